@@ -1,0 +1,189 @@
+"""Results on disk: JSON of frozen dataclasses, fingerprints, atomic writes.
+
+A directory holds a finished result exactly when it holds `result.json`, which
+is written last and in one step. Whatever else lies there is work in progress.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import pathlib
+from typing import Any, TypeVar
+
+__all__ = [
+    "RESULT_NAME",
+    "fingerprint",
+    "load",
+    "read_fingerprint",
+    "save",
+    "to_json",
+    "write_atomically",
+]
+
+RESULT_NAME = "result.json"
+_Result = TypeVar("_Result")
+
+
+def to_json(value: Any) -> Any:
+  """Turns nested dataclasses, tuples and paths into plain JSON values.
+
+  Infinite and undefined numbers become the strings "inf", "-inf" and "nan",
+  which `load` reads back where the field is a float.
+
+  Args:
+    value: a dataclass, mapping, sequence, path or JSON value.
+
+  Returns:
+    The same content as dicts, lists, strings, numbers, booleans and None.
+
+  Raises:
+    ValueError: if a value has no JSON form.
+  """
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    fields = {
+        field.name: to_json(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+    }
+    return {"_type": type(value).__name__, **fields}
+  if isinstance(value, dict):
+    return {str(key): to_json(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [to_json(item) for item in value]
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  if value is None or isinstance(value, (bool, int, float, str)):
+    return value
+  if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+    return to_json(value.item())
+  raise ValueError(f"a result holds plain values, got {type(value)}: {value!r}")
+
+
+def fingerprint(*parts: Any) -> str:
+  """Returns a short digest of configurations and of earlier fingerprints.
+
+  Fields whose dataclass metadata says `speed_only` do not count: they may
+  change how fast a result is made, never the result.
+
+  >>> fingerprint({"a": 1}, "b") == fingerprint({"a": 1}, "b")
+  True
+  """
+  text = json.dumps([_without_speed(part) for part in parts], sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_speed(value: Any) -> Any:
+  """Like `to_json`, but leaves out the fields marked `speed_only`."""
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    kept = {
+        field.name: _without_speed(getattr(value, field.name))
+        for field in dataclasses.fields(value)
+        if not field.metadata.get("speed_only")
+    }
+    return {"_type": type(value).__name__, **kept}
+  if isinstance(value, (list, tuple)):
+    return [_without_speed(item) for item in value]
+  return to_json(value)
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+  """Writes a file so that a reader sees the old or the new one, never half."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f".{path.name}.partial")
+  data = content.encode() if isinstance(content, str) else content
+  with open(partial, "wb") as stream:
+    stream.write(data)
+    stream.flush()
+    os.fsync(stream.fileno())
+  os.replace(partial, path)
+
+
+def save(directory: str | os.PathLike, result: Any, digest: str) -> None:
+  """Marks `directory` as finished by writing its result.json.
+
+  Args:
+    directory: where the stage wrote its other files, all complete by now.
+    result: a frozen dataclass.
+    digest: the fingerprint of the configuration and inputs it came from.
+  """
+  content = {"fingerprint": digest, "result": to_json(result)}
+  text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+  write_atomically(pathlib.Path(directory) / RESULT_NAME, text)
+
+
+def read_fingerprint(directory: str | os.PathLike) -> str | None:
+  """Returns the fingerprint of a finished result, or None if unfinished."""
+  path = pathlib.Path(directory) / RESULT_NAME
+  if not path.exists():
+    return None
+  return _read(path)["fingerprint"]
+
+
+def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
+  """Reads the result of a finished stage.
+
+  Args:
+    directory: the stage's directory.
+    kind: the dataclass that was saved; nested dataclasses are read through
+      the classes that `kind`'s module can see.
+
+  Returns:
+    An instance of `kind`.
+
+  Raises:
+    ValueError: if there is no finished result of that kind.
+  """
+  path = pathlib.Path(directory) / RESULT_NAME
+  if not path.exists():
+    raise ValueError(f"expected a finished {kind.__name__}, got no file {path}")
+  data = _read(path)["result"]
+  if data.get("_type") != kind.__name__:
+    raise ValueError(
+        f"{path}: expected a {kind.__name__}, got a {data.get('_type')}"
+    )
+  return _from_json(kind, data)
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text())
+  except ValueError as error:
+    raise ValueError(f"{path}: not JSON ({error}); delete the folder") from error
+
+
+def _from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
+  """Builds a dataclass from JSON, following the types of its fields."""
+  import typing  # pylint: disable=g-import-not-at-top
+
+  hints = typing.get_type_hints(kind)
+  names = {field.name for field in dataclasses.fields(kind)}
+  values = {
+      name: _convert(hints[name], value)
+      for name, value in data.items()
+      if name in names
+  }
+  return kind(**values)
+
+
+def _convert(hint: Any, value: Any) -> Any:
+  """Reads one JSON value as the type `hint`."""
+  import types
+  import typing
+
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if value is None:
+    return None
+  if origin in (typing.Union, types.UnionType):
+    chosen = [kind for kind in arguments if kind is not type(None)]
+    return _convert(chosen[0], value) if len(chosen) == 1 else value
+  if dataclasses.is_dataclass(hint):
+    return _from_json(hint, value)
+  if origin is tuple:
+    return tuple(_convert(arguments[0], item) for item in value)
+  if origin is dict:
+    return {key: _convert(arguments[1], item) for key, item in value.items()}
+  return float(value) if hint is float else value

@@ -1,0 +1,28 @@
+"""Types that every package shares: parameters, batches, loss functions."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+
+__all__ = ["Batch", "EncodeFn", "LossFn", "Params"]
+
+Params = Any
+"""A pytree of arrays."""
+
+Batch = Mapping[str, jax.Array]
+"""Arrays that all have the same leading axis, the examples."""
+
+
+class LossFn(Protocol):
+  """A loss per example: the loss of one example depends on it alone."""
+
+  def __call__(self, params: Params, batch: Batch) -> jax.Array:
+    """Returns the losses, shape [batch]."""
+
+
+class EncodeFn(Protocol):
+  """An encoder of token sequences."""
+
+  def __call__(self, params: Params, tokens: jax.Array) -> jax.Array:
+    """Returns one vector per row of `tokens`, shape [batch, dim]."""
