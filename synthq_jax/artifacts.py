@@ -13,13 +13,13 @@ import pathlib
 from typing import Any, TypeVar
 
 __all__ = [
-    "RESULT_NAME",
-    "fingerprint",
-    "load",
-    "read_fingerprint",
-    "save",
-    "to_json",
-    "write_atomically",
+  "RESULT_NAME",
+  "fingerprint",
+  "load",
+  "read_fingerprint",
+  "save",
+  "to_json",
+  "write_atomically",
 ]
 
 RESULT_NAME = "result.json"
@@ -43,8 +43,8 @@ def to_json(value: Any) -> Any:
   """
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     fields = {
-        field.name: to_json(getattr(value, field.name))
-        for field in dataclasses.fields(value)
+      field.name: to_json(getattr(value, field.name))
+      for field in dataclasses.fields(value)
     }
     return {"_type": type(value).__name__, **fields}
   if isinstance(value, dict):
@@ -79,9 +79,9 @@ def _without_speed(value: Any) -> Any:
   """Like `to_json`, but leaves out the fields marked `speed_only`."""
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     kept = {
-        field.name: _without_speed(getattr(value, field.name))
-        for field in dataclasses.fields(value)
-        if not field.metadata.get("speed_only")
+      field.name: _without_speed(getattr(value, field.name))
+      for field in dataclasses.fields(value)
+      if not field.metadata.get("speed_only")
     }
     return {"_type": type(value).__name__, **kept}
   if isinstance(value, (list, tuple)):
@@ -143,7 +143,7 @@ def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
   data = _read(path)["result"]
   if data.get("_type") != kind.__name__:
     raise ValueError(
-        f"{path}: expected a {kind.__name__}, got a {data.get('_type')}"
+      f"{path}: expected a {kind.__name__}, got a {data.get('_type')}"
     )
   return _from_json(kind, data)
 
@@ -152,7 +152,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
   try:
     return json.loads(path.read_text())
   except ValueError as error:
-    raise ValueError(f"{path}: not JSON ({error}); delete the folder") from error
+    raise ValueError(
+      f"{path}: not JSON ({error}); delete the folder"
+    ) from error
 
 
 def _from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
@@ -162,9 +164,9 @@ def _from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
   hints = typing.get_type_hints(kind)
   names = {field.name for field in dataclasses.fields(kind)}
   values = {
-      name: _convert(hints[name], value)
-      for name, value in data.items()
-      if name in names
+    name: _convert(hints[name], value)
+    for name, value in data.items()
+    if name in names
   }
   return kind(**values)
 

@@ -1,0 +1,311 @@
+"""T5 in Flax Linen, with the parameter tree of T5X's own network.
+
+One module serves training (`__call__`), the dual encoder (`encode`) and
+generation (`start_decoding`, `decode_step`), whose cache is an explicit value.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from synthq_jax.models import t5_config, t5_layers
+
+__all__ = ["DecodeCache", "Transformer", "init_params", "shift_right"]
+
+
+class DecodeCache(NamedTuple):
+  """What one decoding step needs of the earlier ones."""
+
+  own: tuple[t5_layers.KeysValues, ...]  # per layer: [batch, max_length, ...]
+  crossed: tuple[t5_layers.KeysValues, ...]  # per layer: [batch, input, ...]
+  input_mask: Array  # [batch, 1, 1, input], True where a token stands
+
+
+def shift_right(targets: Int[Array, "batch length"]) -> Array:
+  """Turns targets into decoder inputs: token 0 starts every sequence.
+
+  >>> shift_right(jnp.array([[5, 6, 1]])).tolist()
+  [[0, 5, 6]]
+  """
+  return jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
+
+
+def _padding_mask(
+  tokens: Int[Array, "batch key"],
+) -> Bool[Array, "batch 1 1 key"]:
+  return (tokens > 0)[:, None, None, :]
+
+
+class EncoderLayer(nn.Module):
+  """Self-attention and feed-forward, each behind a norm and a residual."""
+
+  config: t5_config.T5Config
+
+  @nn.compact
+  def __call__(self, x, mask, bias, *, deterministic):
+    config = self.config
+    drop = nn.Dropout(
+      config.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic
+    )
+    # [batch, length, dim]
+    h = t5_layers.RMSNorm(config.dtype, name="pre_attention_layer_norm")(x)
+    attention = t5_layers.Attention(config, name="attention")
+    x = x + drop(attention(h, attention.keys_values(h), mask, bias))
+    h = t5_layers.RMSNorm(config.dtype, name="pre_mlp_layer_norm")(x)
+    mlp = t5_layers.Mlp(config, name="mlp")
+    return x + drop(mlp(h, deterministic=deterministic))
+
+
+class DecoderLayer(nn.Module):
+  """Causal self-attention, attention to the input, feed-forward."""
+
+  config: t5_config.T5Config
+
+  def setup(self):
+    config = self.config
+    self.pre_self_attention_layer_norm = t5_layers.RMSNorm(config.dtype)
+    self.self_attention = t5_layers.Attention(config)
+    self.pre_cross_attention_layer_norm = t5_layers.RMSNorm(config.dtype)
+    self.encoder_decoder_attention = t5_layers.Attention(config)
+    self.pre_mlp_layer_norm = t5_layers.RMSNorm(config.dtype)
+    self.mlp = t5_layers.Mlp(config)
+    self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
+
+  def __call__(
+    self,
+    x,
+    crossed,
+    mask,
+    input_mask,
+    bias,
+    *,
+    cache=None,
+    position=None,
+    deterministic=True,
+  ):
+    """Runs the layer; with a cache, on one position whose keys join it.
+
+    Args:
+      x: [batch, query, dim]; query = 1 with a cache.
+      crossed: keys and values of the input.
+      mask: where a query may look among the targets.
+      input_mask: where tokens of the input stand.
+      bias: relative position bias, [1, heads, query, key].
+      cache: keys and values so far [batch, max_length, heads, head_dim].
+      position: the position of `x` in the cache, a scalar.
+      deterministic: whether dropout is off.
+
+    Returns:
+      The output [batch, query, dim] and the new keys and values.
+    """
+
+    def drop(y):
+      return self.dropout(y, deterministic=deterministic)
+
+    h = self.pre_self_attention_layer_norm(x)
+    own = self.self_attention.keys_values(h)
+    if cache is not None:
+      own = jax.tree.map(
+        lambda old, new: jax.lax.dynamic_update_slice_in_dim(
+          old, new.astype(old.dtype), position, axis=1
+        ),
+        cache,
+        own,
+      )
+    x = x + drop(self.self_attention(h, own, mask, bias))
+    h = self.pre_cross_attention_layer_norm(x)
+    x = x + drop(self.encoder_decoder_attention(h, crossed, input_mask))
+    h = self.pre_mlp_layer_norm(x)
+    return x + drop(self.mlp(h, deterministic=deterministic)), own
+
+
+class Encoder(nn.Module):
+  """The stack of encoder layers and its final norm."""
+
+  config: t5_config.T5Config
+
+  @nn.compact
+  def __call__(self, x, mask, *, deterministic):
+    config = self.config
+    positions = jnp.arange(x.shape[1])
+    bias = t5_layers.RelativePositionBias(
+      config, bidirectional=True, name="relpos_bias"
+    )(positions, positions)
+    drop = nn.Dropout(
+      config.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic
+    )
+    x = drop(x)
+    for layer in range(config.num_encoder_layers):
+      x = EncoderLayer(config, name=f"layers_{layer}")(
+        x, mask, bias, deterministic=deterministic
+      )
+    return drop(t5_layers.RMSNorm(config.dtype, name="encoder_norm")(x))
+
+
+class Decoder(nn.Module):
+  """The stack of decoder layers, its final norm and the logits."""
+
+  config: t5_config.T5Config
+
+  def setup(self):
+    config = self.config
+    self.relpos_bias = t5_layers.RelativePositionBias(
+      config, bidirectional=False
+    )
+    self.layers = [
+      DecoderLayer(config) for _ in range(config.num_decoder_layers)
+    ]
+    self.decoder_norm = t5_layers.RMSNorm(config.dtype)
+    self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
+    if not config.logits_via_embedding:
+      self.logits_dense = t5_layers.Dense(config.vocab_size)
+
+  def cross(self, encoded) -> tuple[t5_layers.KeysValues, ...]:
+    """Projects the encoded input for every layer."""
+    return tuple(
+      layer.encoder_decoder_attention.keys_values(encoded)
+      for layer in self.layers
+    )
+
+  def __call__(
+    self,
+    x,
+    crossed,
+    input_mask,
+    *,
+    positions,
+    key_positions,
+    cache=None,
+    deterministic=True,
+  ):
+    """Returns the final states [batch, query, dim] and the new cache."""
+    bias = self.relpos_bias(positions, key_positions)
+    mask = t5_layers.causal_mask(positions, key_positions)
+    x = self.dropout(x, deterministic=deterministic)
+    new_cache = []
+    for index, layer in enumerate(self.layers):
+      x, own = layer(
+        x,
+        crossed[index],
+        mask,
+        input_mask,
+        bias,
+        cache=None if cache is None else cache[index],
+        position=positions[0],
+        deterministic=deterministic,
+      )
+      new_cache.append(own)
+    x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
+    return x, tuple(new_cache)
+
+  def logits(self, x, embedding):
+    """Returns logits [batch, query, vocab] in float32."""
+    x = x.astype(jnp.float32)
+    if self.config.logits_via_embedding:
+      return (x / jnp.sqrt(x.shape[-1])) @ embedding.T
+    return self.logits_dense(x)
+
+
+class Embedder(nn.Module):
+  """The table of token embeddings, shared by encoder and decoder."""
+
+  config: t5_config.T5Config
+
+  def setup(self):
+    self.embedding = self.param(
+      "embedding",
+      nn.initializers.normal(1.0),
+      (self.config.vocab_size, self.config.emb_dim),
+    )
+
+  def __call__(self, tokens: Int[Array, "batch length"]) -> Array:
+    return jnp.take(self.embedding, tokens, axis=0).astype(self.config.dtype)
+
+
+class Transformer(nn.Module):
+  """T5: an encoder and a decoder over one table of embeddings.
+
+  Token 0 is padding in the input and the start of the decoder's input.
+  """
+
+  config: t5_config.T5Config
+
+  def setup(self):
+    self.token_embedder = Embedder(self.config)
+    self.encoder = Encoder(self.config)
+    self.decoder = Decoder(self.config)
+
+  def __call__(
+    self,
+    encoder_input_tokens: Int[Array, "batch input"],
+    decoder_input_tokens: Int[Array, "batch length"],
+    *,
+    enable_dropout: bool = False,
+  ) -> Float[Array, "batch length vocab"]:
+    """Returns the logits of each next token, teacher-forced."""
+    encoded = self.encode(encoder_input_tokens, enable_dropout=enable_dropout)
+    positions = jnp.arange(decoder_input_tokens.shape[1])
+    x, _ = self.decoder(
+      self.token_embedder(decoder_input_tokens),
+      self.decoder.cross(encoded),
+      _padding_mask(encoder_input_tokens),
+      positions=positions,
+      key_positions=positions,
+      deterministic=not enable_dropout,
+    )
+    return self.decoder.logits(x, self.token_embedder.embedding)
+
+  def encode(
+    self,
+    encoder_input_tokens: Int[Array, "batch input"],
+    *,
+    enable_dropout: bool = False,
+  ) -> Float[Array, "batch input dim"]:
+    """Returns the encoder's output for each token of the input."""
+    return self.encoder(
+      self.token_embedder(encoder_input_tokens),
+      _padding_mask(encoder_input_tokens),
+      deterministic=not enable_dropout,
+    )
+
+  def start_decoding(
+    self, encoder_input_tokens: Int[Array, "batch input"], max_length: int
+  ) -> DecodeCache:
+    """Encodes the input and returns an empty cache of `max_length` places."""
+    config = self.config
+    encoded = self.encode(encoder_input_tokens)
+    batch = encoder_input_tokens.shape[0]
+    shape = (batch, max_length, config.num_heads, config.head_dim)
+    empty = t5_layers.KeysValues(
+      jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
+    )
+    return DecodeCache(
+      own=(empty,) * config.num_decoder_layers,
+      crossed=self.decoder.cross(encoded),
+      input_mask=_padding_mask(encoder_input_tokens),
+    )
+
+  def decode_step(
+    self, tokens: Int[Array, " batch"], cache: DecodeCache, position: Array
+  ) -> tuple[Float[Array, "batch vocab"], DecodeCache]:
+    """Returns the logits after `tokens` at `position`, and the new cache."""
+    max_length = cache.own[0].keys.shape[1]
+    x, own = self.decoder(
+      self.token_embedder(tokens[:, None]),
+      cache.crossed,
+      cache.input_mask,
+      positions=jnp.asarray(position)[None],
+      key_positions=jnp.arange(max_length),
+      cache=cache.own,
+    )
+    logits = self.decoder.logits(x, self.token_embedder.embedding)
+    return logits[:, 0], cache._replace(own=own)
+
+
+def init_params(config: t5_config.T5Config, key: jax.Array):
+  """Returns fresh parameters, a nested dict of float32 arrays."""
+  tokens = jnp.ones((1, 2), jnp.int32)
+  return Transformer(config).init(key, tokens, tokens)["params"]

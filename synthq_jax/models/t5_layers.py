@@ -1,0 +1,203 @@
+"""Layers of T5: RMS norm, attention with relative positions, feed-forward.
+
+Parameter names, shapes and initialisers are those of T5X's T5, so that
+checkpoints go both ways. T5 has no 1/sqrt(d) in its attention: the initialiser
+of the query kernels carries it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from synthq_jax.models import t5_config
+
+__all__ = [
+  "Attention",
+  "KeysValues",
+  "Mlp",
+  "RelativePositionBias",
+  "RMSNorm",
+  "causal_mask",
+  "relative_position_bucket",
+]
+
+_MASKED = -1e10
+_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+_FAN_AVG = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+_ACTIVATIONS = {"relu": nn.relu, "gelu": nn.gelu, "linear": lambda x: x}
+
+
+class KeysValues(NamedTuple):
+  """Keys and values of an attention layer: the decoder's cache."""
+
+  keys: Array  # [batch, key, heads, head_dim]
+  values: Array  # [batch, key, heads, head_dim]
+
+
+class RMSNorm(nn.Module):
+  """T5's layer norm: no mean, no bias, statistics in float32."""
+
+  dtype: str = "float32"
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "*batch dim"]) -> Array:
+    scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
+    x = x.astype(jnp.float32)
+    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+    scale = jnp.broadcast_to(scale, x.shape)
+    return (x * scale).astype(self.dtype)
+
+
+class Dense(nn.Module):
+  """A linear map without bias."""
+
+  features: int
+  dtype: str = "float32"
+  initializer: nn.initializers.Initializer = _FAN_IN
+
+  @nn.compact
+  def __call__(self, x: Float[Array, "*batch dim"]) -> Array:
+    shape = (x.shape[-1], self.features)
+    kernel = self.param("kernel", self.initializer, shape)
+    return x.astype(self.dtype) @ kernel.astype(self.dtype)
+
+
+def relative_position_bucket(
+  offset: Int[Array, "..."],
+  *,
+  bidirectional: bool,
+  num_buckets: int,
+  max_distance: int,
+) -> Int[Array, "..."]:
+  """Maps key position minus query position to a bucket (Raffel et al., 2.1).
+
+  Half of the buckets are exact small distances, the other half grow with the
+  logarithm of the distance up to `max_distance`; farther keys share the last.
+
+  Args:
+    offset: key position minus query position, any shape.
+    bidirectional: whether keys after the query have buckets of their own.
+    num_buckets: how many buckets there are.
+    max_distance: where the buckets end.
+
+  Returns:
+    Buckets in [0, num_buckets), of the shape of `offset`.
+  """
+  if bidirectional:
+    num_buckets //= 2
+    base = (offset > 0) * num_buckets
+    distance = jnp.abs(offset)
+  else:
+    base = 0
+    distance = jnp.maximum(-offset, 0)
+  exact = num_buckets // 2
+  ratio = jnp.maximum(distance, 1).astype(jnp.float32) / exact
+  growth = jnp.log(ratio + jnp.finfo(jnp.float32).eps) / jnp.log(
+    max_distance / exact
+  )
+  large = exact + (growth * (num_buckets - exact)).astype(jnp.int32)
+  large = jnp.minimum(large, num_buckets - 1)
+  return base + jnp.where(distance < exact, distance, large)
+
+
+class RelativePositionBias(nn.Module):
+  """A learned bias for each head and bucket of relative position."""
+
+  config: t5_config.T5Config
+  bidirectional: bool
+
+  @nn.compact
+  def __call__(
+    self,
+    query_positions: Int[Array, " query"],
+    key_positions: Int[Array, " key"],
+  ) -> Float[Array, "1 heads query key"]:
+    buckets = self.config.relative_attention_num_buckets
+    table = self.param(
+      "rel_embedding", _FAN_AVG, (self.config.num_heads, buckets)
+    )
+    bucket = relative_position_bucket(
+      key_positions[None, :] - query_positions[:, None],
+      bidirectional=self.bidirectional,
+      num_buckets=buckets,
+      max_distance=self.config.relative_attention_max_distance,
+    )
+    return jnp.take(table, bucket, axis=1)[None].astype(self.config.dtype)
+
+
+def causal_mask(
+  query_positions: Int[Array, " query"], key_positions: Int[Array, " key"]
+) -> Bool[Array, "1 1 query key"]:
+  """Returns where a query may look: at keys that are not after it."""
+  allowed = key_positions[None, :] <= query_positions[:, None]
+  return allowed[None, None]
+
+
+class Attention(nn.Module):
+  """Multi-head attention with T5's 2-D kernels."""
+
+  config: t5_config.T5Config
+
+  def setup(self):
+    width = self.config.num_heads * self.config.head_dim
+
+    def scaled(key, shape, dtype=jnp.float32):
+      return _FAN_IN(key, shape, dtype) / jnp.sqrt(self.config.head_dim)
+
+    dtype = self.config.dtype
+    self.query = Dense(width, dtype, scaled)
+    self.key = Dense(width, dtype)
+    self.value = Dense(width, dtype)
+    self.out = Dense(self.config.emb_dim, dtype)
+
+  def keys_values(self, x: Float[Array, "batch key dim"]) -> KeysValues:
+    """Projects what is attended to: once per sequence, then cached."""
+    return KeysValues(self._split(self.key(x)), self._split(self.value(x)))
+
+  def __call__(
+    self,
+    x: Float[Array, "batch query dim"],
+    attended: KeysValues,
+    mask: Bool[Array, "#batch 1 #query key"],
+    bias: Float[Array, "1 heads query key"] | None = None,
+  ) -> Float[Array, "batch query dim"]:
+    query = self._split(self.query(x))
+    # [batch, heads, query, key]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, attended.keys)
+    if bias is not None:
+      scores = scores + jnp.broadcast_to(bias, scores.shape)
+    mask = jnp.broadcast_to(mask, scores.shape)
+    scores = jnp.where(mask, scores.astype(jnp.float32), _MASKED)
+    weights = nn.softmax(scores).astype(self.config.dtype)
+    # [batch, query, heads * head_dim]
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, attended.values)
+    return self.out(mixed.reshape(*mixed.shape[:2], -1))
+
+  def _split(self, x: Float[Array, "batch length width"]) -> Array:
+    return x.reshape(*x.shape[:2], self.config.num_heads, self.config.head_dim)
+
+
+class Mlp(nn.Module):
+  """The feed-forward layer, gated when it has two activations."""
+
+  config: t5_config.T5Config
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "batch length dim"], *, deterministic: bool
+  ) -> Float[Array, "batch length dim"]:
+    config = self.config
+    activations = config.mlp_activations
+    hidden = None
+    for position, name in enumerate(activations):
+      kernel_name = "wi" if len(activations) == 1 else f"wi_{position}"
+      part = Dense(config.mlp_dim, config.dtype, name=kernel_name)(x)
+      part = _ACTIVATIONS[name](part)
+      hidden = part if hidden is None else hidden * part
+    hidden = nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))(
+      hidden, deterministic=deterministic
+    )
+    return Dense(config.emb_dim, config.dtype, name="wo")(hidden)
