@@ -1,0 +1,118 @@
+"""Reads the docstrings of installed packages, without importing them."""
+
+import ast
+import dataclasses
+import importlib.metadata
+import importlib.util
+import pathlib
+import re
+import warnings
+from collections.abc import Iterator
+
+__all__ = ["Docstring", "read", "version", "words"]
+
+_SKIPPED = re.compile(r"(^|[/_])(tests?|testing|_vendor|vendored|third_party)([/_.]|$)")
+_ROLE = re.compile(r":[a-zA-Z:+-]+:`([^`<]*?)(?:\s*<[^>]*>)?`")
+_LINK = re.compile(r"`([^`<]+?)\s*<[^>]*>`_*")
+_MARKUP = re.compile(r"`+|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|_(?=\s|$)")
+_RULE = re.compile(r"^[\s\-=~^.*_#+|]{3,}$")
+_DIRECTIVE = re.compile(r"^\s*(\.\.\s.*|:[a-z-]+:.*|@\S*|>>>.*|\.\.\.\s.*)$")
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Docstring:
+  """A docstring, cleaned of markup, in two parts."""
+
+  package: str
+  """The distribution it belongs to."""
+  name: str
+  """Dotted name of the module, class or function."""
+  first: str
+  """The first paragraph, on one line."""
+  rest: str
+  """Everything after it, on one line."""
+
+
+def words(text: str) -> list[str]:
+  """Returns the lower-cased words of a text.
+
+  >>> words("Returns the n-th item.")
+  ['returns', 'the', 'n', 'th', 'item']
+  """
+  return _WORD.findall(text.lower())
+
+
+def version(package: str) -> str:
+  """Returns the installed version of a top-level package."""
+  names = importlib.metadata.packages_distributions().get(package, [package])
+  return importlib.metadata.version(names[0])
+
+
+def read(package: str) -> Iterator[Docstring]:
+  """Yields the public docstrings of an installed package, in file order.
+
+  Files are parsed, never executed; test folders and private names are left
+  out, and so are docstrings of a single paragraph.
+
+  Args:
+    package: the top-level name to import it by, e.g. "numpy".
+
+  Raises:
+    ValueError: if the package is not installed.
+  """
+  spec = importlib.util.find_spec(package)
+  if spec is None:
+    raise ValueError(f"expected package {package!r} to be installed: pip it")
+  for root in spec.submodule_search_locations or ():
+    for path in sorted(pathlib.Path(root).rglob("*.py")):
+      relative = path.relative_to(root).as_posix()
+      if not _SKIPPED.search(relative):
+        module = f"{package}.{relative[:-3].replace('/', '.')}"
+        yield from _read_file(path, package, module)
+
+
+def _read_file(path, package: str, module: str) -> Iterator[Docstring]:
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")  # other people's invalid escapes
+      tree = ast.parse(path.read_text(encoding="utf-8"))
+  except (SyntaxError, UnicodeDecodeError):
+    return
+  for name, node in _walk(tree, module):
+    text = ast.get_docstring(node)
+    first, rest = _split(text or "")
+    if first and rest:
+      yield Docstring(package, name, first, rest)
+
+
+def _walk(tree: ast.Module, module: str):
+  """Yields (dotted name, node) of the module and its public definitions."""
+  stack = [(module, tree)]
+  while stack:
+    name, node = stack.pop(0)
+    yield name, node
+    for child in ast.iter_child_nodes(node):
+      kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+      if isinstance(child, kinds) and not child.name.startswith("_"):
+        stack.append((f"{name}.{child.name}", child))
+
+
+def _split(docstring: str) -> tuple[str, str]:
+  """Cuts a docstring behind its first paragraph and cleans both parts."""
+  paragraphs = re.split(r"\n\s*\n", docstring.strip(), maxsplit=1)
+  if len(paragraphs) < 2:
+    return "", ""
+  return _clean(paragraphs[0]), _clean(paragraphs[1])
+
+
+def _clean(text: str) -> str:
+  """Takes out rules, directives, doctests and markup; joins the lines."""
+  lines = [
+      line
+      for line in text.splitlines()
+      if not _RULE.match(line) and not _DIRECTIVE.match(line)
+  ]
+  text = " ".join(line.strip() for line in lines if line.strip())
+  text = _LINK.sub(r"\1", _ROLE.sub(r"\1", text))
+  return re.sub(r"\s+", " ", _MARKUP.sub("", text)).strip()

@@ -1,0 +1,198 @@
+"""Line-by-line reading of text files, plain or gzipped, with clear errors.
+
+Every error says file:line, what was expected, what was found and what to do.
+"""
+
+import contextlib
+import gzip
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+__all__ = [
+  "find",
+  "json_lines",
+  "lines",
+  "table",
+  "unsuffixed",
+  "write_lines",
+]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+Path = str | os.PathLike
+
+
+def find(directory: Path, name: str) -> pathlib.Path:
+  """Returns the path of `name` or of `name`.gz in a directory.
+
+  Args:
+    directory: an existing directory.
+    name: the file name without .gz.
+
+  Returns:
+    The path of the one that exists.
+
+  Raises:
+    ValueError: if neither exists, or both do.
+  """
+  directory = pathlib.Path(directory)
+  if not directory.is_dir():
+    raise ValueError(
+      f"expected a directory, got {directory}: no such directory; check the "
+      "path"
+    )
+  found = [
+    path
+    for path in (directory / name, directory / f"{name}.gz")
+    if path.is_file()
+  ]
+  if len(found) == 1:
+    return found[0]
+  if found:
+    raise ValueError(
+      f"{directory}: expected one of {name} and {name}.gz, got both; remove "
+      "the one that is out of date"
+    )
+  there = ", ".join(sorted(path.name for path in directory.iterdir())[:8])
+  raise ValueError(
+    f"{directory}: expected a file {name} or {name}.gz, got "
+    f"{there or 'an empty directory'}; add it or check the path"
+  )
+
+
+def unsuffixed(name: str, *suffixes: str) -> str | None:
+  """Returns `name` without one of the suffixes, or None if it has none.
+
+  >>> unsuffixed("test.tsv.gz", ".tsv", ".tsv.gz")
+  'test'
+  """
+  for suffix in sorted(suffixes, key=len, reverse=True):
+    if name.endswith(suffix) and len(name) > len(suffix):
+      return name[: -len(suffix)]
+  return None
+
+
+def lines(path: Path) -> Iterator[tuple[str, str]]:
+  """Yields the lines of a UTF-8 text file that are not blank.
+
+  Whether the file is gzipped is seen from its first bytes. A line ends with
+  a line feed and nothing else (Unicode has more separators, which text holds).
+
+  Args:
+    path: the file.
+
+  Yields:
+    Where the line stands, as "path:number", and its text without line ends.
+
+  Raises:
+    ValueError: if the file is missing, not UTF-8 or not sound gzip.
+  """
+  number = 0
+  try:
+    with _open(path) as stream:
+      for number, raw in enumerate(stream, 1):
+        text = _decode(raw, f"{path}:{number}", first=number == 1)
+        if text.strip():
+          yield f"{path}:{number}", text
+  except FileNotFoundError as error:
+    raise ValueError(
+      f"expected a file, got {path}: no such file; check the path"
+    ) from error
+  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    raise ValueError(
+      f"{path}:{number + 1}: expected sound gzip, got an end or an error in "
+      f"the middle ({error}); copy the file again"
+    ) from error
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
+  """Opens a file for bytes, through gzip where its first bytes say so."""
+  with open(path, "rb") as stream:
+    zipped = stream.read(2) == _GZIP_MAGIC
+    stream.seek(0)
+    if not zipped:
+      yield stream
+      return
+    with gzip.GzipFile(fileobj=stream) as unzipped:
+      yield unzipped
+
+
+def _decode(raw: bytes, where: str, first: bool) -> str:
+  """Decodes one line, without its end and a byte order mark."""
+  if first:
+    raw = raw.removeprefix(_BYTE_ORDER_MARK)
+  try:
+    return raw.decode("utf-8").rstrip("\r\n")
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f"{where}: expected UTF-8, got byte {raw[error.start]:#04x} at position"
+      f" {error.start}; convert the file (iconv -t utf-8)"
+    ) from error
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the objects of a JSONL file, each with its "path:number".
+
+  Args:
+    path: the file, one JSON object a line, plain or gzipped.
+
+  Yields:
+    Where the object stands, and the object.
+
+  Raises:
+    ValueError: if a line is not a JSON object; see also `lines`.
+  """
+  for where, text in lines(path):
+    try:
+      value = json.loads(text)
+    except ValueError as error:
+      raise ValueError(
+        f"{where}: expected one JSON object a line, got {text[:40]!r} "
+        f"({error}); correct or remove the line"
+      ) from error
+    if not isinstance(value, dict):
+      raise ValueError(
+        f"{where}: expected a JSON object, got a {type(value).__name__}; "
+        'write {"name": value, ...}'
+      )
+    yield where, value
+
+
+def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
+  """Yields the rows of a tab-separated file, each with its "path:number".
+
+  Args:
+    path: the file, plain or gzipped.
+    columns: how many columns each row has.
+
+  Yields:
+    Where the row stands, and its cells.
+
+  Raises:
+    ValueError: if a row has another number of columns; see also `lines`.
+  """
+  for where, text in lines(path):
+    cells = text.split("\t")
+    if len(cells) != columns:
+      raise ValueError(
+        f"{where}: expected {columns} columns separated by tabs, got "
+        f"{len(cells)} in {text[:40]!r}; correct the line"
+      )
+    yield where, cells
+
+
+def write_lines(path: Path, texts: Iterable[str]) -> None:
+  """Writes lines to a plain file, which appears only when it is complete."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f".{path.name}.partial")
+  with open(partial, "w", encoding="utf-8", newline="\n") as stream:
+    stream.writelines(f"{text}\n" for text in texts)
+    stream.flush()
+    os.fsync(stream.fileno())
+  os.replace(partial, path)

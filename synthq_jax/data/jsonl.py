@@ -1,0 +1,155 @@
+"""One JSONL file of (query, document) pairs, the shape of a click log."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from synthq_jax.data import collection as collection_lib
+from synthq_jax.data import files
+from synthq_jax.data import splits as splits_lib
+
+__all__ = ["Fields", "read_jsonl"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fields:
+  """Which keys of a line hold what.
+
+  Attributes:
+    query: the key of the query's text.
+    document: the key of the document's text.
+    title: the key of the document's title; a line may lack it.
+    client: the key of who asked; a line may lack it.
+  """
+
+  query: str = "query"
+  document: str = "document"
+  title: str = "title"
+  client: str = "client"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+  """A line: what was asked, and the document that answers it."""
+
+  query: collection_lib.Query
+  document: collection_lib.Document
+
+
+def read_jsonl(
+  path: str | os.PathLike,
+  fields: Fields = Fields(),  # noqa: B008  (frozen)
+  *,
+  fractions: Mapping[str, float] = splits_lib.FRACTIONS,
+  seed: int = 0,
+) -> collection_lib.Collection:
+  """Reads pairs and splits them by document.
+
+  Ids are digests of the content. Documents equal in title and text are one, and
+  so are queries equal in client and text: such a query, however often the log
+  holds it, is one query with one or several relevant documents. A document's
+  client is set where all its lines agree on it. No document, and no set of
+  query words, is on two sides (`splits.split_by_document`).
+
+  Args:
+    path: the file, plain or gzipped.
+    fields: the names of the keys.
+    fractions: split name -> share, in expectation over groups of documents.
+    seed: another seed gives other splits.
+
+  Returns:
+    The collection; every grade is 1.
+
+  Raises:
+    ValueError: if a line is malformed or a text is empty (the message says
+      file:line), or if a split would hold no pair.
+  """
+  pairs = [_pair(where, line, fields) for where, line in files.json_lines(path)]
+  sides = splits_lib.split_by_document(
+    [(pair.query.text, pair.document.id) for pair in pairs],
+    fractions,
+    seed=seed,
+  )
+  _check_sides(path, sides, fractions)
+  qrels: dict[str, collection_lib.Qrels] = {split: {} for split in fractions}
+  for pair, side in zip(pairs, sides, strict=True):
+    qrels[side].setdefault(pair.query.id, {})[pair.document.id] = 1
+  return collection_lib.Collection(
+    _merged_documents(pair.document for pair in pairs),
+    tuple({pair.query.id: pair.query for pair in pairs}.values()),
+    qrels,
+  )
+
+
+def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
+  """Makes a pair from a line."""
+  query = _required(where, line, fields.query)
+  text = _required(where, line, fields.document)
+  title = _optional(where, line, fields.title)
+  client = _optional(where, line, fields.client)
+  return _Pair(
+    collection_lib.Query(_digest("q", client, query), query, client),
+    collection_lib.Document(_digest("d", title, text), text, title, client),
+  )
+
+
+def _digest(kind: str, *parts: str) -> str:
+  """Returns an id that depends on the content alone.
+
+  Each part is preceded by its length, so ("ab", "c") and ("a", "bc") differ.
+  """
+  text = "".join(f"{len(part)}:{part}" for part in parts)
+  return kind + hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _required(where: str, line: Mapping[str, Any], name: str) -> str:
+  """Returns a text that must be there."""
+  if name not in line:
+    raise ValueError(
+      f'{where}: expected the key "{name}", got {sorted(line)}; rename the '
+      "key or name it in fields"
+    )
+  text = _optional(where, line, name).strip()
+  if not text:
+    raise ValueError(
+      f'{where}: expected text under "{name}", got none; fill it or remove '
+      "the line"
+    )
+  return text
+
+
+def _optional(where: str, line: Mapping[str, Any], name: str) -> str:
+  """Returns a text, or "" where there is none."""
+  value = line.get(name)
+  if value is not None and not isinstance(value, str):
+    raise ValueError(
+      f'{where}: expected a string under "{name}", got {value!r}; correct '
+      "the line"
+    )
+  return value or ""
+
+
+def _merged_documents(
+  documents: Iterable[collection_lib.Document],
+) -> tuple[collection_lib.Document, ...]:
+  """Keeps one of equal documents, with the client they agree on, or ""."""
+  merged: dict[str, collection_lib.Document] = {}
+  for document in documents:
+    first = merged.setdefault(document.id, document)
+    if first.client != document.client:
+      merged[document.id] = dataclasses.replace(first, client="")
+  return tuple(merged.values())
+
+
+def _check_sides(
+  path: str | os.PathLike, sides: list[str], fractions: Mapping[str, float]
+) -> None:
+  """Refuses a file so small, or so entangled, that a split stays empty."""
+  counts = {split: sides.count(split) for split in fractions}
+  if min(counts.values()) == 0:
+    raise ValueError(
+      f"{path}: expected pairs in every split, got {counts}; give more "
+      "documents, other fractions or another seed"
+    )

@@ -1,0 +1,111 @@
+"""Splits that keep equal documents and equal queries on one side.
+
+A document (or a query) in both train and test would let a retriever pass by
+memory. So pairs that share a document or a set of query words, directly or
+through other pairs, form one group, and a group goes to one side as a whole.
+"""
+
+import hashlib
+import re
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+__all__ = ["FRACTIONS", "split_by_document", "token_set"]
+
+FRACTIONS = {"train": 0.8, "dev": 0.1, "test": 0.1}
+"""The usual shares of train, dev and test."""
+
+_WORD = re.compile(r"\w+")
+
+
+def token_set(text: str) -> frozenset[str]:
+  """Returns the words of a text in lower case, without order and repetition.
+
+  A text without any word counts as one word of its own.
+
+  >>> sorted(token_set("To be, or not to be?"))
+  ['be', 'not', 'or', 'to']
+  """
+  return frozenset(_WORD.findall(text.lower())) or frozenset([text.strip()])
+
+
+def split_by_document(
+  pairs: Sequence[tuple[str, str]],
+  fractions: Mapping[str, float] = FRACTIONS,
+  *,
+  seed: int = 0,
+) -> list[str]:
+  """Assigns every (query, document) pair to a split.
+
+  Two pairs of the same document, or whose queries have the same `token_set`,
+  always land on the same side. Sides are drawn by a hash of the group's
+  documents and the seed: neither the order of the pairs nor Python's hash seed
+  matter. The shares hold in expectation, over groups.
+
+  >>> pairs = [("red apple", "a"), ("Apple, red", "b"), ("sour", "b")]
+  >>> len(set(split_by_document(pairs)))
+  1
+
+  Args:
+    pairs: query text and document (its text or id).
+    fractions: split name -> share; the shares are positive and add to 1.
+    seed: another seed gives other splits.
+
+  Returns:
+    One split name per pair.
+
+  Raises:
+    ValueError: if the shares are not positive or do not add to 1.
+  """
+  _check_fractions(fractions)
+  if not pairs:
+    return []
+  names = list(fractions)
+  bounds = np.cumsum(list(fractions.values()))[:-1]
+  group = _groups(pairs)
+  key: dict[int, str] = {}
+  for label, (_, document) in zip(group, pairs, strict=True):
+    key[label] = min(key.get(label, document), document)
+  side = {
+    label: names[np.searchsorted(bounds, _uniform(seed, text), "right")]
+    for label, text in key.items()
+  }
+  return [side[label] for label in group]
+
+
+def _groups(pairs: Sequence[tuple[str, str]]) -> list[int]:
+  """Returns the group of each pair: a connected component."""
+  queries = _codes([token_set(query) for query, _ in pairs])
+  documents = _codes([document for _, document in pairs])
+  num_queries, num_documents = queries.max() + 1, documents.max() + 1
+  size = num_queries + num_documents
+  edges = sparse.coo_array(
+    (np.ones(len(pairs), bool), (queries, documents + num_queries)),
+    shape=(size, size),
+  )
+  _, labels = csgraph.connected_components(edges, directed=False)
+  return labels[queries].tolist()
+
+
+def _codes(values: Sequence[Hashable]) -> np.ndarray:
+  """Numbers the distinct values by first appearance."""
+  number: dict[Hashable, int] = {}
+  return np.array([number.setdefault(value, len(number)) for value in values])
+
+
+def _uniform(seed: int, text: str) -> float:
+  """Returns a number in [0, 1) that depends on the arguments alone."""
+  digest = hashlib.sha256(f"{seed}\n{text}".encode()).digest()
+  return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def _check_fractions(fractions: Mapping[str, float]) -> None:
+  shares = list(fractions.values())
+  if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+    raise ValueError(
+      "expected positive shares that add to 1, got "
+      f"fractions={dict(fractions)}; change them"
+    )

@@ -1,0 +1,130 @@
+"""SentencePiece vocabularies: trained on PUBLIC text only, read through seqio.
+
+A vocabulary trained on private queries leaks their words, so `train` takes
+documents, and the pipeline never hands it anything else.
+"""
+
+import contextlib
+import io
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int
+
+if TYPE_CHECKING:
+  import seqio
+
+__all__ = ["EOS_ID", "PAD_ID", "load", "pad", "tokenize", "train"]
+
+PAD_ID = 0
+EOS_ID = 1
+
+
+def train(
+    texts: Iterable[str],
+    path: str | os.PathLike,
+    *,
+    vocab_size: int,
+    case_folding: bool = True,
+) -> None:
+  """Trains a unigram SentencePiece model with T5's special ids.
+
+  Args:
+    texts: public sentences.
+    path: where the `.model` file goes.
+    vocab_size: pieces without the extra ids.
+    case_folding: whether upper case is folded, which suits small models.
+
+  Raises:
+    ValueError: if the text is too small for that many pieces.
+  """
+  import sentencepiece
+
+  model = io.BytesIO()
+  rule = "nmt_nfkc_cf" if case_folding else "nmt_nfkc"
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        vocab_size=vocab_size,
+        pad_id=PAD_ID,
+        eos_id=EOS_ID,
+        unk_id=2,
+        bos_id=-1,
+        normalization_rule_name=rule,
+        character_coverage=0.9995,
+        num_threads=1,  # the same text always gives the same model
+        minloglevel=2,
+    )
+  except RuntimeError as error:
+    reason = str(error).splitlines()[-1]
+    raise ValueError(
+        f"expected public text enough for vocab_size={vocab_size}, got"
+        f" SentencePiece's refusal: {reason}; choose a smaller one"
+    ) from error
+  pathlib.Path(path).write_bytes(model.getvalue())
+
+
+def load(
+    path: str | os.PathLike, *, extra_ids: int = 0
+) -> "seqio.SentencePieceVocabulary":
+  """Reads a vocabulary through seqio.
+
+  Args:
+    path: a SentencePiece `.model` file.
+    extra_ids: how many sentinels are appended for span corruption.
+
+  Raises:
+    ValueError: if there is no such file or SentencePiece cannot read it.
+  """
+  if not pathlib.Path(path).is_file():
+    raise ValueError(f"expected a SentencePiece model, got no file {path}")
+  with contextlib.redirect_stderr(io.StringIO()):  # TensorFlow's greetings
+    import seqio
+
+  vocabulary = seqio.SentencePieceVocabulary(os.fspath(path), extra_ids)
+  try:
+    vocabulary.vocab_size  # noqa: B018  reads the file
+  except Exception as error:
+    raise ValueError(
+        f"{path}: expected a SentencePiece model, got something that cannot"
+        f" be read as one ({type(error).__name__}); give another file"
+    ) from error
+  return vocabulary
+
+
+def tokenize(
+    vocabulary: "seqio.SentencePieceVocabulary",
+    texts: Sequence[str],
+    *,
+    length: int,
+    prefix: str = "",
+) -> Int[np.ndarray, "text length"]:
+  """Turns texts into rows of ids that end with EOS and are padded with 0.
+
+  Args:
+    vocabulary: from `load`.
+    texts: what to tokenize.
+    length: columns; longer texts are cut, and keep their EOS.
+    prefix: stands before each text, tokenized once on its own.
+
+  Returns:
+    int32, one row per text.
+  """
+  head = vocabulary.encode(prefix) if prefix else []
+  rows = [head + list(vocabulary.encode(text)) for text in texts]
+  return pad([row[: length - 1] + [EOS_ID] for row in rows], length)
+
+
+def pad(
+    rows: Sequence[Sequence[int]], length: int
+) -> Int[np.ndarray, "row length"]:
+  """Lays rows of ids into one array, cut or padded with 0 to `length`."""
+  array = np.zeros((len(rows), length), np.int32)
+  for index, row in enumerate(rows):
+    kept = row[:length]
+    array[index, : len(kept)] = kept
+  return array

@@ -1,0 +1,1 @@
+"""Synthetic queries: decoding, filters, measures of the text."""

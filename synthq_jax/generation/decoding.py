@@ -1,0 +1,215 @@
+"""Writes queries for documents: batched, cached, the same in any order.
+
+Every token's key is made from the document's id, the number of the sample and
+the step, so a query depends neither on the batch it is written in, nor on the
+order, the shard or the point of resumption.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Key
+
+from synthq_jax import typing
+from synthq_jax.generation import samplers
+from synthq_jax.models import length_batches, t5, t5_config
+
+__all__ = [
+  "EOS",
+  "PAD",
+  "Greedy",
+  "Nucleus",
+  "Temperature",
+  "TopK",
+  "generate",
+]
+
+Greedy = samplers.Greedy
+Nucleus = samplers.Nucleus
+Temperature = samplers.Temperature
+TopK = samplers.TopK
+
+PAD = 0
+"""The token that fills rows; never produced."""
+EOS = 1
+"""The token that ends a query."""
+
+
+def generate(
+  params: typing.Params,
+  config: t5_config.T5Config,
+  tokens: Int[np.ndarray, "document length"],
+  *,
+  ids: Sequence[str],
+  key: Key[Array, ""],
+  sampler: samplers.Sampler = Nucleus(p=0.8),  # noqa: B008
+  max_length: int,
+  num_samples: int = 1,
+  forbidden: Sequence[int] = (),
+  batch_size: int = 64,
+  progress: Callable[[int], object] | None = None,
+) -> Int[np.ndarray, "document num_samples max_length"]:
+  """Writes `num_samples` queries for each document.
+
+  Args:
+    params: the parameters of the T5.
+    config: its shape.
+    tokens: the encoder's input for each document, 0 = padding at the end.
+    ids: the documents' ids, all different: they choose the randomness.
+    key: the key of the whole collection.
+    sampler: how the next token is picked.
+    max_length: tokens at most, with the EOS; a longer query is cut.
+    num_samples: queries per document; more leave the first ones as they are.
+    forbidden: tokens never to produce, such as sentinels; padding never is.
+    batch_size: queries written at a time, changes the speed only (up to
+      float rounding: shapes of batches move logits by some 1e-7).
+    progress: called with the number of documents after each batch, for
+      example `tqdm.tqdm(...).update`.
+
+  Returns:
+    Tokens of the queries, int32, with EOS where a query ended and 0 after.
+
+  Raises:
+    ValueError: if the arguments don't fit together.
+
+  Formal guarantee:
+    Post-processing: the queries are as private as `params` are, for the same
+    unit and relation, if `tokens`, `ids` and every other argument are public
+    or chosen independently of the private data, and `key` is used nowhere in
+    the private training.
+  """
+  tokens = np.asarray(tokens)
+  _check(tokens, ids)
+  _check_positive(
+    max_length=max_length, num_samples=num_samples, batch_size=batch_size
+  )
+  keys = _document_keys(key, ids)
+  banned = _forbidden_mask(config.vocab_size, forbidden)
+  params = jax.device_put(params)
+  queries = np.zeros((len(ids), num_samples, max_length), np.int32)
+  documents = max(1, batch_size // num_samples)
+  for batch in length_batches.split(tokens, documents):
+    count = len(batch.rows)
+    written = _write(
+      params,
+      batch.tokens,
+      keys[np.resize(batch.rows, documents)],
+      np.arange(documents) < count,
+      banned,
+      config=config,
+      sampler=sampler,
+      max_length=max_length,
+      num_samples=num_samples,
+    )
+    queries[batch.rows] = np.asarray(written)[:count]
+    if progress is not None:
+      progress(count)
+  return queries
+
+
+def _check(tokens: np.ndarray, ids: Sequence[str]) -> None:
+  if tokens.ndim != 2 or len(tokens) != len(ids):
+    raise ValueError(
+      "tokens must have shape [document, length], one row per id, got shape"
+      f" {tokens.shape} and {len(ids)} ids"
+    )
+  if len(set(ids)) != len(ids):
+    raise ValueError(
+      f"ids must all be different, got {len(ids) - len(set(ids))} repeated:"
+      " equal ids would draw equal queries (num_samples writes several)"
+    )
+
+
+def _check_positive(**values: int) -> None:
+  for name, value in values.items():
+    if value < 1:
+      raise ValueError(f"{name} must be at least 1, got {name}={value}")
+
+
+def _document_keys(
+  key: Key[Array, ""], ids: Sequence[str]
+) -> Key[Array, " document"]:
+  """Folds 64 bits of each id's digest into the key."""
+  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.wrap_key_data(key)  # an old-style key
+  digests = [hashlib.sha256(name.encode()).digest()[:8] for name in ids]
+  words = np.frombuffer(b"".join(digests), ">u4").astype(np.uint32)
+  high, low = words.reshape(-1, 2).T
+  fold_in = jax.vmap(jax.random.fold_in)
+  return fold_in(jax.vmap(jax.random.fold_in, (None, 0))(key, high), low)
+
+
+def _forbidden_mask(
+  vocab_size: int, forbidden: Sequence[int]
+) -> Bool[np.ndarray, "1 vocab"]:
+  banned = np.zeros((1, vocab_size), bool)
+  banned[0, PAD] = True
+  for token in forbidden:
+    if not 0 <= token < vocab_size:
+      raise ValueError(
+        f"forbidden tokens must lie in [0, {vocab_size}), got {token}"
+      )
+    banned[0, token] = True
+  if banned.all():
+    raise ValueError("forbidden must leave a token to produce, got all")
+  return banned
+
+
+@functools.partial(
+  jax.jit, static_argnames=("config", "sampler", "max_length", "num_samples")
+)
+def _write(
+  params: typing.Params,
+  tokens: Int[Array, "document length"],
+  keys: Key[Array, " document"],
+  real: Bool[Array, " document"],
+  banned: Bool[Array, "1 vocab"],
+  *,
+  config: t5_config.T5Config,
+  sampler: samplers.Sampler,
+  max_length: int,
+  num_samples: int,
+) -> Int[Array, "document num_samples max_length"]:
+  """Writes the queries of one batch, until the last has ended."""
+
+  def apply(method, *args):
+    model = t5.Transformer(config)
+    return model.apply({"params": params}, *args, method=method)
+
+  def unfinished(state):
+    position, _, _, ended, _ = state
+    return (position < max_length) & ~jnp.all(ended)
+
+  def step(state):
+    position, cache, token, ended, written = state
+    logits, cache = apply("decode_step", token, cache, position)
+    logits = jnp.where(jnp.broadcast_to(banned, logits.shape), -jnp.inf, logits)
+    step_keys = jax.vmap(jax.random.fold_in, (0, None))(query_keys, position)
+    token = jnp.where(ended, PAD, sampler.sample(logits, step_keys))
+    written = written.at[:, position].set(token)
+    return position + 1, cache, token, ended | (token == EOS), written
+
+  # Each document is encoded once, then stands once per sample.
+  cache = apply("start_decoding", tokens, max_length)
+  cache = jax.tree.map(lambda x: jnp.repeat(x, num_samples, axis=0), cache)
+  query_keys = _sample_keys(keys, num_samples)
+  queries = query_keys.shape[0]
+  written = jnp.zeros((queries, max_length), jnp.int32)
+  ended = jnp.repeat(~real, num_samples)
+  start = jnp.zeros(queries, jnp.int32)
+  state = (jnp.int32(0), cache, start, ended, written)
+  *_, written = jax.lax.while_loop(unfinished, step, state)
+  return written.reshape(-1, num_samples, max_length)
+
+
+def _sample_keys(
+  keys: Key[Array, " document"], num_samples: int
+) -> Key[Array, " query"]:
+  """Returns the keys of each document's samples, documents outermost."""
+  per_document = jax.vmap(jax.random.fold_in, (None, 0))
+  per_sample = jax.vmap(per_document, (0, None))
+  return per_sample(keys, jnp.arange(num_samples)).reshape(-1)

@@ -1,0 +1,69 @@
+"""Batches of few fixed shapes: rows of similar length, padding trimmed.
+
+A row's width depends on its own length alone, never on its neighbours, so that
+what a model computes for it does not depend on the rest of the collection.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+__all__ = ["LengthBatch", "bucket", "split"]
+
+
+class LengthBatch(NamedTuple):
+  """Rows of one width; rows past `len(rows)` are padding."""
+
+  rows: np.ndarray  # [count], positions in the original array
+  tokens: np.ndarray  # [batch_size, width]
+
+
+def bucket(length: int) -> int:
+  """Rounds a length up to one of two widths per octave, 16 apart below 64.
+
+  >>> [bucket(length) for length in (0, 16, 17, 65, 130, 300)]
+  [16, 16, 32, 96, 192, 384]
+  """
+  octave = 1 << max(length - 1, 0).bit_length()
+  step = max(16, octave // 4)
+  return max(-(-length // step), 1) * step
+
+
+def split(
+  tokens: Int[np.ndarray, "row length"], batch_size: int
+) -> Iterator[LengthBatch]:
+  """Cuts rows of tokens into batches, the longest rows first.
+
+  The longest come first so that what does not fit in memory fails at once.
+
+  Args:
+    tokens: rows of tokens, 0 = padding at the end of a row.
+    batch_size: rows of every batch; the last of each width is padded with
+      rows of zeros.
+
+  Yields:
+    Batches that together hold each row once.
+
+  Raises:
+    ValueError: if `tokens` is not a matrix or `batch_size` is below 1.
+  """
+  tokens = np.asarray(tokens)
+  if tokens.ndim != 2:
+    raise ValueError(
+      f"tokens must have shape [row, length], got shape {tokens.shape}"
+    )
+  if batch_size < 1:
+    raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+  positions = np.arange(1, tokens.shape[1] + 1)
+  lengths = np.max((tokens != 0) * positions, axis=1, initial=0)  # [row]
+  widths = np.array([bucket(length) for length in lengths.tolist()], int)
+  widths = np.minimum(widths, max(tokens.shape[1], 1))
+  for width in sorted(set(widths.tolist()), reverse=True):
+    members = np.flatnonzero(widths == width)
+    for start in range(0, len(members), batch_size):
+      rows = members[start : start + batch_size]
+      batch = np.zeros((batch_size, width), np.int32)
+      batch[: len(rows), : tokens.shape[1]] = tokens[rows, :width]
+      yield LengthBatch(rows, batch)

@@ -1,0 +1,154 @@
+"""Norms and weighted sums of per-example gradients that are kept as factors.
+
+The gradient of one parameter for one example is a sum over its uses. A product
+with data contributes sum_t left[t] right[t]^T, a lookup contributes right[t] to
+the row ids[t]. Norms and sums come from the factors: an array of the shape
+[batch, rows, columns] is never formed.
+
+Squared norms are those of the sum, so every pair of different uses enters
+twice (its two orders), and every use once with itself.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = [
+    "Outer",
+    "Rows",
+    "cross_terms",
+    "squared_norms",
+    "weigh",
+    "weighted_sum",
+]
+
+
+class Outer(NamedTuple):
+  """Uses in matrix products: the gradient is sum_t left[t] right[t]^T."""
+
+  left: jax.Array  # [batch, groups, position, rows]
+  right: jax.Array  # [batch, groups, position, columns]
+
+
+class Rows(NamedTuple):
+  """Uses in lookups: the gradient adds right[t] to the row ids[t]."""
+
+  ids: jax.Array  # [batch, position] int32, negative: no row
+  right: jax.Array  # [batch, position, columns]
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns all inner products of two stacks of vectors, in float32."""
+  dtype = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
+  return jnp.einsum("...sk,...tk->...st", a, b, preferred_element_type=dtype)
+
+
+def _outer_outer(a: Outer, b: Outer) -> jax.Array:
+  """Returns <sum_s l_s r_s^T, sum_t l_t r_t^T> for each example, [batch]."""
+  left = _inner(a.left, b.left)  # [batch, groups, position, position]
+  right = _inner(a.right, b.right)
+  return jnp.sum(left * right, axis=(1, 2, 3))
+
+
+def _rows_rows(a: Rows, b: Rows) -> jax.Array:
+  """Returns the sum of right[s].right[t] over pairs with equal ids, [batch]."""
+  equal = a.ids[:, :, None] == b.ids[:, None, :]  # [batch, position, position]
+  equal &= (a.ids >= 0)[:, :, None]
+  return jnp.sum(jnp.where(equal, _inner(a.right, b.right), 0), axis=(1, 2))
+
+
+def _outer_rows(a: Outer, b: Rows) -> jax.Array:
+  """Returns sum_{s,t} (right[s].right[t]) left[s, ids[t]], [batch]."""
+  found = jnp.take_along_axis(  # [batch, position of a, position of b]
+      a.left[:, 0], jnp.maximum(b.ids, 0)[:, None, :], axis=2
+  )
+  found = jnp.where((b.ids >= 0)[:, None, :], found, 0)
+  return jnp.sum(found * _inner(a.right[:, 0], b.right), axis=(1, 2))
+
+
+def _pair(a: Outer | Rows, b: Outer | Rows) -> jax.Array:
+  """Returns the inner product of two uses' gradients, [batch]."""
+  if isinstance(a, Outer) and isinstance(b, Outer):
+    return _outer_outer(a, b)
+  if isinstance(a, Outer):
+    return _outer_rows(a, b)
+  if isinstance(b, Outer):
+    return _outer_rows(b, a)
+  return _rows_rows(a, b)
+
+
+def cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
+  """Returns the part of the squared norms that pairs of uses make, [batch]."""
+  pairs = [
+      _pair(a, b) for i, a in enumerate(uses) for b in list(uses)[i + 1 :]
+  ]
+  return 2.0 * sum(pairs) if pairs else 0.0
+
+
+def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
+  """Returns each example's squared gradient norm for one parameter.
+
+  Args:
+    uses: all uses of the parameter, in one common layout.
+
+  Returns:
+    float32 [batch]; rounding may leave a tiny negative number.
+
+  References:
+    Goodfellow (2015), arXiv:1510.01799 (norms from inputs and cotangents).
+    Li et al. (2022), arXiv:2110.05679, section 4 (sequences, embeddings).
+  """
+  return sum(_pair(use, use) for use in uses) + cross_terms(uses)
+
+
+def weighted_sum(
+    uses: Sequence[Outer | Rows],
+    weights: jax.Array,
+    shape: tuple[int, int, int],
+) -> jax.Array:
+  """Returns the weighted sum over examples of one parameter's gradients.
+
+  Args:
+    uses: all uses of the parameter, in one common layout.
+    weights: float32 [batch]; an example with weight zero contributes exactly
+      zero, whatever its factors hold.
+    shape: groups, rows, columns.
+
+  Returns:
+    float32 [groups, rows, columns].
+  """
+  total = jnp.zeros(shape, jnp.float32)
+  for use in uses:
+    if isinstance(use, Outer):
+      total += _outer_sum(use, weights)
+    else:
+      total = _rows_sum(use, weights, total)
+  return total
+
+
+def weigh(gradients: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns the weighted sum over the first axis, in float32."""
+  return jnp.sum(_scaled(gradients.astype(jnp.float32), weights), axis=0)
+
+
+def _scaled(factors: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns factors times weights, zero where the weight is zero."""
+  weights = weights.reshape(weights.shape + (1,) * (factors.ndim - 1))
+  return jnp.where(weights > 0, factors * weights, 0)
+
+
+def _outer_sum(use: Outer, weights: jax.Array) -> jax.Array:
+  left = _scaled(use.left, jnp.sign(weights)).astype(use.left.dtype)
+  right = _scaled(use.right, weights)
+  dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
+  return jnp.einsum("bgtp,bgtq->gpq", left, right, preferred_element_type=dtype)
+
+
+def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
+  right = _scaled(use.right.astype(jnp.float32), weights)
+  # A scatter drops indices beyond the end, but counts negative ones from it.
+  ids = jnp.where(use.ids < 0, total.shape[1], use.ids)
+  flat = right.reshape(-1, right.shape[-1])
+  return total.at[0, ids.reshape(-1)].add(flat, mode="drop")

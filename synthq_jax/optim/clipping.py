@@ -1,0 +1,235 @@
+"""Sums of clipped per-example gradients behind one interface."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+from synthq_jax.optim import bookkeeping, vmap
+
+__all__ = ["Aux", "ClippedGrad", "STRATEGIES", "clipped_grad"]
+
+_Relation = dp_accounting.NeighboringRelation
+
+STRATEGIES = {
+    "vmap": vmap.clipped_sum,
+    "bookkeeping": bookkeeping.clipped_sum,
+}
+"""How clipped gradients are computed: different speed, the same numbers."""
+
+
+class Aux(NamedTuple):
+  """Per-example values beside a clipped sum. They are as private as the data.
+
+  Attributes:
+    losses: float32 [batch]; 0 for a padding example.
+    norms: float32 [batch], gradient norms before clipping; 0 for a padding
+      example, nan for one whose loss or gradient is not finite.
+  """
+
+  losses: jax.Array
+  norms: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClippedGrad:
+  """A function that sums clipped per-example gradients; see `clipped_grad`.
+
+  Attributes:
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
+    l2_clip_norm: the largest norm that one example contributes.
+    strategy: "vmap" or "bookkeeping".
+    microbatch_size: examples processed at once, or None for all.
+  """
+
+  loss_fn: Callable[..., jax.Array]
+  l2_clip_norm: float
+  strategy: str
+  microbatch_size: int | None = None
+
+  def __call__(
+      self,
+      params: typing.Params,
+      batch: typing.Batch,
+      *,
+      key: jax.Array | None = None,
+      is_padding_example: jax.Array | None = None,
+  ) -> tuple[typing.Params, Aux]:
+    """Returns the sum of clipped gradients and per-example losses and norms.
+
+    Args:
+      params: pytree of floating-point arrays.
+      batch: arrays with a common leading axis [batch]. If it has a field
+        "example_id" (integers [batch]), keys are made from it.
+      key: key of this step; given, the loss gets a key for each example,
+        fold_in(key, example id), or by position where there are no ids.
+      is_padding_example: bool [batch]; such examples contribute zero.
+
+    Returns:
+      The sum, float32 in the structure of `params`, and an `Aux`.
+
+    Raises:
+      ValueError: if the batch's axes disagree, or microbatch_size does not
+        divide the batch.
+    """
+    size = _batch_size(batch)
+    if is_padding_example is None:
+      is_padding_example = jnp.zeros(size, bool)
+    if is_padding_example.shape != (size,):
+      raise ValueError(
+          f"expected is_padding_example of shape ({size},), got shape="
+          f"{is_padding_example.shape}: one flag for each example"
+      )
+    keys = None if key is None else _example_keys(key, batch, size)
+    params = jax.tree.map(jnp.asarray, params)
+    if self.microbatch_size in (None, size):
+      return self._microbatch(params, batch, keys, is_padding_example)
+    return self._scan(params, (batch, keys, is_padding_example), size)
+
+  def sensitivity(self, relation: _Relation) -> float:
+    """Returns the L2 sensitivity of the sum under a neighbouring relation.
+
+    Args:
+      relation: a dp_accounting.NeighboringRelation.
+
+    Returns:
+      The clip norm for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL, twice the clip
+      norm for REPLACE_ONE.
+
+    Raises:
+      ValueError: for any other relation.
+    """
+    if relation in (_Relation.ADD_OR_REMOVE_ONE, _Relation.REPLACE_SPECIAL):
+      return self.l2_clip_norm
+    if relation == _Relation.REPLACE_ONE:
+      return 2.0 * self.l2_clip_norm
+    raise ValueError(
+        f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
+    )
+
+  def _microbatch(
+      self,
+      params: typing.Params,
+      batch: typing.Batch,
+      keys: jax.Array | None,
+      is_padding: jax.Array,
+  ) -> tuple[typing.Params, Aux]:
+    """Sums the clipped gradients of examples that are processed together."""
+    total, losses, norms = STRATEGIES[self.strategy](
+        self.loss_fn, params, batch, keys, is_padding, self.l2_clip_norm
+    )
+    norms = jnp.where(jnp.isfinite(losses) & jnp.isfinite(norms), norms, jnp.nan)
+    norms = jnp.where(is_padding, 0.0, norms)
+    return total, Aux(jnp.where(is_padding, 0.0, losses), norms)
+
+  def _scan(
+      self, params: typing.Params, examples: Any, size: int
+  ) -> tuple[typing.Params, Aux]:
+    """Processes one microbatch after the other."""
+    if size % self.microbatch_size:
+      raise ValueError(
+          "expected microbatch_size to divide the batch, got microbatch_size="
+          f"{self.microbatch_size} for a batch of {size}: choose a divisor"
+      )
+    split = jax.tree.map(
+        lambda x: x.reshape(-1, self.microbatch_size, *x.shape[1:]), examples
+    )
+
+    def body(total: typing.Params, part: Any) -> tuple[typing.Params, Aux]:
+      partial, aux = self._microbatch(params, *part)
+      return jax.tree.map(jnp.add, total, partial), aux
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+    total, aux = jax.lax.scan(body, zeros, split)
+    return total, jax.tree.map(lambda x: x.reshape(size), aux)
+
+
+def clipped_grad(
+    loss_fn: Callable[..., jax.Array],
+    *,
+    l2_clip_norm: float,
+    strategy: str = "auto",
+    microbatch_size: int | None = None,
+) -> ClippedGrad:
+  """Builds a function that sums per-example gradients clipped to a norm.
+
+  The sum is for `optim.privatize`, which adds noise and divides by a public
+  constant; it is never divided by the size of the batch.
+
+  Formal guarantee:
+    Unit: one example, that is one entry of the batch's leading axis.
+    Adding, removing or zeroing out one example moves the returned sum by at
+    most `l2_clip_norm` in L2 norm, replacing one by at most twice that, for
+    every loss whose value for one example depends on that example alone:
+    both strategies call the loss with one example at a time, so a loss that
+    couples examples is not refused but means something else (see
+    `check_independence`). An example whose loss or gradient is not finite
+    contributes zero. Up to float32 rounding. Losses and norms in `Aux` are
+    not protected. Public: the shapes, so also the padded batch size.
+
+  >>> import jax.numpy as jnp
+  >>> def loss_fn(params, batch):
+  ...   return 0.5 * (params - batch["x"]) ** 2
+  >>> grad_fn = clipped_grad(loss_fn, l2_clip_norm=1.0)
+  >>> total, aux = grad_fn(jnp.array(0.0), {"x": jnp.array([0.5, -3.0])})
+  >>> print(total, aux.norms)
+  0.5 [0.5 3. ]
+
+  Args:
+    loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if a
+      key is given in the call. It is always called with a batch of one
+      example (and that example's own key).
+    l2_clip_norm: the clip norm, finite and above 0.
+    strategy: "bookkeeping" (one backward pass, gradients kept in factors),
+      "vmap" (jax_privacy's; slow on CPUs, takes the memory of all per-example
+      gradients) or "auto", which is "bookkeeping" on every backend for now.
+    microbatch_size: examples processed at once; it must divide the batch and
+      changes memory and speed only. None: all.
+
+  Returns:
+    A function `(params, batch, *, key=None, is_padding_example=None)` to
+    `(sum, Aux)`, with a method `sensitivity(relation)`.
+
+  Raises:
+    ValueError: if an argument is out of its range.
+
+  References:
+    Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
+  """
+  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
+    raise ValueError(f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}")
+  if strategy != "auto" and strategy not in STRATEGIES:
+    known = ", ".join(["auto", *sorted(STRATEGIES)])
+    raise ValueError(f"expected a strategy among {known}, got {strategy=}")
+  if microbatch_size is not None and microbatch_size < 1:
+    raise ValueError(f"expected microbatch_size >= 1, got {microbatch_size=}")
+  return ClippedGrad(
+      loss_fn=loss_fn,
+      l2_clip_norm=float(l2_clip_norm),
+      strategy="bookkeeping" if strategy == "auto" else strategy,
+      microbatch_size=microbatch_size,
+  )
+
+
+def _batch_size(batch: typing.Batch) -> int:
+  """Returns the length of the common leading axis."""
+  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+  if len(sizes) != 1 or () in sizes:
+    raise ValueError(
+        "expected arrays with one common leading axis [batch], got sizes "
+        f"{sorted(sizes)}: give every field one row for each example"
+    )
+  return sizes.pop()[0]
+
+
+def _example_keys(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
+  """Returns a key for each example, from its id if it has one."""
+  ids = jnp.arange(size)
+  if isinstance(batch, dict) and "example_id" in batch:
+    ids = batch["example_id"]
+  return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)

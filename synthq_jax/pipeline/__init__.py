@@ -1,0 +1,1 @@
+"""The stages: one module each, with a frozen Config and run(config, ...)."""

@@ -1,0 +1,205 @@
+"""What the stages hand to each other: frozen, JSON, by directory.
+
+Paths are relative to the working directory of the run, so that it can be moved
+as a whole. A path under `private/` must not be shared; everything else may be.
+"""
+
+import dataclasses
+
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = [
+    "PRIVATE",
+    "AuditReport",
+    "Checkpoint",
+    "Evaluation",
+    "Measure",
+    "PreparedData",
+    "Report",
+    "SyntheticQueries",
+]
+
+PRIVATE = "private"
+"""The folder of the working directory that must not be shared."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedData:
+  """Documents (public), queries (private), splits and token arrays."""
+
+  directory: str
+  """Public part: corpus.jsonl, documents.npz and the vocabulary."""
+  private_directory: str
+  """Private part: queries.jsonl, qrels and the arrays of pairs."""
+  source: str
+  """Where the data came from, in one line."""
+  digest: str
+  """Digest of documents, queries and judgements (salted by none of them)."""
+  versions: str
+  """Versions of the packages the demo set came from, or empty."""
+  unit: str
+  """The unit of privacy; always "query" here."""
+  num_documents: int
+  """Documents in the public collection."""
+  num_queries: dict[str, int]
+  """Queries with a relevant document, for each split."""
+  num_pairs: dict[str, int]
+  """(query, document) pairs kept for each split."""
+  max_positives: int
+  """Documents kept for one query: more were cut off."""
+  cut_documents: float
+  """Share of documents longer than the document length."""
+  cut_queries: float
+  """Share of queries longer than the query length (private)."""
+  vocabulary: str
+  """The SentencePiece model."""
+  vocab_size: int
+  """Ids of the vocabulary, extra ids included."""
+  extra_ids: int
+  """Sentinels among them."""
+  document_length: int
+  """Tokens of a document, EOS included."""
+  query_length: int
+  """Tokens of a query, EOS included."""
+  seconds: float
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+  """A trained model: params.safetensors and config.json in a directory."""
+
+  directory: str
+  """Where it lies; under `private/` when it was trained without DP."""
+  kind: str
+  """"generator" or "retriever"."""
+  name: str
+  """The row of the table it belongs to, e.g. "synthetic_eps8"."""
+  statement: statement_lib.PrivacyStatement
+  """What may be claimed about it."""
+  steps: int
+  """Optimizer steps."""
+  batch_size: int
+  """Examples of a step (expected, where batches are Poisson)."""
+  num_parameters: int
+  """Trained parameters."""
+  metrics: str
+  """metrics.jsonl: step, loss, ...; under `private/` when data was private."""
+  seconds: float
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticQueries:
+  """Queries written by a generator for public documents."""
+
+  directory: str
+  """Holds queries.jsonl (_id, text, document) and tokens.npz."""
+  name: str
+  """"public_only" or e.g. "eps8"."""
+  statement: statement_lib.PrivacyStatement
+  """The generator's, inherited by post-processing."""
+  prefix: str
+  """What stood before each document."""
+  sampler: str
+  """Decoding settings in words."""
+  num_documents: int
+  """Documents written for, drawn from the whole public collection."""
+  queries_per_document: int
+  """The same number for each document."""
+  num_queries: int
+  """Queries that the filters kept."""
+  removed: dict[str, int]
+  """What each filter took out."""
+  gauge: float
+  """nDCG@10 of BM25 finding a query's own document (FACTS: real about .45)."""
+  copy_rate: float
+  """Share of the queries' 4-grams that stand in their document."""
+  mean_words: float
+  """Mean length of a query in words."""
+  examples: tuple[tuple[str, str], ...]
+  """A few (query, document) pairs, drawn at random."""
+  seconds: float
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measure:
+  """A mean over queries with its bootstrap interval."""
+
+  mean: float
+  """Mean over all judged queries."""
+  low: float
+  """Lower end of the 95% interval."""
+  high: float
+  """Upper end of the 95% interval."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+  """Scores of one retriever on one set of test queries."""
+
+  directory: str
+  """Holds run.trec and per_query.json; private when its queries are."""
+  name: str
+  """The row: "bm25", "public_only", "original", "synthetic_eps8", ..."""
+  label: str
+  """The row in words."""
+  test_set: str
+  """"test" (private queries) or "public" (pseudo-queries)."""
+  private: bool
+  """Whether the scores come from private queries, or a private model."""
+  epsilon: float | None
+  """Of the retriever; inf without privacy, None where no private data was."""
+  delta: float | None
+  """Of the retriever, or None."""
+  measures: dict[str, Measure]
+  """By name, e.g. "nDCG@10" and "R@10"."""
+  num_queries: int
+  """Judged queries averaged over."""
+  traps: tuple[str, ...]
+  """Choices of the evaluation a reader should know."""
+  seconds: float
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditReport:
+  """Canaries in the fine-tuning data: did the generator learn them?"""
+
+  directory: str
+  """Private: holds the canaries and their ranks."""
+  name: str
+  """Which generator was audited."""
+  canary_type: str
+  """What the canaries look like."""
+  num_canaries: int
+  """Canaries of each kind (inserted and held out)."""
+  repetitions: int
+  """How often each inserted canary stands in the data."""
+  num_candidates: int
+  """Candidates each canary is ranked among."""
+  mean_rank: float
+  """Mean rank of inserted canaries; (candidates + 1) / 2 is chance."""
+  mean_exposure: float
+  """Mean exposure in bits: log2(candidates / rank)."""
+  leaked: int
+  """Inserted canaries whose secret stands in a generated query."""
+  claimed_epsilon: float
+  """Epsilon of the audited run's statement."""
+  seconds: float
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+  """The reports of a run."""
+
+  html: str
+  """Shareable page."""
+  markdown: str
+  """The same as text."""
+  private_html: str
+  """Page with private content, under `private/`."""
+  table: str
+  """The main table as it is printed on the screen."""

@@ -1,0 +1,17 @@
+"""What is promised, and the arithmetic behind it.
+
+`sampling` draws the batches, `sensitivity` bounds what one record moves,
+`accounting` turns noise into epsilon and back, `releases` are the entries of
+the ledger, and `statement` makes the claim. None loads JAX, and dp_accounting
+is loaded by the first call that needs it.
+"""
+
+from synthq_jax.privacy import (
+  accounting,
+  releases,
+  sampling,
+  sensitivity,
+  statement,
+)
+
+__all__ = ["accounting", "releases", "sampling", "sensitivity", "statement"]

@@ -1,0 +1,117 @@
+"""The sentences of privacy statements."""
+
+import math
+from typing import Any
+
+__all__ = [
+  "ASSUMPTIONS",
+  "NOT_PROTECTED",
+  "PUBLIC",
+  "claim",
+  "release",
+  "several",
+]
+
+PUBLIC = (
+  "The documents.",
+  "The number of private queries.",
+  "The settings: model, vocabulary, learning rate, clip norm, batch sizes, "
+  "number of steps and noise.",
+)
+ASSUMPTIONS = (
+  "A query with all of its relevant documents is one record, drawn and "
+  "clipped as one.",
+  "The seeds of sampling and noise stay secret: whoever knows them can "
+  "recompute the noise and take it away.",
+  "Which queries were in which batch stays secret; every intermediate model "
+  "may be published.",
+  "Losses, gradient norms and scores on private queries are not published.",
+  "The settings were chosen without looking at the private queries; trials "
+  "that did look are listed as releases of their own.",
+  "Pseudo-random numbers stand for random ones and floating point numbers "
+  "for real ones: attacks on the low bits of the noise are not covered.",
+)
+NOT_PROTECTED = (
+  "Which documents exist and what they say.",
+  "How many private queries there are.",
+  "What many queries have in common: learning that is the purpose.",
+)
+
+_RELATIONS = {
+  "ADD_OR_REMOVE_ONE": "one {unit} is added or removed",
+  "REPLACE_ONE": "one {unit} is replaced by any other",
+  "REPLACE_SPECIAL": "one {unit} is replaced by an empty record",
+}
+_SAMPLINGS = {
+  "poisson": (
+    "each step drew every record independently with probability "
+    "{expected_batch_size}/{num_examples} (Poisson sampling; batches over "
+    "{max_batch_size} records were cut at random, which is accounted for)"
+  ),
+  "fixed_order": (
+    "the {num_examples} records were read in shuffled epochs of full "
+    "batches of {max_batch_size}, and nothing is claimed from the order"
+  ),
+}
+
+
+def claim(statement: Any) -> str:
+  """Returns the paragraph with unit, relation, epsilon and delta."""
+  if statement.epsilon == 0:
+    return (
+      "Privacy. No private record went into this result: it says nothing "
+      f"about any {statement.unit}."
+    )
+  if statement.epsilon == math.inf:
+    return (
+      "Privacy. NO differential privacy is claimed (epsilon is infinite): "
+      f"this result may reveal any {statement.unit} it was made from."
+    )
+  change = _RELATIONS[statement.relation].format(unit=statement.unit)
+  return (
+    f"Privacy. The unit of protection is one {statement.unit}. This result "
+    f"is ({_up(statement.epsilon)}, {_up(statement.delta, 3)})-differentially "
+    f"private: when {change}, the probability of any outcome changes by a "
+    f"factor of at most e^{_up(statement.epsilon)}, apart from a slack of "
+    f"{_up(statement.delta, 3)} (delta). Relation: {statement.relation}. "
+    f"Accountant: {statement.accountant.upper()}, an upper bound."
+  )
+
+
+def release(one: Any) -> str:
+  """Returns the paragraph about one entry of the ledger."""
+  drawn = _SAMPLINGS[one.sampling].format(
+    num_examples=one.num_examples,
+    expected_batch_size=one.expected_batch_size,
+    max_batch_size=one.max_batch_size,
+  )
+  return (
+    f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
+    f"norm {one.l2_clip_norm:g}, noise of standard deviation "
+    f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
+    f"x sensitivity) on each sum; {drawn}."
+  )
+
+
+def several(statement: Any, epsilon: float, delta: float) -> str:
+  """Returns the paragraph about people with more than one record."""
+  if delta >= 1:
+    bound = "for two records nothing follows from this statement"
+  else:
+    bound = (
+      f"for two records together only ({_up(epsilon)}, {_up(delta, 3)}) follows"
+    )
+  return (
+    f"Several records of one person. A person behind several units "
+    f"(unit: {statement.unit}) is protected less: {bound}, and for more of "
+    "them less still."
+  )
+
+
+def _up(value: float, digits: int = 4) -> str:
+  """Writes a number >= 0 with so many digits, rounded up."""
+  if value == 0:
+    return "0"
+  unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+  # The factor keeps a number that has so many digits already as it is.
+  return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.{digits}g}"

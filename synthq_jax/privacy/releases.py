@@ -1,0 +1,101 @@
+"""The entries of a privacy ledger: what was released, with which noise."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from synthq_jax.privacy import accounting, sampling
+
+__all__ = ["Release", "check_identifiers", "sampler_fields"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Release:
+  """Noisy sums over batches of private records."""
+
+  identifier: str
+  """Tells two runs of equal settings apart, e.g. stage and fingerprint."""
+  mechanism: str
+  """What was clipped and noised, in words."""
+  sampling: str
+  """How batches were drawn: "poisson" or "fixed_order"."""
+  num_examples: int
+  """The number of private records."""
+  expected_batch_size: int
+  """The public divisor."""
+  max_batch_size: int
+  """Where batches are truncated."""
+  noise_multiplier: float
+  """Noise standard deviation over l2_sensitivity."""
+  l2_clip_norm: float
+  """The norm that gradients are clipped to."""
+  l2_sensitivity: float
+  """How far adding or removing one record of a batch moves the sum."""
+  steps: int
+  """The number of noisy sums."""
+
+  def __post_init__(self):
+    """Refuses an entry that cannot be told apart or accounted for."""
+    if not self.identifier:
+      raise ValueError("expected an identifier of the run, got an empty one")
+    if not self.l2_clip_norm > 0 or not self.l2_sensitivity > 0:
+      raise ValueError(
+        "expected a positive clip norm and sensitivity, got l2_clip_norm="
+        f"{self.l2_clip_norm}, l2_sensitivity={self.l2_sensitivity}"
+      )
+    self.sampler()
+
+  def sampler(self) -> sampling.Sampler:
+    """Returns the sampler that this entry describes."""
+    if self.sampling == "fixed_order":
+      return sampling.FixedOrder(
+        num_examples=self.num_examples, batch_size=self.max_batch_size
+      )
+    if self.sampling == "poisson":
+      return sampling.Poisson(
+        num_examples=self.num_examples,
+        expected_batch_size=self.expected_batch_size,
+        max_batch_size=self.max_batch_size,
+      )
+    raise ValueError(
+      f'expected "poisson" or "fixed_order", got sampling={self.sampling!r}'
+    )
+
+  def run(self) -> accounting.Run:
+    """Returns what accounting needs to know of this entry."""
+    return accounting.Run(self.sampler(), self.noise_multiplier, self.steps)
+
+
+def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
+  """Returns the fields of a `Release` that describe its sampler.
+
+  Args:
+    sampler: a `sampling.Poisson` or `sampling.FixedOrder`.
+
+  Returns:
+    Values for `sampling`, `num_examples` and the two batch sizes.
+
+  Raises:
+    ValueError: if the ledger knows no name for it.
+  """
+  names = {sampling.Poisson: "poisson", sampling.FixedOrder: "fixed_order"}
+  if type(sampler) not in names:
+    raise ValueError(
+      f"expected a sampler of synthq_jax.privacy.sampling, got {sampler!r}"
+    )
+  return {
+    "sampling": names[type(sampler)],
+    "num_examples": int(sampler.num_examples),
+    "expected_batch_size": int(sampler.expected_batch_size),
+    "max_batch_size": int(sampler.max_batch_size),
+  }
+
+
+def check_identifiers(releases: Sequence[Release]) -> None:
+  """Raises ValueError if one identifier stands for two different releases."""
+  by_name: dict[str, Release] = {}
+  for release in releases:
+    if by_name.setdefault(release.identifier, release) != release:
+      raise ValueError(
+        "expected one release per identifier, got two different ones for "
+        f"identifier={release.identifier!r}: name runs by their fingerprint"
+      )

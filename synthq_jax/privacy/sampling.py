@@ -1,0 +1,364 @@
+"""Batches of private records: of fixed shape, drawn so that they can be
+accounted for.
+
+A record is one unit of privacy. Where the unit is the query, a query with
+several relevant documents is ONE record: group its pairs before sampling and
+let `num_examples` count queries.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from synthq_jax.privacy import _checks
+
+__all__ = ["Batch", "FixedOrder", "Poisson", "Sampler"]
+
+_POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
+_ORDER_TAG = 0x6F726472
+
+
+class Batch(NamedTuple):
+  """Which records one step reads.
+
+  Private: which record is in which batch must stay secret.
+  """
+
+  indices: np.ndarray  # [max_batch_size] int32, -1 where padding
+  is_padding: np.ndarray  # [max_batch_size] bool
+
+
+class Sampler(Protocol):
+  """What training and accounting ask of a sampler."""
+
+  num_examples: int
+
+  @property
+  def expected_batch_size(self) -> int:
+    """The public divisor of a clipped sum."""
+
+  @property
+  def max_batch_size(self) -> int:
+    """The fixed number of rows of every batch."""
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Returns the batch of one step, a function of (seed, step) alone."""
+
+  def event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns the `dp_accounting.DpEvent` of `steps` noisy sums."""
+
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns the event as if every batch had room for all its records."""
+
+  def overflow_delta(self, steps: int) -> float:
+    """Returns what to add to delta when using `untruncated_event`."""
+
+  def check_relation(self, relation: Any) -> None:
+    """Raises ValueError if nothing is claimed for that relation."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Poisson:
+  """Takes every record into a batch independently, with one probability.
+
+  The batch has `max_batch_size` rows, the rest of them padding; it may be all
+  padding, which is a legal step (noise alone). When more records were drawn
+  than fit, a uniformly random `max_batch_size` of them stay.
+
+  Formal guarantee: at every step, independently of the others, the batch is a
+  Poisson sample with probability expected_batch_size / num_examples, truncated
+  uniformly at random. Truncation is not free: a record in an overfull batch
+  pushes another one out. `event` says so to the accountant, at num_examples + 1
+  records so that a neighbour with one more is covered. num_examples and both
+  batch sizes are public; the seed and the batches are secret.
+
+  >>> sampler = Poisson(
+  ...     num_examples=1000, expected_batch_size=50, max_batch_size=100)
+  >>> sampler.probability
+  0.05
+  >>> sampler.batch(seed=7, step=0).indices.shape
+  (100,)
+
+  References:
+    Truncation: Ganesh et al., https://arxiv.org/abs/2508.15089.
+  """
+
+  num_examples: int
+  """The number of private records n, public."""
+  expected_batch_size: int
+  """The mean number of records in a batch, before truncation."""
+  max_batch_size: int
+  """The number of rows of a batch, at least expected_batch_size."""
+
+  def __post_init__(self):
+    """Refuses sizes that contradict each other."""
+    _checks.check_count("num_examples", self.num_examples, 1)
+    _checks.check_count(
+      "expected_batch_size", self.expected_batch_size, 1, self.num_examples
+    )
+    _checks.check_count(
+      "max_batch_size", self.max_batch_size, self.expected_batch_size
+    )
+
+  @classmethod
+  def with_margin(
+    cls,
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    multiple_of: int = 1,
+    overflow: float = 1e-12,
+  ) -> "Poisson":
+    """Chooses max_batch_size so that hardly any batch is ever truncated.
+
+    The default leaves about seven standard deviations of room, so truncation
+    costs next to nothing in epsilon, and accounting is at its fastest.
+
+    >>> Poisson.with_margin(num_examples=6000, expected_batch_size=256,
+    ...                     multiple_of=32).max_batch_size
+    384
+
+    Args:
+      num_examples: the number of private records.
+      expected_batch_size: the mean number of records in a batch.
+      multiple_of: max_batch_size is rounded up to a multiple of this, e.g. the
+        number of devices times the microbatch size.
+      overflow: the largest acceptable probability, in (0, 1), that one batch
+        is truncated.
+
+    Returns:
+      A sampler.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    _checks.check_count("multiple_of", multiple_of, 1)
+    if not 0 < overflow < 1:
+      raise ValueError(f"expected overflow in (0, 1), got {overflow=}")
+    small = cls(
+      num_examples=num_examples,
+      expected_batch_size=expected_batch_size,
+      max_batch_size=expected_batch_size,
+    )
+    # Above the mean, Bernstein's inequality bounds the search.
+    log = math.log(1 / overflow)
+    room = math.ceil(2 * log + math.sqrt(2 * expected_batch_size * log)) + 1
+    sizes = expected_batch_size + np.arange(room + 1)
+    tails = _binomial_tail(num_examples, small.probability, sizes + 1)
+    size = min(int(sizes[np.argmax(tails <= overflow)]), num_examples + 1)
+    rounded = -(-size // multiple_of) * multiple_of
+    return dataclasses.replace(small, max_batch_size=rounded)
+
+  @property
+  def probability(self) -> float:
+    """The probability that a step draws a given record."""
+    return self.expected_batch_size / self.num_examples
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Draws the batch of one step.
+
+    The number drawn is binomial and the records a uniform subset of that size,
+    which is the same as a coin per record; cutting the number at
+    max_batch_size leaves a uniform subset of the overfull sample.
+
+    Args:
+      seed: a non-negative integer, or several; secret.
+      step: the number of the step, from 0. The batch depends on (seed, step)
+        alone, so a resumed run draws what an uninterrupted one draws, given
+        the same version of NumPy.
+
+    Returns:
+      Indices of records in random order, then padding.
+    """
+    generator = _generator(seed, _POISSON_TAG, step)
+    drawn = generator.binomial(self.num_examples, self.probability)
+    size = min(int(drawn), self.max_batch_size)
+    chosen = generator.choice(self.num_examples, size=size, replace=False)
+    indices = np.full(self.max_batch_size, -1, np.int32)
+    indices[:size] = chosen
+    return Batch(indices, indices < 0)
+
+  def overflow_delta(self, steps: int) -> float:
+    """Bounds the probability that truncation ever concerns a given record.
+
+    For accountants that know no truncation: if the untruncated mechanism is
+    (epsilon, delta)-DP, the truncated one is (epsilon, delta + this)-DP.
+
+    Derivation. Fix neighbours that differ in the record x, and let K be the
+    number of OTHER records a step draws; it has the same distribution under
+    both neighbours and does not depend on x or on earlier outputs. x is drawn
+    by an own coin of probability q. Call a step bad when K >= max_batch_size
+    and that coin shows x. In a step that is not bad, x either was not drawn,
+    and the batch is a function of the others alone, the same under both; or it
+    was drawn with K < max_batch_size, and nothing was cut. Being bad has the
+    same probability b <= steps q P[K >= max_batch_size] under both. Given no
+    bad step and the K, a step with K < max_batch_size is the Poisson sampled
+    mechanism with the same q, and the others do not depend on x at all. So
+    M(D) = (1-b) P + b P', M(D') = (1-b) Q + b Q', where (P, Q) obeys
+    the untruncated bound, and M(D)(A) <= e^epsilon M(D')(A) + delta + b. No
+    factor e^epsilon is due, because both sides share the weight b. K is at most
+    binomial(n, q): n others when x is added, n - 1 when it is removed.
+
+    Args:
+      steps: the number of batches.
+
+    Returns:
+      steps q P[binomial(n, q) >= max_batch_size].
+    """
+    tail = _binomial_tail(
+      self.num_examples, self.probability, np.array(self.max_batch_size)
+    )
+    return float(steps * self.probability * tail)
+
+  def event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns what the steps release, for an accountant that can truncate.
+
+    Args:
+      noise_multiplier: noise standard deviation over sensitivity.
+      steps: the number of noisy sums.
+
+    Returns:
+      A `dp_accounting.DpEvent` (which RDP accountants do not know).
+    """
+    import dp_accounting  # takes a second: only when needed
+
+    step = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+      dataset_size=self.num_examples + 1,
+      sampling_probability=self.probability,
+      truncated_batch_size=self.max_batch_size,
+      noise_multiplier=noise_multiplier,
+    )
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns the event without truncation: owes `overflow_delta` on top."""
+    import dp_accounting
+
+    step = dp_accounting.PoissonSampledDpEvent(
+      self.probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    return dp_accounting.SelfComposedDpEvent(step, steps)
+
+  def check_relation(self, relation: Any) -> None:
+    """Raises ValueError if the relation is unknown; all three are claimed."""
+    _checks.relation_name(relation)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedOrder:
+  """Goes through the shuffled records in full batches, epoch by epoch.
+
+  Each epoch has a fresh order and leaves out the last num_examples %
+  batch_size records of it.
+
+  Formal guarantee: a record is in at most one batch per epoch, in ceil(steps /
+  steps_per_epoch) batches at most. Nothing is claimed from the secrecy of the
+  order (no amplification). Claimed only for REPLACE_SPECIAL, where a record is
+  replaced by an empty one and every other record keeps its place: adding one
+  would shift the batches.
+
+  >>> FixedOrder(num_examples=10, batch_size=4).steps_per_epoch
+  2
+  """
+
+  num_examples: int
+  """The number of private records, public."""
+  batch_size: int
+  """The number of records in each batch."""
+
+  def __post_init__(self):
+    """Refuses a batch larger than the data."""
+    _checks.check_count("num_examples", self.num_examples, 1)
+    _checks.check_count("batch_size", self.batch_size, 1, self.num_examples)
+
+  @property
+  def expected_batch_size(self) -> int:
+    """The number of records in each batch."""
+    return self.batch_size
+
+  @property
+  def max_batch_size(self) -> int:
+    """The number of rows of each batch, none of them padding."""
+    return self.batch_size
+
+  @property
+  def steps_per_epoch(self) -> int:
+    """The number of full batches in one pass."""
+    return self.num_examples // self.batch_size
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Returns the batch of one step, a function of (seed, step) alone.
+
+    Args:
+      seed: a non-negative integer, or several.
+      step: the number of the step, from 0.
+
+    Returns:
+      batch_size distinct indices and no padding.
+    """
+    _checks.check_count("step", step, 0)
+    epoch, place = divmod(step, self.steps_per_epoch)
+    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    order = _order(self.num_examples, key, epoch)
+    start = place * self.batch_size
+    indices = order[start : start + self.batch_size].copy()
+    return Batch(indices, np.zeros(self.batch_size, bool))
+
+  def overflow_delta(self, steps: int) -> float:
+    """Returns 0: nothing is ever truncated."""
+    del steps
+    return 0.0
+
+  def event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns one Gaussian release per epoch begun, as a `DpEvent`."""
+    import dp_accounting
+
+    return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.GaussianDpEvent(noise_multiplier),
+      -(-steps // self.steps_per_epoch),
+    )
+
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns the same as `event`: nothing is ever truncated."""
+    return self.event(noise_multiplier, steps)
+
+  def check_relation(self, relation: Any) -> None:
+    """Raises ValueError unless the relation is REPLACE_SPECIAL."""
+    name = _checks.relation_name(relation)
+    if name != "REPLACE_SPECIAL":
+      raise ValueError(
+        "expected relation=REPLACE_SPECIAL for batches in a fixed order, "
+        f"got relation={name}; use sampling.Poisson for other relations"
+      )
+
+
+def _generator(
+  seed: int | Sequence[int], tag: int, number: int
+) -> np.random.Generator:
+  """Returns the generator of one step or epoch."""
+  _checks.check_count("step", number, 0)
+  # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
+  sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
+  return np.random.Generator(np.random.PCG64(sequence))
+
+
+@functools.lru_cache(maxsize=2)
+def _order(num_examples: int, seed: tuple[int, ...], epoch: int) -> np.ndarray:
+  """Returns the order of one epoch, [num_examples] int32."""
+  generator = _generator(seed, _ORDER_TAG, epoch)
+  return generator.permutation(num_examples).astype(np.int32)
+
+
+def _binomial_tail(count: int, probability: float, at: np.ndarray) -> Any:
+  """Returns P[binomial(count, probability) >= at] for each at >= 1."""
+  from scipy import special
+
+  # Beyond `count` the incomplete beta function has no value; the tail is 0.
+  inside = np.minimum(at, count)
+  tail = special.betainc(inside, count - inside + 1, probability)
+  return np.where(at > count, 0.0, tail)

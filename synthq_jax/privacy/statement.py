@@ -1,0 +1,376 @@
+"""What is promised to whom: one record that every result carries.
+
+A statement is made next to the code that earns it (`training`), passed on by
+what only post-processes (`inherit`), and added up by what uses several private
+results (`compose`). Its ledger lists every noisy release behind the claim, so
+that adding up is exact and counts a release once however often it is inherited.
+`in_words` turns it into text.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from synthq_jax.privacy import _checks, _words, accounting, releases, sampling
+
+__all__ = [
+  "ASSUMPTIONS",
+  "NOT_PROTECTED",
+  "PUBLIC",
+  "PrivacyStatement",
+  "compose",
+  "group",
+  "in_words",
+  "inherit",
+  "non_private",
+  "none",
+  "training",
+]
+
+PUBLIC = _words.PUBLIC
+ASSUMPTIONS = _words.ASSUMPTIONS
+NOT_PROTECTED = _words.NOT_PROTECTED
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyStatement:
+  """A differential privacy claim with everything needed to read it.
+
+  Made by `training`, `compose`, `inherit`, `none` and `non_private`, not by
+  hand: they compute epsilon from the ledger.
+  """
+
+  unit: str
+  """What one record is, e.g. "query"."""
+  relation: str
+  """The neighbouring relation, a name of `dp_accounting`'s."""
+  epsilon: float
+  """Infinite where private data was read without protection."""
+  delta: float
+  """The probability-like slack that belongs to epsilon."""
+  accountant: str = "pld"
+  """How epsilon was computed from the ledger."""
+  ledger: tuple[releases.Release, ...] = ()
+  """Every noisy release behind the claim."""
+  public: tuple[str, ...] = ()
+  """What the analysis treats as known to everybody, as sentences."""
+  assumptions: tuple[str, ...] = ()
+  """What must hold for the claim to hold, as sentences."""
+  not_protected: tuple[str, ...] = ()
+  """What the claim says nothing about, as sentences."""
+  notes: tuple[str, ...] = ()
+  """How the result was derived, in order."""
+
+  def __post_init__(self):
+    """Refuses a claim that nothing in the ledger backs."""
+    _checks.relation_name(self.relation)
+    if not self.epsilon >= 0 or not 0 <= self.delta <= 1:
+      raise ValueError(
+        "expected epsilon >= 0 and delta in [0, 1], "
+        f"got epsilon={self.epsilon}, delta={self.delta}"
+      )
+    if 0 < self.epsilon < math.inf and not self.ledger:
+      raise ValueError(
+        f"expected a ledger behind epsilon={self.epsilon}, got none; "
+        "make the statement with statement.training"
+      )
+
+  @property
+  def noise_multiplier(self) -> float | None:
+    """The noise multiplier, if the ledger has exactly one entry."""
+    return self._of_single("noise_multiplier")
+
+  @property
+  def l2_clip_norm(self) -> float | None:
+    """The clip norm, if the ledger has exactly one entry."""
+    return self._of_single("l2_clip_norm")
+
+  @property
+  def steps(self) -> int | None:
+    """The number of noisy sums, if the ledger has exactly one entry."""
+    return self._of_single("steps")
+
+  @property
+  def sampling(self) -> str | None:
+    """The kind of batches, if the ledger has exactly one entry."""
+    return self._of_single("sampling")
+
+  def _of_single(self, name: str) -> Any:
+    return getattr(self.ledger[0], name) if len(self.ledger) == 1 else None
+
+
+def training(
+  *,
+  identifier: str,
+  sampler: sampling.Sampler,
+  noise_multiplier: float,
+  l2_clip_norm: float,
+  steps: int,
+  delta: float,
+  l2_sensitivity: float | None = None,
+  relation: Any = "ADD_OR_REMOVE_ONE",
+  accountant: str = "pld",
+  unit: str = "query",
+  mechanism: str = "per-record gradients, clipped, summed, Gaussian noise",
+  public: tuple[str, ...] = PUBLIC,
+  assumptions: tuple[str, ...] = ASSUMPTIONS,
+  not_protected: tuple[str, ...] = NOT_PROTECTED,
+) -> PrivacyStatement:
+  """States what training with clipped, noised sums guarantees.
+
+  Formal guarantee: that of `accounting.epsilon`, computed here from the same
+  arguments, for records that are each one `unit`.
+
+  Args:
+    identifier: names this run and no other, e.g. "finetune_dp/FINGERPRINT".
+    sampler: how batches were drawn.
+    noise_multiplier: noise standard deviation over `l2_sensitivity`; 0 claims
+      nothing.
+    l2_clip_norm: the norm that gradients were clipped to.
+    steps: the number of noisy sums.
+    delta: of the claim, in (0, 1 / num_examples).
+    l2_sensitivity: of the sum for ADD_OR_REMOVE_ONE; the clip norm if None.
+    relation: a `dp_accounting.NeighboringRelation` or its name.
+    accountant: "pld" or "rdp".
+    unit: what one record is.
+    mechanism: what was clipped and noised, in words.
+    public: sentences; add to `PUBLIC`.
+    assumptions: sentences; add to `ASSUMPTIONS`.
+    not_protected: sentences; add to `NOT_PROTECTED`.
+
+  Returns:
+    The statement.
+
+  Raises:
+    ValueError: if the identifier is empty, a norm is not positive, or
+      accounting refuses.
+  """
+  value = accounting.epsilon(
+    noise_multiplier=noise_multiplier,
+    delta=delta,
+    sampler=sampler,
+    steps=steps,
+    relation=relation,
+    accountant=accountant,
+  )
+  release = releases.Release(
+    identifier=identifier,
+    mechanism=mechanism,
+    **releases.sampler_fields(sampler),
+    noise_multiplier=float(noise_multiplier),
+    l2_clip_norm=float(l2_clip_norm),
+    l2_sensitivity=float(
+      l2_clip_norm if l2_sensitivity is None else l2_sensitivity
+    ),
+    steps=int(steps),
+  )
+  return PrivacyStatement(
+    unit=unit,
+    relation=_checks.relation_name(relation),
+    epsilon=value,
+    delta=float(delta),
+    accountant=accountant,
+    ledger=(release,),
+    public=tuple(public),
+    assumptions=tuple(assumptions),
+    not_protected=tuple(not_protected),
+  )
+
+
+def none(
+  *, unit: str = "query", relation: Any = "ADD_OR_REMOVE_ONE"
+) -> PrivacyStatement:
+  """Returns the statement of what was made from public data alone.
+
+  >>> none().epsilon
+  0.0
+  """
+  return PrivacyStatement(
+    unit=unit,
+    relation=_checks.relation_name(relation),
+    epsilon=0.0,
+    delta=0.0,
+    notes=("Made from public data alone; no private record was read.",),
+  )
+
+
+def non_private(
+  note: str = "Private records were read without differential privacy.",
+  *,
+  unit: str = "query",
+  relation: Any = "ADD_OR_REMOVE_ONE",
+) -> PrivacyStatement:
+  """Returns the statement of what read private data without protection.
+
+  >>> non_private().epsilon
+  inf
+  """
+  return PrivacyStatement(
+    unit=unit,
+    relation=_checks.relation_name(relation),
+    epsilon=math.inf,
+    delta=0.0,
+    notes=(note,),
+  )
+
+
+def inherit(statement: PrivacyStatement, note: str) -> PrivacyStatement:
+  """Returns the statement of what was computed from a result and public data.
+
+  Formal guarantee: differential privacy is closed under post-processing, so
+  the claim is unchanged, PROVIDED the computation reads no private record again
+  and its other inputs do not depend on private records.
+
+  Args:
+    statement: of the result that was read.
+    note: what was done, one sentence.
+
+  Returns:
+    The same claim with the note at its end.
+  """
+  return dataclasses.replace(statement, notes=_union(statement.notes, (note,)))
+
+
+def compose(
+  statements: Sequence[PrivacyStatement], *, delta: float | None = None
+) -> PrivacyStatement:
+  """Returns the statement of publishing several results together.
+
+  Releases that several statements inherit count once; different releases are
+  composed by their privacy loss distributions over the same records (if the
+  records were in fact disjoint, the result is an overestimate).
+
+  Formal guarantee: adaptive composition of all releases of all ledgers. What
+  has no private input adds nothing; what is not private makes all not private.
+
+  Args:
+    statements: at least one; all that read private data with the same unit
+      and relation.
+    delta: of the whole; by default the largest of the statements' deltas, at
+      which epsilon is recomputed.
+
+  Returns:
+    One claim; the only one with a ledger, if there is only one.
+
+  Raises:
+    ValueError: if units or relations differ, or one identifier stands for two
+      different releases.
+  """
+  if not statements:
+    raise ValueError("expected at least one statement, got none")
+  private = [one for one in statements if one.epsilon > 0] or [statements[0]]
+  _check_alike(private)
+  merged = _merged(private)
+  releases.check_identifiers(merged.ledger)
+  if any(one.epsilon == math.inf for one in private):
+    largest = max(one.delta for one in private)
+    return dataclasses.replace(merged, epsilon=math.inf, delta=largest)
+  kept = _not_contained(private)
+  if len(kept) == 1 and delta is None:
+    names = ("epsilon", "delta", "accountant")
+    values = {name: getattr(kept[0], name) for name in names}
+    return dataclasses.replace(merged, **values)
+  total = max(one.delta for one in kept) if delta is None else delta
+  value = accounting.composed_epsilon(
+    [release.run() for release in merged.ledger],
+    delta=total,
+    relation=merged.relation,
+  )
+  return dataclasses.replace(
+    merged, epsilon=value, delta=total, accountant="pld"
+  )
+
+
+def group(statement: PrivacyStatement, size: int) -> tuple[float, float]:
+  """Returns (epsilon, delta) for `size` records that change together.
+
+  Formal guarantee: a chain of `size` neighbours gives size * epsilon and
+  delta * (1 + e^epsilon + ... + e^((size - 1) epsilon)); delta >= 1 says
+  nothing at all.
+
+  References:
+    Dwork and Roth, The Algorithmic Foundations of Differential Privacy,
+    Theorem 2.2 and its extension to delta > 0.
+
+  Args:
+    statement: the claim for one record.
+    size: the number of records, at least 1.
+
+  Returns:
+    The epsilon and the delta, at most 1, of the group.
+  """
+  _checks.check_count("size", size, 1)
+  if statement.delta == 0 or statement.epsilon == math.inf:
+    return size * statement.epsilon, statement.delta
+  largest = (size - 1) * statement.epsilon
+  if largest > 700:  # beyond the range of floats, and far beyond 1
+    return size * statement.epsilon, 1.0
+  total = sum(math.exp(i * statement.epsilon) for i in range(size))
+  return size * statement.epsilon, min(1.0, statement.delta * total)
+
+
+def in_words(statement: PrivacyStatement) -> str:
+  """Returns the claim as plain English, in paragraphs.
+
+  Epsilon and delta are rounded up, so the text never claims more than the
+  numbers.
+
+  Args:
+    statement: any statement.
+
+  Returns:
+    Paragraphs separated by empty lines, without markup.
+  """
+  paragraphs = [
+    _words.claim(statement),
+    *(_words.release(one) for one in statement.ledger),
+  ]
+  if 0 < statement.epsilon < math.inf:
+    paragraphs.append(_words.several(statement, *group(statement, 2)))
+  for title, sentences in (
+    ("Treated as public", statement.public),
+    ("Assumed", statement.assumptions),
+    ("Not protected", statement.not_protected),
+    ("How this result was made", statement.notes),
+  ):
+    if sentences:
+      paragraphs.append(f"{title}. " + " ".join(sentences))
+  return "\n\n".join(paragraphs)
+
+
+def _check_alike(statements: Sequence[PrivacyStatement]) -> None:
+  """Refuses claims that do not add up to one."""
+  for name in ("unit", "relation"):
+    found = sorted({getattr(one, name) for one in statements})
+    if len(found) > 1:
+      raise ValueError(
+        f"expected statements with one {name}, got {name}={found}; "
+        "restate them for the same one before composing"
+      )
+
+
+def _merged(statements: Sequence[PrivacyStatement]) -> PrivacyStatement:
+  """Joins everything but the numbers."""
+  names = ("ledger", "public", "assumptions", "not_protected", "notes")
+  joined = {
+    name: _union(*(getattr(one, name) for one in statements)) for name in names
+  }
+  return dataclasses.replace(statements[0], **joined)
+
+
+def _not_contained(
+  statements: Sequence[PrivacyStatement],
+) -> list[PrivacyStatement]:
+  """Leaves out statements whose releases another one's claim covers."""
+  kept: list[PrivacyStatement] = []
+  for one in sorted(statements, key=lambda each: -len(each.ledger)):
+    found = set(one.ledger)
+    if not any(found <= set(each.ledger) for each in kept):
+      kept.append(one)
+  return kept
+
+
+def _union(*parts: tuple[Any, ...]) -> tuple[Any, ...]:
+  """Joins tuples, each element once, in order of first appearance."""
+  return tuple(dict.fromkeys(item for part in parts for item in part))

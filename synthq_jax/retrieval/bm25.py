@@ -1,0 +1,176 @@
+"""BM25 with Lucene's weights, on bm25s and a Snowball stemmer.
+
+bm25s is imported when an index is built, not with this module: it starts JAX's
+backend on import, which must not happen before jax.distributed is set up.
+
+References:
+  Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and
+  Beyond", 2009, section 3.4.
+  Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020, Table 1 (Lucene).
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import Stemmer
+
+from synthq_jax.retrieval import trec
+
+__all__ = ["BM25", "Index"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BM25:
+  """How BM25 reads and weighs words.
+
+  >>> index = BM25().build(["d1", "d2"], ["red apples", "green pears"])
+  >>> index.search(["an apple"], k=10)[1]
+  [['d1']]
+
+  Attributes:
+    k1: saturation of a word's count, >= 0.
+    b: share of the length normalisation, in [0, 1].
+    stemmer: a Snowball algorithm such as "english", or "" for none.
+    stopwords: a language that bm25s has a list for, or "" for none.
+    pattern: a regular expression of one word, in lower-cased text.
+  """
+
+  k1: float = 1.2
+  b: float = 0.75
+  stemmer: str = "english"
+  stopwords: str = "english"
+  pattern: str = r"(?u)\b\w+\b"
+
+  def __post_init__(self):
+    """Checks the fields."""
+    if self.k1 < 0 or not 0 <= self.b <= 1:
+      raise ValueError(
+        f"expected k1 >= 0 and b in [0, 1], got k1={self.k1}, b={self.b}; "
+        "change them"
+      )
+    if self.stemmer and self.stemmer not in Stemmer.algorithms():
+      raise ValueError(
+        f"expected a stemmer of {Stemmer.algorithms()}, got "
+        f"stemmer={self.stemmer!r}; choose one, or '' for none"
+      )
+
+  def build(self, ids: Sequence[str], texts: Iterable[str]) -> "Index":
+    """Indexes documents.
+
+    Args:
+      ids: one per document.
+      texts: what is searched, such as `Document.contents`.
+
+    Returns:
+      The index.
+
+    Raises:
+      ValueError: if there are no documents, or no word in any of them.
+    """
+    words = self.words(texts)
+    if len(ids) != len(words) or not any(words):
+      raise ValueError(
+        f"expected one id per document and a word somewhere, got {len(ids)} "
+        f"ids and {len(words)} documents; check the collection"
+      )
+    model = _bm25s().BM25(k1=self.k1, b=self.b, method="lucene")
+    model.index(words, show_progress=False)
+    return Index(tuple(ids), self, model)
+
+  def words(self, texts: Iterable[str]) -> list[list[str]]:
+    """Returns the stemmed words of each text, without stop words."""
+    stemmer = Stemmer.Stemmer(self.stemmer) if self.stemmer else None
+    return _bm25s().tokenize(
+      list(texts),
+      token_pattern=self.pattern,
+      stopwords=self.stopwords or [],
+      stemmer=stemmer,
+      return_ids=False,
+      show_progress=False,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+  """Documents indexed by `BM25.build`.
+
+  Attributes:
+    ids: the document ids, by position.
+    config: how words are read and weighed.
+    model: the bm25s object.
+  """
+
+  ids: tuple[str, ...]
+  config: BM25
+  model: Any = dataclasses.field(repr=False)
+
+  def search(
+    self, queries: Sequence[str], k: int
+  ) -> tuple[list[np.ndarray], list[list[str]]]:
+    """Finds the best documents for each query.
+
+    A document that shares no word with the query is no result, so rows can be
+    shorter than k. Equal scores stand in the order of the documents.
+
+    Args:
+      queries: their texts.
+      k: how many documents at most, >= 1.
+
+    Returns:
+      The scores, descending, and the document ids, one row per query.
+
+    Raises:
+      ValueError: if k < 1.
+    """
+    if k < 1:
+      raise ValueError(f"expected k >= 1, got k={k}; ask for a document")
+    found = [self._search_one(words, k) for words in self.config.words(queries)]
+    scores = [values for values, _ in found]
+    return scores, [
+      [self.ids[place] for place in places] for _, places in found
+    ]
+
+  def search_run(
+    self, query_ids: Sequence[str], queries: Sequence[str], k: int
+  ) -> trec.Run:
+    """Finds the best documents for each query, as a run.
+
+    Args:
+      query_ids: one per query.
+      queries: their texts.
+      k: how many documents at most, >= 1.
+
+    Returns:
+      Query id -> document id -> score, best first; possibly empty for a query.
+    """
+    rows = zip(query_ids, *self.search(queries, k), strict=True)
+    return {
+      query: dict(zip(ids, scores.tolist(), strict=True))
+      for query, scores, ids in rows
+    }
+
+  def _search_one(
+    self, words: list[str], k: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the scores and positions of the best documents."""
+    known = self.model.get_tokens_ids(words)
+    if not known:
+      return np.zeros(0, np.float32), np.zeros(0, np.int64)
+    scores = self.model.get_scores_from_ids(known)
+    places = np.flatnonzero(scores > 0)
+    if len(places) > k:  # all that reach the k-th score, ties with it too
+      bound = np.partition(scores[places], len(places) - k)[len(places) - k]
+      places = places[scores[places] >= bound]
+    places = places[np.argsort(-scores[places], kind="stable")][:k]
+    return scores[places], places
+
+
+def _bm25s() -> Any:
+  """Imports bm25s and silences its debugging messages."""
+  import bm25s  # noqa: PLC0415
+
+  logging.getLogger("bm25s").setLevel(logging.WARNING)
+  return bm25s

@@ -1,0 +1,235 @@
+"""How sure a mean over queries is, and a difference between two systems.
+
+All of these take queries as draws from a larger set: they say nothing about
+another training run, another collection or another kind of query.
+
+References:
+  Smucker, Allan and Carterette, "A Comparison of Statistical Significance Tests
+  for Information Retrieval Evaluation", CIKM 2007.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+__all__ = [
+  "Interval",
+  "TTest",
+  "bonferroni",
+  "bootstrap_interval",
+  "paired_bootstrap",
+  "paired_t_test",
+]
+
+Values = Mapping[str, float] | Sequence[float] | np.ndarray
+_BLOCK = 1 << 20  # numbers resampled at a time: 8 MiB
+_ROUNDING = 1e-12
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+  """A mean and the interval around it.
+
+  Attributes:
+    mean: the mean over queries.
+    low: the lower end.
+    high: the upper end.
+    level: the share of such intervals that hold the true mean, in (0, 1).
+  """
+
+  mean: float
+  low: float
+  high: float
+  level: float
+
+
+@dataclasses.dataclass(frozen=True)
+class TTest:
+  """A paired t test.
+
+  Attributes:
+    mean: mean of the first system minus mean of the second.
+    statistic: Student's t.
+    p_value: two-sided; 1 where the systems are equal on every query.
+  """
+
+  mean: float
+  statistic: float
+  p_value: float
+
+
+def bootstrap_interval(
+  values: Values, *, level: float = 0.95, samples: int = 2000, seed: int
+) -> Interval:
+  """Returns the percentile bootstrap interval of a mean over queries.
+
+  Queries are drawn again with replacement; the interval holds the middle
+  `level` of the means. With fewer than some twenty queries it is too narrow.
+
+  >>> bootstrap_interval([0.5, 0.5, 0.5], seed=0)
+  Interval(mean=0.5, low=0.5, high=0.5, level=0.95)
+
+  Args:
+    values: one per query, an array [query] or query id -> value.
+    level: the level of the interval, in (0, 1).
+    samples: how often to draw.
+    seed: of NumPy's generator; equal seeds give equal intervals.
+
+  Returns:
+    The mean and its interval.
+
+  Raises:
+    ValueError: if there are no values, one is not finite, or `level` or
+      `samples` is out of range.
+  """
+  array = _array("values", values)
+  if not 0 < level < 1 or samples < 1:
+    raise ValueError(
+      "expected level in (0, 1) and samples >= 1, got "
+      f"level={level}, samples={samples}; change them"
+    )
+  tail = (1 - level) / 2
+  low, high = np.quantile(_means(array, samples, seed), [tail, 1 - tail])
+  return Interval(float(array.mean()), float(low), float(high), level)
+
+
+def _means(array: np.ndarray, samples: int, seed: int) -> np.ndarray:
+  """Returns the means of resampled queries, shape [samples]."""
+  rng = np.random.default_rng(seed)
+  block = max(1, _BLOCK // len(array))
+  return np.concatenate(
+    [
+      array[rng.integers(len(array), size=(rows, len(array)))].mean(axis=1)
+      for rows in _blocks(samples, block)
+    ]
+  )
+
+
+def _blocks(total: int, block: int) -> list[int]:
+  """Splits `total` into parts of at most `block`."""
+  return [min(block, total - start) for start in range(0, total, block)]
+
+
+def paired_bootstrap(
+  first: Values,
+  second: Values,
+  *,
+  level: float = 0.95,
+  samples: int = 2000,
+  seed: int,
+) -> Interval:
+  """Returns the bootstrap interval of the mean difference, query by query.
+
+  Where it leaves out 0, the two systems differ at level 1 - `level`.
+
+  Args:
+    first: values of one system, an array [query] or query id -> value.
+    second: values of the other on the same queries.
+    level: the level of the interval, in (0, 1).
+    samples: how often to draw.
+    seed: of NumPy's generator.
+
+  Returns:
+    Mean of `first` minus mean of `second`, and its interval.
+
+  Raises:
+    ValueError: as `bootstrap_interval`, or if the queries differ.
+  """
+  difference = _difference(first, second)
+  return bootstrap_interval(difference, level=level, samples=samples, seed=seed)
+
+
+def paired_t_test(first: Values, second: Values) -> TTest:
+  """Tests whether two systems have the same mean, query by query.
+
+  Args:
+    first: values of one system, an array [query] or query id -> value.
+    second: values of the other on the same queries.
+
+  Returns:
+    The mean difference, the statistic and the two-sided p value.
+
+  Raises:
+    ValueError: if the queries differ or there are fewer than two.
+  """
+  difference = _difference(first, second)
+  if len(difference) < 2:
+    raise ValueError(
+      f"expected at least 2 queries, got {len(difference)}; a t test needs "
+      "a variance"
+    )
+  mean = float(difference.mean())
+  # A constant difference has no variance but that of rounding: its t is 0 or
+  # infinite, and SciPy would warn about precision.
+  if np.ptp(difference) <= _ROUNDING * np.abs(difference).max():
+    return TTest(mean, float(np.copysign(np.inf, mean)), 0.0) if mean else _SAME
+  result = stats.ttest_1samp(difference, 0.0)
+  return TTest(mean, float(result.statistic), float(result.pvalue))
+
+
+_SAME = TTest(mean=0.0, statistic=0.0, p_value=1.0)
+
+
+def bonferroni(p_values: Sequence[float]) -> list[float]:
+  """Corrects p values for the number of tests.
+
+  The chance that any true null hypothesis has a corrected value below x is at
+  most x, however the tests depend on each other.
+
+  >>> bonferroni([0.01, 0.5])
+  [0.02, 1.0]
+
+  Args:
+    p_values: one for each test made, also those not reported, in [0, 1].
+
+  Returns:
+    min(1, number of tests * p) for each.
+
+  Raises:
+    ValueError: if a value is outside [0, 1].
+  """
+  if any(not 0 <= p <= 1 for p in p_values):
+    raise ValueError(
+      f"expected p values in [0, 1], got p_values={list(p_values)}; check "
+      "where they came from"
+    )
+  return [min(1.0, len(p_values) * p) for p in p_values]
+
+
+def _difference(first: Values, second: Values) -> np.ndarray:
+  """Returns the differences, matched by query id where there are ids."""
+  if isinstance(first, Mapping) != isinstance(second, Mapping):
+    raise ValueError(
+      "expected two mappings or two arrays, got one of each; pass "
+      "Evaluation.per_query[name] twice"
+    )
+  if isinstance(first, Mapping):
+    if first.keys() != second.keys():
+      odd = sorted(first.keys() ^ second.keys())
+      raise ValueError(
+        f"expected the same queries, got {len(odd)} of one system only, such "
+        f"as {odd[0]!r}; evaluate both on the same judgements"
+      )
+    second = [second[query] for query in first]
+  a, b = _array("first", first), _array("second", second)
+  if a.shape != b.shape:
+    raise ValueError(
+      f"expected the same queries, got {len(a)} and {len(b)} values; "
+      "evaluate both on the same judgements"
+    )
+  return a - b
+
+
+def _array(name: str, values: Values) -> np.ndarray:
+  """Returns the values as an array [query]."""
+  if isinstance(values, Mapping):
+    values = list(values.values())
+  array = np.asarray(values, np.float64)
+  if array.ndim != 1 or not array.size or not np.isfinite(array).all():
+    raise ValueError(
+      f"expected finite values, one per query, got {name} of shape "
+      f"{array.shape}; check the evaluation"
+    )
+  return array

@@ -1,0 +1,210 @@
+"""Runs and judgements: in memory, and in the files that trec_eval reads.
+
+trec_eval keeps scores in single precision and breaks ties by document id,
+descending. So that every reader sees one and the same ranking, `write_run`
+writes scores that fall strictly in single precision.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from synthq_jax.data import collection, files, judgements
+
+__all__ = [
+  "Qrels",
+  "Run",
+  "ranking",
+  "read_qrels",
+  "read_run",
+  "to_run",
+  "write_qrels",
+  "write_run",
+]
+
+Run = dict[str, dict[str, float]]
+"""Results: query id -> document id -> score."""
+
+Qrels = collection.Qrels
+"""Judgements: query id -> document id -> grade."""
+
+
+def ranking(scores: Mapping[str, float]) -> list[str]:
+  """Returns document ids from best to worst; of equals the first stays first.
+
+  >>> ranking({"d1": 0.5, "d2": 2.0, "d3": 0.5})
+  ['d2', 'd1', 'd3']
+
+  Args:
+    scores: document id -> finite score.
+
+  Returns:
+    The ids by descending score.
+
+  Raises:
+    ValueError: if a score is not finite.
+  """
+  values = np.fromiter(scores.values(), np.float64, len(scores))
+  if not np.isfinite(values).all():
+    bad = next(id_ for id_, x in scores.items() if not np.isfinite(x))
+    raise ValueError(
+      f"expected finite scores, got {scores[bad]} for document {bad!r}; look "
+      "at the vectors it came from"
+    )
+  ids = list(scores)
+  return [ids[place] for place in np.argsort(-values, kind="stable")]
+
+
+def to_run(
+  query_ids: Sequence[str],
+  document_ids: Sequence[str],
+  scores: Sequence[Sequence[float]] | np.ndarray,
+  positions: Sequence[Sequence[int]] | np.ndarray,
+) -> Run:
+  """Names what an index found.
+
+  >>> to_run(["q1"], ["d1", "d2"], [[0.9, 0.1]], [[1, 0]])
+  {'q1': {'d2': 0.9, 'd1': 0.1}}
+
+  Args:
+    query_ids: one per row of `scores`.
+    document_ids: the id at each position of the index.
+    scores: the best scores of each query, descending; rows may differ in
+      length.
+    positions: where in the index these documents stand, shaped like `scores`.
+
+  Returns:
+    The run, in order.
+  """
+  return {
+    query: {
+      document_ids[int(position)]: float(score)
+      for score, position in zip(row, places, strict=True)
+    }
+    for query, row, places in zip(query_ids, scores, positions, strict=True)
+  }
+
+
+def write_run(path: str | os.PathLike, run: Run, tag: str = "synthq") -> None:
+  """Writes "query Q0 document rank score tag", best first.
+
+  Args:
+    path: the file; it appears only when complete.
+    run: the results. Scores are moved by as little as makes them fall strictly
+      in single precision, in the order of `ranking`.
+    tag: the name of the system, without white space.
+
+  Raises:
+    ValueError: if an id or the tag holds white space, or a score is not finite.
+  """
+  collection.check_id("run", tag)
+  files.write_lines(
+    path,
+    (
+      f"{query} Q0 {document} {rank} {score} {tag}"
+      for query, scores in run.items()
+      for rank, document, score in _rows(query, scores)
+    ),
+  )
+
+
+def _rows(
+  query: str, scores: Mapping[str, float]
+) -> Iterator[tuple[int, str, str]]:
+  """Yields rank, document and score, where scores fall strictly."""
+  collection.check_id("query", query)
+  last = np.float32(np.inf)
+  for rank, document in enumerate(ranking(scores), 1):
+    collection.check_id("document", document)
+    below = np.nextafter(last, np.float32(-np.inf))
+    last = min(np.float32(scores[document]), below)
+    yield rank, document, f"{last:.9g}"  # 9 digits tell all float32 apart
+
+
+def read_run(path: str | os.PathLike) -> Run:
+  """Reads a TREC run, plain or gzipped.
+
+  Args:
+    path: the file, six columns a line; rank and tag are passed over.
+
+  Returns:
+    The run, in the order of the file.
+
+  Raises:
+    ValueError: if a line is malformed or a document stands twice for a query.
+  """
+  run: Run = {}
+  for where, cells in _cells(path, "query Q0 document rank score tag", 6):
+    query, _, document, _, score, _ = cells
+    scores = run.setdefault(query, {})
+    if document in scores:
+      raise ValueError(
+        f"{where}: expected each document once for query {query!r}, got "
+        f"{document!r} again; remove one"
+      )
+    scores[document] = _score(where, score)
+  return run
+
+
+def _score(where: str, text: str) -> float:
+  try:
+    return float(text)
+  except ValueError as error:
+    raise ValueError(
+      f"{where}: expected a number as the score, got {text!r}; correct it"
+    ) from error
+
+
+def write_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
+  """Writes "query 0 document grade".
+
+  Args:
+    path: the file; it appears only when complete.
+    qrels: the judgements.
+
+  Raises:
+    ValueError: if an id holds white space.
+  """
+  files.write_lines(
+    path,
+    (
+      f"{collection.check_id('query', query)} 0 "
+      f"{collection.check_id('document', document)} {grade}"
+      for query, grades in qrels.items()
+      for document, grade in grades.items()
+    ),
+  )
+
+
+def read_qrels(path: str | os.PathLike) -> Qrels:
+  """Reads TREC judgements, plain or gzipped.
+
+  Args:
+    path: the file, "query 0 document grade" a line.
+
+  Returns:
+    The judgements.
+
+  Raises:
+    ValueError: if a line is malformed or a pair has two grades.
+  """
+  return judgements.from_rows(
+    (where, query, document, grade)
+    for where, (query, _, document, grade) in _cells(
+      path, "query 0 document grade", 4
+    )
+  )
+
+
+def _cells(
+  path: str | os.PathLike, form: str, columns: int
+) -> Iterator[tuple[str, list[str]]]:
+  """Yields lines split at white space."""
+  for where, line in files.lines(path):
+    cells = line.split()
+    if len(cells) != columns:
+      raise ValueError(
+        f"{where}: expected '{form}', got {line[:60]!r}; correct the line"
+      )
+    yield where, cells

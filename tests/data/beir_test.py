@@ -1,0 +1,140 @@
+import gzip
+import os
+import pathlib
+
+import pytest
+
+from synthq_jax.data import beir, collection
+
+CORPUS = (
+  '{"_id": "d1", "title": "T", "text": "one", "client": "c", "more": 3}\n'
+  '{"_id": 2, "title": null, "text": "two"}\n'
+)
+QUERIES = '{"_id": "q1", "text": "uno", "client": "a"}\n'
+QRELS = "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\t2\t0\n"
+
+
+def folder(tmp_path, corpus=CORPUS, queries=QUERIES, qrels=QRELS, zipped=False):
+  (tmp_path / "qrels").mkdir()
+  contents = {
+    "corpus.jsonl": corpus,
+    "queries.jsonl": queries,
+    "qrels/test.tsv": qrels,
+  }
+  for name, text in contents.items():
+    if zipped:
+      (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    else:
+      (tmp_path / name).write_text(text)
+  return tmp_path
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_folder_is_read_plain_or_gzipped(tmp_path, zipped):
+  read = beir.read_beir(folder(tmp_path, zipped=zipped))
+  assert read.documents == (
+    collection.Document("d1", "one", "T", "c"),
+    collection.Document("2", "two"),
+  )
+  assert read.queries == (collection.Query("q1", "uno", "a"),)
+  assert read.qrels == {"test": {"q1": {"d1": 1, "2": 0}}}
+
+
+def test_what_was_written_is_read_back(tmp_path):
+  whole = collection.Collection(
+    (
+      collection.Document("d1", 'a "b"\n\tc\u2028', "Ü", "x"),
+      collection.Document("d2", "", "only a title"),
+    ),
+    (collection.Query("q1", "uno"), collection.Query("q2", "due", "y")),
+    {"train": {"q2": {"d2": 2}}, "dev.small": {"q1": {"d1": 1, "d2": 0}}},
+  )
+  beir.write_beir(tmp_path / "new", whole)
+  beir.write_beir(tmp_path / "new", whole)  # again: the same files
+  assert beir.read_beir(tmp_path / "new") == whole
+
+
+def test_files_of_another_collection_are_not_mixed_in(tmp_path):
+  older = folder(tmp_path)
+  newer = beir.read_beir(older)
+  newer = collection.Collection(newer.documents, newer.queries, {"dev": {}})
+  with pytest.raises(ValueError, match=r"\['qrels/test.tsv'\] of another"):
+    beir.write_beir(older, newer)
+
+
+BAD = {
+  "a document without id": (
+    {"corpus": '{"text": "x"}\n'},
+    r'corpus\.jsonl:1: expected a string under "_id", got None',
+  ),
+  "a document id given twice": (
+    {"corpus": CORPUS + CORPUS},
+    r"corpus\.jsonl:3: expected distinct document ids, got 'd1' again",
+  ),
+  "a text that is a number": (
+    {"queries": '{"_id": "q1", "text": 3}\n'},
+    r'queries\.jsonl:1: expected a string under "text", got 3',
+  ),
+  "an empty query": (
+    {"queries": QUERIES + '{"_id": "q2", "text": "  "}\n'},
+    r"queries\.jsonl:2: expected text in query 'q2', got none",
+  ),
+  "an empty document": (
+    {"corpus": CORPUS + '{"_id": "d3", "title": "", "text": ""}\n'},
+    r"corpus\.jsonl:3: expected text in document 'd3', got none",
+  ),
+  "an empty file": ({"queries": "\n"}, r"queries\.jsonl: expected a query"),
+  "an unknown query": (
+    {"qrels": QRELS + "q7\td1\t1\n"},
+    r"test\.tsv:4: expected the id of a known query, got 'q7'",
+  ),
+  "an unknown document": (
+    {"qrels": QRELS + "q1\td7\t1\n"},
+    r"test\.tsv:4: expected the id of a known document, got 'd7'",
+  ),
+  "two grades of one pair": (
+    {"qrels": QRELS + "q1\td1\t2\n"},
+    r"test\.tsv:4: expected one grade .* got 1 and 2",
+  ),
+  "a grade that is no whole number": (
+    {"qrels": QRELS + "q1\td1\tyes\n"},
+    r"test\.tsv:4: expected a whole number as the grade, got 'yes'",
+  ),
+  "no header": (
+    {"qrels": "q1\td1\t1\n"},
+    r"test\.tsv:1: expected the header query-id corpus-id score",
+  ),
+  "no judgements at all": ({"qrels": ""}, r"test\.tsv:1: expected the header"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_with_file_and_line(tmp_path, name):
+  content, message = BAD[name]
+  with pytest.raises(ValueError, match=message):
+    beir.read_beir(folder(tmp_path, **content))
+
+
+def test_a_folder_without_judgements_is_refused(tmp_path):
+  path = folder(tmp_path)
+  (path / "qrels" / "test.tsv").rename(path / "qrels" / "test.txt")
+  with pytest.raises(ValueError, match=r"SPLIT.tsv files, got \['test.txt'\]"):
+    beir.read_beir(path)
+
+
+COUNTS = {
+  "boolq": (5483, 6515, {"dev": 586, "test": 685, "train": 5244}),
+  "cisi": (1460, 76, {"test": 76}),
+  "medquad": (15775, 14270, {"dev": 1320, "test": 1517, "train": 11433}),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_shared_collections_have_the_counts_their_source_states(name):
+  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
+  path = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default)) / name
+  if not path.is_dir():
+    pytest.skip(f"no shared data at {path} (set SYNTHQ_SHARED_DATA)")
+  read = beir.read_beir(path)
+  judged = {split: len(qrels) for split, qrels in read.qrels.items()}
+  assert (len(read.documents), len(read.queries), judged) == COUNTS[name]

@@ -1,0 +1,57 @@
+import pytest
+
+from synthq_jax.data import collection
+
+DOCUMENTS = (
+  collection.Document("d1", "one"),
+  collection.Document("d2", "two", title="Two"),
+)
+QUERIES = (collection.Query("q1", "uno"), collection.Query("q2", "due"))
+
+
+def make(qrels, documents=DOCUMENTS, queries=QUERIES):
+  return collection.Collection(documents, queries, qrels)
+
+
+def test_pairs_leave_out_grade_zero_and_keep_the_order():
+  tiny = make({"test": {"q2": {"d2": 2, "d1": 0}, "q1": {"d1": 1}}})
+  assert tiny.pairs("test") == [("q2", "d2"), ("q1", "d1")]
+
+
+def test_split_queries_are_the_judged_ones_in_collection_order():
+  tiny = make({"a": {"q2": {"d2": 1}, "q1": {"d1": 1}}, "b": {"q2": {"d1": 0}}})
+  assert [query.id for query in tiny.split_queries("a")] == ["q1", "q2"]
+  assert [query.id for query in tiny.split_queries("b")] == ["q2"]
+
+
+def test_contents_put_the_title_before_the_text():
+  assert [item.contents for item in DOCUMENTS] == ["one", "Two two"]
+
+
+def test_lookups_by_id_give_the_items():
+  tiny = make({})
+  assert tiny.document_by_id()["d2"] is DOCUMENTS[1]
+  assert tiny.query_by_id()["q1"] is QUERIES[0]
+
+
+def test_a_missing_split_is_named_beside_those_there():
+  with pytest.raises(ValueError, match=r"\['test'\], got split='dev'"):
+    make({"test": {}}).pairs("dev")
+
+
+def test_an_id_that_stands_twice_is_refused():
+  with pytest.raises(ValueError, match="document ids, got 'd1' twice"):
+    make({}, documents=(DOCUMENTS[0], DOCUMENTS[0]))
+
+
+@pytest.mark.parametrize("bad", ["", "q 1", "q1\n", "\u00a0q"])
+def test_an_id_with_white_space_is_refused(bad):
+  with pytest.raises(ValueError, match="query id without white space"):
+    make({}, queries=(collection.Query(bad, "text"),))
+
+
+def test_judgements_of_unknown_ids_are_refused():
+  with pytest.raises(ValueError, match="1 unknown query ids such as 'q9'"):
+    make({"test": {"q9": {"d1": 1}}})
+  with pytest.raises(ValueError, match="1 unknown document ids such as 'd9'"):
+    make({"test": {"q1": {"d9": 1}}})

@@ -1,0 +1,106 @@
+import gzip
+import subprocess
+import sys
+
+import pytest
+
+from synthq_jax.data import files
+
+
+def write(path, content: bytes, zipped: bool = False):
+  path.write_bytes(gzip.compress(content) if zipped else content)
+  return path
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_lines_are_the_same_plain_and_gzipped(tmp_path, zipped):
+  path = write(tmp_path / "a", "é 1\r\n\n \u2028x\n".encode(), zipped)
+  assert list(files.lines(path)) == [
+    (f"{path}:1", "é 1"),
+    (f"{path}:3", " \u2028x"),
+  ]
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
+  path = write(tmp_path / "a", b"\xef\xbb\xbfone\ntwo")
+  assert [text for _, text in files.lines(path)] == ["one", "two"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+  with pytest.raises(ValueError, match=r"nothing\.jsonl: no such file"):
+    list(files.lines(tmp_path / "nothing.jsonl"))
+
+
+def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
+  path = write(tmp_path / "a", b"fine\nbad \xe9 byte\n")
+  with pytest.raises(ValueError, match=r"a:2: expected UTF-8, got byte 0xe9"):
+    list(files.lines(path))
+
+
+def test_a_cut_gzip_file_is_named(tmp_path):
+  path = tmp_path / "a.gz"
+  path.write_bytes(gzip.compress(b"line\n" * 1000)[:-12])
+  with pytest.raises(ValueError, match=r"a\.gz:\d+: expected sound gzip"):
+    list(files.lines(path))
+
+
+def test_a_line_that_is_not_json_is_named(tmp_path):
+  path = write(tmp_path / "a.jsonl", b'{"x": 1}\n{"x": \n')
+  with pytest.raises(ValueError, match=r"a\.jsonl:2: expected one JSON object"):
+    list(files.json_lines(path))
+
+
+def test_a_json_list_is_no_object(tmp_path):
+  path = write(tmp_path / "a.jsonl", b"[1]\n")
+  with pytest.raises(ValueError, match=r"a\.jsonl:1: .* got a list"):
+    list(files.json_lines(path))
+
+
+def test_a_row_with_too_few_columns_is_named(tmp_path):
+  path = write(tmp_path / "a.tsv", b"1\tx\n2 y\n")
+  with pytest.raises(
+    ValueError, match=r"a\.tsv:2: expected 2 columns .* got 1"
+  ):
+    list(files.table(path, columns=2))
+
+
+def test_find_takes_the_plain_or_the_gzipped_file_but_not_both(tmp_path):
+  with pytest.raises(
+    ValueError, match="a file c or c.gz, got an empty directory"
+  ):
+    files.find(tmp_path, "c")
+  zipped = write(tmp_path / "c.gz", b"", zipped=True)
+  assert files.find(tmp_path, "c") == zipped
+  write(tmp_path / "c", b"")
+  with pytest.raises(ValueError, match="got both"):
+    files.find(tmp_path, "c")
+
+
+def test_find_names_a_missing_directory(tmp_path):
+  with pytest.raises(ValueError, match="no such directory"):
+    files.find(tmp_path / "nowhere", "c")
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+  path = tmp_path / "a"
+  files.write_lines(path, ["old"])
+
+  def broken():
+    yield "new"
+    raise RuntimeError("stop")
+
+  with pytest.raises(RuntimeError):
+    files.write_lines(path, broken())
+  assert path.read_text() == "old\n"
+
+
+def test_the_readers_load_neither_tensorflow_nor_jax():
+  code = (
+    "import sys; from synthq_jax.data import beir, jsonl, msmarco, splits; "
+    "print([m for m in ('tensorflow', 'seqio', 'jax', 'flax', 'gin') "
+    "if m in sys.modules])"
+  )
+  result = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert result.stdout.strip() == "[]"

@@ -1,0 +1,95 @@
+import json
+
+import pytest
+
+from synthq_jax.data import jsonl
+
+HALVES = {"train": 0.5, "test": 0.5}
+
+
+def write(tmp_path, rows):
+  path = tmp_path / "log.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return path
+
+
+def log(count):
+  return [
+    {"query": f"what is thing {i}", "document": f"Thing {i} is a thing."}
+    for i in range(count)
+  ]
+
+
+def test_every_line_is_one_judgement_in_one_split(tmp_path):
+  read = jsonl.read_jsonl(write(tmp_path, log(200)))
+  pairs = [pair for split in read.qrels for pair in read.pairs(split)]
+  queries, documents = read.query_by_id(), read.document_by_id()
+  texts = {(queries[q].text, documents[d].text) for q, d in pairs}
+  assert len(pairs) == 200
+  assert texts == {(row["query"], row["document"]) for row in log(200)}
+  assert list(read.qrels) == ["train", "dev", "test"]
+
+
+def test_ids_and_splits_do_not_depend_on_the_order_of_lines(tmp_path):
+  read = jsonl.read_jsonl(write(tmp_path, log(100)))
+  turned = jsonl.read_jsonl(write(tmp_path, log(100)[::-1]))
+  assert read.qrels == turned.qrels
+  assert set(read.documents) == set(turned.documents)
+
+
+def test_equal_documents_and_equal_queries_are_merged(tmp_path):
+  rows = log(40) + [
+    {"query": "first", "document": "same text", "client": "a"},
+    {"query": "second", "document": "same text", "client": "b"},
+    {"query": "first", "document": "same text", "client": "a"},
+    {"query": "first", "document": "other text", "client": "a"},
+    {"query": "first", "document": "other text", "client": "c"},
+  ]
+  read = jsonl.read_jsonl(write(tmp_path, rows), fractions=HALVES)
+  documents = {item.text: item for item in read.documents[40:]}
+  assert set(documents) == {"same text", "other text"}
+  assert documents["same text"].client == ""  # its lines do not agree
+  asked = [(query.text, query.client) for query in read.queries[40:]]
+  assert asked == [("first", "a"), ("second", "b"), ("first", "c")]
+  first = read.queries[40].id
+  (positives,) = [q[first] for q in read.qrels.values() if first in q]
+  assert positives == {item.id: 1 for item in documents.values()}
+
+
+def test_keys_can_have_other_names(tmp_path):
+  rows = [
+    {"q": f"ask {i}", "url": {"not": "read"}, "body": f"b {i}", "who": "me"}
+    for i in range(40)
+  ]
+  fields = jsonl.Fields(query="q", document="body", client="who", title="t")
+  read = jsonl.read_jsonl(write(tmp_path, rows), fields, fractions=HALVES)
+  assert read.queries[3].text == "ask 3"
+  assert {item.client for item in read.documents} == {"me"}
+
+
+BAD = {
+  "a line without the query": (
+    {"question": "x", "document": "y"},
+    r'log\.jsonl:41: expected the key "query", got \[.document., .quest',
+  ),
+  "an empty document": (
+    {"query": "x", "document": " "},
+    r'log\.jsonl:41: expected text under "document", got none',
+  ),
+  "a query that is a list": (
+    {"query": ["x"], "document": "y"},
+    r'log\.jsonl:41: expected a string under "query", got \[.x.\]',
+  ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_with_file_and_line(tmp_path, name):
+  row, message = BAD[name]
+  with pytest.raises(ValueError, match=message):
+    jsonl.read_jsonl(write(tmp_path, [*log(40), row]))
+
+
+def test_a_file_too_small_for_three_splits_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"pairs in every split, got \{'train'"):
+    jsonl.read_jsonl(write(tmp_path, log(2)))

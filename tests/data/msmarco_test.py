@@ -1,0 +1,97 @@
+import gzip
+
+import pytest
+
+from synthq_jax.data import collection, msmarco
+
+FILES = {
+  "collection.tsv": "7\tseven\n8\teight, or so\n",
+  "queries.train.tsv": "1\tuno\n2\tdue\n",
+  "qrels.train.tsv": "1\t0\t7\t1\n1 0 8 0\n",
+  "queries.dev.small.tsv": "3\ttre\n",
+  "qrels.dev.small.tsv": "3\t0\t8\t1\n",
+  "queries.eval.tsv": "4\tquattro\n",
+}
+
+
+def folder(tmp_path, zipped=False, **changes):
+  for name, text in {**FILES, **changes}.items():
+    if zipped:
+      (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    else:
+      (tmp_path / name).write_text(text)
+  return tmp_path
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_judged_queries_of_all_splits_are_read(tmp_path, zipped):
+  read = msmarco.read_msmarco(folder(tmp_path, zipped))
+  assert read.documents == (
+    collection.Document("7", "seven"),
+    collection.Document("8", "eight, or so"),
+  )
+  assert {query.id: query.text for query in read.queries} == {
+    "1": "uno",
+    "3": "tre",
+  }
+  assert read.qrels == {
+    "train": {"1": {"7": 1, "8": 0}},
+    "dev.small": {"3": {"8": 1}},
+  }
+
+
+def test_only_the_splits_asked_for_are_read(tmp_path):
+  read = msmarco.read_msmarco(folder(tmp_path), splits=["dev.small"])
+  assert list(read.qrels) == ["dev.small"]
+  assert [query.id for query in read.queries] == ["3"]
+
+
+def test_a_split_without_judgements_is_named(tmp_path):
+  with pytest.raises(ValueError, match=r"expected a file qrels\.eval\.tsv"):
+    msmarco.read_msmarco(folder(tmp_path), splits=["eval"])
+
+
+def test_a_query_of_two_splits_has_one_text(tmp_path):
+  changed = {
+    "queries.dev.small.tsv": "1\tone\n",
+    "qrels.dev.small.tsv": "1 0 8 1",
+  }
+  with pytest.raises(ValueError, match="one text for query '1'"):
+    msmarco.read_msmarco(folder(tmp_path, **changed))
+
+
+BAD = {
+  "a line without tab": (
+    {"collection.tsv": "7\tseven\n8 eight\n"},
+    r"collection\.tsv:2: expected 2 columns",
+  ),
+  "a passage id given twice": (
+    {"collection.tsv": "7\tseven\n7\teight\n"},
+    r"collection\.tsv:2: expected distinct document ids, got '7' again",
+  ),
+  "an empty passage": (
+    {"collection.tsv": "7\tseven\n8\t \n"},
+    r"collection\.tsv:2: expected text in document '8', got none",
+  ),
+  "an unknown passage": (
+    {"qrels.train.tsv": "1\t0\t9\t1\n"},
+    r"qrels\.train\.tsv:1: expected the id of a known document, got '9'",
+  ),
+  "a short line of judgements": (
+    {"qrels.train.tsv": "1\t0\t7\t1\n1\t7\t1\n"},
+    r"qrels\.train\.tsv:2: expected query id, 0, passage id and grade",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named_with_file_and_line(tmp_path, name):
+  changes, message = BAD[name]
+  with pytest.raises(ValueError, match=message):
+    msmarco.read_msmarco(folder(tmp_path, **changes))
+
+
+def test_a_folder_without_judgements_is_refused(tmp_path):
+  (tmp_path / "collection.tsv").write_text("7\tseven\n")
+  with pytest.raises(ValueError, match="expected qrels.SPLIT.tsv files"):
+    msmarco.read_msmarco(tmp_path)

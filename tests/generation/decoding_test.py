@@ -1,0 +1,244 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from synthq_jax.generation import decoding
+from synthq_jax.models import t5, t5_config
+
+# One layer compiles in half the time; t5_test steps through the tiny T5.
+_CONFIG = dataclasses.replace(
+  t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
+)
+_KEY = jax.random.key(7)
+_LENGTH = 8
+
+
+@functools.cache
+def _params(config=_CONFIG):
+  """Random parameters, without the initialisers, which compile slowly."""
+  shapes = jax.eval_shape(
+    functools.partial(t5.init_params, config), jax.random.key(0)
+  )
+  rng = np.random.default_rng(0)
+
+  def fill(path, leaf):
+    noise = rng.normal(size=leaf.shape).astype(np.float32)
+    if path[-1].key == "kernel":
+      return noise / leaf.shape[0] ** 0.5
+    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
+
+  return jax.tree.map_with_path(fill, shapes)
+
+
+def _documents(count, longest=16, seed=0):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(2, _CONFIG.vocab_size, (count, longest))
+  lengths = rng.integers(1, longest + 1, count)
+  tokens[np.arange(longest) >= lengths[:, None]] = 0
+  return tokens.astype(np.int32), [f"d{index}" for index in range(count)]
+
+
+def _generate(tokens, ids, **options):
+  options = {"key": _KEY, "max_length": _LENGTH, "batch_size": 8} | options
+  return decoding.generate(_params(), _CONFIG, tokens, ids=ids, **options)
+
+
+def _next_logits(document, written):
+  """Logits of the next token by the full, uncached forward pass."""
+  inputs = t5.shift_right(jnp.asarray(np.append(written, 0))[None])
+  apply = jax.jit(t5.Transformer(_CONFIG).apply)
+  logits = apply({"params": _params()}, document[None], inputs)
+  return np.array(logits[0, -1])
+
+
+def test_greedy_decoding_equals_teacher_forced_argmax_token_for_token():
+  config = t5_config.get("tiny")
+  params = _params(config)
+  tokens, ids = _documents(12)
+  queries = decoding.generate(
+    params,
+    config,
+    tokens,
+    ids=ids,
+    key=_KEY,
+    sampler=decoding.Greedy(),
+    max_length=_LENGTH,
+  )[:, 0]
+  inputs = t5.shift_right(jnp.asarray(queries))
+  model = t5.Transformer(config)
+  logits = np.array(jax.jit(model.apply)({"params": params}, tokens, inputs))
+  logits[..., decoding.PAD] = -np.inf
+  written = queries != decoding.PAD
+  assert (queries == logits.argmax(axis=-1))[written].all()
+  assert written.sum() > 12  # more than the first tokens were compared
+
+
+def test_a_query_is_zeros_after_its_eos_and_has_no_padding_before():
+  tokens, ids = _documents(100)
+  queries = _generate(tokens, ids, num_samples=3).reshape(-1, _LENGTH)
+  ended = queries == decoding.EOS
+  lengths = np.where(ended.any(1), ended.argmax(1) + 1, _LENGTH)
+  expected = np.arange(_LENGTH) < lengths[:, None]
+  np.testing.assert_array_equal(queries != decoding.PAD, expected)
+  assert ended.any() and not ended.any(axis=1).all()  # both cases occurred
+
+
+def test_queries_depend_neither_on_batch_size_nor_on_order_nor_on_shard():
+  tokens, ids = _documents(21)
+  queries = _generate(tokens, ids)
+  np.testing.assert_array_equal(_generate(tokens, ids, batch_size=3), queries)
+  order = np.random.default_rng(3).permutation(21)
+  permuted = _generate(tokens[order], [ids[index] for index in order])
+  np.testing.assert_array_equal(permuted, queries[order])
+  shard = _generate(tokens[5:9], ids[5:9])
+  np.testing.assert_array_equal(shard, queries[5:9])
+
+
+def test_documents_of_several_widths_come_back_in_order():
+  tokens, ids = _documents(6, longest=32)
+  queries = _generate(tokens, ids)
+  assert (tokens[:, 16:].any(axis=1)).any()  # both widths occur
+  assert not (tokens[:, 16:].any(axis=1)).all()
+  for row in range(6):
+    alone = _generate(tokens[row : row + 1], ids[row : row + 1])
+    np.testing.assert_array_equal(alone[0], queries[row])
+
+
+def test_more_padding_and_more_samples_leave_the_first_queries_alone():
+  tokens, ids = _documents(6)
+  queries = _generate(tokens, ids)
+  wider = np.pad(tokens, ((0, 0), (0, 50)))
+  np.testing.assert_array_equal(_generate(wider, ids), queries)
+  several = _generate(tokens, ids, num_samples=3)
+  np.testing.assert_array_equal(several[:, :1], queries)
+  assert (several[:, 1] != queries[:, 0]).any()
+
+
+def test_keys_and_ids_choose_the_randomness():
+  document = np.tile(_documents(1)[0], (6, 1))
+  ids = list("abcdef")
+  queries = _generate(document, ids)
+  assert len(np.unique(queries, axis=0)) == 6
+  other = _generate(document, ids, key=jax.random.key(8))
+  assert (other != queries).any(axis=(1, 2)).all()
+
+
+def test_an_old_style_key_gives_the_same_queries():
+  tokens, ids = _documents(3)
+  old = _generate(tokens, ids, key=jax.random.PRNGKey(7))
+  np.testing.assert_array_equal(old, _generate(tokens, ids))
+
+
+def _nucleus(logits, p):
+  """The nucleus by sorting, in float64, without padding."""
+  weights = np.exp(logits.astype(np.float64) - logits.max())
+  weights[decoding.PAD] = 0
+  order = np.argsort(-weights)
+  shares = np.cumsum(weights[order]) / weights.sum()
+  kept = order[: np.searchsorted(shares, p) + 1]
+  result = np.zeros_like(weights)
+  result[kept] = weights[kept] / weights[kept].sum()
+  return result
+
+
+def _p_value(tokens, expected):
+  """Chi-square of the draws; 0 if a draw was impossible."""
+  observed = np.bincount(tokens, minlength=len(expected))
+  possible = expected > 0
+  if observed[~possible].any():
+    return 0.0
+  return stats.chisquare(
+    observed[possible], len(tokens) * expected[possible]
+  ).pvalue
+
+
+def test_written_tokens_follow_the_exact_nucleus_of_the_model():
+  tokens, ids = _documents(1)
+  queries = _generate(tokens, ids, num_samples=20_000, max_length=2)[0]
+  logits = _next_logits(tokens[0], [])
+  assert _p_value(queries[:, 0], _nucleus(logits, 0.8)) > 1e-3
+  assert _p_value(queries[:, 0], _nucleus(logits, 0.75)) < 1e-9
+  assert _p_value(queries[:, 0], _nucleus(logits, 0.9)) < 1e-9
+  # The second token, given the most frequent first one.
+  first = np.bincount(queries[:, 0], minlength=2)[2:].argmax() + 2
+  seconds = queries[queries[:, 0] == first, 1]
+  assert len(seconds) > 500
+  expected = _nucleus(_next_logits(tokens[0], [first]), 0.8)
+  assert _p_value(seconds, expected) > 1e-3
+  assert _p_value(seconds, _nucleus(logits, 0.8)) < 1e-9
+
+
+def test_forbidden_tokens_are_never_written():
+  tokens, ids = _documents(20)
+  forbidden = (1, 2, *range(64, 128))
+  queries = _generate(tokens, ids, forbidden=forbidden)
+  assert not np.isin(queries, (0, *forbidden)).any()
+
+
+@dataclasses.dataclass(frozen=True)
+class _EndsAfter:
+  """Writes 5 until a number of steps, then EOS; counts the steps."""
+
+  steps: int
+  calls: list = dataclasses.field(default_factory=list, compare=False)
+
+  def sample(self, logits, keys):
+    del keys
+    count = jnp.asarray(np.int32(0))
+
+    def called(_):
+      self.calls.append(1)
+      return np.int32(len(self.calls))
+
+    count = jax.experimental.io_callback(
+      called, jax.ShapeDtypeStruct((), jnp.int32), logits[0, 0]
+    )
+    token = jnp.where(count >= self.steps, decoding.EOS, 5)
+    return jnp.broadcast_to(token, logits.shape[:1])
+
+
+def test_decoding_stops_when_every_query_has_ended():
+  tokens, ids = _documents(3, longest=16)
+  sampler = _EndsAfter(3)
+  queries = _generate(tokens, ids, sampler=sampler, max_length=64)
+  assert len(sampler.calls) == 3
+  assert queries[:, 0, :4].tolist() == [[5, 5, 1, 0]] * 3
+
+
+def test_progress_adds_up_to_the_documents():
+  tokens, ids = _documents(21)
+  done = []
+  _generate(tokens, ids, num_samples=2, progress=done.append)
+  assert sum(done) == 21
+  assert max(done) <= 4  # 8 queries at a time
+
+
+def test_no_documents_and_empty_documents_are_fine():
+  tokens, ids = _documents(2)
+  assert _generate(tokens[:0], []).shape == (0, 1, _LENGTH)
+  tokens[0] = 0
+  assert (_generate(tokens, ids)[:, 0, 0] != 0).all()
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"ids": ["a"]}, "2, 16"),
+    ({"ids": ["a", "a"]}, "1 repeated"),
+    ({"max_length": 0}, "max_length=0"),
+    ({"num_samples": 0}, "num_samples=0"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"forbidden": (128,)}, "128"),
+    ({"forbidden": range(128)}, "got all"),
+  ],
+)
+def test_arguments_that_do_not_fit_are_refused(change, message):
+  tokens, ids = _documents(2)
+  options = {"ids": ids} | change
+  with pytest.raises(ValueError, match=message):
+    _generate(tokens, options.pop("ids"), **options)

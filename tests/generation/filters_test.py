@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from synthq_jax.generation import filters
+
+
+def test_each_dropped_query_counts_once_under_its_first_reason():
+  queries = ["what is jax", "", "what  is JAX", "cut in the", "what is jax"]
+  documents = ["d1", "d1", "d1", "d1", "d2"]
+  kept = filters.keep(
+    queries, documents, ended=[True, False, True, False, True]
+  )
+  assert kept.indices.tolist() == [0, 4]
+  assert kept.counts == {
+    "kept": 2,
+    "empty": 1,
+    "truncated": 1,
+    "duplicate": 1,
+  }
+
+
+def test_truncated_queries_stay_when_nobody_says_which_they_are():
+  kept = filters.keep(["a", "b"], ["d", "d"])
+  assert kept.indices.tolist() == [0, 1]
+  assert kept.counts["truncated"] == 0
+
+
+def test_a_truncated_query_does_not_make_a_complete_one_a_duplicate():
+  kept = filters.keep(["a b", "a b"], ["d", "d"], ended=[False, True])
+  assert kept.indices.tolist() == [1]
+
+
+def test_blank_queries_are_empty_and_no_queries_are_fine():
+  assert filters.keep([" \n\t"], ["d"]).counts["empty"] == 1
+  assert filters.keep([], []).indices.tolist() == []
+
+
+def test_has_ended_takes_any_leading_axes():
+  tokens = np.array([[[5, 1, 0], [5, 6, 7]], [[1, 0, 0], [5, 6, 1]]])
+  assert filters.has_ended(tokens).tolist() == [[True, False], [True, True]]
+
+
+def test_arguments_of_different_lengths_are_refused():
+  with pytest.raises(ValueError, match="got 2, 1 and 2"):
+    filters.keep(["a", "b"], ["d"])

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from synthq_jax.generation import text_measures
+
+_IDS = ["a", "b", "c", "d"]
+_TEXTS = [
+  "red apples grow on trees",
+  "green pears grow on trees and on walls of the old garden",
+  "gradients flow through a graph",
+  "noise hides a query",
+]
+
+
+def test_the_gauge_is_ndcg_of_the_own_document():
+  queries = ["red apples", "green pears", "trees grow", "apples", "", "zebra"]
+  own = ["a", "b", "b", "d", "a", "c"]
+  gauge = text_measures.own_document_gauge(queries, own, _IDS, _TEXTS)
+  # "b" is the longer of the two documents about trees: rank 2.
+  np.testing.assert_allclose(gauge, [1, 1, 1 / np.log2(3), 0, 0, 0])
+
+
+def test_the_gauge_stops_at_rank_k():
+  options = (["trees grow"], ["b"], _IDS, _TEXTS)
+  assert text_measures.own_document_gauge(*options, k=1).tolist() == [0.0]
+
+
+def test_the_gauge_refuses_documents_that_the_collection_lacks():
+  with pytest.raises(ValueError, match="'z'"):
+    text_measures.own_document_gauge(["q"], ["z"], _IDS, _TEXTS)
+  with pytest.raises(ValueError, match="got 1 and 2"):
+    text_measures.own_document_gauge(["q"], ["a", "b"], _IDS, _TEXTS)
+
+
+def test_copy_rate_counts_ngrams_found_in_the_own_document_only():
+  queries = ["Red apples grow", "red pears", "x"]
+  documents = [_TEXTS[0], _TEXTS[1], _TEXTS[0]]
+  assert text_measures.copy_rate(queries, documents) == 4 / 6
+  assert text_measures.copy_rate(queries, documents, n=2) == 2 / 3
+  assert text_measures.copy_rate(queries, documents, n=4) == 0.0
+
+
+def test_distinct_n_is_the_share_of_different_ngrams():
+  queries = ["a b a b", "A B"]
+  assert text_measures.distinct_n(queries) == 2 / 6
+  assert text_measures.distinct_n(queries, n=2) == 2 / 4
+  assert text_measures.distinct_n([], n=2) == 0.0
+
+
+def test_mean_length_counts_words_and_empty_queries():
+  assert text_measures.mean_length(["what is jax?", ""]) == 1.5
+  assert text_measures.mean_length([]) == 0.0
+
+
+def test_ngrams_of_no_words_are_refused():
+  with pytest.raises(ValueError, match="n=0"):
+    text_measures.distinct_n(["a"], n=0)

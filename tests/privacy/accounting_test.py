@@ -1,0 +1,292 @@
+"""Epsilons against closed forms, published figures and each other."""
+
+import math
+import subprocess
+import sys
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from synthq_jax.privacy import accounting, sampling
+
+SMALL = sampling.Poisson.with_margin(num_examples=6000, expected_batch_size=256)
+SMALL_DELTA = 1 / 12000
+
+
+def whole(num=50):
+  """Every record in every batch, with room for one more."""
+  return sampling.Poisson(
+    num_examples=num, expected_batch_size=num, max_batch_size=num + 1
+  )
+
+
+def gaussian_delta(epsilon, noise):
+  """The exact delta of N(0, noise^2) against N(1, noise^2)."""
+  half, shift = 1 / (2 * noise), epsilon * noise
+  lost = math.exp(epsilon) * stats.norm.cdf(-half - shift)
+  return stats.norm.cdf(half - shift) - lost
+
+
+def gaussian_epsilon(delta, noise):
+  return optimize.brentq(
+    lambda epsilon: gaussian_delta(epsilon, noise) - delta, 0, 200
+  )
+
+
+@pytest.mark.parametrize("noise", [0.7, 1.3, 4.0])
+@pytest.mark.parametrize(
+  ("relation", "moved"),
+  [("ADD_OR_REMOVE_ONE", 1), ("REPLACE_SPECIAL", 1), ("REPLACE_ONE", 2)],
+)
+def test_one_gaussian_step_has_the_closed_form(noise, relation, moved):
+  # Noise is noise_multiplier x sensitivity(ADD_OR_REMOVE_ONE) throughout: a
+  # replaced record moves the sum by twice that.
+  exact = gaussian_epsilon(1e-3, noise / moved)
+  found = accounting.epsilon(
+    noise_multiplier=noise,
+    delta=1e-3,
+    sampler=whole(),
+    steps=1,
+    relation=dp_accounting.NeighboringRelation[relation],
+  )
+  assert exact - 1e-6 <= found <= exact * 1.002 + 1e-4
+
+
+def test_steps_of_a_whole_batch_add_up_in_variance():
+  found = accounting.epsilon(
+    noise_multiplier=3.0, delta=1e-3, sampler=whole(), steps=9
+  )
+  np.testing.assert_allclose(found, gaussian_epsilon(1e-3, 1.0), rtol=2e-3)
+
+
+def test_one_poisson_step_has_the_closed_form():
+  sampler = sampling.Poisson(
+    num_examples=1000, expected_batch_size=100, max_batch_size=400
+  )
+  inner = gaussian_epsilon(1e-4 / 0.1, 0.8)
+  exact = math.log1p(0.1 * math.expm1(inner))
+  found = accounting.epsilon(
+    noise_multiplier=0.8, delta=1e-4, sampler=sampler, steps=1
+  )
+  assert exact - 1e-6 <= found <= exact * 1.002
+  without = accounting.epsilon(
+    noise_multiplier=0.8, delta=1e-4, sampler=whole(1000), steps=1
+  )
+  assert without > 1.5 * found
+
+
+@pytest.mark.parametrize(
+  ("target", "poisson", "fixed"),
+  [(3, 0.730, 8.48), (8, 0.554, 3.58), (16, 0.466, 2.02)],
+)
+def test_the_papers_setting_needs_the_known_noise(target, poisson, fixed):
+  num, batch = 532761, 1024
+  shared = {"epsilon": target, "delta": 1 / (2 * num)}
+  amplified = accounting.noise_multiplier(
+    **shared,
+    sampler=sampling.Poisson.with_margin(
+      num_examples=num, expected_batch_size=batch
+    ),
+    steps=round(30 * num / batch),
+  )
+  np.testing.assert_allclose(amplified, poisson, rtol=0.01)
+  order = sampling.FixedOrder(num_examples=num, batch_size=batch)
+  plain = accounting.noise_multiplier(
+    **shared,
+    sampler=order,
+    steps=30 * order.steps_per_epoch,
+    relation="REPLACE_SPECIAL",
+  )
+  np.testing.assert_allclose(plain, fixed, rtol=0.01)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("target", [0.1, 1.0, 8.0])
+def test_calibrated_noise_is_enough_and_hardly_more(target, accountant):
+  shared = {
+    "delta": SMALL_DELTA,
+    "sampler": SMALL,
+    "steps": 300,
+    "accountant": accountant,
+  }
+  noise = accounting.noise_multiplier(epsilon=target, **shared)
+
+  def reach(scale):
+    return accounting.epsilon(noise_multiplier=noise * scale, **shared)
+
+  assert reach(1.0) <= target
+  assert reach(0.995) > target
+
+
+def test_renyi_accounting_is_looser_but_close():
+  shared = {"delta": SMALL_DELTA, "sampler": SMALL, "steps": 300}
+  tight = accounting.epsilon(noise_multiplier=0.8, **shared)
+  loose = accounting.epsilon(noise_multiplier=0.8, accountant="rdp", **shared)
+  assert tight < loose < 1.25 * tight
+
+
+def test_replacing_costs_more_than_removing():
+  shared = {"delta": SMALL_DELTA, "sampler": SMALL, "steps": 300}
+  remove = accounting.epsilon(noise_multiplier=1.0, **shared)
+  special = accounting.epsilon(
+    noise_multiplier=1.0, relation="REPLACE_SPECIAL", **shared
+  )
+  replace = accounting.epsilon(
+    noise_multiplier=1.0, relation="REPLACE_ONE", **shared
+  )
+  assert remove == special < replace
+
+
+def displaced_epsilon(delta, noise):
+  """One step that keeps 4 of 5 records against one that keeps all other 4.
+
+  The new record is kept with probability 4/5 and then pushes out another, so
+  the worst case is 1/5 N(0) + 4/5 N(2) against N(0).
+  """
+  grid = np.linspace(-12, 14, 200001)
+  before = stats.norm.pdf(grid, 0, noise)
+  after = 0.2 * before + 0.8 * stats.norm.pdf(grid, 2, noise)
+
+  def excess(epsilon):
+    gap = np.maximum(after - math.exp(epsilon) * before, 0)
+    return np.trapezoid(gap, grid) - delta
+
+  return optimize.brentq(excess, 0, 50)
+
+
+def test_records_that_push_others_out_are_accounted_for():
+  full = sampling.Poisson(
+    num_examples=4, expected_batch_size=4, max_batch_size=4
+  )
+  exact = displaced_epsilon(1e-3, 1.0)
+  found = accounting.epsilon(
+    noise_multiplier=1.0, delta=1e-3, sampler=full, steps=1
+  )
+  assert gaussian_epsilon(1e-3, 1.0) < exact <= found
+
+
+def test_the_less_room_the_larger_the_epsilon():
+  def epsilon(room):
+    return accounting.epsilon(
+      noise_multiplier=1.0,
+      delta=SMALL_DELTA,
+      sampler=sampling.Poisson(
+        num_examples=6000, expected_batch_size=256, max_batch_size=room
+      ),
+      steps=300,
+    )
+
+  tight, middle, roomy = epsilon(270), epsilon(310), epsilon(400)
+  assert tight > 2 * roomy
+  assert 1.005 * roomy < middle < tight
+
+
+def test_both_ways_to_account_for_truncation_agree(monkeypatch):
+  run = accounting.Run(SMALL, 1.0, 300)
+  arguments = ((run,), SMALL_DELTA, "ADD_OR_REMOVE_ONE", 1e-3)
+  from_delta = accounting._pld_epsilon(*arguments)
+  monkeypatch.setattr(accounting, "_NEGLIGIBLE", 0.0)
+  in_distribution = accounting._pld_epsilon(*arguments)
+  np.testing.assert_allclose(from_delta, in_distribution, rtol=1e-3)
+
+
+@pytest.mark.parametrize("room", [260, 290, 330])
+def test_the_larger_neighbour_is_the_worse_one(room):
+  def epsilon(num):
+    event = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+      dataset_size=num,
+      sampling_probability=256 / 6000,
+      truncated_batch_size=room,
+      noise_multiplier=1.0,
+    )
+    accountant = dp_accounting.pld.PLDAccountant(
+      value_discretization_interval=1e-2
+    )
+    return accountant.compose(event, 300).get_epsilon(SMALL_DELTA)
+
+  assert epsilon(6000) <= epsilon(6001)
+
+
+def test_renyi_accounting_refuses_truncation_that_delta_cannot_pay():
+  tight = sampling.Poisson(
+    num_examples=6000, expected_batch_size=256, max_batch_size=260
+  )
+  shared = {
+    "delta": SMALL_DELTA,
+    "sampler": tight,
+    "steps": 300,
+    "accountant": "rdp",
+  }
+  assert accounting.epsilon(noise_multiplier=5.0, **shared) == math.inf
+  with pytest.raises(ValueError, match="max_batch_size"):
+    accounting.noise_multiplier(epsilon=8.0, **shared)
+
+
+def test_two_runs_cost_what_one_of_twice_the_steps_costs():
+  run = accounting.Run(SMALL, 1.0, 300)
+  both = accounting.composed_epsilon([run, run], delta=SMALL_DELTA)
+  long = accounting.epsilon(
+    noise_multiplier=1.0, delta=SMALL_DELTA, sampler=SMALL, steps=600
+  )
+  np.testing.assert_allclose(both, long, rtol=1e-4)
+  once = accounting.composed_epsilon([run], delta=SMALL_DELTA)
+  assert once < both < 2 * once
+  assert accounting.composed_epsilon([], delta=SMALL_DELTA) == 0
+
+
+def test_no_noise_is_an_infinite_epsilon_and_back():
+  shared = {"delta": SMALL_DELTA, "sampler": SMALL, "steps": 300}
+  assert accounting.noise_multiplier(epsilon=math.inf, **shared) == 0
+  assert accounting.epsilon(noise_multiplier=0, **shared) == math.inf
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"epsilon": 0.0}, "positive epsilon"),
+    ({"epsilon": math.nan}, "positive epsilon"),
+    ({"delta": 0.0}, "delta"),
+    ({"delta": 1 / 6000}, "delta"),
+    ({"delta": math.nan}, "delta"),
+    ({"steps": 0}, "steps"),
+    ({"steps": 2.5}, "steps"),
+    ({"relation": "ADD_ONE"}, "relation"),
+    ({"accountant": "moments"}, "accountant"),
+    ({"accountant": "rdp", "relation": "REPLACE_ONE"}, "pld"),
+    (
+      {"sampler": sampling.FixedOrder(num_examples=6000, batch_size=9)},
+      "REPLACE_SPECIAL",
+    ),
+  ],
+)
+def test_what_cannot_be_claimed_is_refused(change, message):
+  good = {
+    "epsilon": 8.0,
+    "delta": SMALL_DELTA,
+    "sampler": SMALL,
+    "steps": 300,
+  }
+  with pytest.raises(ValueError, match=message):
+    accounting.noise_multiplier(**(good | change))
+
+
+@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf])
+def test_noise_that_is_no_noise_is_refused(noise):
+  with pytest.raises(ValueError, match="noise_multiplier"):
+    accounting.epsilon(
+      noise_multiplier=noise, delta=SMALL_DELTA, sampler=SMALL, steps=1
+    )
+
+
+def test_importing_the_package_loads_nothing_heavy():
+  code = (
+    "import sys, synthq_jax.privacy;"
+    "heavy = {'jax', 'dp_accounting', 'scipy', 'tensorflow', 'gin'};"
+    "print(sorted(heavy & set(sys.modules)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.strip() == "[]"

@@ -1,0 +1,221 @@
+"""Batches are what the accountant thinks they are."""
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import stats
+
+from synthq_jax.privacy import sampling
+
+NUM, MEAN, STEPS = 200, 20, 2000
+
+
+def memberships(sampler, steps=STEPS, seed=3):
+  """Returns which record was in which batch, [steps, num_examples] bool."""
+  found = np.zeros((steps, sampler.num_examples), bool)
+  for step in range(steps):
+    batch = sampler.batch(seed, step)
+    found[step, batch.indices[~batch.is_padding]] = True
+  return found
+
+
+@pytest.fixture(scope="module")
+def roomy():
+  return memberships(
+    sampling.Poisson(
+      num_examples=NUM, expected_batch_size=MEAN, max_batch_size=80
+    )
+  )
+
+
+def z_of_rate(found, probability):
+  trials = found.size
+  scale = np.sqrt(trials * probability * (1 - probability))
+  return (found.sum() - trials * probability) / scale
+
+
+def test_records_are_drawn_with_the_claimed_probability(roomy):
+  assert abs(z_of_rate(roomy, 0.1)) < 4
+  assert abs(z_of_rate(roomy, 0.11)) > 10
+  assert abs(z_of_rate(roomy, 0.09)) > 10
+
+
+def test_every_record_has_the_same_probability(roomy):
+  def p_value(found):
+    scaled = (found.sum(0) - STEPS * 0.1) ** 2 / (STEPS * 0.1 * 0.9)
+    return stats.chi2.sf(scaled.sum(), NUM)
+
+  assert p_value(roomy) > 1e-4
+  favoured = roomy.copy()
+  favoured[: STEPS // 10, :5] = True
+  assert p_value(favoured) < 1e-8
+
+
+def test_batch_sizes_vary_as_a_binomial_does(roomy):
+  ratio = roomy.sum(1).var() / (NUM * 0.1 * 0.9)
+  assert abs(ratio - 1) < 0.15
+  fixed = sampling.FixedOrder(num_examples=NUM, batch_size=MEAN)
+  assert memberships(fixed, steps=20).sum(1).var() == 0
+
+
+def z_of_repeats(found):
+  """How far repeats in consecutive steps are from those of independence."""
+  repeats = found[1:] & found[:-1]
+  return z_of_rate(repeats, 0.01)
+
+
+def test_consecutive_steps_are_independent(roomy):
+  assert abs(z_of_repeats(roomy)) < 4
+  fixed = sampling.FixedOrder(num_examples=NUM, batch_size=MEAN)
+  assert abs(z_of_repeats(memberships(fixed, steps=500))) > 20
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+  def make():
+    return sampling.Poisson(
+      num_examples=1000, expected_batch_size=50, max_batch_size=100
+    )
+
+  uninterrupted = make()
+  drawn = [uninterrupted.batch(11, step).indices for step in range(6)]
+  np.testing.assert_array_equal(make().batch(11, 5).indices, drawn[5])
+  assert not np.array_equal(drawn[4], drawn[5])
+  assert not np.array_equal(make().batch(12, 5).indices, drawn[5])
+  several = make().batch((11, 0), 5).indices
+  np.testing.assert_array_equal(make().batch((11, 0), 5).indices, several)
+
+
+def test_a_batch_has_a_fixed_shape_and_distinct_records():
+  sampler = sampling.Poisson(
+    num_examples=1000, expected_batch_size=50, max_batch_size=100
+  )
+  for step in range(20):
+    indices, is_padding = sampler.batch(0, step)
+    assert indices.shape == is_padding.shape == (100,)
+    assert indices.dtype == np.int32 and is_padding.dtype == bool
+    real = indices[~is_padding]
+    assert len(set(real.tolist())) == len(real)
+    assert real.min() >= 0 and real.max() < 1000
+    assert (indices[is_padding] == -1).all()
+
+
+def test_an_empty_batch_is_all_padding():
+  sampler = sampling.Poisson(
+    num_examples=50, expected_batch_size=1, max_batch_size=8
+  )
+  empty = [sampler.batch(0, step).is_padding.all() for step in range(200)]
+  assert 0.25 < np.mean(empty) < 0.5  # (1 - 1/50)^50 = 0.364
+
+
+def test_an_overfull_batch_keeps_a_uniform_subset():
+  tight = sampling.Poisson(
+    num_examples=NUM, expected_batch_size=MEAN, max_batch_size=MEAN
+  )
+  found = memberships(tight)
+  sizes = found.sum(1)
+  assert sizes.max() == MEAN
+  overfull = stats.binom.sf(MEAN - 1, NUM, 0.1)
+  assert stats.binomtest((sizes == MEAN).sum(), STEPS, overfull).pvalue > 1e-4
+  counts = found[sizes == MEAN].sum(0)
+  assert stats.chisquare(counts).pvalue > 1e-4
+  biased = counts + 40 * (np.arange(NUM) < 9)
+  assert stats.chisquare(biased).pvalue < 1e-4
+
+
+def test_truncation_is_part_of_the_event():
+  sampler = sampling.Poisson(
+    num_examples=NUM, expected_batch_size=MEAN, max_batch_size=25
+  )
+  event = sampler.event(1.5, 7)
+  assert event == dp_accounting.SelfComposedDpEvent(
+    dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
+      dataset_size=NUM + 1,
+      sampling_probability=0.1,
+      truncated_batch_size=25,
+      noise_multiplier=1.5,
+    ),
+    7,
+  )
+
+
+@pytest.mark.parametrize("room", [20, 25, 60, 200, 201, 300])
+def test_the_price_of_truncation_is_the_binomial_tail(room):
+  sampler = sampling.Poisson(
+    num_examples=NUM, expected_batch_size=MEAN, max_batch_size=room
+  )
+  expected = 30 * 0.1 * stats.binom.sf(room - 1, NUM, 0.1)
+  np.testing.assert_allclose(
+    sampler.overflow_delta(30), expected, rtol=1e-6, atol=1e-200
+  )
+
+
+@pytest.mark.parametrize(
+  ("num", "mean"), [(532761, 1024), (6000, 256), (1000, 1), (100, 100)]
+)
+def test_the_margin_is_the_least_that_hardly_ever_overflows(num, mean):
+  size = sampling.Poisson.with_margin(
+    num_examples=num, expected_batch_size=mean
+  ).max_batch_size
+  assert stats.binom.sf(size, num, mean / num) <= 1e-12
+  assert size == mean or stats.binom.sf(size - 1, num, mean / num) > 1e-12
+
+
+def test_the_margin_is_rounded_up_to_a_multiple():
+  def make(multiple):
+    return sampling.Poisson.with_margin(
+      num_examples=6000, expected_batch_size=256, multiple_of=multiple
+    )
+
+  assert make(1).max_batch_size == 373
+  assert make(32).max_batch_size == 384
+
+
+def test_a_fixed_order_visits_every_record_once_an_epoch():
+  sampler = sampling.FixedOrder(num_examples=23, batch_size=5)
+  assert sampler.steps_per_epoch == 4
+  epochs = memberships(sampler, steps=12).reshape(3, 4, 23).sum(1)
+  assert epochs.max() == 1
+  assert (epochs.sum(1) == 20).all()
+  first, second = sampler.batch(3, 0).indices, sampler.batch(3, 4).indices
+  assert not np.array_equal(first, second)
+  np.testing.assert_array_equal(sampler.batch(3, 0).indices, first)
+
+
+@pytest.mark.parametrize(("steps", "epochs"), [(1, 1), (4, 1), (5, 2), (8, 2)])
+def test_a_fixed_order_pays_once_for_every_epoch_begun(steps, epochs):
+  sampler = sampling.FixedOrder(num_examples=23, batch_size=5)
+  assert sampler.event(2.0, steps).count == epochs
+
+
+@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_ONE"])
+def test_a_fixed_order_claims_nothing_for_other_relations(relation):
+  sampler = sampling.FixedOrder(num_examples=23, batch_size=5)
+  sampler.check_relation(dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
+  with pytest.raises(ValueError, match="REPLACE_SPECIAL"):
+    sampler.check_relation(relation)
+
+
+@pytest.mark.parametrize(
+  ("num", "mean", "room", "name"),
+  [
+    (0, 1, 1, "num_examples"),
+    (10, 11, 12, "expected_batch_size"),
+    (10, 0, 12, "expected_batch_size"),
+    (10, 5, 4, "max_batch_size"),
+    (10.0, 5, 8, "num_examples"),
+    (2**31, 5, 8, "num_examples"),
+  ],
+)
+def test_sizes_that_contradict_each_other_are_refused(num, mean, room, name):
+  with pytest.raises(ValueError, match=f"integer {name}"):
+    sampling.Poisson(
+      num_examples=num, expected_batch_size=mean, max_batch_size=room
+    )
+
+
+def test_a_negative_step_is_refused():
+  sampler = sampling.Poisson(
+    num_examples=10, expected_batch_size=5, max_batch_size=8
+  )
+  with pytest.raises(ValueError, match="step"):
+    sampler.batch(0, -1)

@@ -1,0 +1,204 @@
+"""Claims: made from the ledger, passed on, added up, and read aloud."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.privacy import accounting, sampling, statement
+
+SAMPLER = sampling.Poisson.with_margin(
+  num_examples=6000, expected_batch_size=256
+)
+SETTINGS = {
+  "sampler": SAMPLER,
+  "noise_multiplier": 1.0,
+  "l2_clip_norm": 0.1,
+  "steps": 300,
+  "delta": 1 / 12000,
+}
+
+
+def made(identifier="finetune_dp/1", **changes):
+  return statement.training(identifier=identifier, **(SETTINGS | changes))
+
+
+def test_the_claim_is_the_accountants():
+  claim = made()
+  arguments = {k: v for k, v in SETTINGS.items() if k != "l2_clip_norm"}
+  assert claim.epsilon == accounting.epsilon(**arguments)
+  assert claim.delta == 1 / 12000
+  assert claim.unit == "query"
+  assert claim.relation == "ADD_OR_REMOVE_ONE"
+  assert claim.noise_multiplier == 1.0
+  assert claim.l2_clip_norm == 0.1
+  assert claim.steps == 300
+  assert claim.ledger[0].sampler() == SAMPLER
+
+
+def test_a_relation_may_be_given_as_a_constant():
+  relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+  order = sampling.FixedOrder(num_examples=6000, batch_size=256)
+  claim = made(relation=relation, sampler=order)
+  assert claim.relation == "REPLACE_SPECIAL"
+  assert claim.ledger[0].sampler() == order
+  assert claim.epsilon > 2 * made().epsilon
+
+
+@pytest.mark.parametrize("kind", ["made", "composed", "none", "non_private"])
+def test_a_statement_survives_json(tmp_path, kind):
+  claim = {
+    "made": lambda: made(l2_sensitivity=0.2),
+    "composed": lambda: statement.compose([made("a"), made("b")]),
+    "none": statement.none,
+    "non_private": statement.non_private,
+  }[kind]()
+  artifacts.save(tmp_path, claim, "digest")
+  assert artifacts.load(tmp_path, statement.PrivacyStatement) == claim
+
+
+def test_post_processing_changes_no_number():
+  claim = made()
+  later = statement.inherit(claim, "Queries were generated.")
+  assert later.notes == ("Queries were generated.",)
+  assert dataclasses.replace(later, notes=claim.notes) == claim
+
+
+def test_two_runs_are_composed_by_their_loss_distributions():
+  first, second = made("a"), made("b")
+  both = statement.compose([first, second])
+  assert both.delta == first.delta
+  assert first.epsilon < both.epsilon < first.epsilon + second.epsilon
+  arguments = {k: v for k, v in SETTINGS.items() if k != "l2_clip_norm"}
+  long = accounting.epsilon(**(arguments | {"steps": 600, "delta": both.delta}))
+  assert both.epsilon == pytest.approx(long, rel=1e-4)
+  assert [release.identifier for release in both.ledger] == ["a", "b"]
+  assert both.noise_multiplier is None
+
+
+def test_an_inherited_release_counts_once():
+  claim = made("a")
+  later = statement.inherit(claim, "Queries were generated.")
+  assert statement.compose([claim, later]).epsilon == claim.epsilon
+  both = statement.compose([claim, made("b")])
+  again = statement.compose([later, both, made("b")])
+  assert (again.epsilon, again.delta) == (both.epsilon, both.delta)
+  assert again.ledger == both.ledger
+
+
+def test_composing_at_a_smaller_delta_costs_epsilon():
+  parts = [made("a"), made("b")]
+  stricter = statement.compose(parts, delta=1e-6)
+  assert stricter.delta == 1e-6
+  assert stricter.epsilon > statement.compose(parts).epsilon
+
+
+def test_public_results_add_nothing():
+  claim = made()
+  assert statement.compose([statement.none(), claim]) == claim
+  public = statement.compose([statement.none(), statement.none()])
+  assert public == statement.none()
+
+
+def test_one_result_without_privacy_spoils_the_sum():
+  both = statement.compose([made(), statement.non_private()])
+  assert both.epsilon == math.inf
+  assert both.ledger == made().ledger
+  silent = made("c", noise_multiplier=0.0)
+  assert statement.compose([made(), silent]).epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+  ("change", "name"),
+  [({"unit": "person"}, "unit"), ({"relation": "REPLACE_ONE"}, "relation")],
+)
+def test_different_promises_do_not_add_up(change, name):
+  with pytest.raises(ValueError, match=name):
+    statement.compose([made("a"), made("b", **change)])
+
+
+def test_one_identifier_stands_for_one_release():
+  with pytest.raises(ValueError, match="identifier"):
+    statement.compose([made("a"), made("a", steps=301)])
+
+
+def test_public_results_go_with_any_promise():
+  claim = made(relation="REPLACE_ONE", unit="person")
+  assert statement.compose([statement.none(), claim]) == claim
+
+
+def test_nothing_does_not_add_up():
+  with pytest.raises(ValueError, match="at least one"):
+    statement.compose([])
+
+
+def test_a_claim_needs_a_ledger():
+  with pytest.raises(ValueError, match="ledger"):
+    statement.PrivacyStatement(
+      unit="query", relation="REPLACE_ONE", epsilon=1.0, delta=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"l2_clip_norm": 0.0}, "clip norm"),
+    ({"l2_sensitivity": 0.0}, "sensitivity"),
+    ({"delta": 0.5}, "delta"),
+  ],
+)
+def test_a_claim_is_checked(change, message):
+  with pytest.raises(ValueError, match=message):
+    made(**change)
+  with pytest.raises(ValueError, match="identifier"):
+    made(identifier="")
+
+
+def test_a_group_is_protected_by_the_geometric_sum():
+  claim = made(noise_multiplier=8.0)
+  epsilon, delta = statement.group(claim, 3)
+  base = math.exp(claim.epsilon)
+  assert epsilon == pytest.approx(3 * claim.epsilon)
+  assert delta == pytest.approx(claim.delta * (1 + base + base**2))
+  assert statement.group(made(), 1) == (made().epsilon, made().delta)
+  assert statement.group(made(), 1000)[1] == 1
+
+
+def test_the_words_say_what_the_numbers_say():
+  claim = made(l2_sensitivity=0.2)
+  text = statement.in_words(statement.inherit(claim, "It was read aloud."))
+  shown = math.ceil(claim.epsilon * 1000) / 1000
+  for part in (
+    f"({shown:g}, 8.34e-05)-differentially private",
+    "one query is added or removed",
+    "ADD_OR_REMOVE_ONE",
+    "256/6000",
+    "300 steps",
+    "clip norm 0.1",
+    "1 x 0.2",
+    "It was read aloud.",
+    *statement.PUBLIC,
+    *statement.ASSUMPTIONS,
+    *statement.NOT_PROTECTED,
+  ):
+    assert part in text
+  assert text.count("\n\n") == 6
+
+
+def test_the_words_never_claim_more_than_the_numbers():
+  claim = made(noise_multiplier=0.9)
+  text = statement.in_words(claim)
+  epsilon, delta = text.split("is (")[1].split(")")[0].split(", ")
+  assert claim.epsilon <= float(epsilon) <= claim.epsilon * 1.001
+  assert claim.delta <= float(delta) <= claim.delta * 1.01
+
+
+def test_no_privacy_and_no_private_data_sound_different():
+  assert "NO differential privacy" in statement.in_words(
+    statement.non_private()
+  )
+  public = statement.in_words(statement.none())
+  assert "No private record" in public
+  assert "differentially private" not in public

@@ -1,0 +1,114 @@
+import faiss
+import numpy as np
+import pytest
+
+from synthq_jax.retrieval import index
+
+
+def oracle(vectors, queries, k):
+  """All inner products in float64, ties by position."""
+  scores = queries.astype(np.float64) @ vectors.T.astype(np.float64)
+  order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+  return np.take_along_axis(scores, order, axis=1), order
+
+
+def normal(rows, dim, seed):
+  rng = np.random.default_rng(seed)
+  return rng.normal(size=(rows, dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("num_queries", [1, 5, 64])
+@pytest.mark.parametrize("k", [1, 10, 150])
+def test_the_best_are_found_in_order(num_queries, k):
+  vectors, queries = normal(700, 24, 0), normal(num_queries, 24, 1)
+  scores, places = index.exact(vectors).search(queries, k)
+  expected, order = oracle(vectors, queries, k)
+  np.testing.assert_array_equal(places, order)
+  np.testing.assert_allclose(scores, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_queries", [1, 64])
+@pytest.mark.parametrize("k", [3, 10, 40, 200])
+def test_equal_scores_stand_by_position_also_across_the_border(num_queries, k):
+  # Integers: every sum is exact, so ties are ties. 600 documents, 60 distinct.
+  rng = np.random.default_rng(2)
+  distinct = rng.integers(-3, 4, size=(60, 6)).astype(np.float32)
+  vectors = distinct[rng.integers(60, size=600)]
+  queries = rng.integers(-3, 4, size=(num_queries, 6)).astype(np.float32)
+  scores, places = index.exact(vectors).search(queries, k)
+  expected, order = oracle(vectors, queries, k)
+  np.testing.assert_array_equal(scores, expected)
+  np.testing.assert_array_equal(places, order)
+
+
+def test_a_collapsed_encoder_gives_the_first_documents():
+  vectors = np.ones((500, 8), np.float32)
+  _, places = index.exact(vectors).search(np.ones((30, 8), np.float32), k=20)
+  np.testing.assert_array_equal(places, np.tile(np.arange(20), (30, 1)))
+
+
+def test_copies_of_a_vector_tie_whatever_their_place():
+  vectors = normal(300, 33, 3)
+  vectors[[7, 100, 299]] = vectors[50]
+  for rows in (1, 40):
+    queries = np.tile(vectors[50], (rows, 1))
+    scores, places = index.exact(vectors).search(queries, k=4)
+    np.testing.assert_array_equal(places, np.tile([7, 50, 100, 299], (rows, 1)))
+    assert (scores == scores[0, 0]).all()
+
+
+def test_one_query_alone_gives_what_it_gives_among_many():
+  vectors = normal(400, 16, 4) + 5  # nearly one direction: close scores
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  queries = vectors[:100]
+  searched = index.exact(vectors)
+  scores, places = searched.search(queries, k=30)
+  for i in (0, 37, 99):
+    alone = searched.search(queries[i : i + 1], k=30)
+    np.testing.assert_array_equal(alone[0][0], scores[i])
+    np.testing.assert_array_equal(alone[1][0], places[i])
+
+
+def test_scores_closer_than_single_precision_are_told_apart():
+  # In float32 all of these products round to the same sum.
+  vectors = np.zeros((100, 2), np.float32)
+  vectors[:, 0] = 1
+  vectors[:, 1] = np.arange(100) * 1e-10
+  query = np.ones((1, 2), np.float32)
+  rough, _ = faiss.knn(query, vectors, 5, metric=faiss.METRIC_INNER_PRODUCT)
+  assert len(set(rough[0])) == 1
+  scores, places = index.exact(vectors).search(query, k=5)
+  np.testing.assert_array_equal(places[0], [99, 98, 97, 96, 95])
+  assert (np.diff(scores[0]) < 0).all()
+
+
+def test_more_than_there_are_gives_all():
+  scores, places = index.exact(normal(7, 4, 5)).search(normal(3, 4, 6), k=50)
+  assert scores.shape == places.shape == (3, 7)
+  np.testing.assert_array_equal(np.sort(places, axis=1), [list(range(7))] * 3)
+
+
+def test_no_queries_give_no_rows():
+  scores, places = index.exact(normal(7, 4, 5)).search(normal(0, 4, 6), k=2)
+  assert scores.shape == places.shape == (0, 2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_refused(bad):
+  vectors = normal(5, 4, 7)
+  vectors[2, 1] = bad
+  with pytest.raises(ValueError, match="expected finite vectors"):
+    index.exact(vectors)
+  with pytest.raises(ValueError, match="expected finite queries"):
+    index.exact(normal(5, 4, 7)).search(vectors, k=1)
+
+
+def test_bad_shapes_are_refused():
+  with pytest.raises(ValueError, match=r"got shape \(0, 4\)"):
+    index.exact(np.zeros((0, 4), np.float32))
+  with pytest.raises(ValueError, match=r"two axes, got shape \(4,\)"):
+    index.exact(np.zeros(4, np.float32))
+  with pytest.raises(ValueError, match="dim=4, got k=1 and dim=3"):
+    index.exact(normal(5, 4, 7)).search(normal(1, 3, 7), k=1)
+  with pytest.raises(ValueError, match="k >= 1 .* got k=0"):
+    index.exact(normal(5, 4, 7)).search(normal(1, 4, 7), k=0)

@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from synthq_jax.retrieval import significance
+
+
+def test_the_interval_is_that_of_scipys_percentile_bootstrap():
+  values = np.random.default_rng(0).exponential(size=80)
+  ours = significance.bootstrap_interval(values, samples=20_000, seed=1)
+  theirs = stats.bootstrap(
+    (values,), np.mean, n_resamples=20_000, method="percentile"
+  ).confidence_interval
+  assert ours.mean == pytest.approx(values.mean())
+  # The ends are quantiles of 20,000 draws: their error is about .002.
+  assert abs(ours.low - theirs.low) < 0.015
+  assert abs(ours.high - theirs.high) < 0.015
+  assert ours.high - ours.low > 0.2
+
+
+def test_the_interval_holds_the_mean_as_often_as_its_level_says():
+  rng = np.random.default_rng(2)
+
+  def share(level, truth):
+    intervals = [
+      significance.bootstrap_interval(
+        rng.normal(size=60), level=level, samples=400, seed=i
+      )
+      for i in range(400)
+    ]
+    return np.mean([each.low <= truth <= each.high for each in intervals])
+
+  # 5 standard deviations of a share of .9 in 400 tries are .075.
+  assert abs(share(0.9, truth=0.0) - 0.9) < 0.075
+  assert share(0.9, truth=0.5) < 0.2
+
+
+def test_a_higher_level_is_wider_and_a_seed_fixes_the_interval():
+  values = np.random.default_rng(3).uniform(size=50)
+  narrow, wide = (
+    significance.bootstrap_interval(values, level=level, seed=0)
+    for level in (0.8, 0.99)
+  )
+  assert wide.low < narrow.low < narrow.high < wide.high
+  again = significance.bootstrap_interval(values, level=0.8, seed=0)
+  assert again == narrow
+  assert significance.bootstrap_interval(values, level=0.8, seed=1) != narrow
+
+
+def test_blocks_do_not_change_the_interval(monkeypatch):
+  values = np.random.default_rng(4).uniform(size=30)
+  whole = significance.bootstrap_interval(values, samples=100, seed=0)
+  monkeypatch.setattr(significance, "_BLOCK", 30 * 7)
+  assert significance.bootstrap_interval(values, samples=100, seed=0) == whole
+
+
+def test_pairs_are_matched_by_query_id():
+  first = {"q1": 0.9, "q2": 0.1, "q3": 0.5}
+  second = {"q3": 0.4, "q2": 0.0, "q1": 0.8}
+  interval = significance.paired_bootstrap(first, second, seed=0)
+  np.testing.assert_allclose(
+    [interval.mean, interval.low, interval.high], 0.1, rtol=1e-9
+  )
+
+
+def test_pairing_sees_a_small_constant_gain_between_unequal_queries():
+  rng = np.random.default_rng(5)
+  base = rng.uniform(size=200)
+  better = base + 0.02 + 0.01 * rng.normal(size=200)
+  gain = significance.paired_bootstrap(better, base, seed=0)
+  assert 0 < gain.low < gain.high < 0.04
+  none = significance.paired_bootstrap(rng.permutation(base), base, seed=0)
+  assert none.low < 0 < none.high
+
+
+def test_the_t_test_is_students_paired_one():
+  first = np.array([0.9, 0.4, 0.5, 0.7])
+  second = np.array([0.6, 0.5, 0.1, 0.5])
+  difference = first - second
+  t = difference.mean() / (difference.std(ddof=1) / 2)
+  result = significance.paired_t_test(first, second)
+  assert result.mean == pytest.approx(0.2)
+  assert result.statistic == pytest.approx(t)
+  assert result.p_value == pytest.approx(2 * stats.t(3).sf(t))
+
+
+def test_p_values_of_equal_systems_are_uniform_and_of_unequal_ones_small():
+  rng = np.random.default_rng(6)
+
+  def p_values(shift):
+    return [
+      significance.paired_t_test(
+        rng.normal(size=40) + shift, rng.normal(size=40)
+      ).p_value
+      for _ in range(200)
+    ]
+
+  assert stats.kstest(p_values(0.0), "uniform").pvalue > 1e-4
+  assert stats.kstest(p_values(0.5), "uniform").pvalue < 1e-6
+
+
+def test_systems_equal_on_every_query_have_p_value_one():
+  same = np.array([0.2, 0.8])
+  assert significance.paired_t_test(same, same) == significance.TTest(0, 0, 1)
+  shifted = significance.paired_t_test(same, same + 0.5)
+  assert (shifted.statistic, shifted.p_value) == (-np.inf, 0.0)
+
+
+def test_bonferroni_multiplies_by_the_number_of_tests_up_to_one():
+  assert significance.bonferroni([0.01, 0.2, 0.5]) == [
+    0.03,
+    0.6000000000000001,
+    1,
+  ]
+  assert significance.bonferroni([]) == []
+  with pytest.raises(ValueError, match=r"p values in \[0, 1\]"):
+    significance.bonferroni([1.5])
+
+
+@pytest.mark.parametrize(
+  "first, second, message",
+  [
+    ({"q1": 1.0}, {"q2": 1.0}, "got 2 of one system only, such as 'q1'"),
+    ([1.0, 2.0], [1.0], "got 2 and 1 values"),
+    ({"q1": 1.0}, [1.0], "got one of each"),
+    ([1.0, float("nan")], [1.0, 1.0], r"got first of shape \(2,\)"),
+  ],
+)
+def test_systems_on_different_queries_are_not_compared(first, second, message):
+  with pytest.raises(ValueError, match=message):
+    significance.paired_bootstrap(first, second, seed=0)
+
+
+def test_bad_arguments_are_named():
+  with pytest.raises(ValueError, match="one per query"):
+    significance.bootstrap_interval([], seed=0)
+  with pytest.raises(ValueError, match="level=1.0"):
+    significance.bootstrap_interval([1.0], level=1.0, seed=0)
+  with pytest.raises(ValueError, match="samples=0"):
+    significance.bootstrap_interval([1.0], samples=0, seed=0)
+  with pytest.raises(ValueError, match="at least 2 queries, got 1"):
+    significance.paired_t_test([1.0], [0.0])
