@@ -1,1 +1,22 @@
-"""x."""
+"""Private optimization: clipped gradients, noise, optimizers, schedules."""
+
+from synthq_jax.optim import schedules
+from synthq_jax.optim.adafactor import adafactor
+from synthq_jax.optim.batch_clipping import batch_clipped_grad
+from synthq_jax.optim.clipping import clipped_grad
+from synthq_jax.optim.dp_optimizers import dp_adafactor, dp_adam, dp_aggregate
+from synthq_jax.optim.independence import check_independence
+from synthq_jax.optim.privatize import iid, privatize
+
+__all__ = [
+  "adafactor",
+  "batch_clipped_grad",
+  "check_independence",
+  "clipped_grad",
+  "dp_adafactor",
+  "dp_adam",
+  "dp_aggregate",
+  "iid",
+  "privatize",
+  "schedules",
+]

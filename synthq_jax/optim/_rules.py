@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 __all__ = [
-    "Outer",
-    "Rows",
-    "cross_terms",
-    "squared_norms",
-    "weigh",
-    "weighted_sum",
+  "Outer",
+  "Rows",
+  "cross_terms",
+  "squared_norms",
+  "weigh",
+  "weighted_sum",
 ]
 
 
@@ -62,7 +62,7 @@ def _rows_rows(a: Rows, b: Rows) -> jax.Array:
 def _outer_rows(a: Outer, b: Rows) -> jax.Array:
   """Returns sum_{s,t} (right[s].right[t]) left[s, ids[t]], [batch]."""
   found = jnp.take_along_axis(  # [batch, position of a, position of b]
-      a.left[:, 0], jnp.maximum(b.ids, 0)[:, None, :], axis=2
+    a.left[:, 0], jnp.maximum(b.ids, 0)[:, None, :], axis=2
   )
   found = jnp.where((b.ids >= 0)[:, None, :], found, 0)
   return jnp.sum(found * _inner(a.right[:, 0], b.right), axis=(1, 2))
@@ -81,9 +81,7 @@ def _pair(a: Outer | Rows, b: Outer | Rows) -> jax.Array:
 
 def cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
   """Returns the part of the squared norms that pairs of uses make, [batch]."""
-  pairs = [
-      _pair(a, b) for i, a in enumerate(uses) for b in list(uses)[i + 1 :]
-  ]
+  pairs = [_pair(a, b) for i, a in enumerate(uses) for b in list(uses)[i + 1 :]]
   return 2.0 * sum(pairs) if pairs else 0.0
 
 
@@ -104,9 +102,9 @@ def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
 
 
 def weighted_sum(
-    uses: Sequence[Outer | Rows],
-    weights: jax.Array,
-    shape: tuple[int, int, int],
+  uses: Sequence[Outer | Rows],
+  weights: jax.Array,
+  shape: tuple[int, int, int],
 ) -> jax.Array:
   """Returns the weighted sum over examples of one parameter's gradients.
 

@@ -22,7 +22,7 @@ from synthq_jax.optim import _views
 __all__ = ["Dense", "Lookup", "Walk"]
 
 _CALLS = frozenset(
-    ["jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"]
+  ["jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"]
 )
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim"])
 _SAME = frozenset(["copy", "copy_p", "sharding_constraint", "name"])
@@ -112,10 +112,10 @@ class Walk:
     self._perturbations = perturbations
 
   def run(
-      self,
-      closed: Any,
-      arguments: Sequence[jax.Array],
-      followed: Sequence[int],
+    self,
+    closed: Any,
+    arguments: Sequence[jax.Array],
+    followed: Sequence[int],
   ) -> list[jax.Array]:
     """Evaluates a closed jaxpr.
 
@@ -128,16 +128,16 @@ class Walk:
       The outputs, flat.
     """
     values = [
-        _Tracked(_views.whole(index, value.shape), value)
-        if index in followed
-        else value
-        for index, value in enumerate(arguments)
+      _Tracked(_views.whole(index, value.shape), value)
+      if index in followed
+      else value
+      for index, value in enumerate(arguments)
     ]
     outputs = self._evaluate(closed.jaxpr, closed.consts, values)
     return [self._plain(value, "output") for value in outputs]
 
   def _evaluate(
-      self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]
+    self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]
   ) -> list[Any]:
     environment: dict[Any, Any] = {}
 
@@ -183,12 +183,12 @@ class Walk:
     return value.value
 
   def _use(
-      self,
-      equation: Any,
-      values: list[Any],
-      position: int,
-      site: Dense | Lookup,
-      record: Callable[[jax.Array], jax.Array],
+    self,
+    equation: Any,
+    values: list[Any],
+    position: int,
+    site: Dense | Lookup,
+    record: Callable[[jax.Array], jax.Array],
   ) -> jax.Array:
     """Records one use of a parameter and perturbs its result."""
     other = values[1 - position]
@@ -212,7 +212,7 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _view_after(
-    equation: Any, values: list[Any], position: int
+  equation: Any, values: list[Any], position: int
 ) -> _views.View | None:
   """Returns the view that an equation makes of a view, None if it is none."""
   name, view = equation.primitive.name, values[position].view
@@ -238,7 +238,7 @@ def _view_after(
 
 
 def _site(
-    equation: Any, values: list[Any], position: int
+  equation: Any, values: list[Any], position: int
 ) -> tuple[Dense | Lookup, Callable[[jax.Array], jax.Array]] | None:
   """Returns the use and how to record the other operand, None if odd."""
   if equation.primitive.name == "dot_general":
@@ -249,7 +249,7 @@ def _site(
 
 
 def _dense(
-    equation: Any, values: list[Any], position: int
+  equation: Any, values: list[Any], position: int
 ) -> tuple[Dense, Callable[[jax.Array], jax.Array]] | None:
   """Describes a product of a parameter with data."""
   contracted, grouped = equation.params["dimension_numbers"]
@@ -260,19 +260,19 @@ def _dense(
   groups, rows = tuple(grouped[position]), tuple(contracted[position])
   free = tuple(axis for axis in range(ndim) if axis not in groups + rows)
   layout = _views.Layout(
-      view.select(groups), view.select(rows), view.select(free)
+    view.select(groups), view.select(rows), view.select(free)
   )
   groups, rows = tuple(grouped[1 - position]), tuple(contracted[1 - position])
   free = tuple(a for a in range(jnp.ndim(other)) if a not in groups + rows)
   positions = math.prod(jnp.shape(other)[axis] for axis in free)
   output = equation.outvars[0].aval
   site = Dense(
-      leaf=view.leaf,
-      layout=layout,
-      output=jax.ShapeDtypeStruct(output.shape, output.dtype),
-      positions=positions,
-      parameter_first=position == 0,
-      scale=view.scale,
+    leaf=view.leaf,
+    layout=layout,
+    output=jax.ShapeDtypeStruct(output.shape, output.dtype),
+    positions=positions,
+    parameter_first=position == 0,
+    scale=view.scale,
   )
 
   def record(data: jax.Array) -> jax.Array:
@@ -283,7 +283,7 @@ def _dense(
 
 
 def _lookup(
-    equation: Any, values: list[Any]
+  equation: Any, values: list[Any]
 ) -> tuple[Lookup, Callable[[jax.Array], jax.Array]] | None:
   """Describes a gather that takes whole rows along one axis of a parameter."""
   view, shape = values[0].view, values[0].value.shape
@@ -299,12 +299,12 @@ def _lookup(
   layout = _views.Layout((), view.select((axis,)), view.select(rest))
   output = equation.outvars[0].aval
   site = Lookup(
-      leaf=view.leaf,
-      layout=layout,
-      output=jax.ShapeDtypeStruct(output.shape, output.dtype),
-      positions=math.prod(jnp.shape(values[1])[:-1]),
-      offsets=tuple(numbers.offset_dims),
-      scale=view.scale,
+    leaf=view.leaf,
+    layout=layout,
+    output=jax.ShapeDtypeStruct(output.shape, output.dtype),
+    positions=math.prod(jnp.shape(values[1])[:-1]),
+    offsets=tuple(numbers.offset_dims),
+    scale=view.scale,
   )
   mode = _Mode.from_any(equation.params["mode"])
 

@@ -86,8 +86,8 @@ def whole(leaf: int, shape: tuple[int, ...]) -> View:
   """Returns the view of a parameter that is the parameter itself."""
   strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
   axes = tuple(
-      ((stride, size),) if size > 1 else ()
-      for stride, size in zip(strides, shape, strict=True)
+    ((stride, size),) if size > 1 else ()
+    for stride, size in zip(strides, shape, strict=True)
   )
   return View(leaf, axes)
 

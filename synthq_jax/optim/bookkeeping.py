@@ -46,12 +46,12 @@ class _Plan(NamedTuple):
 
 
 def clipped_sum(
-    loss_fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    keys: jax.Array | None,
-    is_padding_example: jax.Array,
-    l2_clip_norm: float,
+  loss_fn: Any,
+  params: typing.Params,
+  batch: typing.Batch,
+  keys: jax.Array | None,
+  is_padding_example: jax.Array,
+  l2_clip_norm: float,
 ) -> tuple[typing.Params, jax.Array, jax.Array]:
   """Returns the sum of clipped gradients, the losses and the norms.
 
@@ -74,38 +74,38 @@ def clipped_sum(
   arguments = (batch,) if keys is None else (batch, keys)
   plan = _make_plan(loss_fn, params, arguments)
   backward = jax.vmap(
-      functools.partial(_one_example, plan, leaves),
-      in_axes=(None, None, 0),
+    functools.partial(_one_example, plan, leaves),
+    in_axes=(None, None, 0),
   )
   zeros = [jnp.zeros(s.output.shape, s.output.dtype) for s in plan.sites]
   formed = [leaves[index] for index in plan.formed]
   losses, records, cotangents, gradients = backward(zeros, formed, arguments)
   uses = _uses(plan, records, cotangents)
   squares = [
-      _rules.squared_norms([use for _, use in pairs]) for pairs in uses.values()
+    _rules.squared_norms([use for _, use in pairs]) for pairs in uses.values()
   ]
   squares += [_sum_of_squares(gradient) for gradient in gradients]
   # Differences of nearly equal products may round to just below zero.
   norms = jnp.sqrt(jnp.maximum(sum(squares, jnp.zeros_like(losses)), 0.0))
   counted = jnp.isfinite(losses) & jnp.isfinite(norms) & ~is_padding_example
   weights = jnp.where(  # [batch]
-      counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0
+    counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0
   )
   total = _sums(plan, leaves, uses, gradients, weights)
   return jax.tree.unflatten(structure, total), losses, norms
 
 
 def _one_example(
-    plan: _Plan,
-    leaves: Sequence[jax.Array],
-    zeros: Sequence[jax.Array],
-    formed: Sequence[jax.Array],
-    arguments: Any,
+  plan: _Plan,
+  leaves: Sequence[jax.Array],
+  zeros: Sequence[jax.Array],
+  formed: Sequence[jax.Array],
+  arguments: Any,
 ) -> tuple[jax.Array, list[jax.Array], list[jax.Array], list[jax.Array]]:
   """Returns loss, records, cotangents and formed gradients of one example."""
 
   def loss(
-      zeros: Sequence[jax.Array], formed: Sequence[jax.Array]
+    zeros: Sequence[jax.Array], formed: Sequence[jax.Array]
   ) -> tuple[jax.Array, list[jax.Array]]:
     values = list(leaves)
     for index, value in zip(plan.formed, formed, strict=True):
@@ -128,13 +128,13 @@ def _make_plan(loss_fn: Any, params: typing.Params, arguments: Any) -> _Plan:
     losses = loss_fn(params, batch, *arguments[1:])
     if jnp.shape(losses) != (1,):
       raise ValueError(
-          "expected a loss_fn that returns losses [batch], got shape="
-          f"{jnp.shape(losses)} for a batch of one: do not average over it"
+        "expected a loss_fn that returns losses [batch], got shape="
+        f"{jnp.shape(losses)} for a batch of one: do not average over it"
       )
     return losses[0]
 
   example = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), arguments
+    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), arguments
   )
   closed = jax.make_jaxpr(loss)(params, example)
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
@@ -142,24 +142,24 @@ def _make_plan(loss_fn: Any, params: typing.Params, arguments: Any) -> _Plan:
   shapes = [jnp.shape(leaf) for _, leaf in paths]
   walk = _trace.Walk()
   jax.eval_shape(
-      lambda *values: walk.run(closed, values, range(len(shapes))),
-      *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
+    lambda *values: walk.run(closed, values, range(len(shapes))),
+    *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
   )
   formed = tuple(
-      index
-      for index in range(len(shapes))
-      if _must_form(index, walk, names[index], shapes[index])
+    index
+    for index in range(len(shapes))
+    if _must_form(index, walk, names[index], shapes[index])
   )
   return _Plan(
-      closed=closed,
-      followed=tuple(i for i in range(len(shapes)) if i not in formed),
-      formed=formed,
-      sites=tuple(site for site in walk.sites if site.leaf not in formed),
+    closed=closed,
+    followed=tuple(i for i in range(len(shapes)) if i not in formed),
+    formed=formed,
+    sites=tuple(site for site in walk.sites if site.leaf not in formed),
   )
 
 
 def _must_form(
-    leaf: int, walk: _trace.Walk, name: str, shape: tuple[int, ...]
+  leaf: int, walk: _trace.Walk, name: str, shape: tuple[int, ...]
 ) -> bool:
   """Says whether a parameter's gradient is to be formed for each example."""
   size = math.prod(shape)
@@ -182,10 +182,10 @@ def _must_form(
 def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
   """Logs, once, that a large parameter costs memory."""
   _log.warning(
-      "book-keeping forms the gradient of %s %s for each example: %s",
-      name,
-      shape,
-      reason,
+    "book-keeping forms the gradient of %s %s for each example: %s",
+    name,
+    shape,
+    reason,
   )
 
 
@@ -199,7 +199,7 @@ def _factor_size(site: _trace.Dense | _trace.Lookup) -> int:
 
 
 def _reference(
-    sites: Sequence[_trace.Dense | _trace.Lookup],
+  sites: Sequence[_trace.Dense | _trace.Lookup],
 ) -> _views.Layout:
   """Returns the layout for all uses of a parameter: a lookup's if any."""
   lookups = [site for site in sites if isinstance(site, _trace.Lookup)]
@@ -207,8 +207,8 @@ def _reference(
 
 
 def _aligned(
-    site: _trace.Dense | _trace.Lookup,
-    sites: Sequence[_trace.Dense | _trace.Lookup],
+  site: _trace.Dense | _trace.Lookup,
+  sites: Sequence[_trace.Dense | _trace.Lookup],
 ) -> bool | None:
   """Says if a use must be transposed to align with the others; None: cannot."""
   layout = _reference(sites)
@@ -219,14 +219,14 @@ def _aligned(
 
 
 def _uses(
-    plan: _Plan,
-    records: Sequence[jax.Array],
-    cotangents: Sequence[jax.Array],
+  plan: _Plan,
+  records: Sequence[jax.Array],
+  cotangents: Sequence[jax.Array],
 ) -> dict[int, list[tuple[_views.Layout, _rules.Outer | _rules.Rows]]]:
   """Collects each followed parameter's uses in its one layout."""
   uses: dict[int, list[Any]] = {}
   for site, record, cotangent in zip(
-      plan.sites, records, cotangents, strict=True
+    plan.sites, records, cotangents, strict=True
   ):
     sites = [other for other in plan.sites if other.leaf == site.leaf]
     right = jax.vmap(site.columns)(cotangent)
@@ -247,20 +247,20 @@ def _sum_of_squares(gradient: jax.Array) -> jax.Array:
 
 
 def _sums(
-    plan: _Plan,
-    leaves: Sequence[jax.Array],
-    uses: dict[int, list[Any]],
-    gradients: Sequence[jax.Array],
-    weights: jax.Array,
+  plan: _Plan,
+  leaves: Sequence[jax.Array],
+  uses: dict[int, list[Any]],
+  gradients: Sequence[jax.Array],
+  weights: jax.Array,
 ) -> list[jax.Array]:
   """Returns the weighted sum of gradients for every parameter."""
   total = [jnp.zeros(jnp.shape(leaf), jnp.float32) for leaf in leaves]
   for leaf, pairs in uses.items():
     layout = pairs[0][0]
     shape = (
-        math.prod(size for _, size in layout.groups),
-        layout.num_rows,
-        layout.num_columns,
+      math.prod(size for _, size in layout.groups),
+      layout.num_rows,
+      layout.num_columns,
     )
     summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
     total[leaf] = layout.restore(summed, jnp.shape(leaves[leaf]))

@@ -17,8 +17,8 @@ __all__ = ["Aux", "ClippedGrad", "STRATEGIES", "clipped_grad"]
 _Relation = dp_accounting.NeighboringRelation
 
 STRATEGIES = {
-    "vmap": vmap.clipped_sum,
-    "bookkeeping": bookkeeping.clipped_sum,
+  "vmap": vmap.clipped_sum,
+  "bookkeeping": bookkeeping.clipped_sum,
 }
 """How clipped gradients are computed: different speed, the same numbers."""
 
@@ -53,12 +53,12 @@ class ClippedGrad:
   microbatch_size: int | None = None
 
   def __call__(
-      self,
-      params: typing.Params,
-      batch: typing.Batch,
-      *,
-      key: jax.Array | None = None,
-      is_padding_example: jax.Array | None = None,
+    self,
+    params: typing.Params,
+    batch: typing.Batch,
+    *,
+    key: jax.Array | None = None,
+    is_padding_example: jax.Array | None = None,
   ) -> tuple[typing.Params, Aux]:
     """Returns the sum of clipped gradients and per-example losses and norms.
 
@@ -82,8 +82,8 @@ class ClippedGrad:
       is_padding_example = jnp.zeros(size, bool)
     if is_padding_example.shape != (size,):
       raise ValueError(
-          f"expected is_padding_example of shape ({size},), got shape="
-          f"{is_padding_example.shape}: one flag for each example"
+        f"expected is_padding_example of shape ({size},), got shape="
+        f"{is_padding_example.shape}: one flag for each example"
       )
     keys = None if key is None else _example_keys(key, batch, size)
     params = jax.tree.map(jnp.asarray, params)
@@ -109,35 +109,37 @@ class ClippedGrad:
     if relation == _Relation.REPLACE_ONE:
       return 2.0 * self.l2_clip_norm
     raise ValueError(
-        f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
+      f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
     )
 
   def _microbatch(
-      self,
-      params: typing.Params,
-      batch: typing.Batch,
-      keys: jax.Array | None,
-      is_padding: jax.Array,
+    self,
+    params: typing.Params,
+    batch: typing.Batch,
+    keys: jax.Array | None,
+    is_padding: jax.Array,
   ) -> tuple[typing.Params, Aux]:
     """Sums the clipped gradients of examples that are processed together."""
     total, losses, norms = STRATEGIES[self.strategy](
-        self.loss_fn, params, batch, keys, is_padding, self.l2_clip_norm
+      self.loss_fn, params, batch, keys, is_padding, self.l2_clip_norm
     )
-    norms = jnp.where(jnp.isfinite(losses) & jnp.isfinite(norms), norms, jnp.nan)
+    norms = jnp.where(
+      jnp.isfinite(losses) & jnp.isfinite(norms), norms, jnp.nan
+    )
     norms = jnp.where(is_padding, 0.0, norms)
     return total, Aux(jnp.where(is_padding, 0.0, losses), norms)
 
   def _scan(
-      self, params: typing.Params, examples: Any, size: int
+    self, params: typing.Params, examples: Any, size: int
   ) -> tuple[typing.Params, Aux]:
     """Processes one microbatch after the other."""
     if size % self.microbatch_size:
       raise ValueError(
-          "expected microbatch_size to divide the batch, got microbatch_size="
-          f"{self.microbatch_size} for a batch of {size}: choose a divisor"
+        "expected microbatch_size to divide the batch, got microbatch_size="
+        f"{self.microbatch_size} for a batch of {size}: choose a divisor"
       )
     split = jax.tree.map(
-        lambda x: x.reshape(-1, self.microbatch_size, *x.shape[1:]), examples
+      lambda x: x.reshape(-1, self.microbatch_size, *x.shape[1:]), examples
     )
 
     def body(total: typing.Params, part: Any) -> tuple[typing.Params, Aux]:
@@ -150,11 +152,11 @@ class ClippedGrad:
 
 
 def clipped_grad(
-    loss_fn: Callable[..., jax.Array],
-    *,
-    l2_clip_norm: float,
-    strategy: str = "auto",
-    microbatch_size: int | None = None,
+  loss_fn: Callable[..., jax.Array],
+  *,
+  l2_clip_norm: float,
+  strategy: str = "auto",
+  microbatch_size: int | None = None,
 ) -> ClippedGrad:
   """Builds a function that sums per-example gradients clipped to a norm.
 
@@ -202,17 +204,19 @@ def clipped_grad(
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
   if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
-    raise ValueError(f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}")
+    raise ValueError(
+      f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
+    )
   if strategy != "auto" and strategy not in STRATEGIES:
     known = ", ".join(["auto", *sorted(STRATEGIES)])
     raise ValueError(f"expected a strategy among {known}, got {strategy=}")
   if microbatch_size is not None and microbatch_size < 1:
     raise ValueError(f"expected microbatch_size >= 1, got {microbatch_size=}")
   return ClippedGrad(
-      loss_fn=loss_fn,
-      l2_clip_norm=float(l2_clip_norm),
-      strategy="bookkeeping" if strategy == "auto" else strategy,
-      microbatch_size=microbatch_size,
+    loss_fn=loss_fn,
+    l2_clip_norm=float(l2_clip_norm),
+    strategy="bookkeeping" if strategy == "auto" else strategy,
+    microbatch_size=microbatch_size,
   )
 
 
@@ -221,8 +225,8 @@ def _batch_size(batch: typing.Batch) -> int:
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
   if len(sizes) != 1 or () in sizes:
     raise ValueError(
-        "expected arrays with one common leading axis [batch], got sizes "
-        f"{sorted(sizes)}: give every field one row for each example"
+      "expected arrays with one common leading axis [batch], got sizes "
+      f"{sorted(sizes)}: give every field one row for each example"
     )
   return sizes.pop()[0]
 

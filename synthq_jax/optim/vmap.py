@@ -12,12 +12,12 @@ __all__ = ["clipped_sum"]
 
 
 def clipped_sum(
-    loss_fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    keys: jax.Array | None,
-    is_padding_example: jax.Array,
-    l2_clip_norm: float,
+  loss_fn: Any,
+  params: typing.Params,
+  batch: typing.Batch,
+  keys: jax.Array | None,
+  is_padding_example: jax.Array,
+  l2_clip_norm: float,
 ) -> tuple[typing.Params, jax.Array, jax.Array]:
   """Returns the sum of clipped gradients, the losses and the norms.
 
@@ -35,7 +35,7 @@ def clipped_sum(
   """
 
   def loss(
-      params: typing.Params, batch: typing.Batch, keys: jax.Array | None
+    params: typing.Params, batch: typing.Batch, keys: jax.Array | None
   ) -> jax.Array:
     rest = () if keys is None else (keys[0],)
     value = loss_fn(params, batch, *rest)[0]
@@ -48,12 +48,12 @@ def clipped_sum(
     return jax.tree.map(lambda leaf: jnp.where(keep, leaf, 0), gradient)
 
   total, aux = clipping.clipped_grad(
-      loss,
-      l2_clip_norm=l2_clip_norm,
-      batch_argnums=(1, 2),
-      return_values=True,
-      return_grad_norms=True,
-      pre_clipping_transform=drop_if_not_finite,
-      dtype=jnp.float32,
+    loss,
+    l2_clip_norm=l2_clip_norm,
+    batch_argnums=(1, 2),
+    return_values=True,
+    return_grad_norms=True,
+    pre_clipping_transform=drop_if_not_finite,
+    dtype=jnp.float32,
   )(params, batch, keys, is_padding_example=is_padding_example)
   return total, aux.values, aux.grad_norms

@@ -50,7 +50,7 @@ def _generate(tokens, ids, **options):
 
 def _next_logits(document, written):
   """Logits of the next token by the full, uncached forward pass."""
-  inputs = t5.shift_right(jnp.asarray(np.append(written, 0))[None])
+  inputs = t5.shift_right(jnp.asarray(np.append(written, 0), jnp.int32)[None])
   apply = jax.jit(t5.Transformer(_CONFIG).apply)
   logits = apply({"params": _params()}, document[None], inputs)
   return np.array(logits[0, -1])

@@ -29,9 +29,11 @@ def _params():
   return jax.tree.map_with_path(fill, shapes)
 
 
+_jitted = jax.jit(dual_encoder.encode, static_argnums=1)
+
+
 def _encode(params, tokens, config=_CONFIG):
-  encode = jax.jit(dual_encoder.encode, static_argnums=1)
-  return encode(params, config, tokens)
+  return _jitted(params, config, tokens)
 
 
 def test_a_vector_is_the_normalised_mean_over_real_tokens():

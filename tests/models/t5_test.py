@@ -34,10 +34,16 @@ def _params(config=_CONFIG):
   return jax.tree.map_with_path(fill, shapes)
 
 
+@functools.cache
+def _apply(config):
+  return jax.jit(t5.Transformer(config).apply)
+
+
 def _logits(inputs, targets, config=_CONFIG):
-  apply = jax.jit(t5.Transformer(config).apply)
   targets = t5.shift_right(jnp.asarray(targets))
-  return np.asarray(apply({"params": _params(config)}, inputs, targets))
+  return np.asarray(
+    _apply(config)({"params": _params(config)}, inputs, targets)
+  )
 
 
 def _shapes(config):

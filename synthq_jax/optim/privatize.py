@@ -1,0 +1,125 @@
+"""From a clipped sum to a private mean: noise and a public divisor."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+__all__ = ["Iid", "PrivatizeState", "iid", "privatize"]
+
+
+class PrivatizeState(NamedTuple):
+  """State of `privatize`."""
+
+  step: jax.Array  # [] int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Iid:
+  """Noise that is independent for every step, leaf and coordinate."""
+
+  def draw(
+    self, key: jax.Array, step: jax.Array, tree: optax.Updates
+  ) -> optax.Updates:
+    """Returns standard Gaussian noise, float32 in the shapes of `tree`."""
+    leaves, structure = jax.tree.flatten(tree)
+    step_key = jax.random.fold_in(key, step)
+    noise = [
+      jax.random.normal(
+        jax.random.fold_in(step_key, index), jnp.shape(leaf), jnp.float32
+      )
+      for index, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(structure, noise)
+
+
+def iid() -> Iid:
+  """Returns the noise of plain DP-SGD: independent in every step."""
+  return Iid()
+
+
+def privatize(
+  *,
+  l2_sensitivity: float,
+  noise_multiplier: float,
+  denominator: float,
+  key: jax.Array,
+  noise: Iid | None = None,
+) -> optax.GradientTransformation:
+  """Builds the transform from a clipped sum to a private mean.
+
+  The update is (sum + noise) / denominator, with noise of standard deviation
+  noise_multiplier x l2_sensitivity in every coordinate. The noise of step t is
+  a function of the key and t alone, so a resumed run draws the same noise.
+
+  Formal guarantee:
+    If `l2_sensitivity` bounds the L2 norm by which one unit moves the incoming
+    sum, under ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, each step is a Gaussian
+    mechanism with the given noise multiplier for that unit and relation, and
+    everything computed from its output is post-processing. `denominator` has
+    to be public: a constant such as the expected batch size, never the number
+    of examples in this batch. The key has to stay secret and must not be used
+    for anything else. Gaussians are drawn in float32: attacks on the low bits
+    of floating-point noise are outside this claim.
+
+  >>> import jax, jax.numpy as jnp
+  >>> transform = privatize(l2_sensitivity=1.0, noise_multiplier=0.0,
+  ...                       denominator=4.0, key=jax.random.key(0))
+  >>> mean, state = transform.update(jnp.array([8.0]), transform.init(None))
+  >>> print(mean, state.step)
+  [2.] 1
+
+  Args:
+    l2_sensitivity: `grad_fn.sensitivity(ADD_OR_REMOVE_ONE)` of the clipped
+      gradient, above 0.
+    noise_multiplier: standard deviation of the noise over the sensitivity, at
+      least 0; 0 adds none.
+    denominator: public divisor, above 0.
+    key: secret key, for the noise of all steps and nothing else.
+    noise: what kind of noise; None means `iid()`.
+
+  Returns:
+    An optax transform; its state is the step count.
+
+  Raises:
+    ValueError: if a number is out of its range.
+
+  References:
+    Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
+  """
+  _check_positive("l2_sensitivity", l2_sensitivity)
+  _check_positive("denominator", denominator)
+  if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+    raise ValueError(
+      f"expected noise_multiplier >= 0 and finite, got {noise_multiplier=}"
+    )
+  noise = iid() if noise is None else noise
+  std = noise_multiplier * l2_sensitivity
+
+  def init_fn(params: optax.Params) -> PrivatizeState:
+    del params
+    return PrivatizeState(step=jnp.zeros([], jnp.int32))
+
+  def update_fn(
+    updates: optax.Updates,
+    state: PrivatizeState,
+    params: optax.Params | None = None,
+  ) -> tuple[optax.Updates, PrivatizeState]:
+    del params
+    drawn = noise.draw(key, state.step, updates)
+    mean = jax.tree.map(
+      lambda total, z: (total.astype(jnp.float32) + std * z) / denominator,
+      updates,
+      drawn,
+    )
+    return mean, PrivatizeState(step=optax.safe_increment(state.step))
+
+  return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _check_positive(name: str, value: float) -> None:
+  if not (value > 0 and math.isfinite(value)):
+    raise ValueError(f"expected {name} > 0 and finite, got {name}={value!r}")

@@ -1,0 +1,249 @@
+"""Public pre-training: a T5 that reads, copies, names and compares.
+
+Two uses: from scratch, which made the checkpoint that is shipped
+(gin_configs/recipes/demo_pretrain.gin), and as the first stage of a run, going
+on from a checkpoint with the user's own public documents. It sees public text
+only, so its statement is that no private record was read.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from synthq_jax.data import pretrain_tasks
+from synthq_jax.losses import contrastive, seq2seq
+from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.training import loop
+
+__all__ = ["Config", "Phase", "examples", "train"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+  """A part of the curriculum: short inputs first, longer ones later."""
+
+  steps: int
+  """Optimizer steps."""
+  input_length: int
+  """Tokens of the input, prefix and EOS included."""
+  target_length: int
+  """Tokens of the target, EOS included."""
+  tasks: tuple[str, ...]
+  """Tasks of `pretrain_tasks`, those of the contrastive loss first."""
+  batch_sizes: tuple[int, ...]
+  """Examples of each task in a batch."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What is learned in which order, and how."""
+
+  phases: tuple[Phase, ...]
+  """The curriculum."""
+  learning_rate: float = 0.02
+  """Of Muon, for the kernels."""
+  other_learning_rate: float = 0.003
+  """Of Adam, for the embedding, biases and scales."""
+  warmup_steps: int = 50
+  """Linear warm-up."""
+  decay_share: float = 0.4
+  """Share of all steps over which the rate falls to 0 at the end."""
+  contrastive_weight: float = 0.3
+  """Weight of the loss that tells the targets' own inputs apart."""
+  contrastive_tasks: tuple[str, ...] = ("query", "keywords")
+  """Tasks whose target and input are a public pair of texts."""
+  temperature: float = 0.05
+  """Of the contrastive softmax."""
+  seed: int = 0
+  """Windows, gaps and the order of the examples."""
+  loop: loop.Settings = dataclasses.field(
+      default_factory=loop.Settings, metadata={"speed_only": True}
+  )
+  """Saving and reporting."""
+
+  def __post_init__(self):
+    for phase in self.phases:
+      if len(phase.tasks) != len(phase.batch_sizes):
+        raise ValueError(
+            "Phase.batch_sizes must name a size for each task, got"
+            f" {phase.batch_sizes} for {phase.tasks}"
+        )
+
+
+def examples(
+    data: pretrain_tasks.Tokenized, phase: Phase, seed: int
+) -> list[pretrain_tasks.Examples]:
+  """Makes the examples of every task of a phase."""
+  made = [
+      pretrain_tasks.make(
+          data,
+          task,
+          input_length=phase.input_length,
+          target_length=phase.target_length,
+          seed=seed,
+      )
+      for task in phase.tasks
+  ]
+  for task, example in zip(phase.tasks, made, strict=True):
+    if not len(example.inputs):
+      raise ValueError(
+          f"no public passage is long enough for task {task!r}: give more"
+          " public text or take the task out of the phase"
+      )
+  return made
+
+
+def optimizer(config: Config, params: Any) -> optax.GradientTransformation:
+  """Muon for the kernels, Adam for everything else (Jordan et al. 2024)."""
+  steps = sum(phase.steps for phase in config.phases)
+  decay = max(1, round(steps * config.decay_share))
+
+  def schedule(peak):
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, peak, config.warmup_steps),
+            optax.constant_schedule(peak),
+            optax.linear_schedule(peak, 0.0, decay),
+        ],
+        [config.warmup_steps, steps - decay],
+    )
+
+  def dimensions(path, leaf):
+    del leaf
+    is_kernel = path[-1].key == "kernel"
+    return optax.contrib.MuonDimensionNumbers() if is_kernel else None
+
+  return optax.chain(
+      optax.clip_by_global_norm(1.0),
+      optax.contrib.muon(
+          schedule(config.learning_rate),
+          adam_learning_rate=schedule(config.other_learning_rate),
+          muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(
+              dimensions, params
+          ),
+      ),
+  )
+
+
+def loss_fn(params, batch, *, model_config, config: Config, num_pairs: int):
+  """Cross-entropy of all tasks, and in-batch softmax over the pairs."""
+  model = t5.Transformer(model_config)
+  inputs, targets = batch["inputs"], batch["targets"]
+  logits = model.apply({"params": params}, inputs, t5.shift_right(targets))
+  cross_entropy = seq2seq.cross_entropy(logits, targets)
+  metrics = {"loss": jnp.mean(cross_entropy)}
+  if num_pairs:
+    encode = functools.partial(dual_encoder.encode, params, model_config)
+    queries = encode(targets[:num_pairs])
+    documents = encode(inputs[:num_pairs])
+    pairs = contrastive.softmax(
+        queries @ documents.T, temperature=config.temperature
+    )
+    metrics["contrastive"] = jnp.mean(pairs)
+  total = metrics["loss"] + config.contrastive_weight * metrics.get(
+      "contrastive", 0.0
+  )
+  return total, metrics
+
+
+def train(
+    config: Config,
+    params: Any,
+    model_config: t5_config.T5Config,
+    data: pretrain_tasks.Tokenized,
+    *,
+    directory: pathlib.Path,
+    metrics_path: pathlib.Path,
+) -> tuple[Any, float]:
+  """Trains through the curriculum; resumes from `directory`.
+
+  Args:
+    config: the curriculum and the optimizer.
+    params: where to start.
+    model_config: their shape.
+    data: tokenized public passages.
+    directory: for the states of unfinished training.
+    metrics_path: metrics.jsonl.
+
+  Returns:
+    The trained parameters and the seconds this call took.
+  """
+  start = time.monotonic()
+  tx = optimizer(config, params)
+  state = (params, tx.init(params))
+  done = 0
+  for number, phase in enumerate(config.phases):
+    made = examples(data, phase, config.seed + number)
+    step_fn = functools.partial(
+        _step, tx=tx, model_config=model_config, config=config,
+        num_pairs=_num_pairs(phase, config),
+    )  # fmt: skip
+    compiled = jax.jit(step_fn, donate_argnums=(0,))
+    done += phase.steps
+    state = loop.train(
+        lambda state, batch, step, run=compiled: run(state, batch),
+        state,
+        functools.partial(_batch, made, phase.batch_sizes, config.seed),
+        steps=done,
+        directory=directory,
+        metrics_path=metrics_path,
+        description=f"pretrain {phase.input_length}/{phase.target_length}",
+        examples_per_step=sum(phase.batch_sizes),
+        settings=config.loop,
+    )
+  return state[0], time.monotonic() - start
+
+
+def _num_pairs(phase: Phase, config: Config) -> int:
+  """Counts the leading examples whose task is a pair of texts."""
+  count = 0
+  for task, size in zip(phase.tasks, phase.batch_sizes, strict=True):
+    if task not in config.contrastive_tasks:
+      break
+    count += size
+  return count
+
+
+def _step(state, batch, *, tx, model_config, config, num_pairs):
+  params, opt_state = state
+  grads, metrics = jax.grad(
+      functools.partial(
+          loss_fn,
+          model_config=model_config,
+          config=config,
+          num_pairs=num_pairs,
+      ),
+      has_aux=True,
+  )(params, batch)
+  updates, opt_state = tx.update(grads, opt_state, params)
+  return (optax.apply_updates(params, updates), opt_state), metrics
+
+
+def _batch(
+    made: Sequence[pretrain_tasks.Examples],
+    sizes: Sequence[int],
+    seed: int,
+    step: int,
+) -> dict[str, np.ndarray]:
+  """Draws a batch that depends on (seed, step) alone."""
+  rng = np.random.default_rng([seed, step])
+  rows = [
+      rng.integers(0, len(e.inputs), size)
+      for e, size in zip(made, sizes, strict=True)
+  ]
+  return {
+      "inputs": np.concatenate(
+          [e.inputs[r] for e, r in zip(made, rows, strict=True)]
+      ),
+      "targets": np.concatenate(
+          [e.targets[r] for e, r in zip(made, rows, strict=True)]
+      ),
+  }

@@ -1,0 +1,136 @@
+"""One loop for every training: resumes from its own folder, shows progress.
+
+What a step does depends on the state and on its number alone (batches, keys
+and noise are functions of seed and step), so a resumed run equals an
+uninterrupted one.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from synthq_jax.training import checkpoints
+
+__all__ = ["Log", "Settings", "train"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """How a loop saves and reports; nothing here changes the result."""
+
+  save_seconds: float = 60.0
+  """Seconds between two saved states."""
+  log_every: int = 20
+  """Steps between two lines of metrics.jsonl."""
+  progress: bool = True
+  """Whether a progress bar is shown."""
+
+
+class Log:
+  """metrics.jsonl: one line every few steps, cut back to the resumed step."""
+
+  def __init__(self, path: str | os.PathLike, resumed_at: int):
+    self._path = pathlib.Path(path)
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    kept = []
+    if self._path.exists():
+      for line in self._path.read_text().splitlines():
+        if line.endswith("}") and json.loads(line)["step"] <= resumed_at:
+          kept.append(line + "\n")
+    self._path.write_text("".join(kept))
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Appends the values of a step."""
+    line = json.dumps({"step": step, **values})
+    with open(self._path, "a") as stream:
+      stream.write(line + "\n")
+
+
+def train(
+    step_fn: Callable[[Any, Mapping[str, Any], int], tuple[Any, Any]],
+    state: Any,
+    batch_fn: Callable[[int], Mapping[str, Any]],
+    *,
+    steps: int,
+    directory: str | os.PathLike,
+    metrics_path: str | os.PathLike,
+    description: str,
+    examples_per_step: int,
+    settings: Settings,
+) -> Any:
+  """Runs `steps` steps, from the newest saved state if there is one.
+
+  Args:
+    step_fn: (state, batch, step) -> (state, metrics), jitted by the caller;
+      metrics are scalars.
+    state: the state before step 0, a pytree of arrays.
+    batch_fn: the batch of a step, a function of the step alone.
+    steps: optimizer steps in all.
+    directory: where states are saved.
+    metrics_path: the metrics.jsonl of this training.
+    description: stands before the progress bar.
+    examples_per_step: for the rate that the bar shows.
+    settings: saving and reporting.
+
+  Returns:
+    The state after the last step.
+  """
+  first = checkpoints.latest_step(directory) or 0
+  if first:
+    state = checkpoints.restore(directory, first, state)
+  log = Log(metrics_path, first)
+  pending: list[Any] = []
+  saved_at = time.monotonic()
+  with _bar(first, steps, description, settings) as bar:
+    for step in range(first, steps):
+      state, metrics = step_fn(state, batch_fn(step), step)
+      pending.append(metrics)
+      bar.update()
+      done = step + 1
+      if done % settings.log_every == 0 or done == steps:
+        values = _means(pending)
+        pending.clear()
+        log.write(done, values)
+        _show(bar, values, examples_per_step)
+      if time.monotonic() - saved_at > settings.save_seconds or done == steps:
+        checkpoints.save(directory, done, state)
+        saved_at = time.monotonic()
+  return state
+
+
+def _bar(first: int, steps: int, description: str, settings: Settings):
+  import tqdm
+
+  return tqdm.tqdm(
+      total=steps,
+      initial=first,
+      desc=description,
+      unit="step",
+      disable=not settings.progress,
+      mininterval=1.0,
+      dynamic_ncols=True,
+  )
+
+
+def _means(metrics: list[Any]) -> dict[str, float]:
+  """Averages the metrics of some steps, waiting for the device once."""
+  values = jax.device_get(metrics)
+  return {
+      key: round(float(np.mean([value[key] for value in values])), 6)
+      for key in values[0]
+  }
+
+
+def _show(bar, values: Mapping[str, float], examples_per_step: int) -> None:
+  rate = bar.format_dict["rate"]
+  shown = {"loss": f"{values['loss']:.3f}"} if "loss" in values else {}
+  if rate:
+    shown["examples/s"] = f"{rate * examples_per_step:.0f}"
+  bar.set_postfix(shown, refresh=False)
