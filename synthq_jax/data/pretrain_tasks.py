@@ -25,7 +25,15 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 if TYPE_CHECKING:
   import seqio
 
-__all__ = ["Examples", "Tokenized", "make", "tokenize_passages"]
+__all__ = [
+    "PREFIXES",
+    "Examples",
+    "Tokenized",
+    "inverse_frequency",
+    "make",
+    "telling_sentence",
+    "tokenize_passages",
+]
 
 PREFIXES = {
     "copy": "copy: ",
@@ -42,12 +50,10 @@ _NUM_KEYWORDS = 5
 class Tokenized:
   """Passages as ids, with what the tasks need to choose words."""
 
+  sentences: list[list[str]]
+  """Per passage: its sentences."""
   passages: list[list[list[int]]]
   """Per passage and sentence: token ids."""
-  words: list[list[list[str]]]
-  """Per passage and sentence: words."""
-  statement: list[list[bool]]
-  """Per passage and sentence: whether it ends like a statement."""
   word_ids: dict[str, list[int]]
   """Token ids of each word on its own."""
   idf: dict[str, float]
@@ -66,25 +72,60 @@ class Examples:
   targets: np.ndarray  # int32 [example, target_length]
 
 
+def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:
+  """Returns log(passages / passages with the word) of each word."""
+  frequency: collections.Counter = collections.Counter()
+  for passage in passages:
+    frequency.update({w for s in passage for w in docstrings.words(s)})
+  return {w: math.log(len(passages) / n) for w, n in frequency.items()}
+
+
 def tokenize_passages(
     vocabulary: "seqio.SentencePieceVocabulary",
     passages: Sequence[Sequence[str]],
 ) -> Tokenized:
   """Tokenizes passages once, for all tasks and lengths."""
-  words = [[docstrings.words(s) for s in passage] for passage in passages]
-  frequency: collections.Counter = collections.Counter()
-  for passage in words:
-    frequency.update({word for sentence in passage for word in sentence})
+  idf = inverse_frequency(passages)
   first_extra = vocabulary.vocab_size - vocabulary.extra_ids
   return Tokenized(
+      sentences=[list(passage) for passage in passages],
       passages=[[list(vocabulary.encode(s)) for s in p] for p in passages],
-      words=words,
-      statement=[[s.endswith(".") for s in p] for p in passages],
-      word_ids={word: list(vocabulary.encode(word)) for word in frequency},
-      idf={w: math.log(len(words) / n) for w, n in frequency.items()},
+      word_ids={word: list(vocabulary.encode(word)) for word in idf},
+      idf=idf,
       prefixes={k: list(vocabulary.encode(p)) for k, p in PREFIXES.items()},
       sentinels=list(range(vocabulary.vocab_size - 1, first_extra - 1, -1)),
   )
+
+
+def telling_sentence(
+    sentences: Sequence[str], idf: dict[str, float], *, min_share: float = 0.3
+) -> int | None:
+  """Returns which sentence says most of what the others say.
+
+  The sentence of 4 to 20 words, ending in a full stop, whose words have the
+  largest share of their weight (inverse frequency) in the other sentences.
+
+  Args:
+    sentences: of one text.
+    idf: weight of each word, from `inverse_frequency`.
+    min_share: the share it must reach.
+
+  Returns:
+    Its position, or None if there is none.
+  """
+  words = [docstrings.words(sentence) for sentence in sentences]
+  best, best_share = None, min_share
+  for position, sentence in enumerate(words):
+    fits = 4 <= len(sentence) <= 20 and sentences[position].endswith(".")
+    if not fits or sum(map(len, words)) - len(sentence) < 10:
+      continue
+    rest = {w for i, s in enumerate(words) if i != position for w in s}
+    weights = {w: idf.get(w, 0.0) for w in sentence}
+    share = sum(v for w, v in weights.items() if w in rest)
+    share /= sum(weights.values()) + 1e-9
+    if share > best_share:
+      best, best_share = position, share
+  return best
 
 
 def make(
@@ -160,7 +201,7 @@ def _fill(data: Tokenized, index: int, room: int, length: int, rng):
 def _keywords(data: Tokenized, index: int, room: int, length: int, rng):
   del rng
   body = _flat(data.passages[index])[:room]
-  words = [word for sentence in data.words[index] for word in sentence]
+  words = docstrings.words(" ".join(data.sentences[index]))
   words = words[: max(8, int(len(body) / 1.5))]  # those that fit the input
   counts = collections.Counter(w for w in words if len(w) > 2)
   if len(counts) < _NUM_KEYWORDS:
@@ -176,23 +217,9 @@ def _query(data: Tokenized, index: int, room: int, length: int, rng):
   Half of the time it stays in the input, as in PEGASUS' own variant: writing
   a query is partly copying.
   """
-  passage, words = data.passages[index], data.words[index]
-  best, best_share = None, 0.3
-  for position, sentence in enumerate(words):
-    if not (4 <= len(sentence) <= 20 and len(passage[position]) <= length):
-      continue
-    if not data.statement[index][position]:
-      continue
-    others = passage[:position] + passage[position + 1 :]
-    if sum(map(len, others)) < 12:
-      continue
-    rest = {w for i, s in enumerate(words) if i != position for w in s}
-    weights = {w: data.idf[w] for w in sentence}
-    share = sum(v for w, v in weights.items() if w in rest)
-    share /= sum(weights.values()) + 1e-9
-    if share > best_share:
-      best, best_share = position, share
-  if best is None:
+  passage = data.passages[index]
+  best = telling_sentence(data.sentences[index], data.idf)
+  if best is None or len(passage[best]) > length:
     return None
   kept = passage[:best] + passage[best + rng.integers(0, 2) :]
   return _flat(kept)[:room], passage[best]

@@ -12,7 +12,14 @@ from collections.abc import Iterable
 
 from synthq_jax.data import docstrings
 
-__all__ = ["HeldOut", "PublicText", "passages", "read"]
+__all__ = [
+    "HeldOut",
+    "PublicText",
+    "containment",
+    "passages",
+    "read",
+    "split_sentences",
+]
 
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'])")
 _NGRAM = 8
@@ -95,7 +102,7 @@ def read(
     versions.append(f"{package}=={docstrings.version(package)}")
     for entry in entries:
       kept = []
-      for sentence in _SENTENCE.split(entry.rest):
+      for sentence in split_sentences(entry.rest):
         if held_out.repeats(sentence):
           dropped += 1
         elif sentence not in seen:
@@ -105,6 +112,15 @@ def read(
   clean = tuple(p for p in found if not held_out.repeats(" ".join(p)))
   dropped += sum(len(p) for p in found) - sum(len(p) for p in clean)
   return PublicText(clean, dropped, tuple(versions))
+
+
+def split_sentences(text: str) -> list[str]:
+  """Cuts a text behind full stops and colons that a capital follows.
+
+  >>> split_sentences("One is here. Two is not.")
+  ['One is here.', 'Two is not.']
+  """
+  return _SENTENCE.split(text)
 
 
 def passages(

@@ -28,6 +28,8 @@ __all__ = [
   "generate",
 ]
 
+_THREEFRY = "threefry2x32"
+
 Greedy = samplers.Greedy
 Nucleus = samplers.Nucleus
 Temperature = samplers.Temperature
@@ -134,13 +136,22 @@ def _document_keys(
   key: Key[Array, ""], ids: Sequence[str]
 ) -> Key[Array, " document"]:
   """Folds 64 bits of each id's digest into the key."""
-  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-    key = jax.random.wrap_key_data(key)  # an old-style key
+  key = _threefry(key)
   digests = [hashlib.sha256(name.encode()).digest()[:8] for name in ids]
   words = np.frombuffer(b"".join(digests), ">u4").astype(np.uint32)
   high, low = words.reshape(-1, 2).T
   fold_in = jax.vmap(jax.random.fold_in)
   return fold_in(jax.vmap(jax.random.fold_in, (None, 0))(key, high), low)
+
+
+def _threefry(key: Key[Array, ""]) -> Key[Array, ""]:
+  """Returns a threefry key: others (rbg) draw by place in the batch."""
+  if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    key = jax.random.wrap_key_data(key)  # an old-style key
+  if str(jax.random.key_impl(key)) == _THREEFRY:
+    return key
+  data = jax.random.bits(key, (2,), jnp.uint32)
+  return jax.random.wrap_key_data(data, impl=_THREEFRY)
 
 
 def _forbidden_mask(

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax.optim import _rules
-from synthq_jax.optim import adafactor as adafactor_lib
-from synthq_jax.optim import privatize as privatize_lib
+
+# By name: the package's attributes `adafactor` and `privatize` are functions.
+from synthq_jax.optim.adafactor import adafactor
+from synthq_jax.optim.privatize import Iid, privatize
 
 __all__ = ["dp_adafactor", "dp_adam", "dp_aggregate"]
 
@@ -20,7 +22,7 @@ def dp_adafactor(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
-  noise: privatize_lib.Iid | None = None,
+  noise: Iid | None = None,
   **options: object,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds Adafactor on the private mean of a clipped sum.
@@ -44,14 +46,14 @@ def dp_adafactor(
     ValueError: if a number is out of its range.
   """
   return optax.chain(
-    privatize_lib.privatize(
+    privatize(
       l2_sensitivity=l2_sensitivity,
       noise_multiplier=noise_multiplier,
       denominator=denominator,
       key=key,
       noise=noise,
     ),
-    adafactor_lib.adafactor(learning_rate, **options),
+    adafactor(learning_rate, **options),
   )
 
 
@@ -62,7 +64,7 @@ def dp_adam(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
-  noise: privatize_lib.Iid | None = None,
+  noise: Iid | None = None,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
@@ -95,7 +97,7 @@ def dp_adam(
     if not 0 <= value < 1:
       raise ValueError(f"expected {name} in [0, 1), got {name}={value!r}")
   return optax.chain(
-    privatize_lib.privatize(
+    privatize(
       l2_sensitivity=l2_sensitivity,
       noise_multiplier=noise_multiplier,
       denominator=denominator,
@@ -163,7 +165,7 @@ def dp_aggregate(
 
   return optax.chain(
     optax.GradientTransformationExtraArgs(optax.init_empty_state, update_fn),
-    privatize_lib.privatize(
+    privatize(
       l2_sensitivity=l2_clip_norm,
       noise_multiplier=noise_multiplier,
       denominator=denominator,

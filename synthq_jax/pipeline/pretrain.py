@@ -64,7 +64,7 @@ class Config:
   """Of the contrastive softmax."""
   seed: int = 0
   """Windows, gaps and the order of the examples."""
-  loop: loop.Settings = dataclasses.field(
+  settings: loop.Settings = dataclasses.field(
       default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
@@ -197,7 +197,7 @@ def train(
         metrics_path=metrics_path,
         description=f"pretrain {phase.input_length}/{phase.target_length}",
         examples_per_step=sum(phase.batch_sizes),
-        settings=config.loop,
+        settings=config.settings,
     )
   return state[0], time.monotonic() - start
 

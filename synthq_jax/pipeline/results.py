@@ -34,7 +34,7 @@ class PreparedData:
   source: str
   """Where the data came from, in one line."""
   digest: str
-  """Digest of documents, queries and judgements (salted by none of them)."""
+  """Digest of all data, keyed with the run's secret: it confirms nothing."""
   versions: str
   """Versions of the packages the demo set came from, or empty."""
   unit: str
@@ -46,11 +46,9 @@ class PreparedData:
   num_pairs: dict[str, int]
   """(query, document) pairs kept for each split."""
   max_positives: int
-  """Documents kept for one query: more were cut off."""
+  """Documents kept for one query of the train split: more were cut off."""
   cut_documents: float
   """Share of documents longer than the document length."""
-  cut_queries: float
-  """Share of queries longer than the query length (private)."""
   vocabulary: str
   """The SentencePiece model."""
   vocab_size: int

@@ -157,6 +157,17 @@ def _p_value(tokens, expected):
   ).pvalue
 
 
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_keys_that_vmap_by_place_do_not_make_queries_depend_on_it(impl):
+  tokens, ids = _documents(5)
+  key = jax.random.key(7, impl=impl)
+  queries = _generate(tokens, ids, key=key)
+  backwards = _generate(tokens[::-1], ids[::-1], key=key)
+  np.testing.assert_array_equal(backwards[::-1], queries)
+  other = _generate(tokens, ids, key=jax.random.key(8, impl=impl))
+  assert (other != queries).any()
+
+
 def test_written_tokens_follow_the_exact_nucleus_of_the_model():
   tokens, ids = _documents(1)
   queries = _generate(tokens, ids, num_samples=20_000, max_length=2)[0]

@@ -1,0 +1,211 @@
+"""The page that must not be shared: scores on private queries, real queries."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from synthq_jax.pipeline import (
+  _comparisons,
+  _plots,
+  _report_shareable,
+  _report_tables,
+  results,
+)
+from synthq_jax.pipeline import _report_blocks as blocks
+
+__all__ = ["BANNER", "page"]
+
+BANNER = (
+  "PRIVATE: real queries, and numbers computed from them without differential "
+  "privacy. Do not share this page, whole or in part."
+)
+
+_RANK_EXPLAINED = (
+  "Canaries are made-up queries with a random secret; a fair coin decided which "
+  "stood in the fine-tuning data. The rank of the secret among random ones says "
+  "whether the generator learned it: 1 is learned by heart, the middle is "
+  "chance. An audit can show that a claim is wrong, never that it is right."
+)
+
+
+def page(
+  title: str,
+  *,
+  table: str,
+  test_set: str,
+  prepared: results.PreparedData,
+  evaluations: Sequence[results.Evaluation],
+  checkpoints: Sequence[results.Checkpoint],
+  audits: Sequence[results.AuditReport],
+  curves: dict[str, tuple[Sequence[float], Sequence[float]]],
+  comparisons: Sequence[_comparisons.Comparison],
+  measures: Sequence[str],
+  document_words: int,
+) -> blocks.Page:
+  """Returns the private page.
+
+  Args:
+    title: of the page.
+    table: the main table as text.
+    test_set: the test set of the main table and of the plot.
+    prepared: the data.
+    evaluations: all of them.
+    checkpoints: all of them.
+    audits: all of them.
+    curves: learning curves of the private stages.
+    comparisons: real beside synthetic queries.
+    measures: columns of the tables; the first is drawn against epsilon.
+    document_words: words shown of a document.
+
+  Returns:
+    The page.
+  """
+  main = [one for one in evaluations if one.test_set == test_set]
+  others = [one for one in evaluations if one.test_set != test_set]
+  section = blocks.Section
+  sections = [
+    section(
+      title="Scores on private queries",
+      blocks=(
+        *_report_tables.scores(main, measures),
+        *_against_epsilon(main, measures[0]),
+      ),
+    ),
+    section(
+      title="Real beside synthetic queries",
+      blocks=_compared(comparisons, document_words),
+    ),
+    section(
+      title="Learning curves",
+      blocks=_report_shareable.curve_blocks(curves)
+      or (blocks.Paragraph(text="No private stage left a learning curve."),),
+    ),
+    section(title="Audit", blocks=_audited(audits)),
+  ]
+  if others:
+    sections.append(
+      section(
+        title="Scores on other queries",
+        blocks=_report_tables.scores(others, measures),
+      )
+    )
+  sections += [
+    section(title="Training", blocks=(_report_tables.training(checkpoints),)),
+    section(title="Data", blocks=(_data(prepared),)),
+    section(title="As text", blocks=(blocks.Preformatted(text=table),)),
+  ]
+  return blocks.Page(
+    title=f"{title} (private)",
+    banner=BANNER,
+    introduction=(blocks.Paragraph(text=f"Data: {prepared.source}"),),
+    sections=tuple(sections),
+  )
+
+
+def _against_epsilon(
+  evaluations: Sequence[results.Evaluation], measure: str
+) -> tuple[blocks.Block, ...]:
+  """Draws rows with a finite epsilon as points, the others as lines.
+
+  Rows named alike up to "_eps" are one family: synthetic_eps3, synthetic_eps8.
+  """
+  points: dict[str, list[tuple[float, results.Measure]]] = {}
+  lines: dict[str, results.Measure] = {}
+  for one in evaluations:
+    if measure not in one.measures:
+      continue
+    if one.epsilon and math.isfinite(one.epsilon):
+      family = one.name.rpartition("_eps")[0] or one.name
+      points.setdefault(_report_tables.row_name(family), []).append(
+        (one.epsilon, one.measures[measure])
+      )
+    else:
+      lines[_report_tables.row_name(one.name)] = one.measures[measure]
+  if not points:
+    return (blocks.Paragraph(text="No row has a finite epsilon to draw."),)
+  ordered = {name: sorted(row, key=_first) for name, row in points.items()}
+  return (
+    blocks.Figure(
+      svg=_plots.against_epsilon(ordered, lines, measure=measure),
+      caption=f"{measure} on private test queries against epsilon, with 95% "
+      "intervals over queries. Lines from side to side have no finite epsilon: "
+      "they used no private query, or used them without privacy.",
+    ),
+  )
+
+
+def _first(pair: tuple[float, results.Measure]) -> float:
+  return pair[0]
+
+
+def _compared(
+  comparisons: Sequence[_comparisons.Comparison], document_words: int
+) -> tuple[blocks.Block, ...]:
+  if not comparisons:
+    text = "No document of the private test set was written for."
+    return (blocks.Paragraph(text=text),)
+  names = tuple(comparisons[0].synthetic)
+  titles = tuple(f"Synthetic: {_report_tables.row_name(one)}" for one in names)
+  rows = tuple(
+    (
+      _report_shareable.beginning(one.document, document_words),
+      " / ".join(one.real),
+      *(" / ".join(one.synthetic[name]) or "-" for name in names),
+    )
+    for one in comparisons
+  )
+  header = ("Beginning of the document", "Real queries", *titles)
+  return (blocks.Table(header=header, rows=rows),)
+
+
+def _audited(audits: Sequence[results.AuditReport]) -> tuple[blocks.Block, ...]:
+  if not audits:
+    return (blocks.Paragraph(text="No audit was run."),)
+  header = (
+    "Generator",
+    "Claimed epsilon",
+    "Mean rank",
+    "By chance",
+    "Exposure (bits)",
+    "Leaked",
+    "Canaries",
+    "Repetitions",
+    "Kind",
+  )
+  rows = tuple(
+    (
+      _report_tables.row_name(one.name),
+      _report_tables.epsilon(one.claimed_epsilon),
+      f"{one.mean_rank:.1f}",
+      f"{(one.num_candidates + 1) / 2:.1f} of {one.num_candidates}",
+      f"{one.mean_exposure:.2f} of {math.log2(one.num_candidates):.2f}",
+      f"{one.leaked:,}",
+      f"{one.num_canaries:,}",
+      f"{one.repetitions:,}",
+      one.canary_type,
+    )
+    for one in audits
+  )
+  return (
+    blocks.Table(header=header, rows=rows, numeric=header[1:-1]),
+    blocks.Paragraph(text=_RANK_EXPLAINED),
+  )
+
+
+def _data(prepared: results.PreparedData) -> blocks.Table:
+  """Returns everything that preparing the data counted."""
+  hidden = {"directory", "private_directory"}
+  rows = tuple(
+    (field.name.replace("_", " "), _value(getattr(prepared, field.name)))
+    for field in dataclasses.fields(prepared)
+    if field.name not in hidden
+  )
+  return blocks.Table(header=("Data", ""), rows=rows)
+
+
+def _value(value: object) -> str:
+  if isinstance(value, dict):
+    return ", ".join(f"{name}: {_value(one)}" for name, one in value.items())
+  if isinstance(value, float):
+    return f"{value:.4g}"
+  return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,318 @@
+"""The page that may be shared: public or post-processed things, nothing else.
+
+Formal guarantee: the page is a function of public data and of results that
+each carry a finite epsilon for the private queries, so publishing it costs no
+more than its own "Everything on this page together" says, for that statement's
+unit and relation. It relies on what stages declare: `Evaluation.private`, the
+folder `private/`, and their privacy statements. What is private by any of the
+three is left out.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from synthq_jax.pipeline import _plots, _report_tables, results
+from synthq_jax.pipeline import _report_blocks as blocks
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = [
+  "beginning",
+  "curve_blocks",
+  "is_private_path",
+  "page",
+  "statement_blocks",
+]
+
+_MEASURES_EXPLAINED = (
+  "Gauge: nDCG@10 of BM25 finding each query's own document; it shows whether "
+  "queries are about their documents. Copied: share of a query's 4-grams that "
+  "stand in its document. Words: mean length of a query."
+)
+
+
+def page(
+  title: str,
+  *,
+  prepared: results.PreparedData,
+  evaluations: Sequence[results.Evaluation],
+  synthetic: Sequence[results.SyntheticQueries],
+  checkpoints: Sequence[results.Checkpoint],
+  curves: dict[str, tuple[Sequence[float], Sequence[float]]],
+  measures: Sequence[str],
+  num_examples: int,
+  document_words: int,
+) -> blocks.Page:
+  """Returns the shareable page; the arguments may hold private results.
+
+  Args:
+    title: of the page.
+    prepared: of which only documents, settings and versions are used.
+    evaluations: of which the private ones are left out.
+    synthetic: of which the non-private ones are left out.
+    checkpoints: of which the non-private ones are left out.
+    curves: learning curves of stages whose metrics are not private.
+    measures: columns of the table of scores.
+    num_examples: examples shown for each generator.
+    document_words: words shown of a document.
+
+  Returns:
+    The page.
+  """
+  evaluations = [one for one in evaluations if _is_shareable_score(one)]
+  synthetic = [one for one in synthetic if _is_shareable(one)]
+  checkpoints = [one for one in checkpoints if _is_shareable(one)]
+  section = blocks.Section
+  sections = [
+    section(title="Privacy", blocks=_privacy([*checkpoints, *synthetic])),
+    section(
+      title="Scores on public queries", blocks=_scores(evaluations, measures)
+    ),
+    section(
+      title="Synthetic queries",
+      blocks=synthesis(synthetic, num_examples, document_words),
+    ),
+    section(
+      title="Training",
+      blocks=(_report_tables.training(checkpoints), *curve_blocks(curves)),
+    ),
+    section(title="Data and versions", blocks=_data(prepared)),
+  ]
+  return blocks.Page(
+    title=title,
+    introduction=_introduction(prepared),
+    sections=tuple(sections),
+  )
+
+
+def is_private_path(path: str) -> bool:
+  """Says whether a path lies in the folder that must not be shared."""
+  return results.PRIVATE in pathlib.PurePath(path).parts
+
+
+def _is_shareable(one: results.Checkpoint | results.SyntheticQueries) -> bool:
+  finite = not math.isinf(one.statement.epsilon)
+  return finite and not is_private_path(one.directory)
+
+
+def _is_shareable_score(one: results.Evaluation) -> bool:
+  finite = one.epsilon is None or not math.isinf(one.epsilon)
+  return not one.private and finite and not is_private_path(one.directory)
+
+
+def _introduction(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
+  return (
+    blocks.Paragraph(
+      text="A public language model was fine-tuned with differential privacy "
+      "on private search queries, wrote synthetic queries for public "
+      "documents, and retrievers were trained on those; other ways to the "
+      "same end stand beside it. "
+      f"Data: {prepared.source}"
+    ),
+    blocks.Paragraph(
+      text="This page may be shared. It holds public things and results of "
+      "differentially private computations only. Scores on private queries, "
+      "learning curves of private stages and everything that was trained "
+      "without privacy are in a report of their own, which is private."
+    ),
+  )
+
+
+def _privacy(
+  made: Sequence[results.Checkpoint | results.SyntheticQueries],
+) -> tuple[blocks.Block, ...]:
+  """States what holds for all together and for each result."""
+  if not made:
+    return (blocks.Paragraph(text="No result that may be shared was made."),)
+  found: list[blocks.Block] = []
+  for together in _composed([one.statement for one in made]):
+    found.append(blocks.Heading(text="Everything on this page together"))
+    found += _claim_blocks(together)
+  for titles, one, notes in _grouped(made):
+    found.append(blocks.Heading(text=" and ".join(titles)))
+    found += statement_blocks(one)
+    found += [
+      blocks.Paragraph(lead=f"How {title} was made", text=" ".join(lines))
+      for title, lines in notes.items()
+      if lines
+    ]
+  return tuple(found)
+
+
+def _composed(
+  statements: Sequence[statement_lib.PrivacyStatement],
+) -> list[statement_lib.PrivacyStatement]:
+  """Adds statements up, apart for each unit and relation."""
+  kinds = dict.fromkeys((one.unit, one.relation) for one in statements)
+  return [
+    statement_lib.compose(
+      [one for one in statements if (one.unit, one.relation) == kind]
+    )
+    for kind in kinds
+  ]
+
+
+def _grouped(made):
+  """Yields titles, statement and notes of results with the same claim."""
+  groups: dict[statement_lib.PrivacyStatement, dict[str, tuple[str, ...]]] = {}
+  for one in made:
+    claim = dataclasses.replace(one.statement, notes=())
+    kind = getattr(one, "kind", "queries")
+    title = f"{kind} {_report_tables.row_name(one.name)}"
+    groups.setdefault(claim, {})[title] = one.statement.notes
+  for claim, notes in groups.items():
+    yield tuple(notes), claim, notes
+
+
+def statement_blocks(
+  statement: statement_lib.PrivacyStatement,
+) -> tuple[blocks.Paragraph, ...]:
+  """Returns the statement in words, the first words of paragraphs in bold."""
+  texts = statement_lib.in_words(statement).split("\n\n")
+  parts = [text.partition(". ") for text in texts]
+  return tuple(
+    blocks.Paragraph(lead=lead, text=rest) for lead, _, rest in parts
+  )
+
+
+def _claim_blocks(
+  statement: statement_lib.PrivacyStatement,
+) -> tuple[blocks.Block, ...]:
+  """Returns the claim of several results; the ledgers stand with each."""
+  short = dataclasses.replace(
+    statement, public=(), assumptions=(), not_protected=(), notes=()
+  )
+  kept = [
+    one
+    for one in statement_blocks(short)
+    if not one.lead.startswith("Mechanism")
+  ]
+  return tuple(kept)
+
+
+def _scores(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> tuple[blocks.Block, ...]:
+  if not evaluations:
+    return (blocks.Paragraph(text="Nothing was scored on public queries."),)
+  return (
+    blocks.Paragraph(
+      text="Public queries stand in for private ones here: read these numbers "
+      "beside each other, not as the quality on private queries."
+    ),
+    *_report_tables.scores(evaluations, measures),
+  )
+
+
+def synthesis(
+  synthetic: Iterable[results.SyntheticQueries],
+  num_examples: int,
+  document_words: int,
+) -> tuple[blocks.Block, ...]:
+  """Returns how queries were written, what they measure, and examples."""
+  synthetic = list(synthetic)
+  if not synthetic:
+    return (blocks.Paragraph(text="No synthetic queries that may be shared."),)
+  found: list[blocks.Block] = [
+    _written(synthetic),
+    blocks.Paragraph(text=_MEASURES_EXPLAINED),
+  ]
+  for one in synthetic:
+    found.append(blocks.Heading(text=_report_tables.row_name(one.name)))
+    found.append(
+      blocks.Paragraph(
+        text=f'{one.sampler}, input "{one.prefix}DOCUMENT". '
+        f"{_removed(one.removed)}"
+      )
+    )
+    rows = tuple(
+      (query, beginning(document, document_words))
+      for query, document in one.examples[:num_examples]
+    )
+    header = ("Synthetic query", "Beginning of its document")
+    if rows:
+      found.append(blocks.Table(header=header, rows=rows))
+  return tuple(found)
+
+
+def _written(synthetic: Sequence[results.SyntheticQueries]) -> blocks.Table:
+  header = (
+    "Generator",
+    "epsilon",
+    "Documents",
+    "Per document",
+    "Queries kept",
+    "Gauge",
+    "Copied",
+    "Words",
+    "Time",
+  )
+  rows = tuple(
+    (
+      _report_tables.row_name(one.name),
+      _report_tables.epsilon(one.statement.epsilon),
+      f"{one.num_documents:,}",
+      f"{one.queries_per_document:,}",
+      f"{one.num_queries:,}",
+      f"{one.gauge:.3f}",
+      f"{one.copy_rate:.3f}",
+      f"{one.mean_words:.1f}",
+      _report_tables.duration(one.seconds),
+    )
+    for one in synthetic
+  )
+  return blocks.Table(header=header, rows=rows, numeric=header[1:])
+
+
+def _removed(counts: dict[str, int]) -> str:
+  if not any(counts.values()):
+    return "Filters removed nothing."
+  parts = (f"{count:,} ({name})" for name, count in counts.items() if count)
+  return f"Filters removed {', '.join(parts)}."
+
+
+def beginning(text: str, num_words: int) -> str:
+  """Returns the first words of a text.
+
+  >>> beginning("one two  three", 2)
+  'one two ...'
+  """
+  words = text.split()
+  dots = ["..."] if len(words) > num_words else []
+  return " ".join(words[:num_words] + dots)
+
+
+def curve_blocks(
+  curves: dict[str, tuple[Sequence[float], Sequence[float]]],
+) -> tuple[blocks.Block, ...]:
+  """Returns a drawing of learning curves, or nothing where there are none."""
+  if not curves:
+    return ()
+  return (
+    blocks.Figure(
+      svg=_plots.curves(curves, label="loss"),
+      caption="Training loss, mean over the steps since the point before.",
+    ),
+  )
+
+
+def _data(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
+  """Says what is public about the data: no count or digest of queries."""
+  rows = (
+    ("Source", prepared.source),
+    ("Unit of privacy", prepared.unit),
+    ("Documents", f"{prepared.num_documents:,}"),
+    ("Vocabulary", f"{prepared.vocab_size:,} ids"),
+    ("Tokens of a document", f"at most {prepared.document_length:,}"),
+    ("Tokens of a query", f"at most {prepared.query_length:,}"),
+  )
+  table = blocks.Table(header=("Data", ""), rows=rows)
+  if not prepared.versions:
+    return (table,)
+  return (
+    table,
+    blocks.Paragraph(
+      lead="Versions of the packages the data came from", text=prepared.versions
+    ),
+  )

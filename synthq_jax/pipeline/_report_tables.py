@@ -1,0 +1,174 @@
+"""Tables of a report, and how numbers are written in it."""
+
+import math
+from collections.abc import Sequence
+
+from synthq_jax.pipeline import _report_blocks as blocks
+from synthq_jax.pipeline import results
+
+__all__ = [
+  "aligned",
+  "duration",
+  "epsilon",
+  "main_table",
+  "measure",
+  "row_name",
+  "scores",
+  "training",
+]
+
+
+def epsilon(value: float | None) -> str:
+  """Writes epsilon with two decimals at most, rounded up.
+
+  >>> [epsilon(value) for value in (None, 0.0, 7.9999, 2.001, math.inf)]
+  ['-', '0', '8', '2.01', 'inf']
+  """
+  if value is None:
+    return "-"
+  if math.isinf(value):
+    return "inf"
+  # Rounding first keeps 0.57 from becoming 0.58 for its last bit.
+  return f"{math.ceil(round(value * 100, 6)) / 100:.10g}"
+
+
+def measure(value: results.Measure | None) -> str:
+  """Writes a mean with its interval.
+
+  >>> measure(results.Measure(mean=0.25, low=0.24, high=0.2604))
+  '0.250 [0.240, 0.260]'
+  """
+  if value is None:
+    return "-"
+  return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def duration(seconds: float) -> str:
+  """Writes a duration.
+
+  >>> [duration(seconds) for seconds in (4.21, 59.8, 125, 7384)]
+  ['4.2 s', '59.8 s', '2 min 5 s', '2 h 3 min']
+  """
+  if seconds < 60:
+    return f"{seconds:.1f} s"
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes < 60:
+    return f"{minutes} min {rest} s"
+  return f"{minutes // 60} h {minutes % 60} min"
+
+
+def row_name(name: str) -> str:
+  """Turns the name of a row into words: "public_only" -> "public only"."""
+  return name.replace("_", " ")
+
+
+def main_table(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> blocks.Table:
+  """Returns one row per evaluation, in the order given.
+
+  Args:
+    evaluations: all of one test set.
+    measures: names of `Evaluation.measures`; "R@10" is written "Recall@10".
+
+  Returns:
+    Columns Row, epsilon, one per measure with its 95% interval, Trained on.
+  """
+  titles = tuple(
+    f"Recall@{name[2:]}" if name.startswith("R@") else name for name in measures
+  )
+  rows = tuple(
+    (
+      row_name(one.name),
+      epsilon(one.epsilon),
+      *(measure(one.measures.get(name)) for name in measures),
+      one.label,
+    )
+    for one in evaluations
+  )
+  return blocks.Table(
+    header=("Row", "epsilon", *titles, "Trained on"),
+    rows=rows,
+    numeric=("epsilon", *titles),
+  )
+
+
+def scores(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> tuple[blocks.Block, ...]:
+  """Returns a table for each test set and what a reader should know of it."""
+  found: list[blocks.Block] = []
+  for test_set in dict.fromkeys(one.test_set for one in evaluations):
+    chosen = [one for one in evaluations if one.test_set == test_set]
+    counts = sorted({one.num_queries for one in chosen})
+    found += [
+      main_table(chosen, measures),
+      blocks.Paragraph(
+        text=f'Test set "{test_set}": mean over '
+        f"{' or '.join(f'{count:,}' for count in counts)} judged queries, "
+        "with 95% bootstrap intervals over queries."
+      ),
+    ]
+    traps = dict.fromkeys(trap for one in chosen for trap in one.traps)
+    if traps:
+      found.append(
+        blocks.Paragraph(lead="How it was scored", text=" ".join(traps))
+      )
+  return tuple(found)
+
+
+def training(checkpoints: Sequence[results.Checkpoint]) -> blocks.Table:
+  """Returns what was trained, for how long, and with which epsilon."""
+  header = (
+    "Model",
+    "For row",
+    "epsilon",
+    "Steps",
+    "Batch size",
+    "Parameters",
+    "Time",
+  )
+  rows = tuple(
+    (
+      one.kind,
+      row_name(one.name),
+      epsilon(one.statement.epsilon),
+      f"{one.steps:,}",
+      f"{one.batch_size:,}",
+      f"{one.num_parameters:,}",
+      duration(one.seconds),
+    )
+    for one in checkpoints
+  )
+  return blocks.Table(header=header, rows=rows, numeric=header[2:])
+
+
+def aligned(table: blocks.Table) -> str:
+  """Returns a table as lines of ASCII, columns two spaces apart.
+
+  Args:
+    table: its cells; characters outside ASCII become "?".
+
+  Returns:
+    Header, rule and rows, without a line feed at the end.
+  """
+  lines = [table.header, *table.rows]
+  cells = [[_ascii(cell) for cell in line] for line in lines]
+  widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+  right = [title in table.numeric for title in table.header]
+  cells.insert(1, ["-" * width for width in widths])
+  return "\n".join(_aligned_row(row, widths, right) for row in cells)
+
+
+def _aligned_row(
+  row: Sequence[str], widths: Sequence[int], right: Sequence[bool]
+) -> str:
+  padded = (
+    cell.rjust(width) if flush else cell.ljust(width)
+    for cell, width, flush in zip(row, widths, right, strict=True)
+  )
+  return "  ".join(padded).rstrip()
+
+
+def _ascii(text: str) -> str:
+  return " ".join(text.split()).encode("ascii", "replace").decode()

@@ -1,0 +1,196 @@
+"""Writes synthetic queries for documents of the whole public collection.
+
+Formal guarantee:
+  Post-processing: which documents are written for, how many queries each gets
+  and what the filters drop depend on the public collection, on the settings
+  and on the generator alone, never on which documents were clicked. So the
+  queries carry the generator's statement unchanged.
+"""
+
+import dataclasses
+import json
+import time
+
+import jax
+import numpy as np
+
+from synthq_jax import artifacts
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.generation import decoding, filters, text_measures
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = ["Config", "run"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Which documents, how many queries, and how they are sampled."""
+
+  num_documents: int | None = None
+  """Drawn from the whole public collection; None: all."""
+  queries_per_document: int = 1
+  """The same for each document."""
+  prefix: str = "generate_query: "
+  """Stands before each document, as in fine-tuning."""
+  p: float = 0.8
+  """Nucleus: tokens are drawn from the most probable ones of mass p."""
+  temperature: float = 1.0
+  """Divides the logits first."""
+  max_length: int = 24
+  """Tokens of a query, EOS included."""
+  gauge_queries: int = 1000
+  """Queries that BM25 is asked for the gauge, at most."""
+  num_examples: int = 30
+  """(query, document) pairs that the result holds for people to read."""
+  seed: int = 0
+  """Documents and draws; public."""
+  batch_size: int = dataclasses.field(
+      default=128, metadata={"speed_only": True}
+  )
+  """Documents written for at once."""
+
+
+def run(
+    config: Config,
+    space: workspace.Workspace,
+    digest: str,
+    *,
+    prepared: results.PreparedData,
+    generator: results.Checkpoint | None,
+    name: str,
+    progress: bool = True,
+) -> results.SyntheticQueries:
+  """Generates, filters and measures queries.
+
+  Args:
+    config: what to write.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: the public documents.
+    generator: from finetune_dp; None: the shipped checkpoint, before any
+      private step.
+    name: "public_only" or the generator's.
+    progress: whether a bar is shown.
+
+  Returns:
+    The queries; under `private/` if the generator is not private.
+  """
+  start = time.monotonic()
+  ids, tokens, texts = inputs.documents(space, prepared)
+  chosen = _choose(config, len(ids))
+  vocabulary = inputs.vocabulary(space, prepared)
+  directory = (
+      space.private(f"generate/{name}")
+      if generator and inputs.is_private(generator.directory)
+      else space.public(f"generate/{name}")
+  )
+  directory.mkdir(parents=True, exist_ok=True)
+  source = inputs.checkpoint_directory(space, generator)
+  written = _write(config, source, tokens[chosen], ids[chosen], vocabulary, name, progress)  # fmt: skip
+  queries, owners, kept = _filter(written, chosen, ids, vocabulary)
+  texts_of = [texts[i] for i in owners]
+  _save(directory, queries, owners, ids, written[kept.indices])
+  shown = _sample(config, len(queries), config.num_examples)
+  measured = _sample(config, len(queries), config.gauge_queries)
+  gauge = text_measures.own_document_gauge(
+      [queries[i] for i in measured],
+      [str(ids[owners[i]]) for i in measured],
+      [str(i) for i in ids],
+      texts,
+  )
+  result = results.SyntheticQueries(
+      directory=space.relative(directory),
+      name=name,
+      statement=_statement(generator),
+      prefix=config.prefix,
+      sampler=f"nucleus p={config.p}, temperature {config.temperature}",
+      num_documents=len(chosen),
+      queries_per_document=config.queries_per_document,
+      num_queries=len(queries),
+      removed={k: v for k, v in kept.counts.items() if k != "kept"},
+      gauge=float(np.mean(gauge)),
+      copy_rate=float(text_measures.copy_rate(queries, texts_of, 4)),
+      mean_words=text_measures.mean_length(queries),
+      examples=tuple((queries[i], texts_of[i][:400]) for i in shown),
+      seconds=time.monotonic() - start,
+  )
+  artifacts.save(directory, result, digest)
+  return result
+
+
+def _choose(config: Config, num_documents: int) -> np.ndarray:
+  """Draws documents from the whole collection, whoever clicked on what."""
+  wanted = config.num_documents or num_documents
+  if wanted > num_documents:
+    raise ValueError(
+        f"generate.num_documents must be at most {num_documents}, the size of"
+        f" the collection, got num_documents={wanted}"
+    )
+  rng = np.random.default_rng([config.seed, 2])
+  return np.sort(rng.permutation(num_documents)[:wanted])
+
+
+def _sample(config: Config, total: int, count: int) -> np.ndarray:
+  rng = np.random.default_rng([config.seed, 3])
+  return rng.permutation(total)[:count]
+
+
+def _write(config, source, tokens, ids, vocabulary, name, progress):
+  """Samples token rows, [document * queries_per_document, max_length]."""
+  import tqdm
+
+  params, model_config = t5_checkpoints.load(source)
+  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
+  with tqdm.tqdm(
+      total=len(ids), desc=f"generate {name}", unit="doc",
+      disable=not progress, mininterval=1.0,
+  ) as bar:  # fmt: skip
+    written = decoding.generate(
+        params,
+        model_config,
+        inputs.with_prefix(tokens, vocabulary, config.prefix),
+        ids=[str(i) for i in ids],
+        key=jax.random.key(config.seed),
+        sampler=decoding.Nucleus(p=config.p, temperature=config.temperature),
+        max_length=config.max_length,
+        num_samples=config.queries_per_document,
+        forbidden=(2, *range(first_extra, model_config.vocab_size)),
+        batch_size=config.batch_size,
+        progress=bar.update,
+    )
+  return written.reshape(-1, config.max_length)
+
+
+def _filter(written, chosen, ids, vocabulary):
+  """Turns rows into texts and drops what the filters name."""
+  per_document = len(written) // len(chosen)
+  owners = np.repeat(chosen, per_document)
+  texts = [
+      vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
+      for row in written
+  ]
+  kept = filters.keep(texts, [str(ids[i]) for i in owners])
+  queries = [texts[i] for i in kept.indices]
+  return queries, owners[kept.indices], kept
+
+
+def _save(directory, queries, owners, ids, tokens) -> None:
+  lines = [
+      json.dumps({"_id": f"s{i}", "text": query, "document": str(ids[owner])})
+      for i, (query, owner) in enumerate(zip(queries, owners, strict=True))
+  ]
+  artifacts.write_atomically(directory / "queries.jsonl", "\n".join(lines) + "\n")
+  np.savez(directory / "tokens.npz", tokens=tokens, documents=owners)
+
+
+def _statement(generator: results.Checkpoint | None):
+  if generator is None:
+    return statement_lib.none()
+  return statement_lib.inherit(
+      generator.statement,
+      "Queries were sampled for public documents chosen without looking at"
+      " private records, the same number for each, and filtered by public"
+      " rules: post-processing.",
+  )

@@ -1,0 +1,281 @@
+"""Raw data into documents (public), queries (private), splits and arrays.
+
+The unit of privacy is the query. A query with several relevant documents is
+one record all the same: one of them, drawn with the seed, is kept for training.
+Vocabulary and public test set are made from documents alone.
+"""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from synthq_jax import artifacts
+from synthq_jax.data import (
+    beir,
+    collection,
+    environment_docs,
+    jsonl,
+    msmarco,
+    pretrain_tasks,
+    public_text,
+    shipped,
+)
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.pipeline import results, workspace
+
+if TYPE_CHECKING:
+  import seqio
+
+__all__ = ["Config", "run"]
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Which data, and how it is cut."""
+
+  source: str = "environment_docs"
+  """"environment_docs", "beir:DIR", "msmarco:DIR" or "jsonl:FILE"."""
+  query_field: str = "query"
+  """Field of a JSONL line that holds the query."""
+  document_field: str = "document"
+  """Field of a JSONL line that holds the document."""
+  vocabulary: str = ""
+  """SentencePiece model; empty: the shipped one; "train": from documents."""
+  vocab_size: int = 4064
+  """Pieces of a trained vocabulary, without extra ids."""
+  extra_ids: int = 32
+  """Sentinels of the vocabulary."""
+  document_length: int = 64
+  """Tokens of a document, EOS included."""
+  query_length: int = 24
+  """Tokens of a query, EOS included."""
+  public_test_documents: int = 1000
+  """Documents of the public test set, at most."""
+  seed: int = 0
+  """Splits, and which of several relevant documents is kept."""
+
+
+def run(
+    config: Config, space: workspace.Workspace, digest: str
+) -> results.PreparedData:
+  """Reads, splits and tokenizes the data.
+
+  Args:
+    config: which data, and how.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+
+  Returns:
+    Where everything lies, and how much there is.
+
+  Raises:
+    ValueError: if the data cannot be read or a split has no pairs.
+  """
+  start = time.monotonic()
+  data, versions = _read(config)
+  _check_splits(data, config.source)
+  public, private = space.public("prepare_data"), space.private("prepare_data")
+  public.mkdir(parents=True, exist_ok=True)
+  private.mkdir(parents=True, exist_ok=True)
+  model = _vocabulary(config, data, public)
+  vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
+  cut = _write_documents(config, data, vocabulary, public)
+  counts = _write_queries(config, data, vocabulary, private)
+  _write_public_test(config, data, vocabulary, public)
+  beir.write_beir(private / "beir", data)
+  result = results.PreparedData(
+      directory=space.relative(public),
+      private_directory=space.relative(private),
+      source=config.source,
+      digest=_digest(data, space),
+      versions=versions,
+      unit="query",
+      num_documents=len(data.documents),
+      num_queries=counts,
+      num_pairs={
+          split: sum(map(len, judged.values()))
+          for split, judged in data.qrels.items()
+      },
+      max_positives=1,
+      cut_documents=cut,
+      vocabulary=space.relative(model),
+      vocab_size=vocabulary.vocab_size,
+      extra_ids=config.extra_ids,
+      document_length=config.document_length,
+      query_length=config.query_length,
+      seconds=time.monotonic() - start,
+  )
+  artifacts.save(private, result, digest)
+  return result
+
+
+def _read(config: Config) -> tuple[collection.Collection, str]:
+  """Reads the source; the demo set also names the versions it came from."""
+  kind, _, place = config.source.partition(":")
+  if kind == "environment_docs" and not place:
+    settings = environment_docs.EnvironmentDocs(seed=config.seed)
+    return environment_docs.build(settings), environment_docs.digest(settings)
+  if kind == "beir" and place:
+    return beir.read_beir(place), ""
+  if kind == "msmarco" and place:
+    return msmarco.read_msmarco(place), ""
+  if kind == "jsonl" and place:
+    fields = jsonl.Fields(
+        query=config.query_field, document=config.document_field
+    )
+    return jsonl.read_jsonl(place, fields, seed=config.seed), ""
+  raise ValueError(
+      "prepare_data.source must be environment_docs, beir:DIR, msmarco:DIR or"
+      f" jsonl:FILE, got source={config.source!r}"
+  )
+
+
+def _check_splits(data: collection.Collection, source: str) -> None:
+  for split in (TRAIN, TEST):
+    if not data.qrels.get(split):
+      raise ValueError(
+          f"{source}: expected relevant pairs in split {split!r}, got none:"
+          f" add qrels/{split}.tsv or more pairs"
+      )
+  both = set(data.qrels[TRAIN]) & set(data.qrels[TEST])
+  if both:
+    raise ValueError(
+        f"{source}: {len(both)} queries are judged in train and in test:"
+        " take them out of one"
+    )
+
+
+def _vocabulary(
+    config: Config, data: collection.Collection, public: pathlib.Path
+) -> pathlib.Path:
+  """Puts the vocabulary into the working directory."""
+  model = public / "vocabulary.model"
+  if config.vocabulary == "train":
+    vocabulary_lib.train(
+        (d.contents for d in data.documents),
+        model,
+        vocab_size=config.vocab_size,
+    )
+    return model
+  given = pathlib.Path(config.vocabulary or shipped.VOCABULARY)
+  if not given.is_file():
+    raise ValueError(
+        f"prepare_data.vocabulary: expected a SentencePiece model, got {given}"
+    )
+  artifacts.write_atomically(model, given.read_bytes())
+  return model
+
+
+def _write_documents(config, data, vocabulary, public) -> float:
+  """Writes corpus.jsonl and documents.npz; returns the share that was cut."""
+  lines = [
+      json.dumps({"_id": d.id, "title": d.title, "text": d.text})
+      for d in data.documents
+  ]
+  artifacts.write_atomically(public / "corpus.jsonl", "\n".join(lines) + "\n")
+  tokens = vocabulary_lib.tokenize(
+      vocabulary,
+      [d.contents for d in data.documents],
+      length=config.document_length + 1,  # one more shows who was cut
+  )
+  cut = tokens[:, -1] > 0
+  np.savez(
+      public / "documents.npz",
+      ids=np.array([d.id for d in data.documents]),
+      tokens=_shorten(tokens, config.document_length),
+  )
+  return float(np.mean(cut))
+
+
+def _shorten(tokens: np.ndarray, length: int) -> np.ndarray:
+  """Cuts rows to `length`; a row that was longer ends with EOS."""
+  cut = tokens[:, length:].any(axis=1)
+  tokens = tokens[:, :length].copy()
+  tokens[cut, -1] = vocabulary_lib.EOS_ID
+  return tokens
+
+
+def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
+  """Writes SPLIT.npz: ids and tokens of queries, and one document of each."""
+  texts = {query.id: query.text for query in data.queries}
+  position = {d.id: i for i, d in enumerate(data.documents)}
+  counts = {}
+  for split, judged in data.qrels.items():
+    rng = np.random.default_rng([config.seed, len(counts)])
+    ids, chosen = [], []
+    for query, grades in judged.items():
+      relevant = sorted(d for d, grade in grades.items() if grade > 0)
+      if relevant:
+        ids.append(query)
+        chosen.append(position[relevant[rng.integers(len(relevant))]])
+    np.savez(
+        private / f"{split}.npz",
+        ids=np.array(ids),
+        tokens=vocabulary_lib.tokenize(
+            vocabulary, [texts[q] for q in ids], length=config.query_length
+        ),
+        documents=np.array(chosen, np.int32),
+    )
+    counts[split] = len(ids)
+  return counts
+
+
+def _write_public_test(config, data, vocabulary, public) -> None:
+  """Writes a BEIR folder of pseudo-queries: sentences taken out of documents.
+
+  The same choice of a telling sentence as in pre-training, but the sentence
+  always leaves its document. It measures retrievers without private queries.
+  """
+  rng = np.random.default_rng([config.seed, 1])
+  order = rng.permutation(len(data.documents))
+  made: list[tuple[str, str, str]] = []
+  sentences = [
+      public_text.split_sentences(data.documents[i].text) for i in order
+  ]
+  idf = pretrain_tasks.inverse_frequency(sentences)
+  for i, parts in zip(order, sentences, strict=True):
+    best = pretrain_tasks.telling_sentence(parts, idf)
+    if best is not None and len(made) < config.public_test_documents:
+      rest = " ".join(parts[:best] + parts[best + 1 :])
+      made.append((data.documents[i].id, parts[best], rest))
+  beir.write_beir(
+      public / "public_test",
+      collection.Collection(
+          documents=tuple(
+              collection.Document(id=name, text=rest) for name, _, rest in made
+          ),
+          queries=tuple(
+              collection.Query(id=f"p{name}", text=query)
+              for name, query, _ in made
+          ),
+          qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in made}},
+      ),
+  )
+  np.savez(
+      public / "public_test.npz",
+      tokens=vocabulary_lib.tokenize(
+          vocabulary, [rest for *_, rest in made], length=config.document_length
+      ),
+      query_tokens=vocabulary_lib.tokenize(
+          vocabulary, [query for _, query, _ in made],
+          length=config.query_length,
+      ),
+  )
+
+
+def _digest(data: collection.Collection, space: workspace.Workspace) -> str:
+  """Digests all data, keyed with the run's secret."""
+  state = hashlib.sha256(str(space.seed("digest")).encode())
+  for document in data.documents:
+    state.update(f"{document.id}\0{document.contents}\0".encode())
+  for query in data.queries:
+    state.update(f"{query.id}\0{query.text}\0".encode())
+  state.update(json.dumps(data.qrels, sort_keys=True).encode())
+  return state.hexdigest()[:16]

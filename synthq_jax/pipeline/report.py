@@ -1,0 +1,183 @@
+"""The last stage: one page to share, one page to keep, one table to print.
+
+The shareable page is made by `_report_shareable`, which says what it lets
+through; the private page by `_report_private`. Everything that this stage
+writes outside `private/` comes from the first. `Report.table` holds scores on
+private queries: a result.json of this stage belongs under `private/`, too.
+"""
+
+import dataclasses
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+
+from synthq_jax import artifacts
+from synthq_jax.data import files
+from synthq_jax.pipeline import (
+  _comparisons,
+  _report_html,
+  _report_markdown,
+  _report_private,
+  _report_shareable,
+  _report_tables,
+  results,
+)
+
+__all__ = ["Config", "run"]
+
+_Curves = dict[str, tuple[list[float], list[float]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What the reports show; none of it is computed here."""
+
+  title: str = "Retrieval from differentially private synthetic queries"
+  """The title of both pages."""
+  num_examples: int = 10
+  """Synthetic queries shown for each generator, at most those it kept."""
+  num_comparisons: int = 10
+  """Documents with real beside synthetic queries, on the private page."""
+  document_words: int = 40
+  """Words shown of a document."""
+  measures: tuple[str, ...] = ("nDCG@10", "R@10")
+  """Columns of the tables; the first is drawn against epsilon."""
+  test_set: str = "test"
+  """The test set of the main table: a split of private queries."""
+  seed: int = 0
+  """Which documents are shown on the private page."""
+
+  def __post_init__(self):
+    for name in ("num_examples", "num_comparisons", "document_words"):
+      if getattr(self, name) < 1:
+        raise ValueError(
+          f"expected report.Config.{name} >= 1, got {getattr(self, name)}"
+        )
+    if not self.measures:
+      raise ValueError(
+        "expected a measure in report.Config.measures, got none: name one of "
+        'the evaluate stage, e.g. "nDCG@10"'
+      )
+
+
+def run(
+  config: Config,
+  workdir: str | os.PathLike,
+  *,
+  prepared: results.PreparedData,
+  evaluations: Sequence[results.Evaluation],
+  synthetic: Sequence[results.SyntheticQueries],
+  checkpoints: Sequence[results.Checkpoint],
+  audits: Sequence[results.AuditReport] = (),
+) -> results.Report:
+  """Writes report/report.html, report/report.md and the private page.
+
+  Formal guarantee: report/ is post-processing of results with finite epsilon
+  and of public data (see `_report_shareable`). private/report/ has none.
+
+  Args:
+    config: what to show.
+    workdir: what the paths of the results are relative to.
+    prepared: the data.
+    evaluations: all scores; the tables keep their order.
+    synthetic: all synthetic queries.
+    checkpoints: all trained models.
+    audits: all audits.
+
+  Returns:
+    Paths relative to `workdir`, and the main table, which is private.
+
+  Raises:
+    ValueError: if no evaluation is of the main table's test set, or a file
+      that a result names is missing or malformed.
+  """
+  root = pathlib.Path(workdir)
+  table = _main_table(config, evaluations)
+  shareable = _report_shareable.page(
+    config.title,
+    prepared=prepared,
+    evaluations=evaluations,
+    synthetic=synthetic,
+    checkpoints=checkpoints,
+    curves=_curves(root, checkpoints, private=False),
+    measures=config.measures,
+    num_examples=config.num_examples,
+    document_words=config.document_words,
+  )
+  private = _report_private.page(
+    config.title,
+    table=table,
+    test_set=config.test_set,
+    prepared=prepared,
+    evaluations=evaluations,
+    checkpoints=checkpoints,
+    audits=audits,
+    curves=_curves(root, checkpoints, private=True),
+    comparisons=_comparisons.read(
+      root,
+      prepared,
+      synthetic,
+      split=config.test_set,
+      number=config.num_comparisons,
+      seed=config.seed,
+    ),
+    measures=config.measures,
+    document_words=config.document_words,
+  )
+  report = results.Report(
+    html="report/report.html",
+    markdown="report/report.md",
+    private_html=f"{results.PRIVATE}/report/report.private.html",
+    table=table,
+  )
+  write = artifacts.write_atomically
+  write(root / report.html, _report_html.render(shareable))
+  write(root / report.markdown, _report_markdown.render(shareable))
+  write(root / report.private_html, _report_html.render(private))
+  return report
+
+
+def _main_table(
+  config: Config, evaluations: Sequence[results.Evaluation]
+) -> str:
+  chosen = [one for one in evaluations if one.test_set == config.test_set]
+  if not chosen:
+    found = sorted({one.test_set for one in evaluations})
+    raise ValueError(
+      f"expected evaluations with test_set={config.test_set!r}, got "
+      f"{found or 'none'}: evaluate on it or change report.Config.test_set"
+    )
+  return _report_tables.aligned(
+    _report_tables.main_table(chosen, config.measures)
+  )
+
+
+def _curves(
+  root: pathlib.Path, checkpoints: Sequence[results.Checkpoint], private: bool
+) -> _Curves:
+  """Reads the losses of private stages, or of those that may be shared."""
+  curves = {}
+  for one in checkpoints:
+    if not one.metrics or _has_private_metrics(one) != private:
+      continue
+    steps, losses = _losses(root / one.metrics)
+    if steps:
+      title = f"{one.kind} {_report_tables.row_name(one.name)}"
+      curves[title] = (steps, losses)
+  return curves
+
+
+def _has_private_metrics(one: results.Checkpoint) -> bool:
+  """Says whether losses of a training belong on the private page alone."""
+  paths = (one.directory, one.metrics)
+  return math.isinf(one.statement.epsilon) or any(
+    _report_shareable.is_private_path(path) for path in paths
+  )
+
+
+def _losses(path: pathlib.Path) -> tuple[list[float], list[float]]:
+  """Reads steps and losses from a metrics.jsonl."""
+  lines = [line for _, line in files.json_lines(path) if "loss" in line]
+  steps = [float(line["step"]) for line in lines]
+  return steps, [float(line["loss"]) for line in lines]

@@ -1,0 +1,353 @@
+"""Trains a dual encoder on pairs: real ones, synthetic ones, or with DP.
+
+Every row of the table uses the same recipe, a shared T5 encoder with mean
+pooling, cosine over a temperature and in-batch softmax; only the pairs differ.
+`run_direct` is the papers' naive private baseline: the gradient of the whole
+batch is clipped, so the noise does not shrink with the batch.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from synthq_jax import artifacts, optim
+from synthq_jax.losses import contrastive
+from synthq_jax.models import dual_encoder, t5_checkpoints
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.privacy import accounting, sampling, sensitivity
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.training import dp_step, loop
+
+__all__ = ["Config", "DirectConfig", "run", "run_direct"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """The recipe shared by all rows that train without noise."""
+
+  checkpoint: str = ""
+  """Public T5 to start from; empty: the shipped one."""
+  steps: int = 300
+  """Optimizer steps."""
+  batch_size: int = 128
+  """Pairs of a batch, each the negative of the others."""
+  learning_rate: float = 1e-3
+  """Peak of Adam's; warm-up, then linear decay."""
+  warmup_steps: int = 30
+  """Linear warm-up."""
+  temperature: float = 0.05
+  """Divides the cosines."""
+  seed: int = 0
+  """Order of the pairs."""
+  settings: loop.Settings = dataclasses.field(
+      default_factory=loop.Settings, metadata={"speed_only": True}
+  )
+  """Saving and reporting."""
+
+  def __post_init__(self):
+    if not self.temperature > 0:
+      raise ValueError(
+          "train_retriever.temperature must be above 0, got"
+          f" temperature={self.temperature}"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectConfig:
+  """The papers' naive private training; every value is public."""
+
+  checkpoint: str = ""
+  """Public T5 to start from; empty: the shipped one."""
+  epsilon: float = 8.0
+  """Target."""
+  delta: float | None = None
+  """Target; None: 1 / (2n)."""
+  clip_norm: float = 0.1
+  """L2 clip norm of the whole batch's gradient."""
+  batch_size: int = 32
+  """Expected records of a Poisson batch."""
+  steps: int = 100
+  """Optimizer steps."""
+  optimizer: str = "dp_adafactor"
+  """"dp_adam" or "dp_adafactor"."""
+  learning_rate: float = 1e-3
+  """Peak; warm-up over a tenth of the steps, then linear decay."""
+  temperature: float = 0.05
+  """Divides the cosines."""
+  settings: loop.Settings = dataclasses.field(
+      default_factory=loop.Settings, metadata={"speed_only": True}
+  )
+  """Saving and reporting."""
+
+  def __post_init__(self):
+    if not 0 < self.epsilon < math.inf:
+      raise ValueError(
+          "direct_dp.epsilon must be above 0 and finite, got"
+          f" epsilon={self.epsilon}"
+      )
+
+
+def run(
+    config: Config,
+    space: workspace.Workspace,
+    digest: str,
+    *,
+    prepared: results.PreparedData,
+    synthetic: results.SyntheticQueries | None,
+    name: str,
+) -> results.Checkpoint:
+  """Trains on synthetic queries, or on the real ones without privacy.
+
+  Args:
+    config: the recipe.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: documents and private train queries.
+    synthetic: the queries to train on; None: the real ones.
+    name: the row of the table.
+
+  Returns:
+    The encoder; under `private/` if the queries are.
+  """
+  start = time.monotonic()
+  stage = f"train_retriever/{name}"
+  private = synthetic is None or inputs.is_private(synthetic.directory)
+  directory = (space.private if private else space.public)(stage)
+  pairs = _pairs(space, prepared, synthetic)
+  params, model_config = inputs.load_public(config.checkpoint, prepared)
+  params = dual_encoder.encoder_params(params)
+  metrics_path = directory / "metrics.jsonl"
+  params = _train(
+      config,
+      params,
+      model_config,
+      pairs,
+      directory=space.private(stage, f"state_{digest}"),
+      metrics_path=metrics_path,
+      description=f"train_retriever {name}",
+  )
+  t5_checkpoints.save(directory, params, model_config)
+  result = results.Checkpoint(
+      directory=space.relative(directory),
+      kind="retriever",
+      name=name,
+      statement=_inherited(synthetic),
+      steps=config.steps,
+      batch_size=config.batch_size,
+      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+      metrics=space.relative(metrics_path),
+      seconds=time.monotonic() - start,
+  )
+  artifacts.save(directory, result, digest)
+  return result
+
+
+def run_direct(
+    config: DirectConfig,
+    space: workspace.Workspace,
+    digest: str,
+    *,
+    prepared: results.PreparedData,
+    name: str,
+) -> results.Checkpoint:
+  """Trains on the real queries with the whole batch's gradient clipped.
+
+  Formal guarantee:
+    Unit: one query with its document; neighbours: add or remove one. The
+    clipped gradient of a Poisson sample moves by at most 2C, whatever the
+    loss; noise is scaled to that, and the divisor is the public constant 1.
+
+  Args:
+    config: target, optimizer, length of training.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: documents and private train queries.
+    name: the row of the table.
+
+  Returns:
+    The encoder with its own statement.
+  """
+  start = time.monotonic()
+  stage = f"train_retriever/{name}"
+  pairs = _pairs(space, prepared, None)
+  sampler = sampling.Poisson.with_margin(
+      num_examples=len(pairs["queries"]),
+      expected_batch_size=config.batch_size,
+      multiple_of=8,
+  )
+  delta = config.delta or 1 / (2 * sampler.num_examples)
+  sigma = accounting.noise_multiplier(
+      epsilon=config.epsilon, delta=delta, sampler=sampler, steps=config.steps
+  )
+  params, model_config = inputs.load_public(config.checkpoint, prepared)
+  grad_fn = optim.batch_clipped_grad(
+      functools.partial(
+          _masked_loss,
+          model_config=model_config,
+          temperature=config.temperature,
+      ),
+      l2_clip_norm=config.clip_norm,
+  )
+  metrics_path = space.private(stage, "metrics.jsonl")
+  params = dp_step.train(
+      grad_fn,
+      dual_encoder.encoder_params(params),
+      pairs,
+      sampler=sampler,
+      noise_multiplier=sigma,
+      steps=config.steps,
+      optimizer=config.optimizer,
+      learning_rate=config.learning_rate,
+      batch_seed=space.seed(f"{stage} batches {digest}"),
+      noise_key=space.key(f"{stage} noise {digest}"),
+      directory=space.private(stage, f"state_{digest}"),
+      metrics_path=metrics_path,
+      description=f"train_retriever {name}",
+      settings=config.settings,
+      denominator=1.0,
+  )
+  directory = space.public(stage)
+  t5_checkpoints.save(directory, params, model_config)
+  result = results.Checkpoint(
+      directory=space.relative(directory),
+      kind="retriever",
+      name=name,
+      statement=statement_lib.training(
+          identifier=f"{stage}/{digest}",
+          sampler=sampler,
+          noise_multiplier=sigma,
+          l2_clip_norm=config.clip_norm,
+          l2_sensitivity=sensitivity.batch(l2_clip_norm=config.clip_norm),
+          steps=config.steps,
+          delta=delta,
+          mechanism=(
+              "the contrastive gradient of a whole Poisson sample of (query,"
+              " document) pairs, clipped as one, with Gaussian noise"
+          ),
+      ),
+      steps=config.steps,
+      batch_size=config.batch_size,
+      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+      metrics=space.relative(metrics_path),
+      seconds=time.monotonic() - start,
+  )
+  artifacts.save(directory, result, digest)
+  return result
+
+
+def _pairs(space, prepared, synthetic) -> dict[str, np.ndarray]:
+  """Returns tokens of queries and their documents, and the documents' rows."""
+  _, documents, _ = inputs.documents(space, prepared)
+  if synthetic is None:
+    source = np.load(space.root / prepared.private_directory / "train.npz")
+  else:
+    source = np.load(space.root / synthetic.directory / "tokens.npz")
+  rows = source["documents"]
+  return {
+      "queries": source["tokens"],
+      "documents": documents[rows],
+      "rows": rows.astype(np.int32),
+  }
+
+
+def _inherited(synthetic: results.SyntheticQueries | None):
+  if synthetic is None:
+    return statement_lib.non_private(
+        "Trained on the private queries without privacy."
+    )
+  return statement_lib.inherit(
+      synthetic.statement,
+      "A retriever was trained on the synthetic queries: post-processing.",
+  )
+
+
+def loss_fn(params, batch, *, model_config, temperature: float) -> jax.Array:
+  """Returns the in-batch softmax loss of each pair, [batch].
+
+  Another pair of the same document is no negative: its column is left out.
+  """
+  encode = functools.partial(dual_encoder.encode, params, model_config)
+  similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
+  same = batch["rows"][:, None] == batch["rows"][None, :]
+  return contrastive.softmax(
+      similarity,
+      temperature=temperature,
+      duplicate_mask=same & ~jnp.eye(len(same), dtype=bool),
+  )
+
+
+def _masked_loss(params, batch, is_real, *, model_config, temperature):
+  """Returns the mean loss over the real pairs; padding is no negative."""
+  encode = functools.partial(dual_encoder.encode, params, model_config)
+  similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
+  losses = contrastive.softmax(
+      similarity,
+      temperature=temperature,
+      is_padding_example=~is_real,
+      is_padding_document=~is_real,
+  )
+  # The realised count is part of the clipped gradient, which is bounded.
+  return jnp.sum(losses * is_real) / jnp.maximum(jnp.sum(is_real), 1)
+
+
+def _train(
+    config, params, model_config, pairs, *, directory, metrics_path, description
+):
+  """Adam over shuffled epochs."""
+  decay = max(1, config.steps - config.warmup_steps)
+  schedule = optax.join_schedules(
+      [
+          optax.linear_schedule(0, config.learning_rate, config.warmup_steps),
+          optax.linear_schedule(config.learning_rate, 0, decay),
+      ],
+      [config.warmup_steps],
+  )
+  tx = optax.adam(schedule, b2=0.98)
+
+  @jax.jit
+  def step_fn(state, batch):
+    params, opt_state = state
+
+    def mean_loss(params):
+      return jnp.mean(
+          loss_fn(
+              params,
+              batch,
+              model_config=model_config,
+              temperature=config.temperature,
+          )
+      )
+
+    loss, grads = jax.value_and_grad(mean_loss)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
+
+  total = len(pairs["rows"])
+  size = min(config.batch_size, total)
+  per_epoch = total // size
+
+  def batch_fn(step):
+    epoch, position = divmod(step, per_epoch)
+    order = np.random.default_rng([config.seed, epoch]).permutation(total)
+    chosen = order[position * size : (position + 1) * size]
+    return {name: values[chosen] for name, values in pairs.items()}
+
+  params = jax.tree.map(jnp.asarray, params)
+  state = loop.train(
+      lambda state, batch, step: step_fn(state, batch),
+      (params, tx.init(params)),
+      batch_fn,
+      steps=config.steps,
+      directory=directory,
+      metrics_path=metrics_path,
+      description=description,
+      examples_per_step=size,
+      settings=config.settings,
+  )
+  return jax.device_get(state[0])

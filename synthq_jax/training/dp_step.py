@@ -1,0 +1,162 @@
+"""Training on Poisson batches with clipped sums and noise."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from synthq_jax import optim
+from synthq_jax.privacy import sampling
+from synthq_jax.training import loop
+
+__all__ = ["OPTIMIZERS", "State", "train"]
+
+OPTIMIZERS = ("dp_adam", "dp_adafactor")
+
+
+class State(NamedTuple):
+  """What training carries from step to step."""
+
+  params: Any
+  opt_state: optax.OptState
+
+
+def optimizer(
+    name: str,
+    learning_rate: float,
+    steps: int,
+    *,
+    l2_sensitivity: float,
+    noise_multiplier: float,
+    denominator: float,
+    key: jax.Array,
+) -> optax.GradientTransformation:
+  """Returns a private optimizer with warm-up and linear decay.
+
+  Args:
+    name: one of `OPTIMIZERS`.
+    learning_rate: the peak, reached after a tenth of the steps.
+    steps: optimizer steps in all.
+    l2_sensitivity: of the clipped sum, as the gradient reports it.
+    noise_multiplier: noise standard deviation over the sensitivity.
+    denominator: public constant that the noisy sum is divided by.
+    key: of the noise.
+
+  Returns:
+    An optax transformation that takes clipped sums.
+  """
+  warmup = max(1, steps // 10)
+  schedule = optax.join_schedules(
+      [
+          optax.linear_schedule(learning_rate / warmup, learning_rate, warmup),
+          optax.linear_schedule(learning_rate, 0.0, max(1, steps - warmup)),
+      ],
+      [warmup],
+  )
+  make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}[name]
+  return make(
+      schedule,
+      l2_sensitivity=l2_sensitivity,
+      noise_multiplier=noise_multiplier,
+      denominator=denominator,
+      key=key,
+  )
+
+
+def train(
+    grad_fn: Callable[..., Any],
+    params: Any,
+    records: Mapping[str, np.ndarray],
+    *,
+    sampler: sampling.Poisson,
+    noise_multiplier: float,
+    steps: int,
+    optimizer: str,
+    learning_rate: float,
+    batch_seed: Sequence[int],
+    noise_key: jax.Array,
+    directory: str | os.PathLike,
+    metrics_path: str | os.PathLike,
+    description: str,
+    settings: loop.Settings,
+    denominator: float | None = None,
+) -> Any:
+  """Trains privately; batch and noise of a step depend on secret and step.
+
+  Args:
+    grad_fn: from optim.clipped_grad, or another with its call and its
+      `sensitivity(relation)`.
+    params: where to start.
+    records: arrays with one row per record.
+    sampler: draws the batches, and was the basis of the accounting.
+    noise_multiplier: calibrated for `sampler` and `steps`.
+    steps: optimizer steps.
+    optimizer: one of `OPTIMIZERS`.
+    learning_rate: the peak.
+    batch_seed: secret seed of the Poisson sampling.
+    noise_key: secret key of the noise.
+    directory: for the states of unfinished training.
+    metrics_path: metrics.jsonl, private.
+    description: stands before the progress bar.
+    settings: saving and reporting.
+    denominator: public divisor; None: the expected batch size.
+
+  Returns:
+    The trained parameters.
+  """
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  tx = _optimizer(
+      optimizer,
+      learning_rate,
+      steps,
+      l2_sensitivity=grad_fn.sensitivity(relation),
+      noise_multiplier=noise_multiplier,
+      denominator=denominator or sampler.expected_batch_size,
+      key=noise_key,
+  )
+
+  @jax.jit
+  def step_fn(state: State, batch, is_padding):
+    grads, aux = grad_fn(state.params, batch, is_padding_example=is_padding)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return State(params, opt_state), _metrics(aux, is_padding)
+
+  def batch_fn(step: int):
+    drawn = sampler.batch(batch_seed, step)
+    rows = np.where(drawn.is_padding, 0, drawn.indices)
+    batch = {name: values[rows] for name, values in records.items()}
+    return batch, drawn.is_padding
+
+  params = jax.tree.map(jnp.asarray, params)
+  state = loop.train(
+      lambda state, batch, step: step_fn(state, *batch),
+      State(params, tx.init(params)),
+      batch_fn,
+      steps=steps,
+      directory=directory,
+      metrics_path=metrics_path,
+      description=description,
+      examples_per_step=sampler.expected_batch_size,
+      settings=settings,
+  )
+  return jax.device_get(state.params)
+
+
+_optimizer = optimizer  # `train` has an argument of that name
+
+
+def _metrics(aux, is_padding) -> dict[str, jax.Array]:
+  """Loss and norm, means where there is one per record: private values."""
+  if hasattr(aux, "loss"):  # one gradient for the whole batch
+    return {"loss": aux.loss, "norm": aux.norm}
+  real = jnp.maximum(jnp.sum(~is_padding), 1)
+  return {
+      "loss": jnp.sum(aux.losses) / real,
+      "norm": jnp.sum(aux.norms) / real,
+  }
