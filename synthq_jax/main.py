@@ -1,22 +1,19 @@
 """The command line: `synthq STAGE --gin_file=... --gin.NAME=value --workdir=...`.
 
 The only importer of gin: files and flags become frozen dataclasses here, and
-everything below works with those. gin's habits are T5X's (files that include
-files, UPPER_CASE macros for what users change); its dynamic registration makes
-every dataclass that a gin file imports configurable.
+everything below works with those. Habits are T5X's (files that include files,
+UPPER_CASE macros for what users change); gin's dynamic registration makes every
+dataclass configurable that a gin file imports.
 
 Whatever the user can mend ends with one line on standard error that says what,
 where and what to do, and exit code 2; `--debug` shows the traceback instead.
 """
 
 import argparse
-import ast
 import contextlib
 import contextvars
 import dataclasses
 import difflib
-import importlib
-import importlib.util  # gin uses it without importing it
 import logging
 import math
 import os
@@ -26,59 +23,37 @@ import re
 import resource
 import sys
 import time
-import types
-import typing
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
 
 import gin
 
-__all__ = ["STAGES", "UsageError", "main"]
+from synthq_jax import _flags
 
-STAGES = {
-  "run": "the whole pipeline; finished stages are skipped",
-  "prepare_data": "documents, queries, splits and tokens",
-  "pretrain": "a public T5 from scratch (recipes/demo_pretrain.gin)",
-  "finetune_dp": "the private generator",
-  "generate": "synthetic queries",
-  "train_retriever": "the dual encoders",
-  "evaluate": "scores of every row of the table",
-  "audit": "canaries: did the generator learn them?",
-  "report": "report.html, report.md and the private page",
-}
-"""Stages by name, each with what it makes."""
+__all__ = ["configure", "main"]
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
 _NAMESPACES = ("pipeline", "models", "training", "data")
-_SECRET = re.compile(r"^(\S*secret_seed)\s*=.*$", re.IGNORECASE | re.MULTILINE)
+# Lines of the written configuration that would undo the noise.
+_SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$)(?:\\\n)?.*$")
 _QUIET = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",
   "ABSL_MIN_LOG_LEVEL": "3",
-  "GRPC_VERBOSITY": "ERROR",
   "GLOG_minloglevel": "3",
-  "TOKENIZERS_PARALLELISM": "false",
+  "GRPC_VERBOSITY": "ERROR",
 }
 
 _folders: contextvars.ContextVar[tuple[pathlib.Path, ...]] = (
   contextvars.ContextVar("folders", default=())
 )
-
-
-class UsageError(ValueError):
-  """What the user can mend; its text is one line."""
+gin.constant("synthq.INF", math.inf)  # %INF: gin has no word for it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command.
-
-  >>> main(["privacy", "--noise_multiplier=1", "--examples=6000",
-  ...       "--batch_size=256", "--steps=300", "--delta=1e-5"])
-  6000 records, batches of 256, 300 steps, delta 1e-05
-  Poisson batches (ADD_OR_REMOVE_ONE): noise multiplier 1 gives epsilon 5.16
-  no amplification (REPLACE_SPECIAL): noise multiplier 1 gives epsilon 22.84
 
   Args:
     argv: the arguments after the program's name; None: the process's own.
@@ -100,132 +75,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _stop(_one_line(error), 2)
 
 
-def _dispatch(argv: list[str]) -> None:
-  """Parses the arguments and runs the stage or the calculator."""
-  bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
-  options = _parser().parse_args([a for a in argv if not a.startswith(_FLAG)])
-  if options.stage == "privacy":
-    if bindings:
-      raise UsageError("synthq privacy takes no --gin.NAME; see synthq --help")
-    print(_privacy(options))
-  else:
-    _run_stage(options, bindings)
-
-
 def _stop(message: str, code: int) -> int:
   print(f"synthq: {message}", file=sys.stderr)
   return code
 
 
-class _Parser(argparse.ArgumentParser):
-  """Says what is wrong in one line."""
-
-  def error(self, message: str) -> typing.NoReturn:
-    """Raises instead of printing the usage."""
-    raise UsageError(f"{message}; see {self.prog} --help")
-
-
-def _parser() -> argparse.ArgumentParser:
-  """Describes the command line."""
-  parser = _Parser(
-    prog="synthq",
-    allow_abbrev=False,
-    description="Private query logs into retrievers that can be shared.",
+def _dispatch(argv: Sequence[str]) -> None:
+  """Parses the arguments and runs the stage or the calculator."""
+  bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
+  options = _flags.parser().parse_args(
+    [a for a in argv if not a.startswith(_FLAG)]
   )
-  commands = parser.add_subparsers(
-    dest="stage", required=True, metavar="STAGE", title="stages"
-  )
-  for name, words in STAGES.items():
-    _add_stage_flags(
-      commands.add_parser(
-        name,
-        help=words,
-        description=words,
-        allow_abbrev=False,
-        epilog="--gin.NAME=value sets a macro (--gin.EPSILON=3) or a "
-        "parameter (--gin.generate.Config.p=0.9); what is no Python "
-        "value is taken as text, inf as infinity.",
-      )
-    )
-  words = "calculator: noise from epsilon, and back"
-  _add_privacy_flags(
-    commands.add_parser(
-      "privacy", help=words, description=words, allow_abbrev=False
-    )
-  )
-  return parser
+  if options.stage == "privacy" and bindings:
+    raise _flags.UsageError(f"synthq privacy takes no {_FLAG}{bindings[0]}")
+  if options.stage == "privacy":
+    from synthq_jax.privacy import calculator
 
-
-def _add_stage_flags(parser: argparse.ArgumentParser) -> None:
-  flag = parser.add_argument
-  flag("--gin_file", action="append", help="may be given several times")
-  flag("--gin_search_paths", default="", help="more folders, by comma")
-  flag("--workdir", required=True, help="where all results lie")
-  flag("--quiet", action="store_true", help="no progress bars")
-  flag("--debug", action="store_true", help="show tracebacks")
-
-
-def _add_privacy_flags(parser: argparse.ArgumentParser) -> None:
-  flag = parser.add_argument
-  target = parser.add_mutually_exclusive_group(required=True)
-  target.add_argument("--epsilon", type=float)
-  target.add_argument("--noise_multiplier", type=float)
-  length = parser.add_mutually_exclusive_group(required=True)
-  length.add_argument("--epochs", type=float, help="passes over the records")
-  length.add_argument("--steps", type=int)
-  flag("--examples", type=int, required=True, help="private records")
-  flag("--batch_size", type=int, required=True)
-  flag("--delta", type=float, help="1 / (2 examples) by default")
-  flag("--debug", action="store_true", help="show tracebacks")
-
-
-# The calculator.
-
-
-def _privacy(options: argparse.Namespace) -> str:
-  """Noise and epsilon of both kinds of batches, in words."""
-  from synthq_jax.privacy import sampling
-
-  n, batch = options.examples, options.batch_size
-  delta = 1 / (2 * n) if options.delta is None and n > 0 else options.delta
-  poisson = sampling.Poisson.with_margin(
-    num_examples=n, expected_batch_size=batch
-  )
-  fixed = sampling.FixedOrder(num_examples=n, batch_size=batch)
-  steps = options.steps
-  if steps is None:
-    steps = round(options.epochs * fixed.steps_per_epoch)
-  return "\n".join(
-    [
-      f"{n} records, batches of {batch}, {steps} steps, delta {delta:.4g}",
-      "Poisson batches (ADD_OR_REMOVE_ONE): "
-      + _trade(options, poisson, "ADD_OR_REMOVE_ONE", steps, delta),
-      "no amplification (REPLACE_SPECIAL): "
-      + _trade(options, fixed, "REPLACE_SPECIAL", steps, delta),
-    ]
-  )
-
-
-def _trade(
-  options: argparse.Namespace,
-  sampler: Any,
-  relation: str,
-  steps: int,
-  delta: float,
-) -> str:
-  """Noise for an epsilon, or epsilon for a noise; rounded up, so both hold."""
-  from synthq_jax.privacy import accounting
-
-  known = dict(sampler=sampler, steps=steps, delta=delta, relation=relation)
-  if options.epsilon is not None:
-    noise = accounting.noise_multiplier(epsilon=options.epsilon, **known)
-    needed = math.ceil(noise * 1e3) / 1e3
-    return f"epsilon {options.epsilon:g} takes noise multiplier {needed:.3f}"
-  noise = options.noise_multiplier
-  reached = accounting.epsilon(noise_multiplier=noise, **known)
-  if math.isfinite(reached):
-    reached = math.ceil(reached * 100) / 100
-  return f"noise multiplier {noise:g} gives epsilon {reached:g}"
+    given = vars(options)
+    del given["stage"], given["debug"]
+    print(calculator.describe(**given))
+  else:
+    _run_stage(options, bindings)
 
 
 # A stage: configure, run, say what came out.
@@ -234,49 +104,52 @@ def _trade(
 def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   """Runs a stage and what it needs that is not finished."""
   start = time.monotonic()
-  module_name = "pretrain_recipe" if options.stage == "pretrain" else "plan"
-  module = importlib.import_module(f"synthq_jax.pipeline.{module_name}")
-  pretrain = options.stage == "pretrain"
-  kind = module.Config if pretrain else module.RunConfig
-  config, text = configure(
-    kind,
-    options.gin_file or (),
-    bindings,
-    search_paths=options.gin_search_paths.split(","),
-  )
   workdir = pathlib.Path(options.workdir)
-  _write_config(workdir, text)
-  if pretrain:
-    module.run(config, workdir)
-    report = None
-  else:
-    stages = None if options.stage == "run" else (options.stage,)
-    report = module.run(
-      config, workdir, stages=stages, progress=not options.quiet
-    )
-  if report is not None and options.stage in ("run", "report"):
+  runner = _pretrain if options.stage == "pretrain" else _pipeline
+  report = runner(options, bindings, workdir)
+  if report is not None:
     print(_summary(report, workdir))
   print(f"{options.stage} finished: {_cost(time.monotonic() - start)}")
 
 
-def _write_config(workdir: pathlib.Path, text: str) -> None:
+def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
+  from synthq_jax.pipeline import plan
+
+  config = _configured(plan.RunConfig, options, bindings, workdir)
+  stages = None if options.stage == "run" else (options.stage,)
+  return plan.run(config, workdir, stages=stages, progress=not options.quiet)
+
+
+def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
+  from synthq_jax.pipeline import pretrain_recipe
+
+  config = _configured(pretrain_recipe.Config, options, bindings, workdir)
+  if options.quiet:
+    settings = dataclasses.replace(config.pretrain.settings, progress=False)
+    pretrain = dataclasses.replace(config.pretrain, settings=settings)
+    config = dataclasses.replace(config, pretrain=pretrain)
+  pretrain_recipe.run(config, workdir)
+
+
+def _configured(kind: type, options, bindings, workdir: pathlib.Path) -> Any:
+  """Builds the configuration, and writes it as one file to the workdir."""
   from synthq_jax import artifacts
 
+  folders = options.gin_search_paths.split(",")
+  files = options.gin_file or ()
+  config, text = configure(kind, files, bindings, search_paths=folders)
   text = _SECRET.sub(r"# \1 is not written here: it undoes the noise.", text)
   artifacts.write_atomically(workdir / "config.gin", text)
+  return config
 
 
 def _summary(report: Any, workdir: pathlib.Path) -> str:
   """The main table, and where the reports are."""
-  return "\n".join(
-    [
-      "",
-      report.table.rstrip(),
-      "",
-      f"shareable report: {workdir / report.html}",
-      f"        as text:  {workdir / report.markdown}",
-      f"PRIVATE report:   {workdir / report.private_html}",
-    ]
+  return (
+    f"\n{report.table.rstrip()}\n\n"
+    f"shareable report: {workdir / report.html}\n"
+    f"        as text:  {workdir / report.markdown}\n"
+    f"PRIVATE report:   {workdir / report.private_html}"
   )
 
 
@@ -304,8 +177,8 @@ def configure(
   Args:
     kind: the dataclass, which the files configure.
     gin_files: parsed in their order. Each is looked for as given, then in the
-      search paths, below the working directory, in the repository and in the
-      installed package, with and without `gin_configs/` before it.
+      search paths, the current folder, the repository and the installed
+      package, each time with and without `gin_configs/` before it.
     bindings: NAME=value, as they stand behind `--gin.`; they win.
     search_paths: more folders.
 
@@ -313,10 +186,12 @@ def configure(
     The instance, and all that went into it as one gin file.
 
   Raises:
-    UsageError: if a name, a value or a file is wrong or missing.
+    ValueError: if a name, a value or a file is wrong or missing.
   """
+  from synthq_jax.pipeline import config_types
+
   if not gin_files:
-    raise UsageError(
+    raise _flags.UsageError(
       "expected --gin_file=FILE, got none; try"
       " --gin_file=gin_configs/recipes/demo.gin"
     )
@@ -331,23 +206,22 @@ def configure(
     with _explained(_gin_name(kind)):
       gin.finalize()
       config = gin.get_configurable(kind)()
+      config = config_types.conform(config, kind, _gin_name(kind))
     _note_unused()
-    return _typed(config, kind, _gin_name(kind)), gin.operative_config_str()
+    return config, gin.operative_config_str()
 
 
 @contextlib.contextmanager
 def _session(search_paths: Sequence[str]) -> Iterator[None]:
-  """An empty gin without log lines that finds files where ours are."""
-  here = pathlib.Path.cwd()
-  roots = [*map(pathlib.Path, filter(None, search_paths)), here]
+  """An empty gin that finds our files, and does not log where it looked."""
+  roots = [*map(pathlib.Path, filter(None, search_paths)), pathlib.Path.cwd()]
   roots += [_PACKAGE.parent, _PACKAGE]
-  token = _folders.set(
-    tuple(folder for r in roots for folder in (r, r / "gin_configs"))
-  )
+  folders = tuple(place for r in roots for place in (r, r / "gin_configs"))
+  token = _folders.set(folders)
   gin.clear_config()
-  gin.config.register_file_reader(_open, _is_file)
+  gin.config.register_file_reader(_open, _find)
   before = logging.root.manager.disable
-  logging.disable(logging.ERROR)  # gin logs every place where a file is not
+  logging.disable(logging.ERROR)
   try:
     yield
   finally:
@@ -355,16 +229,14 @@ def _session(search_paths: Sequence[str]) -> Iterator[None]:
     _folders.reset(token)
 
 
-def _found(name: str) -> Iterable[pathlib.Path]:
-  return (f / name for f in _folders.get() if (f / name).is_file())
+def _find(name: str) -> pathlib.Path | None:
+  """Returns the first file of that name below the session's folders."""
+  places = (folder / name for folder in _folders.get())
+  return next((place for place in places if place.is_file()), None)
 
 
-def _is_file(name: str) -> bool:
-  return any(True for _ in _found(name))
-
-
-def _open(name: str) -> typing.TextIO:
-  return open(next(iter(_found(name))), encoding="utf-8")
+def _open(name: str) -> TextIO:
+  return open(_find(name), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -372,26 +244,23 @@ def _explained(where: str) -> Iterator[None]:
   """Turns what gin and constructors raise into one line."""
   try:
     yield
-  except UsageError:
-    raise
   except OSError as error:
     words = _one_line(error).partition(" Searched config paths")[0]
-    raise UsageError(
+    raise _flags.UsageError(
       f"{where}: {words} Check the name, or give --gin_search_paths=FOLDER"
     ) from error
   except Exception as error:
-    raise UsageError(f"{where}: {_one_line(error)}") from error
+    raise _flags.UsageError(f"{where}: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
   """The message without line breaks, carets and gin's inner names."""
   lines = [line.strip() for line in (str(error) or repr(error)).splitlines()]
-  kept = [
+  text = " ".join(
     line
     for line in lines
     if line.strip("^") and not line.startswith("In call to configurable")
-  ]
-  text = " ".join(kept)
+  )
   return re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", text)
 
 
@@ -399,61 +268,88 @@ def _bind(binding: str) -> None:
   """Applies one flag: a macro that a file defined, or a parameter."""
   name, equals, value = binding.partition("=")
   if not equals:
-    raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
-  if "." not in name and name not in _macros():
-    close = difflib.get_close_matches(name, _macros(), 1) or sorted(_macros())
-    raise UsageError(
+    raise _flags.UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
+  known = {n for n in _names(gin.config_str()) if "." not in n}
+  if "." not in name and name not in known:
+    close = difflib.get_close_matches(name, known, 1) or sorted(known)
+    raise _flags.UsageError(
       f"{_FLAG}{binding}: no gin file defines {name}; did you mean"
-      f" {' or '.join(close) or 'another gin file'}?"
+      f" {', '.join(close) or 'another gin file'}?"
     )
-  text = f"{name} = {_literal(value)}"
+  text = f"{name} = {_flags.literal(value)}"
   with _explained(f"{_FLAG}{binding}"):
     gin.parse_config([_DYNAMIC, *_imports(text), text])
 
 
-def _literal(value: str) -> str:
-  """Reads a flag's value as gin would, or else as text.
-
-  >>> _literal("3"), _literal("beir:/data"), _literal("inf"), _literal("%X")
-  ('3', "'beir:/data'", '%INF', '%X')
-  """
-  if value.strip() == "inf":
-    return "%INF"
-  if value.startswith(("%", "@", "(", "[", "{")):
-    return value
-  try:
-    ast.literal_eval(value)
-  except (ValueError, SyntaxError):
-    return repr(value)
-  return value
-
-
 def _imports(text: str) -> list[str]:
   """The gin imports of the modules whose names stand in a binding."""
-  packages = {}
+  homes = {}
   for space in reversed(_NAMESPACES):
-    folder = str(_PACKAGE / space)
-    for module in pkgutil.iter_modules([folder]):
-      packages[module.name] = f"synthq_jax.{space}"
-  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(packages))
-  return [f"from {packages[name]} import {name}" for name in names]
+    for module in pkgutil.iter_modules([str(_PACKAGE / space)]):
+      homes[module.name] = f"synthq_jax.{space}"
+  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(homes))
+  return [f"from {homes[name]} import {name}" for name in names]
 
 
-def _macros() -> set[str]:
-  return set(re.findall(r"^(\w+) =", gin.config_str(), re.MULTILINE))
+def _names(text: str) -> list[str]:
+  """The macros and parameters that a printed configuration binds."""
+  return re.findall(r"(?m)^([\w./]+) =", text)
 
 
 def _note_unused() -> None:
-  """Says which macros were set to no effect: likely a slip of the pen."""
-  used = re.findall(r"^(\w+) =", gin.operative_config_str(), re.MULTILINE)
-  for name in sorted(_macros() - set(used)):
+  """Says what was set to no effect: likely a slip of the pen."""
+  used = {n.rpartition("/")[2] for n in _names(gin.operative_config_str())}
+  for name in _names(gin.config_str()):
+    if name.rpartition("/")[2] in used:
+      continue
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
 
 
 def _check_required() -> None:
   """Refuses bindings that are still `%gin.REQUIRED`."""
-  pattern = r"^([\w./]+) =\s+(?:\\\n\s+)?%gin\.REQUIRED$"
-  missing = re.findall(pattern, gin.config_str(), re.MULTILINE)
+  pattern = r"(?m)^([\w./]+) =\s+(?:\\\n\s+)?%gin\.REQUIRED$"
+  missing = re.findall(pattern, gin.config_str())
   if missing:
     flags = " ".join(f"{_FLAG}{name}=..." for name in missing)
-    raise UsageError(f"the gin files leave open {', '.join(missing)}: {flags}")
+    raise _flags.UsageError(
+      f"values are missing: give {flags} (see the gin file)"
+    )
+
+
+def _check_values(kind: type) -> None:
+  """Holds every bound value against its field's type, inner classes first."""
+  from synthq_jax.pipeline import config_types
+
+  if not _bound(kind):
+    raise _flags.UsageError(
+      f"the gin files say nothing about {_gin_name(kind)}: give a recipe for"
+      " this stage with --gin_file"
+    )
+  for part in config_types.nested(kind):
+    label, hints, raw = _gin_name(part), config_types.hints(part), _bound(part)
+    with _explained(label):
+      values = gin.get_bindings(part) if raw else {}
+    for name, value in values.items():
+      try:
+        config_types.conform(value, hints.get(name, Any), f"{label}.{name}")
+      except ValueError as error:
+        raise _flags.UsageError(
+          f"{error}; correct {label}.{name} = {raw[name]}"
+        ) from error
+
+
+def _bound(kind: type) -> dict[str, Any]:
+  """What gin files and flags say about a class, references unresolved."""
+  try:
+    return gin.get_bindings(kind, resolve_references=False)
+  except ValueError:  # no file or flag names the class
+    return {}
+
+
+def _gin_name(kind: type) -> str:
+  """The name of a class in gin files: module.Class."""
+  return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -34,11 +34,14 @@ def clipped_sum(
     The sum (float32, the structure of `params`), losses and norms [batch].
   """
 
+  dtypes = jax.tree.map(lambda x: x.dtype, params)
+
   def loss(
-    params: typing.Params, batch: typing.Batch, keys: jax.Array | None
+    wide: typing.Params, batch: typing.Batch, keys: jax.Array | None
   ) -> jax.Array:
     rest = () if keys is None else (keys[0],)
-    value = loss_fn(params, batch, *rest)[0]
+    params = jax.tree.map(lambda x, dtype: x.astype(dtype), wide, dtypes)
+    value = loss_fn(params, batch, *rest)[0].astype(jnp.float32)
     # No gradient flows back from a loss that is not finite.
     return jnp.where(jnp.isfinite(value), value, jax.lax.stop_gradient(value))
 
@@ -47,6 +50,8 @@ def clipped_sum(
     keep = jnp.stack(finite).all()
     return jax.tree.map(lambda leaf: jnp.where(keep, leaf, 0), gradient)
 
+  # Differentiated in float32, so that norms are computed in float32.
+  wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
   total, aux = clipping.clipped_grad(
     loss,
     l2_clip_norm=l2_clip_norm,
@@ -54,6 +59,5 @@ def clipped_sum(
     return_values=True,
     return_grad_norms=True,
     pre_clipping_transform=drop_if_not_finite,
-    dtype=jnp.float32,
-  )(params, batch, keys, is_padding_example=is_padding_example)
+  )(wide, batch, keys, is_padding_example=is_padding_example)
   return total, aux.values, aux.grad_norms

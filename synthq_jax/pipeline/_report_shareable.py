@@ -108,7 +108,7 @@ def _introduction(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
       "on private search queries, wrote synthetic queries for public "
       "documents, and retrievers were trained on those; other ways to the "
       "same end stand beside it. "
-      f"Data: {prepared.source}"
+      f"Data: {_source(prepared)}."
     ),
     blocks.Paragraph(
       text="This page may be shared. It holds public things and results of "
@@ -297,10 +297,15 @@ def curve_blocks(
   )
 
 
+def _source(prepared: results.PreparedData) -> str:
+  """Names the kind of the source without its place, e.g. a path."""
+  return prepared.source.partition(":")[0]
+
+
 def _data(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
   """Says what is public about the data: no count or digest of queries."""
   rows = (
-    ("Source", prepared.source),
+    ("Source", _source(prepared)),
     ("Unit of privacy", prepared.unit),
     ("Documents", f"{prepared.num_documents:,}"),
     ("Vocabulary", f"{prepared.vocab_size:,} ids"),

@@ -154,7 +154,9 @@ def aligned(table: blocks.Table) -> str:
   """
   lines = [table.header, *table.rows]
   cells = [[_ascii(cell) for cell in line] for line in lines]
-  widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+  widths = [
+    max(len(cell) for cell in column) for column in zip(*cells, strict=True)
+  ]
   right = [title in table.numeric for title in table.header]
   cells.insert(1, ["-" * width for width in widths])
   return "\n".join(_aligned_row(row, widths, right) for row in cells)

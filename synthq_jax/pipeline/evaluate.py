@@ -128,7 +128,7 @@ def _load(space, prepared, test_set: str):
   folder = space.root / prepared.private_directory
   arrays = np.load(folder / "test.npz")
   _, documents, _ = inputs.documents(space, prepared)
-  return beir.read_beir(folder / "beir"), documents, arrays["tokens"]
+  return beir.read_beir(folder), documents, arrays["tokens"]
 
 
 def _bm25(data, depth: int) -> trec.Run:

@@ -14,17 +14,13 @@ from typing import Any, TypeVar
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import (
-    evaluate,
-    finetune_dp,
-    generate,
-    inputs,
-    prepare_data,
-    report,
-    results,
-    train_retriever,
-    workspace,
-)
+from synthq_jax.pipeline import evaluate as evaluate_lib
+from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
+from synthq_jax.pipeline import generate as generate_lib
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import prepare_data as prepare_data_lib
+from synthq_jax.pipeline import report as report_lib
+from synthq_jax.pipeline import train_retriever as train_retriever_lib
 
 __all__ = ["STAGES", "Rows", "RunConfig", "run"]
 
@@ -61,19 +57,19 @@ class Rows:
 class RunConfig:
   """Everything that `synthq run` does."""
 
-  prepare_data: prepare_data.Config = prepare_data.Config()
+  prepare_data: prepare_data_lib.Config = prepare_data_lib.Config()
   """Data, vocabulary, splits."""
-  finetune_dp: finetune_dp.Config = finetune_dp.Config()
+  finetune_dp: finetune_dp_lib.Config = finetune_dp_lib.Config()
   """The generator's private fine-tuning; its epsilon is taken from the rows."""
-  generate: generate.Config = generate.Config()
+  generate: generate_lib.Config = generate_lib.Config()
   """Sampling of queries."""
-  train_retriever: train_retriever.Config = train_retriever.Config()
+  train_retriever: train_retriever_lib.Config = train_retriever_lib.Config()
   """The retriever's recipe."""
-  direct_dp: train_retriever.DirectConfig = train_retriever.DirectConfig()
+  direct_dp: train_retriever_lib.DirectConfig = train_retriever_lib.DirectConfig()
   """The retriever trained with DP; its epsilon is taken from the rows."""
-  evaluate: evaluate.Config = evaluate.Config()
+  evaluate: evaluate_lib.Config = evaluate_lib.Config()
   """Measures."""
-  report: report.Config = report.Config()
+  report: report_lib.Config = report_lib.Config()
   """The pages."""
   rows: Rows = Rows()
   """What the table compares."""
@@ -158,7 +154,7 @@ class _Pipeline:
         "prepare_data",
         results.PreparedData,
         (config.prepare_data, config.secret_seed, _shipped_digest()),
-        lambda digest: prepare_data.run(
+        lambda digest: prepare_data_lib.run(
             config.prepare_data, self._space, digest
         ),
     )
@@ -189,7 +185,7 @@ class _Pipeline:
           f"finetune_dp/{name}",
           results.Checkpoint,
           (settings, *self._data, _digest_of(settings.checkpoint)),
-          lambda digest, settings=settings, name=name: finetune_dp.run(
+          lambda digest, settings=settings, name=name: finetune_dp_lib.run(
               settings, self._space, digest, prepared=self._prepared, name=name
           ),
       )
@@ -204,7 +200,7 @@ class _Pipeline:
             f"generate/{name}",
             results.SyntheticQueries,
             (self._config.generate, *self._data, source),
-            lambda digest, name=name, generator=generator: generate.run(
+            lambda digest, name=name, generator=generator: generate_lib.run(
                 self._config.generate,
                 self._space,
                 digest,
@@ -231,7 +227,7 @@ class _Pipeline:
           results.Checkpoint,
           (config.train_retriever, *self._data, source,
            _digest_of(config.train_retriever.checkpoint)),
-          lambda digest, name=name, synthetic=synthetic: train_retriever.run(
+          lambda digest, name=name, synthetic=synthetic: train_retriever_lib.run(
               config.train_retriever, self._space, digest,
               prepared=self._prepared, synthetic=synthetic, name=name,
           ),
@@ -243,7 +239,7 @@ class _Pipeline:
           f"train_retriever/{name}",
           results.Checkpoint,
           (settings, *self._data, _digest_of(settings.checkpoint)),
-          lambda digest, name=name, s=settings: train_retriever.run_direct(
+          lambda digest, name=name, s=settings: train_retriever_lib.run_direct(
               s, self._space, digest, prepared=self._prepared, name=name
           ),
       )
@@ -254,7 +250,7 @@ class _Pipeline:
     if self._config.rows.bm25:
       wanted = {"bm25": (None, "bm25"), **wanted}
     made = {}
-    for test_set in evaluate.TEST_SETS:
+    for test_set in evaluate_lib.TEST_SETS:
       for name, (retriever, source) in wanted.items():
         hidden = retriever and inputs.is_private(retriever.directory)
         if test_set == "public" and hidden:
@@ -264,7 +260,7 @@ class _Pipeline:
             key,
             results.Evaluation,
             (self._config.evaluate, *self._data, source),
-            lambda digest, n=name, r=retriever, t=test_set: evaluate.run(
+            lambda digest, n=name, r=retriever, t=test_set: evaluate_lib.run(
                 self._config.evaluate, self._space, digest,
                 prepared=self._prepared, retriever=r, name=n,
                 label=_label(n, r), test_set=t,
@@ -273,7 +269,7 @@ class _Pipeline:
     return made
 
   def _report(self, digest, generators, queries, retrievers, scores):
-    made = report.run(
+    made = report_lib.run(
         self._config.report,
         self._space.root,
         prepared=self._prepared,

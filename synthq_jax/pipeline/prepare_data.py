@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -82,14 +83,15 @@ def run(
   data, versions = _read(config)
   _check_splits(data, config.source)
   public, private = space.public("prepare_data"), space.private("prepare_data")
-  public.mkdir(parents=True, exist_ok=True)
-  private.mkdir(parents=True, exist_ok=True)
+  for folder in (public, private):
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+    folder.mkdir(parents=True)
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   cut = _write_documents(config, data, vocabulary, public)
   counts = _write_queries(config, data, vocabulary, private)
   _write_public_test(config, data, vocabulary, public)
-  beir.write_beir(private / "beir", data)
+  beir.write_beir(private, data)
   result = results.PreparedData(
       directory=space.relative(public),
       private_directory=space.relative(private),

@@ -3,12 +3,11 @@
 The shareable page is made by `_report_shareable`, which says what it lets
 through; the private page by `_report_private`. Everything that this stage
 writes outside `private/` comes from the first. `Report.table` holds scores on
-private queries: a result.json of this stage belongs under `private/`, too.
+private queries, so the result.json of this stage lies under `private/`, too.
 """
 
 import dataclasses
 import math
-import os
 import pathlib
 from collections.abc import Sequence
 
@@ -22,6 +21,7 @@ from synthq_jax.pipeline import (
   _report_shareable,
   _report_tables,
   results,
+  workspace,
 )
 
 __all__ = ["Config", "run"]
@@ -63,7 +63,8 @@ class Config:
 
 def run(
   config: Config,
-  workdir: str | os.PathLike,
+  space: workspace.Workspace,
+  digest: str,
   *,
   prepared: results.PreparedData,
   evaluations: Sequence[results.Evaluation],
@@ -78,7 +79,8 @@ def run(
 
   Args:
     config: what to show.
-    workdir: what the paths of the results are relative to.
+    space: the working directory.
+    digest: fingerprint to save the result under.
     prepared: the data.
     evaluations: all scores; the tables keep their order.
     synthetic: all synthetic queries.
@@ -86,13 +88,13 @@ def run(
     audits: all audits.
 
   Returns:
-    Paths relative to `workdir`, and the main table, which is private.
+    Paths relative to the working directory, and the main table, which is private.
 
   Raises:
     ValueError: if no evaluation is of the main table's test set, or a file
       that a result names is missing or malformed.
   """
-  root = pathlib.Path(workdir)
+  root = space.root
   table = _main_table(config, evaluations)
   shareable = _report_shareable.page(
     config.title,
@@ -135,6 +137,7 @@ def run(
   write(root / report.html, _report_html.render(shareable))
   write(root / report.markdown, _report_markdown.render(shareable))
   write(root / report.private_html, _report_html.render(private))
+  artifacts.save(space.private("report"), report, digest)
   return report
 
 

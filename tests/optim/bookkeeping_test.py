@@ -9,6 +9,7 @@ import jax_privacy
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 from synthq_jax.optim import _rules, bookkeeping, clipping
@@ -17,11 +18,12 @@ BATCH, LENGTH, DIM, VOCAB = 4, 5, 6, 11
 
 
 def normal(seed, *shape):
-  return 0.5 * jax.random.normal(jax.random.key(seed), shape)
+  values = 0.5 * np.random.default_rng(seed).normal(size=shape)
+  return jnp.asarray(values, jnp.float32)
 
 
 def ids(seed, *shape):
-  return jax.random.randint(jax.random.key(seed), shape, 0, VOCAB)
+  return jnp.asarray(np.random.default_rng(seed).integers(0, VOCAB, shape))
 
 
 def run(function, *arguments, **named):
@@ -44,9 +46,7 @@ def oracle(loss_fn, params, batch, clip):
 
 
 def assert_same(got, expected):
-  for a, b in zip(
-    jax.tree.leaves(got), jax.tree.leaves(expected), strict=True
-  ):
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
     scale = np.abs(b).max() or 0.1
     assert np.abs(a - b).max() <= 1e-5 * scale
 
@@ -281,7 +281,7 @@ def test_half_a_cross_term_of_the_tied_embedding_is_caught(monkeypatch):
     compare(tied_logits, make_params(), make_batch())
 
 
-def transformer(tied):
+def transformer():
   config = t5_config.T5Config(
     vocab_size=40,
     emb_dim=8,
@@ -290,8 +290,8 @@ def transformer(tied):
     mlp_dim=12,
     num_encoder_layers=1,
     num_decoder_layers=1,
-    mlp_activations=("relu",) if tied else ("gelu", "linear"),
-    logits_via_embedding=tied,
+    mlp_activations=("gelu", "linear"),
+    logits_via_embedding=True,
     dropout_rate=0.3,
   )
 
@@ -317,18 +317,13 @@ def transformer(tied):
   return loss_fn, jax.tree.unflatten(structure, leaves), batch
 
 
-def test_a_t5_with_its_own_logits_agrees_with_jax_privacy(monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.2)
-  compare(*transformer(tied=False), clip=0.1)
-
-
 def test_a_t5_with_tied_logits_and_dropout_agrees_with_jax_privacy(
   monkeypatch,
 ):
   monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.2)
-  loss_fn, params, batch = transformer(tied=True)
+  loss_fn, params, batch = transformer()
   key = jax.random.key(5)
-  keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(3))
+  keys = jnp.stack([jax.random.fold_in(key, i) for i in range(3)])
   expected, losses, norms = oracle(
     lambda p, b: loss_fn(p, b[0], b[1][0]), params, (batch, keys), 0.1
   )
@@ -337,12 +332,12 @@ def test_a_t5_with_tied_logits_and_dropout_agrees_with_jax_privacy(
   assert_same(total, expected)
   np.testing.assert_allclose(aux.losses, losses, rtol=1e-5)
   np.testing.assert_allclose(aux.norms, norms, rtol=1e-5)
-  assert not np.allclose(losses, loss_fn(params, batch), rtol=1e-2)
+  assert not np.allclose(losses, run(loss_fn, params, batch), rtol=1e-2)
 
 
 def test_a_t5_keeps_its_kernels_and_its_embedding_in_factors(monkeypatch):
   monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
-  loss_fn, params, batch = transformer(tied=True)
+  loss_fn, params, batch = transformer()
   plan = bookkeeping._make_plan(loss_fn, params, (batch,))
   paths = [
     jax.tree_util.keystr(path)
@@ -356,7 +351,7 @@ def test_a_t5_keeps_its_kernels_and_its_embedding_in_factors(monkeypatch):
 
 def test_a_parameter_cast_to_half_precision_agrees_to_its_rounding():
   def loss_fn(p, b):
-    return total_square((b["x"].astype("bfloat16") @ p["w"].astype("bfloat16")))
+    return total_square(b["x"].astype("bfloat16") @ p["w"].astype("bfloat16"))
 
   params, batch = {"w": normal(0, 40, 40)}, {"x": normal(1, BATCH, 2, 40)}
   expected, _, norms = oracle(loss_fn, params, batch, 0.3)

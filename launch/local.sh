@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# One command on a fresh machine: installs into .venv, then runs the demo.
+#
+#   bash launch/local.sh [synthq flags]        the demo, e.g. --gin.EPSILON=3
+#   bash launch/local.sh test [pytest flags]   the tests
+#
+# Works from any folder and goes on with a .venv that is there. PYTHON names the
+# interpreter to make it with, WORKDIR the folder of the demo (runs/demo).
+set -euo pipefail
+
+readonly ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+readonly VENV="$ROOT/.venv"
+readonly IS_SUPPORTED='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'
+
+fail() {
+  echo "launch/local.sh: $*" >&2
+  exit 2
+}
+
+# Prints the first interpreter that is new enough and can make environments.
+find_python() {
+  local name
+  for name in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+    if command -v "$name" >/dev/null && "$name" -c "$IS_SUPPORTED" 2>/dev/null; then
+      echo "$name"
+      return
+    fi
+  done
+  fail "expected Python 3.11 or newer with its venv module, got ${PYTHON:-none}; install it (Debian: apt install python3-venv), or set PYTHON=/path/to/python3.11"
+}
+
+make_venv() {
+  if [[ -x "$VENV/bin/python" ]]; then
+    "$VENV/bin/python" -c "$IS_SUPPORTED" ||
+      fail "expected Python 3.11 or newer in $VENV, got $("$VENV/bin/python" --version 2>&1); remove that folder"
+    return
+  fi
+  local python
+  python="$(find_python)" || exit
+  "$python" -m venv "$VENV" || fail "$python could not make $VENV; its message stands above"
+}
+
+# Whether this kind of install was done, and nothing has changed since.
+is_installed() {
+  [[ -f "$1" ]] && [[ -z "$(find "$ROOT/pyproject.toml" "$ROOT/synthq_jax" \
+    "$ROOT/gin_configs" -newer "$1" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ]]
+}
+
+# install EXTRA: "" or "[test]".
+install() {
+  local stamp="$VENV/.synthq_jax$1" start=$SECONDS
+  if is_installed "$stamp"; then
+    return
+  fi
+  echo "installing into $VENV (3 GB the first time)"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$ROOT$1" ||
+    fail "pip could not install the project (its message stands above); check the network and the disk, then repeat"
+  touch "$stamp"
+  echo "install: $((SECONDS - start)) s"
+}
+
+make_venv
+if [[ "${1:-}" == test ]]; then
+  shift
+  install "[test]"
+  cd "$ROOT"
+  exec "$VENV/bin/python" -m pytest "$@"
+fi
+install ""
+exec "$VENV/bin/synthq" run --gin_file="$ROOT/gin_configs/recipes/demo.gin" \
+  --workdir="${WORKDIR:-$ROOT/runs/demo}" "$@"

@@ -1,0 +1,109 @@
+"""Values against the types of a dataclass's fields.
+
+Configurations come from text (gin files, flags), so that a wrong type must be
+found, with its place, before a stage spends an hour and stumbles over it.
+"""
+
+import contextlib
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["conform", "hints", "nested"]
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def hints(kind: type) -> dict[str, Any]:
+  """Returns the types of a dataclass's fields; none where they are unknown."""
+  try:
+    return typing.get_type_hints(kind)
+  except NameError:  # a name that only a type checker imports
+    return {}
+
+
+def nested(hint: Any) -> Iterator[type]:
+  """Yields the dataclasses that a type holds, the innermost first."""
+  if dataclasses.is_dataclass(hint):
+    for inner in hints(hint).values():
+      yield from nested(inner)
+    yield hint
+  for inner in typing.get_args(hint):
+    yield from nested(inner)
+
+
+def conform(value: Any, hint: Any, where: str) -> Any:
+  """Returns the value as its type asks.
+
+  Whole numbers become floats and lists become tuples where those are due, so
+  that 8 and 8.0 are the same setting and have the same fingerprint.
+
+  >>> conform(8, float | None, "x"), conform([1, 2], tuple[float, ...], "x")
+  (8.0, (1.0, 2.0))
+  >>> conform("8", float, "finetune_dp.Config.epsilon")
+  Traceback (most recent call last):
+  ValueError: finetune_dp.Config.epsilon: expected float, got '8'
+
+  Args:
+    value: anything.
+    hint: its type; what is neither plain, a union, a tuple nor a dataclass is
+      not checked.
+    where: the value's place, for the message.
+
+  Returns:
+    The value, converted where that loses nothing.
+
+  Raises:
+    ValueError: if it has another type.
+  """
+  origin = typing.get_origin(hint)
+  if origin in (typing.Union, types.UnionType):
+    return _conform_union(value, hint, where)
+  if origin is tuple:
+    return _conform_tuple(value, hint, where)
+  if dataclasses.is_dataclass(hint):
+    return _conform_fields(value, hint, where)
+  if hint is float and type(value) is int:
+    return float(value)
+  if hint in _PLAIN and type(value) is not hint:
+    raise _error(value, hint, where)
+  return value
+
+
+def _conform_union(value: Any, hint: Any, where: str) -> Any:
+  for kind in typing.get_args(hint):
+    with contextlib.suppress(ValueError):
+      return conform(value, kind, where)
+  raise _error(value, hint, where)
+
+
+def _conform_tuple(value: Any, hint: Any, where: str) -> Any:
+  kinds = typing.get_args(hint)
+  if not isinstance(value, (list, tuple)):
+    raise _error(value, hint, where)
+  if kinds[-1:] == (...,):
+    kinds = kinds[:1] * len(value)
+  if len(kinds) != len(value):
+    raise _error(value, hint, where)
+  items = enumerate(zip(value, kinds, strict=True))
+  return tuple(conform(v, kind, f"{where}[{i}]") for i, (v, kind) in items)
+
+
+def _conform_fields(value: Any, hint: type, where: str) -> Any:
+  """Checks every field; replaces the dataclass where one was converted."""
+  if not isinstance(value, hint):
+    raise _error(value, hint, where)
+  changed = {}
+  for name, kind in hints(type(value)).items():
+    before = getattr(value, name)
+    after = conform(before, kind, f"{where}.{name}")
+    if after is not before and repr(after) != repr(before):
+      changed[name] = after
+  return dataclasses.replace(value, **changed) if changed else value
+
+
+def _error(value: Any, hint: Any, where: str) -> ValueError:
+  words = hint.__name__ if isinstance(hint, type) else str(hint)
+  return ValueError(f"{where}: expected {words}, got {value!r}")

@@ -1,0 +1,92 @@
+"""Noise from epsilon and back, in words: `synthq privacy` prints this."""
+
+import math
+
+from synthq_jax.privacy import accounting, sampling
+
+__all__ = ["describe"]
+
+
+def describe(
+  *,
+  num_examples: int,
+  batch_size: int,
+  epsilon: float | None = None,
+  noise_multiplier: float | None = None,
+  epochs: float | None = None,
+  steps: int | None = None,
+  delta: float | None = None,
+) -> str:
+  """Says what noise an epsilon takes, or what epsilon a noise reaches.
+
+  Formal guarantee: the unit is the record that `num_examples` counts. Values
+  are rounded up to what is printed, so a run with the printed noise keeps the
+  printed epsilon. Poisson batches hold under ADD_OR_REMOVE_ONE; batches in a
+  fixed order get no amplification and hold under REPLACE_SPECIAL.
+
+  >>> print(describe(num_examples=6000, batch_size=256, epochs=13,
+  ...                epsilon=8))
+  6000 records, batches of 256, 299 steps, delta 8.333e-05
+  Poisson batches (ADD_OR_REMOVE_ONE): epsilon 8 takes noise multiplier 0.750
+  no amplification (REPLACE_SPECIAL): epsilon 8 takes noise multiplier 1.871
+
+  Args:
+    num_examples: private records.
+    batch_size: of a step; expected, where batches are Poisson.
+    epsilon: the target; or
+    noise_multiplier: noise standard deviation over the sensitivity.
+    epochs: passes of num_examples // batch_size steps; or
+    steps: the number of steps.
+    delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
+
+  Returns:
+    Three lines.
+
+  Raises:
+    ValueError: if a value is out of range, or not one of each pair is given.
+  """
+  _check_pair(epsilon=epsilon, noise_multiplier=noise_multiplier)
+  _check_pair(epochs=epochs, steps=steps)
+  poisson = sampling.Poisson.with_margin(
+    num_examples=num_examples, expected_batch_size=batch_size
+  )
+  fixed = sampling.FixedOrder(num_examples=num_examples, batch_size=batch_size)
+  if steps is None:
+    steps = round(epochs * fixed.steps_per_epoch)
+  if delta is None:
+    delta = 1 / (2 * num_examples)
+  lines = [
+    f"{num_examples} records, batches of {batch_size}, {steps} steps,"
+    f" delta {delta:.4g}"
+  ]
+  for words, sampler, relation in (
+    ("Poisson batches", poisson, "ADD_OR_REMOVE_ONE"),
+    ("no amplification", fixed, "REPLACE_SPECIAL"),
+  ):
+    known = dict(sampler=sampler, steps=steps, delta=delta, relation=relation)
+    if epsilon is not None:
+      traded = _noise_for(epsilon, known)
+    else:
+      traded = _epsilon_for(noise_multiplier, known)
+    lines.append(f"{words} ({relation}): {traded}")
+  return "\n".join(lines)
+
+
+def _noise_for(epsilon: float, known: dict) -> str:
+  noise = accounting.noise_multiplier(epsilon=epsilon, **known)
+  needed = math.ceil(noise * 1e3) / 1e3
+  return f"epsilon {epsilon:g} takes noise multiplier {needed:.3f}"
+
+
+def _epsilon_for(noise: float, known: dict) -> str:
+  reached = accounting.epsilon(noise_multiplier=noise, **known)
+  if math.isfinite(reached):
+    reached = math.ceil(reached * 100) / 100
+  return f"noise multiplier {noise:g} gives epsilon {reached:g}"
+
+
+def _check_pair(**pair: float | None) -> None:
+  """Refuses both of two arguments, and neither."""
+  if sum(value is not None for value in pair.values()) != 1:
+    got = ", ".join(f"{name}={value}" for name, value in pair.items())
+    raise ValueError(f"expected one of {' and '.join(pair)}, got {got}")

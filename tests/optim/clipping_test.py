@@ -1,0 +1,196 @@
+"""The interface of clipped gradients, for every strategy."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.optim import clipping
+
+Relation = dp_accounting.NeighboringRelation
+STRATEGIES = sorted(clipping.STRATEGIES)
+both = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def linear(params, batch):
+  """The gradient of an example is its own x (and 2 x for the bias)."""
+  inner = jnp.sum(batch["x"] * params["w"][None, :], axis=1)
+  return inner + 2.0 * params["b"] * batch["x"][:, 0]
+
+
+PARAMS = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+
+
+def gradient_norms(x):
+  return np.sqrt(np.sum(x**2, axis=1) + 4.0 * x[:, 0] ** 2)
+
+
+@both
+def test_the_sum_is_that_of_gradients_clipped_one_by_one(strategy):
+  x = np.array([[0.1, 0.2], [3.0, -4.0], [0.0, 9.0]], np.float32)
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.5, strategy=strategy)
+  total, aux = grad_fn(PARAMS, {"x": jnp.asarray(x)})
+  norms = gradient_norms(x)
+  factors = np.minimum(1.0, 1.5 / norms)
+  np.testing.assert_allclose(aux.norms, norms, rtol=1e-6)
+  np.testing.assert_allclose(total["w"], factors @ x, rtol=1e-5)
+  np.testing.assert_allclose(total["b"], factors @ (2 * x[:, 0]), rtol=1e-5)
+
+
+@both
+def test_no_example_contributes_more_than_the_clip_norm(strategy):
+  grad_fn = jax.jit(
+    clipping.clipped_grad(linear, l2_clip_norm=0.25, strategy=strategy)
+  )
+  for size in (1e-3, 1.0, 1e6, 1e15):
+    x = jnp.array([[size, -size]], jnp.float32)
+    total, _ = grad_fn(PARAMS, {"x": x})
+    norm = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(total)))
+    assert norm <= 0.25 * (1 + 1e-6)
+    if size >= 1.0:
+      assert norm >= 0.25 * (1 - 1e-6)
+
+
+@both
+def test_an_adversarial_neighbour_attains_the_sensitivity(strategy):
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=2.0, strategy=strategy)
+
+  def distance(first, second):
+    sums = [grad_fn(PARAMS, {"x": jnp.asarray(x)})[0] for x in (first, second)]
+    differences = jax.tree.map(jnp.subtract, *sums)
+    return np.sqrt(sum(np.sum(d**2) for d in jax.tree.leaves(differences)))
+
+  rest = np.array([[0.3, 0.1], [-0.2, 0.4]], np.float32)
+  far = np.array([[50.0, 0.0]], np.float32)
+  removed = distance(np.concatenate([rest, far]), rest)
+  replaced = distance(np.concatenate([rest, far]), np.concatenate([rest, -far]))
+  np.testing.assert_allclose(
+    removed, grad_fn.sensitivity(Relation.ADD_OR_REMOVE_ONE), rtol=1e-5
+  )
+  np.testing.assert_allclose(
+    replaced, grad_fn.sensitivity(Relation.REPLACE_ONE), rtol=1e-5
+  )
+
+
+def test_the_sensitivity_is_the_clip_norm_or_twice_it():
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=0.75)
+  assert grad_fn.sensitivity(Relation.ADD_OR_REMOVE_ONE) == 0.75
+  assert grad_fn.sensitivity(Relation.REPLACE_SPECIAL) == 0.75
+  assert grad_fn.sensitivity(Relation.REPLACE_ONE) == 1.5
+  with pytest.raises(ValueError, match="relation=3"):
+    grad_fn.sensitivity(3)
+
+
+@both
+def test_padding_examples_contribute_zero_whatever_they_hold(strategy):
+  x = jnp.array([[0.1, 0.2], [np.nan, 5.0], [7.0, 7.0]], jnp.float32)
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.0, strategy=strategy)
+  padding = jnp.array([False, True, True])
+  total, aux = grad_fn(PARAMS, {"x": x}, is_padding_example=padding)
+  alone, _ = grad_fn(PARAMS, {"x": x[:1]})
+  np.testing.assert_array_equal(total["w"], alone["w"])
+  np.testing.assert_array_equal(aux.norms[1:], [0.0, 0.0])
+  np.testing.assert_array_equal(aux.losses[1:], [0.0, 0.0])
+
+
+def poisoned(params, batch):
+  """Not finite in the loss, in the gradient or in neither, by `kind`."""
+  inner = batch["x"] @ params["w"]
+  bad_loss = jnp.where(batch["kind"] == 1, jnp.inf, 0.0)
+  # The root of zero is finite, its derivative is not.
+  bad_slope = jnp.sqrt(jnp.where(batch["kind"] == 2, inner * 0.0, 1.0))
+  return inner + bad_loss + bad_slope
+
+
+@both
+def test_examples_that_are_not_finite_contribute_zero(strategy):
+  params = {"w": jnp.array([1.0, 2.0])}
+  x = jnp.array([[0.1, 0.2], [0.3, 0.1], [0.2, 0.2], [np.inf, 0.0]])
+  batch = {"x": x, "kind": jnp.array([0, 1, 2, 0])}
+  grad_fn = clipping.clipped_grad(poisoned, l2_clip_norm=1.0, strategy=strategy)
+  total, aux = jax.jit(grad_fn)(params, batch)
+  np.testing.assert_allclose(total["w"], [0.1, 0.2], rtol=1e-6)
+  assert np.isnan(aux.norms).tolist() == [False, True, True, True]
+  assert np.isfinite(aux.losses).tolist() == [True, False, True, False]
+
+
+def test_factors_that_are_not_finite_contribute_zero(monkeypatch):
+  monkeypatch.setattr("synthq_jax.optim.bookkeeping.KEEP_RATIO", 0.0)
+  test_examples_that_are_not_finite_contribute_zero("bookkeeping")
+
+
+@both
+def test_microbatches_change_nothing(strategy):
+  def loss_fn(params, batch, key):
+    noise = jax.random.normal(key, (1, 3))
+    return jnp.sum(jnp.tanh(batch["x"] @ params["w"] + noise), axis=1)
+
+  random = np.random.default_rng(0)
+  batch = {"x": jnp.asarray(random.normal(size=(6, 2)), jnp.float32)}
+  params = {"w": jnp.ones((2, 3))}
+  padding = jnp.array([False] * 5 + [True])
+  results = [
+    jax.jit(
+      clipping.clipped_grad(
+        loss_fn, l2_clip_norm=0.5, strategy=strategy, microbatch_size=size
+      )
+    )(params, batch, key=jax.random.key(1), is_padding_example=padding)
+    for size in (None, 2)
+  ]
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *results
+  )
+
+
+def test_a_microbatch_that_does_not_divide_the_batch_is_refused():
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.0, microbatch_size=2)
+  with pytest.raises(ValueError, match="microbatch_size=2 for a batch of 3"):
+    grad_fn(PARAMS, {"x": jnp.ones((3, 2))})
+
+
+@both
+def test_keys_follow_the_example_id_or_else_the_position(strategy):
+  def loss_fn(params, batch, key):
+    return params * batch["x"] * jax.random.uniform(key)
+
+  grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=9.0, strategy=strategy)
+  key = jax.random.key(3)
+  batch = {"x": jnp.ones(2), "example_id": jnp.array([7, 1])}
+  _, aux = grad_fn(jnp.array(1.0), batch, key=key)
+  expected = [jax.random.uniform(jax.random.fold_in(key, i)) for i in (7, 1)]
+  np.testing.assert_array_equal(aux.losses, expected)
+  _, aux = grad_fn(jnp.array(1.0), {"x": jnp.ones(2)}, key=key)
+  expected = [jax.random.uniform(jax.random.fold_in(key, i)) for i in (0, 1)]
+  np.testing.assert_array_equal(aux.losses, expected)
+
+
+def test_sums_of_half_precision_parameters_are_float32():
+  for strategy in STRATEGIES:
+    grad_fn = clipping.clipped_grad(
+      lambda p, b: p * b["x"], l2_clip_norm=1.0, strategy=strategy
+    )
+    total, aux = grad_fn(jnp.bfloat16(1.0), {"x": jnp.ones(3, jnp.bfloat16)})
+    assert total.dtype == aux.losses.dtype == aux.norms.dtype == jnp.float32
+    np.testing.assert_allclose(total, 3.0)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, np.inf, np.nan])
+def test_a_clip_norm_out_of_range_is_refused(clip):
+  with pytest.raises(ValueError, match="l2_clip_norm"):
+    clipping.clipped_grad(linear, l2_clip_norm=clip)
+
+
+def test_an_unknown_strategy_is_refused_by_naming_those_that_exist():
+  with pytest.raises(ValueError, match="auto, bookkeeping, vmap, got .*ghost"):
+    clipping.clipped_grad(linear, l2_clip_norm=1.0, strategy="ghost")
+
+
+def test_fields_of_different_length_are_refused():
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match="one common leading axis"):
+    grad_fn(PARAMS, {"x": jnp.ones((3, 2)), "y": jnp.ones(2)})
+  with pytest.raises(ValueError, match="is_padding_example of shape"):
+    grad_fn(
+      PARAMS, {"x": jnp.ones((3, 2))}, is_padding_example=jnp.zeros(2, bool)
+    )

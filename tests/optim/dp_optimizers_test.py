@@ -1,0 +1,115 @@
+"""One contract for all private optimizers, and dp_aggregate."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from synthq_jax import optim
+
+KEY = jax.random.key(2)
+NOISE = dict(l2_sensitivity=0.5, noise_multiplier=2.0, denominator=8.0, key=KEY)
+PARAMS = {"w": jnp.ones((3, 4)), "b": jnp.full(4, 0.1)}
+SUM = {"w": jnp.full((3, 4), 2.0), "b": jnp.full(4, -1.0)}
+
+PAIRS = {
+  "adafactor": (optim.dp_adafactor, optim.adafactor),
+  "adam": (optim.dp_adam, optax.adam),
+}
+each = pytest.mark.parametrize("name", PAIRS)
+
+
+def steps(transform, gradients, count):
+  state, updates = transform.init(PARAMS), []
+  for _ in range(count):
+    update, state = jax.jit(transform.update)(gradients, state, PARAMS)
+    updates.append(update)
+  return updates
+
+
+@each
+def test_without_noise_it_is_the_plain_optimizer_on_the_public_mean(name):
+  private, plain = PAIRS[name]
+  mean = jax.tree.map(lambda x: x / 8.0, SUM)
+  got = steps(private(0.1, **(NOISE | {"noise_multiplier": 0.0})), SUM, 2)
+  expected = steps(plain(0.1), mean, 2)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected
+  )
+
+
+@each
+def test_with_noise_it_is_the_plain_optimizer_on_the_private_mean(name):
+  private, plain = PAIRS[name]
+  (mean,) = steps(optim.privatize(**NOISE), SUM, 1)
+  (got,) = steps(private(0.1, **NOISE), SUM, 1)
+  (expected,) = steps(plain(0.1), mean, 1)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected
+  )
+  (without,) = steps(plain(0.1), jax.tree.map(lambda x: x / 8.0, SUM), 1)
+  assert not np.allclose(got["w"], without["w"], rtol=1e-2)
+
+
+@each
+def test_a_schedule_is_followed(name):
+  private, _ = PAIRS[name]
+  quiet = NOISE | {"noise_multiplier": 0.0}
+  schedule = optim.schedules.linear(0.1, steps=2)
+  first, second, third = steps(private(schedule, **quiet), SUM, 3)
+  one, two, _ = steps(private(0.1, **quiet), SUM, 3)
+  np.testing.assert_allclose(first["w"], one["w"], rtol=1e-6)
+  np.testing.assert_allclose(second["w"], two["w"] / 2, rtol=1e-5)
+  np.testing.assert_array_equal(third["w"], np.zeros((3, 4)))
+
+
+@each
+@pytest.mark.parametrize(
+  ("argument", "value"),
+  [("noise_multiplier", -1.0), ("l2_sensitivity", 0.0), ("denominator", 0.0)],
+)
+def test_a_number_out_of_range_is_refused_by_name(name, argument, value):
+  with pytest.raises(ValueError, match=argument):
+    PAIRS[name][0](0.1, **(NOISE | {argument: value}))
+
+
+def test_adam_refuses_a_decay_of_one():
+  with pytest.raises(ValueError, match="b2"):
+    optim.dp_adam(0.1, **NOISE, b2=1.0)
+
+
+STACKED = {
+  "w": jnp.array([[3.0, 0.0], [0.1, 0.2], [np.nan, 0.0], [9.0, 9.0]]),
+  "b": jnp.array([4.0, 0.0, 1.0, 9.0]),
+}
+
+
+def test_stacked_gradients_are_clipped_over_all_leaves_and_summed():
+  transform = optim.dp_aggregate(
+    l2_clip_norm=1.0, noise_multiplier=0.0, denominator=2.0, key=KEY
+  )
+  padding = jnp.array([False, False, False, True])
+  mean, _ = transform.update(
+    STACKED, transform.init(None), is_padding_example=padding
+  )
+  np.testing.assert_allclose(mean["w"], [(0.6 + 0.1) / 2, 0.1], rtol=1e-6)
+  np.testing.assert_allclose(mean["b"], 0.4, rtol=1e-6)
+
+
+def test_stacked_gradients_get_the_noise_of_privatize():
+  arguments = dict(noise_multiplier=3.0, denominator=2.0, key=KEY)
+  transform = optim.dp_aggregate(l2_clip_norm=0.5, **arguments)
+  zeros = jax.tree.map(jnp.zeros_like, STACKED)
+  noise, _ = transform.update(zeros, transform.init(None))
+  plain = optim.privatize(l2_sensitivity=0.5, **arguments)
+  template = jax.tree.map(lambda x: x[0], zeros)
+  expected, _ = plain.update(template, plain.init(None))
+  np.testing.assert_array_equal(noise["w"], expected["w"])
+
+
+def test_a_clip_norm_out_of_range_is_refused():
+  with pytest.raises(ValueError, match="l2_clip_norm"):
+    optim.dp_aggregate(
+      l2_clip_norm=0.0, noise_multiplier=1.0, denominator=1.0, key=KEY
+    )

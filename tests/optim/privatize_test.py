@@ -1,0 +1,115 @@
+"""Noise: its size, its independence, its repeatability."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from synthq_jax import optim
+
+KEY = jax.random.key(11)
+ZEROS = {"a": jnp.zeros((100, 200)), "b": jnp.zeros((100, 200))}
+
+
+def make(**changes):
+  arguments = dict(
+    l2_sensitivity=0.5, noise_multiplier=3.0, denominator=10.0, key=KEY
+  )
+  return optim.privatize(**(arguments | changes))
+
+
+def draw(transform, steps=1, tree=None):
+  tree = ZEROS if tree is None else tree
+  state, means = transform.init(tree), []
+  for _ in range(steps):
+    mean, state = jax.jit(transform.update)(tree, state)
+    means.append(mean)
+  return means
+
+
+def has_std(values, std, confidence=1 - 1e-6):
+  """Whether a chi-squared test of the variance accepts the value `std`."""
+  values = np.asarray(values, np.float64).reshape(-1)
+  statistic = np.sum((values / std) ** 2)
+  low, high = scipy.stats.chi2.interval(confidence, values.size)
+  return low <= statistic <= high
+
+
+def test_the_noise_has_the_std_of_multiplier_times_sensitivity():
+  (noise,) = draw(make())
+  for leaf in noise.values():
+    assert has_std(leaf, 3.0 * 0.5 / 10.0)
+    assert not has_std(leaf, 1.1 * 3.0 * 0.5 / 10.0)
+    assert not has_std(leaf, 0.9 * 3.0 * 0.5 / 10.0)
+
+
+def test_the_noise_is_gaussian():
+  (noise,) = draw(make())
+  sample = np.asarray(noise["a"]).reshape(-1) / 0.15
+  assert scipy.stats.kstest(sample, "norm").pvalue > 1e-4
+  uniform = np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, sample.size)
+  assert scipy.stats.kstest(uniform, "norm").pvalue < 1e-4
+
+
+def correlation(a, b):
+  return abs(np.corrcoef(np.reshape(a, -1), np.reshape(b, -1))[0, 1])
+
+
+def test_leaves_of_equal_shape_and_steps_get_independent_noise():
+  first, second = draw(make(), steps=2)
+  bound = 5 / np.sqrt(20_000)
+  assert correlation(first["a"], first["b"]) < bound
+  assert correlation(first["a"], second["a"]) < bound
+  assert correlation(first["a"], second["b"]) < bound
+  assert correlation(first["a"], first["a"]) > bound
+
+
+def test_a_resumed_run_draws_the_same_noise():
+  transform = make()
+  first, second = draw(transform, steps=2)
+  del first
+  state = optim.privatize(
+    l2_sensitivity=0.5, noise_multiplier=3.0, denominator=10.0, key=KEY
+  ).init(ZEROS)
+  state = state._replace(step=jnp.int32(1))
+  resumed, state = jax.jit(transform.update)(ZEROS, state)
+  np.testing.assert_array_equal(resumed["a"], second["a"])
+  assert state.step == 2
+  assert len(jax.tree.leaves(state)) == 1
+
+
+def test_another_key_draws_other_noise():
+  (first,) = draw(make())
+  (other,) = draw(make(key=jax.random.key(12)))
+  assert correlation(first["a"], other["a"]) < 5 / np.sqrt(20_000)
+
+
+def test_the_sum_is_divided_by_the_public_denominator_only():
+  transform = make(noise_multiplier=0.0)
+  (mean,) = draw(transform, tree={"a": jnp.array([20.0, -5.0])})
+  np.testing.assert_array_equal(mean["a"], [2.0, -0.5])
+
+
+def test_a_half_precision_sum_gets_float32_noise():
+  tree = {"a": jnp.zeros((100, 200), jnp.bfloat16)}
+  (noise,) = draw(make(), tree=tree)
+  assert noise["a"].dtype == jnp.float32
+  assert len(np.unique(noise["a"])) > 19_000
+
+
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [
+    ("noise_multiplier", -0.1),
+    ("noise_multiplier", np.inf),
+    ("noise_multiplier", np.nan),
+    ("l2_sensitivity", 0.0),
+    ("l2_sensitivity", np.inf),
+    ("denominator", 0.0),
+    ("denominator", -3.0),
+  ],
+)
+def test_a_number_out_of_range_is_refused_by_name(name, value):
+  with pytest.raises(ValueError, match=name):
+    make(**{name: value})

@@ -1,0 +1,496 @@
+"""Reports: nothing private gets out, everything is escaped, numbers are exact."""
+
+import dataclasses
+import html.parser
+import json
+import math
+import re
+
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.pipeline import _plots, report, results, workspace
+from synthq_jax.pipeline import _report_blocks as blocks
+from synthq_jax.pipeline import _report_html as report_html
+from synthq_jax.pipeline import _report_markdown as report_markdown
+from synthq_jax.pipeline import _report_tables as tables
+from synthq_jax.privacy import sampling, statement
+
+SECRET = "zanzibar"  # stands in everything private below
+SCORE = 0.7777  # and this only in scores that are private
+
+
+def dp_statement(name):
+  return statement.training(
+    identifier=f"{name}/1a2b",
+    sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
+    relation="REPLACE_SPECIAL",
+    accountant="rdp",
+    noise_multiplier=4.0,
+    l2_clip_norm=0.1,
+    steps=8,
+    delta=1 / 128,
+  )
+
+
+GENERATOR = dp_statement("finetune_dp")
+DIRECT = dp_statement("train_retriever")
+PUBLIC = statement.none(relation="REPLACE_SPECIAL")
+NOT_PRIVATE = statement.non_private(f"{SECRET} note.")
+SYNTHETIC = statement.inherit(GENERATOR, "Queries were sampled.")
+
+
+def prepared():
+  return results.PreparedData(
+    directory="prepare_data",
+    private_directory="private/prepare_data",
+    source=f"jsonl:/logs/{SECRET}.jsonl",
+    digest=f"{SECRET}-digest",
+    versions="numpy 1 & scipy 2",
+    unit="query",
+    num_documents=1234,
+    num_queries={"train": 76543, "test": 54321},
+    num_pairs={"train": 87654, "test": 65432},
+    max_positives=1,
+    cut_documents=0.25,
+    vocabulary="prepare_data/vocabulary.model",
+    vocab_size=4096,
+    extra_ids=32,
+    document_length=64,
+    query_length=24,
+    seconds=3.0,
+  )
+
+
+def evaluation(name, mean=SCORE, *, test_set="test", epsilon=None, **changes):
+  is_private = changes.pop("private", test_set == "test")
+  return results.Evaluation(
+    directory=f"{'private/' if is_private else ''}evaluate/{name}",
+    name=name,
+    label=f"{SECRET} label" if is_private else changes.pop("label", "pairs"),
+    test_set=test_set,
+    private=is_private,
+    epsilon=epsilon,
+    delta=None,
+    measures={
+      "nDCG@10": results.Measure(mean=mean, low=mean - 0.01, high=mean + 0.02),
+      "R@10": results.Measure(mean=mean, low=mean - 0.1, high=mean + 0.1),
+    },
+    num_queries=500,
+    traps=(f"{SECRET} trap.",) if is_private else ("Ties go by id.",),
+    seconds=1.0,
+  )
+
+
+def checkpoint(root, kind, name, claim, *, private=False, private_metrics=True):
+  directory = f"{'private/' if private else ''}{kind}/{name}"
+  metrics = (
+    f"{'private/' if private_metrics else ''}{kind}/{name}/metrics.jsonl"
+  )
+  lines = [{"step": s, "loss": 5 / s, "grad_norm": 0.5} for s in (1, 2, 4)]
+  text = "\n".join(json.dumps(line) for line in lines)
+  artifacts.write_atomically(root / metrics, text)
+  return results.Checkpoint(
+    directory=directory,
+    kind=kind,
+    name=name,
+    statement=claim,
+    steps=4,
+    batch_size=16,
+    num_parameters=1000,
+    metrics=metrics,
+    seconds=61.0,
+  )
+
+
+def synthetic(root, name, claim, *, private=False, mark="made"):
+  directory = f"{'private/' if private else ''}generate/{name}"
+  lines = [
+    {"_id": f"s{i}", "text": f"{mark} query {i} {name}", "document": f"d{i}"}
+    for i in range(4)
+  ]
+  text = "\n".join(json.dumps(line) for line in lines)
+  artifacts.write_atomically(root / directory / "queries.jsonl", text)
+  return results.SyntheticQueries(
+    directory=directory,
+    name=name,
+    statement=claim,
+    prefix="ask: ",
+    sampler="nucleus p=0.8",
+    num_documents=4,
+    queries_per_document=1,
+    num_queries=4,
+    removed={"empty": 0, "duplicate": 3},
+    gauge=0.25,
+    copy_rate=0.5,
+    mean_words=4.0,
+    examples=((f"{mark} <b>bold</b> | query", "a document " * 30),),
+    seconds=5.0,
+  )
+
+
+def write_collection(root):
+  files = {
+    "prepare_data/corpus.jsonl": [
+      {"_id": f"d{i}", "title": f"Title {i}", "text": f"body {i} <i>text</i>"}
+      for i in range(6)
+    ],
+    "private/prepare_data/beir/queries.jsonl": [
+      {"_id": f"q{i}", "text": f"{SECRET} real query {i}"} for i in range(6)
+    ],
+  }
+  for name, lines in files.items():
+    text = "\n".join(json.dumps(line) for line in lines)
+    artifacts.write_atomically(root / name, text)
+  rows = ["query-id\tcorpus-id\tscore"]
+  rows += ["q1\td1\t1", "q2\td1\t1", "q3\td3\t1", "q4\td5\t1", "q5\td0\t0"]
+  path = root / "private/prepare_data/beir/qrels/test.tsv"
+  artifacts.write_atomically(path, "\n".join(rows))
+
+
+def made_up(root):
+  """Returns the arguments of a run, and writes the files they name."""
+  write_collection(root)
+  epsilon = GENERATOR.epsilon
+  return {
+    "prepared": prepared(),
+    "evaluations": [
+      evaluation("bm25", 0.2),
+      evaluation("original", epsilon=math.inf),
+      evaluation("synthetic_eps8", 0.22, epsilon=epsilon),
+      evaluation("direct_eps8", 0.05, epsilon=DIRECT.epsilon),
+      evaluation("bm25", 0.31, test_set="public", label="no training"),
+      evaluation("synthetic_eps8", 0.42, test_set="public", epsilon=epsilon),
+      evaluation("original", test_set="public", epsilon=math.inf, private=True),
+    ],
+    "synthetic": [
+      synthetic(root, "public_only", PUBLIC),
+      synthetic(root, "eps8", SYNTHETIC),
+      synthetic(root, "epsinf", NOT_PRIVATE, private=True, mark=SECRET),
+    ],
+    "checkpoints": [
+      checkpoint(root, "generator", "eps8", GENERATOR),
+      checkpoint(
+        root, "retriever", "public_only", PUBLIC, private_metrics=False
+      ),
+      checkpoint(
+        root, "retriever", "synthetic_eps8", SYNTHETIC, private_metrics=False
+      ),
+      checkpoint(root, "retriever", "direct_eps8", DIRECT),
+      checkpoint(root, "retriever", "original", NOT_PRIVATE, private=True),
+    ],
+    "audits": [
+      results.AuditReport(
+        directory="private/audit/eps8",
+        name="eps8",
+        canary_type=f"{SECRET} digits",
+        num_canaries=20,
+        repetitions=10,
+        num_candidates=100,
+        mean_rank=43.5,
+        mean_exposure=1.25,
+        leaked=7,
+        claimed_epsilon=8.0,
+        seconds=1.0,
+      )
+    ],
+  }
+
+
+@pytest.fixture(name="written", scope="module")
+def _written(tmp_path_factory):
+  """Returns a working directory with reports, and the result."""
+  root = tmp_path_factory.mktemp("run")
+  space = workspace.Workspace(root, secret_seed=1)
+  made = report.run(report.Config(), space, "digest", **made_up(root))
+  return root, made
+
+
+def read(written, name):
+  root, made = written
+  return (root / getattr(made, name)).read_text()
+
+
+class Parser(html.parser.HTMLParser):
+  """Checks that tags close in order; gathers headings, texts and links."""
+
+  void = {"meta", "br", "hr", "img", "link"}
+
+  def __init__(self, text):
+    super().__init__()
+    self.open, self.headings, self.links, self.tags = [], [], [], set()
+    self.feed(text)
+    self.close()
+    assert not self.open
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.add(tag)
+    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
+    if tag not in self.void:
+      self.open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    if self.open and self.open[-1] in ("h2", "h3"):
+      self.headings.append(data)
+
+
+def test_nothing_private_stands_outside_the_private_folder(written):
+  root, made = written
+  outside = [
+    path
+    for path in root.rglob("*")
+    if path.is_file() and "private" not in path.relative_to(root).parts
+  ]
+  assert root / made.html in outside and root / made.markdown in outside
+  for path in outside:
+    text = path.read_text()
+    assert SECRET not in text, path
+    # Counts of private queries; scores and losses of private stages.
+    for found in ("54,321", "87,654", "0.778", "0.777", "0.220", "43.5"):
+      assert found not in text, (path, found)
+  assert SECRET in read(written, "private_html")
+  assert "0.778" in read(written, "private_html")
+
+
+def test_curves_are_drawn_only_where_losses_are_not_private(written):
+  shareable, private = read(written, "html"), read(written, "private_html")
+  titles = ("generator eps8", "retriever direct eps8", "retriever original")
+  for title in titles:
+    assert f">{title}</text>" not in shareable
+    assert f">{title}</text>" in private
+  assert ">retriever synthetic eps8</text>" in shareable
+
+
+@pytest.mark.parametrize("name", ["html", "private_html"])
+def test_pages_are_whole_and_load_nothing(written, name):
+  text = read(written, name)
+  page = Parser(text)
+  assert "script" not in page.tags
+  assert page.links and all(link.startswith("#") for link in page.links)
+  assert not re.search(r"@import|url\((?!#)", text)
+
+
+def test_the_shareable_page_has_its_sections(written):
+  page = Parser(read(written, "html"))
+  assert [
+    title
+    for title in page.headings
+    if title
+    in (
+      "Privacy",
+      "Scores on public queries",
+      "Synthetic queries",
+      "Training",
+      "Data and versions",
+    )
+  ] == [
+    "Privacy",
+    "Scores on public queries",
+    "Synthetic queries",
+    "Training",
+    "Data and versions",
+  ]
+  text = read(written, "html")
+  assert "numpy 1 &amp; scipy 2" in text
+  assert "PRIVATE" not in text
+  assert "0.310 [0.300, 0.330]" in text and "0.420 [0.410, 0.440]" in text
+  assert "Filters removed 3 (duplicate)." in text
+
+
+def test_every_shareable_result_has_its_statement_in_words(written):
+  page = Parser(read(written, "html"))
+  assert "generator eps8 and retriever synthetic eps8 and queries eps8" in (
+    page.headings
+  )
+  assert "retriever direct eps8" in page.headings
+  assert "retriever public only and queries public only" in page.headings
+  assert not any("original" in title for title in page.headings)
+  text = read(written, "html")
+  claims = statement.in_words(GENERATOR).split("\n\n")
+  for claim in claims:
+    lead, _, rest = claim.partition(". ")
+    assert report_html._block(blocks.Paragraph(lead=lead, text=rest)) in text
+
+
+def test_the_page_claims_the_sum_of_all_its_releases(written):
+  text = read(written, "markdown")
+  together = statement.compose([GENERATOR, DIRECT])
+  assert together.epsilon > max(GENERATOR.epsilon, DIRECT.epsilon)
+  claim = statement.in_words(together).split("\n\n")[0]
+  number = re.search(r"is \(([\d.]+), ", claim).group(1)
+  section = text.split("### Everything on this page together")[1]
+  assert f"({number}, " in section.split("###")[0]
+
+
+def test_the_private_page_is_marked_and_has_everything(written):
+  text = read(written, "private_html")
+  assert re.search(r'class="banner">PRIVATE', text)
+  assert ">direct</text>" in text and ">synthetic</text>" in text  # the plot
+  assert ">bm25</text>" in text and ">original</text>" in text
+  for found in ("43.5", "50.5 of 100", "1.25 of 6.64", f"{SECRET} digits"):
+    assert found in text
+  assert "54,321" in text
+
+
+def test_real_queries_stand_beside_synthetic_ones_of_their_document(written):
+  text = read(written, "private_html")
+  rows = [row for row in text.split("<tr>") if f"{SECRET} real query" in row]
+  assert len(rows) == 2  # d1 and d3; nobody wrote for d5, q5 is not relevant
+  row = next(row for row in rows if "Title 1" in row)
+  cells = re.findall(r"<td>(.*?)</td>", row)
+  assert cells == [
+    "Title 1 body 1 &lt;i&gt;text&lt;/i&gt;",
+    f"{SECRET} real query 1 / {SECRET} real query 2",
+    "made query 1 public_only",
+    "made query 1 eps8",
+    f"{SECRET} query 1 epsinf",
+  ]
+
+
+def test_markup_in_texts_is_escaped(written):
+  page, text = read(written, "html"), read(written, "markdown")
+  assert "made &lt;b&gt;bold&lt;/b&gt; | query" in page
+  assert "<b>" not in page
+  assert r"made \<b\>bold\</b\> \| query" in text
+
+
+def test_the_table_is_exact(written):
+  _, made = written
+  epsilon = tables.epsilon(GENERATOR.epsilon)
+  lines = made.table.splitlines()
+  width = len("synthetic eps8")
+  assert lines[0] == (
+    "Row".ljust(width)
+    + "  epsilon"
+    + "  "
+    + "nDCG@10".rjust(20)
+    + "  "
+    + "Recall@10".rjust(20)
+    + "  Trained on"
+  )
+  assert set(lines[1]) == {"-", " "}
+  assert len(lines) == 6
+  assert lines[2] == (
+    "bm25".ljust(width)
+    + "        -  0.200 [0.190, 0.220]  0.200 [0.100, 0.300]"
+    + f"  {SECRET} label"
+  )
+  assert lines[3].split()[:3] == ["original", "inf", "0.778"]
+  assert lines[4].split()[2:4] == [epsilon, "0.220"]
+  assert lines[4].startswith("synthetic eps8  " + epsilon.rjust(7))
+  assert made.table.isascii()
+
+
+def test_a_tiny_table_is_aligned():
+  table = blocks.Table(
+    header=("a", "n"), rows=(("long", "1"), ("é", "10")), numeric=("n",)
+  )
+  assert tables.aligned(table) == "a      n\n----  --\nlong   1\n?     10"
+
+
+def test_the_same_results_give_the_same_bytes(written, tmp_path):
+  root, made = written
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  again = report.run(report.Config(), space, "digest", **made_up(tmp_path))
+  assert again == made
+  for name in (made.html, made.markdown, made.private_html):
+    assert (tmp_path / name).read_bytes() == (root / name).read_bytes()
+
+
+def test_the_result_is_saved_in_the_private_folder(written):
+  root, made = written
+  assert artifacts.load(root / "private/report", results.Report) == made
+  assert not (root / "report" / artifacts.RESULT_NAME).exists()
+  assert made.private_html == "private/report/report.private.html"
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"private": True},
+    {"epsilon": math.inf},
+    {"directory": "private/evaluate/x"},
+  ],
+)
+def test_one_sign_of_privacy_keeps_a_score_out(tmp_path, changes):
+  arguments = made_up(tmp_path)
+  shown = evaluation("mine", 0.6543, test_set="public", epsilon=1.0)
+  hidden = dataclasses.replace(shown, **changes)
+  config = report.Config(num_comparisons=1)
+  for one, expected in ((shown, True), (hidden, False)):
+    arguments["evaluations"] = [*made_up(tmp_path)["evaluations"], one]
+    space = workspace.Workspace(tmp_path, secret_seed=1)
+    made = report.run(config, space, "digest", **arguments)
+    text = (tmp_path / made.markdown).read_text()
+    assert ("0.654 " in text) == expected
+
+
+def test_a_run_without_dp_rows_audits_or_public_scores_still_reports(tmp_path):
+  arguments = made_up(tmp_path) | {
+    "evaluations": [evaluation("bm25", 0.2)],
+    "synthetic": [],
+    "checkpoints": [],
+    "audits": [],
+  }
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  made = report.run(report.Config(), space, "digest", **arguments)
+  Parser((tmp_path / made.html).read_text())
+  Parser((tmp_path / made.private_html).read_text())
+
+
+def test_a_missing_test_set_is_refused(tmp_path):
+  arguments = made_up(tmp_path)
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  with pytest.raises(ValueError, match="test_set='dev', got .*public.*test"):
+    report.run(report.Config(test_set="dev"), space, "digest", **arguments)
+
+
+@pytest.mark.parametrize(
+  ("value", "text"),
+  [
+    (None, "-"),
+    (math.inf, "inf"),
+    (0.0, "0"),
+    (8.0, "8"),
+    (7.9961, "8"),
+    (8.0001, "8.01"),
+    (0.57, "0.57"),
+    (100.0, "100"),
+    (123456.5, "123456.5"),
+  ],
+)
+def test_epsilon_is_never_rounded_down(value, text):
+  assert tables.epsilon(value) == text
+
+
+def test_names_are_no_formulas_in_drawings():
+  measure = results.Measure(mean=0.2, low=0.1, high=0.3)
+  svg = _plots.against_epsilon(
+    {"_a $x$ <b>": [(8.0, measure)]}, {"b": measure}, measure="nDCG@10"
+  )
+  assert "a $x$ &lt;b&gt;</text>" in svg
+  assert svg.startswith("<svg") and svg.endswith("</svg>")
+  assert "metadata" not in svg
+
+
+@pytest.mark.parametrize(
+  "text", ["`a`", "a|b", "*a*", "<a>", "[a](b)", "a\nb", "\\|", "# a"]
+)
+def test_markdown_cells_stay_one_cell(text):
+  table = blocks.Table(header=("t", "u"), rows=((text, "v"),))
+  line = report_markdown._block(table).splitlines()[2]
+  assert len(re.split(r"(?<!\\)(?:\\\\)*\|", line)) == 4
+
+
+@pytest.mark.parametrize(
+  "changes", [{"num_examples": 0}, {"document_words": 0}, {"measures": ()}]
+)
+def test_settings_that_show_nothing_are_refused(changes):
+  with pytest.raises(ValueError, match="report.Config"):
+    report.Config(**changes)

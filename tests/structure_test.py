@@ -1,0 +1,208 @@
+"""The shape of the project: who may import whom, how long, how documented."""
+
+import ast
+import doctest
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "synthq_jax"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A package may import those of a lower rank, and itself.
+RANKS = {
+  "typing": 0,
+  "artifacts": 0,
+  "privacy": 1,
+  "losses": 2,
+  "optim": 3,
+  "models": 4,
+  "data": 5,
+  "retrieval": 6,
+  "training": 7,
+  "generation": 7,
+  "audit": 8,
+  "pipeline": 9,
+  "leakage": 10,
+  "federated": 10,
+  "backends": 10,
+  "_flags": 11,
+  "main": 12,
+}
+LIGHT = {"typing", "privacy", "losses", "optim"}
+LIGHT_LIBRARIES = {
+  "numpy", "scipy", "jax", "jaxtyping", "optax", "jax_privacy",
+  "dp_accounting",
+}  # fmt: skip
+SHARED_BY_STAGES = {"config_types", "inputs", "results", "workspace"}
+COMPOSERS = {"plan", "pretrain_recipe"}  # a run, and pretrain from scratch
+
+
+def place(path: pathlib.Path) -> str:
+  """The package of a module, or its own name at the top."""
+  first = path.relative_to(PACKAGE).parts[0]
+  return first.removesuffix(".py")
+
+
+def imports_of(tree: ast.AST) -> set[str]:
+  """Full names of the modules that a syntax tree imports."""
+  found = set()
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, "relative imports hide where a name is from"
+      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+  return found
+
+
+def imports(path: pathlib.Path) -> set[str]:
+  return imports_of(ast.parse(path.read_text()))
+
+
+def without_type_checking(tree: ast.Module) -> ast.Module:
+  """Drops what only type checkers import."""
+  tree.body = [
+    node
+    for node in tree.body
+    if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+  ]
+  return tree
+
+
+def test_the_reader_of_imports_sees_every_form():
+  tree = ast.parse("import a.b\nfrom c import d\ndef f():\n  import e")
+  assert imports_of(tree) == {"a.b", "c.d", "e"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_a_package_imports_only_what_stands_before_it(path):
+  own = place(path)
+  if own == "__init__":
+    assert not {name for name in imports(path) if "synthq_jax" in name}
+    return
+  for name in imports(path):
+    if name.startswith("synthq_jax."):
+      other = name.split(".")[1]
+      allowed = other == own or RANKS[other] < RANKS[own]
+      assert allowed, f"{own} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_slow_and_optional_libraries_stay_where_they_belong(path):
+  roots = {name.split(".")[0] for name in imports(path)}
+  runtime = without_type_checking(ast.parse(path.read_text()))
+  if place(path) != "data":
+    used = {name.split(".")[0] for name in imports_of(runtime)}
+    heavy = {"tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio"}
+    assert not used & heavy
+  if place(path) != "main":
+    assert "gin" not in roots
+  if place(path) != "backends":
+    assert "t5x" not in roots
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_nothing_loads_tensorflow_when_it_is_imported(path):
+  tree = without_type_checking(ast.parse(path.read_text()))
+  at_import = ast.Module([n for n in tree.body if not is_definition(n)], [])
+  roots = {name.split(".")[0] for name in imports_of(at_import)}
+  assert not roots & {"tensorflow", "tensorflow_datasets", "seqio", "clu"}
+
+
+def is_definition(node: ast.AST) -> bool:
+  return isinstance(node, (ast.FunctionDef, ast.ClassDef))
+
+
+@pytest.mark.parametrize(
+  "path", [p for p in MODULES if place(p) in LIGHT], ids=lambda p: p.stem
+)
+def test_the_core_uses_few_libraries(path):
+  roots = {name.split(".")[0] for name in imports(path)}
+  others = roots - set(sys.stdlib_module_names) - {"synthq_jax"}
+  assert others <= LIGHT_LIBRARIES
+
+
+def test_stages_never_import_each_other():
+  folder = PACKAGE / "pipeline"
+  stages = {p.stem for p in folder.glob("[a-z]*.py")}
+  stages -= SHARED_BY_STAGES | COMPOSERS
+  assert {"prepare_data", "finetune_dp", "generate", "evaluate"} <= stages
+  for stage in stages:
+    seen = imports(folder / f"{stage}.py")
+    others = {f"synthq_jax.pipeline.{s}" for s in stages | COMPOSERS}
+    assert not {n for n in seen if ".".join(n.split(".")[:3]) in others}, stage
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_a_module_is_short_and_says_what_it_is(path):
+  text = path.read_text()
+  assert len(text.splitlines()) <= 400
+  summary = ast.get_docstring(ast.parse(text))
+  assert summary, "expected a docstring"
+  assert summary.split("\n\n")[0].rstrip()[-1] in ".:"
+
+
+def test_every_folder_of_the_package_is_a_documented_package():
+  folders = {p.parent for p in MODULES}
+  assert PACKAGE / "optim" in folders
+  for folder in folders:
+    tree = ast.parse((folder / "__init__.py").read_text())
+    assert ast.get_docstring(tree), folder
+
+
+def test_the_core_loads_no_tensorflow_seqio_flax_or_gin():
+  script = (
+    "import sys, synthq_jax, synthq_jax.optim, synthq_jax.privacy,"
+    " synthq_jax.losses, synthq_jax.typing\n"
+    "slow = {'tensorflow', 'seqio', 'flax', 'gin'}\n"
+    "print('optax' in sys.modules, sorted(slow & set(sys.modules)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout.split(maxsplit=1) == ["True", "[]\n"]
+
+
+def test_the_command_line_loads_nothing_slow_before_it_knows_the_stage():
+  script = (
+    "import sys, synthq_jax.main\n"
+    "print(sorted({'tensorflow', 'seqio', 'flax', 'jax'} & set(sys.modules)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script],
+    cwd=ROOT,
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout == "[]\n"
+
+
+def has_example(path: pathlib.Path) -> bool:
+  return ">>> " in path.read_text()
+
+
+EXAMPLES = [p for p in MODULES if has_example(p)]
+
+
+def test_the_packages_show_examples():
+  shown = {place(p) for p in EXAMPLES}
+  assert {"artifacts", "privacy", "optim", "data", "retrieval"} <= shown
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_the_examples_in_docstrings_are_right(path):
+  name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+  module = importlib.import_module(name.removesuffix(".__init__"))
+  outcome = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+  assert outcome.attempted > 0
+  assert outcome.failed == 0
