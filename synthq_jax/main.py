@@ -14,7 +14,6 @@ import contextlib
 import contextvars
 import dataclasses
 import difflib
-import logging
 import math
 import os
 import pathlib
@@ -30,7 +29,10 @@ import gin
 
 from synthq_jax import _flags
 
-__all__ = ["configure", "main"]
+__all__ = ["STAGES", "UsageError", "configure", "main"]
+
+STAGES = _flags.STAGES
+UsageError = _flags.UsageError
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _FLAG = "--gin."
@@ -41,8 +43,6 @@ _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$)(?:\\\n)?.*$")
 _QUIET = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",
-  "ABSL_MIN_LOG_LEVEL": "3",
-  "GLOG_minloglevel": "3",
   "GRPC_VERBOSITY": "ERROR",
 }
 
@@ -87,7 +87,7 @@ def _dispatch(argv: Sequence[str]) -> None:
     [a for a in argv if not a.startswith(_FLAG)]
   )
   if options.stage == "privacy" and bindings:
-    raise _flags.UsageError(f"synthq privacy takes no {_FLAG}{bindings[0]}")
+    raise UsageError(f"synthq privacy takes no {_FLAG}{bindings[0]}")
   if options.stage == "privacy":
     from synthq_jax.privacy import calculator
 
@@ -177,8 +177,8 @@ def configure(
   Args:
     kind: the dataclass, which the files configure.
     gin_files: parsed in their order. Each is looked for as given, then in the
-      search paths, the current folder, the repository and the installed
-      package, each time with and without `gin_configs/` before it.
+      search paths, in the `gin_configs` of the current folder, of the
+      repository and of the installed package.
     bindings: NAME=value, as they stand behind `--gin.`; they win.
     search_paths: more folders.
 
@@ -186,12 +186,12 @@ def configure(
     The instance, and all that went into it as one gin file.
 
   Raises:
-    ValueError: if a name, a value or a file is wrong or missing.
+    UsageError: if a name, a value or a file is wrong or missing.
   """
   from synthq_jax.pipeline import config_types
 
   if not gin_files:
-    raise _flags.UsageError(
+    raise UsageError(
       "expected --gin_file=FILE, got none; try"
       " --gin_file=gin_configs/recipes/demo.gin"
     )
@@ -213,19 +213,20 @@ def configure(
 
 @contextlib.contextmanager
 def _session(search_paths: Sequence[str]) -> Iterator[None]:
-  """An empty gin that finds our files, and does not log where it looked."""
-  roots = [*map(pathlib.Path, filter(None, search_paths)), pathlib.Path.cwd()]
-  roots += [_PACKAGE.parent, _PACKAGE]
-  folders = tuple(place for r in roots for place in (r, r / "gin_configs"))
-  token = _folders.set(folders)
+  """An empty gin that finds our files."""
+  here, root = pathlib.Path.cwd(), _PACKAGE.parent
+  ours = (p for r in (root, _PACKAGE) for p in (r, r / "gin_configs"))
+  given = map(pathlib.Path, filter(None, search_paths))
+  token = _folders.set((here, *given, here / "gin_configs", *ours))
+  # gin's second reader looks for files in Python packages and stumbles over a
+  # folder without __init__.py; there is no public way to leave it out.
+  readers = gin.config._FILE_READERS[:]
+  gin.config._FILE_READERS[:] = [(_open, _find)]
   gin.clear_config()
-  gin.config.register_file_reader(_open, _find)
-  before = logging.root.manager.disable
-  logging.disable(logging.ERROR)
   try:
     yield
   finally:
-    logging.disable(before)
+    gin.config._FILE_READERS[:] = readers
     _folders.reset(token)
 
 
@@ -246,11 +247,11 @@ def _explained(where: str) -> Iterator[None]:
     yield
   except OSError as error:
     words = _one_line(error).partition(" Searched config paths")[0]
-    raise _flags.UsageError(
+    raise UsageError(
       f"{where}: {words} Check the name, or give --gin_search_paths=FOLDER"
     ) from error
   except Exception as error:
-    raise _flags.UsageError(f"{where}: {_one_line(error)}") from error
+    raise UsageError(f"{where}: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
@@ -268,11 +269,11 @@ def _bind(binding: str) -> None:
   """Applies one flag: a macro that a file defined, or a parameter."""
   name, equals, value = binding.partition("=")
   if not equals:
-    raise _flags.UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
+    raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
   known = {n for n in _names(gin.config_str()) if "." not in n}
   if "." not in name and name not in known:
     close = difflib.get_close_matches(name, known, 1) or sorted(known)
-    raise _flags.UsageError(
+    raise UsageError(
       f"{_FLAG}{binding}: no gin file defines {name}; did you mean"
       f" {', '.join(close) or 'another gin file'}?"
     )
@@ -311,9 +312,7 @@ def _check_required() -> None:
   missing = re.findall(pattern, gin.config_str())
   if missing:
     flags = " ".join(f"{_FLAG}{name}=..." for name in missing)
-    raise _flags.UsageError(
-      f"values are missing: give {flags} (see the gin file)"
-    )
+    raise UsageError(f"values are missing: give {flags} (see the gin file)")
 
 
 def _check_values(kind: type) -> None:
@@ -321,7 +320,7 @@ def _check_values(kind: type) -> None:
   from synthq_jax.pipeline import config_types
 
   if not _bound(kind):
-    raise _flags.UsageError(
+    raise UsageError(
       f"the gin files say nothing about {_gin_name(kind)}: give a recipe for"
       " this stage with --gin_file"
     )
@@ -333,7 +332,7 @@ def _check_values(kind: type) -> None:
       try:
         config_types.conform(value, hints.get(name, Any), f"{label}.{name}")
       except ValueError as error:
-        raise _flags.UsageError(
+        raise UsageError(
           f"{error}; correct {label}.{name} = {raw[name]}"
         ) from error
 

@@ -11,6 +11,10 @@ backward pass of the shared weights themselves is never asked for.
 What is neither a product nor a lookup (scales, biases, convolutions, weights
 inside `scan`) is differentiated per example as it stands, which is right for
 everything and cheap for small parameters; a large one is logged by name.
+
+A norm from factors is a sum of products, so its rounding error is relative to
+the largest contribution of a single position: it can matter only where
+positions with contributions far above the clip norm cancel each other.
 """
 
 import functools

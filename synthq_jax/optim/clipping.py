@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -234,6 +234,6 @@ def _batch_size(batch: typing.Batch) -> int:
 def _example_keys(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
   """Returns a key for each example, from its id if it has one."""
   ids = jnp.arange(size)
-  if isinstance(batch, dict) and "example_id" in batch:
+  if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)

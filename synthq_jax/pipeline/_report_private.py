@@ -170,7 +170,6 @@ def _audited(audits: Sequence[results.AuditReport]) -> tuple[blocks.Block, ...]:
     "Leaked",
     "Canaries",
     "Repetitions",
-    "Kind",
   )
   rows = tuple(
     (
@@ -182,13 +181,15 @@ def _audited(audits: Sequence[results.AuditReport]) -> tuple[blocks.Block, ...]:
       f"{one.leaked:,}",
       f"{one.num_canaries:,}",
       f"{one.repetitions:,}",
-      one.canary_type,
     )
     for one in audits
   )
+  kinds = {one.canary_type for one in audits}
   return (
-    blocks.Table(header=header, rows=rows, numeric=header[1:-1]),
-    blocks.Paragraph(text=_RANK_EXPLAINED),
+    blocks.Table(header=header, rows=rows, numeric=header[1:]),
+    blocks.Paragraph(
+      lead=f"Canaries ({', '.join(sorted(kinds))})", text=_RANK_EXPLAINED
+    ),
   )
 
 

@@ -11,7 +11,7 @@ three is left out.
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from synthq_jax.pipeline import _plots, _report_tables, results
 from synthq_jax.pipeline import _report_blocks as blocks
@@ -22,7 +22,6 @@ __all__ = [
   "curve_blocks",
   "is_private_path",
   "page",
-  "statement_blocks",
 ]
 
 _MEASURES_EXPLAINED = (
@@ -65,14 +64,14 @@ def page(
   checkpoints = [one for one in checkpoints if _is_shareable(one)]
   section = blocks.Section
   sections = [
-    section(title="Privacy", blocks=_privacy([*checkpoints, *synthetic])),
     section(
       title="Scores on public queries", blocks=_scores(evaluations, measures)
     ),
     section(
       title="Synthetic queries",
-      blocks=synthesis(synthetic, num_examples, document_words),
+      blocks=_synthesis(synthetic, num_examples, document_words),
     ),
+    section(title="Privacy", blocks=_privacy([*checkpoints, *synthetic])),
     section(
       title="Training",
       blocks=(_report_tables.training(checkpoints), *curve_blocks(curves)),
@@ -122,39 +121,61 @@ def _introduction(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
 def _privacy(
   made: Sequence[results.Checkpoint | results.SyntheticQueries],
 ) -> tuple[blocks.Block, ...]:
-  """States what holds for all together and for each result."""
+  """States what holds for all together, then what each result adds to it."""
   if not made:
     return (blocks.Paragraph(text="No result that may be shared was made."),)
   found: list[blocks.Block] = []
-  for together in _composed([one.statement for one in made]):
+  joint = _composed([one.statement for one in made])
+  for together in joint.values():
     found.append(blocks.Heading(text="Everything on this page together"))
-    found += _claim_blocks(together)
-  for titles, one, notes in _grouped(made):
-    found.append(blocks.Heading(text=" and ".join(titles)))
-    found += statement_blocks(one)
     found += [
-      blocks.Paragraph(lead=f"How {title} was made", text=" ".join(lines))
-      for title, lines in notes.items()
-      if lines
+      one
+      for one in _statement_blocks(dataclasses.replace(together, notes=()))
+      if not one.lead.startswith("Mechanism")  # they stand with each result
     ]
+  found.append(
+    blocks.Paragraph(
+      text="What is treated as public, assumed and not protected holds for "
+      "each result below, too, unless it says otherwise."
+    )
+  )
+  for title, claim, notes in _grouped(made):
+    together = joint[claim.unit, claim.relation]
+    found.append(blocks.Heading(text=title))
+    found += _statement_blocks(_without_common(claim, together))
+    found += notes
   return tuple(found)
 
 
 def _composed(
   statements: Sequence[statement_lib.PrivacyStatement],
-) -> list[statement_lib.PrivacyStatement]:
+) -> dict[tuple[str, str], statement_lib.PrivacyStatement]:
   """Adds statements up, apart for each unit and relation."""
   kinds = dict.fromkeys((one.unit, one.relation) for one in statements)
-  return [
-    statement_lib.compose(
+  return {
+    kind: statement_lib.compose(
       [one for one in statements if (one.unit, one.relation) == kind]
     )
     for kind in kinds
-  ]
+  }
 
 
-def _grouped(made):
-  """Yields titles, statement and notes of results with the same claim."""
+def _without_common(
+  claim: statement_lib.PrivacyStatement,
+  together: statement_lib.PrivacyStatement,
+) -> statement_lib.PrivacyStatement:
+  """Empties the lists of sentences that are those of the joint claim."""
+  names = ("public", "assumptions", "not_protected")
+  equal = (n for n in names if getattr(claim, n) == getattr(together, n))
+  return dataclasses.replace(claim, **dict.fromkeys(equal, ()))
+
+
+def _grouped(
+  made: Sequence[results.Checkpoint | results.SyntheticQueries],
+) -> Iterator[
+  tuple[str, statement_lib.PrivacyStatement, list[blocks.Paragraph]]
+]:
+  """Yields title, claim and notes of results that make the same claim."""
   groups: dict[statement_lib.PrivacyStatement, dict[str, tuple[str, ...]]] = {}
   for one in made:
     claim = dataclasses.replace(one.statement, notes=())
@@ -162,10 +183,19 @@ def _grouped(made):
     title = f"{kind} {_report_tables.row_name(one.name)}"
     groups.setdefault(claim, {})[title] = one.statement.notes
   for claim, notes in groups.items():
-    yield tuple(notes), claim, notes
+    ordered = sorted(notes)  # generator, queries, retriever
+    yield (
+      ", ".join(ordered).capitalize(),
+      claim,
+      [
+        blocks.Paragraph(lead=f"How {one} was made", text=" ".join(notes[one]))
+        for one in ordered
+        if notes[one]
+      ],
+    )
 
 
-def statement_blocks(
+def _statement_blocks(
   statement: statement_lib.PrivacyStatement,
 ) -> tuple[blocks.Paragraph, ...]:
   """Returns the statement in words, the first words of paragraphs in bold."""
@@ -174,21 +204,6 @@ def statement_blocks(
   return tuple(
     blocks.Paragraph(lead=lead, text=rest) for lead, _, rest in parts
   )
-
-
-def _claim_blocks(
-  statement: statement_lib.PrivacyStatement,
-) -> tuple[blocks.Block, ...]:
-  """Returns the claim of several results; the ledgers stand with each."""
-  short = dataclasses.replace(
-    statement, public=(), assumptions=(), not_protected=(), notes=()
-  )
-  kept = [
-    one
-    for one in statement_blocks(short)
-    if not one.lead.startswith("Mechanism")
-  ]
-  return tuple(kept)
 
 
 def _scores(
@@ -205,13 +220,12 @@ def _scores(
   )
 
 
-def synthesis(
-  synthetic: Iterable[results.SyntheticQueries],
+def _synthesis(
+  synthetic: Sequence[results.SyntheticQueries],
   num_examples: int,
   document_words: int,
 ) -> tuple[blocks.Block, ...]:
   """Returns how queries were written, what they measure, and examples."""
-  synthetic = list(synthetic)
   if not synthetic:
     return (blocks.Paragraph(text="No synthetic queries that may be shared."),)
   found: list[blocks.Block] = [
@@ -219,7 +233,9 @@ def synthesis(
     blocks.Paragraph(text=_MEASURES_EXPLAINED),
   ]
   for one in synthetic:
-    found.append(blocks.Heading(text=_report_tables.row_name(one.name)))
+    found.append(
+      blocks.Heading(text=f"Written by {_report_tables.row_name(one.name)}")
+    )
     found.append(
       blocks.Paragraph(
         text=f'{one.sampler}, input "{one.prefix}DOCUMENT". '
@@ -291,7 +307,7 @@ def curve_blocks(
     return ()
   return (
     blocks.Figure(
-      svg=_plots.curves(curves, label="loss"),
+      svg=_plots.curves(curves, label="loss (nats)"),
       caption="Training loss, mean over the steps since the point before.",
     ),
   )

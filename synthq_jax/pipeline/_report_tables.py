@@ -19,12 +19,12 @@ __all__ = [
 
 
 def epsilon(value: float | None) -> str:
-  """Writes epsilon with two decimals at most, rounded up.
+  """Writes epsilon with two decimals at most, rounded up; "-" is none needed.
 
   >>> [epsilon(value) for value in (None, 0.0, 7.9999, 2.001, math.inf)]
-  ['-', '0', '8', '2.01', 'inf']
+  ['-', '-', '8', '2.01', 'inf']
   """
-  if value is None:
+  if not value:
     return "-"
   if math.isinf(value):
     return "inf"
@@ -106,7 +106,9 @@ def scores(
       blocks.Paragraph(
         text=f'Test set "{test_set}": mean over '
         f"{' or '.join(f'{count:,}' for count in counts)} judged queries, "
-        "with 95% bootstrap intervals over queries."
+        "with 95% bootstrap intervals over queries. Epsilon is that of the "
+        'retriever: "-" where no private query was used, "inf" where private '
+        "queries were used without privacy."
       ),
     ]
     traps = dict.fromkeys(trap for one in chosen for trap in one.traps)

@@ -269,17 +269,15 @@ class _Pipeline:
     return made
 
   def _report(self, digest, generators, queries, retrievers, scores):
-    made = report_lib.run(
+    return report_lib.run(
         self._config.report,
-        self._space.root,
+        self._space,
+        digest,
         prepared=self._prepared,
         evaluations=[value for value, _ in scores.values()],
         synthetic=[value for value, _ in queries.values()],
         checkpoints=[v for v, _ in (*generators.values(), *retrievers.values())],
     )
-    # The result holds the table of private scores: it stays private.
-    artifacts.save(self._space.private("report"), made, digest)
-    return made
 
 
 def _all(*groups):

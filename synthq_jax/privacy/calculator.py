@@ -27,8 +27,8 @@ def describe(
   >>> print(describe(num_examples=6000, batch_size=256, epochs=13,
   ...                epsilon=8))
   6000 records, batches of 256, 299 steps, delta 8.333e-05
-  Poisson batches (ADD_OR_REMOVE_ONE): epsilon 8 takes noise multiplier 0.750
-  no amplification (REPLACE_SPECIAL): epsilon 8 takes noise multiplier 1.871
+  Poisson batches (ADD_OR_REMOVE_ONE): epsilon 8 takes noise multiplier 0.747
+  no amplification (REPLACE_SPECIAL): epsilon 8 takes noise multiplier 1.976
 
   Args:
     num_examples: private records.

@@ -1,0 +1,195 @@
+"""Every gin file parses, says what its header promises, and is packaged."""
+
+import fnmatch
+import importlib.util
+import math
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+from synthq_jax import main
+from synthq_jax.models import t5_config
+from synthq_jax.pipeline import plan, pretrain_recipe
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
+DEMO = "gin_configs/recipes/demo.gin"
+PAPER = "gin_configs/recipes/paper_t5_base.gin"
+PAPER_NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
+NEEDS = {
+  "beir": ("SOURCE=beir:b",),
+  "msmarco": ("SOURCE=msmarco:m",),
+  "jsonl": ("SOURCE=jsonl:j",),
+  "paper_t5_base": PAPER_NEEDS,
+}
+
+
+def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
+  """The dataclass that a file configures, and the files it takes."""
+  if path.parent.name == "models":
+    return pretrain_recipe.Config, [
+      "gin_configs/recipes/demo_pretrain.gin",
+      str(path),
+    ]
+  if path.stem == "demo_pretrain":
+    return pretrain_recipe.Config, [str(path)]
+  if path.parent.name == "recipes":
+    return plan.RunConfig, [str(path)]
+  return plan.RunConfig, [DEMO, str(path)]
+
+
+def test_the_folders_of_the_design_are_there():
+  folders = {p.parent.name for p in FILES}
+  assert folders == {"models", "optim", "data", "stages", "recipes"}
+
+
+@pytest.mark.parametrize(
+  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_a_file_builds_what_it_configures(path, capsys):
+  kind, files = recipe(path)
+  config, text = main.configure(kind, files, NEEDS.get(path.stem, ()))
+  assert isinstance(config, kind)
+  assert "dynamic_registration" in text
+  assert capsys.readouterr().err == "", "something is set to no effect"
+
+
+@pytest.mark.parametrize(
+  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_what_a_file_leaves_open_stands_in_its_header(path):
+  text = path.read_text()
+  header = text[: text.index("from __gin__")]
+  assert header.startswith("# ")
+  for name in re.findall(r"(?m)^(\w+) = %gin.REQUIRED", text):
+    assert name in header.partition("Required:")[2]
+
+
+def test_recipes_open_with_command_cost_and_what_to_expect():
+  for path in FILES:
+    if path.parent.name == "recipes":
+      header = path.read_text().partition("from __gin__")[0]
+      for word in ("Command:", "Required:", "Usual overrides:", "Expected"):
+        assert word in header, path
+      assert re.search("Hours:|[Tt]ime:", header), path
+      assert f"gin_configs/recipes/{path.name}" in header
+
+
+def test_a_recipe_refuses_to_run_without_what_it_requires():
+  with pytest.raises(main.UsageError) as caught:
+    main.configure(plan.RunConfig, [PAPER], PAPER_NEEDS[:1])
+  assert "--gin.CHECKPOINT=... --gin.VOCABULARY=..." in str(caught.value)
+  assert "SOURCE" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "name", [p.stem for p in FILES if p.parent.name == "models"]
+)
+def test_a_model_file_says_what_the_library_knows_by_name(name):
+  files = ["recipes/demo_pretrain.gin", f"models/{name}.gin"]
+  config, _ = main.configure(pretrain_recipe.Config, files)
+  assert config.model == t5_config.get(name)
+
+
+def test_every_size_known_by_name_has_a_model_file():
+  models = {p.stem for p in FILES if p.parent.name == "models"}
+  assert models == set(t5_config.names())
+
+
+@pytest.mark.parametrize("name", ["dp_adafactor", "dp_adam"])
+def test_an_optimizer_file_chooses_the_optimizer_of_its_name(name):
+  files = [DEMO, f"optim/{name}.gin"]
+  config, _ = main.configure(plan.RunConfig, files, ["CLIP_NORM=0.25"])
+  assert config.finetune_dp.optimizer == name
+  assert config.finetune_dp.clip_norm == 0.25
+
+
+def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():
+  config, text = main.configure(plan.RunConfig, [DEMO])
+  rows = config.rows
+  assert rows.bm25 and rows.public_only and rows.original
+  assert rows.synthetic == rows.direct_dp == (8.0,)
+  for name in (
+    "EPSILON CLIP_NORM BATCH_SIZE TRAIN_STEPS DOCUMENT_LENGTH QUERY_LENGTH SEED"
+  ).split():
+    assert text.count(f"%{name}") >= 1, name
+  assert config.generate.p == 0.8
+  assert config.secret_seed is None
+
+
+def test_the_tiny_demo_differs_in_size_alone():
+  tiny, _ = main.configure(plan.RunConfig, ["recipes/demo_tiny.gin"])
+  demo, _ = main.configure(plan.RunConfig, [DEMO])
+  assert tiny.rows == demo.rows
+  for stage in (tiny.finetune_dp, tiny.train_retriever, tiny.direct_dp):
+    assert stage.steps == 2
+
+
+def test_the_paper_recipe_has_the_papers_settings():
+  config, _ = main.configure(plan.RunConfig, [PAPER], PAPER_NEEDS)
+  queries = 502_939
+  tuned = config.finetune_dp
+  assert tuned.steps == 30 * (queries // 1024)
+  assert (tuned.batch_size, tuned.learning_rate) == (1024, 1e-3)
+  assert (tuned.clip_norm, tuned.delta) == (0.1, None)
+  assert tuned.optimizer == "dp_adafactor"
+  assert tuned.prefix == config.generate.prefix == "generate_query: "
+  assert config.prepare_data.document_length == 384
+  assert config.prepare_data.query_length == config.generate.max_length == 128
+  assert (config.generate.p, config.generate.temperature) == (0.8, 1.0)
+  assert config.rows.synthetic == (math.inf, 16.0, 8.0, 3.0)
+  assert config.rows.direct_dp == (16.0, 8.0, 3.0)
+  for trained in (config.train_retriever, config.direct_dp):
+    assert trained.steps == 5 * (queries // 32)
+    assert (trained.batch_size, trained.learning_rate) == (32, 1e-3)
+    assert trained.temperature == 1.0
+    assert trained.checkpoint == tuned.checkpoint == "c"
+
+
+def test_the_pretraining_goes_from_short_inputs_to_long_ones():
+  config, _ = main.configure(
+    pretrain_recipe.Config, ["recipes/demo_pretrain.gin"]
+  )
+  lengths = [phase.input_length for phase in config.pretrain.phases]
+  assert len(lengths) >= 2 and lengths == sorted(set(lengths))
+  assert config.model == t5_config.get("demo")
+
+
+def test_the_wheel_takes_the_configurations_along():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+  wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+  assert wheel["packages"] == ["synthq_jax"]
+  assert wheel["force-include"] == {"gin_configs": "synthq_jax/gin_configs"}
+  assert project["project"]["scripts"] == {"synthq": "synthq_jax.main:main"}
+  ignored = (ROOT / ".gitignore").read_text().split()
+  shipped = [p.name for p in (ROOT / "synthq_jax/assets").rglob("*.*")]
+  assert not [n for n in shipped for i in ignored if fnmatch.fnmatch(n, i)]
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec("hatchling") is None,
+  reason="hatchling, which builds wheels, is not installed",
+)
+def test_a_built_wheel_holds_configurations_assets_and_licence(tmp_path):
+  command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
+  subprocess.run(
+    [*command, "-d", str(tmp_path)], cwd=ROOT, check=True, capture_output=True
+  )
+  [wheel] = tmp_path.glob("*.whl")
+  held = set(zipfile.ZipFile(wheel).namelist())
+  expected = {f"synthq_jax/{p.relative_to(ROOT)}" for p in FILES}
+  for folder in ("assets", "pipeline"):
+    files = (ROOT / "synthq_jax" / folder).rglob("*")
+    expected |= {
+      str(p.relative_to(ROOT))
+      for p in files
+      if p.is_file() and p.suffix != ".pyc"
+    }
+  assert expected <= held
+  assert any(name.endswith("licenses/LICENSE") for name in held)
+  assert wheel.stat().st_size < 25e6

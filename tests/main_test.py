@@ -1,0 +1,294 @@
+"""The command line: what it runs, what it prints, how it fails."""
+
+import pathlib
+import re
+
+import pytest
+
+from synthq_jax import main
+from synthq_jax.pipeline import plan, pretrain_recipe, results
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+DEMO = "--gin_file=gin_configs/recipes/demo.gin"
+REPORT = results.Report(
+  html="report.html",
+  markdown="report.md",
+  private_html="private/report.private.html",
+  table="row  nDCG@10\nbm25  0.400",
+)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+  """Stands in for the pipeline: records what it was asked to run."""
+  calls = []
+
+  def run(config, workdir, *, stages=None, progress=True):
+    calls.append((config, workdir, stages, progress))
+    return REPORT if stages in (None, ("report",)) else None
+
+  monkeypatch.setattr(plan, "run", run)
+  return calls
+
+
+def fails(capsys, *argv: str) -> str:
+  """Runs a command that must fail politely; returns its one line."""
+  assert main.main(argv) == 2
+  captured = capsys.readouterr()
+  lines = captured.err.splitlines()
+  assert len(lines) == 1
+  assert lines[0].startswith("synthq: ")
+  return lines[0]
+
+
+def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
+  argv = ["run", DEMO, f"--workdir={tmp_path}", "--quiet"]
+  assert main.main(argv) == 0
+  [(config, workdir, stages, progress)] = ran
+  assert isinstance(config, plan.RunConfig)
+  assert (workdir, stages, progress) == (tmp_path, None, False)
+  printed = capsys.readouterr().out
+  assert REPORT.table in printed
+  assert str(tmp_path / "report.html") in printed
+  assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
+  cost = r"run finished: 0 min \d+ s, peak memory \d+\.\d GiB"
+  assert re.search(cost, printed)
+
+
+def test_a_stage_runs_alone_and_prints_no_table(ran, tmp_path, capsys):
+  assert main.main(["generate", DEMO, f"--workdir={tmp_path}"]) == 0
+  [(_, _, stages, progress)] = ran
+  assert (stages, progress) == (("generate",), True)
+  assert REPORT.table not in capsys.readouterr().out
+
+
+def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path):
+  assert set(plan.STAGES) <= set(main.STAGES)
+  for stage in plan.STAGES:
+    assert main.main([stage, DEMO, f"--workdir={tmp_path}"]) == 0
+  assert [stages for _, _, stages, _ in ran] == [(s,) for s in plan.STAGES]
+
+
+def test_pretrain_runs_its_own_recipe(monkeypatch, tmp_path):
+  calls = []
+  monkeypatch.setattr(pretrain_recipe, "run", lambda *args: calls.append(args))
+  recipe = "--gin_file=gin_configs/recipes/demo_pretrain.gin"
+  workdir = f"--workdir={tmp_path}"
+  assert main.main(["pretrain", recipe, workdir, "--gin.SEED=4"]) == 0
+  [(config, where)] = calls
+  assert (where, config.seed, config.pretrain.seed) == (tmp_path, 4, 4)
+  assert config.pretrain.settings.progress
+  assert main.main(["pretrain", recipe, workdir, "--quiet"]) == 0
+  assert not calls[1][0].pretrain.settings.progress
+
+
+def test_flags_win_over_files_and_later_files_over_earlier_ones(ran, tmp_path):
+  later = tmp_path / "later.gin"
+  later.write_text("BATCH_SIZE = 7\nTRAIN_STEPS = 8\n")
+  argv = ["run", DEMO, f"--gin_file={later}", f"--workdir={tmp_path}"]
+  flags = ["--gin.TRAIN_STEPS=9", "--gin.generate.Config.p=0.5"]
+  assert main.main(argv + flags) == 0
+  config = ran[0][0]
+  assert config.finetune_dp.batch_size == 7
+  assert config.finetune_dp.steps == 9
+  assert config.generate.p == 0.5
+
+
+@pytest.mark.parametrize(
+  "flag, epsilons",
+  [
+    ("--gin.EPSILON=3", (3.0,)),
+    ("--gin.EPSILON=inf", (float("inf"),)),
+    ("--gin.plan.Rows.synthetic=(8, 3.5, %INF)", (8.0, 3.5, float("inf"))),
+    ("--gin.plan.Rows.synthetic=()", ()),
+  ],
+)
+def test_epsilons_become_floats(ran, tmp_path, flag, epsilons):
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}", flag]) == 0
+  synthetic = ran[0][0].rows.synthetic
+  assert synthetic == epsilons
+  assert all(type(value) is float for value in synthetic)
+
+
+def test_text_needs_no_quotes(ran, tmp_path):
+  flag = "--gin.SOURCE=beir:/data/my set"
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}", flag]) == 0
+  assert ran[0][0].prepare_data.source == "beir:/data/my set"
+
+
+def test_files_are_found_from_anywhere(ran, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ("gin_configs/recipes/demo.gin", "recipes/demo.gin"):
+    assert main.main(["run", f"--gin_file={name}", "--workdir=w"]) == 0
+  assert len(ran) == 2
+
+
+def test_a_file_of_the_current_folder_hides_ours(ran, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  folder = tmp_path / "gin_configs" / "data"
+  folder.mkdir(parents=True)
+  text = (ROOT / "gin_configs/data/beir.gin").read_text()
+  (folder / "environment_docs.gin").write_text(
+    text.replace("%gin.REQUIRED", "'beir:mine'")
+  )
+  argv = ["run", "--gin_file=recipes/demo.gin", "--workdir=w"]
+  assert main.main(argv) == 0
+  assert ran[0][0].prepare_data.source == "beir:mine"
+
+
+def test_search_paths_come_first(ran, tmp_path):
+  (tmp_path / "own.gin").write_text(
+    "include 'gin_configs/recipes/demo.gin'\nSEED = 5\n"
+  )
+  argv = ["run", "--gin_file=own.gin", f"--workdir={tmp_path}"]
+  assert main.main([*argv, f"--gin_search_paths=/none,{tmp_path}"]) == 0
+  assert ran[0][0].prepare_data.seed == 5
+
+
+def test_the_written_configuration_gives_the_same_run(ran, tmp_path, capsys):
+  flags = ["--gin.EPSILON=inf", "--gin.SEED=3", "--gin.SOURCE=jsonl:x"]
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}/a", *flags]) == 0
+  again = f"--gin_file={tmp_path}/a/config.gin"
+  assert main.main(["run", again, f"--workdir={tmp_path}/b"]) == 0
+  assert ran[0][0] == ran[1][0]
+  texts = [(tmp_path / place / "config.gin").read_text() for place in "ab"]
+  assert texts[0] == texts[1]
+  assert capsys.readouterr().err == ""
+
+
+def test_the_written_configuration_keeps_the_secret(ran, tmp_path):
+  flag = "--gin.plan.RunConfig.secret_seed=271828182845904523536028747135266249"
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}", flag]) == 0
+  assert str(ran[0][0].secret_seed).startswith("271828")
+  written = (tmp_path / "config.gin").read_text()
+  assert "271828" not in written
+  assert "secret_seed is not written here" in written
+
+
+def test_a_macro_that_nothing_uses_is_noted(ran, tmp_path, capsys):
+  slip = tmp_path / "slip.gin"
+  slip.write_text("include 'gin_configs/recipes/demo.gin'\nEPSILN = 3\n")
+  assert main.main(["run", f"--gin_file={slip}", f"--workdir={tmp_path}"]) == 0
+  noted = capsys.readouterr().err
+  assert noted == "synthq: note: EPSILN is set, but nothing uses it\n"
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (["--gin.EPSILN=3"], "no gin file defines EPSILN; did you mean EPSILON?"),
+    (["--gin.EPSILON=three"], "plan.Rows.synthetic[0]: expected float, got"),
+    (["--gin.BATCH_SIZE=1.5"], "finetune_dp.Config.batch_size = %BATCH_SIZE"),
+    (["--gin.BATCH_SIZE=1.5"], "expected int, got 1.5"),
+    (["--gin.DELTA=high"], "expected float | None, got 'high'"),
+    (["--gin.generate.Config.q=1"], "doesn't have a parameter named 'q'"),
+    (["--gin.generate.Confg.p=1"], "has no attribute Confg"),
+    (["--gin.genrate.Config.p=1"], "'genrate' was not provided"),
+    (["--gin.EPSILON"], "expected --gin.NAME=value"),
+    (["--gin.plan.Rows.synthetic=(8,"], "--gin.plan.Rows.synthetic=(8,:"),
+    (["--gin.finetune_dp.Config.optimizer=sgd"], "optimizer='sgd'"),
+    (["--gin_file=gin_configs/data/beir.gin"], "give --gin.SOURCE=..."),
+    (["--gin_file=recipes/dem.gin"], "Unable to open file: recipes/dem.gin."),
+    (["--steps=3"], "unrecognized arguments: --steps=3"),
+  ],
+)
+def test_what_the_user_can_mend_is_one_line(
+  ran, tmp_path, capsys, flags, words
+):
+  line = fails(capsys, "run", DEMO, f"--workdir={tmp_path}", *flags)
+  assert words in line
+  assert not ran
+
+
+def test_an_error_in_a_file_names_file_and_line(tmp_path, capsys):
+  bad = tmp_path / "bad.gin"
+  bad.write_text("include 'gin_configs/recipes/demo.gin'\nplan.Rows.bm52 = 1\n")
+  line = fails(capsys, "run", f"--gin_file={bad}", f"--workdir={tmp_path}")
+  assert f'In file "{bad}", line 2' in line
+
+
+@pytest.mark.parametrize(
+  "argv, words",
+  [
+    ([], "required: STAGE"),
+    (["walk"], "invalid choice: 'walk'"),
+    (["run"], "required: --workdir"),
+    (["run", "--workdir=w"], "expected --gin_file=FILE, got none"),
+    (
+      ["pretrain", "--workdir=w", DEMO],
+      "say nothing about pretrain_recipe.Config",
+    ),
+    (["privacy", "--gin.X=1", "--examples=9", "--batch_size=3"], "takes no"),
+  ],
+)
+def test_an_incomplete_command_is_one_line(capsys, argv, words):
+  assert words in fails(capsys, *argv)
+
+
+def test_errors_of_the_pipeline_end_politely(monkeypatch, tmp_path, capsys):
+  def run(*args, **kwargs):
+    raise ValueError("x.tsv:3: expected 2 columns\n  got 1")
+
+  monkeypatch.setattr(plan, "run", run)
+  argv = ["run", DEMO, f"--workdir={tmp_path}"]
+  assert fails(capsys, *argv) == "synthq: x.tsv:3: expected 2 columns got 1"
+  with pytest.raises(ValueError, match="expected 2 columns"):
+    main.main([*argv, "--debug"])
+
+
+def test_an_interruption_ends_with_130(monkeypatch, tmp_path, capsys):
+  def run(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(plan, "run", run)
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}"]) == 130
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 1 and "interrupted" in lines[0]
+
+
+def test_a_defect_of_ours_is_not_dressed_up(monkeypatch, tmp_path):
+  def run(*args, **kwargs):
+    raise TypeError("a bug")
+
+  monkeypatch.setattr(plan, "run", run)
+  with pytest.raises(TypeError, match="a bug"):
+    main.main(["run", DEMO, f"--workdir={tmp_path}"])
+
+
+MSMARCO = ["privacy", "--examples=532761", "--batch_size=1024", "--epochs=30"]
+
+
+@pytest.mark.parametrize(
+  "epsilon, poisson, plain", [(3, 0.730, 8.48), (8, 0.554, 3.58)]
+)
+def test_the_calculator_agrees_with_the_recorded_noise(
+  capsys, epsilon, poisson, plain
+):
+  assert main.main([*MSMARCO, f"--epsilon={epsilon}"]) == 0
+  printed = capsys.readouterr().out
+  values = re.findall(r"noise multiplier ([\d.]+)", printed)
+  assert [float(v) for v in values] == [
+    pytest.approx(poisson, abs=0.0015),
+    pytest.approx(plain, abs=0.006),
+  ]
+  assert "15600 steps, delta 9.385e-07" in printed
+
+
+def test_the_calculator_runs_backwards(capsys):
+  assert main.main([*MSMARCO, "--noise_multiplier=0.730"]) == 0
+  values = re.findall(r"epsilon ([\d.]+)", capsys.readouterr().out)
+  assert float(values[0]) == pytest.approx(3.0, abs=0.015)
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (["--epsilon=8", "--noise_multiplier=1"], "expected one of epsilon and"),
+    ([], "expected one of epsilon and noise_multiplier, got"),
+    (["--epsilon=-1"], "expected a positive epsilon"),
+    (["--epsilon=8", "--delta=0.5"], "expected delta in"),
+    (["--epsilon=much"], "invalid float value: 'much'"),
+  ],
+)
+def test_the_calculator_refuses_what_makes_no_sense(capsys, flags, words):
+  assert words in fails(capsys, *MSMARCO, *flags)
