@@ -39,7 +39,7 @@ LIGHT_LIBRARIES = {
   "dp_accounting",
 }  # fmt: skip
 SHARED_BY_STAGES = {"config_types", "inputs", "results", "workspace"}
-COMPOSERS = {"plan", "pretrain_recipe"}  # a run, and pretrain from scratch
+COMPOSERS = {"execute", "plan", "pretrain_recipe"}  # a run, and pretrain from scratch
 
 
 def place(path: pathlib.Path) -> str:

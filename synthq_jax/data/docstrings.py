@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 __all__ = ["Docstring", "read", "version", "words"]
 
-_SKIPPED = re.compile(r"(^|[/_])(tests?|testing|_vendor|vendored|third_party)([/_.]|$)")
+_SKIPPED = re.compile(
+  r"(^|[/_])(tests?|testing|_vendor|vendored|third_party)([/_.]|$)"
+)
 _ROLE = re.compile(r":[a-zA-Z:+-]+:`([^`<]*?)(?:\s*<[^>]*>)?`")
 _LINK = re.compile(r"`([^`<]+?)\s*<[^>]*>`_*")
 _MARKUP = re.compile(r"`+|\*\*|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|_(?=\s|$)")
@@ -109,9 +111,9 @@ def _split(docstring: str) -> tuple[str, str]:
 def _clean(text: str) -> str:
   """Takes out rules, directives, doctests and markup; joins the lines."""
   lines = [
-      line
-      for line in text.splitlines()
-      if not _RULE.match(line) and not _DIRECTIVE.match(line)
+    line
+    for line in text.splitlines()
+    if not _RULE.match(line) and not _DIRECTIVE.match(line)
   ]
   text = " ".join(line.strip() for line in lines if line.strip())
   text = _LINK.sub(r"\1", _ROLE.sub(r"\1", text))

@@ -59,20 +59,20 @@ def build(config: EnvironmentDocs) -> collection_lib.Collection:
     A collection with the splits train, dev and test, about 80/10/10.
   """
   pairs = _without_near_duplicates(
-      [entry for entry in _entries(config) if _is_pair(entry, config)],
-      config.max_overlap,
+    [entry for entry in _entries(config) if _is_pair(entry, config)],
+    config.max_overlap,
   )
   documents, queries, qrels_of = [], {}, {}
   for entry in pairs:
     document = collection_lib.Document(
-        id=_identifier("d", f"{entry.name} {entry.rest}"),
-        text=entry.rest,
-        client=entry.package,
+      id=_identifier("d", f"{entry.name} {entry.rest}"),
+      text=entry.rest,
+      client=entry.package,
     )
     documents.append(document)
     key = " ".join(docstrings.words(entry.first))
     query = collection_lib.Query(
-        id=_identifier("q", key), text=entry.first, client=entry.package
+      id=_identifier("q", key), text=entry.first, client=entry.package
     )
     queries.setdefault(query.id, query)
     qrels_of.setdefault(query.id, []).append(document.id)
@@ -115,11 +115,11 @@ def _is_pair(entry: docstrings.Docstring, config: EnvironmentDocs) -> bool:
   document = docstrings.words(entry.rest)
   letters = sum(c.isalpha() or c.isspace() for c in entry.first)
   return (
-      config.min_query_words <= len(query) <= config.max_query_words
-      and len(document) >= config.min_document_words
-      and letters >= 0.85 * len(entry.first)
-      and not _SIGNATURE.search(entry.first)
-      and f" {' '.join(query)} " not in f" {' '.join(document)} "
+    config.min_query_words <= len(query) <= config.max_query_words
+    and len(document) >= config.min_document_words
+    and letters >= 0.85 * len(entry.first)
+    and not _SIGNATURE.search(entry.first)
+    and f" {' '.join(query)} " not in f" {' '.join(document)} "
   )
 
 
@@ -130,8 +130,8 @@ def _without_near_duplicates(pairs, max_overlap: float):
   for entry in pairs:
     words = docstrings.words(entry.rest)
     shingles = {
-        hash_text(" ".join(words[i : i + _SHINGLE]))
-        for i in range(max(1, len(words) - _SHINGLE + 1))
+      hash_text(" ".join(words[i : i + _SHINGLE]))
+      for i in range(max(1, len(words) - _SHINGLE + 1))
     }
     shared: dict[int, int] = {}
     for shingle in shingles:
@@ -149,24 +149,24 @@ def _split(documents, queries, qrels_of, seed) -> collection_lib.Collection:
   """Cuts the pairs by document, near-duplicate queries on one side."""
   pairs = [(q, d) for q, ids in qrels_of.items() for d in ids]
   sides = splits.split_by_document(
-      [(queries[q].text, d) for q, d in pairs],
-      {"train": 0.8, "dev": 0.1, "test": 0.1},
-      seed=seed,
+    [(queries[q].text, d) for q, d in pairs],
+    {"train": 0.8, "dev": 0.1, "test": 0.1},
+    seed=seed,
   )
   qrels: dict[str, dict[str, dict[str, int]]] = {}
   for (query, document), side in zip(pairs, sides, strict=True):
     qrels.setdefault(side, {}).setdefault(query, {})[document] = 1
   return collection_lib.Collection(
-      documents=tuple(documents),
-      queries=tuple(queries.values()),
-      qrels=qrels,
+    documents=tuple(documents),
+    queries=tuple(queries.values()),
+    qrels=qrels,
   )
 
 
 def hash_text(text: str) -> int:
   """Returns 64 bits of a digest: the same in every process."""
   return int.from_bytes(
-      hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"
+    hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"
   )
 
 

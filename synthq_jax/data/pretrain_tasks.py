@@ -26,20 +26,20 @@ if TYPE_CHECKING:
   import seqio
 
 __all__ = [
-    "PREFIXES",
-    "Examples",
-    "Tokenized",
-    "inverse_frequency",
-    "make",
-    "telling_sentence",
-    "tokenize_passages",
+  "PREFIXES",
+  "Examples",
+  "Tokenized",
+  "inverse_frequency",
+  "make",
+  "telling_sentence",
+  "tokenize_passages",
 ]
 
 PREFIXES = {
-    "copy": "copy: ",
-    "fill": "fill: ",
-    "keywords": "keywords: ",
-    "query": "generate_query: ",
+  "copy": "copy: ",
+  "fill": "fill: ",
+  "keywords": "keywords: ",
+  "query": "generate_query: ",
 }
 _NOISE_DENSITY = 0.15
 _MEAN_SPAN = 3
@@ -81,24 +81,24 @@ def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def tokenize_passages(
-    vocabulary: "seqio.SentencePieceVocabulary",
-    passages: Sequence[Sequence[str]],
+  vocabulary: "seqio.SentencePieceVocabulary",
+  passages: Sequence[Sequence[str]],
 ) -> Tokenized:
   """Tokenizes passages once, for all tasks and lengths."""
   idf = inverse_frequency(passages)
   first_extra = vocabulary.vocab_size - vocabulary.extra_ids
   return Tokenized(
-      sentences=[list(passage) for passage in passages],
-      passages=[[list(vocabulary.encode(s)) for s in p] for p in passages],
-      word_ids={word: list(vocabulary.encode(word)) for word in idf},
-      idf=idf,
-      prefixes={k: list(vocabulary.encode(p)) for k, p in PREFIXES.items()},
-      sentinels=list(range(vocabulary.vocab_size - 1, first_extra - 1, -1)),
+    sentences=[list(passage) for passage in passages],
+    passages=[[list(vocabulary.encode(s)) for s in p] for p in passages],
+    word_ids={word: list(vocabulary.encode(word)) for word in idf},
+    idf=idf,
+    prefixes={k: list(vocabulary.encode(p)) for k, p in PREFIXES.items()},
+    sentinels=list(range(vocabulary.vocab_size - 1, first_extra - 1, -1)),
   )
 
 
 def telling_sentence(
-    sentences: Sequence[str], idf: dict[str, float], *, min_share: float = 0.3
+  sentences: Sequence[str], idf: dict[str, float], *, min_share: float = 0.3
 ) -> int | None:
   """Returns which sentence says most of what the others say.
 
@@ -129,12 +129,12 @@ def telling_sentence(
 
 
 def make(
-    data: Tokenized,
-    task: str,
-    *,
-    input_length: int,
-    target_length: int,
-    seed: int,
+  data: Tokenized,
+  task: str,
+  *,
+  input_length: int,
+  target_length: int,
+  seed: int,
 ) -> Examples:
   """Makes one example of a task from every passage that has one.
 
@@ -159,8 +159,8 @@ def make(
       inputs.append(head + body[:room] + [vocabulary_lib.EOS_ID])
       targets.append(target[: target_length - 1] + [vocabulary_lib.EOS_ID])
   return Examples(
-      vocabulary_lib.pad(inputs, input_length),
-      vocabulary_lib.pad(targets, target_length),
+    vocabulary_lib.pad(inputs, input_length),
+    vocabulary_lib.pad(targets, target_length),
   )
 
 

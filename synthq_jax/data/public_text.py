@@ -7,18 +7,20 @@ hold too much of a held-out query are dropped and counted.
 
 import collections
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable
 
 from synthq_jax.data import docstrings
 
 __all__ = [
-    "HeldOut",
-    "PublicText",
-    "containment",
-    "passages",
-    "read",
-    "split_sentences",
+  "HeldOut",
+  "PublicText",
+  "containment",
+  "digest",
+  "passages",
+  "read",
+  "split_sentences",
 ]
 
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'])")
@@ -57,9 +59,9 @@ class HeldOut:
     """Whether the text holds any n-gram of a held-out query."""
     words = docstrings.words(text)
     return any(
-        tuple(words[i : i + length]) in self._grams
-        for length in self._lengths
-        for i in range(len(words) - length + 1)
+      tuple(words[i : i + length]) in self._grams
+      for length in self._lengths
+      for i in range(len(words) - length + 1)
     )
 
 
@@ -80,7 +82,7 @@ def grams(query: str) -> list[tuple[str, ...]]:
 
 
 def read(
-    packages: Iterable[str], held_out: HeldOut, *, max_words: int = 90
+  packages: Iterable[str], held_out: HeldOut, *, max_words: int = 90
 ) -> PublicText:
   """Reads the docstring bodies of packages as passages of sentences.
 
@@ -123,9 +125,7 @@ def split_sentences(text: str) -> list[str]:
   return _SENTENCE.split(text)
 
 
-def passages(
-    sentences: Iterable[str], max_words: int
-) -> list[tuple[str, ...]]:
+def passages(sentences: Iterable[str], max_words: int) -> list[tuple[str, ...]]:
   """Joins consecutive sentences into passages of about `max_words` words.
 
   >>> passages(["one two", "three", "four five six"], 3)
@@ -141,7 +141,17 @@ def passages(
     length += len(words)
   if current:
     done.append(tuple(current))
-  return [p for p in done if sum(len(s.split()) for s in p) >= min(8, max_words)]
+  return [
+    p for p in done if sum(len(s.split()) for s in p) >= min(8, max_words)
+  ]
+
+
+def digest(text: PublicText) -> str:
+  """Returns the SHA-256 of all passages, in order."""
+  state = hashlib.sha256()
+  for passage in text.passages:
+    state.update("\n".join(passage).encode() + b"\n\n")
+  return state.hexdigest()
 
 
 def containment(queries: Iterable[str], text: PublicText) -> list[float]:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import pathlib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,11 +25,11 @@ EOS_ID = 1
 
 
 def train(
-    texts: Iterable[str],
-    path: str | os.PathLike,
-    *,
-    vocab_size: int,
-    case_folding: bool = True,
+  texts: Iterable[str],
+  path: str | os.PathLike,
+  *,
+  vocab_size: int,
+  case_folding: bool = True,
 ) -> None:
   """Trains a unigram SentencePiece model with T5's special ids.
 
@@ -47,29 +48,29 @@ def train(
   rule = "nmt_nfkc_cf" if case_folding else "nmt_nfkc"
   try:
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_writer=model,
-        vocab_size=vocab_size,
-        pad_id=PAD_ID,
-        eos_id=EOS_ID,
-        unk_id=2,
-        bos_id=-1,
-        normalization_rule_name=rule,
-        character_coverage=0.9995,
-        num_threads=1,  # the same text always gives the same model
-        minloglevel=2,
+      sentence_iterator=iter(texts),
+      model_writer=model,
+      vocab_size=vocab_size,
+      pad_id=PAD_ID,
+      eos_id=EOS_ID,
+      unk_id=2,
+      bos_id=-1,
+      normalization_rule_name=rule,
+      character_coverage=0.9995,
+      num_threads=1,  # the same text always gives the same model
+      minloglevel=2,
     )
   except RuntimeError as error:
     reason = str(error).splitlines()[-1]
     raise ValueError(
-        f"expected public text enough for vocab_size={vocab_size}, got"
-        f" SentencePiece's refusal: {reason}; choose a smaller one"
+      f"expected public text enough for vocab_size={vocab_size}, got"
+      f" SentencePiece's refusal: {reason}; choose a smaller one"
     ) from error
   pathlib.Path(path).write_bytes(model.getvalue())
 
 
 def load(
-    path: str | os.PathLike, *, extra_ids: int = 0
+  path: str | os.PathLike, *, extra_ids: int = 0
 ) -> "seqio.SentencePieceVocabulary":
   """Reads a vocabulary through seqio.
 
@@ -82,7 +83,7 @@ def load(
   """
   if not pathlib.Path(path).is_file():
     raise ValueError(f"expected a SentencePiece model, got no file {path}")
-  with contextlib.redirect_stderr(io.StringIO()):  # TensorFlow's greetings
+  with _quiet():
     import seqio
 
   vocabulary = seqio.SentencePieceVocabulary(os.fspath(path), extra_ids)
@@ -90,18 +91,32 @@ def load(
     vocabulary.vocab_size  # noqa: B018  reads the file
   except Exception as error:
     raise ValueError(
-        f"{path}: expected a SentencePiece model, got something that cannot"
-        f" be read as one ({type(error).__name__}); give another file"
+      f"{path}: expected a SentencePiece model, got something that cannot"
+      f" be read as one ({type(error).__name__}); give another file"
     ) from error
   return vocabulary
 
 
+@contextlib.contextmanager
+def _quiet():
+  """Holds back what TensorFlow's C++ code prints while it is imported."""
+  sys.stderr.flush()
+  saved = os.dup(2)
+  with open(os.devnull, "wb") as nowhere:
+    os.dup2(nowhere.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(saved, 2)
+      os.close(saved)
+
+
 def tokenize(
-    vocabulary: "seqio.SentencePieceVocabulary",
-    texts: Sequence[str],
-    *,
-    length: int,
-    prefix: str = "",
+  vocabulary: "seqio.SentencePieceVocabulary",
+  texts: Sequence[str],
+  *,
+  length: int,
+  prefix: str = "",
 ) -> Int[np.ndarray, "text length"]:
   """Turns texts into rows of ids that end with EOS and are padded with 0.
 
@@ -120,7 +135,7 @@ def tokenize(
 
 
 def pad(
-    rows: Sequence[Sequence[int]], length: int
+  rows: Sequence[Sequence[int]], length: int
 ) -> Int[np.ndarray, "row length"]:
   """Lays rows of ids into one array, cut or padded with 0 to `length`."""
   array = np.zeros((len(rows), length), np.int32)

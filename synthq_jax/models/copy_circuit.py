@@ -41,21 +41,21 @@ def add(params, config: t5_config.T5Config, key: jax.Array):
   dim, width = config.emb_dim, config.num_heads * config.head_dim
   if width != dim or not config.logits_via_embedding or config.num_heads < 2:
     raise ValueError(
-        "the copy circuit needs num_heads * head_dim == emb_dim, two heads and"
-        f" logits_via_embedding, got {width}, emb_dim={dim},"
-        f" num_heads={config.num_heads},"
-        f" logits_via_embedding={config.logits_via_embedding}"
+      "the copy circuit needs num_heads * head_dim == emb_dim, two heads and"
+      f" logits_via_embedding, got {width}, emb_dim={dim},"
+      f" num_heads={config.num_heads},"
+      f" logits_via_embedding={config.logits_via_embedding}"
     )
   match, carry, hand_over = (
-      jnp.linalg.qr(jax.random.normal(k, (dim, dim)))[0]
-      for k in jax.random.split(key, 3)
+    jnp.linalg.qr(jax.random.normal(k, (dim, dim)))[0]
+    for k in jax.random.split(key, 3)
   )
   heads = config.num_heads // 2
   ours = jnp.arange(dim) < heads * config.head_dim  # columns of our heads
   params = jax.tree.map(lambda leaf: leaf, params)  # a copy of the dicts
   bias = params["encoder"]["relpos_bias"]
   bias["rel_embedding"] = (
-      bias["rel_embedding"].at[:heads, _PREVIOUS_BUCKET].add(_PREVIOUS_BIAS)
+    bias["rel_embedding"].at[:heads, _PREVIOUS_BUCKET].add(_PREVIOUS_BIAS)
   )
   first = params["encoder"]["layers_0"]["attention"]
   _put(first, "value", ours[None, :], match)

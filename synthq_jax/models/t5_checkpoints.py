@@ -47,7 +47,7 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(
-    directory: str | os.PathLike, params: Any, config: t5_config.T5Config
+  directory: str | os.PathLike, params: Any, config: t5_config.T5Config
 ) -> None:
   """Writes parameters and shape, each file in one step.
 
@@ -60,7 +60,7 @@ def save(
 
   root = pathlib.Path(directory)
   data = safetensors.numpy.save(
-      {k: np.ascontiguousarray(v) for k, v in flatten(params).items()}
+    {k: np.ascontiguousarray(v) for k, v in flatten(params).items()}
   )
   artifacts.write_atomically(root / _PARAMS, data)
   text = json.dumps(dataclasses.asdict(config), indent=1) + "\n"
@@ -85,7 +85,7 @@ def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
 
 
 def load(
-    directory: str | os.PathLike,
+  directory: str | os.PathLike,
 ) -> tuple[dict[str, Any], t5_config.T5Config]:
   """Reads parameters and shape, and checks one against the other.
 
@@ -109,8 +109,8 @@ def load(
     flat = safetensors.numpy.load(path.read_bytes())
   except Exception as error:
     raise ValueError(
-        f"{path}: expected safetensors, got a damaged file ({error});"
-        " copy it again"
+      f"{path}: expected safetensors, got a damaged file ({error});"
+      " copy it again"
     ) from error
   _check(path, flat, config)
   return unflatten(flat), config
@@ -119,11 +119,11 @@ def load(
 def _check(path, flat, config: t5_config.T5Config) -> None:
   """Compares names and shapes with what the configuration builds."""
   abstract = jax.eval_shape(
-      lambda key: t5.init_params(config, key), jax.random.key(0)
+    lambda key: t5.init_params(config, key), jax.random.key(0)
   )
   expected = {
-      "/".join(entry.key for entry in tree_path): leaf.shape
-      for tree_path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
+    "/".join(entry.key for entry in tree_path): leaf.shape
+    for tree_path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
   }
   if not any(name.startswith("decoder/") for name in flat):
     expected = {k: v for k, v in expected.items() if "decoder/" not in k}
@@ -132,5 +132,5 @@ def _check(path, flat, config: t5_config.T5Config) -> None:
     wanted = expected.get(name, "nothing")
     if found != wanted:
       raise ValueError(
-          f"{path}: expected tensor {name} of shape {wanted}, got {found}"
+        f"{path}: expected tensor {name} of shape {wanted}, got {found}"
       )

@@ -48,7 +48,7 @@ def read(
   Returns:
     At most `number` documents that some generator wrote for.
   """
-  private = workdir / prepared.private_directory / "beir"
+  private = workdir / prepared.private_directory
   asked = _asked(files.find(private / "qrels", f"{split}.tsv"))
   written = {
     one.name: _written(workdir / one.directory, asked) for one in synthetic

@@ -16,12 +16,12 @@ from synthq_jax.data import beir
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.retrieval import (
-    bm25,
-    encode,
-    index,
-    measures,
-    significance,
-    trec,
+  bm25,
+  encode,
+  index,
+  measures,
+  significance,
+  trec,
 )
 
 __all__ = ["Config", "run"]
@@ -42,21 +42,21 @@ class Config:
   seed: int = 0
   """Of the bootstrap."""
   batch_size: int = dataclasses.field(
-      default=256, metadata={"speed_only": True}
+    default=256, metadata={"speed_only": True}
   )
   """Rows encoded at once."""
 
 
 def run(
-    config: Config,
-    space: workspace.Workspace,
-    digest: str,
-    *,
-    prepared: results.PreparedData,
-    retriever: results.Checkpoint | None,
-    name: str,
-    label: str,
-    test_set: str,
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  retriever: results.Checkpoint | None,
+  name: str,
+  label: str,
+  test_set: str,
 ) -> results.Evaluation:
   """Retrieves for every judged query and averages over all of them.
 
@@ -76,39 +76,39 @@ def run(
   """
   start = time.monotonic()
   private = test_set == "test" or (
-      retriever is not None and inputs.is_private(retriever.directory)
+    retriever is not None and inputs.is_private(retriever.directory)
   )
   place = space.private if private else space.public
   directory = place(f"evaluate/{test_set}/{name}")
   directory.mkdir(parents=True, exist_ok=True)
   data, documents, queries = _load(space, prepared, test_set)
   run_ = (
-      _bm25(data, config.depth)
-      if retriever is None
-      else _dense(config, space, retriever, data, documents, queries)
+    _bm25(data, config.depth)
+    if retriever is None
+    else _dense(config, space, retriever, data, documents, queries)
   )
   qrels = data.qrels["test"]
   trec.write_run(directory / "run.trec", run_, tag=name)
   scores = measures.evaluate(qrels, run_, config.measures)
   artifacts.write_atomically(
-      directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
+    directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
   )
   statement = retriever.statement if retriever is not None else None
   result = results.Evaluation(
-      directory=space.relative(directory),
-      name=name,
-      label=label,
-      test_set=test_set,
-      private=private,
-      epsilon=statement.epsilon if statement and statement.epsilon else None,
-      delta=statement.delta if statement and statement.epsilon else None,
-      measures={
-          measure: _interval(config, values)
-          for measure, values in scores.per_query.items()
-      },
-      num_queries=len(qrels),
-      traps=_traps(scores, len(qrels)),
-      seconds=time.monotonic() - start,
+    directory=space.relative(directory),
+    name=name,
+    label=label,
+    test_set=test_set,
+    private=private,
+    epsilon=statement.epsilon if statement and statement.epsilon else None,
+    delta=statement.delta if statement and statement.epsilon else None,
+    measures={
+      measure: _interval(config, values)
+      for measure, values in scores.per_query.items()
+    },
+    num_queries=len(qrels),
+    traps=_traps(scores, len(qrels)),
+    seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
   return result
@@ -123,7 +123,7 @@ def _load(space, prepared, test_set: str):
     return data, arrays["tokens"], arrays["query_tokens"]
   if test_set != "test":
     raise ValueError(
-        f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
+      f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
     )
   folder = space.root / prepared.private_directory
   arrays = np.load(folder / "test.npz")
@@ -135,10 +135,10 @@ def _bm25(data, depth: int) -> trec.Run:
   """Runs BM25 over whole documents, not cut at the encoder's length."""
   judged = data.split_queries("test")
   built = bm25.BM25().build(
-      [d.id for d in data.documents], [d.contents for d in data.documents]
+    [d.id for d in data.documents], [d.contents for d in data.documents]
   )
   return built.search_run(
-      [query.id for query in judged], [query.text for query in judged], depth
+    [query.id for query in judged], [query.text for query in judged], depth
   )
 
 
@@ -146,8 +146,8 @@ def _dense(config, space, retriever, data, documents, queries) -> trec.Run:
   """Runs the dual encoder with faiss' exact inner product."""
   params, model_config = t5_checkpoints.load(space.root / retriever.directory)
   vectors = [
-      encode.encode(params, model_config, tokens, batch_size=config.batch_size)
-      for tokens in (documents, queries)
+    encode.encode(params, model_config, tokens, batch_size=config.batch_size)
+    for tokens in (documents, queries)
   ]
   depth = min(config.depth, len(documents))
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
@@ -157,21 +157,19 @@ def _dense(config, space, retriever, data, documents, queries) -> trec.Run:
 
 def _interval(config: Config, values: dict[str, float]) -> results.Measure:
   interval = significance.bootstrap_interval(
-      values, samples=config.bootstrap_samples, seed=config.seed
+    values, samples=config.bootstrap_samples, seed=config.seed
   )
   return results.Measure(
-      mean=interval.mean, low=interval.low, high=interval.high
+    mean=interval.mean, low=interval.low, high=interval.high
   )
 
 
 def _traps(scores, num_queries: int) -> tuple[str, ...]:
   """Names the choices that other evaluations make differently."""
   return (
-      f"averaged over all {num_queries} judged queries, those without results"
-      " count 0",
-      f"{scores.num_dropped} results with the query's own id were dropped",
-      "ties are broken before scoring: a run is strictly ordered",
-      "BM25 reads whole documents, the encoders their first tokens",
+    f"averaged over all {num_queries} judged queries, those without results"
+    " count 0",
+    f"{scores.num_dropped} results with the query's own id were dropped",
+    "ties are broken before scoring: a run is strictly ordered",
+    "BM25 reads whole documents, the encoders their first tokens",
   )
-
-

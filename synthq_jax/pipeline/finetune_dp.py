@@ -13,12 +13,15 @@ Formal guarantee:
 import dataclasses
 import functools
 import math
+import pathlib
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from synthq_jax import artifacts, optim
+from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints
 from synthq_jax.pipeline import inputs, results, workspace
@@ -33,12 +36,8 @@ __all__ = ["Config", "loss_fn", "run"]
 class Config:
   """Private fine-tuning; every value here is public."""
 
-  checkpoint: str = ""
-  """Public T5 to start from; empty: the shipped one."""
   prefix: str = "generate_query: "
   """Stands before each document."""
-  epsilon: float = 8.0
-  """Target; inf trains without noise and claims nothing."""
   delta: float | None = None
   """Target; None: 1 / (2n)."""
   clip_norm: float = 0.1
@@ -52,46 +51,53 @@ class Config:
   learning_rate: float = 1e-3
   """Peak; warm-up over a tenth of the steps, then linear decay."""
   strategy: str = dataclasses.field(
-      default="bookkeeping", metadata={"speed_only": True}
+    default="bookkeeping", metadata={"speed_only": True}
   )
   """How gradients are clipped."""
   microbatch_size: int | None = dataclasses.field(
-      default=None, metadata={"speed_only": True}
+    default=None, metadata={"speed_only": True}
   )
   """Records processed at once; None: the whole batch."""
   settings: loop.Settings = dataclasses.field(
-      default_factory=loop.Settings, metadata={"speed_only": True}
+    default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
 
   def __post_init__(self):
-    if not self.epsilon > 0:
+    if not self.clip_norm > 0:
       raise ValueError(
-          f"finetune_dp.epsilon must be above 0, got epsilon={self.epsilon}"
+        f"finetune_dp.clip_norm must be above 0, got {self.clip_norm}"
       )
     if self.optimizer not in dp_step.OPTIMIZERS:
       raise ValueError(
-          "finetune_dp.optimizer must be one of"
-          f" {', '.join(dp_step.OPTIMIZERS)}, got optimizer={self.optimizer!r}"
+        "finetune_dp.optimizer must be one of"
+        f" {', '.join(dp_step.OPTIMIZERS)}, got optimizer={self.optimizer!r}"
       )
 
 
 def run(
-    config: Config,
-    space: workspace.Workspace,
-    digest: str,
-    *,
-    prepared: results.PreparedData,
-    name: str,
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  start_from: pathlib.Path,
+  epsilon: float,
+  name: str,
+  canaries: Sequence[tuple[str, str]] = (),
 ) -> results.Checkpoint:
   """Fine-tunes the generator, calibrated before step 0.
 
   Args:
-    config: target, optimizer, length of training.
+    config: delta, optimizer, length of training.
     space: the working directory.
     digest: fingerprint to save the result under.
     prepared: documents and private train queries.
+    start_from: a public checkpoint.
+    epsilon: the target; inf trains without noise and claims nothing.
     name: of the generator, e.g. "eps8".
+    canaries: (document, query) pairs that join the private records, for an
+      audit; they count in n and in the accounting.
 
   Returns:
     The checkpoint with its statement; under `private/` where epsilon is inf.
@@ -101,52 +107,56 @@ def run(
   """
   start = time.monotonic()
   stage = f"finetune_dp/{name}"
-  records = _records(config, space, prepared)
+  records = _records(config, space, prepared, canaries)
   sampler = sampling.Poisson.with_margin(
-      num_examples=len(records["targets"]),
-      expected_batch_size=config.batch_size,
-      multiple_of=config.microbatch_size or 8,
+    num_examples=len(records["targets"]),
+    expected_batch_size=config.batch_size,
+    multiple_of=config.microbatch_size or 8,
   )
   delta = config.delta or 1 / (2 * sampler.num_examples)
-  sigma = _calibrate(config, sampler, delta)
-  params, model_config = inputs.load_public(config.checkpoint, prepared)
+  sigma = accounting.noise_multiplier(
+    epsilon=epsilon, delta=delta, sampler=sampler, steps=config.steps
+  )
+  params, model_config = inputs.load_public(start_from, prepared)
   grad_fn = optim.clipped_grad(
-      functools.partial(loss_fn, model_config=model_config),
-      l2_clip_norm=config.clip_norm,
-      strategy=config.strategy,
-      microbatch_size=config.microbatch_size,
+    functools.partial(loss_fn, model_config=model_config),
+    l2_clip_norm=config.clip_norm,
+    strategy=config.strategy,
+    microbatch_size=config.microbatch_size,
   )
   metrics_path = space.private(stage, "metrics.jsonl")
   params = dp_step.train(
-      grad_fn,
-      params,
-      records,
-      sampler=sampler,
-      noise_multiplier=sigma,
-      steps=config.steps,
-      optimizer=config.optimizer,
-      learning_rate=config.learning_rate,
-      batch_seed=space.seed(f"{stage} batches {digest}"),
-      noise_key=space.key(f"{stage} noise {digest}"),
-      directory=space.private(stage, f"state_{digest}"),
-      metrics_path=metrics_path,
-      description=f"finetune_dp {name}",
-      settings=config.settings,
+    grad_fn,
+    params,
+    records,
+    sampler=sampler,
+    noise_multiplier=sigma,
+    steps=config.steps,
+    optimizer=config.optimizer,
+    learning_rate=config.learning_rate,
+    batch_seed=space.seed(f"{stage} batches {digest}"),
+    noise_key=space.key(f"{stage} noise {digest}"),
+    directory=space.private(stage, f"state_{digest}"),
+    metrics_path=metrics_path,
+    description=f"finetune_dp {name}",
+    settings=config.settings,
   )
-  statement = _statement(config, sampler, delta, sigma, f"{stage}/{digest}")
-  place = space.private if math.isinf(config.epsilon) else space.public
+  statement = _statement(
+    config, epsilon, sampler, delta, sigma, f"{stage}/{digest}"
+  )
+  place = space.private if math.isinf(epsilon) else space.public
   directory = place(stage)
   t5_checkpoints.save(directory, params, model_config)
   result = results.Checkpoint(
-      directory=space.relative(directory),
-      kind="generator",
-      name=name,
-      statement=statement,
-      steps=config.steps,
-      batch_size=config.batch_size,
-      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-      metrics=space.relative(metrics_path),
-      seconds=time.monotonic() - start,
+    directory=space.relative(directory),
+    kind="generator",
+    name=name,
+    statement=statement,
+    steps=config.steps,
+    batch_size=config.batch_size,
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    metrics=space.relative(metrics_path),
+    seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
   return result
@@ -155,48 +165,45 @@ def run(
 def loss_fn(params, batch, *, model_config) -> jax.Array:
   """Returns each record's mean cross-entropy per target token, [batch]."""
   logits = t5.Transformer(model_config).apply(
-      {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
+    {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
   )
   return seq2seq.cross_entropy(logits, batch["targets"])
 
 
-def _records(config, space, prepared) -> dict[str, np.ndarray]:
+def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   """Returns one (document, query) record for each private train query."""
   _, documents, _ = inputs.documents(space, prepared)
+  vocabulary = inputs.vocabulary(space, prepared)
   train = np.load(space.root / prepared.private_directory / "train.npz")
-  source = inputs.with_prefix(
-      documents, inputs.vocabulary(space, prepared), config.prefix
+  source = inputs.with_prefix(documents, vocabulary, config.prefix)
+  records = {"inputs": source[train["documents"]], "targets": train["tokens"]}
+  if not canaries:
+    return records
+  planted = canaries_lib.tokenize(
+    vocabulary,
+    canaries,
+    prefix=config.prefix,
+    document_length=prepared.document_length,
+    query_length=prepared.query_length,
   )
-  return {"inputs": source[train["documents"]], "targets": train["tokens"]}
+  return {k: np.concatenate([records[k], planted[k]]) for k in records}
 
 
-def _calibrate(config, sampler, delta: float) -> float:
-  """Returns the noise multiplier that meets the target, before any step."""
-  if math.isinf(config.epsilon):
-    return 0.0
-  return accounting.noise_multiplier(
-      epsilon=config.epsilon,
-      delta=delta,
-      sampler=sampler,
-      steps=config.steps,
-  )
-
-
-def _statement(config, sampler, delta, sigma, identifier):
+def _statement(config, epsilon, sampler, delta, sigma, identifier):
   """States what was earned."""
   if math.isinf(config.epsilon):
     return statement_lib.non_private(
-        "Fine-tuned on the private queries without noise."
+      "Fine-tuned on the private queries without noise."
     )
   return statement_lib.training(
-      identifier=identifier,
-      sampler=sampler,
-      noise_multiplier=sigma,
-      l2_clip_norm=config.clip_norm,
-      steps=config.steps,
-      delta=delta,
-      mechanism=(
-          "gradients of a T5 that writes a query for a document, one record per"
-          " query, clipped and summed over a Poisson sample, with Gaussian noise"
-      ),
+    identifier=identifier,
+    sampler=sampler,
+    noise_multiplier=sigma,
+    l2_clip_norm=config.clip_norm,
+    steps=config.steps,
+    delta=delta,
+    mechanism=(
+      "gradients of a T5 that writes a query for a document, one record per"
+      " query, clipped and summed over a Poisson sample, with Gaussian noise"
+    ),
   )

@@ -9,6 +9,7 @@ Formal guarantee:
 
 import dataclasses
 import json
+import pathlib
 import time
 
 import jax
@@ -47,20 +48,21 @@ class Config:
   seed: int = 0
   """Documents and draws; public."""
   batch_size: int = dataclasses.field(
-      default=128, metadata={"speed_only": True}
+    default=128, metadata={"speed_only": True}
   )
   """Documents written for at once."""
 
 
 def run(
-    config: Config,
-    space: workspace.Workspace,
-    digest: str,
-    *,
-    prepared: results.PreparedData,
-    generator: results.Checkpoint | None,
-    name: str,
-    progress: bool = True,
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  start_from: pathlib.Path,
+  generator: results.Checkpoint | None,
+  name: str,
+  progress: bool = True,
 ) -> results.SyntheticQueries:
   """Generates, filters and measures queries.
 
@@ -69,7 +71,8 @@ def run(
     space: the working directory.
     digest: fingerprint to save the result under.
     prepared: the public documents.
-    generator: from finetune_dp; None: the shipped checkpoint, before any
+    start_from: the public checkpoint.
+    generator: from finetune_dp; None: the public checkpoint, before any
       private step.
     name: "public_only" or the generator's.
     progress: whether a bar is shown.
@@ -82,39 +85,41 @@ def run(
   chosen = _choose(config, len(ids))
   vocabulary = inputs.vocabulary(space, prepared)
   directory = (
-      space.private(f"generate/{name}")
-      if generator and inputs.is_private(generator.directory)
-      else space.public(f"generate/{name}")
+    space.private(f"generate/{name}")
+    if generator and inputs.is_private(generator.directory)
+    else space.public(f"generate/{name}")
   )
   directory.mkdir(parents=True, exist_ok=True)
-  source = inputs.checkpoint_directory(space, generator)
-  written = _write(config, source, tokens[chosen], ids[chosen], vocabulary, name, progress)  # fmt: skip
+  source = space.root / generator.directory if generator else start_from
+  written = _write(
+    config, source, tokens[chosen], ids[chosen], vocabulary, name, progress
+  )
   queries, owners, kept = _filter(written, chosen, ids, vocabulary)
   texts_of = [texts[i] for i in owners]
   _save(directory, queries, owners, ids, written[kept.indices])
   shown = _sample(config, len(queries), config.num_examples)
   measured = _sample(config, len(queries), config.gauge_queries)
   gauge = text_measures.own_document_gauge(
-      [queries[i] for i in measured],
-      [str(ids[owners[i]]) for i in measured],
-      [str(i) for i in ids],
-      texts,
+    [queries[i] for i in measured],
+    [str(ids[owners[i]]) for i in measured],
+    [str(i) for i in ids],
+    texts,
   )
   result = results.SyntheticQueries(
-      directory=space.relative(directory),
-      name=name,
-      statement=_statement(generator),
-      prefix=config.prefix,
-      sampler=f"nucleus p={config.p}, temperature {config.temperature}",
-      num_documents=len(chosen),
-      queries_per_document=config.queries_per_document,
-      num_queries=len(queries),
-      removed={k: v for k, v in kept.counts.items() if k != "kept"},
-      gauge=float(np.mean(gauge)),
-      copy_rate=float(text_measures.copy_rate(queries, texts_of, 4)),
-      mean_words=text_measures.mean_length(queries),
-      examples=tuple((queries[i], texts_of[i][:400]) for i in shown),
-      seconds=time.monotonic() - start,
+    directory=space.relative(directory),
+    name=name,
+    statement=_statement(generator),
+    prefix=config.prefix,
+    sampler=f"nucleus p={config.p}, temperature {config.temperature}",
+    num_documents=len(chosen),
+    queries_per_document=config.queries_per_document,
+    num_queries=len(queries),
+    removed={k: v for k, v in kept.counts.items() if k != "kept"},
+    gauge=float(np.mean(gauge)),
+    copy_rate=float(text_measures.copy_rate(queries, texts_of, 4)),
+    mean_words=text_measures.mean_length(queries),
+    examples=tuple((queries[i], texts_of[i][:400]) for i in shown),
+    seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
   return result
@@ -125,8 +130,8 @@ def _choose(config: Config, num_documents: int) -> np.ndarray:
   wanted = config.num_documents or num_documents
   if wanted > num_documents:
     raise ValueError(
-        f"generate.num_documents must be at most {num_documents}, the size of"
-        f" the collection, got num_documents={wanted}"
+      f"generate.num_documents must be at most {num_documents}, the size of"
+      f" the collection, got num_documents={wanted}"
     )
   rng = np.random.default_rng([config.seed, 2])
   return np.sort(rng.permutation(num_documents)[:wanted])
@@ -148,17 +153,17 @@ def _write(config, source, tokens, ids, vocabulary, name, progress):
       disable=not progress, mininterval=1.0,
   ) as bar:  # fmt: skip
     written = decoding.generate(
-        params,
-        model_config,
-        inputs.with_prefix(tokens, vocabulary, config.prefix),
-        ids=[str(i) for i in ids],
-        key=jax.random.key(config.seed),
-        sampler=decoding.Nucleus(p=config.p, temperature=config.temperature),
-        max_length=config.max_length,
-        num_samples=config.queries_per_document,
-        forbidden=(2, *range(first_extra, model_config.vocab_size)),
-        batch_size=config.batch_size,
-        progress=bar.update,
+      params,
+      model_config,
+      inputs.with_prefix(tokens, vocabulary, config.prefix),
+      ids=[str(i) for i in ids],
+      key=jax.random.key(config.seed),
+      sampler=decoding.Nucleus(p=config.p, temperature=config.temperature),
+      max_length=config.max_length,
+      num_samples=config.queries_per_document,
+      forbidden=(2, *range(first_extra, model_config.vocab_size)),
+      batch_size=config.batch_size,
+      progress=bar.update,
     )
   return written.reshape(-1, config.max_length)
 
@@ -168,8 +173,8 @@ def _filter(written, chosen, ids, vocabulary):
   per_document = len(written) // len(chosen)
   owners = np.repeat(chosen, per_document)
   texts = [
-      vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
-      for row in written
+    vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
+    for row in written
   ]
   kept = filters.keep(texts, [str(ids[i]) for i in owners])
   queries = [texts[i] for i in kept.indices]
@@ -178,10 +183,12 @@ def _filter(written, chosen, ids, vocabulary):
 
 def _save(directory, queries, owners, ids, tokens) -> None:
   lines = [
-      json.dumps({"_id": f"s{i}", "text": query, "document": str(ids[owner])})
-      for i, (query, owner) in enumerate(zip(queries, owners, strict=True))
+    json.dumps({"_id": f"s{i}", "text": query, "document": str(ids[owner])})
+    for i, (query, owner) in enumerate(zip(queries, owners, strict=True))
   ]
-  artifacts.write_atomically(directory / "queries.jsonl", "\n".join(lines) + "\n")
+  artifacts.write_atomically(
+    directory / "queries.jsonl", "\n".join(lines) + "\n"
+  )
   np.savez(directory / "tokens.npz", tokens=tokens, documents=owners)
 
 
@@ -189,8 +196,8 @@ def _statement(generator: results.Checkpoint | None):
   if generator is None:
     return statement_lib.none()
   return statement_lib.inherit(
-      generator.statement,
-      "Queries were sampled for public documents chosen without looking at"
-      " private records, the same number for each, and filtered by public"
-      " rules: post-processing.",
+    generator.statement,
+    "Queries were sampled for public documents chosen without looking at"
+    " private records, the same number for each, and filtered by public"
+    " rules: post-processing.",
   )

@@ -6,25 +6,28 @@ import pathlib
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import results, workspace
 
 __all__ = [
-    "checkpoint_directory",
-    "documents",
-    "is_private",
-    "load_public",
-    "test_set",
-    "vocabulary",
-    "with_prefix",
+  "VOCABULARY_NAME",
+  "check_vocabulary",
+  "documents",
+  "is_private",
+  "load_public",
+  "vocabulary",
+  "with_prefix",
 ]
+
+
+VOCABULARY_NAME = "vocabulary.model"
+"""Beside a public checkpoint: the vocabulary it was trained with."""
 
 
 def is_private(path: str) -> bool:
   """Whether a path of a result must not be shared."""
-  return pathlib.PurePosixPath(path).parts[0] == results.PRIVATE
+  return results.PRIVATE in pathlib.PurePosixPath(path).parts
 
 
 def documents(space: workspace.Workspace, prepared: results.PreparedData):
@@ -42,12 +45,12 @@ def documents(space: workspace.Workspace, prepared: results.PreparedData):
 def vocabulary(space: workspace.Workspace, prepared: results.PreparedData):
   """Loads the vocabulary of the run."""
   return vocabulary_lib.load(
-      space.root / prepared.vocabulary, extra_ids=prepared.extra_ids
+    space.root / prepared.vocabulary, extra_ids=prepared.extra_ids
   )
 
 
 def with_prefix(
-    tokens: Int[np.ndarray, "row length"], vocabulary, prefix: str
+  tokens: Int[np.ndarray, "row length"], vocabulary, prefix: str
 ) -> Int[np.ndarray, "row longer"]:
   """Puts the ids of the prefix before every row; rows grow by that much."""
   head = np.array(vocabulary.encode(prefix), np.int32)
@@ -55,20 +58,11 @@ def with_prefix(
   return np.concatenate([head, tokens], axis=1)
 
 
-def checkpoint_directory(
-    space: workspace.Workspace, checkpoint: results.Checkpoint | None
-) -> pathlib.Path:
-  """Returns where a checkpoint lies; None is the shipped one."""
-  if checkpoint is None:
-    return shipped.DIRECTORY
-  return space.root / checkpoint.directory
-
-
-def load_public(checkpoint: str, prepared: results.PreparedData):
+def load_public(directory: pathlib.Path, prepared: results.PreparedData):
   """Loads the public T5 that a training starts from.
 
   Args:
-    checkpoint: its directory; empty: the shipped one.
+    directory: where it lies.
     prepared: whose vocabulary it must have room for.
 
   Returns:
@@ -77,12 +71,32 @@ def load_public(checkpoint: str, prepared: results.PreparedData):
   Raises:
     ValueError: if it is missing, damaged or too small for the vocabulary.
   """
-  directory = pathlib.Path(checkpoint or shipped.DIRECTORY)
   params, model_config = t5_checkpoints.load(directory)
   if model_config.vocab_size < prepared.vocab_size:
     raise ValueError(
-        f"{directory}: expected a checkpoint for {prepared.vocab_size} ids, the"
-        f" size of the vocabulary, got vocab_size={model_config.vocab_size}:"
-        " give the vocabulary that belongs to it"
+      f"{directory}: expected a checkpoint for {prepared.vocab_size} ids, the"
+      f" size of the vocabulary, got vocab_size={model_config.vocab_size}:"
+      " give the vocabulary that belongs to it"
     )
   return params, model_config
+
+
+def check_vocabulary(
+  directory: pathlib.Path,
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
+) -> None:
+  """Refuses a checkpoint that was trained with another vocabulary.
+
+  Raises:
+    ValueError: if a vocabulary lies beside the checkpoint, and it is not the
+      one that the data was tokenized with.
+  """
+  beside = directory / VOCABULARY_NAME
+  used = space.root / prepared.vocabulary
+  if beside.is_file() and beside.read_bytes() != used.read_bytes():
+    raise ValueError(
+      f"{directory}: this checkpoint belongs to {beside.name} beside it, got"
+      f" data tokenized with {used}: leave prepare_data.vocabulary empty, or"
+      " pre-train from scratch (pretrain.from_scratch)"
+    )

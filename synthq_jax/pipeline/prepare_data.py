@@ -17,22 +17,21 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import (
-    beir,
-    collection,
-    environment_docs,
-    jsonl,
-    msmarco,
-    pretrain_tasks,
-    public_text,
-    shipped,
+  beir,
+  collection,
+  environment_docs,
+  jsonl,
+  msmarco,
+  pretrain_tasks,
+  public_text,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import results, workspace
 
 if TYPE_CHECKING:
-  import seqio
+  pass
 
-__all__ = ["Config", "run"]
+__all__ = ["Config", "run", "versions"]
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 
@@ -48,7 +47,7 @@ class Config:
   document_field: str = "document"
   """Field of a JSONL line that holds the document."""
   vocabulary: str = ""
-  """SentencePiece model; empty: the shipped one; "train": from documents."""
+  """SentencePiece model; empty: the checkpoint's; "train": from documents."""
   vocab_size: int = 4064
   """Pieces of a trained vocabulary, without extra ids."""
   extra_ids: int = 32
@@ -64,7 +63,7 @@ class Config:
 
 
 def run(
-    config: Config, space: workspace.Workspace, digest: str
+  config: Config, space: workspace.Workspace, digest: str
 ) -> results.PreparedData:
   """Reads, splits and tokenizes the data.
 
@@ -80,7 +79,7 @@ def run(
     ValueError: if the data cannot be read or a split has no pairs.
   """
   start = time.monotonic()
-  data, versions = _read(config)
+  data, named = _read(config)
   _check_splits(data, config.source)
   public, private = space.public("prepare_data"), space.private("prepare_data")
   for folder in (public, private):
@@ -93,29 +92,47 @@ def run(
   _write_public_test(config, data, vocabulary, public)
   beir.write_beir(private, data)
   result = results.PreparedData(
-      directory=space.relative(public),
-      private_directory=space.relative(private),
-      source=config.source,
-      digest=_digest(data, space),
-      versions=versions,
-      unit="query",
-      num_documents=len(data.documents),
-      num_queries=counts,
-      num_pairs={
-          split: sum(map(len, judged.values()))
-          for split, judged in data.qrels.items()
-      },
-      max_positives=1,
-      cut_documents=cut,
-      vocabulary=space.relative(model),
-      vocab_size=vocabulary.vocab_size,
-      extra_ids=config.extra_ids,
-      document_length=config.document_length,
-      query_length=config.query_length,
-      seconds=time.monotonic() - start,
+    directory=space.relative(public),
+    private_directory=space.relative(private),
+    source=config.source,
+    digest=_digest(data, space),
+    versions=named,
+    unit="query",
+    num_documents=len(data.documents),
+    num_queries=counts,
+    num_pairs={
+      split: sum(map(len, judged.values()))
+      for split, judged in data.qrels.items()
+    },
+    max_positives=1,
+    cut_documents=cut,
+    vocabulary=space.relative(model),
+    vocab_size=vocabulary.vocab_size,
+    extra_ids=config.extra_ids,
+    document_length=config.document_length,
+    query_length=config.query_length,
+    seconds=time.monotonic() - start,
   )
   artifacts.save(private, result, digest)
   return result
+
+
+def versions(config: Config) -> str:
+  """Returns what the source depends on beyond the configuration.
+
+  Names and versions of packages for the demo set; for files their sizes and
+  times, so that a changed file is read again.
+  """
+  kind, _, place = config.source.partition(":")
+  if kind == "environment_docs":
+    return environment_docs.digest(environment_docs.EnvironmentDocs())
+  root = pathlib.Path(place)
+  files = sorted(root.rglob("*")) if root.is_dir() else [root]
+  return "".join(
+    f"{f} {f.stat().st_size} {f.stat().st_mtime_ns};"
+    for f in files
+    if f.is_file()
+  )
 
 
 def _read(config: Config) -> tuple[collection.Collection, str]:
@@ -130,12 +147,12 @@ def _read(config: Config) -> tuple[collection.Collection, str]:
     return msmarco.read_msmarco(place), ""
   if kind == "jsonl" and place:
     fields = jsonl.Fields(
-        query=config.query_field, document=config.document_field
+      query=config.query_field, document=config.document_field
     )
     return jsonl.read_jsonl(place, fields, seed=config.seed), ""
   raise ValueError(
-      "prepare_data.source must be environment_docs, beir:DIR, msmarco:DIR or"
-      f" jsonl:FILE, got source={config.source!r}"
+    "prepare_data.source must be environment_docs, beir:DIR, msmarco:DIR or"
+    f" jsonl:FILE, got source={config.source!r}"
   )
 
 
@@ -143,33 +160,33 @@ def _check_splits(data: collection.Collection, source: str) -> None:
   for split in (TRAIN, TEST):
     if not data.qrels.get(split):
       raise ValueError(
-          f"{source}: expected relevant pairs in split {split!r}, got none:"
-          f" add qrels/{split}.tsv or more pairs"
+        f"{source}: expected relevant pairs in split {split!r}, got none:"
+        f" add qrels/{split}.tsv or more pairs"
       )
   both = set(data.qrels[TRAIN]) & set(data.qrels[TEST])
   if both:
     raise ValueError(
-        f"{source}: {len(both)} queries are judged in train and in test:"
-        " take them out of one"
+      f"{source}: {len(both)} queries are judged in train and in test:"
+      " take them out of one"
     )
 
 
 def _vocabulary(
-    config: Config, data: collection.Collection, public: pathlib.Path
+  config: Config, data: collection.Collection, public: pathlib.Path
 ) -> pathlib.Path:
   """Puts the vocabulary into the working directory."""
   model = public / "vocabulary.model"
   if config.vocabulary == "train":
     vocabulary_lib.train(
-        (d.contents for d in data.documents),
-        model,
-        vocab_size=config.vocab_size,
+      (d.contents for d in data.documents),
+      model,
+      vocab_size=config.vocab_size,
     )
     return model
-  given = pathlib.Path(config.vocabulary or shipped.VOCABULARY)
+  given = pathlib.Path(config.vocabulary)
   if not given.is_file():
     raise ValueError(
-        f"prepare_data.vocabulary: expected a SentencePiece model, got {given}"
+      f"prepare_data.vocabulary: expected a SentencePiece model, got {given}"
     )
   artifacts.write_atomically(model, given.read_bytes())
   return model
@@ -178,20 +195,20 @@ def _vocabulary(
 def _write_documents(config, data, vocabulary, public) -> float:
   """Writes corpus.jsonl and documents.npz; returns the share that was cut."""
   lines = [
-      json.dumps({"_id": d.id, "title": d.title, "text": d.text})
-      for d in data.documents
+    json.dumps({"_id": d.id, "title": d.title, "text": d.text})
+    for d in data.documents
   ]
   artifacts.write_atomically(public / "corpus.jsonl", "\n".join(lines) + "\n")
   tokens = vocabulary_lib.tokenize(
-      vocabulary,
-      [d.contents for d in data.documents],
-      length=config.document_length + 1,  # one more shows who was cut
+    vocabulary,
+    [d.contents for d in data.documents],
+    length=config.document_length + 1,  # one more shows who was cut
   )
   cut = tokens[:, -1] > 0
   np.savez(
-      public / "documents.npz",
-      ids=np.array([d.id for d in data.documents]),
-      tokens=_shorten(tokens, config.document_length),
+    public / "documents.npz",
+    ids=np.array([d.id for d in data.documents]),
+    tokens=_shorten(tokens, config.document_length),
   )
   return float(np.mean(cut))
 
@@ -218,12 +235,12 @@ def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
         ids.append(query)
         chosen.append(position[relevant[rng.integers(len(relevant))]])
     np.savez(
-        private / f"{split}.npz",
-        ids=np.array(ids),
-        tokens=vocabulary_lib.tokenize(
-            vocabulary, [texts[q] for q in ids], length=config.query_length
-        ),
-        documents=np.array(chosen, np.int32),
+      private / f"{split}.npz",
+      ids=np.array(ids),
+      tokens=vocabulary_lib.tokenize(
+        vocabulary, [texts[q] for q in ids], length=config.query_length
+      ),
+      documents=np.array(chosen, np.int32),
     )
     counts[split] = len(ids)
   return counts
@@ -239,7 +256,7 @@ def _write_public_test(config, data, vocabulary, public) -> None:
   order = rng.permutation(len(data.documents))
   made: list[tuple[str, str, str]] = []
   sentences = [
-      public_text.split_sentences(data.documents[i].text) for i in order
+    public_text.split_sentences(data.documents[i].text) for i in order
   ]
   idf = pretrain_tasks.inverse_frequency(sentences)
   for i, parts in zip(order, sentences, strict=True):
@@ -248,27 +265,27 @@ def _write_public_test(config, data, vocabulary, public) -> None:
       rest = " ".join(parts[:best] + parts[best + 1 :])
       made.append((data.documents[i].id, parts[best], rest))
   beir.write_beir(
-      public / "public_test",
-      collection.Collection(
-          documents=tuple(
-              collection.Document(id=name, text=rest) for name, _, rest in made
-          ),
-          queries=tuple(
-              collection.Query(id=f"p{name}", text=query)
-              for name, query, _ in made
-          ),
-          qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in made}},
+    public / "public_test",
+    collection.Collection(
+      documents=tuple(
+        collection.Document(id=name, text=rest) for name, _, rest in made
       ),
+      queries=tuple(
+        collection.Query(id=f"p{name}", text=query) for name, query, _ in made
+      ),
+      qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in made}},
+    ),
   )
   np.savez(
-      public / "public_test.npz",
-      tokens=vocabulary_lib.tokenize(
-          vocabulary, [rest for *_, rest in made], length=config.document_length
-      ),
-      query_tokens=vocabulary_lib.tokenize(
-          vocabulary, [query for _, query, _ in made],
-          length=config.query_length,
-      ),
+    public / "public_test.npz",
+    tokens=vocabulary_lib.tokenize(
+      vocabulary, [rest for *_, rest in made], length=config.document_length
+    ),
+    query_tokens=vocabulary_lib.tokenize(
+      vocabulary,
+      [query for _, query, _ in made],
+      length=config.query_length,
+    ),
   )
 
 

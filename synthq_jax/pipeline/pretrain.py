@@ -18,12 +18,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from synthq_jax.data import pretrain_tasks
+from synthq_jax import artifacts
+from synthq_jax.data import pretrain_tasks, public_text
 from synthq_jax.losses import contrastive, seq2seq
-from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.models import (
+  copy_circuit,
+  dual_encoder,
+  t5,
+  t5_checkpoints,
+  t5_config,
+)
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import loop
 
-__all__ = ["Config", "Phase", "examples", "train"]
+__all__ = ["Config", "Phase", "examples", "fresh", "run", "train"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,23 +49,29 @@ class Phase:
   """Tasks of `pretrain_tasks`, those of the contrastive loss first."""
   batch_sizes: tuple[int, ...]
   """Examples of each task in a batch."""
+  rates: tuple[float, ...] = (1.0, 0.0)
+  """Factor of the learning rates at the start and at the end, linear between.
+
+  High rates keep undoing the copying that short inputs taught: lower them
+  before the inputs grow (docs/experiments)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """What is learned in which order, and how."""
 
-  phases: tuple[Phase, ...]
-  """The curriculum."""
+  phases: tuple[Phase, ...] = ()
+  """The curriculum; without phases a run skips this stage."""
+  from_scratch: t5_config.T5Config | None = None
+  """Shape of a fresh T5, for a vocabulary of one's own; None: go on from the
+  run's public checkpoint."""
   learning_rate: float = 0.02
   """Of Muon, for the kernels."""
   other_learning_rate: float = 0.003
   """Of Adam, for the embedding, biases and scales."""
   warmup_steps: int = 50
-  """Linear warm-up."""
-  decay_share: float = 0.4
-  """Share of all steps over which the rate falls to 0 at the end."""
-  contrastive_weight: float = 0.3
+  """Linear warm-up at the start of the first phase."""
+  contrastive_weight: float = 0.1
   """Weight of the loss that tells the targets' own inputs apart."""
   contrastive_tasks: tuple[str, ...] = ("query", "keywords")
   """Tasks whose target and input are a public pair of texts."""
@@ -65,7 +80,7 @@ class Config:
   seed: int = 0
   """Windows, gaps and the order of the examples."""
   settings: loop.Settings = dataclasses.field(
-      default_factory=loop.Settings, metadata={"speed_only": True}
+    default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
 
@@ -73,47 +88,138 @@ class Config:
     for phase in self.phases:
       if len(phase.tasks) != len(phase.batch_sizes):
         raise ValueError(
-            "Phase.batch_sizes must name a size for each task, got"
-            f" {phase.batch_sizes} for {phase.tasks}"
+          "Phase.batch_sizes must name a size for each task, got"
+          f" {phase.batch_sizes} for {phase.tasks}"
+        )
+      if len(phase.rates) != 2:
+        raise ValueError(
+          "Phase.rates must be the factors at start and end, got"
+          f" rates={phase.rates}"
         )
 
 
+def run(
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  start_from: pathlib.Path,
+) -> results.Checkpoint:
+  """Goes on with the user's own public documents.
+
+  Args:
+    config: the curriculum.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: the public documents.
+    start_from: a public checkpoint.
+
+  Returns:
+    A public checkpoint.
+  """
+  began = time.monotonic()
+  _, _, texts = inputs.documents(space, prepared)
+  vocabulary = inputs.vocabulary(space, prepared)
+  passages = [
+    passage
+    for text in texts
+    for passage in public_text.passages(
+      public_text.split_sentences(text), max_words=90
+    )
+  ]
+  params, model_config = start(config, prepared, start_from)
+  directory = space.public("pretrain")
+  params, _ = train(
+    config,
+    jax.tree.map(jnp.asarray, params),
+    model_config,
+    pretrain_tasks.tokenize_passages(vocabulary, passages),
+    directory=space.private("pretrain", f"state_{digest}"),
+    metrics_path=directory / "metrics.jsonl",
+  )
+  params = jax.device_get(params)
+  t5_checkpoints.save(directory, params, model_config)
+  model = (space.root / prepared.vocabulary).read_bytes()
+  artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, model)
+  result = results.Checkpoint(
+    directory=space.relative(directory),
+    kind="generator",
+    name="pretrain",
+    statement=statement_lib.none(),
+    steps=sum(phase.steps for phase in config.phases),
+    batch_size=sum(config.phases[-1].batch_sizes),
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    metrics=space.relative(directory / "metrics.jsonl"),
+    seconds=time.monotonic() - began,
+  )
+  artifacts.save(directory, result, digest)
+  return result
+
+
+def start(config: Config, prepared: results.PreparedData, start_from):
+  """Returns parameters and shape to begin with."""
+  if config.from_scratch is None:
+    return inputs.load_public(start_from, prepared)
+  shape = config.from_scratch
+  if shape.vocab_size < prepared.vocab_size:
+    raise ValueError(
+      f"pretrain.from_scratch.vocab_size must be at least"
+      f" {prepared.vocab_size}, got vocab_size={shape.vocab_size}"
+    )
+  return fresh(shape, config.seed), shape
+
+
+def fresh(shape: t5_config.T5Config, seed: int):
+  """Returns new parameters, with the copy circuit where it fits."""
+  params = t5.init_params(shape, jax.random.key(seed))
+  width = shape.num_heads * shape.head_dim
+  if not shape.logits_via_embedding or width != shape.emb_dim:
+    return params
+  return copy_circuit.add(params, shape, jax.random.key(seed + 1))
+
+
 def examples(
-    data: pretrain_tasks.Tokenized, phase: Phase, seed: int
+  data: pretrain_tasks.Tokenized, phase: Phase, seed: int
 ) -> list[pretrain_tasks.Examples]:
   """Makes the examples of every task of a phase."""
   made = [
-      pretrain_tasks.make(
-          data,
-          task,
-          input_length=phase.input_length,
-          target_length=phase.target_length,
-          seed=seed,
-      )
-      for task in phase.tasks
+    pretrain_tasks.make(
+      data,
+      task,
+      input_length=phase.input_length,
+      target_length=phase.target_length,
+      seed=seed,
+    )
+    for task in phase.tasks
   ]
   for task, example in zip(phase.tasks, made, strict=True):
     if not len(example.inputs):
       raise ValueError(
-          f"no public passage is long enough for task {task!r}: give more"
-          " public text or take the task out of the phase"
+        f"no public passage is long enough for task {task!r}: give more"
+        " public text or take the task out of the phase"
       )
   return made
 
 
 def optimizer(config: Config, params: Any) -> optax.GradientTransformation:
   """Muon for the kernels, Adam for everything else (Jordan et al. 2024)."""
-  steps = sum(phase.steps for phase in config.phases)
-  decay = max(1, round(steps * config.decay_share))
 
   def schedule(peak):
     return optax.join_schedules(
-        [
-            optax.linear_schedule(0.0, peak, config.warmup_steps),
-            optax.constant_schedule(peak),
-            optax.linear_schedule(peak, 0.0, decay),
-        ],
-        [config.warmup_steps, steps - decay],
+      [
+        optax.linear_schedule(
+          peak * phase.rates[0], peak * phase.rates[1], phase.steps
+        )
+        for phase in config.phases
+      ],
+      np.cumsum([phase.steps for phase in config.phases])[:-1].tolist(),
+    )
+
+  def warmed_up(peak):
+    later = schedule(peak)
+    return lambda step: (
+      later(step) * jnp.minimum(1.0, (step + 1) / config.warmup_steps)
     )
 
   def dimensions(path, leaf):
@@ -122,14 +228,14 @@ def optimizer(config: Config, params: Any) -> optax.GradientTransformation:
     return optax.contrib.MuonDimensionNumbers() if is_kernel else None
 
   return optax.chain(
-      optax.clip_by_global_norm(1.0),
-      optax.contrib.muon(
-          schedule(config.learning_rate),
-          adam_learning_rate=schedule(config.other_learning_rate),
-          muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(
-              dimensions, params
-          ),
+    optax.clip_by_global_norm(1.0),
+    optax.contrib.muon(
+      warmed_up(config.learning_rate),
+      adam_learning_rate=warmed_up(config.other_learning_rate),
+      muon_weight_dimension_numbers=jax.tree_util.tree_map_with_path(
+        dimensions, params
       ),
+    ),
   )
 
 
@@ -145,23 +251,23 @@ def loss_fn(params, batch, *, model_config, config: Config, num_pairs: int):
     queries = encode(targets[:num_pairs])
     documents = encode(inputs[:num_pairs])
     pairs = contrastive.softmax(
-        queries @ documents.T, temperature=config.temperature
+      queries @ documents.T, temperature=config.temperature
     )
     metrics["contrastive"] = jnp.mean(pairs)
   total = metrics["loss"] + config.contrastive_weight * metrics.get(
-      "contrastive", 0.0
+    "contrastive", 0.0
   )
   return total, metrics
 
 
 def train(
-    config: Config,
-    params: Any,
-    model_config: t5_config.T5Config,
-    data: pretrain_tasks.Tokenized,
-    *,
-    directory: pathlib.Path,
-    metrics_path: pathlib.Path,
+  config: Config,
+  params: Any,
+  model_config: t5_config.T5Config,
+  data: pretrain_tasks.Tokenized,
+  *,
+  directory: pathlib.Path,
+  metrics_path: pathlib.Path,
 ) -> tuple[Any, float]:
   """Trains through the curriculum; resumes from `directory`.
 
@@ -189,15 +295,15 @@ def train(
     compiled = jax.jit(step_fn, donate_argnums=(0,))
     done += phase.steps
     state = loop.train(
-        lambda state, batch, step, run=compiled: run(state, batch),
-        state,
-        functools.partial(_batch, made, phase.batch_sizes, config.seed),
-        steps=done,
-        directory=directory,
-        metrics_path=metrics_path,
-        description=f"pretrain {phase.input_length}/{phase.target_length}",
-        examples_per_step=sum(phase.batch_sizes),
-        settings=config.settings,
+      lambda state, batch, step, run=compiled: run(state, batch),
+      state,
+      functools.partial(_batch, made, phase.batch_sizes, config.seed),
+      steps=done,
+      directory=directory,
+      metrics_path=metrics_path,
+      description=f"pretrain {phase.input_length}/{phase.target_length}",
+      examples_per_step=sum(phase.batch_sizes),
+      settings=config.settings,
     )
   return state[0], time.monotonic() - start
 
@@ -215,35 +321,35 @@ def _num_pairs(phase: Phase, config: Config) -> int:
 def _step(state, batch, *, tx, model_config, config, num_pairs):
   params, opt_state = state
   grads, metrics = jax.grad(
-      functools.partial(
-          loss_fn,
-          model_config=model_config,
-          config=config,
-          num_pairs=num_pairs,
-      ),
-      has_aux=True,
+    functools.partial(
+      loss_fn,
+      model_config=model_config,
+      config=config,
+      num_pairs=num_pairs,
+    ),
+    has_aux=True,
   )(params, batch)
   updates, opt_state = tx.update(grads, opt_state, params)
   return (optax.apply_updates(params, updates), opt_state), metrics
 
 
 def _batch(
-    made: Sequence[pretrain_tasks.Examples],
-    sizes: Sequence[int],
-    seed: int,
-    step: int,
+  made: Sequence[pretrain_tasks.Examples],
+  sizes: Sequence[int],
+  seed: int,
+  step: int,
 ) -> dict[str, np.ndarray]:
   """Draws a batch that depends on (seed, step) alone."""
   rng = np.random.default_rng([seed, step])
   rows = [
-      rng.integers(0, len(e.inputs), size)
-      for e, size in zip(made, sizes, strict=True)
+    rng.integers(0, len(e.inputs), size)
+    for e, size in zip(made, sizes, strict=True)
   ]
   return {
-      "inputs": np.concatenate(
-          [e.inputs[r] for e, r in zip(made, rows, strict=True)]
-      ),
-      "targets": np.concatenate(
-          [e.targets[r] for e, r in zip(made, rows, strict=True)]
-      ),
+    "inputs": np.concatenate(
+      [e.inputs[r] for e, r in zip(made, rows, strict=True)]
+    ),
+    "targets": np.concatenate(
+      [e.targets[r] for e, r in zip(made, rows, strict=True)]
+    ),
   }

@@ -14,12 +14,12 @@ import jax
 
 from synthq_jax import artifacts
 from synthq_jax.data import (
-    environment_docs,
-    pretrain_tasks,
-    public_text,
+  environment_docs,
+  pretrain_tasks,
+  public_text,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import copy_circuit, t5, t5_checkpoints, t5_config
+from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.pipeline import pretrain
 
 __all__ = ["PACKAGES", "Config", "Pretrained", "run"]
@@ -61,6 +61,8 @@ class Pretrained:
   """Passages of text."""
   num_words: int
   """Words of text."""
+  text_digest: str
+  """SHA-256 of all passages, in order."""
   dropped_sentences: int
   """Sentences dropped for repeating a held-out query."""
   num_held_out: int
@@ -93,23 +95,19 @@ def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
   queries = environment_docs.private_queries(environment_docs.EnvironmentDocs())
   text = public_text.read(config.packages, public_text.HeldOut(queries))
   print(
-      f"[pretrain] {len(text.passages)} passages of {len(text.packages)}"
-      f" packages; {text.dropped} sentences dropped",
-      flush=True,
+    f"[pretrain] {len(text.passages)} passages of {len(text.packages)}"
+    f" packages; {text.dropped} sentences dropped",
+    flush=True,
   )
   data = _tokenize(config, root, text)
-  params = copy_circuit.add(
-      t5.init_params(config.model, jax.random.key(config.seed)),
-      config.model,
-      jax.random.key(config.seed + 1),
-  )
+  params = pretrain.fresh(config.model, config.seed)
   params, seconds = pretrain.train(
-      config.pretrain,
-      params,
-      config.model,
-      data,
-      directory=root / "state" / digest,
-      metrics_path=root / "metrics.jsonl",
+    config.pretrain,
+    params,
+    config.model,
+    data,
+    directory=root / "state" / digest,
+    metrics_path=root / "metrics.jsonl",
   )
   t5_checkpoints.save(root, params, config.model)
   result = _result(config, root, text, queries, params, seconds)
@@ -123,9 +121,9 @@ def _tokenize(config: Config, root, text) -> pretrain_tasks.Tokenized:
   start = time.monotonic()
   if not model.exists():
     vocabulary_lib.train(
-        (sentence for passage in text.passages for sentence in passage),
-        model,
-        vocab_size=config.model.vocab_size - config.extra_ids,
+      (sentence for passage in text.passages for sentence in passage),
+      model,
+      vocab_size=config.model.vocab_size - config.extra_ids,
     )
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   data = pretrain_tasks.tokenize_passages(vocabulary, text.passages)
@@ -135,13 +133,14 @@ def _tokenize(config: Config, root, text) -> pretrain_tasks.Tokenized:
 
 def _result(config, root, text, queries, params, seconds) -> Pretrained:
   return Pretrained(
-      directory=root.name,
-      packages=text.packages,
-      num_passages=len(text.passages),
-      num_words=sum(len(s.split()) for p in text.passages for s in p),
-      dropped_sentences=text.dropped,
-      num_held_out=len(queries),
-      largest_containment=max(public_text.containment(queries, text)),
-      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-      seconds=seconds,
+    directory=root.name,
+    packages=text.packages,
+    num_passages=len(text.passages),
+    num_words=sum(len(s.split()) for p in text.passages for s in p),
+    text_digest=public_text.digest(text),
+    dropped_sentences=text.dropped,
+    num_held_out=len(queries),
+    largest_containment=max(public_text.containment(queries, text)),
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    seconds=seconds,
   )

@@ -9,14 +9,14 @@ import dataclasses
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = [
-    "PRIVATE",
-    "AuditReport",
-    "Checkpoint",
-    "Evaluation",
-    "Measure",
-    "PreparedData",
-    "Report",
-    "SyntheticQueries",
+  "PRIVATE",
+  "AuditReport",
+  "Checkpoint",
+  "Evaluation",
+  "Measure",
+  "PreparedData",
+  "Report",
+  "SyntheticQueries",
 ]
 
 PRIVATE = "private"

@@ -8,7 +8,7 @@ batch is clipped, so the noise does not shrink with the batch.
 
 import dataclasses
 import functools
-import math
+import pathlib
 import time
 
 import jax
@@ -31,8 +31,6 @@ __all__ = ["Config", "DirectConfig", "run", "run_direct"]
 class Config:
   """The recipe shared by all rows that train without noise."""
 
-  checkpoint: str = ""
-  """Public T5 to start from; empty: the shipped one."""
   steps: int = 300
   """Optimizer steps."""
   batch_size: int = 128
@@ -46,15 +44,15 @@ class Config:
   seed: int = 0
   """Order of the pairs."""
   settings: loop.Settings = dataclasses.field(
-      default_factory=loop.Settings, metadata={"speed_only": True}
+    default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
 
   def __post_init__(self):
     if not self.temperature > 0:
       raise ValueError(
-          "train_retriever.temperature must be above 0, got"
-          f" temperature={self.temperature}"
+        "train_retriever.temperature must be above 0, got"
+        f" temperature={self.temperature}"
       )
 
 
@@ -62,10 +60,6 @@ class Config:
 class DirectConfig:
   """The papers' naive private training; every value is public."""
 
-  checkpoint: str = ""
-  """Public T5 to start from; empty: the shipped one."""
-  epsilon: float = 8.0
-  """Target."""
   delta: float | None = None
   """Target; None: 1 / (2n)."""
   clip_norm: float = 0.1
@@ -81,26 +75,20 @@ class DirectConfig:
   temperature: float = 0.05
   """Divides the cosines."""
   settings: loop.Settings = dataclasses.field(
-      default_factory=loop.Settings, metadata={"speed_only": True}
+    default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
 
-  def __post_init__(self):
-    if not 0 < self.epsilon < math.inf:
-      raise ValueError(
-          "direct_dp.epsilon must be above 0 and finite, got"
-          f" epsilon={self.epsilon}"
-      )
-
 
 def run(
-    config: Config,
-    space: workspace.Workspace,
-    digest: str,
-    *,
-    prepared: results.PreparedData,
-    synthetic: results.SyntheticQueries | None,
-    name: str,
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  start_from: pathlib.Path,
+  synthetic: results.SyntheticQueries | None,
+  name: str,
 ) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 
@@ -109,6 +97,7 @@ def run(
     space: the working directory.
     digest: fingerprint to save the result under.
     prepared: documents and private train queries.
+    start_from: a public checkpoint.
     synthetic: the queries to train on; None: the real ones.
     name: the row of the table.
 
@@ -120,41 +109,43 @@ def run(
   private = synthetic is None or inputs.is_private(synthetic.directory)
   directory = (space.private if private else space.public)(stage)
   pairs = _pairs(space, prepared, synthetic)
-  params, model_config = inputs.load_public(config.checkpoint, prepared)
+  params, model_config = inputs.load_public(start_from, prepared)
   params = dual_encoder.encoder_params(params)
   metrics_path = directory / "metrics.jsonl"
   params = _train(
-      config,
-      params,
-      model_config,
-      pairs,
-      directory=space.private(stage, f"state_{digest}"),
-      metrics_path=metrics_path,
-      description=f"train_retriever {name}",
+    config,
+    params,
+    model_config,
+    pairs,
+    directory=space.private(stage, f"state_{digest}"),
+    metrics_path=metrics_path,
+    description=f"train_retriever {name}",
   )
   t5_checkpoints.save(directory, params, model_config)
   result = results.Checkpoint(
-      directory=space.relative(directory),
-      kind="retriever",
-      name=name,
-      statement=_inherited(synthetic),
-      steps=config.steps,
-      batch_size=config.batch_size,
-      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-      metrics=space.relative(metrics_path),
-      seconds=time.monotonic() - start,
+    directory=space.relative(directory),
+    kind="retriever",
+    name=name,
+    statement=_inherited(synthetic),
+    steps=config.steps,
+    batch_size=config.batch_size,
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    metrics=space.relative(metrics_path),
+    seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
   return result
 
 
 def run_direct(
-    config: DirectConfig,
-    space: workspace.Workspace,
-    digest: str,
-    *,
-    prepared: results.PreparedData,
-    name: str,
+  config: DirectConfig,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  start_from: pathlib.Path,
+  epsilon: float,
+  name: str,
 ) -> results.Checkpoint:
   """Trains on the real queries with the whole batch's gradient clipped.
 
@@ -164,10 +155,12 @@ def run_direct(
     loss; noise is scaled to that, and the divisor is the public constant 1.
 
   Args:
-    config: target, optimizer, length of training.
+    config: delta, optimizer, length of training.
     space: the working directory.
     digest: fingerprint to save the result under.
     prepared: documents and private train queries.
+    start_from: a public checkpoint.
+    epsilon: the target, finite.
     name: the row of the table.
 
   Returns:
@@ -177,65 +170,65 @@ def run_direct(
   stage = f"train_retriever/{name}"
   pairs = _pairs(space, prepared, None)
   sampler = sampling.Poisson.with_margin(
-      num_examples=len(pairs["queries"]),
-      expected_batch_size=config.batch_size,
-      multiple_of=8,
+    num_examples=len(pairs["queries"]),
+    expected_batch_size=config.batch_size,
+    multiple_of=8,
   )
   delta = config.delta or 1 / (2 * sampler.num_examples)
   sigma = accounting.noise_multiplier(
-      epsilon=config.epsilon, delta=delta, sampler=sampler, steps=config.steps
+    epsilon=epsilon, delta=delta, sampler=sampler, steps=config.steps
   )
-  params, model_config = inputs.load_public(config.checkpoint, prepared)
+  params, model_config = inputs.load_public(start_from, prepared)
   grad_fn = optim.batch_clipped_grad(
-      functools.partial(
-          _masked_loss,
-          model_config=model_config,
-          temperature=config.temperature,
-      ),
-      l2_clip_norm=config.clip_norm,
+    functools.partial(
+      _masked_loss,
+      model_config=model_config,
+      temperature=config.temperature,
+    ),
+    l2_clip_norm=config.clip_norm,
   )
   metrics_path = space.private(stage, "metrics.jsonl")
   params = dp_step.train(
-      grad_fn,
-      dual_encoder.encoder_params(params),
-      pairs,
-      sampler=sampler,
-      noise_multiplier=sigma,
-      steps=config.steps,
-      optimizer=config.optimizer,
-      learning_rate=config.learning_rate,
-      batch_seed=space.seed(f"{stage} batches {digest}"),
-      noise_key=space.key(f"{stage} noise {digest}"),
-      directory=space.private(stage, f"state_{digest}"),
-      metrics_path=metrics_path,
-      description=f"train_retriever {name}",
-      settings=config.settings,
-      denominator=1.0,
+    grad_fn,
+    dual_encoder.encoder_params(params),
+    pairs,
+    sampler=sampler,
+    noise_multiplier=sigma,
+    steps=config.steps,
+    optimizer=config.optimizer,
+    learning_rate=config.learning_rate,
+    batch_seed=space.seed(f"{stage} batches {digest}"),
+    noise_key=space.key(f"{stage} noise {digest}"),
+    directory=space.private(stage, f"state_{digest}"),
+    metrics_path=metrics_path,
+    description=f"train_retriever {name}",
+    settings=config.settings,
+    denominator=1.0,
   )
   directory = space.public(stage)
   t5_checkpoints.save(directory, params, model_config)
   result = results.Checkpoint(
-      directory=space.relative(directory),
-      kind="retriever",
-      name=name,
-      statement=statement_lib.training(
-          identifier=f"{stage}/{digest}",
-          sampler=sampler,
-          noise_multiplier=sigma,
-          l2_clip_norm=config.clip_norm,
-          l2_sensitivity=sensitivity.batch(l2_clip_norm=config.clip_norm),
-          steps=config.steps,
-          delta=delta,
-          mechanism=(
-              "the contrastive gradient of a whole Poisson sample of (query,"
-              " document) pairs, clipped as one, with Gaussian noise"
-          ),
-      ),
+    directory=space.relative(directory),
+    kind="retriever",
+    name=name,
+    statement=statement_lib.training(
+      identifier=f"{stage}/{digest}",
+      sampler=sampler,
+      noise_multiplier=sigma,
+      l2_clip_norm=config.clip_norm,
+      l2_sensitivity=sensitivity.batch(l2_clip_norm=config.clip_norm),
       steps=config.steps,
-      batch_size=config.batch_size,
-      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-      metrics=space.relative(metrics_path),
-      seconds=time.monotonic() - start,
+      delta=delta,
+      mechanism=(
+        "the contrastive gradient of a whole Poisson sample of (query,"
+        " document) pairs, clipped as one, with Gaussian noise"
+      ),
+    ),
+    steps=config.steps,
+    batch_size=config.batch_size,
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    metrics=space.relative(metrics_path),
+    seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
   return result
@@ -250,20 +243,20 @@ def _pairs(space, prepared, synthetic) -> dict[str, np.ndarray]:
     source = np.load(space.root / synthetic.directory / "tokens.npz")
   rows = source["documents"]
   return {
-      "queries": source["tokens"],
-      "documents": documents[rows],
-      "rows": rows.astype(np.int32),
+    "queries": source["tokens"],
+    "documents": documents[rows],
+    "rows": rows.astype(np.int32),
   }
 
 
 def _inherited(synthetic: results.SyntheticQueries | None):
   if synthetic is None:
     return statement_lib.non_private(
-        "Trained on the private queries without privacy."
+      "Trained on the private queries without privacy."
     )
   return statement_lib.inherit(
-      synthetic.statement,
-      "A retriever was trained on the synthetic queries: post-processing.",
+    synthetic.statement,
+    "A retriever was trained on the synthetic queries: post-processing.",
   )
 
 
@@ -276,9 +269,9 @@ def loss_fn(params, batch, *, model_config, temperature: float) -> jax.Array:
   similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
   same = batch["rows"][:, None] == batch["rows"][None, :]
   return contrastive.softmax(
-      similarity,
-      temperature=temperature,
-      duplicate_mask=same & ~jnp.eye(len(same), dtype=bool),
+    similarity,
+    temperature=temperature,
+    duplicate_mask=same & ~jnp.eye(len(same), dtype=bool),
   )
 
 
@@ -287,26 +280,26 @@ def _masked_loss(params, batch, is_real, *, model_config, temperature):
   encode = functools.partial(dual_encoder.encode, params, model_config)
   similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
   losses = contrastive.softmax(
-      similarity,
-      temperature=temperature,
-      is_padding_example=~is_real,
-      is_padding_document=~is_real,
+    similarity,
+    temperature=temperature,
+    is_padding_example=~is_real,
+    is_padding_document=~is_real,
   )
   # The realised count is part of the clipped gradient, which is bounded.
   return jnp.sum(losses * is_real) / jnp.maximum(jnp.sum(is_real), 1)
 
 
 def _train(
-    config, params, model_config, pairs, *, directory, metrics_path, description
+  config, params, model_config, pairs, *, directory, metrics_path, description
 ):
   """Adam over shuffled epochs."""
   decay = max(1, config.steps - config.warmup_steps)
   schedule = optax.join_schedules(
-      [
-          optax.linear_schedule(0, config.learning_rate, config.warmup_steps),
-          optax.linear_schedule(config.learning_rate, 0, decay),
-      ],
-      [config.warmup_steps],
+    [
+      optax.linear_schedule(0, config.learning_rate, config.warmup_steps),
+      optax.linear_schedule(config.learning_rate, 0, decay),
+    ],
+    [config.warmup_steps],
   )
   tx = optax.adam(schedule, b2=0.98)
 
@@ -316,12 +309,12 @@ def _train(
 
     def mean_loss(params):
       return jnp.mean(
-          loss_fn(
-              params,
-              batch,
-              model_config=model_config,
-              temperature=config.temperature,
-          )
+        loss_fn(
+          params,
+          batch,
+          model_config=model_config,
+          temperature=config.temperature,
+        )
       )
 
     loss, grads = jax.value_and_grad(mean_loss)(params)
@@ -340,14 +333,14 @@ def _train(
 
   params = jax.tree.map(jnp.asarray, params)
   state = loop.train(
-      lambda state, batch, step: step_fn(state, batch),
-      (params, tx.init(params)),
-      batch_fn,
-      steps=config.steps,
-      directory=directory,
-      metrics_path=metrics_path,
-      description=description,
-      examples_per_step=size,
-      settings=config.settings,
+    lambda state, batch, step: step_fn(state, batch),
+    (params, tx.init(params)),
+    batch_fn,
+    steps=config.steps,
+    directory=directory,
+    metrics_path=metrics_path,
+    description=description,
+    examples_per_step=size,
+    settings=config.settings,
   )
   return jax.device_get(state[0])

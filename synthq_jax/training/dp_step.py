@@ -27,14 +27,14 @@ class State(NamedTuple):
 
 
 def optimizer(
-    name: str,
-    learning_rate: float,
-    steps: int,
-    *,
-    l2_sensitivity: float,
-    noise_multiplier: float,
-    denominator: float,
-    key: jax.Array,
+  name: str,
+  learning_rate: float,
+  steps: int,
+  *,
+  l2_sensitivity: float,
+  noise_multiplier: float,
+  denominator: float,
+  key: jax.Array,
 ) -> optax.GradientTransformation:
   """Returns a private optimizer with warm-up and linear decay.
 
@@ -52,39 +52,39 @@ def optimizer(
   """
   warmup = max(1, steps // 10)
   schedule = optax.join_schedules(
-      [
-          optax.linear_schedule(learning_rate / warmup, learning_rate, warmup),
-          optax.linear_schedule(learning_rate, 0.0, max(1, steps - warmup)),
-      ],
-      [warmup],
+    [
+      optax.linear_schedule(learning_rate / warmup, learning_rate, warmup),
+      optax.linear_schedule(learning_rate, 0.0, max(1, steps - warmup)),
+    ],
+    [warmup],
   )
   make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}[name]
   return make(
-      schedule,
-      l2_sensitivity=l2_sensitivity,
-      noise_multiplier=noise_multiplier,
-      denominator=denominator,
-      key=key,
+    schedule,
+    l2_sensitivity=l2_sensitivity,
+    noise_multiplier=noise_multiplier,
+    denominator=denominator,
+    key=key,
   )
 
 
 def train(
-    grad_fn: Callable[..., Any],
-    params: Any,
-    records: Mapping[str, np.ndarray],
-    *,
-    sampler: sampling.Poisson,
-    noise_multiplier: float,
-    steps: int,
-    optimizer: str,
-    learning_rate: float,
-    batch_seed: Sequence[int],
-    noise_key: jax.Array,
-    directory: str | os.PathLike,
-    metrics_path: str | os.PathLike,
-    description: str,
-    settings: loop.Settings,
-    denominator: float | None = None,
+  grad_fn: Callable[..., Any],
+  params: Any,
+  records: Mapping[str, np.ndarray],
+  *,
+  sampler: sampling.Poisson,
+  noise_multiplier: float,
+  steps: int,
+  optimizer: str,
+  learning_rate: float,
+  batch_seed: Sequence[int],
+  noise_key: jax.Array,
+  directory: str | os.PathLike,
+  metrics_path: str | os.PathLike,
+  description: str,
+  settings: loop.Settings,
+  denominator: float | None = None,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -111,13 +111,13 @@ def train(
   """
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = _optimizer(
-      optimizer,
-      learning_rate,
-      steps,
-      l2_sensitivity=grad_fn.sensitivity(relation),
-      noise_multiplier=noise_multiplier,
-      denominator=denominator or sampler.expected_batch_size,
-      key=noise_key,
+    optimizer,
+    learning_rate,
+    steps,
+    l2_sensitivity=grad_fn.sensitivity(relation),
+    noise_multiplier=noise_multiplier,
+    denominator=denominator or sampler.expected_batch_size,
+    key=noise_key,
   )
 
   @jax.jit
@@ -135,15 +135,15 @@ def train(
 
   params = jax.tree.map(jnp.asarray, params)
   state = loop.train(
-      lambda state, batch, step: step_fn(state, *batch),
-      State(params, tx.init(params)),
-      batch_fn,
-      steps=steps,
-      directory=directory,
-      metrics_path=metrics_path,
-      description=description,
-      examples_per_step=sampler.expected_batch_size,
-      settings=settings,
+    lambda state, batch, step: step_fn(state, *batch),
+    State(params, tx.init(params)),
+    batch_fn,
+    steps=steps,
+    directory=directory,
+    metrics_path=metrics_path,
+    description=description,
+    examples_per_step=sampler.expected_batch_size,
+    settings=settings,
   )
   return jax.device_get(state.params)
 
@@ -157,6 +157,6 @@ def _metrics(aux, is_padding) -> dict[str, jax.Array]:
     return {"loss": aux.loss, "norm": aux.norm}
   real = jnp.maximum(jnp.sum(~is_padding), 1)
   return {
-      "loss": jnp.sum(aux.losses) / real,
-      "norm": jnp.sum(aux.norms) / real,
+    "loss": jnp.sum(aux.losses) / real,
+    "norm": jnp.sum(aux.norms) / real,
   }

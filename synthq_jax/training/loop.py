@@ -54,16 +54,16 @@ class Log:
 
 
 def train(
-    step_fn: Callable[[Any, Mapping[str, Any], int], tuple[Any, Any]],
-    state: Any,
-    batch_fn: Callable[[int], Mapping[str, Any]],
-    *,
-    steps: int,
-    directory: str | os.PathLike,
-    metrics_path: str | os.PathLike,
-    description: str,
-    examples_per_step: int,
-    settings: Settings,
+  step_fn: Callable[[Any, Mapping[str, Any], int], tuple[Any, Any]],
+  state: Any,
+  batch_fn: Callable[[int], Mapping[str, Any]],
+  *,
+  steps: int,
+  directory: str | os.PathLike,
+  metrics_path: str | os.PathLike,
+  description: str,
+  examples_per_step: int,
+  settings: Settings,
 ) -> Any:
   """Runs `steps` steps, from the newest saved state if there is one.
 
@@ -109,13 +109,13 @@ def _bar(first: int, steps: int, description: str, settings: Settings):
   import tqdm
 
   return tqdm.tqdm(
-      total=steps,
-      initial=first,
-      desc=description,
-      unit="step",
-      disable=not settings.progress,
-      mininterval=1.0,
-      dynamic_ncols=True,
+    total=steps,
+    initial=first,
+    desc=description,
+    unit="step",
+    disable=not settings.progress,
+    mininterval=1.0,
+    dynamic_ncols=True,
   )
 
 
@@ -123,8 +123,8 @@ def _means(metrics: list[Any]) -> dict[str, float]:
   """Averages the metrics of some steps, waiting for the device once."""
   values = jax.device_get(metrics)
   return {
-      key: round(float(np.mean([value[key] for value in values])), 6)
-      for key in values[0]
+    key: round(float(np.mean([value[key] for value in values])), 6)
+    for key in values[0]
   }
 
 

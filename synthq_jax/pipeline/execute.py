@@ -1,0 +1,323 @@
+"""Executes a plan: every stage with what it reads, or finds it finished.
+
+Stages know nothing of each other; here each gets the results it reads. A stage
+whose fingerprint (its settings and the fingerprints of what it reads) equals
+that of the result on disk is skipped.
+"""
+
+import dataclasses
+import hashlib
+import math
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from synthq_jax import artifacts
+from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.data import shipped
+from synthq_jax.pipeline import audit as audit_lib
+from synthq_jax.pipeline import evaluate as evaluate_lib
+from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
+from synthq_jax.pipeline import generate as generate_lib
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import prepare_data as prepare_data_lib
+from synthq_jax.pipeline import pretrain as pretrain_lib
+from synthq_jax.pipeline import report as report_lib
+from synthq_jax.pipeline import train_retriever as train_retriever_lib
+
+__all__ = ["Pipeline", "Runner"]
+
+_FORMAT = 1  # raise when a stage's files change, so that old ones are remade
+_Result = TypeVar("_Result")
+
+
+class Runner:
+  """Makes results, or finds them finished."""
+
+  def __init__(self, space: workspace.Workspace, say: Callable[[str], None]):
+    self._space = space
+    self._say = say
+    self.made: list[str] = []
+
+  def __call__(
+    self,
+    name: str,
+    kind: type[_Result],
+    parts: Sequence[Any],
+    make: Callable[[str], _Result],
+  ) -> tuple[_Result, str]:
+    """Returns a result and its fingerprint."""
+    digest = artifacts.fingerprint(_FORMAT, name, *parts)
+    for place in (self._space.public(name), self._space.private(name)):
+      if artifacts.read_fingerprint(place) == digest:
+        self._say(f"[{name}] finished earlier, skipped")
+        return artifacts.load(place, kind), digest
+    for place in (self._space.public(name), self._space.private(name)):
+      (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
+    self._say(f"[{name}] running")
+    self.made.append(name)
+    return make(digest), digest
+
+
+class Pipeline:
+  """One run: the stages in order, each with what it reads."""
+
+  def __init__(self, config, space, runner, wanted, progress):
+    self._config = config
+    self._space = space
+    self._runner = runner
+    self._wanted = wanted
+    self._progress = progress
+    self._start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
+
+  def run(self) -> results.Report | None:
+    """Runs every stage up to the last that is wanted."""
+    self._prepare()
+    self._pretrain()
+    generators = self._generators() if self._wants("finetune_dp") else {}
+    queries = self._queries(generators) if self._wants("generate") else {}
+    retrievers = (
+      self._retrievers(queries) if self._wants("train_retriever") else {}
+    )
+    scores = self._evaluations(retrievers) if self._wants("evaluate") else {}
+    audits = self._audits(generators) if self._wants("audit") else {}
+    if not self._wants("report"):
+      return None
+    groups = (generators, queries, retrievers, scores, audits)
+    digests = [digest for group in groups for _, digest in group.values()]
+    values = [[value for value, _ in group.values()] for group in groups]
+    made, _ = self._runner(
+      "report",
+      results.Report,
+      (self._config.report, *self._data, *digests),
+      lambda digest: report_lib.run(
+        self._config.report,
+        self._space,
+        digest,
+        prepared=self._prepared,
+        evaluations=values[3],
+        synthetic=values[1],
+        checkpoints=[*values[0], *values[2]],
+        audits=values[4],
+      ),
+    )
+    return made
+
+  def _wants(self, stage: str) -> bool:
+    return stage in self._wanted
+
+  def _prepare(self) -> None:
+    settings = self._config.prepare_data
+    if not settings.vocabulary:
+      beside = self._start / inputs.VOCABULARY_NAME
+      settings = dataclasses.replace(settings, vocabulary=str(beside))
+    parts = (
+      self._config.prepare_data,
+      _digest_of_file(settings.vocabulary),
+      self._space.seed("digest"),
+      prepare_data_lib.versions(settings),
+    )
+    self._prepared, digest = self._runner(
+      "prepare_data",
+      results.PreparedData,
+      parts,
+      lambda digest: prepare_data_lib.run(settings, self._space, digest),
+    )
+    self._data = (digest, self._prepared.digest)
+
+  def _pretrain(self) -> None:
+    """Replaces the public checkpoint where a curriculum is given."""
+    config = self._config
+    if config.pretrain.phases and self._wants("pretrain"):
+      self._runner(
+        "pretrain",
+        results.Checkpoint,
+        (config.pretrain, *self._data, _digest_of(self._start)),
+        lambda digest: pretrain_lib.run(
+          config.pretrain,
+          self._space,
+          digest,
+          prepared=self._prepared,
+          start_from=self._start,
+        ),
+      )
+      self._start = self._space.public("pretrain")
+    if self._wants("finetune_dp"):
+      inputs.check_vocabulary(self._start, self._space, self._prepared)
+      self._data = (*self._data, _digest_of(self._start))
+
+  def _generators(self):
+    config, made = self._config, {}
+    planted = canaries_lib.pairs(self._canaries(), config.canaries.repetitions)
+    for epsilon in config.rows.synthetic:
+      name = _name(epsilon)
+      made[name] = self._runner(
+        f"finetune_dp/{name}",
+        results.Checkpoint,
+        (config.finetune_dp, float(epsilon), config.canaries, *self._data),
+        lambda digest, epsilon=epsilon, name=name: finetune_dp_lib.run(
+          config.finetune_dp,
+          self._space,
+          digest,
+          prepared=self._prepared,
+          start_from=self._start,
+          epsilon=epsilon,
+          name=name,
+          canaries=planted,
+        ),
+      )
+    return made
+
+  def _canaries(self):
+    settings = self._config.canaries
+    if not settings.number:
+      return ()
+    return canaries_lib.make(
+      settings.number, self._space.seed("canaries"), settings.digits
+    )
+
+  def _queries(self, generators):
+    config, wanted = self._config, dict(generators)
+    if config.rows.public_only:
+      wanted = {"public_only": (None, "public"), **wanted}
+    return {
+      name: self._runner(
+        f"generate/{name}",
+        results.SyntheticQueries,
+        (config.generate, *self._data, source),
+        lambda digest, name=name, generator=generator: generate_lib.run(
+          config.generate,
+          self._space,
+          digest,
+          prepared=self._prepared,
+          start_from=self._start,
+          generator=generator,
+          name=name,
+          progress=self._progress,
+        ),
+      )
+      for name, (generator, source) in wanted.items()
+    }
+
+  def _retrievers(self, queries):
+    config, made = self._config, {}
+    sources = {
+      name if name == "public_only" else f"synthetic_{name}": value
+      for name, value in queries.items()
+    }
+    if config.rows.original:
+      sources["original"] = (None, "original")
+    for name, (synthetic, source) in sources.items():
+      made[name] = self._runner(
+        f"train_retriever/{name}",
+        results.Checkpoint,
+        (config.train_retriever, *self._data, source),
+        lambda digest, name=name, queries=synthetic: train_retriever_lib.run(
+          config.train_retriever,
+          self._space,
+          digest,
+          prepared=self._prepared,
+          start_from=self._start,
+          synthetic=queries,
+          name=name,
+        ),
+      )
+    for epsilon in config.rows.direct_dp:
+      name = f"direct_dp_{_name(epsilon)}"
+      made[name] = self._runner(
+        f"train_retriever/{name}",
+        results.Checkpoint,
+        (config.direct_dp, float(epsilon), *self._data),
+        lambda digest, name=name, e=epsilon: train_retriever_lib.run_direct(
+          config.direct_dp,
+          self._space,
+          digest,
+          prepared=self._prepared,
+          start_from=self._start,
+          epsilon=e,
+          name=name,
+        ),
+      )
+    return made
+
+  def _evaluations(self, retrievers):
+    wanted = dict(retrievers)
+    if self._config.rows.bm25:
+      wanted = {"bm25": (None, "bm25"), **wanted}
+    made = {}
+    for test_set in evaluate_lib.TEST_SETS:
+      for name, (retriever, source) in wanted.items():
+        hidden = retriever and inputs.is_private(retriever.directory)
+        if test_set == "public" and hidden:
+          continue  # its scores could not be shared anyway
+        key = f"evaluate/{test_set}/{name}"
+        made[key] = self._runner(
+          key,
+          results.Evaluation,
+          (self._config.evaluate, *self._data, source),
+          lambda digest, n=name, r=retriever, t=test_set: evaluate_lib.run(
+            self._config.evaluate,
+            self._space,
+            digest,
+            prepared=self._prepared,
+            retriever=r,
+            name=n,
+            label=_label(n, r),
+            test_set=t,
+          ),
+        )
+    return made
+
+  def _audits(self, generators):
+    config = self._config
+    if not config.canaries.number:
+      return {}
+    return {
+      name: self._runner(
+        f"audit/{name}",
+        results.AuditReport,
+        (config.audit, config.canaries, source),
+        lambda digest, generator=generator: audit_lib.run(
+          config.audit,
+          self._space,
+          digest,
+          prepared=self._prepared,
+          checkpoint=generator,
+          canaries=self._canaries(),
+          repetitions=config.canaries.repetitions,
+        ),
+      )
+      for name, (generator, source) in generators.items()
+    }
+
+
+def _name(epsilon: float) -> str:
+  return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
+
+
+def _label(name: str, retriever: results.Checkpoint | None) -> str:
+  """Says in words what a row was trained on."""
+  if retriever is None:
+    return "nothing"
+  if name == "public_only":
+    return "queries written before any private step"
+  if name == "original":
+    return "real queries, no privacy"
+  if name.startswith("synthetic"):
+    return "synthetic queries"
+  return "real queries, DP directly"
+
+
+def _digest_of(checkpoint: pathlib.Path) -> str:
+  """Fingerprints the public checkpoint that a stage starts from."""
+  return _digest_of_file(checkpoint / "params.safetensors")
+
+
+def _digest_of_file(path: str | os.PathLike) -> str:
+  path = pathlib.Path(path)
+  if path == pathlib.Path("train"):
+    return "train"
+  if not path.is_file():
+    raise ValueError(f"expected a file of a checkpoint, got no file {path}")
+  return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

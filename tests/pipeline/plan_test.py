@@ -1,0 +1,243 @@
+"""The whole pipeline on a few pairs: rows, skipping, and what may be shared."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.pipeline import (
+  evaluate,
+  execute,
+  finetune_dp,
+  generate,
+  plan,
+  prepare_data,
+  results,
+  train_retriever,
+)
+
+_TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
+_SECRETS = "quince marzipan zeppelin gondola thimble walrus".split()
+
+
+def _lines(count: int) -> list[str]:
+  """Pairs whose queries hold words that no document holds."""
+  rng = np.random.default_rng(0)
+  lines = []
+  for number in range(count):
+    topic, other = rng.choice(_TOPICS, 2, replace=False)
+    secret = rng.choice(_SECRETS, 2, replace=False)
+    query = f"where does {secret[0]}{number} meet the {topic} {secret[1]}"
+    document = (
+      f"Report {number} is about the {topic} and the {other}. It was written"
+      f" near station {number} by somebody who studied the {topic} for years."
+      f" The {topic} is seen with the {other} in winter. Nobody knows why."
+    )
+    lines.append(json.dumps({"query": query, "document": document}))
+  return lines
+
+
+def _config(source: pathlib.Path) -> plan.RunConfig:
+  return plan.RunConfig(
+    prepare_data=prepare_data.Config(
+      source=f"jsonl:{source}",
+      document_length=16,
+      query_length=12,
+      public_test_documents=20,
+    ),
+    finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
+    generate=generate.Config(
+      num_documents=24, max_length=8, gauge_queries=10, batch_size=24
+    ),
+    train_retriever=train_retriever.Config(
+      steps=2, batch_size=8, warmup_steps=1
+    ),
+    direct_dp=train_retriever.DirectConfig(steps=2, batch_size=8),
+    evaluate=evaluate.Config(bootstrap_samples=20),
+    secret_seed=7,
+  )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  root = tmp_path_factory.mktemp("plan")
+  source = root / "pairs.jsonl"
+  source.write_text("\n".join(_lines(120)) + "\n")
+  config = _config(source)
+  report = plan.run(config, root / "run", progress=False)
+  return config, root / "run", report
+
+
+@pytest.fixture
+def made(monkeypatch):
+  """The names of the stages that a run really runs."""
+  names = []
+  call = execute.Runner.__call__
+
+  def recording(self, name, kind, parts, make):
+    def noted(digest):
+      names.append(name)
+      return make(digest)
+
+    return call(self, name, kind, parts, noted)
+
+  monkeypatch.setattr(execute.Runner, "__call__", recording)
+  return names
+
+
+def _shareable(root: pathlib.Path) -> list[pathlib.Path]:
+  return [
+    path
+    for path in sorted(root.rglob("*"))
+    if path.is_file() and results.PRIVATE not in path.relative_to(root).parts
+  ]
+
+
+def test_the_table_has_every_row_and_both_pages_exist(finished):
+  _, root, report = finished
+  for row in ("bm25", "public_only", "original", "synthetic_eps8"):
+    assert row in report.table
+  assert "direct_dp_eps8" in report.table
+  for page in (report.html, report.markdown, report.private_html):
+    assert (root / page).stat().st_size > 1000
+
+
+def test_a_second_run_makes_nothing(finished, made):
+  config, root, report = finished
+  again = plan.run(config, root, progress=False)
+  assert made == []
+  assert again == report
+
+
+def test_a_late_setting_reruns_only_what_depends_on_it(finished, made):
+  config, root, _ = finished
+  late = dataclasses.replace(
+    config, evaluate=dataclasses.replace(config.evaluate, bootstrap_samples=30)
+  )
+  plan.run(late, root, progress=False)
+  assert {name.split("/")[0] for name in made} == {"evaluate", "report"}
+  plan.run(config, root, progress=False)  # back, for the other tests
+
+
+def test_no_private_query_stands_in_anything_shareable(finished):
+  _, root, _ = finished
+  private = root / results.PRIVATE / "prepare_data"
+  texts = [
+    json.loads(line)["text"]
+    for line in (private / "queries.jsonl").read_text().splitlines()
+  ]
+  secrets = {
+    word for text in texts for word in text.split() if word[-1:].isdigit()
+  }
+  assert len(secrets) >= 100
+  files = _shareable(root)
+  assert len(files) > 10
+  for path in files:
+    content = path.read_bytes()
+    for secret in secrets:
+      assert secret.encode() not in content, f"{path.name} holds a query word"
+
+
+def test_no_private_token_row_stands_in_shareable_arrays(finished):
+  _, root, _ = finished
+  private = root / results.PRIVATE / "prepare_data"
+  held = {
+    tuple(row[row > 0])
+    for split in ("train", "test")
+    for row in np.load(private / f"{split}.npz")["tokens"]
+  }
+  for path in _shareable(root):
+    if path.suffix == ".npz":
+      for name, values in np.load(path).items():
+        if values.ndim == 2 and values.dtype == np.int32:
+          rows = {tuple(row[row > 0]) for row in values}
+          assert not rows & held, f"{path.name}: {name} holds a query"
+
+
+def test_no_score_on_private_queries_and_no_loss_is_shareable(finished):
+  _, root, _ = finished
+  for path in _shareable(root):
+    relative = path.relative_to(root).as_posix()
+    assert "evaluate/test" not in relative
+    assert "original" not in relative
+    if path.name == "metrics.jsonl":
+      assert "synthetic" in relative or "public_only" in relative
+
+
+def test_every_released_model_carries_its_statement(finished):
+  _, root, _ = finished
+  generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
+  assert generator.statement.epsilon <= 8.0
+  assert generator.statement.unit == "query"
+  queries = artifacts.load(root / "generate/eps8", results.SyntheticQueries)
+  assert queries.statement.ledger == generator.statement.ledger
+  public = artifacts.load(
+    root / "generate/public_only", results.SyntheticQueries
+  )
+  assert public.statement.epsilon == 0
+  direct = artifacts.load(
+    root / "train_retriever/direct_dp_eps8", results.Checkpoint
+  )
+  (release,) = direct.statement.ledger
+  assert release.l2_sensitivity == 2 * release.l2_clip_norm
+
+
+def test_documents_are_chosen_without_looking_at_who_was_clicked(finished):
+  config, root, _ = finished
+  written = np.load(root / "generate/eps8/tokens.npz")["documents"]
+  first = np.load(root / "generate/public_only/tokens.npz")["documents"]
+  total = len(np.load(root / "prepare_data/documents.npz")["ids"])
+  expected = generate._choose(config.generate, total)
+  assert set(written) <= set(expected) and set(first) <= set(expected)
+
+
+def test_another_secret_gives_another_model_and_the_same_one_the_same(
+  finished, tmp_path
+):
+  config, root, _ = finished
+  models = []
+  for secret in (7, 8):
+    other = dataclasses.replace(config, secret_seed=secret)
+    plan.run(
+      other, tmp_path / str(secret), stages=["finetune_dp"], progress=False
+    )
+    path = tmp_path / str(secret) / "finetune_dp/eps8/params.safetensors"
+    models.append(path.read_bytes())
+  assert (
+    models[0] == (root / "finetune_dp/eps8/params.safetensors").read_bytes()
+  )
+  assert models[0] != models[1]
+
+
+def test_canaries_join_the_records_and_are_audited(finished, tmp_path):
+  config, _, _ = finished
+  planted = dataclasses.replace(
+    config,
+    prepare_data=dataclasses.replace(
+      config.prepare_data, document_length=24, query_length=24
+    ),
+    canaries=plan.Canaries(number=8, repetitions=2),
+    rows=plan.Rows(bm25=False, public_only=False, original=False, direct_dp=()),
+  )
+  plan.run(planted, tmp_path, stages=["finetune_dp"], progress=False)
+  made = artifacts.load(tmp_path / "finetune_dp/eps8", results.Checkpoint)
+  prepared = artifacts.load(
+    tmp_path / results.PRIVATE / "prepare_data", results.PreparedData
+  )
+  (release,) = made.statement.ledger
+  extra = release.num_examples - prepared.num_queries["train"]
+  assert extra > 0 and extra % 2 == 0
+  assert extra <= 8 * 2
+  assert canaries_lib.pairs(()) == ()
+
+
+def test_an_epsilon_that_promises_nothing_is_refused():
+  for bad in (0.0, -1.0, float("nan")):
+    with pytest.raises(ValueError, match="epsilons above 0"):
+      plan.Rows(synthetic=(bad,))
+  with pytest.raises(ValueError, match="epsilons above 0"):
+    plan.Rows(direct_dp=(float("inf"),))
