@@ -43,7 +43,7 @@ make_venv() {
 # Whether this kind of install was done, and nothing has changed since.
 is_installed() {
   [[ -f "$1" ]] && [[ -z "$(find "$ROOT/pyproject.toml" "$ROOT/synthq_jax" \
-    "$ROOT/gin_configs" -newer "$1" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ]]
+    "$ROOT/gin_configs" -type f -newer "$1" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ]]
 }
 
 # install EXTRA: "" or "[test]".
@@ -67,5 +67,9 @@ if [[ "${1:-}" == test ]]; then
   exec "$VENV/bin/python" -m pytest "$@"
 fi
 install ""
+# The demo's data is public, so its secret may be fixed: the same versions of
+# the packages give the same table. With a SOURCE of one's own it is drawn.
+secret=(--gin.SECRET_SEED=0)
+[[ "$*" == *SOURCE=* || "$*" == *source=* ]] && secret=()
 exec "$VENV/bin/synthq" run --gin_file="$ROOT/gin_configs/recipes/demo.gin" \
-  --workdir="${WORKDIR:-$ROOT/runs/demo}" "$@"
+  ${secret[@]+"${secret[@]}"} --workdir="${WORKDIR:-$ROOT/runs/demo}" "$@"

@@ -38,8 +38,12 @@ LIGHT_LIBRARIES = {
   "numpy", "scipy", "jax", "jaxtyping", "optax", "jax_privacy",
   "dp_accounting",
 }  # fmt: skip
-SHARED_BY_STAGES = {"config_types", "inputs", "results", "workspace"}
-COMPOSERS = {"execute", "plan", "pretrain_recipe"}  # a run, and pretrain from scratch
+SHARED_BY_STAGES = {"config_types", "inputs", "private_training", "results", "workspace"}
+COMPOSERS = {
+  "execute",
+  "plan",
+  "pretrain_recipe",
+}  # a run, and pretrain from scratch
 
 
 def place(path: pathlib.Path) -> str:

@@ -35,6 +35,9 @@ class Config:
 
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
   """Names of ir-measures."""
+  drop_identical: bool = True
+  """Whether a result whose id equals the query's is dropped (ArguAna, Quora);
+  False for MS MARCO's numeric ids, where it is chance."""
   depth: int = 100
   """Documents of a run for each query."""
   bootstrap_samples: int = 2000
@@ -81,15 +84,16 @@ def run(
   place = space.private if private else space.public
   directory = place(f"evaluate/{test_set}/{name}")
   directory.mkdir(parents=True, exist_ok=True)
-  data, documents, queries = _load(space, prepared, test_set)
+  data, qrels, documents, queries = _load(space, prepared, test_set)
   run_ = (
-    _bm25(data, config.depth)
+    _bm25(data, qrels, config.depth)
     if retriever is None
-    else _dense(config, space, retriever, data, documents, queries)
+    else _dense(config, space, retriever, data, qrels, documents, queries)
   )
-  qrels = data.qrels["test"]
   trec.write_run(directory / "run.trec", run_, tag=name)
-  scores = measures.evaluate(qrels, run_, config.measures)
+  scores = measures.evaluate(
+    qrels, run_, config.measures, drop_identical=config.drop_identical
+  )
   artifacts.write_atomically(
     directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
   )
@@ -120,29 +124,38 @@ def _load(space, prepared, test_set: str):
     folder = space.root / prepared.directory
     arrays = np.load(folder / "public_test.npz")
     data = beir.read_beir(folder / "public_test")
-    return data, arrays["tokens"], arrays["query_tokens"]
+    return data, data.qrels["test"], arrays["tokens"], arrays["query_tokens"]
   if test_set != "test":
     raise ValueError(
       f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
     )
   folder = space.root / prepared.private_directory
-  arrays = np.load(folder / "test.npz")
+  arrays = np.load(folder / f"{prepared.test_split}.npz")
   _, documents, _ = inputs.documents(space, prepared)
-  return beir.read_beir(folder), documents, arrays["tokens"]
+  data = beir.read_beir(folder)
+  qrels = _judged(data.qrels[prepared.test_split], arrays["ids"])
+  return data, qrels, documents, arrays["tokens"]
 
 
-def _bm25(data, depth: int) -> trec.Run:
+def _judged(qrels, ids):
+  """Returns the judgements of the queries that have a relevant document."""
+  return {str(query): qrels[str(query)] for query in ids}
+
+
+def _bm25(data, qrels, depth: int) -> trec.Run:
   """Runs BM25 over whole documents, not cut at the encoder's length."""
-  judged = data.split_queries("test")
+  texts = data.query_by_id()
   built = bm25.BM25().build(
     [d.id for d in data.documents], [d.contents for d in data.documents]
   )
   return built.search_run(
-    [query.id for query in judged], [query.text for query in judged], depth
+    list(qrels), [texts[query].text for query in qrels], depth
   )
 
 
-def _dense(config, space, retriever, data, documents, queries) -> trec.Run:
+def _dense(
+  config, space, retriever, data, qrels, documents, queries
+) -> trec.Run:
   """Runs the dual encoder with faiss' exact inner product."""
   params, model_config = t5_checkpoints.load(space.root / retriever.directory)
   vectors = [
@@ -151,8 +164,9 @@ def _dense(config, space, retriever, data, documents, queries) -> trec.Run:
   ]
   depth = min(config.depth, len(documents))
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
-  judged = [q for q, grades in data.qrels["test"].items() if any(g > 0 for g in grades.values())]  # fmt: skip
-  return trec.to_run(judged, [d.id for d in data.documents], scores, positions)
+  return trec.to_run(
+    list(qrels), [d.id for d in data.documents], scores, positions
+  )
 
 
 def _interval(config: Config, values: dict[str, float]) -> results.Measure:

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
@@ -48,7 +49,9 @@ class Runner:
     make: Callable[[str], _Result],
   ) -> tuple[_Result, str]:
     """Returns a result and its fingerprint."""
-    digest = artifacts.fingerprint(_FORMAT, name, *parts)
+    digest = artifacts.fingerprint(
+      _FORMAT, synthq_jax.__version__, name, *parts
+    )
     for place in (self._space.public(name), self._space.private(name)):
       if artifacts.read_fingerprint(place) == digest:
         self._say(f"[{name}] finished earlier, skipped")
@@ -223,7 +226,7 @@ class Pipeline:
           name=name,
         ),
       )
-    for epsilon in config.rows.direct_dp:
+    for epsilon in filter(math.isfinite, config.rows.direct_dp):
       name = f"direct_dp_{_name(epsilon)}"
       made[name] = self._runner(
         f"train_retriever/{name}",
@@ -246,11 +249,14 @@ class Pipeline:
     if self._config.rows.bm25:
       wanted = {"bm25": (None, "bm25"), **wanted}
     made = {}
+    have_public = self._prepared.num_public_test > 0
+    if not have_public:
+      print("[evaluate/public] no document gives a pseudo-query: left out")
     for test_set in evaluate_lib.TEST_SETS:
       for name, (retriever, source) in wanted.items():
         hidden = retriever and inputs.is_private(retriever.directory)
-        if test_set == "public" and hidden:
-          continue  # its scores could not be shared anyway
+        if test_set == "public" and (hidden or not have_public):
+          continue  # its scores could not be shared, or there is no such set
         key = f"evaluate/{test_set}/{name}"
         made[key] = self._runner(
           key,
@@ -311,7 +317,9 @@ def _label(name: str, retriever: results.Checkpoint | None) -> str:
 
 def _digest_of(checkpoint: pathlib.Path) -> str:
   """Fingerprints the public checkpoint that a stage starts from."""
-  return _digest_of_file(checkpoint / "params.safetensors")
+  names = ("params.safetensors", "config.json")
+  digests = [_digest_of_file(checkpoint / name) for name in names]
+  return artifacts.fingerprint(*digests)
 
 
 def _digest_of_file(path: str | os.PathLike) -> str:

@@ -24,12 +24,15 @@ from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints
-from synthq_jax.pipeline import inputs, results, workspace
-from synthq_jax.privacy import accounting, sampling
-from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.pipeline import inputs, private_training, results, workspace
 from synthq_jax.training import dp_step, loop
 
 __all__ = ["Config", "loss_fn", "run"]
+
+_MECHANISM = (
+  "gradients of a T5 that writes a query for a document, one record per query,"
+  " clipped and summed over a Poisson sample, with Gaussian noise"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +57,9 @@ class Config:
     default="bookkeeping", metadata={"speed_only": True}
   )
   """How gradients are clipped."""
-  microbatch_size: int | None = dataclasses.field(
-    default=None, metadata={"speed_only": True}
-  )
-  """Records processed at once; None: the whole batch."""
+  microbatch_size: int | None = None
+  """Records processed at once; None: the whole batch. It rounds up the padded
+  batch, so it is part of what is accounted."""
   settings: loop.Settings = dataclasses.field(
     default_factory=loop.Settings, metadata={"speed_only": True}
   )
@@ -96,7 +98,7 @@ def run(
     start_from: a public checkpoint.
     epsilon: the target; inf trains without noise and claims nothing.
     name: of the generator, e.g. "eps8".
-    canaries: (document, query) pairs that join the private records, for an
+    canaries: (query, document) pairs that join the private records, for an
       audit; they count in n and in the accounting.
 
   Returns:
@@ -108,41 +110,33 @@ def run(
   start = time.monotonic()
   stage = f"finetune_dp/{name}"
   records = _records(config, space, prepared, canaries)
-  sampler = sampling.Poisson.with_margin(
-    num_examples=len(records["targets"]),
-    expected_batch_size=config.batch_size,
-    multiple_of=config.microbatch_size or 8,
-  )
-  delta = config.delta or 1 / (2 * sampler.num_examples)
-  sigma = accounting.noise_multiplier(
-    epsilon=epsilon, delta=delta, sampler=sampler, steps=config.steps
-  )
   params, model_config = inputs.load_public(start_from, prepared)
-  grad_fn = optim.clipped_grad(
-    functools.partial(loss_fn, model_config=model_config),
-    l2_clip_norm=config.clip_norm,
-    strategy=config.strategy,
-    microbatch_size=config.microbatch_size,
-  )
-  metrics_path = space.private(stage, "metrics.jsonl")
-  params = dp_step.train(
-    grad_fn,
-    params,
-    records,
-    sampler=sampler,
-    noise_multiplier=sigma,
-    steps=config.steps,
-    optimizer=config.optimizer,
-    learning_rate=config.learning_rate,
-    batch_seed=space.seed(f"{stage} batches {digest}"),
-    noise_key=space.key(f"{stage} noise {digest}"),
-    directory=space.private(stage, f"state_{digest}"),
+  metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
+  params, statement = private_training.train(
+    private_training.Settings(
+      epsilon=epsilon,
+      delta=config.delta,
+      batch_size=config.batch_size,
+      multiple_of=config.microbatch_size or 8,
+      steps=config.steps,
+      optimizer=config.optimizer,
+      learning_rate=config.learning_rate,
+      mechanism=_MECHANISM,
+    ),
+    space,
+    stage,
+    digest,
+    grad_fn=optim.clipped_grad(
+      functools.partial(loss_fn, model_config=model_config),
+      l2_clip_norm=config.clip_norm,
+      strategy=config.strategy,
+      microbatch_size=config.microbatch_size,
+    ),
+    params=params,
+    records=records,
+    prepared=prepared,
     metrics_path=metrics_path,
-    description=f"finetune_dp {name}",
-    settings=config.settings,
-  )
-  statement = _statement(
-    config, epsilon, sampler, delta, sigma, f"{stage}/{digest}"
+    loop_settings=config.settings,
   )
   place = space.private if math.isinf(epsilon) else space.public
   directory = place(stage)
@@ -159,6 +153,7 @@ def run(
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
+  private_training.remove_state(space, stage, digest)
   return result
 
 
@@ -187,23 +182,3 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
     query_length=prepared.query_length,
   )
   return {k: np.concatenate([records[k], planted[k]]) for k in records}
-
-
-def _statement(config, epsilon, sampler, delta, sigma, identifier):
-  """States what was earned."""
-  if math.isinf(config.epsilon):
-    return statement_lib.non_private(
-      "Fine-tuned on the private queries without noise."
-    )
-  return statement_lib.training(
-    identifier=identifier,
-    sampler=sampler,
-    noise_multiplier=sigma,
-    l2_clip_norm=config.clip_norm,
-    steps=config.steps,
-    delta=delta,
-    mechanism=(
-      "gradients of a T5 that writes a query for a document, one record per"
-      " query, clipped and summed over a Poisson sample, with Gaussian noise"
-    ),
-  )

@@ -5,7 +5,6 @@ skipped because it is finished, is in `execute`.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -47,15 +46,16 @@ class Rows:
   synthetic: tuple[float, ...] = (8.0,)
   """Synthetic queries of generators fine-tuned at these epsilons; inf: none."""
   direct_dp: tuple[float, ...] = (8.0,)
-  """The real queries with DP directly, at these epsilons."""
+  """The real queries with DP directly, at these epsilons; inf is left out,
+  since `original` is that row."""
 
   def __post_init__(self):
     for field in ("synthetic", "direct_dp"):
       for epsilon in getattr(self, field):
-        if not epsilon > 0 or (field == "direct_dp" and math.isinf(epsilon)):
+        if not epsilon > 0:
           raise ValueError(
-            f"Rows.{field} must hold epsilons above 0, got"
-            f" epsilon={epsilon}: change EPSILON"
+            f"Rows.{field} must hold epsilons above 0, got epsilon={epsilon}:"
+            " change EPSILON"
           )
 
 
@@ -110,6 +110,18 @@ class RunConfig:
   secret_seed: int | None = None
   """Fixes batches and noise, for demonstrations on public data only; None
   draws a secret that stays in the working directory's private folder."""
+  public_data: bool = False
+  """Whether the "private" queries are public, so that the secret may be fixed;
+  the demo set's are."""
+
+  def __post_init__(self):
+    is_demo = self.prepare_data.source == "environment_docs"
+    if self.secret_seed is not None and not (is_demo or self.public_data):
+      raise ValueError(
+        "RunConfig.secret_seed must be None for private data, got a fixed one,"
+        " from which anybody could recompute the noise: leave SECRET_SEED out"
+        " (or say public_data=True if the queries are public)"
+      )
 
 
 def run(

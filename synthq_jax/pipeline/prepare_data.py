@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "run", "versions"]
 
-TRAIN, DEV, TEST = "train", "dev", "test"
+TRAIN, TEST = "train", "test"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ class Config:
   """Tokens of a document, EOS included."""
   query_length: int = 24
   """Tokens of a query, EOS included."""
+  test_split: str = "test"
+  """The split that is scored; "dev" for MS MARCO."""
   public_test_documents: int = 1000
   """Documents of the public test set, at most."""
   seed: int = 0
@@ -80,7 +82,7 @@ def run(
   """
   start = time.monotonic()
   data, named = _read(config)
-  _check_splits(data, config.source)
+  _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
   for folder in (public, private):
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
@@ -89,7 +91,7 @@ def run(
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   cut = _write_documents(config, data, vocabulary, public)
   counts = _write_queries(config, data, vocabulary, private)
-  _write_public_test(config, data, vocabulary, public)
+  public_test = _write_public_test(config, data, vocabulary, public)
   beir.write_beir(private, data)
   result = results.PreparedData(
     directory=space.relative(public),
@@ -106,6 +108,8 @@ def run(
     },
     max_positives=1,
     cut_documents=cut,
+    test_split=config.test_split,
+    num_public_test=public_test,
     vocabulary=space.relative(model),
     vocab_size=vocabulary.vocab_size,
     extra_ids=config.extra_ids,
@@ -120,19 +124,21 @@ def run(
 def versions(config: Config) -> str:
   """Returns what the source depends on beyond the configuration.
 
-  Names and versions of packages for the demo set; for files their sizes and
-  times, so that a changed file is read again.
+  Names and versions of packages for the demo set, a digest of the content for
+  files, so that a changed file is read again and a moved one is not.
   """
   kind, _, place = config.source.partition(":")
   if kind == "environment_docs":
     return environment_docs.digest(environment_docs.EnvironmentDocs())
   root = pathlib.Path(place)
-  files = sorted(root.rglob("*")) if root.is_dir() else [root]
-  return "".join(
-    f"{f} {f.stat().st_size} {f.stat().st_mtime_ns};"
-    for f in files
-    if f.is_file()
-  )
+  files = sorted(root.rglob("*")) if place and root.is_dir() else [root]
+  state = hashlib.sha256()
+  for path in files:
+    if path.is_file():
+      state.update(path.relative_to(root).as_posix().encode() + b"\0")
+      with open(path, "rb") as stream:
+        state.update(hashlib.file_digest(stream, "sha256").digest())
+  return state.hexdigest()
 
 
 def _read(config: Config) -> tuple[collection.Collection, str]:
@@ -156,18 +162,21 @@ def _read(config: Config) -> tuple[collection.Collection, str]:
   )
 
 
-def _check_splits(data: collection.Collection, source: str) -> None:
-  for split in (TRAIN, TEST):
-    if not data.qrels.get(split):
+def _check_splits(data: collection.Collection, config: Config) -> None:
+  """Refuses splits without pairs, and queries on both sides."""
+  queries = {}
+  for split in (TRAIN, config.test_split):
+    queries[split] = {query for query, _ in data.pairs(split)}
+    if not queries[split]:
       raise ValueError(
-        f"{source}: expected relevant pairs in split {split!r}, got none:"
-        f" add qrels/{split}.tsv or more pairs"
+        f"{config.source}: expected relevant pairs in split {split!r}, got"
+        " none: add their judgements, or name another test_split"
       )
-  both = set(data.qrels[TRAIN]) & set(data.qrels[TEST])
+  both = queries[TRAIN] & queries[config.test_split]
   if both:
     raise ValueError(
-      f"{source}: {len(both)} queries are judged in train and in test:"
-      " take them out of one"
+      f"{config.source}: {len(both)} queries are judged in {TRAIN} and in"
+      f" {config.test_split}: take them out of one"
     )
 
 
@@ -227,13 +236,12 @@ def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
   position = {d.id: i for i, d in enumerate(data.documents)}
   counts = {}
   for split, judged in data.qrels.items():
-    rng = np.random.default_rng([config.seed, len(counts)])
     ids, chosen = [], []
     for query, grades in judged.items():
       relevant = sorted(d for d, grade in grades.items() if grade > 0)
       if relevant:
         ids.append(query)
-        chosen.append(position[relevant[rng.integers(len(relevant))]])
+        chosen.append(position[_keep_one(relevant, query, config.seed)])
     np.savez(
       private / f"{split}.npz",
       ids=np.array(ids),
@@ -246,7 +254,17 @@ def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
   return counts
 
 
-def _write_public_test(config, data, vocabulary, public) -> None:
+def _keep_one(relevant: list[str], query: str, seed: int) -> str:
+  """Picks a document by a hash of the query alone.
+
+  A stream of random numbers would tie a query's choice to the queries before
+  it, and one query more would change many records.
+  """
+  digest = hashlib.sha256(f"{seed} {query}".encode()).digest()
+  return relevant[int.from_bytes(digest[:8], "big") % len(relevant)]
+
+
+def _write_public_test(config, data, vocabulary, public) -> int:
   """Writes a BEIR folder of pseudo-queries: sentences taken out of documents.
 
   The same choice of a telling sentence as in pre-training, but the sentence
@@ -264,6 +282,8 @@ def _write_public_test(config, data, vocabulary, public) -> None:
     if best is not None and len(made) < config.public_test_documents:
       rest = " ".join(parts[:best] + parts[best + 1 :])
       made.append((data.documents[i].id, parts[best], rest))
+  if not made:
+    return 0
   beir.write_beir(
     public / "public_test",
     collection.Collection(
@@ -287,6 +307,7 @@ def _write_public_test(config, data, vocabulary, public) -> None:
       length=config.query_length,
     ),
   )
+  return len(made)
 
 
 def _digest(data: collection.Collection, space: workspace.Workspace) -> str:

@@ -87,19 +87,20 @@ def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
     What was made, and of what.
   """
   root = pathlib.Path(workdir)
-  digest = artifacts.fingerprint("pretrain_recipe", config)
-  if artifacts.read_fingerprint(root) == digest:
-    print("[pretrain] finished earlier, skipped", flush=True)
-    return artifacts.load(root, Pretrained)
   root.mkdir(parents=True, exist_ok=True)
   queries = environment_docs.private_queries(environment_docs.EnvironmentDocs())
   text = public_text.read(config.packages, public_text.HeldOut(queries))
+  text_digest = public_text.digest(text)
+  digest = artifacts.fingerprint("pretrain_recipe", config, text_digest)
+  if artifacts.read_fingerprint(root) == digest:
+    print("[pretrain] finished earlier, skipped", flush=True)
+    return artifacts.load(root, Pretrained)
   print(
     f"[pretrain] {len(text.passages)} passages of {len(text.packages)}"
     f" packages; {text.dropped} sentences dropped",
     flush=True,
   )
-  data = _tokenize(config, root, text)
+  data = _tokenize(config, root, text, digest)
   params = pretrain.fresh(config.model, config.seed)
   params, seconds = pretrain.train(
     config.pretrain,
@@ -115,9 +116,11 @@ def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
   return result
 
 
-def _tokenize(config: Config, root, text) -> pretrain_tasks.Tokenized:
+def _tokenize(config, root, text, digest) -> pretrain_tasks.Tokenized:
   """Trains the vocabulary on the same public text, once, and uses it."""
-  model = root / "vocabulary.model"
+  state = root / "state" / digest
+  state.mkdir(parents=True, exist_ok=True)
+  model = state / "vocabulary.model"
   start = time.monotonic()
   if not model.exists():
     vocabulary_lib.train(
@@ -125,6 +128,7 @@ def _tokenize(config: Config, root, text) -> pretrain_tasks.Tokenized:
       model,
       vocab_size=config.model.vocab_size - config.extra_ids,
     )
+  artifacts.write_atomically(root / "vocabulary.model", model.read_bytes())
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   data = pretrain_tasks.tokenize_passages(vocabulary, text.passages)
   print(f"[pretrain] vocabulary and tokens: {time.monotonic() - start:.0f} s")

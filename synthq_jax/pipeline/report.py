@@ -120,7 +120,7 @@ def run(
       root,
       prepared,
       synthetic,
-      split=config.test_set,
+      split=prepared.test_split,
       number=config.num_comparisons,
       seed=config.seed,
     ),

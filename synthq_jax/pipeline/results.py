@@ -47,6 +47,10 @@ class PreparedData:
   """(query, document) pairs kept for each split."""
   max_positives: int
   """Documents kept for one query of the train split: more were cut off."""
+  test_split: str
+  """The split that is scored."""
+  num_public_test: int
+  """Pseudo-queries of the public test set; 0 if no document gave one."""
   cut_documents: float
   """Share of documents longer than the document length."""
   vocabulary: str

@@ -1,9 +1,9 @@
 """Trains a dual encoder on pairs: real ones, synthetic ones, or with DP.
 
-Every row of the table uses the same recipe, a shared T5 encoder with mean
-pooling, cosine over a temperature and in-batch softmax; only the pairs differ.
-`run_direct` is the papers' naive private baseline: the gradient of the whole
-batch is clipped, so the noise does not shrink with the batch.
+Every row that trains without noise uses the same recipe, a shared T5 encoder
+with mean pooling, cosine over a temperature and in-batch softmax; only the
+pairs differ. `run_direct` is the papers' naive private baseline: the gradient
+of the whole batch is clipped, so the noise does not shrink with the batch.
 """
 
 import dataclasses
@@ -19,12 +19,16 @@ import optax
 from synthq_jax import artifacts, optim
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, t5_checkpoints
-from synthq_jax.pipeline import inputs, results, workspace
-from synthq_jax.privacy import accounting, sampling, sensitivity
+from synthq_jax.pipeline import inputs, private_training, results, workspace
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.training import dp_step, loop
+from synthq_jax.training import loop
 
 __all__ = ["Config", "DirectConfig", "run", "run_direct"]
+
+_MECHANISM = (
+  "the contrastive gradient of a whole Poisson sample of (query, document)"
+  " pairs, clipped as one, with Gaussian noise"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,13 +115,13 @@ def run(
   pairs = _pairs(space, prepared, synthetic)
   params, model_config = inputs.load_public(start_from, prepared)
   params = dual_encoder.encoder_params(params)
-  metrics_path = directory / "metrics.jsonl"
+  metrics_path = directory / f"metrics_{digest}.jsonl"
   params = _train(
     config,
     params,
     model_config,
     pairs,
-    directory=space.private(stage, f"state_{digest}"),
+    directory=private_training.state_directory(space, stage, digest),
     metrics_path=metrics_path,
     description=f"train_retriever {name}",
   )
@@ -134,6 +138,7 @@ def run(
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
+  private_training.remove_state(space, stage, digest)
   return result
 
 
@@ -168,42 +173,35 @@ def run_direct(
   """
   start = time.monotonic()
   stage = f"train_retriever/{name}"
-  pairs = _pairs(space, prepared, None)
-  sampler = sampling.Poisson.with_margin(
-    num_examples=len(pairs["queries"]),
-    expected_batch_size=config.batch_size,
-    multiple_of=8,
-  )
-  delta = config.delta or 1 / (2 * sampler.num_examples)
-  sigma = accounting.noise_multiplier(
-    epsilon=epsilon, delta=delta, sampler=sampler, steps=config.steps
-  )
   params, model_config = inputs.load_public(start_from, prepared)
+  metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
   grad_fn = optim.batch_clipped_grad(
     functools.partial(
-      _masked_loss,
-      model_config=model_config,
-      temperature=config.temperature,
+      _masked_loss, model_config=model_config, temperature=config.temperature
     ),
     l2_clip_norm=config.clip_norm,
   )
-  metrics_path = space.private(stage, "metrics.jsonl")
-  params = dp_step.train(
-    grad_fn,
-    dual_encoder.encoder_params(params),
-    pairs,
-    sampler=sampler,
-    noise_multiplier=sigma,
-    steps=config.steps,
-    optimizer=config.optimizer,
-    learning_rate=config.learning_rate,
-    batch_seed=space.seed(f"{stage} batches {digest}"),
-    noise_key=space.key(f"{stage} noise {digest}"),
-    directory=space.private(stage, f"state_{digest}"),
+  params, statement = private_training.train(
+    private_training.Settings(
+      epsilon=epsilon,
+      delta=config.delta,
+      batch_size=config.batch_size,
+      multiple_of=8,
+      steps=config.steps,
+      optimizer=config.optimizer,
+      learning_rate=config.learning_rate,
+      mechanism=_MECHANISM,
+      denominator=1.0,
+    ),
+    space,
+    stage,
+    digest,
+    grad_fn=grad_fn,
+    params=dual_encoder.encoder_params(params),
+    records=_pairs(space, prepared, None),
+    prepared=prepared,
     metrics_path=metrics_path,
-    description=f"train_retriever {name}",
-    settings=config.settings,
-    denominator=1.0,
+    loop_settings=config.settings,
   )
   directory = space.public(stage)
   t5_checkpoints.save(directory, params, model_config)
@@ -211,19 +209,7 @@ def run_direct(
     directory=space.relative(directory),
     kind="retriever",
     name=name,
-    statement=statement_lib.training(
-      identifier=f"{stage}/{digest}",
-      sampler=sampler,
-      noise_multiplier=sigma,
-      l2_clip_norm=config.clip_norm,
-      l2_sensitivity=sensitivity.batch(l2_clip_norm=config.clip_norm),
-      steps=config.steps,
-      delta=delta,
-      mechanism=(
-        "the contrastive gradient of a whole Poisson sample of (query,"
-        " document) pairs, clipped as one, with Gaussian noise"
-      ),
-    ),
+    statement=statement,
     steps=config.steps,
     batch_size=config.batch_size,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -231,6 +217,7 @@ def run_direct(
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
+  private_training.remove_state(space, stage, digest)
   return result
 
 
@@ -293,13 +280,8 @@ def _train(
   config, params, model_config, pairs, *, directory, metrics_path, description
 ):
   """Adam over shuffled epochs."""
-  decay = max(1, config.steps - config.warmup_steps)
-  schedule = optax.join_schedules(
-    [
-      optax.linear_schedule(0, config.learning_rate, config.warmup_steps),
-      optax.linear_schedule(config.learning_rate, 0, decay),
-    ],
-    [config.warmup_steps],
+  schedule = optim.schedules.linear(
+    config.learning_rate, steps=config.steps, warmup_steps=config.warmup_steps
   )
   tx = optax.adam(schedule, b2=0.98)
 

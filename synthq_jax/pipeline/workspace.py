@@ -13,7 +13,6 @@ import secrets
 import jax
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.pipeline import results
 
 __all__ = ["Workspace"]
@@ -31,6 +30,7 @@ class Workspace:
         data; None draws 128 bits the first time and reads them later.
     """
     self.root = pathlib.Path(root)
+    self.is_fixed = secret_seed is not None
     self._secret = self._read_or_draw(secret_seed)
 
   def public(self, *parts: str) -> pathlib.Path:
@@ -60,6 +60,8 @@ class Workspace:
     if given is not None:
       return given
     if not path.exists():
-      artifacts.write_atomically(path, f"{secrets.randbits(128):x}\n")
-      path.chmod(0o600)
+      path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+      descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+      with os.fdopen(descriptor, "w") as stream:
+        stream.write(f"{secrets.randbits(128):x}\n")
     return int(path.read_text(), 16)

@@ -19,8 +19,8 @@ PUBLIC = (
   "number of steps and noise.",
 )
 ASSUMPTIONS = (
-  "A query with all of its relevant documents is one record, drawn and "
-  "clipped as one.",
+  "A query is one record, drawn and clipped as one, with the one of its "
+  "relevant documents that was kept.",
   "The seeds of sampling and noise stay secret: whoever knows them can "
   "recompute the noise and take it away.",
   "Which queries were in which batch stays secret; every intermediate model "

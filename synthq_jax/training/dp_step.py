@@ -50,13 +50,8 @@ def optimizer(
   Returns:
     An optax transformation that takes clipped sums.
   """
-  warmup = max(1, steps // 10)
-  schedule = optax.join_schedules(
-    [
-      optax.linear_schedule(learning_rate / warmup, learning_rate, warmup),
-      optax.linear_schedule(learning_rate, 0.0, max(1, steps - warmup)),
-    ],
-    [warmup],
+  schedule = optim.schedules.linear(
+    learning_rate, steps=steps, warmup_steps=steps // 10
   )
   make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}[name]
   return make(
@@ -116,7 +111,9 @@ def train(
     steps,
     l2_sensitivity=grad_fn.sensitivity(relation),
     noise_multiplier=noise_multiplier,
-    denominator=denominator or sampler.expected_batch_size,
+    denominator=(
+      sampler.expected_batch_size if denominator is None else denominator
+    ),
     key=noise_key,
   )
 

@@ -59,6 +59,7 @@ def _config(source: pathlib.Path) -> plan.RunConfig:
     direct_dp=train_retriever.DirectConfig(steps=2, batch_size=8),
     evaluate=evaluate.Config(bootstrap_samples=20),
     secret_seed=7,
+    public_data=True,
   )
 
 
@@ -164,7 +165,7 @@ def test_no_score_on_private_queries_and_no_loss_is_shareable(finished):
     relative = path.relative_to(root).as_posix()
     assert "evaluate/test" not in relative
     assert "original" not in relative
-    if path.name == "metrics.jsonl":
+    if path.name.startswith("metrics"):
       assert "synthetic" in relative or "public_only" in relative
 
 
@@ -239,5 +240,28 @@ def test_an_epsilon_that_promises_nothing_is_refused():
   for bad in (0.0, -1.0, float("nan")):
     with pytest.raises(ValueError, match="epsilons above 0"):
       plan.Rows(synthetic=(bad,))
-  with pytest.raises(ValueError, match="epsilons above 0"):
-    plan.Rows(direct_dp=(float("inf"),))
+
+
+def test_a_fixed_secret_is_refused_for_private_data():
+  source = prepare_data.Config(source="jsonl:log.jsonl")
+  with pytest.raises(ValueError, match="recompute the noise"):
+    plan.RunConfig(prepare_data=source, secret_seed=0)
+  plan.RunConfig(prepare_data=source)
+  plan.RunConfig(secret_seed=0)  # the demo's data is public
+
+
+def test_one_query_less_changes_no_other_record():
+  relevant = {f"q{i}": [f"d{i}", f"d{i + 1}", f"d{i + 2}"] for i in range(50)}
+  kept = {q: prepare_data._keep_one(d, q, 0) for q, d in relevant.items()}
+  del relevant["q7"]
+  again = {q: prepare_data._keep_one(d, q, 0) for q, d in relevant.items()}
+  assert again == {q: d for q, d in kept.items() if q != "q7"}
+  positions = [int(d[1:]) - int(q[1:]) for q, d in kept.items()]
+  assert set(positions) == {0, 1, 2}
+
+
+def test_the_ledger_holds_every_private_training_once(finished):
+  _, root, _ = finished
+  lines = (root / results.PRIVATE / "ledger.jsonl").read_text().splitlines()
+  names = [json.loads(line)["identifier"].rsplit("/", 1)[0] for line in lines]
+  assert names == ["finetune_dp/eps8", "train_retriever/direct_dp_eps8"]

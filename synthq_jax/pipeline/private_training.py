@@ -1,0 +1,205 @@
+"""What every private training of the pipeline does, in one place.
+
+Calibrate the noise before step 0, write the release into the ledger of the
+working directory, train, state what was earned.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from synthq_jax import artifacts
+from synthq_jax.pipeline import results, workspace
+from synthq_jax.privacy import accounting, sampling
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.training import dp_step, loop
+
+__all__ = ["LEDGER", "Settings", "remove_state", "state_directory", "train"]
+
+LEDGER = "ledger.jsonl"
+"""In the private folder: every private training that was ever started."""
+
+_FIXED_SECRET = (
+  "The secret of this run was fixed by its settings, as only public data"
+  " allows: anybody can recompute the noise, so this statement shows what would"
+  " be claimed, and protects nobody."
+)
+_SPLIT = (
+  "Which queries are for training and which for testing is treated as fixed."
+)
+_FROM_PAIRS = (
+  "That a document of the collection was asked about: this collection was read"
+  " from the queries' own documents."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """The public settings of one private training."""
+
+  epsilon: float
+  """Target; inf trains without noise and claims nothing."""
+  delta: float | None
+  """Target; None: 1 / (2n)."""
+  batch_size: int
+  """Expected records of a Poisson batch."""
+  multiple_of: int
+  """The padded batch is a multiple of this."""
+  steps: int
+  """Optimizer steps."""
+  optimizer: str
+  """One of dp_step.OPTIMIZERS."""
+  learning_rate: float
+  """Peak."""
+  mechanism: str
+  """What is clipped and noised, in words."""
+  denominator: float | None = None
+  """Public divisor; None: the expected batch size."""
+
+
+def state_directory(
+  space: workspace.Workspace, stage: str, digest: str
+) -> pathlib.Path:
+  """Returns where a stage keeps the states of unfinished training."""
+  return space.private(stage, f"state_{digest}")
+
+
+def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
+  """Removes the states of a stage whose result is saved."""
+  shutil.rmtree(state_directory(space, stage, digest), ignore_errors=True)
+
+
+def train(
+  settings: Settings,
+  space: workspace.Workspace,
+  stage: str,
+  digest: str,
+  *,
+  grad_fn: Any,
+  params: Any,
+  records: Mapping[str, np.ndarray],
+  prepared: results.PreparedData,
+  metrics_path: pathlib.Path,
+  loop_settings: loop.Settings,
+) -> tuple[Any, statement_lib.PrivacyStatement]:
+  """Calibrates, enters the release into the ledger, trains.
+
+  Args:
+    settings: target, sampling, optimizer.
+    space: the working directory, whose secret gives batches and noise.
+    stage: name of the stage and row, e.g. "finetune_dp/eps8".
+    digest: fingerprint of everything the training depends on.
+    grad_fn: clips; says its sensitivity and its `l2_clip_norm`.
+    params: where to start, public.
+    records: one row per record.
+    prepared: where the records came from.
+    metrics_path: metrics.jsonl, private.
+    loop_settings: saving and reporting.
+
+  Returns:
+    The trained parameters and the statement they earned.
+
+  Raises:
+    ValueError: if the target cannot be met with these settings.
+  """
+  sampler = sampling.Poisson.with_margin(
+    num_examples=len(next(iter(records.values()))),
+    expected_batch_size=settings.batch_size,
+    multiple_of=settings.multiple_of,
+  )
+  delta = settings.delta
+  if delta is None:
+    delta = 1 / (2 * sampler.num_examples)
+  sigma = accounting.noise_multiplier(
+    epsilon=settings.epsilon,
+    delta=delta,
+    sampler=sampler,
+    steps=settings.steps,
+  )
+  statement = _statement(
+    settings,
+    space,
+    f"{stage}/{digest}",
+    grad_fn,
+    sampler,
+    sigma,
+    delta,
+    prepared,
+  )
+  _enter(space, f"{stage}/{digest}", statement)
+  params = dp_step.train(
+    grad_fn,
+    params,
+    records,
+    sampler=sampler,
+    noise_multiplier=sigma,
+    steps=settings.steps,
+    optimizer=settings.optimizer,
+    learning_rate=settings.learning_rate,
+    batch_seed=space.seed(f"{stage} batches {digest}"),
+    noise_key=space.key(f"{stage} noise {digest}"),
+    directory=state_directory(space, stage, digest),
+    metrics_path=metrics_path,
+    description=stage.replace("/", " "),
+    settings=loop_settings,
+    denominator=settings.denominator,
+  )
+  return params, statement
+
+
+def _statement(
+  settings: Settings,
+  space: workspace.Workspace,
+  identifier: str,
+  grad_fn: Any,
+  sampler: sampling.Poisson,
+  sigma: float,
+  delta: float,
+  prepared: results.PreparedData,
+) -> statement_lib.PrivacyStatement:
+  """States what the training will have earned."""
+  if math.isinf(settings.epsilon):
+    return statement_lib.non_private(
+      "Trained on the private queries without noise."
+    )
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  assumptions = (*statement_lib.ASSUMPTIONS, _SPLIT)
+  if space.is_fixed:
+    assumptions = (_FIXED_SECRET, *assumptions)
+  not_protected = statement_lib.NOT_PROTECTED
+  if prepared.source.partition(":")[0] in ("jsonl", "environment_docs"):
+    not_protected = (*not_protected, _FROM_PAIRS)
+  return statement_lib.training(
+    identifier=identifier,
+    sampler=sampler,
+    noise_multiplier=sigma,
+    l2_clip_norm=grad_fn.l2_clip_norm,
+    l2_sensitivity=grad_fn.sensitivity(relation),
+    steps=settings.steps,
+    delta=delta,
+    mechanism=settings.mechanism,
+    assumptions=assumptions,
+    not_protected=not_protected,
+  )
+
+
+def _enter(
+  space: workspace.Workspace,
+  identifier: str,
+  statement: statement_lib.PrivacyStatement,
+) -> None:
+  """Enters a training into the ledger before it reads a record, once."""
+  path = space.private(LEDGER)
+  lines = path.read_text().splitlines() if path.exists() else []
+  if any(json.loads(line)["identifier"] == identifier for line in lines):
+    return  # started before, and resumed now: the same noise, the same release
+  entry = {"identifier": identifier, "statement": artifacts.to_json(statement)}
+  lines.append(json.dumps(entry, sort_keys=True))
+  artifacts.write_atomically(path, "\n".join(lines) + "\n")

@@ -1,0 +1,178 @@
+import collections
+
+import numpy as np
+import pytest
+
+from synthq_jax.data import docstrings, environment_docs, splits
+
+CONTROL = "Joins many arrays along an axis."
+
+
+def prose(seed, count=30):
+  """Words that no other seed repeats in the same order."""
+  rng = np.random.default_rng(seed)
+  letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+  return ["".join(rng.choice(letters, 6)) for _ in range(count)]
+
+
+def text(seed, count=30):
+  return " ".join(prose(seed, count))
+
+
+def build(*packages, **changes):
+  config = environment_docs.EnvironmentDocs(
+    packages=packages or ("fake_docs",), **changes
+  )
+  return environment_docs.build(config)
+
+
+def query_texts(collection):
+  return [query.text for query in collection.queries]
+
+
+@pytest.mark.parametrize(
+  "first",
+  [
+    "stack(arrays, axis) joins many arrays",
+    "Maps every name -> its own number",
+    "Calls the method std::sort of things",
+    "Sets the axis=all of many things",
+    "Formats the {name} of one thing",
+    r"Writes the letter \n after every line",
+    "(internal) joins many arrays of one kind",
+    "1 + 2 + 3 + 4 + 5 and so on",
+  ],
+)
+def test_first_paragraphs_like_signatures_are_dropped(install, first):
+  first_in_source = first.replace("\\", "\\\\")
+  install("fake_docs", [(first_in_source, text(0)), (CONTROL, text(1))])
+  assert query_texts(build()) == [CONTROL]
+  assert [document.text for document in build().documents] == [text(1)]
+
+
+@pytest.mark.parametrize(
+  ("first", "rest"),
+  [
+    ("Two words.", text(0)),
+    (text(2, 31), text(0)),
+    ("Splits one array into many.", text(0, 11)),
+  ],
+)
+def test_too_short_and_too_long_texts_are_dropped(install, first, rest):
+  install("fake_docs", [(first, rest), (CONTROL, text(1))])
+  assert query_texts(build()) == [CONTROL]
+  loose = build(min_query_words=2, max_query_words=31, min_document_words=11)
+  assert query_texts(loose) == [first, CONTROL]
+
+
+def test_the_bounds_on_lengths_are_inclusive(install):
+  firsts = ["Three words here.", text(2, 30)]
+  install("fake_docs", [(f, text(i, 12)) for i, f in enumerate(firsts)])
+  assert query_texts(build()) == firsts
+
+
+def test_queries_that_stand_verbatim_in_their_document_are_dropped(install):
+  said = "It joins MANY arrays, along an axis; and " + text(0)
+  interrupted = "It joins many long arrays along an axis and " + text(1)
+  inside_words = "rejoins many arrays along an axis and " + text(2)
+  first = "joins many arrays along an axis"
+  for number, rest in enumerate((said, interrupted, inside_words)):
+    install(f"fake_{number}", [(first, rest)])
+  assert build("fake_0").documents == ()
+  assert query_texts(build("fake_1")) == [first]
+  assert query_texts(build("fake_2")) == [first]
+
+
+def test_documents_mostly_said_by_an_earlier_one_are_dropped(install):
+  # 30 words are 26 shingles of 5; the first 20 words hold 16 of them, the
+  # first 14 hold 10.
+  original = prose(0)
+  copies = [
+    ("Tells the original story first.", original),
+    ("Tells most of it again.", original[:20] + prose(1, 10)),
+    ("Tells a third of it again.", original[:14] + prose(2, 16)),
+  ]
+  install("fake_docs", [(first, " ".join(rest)) for first, rest in copies])
+  firsts = [first for first, _ in copies]
+  assert query_texts(build()) == [firsts[0], firsts[2]]
+  assert len(build().documents) == 2
+  assert query_texts(build(max_overlap=0.65)) == firsts
+  assert query_texts(build(max_overlap=0.35)) == firsts[:1]
+
+
+def test_what_is_held_out_does_not_depend_on_dropped_duplicates(install):
+  firsts = ["Tells the original story first.", "Tells the story once more."]
+  install("fake_docs", [(first, text(0)) for first in firsts])
+  config = environment_docs.EnvironmentDocs(packages=("fake_docs",))
+  assert len(build().queries) == 1
+  assert environment_docs.private_queries(config) == firsts
+
+
+def test_equal_queries_become_one_query_with_several_documents(install):
+  firsts = ["Joins many arrays.", "joins MANY arrays", "Joins few arrays."]
+  install("fake_docs", [(first, text(i)) for i, first in enumerate(firsts)])
+  collection = build()
+  assert query_texts(collection) == [firsts[0], firsts[2]]
+  sides = [
+    sorted(qrels[collection.queries[0].id])
+    for qrels in collection.qrels.values()
+    if collection.queries[0].id in qrels
+  ]
+  assert sides == [sorted(d.id for d in collection.documents[:2])]
+
+
+def test_queries_of_one_token_set_stand_on_one_side(install):
+  pairs = [(f"Sorts the items of {w}.", w) for w in prose(100, 60)]
+  turned = [(f"Of {w}, the items sorts.", f"{w} again") for _, w in pairs]
+  docs = [
+    (first, f"{word} {text(number)}")
+    for number, (first, word) in enumerate(pairs + turned)
+  ]
+  install("fake_docs", docs)
+  collection = build()
+  assert len(collection.queries) == 120
+  side = {q: s for s, qrels in collection.qrels.items() for q in qrels}
+  sides = [side[query.id] for query in collection.queries]
+  assert sides[:60] == sides[60:]
+  assert set(sides) == {"train", "dev", "test"}
+
+
+def test_the_package_is_the_client_and_absent_ones_are_left_out(install):
+  install("fake_one", [(CONTROL, text(0))])
+  install("fake_two", [("Splits one array into many.", text(1))])
+  collection = build("fake_one", "not_there_at_all", "fake_two")
+  assert [d.client for d in collection.documents] == ["fake_one", "fake_two"]
+  assert [q.client for q in collection.queries] == ["fake_one", "fake_two"]
+  assert collection == build("fake_one", "fake_two")
+
+
+def test_the_digest_names_versions_and_absence(install):
+  install("fake_docs", [(CONTROL, text(0))], version="2.7")
+  config = environment_docs.EnvironmentDocs(
+    packages=("fake_docs", "not_there_at_all")
+  )
+  wanted = "fake_docs==2.7, not_there_at_all absent"
+  assert environment_docs.digest(config) == wanted
+
+
+@pytest.fixture(scope="module")
+def installed():
+  return environment_docs.build(environment_docs.EnvironmentDocs())
+
+
+def test_the_installed_packages_give_a_clean_demo_set(installed):
+  queries, documents = installed.query_by_id(), installed.document_by_id()
+  pairs = {split: installed.pairs(split) for split in installed.qrels}
+  count = sum(map(len, pairs.values()))
+  assert count >= 5_000 and count == len(documents)
+  for split, share in {"train": 0.8, "dev": 0.1, "test": 0.1}.items():
+    assert abs(len(pairs[split]) / count - share) < 0.025
+  sides = collections.defaultdict(set)
+  for split, found in pairs.items():
+    for query_id, document_id in found:
+      query, document = queries[query_id].text, documents[document_id].text
+      said = f" {' '.join(docstrings.words(document))} "
+      assert f" {' '.join(docstrings.words(query))} " not in said
+      sides[splits.token_set(query)].add(split)
+      sides[document_id].add(split)
+  assert max(map(len, sides.values())) == 1

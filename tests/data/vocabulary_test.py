@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+import sentencepiece
+
+from synthq_jax.data import vocabulary
+
+TEXTS = (
+  "The array holds numbers in rows and columns.",
+  "A matrix is an array of two dimensions, rows first.",
+  "Numbers in a row are added before the columns are.",
+  "An Apple is red; a pear is green, and both are fruit.",
+  "Green fruit is not ripe, red fruit is often ripe.",
+  "The river rises in the mountains and ends in the northern sea.",
+  "Ships go up the river as far as the old bridge, then they turn round.",
+  "In spring the water floods the fields that lie beside the bridge.",
+)
+SIZE = 65
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+  path = tmp_path_factory.mktemp("vocabulary") / "small.model"
+  vocabulary.train(TEXTS, path, vocab_size=SIZE)
+  return path
+
+
+@pytest.fixture(scope="module")
+def small(path):
+  return vocabulary.load(path)
+
+
+def test_the_same_text_gives_the_same_model(path, tmp_path):
+  again, other = tmp_path / "again.model", tmp_path / "other.model"
+  vocabulary.train(iter(TEXTS), again, vocab_size=SIZE)
+  assert again.read_bytes() == path.read_bytes()
+  vocabulary.train(TEXTS[:-1], other, vocab_size=SIZE)
+  assert other.read_bytes() != path.read_bytes()
+
+
+def test_special_ids_are_those_of_t5(path, small):
+  model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+  ids = (model.pad_id(), model.eos_id(), model.unk_id(), model.bos_id())
+  assert ids == (vocabulary.PAD_ID, vocabulary.EOS_ID, 2, -1) == (0, 1, 2, -1)
+  assert len(model) == small.vocab_size == SIZE
+  assert (small.pad_id, small.eos_id, small.unk_id) == (0, 1, 2)
+
+
+def test_text_comes_back_in_lower_case(small):
+  ids = small.encode("Red APPLE")
+  assert ids == small.encode("red apple")
+  assert small.decode(ids) == "red apple"
+  assert min(ids) > 2
+
+
+def test_case_is_kept_when_folding_is_off(tmp_path):
+  path = tmp_path / "cased.model"
+  vocabulary.train(TEXTS, path, vocab_size=SIZE, case_folding=False)
+  cased = vocabulary.load(path)
+  assert cased.decode(cased.encode("An Apple")) == "An Apple"
+  assert cased.encode("An Apple") != cased.encode("an apple")
+
+
+def test_extra_ids_are_appended(path, small):
+  extended = vocabulary.load(path, extra_ids=7)
+  assert extended.vocab_size == SIZE + 7
+  assert extended.extra_ids == 7
+  assert extended.encode("red apple") == small.encode("red apple")
+
+
+def test_rows_end_with_eos_and_are_padded_with_zeros(small):
+  texts = ["red apple", "", "rows"]
+  rows = vocabulary.tokenize(small, texts, length=30)
+  assert rows.shape == (3, 30) and rows.dtype == np.int32
+  for row, text in zip(rows, texts, strict=True):
+    ids = small.encode(text)
+    wanted = ids + [vocabulary.EOS_ID] + [0] * (29 - len(ids))
+    assert row.tolist() == wanted
+
+
+def test_long_texts_are_cut_and_keep_their_eos(small):
+  ids = small.encode(TEXTS[0])
+  assert len(ids) > 6
+  row = vocabulary.tokenize(small, [TEXTS[0]], length=6)[0]
+  assert row.tolist() == ids[:5] + [vocabulary.EOS_ID]
+  exact = vocabulary.tokenize(small, [TEXTS[0]], length=len(ids) + 1)[0]
+  assert exact.tolist() == ids + [vocabulary.EOS_ID]
+
+
+def test_a_prefix_stands_before_every_text(small):
+  rows = vocabulary.tokenize(
+    small, ["apple", "rows"], length=20, prefix="red: "
+  )
+  head = small.encode("red: ")
+  for row, text in zip(rows, ("apple", "rows"), strict=True):
+    wanted = head + small.encode(text) + [vocabulary.EOS_ID]
+    assert row[row > 0].tolist() == wanted
+
+
+def test_pad_cuts_and_fills_rows():
+  rows = vocabulary.pad([[5], [], [1, 2, 3, 4]], 3)
+  assert rows.tolist() == [[5, 0, 0], [0, 0, 0], [1, 2, 3]]
+  assert vocabulary.pad([], 3).shape == (0, 3)
+
+
+def test_too_little_text_is_refused(tmp_path):
+  path = tmp_path / "large.model"
+  with pytest.raises(ValueError, match="vocab_size=4000") as caught:
+    vocabulary.train(TEXTS, path, vocab_size=4000)
+  assert "\n" not in str(caught.value)
+  assert not path.exists()
+
+
+def test_a_missing_model_is_named(tmp_path):
+  with pytest.raises(ValueError, match="got no file .*nowhere.model"):
+    vocabulary.load(tmp_path / "nowhere.model")
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path):
+  path = tmp_path / "bad.model"
+  path.write_bytes(b"not a model at all")
+  with pytest.raises(ValueError, match="bad.model: expected a SentencePiece"):
+    vocabulary.load(path)
