@@ -100,9 +100,9 @@ def _shareable(root: pathlib.Path) -> list[pathlib.Path]:
 
 def test_the_table_has_every_row_and_both_pages_exist(finished):
   _, root, report = finished
-  for row in ("bm25", "public_only", "original", "synthetic_eps8"):
+  for row in ("bm25", "public only", "original", "synthetic eps8"):
     assert row in report.table
-  assert "direct_dp_eps8" in report.table
+  assert "direct dp eps8" in report.table
   for page in (report.html, report.markdown, report.private_html):
     assert (root / page).stat().st_size > 1000
 

@@ -1,0 +1,217 @@
+import dataclasses
+import json
+import math
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+  mean: float
+  count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+  name: str
+  score: Score
+  scores: tuple[Score, ...]
+  by_name: dict[str, Score]
+  pairs: tuple[tuple[str, str], ...]
+  epsilon: float | None
+  delta: float | None
+  maybe: Score | None
+  flags: tuple[bool, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Other:
+  name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Speed:
+  threads: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  steps: int = 3
+  batch: int = dataclasses.field(default=8, metadata={"speed_only": True})
+  speed: Speed = dataclasses.field(
+    default_factory=Speed, metadata={"speed_only": True}
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outer:
+  first: Config = dataclasses.field(default_factory=Config)
+  more: tuple[Config, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Twin:
+  steps: int = 3
+
+
+RESULT = Result(
+  name="synthetic – ε 8",
+  score=Score(mean=0.1 + 0.2, count=3),
+  scores=(Score(mean=1.0, count=1), Score(mean=-0.0, count=2)),
+  by_name={"nDCG@10": Score(mean=1e-300, count=4)},
+  pairs=(("q", "d"), ("q\n2", 'd"2')),
+  epsilon=math.inf,
+  delta=None,
+  maybe=Score(mean=-math.inf, count=0),
+  flags=(True, False),
+)
+
+
+def test_a_result_comes_back_as_it_was(tmp_path):
+  artifacts.save(tmp_path, RESULT, "abc")
+  loaded = artifacts.load(tmp_path, Result)
+  assert loaded == RESULT
+  assert isinstance(loaded.scores[1], Score)
+  assert math.copysign(1, loaded.scores[1].mean) == -1
+
+
+def test_a_missing_optional_part_and_no_number_come_back(tmp_path):
+  nothing = dataclasses.replace(RESULT, maybe=None, epsilon=math.nan, pairs=())
+  artifacts.save(tmp_path, nothing, "abc")
+  loaded = artifacts.load(tmp_path, Result)
+  assert loaded.maybe is None and loaded.delta is None and loaded.pairs == ()
+  assert math.isnan(loaded.epsilon)
+
+
+def test_a_whole_number_in_a_float_field_comes_back_as_float(tmp_path):
+  artifacts.save(tmp_path, Score(mean=2, count=2), "abc")
+  loaded = artifacts.load(tmp_path, Score)
+  assert type(loaded.mean) is float and type(loaded.count) is int
+
+
+def test_the_file_is_json_that_any_reader_takes(tmp_path):
+  artifacts.save(tmp_path, RESULT, "abc")
+  text = (tmp_path / artifacts.RESULT_NAME).read_text()
+
+  def refuse(constant):
+    raise ValueError(constant)  # NaN and Infinity are no JSON
+
+  content = json.loads(text, parse_constant=refuse)
+  assert content["fingerprint"] == "abc"
+  assert content["result"]["epsilon"] == "inf"
+  assert content["result"]["by_name"]["nDCG@10"]["_type"] == "Score"
+
+
+def test_arrays_of_no_dimension_and_paths_become_plain_values():
+  value = {"a": np.float32(0.5), 3: (np.array(7), pathlib.Path("x") / "y")}
+  assert artifacts.to_json(value) == {"a": 0.5, "3": [7, "x/y"]}
+  assert artifacts.to_json(np.float32(np.inf)) == "inf"
+
+
+@pytest.mark.parametrize("value", [np.ones(3), {1, 2}, b"bytes", Score])
+def test_what_has_no_json_form_is_refused(value):
+  with pytest.raises(ValueError, match="plain values"):
+    artifacts.to_json({"deep": [value]})
+
+
+def test_equal_configurations_have_equal_fingerprints():
+  assert artifacts.fingerprint(Outer(), "a") == artifacts.fingerprint(
+    Outer(), "a"
+  )
+  first = artifacts.fingerprint({"b": 1, "a": 2})
+  assert first == artifacts.fingerprint({"a": 2, "b": 1})
+
+
+def test_what_changes_the_result_changes_the_fingerprint():
+  parts = [
+    (Outer(),),
+    (Outer(first=Config(steps=4)),),
+    (Outer(more=(Config(),)),),
+    (Outer(more=(Config(steps=4),)),),
+    (Outer(), "earlier"),
+    ("earlier", Outer()),
+    (Config(),),
+    (Twin(),),
+    ({"steps": 3},),
+    (),
+  ]
+  assert len({artifacts.fingerprint(*p) for p in parts}) == len(parts)
+
+
+def test_what_changes_speed_only_does_not_count():
+  slow = Config()
+  fast = Config(batch=64, speed=Speed(threads=8))
+  assert artifacts.fingerprint(slow) == artifacts.fingerprint(fast)
+  nested = [Outer(first=c, more=(c, c)) for c in (slow, fast)]
+  assert artifacts.fingerprint(nested[0]) == artifacts.fingerprint(nested[1])
+  assert artifacts.fingerprint(Speed()) != artifacts.fingerprint(
+    Speed(threads=8)
+  )
+
+
+def test_a_directory_without_result_is_unfinished(tmp_path):
+  (tmp_path / "metrics.jsonl").write_text("{}\n")
+  assert artifacts.read_fingerprint(tmp_path) is None
+  assert artifacts.read_fingerprint(tmp_path / "nowhere") is None
+  with pytest.raises(ValueError, match="expected a finished Result, got no"):
+    artifacts.load(tmp_path, Result)
+  artifacts.save(tmp_path, RESULT, "0123")
+  assert artifacts.read_fingerprint(tmp_path) == "0123"
+
+
+def test_a_result_of_another_kind_is_refused(tmp_path):
+  artifacts.save(tmp_path, Other(name="x"), "abc")
+  with pytest.raises(ValueError, match="expected a Result, got a Other"):
+    artifacts.load(tmp_path, Result)
+
+
+def test_a_damaged_result_is_named(tmp_path):
+  artifacts.save(tmp_path, RESULT, "abc")
+  path = tmp_path / artifacts.RESULT_NAME
+  path.write_text(path.read_text()[:-20])
+  for read in (
+    lambda: artifacts.load(tmp_path, Result),
+    lambda: artifacts.read_fingerprint(tmp_path),
+  ):
+    with pytest.raises(ValueError, match="result.json: not JSON"):
+      read()
+
+
+def test_a_field_of_a_newer_version_is_passed_over(tmp_path):
+  artifacts.save(tmp_path, Other(name="x"), "abc")
+  path = tmp_path / artifacts.RESULT_NAME
+  content = json.loads(path.read_text())
+  content["result"]["later"] = 1
+  path.write_text(json.dumps(content))
+  assert artifacts.load(tmp_path, Other) == Other(name="x")
+
+
+def test_writing_makes_folders_and_leaves_one_file(tmp_path):
+  path = tmp_path / "a" / "b" / "c.txt"
+  artifacts.write_atomically(path, "one")
+  artifacts.write_atomically(path, "zwei – ε".encode())
+  assert path.read_text(encoding="utf-8") == "zwei – ε"
+  assert [p.name for p in path.parent.iterdir()] == ["c.txt"]
+
+
+def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / "c.txt"
+  artifacts.write_atomically(path, "old")
+
+  def die(descriptor):
+    del descriptor
+    raise OSError("disk full")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "fsync", die)
+    with pytest.raises(OSError, match="disk full"):
+      artifacts.write_atomically(path, "new and longer")
+  assert path.read_text() == "old"
+  artifacts.write_atomically(path, "new")
+  assert path.read_text() == "new"
+  assert [p.name for p in tmp_path.iterdir()] == ["c.txt"]

@@ -1,0 +1,99 @@
+import os
+import re
+import stat
+
+import jax
+import numpy as np
+import pytest
+
+from synthq_jax.pipeline import workspace
+
+PURPOSES = ("batches", "noise", "noise 1", "generate", "")
+
+
+def test_the_secret_is_drawn_once_and_used_again(tmp_path):
+  first = workspace.Workspace(tmp_path / "run")
+  path = tmp_path / "run" / "private" / "secret_seed"
+  text = path.read_text()
+  assert re.fullmatch("[0-9a-f]{1,32}\n", text)
+  again = workspace.Workspace(tmp_path / "run")
+  assert path.read_text() == text
+  assert again.seed("noise") == first.seed("noise")
+
+
+def test_only_the_owner_may_read_the_secret(tmp_path):
+  before = os.umask(0)  # the most careless of users
+  try:
+    workspace.Workspace(tmp_path)
+  finally:
+    os.umask(before)
+  path = tmp_path / "private" / "secret_seed"
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_every_working_directory_has_its_own_secret(tmp_path):
+  seeds = [
+    workspace.Workspace(tmp_path / str(run)).seed("noise") for run in range(5)
+  ]
+  assert len({tuple(seed) for seed in seeds}) == 5
+
+
+def test_the_secret_has_128_bits(tmp_path):
+  secrets = [
+    workspace.Workspace(tmp_path / str(run)).private("secret_seed").read_text()
+    for run in range(20)
+  ]
+  # Of twenty numbers of 120 bits none would reach 2**120; here all but one in
+  # 256 do.
+  assert sum(int(secret, 16) >= 2**120 for secret in secrets) > 10
+  assert max(int(secret, 16) for secret in secrets) < 2**128
+
+
+def test_seeds_of_different_purposes_differ(tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=0)
+  seeds = [space.seed(purpose) for purpose in PURPOSES]
+  assert len({tuple(seed) for seed in seeds}) == len(PURPOSES)
+  for seed in seeds:
+    assert len(seed) == 4 and all(0 <= word < 2**32 for word in seed)
+
+
+def test_keys_of_different_purposes_differ_and_are_repeatable(tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=3)
+  again = workspace.Workspace(tmp_path / "other", secret_seed=3)
+  draws = {jax.random.bits(space.key(p)).item() for p in PURPOSES}
+  assert draws == {jax.random.bits(again.key(p)).item() for p in PURPOSES}
+  assert len(draws) == len(PURPOSES)
+  assert jax.random.key_impl(space.key("noise")) == "threefry2x32"
+
+
+def test_a_given_secret_is_used_and_written_nowhere(tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=7)
+  same = workspace.Workspace(tmp_path / "other", secret_seed=7)
+  other = workspace.Workspace(tmp_path, secret_seed=8)
+  assert space.seed("noise") == same.seed("noise") != other.seed("noise")
+  assert list(tmp_path.rglob("*")) == []
+  assert space.is_fixed and not workspace.Workspace(tmp_path).is_fixed
+
+
+def test_a_given_secret_leaves_the_drawn_one_alone(tmp_path):
+  drawn = workspace.Workspace(tmp_path).seed("noise")
+  given = workspace.Workspace(tmp_path, secret_seed=7).seed("noise")
+  assert given != drawn == workspace.Workspace(tmp_path).seed("noise")
+
+
+def test_seeds_serve_numpy(tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=7)
+  draws = [
+    np.random.default_rng(space.seed(purpose)).random() for purpose in PURPOSES
+  ]
+  assert len(set(draws)) == len(PURPOSES)
+
+
+@pytest.mark.parametrize("parts", [("a",), ("a", "b.json")])
+def test_private_paths_lie_below_one_folder_and_public_ones_do_not(
+  tmp_path, parts
+):
+  space = workspace.Workspace(tmp_path, secret_seed=0)
+  assert space.private(*parts) == tmp_path.joinpath("private", *parts)
+  assert space.public(*parts) == tmp_path.joinpath(*parts)
+  assert space.relative(space.private(*parts)) == "/".join(("private", *parts))

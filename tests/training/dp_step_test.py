@@ -1,0 +1,264 @@
+"""Private training against a NumPy oracle: sums, divisor, noise, resuming."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+from synthq_jax import optim
+from synthq_jax.privacy import sampling
+from synthq_jax.training import dp_step, loop
+
+STEPS = 6
+NUM, DIM = 24, 3
+SAMPLER = sampling.Poisson(
+  num_examples=NUM, expected_batch_size=4, max_batch_size=14
+)
+SEED = (5, 6)
+RATE = 0.1
+NO_CLIP = 1e6
+
+
+class Stop(Exception):
+  """Stands for the process being killed."""
+
+
+class Stopping:
+  """A sampler whose process is killed when it should draw a batch."""
+
+  expected_batch_size = SAMPLER.expected_batch_size
+
+  def __init__(self, stop_at):
+    self.stop_at = stop_at
+
+  def batch(self, seed, step):
+    if step == self.stop_at:
+      raise Stop
+    return SAMPLER.batch(seed, step)
+
+
+def loss_fn(params, batch):
+  error = batch["x"] @ params["w"] - batch["y"]
+  return 0.5 * error**2
+
+
+def make_records():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(NUM, DIM)).astype(np.float32)
+  y = rng.normal(size=NUM).astype(np.float32)
+  y[0] = 100.0  # the row that padding reads: a huge gradient if it counted
+  return {"x": x, "y": y}
+
+
+RECORDS = make_records()
+START = {"w": np.array([0.5, -1.0, 2.0], np.float32)}
+
+
+def run(root, *, clip=NO_CLIP, **changes):
+  arguments = dict(
+    sampler=SAMPLER,
+    noise_multiplier=0.0,
+    steps=STEPS,
+    optimizer="dp_adam",
+    learning_rate=RATE,
+    batch_seed=SEED,
+    noise_key=jax.random.key(3),
+    directory=root / "state",
+    metrics_path=root / "metrics.jsonl",
+    description="test",
+    settings=loop.Settings(save_seconds=-1.0, log_every=1, progress=False),
+  )
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=clip)
+  return dp_step.train(grad_fn, START, RECORDS, **(arguments | changes))
+
+
+def schedule(step):
+  """A tenth of six steps is no warm-up: from the peak down to zero."""
+  return RATE * (1 - step / STEPS)
+
+
+def rows_of(step):
+  drawn = SAMPLER.batch(SEED, step)
+  return drawn.indices[~drawn.is_padding]
+
+
+def gradients(w, rows, clip=NO_CLIP):
+  """Clipped gradients [row, dim] of the squared error."""
+  x, y = RECORDS["x"][rows].astype(float), RECORDS["y"][rows]
+  grads = (x @ w - y)[:, None] * x
+  norms = np.linalg.norm(grads, axis=1, keepdims=True)
+  return grads * np.minimum(1, clip / norms)
+
+
+def adam_oracle(divisor, rows_of=rows_of, clip=NO_CLIP, eps=1e-8):
+  """Adam on sum / divisor(step), the divisor a function of the rows."""
+  w = START["w"].astype(float)
+  m, v = np.zeros(DIM), np.zeros(DIM)
+  for step in range(STEPS):
+    rows = rows_of(step)
+    mean = gradients(w, rows, clip).sum(0) / divisor(rows)
+    m = 0.9 * m + 0.1 * mean
+    v = 0.999 * v + 0.001 * mean**2
+    scaled = (m / (1 - 0.9 ** (step + 1))) / (
+      np.sqrt(v / (1 - 0.999 ** (step + 1))) + eps
+    )
+    w = w - schedule(step) * scaled
+  return w
+
+
+def distance(params, w):
+  return np.abs(params["w"] - w).max()
+
+
+def test_the_batches_of_these_tests_differ_in_size():
+  sizes = [len(rows_of(step)) for step in range(STEPS)]
+  assert len(set(sizes)) > 2 and max(sizes) < SAMPLER.max_batch_size
+  assert min(sizes) > 0
+
+
+def test_without_noise_and_clipping_it_is_adam_on_the_public_mean(tmp_path):
+  params = run(tmp_path)
+  public = adam_oracle(lambda rows: SAMPLER.expected_batch_size)
+  assert distance(params, public) < 1e-5
+  realised = adam_oracle(len)
+  assert distance(params, realised) > 2e-3
+
+
+def test_padding_rows_do_not_count(tmp_path):
+  def with_padding(step):
+    indices = SAMPLER.batch(SEED, step).indices
+    return np.where(indices < 0, 0, indices)
+
+  params = run(tmp_path)
+  wrong = adam_oracle(lambda rows: 4, rows_of=with_padding)
+  assert distance(params, wrong) > 1e-2
+
+
+def test_gradients_are_clipped_to_the_norm_of_the_function(tmp_path):
+  params = run(tmp_path, clip=0.3)
+  assert distance(params, adam_oracle(lambda rows: 4, clip=0.3)) < 1e-5
+  assert distance(params, adam_oracle(lambda rows: 4, clip=0.6)) > 1e-2
+
+
+def test_a_given_denominator_replaces_the_expected_batch_size(tmp_path):
+  # So large that Adam's epsilon shows the size of the mean.
+  params = run(tmp_path, denominator=1e8)
+  assert distance(params, adam_oracle(lambda rows: 1e8)) < 1e-5
+  assert distance(params, adam_oracle(lambda rows: 2e8)) > 1e-2
+
+
+def test_metrics_are_means_over_the_records_of_a_batch(tmp_path):
+  run(tmp_path)
+  lines = [
+    json.loads(line)
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+  ]
+  assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+  rows = rows_of(0)
+  error = RECORDS["x"][rows] @ START["w"] - RECORDS["y"][rows]
+  norms = np.linalg.norm(gradients(START["w"], rows), axis=1)
+  assert lines[0]["loss"] == pytest.approx(np.mean(0.5 * error**2), rel=1e-5)
+  assert lines[0]["norm"] == pytest.approx(norms.mean(), rel=1e-5)
+
+
+def test_a_batch_of_padding_alone_is_a_step_of_noise(tmp_path):
+  class Empty(Stopping):
+    def batch(self, seed, step):
+      drawn = SAMPLER.batch(seed, step)
+      nothing = np.full_like(drawn.indices, -1)
+      return sampling.Batch(nothing, nothing < 0)
+
+  still = run(tmp_path / "a", sampler=Empty(None))
+  np.testing.assert_array_equal(still["w"], START["w"])
+  noisy = run(tmp_path / "b", sampler=Empty(None), noise_multiplier=1.0)
+  assert np.isfinite(noisy["w"]).all()
+  assert distance(noisy, START["w"]) > 1e-3
+  first = (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[0]
+  line = json.loads(first)
+  assert line["loss"] == 0.0 and line["norm"] == 0.0
+
+
+@pytest.mark.parametrize("name", dp_step.OPTIMIZERS)
+def test_a_resumed_training_draws_the_same_noise(tmp_path, name):
+  noisy = {"clip": 1.0, "noise_multiplier": 1.0, "optimizer": name}
+  whole = run(tmp_path / "whole", **noisy)
+  for stop_at in (2, 5):
+    with pytest.raises(Stop):
+      run(tmp_path / "cut", sampler=Stopping(stop_at), **noisy)
+  resumed = run(tmp_path / "cut", **noisy)
+  assert resumed["w"].tobytes() == whole["w"].tobytes()
+
+
+def test_another_noise_key_or_batch_seed_trains_something_else(tmp_path):
+  noisy = {"clip": 1.0, "noise_multiplier": 1.0}
+  first = run(tmp_path / "a", **noisy)
+  key = run(tmp_path / "b", noise_key=jax.random.key(4), **noisy)
+  seed = run(tmp_path / "c", batch_seed=(5, 7), **noisy)
+  assert distance(first, key["w"]) > 1e-3
+  assert distance(first, seed["w"]) > 1e-3
+
+
+def test_the_noise_is_multiplier_times_sensitivity_over_the_denominator(
+  tmp_path, monkeypatch
+):
+  # Plain SGD in Adam's place: one step from zero is -rate * noise / divisor.
+  def dp_sgd(learning_rate, **arguments):
+    return optax.chain(optim.privatize(**arguments), optax.sgd(learning_rate))
+
+  monkeypatch.setattr(optim, "dp_adam", dp_sgd)
+  grad_fn = optim.clipped_grad(
+    lambda params, batch: 0.0 * batch["y"] * params["w"][0], l2_clip_norm=0.5
+  )
+  params = dp_step.train(
+    grad_fn,
+    {"w": jnp.zeros(20_000)},
+    {"y": RECORDS["y"]},
+    sampler=SAMPLER,
+    noise_multiplier=3.0,
+    steps=1,
+    optimizer="dp_adam",
+    learning_rate=RATE,
+    batch_seed=SEED,
+    noise_key=jax.random.key(3),
+    directory=tmp_path / "state",
+    metrics_path=tmp_path / "metrics.jsonl",
+    description="test",
+    settings=loop.Settings(progress=False),
+  )
+
+  def accepted(std):
+    statistic = np.sum((params["w"].astype(float) / std) ** 2)
+    low, high = scipy.stats.chi2.interval(1 - 1e-6, 20_000)
+    return low <= statistic <= high
+
+  right = RATE * 3.0 * 0.5 / SAMPLER.expected_batch_size
+  assert accepted(right)
+  assert not accepted(1.1 * right) and not accepted(right / 1.1)
+
+
+def test_the_rate_warms_up_in_a_tenth_of_the_steps_and_falls_to_zero(
+  monkeypatch,
+):
+  rates = []
+
+  def recorded(learning_rate, **arguments):
+    del arguments
+    rates.extend(float(learning_rate(step)) for step in range(21))
+    return optax.identity()
+
+  monkeypatch.setattr(optim, "dp_adafactor", recorded)
+  dp_step.optimizer(
+    "dp_adafactor",
+    0.4,
+    20,
+    l2_sensitivity=1.0,
+    noise_multiplier=0.0,
+    denominator=1.0,
+    key=jax.random.key(0),
+  )
+  falling = [0.4 * (18 - k) / 18 for k in range(1, 19)]
+  np.testing.assert_allclose(rates, [0.2, 0.4, 0.4, *falling], atol=1e-7)

@@ -1,0 +1,153 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.training import checkpoints, loop
+
+STEPS = 8
+
+
+class Stop(Exception):
+  """Stands for the process being killed."""
+
+
+class Clock:
+  """Gives a second to every batch."""
+
+  now = 100.0
+
+  def monotonic(self):
+    return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  clock = Clock()
+  monkeypatch.setattr(loop, "time", clock)
+  return clock
+
+
+@jax.jit
+def step_fn(state, batch, step):
+  key = jax.random.fold_in(jax.random.key(0), step)
+  noise = jax.random.normal(key, state["w"].shape)
+  w = state["w"] * 0.9 + noise + jnp.sum(batch)
+  state = {"w": w, "count": state["count"] + 1}
+  return state, {"loss": jnp.mean(w), "batch": batch[0]}
+
+
+def run(root, clock, *, stop_at=None, steps=STEPS, **settings):
+  """Trains for `steps`, stopped by an exception in a batch if asked to."""
+
+  def batch_fn(step):
+    if step == stop_at:
+      raise Stop
+    clock.now += 1.0
+    return np.array([step, 0.5], np.float32)
+
+  settings = {"save_seconds": 2.5, "log_every": 1, "progress": False} | settings
+  return loop.train(
+    step_fn,
+    {"w": jnp.ones(5), "count": jnp.int32(0)},
+    batch_fn,
+    steps=steps,
+    directory=root / "state",
+    metrics_path=root / "log" / "metrics.jsonl",
+    description="test",
+    examples_per_step=4,
+    settings=loop.Settings(**settings),
+  )
+
+
+def lines(root):
+  path = root / "log" / "metrics.jsonl"
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def equal(a, b):
+  return all(
+    np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  )
+
+
+@pytest.mark.parametrize("stops", [(5,), (1, 4, 7)])
+def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(
+  tmp_path, clock, stops
+):
+  whole = run(tmp_path / "whole", clock)
+  for stop in stops:
+    with pytest.raises(Stop):
+      run(tmp_path / "cut", clock, stop_at=stop)
+  resumed = run(tmp_path / "cut", clock)
+  assert equal(resumed, whole)
+  assert resumed["count"] == STEPS
+  assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+  assert not equal(run(tmp_path / "less", clock, steps=STEPS - 1), whole)
+
+
+def test_metrics_are_cut_back_to_the_saved_state(tmp_path, clock):
+  with pytest.raises(Stop):
+    run(tmp_path, clock, stop_at=5)
+  assert checkpoints.latest_step(tmp_path / "state") == 3
+  assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+  path = tmp_path / "log" / "metrics.jsonl"
+  with open(path, "a") as stream:
+    stream.write('{"step": 6, "lo')  # killed while it wrote
+  with pytest.raises(Stop):
+    run(tmp_path, clock, stop_at=3)
+  assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def test_a_state_is_saved_when_its_time_has_come_and_at_the_end(
+  tmp_path, clock, monkeypatch
+):
+  saved = []
+  monkeypatch.setattr(
+    checkpoints, "save", lambda directory, step, state: saved.append(step)
+  )
+  run(tmp_path, clock)
+  assert saved == [3, 6, 8]
+  saved.clear()
+  run(tmp_path, clock, save_seconds=100.0)
+  assert saved == [8]
+
+
+def test_a_finished_training_takes_no_step(tmp_path, clock):
+  done = run(tmp_path, clock)
+  assert equal(run(tmp_path, clock, stop_at=0), done)
+  assert len(lines(tmp_path)) == STEPS
+
+
+def test_a_longer_training_goes_on_from_a_finished_one(tmp_path, clock):
+  run(tmp_path / "a", clock, steps=5)
+  longer = run(tmp_path / "a", clock)
+  assert equal(longer, run(tmp_path / "b", clock))
+
+
+def test_lines_are_means_over_the_steps_since_the_last_one(tmp_path, clock):
+  run(tmp_path, clock, log_every=3)
+  found = [(line["step"], line["batch"]) for line in lines(tmp_path)]
+  # batches hold their step: the means of 0, 1, 2, of 3, 4, 5 and of 6, 7
+  assert found == [(3, 1.0), (6, 4.0), (8, 6.5)]
+
+
+def test_an_old_log_of_another_training_is_started_over(tmp_path, clock):
+  path = tmp_path / "log" / "metrics.jsonl"
+  path.parent.mkdir(parents=True)
+  path.write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 9.0}\n')
+  run(tmp_path, clock)
+  assert [line["step"] for line in lines(tmp_path)] == list(range(1, 9))
+  assert 9.0 not in [line["loss"] for line in lines(tmp_path)]
+
+
+def test_the_bar_shows_the_loss_and_can_be_turned_off(tmp_path, capsys):
+  run(tmp_path / "a", Clock(), progress=True, steps=2, log_every=2)
+  shown = capsys.readouterr().err
+  loss = lines(tmp_path / "a")[-1]["loss"]
+  assert "test: 100%" in shown and f"loss={loss:.3f}" in shown
+  run(tmp_path / "b", Clock(), steps=2)
+  assert capsys.readouterr().err == ""
