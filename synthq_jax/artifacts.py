@@ -168,7 +168,13 @@ def _from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
     for name, value in data.items()
     if name in names
   }
-  return kind(**values)
+  try:
+    return kind(**values)
+  except TypeError as error:
+    raise ValueError(
+      f"expected the fields of a {kind.__name__}, got a result of another"
+      f" version ({error}): delete its folder"
+    ) from error
 
 
 def _convert(hint: Any, value: Any) -> Any:

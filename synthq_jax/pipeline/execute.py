@@ -13,6 +13,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import jax
+import numpy as np
+
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
@@ -158,7 +161,13 @@ class Pipeline:
       made[name] = self._runner(
         f"finetune_dp/{name}",
         results.Checkpoint,
-        (config.finetune_dp, float(epsilon), config.canaries, *self._data),
+        (
+          config.finetune_dp,
+          float(epsilon),
+          config.canaries,
+          _versions(),
+          *self._data,
+        ),
         lambda digest, epsilon=epsilon, name=name: finetune_dp_lib.run(
           config.finetune_dp,
           self._space,
@@ -231,7 +240,7 @@ class Pipeline:
       made[name] = self._runner(
         f"train_retriever/{name}",
         results.Checkpoint,
-        (config.direct_dp, float(epsilon), *self._data),
+        (config.direct_dp, float(epsilon), _versions(), *self._data),
         lambda digest, name=name, e=epsilon: train_retriever_lib.run_direct(
           config.direct_dp,
           self._space,
@@ -313,6 +322,11 @@ def _label(name: str, retriever: results.Checkpoint | None) -> str:
   if name.startswith("synthetic"):
     return "synthetic queries"
   return "real queries, DP directly"
+
+
+def _versions() -> str:
+  """Names what draws batches and noise: another version, another release."""
+  return f"jax {jax.__version__}, numpy {np.__version__}"
 
 
 def _digest_of(checkpoint: pathlib.Path) -> str:

@@ -15,7 +15,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def plain():
-  return t5.init_params(DEMO, jax.random.key(0))
+  return jax.jit(lambda key: t5.init_params(DEMO, key))(jax.random.key(0))
 
 
 @pytest.fixture(scope="module")

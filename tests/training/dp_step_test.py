@@ -1,5 +1,6 @@
 """Private training against a NumPy oracle: sums, divisor, noise, resuming."""
 
+import dataclasses
 import json
 
 import jax
@@ -55,6 +56,7 @@ def make_records():
 
 
 RECORDS = make_records()
+SETTINGS = loop.Settings(log_every=1, progress=False)
 START = {"w": np.array([0.5, -1.0, 2.0], np.float32)}
 
 
@@ -70,7 +72,7 @@ def run(root, *, clip=NO_CLIP, **changes):
     directory=root / "state",
     metrics_path=root / "metrics.jsonl",
     description="test",
-    settings=loop.Settings(save_seconds=-1.0, log_every=1, progress=False),
+    settings=SETTINGS,
   )
   grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=clip)
   return dp_step.train(grad_fn, START, RECORDS, **(arguments | changes))
@@ -184,7 +186,12 @@ def test_a_batch_of_padding_alone_is_a_step_of_noise(tmp_path):
 
 @pytest.mark.parametrize("name", dp_step.OPTIMIZERS)
 def test_a_resumed_training_draws_the_same_noise(tmp_path, name):
-  noisy = {"clip": 1.0, "noise_multiplier": 1.0, "optimizer": name}
+  noisy = {
+    "clip": 1.0,
+    "noise_multiplier": 1.0,
+    "optimizer": name,
+    "settings": dataclasses.replace(SETTINGS, save_seconds=-1.0),
+  }
   whole = run(tmp_path / "whole", **noisy)
   for stop_at in (2, 5):
     with pytest.raises(Stop):
@@ -227,7 +234,7 @@ def test_the_noise_is_multiplier_times_sensitivity_over_the_denominator(
     directory=tmp_path / "state",
     metrics_path=tmp_path / "metrics.jsonl",
     description="test",
-    settings=loop.Settings(progress=False),
+    settings=SETTINGS,
   )
 
   def accepted(std):
