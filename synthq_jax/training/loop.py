@@ -92,6 +92,9 @@ def train(
     for step in range(first, steps):
       state, metrics = step_fn(state, batch_fn(step), step)
       pending.append(metrics)
+      # Steps run ahead of this loop: wait for the one before, so that the bar
+      # tells the truth and no more than one batch waits in memory.
+      jax.block_until_ready(pending[-2:-1])
       bar.update()
       done = step + 1
       if done % settings.log_every == 0 or done == steps:

@@ -155,12 +155,8 @@ def test_the_digest_names_versions_and_absence(install):
   assert environment_docs.digest(config) == wanted
 
 
-@pytest.fixture(scope="module")
-def installed():
-  return environment_docs.build(environment_docs.EnvironmentDocs())
-
-
-def test_the_installed_packages_give_a_clean_demo_set(installed):
+def test_the_installed_packages_give_a_clean_demo_set(read_once):
+  installed = environment_docs.build(environment_docs.EnvironmentDocs())
   queries, documents = installed.query_by_id(), installed.document_by_id()
   pairs = {split: installed.pairs(split) for split in installed.qrels}
   count = sum(map(len, pairs.values()))
