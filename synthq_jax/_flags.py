@@ -9,7 +9,7 @@ __all__ = ["STAGES", "UsageError", "literal", "parser"]
 STAGES = {
   "run": "the whole pipeline; finished stages are skipped",
   "prepare_data": "documents, queries, splits and tokens",
-  "pretrain": "a public T5 from scratch (recipes/demo_pretrain.gin)",
+  "pretrain": "a public T5 (from scratch: recipes/demo_pretrain.gin)",
   "finetune_dp": "the private generators",
   "generate": "synthetic queries",
   "train_retriever": "the dual encoders",

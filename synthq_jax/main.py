@@ -39,12 +39,18 @@ _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
 _NAMESPACES = ("pipeline", "models", "training", "data")
 # Lines of the written configuration that would undo the noise.
-_SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$)(?:\\\n)?.*$")
+_SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
+_HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
 _QUIET = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",
   "GRPC_VERBOSITY": "ERROR",
 }
+
+
+class _NothingSaidError(UsageError):
+  """The gin files do not configure what was asked for."""
+
 
 _folders: contextvars.ContextVar[tuple[pathlib.Path, ...]] = (
   contextvars.ContextVar("folders", default=())
@@ -121,9 +127,14 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
 
 def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
+  """From scratch where the files say how, else the pipeline's own stage."""
   from synthq_jax.pipeline import pretrain_recipe
 
-  config = _configured(pretrain_recipe.Config, options, bindings, workdir)
+  try:
+    config = _configured(pretrain_recipe.Config, options, bindings, workdir)
+  except _NothingSaidError:
+    _pipeline(options, bindings, workdir)
+    return
   if options.quiet:
     settings = dataclasses.replace(config.pretrain.settings, progress=False)
     pretrain = dataclasses.replace(config.pretrain, settings=settings)
@@ -138,7 +149,7 @@ def _configured(kind: type, options, bindings, workdir: pathlib.Path) -> Any:
   folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
   config, text = configure(kind, files, bindings, search_paths=folders)
-  text = _SECRET.sub(r"# \1 is not written here: it undoes the noise.", text)
+  text = _SECRET.sub(_HIDDEN, text)
   artifacts.write_atomically(workdir / "config.gin", text)
   return config
 
@@ -320,7 +331,7 @@ def _check_values(kind: type) -> None:
   from synthq_jax.pipeline import config_types
 
   if not _bound(kind):
-    raise UsageError(
+    raise _NothingSaidError(
       f"the gin files say nothing about {_gin_name(kind)}: give a recipe for"
       " this stage with --gin_file"
     )

@@ -215,8 +215,8 @@ def test_an_error_in_a_file_names_file_and_line(tmp_path, capsys):
     (["run"], "required: --workdir"),
     (["run", "--workdir=w"], "expected --gin_file=FILE, got none"),
     (
-      ["pretrain", "--workdir=w", DEMO],
-      "say nothing about pretrain_recipe.Config",
+      ["run", "--workdir=w", "--gin_file=recipes/demo_pretrain.gin"],
+      "say nothing about plan.RunConfig",
     ),
     (["privacy", "--gin.X=1", "--examples=9", "--batch_size=3"], "takes no"),
   ],

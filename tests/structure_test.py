@@ -38,7 +38,13 @@ LIGHT_LIBRARIES = {
   "numpy", "scipy", "jax", "jaxtyping", "optax", "jax_privacy",
   "dp_accounting",
 }  # fmt: skip
-SHARED_BY_STAGES = {"config_types", "inputs", "private_training", "results", "workspace"}
+SHARED_BY_STAGES = {
+  "config_types",
+  "inputs",
+  "private_training",
+  "results",
+  "workspace",
+}
 COMPOSERS = {
   "execute",
   "plan",

@@ -181,9 +181,9 @@ def _interval(config: Config, values: dict[str, float]) -> results.Measure:
 def _traps(scores, num_queries: int) -> tuple[str, ...]:
   """Names the choices that other evaluations make differently."""
   return (
-    f"averaged over all {num_queries} judged queries, those without results"
-    " count 0",
-    f"{scores.num_dropped} results with the query's own id were dropped",
-    "ties are broken before scoring: a run is strictly ordered",
-    "BM25 reads whole documents, the encoders their first tokens",
+    f"Averages are over all {num_queries} judged queries: those without results"
+    " count 0.",
+    f"{scores.num_dropped} results with the query's own id were dropped.",
+    "Ties are broken before scoring: a run is strictly ordered.",
+    "BM25 reads whole documents, the encoders their first tokens.",
   )

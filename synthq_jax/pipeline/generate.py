@@ -52,6 +52,13 @@ class Config:
   )
   """Documents written for at once."""
 
+  def __post_init__(self):
+    if self.num_documents is not None and self.num_documents < 1:
+      raise ValueError(
+        "generate.num_documents must be None (all) or at least 1, got"
+        f" num_documents={self.num_documents}"
+      )
+
 
 def run(
   config: Config,
@@ -127,7 +134,9 @@ def run(
 
 def _choose(config: Config, num_documents: int) -> np.ndarray:
   """Draws documents from the whole collection, whoever clicked on what."""
-  wanted = config.num_documents or num_documents
+  wanted = config.num_documents
+  if wanted is None:
+    wanted = num_documents
   if wanted > num_documents:
     raise ValueError(
       f"generate.num_documents must be at most {num_documents}, the size of"

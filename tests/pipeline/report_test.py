@@ -52,6 +52,8 @@ def prepared():
     num_queries={"train": 76543, "test": 54321},
     num_pairs={"train": 87654, "test": 65432},
     max_positives=1,
+    test_split="test",
+    num_public_test=1000,
     cut_documents=0.25,
     vocabulary="prepare_data/vocabulary.model",
     vocab_size=4096,
@@ -135,7 +137,7 @@ def write_collection(root):
       {"_id": f"d{i}", "title": f"Title {i}", "text": f"body {i} <i>text</i>"}
       for i in range(6)
     ],
-    "private/prepare_data/beir/queries.jsonl": [
+    "private/prepare_data/queries.jsonl": [
       {"_id": f"q{i}", "text": f"{SECRET} real query {i}"} for i in range(6)
     ],
   }
@@ -144,7 +146,7 @@ def write_collection(root):
     artifacts.write_atomically(root / name, text)
   rows = ["query-id\tcorpus-id\tscore"]
   rows += ["q1\td1\t1", "q2\td1\t1", "q3\td3\t1", "q4\td5\t1", "q5\td0\t0"]
-  path = root / "private/prepare_data/beir/qrels/test.tsv"
+  path = root / "private/prepare_data/qrels/test.tsv"
   artifacts.write_atomically(path, "\n".join(rows))
 
 
