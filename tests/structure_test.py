@@ -45,11 +45,8 @@ SHARED_BY_STAGES = {
   "results",
   "workspace",
 }
-COMPOSERS = {
-  "execute",
-  "plan",
-  "pretrain_recipe",
-}  # a run, and pretrain from scratch
+# A run, and pre-training from scratch.
+COMPOSERS = {"execute", "plan", "pretrain_recipe"}
 
 
 def place(path: pathlib.Path) -> str:

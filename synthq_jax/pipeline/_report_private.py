@@ -36,6 +36,7 @@ def page(
   prepared: results.PreparedData,
   evaluations: Sequence[results.Evaluation],
   checkpoints: Sequence[results.Checkpoint],
+  synthetic: Sequence[results.SyntheticQueries],
   audits: Sequence[results.AuditReport],
   curves: dict[str, tuple[Sequence[float], Sequence[float]]],
   comparisons: Sequence[_comparisons.Comparison],
@@ -51,6 +52,7 @@ def page(
     prepared: the data.
     evaluations: all of them.
     checkpoints: all of them.
+    synthetic: all of them.
     audits: all of them.
     curves: learning curves of the private stages.
     comparisons: real beside synthetic queries.
@@ -73,7 +75,10 @@ def page(
     ),
     section(
       title="Real beside synthetic queries",
-      blocks=_compared(comparisons, document_words),
+      blocks=(
+        *_compared(comparisons, document_words),
+        *_gauges(main, synthetic),
+      ),
     ),
     section(
       title="Learning curves",
@@ -156,6 +161,29 @@ def _compared(
   )
   header = ("Beginning of the document", "Real queries", *titles)
   return (blocks.Table(header=header, rows=rows),)
+
+
+def _gauges(
+  evaluations: Sequence[results.Evaluation],
+  synthetic: Sequence[results.SyntheticQueries],
+) -> tuple[blocks.Block, ...]:
+  """Sets the generators' gauges beside that of the real queries."""
+  measure = "nDCG@10"
+  found = [
+    ("real queries", one.measures[measure].mean)
+    for one in evaluations
+    if one.name == "bm25" and measure in one.measures
+  ]
+  found += [(_report_tables.row_name(one.name), one.gauge) for one in synthetic]
+  if not found:
+    return ()
+  text = ", ".join(f"{name} {value:.3f}" for name, value in found)
+  return (
+    blocks.Paragraph(
+      lead="Gauge",
+      text=f"{text}: {measure} of BM25 finding a query's own document.",
+    ),
+  )
 
 
 def _audited(audits: Sequence[results.AuditReport]) -> tuple[blocks.Block, ...]:

@@ -14,11 +14,13 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 import time
 from collections.abc import Sequence
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
@@ -53,6 +55,10 @@ class Config:
   """"dp_adam" or "dp_adafactor"."""
   learning_rate: float = 1e-3
   """Peak; warm-up over a tenth of the steps, then linear decay."""
+  trained: str = ".*"
+  """Regular expression that the paths of trained parameters match in
+  full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
+  the square root of their number, whatever a record can say."""
   strategy: str = dataclasses.field(
     default="bookkeeping", metadata={"speed_only": True}
   )
@@ -111,8 +117,9 @@ def run(
   stage = f"finetune_dp/{name}"
   records = _records(config, space, prepared, canaries)
   params, model_config = inputs.load_public(start_from, prepared)
+  trained, public = _split(params, config.trained)
   metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
-  params, statement = private_training.train(
+  trained, statement = private_training.train(
     private_training.Settings(
       epsilon=epsilon,
       delta=config.delta,
@@ -127,17 +134,18 @@ def run(
     stage,
     digest,
     grad_fn=optim.clipped_grad(
-      functools.partial(loss_fn, model_config=model_config),
+      functools.partial(loss_fn, public=public, model_config=model_config),
       l2_clip_norm=config.clip_norm,
       strategy=config.strategy,
       microbatch_size=config.microbatch_size,
     ),
-    params=params,
+    params=trained,
     records=records,
     prepared=prepared,
     metrics_path=metrics_path,
     loop_settings=config.settings,
   )
+  params = traverse_util.unflatten_dict({**public, **trained}, sep="/")
   place = space.private if math.isinf(epsilon) else space.public
   directory = place(stage)
   t5_checkpoints.save(directory, params, model_config)
@@ -157,12 +165,35 @@ def run(
   return result
 
 
-def loss_fn(params, batch, *, model_config) -> jax.Array:
-  """Returns each record's mean cross-entropy per target token, [batch]."""
+def loss_fn(trained, batch, *, public, model_config) -> jax.Array:
+  """Returns each record's mean cross-entropy per target token, [batch].
+
+  Args:
+    trained: parameters by path; gradients are taken of these.
+    batch: inputs, [batch, document], and targets, [batch, query], of token ids.
+    public: the other parameters, by path.
+    model_config: shape of the T5.
+
+  Returns:
+    [batch], nats per token.
+  """
+  params = traverse_util.unflatten_dict({**public, **trained}, sep="/")
   logits = t5.Transformer(model_config).apply(
     {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
   )
   return seq2seq.cross_entropy(logits, batch["targets"])
+
+
+def _split(params, pattern: str):
+  """Parts parameters into trained and public ones, each by path."""
+  flat = traverse_util.flatten_dict(params, sep="/")
+  trained = {k: v for k, v in flat.items() if re.fullmatch(pattern, k)}
+  if not trained:
+    raise ValueError(
+      f"finetune_dp.trained must match a parameter, got trained={pattern!r};"
+      f" there are {', '.join(sorted(flat)[:3])}, ..."
+    )
+  return trained, {k: v for k, v in flat.items() if k not in trained}
 
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:

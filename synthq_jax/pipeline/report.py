@@ -114,6 +114,7 @@ def run(
     prepared=prepared,
     evaluations=evaluations,
     checkpoints=checkpoints,
+    synthetic=synthetic,
     audits=audits,
     curves=_curves(root, checkpoints, private=True),
     comparisons=_comparisons.read(
@@ -180,7 +181,7 @@ def _has_private_metrics(one: results.Checkpoint) -> bool:
 
 
 def _losses(path: pathlib.Path) -> tuple[list[float], list[float]]:
-  """Reads steps and losses from a metrics.jsonl."""
+  """Reads steps and losses from a file of metrics."""
   lines = [line for _, line in files.json_lines(path) if "loss" in line]
   steps = [float(line["step"]) for line in lines]
   return steps, [float(line["loss"]) for line in lines]

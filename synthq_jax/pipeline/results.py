@@ -86,7 +86,7 @@ class Checkpoint:
   num_parameters: int
   """Trained parameters."""
   metrics: str
-  """metrics.jsonl: step, loss, ...; under `private/` when data was private."""
+  """JSON lines of step, loss, ...; under `private/` when data was private."""
   seconds: float
   """How long the stage took."""
 

@@ -96,7 +96,7 @@ def train(
     batch_seed: secret seed of the Poisson sampling.
     noise_key: secret key of the noise.
     directory: for the states of unfinished training.
-    metrics_path: metrics.jsonl, private.
+    metrics_path: one JSON object a line; private.
     description: stands before the progress bar.
     settings: saving and reporting.
     denominator: public divisor; None: the expected batch size.

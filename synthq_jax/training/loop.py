@@ -28,13 +28,13 @@ class Settings:
   save_seconds: float = 60.0
   """Seconds between two saved states."""
   log_every: int = 20
-  """Steps between two lines of metrics.jsonl."""
+  """Steps between two lines of metrics."""
   progress: bool = True
   """Whether a progress bar is shown."""
 
 
 class Log:
-  """metrics.jsonl: one line every few steps, cut back to the resumed step."""
+  """Metrics: one line every few steps, cut back to the resumed step."""
 
   def __init__(self, path: str | os.PathLike, resumed_at: int):
     self._path = pathlib.Path(path)
@@ -74,7 +74,7 @@ def train(
     batch_fn: the batch of a step, a function of the step alone.
     steps: optimizer steps in all.
     directory: where states are saved.
-    metrics_path: the metrics.jsonl of this training.
+    metrics_path: JSON lines, one every few steps.
     description: stands before the progress bar.
     examples_per_step: for the rate that the bar shows.
     settings: saving and reporting.

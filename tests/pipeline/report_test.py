@@ -335,6 +335,10 @@ def test_the_private_page_is_marked_and_has_everything(written):
   for found in ("43.5", "50.5 of 100", "1.25 of 6.64", f"{SECRET} digits"):
     assert found in text
   assert "54,321" in text
+  assert (
+    "real queries 0.200, public only 0.250, eps8 0.250, epsinf 0.250: nDCG@10"
+    in text
+  )
 
 
 def test_real_queries_stand_beside_synthetic_ones_of_their_document(written):
