@@ -28,6 +28,7 @@ from typing import Any, TextIO
 import gin
 
 from synthq_jax import _flags
+from synthq_jax.training import stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
 
@@ -65,16 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the arguments after the program's name; None: the process's own.
 
   Returns:
-    The exit code: 0, 2 for what the user can mend, 130 after Ctrl-C.
+    The exit code: 0, 2 for what the user can mend, 130 after Ctrl-C, 143
+    after SIGTERM.
   """
   for name, value in _QUIET.items():
     os.environ.setdefault(name, value)
   argv = list(sys.argv[1:] if argv is None else argv)
   try:
-    _dispatch(argv)
+    with stopping.raising():
+      _dispatch(argv)
     return 0
   except KeyboardInterrupt:
     return _stop("interrupted; the same command goes on where it stopped", 130)
+  except stopping.Terminated:
+    words = "told to stop (SIGTERM); the same command goes on where it stopped"
+    return _stop(words, stopping.EXIT_CODE)
   except (ValueError, OSError) as error:
     if "--debug" in argv:
       raise

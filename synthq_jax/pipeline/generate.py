@@ -8,8 +8,10 @@ Formal guarantee:
 """
 
 import dataclasses
+import io
 import json
 import pathlib
+import shutil
 import time
 
 import jax
@@ -23,6 +25,9 @@ from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["Config", "run"]
+
+_PART = 2048
+"""Documents between two saves: under a minute on two cores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,9 +103,11 @@ def run(
   )
   directory.mkdir(parents=True, exist_ok=True)
   source = space.root / generator.directory if generator else start_from
+  parts = _Parts(directory / f"parts_{digest}")
   written = _write(
-    config, source, tokens[chosen], ids[chosen], vocabulary, name, progress
-  )
+    config, source, tokens[chosen], ids[chosen], vocabulary, name, parts,
+    progress,
+  )  # fmt: skip
   queries, owners, kept = _filter(written, chosen, ids, vocabulary)
   texts_of = [texts[i] for i in owners]
   _save(directory, queries, owners, ids, written[kept.indices])
@@ -129,6 +136,7 @@ def run(
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
+  parts.remove()
   return result
 
 
@@ -151,30 +159,62 @@ def _sample(config: Config, total: int, count: int) -> np.ndarray:
   return rng.permutation(total)[:count]
 
 
-def _write(config, source, tokens, ids, vocabulary, name, progress):
+class _Parts:
+  """What was written so far, in files that are complete or not there."""
+
+  def __init__(self, directory: pathlib.Path):
+    self.directory = directory
+
+  def load(self, first: int) -> np.ndarray | None:
+    path = self.directory / f"{first}.npy"
+    return np.load(path) if path.exists() else None
+
+  def save(self, first: int, rows: np.ndarray) -> None:
+    content = io.BytesIO()
+    np.save(content, rows)
+    path = self.directory / f"{first}.npy"
+    artifacts.write_atomically(path, content.getvalue())
+
+  def remove(self) -> None:
+    for parts in self.directory.parent.glob("parts_*"):  # of older settings too
+      shutil.rmtree(parts, ignore_errors=True)
+
+
+def _write(config, source, tokens, ids, vocabulary, name, parts, progress):
   """Samples token rows, [document * queries_per_document, max_length]."""
   import tqdm
 
   params, model_config = t5_checkpoints.load(source)
+  params = jax.device_put(params)
   first_extra = vocabulary.vocab_size - vocabulary.extra_ids
+  sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
+  written = []
   with tqdm.tqdm(
       total=len(ids), desc=f"generate {name}", unit="doc",
       disable=not progress, mininterval=1.0,
   ) as bar:  # fmt: skip
-    written = decoding.generate(
-      params,
-      model_config,
-      inputs.with_prefix(tokens, vocabulary, config.prefix),
-      ids=[str(i) for i in ids],
-      key=jax.random.key(config.seed),
-      sampler=decoding.Nucleus(p=config.p, temperature=config.temperature),
-      max_length=config.max_length,
-      num_samples=config.queries_per_document,
-      forbidden=(2, *range(first_extra, model_config.vocab_size)),
-      batch_size=config.batch_size,
-      progress=bar.update,
-    )
-  return written.reshape(-1, config.max_length)
+    for first in range(0, len(ids), _PART):
+      rows = parts.load(first)
+      part = slice(first, first + _PART)
+      if rows is not None:
+        bar.update(len(ids[part]))
+      else:
+        rows = decoding.generate(
+          params,
+          model_config,
+          inputs.with_prefix(tokens[part], vocabulary, config.prefix),
+          ids=[str(i) for i in ids[part]],
+          key=jax.random.key(config.seed),
+          sampler=sampler,
+          max_length=config.max_length,
+          num_samples=config.queries_per_document,
+          forbidden=(2, *range(first_extra, model_config.vocab_size)),
+          batch_size=config.batch_size,
+          progress=bar.update,
+        )
+        parts.save(first, rows)
+      written.append(rows.reshape(-1, config.max_length))
+  return np.concatenate(written)
 
 
 def _filter(written, chosen, ids, vocabulary):

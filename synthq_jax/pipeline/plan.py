@@ -143,17 +143,19 @@ def run(
     The report, or None where it was not wanted.
 
   Raises:
-    ValueError: if a setting or the data cannot be used.
+    ValueError: if a setting or the data cannot be used, or another run is in
+      the working directory.
   """
   unknown = set(stages or ()) - set(STAGES)
   if unknown:
     raise ValueError(f"expected stages of {STAGES}, got {sorted(unknown)}")
   last = max(STAGES.index(stage) for stage in stages or STAGES)
   config = _with_progress(config, progress)
-  space = workspace.Workspace(workdir, config.secret_seed)
-  runner = execute.Runner(space, lambda text: print(text, flush=True))
   wanted = STAGES[: last + 1]
-  return execute.Pipeline(config, space, runner, wanted, progress).run()
+  with workspace.locked(workdir):
+    space = workspace.Workspace(workdir, config.secret_seed)
+    runner = execute.Runner(space, lambda text: print(text, flush=True))
+    return execute.Pipeline(config, space, runner, wanted, progress).run()
 
 
 def _with_progress(config: RunConfig, progress: bool) -> RunConfig:

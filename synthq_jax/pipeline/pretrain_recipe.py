@@ -20,7 +20,7 @@ from synthq_jax.data import (
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import pretrain
+from synthq_jax.pipeline import pretrain, workspace
 
 __all__ = ["PACKAGES", "Config", "Pretrained", "run"]
 
@@ -85,9 +85,15 @@ def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
 
   Returns:
     What was made, and of what.
+
+  Raises:
+    ValueError: if another run is in the working directory.
   """
-  root = pathlib.Path(workdir)
-  root.mkdir(parents=True, exist_ok=True)
+  with workspace.locked(workdir):
+    return _run(config, pathlib.Path(workdir))
+
+
+def _run(config: Config, root: pathlib.Path) -> Pretrained:
   queries = environment_docs.private_queries(environment_docs.EnvironmentDocs())
   text = public_text.read(config.packages, public_text.HeldOut(queries))
   text_digest = public_text.digest(text)

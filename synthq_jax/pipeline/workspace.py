@@ -5,17 +5,52 @@ secret decides batches and noise of private training: who knows it can take the
 noise away again. It is drawn once per working directory and kept in `private/`.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
 import secrets
+import socket
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 
 from synthq_jax.pipeline import results
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "locked"]
+
+
+@contextlib.contextmanager
+def locked(root: str | os.PathLike) -> Iterator[None]:
+  """Keeps a second run out of a working directory.
+
+  The lock is the operating system's: it ends with the process, however that
+  ends, so nothing has to be cleaned up after a kill.
+
+  Args:
+    root: the working directory; made if it is not there.
+
+  Raises:
+    ValueError: if another run is in it.
+  """
+  path = pathlib.Path(root) / ".lock"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with open(path, "a+") as stream:
+    try:
+      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      stream.seek(0)
+      who = stream.read().strip() or "another process"
+      raise ValueError(
+        f"{root}: expected a working directory of our own, got one that {who}"
+        " uses: wait for it, or give another --workdir"
+      ) from error
+    stream.truncate(0)
+    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    stream.flush()
+    yield
 
 
 class Workspace:
@@ -61,7 +96,12 @@ class Workspace:
       return given
     if not path.exists():
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-      descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+      partial = path.with_name(".secret_seed.partial")
+      partial.unlink(missing_ok=True)
+      descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
       with os.fdopen(descriptor, "w") as stream:
         stream.write(f"{secrets.randbits(128):x}\n")
+        stream.flush()
+        os.fsync(descriptor)
+      os.replace(partial, path)
     return int(path.read_text(), 16)

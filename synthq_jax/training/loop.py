@@ -2,11 +2,13 @@
 
 What a step does depends on the state and on its number alone (batches, keys
 and noise are functions of seed and step), so a resumed run equals an
-uninterrupted one.
+uninterrupted one, metrics included. SIGTERM and Ctrl-C wait for the end of the
+step and a saved state.
 """
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -14,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
-from synthq_jax.training import checkpoints
+from synthq_jax import artifacts
+from synthq_jax.training import checkpoints, stopping
 
 __all__ = ["Log", "Settings", "train"]
 
@@ -44,7 +46,7 @@ class Log:
       for line in self._path.read_text().splitlines():
         if line.endswith("}") and json.loads(line)["step"] <= resumed_at:
           kept.append(line + "\n")
-    self._path.write_text("".join(kept))
+    artifacts.write_atomically(self._path, "".join(kept))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Appends the values of a step."""
@@ -86,9 +88,12 @@ def train(
   if first:
     state = checkpoints.restore(directory, first, state)
   log = Log(metrics_path, first)
-  pending: list[Any] = []
+  pending = _read_pending(directory, first)
   saved_at = time.monotonic()
-  with _bar(first, steps, description, settings) as bar:
+  with (
+    _bar(first, steps, description, settings) as bar,
+    stopping.deferred() as asked,
+  ):
     for step in range(first, steps):
       state, metrics = step_fn(state, batch_fn(step), step)
       pending.append(metrics)
@@ -102,10 +107,33 @@ def train(
         pending.clear()
         log.write(done, values)
         _show(bar, values, examples_per_step)
-      if time.monotonic() - saved_at > settings.save_seconds or done == steps:
-        checkpoints.save(directory, done, state)
+      is_late = time.monotonic() - saved_at > settings.save_seconds
+      stop = asked()
+      if is_late or stop or done == steps:
+        _save(directory, done, state, pending)
         saved_at = time.monotonic()
+      if stop:
+        raise stop
   return state
+
+
+def _save(directory, step: int, state: Any, pending: list[Any]) -> None:
+  """Saves a state, and the metrics that no line holds yet before it."""
+  path = _pending_path(directory, step)
+  artifacts.write_atomically(path, json.dumps(_numbers(pending)))
+  checkpoints.save(directory, step, state)
+  for old in path.parent.glob(_pending_path(directory, "*").name):
+    if old != path:
+      old.unlink()
+
+
+def _read_pending(directory, step: int) -> list[Any]:
+  path = _pending_path(directory, step)
+  return json.loads(path.read_text()) if path.exists() else []
+
+
+def _pending_path(directory, step: int | str) -> pathlib.Path:
+  return pathlib.Path(directory) / f"pending_{step}.json"
 
 
 def _bar(first: int, steps: int, description: str, settings: Settings):
@@ -122,12 +150,20 @@ def _bar(first: int, steps: int, description: str, settings: Settings):
   )
 
 
+def _numbers(metrics: list[Any]) -> list[dict[str, float]]:
+  """Waits for the device once; JSON keeps these numbers to the last bit."""
+  return [
+    {key: float(value) for key, value in one.items()}
+    for one in jax.device_get(metrics)
+  ]
+
+
 def _means(metrics: list[Any]) -> dict[str, float]:
-  """Averages the metrics of some steps, waiting for the device once."""
-  values = jax.device_get(metrics)
+  """Averages the metrics of some steps."""
+  numbers = _numbers(metrics)
   return {
-    key: round(float(np.mean([value[key] for value in values])), 6)
-    for key in values[0]
+    key: round(math.fsum(one[key] for one in numbers) / len(numbers), 6)
+    for key in numbers[0]
   }
 
 

@@ -97,3 +97,22 @@ def test_private_paths_lie_below_one_folder_and_public_ones_do_not(
   assert space.private(*parts) == tmp_path.joinpath("private", *parts)
   assert space.public(*parts) == tmp_path.joinpath(*parts)
   assert space.relative(space.private(*parts)) == "/".join(("private", *parts))
+
+
+def test_a_second_run_is_kept_out_and_the_place_is_free_again(tmp_path):
+  with workspace.locked(tmp_path / "run"):
+    # Another open file is as good as another process for this kind of lock.
+    words = f"{tmp_path}/run: .* process {os.getpid()} on .*another --workdir"
+    with pytest.raises(ValueError, match=words):
+      with workspace.locked(tmp_path / "run"):
+        raise AssertionError("two runs in one working directory")
+  with workspace.locked(tmp_path / "run"):
+    pass
+
+
+def test_a_secret_that_was_cut_off_while_written_is_not_used(tmp_path):
+  private = tmp_path / "private"
+  private.mkdir()
+  (private / ".secret_seed.partial").write_text("1")
+  workspace.Workspace(tmp_path)
+  assert len((private / "secret_seed").read_text()) > 20

@@ -1,11 +1,13 @@
 import json
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.training import checkpoints, loop
+from synthq_jax.training import checkpoints, loop, stopping
 
 STEPS = 8
 
@@ -151,3 +153,35 @@ def test_the_bar_shows_the_loss_and_can_be_turned_off(tmp_path, capsys):
   assert "test: 100%" in shown and f"loss={loss:.3f}" in shown
   run(tmp_path / "b", Clock(), steps=2)
   assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_for_the_step_and_saves(tmp_path, clock, number):
+  """Stopped between two lines of metrics, the lines are the same in the end."""
+  settings = {"log_every": 3, "save_seconds": 1e9}
+  expected = run(tmp_path / "whole", clock, **settings)
+
+  def stopped_run():
+    def batch_fn(step):
+      if step == 4:
+        os.kill(os.getpid(), number)
+      return np.array([step, 0.5], np.float32)
+
+    return loop.train(
+      step_fn,
+      {"w": jnp.ones(5), "count": jnp.int32(0)},
+      batch_fn,
+      steps=STEPS,
+      directory=tmp_path / "cut" / "state",
+      metrics_path=tmp_path / "cut" / "log" / "metrics.jsonl",
+      description="test",
+      examples_per_step=4,
+      settings=loop.Settings(progress=False, log_every=3),
+    )
+
+  with pytest.raises((stopping.Terminated, KeyboardInterrupt)):
+    stopped_run()
+  assert checkpoints.latest_step(tmp_path / "cut" / "state") == 5
+  again = run(tmp_path / "cut", clock, **settings)
+  assert equal(again, expected)
+  assert lines(tmp_path / "cut") == lines(tmp_path / "whole")

@@ -1,0 +1,70 @@
+"""Being told to stop: SIGTERM and Ctrl-C, at once or after the current step.
+
+A machine that is taken away sends SIGTERM and waits a little. A training loop
+uses that time to finish its step and save its state; everything else stops on
+the spot, since whatever it wrote is either complete or ignored.
+"""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+__all__ = ["EXIT_CODE", "Terminated", "deferred", "raising"]
+
+EXIT_CODE = 143
+"""What a process exits with after SIGTERM: 128 + 15, as shells say it."""
+
+
+class Terminated(BaseException):  # noqa: N818
+  """SIGTERM came; no Exception, so that nothing mistakes it for a failure."""
+
+
+_RAISES = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+  """Inside, SIGTERM raises `Terminated` wherever the program stands.
+
+  Signals belong to the main thread: in another one this does nothing.
+  """
+
+  def stop(number, frame):
+    raise Terminated
+
+  with _handlers({signal.SIGTERM: stop}):
+    yield
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Callable[[], BaseException | None]]:
+  """Inside, the first SIGTERM or Ctrl-C waits for a good moment.
+
+  Yields:
+    A function to call at good moments: it returns what is to be raised, or
+    None. A second signal raises at once.
+  """
+  asked: list[BaseException] = []
+
+  def note(number, frame):
+    if asked:
+      raise _RAISES[number]
+    asked.append(_RAISES[number]())
+
+  with _handlers(dict.fromkeys(_RAISES, note)):
+    yield lambda: asked[0] if asked else None
+
+
+@contextlib.contextmanager
+def _handlers(wanted) -> Iterator[None]:
+  """Installs signal handlers, and brings the earlier ones back."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  before = {number: signal.signal(number, wanted[number]) for number in wanted}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
