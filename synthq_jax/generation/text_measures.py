@@ -4,6 +4,7 @@ Applied to synthetic queries and public documents they are post-processing;
 applied to real queries, what they return is private.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from jaxtyping import Float
 from synthq_jax.retrieval import bm25
 
 __all__ = [
+  "bleu",
   "copy_rate",
   "distinct_n",
   "mean_length",
@@ -79,6 +81,42 @@ def _gain(found: Sequence[str], own: str) -> float:
   if own not in found:
     return 0.0
   return float(1 / np.log2(2 + list(found).index(own)))
+
+
+def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+  """Returns the corpus BLEU of queries against the real ones, 0 to 100.
+
+  Case does not count: the shipped vocabulary folds it.
+
+  Args:
+    queries: generated ones.
+    references: for each, the real queries of the same document, at least one.
+
+  Returns:
+    BLEU-4 with sacrebleu's tokenizer ("13a") and exponential smoothing; 0 for
+    no queries. Computed from real queries, it is private.
+
+  Raises:
+    ValueError: if lengths differ or a query has no reference.
+
+  References:
+    Post 2018, A Call for Clarity in Reporting BLEU Scores.
+
+  >>> round(bleu(["return the sum of a and b"], [["Return the sum of a and b"]]))
+  100
+  """
+  import sacrebleu
+
+  _same_length("queries", queries, "references", references)
+  if not queries:
+    return 0.0
+  if not all(references):
+    raise ValueError("every query needs a reference, got one without")
+  columns = itertools.zip_longest(*references)
+  score = sacrebleu.corpus_bleu(
+    list(queries), [list(column) for column in columns], lowercase=True
+  )
+  return float(score.score)
 
 
 def copy_rate(

@@ -1,4 +1,4 @@
-"""Real queries beside synthetic ones for the same documents: private."""
+"""Real and synthetic queries for the same held-out documents: private."""
 
 import dataclasses
 import pathlib
@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 
 from synthq_jax.data import files
+from synthq_jax.generation import text_measures
 from synthq_jax.pipeline import results
 
-__all__ = ["Comparison", "read"]
+__all__ = ["Comparison", "Similarity", "read", "similarity"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,53 @@ def read(
     )
     for document in chosen
   ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Similarity:
+  """How near a generator's queries come to the real ones."""
+
+  name: str
+  """Of the generator."""
+  num_queries: int
+  """Synthetic queries for documents of held-out pairs."""
+  bleu: float
+  """Against the real queries of the same documents, 0 to 100."""
+
+
+def similarity(
+  workdir: pathlib.Path,
+  prepared: results.PreparedData,
+  synthetic: Sequence[results.SyntheticQueries],
+  *,
+  split: str,
+) -> list[Similarity]:
+  """Compares all synthetic queries for the documents of a held-out split.
+
+  Args:
+    workdir: what the paths of the results are relative to.
+    prepared: the collection.
+    synthetic: the generators' queries.
+    split: a split that no generator was trained on, e.g. "test".
+
+  Returns:
+    One for each generator.
+  """
+  private = workdir / prepared.private_directory
+  asked = _asked(files.find(private / "qrels", f"{split}.tsv"))
+  ids = {query for queries in asked.values() for query in queries}
+  real = _texts(files.find(private, "queries.jsonl"), ids)
+  found = []
+  for one in synthetic:
+    written = _written(workdir / one.directory, asked)
+    pairs = [
+      (query, [real[i] for i in asked[document]])
+      for document, queries in sorted(written.items())
+      for query in queries
+    ]
+    score = text_measures.bleu([q for q, _ in pairs], [r for _, r in pairs])
+    found.append(Similarity(name=one.name, num_queries=len(pairs), bleu=score))
+  return found
 
 
 def _asked(path: pathlib.Path) -> dict[str, list[str]]:

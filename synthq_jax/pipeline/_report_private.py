@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from synthq_jax.pipeline import (
   _comparisons,
   _plots,
+  _repeats,
+  _report_rows,
   _report_shareable,
   _report_tables,
   results,
@@ -40,6 +42,9 @@ def page(
   audits: Sequence[results.AuditReport],
   curves: dict[str, tuple[Sequence[float], Sequence[float]]],
   comparisons: Sequence[_comparisons.Comparison],
+  rows: Sequence[_repeats.Row],
+  differences: Sequence[_repeats.Difference],
+  similarity: Sequence[_comparisons.Similarity],
   measures: Sequence[str],
   document_words: int,
 ) -> blocks.Page:
@@ -56,6 +61,9 @@ def page(
     audits: all of them.
     curves: learning curves of the private stages.
     comparisons: real beside synthetic queries.
+    rows: of the main table, with what each seed scored.
+    differences: between them.
+    similarity: of synthetic and real queries.
     measures: columns of the tables; the first is drawn against epsilon.
     document_words: words shown of a document.
 
@@ -70,7 +78,10 @@ def page(
       title="Scores on private queries",
       blocks=(
         *_report_tables.scores(main, measures),
+        *_report_rows.kept(rows, measures[0]),
         *_against_epsilon(main, measures[0]),
+        *_report_rows.seeds(rows, measures[0]),
+        *_report_rows.differences(differences, measures[0]),
       ),
     ),
     section(
@@ -78,6 +89,7 @@ def page(
       blocks=(
         *_compared(comparisons, document_words),
         *_gauges(main, synthetic),
+        *_report_rows.similarity(similarity),
       ),
     ),
     section(
@@ -96,6 +108,10 @@ def page(
     )
   sections += [
     section(title="Training", blocks=(_report_tables.training(checkpoints),)),
+    section(
+      title="Time of each row",
+      blocks=(_report_rows.times(rows, checkpoints, synthetic),),
+    ),
     section(title="Data", blocks=(_data(prepared),)),
     section(title="As text", blocks=(blocks.Preformatted(text=table),)),
   ]

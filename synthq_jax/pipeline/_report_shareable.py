@@ -12,6 +12,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from synthq_jax.pipeline import _plots, _report_tables, results
 from synthq_jax.pipeline import _report_blocks as blocks
@@ -20,10 +21,12 @@ from synthq_jax.privacy import statement as statement_lib
 __all__ = [
   "beginning",
   "curve_blocks",
+  "first_seeds",
   "is_private_path",
   "page",
 ]
 
+_Named = TypeVar("_Named", results.Checkpoint, results.SyntheticQueries)
 _MEASURES_EXPLAINED = (
   "Gauge: nDCG@10 of BM25 finding each query's own document; it shows whether "
   "queries are about their documents. Copied: share of a query's 4-grams that "
@@ -232,7 +235,7 @@ def _synthesis(
     _written(synthetic),
     blocks.Paragraph(text=_MEASURES_EXPLAINED),
   ]
-  for one in synthetic:
+  for one in first_seeds(synthetic):
     found.append(
       blocks.Heading(text=f"Written by {_report_tables.row_name(one.name)}")
     )
@@ -250,6 +253,14 @@ def _synthesis(
     if rows:
       found.append(blocks.Table(header=header, rows=rows))
   return tuple(found)
+
+
+def first_seeds(found: Sequence[_Named]) -> list[_Named]:
+  """Returns the first result of each row: what there is room to show."""
+  by_row: dict[str, _Named] = {}
+  for one in found:
+    by_row.setdefault(f"{type(one)} {results.row_of(one.name)}", one)
+  return list(by_row.values())
 
 
 def _written(synthetic: Sequence[results.SyntheticQueries]) -> blocks.Table:

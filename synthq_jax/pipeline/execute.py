@@ -7,6 +7,7 @@ that of the result on disk is skipped.
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import os
 import pathlib
@@ -34,6 +35,7 @@ __all__ = ["Pipeline", "Runner"]
 
 _FORMAT = 1  # raise when a stage's files change, so that old ones are remade
 _Result = TypeVar("_Result")
+_Settings = TypeVar("_Settings")
 
 
 class Runner:
@@ -156,8 +158,10 @@ class Pipeline:
   def _generators(self):
     config, made = self._config, {}
     planted = canaries_lib.pairs(self._canaries(), config.canaries.repetitions)
-    for epsilon in config.rows.synthetic:
-      name = _name(epsilon)
+    for epsilon, (seed, _) in itertools.product(
+      config.rows.synthetic, self._seeds()
+    ):
+      name = _name(epsilon) + seed
       made[name] = self._runner(
         f"finetune_dp/{name}",
         results.Checkpoint,
@@ -181,6 +185,16 @@ class Pipeline:
       )
     return made
 
+  def _seeds(self) -> list[tuple[str, dict[str, int]]]:
+    """Returns what names and settings of every repetition get."""
+    seeds = self._config.seeds
+    return [(f"_seed{s}", {"seed": s}) for s in seeds] or [("", {})]
+
+  def _seeded(self, settings: _Settings, name: str) -> _Settings:
+    """Returns the settings of a stage for the repetition of that name."""
+    chosen = [change for end, change in self._seeds() if name.endswith(end)]
+    return dataclasses.replace(settings, **chosen[0])
+
   def _canaries(self):
     settings = self._config.canaries
     if not settings.number:
@@ -192,14 +206,15 @@ class Pipeline:
   def _queries(self, generators):
     config, wanted = self._config, dict(generators)
     if config.rows.public_only:
-      wanted = {"public_only": (None, "public"), **wanted}
+      public = {f"public_only{s}": (None, "public") for s, _ in self._seeds()}
+      wanted = {**public, **wanted}
     return {
       name: self._runner(
         f"generate/{name}",
         results.SyntheticQueries,
-        (config.generate, *self._data, source),
+        (self._seeded(config.generate, name), *self._data, source),
         lambda digest, name=name, generator=generator: generate_lib.run(
-          config.generate,
+          self._seeded(config.generate, name),
           self._space,
           digest,
           prepared=self._prepared,
@@ -215,18 +230,19 @@ class Pipeline:
   def _retrievers(self, queries):
     config, made = self._config, {}
     sources = {
-      name if name == "public_only" else f"synthetic_{name}": value
+      name if name.startswith("public_only") else f"synthetic_{name}": value
       for name, value in queries.items()
     }
     if config.rows.original:
-      sources["original"] = (None, "original")
+      for seed, _ in self._seeds():
+        sources[f"original{seed}"] = (None, "original")
     for name, (synthetic, source) in sources.items():
       made[name] = self._runner(
         f"train_retriever/{name}",
         results.Checkpoint,
-        (config.train_retriever, *self._data, source),
+        (self._seeded(config.train_retriever, name), *self._data, source),
         lambda digest, name=name, queries=synthetic: train_retriever_lib.run(
-          config.train_retriever,
+          self._seeded(config.train_retriever, name),
           self._space,
           digest,
           prepared=self._prepared,
@@ -235,8 +251,10 @@ class Pipeline:
           name=name,
         ),
       )
-    for epsilon in filter(math.isfinite, config.rows.direct_dp):
-      name = f"direct_dp_{_name(epsilon)}"
+    for epsilon, (seed, _) in itertools.product(
+      filter(math.isfinite, config.rows.direct_dp), self._seeds()
+    ):
+      name = f"direct_dp_{_name(epsilon)}{seed}"
       made[name] = self._runner(
         f"train_retriever/{name}",
         results.Checkpoint,
@@ -315,9 +333,9 @@ def _label(name: str, retriever: results.Checkpoint | None) -> str:
   """Says in words what a row was trained on."""
   if retriever is None:
     return "nothing"
-  if name == "public_only":
+  if name.startswith("public_only"):
     return "queries written before any private step"
-  if name == "original":
+  if name.startswith("original"):
     return "real queries, no privacy"
   if name.startswith("synthetic"):
     return "synthetic queries"

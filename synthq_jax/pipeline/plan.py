@@ -107,6 +107,10 @@ class RunConfig:
   """The pages."""
   rows: Rows = _default(Rows)
   """What the table compares."""
+  seeds: tuple[int, ...] = ()
+  """Everything trained or sampled is made once for each of these; the table
+  shows means over them. Empty: once, with the seed of each stage. The data is
+  prepared once, with the seed of that stage."""
   secret_seed: int | None = None
   """Fixes batches and noise, for demonstrations on public data only; None
   draws a secret that stays in the working directory's private folder."""
@@ -115,6 +119,11 @@ class RunConfig:
   the demo set's are."""
 
   def __post_init__(self):
+    if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+      raise ValueError(
+        "RunConfig.seeds must be different integers, 0 or above, got"
+        f" seeds={self.seeds}"
+      )
     is_demo = self.prepare_data.source == "environment_docs"
     if self.secret_seed is not None and not (is_demo or self.public_data):
       raise ValueError(

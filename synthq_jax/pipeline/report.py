@@ -15,6 +15,7 @@ from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.pipeline import (
   _comparisons,
+  _repeats,
   _report_html,
   _report_markdown,
   _report_private,
@@ -45,6 +46,8 @@ class Config:
   """Columns of the tables; the first is drawn against epsilon."""
   test_set: str = "test"
   """The test set of the main table: a split of private queries."""
+  bootstrap_samples: int = 2000
+  """Resamples of the queries behind means over seeds and differences."""
   seed: int = 0
   """Which documents are shown on the private page."""
 
@@ -95,6 +98,9 @@ def run(
       that a result names is missing or malformed.
   """
   root = space.root
+  found = _rows(config, root, evaluations)
+  evaluations = [row.evaluation for row in found]
+  main = [row for row in found if row.evaluation.test_set == config.test_set]
   table = _main_table(config, evaluations)
   shareable = _report_shareable.page(
     config.title,
@@ -120,10 +126,20 @@ def run(
     comparisons=_comparisons.read(
       root,
       prepared,
-      synthetic,
+      _report_shareable.first_seeds(synthetic),
       split=prepared.test_split,
       number=config.num_comparisons,
       seed=config.seed,
+    ),
+    rows=main,
+    differences=_repeats.differences(
+      main,
+      config.measures[0],
+      samples=config.bootstrap_samples,
+      seed=config.seed,
+    ),
+    similarity=_comparisons.similarity(
+      root, prepared, synthetic, split=prepared.test_split
     ),
     measures=config.measures,
     document_words=config.document_words,
@@ -140,6 +156,24 @@ def run(
   write(root / report.private_html, _report_html.render(private))
   artifacts.save(space.private("report"), report, digest)
   return report
+
+
+def _rows(
+  config: Config,
+  root: pathlib.Path,
+  evaluations: Sequence[results.Evaluation],
+) -> list[_repeats.Row]:
+  """Gathers seeds into rows, test set by test set."""
+  return [
+    row
+    for test_set in dict.fromkeys(one.test_set for one in evaluations)
+    for row in _repeats.rows(
+      root,
+      [one for one in evaluations if one.test_set == test_set],
+      samples=config.bootstrap_samples,
+      seed=config.seed,
+    )
+  ]
 
 
 def _main_table(
@@ -162,7 +196,7 @@ def _curves(
 ) -> _Curves:
   """Reads the losses of private stages, or of those that may be shared."""
   curves = {}
-  for one in checkpoints:
+  for one in _report_shareable.first_seeds(checkpoints):
     if not one.metrics or _has_private_metrics(one) != private:
       continue
     steps, losses = _losses(root / one.metrics)

@@ -5,6 +5,7 @@ as a whole. A path under `private/` must not be shared; everything else may be.
 """
 
 import dataclasses
+import re
 
 from synthq_jax.privacy import statement as statement_lib
 
@@ -17,10 +18,20 @@ __all__ = [
   "PreparedData",
   "Report",
   "SyntheticQueries",
+  "row_of",
 ]
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
+
+
+def row_of(name: str) -> str:
+  """Returns the row that a result belongs to, without the seed.
+
+  >>> row_of("synthetic_eps8_seed2"), row_of("public_only")
+  ('synthetic_eps8', 'public_only')
+  """
+  return re.sub(r"_seed\d+$", "", name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

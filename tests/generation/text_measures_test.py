@@ -55,3 +55,25 @@ def test_mean_length_counts_words_and_empty_queries():
 def test_ngrams_of_no_words_are_refused():
   with pytest.raises(ValueError, match="n=0"):
     text_measures.distinct_n(["a"], n=0)
+
+
+def test_bleu_of_a_corpus_is_the_formula():
+  """One query of 5 words, 4 of them right: precisions 4/5, 3/4, 2/3, 1/2."""
+  expected = 100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
+  got = text_measures.bleu(["the sum of a list"], [["The sum of a tuple"]])
+  np.testing.assert_allclose(got, expected)
+
+
+def test_bleu_takes_the_best_of_several_references():
+  references = [["nothing like it at all", "the sum of a list"], ["a b c d"]]
+  queries = ["the sum of a list", "a b c d"]
+  assert text_measures.bleu(queries, references) == pytest.approx(100)
+  assert text_measures.bleu(queries, [r[:1] for r in references]) < 70
+
+
+def test_bleu_refuses_queries_without_a_reference():
+  with pytest.raises(ValueError, match="every query needs a reference"):
+    text_measures.bleu(["a"], [[]])
+  with pytest.raises(ValueError, match="one length"):
+    text_measures.bleu(["a"], [])
+  assert text_measures.bleu([], []) == 0

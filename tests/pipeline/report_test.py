@@ -150,6 +150,18 @@ def write_collection(root):
   artifacts.write_atomically(path, "\n".join(rows))
 
 
+def write_scores(root, evaluations):
+  """Writes values of six queries around the mean of each evaluation."""
+  for one in evaluations:
+    offsets = (-0.03, -0.02, -0.01, 0.01, 0.02, 0.03)
+    values = {
+      name: {f"q{i}": measure.mean + x for i, x in enumerate(offsets)}
+      for name, measure in one.measures.items()
+    }
+    path = root / one.directory / "per_query.json"
+    artifacts.write_atomically(path, json.dumps(values))
+
+
 def made_up(root):
   """Returns the arguments of a run, and writes the files they name."""
   write_collection(root)
@@ -199,12 +211,17 @@ def made_up(root):
   }
 
 
+def run_report(config, space, **arguments):
+  write_scores(space.root, arguments["evaluations"])
+  return report.run(config, space, "digest", **arguments)
+
+
 @pytest.fixture(name="written", scope="module")
 def _written(tmp_path_factory):
   """Returns a working directory with reports, and the result."""
   root = tmp_path_factory.mktemp("run")
   space = workspace.Workspace(root, secret_seed=1)
-  made = report.run(report.Config(), space, "digest", **made_up(root))
+  made = run_report(report.Config(), space, **made_up(root))
   return root, made
 
 
@@ -400,7 +417,7 @@ def test_a_tiny_table_is_aligned():
 def test_the_same_results_give_the_same_bytes(written, tmp_path):
   root, made = written
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  again = report.run(report.Config(), space, "digest", **made_up(tmp_path))
+  again = run_report(report.Config(), space, **made_up(tmp_path))
   assert again == made
   for name in (made.html, made.markdown, made.private_html):
     assert (tmp_path / name).read_bytes() == (root / name).read_bytes()
@@ -429,7 +446,7 @@ def test_one_sign_of_privacy_keeps_a_score_out(tmp_path, changes):
   for one, expected in ((shown, True), (hidden, False)):
     arguments["evaluations"] = [*made_up(tmp_path)["evaluations"], one]
     space = workspace.Workspace(tmp_path, secret_seed=1)
-    made = report.run(config, space, "digest", **arguments)
+    made = run_report(config, space, **arguments)
     text = (tmp_path / made.markdown).read_text()
     assert ("0.654 " in text) == expected
 
@@ -442,7 +459,7 @@ def test_a_run_without_dp_rows_audits_or_public_scores_still_reports(tmp_path):
     "audits": [],
   }
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  made = report.run(report.Config(), space, "digest", **arguments)
+  made = run_report(report.Config(), space, **arguments)
   Parser((tmp_path / made.html).read_text())
   Parser((tmp_path / made.private_html).read_text())
 
@@ -451,7 +468,7 @@ def test_a_missing_test_set_is_refused(tmp_path):
   arguments = made_up(tmp_path)
   space = workspace.Workspace(tmp_path, secret_seed=1)
   with pytest.raises(ValueError, match="test_set='dev', got .*public.*test"):
-    report.run(report.Config(test_set="dev"), space, "digest", **arguments)
+    run_report(report.Config(test_set="dev"), space, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -497,3 +514,35 @@ def test_markdown_cells_stay_one_cell(text):
 def test_settings_that_show_nothing_are_refused(changes):
   with pytest.raises(ValueError, match="report.Config"):
     report.Config(**changes)
+
+
+def test_seeds_of_a_row_become_one_row_with_its_mean(tmp_path):
+  arguments = made_up(tmp_path)
+  arguments["evaluations"] = [
+    evaluation("public_only_seed0", 0.20),
+    evaluation("public_only_seed1", 0.22),
+    evaluation("original_seed0", 0.30, epsilon=math.inf),
+    evaluation("original_seed1", 0.34, epsilon=math.inf),
+  ]
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  made = run_report(report.Config(), space, **arguments)
+  lines = made.table.splitlines()[2:]
+  assert [line.split("  ")[0] for line in lines] == ["public only", "original"]
+  assert " 0.210 [" in lines[0] and " 0.320 [" in lines[1]
+  page = (tmp_path / made.private_html).read_text()
+  cells = re.findall(r"<td.*?>(.*?)</td>", page)
+  at = cells.index("original", cells.index("0.220"))
+  assert cells[at + 1 : at + 3] == ["0.300", "0.340"]  # each seed
+  # The made-up values differ by the same amount on every query.
+  difference = "+0.110 [+0.110, +0.110]"
+  assert cells[cells.index(difference) - 2 :][:2] == ["original", "public only"]
+  assert "public only 0.656." in page  # of original's score
+
+
+def test_bleu_of_the_synthetic_queries_is_private(written):
+  """Two of three documents of held-out pairs got the query "made query N"."""
+  text = read(written, "private_html")
+  shareable = read(written, "html")
+  assert "BLEU" in text and "BLEU" not in shareable
+  for name in ("public only", "eps8", "epsinf"):
+    assert re.search(rf"<td>{name}</td>\s*<td.*?>2</td>", text)
