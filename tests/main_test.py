@@ -221,7 +221,10 @@ def test_an_error_in_a_file_names_file_and_line(tmp_path, capsys):
     (["privacy", "--gin.X=1", "--examples=9", "--batch_size=3"], "takes no"),
   ],
 )
-def test_an_incomplete_command_is_one_line(capsys, argv, words):
+def test_an_incomplete_command_is_one_line(
+  capsys, argv, words, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
   assert words in fails(capsys, *argv)
 
 

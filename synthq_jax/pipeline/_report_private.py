@@ -239,12 +239,13 @@ def _audited(audits: Sequence[results.AuditReport]) -> tuple[blocks.Block, ...]:
 
 def _data(prepared: results.PreparedData) -> blocks.Table:
   """Returns everything that preparing the data counted."""
-  hidden = {"directory", "private_directory"}
+  hidden = {"directory", "private_directory", "seconds"}
   rows = tuple(
     (field.name.replace("_", " "), _value(getattr(prepared, field.name)))
     for field in dataclasses.fields(prepared)
     if field.name not in hidden
   )
+  rows += (("time", _report_tables.duration(prepared.seconds)),)
   return blocks.Table(header=("Data", ""), rows=rows)
 
 

@@ -1,0 +1,68 @@
+"""A run that is killed and started again ends as one that was not.
+
+A few kills of a small run; `python tests/pipeline/kills.py` does twenty of a
+larger one.
+"""
+
+import importlib.util
+import json
+import pathlib
+import random
+
+import pytest
+
+_SPEC = importlib.util.spec_from_file_location(
+  "kills", pathlib.Path(__file__).with_name("kills.py")
+)
+kills = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(kills)
+
+
+@pytest.fixture(name="flags")
+def _flags(tmp_path):
+  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
+  lines = [
+    {
+      "query": f"who wrote report {i} on the {topics[i % 8]}",
+      "document": f"Report {i} is about a {topics[i % 8]} near station {i}."
+      f" It was written in winter by a student of {topics[i // 8 % 8]}s.",
+    }
+    for i in range(100)
+  ]
+  path = tmp_path / "pairs.jsonl"
+  path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+  return [
+    f"--gin_file={kills.RECIPE}",
+    f"--gin.SOURCE=jsonl:{path}",
+    "--gin.plan.RunConfig.public_data=True",
+    "--gin.prepare_data.Config.public_test_documents=20",
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Canaries.number=0",
+  ]
+
+
+def test_a_run_killed_and_started_again_ends_like_one_that_was_not(
+  tmp_path, flags
+):
+  whole, cut = tmp_path / "whole", tmp_path / "cut"
+  took = kills.finish(whole, flags)
+  rng = random.Random(3)
+  made = kills.kill_again_and_again(
+    cut, flags, kills=3, delay=took / 2, rng=rng
+  )
+  assert len(made) == 3
+  kills.finish(cut, flags)
+  assert len(kills.files(whole)) > 30
+  assert kills.differences(whole, cut) == []
+
+
+def test_a_difference_of_one_byte_is_found(tmp_path):
+  for name, byte in (("a", 1), ("b", 2)):
+    (tmp_path / name / "x").mkdir(parents=True)
+    (tmp_path / name / "x/params.safetensors").write_bytes(bytes([0, byte]))
+    timed = json.dumps({"result": {"seconds": byte, "steps": 3}})
+    (tmp_path / name / "x/result.json").write_text(timed)
+    (tmp_path / name / "x/report.md").write_text(f"took {byte} min 3 s")
+  (tmp_path / "b/only.txt").write_text("left over")
+  different = ["only.txt", "x/params.safetensors"]
+  assert kills.differences(tmp_path / "a", tmp_path / "b") == different
