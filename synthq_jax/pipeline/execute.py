@@ -57,15 +57,27 @@ class Runner:
     digest = artifacts.fingerprint(
       _FORMAT, synthq_jax.__version__, name, *parts
     )
-    for place in (self._space.public(name), self._space.private(name)):
-      if artifacts.read_fingerprint(place) == digest:
-        self._say(f"[{name}] finished earlier, skipped")
-        return artifacts.load(place, kind), digest
-    for place in (self._space.public(name), self._space.private(name)):
+    places = (self._space.public(name), self._space.private(name))
+    found = self._load(places, kind, digest)
+    if found is not None:
+      self._say(f"[{name}] finished earlier, skipped")
+      return found, digest
+    for place in places:
       (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
     self._say(f"[{name}] running")
     self.made.append(name)
-    return make(digest), digest
+    make(digest)
+    # As it is on disk: a later run, which finds it there, gets the same value.
+    found = self._load(places, kind, digest)
+    if found is None:
+      raise RuntimeError(f"{name} did not save its result: report this bug")
+    return found, digest
+
+  def _load(self, places, kind: type[_Result], digest: str) -> _Result | None:
+    for place in places:
+      if artifacts.read_fingerprint(place) == digest:
+        return artifacts.load(place, kind)
+    return None
 
 
 class Pipeline:
