@@ -50,8 +50,9 @@ def keep(
   document_ids: Sequence[str],
   *,
   ended: Sequence[bool] | None = None,
+  found: Sequence[bool] | None = None,
 ) -> Kept:
-  """Drops empty and truncated queries, and repeats for the same document.
+  """Drops empty, truncated, repeated and pointless queries.
 
   Each dropped query counts once, under the first reason that fits; of equal
   queries for a document the first is kept.
@@ -61,10 +62,16 @@ def keep(
     document_ids: the document of each query.
     ended: whether each query ended by itself (`has_ended`); None keeps the
       truncated ones.
+    found: whether a public search engine finds each query's document, for
+      example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
+      takes out queries about nothing, and those that BM25 cannot answer.
 
   Returns:
     The indices of the kept queries and the count of each outcome: "kept",
-    "empty", "truncated", "duplicate".
+    "empty", "truncated", "duplicate", "not found".
+
+  References:
+    Dai et al. 2022, Promptagator, section 3.2, for `found`.
 
   Raises:
     ValueError: if the arguments differ in length.
@@ -74,18 +81,23 @@ def keep(
   """
   if ended is None:
     ended = [True] * len(queries)
-  if not len(queries) == len(document_ids) == len(ended):
+  if found is None:
+    found = [True] * len(queries)
+  lengths = {len(queries), len(document_ids), len(ended), len(found)}
+  if len(lengths) > 1:
     raise ValueError(
-      "queries, document_ids and ended must have one length, got"
-      f" {len(queries)}, {len(document_ids)} and {len(ended)}"
+      "queries, document_ids, ended and found must have one length, got"
+      f" {len(queries)}, {len(document_ids)}, {len(ended)} and {len(found)}"
     )
-  counts = dict.fromkeys(("kept", "empty", "truncated", "duplicate"), 0)
+  counts = dict.fromkeys(
+    ("kept", "empty", "truncated", "duplicate", "not found"), 0
+  )
   seen = set()
   kept = []
-  rows = zip(queries, document_ids, ended, strict=True)
-  for index, (query, document_id, complete) in enumerate(rows):
+  rows = zip(queries, document_ids, ended, found, strict=True)
+  for index, (query, document_id, complete, useful) in enumerate(rows):
     text = normalize(query)
-    reason = _outcome(text, complete, (document_id, text) in seen)
+    reason = _outcome(text, complete, (document_id, text) in seen, useful)
     counts[reason] += 1
     if reason == "kept":
       kept.append(index)
@@ -93,9 +105,11 @@ def keep(
   return Kept(np.array(kept, np.int64), counts)
 
 
-def _outcome(text: str, complete: bool, repeated: bool) -> str:
+def _outcome(text: str, complete: bool, repeated: bool, useful: bool) -> str:
   if not text:
     return "empty"
   if not complete:
     return "truncated"
-  return "duplicate" if repeated else "kept"
+  if repeated:
+    return "duplicate"
+  return "kept" if useful else "not found"

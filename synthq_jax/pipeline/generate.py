@@ -46,6 +46,9 @@ class Config:
   """Divides the logits first."""
   max_length: int = 24
   """Tokens of a query, EOS included."""
+  round_trip: int = 0
+  """Keep queries for which BM25 finds the own document among this many; 0:
+  all. Public rule on public documents: post-processing."""
   gauge_queries: int = 1000
   """Queries that BM25 is asked for the gauge, at most."""
   num_examples: int = 30
@@ -108,7 +111,9 @@ def run(
     config, source, tokens[chosen], ids[chosen], vocabulary, name, parts,
     progress,
   )  # fmt: skip
-  queries, owners, kept = _filter(written, chosen, ids, vocabulary)
+  queries, owners, kept = _filter(
+    written, chosen, ids, texts, vocabulary, config.round_trip
+  )
   texts_of = [texts[i] for i in owners]
   _save(directory, queries, owners, ids, written[kept.indices])
   shown = _sample(config, len(queries), config.num_examples)
@@ -217,16 +222,23 @@ def _write(config, source, tokens, ids, vocabulary, name, parts, progress):
   return np.concatenate(written)
 
 
-def _filter(written, chosen, ids, vocabulary):
+def _filter(written, chosen, ids, texts, vocabulary, round_trip: int):
   """Turns rows into texts and drops what the filters name."""
   per_document = len(written) // len(chosen)
   owners = np.repeat(chosen, per_document)
-  texts = [
+  queries = [
     vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
     for row in written
   ]
-  kept = filters.keep(texts, [str(ids[i]) for i in owners])
-  queries = [texts[i] for i in kept.indices]
+  names = [str(ids[i]) for i in owners]
+  found = None
+  if round_trip:
+    every = [str(i) for i in ids]
+    found = text_measures.own_document_gauge(
+      queries, names, every, texts, k=round_trip
+    )
+  kept = filters.keep(queries, names, found=found)
+  queries = [queries[i] for i in kept.indices]
   return queries, owners[kept.indices], kept
 
 

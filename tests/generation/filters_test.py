@@ -16,6 +16,7 @@ def test_each_dropped_query_counts_once_under_its_first_reason():
     "empty": 1,
     "truncated": 1,
     "duplicate": 1,
+    "not found": 0,
   }
 
 
@@ -41,5 +42,15 @@ def test_has_ended_takes_any_leading_axes():
 
 
 def test_arguments_of_different_lengths_are_refused():
-  with pytest.raises(ValueError, match="got 2, 1 and 2"):
+  with pytest.raises(ValueError, match="got 2, 1, 2 and 2"):
     filters.keep(["a", "b"], ["d"])
+
+
+def test_what_a_search_engine_does_not_find_goes_last_of_all_reasons():
+  kept = filters.keep(
+    ["a", "b", "a", ""], ["d"] * 4, found=[True, False, False, False]
+  )
+  assert kept.indices.tolist() == [0]
+  assert kept.counts == {
+    "kept": 1, "empty": 1, "truncated": 0, "duplicate": 1, "not found": 1,
+  }  # fmt: skip
