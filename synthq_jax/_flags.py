@@ -2,9 +2,13 @@
 
 import argparse
 import ast
+import errno
+import pathlib
+import re
+from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["STAGES", "UsageError", "literal", "parser"]
+__all__ = ["STAGES", "UsageError", "literal", "os_error", "parser", "place"]
 
 STAGES = {
   "run": "the whole pipeline; finished stages are skipped",
@@ -24,6 +28,57 @@ _HELP = (
   " (--gin.generate.Config.p=0.9). What is no Python value is taken as text;"
   " inf is infinity."
 )
+
+
+_FULL = "free some space, and the same command goes on"
+_FORBIDDEN = "choose a --workdir that you may write to"
+_HINTS = {
+  errno.ENOSPC: _FULL,
+  errno.EDQUOT: _FULL,
+  errno.EFBIG: _FULL,
+  errno.EACCES: _FORBIDDEN,
+  errno.EPERM: _FORBIDDEN,
+  errno.EROFS: _FORBIDDEN,
+  errno.ENOTDIR: _FORBIDDEN,
+}
+
+
+def os_error(error: OSError) -> str:
+  """Says in one line what the system refused, where, and what helps.
+
+  >>> os_error(OSError(errno.ENOSPC, "No space left on device", "w/x.npz"))
+  'w/x.npz: No space left on device; free some space, and the same command goes on'
+  """
+  where = f"{error.filename}: " if error.filename else ""
+  what = error.strerror or " ".join(str(error).split())
+  return f"{where}{what}; {_HINTS.get(error.errno, 'check the path')}"
+
+
+def place(
+  name: str,
+  files: Sequence[Sequence[pathlib.Path]],
+  flags: Sequence[str],
+) -> str:
+  """Says where a gin name got its value: the last flag, or file:line.
+
+  Args:
+    name: a macro or parameter, e.g. "BATCH_SIZE" or "evaluate.Config.seed".
+    files: for each --gin_file, the file and what it includes, outer ones first.
+    flags: NAME=value of the command line, which win.
+
+  Returns:
+    "--gin.NAME=value" or "file:line"; the name itself where it stands nowhere.
+  """
+  for flag in reversed(flags):
+    if flag.partition("=")[0] == name:
+      return f"--gin.{flag}"
+  pattern = re.compile(rf"{re.escape(name)}\s*=")
+  for path in (path for group in reversed(files) for path in group):
+    lines = enumerate(path.read_text().splitlines(), 1)
+    found = [number for number, line in lines if pattern.match(line)]
+    if found:
+      return f"{path}:{found[-1]}"
+  return name
 
 
 class UsageError(ValueError):

@@ -95,10 +95,15 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f".{path.name}.partial")
   data = content.encode() if isinstance(content, str) else content
-  with open(partial, "wb") as stream:
-    stream.write(data)
-    stream.flush()
-    os.fsync(stream.fileno())
+  try:
+    with open(partial, "wb") as stream:
+      stream.write(data)
+      stream.flush()
+      os.fsync(stream.fileno())
+  except OSError as error:  # of a full disk: it does not say where
+    if error.errno is None or error.filename:
+      raise
+    raise OSError(error.errno, error.strerror, str(path)) from error
   os.replace(partial, path)
 
 

@@ -56,6 +56,9 @@ class _NothingSaidError(UsageError):
 _folders: contextvars.ContextVar[tuple[pathlib.Path, ...]] = (
   contextvars.ContextVar("folders", default=())
 )
+_read: contextvars.ContextVar[list[list[pathlib.Path]]] = (
+  contextvars.ContextVar("read")
+)
 gin.constant("synthq.INF", math.inf)  # %INF: gin has no word for it
 
 
@@ -84,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   except (ValueError, OSError) as error:
     if "--debug" in argv:
       raise
-    return _stop(_one_line(error), 2)
+    explain = _flags.os_error if isinstance(error, OSError) else _one_line
+    return _stop(explain(error), 2)
 
 
 def _stop(message: str, code: int) -> int:
@@ -214,12 +218,13 @@ def configure(
     )
   with _session(search_paths):
     for name in gin_files:
+      _read.get().append([])
       with _explained(f"--gin_file={name}"):
         gin.parse_config_file(name)
     for binding in bindings:
       _bind(binding)
     _check_required()
-    _check_values(kind)
+    _check_values(kind, bindings)
     with _explained(_gin_name(kind)):
       gin.finalize()
       config = gin.get_configurable(kind)()
@@ -235,6 +240,7 @@ def _session(search_paths: Sequence[str]) -> Iterator[None]:
   ours = (p for r in (root, _PACKAGE) for p in (r, r / "gin_configs"))
   given = map(pathlib.Path, filter(None, search_paths))
   token = _folders.set((here, *given, here / "gin_configs", *ours))
+  _read.set([])
   # gin's second reader looks for files in Python packages and stumbles over a
   # folder without __init__.py; there is no public way to leave it out.
   readers = gin.config._FILE_READERS[:]
@@ -254,6 +260,7 @@ def _find(name: str) -> pathlib.Path | None:
 
 
 def _open(name: str) -> TextIO:
+  _read.get()[-1].append(_find(name))
   return open(_find(name), encoding="utf-8")
 
 
@@ -332,7 +339,7 @@ def _check_required() -> None:
     raise UsageError(f"values are missing: give {flags} (see the gin file)")
 
 
-def _check_values(kind: type) -> None:
+def _check_values(kind: type, flags: Sequence[str]) -> None:
   """Holds every bound value against its field's type, inner classes first."""
   from synthq_jax.pipeline import config_types
 
@@ -349,9 +356,12 @@ def _check_values(kind: type) -> None:
       try:
         config_types.conform(value, hints.get(name, Any), f"{label}.{name}")
       except ValueError as error:
-        raise UsageError(
-          f"{error}; correct {label}.{name} = {raw[name]}"
-        ) from error
+        text = f"{label}.{name} = {raw[name]}"
+        macro = re.findall(r"%(\w+)", text)
+        where = _flags.place(
+          macro[-1] if macro else f"{label}.{name}", _read.get(), flags
+        )
+        raise UsageError(f"{where}: {error}; correct {text}") from error
 
 
 def _bound(kind: type) -> dict[str, Any]:

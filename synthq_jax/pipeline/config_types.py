@@ -6,14 +6,46 @@ found, with its place, before a stage spends an hour and stumbles over it.
 
 import contextlib
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["conform", "hints", "nested"]
+__all__ = ["at_least", "conform", "hints", "nested", "positive"]
 
 _PLAIN = (bool, int, float, str, type(None))
+
+
+def positive(config: Any, *names: str) -> None:
+  """Refuses numbers of a configuration that are not above 0 and finite.
+
+  Args:
+    config: a dataclass; None passes.
+    *names: of its fields.
+
+  Raises:
+    ValueError: naming the setting as gin files do.
+  """
+  for name in names:
+    value = getattr(config, name)
+    if value is not None and not (value > 0 and math.isfinite(value)):
+      raise ValueError(f"{_label(config, name)} must be above 0, got {value}")
+
+
+def at_least(config: Any, low: int, *names: str) -> None:
+  """Refuses whole numbers of a configuration that are below `low`."""
+  for name in names:
+    value = getattr(config, name)
+    if value is not None and value < low:
+      raise ValueError(
+        f"{_label(config, name)} must be at least {low}, got {value}"
+      )
+
+
+def _label(config: Any, name: str) -> str:
+  kind = type(config)
+  return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}.{name}"
 
 
 def hints(kind: type) -> dict[str, Any]:

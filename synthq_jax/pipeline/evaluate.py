@@ -14,7 +14,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import beir
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import config_types, inputs, results, workspace
 from synthq_jax.retrieval import (
   bm25,
   encode,
@@ -48,6 +48,10 @@ class Config:
     default=256, metadata={"speed_only": True}
   )
   """Rows encoded at once."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 1, "depth", "bootstrap_samples", "batch_size")
+    config_types.at_least(self, 0, "seed")
 
 
 def run(

@@ -6,26 +6,27 @@ that of the result on disk is skipped.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import math
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-
-import jax
-import numpy as np
 
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
+from synthq_jax.pipeline import (
+  _fingerprints,
+  inputs,
+  private_training,
+  results,
+  workspace,
+)
 from synthq_jax.pipeline import audit as audit_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
-from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.pipeline import prepare_data as prepare_data_lib
 from synthq_jax.pipeline import pretrain as pretrain_lib
 from synthq_jax.pipeline import report as report_lib
@@ -54,10 +55,7 @@ class Runner:
     make: Callable[[str], _Result],
   ) -> tuple[_Result, str]:
     """Returns a result and its fingerprint."""
-    digest = artifacts.fingerprint(
-      _FORMAT, synthq_jax.__version__, name, *parts
-    )
-    places = (self._space.public(name), self._space.private(name))
+    digest, places = self._digest(name, parts), self._places(name)
     found = self._load(places, kind, digest)
     if found is not None:
       self._say(f"[{name}] finished earlier, skipped")
@@ -72,6 +70,21 @@ class Runner:
     if found is None:
       raise RuntimeError(f"{name} did not save its result: report this bug")
     return found, digest
+
+  def is_finished(self, name: str, parts: Sequence[Any]) -> bool:
+    """Says whether a result is there that these parts made."""
+    digest = self._digest(name, parts)
+    return any(
+      artifacts.read_fingerprint(place) == digest
+      for place in self._places(name)
+    )
+
+  def _digest(self, name: str, parts: Sequence[Any]) -> str:
+    version = synthq_jax.__version__
+    return artifacts.fingerprint(_FORMAT, version, name, *parts)
+
+  def _places(self, name: str) -> tuple[pathlib.Path, pathlib.Path]:
+    return self._space.public(name), self._space.private(name)
 
   def _load(self, places, kind: type[_Result], digest: str) -> _Result | None:
     for place in places:
@@ -132,12 +145,16 @@ class Pipeline:
     if not settings.vocabulary:
       beside = self._start / inputs.VOCABULARY_NAME
       settings = dataclasses.replace(settings, vocabulary=str(beside))
+    # Files are known by their content: data that was moved is the same data.
+    kind = settings.source.partition(":")[0]
     parts = (
-      self._config.prepare_data,
-      _digest_of_file(settings.vocabulary),
+      dataclasses.replace(self._config.prepare_data, source=kind),
+      _fingerprints.of_file(settings.vocabulary),
       self._space.seed("digest"),
       prepare_data_lib.versions(settings),
     )
+    if not self._runner.is_finished("prepare_data", parts):
+      inputs.refuse_other_data(self._space, settings.source)
     self._prepared, digest = self._runner(
       "prepare_data",
       results.PreparedData,
@@ -145,6 +162,23 @@ class Pipeline:
       lambda digest: prepare_data_lib.run(settings, self._space, digest),
     )
     self._data = (digest, self._prepared.digest)
+    self._check_private()
+
+  def _check_private(self) -> None:
+    """Refuses private settings that this data rules out, before any work."""
+    config, rows = self._config, self._config.rows
+    wanted = []
+    if rows.synthetic and self._wants("finetune_dp"):
+      wanted.append(("finetune_dp.Config", config.finetune_dp))
+    if rows.direct_dp and self._wants("train_retriever"):
+      wanted.append(("train_retriever.DirectConfig", config.direct_dp))
+    for name, settings in wanted:
+      private_training.check(
+        name,
+        batch_size=settings.batch_size,
+        delta=settings.delta,
+        num_examples=self._prepared.num_queries[prepare_data_lib.TRAIN],
+      )
 
   def _pretrain(self) -> None:
     """Replaces the public checkpoint where a curriculum is given."""
@@ -153,7 +187,11 @@ class Pipeline:
       self._runner(
         "pretrain",
         results.Checkpoint,
-        (config.pretrain, *self._data, _digest_of(self._start)),
+        (
+          config.pretrain,
+          *self._data,
+          _fingerprints.of_checkpoint(self._start),
+        ),
         lambda digest: pretrain_lib.run(
           config.pretrain,
           self._space,
@@ -165,7 +203,7 @@ class Pipeline:
       self._start = self._space.public("pretrain")
     if self._wants("finetune_dp"):
       inputs.check_vocabulary(self._start, self._space, self._prepared)
-      self._data = (*self._data, _digest_of(self._start))
+      self._data = (*self._data, _fingerprints.of_checkpoint(self._start))
 
   def _generators(self):
     config, made = self._config, {}
@@ -181,7 +219,7 @@ class Pipeline:
           config.finetune_dp,
           float(epsilon),
           config.canaries,
-          _versions(),
+          _fingerprints.versions(),
           *self._data,
         ),
         lambda digest, epsilon=epsilon, name=name: finetune_dp_lib.run(
@@ -270,7 +308,12 @@ class Pipeline:
       made[name] = self._runner(
         f"train_retriever/{name}",
         results.Checkpoint,
-        (config.direct_dp, float(epsilon), _versions(), *self._data),
+        (
+          config.direct_dp,
+          float(epsilon),
+          _fingerprints.versions(),
+          *self._data,
+        ),
         lambda digest, name=name, e=epsilon: train_retriever_lib.run_direct(
           config.direct_dp,
           self._space,
@@ -352,24 +395,3 @@ def _label(name: str, retriever: results.Checkpoint | None) -> str:
   if name.startswith("synthetic"):
     return "synthetic queries"
   return "real queries, DP directly"
-
-
-def _versions() -> str:
-  """Names what draws batches and noise: another version, another release."""
-  return f"jax {jax.__version__}, numpy {np.__version__}"
-
-
-def _digest_of(checkpoint: pathlib.Path) -> str:
-  """Fingerprints the public checkpoint that a stage starts from."""
-  names = ("params.safetensors", "config.json")
-  digests = [_digest_of_file(checkpoint / name) for name in names]
-  return artifacts.fingerprint(*digests)
-
-
-def _digest_of_file(path: str | os.PathLike) -> str:
-  path = pathlib.Path(path)
-  if path == pathlib.Path("train"):
-    return "train"
-  if not path.is_file():
-    raise ValueError(f"expected a file of a checkpoint, got no file {path}")
-  return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

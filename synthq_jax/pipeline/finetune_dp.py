@@ -26,7 +26,13 @@ from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints
-from synthq_jax.pipeline import inputs, private_training, results, workspace
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+  workspace,
+)
 from synthq_jax.training import dp_step, loop
 
 __all__ = ["Config", "loss_fn", "run"]
@@ -72,10 +78,8 @@ class Config:
   """Saving and reporting."""
 
   def __post_init__(self):
-    if not self.clip_norm > 0:
-      raise ValueError(
-        f"finetune_dp.clip_norm must be above 0, got {self.clip_norm}"
-      )
+    config_types.positive(self, "clip_norm", "learning_rate", "delta")
+    config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
     if self.optimizer not in dp_step.OPTIMIZERS:
       raise ValueError(
         "finetune_dp.optimizer must be one of"

@@ -21,7 +21,7 @@ from synthq_jax import artifacts
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters, text_measures
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import config_types, inputs, results, workspace
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["Config", "run"]
@@ -61,11 +61,14 @@ class Config:
   """Documents written for at once."""
 
   def __post_init__(self):
-    if self.num_documents is not None and self.num_documents < 1:
-      raise ValueError(
-        "generate.num_documents must be None (all) or at least 1, got"
-        f" num_documents={self.num_documents}"
-      )
+    config_types.positive(self, "p", "temperature")
+    config_types.at_least(
+      self, 1, "num_documents", "queries_per_document", "max_length",
+      "gauge_queries", "batch_size",
+    )  # fmt: skip
+    config_types.at_least(self, 0, "round_trip", "num_examples", "seed")
+    if self.p > 1:
+      raise ValueError(f"generate.Config.p must be at most 1, got {self.p}")
 
 
 def run(

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import artifacts
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import results, workspace
@@ -16,6 +17,7 @@ __all__ = [
   "documents",
   "is_private",
   "load_public",
+  "refuse_other_data",
   "vocabulary",
   "with_prefix",
 ]
@@ -79,6 +81,29 @@ def load_public(directory: pathlib.Path, prepared: results.PreparedData):
       " give the vocabulary that belongs to it"
     )
   return params, model_config
+
+
+def refuse_other_data(space: workspace.Workspace, source: str) -> None:
+  """Refuses to write over the results of something else.
+
+  Raises:
+    ValueError: if the working directory holds a public pre-training, or data
+      of another source.
+  """
+  if artifacts.read_fingerprint(space.root):
+    raise ValueError(
+      f"{space.root}: expected the working directory of a run, got one that"
+      " `synthq pretrain` filled: give another --workdir"
+    )
+  place = space.private("prepare_data")
+  if artifacts.read_fingerprint(place):
+    held = artifacts.load(place, results.PreparedData).source
+    if held != source:
+      raise ValueError(
+        f"{space.root}: expected a working directory for SOURCE={source}, got"
+        f" one with results of SOURCE={held}: give another --workdir, or"
+        " delete it"
+      )
 
 
 def check_vocabulary(

@@ -11,7 +11,6 @@ import json
 import pathlib
 import shutil
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +25,7 @@ from synthq_jax.data import (
   public_text,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import results, workspace
-
-if TYPE_CHECKING:
-  pass
+from synthq_jax.pipeline import config_types, results, workspace
 
 __all__ = ["Config", "run", "versions"]
 
@@ -62,6 +58,11 @@ class Config:
   """Documents of the public test set, at most."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 2, "document_length", "query_length")
+    config_types.at_least(self, 0, "extra_ids", "public_test_documents", "seed")
+    config_types.at_least(self, 1, "vocab_size")
 
 
 def run(
@@ -197,6 +198,7 @@ def _vocabulary(
     raise ValueError(
       f"prepare_data.vocabulary: expected a SentencePiece model, got {given}"
     )
+  vocabulary_lib.load(given, extra_ids=config.extra_ids)  # is it one?
   artifacts.write_atomically(model, given.read_bytes())
   return model
 

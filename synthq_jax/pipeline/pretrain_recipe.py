@@ -20,7 +20,7 @@ from synthq_jax.data import (
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import pretrain, workspace
+from synthq_jax.pipeline import pretrain, results, workspace
 
 __all__ = ["PACKAGES", "Config", "Pretrained", "run"]
 
@@ -94,6 +94,11 @@ def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
 
 
 def _run(config: Config, root: pathlib.Path) -> Pretrained:
+  if (root / "prepare_data").exists() or (root / results.PRIVATE).exists():
+    raise ValueError(
+      f"{root}: expected a new working directory, got that of a run: give"
+      " another --workdir"
+    )
   queries = environment_docs.private_queries(environment_docs.EnvironmentDocs())
   text = public_text.read(config.packages, public_text.HeldOut(queries))
   text_digest = public_text.digest(text)

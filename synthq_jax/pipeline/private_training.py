@@ -21,7 +21,14 @@ from synthq_jax.privacy import accounting, sampling
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import dp_step, loop
 
-__all__ = ["LEDGER", "Settings", "remove_state", "state_directory", "train"]
+__all__ = [
+  "LEDGER",
+  "Settings",
+  "check",
+  "remove_state",
+  "state_directory",
+  "train",
+]
 
 LEDGER = "ledger.jsonl"
 """In the private folder: every private training that was ever started."""
@@ -62,6 +69,33 @@ class Settings:
   """What is clipped and noised, in words."""
   denominator: float | None = None
   """Public divisor; None: the expected batch size."""
+
+
+def check(
+  name: str, *, batch_size: int, delta: float | None, num_examples: int
+) -> None:
+  """Refuses what the accountant will refuse, before anything was trained.
+
+  Args:
+    name: of the configuration, e.g. "finetune_dp.Config".
+    batch_size: expected records of a Poisson batch.
+    delta: target; None: 1 / (2n).
+    num_examples: n, the number of private train queries.
+
+  Raises:
+    ValueError: if the batch is larger than the data, or delta is 1 / n or more.
+  """
+  if batch_size > num_examples:
+    raise ValueError(
+      f"{name}.batch_size must be at most {num_examples:,}, the number of"
+      f" private train queries, got {batch_size}: take a smaller one"
+    )
+  if delta is not None and not 0 < delta < 1 / num_examples:
+    raise ValueError(
+      f"{name}.delta must be above 0 and below 1/n = {1 / num_examples:.3g}"
+      f" (n private train queries), got {delta}: a larger one allows a query to"
+      " be published; leave DELTA out for 1/(2n)"
+    )
 
 
 def state_directory(

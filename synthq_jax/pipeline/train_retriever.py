@@ -19,9 +19,15 @@ import optax
 from synthq_jax import artifacts, optim
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, t5_checkpoints
-from synthq_jax.pipeline import inputs, private_training, results, workspace
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+  workspace,
+)
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.training import loop
+from synthq_jax.training import dp_step, loop
 
 __all__ = ["Config", "DirectConfig", "run", "run_direct"]
 
@@ -53,11 +59,9 @@ class Config:
   """Saving and reporting."""
 
   def __post_init__(self):
-    if not self.temperature > 0:
-      raise ValueError(
-        "train_retriever.temperature must be above 0, got"
-        f" temperature={self.temperature}"
-      )
+    config_types.positive(self, "temperature", "learning_rate")
+    config_types.at_least(self, 1, "batch_size", "steps")
+    config_types.at_least(self, 0, "warmup_steps", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,17 @@ class DirectConfig:
     default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
+
+  def __post_init__(self):
+    config_types.positive(
+      self, "temperature", "learning_rate", "clip_norm", "delta"
+    )
+    config_types.at_least(self, 1, "batch_size", "steps")
+    if self.optimizer not in dp_step.OPTIMIZERS:
+      raise ValueError(
+        "train_retriever.DirectConfig.optimizer must be one of"
+        f" {', '.join(dp_step.OPTIMIZERS)}, got optimizer={self.optimizer!r}"
+      )
 
 
 def run(
@@ -303,8 +318,12 @@ def _train(
     updates, opt_state = tx.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 
-  total = len(pairs["rows"])
-  size = min(config.batch_size, total)
+  total, size = len(pairs["rows"]), config.batch_size
+  if size > total:
+    raise ValueError(
+      f"train_retriever.Config.batch_size must be at most {total}, the number"
+      f" of pairs for {description}, got {size}: take a smaller one"
+    )
   per_epoch = total // size
 
   def batch_fn(step):

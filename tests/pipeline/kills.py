@@ -7,7 +7,8 @@ numbers of the report, the ledger. Times are the only thing that may differ.
   python tests/pipeline/kills.py --kills=20
 
 prints one line per kill (when, and in which stage) and the count; exit code 1
-and the names of the files if anything differs.
+and the names of the files if anything differs. Give a `--delay` above the time
+of prepare_data, which starts over, or no run gets past it.
 """
 
 import argparse
@@ -148,7 +149,7 @@ def differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--kills", type=int, default=20)
-  parser.add_argument("--delay", type=float, default=12.0)
+  parser.add_argument("--delay", type=float, default=45.0)
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--gin_file", default=str(RECIPE))
   options = parser.parse_args(argv)

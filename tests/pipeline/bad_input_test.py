@@ -1,0 +1,394 @@
+"""Bad input from the command line: one line that helps, nothing half done."""
+
+import contextlib
+import errno
+import gzip
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.data import shipped
+from synthq_jax.pipeline import generate
+
+TINY = "--gin_file=recipes/demo_tiny.gin"
+TRAIN = 30
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+  """A sound BEIR folder of 40 pairs."""
+  folder = tmp_path / "data"
+  (folder / "qrels").mkdir(parents=True)
+  documents = [
+    {"_id": f"d{i}", "text": f"Report {i} was written near station {i}."}
+    for i in range(40)
+  ]
+  queries = [{"_id": f"q{i}", "text": f"who wrote {i}"} for i in range(40)]
+  for name, items in (("corpus", documents), ("queries", queries)):
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    (folder / f"{name}.jsonl").write_text(lines)
+  for split, ids in (("train", range(TRAIN)), ("test", range(TRAIN, 40))):
+    rows = "".join(f"q{i}\td{i}\t1\n" for i in ids)
+    text = f"query-id\tcorpus-id\tscore\n{rows}"
+    (folder / "qrels" / f"{split}.tsv").write_text(text)
+  return folder
+
+
+def command(folder, workdir, *flags, stage="prepare_data"):
+  flags = ["--gin.NUM_DOCUMENTS=8", *flags]
+  source = f"--gin.SOURCE=beir:{folder}"
+  return [stage, TINY, source, f"--workdir={workdir}", "--quiet", *flags]
+
+
+def refused(capsys, argv, code=2):
+  """Runs a command that must fail; returns its only line, but for notes."""
+  capsys.readouterr()
+  assert main.main(argv) == code
+  lines = capsys.readouterr().err.splitlines()
+  lines = [line for line in lines if not line.startswith("synthq: note: ")]
+  assert len(lines) == 1, lines
+  assert lines[0].startswith("synthq: ")
+  return lines[0]
+
+
+def finished(workdir):
+  """Names the folders of a working directory that look finished."""
+  found = pathlib.Path(workdir).rglob(artifacts.RESULT_NAME)
+  return sorted(p.parent.relative_to(workdir).as_posix() for p in found)
+
+
+def change(path, line, text):
+  """Puts another text into a line, counted from 1."""
+  lines = path.read_bytes().splitlines(keepends=True)
+  lines[line - 1] = text if isinstance(text, bytes) else f"{text}\n".encode()
+  path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+  ("name", "line", "text", "words", "advice"),
+  [
+    ("corpus.jsonl", 3, '{"_id": "d2", ', "one JSON object", "correct or"),
+    ("corpus.jsonl", 3, "[1]", "expected a JSON object, got a list", "write {"),
+    ("queries.jsonl", 2, b'{"_id": "q1", "text": "\xff"}\n', "0xff", "iconv"),
+    ("corpus.jsonl", 5, '{"_id": "d1", "text": "x"}', "'d1' again", "rename"),
+    ("queries.jsonl", 5, '{"_id": "q1", "text": "x"}', "'q1' again", "rename"),
+    ("corpus.jsonl", 4, '{"_id": "d3", "text": " "}', "text in doc", "fill it"),
+    ("queries.jsonl", 4, '{"_id": "q3", "text": ""}', "text in query", "fill"),
+    ("corpus.jsonl", 4, '{"_id": "d3"}', 'a string under "text"', "correct"),
+    ("qrels/train.tsv", 2, "q0\tnone\t1", "'none'", "add"),
+    ("qrels/train.tsv", 2, "none\td0\t1", "'none'", "add"),
+    ("qrels/train.tsv", 2, "q0 d0 1", "expected 3 columns", "correct"),
+    ("qrels/train.tsv", 2, "q0\td0\tgood", "good", "write 1"),
+  ],
+)
+def test_a_bad_line_is_named_with_its_file_and_number(
+  folder, tmp_path, capsys, name, line, text, words, advice
+):
+  change(folder / name, line, text)
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"{folder / name}:{line}: " in message
+  assert words in message and advice in message
+  assert finished(tmp_path) == []
+
+
+def test_what_was_mended_is_read_by_the_same_command(folder, tmp_path, capsys):
+  path = folder / "queries.jsonl"
+  sound = path.read_bytes()
+  change(path, 2, "{")
+  refused(capsys, command(folder, tmp_path / "run"))
+  path.write_bytes(sound)
+  assert main.main(command(folder, tmp_path / "run")) == 0
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+
+
+def test_a_missing_folder_or_file_is_named(folder, tmp_path, capsys):
+  message = refused(capsys, command(tmp_path / "no", tmp_path / "run"))
+  assert f"got {tmp_path / 'no'}: no such directory; check the path" in message
+  (folder / "corpus.jsonl").unlink()
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"{folder}: expected a file corpus.jsonl or corpus.jsonl.gz" in message
+  assert "add it or check the path" in message
+  assert finished(tmp_path) == []
+
+
+def test_an_unknown_source_is_told_what_there_is(tmp_path, capsys):
+  argv = ["prepare_data", TINY, f"--workdir={tmp_path}", "--gin.SOURCE=trec:x"]
+  message = refused(capsys, [*argv, "--gin.SECRET_SEED=None"])
+  assert "beir:DIR, msmarco:DIR or jsonl:FILE, got source='trec:x'" in message
+
+
+def test_gzip_that_was_cut_is_named(folder, tmp_path, capsys):
+  path = folder / "corpus.jsonl"
+  data = gzip.compress(path.read_bytes())
+  path.unlink()
+  (folder / "corpus.jsonl.gz").write_bytes(data[: len(data) // 2])
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert "corpus.jsonl.gz:" in message and "copy the file again" in message
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
+  path = folder / "qrels" / f"{split}.tsv"
+  path.write_text(path.read_text().replace("\t1\n", "\t0\n"))
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"expected relevant pairs in split '{split}', got none" in message
+  assert "add their judgements" in message
+  path.unlink()
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"got split='{split}'" in message
+  assert finished(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+  ("flag", "words"),
+  [
+    ("--gin.EPSILON=0", "must hold epsilons above 0, got epsilon=0"),
+    ("--gin.EPSILON=-1.5", "above 0, got epsilon=-1.5: change EPSILON"),
+    ("--gin.EPSILON=nan", "expected float, got 'nan'"),
+    ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
+    ("--gin.CLIP_NORM=0", "clip_norm must be above 0, got 0"),
+    ("--gin.CLIP_NORM=inf", "clip_norm must be above 0, got inf"),
+    ("--gin.TRAIN_STEPS=0", "finetune_dp.Config.steps must be at least 1"),
+    ("--gin.LEARNING_RATE=-1", "learning_rate must be above 0"),
+    ("--gin.TEMPERATURE=0", "generate.Config.temperature must be above 0"),
+    ("--gin.generate.Config.p=1.5", "generate.Config.p must be at most 1"),
+    ("--gin.DOCUMENT_LENGTH=1", "document_length must be at least 2"),
+    ("--gin.finetune_dp.Config.optimizer=sgd", "one of dp_adam, dp_adafactor"),
+    ("--gin.EPSILN=3", "did you mean EPSILON?"),
+    ("--gin.generate.Config.q=1", "doesn't have a parameter named 'q'"),
+    (
+      "--gin.BATCH_SIZE=many",
+      "--gin.BATCH_SIZE=many: finetune_dp.Config.batch",
+    ),
+  ],
+)
+def test_a_setting_that_cannot_be_is_refused_before_any_work(
+  folder, tmp_path, capsys, flag, words
+):
+  message = refused(capsys, command(folder, tmp_path / "run", flag))
+  assert words in message
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
+  own = tmp_path / "own.gin"
+  text = "include 'gin_configs/recipes/demo_tiny.gin'\n\nBATCH_SIZE = 2.5\n"
+  own.write_text(text)
+  argv = ["run", f"--gin_file={own}", f"--workdir={tmp_path / 'run'}"]
+  message = refused(capsys, argv)
+  assert f"{own}:3: finetune_dp.Config.batch_size: expected int, got 2.5" in (
+    message
+  )
+  own.write_text(text.replace("BATCH_SIZE =", "evaluate.Config.depth ="))
+  assert f"{own}:3: " in refused(capsys, argv)
+
+
+@pytest.mark.parametrize(
+  ("flag", "words"),
+  [
+    (
+      f"--gin.DELTA={1 / TRAIN}",
+      "finetune_dp.Config.delta must be above 0 and",
+    ),
+    ("--gin.DELTA=0.5", "below 1/n = 0.0333"),
+    ("--gin.BATCH_SIZE=31", f"must be at most {TRAIN}, the number of private"),
+    (
+      "--gin.train_retriever.DirectConfig.batch_size=31",
+      "train_retriever.DirectConfig.batch_size must be at most",
+    ),
+  ],
+)
+def test_what_the_data_rules_out_is_refused_before_any_training(
+  folder, tmp_path, capsys, flag, words
+):
+  flags = ["--gin.train_retriever.DirectConfig.batch_size=8", flag]
+  argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
+  assert words in refused(capsys, argv)
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+  assert not (tmp_path / "run/private/ledger.jsonl").exists()
+
+
+def test_a_batch_of_pairs_larger_than_there_are_is_refused(
+  folder, tmp_path, capsys
+):
+  flags = (
+    "--gin.RETRIEVER_BATCH_SIZE=31",
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.direct_dp=()",
+    "--gin.plan.Rows.public_only=False",
+  )
+  argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
+  message = refused(capsys, argv)
+  assert f"must be at most {TRAIN}, the number of pairs" in message
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+
+
+def test_a_vocabulary_of_another_checkpoint_is_refused(
+  folder, tmp_path, capsys
+):
+  flag = "--gin.prepare_data.Config.vocabulary=train"
+  size = "--gin.prepare_data.Config.vocab_size=60"
+  argv = command(folder, tmp_path / "run", flag, size, stage="finetune_dp")
+  message = refused(capsys, argv)
+  assert "belongs to vocabulary.model beside it" in message
+  assert "leave prepare_data.vocabulary empty" in message
+  path = tmp_path / "text.model"
+  path.write_text("no model")
+  flag = f"--gin.prepare_data.Config.vocabulary={path}"
+  message = refused(capsys, command(folder, tmp_path / "run2", flag))
+  assert f"{path}" in message and "SentencePiece model" in message
+  assert finished(tmp_path / "run2") == []
+
+
+@pytest.fixture(name="checkpoint")
+def _checkpoint(tmp_path):
+  """A copy of the shipped checkpoint, to be spoiled."""
+  copy = tmp_path / "checkpoint"
+  shutil.copytree(shipped.DIRECTORY, copy)
+  return copy
+
+
+def spoil_shape(checkpoint):
+  path = checkpoint / "config.json"
+  path.write_text(path.read_text().replace('"mlp_dim": 384', '"mlp_dim": 96'))
+
+
+def spoil_weights(checkpoint):
+  path = checkpoint / "params.safetensors"
+  path.write_bytes(path.read_bytes()[:1_000_000])
+
+
+def spoil_vocab_size(checkpoint):
+  path = checkpoint / "config.json"
+  path.write_text(path.read_text().replace("4096", "2048"))
+
+
+def lose_weights(checkpoint):
+  (checkpoint / "params.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+  ("spoil", "words"),
+  [
+    (spoil_shape, "params.safetensors: expected tensor"),
+    (spoil_weights, "got a damaged file"),
+    (spoil_vocab_size, "params.safetensors: expected tensor token_embedder"),
+    (lose_weights, "expected a file of a checkpoint, got no file"),
+  ],
+)
+def test_a_checkpoint_that_is_damaged_or_does_not_fit_is_refused(
+  folder, tmp_path, capsys, checkpoint, spoil, words
+):
+  spoil(checkpoint)
+  flag = f"--gin.plan.RunConfig.checkpoint={checkpoint}"
+  argv = command(folder, tmp_path / "run", flag, stage="finetune_dp")
+  message = refused(capsys, argv)
+  assert words in message and str(checkpoint) in message
+  assert set(finished(tmp_path / "run")) <= {"private/prepare_data"}
+
+
+def test_a_working_directory_of_other_data_is_refused(folder, tmp_path, capsys):
+  assert main.main(command(folder, tmp_path / "run")) == 0
+  moved = tmp_path / "moved"
+  folder.rename(moved)  # the same data elsewhere is the same data
+  assert main.main(command(moved, tmp_path / "run")) == 0
+  change(moved / "corpus.jsonl", 1, '{"_id": "d0", "text": "another"}')
+  before = (tmp_path / "run/prepare_data/corpus.jsonl").read_bytes()
+  message = refused(capsys, command(moved, tmp_path / "run"))
+  assert f"results of SOURCE=beir:{folder}: give another --workdir" in message
+  assert (tmp_path / "run/prepare_data/corpus.jsonl").read_bytes() == before
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+
+
+def test_runs_and_pretraining_keep_out_of_each_others_directories(
+  folder, tmp_path, capsys
+):
+  artifacts.save(tmp_path / "pre", {"packages": []}, "digest")
+  message = refused(capsys, command(folder, tmp_path / "pre"))
+  assert "`synthq pretrain` filled: give another --workdir" in message
+  (tmp_path / "run/private").mkdir(parents=True)
+  recipe = "--gin_file=recipes/demo_pretrain.gin"
+  message = refused(capsys, ["pretrain", recipe, f"--workdir={tmp_path}/run"])
+  assert "expected a new working directory, got that of a run" in message
+
+
+def test_a_damaged_result_says_which(folder, tmp_path, capsys):
+  assert main.main(command(folder, tmp_path / "run")) == 0
+  path = tmp_path / "run/private/prepare_data/result.json"
+  path.write_text(path.read_text()[:50])
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert f"{path}: not JSON" in message and "delete the folder" in message
+
+
+def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):
+  (tmp_path / "file").write_text("")
+  message = refused(capsys, command(folder, tmp_path / "file" / "run"))
+  assert str(tmp_path / "file") in message
+  assert "choose a --workdir that you may write to" in message
+
+
+@contextlib.contextmanager
+def small_disk(path, size):
+  """Mounts a small file system, which needs root and a kernel that allows it."""
+  path.mkdir()
+  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+  made = subprocess.run(["mount", *options], capture_output=True, check=False)
+  if made.returncode:
+    pytest.skip("no small disk: mounting a tmpfs is not allowed here")
+  try:
+    yield path
+  finally:
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command")
+def test_a_full_disk_ends_in_one_line_and_nothing_looks_finished(
+  folder, tmp_path, capsys
+):
+  with small_disk(tmp_path / "small", "200k") as disk:
+    message = refused(capsys, command(folder, disk / "run"))
+    assert "No space left on device" in message and "free some space" in message
+    assert finished(disk) == []
+    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+    assert main.main(command(folder, disk / "run")) == 0
+    assert finished(disk / "run") == ["private/prepare_data"]
+
+
+def test_a_disk_that_fills_up_while_writing_is_reported(
+  folder, tmp_path, capsys, monkeypatch
+):
+  def full(descriptor):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(os, "fsync", full)
+    message = refused(capsys, command(folder, tmp_path / "run"))
+  assert re.search(r"run/.*: No space left on device; free some sp", message)
+  assert finished(tmp_path / "run") == []
+  assert main.main(command(folder, tmp_path / "run")) == 0
+
+
+def test_ctrl_c_stops_in_one_line_and_the_same_command_goes_on(
+  folder, tmp_path, capsys, monkeypatch
+):
+  flags = ("--gin.plan.Rows.synthetic=()",)
+  argv = command(folder, tmp_path / "run", *flags, stage="generate")
+
+  def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patched:
+    patched.setattr(generate, "_save", interrupted)
+    message = refused(capsys, argv, code=130)
+  assert message.endswith("the same command goes on where it stopped")
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+  assert list((tmp_path / "run/generate/public_only").glob("parts_*/0.npy"))
+  assert main.main(argv) == 0
+  assert "[prepare_data] finished earlier" in capsys.readouterr().out
+  assert not list((tmp_path / "run/generate/public_only").glob("parts_*"))
