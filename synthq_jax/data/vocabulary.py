@@ -130,8 +130,12 @@ def tokenize(
     int32, one row per text.
   """
   head = vocabulary.encode(prefix) if prefix else []
-  rows = [head + list(vocabulary.encode(text)) for text in texts]
-  return pad([row[: length - 1] + [EOS_ID] for row in rows], length)
+  array = np.zeros((len(texts), length), np.int32)
+  for index, text in enumerate(texts):  # row by row: collections are large
+    row = [*head, *vocabulary.encode(text)][: length - 1]
+    array[index, : len(row)] = row
+    array[index, len(row)] = EOS_ID
+  return array
 
 
 def pad(
