@@ -4,18 +4,21 @@ import dataclasses
 import json
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.pipeline import (
+  _fingerprints,
   evaluate,
   execute,
   finetune_dp,
   generate,
   plan,
   prepare_data,
+  private_training,
   results,
   train_retriever,
 )
@@ -234,6 +237,26 @@ def test_canaries_join_the_records_and_are_audited(finished, tmp_path):
   assert extra > 0 and extra % 2 == 0
   assert extra <= 8 * 2
   assert canaries_lib.pairs(()) == ()
+
+
+def test_another_version_of_numpy_is_another_release(
+  finished, tmp_path, monkeypatch
+):
+  config, _, _ = finished
+  keys = []
+  train = private_training.dp_step.train
+
+  def noted(*args, noise_key, batch_seed, **named):
+    keys.append((bytes(jax.random.key_data(noise_key)), tuple(batch_seed)))
+    return train(*args, noise_key=noise_key, batch_seed=batch_seed, **named)
+
+  monkeypatch.setattr(private_training.dp_step, "train", noted)
+  for version in (np.__version__, "1.99"):
+    monkeypatch.setattr(_fingerprints.np, "__version__", version)
+    plan.run(config, tmp_path, stages=["finetune_dp"], progress=False)
+  assert len(set(keys)) == 2 and len({batch for _, batch in keys}) == 2
+  ledger = tmp_path / results.PRIVATE / "ledger.jsonl"
+  assert len(ledger.read_text().splitlines()) == 2
 
 
 def test_an_epsilon_that_promises_nothing_is_refused():
