@@ -12,6 +12,10 @@ from synthq_jax.retrieval import significance
 
 __all__ = ["Difference", "Row", "differences", "rows"]
 
+_SEEDS_EXPLAINED = (
+  "A row with several seeds is the mean of their retrievers, and its epsilon"
+  " that of each of them: all of them together cost more."
+)
 PerQuery = dict[str, dict[str, float]]
 """Measure -> query id -> value."""
 
@@ -93,7 +97,11 @@ def _row(root, name, group, samples: int, seed: int) -> Row:
       epsilon=_largest([one.epsilon for one in group]),
       delta=_largest([one.delta for one in group]),
       measures=measures,
-      traps=tuple(dict.fromkeys(trap for one in group for trap in one.traps)),
+      traps=tuple(
+        dict.fromkeys(
+          trap for one in group for trap in (*one.traps, _SEEDS_EXPLAINED)
+        )
+      ),
       seconds=math.fsum(one.seconds for one in group),
     )
   by_seed = {

@@ -29,7 +29,8 @@ __all__ = [
 _Named = TypeVar("_Named", results.Checkpoint, results.SyntheticQueries)
 _MEASURES_EXPLAINED = (
   "Gauge: nDCG@10 of BM25 finding each query's own document; it shows whether "
-  "queries are about their documents. Copied: share of a query's 4-grams that "
+  "queries are about their documents (a filter that asks BM25 raises it by "
+  "itself). Copied: share of a query's 4-grams that "
   "stand in its document. Words: mean length of a query."
 )
 

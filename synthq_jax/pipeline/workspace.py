@@ -11,7 +11,6 @@ import hashlib
 import os
 import pathlib
 import secrets
-import socket
 from collections.abc import Iterator
 
 import jax
@@ -48,7 +47,7 @@ def locked(root: str | os.PathLike) -> Iterator[None]:
         " uses: wait for it, or give another --workdir"
       ) from error
     stream.truncate(0)
-    stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    stream.write(f"process {os.getpid()}\n")
     stream.flush()
     yield
 

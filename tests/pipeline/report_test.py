@@ -536,6 +536,7 @@ def test_seeds_of_a_row_become_one_row_with_its_mean(tmp_path):
   # The made-up values differ by the same amount on every query.
   difference = "+0.110 [+0.110, +0.110]"
   assert cells[cells.index(difference) - 2 :][:2] == ["original", "public only"]
+  assert "all of them together cost more" in page
   assert "public only 0.656." in page  # of original's score
 
 

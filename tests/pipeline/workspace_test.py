@@ -102,7 +102,7 @@ def test_private_paths_lie_below_one_folder_and_public_ones_do_not(
 def test_a_second_run_is_kept_out_and_the_place_is_free_again(tmp_path):
   with workspace.locked(tmp_path / "run"):
     # Another open file is as good as another process for this kind of lock.
-    words = f"{tmp_path}/run: .* process {os.getpid()} on .*another --workdir"
+    words = f"{tmp_path}/run: .* process {os.getpid()} uses.*another --workdir"
     with pytest.raises(ValueError, match=words):
       with workspace.locked(tmp_path / "run"):
         raise AssertionError("two runs in one working directory")
