@@ -7,12 +7,14 @@ for every retriever that may be.
 
 import dataclasses
 import json
+import pathlib
 import time
+from typing import NamedTuple
 
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir
+from synthq_jax.data import beir, files
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, inputs, results, workspace
 from synthq_jax.retrieval import (
@@ -88,11 +90,12 @@ def run(
   place = space.private if private else space.public
   directory = place(f"evaluate/{test_set}/{name}")
   directory.mkdir(parents=True, exist_ok=True)
-  data, qrels, documents, queries = _load(space, prepared, test_set)
+  test = _load(space, prepared, test_set)
+  qrels = test.qrels
   run_ = (
-    _bm25(data, qrels, config.depth)
+    _bm25(test, config.depth)
     if retriever is None
-    else _dense(config, space, retriever, data, qrels, documents, queries)
+    else _dense(config, space, retriever, test)
   )
   trec.write_run(directory / "run.trec", run_, tag=name)
   scores = measures.evaluate(
@@ -122,54 +125,85 @@ def run(
   return result
 
 
-def _load(space, prepared, test_set: str):
-  """Returns the collection and the tokens of its documents and queries."""
+class _TestSet(NamedTuple):
+  """Judged queries and the collection they are asked of."""
+
+  qrels: dict[str, dict[str, int]]
+  queries: list[str]  # texts, in the order of qrels
+  query_tokens: np.ndarray  # [query, length]
+  ids: np.ndarray  # [document]
+  tokens: np.ndarray  # [document, length]
+  corpus: pathlib.Path  # texts of the documents, in that order
+
+
+def _load(space, prepared, test_set: str) -> _TestSet:
+  """Reads a test set; texts of documents stay on disk until BM25 reads them."""
+  public = space.root / prepared.directory
   if test_set == "public":
-    folder = space.root / prepared.directory
-    arrays = np.load(folder / "public_test.npz")
-    data = beir.read_beir(folder / "public_test")
-    return data, data.qrels["test"], arrays["tokens"], arrays["query_tokens"]
+    data = beir.read_beir(public / "public_test")
+    arrays = np.load(public / "public_test.npz")
+    texts = data.query_by_id()
+    qrels = data.qrels["test"]
+    return _TestSet(
+      qrels=qrels,
+      queries=[texts[query].text for query in qrels],
+      query_tokens=arrays["query_tokens"],
+      ids=np.array([document.id for document in data.documents]),
+      tokens=arrays["tokens"],
+      corpus=public / "public_test" / "corpus.jsonl",
+    )
   if test_set != "test":
     raise ValueError(
       f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
     )
   folder = space.root / prepared.private_directory
   arrays = np.load(folder / f"{prepared.test_split}.npz")
-  _, documents, _ = inputs.documents(space, prepared)
-  data = beir.read_beir(folder)
-  qrels = _judged(data.qrels[prepared.test_split], arrays["ids"])
-  return data, qrels, documents, arrays["tokens"]
+  judged = _qrels(folder / "qrels" / f"{prepared.test_split}.tsv")
+  texts = {
+    line["_id"]: line["text"]
+    for _, line in files.json_lines(folder / "queries.jsonl")
+  }
+  names = [str(query) for query in arrays["ids"]]  # with a relevant document
+  ids, tokens = inputs.document_tokens(space, prepared)
+  return _TestSet(
+    qrels={query: judged[query] for query in names},
+    queries=[texts[query] for query in names],
+    query_tokens=arrays["tokens"],
+    ids=ids,
+    tokens=tokens,
+    corpus=public / "corpus.jsonl",
+  )
 
 
-def _judged(qrels, ids):
-  """Returns the judgements of the queries that have a relevant document."""
-  return {str(query): qrels[str(query)] for query in ids}
+def _qrels(path: pathlib.Path) -> dict[str, dict[str, int]]:
+  """Reads judgements that prepare_data wrote."""
+  rows = files.table(path, columns=3)
+  next(rows)  # the header
+  qrels: dict[str, dict[str, int]] = {}
+  for _, (query, document, grade) in rows:
+    qrels.setdefault(query, {})[document] = int(grade)
+  return qrels
 
 
-def _bm25(data, qrels, depth: int) -> trec.Run:
+def _bm25(test: _TestSet, depth: int) -> trec.Run:
   """Runs BM25 over whole documents, not cut at the encoder's length."""
-  texts = data.query_by_id()
   built = bm25.BM25().build(
-    [d.id for d in data.documents], [d.contents for d in data.documents]
+    [str(i) for i in test.ids], inputs.document_texts(test.corpus)
   )
-  return built.search_run(
-    list(qrels), [texts[query].text for query in qrels], depth
-  )
+  return built.search_run(list(test.qrels), test.queries, depth)
 
 
-def _dense(
-  config, space, retriever, data, qrels, documents, queries
-) -> trec.Run:
+def _dense(config, space, retriever, test: _TestSet) -> trec.Run:
   """Runs the dual encoder with faiss' exact inner product."""
   params, model_config = t5_checkpoints.load(space.root / retriever.directory)
   vectors = [
     encode.encode(params, model_config, tokens, batch_size=config.batch_size)
-    for tokens in (documents, queries)
+    for tokens in (test.tokens, test.query_tokens)
   ]
-  depth = min(config.depth, len(documents))
+  depth = min(config.depth, len(test.tokens))
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
   return trec.to_run(
-    list(qrels), [d.id for d in data.documents], scores, positions
+    list(test.qrels), [str(i) for i in test.ids], scores, positions
   )
 
 

@@ -202,7 +202,7 @@ def _split(params, pattern: str):
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   """Returns one (document, query) record for each private train query."""
-  _, documents, _ = inputs.documents(space, prepared)
+  _, documents = inputs.document_tokens(space, prepared)
   vocabulary = inputs.vocabulary(space, prepared)
   train = np.load(space.root / prepared.private_directory / "train.npz")
   source = inputs.with_prefix(documents, vocabulary, config.prefix)

@@ -99,7 +99,9 @@ def run(
     The queries; under `private/` if the generator is not private.
   """
   start = time.monotonic()
-  ids, tokens, texts = inputs.documents(space, prepared)
+  ids, tokens = inputs.document_tokens(space, prepared)
+  corpus = space.root / prepared.directory / "corpus.jsonl"
+  texts = list(inputs.document_texts(corpus))
   chosen = _choose(config, len(ids))
   vocabulary = inputs.vocabulary(space, prepared)
   directory = (

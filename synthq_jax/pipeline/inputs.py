@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
@@ -14,7 +15,8 @@ from synthq_jax.pipeline import results, workspace
 __all__ = [
   "VOCABULARY_NAME",
   "check_vocabulary",
-  "documents",
+  "document_texts",
+  "document_tokens",
   "is_private",
   "load_public",
   "refuse_other_data",
@@ -32,16 +34,20 @@ def is_private(path: str) -> bool:
   return results.PRIVATE in pathlib.PurePosixPath(path).parts
 
 
-def documents(space: workspace.Workspace, prepared: results.PreparedData):
-  """Returns ids [document], tokens [document, length] and texts."""
-  folder = space.root / prepared.directory
-  arrays = np.load(folder / "documents.npz")
-  texts = []
-  with open(folder / "corpus.jsonl", encoding="utf-8") as stream:
+def document_tokens(
+  space: workspace.Workspace, prepared: results.PreparedData
+) -> tuple[np.ndarray, Int[np.ndarray, "document length"]]:
+  """Returns the ids of the documents, and their tokens."""
+  arrays = np.load(space.root / prepared.directory / "documents.npz")
+  return arrays["ids"], arrays["tokens"]
+
+
+def document_texts(path: pathlib.Path) -> Iterator[str]:
+  """Yields title and text of each line of a corpus.jsonl."""
+  with open(path, encoding="utf-8") as stream:
     for line in stream:
       entry = json.loads(line)
-      texts.append(f"{entry['title']} {entry['text']}".strip())
-  return arrays["ids"], arrays["tokens"], texts
+      yield f"{entry['title']} {entry['text']}".strip()
 
 
 def vocabulary(space: workspace.Workspace, prepared: results.PreparedData):

@@ -119,7 +119,8 @@ def run(
     A public checkpoint.
   """
   began = time.monotonic()
-  _, _, texts = inputs.documents(space, prepared)
+  corpus = space.root / prepared.directory / "corpus.jsonl"
+  texts = list(inputs.document_texts(corpus))
   vocabulary = inputs.vocabulary(space, prepared)
   passages = [
     passage

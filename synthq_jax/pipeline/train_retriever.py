@@ -238,7 +238,7 @@ def run_direct(
 
 def _pairs(space, prepared, synthetic) -> dict[str, np.ndarray]:
   """Returns tokens of queries and their documents, and the documents' rows."""
-  _, documents, _ = inputs.documents(space, prepared)
+  _, documents = inputs.document_tokens(space, prepared)
   if synthetic is None:
     source = np.load(space.root / prepared.private_directory / "train.npz")
   else:
