@@ -4,19 +4,22 @@ A directory holds a finished result exactly when it holds `result.json`, which
 is written last and in one step. Whatever else lies there is work in progress.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
 import os
 import pathlib
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any, BinaryIO, TypeVar
 
 __all__ = [
   "RESULT_NAME",
   "fingerprint",
   "load",
   "read_fingerprint",
+  "replacing",
   "save",
   "to_json",
   "write_atomically",
@@ -89,22 +92,39 @@ def _without_speed(value: Any) -> Any:
   return to_json(value)
 
 
-def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-  """Writes a file so that a reader sees the old or the new one, never half."""
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+  """Opens a file for bytes that appears, complete, when the block ends.
+
+  Args:
+    path: the file; its folder is made where it is missing.
+
+  Yields:
+    The stream to write to.
+
+  Raises:
+    OSError: naming the file, also where the system does not (a full disk).
+  """
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f".{path.name}.partial")
-  data = content.encode() if isinstance(content, str) else content
   try:
     with open(partial, "wb") as stream:
-      stream.write(data)
+      yield stream
       stream.flush()
       os.fsync(stream.fileno())
-  except OSError as error:  # of a full disk: it does not say where
+  except OSError as error:
     if error.errno is None or error.filename:
       raise
     raise OSError(error.errno, error.strerror, str(path)) from error
   os.replace(partial, path)
+
+
+def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
+  """Writes a file so that a reader sees the old or the new one, never half."""
+  data = content.encode() if isinstance(content, str) else content
+  with replacing(path) as stream:
+    stream.write(data)
 
 
 def save(directory: str | os.PathLike, result: Any, digest: str) -> None:

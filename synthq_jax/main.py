@@ -260,8 +260,9 @@ def _find(name: str) -> pathlib.Path | None:
 
 
 def _open(name: str) -> TextIO:
-  _read.get()[-1].append(_find(name))
-  return open(_find(name), encoding="utf-8")
+  path = _find(name)
+  _read.get()[-1].append(path)
+  return open(path, encoding="utf-8")
 
 
 @contextlib.contextmanager

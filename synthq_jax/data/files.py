@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from synthq_jax import artifacts
+
 __all__ = [
   "find",
   "json_lines",
@@ -188,11 +190,5 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:
   """Writes lines to a plain file, which appears only when it is complete."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}.partial")
-  with open(partial, "w", encoding="utf-8", newline="\n") as stream:
-    stream.writelines(f"{text}\n" for text in texts)
-    stream.flush()
-    os.fsync(stream.fileno())
-  os.replace(partial, path)
+  with artifacts.replacing(path) as stream:
+    stream.writelines(f"{text}\n".encode() for text in texts)

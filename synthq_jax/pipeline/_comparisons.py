@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from synthq_jax.data import files
 from synthq_jax.generation import text_measures
-from synthq_jax.pipeline import results
+from synthq_jax.pipeline import inputs, results
 
 __all__ = ["Comparison", "Similarity", "read", "similarity"]
 
@@ -50,7 +50,7 @@ def read(
     At most `number` documents that some generator wrote for.
   """
   private = workdir / prepared.private_directory
-  asked = _asked(files.find(private / "qrels", f"{split}.tsv"))
+  asked = _asked(private, split)
   written = {
     one.name: _written(workdir / one.directory, asked) for one in synthetic
   }
@@ -103,7 +103,7 @@ def similarity(
     One for each generator.
   """
   private = workdir / prepared.private_directory
-  asked = _asked(files.find(private / "qrels", f"{split}.tsv"))
+  asked = _asked(private, split)
   ids = {query for queries in asked.values() for query in queries}
   real = _texts(files.find(private, "queries.jsonl"), ids)
   found = []
@@ -119,14 +119,13 @@ def similarity(
   return found
 
 
-def _asked(path: pathlib.Path) -> dict[str, list[str]]:
+def _asked(private: pathlib.Path, split: str) -> dict[str, list[str]]:
   """Returns the ids of the queries that each document answers."""
   asked: dict[str, list[str]] = {}
-  rows = files.table(path, columns=3)
-  next(rows, None)  # the header
-  for _, (query, document, grade) in rows:
-    if int(grade) > 0:
-      asked.setdefault(document, []).append(query)
+  for query, grades in inputs.qrels(private, split).items():
+    for document, grade in grades.items():
+      if grade > 0:
+        asked.setdefault(document, []).append(query)
   return asked
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from synthq_jax.pipeline import results
 from synthq_jax.retrieval import significance
 
-__all__ = ["Difference", "Row", "differences", "rows"]
+__all__ = ["Difference", "Row", "differences", "interval", "rows"]
 
 _SEEDS_EXPLAINED = (
   "A row with several seeds is the mean of their retrievers, and its epsilon"
@@ -88,7 +88,7 @@ def _row(root, name, group, samples: int, seed: int) -> Row:
   first = group[0]
   if len(group) > 1:
     measures = {
-      measure: _measure(values, samples, seed)
+      measure: interval(values, samples=samples, seed=seed)
       for measure, values in merged.items()
     }
     first = dataclasses.replace(
@@ -115,7 +115,8 @@ def _per_query(root: pathlib.Path, one: results.Evaluation) -> PerQuery:
   return json.loads((root / one.directory / "per_query.json").read_text())
 
 
-def _measure(values, samples: int, seed: int) -> results.Measure:
+def interval(values, *, samples: int, seed: int) -> results.Measure:
+  """Returns the mean over queries with its 95% bootstrap interval."""
   found = significance.bootstrap_interval(values, samples=samples, seed=seed)
   return results.Measure(mean=found.mean, low=found.low, high=found.high)
 

@@ -16,13 +16,18 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import beir, files
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import config_types, inputs, results, workspace
+from synthq_jax.pipeline import (
+  _repeats,
+  config_types,
+  inputs,
+  results,
+  workspace,
+)
 from synthq_jax.retrieval import (
   bm25,
   encode,
   index,
   measures,
-  significance,
   trec,
 )
 
@@ -114,7 +119,9 @@ def run(
     epsilon=statement.epsilon if statement and statement.epsilon else None,
     delta=statement.delta if statement and statement.epsilon else None,
     measures={
-      measure: _interval(config, values)
+      measure: _repeats.interval(
+        values, samples=config.bootstrap_samples, seed=config.seed
+      )
       for measure, values in scores.per_query.items()
     },
     num_queries=len(qrels),
@@ -158,7 +165,7 @@ def _load(space, prepared, test_set: str) -> _TestSet:
     )
   folder = space.root / prepared.private_directory
   arrays = np.load(folder / f"{prepared.test_split}.npz")
-  judged = _qrels(folder / "qrels" / f"{prepared.test_split}.tsv")
+  judged = inputs.qrels(folder, prepared.test_split)
   texts = {
     line["_id"]: line["text"]
     for _, line in files.json_lines(folder / "queries.jsonl")
@@ -173,16 +180,6 @@ def _load(space, prepared, test_set: str) -> _TestSet:
     tokens=tokens,
     corpus=public / "corpus.jsonl",
   )
-
-
-def _qrels(path: pathlib.Path) -> dict[str, dict[str, int]]:
-  """Reads judgements that prepare_data wrote."""
-  rows = files.table(path, columns=3)
-  next(rows)  # the header
-  qrels: dict[str, dict[str, int]] = {}
-  for _, (query, document, grade) in rows:
-    qrels.setdefault(query, {})[document] = int(grade)
-  return qrels
 
 
 def _bm25(test: _TestSet, depth: int) -> trec.Run:
@@ -204,15 +201,6 @@ def _dense(config, space, retriever, test: _TestSet) -> trec.Run:
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
   return trec.to_run(
     list(test.qrels), [str(i) for i in test.ids], scores, positions
-  )
-
-
-def _interval(config: Config, values: dict[str, float]) -> results.Measure:
-  interval = significance.bootstrap_interval(
-    values, samples=config.bootstrap_samples, seed=config.seed
-  )
-  return results.Measure(
-    mean=interval.mean, low=interval.low, high=interval.high
   )
 
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from flax import traverse_util
 
 from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
@@ -149,7 +148,7 @@ def run(
     metrics_path=metrics_path,
     loop_settings=config.settings,
   )
-  params = traverse_util.unflatten_dict({**public, **trained}, sep="/")
+  params = t5_checkpoints.unflatten({**public, **trained})
   place = space.private if math.isinf(epsilon) else space.public
   directory = place(stage)
   t5_checkpoints.save(directory, params, model_config)
@@ -181,7 +180,7 @@ def loss_fn(trained, batch, *, public, model_config) -> jax.Array:
   Returns:
     [batch], nats per token.
   """
-  params = traverse_util.unflatten_dict({**public, **trained}, sep="/")
+  params = t5_checkpoints.unflatten({**public, **trained})
   logits = t5.Transformer(model_config).apply(
     {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
   )
@@ -190,7 +189,7 @@ def loss_fn(trained, batch, *, public, model_config) -> jax.Array:
 
 def _split(params, pattern: str):
   """Parts parameters into trained and public ones, each by path."""
-  flat = traverse_util.flatten_dict(params, sep="/")
+  flat = t5_checkpoints.flatten(params)
   trained = {k: v for k, v in flat.items() if re.fullmatch(pattern, k)}
   if not trained:
     raise ValueError(

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import artifacts
+from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import results, workspace
@@ -19,6 +20,7 @@ __all__ = [
   "document_tokens",
   "is_private",
   "load_public",
+  "qrels",
   "refuse_other_data",
   "vocabulary",
   "with_prefix",
@@ -87,6 +89,16 @@ def load_public(directory: pathlib.Path, prepared: results.PreparedData):
       " give the vocabulary that belongs to it"
     )
   return params, model_config
+
+
+def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
+  """Reads judgements that prepare_data wrote: query -> document -> grade."""
+  rows = files.table(files.find(folder / "qrels", f"{split}.tsv"), columns=3)
+  next(rows, None)  # the header
+  judged: dict[str, dict[str, int]] = {}
+  for _, (query, document, grade) in rows:
+    judged.setdefault(query, {})[document] = int(grade)
+  return judged
 
 
 def refuse_other_data(space: workspace.Workspace, source: str) -> None:
