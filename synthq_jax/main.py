@@ -22,7 +22,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -131,9 +131,14 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   from synthq_jax.pipeline import plan
 
-  config = _configured(plan.RunConfig, options, bindings, workdir)
-  stages = None if options.stage == "run" else (options.stage,)
-  return plan.run(config, workdir, stages=stages, progress=not options.quiet)
+  config, note = _configured(plan.RunConfig, options, bindings, workdir)
+  return plan.run(
+    config,
+    workdir,
+    stages=None if options.stage == "run" else (options.stage,),
+    progress=not options.quiet,
+    on_accepted=note,
+  )
 
 
 def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
@@ -141,7 +146,9 @@ def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   from synthq_jax.pipeline import pretrain_recipe
 
   try:
-    config = _configured(pretrain_recipe.Config, options, bindings, workdir)
+    config, note = _configured(
+      pretrain_recipe.Config, options, bindings, workdir
+    )
   except _NothingSaidError:
     _pipeline(options, bindings, workdir)
     return
@@ -149,19 +156,21 @@ def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
     settings = dataclasses.replace(config.pretrain.settings, progress=False)
     pretrain = dataclasses.replace(config.pretrain, settings=settings)
     config = dataclasses.replace(config, pretrain=pretrain)
-  pretrain_recipe.run(config, workdir)
+  pretrain_recipe.run(config, workdir, on_accepted=note)
 
 
-def _configured(kind: type, options, bindings, workdir: pathlib.Path) -> Any:
-  """Builds the configuration, and writes it as one file to the workdir."""
+def _configured(
+  kind: type, options, bindings, workdir: pathlib.Path
+) -> tuple[Any, Callable[[], None]]:
+  """Builds the configuration, and what writes it as one file to the workdir."""
   from synthq_jax import artifacts
 
   folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
   config, text = configure(kind, files, bindings, search_paths=folders)
   text = _SECRET.sub(_HIDDEN, text)
-  artifacts.write_atomically(workdir / "config.gin", text)
-  return config
+  place = workdir / "config.gin"
+  return config, lambda: artifacts.write_atomically(place, text)
 
 
 def _summary(report: Any, workdir: pathlib.Path) -> str:

@@ -23,7 +23,8 @@ def ran(monkeypatch):
   """Stands in for the pipeline: records what it was asked to run."""
   calls = []
 
-  def run(config, workdir, *, stages=None, progress=True):
+  def run(config, workdir, *, stages=None, progress=True, on_accepted):
+    on_accepted()
     calls.append((config, workdir, stages, progress))
     return REPORT if stages in (None, ("report",)) else None
 

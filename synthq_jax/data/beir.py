@@ -5,6 +5,7 @@ References:
   Information Retrieval Models", NeurIPS 2021 Datasets and Benchmarks.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -14,13 +15,15 @@ from typing import Any
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import files, judgements
 
-__all__ = ["read_beir", "write_beir"]
+__all__ = ["read_beir", "write_beir", "write_judged_queries"]
 
 _HEADER = ("query-id", "corpus-id", "score")
 _SUFFIXES = (".tsv", ".tsv.gz")
 
 
-def read_beir(directory: str | os.PathLike) -> collection_lib.Collection:
+def read_beir(
+  directory: str | os.PathLike, *, in_memory: bool = True
+) -> collection_lib.Collection:
   """Reads a BEIR folder; each file may be gzipped (corpus.jsonl.gz).
 
   A line of corpus.jsonl has `_id`, `text` and possibly `title` and `client`; a
@@ -29,6 +32,8 @@ def read_beir(directory: str | os.PathLike) -> collection_lib.Collection:
 
   Args:
     directory: the folder.
+    in_memory: whether the documents are kept; if not, each is checked all the
+      same, and read again by each loop over them.
 
   Returns:
     The collection, one split for each file of qrels.
@@ -38,16 +43,21 @@ def read_beir(directory: str | os.PathLike) -> collection_lib.Collection:
       empty, or a judgement names an unknown id; the message says file:line.
   """
   directory = pathlib.Path(directory)
-  documents = _items(
-    files.find(directory, "corpus.jsonl"), "document", _document
-  )
+  corpus = files.find(directory, "corpus.jsonl")
+  documents = _items(corpus, "document", _document, keep=in_memory)
   queries = _items(files.find(directory, "queries.jsonl"), "query", _query)
   qrels = {
     split: _read_qrels(path, queries.keys(), documents.keys())
     for split, path in _qrels_files(directory / "qrels").items()
   }
+  streamed = collection_lib.StreamedDocuments(
+    tuple(documents),
+    lambda: itertools.starmap(_document, files.json_lines(corpus)),
+  )
   return collection_lib.Collection(
-    tuple(documents.values()), tuple(queries.values()), qrels
+    tuple(documents.values()) if in_memory else streamed,
+    tuple(queries.values()),
+    qrels,
   )
 
 
@@ -65,7 +75,7 @@ def write_beir(
       as judgements of another split.
   """
   directory = pathlib.Path(directory)
-  _refuse_strangers(directory, collection)
+  write_judged_queries(directory, collection)
   files.write_lines(
     directory / "corpus.jsonl",
     (
@@ -73,6 +83,22 @@ def write_beir(
       for item in collection.documents
     ),
   )
+
+
+def write_judged_queries(
+  directory: str | os.PathLike, collection: collection_lib.Collection
+) -> None:
+  """Writes queries and judgements alone: `write_beir` without its documents.
+
+  Args:
+    directory: as in `write_beir`.
+    collection: whose queries.
+
+  Raises:
+    ValueError: as in `write_beir`.
+  """
+  directory = pathlib.Path(directory)
+  _refuse_strangers(directory, collection)
   files.write_lines(
     directory / "queries.jsonl",
     (
@@ -98,8 +124,10 @@ def _line(**fields: str) -> str:
   return json.dumps(kept, ensure_ascii=False)
 
 
-def _items(path: pathlib.Path, kind: str, make: Any) -> dict[str, Any]:
-  """Reads documents or queries by id."""
+def _items(
+  path: pathlib.Path, kind: str, make: Any, keep: bool = True
+) -> dict[str, Any]:
+  """Reads documents or queries by id, or their ids alone."""
   items: dict[str, Any] = {}
   for where, fields in files.json_lines(path):
     item = make(where, fields)
@@ -108,7 +136,7 @@ def _items(path: pathlib.Path, kind: str, make: Any) -> dict[str, Any]:
         f"{where}: expected distinct {kind} ids, got {item.id!r} again; "
         "rename or remove one"
       )
-    items[item.id] = item
+    items[item.id] = item if keep else None
   if not items:
     raise ValueError(f"{path}: expected a {kind} a line, got none; fill it")
   return items

@@ -1,9 +1,16 @@
 """A collection in memory: documents, queries, judgements by split."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Collection", "Document", "Qrels", "Query", "check_id"]
+__all__ = [
+  "Collection",
+  "Document",
+  "Qrels",
+  "Query",
+  "StreamedDocuments",
+  "check_id",
+]
 
 Qrels = dict[str, dict[str, int]]
 """Judgements: query id -> document id -> grade; above 0 means relevant."""
@@ -51,6 +58,47 @@ class Query:
 
 
 @dataclasses.dataclass(frozen=True)
+class StreamedDocuments:
+  """Documents that stay on disk and are read again by each loop over them.
+
+  >>> texts = {"d1": "apples", "d2": "pears"}
+  >>> documents = StreamedDocuments(
+  ...     tuple(texts), lambda: (Document(i, t) for i, t in texts.items())
+  ... )
+  >>> len(documents), [document.text for document in documents]
+  (2, ['apples', 'pears'])
+
+  Attributes:
+    ids: of all documents, in their order.
+    read: starts to read them.
+  """
+
+  ids: Sequence[str] = dataclasses.field(repr=False)
+  read: Callable[[], Iterator[Document]] = dataclasses.field(repr=False)
+
+  def __len__(self) -> int:
+    """Returns how many there are."""
+    return len(self.ids)
+
+  def __iter__(self) -> Iterator[Document]:
+    """Reads them, and refuses others than those it was made for."""
+    expected = iter(self.ids)
+    for document in self.read():
+      if next(expected, None) != document.id:
+        raise ValueError(
+          f"expected the documents of the first reading, got {document.id!r}"
+          " in another place: the file changed meanwhile; start again"
+        )
+      yield document
+    missing = next(expected, None)
+    if missing is not None:
+      raise ValueError(
+        f"expected the documents of the first reading, got no {missing!r}: the"
+        " file changed meanwhile; start again"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
 class Collection:
   """Documents, queries and which document answers which query.
 
@@ -63,7 +111,7 @@ class Collection:
   [('q1', 'd1')]
 
   Attributes:
-    documents: with distinct ids.
+    documents: with distinct ids, in memory or streamed from their file.
     queries: with distinct ids, of all splits.
     qrels: split -> query id -> document id -> grade, with ids found above.
 
@@ -72,18 +120,24 @@ class Collection:
       without being there.
   """
 
-  documents: tuple[Document, ...]
+  documents: tuple[Document, ...] | StreamedDocuments
   queries: tuple[Query, ...]
   qrels: dict[str, Qrels]
 
   def __post_init__(self):
     """Checks the ids."""
-    documents = _distinct("document", (item.id for item in self.documents))
+    documents = _distinct("document", self.document_ids())
     queries = _distinct("query", (item.id for item in self.queries))
     for split, qrels in self.qrels.items():
       judged = {id_ for grades in qrels.values() for id_ in grades}
       _known("query", f"qrels[{split!r}]", qrels.keys() - queries)
       _known("document", f"qrels[{split!r}]", judged - documents)
+
+  def document_ids(self) -> Iterable[str]:
+    """Returns the ids of the documents, in their order."""
+    if isinstance(self.documents, StreamedDocuments):
+      return self.documents.ids
+    return (document.id for document in self.documents)
 
   def pairs(self, split: str) -> list[tuple[str, str]]:
     """Returns (query id, document id) of a split where the grade is above 0.

@@ -19,7 +19,10 @@ _SUFFIXES = (".tsv", ".tsv.gz")
 
 
 def read_msmarco(
-  directory: str | os.PathLike, splits: Sequence[str] | None = None
+  directory: str | os.PathLike,
+  splits: Sequence[str] | None = None,
+  *,
+  in_memory: bool = True,
 ) -> collection_lib.Collection:
   """Reads a folder of MS MARCO style tables; each file may be gzipped.
 
@@ -31,6 +34,8 @@ def read_msmarco(
     directory: the folder.
     splits: the splits to read, such as ("train", "dev.small"); None reads all
       that have judgements. The official "dev.small" is a part of "dev".
+    in_memory: whether the passages are kept; if not, each is checked all the
+      same, and read again by each loop over them.
 
   Returns:
     The collection, with the queries that are judged in these splits.
@@ -40,7 +45,8 @@ def read_msmarco(
       empty, or a judgement names an unknown id; the message says file:line.
   """
   directory = pathlib.Path(directory)
-  documents = _texts(files.find(directory, "collection.tsv"), "document")
+  passages = files.find(directory, "collection.tsv")
+  documents = _texts(passages, "document", keep=in_memory)
   queries: dict[str, str] = {}
   qrels = {}
   for split in _splits(directory) if splits is None else splits:
@@ -50,8 +56,15 @@ def read_msmarco(
     qrels[split] = judgements.from_rows(rows, texts, documents)
     judged = {id_: text for id_, text in texts.items() if id_ in qrels[split]}
     _merge(path, queries, judged)
+  streamed = collection_lib.StreamedDocuments(
+    tuple(documents),
+    lambda: (
+      collection_lib.Document(id_, text)
+      for _, (id_, text) in files.table(passages, columns=2)
+    ),
+  )
   return collection_lib.Collection(
-    _make(collection_lib.Document, documents),
+    _make(collection_lib.Document, documents) if in_memory else streamed,
     _make(collection_lib.Query, queries),
     qrels,
   )
@@ -72,8 +85,8 @@ def _splits(directory: pathlib.Path) -> list[str]:
   return found
 
 
-def _texts(path: pathlib.Path, kind: str) -> dict[str, str]:
-  """Reads texts by id."""
+def _texts(path: pathlib.Path, kind: str, keep: bool = True) -> dict[str, str]:
+  """Reads texts by id; without `keep` the texts are checked and dropped."""
   texts: dict[str, str] = {}
   for where, (id_, text) in files.table(path, columns=2):
     collection_lib.check_id(kind, id_, where)
@@ -87,7 +100,7 @@ def _texts(path: pathlib.Path, kind: str) -> dict[str, str]:
         f"{where}: expected text in {kind} {id_!r}, got none; fill it, or "
         "remove the line and its judgements"
       )
-    texts[id_] = text
+    texts[id_] = text if keep else ""
   return texts
 
 

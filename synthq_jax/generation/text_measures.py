@@ -6,7 +6,7 @@ applied to real queries, what they return is private.
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +21,9 @@ __all__ = [
   "own_document_gauge",
   "words",
 ]
+
+_QUERIES = 4096
+"""Asked at once: what they found is in memory at the same time."""
 
 _WORD = re.compile(r"\w+")
 
@@ -37,8 +40,7 @@ def words(text: str) -> list[str]:
 def own_document_gauge(
   queries: Sequence[str],
   document_ids: Sequence[str],
-  collection_ids: Sequence[str],
-  collection_texts: Sequence[str],
+  index: bm25.Index,
   *,
   k: int = 10,
 ) -> Float[np.ndarray, " query"]:
@@ -53,8 +55,7 @@ def own_document_gauge(
   Args:
     queries: the queries; an empty one scores 0.
     document_ids: the document that each query was written for.
-    collection_ids: the ids of all documents.
-    collection_texts: what is searched of each document.
+    index: of the whole collection, from `bm25.BM25().build`.
     k: the cut, >= 1.
 
   Returns:
@@ -64,16 +65,19 @@ def own_document_gauge(
     ValueError: if lengths differ or the collection lacks a query's document.
   """
   _same_length("queries", queries, "document_ids", document_ids)
-  missing = set(document_ids) - set(collection_ids)
+  missing = set(document_ids) - set(index.ids)
   if missing:
     raise ValueError(
-      "collection_ids must hold each query's document, got none with id"
+      "the index must hold each query's document, got none with id"
       f" {min(missing)!r} ({len(missing)} missing)"
     )
-  index = bm25.BM25().build(collection_ids, collection_texts)
-  _, found = index.search(queries, k)
-  rows = zip(found, document_ids, strict=True)
-  return np.array([_gain(row, own) for row, own in rows], np.float64)
+  gains = np.zeros(len(queries))
+  for start in range(0, len(queries), _QUERIES):
+    part = slice(start, start + _QUERIES)
+    _, found = index.search(queries[part], k)
+    rows = zip(found, document_ids[part], strict=True)
+    gains[part] = [_gain(row, own) for row, own in rows]
+  return gains
 
 
 def _gain(found: Sequence[str], own: str) -> float:
@@ -120,7 +124,7 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 
 
 def copy_rate(
-  queries: Sequence[str], documents: Sequence[str], n: int = 1
+  queries: Iterable[str], documents: Iterable[str], n: int = 1
 ) -> float:
   """Returns the share of the queries' n-grams that stand in their document.
 
@@ -130,19 +134,18 @@ def copy_rate(
 
   Args:
     queries: the queries.
-    documents: the text that each was written for.
+    documents: the text that each was written for; both are read once.
     n: words per n-gram, at least 1.
 
   Returns:
     A share in [0, 1]; 0 where there is no n-gram at all.
 
   Raises:
-    ValueError: if lengths differ or n is below 1.
+    ValueError: if there are more of one than of the other, or n is below 1.
 
   >>> copy_rate(["red apples rot"], ["All red apples."], n=2)
   0.5
   """
-  _same_length("queries", queries, "documents", documents)
   copied = total = 0
   for query, document in zip(queries, documents, strict=True):
     in_document = set(_ngrams(document, n))

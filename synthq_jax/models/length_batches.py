@@ -56,14 +56,22 @@ def split(
     )
   if batch_size < 1:
     raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-  positions = np.arange(1, tokens.shape[1] + 1)
-  lengths = np.max((tokens != 0) * positions, axis=1, initial=0)  # [row]
-  widths = np.array([bucket(length) for length in lengths.tolist()], int)
-  widths = np.minimum(widths, max(tokens.shape[1], 1))
+  full = tokens.shape[1]
+  widths = np.array([bucket(length) for length in range(full + 1)])
+  widths = np.minimum(widths, max(full, 1))[_lengths(tokens)]  # [row]
   for width in sorted(set(widths.tolist()), reverse=True):
     members = np.flatnonzero(widths == width)
     for start in range(0, len(members), batch_size):
       rows = members[start : start + batch_size]
       batch = np.zeros((batch_size, width), np.int32)
-      batch[: len(rows), : tokens.shape[1]] = tokens[rows, :width]
+      batch[: len(rows), :full] = tokens[rows, :width]
       yield LengthBatch(rows, batch)
+
+
+def _lengths(tokens: np.ndarray) -> np.ndarray:
+  """Returns the length of each row without the padding at its end."""
+  there = tokens != 0
+  if not there.size:
+    return np.zeros(len(tokens), int)
+  from_end = np.argmax(there[:, ::-1], axis=1)
+  return np.where(there.any(axis=1), tokens.shape[1] - from_end, 0)

@@ -178,7 +178,7 @@ def _load(space, prepared, test_set: str) -> _TestSet:
     query_tokens=arrays["tokens"],
     ids=ids,
     tokens=tokens,
-    corpus=public / "corpus.jsonl",
+    corpus=inputs.corpus(space, prepared),
   )
 
 

@@ -34,7 +34,7 @@ from synthq_jax.pipeline import train_retriever as train_retriever_lib
 
 __all__ = ["Pipeline", "Runner"]
 
-_FORMAT = 1  # raise when a stage's files change, so that old ones are remade
+_FORMAT = 2  # raise when a stage's files change, so that old ones are remade
 _Result = TypeVar("_Result")
 _Settings = TypeVar("_Settings")
 
@@ -104,9 +104,9 @@ class Pipeline:
     self._progress = progress
     self._start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
 
-  def run(self) -> results.Report | None:
+  def run(self, on_accepted: Callable[[], None]) -> results.Report | None:
     """Runs every stage up to the last that is wanted."""
-    self._prepare()
+    self._prepare(on_accepted)
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}
     queries = self._queries(generators) if self._wants("generate") else {}
@@ -140,7 +140,7 @@ class Pipeline:
   def _wants(self, stage: str) -> bool:
     return stage in self._wanted
 
-  def _prepare(self) -> None:
+  def _prepare(self, on_accepted: Callable[[], None]) -> None:
     settings = self._config.prepare_data
     if not settings.vocabulary:
       beside = self._start / inputs.VOCABULARY_NAME
@@ -155,6 +155,7 @@ class Pipeline:
     )
     if not self._runner.is_finished("prepare_data", parts):
       inputs.refuse_other_data(self._space, settings.source)
+    on_accepted()
     self._prepared, digest = self._runner(
       "prepare_data",
       results.PreparedData,

@@ -13,6 +13,7 @@ import json
 import pathlib
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from synthq_jax.generation import decoding, filters, text_measures
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, inputs, results, workspace
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import bm25
 
 __all__ = ["Config", "run"]
 
@@ -100,8 +102,7 @@ def run(
   """
   start = time.monotonic()
   ids, tokens = inputs.document_tokens(space, prepared)
-  corpus = space.root / prepared.directory / "corpus.jsonl"
-  texts = list(inputs.document_texts(corpus))
+  corpus = inputs.corpus(space, prepared)
   chosen = _choose(config, len(ids))
   vocabulary = inputs.vocabulary(space, prepared)
   directory = (
@@ -113,21 +114,20 @@ def run(
   source = space.root / generator.directory if generator else start_from
   parts = _Parts(directory / f"parts_{digest}")
   written = _write(
-    config, source, tokens[chosen], ids[chosen], vocabulary, name, parts,
-    progress,
-  )  # fmt: skip
-  queries, owners, kept = _filter(
-    written, chosen, ids, texts, vocabulary, config.round_trip
+    config, source, tokens, ids, chosen, vocabulary, name, parts, progress
   )
-  texts_of = [texts[i] for i in owners]
+  index = bm25.BM25().build(
+    [str(i) for i in ids], inputs.document_texts(corpus)
+  )
+  queries, owners, kept = _filter(
+    written, chosen, index, vocabulary, config.round_trip
+  )
   _save(directory, queries, owners, ids, written[kept.indices])
-  shown = _sample(config, len(queries), config.num_examples)
   measured = _sample(config, len(queries), config.gauge_queries)
   gauge = text_measures.own_document_gauge(
     [queries[i] for i in measured],
-    [str(ids[owners[i]]) for i in measured],
-    [str(i) for i in ids],
-    texts,
+    [index.ids[owners[i]] for i in measured],
+    index,
   )
   result = results.SyntheticQueries(
     directory=space.relative(directory),
@@ -140,9 +140,11 @@ def run(
     num_queries=len(queries),
     removed={k: v for k, v in kept.counts.items() if k != "kept"},
     gauge=float(np.mean(gauge)),
-    copy_rate=float(text_measures.copy_rate(queries, texts_of, 4)),
+    copy_rate=float(
+      text_measures.copy_rate(queries, _texts_of(corpus, owners), 4)
+    ),
     mean_words=text_measures.mean_length(queries),
-    examples=tuple((queries[i], texts_of[i][:400]) for i in shown),
+    examples=_examples(config, queries, owners, corpus),
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
@@ -162,6 +164,25 @@ def _choose(config: Config, num_documents: int) -> np.ndarray:
     )
   rng = np.random.default_rng([config.seed, 2])
   return np.sort(rng.permutation(num_documents)[:wanted])
+
+
+def _texts_of(corpus: pathlib.Path, owners: Sequence[int]) -> Iterator[str]:
+  """Yields the text of each position in `owners`, which ascend."""
+  texts = enumerate(inputs.document_texts(corpus))
+  position, text = -1, ""
+  for owner in owners:
+    while position < owner:
+      position, text = next(texts)
+    yield text
+
+
+def _examples(config, queries, owners, corpus) -> tuple[tuple[str, str], ...]:
+  """Returns some queries, each with the beginning of its document."""
+  shown = _sample(config, len(queries), config.num_examples)
+  ascending = np.sort(shown)
+  beginnings = (text[:400] for text in _texts_of(corpus, owners[ascending]))
+  text_of = dict(zip(ascending.tolist(), beginnings, strict=True))
+  return tuple((queries[i], text_of[i]) for i in shown.tolist())
 
 
 def _sample(config: Config, total: int, count: int) -> np.ndarray:
@@ -190,7 +211,9 @@ class _Parts:
       shutil.rmtree(parts, ignore_errors=True)
 
 
-def _write(config, source, tokens, ids, vocabulary, name, parts, progress):
+def _write(
+  config, source, tokens, ids, chosen, vocabulary, name, parts, progress
+):
   """Samples token rows, [document * queries_per_document, max_length]."""
   import tqdm
 
@@ -200,14 +223,14 @@ def _write(config, source, tokens, ids, vocabulary, name, parts, progress):
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
   written = []
   with tqdm.tqdm(
-      total=len(ids), desc=f"generate {name}", unit="doc",
+      total=len(chosen), desc=f"generate {name}", unit="doc",
       disable=not progress, mininterval=1.0,
   ) as bar:  # fmt: skip
-    for first in range(0, len(ids), _PART):
+    for first in range(0, len(chosen), _PART):
       rows = parts.load(first)
-      part = slice(first, first + _PART)
+      part = chosen[first : first + _PART]
       if rows is not None:
-        bar.update(len(ids[part]))
+        bar.update(len(part))
       else:
         rows = decoding.generate(
           params,
@@ -227,7 +250,7 @@ def _write(config, source, tokens, ids, vocabulary, name, parts, progress):
   return np.concatenate(written)
 
 
-def _filter(written, chosen, ids, texts, vocabulary, round_trip: int):
+def _filter(written, chosen, index, vocabulary, round_trip: int):
   """Turns rows into texts and drops what the filters name."""
   per_document = len(written) // len(chosen)
   owners = np.repeat(chosen, per_document)
@@ -235,12 +258,11 @@ def _filter(written, chosen, ids, texts, vocabulary, round_trip: int):
     vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
     for row in written
   ]
-  names = [str(ids[i]) for i in owners]
+  names = [index.ids[i] for i in owners]
   found = None
   if round_trip:
-    every = [str(i) for i in ids]
     found = text_measures.own_document_gauge(
-      queries, names, every, texts, k=round_trip
+      queries, names, index, k=round_trip
     )
   kept = filters.keep(queries, names, found=found)
   queries = [queries[i] for i in kept.indices]

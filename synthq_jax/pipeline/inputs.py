@@ -11,11 +11,12 @@ from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import results, workspace
+from synthq_jax.pipeline import _documents, results, workspace
 
 __all__ = [
   "VOCABULARY_NAME",
   "check_vocabulary",
+  "corpus",
   "document_texts",
   "document_tokens",
   "is_private",
@@ -39,9 +40,17 @@ def is_private(path: str) -> bool:
 def document_tokens(
   space: workspace.Workspace, prepared: results.PreparedData
 ) -> tuple[np.ndarray, Int[np.ndarray, "document length"]]:
-  """Returns the ids of the documents, and their tokens."""
-  arrays = np.load(space.root / prepared.directory / "documents.npz")
-  return arrays["ids"], arrays["tokens"]
+  """Returns the ids of the documents, and their tokens, memory-mapped."""
+  folder = space.root / prepared.directory
+  ids = np.load(folder / _documents.IDS_NAME)
+  return ids, np.load(folder / _documents.TOKENS_NAME, mmap_mode="r")
+
+
+def corpus(
+  space: workspace.Workspace, prepared: results.PreparedData
+) -> pathlib.Path:
+  """Returns the file of the public documents."""
+  return space.root / prepared.directory / _documents.CORPUS_NAME
 
 
 def document_texts(path: pathlib.Path) -> Iterator[str]:

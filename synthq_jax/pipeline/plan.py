@@ -6,7 +6,7 @@ skipped because it is finished, is in `execute`.
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from synthq_jax.pipeline import audit as audit_lib
@@ -139,6 +139,7 @@ def run(
   *,
   stages: Sequence[str] | None = None,
   progress: bool = True,
+  on_accepted: Callable[[], None] = lambda: None,
 ) -> results.Report | None:
   """Runs the pipeline, or its first stages.
 
@@ -147,6 +148,8 @@ def run(
     workdir: the working directory; finished results in it are used.
     stages: what is wanted, of `STAGES`; what it needs is run too. None: all.
     progress: whether bars are shown.
+    on_accepted: called once the working directory is ours and holds no results
+      of other data, before anything else is written to it.
 
   Returns:
     The report, or None where it was not wanted.
@@ -164,7 +167,8 @@ def run(
   with workspace.locked(workdir):
     space = workspace.Workspace(workdir, config.secret_seed)
     runner = execute.Runner(space, lambda text: print(text, flush=True))
-    return execute.Pipeline(config, space, runner, wanted, progress).run()
+    pipeline = execute.Pipeline(config, space, runner, wanted, progress)
+    return pipeline.run(on_accepted)
 
 
 def _with_progress(config: RunConfig, progress: bool) -> RunConfig:

@@ -19,14 +19,13 @@ from synthq_jax.data import (
   beir,
   collection,
   environment_docs,
-  files,
   jsonl,
   msmarco,
   pretrain_tasks,
   public_text,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import config_types, results, workspace
+from synthq_jax.pipeline import _documents, config_types, results, workspace
 
 __all__ = ["Config", "run", "versions"]
 
@@ -93,15 +92,24 @@ def run(
     folder.mkdir(parents=True)
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
-  cut = _write_documents(config, data, vocabulary, public)
+  state = hashlib.sha256(str(space.seed("digest")).encode())
+  written = _documents.write(
+    data.documents,
+    tuple(data.document_ids()),
+    public,
+    vocabulary,
+    length=config.document_length,
+    choose=_sample(config, len(data.documents)),
+    digest=state.update,
+  )
   counts = _write_queries(config, data, vocabulary, private)
-  public_test = _write_public_test(config, data, vocabulary, public)
-  beir.write_beir(private, data)
+  public_test = _write_public_test(config, written.chosen, vocabulary, public)
+  beir.write_judged_queries(private, data)
   result = results.PreparedData(
     directory=space.relative(public),
     private_directory=space.relative(private),
     source=config.source,
-    digest=_digest(data, space),
+    digest=_digest(state, data),
     versions=named,
     unit="query",
     num_documents=len(data.documents),
@@ -111,7 +119,7 @@ def run(
       for split, judged in data.qrels.items()
     },
     max_positives=1,
-    cut_documents=cut,
+    cut_documents=written.cut,
     test_split=config.test_split,
     num_public_test=public_test,
     vocabulary=space.relative(model),
@@ -152,9 +160,9 @@ def _read(config: Config) -> tuple[collection.Collection, str]:
     settings = environment_docs.EnvironmentDocs(seed=config.seed)
     return environment_docs.build(settings), environment_docs.digest(settings)
   if kind == "beir" and place:
-    return beir.read_beir(place), ""
+    return beir.read_beir(place, in_memory=False), ""
   if kind == "msmarco" and place:
-    return msmarco.read_msmarco(place), ""
+    return msmarco.read_msmarco(place, in_memory=False), ""
   if kind == "jsonl" and place:
     fields = jsonl.Fields(
       query=config.query_field, document=config.document_field
@@ -206,41 +214,10 @@ def _vocabulary(
   return model
 
 
-def _write_documents(config, data, vocabulary, public) -> float:
-  """Writes corpus.jsonl and documents.npz; returns the share that was cut."""
-  files.write_lines(
-    public / "corpus.jsonl",
-    (
-      json.dumps({"_id": d.id, "title": d.title, "text": d.text})
-      for d in data.documents
-    ),
-  )
-  tokens = vocabulary_lib.tokenize(
-    vocabulary,
-    [d.contents for d in data.documents],
-    length=config.document_length + 1,  # one more shows who was cut
-  )
-  cut = tokens[:, -1] > 0
-  np.savez(
-    public / "documents.npz",
-    ids=np.array([d.id for d in data.documents]),
-    tokens=_shorten(tokens, config.document_length),
-  )
-  return float(np.mean(cut))
-
-
-def _shorten(tokens: np.ndarray, length: int) -> np.ndarray:
-  """Cuts rows to `length`; a row that was longer ends with EOS."""
-  cut = tokens[:, length:].any(axis=1)
-  tokens = tokens[:, :length].copy()
-  tokens[cut, -1] = vocabulary_lib.EOS_ID
-  return tokens
-
-
 def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
   """Writes SPLIT.npz: ids and tokens of queries, and one document of each."""
   texts = {query.id: query.text for query in data.queries}
-  position = {d.id: i for i, d in enumerate(data.documents)}
+  position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():
     ids, chosen = [], []
@@ -271,24 +248,26 @@ def _keep_one(relevant: list[str], query: str, seed: int) -> str:
   return relevant[int.from_bytes(digest[:8], "big") % len(relevant)]
 
 
-def _write_public_test(config, data, vocabulary, public) -> int:
+def _sample(config: Config, num_documents: int) -> np.ndarray:
+  """Draws the documents that the public test set may take."""
+  rng = np.random.default_rng([config.seed, 1])
+  return rng.permutation(num_documents)[:_MOST_SENTENCES]
+
+
+def _write_public_test(config, documents, vocabulary, public) -> int:
   """Writes a BEIR folder of pseudo-queries: sentences taken out of documents.
 
   The same choice of a telling sentence as in pre-training, but the sentence
   always leaves its document. It measures retrievers without private queries.
   """
-  rng = np.random.default_rng([config.seed, 1])
-  order = rng.permutation(len(data.documents))[:_MOST_SENTENCES]
   made: list[tuple[str, str, str]] = []
-  sentences = [
-    public_text.split_sentences(data.documents[i].text) for i in order
-  ]
+  sentences = [public_text.split_sentences(d.text) for d in documents]
   idf = pretrain_tasks.inverse_frequency(sentences)
-  for i, parts in zip(order, sentences, strict=True):
+  for document, parts in zip(documents, sentences, strict=True):
     best = pretrain_tasks.telling_sentence(parts, idf)
     if best is not None and len(made) < config.public_test_documents:
       rest = " ".join(parts[:best] + parts[best + 1 :])
-      made.append((data.documents[i].id, parts[best], rest))
+      made.append((document.id, parts[best], rest))
   if not made:
     return 0
   beir.write_beir(
@@ -317,11 +296,8 @@ def _write_public_test(config, data, vocabulary, public) -> int:
   return len(made)
 
 
-def _digest(data: collection.Collection, space: workspace.Workspace) -> str:
-  """Digests all data, keyed with the run's secret."""
-  state = hashlib.sha256(str(space.seed("digest")).encode())
-  for document in data.documents:
-    state.update(f"{document.id}\0{document.contents}\0".encode())
+def _digest(state, data: collection.Collection) -> str:
+  """Adds queries and judgements to the keyed digest of the documents."""
   for query in data.queries:
     state.update(f"{query.id}\0{query.text}\0".encode())
   state.update(json.dumps(data.qrels, sort_keys=True).encode())

@@ -119,12 +119,10 @@ def run(
     A public checkpoint.
   """
   began = time.monotonic()
-  corpus = space.root / prepared.directory / "corpus.jsonl"
-  texts = list(inputs.document_texts(corpus))
   vocabulary = inputs.vocabulary(space, prepared)
   passages = [
     passage
-    for text in texts
+    for text in inputs.document_texts(inputs.corpus(space, prepared))
     for passage in public_text.passages(
       public_text.split_sentences(text), max_words=90
     )

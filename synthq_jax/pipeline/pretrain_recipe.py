@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 
@@ -75,13 +76,20 @@ class Pretrained:
   """Training time of the last call."""
 
 
-def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
+def run(
+  config: Config,
+  workdir: str | os.PathLike,
+  *,
+  on_accepted: Callable[[], None] = lambda: None,
+) -> Pretrained:
   """Reads the text, trains vocabulary and model; resumes where it stopped.
 
   Args:
     config: what to read and to train.
     workdir: gets params.safetensors, config.json, vocabulary.model,
       metrics.jsonl and result.json.
+    on_accepted: called once the working directory is ours and holds no run of
+      the pipeline, before anything else is written to it.
 
   Returns:
     What was made, and of what.
@@ -90,15 +98,16 @@ def run(config: Config, workdir: str | os.PathLike) -> Pretrained:
     ValueError: if another run is in the working directory.
   """
   with workspace.locked(workdir):
-    return _run(config, pathlib.Path(workdir))
+    return _run(config, pathlib.Path(workdir), on_accepted)
 
 
-def _run(config: Config, root: pathlib.Path) -> Pretrained:
+def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
   if (root / "prepare_data").exists() or (root / results.PRIVATE).exists():
     raise ValueError(
       f"{root}: expected a new working directory, got that of a run: give"
       " another --workdir"
     )
+  on_accepted()
   queries = environment_docs.private_queries(environment_docs.EnvironmentDocs())
   text = public_text.read(config.packages, public_text.HeldOut(queries))
   text_digest = public_text.digest(text)

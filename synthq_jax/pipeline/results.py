@@ -39,7 +39,7 @@ class PreparedData:
   """Documents (public), queries (private), splits and token arrays."""
 
   directory: str
-  """Public part: corpus.jsonl, documents.npz and the vocabulary."""
+  """Public part: corpus.jsonl, tokens and ids of it, and the vocabulary."""
   private_directory: str
   """Private part: queries.jsonl, qrels and the arrays of pairs."""
   source: str

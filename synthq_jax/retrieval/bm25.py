@@ -9,9 +9,11 @@ References:
   Kamphuis et al., "Which BM25 Do You Mean?", ECIR 2020, Table 1 (Lucene).
 """
 
+import array
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ import Stemmer
 from synthq_jax.retrieval import trec
 
 __all__ = ["BM25", "Index"]
+
+_CHUNK = 4096
+"""Documents whose words are strings at the same time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,9 +65,12 @@ class BM25:
   def build(self, ids: Sequence[str], texts: Iterable[str]) -> "Index":
     """Indexes documents.
 
+    The texts are read once, a few thousand at a time: the index needs memory,
+    its words and the texts do not.
+
     Args:
       ids: one per document.
-      texts: what is searched, such as `Document.contents`.
+      texts: what is searched, such as `Document.contents`; an iterator will do.
 
     Returns:
       The index.
@@ -70,15 +78,24 @@ class BM25:
     Raises:
       ValueError: if there are no documents, or no word in any of them.
     """
-    words = self.words(texts)
-    if len(ids) != len(words) or not any(words):
+    documents = self._read(texts)
+    if len(ids) != len(documents.ids) or not documents.vocab:
       raise ValueError(
         f"expected one id per document and a word somewhere, got {len(ids)} "
-        f"ids and {len(words)} documents; check the collection"
+        f"ids and {len(documents.ids)} documents; check the collection"
       )
     model = _bm25s().BM25(k1=self.k1, b=self.b, method="lucene")
-    model.index(words, show_progress=False)
+    model.index(documents, show_progress=False)
     return Index(tuple(ids), self, model)
+
+  def _read(self, texts: Iterable[str]) -> "_Documents":
+    """Numbers the words of all texts by their first appearance."""
+    rows, vocab = _Rows(), {}
+    texts = iter(texts)
+    while chunk := list(itertools.islice(texts, _CHUNK)):
+      for words in self.words(chunk):
+        rows.append([vocab.setdefault(word, len(vocab)) for word in words])
+    return _Documents(rows, vocab)
 
   def words(self, texts: Iterable[str]) -> list[list[str]]:
     """Returns the stemmed words of each text, without stop words."""
@@ -91,6 +108,33 @@ class BM25:
       return_ids=False,
       show_progress=False,
     )
+
+
+class _Rows:
+  """Rows of whole numbers, four bytes each, which are lists while looked at."""
+
+  def __init__(self):
+    self._numbers = array.array("i")
+    self._ends = array.array("q", [0])
+
+  def append(self, row: list[int]) -> None:
+    self._numbers.extend(row)
+    self._ends.append(len(self._numbers))
+
+  def __len__(self) -> int:
+    return len(self._ends) - 1
+
+  def __iter__(self) -> Iterator[list[int]]:
+    for start, end in itertools.pairwise(self._ends):
+      yield self._numbers[start:end].tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Documents:
+  """What bm25s takes in place of lists of words."""
+
+  ids: _Rows
+  vocab: dict[str, int]
 
 
 @dataclasses.dataclass(frozen=True)

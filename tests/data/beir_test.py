@@ -40,6 +40,28 @@ def test_a_folder_is_read_plain_or_gzipped(tmp_path, zipped):
   assert read.qrels == {"test": {"q1": {"d1": 1, "2": 0}}}
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_documents_can_stay_on_disk(tmp_path, zipped):
+  place = folder(tmp_path, zipped=zipped)
+  read, kept = beir.read_beir(place, in_memory=False), beir.read_beir(place)
+  assert tuple(read.documents) == tuple(read.documents) == kept.documents
+  assert (read.queries, read.qrels) == (kept.queries, kept.qrels)
+
+
+def test_documents_on_disk_are_checked_when_they_are_opened(tmp_path):
+  place = folder(tmp_path, corpus=CORPUS + CORPUS)
+  with pytest.raises(ValueError, match="jsonl:3: expected distinct document"):
+    beir.read_beir(place, in_memory=False)
+
+
+def test_queries_are_written_without_the_documents(tmp_path):
+  read = beir.read_beir(folder(tmp_path))
+  beir.write_judged_queries(tmp_path / "new", read)
+  assert not (tmp_path / "new" / "corpus.jsonl").exists()
+  beir.write_beir(tmp_path / "new", read)
+  assert beir.read_beir(tmp_path / "new") == read
+
+
 def test_what_was_written_is_read_back(tmp_path):
   whole = collection.Collection(
     (

@@ -55,3 +55,28 @@ def test_judgements_of_unknown_ids_are_refused():
     make({"test": {"q9": {"d1": 1}}})
   with pytest.raises(ValueError, match="1 unknown document ids such as 'd9'"):
     make({"test": {"q1": {"d9": 1}}})
+
+
+def streamed(*documents):
+  return collection.StreamedDocuments(
+    ("d1", "d2"), lambda: iter(documents or DOCUMENTS)
+  )
+
+
+def test_streamed_documents_are_read_as_often_as_they_are_looped_over():
+  tiny = make({"test": {"q1": {"d2": 1}}}, documents=streamed())
+  assert list(tiny.documents) == list(tiny.documents) == list(DOCUMENTS)
+  assert tiny.document_by_id() == make({}).document_by_id()
+
+
+@pytest.mark.parametrize(
+  "now, message",
+  [
+    (DOCUMENTS[::-1], "got 'd2' in another place"),
+    (DOCUMENTS[:1], "got no 'd2'"),
+    ((*DOCUMENTS, collection.Document("d3", "three")), "got 'd3' in another"),
+  ],
+)
+def test_a_file_that_changes_between_two_readings_is_refused(now, message):
+  with pytest.raises(ValueError, match=message):
+    list(streamed(*now))

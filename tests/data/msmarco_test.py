@@ -40,6 +40,14 @@ def test_judged_queries_of_all_splits_are_read(tmp_path, zipped):
   }
 
 
+def test_passages_can_stay_on_disk(tmp_path):
+  place = folder(tmp_path, zipped=True)
+  read = msmarco.read_msmarco(place, in_memory=False)
+  kept = msmarco.read_msmarco(place)
+  assert tuple(read.documents) == tuple(read.documents) == kept.documents
+  assert (read.queries, read.qrels) == (kept.queries, kept.qrels)
+
+
 def test_only_the_splits_asked_for_are_read(tmp_path):
   read = msmarco.read_msmarco(folder(tmp_path), splits=["dev.small"])
   assert list(read.qrels) == ["dev.small"]

@@ -2,34 +2,35 @@ import numpy as np
 import pytest
 
 from synthq_jax.generation import text_measures
+from synthq_jax.retrieval import bm25
 
-_IDS = ["a", "b", "c", "d"]
 _TEXTS = [
   "red apples grow on trees",
   "green pears grow on trees and on walls of the old garden",
   "gradients flow through a graph",
   "noise hides a query",
 ]
+_INDEX = bm25.BM25().build(["a", "b", "c", "d"], _TEXTS)
 
 
 def test_the_gauge_is_ndcg_of_the_own_document():
   queries = ["red apples", "green pears", "trees grow", "apples", "", "zebra"]
   own = ["a", "b", "b", "d", "a", "c"]
-  gauge = text_measures.own_document_gauge(queries, own, _IDS, _TEXTS)
+  gauge = text_measures.own_document_gauge(queries, own, _INDEX)
   # "b" is the longer of the two documents about trees: rank 2.
   np.testing.assert_allclose(gauge, [1, 1, 1 / np.log2(3), 0, 0, 0])
 
 
 def test_the_gauge_stops_at_rank_k():
-  options = (["trees grow"], ["b"], _IDS, _TEXTS)
+  options = (["trees grow"], ["b"], _INDEX)
   assert text_measures.own_document_gauge(*options, k=1).tolist() == [0.0]
 
 
 def test_the_gauge_refuses_documents_that_the_collection_lacks():
   with pytest.raises(ValueError, match="'z'"):
-    text_measures.own_document_gauge(["q"], ["z"], _IDS, _TEXTS)
+    text_measures.own_document_gauge(["q"], ["z"], _INDEX)
   with pytest.raises(ValueError, match="got 1 and 2"):
-    text_measures.own_document_gauge(["q"], ["a", "b"], _IDS, _TEXTS)
+    text_measures.own_document_gauge(["q"], ["a", "b"], _INDEX)
 
 
 def test_copy_rate_counts_ngrams_found_in_the_own_document_only():

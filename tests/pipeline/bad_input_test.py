@@ -299,10 +299,14 @@ def test_a_working_directory_of_other_data_is_refused(folder, tmp_path, capsys):
   folder.rename(moved)  # the same data elsewhere is the same data
   assert main.main(command(moved, tmp_path / "run")) == 0
   change(moved / "corpus.jsonl", 1, '{"_id": "d0", "text": "another"}')
-  before = (tmp_path / "run/prepare_data/corpus.jsonl").read_bytes()
+  kept = [
+    tmp_path / "run" / name
+    for name in ("prepare_data/corpus.jsonl", "config.gin")
+  ]
+  before = [path.read_bytes() for path in kept]
   message = refused(capsys, command(moved, tmp_path / "run"))
   assert f"results of SOURCE=beir:{folder}: give another --workdir" in message
-  assert (tmp_path / "run/prepare_data/corpus.jsonl").read_bytes() == before
+  assert [path.read_bytes() for path in kept] == before
   assert finished(tmp_path / "run") == ["private/prepare_data"]
 
 
@@ -312,6 +316,7 @@ def test_runs_and_pretraining_keep_out_of_each_others_directories(
   artifacts.save(tmp_path / "pre", {"packages": []}, "digest")
   message = refused(capsys, command(folder, tmp_path / "pre"))
   assert "`synthq pretrain` filled: give another --workdir" in message
+  assert not (tmp_path / "pre/config.gin").exists()
   (tmp_path / "run/private").mkdir(parents=True)
   recipe = "--gin_file=recipes/demo_pretrain.gin"
   message = refused(capsys, ["pretrain", recipe, f"--workdir={tmp_path}/run"])

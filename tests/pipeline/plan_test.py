@@ -194,7 +194,7 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished):
   config, root, _ = finished
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
-  total = len(np.load(root / "prepare_data/documents.npz")["ids"])
+  total = len(np.load(root / "prepare_data/document_ids.npy"))
   expected = generate._choose(config.generate, total)
   assert set(written) <= set(expected) and set(first) <= set(expected)
 

@@ -74,6 +74,15 @@ def test_empty_documents_are_never_found():
   assert index.search(["red", "..."], k=3)[1] == [["b"], []]
 
 
+def test_chunks_and_iterators_of_texts_change_nothing(monkeypatch):
+  whole = bm25.BM25().build(IDS, TEXTS).search(["red apple", "sea"], k=4)
+  monkeypatch.setattr(bm25, "_CHUNK", 1)
+  parts = bm25.BM25().build(IDS, iter(TEXTS)).search(["red apple", "sea"], k=4)
+  assert parts[1] == whole[1]
+  for part, row in zip(parts[0], whole[0], strict=True):
+    np.testing.assert_array_equal(part, row)
+
+
 def test_it_is_silent(capfd):
   PLAIN.build(IDS, TEXTS).search(["red"], k=2)
   assert capfd.readouterr() == ("", "")

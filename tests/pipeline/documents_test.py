@@ -1,0 +1,65 @@
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from synthq_jax.data import collection, shipped
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.pipeline import _documents, generate
+
+TEXTS = ["red apples", "a " * 40, "pears", "sea", "blue"]
+DOCUMENTS = [
+  collection.Document(f"d{i}", text, title="Ü" * (i == 2))
+  for i, text in enumerate(TEXTS)
+]
+
+
+def write(folder, length=8):
+  folder.mkdir()
+  state = hashlib.sha256()
+  written = _documents.write(
+    iter(DOCUMENTS),
+    [document.id for document in DOCUMENTS],
+    folder,
+    vocabulary_lib.load(shipped.VOCABULARY),
+    length=length,
+    choose=[3, 1],
+    digest=state.update,
+  )
+  return written, state.hexdigest()
+
+
+def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
+  written, _ = write(tmp_path / "a")
+  assert written.chosen == [DOCUMENTS[3], DOCUMENTS[1]]
+  assert written.cut == 1 / 5
+  lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
+  texts = [(line["_id"], line["text"]) for line in map(json.loads, lines)]
+  assert texts == [(document.id, document.text) for document in DOCUMENTS]
+  tokens = np.load(tmp_path / "a" / "documents.npy", mmap_mode="r")
+  np.testing.assert_array_equal(
+    tokens,
+    vocabulary_lib.tokenize(
+      vocabulary_lib.load(shipped.VOCABULARY),
+      [document.contents for document in DOCUMENTS],
+      length=8,
+    ),
+  )
+  ids = np.load(tmp_path / "a" / "document_ids.npy")
+  assert ids.tolist() == [document.id for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
+  whole = write(tmp_path / "whole")
+  monkeypatch.setattr(_documents, "_CHUNK", chunk)
+  assert write(tmp_path / "parts") == whole
+  for path in (tmp_path / "whole").iterdir():
+    assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
+
+
+def test_texts_of_owners_are_streamed(tmp_path):
+  write(tmp_path / "a")
+  found = generate._texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])
+  assert list(found) == ["red apples", "red apples", "sea", "blue", "blue"]
