@@ -93,11 +93,14 @@ def _without_speed(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+def replacing(
+  path: str | os.PathLike, *, mode: int = 0o666
+) -> Iterator[BinaryIO]:
   """Opens a file for bytes that appears, complete, when the block ends.
 
   Args:
     path: the file; its folder is made where it is missing.
+    mode: who may read and write it, less what the umask takes away.
 
   Yields:
     The stream to write to.
@@ -108,8 +111,13 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f".{path.name}.partial")
+
+  def opener(name: str, flags: int) -> int:
+    return os.open(name, flags, mode)
+
   try:
-    with open(partial, "wb") as stream:
+    partial.unlink(missing_ok=True)  # of a run that was killed
+    with open(partial, "xb", opener=opener) as stream:
       yield stream
       stream.flush()
       os.fsync(stream.fileno())

@@ -56,27 +56,32 @@ def write(
   """
   slots = {int(position): slot for slot, position in enumerate(choose)}
   chosen: list[collection.Document | None] = [None] * len(slots)
-  tokens = np.lib.format.open_memmap(
-    folder / TOKENS_NAME, "w+", np.int32, (len(ids), length)
-  )
   documents, first, cut = iter(documents), 0, 0
-  with artifacts.replacing(folder / CORPUS_NAME) as stream:
+  # Plain writes, not a map: a full disk is an error there, and a crash here.
+  with (
+    artifacts.replacing(folder / CORPUS_NAME) as corpus,
+    artifacts.replacing(folder / TOKENS_NAME) as tokens,
+  ):
+    np.lib.format.write_array_header_1_0(
+      tokens,
+      {"descr": "<i4", "fortran_order": False, "shape": (len(ids), length)},
+    )
     while chunk := list(itertools.islice(documents, _CHUNK)):
-      stream.writelines(map(_line, chunk))
+      corpus.writelines(map(_line, chunk))
       rows = vocabulary_lib.tokenize(
         vocabulary, [d.contents for d in chunk], length=length + 1
       )  # one token more shows who was cut
       longer = rows[:, -1] > 0
       rows[longer, length - 1] = vocabulary_lib.EOS_ID
-      tokens[first : first + len(chunk)] = rows[:, :length]
+      tokens.write(rows[:, :length].astype("<i4").tobytes())
       cut += int(np.sum(longer))
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
         if position in slots:
           chosen[slots[position]] = document
       first += len(chunk)
-  tokens.flush()
-  np.save(folder / IDS_NAME, np.array(ids))
+  with artifacts.replacing(folder / IDS_NAME) as stream:
+    np.save(stream, np.array(ids))
   return Written(cut / len(ids), chosen)
 
 

@@ -148,7 +148,7 @@ def _load(space, prepared, test_set: str) -> _TestSet:
   public = space.root / prepared.directory
   if test_set == "public":
     data = beir.read_beir(public / "public_test")
-    arrays = np.load(public / "public_test.npz")
+    arrays = inputs.arrays(space, prepared, public / "public_test.npz")
     texts = data.query_by_id()
     qrels = data.qrels["test"]
     return _TestSet(
@@ -164,7 +164,8 @@ def _load(space, prepared, test_set: str) -> _TestSet:
       f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
     )
   folder = space.root / prepared.private_directory
-  arrays = np.load(folder / f"{prepared.test_split}.npz")
+  path = folder / f"{prepared.test_split}.npz"
+  arrays = inputs.arrays(space, prepared, path)
   judged = inputs.qrels(folder, prepared.test_split)
   texts = {
     line["_id"]: line["text"]

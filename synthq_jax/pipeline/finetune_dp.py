@@ -203,7 +203,8 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   """Returns one (document, query) record for each private train query."""
   _, documents = inputs.document_tokens(space, prepared)
   vocabulary = inputs.vocabulary(space, prepared)
-  train = np.load(space.root / prepared.private_directory / "train.npz")
+  place = space.root / prepared.private_directory
+  train = inputs.arrays(space, prepared, place / "train.npz")
   source = inputs.with_prefix(documents, vocabulary, config.prefix)
   records = {"inputs": source[train["documents"]], "targets": train["tokens"]}
   if not canaries:

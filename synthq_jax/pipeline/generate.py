@@ -198,7 +198,10 @@ class _Parts:
 
   def load(self, first: int) -> np.ndarray | None:
     path = self.directory / f"{first}.npy"
-    return np.load(path) if path.exists() else None
+    try:
+      return np.load(path)
+    except (FileNotFoundError, ValueError, EOFError):
+      return None  # missing or damaged: the same draws are made again
 
   def save(self, first: int, rows: np.ndarray) -> None:
     content = io.BytesIO()

@@ -1,7 +1,9 @@
 """What several stages read of prepared data and checkpoints."""
 
+import contextlib
 import json
 import pathlib
+import zipfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +17,7 @@ from synthq_jax.pipeline import _documents, results, workspace
 
 __all__ = [
   "VOCABULARY_NAME",
+  "arrays",
   "check_vocabulary",
   "corpus",
   "document_texts",
@@ -42,8 +45,42 @@ def document_tokens(
 ) -> tuple[np.ndarray, Int[np.ndarray, "document length"]]:
   """Returns the ids of the documents, and their tokens, memory-mapped."""
   folder = space.root / prepared.directory
-  ids = np.load(folder / _documents.IDS_NAME)
-  return ids, np.load(folder / _documents.TOKENS_NAME, mmap_mode="r")
+  with _damage_explained(space, prepared, folder / _documents.IDS_NAME) as path:
+    ids = np.load(path)
+  path = folder / _documents.TOKENS_NAME
+  with _damage_explained(space, prepared, path):
+    return ids, np.load(path, mmap_mode="r")
+
+
+def arrays(
+  space: workspace.Workspace,
+  made: results.PreparedData | results.SyntheticQueries,
+  path: pathlib.Path,
+) -> dict[str, np.ndarray]:
+  """Reads a file of arrays that a stage wrote.
+
+  Raises:
+    ValueError: if it is damaged; the message says how it is made again.
+  """
+  with _damage_explained(space, made, path), np.load(path) as stored:
+    return {name: stored[name] for name in stored.files}
+
+
+@contextlib.contextmanager
+def _damage_explained(
+  space, made, path: pathlib.Path
+) -> Iterator[pathlib.Path]:
+  """Says which result has to go when one of its files cannot be read."""
+  try:
+    yield path
+  except (ValueError, EOFError, FileNotFoundError, zipfile.BadZipFile) as error:
+    # What prepare_data made is finished when its private part is.
+    place = getattr(made, "private_directory", made.directory)
+    raise ValueError(
+      f"{path}: expected the arrays that an earlier stage wrote, got"
+      f" {type(error).__name__}: delete {space.root / place}, and they are made"
+      " again"
+    ) from error
 
 
 def corpus(

@@ -240,9 +240,11 @@ def _pairs(space, prepared, synthetic) -> dict[str, np.ndarray]:
   """Returns tokens of queries and their documents, and the documents' rows."""
   _, documents = inputs.document_tokens(space, prepared)
   if synthetic is None:
-    source = np.load(space.root / prepared.private_directory / "train.npz")
+    path = space.root / prepared.private_directory / "train.npz"
+    source = inputs.arrays(space, prepared, path)
   else:
-    source = np.load(space.root / synthetic.directory / "tokens.npz")
+    path = space.root / synthetic.directory / "tokens.npz"
+    source = inputs.arrays(space, synthetic, path)
   rows = source["documents"]
   return {
     "queries": source["tokens"],

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.pipeline import results
 
 __all__ = ["Workspace", "locked"]
@@ -95,12 +96,6 @@ class Workspace:
       return given
     if not path.exists():
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-      partial = path.with_name(".secret_seed.partial")
-      partial.unlink(missing_ok=True)
-      descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-      with os.fdopen(descriptor, "w") as stream:
-        stream.write(f"{secrets.randbits(128):x}\n")
-        stream.flush()
-        os.fsync(descriptor)
-      os.replace(partial, path)
+      with artifacts.replacing(path, mode=0o600) as stream:
+        stream.write(f"{secrets.randbits(128):x}\n".encode())
     return int(path.read_text(), 16)

@@ -50,13 +50,23 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
 
   Returns:
     The saved state.
+
+  Raises:
+    ValueError: if it cannot be read, or is one of another training.
   """
   import orbax.checkpoint as ocp
 
   abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
   path = pathlib.Path(directory).absolute() / f"{_PREFIX}{step}"
-  with ocp.StandardCheckpointer() as checkpointer:
-    return checkpointer.restore(path, abstract)
+  try:
+    with ocp.StandardCheckpointer() as checkpointer:
+      return checkpointer.restore(path, abstract)
+  except Exception as error:  # orbax and tensorstore have many kinds
+    raise ValueError(
+      f"{path}: expected a saved training state, got one that cannot be read"
+      f" ({type(error).__name__}): delete {path.parent}, and the training"
+      " starts again from its beginning"
+    ) from error
 
 
 def _steps(root: pathlib.Path) -> list[int]:

@@ -331,6 +331,43 @@ def test_a_damaged_result_says_which(folder, tmp_path, capsys):
   assert f"{path}: not JSON" in message and "delete the folder" in message
 
 
+@pytest.mark.parametrize(
+  "name",
+  [
+    "prepare_data/documents.npy",
+    "prepare_data/document_ids.npy",
+    "private/prepare_data/train.npz",
+  ],
+)
+@pytest.mark.parametrize("content", [None, b"", b"PK", "half"])
+def test_damaged_arrays_say_what_to_delete(
+  folder, tmp_path, capsys, name, content
+):
+  assert main.main(command(folder, tmp_path / "run")) == 0
+  path = tmp_path / "run" / name
+  whole = path.read_bytes()
+  if content is None:
+    path.unlink()
+  else:
+    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+  argv = command(
+    folder,
+    tmp_path / "run",
+    "--gin.plan.Rows.original=True",
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.direct_dp=()",
+    stage="train_retriever",
+  )
+  message = refused(capsys, argv)
+  assert f"{path}: expected the arrays" in message
+  doomed = tmp_path / "run/private/prepare_data"
+  assert f"delete {doomed}" in message
+  shutil.rmtree(doomed)  # the advice is followed
+  assert main.main(argv) == 0
+  assert path.read_bytes() == whole
+
+
 def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):
   (tmp_path / "file").write_text("")
   message = refused(capsys, command(folder, tmp_path / "file" / "run"))

@@ -131,3 +131,19 @@ def test_a_removal_that_dies_takes_the_state_out_of_sight_first(
     with pytest.raises(KeyboardInterrupt, match="old_step_1"):
       checkpoints._remove(tmp_path / "step_1")
   assert checkpoints.latest_step(tmp_path) is None
+
+
+@pytest.mark.parametrize("left", [0, 0.5])
+def test_a_damaged_state_says_what_to_delete(tmp_path, left):
+  checkpoints.save(tmp_path, 4, make(4))
+  for path in (tmp_path / "step_4").rglob("*"):
+    if path.is_file():
+      path.write_bytes(path.read_bytes()[: int(path.stat().st_size * left)])
+  with pytest.raises(ValueError, match=f"step_4.*delete {tmp_path}"):
+    checkpoints.restore(tmp_path, 4, make(0))
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+  checkpoints.save(tmp_path, 4, make(4))
+  with pytest.raises(ValueError, match="expected a saved training state"):
+    checkpoints.restore(tmp_path, 4, {"other": jnp.zeros(3)})
