@@ -18,8 +18,12 @@ import jax.numpy as jnp
 __all__ = [
   "Outer",
   "Rows",
+  "clip_weights",
   "cross_terms",
+  "norms",
+  "squared_norm",
   "squared_norms",
+  "sum_of_squares",
   "weigh",
   "weighted_sum",
 ]
@@ -44,12 +48,15 @@ class Rows(NamedTuple):
   right: jax.Array  # [batch, position, columns]
 
 
+def _product(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns an einsum in float32."""
+  dtype = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
+  return jnp.einsum(spec, a, b, preferred_element_type=dtype, precision=_EXACT)
+
+
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
   """Returns all inner products of two stacks of vectors, in float32."""
-  dtype = jnp.promote_types(jnp.result_type(a, b), jnp.float32)
-  return jnp.einsum(
-    "...sk,...tk->...st", a, b, preferred_element_type=dtype, precision=_EXACT
-  )
+  return _product("...sk,...tk->...st", a, b)
 
 
 def _outer_outer(a: Outer, b: Outer) -> jax.Array:
@@ -108,6 +115,53 @@ def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
   return sum(_pair(use, use) for use in uses) + cross_terms(uses)
 
 
+def squared_norm(use: Outer | Rows) -> jax.Array:
+  """Returns each example's squared gradient norm of a parameter's only use.
+
+  From the factors, or from the gradient itself where that takes less work.
+
+  Args:
+    use: the only use of the parameter.
+
+  Returns:
+    float32 [batch].
+  """
+  if isinstance(use, Rows):
+    return _rows_rows(use, use)
+  positions, rows = use.left.shape[2:]
+  columns = use.right.shape[3]
+  if positions * (rows + columns) <= rows * columns:
+    return _outer_outer(use, use)
+  gradients = _product("bgtp,bgtq->bgpq", use.left, use.right)
+  return sum_of_squares(gradients)
+
+
+def sum_of_squares(gradients: jax.Array) -> jax.Array:
+  """Returns the sum of squares over all axes but the first, float32."""
+  flat = gradients.reshape(gradients.shape[0], -1).astype(jnp.float32)
+  return jnp.sum(jnp.square(flat), axis=1)
+
+
+def norms(squares: Sequence[jax.Array], losses: jax.Array) -> jax.Array:
+  """Returns norms from the squared norms of all parameters, [batch]."""
+  # Differences of nearly equal products may round to just below zero.
+  return jnp.sqrt(jnp.maximum(sum(squares, jnp.zeros_like(losses)), 0.0))
+
+
+def clip_weights(
+  losses: jax.Array,
+  norms: jax.Array,
+  is_padding_example: jax.Array,
+  l2_clip_norm: float,
+) -> jax.Array:
+  """Returns what each example's gradient is multiplied with, [batch].
+
+  Zero for padding, and for an example whose loss or norm is not finite.
+  """
+  counted = jnp.isfinite(losses) & jnp.isfinite(norms) & ~is_padding_example
+  return jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
+
+
 def weighted_sum(
   uses: Sequence[Outer | Rows],
   weights: jax.Array,
@@ -146,15 +200,7 @@ def _scaled(factors: jax.Array, weights: jax.Array) -> jax.Array:
 
 def _outer_sum(use: Outer, weights: jax.Array) -> jax.Array:
   left = _scaled(use.left, jnp.sign(weights)).astype(use.left.dtype)
-  right = _scaled(use.right, weights)
-  dtype = jnp.promote_types(jnp.result_type(left, right), jnp.float32)
-  return jnp.einsum(
-    "bgtp,bgtq->gpq",
-    left,
-    right,
-    preferred_element_type=dtype,
-    precision=_EXACT,
-  )
+  return _product("bgtp,bgtq->gpq", left, _scaled(use.right, weights))
 
 
 def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:

@@ -1,32 +1,34 @@
 """Runs the trace of a loss and finds where it uses its parameters.
 
 The loss of one example is a jaxpr. `Walk` evaluates it equation by equation
-and follows each parameter through casts, reshapes, transposes, scalings and
-inner functions. Where a parameter meets data in a matrix product or a lookup,
-the walk adds a perturbation to the result and records the other operand: the
-cotangent of the perturbation and the record together are the parameter's
-gradient, kept apart as two small factors. Every other use is reported as odd.
+and follows each parameter through casts, reshapes, transposes, scalings, inner
+functions, rematerialised parts and the bodies of scans. Where a parameter meets
+data in a matrix product or a lookup, the walk adds a perturbation to the result
+and records the other operand: the cotangent of the perturbation and the record
+together are the parameter's gradient, kept apart as two small factors. Every
+other use is reported as odd.
+
+A parameter that is used once can instead be given a token: a scalar that is
+added to nothing, and whose cotangent is the squared norm of the gradient. The
+backward pass then makes the norm where it makes the factors, and keeps neither.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from synthq_jax.optim import _views
+from synthq_jax.optim import _rules, _sites, _views
 
-__all__ = ["Dense", "Lookup", "Walk"]
+__all__ = ["Walk"]
 
-_CALLS = frozenset(
-  ["jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2"]
-)
+_CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
+_REMAT = frozenset(["checkpoint", "remat", "remat2"])
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim"])
 _SAME = frozenset(["copy", "copy_p", "sharding_constraint", "name"])
-_Mode = jax.lax.GatherScatterMode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,79 +39,36 @@ class _Tracked:
   value: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Dense:
-  """A matrix product of a parameter with data.
-
-  Attributes:
-    leaf: position of the parameter among the flattened parameters.
-    layout: where the gradient [groups, rows, columns] lies in the parameter;
-      rows are the contracted axes.
-    output: shape and dtype of the product, and so of its perturbation.
-    positions: number of rows of data, `position` below.
-    parameter_first: whether the parameter is the left operand.
-    scale: constant that the parameter is multiplied with before use.
-  """
-
-  leaf: int
-  layout: _views.Layout
-  output: jax.ShapeDtypeStruct
-  positions: int
-  parameter_first: bool
-  scale: float
-
-  def columns(self, cotangent: jax.Array) -> jax.Array:
-    """Returns an output cotangent as [groups, position, columns]."""
-    shape = (-1, self.positions, self.layout.num_columns)
-    if self.parameter_first:
-      swapped = cotangent.reshape(-1, shape[2], shape[1])
-      return self.scale * jnp.swapaxes(swapped, 1, 2)
-    return self.scale * cotangent.reshape(shape)
-
-
-@dataclasses.dataclass(frozen=True)
-class Lookup:
-  """A lookup of rows of a parameter; `columns` makes it [position, columns].
-
-  Attributes:
-    leaf: position of the parameter among the flattened parameters.
-    layout: where the gradient [rows, columns] lies in the parameter.
-    output: shape and dtype of the rows found, and so of their perturbation.
-    positions: number of lookups.
-    offsets: axes of the output that run along a row.
-    scale: constant that the parameter is multiplied with before use.
-  """
-
-  leaf: int
-  layout: _views.Layout
-  output: jax.ShapeDtypeStruct
-  positions: int
-  offsets: tuple[int, ...]
-  scale: float
-
-  def columns(self, cotangent: jax.Array) -> jax.Array:
-    """Returns an output cotangent as [position, columns]."""
-    rest = [a for a in range(cotangent.ndim) if a not in self.offsets]
-    rows = jnp.transpose(cotangent, rest + list(self.offsets))
-    return self.scale * rows.reshape(self.positions, -1)
-
-
 class Walk:
   """One evaluation of a traced loss.
 
   Attributes:
-    sites: the uses found so far, in order: Dense or Lookup.
+    sites: the uses found so far, in order, but for those with the token.
     records: the other operand at each site: [groups, position, rows] of a
-      Dense; of a Lookup the ids [position], -1 where they are out of bounds.
+      product; of a lookup the ids [position], -1 where out of bounds.
     odd: for each parameter used in any other way, the first such primitive.
   """
 
-  def __init__(self, perturbations: Sequence[jax.Array] | None = None):
-    """Starts a walk; without perturbations it only finds out the sites."""
-    self.sites: list[Dense | Lookup] = []
+  def __init__(
+    self,
+    perturbations: Sequence[jax.Array] | None = None,
+    *,
+    token: jax.Array | None = None,
+    tokened: frozenset[int] = frozenset(),
+  ):
+    """Starts a walk.
+
+    Args:
+      perturbations: one for each site; None: the walk only finds the sites.
+      token: float32 scalar.
+      tokened: parameters that use it, each at no more than one site.
+    """
+    self.sites: list[_sites.Site] = []
     self.records: list[jax.Array] = []
     self.odd: dict[int, str] = {}
     self._perturbations = perturbations
+    self._token = token
+    self._tokened = tokened
 
   def run(
     self,
@@ -127,13 +86,22 @@ class Walk:
     Returns:
       The outputs, flat.
     """
+    views = {i: _views.whole(i, arguments[i].shape) for i in followed}
+    return self._run(closed.jaxpr, closed.consts, arguments, views)
+
+  def _run(
+    self,
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[jax.Array],
+    views: Mapping[int, _views.View],
+  ) -> list[jax.Array]:
+    """Evaluates a jaxpr some of whose arguments are views of parameters."""
     values = [
-      _Tracked(_views.whole(index, value.shape), value)
-      if index in followed
-      else value
+      _Tracked(views[index], value) if index in views else value
       for index, value in enumerate(arguments)
     ]
-    outputs = self._evaluate(closed.jaxpr, closed.consts, values)
+    outputs = self._evaluate(jaxpr, consts, values)
     return [self._plain(value, "output") for value in outputs]
 
   def _evaluate(
@@ -159,14 +127,19 @@ class Walk:
     name = equation.primitive.name
     if name in _CALLS:
       return self._inline(equation, values)
+    if name in _REMAT:
+      return self._remat(equation, values)
+    if name == "scan":
+      return self._scan(equation, values)
     if len(tracked) == 1:
-      view = _view_after(equation, values, tracked[0])
+      (position,) = tracked
+      view = _view_after(equation, values, position)
       if view is not None:
-        plain = [v.value if isinstance(v, _Tracked) else v for v in values]
-        return [_Tracked(view, _bind(equation, plain)[0])]
-      site = _site(equation, values, tracked[0])
+        return [_Tracked(view, _bind(equation, _arrays(values))[0])]
+      arrays = _arrays(values)
+      site = _sites.find(equation, values[position].view, arrays, position)
       if site is not None:
-        return [self._use(equation, values, tracked[0], *site)]
+        return [self._use(equation, arrays, position, *site)]
     return _bind(equation, [self._plain(value, name) for value in values])
 
   def _inline(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -185,20 +158,178 @@ class Walk:
   def _use(
     self,
     equation: Any,
-    values: list[Any],
+    values: list[jax.Array],
     position: int,
-    site: Dense | Lookup,
-    record: Callable[[jax.Array], jax.Array],
+    site: _sites.Dense | _sites.Lookup,
+    record: _sites.Record,
   ) -> jax.Array:
     """Records one use of a parameter and perturbs its result."""
-    other = values[1 - position]
-    plain = [v.value if isinstance(v, _Tracked) else v for v in values]
-    output = _bind(equation, plain)[0]
+    if site.leaf in self._tokened:
+      if self._token is None:
+        return _bind(equation, values)[0]
+      return _use_token(equation, values, position, site, record, self._token)
     self.sites.append(site)
-    self.records.append(record(other))
+    output = _bind(equation, values)[0]
     if self._perturbations is None:
       return output
+    self.records.append(record(values[1 - position]))
     return output + self._perturbations[len(self.sites) - 1]
+
+  # Parts with a body of their own. Inside, a parameter goes by its position
+  # among the operands, because one parameter may be several of them.
+
+  def _remat(self, equation: Any, values: list[Any]) -> list[Any]:
+    """Walks a rematerialised part and rematerialises the walk."""
+    jaxpr, arrays = equation.params["jaxpr"], _arrays(values)
+    views = {i: value.view for i, value in _tracked(values)}
+    local = {i: dataclasses.replace(v, leaf=i) for i, v in views.items()}
+    tokened = frozenset(i for i, v in views.items() if v.leaf in self._tokened)
+    found = self._find(jaxpr, (), arrays, local, tokened)
+    self._note_odd(found, views)
+    first = len(self.sites)
+    self.sites += [
+      dataclasses.replace(site, leaf=views[site.leaf].leaf)
+      for site in found.sites
+    ]
+    if self._perturbations is None:
+      return _bind(equation, arrays)
+
+    def body(
+      arrays: list[jax.Array], zeros: list[jax.Array], token: jax.Array | None
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+      walk = Walk(zeros, token=token, tokened=tokened)
+      return walk._run(jaxpr, (), arrays, local), walk.records
+
+    remat = jax.checkpoint(
+      body,
+      prevent_cse=equation.params["prevent_cse"],
+      policy=equation.params["policy"],
+    )
+    zeros = list(self._perturbations[first : len(self.sites)])
+    outputs, records = remat(arrays, zeros, self._token)
+    self.records += records
+    return outputs
+
+  def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
+    """Walks the body of a scan, with perturbations for each iteration."""
+    inner, params = equation.params["jaxpr"], equation.params
+    consts, carries = params["num_consts"], params["num_carry"]
+    first_x = consts + carries
+    values = [
+      self._plain(value, "the carry of a scan")
+      if consts <= i < first_x
+      else value
+      for i, value in enumerate(values)
+    ]
+    arrays = _arrays(values)
+    views = {i: value.view for i, value in _tracked(values)}
+    local = {
+      i: dataclasses.replace(v, leaf=i, axes=v.axes[int(i >= first_x) :])
+      for i, v in views.items()
+    }
+    tokened = frozenset(i for i, v in views.items() if v.leaf in self._tokened)
+    slices = [jax.eval_shape(lambda x: x[0], x) for x in arrays[first_x:]]
+    examples = [*arrays[:first_x], *slices]
+    found = self._find(inner.jaxpr, inner.consts, examples, local, tokened)
+    self._note_odd(found, views)
+    first = len(self.sites)
+    lifted = [
+      _sites.Repeated(
+        leaf=views[site.leaf].leaf,
+        site=site,
+        length=params["length"],
+        own=views[site.leaf].axes[0] if site.leaf >= first_x else None,
+      )
+      for site in found.sites
+    ]
+    self.sites += lifted
+    if self._perturbations is None:
+      return _bind(equation, arrays)
+
+    def body(carry: list[jax.Array], each: Any) -> tuple[Any, Any]:
+      xs, zeros = each
+      walk = Walk(zeros, token=self._token, tokened=tokened)
+      inputs = [*arrays[:consts], *carry, *xs]
+      outputs = walk._run(inner.jaxpr, inner.consts, inputs, local)
+      return outputs[:carries], (outputs[carries:], walk.records)
+
+    zeros = list(self._perturbations[first : len(self.sites)])
+    carry, (ys, records) = jax.lax.scan(
+      body,
+      arrays[consts:first_x],
+      (arrays[first_x:], zeros),
+      length=params["length"],
+      reverse=params["reverse"],
+      unroll=params["unroll"],
+    )
+    pairs = zip(lifted, records, strict=True)
+    self.records += [site.join(record) for site, record in pairs]
+    return [*carry, *ys]
+
+  def _find(
+    self,
+    jaxpr: Any,
+    consts: Sequence[Any],
+    examples: Sequence[Any],
+    views: Mapping[int, _views.View],
+    tokened: frozenset[int],
+  ) -> "Walk":
+    """Finds the sites of a body."""
+    walk = Walk(tokened=tokened)
+    jax.eval_shape(
+      lambda *values: walk._run(jaxpr, consts, values, views), *examples
+    )
+    return walk
+
+  def _note_odd(self, found: "Walk", views: Mapping[int, _views.View]) -> None:
+    for index, name in found.odd.items():
+      self.odd.setdefault(views[index].leaf, name)
+
+
+def _arrays(values: Sequence[Any]) -> list[jax.Array]:
+  return [v.value if isinstance(v, _Tracked) else v for v in values]
+
+
+def _tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
+  return [(i, v) for i, v in enumerate(values) if isinstance(v, _Tracked)]
+
+
+def _use_token(
+  equation: Any,
+  values: list[jax.Array],
+  position: int,
+  site: _sites.Dense | _sites.Lookup,
+  record: _sites.Record,
+  token: jax.Array,
+) -> jax.Array:
+  """Evaluates a use; the token's cotangent is its squared gradient norm."""
+
+  def product(parameter: jax.Array, other: jax.Array) -> jax.Array:
+    pair = (parameter, other) if position == 0 else (other, parameter)
+    return _bind(equation, pair)[0]
+
+  @jax.custom_vjp
+  def use(parameter: jax.Array, other: jax.Array, token: jax.Array) -> Any:
+    del token
+    return product(parameter, other)
+
+  def forward(
+    parameter: jax.Array, other: jax.Array, token: jax.Array
+  ) -> tuple[jax.Array, Any]:
+    return use(parameter, other, token), (parameter, other)
+
+  def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, Any, jax.Array]:
+    parameter, other = saved
+    left, right = record(other)[None], site.columns(cotangent)[None]
+    kind = _rules.Rows if site.is_lookup else _rules.Outer
+    (squared,) = _rules.squared_norm(kind(left, right))
+    if site.is_lookup:
+      return None, None, squared
+    _, pull = jax.vjp(lambda x: product(parameter, x), other)
+    return None, *pull(cotangent), squared
+
+  use.defvjp(forward, backward)
+  return use(values[position], values[1 - position], token)
 
 
 def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
@@ -235,83 +366,3 @@ def _view_after(
       number = float(factor.val)
       return view.scaled(number if name == "mul" else 1.0 / number)
   return None
-
-
-def _site(
-  equation: Any, values: list[Any], position: int
-) -> tuple[Dense | Lookup, Callable[[jax.Array], jax.Array]] | None:
-  """Returns the use and how to record the other operand, None if odd."""
-  if equation.primitive.name == "dot_general":
-    return _dense(equation, values, position)
-  if equation.primitive.name == "gather" and position == 0:
-    return _lookup(equation, values)
-  return None
-
-
-def _dense(
-  equation: Any, values: list[Any], position: int
-) -> tuple[Dense, Callable[[jax.Array], jax.Array]] | None:
-  """Describes a product of a parameter with data."""
-  contracted, grouped = equation.params["dimension_numbers"]
-  view, other = values[position].view, values[1 - position]
-  if not jnp.issubdtype(jnp.result_type(other), jnp.floating):
-    return None
-  ndim = len(view.axes)
-  groups, rows = tuple(grouped[position]), tuple(contracted[position])
-  free = tuple(axis for axis in range(ndim) if axis not in groups + rows)
-  layout = _views.Layout(
-    view.select(groups), view.select(rows), view.select(free)
-  )
-  groups, rows = tuple(grouped[1 - position]), tuple(contracted[1 - position])
-  free = tuple(a for a in range(jnp.ndim(other)) if a not in groups + rows)
-  positions = math.prod(jnp.shape(other)[axis] for axis in free)
-  output = equation.outvars[0].aval
-  site = Dense(
-    leaf=view.leaf,
-    layout=layout,
-    output=jax.ShapeDtypeStruct(output.shape, output.dtype),
-    positions=positions,
-    parameter_first=position == 0,
-    scale=view.scale,
-  )
-
-  def record(data: jax.Array) -> jax.Array:
-    moved = jnp.transpose(data, groups + free + rows)
-    return moved.reshape(-1, positions, layout.num_rows)
-
-  return site, record
-
-
-def _lookup(
-  equation: Any, values: list[Any]
-) -> tuple[Lookup, Callable[[jax.Array], jax.Array]] | None:
-  """Describes a gather that takes whole rows along one axis of a parameter."""
-  view, shape = values[0].view, values[0].value.shape
-  numbers = equation.params["dimension_numbers"]
-  sizes = equation.params["slice_sizes"]
-  if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
-    return None
-  (axis,) = numbers.start_index_map
-  expected = tuple(1 if i == axis else n for i, n in enumerate(shape))
-  if numbers.collapsed_slice_dims != (axis,) or tuple(sizes) != expected:
-    return None
-  rest = tuple(i for i in range(len(shape)) if i != axis)
-  layout = _views.Layout((), view.select((axis,)), view.select(rest))
-  output = equation.outvars[0].aval
-  site = Lookup(
-    leaf=view.leaf,
-    layout=layout,
-    output=jax.ShapeDtypeStruct(output.shape, output.dtype),
-    positions=math.prod(jnp.shape(values[1])[:-1]),
-    offsets=tuple(numbers.offset_dims),
-    scale=view.scale,
-  )
-  mode = _Mode.from_any(equation.params["mode"])
-
-  def record(indices: jax.Array) -> jax.Array:
-    ids = indices.reshape(-1).astype(jnp.int32)
-    if mode == _Mode.FILL_OR_DROP:
-      return jnp.where((ids >= 0) & (ids < shape[axis]), ids, -1)
-    return jnp.clip(ids, 0, shape[axis] - 1)
-
-  return site, record

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import bookkeeping, vmap
+from synthq_jax.optim import bookkeeping, ghost, vmap
 
 __all__ = ["Aux", "ClippedGrad", "STRATEGIES", "clipped_grad"]
 
@@ -19,6 +19,7 @@ _Relation = dp_accounting.NeighboringRelation
 STRATEGIES = {
   "vmap": vmap.clipped_sum,
   "bookkeeping": bookkeeping.clipped_sum,
+  "ghost": ghost.clipped_sum,
 }
 """How clipped gradients are computed: different speed, the same numbers."""
 
@@ -43,7 +44,7 @@ class ClippedGrad:
   Attributes:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     l2_clip_norm: the largest norm that one example contributes.
-    strategy: "vmap" or "bookkeeping".
+    strategy: "vmap", "bookkeeping" or "ghost".
     microbatch_size: examples processed at once, or None for all.
   """
 
@@ -168,7 +169,7 @@ def clipped_grad(
     Adding, removing or zeroing out one example moves the returned sum by at
     most `l2_clip_norm` in L2 norm, replacing one by at most twice that, for
     every loss whose value for one example depends on that example alone:
-    both strategies call the loss with one example at a time, so a loss that
+    every strategy calls the loss with one example at a time, so a loss that
     couples examples is not refused but means something else (see
     `check_independence`). An example whose loss or gradient is not finite
     contributes zero. Up to float32 rounding. Losses and norms in `Aux` are
@@ -188,6 +189,7 @@ def clipped_grad(
       example (and that example's own key).
     l2_clip_norm: the clip norm, finite and above 0.
     strategy: "bookkeeping" (one backward pass, gradients kept in factors),
+      "ghost" (two backward passes, in the memory of ordinary training),
       "vmap" (jax_privacy's; slow on CPUs, takes the memory of all per-example
       gradients) or "auto", which is "bookkeeping" on every backend for now.
     microbatch_size: examples processed at once; it must divide the batch and

@@ -1,4 +1,4 @@
-"""Book-keeping against jax_privacy, use by use."""
+"""Book-keeping and ghost clipping against jax_privacy, use by use."""
 
 import logging
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
-from synthq_jax.optim import _rules, bookkeeping, clipping
+from synthq_jax.optim import _plan, _rules, _sites, bookkeeping, clipping
 
 BATCH, LENGTH, DIM, VOCAB = 4, 5, 6, 11
 
@@ -51,11 +51,9 @@ def assert_same(got, expected):
     assert np.abs(a - b).max() <= 1e-5 * scale
 
 
-def compare(loss_fn, params, batch, clip=0.3):
+def compare(loss_fn, params, batch, clip=0.3, strategy="bookkeeping"):
   expected, losses, norms = oracle(loss_fn, params, batch, clip)
-  grad_fn = clipping.clipped_grad(
-    loss_fn, l2_clip_norm=clip, strategy="bookkeeping"
-  )
+  grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=clip, strategy=strategy)
   total, aux = run(grad_fn, params, batch)
   assert_same(total, expected)
   np.testing.assert_allclose(aux.losses, losses, rtol=1e-5)
@@ -165,6 +163,82 @@ def inside_a_scan(p, b):
   return total_square(x @ p["w"])
 
 
+def stacked_layers(p, b):
+  def layer(x, each):
+    w, offset = each
+    return jnp.tanh(x @ w) + offset.reshape(1, 1, -1), jnp.sum(x @ w.T)
+
+  x, sums = jax.lax.scan(layer, b["x"], (p["s"], p["sb"]), reverse=True)
+  return total_square(x) + jnp.sum(sums)
+
+
+def scan_in_a_scan(p, b):
+  def inner(x, w):
+    return jnp.tanh(jnp.einsum("bld,dhk->blhk", x, w.reshape(DIM, 2, -1))), None
+
+  def outer(x, pair):
+    def flat(x, w):
+      y, _ = inner(x, w)
+      return y.reshape(x.shape) + jnp.tanh(x @ p["w"]), None
+
+    return jax.lax.scan(flat, x, pair)
+
+  layers = p["s"].reshape(2, 2, DIM, DIM)
+  return total_square(jax.lax.scan(outer, b["x"], layers)[0])
+
+
+def remat_in_a_scan(p, b):
+  @jax.checkpoint
+  def layer(x, w):
+    return jnp.tanh(jax.checkpoint(jnp.dot)(x, w)) + x, None
+
+  x, _ = jax.lax.scan(layer, b["x"] + p["e"][b["ids"]], p["s"])
+  return total_square(x @ p["e"].T)
+
+
+def scan_in_remat(p, b):
+  @jax.checkpoint
+  def layers(params, x):
+    x, _ = jax.lax.scan(
+      lambda x, w: (jnp.tanh(x @ w @ params["w"]), None), x, params["s"]
+    )
+    return x
+
+  return total_square(layers({"s": p["s"], "w": p["w"]}, b["x"]))
+
+
+def lookups_in_a_scan(p, b):
+  def body(x, each):
+    table, head = each
+    found = table.reshape(DIM, DIM)[b["ids"] % DIM] + p["e"][b["ids"]]
+    more = jnp.einsum("bld,hdk->blhk", x[..., :3], head[None])
+    return jnp.tanh(x + found), jnp.sum(more**2)
+
+  heads = jnp.concatenate([p["h"], p["h"]])
+  x, sums = jax.lax.scan(body, b["x"], (p["s"], heads))
+  return total_square(x) + jnp.sum(sums)
+
+
+def a_parameter_in_the_carry(p, b):
+  def body(carry, w):
+    x, kept = carry
+    return (jnp.tanh(x @ w @ kept), 0.5 * kept), None
+
+  (x, kept), _ = jax.lax.scan(body, (b["x"], p["w"]), p["s"])
+  return total_square(x @ kept)
+
+
+def slices_that_are_returned(p, b):
+  x, slices = jax.lax.scan(lambda x, w: (x @ w, w), b["x"], p["s"])
+  return total_square(x @ slices[0])
+
+
+def one_iteration(p, b):
+  x, _ = jax.lax.scan(lambda x, w: (x @ w, None), b["x"], p["s"][:1])
+  y, _ = jax.lax.scan(lambda x, w: (x @ w, None), x, p["w"][None])
+  return total_square(y)
+
+
 def inside_remat_and_jit(p, b):
   layer = jax.checkpoint(jax.jit(lambda w, x: jnp.tanh(x @ w)))
   return total_square(layer(p["w"], layer(p["w"], b["x"])))
@@ -208,6 +282,14 @@ LOSSES = [
   scaled_norm,
   position_bias,
   inside_a_scan,
+  stacked_layers,
+  scan_in_a_scan,
+  remat_in_a_scan,
+  scan_in_remat,
+  lookups_in_a_scan,
+  a_parameter_in_the_carry,
+  slices_that_are_returned,
+  one_iteration,
   inside_remat_and_jit,
   with_a_derivative_of_its_own,
   behind_stop_gradient,
@@ -222,6 +304,8 @@ def make_params():
     "e": normal(2, VOCAB, DIM),
     "h": normal(3, 2, 3, 4),
     "rel": normal(4, 7, 2),
+    "s": normal(8, 4, DIM, DIM),
+    "sb": normal(9, 4, DIM),
     "unused": jnp.ones(3),
   }
 
@@ -235,9 +319,79 @@ def make_batch():
 
 
 @pytest.mark.parametrize("loss_fn", LOSSES, ids=lambda f: f.__name__)
-def test_gradients_kept_in_factors_agree_with_jax_privacy(loss_fn, monkeypatch):
+@pytest.mark.parametrize("strategy", ["bookkeeping", "ghost"])
+def test_gradients_kept_in_factors_agree_with_jax_privacy(
+  loss_fn, strategy, monkeypatch
+):
   monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
-  compare(loss_fn, make_params(), make_batch())
+  compare(loss_fn, make_params(), make_batch(), strategy=strategy)
+
+
+FORMED = {
+  stacked_layers: {"sb"},
+  scan_in_a_scan: set(),
+  remat_in_a_scan: set(),
+  scan_in_remat: set(),
+  lookups_in_a_scan: {"h"},  # concatenated with itself first
+  inside_a_scan: set(),
+  inside_remat_and_jit: set(),
+  one_iteration: {"s"},  # of which a slice is taken first
+  a_parameter_in_the_carry: {"w"},
+  slices_that_are_returned: {"s"},
+}
+"""Parameters whose gradient is formed though factors would do if they could."""
+
+
+@pytest.mark.parametrize("loss_fn", FORMED, ids=lambda f: f.__name__)
+def test_bodies_of_scans_and_remat_keep_their_factors(loss_fn):
+  params = make_params()
+  plan = _plan.make(loss_fn, params, (make_batch(),), keep_ratio=0.0)
+  assert {sorted(params)[index] for index in plan.formed} == FORMED[loss_fn]
+
+
+def test_dropped_pairs_of_iterations_are_caught(monkeypatch):
+  """A weight that all iterations share is not one weight for each."""
+  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setattr(
+    _rules, "_outer_outer",
+    lambda a, b: sum(
+      _rules.sum_of_squares(_rules._product("btp,btq->bpq", x, y))
+      for x, y in zip(
+        jnp.split(a.left[:, 0], a.left.shape[2], 1),
+        jnp.split(b.right[:, 0], a.left.shape[2], 1),
+        strict=True,
+      )
+    ) if a is b else 0.0,
+  )  # fmt: skip
+  with pytest.raises(AssertionError):
+    compare(inside_a_scan, make_params(), make_batch())
+
+
+def test_a_shared_weight_with_a_token_for_each_iteration_is_caught(monkeypatch):
+  monkeypatch.setattr(_sites.Repeated, "is_shared", False)
+
+  def only_in_a_scan(p, b):
+    x, _ = jax.lax.scan(
+      lambda x, _: (jnp.tanh(x @ p["w"]), None), b["x"], None, length=3
+    )
+    return total_square(x)
+
+  with pytest.raises(AssertionError):
+    compare(only_in_a_scan, make_params(), make_batch(), strategy="ghost")
+  monkeypatch.undo()
+  compare(only_in_a_scan, make_params(), make_batch(), strategy="ghost")
+
+
+def test_ghost_clipping_keeps_remat_and_bookkeeping_does_too():
+  def count(strategy):
+    grad_fn = clipping.clipped_grad(
+      remat_in_a_scan, l2_clip_norm=1.0, strategy=strategy
+    )
+    jaxpr = jax.make_jaxpr(grad_fn)(make_params(), make_batch())
+    return str(jaxpr).count("differentiated=True")
+
+  assert count("ghost") >= 2
+  assert count("bookkeeping") >= 1
 
 
 def test_gradients_formed_per_example_agree_with_jax_privacy(monkeypatch):
@@ -338,7 +492,7 @@ def test_a_t5_with_tied_logits_and_dropout_agrees_with_jax_privacy(
 def test_a_t5_keeps_its_kernels_and_its_embedding_in_factors(monkeypatch):
   monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
   loss_fn, params, batch = transformer()
-  plan = bookkeeping._make_plan(loss_fn, params, (batch,))
+  plan = _plan.make(loss_fn, params, (batch,), keep_ratio=0.0)
   paths = [
     jax.tree_util.keystr(path)
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
@@ -382,7 +536,7 @@ def test_a_large_parameter_used_in_an_odd_way_is_logged_once(caplog):
   def loss_fn(p, b):
     return jnp.sum(jnp.sin(p["odd"])) * b["x"]
 
-  params = {"odd": jnp.zeros(bookkeeping.LARGE)}
+  params = {"odd": jnp.zeros(_plan.LARGE)}
   grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=1.0)
   with caplog.at_level(logging.WARNING):
     for _ in range(2):

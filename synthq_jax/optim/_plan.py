@@ -1,0 +1,197 @@
+"""Decides what is done with each parameter under per-example clipping.
+
+A parameter that is used in matrix products and lookups alone has a gradient
+that can be kept in factors. One that is used in any other way (scales, biases,
+convolutions) has its gradient formed for each example as it stands, which is
+right for everything and cheap for small parameters; a large one is logged.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+from synthq_jax.optim import _rules, _sites, _trace, _views
+
+__all__ = ["LARGE", "Plan", "Use", "factor_size", "loss_of_one", "make", "uses"]
+
+_log = logging.getLogger(__name__)
+
+LARGE = 1 << 16
+"""Parameters with this many entries are logged when used in an odd way."""
+
+Use = _rules.Outer | _rules.Rows
+
+
+class Plan(NamedTuple):
+  """What to do with each parameter; all lists run over flattened parameters."""
+
+  closed: Any  # the loss of one example, as a closed jaxpr
+  followed: tuple[int, ...]  # parameters whose gradient stays in factors
+  formed: tuple[int, ...]  # parameters whose gradient is formed per example
+  sites: tuple[_sites.Site, ...]  # uses of the followed ones
+
+  def zeros(self, leaves: frozenset[int] = frozenset()) -> list[jax.Array]:
+    """Returns perturbations for all sites but those of some parameters."""
+    return [
+      jnp.zeros(site.output.shape, site.output.dtype)
+      for site in self.sites
+      if site.leaf not in leaves
+    ]
+
+
+def loss_of_one(loss_fn: Any) -> Callable[[typing.Params, Any], jax.Array]:
+  """Returns the loss of one example.
+
+  Args:
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
+
+  Returns:
+    `(params, arguments)` to a scalar, where `arguments` is `(example,)` or
+    `(example, key)`, without the batch axis.
+  """
+
+  def loss(params: typing.Params, arguments: Any) -> jax.Array:
+    batch = jax.tree.map(lambda x: x[None], arguments[0])
+    losses = loss_fn(params, batch, *arguments[1:])
+    if jnp.shape(losses) != (1,):
+      raise ValueError(
+        "expected a loss_fn that returns losses [batch], got shape="
+        f"{jnp.shape(losses)} for a batch of one: do not average over it"
+      )
+    return losses[0]
+
+  return loss
+
+
+def make(
+  loss_fn: Any,
+  params: typing.Params,
+  arguments: Any,
+  *,
+  keep_ratio: float,
+) -> Plan:
+  """Traces the loss of one example and decides what to do with each leaf.
+
+  Args:
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
+    params: the parameters.
+    arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
+    keep_ratio: a gradient is formed per example if it has at most this times
+      the size of its factors.
+
+  Returns:
+    The plan.
+  """
+  example = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), arguments
+  )
+  closed = jax.make_jaxpr(loss_of_one(loss_fn))(params, example)
+  paths = jax.tree_util.tree_flatten_with_path(params)[0]
+  names = [jax.tree_util.keystr(path) for path, _ in paths]
+  shapes = [jnp.shape(leaf) for _, leaf in paths]
+  walk = _trace.Walk()
+  jax.eval_shape(
+    lambda *values: walk.run(closed, values, range(len(shapes))),
+    *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
+  )
+  formed = tuple(
+    index
+    for index in range(len(shapes))
+    if _must_form(index, walk, names[index], shapes[index], keep_ratio)
+  )
+  return Plan(
+    closed=closed,
+    followed=tuple(i for i in range(len(shapes)) if i not in formed),
+    formed=formed,
+    sites=tuple(site for site in walk.sites if site.leaf not in formed),
+  )
+
+
+def _must_form(
+  leaf: int,
+  walk: _trace.Walk,
+  name: str,
+  shape: tuple[int, ...],
+  keep_ratio: float,
+) -> bool:
+  """Says whether a parameter's gradient is to be formed for each example."""
+  size = math.prod(shape)
+  sites = [site for site in walk.sites if site.leaf == leaf]
+  if leaf in walk.odd:
+    if size >= LARGE:
+      _log_formed(name, shape, f"it is used in {walk.odd[leaf]!r}")
+    return True
+  if not sites:
+    return False
+  if any(_aligned(site, sites) is None for site in sites):
+    if size >= LARGE:
+      _log_formed(name, shape, "its uses contract different axes")
+    return True
+  return size <= keep_ratio * sum(factor_size(site) for site in sites)
+
+
+@functools.cache
+def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
+  """Logs, once, that a large parameter costs memory."""
+  _log.warning(
+    "the gradient of %s %s is formed for each example: %s", name, shape, reason
+  )
+
+
+def factor_size(site: _sites.Site) -> int:
+  """Returns the entries of both factors of one use, for one example."""
+  if site.is_lookup:
+    return site.positions * site.layout.num_columns
+  groups = math.prod(size for _, size in site.layout.groups)
+  width = site.layout.num_rows + site.layout.num_columns
+  return groups * site.positions * width
+
+
+def _reference(sites: Sequence[_sites.Site]) -> _views.Layout:
+  """Returns the layout for all uses of a parameter: a lookup's if any."""
+  lookups = [site for site in sites if site.is_lookup]
+  return (lookups or list(sites))[0].layout
+
+
+def _aligned(site: _sites.Site, sites: Sequence[_sites.Site]) -> bool | None:
+  """Says if a use must be transposed to align with the others; None: cannot."""
+  layout = _reference(sites)
+  if site.layout == layout:
+    return False
+  swaps = not site.is_lookup and site.layout.swap() == layout
+  return True if swaps else None
+
+
+def uses(
+  sites: Sequence[_sites.Site],
+  records: Sequence[jax.Array],
+  cotangents: Sequence[jax.Array],
+) -> dict[int, list[tuple[_views.Layout, Use]]]:
+  """Collects each parameter's uses in its one layout.
+
+  Args:
+    sites: all sites of the parameters in question.
+    records: what the walk recorded, with a leading axis [batch].
+    cotangents: those of the perturbations, with a leading axis [batch].
+
+  Returns:
+    For each parameter its uses, all in the layout they come with.
+  """
+  found: dict[int, list[tuple[_views.Layout, Use]]] = {}
+  for site, record, cotangent in zip(sites, records, cotangents, strict=True):
+    others = [other for other in sites if other.leaf == site.leaf]
+    right = jax.vmap(site.columns)(cotangent)
+    if site.is_lookup:
+      use = _rules.Rows(record, right)
+    elif _aligned(site, others):
+      use = _rules.Outer(right, record)
+    else:
+      use = _rules.Outer(record, right)
+    found.setdefault(site.leaf, []).append((_reference(others), use))
+  return found
