@@ -1,0 +1,155 @@
+"""Per-example clipping compiled for TPU v4: FLOPs, temporaries, what fits.
+
+No TPU is needed: libtpu (`pip install "jax[tpu]"`) compiles ahead of time for
+one that is not there. Each step is compiled for two batch sizes; temporaries in
+between and beyond are taken to be linear, which gives the largest microbatch of
+a device. Prints one JSON document. Some minutes for each compilation.
+
+  python tests/benchmarks/clipping_tpu.py --models t5_1_1_small t5_1_1_base
+"""
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from concurrent import futures
+from typing import Any
+
+WAYS = ("ordinary", "bookkeeping", "ghost", "vmap")
+INPUTS, TARGETS = 384, 128
+BATCHES = (8, 32)
+DEVICE_GIB = 30.0
+TOPOLOGY = {
+  "platform": "tpu",
+  "topology_name": "v4:2x2x1",
+  "chip_config_name": "megacore",
+}
+LIMITS = {"flops_ratio": 1.25, "temporaries_ratio": 1.45}
+
+
+def compile_step(model: str, way: str, batch: int) -> dict[str, Any]:
+  """Compiles one gradient in bfloat16; counts what it does and needs."""
+  os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+  import jax
+  import jax.numpy as jnp
+  from jax.experimental import topologies
+
+  from synthq_jax import optim
+  from synthq_jax.losses import seq2seq
+  from synthq_jax.models import t5, t5_config
+
+  jax.config.update("jax_platforms", "cpu")
+  config = dataclasses.replace(t5_config.get(model), dtype=jnp.bfloat16)
+
+  def loss_fn(params: Any, batch: Any) -> jax.Array:
+    logits = t5.Transformer(config).apply(
+      {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
+    )
+    return seq2seq.cross_entropy(logits, batch["targets"])
+
+  def step(params: Any, batch: Any) -> Any:
+    if way == "ordinary":
+      return jax.grad(lambda params: jnp.sum(loss_fn(params, batch)))(params)
+    return optim.clipped_grad(loss_fn, l2_clip_norm=0.1, strategy=way)(
+      params, batch
+    )[0]
+
+  device = topologies.get_topology_desc(**TOPOLOGY).devices[0]
+  place = jax.sharding.SingleDeviceSharding(device)
+
+  def on_device(shape: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
+
+  key = jax.random.key(0)
+  params = jax.eval_shape(lambda key: t5.init_params(config, key), key)
+  rows = {
+    "inputs": jax.ShapeDtypeStruct((batch, INPUTS), jnp.int32),
+    "targets": jax.ShapeDtypeStruct((batch, TARGETS), jnp.int32),
+  }
+  start = time.perf_counter()
+  arguments = jax.tree.map(on_device, (params, rows))
+  compiled = jax.jit(step).lower(*arguments).compile()
+  memory = compiled.memory_analysis()
+  return {
+    "batch": batch,
+    "tflop": round(compiled.cost_analysis()["flops"] / 1e12, 3),
+    "temporaries_gib": round(memory.temp_size_in_bytes / 2**30, 3),
+    "arguments_gib": round(memory.argument_size_in_bytes / 2**30, 3),
+    "outputs_gib": round(memory.output_size_in_bytes / 2**30, 3),
+    "compile_s": round(time.perf_counter() - start),
+  }
+
+
+def largest_microbatch(found: list[dict[str, Any]]) -> int:
+  """Returns how many examples fit, from temporaries at two batch sizes."""
+  small, large = found
+  slope = large["temporaries_gib"] - small["temporaries_gib"]
+  slope /= large["batch"] - small["batch"]
+  fixed = small["temporaries_gib"] - slope * small["batch"]
+  room = DEVICE_GIB - small["arguments_gib"] - small["outputs_gib"] - fixed
+  return int(room / slope) if slope > 0 else 0
+
+
+def measure(
+  model: str, ways: list[str], batches: list[int]
+) -> dict[str, dict[str, Any]]:
+  """Compiles every way, each in a process of its own."""
+  context = multiprocessing.get_context("spawn")
+  found = {}
+  for way in ways:
+    compiled = []
+    for batch in batches:
+      with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+        job = pool.submit(compile_step, model, way, batch)
+        compiled.append(job.result())
+      print(model, way, compiled[-1], file=sys.stderr, flush=True)
+    found[way] = {"compiled": compiled}
+    if len(batches) == 2:
+      found[way]["largest_microbatch"] = largest_microbatch(compiled)
+    ordinary = found[ways[0]]["compiled"][-1]
+    for name, field in (
+      ("flops_ratio", "tflop"),
+      ("temporaries_ratio", "temporaries_gib"),
+    ):
+      found[way][name] = round(compiled[-1][field] / ordinary[field], 3)
+  return found
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  models = ["t5_1_1_small", "t5_1_1_base"]
+  parser.add_argument("--models", nargs="+", default=models)
+  parser.add_argument("--ways", nargs="+", default=list(WAYS))
+  parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+  options = parser.parse_args()
+  found = {
+    model: measure(model, options.ways, options.batches)
+    for model in options.models
+  }
+  books = [
+    ways["bookkeeping"] for ways in found.values() if "bookkeeping" in ways
+  ]
+  passed = all(
+    one[name] <= limit for one in books for name, limit in LIMITS.items()
+  )
+  command = ["git", "describe", "--always", "--dirty"]
+  commit = subprocess.run(command, capture_output=True, text=True, check=False)
+  result = {
+    "benchmark": "clipping_tpu",
+    "commit": commit.stdout.strip() or "unknown",
+    "topology": TOPOLOGY,
+    "tokens": [INPUTS, TARGETS],
+    "limits": LIMITS,
+    "models": found,
+    "passed": passed,
+  }
+  print(json.dumps(result, indent=1))
+  return 0 if passed else 1
+
+
+if __name__ == "__main__":
+  sys.exit(main())
