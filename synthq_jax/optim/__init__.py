@@ -6,10 +6,12 @@ from synthq_jax.optim.batch_clipping import batch_clipped_grad
 from synthq_jax.optim.clipping import clipped_grad
 from synthq_jax.optim.dp_optimizers import dp_adafactor, dp_adam, dp_aggregate
 from synthq_jax.optim.independence import check_independence
-from synthq_jax.optim.privatize import iid, privatize
+from synthq_jax.optim.noise import banded, iid
+from synthq_jax.optim.privatize import privatize
 
 __all__ = [
   "adafactor",
+  "banded",
   "batch_clipped_grad",
   "check_independence",
   "clipped_grad",

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax.optim import _rules
+from synthq_jax.optim import noise as noise_lib
 
 # By name: the package's attributes `adafactor` and `privatize` are functions.
 from synthq_jax.optim.adafactor import adafactor
-from synthq_jax.optim.privatize import Iid, privatize
+from synthq_jax.optim.privatize import privatize
 
 __all__ = ["dp_adafactor", "dp_adam", "dp_aggregate"]
 
@@ -22,7 +23,7 @@ def dp_adafactor(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
-  noise: Iid | None = None,
+  noise: noise_lib.Noise | None = None,
   **options: object,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds Adafactor on the private mean of a clipped sum.
@@ -64,7 +65,7 @@ def dp_adam(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
-  noise: Iid | None = None,
+  noise: noise_lib.Noise | None = None,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,

@@ -1,44 +1,22 @@
 """From a clipped sum to a private mean: noise and a public divisor."""
 
-import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-__all__ = ["Iid", "PrivatizeState", "iid", "privatize"]
+from synthq_jax.optim import noise as noise_lib
+
+__all__ = ["PrivatizeState", "privatize"]
 
 
 class PrivatizeState(NamedTuple):
   """State of `privatize`."""
 
   step: jax.Array  # [] int32
-
-
-@dataclasses.dataclass(frozen=True)
-class Iid:
-  """Noise that is independent for every step, leaf and coordinate."""
-
-  def draw(
-    self, key: jax.Array, step: jax.Array, tree: optax.Updates
-  ) -> optax.Updates:
-    """Returns standard Gaussian noise, float32 in the shapes of `tree`."""
-    leaves, structure = jax.tree.flatten(tree)
-    step_key = jax.random.fold_in(key, step)
-    noise = [
-      jax.random.normal(
-        jax.random.fold_in(step_key, index), jnp.shape(leaf), jnp.float32
-      )
-      for index, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, noise)
-
-
-def iid() -> Iid:
-  """Returns the noise of plain DP-SGD: independent in every step."""
-  return Iid()
+  noise: Any = ()  # what correlated noise remembers
 
 
 def privatize(
@@ -47,7 +25,7 @@ def privatize(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
-  noise: Iid | None = None,
+  noise: noise_lib.Noise | None = None,
 ) -> optax.GradientTransformation:
   """Builds the transform from a clipped sum to a private mean.
 
@@ -79,10 +57,11 @@ def privatize(
       least 0; 0 adds none.
     denominator: public divisor, above 0.
     key: secret key, for the noise of all steps and nothing else.
-    noise: what kind of noise; None means `iid()`.
+    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise asks
+      for a sampler that keeps a record's steps apart: see `banded`.
 
   Returns:
-    An optax transform; its state is the step count.
+    An optax transform; its state is the step count and that of the noise.
 
   Raises:
     ValueError: if a number is out of its range.
@@ -96,12 +75,11 @@ def privatize(
     raise ValueError(
       f"expected noise_multiplier >= 0 and finite, got {noise_multiplier=}"
     )
-  noise = iid() if noise is None else noise
+  noise = noise_lib.iid() if noise is None else noise
   std = noise_multiplier * l2_sensitivity
 
   def init_fn(params: optax.Params) -> PrivatizeState:
-    del params
-    return PrivatizeState(step=jnp.zeros([], jnp.int32))
+    return PrivatizeState(jnp.zeros([], jnp.int32), noise.init(params))
 
   def update_fn(
     updates: optax.Updates,
@@ -109,13 +87,13 @@ def privatize(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, PrivatizeState]:
     del params
-    drawn = noise.draw(key, state.step, updates)
+    drawn, noise_state = noise.draw(key, state.step, updates, state.noise)
     mean = jax.tree.map(
       lambda total, z: (total.astype(jnp.float32) + std * z) / denominator,
       updates,
       drawn,
     )
-    return mean, PrivatizeState(step=optax.safe_increment(state.step))
+    return mean, PrivatizeState(optax.safe_increment(state.step), noise_state)
 
   return optax.GradientTransformation(init_fn, update_fn)
 

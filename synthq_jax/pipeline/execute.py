@@ -179,6 +179,7 @@ class Pipeline:
         batch_size=settings.batch_size,
         delta=settings.delta,
         num_examples=self._prepared.num_queries[prepare_data_lib.TRAIN],
+        noise_bands=getattr(settings, "noise_bands", 1),
       )
 
   def _pretrain(self) -> None:

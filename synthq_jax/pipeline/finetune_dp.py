@@ -64,6 +64,9 @@ class Config:
   """Regular expression that the paths of trained parameters match in
   full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
   the square root of their number, whatever a record can say."""
+  noise_bands: int = 1
+  """Bands of correlated noise (BandMF), with batches in cycles of that many
+  groups; 1: independent noise and plain Poisson batches. At most `steps`."""
   strategy: str = dataclasses.field(
     default="bookkeeping", metadata={"speed_only": True}
   )
@@ -78,7 +81,14 @@ class Config:
 
   def __post_init__(self):
     config_types.positive(self, "clip_norm", "learning_rate", "delta")
-    config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
+    config_types.at_least(
+      self, 1, "batch_size", "steps", "microbatch_size", "noise_bands"
+    )
+    if self.noise_bands > self.steps:
+      raise ValueError(
+        "finetune_dp.Config.noise_bands must be at most steps, got"
+        f" {self.noise_bands} for steps={self.steps}"
+      )
     if self.optimizer not in dp_step.OPTIMIZERS:
       raise ValueError(
         "finetune_dp.optimizer must be one of"
@@ -132,6 +142,7 @@ def run(
       optimizer=config.optimizer,
       learning_rate=config.learning_rate,
       mechanism=_MECHANISM,
+      noise_bands=config.noise_bands,
     ),
     space,
     stage,

@@ -69,10 +69,17 @@ class Settings:
   """What is clipped and noised, in words."""
   denominator: float | None = None
   """Public divisor; None: the expected batch size."""
+  noise_bands: int = 1
+  """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
 
 
 def check(
-  name: str, *, batch_size: int, delta: float | None, num_examples: int
+  name: str,
+  *,
+  batch_size: int,
+  delta: float | None,
+  num_examples: int,
+  noise_bands: int = 1,
 ) -> None:
   """Refuses what the accountant will refuse, before anything was trained.
 
@@ -81,10 +88,17 @@ def check(
     batch_size: expected records of a Poisson batch.
     delta: target; None: 1 / (2n).
     num_examples: n, the number of private train queries.
+    noise_bands: of correlated noise; batches come from n / noise_bands queries.
 
   Raises:
     ValueError: if the batch is larger than the data, or delta is 1 / n or more.
   """
+  if noise_bands > 1 and batch_size * noise_bands > num_examples:
+    raise ValueError(
+      f"{name}.batch_size x noise_bands must be at most {num_examples:,}, the"
+      f" number of private train queries, got {batch_size} x {noise_bands}: take"
+      " smaller ones"
+    )
   if batch_size > num_examples:
     raise ValueError(
       f"{name}.batch_size must be at most {num_examples:,}, the number of"
@@ -143,11 +157,7 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  sampler = sampling.Poisson.with_margin(
-    num_examples=len(next(iter(records.values()))),
-    expected_batch_size=settings.batch_size,
-    multiple_of=settings.multiple_of,
-  )
+  sampler = _sampler(settings, len(next(iter(records.values()))))
   delta = settings.delta
   if delta is None:
     delta = 1 / (2 * sampler.num_examples)
@@ -184,8 +194,26 @@ def train(
     description=stage.replace("/", " "),
     settings=loop_settings,
     denominator=settings.denominator,
+    noise_bands=settings.noise_bands,
   )
   return params, statement
+
+
+def _sampler(settings: Settings, num_examples: int) -> sampling.Sampler:
+  """Returns Poisson batches, cyclic ones where noise is correlated."""
+  poisson = sampling.Poisson.with_margin(
+    num_examples=num_examples,
+    expected_batch_size=settings.batch_size,
+    multiple_of=settings.multiple_of,
+  )
+  if settings.noise_bands == 1:
+    return poisson
+  return sampling.CyclicPoisson(
+    num_examples=num_examples,
+    expected_batch_size=settings.batch_size,
+    max_batch_size=poisson.max_batch_size,  # the batch size has one law
+    cycle_length=settings.noise_bands,
+  )
 
 
 def _statement(
@@ -193,7 +221,7 @@ def _statement(
   space: workspace.Workspace,
   identifier: str,
   grad_fn: Any,
-  sampler: sampling.Poisson,
+  sampler: sampling.Sampler,
   sigma: float,
   delta: float,
   prepared: results.PreparedData,
@@ -219,6 +247,7 @@ def _statement(
     steps=settings.steps,
     delta=delta,
     mechanism=settings.mechanism,
+    noise_bands=settings.noise_bands,
     assumptions=assumptions,
     not_protected=not_protected,
   )

@@ -48,6 +48,13 @@ _SAMPLINGS = {
     "{expected_batch_size}/{num_examples} (Poisson sampling; batches over "
     "{max_batch_size} records were cut at random, which is accounted for)"
   ),
+  "cyclic_poisson": (
+    "each record belongs to one of {cycle_length} groups, drawn at random, and "
+    "each step drew every record of the next group independently with "
+    "probability {cycle_length} x {expected_batch_size}/{num_examples} (cyclic "
+    "Poisson sampling; batches over {max_batch_size} records were cut at "
+    "random, which is accounted for)"
+  ),
   "fixed_order": (
     "the {num_examples} records were read in shuffled epochs of full "
     "batches of {max_batch_size}, and nothing is claimed from the order"
@@ -84,12 +91,16 @@ def release(one: Any) -> str:
     num_examples=one.num_examples,
     expected_batch_size=one.expected_batch_size,
     max_batch_size=one.max_batch_size,
+    cycle_length=one.cycle_length,
   )
+  noise = ""
+  if one.noise_bands > 1:
+    noise = f", correlated over {one.noise_bands} steps (banded matrix)"
   return (
     f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
     f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
-    f"x sensitivity) on each sum; {drawn}."
+    f"x sensitivity) on each sum{noise}; {drawn}."
   )
 
 

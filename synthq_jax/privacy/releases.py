@@ -17,7 +17,7 @@ class Release:
   mechanism: str
   """What was clipped and noised, in words."""
   sampling: str
-  """How batches were drawn: "poisson" or "fixed_order"."""
+  """How batches were drawn: "poisson", "cyclic_poisson" or "fixed_order"."""
   num_examples: int
   """The number of private records."""
   expected_batch_size: int
@@ -32,6 +32,10 @@ class Release:
   """How far adding or removing one record of a batch moves the sum."""
   steps: int
   """The number of noisy sums."""
+  cycle_length: int = 1
+  """Groups of the records that batches go through, "cyclic_poisson" alone."""
+  noise_bands: int = 1
+  """Bands of `optim.banded` noise; 1: independent in every step."""
 
   def __post_init__(self):
     """Refuses an entry that cannot be told apart or accounted for."""
@@ -42,7 +46,12 @@ class Release:
         "expected a positive clip norm and sensitivity, got l2_clip_norm="
         f"{self.l2_clip_norm}, l2_sensitivity={self.l2_sensitivity}"
       )
-    self.sampler()
+    if not 1 <= self.noise_bands <= self.sampler().min_separation:
+      raise ValueError(
+        "expected noise_bands of at most the steps between two batches of a"
+        f" record, {self.sampler().min_separation}, got noise_bands="
+        f"{self.noise_bands}: draw batches with sampling.CyclicPoisson"
+      )
 
   def sampler(self) -> sampling.Sampler:
     """Returns the sampler that this entry describes."""
@@ -56,8 +65,16 @@ class Release:
         expected_batch_size=self.expected_batch_size,
         max_batch_size=self.max_batch_size,
       )
+    if self.sampling == "cyclic_poisson":
+      return sampling.CyclicPoisson(
+        num_examples=self.num_examples,
+        expected_batch_size=self.expected_batch_size,
+        max_batch_size=self.max_batch_size,
+        cycle_length=self.cycle_length,
+      )
     raise ValueError(
-      f'expected "poisson" or "fixed_order", got sampling={self.sampling!r}'
+      'expected "poisson", "cyclic_poisson" or "fixed_order", got sampling='
+      f"{self.sampling!r}"
     )
 
   def run(self) -> accounting.Run:
@@ -69,15 +86,20 @@ def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
   """Returns the fields of a `Release` that describe its sampler.
 
   Args:
-    sampler: a `sampling.Poisson` or `sampling.FixedOrder`.
+    sampler: one of `synthq_jax.privacy.sampling`.
 
   Returns:
-    Values for `sampling`, `num_examples` and the two batch sizes.
+    Values for `sampling`, `num_examples`, the two batch sizes and
+    `cycle_length`.
 
   Raises:
     ValueError: if the ledger knows no name for it.
   """
-  names = {sampling.Poisson: "poisson", sampling.FixedOrder: "fixed_order"}
+  names = {
+    sampling.Poisson: "poisson",
+    sampling.CyclicPoisson: "cyclic_poisson",
+    sampling.FixedOrder: "fixed_order",
+  }
   if type(sampler) not in names:
     raise ValueError(
       f"expected a sampler of synthq_jax.privacy.sampling, got {sampler!r}"
@@ -87,6 +109,7 @@ def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
     "num_examples": int(sampler.num_examples),
     "expected_batch_size": int(sampler.expected_batch_size),
     "max_batch_size": int(sampler.max_batch_size),
+    "cycle_length": int(getattr(sampler, "cycle_length", 1)),
   }
 
 

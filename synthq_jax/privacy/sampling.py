@@ -11,55 +11,18 @@ import functools
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from synthq_jax.privacy import _checks
+from synthq_jax.privacy import _checks, _draws
+from synthq_jax.privacy._cyclic import CyclicPoisson
+from synthq_jax.privacy._draws import Batch, Sampler
 
-__all__ = ["Batch", "FixedOrder", "Poisson", "Sampler"]
+__all__ = ["Batch", "CyclicPoisson", "FixedOrder", "Poisson", "Sampler"]
 
 _POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
 _ORDER_TAG = 0x6F726472
-
-
-class Batch(NamedTuple):
-  """Which records one step reads.
-
-  Private: which record is in which batch must stay secret.
-  """
-
-  indices: np.ndarray  # [max_batch_size] int32, -1 where padding
-  is_padding: np.ndarray  # [max_batch_size] bool
-
-
-class Sampler(Protocol):
-  """What training and accounting ask of a sampler."""
-
-  num_examples: int
-
-  @property
-  def expected_batch_size(self) -> int:
-    """The public divisor of a clipped sum."""
-
-  @property
-  def max_batch_size(self) -> int:
-    """The fixed number of rows of every batch."""
-
-  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Returns the batch of one step, a function of (seed, step) alone."""
-
-  def event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns the `dp_accounting.DpEvent` of `steps` noisy sums."""
-
-  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns the event as if every batch had room for all its records."""
-
-  def overflow_delta(self, steps: int) -> float:
-    """Returns what to add to delta when using `untruncated_event`."""
-
-  def check_relation(self, relation: Any) -> None:
-    """Raises ValueError if nothing is claimed for that relation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +57,10 @@ class Poisson:
   """The mean number of records in a batch, before truncation."""
   max_batch_size: int
   """The number of rows of a batch, at least expected_batch_size."""
+
+  min_separation = 1
+  """Steps between two batches that may hold the same record, at least."""
+  knows_truncation = True
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -149,7 +116,7 @@ class Poisson:
     log = math.log(1 / overflow)
     room = math.ceil(2 * log + math.sqrt(2 * expected_batch_size * log)) + 1
     sizes = expected_batch_size + np.arange(room + 1)
-    tails = _binomial_tail(num_examples, small.probability, sizes + 1)
+    tails = _draws.binomial_tail(num_examples, small.probability, sizes + 1)
     size = min(int(sizes[np.argmax(tails <= overflow)]), num_examples + 1)
     rounded = -(-size // multiple_of) * multiple_of
     return dataclasses.replace(small, max_batch_size=rounded)
@@ -175,13 +142,11 @@ class Poisson:
     Returns:
       Indices of records in random order, then padding.
     """
-    generator = _generator(seed, _POISSON_TAG, step)
+    generator = _draws.generator(seed, _POISSON_TAG, step)
     drawn = generator.binomial(self.num_examples, self.probability)
     size = min(int(drawn), self.max_batch_size)
     chosen = generator.choice(self.num_examples, size=size, replace=False)
-    indices = np.full(self.max_batch_size, -1, np.int32)
-    indices[:size] = chosen
-    return Batch(indices, indices < 0)
+    return _draws.padded(chosen, self.max_batch_size)
 
   def overflow_delta(self, steps: int) -> float:
     """Bounds the probability that truncation ever concerns a given record.
@@ -210,7 +175,7 @@ class Poisson:
     Returns:
       steps q P[binomial(n, q) >= max_batch_size].
     """
-    tail = _binomial_tail(
+    tail = _draws.binomial_tail(
       self.num_examples, self.probability, np.array(self.max_batch_size)
     )
     return float(steps * self.probability * tail)
@@ -270,6 +235,9 @@ class FixedOrder:
   """The number of private records, public."""
   batch_size: int
   """The number of records in each batch."""
+
+  min_separation = 1
+  knows_truncation = True
 
   def __post_init__(self):
     """Refuses a batch larger than the data."""
@@ -337,28 +305,8 @@ class FixedOrder:
       )
 
 
-def _generator(
-  seed: int | Sequence[int], tag: int, number: int
-) -> np.random.Generator:
-  """Returns the generator of one step or epoch."""
-  _checks.check_count("step", number, 0)
-  # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
-  sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
-  return np.random.Generator(np.random.PCG64(sequence))
-
-
 @functools.lru_cache(maxsize=2)
 def _order(num_examples: int, seed: tuple[int, ...], epoch: int) -> np.ndarray:
   """Returns the order of one epoch, [num_examples] int32."""
-  generator = _generator(seed, _ORDER_TAG, epoch)
+  generator = _draws.generator(seed, _ORDER_TAG, epoch)
   return generator.permutation(num_examples).astype(np.int32)
-
-
-def _binomial_tail(count: int, probability: float, at: np.ndarray) -> Any:
-  """Returns P[binomial(count, probability) >= at] for each at >= 1."""
-  from scipy import special
-
-  # Beyond `count` the incomplete beta function has no value; the tail is 0.
-  inside = np.minimum(at, count)
-  tail = special.betainc(inside, count - inside + 1, probability)
-  return np.where(at > count, 0.0, tail)

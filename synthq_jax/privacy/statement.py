@@ -109,6 +109,7 @@ def training(
   steps: int,
   delta: float,
   l2_sensitivity: float | None = None,
+  noise_bands: int = 1,
   relation: Any = "ADD_OR_REMOVE_ONE",
   accountant: str = "pld",
   unit: str = "query",
@@ -131,6 +132,7 @@ def training(
     steps: the number of noisy sums.
     delta: of the claim, in (0, 1 / num_examples).
     l2_sensitivity: of the sum for ADD_OR_REMOVE_ONE; the clip norm if None.
+    noise_bands: of `optim.banded` noise; 1: independent in every step.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     accountant: "pld" or "rdp".
     unit: what one record is.
@@ -164,6 +166,7 @@ def training(
       l2_clip_norm if l2_sensitivity is None else l2_sensitivity
     ),
     steps=int(steps),
+    noise_bands=int(noise_bands),
   )
   return PrivacyStatement(
     unit=unit,

@@ -35,6 +35,7 @@ def optimizer(
   noise_multiplier: float,
   denominator: float,
   key: jax.Array,
+  noise_bands: int = 1,
 ) -> optax.GradientTransformation:
   """Returns a private optimizer with warm-up and linear decay.
 
@@ -46,6 +47,7 @@ def optimizer(
     noise_multiplier: noise standard deviation over the sensitivity.
     denominator: public constant that the noisy sum is divided by.
     key: of the noise.
+    noise_bands: of correlated noise; 1: independent in every step.
 
   Returns:
     An optax transformation that takes clipped sums.
@@ -60,6 +62,9 @@ def optimizer(
     noise_multiplier=noise_multiplier,
     denominator=denominator,
     key=key,
+    noise=optim.banded(steps=steps, bands=noise_bands)
+    if noise_bands > 1
+    else optim.iid(),
   )
 
 
@@ -68,7 +73,7 @@ def train(
   params: Any,
   records: Mapping[str, np.ndarray],
   *,
-  sampler: sampling.Poisson,
+  sampler: sampling.Sampler,
   noise_multiplier: float,
   steps: int,
   optimizer: str,
@@ -80,6 +85,7 @@ def train(
   description: str,
   settings: loop.Settings,
   denominator: float | None = None,
+  noise_bands: int = 1,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -100,10 +106,20 @@ def train(
     description: stands before the progress bar.
     settings: saving and reporting.
     denominator: public divisor; None: the expected batch size.
+    noise_bands: of correlated noise; 1: independent in every step.
 
   Returns:
     The trained parameters.
+
+  Raises:
+    ValueError: if a record can come back sooner than the noise allows.
   """
+  if noise_bands > sampler.min_separation:
+    raise ValueError(
+      f"expected noise_bands of at most {sampler.min_separation}, the steps that"
+      f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
+      " them with sampling.CyclicPoisson"
+    )
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = _optimizer(
     optimizer,
@@ -115,6 +131,7 @@ def train(
       sampler.expected_batch_size if denominator is None else denominator
     ),
     key=noise_key,
+    noise_bands=noise_bands,
   )
 
   @jax.jit

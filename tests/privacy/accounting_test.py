@@ -290,3 +290,51 @@ def test_importing_the_package_loads_nothing_heavy():
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert done.stdout.strip() == "[]"
+
+
+def test_cyclic_batches_are_one_sampled_gaussian_for_every_cycle():
+  import dp_accounting
+
+  sampler = sampling.CyclicPoisson(
+    num_examples=1000,
+    expected_batch_size=50,
+    max_batch_size=200,
+    cycle_length=4,
+  )
+  accountant = dp_accounting.pld.PLDAccountant(
+    value_discretization_interval=1e-3
+  )
+  step = dp_accounting.PoissonSampledDpEvent(
+    0.2, dp_accounting.GaussianDpEvent(1.5)
+  )
+  accountant.compose(dp_accounting.SelfComposedDpEvent(step, 26))
+  found = accounting.epsilon(
+    noise_multiplier=1.5, delta=1e-4, sampler=sampler, steps=101
+  )
+  assert found == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-6)
+  # The same noise under plain Poisson batches is amplified more.
+  plain = sampling.Poisson(
+    num_examples=1000, expected_batch_size=50, max_batch_size=200
+  )
+  assert (
+    accounting.epsilon(
+      noise_multiplier=1.5, delta=1e-4, sampler=plain, steps=101
+    )
+    < found
+  )
+
+
+def test_cyclic_batches_that_overflow_pay_from_delta():
+  def epsilon(room):
+    sampler = sampling.CyclicPoisson(
+      num_examples=1000,
+      expected_batch_size=50,
+      max_batch_size=50 + room,
+      cycle_length=4,
+    )
+    return accounting.epsilon(
+      noise_multiplier=1.5, delta=1e-4, sampler=sampler, steps=40
+    )
+
+  assert epsilon(60) < epsilon(30) < math.inf
+  assert epsilon(0) == math.inf

@@ -219,3 +219,70 @@ def test_a_negative_step_is_refused():
   )
   with pytest.raises(ValueError, match="step"):
     sampler.batch(0, -1)
+
+
+def cyclic(**changes):
+  values = {
+    "num_examples": 60,
+    "expected_batch_size": 6,
+    "max_batch_size": 60,
+    "cycle_length": 4,
+  }
+  return sampling.CyclicPoisson(**{**values, **changes})
+
+
+def test_cyclic_batches_keep_the_steps_of_a_record_apart():
+  sampler = cyclic()
+  seen = {}
+  for step in range(120):
+    drawn = sampler.batch(seed=3, step=step)
+    for record in drawn.indices[~drawn.is_padding].tolist():
+      seen.setdefault(record, []).append(step)
+  assert len(seen) == 60
+  groups = [{step % 4 for step in steps} for steps in seen.values()]
+  assert all(len(group) == 1 for group in groups)
+  assert len(set().union(*groups)) == 4
+  assert sampler.min_separation == 4
+
+
+def test_cyclic_batches_draw_each_record_of_the_group_with_its_probability():
+  sampler = cyclic()
+  rounds = 4000
+  counts = np.zeros(60)
+  for step in range(4 * rounds):
+    drawn = sampler.batch(9, step)
+    counts[drawn.indices[~drawn.is_padding]] += 1
+  share = counts / rounds
+  error = np.sqrt(0.4 * 0.6 / rounds)
+  assert sampler.probability == 0.4
+  assert np.all(np.abs(share - 0.4) < 5 * error)
+  assert abs(share.mean() - 0.4) < 5 * error / np.sqrt(60)
+  assert abs(share.mean() - 0.44) > 5 * error / np.sqrt(60)  # 10% off
+
+
+def test_cyclic_batches_depend_on_seed_and_step_alone():
+  again = cyclic().batch([1, 2], 7).indices
+  np.testing.assert_array_equal(cyclic().batch([1, 2], 7).indices, again)
+  assert (cyclic().batch([1, 3], 7).indices != again).any()
+  assert (cyclic().batch([1, 2], 11).indices != again).any()
+
+
+def test_the_groups_of_the_others_do_not_depend_on_a_record():
+  from synthq_jax.privacy import _cyclic
+
+  fewer, more = (_cyclic._groups(n, 4, (5,)) for n in (60, 61))
+  for a, b in zip(fewer, more, strict=True):
+    np.testing.assert_array_equal(a, b[b < 60])
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"cycle_length": 0}, "cycle_length=0"),
+    ({"cycle_length": 11}, r"expected_batch_size in \[1, 5\]"),
+    ({"max_batch_size": 5}, "max_batch_size=5"),
+  ],
+)
+def test_cyclic_sizes_that_contradict_each_other_are_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    cyclic(**change)

@@ -1,0 +1,79 @@
+"""What all samplers share: batches, the protocol, seeded draws."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from synthq_jax.privacy import _checks
+
+__all__ = ["Batch", "Sampler", "binomial_tail", "generator", "padded"]
+
+
+class Batch(NamedTuple):
+  """Which records one step reads.
+
+  Private: which record is in which batch must stay secret.
+  """
+
+  indices: np.ndarray  # [max_batch_size] int32, -1 where padding
+  is_padding: np.ndarray  # [max_batch_size] bool
+
+
+class Sampler(Protocol):
+  """What training and accounting ask of a sampler."""
+
+  num_examples: int
+
+  @property
+  def expected_batch_size(self) -> int:
+    """The public divisor of a clipped sum."""
+
+  @property
+  def max_batch_size(self) -> int:
+    """The fixed number of rows of every batch."""
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Returns the batch of one step, a function of (seed, step) alone."""
+
+  def event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns the `dp_accounting.DpEvent` of `steps` noisy sums."""
+
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns the event as if every batch had room for all its records."""
+
+  knows_truncation: bool
+  """Whether `event` says what truncation costs; else it is paid from delta."""
+
+  def overflow_delta(self, steps: int) -> float:
+    """Returns what to add to delta when using `untruncated_event`."""
+
+  def check_relation(self, relation: Any) -> None:
+    """Raises ValueError if nothing is claimed for that relation."""
+
+
+def padded(indices: np.ndarray, size: int) -> Batch:
+  """Returns a batch of `size` rows, the first of them the given records."""
+  rows = np.full(size, -1, np.int32)
+  rows[: len(indices)] = indices
+  return Batch(rows, rows < 0)
+
+
+def generator(
+  seed: int | Sequence[int], tag: int, number: int
+) -> np.random.Generator:
+  """Returns the generator of one step or epoch."""
+  _checks.check_count("step", number, 0)
+  # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
+  sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
+  return np.random.Generator(np.random.PCG64(sequence))
+
+
+def binomial_tail(count: int, probability: float, at: np.ndarray) -> Any:
+  """Returns P[binomial(count, probability) >= at] for each at >= 1."""
+  from scipy import special
+
+  # Beyond `count` the incomplete beta function has no value; the tail is 0.
+  inside = np.minimum(at, count)
+  tail = special.betainc(inside, count - inside + 1, probability)
+  return np.where(at > count, 0.0, tail)

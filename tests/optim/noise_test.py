@@ -1,0 +1,126 @@
+"""Correlated noise: its matrix, its distribution, and what it asks for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.optim import noise as noise_lib
+
+STEPS, BANDS = 7, 3
+PARAMS = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)}
+
+
+def strategy(noise):
+  """C: banded Toeplitz, every column divided by its norm."""
+  c = np.zeros((noise.steps, noise.steps))
+  for band, value in enumerate(noise.coefficients):
+    c += value * np.eye(noise.steps, k=-band)
+  return c / np.linalg.norm(c, axis=0)
+
+
+def draw(noise, key, steps, tree=PARAMS):
+  """The noise of all steps, [step, coordinate]."""
+  state, rows = noise.init(tree), []
+  for step in range(steps):
+    drawn, state = noise.draw(key, jnp.array(step), tree, state)
+    rows.append(np.concatenate([np.ravel(x) for x in jax.tree.leaves(drawn)]))
+  return np.stack(rows)
+
+
+@pytest.mark.parametrize("bands", [1, 2, BANDS, STEPS])
+def test_the_strategy_times_the_noise_is_independent_noise(bands):
+  noise = optim.banded(steps=STEPS, bands=bands)
+  key = jax.random.key(3)
+  fresh = draw(optim.iid(), key, STEPS)
+  correlated = draw(noise, key, STEPS)
+  np.testing.assert_allclose(
+    strategy(noise) @ correlated, fresh, rtol=1e-4, atol=1e-5
+  )
+  if bands == 1:
+    np.testing.assert_array_equal(correlated, fresh)
+
+
+def test_records_that_keep_their_distance_have_sensitivity_one_each_time():
+  """And closer ones have more: the distance is needed."""
+  c = strategy(optim.banded(steps=STEPS, bands=BANDS))
+  np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1.0)
+  for gap in range(1, STEPS):
+    both = np.linalg.norm(c[:, 0] + c[:, gap])
+    if gap >= BANDS:
+      np.testing.assert_allclose(both, np.sqrt(2.0))
+      assert not np.any(c[:, 0] * c[:, gap])
+    else:
+      assert both > 1.1 * np.sqrt(2.0)
+
+
+def test_sums_of_all_steps_have_less_noise_than_under_independent_noise():
+  noise = optim.banded(steps=20, bands=5)
+  prefix = np.tril(np.ones((20, 20)))
+  error = prefix @ np.linalg.inv(strategy(noise))
+  assert np.mean(error**2) < 0.5 * np.mean(prefix**2)
+  assert noise.min_separation == 5
+
+
+def test_the_covariance_is_the_one_that_was_promised():
+  noise = optim.banded(steps=4, bands=2)
+  inverse = np.linalg.inv(strategy(noise))
+  tree = jnp.zeros(40_000)
+  drawn = draw(noise, jax.random.key(11), 4, tree)
+  expected = inverse @ inverse.T
+  found = drawn @ drawn.T / tree.size
+  # Standard error of a covariance is at most sqrt(2 / n) of the variances.
+  np.testing.assert_allclose(
+    found, expected, atol=5 * np.sqrt(2 / tree.size) * 2
+  )
+  assert not np.allclose(1.1**2 * found, expected, atol=0.05)
+  assert not np.allclose(found, np.eye(4), atol=0.05)
+
+
+def test_leaves_and_steps_have_noise_of_their_own():
+  drawn = draw(noise_lib.iid(), jax.random.key(0), STEPS)
+  assert len(np.unique(drawn)) == drawn.size
+
+
+def test_noise_beyond_the_last_step_is_refused_with_nan():
+  noise = optim.banded(steps=STEPS, bands=BANDS)
+  drawn = draw(noise, jax.random.key(0), STEPS + 1)
+  assert np.isfinite(drawn[:STEPS]).all() and np.isnan(drawn[STEPS]).all()
+
+
+def test_privatize_resumes_correlated_noise_bit_for_bit():
+  transform = optim.privatize(
+    l2_sensitivity=0.5,
+    noise_multiplier=2.0,
+    denominator=4.0,
+    key=jax.random.key(1),
+    noise=optim.banded(steps=STEPS, bands=BANDS),
+  )
+  update = jax.jit(transform.update)
+  sums = jax.tree.map(jnp.ones_like, PARAMS)
+
+  def run(first, state):
+    means = []
+    for _ in range(first, STEPS):
+      mean, state = update(sums, state)
+      means.append(mean)
+      if len(means) + first == 3:
+        saved = jax.tree.map(np.asarray, state)
+    return means, saved if first == 0 else None
+
+  means, saved = run(0, transform.init(PARAMS))
+  again, _ = run(3, jax.tree.map(jnp.asarray, saved))
+  for old, new in zip(means[3:], again, strict=True):
+    jax.tree.map(np.testing.assert_array_equal, old, new)
+  # The first step is (1 + 2 x 0.5 x z / C[0, 0]) / 4.
+  c = strategy(optim.banded(steps=STEPS, bands=BANDS))
+  fresh = draw(optim.iid(), jax.random.key(1), 1)[0]
+  first = np.concatenate([np.ravel(x) for x in jax.tree.leaves(means[0])])
+  np.testing.assert_allclose(first, (1 + fresh / c[0, 0]) / 4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("steps, bands", [(3, 0), (3, 4), (0, 1)])
+def test_bands_out_of_range_are_refused(steps, bands):
+  with pytest.raises(ValueError, match=f"bands={bands}, steps={steps}"):
+    optim.banded(steps=steps, bands=bands)
