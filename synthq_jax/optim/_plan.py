@@ -18,7 +18,16 @@ import jax.numpy as jnp
 from synthq_jax import typing
 from synthq_jax.optim import _rules, _sites, _trace, _views
 
-__all__ = ["LARGE", "Plan", "Use", "factor_size", "loss_of_one", "make", "uses"]
+__all__ = [
+  "LARGE",
+  "Plan",
+  "Use",
+  "factor_size",
+  "loss_of_one",
+  "make",
+  "matrices",
+  "uses",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -146,11 +155,18 @@ def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
 
 def factor_size(site: _sites.Site) -> int:
   """Returns the entries of both factors of one use, for one example."""
-  if site.is_lookup:
-    return site.positions * site.layout.num_columns
+  groups, positions, rows, columns = matrices(site)
+  return groups * positions * (rows + columns)
+
+
+def matrices(site: _sites.Site) -> tuple[int, int, int, int]:
+  """Returns groups, positions, rows and columns of one use's gradient.
+
+  A lookup counts no rows: its other factor is an id for each position.
+  """
   groups = math.prod(size for _, size in site.layout.groups)
-  width = site.layout.num_rows + site.layout.num_columns
-  return groups * site.positions * width
+  rows = 0 if site.is_lookup else site.layout.num_rows
+  return groups, site.positions, rows, site.layout.num_columns
 
 
 def _reference(sites: Sequence[_sites.Site]) -> _views.Layout:

@@ -20,6 +20,8 @@ __all__ = [
   "Rows",
   "clip_weights",
   "cross_terms",
+  "flops_from_factors",
+  "flops_from_product",
   "norms",
   "squared_norm",
   "squared_norms",
@@ -128,12 +130,25 @@ def squared_norm(use: Outer | Rows) -> jax.Array:
   """
   if isinstance(use, Rows):
     return _rows_rows(use, use)
-  positions, rows = use.left.shape[2:]
-  columns = use.right.shape[3]
-  if positions * (rows + columns) <= rows * columns:
+  shape = (*use.left.shape[1:], use.right.shape[3])
+  if flops_from_factors(*shape) <= flops_from_product(*shape):
     return _outer_outer(use, use)
   gradients = _product("bgtp,bgtq->bgpq", use.left, use.right)
   return sum_of_squares(gradients)
+
+
+def flops_from_factors(
+  groups: int, positions: int, rows: int, columns: int
+) -> float:
+  """Returns the work of one example's norm from factors."""
+  return 2.0 * groups * positions**2 * (rows + columns)
+
+
+def flops_from_product(
+  groups: int, positions: int, rows: int, columns: int
+) -> float:
+  """Returns the work of one example's norm from the gradient itself."""
+  return 2.0 * groups * positions * max(rows, 1) * columns
 
 
 def sum_of_squares(gradients: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import bookkeeping, ghost, vmap
+from synthq_jax.optim import auto, bookkeeping, ghost, vmap
 
 __all__ = ["Aux", "ClippedGrad", "STRATEGIES", "clipped_grad"]
 
@@ -44,7 +44,7 @@ class ClippedGrad:
   Attributes:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     l2_clip_norm: the largest norm that one example contributes.
-    strategy: "vmap", "bookkeeping" or "ghost".
+    strategy: "auto", "vmap", "bookkeeping" or "ghost".
     microbatch_size: examples processed at once, or None for all.
   """
 
@@ -121,7 +121,10 @@ class ClippedGrad:
     is_padding: jax.Array,
   ) -> tuple[typing.Params, Aux]:
     """Sums the clipped gradients of examples that are processed together."""
-    total, losses, norms = STRATEGIES[self.strategy](
+    strategy = self.strategy
+    if strategy == "auto":
+      strategy = auto.choose(self.loss_fn, params, batch, keys).strategy
+    total, losses, norms = STRATEGIES[strategy](
       self.loss_fn, params, batch, keys, is_padding, self.l2_clip_norm
     )
     norms = jnp.where(
@@ -191,7 +194,8 @@ def clipped_grad(
     strategy: "bookkeeping" (one backward pass, gradients kept in factors),
       "ghost" (two backward passes, in the memory of ordinary training),
       "vmap" (jax_privacy's; slow on CPUs, takes the memory of all per-example
-      gradients) or "auto", which is "bookkeeping" on every backend for now.
+      gradients) or "auto", which counts FLOPs and memory and chooses for the
+      backend; it logs what it chose (`optim.auto.choose` returns it).
     microbatch_size: examples processed at once; it must divide the batch and
       changes memory and speed only. None: all.
 
@@ -217,7 +221,7 @@ def clipped_grad(
   return ClippedGrad(
     loss_fn=loss_fn,
     l2_clip_norm=float(l2_clip_norm),
-    strategy="bookkeeping" if strategy == "auto" else strategy,
+    strategy=strategy,
     microbatch_size=microbatch_size,
   )
 

@@ -1,0 +1,214 @@
+"""Chooses how to clip, from counted work and memory.
+
+Work is what the matrix products of the loss's trace cost; memory is what
+clipping keeps beyond ordinary training. Both are counted for one example from
+its trace, so a choice takes one tracing and no compilation.
+"""
+
+import functools
+import logging
+import math
+import os
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core
+
+from synthq_jax import typing
+from synthq_jax.optim import _plan, _rules, bookkeeping
+
+__all__ = ["Choice", "Cost", "choose", "count_flops"]
+
+_log = logging.getLogger(__name__)
+
+SHARE = 0.5
+"""Of the device's memory, what clipping may take beyond ordinary training."""
+
+_WORD = 4  # bytes of a float32
+_PASSES = 3  # over a kept array: written, read for the norm, read for the sum
+
+
+class _Machine(NamedTuple):
+  """Rough speeds; only their ratio matters."""
+
+  flops: float  # in a second
+  bandwidth: float  # bytes in a second
+
+
+_MACHINES = {
+  "cpu": _Machine(1.5e11, 2e10),
+  "gpu": _Machine(4e14, 3e12),
+  "tpu": _Machine(2.75e14, 1.2e12),  # v4
+}
+_UNMEASURED = ("gpu", "tpu")
+_SLOW = {"cpu": ("vmap",)}
+"""Left out though counts favour them: products of one example each, which CPUs
+are bad at (docs/benchmarks.md)."""
+
+
+class Cost(NamedTuple):
+  """What one way of clipping a microbatch costs."""
+
+  flops: float
+  """Of matrix products, all passes."""
+  extra_bytes: float
+  """Kept beyond ordinary training."""
+
+
+class Choice(NamedTuple):
+  """A way of clipping, and why."""
+
+  strategy: str
+  """"bookkeeping", "ghost" or "vmap"."""
+  costs: dict[str, Cost]
+  """By strategy."""
+  reason: str
+  """One sentence."""
+
+
+def choose(
+  loss_fn: Any,
+  params: typing.Params,
+  batch: typing.Batch,
+  keys: jax.Array | None = None,
+  *,
+  backend: str | None = None,
+  memory_bytes: float | None = None,
+) -> Choice:
+  """Chooses the fastest way of clipping that fits.
+
+  Of "bookkeeping", "ghost" and "vmap" those that keep at most half of the
+  memory beyond ordinary training; of these the one whose products and memory
+  traffic take the least time at the backend's speeds. On CPUs "vmap" is left
+  out, because it was measured to be many times slower than its counts say; on
+  TPUs and GPUs counts are all that is known, and the reason says so.
+
+  >>> import jax.numpy as jnp
+  >>> def loss_fn(params, batch):
+  ...   return jnp.sum((batch["x"] @ params) ** 2, axis=(1, 2))
+  >>> batch = {"x": jnp.ones((8, 4, 256))}
+  >>> choose(loss_fn, jnp.ones((256, 256)), batch, backend="cpu").strategy
+  'bookkeeping'
+
+  Args:
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
+    params: the parameters; arrays or shapes.
+    batch: arrays or shapes with a leading axis [batch]: one microbatch.
+    keys: one key per example, or None.
+    backend: "cpu", "gpu" or "tpu"; None: JAX's default.
+    memory_bytes: of the device; None: what the device says.
+
+  Returns:
+    The choice with all costs.
+  """
+  backend = jax.default_backend() if backend is None else backend
+  if memory_bytes is None:
+    memory_bytes = _memory(backend)
+  arguments = (batch,) if keys is None else (batch, keys)
+  plan = _plan.make(
+    loss_fn, params, arguments, keep_ratio=bookkeeping.KEEP_RATIO
+  )
+  size = jax.tree.leaves(batch)[0].shape[0]
+  costs = _costs(plan, params, size)
+  left = {
+    name: cost
+    for name, cost in costs.items()
+    if cost.extra_bytes <= SHARE * memory_bytes
+    and name not in _SLOW.get(backend, ())
+  }
+  machine = _MACHINES.get(backend, _MACHINES["gpu"])
+  seconds = {name: _seconds(cost, machine) for name, cost in left.items()}
+  best = min(seconds, key=seconds.__getitem__) if seconds else "ghost"
+  known = "counted, not measured" if backend in _UNMEASURED else "counted"
+  reason = (
+    f"{best} on {backend} for {size} examples at once: "
+    + ", ".join(
+      f"{name} {cost.flops:.2e} FLOPs and {cost.extra_bytes / 2**30:.2f} GiB"
+      for name, cost in costs.items()
+    )
+    + f" ({known})"
+  )
+  _say(reason)
+  return Choice(best, costs, reason)
+
+
+def _seconds(cost: Cost, machine: _Machine) -> float:
+  """Returns about how long a step takes."""
+  traffic = _PASSES * cost.extra_bytes / machine.bandwidth
+  return cost.flops / machine.flops + traffic
+
+
+@functools.cache
+def _say(reason: str) -> None:
+  _log.info("clipping: %s", reason)
+
+
+def _memory(backend: str) -> float:
+  """Returns the memory of a device in bytes."""
+  stats = None
+  if backend == jax.default_backend():
+    stats = jax.local_devices()[0].memory_stats()
+  if stats and "bytes_limit" in stats:
+    return float(stats["bytes_limit"])
+  if backend == "cpu":
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+  return 30.0 * 2**30
+
+
+def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
+  """Counts each strategy for a microbatch of `size` examples."""
+  forward = count_flops(plan.closed.jaxpr)
+  kept = bookkeeping_norms = ghost_norms = 0.0
+  for site in plan.sites:
+    shape = _plan.matrices(site)
+    kept += _WORD * _plan.factor_size(site)
+    bookkeeping_norms += _rules.flops_from_factors(*shape)
+    ghost_norms += min(
+      _rules.flops_from_factors(*shape), _rules.flops_from_product(*shape)
+    )
+  leaves = jax.tree.leaves(params)
+  kept += _WORD * sum(math.prod(leaves[i].shape) for i in plan.formed)
+  everything = _WORD * sum(math.prod(leaf.shape) for leaf in leaves)
+  return {
+    "bookkeeping": Cost(size * (3 * forward + bookkeeping_norms), size * kept),
+    "ghost": Cost(size * (5 * forward + ghost_norms), 0.0),
+    "vmap": Cost(size * 3 * forward, size * everything),
+  }
+
+
+def count_flops(jaxpr: Any) -> float:
+  """Returns the FLOPs of all matrix products of a jaxpr, those inside too.
+
+  Args:
+    jaxpr: an open jaxpr.
+
+  Returns:
+    Two for each product of two numbers that is added to a sum. Of branches the
+    most expensive counts; a `while` loop counts once.
+  """
+  total = 0.0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      shape = equation.invars[0].aval.shape
+      depth = math.prod(shape[axis] for axis in contracted)
+      total += 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
+    inner = [count_flops(each) for each in _inner(equation)]
+    if inner:
+      repeats = equation.params.get("length", 1)
+      is_branch = equation.primitive.name == "cond"
+      total += repeats * (max(inner) if is_branch else sum(inner))
+  return total
+
+
+def _inner(equation: Any) -> list[Any]:
+  """Returns the jaxprs among an equation's parameters."""
+  found = []
+  for value in equation.params.values():
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    for each in values:
+      if isinstance(each, core.ClosedJaxpr):
+        found.append(each.jaxpr)
+      elif isinstance(each, core.Jaxpr):
+        found.append(each)
+  return found

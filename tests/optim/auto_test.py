@@ -1,0 +1,89 @@
+"""The choice of a strategy: counts, memory, and what is said about it."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.optim import auto
+
+BATCH, LENGTH, ROWS, COLUMNS = 8, 16, 96, 64
+
+
+def loss_fn(params, batch):
+  return jnp.sum(jnp.tanh(batch["x"] @ params["w"]) ** 2, axis=(1, 2))
+
+
+PARAMS = {"w": jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)}
+X = {"x": jax.ShapeDtypeStruct((BATCH, LENGTH, ROWS), jnp.float32)}
+FORWARD = 2 * LENGTH * ROWS * COLUMNS
+
+
+def test_costs_are_those_of_the_products(monkeypatch):
+  monkeypatch.setattr(auto.bookkeeping, "KEEP_RATIO", 0.0)
+  costs = auto.choose(loss_fn, PARAMS, X, backend="tpu").costs
+  gram = 2 * LENGTH**2 * (ROWS + COLUMNS)
+  assert costs["vmap"].flops == BATCH * 3 * FORWARD
+  assert costs["bookkeeping"].flops == BATCH * (3 * FORWARD + gram)
+  assert costs["ghost"].flops == BATCH * (5 * FORWARD + gram)
+  assert costs["vmap"].extra_bytes == BATCH * 4 * ROWS * COLUMNS
+  factors = LENGTH * (ROWS + COLUMNS)
+  assert costs["bookkeeping"].extra_bytes == BATCH * 4 * factors
+  assert costs["ghost"].extra_bytes == 0
+
+
+def test_products_inside_other_functions_count():
+  def repeated(w, x):
+    body = jax.checkpoint(lambda x, w: (jax.jit(jnp.dot)(x, w), None))
+    x, _ = jax.lax.scan(body, x, jnp.stack([w] * 5))
+    return jax.lax.cond(x.sum() > 0, lambda x: x @ w @ w, lambda x: x @ w, x)
+
+  shapes = [jax.ShapeDtypeStruct((7, 7), jnp.float32)] * 2
+  jaxpr = jax.make_jaxpr(repeated)(*shapes)
+  assert auto.count_flops(jaxpr.jaxpr) == (5 + 2) * 2 * 7**3
+
+
+def test_a_cpu_never_gets_vmap_and_a_full_device_gets_ghost():
+  for memory, expected in ((1e12, "bookkeeping"), (1.0, "ghost")):
+    found = auto.choose(loss_fn, PARAMS, X, backend="cpu", memory_bytes=memory)
+    assert found.strategy == expected
+
+
+def test_a_tpu_gets_vmap_while_its_memory_allows():
+  """Short of memory traffic, the fewest FLOPs win."""
+  params = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32)}
+  long = {"x": jax.ShapeDtypeStruct((BATCH, 2048, 512), jnp.float32)}
+  found = auto.choose(loss_fn, params, long, backend="tpu", memory_bytes=1e12)
+  costs = found.costs
+  assert costs["vmap"].flops <= costs["bookkeeping"].flops
+  assert found.strategy in ("vmap", "bookkeeping")
+  assert "not measured" in found.reason
+  wide = {"w": jax.ShapeDtypeStruct((8192, 8192), jnp.float32)}
+  short = {"x": jax.ShapeDtypeStruct((64, 8, 8192), jnp.float32)}
+  found = auto.choose(loss_fn, wide, short, backend="tpu")
+  assert found.strategy == "bookkeeping"  # 16 GiB of gradients otherwise
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_auto_says_what_it_chose_and_agrees(caplog, microbatch):
+  rng = np.random.default_rng(0)
+  params = {"w": jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)}
+  batch = {"x": jnp.asarray(rng.normal(size=(4, 3, 6)), jnp.float32)}
+  results = []
+  auto._say.cache_clear()
+  with caplog.at_level(logging.INFO, logger="synthq_jax.optim.auto"):
+    for strategy in ("auto", "vmap"):
+      grad_fn = optim.clipped_grad(
+        loss_fn,
+        l2_clip_norm=0.1,
+        strategy=strategy,
+        microbatch_size=microbatch,
+      )
+      results.append(grad_fn(params, batch)[0]["w"])
+  np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+  (record,) = caplog.records
+  size = microbatch or 4
+  assert f"on cpu for {size} examples at once" in record.getMessage()
