@@ -85,7 +85,7 @@ def _row(root, name, group, samples: int, seed: int) -> Row:
     }
     for measure, values in tables[0].items()
   }
-  first = group[0]
+  first = dataclasses.replace(group[0], name=name)
   if len(group) > 1:
     measures = {
       measure: interval(values, samples=samples, seed=seed)
@@ -93,7 +93,6 @@ def _row(root, name, group, samples: int, seed: int) -> Row:
     }
     first = dataclasses.replace(
       first,
-      name=name,
       epsilon=_largest([one.epsilon for one in group]),
       delta=_largest([one.delta for one in group]),
       measures=measures,

@@ -540,6 +540,20 @@ def test_seeds_of_a_row_become_one_row_with_its_mean(tmp_path):
   assert "public only 0.656." in page  # of original's score
 
 
+def test_a_single_seed_is_a_row_without_its_number(tmp_path):
+  arguments = made_up(tmp_path)
+  arguments["evaluations"] = [
+    evaluation("public_only_seed4", 0.20),
+    evaluation("original_seed4", 0.30, epsilon=math.inf),
+  ]
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  made = run_report(report.Config(), space, **arguments)
+  lines = made.table.splitlines()[2:]
+  assert [line.split("  ")[0] for line in lines] == ["public only", "original"]
+  page = (tmp_path / made.private_html).read_text()
+  assert "+0.100 [+0.100, +0.100]" in page
+
+
 def test_bleu_of_the_synthetic_queries_is_private(written):
   """Two of three documents of held-out pairs got the query "made query N"."""
   text = read(written, "private_html")
