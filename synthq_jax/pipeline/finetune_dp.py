@@ -64,6 +64,9 @@ class Config:
   """Regular expression that the paths of trained parameters match in
   full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
   the square root of their number, whatever a record can say."""
+  second_moment_floor: float | None = None
+  """For dp_adam: takes the known variance of the noise out of the second
+  moments, and leaves at least this many times it; None: leaves it in."""
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
@@ -84,6 +87,15 @@ class Config:
     config_types.at_least(
       self, 1, "batch_size", "steps", "microbatch_size", "noise_bands"
     )
+    config_types.positive(self, "second_moment_floor")
+    if self.second_moment_floor is not None and (
+      self.optimizer != "dp_adam" or self.noise_bands > 1
+    ):
+      raise ValueError(
+        "finetune_dp.Config.second_moment_floor is for optimizer='dp_adam' with"
+        f" noise_bands=1, got {self.optimizer!r} and {self.noise_bands}: leave"
+        " it None"
+      )
     if self.noise_bands > self.steps:
       raise ValueError(
         "finetune_dp.Config.noise_bands must be at most steps, got"
@@ -143,6 +155,7 @@ def run(
       learning_rate=config.learning_rate,
       mechanism=_MECHANISM,
       noise_bands=config.noise_bands,
+      second_moment_floor=config.second_moment_floor,
     ),
     space,
     stage,

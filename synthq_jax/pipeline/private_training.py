@@ -71,6 +71,8 @@ class Settings:
   """Public divisor; None: the expected batch size."""
   noise_bands: int = 1
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
+  second_moment_floor: float | None = None
+  """Of dp_adam: takes the noise's variance out of the second moments."""
 
 
 def check(
@@ -195,6 +197,7 @@ def train(
     settings=loop_settings,
     denominator=settings.denominator,
     noise_bands=settings.noise_bands,
+    second_moment_floor=settings.second_moment_floor,
   )
   return params, statement
 

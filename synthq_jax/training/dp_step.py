@@ -36,6 +36,7 @@ def optimizer(
   denominator: float,
   key: jax.Array,
   noise_bands: int = 1,
+  second_moment_floor: float | None = None,
 ) -> optax.GradientTransformation:
   """Returns a private optimizer with warm-up and linear decay.
 
@@ -48,6 +49,7 @@ def optimizer(
     denominator: public constant that the noisy sum is divided by.
     key: of the noise.
     noise_bands: of correlated noise; 1: independent in every step.
+    second_moment_floor: as in `optim.dp_adam`, for which alone it is.
 
   Returns:
     An optax transformation that takes clipped sums.
@@ -56,6 +58,9 @@ def optimizer(
     learning_rate, steps=steps, warmup_steps=steps // 10
   )
   make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}[name]
+  options = {}
+  if second_moment_floor is not None:
+    options["second_moment_floor"] = second_moment_floor
   return make(
     schedule,
     l2_sensitivity=l2_sensitivity,
@@ -65,6 +70,7 @@ def optimizer(
     noise=optim.banded(steps=steps, bands=noise_bands)
     if noise_bands > 1
     else optim.iid(),
+    **options,
   )
 
 
@@ -86,6 +92,7 @@ def train(
   settings: loop.Settings,
   denominator: float | None = None,
   noise_bands: int = 1,
+  second_moment_floor: float | None = None,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -107,6 +114,7 @@ def train(
     settings: saving and reporting.
     denominator: public divisor; None: the expected batch size.
     noise_bands: of correlated noise; 1: independent in every step.
+    second_moment_floor: as in `optim.dp_adam`.
 
   Returns:
     The trained parameters.
@@ -132,6 +140,7 @@ def train(
     ),
     key=noise_key,
     noise_bands=noise_bands,
+    second_moment_floor=second_moment_floor,
   )
 
   @jax.jit

@@ -114,3 +114,46 @@ def test_a_clip_norm_out_of_range_is_refused():
     optim.dp_aggregate(
       l2_clip_norm=0.0, noise_multiplier=1.0, denominator=1.0, key=KEY
     )
+
+
+def test_adam_takes_the_variance_of_the_noise_out_of_its_second_moments():
+  """With a known gradient far below the noise, steps follow the gradient."""
+  noise = NOISE | {"noise_multiplier": 40.0}  # std 2.5 after the division
+  truth = {"w": jnp.full((100, 200), 0.8), "b": jnp.full(20_000, 0.08)}
+  sums = jax.tree.map(lambda x: 8.0 * x, truth)
+
+  def mean_steps(**options):
+    transform = optim.dp_adam(1.0, **noise, b1=0.0, b2=0.99, **options)
+    state = transform.init(truth)
+    update = jax.jit(transform.update)
+    for _ in range(400):
+      step, state = update(sums, state, truth)
+    return {name: float(-jnp.mean(x)) for name, x in step.items()}
+
+  plain = mean_steps()
+  # All second moments are 2.5^2 and a little: the steps are the gradients.
+  assert plain["w"] / plain["b"] == pytest.approx(10.0, rel=0.4)
+  clean = mean_steps(second_moment_floor=1e-3)
+  assert clean["w"] > 2.0 * plain["w"]
+
+
+def test_adam_without_noise_needs_no_correction():
+  quiet = NOISE | {"noise_multiplier": 0.0}
+  options = {"b1": 0.5, "weight_decay": 0.1}
+  got = steps(
+    optim.dp_adam(0.1, **quiet, second_moment_floor=0.5, **options), SUM, 3
+  )
+  expected = steps(optim.dp_adam(0.1, **quiet, **options), SUM, 3)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected
+  )
+
+
+def test_the_correction_is_for_independent_noise_and_a_positive_floor():
+  with pytest.raises(ValueError, match="correlated noise"):
+    optim.dp_adam(
+      0.1, **NOISE, second_moment_floor=0.1,
+      noise=optim.banded(steps=4, bands=2),
+    )  # fmt: skip
+  with pytest.raises(ValueError, match="second_moment_floor=0.0"):
+    optim.dp_adam(0.1, **NOISE, second_moment_floor=0.0)
