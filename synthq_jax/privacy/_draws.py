@@ -42,6 +42,9 @@ class Sampler(Protocol):
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the event as if every batch had room for all its records."""
 
+  min_separation: int
+  """Steps between two batches that may hold the same record, at least."""
+
   knows_truncation: bool
   """Whether `event` says what truncation costs; else it is paid from delta."""
 

@@ -122,7 +122,7 @@ def train(
   Raises:
     ValueError: if a record can come back sooner than the noise allows.
   """
-  if noise_bands > sampler.min_separation:
+  if noise_bands > 1 and noise_bands > sampler.min_separation:
     raise ValueError(
       f"expected noise_bands of at most {sampler.min_separation}, the steps that"
       f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
