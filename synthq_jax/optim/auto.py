@@ -17,7 +17,7 @@ from jax.extend import core
 from synthq_jax import typing
 from synthq_jax.optim import _plan, _rules, bookkeeping
 
-__all__ = ["Choice", "Cost", "choose", "count_flops"]
+__all__ = ["Choice", "Cost", "Products", "choose", "count_products"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ SHARE = 0.5
 """Of the device's memory, what clipping may take beyond ordinary training."""
 
 _WORD = 4  # bytes of a float32
-_PASSES = 3  # over a kept array: written, read for the norm, read for the sum
+_FORMED = 3  # passes over a formed gradient: written, read for norm and sum
 
 
 class _Machine(NamedTuple):
@@ -53,6 +53,8 @@ class Cost(NamedTuple):
   """Of matrix products, all passes."""
   extra_bytes: float
   """Kept beyond ordinary training."""
+  traffic_bytes: float
+  """Moved to and from memory: results of products, and what is kept."""
 
 
 class Choice(NamedTuple):
@@ -134,8 +136,7 @@ def choose(
 
 def _seconds(cost: Cost, machine: _Machine) -> float:
   """Returns about how long a step takes."""
-  traffic = _PASSES * cost.extra_bytes / machine.bandwidth
-  return cost.flops / machine.flops + traffic
+  return cost.flops / machine.flops + cost.traffic_bytes / machine.bandwidth
 
 
 @functools.cache
@@ -157,48 +158,71 @@ def _memory(backend: str) -> float:
 
 def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
   """Counts each strategy for a microbatch of `size` examples."""
-  forward = count_flops(plan.closed.jaxpr)
-  kept = bookkeeping_norms = ghost_norms = 0.0
+  products = count_products(plan.closed.jaxpr)
+  factors = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
     shape = _plan.matrices(site)
-    kept += _WORD * _plan.factor_size(site)
+    factors += _WORD * _plan.factor_size(site)
     bookkeeping_norms += _rules.flops_from_factors(*shape)
     ghost_norms += min(
       _rules.flops_from_factors(*shape), _rules.flops_from_product(*shape)
     )
   leaves = jax.tree.leaves(params)
-  kept += _WORD * sum(math.prod(leaves[i].shape) for i in plan.formed)
+  formed = _WORD * sum(math.prod(leaves[i].shape) for i in plan.formed)
   everything = _WORD * sum(math.prod(leaf.shape) for leaf in leaves)
+
+  def cost(passes: int, norms: float, extra: float, moved: float) -> Cost:
+    return Cost(
+      flops=size * (passes * products.flops + norms),
+      extra_bytes=size * extra,
+      traffic_bytes=size * (passes * products.traffic_bytes + moved),
+    )
+
+  # Passes: forward, to the inputs, to the weights. Ordinary training makes and
+  # reads the factors too, so norms read them once more.
+  kept = factors + _FORMED * formed
   return {
-    "bookkeeping": Cost(size * (3 * forward + bookkeeping_norms), size * kept),
-    "ghost": Cost(size * (5 * forward + ghost_norms), 0.0),
-    "vmap": Cost(size * 3 * forward, size * everything),
+    "bookkeeping": cost(3, bookkeeping_norms, factors + formed, kept),
+    "ghost": cost(5, ghost_norms, 0.0, factors),
+    "vmap": cost(3, 0.0, everything, _FORMED * everything),
   }
 
 
-def count_flops(jaxpr: Any) -> float:
-  """Returns the FLOPs of all matrix products of a jaxpr, those inside too.
+class Products(NamedTuple):
+  """The matrix products of a jaxpr."""
+
+  flops: float
+  """Two for each product of two numbers that is added to a sum."""
+  traffic_bytes: float
+  """Results, written and read once."""
+
+
+def count_products(jaxpr: Any) -> Products:
+  """Counts the matrix products of a jaxpr, those of its inner jaxprs too.
 
   Args:
     jaxpr: an open jaxpr.
 
   Returns:
-    Two for each product of two numbers that is added to a sum. Of branches the
-    most expensive counts; a `while` loop counts once.
+    The counts. Of branches the most expensive counts; a `while` loop counts
+    once.
   """
-  total = 0.0
+  flops = traffic = 0.0
   for equation in jaxpr.eqns:
     if equation.primitive.name == "dot_general":
       (contracted, _), _ = equation.params["dimension_numbers"]
       shape = equation.invars[0].aval.shape
       depth = math.prod(shape[axis] for axis in contracted)
-      total += 2.0 * depth * math.prod(equation.outvars[0].aval.shape)
-    inner = [count_flops(each) for each in _inner(equation)]
-    if inner:
-      repeats = equation.params.get("length", 1)
-      is_branch = equation.primitive.name == "cond"
-      total += repeats * (max(inner) if is_branch else sum(inner))
-  return total
+      output = equation.outvars[0].aval
+      flops += 2.0 * depth * output.size
+      traffic += 2.0 * output.size * output.dtype.itemsize
+    inner = [count_products(each) for each in _inner(equation)]
+    if equation.primitive.name == "cond":
+      inner = [max(inner)]
+    repeats = equation.params.get("length", 1)
+    flops += repeats * sum(each.flops for each in inner)
+    traffic += repeats * sum(each.traffic_bytes for each in inner)
+  return Products(flops, traffic)
 
 
 def _inner(equation: Any) -> list[Any]:

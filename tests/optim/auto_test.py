@@ -43,7 +43,9 @@ def test_products_inside_other_functions_count():
 
   shapes = [jax.ShapeDtypeStruct((7, 7), jnp.float32)] * 2
   jaxpr = jax.make_jaxpr(repeated)(*shapes)
-  assert auto.count_flops(jaxpr.jaxpr) == (5 + 2) * 2 * 7**3
+  counted = auto.count_products(jaxpr.jaxpr)
+  assert counted.flops == (5 + 2) * 2 * 7**3
+  assert counted.traffic_bytes == (5 + 2) * 2 * 4 * 7**2
 
 
 def test_a_cpu_never_gets_vmap_and_a_full_device_gets_ghost():
