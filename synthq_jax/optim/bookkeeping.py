@@ -12,8 +12,9 @@ What is recorded is kept until the end, also of a rematerialised part: where
 memory is short, `ghost` recomputes it.
 
 A norm from factors is a sum of products, so its rounding error is relative to
-the largest contribution of a single position: it can matter only where
-positions with contributions far above the clip norm cancel each other.
+the contributions of single positions. Where these are far above the clip norm
+and cancel each other, the norm could come out too small: an allowance for the
+rounding is added to it.
 """
 
 import functools

@@ -73,3 +73,47 @@ def test_an_example_of_weight_zero_adds_nothing_even_if_not_finite():
   total = _rules.weighted_sum([use], weights, (1, ROWS, COLUMNS))
   clean = _rules.weighted_sum([outer(0, 2)], weights, (1, ROWS, COLUMNS))
   np.testing.assert_array_equal(total, clean)
+
+
+def cancelling(seed, positions, width, rest):
+  """Contributions of about `width` that cancel each other but for `rest`."""
+  random = np.random.default_rng(seed)
+  left = random.normal(size=(positions, width))
+  right = random.normal(size=(positions, width))
+  moved = left + rest * random.normal(size=left.shape)
+  return _rules.Outer(
+    jnp.asarray(np.concatenate([left, moved])[None, None], jnp.float32),
+    jnp.asarray(np.concatenate([right, -right])[None, None], jnp.float32),
+  )
+
+
+def norm_in_double(use):
+  factors = (np.asarray(part[0, 0], np.float64) for part in use)
+  return np.linalg.norm(np.einsum("tp,tq->pq", *factors))
+
+
+@pytest.mark.parametrize("positions", [1, 8, 64])
+@pytest.mark.parametrize("width", [16, 256])
+def test_norms_of_positions_that_cancel_are_not_too_small(positions, width):
+  """A norm that is too small lets a record through with more than C."""
+  for rest in (1e-2, 1e-3, 1e-4, 1e-5):
+    for seed in range(10):
+      use = cancelling(seed, positions, width, rest)
+      found = float(_rules.squared_norms([use])[0]) ** 0.5
+      assert found >= (1 - 1e-6) * norm_in_double(use)
+
+
+def test_without_the_allowance_they_are(monkeypatch):
+  monkeypatch.setattr(_rules, "_ROUNDING", 0.0)
+  ratios = []
+  for seed in range(20):
+    use = cancelling(seed, 1, 256, 1e-4)
+    squared = max(float(_rules.squared_norms([use])[0]), 0.0)
+    ratios.append(squared**0.5 / norm_in_double(use))
+  assert min(ratios) < 0.9
+
+
+def test_the_allowance_is_small_where_nothing_cancels():
+  use = outer(3, 50)
+  expected = np.sum(gradients([use]) ** 2, axis=(1, 2))
+  np.testing.assert_allclose(_rules.squared_norms([use]), expected, rtol=3e-6)
