@@ -72,7 +72,12 @@ def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path):
 
 def test_pretrain_runs_its_own_recipe(monkeypatch, tmp_path):
   calls = []
-  monkeypatch.setattr(pretrain_recipe, "run", lambda *args: calls.append(args))
+
+  def recorded(config, where, *, on_accepted):
+    del on_accepted
+    calls.append((config, where))
+
+  monkeypatch.setattr(pretrain_recipe, "run", recorded)
   recipe = "--gin_file=gin_configs/recipes/demo_pretrain.gin"
   workdir = f"--workdir={tmp_path}"
   assert main.main(["pretrain", recipe, workdir, "--gin.SEED=4"]) == 0
