@@ -1,6 +1,7 @@
 """Sums of clipped per-example gradients behind one interface."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -204,11 +205,14 @@ def clipped_grad(
     `(sum, Aux)`, with a method `sensitivity(relation)`.
 
   Raises:
+    TypeError: if `loss_fn` cannot be called so, as the losses of
+      `losses.contrastive`, which take a matrix of similarities.
     ValueError: if an argument is out of its range.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
+  _check_signature(loss_fn)
   if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
     raise ValueError(
       f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
@@ -223,6 +227,27 @@ def clipped_grad(
     l2_clip_norm=float(l2_clip_norm),
     strategy=strategy,
     microbatch_size=microbatch_size,
+  )
+
+
+def _check_signature(loss_fn: Callable[..., jax.Array]) -> None:
+  """Refuses a function that takes anything but (params, batch[, key])."""
+  try:
+    signature = inspect.signature(loss_fn)
+  except ValueError:  # some compiled functions have none
+    return
+  for arguments in ((None, None), (None, None, None)):
+    try:
+      signature.bind(*arguments)
+      return
+    except TypeError:
+      pass
+  name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+  raise TypeError(
+    "expected a loss_fn(params, batch) or (params, batch, key) to losses "
+    f"[batch], got {name} of {', '.join(signature.parameters) or 'nothing'}: "
+    "wrap it; a loss of similarities couples its examples and is for "
+    "batch_clipped_grad"
   )
 
 

@@ -18,6 +18,9 @@ __all__ = ["OPTIMIZERS", "State", "train"]
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor")
 
+_CHECKED = 8
+"""Records on which a loss is checked to be of single records."""
+
 
 class State(NamedTuple):
   """What training carries from step to step."""
@@ -120,7 +123,8 @@ def train(
     The trained parameters.
 
   Raises:
-    ValueError: if a record can come back sooner than the noise allows.
+    ValueError: if a record can come back sooner than the noise allows, or the
+      loss that is clipped for each record depends on other records too.
   """
   if noise_bands > 1 and noise_bands > sampler.min_separation:
     raise ValueError(
@@ -128,6 +132,10 @@ def train(
       f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
       " them with sampling.CyclicPoisson"
     )
+  params = jax.tree.map(jnp.asarray, params)
+  if isinstance(grad_fn, optim.ClippedGrad):
+    few = {name: values[:_CHECKED] for name, values in records.items()}
+    optim.check_independence(grad_fn.loss_fn, params, few)
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = _optimizer(
     optimizer,
@@ -156,7 +164,6 @@ def train(
     batch = {name: values[rows] for name, values in records.items()}
     return batch, drawn.is_padding
 
-  params = jax.tree.map(jnp.asarray, params)
   state = loop.train(
     lambda state, batch, step: step_fn(state, *batch),
     State(params, tx.init(params)),

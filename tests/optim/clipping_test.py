@@ -1,11 +1,14 @@
 """The interface of clipped gradients, for every strategy."""
 
+import functools
+
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from synthq_jax.losses import contrastive
 from synthq_jax.optim import clipping
 
 Relation = dp_accounting.NeighboringRelation
@@ -188,6 +191,34 @@ def test_sums_of_half_precision_parameters_are_float32():
 def test_a_clip_norm_out_of_range_is_refused(clip):
   with pytest.raises(ValueError, match="l2_clip_norm"):
     clipping.clipped_grad(linear, l2_clip_norm=clip)
+
+
+@pytest.mark.parametrize(
+  "loss_fn",
+  [
+    contrastive.softmax,
+    functools.partial(contrastive.softmax, temperature=1.0),
+    lambda similarity: similarity,
+  ],
+  ids=["softmax", "partial", "one argument"],
+)
+def test_a_loss_of_similarities_is_refused_by_its_type(loss_fn):
+  with pytest.raises(TypeError, match="of similarity.*batch_clipped_grad"):
+    clipping.clipped_grad(loss_fn, l2_clip_norm=1.0)
+
+
+def test_losses_of_other_forms_are_not_refused():
+  class Model:
+    def loss(self, params, batch, key=None, *, scale=2.0):
+      return scale * params * batch["x"]
+
+    def __call__(self, *arguments):
+      return self.loss(*arguments)
+
+  partial = functools.partial(Model().loss, scale=2.0)
+  for loss_fn in (Model().loss, Model(), partial, jax.jit(Model().loss)):
+    grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=9.0)
+    np.testing.assert_allclose(grad_fn(1.0, {"x": jnp.ones(3)})[0], 6.0)
 
 
 def test_an_unknown_strategy_is_refused_by_naming_those_that_exist():

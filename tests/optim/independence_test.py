@@ -82,3 +82,33 @@ def test_random_keys_may_be_part_of_a_batch():
   keys = jax.random.key_data(jax.random.split(jax.random.key(0), 3))
   batch = {"x": BATCH["x"], "key": keys}
   optim.check_independence(independent, PARAMS, batch)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_half_precision_has_a_tolerance_of_its_own(coupled):
+  def loss_fn(params, batch):
+    x = batch["x"].astype(jnp.bfloat16) @ params["w"].astype(jnp.bfloat16)
+    # What is rounded differently in a batch of another size.
+    x = x.astype(jnp.float32) * (1.0 + 1e-3 * batch["x"].shape[0])
+    mean = jnp.mean(x, axis=0, keepdims=True) if coupled else 0.0
+    return jnp.sum((x - mean) ** 2, axis=1)
+
+  if not coupled:
+    return optim.check_independence(loss_fn, PARAMS, BATCH)
+  with pytest.raises(ValueError, match="relative 0.02"):
+    optim.check_independence(loss_fn, PARAMS, BATCH)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loss_that_is_never_finite_moves_nothing(value):
+  batch = {"x": BATCH["x"].at[1, 0].set(value)}
+  optim.check_independence(independent, PARAMS, batch)
+
+
+def test_the_message_holds_no_value_of_the_batch():
+  with pytest.raises(ValueError) as error:
+    optim.check_independence(batch_norm, PARAMS, BATCH)
+  other = {"x": 3.0 * BATCH["x"]}
+  with pytest.raises(ValueError) as another:
+    optim.check_independence(batch_norm, PARAMS, other)
+  assert str(error.value) == str(another.value)

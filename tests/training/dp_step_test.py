@@ -61,6 +61,11 @@ START = {"w": np.array([0.5, -1.0, 2.0], np.float32)}
 
 
 def run(root, *, clip=NO_CLIP, **changes):
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=clip)
+  return train(root, grad_fn, **changes)
+
+
+def train(root, grad_fn, **changes):
   arguments = dict(
     sampler=SAMPLER,
     noise_multiplier=0.0,
@@ -74,7 +79,6 @@ def run(root, *, clip=NO_CLIP, **changes):
     description="test",
     settings=SETTINGS,
   )
-  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=clip)
   return dp_step.train(grad_fn, START, RECORDS, **(arguments | changes))
 
 
@@ -287,3 +291,14 @@ def test_correlated_noise_needs_a_sampler_that_keeps_records_apart(tmp_path):
     jax.tree.leaves(found), jax.tree.leaves(independent), strict=True
   )
   assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in leaves)
+
+
+def test_a_loss_that_couples_records_is_refused_before_the_first_step(tmp_path):
+  def coupled(params, batch):
+    losses = loss_fn(params, batch)
+    return losses - jnp.mean(losses)
+
+  grad_fn = optim.clipped_grad(coupled, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match="independent losses"):
+    train(tmp_path, grad_fn)
+  assert not (tmp_path / "metrics.jsonl").exists()

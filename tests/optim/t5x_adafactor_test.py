@@ -1,0 +1,166 @@
+"""Adafactor, private and not, beside T5X's own numbers.
+
+The numbers in t5x_adafactor.json were made by T5X's Adafactor (the file says
+where and how); where T5X is installed, they are made again.
+"""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+
+RECORDED = pathlib.Path(__file__).with_name("t5x_adafactor.json")
+STEPS = 5
+CLIP = 1e6
+SHAPES = {"matrix": (6, 8), "tall": (9, 4), "vector": (5,), "large": (128, 130)}
+
+CASES = {
+  "defaults": {},
+  "all axes factored": {"min_dim_size_to_factor": 4},
+  "momentum and decay": {
+    "min_dim_size_to_factor": 4,
+    "beta1": 0.9,
+    "weight_decay_rate": 0.01,
+  },
+  "absolute steps": {"multiply_by_parameter_scale": False},
+  "no clipping": {"clipping_threshold": None, "decay_rate": 0.5},
+  "not factored": {"factored": False},
+}
+"""Options by T5X's names."""
+NAMES = {"beta1": "momentum", "weight_decay_rate": "weight_decay"}
+
+
+def wave(shape, seed, scale):
+  """Numbers that depend on no random generator."""
+  values = np.sin(1.0 + seed + 0.7 * (seed + 1) * np.arange(np.prod(shape)))
+  return jnp.asarray(scale * values.reshape(shape), jnp.float32)
+
+
+def params():
+  return {k: wave(s, i, 0.3) for i, (k, s) in enumerate(SHAPES.items())}
+
+
+def gradients(step):
+  return {
+    name: wave(shape, 10 * (step + 1) + i, 10.0 ** (step - 3)) ** 3
+    for i, (name, shape) in enumerate(SHAPES.items())
+  }
+
+
+def learning_rate(step):
+  return 1e-2 / np.sqrt(1.0 + step)
+
+
+def shown(params):
+  """Each parameter's first entries, its mean and its root mean square."""
+  found = {}
+  for name, value in params.items():
+    value = np.asarray(value, np.float64)
+    numbers = [
+      *value.reshape(-1)[:40],
+      np.mean(value),
+      np.mean(value**2) ** 0.5,
+    ]
+    found[name] = [float(f"{number:.9g}") for number in numbers]
+  return found
+
+
+def run_t5x(adafactor, options):
+  """Runs T5X's module of that name."""
+  tx, now = adafactor.Adafactor(learning_rate=0.0, **options), params()
+  state = tx.init_state(now)
+  for step in range(STEPS):
+    rates = tx.hyper_params.replace(learning_rate=learning_rate(step))
+    now, state = tx.apply_gradient(rates, now, state, gradients(step))
+  return shown(now)
+
+
+def recorded(name):
+  return json.loads(RECORDED.read_text())["cases"][name]
+
+
+def run_ours(make, options):
+  named = {NAMES.get(k, k): v for k, v in options.items()}
+  tx, now = make(lambda step: 1e-2 / jnp.sqrt(1.0 + step), **named), params()
+  state, update = tx.init(now), jax.jit(tx.update)
+  for step in range(STEPS):
+    updates, state = update(gradients(step), state, now)
+    now = jax.tree.map(jnp.add, now, updates)
+  return now
+
+
+def without_noise(learning_rate, **options):
+  return optim.dp_adafactor(
+    learning_rate,
+    l2_sensitivity=CLIP,
+    noise_multiplier=0.0,
+    denominator=1.0,
+    key=jax.random.key(0),
+    **options,
+  )
+
+
+def assert_same(got, expected):
+  for name in SHAPES:
+    np.testing.assert_allclose(
+      got[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_private_without_noise_and_plain_make_the_steps_of_t5x(name):
+  plain = run_ours(optim.adafactor, CASES[name])
+  assert_same(shown(plain), recorded(name))
+  private = run_ours(without_noise, CASES[name])
+  jax.tree.map(np.testing.assert_array_equal, private, plain)
+
+
+def test_the_cases_differ_and_another_decay_is_caught():
+  cases = [recorded(name) for name in CASES]
+  for i, one in enumerate(cases):
+    for other in cases[i + 1 :]:
+      with pytest.raises(AssertionError):
+        assert_same(one, other)
+  with pytest.raises(AssertionError):
+    wrong = run_ours(optim.adafactor, {"decay_rate": 0.79})
+    assert_same(shown(wrong), recorded("defaults"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_t5x_still_makes_the_recorded_numbers(name):
+  adafactor = pytest.importorskip("t5x.adafactor", reason="T5X not installed")
+  assert_same(run_t5x(adafactor, CASES[name]), recorded(name))
+
+
+def test_clipped_gradients_of_an_infinite_clip_norm_are_the_plain_ones():
+  """The whole private step, from losses on, against the ordinary one."""
+
+  def loss_fn(p, b):
+    return jnp.sum((b["x"] @ p["w"]) ** 2, axis=1)
+
+  start = {"w": wave((4, 6), 0, 1.0)}
+  batch = {"x": wave((8, 4), 1, 1.0)}
+  clipped = optim.clipped_grad(loss_fn, l2_clip_norm=CLIP)
+  private = optim.dp_adafactor(
+    0.1,
+    l2_sensitivity=CLIP,
+    noise_multiplier=0.0,
+    denominator=8.0,
+    key=jax.random.key(0),
+  )
+  plain = optim.adafactor(0.1)
+  ours, theirs = start, start
+  state, other = private.init(start), plain.init(start)
+  for _ in range(STEPS):
+    total, _ = clipped(ours, batch)
+    updates, state = private.update(total, state, ours)
+    ours = jax.tree.map(jnp.add, ours, updates)
+    mean = jax.grad(lambda p: jnp.mean(loss_fn(p, batch)))(theirs)
+    updates, other = plain.update(mean, other, theirs)
+    theirs = jax.tree.map(jnp.add, theirs, updates)
+  np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-5, atol=1e-6)
