@@ -22,7 +22,7 @@ __all__ = [
   "LARGE",
   "Plan",
   "Use",
-  "factor_size",
+  "factor_bytes",
   "loss_of_one",
   "make",
   "matrices",
@@ -43,6 +43,7 @@ class Plan(NamedTuple):
   closed: Any  # the loss of one example, as a closed jaxpr
   followed: tuple[int, ...]  # parameters whose gradient stays in factors
   formed: tuple[int, ...]  # parameters whose gradient is formed per example
+  dtypes: tuple[Any, ...]  # that the formed gradients are kept in
   sites: tuple[_sites.Site, ...]  # uses of the followed ones
 
   def zeros(self, leaves: frozenset[int] = frozenset()) -> list[jax.Array]:
@@ -91,8 +92,8 @@ def make(
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
-    keep_ratio: a gradient is formed per example if it has at most this times
-      the size of its factors.
+    keep_ratio: a gradient is formed per example if it takes at most this times
+      the bytes of its factors.
 
   Returns:
     The plan.
@@ -109,17 +110,32 @@ def make(
     lambda *values: walk.run(closed, values, range(len(shapes))),
     *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
   )
+  dtypes = [_dtype(index, walk) for index in range(len(shapes))]
   formed = tuple(
-    index
-    for index in range(len(shapes))
-    if _must_form(index, walk, names[index], shapes[index], keep_ratio)
+    i
+    for i in range(len(shapes))
+    if _must_form(i, walk, names[i], shapes[i], dtypes[i], keep_ratio)
   )
   return Plan(
     closed=closed,
     followed=tuple(i for i in range(len(shapes)) if i not in formed),
     formed=formed,
+    dtypes=tuple(dtypes[index] for index in formed),
     sites=tuple(site for site in walk.sites if site.leaf not in formed),
   )
+
+
+def _dtype(leaf: int, walk: _trace.Walk) -> Any:
+  """Returns the dtype that holds a formed gradient without loss.
+
+  The gradient of a parameter that is cast to half precision and used once has
+  no more bits than the cast.
+  """
+  sites = [site for site in walk.sites if site.leaf == leaf]
+  once = leaf not in walk.odd and len(sites) == 1 and not sites[0].is_shared
+  if once and sites[0].scale == 1.0 and sites[0].dtype == jnp.bfloat16:
+    return jnp.dtype(jnp.bfloat16)
+  return jnp.dtype(jnp.float32)
 
 
 def _must_form(
@@ -127,6 +143,7 @@ def _must_form(
   walk: _trace.Walk,
   name: str,
   shape: tuple[int, ...],
+  dtype: Any,
   keep_ratio: float,
 ) -> bool:
   """Says whether a parameter's gradient is to be formed for each example."""
@@ -142,7 +159,10 @@ def _must_form(
     if size >= LARGE:
       _log_formed(name, shape, "its uses contract different axes")
     return True
-  return size <= keep_ratio * sum(factor_size(site) for site in sites)
+  if any(site.is_lookup and site.positions**2 > size for site in sites):
+    return True  # norms from factors compare all pairs of lookups
+  kept = sum(factor_bytes(site) for site in sites)
+  return size * dtype.itemsize <= keep_ratio * kept
 
 
 @functools.cache
@@ -153,10 +173,10 @@ def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
   )
 
 
-def factor_size(site: _sites.Site) -> int:
-  """Returns the entries of both factors of one use, for one example."""
+def factor_bytes(site: _sites.Site) -> int:
+  """Returns the bytes of both factors of one use, for one example."""
   groups, positions, rows, columns = matrices(site)
-  return groups * positions * (rows + columns)
+  return groups * positions * (rows + columns) * site.output.dtype.itemsize
 
 
 def matrices(site: _sites.Site) -> tuple[int, int, int, int]:

@@ -233,7 +233,15 @@ def _scaled(factors: jax.Array, weights: jax.Array) -> jax.Array:
 
 def _outer_sum(use: Outer, weights: jax.Array) -> jax.Array:
   left = _scaled(use.left, jnp.sign(weights)).astype(use.left.dtype)
-  return _product("bgtp,bgtq->gpq", left, _scaled(use.right, weights))
+  right = _scaled(use.right.astype(jnp.float32), weights)
+  spec = "bgtp,bgtq->gpq"
+  if left.dtype != jnp.bfloat16:
+    return _product(spec, left, right)
+  # In two halves, which accelerators multiply exactly: one alone would leave
+  # each example's rounding error outside its clip norm.
+  high = right.astype(jnp.bfloat16)
+  low = (right - high.astype(jnp.float32)).astype(jnp.bfloat16)
+  return _product(spec, left, high) + _product(spec, left, low)
 
 
 def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:

@@ -37,6 +37,7 @@ class Dense:
     positions: number of rows of data, `position` below.
     parameter_first: whether the parameter is the left operand.
     scale: constant that the parameter is multiplied with before use.
+    dtype: of the parameter where it is used.
   """
 
   leaf: int
@@ -45,6 +46,7 @@ class Dense:
   positions: int
   parameter_first: bool
   scale: float
+  dtype: Any
 
   is_lookup = False
   is_shared = False
@@ -69,6 +71,7 @@ class Lookup:
     positions: number of lookups.
     offsets: axes of the output that run along a row.
     scale: constant that the parameter is multiplied with before use.
+    dtype: of the parameter where it is used.
   """
 
   leaf: int
@@ -77,6 +80,7 @@ class Lookup:
   positions: int
   offsets: tuple[int, ...]
   scale: float
+  dtype: Any
 
   is_lookup = True
   is_shared = False
@@ -109,6 +113,16 @@ class Repeated:
   def is_lookup(self) -> bool:
     """Whether the parameter is looked up, not multiplied."""
     return self.site.is_lookup
+
+  @property
+  def scale(self) -> float:
+    """Constant that the parameter is multiplied with before use."""
+    return self.site.scale
+
+  @property
+  def dtype(self) -> Any:
+    """Of the parameter where it is used."""
+    return self.site.dtype
 
   @property
   def is_shared(self) -> bool:
@@ -206,6 +220,7 @@ def _dense(
     positions=positions,
     parameter_first=position == 0,
     scale=view.scale,
+    dtype=equation.invars[position].aval.dtype,
   )
 
   def record(data: jax.Array) -> jax.Array:
@@ -238,6 +253,7 @@ def _lookup(
     positions=math.prod(jnp.shape(indices)[:-1]),
     offsets=tuple(numbers.offset_dims),
     scale=view.scale,
+    dtype=table.dtype,
   )
   mode = _Mode.from_any(equation.params["mode"])
 

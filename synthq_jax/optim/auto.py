@@ -162,13 +162,16 @@ def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
   factors = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
     shape = _plan.matrices(site)
-    factors += _WORD * _plan.factor_size(site)
+    factors += _plan.factor_bytes(site)
     bookkeeping_norms += _rules.flops_from_factors(*shape)
     ghost_norms += min(
       _rules.flops_from_factors(*shape), _rules.flops_from_product(*shape)
     )
   leaves = jax.tree.leaves(params)
-  formed = _WORD * sum(math.prod(leaves[i].shape) for i in plan.formed)
+  formed = sum(
+    math.prod(leaves[index].shape) * dtype.itemsize
+    for index, dtype in zip(plan.formed, plan.dtypes, strict=True)
+  )
   everything = _WORD * sum(math.prod(leaf.shape) for leaf in leaves)
 
   def cost(passes: int, norms: float, extra: float, moved: float) -> Cost:

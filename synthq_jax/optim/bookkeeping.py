@@ -31,7 +31,7 @@ from synthq_jax.optim import _plan, _rules, _trace
 __all__ = ["clipped_sum"]
 
 KEEP_RATIO = 2.0
-"""A gradient is formed per example if at most this times its factors' size."""
+"""A gradient is formed per example if at most this times its factors' bytes."""
 
 
 def clipped_sum(
@@ -103,6 +103,8 @@ def _one_example(
 
   value_and_grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
   (value, records), (cotangents, gradients) = value_and_grad(zeros, formed)
+  pairs = zip(gradients, plan.dtypes, strict=True)
+  gradients = [gradient.astype(dtype) for gradient, dtype in pairs]
   return value.astype(jnp.float32), records, cotangents, gradients
 
 

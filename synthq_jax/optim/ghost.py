@@ -26,6 +26,9 @@ from synthq_jax.optim import _plan, _rules, _trace
 
 __all__ = ["clipped_sum"]
 
+KEEP_RATIO = 1 / 16
+"""A gradient is formed per example if at most this times its factors' bytes."""
+
 
 def clipped_sum(
   loss_fn: Any,
@@ -54,7 +57,7 @@ def clipped_sum(
   """
   leaves = jax.tree.leaves(params)
   arguments = (batch,) if keys is None else (batch, keys)
-  plan = _plan.make(loss_fn, params, arguments, keep_ratio=0.0)
+  plan = _plan.make(loss_fn, params, arguments, keep_ratio=KEEP_RATIO)
   tokened = _used_once(plan)
   backward = jax.vmap(
     functools.partial(_one_example, plan, leaves, tokened),

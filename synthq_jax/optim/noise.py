@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from synthq_jax.optim import _gaussian
+
 __all__ = ["Banded", "Iid", "Noise", "banded", "iid"]
 
 
@@ -51,9 +53,7 @@ class Iid:
     leaves, structure = jax.tree.flatten(tree)
     step_key = jax.random.fold_in(key, step)
     noise = [
-      jax.random.normal(
-        jax.random.fold_in(step_key, index), jnp.shape(leaf), jnp.float32
-      )
+      _gaussian.standard(jax.random.fold_in(step_key, index), jnp.shape(leaf))
       for index, leaf in enumerate(leaves)
     ]
     return jax.tree.unflatten(structure, noise), state

@@ -87,13 +87,14 @@ def privatize(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, PrivatizeState]:
     del params
+    step = optax.safe_increment(state.step)
+    total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
+    if std == 0:
+      mean = jax.tree.map(lambda x: x / denominator, total)
+      return mean, PrivatizeState(step, state.noise)
     drawn, noise_state = noise.draw(key, state.step, updates, state.noise)
-    mean = jax.tree.map(
-      lambda total, z: (total.astype(jnp.float32) + std * z) / denominator,
-      updates,
-      drawn,
-    )
-    return mean, PrivatizeState(optax.safe_increment(state.step), noise_state)
+    mean = jax.tree.map(lambda x, z: (x + std * z) / denominator, total, drawn)
+    return mean, PrivatizeState(step, noise_state)
 
   return optax.GradientTransformation(init_fn, update_fn)
 
