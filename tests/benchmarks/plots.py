@@ -1,0 +1,107 @@
+"""Draws docs/images/clipping_*.svg from the benchmarks' JSON in docs/data.
+
+python tests/benchmarks/plots.py
+"""
+
+import json
+import pathlib
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+STYLES = {
+  "ordinary": ("black", "o", "ordinary gradient"),
+  "bookkeeping": ("tab:blue", "s", "book-keeping"),
+  "ghost": ("tab:orange", "^", "ghost"),
+  "vmap": ("tab:red", "v", "vmap (jax-privacy)"),
+}
+SETTINGS = {
+  "svg.hashsalt": "synthq",
+  "svg.fonttype": "none",
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "font.size": 9,
+}
+
+
+def load(name: str):
+  return json.loads((DOCS / "data" / name).read_text())
+
+
+def save(figure, name: str) -> None:
+  figure.savefig(
+    DOCS / "images" / name, bbox_inches="tight", metadata={"Date": None}
+  )
+
+
+def growth(cases) -> None:
+  """Time and temporaries against the batch, on the CPU."""
+  cases = sorted(
+    (
+      c for c in cases if c["case"]["dim"] == 256 and c["case"]["inputs"] == 128
+    ),
+    key=lambda c: c["case"]["batch"],
+  )
+  figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 2.8))
+  for way, (color, marker, label) in STYLES.items():
+    found = [c for c in cases if way in c["ways"]]
+    timed = [c for c in found if c["ways"][way].get("median_s")]
+    style = {"color": color, "marker": marker, "label": label, "markersize": 4}
+    left.plot(
+      [c["case"]["batch"] for c in timed],
+      [c["ways"][way]["median_s"] for c in timed],
+      **style,
+    )
+    right.plot(
+      [c["case"]["batch"] for c in found],
+      [c["ways"][way]["temporaries_gib"] for c in found],
+      **style,
+    )
+  for axes, name in ((left, "seconds"), (right, "temporaries, GiB")):
+    axes.set(xscale="log", yscale="log", xlabel="batch", ylabel=name)
+    batches = [c["case"]["batch"] for c in cases]
+    axes.set_xticks(batches, [str(b) for b in batches])
+    axes.minorticks_off()
+  left.legend(frameon=False, fontsize=8)
+  figure.tight_layout()
+  save(figure, "clipping_cpu.svg")
+
+
+def tpu(models) -> None:
+  """FLOPs, temporaries and largest microbatch, relative to ordinary."""
+  figure, every = plt.subplots(1, 3, figsize=(7.5, 2.6))
+  fields = ("flops_ratio", "temporaries_ratio", "largest_microbatch")
+  titles = ("FLOPs / ordinary", "temporaries / ordinary", "largest microbatch")
+  width = 0.8 / len(STYLES)
+  for axes, field, title in zip(every, fields, titles, strict=True):
+    for number, (way, (color, _, label)) in enumerate(STYLES.items()):
+      values = [models[m].get(way, {}).get(field, 0) for m in models]
+      places = [i + (number - 1.5) * width for i in range(len(models))]
+      bars = axes.bar(places, values, width, color=color, label=label)
+      axes.bar_label(bars, fontsize=6.5, fmt="%.3g", padding=1)
+    names = [m.replace("t5_1_1_", "T5 ").title() for m in models]
+    axes.set_xticks(range(len(models)), names)
+    axes.set_title(title, fontsize=9)
+  handles, labels = every[0].get_legend_handles_labels()
+  figure.legend(
+    handles, labels, ncol=4, frameon=False, loc="lower center", fontsize=8
+  )
+  figure.tight_layout(rect=(0, 0.08, 1, 1))
+  save(figure, "clipping_tpu.svg")
+
+
+def main() -> None:
+  with matplotlib.rc_context(SETTINGS):
+    bars, grown = (
+      load("2026-11-21_clipping.json"),
+      load("2026-11-21_clipping_growth.json"),
+    )
+    growth(bars["cases"] + grown["cases"])
+    tpu(load("2026-11-21_clipping_tpu.json")["models"])
+
+
+if __name__ == "__main__":
+  main()

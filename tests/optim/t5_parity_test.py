@@ -1,0 +1,221 @@
+"""Every strategy against jax_privacy on T5s of all shapes, and on T5X's own."""
+
+import dataclasses
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import jax_privacy
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from synthq_jax.losses import seq2seq
+from synthq_jax.models import t5, t5_config
+from synthq_jax.optim import _plan, bookkeeping, clipping, ghost
+
+VOCAB, BATCH = 23, 3
+WAYS = ("bookkeeping", "ghost")
+
+
+def config_of(tied, encoders, decoders, activations, heads=2):
+  return t5_config.T5Config(
+    vocab_size=VOCAB,
+    emb_dim=6,
+    num_heads=heads,
+    head_dim=4,
+    mlp_dim=10,
+    num_encoder_layers=encoders,
+    num_decoder_layers=decoders,
+    mlp_activations=activations,
+    logits_via_embedding=tied,
+  )
+
+
+def problem(config, inputs, targets, padded):
+  """A loss, parameters none of which is special, and a batch with padding."""
+
+  def loss_fn(params, batch):
+    logits = t5.Transformer(config).apply(
+      {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
+    )
+    return seq2seq.cross_entropy(logits, batch["targets"])
+
+  shapes = jax.eval_shape(
+    lambda key: t5.init_params(config, key), jax.random.key(0)
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda s: jnp.asarray(0.1 + 0.5 * rng.normal(size=s.shape), jnp.float32),
+    shapes,
+  )
+  batch = {
+    "inputs": rng.integers(1, VOCAB, (BATCH, inputs)),
+    "targets": rng.integers(1, VOCAB, (BATCH, targets)),
+  }
+  batch["inputs"][0, max(1, inputs - padded) :] = 0
+  batch["targets"][1, max(1, targets - padded) :] = 0
+  return loss_fn, params, jax.tree.map(jnp.asarray, batch)
+
+
+def run(function, *arguments):
+  """Calls a function compiled without optimization: that is most of the time."""
+  options = {"xla_backend_optimization_level": 0}
+  lowered = jax.jit(function).lower(*arguments)
+  return lowered.compile(compiler_options=options)(*arguments)
+
+
+def compare(loss_fn, params, batch, clip, ways=WAYS):
+  oracle = jax_privacy.clipped_grad(
+    lambda p, b: loss_fn(p, b)[0], l2_clip_norm=clip, return_grad_norms=True
+  )
+  expected, aux = run(oracle, params, batch)
+  for way in ways:
+    grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=clip, strategy=way)
+    total, found = run(grad_fn, params, batch)
+    np.testing.assert_allclose(found.norms, aux.grad_norms, rtol=1e-5)
+    for a, b in zip(
+      jax.tree.leaves(total), jax.tree.leaves(expected), strict=True
+    ):
+      scale = np.abs(b).max()
+      assert np.abs(a - b).max() <= max(1e-5 * scale, 1e-6 * (scale == 0))
+
+
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
+@hypothesis.given(
+  tied=st.booleans(),
+  encoders=st.integers(1, 2),
+  decoders=st.integers(1, 2),
+  activations=st.sampled_from([("relu",), ("gelu", "linear")]),
+  heads=st.integers(1, 3),
+  inputs=st.integers(1, 7),
+  targets=st.integers(1, 6),
+  padded=st.integers(0, 5),
+  clip=st.sampled_from([1e-3, 0.3, 1e4]),
+  ratio=st.sampled_from([0.0, 0.5, 1e9]),
+)
+def test_all_shapes_masks_and_clip_norms_agree_with_jax_privacy(
+  tied, encoders, decoders, activations, heads, inputs, targets, padded, clip,
+  ratio,
+):  # fmt: skip
+  config = config_of(tied, encoders, decoders, activations, heads)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(bookkeeping, "KEEP_RATIO", ratio)
+    patch.setattr(ghost, "KEEP_RATIO", min(ratio, 1.0))
+    compare(*problem(config, inputs, targets, padded), clip)
+
+
+def half(tied):
+  config = config_of(tied, 1, 1, ("gelu", "linear"))
+  return problem(dataclasses.replace(config, dtype=jnp.bfloat16), 6, 5, 2)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1e9])
+@pytest.mark.parametrize("tied", [False, True])
+def test_half_precision_agrees_to_its_rounding(tied, ratio, monkeypatch):
+  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", ratio)
+  loss_fn, params, batch = half(tied)
+  full, _, _ = problem(config_of(tied, 1, 1, ("gelu", "linear")), 6, 5, 2)
+  totals = {}
+  for way in ("vmap", *WAYS):
+    grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=0.3, strategy=way)
+    totals[way], aux = run(grad_fn, params, batch)
+    exact = clipping.clipped_grad(full, l2_clip_norm=0.3, strategy="vmap")
+    _, wide = run(exact, params, batch)
+    np.testing.assert_allclose(aux.norms, wide.norms, rtol=5e-2)
+    assert aux.norms.dtype == jnp.float32
+  for way in WAYS:
+    pairs = zip(
+      jax.tree.leaves(totals[way]), jax.tree.leaves(totals["vmap"]), strict=True
+    )
+    for a, b in pairs:
+      assert a.dtype == jnp.float32
+      assert np.abs(a - b).max() <= 3e-2 * np.abs(b).max()
+
+
+def test_half_precision_keeps_formed_gradients_in_half_the_memory():
+  loss_fn, params, batch = half(tied=True)
+  paths = jax.tree_util.tree_flatten_with_path(params)[0]
+  names = [jax.tree_util.keystr(path) for path, _ in paths]
+  plan = _plan.make(loss_fn, params, (batch,), keep_ratio=1e9)
+  dtypes = dict(zip((names[i] for i in plan.formed), plan.dtypes, strict=True))
+  for name, dtype in dtypes.items():
+    several = "embedding" in name or "scale" in name  # scales: not in products
+    assert dtype == (jnp.float32 if several else jnp.bfloat16), name
+  assert set(map(str, plan.dtypes)) == {"float32", "bfloat16"}
+
+
+def test_positions_that_cancel_in_half_precision_stay_within_the_clip_norm(
+  monkeypatch,
+):
+  """What is summed is rounded to less than the clip norm allows for."""
+  positions, rows, columns, clip = 64, 16, 16, 1.0
+  rng = np.random.default_rng(0)
+  x = np.repeat(rng.normal(size=(1, 1, rows)), positions, axis=1)
+  signs = np.resize([1.0, -1.0], positions)[None, :, None]
+  target = 100.0 * signs * rng.normal(size=(1, 1, columns))
+  target += rng.normal(size=target.shape)
+  batch = {
+    "x": jnp.asarray(x, jnp.bfloat16),
+    "target": jnp.asarray(target, jnp.bfloat16),
+  }
+
+  def loss_fn(params, batch):
+    y = batch["x"] @ params["w"].astype(jnp.bfloat16)
+    return jnp.sum((y * batch["target"]).astype(jnp.float32), axis=(1, 2))
+
+  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  grad_fn = clipping.clipped_grad(
+    loss_fn, l2_clip_norm=clip, strategy="bookkeeping"
+  )
+  total, _ = grad_fn({"w": jnp.zeros((rows, columns))}, batch)
+  assert 0.5 * clip < np.linalg.norm(total["w"]) <= clip * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_network_of_t5x_agrees(tied):
+  """T5X's minimal T5, unmodified, where T5X is installed."""
+  network = pytest.importorskip(
+    "t5x.examples.t5.network", reason="T5X is not installed"
+  )
+  model = network.Transformer(
+    network.T5Config(
+      vocab_size=VOCAB,
+      emb_dim=8,
+      num_heads=2,
+      num_encoder_layers=2,
+      num_decoder_layers=2,
+      head_dim=4,
+      mlp_dim=12,
+      dropout_rate=0.0,
+      logits_via_embedding=tied,
+    )
+  )
+  rng = np.random.default_rng(0)
+  batch = {
+    "inputs": jnp.asarray(rng.integers(1, VOCAB, (BATCH, 6))),
+    "targets": jnp.asarray(rng.integers(1, VOCAB, (BATCH, 5))),
+  }
+  batch["targets"] = batch["targets"].at[1, 3:].set(0)
+
+  def logits(params, batch):
+    decoder = jnp.pad(batch["targets"][:, :-1], ((0, 0), (1, 0)))
+    return model.apply(
+      {"params": params},
+      batch["inputs"],
+      decoder,
+      batch["targets"],
+      enable_dropout=False,
+    )
+
+  def loss_fn(params, batch):
+    return seq2seq.cross_entropy(logits(params, batch), batch["targets"])
+
+  variables = model.init(
+    jax.random.key(0),
+    batch["inputs"],
+    batch["targets"],
+    batch["targets"],
+    enable_dropout=False,
+  )
+  compare(loss_fn, variables["params"], batch, 0.3)
