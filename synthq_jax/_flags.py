@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         name, help=words, description=words, epilog=_HELP, allow_abbrev=False
       )
     )
-  words = "calculator: noise from epsilon, and back"
+  words = "calculator: noise from epsilon, and back; adds up a ledger"
   _add_privacy_flags(
     commands.add_parser(
       "privacy", help=words, description=words, allow_abbrev=False
@@ -133,9 +133,10 @@ def _add_privacy_flags(command: argparse.ArgumentParser) -> None:
   flag("--noise_multiplier", type=float, help="noise over sensitivity")
   flag("--epochs", type=float, help="passes over the records, or")
   flag("--steps", type=int)
-  flag("--examples", type=int, required=True, dest="num_examples")
-  flag("--batch_size", type=int, required=True)
+  flag("--examples", type=int, dest="num_examples")
+  flag("--batch_size", type=int)
   flag("--delta", type=float, help="1 / (2 examples) where it is not given")
+  flag("--ledger", help="instead: add up a private/ledger.jsonl")
   flag("--debug", action="store_true", help="show tracebacks")
 
 

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 __all__ = [
   "RESULT_NAME",
   "fingerprint",
+  "from_json",
   "load",
   "read_fingerprint",
   "replacing",
@@ -178,7 +179,7 @@ def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
     raise ValueError(
       f"{path}: expected a {kind.__name__}, got a {data.get('_type')}"
     )
-  return _from_json(kind, data)
+  return from_json(kind, data)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
@@ -190,8 +191,19 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def _from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
-  """Builds a dataclass from JSON, following the types of its fields."""
+def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
+  """Builds a dataclass from what `to_json` made of it.
+
+  Args:
+    kind: the dataclass; nested ones are read through the types of its fields.
+    data: a mapping; names that the class does not have are ignored.
+
+  Returns:
+    An instance of `kind`.
+
+  Raises:
+    ValueError: if a field is missing.
+  """
   import typing  # pylint: disable=g-import-not-at-top
 
   hints = typing.get_type_hints(kind)
@@ -222,7 +234,7 @@ def _convert(hint: Any, value: Any) -> Any:
     chosen = [kind for kind in arguments if kind is not type(None)]
     return _convert(chosen[0], value) if len(chosen) == 1 else value
   if dataclasses.is_dataclass(hint):
-    return _from_json(hint, value)
+    return from_json(hint, value)
   if origin is tuple:
     return tuple(_convert(arguments[0], item) for item in value)
   if origin is dict:

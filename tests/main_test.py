@@ -268,7 +268,8 @@ MSMARCO = ["privacy", "--examples=532761", "--batch_size=1024", "--epochs=30"]
 
 
 @pytest.mark.parametrize(
-  "epsilon, poisson, plain", [(3, 0.730, 8.48), (8, 0.554, 3.58)]
+  "epsilon, poisson, plain",
+  [(3, 0.730, 8.48), (8, 0.554, 3.58), (16, 0.466, 2.02)],
 )
 def test_the_calculator_agrees_with_the_recorded_noise(
   capsys, epsilon, poisson, plain
@@ -281,6 +282,19 @@ def test_the_calculator_agrees_with_the_recorded_noise(
     pytest.approx(plain, abs=0.006),
   ]
   assert "15600 steps, delta 9.385e-07" in printed
+  table = [line.split() for line in printed.splitlines()[-5:]]
+  assert [row[0] for row in table] == ["256", "512", "1024", "2048", "4096"]
+  assert [row[1] for row in table] == [
+    "62400",
+    "31200",
+    "15600",
+    "7800",
+    "3900",
+  ]
+  noises, signals = ([float(row[i]) for row in table] for i in (2, 3))
+  assert noises[2] == float(values[0]) and noises == sorted(noises)
+  assert signals[2] == pytest.approx(noises[2] / 1024, rel=5e-3)
+  assert signals == sorted(signals, reverse=True)
 
 
 def test_the_calculator_runs_backwards(capsys):

@@ -5,7 +5,6 @@ working directory, train, state what was earned.
 """
 
 import dataclasses
-import json
 import math
 import pathlib
 import shutil
@@ -15,9 +14,8 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.pipeline import results, workspace
-from synthq_jax.privacy import accounting, sampling
+from synthq_jax.privacy import accounting, ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import dp_step, loop
 
@@ -179,7 +177,7 @@ def train(
     delta,
     prepared,
   )
-  _enter(space, f"{stage}/{digest}", statement)
+  ledger.enter(space.private(LEDGER), f"{stage}/{digest}", statement)
   params = dp_step.train(
     grad_fn,
     params,
@@ -254,18 +252,3 @@ def _statement(
     assumptions=assumptions,
     not_protected=not_protected,
   )
-
-
-def _enter(
-  space: workspace.Workspace,
-  identifier: str,
-  statement: statement_lib.PrivacyStatement,
-) -> None:
-  """Enters a training into the ledger before it reads a record, once."""
-  path = space.private(LEDGER)
-  lines = path.read_text().splitlines() if path.exists() else []
-  if any(json.loads(line)["identifier"] == identifier for line in lines):
-    return  # started before, and resumed now: the same noise, the same release
-  entry = {"identifier": identifier, "statement": artifacts.to_json(statement)}
-  lines.append(json.dumps(entry, sort_keys=True))
-  artifacts.write_atomically(path, "\n".join(lines) + "\n")

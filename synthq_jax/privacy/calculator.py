@@ -6,6 +6,8 @@ from synthq_jax.privacy import accounting, sampling
 
 __all__ = ["describe"]
 
+_FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
+
 
 def describe(
   *,
@@ -29,6 +31,13 @@ def describe(
   6000 records, batches of 256, 299 steps, delta 8.333e-05
   Poisson batches (ADD_OR_REMOVE_ONE): epsilon 8 takes noise multiplier 0.747
   no amplification (REPLACE_SPECIAL): epsilon 8 takes noise multiplier 1.976
+  Other Poisson batches for epsilon 8 and as many records read:
+    batch   steps   noise multiplier   noise per unit of signal
+       64    1196              0.580                    0.00906
+      128     598              0.650                    0.00508
+      256     299              0.747                    0.00292
+      512     150              0.885                    0.00173
+     1024      75              1.084                    0.00106
 
   Args:
     num_examples: private records.
@@ -40,7 +49,9 @@ def describe(
     delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
 
   Returns:
-    Three lines.
+    Three lines; for an epsilon also a table of other batch sizes, which read
+    as many records as the asked for one does. Noise per unit of signal is the
+    standard deviation of a coordinate of the noisy mean, in clip norms.
 
   Raises:
     ValueError: if a value is out of range, or not one of each pair is given.
@@ -69,7 +80,31 @@ def describe(
     else:
       traded = _epsilon_for(noise_multiplier, known)
     lines.append(f"{words} ({relation}): {traded}")
+  if epsilon is not None:
+    lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
   return "\n".join(lines)
+
+
+def _other_batches(
+  epsilon: float, delta: float, num_examples: int, batch_size: int, steps: int
+) -> list[str]:
+  """Says what smaller and larger batches would take, at the same work."""
+  lines = [
+    f"Other Poisson batches for epsilon {epsilon:g} and as many records read:",
+    "  batch   steps   noise multiplier   noise per unit of signal",
+  ]
+  sizes = [max(1, round(batch_size * factor)) for factor in _FACTORS]
+  for size in dict.fromkeys(min(size, num_examples) for size in sizes):
+    sampler = sampling.Poisson.with_margin(
+      num_examples=num_examples, expected_batch_size=size
+    )
+    count = max(1, round(steps * batch_size / size))
+    noise = accounting.noise_multiplier(
+      epsilon=epsilon, delta=delta, sampler=sampler, steps=count
+    )
+    noise = math.ceil(noise * 1e3) / 1e3
+    lines.append(f"{size:7}{count:8}{noise:19.3f}{noise / size:27.3g}")
+  return lines
 
 
 def _noise_for(epsilon: float, known: dict) -> str:

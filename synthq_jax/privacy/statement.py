@@ -121,7 +121,8 @@ def training(
   """States what training with clipped, noised sums guarantees.
 
   Formal guarantee: that of `accounting.epsilon`, computed here from the same
-  arguments, for records that are each one `unit`.
+  arguments, for records that are each one `unit`. A noisy statistic of all n
+  records is one step on Poisson batches of n.
 
   Args:
     identifier: names this run and no other, e.g. "finetune_dp/FINGERPRINT".

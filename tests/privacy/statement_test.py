@@ -88,6 +88,41 @@ def test_an_inherited_release_counts_once():
   assert again.ledger == both.ledger
 
 
+def test_training_statistics_and_tuning_runs_add_up_to_one_claim():
+  """Against dp_accounting's own composition of the events."""
+  everything = sampling.Poisson(
+    num_examples=6000, expected_batch_size=6000, max_batch_size=6000
+  )
+  parts = [
+    made("finetune_dp/1"),
+    made("mean_length", sampler=everything, noise_multiplier=5.0, steps=1),
+    made("tuning/1", noise_multiplier=2.0, steps=100),
+    made("tuning/2", noise_multiplier=2.0, steps=200),
+  ]
+  whole = statement.compose(parts)
+  assert [release.identifier for release in whole.ledger] == [
+    part.ledger[0].identifier for part in parts
+  ]
+  accountant = dp_accounting.pld.PLDAccountant()
+  for part in parts:
+    (release,) = part.ledger
+    accountant.compose(
+      release.sampler().untruncated_event(
+        release.noise_multiplier, release.steps
+      )
+    )
+  # What truncated batches take of delta is subtracted; it is tiny here.
+  expected = accountant.get_epsilon(whole.delta)
+  assert whole.epsilon == pytest.approx(expected, rel=1e-3)
+  assert whole.epsilon < sum(part.epsilon for part in parts)
+  assert whole.epsilon > max(part.epsilon for part in parts) + 0.1
+  gaussian = dp_accounting.pld.PLDAccountant()
+  gaussian.compose(dp_accounting.GaussianDpEvent(5.0))
+  assert parts[1].epsilon == pytest.approx(
+    gaussian.get_epsilon(whole.delta), rel=1e-3
+  )
+
+
 def test_composing_at_a_smaller_delta_costs_epsilon():
   parts = [made("a"), made("b")]
   stricter = statement.compose(parts, delta=1e-6)
