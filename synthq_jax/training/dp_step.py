@@ -18,8 +18,7 @@ __all__ = ["OPTIMIZERS", "State", "train"]
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor")
 
-_CHECKED = 8
-"""Records on which a loss is checked to be of single records."""
+_SEARCHED = 100_000  # records, for two that differ
 
 
 class State(NamedTuple):
@@ -134,8 +133,7 @@ def train(
     )
   params = jax.tree.map(jnp.asarray, params)
   if isinstance(grad_fn, optim.ClippedGrad):
-    few = {name: values[:_CHECKED] for name, values in records.items()}
-    optim.check_independence(grad_fn.loss_fn, params, few)
+    optim.check_independence(grad_fn.loss_fn, params, _two_of(records))
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = _optimizer(
     optimizer,
@@ -179,6 +177,17 @@ def train(
 
 
 _optimizer = optimizer  # `train` has an argument of that name
+
+
+def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the first record and the next one that differs from it."""
+  searched = {k: values[:_SEARCHED] for k, values in records.items()}
+  differs = [
+    (values != values[:1]).reshape(len(values), -1).any(axis=1)
+    for values in searched.values()
+  ]
+  rows = [0, int(np.argmax(np.any(differs, axis=0)))]
+  return {name: values[rows] for name, values in records.items()}
 
 
 def _metrics(aux, is_padding) -> dict[str, jax.Array]:

@@ -18,3 +18,10 @@ def test_optim_and_losses_load_no_tensorflow_flax_or_gin():
   loaded = loaded_after("import synthq_jax.optim, synthq_jax.losses")
   assert "jax_privacy" in loaded
   assert not loaded & set(HEAVY)
+
+
+def test_optim_needs_jax_optax_jax_privacy_and_numpy_alone():
+  theirs = loaded_after("import jax, optax, jax_privacy, numpy, dp_accounting")
+  ours = loaded_after("from synthq_jax import optim") - {"synthq_jax"}
+  standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
+  assert {name for name in ours - theirs - standard if name[0] != "_"} == set()

@@ -302,3 +302,11 @@ def test_a_loss_that_couples_records_is_refused_before_the_first_step(tmp_path):
   with pytest.raises(ValueError, match="independent losses"):
     train(tmp_path, grad_fn)
   assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_the_check_finds_records_that_differ_wherever_they_are():
+  records = {"x": np.zeros((9, 2)), "y": np.zeros(9)}
+  records["y"][7] = 3.0
+  found = dp_step._two_of(records)
+  assert found["x"].shape == (2, 2)
+  np.testing.assert_array_equal(found["y"], [0.0, 3.0])
