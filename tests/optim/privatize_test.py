@@ -65,6 +65,19 @@ def test_leaves_of_equal_shape_and_steps_get_independent_noise():
   assert correlation(first["a"], first["a"]) > bound
 
 
+@pytest.mark.parametrize("reused", ["leaf", "step"])
+def test_a_key_that_is_used_again_is_caught(monkeypatch, reused):
+  fold_in = jax.random.fold_in
+
+  def forgets(key, data):
+    is_leaf = isinstance(data, int)
+    return key if is_leaf == (reused == "leaf") else fold_in(key, data)
+
+  monkeypatch.setattr(jax.random, "fold_in", forgets)
+  with pytest.raises(AssertionError):
+    test_leaves_of_equal_shape_and_steps_get_independent_noise()
+
+
 def test_a_resumed_run_draws_the_same_noise():
   transform = make()
   first, second = draw(transform, steps=2)
