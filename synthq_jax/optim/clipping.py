@@ -193,7 +193,7 @@ def clipped_grad(
       example (and that example's own key).
     l2_clip_norm: the clip norm, finite and above 0.
     strategy: "bookkeeping" (one backward pass, gradients kept in factors),
-      "ghost" (two backward passes, in the memory of ordinary training),
+      "ghost" (two backward passes, keeps what ordinary training keeps),
       "vmap" (jax_privacy's; slow on CPUs, takes the memory of all per-example
       gradients) or "auto", which counts FLOPs and memory and chooses for the
       backend; it logs what it chose (`optim.auto.choose` returns it).
