@@ -81,10 +81,10 @@ def compare(loss_fn, params, batch, clip, ways=WAYS):
       assert np.abs(a - b).max() <= max(1e-5 * scale, 1e-6 * (scale == 0))
 
 
-@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
 @hypothesis.given(
   tied=st.booleans(),
-  encoders=st.integers(1, 2),
+  encoders=st.integers(0, 1),
   decoders=st.integers(1, 2),
   activations=st.sampled_from([("relu",), ("gelu", "linear")]),
   heads=st.integers(1, 3),
@@ -110,27 +110,34 @@ def half(tied):
   return problem(dataclasses.replace(config, dtype=jnp.bfloat16), 6, 5, 2)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1e9])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("tied", "ratio"), [(False, 0.0), (True, 1e9)])
 def test_half_precision_agrees_to_its_rounding(tied, ratio, monkeypatch):
   monkeypatch.setattr(bookkeeping, "KEEP_RATIO", ratio)
   loss_fn, params, batch = half(tied)
   full, _, _ = problem(config_of(tied, 1, 1, ("gelu", "linear")), 6, 5, 2)
-  totals = {}
+  exact = clipping.clipped_grad(full, l2_clip_norm=0.3, strategy="vmap")
+  expected, wide = run(exact, params, batch)
+  errors = {}
   for way in ("vmap", *WAYS):
     grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=0.3, strategy=way)
-    totals[way], aux = run(grad_fn, params, batch)
-    exact = clipping.clipped_grad(full, l2_clip_norm=0.3, strategy="vmap")
-    _, wide = run(exact, params, batch)
-    np.testing.assert_allclose(aux.norms, wide.norms, rtol=5e-2)
+    total, aux = run(grad_fn, params, batch)
     assert aux.norms.dtype == jnp.float32
+    np.testing.assert_allclose(aux.norms, wide.norms, rtol=5e-2)
+    errors[way] = distance(total, expected)
+    leaves = zip(*map(jax.tree.leaves, (total, expected)), strict=True)
+    for a, b in leaves:  # roundings of 0.4% add up over two layers
+      assert distance(a, b) <= 0.05
+  # As far from the float32 gradient as jax_privacy's own is.
+  assert 1e-4 < errors["vmap"] < 0.05
   for way in WAYS:
-    pairs = zip(
-      jax.tree.leaves(totals[way]), jax.tree.leaves(totals["vmap"]), strict=True
-    )
-    for a, b in pairs:
-      assert a.dtype == jnp.float32
-      assert np.abs(a - b).max() <= 3e-2 * np.abs(b).max()
+    assert errors[way] <= 1.5 * errors["vmap"], errors
+
+
+def distance(a, b):
+  """The norm of the difference over the norm of the second, of all leaves."""
+  gap = jax.tree.map(lambda x, y: np.sum((x - y) ** 2), a, b)
+  size = jax.tree.map(lambda y: np.sum(y**2), b)
+  return np.sqrt(sum(jax.tree.leaves(gap)) / sum(jax.tree.leaves(size)))
 
 
 def test_half_precision_keeps_formed_gradients_in_half_the_memory():
