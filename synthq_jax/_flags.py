@@ -6,7 +6,7 @@ import errno
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 __all__ = ["STAGES", "UsageError", "literal", "os_error", "parser", "place"]
 
@@ -81,6 +81,9 @@ def place(
   return name
 
 
+_COMMON = ("stage", "debug")
+
+
 class UsageError(ValueError):
   """What the user can mend; its text is one line."""
 
@@ -138,6 +141,33 @@ def _add_privacy_flags(command: argparse.ArgumentParser) -> None:
   flag("--delta", type=float, help="1 / (2 examples) where it is not given")
   flag("--ledger", help="instead: add up a private/ledger.jsonl")
   flag("--debug", action="store_true", help="show tracebacks")
+
+
+def privacy_question(options: argparse.Namespace) -> dict[str, Any]:
+  """Returns the flags of `synthq privacy` for the calculator or the ledger.
+
+  Args:
+    options: the parsed flags.
+
+  Returns:
+    Either `ledger` and `delta`, or the arguments of `calculator.describe`.
+
+  Raises:
+    UsageError: if flags are missing or do not go together.
+  """
+  given = {k: v for k, v in vars(options).items() if k not in _COMMON}
+  path = given.pop("ledger")
+  missing = [k for k in ("num_examples", "batch_size") if given[k] is None]
+  if path is None and missing:
+    names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
+    raise UsageError(f"expected {names}, or --ledger=FILE, got none")
+  if path is None:
+    return given
+  delta = given.pop("delta")
+  others = [k for k, value in given.items() if value is not None]
+  if others:
+    raise UsageError(f"--ledger goes with --delta alone, got --{others[0]}")
+  return {"ledger": path, "delta": delta}
 
 
 def literal(value: str) -> str:

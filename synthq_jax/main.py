@@ -114,20 +114,11 @@ def _privacy(options: argparse.Namespace) -> str:
   """What the calculator or the ledger says."""
   from synthq_jax.privacy import calculator, ledger
 
-  given = vars(options)
-  del given["stage"], given["debug"]
-  path = given.pop("ledger")
-  missing = [k for k in ("num_examples", "batch_size") if given[k] is None]
-  if path is None and missing:
-    names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
-    raise UsageError(f"expected {names}, or --ledger=FILE, got none")
-  if path is None:
-    return calculator.describe(**given)
-  delta = given.pop("delta")
-  others = [k for k, value in given.items() if value is not None]
-  if others:
-    raise UsageError(f"--ledger goes with --delta alone, got --{others[0]}")
-  return ledger.describe(path, delta=delta)
+  given = _flags.privacy_question(options)
+  path = given.pop("ledger", None)
+  return (
+    ledger.describe(path, **given) if path else calculator.describe(**given)
+  )
 
 
 # A stage: configure, run, say what came out.

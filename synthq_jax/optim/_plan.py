@@ -93,7 +93,7 @@ def make(
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
     keep_ratio: a gradient is formed per example if it takes at most this times
-      the bytes of its factors.
+      the bytes of its factors, or of the pairs of its lookups.
 
   Returns:
     The plan.
@@ -159,10 +159,10 @@ def _must_form(
     if size >= LARGE:
       _log_formed(name, shape, "its uses contract different axes")
     return True
-  if any(site.is_lookup and site.positions**2 > size for site in sites):
-    return True  # norms from factors compare all pairs of lookups
   kept = sum(factor_bytes(site) for site in sites)
-  return size * dtype.itemsize <= keep_ratio * kept
+  # Norms from factors compare all pairs of lookups.
+  pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
+  return size * dtype.itemsize <= keep_ratio * max(kept, pairs)
 
 
 @functools.cache

@@ -122,7 +122,7 @@ def training(
 
   Formal guarantee: that of `accounting.epsilon`, computed here from the same
   arguments, for records that are each one `unit`. A noisy statistic of all n
-  records is one step on Poisson batches of n.
+  records is one step of `Poisson(n, n, n + 1)`: a neighbour has one more.
 
   Args:
     identifier: names this run and no other, e.g. "finetune_dp/FINGERPRINT".

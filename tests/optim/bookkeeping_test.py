@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
-from synthq_jax.optim import _plan, _rules, _sites, bookkeeping, clipping
+from synthq_jax.optim import (
+  _plan,
+  _rules,
+  _sites,
+  bookkeeping,
+  clipping,
+  ghost,
+)
 
 BATCH, LENGTH, DIM, VOCAB = 4, 5, 6, 11
 
@@ -551,3 +558,16 @@ def test_a_loss_averaged_over_the_batch_is_refused():
   )
   with pytest.raises(ValueError, match="do not average"):
     grad_fn(jnp.array(1.0), {"x": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(("rows", "is_formed"), [(8, True), (5000, False)])
+def test_a_small_table_that_is_looked_up_often_is_formed(rows, is_formed):
+  """Or else a position bias is a product of all pairs of pairs of positions."""
+
+  def loss_fn(p, b):
+    return total_square(p["rel"][b["ids"]])
+
+  params = {"rel": jnp.zeros((rows, 8))}
+  batch = {"ids": jnp.zeros((BATCH, 50), int)}
+  plan = _plan.make(loss_fn, params, (batch,), keep_ratio=ghost.KEEP_RATIO)
+  assert (plan.formed == (0,)) == is_formed

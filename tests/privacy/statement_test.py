@@ -91,7 +91,7 @@ def test_an_inherited_release_counts_once():
 def test_training_statistics_and_tuning_runs_add_up_to_one_claim():
   """Against dp_accounting's own composition of the events."""
   everything = sampling.Poisson(
-    num_examples=6000, expected_batch_size=6000, max_batch_size=6000
+    num_examples=6000, expected_batch_size=6000, max_batch_size=6001
   )
   parts = [
     made("finetune_dp/1"),
