@@ -78,7 +78,7 @@ def tpu(models) -> None:
   width = 0.8 / len(STYLES)
   for axes, field, title in zip(every, fields, titles, strict=True):
     for number, (way, (color, _, label)) in enumerate(STYLES.items()):
-      values = [models[m].get(way, {}).get(field, 0) for m in models]
+      values = [models[m].get(way, {}).get(field, float("nan")) for m in models]
       places = [i + (number - 1.5) * width for i in range(len(models))]
       bars = axes.bar(places, values, width, color=color, label=label)
       axes.bar_label(bars, fontsize=6.5, fmt="%.3g", padding=1)
