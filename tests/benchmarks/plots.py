@@ -65,7 +65,7 @@ def growth(cases) -> None:
     batches = [c["case"]["batch"] for c in cases]
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.minorticks_off()
-  left.legend(frameon=False, fontsize=8)
+  right.legend(frameon=False, fontsize=8, loc="lower right")
   figure.tight_layout()
   save(figure, "clipping_cpu.svg")
 
