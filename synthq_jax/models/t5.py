@@ -2,14 +2,18 @@
 
 One module serves training (`__call__`), the dual encoder (`encode`) and
 generation (`start_decoding`, `decode_step`), whose cache is an explicit value.
+
+Beside "params" two collections may be given, whose parts are read where they
+are there: "lora" (`models/lora.py`) and "prompt" (`models/prompt.py`).
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from synthq_jax.models import t5_config, t5_layers
 
@@ -33,10 +37,26 @@ def shift_right(targets: Int[Array, "batch length"]) -> Array:
   return jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
 
 
-def _padding_mask(
-  tokens: Int[Array, "batch key"],
-) -> Bool[Array, "batch 1 1 key"]:
-  return (tokens > 0)[:, None, None, :]
+def _rematerialised(apply, config: t5_config.T5Config):
+  """Keeps a layer's input alone for the way back, where that is wanted."""
+  if not config.remat:
+    return apply
+  return nn.remat(apply, prevent_cse=not config.scan_layers)
+
+
+def _scanned(apply, config: t5_config.T5Config, length: int):
+  """Turns a layer's function into one loop over its stacked parameters."""
+
+  def body(layer, x):
+    return _rematerialised(apply, config)(layer, x), None
+
+  loop = nn.scan(
+    body,
+    variable_axes={"params": 0, "lora": 0},
+    split_rngs={"params": True, "dropout": True},
+    length=length,
+  )
+  return lambda layer, x: loop(layer, x)[0]
 
 
 class EncoderLayer(nn.Module):
@@ -137,11 +157,18 @@ class Encoder(nn.Module):
     drop = nn.Dropout(
       config.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic
     )
+
+    def apply(layer, x):
+      return layer(x, mask, bias, deterministic=deterministic)
+
     x = drop(x)
-    for layer in range(config.num_encoder_layers):
-      x = EncoderLayer(config, name=f"layers_{layer}")(
-        x, mask, bias, deterministic=deterministic
-      )
+    if config.scan_layers:
+      layer = EncoderLayer(config, name="layers")
+      x = _scanned(apply, config, config.num_encoder_layers)(layer, x)
+    else:
+      for number in range(config.num_encoder_layers):
+        layer = EncoderLayer(config, name=f"layers_{number}")
+        x = _rematerialised(apply, config)(layer, x)
     return drop(t5_layers.RMSNorm(config.dtype, name="encoder_norm")(x))
 
 
@@ -155,9 +182,12 @@ class Decoder(nn.Module):
     self.relpos_bias = t5_layers.RelativePositionBias(
       config, bidirectional=False
     )
-    self.layers = [
-      DecoderLayer(config) for _ in range(config.num_decoder_layers)
-    ]
+    if config.scan_layers:
+      self.layers = DecoderLayer(config)
+    else:
+      self.layers = [
+        DecoderLayer(config) for _ in range(config.num_decoder_layers)
+      ]
     self.decoder_norm = t5_layers.RMSNorm(config.dtype)
     self.dropout = nn.Dropout(config.dropout_rate, broadcast_dims=(-2,))
     if not config.logits_via_embedding:
@@ -170,36 +200,45 @@ class Decoder(nn.Module):
       for layer in self.layers
     )
 
-  def __call__(
-    self,
-    x,
-    crossed,
-    input_mask,
-    *,
-    positions,
-    key_positions,
-    cache=None,
-    deterministic=True,
-  ):
-    """Returns the final states [batch, query, dim] and the new cache."""
-    bias = self.relpos_bias(positions, key_positions)
-    mask = t5_layers.causal_mask(positions, key_positions)
+  def __call__(self, x, encoded, input_mask, *, deterministic=True):
+    """Returns the final states [batch, length, dim] of whole targets."""
+    positions = jnp.arange(x.shape[1])
+    bias = self.relpos_bias(positions, positions)
+    mask = t5_layers.causal_mask(positions, positions)
+
+    def apply(layer, x):
+      crossed = layer.encoder_decoder_attention.keys_values(encoded)
+      return layer(
+        x, crossed, mask, input_mask, bias, deterministic=deterministic
+      )[0]
+
     x = self.dropout(x, deterministic=deterministic)
+    if self.config.scan_layers:
+      loop = _scanned(apply, self.config, self.config.num_decoder_layers)
+      x = loop(self.layers, x)
+    else:
+      for layer in self.layers:
+        x = _rematerialised(apply, self.config)(layer, x)
+    return self.dropout(self.decoder_norm(x), deterministic=deterministic)
+
+  def step(self, x, cache: DecodeCache, position):
+    """Returns the states of one position [batch, 1, dim] and the new cache."""
+    key_positions = jnp.arange(cache.own[0].keys.shape[1])
+    bias = self.relpos_bias(position[None], key_positions)
+    mask = t5_layers.causal_mask(position[None], key_positions)
     new_cache = []
     for index, layer in enumerate(self.layers):
       x, own = layer(
         x,
-        crossed[index],
+        cache.crossed[index],
         mask,
-        input_mask,
+        cache.input_mask,
         bias,
-        cache=None if cache is None else cache[index],
-        position=positions[0],
-        deterministic=deterministic,
+        cache=cache.own[index],
+        position=position,
       )
       new_cache.append(own)
-    x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
-    return x, tuple(new_cache)
+    return self.decoder_norm(x), cache._replace(own=tuple(new_cache))
 
   def logits(self, x, embedding):
     """Returns logits [batch, query, vocab] in float32."""
@@ -247,13 +286,10 @@ class Transformer(nn.Module):
   ) -> Float[Array, "batch length vocab"]:
     """Returns the logits of each next token, teacher-forced."""
     encoded = self.encode(encoder_input_tokens, enable_dropout=enable_dropout)
-    positions = jnp.arange(decoder_input_tokens.shape[1])
-    x, _ = self.decoder(
+    x = self.decoder(
       self.token_embedder(decoder_input_tokens),
-      self.decoder.cross(encoded),
-      _padding_mask(encoder_input_tokens),
-      positions=positions,
-      key_positions=positions,
+      encoded,
+      self._input_mask(encoder_input_tokens),
       deterministic=not enable_dropout,
     )
     return self.decoder.logits(x, self.token_embedder.embedding)
@@ -264,18 +300,43 @@ class Transformer(nn.Module):
     *,
     enable_dropout: bool = False,
   ) -> Float[Array, "batch input dim"]:
-    """Returns the encoder's output for each token of the input."""
+    """Returns the encoder's output for each token of the input.
+
+    A soft prompt stands before the input and is encoded with it.
+    """
+    x = self.token_embedder(encoder_input_tokens)
+    if self.has_variable("prompt", "embedding"):
+      prompt = self.get_variable("prompt", "embedding").astype(x.dtype)
+      prompt = jnp.broadcast_to(prompt, (len(x), *prompt.shape))
+      x = jnp.concatenate([prompt, x], axis=1)
     return self.encoder(
-      self.token_embedder(encoder_input_tokens),
-      _padding_mask(encoder_input_tokens),
+      x,
+      self._input_mask(encoder_input_tokens),
       deterministic=not enable_dropout,
     )
+
+  def _input_mask(self, tokens: Int[Array, "batch input"]) -> Array:
+    """Returns where the encoder's input may be looked at: not at padding."""
+    stands = tokens > 0
+    if self.has_variable("prompt", "embedding"):
+      length = self.get_variable("prompt", "embedding").shape[0]
+      stands = jnp.pad(stands, ((0, 0), (length, 0)), constant_values=True)
+    return stands[:, None, None, :]
 
   def start_decoding(
     self, encoder_input_tokens: Int[Array, "batch input"], max_length: int
   ) -> DecodeCache:
-    """Encodes the input and returns an empty cache of `max_length` places."""
+    """Encodes the input and returns an empty cache of `max_length` places.
+
+    Raises:
+      ValueError: if the layers are a loop over stacked parameters.
+    """
     config = self.config
+    if config.scan_layers:
+      raise ValueError(
+        "expected scan_layers=False for decoding, got True: unstack the"
+        " parameters with scanned.unstack"
+      )
     encoded = self.encode(encoder_input_tokens)
     batch = encoder_input_tokens.shape[0]
     shape = (batch, max_length, config.num_heads, config.head_dim)
@@ -285,27 +346,26 @@ class Transformer(nn.Module):
     return DecodeCache(
       own=(empty,) * config.num_decoder_layers,
       crossed=self.decoder.cross(encoded),
-      input_mask=_padding_mask(encoder_input_tokens),
+      input_mask=self._input_mask(encoder_input_tokens),
     )
 
   def decode_step(
     self, tokens: Int[Array, " batch"], cache: DecodeCache, position: Array
   ) -> tuple[Float[Array, "batch vocab"], DecodeCache]:
     """Returns the logits after `tokens` at `position`, and the new cache."""
-    max_length = cache.own[0].keys.shape[1]
-    x, own = self.decoder(
-      self.token_embedder(tokens[:, None]),
-      cache.crossed,
-      cache.input_mask,
-      positions=jnp.asarray(position)[None],
-      key_positions=jnp.arange(max_length),
-      cache=cache.own,
+    x, cache = self.decoder.step(
+      self.token_embedder(tokens[:, None]), cache, jnp.asarray(position)
     )
     logits = self.decoder.logits(x, self.token_embedder.embedding)
-    return logits[:, 0], cache._replace(own=own)
+    return logits[:, 0], cache
 
 
 def init_params(config: t5_config.T5Config, key: jax.Array):
-  """Returns fresh parameters, a nested dict of float32 arrays."""
+  """Returns fresh parameters, a nested dict of float32 arrays.
+
+  Their tree is T5X's, whatever `config.scan_layers` is; `scanned.stack` turns
+  it into what a loop over layers takes.
+  """
+  config = dataclasses.replace(config, scan_layers=False, remat=False)
   tokens = jnp.ones((1, 2), jnp.int32)
   return Transformer(config).init(key, tokens, tokens)["params"]

@@ -36,6 +36,11 @@ class T5Config:
   """Dropout in [0, 1); 0 is what private fine-tuning wants."""
   dtype: str = "float32"
   """Type of the computation; parameters stay float32."""
+  remat: bool = False
+  """Whether each layer is computed again on the way back: less memory."""
+  scan_layers: bool = False
+  """Whether layers are one loop over stacked parameters (`scanned`), which
+  compiles in a fraction of the time; not for decoding."""
   relative_attention_num_buckets: int = 32
   """Buckets of the relative position bias."""
   relative_attention_max_distance: int = 128
@@ -68,11 +73,37 @@ class T5Config:
       )
 
 
+def _version_1_0(layers: int, **shape: int) -> T5Config:
+  return T5Config(
+    vocab_size=32128,
+    num_encoder_layers=layers,
+    num_decoder_layers=layers,
+    mlp_activations=("relu",),
+    logits_via_embedding=True,
+    **shape,
+  )
+
+
 def _version_1_1(**shape: int) -> T5Config:
   return T5Config(vocab_size=32128, head_dim=64, **shape)
 
 
 _SIZES = {
+  "t5_1_0_small": _version_1_0(
+    6, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=2048
+  ),
+  "t5_1_0_base": _version_1_0(
+    12, emb_dim=768, num_heads=12, head_dim=64, mlp_dim=3072
+  ),
+  "t5_1_0_large": _version_1_0(
+    24, emb_dim=1024, num_heads=16, head_dim=64, mlp_dim=4096
+  ),
+  "t5_1_0_3B": _version_1_0(
+    24, emb_dim=1024, num_heads=32, head_dim=128, mlp_dim=16384
+  ),
+  "t5_1_0_11B": _version_1_0(
+    24, emb_dim=1024, num_heads=128, head_dim=128, mlp_dim=65536
+  ),
   "t5_1_1_small": _version_1_1(
     emb_dim=512,
     num_heads=6,
@@ -91,6 +122,20 @@ _SIZES = {
     emb_dim=1024,
     num_heads=16,
     mlp_dim=2816,
+    num_encoder_layers=24,
+    num_decoder_layers=24,
+  ),
+  "t5_1_1_xl": _version_1_1(
+    emb_dim=2048,
+    num_heads=32,
+    mlp_dim=5120,
+    num_encoder_layers=24,
+    num_decoder_layers=24,
+  ),
+  "t5_1_1_xxl": _version_1_1(
+    emb_dim=4096,
+    num_heads=64,
+    mlp_dim=10240,
     num_encoder_layers=24,
     num_decoder_layers=24,
   ),

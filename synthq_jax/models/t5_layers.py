@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 class Dense(nn.Module):
-  """A linear map without bias."""
+  """A linear map without bias, and its low-rank addition if one is given."""
 
   features: int
   dtype: str = "float32"
@@ -62,7 +62,15 @@ class Dense(nn.Module):
   def __call__(self, x: Float[Array, "*batch dim"]) -> Array:
     shape = (x.shape[-1], self.features)
     kernel = self.param("kernel", self.initializer, shape)
-    return x.astype(self.dtype) @ kernel.astype(self.dtype)
+    x = x.astype(self.dtype)
+    y = x @ kernel.astype(self.dtype)
+    if not self.has_variable("lora", "a"):
+      return y
+    # Never as one kernel: clipping wants the factors' own products.
+    a = self.get_variable("lora", "a").astype(self.dtype)
+    b = self.get_variable("lora", "b").astype(self.dtype)
+    scale = self.get_variable("lora", "scale").astype(self.dtype)
+    return y + ((x @ a) * jnp.broadcast_to(scale, (*x.shape[:-1], 1))) @ b
 
 
 def relative_position_bucket(

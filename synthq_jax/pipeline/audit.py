@@ -68,6 +68,7 @@ class _Generator(NamedTuple):
   config: t5_config.T5Config
   vocabulary: Any  # seqio's; loading seqio takes seconds
   prepared: results.PreparedData
+  prompt_tokens: int
 
 
 def run(
@@ -110,7 +111,11 @@ def run(
     )
   params, model_config = t5_checkpoints.load(space.root / checkpoint.directory)
   generator = _Generator(
-    params, model_config, inputs.vocabulary(space, prepared), prepared
+    params,
+    model_config,
+    inputs.vocabulary(space, prepared),
+    prepared,
+    checkpoint.prompt_tokens,
   )
   rng = np.random.default_rng(space.seed("audit candidates"))
   ranks = exposure.ranks(_likelihoods(config, generator, canaries, rng))
@@ -168,13 +173,17 @@ def _likelihoods(
 def _tokenize(
   config: Config, generator: _Generator, texts: Sequence[tuple[str, str]]
 ) -> dict[str, np.ndarray]:
-  return canaries_lib.tokenize(
+  records = canaries_lib.tokenize(
     generator.vocabulary,
     texts,
     prefix=config.prefix,
     document_length=generator.prepared.document_length,
     query_length=generator.prepared.query_length,
   )
+  records["inputs"] = inputs.with_prompt(
+    records["inputs"], generator.prompt_tokens, generator.config.vocab_size
+  )
+  return records
 
 
 def _check_distinct(targets: Int[np.ndarray, "row length"], num: int) -> None:

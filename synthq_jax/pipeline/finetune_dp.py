@@ -16,7 +16,8 @@ import math
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,14 @@ import numpy as np
 from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
-from synthq_jax.models import t5, t5_checkpoints
+from synthq_jax.models import (
+  lora,
+  prompt,
+  scanned,
+  t5,
+  t5_checkpoints,
+  t5_config,
+)
 from synthq_jax.pipeline import (
   config_types,
   inputs,
@@ -34,7 +42,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.training import dp_step, loop
 
-__all__ = ["Config", "loss_fn", "run"]
+__all__ = ["Config", "grad_fn", "loss_fn", "run"]
 
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per query,"
@@ -64,6 +72,13 @@ class Config:
   """Regular expression that the paths of trained parameters match in
   full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
   the square root of their number, whatever a record can say."""
+  adapter: lora.LoRA | prompt.Prompt | None = None
+  """What is trained instead of parameters of the model; merged into them
+  afterwards, so that the checkpoint is a plain one. None: `trained`."""
+  dropout_rate: float = 0.0
+  """Dropout in [0, 1), with a mask of its own for each record and step."""
+  dtype: str | None = None
+  """Type of the computation, e.g. "bfloat16"; None: the checkpoint's."""
   second_moment_floor: float | None = None
   """For dp_adam: takes the known variance of the noise out of the second
   moments, and leaves at least this many times it; None: leaves it in."""
@@ -74,6 +89,12 @@ class Config:
     default="bookkeeping", metadata={"speed_only": True}
   )
   """How gradients are clipped."""
+  remat: bool = dataclasses.field(default=False, metadata={"speed_only": True})
+  """Whether layers are computed again on the way back: less memory."""
+  scan_layers: bool = dataclasses.field(
+    default=False, metadata={"speed_only": True}
+  )
+  """Whether layers are one loop: compiles in a fraction of the time."""
   microbatch_size: int | None = None
   """Records processed at once; None: the whole batch. It rounds up the padded
   batch, so it is part of what is accounted."""
@@ -88,6 +109,11 @@ class Config:
       self, 1, "batch_size", "steps", "microbatch_size", "noise_bands"
     )
     config_types.positive(self, "second_moment_floor")
+    if self.adapter is not None and self.trained != ".*":
+      raise ValueError(
+        "finetune_dp.Config.trained must be '.*' beside an adapter, which is"
+        f" all that is trained, got trained={self.trained!r}: set TRAINED='.*'"
+      )
     if self.second_moment_floor is not None and (
       self.optimizer != "dp_adam" or self.noise_bands > 1
     ):
@@ -138,11 +164,14 @@ def run(
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
-  start = time.monotonic()
+  began = time.monotonic()
   stage = f"finetune_dp/{name}"
   records = _records(config, space, prepared, canaries)
   params, model_config = inputs.load_public(start_from, prepared)
-  trained, public = _split(params, config.trained)
+  params = t5_checkpoints.flatten(params)
+  start, public = _split(config, params, space.key(f"{stage} start {digest}"))
+  if isinstance(config.adapter, prompt.Prompt):
+    inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
   trained, statement = private_training.train(
     private_training.Settings(
@@ -156,26 +185,25 @@ def run(
       mechanism=_MECHANISM,
       noise_bands=config.noise_bands,
       second_moment_floor=config.second_moment_floor,
+      has_dropout=config.dropout_rate > 0,
     ),
     space,
     stage,
     digest,
-    grad_fn=optim.clipped_grad(
-      functools.partial(loss_fn, public=public, model_config=model_config),
-      l2_clip_norm=config.clip_norm,
-      strategy=config.strategy,
-      microbatch_size=config.microbatch_size,
-    ),
-    params=trained,
+    grad_fn=grad_fn(config, public, model_config),
+    params=start,
     records=records,
     prepared=prepared,
     metrics_path=metrics_path,
     loop_settings=config.settings,
   )
-  params = t5_checkpoints.unflatten({**public, **trained})
+  if config.adapter is None:
+    params = {**public, **trained}
+  else:
+    params = config.adapter.merge(public, trained)
   place = space.private if math.isinf(epsilon) else space.public
   directory = place(stage)
-  t5_checkpoints.save(directory, params, model_config)
+  t5_checkpoints.save(directory, t5_checkpoints.unflatten(params), model_config)
   result = results.Checkpoint(
     directory=space.relative(directory),
     kind="generator",
@@ -183,44 +211,94 @@ def run(
     statement=statement,
     steps=config.steps,
     batch_size=config.batch_size,
-    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(trained)),
+    prompt_tokens=getattr(config.adapter, "length", 0),
     metrics=space.relative(metrics_path),
-    seconds=time.monotonic() - start,
+    seconds=time.monotonic() - began,
   )
   artifacts.save(directory, result, digest)
   private_training.remove_state(space, stage, digest)
   return result
 
 
-def loss_fn(trained, batch, *, public, model_config) -> jax.Array:
+def grad_fn(
+  config: Config,
+  public: Mapping[str, Any],
+  model_config: t5_config.T5Config,
+) -> optim.ClippedGrad | scanned.ScannedGrad:
+  """Builds the clipped gradient of the private step.
+
+  Args:
+    config: clip norm, adapter, how it is computed.
+    public: parameters by path that are not trained; abstract ones will do.
+    model_config: shape of the T5.
+
+  Returns:
+    A function of (trained parameters by path, batch) to the clipped sum.
+  """
+  model_config = dataclasses.replace(
+    model_config,
+    dropout_rate=config.dropout_rate,
+    dtype=config.dtype or model_config.dtype,
+    remat=config.remat,
+    scan_layers=config.scan_layers,
+  )
+  clipped = optim.clipped_grad(
+    functools.partial(
+      loss_fn,
+      public=scanned.stack(public) if config.scan_layers else public,
+      model_config=model_config,
+      adapter=config.adapter,
+    ),
+    l2_clip_norm=config.clip_norm,
+    strategy=config.strategy,
+    microbatch_size=config.microbatch_size,
+  )
+  return scanned.ScannedGrad(stacked=clipped) if config.scan_layers else clipped
+
+
+def loss_fn(
+  trained, batch, key=None, *, public, model_config, adapter=None
+) -> jax.Array:
   """Returns each record's mean cross-entropy per target token, [batch].
 
   Args:
     trained: parameters by path; gradients are taken of these.
     batch: inputs, [batch, document], and targets, [batch, query], of token ids.
+    key: of dropout; None: no dropout.
     public: the other parameters, by path.
     model_config: shape of the T5.
+    adapter: what `trained` is, where it is no part of the model.
 
   Returns:
     [batch], nats per token.
   """
-  params = t5_checkpoints.unflatten({**public, **trained})
+  if adapter is None:
+    collections = {"params": {**public, **trained}}
+  else:
+    collections = {"params": public, **adapter.variables(trained)}
   logits = t5.Transformer(model_config).apply(
-    {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
+    {k: t5_checkpoints.unflatten(v) for k, v in collections.items()},
+    batch["inputs"],
+    t5.shift_right(batch["targets"]),
+    enable_dropout=key is not None,
+    rngs=None if key is None else {"dropout": key},
   )
   return seq2seq.cross_entropy(logits, batch["targets"])
 
 
-def _split(params, pattern: str):
-  """Parts parameters into trained and public ones, each by path."""
-  flat = t5_checkpoints.flatten(params)
-  trained = {k: v for k, v in flat.items() if re.fullmatch(pattern, k)}
+def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
+  """Parts parameters into where training starts and what stays, by path."""
+  if config.adapter is not None:
+    return config.adapter.init(params, key), params
+  pattern = config.trained
+  trained = {k: v for k, v in params.items() if re.fullmatch(pattern, k)}
   if not trained:
     raise ValueError(
       f"finetune_dp.trained must match a parameter, got trained={pattern!r};"
-      f" there are {', '.join(sorted(flat)[:3])}, ..."
+      f" there are {', '.join(sorted(params)[:3])}, ..."
     )
-  return trained, {k: v for k, v in flat.items() if k not in trained}
+  return trained, {k: v for k, v in params.items() if k not in trained}
 
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
@@ -231,8 +309,14 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   train = inputs.arrays(space, prepared, place / "train.npz")
   source = inputs.with_prefix(documents, vocabulary, config.prefix)
   records = {"inputs": source[train["documents"]], "targets": train["tokens"]}
-  if not canaries:
-    return records
+  if canaries:
+    records = _with_canaries(config, vocabulary, prepared, canaries, records)
+  if config.dropout_rate > 0:  # masks belong to records, not to places
+    records["example_id"] = np.arange(len(records["targets"]))
+  return records
+
+
+def _with_canaries(config, vocabulary, prepared, canaries, records):
   planted = canaries_lib.tokenize(
     vocabulary,
     canaries,

@@ -113,9 +113,11 @@ def run(
   directory.mkdir(parents=True, exist_ok=True)
   source = space.root / generator.directory if generator else start_from
   parts = _Parts(directory / f"parts_{digest}")
+  prompt_tokens = generator.prompt_tokens if generator else 0
   written = _write(
-    config, source, tokens, ids, chosen, vocabulary, name, parts, progress
-  )
+    config, source, tokens, ids, chosen, vocabulary, name, parts, progress,
+    prompt_tokens,
+  )  # fmt: skip
   index = bm25.BM25().build(
     [str(i) for i in ids], inputs.document_texts(corpus)
   )
@@ -215,8 +217,9 @@ class _Parts:
 
 
 def _write(
-  config, source, tokens, ids, chosen, vocabulary, name, parts, progress
-):
+  config, source, tokens, ids, chosen, vocabulary, name, parts, progress,
+  prompt_tokens,
+):  # fmt: skip
   """Samples token rows, [document * queries_per_document, max_length]."""
   import tqdm
 
@@ -235,10 +238,15 @@ def _write(
       if rows is not None:
         bar.update(len(part))
       else:
+        read = inputs.with_prompt(
+          inputs.with_prefix(tokens[part], vocabulary, config.prefix),
+          prompt_tokens,
+          model_config.vocab_size,
+        )
         rows = decoding.generate(
           params,
           model_config,
-          inputs.with_prefix(tokens[part], vocabulary, config.prefix),
+          read,
           ids=[str(i) for i in ids[part]],
           key=jax.random.key(config.seed),
           sampler=sampler,

@@ -12,12 +12,14 @@ from jaxtyping import Int
 from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import _documents, results, workspace
 
 __all__ = [
   "VOCABULARY_NAME",
   "arrays",
+  "check_prompt",
   "check_vocabulary",
   "corpus",
   "document_texts",
@@ -28,6 +30,7 @@ __all__ = [
   "refuse_other_data",
   "vocabulary",
   "with_prefix",
+  "with_prompt",
 ]
 
 
@@ -109,7 +112,47 @@ def with_prefix(
   tokens: Int[np.ndarray, "row length"], vocabulary, prefix: str
 ) -> Int[np.ndarray, "row longer"]:
   """Puts the ids of the prefix before every row; rows grow by that much."""
-  head = np.array(vocabulary.encode(prefix), np.int32)
+  return _with_head(tokens, np.array(vocabulary.encode(prefix), np.int32))
+
+
+def with_prompt(
+  tokens: Int[np.ndarray, "row length"], prompt_tokens: int, vocab_size: int
+) -> Int[np.ndarray, "row longer"]:
+  """Puts the ids of a merged prompt before every row, prefix included.
+
+  Args:
+    tokens: inputs as the generator reads them.
+    prompt_tokens: `results.Checkpoint.prompt_tokens`; 0 changes nothing.
+    vocab_size: rows of the checkpoint's embedding.
+
+  Returns:
+    The longer rows.
+  """
+  if not prompt_tokens:
+    return tokens
+  head = prompt_lib.Prompt(length=prompt_tokens).tokens(vocab_size)
+  return _with_head(tokens, head)
+
+
+def check_prompt(
+  prompt: prompt_lib.Prompt, vocab_size: int, prepared: results.PreparedData
+) -> None:
+  """Refuses a prompt that would overwrite pieces of the vocabulary.
+
+  Raises:
+    ValueError: if it is longer than the ids that have no piece.
+  """
+  free = vocab_size - (prepared.vocab_size - prepared.extra_ids)
+  if prompt.length > free:
+    raise ValueError(
+      f"prompt.Prompt.length must be at most {free}, the ids of the checkpoint"
+      f" that no piece of the vocabulary uses, got length={prompt.length}"
+    )
+
+
+def _with_head(
+  tokens: Int[np.ndarray, "row length"], head: Int[np.ndarray, " head"]
+) -> Int[np.ndarray, "row longer"]:
   head = np.broadcast_to(head, (len(tokens), len(head)))
   return np.concatenate([head, tokens], axis=1)
 

@@ -71,6 +71,8 @@ class Settings:
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
   second_moment_floor: float | None = None
   """Of dp_adam: takes the noise's variance out of the second moments."""
+  has_dropout: bool = False
+  """Whether the loss takes a key for each record."""
 
 
 def check(
@@ -196,6 +198,9 @@ def train(
     denominator=settings.denominator,
     noise_bands=settings.noise_bands,
     second_moment_floor=settings.second_moment_floor,
+    dropout_key=(
+      space.key(f"{stage} dropout {digest}") if settings.has_dropout else None
+    ),
   )
   return params, statement
 

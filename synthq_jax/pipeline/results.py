@@ -100,6 +100,9 @@ class Checkpoint:
   """JSON lines of step, loss, ...; under `private/` when data was private."""
   seconds: float
   """How long the stage took."""
+  prompt_tokens: int = 0
+  """The last ids of the vocabulary that stand before each input: a prompt
+  that was trained and merged into the embedding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from synthq_jax import optim
 from synthq_jax.privacy import sampling
 from synthq_jax.training import loop
 
-__all__ = ["OPTIMIZERS", "State", "train"]
+__all__ = ["OPTIMIZERS", "State", "optimizer", "step", "train"]
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor")
 
@@ -76,6 +76,32 @@ def optimizer(
   )
 
 
+def step(
+  grad_fn: Callable[..., Any], tx: optax.GradientTransformation
+) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
+  """Builds one private step, for `jax.jit`.
+
+  Args:
+    grad_fn: as in `train`.
+    tx: from `optimizer`.
+
+  Returns:
+    A function of the state, a batch, its padding (bool [batch]) and the
+    dropout key of the step or None, to the next state and private metrics.
+  """
+
+  def apply(state: State, batch: Any, is_padding: jax.Array, key=None):
+    keys = {} if key is None else {"key": key}
+    grads, aux = grad_fn(
+      state.params, batch, is_padding_example=is_padding, **keys
+    )
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return State(params, opt_state), _metrics(aux, is_padding)
+
+  return apply
+
+
 def train(
   grad_fn: Callable[..., Any],
   params: Any,
@@ -95,6 +121,7 @@ def train(
   denominator: float | None = None,
   noise_bands: int = 1,
   second_moment_floor: float | None = None,
+  dropout_key: jax.Array | None = None,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -117,6 +144,7 @@ def train(
     denominator: public divisor; None: the expected batch size.
     noise_bands: of correlated noise; 1: independent in every step.
     second_moment_floor: as in `optim.dp_adam`.
+    dropout_key: given, the loss gets a key for each record and step.
 
   Returns:
     The trained parameters.
@@ -132,7 +160,7 @@ def train(
       " them with sampling.CyclicPoisson"
     )
   params = jax.tree.map(jnp.asarray, params)
-  if isinstance(grad_fn, optim.ClippedGrad):
+  if hasattr(grad_fn, "loss_fn"):  # one that clips each record
     optim.check_independence(grad_fn.loss_fn, params, _two_of(records))
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = _optimizer(
@@ -149,12 +177,13 @@ def train(
     second_moment_floor=second_moment_floor,
   )
 
-  @jax.jit
-  def step_fn(state: State, batch, is_padding):
-    grads, aux = grad_fn(state.params, batch, is_padding_example=is_padding)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    return State(params, opt_state), _metrics(aux, is_padding)
+  private_step = jax.jit(step(grad_fn, tx))
+
+  def step_fn(state: State, batch, number: int):
+    key = dropout_key
+    if key is not None:
+      key = jax.random.fold_in(key, number)
+    return private_step(state, *batch, key)
 
   def batch_fn(step: int):
     drawn = sampler.batch(batch_seed, step)
@@ -163,7 +192,7 @@ def train(
     return batch, drawn.is_padding
 
   state = loop.train(
-    lambda state, batch, step: step_fn(state, *batch),
+    step_fn,
     State(params, tx.init(params)),
     batch_fn,
     steps=steps,

@@ -1,15 +1,15 @@
 """Private fine-tuning: which parameters move, and whose gradients are clipped."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import traverse_util
 
 from synthq_jax import optim
-from synthq_jax.models import t5, t5_config
+from synthq_jax.models import lora, prompt, t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import finetune_dp
 
 CONFIG = t5_config.T5Config(
@@ -28,9 +28,13 @@ LAST_LAYER = r"decoder/(layers_1|decoder_norm)/.*"
 
 @pytest.fixture(name="params", scope="module")
 def _params():
-  tokens = jnp.ones((1, 3), jnp.int32)
-  init = t5.Transformer(CONFIG).init(jax.random.key(0), tokens, tokens)
-  return init["params"]
+  tree = t5.init_params(CONFIG, jax.random.key(0))
+  return t5_checkpoints.flatten(tree)
+
+
+def split(params, pattern):
+  config = finetune_dp.Config(trained=pattern)
+  return finetune_dp._split(config, params, jax.random.key(0))
 
 
 def batch():
@@ -42,7 +46,7 @@ def batch():
 
 
 def clipped(params, pattern, strategy):
-  trained, public = finetune_dp._split(params, pattern)
+  trained, public = split(params, pattern)
   loss = functools.partial(
     finetune_dp.loss_fn, public=public, model_config=CONFIG
   )
@@ -59,11 +63,10 @@ def test_every_strategy_clips_the_trained_parameters_alone(params, pattern):
     scale = np.abs(value).max()
     np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-5 * scale)
   np.testing.assert_allclose(ours.norms, theirs.norms, rtol=1e-5)
-  flat = traverse_util.flatten_dict(params, sep="/")
   total = np.sqrt(sum(np.sum(np.square(v)) for v in got.values()))
   assert 0 < total <= 6 * 0.3 * 1.00001
   if pattern == LAST_LAYER:
-    assert 0 < len(got) < len(flat)
+    assert 0 < len(got) < len(params)
     assert all(name.startswith("decoder/") for name in got)
 
 
@@ -74,8 +77,8 @@ def test_norms_of_fewer_parameters_are_smaller(params):
 
 
 def test_the_loss_is_that_of_the_whole_model(params):
-  trained, public = finetune_dp._split(params, LAST_LAYER)
-  whole, none = finetune_dp._split(params, ".*")
+  trained, public = split(params, LAST_LAYER)
+  whole, none = split(params, ".*")
   assert not none
   losses = finetune_dp.loss_fn(
     trained, batch(), public=public, model_config=CONFIG
@@ -86,4 +89,62 @@ def test_the_loss_is_that_of_the_whole_model(params):
 
 def test_a_pattern_that_matches_nothing_is_refused(params):
   with pytest.raises(ValueError, match="trained='decodr.*there are decoder/"):
-    finetune_dp._split(params, "decodr/.*")
+    split(params, "decodr/.*")
+
+
+ADAPTERS = {
+  "lora": lora.LoRA(rank=2, kernels=".*/kernel"),
+  "prompt": prompt.Prompt(length=3),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_an_adapter_is_clipped_alone_and_in_every_form(
+  params, name, scan_layers
+):
+  config = finetune_dp.Config(adapter=ADAPTERS[name], clip_norm=0.3)
+  start, public = finetune_dp._split(config, params, jax.random.key(0))
+  rng = np.random.default_rng(0)
+  start = {k: v + rng.normal(size=v.shape) * 0.1 for k, v in start.items()}
+  want = dataclasses.replace(config, strategy="vmap")
+  grad_fn = jax.jit(finetune_dp.grad_fn(want, public, CONFIG))
+  expected, theirs = grad_fn(start, batch())
+  ours = dataclasses.replace(config, scan_layers=scan_layers, remat=True)
+  grad_fn = jax.jit(finetune_dp.grad_fn(ours, public, CONFIG))
+  got, aux = grad_fn(start, batch())
+  assert set(got) == set(start) == set(expected)
+  assert not set(got) & set(params)
+  np.testing.assert_allclose(aux.norms, theirs.norms, rtol=1e-5)
+  for path, value in expected.items():
+    np.testing.assert_allclose(
+      got[path], value, rtol=0, atol=1e-5 * np.abs(value).max()
+    )
+
+
+def test_training_starts_from_the_public_model_with_lora(params):
+  config = finetune_dp.Config(adapter=ADAPTERS["lora"])
+  start, public = finetune_dp._split(config, params, jax.random.key(0))
+  options = dict(public=public, model_config=CONFIG)
+  losses = finetune_dp.loss_fn(
+    start, batch(), adapter=config.adapter, **options
+  )
+  plain = finetune_dp.loss_fn({}, batch(), **options)
+  np.testing.assert_allclose(losses, plain, rtol=1e-6)
+
+
+def test_an_adapter_beside_a_trained_part_is_refused():
+  with pytest.raises(ValueError, match=r"TRAINED='\.\*'"):
+    finetune_dp.Config(adapter=ADAPTERS["lora"], trained=LAST_LAYER)
+
+
+def test_half_precision_and_dropout_reach_the_model(params):
+  config = finetune_dp.Config(dtype="bfloat16", dropout_rate=0.2)
+  start, public = finetune_dp._split(config, params, jax.random.key(0))
+  made = finetune_dp.grad_fn(config, public, CONFIG).loss_fn
+  assert made.keywords["model_config"].dtype == "bfloat16"
+  full = finetune_dp.loss_fn(start, batch(), public={}, model_config=CONFIG)
+  half = made(start, batch())
+  assert 0 < np.abs(half - full).max() < 0.05
+  dropped = made(start, batch(), jax.random.key(0))
+  assert np.abs(dropped - half).max() > 0.05
