@@ -25,7 +25,7 @@ NEEDS = {
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
-  "paper_t5_base": PAPER_NEEDS,
+  **{f"paper_t5_{size}": PAPER_NEEDS for size in "small base large xl".split()},
 }
 
 
@@ -107,6 +107,14 @@ def test_an_optimizer_file_chooses_the_optimizer_of_its_name(name):
   config, _ = main.configure(plan.RunConfig, files, ["CLIP_NORM=0.25"])
   assert config.finetune_dp.optimizer == name
   assert config.finetune_dp.clip_norm == 0.25
+
+
+@pytest.mark.parametrize("name", ["lora", "prompt"])
+def test_an_adapter_file_replaces_what_the_demo_trains(name):
+  config, _ = main.configure(plan.RunConfig, [DEMO, f"optim/{name}.gin"])
+  assert type(config.finetune_dp.adapter).__name__.lower() == name
+  assert config.finetune_dp.trained == ".*"
+  assert config.finetune_dp.learning_rate == 5e-3
 
 
 def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():

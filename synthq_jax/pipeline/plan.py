@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from synthq_jax.models import t5_config
 from synthq_jax.pipeline import audit as audit_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
 from synthq_jax.pipeline import execute, results, workspace
@@ -81,6 +82,8 @@ class RunConfig:
 
   checkpoint: str = ""
   """Public T5 that generator and retriever start from; empty: the shipped."""
+  model: t5_config.T5Config | None = None
+  """Shape that the checkpoint must have; None: whatever it has."""
   prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
   """Data, vocabulary, splits."""
   pretrain: pretrain_lib.Config = _default(pretrain_lib.Config)

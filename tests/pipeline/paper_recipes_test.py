@@ -1,0 +1,127 @@
+"""The papers' recipes build their whole private step, without its memory."""
+
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import main
+from synthq_jax.models import t5
+from synthq_jax.pipeline import finetune_dp, plan
+from synthq_jax.privacy import sampling
+from synthq_jax.training import dp_step
+
+NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
+QUERIES = 502_939  # of MS MARCO
+PREFIX = 6  # tokens, about
+NAMED = {  # what the papers call the size, and what the tree holds
+  "small": ("60M", 60_506_624),
+  "base": ("220M", 222_903_552),
+  "large": ("770M", 737_668_096),  # 4% below its name
+  "xl": ("3B", 2_851_598_336),
+}
+GATED = {  # T5 1.1
+  "small": 76_961_152,
+  "base": 247_577_856,
+  "large": 783_150_080,
+  "xl": 2_849_757_184,
+}
+
+
+def configure(name, *more):
+  recipe = f"recipes/paper_t5_{name}.gin"
+  config, _ = main.configure(plan.RunConfig, [recipe, *more], NEEDS)
+  return config
+
+
+def abstract(model):
+  """Returns the parameters by path, as shapes and types."""
+  tree = jax.eval_shape(
+    lambda key: t5.init_params(model, key), jax.random.key(0)
+  )
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {"/".join(e.key for e in path): leaf for path, leaf in leaves}
+
+
+def count(params):
+  return sum(math.prod(leaf.shape) for leaf in params.values())
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_recipe_builds_its_private_step(name):
+  config = configure(name)
+  tuned = config.finetune_dp
+  params = abstract(config.model)
+  word, parameters = NAMED[name]
+  assert count(params) == parameters
+  nominal = float(word[:-1]) * {"M": 1e6, "B": 1e9}[word[-1]]
+  assert abs(parameters / nominal - 1) < 0.06
+  grad_fn = finetune_dp.grad_fn(tuned, {}, config.model)
+  sampler = sampling.Poisson.with_margin(
+    num_examples=QUERIES,
+    expected_batch_size=tuned.batch_size,
+    multiple_of=tuned.microbatch_size,
+  )
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  tx = dp_step.optimizer(
+    tuned.optimizer,
+    tuned.learning_rate,
+    tuned.steps,
+    l2_sensitivity=grad_fn.sensitivity(relation),
+    noise_multiplier=0.554,
+    denominator=sampler.expected_batch_size,
+    key=jax.random.key(0),
+  )
+  state = jax.eval_shape(lambda p: dp_step.State(p, tx.init(p)), params)
+  size = sampler.max_batch_size
+  data = config.prepare_data
+  batch = {
+    "inputs": tokens(size, PREFIX + data.document_length),
+    "targets": tokens(size, data.query_length),
+  }
+  after, metrics = jax.eval_shape(
+    dp_step.step(grad_fn, tx),
+    state,
+    batch,
+    jax.ShapeDtypeStruct((size,), bool),
+  )
+  assert jax.tree.map(shape_and_type, after) == jax.tree.map(
+    shape_and_type, state
+  )
+  assert metrics["loss"].shape == metrics["norm"].shape == ()
+  factored = [
+    leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim >= 2
+  ]
+  assert sum(math.prod(leaf.shape) for leaf in factored) < 0.01 * parameters
+
+
+def tokens(size, length):
+  return jax.ShapeDtypeStruct((size, length), jnp.int32)
+
+
+def shape_and_type(leaf):
+  return leaf.shape, np.dtype(leaf.dtype) if not jnp.issubdtype(
+    leaf.dtype, jax.dtypes.prng_key
+  ) else str(leaf.dtype)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_recipe_takes_the_shape_of_t5_1_1_too(name):
+  config = configure(name, f"models/t5_1_1_{name}.gin")
+  assert count(abstract(config.model)) == GATED[name]
+
+
+def test_the_sisters_differ_from_the_papers_base_in_size_and_memory_alone():
+  base = plan.RunConfig.__dataclass_fields__
+  config = configure("base")
+  for name in ("small", "large", "xl"):
+    sister = configure(name)
+    for field in base:
+      if field not in ("model", "finetune_dp"):
+        assert getattr(sister, field) == getattr(config, field), field
+    for field in ("steps", "batch_size", "clip_norm", "delta", "optimizer"):
+      ours, theirs = (getattr(c.finetune_dp, field) for c in (sister, config))
+      assert ours == theirs, field
