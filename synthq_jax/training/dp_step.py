@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from synthq_jax import optim
+from synthq_jax.models import scanned
 from synthq_jax.privacy import sampling
 from synthq_jax.training import loop
 
@@ -169,7 +170,7 @@ def train(
   params = jax.tree.map(jnp.asarray, params)
   public = jax.device_put(public)
   clipped = _bound(grad_fn, public)
-  if hasattr(clipped, "loss_fn"):  # one that clips each record
+  if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
     optim.check_independence(
       lambda both, batch: _bound(grad_fn, both[1]).loss_fn(both[0], batch),
       (params, public),
