@@ -34,15 +34,17 @@ def read(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
     # Wrapped or plain: it depends on Orbax's version.
     tree = getattr(tree, "item_metadata", tree)
     tree = getattr(tree, "tree", tree)
+    if not isinstance(tree, dict):
+      raise ValueError("no tree of tensors in its metadata")
   except Exception as error:
     raise ValueError(
       f"{folder}: expected an Orbax checkpoint, got a damaged one"
       f" ({' '.join(str(error).split())[:300]}); copy it again"
     ) from error
-  if not isinstance(tree, dict) or _TARGET not in tree:
-    keys = sorted(tree) if isinstance(tree, dict) else "none"
+  if _TARGET not in tree:
     raise ValueError(
-      f"{folder}: expected a T5X checkpoint with the key {_TARGET}, got {keys}"
+      f"{folder}: expected a T5X checkpoint with the key {_TARGET}, got"
+      f" {sorted(tree)}"
     )
   leaves = jax.tree_util.tree_leaves_with_path(tree[_TARGET])
   return {
