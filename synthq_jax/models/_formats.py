@@ -122,11 +122,18 @@ def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:
   root = pathlib.Path(directory)
   kind = _kind(root)
   if kind == _T5X:
-    return tuple(p for p in sorted(_newest(root).rglob("*")) if p.is_file())
+    folder = _newest(root)
+    found = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return tuple(p for p in found if not _is_beside(p.relative_to(folder)))
   if kind == _HUGGINGFACE:
     parts = (*root.glob("model*.safetensors"), *root.glob("model*.json"))
     return (*sorted(parts), root / CONFIG)
   return root / PARAMS, root / CONFIG
+
+
+def _is_beside(path: pathlib.Path) -> bool:
+  """Whether a file of a T5X checkpoint is the optimizer's or the data's."""
+  return any(part.startswith(("state.", "train_ds")) for part in path.parts)
 
 
 def _kind(root: pathlib.Path) -> str:

@@ -80,7 +80,8 @@ class RunConfig:
   """Everything that `synthq run` does."""
 
   checkpoint: str = ""
-  """Public T5 that generator and retriever start from; empty: the shipped."""
+  """Public T5 that generator and retriever start from, in our own format, T5X's
+  or Hugging Face's; empty: the shipped."""
   prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
   """Data, vocabulary, splits."""
   pretrain: pretrain_lib.Config = _default(pretrain_lib.Config)
