@@ -7,6 +7,7 @@ than one tensor is in memory besides the model itself.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -93,19 +94,30 @@ def of_tree(params: Any) -> dict[str, Tensor]:
   Leaves on devices are copied to the host when they are read, one by one.
   """
 
+  def read(leaf, index: Index) -> np.ndarray:
+    # A jax.Array keeps the host's copy that was made of it; its copy does not
+    # outlive this line.
+    values = leaf.copy() if isinstance(leaf, jax.Array) else leaf
+    return np.asarray(values)[index]
+
   def describe(path: str, leaf) -> Tensor:
     return Tensor(
       where="params",
       name=path,
       shape=tuple(leaf.shape),
       dtype=np.dtype(leaf.dtype),
-      read=lambda index: np.asarray(leaf)[index],
+      read=functools.partial(read, leaf),
     )
 
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  named = ((jax.tree_util.keystr(p, simple=True, separator="/"), leaf)
-           for p, leaf in leaves)  # fmt: skip
-  return {path: describe(path, leaf) for path, leaf in named}
+  return {
+    path: describe(path, leaf)
+    for path, leaf in ((_joined(keys), leaf) for keys, leaf in leaves)
+  }
+
+
+def _joined(keys) -> str:
+  return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,10 +166,7 @@ def _from_tree(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
   """Looks shardings up by path."""
   is_leaf = lambda x: isinstance(x, jax.sharding.Sharding)  # noqa: E731
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-  flat = {
-    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in leaves
-  }
+  flat = {_joined(keys): leaf for keys, leaf in leaves}
 
   def find(path: str, shape: tuple[int, ...]):
     del shape

@@ -152,6 +152,16 @@ def test_another_parameter_is_another_file(name, tmp_path):
   assert contents[0] != contents[1]
 
 
+def test_results_do_not_rest_on_an_optimizers_state(tmp_path):
+  place = t5_checkpoints.save_t5x(tmp_path, make(SMALL), 3)
+  before = t5_checkpoints.files(tmp_path)
+  for name in ("state.param_states.decoder.v", "train_ds-000-of-001"):
+    (place / name).mkdir()
+    (place / name / "0").write_text("large")
+  assert t5_checkpoints.files(tmp_path) == before
+  assert place / "checkpoint" in before
+
+
 def test_our_own_folder_is_known_beside_checkpoints_of_training(tmp_path):
   t5_checkpoints.save_t5x(tmp_path, make(TINY), 3)
   t5_checkpoints.save(tmp_path, make(SMALL), SMALL)
@@ -238,8 +248,9 @@ def shardings(path, shape):
 @pytest.mark.parametrize("form", ["function", "tree"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_device_gets_its_slice(name, form, tmp_path):
-  params = make(SMALL)
-  WRITERS[name](tmp_path, params, SMALL)
+  stored = make(SMALL, np.float32 if form == "function" else jnp.bfloat16)
+  WRITERS[name](tmp_path, stored, SMALL)
+  params = jax.tree.map(lambda leaf: leaf.astype(np.float32), stored)
   given = shardings
   if form == "tree":
     shapes = _tensors.shapes(SMALL)
@@ -380,3 +391,12 @@ def test_memory_is_the_models_own_and_one_tensor(tmp_path):
   assert max(converted) < 2 * largest + slack, (spent, model, largest)
   assert max(loaded) < model + largest + slack, (spent, model, largest)
   assert min(loaded) > 0.95 * model  # or nothing was measured
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_parameters_that_lie_on_several_devices_are_written(name, tmp_path):
+  params = make(SMALL)
+  t5_checkpoints.save(tmp_path / "first", params, SMALL)
+  placed, _ = t5_checkpoints.load(tmp_path / "first", sharding=shardings)
+  WRITERS[name](tmp_path / "second", placed, SMALL)
+  assert_same_bits(t5_checkpoints.load(tmp_path / "second")[0], params)

@@ -15,6 +15,7 @@ T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
   T5_1_1, mlp_activations=("relu",), logits_via_embedding=True
 )
+WI = "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
 WO = "decoder.block.1.layer.2.DenseReluDense.wo.weight"
 
 
@@ -369,6 +370,10 @@ def with_header(data, change):
     lambda data: with_header(data, lambda h: h[WO].pop("shape")),
     lambda data: with_header(data, lambda h: h.update({WO: 3})),
     lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
+    lambda data: with_header(
+      data,
+      lambda h: h[WO].update(h[WO] | {"data_offsets": h[WI]["data_offsets"]}),
+    ),
   ],
   ids=[
     "5 bytes",
@@ -381,7 +386,8 @@ def with_header(data, change):
     "an unknown type",
     "no shape",
     "no entry",
-    "overlapping tensors",
+    "another place",
+    "two in one place",
   ],
 )
 def test_a_damaged_file_is_named(folder, damage):

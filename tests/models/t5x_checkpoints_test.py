@@ -234,6 +234,20 @@ def test_the_optimizers_state_is_that_of_a_fresh_adafactor(tmp_path):
   assert not any(leaf.any() for leaf in jax.tree.leaves(state["param_states"]))
 
 
+def test_the_optimizers_state_is_skipped_unread(checkpoint):
+  path = checkpoint / "checkpoint"
+  contents = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+  garbage = msgpack.unpackb(
+    b"\xa3\xff\xfe\xfd", unicode_errors="surrogateescape"
+  )
+  contents["optimizer"]["state"] = garbage
+  packed = msgpack.packb(contents, unicode_errors="surrogateescape")
+  path.write_bytes(packed)
+  with pytest.raises(UnicodeDecodeError):
+    msgpack.unpackb(packed, strict_map_key=False)
+  assert_same_bits(t5_checkpoints.load_t5x(checkpoint)[0], make(T5_1_1))
+
+
 def test_the_newest_step_is_taken_and_a_step_may_be_named(tmp_path):
   params = make(T5_1_1)
   for step in (9, 100, 20):
