@@ -31,7 +31,8 @@ RANKS = {
   "federated": 10,
   "backends": 10,
   "_flags": 11,
-  "main": 12,
+  "_tools": 12,
+  "main": 13,
 }
 LIGHT = {"typing", "privacy", "losses", "optim"}
 LIGHT_LIBRARIES = {

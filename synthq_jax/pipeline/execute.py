@@ -143,7 +143,7 @@ class Pipeline:
   def _prepare(self, on_accepted: Callable[[], None]) -> None:
     settings = self._config.prepare_data
     if not settings.vocabulary:
-      beside = self._start / inputs.VOCABULARY_NAME
+      beside = inputs.vocabulary_beside(self._start)
       settings = dataclasses.replace(settings, vocabulary=str(beside))
     # Files are known by their content: data that was moved is the same data.
     kind = settings.source.partition(":")[0]

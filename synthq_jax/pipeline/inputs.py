@@ -29,6 +29,7 @@ __all__ = [
   "qrels",
   "refuse_other_data",
   "vocabulary",
+  "vocabulary_beside",
   "with_prefix",
   "with_prompt",
 ]
@@ -36,6 +37,7 @@ __all__ = [
 
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
+_OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 
 def is_private(path: str) -> bool:
@@ -157,11 +159,18 @@ def _with_head(
   return np.concatenate([head, tokens], axis=1)
 
 
+def vocabulary_beside(directory: pathlib.Path) -> pathlib.Path:
+  """Returns the vocabulary that lies beside a checkpoint, or where it would."""
+  names = (VOCABULARY_NAME, *_OTHER_NAMES)
+  places = [directory / name for name in names]
+  return next((place for place in places if place.is_file()), places[0])
+
+
 def load_public(directory: pathlib.Path, prepared: results.PreparedData):
   """Loads the public T5 that a training starts from.
 
   Args:
-    directory: where it lies.
+    directory: where it lies, in any format that `t5_checkpoints.load` reads.
     prepared: whose vocabulary it must have room for.
 
   Returns:
@@ -224,7 +233,7 @@ def check_vocabulary(
     ValueError: if a vocabulary lies beside the checkpoint, and it is not the
       one that the data was tokenized with.
   """
-  beside = directory / VOCABULARY_NAME
+  beside = vocabulary_beside(directory)
   used = space.root / prepared.vocabulary
   if beside.is_file() and beside.read_bytes() != used.read_bytes():
     raise ValueError(

@@ -81,7 +81,8 @@ class RunConfig:
   """Everything that `synthq run` does."""
 
   checkpoint: str = ""
-  """Public T5 that generator and retriever start from; empty: the shipped."""
+  """Public T5 that generator and retriever start from, in our own format, T5X's
+  or Hugging Face's; empty: the shipped."""
   model: t5_config.T5Config | None = None
   """Shape that the checkpoint must have; None: whatever it has."""
   prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
