@@ -44,7 +44,9 @@ def test_has_ended_takes_any_leading_axes():
 
 
 def test_arguments_of_different_lengths_are_refused():
-  with pytest.raises(ValueError, match="document_ids of one length with the queries, 2, got 1"):
+  with pytest.raises(
+    ValueError, match="document_ids of one length with the queries, 2, got 1"
+  ):
     filters.keep(["a", "b"], ["d"])
 
 
