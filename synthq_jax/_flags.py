@@ -16,6 +16,7 @@ STAGES = {
   "pretrain": "a public T5 (from scratch: recipes/demo_pretrain.gin)",
   "finetune_dp": "the private generators",
   "generate": "synthetic queries",
+  "filter_queries": "the queries that filters keep; optional",
   "train_retriever": "the dual encoders",
   "evaluate": "scores of every row of the table",
   "audit": "canaries: did a generator learn them?",

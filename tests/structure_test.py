@@ -47,7 +47,7 @@ SHARED_BY_STAGES = {
   "workspace",
 }
 # A run, and pre-training from scratch.
-COMPOSERS = {"execute", "plan", "pretrain_recipe"}
+COMPOSERS = {"execute", "plan", "pretrain_recipe", "runner"}
 
 
 def place(path: pathlib.Path) -> str:

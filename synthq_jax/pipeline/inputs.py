@@ -26,15 +26,19 @@ __all__ = [
   "document_tokens",
   "is_private",
   "load_public",
+  "pairs",
   "qrels",
   "refuse_other_data",
   "vocabulary",
   "vocabulary_beside",
+  "with_documents",
   "with_prefix",
   "with_prompt",
 ]
 
 
+Documents = results.PreparedData | results.PublicDocuments
+"""What knows where the public documents are."""
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
 _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
@@ -46,7 +50,7 @@ def is_private(path: str) -> bool:
 
 
 def document_tokens(
-  space: workspace.Workspace, prepared: results.PreparedData
+  space: workspace.Folders, prepared: Documents
 ) -> tuple[np.ndarray, Int[np.ndarray, "document length"]]:
   """Returns the ids of the documents, and their tokens, memory-mapped."""
   folder = space.root / prepared.directory
@@ -58,8 +62,8 @@ def document_tokens(
 
 
 def arrays(
-  space: workspace.Workspace,
-  made: results.PreparedData | results.SyntheticQueries,
+  space: workspace.Folders,
+  made: Documents | results.SyntheticQueries,
   path: pathlib.Path,
 ) -> dict[str, np.ndarray]:
   """Reads a file of arrays that a stage wrote.
@@ -79,8 +83,10 @@ def _damage_explained(
   try:
     yield path
   except (ValueError, EOFError, FileNotFoundError, zipfile.BadZipFile) as error:
-    # What prepare_data made is finished when its private part is.
-    place = getattr(made, "private_directory", made.directory)
+    place = made.directory
+    if not isinstance(made, results.SyntheticQueries):
+      # What prepare_data made is finished when its private part is.
+      place = f"{results.PRIVATE}/prepare_data"
     raise ValueError(
       f"{path}: expected the arrays that an earlier stage wrote, got"
       f" {type(error).__name__}: delete {space.root / place}, and they are made"
@@ -88,9 +94,42 @@ def _damage_explained(
     ) from error
 
 
-def corpus(
-  space: workspace.Workspace, prepared: results.PreparedData
-) -> pathlib.Path:
+def pairs(
+  folders: workspace.Folders,
+  prepared: Documents,
+  synthetic: results.SyntheticQueries,
+) -> dict[str, np.ndarray]:
+  """Returns synthetic queries with the documents they were written for.
+
+  Args:
+    folders: the working directory.
+    prepared: the documents.
+    synthetic: the queries.
+
+  Returns:
+    "queries" and "documents", tokens of each pair, and "rows", the positions
+    of the documents.
+  """
+  path = folders.root / synthetic.directory / "tokens.npz"
+  return with_documents(folders, prepared, arrays(folders, synthetic, path))
+
+
+def with_documents(
+  folders: workspace.Folders,
+  prepared: Documents,
+  stored: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+  """Turns stored "tokens" and "documents" into pairs, see `pairs`."""
+  _, documents = document_tokens(folders, prepared)
+  rows = stored["documents"]
+  return {
+    "queries": stored["tokens"],
+    "documents": documents[rows],
+    "rows": rows.astype(np.int32),
+  }
+
+
+def corpus(space: workspace.Folders, prepared: Documents) -> pathlib.Path:
   """Returns the file of the public documents."""
   return space.root / prepared.directory / _documents.CORPUS_NAME
 
@@ -166,8 +205,13 @@ def vocabulary_beside(directory: pathlib.Path) -> pathlib.Path:
   return next((place for place in places if place.is_file()), places[0])
 
 
-def load_public(directory: pathlib.Path, prepared: results.PreparedData):
+def load_public(directory: pathlib.Path, prepared: Documents):
   """Loads the public T5 that a training starts from.
+
+  Formal guarantee:
+    What is trained from it is private only if the checkpoint is public. Where
+    a stage of this library says otherwise, it is refused; the code cannot know
+    what other checkpoints were trained on.
 
   Args:
     directory: where it lies, in any format that `t5_checkpoints.load` reads.
@@ -177,8 +221,10 @@ def load_public(directory: pathlib.Path, prepared: results.PreparedData):
     Parameters and shape.
 
   Raises:
-    ValueError: if it is missing, damaged or too small for the vocabulary.
+    ValueError: if it is missing, damaged or too small for the vocabulary, or
+      the result of a training on private queries.
   """
+  _refuse_private(directory)
   params, model_config = t5_checkpoints.load(directory)
   if model_config.vocab_size < prepared.vocab_size:
     raise ValueError(
@@ -187,6 +233,20 @@ def load_public(directory: pathlib.Path, prepared: results.PreparedData):
       " give the vocabulary that belongs to it"
     )
   return params, model_config
+
+
+def _refuse_private(directory: pathlib.Path) -> None:
+  """Refuses a checkpoint whose own statement says that it is not public."""
+  try:
+    made = artifacts.load(directory, results.Checkpoint)
+  except (KeyError, ValueError):
+    return  # not the result of a stage
+  if made.statement.epsilon > 0:
+    raise ValueError(
+      f"{directory}: expected a public checkpoint, got one that was trained on"
+      f" private queries (epsilon={made.statement.epsilon:g}), which no later"
+      " statement would count: start from a public one"
+    )
 
 
 def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:

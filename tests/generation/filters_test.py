@@ -16,7 +16,9 @@ def test_each_dropped_query_counts_once_under_its_first_reason():
     "empty": 1,
     "truncated": 1,
     "duplicate": 1,
+    "copied": 0,
     "not found": 0,
+    "round trip": 0,
   }
 
 
@@ -42,7 +44,9 @@ def test_has_ended_takes_any_leading_axes():
 
 
 def test_arguments_of_different_lengths_are_refused():
-  with pytest.raises(ValueError, match="got 2, 1, 2 and 2"):
+  with pytest.raises(
+    ValueError, match="document_ids of one length with the queries, 2, got 1"
+  ):
     filters.keep(["a", "b"], ["d"])
 
 
@@ -52,5 +56,6 @@ def test_what_a_search_engine_does_not_find_goes_last_of_all_reasons():
   )
   assert kept.indices.tolist() == [0]
   assert kept.counts == {
-    "kept": 1, "empty": 1, "truncated": 0, "duplicate": 1, "not found": 1,
+    "kept": 1, "empty": 1, "truncated": 0, "duplicate": 1, "copied": 0,
+    "not found": 1, "round trip": 0,
   }  # fmt: skip
