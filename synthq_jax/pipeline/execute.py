@@ -48,6 +48,7 @@ class Pipeline:
 
   def run(self, on_accepted: Callable[[], None]) -> results.Report | None:
     """Runs every stage up to the last that is wanted."""
+    inputs.check_shape(self._start, self._config.model)
     self._prepare(on_accepted)
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}

@@ -13,13 +13,14 @@ from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.pipeline import _documents, results, workspace
 
 __all__ = [
   "VOCABULARY_NAME",
   "arrays",
   "check_prompt",
+  "check_shape",
   "check_vocabulary",
   "corpus",
   "document_texts",
@@ -41,6 +42,17 @@ Documents = results.PreparedData | results.PublicDocuments
 """What knows where the public documents are."""
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
+_SHAPE = (
+  "vocab_size",
+  "emb_dim",
+  "num_heads",
+  "head_dim",
+  "mlp_dim",
+  "num_encoder_layers",
+  "num_decoder_layers",
+  "mlp_activations",
+  "logits_via_embedding",
+)
 _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 
@@ -247,6 +259,27 @@ def _refuse_private(directory: pathlib.Path) -> None:
       f" private queries (epsilon={made.statement.epsilon:g}), which no later"
       " statement would count: start from a public one"
     )
+
+
+def check_shape(
+  directory: pathlib.Path, model: t5_config.T5Config | None
+) -> None:
+  """Refuses a checkpoint of another shape than the settings name.
+
+  Raises:
+    ValueError: naming the first field that differs.
+  """
+  if model is None:
+    return
+  found = t5_checkpoints.load_config(directory)
+  for field in _SHAPE:
+    ours, theirs = getattr(model, field), getattr(found, field)
+    if ours != theirs:
+      raise ValueError(
+        f"{directory}: expected a checkpoint of RunConfig.model with"
+        f" {field}={ours}, got {field}={theirs}: give another CHECKPOINT, or"
+        " the gin file of its size"
+      )
 
 
 def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
