@@ -59,3 +59,34 @@ def test_what_a_search_engine_does_not_find_goes_last_of_all_reasons():
     "kept": 1, "empty": 1, "truncated": 0, "duplicate": 1, "copied": 0,
     "not found": 1, "round trip": 0,
   }  # fmt: skip
+
+
+def test_reasons_are_tried_in_their_order():
+  kept = filters.keep(
+    ["a", "a", "b", "c", "d", "e"],
+    ["d"] * 6,
+    ended=[True, True, False, True, True, True],
+    copied=[False, True, True, True, False, False],
+    found=[True, True, True, False, False, True],
+    retrieved=[True, False, False, False, False, False],
+  )
+  assert kept.indices.tolist() == [0]
+  assert kept.counts == {
+    "kept": 1, "empty": 0, "truncated": 1, "duplicate": 1, "copied": 1,
+    "not found": 1, "round trip": 1,
+  }  # fmt: skip
+
+
+def test_what_stages_took_out_adds_up():
+  first = filters.keep(["a", "", "b"], ["d"] * 3, copied=[False, False, True])
+  second = filters.keep(["a"], ["d"], retrieved=[False])
+  assert filters.removed(first, second) == {
+    "empty": 1, "truncated": 0, "duplicate": 0, "copied": 1, "not found": 0,
+    "round trip": 1,
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ended", "copied", "found", "retrieved"])
+def test_a_test_result_for_each_query_is_needed(name):
+  with pytest.raises(ValueError, match=f"{name} of one length"):
+    filters.keep(["a", "b"], ["d", "d"], **{name: [True]})
