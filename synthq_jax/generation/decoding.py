@@ -98,7 +98,7 @@ def generate(
     count = len(batch.rows)
     written = _write(
       params,
-      batch.tokens,
+      _read(params, batch.tokens, config=config),
       keys[np.resize(batch.rows, documents)],
       np.arange(documents) < count,
       banned,
@@ -170,12 +170,27 @@ def _forbidden_mask(
   return banned
 
 
+@functools.partial(jax.jit, static_argnames=("config",))
+def _read(
+  params: typing.Params,
+  tokens: Int[Array, "document length"],
+  *,
+  config: t5_config.T5Config,
+) -> t5.Inputs:
+  """Runs the encoder on a batch of documents, once for all their queries."""
+  return _apply(params, config, "read", tokens)
+
+
+def _apply(params, config: t5_config.T5Config, method: str, *args):
+  return t5.Transformer(config).apply({"params": params}, *args, method=method)
+
+
 @functools.partial(
   jax.jit, static_argnames=("config", "sampler", "max_length", "num_samples")
 )
 def _write(
   params: typing.Params,
-  tokens: Int[Array, "document length"],
+  inputs: t5.Inputs,
   keys: Key[Array, " document"],
   real: Bool[Array, " document"],
   banned: Bool[Array, "1 vocab"],
@@ -187,26 +202,22 @@ def _write(
 ) -> Int[Array, "document num_samples max_length"]:
   """Writes the queries of one batch, until the last has ended."""
 
-  def apply(method, *args):
-    model = t5.Transformer(config)
-    return model.apply({"params": params}, *args, method=method)
-
   def unfinished(state):
     position, _, _, ended, _ = state
     return (position < max_length) & ~jnp.all(ended)
 
   def step(state):
     position, cache, token, ended, written = state
-    logits, cache = apply("decode_step", token, cache, position)
+    logits, cache = _apply(
+      params, config, "decode_step", token, cache, position
+    )
     logits = jnp.where(jnp.broadcast_to(banned, logits.shape), -jnp.inf, logits)
     step_keys = jax.vmap(jax.random.fold_in, (0, None))(query_keys, position)
     token = jnp.where(ended, PAD, sampler.sample(logits, step_keys))
     written = written.at[:, position].set(token)
     return position + 1, cache, token, ended | (token == EOS), written
 
-  # Each document is encoded once, then stands once per sample.
-  cache = apply("start_decoding", tokens, max_length)
-  cache = jax.tree.map(lambda x: jnp.repeat(x, num_samples, axis=0), cache)
+  cache = t5.empty_cache(config, inputs, max_length, num_samples)
   query_keys = _sample_keys(keys, num_samples)
   queries = query_keys.shape[0]
   written = jnp.zeros((queries, max_length), jnp.int32)

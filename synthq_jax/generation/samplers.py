@@ -2,18 +2,26 @@
 
 A sampler is a frozen dataclass with one method, `sample(logits, keys)`, which
 takes one key per row: a row's token depends on its logits and its key alone.
+
+No sampler sorts the vocabulary, or looks for where to cut it. A truncated
+distribution is drawn from by rejection: a token is drawn from all, and kept if
+it is inside the cut, which one sum over more probable tokens tells. If it is
+not, no token as improbable can be, so the next draw is among the more probable
+ones. Every draw is exact: whatever the set drawn from, those that are kept
+follow their weights. Two passes over the vocabulary do on average.
 """
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 __all__ = ["Greedy", "Nucleus", "Sampler", "Temperature", "TopK"]
 
-_BITS_ABOVE_ONE = 0x3F800001  # the float32 after 1.0, read as an integer
+_LANES = 128  # tokens of a block: a row of a TPU's registers
 
 
 class Sampler(Protocol):
@@ -35,11 +43,14 @@ def _check_temperature(sampler: "Nucleus | Temperature | TopK") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-  """Always the most probable token."""
+  """Always the most probable token, the first of several."""
 
   def sample(self, logits, keys):
     del keys
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    blocks = _in_blocks(logits)
+    block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
+    lane = jnp.argmax(_take(blocks, block), axis=-1)
+    return (block * _LANES + lane).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +64,8 @@ class Temperature:
     _check_temperature(self)
 
   def sample(self, logits, keys):
-    return _draw(jax.nn.softmax(logits / self.temperature), keys)
+    table = _table(logits, self.temperature)
+    return _draw(table, _all(table), keys)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,10 +87,15 @@ class TopK:
       raise ValueError(f"TopK.k must be at least 1, got k={self.k}")
 
   def sample(self, logits, keys):
-    k = min(self.k, logits.shape[-1])
-    least = jax.lax.top_k(logits, k)[0][:, -1:]
-    weights = jax.nn.softmax(logits / self.temperature)
-    return _draw(jnp.where(logits >= least, weights, 0.0), keys)
+    table = _table(logits, self.temperature)
+    return _draw_inside(table, self._cut(table), keys)
+
+  def _cut(self, table):
+    def inside(above):
+      there = table.logits > above.bound[:, None, None]
+      return jnp.sum(there, axis=(1, 2)) < self.k
+
+    return inside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,48 +120,126 @@ class Nucleus:
       raise ValueError(f"Nucleus.p must lie in (0, 1], got p={self.p}")
 
   def sample(self, logits, keys):
-    weights = jax.nn.softmax(logits.astype(jnp.float32) / self.temperature)
-    return _draw(_nucleus(weights, self.p), keys)
+    if self.p == 1:  # a sum of weights could round to all of them
+      return Temperature(self.temperature).sample(logits, keys)
+    table = _table(logits, self.temperature)
+    return _draw_inside(table, self._cut(table), keys)
+
+  def _cut(self, table):
+    enough = self.p * jnp.sum(_all(table).weights, axis=-1)
+    return lambda above: jnp.sum(above.weights, axis=-1) < enough
 
 
-def _nucleus(
-  weights: Float[Array, "batch vocab"], p: float
-) -> Float[Array, "batch vocab"]:
-  """Zeroes the weights outside the nucleus.
+class _Table(NamedTuple):
+  """The vocabulary in blocks: a pass sums lanes, a draw reads one block."""
 
-  The least kept weight is found by bisection over float32 bit patterns, which
-  order as the floats do: 30 sums, several times faster than a sort.
+  logits: Array  # [batch, block, lane]
+  weights: Array  # [batch, block, lane], unnormalised probabilities
+
+
+class _Above(NamedTuple):
+  """The tokens with larger logits than `bound`."""
+
+  bound: Array  # [batch]
+  weights: Array  # [batch, block], sums of their weights
+
+
+def _in_blocks(
+  logits: Float[Array, "batch vocab"],
+) -> Float[Array, "batch block lane"]:
+  padding = -logits.shape[-1] % _LANES
+  logits = jnp.pad(
+    logits.astype(jnp.float32),
+    ((0, 0), (0, padding)),
+    constant_values=-jnp.inf,
+  )
+  return logits.reshape(logits.shape[0], -1, _LANES)
+
+
+def _table(logits: Float[Array, "batch vocab"], temperature: float) -> _Table:
+  logits = _in_blocks(logits)
+  largest = jnp.max(logits, axis=(1, 2), keepdims=True)
+  return _Table(logits, jnp.exp((logits - largest) / temperature))
+
+
+def _above(table: _Table, bound: Float[Array, " batch"]) -> _Above:
+  there = table.logits > bound[:, None, None]
+  return _Above(bound, jnp.sum(jnp.where(there, table.weights, 0.0), axis=-1))
+
+
+def _all(table: _Table) -> _Above:
+  return _above(table, jnp.full(table.logits.shape[0], -jnp.inf))
+
+
+def _take(
+  blocks: Float[Array, "batch block lane"], block: Int[Array, " batch"]
+) -> Float[Array, "batch lane"]:
+  return jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+
+
+def _draw_inside(
+  table: _Table,
+  inside: Callable[[_Above], Bool[Array, " batch"]],
+  keys: Key[Array, " batch"],
+) -> Int[Array, " batch"]:
+  """Draws until each row's token is inside the cut.
+
+  Args:
+    table: the vocabulary.
+    inside: whether the cut keeps the most probable tokens below a bound, told
+      from those above it; true if there are none above.
+    keys: one per row.
+
+  Returns:
+    The tokens.
   """
-  bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
 
-  def halve(_, bounds):
-    low, high = bounds  # [batch, 1]; the share at `low` is enough
-    middle = low + (high - low) // 2
-    share = jnp.sum(
-      jnp.where(bits >= middle, weights, 0.0), axis=-1, keepdims=True
-    )
-    enough = share >= p
-    return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+  def draw_again(state):
+    number, token, drawn_from, done = state
+    round_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+    drawn, logit = _draw(table, drawn_from, round_keys)
+    token = jnp.where(done, token, drawn)
+    above = _above(table, logit)
+    return number + 1, token, above, done | inside(above)
 
-  low = jnp.zeros((weights.shape[0], 1), jnp.int32)
-  bounds = (low, jnp.full_like(low, _BITS_ABOVE_ONE))
-  low, _ = jax.lax.fori_loop(0, 30, halve, bounds)
-  return jnp.where(bits >= low, weights, 0.0)
+  batch = table.logits.shape[0]
+  start = (
+    jnp.int32(0),
+    jnp.zeros(batch, jnp.int32),
+    _all(table),
+    jnp.zeros(batch, bool),
+  )
+  state = jax.lax.while_loop(lambda s: ~jnp.all(s[-1]), draw_again, start)
+  return state[1]
 
 
 def _draw(
-  weights: Float[Array, "batch vocab"], keys: Key[Array, " batch"]
-) -> Int[Array, " batch"]:
-  """Draws a token of positive weight per row, by inverting the distribution.
+  table: _Table, drawn_from: _Above, keys: Key[Array, " batch"]
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+  """Draws a block, then a token of it; returns tokens and their logits.
 
-  One uniform number per row is several times cheaper than one per token.
+  Two uniform numbers per row are many times cheaper than one per token.
   """
+  uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+  block = _invert(drawn_from.weights, uniform[:, 0])
+  logits = _take(table.logits, block)
+  there = logits > drawn_from.bound[:, None]
+  weights = jnp.where(there, _take(table.weights, block), 0.0)
+  lane = _invert(weights, uniform[:, 1])
+  logit = jnp.take_along_axis(logits, lane[:, None], axis=1)[:, 0]
+  return block * _LANES + lane, logit
+
+
+def _invert(
+  weights: Float[Array, "batch n"], uniform: Float[Array, " batch"]
+) -> Int[Array, " batch"]:
+  """Inverts the distribution: the index where a share `uniform` is reached."""
   cumulative = jnp.cumsum(weights, axis=-1)
-  uniform = jax.vmap(jax.random.uniform)(keys)[:, None]
-  reached = (cumulative > uniform * cumulative[:, -1:]) & (weights > 0)
+  reached = cumulative > uniform[:, None] * cumulative[:, -1:]
+  reached &= weights > 0
   # Rounding may leave the very last step unreached.
   fallback = jnp.argmax(weights, axis=-1)
-  token = jnp.where(
+  index = jnp.where(
     jnp.any(reached, axis=-1), jnp.argmax(reached, axis=-1), fallback
   )
-  return token.astype(jnp.int32)
+  return index.astype(jnp.int32)

@@ -17,15 +17,50 @@ from jaxtyping import Array, Float, Int
 
 from synthq_jax.models import t5_config, t5_layers
 
-__all__ = ["DecodeCache", "Transformer", "init_params", "shift_right"]
+__all__ = [
+  "DecodeCache",
+  "Inputs",
+  "Transformer",
+  "empty_cache",
+  "init_params",
+  "shift_right",
+]
+
+
+class Inputs(NamedTuple):
+  """What decoding needs of the encoder's inputs."""
+
+  crossed: tuple[t5_layers.CachedKeysValues, ...]  # per layer
+  mask: Array  # [document, 1, 1, input], True where a token stands
 
 
 class DecodeCache(NamedTuple):
   """What one decoding step needs of the earlier ones."""
 
-  own: tuple[t5_layers.KeysValues, ...]  # per layer: [batch, max_length, ...]
-  crossed: tuple[t5_layers.KeysValues, ...]  # per layer: [batch, input, ...]
-  input_mask: Array  # [batch, 1, 1, input], True where a token stands
+  own: tuple[t5_layers.CachedKeysValues, ...]  # per layer, max_length places
+  inputs: Inputs  # of documents; a document's samples stand side by side
+
+
+def empty_cache(
+  config: t5_config.T5Config,
+  inputs: Inputs,
+  max_length: int,
+  num_samples: int = 1,
+) -> DecodeCache:
+  """Returns a cache with room for `max_length` tokens of every sample.
+
+  Args:
+    config: the shape of the T5.
+    inputs: the documents, as `Transformer.read` returns them.
+    max_length: tokens of a sample at most.
+    num_samples: samples of each document.
+  """
+  batch = inputs.mask.shape[0] * num_samples
+  shape = (batch, config.num_heads, config.head_dim, max_length)
+  empty = t5_layers.CachedKeysValues(
+    jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
+  )
+  return DecodeCache((empty,) * config.num_decoder_layers, inputs)
 
 
 def shift_right(targets: Int[Array, "batch length"]) -> Array:
@@ -110,11 +145,11 @@ class DecoderLayer(nn.Module):
 
     Args:
       x: [batch, query, dim]; query = 1 with a cache.
-      crossed: keys and values of the input.
+      crossed: keys and values of the input; with a cache, of each document.
       mask: where a query may look among the targets.
       input_mask: where tokens of the input stand.
       bias: relative position bias, [1, heads, query, key].
-      cache: keys and values so far [batch, max_length, heads, head_dim].
+      cache: keys and values so far [batch, heads, head_dim, max_length].
       position: the position of `x` in the cache, a scalar.
       deterministic: whether dropout is off.
 
@@ -128,16 +163,13 @@ class DecoderLayer(nn.Module):
     h = self.pre_self_attention_layer_norm(x)
     own = self.self_attention.keys_values(h)
     if cache is not None:
-      own = jax.tree.map(
-        lambda old, new: jax.lax.dynamic_update_slice_in_dim(
-          old, new.astype(old.dtype), position, axis=1
-        ),
-        cache,
-        own,
-      )
+      own = cache.insert(own, position)
     x = x + drop(self.self_attention(h, own, mask, bias))
     h = self.pre_cross_attention_layer_norm(x)
-    x = x + drop(self.encoder_decoder_attention(h, crossed, input_mask))
+    if cache is not None:  # samples of a document are its queries here
+      h = h.reshape(crossed.keys.shape[0], -1, h.shape[-1])
+    h = self.encoder_decoder_attention(h, crossed, input_mask)
+    x = x + drop(h.reshape(x.shape))
     h = self.pre_mlp_layer_norm(x)
     return x + drop(self.mlp(h, deterministic=deterministic)), own
 
@@ -193,10 +225,10 @@ class Decoder(nn.Module):
     if not config.logits_via_embedding:
       self.logits_dense = t5_layers.Dense(config.vocab_size)
 
-  def cross(self, encoded) -> tuple[t5_layers.KeysValues, ...]:
+  def cross(self, encoded) -> tuple[t5_layers.CachedKeysValues, ...]:
     """Projects the encoded input for every layer."""
     return tuple(
-      layer.encoder_decoder_attention.keys_values(encoded)
+      layer.encoder_decoder_attention.keys_values(encoded).to_cache()
       for layer in self.layers
     )
 
@@ -223,16 +255,16 @@ class Decoder(nn.Module):
 
   def step(self, x, cache: DecodeCache, position):
     """Returns the states of one position [batch, 1, dim] and the new cache."""
-    key_positions = jnp.arange(cache.own[0].keys.shape[1])
+    key_positions = jnp.arange(cache.own[0].keys.shape[-1])
     bias = self.relpos_bias(position[None], key_positions)
     mask = t5_layers.causal_mask(position[None], key_positions)
     new_cache = []
     for index, layer in enumerate(self.layers):
       x, own = layer(
         x,
-        cache.crossed[index],
+        cache.inputs.crossed[index],
         mask,
-        cache.input_mask,
+        cache.inputs.mask,
         bias,
         cache=cache.own[index],
         position=position,
@@ -323,31 +355,31 @@ class Transformer(nn.Module):
       stands = jnp.pad(stands, ((0, 0), (length, 0)), constant_values=True)
     return stands[:, None, None, :]
 
-  def start_decoding(
-    self, encoder_input_tokens: Int[Array, "batch input"], max_length: int
-  ) -> DecodeCache:
-    """Encodes the input and returns an empty cache of `max_length` places.
+  def read(self, encoder_input_tokens: Int[Array, "document input"]) -> Inputs:
+    """Encodes the input and projects it for every layer of the decoder.
 
     Raises:
       ValueError: if the layers are a loop over stacked parameters.
     """
-    config = self.config
-    if config.scan_layers:
+    if self.config.scan_layers:
       raise ValueError(
         "expected scan_layers=False for decoding, got True: unstack the"
         " parameters with scanned.unstack"
       )
     encoded = self.encode(encoder_input_tokens)
-    batch = encoder_input_tokens.shape[0]
-    shape = (batch, max_length, config.num_heads, config.head_dim)
-    empty = t5_layers.KeysValues(
-      jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
+    return Inputs(
+      self.decoder.cross(encoded), self._input_mask(encoder_input_tokens)
     )
-    return DecodeCache(
-      own=(empty,) * config.num_decoder_layers,
-      crossed=self.decoder.cross(encoded),
-      input_mask=self._input_mask(encoder_input_tokens),
-    )
+
+  def start_decoding(
+    self,
+    encoder_input_tokens: Int[Array, "document input"],
+    max_length: int,
+    num_samples: int = 1,
+  ) -> DecodeCache:
+    """Encodes the input and returns an empty cache of `max_length` places."""
+    inputs = self.read(encoder_input_tokens)
+    return empty_cache(self.config, inputs, max_length, num_samples)
 
   def decode_step(
     self, tokens: Int[Array, " batch"], cache: DecodeCache, position: Array

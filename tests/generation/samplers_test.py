@@ -63,22 +63,134 @@ def test_nucleus_applies_the_temperature_before_the_cut():
   assert _p_value(tokens, _nucleus(_LOGITS, 0.8)) < 1e-9
 
 
+def _kept(sampler, logits):
+  """Returns which tokens of each row are inside the cut: [row, vocab]."""
+  rows, vocab = logits.shape
+  each = jnp.repeat(jnp.asarray(logits), vocab, axis=0)
+  table = samplers._table(each, sampler.temperature)
+  above = samplers._above(table, jnp.asarray(logits).reshape(-1))
+  return np.asarray(sampler._cut(table)(above)).reshape(rows, vocab)
+
+
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
 def test_the_nucleus_equals_a_sorted_one_on_many_random_rows(scale):
-  logits = np.random.default_rng(1).normal(size=(200, 300)) * scale
-  weights = jax.nn.softmax(jnp.asarray(logits, jnp.float32))
-  kept = np.asarray(samplers._nucleus(weights, 0.8)) > 0
-  descending = -np.sort(-np.asarray(weights, np.float64), axis=1)
-  count = np.sum(np.cumsum(descending, axis=1) < 0.8, axis=1) + 1
+  logits = np.random.default_rng(1).normal(size=(40, 300)) * scale
+  logits = logits.astype(np.float32)
+  kept = _kept(samplers.Nucleus(0.8), logits)
+  expected = np.stack([_nucleus(row, 0.8) > 0 for row in logits])
   # Rounding of a sum in float32 may move the cut by one token, rarely.
-  assert np.abs(kept.sum(axis=1) - count).max() <= 1
-  assert np.mean(kept.sum(axis=1) == count) > 0.98
+  differing = (kept != expected).sum(axis=1)
+  assert differing.max() <= 1
+  assert np.mean(differing == 0) > 0.95
 
 
-def test_nucleus_keeps_all_tokens_that_tie_with_the_last():
-  weights = jnp.array([[0.4, 0.2, 0.2, 0.2]])
-  kept = samplers._nucleus(weights, 0.5) > 0
-  assert kept.tolist() == [[True, True, True, True]]
+def test_cuts_keep_all_tokens_that_tie_with_the_last():
+  ties = np.log(np.array([[0.4, 0.2, 0.2, 0.2, 1e-30]], np.float32))
+  expected = [[True, True, True, True, False]]
+  assert _kept(samplers.Nucleus(0.5), ties).tolist() == expected
+  assert _kept(samplers.TopK(2), ties).tolist() == expected
+  assert _kept(samplers.TopK(1), ties).tolist() == [[True] + 4 * [False]]
+  tokens = _draws(samplers.TopK(2), ties[0])
+  assert _p_value(tokens, np.array([0.4, 0.2, 0.2, 0.2, 0])) > 1e-3
+
+
+def test_logits_that_a_high_temperature_makes_equal_weights_are_still_cut():
+  logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
+  tokens = _draws(samplers.TopK(2, temperature=1e12), logits)
+  assert set(tokens.tolist()) == {1, 2}
+
+
+_VOCAB = 32_128  # of T5; a row has 251 blocks
+
+
+def _wide_logits():
+  logits = np.random.default_rng(4).normal(size=_VOCAB) * 3
+  logits[::5] = -np.inf
+  return logits.astype(jnp.bfloat16)  # many ties
+
+
+def _wide_draws(sampler, logits, rows=500, calls=10):
+  draw = jax.jit(sampler.sample)
+  many = jnp.broadcast_to(jnp.asarray(logits), (rows, _VOCAB))
+  keys = jax.random.split(jax.random.key(5), (calls, rows))
+  return np.concatenate([np.asarray(draw(many, k)) for k in keys])
+
+
+def _binned_p_value(tokens, expected):
+  """Chi-square over some 50 groups of tokens, the frequent ones alone."""
+  order = np.argsort(-expected, kind="stable")
+  before = np.cumsum(expected[order]) - expected[order]
+  group = np.empty(len(expected), int)
+  group[order] = np.minimum(before * 50, 49)
+  if (expected[tokens] == 0).any():
+    return 0.0
+  shares = np.bincount(group, expected, 50)
+  observed = np.bincount(group[tokens], minlength=50)
+  there = shares > 0
+  return stats.chisquare(observed[there], len(tokens) * shares[there]).pvalue
+
+
+def _with_ties(logits, least):
+  """The softmax of the logits that are at least `least`."""
+  weights = _softmax(logits.astype(np.float64))
+  return _truncated(weights, logits >= least)
+
+
+@pytest.mark.parametrize(
+  ("sampler", "wrong"),
+  [
+    (samplers.Nucleus(0.8), samplers.Nucleus(0.7)),
+    (samplers.TopK(100), samplers.TopK(140)),
+    (samplers.Temperature(0.8), samplers.Temperature(0.9)),
+  ],
+)
+def test_samplers_are_exact_on_the_vocabulary_of_t5_in_bfloat16(sampler, wrong):
+  logits = _wide_logits()
+  ranked = np.sort(logits.astype(np.float64))[::-1]
+
+  def expected(sampler):
+    if isinstance(sampler, samplers.Temperature):
+      return _softmax(logits.astype(np.float64) / sampler.temperature)
+    if isinstance(sampler, samplers.TopK):
+      return _with_ties(logits, ranked[sampler.k - 1])
+    last = np.searchsorted(np.cumsum(_softmax(ranked)), sampler.p)
+    return _with_ties(logits, ranked[last])
+
+  tokens = _wide_draws(sampler, logits)
+  assert _binned_p_value(tokens, expected(sampler)) > 1e-3
+  assert _binned_p_value(tokens, expected(wrong)) < 1e-6
+
+
+def test_a_few_possible_tokens_among_many_impossible_are_all_drawn():
+  logits = np.full(_VOCAB, -np.inf, np.float32)
+  places = [0, 127, 128, _VOCAB - 1]  # the edges of blocks
+  logits[places] = [0.0, 1.0, 0.5, -0.5]
+  expected = _softmax(logits)
+  for sampler in (samplers.Temperature(), samplers.Nucleus(1.0)):
+    tokens = _wide_draws(sampler, logits, calls=8)
+    assert _p_value(tokens, expected) > 1e-3
+
+
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    samplers.Greedy(),
+    samplers.Nucleus(0.3, temperature=2.0),
+    samplers.TopK(5),
+    samplers.Temperature(),
+  ],
+)
+def test_a_row_draws_the_same_alone_in_bfloat16_or_float32(sampler):
+  logits = np.random.default_rng(6).normal(size=(24, 1000))
+  logits = jnp.asarray(logits, jnp.bfloat16)
+  keys = jax.random.split(jax.random.key(6), 24)
+  draw = jax.jit(sampler.sample)
+  together = draw(logits, keys)
+  np.testing.assert_array_equal(
+    draw(logits.astype(jnp.float32), keys), together
+  )
+  one = [draw(logits[i : i + 1], keys[i : i + 1])[0] for i in range(24)]
+  np.testing.assert_array_equal(one, together)
 
 
 def test_a_tiny_nucleus_is_greedy():
@@ -111,12 +223,21 @@ def test_greedy_takes_the_largest_logit():
   assert samplers.Greedy().sample(logits, keys).tolist() == [1, 0]
 
 
+def test_greedy_takes_the_first_of_equal_logits():
+  logits = _wide_logits().reshape(4, -1)
+  logits[:, [300, 4000]] = 100.0
+  keys = jax.random.split(jax.random.key(0), 4)
+  tokens = samplers.Greedy().sample(jnp.asarray(logits), keys)
+  assert tokens.tolist() == [300] * 4
+
+
 def test_a_draw_never_has_weight_zero_however_the_sums_round():
   weights = np.zeros((4000, 513), np.float32)
   weights[:, 1::7] = np.random.default_rng(2).random((4000, 74)) ** 8
-  keys = jax.random.split(jax.random.key(3), 4000)
-  tokens = np.asarray(samplers._draw(jnp.asarray(weights), keys))
-  assert (weights[np.arange(4000), tokens] > 0).all()
+  for uniform in (0.0, 0.5, 1 - 2.0**-24, 1.0):
+    share = jnp.full(4000, uniform, jnp.float32)
+    tokens = np.asarray(samplers._invert(jnp.asarray(weights), share))
+    assert (weights[np.arange(4000), tokens] > 0).all()
 
 
 @pytest.mark.parametrize(
