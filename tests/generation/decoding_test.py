@@ -1,5 +1,7 @@
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -168,20 +170,91 @@ def test_keys_that_vmap_by_place_do_not_make_queries_depend_on_it(impl):
   assert (other != queries).any()
 
 
-def test_written_tokens_follow_the_exact_nucleus_of_the_model():
+def test_50000_written_tokens_follow_the_exact_nucleus_of_the_model():
+  tokens, ids = _documents(5)
+  queries = _generate(
+    tokens, ids, num_samples=10_000, max_length=1, batch_size=20_000
+  )[..., 0]
+
+  def p_value(p):
+    each = [
+      _p_value(written, _nucleus(_next_logits(document, []), p))
+      for document, written in zip(tokens, queries, strict=True)
+    ]
+    return stats.combine_pvalues(np.maximum(each, 1e-300)).pvalue
+
+  assert queries.size == 50_000
+  assert p_value(0.8) > 1e-3
+  for wrong in (0.75, 0.78, 0.82, 0.9):
+    assert p_value(wrong) < 1e-6, wrong
+
+
+def test_second_tokens_follow_the_nucleus_given_the_first():
   tokens, ids = _documents(1)
   queries = _generate(tokens, ids, num_samples=20_000, max_length=2)[0]
-  logits = _next_logits(tokens[0], [])
-  assert _p_value(queries[:, 0], _nucleus(logits, 0.8)) > 1e-3
-  assert _p_value(queries[:, 0], _nucleus(logits, 0.75)) < 1e-9
-  assert _p_value(queries[:, 0], _nucleus(logits, 0.9)) < 1e-9
-  # The second token, given the most frequent first one.
   first = np.bincount(queries[:, 0], minlength=2)[2:].argmax() + 2
   seconds = queries[queries[:, 0] == first, 1]
   assert len(seconds) > 500
   expected = _nucleus(_next_logits(tokens[0], [first]), 0.8)
   assert _p_value(seconds, expected) > 1e-3
-  assert _p_value(seconds, _nucleus(logits, 0.8)) < 1e-9
+  other = _nucleus(_next_logits(tokens[0], []), 0.8)
+  assert _p_value(seconds, other) < 1e-9
+
+
+def test_a_run_that_stopped_and_went_on_writes_the_same():
+  tokens, ids = _documents(11)
+  whole = _generate(tokens, ids, num_samples=2)
+  before = _generate(tokens[:4], ids[:4], num_samples=2)
+  after = _generate(tokens[4:], ids[4:], num_samples=2, batch_size=6)
+  np.testing.assert_array_equal(np.concatenate([before, after]), whole)
+
+
+def test_rows_that_fill_the_last_batch_do_not_delay_its_end():
+  tokens, ids = _documents(3, longest=16)
+  sampler = _EndsAfter(3, real=3)
+  _generate(tokens, ids, sampler=sampler, max_length=64)
+  assert len(sampler.calls) == 3  # the other 5 rows of 8 never end
+
+
+_COPIES = ("copy", "transpose", "fusion", "dynamic-slice", "concatenate")
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_no_step_copies_the_cache(num_samples):
+  config = t5_config.get("tiny")
+  documents, read, length = 3, 48, 40
+  inputs = jax.eval_shape(
+    functools.partial(decoding._read, config=config),
+    _params(config),
+    jax.ShapeDtypeStruct((documents, read), jnp.int32),
+  )
+  compiled = decoding._write.lower(
+    _params(config),
+    inputs,
+    jax.random.split(_KEY, documents),
+    np.ones(documents, bool),
+    np.zeros((1, config.vocab_size), bool),
+    config=config,
+    sampler=decoding.Nucleus(0.8),
+    max_length=length,
+    num_samples=num_samples,
+  ).compile()
+  loop = compiled.as_text().split("\nENTRY ")[0]  # what comes before it is all
+  width = config.num_heads * config.head_dim
+  sizes = {
+    "crossed": documents * width * read,
+    "own": num_samples * documents * width * length,
+  }
+  made = {name: [] for name in sizes}
+  for match in re.finditer(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(.*", loop):
+    elements = math.prod(map(int, match[1].split(",")))
+    for name, size in sizes.items():
+      if elements == size and match[2] in _COPIES:
+        made[name].append(match[0])
+  assert not made["crossed"]
+  inserts = [line for line in made["own"] if "dynamic_update_slice" in line]
+  assert len(inserts) == 2 * config.num_decoder_layers  # in place
+  assert made["own"] == inserts
 
 
 def test_forbidden_tokens_are_never_written():
@@ -196,6 +269,7 @@ class _EndsAfter:
   """Writes 5 until a number of steps, then EOS; counts the steps."""
 
   steps: int
+  real: int | None = None  # rows past these never end
   calls: list = dataclasses.field(default_factory=list, compare=False)
 
   def sample(self, logits, keys):
@@ -209,8 +283,8 @@ class _EndsAfter:
     count = jax.experimental.io_callback(
       called, jax.ShapeDtypeStruct((), jnp.int32), logits[0, 0]
     )
-    token = jnp.where(count >= self.steps, decoding.EOS, 5)
-    return jnp.broadcast_to(token, logits.shape[:1])
+    ends = jnp.arange(len(logits)) < (self.real or len(logits))
+    return jnp.where(ends & (count >= self.steps), decoding.EOS, 5)
 
 
 def test_decoding_stops_when_every_query_has_ended():

@@ -220,6 +220,24 @@ def test_decode_steps_equal_the_full_forward_pass(tied):
     )
 
 
+def test_samples_of_a_document_share_its_input_in_decode_steps():
+  model = t5.Transformer(_CONFIG)
+  variables = {"params": _params(_CONFIG)}
+  written = np.random.default_rng(1).integers(2, 128, (6, 4)).astype(np.int32)
+  expected = _logits(np.repeat(_INPUTS, 2, axis=0), written)
+  cache = model.apply(variables, _INPUTS, 4, 2, method="start_decoding")
+  assert cache.inputs.mask.shape[0] == 3  # once per document
+  fed = np.asarray(t5.shift_right(jnp.asarray(written)))
+  step = jax.jit(
+    functools.partial(model.apply, variables, method="decode_step")
+  )
+  for position in range(4):
+    logits, cache = step(fed[:, position], cache, position)
+    np.testing.assert_allclose(
+      logits, expected[:, position], rtol=1e-4, atol=1e-5
+    )
+
+
 def test_padding_in_the_input_does_not_change_logits():
   padded = np.pad(_INPUTS, ((0, 0), (0, 6)))
   np.testing.assert_allclose(
