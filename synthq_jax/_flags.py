@@ -16,6 +16,7 @@ STAGES = {
   "pretrain": "a public T5 (from scratch: recipes/demo_pretrain.gin)",
   "finetune_dp": "the private generators",
   "generate": "synthetic queries",
+  "filter_queries": "the queries that filters keep; optional",
   "train_retriever": "the dual encoders",
   "evaluate": "scores of every row of the table",
   "audit": "canaries: did a generator learn them?",
@@ -118,6 +119,12 @@ def parser() -> argparse.ArgumentParser:
       "privacy", help=words, description=words, allow_abbrev=False
     )
   )
+  words = "writes a checkpoint for T5X or transformers, or in our own format"
+  _add_export_flags(
+    commands.add_parser(
+      "export", help=words, description=words, allow_abbrev=False
+    )
+  )
   return top
 
 
@@ -140,6 +147,18 @@ def _add_privacy_flags(command: argparse.ArgumentParser) -> None:
   flag("--batch_size", type=int)
   flag("--delta", type=float, help="1 / (2 examples) where it is not given")
   flag("--ledger", help="instead: add up a private/ledger.jsonl")
+  flag("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_export_flags(command: argparse.ArgumentParser) -> None:
+  flag = command.add_argument
+  flag("--checkpoint", required=True, help="a folder of any known format")
+  flag("--to", required=True, help="the new folder")
+  formats = ("t5x", "huggingface", "safetensors")
+  flag("--format", required=True, choices=formats)
+  flag("--step", type=int, default=0, help="of a T5X checkpoint")
+  words = "also what was trained without differential privacy"
+  flag("--allow_private", action="store_true", help=words)
   flag("--debug", action="store_true", help="show tracebacks")
 
 

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 import gin
 
-from synthq_jax import _flags
+from synthq_jax import _flags, _tools
 from synthq_jax.training import stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
@@ -97,28 +97,18 @@ def _stop(message: str, code: int) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> None:
-  """Parses the arguments and runs the stage or the calculator."""
+  """Parses the arguments and runs the stage or the tool."""
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
   options = _flags.parser().parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  if options.stage == "privacy" and bindings:
-    raise UsageError(f"synthq privacy takes no {_FLAG}{bindings[0]}")
-  if options.stage == "privacy":
-    print(_privacy(options))
-  else:
+  tool = _tools.TOOLS.get(options.stage)
+  if tool is None:
     _run_stage(options, bindings)
-
-
-def _privacy(options: argparse.Namespace) -> str:
-  """What the calculator or the ledger says."""
-  from synthq_jax.privacy import calculator, ledger
-
-  given = _flags.privacy_question(options)
-  path = given.pop("ledger", None)
-  return (
-    ledger.describe(path, **given) if path else calculator.describe(**given)
-  )
+  elif bindings:
+    raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
+  else:
+    print(tool(options))
 
 
 # A stage: configure, run, say what came out.

@@ -31,7 +31,8 @@ RANKS = {
   "federated": 10,
   "backends": 10,
   "_flags": 11,
-  "main": 12,
+  "_tools": 12,
+  "main": 13,
 }
 LIGHT = {"typing", "privacy", "losses", "optim"}
 LIGHT_LIBRARIES = {
@@ -46,7 +47,7 @@ SHARED_BY_STAGES = {
   "workspace",
 }
 # A run, and pre-training from scratch.
-COMPOSERS = {"execute", "plan", "pretrain_recipe"}
+COMPOSERS = {"execute", "plan", "pretrain_recipe", "runner"}
 
 
 def place(path: pathlib.Path) -> str:

@@ -13,9 +13,19 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-__all__ = ["Kept", "has_ended", "keep", "normalize"]
+__all__ = ["Kept", "has_ended", "keep", "normalize", "removed"]
 
 _EOS = 1
+_OUTCOMES = (
+  "kept",
+  "empty",
+  "truncated",
+  "duplicate",
+  "copied",
+  "not found",
+  "round trip",
+)
+"""Why a query went, in the order of the tests."""
 
 
 class Kept(NamedTuple):
@@ -50,9 +60,11 @@ def keep(
   document_ids: Sequence[str],
   *,
   ended: Sequence[bool] | None = None,
+  copied: Sequence[bool] | None = None,
   found: Sequence[bool] | None = None,
+  retrieved: Sequence[bool] | None = None,
 ) -> Kept:
-  """Drops empty, truncated, repeated and pointless queries.
+  """Drops empty, truncated, repeated, copied and pointless queries.
 
   Each dropped query counts once, under the first reason that fits; of equal
   queries for a document the first is kept.
@@ -62,16 +74,21 @@ def keep(
     document_ids: the document of each query.
     ended: whether each query ended by itself (`has_ended`); None keeps the
       truncated ones.
+    copied: whether each query was copied from its document
+      (`copies.are_copies`); None keeps the copies.
     found: whether a public search engine finds each query's document, for
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
       takes out queries about nothing, and those that BM25 cannot answer.
+    retrieved: whether a retriever that was trained on the synthetic queries
+      themselves finds each query's document (`pipeline.filter_queries`); None
+      keeps all.
 
   Returns:
     The indices of the kept queries and the count of each outcome: "kept",
-    "empty", "truncated", "duplicate", "not found".
+    "empty", "truncated", "duplicate", "copied", "not found", "round trip".
 
   References:
-    Dai et al. 2022, Promptagator, section 3.2, for `found`.
+    Dai et al. 2022, Promptagator, section 3.2, for `found` and `retrieved`.
 
   Raises:
     ValueError: if the arguments differ in length.
@@ -79,25 +96,16 @@ def keep(
   >>> keep(["a b", "", "A  b"], ["d1", "d1", "d1"]).indices.tolist()
   [0]
   """
-  if ended is None:
-    ended = [True] * len(queries)
-  if found is None:
-    found = [True] * len(queries)
-  lengths = {len(queries), len(document_ids), len(ended), len(found)}
-  if len(lengths) > 1:
-    raise ValueError(
-      "queries, document_ids, ended and found must have one length, got"
-      f" {len(queries)}, {len(document_ids)}, {len(ended)} and {len(found)}"
-    )
-  counts = dict.fromkeys(
-    ("kept", "empty", "truncated", "duplicate", "not found"), 0
-  )
+  count = len(queries)
+  passes = _columns(count, document_ids, ended, copied, found, retrieved)
+  counts = dict.fromkeys(_OUTCOMES, 0)
   seen = set()
   kept = []
-  rows = zip(queries, document_ids, ended, found, strict=True)
-  for index, (query, document_id, complete, useful) in enumerate(rows):
+  for index, (query, document_id, *passed) in enumerate(
+    zip(queries, document_ids, *passes, strict=True)
+  ):
     text = normalize(query)
-    reason = _outcome(text, complete, (document_id, text) in seen, useful)
+    reason = _outcome(text, (document_id, text) in seen, *passed)
     counts[reason] += 1
     if reason == "kept":
       kept.append(index)
@@ -105,11 +113,45 @@ def keep(
   return Kept(np.array(kept, np.int64), counts)
 
 
-def _outcome(text: str, complete: bool, repeated: bool, useful: bool) -> str:
-  if not text:
-    return "empty"
-  if not complete:
-    return "truncated"
-  if repeated:
-    return "duplicate"
-  return "kept" if useful else "not found"
+def removed(*kept: Kept) -> dict[str, int]:
+  """Returns how many queries each filter took out, added up over stages.
+
+  >>> removed(keep(["a", ""], ["d", "d"]), keep(["a"], ["d"], found=[False]))[
+  ...   "not found"
+  ... ]
+  1
+  """
+  return {
+    reason: sum(one.counts[reason] for one in kept) for reason in _OUTCOMES[1:]
+  }
+
+
+def _columns(count: int, document_ids, ended, copied, found, retrieved):
+  """Returns what each optional test says of each query; True lets it pass."""
+  given = {
+    "document_ids": document_ids,
+    "ended": ended,
+    "copied": copied,
+    "found": found,
+    "retrieved": retrieved,
+  }
+  for name, values in given.items():
+    if values is not None and len(values) != count:
+      raise ValueError(
+        f"expected {name} of one length with the queries, {count}, got"
+        f" {len(values)}"
+      )
+  own = [not one for one in copied] if copied is not None else None
+  return [
+    column if column is not None else [True] * count
+    for column in (ended, own, found, retrieved)
+  ]
+
+
+def _outcome(
+  text: str, repeated: bool, ended: bool, own: bool, found: bool, back: bool
+) -> str:
+  """Returns the first reason to drop a query, or "kept"."""
+  reasons = (not text, not ended, repeated, not own, not found, not back)
+  named = zip(_OUTCOMES[1:], reasons, strict=True)
+  return next((name for name, holds in named if holds), "kept")

@@ -191,7 +191,7 @@ def _draw_inside(
     keys: one per row.
 
   Returns:
-    The tokens.
+    The tokens; 0 for a row whose logits are not finite.
   """
 
   def draw_again(state):
@@ -203,11 +203,13 @@ def _draw_inside(
     return number + 1, token, above, done | inside(above)
 
   batch = table.logits.shape[0]
+  # A row of undefined weights is inside no cut: it would be drawn for ever.
+  undefined = ~jnp.all(jnp.isfinite(table.weights), axis=(1, 2))
   start = (
     jnp.int32(0),
     jnp.zeros(batch, jnp.int32),
     _all(table),
-    jnp.zeros(batch, bool),
+    undefined,
   )
   state = jax.lax.while_loop(lambda s: ~jnp.all(s[-1]), draw_again, start)
   return state[1]

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from synthq_jax import artifacts
+from synthq_jax.models import t5_checkpoints
 
 __all__ = ["of_checkpoint", "of_file", "versions"]
 
@@ -19,8 +20,7 @@ def versions() -> str:
 
 def of_checkpoint(directory: pathlib.Path) -> str:
   """Fingerprints the public checkpoint that a stage starts from."""
-  names = ("params.safetensors", "config.json")
-  return artifacts.fingerprint(*(of_file(directory / name) for name in names))
+  return artifacts.fingerprint(*map(of_file, t5_checkpoints.files(directory)))
 
 
 def of_file(path: str | os.PathLike) -> str:

@@ -90,6 +90,7 @@ def page(
         *_compared(comparisons, document_words),
         *_gauges(main, synthetic),
         *_report_rows.similarity(similarity),
+        *_report_rows.filtered(synthetic),
       ),
     ),
     section(

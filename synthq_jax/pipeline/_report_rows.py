@@ -11,7 +11,14 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import _report_blocks as blocks
 
-__all__ = ["differences", "kept", "seeds", "similarity", "times"]
+__all__ = [
+  "differences",
+  "filtered",
+  "kept",
+  "seeds",
+  "similarity",
+  "times",
+]
 
 _NAME = _report_tables.row_name
 
@@ -100,6 +107,33 @@ def similarity(
     blocks.Paragraph(
       text="BLEU (0 to 100, lower case) of the synthetic queries for documents "
       "of held-out pairs, against the real queries of the same documents."
+    ),
+  )
+
+
+def filtered(
+  found: Sequence[results.SyntheticQueries],
+) -> tuple[blocks.Block, ...]:
+  """Returns what each filter took out of every generator's queries."""
+  reasons = list(dict.fromkeys(name for one in found for name in one.removed))
+  if not reasons:
+    return ()
+  header = ("Generator", "Kept", *(name.capitalize() for name in reasons))
+  lines = tuple(
+    (
+      _NAME(one.name),
+      f"{one.num_queries:,}",
+      *(f"{one.removed.get(name, 0):,}" for name in reasons),
+    )
+    for one in found
+  )
+  return (
+    blocks.Heading(text="What the filters took out"),
+    blocks.Table(header=header, rows=lines, numeric=header[1:]),
+    blocks.Paragraph(
+      text="Each query counts under the first reason that fits. Not found: by"
+      " BM25. Round trip: by a retriever that was trained on the queries"
+      " themselves."
     ),
   )
 

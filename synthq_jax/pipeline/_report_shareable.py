@@ -242,8 +242,16 @@ def _synthesis(
     )
     found.append(
       blocks.Paragraph(
-        text=f'{one.sampler}, input "{one.prefix}DOCUMENT". '
-        f"{_removed(one.removed)}"
+        text=" ".join(
+          filter(
+            None,
+            (
+              f'{one.sampler}, input "{one.prefix}DOCUMENT".',
+              one.filters,
+              _removed(one.removed),
+            ),
+          )
+        )
       )
     )
     rows = tuple(

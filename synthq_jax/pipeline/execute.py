@@ -1,19 +1,16 @@
 """Executes a plan: every stage with what it reads, or finds it finished.
 
-Stages know nothing of each other; here each gets the results it reads. A stage
-whose fingerprint (its settings and the fingerprints of what it reads) equals
-that of the result on disk is skipped.
+Stages know nothing of each other; here each gets the results it reads, through
+a `runner.Runner`, which skips what is finished.
 """
 
 import dataclasses
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-import synthq_jax
-from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
@@ -25,6 +22,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import audit as audit_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
+from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
 from synthq_jax.pipeline import prepare_data as prepare_data_lib
@@ -32,65 +30,9 @@ from synthq_jax.pipeline import pretrain as pretrain_lib
 from synthq_jax.pipeline import report as report_lib
 from synthq_jax.pipeline import train_retriever as train_retriever_lib
 
-__all__ = ["Pipeline", "Runner"]
+__all__ = ["Pipeline"]
 
-_FORMAT = 2  # raise when a stage's files change, so that old ones are remade
-_Result = TypeVar("_Result")
 _Settings = TypeVar("_Settings")
-
-
-class Runner:
-  """Makes results, or finds them finished."""
-
-  def __init__(self, space: workspace.Workspace, say: Callable[[str], None]):
-    self._space = space
-    self._say = say
-    self.made: list[str] = []
-
-  def __call__(
-    self,
-    name: str,
-    kind: type[_Result],
-    parts: Sequence[Any],
-    make: Callable[[str], _Result],
-  ) -> tuple[_Result, str]:
-    """Returns a result and its fingerprint."""
-    digest, places = self._digest(name, parts), self._places(name)
-    found = self._load(places, kind, digest)
-    if found is not None:
-      self._say(f"[{name}] finished earlier, skipped")
-      return found, digest
-    for place in places:
-      (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
-    self._say(f"[{name}] running")
-    self.made.append(name)
-    make(digest)
-    # As it is on disk: a later run, which finds it there, gets the same value.
-    found = self._load(places, kind, digest)
-    if found is None:
-      raise RuntimeError(f"{name} did not save its result: report this bug")
-    return found, digest
-
-  def is_finished(self, name: str, parts: Sequence[Any]) -> bool:
-    """Says whether a result is there that these parts made."""
-    digest = self._digest(name, parts)
-    return any(
-      artifacts.read_fingerprint(place) == digest
-      for place in self._places(name)
-    )
-
-  def _digest(self, name: str, parts: Sequence[Any]) -> str:
-    version = synthq_jax.__version__
-    return artifacts.fingerprint(_FORMAT, version, name, *parts)
-
-  def _places(self, name: str) -> tuple[pathlib.Path, pathlib.Path]:
-    return self._space.public(name), self._space.private(name)
-
-  def _load(self, places, kind: type[_Result], digest: str) -> _Result | None:
-    for place in places:
-      if artifacts.read_fingerprint(place) == digest:
-        return artifacts.load(place, kind)
-    return None
 
 
 class Pipeline:
@@ -106,10 +48,13 @@ class Pipeline:
 
   def run(self, on_accepted: Callable[[], None]) -> results.Report | None:
     """Runs every stage up to the last that is wanted."""
+    inputs.check_shape(self._start, self._config.model)
     self._prepare(on_accepted)
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}
     queries = self._queries(generators) if self._wants("generate") else {}
+    if self._wants("filter_queries") and self._config.filter_queries.is_wanted:
+      queries = self._filtered(queries)
     retrievers = (
       self._retrievers(queries) if self._wants("train_retriever") else {}
     )
@@ -143,7 +88,7 @@ class Pipeline:
   def _prepare(self, on_accepted: Callable[[], None]) -> None:
     settings = self._config.prepare_data
     if not settings.vocabulary:
-      beside = self._start / inputs.VOCABULARY_NAME
+      beside = inputs.vocabulary_beside(self._start)
       settings = dataclasses.replace(settings, vocabulary=str(beside))
     # Files are known by their content: data that was moved is the same data.
     kind = settings.source.partition(":")[0]
@@ -278,6 +223,31 @@ class Pipeline:
       )
       for name, (generator, source) in wanted.items()
     }
+
+  def _filtered(self, queries):
+    """Filters the queries; the stage gets nothing that is private."""
+    config = self._config
+    folders = workspace.Folders(self._space.root)
+    documents = results.public_documents(self._prepared)
+    made = {}
+    for name, (written, source) in queries.items():
+      settings = self._seeded(config.filter_queries, name)
+      recipe = self._seeded(config.train_retriever, name)
+      made[name] = self._runner(
+        f"filter_queries/{name}",
+        results.SyntheticQueries,
+        (settings, recipe, *self._data, source),
+        lambda digest, s=settings, r=recipe, w=written: filter_queries_lib.run(
+          s,
+          folders,
+          digest,
+          documents=documents,
+          start_from=self._start,
+          synthetic=w,
+          recipe=r,
+        ),
+      )
+    return made
 
   def _retrievers(self, queries):
     config, made = self._config, {}

@@ -8,12 +8,8 @@ Formal guarantee:
 """
 
 import dataclasses
-import io
-import json
 import pathlib
-import shutil
 import time
-from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -22,7 +18,14 @@ from synthq_jax import artifacts
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters, text_measures
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import config_types, inputs, results, workspace
+from synthq_jax.pipeline import (
+  _parts,
+  _queries,
+  config_types,
+  inputs,
+  results,
+  workspace,
+)
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25
 
@@ -112,7 +115,7 @@ def run(
   )
   directory.mkdir(parents=True, exist_ok=True)
   source = space.root / generator.directory if generator else start_from
-  parts = _Parts(directory / f"parts_{digest}")
+  parts = _parts.Parts(directory / f"parts_{digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0
   written = _write(
     config, source, tokens, ids, chosen, vocabulary, name, parts, progress,
@@ -124,13 +127,8 @@ def run(
   queries, owners, kept = _filter(
     written, chosen, index, vocabulary, config.round_trip
   )
-  _save(directory, queries, owners, ids, written[kept.indices])
-  measured = _sample(config, len(queries), config.gauge_queries)
-  gauge = text_measures.own_document_gauge(
-    [queries[i] for i in measured],
-    [index.ids[owners[i]] for i in measured],
-    index,
-  )
+  names = [f"s{i}" for i in range(len(queries))]
+  _queries.save(directory, names, queries, owners, ids, written[kept.indices])
   result = results.SyntheticQueries(
     directory=space.relative(directory),
     name=name,
@@ -139,14 +137,16 @@ def run(
     sampler=f"nucleus p={config.p}, temperature {config.temperature}",
     num_documents=len(chosen),
     queries_per_document=config.queries_per_document,
-    num_queries=len(queries),
-    removed={k: v for k, v in kept.counts.items() if k != "kept"},
-    gauge=float(np.mean(gauge)),
-    copy_rate=float(
-      text_measures.copy_rate(queries, _texts_of(corpus, owners), 4)
+    removed=filters.removed(kept),
+    **_queries.measured(
+      queries,
+      owners,
+      index=index,
+      corpus=corpus,
+      seed=config.seed,
+      gauge_queries=config.gauge_queries,
+      num_examples=config.num_examples,
     ),
-    mean_words=text_measures.mean_length(queries),
-    examples=_examples(config, queries, owners, corpus),
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
@@ -166,54 +166,6 @@ def _choose(config: Config, num_documents: int) -> np.ndarray:
     )
   rng = np.random.default_rng([config.seed, 2])
   return np.sort(rng.permutation(num_documents)[:wanted])
-
-
-def _texts_of(corpus: pathlib.Path, owners: Sequence[int]) -> Iterator[str]:
-  """Yields the text of each position in `owners`, which ascend."""
-  texts = enumerate(inputs.document_texts(corpus))
-  position, text = -1, ""
-  for owner in owners:
-    while position < owner:
-      position, text = next(texts)
-    yield text
-
-
-def _examples(config, queries, owners, corpus) -> tuple[tuple[str, str], ...]:
-  """Returns some queries, each with the beginning of its document."""
-  shown = _sample(config, len(queries), config.num_examples)
-  ascending = np.sort(shown)
-  beginnings = (text[:400] for text in _texts_of(corpus, owners[ascending]))
-  text_of = dict(zip(ascending.tolist(), beginnings, strict=True))
-  return tuple((queries[i], text_of[i]) for i in shown.tolist())
-
-
-def _sample(config: Config, total: int, count: int) -> np.ndarray:
-  rng = np.random.default_rng([config.seed, 3])
-  return rng.permutation(total)[:count]
-
-
-class _Parts:
-  """What was written so far, in files that are complete or not there."""
-
-  def __init__(self, directory: pathlib.Path):
-    self.directory = directory
-
-  def load(self, first: int) -> np.ndarray | None:
-    path = self.directory / f"{first}.npy"
-    try:
-      return np.load(path)
-    except (FileNotFoundError, ValueError, EOFError):
-      return None  # missing or damaged: the same draws are made again
-
-  def save(self, first: int, rows: np.ndarray) -> None:
-    content = io.BytesIO()
-    np.save(content, rows)
-    path = self.directory / f"{first}.npy"
-    artifacts.write_atomically(path, content.getvalue())
-
-  def remove(self) -> None:
-    for parts in self.directory.parent.glob("parts_*"):  # of older settings too
-      shutil.rmtree(parts, ignore_errors=True)
 
 
 def _write(
@@ -278,17 +230,6 @@ def _filter(written, chosen, index, vocabulary, round_trip: int):
   kept = filters.keep(queries, names, found=found)
   queries = [queries[i] for i in kept.indices]
   return queries, owners[kept.indices], kept
-
-
-def _save(directory, queries, owners, ids, tokens) -> None:
-  lines = [
-    json.dumps({"_id": f"s{i}", "text": query, "document": str(ids[owner])})
-    for i, (query, owner) in enumerate(zip(queries, owners, strict=True))
-  ]
-  artifacts.write_atomically(
-    directory / "queries.jsonl", "\n".join(lines) + "\n"
-  )
-  np.savez(directory / "tokens.npz", tokens=tokens, documents=owners)
 
 
 def _statement(generator: results.Checkpoint | None):

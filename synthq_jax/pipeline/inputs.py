@@ -13,29 +13,47 @@ from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.pipeline import _documents, results, workspace
 
 __all__ = [
   "VOCABULARY_NAME",
   "arrays",
   "check_prompt",
+  "check_shape",
   "check_vocabulary",
   "corpus",
   "document_texts",
   "document_tokens",
   "is_private",
   "load_public",
+  "pairs",
   "qrels",
   "refuse_other_data",
   "vocabulary",
+  "vocabulary_beside",
+  "with_documents",
   "with_prefix",
   "with_prompt",
 ]
 
 
+Documents = results.PreparedData | results.PublicDocuments
+"""What knows where the public documents are."""
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
+_SHAPE = (
+  "vocab_size",
+  "emb_dim",
+  "num_heads",
+  "head_dim",
+  "mlp_dim",
+  "num_encoder_layers",
+  "num_decoder_layers",
+  "mlp_activations",
+  "logits_via_embedding",
+)
+_OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 
 def is_private(path: str) -> bool:
@@ -44,7 +62,7 @@ def is_private(path: str) -> bool:
 
 
 def document_tokens(
-  space: workspace.Workspace, prepared: results.PreparedData
+  space: workspace.Folders, prepared: Documents
 ) -> tuple[np.ndarray, Int[np.ndarray, "document length"]]:
   """Returns the ids of the documents, and their tokens, memory-mapped."""
   folder = space.root / prepared.directory
@@ -56,8 +74,8 @@ def document_tokens(
 
 
 def arrays(
-  space: workspace.Workspace,
-  made: results.PreparedData | results.SyntheticQueries,
+  space: workspace.Folders,
+  made: Documents | results.SyntheticQueries,
   path: pathlib.Path,
 ) -> dict[str, np.ndarray]:
   """Reads a file of arrays that a stage wrote.
@@ -77,8 +95,10 @@ def _damage_explained(
   try:
     yield path
   except (ValueError, EOFError, FileNotFoundError, zipfile.BadZipFile) as error:
-    # What prepare_data made is finished when its private part is.
-    place = getattr(made, "private_directory", made.directory)
+    place = made.directory
+    if not isinstance(made, results.SyntheticQueries):
+      # What prepare_data made is finished when its private part is.
+      place = f"{results.PRIVATE}/prepare_data"
     raise ValueError(
       f"{path}: expected the arrays that an earlier stage wrote, got"
       f" {type(error).__name__}: delete {space.root / place}, and they are made"
@@ -86,9 +106,42 @@ def _damage_explained(
     ) from error
 
 
-def corpus(
-  space: workspace.Workspace, prepared: results.PreparedData
-) -> pathlib.Path:
+def pairs(
+  folders: workspace.Folders,
+  prepared: Documents,
+  synthetic: results.SyntheticQueries,
+) -> dict[str, np.ndarray]:
+  """Returns synthetic queries with the documents they were written for.
+
+  Args:
+    folders: the working directory.
+    prepared: the documents.
+    synthetic: the queries.
+
+  Returns:
+    "queries" and "documents", tokens of each pair, and "rows", the positions
+    of the documents.
+  """
+  path = folders.root / synthetic.directory / "tokens.npz"
+  return with_documents(folders, prepared, arrays(folders, synthetic, path))
+
+
+def with_documents(
+  folders: workspace.Folders,
+  prepared: Documents,
+  stored: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+  """Turns stored "tokens" and "documents" into pairs, see `pairs`."""
+  _, documents = document_tokens(folders, prepared)
+  rows = stored["documents"]
+  return {
+    "queries": stored["tokens"],
+    "documents": documents[rows],
+    "rows": rows.astype(np.int32),
+  }
+
+
+def corpus(space: workspace.Folders, prepared: Documents) -> pathlib.Path:
   """Returns the file of the public documents."""
   return space.root / prepared.directory / _documents.CORPUS_NAME
 
@@ -157,19 +210,33 @@ def _with_head(
   return np.concatenate([head, tokens], axis=1)
 
 
-def load_public(directory: pathlib.Path, prepared: results.PreparedData):
+def vocabulary_beside(directory: pathlib.Path) -> pathlib.Path:
+  """Returns the vocabulary that lies beside a checkpoint, or where it would."""
+  names = (VOCABULARY_NAME, *_OTHER_NAMES)
+  places = [directory / name for name in names]
+  return next((place for place in places if place.is_file()), places[0])
+
+
+def load_public(directory: pathlib.Path, prepared: Documents):
   """Loads the public T5 that a training starts from.
 
+  Formal guarantee:
+    What is trained from it is private only if the checkpoint is public. Where
+    a stage of this library says otherwise, it is refused; the code cannot know
+    what other checkpoints were trained on.
+
   Args:
-    directory: where it lies.
+    directory: where it lies, in any format that `t5_checkpoints.load` reads.
     prepared: whose vocabulary it must have room for.
 
   Returns:
     Parameters and shape.
 
   Raises:
-    ValueError: if it is missing, damaged or too small for the vocabulary.
+    ValueError: if it is missing, damaged or too small for the vocabulary, or
+      the result of a training on private queries.
   """
+  _refuse_private(directory)
   params, model_config = t5_checkpoints.load(directory)
   if model_config.vocab_size < prepared.vocab_size:
     raise ValueError(
@@ -178,6 +245,41 @@ def load_public(directory: pathlib.Path, prepared: results.PreparedData):
       " give the vocabulary that belongs to it"
     )
   return params, model_config
+
+
+def _refuse_private(directory: pathlib.Path) -> None:
+  """Refuses a checkpoint whose own statement says that it is not public."""
+  try:
+    made = artifacts.load(directory, results.Checkpoint)
+  except (KeyError, ValueError):
+    return  # not the result of a stage
+  if made.statement.epsilon > 0:
+    raise ValueError(
+      f"{directory}: expected a public checkpoint, got one that was trained on"
+      f" private queries (epsilon={made.statement.epsilon:g}), which no later"
+      " statement would count: start from a public one"
+    )
+
+
+def check_shape(
+  directory: pathlib.Path, model: t5_config.T5Config | None
+) -> None:
+  """Refuses a checkpoint of another shape than the settings name.
+
+  Raises:
+    ValueError: naming the first field that differs.
+  """
+  if model is None:
+    return
+  found = t5_checkpoints.load_config(directory)
+  for field in _SHAPE:
+    ours, theirs = getattr(model, field), getattr(found, field)
+    if ours != theirs:
+      raise ValueError(
+        f"{directory}: expected a checkpoint of RunConfig.model with"
+        f" {field}={ours}, got {field}={theirs}: give another CHECKPOINT, or"
+        " the gin file of its size"
+      )
 
 
 def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
@@ -224,7 +326,7 @@ def check_vocabulary(
     ValueError: if a vocabulary lies beside the checkpoint, and it is not the
       one that the data was tokenized with.
   """
-  beside = directory / VOCABULARY_NAME
+  beside = vocabulary_beside(directory)
   used = space.root / prepared.vocabulary
   if beside.is_file() and beside.read_bytes() != used.read_bytes():
     raise ValueError(

@@ -12,7 +12,8 @@ from typing import Any
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import audit as audit_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
-from synthq_jax.pipeline import execute, results, workspace
+from synthq_jax.pipeline import execute, results, runner, workspace
+from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
 from synthq_jax.pipeline import prepare_data as prepare_data_lib
@@ -27,6 +28,7 @@ STAGES = (
   "pretrain",
   "finetune_dp",
   "generate",
+  "filter_queries",
   "train_retriever",
   "evaluate",
   "audit",
@@ -81,7 +83,8 @@ class RunConfig:
   """Everything that `synthq run` does."""
 
   checkpoint: str = ""
-  """Public T5 that generator and retriever start from; empty: the shipped."""
+  """Public T5 that generator and retriever start from, in our own format, T5X's
+  or Hugging Face's; empty: the shipped."""
   model: t5_config.T5Config | None = None
   """Shape that the checkpoint must have; None: whatever it has."""
   prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
@@ -92,6 +95,10 @@ class RunConfig:
   """The generator's private fine-tuning, once for each synthetic row."""
   generate: generate_lib.Config = _default(generate_lib.Config)
   """Sampling of queries."""
+  filter_queries: filter_queries_lib.Config = _default(
+    filter_queries_lib.Config
+  )
+  """Which of them are kept; left out without a filter."""
   train_retriever: train_retriever_lib.Config = _default(
     train_retriever_lib.Config
   )
@@ -169,8 +176,8 @@ def run(
   wanted = STAGES[: last + 1]
   with workspace.locked(workdir):
     space = workspace.Workspace(workdir, config.secret_seed)
-    runner = execute.Runner(space, lambda text: print(text, flush=True))
-    pipeline = execute.Pipeline(config, space, runner, wanted, progress)
+    make = runner.Runner(space, lambda text: print(text, flush=True))
+    pipeline = execute.Pipeline(config, space, make, wanted, progress)
     return pipeline.run(on_accepted)
 
 

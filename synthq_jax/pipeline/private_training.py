@@ -138,6 +138,7 @@ def train(
   prepared: results.PreparedData,
   metrics_path: pathlib.Path,
   loop_settings: loop.Settings,
+  public: Any = None,
 ) -> tuple[Any, statement_lib.PrivacyStatement]:
   """Calibrates, enters the release into the ledger, trains.
 
@@ -152,6 +153,7 @@ def train(
     prepared: where the records came from.
     metrics_path: metrics.jsonl, private.
     loop_settings: saving and reporting.
+    public: as in `dp_step.train`.
 
   Returns:
     The trained parameters and the statement they earned.
@@ -173,7 +175,7 @@ def train(
     settings,
     space,
     f"{stage}/{digest}",
-    grad_fn,
+    grad_fn if public is None else grad_fn(public),
     sampler,
     sigma,
     delta,
@@ -201,6 +203,7 @@ def train(
     dropout_key=(
       space.key(f"{stage} dropout {digest}") if settings.has_dropout else None
     ),
+    public=public,
   )
   return params, statement
 

@@ -16,8 +16,10 @@ __all__ = [
   "Evaluation",
   "Measure",
   "PreparedData",
+  "PublicDocuments",
   "Report",
   "SyntheticQueries",
+  "public_documents",
   "row_of",
 ]
 
@@ -79,6 +81,33 @@ class PreparedData:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicDocuments:
+  """What PreparedData says of public things, and nothing else.
+
+  Formal guarantee:
+    A function of the documents, of the vocabulary and of settings: it names no
+    private file and counts no query. A stage that is given this instead of
+    PreparedData cannot read a private query by way of it.
+  """
+
+  directory: str
+  """corpus.jsonl, tokens and ids of it, and the vocabulary."""
+  num_documents: int
+  """Documents in the public collection."""
+  vocab_size: int
+  """Ids of the vocabulary, extra ids included."""
+
+
+def public_documents(prepared: PreparedData) -> PublicDocuments:
+  """Returns the public part of prepared data."""
+  return PublicDocuments(
+    directory=prepared.directory,
+    num_documents=prepared.num_documents,
+    vocab_size=prepared.vocab_size,
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
   """A trained model: params.safetensors and config.json in a directory."""
 
@@ -107,10 +136,11 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticQueries:
-  """Queries written by a generator for public documents."""
+  """Queries written by a generator for public documents, or what was kept."""
 
   directory: str
-  """Holds queries.jsonl (_id, text, document) and tokens.npz."""
+  """Of generate, or of filter_queries where that ran. Holds queries.jsonl
+  (_id, text, document) and tokens.npz."""
   name: str
   """"public_only" or e.g. "eps8"."""
   statement: statement_lib.PrivacyStatement
@@ -126,7 +156,7 @@ class SyntheticQueries:
   num_queries: int
   """Queries that the filters kept."""
   removed: dict[str, int]
-  """What each filter took out."""
+  """What each filter of each stage took out, by reason."""
   gauge: float
   """nDCG@10 of BM25 finding a query's own document (FACTS: real about .45)."""
   copy_rate: float
@@ -136,7 +166,9 @@ class SyntheticQueries:
   examples: tuple[tuple[str, str], ...]
   """A few (query, document) pairs, drawn at random."""
   seconds: float
-  """How long the stage took."""
+  """How long the stage took; both stages together."""
+  filters: str = ""
+  """What filter_queries did, in one sentence; empty: it did not run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from synthq_jax import artifacts, optim
 from synthq_jax.losses import contrastive
@@ -27,7 +26,7 @@ from synthq_jax.pipeline import (
   workspace,
 )
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.training import dp_step, loop
+from synthq_jax.training import dp_step, loop, pairs
 
 __all__ = ["Config", "DirectConfig", "run", "run_direct"]
 
@@ -127,15 +126,14 @@ def run(
   stage = f"train_retriever/{name}"
   private = synthetic is None or inputs.is_private(synthetic.directory)
   directory = (space.private if private else space.public)(stage)
-  pairs = _pairs(space, prepared, synthetic)
+  records = _records(space, prepared, synthetic)
   params, model_config = inputs.load_public(start_from, prepared)
-  params = dual_encoder.encoder_params(params)
   metrics_path = directory / f"metrics_{digest}.jsonl"
-  params = _train(
+  params = pairs.train(
     config,
-    params,
+    dual_encoder.encoder_params(params),
     model_config,
-    pairs,
+    records,
     directory=private_training.state_directory(space, stage, digest),
     metrics_path=metrics_path,
     description=f"train_retriever {name}",
@@ -213,7 +211,7 @@ def run_direct(
     digest,
     grad_fn=grad_fn,
     params=dual_encoder.encoder_params(params),
-    records=_pairs(space, prepared, None),
+    records=_records(space, prepared, None),
     prepared=prepared,
     metrics_path=metrics_path,
     loop_settings=config.settings,
@@ -236,21 +234,14 @@ def run_direct(
   return result
 
 
-def _pairs(space, prepared, synthetic) -> dict[str, np.ndarray]:
+def _records(space, prepared, synthetic) -> dict[str, np.ndarray]:
   """Returns tokens of queries and their documents, and the documents' rows."""
-  _, documents = inputs.document_tokens(space, prepared)
-  if synthetic is None:
-    path = space.root / prepared.private_directory / "train.npz"
-    source = inputs.arrays(space, prepared, path)
-  else:
-    path = space.root / synthetic.directory / "tokens.npz"
-    source = inputs.arrays(space, synthetic, path)
-  rows = source["documents"]
-  return {
-    "queries": source["tokens"],
-    "documents": documents[rows],
-    "rows": rows.astype(np.int32),
-  }
+  if synthetic is not None:
+    return inputs.pairs(space, prepared, synthetic)
+  path = space.root / prepared.private_directory / "train.npz"
+  return inputs.with_documents(
+    space, prepared, inputs.arrays(space, prepared, path)
+  )
 
 
 def _inherited(synthetic: results.SyntheticQueries | None):
@@ -261,21 +252,6 @@ def _inherited(synthetic: results.SyntheticQueries | None):
   return statement_lib.inherit(
     synthetic.statement,
     "A retriever was trained on the synthetic queries: post-processing.",
-  )
-
-
-def loss_fn(params, batch, *, model_config, temperature: float) -> jax.Array:
-  """Returns the in-batch softmax loss of each pair, [batch].
-
-  Another pair of the same document is no negative: its column is left out.
-  """
-  encode = functools.partial(dual_encoder.encode, params, model_config)
-  similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
-  same = batch["rows"][:, None] == batch["rows"][None, :]
-  return contrastive.softmax(
-    similarity,
-    temperature=temperature,
-    duplicate_mask=same & ~jnp.eye(len(same), dtype=bool),
   )
 
 
@@ -291,59 +267,3 @@ def _masked_loss(params, batch, is_real, *, model_config, temperature):
   )
   # The realised count is part of the clipped gradient, which is bounded.
   return jnp.sum(losses * is_real) / jnp.maximum(jnp.sum(is_real), 1)
-
-
-def _train(
-  config, params, model_config, pairs, *, directory, metrics_path, description
-):
-  """Adam over shuffled epochs."""
-  schedule = optim.schedules.linear(
-    config.learning_rate, steps=config.steps, warmup_steps=config.warmup_steps
-  )
-  tx = optax.adam(schedule, b2=0.98)
-
-  @jax.jit
-  def step_fn(state, batch):
-    params, opt_state = state
-
-    def mean_loss(params):
-      return jnp.mean(
-        loss_fn(
-          params,
-          batch,
-          model_config=model_config,
-          temperature=config.temperature,
-        )
-      )
-
-    loss, grads = jax.value_and_grad(mean_loss)(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
-
-  total, size = len(pairs["rows"]), config.batch_size
-  if size > total:
-    raise ValueError(
-      f"train_retriever.Config.batch_size must be at most {total}, the number"
-      f" of pairs for {description}, got {size}: take a smaller one"
-    )
-  per_epoch = total // size
-
-  def batch_fn(step):
-    epoch, position = divmod(step, per_epoch)
-    order = np.random.default_rng([config.seed, epoch]).permutation(total)
-    chosen = order[position * size : (position + 1) * size]
-    return {name: values[chosen] for name, values in pairs.items()}
-
-  params = jax.tree.map(jnp.asarray, params)
-  state = loop.train(
-    lambda state, batch, step: step_fn(state, batch),
-    (params, tx.init(params)),
-    batch_fn,
-    steps=config.steps,
-    directory=directory,
-    metrics_path=metrics_path,
-    description=description,
-    examples_per_step=size,
-    settings=config.settings,
-  )
-  return jax.device_get(state[0])

@@ -19,7 +19,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.pipeline import results
 
-__all__ = ["Workspace", "locked"]
+__all__ = ["Folders", "Workspace", "locked"]
 
 
 @contextlib.contextmanager
@@ -53,20 +53,16 @@ def locked(root: str | os.PathLike) -> Iterator[None]:
     yield
 
 
-class Workspace:
-  """Paths and derived randomness of one working directory."""
+class Folders:
+  """The folders of a working directory, without its secret.
 
-  def __init__(self, root: str | os.PathLike, secret_seed: int | None = None):
-    """Opens a working directory, or makes one.
+  Formal guarantee:
+    Whoever is given this and no Workspace draws neither batches nor noise of a
+    private training, and cannot take noise away.
+  """
 
-    Args:
-      root: the directory.
-      secret_seed: fixes the secret, for tests and demonstrations on public
-        data; None draws 128 bits the first time and reads them later.
-    """
+  def __init__(self, root: str | os.PathLike):
     self.root = pathlib.Path(root)
-    self.is_fixed = secret_seed is not None
-    self._secret = self._read_or_draw(secret_seed)
 
   def public(self, *parts: str) -> pathlib.Path:
     """Returns a path that may be shared."""
@@ -79,6 +75,22 @@ class Workspace:
   def relative(self, path: pathlib.Path) -> str:
     """Returns a path as results hold it."""
     return path.relative_to(self.root).as_posix()
+
+
+class Workspace(Folders):
+  """Paths and derived randomness of one working directory."""
+
+  def __init__(self, root: str | os.PathLike, secret_seed: int | None = None):
+    """Opens a working directory, or makes one.
+
+    Args:
+      root: the directory.
+      secret_seed: fixes the secret, for tests and demonstrations on public
+        data; None draws 128 bits the first time and reads them later.
+    """
+    super().__init__(root)
+    self.is_fixed = secret_seed is not None
+    self._secret = self._read_or_draw(secret_seed)
 
   def seed(self, purpose: str) -> list[int]:
     """Returns a secret seed for NumPy that belongs to one purpose."""

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from synthq_jax import optim
+from synthq_jax.models import scanned
 from synthq_jax.privacy import sampling
 from synthq_jax.training import loop
 
@@ -86,13 +87,16 @@ def step(
     tx: from `optimizer`.
 
   Returns:
-    A function of the state, a batch, its padding (bool [batch]) and the
-    dropout key of the step or None, to the next state and private metrics.
+    A function of the state, a batch, its padding (bool [batch]), the dropout
+    key of the step or None, and what `train` calls public or None, to the next
+    state and private metrics.
   """
 
-  def apply(state: State, batch: Any, is_padding: jax.Array, key=None):
+  def apply(
+    state: State, batch: Any, is_padding: jax.Array, key=None, public=None
+  ):
     keys = {} if key is None else {"key": key}
-    grads, aux = grad_fn(
+    grads, aux = _bound(grad_fn, public)(
       state.params, batch, is_padding_example=is_padding, **keys
     )
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -122,6 +126,7 @@ def train(
   noise_bands: int = 1,
   second_moment_floor: float | None = None,
   dropout_key: jax.Array | None = None,
+  public: Any = None,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -145,6 +150,9 @@ def train(
     noise_bands: of correlated noise; 1: independent in every step.
     second_moment_floor: as in `optim.dp_adam`.
     dropout_key: given, the loss gets a key for each record and step.
+    public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
+      function of them that returns the clipped gradient: so they are arguments
+      of the compiled step, not constants in it.
 
   Returns:
     The trained parameters.
@@ -160,14 +168,20 @@ def train(
       " them with sampling.CyclicPoisson"
     )
   params = jax.tree.map(jnp.asarray, params)
-  if hasattr(grad_fn, "loss_fn"):  # one that clips each record
-    optim.check_independence(grad_fn.loss_fn, params, _two_of(records))
+  public = jax.device_put(public)
+  clipped = _bound(grad_fn, public)
+  if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
+    optim.check_independence(
+      lambda both, batch: _bound(grad_fn, both[1]).loss_fn(both[0], batch),
+      (params, public),
+      _two_of(records),
+    )
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = _optimizer(
     optimizer,
     learning_rate,
     steps,
-    l2_sensitivity=grad_fn.sensitivity(relation),
+    l2_sensitivity=clipped.sensitivity(relation),
     noise_multiplier=noise_multiplier,
     denominator=(
       sampler.expected_batch_size if denominator is None else denominator
@@ -183,7 +197,7 @@ def train(
     key = dropout_key
     if key is not None:
       key = jax.random.fold_in(key, number)
-    return private_step(state, *batch, key)
+    return private_step(state, *batch, key, public)
 
   def batch_fn(step: int):
     drawn = sampler.batch(batch_seed, step)
@@ -206,6 +220,11 @@ def train(
 
 
 _optimizer = optimizer  # `train` has an argument of that name
+
+
+def _bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
+  """Returns the clipped gradient, given what it reads beside parameters."""
+  return grad_fn if public is None else grad_fn(public)
 
 
 def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -16,7 +16,9 @@ def test_each_dropped_query_counts_once_under_its_first_reason():
     "empty": 1,
     "truncated": 1,
     "duplicate": 1,
+    "copied": 0,
     "not found": 0,
+    "round trip": 0,
   }
 
 
@@ -42,7 +44,9 @@ def test_has_ended_takes_any_leading_axes():
 
 
 def test_arguments_of_different_lengths_are_refused():
-  with pytest.raises(ValueError, match="got 2, 1, 2 and 2"):
+  with pytest.raises(
+    ValueError, match="document_ids of one length with the queries, 2, got 1"
+  ):
     filters.keep(["a", "b"], ["d"])
 
 
@@ -52,5 +56,37 @@ def test_what_a_search_engine_does_not_find_goes_last_of_all_reasons():
   )
   assert kept.indices.tolist() == [0]
   assert kept.counts == {
-    "kept": 1, "empty": 1, "truncated": 0, "duplicate": 1, "not found": 1,
+    "kept": 1, "empty": 1, "truncated": 0, "duplicate": 1, "copied": 0,
+    "not found": 1, "round trip": 0,
   }  # fmt: skip
+
+
+def test_reasons_are_tried_in_their_order():
+  kept = filters.keep(
+    ["a", "a", "b", "c", "d", "e"],
+    ["d"] * 6,
+    ended=[True, True, False, True, True, True],
+    copied=[False, True, True, True, False, False],
+    found=[True, True, True, False, False, True],
+    retrieved=[True, False, False, False, False, False],
+  )
+  assert kept.indices.tolist() == [0]
+  assert kept.counts == {
+    "kept": 1, "empty": 0, "truncated": 1, "duplicate": 1, "copied": 1,
+    "not found": 1, "round trip": 1,
+  }  # fmt: skip
+
+
+def test_what_stages_took_out_adds_up():
+  first = filters.keep(["a", "", "b"], ["d"] * 3, copied=[False, False, True])
+  second = filters.keep(["a"], ["d"], retrieved=[False])
+  assert filters.removed(first, second) == {
+    "empty": 1, "truncated": 0, "duplicate": 0, "copied": 1, "not found": 0,
+    "round trip": 1,
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ended", "copied", "found", "retrieved"])
+def test_a_test_result_for_each_query_is_needed(name):
+  with pytest.raises(ValueError, match=f"{name} of one length"):
+    filters.keep(["a", "b"], ["d", "d"], **{name: [True]})

@@ -253,3 +253,18 @@ def test_a_draw_never_has_weight_zero_however_the_sums_round():
 def test_impossible_samplers_are_refused(make, message):
   with pytest.raises(ValueError, match=message):
     make()
+
+
+@pytest.mark.parametrize(
+  "sampler", [samplers.Nucleus(0.8), samplers.TopK(3)], ids=["nucleus", "top_k"]
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_without_finite_logits_ends_and_leaves_others_alone(sampler, bad):
+  logits = np.random.default_rng(0).normal(size=(3, 200)).astype(np.float32)
+  keys = jax.random.split(jax.random.key(0), 3)
+  expected = sampler.sample(jnp.asarray(logits), keys)
+  logits[1, :] = bad if bad == -np.inf else logits[1, :]
+  logits[1, 7] = bad
+  got = sampler.sample(jnp.asarray(logits), keys)
+  assert got[1] == 0
+  np.testing.assert_array_equal(got[jnp.array([0, 2])], expected[::2])

@@ -293,6 +293,30 @@ def test_a_checkpoint_that_is_damaged_or_does_not_fit_is_refused(
   assert set(finished(tmp_path / "run")) <= {"private/prepare_data"}
 
 
+def test_a_checkpoint_of_another_size_than_was_said_is_refused(
+  folder, tmp_path, capsys
+):
+  flags = (
+    "--gin_file=gin_configs/models/t5_1_1_small.gin",
+    "--gin.plan.RunConfig.model=%MODEL",
+  )
+  message = refused(capsys, command(folder, tmp_path / "run", *flags))
+  assert "vocab_size=32128, got vocab_size=4096" in message
+  assert "give another CHECKPOINT" in message
+  assert finished(tmp_path / "run") == []
+
+
+def test_a_prompt_longer_than_the_unused_ids_is_refused(
+  folder, tmp_path, capsys
+):
+  flags = ("--gin_file=gin_configs/optim/prompt.gin", "--gin.PROMPT_LENGTH=33")
+  argv = command(folder, tmp_path / "run", *flags, stage="finetune_dp")
+  message = refused(capsys, argv)
+  assert "prompt.Prompt.length must be at most 32" in message
+  assert "length=33" in message
+  assert finished(tmp_path / "run") == ["private/prepare_data"]
+
+
 def test_a_working_directory_of_other_data_is_refused(folder, tmp_path, capsys):
   assert main.main(command(folder, tmp_path / "run")) == 0
   moved = tmp_path / "moved"

@@ -6,7 +6,7 @@ import pytest
 
 from synthq_jax.data import collection, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import _documents, generate
+from synthq_jax.pipeline import _documents, _queries
 
 TEXTS = ["red apples", "a " * 40, "pears", "sea", "blue"]
 DOCUMENTS = [
@@ -61,5 +61,5 @@ def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
 
 def test_texts_of_owners_are_streamed(tmp_path):
   write(tmp_path / "a")
-  found = generate._texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])
+  found = _queries.texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])
   assert list(found) == ["red apples", "red apples", "sea", "blue", "blue"]

@@ -13,13 +13,13 @@ from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.pipeline import (
   _fingerprints,
   evaluate,
-  execute,
   finetune_dp,
   generate,
   plan,
   prepare_data,
   private_training,
   results,
+  runner,
   train_retriever,
 )
 
@@ -80,7 +80,7 @@ def finished(tmp_path_factory):
 def made(monkeypatch):
   """The names of the stages that a run really runs."""
   names = []
-  call = execute.Runner.__call__
+  call = runner.Runner.__call__
 
   def recording(self, name, kind, parts, make):
     def noted(digest):
@@ -89,7 +89,7 @@ def made(monkeypatch):
 
     return call(self, name, kind, parts, noted)
 
-  monkeypatch.setattr(execute.Runner, "__call__", recording)
+  monkeypatch.setattr(runner.Runner, "__call__", recording)
   return names
 
 

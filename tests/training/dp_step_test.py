@@ -310,3 +310,41 @@ def test_the_check_finds_records_that_differ_wherever_they_are():
   found = dp_step._two_of(records)
   assert found["x"].shape == (2, 2)
   np.testing.assert_array_equal(found["y"], [0.0, 3.0])
+
+
+def test_public_arrays_are_arguments_and_not_constants_of_the_step(tmp_path):
+  public = {"offset": np.arange(DIM, dtype=np.float32)}
+
+  def make(given):
+    def shifted(params, batch):
+      return loss_fn({"w": params["w"] + given["offset"]}, batch)
+
+    return optim.clipped_grad(shifted, l2_clip_norm=1.0)
+
+  ours = train(tmp_path / "a", make, public=public)
+  closed_over = train(tmp_path / "b", make(public))
+  np.testing.assert_allclose(ours["w"], closed_over["w"], rtol=1e-6)
+  assert np.abs(ours["w"] - run(tmp_path / "c", clip=1.0)["w"]).max() > 1e-3
+  step = dp_step.step(make, optax.sgd(1.0))
+  state = dp_step.State(START, optax.sgd(1.0).init(START))
+  batch = {name: values[:4] for name, values in RECORDS.items()}
+  trace = jax.make_jaxpr(step)(state, batch, np.zeros(4, bool), None, public)
+  held = [np.shape(c) for c in trace.consts if np.size(c) > 1]
+  assert held == []
+
+
+def test_dropout_gets_another_key_in_every_step(tmp_path):
+  seen = []
+
+  def noisy(params, batch, key=None):
+    losses = loss_fn(params, batch)
+    if key is not None:
+      jax.debug.callback(lambda k: seen.append(int(k)), jax.random.bits(key))
+    return losses
+
+  grad_fn = optim.clipped_grad(noisy, l2_clip_norm=1.0, strategy="vmap")
+  train(tmp_path / "a", grad_fn, dropout_key=jax.random.key(2))
+  first, seen[:] = set(seen), []
+  assert len(first) >= STEPS * SAMPLER.max_batch_size * 0.9
+  train(tmp_path / "b", grad_fn, dropout_key=jax.random.key(2))
+  assert set(seen) == first

@@ -1,0 +1,108 @@
+"""Sets of synthetic queries: how they are saved, and what is said of them.
+
+Formal guarantee:
+  Post-processing: reads synthetic queries, public documents and public seeds.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from synthq_jax import artifacts
+from synthq_jax.generation import text_measures
+from synthq_jax.pipeline import inputs
+from synthq_jax.retrieval import bm25
+
+__all__ = ["measured", "save", "texts_of"]
+
+
+def save(
+  directory: pathlib.Path,
+  names: Sequence[str],
+  queries: Sequence[str],
+  owners: np.ndarray,
+  ids: np.ndarray,
+  tokens: np.ndarray,
+) -> None:
+  """Writes queries.jsonl and tokens.npz.
+
+  Args:
+    directory: where.
+    names: ids of the queries.
+    queries: their texts.
+    owners: the position of each query's document, ascending.
+    ids: of all documents.
+    tokens: of the queries.
+  """
+  lines = [
+    json.dumps({"_id": name, "text": query, "document": str(ids[owner])})
+    for name, query, owner in zip(names, queries, owners, strict=True)
+  ]
+  artifacts.write_atomically(
+    directory / "queries.jsonl", "\n".join(lines) + "\n"
+  )
+  np.savez(directory / "tokens.npz", tokens=tokens, documents=owners)
+
+
+def measured(
+  queries: Sequence[str],
+  owners: np.ndarray,
+  *,
+  index: bm25.Index,
+  corpus: pathlib.Path,
+  seed: int,
+  gauge_queries: int,
+  num_examples: int,
+) -> dict[str, Any]:
+  """Returns the fields of `results.SyntheticQueries` that describe queries.
+
+  Args:
+    queries: their texts, at least one.
+    owners: the position of each query's document, ascending.
+    index: BM25 over all documents.
+    corpus: the texts of the documents.
+    seed: which queries are asked and shown.
+    gauge_queries: queries that BM25 is asked, at most.
+    num_examples: pairs of query and document that are returned.
+  """
+  asked = _sample(seed, len(queries), gauge_queries)
+  gauge = text_measures.own_document_gauge(
+    [queries[i] for i in asked], [index.ids[owners[i]] for i in asked], index
+  )
+  return {
+    "num_queries": len(queries),
+    "gauge": float(np.mean(gauge)),
+    "copy_rate": float(
+      text_measures.copy_rate(queries, texts_of(corpus, owners), 4)
+    ),
+    "mean_words": text_measures.mean_length(queries),
+    "examples": _examples(seed, num_examples, queries, owners, corpus),
+  }
+
+
+def texts_of(corpus: pathlib.Path, owners: Sequence[int]) -> Iterator[str]:
+  """Yields the text of each position in `owners`, which ascend."""
+  texts = enumerate(inputs.document_texts(corpus))
+  position, text = -1, ""
+  for owner in owners:
+    while position < owner:
+      position, text = next(texts)
+    yield text
+
+
+def _examples(
+  seed: int, count: int, queries, owners, corpus
+) -> tuple[tuple[str, str], ...]:
+  """Returns some queries, each with the beginning of its document."""
+  shown = _sample(seed, len(queries), count)
+  ascending = np.sort(shown)
+  beginnings = (text[:400] for text in texts_of(corpus, owners[ascending]))
+  text_of = dict(zip(ascending.tolist(), beginnings, strict=True))
+  return tuple((queries[i], text_of[i]) for i in shown.tolist())
+
+
+def _sample(seed: int, total: int, count: int) -> np.ndarray:
+  return np.random.default_rng([seed, 3]).permutation(total)[:count]

@@ -1,0 +1,142 @@
+"""Trains a dual encoder on (query, document) pairs without noise.
+
+In-batch softmax over shuffled epochs, Adam. What comes out is as private as the
+pairs are: nothing here adds noise.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Float
+
+from synthq_jax import optim
+from synthq_jax.losses import contrastive
+from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.training import loop
+
+__all__ = ["Recipe", "loss_fn", "train"]
+
+
+class Recipe(Protocol):
+  """What a training needs to know, for example `train_retriever.Config`."""
+
+  steps: int
+  batch_size: int
+  learning_rate: float
+  warmup_steps: int
+  temperature: float
+  seed: int
+  settings: loop.Settings
+
+
+def loss_fn(
+  params: Any,
+  batch: Mapping[str, jax.Array],
+  *,
+  model_config: t5_config.T5Config,
+  temperature: float,
+) -> Float[jax.Array, " batch"]:
+  """Returns the in-batch softmax loss of each pair.
+
+  Another pair of the same document is no negative: its column is left out.
+
+  Args:
+    params: of the encoder.
+    batch: tokens of "queries" and "documents", and the documents' "rows".
+    model_config: the shape of the T5.
+    temperature: divides the cosines, above 0.
+  """
+  encode = functools.partial(dual_encoder.encode, params, model_config)
+  similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
+  same = batch["rows"][:, None] == batch["rows"][None, :]
+  return contrastive.softmax(
+    similarity,
+    temperature=temperature,
+    duplicate_mask=same & ~jnp.eye(len(same), dtype=bool),
+  )
+
+
+def train(
+  recipe: Recipe,
+  params: Any,
+  model_config: t5_config.T5Config,
+  pairs: Mapping[str, np.ndarray],
+  *,
+  directory: str | os.PathLike,
+  metrics_path: str | os.PathLike,
+  description: str,
+) -> Any:
+  """Trains with Adam; goes on from the newest state in `directory`.
+
+  Args:
+    recipe: length, batches, learning rate (a peak; linear warm-up and decay).
+    params: of the encoder, where to start.
+    model_config: its shape.
+    pairs: "queries" [pair, length], "documents" [pair, longer] and "rows"
+      [pair], the positions of the documents.
+    directory: where states are saved.
+    metrics_path: JSON lines of step and loss.
+    description: of the training, for the progress bar and messages.
+
+  Returns:
+    The trained parameters, on the host.
+
+  Raises:
+    ValueError: if there are fewer pairs than a batch has.
+  """
+  schedule = optim.schedules.linear(
+    recipe.learning_rate, steps=recipe.steps, warmup_steps=recipe.warmup_steps
+  )
+  tx = optax.adam(schedule, b2=0.98)
+
+  @jax.jit
+  def step_fn(state, batch):
+    params, opt_state = state
+
+    def mean_loss(params):
+      return jnp.mean(
+        loss_fn(
+          params,
+          batch,
+          model_config=model_config,
+          temperature=recipe.temperature,
+        )
+      )
+
+    loss, grads = jax.value_and_grad(mean_loss)(params)
+    updates, opt_state = tx.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
+
+  total, size = len(pairs["rows"]), recipe.batch_size
+  if size > total:
+    raise ValueError(
+      f"train_retriever.Config.batch_size must be at most {total}, the number"
+      f" of pairs for {description}, got {size}: take a smaller one"
+    )
+  per_epoch = total // size
+
+  def batch_fn(step):
+    epoch, position = divmod(step, per_epoch)
+    order = np.random.default_rng([recipe.seed, epoch]).permutation(total)
+    chosen = order[position * size : (position + 1) * size]
+    return {name: values[chosen] for name, values in pairs.items()}
+
+  params = jax.tree.map(jnp.asarray, params)
+  state = loop.train(
+    lambda state, batch, step: step_fn(state, batch),
+    (params, tx.init(params)),
+    batch_fn,
+    steps=recipe.steps,
+    directory=directory,
+    metrics_path=metrics_path,
+    description=description,
+    examples_per_step=size,
+    settings=recipe.settings,
+  )
+  return jax.device_get(state[0])

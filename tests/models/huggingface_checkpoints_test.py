@@ -1,0 +1,462 @@
+"""Hugging Face folders as they are found in the wild, and damaged ones."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from synthq_jax.models import t5, t5_checkpoints, t5_config
+
+T5_1_1 = t5_config.get("tiny")
+T5_1_0 = dataclasses.replace(
+  T5_1_1, mlp_activations=("relu",), logits_via_embedding=True
+)
+WI = "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
+WO = "decoder.block.1.layer.2.DenseReluDense.wo.weight"
+
+
+def make(config):
+  """Random parameters of a shape, without the time of an initialisation."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(
+    lambda key: t5.init_params(config, key), jax.random.key(0)
+  )
+  return jax.tree.map(
+    lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes
+  )
+
+
+def folder_of(path, config, **options):
+  t5_checkpoints.save_huggingface(path, make(config), config, **options)
+  return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+  return folder_of(tmp_path / "t5", T5_1_1)
+
+
+@pytest.fixture
+def tied(tmp_path):
+  return folder_of(tmp_path / "t5", T5_1_0)
+
+
+@pytest.fixture
+def sharded(tmp_path):
+  return folder_of(tmp_path / "t5", T5_1_1, max_shard_size=20_000)
+
+
+def edit(folder, change, file="model.safetensors"):
+  """Changes the tensors of a file, through the library."""
+  tensors = safetensors.numpy.load_file(folder / file)
+  change(tensors)
+  safetensors.numpy.save_file(tensors, folder / file, {"format": "pt"})
+
+
+def configure(folder, drop=(), **fields):
+  path = folder / "config.json"
+  kept = json.loads(path.read_text())
+  for name in drop:
+    del kept[name]
+  path.write_text(json.dumps(kept | fields))
+
+
+def refuse(folder, *words, load=t5_checkpoints.load):
+  with pytest.raises(ValueError) as caught:
+    load(folder)
+  message = str(caught.value)
+  assert "\n" not in message
+  for word in words:
+    assert re.search(word, message), (word, message)
+
+
+def assert_same_bits(left, right):
+  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
+  assert list(left) == list(right)
+  for name in left:
+    np.testing.assert_array_equal(left[name], right[name], name, strict=True)
+
+
+@pytest.mark.parametrize("max_shard_size", [10**9, 20_000, 1])
+@pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
+def test_parameters_come_back_bit_for_bit(config, max_shard_size, tmp_path):
+  folder = folder_of(tmp_path, config, max_shard_size=max_shard_size)
+  loaded, found = t5_checkpoints.load(folder)
+  assert found == config
+  assert_same_bits(loaded, make(config))
+  assert all(leaf.flags.c_contiguous for leaf in jax.tree.leaves(loaded))
+
+
+def test_names_and_orientation_are_those_of_transformers(folder):
+  tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+  params = make(T5_1_1)
+  layer = params["decoder"]["layers_1"]
+  same = {
+    WO: layer["mlp"]["wo"]["kernel"].T,
+    "lm_head.weight": params["decoder"]["logits_dense"]["kernel"].T,
+    "shared.weight": params["token_embedder"]["embedding"],
+    "decoder.block.1.layer.1.EncDecAttention.q.weight": layer[
+      "encoder_decoder_attention"
+    ]["query"]["kernel"].T,
+    "decoder.block.1.layer.1.layer_norm.weight": layer[
+      "pre_cross_attention_layer_norm"
+    ]["scale"],
+    "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight": (
+      params["encoder"]["relpos_bias"]["rel_embedding"].T
+    ),
+    "encoder.final_layer_norm.weight": params["encoder"]["encoder_norm"][
+      "scale"
+    ],
+  }
+  for name, values in same.items():
+    np.testing.assert_array_equal(tensors[name], values, name)
+  assert len(tensors) == len(jax.tree.leaves(params))
+
+
+def test_the_index_of_several_files_lists_every_tensor(sharded):
+  index = json.loads((sharded / "model.safetensors.index.json").read_text())
+  files = sorted(path.name for path in sharded.glob("*.safetensors"))
+  count = len(files)
+  assert count > 2
+  assert files[0] == f"model-00001-of-{count:05}.safetensors"
+  total = sum(leaf.nbytes for leaf in jax.tree.leaves(make(T5_1_1)))
+  assert index["metadata"]["total_size"] == total
+  assert sorted(set(index["weight_map"].values())) == files
+  assert len(index["weight_map"]) == len(jax.tree.leaves(make(T5_1_1)))
+
+
+# What versions of transformers made of config.json.
+
+
+def test_fields_that_old_versions_did_not_write_have_their_defaults(tied):
+  configure(
+    tied,
+    drop=(
+      "num_decoder_layers",
+      "feed_forward_proj",
+      "relative_attention_max_distance",
+      "relative_attention_num_buckets",
+      "dropout_rate",
+      "layer_norm_epsilon",
+      "scale_decoder_outputs",
+      "tie_word_embeddings",
+      "architectures",
+      "is_encoder_decoder",
+    ),
+  )
+  assert t5_checkpoints.load(tied)[1] == dataclasses.replace(
+    T5_1_0, dropout_rate=0.1
+  )
+
+
+def test_no_number_of_decoder_layers_means_as_many_as_encoder_layers(folder):
+  configure(folder, num_decoder_layers=None)
+  assert t5_checkpoints.load(folder)[1] == T5_1_1
+
+
+@pytest.mark.parametrize(
+  "written, found",
+  [
+    ({"feed_forward_proj": "gated-gelu"}, ("gelu", "linear")),
+    ({"feed_forward_proj": "gated-gelu_new"}, ("gelu", "linear")),
+    ({"feed_forward_proj": "gated-relu"}, ("relu", "linear")),
+    ({"feed_forward_proj": "relu"}, ("relu",)),
+    ({"feed_forward_proj": "gelu_new"}, ("gelu",)),
+    (
+      {"feed_forward_proj": "gated-gelu", "dense_act_fn": "relu"},
+      ("relu", "linear"),
+    ),
+    ({"feed_forward_proj": "relu", "is_gated_act": True}, ("relu", "linear")),
+  ],
+)
+def test_activations_are_translated(folder, written, found):
+  configure(folder, **written)
+  assert t5_checkpoints.load_config(folder).mlp_activations == found
+
+
+@pytest.mark.parametrize("name", ["gelu", "gated-silu", "quick_gelu"])
+def test_activations_that_we_do_not_compute_are_refused(folder, name):
+  configure(folder, feed_forward_proj=name)
+  refuse(folder, "config.json", f"feed_forward_proj={name}")
+
+
+@pytest.mark.parametrize(
+  "fields, drop, tied",
+  [
+    ({"tie_word_embeddings": False}, ["scale_decoder_outputs"], False),
+    ({"tie_word_embeddings": True}, ["scale_decoder_outputs"], True),
+    ({}, ["scale_decoder_outputs", "tie_word_embeddings"], True),
+    (
+      {"tie_word_embeddings": True, "scale_decoder_outputs": False},
+      [],
+      False,
+    ),
+    ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, [], True),
+  ],
+)
+def test_logits_are_tied_as_each_version_of_transformers_says(
+  folder, fields, drop, tied
+):
+  configure(folder, drop=drop, **fields)
+  config = t5_checkpoints.load_config(folder)
+  assert config.logits_via_embedding == tied
+
+
+def test_another_epsilon_is_refused(folder):
+  configure(folder, layer_norm_epsilon=1e-5)
+  refuse(folder, "config.json", "layer_norm_epsilon=1e-06.*=1e-05")
+
+
+@pytest.mark.parametrize("kind", ["mt5", "umt5", "bert", None])
+def test_another_kind_of_model_is_refused(folder, kind):
+  configure(folder, model_type=kind)
+  refuse(folder, f"config.json: expected model_type=t5, got model_type={kind}")
+
+
+def test_a_field_without_which_there_is_no_shape_is_named(folder):
+  configure(folder, drop=["d_kv"])
+  refuse(folder, "config.json: expected a T5 shape, got no d_kv")
+
+
+def test_a_field_that_is_no_number_is_refused(folder):
+  configure(folder, d_ff="many")
+  refuse(folder, "config.json: expected a T5 shape")
+
+
+@pytest.mark.parametrize("text", ['{"model_type": "t5"', '["model_type"]'])
+def test_a_damaged_configuration_is_named(folder, text):
+  (folder / "config.json").write_text(text)
+  refuse(folder, "config.json: expected JSON")
+
+
+# One embedding under several names.
+
+
+def test_copies_of_the_embedding_are_taken_for_one(folder):
+  def copy(tensors):
+    for stack in ("encoder", "decoder"):
+      tensors[f"{stack}.embed_tokens.weight"] = tensors["shared.weight"]
+
+  edit(folder, copy)
+  assert_same_bits(t5_checkpoints.load(folder)[0], make(T5_1_1))
+  edit(folder, lambda tensors: tensors.pop("shared.weight"))
+  assert_same_bits(t5_checkpoints.load(folder)[0], make(T5_1_1))
+
+
+def test_embeddings_that_differ_are_refused(folder):
+  def copy(tensors):
+    tensors["decoder.embed_tokens.weight"] = 1 + tensors["shared.weight"]
+
+  edit(folder, copy)
+  refuse(folder, "shared.weight and decoder.embed_tokens.weight")
+
+
+def test_a_head_that_is_the_embedding_is_dropped_where_logits_are_tied(tied):
+  def copy(tensors):
+    tensors["lm_head.weight"] = tensors["shared.weight"]
+
+  edit(tied, copy)
+  loaded, config = t5_checkpoints.load(tied)
+  assert config == T5_1_0
+  assert_same_bits(loaded, make(T5_1_0))
+
+
+def test_a_head_of_its_own_is_refused_where_logits_are_tied(tied):
+  def add(tensors):
+    tensors["lm_head.weight"] = tensors["shared.weight"] + 1
+
+  edit(tied, add)
+  refuse(tied, "lm_head.weight that differs .*scale_decoder_outputs")
+
+
+def test_the_embedding_is_the_head_where_none_is_written(folder):
+  edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
+  params, _ = t5_checkpoints.load(folder)
+  kernel = params["decoder"]["logits_dense"]["kernel"]
+  np.testing.assert_array_equal(kernel, params["token_embedder"]["embedding"].T)
+
+
+def test_what_old_conversions_hold_and_no_t5_uses_is_skipped(folder):
+  name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias"
+
+  def add(tensors):
+    tensors[f"{name}.weight"] = np.ones((32, 2), np.float32)
+
+  edit(folder, add)
+  assert_same_bits(t5_checkpoints.load(folder)[0], make(T5_1_1))
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [{"is_encoder_decoder": False}, {"architectures": ["T5EncoderModel"]}],
+)
+def test_an_encoder_alone_is_known_by_either_field(folder, fields):
+  def drop(tensors):
+    for name in list(tensors):
+      if name.startswith(("decoder", "lm_head")):
+        del tensors[name]
+
+  edit(folder, drop)
+  refuse(folder, "tensor decoder.block.0.* got nothing")
+  configure(folder, **fields)
+  loaded, _ = t5_checkpoints.load(folder)
+  assert set(loaded) == {"token_embedder", "encoder"}
+
+
+# Damage.
+
+
+def test_a_missing_tensor_is_named_as_the_file_names_it(folder):
+  edit(folder, lambda tensors: tensors.pop(WO))
+  refuse(folder, rf"tensor {WO} of shape \(16, 32\), got nothing")
+
+
+def test_a_missing_embedding_is_named(folder):
+  edit(folder, lambda tensors: tensors.pop("shared.weight"))
+  edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
+  refuse(folder, "tensor lm_head.weight .* got nothing")
+
+
+def test_an_unknown_tensor_is_named(folder):
+  extra = {"encoder.adapter.weight": np.ones((2, 3), np.float32)}
+  edit(folder, lambda tensors: tensors.update(extra))
+  refuse(folder, r"encoder.adapter.weight of shape nothing, got \(2, 3\)")
+
+
+def test_a_tensor_of_another_shape_is_named(folder):
+  wrong = {WO: np.ones((16, 33), np.float32)}
+  edit(folder, lambda tensors: tensors.update(wrong))
+  refuse(folder, rf"tensor {WO} of shape \(16, 32\), got \(16, 33\)")
+
+
+def test_a_vocabulary_of_another_size_than_configured_is_named(folder):
+  configure(folder, vocab_size=100)
+  refuse(folder, r"lm_head.weight of shape \(100, 16\), got \(128, 16\)")
+
+
+def test_a_tensor_of_integers_is_named(folder):
+  wrong = {WO: np.ones((16, 32), np.int32)}
+  edit(folder, lambda tensors: tensors.update(wrong))
+  refuse(folder, f"tensor {WO} of a floating-point type, got int32")
+
+
+def header_of(data):
+  length = int.from_bytes(data[:8], "little")
+  return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def with_header(data, change):
+  header, rest = header_of(data)
+  change(header)
+  text = json.dumps(header).encode()
+  return len(text).to_bytes(8, "little") + text + rest
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda data: data[:5],
+    lambda data: data[:100],
+    lambda data: data[:-1],
+    lambda data: data + b"0",
+    lambda data: (2**40).to_bytes(8, "little") + data[8:],
+    lambda data: data[:8] + b"[" + data[9:],
+    lambda data: with_header(data, lambda h: h[WO].update(shape=[16, 31])),
+    lambda data: with_header(data, lambda h: h[WO].update(dtype="F13")),
+    lambda data: with_header(data, lambda h: h[WO].pop("shape")),
+    lambda data: with_header(data, lambda h: h.update({WO: 3})),
+    lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
+    lambda data: with_header(
+      data,
+      lambda h: h[WO].update(h[WO] | {"data_offsets": h[WI]["data_offsets"]}),
+    ),
+  ],
+  ids=[
+    "5 bytes",
+    "part of the header",
+    "a byte less",
+    "a byte more",
+    "an endless header",
+    "no JSON",
+    "another shape",
+    "an unknown type",
+    "no shape",
+    "no entry",
+    "another place",
+    "two in one place",
+  ],
+)
+def test_a_damaged_file_is_named(folder, damage):
+  path = folder / "model.safetensors"
+  path.write_bytes(damage(path.read_bytes()))
+  refuse(folder, "model.safetensors: expected safetensors, got a damaged file")
+
+
+def test_a_missing_part_is_named(sharded):
+  next(sharded.glob("model-00002*")).unlink()
+  refuse(sharded, "got no file .*model-00002")
+
+
+def test_a_part_without_a_tensor_that_the_index_lists_is_named(sharded):
+  file = next(sharded.glob("model-00002*")).name
+  names = []
+  edit(sharded, lambda tensors: names.append(tensors.popitem()[0]), file)
+  refuse(sharded, f"{file}: expected tensor {names[0]}, got none")
+
+
+def test_a_part_with_a_tensor_that_the_index_lacks_is_named(sharded):
+  file = next(sharded.glob("model-00002*")).name
+  extra = {"extra": np.ones(3, np.float32)}
+  edit(sharded, lambda tensors: tensors.update(extra), file)
+  refuse(sharded, file, "got extra, listed in None")
+
+
+@pytest.mark.parametrize(
+  "text", ["{}", '{"weight_map": 3}', "[]", '{"weight_map": {"a": "../a"}}']
+)
+def test_an_index_that_leads_nowhere_is_refused(sharded, text):
+  (sharded / "model.safetensors.index.json").write_text(text)
+  refuse(sharded, "index.json|got no file")
+
+
+def test_a_folder_without_weights_is_named(folder):
+  (folder / "model.safetensors").unlink()
+  refuse(folder, "got no file .*model.safetensors")
+
+
+def test_a_folder_without_configuration_is_named(folder):
+  (folder / "config.json").unlink()
+  load = t5_checkpoints.load_huggingface
+  refuse(folder, "got no file .*config.json", load=load)
+
+
+# Writing.
+
+
+def test_a_folder_is_never_written_over(folder):
+  before = (folder / "model.safetensors").read_bytes()
+  with pytest.raises(ValueError, match="taken"):
+    folder_of(folder, T5_1_0)
+  assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_parameters_of_another_shape_are_not_written(tmp_path):
+  with pytest.raises(ValueError, match="params: expected tensor .*mlp/wi"):
+    t5_checkpoints.save_huggingface(tmp_path / "t5", make(T5_1_0), T5_1_1)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_shape_that_transformers_lacks_is_not_written(tmp_path):
+  config = dataclasses.replace(T5_1_1, mlp_activations=("gelu", "relu"))
+  with pytest.raises(ValueError, match="no T5 with mlp_activations"):
+    t5_checkpoints.save_huggingface(tmp_path / "t5", make(config), config)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_shard_needs_room(tmp_path):
+  with pytest.raises(ValueError, match="max_shard_size must be at least 1"):
+    folder_of(tmp_path / "t5", T5_1_1, max_shard_size=0)

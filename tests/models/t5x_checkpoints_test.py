@@ -1,0 +1,602 @@
+"""T5X's checkpoints, written and read here as T5X itself does: with Flax."""
+
+import dataclasses
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tensorstore
+from flax import serialization
+
+from synthq_jax.models import (
+  _t5x_format,
+  _tensors,
+  t5,
+  t5_checkpoints,
+  t5_config,
+)
+
+T5_1_1 = t5_config.get("tiny")
+T5_1_0 = dataclasses.replace(
+  T5_1_1,
+  num_heads=4,
+  mlp_activations=("relu",),
+  logits_via_embedding=True,
+  num_decoder_layers=1,
+  relative_attention_num_buckets=12,
+)
+KERNEL = "decoder/layers_1/mlp/wo/kernel"
+FOLDER = f"target.{KERNEL.replace('/', '.')}"
+
+
+def make(config, dtype=np.float32):
+  """Random parameters of a shape, without the time of an initialisation."""
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(
+    lambda key: t5.init_params(config, key), jax.random.key(0)
+  )
+  return jax.tree.map(
+    lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes
+  )
+
+
+def specs(style, name, dtype, metadata):
+  """A tensorstore spec as versions of T5X wrote it, on a disk or to a bucket."""
+  spec = {"driver": "zarr", "dtype": dtype, "metadata": metadata}
+  bucket = {"driver": "gcs", "bucket": "t5x-dummy-bucket"}
+  if style == "path at the top":
+    return spec | {"kvstore": bucket, "path": name}
+  if style == "bucket":
+    return spec | {"kvstore": bucket | {"path": f"{name}/"}}
+  if style == "gfile":
+    return spec | {"kvstore": {"driver": "gfile", "path": f"{name}/"}}
+  shape = metadata["shape"]
+  transform = {
+    "input_exclusive_max": [[size] for size in shape],
+    "input_inclusive_min": [0] * len(shape),
+  }
+  place = {"driver": "file", "path": f"{name}/"}
+  return spec | {"kvstore": place, "transform": transform}
+
+
+STYLES = ("file", "bucket", "path at the top", "gfile")
+
+
+def write_zarr(folder, metadata, values):
+  store = tensorstore.open(
+    {
+      "driver": "zarr",
+      "dtype": values.dtype.name,
+      "kvstore": {"driver": "file", "path": f"{folder}/"},
+      "metadata": metadata,
+      "create": True,
+    }
+  ).result()
+  store.write(values).result()
+
+
+def write(path, params, *, style="file", zarray=True, inline=(), version=3):
+  """Writes a native checkpoint; its optimizer state lies nowhere."""
+  path.mkdir(parents=True)
+  target = {}
+  for name, values in t5_checkpoints.flatten(params).items():
+    if name in inline:
+      target[name] = values
+      continue
+    folder = f"target.{name.replace('/', '.')}"
+    metadata = {
+      "compressor": {"id": "gzip", "level": 1},
+      "shape": list(values.shape),
+      # Not a divisor: the last chunk hangs over.
+      "chunks": [max(1, size * 2 // 3) for size in values.shape],
+    }
+    write_zarr(path / folder, metadata, values)
+    target[name] = specs(style, folder, values.dtype.name, metadata)
+    if not zarray:
+      (path / folder / ".zarray").unlink()
+  lost = {"shape": [4], "chunks": [4], "compressor": None}
+  states = {
+    name: {"v": specs(style, f"state.param_states.{name}", "float32", lost)}
+    for name in target
+  }
+  state = {
+    "step": np.int32(7),
+    "param_states": t5_checkpoints.unflatten(states),
+  }
+  target = t5_checkpoints.unflatten(target)
+  contents = {"optimizer": {"state": state, "target": target}}
+  contents |= {} if version is None else {"version": version}
+  (path / "checkpoint").write_bytes(serialization.msgpack_serialize(contents))
+
+
+def read(path):
+  """Reads a native checkpoint as T5X does: target by path, and the rest."""
+  contents = serialization.msgpack_restore((path / "checkpoint").read_bytes())
+  assert contents["version"] == 3
+
+  def is_spec(node):
+    return isinstance(node, dict) and "driver" in node
+
+  def fetch(node):
+    if not is_spec(node):
+      return node
+    del node["metadata"]["chunks"], node["metadata"]["compressor"]
+    node["kvstore"]["path"] = f"{path}/{node['kvstore']['path']}"
+    return tensorstore.open(node, open=True).result().read().result()
+
+  target = jax.tree.map(fetch, contents["optimizer"]["target"], is_leaf=is_spec)
+  return t5_checkpoints.flatten(target), contents["optimizer"]["state"]
+
+
+def assert_same_bits(left, right):
+  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
+  assert list(left) == list(right)
+  for name in left:
+    assert left[name].dtype == right[name].dtype, name
+    assert left[name].shape == right[name].shape, name
+    assert left[name].tobytes() == right[name].tobytes(), name
+
+
+@pytest.mark.parametrize("zarray", [True, False])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
+def test_a_checkpoint_of_t5x_is_read_with_its_shape(
+  config, style, zarray, tmp_path
+):
+  params = make(config)
+  write(tmp_path / "checkpoint_7", params, style=style, zarray=zarray)
+  loaded, found = t5_checkpoints.load_t5x(tmp_path / "checkpoint_7")
+  assert found == config
+  assert_same_bits(loaded, params)
+
+
+@pytest.mark.parametrize("zarray", [True, False])
+def test_bfloat16_becomes_float32_unless_told_otherwise(zarray, tmp_path):
+  params = make(T5_1_1, jnp.bfloat16)
+  inline = ("encoder/encoder_norm/scale",)
+  write(tmp_path / "checkpoint_7", params, zarray=zarray, inline=inline)
+  kept, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
+  assert_same_bits(kept, params)
+  loaded, _ = t5_checkpoints.load_t5x(tmp_path)
+  wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
+  assert_same_bits(loaded, wanted)
+
+
+@pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["32", "16"])
+def test_from_t5x_and_back_the_tensors_hold_the_same_bits(
+  config, dtype, tmp_path
+):
+  write(tmp_path / "checkpoint_7", make(config, dtype))
+  params, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
+  place = t5_checkpoints.save_t5x(tmp_path / "ours", params, 1_000_000)
+  assert place == tmp_path / "ours" / "checkpoint_1000000"
+  ours, state = read(place)
+  theirs, _ = read(tmp_path / "checkpoint_7")
+  assert_same_bits(ours, theirs)
+  assert state["step"] == 1_000_000 and state["step"].dtype == np.int32
+
+
+def test_some_tensors_lie_in_folders_and_some_in_the_file(tmp_path):
+  place = t5_checkpoints.save_t5x(tmp_path, make(T5_1_1), 3)
+  folders = {path.name for path in place.iterdir() if path.is_dir()}
+  assert folders == {
+    "target.token_embedder.embedding",
+    "target.decoder.logits_dense.kernel",
+  }
+  assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_3"]
+
+
+def test_a_large_tensor_is_cut_into_chunks(tmp_path, monkeypatch):
+  monkeypatch.setattr(_t5x_format, "_CHUNK_BYTES", 2000)
+  params = make(T5_1_1)
+  place = t5_checkpoints.save_t5x(tmp_path, params, 3)
+  chunks = [
+    path
+    for path in (place / "target.token_embedder.embedding").iterdir()
+    if path.name != ".zarray"
+  ]
+  assert len(chunks) > 1
+  assert all(path.stat().st_size <= 2000 for path in chunks)
+  assert_same_bits(t5_checkpoints.load(tmp_path)[0], params)
+
+
+def test_the_optimizers_state_is_that_of_a_fresh_adafactor(tmp_path):
+  # Sizes about Adafactor's 128, below which it keeps the whole second moment.
+  config = dataclasses.replace(
+    T5_1_1, vocab_size=256, emb_dim=128, mlp_dim=192, head_dim=8
+  )
+  _, state = read(t5_checkpoints.save_t5x(tmp_path, make(config), 3))
+  shapes = {
+    name: leaf.shape
+    for name, leaf in t5_checkpoints.flatten(state["param_states"]).items()
+  }
+  layer = "decoder/layers_1"
+  one = (1,)
+  wanted = {
+    "token_embedder/embedding": ((128,), (256,), one),
+    f"{layer}/mlp/wi_0/kernel": ((128,), (192,), one),
+    f"{layer}/mlp/wo/kernel": ((128,), (192,), one),
+    f"{layer}/self_attention/out/kernel": (one, one, (16, 128)),
+    f"{layer}/pre_mlp_layer_norm/scale": (one, one, (128,)),
+    "decoder/relpos_bias/rel_embedding": (one, one, (2, 32)),
+  }
+  for name, (row, column, whole) in wanted.items():
+    assert shapes[f"{name}/v_row"] == row, name
+    assert shapes[f"{name}/v_col"] == column, name
+    assert shapes[f"{name}/v"] == whole, name
+    assert shapes[f"{name}/m"] == one, name
+  assert not any(leaf.any() for leaf in jax.tree.leaves(state["param_states"]))
+
+
+def test_the_optimizers_state_is_skipped_unread(checkpoint):
+  path = checkpoint / "checkpoint"
+  contents = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+  garbage = msgpack.unpackb(
+    b"\xa3\xff\xfe\xfd", unicode_errors="surrogateescape"
+  )
+  contents["optimizer"]["state"] = garbage
+  packed = msgpack.packb(contents, unicode_errors="surrogateescape")
+  path.write_bytes(packed)
+  with pytest.raises(UnicodeDecodeError):
+    msgpack.unpackb(packed, strict_map_key=False)
+  assert_same_bits(t5_checkpoints.load_t5x(checkpoint)[0], make(T5_1_1))
+
+
+def test_the_newest_step_is_taken_and_a_step_may_be_named(tmp_path):
+  params = make(T5_1_1)
+  for step in (9, 100, 20):
+    changed = jax.tree.map(lambda leaf, step=step: leaf + step, params)
+    t5_checkpoints.save_t5x(tmp_path, changed, step)
+  (tmp_path / "checkpoint_300.tmp-1").mkdir()
+  newest, _ = t5_checkpoints.load(tmp_path)
+  assert_same_bits(newest, jax.tree.map(lambda leaf: leaf + 100, params))
+  named, _ = t5_checkpoints.load_t5x(tmp_path / "checkpoint_9" / "checkpoint")
+  assert_same_bits(named, jax.tree.map(lambda leaf: leaf + 9, params))
+
+
+def test_an_encoder_alone_goes_both_ways(tmp_path):
+  params = {k: v for k, v in make(T5_1_1).items() if k != "decoder"}
+  t5_checkpoints.save_t5x(tmp_path, params, 0)
+  loaded, config = t5_checkpoints.load(tmp_path)
+  assert_same_bits(loaded, params)
+  assert config == T5_1_1
+
+
+def test_a_shape_that_is_given_wins_over_what_tensors_show(tmp_path):
+  params = make(T5_1_1)
+  t5_checkpoints.save_t5x(tmp_path, params, 0)
+  given = dataclasses.replace(
+    T5_1_1, dropout_rate=0.5, relative_attention_max_distance=64
+  )
+  assert t5_checkpoints.load_t5x(tmp_path, config=given)[1] == given
+  other = dataclasses.replace(T5_1_1, vocab_size=64)
+  with pytest.raises(ValueError, match=r"\(16, 64\), got \(16, 128\)"):
+    t5_checkpoints.load_t5x(tmp_path, config=other)
+
+
+# Writing.
+
+
+def test_a_checkpoint_is_never_written_over(tmp_path):
+  params = make(T5_1_1)
+  t5_checkpoints.save_t5x(tmp_path, params, 3)
+  before = (tmp_path / "checkpoint_3" / "checkpoint").read_bytes()
+  doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
+  with pytest.raises(ValueError, match=r"checkpoint_3: .*taken"):
+    t5_checkpoints.save_t5x(tmp_path, doubled, 3)
+  assert (tmp_path / "checkpoint_3" / "checkpoint").read_bytes() == before
+
+
+def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
+  class Stubborn:
+    shape, dtype = (16,), np.dtype(np.float32)
+
+    def __array__(self, *args, **kwargs):
+      raise RuntimeError("the device is gone")
+
+  params = make(T5_1_1)
+  params["token_embedder"] = dict(params["token_embedder"])
+  params["encoder"]["encoder_norm"] = {"scale": Stubborn()}
+  with pytest.raises(ValueError, match="encoder_norm/scale.*device is gone"):
+    t5_checkpoints.save_t5x(tmp_path, params, 3)
+  assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_t5_is_not_written(tmp_path):
+  with pytest.raises(ValueError, match="params: expected a T5 .*embedding"):
+    t5_checkpoints.save_t5x(tmp_path, {"a": {"b": np.ones((2, 2))}}, 3)
+  params = make(T5_1_1)
+  params["adapter"] = {"a": np.ones(3, np.float32)}
+  with pytest.raises(ValueError, match=r"adapter/a of shape nothing, got"):
+    t5_checkpoints.save_t5x(tmp_path, params, 3)
+  with pytest.raises(ValueError, match="step must be at least 0, got step=-1"):
+    t5_checkpoints.save_t5x(tmp_path, make(T5_1_1), -1)
+  assert not list(tmp_path.iterdir())
+
+
+# Damage.
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+  place = tmp_path_factory.mktemp("intact") / "checkpoint_7"
+  write(place, make(T5_1_1))
+  return place
+
+
+@pytest.fixture
+def checkpoint(intact, tmp_path):
+  return shutil.copytree(intact, tmp_path / "checkpoint_7")
+
+
+def change(checkpoint, edit):
+  """Edits the target of the msgpack file."""
+  path = checkpoint / "checkpoint"
+  contents = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+  edit(contents["optimizer"]["target"])
+  path.write_bytes(msgpack.packb(contents))
+
+
+def spec_of(target):
+  return target["decoder"]["layers_1"]["mlp"]["wo"]["kernel"]
+
+
+def refuse(checkpoint, *words):
+  with pytest.raises(ValueError) as caught:
+    t5_checkpoints.load_t5x(checkpoint)
+  message = str(caught.value)
+  assert "\n" not in message
+  for word in words:
+    assert re.search(word, message), (word, message)
+
+
+@pytest.mark.parametrize("zarray", [True, False])
+def test_a_missing_chunk_is_named_and_not_read_as_zeros(checkpoint, zarray):
+  (checkpoint / FOLDER / "0.1").unlink()
+  if not zarray:
+    (checkpoint / FOLDER / ".zarray").unlink()
+  refuse(checkpoint, KERNEL, FOLDER, "0.1.* is missing", "copy .* again")
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda data: b"",
+    lambda data: data[:10],
+    lambda data: data[:-12],  # the last 9 bytes are a checksum
+    lambda data: data + b"0",
+    lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
+  ],
+  ids=["empty", "start", "some less", "one more", "a bit"],
+)
+def test_a_damaged_chunk_is_named(checkpoint, damage):
+  path = checkpoint / FOLDER / "0.0"
+  path.write_bytes(damage(path.read_bytes()))
+  refuse(checkpoint, f"tensor {KERNEL}", FOLDER, "0.0")
+
+
+def test_a_truncated_chunk_of_our_own_is_named(tmp_path):
+  place = t5_checkpoints.save_t5x(tmp_path, make(T5_1_1), 3)
+  path = place / "target.token_embedder.embedding" / "0.0"
+  path.write_bytes(path.read_bytes()[:-1])
+  refuse(tmp_path, "tensor token_embedder/embedding", "0.0")
+
+
+def test_a_missing_folder_is_named(checkpoint):
+  shutil.rmtree(checkpoint / FOLDER)
+  refuse(checkpoint, f"tensor {KERNEL}", f"no folder {FOLDER}")
+
+
+def test_a_damaged_zarray_is_named(checkpoint):
+  (checkpoint / FOLDER / ".zarray").write_text("{")
+  refuse(checkpoint, f"tensor {KERNEL}", "zarray")
+
+
+def test_neither_zarray_nor_metadata_is_too_little(checkpoint):
+  (checkpoint / FOLDER / ".zarray").unlink()
+  change(checkpoint, lambda target: spec_of(target).pop("metadata"))
+  refuse(checkpoint, f"tensor {KERNEL}", "no .zarray, and no metadata")
+
+
+@pytest.mark.parametrize("place", ["../../elsewhere", "/etc", ".", "", None])
+def test_a_folder_outside_of_the_checkpoint_is_not_read(checkpoint, place):
+  (checkpoint.parent.parent / "elsewhere").mkdir(exist_ok=True)
+
+  def move(target):
+    spec_of(target)["kvstore"]["path"] = place
+
+  change(checkpoint, move)
+  refuse(checkpoint, f"tensor {KERNEL}", "no folder|path=")
+
+
+def test_another_driver_is_named(checkpoint):
+  change(checkpoint, lambda target: spec_of(target).update(driver="n5"))
+  refuse(checkpoint, f"tensor {KERNEL}", "driver=n5")
+
+
+@pytest.mark.parametrize("leaf", [3, "text", None, [1, 2]])
+def test_what_is_no_tensor_is_named(checkpoint, leaf):
+  def replace(target):
+    target["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = leaf
+
+  change(checkpoint, replace)
+  refuse(checkpoint, f"tensor {KERNEL}", "neither a tensor nor a spec")
+
+
+@pytest.mark.parametrize(
+  "damage",
+  [
+    lambda data: b"",
+    lambda data: data[: len(data) // 2],
+    lambda data: data[:-1],
+    lambda data: data + b"\x00",
+    lambda data: b"\xc1" + data[1:],
+    lambda data: b"model_checkpoint_path: 'x'",
+  ],
+  ids=["empty", "half", "a byte less", "a byte more", "no msgpack", "TF"],
+)
+def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
+  path = checkpoint / "checkpoint"
+  path.write_bytes(damage(path.read_bytes()))
+  refuse(checkpoint, "checkpoint_7/checkpoint: .*damaged msgpack")
+
+
+@pytest.mark.parametrize("version", [2, 4, None])
+def test_another_version_is_named(version, tmp_path):
+  write(tmp_path / "checkpoint_7", make(T5_1_1), version=version)
+  refuse(tmp_path, f"version 3 .*got version={version}")
+
+
+def test_a_file_without_parameters_says_what_it_has(checkpoint):
+  path = checkpoint / "checkpoint"
+  path.write_bytes(msgpack.packb({"version": 3, "optimizer": {"state": {}}}))
+  refuse(checkpoint, "optimizer/target")
+
+
+@pytest.mark.parametrize(
+  "parents, name",
+  [(("decoder", "layers_0"), "mlp"), (("encoder",), "encoder_norm")],
+)
+def test_a_missing_tensor_is_named(checkpoint, parents, name):
+  def drop(target):
+    for parent in parents:
+      target = target[parent]
+    del target[name]
+
+  change(checkpoint, drop)
+  refuse(checkpoint, f"tensor {'/'.join((*parents, name))}/.* got nothing")
+
+
+@pytest.mark.parametrize(
+  "names",
+  [
+    ("token_embedder",),
+    ("encoder", "relpos_bias"),
+    ("encoder", "layers_0", "mlp"),
+    ("encoder", "layers_0", "attention", "query"),
+  ],
+)
+def test_a_tensor_that_tells_the_shape_is_missed_by_name(checkpoint, names):
+  def drop(target):
+    for name in names[:-1]:
+      target = target[name]
+    del target[names[-1]]
+
+  change(checkpoint, drop)
+  refuse(checkpoint, f"expected a T5 with a matrix {'/'.join(names)}")
+
+
+def test_an_unknown_tensor_is_named(checkpoint):
+  def add(target):
+    target["decoder"]["adapter"] = spec_of(target)
+
+  change(checkpoint, add)
+  refuse(checkpoint, r"decoder/adapter of shape nothing, got \(32, 16\)")
+
+
+def test_a_tensor_of_another_shape_is_named(checkpoint):
+  metadata = {"shape": [33, 16], "chunks": [33, 16], "compressor": None}
+  shutil.rmtree(checkpoint / FOLDER)
+  write_zarr(checkpoint / FOLDER, metadata, np.ones((33, 16), np.float32))
+  refuse(checkpoint, rf"tensor {KERNEL} .*\(32, 16\), got \(33, 16\)")
+
+
+def test_a_tensor_of_integers_is_named(checkpoint):
+  metadata = {"shape": [32, 16], "chunks": [32, 16], "compressor": None}
+  shutil.rmtree(checkpoint / FOLDER)
+  write_zarr(checkpoint / FOLDER, metadata, np.ones((32, 16), np.uint16))
+  refuse(checkpoint, f"tensor {KERNEL} of a floating-point .* got uint16")
+
+
+def test_heads_that_do_not_divide_the_kernels_are_named(tmp_path):
+  params = make(T5_1_1)
+  for stack in ("encoder", "decoder"):
+    bias = np.ones((3, 32), np.float32)
+    params[stack]["relpos_bias"]["rel_embedding"] = bias
+  write(tmp_path / "checkpoint_7", params)
+  refuse(tmp_path, "multiple of 3 heads, got 16 columns")
+
+
+@pytest.mark.parametrize("make_folder", [True, False])
+def test_a_folder_without_a_checkpoint_says_what_it_holds(
+  make_folder, tmp_path
+):
+  place = tmp_path / "nothing"
+  if make_folder:
+    place.mkdir()
+  refuse(place, "expected a T5X checkpoint", "got (no such|an empty) folder")
+
+
+# Orbax.
+
+
+def write_orbax(path, params, ocdbt=True):
+  state = {"step": np.int32(3), "param_states": {"v": np.zeros(4, np.float32)}}
+  tree = jax.tree.map(jnp.asarray, {"target": params, "state": state})
+  handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
+  ocp.Checkpointer(handler).save(path, tree)
+
+
+@pytest.mark.parametrize("ocdbt", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["32", "16"])
+def test_a_checkpoint_that_t5x_wrote_with_orbax_is_read(ocdbt, dtype, tmp_path):
+  params = make(T5_1_0, dtype)
+  write_orbax(tmp_path / "checkpoint_3" / "state", params, ocdbt)
+  for path in (tmp_path, tmp_path / "checkpoint_3"):
+    loaded, config = t5_checkpoints.load(path)
+    assert config == T5_1_0
+    wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
+    assert_same_bits(loaded, wanted)
+  kept, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
+  assert_same_bits(kept, params)
+
+
+def test_placeholders_of_old_orbax_versions_are_followed(tmp_path):
+  params = make(T5_1_1)
+  place = tmp_path / "checkpoint_3" / "state"
+  write(place, params)
+  names = t5_checkpoints.flatten(params)
+  target = {
+    name: f"PLACEHOLDER://target.{name.replace('/', '.')}" for name in names
+  }
+  contents = {"target": t5_checkpoints.unflatten(target), "state": {}}
+  (place / "checkpoint").write_bytes(msgpack.packb(contents))
+  assert_same_bits(t5_checkpoints.load_t5x(tmp_path)[0], params)
+
+
+def test_an_orbax_checkpoint_without_a_target_says_what_it_has(tmp_path):
+  place = tmp_path / "checkpoint_3" / "state"
+  tree = {"params": jnp.ones(3)}
+  ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(place, tree)
+  refuse(tmp_path, r"the key target, got \['params'\]")
+
+
+def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
+  place = tmp_path / "checkpoint_3" / "state"
+  write_orbax(place, make(T5_1_1), ocdbt=False)
+  (place / FOLDER / "0.0").unlink()
+  refuse(tmp_path, f"tensor {KERNEL}", "0.0.* is missing")
+  (place / "_METADATA").write_text("{")
+  refuse(tmp_path, "state: expected an Orbax checkpoint, got a damaged one")
+
+
+@pytest.mark.parametrize("name", ["t5_1_1_small", "t5_1_1_large"])
+def test_the_shape_of_a_public_size_is_inferred(name):
+  config = t5_config.get(name)
+  tensors = {
+    path: _tensors.Tensor(
+      where="",
+      name=path,
+      shape=shape,
+      dtype=np.dtype(np.float32),
+      read=lambda index: pytest.fail("read"),
+    )
+    for path, shape in _tensors.shapes(config).items()
+  }
+  assert _tensors.infer("", tensors) == config

@@ -1,0 +1,116 @@
+"""LoRA and prompts in a run: trained privately, merged, and read as trained."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.data import shipped
+from synthq_jax.generation import decoding
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import inputs, results, workspace
+
+TINY = "--gin_file=gin_configs/recipes/demo_tiny.gin"
+EMBEDDING = "token_embedder/embedding"
+
+
+@pytest.fixture(name="folder", scope="module")
+def _folder(tmp_path_factory):
+  """Forty documents, each with one query."""
+  folder = tmp_path_factory.mktemp("beir")
+  (folder / "qrels").mkdir()
+  documents = [
+    {"_id": f"d{i}", "text": f"the number {i} and what it is good for"}
+    for i in range(40)
+  ]
+  queries = [{"_id": f"q{i}", "text": f"what is {i} for"} for i in range(40)]
+  for name, items in (("corpus", documents), ("queries", queries)):
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    (folder / f"{name}.jsonl").write_text(lines)
+  for split, ids in (("train", range(32)), ("test", range(32, 40))):
+    rows = "".join(f"q{i}\td{i}\t1\n" for i in ids)
+    text = f"query-id\tcorpus-id\tscore\n{rows}"
+    (folder / "qrels" / f"{split}.tsv").write_text(text)
+  return folder
+
+
+def run(folder, workdir, name, *flags):
+  """Runs up to generate; returns the checkpoint and public parameters."""
+  argv = [
+    "generate",
+    TINY,
+    f"--gin_file=gin_configs/optim/{name}.gin",
+    f"--gin.SOURCE=beir:{folder}",
+    f"--workdir={workdir}",
+    "--gin.NUM_DOCUMENTS=16",
+    "--gin.LEARNING_RATE=0.1",
+    "--quiet",
+    *flags,
+  ]
+  assert main.main(argv) == 0
+  made = artifacts.load(workdir / "finetune_dp/eps8", results.Checkpoint)
+  before, config = t5_checkpoints.load(shipped.DIRECTORY)
+  after, _ = t5_checkpoints.load(workdir / made.directory)
+  flat = map(t5_checkpoints.flatten, (before, after))
+  return made, config, *flat
+
+
+def test_lora_changes_its_kernels_alone(folder, tmp_path):
+  kernels = ".*attention/(query|value)/kernel"
+  made, _, before, after = run(
+    folder,
+    tmp_path,
+    "lora",
+    "--gin.LORA_RANK=2",
+    "--gin.finetune_dp.Config.scan_layers=True",
+  )
+  changed = {k for k in before if not np.array_equal(before[k], after[k])}
+  assert changed == {k for k in before if re.fullmatch(kernels, k)}
+  assert made.num_parameters == len(changed) * 2 * (128 + 128)
+  assert made.prompt_tokens == 0
+  for name in changed:
+    rank = np.linalg.matrix_rank(after[name] - before[name], tol=1e-4)
+    assert rank == 2, name
+
+
+def test_a_prompt_is_read_as_it_was_trained(folder, tmp_path):
+  made, config, before, after = run(
+    folder, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
+  )
+  changed = {k for k in before if not np.array_equal(before[k], after[k])}
+  assert changed == {EMBEDDING}
+  np.testing.assert_array_equal(before[EMBEDDING][:-3], after[EMBEDDING][:-3])
+  assert (made.num_parameters, made.prompt_tokens) == (3 * 128, 3)
+  # What generate wrote is what the merged model writes behind these ids.
+  space = workspace.Folders(tmp_path)
+  prepared = artifacts.load(
+    tmp_path / "private/prepare_data", results.PreparedData
+  )
+  written = np.load(tmp_path / "generate/eps8/tokens.npz")
+  ids, tokens = inputs.document_tokens(space, prepared)
+  vocabulary = inputs.vocabulary(space, prepared)
+  rows = written["documents"]
+  head = np.array([4093, 4094, 4095, *vocabulary.encode("generate_query: ")])
+  head = np.broadcast_to(head, (len(rows), len(head)))
+  first = vocabulary.vocab_size - vocabulary.extra_ids
+
+  def generate(read):
+    return decoding.generate(
+      t5_checkpoints.unflatten(after),
+      config,
+      read,
+      ids=[str(i) for i in ids[rows]],
+      key=jax.random.key(0),
+      sampler=decoding.Nucleus(p=0.8, temperature=0.5),
+      max_length=12,
+      forbidden=(2, *range(first, config.vocab_size)),
+      batch_size=128,
+    )[:, 0]
+
+  expected = generate(np.concatenate([head, tokens[rows]], axis=1))
+  np.testing.assert_array_equal(written["tokens"], expected)
+  without = generate(np.concatenate([head[:, 3:], tokens[rows]], axis=1))
+  assert (without != expected).any()

@@ -1,0 +1,247 @@
+"""Checkpoints leave a run, and come into one, in every format."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.models import _tensors, t5_checkpoints, t5_config
+from synthq_jax.pipeline import (
+  _fingerprints,
+  export,
+  inputs,
+  plan,
+  results,
+  workspace,
+)
+from synthq_jax.privacy import sampling, statement
+
+TINY = t5_config.get("tiny")
+PUBLIC = "finetune_dp/eps8"
+HIDDEN = "private/finetune_dp/inf"
+WORDS = b"a vocabulary"
+
+
+def make():
+  """Random parameters of the tiny T5."""
+  rng = np.random.default_rng(0)
+  flat = {
+    name: rng.normal(size=shape).astype(np.float32)
+    for name, shape in _tensors.shapes(TINY).items()
+  }
+  return _tensors.unflatten(flat)
+
+
+def claim():
+  """The statement of a short private training."""
+  return statement.training(
+    identifier="x",
+    sampler=sampling.Poisson(
+      num_examples=1000, expected_batch_size=50, max_batch_size=100
+    ),
+    noise_multiplier=1.0,
+    l2_clip_norm=0.1,
+    steps=3,
+    delta=1e-4,
+  )
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+  """A working directory with a private and a shareable generator."""
+  root = tmp_path_factory.mktemp("run")
+  (root / "prepare_data").mkdir()
+  (root / "prepare_data" / "vocabulary.model").write_bytes(WORDS)
+  claims = {PUBLIC: claim(), HIDDEN: statement.non_private()}
+  for directory, made in claims.items():
+    t5_checkpoints.save(root / directory, make(), TINY)
+    result = results.Checkpoint(
+      directory=directory,
+      kind="generator",
+      name="synthetic",
+      statement=made,
+      steps=3,
+      batch_size=50,
+      num_parameters=1,
+      metrics="private/metrics.jsonl",
+      seconds=1.0,
+    )
+    artifacts.save(root / directory, result, "digest")
+  return root
+
+
+def assert_same(left, right):
+  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
+  assert sorted(left) == sorted(right)
+  for name in left:
+    np.testing.assert_array_equal(left[name], right[name], name)
+
+
+@pytest.mark.parametrize(
+  "name, made, vocabulary",
+  [
+    ("t5x", "checkpoint_7", "vocabulary.model"),
+    ("huggingface", "", "spiece.model"),
+    ("safetensors", "", "vocabulary.model"),
+  ],
+)
+def test_an_export_holds_the_model_its_vocabulary_and_its_claim(
+  name, made, vocabulary, run_folder, tmp_path, capsys
+):
+  to = tmp_path / "to"
+  argv = [f"--checkpoint={run_folder / PUBLIC}", f"--to={to}", "--step=7"]
+  assert main.main(["export", f"--format={name}", *argv]) == 0
+  params, config = t5_checkpoints.load(to)
+  assert config == TINY
+  assert_same(params, make())
+  assert (to / made / vocabulary).read_bytes() == WORDS
+  words = (to / made / export.CLAIM).read_text()
+  assert words == f"{statement.in_words(claim())}\n"
+  printed = capsys.readouterr().out
+  assert f"written: {to / made}" in printed
+  assert f"epsilon = {claim().epsilon:.4g}" in printed
+
+
+def test_a_private_model_is_not_exported_by_accident(
+  run_folder, tmp_path, capsys
+):
+  argv = ["export", "--format=t5x", f"--to={tmp_path / 'to'}"]
+  argv.append(f"--checkpoint={run_folder / HIDDEN}")
+  assert main.main(argv) == 2
+  [line] = capsys.readouterr().err.splitlines()
+  assert "under private/" in line and "--allow_private" in line
+  assert not list(tmp_path.iterdir())
+  assert main.main([*argv, "--allow_private"]) == 0
+  assert "PRIVATE" in capsys.readouterr().out
+  assert_same(t5_checkpoints.load(tmp_path / "to")[0], make())
+
+
+def test_neither_moving_nor_linking_makes_a_private_model_shareable(
+  run_folder, tmp_path
+):
+  refused = pytest.raises(ValueError, match="may be shared")
+  to = tmp_path / "to"
+  shutil.copytree(run_folder / HIDDEN, tmp_path / "moved")
+  with refused:
+    export.run(tmp_path / "moved", to, format="safetensors")
+  # Nothing is said about these but where they lie.
+  t5_checkpoints.save(tmp_path / "private" / "x", make(), TINY)
+  (tmp_path / "link").symlink_to(tmp_path / "private" / "x")
+  for place in ("private/x", "link"):
+    with refused:
+      export.run(tmp_path / place, to, format="safetensors")
+  assert not to.exists()
+
+
+def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):
+  t5_checkpoints.save(tmp_path / "public", make(), TINY)
+  words = export.run(tmp_path / "public", tmp_path / "hf", format="huggingface")
+  assert "no vocabulary" in words and "nothing is known" in words
+  assert not (tmp_path / "hf" / export.CLAIM).exists()
+  with pytest.raises(ValueError, match="taken"):
+    export.run(tmp_path / "public", tmp_path / "hf", format="huggingface")
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (["--gin.X=1"], "takes no --gin.X=1"),
+    (["--format=gguf"], "invalid choice: 'gguf'"),
+    (["--checkpoint=nowhere"], "expected a T5 checkpoint, got no file"),
+    (["--step=-1"], "step must be at least 0"),
+  ],
+)
+def test_a_wrong_export_is_one_line(flags, words, tmp_path, capsys):
+  t5_checkpoints.save(tmp_path / "public", make(), TINY)
+  argv = ["--format=t5x", f"--checkpoint={tmp_path / 'public'}"]
+  assert main.main(["export", *argv, f"--to={tmp_path / 'to'}", *flags]) == 2
+  [line] = capsys.readouterr().err.splitlines()
+  assert words in line
+
+
+# Public checkpoints of every format, and a run that starts from them.
+
+
+@dataclasses.dataclass
+class Prepared:
+  vocabulary: str
+  vocab_size: int = TINY.vocab_size
+
+
+@pytest.mark.parametrize("name", ["t5x", "huggingface", "safetensors"])
+def test_a_run_may_start_from_a_checkpoint_of_any_format(name, tmp_path):
+  t5_checkpoints.save(tmp_path / "public", make(), TINY)
+  to = tmp_path / "to"
+  t5_checkpoints.convert(tmp_path / "public", to, format=name)
+  params, config = inputs.load_public(to, Prepared("v"))
+  assert config == TINY
+  assert_same(params, make())
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
+  with pytest.raises(ValueError, match="expected a checkpoint for 129 ids"):
+    inputs.load_public(to, Prepared("v", 129))
+
+
+@pytest.mark.parametrize("name", ["t5x", "huggingface", "safetensors"])
+def test_results_rest_on_every_parameter_of_the_checkpoint(name, tmp_path):
+  params, digests = make(), []
+  for place in ("a", "b", "c"):
+    t5_checkpoints.save(tmp_path / place, params, TINY)
+    to = tmp_path / f"{place}_{name}"
+    t5_checkpoints.convert(tmp_path / place, to, format=name)
+    digests.append(_fingerprints.of_checkpoint(to))
+    if place == "b":
+      params["decoder"]["decoder_norm"]["scale"][3] += 1
+  assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+  "name", ["vocabulary.model", "spiece.model", "sentencepiece.model"]
+)
+def test_the_vocabulary_beside_a_checkpoint_is_found_and_checked(
+  name, tmp_path
+):
+  space = workspace.Workspace(tmp_path / "run", secret_seed=1)
+  space.public("prepare_data").mkdir(parents=True)
+  used = space.public("prepare_data") / "vocabulary.model"
+  used.write_bytes(WORDS)
+  prepared = Prepared("prepare_data/vocabulary.model")
+  folder = tmp_path / "public"
+  folder.mkdir()
+  inputs.check_vocabulary(folder, space, prepared)  # none: nothing to say
+  (folder / name).write_bytes(WORDS)
+  assert inputs.vocabulary_beside(folder) == folder / name
+  inputs.check_vocabulary(folder, space, prepared)
+  (folder / name).write_bytes(b"another")
+  with pytest.raises(ValueError, match=f"belongs to {name} beside it"):
+    inputs.check_vocabulary(folder, space, prepared)
+
+
+def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
+  tmp_path,
+):
+  from synthq_jax.data import shipped
+  from synthq_jax.pipeline import prepare_data
+
+  folder = tmp_path / "hf"
+  export.run(shipped.DIRECTORY, folder, format="huggingface")
+  assert (folder / "spiece.model").is_file()
+  lines = '{"query": "who wrote %d", "document": "A report of ours, %d."}\n'
+  source = tmp_path / "pairs.jsonl"
+  source.write_text("".join(lines % (i, i) for i in range(40)))
+  config = plan.RunConfig(
+    checkpoint=str(folder),
+    prepare_data=prepare_data.Config(
+      source=f"jsonl:{source}",
+      document_length=16,
+      query_length=12,
+      public_test_documents=5,
+    ),
+    secret_seed=7,
+    public_data=True,
+  )
+  plan.run(config, tmp_path / "run", stages=("prepare_data",), progress=False)
+  used = tmp_path / "run" / "prepare_data" / "vocabulary.model"
+  assert used.read_bytes() == shipped.VOCABULARY.read_bytes()

@@ -1,0 +1,429 @@
+"""Filters of synthetic queries: what goes, what is counted, what is read."""
+
+import dataclasses
+import json
+import shutil
+import sys
+import typing
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.data import shipped
+from synthq_jax.pipeline import (
+  _own_ranks,
+  evaluate,
+  filter_queries,
+  generate,
+  plan,
+  prepare_data,
+  results,
+  train_retriever,
+  workspace,
+)
+from synthq_jax.privacy import sampling, statement
+from synthq_jax.retrieval import encode
+from synthq_jax.training import pairs as contrastive_pairs
+
+TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
+COUNT = 60
+RECIPE = train_retriever.Config(steps=2, batch_size=8, warmup_steps=1)
+TOP = filter_queries.Config(top_k=1)
+ALL = filter_queries.Config(
+  top_k=5, copied_share=0.75, copied_words=6, drop_truncated=True
+)
+DROP_TRUNCATED = filter_queries.Config(drop_truncated=True)
+ZERO = filter_queries.Config(top_k=0)
+PRIVATE_GENERATOR = statement.training(
+  identifier="finetune_dp/1a2b",
+  sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
+  relation="REPLACE_SPECIAL",
+  accountant="rdp",
+  noise_multiplier=4.0,
+  l2_clip_norm=0.1,
+  steps=8,
+  delta=1 / 128,
+)
+
+
+def pairs():
+  for number in range(COUNT):
+    topic, other = TOPICS[number % 8], TOPICS[(number // 8 + 3) % 8]
+    yield {
+      "query": f"who saw the {topic} number {number}",
+      "document": f"Report {number} is about the {topic} and the {other}. It"
+      f" was written near station {number} by somebody who studied it.",
+    }
+
+
+def configured(source):
+  return plan.RunConfig(
+    prepare_data=prepare_data.Config(
+      source=f"jsonl:{source}",
+      document_length=16,
+      query_length=12,
+      public_test_documents=20,
+    ),
+    generate=generate.Config(
+      max_length=8, gauge_queries=10, batch_size=COUNT, queries_per_document=2
+    ),
+    filter_queries=filter_queries.Config(top_k=30),
+    train_retriever=RECIPE,
+    evaluate=evaluate.Config(bootstrap_samples=20),
+    rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
+    secret_seed=7,
+    public_data=True,
+  )
+
+
+@pytest.fixture(name="finished", scope="module")
+def _finished(tmp_path_factory):
+  """A run with the stage switched on."""
+  root = tmp_path_factory.mktemp("filtered")
+  source = root / "pairs.jsonl"
+  source.write_text("\n".join(map(json.dumps, pairs())) + "\n")
+  config = configured(source)
+  return config, root / "run", plan.run(config, root / "run", progress=False)
+
+
+def load(root, stage, kind=results.SyntheticQueries):
+  return artifacts.load(root / stage / "public_only", kind)
+
+
+def prepared(root):
+  place = root / results.PRIVATE / "prepare_data"
+  return artifacts.load(place, results.PreparedData)
+
+
+@pytest.fixture(name="hand_made")
+def _hand_made(finished, tmp_path):
+  """Queries with known faults by a DP generator, and no private folder."""
+  _, done, _ = finished
+  documents = results.public_documents(prepared(done))
+  root = tmp_path / "shared"
+  shutil.copytree(done / "prepare_data", root / "prepare_data")
+  ids = np.load(root / "prepare_data/document_ids.npy")
+  tokens = np.load(root / "prepare_data/documents.npy")
+  corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
+  queries = np.zeros((len(ids), 8), np.int32)
+  queries[:, :7], queries[:, 7] = tokens[:, :7], 1  # each like its document
+  texts = [f"what was written in report {i}" for i in range(len(ids))]
+  queries[5, 7] = 9  # cut
+  texts[9] = json.loads(corpus[9])["text"][20:70]  # copied
+  lines = [
+    json.dumps({"_id": f"s{i}", "text": text, "document": str(ids[i])})
+    for i, text in enumerate(texts)
+  ]
+  place = root / "generate/eps8"
+  artifacts.write_atomically(place / "queries.jsonl", "\n".join(lines) + "\n")
+  np.savez(place / "tokens.npz", tokens=queries, documents=np.arange(len(ids)))
+  made = dataclasses.replace(
+    load(done, "generate"),
+    directory="generate/eps8",
+    name="eps8",
+    statement=statement.inherit(PRIVATE_GENERATOR, "Queries were sampled."),
+    removed={"duplicate": 4},
+    num_queries=len(ids),
+  )
+  return root, documents, made
+
+
+def run(root, documents, made, config=TOP, digest="digest", **changes):
+  settings = dataclasses.replace(RECIPE.settings, progress=False)
+  return filter_queries.run(
+    config,
+    workspace.Folders(root),
+    digest,
+    documents=documents,
+    start_from=changes.pop("start_from", shipped.DIRECTORY),
+    synthetic=made,
+    recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
+  )
+
+
+@pytest.fixture(name="by_first_token")
+def _by_first_token(monkeypatch):
+  """An encoder that knows a row by its tokens, instead of a trained one."""
+
+  def fake(params, config, tokens, *, batch_size):
+    del params, config, batch_size
+    rows = [np.random.default_rng(row[:6]).normal(size=64) for row in tokens]
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return (np.stack(rows) / norms).astype(np.float32)
+
+  def untrained(recipe, params, *others, **named):
+    del recipe, others, named
+    return params
+
+  monkeypatch.setattr(encode, "encode", fake)
+  monkeypatch.setattr(contrastive_pairs, "train", untrained)
+
+
+def kept_names(root, name="eps8"):
+  text = (root / "filter_queries" / name / "queries.jsonl").read_text()
+  return [json.loads(line)["_id"] for line in text.splitlines()]
+
+
+# In the pipeline.
+
+
+def test_a_run_trains_and_reports_on_what_the_filter_kept(finished):
+  _, root, report = finished
+  before, after = load(root, "generate"), load(root, "filter_queries")
+  assert 0 < after.num_queries < before.num_queries
+  tokens = np.load(root / after.directory / "tokens.npz")["tokens"]
+  assert (
+    len(tokens) == len(kept_names(root, "public_only")) == (after.num_queries)
+  )
+  page = (root / report.markdown).read_text()
+  assert f"{after.removed['round trip']:,} (round trip)" in page
+  assert "rank among the first 30 of the collection" in page
+  private = (root / report.private_html).read_text()
+  assert ">Round trip</th>" in private
+  assert after.seconds > before.seconds
+  assert not list((root / "filter_queries").rglob("state_*"))
+
+
+def test_counts_of_both_stages_add_up_to_what_was_written(finished):
+  _, root, _ = finished
+  after = load(root, "filter_queries")
+  written = after.num_documents * after.queries_per_document
+  assert written == 2 * COUNT
+  assert after.num_queries + sum(after.removed.values()) == written
+  assert set(after.removed) == {
+    "empty", "truncated", "duplicate", "copied", "not found", "round trip",
+  }  # fmt: skip
+  place = root / after.directory
+  removed = (place / "removed.jsonl").read_text().splitlines()
+  assert len(removed) == after.removed["round trip"]
+  assert all(json.loads(line)["rank"] >= 30 for line in removed)
+  names = {json.loads(line)["_id"] for line in removed}
+  assert not names & set(kept_names(root, "public_only"))
+
+
+def test_without_a_filter_the_stage_and_its_traces_are_not_there(
+  finished, tmp_path
+):
+  config, root, _ = finished
+  off = dataclasses.replace(config, filter_queries=filter_queries.Config())
+  shutil.copytree(root, tmp_path / "run")
+  shutil.rmtree(tmp_path / "run/filter_queries")
+  before = artifacts.read_fingerprint(root / "generate/public_only")
+  for setting in (off, dataclasses.replace(off, filter_queries=ZERO)):
+    plan.run(setting, tmp_path / "run", stages=["generate"], progress=False)
+  plan.run(off, tmp_path / "run", stages=["filter_queries"], progress=False)
+  assert not (tmp_path / "run/filter_queries").exists()
+  place = tmp_path / "run/generate/public_only"
+  assert artifacts.read_fingerprint(place) == before
+
+
+def test_the_retriever_is_trained_again_when_the_filter_changes(
+  finished, tmp_path, by_first_token, monkeypatch
+):
+  config, root, _ = finished
+  shutil.copytree(root, tmp_path / "run")
+  trained, given = load(root, "train_retriever", results.Checkpoint), []
+
+  def noted(config, space, digest, *, name, synthetic, **others):
+    given.append(synthetic.directory)
+    artifacts.save(space.public("train_retriever", name), trained, digest)
+
+  monkeypatch.setattr(train_retriever, "run", noted)
+  for filters in (
+    config.filter_queries,
+    DROP_TRUNCATED,
+    filter_queries.Config(),
+  ):
+    changed = dataclasses.replace(config, filter_queries=filters)
+    stages = ["train_retriever"]
+    plan.run(changed, tmp_path / "run", stages=stages, progress=False)
+  assert given == ["filter_queries/public_only", "generate/public_only"]
+
+
+# What each filter takes.
+
+
+def test_each_filter_takes_what_it_names(hand_made, by_first_token):
+  root, documents, made = hand_made
+  result = run(root, documents, made, ALL)
+  names = kept_names(root)
+  assert "s5" not in names and "s9" not in names
+  assert len(names) == COUNT - 2 == result.num_queries
+  assert result.removed == {
+    "empty": 0, "truncated": 1, "duplicate": 4, "copied": 1, "not found": 0,
+    "round trip": 0,
+  }  # fmt: skip
+  only = dataclasses.replace(ALL, top_k=None, copied_share=None)
+  assert run(root, documents, made, only).removed["copied"] == 0
+  assert kept_names(root) == [f"s{i}" for i in range(COUNT) if i != 5]
+
+
+def test_queries_about_other_documents_do_not_come_back(
+  hand_made, by_first_token
+):
+  root, documents, made = hand_made
+  path = root / "generate/eps8/tokens.npz"
+  with np.load(path) as stored:
+    tokens, owners = stored["tokens"], stored["documents"]
+  tokens[20:30] = np.roll(tokens[20:30], 1, axis=0)
+  np.savez(path, tokens=tokens, documents=owners)
+  result = run(root, documents, made)
+  assert result.removed["round trip"] == 10
+  assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
+
+
+def test_positions_that_belong_to_other_queries_are_refused(hand_made):
+  root, documents, made = hand_made
+  path = root / "generate/eps8/tokens.npz"
+  with np.load(path) as stored:
+    tokens, owners = stored["tokens"], stored["documents"]
+  np.savez(path, tokens=tokens, documents=np.roll(owners, 1))
+  with pytest.raises(ValueError, match="of the same queries"):
+    run(root, documents, made)
+
+
+def test_a_planted_shift_of_documents_empties_the_round_trip(
+  hand_made, by_first_token, monkeypatch
+):
+  root, documents, made = hand_made
+  right = _own_ranks._gather
+  monkeypatch.setattr(
+    _own_ranks, "_gather", lambda parts, rows: right(parts, (rows + 1) % COUNT)
+  )
+  with pytest.raises(ValueError, match="left none of the 60 queries of eps8"):
+    run(root, documents, made)
+
+
+def test_a_filter_that_would_keep_all_is_refused(hand_made):
+  root, documents, made = hand_made
+  with pytest.raises(ValueError, match=f"below {COUNT}, the size"):
+    run(root, documents, made, filter_queries.Config(top_k=COUNT))
+
+
+@pytest.mark.parametrize(
+  "bad",
+  [
+    {"top_k": -1}, {"copied_share": 1.5}, {"copied_share": 0.0}, {"steps": 0},
+    {"copied_words": 0},
+  ],
+)  # fmt: skip
+def test_settings_without_meaning_are_refused(bad):
+  with pytest.raises(ValueError, match=f"filter_queries.Config.{[*bad][0]}"):
+    filter_queries.Config(**bad)
+
+
+# Post-processing.
+
+
+def test_the_stage_is_given_public_things_and_synthetic_queries_alone():
+  given = typing.get_type_hints(filter_queries.run)
+  given.pop("return")
+  assert {name: kind.__name__ for name, kind in given.items()} == {
+    "config": "Config",
+    "folders": "Folders",  # paths without the secret of a Workspace
+    "digest": "str",
+    "documents": "PublicDocuments",
+    "start_from": "Path",
+    "synthetic": "SyntheticQueries",
+    "recipe": "Recipe",
+  }
+  fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
+  assert fields == {"directory", "num_documents", "vocab_size"}
+  assert not hasattr(workspace.Folders, "seed")
+  assert not hasattr(workspace.Folders, "key")
+
+
+OPENED = []
+sys.addaudithook(
+  lambda event, arguments: event == "open" and OPENED.append(str(arguments[0]))
+)  # hooks stay: this one only notes names
+
+
+def test_the_stage_opens_nothing_private_for_a_dp_generator(hand_made):
+  root, documents, made = hand_made
+  del OPENED[:]
+  result = run(root, documents, made, ALL)  # there is no private folder
+  private = root / results.PRIVATE
+  assert not private.exists()
+  mine = [name for name in OPENED if name.startswith(str(root))]
+  assert len(mine) > 10
+  assert not [name for name in mine if name.startswith(str(private))]
+  assert result.directory == "filter_queries/eps8"
+
+
+def test_the_statement_is_the_generators_with_a_note(hand_made, by_first_token):
+  root, documents, made = hand_made
+  claim = run(root, documents, made).statement
+  assert claim.epsilon == PRIVATE_GENERATOR.epsilon > 0
+  assert claim.ledger == PRIVATE_GENERATOR.ledger
+  assert claim.notes[:-1] == made.statement.notes
+  assert "on these synthetic queries alone" in claim.notes[-1]
+
+
+def test_queries_of_a_generator_without_privacy_stay_private(
+  hand_made, by_first_token
+):
+  root, documents, made = hand_made
+  (root / results.PRIVATE).mkdir()
+  shutil.move(root / "generate", root / results.PRIVATE / "generate")
+  hidden = dataclasses.replace(
+    made,
+    directory=f"{results.PRIVATE}/generate/eps8",
+    statement=statement.non_private("Trained without noise."),
+  )
+  result = run(root, documents, hidden)
+  assert result.directory == f"{results.PRIVATE}/filter_queries/eps8"
+  assert not (root / "filter_queries").exists()
+  assert result.statement.epsilon == np.inf
+
+
+@pytest.mark.parametrize(
+  "claim",
+  [PRIVATE_GENERATOR, statement.non_private("Trained on real queries.")],
+)
+def test_a_retriever_that_saw_real_queries_is_refused(
+  finished, hand_made, tmp_path, claim
+):
+  root, documents, made = hand_made
+  retriever = tmp_path / "retriever"
+  shutil.copytree(finished[1] / "train_retriever/public_only", retriever)
+  trained = load(finished[1], "train_retriever", results.Checkpoint)
+  artifacts.save(retriever, dataclasses.replace(trained, statement=claim), "x")
+  with pytest.raises(ValueError, match="trained on private queries"):
+    run(root, documents, made, start_from=retriever)
+
+
+# Stopped and started again.
+
+
+def test_a_killed_stage_ends_like_one_that_was_not(
+  hand_made, tmp_path, monkeypatch
+):
+  root, documents, made = hand_made
+  monkeypatch.setattr(_own_ranks, "_PART", 16)  # 4 parts of each kind
+  whole = tmp_path / "whole"
+  shutil.copytree(root, whole)
+  expected = run(whole, documents, made, ALL)
+  encoded, done = encode.encode, []
+
+  def stopping(*arguments, **named):
+    if len(done) == 5:
+      raise KeyboardInterrupt
+    done.append(1)
+    return encoded(*arguments, **named)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(encode, "encode", stopping)
+    with pytest.raises(KeyboardInterrupt):
+      run(root, documents, made, ALL)
+  assert list((root / "filter_queries/eps8").glob("state_digest/training/*"))
+  result = run(root, documents, made, ALL)
+  assert dataclasses.replace(result, seconds=0.0) == dataclasses.replace(
+    expected, seconds=0.0
+  )
+  for path in (whole / "filter_queries/eps8").iterdir():
+    other = root / "filter_queries/eps8" / path.name
+    if path.suffix == ".jsonl":
+      assert other.read_bytes() == path.read_bytes()
+  assert not list((root / "filter_queries").rglob("state_*"))

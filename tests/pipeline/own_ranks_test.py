@@ -1,0 +1,109 @@
+"""Ranks of a collection, part by part, stopped anywhere."""
+
+import numpy as np
+import pytest
+
+from synthq_jax.pipeline import _own_ranks
+from synthq_jax.retrieval import encode
+
+DIM = 12
+DOCUMENTS = np.arange(1, 51).reshape(50, 1)
+OWNERS = np.sort(np.random.default_rng(3).integers(0, 50, 30))
+QUERIES = 1000 + np.arange(30).reshape(30, 1)
+
+
+def vector(token):
+  """A document's own direction; a query's is near that of its document."""
+  rng = np.random.default_rng(int(token))
+  if token >= 1000:
+    own = vector(DOCUMENTS[OWNERS[token - 1000], 0])
+    mixed = own + rng.normal(size=DIM) * 0.4
+  else:
+    mixed = rng.normal(size=DIM)
+  return (mixed / np.linalg.norm(mixed)).astype(np.float32)
+
+
+@pytest.fixture(name="encoded")
+def _encoded(monkeypatch):
+  """Rows that were encoded; asking for more than `limit` calls is a kill."""
+  state = {"rows": [], "limit": None}
+
+  def fake(params, config, tokens, *, batch_size):
+    del params, config, batch_size
+    state["rows"].append(tokens[:, 0].tolist())
+    if state["limit"] is not None and len(state["rows"]) > state["limit"]:
+      raise KeyboardInterrupt
+    return np.stack([vector(token) for token in tokens[:, 0]])
+
+  monkeypatch.setattr(encode, "encode", fake)
+  monkeypatch.setattr(_own_ranks, "_PART", 8)
+  return state
+
+
+def ranks(directory, owners=OWNERS):
+  return _own_ranks.of(
+    None, None, QUERIES, DOCUMENTS, owners,
+    directory=directory, description="x", batch_size=4, progress=False,
+  )  # fmt: skip
+
+
+def oracle():
+  documents = np.stack([vector(t) for t in DOCUMENTS[:, 0]]).astype(float)
+  queries = np.stack([vector(t) for t in QUERIES[:, 0]])
+  scores = queries @ documents.T
+  own = scores[np.arange(30), OWNERS]
+  return np.sum(scores > own[:, None], axis=1)
+
+
+def test_ranks_over_parts_are_ranks_over_the_whole_collection(
+  tmp_path, encoded
+):
+  found = ranks(tmp_path)
+  assert found.tolist() == oracle().tolist()
+  assert 0.3 < np.mean(found == 0) < 1
+  assert all(len(rows) <= 8 for rows in encoded["rows"])
+
+
+def test_wrong_positions_of_documents_are_seen_in_the_ranks(tmp_path, encoded):
+  shifted = ranks(tmp_path, (OWNERS + 1) % 50)
+  assert np.mean(shifted == 0) < np.mean(oracle() == 0) / 3
+
+
+def test_a_kill_costs_one_part_and_changes_nothing(tmp_path, encoded):
+  whole = ranks(tmp_path / "whole")
+  parts = len(encoded["rows"])
+  assert parts == 7 + 4
+  for limit in range(parts):
+    encoded.update(rows=[], limit=limit)
+    with pytest.raises(KeyboardInterrupt):
+      ranks(tmp_path / str(limit))
+    encoded.update(rows=[], limit=None)
+    assert ranks(tmp_path / str(limit)).tolist() == whole.tolist()
+    assert len(encoded["rows"]) == parts - limit
+
+
+def test_a_kill_between_ranks_changes_nothing(tmp_path, encoded, monkeypatch):
+  whole = ranks(tmp_path / "whole")
+  count, calls = _own_ranks.ranks.count_better, []
+
+  def stopping(*args):
+    calls.append(1)
+    if len(calls) == 10:  # in the second part of the queries
+      raise KeyboardInterrupt
+    return count(*args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(_own_ranks.ranks, "count_better", stopping)
+    with pytest.raises(KeyboardInterrupt):
+      ranks(tmp_path / "cut")
+  assert len(list((tmp_path / "cut/ranks").iterdir())) == 1
+  assert ranks(tmp_path / "cut").tolist() == whole.tolist()
+
+
+def test_half_a_part_is_made_again(tmp_path, encoded):
+  whole = ranks(tmp_path)
+  path = tmp_path / "queries" / "8.npy"
+  path.write_bytes(path.read_bytes()[:100])
+  for found in (tmp_path / "ranks").iterdir():
+    found.unlink()
+  assert ranks(tmp_path).tolist() == whole.tolist()

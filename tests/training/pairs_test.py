@@ -1,0 +1,84 @@
+"""Training of a dual encoder on pairs without noise."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.training import loop, pairs
+
+CONFIG = t5_config.T5Config(
+  vocab_size=40,
+  emb_dim=8,
+  num_heads=2,
+  head_dim=4,
+  mlp_dim=12,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+  mlp_activations=("gelu", "linear"),
+  logits_via_embedding=True,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+  steps: int = 30
+  batch_size: int = 8
+  learning_rate: float = 1e-2
+  warmup_steps: int = 2
+  temperature: float = 0.1
+  seed: int = 0
+  settings: loop.Settings = loop.Settings(progress=False, log_every=30)
+
+
+@pytest.fixture(name="params", scope="module")
+def _params():
+  tokens = jnp.ones((1, 3), jnp.int32)
+  init = t5.Transformer(CONFIG).init(jax.random.key(0), tokens, tokens)
+  return dual_encoder.encoder_params(init["params"])
+
+
+def records():
+  """Queries and documents that share one word of 16."""
+  words = np.arange(16)
+  rng = np.random.default_rng(0)
+  noise = rng.integers(20, 40, (2, 16, 2))
+  return {
+    "queries": np.c_[words + 3, noise[0]].astype(np.int32),
+    "documents": np.c_[noise[1], words + 3].astype(np.int32),
+    "rows": words.astype(np.int32),
+  }
+
+
+def loss(params, batch):
+  return pairs.loss_fn(params, batch, model_config=CONFIG, temperature=0.1)
+
+
+def test_training_brings_queries_to_their_documents(params, tmp_path):
+  trained = pairs.train(
+    Recipe(), params, CONFIG, records(), directory=tmp_path / "state",
+    metrics_path=tmp_path / "metrics.jsonl", description="x",
+  )  # fmt: skip
+  before, after = loss(params, records()), loss(trained, records())
+  assert np.mean(after) < 0.5 * np.mean(before)
+
+
+def test_another_pair_of_the_same_document_is_no_negative(params):
+  batch = {name: values[:4] for name, values in records().items()}
+  twin = {name: values[[0, 1, 2, 3, 0]] for name, values in batch.items()}
+  np.testing.assert_allclose(
+    loss(params, twin)[0], loss(params, batch)[0], rtol=1e-5
+  )
+  other = dict(twin, rows=np.arange(5, dtype=np.int32))
+  assert loss(params, other)[0] > loss(params, batch)[0] + 0.1
+
+
+def test_fewer_pairs_than_a_batch_are_refused(params, tmp_path):
+  with pytest.raises(ValueError, match="batch_size must be at most 16"):
+    pairs.train(
+      Recipe(batch_size=17), params, CONFIG, records(), directory=tmp_path,
+      metrics_path=tmp_path / "m.jsonl", description="x",
+    )  # fmt: skip
