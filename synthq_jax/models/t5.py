@@ -47,14 +47,7 @@ def empty_cache(
   max_length: int,
   num_samples: int = 1,
 ) -> DecodeCache:
-  """Returns a cache with room for `max_length` tokens of every sample.
-
-  Args:
-    config: the shape of the T5.
-    inputs: the documents, as `Transformer.read` returns them.
-    max_length: tokens of a sample at most.
-    num_samples: samples of each document.
-  """
+  """Returns a cache with room for `max_length` tokens of every sample."""
   batch = inputs.mask.shape[0] * num_samples
   shape = (batch, config.num_heads, config.head_dim, max_length)
   empty = t5_layers.CachedKeysValues(
