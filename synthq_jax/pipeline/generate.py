@@ -134,7 +134,8 @@ def run(
     name=name,
     statement=_statement(generator),
     prefix=config.prefix,
-    sampler=f"nucleus p={config.p}, temperature {config.temperature}",
+    sampler=f"nucleus p={config.p}, temperature {config.temperature},"
+    f" at most {config.max_length} tokens, seed {config.seed}",
     num_documents=len(chosen),
     queries_per_document=config.queries_per_document,
     removed=filters.removed(kept),
