@@ -25,7 +25,11 @@ NEEDS = {
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
-  **{f"paper_t5_{size}": PAPER_NEEDS for size in "small base large xl".split()},
+  "paper_t5_base": PAPER_NEEDS,
+  **{
+    f"paper_t5_{size}": (*PAPER_NEEDS, "RETRIEVER_CHECKPOINT=r")
+    for size in ("small", "large", "xl")
+  },
 }
 
 

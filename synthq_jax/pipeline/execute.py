@@ -151,6 +151,17 @@ class Pipeline:
     if self._wants("finetune_dp"):
       inputs.check_vocabulary(self._start, self._space, self._prepared)
       self._data = (*self._data, _fingerprints.of_checkpoint(self._start))
+    self._choose_encoder()
+
+  def _choose_encoder(self) -> None:
+    """Says what retrievers start from: the generator's checkpoint or another."""
+    given = self._config.retriever_checkpoint
+    self._encoder, self._encoder_data = self._start, self._data
+    if given and self._wants("train_retriever"):
+      self._encoder = pathlib.Path(given)
+      inputs.check_vocabulary(self._encoder, self._space, self._prepared)
+      own = _fingerprints.of_checkpoint(self._encoder)
+      self._encoder_data = (*self._data, own)
 
   def _generators(self):
     config, made = self._config, {}
@@ -236,13 +247,13 @@ class Pipeline:
       made[name] = self._runner(
         f"filter_queries/{name}",
         results.SyntheticQueries,
-        (settings, recipe, *self._data, source),
+        (settings, recipe, *self._encoder_data, source),
         lambda digest, s=settings, r=recipe, w=written: filter_queries_lib.run(
           s,
           folders,
           digest,
           documents=documents,
-          start_from=self._start,
+          start_from=self._encoder,
           synthetic=w,
           recipe=r,
         ),
@@ -262,13 +273,17 @@ class Pipeline:
       made[name] = self._runner(
         f"train_retriever/{name}",
         results.Checkpoint,
-        (self._seeded(config.train_retriever, name), *self._data, source),
+        (
+          self._seeded(config.train_retriever, name),
+          *self._encoder_data,
+          source,
+        ),
         lambda digest, name=name, queries=synthetic: train_retriever_lib.run(
           self._seeded(config.train_retriever, name),
           self._space,
           digest,
           prepared=self._prepared,
-          start_from=self._start,
+          start_from=self._encoder,
           synthetic=queries,
           name=name,
         ),
@@ -284,14 +299,14 @@ class Pipeline:
           config.direct_dp,
           float(epsilon),
           _fingerprints.versions(),
-          *self._data,
+          *self._encoder_data,
         ),
         lambda digest, name=name, e=epsilon: train_retriever_lib.run_direct(
           config.direct_dp,
           self._space,
           digest,
           prepared=self._prepared,
-          start_from=self._start,
+          start_from=self._encoder,
           epsilon=e,
           name=name,
         ),

@@ -87,6 +87,9 @@ class RunConfig:
   or Hugging Face's; empty: the shipped."""
   model: t5_config.T5Config | None = None
   """Shape that the checkpoint must have; None: whatever it has."""
+  retriever_checkpoint: str = ""
+  """Public T5 that retrievers start from, of the same vocabulary; empty: that of
+  the generator."""
   prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
   """Data, vocabulary, splits."""
   pretrain: pretrain_lib.Config = _default(pretrain_lib.Config)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.data import shipped
+from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   _fingerprints,
   evaluate,
@@ -288,3 +291,33 @@ def test_the_ledger_holds_every_private_training_once(finished):
   lines = (root / results.PRIVATE / "ledger.jsonl").read_text().splitlines()
   names = [json.loads(line)["identifier"].rsplit("/", 1)[0] for line in lines]
   assert names == ["finetune_dp/eps8", "train_retriever/direct_dp_eps8"]
+
+
+def test_retrievers_may_start_from_a_checkpoint_of_their_own(
+  finished, made, tmp_path
+):
+  config, root, _ = finished
+  params, shape = t5_checkpoints.load(shipped.DIRECTORY)
+  params["encoder"]["encoder_norm"]["scale"] *= 1.5
+  t5_checkpoints.save(tmp_path / "own", params, shape)
+  own = dataclasses.replace(config, retriever_checkpoint=str(tmp_path / "own"))
+  plan.run(own, root, stages=["train_retriever"], progress=False)
+  assert made and {name.split("/")[0] for name in made} == {"train_retriever"}
+  scale = "encoder/encoder_norm/scale"
+  for name in made:
+    places = (root / name, root / results.PRIVATE / name)
+    place = next(p for p in places if (p / "config.json").is_file())
+    trained = t5_checkpoints.flatten(t5_checkpoints.load(place)[0])[scale]
+    start = np.asarray(params["encoder"]["encoder_norm"]["scale"])
+    assert np.abs(trained / start - 1).max() < 0.1, name  # two small steps
+  plan.run(config, root, progress=False)  # back, for the other tests
+
+
+def test_retrievers_of_another_vocabulary_are_refused(finished, tmp_path):
+  config, root, _ = finished
+  copy = tmp_path / "own"
+  shutil.copytree(shipped.DIRECTORY, copy)
+  (copy / "vocabulary.model").write_bytes(b"another")
+  own = dataclasses.replace(config, retriever_checkpoint=str(copy))
+  with pytest.raises(ValueError, match="belongs to vocabulary.model beside it"):
+    plan.run(own, root, progress=False)
