@@ -10,6 +10,7 @@ __all__ = [
   "Query",
   "StreamedDocuments",
   "check_id",
+  "join_splits",
 ]
 
 Qrels = dict[str, dict[str, int]]
@@ -179,6 +180,36 @@ class Collection:
   def query_by_id(self) -> Mapping[str, Query]:
     """Returns the queries by their id."""
     return {query.id: query for query in self.queries}
+
+
+def join_splits(data: Collection, name: str) -> Collection:
+  """Returns a collection in which some splits are one.
+
+  Args:
+    data: the collection.
+    name: splits joined by "+", e.g. "dev+test"; a single one changes nothing.
+
+  Returns:
+    The same documents and queries; the joined split has the name `name` and the
+    judgements of its parts, which are no splits any more.
+
+  Raises:
+    ValueError: if there is no split of a part's name.
+
+  >>> one = {"q": {"d": 1}}
+  >>> data = Collection((Document("d", "x"),), (Query("q", "y"),), {"a": one})
+  >>> join_splits(data, "a").qrels == data.qrels
+  True
+  """
+  parts = name.split("+")
+  if len(parts) == 1:
+    return data
+  joined: Qrels = {}
+  for part in parts:
+    for query, grades in data.judgements(part).items():
+      joined[query] = joined.get(query, {}) | grades
+  rest = {k: v for k, v in data.qrels.items() if k not in parts}
+  return dataclasses.replace(data, qrels={**rest, name: joined})
 
 
 def check_id(kind: str, value: str, where: str = "") -> str:

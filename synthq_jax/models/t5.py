@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from synthq_jax.models import t5_config, t5_layers
+from synthq_jax.models import _layer_stacks, t5_config, t5_layers
 
 __all__ = [
   "DecodeCache",
@@ -63,28 +63,6 @@ def shift_right(targets: Int[Array, "batch length"]) -> Array:
   [[0, 5, 6]]
   """
   return jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1]
-
-
-def _rematerialised(apply, config: t5_config.T5Config):
-  """Keeps a layer's input alone for the way back, where that is wanted."""
-  if not config.remat:
-    return apply
-  return nn.remat(apply, prevent_cse=not config.scan_layers)
-
-
-def _scanned(apply, config: t5_config.T5Config, length: int):
-  """Turns a layer's function into one loop over its stacked parameters."""
-
-  def body(layer, x):
-    return _rematerialised(apply, config)(layer, x), None
-
-  loop = nn.scan(
-    body,
-    variable_axes={"params": 0, "lora": 0},
-    split_rngs={"params": True, "dropout": True},
-    length=length,
-  )
-  return lambda layer, x: loop(layer, x)[0]
 
 
 class EncoderLayer(nn.Module):
@@ -186,14 +164,12 @@ class Encoder(nn.Module):
     def apply(layer, x):
       return layer(x, mask, bias, deterministic=deterministic)
 
-    x = drop(x)
+    length = config.num_encoder_layers
     if config.scan_layers:
-      layer = EncoderLayer(config, name="layers")
-      x = _scanned(apply, config, config.num_encoder_layers)(layer, x)
+      layers = EncoderLayer(config, name="layers")
     else:
-      for number in range(config.num_encoder_layers):
-        layer = EncoderLayer(config, name=f"layers_{number}")
-        x = _rematerialised(apply, config)(layer, x)
+      layers = [EncoderLayer(config, name=f"layers_{i}") for i in range(length)]
+    x = _layer_stacks.run(apply, layers, drop(x), config, length=length)
     return drop(t5_layers.RMSNorm(config.dtype, name="encoder_norm")(x))
 
 
@@ -237,13 +213,13 @@ class Decoder(nn.Module):
         x, crossed, mask, input_mask, bias, deterministic=deterministic
       )[0]
 
-    x = self.dropout(x, deterministic=deterministic)
-    if self.config.scan_layers:
-      loop = _scanned(apply, self.config, self.config.num_decoder_layers)
-      x = loop(self.layers, x)
-    else:
-      for layer in self.layers:
-        x = _rematerialised(apply, self.config)(layer, x)
+    x = _layer_stacks.run(
+      apply,
+      self.layers,
+      self.dropout(x, deterministic=deterministic),
+      self.config,
+      length=self.config.num_decoder_layers,
+    )
     return self.dropout(self.decoder_norm(x), deterministic=deterministic)
 
   def step(self, x, cache: DecodeCache, position):

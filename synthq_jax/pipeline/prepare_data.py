@@ -55,7 +55,7 @@ class Config:
   query_length: int = 24
   """Tokens of a query, EOS included."""
   test_split: str = "test"
-  """The split that is scored; "dev" for MS MARCO."""
+  """The split that is scored, "dev" for MS MARCO; several joined by "+"."""
   public_test_documents: int = 1000
   """Documents of the public test set, at most."""
   seed: int = 0
@@ -85,6 +85,7 @@ def run(
   """
   start = time.monotonic()
   data, named = _read(config)
+  data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
   for folder in (public, private):

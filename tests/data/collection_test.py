@@ -80,3 +80,26 @@ def test_streamed_documents_are_read_as_often_as_they_are_looped_over():
 def test_a_file_that_changes_between_two_readings_is_refused(now, message):
   with pytest.raises(ValueError, match=message):
     list(streamed(*now))
+
+
+def test_joined_splits_hold_all_judgements_and_replace_their_parts():
+  three = make(
+    {
+      "train": {"q2": {"d1": 1}},
+      "dev": {"q1": {"d1": 1}},
+      "test": {"q1": {"d2": 2}, "q2": {"d2": 1}},
+    }
+  )
+  joined = collection.join_splits(three, "dev+test")
+  assert set(joined.qrels) == {"train", "dev+test"}
+  assert joined.qrels["dev+test"] == {
+    "q1": {"d1": 1, "d2": 2},
+    "q2": {"d2": 1},
+  }
+  assert three.qrels["dev"] == {"q1": {"d1": 1}}
+  assert collection.join_splits(three, "test") is three
+
+
+def test_a_joined_split_without_one_of_its_parts_is_refused():
+  with pytest.raises(ValueError, match="split='dev'"):
+    collection.join_splits(make({"test": {"q1": {"d1": 1}}}), "dev+test")
