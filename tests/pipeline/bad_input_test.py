@@ -14,7 +14,7 @@ import pytest
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import generate
+from synthq_jax.pipeline import _queries
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
 TRAIN = 30
@@ -450,7 +450,7 @@ def test_ctrl_c_stops_in_one_line_and_the_same_command_goes_on(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patched:
-    patched.setattr(generate, "_save", interrupted)
+    patched.setattr(_queries, "save", interrupted)
     message = refused(capsys, argv, code=130)
   assert message.endswith("the same command goes on where it stopped")
   assert finished(tmp_path / "run") == ["private/prepare_data"]
