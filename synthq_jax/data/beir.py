@@ -5,20 +5,16 @@ References:
   Information Retrieval Models", NeurIPS 2021 Datasets and Benchmarks.
 """
 
-import itertools
 import json
 import os
 import pathlib
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from synthq_jax.data import _beir_rows, files
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files, judgements
 
 __all__ = ["read_beir", "write_beir", "write_judged_queries"]
-
-_HEADER = ("query-id", "corpus-id", "score")
-_SUFFIXES = (".tsv", ".tsv.gz")
 
 
 def read_beir(
@@ -44,21 +40,29 @@ def read_beir(
   """
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
-  documents = _items(corpus, "document", _document, keep=in_memory)
-  queries = _items(files.find(directory, "queries.jsonl"), "query", _query)
-  qrels = {
-    split: _read_qrels(path, queries.keys(), documents.keys())
-    for split, path in _qrels_files(directory / "qrels").items()
-  }
+  documents = _beir_rows.by_id(
+    corpus, "document", _read(corpus, _beir_rows.document), keep=in_memory
+  )
+  asked = files.find(directory, "queries.jsonl")
+  queries = _beir_rows.by_id(asked, "query", _read(asked, _beir_rows.query))
+  qrels = _beir_rows.read_qrels(
+    directory / "qrels", queries.keys(), documents.keys()
+  )
   streamed = collection_lib.StreamedDocuments(
     tuple(documents),
-    lambda: itertools.starmap(_document, files.json_lines(corpus)),
+    lambda: (item for _, item in _read(corpus, _beir_rows.document)),
   )
   return collection_lib.Collection(
     tuple(documents.values()) if in_memory else streamed,
     tuple(queries.values()),
     qrels,
   )
+
+
+def _read(path: pathlib.Path, make: Any) -> Iterator[tuple[str, Any]]:
+  """Yields where each line stands, and what is made of it."""
+  for where, fields in files.json_lines(path):
+    yield where, make(where, fields)
 
 
 def write_beir(
@@ -113,7 +117,7 @@ def write_judged_queries(
       for document, grade in grades.items()
     )
     path = directory / "qrels" / f"{split}.tsv"
-    files.write_lines(path, ["\t".join(_HEADER), *rows])
+    files.write_lines(path, ["\t".join(_beir_rows.HEADER), *rows])
 
 
 def _line(**fields: str) -> str:
@@ -122,119 +126,6 @@ def _line(**fields: str) -> str:
     name: value for name, value in fields.items() if value or name != "client"
   }
   return json.dumps(kept, ensure_ascii=False)
-
-
-def _items(
-  path: pathlib.Path, kind: str, make: Any, keep: bool = True
-) -> dict[str, Any]:
-  """Reads documents or queries by id, or their ids alone."""
-  items: dict[str, Any] = {}
-  for where, fields in files.json_lines(path):
-    item = make(where, fields)
-    if item.id in items:
-      raise ValueError(
-        f"{where}: expected distinct {kind} ids, got {item.id!r} again; "
-        "rename or remove one"
-      )
-    items[item.id] = item if keep else None
-  if not items:
-    raise ValueError(f"{path}: expected a {kind} a line, got none; fill it")
-  return items
-
-
-def _document(where: str, fields: dict[str, Any]) -> collection_lib.Document:
-  """Makes a document from a line of corpus.jsonl."""
-  document = collection_lib.Document(
-    id=_id(where, "document", fields),
-    text=_string(where, fields, "text"),
-    title=_string(where, fields, "title", default=""),
-    client=_string(where, fields, "client", default=""),
-  )
-  _refuse_empty(where, "document", document.id, document.contents)
-  return document
-
-
-def _query(where: str, fields: dict[str, Any]) -> collection_lib.Query:
-  """Makes a query from a line of queries.jsonl."""
-  query = collection_lib.Query(
-    id=_id(where, "query", fields),
-    text=_string(where, fields, "text"),
-    client=_string(where, fields, "client", default=""),
-  )
-  _refuse_empty(where, "query", query.id, query.text)
-  return query
-
-
-def _refuse_empty(where: str, kind: str, id_: str, text: str) -> None:
-  if not text.strip():
-    raise ValueError(
-      f"{where}: expected text in {kind} {id_!r}, got none; fill it, or "
-      "remove the line and its judgements"
-    )
-
-
-def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
-  """Returns the id of a line; whole numbers are taken as strings."""
-  value = fields.get("_id")
-  if isinstance(value, int) and not isinstance(value, bool):
-    value = str(value)
-  fields = {**fields, "_id": value}
-  return collection_lib.check_id(kind, _string(where, fields, "_id"), where)
-
-
-def _string(
-  where: str, fields: dict[str, Any], name: str, default: str | None = None
-) -> str:
-  """Returns a field that holds a string; null stands for the default."""
-  value = fields.get(name)
-  value = default if value is None else value
-  if not isinstance(value, str):
-    raise ValueError(
-      f'{where}: expected a string under "{name}", got {fields.get(name)!r} '
-      f"among the keys {sorted(fields)}; correct the line"
-    )
-  return value
-
-
-def _qrels_files(directory: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the judgement files by split."""
-  if not directory.is_dir():
-    raise ValueError(
-      f"{directory}: expected a folder with SPLIT.tsv files, got none; add "
-      "judgements"
-    )
-  names = sorted(path.name for path in directory.iterdir())
-  splits = [files.unsuffixed(name, *_SUFFIXES) for name in names]
-  found = {
-    split: files.find(directory, f"{split}.tsv")
-    for split in splits
-    if split is not None and not split.startswith(".")
-  }
-  if not found:
-    raise ValueError(
-      f"{directory}: expected SPLIT.tsv files, got {names[:8]}; add judgements"
-    )
-  return found
-
-
-def _read_qrels(
-  path: pathlib.Path, queries: Container[str], documents: Container[str]
-) -> collection_lib.Qrels:
-  """Reads one split's judgements."""
-  return judgements.from_rows(_body(path), queries, documents)
-
-
-def _body(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
-  """Yields where, query, document and grade after checking the header."""
-  rows = files.table(path, columns=3)
-  where, header = next(rows, (f"{path}:1", []))
-  if tuple(header) != _HEADER:
-    raise ValueError(
-      f"{where}: expected the header {' '.join(_HEADER)} separated by tabs, "
-      f"got {' '.join(header)!r}; add it"
-    )
-  for where, (query, document, grade) in rows:
-    yield where, query, document, grade
 
 
 def _refuse_strangers(

@@ -18,6 +18,7 @@ __all__ = [
   "find",
   "json_lines",
   "lines",
+  "splits",
   "table",
   "unsuffixed",
   "write_lines",
@@ -76,6 +77,40 @@ def unsuffixed(name: str, *suffixes: str) -> str | None:
     if name.endswith(suffix) and len(name) > len(suffix):
       return name[: -len(suffix)]
   return None
+
+
+def splits(directory: Path, prefix: str = "") -> list[str]:
+  """Returns the splits that a folder has judgements of.
+
+  Args:
+    directory: with files PREFIXsplit.tsv, plain or gzipped.
+    prefix: what stands before the name of a split.
+
+  Returns:
+    Their names, sorted.
+
+  Raises:
+    ValueError: if there is no such folder, or no such file.
+  """
+  directory = pathlib.Path(directory)
+  if not directory.is_dir():
+    raise ValueError(
+      f"{directory}: expected a folder with {prefix}SPLIT.tsv files, got none;"
+      " add judgements"
+    )
+  names = sorted(path.name for path in directory.glob(f"{prefix}*"))
+  found = {
+    unsuffixed(name.removeprefix(prefix), ".tsv", ".tsv.gz")
+    for name in names
+    if not name.startswith(".")
+  }
+  known = sorted(split for split in found if split is not None)
+  if not known:
+    raise ValueError(
+      f"{directory}: expected {prefix}SPLIT.tsv files, got"
+      f" {names[:8] or 'none'}; add judgements"
+    )
+  return known
 
 
 def lines(path: Path) -> Iterator[tuple[str, str]]:

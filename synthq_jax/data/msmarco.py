@@ -15,8 +15,6 @@ from synthq_jax.data import files, judgements
 
 __all__ = ["read_msmarco"]
 
-_SUFFIXES = (".tsv", ".tsv.gz")
-
 
 def read_msmarco(
   directory: str | os.PathLike,
@@ -49,7 +47,7 @@ def read_msmarco(
   documents = _texts(passages, "document", keep=in_memory)
   queries: dict[str, str] = {}
   qrels = {}
-  for split in _splits(directory) if splits is None else splits:
+  for split in files.splits(directory, "qrels.") if splits is None else splits:
     path = files.find(directory, f"queries.{split}.tsv")
     texts = _texts(path, "query")
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
@@ -68,21 +66,6 @@ def read_msmarco(
     _make(collection_lib.Query, queries),
     qrels,
   )
-
-
-def _splits(directory: pathlib.Path) -> list[str]:
-  """Returns the splits that have judgements."""
-  # With the prefix taken off, "qrels.train.tsv.gz" is "train.tsv.gz".
-  names = [path.name for path in directory.glob("qrels.*")]
-  splits = {
-    files.unsuffixed(name.removeprefix("qrels."), *_SUFFIXES) for name in names
-  }
-  found = sorted(split for split in splits if split is not None)
-  if not found:
-    raise ValueError(
-      f"{directory}: expected qrels.SPLIT.tsv files, got none; add judgements"
-    )
-  return found
 
 
 def _texts(path: pathlib.Path, kind: str, keep: bool = True) -> dict[str, str]:

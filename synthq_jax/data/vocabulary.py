@@ -22,6 +22,8 @@ __all__ = ["EOS_ID", "PAD_ID", "load", "pad", "tokenize", "train"]
 
 PAD_ID = 0
 EOS_ID = 1
+_CHUNK = 4096
+"""Texts tokenized at a time."""
 
 
 def train(
@@ -117,6 +119,7 @@ def tokenize(
   *,
   length: int,
   prefix: str = "",
+  threads: int = 1,
 ) -> Int[np.ndarray, "text length"]:
   """Turns texts into rows of ids that end with EOS and are padded with 0.
 
@@ -125,16 +128,20 @@ def tokenize(
     texts: what to tokenize.
     length: columns; longer texts are cut, and keep their EOS.
     prefix: stands before each text, tokenized once on its own.
+    threads: that tokenize at once; changes the speed only.
 
   Returns:
     int32, one row per text.
   """
   head = vocabulary.encode(prefix) if prefix else []
   array = np.zeros((len(texts), length), np.int32)
-  for index, text in enumerate(texts):  # row by row: collections are large
-    row = [*head, *vocabulary.encode(text)][: length - 1]
-    array[index, : len(row)] = row
-    array[index, len(row)] = EOS_ID
+  for start in range(0, len(texts), _CHUNK):  # collections are large
+    part = list(texts[start : start + _CHUNK])
+    encoded = vocabulary.tokenizer.encode(part, num_threads=threads)
+    for index, tokens in enumerate(encoded, start):
+      row = [*head, *tokens][: length - 1]
+      array[index, : len(row)] = row
+      array[index, len(row)] = EOS_ID
   return array
 
 

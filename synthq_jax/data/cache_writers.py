@@ -1,0 +1,131 @@
+"""Token caches from texts, and from SeqIO tasks.
+
+The cache itself is `token_cache`; this module needs a vocabulary or SeqIO.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from synthq_jax.data import token_cache
+from synthq_jax.data import vocabulary as vocabulary_lib
+
+if TYPE_CHECKING:
+  import seqio
+
+__all__ = ["from_task", "from_texts"]
+
+_CHUNK = 4096
+"""Records in memory at the same time."""
+
+Progress = Callable[[int], object]
+
+
+def from_texts(
+  directory: str | os.PathLike,
+  texts: Iterable[tuple[str, str]],
+  vocabulary: "seqio.SentencePieceVocabulary",
+  *,
+  length: int,
+  prefix: str = "",
+  column: str = "inputs",
+  threads: int = 1,
+  facts: Mapping[str, Any] | None = None,
+  progress: Progress | None = None,
+) -> token_cache.Cache:
+  """Caches the tokens of a collection in one pass.
+
+  Args:
+    directory: a folder that does not exist yet.
+    texts: id and text of each record; read once.
+    vocabulary: from `vocabulary.load`.
+    length: tokens of a record, EOS included; longer texts are cut.
+    prefix: stands before each text.
+    column: the name of the tokens; the ids are the names "ids".
+    threads: that tokenise at once; changes the speed only.
+    facts: noted in the manifest, with the length of the prefix and the share of
+      texts that were cut.
+    progress: called with the number of records after each block.
+
+  Returns:
+    The finished cache.
+
+  Raises:
+    ValueError: if the folder exists.
+  """
+  texts = iter(texts)
+  noted = {**(facts or {}), "prefix": prefix}
+  with token_cache.writing(
+    directory,
+    {column: length},
+    vocab_size=vocabulary.vocab_size,
+    names=["ids"],
+    facts=noted,
+  ) as writer:
+    while chunk := list(itertools.islice(texts, _CHUNK)):
+      ids, bodies = zip(*chunk, strict=True)
+      rows = vocabulary_lib.tokenize(
+        vocabulary, bodies, length=length, prefix=prefix, threads=threads
+      )
+      writer.append({column: rows}, {"ids": ids})
+      if progress is not None:
+        progress(len(chunk))
+  return token_cache.load(directory)
+
+
+def from_task(
+  directory: str | os.PathLike,
+  task: "str | seqio.Task",
+  split: str,
+  lengths: Mapping[str, int],
+  *,
+  names: Iterable[str] = ("query_id", "passage_id"),
+  facts: Mapping[str, Any] | None = None,
+  progress: Progress | None = None,
+) -> token_cache.Cache:
+  """Caches a split of a SeqIO task, in the order of its source.
+
+  Args:
+    directory: a folder that does not exist yet.
+    task: the task or its name.
+    split: of the task, e.g. "train".
+    lengths: TASK_FEATURE_LENGTHS: tokens of each feature, EOS included.
+    names: features of the task that are strings.
+    facts: noted in the manifest, with the names of task and split.
+    progress: called with the number of records after each block.
+
+  Returns:
+    The finished cache, its columns named as the features are.
+
+  Raises:
+    ValueError: if the folder exists or the task lacks a feature or split.
+  """
+  import seqio
+
+  task = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
+  names = tuple(names)
+  sizes = [f.vocabulary.vocab_size for f in task.output_features.values()]
+  if task.output_features.keys() != lengths.keys() or split not in task.splits:
+    raise ValueError(
+      f"expected lengths of {sorted(task.output_features)} and a split of"
+      f" {sorted(task.splits)} for task {task.name!r}, got lengths of"
+      f" {sorted(lengths)} and split={split!r}"
+    )
+  rows = task.get_dataset(dict(lengths), split, shuffle=False)
+  noted = {**(facts or {}), "task": task.name, "split": split}
+  with token_cache.writing(
+    directory, lengths, vocab_size=max(sizes), names=names, facts=noted
+  ) as writer:
+    rows = rows.as_numpy_iterator()
+    while chunk := list(itertools.islice(rows, _CHUNK)):
+      writer.append(
+        {
+          name: vocabulary_lib.pad([row[name] for row in chunk], length)
+          for name, length in lengths.items()
+        },
+        {name: [row[name].decode() for row in chunk] for name in names},
+      )
+      if progress is not None:
+        progress(len(chunk))
+  return token_cache.load(directory)

@@ -1,0 +1,252 @@
+"""Where SeqIO tasks get their rows: TFDS, or folders of files.
+
+Every source yields rows with the keys of TFDS' beir: query_id, query, passage_id,
+passage, passage_metadata and score. The split "query" holds queries alone,
+"passage" documents alone, all others pairs.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from synthq_jax.data import (
+  beir,
+  beir_sets,
+  files,
+  msmarco,
+  tfds_beir,
+  written_queries,
+)
+from synthq_jax.data import collection as collection_lib
+
+if TYPE_CHECKING:
+  import seqio
+
+__all__ = ["Folder", "MsMarco", "Source", "Synthetic", "Tfds"]
+
+QUERY, PASSAGE = "query", "passage"
+_TEXTS = ("query_id", "query", "passage_id", "passage", "passage_metadata")
+_NEGATIVE = "negative"
+
+
+class Source(Protocol):
+  """What a task reads."""
+
+  def data_source(self) -> "seqio.DataSource":
+    """Returns the rows as SeqIO reads them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tfds:
+  """A BEIR set that TFDS prepared; looked for when it is read.
+
+  Pitfall: its splits of pairs keep one query for each document (see
+  `tfds_beir`). A `Folder` has them all.
+  """
+
+  name: str
+  """Of the set, such as "fiqa"."""
+  data_dir: str | None = None
+  """Where TFDS keeps its data; None: its default."""
+
+  def data_source(self) -> "seqio.DataSource":
+    """Returns the rows as SeqIO reads them."""
+    import seqio
+
+    config = self
+
+    class PreparedTfds(seqio.TfdsDataSource):
+      """Says how a set is prepared; SeqIO alone would find no splits."""
+
+      def get_dataset(self, *args: Any, **kwargs: Any) -> Any:
+        """Reads rows of a prepared set."""
+        tfds_beir.builder(config.name, config.data_dir)
+        return super().get_dataset(*args, **kwargs)
+
+      def list_shards(self, split: str) -> Any:
+        """Lists the files of a prepared set."""
+        tfds_beir.builder(config.name, config.data_dir)
+        return super().list_shards(split)
+
+    return PreparedTfds(
+      tfds_name=f"beir/{self.name}:1.0.0",
+      tfds_data_dir=self.data_dir,
+      splits=(QUERY, PASSAGE, *beir_sets.get(self.name).splits),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Folder:
+  """A folder in the BEIR layout."""
+
+  path: str
+  """corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
+  negatives: str = ""
+  """A table of hard negatives, "query-id TAB corpus-id" with that header, whose
+  documents are in the folder; empty: none."""
+
+  def data_source(self) -> "seqio.DataSource":
+    """Returns the rows as SeqIO reads them."""
+    names = files.splits(pathlib.Path(self.path) / "qrels")
+    return _function_source(
+      lambda: beir.read_beir(self.path, in_memory=False), names, self.negatives
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MsMarco:
+  """A folder of MS MARCO's tables."""
+
+  path: str
+  """collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv."""
+  negatives: str = ""
+  """As in `Folder`."""
+
+  def data_source(self) -> "seqio.DataSource":
+    """Returns the rows as SeqIO reads them."""
+    names = files.splits(self.path, "qrels.")
+    return _function_source(
+      lambda: msmarco.read_msmarco(self.path, in_memory=False),
+      names,
+      self.negatives,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Synthetic:
+  """Queries that a generator of this project wrote; one split, "train".
+
+  Formal guarantee:
+    A function of two files. Where they are what `generate` wrote, in its public
+    folder, and the public documents, whatever is trained on the rows has the
+    guarantee of the generator (post-processing).
+  """
+
+  queries: str
+  """queries.jsonl of generate or filter_queries: _id, text, document."""
+  corpus: str
+  """corpus.jsonl of prepare_data."""
+
+  def data_source(self) -> "seqio.DataSource":
+    """Returns the rows as SeqIO reads them."""
+    return _function_source(self._read, ["train"], "")
+
+  def _read(self) -> collection_lib.Collection:
+    """Reads the queries; each is judged for its document alone."""
+    return written_queries.read_written(self.queries, self.corpus)
+
+
+def _function_source(
+  read: Callable[[], collection_lib.Collection],
+  splits: Iterable[str],
+  negatives: str,
+) -> "seqio.DataSource":
+  """Makes a source of a collection, which is read when it is first needed."""
+  import seqio
+  import tensorflow as tf
+
+  kept: list[collection_lib.Collection] = []
+
+  def dataset(split, shuffle_files, seed=None):
+    if not kept:
+      kept.append(read())
+    order = np.random.default_rng(seed) if shuffle_files else None
+    hard = _negatives(negatives, kept[0]) if negatives else {}
+    return tf.data.Dataset.from_generator(
+      lambda: _rows(kept[0], split, order, hard),
+      output_signature={
+        **{name: tf.TensorSpec((), tf.string) for name in _TEXTS},
+        "score": tf.TensorSpec((), tf.float32),
+        _NEGATIVE: tf.TensorSpec((), tf.string),
+      },
+    )
+
+  return seqio.FunctionDataSource(dataset, (QUERY, PASSAGE, *splits))
+
+
+def _rows(
+  data: collection_lib.Collection,
+  split: str,
+  order: np.random.Generator | None,
+  hard: Mapping[str, list[str]],
+) -> Iterator[dict[str, Any]]:
+  """Yields the rows of a split; pairs in random order where one is given."""
+  if split == QUERY:
+    yield from (_row(query=query) for query in data.queries)
+    return
+  if split == PASSAGE:
+    yield from (_row(document=document) for document in data.documents)
+    return
+  graded = [
+    (query, document, grade)
+    for query, grades in data.judgements(split).items()
+    for document, grade in grades.items()
+  ]
+  queries = data.query_by_id()
+  wanted = {document for _, document, _ in graded}
+  chosen = {query: hard.get(query, [""]) for query in {q for q, *_ in graded}}
+  wanted |= {id_ for ids in chosen.values() for id_ in ids}
+  documents = {d.id: d for d in data.documents if d.id in wanted}
+  for place in _places(len(graded), order):
+    query, document, grade = graded[place]
+    for negative in chosen[query]:
+      text = documents[negative].contents if negative else ""
+      yield _row(queries[query], documents[document], grade, text)
+
+
+def _places(count: int, order: np.random.Generator | None) -> Iterable[int]:
+  return range(count) if order is None else order.permutation(count)
+
+
+def _row(
+  query: collection_lib.Query | None = None,
+  document: collection_lib.Document | None = None,
+  grade: float = -1.0,
+  negative: str = "",
+) -> dict[str, Any]:
+  """Returns a row; what is missing is empty, as TFDS has it."""
+  title = document.title if document else ""
+  return {
+    "query_id": query.id if query else "",
+    "query": query.text if query else "",
+    "passage_id": document.id if document else "",
+    "passage": document.text if document else "",
+    "passage_metadata": json.dumps({"title": title} if title else {}),
+    "score": np.float32(grade),
+    _NEGATIVE: negative,
+  }
+
+
+def _negatives(
+  path: str | os.PathLike, data: collection_lib.Collection
+) -> dict[str, list[str]]:
+  """Reads hard negatives; those judged relevant are refused."""
+  rows = files.table(path, columns=2)
+  where, header = next(rows, (f"{path}:1", []))
+  if header != ["query-id", "corpus-id"]:
+    raise ValueError(
+      f"{where}: expected the header query-id corpus-id separated by a tab, got"
+      f" {' '.join(header)!r}; add it"
+    )
+  queries = data.query_by_id().keys()
+  documents = set(data.document_ids())
+  relevant = {pair for split in data.qrels for pair in data.pairs(split)}
+  found: dict[str, list[str]] = {}
+  for where, (query, document) in rows:
+    if query not in queries or document not in documents:
+      raise ValueError(
+        f"{where}: expected ids of the collection, got query {query!r} and"
+        f" document {document!r}; remove the line"
+      )
+    if (query, document) in relevant:
+      raise ValueError(
+        f"{where}: expected a negative, got document {document!r}, which is"
+        f" judged relevant to query {query!r}; remove the line"
+      )
+    found.setdefault(query, []).append(document)
+  return found

@@ -1,0 +1,350 @@
+"""Token arrays on disk: fixed shapes, memory-mapped, random access, a digest.
+
+The form that training machines read: it needs NumPy and nothing else. A cache is
+a folder with one .npy file for each token column, a text file for each column of
+names, and a manifest, which is written last.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from synthq_jax.data import _cache_files
+
+__all__ = ["Cache", "Writer", "load", "verify", "writing"]
+
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+_SMALL = 1 << 16
+"""Vocabularies up to this size need two bytes a token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+  """A finished cache, as `load` opens it.
+
+  Attributes:
+    directory: where it lies.
+    columns: tokens, by the name of the column.
+    names: strings such as ids, by the name of the column.
+    digest: SHA-256 of everything in it, in hexadecimal. Whoever holds it can
+      test a guess of the whole content: for private records keep it private.
+    facts: what the writer noted.
+  """
+
+  directory: pathlib.Path
+  columns: Mapping[str, _cache_files.Column]
+  names: Mapping[str, _cache_files.Names]
+  digest: str
+  facts: Mapping[str, Any]
+
+  def __len__(self) -> int:
+    """Returns the number of records."""
+    return len(next(iter(self.columns.values())))
+
+  def take(
+    self, rows: Int[np.ndarray, " record"]
+  ) -> dict[str, Int[np.ndarray, "record length"]]:
+    """Returns the tokens of some records, e.g. those of a Poisson batch.
+
+    Args:
+      rows: positions in [0, len(self)), in any order, possibly repeated; -1
+        stands for padding, as in batches of `sampling`.
+
+    Returns:
+      int32 tokens by column, padded with 0, rows in the order asked for; a
+      row of padding is all 0.
+
+    Raises:
+      ValueError: if a position is out of range.
+    """
+    rows = np.asarray(rows)
+    if rows.size and not -1 <= rows.min() <= rows.max() < len(self):
+      raise ValueError(
+        f"expected rows below {len(self)}, got {rows.min()} to {rows.max()}:"
+        f" sample from the {len(self)} records of {self.directory}"
+      )
+    there = rows >= 0
+    taken = {}
+    for name, column in self.columns.items():
+      taken[name] = np.zeros((len(rows), column.shape[1]), np.int32)
+      taken[name][there] = column[rows[there]]
+    return taken
+
+
+class Writer:
+  """Takes records block by block; made by `writing`."""
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    lengths: Mapping[str, int],
+    names: Sequence[str],
+    dtype: str,
+  ):
+    """Opens the files of a new folder."""
+    self._dtype, self._lengths = dtype, dict(lengths)
+    self.num_records = 0
+    self._tokens = {
+      name: _cache_files.File(_cache_files.tokens_path(directory, name))
+      for name in lengths
+    }
+    self._names = {
+      name: _cache_files.NamesFile(_cache_files.names_path(directory, name))
+      for name in names
+    }
+    for name, file in self._tokens.items():
+      file.write_unhashed(_cache_files.header(dtype, 0, self._lengths[name]))
+
+  def append(
+    self,
+    tokens: Mapping[str, Int[np.ndarray, "record length"]],
+    names: Mapping[str, Sequence[str]] | None = None,
+  ) -> None:
+    """Adds records to the end.
+
+    Args:
+      tokens: every column, padded with 0.
+      names: every column of names.
+
+    Raises:
+      ValueError: if a column is missing or too many, has another shape, or holds
+        a number that is no token.
+    """
+    names = names or {}
+    count = len(next(iter(tokens.values()), ()))
+    self._check(tokens, names, count)
+    for name, rows in tokens.items():
+      self._tokens[name].write(np.ascontiguousarray(rows, self._dtype).data)
+    for name, texts in names.items():
+      self._names[name].write(texts)
+    self.num_records += count
+
+  def _check(self, tokens, names, count) -> None:
+    """Refuses blocks that do not fit."""
+    given = (tokens.keys(), names.keys())
+    if given != (self._tokens.keys(), self._names.keys()):
+      raise ValueError(
+        f"expected the columns {sorted(self._tokens)} and the names"
+        f" {sorted(self._names)}, got {sorted(tokens)} and {sorted(names)}"
+      )
+    top = np.iinfo(self._dtype).max
+    for name, rows in tokens.items():
+      shape, expected = np.shape(rows), (count, self._lengths[name])
+      if shape != expected:
+        raise ValueError(
+          f"expected tokens of shape {expected} in column {name!r}, got {shape}"
+        )
+      if rows.size and not 0 <= np.min(rows) <= np.max(rows) <= top:
+        raise ValueError(
+          f"expected tokens from 0 to {top} in column {name!r}, got"
+          f" {np.min(rows)} to {np.max(rows)}: state the vocab_size they are of"
+        )
+    for name, texts in names.items():
+      if len(texts) != count or any("\n" in text for text in texts):
+        raise ValueError(
+          f"expected {count} names without line feeds in column {name!r}, got"
+          f" {len(texts)}: give each record one"
+        )
+
+  def finish(self) -> dict[str, Any]:
+    """Completes the headers, closes the files, and returns the manifest."""
+    columns = {}
+    for name, file in self._tokens.items():
+      length = self._lengths[name]
+      header = _cache_files.header(self._dtype, self.num_records, length)
+      columns[name] = {
+        "length": length, "dtype": self._dtype, "sha256": file.close(header)
+      }  # fmt: skip
+    names = {name: file.close() for name, file in self._names.items()}
+    body = {
+      "format": _FORMAT,
+      "num_records": self.num_records,
+      "columns": columns,
+      "names": names,
+    }
+    return {**body, "digest": _cache_files.digest(body)}
+
+  def abandon(self) -> None:
+    """Closes the files as they are."""
+    for file in (*self._tokens.values(), *self._names.values()):
+      file.abandon()
+
+
+@contextlib.contextmanager
+def writing(
+  directory: str | os.PathLike,
+  lengths: Mapping[str, int],
+  *,
+  vocab_size: int,
+  names: Sequence[str] = (),
+  facts: Mapping[str, Any] | None = None,
+) -> Iterator[Writer]:
+  """Writes a new cache in one pass that holds one block in memory.
+
+  The folder appears when the `with` block ends without an exception, complete;
+  until then a hidden one beside it grows. Tokens take two bytes where the
+  vocabulary allows it: 8.8 million passages of 384 tokens are 6.8 GB.
+
+  >>> import tempfile
+  >>> place = pathlib.Path(tempfile.mkdtemp()) / "cache"
+  >>> with writing(place, {"inputs": 3}, vocab_size=100, names=["ids"]) as made:
+  ...   made.append({"inputs": np.array([[5, 1, 0]])}, {"ids": ["d1"]})
+  >>> load(place).take(np.array([0]))["inputs"]
+  array([[5, 1, 0]], dtype=int32)
+
+  Args:
+    directory: a folder that does not exist yet.
+    lengths: tokens of a record, for each column; at least one column.
+    vocab_size: every token is below it.
+    names: columns of strings, such as ids.
+    facts: noted in the manifest: JSON values that say where records are from.
+
+  Yields:
+    The writer.
+
+  Raises:
+    ValueError: if the folder exists, or there is no column.
+  """
+  directory = pathlib.Path(directory)
+  if directory.exists():
+    raise ValueError(
+      f"{directory}: expected a new folder for the cache, got one that exists;"
+      " remove it or write elsewhere"
+    )
+  if not lengths or min(lengths.values()) < 1:
+    raise ValueError(
+      f"expected columns of at least one token, got lengths={dict(lengths)}"
+    )
+  _check_columns([*lengths, *names])
+  hidden = directory.with_name(f".{directory.name}.unfinished")
+  shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed
+  hidden.mkdir(parents=True)
+  dtype = "<u2" if vocab_size <= _SMALL else "<i4"
+  writer = Writer(hidden, lengths, names, dtype)
+  try:
+    yield writer
+    manifest = {**writer.finish(), "facts": dict(facts or {})}
+    with open(hidden / _MANIFEST, "w", encoding="utf-8") as stream:
+      json.dump(manifest, stream, indent=2)
+      stream.flush()
+      os.fsync(stream.fileno())
+    hidden.rename(directory)
+  except BaseException:
+    writer.abandon()
+    shutil.rmtree(hidden, ignore_errors=True)
+    raise
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+  """Refuses names that are no names of files, or of the same file."""
+  plain = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in columns)
+  ends = any(name.endswith("_ends") for name in columns)
+  if not plain or ends or len(set(columns)) < len(columns):
+    raise ValueError(
+      "expected names of files as distinct columns, of lower-case letters,"
+      f" digits and _ and not ending in _ends, got {list(columns)}"
+    )
+
+
+def load(directory: str | os.PathLike) -> Cache:
+  """Opens a finished cache; nothing but the manifest is read yet.
+
+  Args:
+    directory: of a cache that `writing` made.
+
+  Returns:
+    The cache.
+
+  Raises:
+    ValueError: if there is none, it is of another format, or a file of it is
+      shorter or longer than it was.
+  """
+  directory = pathlib.Path(directory)
+  manifest = _manifest(directory)
+  try:
+    cache = Cache(
+      directory,
+      {
+        n: _cache_files.Column(_cache_files.tokens_path(directory, n))
+        for n in manifest["columns"]
+      },
+      {
+        n: _cache_files.Names(_cache_files.names_path(directory, n))
+        for n in manifest["names"]
+      },
+      manifest["digest"],
+      manifest["facts"],
+    )
+  except (OSError, ValueError, EOFError) as error:
+    raise ValueError(
+      f"{directory}: expected the files that its manifest names, got"
+      f" {type(error).__name__} ({error}); write the cache again"
+    ) from error
+  expected = {n: c["length"] for n, c in manifest["columns"].items()}
+  found = {n: c.shape[1] for n, c in cache.columns.items()}
+  counts = {len(c) for c in (*cache.columns.values(), *cache.names.values())}
+  if counts != {manifest["num_records"]} or found != expected:
+    raise ValueError(
+      f"{directory}: expected {manifest['num_records']} records in every file,"
+      f" got {sorted(counts)}; write the cache again"
+    )
+  return cache
+
+
+def verify(directory: str | os.PathLike) -> None:
+  """Reads a whole cache and compares it with its digest.
+
+  Args:
+    directory: of the cache.
+
+  Raises:
+    ValueError: if a file is not what was written.
+  """
+  directory = pathlib.Path(directory)
+  manifest = _manifest(directory)
+  load(directory)
+  found = json.loads(json.dumps(manifest))
+  for name, column in found["columns"].items():
+    stored = np.load(_cache_files.tokens_path(directory, name), mmap_mode="r")
+    column["sha256"] = _cache_files.sha256(stored.reshape(-1).view(np.uint8))
+  for name in found["names"]:
+    path = _cache_files.names_path(directory, name)
+    content = np.fromfile(path, np.uint8)
+    found["names"][name] = _cache_files.sha256(content)
+    ends = np.load(_cache_files.ends_path(path))
+    if not np.array_equal(ends, np.flatnonzero(content == ord("\n"))):
+      found["names"][name] = "ends elsewhere"
+  del found["digest"], found["facts"]
+  if _cache_files.digest(found) != manifest["digest"]:
+    raise ValueError(
+      f"{directory}: expected content with the digest of its manifest, got"
+      " another: a file was changed or damaged; write the cache again"
+    )
+
+
+def _manifest(directory: pathlib.Path) -> dict[str, Any]:
+  """Reads the manifest of a finished cache."""
+  path = directory / _MANIFEST
+  try:
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"{path}: expected the manifest of a token cache, got"
+      f" {type(error).__name__}: it was not written to its end, or is elsewhere"
+    ) from error
+  if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+    raise ValueError(
+      f"{path}: expected a token cache of format {_FORMAT}, got another file;"
+      " write the cache again"
+    )
+  return manifest

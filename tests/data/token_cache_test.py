@@ -1,0 +1,240 @@
+"""Caches on disk: what goes in comes out, complete or not at all."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synthq_jax.data import token_cache
+from synthq_jax.privacy import sampling
+
+NAMES = st.text(
+  st.characters(blacklist_characters="\n", blacklist_categories=["Cs"]),
+  max_size=6,
+)
+
+
+def write(place, rows, names, *, vocab_size=100, block=3):
+  with token_cache.writing(
+    place,
+    {"inputs": rows.shape[1]},
+    vocab_size=vocab_size,
+    names=["ids"],
+    facts={"source": "a test"},
+  ) as writer:
+    for start in range(0, len(rows), block):
+      part = slice(start, start + block)
+      writer.append({"inputs": rows[part]}, {"ids": names[part]})
+  return token_cache.load(place)
+
+
+@pytest.fixture
+def small(tmp_path):
+  rows = np.arange(40).reshape(10, 4)
+  return write(tmp_path / "cache", rows, [f"d{n}" for n in range(10)]), rows
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+  names=st.lists(NAMES, max_size=9),
+  length=st.integers(1, 5),
+  block=st.integers(1, 4),
+  wide=st.booleans(),
+  seed=st.integers(0, 99),
+)
+def test_records_come_back_as_they_were(
+  tmp_path_factory, names, length, block, wide, seed
+):
+  vocab_size = 70_000 if wide else 1 << 16
+  rng = np.random.default_rng(seed)
+  rows = rng.integers(0, vocab_size, (len(names), length))
+  place = tmp_path_factory.mktemp("caches") / "cache"
+  cache = write(place, rows, names, vocab_size=vocab_size, block=block)
+  assert len(cache) == len(names)
+  assert list(cache.names["ids"]) == names
+  chosen = rng.integers(0, len(names), 7) if names else np.zeros(0, int)
+  taken = cache.take(chosen)["inputs"]
+  assert taken.dtype == np.int32
+  np.testing.assert_array_equal(taken, rows[chosen])
+  token_cache.verify(place)
+  stored = os.path.getsize(place / "inputs.npy") - 128
+  assert stored == rows.size * (4 if wide else 2)
+
+
+def test_rows_are_a_number_a_slice_a_mask_or_an_array(small):
+  cache, rows = small
+  column = cache.columns["inputs"]
+  assert column.shape == rows.shape
+  for index in (3, -1, slice(2, 5), rows[:, 0] > 11, np.array([7, 0, 7])):
+    np.testing.assert_array_equal(column[index], rows[index])
+    assert column[index].dtype == np.int32
+  assert cache.names["ids"][-1] == "d9"
+  assert cache.names["ids"][1:3] == ["d1", "d2"]
+  assert cache.facts == {"source": "a test"}
+
+
+def test_a_row_out_of_range_is_refused(small):
+  cache, _ = small
+  for rows in ([10], [-2], [0, 99]):
+    with pytest.raises(ValueError, match=r"expected rows below 10, got"):
+      cache.take(np.array(rows))
+
+
+def test_poisson_batches_of_a_cache_are_those_of_the_array(small):
+  cache, rows = small
+  sampler = sampling.Poisson(
+    num_examples=10, expected_batch_size=4, max_batch_size=8
+  )
+  sizes = set()
+  for step in range(20):
+    batch = sampler.batch(seed=5, step=step)
+    taken = cache.take(batch.indices)["inputs"]
+    real = ~batch.is_padding
+    np.testing.assert_array_equal(taken[real], rows[batch.indices[real]])
+    assert not taken[~real].any()
+    sizes.add(int(np.sum(~batch.is_padding)))
+  assert len(sizes) > 2
+
+
+def test_the_digest_depends_on_content_alone(tmp_path):
+  rows = np.arange(12).reshape(6, 2)
+  names = list("abcdef")
+  first = write(tmp_path / "one", rows, names, block=1)
+  second = write(tmp_path / "two", rows, names, block=4)
+  assert first.digest == second.digest
+  other = rows.copy()
+  other[5, 1] += 1
+  assert write(tmp_path / "three", other, names).digest != first.digest
+  renamed = write(tmp_path / "four", rows, [*"abcde", "g"])
+  assert renamed.digest != first.digest
+
+
+@pytest.mark.parametrize("file", ["inputs.npy", "ids.txt", "ids_ends.npy"])
+def test_a_changed_byte_is_seen_when_the_cache_is_verified(small, file):
+  cache, _ = small
+  path = cache.directory / file
+  content = bytearray(path.read_bytes())
+  content[-2] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match="expected content with the digest"):
+    token_cache.verify(cache.directory)
+
+
+@pytest.mark.parametrize("file", ["inputs.npy", "ids_ends.npy"])
+def test_a_cut_file_is_refused(small, file):
+  cache, _ = small
+  path = cache.directory / file
+  path.write_bytes(path.read_bytes()[:-9])
+  with pytest.raises(ValueError, match="write the cache again"):
+    token_cache.load(cache.directory)
+
+
+def test_a_missing_file_or_manifest_is_refused(small, tmp_path):
+  cache, _ = small
+  with pytest.raises(ValueError, match="expected the manifest of a token"):
+    token_cache.load(tmp_path)
+  (cache.directory / "ids.txt").unlink()
+  with pytest.raises(ValueError, match="files that its manifest names"):
+    token_cache.load(cache.directory)
+  (cache.directory / "manifest.json").write_text('{"format": 0}')
+  with pytest.raises(ValueError, match="expected a token cache of format 1"):
+    token_cache.load(cache.directory)
+
+
+def test_an_error_in_the_middle_leaves_nothing(tmp_path):
+  with pytest.raises(RuntimeError, match="no more"):
+    with token_cache.writing(
+      tmp_path / "cache", {"inputs": 2}, vocab_size=9
+    ) as writer:
+      writer.append({"inputs": np.zeros((3, 2), int)})
+      raise RuntimeError("no more")
+  assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, sys, numpy as np
+from synthq_jax.data import token_cache
+with token_cache.writing(sys.argv[1], {"inputs": 2}, vocab_size=9) as writer:
+  writer.append({"inputs": np.zeros((3, 2), int)})
+  os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_kill_leaves_nothing_that_looks_finished(tmp_path):
+  place = tmp_path / "cache"
+  done = subprocess.run([sys.executable, "-c", KILLED, str(place)], check=False)
+  assert done.returncode == -9
+  assert not place.exists()
+  assert len(list(tmp_path.iterdir())) == 1  # hidden, and replaced:
+  assert len(write(place, np.ones((2, 2), int), ["a", "b"])) == 2
+  assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_what_is_there_is_not_written_over(small):
+  cache, rows = small
+  with pytest.raises(ValueError, match="expected a new folder for the cache"):
+    write(cache.directory, rows, [""] * 10)
+  np.testing.assert_array_equal(cache.columns["inputs"][:], rows)
+
+
+GOOD = {"inputs": np.zeros((2, 3), int)}
+
+
+@pytest.mark.parametrize(
+  ("tokens", "names", "message"),
+  [
+    ({}, {"ids": []}, r"expected the columns \['inputs'\]"),
+    (GOOD, {}, r"and the names \['ids'\], got \['inputs'\] and \[\]"),
+    ({"inputs": np.zeros((2, 4), int)}, {"ids": ["a", "b"]}, r"shape \(2, 3\)"),
+    ({"inputs": np.full((2, 3), 65_536)}, {"ids": ["a", "b"]}, "0 to 65535"),
+    ({"inputs": np.full((2, 3), -1)}, {"ids": ["a", "b"]}, "got -1 to -1"),
+    (GOOD, {"ids": ["a"]}, "expected 2 names"),
+    (GOOD, {"ids": ["a", "b\nc"]}, "without line feeds"),
+  ],
+)
+def test_a_block_that_does_not_fit_is_refused(tmp_path, tokens, names, message):
+  with pytest.raises(ValueError, match=message):
+    with token_cache.writing(
+      tmp_path / "cache", {"inputs": 3}, vocab_size=50, names=["ids"]
+    ) as writer:
+      writer.append(tokens, names)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("lengths", [{}, {"inputs": 0}])
+def test_a_cache_needs_a_column(tmp_path, lengths):
+  with pytest.raises(ValueError, match="columns of at least one token"):
+    with token_cache.writing(tmp_path / "cache", lengths, vocab_size=50):
+      pass
+
+
+def test_columns_whose_files_would_mix_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="expected names of files"):
+    with token_cache.writing(
+      tmp_path / "cache", {"ids_ends": 2}, vocab_size=50, names=["ids"]
+    ):
+      pass
+  with pytest.raises(ValueError, match="expected names of files"):
+    with token_cache.writing(tmp_path / "cache", {"../x": 2}, vocab_size=50):
+      pass
+
+
+def test_a_cache_is_read_without_tensorflow(small):
+  cache, _ = small
+  script = (
+    "import sys; from synthq_jax.data import token_cache\n"
+    "cache = token_cache.load(sys.argv[1])\n"
+    "print(len(cache), sorted({'tensorflow', 'seqio', 'jax', 'sentencepiece'}"
+    " & set(sys.modules)))"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", script, str(cache.directory)],
+    check=True,
+    capture_output=True,
+    text=True,
+  )
+  assert done.stdout == "10 []\n"
