@@ -43,8 +43,8 @@ def builder(
     where = f", data_dir='{place}'" if place else ""
     raise ValueError(
       f"{made.data_dir}: expected beir/{name} prepared by TFDS, got nothing; run"
-      ' pip install apache-beam && python -c "import tensorflow_datasets as'
-      f" tfds; tfds.builder('beir/{name}'{where}).download_and_prepare()\", or"
+      " pip install 'synthq_jax[tfds]' && python -c \"import tensorflow_datasets"
+      f" as tfds; tfds.builder('beir/{name}'{where}).download_and_prepare()\", or"
       " read its BEIR folder instead"
     )
   return made

@@ -353,7 +353,7 @@ def test_a_set_that_is_not_prepared_says_how_to(vocabulary, tmp_path):
   tasks.register_beir(vocabulary, data_dir=str(tmp_path))
   command = (
     r"expected beir/fiqa prepared by TFDS, got nothing; run pip install"
-    r" apache-beam && python -c .*tfds.builder\('beir/fiqa', data_dir='"
+    r" 'synthq_jax\[tfds\]' && python -c .*tfds.builder\('beir/fiqa', data_dir='"
   )
   with pytest.raises(ValueError, match=command):
     rows_of("beir_fiqa", PAIR_LENGTHS, "test")
