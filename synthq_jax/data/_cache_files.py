@@ -48,6 +48,13 @@ class Column:
       return self._gathered(rows)
     return np.asarray(self._stored[rows], np.int32)
 
+  def __array__(
+    self, dtype: Any = None, copy: bool | None = None
+  ) -> np.ndarray:
+    """Returns all rows in memory."""
+    del copy  # always one
+    return np.asarray(self._stored, dtype or np.int32)
+
   def _gathered(self, rows: np.ndarray) -> np.ndarray:
     """Reads rows in the order of the disk, whatever order is asked for."""
     order = np.argsort(rows, kind="stable")

@@ -20,7 +20,9 @@ from jaxtyping import Int
 
 from synthq_jax.data import _cache_files
 
-__all__ = ["Cache", "Writer", "load", "verify", "writing"]
+__all__ = ["Cache", "Column", "Writer", "load", "verify", "writing"]
+
+Column = _cache_files.Column
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"

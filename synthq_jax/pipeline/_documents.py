@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import collection
+from synthq_jax.data import collection, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 
-__all__ = ["CORPUS_NAME", "IDS_NAME", "TOKENS_NAME", "Written", "write"]
+__all__ = ["CORPUS_NAME", "Written", "read", "write"]
 
 CORPUS_NAME = "corpus.jsonl"
-TOKENS_NAME = "documents.npy"
-IDS_NAME = "document_ids.npy"
+_CACHE_NAME = "documents"
+_TOKENS, _IDS = "tokens", "ids"
 
 _CHUNK = 4096
 """Documents in memory at the same time."""
@@ -31,7 +31,6 @@ class Written(NamedTuple):
 
 def write(
   documents: Iterable[collection.Document],
-  ids: Sequence[str],
   folder: pathlib.Path,
   vocabulary,
   *,
@@ -43,9 +42,7 @@ def write(
 
   Args:
     documents: read once.
-    ids: theirs.
-    folder: gets corpus.jsonl, documents.npy ([document, length] int32, to be
-      memory-mapped) and document_ids.npy.
+    folder: gets corpus.jsonl and a token cache, which `read` opens.
     vocabulary: from `vocabulary.load`.
     length: tokens of a document, EOS included.
     choose: positions of the documents that are handed back.
@@ -57,15 +54,15 @@ def write(
   slots = {int(position): slot for slot, position in enumerate(choose)}
   chosen: list[collection.Document | None] = [None] * len(slots)
   documents, first, cut = iter(documents), 0, 0
-  # Plain writes, not a map: a full disk is an error there, and a crash here.
   with (
     artifacts.replacing(folder / CORPUS_NAME) as corpus,
-    artifacts.replacing(folder / TOKENS_NAME) as tokens,
+    token_cache.writing(
+      folder / _CACHE_NAME,
+      {_TOKENS: length},
+      vocab_size=vocabulary.vocab_size,
+      names=[_IDS],
+    ) as cache,
   ):
-    np.lib.format.write_array_header_1_0(
-      tokens,
-      {"descr": "<i4", "fortran_order": False, "shape": (len(ids), length)},
-    )
     while chunk := list(itertools.islice(documents, _CHUNK)):
       corpus.writelines(map(_line, chunk))
       rows = vocabulary_lib.tokenize(
@@ -73,16 +70,26 @@ def write(
       )  # one token more shows who was cut
       longer = rows[:, -1] > 0
       rows[longer, length - 1] = vocabulary_lib.EOS_ID
-      tokens.write(rows[:, :length].astype("<i4").tobytes())
+      cache.append({_TOKENS: rows[:, :length]}, {_IDS: [d.id for d in chunk]})
       cut += int(np.sum(longer))
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
         if position in slots:
           chosen[slots[position]] = document
       first += len(chunk)
-  with artifacts.replacing(folder / IDS_NAME) as stream:
-    np.save(stream, np.array(ids))
-  return Written(cut / len(ids), chosen)
+  return Written(cut / first, chosen)
+
+
+def read(
+  folder: pathlib.Path,
+) -> tuple[np.ndarray, token_cache.Column]:
+  """Opens what `write` wrote: ids [document], tokens [document, length].
+
+  Raises:
+    ValueError: if it is missing or damaged.
+  """
+  cache = token_cache.load(folder / _CACHE_NAME)
+  return np.array(cache.names[_IDS][:]), cache.columns[_TOKENS]
 
 
 def _line(document: collection.Document) -> bytes:

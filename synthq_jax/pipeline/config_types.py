@@ -7,12 +7,20 @@ found, with its place, before a stage spends an hour and stumbles over it.
 import contextlib
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["at_least", "conform", "hints", "nested", "positive"]
+__all__ = [
+  "at_least",
+  "conform",
+  "hints",
+  "is_file_name",
+  "nested",
+  "positive",
+]
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -41,6 +49,15 @@ def at_least(config: Any, low: int, *names: str) -> None:
       raise ValueError(
         f"{_label(config, name)} must be at least {low}, got {value}"
       )
+
+
+def is_file_name(text: str) -> bool:
+  """Says whether a text is safe as the name of a file anywhere.
+
+  >>> [is_file_name(text) for text in ("fiqa", "cqadupstack.gis", "a/b", "..")]
+  [True, True, False, False]
+  """
+  return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text))
 
 
 def _label(config: Any, name: str) -> str:

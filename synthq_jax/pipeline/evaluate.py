@@ -1,8 +1,8 @@
 """Scores a retriever, or BM25, on a set of test queries.
 
-Two sets: "test", the private test queries, whose scores are private, and
-"public", sentences taken out of public documents, whose scores may be shared
-for every retriever that may be.
+"test" are the private test queries, whose scores are private; "public" are
+sentences taken out of public documents, and further sets are public collections
+such as BEIR's: their scores may be shared for every retriever that may be.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ def run(
   retriever: results.Checkpoint | None,
   name: str,
   label: str,
-  test_set: str,
+  test_set: str | results.TestSet,
 ) -> results.Evaluation:
   """Retrieves for every judged query and averages over all of them.
 
@@ -82,20 +82,26 @@ def run(
     retriever: an encoder; None: BM25.
     name: the row of the table.
     label: the row in words.
-    test_set: "test" (private) or "public".
+    test_set: "test" (private), "public", or a further set.
 
   Returns:
     Means with intervals; under `private/` unless queries and retriever are
     fit to be shared.
   """
   start = time.monotonic()
-  private = test_set == "test" or (
+  further = isinstance(test_set, results.TestSet)
+  called = test_set.name if further else test_set
+  private = called == "test" or (
     retriever is not None and inputs.is_private(retriever.directory)
   )
   place = space.private if private else space.public
-  directory = place(f"evaluate/{test_set}/{name}")
+  directory = place(f"evaluate/{called}/{name}")
   directory.mkdir(parents=True, exist_ok=True)
-  test = _load(space, prepared, test_set)
+  test = (
+    _load_further(space, test_set)
+    if further
+    else _load(space, prepared, test_set)
+  )
   qrels = test.qrels
   run_ = (
     _bm25(test, config.depth)
@@ -104,7 +110,10 @@ def run(
   )
   trec.write_run(directory / "run.trec", run_, tag=name)
   scores = measures.evaluate(
-    qrels, run_, config.measures, drop_identical=config.drop_identical
+    qrels,
+    run_,
+    config.measures,
+    drop_identical=config.drop_identical and test.drop_identical,
   )
   artifacts.write_atomically(
     directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
@@ -114,7 +123,7 @@ def run(
     directory=space.relative(directory),
     name=name,
     label=label,
-    test_set=test_set,
+    test_set=called,
     private=private,
     epsilon=statement.epsilon if statement and statement.epsilon else None,
     delta=statement.delta if statement and statement.epsilon else None,
@@ -141,6 +150,7 @@ class _TestSet(NamedTuple):
   ids: np.ndarray  # [document]
   tokens: np.ndarray  # [document, length]
   corpus: pathlib.Path  # texts of the documents, in that order
+  drop_identical: bool = True
 
 
 def _load(space, prepared, test_set: str) -> _TestSet:
@@ -164,22 +174,35 @@ def _load(space, prepared, test_set: str) -> _TestSet:
       f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
     )
   folder = space.root / prepared.private_directory
-  path = folder / f"{prepared.test_split}.npz"
-  arrays = inputs.arrays(space, prepared, path)
-  judged = inputs.qrels(folder, prepared.test_split)
+  split = prepared.test_split
+  return _asked(space, prepared, folder, split, folder / f"{split}.npz")
+
+
+def _load_further(space, made: results.TestSet) -> _TestSet:
+  """Reads a further test set."""
+  folder = space.root / made.directory
+  queries = folder / results.TestSet.QUERIES
+  test = _asked(space, made, folder, "test", queries)
+  return test._replace(drop_identical=made.drop_identical)
+
+
+def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:
+  """Reads judged queries of a folder and the collection they are asked of."""
+  arrays = inputs.arrays(space, made, queries)
+  judged = inputs.qrels(folder, split)
   texts = {
     line["_id"]: line["text"]
     for _, line in files.json_lines(folder / "queries.jsonl")
   }
   names = [str(query) for query in arrays["ids"]]  # with a relevant document
-  ids, tokens = inputs.document_tokens(space, prepared)
+  ids, tokens = inputs.document_tokens(space, made)
   return _TestSet(
     qrels={query: judged[query] for query in names},
     queries=[texts[query] for query in names],
     query_tokens=arrays["tokens"],
     ids=ids,
     tokens=tokens,
-    corpus=inputs.corpus(space, prepared),
+    corpus=inputs.corpus(space, made),
   )
 
 

@@ -15,17 +15,18 @@ from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
   _fingerprints,
+  _scoring,
   inputs,
   private_training,
   results,
   workspace,
 )
 from synthq_jax.pipeline import audit as audit_lib
-from synthq_jax.pipeline import evaluate as evaluate_lib
 from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
 from synthq_jax.pipeline import prepare_data as prepare_data_lib
+from synthq_jax.pipeline import prepare_test_set as prepare_test_set_lib
 from synthq_jax.pipeline import pretrain as pretrain_lib
 from synthq_jax.pipeline import report as report_lib
 from synthq_jax.pipeline import train_retriever as train_retriever_lib
@@ -49,7 +50,12 @@ class Pipeline:
   def run(self, on_accepted: Callable[[], None]) -> results.Report | None:
     """Runs every stage up to the last that is wanted."""
     inputs.check_shape(self._start, self._config.model)
+    further = prepare_test_set_lib.expand(self._config.test_sets)
     self._prepare(on_accepted)
+    if self._wants("evaluate"):  # before any training: a bad set costs nothing
+      self._further = _scoring.test_sets(
+        self._runner, self._space, self._prepared, self._data[0], further
+      )
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}
     queries = self._queries(generators) if self._wants("generate") else {}
@@ -58,7 +64,7 @@ class Pipeline:
     retrievers = (
       self._retrievers(queries) if self._wants("train_retriever") else {}
     )
-    scores = self._evaluations(retrievers) if self._wants("evaluate") else {}
+    scores = self._scores(retrievers) if self._wants("evaluate") else {}
     audits = self._audits(generators) if self._wants("audit") else {}
     if not self._wants("report"):
       return None
@@ -96,7 +102,7 @@ class Pipeline:
       dataclasses.replace(self._config.prepare_data, source=kind),
       _fingerprints.of_file(settings.vocabulary),
       self._space.seed("digest"),
-      prepare_data_lib.versions(settings),
+      prepare_data_lib.source_of(settings).digest(),
     )
     if not self._runner.is_finished("prepare_data", parts):
       inputs.refuse_other_data(self._space, settings.source)
@@ -313,36 +319,16 @@ class Pipeline:
       )
     return made
 
-  def _evaluations(self, retrievers):
-    wanted = dict(retrievers)
-    if self._config.rows.bm25:
-      wanted = {"bm25": (None, "bm25"), **wanted}
-    made = {}
-    have_public = self._prepared.num_public_test > 0
-    if not have_public:
-      print("[evaluate/public] no document gives a pseudo-query: left out")
-    for test_set in evaluate_lib.TEST_SETS:
-      for name, (retriever, source) in wanted.items():
-        hidden = retriever and inputs.is_private(retriever.directory)
-        if test_set == "public" and (hidden or not have_public):
-          continue  # its scores could not be shared, or there is no such set
-        key = f"evaluate/{test_set}/{name}"
-        made[key] = self._runner(
-          key,
-          results.Evaluation,
-          (self._config.evaluate, *self._data, source),
-          lambda digest, n=name, r=retriever, t=test_set: evaluate_lib.run(
-            self._config.evaluate,
-            self._space,
-            digest,
-            prepared=self._prepared,
-            retriever=r,
-            name=n,
-            label=_label(n, r),
-            test_set=t,
-          ),
-        )
-    return made
+  def _scores(self, retrievers):
+    return _scoring.evaluations(
+      self._config,
+      self._runner,
+      self._space,
+      prepared=self._prepared,
+      data=self._data,
+      further=self._further,
+      retrievers=retrievers,
+    )
 
   def _audits(self, generators):
     config = self._config
@@ -369,16 +355,3 @@ class Pipeline:
 
 def _name(epsilon: float) -> str:
   return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"
-
-
-def _label(name: str, retriever: results.Checkpoint | None) -> str:
-  """Says in words what a row was trained on."""
-  if retriever is None:
-    return "nothing"
-  if name.startswith("public_only"):
-    return "queries written before any private step"
-  if name.startswith("original"):
-    return "real queries, no privacy"
-  if name.startswith("synthetic"):
-    return "synthetic queries"
-  return "real queries, DP directly"

@@ -308,8 +308,9 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
   train = inputs.arrays(space, prepared, place / "train.npz")
-  source = inputs.with_prefix(documents, vocabulary, config.prefix)
-  records = {"inputs": source[train["documents"]], "targets": train["tokens"]}
+  read = documents[train["documents"]]  # not the whole collection
+  source = inputs.with_prefix(read, vocabulary, config.prefix)
+  records = {"inputs": source, "targets": train["tokens"]}
   if canaries:
     records = _with_canaries(config, vocabulary, prepared, canaries, records)
   if config.dropout_rate > 0:  # masks belong to records, not to places

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import artifacts
-from synthq_jax.data import files
+from synthq_jax.data import files, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-Documents = results.PreparedData | results.PublicDocuments
+Documents = results.PreparedData | results.PublicDocuments | results.TestSet
 """What knows where the public documents are."""
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
@@ -63,14 +63,11 @@ def is_private(path: str) -> bool:
 
 def document_tokens(
   space: workspace.Folders, prepared: Documents
-) -> tuple[np.ndarray, Int[np.ndarray, "document length"]]:
-  """Returns the ids of the documents, and their tokens, memory-mapped."""
+) -> tuple[np.ndarray, token_cache.Column]:
+  """Returns the ids of the documents, and their tokens, which stay on disk."""
   folder = space.root / prepared.directory
-  with _damage_explained(space, prepared, folder / _documents.IDS_NAME) as path:
-    ids = np.load(path)
-  path = folder / _documents.TOKENS_NAME
-  with _damage_explained(space, prepared, path):
-    return ids, np.load(path, mmap_mode="r")
+  with _damage_explained(space, prepared, folder):
+    return _documents.read(folder)
 
 
 def arrays(
@@ -96,7 +93,7 @@ def _damage_explained(
     yield path
   except (ValueError, EOFError, FileNotFoundError, zipfile.BadZipFile) as error:
     place = made.directory
-    if not isinstance(made, results.SyntheticQueries):
+    if not isinstance(made, (results.SyntheticQueries, results.TestSet)):
       # What prepare_data made is finished when its private part is.
       place = f"{results.PRIVATE}/prepare_data"
     raise ValueError(

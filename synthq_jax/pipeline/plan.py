@@ -112,6 +112,9 @@ class RunConfig:
   """The retriever trained with DP, once for each direct row."""
   evaluate: evaluate_lib.Config = _default(evaluate_lib.Config)
   """Measures."""
+  test_sets: tuple[str, ...] = ()
+  """Public collections on which every row is scored, too, e.g. "beir:DIR"; a
+  folder of such folders stands for all of them (`prepare_test_set.expand`)."""
   canaries: Canaries = _default(Canaries)
   """What the audit plants."""
   audit: audit_lib.Config = _default(audit_lib.Config)

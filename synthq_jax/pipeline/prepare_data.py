@@ -18,16 +18,20 @@ from synthq_jax import artifacts
 from synthq_jax.data import (
   beir,
   collection,
-  environment_docs,
   jsonl,
-  msmarco,
   pretrain_tasks,
   public_text,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import _documents, config_types, results, workspace
+from synthq_jax.pipeline import (
+  _documents,
+  _sources,
+  config_types,
+  results,
+  workspace,
+)
 
-__all__ = ["Config", "run", "versions"]
+__all__ = ["Config", "run", "source_of"]
 
 TRAIN, TEST = "train", "test"
 _MOST_SENTENCES = 20_000
@@ -39,7 +43,8 @@ class Config:
   """Which data, and how it is cut."""
 
   source: str = "environment_docs"
-  """"environment_docs", "beir:DIR", "msmarco:DIR" or "jsonl:FILE"."""
+  """"environment_docs", "beir:DIR", "msmarco:DIR", "jsonl:FILE" or
+  "tfds:NAME@QRELS" (what TFDS prepared, and the folder of its judgements)."""
   query_field: str = "query"
   """Field of a JSONL line that holds the query."""
   document_field: str = "document"
@@ -84,8 +89,8 @@ def run(
     ValueError: if the data cannot be read or a split has no pairs.
   """
   start = time.monotonic()
-  data, named = _read(config)
-  data = collection.join_splits(data, config.test_split)
+  source = source_of(config)
+  data = collection.join_splits(source.read(), config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
   for folder in (public, private):
@@ -96,7 +101,6 @@ def run(
   state = hashlib.sha256(str(space.seed("digest")).encode())
   written = _documents.write(
     data.documents,
-    tuple(data.document_ids()),
     public,
     vocabulary,
     length=config.document_length,
@@ -111,7 +115,7 @@ def run(
     private_directory=space.relative(private),
     source=config.source,
     digest=_digest(state, data),
-    versions=named,
+    versions=source.packages(),
     unit="query",
     num_documents=len(data.documents),
     num_queries=counts,
@@ -134,44 +138,15 @@ def run(
   return result
 
 
-def versions(config: Config) -> str:
-  """Returns what the source depends on beyond the configuration.
-
-  Names and versions of packages for the demo set, a digest of the content for
-  files, so that a changed file is read again and a moved one is not.
-  """
-  kind, _, place = config.source.partition(":")
-  if kind == "environment_docs":
-    return environment_docs.digest(environment_docs.EnvironmentDocs())
-  root = pathlib.Path(place)
-  files = sorted(root.rglob("*")) if place and root.is_dir() else [root]
-  state = hashlib.sha256()
-  for path in files:
-    if path.is_file():
-      state.update(path.relative_to(root).as_posix().encode() + b"\0")
-      with open(path, "rb") as stream:
-        state.update(hashlib.file_digest(stream, "sha256").digest())
-  return state.hexdigest()
-
-
-def _read(config: Config) -> tuple[collection.Collection, str]:
-  """Reads the source; the demo set also names the versions it came from."""
-  kind, _, place = config.source.partition(":")
-  if kind == "environment_docs" and not place:
-    settings = environment_docs.EnvironmentDocs(seed=config.seed)
-    return environment_docs.build(settings), environment_docs.digest(settings)
-  if kind == "beir" and place:
-    return beir.read_beir(place, in_memory=False), ""
-  if kind == "msmarco" and place:
-    return msmarco.read_msmarco(place, in_memory=False), ""
-  if kind == "jsonl" and place:
-    fields = jsonl.Fields(
+def source_of(config: Config) -> _sources.Source:
+  """Returns the source that the settings name, not read yet."""
+  return _sources.parse(
+    config.source,
+    "prepare_data.source",
+    seed=config.seed,
+    fields=jsonl.Fields(
       query=config.query_field, document=config.document_field
-    )
-    return jsonl.read_jsonl(place, fields, seed=config.seed), ""
-  raise ValueError(
-    "prepare_data.source must be environment_docs, beir:DIR, msmarco:DIR or"
-    f" jsonl:FILE, got source={config.source!r}"
+    ),
   )
 
 

@@ -19,6 +19,7 @@ __all__ = [
   "PublicDocuments",
   "Report",
   "SyntheticQueries",
+  "TestSet",
   "public_documents",
   "row_of",
 ]
@@ -108,6 +109,31 @@ def public_documents(prepared: PreparedData) -> PublicDocuments:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TestSet:
+  """A public collection with judged queries, tokenized; nothing is private."""
+
+  __test__ = False  # for pytest
+  QUERIES = "queries.npz"
+
+  directory: str
+  """corpus.jsonl and its tokens, queries.jsonl, qrels/test.tsv, queries.npz."""
+  name: str
+  """In tables; "GROUP.PART" counts as a part of GROUP."""
+  split: str
+  """Of the source, that was taken."""
+  drop_identical: bool
+  """Whether results with the query's own id are dropped."""
+  num_documents: int
+  """Documents in the collection."""
+  num_queries: int
+  """Queries with a relevant document."""
+  cut_documents: float
+  """Share of documents longer than the document length."""
+  seconds: float
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
   """A trained model: params.safetensors and config.json in a directory."""
 
@@ -194,7 +220,8 @@ class Evaluation:
   label: str
   """The row in words."""
   test_set: str
-  """"test" (private queries) or "public" (pseudo-queries)."""
+  """"test" (private queries), "public" (pseudo-queries) or the name of a
+  `TestSet`."""
   private: bool
   """Whether the scores come from private queries, or a private model."""
   epsilon: float | None

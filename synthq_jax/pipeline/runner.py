@@ -14,7 +14,7 @@ from synthq_jax.pipeline import workspace
 
 __all__ = ["Runner"]
 
-_FORMAT = 2  # raise when a stage's files change, so that old ones are remade
+_FORMAT = 3  # raise when a stage's files change, so that old ones are remade
 _Result = TypeVar("_Result")
 
 

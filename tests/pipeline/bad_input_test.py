@@ -358,8 +358,9 @@ def test_a_damaged_result_says_which(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
   "name",
   [
-    "prepare_data/documents.npy",
-    "prepare_data/document_ids.npy",
+    "prepare_data/documents/tokens.npy",
+    "prepare_data/documents/ids_ends.npy",
+    "prepare_data/documents/manifest.json",
     "private/prepare_data/train.npz",
   ],
 )
@@ -384,7 +385,8 @@ def test_damaged_arrays_say_what_to_delete(
     stage="train_retriever",
   )
   message = refused(capsys, argv)
-  assert f"{path}: expected the arrays" in message
+  said = path if path.suffix == ".npz" else tmp_path / "run" / "prepare_data"
+  assert f"{said}: expected the arrays" in message
   doomed = tmp_path / "run/private/prepare_data"
   assert f"delete {doomed}" in message
   shutil.rmtree(doomed)  # the advice is followed

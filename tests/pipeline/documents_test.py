@@ -20,7 +20,6 @@ def write(folder, length=8):
   state = hashlib.sha256()
   written = _documents.write(
     iter(DOCUMENTS),
-    [document.id for document in DOCUMENTS],
     folder,
     vocabulary_lib.load(shipped.VOCABULARY),
     length=length,
@@ -37,16 +36,15 @@ def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
   lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
   texts = [(line["_id"], line["text"]) for line in map(json.loads, lines)]
   assert texts == [(document.id, document.text) for document in DOCUMENTS]
-  tokens = np.load(tmp_path / "a" / "documents.npy", mmap_mode="r")
+  ids, tokens = _documents.read(tmp_path / "a")
   np.testing.assert_array_equal(
-    tokens,
+    tokens[:],
     vocabulary_lib.tokenize(
       vocabulary_lib.load(shipped.VOCABULARY),
       [document.contents for document in DOCUMENTS],
       length=8,
     ),
   )
-  ids = np.load(tmp_path / "a" / "document_ids.npy")
   assert ids.tolist() == [document.id for document in DOCUMENTS]
 
 
@@ -55,8 +53,11 @@ def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
   whole = write(tmp_path / "whole")
   monkeypatch.setattr(_documents, "_CHUNK", chunk)
   assert write(tmp_path / "parts") == whole
-  for path in (tmp_path / "whole").iterdir():
-    assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
+  files = [p for p in (tmp_path / "whole").rglob("*") if p.is_file()]
+  assert len(files) == 5
+  for path in files:
+    other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
+    assert path.read_bytes() == other.read_bytes()
 
 
 def test_texts_of_owners_are_streamed(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
+  _documents,
   _own_ranks,
   evaluate,
   filter_queries,
@@ -103,8 +104,7 @@ def _hand_made(finished, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
-  ids = np.load(root / "prepare_data/document_ids.npy")
-  tokens = np.load(root / "prepare_data/documents.npy")
+  ids, tokens = _documents.read(root / "prepare_data")
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)
   queries[:, :7], queries[:, 7] = tokens[:, :7], 1  # each like its document

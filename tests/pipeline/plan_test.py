@@ -14,6 +14,7 @@ from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
+  _documents,
   _fingerprints,
   evaluate,
   finetune_dp,
@@ -197,7 +198,7 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished):
   config, root, _ = finished
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
-  total = len(np.load(root / "prepare_data/document_ids.npy"))
+  total = len(_documents.read(root / "prepare_data")[0])
   expected = generate._choose(config.generate, total)
   assert set(written) <= set(expected) and set(first) <= set(expected)
 

@@ -1,0 +1,200 @@
+"""Further test sets, such as those of BEIR: public collections with queries.
+
+Every retriever of the run is scored on them as it is: nothing is trained or
+chosen on them.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from synthq_jax import artifacts
+from synthq_jax.data import beir, beir_sets, collection
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.pipeline import (
+  _documents,
+  _sources,
+  config_types,
+  inputs,
+  results,
+  workspace,
+)
+
+__all__ = ["TestSet", "expand", "run"]
+
+_OWN_NAMES = ("test", "public")
+"""The test sets that every run has."""
+_FOLDER_SPLITS = {"validation": "dev"}
+"""What TFDS calls a split, and what it is called in a BEIR folder."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TestSet:
+  """A public collection with judged queries, not read yet."""
+
+  __test__ = False  # for pytest
+
+  name: str
+  """In tables and file names; "GROUP.PART" counts as a part of GROUP."""
+  source: _sources.Source
+  """Where it is."""
+  split: str
+  """The split that is scored."""
+  drop_identical: bool
+  """Whether results with the query's own id are dropped."""
+
+  def __post_init__(self):
+    if self.name in _OWN_NAMES or not config_types.is_file_name(self.name):
+      raise ValueError(
+        "RunConfig.test_sets must have names of letters, digits, dots, - and _,"
+        f" other than {' and '.join(_OWN_NAMES)}, got {self.name!r}: rename the"
+        " folder"
+      )
+
+
+def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
+  """Finds the sets that a setting names.
+
+  A set is called as its folder. A folder without a corpus stands for all sets
+  below it, where cqadupstack/android is called cqadupstack.android. By
+  convention a set called msmarco is scored on dev, the others on test; results
+  with the query's own id are dropped for the sets of BEIR that hold their
+  queries, and for sets that BEIR doesn't know.
+
+  Args:
+    texts: as `SOURCE`, e.g. "beir:DIR".
+
+  Returns:
+    The sets.
+
+  Raises:
+    ValueError: if there is none at a place, or two have one name.
+  """
+  found = []
+  for text in texts:
+    source = _sources.parse(text, "RunConfig.test_sets")
+    if source.kind not in ("beir", "msmarco", "tfds"):
+      raise ValueError(
+        "RunConfig.test_sets must be beir:DIR, msmarco:DIR or tfds:NAME@QRELS,"
+        f" got {text!r}"
+      )
+    found += _named(source)
+  names = [one.name for one in found]
+  twice = sorted({name for name in names if names.count(name) > 1})
+  if twice:
+    raise ValueError(
+      f"RunConfig.test_sets must have different names, got {twice[0]!r} twice:"
+      " rename a folder"
+    )
+  return tuple(found)
+
+
+def _named(source: _sources.Source) -> list[TestSet]:
+  """Names a set, or all sets below a folder."""
+  if source.kind == "tfds":
+    return [_test_set(source.place.partition("@")[0], source)]
+  root = pathlib.Path(source.place)
+  if source.kind == "msmarco" or list(root.glob("corpus.jsonl*")):
+    return [_test_set(root.resolve().name, source)]
+  below = sorted(path.parent for path in root.rglob("corpus.jsonl*"))
+  if not below:
+    raise ValueError(
+      f"RunConfig.test_sets: expected corpus.jsonl in {root} or in folders"
+      " below it, got none: check the path"
+    )
+  return [
+    _test_set(
+      ".".join(path.relative_to(root).parts),
+      dataclasses.replace(source, place=str(path)),
+    )
+    for path in below
+  ]
+
+
+def _test_set(name: str, source: _sources.Source) -> TestSet:
+  """Applies BEIR's conventions; its folders have - where TFDS has _."""
+  known = {one.name: one for one in beir_sets.SETS}.get(name.replace("-", "_"))
+  split = known.scored if known else "test"
+  return TestSet(
+    name=name,
+    source=source,
+    split=_FOLDER_SPLITS.get(split, split),
+    drop_identical=known.holds_queries if known else True,
+  )
+
+
+def run(
+  test_set: TestSet,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+) -> results.TestSet:
+  """Tokenizes a set as the run's own data was.
+
+  Args:
+    test_set: which.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: whose vocabulary and lengths are used.
+
+  Returns:
+    Where everything lies; nothing of it is private.
+
+  Raises:
+    ValueError: if the set cannot be read or has no judged query in its split.
+  """
+  start = time.monotonic()
+  data = test_set.source.read()
+  judged = {
+    query: grades
+    for query, grades in data.judgements(test_set.split).items()
+    if any(grade > 0 for grade in grades.values())
+  }
+  if not judged:
+    raise ValueError(
+      f"{test_set.source.place}: expected judged queries in split"
+      f" {test_set.split!r}, got none with a grade above 0"
+    )
+  folder = space.public(f"prepare_test_set/{test_set.name}")
+  shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+  folder.mkdir(parents=True)
+  vocabulary = inputs.vocabulary(space, prepared)
+  written = _documents.write(
+    data.documents,
+    folder,
+    vocabulary,
+    length=prepared.document_length,
+    choose=[],
+    digest=lambda content: None,
+  )
+  queries = tuple(query for query in data.queries if query.id in judged)
+  qrels = {"test": {query.id: judged[query.id] for query in queries}}
+  beir.write_judged_queries(
+    folder, collection.Collection(data.documents, queries, qrels)
+  )
+  np.savez(
+    folder / results.TestSet.QUERIES,
+    ids=np.array([query.id for query in queries]),
+    tokens=vocabulary_lib.tokenize(
+      vocabulary,
+      [query.text for query in queries],
+      length=prepared.query_length,
+    ),
+  )
+  result = results.TestSet(
+    directory=space.relative(folder),
+    name=test_set.name,
+    split=test_set.split,
+    drop_identical=test_set.drop_identical,
+    num_documents=len(data.documents),
+    num_queries=len(queries),
+    cut_documents=written.cut,
+    seconds=time.monotonic() - start,
+  )
+  artifacts.save(folder, result, digest)
+  return result

@@ -1,0 +1,212 @@
+"""Further test sets: found, prepared, scored by every row, shown side by side."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.pipeline import prepare_test_set, results
+from synthq_jax.retrieval import bm25, measures, trec
+
+TINY = "--gin_file=recipes/demo_tiny.gin"
+
+
+def write(folder: pathlib.Path, *, first: int, split: str = "test") -> None:
+  """Writes a BEIR folder of 30 pairs; query ids are those of documents."""
+  (folder / "qrels").mkdir(parents=True)
+  ids = range(first, first + 30)
+  documents = [
+    {"_id": f"d{i}", "text": f"Report {i} on the station of row {i % 7}."}
+    for i in ids
+  ]
+  queries = [{"_id": f"q{i}", "text": f"row {i % 7} report {i}"} for i in ids]
+  for name, items in (("corpus", documents), ("queries", queries)):
+    lines = "".join(json.dumps(item) + "\n" for item in items)
+    (folder / f"{name}.jsonl").write_text(lines)
+  rows = "".join(f"q{i}\td{i}\t1\n" for i in ids if i % 2)
+  rows += "".join(f"q{i}\td{i}\t0\n" for i in ids if not i % 2)
+  (folder / "qrels" / f"{split}.tsv").write_text(
+    f"query-id\tcorpus-id\tscore\n{rows}"
+  )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  """A folder of sets, as BEIR's downloads are unzipped."""
+  root = tmp_path_factory.mktemp("sets")
+  write(root / "scifact", first=100)
+  write(root / "msmarco", first=200, split="dev")
+  write(root / "cqadupstack" / "gis", first=300)
+  write(root / "cqadupstack" / "tex", first=400)
+  return root
+
+
+@pytest.fixture(scope="module")
+def finished(root, tmp_path_factory):
+  """A tiny run of three rows, scored on all of the sets."""
+  data = tmp_path_factory.mktemp("data") / "own"
+  write(data, first=0)
+  write_train(data)
+  run = tmp_path_factory.mktemp("run") / "run"
+  assert main.main(command(data, root, run)) == 0
+  return data, run
+
+
+def write_train(data: pathlib.Path) -> None:
+  """Adds a train split of the queries that test lacks."""
+  rows = "".join(f"q{i}\td{i}\t1\n" for i in range(0, 30, 2))
+  header = "query-id\tcorpus-id\tscore\n"
+  (data / "qrels" / "train.tsv").write_text(header + rows)
+  rows = "".join(f"q{i}\td{i}\t1\n" for i in range(1, 30, 2))
+  (data / "qrels" / "test.tsv").write_text(header + rows)
+
+
+def command(data, root, run, *flags):
+  return [
+    "run",
+    TINY,
+    f"--gin.SOURCE=beir:{data}",
+    f'--gin.TEST_SETS=("beir:{root}",)',
+    "--gin.NUM_DOCUMENTS=8",
+    "--gin.BATCH_SIZE=4",
+    "--gin.RETRIEVER_BATCH_SIZE=4",
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.direct_dp=()",
+    f"--workdir={run}",
+    "--quiet",
+    *flags,
+  ]
+
+
+NAMES = ["cqadupstack.gis", "cqadupstack.tex", "msmarco", "scifact"]
+
+
+def test_all_sets_below_a_folder_are_found(root):
+  found = prepare_test_set.expand([f"beir:{root}"])
+  assert [one.name for one in found] == NAMES
+  splits = {one.name: one.split for one in found}
+  assert splits["msmarco"] == "dev" and splits["scifact"] == "test"
+  assert {one.drop_identical for one in found} == {False}
+  (one,) = prepare_test_set.expand([f"beir:{root / 'scifact'}"])
+  assert one.name == "scifact"
+
+
+def test_sets_that_hold_their_queries_drop_them(tmp_path):
+  for name in ("arguana", "quora", "unheard-of"):
+    write(tmp_path / name, first=0)
+  found = prepare_test_set.expand([f"beir:{tmp_path}"])
+  assert [one.drop_identical for one in found] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+  ("texts", "message"),
+  [
+    (["jsonl:x"], r"test_sets must be beir:DIR, msmarco:DIR or tfds"),
+    (["x"], "RunConfig.test_sets must be environment_docs, beir:DIR"),
+    (
+      ["beir:{root}/nowhere"],
+      "expected corpus.jsonl in .* or in folders below",
+    ),
+    (["beir:{root}/scifact", "beir:{root}/scifact"], "'scifact' twice"),
+    (["beir:{other}"], "other than test and public, got 'test'"),
+  ],
+)
+def test_what_is_no_test_set_is_refused(root, tmp_path, texts, message):
+  other = tmp_path / "test"
+  write(other, first=0)
+  with pytest.raises(ValueError, match=message):
+    prepare_test_set.expand([t.format(root=root, other=other) for t in texts])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_is_scored_on_every_set(finished, name):
+  _, run = finished
+  private = {"original"}
+  for row in ("bm25", "public_only", "original"):
+    place = run / "private" if row in private else run
+    found = artifacts.load(place / "evaluate" / name / row, results.Evaluation)
+    assert found.test_set == name and found.num_queries == 15
+    assert found.private == (row in private)
+    other = run if row in private else run / "private"
+    assert not (other / "evaluate" / name / row / "result.json").exists()
+
+
+def test_scores_are_those_of_the_set(finished, root):
+  _, run = finished
+  folder = root / "cqadupstack" / "gis"
+  documents = [json.loads(line) for line in open(folder / "corpus.jsonl")]
+  queries = [json.loads(line) for line in open(folder / "queries.jsonl")]
+  index = bm25.BM25().build(
+    [d["_id"] for d in documents], [d["text"] for d in documents]
+  )
+  ranking = index.search_run(
+    [q["_id"] for q in queries], [q["text"] for q in queries], 100
+  )
+  qrels = {f"q{i}": {f"d{i}": 1} for i in range(301, 330, 2)}
+  wanted = measures.evaluate(qrels, ranking, ("nDCG@10",)).mean["nDCG@10"]
+  found = artifacts.load(
+    run / "evaluate/cqadupstack.gis/bm25", results.Evaluation
+  )
+  assert found.measures["nDCG@10"].mean == pytest.approx(wanted, abs=1e-12)
+  written = trec.read_run(run / "evaluate/cqadupstack.gis/bm25/run.trec")
+  assert set(written) <= set(qrels) and len(written) == 15
+
+
+def test_nothing_private_is_in_what_a_set_leaves(finished):
+  _, run = finished
+  made = artifacts.load(run / "prepare_test_set/scifact", results.TestSet)
+  assert made.num_documents == 30 and made.num_queries == 15
+  arrays = np.load(run / made.directory / "queries.npz")
+  assert arrays["ids"].tolist() == [f"q{i}" for i in range(101, 130, 2)]
+  texts = (run / "prepare_test_set/scifact/queries.jsonl").read_text()
+  assert '"q0"' not in texts
+
+
+def test_the_pages_show_the_sets_side_by_side(finished):
+  _, run = finished
+  page = (run / "report/report.md").read_text()
+  assert "## Scores on further test sets" in page
+  section = page.partition("## Scores on further test sets")[2]
+  section = section.partition("\n## ")[0]
+  header = next(line for line in section.splitlines() if line.startswith("|"))
+  titles = [cell.strip() for cell in header.strip("|").split("|")]
+  assert titles == ["Row", "cqadupstack", "msmarco", "scifact", "Average"]
+  assert "public only" in section and "original" not in section
+  private = (run / "private/report/report.private.html").read_text()
+  assert "Scores on further test sets" in private
+  table = private.partition("Scores on further test sets")[2]
+  assert "original" in table.partition("<h2")[0]
+
+
+def test_a_changed_set_is_scored_again_and_nothing_else_is(
+  finished, root, capsys
+):
+  data, run = finished
+  with open(root / "scifact" / "corpus.jsonl", "a") as stream:
+    stream.write(json.dumps({"_id": "d9", "text": "Report on row 3."}) + "\n")
+  capsys.readouterr()
+  assert main.main(command(data, root, run)) == 0
+  lines = capsys.readouterr().out.splitlines()
+  ran = [line for line in lines if line.endswith("] running")]
+  assert ran == [
+    "[prepare_test_set/scifact] running",
+    "[evaluate/scifact/bm25] running",
+    "[evaluate/scifact/public_only] running",
+    "[evaluate/scifact/original] running",
+    "[report] running",
+  ]
+
+
+def test_a_bad_set_stops_the_run_before_it_trains(
+  finished, root, tmp_path, capsys
+):
+  data, _ = finished
+  bad = tmp_path / "bad"
+  write(bad, first=0, split="dev")
+  capsys.readouterr()
+  assert main.main(command(data, bad, tmp_path / "run")) == 2
+  message = capsys.readouterr().err.splitlines()[-1]
+  assert "expected a split of ['dev'], got split='test'" in message
+  assert not (tmp_path / "run" / "train_retriever").exists()
