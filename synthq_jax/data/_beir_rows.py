@@ -7,7 +7,14 @@ from typing import Any
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import files, judgements
 
-__all__ = ["HEADER", "by_id", "document", "query", "read_qrels"]
+__all__ = [
+  "HEADER",
+  "by_id",
+  "document",
+  "query",
+  "read_judgements",
+  "read_qrels",
+]
 
 HEADER = ("query-id", "corpus-id", "score")
 
@@ -98,11 +105,20 @@ def read_qrels(
 ) -> dict[str, collection_lib.Qrels]:
   """Reads a folder of SPLIT.tsv files."""
   return {
-    split: judgements.from_rows(
-      _body(files.find(directory, f"{split}.tsv")), queries, documents
+    split: read_judgements(
+      files.find(directory, f"{split}.tsv"), queries, documents
     )
     for split in files.splits(directory)
   }
+
+
+def read_judgements(
+  path: pathlib.Path,
+  queries: Container[str] | None = None,
+  documents: Container[str] | None = None,
+) -> collection_lib.Qrels:
+  """Reads the judgements of one split; None takes any id."""
+  return judgements.from_rows(_body(path), queries, documents)
 
 
 def _body(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:

@@ -14,7 +14,12 @@ from typing import Any
 from synthq_jax.data import _beir_rows, files
 from synthq_jax.data import collection as collection_lib
 
-__all__ = ["read_beir", "write_beir", "write_judged_queries"]
+__all__ = [
+  "read_beir",
+  "read_judgements",
+  "write_beir",
+  "write_judged_queries",
+]
 
 
 def read_beir(
@@ -63,6 +68,21 @@ def _read(path: pathlib.Path, make: Any) -> Iterator[tuple[str, Any]]:
   """Yields where each line stands, and what is made of it."""
   for where, fields in files.json_lines(path):
     yield where, make(where, fields)
+
+
+def read_judgements(path: str | os.PathLike) -> collection_lib.Qrels:
+  """Reads qrels/SPLIT.tsv alone, whatever ids it holds.
+
+  Args:
+    path: the file, plain or gzipped.
+
+  Returns:
+    Query id -> document id -> grade.
+
+  Raises:
+    ValueError: if the header is missing or a line is malformed.
+  """
+  return _beir_rows.read_judgements(pathlib.Path(path))
 
 
 def write_beir(

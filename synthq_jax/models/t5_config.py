@@ -2,7 +2,19 @@
 
 import dataclasses
 
-__all__ = ["T5Config", "get", "names"]
+__all__ = ["SHAPE", "T5Config", "get", "names"]
+
+_COUNTS = (
+  "vocab_size",
+  "emb_dim",
+  "num_heads",
+  "head_dim",
+  "mlp_dim",
+  "num_encoder_layers",
+  "num_decoder_layers",
+)
+SHAPE = (*_COUNTS, "mlp_activations", "logits_via_embedding")
+"""The fields that parameters must agree on; the others change how they are used."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,15 +59,7 @@ class T5Config:
   """Distances beyond this share a bucket."""
 
   def __post_init__(self):
-    for field in (
-      "vocab_size",
-      "emb_dim",
-      "num_heads",
-      "head_dim",
-      "mlp_dim",
-      "num_encoder_layers",
-      "num_decoder_layers",
-    ):
+    for field in _COUNTS:
       if getattr(self, field) < 1:
         raise ValueError(
           f"T5Config.{field} must be at least 1, got {getattr(self, field)}"

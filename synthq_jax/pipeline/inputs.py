@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import artifacts
-from synthq_jax.data import files, token_cache
+from synthq_jax.data import beir, files, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
@@ -42,17 +42,6 @@ Documents = results.PreparedData | results.PublicDocuments | results.TestSet
 """What knows where the public documents are."""
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
-_SHAPE = (
-  "vocab_size",
-  "emb_dim",
-  "num_heads",
-  "head_dim",
-  "mlp_dim",
-  "num_encoder_layers",
-  "num_decoder_layers",
-  "mlp_activations",
-  "logits_via_embedding",
-)
 _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 
@@ -269,7 +258,7 @@ def check_shape(
   if model is None:
     return
   found = t5_checkpoints.load_config(directory)
-  for field in _SHAPE:
+  for field in t5_config.SHAPE:
     ours, theirs = getattr(model, field), getattr(found, field)
     if ours != theirs:
       raise ValueError(
@@ -281,12 +270,7 @@ def check_shape(
 
 def qrels(folder: pathlib.Path, split: str) -> dict[str, dict[str, int]]:
   """Reads judgements that prepare_data wrote: query -> document -> grade."""
-  rows = files.table(files.find(folder / "qrels", f"{split}.tsv"), columns=3)
-  next(rows, None)  # the header
-  judged: dict[str, dict[str, int]] = {}
-  for _, (query, document, grade) in rows:
-    judged.setdefault(query, {})[document] = int(grade)
-  return judged
+  return beir.read_judgements(files.find(folder / "qrels", f"{split}.tsv"))
 
 
 def refuse_other_data(space: workspace.Workspace, source: str) -> None:
