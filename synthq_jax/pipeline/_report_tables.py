@@ -111,12 +111,27 @@ def scores(
         "queries were used without privacy."
       ),
     ]
-    traps = dict.fromkeys(trap for one in chosen for trap in one.traps)
-    if traps:
+    if traps := _traps(chosen):
       found.append(
         blocks.Paragraph(lead="How it was scored", text=" ".join(traps))
       )
   return tuple(found)
+
+
+def _traps(evaluations: Sequence[results.Evaluation]) -> list[str]:
+  """Returns what holds for all rows, then what holds for some, with names."""
+  rows: dict[str, list[str]] = {}
+  for one in evaluations:
+    for trap in one.traps:
+      rows.setdefault(trap, []).append(row_name(one.name))
+  everywhere = [
+    t for t, names in rows.items() if len(names) == len(evaluations)
+  ]
+  return everywhere + [
+    f"{', '.join(names)}: {trap}"
+    for trap, names in rows.items()
+    if len(names) < len(evaluations)
+  ]
 
 
 def training(checkpoints: Sequence[results.Checkpoint]) -> blocks.Table:
