@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import results
+from synthq_jax.retrieval import text_tables
 
 __all__ = [
   "aligned",
@@ -161,33 +162,5 @@ def training(checkpoints: Sequence[results.Checkpoint]) -> blocks.Table:
 
 
 def aligned(table: blocks.Table) -> str:
-  """Returns a table as lines of ASCII, columns two spaces apart.
-
-  Args:
-    table: its cells; characters outside ASCII become "?".
-
-  Returns:
-    Header, rule and rows, without a line feed at the end.
-  """
-  lines = [table.header, *table.rows]
-  cells = [[_ascii(cell) for cell in line] for line in lines]
-  widths = [
-    max(len(cell) for cell in column) for column in zip(*cells, strict=True)
-  ]
-  right = [title in table.numeric for title in table.header]
-  cells.insert(1, ["-" * width for width in widths])
-  return "\n".join(_aligned_row(row, widths, right) for row in cells)
-
-
-def _aligned_row(
-  row: Sequence[str], widths: Sequence[int], right: Sequence[bool]
-) -> str:
-  padded = (
-    cell.rjust(width) if flush else cell.ljust(width)
-    for cell, width, flush in zip(row, widths, right, strict=True)
-  )
-  return "  ".join(padded).rstrip()
-
-
-def _ascii(text: str) -> str:
-  return " ".join(text.split()).encode("ascii", "replace").decode()
+  """Returns a table as lines of ASCII, columns two spaces apart."""
+  return text_tables.aligned(table.header, table.rows, table.numeric)
