@@ -9,6 +9,7 @@ from synthq_jax.pipeline import (
   _plots,
   _repeats,
   _report_rows,
+  _report_sets,
   _report_shareable,
   _report_tables,
   results,
@@ -47,6 +48,7 @@ def page(
   similarity: Sequence[_comparisons.Similarity],
   measures: Sequence[str],
   document_words: int,
+  further: Sequence[blocks.Block] = (),
 ) -> blocks.Page:
   """Returns the private page.
 
@@ -66,6 +68,7 @@ def page(
     similarity: of synthetic and real queries.
     measures: columns of the tables; the first is drawn against epsilon.
     document_words: words shown of a document.
+    further: tables of all rows on further test sets.
 
   Returns:
     The page.
@@ -108,6 +111,7 @@ def page(
       )
     )
   sections += [
+    *_report_sets.section(further),
     section(title="Training", blocks=(_report_tables.training(checkpoints),)),
     section(
       title="Time of each row",

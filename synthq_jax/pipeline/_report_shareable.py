@@ -14,7 +14,13 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from synthq_jax.pipeline import _plots, _report_tables, results
+from synthq_jax.pipeline import (
+  _plots,
+  _repeats,
+  _report_sets,
+  _report_tables,
+  results,
+)
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.privacy import statement as statement_lib
 
@@ -24,6 +30,7 @@ __all__ = [
   "first_seeds",
   "is_private_path",
   "page",
+  "shareable_rows",
 ]
 
 _Named = TypeVar("_Named", results.Checkpoint, results.SyntheticQueries)
@@ -46,6 +53,7 @@ def page(
   measures: Sequence[str],
   num_examples: int,
   document_words: int,
+  further: Sequence[blocks.Block] = (),
 ) -> blocks.Page:
   """Returns the shareable page; the arguments may hold private results.
 
@@ -59,6 +67,7 @@ def page(
     measures: columns of the table of scores.
     num_examples: examples shown for each generator.
     document_words: words shown of a document.
+    further: tables of `shareable_rows` on further test sets.
 
   Returns:
     The page.
@@ -71,6 +80,7 @@ def page(
     section(
       title="Scores on public queries", blocks=_scores(evaluations, measures)
     ),
+    *_report_sets.section(further),
     section(
       title="Synthetic queries",
       blocks=_synthesis(synthetic, num_examples, document_words),
@@ -102,6 +112,11 @@ def _is_shareable(one: results.Checkpoint | results.SyntheticQueries) -> bool:
 def _is_shareable_score(one: results.Evaluation) -> bool:
   finite = one.epsilon is None or not math.isinf(one.epsilon)
   return not one.private and finite and not is_private_path(one.directory)
+
+
+def shareable_rows(rows: Sequence[_repeats.Row]) -> list[_repeats.Row]:
+  """Returns the rows whose scores may be shared."""
+  return [row for row in rows if _is_shareable_score(row.evaluation)]
 
 
 def _introduction(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import results
+from synthq_jax.retrieval import text_tables
 
 __all__ = [
   "aligned",
@@ -12,6 +13,7 @@ __all__ = [
   "epsilon",
   "main_table",
   "measure",
+  "measure_name",
   "row_name",
   "scores",
   "training",
@@ -57,6 +59,11 @@ def duration(seconds: float) -> str:
   return f"{minutes // 60} h {minutes % 60} min"
 
 
+def measure_name(name: str) -> str:
+  """Writes the name of a measure: "R@10" -> "Recall@10"."""
+  return f"Recall@{name[2:]}" if name.startswith("R@") else name
+
+
 def row_name(name: str) -> str:
   """Turns the name of a row into words: "public_only" -> "public only"."""
   return name.replace("_", " ")
@@ -74,9 +81,7 @@ def main_table(
   Returns:
     Columns Row, epsilon, one per measure with its 95% interval, Trained on.
   """
-  titles = tuple(
-    f"Recall@{name[2:]}" if name.startswith("R@") else name for name in measures
-  )
+  titles = tuple(map(measure_name, measures))
   rows = tuple(
     (
       row_name(one.name),
@@ -111,12 +116,27 @@ def scores(
         "queries were used without privacy."
       ),
     ]
-    traps = dict.fromkeys(trap for one in chosen for trap in one.traps)
-    if traps:
+    if traps := _traps(chosen):
       found.append(
         blocks.Paragraph(lead="How it was scored", text=" ".join(traps))
       )
   return tuple(found)
+
+
+def _traps(evaluations: Sequence[results.Evaluation]) -> list[str]:
+  """Returns what holds for all rows, then what holds for some, with names."""
+  rows: dict[str, list[str]] = {}
+  for one in evaluations:
+    for trap in one.traps:
+      rows.setdefault(trap, []).append(row_name(one.name))
+  everywhere = [
+    t for t, names in rows.items() if len(names) == len(evaluations)
+  ]
+  return everywhere + [
+    f"{', '.join(names)}: {trap}"
+    for trap, names in rows.items()
+    if len(names) < len(evaluations)
+  ]
 
 
 def training(checkpoints: Sequence[results.Checkpoint]) -> blocks.Table:
@@ -146,33 +166,5 @@ def training(checkpoints: Sequence[results.Checkpoint]) -> blocks.Table:
 
 
 def aligned(table: blocks.Table) -> str:
-  """Returns a table as lines of ASCII, columns two spaces apart.
-
-  Args:
-    table: its cells; characters outside ASCII become "?".
-
-  Returns:
-    Header, rule and rows, without a line feed at the end.
-  """
-  lines = [table.header, *table.rows]
-  cells = [[_ascii(cell) for cell in line] for line in lines]
-  widths = [
-    max(len(cell) for cell in column) for column in zip(*cells, strict=True)
-  ]
-  right = [title in table.numeric for title in table.header]
-  cells.insert(1, ["-" * width for width in widths])
-  return "\n".join(_aligned_row(row, widths, right) for row in cells)
-
-
-def _aligned_row(
-  row: Sequence[str], widths: Sequence[int], right: Sequence[bool]
-) -> str:
-  padded = (
-    cell.rjust(width) if flush else cell.ljust(width)
-    for cell, width, flush in zip(row, widths, right, strict=True)
-  )
-  return "  ".join(padded).rstrip()
-
-
-def _ascii(text: str) -> str:
-  return " ".join(text.split()).encode("ascii", "replace").decode()
+  """Returns a table as lines of ASCII, columns two spaces apart."""
+  return text_tables.aligned(table.header, table.rows, table.numeric)

@@ -78,7 +78,7 @@ def evaluations(
   if not prepared.num_public_test:
     print("[evaluate/public] no document gives a pseudo-query: left out")
   sets: dict[str, tuple[Any, tuple[str, ...]]] = {
-    name: (name, ()) for name in evaluate_lib.TEST_SETS
+    name: (name, ()) for name in results.OWN_TEST_SETS
   }
   sets |= {name: (one, (digest,)) for name, (one, digest) in further.items()}
   made = {}

@@ -34,6 +34,10 @@ from synthq_jax.retrieval import (
 __all__ = ["Config", "run"]
 
 TEST_SETS = ("test", "public")
+_TRAPS = (
+  "Queries judged without any relevant document are not among them.",
+  "BM25 reads whole documents, the encoders their first tokens.",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,10 @@ class Config:
   """What is measured."""
 
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
-  """Names of ir-measures."""
+  """Names that `retrieval.measures` knows; its ALL are those of the papers."""
+  relevance_level: int = 1
+  """The lowest grade that is relevant in measures other than nDCG: 2 for TREC
+  Deep Learning."""
   drop_identical: bool = True
   """Whether a result whose id equals the query's is dropped (ArguAna, Quora);
   False for MS MARCO's numeric ids, where it is chance."""
@@ -57,7 +64,8 @@ class Config:
   """Rows encoded at once."""
 
   def __post_init__(self):
-    config_types.at_least(self, 1, "depth", "bootstrap_samples", "batch_size")
+    config_types.at_least(self, 1, "relevance_level", "depth")
+    config_types.at_least(self, 1, "bootstrap_samples", "batch_size")
     config_types.at_least(self, 0, "seed")
 
 
@@ -114,6 +122,8 @@ def run(
     run_,
     config.measures,
     drop_identical=config.drop_identical and test.drop_identical,
+    level=config.relevance_level,
+    split=test.split,
   )
   artifacts.write_atomically(
     directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
@@ -133,8 +143,8 @@ def run(
       )
       for measure, values in scores.per_query.items()
     },
-    num_queries=len(qrels),
-    traps=_traps(scores, len(qrels)),
+    num_queries=scores.num_queries,
+    traps=(*scores.traps, *_TRAPS),
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, result, digest)
@@ -144,6 +154,7 @@ def run(
 class _TestSet(NamedTuple):
   """Judged queries and the collection they are asked of."""
 
+  split: str  # whose judgements
   qrels: dict[str, dict[str, int]]
   queries: list[str]  # texts, in the order of qrels
   query_tokens: np.ndarray  # [query, length]
@@ -162,6 +173,7 @@ def _load(space, prepared, test_set: str) -> _TestSet:
     texts = data.query_by_id()
     qrels = data.qrels["test"]
     return _TestSet(
+      split=test_set,
       qrels=qrels,
       queries=[texts[query].text for query in qrels],
       query_tokens=arrays["query_tokens"],
@@ -171,7 +183,7 @@ def _load(space, prepared, test_set: str) -> _TestSet:
     )
   if test_set != "test":
     raise ValueError(
-      f"evaluate.test_set must be one of {TEST_SETS}, got {test_set!r}"
+      f"evaluate.test_set must be one of {results.OWN_TEST_SETS}, got {test_set!r}"
     )
   folder = space.root / prepared.private_directory
   split = prepared.test_split
@@ -183,7 +195,7 @@ def _load_further(space, made: results.TestSet) -> _TestSet:
   folder = space.root / made.directory
   queries = folder / results.TestSet.QUERIES
   test = _asked(space, made, folder, "test", queries)
-  return test._replace(drop_identical=made.drop_identical)
+  return test._replace(split=made.split, drop_identical=made.drop_identical)
 
 
 def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:
@@ -197,6 +209,7 @@ def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:
   names = [str(query) for query in arrays["ids"]]  # with a relevant document
   ids, tokens = inputs.document_tokens(space, made)
   return _TestSet(
+    split=split,
     qrels={query: judged[query] for query in names},
     queries=[texts[query] for query in names],
     query_tokens=arrays["tokens"],
@@ -225,15 +238,4 @@ def _dense(config, space, retriever, test: _TestSet) -> trec.Run:
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
   return trec.to_run(
     list(test.qrels), [str(i) for i in test.ids], scores, positions
-  )
-
-
-def _traps(scores, num_queries: int) -> tuple[str, ...]:
-  """Names the choices that other evaluations make differently."""
-  return (
-    f"Averages are over all {num_queries} judged queries: those without results"
-    " count 0.",
-    f"{scores.num_dropped} results with the query's own id were dropped.",
-    "Ties are broken before scoring: a run is strictly ordered.",
-    "BM25 reads whole documents, the encoders their first tokens.",
   )

@@ -26,8 +26,6 @@ from synthq_jax.pipeline import (
 
 __all__ = ["TestSet", "expand", "run"]
 
-_OWN_NAMES = ("test", "public")
-"""The test sets that every run has."""
 _FOLDER_SPLITS = {"validation": "dev"}
 """What TFDS calls a split, and what it is called in a BEIR folder."""
 
@@ -48,10 +46,12 @@ class TestSet:
   """Whether results with the query's own id are dropped."""
 
   def __post_init__(self):
-    if self.name in _OWN_NAMES or not config_types.is_file_name(self.name):
+    if self.name in results.OWN_TEST_SETS or not config_types.is_file_name(
+      self.name
+    ):
       raise ValueError(
         "RunConfig.test_sets must have names of letters, digits, dots, - and _,"
-        f" other than {' and '.join(_OWN_NAMES)}, got {self.name!r}: rename the"
+        f" other than {' and '.join(results.OWN_TEST_SETS)}, got {self.name!r}: rename the"
         " folder"
       )
 

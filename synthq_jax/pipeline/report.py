@@ -7,6 +7,7 @@ private queries, so the result.json of this stage lies under `private/`, too.
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from synthq_jax.pipeline import (
   _report_html,
   _report_markdown,
   _report_private,
+  _report_sets,
   _report_shareable,
   _report_tables,
   results,
@@ -99,7 +101,16 @@ def run(
   """
   root = space.root
   found = _rows(config, root, evaluations)
-  evaluations = [row.evaluation for row in found]
+  own_sets = {*results.OWN_TEST_SETS, config.test_set}
+  own = [row for row in found if row.evaluation.test_set in own_sets]
+  further = [row for row in found if row.evaluation.test_set not in own_sets]
+  side_by_side = functools.partial(
+    _report_sets.side_by_side,
+    measures=config.measures,
+    samples=config.bootstrap_samples,
+    seed=config.seed,
+  )
+  evaluations = [row.evaluation for row in own]
   main = [row for row in found if row.evaluation.test_set == config.test_set]
   table = _main_table(config, evaluations)
   shareable = _report_shareable.page(
@@ -110,6 +121,7 @@ def run(
     checkpoints=checkpoints,
     curves=_curves(root, checkpoints, private=False),
     measures=config.measures,
+    further=side_by_side(_report_shareable.shareable_rows(further)),
     num_examples=config.num_examples,
     document_words=config.document_words,
   )
@@ -142,6 +154,7 @@ def run(
       root, prepared, synthetic, split=prepared.test_split
     ),
     measures=config.measures,
+    further=side_by_side(further),
     document_words=config.document_words,
   )
   report = results.Report(

@@ -10,6 +10,7 @@ import re
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = [
+  "OWN_TEST_SETS",
   "PRIVATE",
   "AuditReport",
   "Checkpoint",
@@ -23,6 +24,9 @@ __all__ = [
   "public_documents",
   "row_of",
 ]
+
+OWN_TEST_SETS = ("test", "public")
+"""The test sets that every run has: private queries, and public sentences."""
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""

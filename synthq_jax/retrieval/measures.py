@@ -1,22 +1,35 @@
-"""Measures of a ranking, computed by ir-measures as trec_eval defines them."""
+"""Measures of a ranking: ir-measures' as trec_eval defines them, and MFR.
+
+MFR is the mean rank of the first relevant document. All measures see one and
+the same ranking of each query.
+"""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 import ir_measures
 
 from synthq_jax.retrieval import trec
 
-__all__ = ["DEFAULT", "Evaluation", "evaluate"]
+__all__ = ["ALL", "DEFAULT", "Evaluation", "evaluate"]
 
 DEFAULT = ("nDCG@10", "R@10", "RR@10")
-"""The measures of the papers' tables."""
+"""The measures of the papers' tables of retrieval."""
+
+ALL = (*DEFAULT, "R@1", "R@20", "R@100", "P@1", "MFR")
+"""Every measure that one of the papers reports."""
+
+_FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
+_MFR_CUTOFF = 100
+
+Rankings = dict[str, list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """What `evaluate` found.
+  """What `evaluate` found, and the choices that others make differently.
 
   Private when its queries are: publish neither values nor means of private
   queries without saying so.
@@ -28,6 +41,12 @@ class Evaluation:
     num_dropped: how many results that were.
     level: the lowest grade that counts as relevant in measures that know only
       relevant or not.
+    num_queries: the judged queries, which all count.
+    num_without_results: those of them for which the run has no result, or
+      none but their own document.
+    num_without_relevant: those of them without a document of grade `level`.
+    depth: the number of results of the query that has the most.
+    split: whose judgements they are, or "" where nobody said.
   """
 
   mean: dict[str, float]
@@ -35,6 +54,31 @@ class Evaluation:
   drop_identical: bool
   num_dropped: int
   level: int
+  num_queries: int
+  num_without_results: int
+  num_without_relevant: int
+  depth: int
+  split: str = ""
+
+  @property
+  def traps(self) -> tuple[str, ...]:
+    """What other evaluations do otherwise; the last says what this run met."""
+    whose = f" of split {self.split!r}" if self.split else ""
+    return (
+      f"Averages are over all {self.num_queries} judged queries{whose}; one"
+      " without results counts 0 (in MFR the rank after the cut, 101), and so"
+      " does one without a relevant document, of which there are"
+      f" {self.num_without_relevant}.",
+      f"Relevant is a grade of {self.level} or more, but nDCG's gain is the"
+      " grade itself; documents nobody judged are not relevant.",
+      "A result with its query's own id is"
+      f" {'dropped' if self.drop_identical else 'kept'}.",
+      "Ties are broken before scoring: a run is strictly ordered, and equal"
+      " scores keep its order.",
+      f"Queries without results: {self.num_without_results}; results dropped"
+      f" for their query's own id: {self.num_dropped}; results of a query:"
+      f" {self.depth} at most, and a deeper cut sees no more.",
+    )
 
 
 def evaluate(
@@ -44,6 +88,7 @@ def evaluate(
   *,
   drop_identical: bool = True,
   level: int = 1,
+  split: str = "",
 ) -> Evaluation:
   """Scores a run against judgements.
 
@@ -51,60 +96,138 @@ def evaluate(
   relevant document, counts 0. Queries of the run that nobody judged are left
   out, and documents nobody judged count as not relevant: a system that finds
   good documents which the judges never saw is scored too low. nDCG's gain is
-  the grade itself; a recall is the share of the relevant documents found.
+  the grade itself (0 for a negative one); a recall is the share of the relevant
+  documents found.
 
-  >>> evaluate({"q": {"a": 1}}, {"q": {"b": 2.0, "a": 1.0}}, ("RR@10",)).mean
-  {'RR@10': 0.5}
+  MFR is the mean rank of the first relevant document, and less is better. A
+  query with none among the first 100 counts 101: also one without results, and
+  one without any relevant document, which no system can answer.
+
+  >>> names = ("RR@10", "MFR")
+  >>> evaluate({"q": {"a": 1}}, {"q": {"b": 2.0, "a": 1.0}}, names).mean
+  {'RR@10': 0.5, 'MFR': 2.0}
 
   Args:
     qrels: query id -> document id -> grade.
     run: query id -> document id -> score. Ties keep the order of the run.
-    names: names of ir-measures such as "nDCG@10", "R@100", "RR@10"; "Recall"
-      and "MRR" are taken for "R" and "RR".
+    names: names of ir-measures such as "nDCG@10", "R@100", "RR@10", "P@1";
+      "Recall" and "MRR" are taken for "R" and "RR". "MFR" is "MFR@100".
     drop_identical: leave out a result whose id equals its query's id, as BEIR
       does for collections that hold their own queries (ArguAna, Quora). Where
       ids are bare numbers, as in MS MARCO, equality may be chance: pass False.
-    level: the lowest grade that counts as relevant in binary measures (2 for
-      TREC Deep Learning); names that say rel=... themselves keep it.
+    level: the lowest grade that counts as relevant in binary measures, >= 1 (2
+      for TREC Deep Learning); names that say rel=... themselves keep it.
+    split: whose judgements `qrels` are; it is only named in the result.
 
   Returns:
     Means and values per query, under the names given.
 
   Raises:
-    ValueError: if nothing is judged, a name is unknown, a score is not finite,
-      or dropping would take away a document judged relevant to its query.
+    ValueError: if nothing is judged, a name is unknown, `level` is below 1, a
+      score is not finite, or dropping would take away a document judged
+      relevant to its query.
+
+  References:
+    Fröbe et al., "How Train-Test Leakage Affects Zero-shot Retrieval", SPIRE
+    2022 (MFR).
   """
   if not qrels:
     raise ValueError("expected judged queries, got qrels={}; check the split")
+  if level < 1:
+    raise ValueError(
+      f"expected level >= 1, got level={level}: documents nobody judged have "
+      "grade 0; raise it"
+    )
   if drop_identical:
     _check_identical(qrels)
   measures = {name: _measure(name, level) for name in names}
-  ranks, dropped = _ranks(qrels, run, drop_identical)
-  found = ir_measures.iter_calc(set(measures.values()), qrels, ranks)
-  values = {(each.measure, each.query_id): float(each.value) for each in found}
-  per_query = {
-    name: {query: values[measure, query] for query in qrels}
-    for name, measure in measures.items()
-  }
-  mean = {
-    name: math.fsum(scores.values()) / len(scores)
-    for name, scores in per_query.items()
-  }
-  return Evaluation(mean, per_query, drop_identical, dropped, level)
+  rankings, dropped = _rankings(qrels, run, drop_identical)
+  values = _values(set(measures.values()), qrels, rankings)
+  per_query = {name: values[measure] for name, measure in measures.items()}
+  return Evaluation(
+    mean={name: _mean(scores) for name, scores in per_query.items()},
+    per_query=per_query,
+    drop_identical=drop_identical,
+    num_dropped=dropped,
+    level=level,
+    num_queries=len(qrels),
+    num_without_results=sum(not ids for ids in rankings.values()),
+    num_without_relevant=sum(
+      max(grades.values(), default=0) < level for grades in qrels.values()
+    ),
+    depth=max(len(ids) for ids in rankings.values()),
+    split=split,
+  )
 
 
-def _ranks(
+@dataclasses.dataclass(frozen=True)
+class _FirstRank:
+  """The rank of the first relevant document, or one more than the cut."""
+
+  cutoff: int
+  level: int
+
+  def value(self, grades: Mapping[str, int], ids: Sequence[str]) -> float:
+    ranks = (
+      rank
+      for rank, id_ in enumerate(ids[: self.cutoff], 1)
+      if grades.get(id_, 0) >= self.level
+    )
+    return float(next(ranks, self.cutoff + 1))
+
+
+def _values(
+  measures: Collection[ir_measures.Measure | _FirstRank],
+  qrels: trec.Qrels,
+  rankings: Rankings,
+) -> dict[ir_measures.Measure | _FirstRank, dict[str, float]]:
+  """Returns measure -> query id -> value, in the order of the judgements."""
+  ours = {each for each in measures if isinstance(each, _FirstRank)}
+  theirs = _by_ir_measures(set(measures) - ours, qrels, rankings)
+  return {
+    each: {
+      query: each.value(grades, rankings[query])
+      if each in ours
+      else theirs[each, query]
+      for query, grades in qrels.items()
+    }
+    for each in measures
+  }
+
+
+def _by_ir_measures(
+  measures: Collection[ir_measures.Measure],
+  qrels: trec.Qrels,
+  rankings: Rankings,
+) -> dict[tuple[ir_measures.Measure, str], float]:
+  """Returns (measure, query id) -> value."""
+  if not measures:  # ir-measures fails where it is asked for nothing
+    return {}
+  # Negated ranks in place of scores: no rounding of scores makes ties.
+  ranks = {
+    query: {id_: -float(rank) for rank, id_ in enumerate(ids)}
+    for query, ids in rankings.items()
+    if ids
+  }
+  found = ir_measures.iter_calc(measures, qrels, ranks)
+  return {(each.measure, each.query_id): float(each.value) for each in found}
+
+
+def _mean(scores: Mapping[str, float]) -> float:
+  return math.fsum(scores.values()) / len(scores)
+
+
+def _rankings(
   qrels: trec.Qrels, run: trec.Run, drop_identical: bool
-) -> tuple[trec.Run, int]:
-  """Replaces scores by negated ranks, so that no rounding makes ties."""
-  ranks, dropped = {}, 0
+) -> tuple[Rankings, int]:
+  """Returns each judged query's documents, best first, and how many it drops."""
+  rankings, dropped = {}, 0
   for query in qrels:
     ids = trec.ranking(run.get(query, {}))
     kept = [id_ for id_ in ids if not (drop_identical and id_ == query)]
     dropped += len(ids) - len(kept)
-    if kept:
-      ranks[query] = {id_: -float(rank) for rank, id_ in enumerate(kept)}
-  return ranks, dropped
+    rankings[query] = kept
+  return rankings, dropped
 
 
 def _check_identical(qrels: trec.Qrels) -> None:
@@ -122,17 +245,28 @@ def _check_cutoff(cutoff: float) -> None:
     raise ValueError(f"the cutoff is a whole number above 0, got {cutoff}")
 
 
-def _measure(name: str, level: int) -> ir_measures.Measure:
+def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
   """Reads a measure's name and sets its level of relevance."""
   try:
+    if first := _FIRST_RANK.fullmatch(name):
+      return _first_rank(*first.groups(), level)
     measure = ir_measures.parse_measure(name)
     measure.validate_params()
     _check_cutoff(measure.params.get("cutoff", 1))
   except (NameError, ValueError, TypeError, AssertionError) as error:
     raise ValueError(
-      f"expected a measure such as nDCG@10, R@10 or RR@10, got {name!r} "
+      f"expected a measure such as nDCG@10, R@10, RR@10 or MFR, got {name!r} "
       f"({error}); see the list of ir-measures"
     ) from error
   if "rel" in measure.SUPPORTED_PARAMS and "rel" not in measure.params:
     return measure(rel=level)
+  return measure
+
+
+def _first_rank(rel: str | None, cutoff: str | None, level: int) -> _FirstRank:
+  """Makes MFR of what its name says, at 100 where it says nothing."""
+  measure = _FirstRank(int(cutoff or _MFR_CUTOFF), int(rel or level))
+  _check_cutoff(measure.cutoff)
+  if measure.level < 1:
+    raise ValueError(f"the level is a whole number above 0, got {rel}")
   return measure

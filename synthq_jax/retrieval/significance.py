@@ -1,11 +1,15 @@
 """How sure a mean over queries is, and a difference between two systems.
 
 All of these take queries as draws from a larger set: they say nothing about
-another training run, another collection or another kind of query.
+another training run, another collection or another kind of query. A mean over
+several sets is taken with the sets fixed, and the queries of each set drawn
+from more of their own kind ("strata").
 
 References:
   Smucker, Allan and Carterette, "A Comparison of Statistical Significance Tests
   for Information Retrieval Evaluation", CIKM 2007.
+  Welch, "The Generalization of 'Student's' Problem When Several Different
+  Population Variances Are Involved", Biometrika 1947.
 """
 
 import dataclasses
@@ -21,6 +25,8 @@ __all__ = [
   "bootstrap_interval",
   "paired_bootstrap",
   "paired_t_test",
+  "stratified_interval",
+  "stratified_t_test",
 ]
 
 Values = Mapping[str, float] | Sequence[float] | np.ndarray
@@ -84,20 +90,78 @@ def bootstrap_interval(
     ValueError: if there are no values, one is not finite, or `level` or
       `samples` is out of range.
   """
-  array = _array("values", values)
+  return stratified_interval([values], level=level, samples=samples, seed=seed)
+
+
+def stratified_interval(
+  strata: Sequence[Values],
+  weights: Sequence[float] | None = None,
+  *,
+  level: float = 0.95,
+  samples: int = 2000,
+  seed: int,
+) -> Interval:
+  """Returns the bootstrap interval of a mean over several sets of queries.
+
+  Queries are drawn again inside each set, as many as it has.
+
+  >>> stratified_interval([[1.0, 1.0, 1.0], [0.0]], seed=0).mean
+  0.5
+
+  Args:
+    strata: the values of each set: one per query, an array [query] or query
+      id -> value.
+    weights: of the sets' means, above 0, divided by their sum; None: equal.
+    level: the level of the interval, in (0, 1).
+    samples: how often to draw.
+    seed: of NumPy's generator.
+
+  Returns:
+    The weighted mean of the sets' means, and its interval.
+
+  Raises:
+    ValueError: as `bootstrap_interval`, or if a weight is missing or not above
+      0.
+  """
+  arrays = [_array("values", values) for values in strata]
+  shares = _shares(weights, len(arrays))
   if not 0 < level < 1 or samples < 1:
     raise ValueError(
       "expected level in (0, 1) and samples >= 1, got "
       f"level={level}, samples={samples}; change them"
     )
-  tail = (1 - level) / 2
-  low, high = np.quantile(_means(array, samples, seed), [tail, 1 - tail])
-  return Interval(float(array.mean()), float(low), float(high), level)
-
-
-def _means(array: np.ndarray, samples: int, seed: int) -> np.ndarray:
-  """Returns the means of resampled queries, shape [samples]."""
   rng = np.random.default_rng(seed)
+  means = sum(
+    share * _means(array, samples, rng)
+    for share, array in zip(shares, arrays, strict=True)
+  )
+  tail = (1 - level) / 2
+  low, high = np.quantile(means, [tail, 1 - tail])
+  return Interval(
+    _weighted_mean(shares, arrays), float(low), float(high), level
+  )
+
+
+def _shares(weights: Sequence[float] | None, number: int) -> np.ndarray:
+  """Returns weights that sum to one, shape [number]."""
+  shares = np.asarray([1.0] * number if weights is None else weights, float)
+  sound = np.isfinite(shares).all() and (shares > 0).all()
+  if not number or shares.shape != (number,) or not sound:
+    raise ValueError(
+      f"expected sets of queries and a weight above 0 for each, got {number} "
+      f"sets and weights={weights}; change them"
+    )
+  return shares / shares.sum()
+
+
+def _weighted_mean(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> float:
+  return float(sum(x * a.mean() for x, a in zip(shares, arrays, strict=True)))
+
+
+def _means(
+  array: np.ndarray, samples: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Returns the means of resampled queries, shape [samples]."""
   block = max(1, _BLOCK // len(array))
   return np.concatenate(
     [
@@ -154,19 +218,61 @@ def paired_t_test(first: Values, second: Values) -> TTest:
   Raises:
     ValueError: if the queries differ or there are fewer than two.
   """
-  difference = _difference(first, second)
-  if len(difference) < 2:
-    raise ValueError(
-      f"expected at least 2 queries, got {len(difference)}; a t test needs "
-      "a variance"
-    )
-  mean = float(difference.mean())
-  # A constant difference has no variance but that of rounding: its t is 0 or
-  # infinite, and SciPy would warn about precision.
+  return stratified_t_test([first], [second])
+
+
+def stratified_t_test(
+  first: Sequence[Values],
+  second: Sequence[Values],
+  weights: Sequence[float] | None = None,
+) -> TTest:
+  """Tests whether two systems have the same mean over several sets of queries.
+
+  The difference is the weighted mean of the sets' mean differences; its
+  variance is the sum of theirs, and its degrees of freedom are Welch's. With
+  one set it is the paired t test.
+
+  Args:
+    first: values of one system for each set, an array [query] or query id ->
+      value.
+    second: values of the other on the same queries.
+    weights: of the sets' means, above 0, divided by their sum; None: equal.
+
+  Returns:
+    The mean difference, the statistic and the two-sided p value.
+
+  Raises:
+    ValueError: if the queries differ, a set has fewer than two, or a weight is
+      missing or not above 0.
+  """
+  pairs = zip(first, second, strict=True)
+  differences = [_difference(one, other) for one, other in pairs]
+  shares = _shares(weights, len(differences))
+  for difference in differences:
+    if len(difference) < 2:
+      raise ValueError(
+        f"expected at least 2 queries, got {len(difference)}; a t test needs "
+        "a variance"
+      )
+  mean = _weighted_mean(shares, differences)
+  variances = shares**2 * [_variance_of_mean(each) for each in differences]
+  if not variances.any():
+    largest = max(np.abs(each).max() for each in differences)
+    if abs(mean) <= _ROUNDING * largest:
+      return _SAME
+    return TTest(mean, float(np.copysign(np.inf, mean)), 0.0)
+  freedom = np.array([len(each) - 1 for each in differences])
+  welch = variances.sum() ** 2 / (variances**2 / freedom).sum()
+  statistic = mean / np.sqrt(variances.sum())
+  p_value = 2 * stats.t.sf(abs(statistic), welch)
+  return TTest(mean, float(statistic), float(p_value))
+
+
+def _variance_of_mean(difference: np.ndarray) -> float:
+  """Returns its estimate; 0 for a constant, whose variance is of rounding."""
   if np.ptp(difference) <= _ROUNDING * np.abs(difference).max():
-    return TTest(mean, float(np.copysign(np.inf, mean)), 0.0) if mean else _SAME
-  result = stats.ttest_1samp(difference, 0.0)
-  return TTest(mean, float(result.statistic), float(result.pvalue))
+    return 0.0
+  return float(difference.var(ddof=1)) / len(difference)
 
 
 _SAME = TTest(mean=0.0, statistic=0.0, p_value=1.0)

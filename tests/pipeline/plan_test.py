@@ -114,6 +114,20 @@ def test_the_table_has_every_row_and_both_pages_exist(finished):
     assert (root / page).stat().st_size > 1000
 
 
+def test_every_evaluation_names_the_traps_and_its_split(finished):
+  _, root, _ = finished
+  private = artifacts.load(
+    root / "private/evaluate/test/bm25", results.Evaluation
+  )
+  public = artifacts.load(root / "evaluate/public/bm25", results.Evaluation)
+  for one, split in ((private, "test"), (public, "public")):
+    traps = " ".join(one.traps)
+    assert f"all {one.num_queries} judged queries of split '{split}'" in traps
+    for words in ("a grade of 1 or more", "own id is dropped", "Ties", "BM25"):
+      assert words in traps
+    assert "without any relevant document are not among them" in traps
+
+
 def test_a_second_run_makes_nothing(finished, made):
   config, root, report = finished
   again = plan.run(config, root, progress=False)

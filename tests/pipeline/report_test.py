@@ -427,6 +427,22 @@ def test_the_table_is_exact(written):
   assert made.table.isascii()
 
 
+def test_what_holds_for_some_rows_only_is_said_with_their_names():
+  rows = [
+    dataclasses.replace(evaluation(name, test_set="public"), traps=traps)
+    for name, traps in (
+      ("bm25", ("Empty: 3.", "Ties go by id.")),
+      ("public_only", ("Ties go by id.", "Empty: 0.")),
+      ("synthetic_eps8", ("Ties go by id.", "Empty: 0.")),
+    )
+  ]
+  *_, scored = tables.scores(rows, ("nDCG@10",))
+  assert scored.lead == "How it was scored"
+  assert scored.text == (
+    "Ties go by id. bm25: Empty: 3. public only, synthetic eps8: Empty: 0."
+  )
+
+
 def test_a_tiny_table_is_aligned():
   table = blocks.Table(
     header=("a", "n"), rows=(("long", "1"), ("é", "10")), numeric=("n",)

@@ -176,7 +176,7 @@ def test_the_pages_show_the_sets_side_by_side(finished):
   assert "public only" in section and "original" not in section
   private = (run / "private/report/report.private.html").read_text()
   assert "Scores on further test sets" in private
-  table = private.partition("Scores on further test sets")[2]
+  table = private.rpartition("Scores on further test sets")[2]
   assert "original" in table.partition("<h2")[0]
 
 

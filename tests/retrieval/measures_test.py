@@ -1,5 +1,7 @@
 import math
+import re
 
+import numpy as np
 import pytest
 
 from synthq_jax.retrieval import measures, trec
@@ -101,9 +103,14 @@ def test_a_run_from_a_file_scores_the_same(tmp_path):
   assert measures.evaluate(QRELS, read) == measures.evaluate(QRELS, RUN)
 
 
-@pytest.mark.parametrize("name", ["foo@10", "R", "R@0", "nDCG@2.5", "nDCG@"])
+@pytest.mark.parametrize(
+  "name",
+  ["foo@10", "R", "R@0", "nDCG@2.5", "nDCG@"]
+  + ["MFR@0", "MFR@", "MFR(rel=0)", "mfr", "MFR@1.5"],
+)
 def test_a_name_that_is_no_measure_is_named(name):
-  with pytest.raises(ValueError, match=f"a measure such as .* got '{name}'"):
+  message = f"a measure such as .* got {re.escape(repr(name))}"
+  with pytest.raises(ValueError, match=message):
     measures.evaluate(QRELS, RUN, (name,))
 
 
@@ -115,3 +122,174 @@ def test_a_split_without_judgements_is_refused():
 def test_a_score_that_is_not_finite_is_refused():
   with pytest.raises(ValueError, match="finite scores"):
     measures.evaluate({"q": {"a": 1}}, {"q": {"a": float("nan")}})
+
+
+@pytest.mark.parametrize("level", [0, -1])
+def test_a_level_that_makes_unjudged_documents_relevant_is_refused(level):
+  with pytest.raises(ValueError, match=f"level >= 1, got level={level}"):
+    measures.evaluate(QRELS, RUN, level=level)
+
+
+FIVE = {"q": {"v": 5.0, "w": 4.0, "x": 3.0, "y": 2.0, "z": 1.0}}
+BY_HAND = {
+  # relevant: the second, third and fifth result, and one not found
+  "R@1": (0, {"w": 1, "x": 1, "z": 1, "lost": 1}),
+  "R@10": (3 / 4, {"w": 1, "x": 1, "z": 1, "lost": 1}),
+  "R@20": (1 / 2, {"y": 2, "lost": 1, "v": 0}),
+  "R@100": (2 / 3, {"y": 1, "z": 1, "lost": 3, "v": -1}),
+  "Recall@10": (1 / 5, {"v": 1, "l1": 1, "l2": 1, "l3": 1, "l4": 1}),
+  "RR@10": (1 / 2, {"w": 1, "x": 1}),
+  "MRR@10": (1 / 5, {"v": 0, "z": 1}),
+  "RR@4": (0, {"z": 1}),
+  "P@1": (1, {"v": 1, "x": 1}),
+  "P@10": (2 / 10, {"v": 1, "x": 1}),
+  "MFR": (4, {"v": 0, "w": -1, "y": 2, "z": 3}),
+  "MFR@100": (101, {"v": 0, "lost": 1}),
+  "MFR@3": (4, {"y": 1}),
+  "MFR(rel=3)@10": (5, {"y": 2, "z": 3}),
+  "nDCG@1": (2 / 3, {"v": 2, "lost": 3}),
+  "nDCG@10": (
+    (2 / math.log2(3) + 1 / math.log2(6)) / (2 + 1 / math.log2(3)),
+    {"w": 2, "z": 1, "v": 0},
+  ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_five_lines_score_what_a_hand_computes(name):
+  expected, grades = BY_HAND[name]
+  got = measures.evaluate({"q": grades}, FIVE, (name,)).mean[name]
+  assert got == pytest.approx(expected, abs=1e-15)
+
+
+def test_the_first_rank_counts_101_where_the_first_100_hold_none():
+  ids = [f"d{rank}" for rank in range(1, 151)]
+  long = {id_: -float(rank) for rank, id_ in enumerate(ids, 1)}
+  qrels = {
+    "first": {"d1": 1, "d2": 1},
+    "last": {"d100": 1, "d120": 3},
+    "too late": {"d101": 3},
+    "never": {"lost": 1},
+    "low": {"d1": 1},
+    "no results": {"d1": 2},
+    "nothing relevant": {"d1": 0, "d2": -1},
+  }
+  run = {query: long for query in qrels if query != "no results"}
+  got = measures.evaluate(qrels, run, ("MFR",))
+  ranks = [1, 100, 101, 101, 1, 101, 101]
+  assert got.per_query["MFR"] == dict(zip(qrels, ranks, strict=True))
+  assert got.mean["MFR"] == sum(ranks) / 7
+  two = measures.evaluate(qrels, run, ("MFR", "MFR(rel=1)"), level=2)
+  higher = {"first": 101, "last": 101, "low": 101}  # d120 is past the cut
+  assert two.per_query["MFR"] == {**got.per_query["MFR"], **higher}
+  assert two.per_query["MFR(rel=1)"] == got.per_query["MFR"]
+
+
+def test_the_first_rank_leaves_the_querys_own_document_out():
+  qrels, run = {"q": {"a": 1}}, {"q": {"b": 9.0, "q": 8.0, "a": 1.0}}
+  dropped = measures.evaluate(qrels, run, ("MFR", "MFR@2"))
+  kept = measures.evaluate(qrels, run, ("MFR", "MFR@2"), drop_identical=False)
+  assert dropped.mean == {"MFR": 2, "MFR@2": 2}
+  assert kept.mean == {"MFR": 3, "MFR@2": 3}
+
+
+def test_what_was_met_is_counted_and_said():
+  qrels = {**QRELS, "q2": {"a": 1, "q2": 0}}
+  run = {**RUN, "q2": {"q2": 1.0}}
+  got = measures.evaluate(qrels, run, split="dev")
+  assert (got.num_queries, got.num_without_results) == (4, 2)
+  assert (got.num_without_relevant, got.num_dropped, got.depth) == (1, 1, 3)
+  averages, level, identical, ties, met = got.traps
+  assert "all 4 judged queries of split 'dev'" in averages
+  assert "of which there are 1." in averages
+  assert "a grade of 1 or more" in level and "nobody judged" in level
+  assert identical == "A result with its query's own id is dropped."
+  assert "strictly ordered" in ties
+  assert "without results: 2; results dropped" in met
+  assert "own id: 1;" in met and "3 at most" in met
+  other = measures.evaluate(qrels, run, drop_identical=False, level=2)
+  assert (other.num_without_results, other.num_without_relevant) == (1, 3)
+  assert "all 4 judged queries;" in other.traps[0]
+  assert "a grade of 2 or more" in other.traps[1]
+  assert other.traps[2] == "A result with its query's own id is kept."
+
+
+def oracle(qrels, run, *, drop_identical, level):
+  """Every measure of the papers by its formula: name -> query -> value."""
+  found = {name: {} for name in measures.ALL}
+  for query, grades in qrels.items():
+    places = enumerate(run.get(query, {}).items())
+    ordered = sorted(places, key=lambda place: (-place[1][1], place[0]))
+    ids = [id_ for _, (id_, _) in ordered]
+    if drop_identical:
+      ids = [id_ for id_ in ids if id_ != query]
+    relevant = {id_ for id_, grade in grades.items() if grade >= level}
+    ranks = [rank for rank, id_ in enumerate(ids, 1) if id_ in relevant]
+    first = ranks[0] if ranks else math.inf
+    for cut in (1, 10, 20, 100):
+      hits = sum(rank <= cut for rank in ranks)
+      found[f"R@{cut}"][query] = hits / len(relevant) if relevant else 0.0
+    found["RR@10"][query] = 1 / first if first <= 10 else 0.0
+    found["P@1"][query] = float(first == 1)
+    found["MFR"][query] = float(first if first <= 100 else 101)
+    gains = [max(0, grades.get(id_, 0)) for id_ in ids]
+    ideal = sorted((max(0, grade) for grade in grades.values()), reverse=True)
+    best = discounted(ideal[:10])
+    found["nDCG@10"][query] = discounted(gains[:10]) / best if best else 0.0
+  return found
+
+
+def discounted(gains):
+  return math.fsum(
+    gain / math.log2(rank + 1) for rank, gain in enumerate(gains, 1)
+  )
+
+
+def random_case(rng, drop_identical):
+  """Judgements and a run with everything that makes evaluations differ.
+
+  Ties, grades from -1 to 3, queries without results, without judgements and
+  without anything relevant, the query's own id, documents nobody judged, runs
+  shorter and longer than every cut.
+  """
+  documents = [f"d{i}" for i in range(rng.choice([3, 15, 130]))]
+  qrels, run = {}, {}
+  for query in (f"q{i}" for i in range(rng.integers(1, 6))):
+    pool = [*documents, query]
+    if rng.random() < 0.85:
+      judged = rng.choice(pool, rng.integers(1, len(pool) + 1), replace=False)
+      top = rng.choice([0, 1, 3])
+      qrels[query] = {
+        str(id_): int(rng.integers(-1, top + 1)) for id_ in judged
+      }
+      if drop_identical and query in qrels[query]:
+        qrels[query][query] = 0
+    if rng.random() < 0.85:
+      found = rng.choice(pool, rng.integers(0, len(pool) + 1), replace=False)
+      scores = rng.normal(size=len(found)).round(rng.integers(0, 3))
+      run[query] = {
+        str(i): float(s) for i, s in zip(found, scores, strict=True)
+      }
+  return qrels or {"q0": {"d0": 1}}, run
+
+
+@pytest.mark.parametrize("drop_identical", [True, False])
+@pytest.mark.parametrize("level", [1, 2])
+def test_random_runs_score_what_the_formulas_say(level, drop_identical):
+  rng = np.random.default_rng([level, drop_identical])
+  seen = {name: set() for name in measures.ALL}
+  for _ in range(150):
+    qrels, run = random_case(rng, drop_identical)
+    options = {"drop_identical": drop_identical, "level": level}
+    got = measures.evaluate(qrels, run, measures.ALL, **options)
+    expected = oracle(qrels, run, **options)
+    for name, values in expected.items():
+      assert got.per_query[name] == pytest.approx(values, rel=0, abs=1e-12)
+      mean = math.fsum(values.values()) / len(qrels)
+      assert got.mean[name] == pytest.approx(mean, rel=0, abs=1e-12)
+      seen[name] |= set(values.values())
+  # The cases are no trivial ones: each measure took many values.
+  assert {0.0, 1.0} < seen["nDCG@10"] and len(seen["nDCG@10"]) > 100
+  assert {0.0, *(1 / rank for rank in range(1, 7))} < seen["RR@10"]
+  assert {1.0, 2.0, 101.0} < seen["MFR"]
+  assert any(20 < rank <= 100 for rank in seen["MFR"])

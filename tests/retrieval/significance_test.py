@@ -140,3 +140,130 @@ def test_bad_arguments_are_named():
     significance.bootstrap_interval([1.0], samples=0, seed=0)
   with pytest.raises(ValueError, match="at least 2 queries, got 1"):
     significance.paired_t_test([1.0], [0.0])
+
+
+def test_the_interval_of_a_difference_holds_it_as_often_as_its_level_says():
+  rng = np.random.default_rng(7)
+
+  def share(truth):
+    held = 0
+    for seed in range(300):
+      hard = rng.normal(size=80)  # what both systems find hard
+      first = hard + 0.5 + 0.3 * rng.normal(size=80)
+      second = hard + 0.3 * rng.normal(size=80)
+      gain = significance.paired_bootstrap(
+        first, second, samples=400, seed=seed
+      )
+      held += gain.low <= truth <= gain.high
+    return held / 300
+
+  # Just below .05, which intervals that always hold the truth would miss by:
+  # unpaired ones would be three times as wide. It is 3.9 standard deviations.
+  assert abs(share(0.5) - 0.95) < 0.049
+  assert share(0.65) < 0.5
+
+
+SETS = ((12, 0.0, 0.2), (50, 0.3, 1.0), (200, 0.6, 0.1))  # size, mean, spread
+
+
+def draw(rng, shift=0.0):
+  """Two systems on three sets of different size, level and spread."""
+  second = [mean + rng.normal(size=size) for size, mean, _ in SETS]
+  first = [
+    values + shift + spread * rng.normal(size=size)
+    for values, (size, _, spread) in zip(second, SETS, strict=True)
+  ]
+  return first, second
+
+
+def test_a_mean_over_sets_counts_each_set_once_whatever_its_size():
+  interval = significance.stratified_interval([[1.0] * 99, [0.0]], seed=0)
+  assert (interval.mean, interval.low, interval.high) == (0.5, 0.5, 0.5)
+  weighted = significance.stratified_interval(
+    [[1.0] * 99, [0.0]], [1, 3], seed=0
+  )
+  assert weighted.mean == 0.25
+
+
+def test_one_set_is_the_plain_interval_and_the_plain_test():
+  rng = np.random.default_rng(8)
+  first, second = rng.uniform(size=(2, 40))
+  plain = significance.bootstrap_interval(first, seed=3)
+  assert significance.stratified_interval([first], seed=3) == plain
+  ours = significance.stratified_t_test([first], [second], [0.2])
+  scipys = stats.ttest_rel(first, second)
+  assert ours.statistic == pytest.approx(scipys.statistic, rel=1e-12)
+  assert ours.p_value == pytest.approx(scipys.pvalue, rel=1e-9)
+
+
+def test_two_sets_of_opposite_sign_are_welchs_test():
+  rng = np.random.default_rng(9)
+  a, b = rng.normal(size=15), 3 * rng.normal(size=40) + 1
+  # The mean of a and -b is half the difference of the means of a and b.
+  ours = significance.stratified_t_test(
+    [a, -b], [np.zeros(15), np.zeros(40)], [0.5, 0.5]
+  )
+  welch = stats.ttest_ind(a, b, equal_var=False)
+  assert ours.mean == pytest.approx((a.mean() - b.mean()) / 2)
+  assert ours.statistic == pytest.approx(welch.statistic, rel=1e-12)
+  assert ours.p_value == pytest.approx(welch.pvalue, rel=1e-9)
+
+
+def test_the_interval_over_sets_holds_the_mean_as_often_as_its_level_says():
+  rng = np.random.default_rng(10)
+  truth = 0.3  # of the sets' means; over all queries it would be about .52
+
+  def share(truth):
+    intervals = [
+      significance.stratified_interval(draw(rng)[1], samples=300, seed=seed)
+      for seed in range(300)
+    ]
+    return np.mean([one.low <= truth <= one.high for one in intervals])
+
+  assert abs(share(truth) - 0.95) < 0.049
+  assert share(0.52) < 0.8
+
+
+def test_each_set_is_drawn_independently_of_the_others():
+  values = np.random.default_rng(12).normal(size=50)
+  one, two = (
+    significance.stratified_interval([values] * number, samples=4000, seed=0)
+    for number in (1, 2)
+  )
+  ratio = (two.high - two.low) / (one.high - one.low)
+  assert ratio == pytest.approx(1 / np.sqrt(2), abs=0.06)
+
+
+def test_p_values_over_sets_are_uniform_where_systems_are_equal():
+  rng = np.random.default_rng(11)
+
+  def p_values(shift):
+    return [
+      significance.stratified_t_test(*draw(rng, shift)).p_value
+      for _ in range(400)
+    ]
+
+  assert stats.kstest(p_values(0.0), "uniform").pvalue > 1e-4
+  assert stats.kstest(p_values(0.1), "uniform").pvalue < 1e-6
+
+
+def test_differences_that_cancel_exactly_are_no_difference():
+  up, down = np.full(3, 0.1), np.full(4, -0.1)
+  zeros = [np.zeros(3), np.zeros(4)]
+  cancel = significance.stratified_t_test([up, down], zeros)
+  assert cancel == significance.TTest(0, 0, 1)
+  up_only = significance.stratified_t_test([up, up], [zeros[0]] * 2)
+  assert (up_only.statistic, up_only.p_value) == (np.inf, 0.0)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, np.nan], []])
+def test_weights_that_fit_no_sets_are_refused(weights):
+  strata = [[1.0, 2.0], [3.0, 4.0]]
+  for call in (
+    lambda: significance.stratified_interval(strata, weights, seed=0),
+    lambda: significance.stratified_t_test(strata, strata, weights),
+  ):
+    with pytest.raises(ValueError, match="a weight above 0 for each, got 2"):
+      call()
+  with pytest.raises(ValueError, match="got 0 sets"):
+    significance.stratified_interval([], seed=0)

@@ -1,0 +1,89 @@
+"""Rows side by side over the further test sets, as in the papers' tables."""
+
+import collections
+from collections.abc import Sequence
+
+from synthq_jax.pipeline import _repeats, _report_tables
+from synthq_jax.pipeline import _report_blocks as blocks
+from synthq_jax.retrieval import tables
+
+__all__ = ["section", "side_by_side"]
+
+_REFERENCE = "public_only"
+
+
+def side_by_side(
+  rows: Sequence[_repeats.Row],
+  measures: Sequence[str],
+  *,
+  samples: int,
+  seed: int,
+) -> tuple[blocks.Block, ...]:
+  """Returns a table for each measure.
+
+  Sets called GROUP.PART count as one, GROUP. Rows are tested against the one of
+  the public checkpoint, where there is one.
+
+  Args:
+    rows: of the further sets, each on its own.
+    measures: names of ir-measures.
+    samples: bootstrap resamples.
+    seed: of the bootstrap.
+
+  Returns:
+    The blocks, or nothing without rows.
+  """
+  if not rows:
+    return ()
+  sets = dict.fromkeys(row.evaluation.test_set for row in rows)
+  names = {row.evaluation.name for row in rows}
+  found: list[blocks.Block] = []
+  for measure in measures:
+    scores: dict = collections.defaultdict(dict)
+    for row in rows:
+      if measure in row.per_query:
+        one = row.evaluation
+        scores[one.name][one.test_set] = row.per_query[measure]
+    if scores:
+      table = tables.compare(
+        scores,
+        measure,
+        reference=_REFERENCE if _REFERENCE in names else None,
+        groups=_groups(sets),
+        samples=samples,
+        seed=seed,
+      )
+      found += _shown(table)
+  traps = dict.fromkeys(t for row in rows for t in row.evaluation.traps)
+  return (
+    *found,
+    blocks.Paragraph(lead="How they were scored", text=" ".join(traps)),
+  )
+
+
+def section(found: Sequence[blocks.Block]) -> tuple[blocks.Section, ...]:
+  """Returns a section of these blocks; none without blocks."""
+  if not found:
+    return ()
+  title = "Scores on further test sets"
+  return (blocks.Section(title=title, blocks=tuple(found)),)
+
+
+def _groups(sets: Sequence[str]) -> dict[str, list[str]]:
+  """Gathers the parts of each group."""
+  groups = collections.defaultdict(list)
+  for name in sets:
+    group, dot, _ = name.partition(".")
+    if dot:
+      groups[group].append(name)
+  return dict(groups)
+
+
+def _shown(table: tables.Table) -> list[blocks.Block]:
+  header, lines, numeric = table.cells(intervals=False, digits=3)
+  named = [(_report_tables.row_name(name), *cells) for name, *cells in lines]
+  return [
+    blocks.Heading(text=_report_tables.measure_name(table.measure)),
+    blocks.Table(header=header, rows=tuple(named), numeric=numeric),
+    blocks.Paragraph(text=table.caption),
+  ]

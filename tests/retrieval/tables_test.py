@@ -1,0 +1,263 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from synthq_jax.retrieval import measures, tables
+
+GROUPS = {"cqadup": ("cqa/unix", "cqa/gis")}
+
+
+def per_query(*values):
+  return {f"q{i}": value for i, value in enumerate(values)}
+
+
+BY_HAND = {
+  "BM25": {
+    "fiqa": per_query(0.1, 0.2, 0.3, 0.4),  # .25
+    "cqa/unix": per_query(0.5, 0.5),  # .5
+    "touche": per_query(0.9, 0.9, 0.9),  # .9
+    "cqa/gis": per_query(0.0, 0.1, 0.2),  # .1, so cqadup is .3
+  },
+  "original": {
+    "fiqa": per_query(0.6, 0.7, 0.8, 0.9),  # +.5 on each query
+    "cqa/gis": per_query(0.2, 0.1, 0.0),  # as BM25 in the mean
+    "cqa/unix": per_query(0.5, 0.5),
+  },
+  "direct DP": {
+    "fiqa": per_query(0.1, 0.2, 0.3, 0.4),
+    "touche": per_query(0.9, 0.9, 0.9),
+    "cqa/unix": per_query(0.5, 0.5),
+    "cqa/gis": per_query(0.0, 0.1, 0.2),
+  },
+}
+
+
+def by_hand(**changes):
+  options = {"reference": "BM25", "groups": GROUPS, **changes}
+  return tables.compare(BY_HAND, "nDCG@10", **options)
+
+
+def test_a_small_table_reads_as_written_by_hand():
+  assert by_hand().text() == (
+    "Row          fiqa  cqadup  touche  Average\n"
+    "---------  ------  ------  ------  -------\n"
+    "BM25        0.250   0.300   0.900    0.275\n"
+    "original   0.750*   0.300       -    0.525\n"
+    "direct DP   0.250   0.300   0.900    0.275\n"
+    "\n"
+    "nDCG@10, means over queries. cqadup is the mean of 2 sets. Average is the"
+    " mean of 2 columns, those that every row has: without touche. * differs"
+    " from BM25 (p < 0.05, paired t test over queries, Bonferroni for 7 tests)."
+    " - not measured: original (touche)."
+  )
+
+
+def test_a_gain_on_one_set_alone_may_not_be_one_of_the_average():
+  # Half of cqadup's parts varies by .2 on three queries: t is .25 over a
+  # quarter of .2 / sqrt(3), with 2 degrees of freedom, in 7 tests.
+  expected = 7 * 2 * stats.t(2).sf(0.25 / (0.2 / math.sqrt(3) / 4))
+  found = by_hand().rows["original"]["Average"].p_value
+  assert found == pytest.approx(expected, rel=1e-9)
+  assert 0.05 < found < 0.1
+
+
+def test_markdown_holds_the_same_cells_with_its_markup_escaped():
+  lines = by_hand().markdown(digits=2).splitlines()
+  assert lines[:4] == [
+    "| Row | fiqa | cqadup | touche | Average |",
+    "| --- | --: | --: | --: | --: |",
+    "| BM25 | 0.25 | 0.30 | 0.90 | 0.28 |",
+    r"| original | 0.75\* | 0.30 | - | 0.52 |",
+  ]
+  assert lines[-1].startswith("nDCG@10, means") and r" \* differs" in lines[-1]
+
+
+def test_intervals_stand_beside_the_means_when_asked_for():
+  table = by_hand()
+  text = table.text(intervals=True, digits=2)
+  assert "0.90 [0.90, 0.90]" in text
+  found = table.rows["BM25"]["fiqa"].interval
+  assert 0.1 < found.low < 0.25 < found.high < 0.4
+  assert f"0.25 [{found.low:.2f}, {found.high:.2f}]" in text
+
+
+def test_the_members_of_a_group_count_as_one_set():
+  cells = by_hand().rows["BM25"]
+  assert cells["cqadup"].interval.mean == pytest.approx((0.5 + 0.1) / 2)
+  assert cells["cqadup"].num_queries == 5
+  alone = by_hand(groups={}).rows["BM25"]
+  assert list(alone) == ["fiqa", "cqa/unix", "touche", "cqa/gis", "Average"]
+  mean = (0.25 + 0.5 + 0.1) / 3  # three sets without touche, not two columns
+  assert alone["Average"].interval.mean == pytest.approx(mean)
+
+
+def test_a_group_with_a_member_missing_is_missing_and_the_member_named():
+  partly = {**BY_HAND, "XL": {"cqa/gis": per_query(0, 0, 0), "fiqa": {}}}
+  del partly["XL"]["fiqa"]
+  table = tables.compare(partly, "nDCG@10", groups=GROUPS)
+  assert set(table.rows["XL"].values()) == {None}
+  assert table.missing["XL"] == ("fiqa", "cqa/unix", "touche")
+  assert table.averaged == () and "Average" not in table.columns
+  assert "There is no average: fewer than two columns" in table.caption
+  assert "XL (fiqa, cqa/unix, touche)." in table.caption
+
+
+def test_without_a_reference_nothing_is_tested_or_marked():
+  table = by_hand(reference=None)
+  assert table.num_tests == 0 and "differs" not in table.caption
+  assert "*" not in table.text()
+  cells = [cell for row in table.rows.values() for cell in row.values() if cell]
+  assert len(cells) == 11 and {cell.p_value for cell in cells} == {None}
+
+
+def test_the_reference_and_rows_without_its_sets_are_not_tested():
+  table = by_hand(reference="original")
+  assert {cell.p_value for cell in table.rows["original"].values() if cell} == {
+    None
+  }
+  assert table.rows["BM25"]["touche"].p_value is None
+  assert table.num_tests == 6
+
+
+def random_results(rng, sizes):
+  """Four systems on four sets; the last one is the reference with noise."""
+  base = {name: rng.uniform(size=size) for name, size in sizes.items()}
+  shifts = {"BM25": 0, "original": 0.1, "synthetic": 0.06, "direct DP": 0}
+  return {
+    row: {
+      name: values
+      + shift
+      + 0.15 * rng.normal(size=len(values)) * (row != "BM25")
+      for name, values in base.items()
+    }
+    for row, shift in shifts.items()
+  }
+
+
+def test_means_and_p_values_are_those_of_an_independent_computation():
+  rng = np.random.default_rng(0)
+  sizes = {"fiqa": 60, "cqa/unix": 90, "cqa/gis": 25, "covid": 50}
+  arrays = random_results(rng, sizes)
+  results = {
+    row: {name: per_query(*values) for name, values in sets.items()}
+    for row, sets in arrays.items()
+  }
+  table = tables.compare(results, "R@10", reference="BM25", groups=GROUPS)
+  columns = {
+    "fiqa": {"fiqa": 1},
+    "cqadup": {"cqa/unix": 1 / 2, "cqa/gis": 1 / 2},
+    "covid": {"covid": 1},
+    "Average": {
+      "fiqa": 1 / 3, "cqa/unix": 1 / 6, "cqa/gis": 1 / 6, "covid": 1 / 3
+    },
+  }  # fmt: skip
+  marked = set()
+  for row, sets in arrays.items():
+    for title, weights in columns.items():
+      cell = table.rows[row][title]
+      mean = sum(w * np.mean(sets[name]) for name, w in weights.items())
+      assert cell.interval.mean == pytest.approx(mean, rel=1e-12)
+      spread = math.sqrt(
+        sum(w**2 * np.var(sets[n]) / sizes[n] for n, w in weights.items())
+      )
+      half_width = (cell.interval.high - cell.interval.low) / 2
+      assert half_width == pytest.approx(1.96 * spread, rel=0.1)
+      if row == "BM25":
+        assert cell.p_value is None
+        continue
+      p_value = min(1, 12 * welch(sets, arrays["BM25"], weights))
+      assert cell.p_value == pytest.approx(p_value, rel=1e-9)
+      if p_value < 0.05:
+        marked.add((row, title))
+  assert table.num_tests == 12
+  assert 3 < len(marked) < 12
+  header, _, *lines = table.text(digits=6).split("\n\n")[0].splitlines()
+  for line in lines:
+    name, *cells = line.split()[-5:]
+    row = next(row for row in arrays if line.startswith(row))
+    for title, cell in zip(header.split()[1:], cells, strict=True):
+      assert cell.endswith("*") == ((row, title) in marked)
+      assert float(cell.rstrip("*")) == pytest.approx(
+        table.rows[row][title].interval.mean, abs=1e-6
+      )
+
+
+def welch(first, second, weights):
+  """The two-sided p value of a weighted mean of paired differences."""
+  terms, means = [], []
+  for name, weight in weights.items():
+    difference = first[name] - second[name]
+    size = len(difference)
+    means.append(weight * difference.mean())
+    terms.append((weight**2 * difference.var(ddof=1) / size, size - 1))
+  variance = sum(term for term, _ in terms)
+  freedom = variance**2 / sum(term**2 / df for term, df in terms)
+  return 2 * stats.t(freedom).sf(abs(sum(means)) / math.sqrt(variance))
+
+
+QRELS = {"q1": {"a": 1}, "q2": {"b": 2}}
+RUN = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"a": 2.0, "b": 1.0}}
+
+
+def test_evaluations_are_taken_as_they_are():
+  scores = measures.evaluate(QRELS, RUN, ("RR@10", "MFR"))
+  results = {"BM25": {"fiqa": scores}, "original": {"fiqa": scores}}
+  table = tables.compare(results, "MFR", reference="BM25")
+  assert table.text().splitlines()[2:4] == [
+    "BM25      1.500",
+    "original  1.500",
+  ]
+  assert list(table.columns) == ["fiqa"]  # one column needs no average
+  assert "verage" not in table.caption
+  with pytest.raises(ValueError, match=r"'fiqa': expected the measure 'R@5'"):
+    tables.compare(results, "R@5")
+
+
+@pytest.mark.parametrize(
+  "change", [{"level": 2}, {"drop_identical": False}, {"split": "dev"}]
+)
+def test_rows_that_were_scored_otherwise_are_not_compared(change):
+  one = measures.evaluate(QRELS, RUN)
+  other = measures.evaluate(QRELS, RUN, **change)
+  results = {"BM25": {"fiqa": one}, "original": {"fiqa": other}}
+  message = "set 'fiqa': expected rows scored alike, got .* in 'original' than"
+  with pytest.raises(ValueError, match=message):
+    tables.compare(results, "nDCG@10")
+
+
+ONE = {"BM25": {"fiqa": per_query(1.0, 2.0)}}
+
+
+@pytest.mark.parametrize(
+  "results, options, message",
+  [
+    ({}, {}, "expected rows with a set, got none"),
+    ({"BM25": {}}, {}, "expected rows with a set, got none"),
+    (ONE, {"reference": "bm25"}, r"rows \['BM25'\], got reference='bm25'"),
+    (ONE, {"alpha": 0}, "alpha in .0, 1., got alpha=0"),
+    (ONE, {"groups": {"x": ["fiqa"], "y": ["fiqa"]}}, "'fiqa' in 'x' and 'y'"),
+    (ONE, {"groups": {"fiqa": ["other"]}}, "a title of its own .* got 'fiqa'"),
+    ({"BM25": {"Average": per_query(1.0)}}, {}, "got 'Average' twice"),
+    (
+      {**ONE, "original": {"fiqa": {"q0": 1.0, "q9": 1.0}}},
+      {},
+      "set 'fiqa': .* got others in 'original' than in 'BM25'",
+    ),
+    (
+      {row: {"fiqa": {"q0": 1.0}} for row in ("a", "b")},
+      {"reference": "a"},
+      "row 'b', column 'fiqa': expected at least 2 queries, got 1",
+    ),
+    (
+      {"BM25": {"fiqa": per_query(1.0, math.nan)}},
+      {},
+      "row 'BM25', column 'fiqa': expected finite values",
+    ),
+    (ONE, {"level": 1}, "expected level in .0, 1."),
+  ],
+)
+def test_what_cannot_be_compared_is_named(results, options, message):
+  with pytest.raises(ValueError, match=message):
+    tables.compare(results, "nDCG@10", **options)
