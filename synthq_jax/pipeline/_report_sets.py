@@ -54,11 +54,7 @@ def side_by_side(
         seed=seed,
       )
       found += _shown(table)
-  traps = dict.fromkeys(t for row in rows for t in row.evaluation.traps)
-  return (
-    *found,
-    blocks.Paragraph(lead="How they were scored", text=" ".join(traps)),
-  )
+  return (*found, *_scored(rows))
 
 
 def section(found: Sequence[blocks.Block]) -> tuple[blocks.Section, ...]:
@@ -77,6 +73,31 @@ def _groups(sets: Sequence[str]) -> dict[str, list[str]]:
     if dot:
       groups[group].append(name)
   return dict(groups)
+
+
+def _scored(rows: Sequence[_repeats.Row]) -> list[blocks.Block]:
+  """Says how each set was scored, and once what holds for all of them."""
+  first = {row.evaluation.test_set: row.evaluation for row in rows}
+  header = ("Set", "Split", "Judged queries", "A query's own id")
+  lines = tuple(
+    (
+      name,
+      one.split,
+      f"{one.num_queries:,}",
+      "dropped" if one.drop_identical else "kept",
+    )
+    for name, one in first.items()
+  )
+  common = [
+    trap
+    for trap in rows[0].evaluation.traps
+    if all(trap in row.evaluation.traps for row in rows)
+  ]
+  return [
+    blocks.Heading(text="The sets"),
+    blocks.Table(header=header, rows=lines, numeric=("Judged queries",)),
+    blocks.Paragraph(lead="How they were scored", text=" ".join(common)),
+  ]
 
 
 def _shown(table: tables.Table) -> list[blocks.Block]:

@@ -146,6 +146,8 @@ def run(
     num_queries=scores.num_queries,
     traps=(*scores.traps, *_TRAPS),
     seconds=time.monotonic() - start,
+    split=scores.split,
+    drop_identical=scores.drop_identical,
   )
   artifacts.save(directory, result, digest)
   return result

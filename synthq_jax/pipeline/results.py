@@ -240,6 +240,10 @@ class Evaluation:
   """Choices of the evaluation a reader should know."""
   seconds: float
   """How long the stage took."""
+  split: str = ""
+  """Whose judgements they are."""
+  drop_identical: bool = True
+  """Whether results with the query's own id were dropped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -174,6 +174,9 @@ def test_the_pages_show_the_sets_side_by_side(finished):
   titles = [cell.strip() for cell in header.strip("|").split("|")]
   assert titles == ["Row", "cqadupstack", "msmarco", "scifact", "Average"]
   assert "public only" in section and "original" not in section
+  assert "| cqadupstack.gis | test | 15 | kept |" in section
+  assert "| msmarco | dev | 15 | kept |" in section
+  assert "Ties are broken before scoring" in section
   private = (run / "private/report/report.private.html").read_text()
   assert "Scores on further test sets" in private
   table = private.rpartition("Scores on further test sets")[2]
