@@ -15,8 +15,8 @@ Made = dict[str, tuple[Any, str]]
 
 def test_sets(
   make: runner.Runner,
-  space: workspace.Workspace,
-  prepared: results.PreparedData,
+  folders: workspace.Folders,
+  documents: results.PublicDocuments,
   data: str,
   wanted: Sequence[prepare_test_set_lib.TestSet],
 ) -> Made:
@@ -24,9 +24,9 @@ def test_sets(
 
   Args:
     make: makes results, or finds them finished.
-    space: the working directory.
-    prepared: the run's own data, whose vocabulary and lengths are used.
-    data: its fingerprint.
+    folders: the working directory.
+    documents: the run's own, whose vocabulary and lengths are used.
+    data: the fingerprint of the run's data.
     wanted: the sets.
 
   Returns:
@@ -38,7 +38,7 @@ def test_sets(
       results.TestSet,
       (one.name, one.split, one.drop_identical, one.source.digest(), data),
       lambda digest, one=one: prepare_test_set_lib.run(
-        one, space, digest, prepared=prepared
+        one, folders, digest, documents=documents
       ),
     )
     for one in wanted

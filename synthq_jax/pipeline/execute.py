@@ -54,7 +54,11 @@ class Pipeline:
     self._prepare(on_accepted)
     if self._wants("evaluate"):  # before any training: a bad set costs nothing
       self._further = _scoring.test_sets(
-        self._runner, self._space, self._prepared, self._data[0], further
+        self._runner,
+        workspace.Folders(self._space.root),
+        results.public_documents(self._prepared),
+        self._data[0],
+        further,
       )
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}

@@ -140,7 +140,10 @@ def document_texts(path: pathlib.Path) -> Iterator[str]:
       yield f"{entry['title']} {entry['text']}".strip()
 
 
-def vocabulary(space: workspace.Workspace, prepared: results.PreparedData):
+def vocabulary(
+  space: workspace.Folders,
+  prepared: results.PreparedData | results.PublicDocuments,
+):
   """Loads the vocabulary of the run."""
   return vocabulary_lib.load(
     space.root / prepared.vocabulary, extra_ids=prepared.extra_ids

@@ -129,18 +129,22 @@ def _test_set(name: str, source: _sources.Source) -> TestSet:
 
 def run(
   test_set: TestSet,
-  space: workspace.Workspace,
+  folders: workspace.Folders,
   digest: str,
   *,
-  prepared: results.PreparedData,
+  documents: results.PublicDocuments,
 ) -> results.TestSet:
   """Tokenizes a set as the run's own data was.
 
+  Formal guarantee:
+    A function of the set, of the run's vocabulary and of settings: neither
+    PreparedData nor the secret of the working directory is handed in.
+
   Args:
     test_set: which.
-    space: the working directory.
+    folders: the working directory.
     digest: fingerprint to save the result under.
-    prepared: whose vocabulary and lengths are used.
+    documents: the run's own, whose vocabulary and lengths are used.
 
   Returns:
     Where everything lies; nothing of it is private.
@@ -160,15 +164,15 @@ def run(
       f"{test_set.source.place}: expected judged queries in split"
       f" {test_set.split!r}, got none with a grade above 0"
     )
-  folder = space.public(f"prepare_test_set/{test_set.name}")
+  folder = folders.public(f"prepare_test_set/{test_set.name}")
   shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
   folder.mkdir(parents=True)
-  vocabulary = inputs.vocabulary(space, prepared)
+  vocabulary = inputs.vocabulary(folders, documents)
   written = _documents.write(
     data.documents,
     folder,
     vocabulary,
-    length=prepared.document_length,
+    length=documents.document_length,
     choose=[],
     digest=lambda content: None,
   )
@@ -183,11 +187,11 @@ def run(
     tokens=vocabulary_lib.tokenize(
       vocabulary,
       [query.text for query in queries],
-      length=prepared.query_length,
+      length=documents.query_length,
     ),
   )
   result = results.TestSet(
-    directory=space.relative(folder),
+    directory=folders.relative(folder),
     name=test_set.name,
     split=test_set.split,
     drop_identical=test_set.drop_identical,

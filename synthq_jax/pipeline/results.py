@@ -99,17 +99,22 @@ class PublicDocuments:
   """corpus.jsonl, tokens and ids of it, and the vocabulary."""
   num_documents: int
   """Documents in the public collection."""
+  vocabulary: str
+  """The SentencePiece model."""
   vocab_size: int
   """Ids of the vocabulary, extra ids included."""
+  extra_ids: int
+  """Sentinels among them."""
+  document_length: int
+  """Tokens of a document, EOS included."""
+  query_length: int
+  """Tokens of a query, EOS included."""
 
 
 def public_documents(prepared: PreparedData) -> PublicDocuments:
   """Returns the public part of prepared data."""
-  return PublicDocuments(
-    directory=prepared.directory,
-    num_documents=prepared.num_documents,
-    vocab_size=prepared.vocab_size,
-  )
+  names = [field.name for field in dataclasses.fields(PublicDocuments)]
+  return PublicDocuments(**{name: getattr(prepared, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

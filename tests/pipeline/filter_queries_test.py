@@ -329,7 +329,15 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone():
     "recipe": "Recipe",
   }
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
-  assert fields == {"directory", "num_documents", "vocab_size"}
+  assert fields == {
+    "directory",
+    "num_documents",
+    "vocabulary",
+    "vocab_size",
+    "extra_ids",
+    "document_length",
+    "query_length",
+  }
   assert not hasattr(workspace.Folders, "seed")
   assert not hasattr(workspace.Folders, "key")
 
