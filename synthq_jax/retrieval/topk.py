@@ -144,11 +144,8 @@ def _chunks(
   size = chunk_size or max(1, _CHUNK_BYTES * mesh.size // (4 * max(dim, 1)))
   size = -(-total // -(-total // size))  # chunks of equal size
   size = -(-size // mesh.size) * mesh.size
-  small = jnp.issubdtype(documents.dtype, jnp.floating)
-  small = small and documents.dtype.itemsize <= 4
   for first in range(0, total, size):
     rows = np.asarray(documents[first : first + size])
-    rows = rows if small else rows.astype(np.float32)
     count = len(rows)
     if count < size:  # chunks of one shape: one compilation
       rows = np.concatenate([rows, np.zeros((size - count, dim), rows.dtype)])
@@ -213,7 +210,7 @@ def _search_share(
     rows = start + jnp.arange(size)
     counts = (rows >= i * size) & (rows < count)
     scores = _scores(queries, block)
-    finite = best[2] & jnp.all(jnp.isfinite(scores) | ~counts[None, :])
+    finite = best[2] & jnp.all(jnp.isfinite(scores))
     scores = jnp.where(counts[None, :], scores, -jnp.inf)
     top, at = jax.lax.top_k(scores, min(k, size))
     merged = _merge((best[0], top), (best[1], at + start), k)

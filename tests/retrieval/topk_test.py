@@ -101,6 +101,7 @@ def test_more_queries_than_are_scored_at_once():
   documents, queries = whole_numbers(50, 4, 2), whole_numbers(2051, 4, 3)
   found = topk.search(queries, documents, 5, devices=jax.devices()[:2])
   assert_same(found, oracle(queries, documents, 5))
+  assert topk._in_groups(queries).shape == (3, 684, 4)
 
 
 def test_documents_on_disk_are_read_once_in_chunks(tmp_path):
@@ -171,7 +172,9 @@ def test_scores_that_are_not_finite_are_refused(bad):
   queries = np.array([[1, -1, 1e3, 1], [1, -1, -1e3, 1]], np.float32)
   for i in range(2):  # also where the one document scores least
     with pytest.raises(ValueError, match="expected finite scores"):
-      topk.search(queries[i : i + 1], documents, 1, block_size=8)
+      topk.search(
+        queries[i : i + 1], documents, 1, block_size=8, chunk_size=20
+      )
 
 
 def test_bad_arguments_are_refused():
