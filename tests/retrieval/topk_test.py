@@ -172,9 +172,7 @@ def test_scores_that_are_not_finite_are_refused(bad):
   queries = np.array([[1, -1, 1e3, 1], [1, -1, -1e3, 1]], np.float32)
   for i in range(2):  # also where the one document scores least
     with pytest.raises(ValueError, match="expected finite scores"):
-      topk.search(
-        queries[i : i + 1], documents, 1, block_size=8, chunk_size=20
-      )
+      topk.search(queries[i : i + 1], documents, 1, block_size=8, chunk_size=20)
 
 
 def test_bad_arguments_are_refused():
