@@ -146,7 +146,8 @@ def test_training_uses_the_whole_sample():
   # faiss would take 256 vectors a list, drawn by itself.
   documents = clustered(600, 4)
   config = dataclasses.replace(_IVFPQ, lists=1, probes=1, training_sample=600)
-  quantizer = faiss.downcast_index(config.build(documents).inner.quantizer)
+  index_ = config.build(documents)  # faiss keeps no reference to it
+  quantizer = faiss.downcast_index(index_.inner.quantizer)
   mean = documents.astype(np.float64).mean(axis=0)
   np.testing.assert_allclose(
     quantizer.reconstruct(0), mean / np.linalg.norm(mean), atol=1e-5
