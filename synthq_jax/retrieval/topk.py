@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax.retrieval import _vectors
+from synthq_jax.retrieval import _devices, _vectors
 
 __all__ = ["search"]
 
@@ -68,7 +68,8 @@ def search(
 
   Raises:
     ValueError: if there are no documents, k, block_size or chunk_size is below
-      1, the queries have another dim, or a score is not finite.
+      1, the queries have another dim, there are no devices, or a score is not
+      finite.
   """
   queries = _vectors.finite("queries", queries)
   _check(documents, block_size, chunk_size)
@@ -76,9 +77,9 @@ def search(
   k = min(k, len(documents))
   if not len(queries):
     return np.zeros((0, k), np.float32), np.zeros((0, k), np.int64)
-  mesh = jax.sharding.Mesh(np.array(devices or _default_devices()), (_AXIS,))
-  groups = _everywhere(_in_groups(queries), mesh)
-  best = _everywhere(_nothing_yet(groups.shape[:2], k), mesh)
+  mesh = _devices.mesh(devices, _AXIS)
+  groups = _devices.replicate(_in_groups(queries), mesh)
+  best = _devices.replicate(_nothing_yet(groups.shape[:2], k), mesh)
   for first, count, chunk in _chunks(documents, chunk_size, mesh):
     # The chunk before is done with, so that at most two are on the devices.
     jax.block_until_ready(best)
@@ -102,17 +103,6 @@ def _check(
       f"expected block_size and chunk_size >= 1, got block_size={block_size}, "
       f"chunk_size={chunk_size}; leave them out"
     )
-
-
-def _default_devices() -> list[jax.Device]:
-  return list(jnp.zeros(()).devices())
-
-
-def _everywhere(arrays, mesh: jax.sharding.Mesh):
-  """Puts a copy on every device."""
-  return jax.device_put(
-    arrays, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  )
 
 
 def _in_groups(

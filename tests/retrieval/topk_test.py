@@ -189,6 +189,8 @@ def test_bad_arguments_are_refused():
     topk.search(queries, documents, 1, block_size=0)
   with pytest.raises(ValueError, match="chunk_size=0"):
     topk.search(queries, documents, 1, chunk_size=0)
+  with pytest.raises(ValueError, match="expected devices, got none"):
+    topk.search(queries, documents, 1, devices=[])
   queries[0, 0] = np.nan
   with pytest.raises(ValueError, match="expected finite queries"):
     topk.search(queries, documents, 1)
