@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import os
 import pathlib
@@ -112,7 +113,8 @@ def _write(directory, tokens=None, **changed):
   arguments = {"block_rows": 5, "batch_size": 4, **changed}
   tokens = _tokens() if tokens is None else tokens
   params = arguments.pop("params", _params())
-  encode.to_files(params, _CONFIG, tokens, directory, **arguments)
+  config = arguments.pop("config", _CONFIG)
+  encode.to_files(params, config, tokens, directory, **arguments)
 
 
 def _content(directory):
@@ -208,11 +210,14 @@ def _other_params():
   "changed",
   [
     {"params": _other_params()},
+    {
+      "config": dataclasses.replace(_CONFIG, mlp_activations=("relu", "linear"))
+    },
     {"fingerprint": "another collection"},
     {"tokens": _tokens(22)},
     {"block_rows": 6},
   ],
-  ids=["params", "fingerprint", "rows", "block_rows"],
+  ids=["params", "config", "fingerprint", "rows", "block_rows"],
 )
 def test_blocks_of_something_else_are_refused_and_kept(tmp_path, changed):
   _write(tmp_path, shard=0, num_shards=2)
