@@ -19,9 +19,11 @@ __all__ = [
   "fingerprint",
   "from_json",
   "load",
+  "load_array",
   "read_fingerprint",
   "replacing",
   "save",
+  "save_array",
   "to_json",
   "write_atomically",
 ]
@@ -134,6 +136,34 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
   data = content.encode() if isinstance(content, str) else content
   with replacing(path) as stream:
     stream.write(data)
+
+
+def save_array(path: str | os.PathLike, rows: Any) -> None:
+  """Writes an array as a .npy file that is complete or not there.
+
+  Args:
+    path: the file; its folder is made where it is missing.
+    rows: a NumPy array.
+  """
+  import numpy as np  # pylint: disable=g-import-not-at-top
+
+  with replacing(path) as stream:
+    np.save(stream, rows)
+
+
+def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
+  """Returns the array of a .npy file, or None if it is missing or cut short.
+
+  Args:
+    path: the file.
+    mapped: whether it stays on disk and is read where it is used.
+  """
+  import numpy as np  # pylint: disable=g-import-not-at-top
+
+  try:
+    return np.load(path, mmap_mode="r" if mapped else None)
+  except (FileNotFoundError, ValueError, EOFError):
+    return None
 
 
 def save(directory: str | os.PathLike, result: Any, digest: str) -> None:

@@ -215,3 +215,16 @@ def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
   artifacts.write_atomically(path, "new")
   assert path.read_text() == "new"
   assert [p.name for p in tmp_path.iterdir()] == ["c.txt"]
+
+
+def test_an_array_is_whole_or_not_there(tmp_path):
+  path, rows = tmp_path / "folder" / "rows.npy", np.arange(6.0).reshape(3, 2)
+  assert artifacts.load_array(path) is None
+  artifacts.save_array(path, rows)
+  np.testing.assert_array_equal(artifacts.load_array(path), rows)
+  assert isinstance(artifacts.load_array(path, mapped=True), np.memmap)
+  for kept in (0, 50, len(path.read_bytes()) - 1):
+    path.write_bytes(path.read_bytes()[:kept])
+    for mapped in (False, True):
+      assert artifacts.load_array(path, mapped=mapped) is None
+    artifacts.save_array(path, rows)

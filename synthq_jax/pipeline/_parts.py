@@ -1,6 +1,5 @@
 """Arrays that a long stage has finished, so that a kill costs one part."""
 
-import io
 import pathlib
 import shutil
 
@@ -24,18 +23,15 @@ class Parts:
       first: its number.
       mapped: whether it stays on disk and is read where it is used.
     """
-    path = self.directory / f"{first}.npy"
-    try:
-      return np.load(path, mmap_mode="r" if mapped else None)
-    except (FileNotFoundError, ValueError, EOFError):
-      return None  # the same numbers are made again
+    # What is damaged is made again: the same numbers.
+    return artifacts.load_array(self._path(first), mapped=mapped)
 
   def save(self, first: int, rows: np.ndarray) -> None:
     """Writes a part in one step."""
-    content = io.BytesIO()
-    np.save(content, rows)
-    path = self.directory / f"{first}.npy"
-    artifacts.write_atomically(path, content.getvalue())
+    artifacts.save_array(self._path(first), rows)
+
+  def _path(self, first: int) -> pathlib.Path:
+    return self.directory / f"{first}.npy"
 
   def remove(self) -> None:
     """Removes all parts, and those of older settings beside them."""

@@ -1,20 +1,23 @@
 """Vectors of a whole collection, in batches of few fixed shapes."""
 
 import functools
-from collections.abc import Callable
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import artifacts, typing
 from synthq_jax.models import dual_encoder, length_batches, t5_config
+from synthq_jax.retrieval import _devices, vector_files
 
-__all__ = ["encode"]
+__all__ = ["encode", "to_files"]
 
-_encode = functools.partial(jax.jit, static_argnames="config")(
-  dual_encoder.encode
-)
+_AXIS = "batch"
 
 
 def encode(
@@ -23,18 +26,22 @@ def encode(
   tokens: Int[np.ndarray, "row length"],
   *,
   batch_size: int = 256,
+  devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
 ) -> Float[np.ndarray, "row dim"]:
   """Encodes every row of tokens with the dual encoder.
 
   Rows are batched by length and trimmed of padding; the batches have few
-  shapes, so that few are compiled.
+  shapes, so that few are compiled. A batch is split over the devices, each of
+  which works on its own.
 
   Args:
     params: the parameters of a T5 or of its encoder.
     config: the shape of the T5.
     tokens: tokens, 0 = padding at the end of a row.
-    batch_size: rows at a time; changes the speed only.
+    batch_size: rows at a time on all devices together, rounded up to a multiple
+      of their number; changes the speed only.
+    devices: those of this process to use; JAX's default one if not given.
     progress: called with the number of rows after each batch, for example
       `tqdm.tqdm(...).update`.
 
@@ -43,13 +50,113 @@ def encode(
     that is all padding.
 
   Raises:
-    ValueError: if `tokens` is not a matrix or `batch_size` is below 1.
+    ValueError: if `tokens` is not a matrix, `batch_size` is below 1 or there
+      are no devices.
   """
-  params = jax.device_put(dual_encoder.encoder_params(params))
+  mesh = _devices.mesh(devices, _AXIS)
+  params = _devices.replicate(dual_encoder.encoder_params(params), mesh)
   vectors = np.zeros((len(tokens), config.emb_dim), np.float32)
+  batch_size = -(-batch_size // mesh.size) * mesh.size
   for batch in length_batches.split(tokens, batch_size):
-    encoded = np.asarray(_encode(params, config=config, tokens=batch.tokens))
-    vectors[batch.rows] = encoded[: len(batch.rows)]
+    encoded = _encode(params, batch.tokens, config=config, mesh=mesh)
+    vectors[batch.rows] = np.asarray(encoded)[: len(batch.rows)]
     if progress is not None:
       progress(len(batch.rows))
   return vectors
+
+
+@functools.partial(jax.jit, static_argnames=("config", "mesh"))
+def _encode(
+  params: typing.Params,
+  tokens: Int[Array, "batch length"],
+  *,
+  config: t5_config.T5Config,
+  mesh: jax.sharding.Mesh,
+) -> Float[Array, "batch dim"]:
+  """Encodes a batch, every device its own rows as if it were alone."""
+  part = jax.sharding.PartitionSpec
+  return jax.shard_map(
+    lambda params, tokens: dual_encoder.encode(params, config, tokens),
+    mesh=mesh,
+    in_specs=(part(), part(_AXIS)),
+    out_specs=part(_AXIS),
+    check_vma=False,  # no device hears of another
+  )(params, tokens)
+
+
+def to_files(
+  params: typing.Params,
+  config: t5_config.T5Config,
+  tokens: Any,
+  directory: str | os.PathLike,
+  *,
+  fingerprint: str = "",
+  shard: int = 0,
+  num_shards: int = 1,
+  block_rows: int = 65536,
+  batch_size: int = 256,
+  devices: Sequence[jax.Device] | None = None,
+  progress: Callable[[int], object] | None = None,
+) -> None:
+  """Encodes a collection into files, one of several processes its share.
+
+  What is finished stays: started again, a process reads its blocks, and makes
+  those that are missing, damaged or of other tokens. Memory holds one block of
+  tokens and vectors. `vector_files.open_vectors` opens the result once all
+  processes are done; they never talk to each other.
+
+  Args:
+    params: the parameters of a T5 or of its encoder.
+    config: the shape of the T5.
+    tokens: rows of tokens [row, length], 0 = padding at the end of a row. What
+      has a length and slices will do, such as a memory map.
+    directory: the folder, the same for all processes.
+    fingerprint: of whatever else the vectors depend on and `params` and
+      `config` do not show, such as the collection.
+    shard: the number of this process, in [0, num_shards).
+    num_shards: how many processes encode. Each takes blocks that lie together.
+    block_rows: rows of a file; what a kill costs at most.
+    batch_size: as in `encode`.
+    devices: as in `encode`.
+    progress: called with numbers of rows; those found finished count.
+
+  Raises:
+    ValueError: if the folder holds blocks of another encoder, fingerprint,
+      number of rows or `block_rows`, there are no rows, or an argument is out of
+      range.
+  """
+  params = dual_encoder.encoder_params(params)
+  layout = vector_files.Layout(
+    encoder=artifacts.fingerprint(_digest(params), config, fingerprint),
+    rows=len(tokens),
+    dim=config.emb_dim,
+    block_rows=block_rows,
+  )
+  numbers = layout.of_shard(shard, num_shards)
+  writer = vector_files.Writer(pathlib.Path(directory), layout, num_shards)
+  params = _devices.replicate(params, _devices.mesh(devices, _AXIS))
+  for number in numbers:
+    first, stop = layout.bounds(number)
+    rows = np.ascontiguousarray(tokens[first:stop], np.int32)
+    source = vector_files.digest(rows)
+    if not writer.has(number, source):
+      vectors = encode(
+        params,
+        config,
+        rows,
+        batch_size=batch_size,
+        devices=devices,
+        progress=progress,
+      )
+      writer.write(number, source, vectors)
+    elif progress is not None:
+      progress(stop - first)
+
+
+def _digest(params: typing.Params) -> str:
+  """Returns a digest of the names and numbers of the parameters."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  state = hashlib.sha256()
+  for name, leaf in sorted((jax.tree_util.keystr(p), x) for p, x in leaves):
+    state.update(f"{name} {vector_files.digest(np.asarray(leaf))}\n".encode())
+  return state.hexdigest()

@@ -6,10 +6,11 @@ import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
+from synthq_jax.retrieval import _vectors
+
 __all__ = ["Index", "exact"]
 
 _MARGIN = 16  # candidates beyond k, so that ties at the border are rarely cut
-_BLOCK = 1 << 22  # numbers of one block of candidate vectors: 32 MiB in float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +49,8 @@ class Index:
     Raises:
       ValueError: if k < 1, or the queries have another dim or are not finite.
     """
-    queries = _vectors("queries", queries)
-    if k < 1 or queries.shape[1] != self.vectors.shape[1]:
-      raise ValueError(
-        f"expected k >= 1 and queries of dim={self.vectors.shape[1]}, got "
-        f"k={k} and dim={queries.shape[1]}; use the encoder of the index"
-      )
+    queries = _vectors.finite("queries", queries)
+    _vectors.check_search(queries, k, self.vectors.shape[1])
     k = min(k, len(self.vectors))
     scores = np.zeros((len(queries), k))
     places = np.zeros((len(queries), k), np.int64)
@@ -71,7 +68,7 @@ class Index:
     """Returns scores, positions, and for which queries these are final."""
     rough, at = self.flat.search(queries, width)
     at = np.sort(at, axis=1)  # by position, which a stable sort keeps for ties
-    scores = self._rescore(queries, at)
+    scores = _vectors.rescore(queries, self.vectors, at)
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     scores = np.take_along_axis(scores, order, axis=1)
     at = np.take_along_axis(at, order, axis=1)
@@ -82,19 +79,6 @@ class Index:
     slack = slack * np.linalg.norm(queries.astype(np.float64), axis=1)
     sure = scores[:, -1] > rough[:, -1] + slack
     return scores, at, sure | (width == len(self.vectors))
-
-  def _rescore(self, queries: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Returns the inner products with the documents at `at`, in float64."""
-    rows = max(1, _BLOCK // (at.shape[1] * queries.shape[1]))
-    blocks = [
-      np.einsum(
-        "qd,qkd->qk",
-        queries[start : start + rows].astype(np.float64),
-        self.vectors[at[start : start + rows]].astype(np.float64),
-      )
-      for start in range(0, len(queries), rows)
-    ]
-    return np.concatenate(blocks)
 
 
 def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
@@ -113,7 +97,7 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   Raises:
     ValueError: if there are no vectors, or one is not finite.
   """
-  vectors = _vectors("vectors", vectors)
+  vectors = _vectors.finite("vectors", vectors)
   if not vectors.size:
     raise ValueError(
       f"expected document vectors, got shape {vectors.shape}; encode some"
@@ -122,14 +106,3 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   flat.add(vectors)
   longest = float(np.linalg.norm(vectors, axis=1).max())
   return Index(vectors, flat, longest)
-
-
-def _vectors(name: str, vectors: np.ndarray) -> np.ndarray:
-  """Returns finite float32 vectors, or says what is wrong."""
-  array = np.ascontiguousarray(vectors, np.float32)
-  if array.ndim != 2 or not np.isfinite(array).all():
-    raise ValueError(
-      f"expected finite {name} of two axes, got shape {array.shape}; look at "
-      "the encoder"
-    )
-  return array

@@ -1,11 +1,16 @@
+import dataclasses
 import functools
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 
 from synthq_jax.models import dual_encoder, t5, t5_config
-from synthq_jax.retrieval import encode
+from synthq_jax.retrieval import encode, topk, vector_files
 
 _CONFIG = t5_config.get("tiny")
 
@@ -60,3 +65,229 @@ def test_progress_adds_up_and_no_rows_give_no_vectors():
   assert sum(done) == 23
   empty = encode.encode(_params(), _CONFIG, np.zeros((0, 8), np.int32))
   assert empty.shape == (0, _CONFIG.emb_dim)
+
+
+def test_eight_devices_give_each_row_the_numbers_of_one():
+  tokens = _tokens(count=90)
+  one = encode.encode(_params(), _CONFIG, tokens, batch_size=4)
+  # 4 rows for each device, after rounding up.
+  eight = encode.encode(
+    _params(), _CONFIG, tokens, batch_size=31, devices=jax.devices()
+  )
+  np.testing.assert_array_equal(eight, one)
+
+
+def test_a_batch_is_split_over_the_devices(monkeypatch):
+  shapes = []
+
+  def noted(params, config, tokens):
+    shapes.append(tokens.shape)
+    return dual_encoder_encode(params, config, tokens)
+
+  dual_encoder_encode = dual_encoder.encode
+  monkeypatch.setattr(dual_encoder, "encode", noted)
+  tokens = _tokens(count=6, longest=11)
+  encode.encode(
+    _params(), _CONFIG, tokens, batch_size=10, devices=jax.devices()[:3]
+  )
+  assert shapes == [(4, 11)]
+
+
+class Unread:
+  """Tokens of which only short slices may be read."""
+
+  def __init__(self, tokens, most):
+    self.tokens, self.most, self.seen = tokens, most, []
+
+  def __len__(self):
+    return len(self.tokens)
+
+  def __getitem__(self, rows):
+    part = self.tokens[rows]
+    assert isinstance(rows, slice) and len(part) <= self.most
+    self.seen.append((rows.start, rows.stop))
+    return part
+
+
+def _write(directory, tokens=None, **changed):
+  arguments = {"block_rows": 5, "batch_size": 4, **changed}
+  tokens = _tokens() if tokens is None else tokens
+  params = arguments.pop("params", _params())
+  config = arguments.pop("config", _CONFIG)
+  encode.to_files(params, config, tokens, directory, **arguments)
+
+
+def _content(directory):
+  return {p.name: p.read_bytes() for p in pathlib.Path(directory).iterdir()}
+
+
+def test_files_hold_the_vectors_of_all_shards_in_order(tmp_path):
+  tokens, done = Unread(_tokens(), 5), []
+  for shard in (1, 0):
+    _write(tmp_path, tokens, shard=shard, num_shards=2, progress=done.append)
+  assert sum(done) == 23
+  assert tokens.seen == [(10, 15), (15, 20), (20, 23), (0, 5), (5, 10)]
+  vectors = vector_files.open_vectors(tmp_path)
+  expected = encode.encode(_params(), _CONFIG, _tokens(), batch_size=4)
+  np.testing.assert_array_equal(np.asarray(vectors), expected)
+  found = topk.search(expected[:3], vectors, 4, chunk_size=7)
+  np.testing.assert_array_equal(
+    found[1], topk.search(expected[:3], expected, 4)[1]
+  )
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(
+  tmp_path, monkeypatch
+):
+  _write(tmp_path / "whole")
+  stopped = []
+
+  def stop(rows):
+    stopped.append(rows)
+    if sum(stopped) > 12:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    _write(tmp_path / "cut", progress=stop)
+  assert len(_content(tmp_path / "cut")) == 4  # two blocks
+  encoded = []
+  real = encode.encode
+
+  def counted(params, config, tokens, **others):
+    encoded.append(len(tokens))
+    return real(params, config, tokens, **others)
+
+  monkeypatch.setattr(encode, "encode", counted)
+  done = []
+  _write(tmp_path / "cut", progress=done.append)
+  assert encoded == [5, 5, 3] and sum(done) == 23
+  assert _content(tmp_path / "cut") == _content(tmp_path / "whole")
+  encoded.clear()
+  _write(tmp_path / "cut")
+  assert not encoded
+
+
+@pytest.mark.parametrize("damage", ["short", "bit", "gone", "mark", "marker"])
+def test_damaged_blocks_are_made_again_and_no_others(tmp_path, damage):
+  _write(tmp_path)
+  before = _content(tmp_path)
+  path = tmp_path / "block_00003.npy"
+  mark = path.with_suffix(".json")
+  if damage == "short":
+    path.write_bytes(path.read_bytes()[:-9])
+  elif damage == "bit":
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+  elif damage == "gone":
+    path.unlink()
+  elif damage == "mark":
+    mark.write_bytes(mark.read_bytes()[:30])
+  else:
+    mark.unlink()
+  whole = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+  _write(tmp_path)
+  assert _content(tmp_path) == before
+  for other, time in whole.items():
+    again = other.stem == path.stem
+    assert (other.stat().st_mtime_ns != time) == again
+
+
+def test_blocks_of_other_tokens_are_made_again(tmp_path):
+  tokens = _tokens()
+  _write(tmp_path / "old", tokens)
+  tokens[7, 0] += 1
+  _write(tmp_path / "old", tokens)
+  _write(tmp_path / "new", tokens)
+  assert _content(tmp_path / "old") == _content(tmp_path / "new")
+
+
+def _other_params():
+  params = jax.tree.map(np.copy, _params())
+  params["encoder"]["encoder_norm"]["scale"][0] += 1
+  return params
+
+
+@pytest.mark.parametrize(
+  "changed",
+  [
+    {"params": _other_params()},
+    {
+      "config": dataclasses.replace(_CONFIG, mlp_activations=("relu", "linear"))
+    },
+    {"fingerprint": "another collection"},
+    {"tokens": _tokens(22)},
+    {"block_rows": 6},
+  ],
+  ids=["params", "config", "fingerprint", "rows", "block_rows"],
+)
+def test_blocks_of_something_else_are_refused_and_kept(tmp_path, changed):
+  _write(tmp_path, shard=0, num_shards=2)
+  before = _content(tmp_path)
+  with pytest.raises(ValueError, match="block_00000.npy: expected a block of"):
+    _write(tmp_path, **{"shard": 1, "num_shards": 2, **changed})
+  assert _content(tmp_path) == before
+
+
+def test_parameters_of_the_decoder_do_not_matter(tmp_path):
+  _write(tmp_path)
+  before = {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+  params = _params() | {"decoder": np.ones(3)}
+  _write(tmp_path, params=params)
+  assert {p: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
+
+
+def test_shards_that_do_not_exist_and_no_rows_are_refused(tmp_path):
+  for shard, num_shards in ((2, 2), (-1, 2), (0, 0)):
+    with pytest.raises(ValueError, match=f"shard={shard}, num_shards="):
+      _write(tmp_path, shard=shard, num_shards=num_shards)
+  with pytest.raises(ValueError, match="got rows=0"):
+    _write(tmp_path, np.zeros((0, 8), np.int32))
+  with pytest.raises(ValueError, match="expected devices, got none"):
+    _write(tmp_path, devices=[])
+  assert not _content(tmp_path)
+
+
+_PROCESS = """
+import json, sys
+import numpy as np
+from synthq_jax.models import t5_config
+from synthq_jax.retrieval import encode
+
+directory, shard = sys.argv[1], int(sys.argv[2])
+tree = {}
+with np.load(directory + "/params.npz") as leaves:
+  for name, leaf in leaves.items():
+    *path, last = name.split("/")
+    here = tree
+    for part in path:
+      here = here.setdefault(part, {})
+    here[last] = leaf
+tokens = np.load(directory + "/tokens.npy", mmap_mode="r")
+encode.to_files(
+  tree, t5_config.get("tiny"), tokens, directory + "/vectors",
+  shard=shard, num_shards=2, block_rows=5, batch_size=4,
+)
+"""
+
+
+def test_two_processes_write_what_one_does(tmp_path):
+  params = {name: _params()[name] for name in ("token_embedder", "encoder")}
+  leaves = {
+    "/".join(key.key for key in path): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
+  np.savez(tmp_path / "params.npz", **leaves)
+  np.save(tmp_path / "tokens.npy", _tokens())
+  root = pathlib.Path(__file__).resolve().parents[2]
+  processes = [
+    subprocess.Popen(
+      [sys.executable, "-c", _PROCESS, str(tmp_path), str(shard)],
+      cwd=root,
+      env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    for shard in range(2)
+  ]
+  assert [process.wait(timeout=120) for process in processes] == [0, 0]
+  for shard in range(2):
+    _write(tmp_path / "one", shard=shard, num_shards=2)
+  assert _content(tmp_path / "vectors") == _content(tmp_path / "one")
+  assert len(vector_files.open_vectors(tmp_path / "vectors")) == 23

@@ -1,0 +1,347 @@
+"""Vectors of a collection in a folder of blocks, which processes share.
+
+A block is block_NNNNN.npy, a float32 array, and block_NNNNN.json, which is
+written last and says whose vectors these are: a block without it, or one that
+it does not describe, does not count. Nothing else is in the folder, so that
+processes that write different blocks need not know of each other.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from synthq_jax import artifacts
+
+__all__ = ["Layout", "Vectors", "Writer", "digest", "open_vectors"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """What all blocks of a folder agree on.
+
+  Attributes:
+    encoder: a fingerprint of what made the vectors.
+    rows: vectors in all blocks, >= 1.
+    dim: numbers of a vector, >= 1.
+    block_rows: vectors of every block but the last, >= 1.
+  """
+
+  encoder: str
+  rows: int
+  dim: int
+  block_rows: int
+
+  def __post_init__(self):
+    """Checks the fields."""
+    if min(self.rows, self.dim, self.block_rows) < 1:
+      raise ValueError(
+        "expected rows, dim and block_rows >= 1, got "
+        f"rows={self.rows}, dim={self.dim}, block_rows={self.block_rows}; "
+        "check the tokens"
+      )
+
+  @property
+  def num_blocks(self) -> int:
+    return -(-self.rows // self.block_rows)
+
+  def bounds(self, number: int) -> tuple[int, int]:
+    """Returns the first row of a block and the one past its last."""
+    first = number * self.block_rows
+    return first, min(first + self.block_rows, self.rows)
+
+  def of_shard(self, shard: int, num_shards: int) -> range:
+    """Returns the blocks of one of several processes, which lie together.
+
+    >>> layout = Layout(encoder="e", rows=100, dim=8, block_rows=10)
+    >>> [list(layout.of_shard(shard, 3)) for shard in range(3)]
+    [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]]
+
+    Args:
+      shard: the number of the process, in [0, num_shards).
+      num_shards: how many there are.
+
+    Returns:
+      The numbers of its blocks; none where there are more shards than blocks.
+
+    Raises:
+      ValueError: if `shard` is out of range.
+    """
+    if not 0 <= shard < num_shards:
+      raise ValueError(
+        "expected shard in [0, num_shards), got "
+        f"shard={shard}, num_shards={num_shards}; count from 0"
+      )
+    total = self.num_blocks
+    return range(total * shard // num_shards, total * (shard + 1) // num_shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Record:
+  """What is known of a finished block.
+
+  Attributes:
+    layout: that of its folder.
+    num_shards: how many processes its writer was one of.
+    source: a digest of what was encoded.
+    vectors: a digest of the vectors.
+  """
+
+  layout: Layout
+  num_shards: int
+  source: str
+  vectors: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+  """Writes the blocks of a folder.
+
+  Attributes:
+    directory: the folder; made with the first block.
+    layout: what its blocks agree on.
+    num_shards: how many processes write.
+  """
+
+  directory: pathlib.Path
+  layout: Layout
+  num_shards: int
+
+  def __post_init__(self):
+    """Refuses a folder with blocks of another encoder or collection."""
+    for number, record in _records(self.directory).items():
+      if record.layout != self.layout:
+        raise ValueError(
+          f"{_path(self.directory, number)}: expected a block of "
+          f"{self.layout}, got one of {record.layout}; use another directory, "
+          "or delete this one"
+        )
+
+  def has(self, number: int, source: str) -> bool:
+    """Returns whether a block is there, undamaged, and made from `source`."""
+    record = _record(_path(self.directory, number))
+    if record is None or record.source != source:
+      return False
+    vectors = artifacts.load_array(_path(self.directory, number), mapped=True)
+    return vectors is not None and digest(vectors) == record.vectors
+
+  def write(
+    self, number: int, source: str, vectors: Float[np.ndarray, "row dim"]
+  ) -> None:
+    """Writes a block; a kill leaves it whole or not there.
+
+    Args:
+      number: which one.
+      source: a digest of what was encoded.
+      vectors: float32, as many as the layout says.
+
+    Raises:
+      ValueError: if these are not vectors of that block.
+    """
+    first, stop = self.layout.bounds(number)
+    if vectors.shape != (stop - first, self.layout.dim):
+      raise ValueError(
+        f"expected vectors of shape {(stop - first, self.layout.dim)} in block "
+        f"{number}, got shape {vectors.shape}; check the encoder"
+      )
+    path = _path(self.directory, number)
+    mark = path.with_suffix(".json")
+    mark.unlink(missing_ok=True)  # it would describe the vectors before
+    artifacts.save_array(path, vectors)
+    record = _Record(
+      layout=self.layout,
+      num_shards=self.num_shards,
+      source=source,
+      vectors=digest(vectors),
+    )
+    text = json.dumps(artifacts.to_json(record), indent=1, sort_keys=True)
+    artifacts.write_atomically(mark, text + "\n")
+
+
+def digest(array: np.ndarray) -> str:
+  """Returns a digest of the type, shape and numbers of an array.
+
+  >>> digest(np.arange(2)) == digest(np.arange(2).reshape(1, 2))
+  False
+  """
+  array = np.ascontiguousarray(array)
+  state = hashlib.sha256(f"{array.dtype} {array.shape}\n".encode())
+  state.update(array.reshape(-1).view(np.uint8))
+  return state.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Vectors:
+  """Vectors that stay on disk and are read where they are used.
+
+  `vectors[a:b]` and `vectors[positions]` are arrays in memory (a slice inside
+  one block is a memory map), `numpy.asarray(vectors)` reads all. `topk.search`
+  and the indexes of `approximate` take it as it is.
+
+  Attributes:
+    layout: how many there are, and whose.
+    blocks: memory maps of the files, in order.
+  """
+
+  layout: Layout
+  blocks: tuple[Float[np.ndarray, "row dim"], ...] = dataclasses.field(
+    repr=False
+  )
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    return self.layout.rows, self.layout.dim
+
+  @property
+  def dtype(self) -> np.dtype:
+    return np.dtype(np.float32)
+
+  def __len__(self) -> int:
+    return self.layout.rows
+
+  def __getitem__(self, rows: Any) -> np.ndarray:
+    """Returns the vectors of a slice, or at a position or an array of them."""
+    if not isinstance(rows, slice):
+      return self._gather(np.asarray(rows))
+    start, stop, step = rows.indices(len(self))
+    if step != 1:
+      return self._gather(np.arange(start, stop, step))
+    stop, size = max(start, stop), self.layout.block_rows
+    parts = [
+      self.blocks[number][max(start - number * size, 0) : stop - number * size]
+      for number in range(start // size, -(-stop // size))
+    ]
+    empty = np.zeros((0, self.layout.dim), np.float32)
+    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
+
+  def _gather(self, at: Int[np.ndarray, "*k"]) -> Float[np.ndarray, "*k dim"]:
+    """Returns the vectors at these positions, block by block."""
+    if at.size and not np.issubdtype(at.dtype, np.integer):
+      raise IndexError(f"expected positions, got an array of {at.dtype}")
+    at = np.where(at < 0, at + len(self), at).astype(np.int64)
+    if at.size and not 0 <= at.min() <= at.max() < len(self):
+      raise IndexError(
+        f"expected positions below {len(self)}, got {at.min()} to {at.max()}"
+      )
+    found = np.zeros((*at.shape, self.layout.dim), np.float32)
+    for number in np.unique(at // self.layout.block_rows):
+      inside = at // self.layout.block_rows == number
+      first = number * self.layout.block_rows
+      found[inside] = self.blocks[number][at[inside] - first]
+    return found
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None):
+    """Returns all vectors, in memory."""
+    del copy  # there is no way without one
+    return np.concatenate(self.blocks).astype(dtype or self.dtype, copy=False)
+
+
+def open_vectors(directory: str | os.PathLike) -> Vectors:
+  """Opens the vectors that `encode.to_files` wrote.
+
+  The files are mapped, not read: a number that changed on disk is found by
+  `encode.to_files`, which reads and mends them.
+
+  Args:
+    directory: the folder that all its processes wrote to.
+
+  Returns:
+    The vectors.
+
+  Raises:
+    ValueError: if there are none, a block is missing or cut short, or blocks
+      are of different encoders or collections.
+  """
+  directory = pathlib.Path(directory)
+  records = _records(directory)
+  if not records:
+    raise ValueError(
+      f"{directory}: expected blocks of vectors, got none; run encode.to_files"
+    )
+  layout = _common_layout(directory, records)
+  missing = sorted(set(range(layout.num_blocks)) - records.keys())
+  if missing:
+    shards = max(record.num_shards for record in records.values())
+    unfinished = [
+      shard
+      for shard in range(shards)
+      if not set(layout.of_shard(shard, shards)).isdisjoint(missing)
+    ]
+    raise ValueError(
+      f"{directory}: expected {layout.num_blocks} blocks, got none for "
+      f"{_listed(missing)}; finish encode.to_files for shard "
+      f"{_listed(unfinished)} of {shards}"
+    )
+  map_ = functools.partial(_mapped, directory, layout)
+  return Vectors(layout, tuple(map(map_, range(layout.num_blocks))))
+
+
+def _common_layout(
+  directory: pathlib.Path, records: dict[int, _Record]
+) -> Layout:
+  """Returns the layout of all blocks, or says that there are several."""
+  by_layout = {record.layout: number for number, record in records.items()}
+  if len(by_layout) > 1:
+    names = " and ".join(_path(directory, n).name for n in by_layout.values())
+    raise ValueError(
+      f"{directory}: expected blocks of one encoder and collection, got "
+      f"different ones in {names}; delete the folder and encode again"
+    )
+  return next(iter(by_layout))
+
+
+def _mapped(
+  directory: pathlib.Path, layout: Layout, number: int
+) -> Float[np.ndarray, "row dim"]:
+  """Maps the file of a block."""
+  path = _path(directory, number)
+  vectors = artifacts.load_array(path, mapped=True)
+  first, stop = layout.bounds(number)
+  shape = stop - first, layout.dim
+  if vectors is None or vectors.shape != shape or vectors.dtype != np.float32:
+    raise ValueError(
+      f"{path}: expected float32 vectors of shape {shape}, got a damaged or "
+      "missing file; run encode.to_files again, which mends it"
+    )
+  return vectors
+
+
+def _path(directory: pathlib.Path, number: int) -> pathlib.Path:
+  return directory / f"block_{number:05}.npy"
+
+
+def _records(directory: pathlib.Path) -> dict[int, _Record]:
+  """Returns what is known of the finished blocks, by number."""
+  found = {}
+  for mark in sorted(directory.glob("block_*.json")):
+    number = mark.stem.removeprefix("block_")
+    record = _record(mark)
+    if record is not None and number.isdecimal():
+      found[int(number)] = record
+  return found
+
+
+def _record(path: pathlib.Path) -> _Record | None:
+  """Returns what is known of a block, or None if it is not finished."""
+  try:
+    content = json.loads(path.with_suffix(".json").read_text())
+    return artifacts.from_json(_Record, content)
+  except (FileNotFoundError, ValueError, AttributeError, KeyError):
+    return None  # cut short, or of another version
+
+
+def _listed(numbers: list[int]) -> str:
+  """Names the first few of some numbers.
+
+  >>> _listed([1]), _listed([0, 1, 2, 3, 4, 5])
+  ('1', '0, 1, 2, 3 and 2 more')
+  """
+  text = ", ".join(map(str, numbers[:4]))
+  more = len(numbers) - 4
+  return f"{text} and {more} more" if more > 0 else text

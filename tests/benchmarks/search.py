@@ -1,0 +1,264 @@
+"""Search by inner product: JAX's exact top-k, faiss's, IVF-PQ and HNSW.
+
+Exact search in turn with both on the same cores and vectors, queries a second
+for all queries at once; their results must agree but for scores that differ in
+the last bits of float32. Then recall of the exact results against queries a
+second for IVF-PQ with several numbers of probes, with and without scoring the
+candidates again, and for HNSW with several numbers of candidates. The vectors
+are unit vectors in clusters whose spectrum decays, or rows of a file, of which
+the last are the queries. Prints one JSON document. Bar: exact results agree.
+
+  python tests/benchmarks/search.py
+  python tests/benchmarks/search.py --vectors=encoded.npy --queries=1000
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+CUTOFFS = (10, 100)
+ROUNDING = 2e-6  # of scores of unit vectors in float32
+
+
+def generated(documents: int, queries: int, dim: int) -> np.ndarray:
+  """Returns unit vectors, about a hundred a cluster."""
+  rng = np.random.default_rng(0)
+  spectrum = np.arange(1, dim + 1) ** -0.5
+  centres = rng.normal(size=(-(-documents // 100), dim)) * spectrum
+  rows = centres[rng.integers(len(centres), size=documents + queries)]
+  rows = rows + 0.7 * rng.normal(size=rows.shape) * spectrum
+  # Turned, so that the parts of a quantizer see about as much each.
+  rows = rows @ np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+  return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def timed(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
+  """Times functions in turn, after one run of each that is not counted."""
+  walls: dict[str, list[float]] = {name: [] for name in runs}
+  for run in runs.values():
+    run()
+  for _ in range(repeats):
+    for name, run in runs.items():
+      start = time.perf_counter()
+      run()
+      walls[name].append(time.perf_counter() - start)
+  return walls
+
+
+def speed(walls: list[float], queries: int) -> dict[str, Any]:
+  return {
+    "queries_per_s": round(queries / statistics.median(walls), 1),
+    "queries_per_s_best": round(queries / min(walls), 1),
+    "runs_s": [round(wall, 5) for wall in walls],
+  }
+
+
+def exact_searches(
+  documents: np.ndarray, queries: np.ndarray, options: argparse.Namespace
+) -> tuple[dict[str, Any], np.ndarray]:
+  """Measures both exact searches; returns the true results as well."""
+  import faiss
+  import jax
+  import jax.numpy as jnp
+
+  from synthq_jax.retrieval import index, topk
+
+  placed = jnp.asarray(documents)
+  flat = faiss.IndexFlatIP(documents.shape[1])
+  flat.add(documents)
+  k, block = options.k, options.block_size
+  runs = {
+    "jax": lambda: topk.search(queries, placed, k, block_size=block),
+    "jax_from_host": lambda: topk.search(
+      queries, documents, k, block_size=block
+    ),
+    "faiss": lambda: flat.search(queries, k),
+  }
+  walls = timed(runs, options.repeats)
+  scores, places = runs["jax"]()
+  theirs, their_places = runs["faiss"]()
+  true, best = index.exact(documents).search(queries, k)
+  apart = np.diff(-true, axis=1) > 2 * ROUNDING
+  clear = np.ones(true.shape, bool)
+  clear[:, 1:] &= apart
+  clear[:, :-1] &= apart
+  clear[:, -1] = False  # the next one is not known
+  found = {name: speed(each, len(queries)) for name, each in walls.items()} | {
+    "jax_to_faiss": round(
+      statistics.median(
+        b / a for a, b in zip(walls["jax"], walls["faiss"], strict=True)
+      ),
+      2,
+    ),
+    "backend": jax.default_backend(),
+    "largest_difference_of_scores": float(np.abs(scores - theirs).max()),
+    "places_that_differ": int((places != their_places).sum()),
+    "clear_places": int(clear.sum()),
+    "clear_places_that_differ": int((places != their_places)[clear].sum()),
+    "clear_places_that_are_wrong": int((places != best)[clear].sum()),
+  }
+  return found, best
+
+
+def recalls(found: np.ndarray, best: np.ndarray) -> dict[str, float]:
+  """Returns the share of the true first ones that are among those found."""
+  shares = {}
+  for cutoff in CUTOFFS:
+    if cutoff <= best.shape[1]:
+      rows = zip(found[:, :cutoff], best[:, :cutoff], strict=True)
+      hits = [len(set(a) & set(b)) / cutoff for a, b in rows]
+      shares[f"recall@{cutoff}"] = round(float(np.mean(hits)), 4)
+  return shares
+
+
+def approximate_searches(
+  documents: np.ndarray,
+  queries: np.ndarray,
+  best: np.ndarray,
+  options: argparse.Namespace,
+) -> Iterator[dict[str, Any]]:
+  """Yields speed and recall of each index and setting."""
+  from synthq_jax.retrieval import approximate
+
+  lists = options.lists or round(len(documents) ** 0.5)
+  ivfpq = approximate.IVFPQ(
+    lists=lists,
+    subquantizers=options.subquantizers or documents.shape[1] // 4,
+    bits=options.bits,
+    probes=1,
+    rerank=options.rerank,
+    seed=0,
+  )
+  hnsw = approximate.HNSW(
+    links=options.links,
+    ef_construction=options.ef_construction,
+    ef_search=1,
+    seed=0,
+  )
+  settings = {
+    ivfpq: [
+      {"probes": probes, "rerank": rerank}
+      for probes in options.probes
+      if probes <= lists
+      for rerank in (0, options.rerank)
+    ],
+    hnsw: [{"ef_search": candidates} for candidates in options.ef_search],
+  }
+  for config, searches in settings.items():
+    start = time.perf_counter()
+    built = config.build(documents)
+    about = {
+      "index": repr(config),
+      "build_s": round(time.perf_counter() - start, 2),
+      "size_mib": round(_size(built) / 2**20, 1),
+    }
+    for changed in searches:
+      searched = dataclasses.replace(
+        built, config=dataclasses.replace(config, **changed)
+      )
+      search = {"one": lambda s=searched: s.search(queries, options.k)}
+      walls = timed(search, options.repeats)["one"]
+      found = searched.search(queries, options.k)[1]
+      yield {
+        **about,
+        "search": changed,
+        **recalls(found, best),
+        **speed(walls, len(queries)),
+      }
+
+
+def _size(index: Any) -> int:
+  """Returns the bytes of an index on disk."""
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "index.faiss"
+    index.save(path)
+    return path.stat().st_size
+
+
+def parse() -> argparse.Namespace:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--vectors", help="a .npy file of vectors")
+  parser.add_argument("--documents", type=int, default=100_000)
+  parser.add_argument("--dim", type=int, default=128)
+  parser.add_argument("--queries", type=int, default=1000)
+  parser.add_argument("--k", type=int, default=100)
+  parser.add_argument("--block_size", type=int, default=16384)
+  parser.add_argument("--lists", type=int, help="by default the root of all")
+  parser.add_argument("--subquantizers", type=int, help="by default dim / 4")
+  parser.add_argument("--bits", type=int, default=8)
+  parser.add_argument("--rerank", type=int, default=400)
+  parser.add_argument(
+    "--probes", type=int, nargs="*", default=(1, 4, 8, 16, 32, 64)
+  )
+  parser.add_argument("--links", type=int, default=32)
+  parser.add_argument("--ef_construction", type=int, default=200)
+  parser.add_argument(
+    "--ef_search", type=int, nargs="*", default=(100, 200, 400, 800)
+  )
+  parser.add_argument("--repeats", type=int, default=5)
+  parser.add_argument("--cores", type=int, default=2)
+  return parser.parse_args()
+
+
+def main() -> int:
+  options = parse()
+  allowed = sorted(os.sched_getaffinity(0))[-options.cores :]
+  os.sched_setaffinity(0, allowed)  # before either library counts cores
+  before = os.getloadavg()[0]
+  if options.vectors:
+    rows = np.load(options.vectors).astype(np.float32)
+  else:
+    rows = generated(options.documents, options.queries, options.dim)
+  documents, queries = rows[: -options.queries], rows[-options.queries :]
+  exact, best = exact_searches(documents, queries, options)
+  print(json.dumps(exact), file=sys.stderr, flush=True)
+  found = []
+  for one in approximate_searches(documents, queries, best, options):
+    found.append(one)
+    print(json.dumps(one), file=sys.stderr, flush=True)
+  passed = not (
+    exact["clear_places_that_differ"] or exact["clear_places_that_are_wrong"]
+  )
+  result = {
+    "benchmark": "search",
+    "commit": _commit(),
+    "versions": {
+      name: importlib.metadata.version(name)
+      for name in ("jax", "faiss-cpu", "numpy")
+    },
+    "machine": f"{len(allowed)} cores, {platform.machine()}",
+    "load": [round(before, 1), round(os.getloadavg()[0], 1)],
+    "vectors": options.vectors or "generated",
+    "documents": documents.shape,
+    "queries": len(queries),
+    "k": options.k,
+    "limits": {"rounding_of_scores": ROUNDING},
+    "exact": exact,
+    "approximate": found,
+    "passed": passed,
+  }
+  print(json.dumps(result, indent=1))
+  return 0 if passed else 1
+
+
+def _commit() -> str:
+  command = ["git", "describe", "--always", "--dirty"]
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+  sys.exit(main())
