@@ -118,6 +118,8 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
 
   Whether the file is gzipped is seen from its first bytes. A line ends with
   a line feed and nothing else (Unicode has more separators, which text holds).
+  A byte order mark before the first line is no part of it, and neither is a
+  carriage return at the end of any.
 
   Args:
     path: the file.
@@ -126,7 +128,8 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     Where the line stands, as "path:number", and its text without line ends.
 
   Raises:
-    ValueError: if the file is missing, not UTF-8 or not sound gzip.
+    ValueError: if the file is missing, not UTF-8 or not sound gzip, or a line
+      further down begins with a byte order mark.
   """
   number = 0
   try:
@@ -163,6 +166,11 @@ def _decode(raw: bytes, where: str, first: bool) -> str:
   """Decodes one line, without its end and a byte order mark."""
   if first:
     raw = raw.removeprefix(_BYTE_ORDER_MARK)
+  if raw.startswith(_BYTE_ORDER_MARK):  # it would become part of an id
+    raise ValueError(
+      f"{where}: expected a byte order mark at the start of the file only, got"
+      " one here; files were put together: remove it"
+    )
   try:
     return raw.decode("utf-8").rstrip("\r\n")
   except UnicodeDecodeError as error:

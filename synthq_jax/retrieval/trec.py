@@ -5,6 +5,7 @@ descending. So that every reader sees one and the same ranking, `write_run`
 writes scores that fall strictly in single precision.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -132,7 +133,8 @@ def read_run(path: str | os.PathLike) -> Run:
     The run, in the order of the file.
 
   Raises:
-    ValueError: if a line is malformed or a document stands twice for a query.
+    ValueError: if a line is malformed, a score is no finite number, or a
+      document stands twice for a query.
   """
   run: Run = {}
   for where, cells in _cells(path, "query Q0 document rank score tag", 6):
@@ -148,12 +150,17 @@ def read_run(path: str | os.PathLike) -> Run:
 
 
 def _score(where: str, text: str) -> float:
+  """Reads a finite number: NaN has no rank, and infinities are all equal."""
   try:
-    return float(text)
-  except ValueError as error:
+    score = float(text)
+  except ValueError:
+    score = math.nan
+  if not math.isfinite(score):
     raise ValueError(
-      f"{where}: expected a number as the score, got {text!r}; correct it"
-    ) from error
+      f"{where}: expected a finite number as the score, got {text!r}; correct "
+      "it, or remove the line"
+    )
+  return score
 
 
 def write_qrels(path: str | os.PathLike, qrels: Qrels) -> None:

@@ -26,6 +26,21 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
   assert [text for _, text in files.lines(path)] == ["one", "two"]
 
 
+def test_a_byte_order_mark_further_down_is_named(tmp_path):
+  path = write(tmp_path / "a", b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+  with pytest.raises(ValueError, match="a:2: expected a byte order mark at"):
+    list(files.lines(path))
+  twice = write(tmp_path / "b", b"\xef\xbb\xbf\xef\xbb\xbfone\n")
+  with pytest.raises(ValueError, match="b:1: expected a byte order mark at"):
+    list(files.lines(twice))
+
+
+def test_a_file_in_utf16_is_told_to_be_converted(tmp_path):
+  path = write(tmp_path / "a", "one\n".encode("utf-16"))
+  with pytest.raises(ValueError, match=r"a:1: .* byte 0xff at .*iconv"):
+    list(files.lines(path))
+
+
 def test_a_missing_file_is_named(tmp_path):
   with pytest.raises(ValueError, match=r"nothing\.jsonl: no such file"):
     list(files.lines(tmp_path / "nothing.jsonl"))

@@ -16,11 +16,27 @@ FILES = {
 
 def folder(tmp_path, zipped=False, **changes):
   for name, text in {**FILES, **changes}.items():
+    data = text if isinstance(text, bytes) else text.encode()
     if zipped:
-      (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+      (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
     else:
-      (tmp_path / name).write_text(text)
+      (tmp_path / name).write_bytes(data)
   return tmp_path
+
+
+BOM = "\ufeff"
+
+
+@pytest.mark.parametrize("start", ["", BOM])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_files_made_on_windows_are_read_as_they_are_meant(tmp_path, start, end):
+  contents = {
+    name: start + text.replace("\n", end) for name, text in FILES.items()
+  }
+  (tmp_path / "one").mkdir()
+  (tmp_path / "two").mkdir()
+  read = msmarco.read_msmarco(folder(tmp_path / "one", **contents))
+  assert read == msmarco.read_msmarco(folder(tmp_path / "two"))
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -69,6 +85,50 @@ def test_a_query_of_two_splits_has_one_text(tmp_path):
 
 
 BAD = {
+  "a tab in a text": (
+    {"collection.tsv": "7\tseven\n8\teight\tor so\n"},
+    r"collection\.tsv:2: expected 2 columns separated by tabs, got 3 in '8.te",
+  ),
+  "a tab in a query": (
+    {"queries.train.tsv": "1\tuno\tdue\n"},
+    r"queries\.train\.tsv:1: expected 2 columns separated by tabs, got 3",
+  ),
+  "a query id given twice": (
+    {"queries.train.tsv": "1\tuno\n1\tdue\n"},
+    r"queries\.train\.tsv:2: expected distinct query ids, got '1' again",
+  ),
+  "an id with a space": (
+    {"collection.tsv": "7\tseven\n8 a\teight\n"},
+    r"collection\.tsv:2: expected a document id without white space, got '8 a",
+  ),
+  "passages in Latin-1": (
+    {"collection.tsv": b"7\tseven\n8\tcaf\xe9\n"},
+    r"collection\.tsv:2: expected UTF-8, got byte 0xe9 at position 5.*iconv",
+  ),
+  "queries in Latin-1": (
+    {"queries.train.tsv": b"1\t\xfcber\n2\tdue\n"},
+    r"queries\.train\.tsv:1: expected UTF-8, got byte 0xfc",
+  ),
+  "judgements in Latin-1": (
+    {"qrels.train.tsv": b"1\t0\t7\xa0\t1\n"},
+    r"qrels\.train\.tsv:1: expected UTF-8, got byte 0xa0",
+  ),
+  "passages put together with a BOM": (
+    {"collection.tsv": f"7\tseven\n{BOM}8\teight\n"},
+    r"collection\.tsv:2: expected a byte order mark at the start",
+  ),
+  "BEIR's header": (
+    {"qrels.train.tsv": "query-id\tcorpus-id\tscore\n1\t7\t1\n"},
+    r"qrels\.train\.tsv:1: expected query id, 0, passage id and grade",
+  ),
+  "a grade that is no whole number": (
+    {"qrels.train.tsv": "1\t0\t7\t1\n1\t0\t8\t0.5\n"},
+    r"qrels\.train\.tsv:2: expected a whole number as the grade, got '0.5'",
+  ),
+  "two grades of one pair": (
+    {"qrels.train.tsv": "1\t0\t7\t1\n1\t0\t7\t0\n"},
+    r"qrels\.train\.tsv:2: expected one grade .* got 1 and 0",
+  ),
   "a line without tab": (
     {"collection.tsv": "7\tseven\n8 eight\n"},
     r"collection\.tsv:2: expected 2 columns",

@@ -85,6 +85,11 @@ def change(path, line, text):
     ("qrels/train.tsv", 2, "none\td0\t1", "'none'", "add"),
     ("qrels/train.tsv", 2, "q0 d0 1", "expected 3 columns", "correct"),
     ("qrels/train.tsv", 2, "q0\td0\tgood", "good", "write 1"),
+    ("qrels/train.tsv", 2, "q0\t\td0\t1", "tabs, got 4", "correct"),
+    ("qrels/train.tsv", 1, "q0\td0\t1", "expected the header", "add it"),
+    ("qrels/train.tsv", 2, b"q\xe9\td0\t1\n", "0xe9", "iconv"),
+    ("corpus.jsonl", 3, '\ufeff{"_id": "d2"}', "order mark", "remove it"),
+    ("corpus.jsonl", 3, '{"_id": "d2", "text": "a\tb"}', "control", "correct"),
   ],
 )
 def test_a_bad_line_is_named_with_its_file_and_number(

@@ -69,20 +69,83 @@ def test_judgements_written_are_read_back(tmp_path):
   assert trec.read_qrels(tmp_path / "qrels") == qrels
 
 
-def test_a_document_found_twice_is_named(tmp_path):
-  (tmp_path / "run").write_text("q Q0 d 1 2 t\nq Q0 d 2 1 t\n")
-  with pytest.raises(ValueError, match=r"run:2: .* got 'd' again"):
-    trec.read_run(tmp_path / "run")
+BOM = b"\xef\xbb\xbf"
+RUN = b"q1 Q0 a 1 2.5 t\nq1 Q0 b 2 -1e-3 t\nq2 Q0 a 1 0 t\n"
+QRELS = b"q1 0 a 2\nq1 0 b 0\nq2 0 a -1\n"
 
 
 @pytest.mark.parametrize(
-  "line, message",
-  [("q Q0 d 1 2", "expected 'query Q0"), ("q Q0 d 1 x t", "got 'x'")],
+  "dress",
+  [
+    lambda data: BOM + data,
+    lambda data: data.replace(b"\n", b"\r\n"),
+    lambda data: BOM + data.replace(b"\n", b"\r\n\r\n"),
+    lambda data: data.replace(b" ", b"\t"),
+    lambda data: data.replace(b" ", b" \t ").rstrip(b"\n"),
+    lambda data: gzip.compress(BOM + data),
+  ],
+  ids=["BOM", "CRLF", "both, blank lines", "tabs", "wide, no end", "gzip"],
 )
-def test_a_malformed_line_is_named(tmp_path, line, message):
-  (tmp_path / "run").write_text(f"q Q0 c 1 3 t\n{line}\n")
-  with pytest.raises(ValueError, match=f"run:2: .*{message}"):
+def test_other_systems_files_are_read_as_they_are_meant(tmp_path, dress):
+  (tmp_path / "run").write_bytes(dress(RUN))
+  assert trec.read_run(tmp_path / "run") == {
+    "q1": {"a": 2.5, "b": -0.001},
+    "q2": {"a": 0.0},
+  }
+  (tmp_path / "qrels").write_bytes(dress(QRELS))
+  assert trec.read_qrels(tmp_path / "qrels") == {
+    "q1": {"a": 2, "b": 0},
+    "q2": {"a": -1},
+  }
+
+
+BAD_RUNS = {
+  "five columns": (b"q1 Q0 c 3 2", "expected 'query Q0 document rank score"),
+  "seven columns": (b"q1 Q0 c 3 2 my tag", "correct the line"),
+  "a tab in an id": (b"q1 Q0 c\td 3 2 t", r"'q1 Q0 c\\td 3 2 t'"),
+  "judgements": (b"q1 0 c 1", "got 'q1 0 c 1'; correct the line"),
+  "a header": (b"qid Q0 docno rank score tag", "finite number .* got 'score'"),
+  "a word for a score": (b"q1 Q0 c 3 good t", "got 'good'; correct it, or"),
+  "a comma in a score": (b"q1 Q0 c 3 0,5 t", "finite number .* got '0,5'"),
+  "NaN": (b"q1 Q0 c 3 nan t", "a finite number as the score, got 'nan'"),
+  "-NaN": (b"q1 Q0 c 3 -NaN t", "a finite number as the score, got '-NaN'"),
+  "infinity": (b"q1 Q0 c 3 inf t", "a finite number as the score, got 'inf'"),
+  "-Infinity": (b"q1 Q0 c 3 -Infinity t", "finite .* got '-Infinity'"),
+  "too large": (b"q1 Q0 c 3 1e999 t", "a finite number .* got '1e999'"),
+  "a document again": (
+    b"q1 Q0 a 3 1 t",
+    "each document once for query 'q1', got 'a' again; remove one",
+  ),
+  "Latin-1": (b"q1 Q0 caf\xe9 3 2 t", "UTF-8, got byte 0xe9 at position 9"),
+  "a BOM in the middle": (BOM + b"q1 Q0 c 3 2 t", "start of the file only"),
+}
+BAD_QRELS = {
+  "BEIR's columns": (b"q1\tc\t1", "expected 'query 0 document grade', got"),
+  "BEIR's header": (b"query-id\tcorpus-id\tscore", "correct the line"),
+  "a run": (b"q1 Q0 c 3 2 t", "expected 'query 0 document grade', got 'q1 Q0"),
+  "half a grade": (b"q1 0 c 1.5", "whole number as the grade, got '1.5'"),
+  "a grade in words": (b"q1 0 c yes", "got 'yes'; write 1 for relevant"),
+  "NaN": (b"q1 0 c nan", "whole number as the grade, got 'nan'"),
+  "two grades": (b"q1 0 a 1", "one grade .* 'a', got 2 and 1; keep one"),
+  "Latin-1": (b"q1 0 caf\xe9 1", "UTF-8, got byte 0xe9 at position 8"),
+  "a BOM in the middle": (BOM + b"q1 0 c 1", "start of the file only"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RUNS)
+def test_a_bad_line_of_a_run_is_named(tmp_path, name):
+  line, message = BAD_RUNS[name]
+  (tmp_path / "run").write_bytes(RUN + line + b"\n")
+  with pytest.raises(ValueError, match=f"run:4: .*{message}"):
     trec.read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", BAD_QRELS)
+def test_a_bad_line_of_judgements_is_named(tmp_path, name):
+  line, message = BAD_QRELS[name]
+  (tmp_path / "qrels").write_bytes(QRELS + line + b"\n")
+  with pytest.raises(ValueError, match=f"qrels:4: .*{message}"):
+    trec.read_qrels(tmp_path / "qrels")
 
 
 def test_ids_with_white_space_are_not_written(tmp_path):
