@@ -54,6 +54,7 @@ def evaluations(
   data: Sequence[str],
   further: Mapping[str, tuple[results.TestSet, str]],
   retrievers: Mapping[str, tuple[results.Checkpoint, str]],
+  progress: bool,
 ) -> Made:
   """Scores every row on every test set.
 
@@ -68,6 +69,7 @@ def evaluations(
     data: the fingerprints of that data.
     further: public sets, with their fingerprints.
     retrievers: with their fingerprints.
+    progress: whether bars are shown.
 
   Returns:
     The evaluations.
@@ -101,6 +103,7 @@ def evaluations(
           name=n,
           label=_label(n, r),
           test_set=t,
+          progress=progress,
         ),
       )
   return made

@@ -8,6 +8,7 @@ such as BEIR's: their scores may be shared for every retriever that may be.
 import dataclasses
 import json
 import pathlib
+import shutil
 import time
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from synthq_jax.retrieval import (
   index,
   measures,
   trec,
+  vector_files,
 )
 
 __all__ = ["Config", "run"]
@@ -79,6 +81,7 @@ def run(
   name: str,
   label: str,
   test_set: str | results.TestSet,
+  progress: bool = False,
 ) -> results.Evaluation:
   """Retrieves for every judged query and averages over all of them.
 
@@ -91,6 +94,7 @@ def run(
     name: the row of the table.
     label: the row in words.
     test_set: "test" (private), "public", or a further set.
+    progress: whether bars are shown.
 
   Returns:
     Means with intervals; under `private/` unless queries and retriever are
@@ -105,6 +109,7 @@ def run(
   place = space.private if private else space.public
   directory = place(f"evaluate/{called}/{name}")
   directory.mkdir(parents=True, exist_ok=True)
+  state = directory / f"vectors_{digest}"
   test = (
     _load_further(space, test_set)
     if further
@@ -114,7 +119,7 @@ def run(
   run_ = (
     _bm25(test, config.depth)
     if retriever is None
-    else _dense(config, space, retriever, test)
+    else _dense(config, space, retriever, test, state, progress)
   )
   trec.write_run(directory / "run.trec", run_, tag=name)
   scores = measures.evaluate(
@@ -150,6 +155,8 @@ def run(
     drop_identical=scores.drop_identical,
   )
   artifacts.save(directory, result, digest)
+  for vectors in directory.glob("vectors_*"):  # also those of older settings
+    shutil.rmtree(vectors, ignore_errors=True)
   return result
 
 
@@ -229,15 +236,36 @@ def _bm25(test: _TestSet, depth: int) -> trec.Run:
   return built.search_run(list(test.qrels), test.queries, depth)
 
 
-def _dense(config, space, retriever, test: _TestSet) -> trec.Run:
-  """Runs the dual encoder with faiss' exact inner product."""
+def _dense(config, space, retriever, test, state, progress) -> trec.Run:
+  """Runs the dual encoder with faiss' exact inner product.
+
+  Vectors are kept in `state`, block by block, until the result is saved.
+  """
   params, model_config = t5_checkpoints.load(space.root / retriever.directory)
-  vectors = [
-    encode.encode(params, model_config, tokens, batch_size=config.batch_size)
-    for tokens in (test.tokens, test.query_tokens)
-  ]
+  vectors = []
+  asked = (("documents", test.tokens), ("queries", test.query_tokens))
+  for kind, tokens in asked:
+    with _bar(f"evaluate {retriever.name}: {kind}", tokens, progress) as bar:
+      encode.to_files(
+        params,
+        model_config,
+        tokens,
+        state / kind,
+        batch_size=config.batch_size,
+        progress=bar.update,
+      )
+    vectors.append(np.asarray(vector_files.open_vectors(state / kind)))
   depth = min(config.depth, len(test.tokens))
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
   return trec.to_run(
     list(test.qrels), [str(i) for i in test.ids], scores, positions
   )
+
+
+def _bar(description: str, rows, progress: bool):
+  import tqdm
+
+  return tqdm.tqdm(
+    total=len(rows), desc=description, unit="row", disable=not progress,
+    mininterval=1.0, dynamic_ncols=True,
+  )  # fmt: skip

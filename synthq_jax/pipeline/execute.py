@@ -332,6 +332,7 @@ class Pipeline:
       data=self._data,
       further=self._further,
       retrievers=retrievers,
+      progress=self._progress,
     )
 
   def _audits(self, generators):
