@@ -192,6 +192,38 @@ def test_the_dual_encoder_converter_names_left_and_right(folder, vocabulary):
   assert row["right_encoder_input_tokens"].shape == (24,)
 
 
+@pytest.mark.parametrize("kind", ["generation", "dual_encoder"])
+def test_the_call_that_t5x_makes_gives_batches(folder, vocabulary, kind):
+  import seqio
+
+  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
+  generation = kind == "generation"
+  name = "msmarco_query_generation" if generation else "msmarco_dual_encoder"
+  converter = feature_converters.dual_encoder
+  shards = []
+  for index in range(2):
+    dataset = seqio.get_dataset(
+      mixture_or_task_name=seqio.get_mixture_or_task(name),
+      task_feature_lengths=LENGTHS if generation else PAIR_LENGTHS,
+      dataset_split="train",
+      shuffle=True,
+      num_epochs=None,
+      feature_converter=(
+        seqio.EncDecFeatureConverter if generation else converter
+      )(pack=False, use_custom_packing_ops=False),
+      shard_info=seqio.ShardInfo(index=index, num_shards=2),
+      use_cached=False,
+      seed=3,
+      trim_output_features=True,
+      batch_size=2,
+    )
+    shards.append(list(dataset.take(4).as_numpy_iterator()))
+  read = "encoder_input_tokens" if generation else "right_encoder_input_tokens"
+  assert [batch[read].shape for batch in shards[0]] == [(2, 24)] * 4
+  seen = [{tuple(row) for b in shard for row in b[read]} for shard in shards]
+  assert len(seen[0] | seen[1]) == 3  # relevant pairs, epoch after epoch
+
+
 def test_each_hard_negative_makes_an_example(folder, vocabulary):
   source = task_sources.Folder(
     path=str(folder), negatives=str(folder / "negatives.tsv")
