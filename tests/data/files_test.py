@@ -14,7 +14,7 @@ def write(path, content: bytes, zipped: bool = False):
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_lines_are_the_same_plain_and_gzipped(tmp_path, zipped):
-  path = write(tmp_path / "a", "é 1\r\n\n \u2028x\n".encode(), zipped)
+  path = write(tmp_path / "a", "é 1\r\n\n \u2028x\n \t\n".encode(), zipped)
   assert list(files.lines(path)) == [
     (f"{path}:1", "é 1"),
     (f"{path}:3", " \u2028x"),

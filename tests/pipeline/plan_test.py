@@ -138,10 +138,14 @@ def test_a_second_run_makes_nothing(finished, made):
 def test_a_late_setting_reruns_only_what_depends_on_it(finished, made):
   config, root, _ = finished
   late = dataclasses.replace(
-    config, evaluate=dataclasses.replace(config.evaluate, bootstrap_samples=30)
+    config, evaluate=dataclasses.replace(config.evaluate, relevance_level=2)
   )
   plan.run(late, root, progress=False)
   assert {name.split("/")[0] for name in made} == {"evaluate", "report"}
+  scores = artifacts.load(root / "evaluate/public/bm25", results.Evaluation)
+  assert "Relevant is a grade of 2 or more" in " ".join(scores.traps)
+  assert scores.measures["R@10"].mean == 0  # every grade is 1
+  assert scores.measures["nDCG@10"].mean > 0.5  # whose gain is the grade
   plan.run(config, root, progress=False)  # back, for the other tests
 
 

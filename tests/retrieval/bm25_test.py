@@ -173,6 +173,8 @@ def test_real_text_scores_as_measured_once(name):
 
 
 # What others measured, to two digits, with a tokeniser that they did not state.
+# Of some 500 settings tried afterwards, the one below alone gives all four to
+# two digits; 29 come within .02 of all four. So it is a likely one, no proof.
 KNOWN = {
   "cisi": ("RR@10", 0.47),
   "boolq": ("RR@10", 0.76),
