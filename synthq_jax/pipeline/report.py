@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from synthq_jax import artifacts
 from synthq_jax.data import files
+from synthq_jax.generation import featurizers
 from synthq_jax.pipeline import (
   _comparisons,
   _repeats,
@@ -21,6 +22,7 @@ from synthq_jax.pipeline import (
   _report_private,
   _report_shareable,
   _report_tables,
+  config_types,
   results,
   workspace,
 )
@@ -40,6 +42,9 @@ class Config:
   """Synthetic queries shown for each generator, at most those it kept."""
   num_comparisons: int = 10
   """Documents with real beside synthetic queries, on the private page."""
+  num_similar: int = 5000
+  """Real and synthetic queries behind MAUVE, at most; MAUVE's authors take
+  5,000 of each."""
   document_words: int = 40
   """Words shown of a document."""
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
@@ -52,11 +57,14 @@ class Config:
   """Which documents are shown on the private page."""
 
   def __post_init__(self):
-    for name in ("num_examples", "num_comparisons", "document_words"):
-      if getattr(self, name) < 1:
-        raise ValueError(
-          f"expected report.Config.{name} >= 1, got {getattr(self, name)}"
-        )
+    config_types.at_least(
+      self,
+      1,
+      "num_examples",
+      "num_comparisons",
+      "num_similar",
+      "document_words",
+    )
     if not self.measures:
       raise ValueError(
         "expected a measure in report.Config.measures, got none: name one of "
@@ -74,6 +82,7 @@ def run(
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
   audits: Sequence[results.AuditReport] = (),
+  encoder: pathlib.Path | None = None,
 ) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
 
@@ -89,6 +98,7 @@ def run(
     synthetic: all synthetic queries.
     checkpoints: all trained models.
     audits: all audits.
+    encoder: the public checkpoint whose vectors MAUVE compares; None: no MAUVE.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -139,7 +149,13 @@ def run(
       seed=config.seed,
     ),
     similarity=_comparisons.similarity(
-      root, prepared, synthetic, split=prepared.test_split
+      root,
+      prepared,
+      synthetic,
+      split=prepared.test_split,
+      featurizer=_featurizer(root, prepared, encoder),
+      limit=config.num_similar,
+      seed=config.seed,
     ),
     measures=config.measures,
     document_words=config.document_words,
@@ -156,6 +172,21 @@ def run(
   write(root / report.private_html, _report_html.render(private))
   artifacts.save(space.private("report"), report, digest)
   return report
+
+
+def _featurizer(
+  root: pathlib.Path,
+  prepared: results.PreparedData,
+  encoder: pathlib.Path | None,
+) -> featurizers.Featurizer | None:
+  """Returns what makes vectors of queries: a model that saw none of them."""
+  if encoder is None:
+    return None
+  return featurizers.OwnEncoder(
+    checkpoint=encoder,
+    vocabulary=root / prepared.vocabulary,
+    length=prepared.query_length,
+  )
 
 
 def _rows(
