@@ -1,6 +1,7 @@
 """Tables about rows: seeds, differences, similarity, time. All private."""
 
 import collections
+import statistics
 from collections.abc import Sequence
 
 from synthq_jax.pipeline import (
@@ -104,7 +105,7 @@ def similarity(
       _NAME(one.name),
       f"{one.num_queries:,}",
       f"{one.bleu.score:.2f}",
-      f"{one.mauve.score:.3f}" if one.mauve else "-",
+      _mean_mauve(one),
       f"{one.synthetic.words:.1f} ({one.real.words:.1f})",
       f"{one.synthetic.distinct:.2f} ({one.real.distinct:.2f})",
       f"{one.synthetic.copied:.3f} ({one.real.copied:.3f})",
@@ -115,6 +116,14 @@ def similarity(
     blocks.Table(header=header, rows=lines, numeric=header[1:]),
     *_similarity_explained(found),
   )
+
+
+def _mean_mauve(one: _comparisons.Similarity) -> str:
+  """Returns the mean over clusterings, and how far they lie apart."""
+  if not one.mauve:
+    return "-"
+  scores = [clustering.score for clustering in one.mauve]
+  return f"{statistics.mean(scores):.3f} ± {statistics.stdev(scores):.3f}"
 
 
 def _similarity_explained(
@@ -136,14 +145,15 @@ def _similarity_explained(
       f" sacrebleu's signature {signatures}.",
     ),
   ]
-  scores = [one.mauve for one in found if one.mauve]
+  scores = [clustering for one in found for clustering in one.mauve]
   if scores:
     buckets = sorted({one.num_buckets for one in scores})
     clusters = str(buckets[0]) + (f" to {buckets[-1]}" if buckets[1:] else "")
     text = (
       f"0 to 1, of vectors from the {scores[0].featurizer}, in {clusters}"
-      " clusters. It depends on both and on the number of queries: compare it"
-      " within this table only."
+      " clusters: mean and standard deviation of several clusterings. It depends"
+      " on all these and on the number of queries: compare it within this table"
+      " only."
     )
     paragraphs.append(blocks.Paragraph(lead="MAUVE", text=text))
   return paragraphs
