@@ -129,7 +129,7 @@ def scan(
   """
   ngrams = np.zeros(len(probe.ngrams.hashes), bool)
   long = _LongItems(probe)
-  marks = probe.ngrams.filter(~ngrams)
+  marks = probe.ngrams.marks(~ngrams)
   num_texts = num_words = 0
   pieces = _word_ngrams.batches(probe.vocabulary, corpus, _PIECE)
   for number, (text, texts) in enumerate(pieces, 1):
@@ -139,7 +139,7 @@ def scan(
     num_texts += texts
     num_words += len(text) - texts
     if number & (number - 1) == 0:  # less and less often
-      marks = probe.ngrams.filter(~ngrams | long.is_anchor)
+      marks = probe.ngrams.marks(~ngrams | long.is_anchor)
     if progress is not None:
       progress(texts)
   # A short item is its only n-gram.

@@ -121,24 +121,27 @@ def test_equal_items_each_count():
 
 
 def test_runs_are_samples_and_their_spread_is_recomputed():
-  items = [f"item number {i}" for i in range(50)]
-  corpus = items[:20]
+  kinds = {
+    name: [f"{name} number {i}" for i in range(50)]
+    for name in ("query", "document")
+  }
+  corpus = kinds["query"][:20] + kinds["document"][:40]
   config = corpus_overlap.Config(sample_size=10, runs=4, ngram=3, seed=3)
-  kinds = {"queries": items, "others": items}
   plan = corpus_overlap.prepare(config, kinds)
   found = corpus_overlap.summarize(plan, corpus_search.scan(plan.probe, corpus))
-  sample = plan.samples["queries"]
-  assert sample.shape == (4, 10)
-  assert all(len(set(run)) == 10 for run in sample.tolist())
-  drawn = [[_row_text(plan.probe, row) for row in run] for run in sample]
-  rates = [np.mean([text in corpus for text in run]) for run in drawn]
-  exact = found.kinds["queries"].exact
-  assert exact.mean == pytest.approx(np.mean(rates))
-  assert exact.deviation == pytest.approx(np.std(rates, ddof=1))
-  assert exact.deviation > 0
-  assert drawn[0] != drawn[1]
-  others = plan.samples["others"]
-  assert not np.array_equal(sample, others)  # kinds are drawn independently
+  places = []
+  for kind, items in kinds.items():
+    sample = plan.samples[kind]
+    assert sample.shape == (4, 10)
+    drawn = [[_row_text(plan.probe, row) for row in run] for run in sample]
+    assert all(len(set(run) & set(items)) == 10 for run in drawn)
+    rates = [np.mean([text in corpus for text in run]) for run in drawn]
+    exact = found.kinds[kind].exact
+    assert exact.mean == pytest.approx(np.mean(rates))
+    assert exact.deviation == pytest.approx(np.std(rates, ddof=1))
+    assert exact.deviation > 0
+    places += [[items.index(text) for text in run] for run in drawn]
+  assert len({tuple(run) for run in places}) == 8  # runs and kinds differ
 
 
 def _row_text(probe, row):
