@@ -8,7 +8,16 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-__all__ = ["STAGES", "UsageError", "literal", "os_error", "parser", "place"]
+__all__ = [
+  "STAGES",
+  "UsageError",
+  "literal",
+  "os_error",
+  "parser",
+  "place",
+  "privacy_question",
+  "share",
+]
 
 STAGES = {
   "run": "the whole pipeline; finished stages are skipped",
@@ -125,6 +134,12 @@ def parser() -> argparse.ArgumentParser:
       "export", help=words, description=words, allow_abbrev=False
     )
   )
+  words = "private: how much of queries and documents a public corpus holds"
+  _add_overlap_flags(
+    commands.add_parser(
+      "corpus_overlap", help=words, description=words, allow_abbrev=False
+    )
+  )
   return top
 
 
@@ -160,6 +175,42 @@ def _add_export_flags(command: argparse.ArgumentParser) -> None:
   words = "also what was trained without differential privacy"
   flag("--allow_private", action="store_true", help=words)
   flag("--debug", action="store_true", help="show tracebacks")
+
+
+def _add_overlap_flags(command: argparse.ArgumentParser) -> None:
+  flag = command.add_argument
+  words = "a glob of text or JSONL files, in quotes, or tfds:NAME[@SPLIT]"
+  flag("--corpus", required=True, help=words)
+  flag("--workdir", required=True, help="of a run whose data is prepared")
+  flag("--sample_size", type=int, default=10_000, help="items of each run")
+  flag("--runs", type=int, default=5, help="random samples")
+  flag("--ngram", type=int, default=8, help="words of an n-gram")
+  flag("--seed", type=int, default=0, help="of the samples")
+  words = "i/n: this process searches every n-th part of the corpus"
+  flag("--share", default="0/1", help=words)
+  flag("--quiet", action="store_true", help="no progress bar")
+  flag("--debug", action="store_true", help="show tracebacks")
+
+
+def share(text: str) -> tuple[int, int]:
+  """Reads a share of the parts of a corpus.
+
+  >>> share("3/8")
+  (3, 8)
+
+  Args:
+    text: i/n, 0 <= i < n.
+
+  Returns:
+    Both numbers.
+
+  Raises:
+    UsageError: if it is no such thing.
+  """
+  found = re.fullmatch(r"(\d+)/(\d+)", text)
+  if not found or int(found[1]) >= int(found[2]):
+    raise UsageError(f"expected --share=i/n with 0 <= i < n, got {text!r}")
+  return int(found[1]), int(found[2])
 
 
 def privacy_question(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands that are no stages: the calculator, and the export of a model."""
+"""Commands that are no stages: calculator, export, search of a corpus."""
 
 import argparse
 
@@ -31,5 +31,29 @@ def _export(options: argparse.Namespace) -> str:
   )
 
 
-TOOLS = {"privacy": _privacy, "export": _export}
+def _corpus_overlap(options: argparse.Namespace) -> str:
+  """Looks for a run's queries and documents in a pre-training corpus."""
+  from synthq_jax.audit import corpus_overlap as overlap_lib
+  from synthq_jax.pipeline import corpus_overlap
+
+  config = overlap_lib.Config(
+    sample_size=options.sample_size,
+    runs=options.runs,
+    ngram=options.ngram,
+    seed=options.seed,
+  )
+  return corpus_overlap.run(
+    options.workdir,
+    options.corpus,
+    config=config,
+    share=_flags.share(options.share),
+    progress=not options.quiet,
+  )
+
+
+TOOLS = {
+  "privacy": _privacy,
+  "export": _export,
+  "corpus_overlap": _corpus_overlap,
+}
 """By command: takes the parsed flags, returns what is printed."""

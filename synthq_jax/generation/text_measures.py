@@ -7,6 +7,7 @@ applied to real queries, what they return is private.
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,11 +15,13 @@ from jaxtyping import Float
 from synthq_jax.retrieval import bm25
 
 __all__ = [
+  "Bleu",
   "bleu",
   "copy_rate",
   "distinct_n",
   "mean_length",
   "own_document_gauge",
+  "signed_bleu",
   "words",
 ]
 
@@ -87,8 +90,26 @@ def _gain(found: Sequence[str], own: str) -> float:
   return float(1 / np.log2(2 + list(found).index(own)))
 
 
+class Bleu(NamedTuple):
+  """A BLEU score, and how sacrebleu computed it."""
+
+  score: float  # 0 to 100
+  signature: str  # sacrebleu's, e.g. "nrefs:1|case:lc|...|version:2.6.0"
+
+
 def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-  """Returns the corpus BLEU of queries against the real ones, 0 to 100.
+  """Returns the score of `signed_bleu` alone, 0 to 100.
+
+  >>> round(bleu(["return the sum of a and b"], [["Return the sum of a and b"]]))
+  100
+  """
+  return signed_bleu(queries, references).score
+
+
+def signed_bleu(
+  queries: Sequence[str], references: Sequence[Sequence[str]]
+) -> Bleu:
+  """Returns the corpus BLEU of queries against the real ones, and how.
 
   Case does not count: the shipped vocabulary folds it.
 
@@ -97,8 +118,9 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     references: for each, the real queries of the same document, at least one.
 
   Returns:
-    BLEU-4 with sacrebleu's tokenizer ("13a") and exponential smoothing; 0 for
-    no queries. Computed from real queries, it is private.
+    BLEU-4 with sacrebleu's tokenizer ("13a") and exponential smoothing, 0 to
+    100, with sacrebleu's signature; 0 and no signature for no queries.
+    Computed from real queries, the score is private.
 
   Raises:
     ValueError: if lengths differ or a query has no reference.
@@ -106,21 +128,20 @@ def bleu(queries: Sequence[str], references: Sequence[Sequence[str]]) -> float:
   References:
     Post 2018, A Call for Clarity in Reporting BLEU Scores.
 
-  >>> round(bleu(["return the sum of a and b"], [["Return the sum of a and b"]]))
-  100
+  >>> signed_bleu(["a b c d"], [["a b c d"]]).signature.split("|")[:4]
+  ['nrefs:1', 'case:lc', 'eff:no', 'tok:13a']
   """
-  import sacrebleu
+  from sacrebleu import metrics
 
   _same_length("queries", queries, "references", references)
   if not queries:
-    return 0.0
+    return Bleu(0.0, "")
   if not all(references):
     raise ValueError("every query needs a reference, got one without")
   columns = itertools.zip_longest(*references)
-  score = sacrebleu.corpus_bleu(
-    list(queries), [list(column) for column in columns], lowercase=True
-  )
-  return float(score.score)
+  metric = metrics.BLEU(lowercase=True)
+  found = metric.corpus_score(list(queries), [list(one) for one in columns])
+  return Bleu(float(found.score), str(metric.get_signature()))
 
 
 def copy_rate(

@@ -1,6 +1,7 @@
 """Tables about rows: seeds, differences, similarity, time. All private."""
 
 import collections
+import statistics
 from collections.abc import Sequence
 
 from synthq_jax.pipeline import (
@@ -93,22 +94,69 @@ def kept(
 def similarity(
   found: Sequence[_comparisons.Similarity],
 ) -> tuple[blocks.Block, ...]:
-  """Returns BLEU of every generator."""
-  header = ("Generator", "Queries", "BLEU")
-  lines = tuple(
-    (_NAME(one.name), f"{one.num_queries:,}", f"{one.bleu:.2f}")
-    for one in found
-    if one.num_queries
-  )
-  if not lines:
+  """Returns how near every generator comes to the real queries."""
+  found = [one for one in found if one.num_queries]
+  if not found:
     return ()
+  titles = ("Words", "Different 2-grams", "Copied 4-grams")
+  header = ("Generator", "Queries", "BLEU", "MAUVE", *titles)
+  lines = tuple(
+    (
+      _NAME(one.name),
+      f"{one.num_queries:,}",
+      f"{one.bleu.score:.2f}",
+      _mean_mauve(one),
+      f"{one.synthetic.words:.1f} ({one.real.words:.1f})",
+      f"{one.synthetic.distinct:.2f} ({one.real.distinct:.2f})",
+      f"{one.synthetic.copied:.3f} ({one.real.copied:.3f})",
+    )
+    for one in found
+  )
   return (
     blocks.Table(header=header, rows=lines, numeric=header[1:]),
-    blocks.Paragraph(
-      text="BLEU (0 to 100, lower case) of the synthetic queries for documents "
-      "of held-out pairs, against the real queries of the same documents."
-    ),
+    *_similarity_explained(found),
   )
+
+
+def _mean_mauve(one: _comparisons.Similarity) -> str:
+  """Returns the mean over clusterings, and how far they lie apart."""
+  if not one.mauve:
+    return "-"
+  scores = [clustering.score for clustering in one.mauve]
+  return f"{statistics.mean(scores):.3f} ± {statistics.stdev(scores):.3f}"
+
+
+def _similarity_explained(
+  found: Sequence[_comparisons.Similarity],
+) -> list[blocks.Block]:
+  """Says what the numbers depend on."""
+  counts = sorted({one.num_compared for one in found})
+  number = f"{counts[0]:,}" + (f" to {counts[-1]:,}" if counts[1:] else "")
+  signatures = ", ".join(sorted({one.bleu.signature for one in found}))
+  paragraphs = [
+    blocks.Paragraph(
+      text="Synthetic queries for documents of held-out pairs; in parentheses,"
+      " the real queries of the same documents. All but BLEU is of"
+      f" {number} queries of each side."
+    ),
+    blocks.Paragraph(
+      lead="BLEU",
+      text="0 to 100, against the real queries of the same documents;"
+      f" sacrebleu's signature {signatures}.",
+    ),
+  ]
+  scores = [clustering for one in found for clustering in one.mauve]
+  if scores:
+    buckets = sorted({one.num_buckets for one in scores})
+    clusters = str(buckets[0]) + (f" to {buckets[-1]}" if buckets[1:] else "")
+    text = (
+      f"0 to 1, of vectors from the {scores[0].featurizer}, in {clusters}"
+      " clusters: mean and standard deviation of several clusterings. It depends"
+      " on all these and on the number of queries: compare it within this table"
+      " only."
+    )
+    paragraphs.append(blocks.Paragraph(lead="MAUVE", text=text))
+  return paragraphs
 
 
 def filtered(

@@ -78,7 +78,7 @@ class Pipeline:
     made, _ = self._runner(
       "report",
       results.Report,
-      (self._config.report, *self._data, *digests),
+      (self._config.report, *self._encoder_data, *digests),
       lambda digest: report_lib.run(
         self._config.report,
         self._space,
@@ -88,6 +88,7 @@ class Pipeline:
         synthetic=values[1],
         checkpoints=[*values[0], *values[2]],
         audits=values[4],
+        encoder=self._encoder,
       ),
     )
     return made

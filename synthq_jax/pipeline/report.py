@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from synthq_jax import artifacts
 from synthq_jax.data import files
+from synthq_jax.generation import featurizers
 from synthq_jax.pipeline import (
   _comparisons,
   _repeats,
@@ -23,6 +24,7 @@ from synthq_jax.pipeline import (
   _report_sets,
   _report_shareable,
   _report_tables,
+  config_types,
   results,
   workspace,
 )
@@ -42,6 +44,9 @@ class Config:
   """Synthetic queries shown for each generator, at most those it kept."""
   num_comparisons: int = 10
   """Documents with real beside synthetic queries, on the private page."""
+  num_similar: int = 5000
+  """Real and synthetic queries behind MAUVE, at most; MAUVE's authors take
+  5,000 of each."""
   document_words: int = 40
   """Words shown of a document."""
   measures: tuple[str, ...] = ("nDCG@10", "R@10")
@@ -54,11 +59,14 @@ class Config:
   """Which documents are shown on the private page."""
 
   def __post_init__(self):
-    for name in ("num_examples", "num_comparisons", "document_words"):
-      if getattr(self, name) < 1:
-        raise ValueError(
-          f"expected report.Config.{name} >= 1, got {getattr(self, name)}"
-        )
+    config_types.at_least(
+      self,
+      1,
+      "num_examples",
+      "num_comparisons",
+      "num_similar",
+      "document_words",
+    )
     if not self.measures:
       raise ValueError(
         "expected a measure in report.Config.measures, got none: name one of "
@@ -76,6 +84,7 @@ def run(
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
   audits: Sequence[results.AuditReport] = (),
+  encoder: pathlib.Path | None = None,
 ) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
 
@@ -91,6 +100,7 @@ def run(
     synthetic: all synthetic queries.
     checkpoints: all trained models.
     audits: all audits.
+    encoder: the public checkpoint whose vectors MAUVE compares; None: no MAUVE.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -151,7 +161,13 @@ def run(
       seed=config.seed,
     ),
     similarity=_comparisons.similarity(
-      root, prepared, synthetic, split=prepared.test_split
+      root,
+      prepared,
+      synthetic,
+      split=prepared.test_split,
+      featurizer=_featurizer(root, prepared, encoder),
+      limit=config.num_similar,
+      seed=config.seed,
     ),
     measures=config.measures,
     further=side_by_side(further),
@@ -169,6 +185,21 @@ def run(
   write(root / report.private_html, _report_html.render(private))
   artifacts.save(space.private("report"), report, digest)
   return report
+
+
+def _featurizer(
+  root: pathlib.Path,
+  prepared: results.PreparedData,
+  encoder: pathlib.Path | None,
+) -> featurizers.Featurizer | None:
+  """Returns what makes vectors of queries: a model that saw none of them."""
+  if encoder is None:
+    return None
+  return featurizers.OwnEncoder(
+    checkpoint=encoder,
+    vocabulary=root / prepared.vocabulary,
+    length=prepared.query_length,
+  )
 
 
 def _rows(

@@ -78,3 +78,28 @@ def test_bleu_refuses_queries_without_a_reference():
   with pytest.raises(ValueError, match="one length"):
     text_measures.bleu(["a"], [])
   assert text_measures.bleu([], []) == 0
+
+
+def test_the_signature_says_how_sacrebleu_counted():
+  import sacrebleu
+
+  one = text_measures.signed_bleu(["a b c d"], [["a b c d"]])
+  assert one.signature == (
+    f"nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+  )
+  several = text_measures.signed_bleu(
+    ["a b c d", "the sum"], [["a b c d"], ["the sum", "a sum"]]
+  )
+  assert several.signature.startswith("nrefs:var|")
+  assert text_measures.signed_bleu([], []) == (0.0, "")
+
+
+def test_the_score_is_that_of_the_function_that_papers_call():
+  import sacrebleu
+
+  queries = ["the sum of a list", "return the mean"]
+  references = [["The sum of a tuple"], ["Return a mean of it"]]
+  expected = sacrebleu.corpus_bleu(
+    queries, [[one[0] for one in references]], lowercase=True
+  )
+  assert text_measures.bleu(queries, references) == expected.score

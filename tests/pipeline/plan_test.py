@@ -128,6 +128,16 @@ def test_every_evaluation_names_the_traps_and_its_split(finished):
     assert "without any relevant document are not among them" in traps
 
 
+def test_the_private_page_compares_queries_with_the_public_encoder(finished):
+  _, root, report = finished
+  private = (root / report.private_html).read_text()
+  assert "vectors from the dual encoder of demo_t5" in private
+  assert "tok:13a|smooth:exp|version:" in private
+  for page in (report.html, report.markdown):
+    text = (root / page).read_text()
+    assert "MAUVE" not in text and "BLEU" not in text
+
+
 def test_a_second_run_makes_nothing(finished, made):
   config, root, report = finished
   again = plan.run(config, root, progress=False)

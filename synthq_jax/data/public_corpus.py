@@ -1,0 +1,151 @@
+"""The texts of a pre-training corpus, part by part: files, or shards of TFDS.
+
+C4 comes either way: as 1,024 files c4-train.*.json.gz of JSON lines with a
+"text", which need nothing, or as the TFDS dataset c4/en, which has to be
+prepared first.
+"""
+
+import dataclasses
+import glob
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from synthq_jax.data import files
+
+__all__ = ["Part", "parts"]
+
+_TFDS = "tfds:"
+_JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+
+class Part(Protocol):
+  """A part of a corpus that can be read alone."""
+
+  @property
+  def identity(self) -> str:
+    """Changes when the part does."""
+
+  def texts(self) -> Iterator[str]:
+    """Yields its texts."""
+
+
+def parts(source: str) -> list[Part]:
+  """Returns the parts of a corpus; none is read yet.
+
+  Args:
+    source: a glob of files, plain or gzipped: JSON lines with a "text" (.jsonl,
+      .json), or else one text a line. Or tfds:NAME or tfds:NAME@SPLIT, for
+      example tfds:c4/en@validation, out of TFDS's data folder (TFDS_DATA_DIR);
+      the split is train where none is given.
+
+  Returns:
+    The files in the order of their names, or the shards in theirs.
+
+  Raises:
+    ValueError: if no file matches, or TFDS has not prepared the dataset.
+  """
+  if source.startswith(_TFDS):
+    name, _, split = source.removeprefix(_TFDS).partition("@")
+    return _shards(name, split or "train")
+  paths = sorted(glob.glob(os.path.expanduser(source), recursive=True))
+  found = [_File(pathlib.Path(path)) for path in paths if os.path.isfile(path)]
+  if not found:
+    raise ValueError(
+      f"expected files of a corpus, got none for {source!r}: give a path or a"
+      ' glob in quotes, e.g. "c4/*.json.gz"'
+    )
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+  """A file of lines or of JSON lines."""
+
+  path: pathlib.Path
+
+  @property
+  def identity(self) -> str:
+    """Name, size and time: reading a terabyte for a digest takes too long."""
+    found = self.path.stat()
+    return f"{self.path.resolve()} {found.st_size} {found.st_mtime_ns}"
+
+  def texts(self) -> Iterator[str]:
+    """Yields the texts.
+
+    Raises:
+      ValueError: naming the line that is wrong.
+    """
+    if not self.path.name.endswith(_JSON):
+      for _, line in files.lines(self.path):
+        yield line
+      return
+    for where, entry in files.json_lines(self.path):
+      text = entry.get("text")
+      if not isinstance(text, str):
+        raise ValueError(
+          f'{where}: expected "text": "..." in each line of a corpus, got'
+          f" {sorted(entry)}"
+        )
+      yield text
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+  """A shard of a dataset that TFDS prepared."""
+
+  name: str
+  version: str
+  split: str
+  number: int
+
+  @property
+  def identity(self) -> str:
+    """Versions of a dataset do not change."""
+    return f"{_TFDS}{self.version}@{self.split} {self.number}"
+
+  def texts(self) -> Iterator[str]:
+    """Yields the feature "text" of the shard's examples."""
+    import tensorflow_datasets as tfds
+
+    examples = _builder(self.name).as_dataset(
+      split=f"{self.split}[{self.number}shard:{self.number + 1}shard]",
+      decoders=tfds.decode.PartialDecoding({"text": True}),
+    )
+    for example in examples.as_numpy_iterator():
+      yield example["text"].decode()
+
+
+def _shards(name: str, split: str) -> list[Part]:
+  """Returns the shards of a split that is there and holds texts."""
+  builder = _builder(name)
+  if split not in builder.info.splits:
+    there = sorted(builder.info.splits)
+    command = f"tfds build {name} --data_dir={builder.data_dir_root}"
+    raise ValueError(
+      f"{_TFDS}{name}@{split}: expected a prepared dataset, got"
+      f" {f'only {there}' if there else 'none in TFDS_DATA_DIR'}: run {command}"
+      " (with apache-beam; C4 needs a cluster), or give a glob of its files"
+    )
+  if "text" not in (builder.info.features or {}):
+    raise ValueError(
+      f'{_TFDS}{name}: expected a feature "text", got'
+      f" {sorted(builder.info.features or {})}: give another dataset"
+    )
+  version = builder.info.full_name
+  number = builder.info.splits[split].num_shards
+  return [_Shard(name, version, split, i) for i in range(number)]
+
+
+def _builder(name: str):
+  import tensorflow_datasets as tfds
+
+  try:
+    return tfds.builder(name)
+  except Exception as error:
+    first = str(error).partition("\n")[0]
+    raise ValueError(
+      f"{_TFDS}{name}: expected a dataset of TFDS, got {type(error).__name__}:"
+      f" {first}; check the name"
+    ) from error

@@ -1,0 +1,239 @@
+"""What turns texts into the vectors that MAUVE compares.
+
+Each kind is a small frozen dataclass with one method, `featurize`, and a
+`description`, which goes into the result: scores of different featurizers are
+no more comparable than scores of different measures. All of them read local
+folders; nothing is ever downloaded.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from synthq_jax.data import shipped
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.retrieval import encode
+
+__all__ = ["Featurizer", "Gpt2", "OwnEncoder", "SentenceTransformer"]
+
+
+class Featurizer(Protocol):
+  """Texts to vectors, and what to call it in a report."""
+
+  @property
+  def description(self) -> str:
+    """A few words without the path of this machine."""
+
+  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Returns one float32 vector per text."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnEncoder:
+  """The dual encoder of a checkpoint of this library; by default the shipped.
+
+  Formal guarantee:
+    None of its own: vectors of private texts are private. Give it a public
+    checkpoint; one that was fine-tuned on the private queries would grade
+    itself.
+  """
+
+  checkpoint: str | os.PathLike = shipped.DIRECTORY
+  """A public T5, in any format that `t5_checkpoints.load` reads."""
+  vocabulary: str | os.PathLike = shipped.VOCABULARY
+  """The SentencePiece model that belongs to it."""
+  length: int = 128
+  """Tokens of a text, EOS included; the rest is cut off."""
+  batch_size: int = 256
+  """Texts at a time; changes the speed only."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder of the checkpoint."""
+    return f"dual encoder of {pathlib.Path(self.checkpoint).resolve().name}"
+
+  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts as the mean of the encoder's outputs, of length 1.
+
+    Args:
+      texts: what is read.
+
+    Returns:
+      One float32 vector per text.
+
+    Raises:
+      ValueError: if checkpoint or vocabulary is missing, or they don't go
+        together.
+    """
+    params, config = t5_checkpoints.load(self.checkpoint)
+    tokens = vocabulary_lib.tokenize(
+      vocabulary_lib.load(self.vocabulary), texts, length=self.length
+    )
+    if tokens.max(initial=0) >= config.vocab_size:
+      raise ValueError(
+        f"{self.vocabulary}: expected ids below vocab_size={config.vocab_size}"
+        f" of {self.checkpoint}, got {tokens.max()}: give its own vocabulary"
+      )
+    return encode.encode(params, config, tokens, batch_size=self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpt2:
+  """The last token's state in GPT-2's last layer, as MAUVE's authors do it.
+
+  Their scores are of gpt2-large, read up to 1,024 tokens; another size gives
+  other scores. Any causal language model that transformers reads will do.
+
+  References:
+    Pillutla et al. 2021, MAUVE, section 4 and appendix A.
+  """
+
+  folder: str | os.PathLike
+  """Of Hugging Face: config.json, weights and tokenizer."""
+  max_length: int = 1024
+  """Tokens of a text; the rest is cut off."""
+  batch_size: int = 8
+  """Texts at a time; changes the speed only."""
+  device: str = "cpu"
+  """Where torch computes, e.g. "cuda:0"."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder."""
+    return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
+
+  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Returns the state at the last token; an empty text is an end of text.
+
+    Args:
+      texts: what is read.
+
+    Returns:
+      One float32 vector per text.
+
+    Raises:
+      ValueError: if the folder, torch or transformers is missing.
+    """
+    folder = _checked(self.folder, "torch", "transformers")
+    import torch
+    import transformers
+
+    local = {"local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+    with _no_bars():
+      model = transformers.AutoModel.from_pretrained(folder, **local)
+    model = model.float().to(self.device).eval()
+    end = tokenizer.eos_token_id or 0
+    rows = [
+      tokenizer.encode(text, truncation=True, max_length=self.max_length)
+      or [end]
+      for text in texts
+    ]
+    vectors = np.zeros((len(rows), model.config.hidden_size), np.float32)
+    for chosen in _by_length(rows, self.batch_size):
+      ids, mask = _padded([rows[i] for i in chosen])
+      with torch.no_grad():
+        states = model(
+          input_ids=torch.from_numpy(ids).to(self.device),
+          attention_mask=torch.from_numpy(mask).to(self.device),
+        ).last_hidden_state.cpu()
+      vectors[chosen] = states[np.arange(len(ids)), mask.sum(axis=1) - 1]
+    return vectors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceTransformer:
+  """A model of the sentence-transformers library, pooled as its folder says."""
+
+  folder: str | os.PathLike
+  """As `SentenceTransformer.save` writes it: modules.json and their folders."""
+  batch_size: int = 32
+  """Texts at a time; changes the speed only."""
+  device: str = "cpu"
+  """Where torch computes, e.g. "cuda:0"."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder."""
+    return f"sentence-transformer {pathlib.Path(self.folder).resolve().name}"
+
+  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts with the library.
+
+    Args:
+      texts: what is read.
+
+    Returns:
+      One float32 vector per text.
+
+    Raises:
+      ValueError: if the folder or the library is missing.
+    """
+    folder = _checked(self.folder, "sentence_transformers")
+    import sentence_transformers
+
+    with _no_bars():
+      model = sentence_transformers.SentenceTransformer(
+        folder, device=self.device, local_files_only=True
+      )
+    vectors = model.encode(
+      list(texts), batch_size=self.batch_size, show_progress_bar=False
+    )
+    return np.asarray(vectors, np.float32)
+
+
+def _checked(folder: str | os.PathLike, *modules: str) -> str:
+  """Returns the folder, if it and what reads it are there."""
+  missing = [one for one in modules if importlib.util.find_spec(one) is None]
+  if missing:
+    names = " ".join(one.replace("_", "-") for one in missing)
+    raise ValueError(
+      f"{folder}: expected {' and '.join(modules)} to read it with, got no"
+      f" {missing[0]}: pip install {names}"
+    )
+  if not pathlib.Path(folder).is_dir():
+    raise ValueError(
+      f"expected a folder with a model, got folder={os.fspath(folder)!r}: no"
+      " such folder; nothing is downloaded, so save the model there first"
+    )
+  return os.fspath(folder)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+  """Keeps transformers from drawing a bar of the weights it reads."""
+  from transformers.utils import logging
+
+  shown = logging.is_progress_bar_enabled()
+  logging.disable_progress_bar()
+  try:
+    yield
+  finally:
+    if shown:
+      logging.enable_progress_bar()
+
+
+def _by_length(
+  rows: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[list[int]]:
+  """Yields positions in batches of about one length: little is padding."""
+  order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+  for start in range(0, len(order), batch_size):
+    yield order[start : start + batch_size]
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns ids, padded on the right, and what of them is text."""
+  shape = len(rows), max(map(len, rows))
+  ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+  for at, row in enumerate(rows):
+    ids[at, : len(row)], mask[at, : len(row)] = row, 1
+  return ids, mask

@@ -1,0 +1,239 @@
+"""MAUVE: how near two sets of texts are, as samples of two distributions.
+
+Formal guarantee:
+  None. A score computed from real queries is private, like everything here.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from synthq_jax.generation import featurizers
+
+__all__ = ["Config", "Mauve", "from_vectors", "score"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """How the vectors are quantised; what is compared with a paper is its own."""
+
+  seed: int
+  """Of k-means. With 500 texts, the scores of seeds have a standard deviation
+  of 0.05: average a few."""
+  num_buckets: int | None = None
+  """Clusters, at least 2; None: a tenth of the smaller set."""
+  scaling: float = 5.0
+  """The paper's c: the curve is exp(-c * divergence). It decides how near to 0
+  or 1 all scores lie."""
+  explained_variance: float = 0.9
+  """Share of the variance that is kept before clustering, in (0, 1)."""
+  restarts: int = 5
+  """Clusterings of which the best is taken."""
+  max_iterations: int = 500
+  """Of each clustering."""
+
+  def __post_init__(self):
+    for name, least in (("seed", 0), ("restarts", 1), ("max_iterations", 1)):
+      if getattr(self, name) < least:
+        raise ValueError(
+          f"mauve.Config.{name} must be at least {least}, got"
+          f" {name}={getattr(self, name)}"
+        )
+    if self.num_buckets is not None and self.num_buckets < 2:
+      raise ValueError(
+        "mauve.Config.num_buckets must be at least 2, or None for a tenth of"
+        f" the smaller set, got num_buckets={self.num_buckets}"
+      )
+    if not self.scaling > 0 or not 0 < self.explained_variance < 1:
+      raise ValueError(
+        "mauve.Config needs scaling > 0 and explained_variance in (0, 1), got"
+        f" scaling={self.scaling},"
+        f" explained_variance={self.explained_variance}"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mauve:
+  """A score with everything that it depends on."""
+
+  score: float
+  """The area under the divergence curve, in [0, 1]; 1: alike."""
+  smoothed: float
+  """The same after adding 1/2 to every count (MAUVE* of the 2023 paper), which
+  depends less on the number of texts."""
+  num_texts: tuple[int, int]
+  """Of the first and of the second set."""
+  num_buckets: int
+  """Clusters."""
+  histograms: tuple[tuple[float, ...], tuple[float, ...]]
+  """The share of each set in every cluster."""
+  featurizer: str
+  """What made the vectors, in words."""
+
+
+def score(
+  first: Sequence[str],
+  second: Sequence[str],
+  *,
+  config: Config,
+  featurizer: featurizers.Featurizer | None = None,
+) -> Mauve:
+  """Returns how near two sets of texts are.
+
+  See `from_vectors` for what the score means and what it doesn't.
+
+  Args:
+    first: texts, for example real queries.
+    second: texts, for example synthetic queries; no pairs are needed.
+    config: the quantisation.
+    featurizer: makes vectors of texts; None: the shipped public encoder.
+
+  Returns:
+    The score, with the featurizer's description.
+
+  Raises:
+    ValueError: if a set is empty, or the featurizer refuses.
+  """
+  featurizer = featurizer or featurizers.OwnEncoder()
+  _check_sizes(first, second)
+  vectors = featurizer.featurize([*first, *second])
+  return from_vectors(
+    vectors[: len(first)],
+    vectors[len(first) :],
+    config=config,
+    featurizer=featurizer.description,
+  )
+
+
+def from_vectors(
+  first: Float[np.ndarray, "first dim"],
+  second: Float[np.ndarray, "second dim"],
+  *,
+  config: Config,
+  featurizer: str,
+) -> Mauve:
+  """Returns how near two sets of vectors are.
+
+  Both sets are clustered together, and their shares in each cluster give two
+  histograms P and Q. The score is the area under the curve of
+  (exp(-c KL(Q|R)), exp(-c KL(P|R))) over all mixtures R of P and Q. The same
+  vectors, settings and libraries give the same score.
+
+  It is no absolute measure. It falls with the number of clusters and rises
+  with the number of texts in each (two samples of one distribution score 0.95
+  and not 1 with ten texts to a cluster), it moves with `scaling` and with the
+  seed, and it is the featurizer's opinion. So compare scores only with the
+  same featurizer, settings and sizes; draw sets of the same size, some
+  thousands where there are so many, and average over seeds. Swapping the sets
+  gives the same score but for the clustering.
+
+  Args:
+    first: vectors, for example of real queries; their length doesn't count.
+    second: vectors, for example of synthetic queries.
+    config: the quantisation.
+    featurizer: what made the vectors, for the result.
+
+  Returns:
+    The score and what it depends on.
+
+  Raises:
+    ValueError: if a set is empty, dimensions differ, a number is not finite,
+      or there are fewer vectors than clusters.
+
+  References:
+    Pillutla et al. 2021, MAUVE: Measuring the Gap Between Neural Text and
+    Human Text using Divergence Frontiers, section 3. Pillutla et al. 2023,
+    MAUVE Scores for Generative Models: Theory and Practice.
+  """
+  first, second = np.asarray(first), np.asarray(second)
+  _check_sizes(first, second)
+  _check_vectors(first, second)
+  buckets = config.num_buckets
+  if buckets is None:
+    buckets = max(2, round(min(len(first), len(second)) / 10))
+  if buckets > len(first) + len(second):
+    raise ValueError(
+      f"mauve needs at least num_buckets={buckets} vectors, got {len(first)}"
+      f" and {len(second)}: choose fewer buckets"
+    )
+  found = _compute(first, second, buckets, config)
+  # Equal histograms tie all points of the package's curve, which it then may
+  # sort in a wrong order: an area of 0.75.
+  equal = np.array_equal(found.p_hist, found.q_hist)
+  same = equal and len(first) == len(second)  # after smoothing, too
+  return Mauve(
+    score=1.0 if equal else float(found.mauve),
+    smoothed=1.0 if same else float(found.mauve_star),
+    num_texts=(len(first), len(second)),
+    num_buckets=buckets,
+    histograms=(tuple(found.p_hist.tolist()), tuple(found.q_hist.tolist())),
+    featurizer=featurizer,
+  )
+
+
+def _compute(first, second, buckets: int, config: Config):
+  """Calls mauve-text on one thread, and without its warnings."""
+  import faiss
+  import mauve  # slow: scikit-learn, and torch where it is installed
+
+  threads = faiss.omp_get_max_threads()
+  # k-means is a loop of small steps: more threads wait more than they compute.
+  faiss.omp_set_num_threads(1)
+  try:
+    # Equal vectors have no variance, which is no reason to warn.
+    with _quiet(), np.errstate(invalid="ignore", divide="ignore"):
+      return mauve.compute_mauve(
+        first,
+        second,
+        num_buckets=buckets,
+        kmeans_explained_var=config.explained_variance,
+        kmeans_num_redo=config.restarts,
+        kmeans_max_iter=config.max_iterations,
+        mauve_scaling_factor=config.scaling,
+        seed=config.seed,
+      )
+  finally:
+    faiss.omp_set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Holds back faiss's complaint of few points, which the method implies."""
+  sys.stderr.flush()
+  saved = os.dup(2)
+  with open(os.devnull, "wb") as nowhere:
+    os.dup2(nowhere.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(saved, 2)
+      os.close(saved)
+
+
+def _check_sizes(first: Sequence, second: Sequence) -> None:
+  if not len(first) or not len(second):
+    raise ValueError(
+      f"mauve compares two sets, got one without texts: {len(first)} and"
+      f" {len(second)}"
+    )
+
+
+def _check_vectors(first: np.ndarray, second: np.ndarray) -> None:
+  if first.ndim != 2 or second.ndim != 2 or first.shape[1] != second.shape[1]:
+    raise ValueError(
+      "mauve expects vectors [text, dim] of one dimension, got shapes"
+      f" {first.shape} and {second.shape}"
+    )
+  for name, vectors in (("first", first), ("second", second)):
+    bad = ~np.isfinite(vectors).all(axis=1)
+    if bad.any():
+      raise ValueError(
+        f"mauve expects finite numbers, got {bad.sum()} vectors of {name} with"
+        f" nan or inf, the first at {int(np.argmax(bad))}: look at the"
+        " featurizer"
+      )

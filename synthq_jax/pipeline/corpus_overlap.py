@@ -1,0 +1,192 @@
+"""A run's queries and documents in a pre-training corpus: `synthq corpus_overlap`.
+
+No stage: nothing depends on it. A corpus is searched part by part (a file, a
+shard); what a part holds is kept, so that a stopped search goes on, and several
+processes or machines with one working directory share the parts.
+
+Formal guarantee:
+  None. Marks and shares are functions of the private queries without noise:
+  they lie under private/.
+"""
+
+import array
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+import tqdm
+
+from synthq_jax import artifacts
+from synthq_jax.audit import corpus_overlap as overlap_lib
+from synthq_jax.audit import corpus_search
+from synthq_jax.data import files, public_corpus
+from synthq_jax.pipeline import _report_blocks as blocks
+from synthq_jax.pipeline import _report_tables, inputs, results, workspace
+
+__all__ = ["run"]
+
+_NAME = "corpus_overlap"
+
+
+def run(
+  workdir: str | os.PathLike,
+  corpus: str,
+  *,
+  config: overlap_lib.Config,
+  share: tuple[int, int] = (0, 1),
+  progress: bool = True,
+) -> str:
+  """Searches a corpus for the queries and documents of a run.
+
+  Args:
+    workdir: of a run whose data is prepared.
+    corpus: a glob or a name of TFDS, see `public_corpus.parts`.
+    config: the samples.
+    share: (i, n): of all parts only the i-th, i + n-th, ...; for n processes.
+    progress: whether a bar is shown.
+
+  Returns:
+    A table, once all parts are searched; before that, how many are.
+
+  Raises:
+    ValueError: if the share makes no sense, the run has no prepared data, or
+      the corpus is not there.
+  """
+  if not 0 <= share[0] < share[1]:
+    raise ValueError(
+      f"expected a share i/n with 0 <= i < n, got {share[0]}/{share[1]}"
+    )
+  folders = workspace.Folders(workdir)
+  place = folders.private("prepare_data")
+  prepared = artifacts.load(place, results.PreparedData)
+  parts = public_corpus.parts(corpus)
+  items = {
+    "queries": _queries(folders, prepared),
+    "documents": _Documents(inputs.corpus(folders, prepared)),
+  }
+  plan = overlap_lib.prepare(config, items)
+  place = folders.private(_NAME)
+  digests = [
+    artifacts.fingerprint(plan.probe.digest, part.identity) for part in parts
+  ]
+  paths = [place / "parts" / f"{digest}.npz" for digest in digests]
+  _search(plan.probe, parts, paths, share, progress)
+  missing = sum(not path.is_file() for path in paths)
+  if missing:
+    return (
+      f"{len(parts) - missing} of {len(parts)} parts are searched; the table"
+      " comes when the others are"
+    )
+  found = overlap_lib.summarize(
+    plan, corpus_search.merge(_load(plan.probe, path) for path in paths)
+  )
+  artifacts.save(place, found, artifacts.fingerprint(config, digests))
+  return _table(corpus, found)
+
+
+def _search(probe, parts, paths, share: tuple[int, int], progress: bool):
+  """Searches the parts of a share that were not searched before."""
+  first, step = share
+  with tqdm.tqdm(unit=" texts", disable=not progress) as bar:
+    for number in range(first, len(parts), step):
+      bar.set_description(f"part {number + 1}/{len(parts)}")
+      if not paths[number].is_file():
+        texts = parts[number].texts()
+        _save(
+          paths[number], corpus_search.scan(probe, texts, progress=bar.update)
+        )
+
+
+def _save(path: pathlib.Path, found: corpus_search.Found) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+  with artifacts.replacing(path) as stream:
+    np.savez_compressed(
+      stream,
+      ngrams=np.packbits(found.ngrams),
+      items=np.packbits(found.items),
+      counts=(found.num_texts, found.num_words),
+    )
+
+
+def _load(
+  probe: corpus_search.Probe, path: pathlib.Path
+) -> corpus_search.Found:
+  sizes = len(probe.ngrams.hashes), len(probe.lengths)
+  try:
+    with np.load(path) as stored:
+      ngrams, items = (
+        np.unpackbits(stored[name], count=size).astype(bool)
+        for name, size in zip(("ngrams", "items"), sizes, strict=True)
+      )
+      return corpus_search.Found(ngrams, items, *stored["counts"].tolist())
+  except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    raise ValueError(
+      f"{path}: expected what was found in a part, got"
+      f" {type(error).__name__}: delete the file, and the part is searched again"
+    ) from error
+
+
+def _queries(folders: workspace.Folders, prepared) -> list[str]:
+  """Returns the private queries of all splits."""
+  path = files.find(folders.root / prepared.private_directory, "queries.jsonl")
+  return [line["text"] for _, line in files.json_lines(path)]
+
+
+class _Documents(Sequence[str]):
+  """Title and text of a corpus.jsonl's lines, read when they are asked for."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self._starts = array.array("q")
+    with open(path, "rb") as stream:
+      start = 0
+      for line in stream:
+        self._starts.append(start)
+        start += len(line)
+
+  def __len__(self) -> int:
+    return len(self._starts)
+
+  def __getitem__(self, index: int) -> str:
+    with open(self._path, "rb") as stream:
+      stream.seek(self._starts[index])
+      entry = json.loads(stream.readline())
+    return f"{entry['title']} {entry['text']}".strip()
+
+
+def _table(corpus: str, found: overlap_lib.Overlap) -> str:
+  """Says what was found."""
+  config = found.config
+  size = f"{config.ngram}-grams"
+  header = (
+    "Shares in %",
+    "Of",
+    "Each run",
+    "Exact",
+    size,
+    "Half of them",
+    "All of them",
+    f"Under {config.ngram} words",
+  )
+  rows = tuple(
+    (
+      kind,
+      f"{one.num_items:,}",
+      f"{one.sample_size:,}",
+      *(
+        f"{100 * share.mean:.3f} +- {100 * share.deviation:.3f}"
+        for share in (one.exact, one.contained, one.half, one.full, one.short)
+      ),
+    )
+    for kind, one in found.kinds.items()
+  )
+  table = blocks.Table(header=header, rows=rows, numeric=header[1:])
+  return (
+    "PRIVATE: computed from real queries; do not share it\n"
+    f"{corpus}: {found.num_texts:,} texts, {found.num_words:,} words;"
+    f" mean and standard deviation of {config.runs} runs\n\n"
+    f"{_report_tables.aligned(table)}"
+  )

@@ -1,0 +1,300 @@
+"""The search against a plain one, and its statistics against their definition."""
+
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import tracemalloc
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from synthq_jax.audit import _word_ngrams, corpus_overlap, corpus_search
+from synthq_jax.generation import text_measures
+
+_LINE = "the quick brown fox jumps over the lazy dog near the old river bank"
+
+
+def _measure(items, corpus, **changes):
+  config = corpus_overlap.Config(**{"ngram": 3, "runs": 2, **changes})
+  found = corpus_overlap.measure(config, {"queries": items}, corpus)
+  return found.kinds["queries"]
+
+
+def _holds(words, wanted):
+  """Whether a sequence of words stands in another."""
+  size = len(wanted)
+  return any(
+    words[i : i + size] == wanted for i in range(len(words) - size + 1)
+  )
+
+
+def _plain(item, corpus, ngram):
+  """Exactness and containment of one item, word by word."""
+  own = text_measures.words(item)
+  if not own:
+    return 0.0, 0.0
+  texts = [text_measures.words(text) for text in corpus]
+  size = min(ngram, len(own))
+  ngrams = [own[i : i + size] for i in range(len(own) - size + 1)]
+  shares = [any(_holds(text, one) for text in texts) for one in ngrams]
+  return float(any(_holds(text, own) for text in texts)), np.mean(shares)
+
+
+_TEXT = st.lists(st.sampled_from("a b c A. d".split()), max_size=8).map(
+  " ".join
+)
+
+
+@hypothesis.given(
+  items=st.lists(_TEXT, min_size=1, max_size=6),
+  corpus=st.lists(_TEXT, max_size=5),
+  ngram=st.integers(1, 4),
+  piece=st.sampled_from([1, 7, 100]),
+)
+@hypothesis.settings(deadline=None, max_examples=150)
+def test_what_is_found_is_what_a_plain_search_finds(
+  items, corpus, ngram, piece
+):
+  probe, rows = corpus_search.prepare(items, ngram)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(corpus_search, "_PIECE", piece)
+    patch.setattr(_word_ngrams, "_FILTER_BITS", (1, 3))  # many false marks
+    found = corpus_search.scan(probe, iter(corpus))
+  exact, contained = zip(
+    *(_plain(i, corpus, ngram) for i in items), strict=True
+  )
+  assert found.items[rows].tolist() == [bool(one) for one in exact]
+  np.testing.assert_allclose(probe.shares(found.ngrams)[rows], contained)
+  assert found.num_texts == len(corpus)
+  assert found.num_words == sum(len(text_measures.words(t)) for t in corpus)
+
+
+def test_planted_copies_are_found_and_near_misses_are_not():
+  copies = ["Over the LAZY dog", "brown fox jumps, over the lazy"]
+  misses = ["over the lazy cat jumps", "over a lazy dog", "dog lazy the over"]
+  found = _measure(copies + misses, ["other words", f"Once: {_LINE}!"])
+  assert found.exact.mean == 2 / 5
+  # Of "over the lazy cat jumps", one 3-gram of three.
+  assert found.contained.mean == pytest.approx((1 + 1 + 1 / 3) / 5)
+  assert (found.half.mean, found.full.mean) == (2 / 5, 2 / 5)
+
+
+def test_nothing_reaches_over_the_border_of_a_text():
+  words = _LINE.split()
+  corpus = [" ".join(words[:6]), " ".join(words[6:])]
+  found = _measure([" ".join(words[4:8])], corpus)
+  assert found.exact.mean == found.contained.mean == 0
+  whole = _measure([" ".join(words[4:8])], [" ".join(corpus)])
+  assert whole.exact.mean == whole.contained.mean == 1
+
+
+def test_an_unknown_word_between_known_ones_separates_them():
+  assert _measure(["red apples rot"], ["red apples never rot"]).full.mean == 0
+
+
+def test_ngrams_from_different_texts_contain_an_item_but_not_exactly():
+  found = _measure(["a b c d"], ["x a b c", "b c d y"])
+  assert (found.full.mean, found.exact.mean) == (1, 0)
+
+
+def test_the_place_of_an_item_may_be_the_beginning_or_the_end_of_a_text():
+  """Its rarest n-gram stands at the beginning, at the end, in the middle."""
+  items = ["a b c d", "b c d e", "b c d x c d e", "b c d"]
+  for item, expected in zip(items, (2, 2, 2, 1), strict=True):
+    assert _measure(items, [item]).exact.mean == expected / 4
+  assert _measure(items, ["b c d", "a b c", "c d e"]).exact.mean == 1 / 4
+
+
+def test_short_and_empty_items_are_counted():
+  items = ["fox", "quick brown", "zebra", "!?", "the quick brown fox"]
+  found = _measure(items, [_LINE], ngram=4)
+  assert (found.short.mean, found.empty.mean) == (3 / 5, 1 / 5)
+  assert found.exact.mean == found.contained.mean == 3 / 5
+
+
+def test_equal_items_each_count():
+  assert _measure(["a b", "A, b", "x y"], ["a b"]).exact.mean == 2 / 3
+
+
+def test_runs_are_samples_and_their_spread_is_recomputed():
+  kinds = {
+    name: [f"{name} number {i}" for i in range(50)]
+    for name in ("query", "document")
+  }
+  corpus = kinds["query"][:20] + kinds["document"][:40]
+  config = corpus_overlap.Config(sample_size=10, runs=4, ngram=3, seed=3)
+  plan = corpus_overlap.prepare(config, kinds)
+  found = corpus_overlap.summarize(plan, corpus_search.scan(plan.probe, corpus))
+  places = []
+  for kind, items in kinds.items():
+    sample = plan.samples[kind]
+    assert sample.shape == (4, 10)
+    drawn = [[_row_text(plan.probe, row) for row in run] for run in sample]
+    assert all(len(set(run) & set(items)) == 10 for run in drawn)
+    rates = [np.mean([text in corpus for text in run]) for run in drawn]
+    exact = found.kinds[kind].exact
+    assert exact.mean == pytest.approx(np.mean(rates))
+    assert exact.deviation == pytest.approx(np.std(rates, ddof=1))
+    assert exact.deviation > 0
+    places += [[items.index(text) for text in run] for run in drawn]
+  assert len({tuple(run) for run in places}) == 8  # runs and kinds differ
+
+
+def _row_text(probe, row):
+  words = list(probe.vocabulary)
+  start, length = probe.starts[row], probe.lengths[row]
+  return " ".join(words[i - 1] for i in probe.ngrams.words[start:][:length])
+
+
+def test_a_whole_small_set_has_no_spread():
+  found = _measure(["a b c", "x y z"], ["a b c"], runs=3, sample_size=5)
+  assert (found.num_items, found.sample_size) == (2, 2)
+  assert (found.exact.mean, found.exact.deviation) == (0.5, 0.0)
+  assert _measure(["a"], ["a"], runs=1).exact.deviation == 0.0
+
+
+def test_only_drawn_items_are_read():
+  class Items(list):
+    read = set()
+
+    def __getitem__(self, index):
+      self.read.add(index)
+      return super().__getitem__(index)
+
+  items = Items(f"item {i}" for i in range(1000))
+  config = corpus_overlap.Config(sample_size=7, runs=2, ngram=2)
+  corpus_overlap.prepare(config, {"queries": items})
+  assert 7 <= len(Items.read) <= 14
+
+
+def test_shards_together_equal_one_pass():
+  rng = np.random.default_rng(0)
+  draw = lambda n: " ".join(rng.choice(list("abcdef"), n))  # noqa: E731
+  corpus = [draw(30) for _ in range(40)]
+  probe, _ = corpus_search.prepare([draw(n) for n in range(1, 9)] * 4, 4)
+  whole = corpus_search.scan(probe, corpus)
+  parts = [corpus_search.scan(probe, corpus[i::3]) for i in range(3)]
+  joined = corpus_search.merge(iter(parts))
+  for one, other in zip(whole, joined, strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert 0 < whole.ngrams.sum() < len(whole.ngrams)
+  assert parts[0].ngrams.sum() < whole.ngrams.sum()  # untouched by merging
+
+
+def test_a_probe_is_known_by_its_digest():
+  digests = {
+    corpus_search.prepare(items, n)[0].digest
+    for items, n in [
+      (["a b", "c"], 2), (["a b", "c"], 3), (["a", "b c"], 2), (["a b", "d"], 2)
+    ]
+  }  # fmt: skip
+  assert len(digests) == 4
+  again = corpus_search.prepare(["a b", "c"], 2)[0].digest
+  assert again in digests
+
+
+def test_equal_hashes_never_pass_for_one_another(monkeypatch):
+  """With hashes of a few bits, all is as it was."""
+  items = [
+    f"w{i} w{j} w{k}" for i, j, k in itertools.product(range(4), repeat=3)
+  ]
+  corpus = items[::5]
+  seeds = []
+  draw = _word_ngrams._random
+
+  def coarse(rng, number):
+    seeds.append(number)
+    # The first two attempts (values and factors) have hashes of four bits.
+    return (
+      draw(rng, number) & np.uint64(15)
+      if len(seeds) <= 4
+      else draw(rng, number)
+    )
+
+  monkeypatch.setattr(_word_ngrams, "_random", coarse)
+  found = _measure(items, corpus)
+  assert len(seeds) == 6  # two collided
+  assert found.exact.mean == len(corpus) / len(items)
+
+
+def test_memory_does_not_grow_with_the_corpus():
+  """8 and 64 pieces of a made-up corpus that exists only while it is read."""
+  probe, _ = corpus_search.prepare([_LINE], 8)
+
+  def corpus(pieces):
+    rng = np.random.default_rng(0)
+    for _ in range(pieces * 8):
+      yield " ".join(map(str, rng.integers(0, 1000, 500)))
+
+  peaks = []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(corpus_search, "_PIECE", 4000)
+    for pieces in (8, 64):
+      tracemalloc.start()
+      found = corpus_search.scan(probe, corpus(pieces))
+      peaks.append(tracemalloc.get_traced_memory()[1])
+      tracemalloc.stop()
+      assert found.num_words == pieces * 4000
+  assert peaks[1] < 1.1 * peaks[0] < 2e6
+
+
+def test_progress_counts_the_texts(monkeypatch):
+  monkeypatch.setattr(corpus_search, "_PIECE", 6)
+  seen = []
+  config = corpus_overlap.Config()
+  corpus_overlap.measure(
+    config, {"q": ["a"]}, ["a b c"] * 7, progress=seen.append
+  )
+  assert sum(seen) == 7 and len(seen) > 1
+
+
+def test_real_c4_sentences_are_found_and_other_queries_hardly():
+  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
+  data = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default))
+  if not data.is_dir():
+    pytest.skip(f"no shared data at {data} (set SYNTHQ_SHARED_DATA)")
+  corpus = _field(data / "t5_vocab_c4/c4_500.jsonl")
+  sentences = [
+    sentence
+    for text in corpus[::5]
+    for sentence in text.split(". ")
+    if len(text_measures.words(sentence)) >= 9
+  ]
+  changed = [" ".join(one.split()[::-1]) for one in sentences]
+  kinds = {
+    "sentences": sentences,
+    "reversed": changed,
+    "boolq": _field(data / "boolq/queries.jsonl"),
+    "medquad": _field(data / "medquad/corpus.jsonl.gz")[:500],
+  }
+  config = corpus_overlap.Config(sample_size=300, runs=3)
+  found = corpus_overlap.measure(config, kinds, corpus).kinds
+  assert found["sentences"].exact.mean == found["sentences"].full.mean == 1
+  assert found["reversed"].exact.mean == 0
+  assert found["reversed"].contained.mean < 0.01
+  for kind in ("boolq", "medquad"):
+    assert found[kind].exact.mean < 0.01 and found[kind].contained.mean < 0.01
+
+
+def _field(path):
+  opener = gzip.open if path.suffix == ".gz" else open
+  with opener(path, "rt", encoding="utf-8") as stream:
+    return [json.loads(line)["text"] for line in stream]
+
+
+@pytest.mark.parametrize("name", ["sample_size", "runs", "ngram"])
+def test_settings_that_look_for_nothing_are_refused(name):
+  with pytest.raises(ValueError, match=f"at least 1, got {name}=0"):
+    corpus_overlap.Config(**{name: 0})
+
+
+@pytest.mark.parametrize(
+  "items, words", [({}, "got no kind"), ({"a": ["x"], "b": []}, "'b': 0")]
+)
+def test_kinds_without_items_are_refused(items, words):
+  with pytest.raises(ValueError, match=words):
+    corpus_overlap.prepare(corpus_overlap.Config(), items)

@@ -1,0 +1,145 @@
+"""Synthetic beside real queries of held-out documents, in exact numbers."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import sacrebleu
+
+from synthq_jax import artifacts
+from synthq_jax.generation import mauve
+from synthq_jax.pipeline import _comparisons, _report_rows
+
+_DOCUMENTS = {"d1": "one two three four five", "d2": "red blue", "d3": "unseen"}
+_REAL = {"q1": "one two three four", "q2": "a b", "q3": "a b", "q4": "x"}
+_ASKED = [("q1", "d1"), ("q2", "d1"), ("q3", "d2"), ("q4", "d3")]
+_WRITTEN = {
+  "same": [("one two three four", "d1"), ("a b", "d1"), ("a b", "d2")],
+  "other": [("z z z", "d1"), ("z y", "d2"), ("off", "elsewhere")],
+  "none": [("off", "elsewhere")],
+}
+
+
+class _Length:
+  """Vectors of two kinds: real queries hold no "z"."""
+
+  description = "rule of z"
+
+  def __init__(self):
+    self.calls = []
+
+  def featurize(self, texts):
+    self.calls.append(list(texts))
+    return np.array([[float("z" in text), 1.0] for text in texts], np.float32)
+
+
+def _lines(rows):
+  return "\n".join(json.dumps(row) for row in rows)
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path):
+  write = artifacts.write_atomically
+  write(
+    tmp_path / "public/corpus.jsonl",
+    _lines({"_id": i, "title": "", "text": t} for i, t in _DOCUMENTS.items()),
+  )
+  write(
+    tmp_path / "private/queries.jsonl",
+    _lines({"_id": i, "text": text} for i, text in _REAL.items()),
+  )
+  rows = [f"{query}\t{document}\t1" for query, document in _ASKED]
+  write(
+    tmp_path / "private/qrels/test.tsv",
+    "\n".join(["query-id\tcorpus-id\tscore", *rows]),
+  )
+  for name, pairs in _WRITTEN.items():
+    write(
+      tmp_path / name / "queries.jsonl",
+      _lines({"_id": "", "text": text, "document": d} for text, d in pairs),
+    )
+  return tmp_path
+
+
+def _similarity(place, featurizer=None, limit=100):
+  found = _comparisons.similarity(
+    place,
+    types.SimpleNamespace(directory="public", private_directory="private"),
+    [types.SimpleNamespace(name=name, directory=name) for name in _WRITTEN],
+    split="test",
+    featurizer=featurizer,
+    limit=limit,
+    seed=0,
+  )
+  return {one.name: one for one in found}
+
+
+def test_both_sides_are_measured_on_the_same_documents(place):
+  found = _similarity(place)
+  same = found["same"]
+  assert (same.num_queries, same.num_compared) == (3, 3)
+  assert same.real == same.synthetic
+  assert same.real.words == (4 + 2 + 2) / 3
+  assert same.real.distinct == 4 / 5  # "a b" twice
+  assert same.real.copied == 1.0  # one 4-gram, and d1 holds it
+  assert same.bleu.score == pytest.approx(100)
+
+
+def test_the_sides_are_as_large_as_the_smaller_one(place):
+  found = _similarity(place)
+  assert (found["other"].num_queries, found["other"].num_compared) == (2, 2)
+  assert found["other"].synthetic.words == 2.5
+  assert found["other"].synthetic.distinct == 2 / 3
+  assert found["none"].num_queries == found["none"].num_compared == 0
+  assert _similarity(place, limit=1)["same"].num_compared == 1
+
+
+def test_mauve_sees_every_text_once_and_says_who_made_the_vectors(place):
+  featurizer = _Length()
+  found = _similarity(place, featurizer)
+  (texts,) = featurizer.calls
+  assert len(texts) == len(set(texts))
+  assert [one.score for one in found["same"].mauve] == [1] * 5
+  assert max(one.score for one in found["other"].mauve) < 0.01
+  assert found["other"].mauve[0].featurizer == "rule of z"
+  assert found["other"].mauve[0].num_texts == (2, 2)
+  assert found["none"].mauve == ()
+  assert _similarity(place)["same"].mauve == ()
+
+
+def test_the_report_says_how_every_number_was_made(place):
+  found = list(_similarity(place, _Length()).values())
+  table, *paragraphs = _report_rows.similarity(found)
+  assert table.header[:4] == ("Generator", "Queries", "BLEU", "MAUVE")
+  same, other = table.rows  # "none" has nothing to show
+  assert same[:4] == ("same", "3", "100.00", "1.000 ± 0.000")
+  assert same[4:] == ("2.7 (2.7)", "0.80 (0.80)", "1.000 (1.000)")
+  assert other[1] == "2" and other[3].startswith("0.00")
+  text = " ".join(f"{one.lead} {one.text}" for one in paragraphs)
+  version = f"tok:13a|smooth:exp|version:{sacrebleu.__version__}"
+  assert version in text and "nrefs:var|case:lc" in text
+  assert "vectors from the rule of z, in 2 clusters" in text
+  assert "is of 2 to 3 queries of each side" in text
+
+
+def test_a_report_without_mauve_does_not_speak_of_it(place):
+  table, *paragraphs = _report_rows.similarity(
+    list(_similarity(place).values())
+  )
+  assert [row[3] for row in table.rows] == ["-", "-"]
+  assert not any(one.lead == "MAUVE" for one in paragraphs)
+  assert _report_rows.similarity([_similarity(place)["none"]]) == ()
+
+
+def test_every_clustering_has_a_seed_of_its_own(place, monkeypatch):
+  seeds = []
+  whole = mauve.from_vectors
+
+  def noted(*vectors, config, featurizer):
+    seeds.append(config.seed)
+    return whole(*vectors, config=config, featurizer=featurizer)
+
+  monkeypatch.setattr(mauve, "from_vectors", noted)
+  _similarity(place, _Length())
+  assert seeds == [0, 1, 2, 3, 4] * 2

@@ -1,0 +1,163 @@
+"""`synthq corpus_overlap` on a small working directory."""
+
+import json
+import types
+
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.audit import corpus_overlap as overlap_lib
+from synthq_jax.audit import corpus_search
+from synthq_jax.pipeline import corpus_overlap, results
+
+_QUERIES = ["what is a red apple", "who ate all the pears", "zanzibar"]
+_DOCUMENTS = [("Apples", "they are red and round"), ("", "nothing known here")]
+_CORPUS = {
+  "a.txt": ["Once: what is a red apple?"],
+  "b.txt": ["Apples: they are red and round."],
+  "c.txt": ["who ate all", "the pears"],
+}
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path, monkeypatch):
+  """Returns a folder with a run and a corpus of three parts."""
+  prepared = types.SimpleNamespace(
+    directory="prepare_data", private_directory="private/prepare_data"
+  )
+  load = artifacts.load
+
+  def fake(directory, kind):
+    if kind is results.PreparedData and directory.is_dir():
+      return prepared
+    return load(directory, kind)
+
+  monkeypatch.setattr(artifacts, "load", fake)
+  write = artifacts.write_atomically
+  queries = [{"_id": str(i), "text": t} for i, t in enumerate(_QUERIES)]
+  documents = [
+    {"_id": str(i), "title": title, "text": text}
+    for i, (title, text) in enumerate(_DOCUMENTS)
+  ]
+  run = tmp_path / "run"
+  write(run / "private/prepare_data/queries.jsonl", _lines(queries))
+  write(run / "prepare_data/corpus.jsonl", _lines(documents))
+  for name, texts in _CORPUS.items():
+    write(tmp_path / "corpus" / name, "\n".join(texts))
+  return tmp_path
+
+
+def _lines(rows):
+  return "\n".join(map(json.dumps, rows)) + "\n"
+
+
+def _argv(place, *flags):
+  return [
+    "corpus_overlap",
+    f"--corpus={place}/corpus/*.txt",
+    f"--workdir={place}/run",
+    "--ngram=4",
+    "--runs=2",
+    "--quiet",
+    *flags,
+  ]
+
+
+def _result(place):
+  folder = place / "run/private/corpus_overlap"
+  return artifacts.load(folder, overlap_lib.Overlap)
+
+
+def test_queries_and_documents_are_looked_for(place, capsys):
+  assert main.main(_argv(place)) == 0
+  printed = capsys.readouterr().out
+  assert printed.startswith("PRIVATE: ")
+  assert "4 texts, 17 words; mean and standard deviation of 2 runs" in printed
+  table = [line.split("  ") for line in printed.splitlines() if "+-" in line]
+  cells = [[cell.strip() for cell in row if cell.strip()] for row in table]
+  third, half = "33.333 +- 0.000", "50.000 +- 0.000"
+  assert cells == [
+    ["queries", "3", "3", third, third, third, third, third],
+    ["documents", "2", "2", half, half, half, half, "50.000 +- 0.000"],
+  ]
+  found = _result(place)
+  assert found.kinds["queries"].exact.mean == pytest.approx(1 / 3)
+  assert found.config == overlap_lib.Config(ngram=4, runs=2)
+
+
+def test_everything_lies_in_the_private_folder(place, capsys):
+  main.main(_argv(place))
+  capsys.readouterr()
+  made = [p for p in (place / "run").rglob("*") if "corpus_overlap" in p.parts]
+  assert made and all("private" in path.parts for path in made)
+
+
+def test_processes_share_the_parts_and_the_last_one_prints(place, capsys):
+  assert main.main(_argv(place, "--share=1/2")) == 0
+  assert capsys.readouterr().out.startswith("1 of 3 parts are searched")
+  assert main.main(_argv(place, "--share=0/2")) == 0
+  shared = capsys.readouterr().out
+  found = _result(place)
+  assert main.main(_argv(place)) == 0
+  assert capsys.readouterr().out == shared
+  assert _result(place) == found
+
+
+def test_a_stopped_search_goes_on_with_the_next_part(
+  place, capsys, monkeypatch
+):
+  scanned = []
+  scan = corpus_search.scan
+
+  def stopping(probe, texts, *, progress):
+    texts = list(texts)
+    scanned.append(texts)
+    if len(scanned) == 2:
+      raise KeyboardInterrupt
+    return scan(probe, texts, progress=progress)
+
+  monkeypatch.setattr(corpus_search, "scan", stopping)
+  assert main.main(_argv(place)) == 130
+  assert main.main(_argv(place)) == 0
+  expected = [list(texts) for texts in _CORPUS.values()]
+  assert scanned == [expected[0], expected[1], expected[1], expected[2]]
+  capsys.readouterr()
+
+
+def test_other_samples_are_searched_anew(place, capsys):
+  main.main(_argv(place))
+  before = len(list((place / "run").rglob("*.npz")))
+  main.main(_argv(place, "--sample_size=1"))
+  assert len(list((place / "run").rglob("*.npz"))) == 2 * before
+  capsys.readouterr()
+
+
+def test_a_damaged_part_is_named(place, capsys):
+  main.main(_argv(place))
+  path = next((place / "run").rglob("*.npz"))
+  path.write_bytes(b"PK")
+  assert main.main(_argv(place)) == 2
+  assert f"{path}: expected what was found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    (["--share=2/2"], "expected --share=i/n with 0 <= i < n, got '2/2'"),
+    (["--share=half"], "got 'half'"),
+    (["--ngram=0"], "must be at least 1, got ngram=0"),
+    (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
+    (["--workdir=/none"], "expected a finished PreparedData"),
+  ],
+)
+def test_what_the_user_can_mend_is_one_line(place, capsys, flags, words):
+  assert main.main(_argv(place, *flags)) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert words in line
+
+
+def test_a_share_outside_the_parts_is_refused(place):
+  with pytest.raises(ValueError, match="0 <= i < n, got 3/3"):
+    corpus_overlap.run(
+      place, "x", config=overlap_lib.Config(), share=(3, 3), progress=False
+    )
