@@ -4,16 +4,16 @@ A vocabulary trained on private queries leaks their words, so `train` takes
 documents, and the pipeline never hands it anything else.
 """
 
-import contextlib
 import io
 import os
 import pathlib
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
+
+from synthq_jax.data import quiet
 
 if TYPE_CHECKING:
   import seqio
@@ -85,7 +85,7 @@ def load(
   """
   if not pathlib.Path(path).is_file():
     raise ValueError(f"expected a SentencePiece model, got no file {path}")
-  with _quiet():
+  with quiet.native_stderr():  # TensorFlow greets while it is imported
     import seqio
 
   vocabulary = seqio.SentencePieceVocabulary(os.fspath(path), extra_ids)
@@ -97,20 +97,6 @@ def load(
       f" be read as one ({type(error).__name__}); give another file"
     ) from error
   return vocabulary
-
-
-@contextlib.contextmanager
-def _quiet():
-  """Holds back what TensorFlow's C++ code prints while it is imported."""
-  sys.stderr.flush()
-  saved = os.dup(2)
-  with open(os.devnull, "wb") as nowhere:
-    os.dup2(nowhere.fileno(), 2)
-    try:
-      yield
-    finally:
-      os.dup2(saved, 2)
-      os.close(saved)
 
 
 def tokenize(

@@ -1,21 +1,23 @@
 """MAUVE: how near two sets of texts are, as samples of two distributions.
 
+It takes mauve-text, which is under the GPL and therefore an extra:
+pip install 'synthq_jax[mauve]'.
+
 Formal guarantee:
   None. A score computed from real queries is private, like everything here.
 """
 
-import contextlib
 import dataclasses
-import os
-import sys
-from collections.abc import Iterator, Sequence
+import importlib.util
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
 
+from synthq_jax.data import quiet
 from synthq_jax.generation import featurizers
 
-__all__ = ["Config", "Mauve", "from_vectors", "score"]
+__all__ = ["Config", "Mauve", "from_vectors", "is_installed", "score"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,11 @@ class Mauve:
   """The share of each set in every cluster."""
   featurizer: str
   """What made the vectors, in words."""
+
+
+def is_installed() -> bool:
+  """Whether mauve-text is there."""
+  return importlib.util.find_spec("mauve") is not None
 
 
 def score(
@@ -143,7 +150,7 @@ def from_vectors(
 
   Raises:
     ValueError: if a set is empty, dimensions differ, a number is not finite,
-      or there are fewer vectors than clusters.
+      there are fewer vectors than clusters, or mauve-text is not installed.
 
   References:
     Pillutla et al. 2021, MAUVE: Measuring the Gap Between Neural Text and
@@ -151,6 +158,11 @@ def from_vectors(
     MAUVE Scores for Generative Models: Theory and Practice.
   """
   first, second = np.asarray(first), np.asarray(second)
+  if not is_installed():
+    raise ValueError(
+      "MAUVE takes the package mauve-text (GPL-3.0), got none: pip install"
+      " 'synthq_jax[mauve]'"
+    )
   _check_sizes(first, second)
   _check_vectors(first, second)
   buckets = config.num_buckets
@@ -185,8 +197,9 @@ def _compute(first, second, buckets: int, config: Config):
   # k-means is a loop of small steps: more threads wait more than they compute.
   faiss.omp_set_num_threads(1)
   try:
-    # Equal vectors have no variance, which is no reason to warn.
-    with _quiet(), np.errstate(invalid="ignore", divide="ignore"):
+    # faiss complains of few points, which the method implies; equal vectors
+    # have no variance, which is no reason to warn.
+    with quiet.native_stderr(), np.errstate(invalid="ignore", divide="ignore"):
       return mauve.compute_mauve(
         first,
         second,
@@ -199,20 +212,6 @@ def _compute(first, second, buckets: int, config: Config):
       )
   finally:
     faiss.omp_set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Holds back faiss's complaint of few points, which the method implies."""
-  sys.stderr.flush()
-  saved = os.dup(2)
-  with open(os.devnull, "wb") as nowhere:
-    os.dup2(nowhere.fileno(), 2)
-    try:
-      yield
-    finally:
-      os.dup2(saved, 2)
-      os.close(saved)
 
 
 def _check_sizes(first: Sequence, second: Sequence) -> None:

@@ -4,6 +4,7 @@ import collections
 import statistics
 from collections.abc import Sequence
 
+from synthq_jax.generation import mauve
 from synthq_jax.pipeline import (
   _comparisons,
   _repeats,
@@ -154,6 +155,11 @@ def _similarity_explained(
       " clusters: mean and standard deviation of several clusterings. It depends"
       " on all these and on the number of queries: compare it within this table"
       " only."
+    )
+    paragraphs.append(blocks.Paragraph(lead="MAUVE", text=text))
+  elif not mauve.is_installed():
+    text = (
+      "Not computed: it takes mauve-text (pip install 'synthq_jax[mauve]')."
     )
     paragraphs.append(blocks.Paragraph(lead="MAUVE", text=text))
   return paragraphs

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from synthq_jax import artifacts
 from synthq_jax.data import files
-from synthq_jax.generation import featurizers
+from synthq_jax.generation import featurizers, mauve
 from synthq_jax.pipeline import (
   _comparisons,
   _repeats,
@@ -193,7 +193,7 @@ def _featurizer(
   encoder: pathlib.Path | None,
 ) -> featurizers.Featurizer | None:
   """Returns what makes vectors of queries: a model that saw none of them."""
-  if encoder is None:
+  if encoder is None or not mauve.is_installed():
     return None
   return featurizers.OwnEncoder(
     checkpoint=encoder,

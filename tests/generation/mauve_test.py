@@ -196,3 +196,9 @@ def test_settings_that_make_no_sense_are_refused(changes):
   (name, value), *_ = changes.items()
   with pytest.raises(ValueError, match=f"{name}={value}"):
     mauve.Config(**{"seed": 0, **changes})
+
+
+def test_without_the_package_the_message_says_how_to_get_it(monkeypatch):
+  monkeypatch.setattr(mauve, "is_installed", lambda: False)
+  with pytest.raises(ValueError, match=r"pip install 'synthq_jax\[mauve\]'"):
+    mauve.from_vectors(_sample(0), _sample(1), **_OPTIONS)

@@ -132,6 +132,16 @@ def test_a_report_without_mauve_does_not_speak_of_it(place):
   assert _report_rows.similarity([_similarity(place)["none"]]) == ()
 
 
+def test_a_report_says_what_mauve_takes_where_it_is_missing(place, monkeypatch):
+  monkeypatch.setattr(mauve, "is_installed", lambda: False)
+  table, *paragraphs = _report_rows.similarity(
+    list(_similarity(place).values())
+  )
+  assert [row[3] for row in table.rows] == ["-", "-"]
+  (said,) = [one.text for one in paragraphs if one.lead == "MAUVE"]
+  assert "pip install 'synthq_jax[mauve]'" in said
+
+
 def test_every_clustering_has_a_seed_of_its_own(place, monkeypatch):
   seeds = []
   whole = mauve.from_vectors
