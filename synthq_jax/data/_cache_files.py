@@ -36,6 +36,7 @@ class Column:
   def __init__(self, path: pathlib.Path):
     """Maps a file that `Writer` wrote."""
     self._stored = np.load(path, mmap_mode="r")
+    self._file = open(path, "rb")  # noqa: SIM115  as long as the map
     self.shape: tuple[int, int] = self._stored.shape
 
   def __len__(self) -> int:
@@ -45,6 +46,8 @@ class Column:
   def __getitem__(self, rows: Any) -> np.ndarray:
     """Returns rows: a number, a slice or an array of numbers."""
     if isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype != bool:
+      if rows.size and not -len(self) <= rows.min() <= rows.max() < len(self):
+        raise IndexError(f"rows of {len(self)}, got one out of range")
       return self._gathered(rows)
     return np.asarray(self._stored[rows], np.int32)
 
@@ -59,8 +62,28 @@ class Column:
     """Reads rows in the order of the disk, whatever order is asked for."""
     order = np.argsort(rows, kind="stable")
     gathered = np.empty((len(rows), self.shape[1]), np.int32)
-    gathered[order] = self._stored[rows[order]]
+    gathered[order] = self._read(rows[order].astype(np.int64) % len(self))
     return gathered
+
+  def _read(self, rows: np.ndarray) -> np.ndarray:
+    """Reads rows without mapping them.
+
+    A page that a map touches is waited for alone, with its neighbours, and
+    counts as memory of the process; here all are asked for first.
+    """
+    found = np.empty((len(rows), self.shape[1]), self._stored.dtype)
+    size = found.itemsize * self.shape[1]
+    places = (self._stored.offset + rows * size).tolist()
+    if not hasattr(os, "preadv"):
+      return self._stored[rows]
+    file = self._file.fileno()
+    if hasattr(os, "posix_fadvise"):
+      for place in places:
+        os.posix_fadvise(file, place, size, os.POSIX_FADV_WILLNEED)
+    for row, place in zip(found, places, strict=True):
+      if os.preadv(file, [row], place) != size:
+        raise OSError(f"{self._file.name}: shorter than it was when opened")
+    return found
 
 
 class Names(Sequence[str]):

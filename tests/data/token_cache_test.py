@@ -69,12 +69,37 @@ def test_rows_are_a_number_a_slice_a_mask_or_an_array(small):
   cache, rows = small
   column = cache.columns["inputs"]
   assert column.shape == rows.shape
-  for index in (3, -1, slice(2, 5), rows[:, 0] > 11, np.array([7, 0, 7])):
+  for index in (
+    3,
+    -1,
+    slice(2, 5),
+    rows[:, 0] > 11,
+    np.array([7, 0, 7]),
+    np.array([-1, 9, -10]),
+    np.array([], int),
+    np.array([3], np.uint8),
+  ):
     np.testing.assert_array_equal(column[index], rows[index])
     assert column[index].dtype == np.int32
+  with pytest.raises(IndexError):
+    column[np.array([10])]
   assert cache.names["ids"][-1] == "d9"
   assert cache.names["ids"][1:3] == ["d1", "d2"]
   assert cache.facts == {"source": "a test"}
+
+
+def test_rows_are_mapped_where_they_cannot_be_read(small, monkeypatch):
+  cache, rows = small
+  monkeypatch.delattr(os, "preadv")
+  chosen = np.array([9, 0, 4])
+  np.testing.assert_array_equal(cache.take(chosen)["inputs"], rows[chosen])
+
+
+def test_a_file_that_shrinks_while_it_is_open_is_no_silent_row(small):
+  cache, _ = small
+  os.truncate(cache.directory / "inputs.npy", 200)
+  with pytest.raises(OSError, match="inputs.npy: shorter than it was"):
+    cache.take(np.array([9]))
 
 
 def test_a_row_out_of_range_is_refused(small):
