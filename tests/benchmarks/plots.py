@@ -1,4 +1,4 @@
-"""Draws docs/images/clipping_*.svg from the benchmarks' JSON in docs/data.
+"""Draws pictures in docs/images from the benchmarks' JSON in docs/data.
 
 python tests/benchmarks/plots.py
 """
@@ -93,6 +93,41 @@ def tpu(models) -> None:
   save(figure, "clipping_tpu.svg")
 
 
+def search(report) -> None:
+  """Recall of the exact results against queries a second."""
+  figure, every = plt.subplots(1, 2, figsize=(7.5, 2.8), sharex=True)
+  families = (
+    ("IVF-PQ", "tab:orange", "^", lambda one: "IVF" in one["index"]),
+    ("IVF-PQ, scored again", "tab:red", "v", None),
+    ("HNSW", "tab:blue", "s", lambda one: "HNSW" in one["index"]),
+  )
+  for axes, field in zip(every, ("recall@10", "recall@100"), strict=True):
+    for label, color, marker, wanted in families:
+      again = wanted is None
+      found = [
+        one
+        for one in report["approximate"]
+        if (wanted or families[0][3])(one)
+        and bool(one["search"].get("rerank")) == again
+      ]
+      axes.plot(
+        [one["queries_per_s"] for one in found],
+        [one[field] for one in found],
+        color=color, marker=marker, markersize=4, label=label,
+      )  # fmt: skip
+    for name, style in (("faiss", ":"), ("jax", "--")):
+      speed = report["exact"][name]["queries_per_s"]
+      axes.axvline(speed, color="gray", linestyle=style, linewidth=1)
+      axes.text(speed, 0.5, f" exact, {name}", fontsize=7, rotation=90)
+    axes.set(xscale="log", xlabel="queries a second", ylabel=field)
+  handles, labels = every[0].get_legend_handles_labels()
+  figure.legend(
+    handles, labels, ncol=3, frameon=False, loc="lower center", fontsize=8
+  )
+  figure.tight_layout(rect=(0, 0.08, 1, 1))
+  save(figure, "search.svg")
+
+
 def main() -> None:
   with matplotlib.rc_context(SETTINGS):
     bars, grown = (
@@ -101,6 +136,7 @@ def main() -> None:
     )
     growth(bars["cases"] + grown["cases"])
     tpu(load("2026-11-21_clipping_tpu.json")["models"])
+    search(load("2026-11-21_search.json"))
 
 
 if __name__ == "__main__":
