@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from synthq_jax.data import files
+from synthq_jax.data import _tfds, files
 
 __all__ = ["Part", "parts"]
 
@@ -122,11 +122,11 @@ def _shards(name: str, split: str) -> list[Part]:
   builder = _builder(name)
   if split not in builder.info.splits:
     there = sorted(builder.info.splits)
-    command = f"tfds build {name} --data_dir={builder.data_dir_root}"
+    command = _tfds.how_to_prepare(name, builder.data_dir_root)
     raise ValueError(
       f"{_TFDS}{name}@{split}: expected a prepared dataset, got"
       f" {f'only {there}' if there else 'none in TFDS_DATA_DIR'}: run {command}"
-      " (with apache-beam; C4 needs a cluster), or give a glob of its files"
+      " (C4 needs a cluster), or give a glob of its files"
     )
   if "text" not in (builder.info.features or {}):
     raise ValueError(

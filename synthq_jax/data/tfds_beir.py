@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from synthq_jax.data import _beir_rows, beir_sets
+from synthq_jax.data import _beir_rows, _tfds, beir_sets
 from synthq_jax.data import collection as collection_lib
 
 if TYPE_CHECKING:
@@ -40,12 +40,10 @@ def builder(
   place = None if data_dir is None else os.fspath(data_dir)
   made = tfds.builder(f"beir/{name}", data_dir=place)
   if not made.is_prepared():
-    where = f", data_dir='{place}'" if place else ""
     raise ValueError(
       f"{made.data_dir}: expected beir/{name} prepared by TFDS, got nothing; run"
-      " pip install 'synthq_jax[tfds]' && python -c \"import tensorflow_datasets"
-      f" as tfds; tfds.builder('beir/{name}'{where}).download_and_prepare()\", or"
-      " read its BEIR folder instead"
+      f" {_tfds.how_to_prepare(f'beir/{name}', place)}, or read its BEIR folder"
+      " instead"
     )
   return made
 

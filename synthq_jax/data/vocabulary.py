@@ -122,13 +122,19 @@ def tokenize(
   head = vocabulary.encode(prefix) if prefix else []
   array = np.zeros((len(texts), length), np.int32)
   for start in range(0, len(texts), _CHUNK):  # collections are large
-    part = list(texts[start : start + _CHUNK])
-    encoded = vocabulary.tokenizer.encode(part, num_threads=threads)
+    encoded = _encode(vocabulary, texts[start : start + _CHUNK], threads)
     for index, tokens in enumerate(encoded, start):
       row = [*head, *tokens][: length - 1]
       array[index, : len(row)] = row
       array[index, len(row)] = EOS_ID
   return array
+
+
+def _encode(vocabulary, texts: Sequence[str], threads: int) -> list[list[int]]:
+  """Encodes texts; with several threads below Python, by SentencePiece."""
+  if threads == 1:
+    return [vocabulary.encode(text) for text in texts]
+  return vocabulary.tokenizer.encode(list(texts), num_threads=threads)
 
 
 def pad(

@@ -97,11 +97,12 @@ def test_c4_of_tfds_is_read_shard_by_shard(tfds_home):
 
 
 def test_what_tfds_has_not_prepared_is_named_with_its_command(tfds_home):
-  command = f"run tfds build c4/realnewslike --data_dir={tfds_home} "
+  command = rf"tfds.builder\('c4/realnewslike', data_dir='{tfds_home}'\)"
   with pytest.raises(ValueError, match=command):
     public_corpus.parts("tfds:c4/realnewslike")
   with pytest.raises(
-    ValueError, match=r"only \['train'\]: run tfds build c4/en"
+    ValueError,
+    match=r"only \['train'\]: run pip install .* tfds.builder\('c4/en',",
   ):
     public_corpus.parts("tfds:c4/en@validation")
   with pytest.raises(ValueError, match="nosuch not found.; check the name"):

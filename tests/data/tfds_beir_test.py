@@ -8,7 +8,13 @@ import json
 
 import pytest
 
-from synthq_jax.data import shipped, tasks, tfds_beir
+from synthq_jax.data import (
+  beir_sets,
+  feature_converters,
+  shipped,
+  tasks,
+  tfds_beir,
+)
 from synthq_jax.data import vocabulary as vocabulary_lib
 
 ROWS = {
@@ -59,13 +65,108 @@ def prepared(tmp_path_factory):
   return root / "data", place / "qrels"
 
 
-def rows_of(split):
+def rows_of(split, name="beir_scifact"):
   import seqio
 
-  dataset = seqio.get_mixture_or_task("beir_scifact").get_dataset(
-    dict(LENGTHS), split, shuffle=False
+  dataset = seqio.get_mixture_or_task(name).get_dataset(
+    dict(LENGTHS), split, shuffle=False, num_epochs=1
   )
   return list(dataset.as_numpy_iterator())
+
+
+def examples_of(split):
+  """Rows of a split as TFDS' builder writes them."""
+  empty = {
+    "query_id": "", "query": "", "query_metadata": "{}", "passage_id": "",
+    "passage": "", "passage_metadata": "{}", "score": -1.0,
+  }  # fmt: skip
+  queries = {
+    row["_id"]: {"query_id": row["_id"], "query": row["text"]}
+    for row in ROWS["queries.jsonl"]
+  }
+  documents = {
+    row["_id"]: {
+      "passage_id": row["_id"],
+      "passage": row["text"],
+      "passage_metadata": json.dumps({"title": row["title"]}),
+    }
+    for row in ROWS["corpus.jsonl"]
+  }
+  if split == "query":
+    return [{**empty, **row} for row in queries.values()]
+  if split == "passage":
+    return [{**empty, **row} for row in documents.values()]
+  return [
+    {**empty, **queries[q], **documents[d], "score": float(grade)}
+    for q, d, grade in JUDGED[:2]
+  ]
+
+
+def write_prepared(root, each):
+  """Writes what a prepared set consists of, without apache-beam."""
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+
+  text = tfds.features.Text()
+  names = [name for name in examples_of("query")[0] if name != "score"]
+  features = tfds.features.FeaturesDict(
+    {**dict.fromkeys(names, text), "score": tf.float32}
+  )
+  place = root / "beir" / each.name / "1.0.0"
+  place.mkdir(parents=True)
+  template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+  files = tfds.core.ShardedFileTemplate(
+    dataset_name="beir", data_dir=place, filetype_suffix="tfrecord",
+    template=template,
+  )  # fmt: skip
+  infos = []
+  for split in ("query", "passage", *each.splits):
+    rows = examples_of(split)
+    path = place / f"beir-{split}.tfrecord-00000-of-00001"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+      for row in rows:
+        writer.write(features.serialize_example(row))
+    infos.append(
+      tfds.core.SplitInfo(
+        name=split, shard_lengths=[len(rows)], num_bytes=0,
+        filename_template=files.replace(split=split),
+      )
+    )  # fmt: skip
+  tfds.folder_dataset.write_metadata(
+    data_dir=place, features=features, split_infos=infos,
+    filename_template=template,
+  )  # fmt: skip
+
+
+def test_the_task_of_every_set_reads_what_is_prepared(tmp_path, vocabulary):
+  import seqio
+
+  for each in beir_sets.SETS:
+    write_prepared(tmp_path, each)
+  tasks.register_beir(vocabulary, data_dir=str(tmp_path))
+  lengths = {"inputs": 128, "targets": 384}
+  for each in beir_sets.SETS:
+    (first, second) = list(
+      seqio.get_dataset(
+        each.task,
+        task_feature_lengths=lengths,
+        dataset_split=each.scored,
+        shuffle=False,
+        feature_converter=feature_converters.dual_encoder(),
+      ).as_numpy_iterator()
+    )
+    left = vocabulary_lib.tokenize(vocabulary, ["red fruit"], length=128)[0]
+    right = vocabulary_lib.tokenize(
+      vocabulary, ["Apple A red fruit."], length=384
+    )[0]
+    assert first["left_encoder_input_tokens"].tolist() == left.tolist()
+    assert first["right_encoder_input_tokens"].tolist() == right.tolist()
+    assert second["right_encoder_input_tokens"].shape == (384,)
+  mixed = rows_of("test", "beir_cqadupstack")  # ends with its first task
+  assert {tuple(row["inputs"]) for row in mixed} == {
+    tuple(vocabulary.encode(text)) + (1,)
+    for text in ("red fruit", "salt water")
+  }
 
 
 @pytest.fixture(scope="module")

@@ -120,3 +120,9 @@ def test_a_file_that_is_no_model_is_named(tmp_path):
   path.write_bytes(b"not a model at all")
   with pytest.raises(ValueError, match="bad.model: expected a SentencePiece"):
     vocabulary.load(path)
+
+
+def test_threads_change_nothing(small):
+  one = vocabulary.tokenize(small, TEXTS, length=12, prefix="an")
+  two = vocabulary.tokenize(small, TEXTS, length=12, prefix="an", threads=2)
+  np.testing.assert_array_equal(one, two)
