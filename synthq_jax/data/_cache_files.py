@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -14,6 +15,7 @@ __all__ = [
   "File",
   "Names",
   "NamesFile",
+  "check_size",
   "digest",
   "ends_path",
   "header",
@@ -35,9 +37,16 @@ class Column:
 
   def __init__(self, path: pathlib.Path):
     """Maps a file that `Writer` wrote."""
+    self._path = path
     self._stored = np.load(path, mmap_mode="r")
-    self._file = open(path, "rb")  # noqa: SIM115  as long as the map
+    check_size(path, self._stored.offset + self._stored.nbytes)
+    self._file = os.open(path, os.O_RDONLY)
+    weakref.finalize(self, os.close, self._file)
     self.shape: tuple[int, int] = self._stored.shape
+
+  def __reduce__(self):
+    """Another process opens the file again."""
+    return Column, (self._path,)
 
   def __len__(self) -> int:
     """Returns the number of records."""
@@ -49,14 +58,14 @@ class Column:
       if rows.size and not -len(self) <= rows.min() <= rows.max() < len(self):
         raise IndexError(f"rows of {len(self)}, got one out of range")
       return self._gathered(rows)
-    return np.asarray(self._stored[rows], np.int32)
+    return np.array(self._stored[rows], np.int32)
 
   def __array__(
     self, dtype: Any = None, copy: bool | None = None
   ) -> np.ndarray:
     """Returns all rows in memory."""
     del copy  # always one
-    return np.asarray(self._stored, dtype or np.int32)
+    return np.array(self._stored, dtype or np.int32)
 
   def _gathered(self, rows: np.ndarray) -> np.ndarray:
     """Reads rows in the order of the disk, whatever order is asked for."""
@@ -76,13 +85,12 @@ class Column:
     places = (self._stored.offset + rows * size).tolist()
     if not hasattr(os, "preadv"):
       return self._stored[rows]
-    file = self._file.fileno()
     if hasattr(os, "posix_fadvise"):
       for place in places:
-        os.posix_fadvise(file, place, size, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(self._file, place, size, os.POSIX_FADV_WILLNEED)
     for row, place in zip(found, places, strict=True):
-      if os.preadv(file, [row], place) != size:
-        raise OSError(f"{self._file.name}: shorter than it was when opened")
+      if os.preadv(self._file, [row], place) != size:
+        raise OSError(f"{self._path}: shorter than it was when opened")
     return found
 
 
@@ -92,7 +100,9 @@ class Names(Sequence[str]):
   def __init__(self, path: pathlib.Path):
     """Maps a file of lines and the places where they end."""
     ends = np.load(ends_path(path), mmap_mode="r")
-    self._ends = ends
+    check_size(ends_path(path), ends.offset + ends.nbytes)
+    check_size(path, int(ends[-1]) + 1 if len(ends) else 0)
+    self._path, self._ends = path, ends
     empty = not len(ends) or not ends[-1]  # an empty file cannot be mapped
     self._bytes = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8)
 
@@ -103,10 +113,22 @@ class Names(Sequence[str]):
   def __getitem__(self, row: Any) -> Any:
     """Returns the name of a record, or a list of names for a slice."""
     if isinstance(row, slice):
-      return [self[place] for place in range(*row.indices(len(self)))]
+      start, stop, step = row.indices(len(self))
+      if step == 1 and start < stop:
+        return self._block(start, stop)
+      return [self[place] for place in range(start, stop, step)]
     row = range(len(self))[int(row)]
-    start = int(self._ends[row - 1]) + 1 if row else 0
-    return bytes(self._bytes[start : int(self._ends[row])]).decode()
+    return self._block(row, row + 1)[0]
+
+  def __reduce__(self):
+    """Another process opens the file again."""
+    return Names, (self._path,)
+
+  def _block(self, start: int, stop: int) -> list[str]:
+    """Returns the names of records that lie together, at least one."""
+    first = int(self._ends[start - 1]) + 1 if start else 0
+    text = bytes(self._bytes[first : int(self._ends[stop - 1])]).decode()
+    return text.split("\n")
 
 
 class File:
@@ -178,6 +200,13 @@ def header(dtype: str, records: int, length: int) -> bytes:
   )
   body = text.ljust(117).encode() + b"\n"
   return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
+
+
+def check_size(path: pathlib.Path, size: int) -> None:
+  """Refuses a file that is shorter or longer than what is in it."""
+  found = path.stat().st_size
+  if found != size:
+    raise ValueError(f"{path.name} has {found} bytes and not {size}")
 
 
 def tokens_path(directory: pathlib.Path, name: str) -> pathlib.Path:

@@ -44,8 +44,8 @@ def from_texts(
     prefix: stands before each text.
     column: the name of the tokens; the ids are the names "ids".
     threads: that tokenise at once; changes the speed only.
-    facts: noted in the manifest, with the length of the prefix and the share of
-      texts that were cut.
+    facts: noted in the manifest, with the prefix and the share of texts that
+      were cut.
     progress: called with the number of records after each block.
 
   Returns:
@@ -54,7 +54,7 @@ def from_texts(
   Raises:
     ValueError: if the folder exists.
   """
-  texts = iter(texts)
+  texts, num_cut = iter(texts), 0
   noted = {**(facts or {}), "prefix": prefix}
   with token_cache.writing(
     directory,
@@ -65,12 +65,14 @@ def from_texts(
   ) as writer:
     while chunk := list(itertools.islice(texts, _CHUNK)):
       ids, bodies = zip(*chunk, strict=True)
-      rows = vocabulary_lib.tokenize(
+      rows, cut = vocabulary_lib.tokenize_and_count(
         vocabulary, bodies, length=length, prefix=prefix, threads=threads
       )
       writer.append({column: rows}, {"ids": ids})
+      num_cut += cut
       if progress is not None:
         progress(len(chunk))
+    noted["share_cut"] = num_cut / max(writer.num_records, 1)
   return token_cache.load(directory)
 
 
@@ -88,7 +90,7 @@ def from_task(
 
   Args:
     directory: a folder that does not exist yet.
-    task: the task or its name.
+    task: the task or its name; no mixture, which has no end of its own.
     split: of the task, e.g. "train".
     lengths: TASK_FEATURE_LENGTHS: tokens of each feature, EOS included.
     names: features of the task that are strings.
@@ -99,12 +101,18 @@ def from_task(
     The finished cache, its columns named as the features are.
 
   Raises:
-    ValueError: if the folder exists or the task lacks a feature or split.
+    ValueError: if the folder exists, it is a mixture, or the task lacks a
+      feature, name or split.
   """
   import seqio
 
   task = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
   names = tuple(names)
+  if isinstance(task, seqio.Mixture):
+    raise ValueError(
+      f"expected a task, got the mixture {task.name!r}: cache its tasks one by"
+      f" one, {', '.join(each.name for each in task.tasks)}"
+    )
   sizes = [f.vocabulary.vocab_size for f in task.output_features.values()]
   if task.output_features.keys() != lengths.keys() or split not in task.splits:
     raise ValueError(
@@ -112,7 +120,13 @@ def from_task(
       f" {sorted(task.splits)} for task {task.name!r}, got lengths of"
       f" {sorted(lengths)} and split={split!r}"
     )
-  rows = task.get_dataset(dict(lengths), split, shuffle=False)
+  rows = task.get_dataset(dict(lengths), split, shuffle=False, num_epochs=1)
+  absent = set(names) - set(rows.element_spec)
+  if absent:
+    raise ValueError(
+      f"expected names among the features {sorted(rows.element_spec)} of task"
+      f" {task.name!r}, got {sorted(absent)}"
+    )
   noted = {**(facts or {}), "task": task.name, "split": split}
   with token_cache.writing(
     directory, lengths, vocab_size=max(sizes), names=names, facts=noted

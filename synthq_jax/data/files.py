@@ -205,7 +205,21 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         f"{where}: expected a JSON object, got a {type(value).__name__}; "
         'write {"name": value, ...}'
       )
+    if "\\ud" in text or "\\uD" in text:
+      _refuse_half_characters(where, value)
     yield where, value
+
+
+def _refuse_half_characters(where: str, value: dict[str, Any]) -> None:
+  """Refuses halves of surrogate pairs, which JSON can spell and UTF-8 not."""
+  try:
+    json.dumps(value, ensure_ascii=False).encode()
+  except UnicodeEncodeError as error:
+    raise ValueError(
+      f"{where}: expected whole characters, got half of one"
+      f" ({error.object[error.start]!a}): the text was cut inside an emoji or"
+      " the like; remove the half"
+    ) from error
 
 
 def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:

@@ -37,8 +37,16 @@ _NEGATIVE = "negative"
 class Source(Protocol):
   """What a task reads."""
 
-  def data_source(self) -> "seqio.DataSource":
-    """Returns the rows as SeqIO reads them."""
+  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
+    """Returns the rows as SeqIO reads them.
+
+    Args:
+      negatives: whether a pair comes once for each of its hard negatives;
+        otherwise it comes once.
+
+    Raises:
+      ValueError: if there are no negatives.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +62,12 @@ class Tfds:
   data_dir: str | None = None
   """Where TFDS keeps its data; None: its default."""
 
-  def data_source(self) -> "seqio.DataSource":
+  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
     import seqio
 
+    if negatives:
+      raise _no_negatives(self)
     config = self
 
     class PreparedTfds(seqio.TfdsDataSource):
@@ -90,11 +100,13 @@ class Folder:
   """A table of hard negatives, "query-id TAB corpus-id" with that header, whose
   documents are in the folder; empty: none."""
 
-  def data_source(self) -> "seqio.DataSource":
+  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
     names = files.splits(pathlib.Path(self.path) / "qrels")
     return _function_source(
-      lambda: beir.read_beir(self.path, in_memory=False), names, self.negatives
+      lambda: beir.read_beir(self.path, in_memory=False),
+      names,
+      _table(self, negatives),
     )
 
 
@@ -107,13 +119,13 @@ class MsMarco:
   negatives: str = ""
   """As in `Folder`."""
 
-  def data_source(self) -> "seqio.DataSource":
+  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
     names = files.splits(self.path, "qrels.")
     return _function_source(
       lambda: msmarco.read_msmarco(self.path, in_memory=False),
       names,
-      self.negatives,
+      _table(self, negatives),
     )
 
 
@@ -132,13 +144,29 @@ class Synthetic:
   corpus: str
   """corpus.jsonl of prepare_data."""
 
-  def data_source(self) -> "seqio.DataSource":
+  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
+    if negatives:
+      raise _no_negatives(self)
     return _function_source(self._read, ["train"], "")
 
   def _read(self) -> collection_lib.Collection:
     """Reads the queries; each is judged for its document alone."""
     return written_queries.read_written(self.queries, self.corpus)
+
+
+def _table(source: Folder | MsMarco, negatives: bool) -> str:
+  """Returns the table of hard negatives, or "" where none are wanted."""
+  if negatives and not source.negatives:
+    raise _no_negatives(source)
+  return source.negatives if negatives else ""
+
+
+def _no_negatives(source: Source) -> ValueError:
+  return ValueError(
+    f"expected a source with a table of hard negatives, got {source}; name the"
+    " table in the field negatives of a Folder or MsMarco"
+  )
 
 
 def _function_source(
@@ -150,15 +178,26 @@ def _function_source(
   import seqio
   import tensorflow as tf
 
+  splits = tuple(splits)
+  if {QUERY, PASSAGE} & set(splits):
+    raise ValueError(
+      f"expected judgements of other splits than {QUERY} and {PASSAGE}, which"
+      f" stand for all queries and all documents, got {splits}; rename a file"
+    )
   kept: list[collection_lib.Collection] = []
 
   def dataset(split, shuffle_files, seed=None):
     if not kept:
       kept.append(read())
-    order = np.random.default_rng(seed) if shuffle_files else None
     hard = _negatives(negatives, kept[0]) if negatives else {}
     return tf.data.Dataset.from_generator(
-      lambda: _rows(kept[0], split, order, hard),
+      # Each reading starts the order anew: the same seed, the same order.
+      lambda: _rows(
+        kept[0],
+        split,
+        np.random.default_rng(seed) if shuffle_files else None,
+        hard,
+      ),
       output_signature={
         **{name: tf.TensorSpec((), tf.string) for name in _TEXTS},
         "score": tf.TensorSpec((), tf.float32),

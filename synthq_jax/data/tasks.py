@@ -52,7 +52,8 @@ def register_query_generation(
   are one record (see `sampling`).
 
   Args:
-    name: of the task; a task of that name is replaced.
+    name: of the task; a task of that name is replaced, but not in mixtures made
+      of it before.
     source: of the pairs.
     vocabulary: T5's, from `vocabulary.load`.
     prefix: stands before each document.
@@ -83,8 +84,13 @@ def register_dual_encoder(
   "passage" give all queries and all documents, for encoding a collection; the
   other side of their rows is empty (EOS alone).
 
+  Examples are pairs, and with negatives a pair comes several times. Where the
+  unit of privacy is the query, the examples of one query are one record, and a
+  Poisson sample is one of queries.
+
   Args:
-    name: of the task; a task of that name is replaced.
+    name: of the task; a task of that name is replaced, but not in mixtures made
+      of it before.
     source: of pairs, queries and documents.
     vocabulary: T5's, from `vocabulary.load`.
     negatives: whether each example has a hard negative of the source's table; a
@@ -96,11 +102,6 @@ def register_dual_encoder(
   Raises:
     ValueError: if negatives are asked of a source that has none.
   """
-  if negatives and not getattr(source, "negatives", ""):
-    raise ValueError(
-      f"expected a source with a table of hard negatives for task {name!r}, got"
-      f" {source}; name the table in its field negatives"
-    )
   return _register(
     name,
     source,
@@ -190,7 +191,7 @@ def _register(
     seqio.TaskRegistry.remove(name)
   return seqio.TaskRegistry.add(
     name,
-    source=source.data_source(),
+    source=source.data_source(negatives=negatives),
     preprocessors=[
       *preprocessors,
       seqio.preprocessors.tokenize,
@@ -211,8 +212,10 @@ def _pairs(*, inputs: str, targets: str, negatives: bool = False):
 
     def keep(row):
       one_sided = (row["query_id"] == "") | (row["passage_id"] == "")
-      wanted = one_sided | (row["score"] > 0)
-      return wanted & (row["negative"] != "") if negatives else wanted
+      relevant = row["score"] > 0
+      if negatives:
+        relevant &= row["negative"] != ""
+      return one_sided | relevant
 
     def rename(row):
       texts = {

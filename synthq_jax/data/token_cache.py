@@ -1,19 +1,20 @@
-"""Token arrays on disk: fixed shapes, memory-mapped, random access, a digest.
+"""Token arrays on disk: fixed shapes, random access, a digest.
 
-The form that training machines read: it needs NumPy and nothing else. A cache is
+The form that training machines read: no TensorFlow is needed for it. A cache is
 a folder with one .npy file for each token column, a text file for each column of
 names, and a manifest, which is written last.
 """
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from jaxtyping import Int
@@ -26,6 +27,7 @@ Column = _cache_files.Column
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+_LOCK = ".lock"
 _SMALL = 1 << 16
 """Vocabularies up to this size need two bytes a token."""
 
@@ -38,8 +40,8 @@ class Cache:
     directory: where it lies.
     columns: tokens, by the name of the column.
     names: strings such as ids, by the name of the column.
-    digest: SHA-256 of everything in it, in hexadecimal. Whoever holds it can
-      test a guess of the whole content: for private records keep it private.
+    digest: SHA-256 of all tokens and names, in hexadecimal. Whoever holds it
+      can test a guess of the whole content: for private records keep it private.
     facts: what the writer noted.
   """
 
@@ -229,8 +231,8 @@ def writing(
     )
   _check_columns([*lengths, *names])
   hidden = directory.with_name(f".{directory.name}.unfinished")
-  shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed
-  hidden.mkdir(parents=True)
+  hidden.mkdir(parents=True, exist_ok=True)
+  lock = _locked(hidden)
   dtype = "<u2" if vocab_size <= _SMALL else "<i4"
   writer = Writer(hidden, lengths, names, dtype)
   try:
@@ -240,11 +242,31 @@ def writing(
       json.dump(manifest, stream, indent=2)
       stream.flush()
       os.fsync(stream.fileno())
+    (hidden / _LOCK).unlink()
     hidden.rename(directory)
   except BaseException:
     writer.abandon()
     shutil.rmtree(hidden, ignore_errors=True)
     raise
+  finally:
+    lock.close()
+
+
+def _locked(hidden: pathlib.Path) -> IO[bytes]:
+  """Takes an unfinished folder, emptied of what a killed run left."""
+  lock = open(hidden / _LOCK, "wb")  # noqa: SIM115  held until it is finished
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    lock.close()
+    raise ValueError(
+      f"{hidden}: expected nobody else to write this cache, got another"
+      " process; wait for it, or write elsewhere"
+    ) from error
+  for path in hidden.iterdir():
+    if path.name != _LOCK:
+      path.unlink()
+  return lock
 
 
 def _check_columns(columns: Sequence[str]) -> None:
@@ -287,7 +309,7 @@ def load(directory: str | os.PathLike) -> Cache:
       manifest["digest"],
       manifest["facts"],
     )
-  except (OSError, ValueError, EOFError) as error:
+  except (OSError, ValueError, EOFError, LookupError, TypeError) as error:
     raise ValueError(
       f"{directory}: expected the files that its manifest names, got"
       f" {type(error).__name__} ({error}); write the cache again"

@@ -8,7 +8,7 @@ import io
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
@@ -18,7 +18,15 @@ from synthq_jax.data import quiet
 if TYPE_CHECKING:
   import seqio
 
-__all__ = ["EOS_ID", "PAD_ID", "load", "pad", "tokenize", "train"]
+__all__ = [
+  "EOS_ID",
+  "PAD_ID",
+  "load",
+  "pad",
+  "tokenize",
+  "tokenize_and_count",
+  "train",
+]
 
 PAD_ID = 0
 EOS_ID = 1
@@ -128,6 +136,30 @@ def tokenize(
       array[index, : len(row)] = row
       array[index, len(row)] = EOS_ID
   return array
+
+
+def tokenize_and_count(
+  vocabulary: "seqio.SentencePieceVocabulary",
+  texts: Sequence[str],
+  *,
+  length: int,
+  **options: Any,
+) -> tuple[Int[np.ndarray, "text length"], int]:
+  """Tokenizes, and counts the texts that were cut.
+
+  Args:
+    vocabulary: from `load`.
+    texts: what to tokenize.
+    length: columns.
+    **options: of `tokenize`.
+
+  Returns:
+    What `tokenize` returns, and how many texts are longer than `length`.
+  """
+  rows = tokenize(vocabulary, texts, length=length + 1, **options)
+  longer = rows[:, -1] > 0  # one token more shows who was cut
+  rows[longer, length - 1] = EOS_ID
+  return rows[:, :length], int(np.sum(longer))
 
 
 def _encode(vocabulary, texts: Sequence[str], threads: int) -> list[list[int]]:

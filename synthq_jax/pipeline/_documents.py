@@ -65,13 +65,11 @@ def write(
   ):
     while chunk := list(itertools.islice(documents, _CHUNK)):
       corpus.writelines(map(_line, chunk))
-      rows = vocabulary_lib.tokenize(
-        vocabulary, [d.contents for d in chunk], length=length + 1
-      )  # one token more shows who was cut
-      longer = rows[:, -1] > 0
-      rows[longer, length - 1] = vocabulary_lib.EOS_ID
-      cache.append({_TOKENS: rows[:, :length]}, {_IDS: [d.id for d in chunk]})
-      cut += int(np.sum(longer))
+      rows, num_cut = vocabulary_lib.tokenize_and_count(
+        vocabulary, [d.contents for d in chunk], length=length
+      )
+      cache.append({_TOKENS: rows}, {_IDS: [d.id for d in chunk]})
+      cut += num_cut
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
         if position in slots:

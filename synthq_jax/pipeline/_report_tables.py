@@ -14,6 +14,7 @@ __all__ = [
   "main_table",
   "measure",
   "measure_name",
+  "noted",
   "row_name",
   "scores",
   "training",
@@ -116,26 +117,36 @@ def scores(
         "queries were used without privacy."
       ),
     ]
-    if traps := _traps(chosen):
+    notes = [
+      (row_name(one.name), [*one.traps, *filter(None, [one.met])])
+      for one in chosen
+    ]
+    if traps := noted(notes):
       found.append(
         blocks.Paragraph(lead="How it was scored", text=" ".join(traps))
       )
   return tuple(found)
 
 
-def _traps(evaluations: Sequence[results.Evaluation]) -> list[str]:
-  """Returns what holds for all rows, then what holds for some, with names."""
-  rows: dict[str, list[str]] = {}
-  for one in evaluations:
-    for trap in one.traps:
-      rows.setdefault(trap, []).append(row_name(one.name))
-  everywhere = [
-    t for t, names in rows.items() if len(names) == len(evaluations)
-  ]
+def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+  """Returns what holds for all, then what holds for some, with their names.
+
+  >>> noted([("a", ["One."]), ("b", ["One.", "Two."])])
+  ['One.', 'b: Two.']
+
+  Args:
+    notes: of each, its name and what holds for it.
+  """
+  owners: dict[str, list[str]] = {}
+  for name, sentences in notes:
+    for sentence in sentences:
+      owners.setdefault(sentence, []).append(name)
+  total = len(notes)
+  everywhere = [text for text, names in owners.items() if len(names) == total]
   return everywhere + [
-    f"{', '.join(names)}: {trap}"
-    for trap, names in rows.items()
-    if len(names) < len(evaluations)
+    f"{', '.join(names)}: {text}"
+    for text, names in owners.items()
+    if len(names) < total
   ]
 
 

@@ -3,8 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from synthq_jax.pipeline import (
+  _fingerprints,
+  inputs,
+  results,
+  runner,
+  workspace,
+)
 from synthq_jax.pipeline import evaluate as evaluate_lib
-from synthq_jax.pipeline import inputs, results, runner, workspace
 from synthq_jax.pipeline import prepare_test_set as prepare_test_set_lib
 
 __all__ = ["evaluations", "test_sets"]
@@ -17,7 +23,6 @@ def test_sets(
   make: runner.Runner,
   folders: workspace.Folders,
   documents: results.PublicDocuments,
-  data: str,
   wanted: Sequence[prepare_test_set_lib.TestSet],
 ) -> Made:
   """Prepares the further test sets; nothing of them is private.
@@ -26,17 +31,22 @@ def test_sets(
     make: makes results, or finds them finished.
     folders: the working directory.
     documents: the run's own, whose vocabulary and lengths are used.
-    data: the fingerprint of the run's data.
     wanted: the sets.
 
   Returns:
     The sets, by name.
   """
+  how = (
+    _fingerprints.of_file(folders.root / documents.vocabulary),
+    documents.extra_ids,
+    documents.document_length,
+    documents.query_length,
+  )
   return {
     one.name: make(
       f"prepare_test_set/{one.name}",
       results.TestSet,
-      (one.name, one.split, one.drop_identical, one.source.digest(), data),
+      (one.name, one.split, one.drop_identical, one.source.digest(), *how),
       lambda digest, one=one: prepare_test_set_lib.run(
         one, folders, digest, documents=documents
       ),
@@ -80,7 +90,7 @@ def evaluations(
   if not prepared.num_public_test:
     print("[evaluate/public] no document gives a pseudo-query: left out")
   sets: dict[str, tuple[Any, tuple[str, ...]]] = {
-    name: (name, ()) for name in results.OWN_TEST_SETS
+    name: (name, tuple(data)) for name in results.OWN_TEST_SETS
   }
   sets |= {name: (one, (digest,)) for name, (one, digest) in further.items()}
   made = {}
@@ -93,7 +103,7 @@ def evaluations(
       made[key] = make(
         key,
         results.Evaluation,
-        (config.evaluate, *data, source, *of_set),
+        (config.evaluate, *of_set, source),
         lambda digest, n=name, r=retriever, t=test_set: evaluate_lib.run(
           config.evaluate,
           space,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import pathlib
 
 from synthq_jax.data import (
@@ -109,8 +110,13 @@ def _digest_of(root: pathlib.Path | None) -> str:
   state = hashlib.sha256()
   if root is None:
     return state.hexdigest()
-  files = sorted(root.rglob("*")) if root.is_dir() else [root]
-  for path in files:
+  files = [root]
+  if root.is_dir():
+    walked = os.walk(root, followlinks=True)
+    files = [
+      pathlib.Path(place, n) for place, _, names in walked for n in names
+    ]
+  for path in sorted(files):
     if path.is_file():
       state.update(path.relative_to(root).as_posix().encode() + b"\0")
       with open(path, "rb") as stream:

@@ -35,7 +35,6 @@ from synthq_jax.retrieval import (
 
 __all__ = ["Config", "run"]
 
-TEST_SETS = ("test", "public")
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
   "BM25 reads whole documents, the encoders their first tokens.",
@@ -153,6 +152,7 @@ def run(
     seconds=time.monotonic() - start,
     split=scores.split,
     drop_identical=scores.drop_identical,
+    met=scores.met,
   )
   artifacts.save(directory, result, digest)
   for vectors in directory.glob("vectors_*"):  # also those of older settings

@@ -57,7 +57,6 @@ class Pipeline:
         self._runner,
         workspace.Folders(self._space.root),
         results.public_documents(self._prepared),
-        self._data[0],
         further,
       )
     self._pretrain()

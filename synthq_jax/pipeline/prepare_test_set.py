@@ -5,6 +5,7 @@ chosen on them.
 """
 
 import dataclasses
+import os
 import pathlib
 import shutil
 import time
@@ -23,6 +24,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.retrieval import tables
 
 __all__ = ["TestSet", "expand", "run"]
 
@@ -37,7 +39,7 @@ class TestSet:
   __test__ = False  # for pytest
 
   name: str
-  """In tables and file names; "GROUP.PART" counts as a part of GROUP."""
+  """In tables and file names; parts of a group of BEIR's are GROUP.PART."""
   source: _sources.Source
   """Where it is."""
   split: str
@@ -59,11 +61,12 @@ class TestSet:
 def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   """Finds the sets that a setting names.
 
-  A set is called as its folder. A folder without a corpus stands for all sets
-  below it, where cqadupstack/android is called cqadupstack.android. By
-  convention a set called msmarco is scored on dev, the others on test; results
-  with the query's own id are dropped for the sets of BEIR that hold their
-  queries, and for sets that BEIR doesn't know.
+  A set is called as its folder, a part of a group of BEIR's with the group
+  before it: cqadupstack/android is cqadupstack.android. A folder without a
+  corpus stands for all sets below it. By convention a set called msmarco is
+  scored on dev, the others on test; results with the query's own id are dropped
+  for the sets of BEIR that hold their queries, and for sets that BEIR doesn't
+  know.
 
   Args:
     texts: as `SOURCE`, e.g. "beir:DIR".
@@ -83,8 +86,9 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
         f" got {text!r}"
       )
     found += _named(source)
+  titles = [*beir_sets.GROUPS, tables.AVERAGE]
   names = [one.name for one in found]
-  twice = sorted({name for name in names if names.count(name) > 1})
+  twice = [name for name in names if [*titles, *names].count(name) > 1]
   if twice:
     raise ValueError(
       f"RunConfig.test_sets must have different names, got {twice[0]!r} twice:"
@@ -98,21 +102,36 @@ def _named(source: _sources.Source) -> list[TestSet]:
   if source.kind == "tfds":
     return [_test_set(source.place.partition("@")[0], source)]
   root = pathlib.Path(source.place)
-  if source.kind == "msmarco" or list(root.glob("corpus.jsonl*")):
-    return [_test_set(root.resolve().name, source)]
-  below = sorted(path.parent for path in root.rglob("corpus.jsonl*"))
+  if not root.is_dir():
+    raise ValueError(
+      f"RunConfig.test_sets: expected a folder, got none: {root}"
+    )
+  if source.kind == "msmarco" or _has_corpus(os.listdir(root)):
+    return [_test_set(_called(root), source)]
+  below = sorted(
+    pathlib.Path(place)
+    for place, _, names in os.walk(root, followlinks=True)
+    if _has_corpus(names)
+  )
   if not below:
     raise ValueError(
       f"RunConfig.test_sets: expected corpus.jsonl in {root} or in folders"
       " below it, got none: check the path"
     )
   return [
-    _test_set(
-      ".".join(path.relative_to(root).parts),
-      dataclasses.replace(source, place=str(path)),
-    )
+    _test_set(_called(path), dataclasses.replace(source, place=str(path)))
     for path in below
   ]
+
+
+def _has_corpus(names: Sequence[str]) -> bool:
+  return not {"corpus.jsonl", "corpus.jsonl.gz"}.isdisjoint(names)
+
+
+def _called(path: pathlib.Path) -> str:
+  """Returns the name of a set: its folder's, and its group's before it."""
+  *_, parent, name = ("", *path.absolute().parts)
+  return f"{parent}.{name}" if parent in beir_sets.GROUPS else name
 
 
 def _test_set(name: str, source: _sources.Source) -> TestSet:
@@ -125,6 +144,11 @@ def _test_set(name: str, source: _sources.Source) -> TestSet:
     split=_FOLDER_SPLITS.get(split, split),
     drop_identical=known.holds_queries if known else True,
   )
+
+
+def _answers_itself(judged: collection.Qrels) -> bool:
+  """Whether a document with its query's id is relevant: ids then say nothing."""
+  return any(grades.get(query, 0) > 0 for query, grades in judged.items())
 
 
 def run(
@@ -194,7 +218,7 @@ def run(
     directory=folders.relative(folder),
     name=test_set.name,
     split=test_set.split,
-    drop_identical=test_set.drop_identical,
+    drop_identical=test_set.drop_identical and not _answers_itself(judged),
     num_documents=len(data.documents),
     num_queries=len(queries),
     cut_documents=written.cut,

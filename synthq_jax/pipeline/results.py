@@ -127,7 +127,7 @@ class TestSet:
   directory: str
   """corpus.jsonl and its tokens, queries.jsonl, qrels/test.tsv, queries.npz."""
   name: str
-  """In tables; "GROUP.PART" counts as a part of GROUP."""
+  """In tables; parts of a group of BEIR's are GROUP.PART."""
   split: str
   """Of the source, that was taken."""
   drop_identical: bool
@@ -249,6 +249,8 @@ class Evaluation:
   """Whose judgements they are."""
   drop_identical: bool = True
   """Whether results with the query's own id were dropped."""
+  met: str = ""
+  """How often these choices mattered, in one sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

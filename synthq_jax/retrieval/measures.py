@@ -13,13 +13,16 @@ import ir_measures
 
 from synthq_jax.retrieval import trec
 
-__all__ = ["ALL", "DEFAULT", "Evaluation", "evaluate"]
+__all__ = ["ALL", "DEFAULT", "OWN_ID", "Evaluation", "evaluate"]
 
 DEFAULT = ("nDCG@10", "R@10", "RR@10")
 """The measures of the papers' tables of retrieval."""
 
 ALL = (*DEFAULT, "R@1", "R@20", "R@100", "P@1", "MFR")
 """Every measure that one of the papers reports."""
+
+OWN_ID = "A result with its query's own id is"
+"""How the sentence begins that says what happens to it."""
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
@@ -62,22 +65,27 @@ class Evaluation:
 
   @property
   def traps(self) -> tuple[str, ...]:
-    """What other evaluations do otherwise; the last says what this run met."""
-    whose = f" of split {self.split!r}" if self.split else ""
+    """What other evaluations do otherwise; `met` says what this run met."""
     return (
-      f"Averages are over all {self.num_queries} judged queries{whose}; one"
-      " without results counts 0 (in MFR the rank after the cut, 101), and so"
-      " does one without a relevant document, of which there are"
-      f" {self.num_without_relevant}.",
+      "Averages are over all judged queries; one without results counts 0 (in"
+      " MFR the rank after the cut), and so does one without a relevant"
+      " document.",
       f"Relevant is a grade of {self.level} or more, but nDCG's gain is the"
       " grade itself; documents nobody judged are not relevant.",
-      "A result with its query's own id is"
-      f" {'dropped' if self.drop_identical else 'kept'}.",
+      f"{OWN_ID} {'dropped' if self.drop_identical else 'kept'}.",
       "Ties are broken before scoring: a run is strictly ordered, and equal"
       " scores keep its order.",
-      f"Queries without results: {self.num_without_results}; results dropped"
-      f" for their query's own id: {self.num_dropped}; results of a query:"
-      f" {self.depth} at most, and a deeper cut sees no more.",
+    )
+
+  @property
+  def met(self) -> str:
+    """How often these choices mattered, in one sentence."""
+    whose = f" of split {self.split!r}" if self.split else ""
+    return (
+      f"{self.num_queries} judged queries{whose}, {self.num_without_results} of"
+      f" them without results and {self.num_without_relevant} without a relevant"
+      f" document; results dropped for their query's own id: {self.num_dropped};"
+      f" results of a query: {self.depth} at most, and a deeper cut sees no more."
     )
 
 

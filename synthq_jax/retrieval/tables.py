@@ -332,7 +332,9 @@ def _p_values(
   tests = {}
   for row, sets in values.items():
     for title, mixture in weights.items():
-      if row != reference and _has(sets, mixture) and _has(base, mixture):
+      # One query has no variance: it is shown and not tested.
+      testable = all(len(sets.get(name, ())) > 1 for name in mixture)
+      if row != reference and testable and _has(base, mixture):
         with _named(row, title):
           tests[row, title] = significance.stratified_t_test(
             [sets[name] for name in mixture],

@@ -119,3 +119,12 @@ def test_the_readers_load_neither_tensorflow_nor_jax():
     [sys.executable, "-c", code], capture_output=True, text=True, check=True
   )
   assert result.stdout.strip() == "[]"
+
+
+def test_half_of_a_character_is_named(tmp_path):
+  path = tmp_path / "cut.jsonl"
+  path.write_text('{"text": "whole \\ud83d\\ude00"}\n{"text": "cut \\ud83d"}\n')
+  rows = files.json_lines(path)
+  assert next(rows)[1]["text"] == "whole \U0001f600"
+  with pytest.raises(ValueError, match=r"cut.jsonl:2: expected whole char"):
+    next(rows)

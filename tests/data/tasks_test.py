@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -246,8 +247,80 @@ def test_each_hard_negative_makes_an_example(folder, vocabulary):
   assert wide.tolist() == text
 
 
+def test_negatives_leave_all_queries_and_documents_there(folder, vocabulary):
+  source = task_sources.Folder(
+    path=str(folder), negatives=str(folder / "negatives.tsv")
+  )
+  tasks.register_dual_encoder("hard", source, vocabulary, negatives=True)
+  lengths = {**PAIR_LENGTHS, "negative_targets": 24}
+  assert len(rows_of("hard", lengths, "passage")) == len(DOCUMENTS)
+  assert len(rows_of("hard", lengths, "query")) == len(QUERIES)
+
+
+def test_a_table_of_negatives_repeats_no_pair_that_uses_none(
+  folder, vocabulary
+):
+  source = task_sources.MsMarco(
+    path=str(folder), negatives=str(folder / "negatives.tsv")
+  )
+  tasks.register_msmarco(vocabulary, source)
+  for name, lengths in (
+    ("msmarco_query_generation", LENGTHS),
+    ("msmarco_dual_encoder", PAIR_LENGTHS),
+  ):
+    pairs = [(r["query_id"], r["passage_id"]) for r in rows_of(name, lengths)]
+    assert len(pairs) == len(set(pairs)) == 3
+
+
+def test_a_dataset_read_twice_has_one_order(folder, vocabulary):
+  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
+  import seqio
+
+  source = seqio.TaskRegistry.get("msmarco_dual_encoder").source
+  rows = source.get_dataset("train", shuffle=True, seed=4)
+  first, second = (
+    [row["query_id"] for row in rows.as_numpy_iterator()] for _ in range(2)
+  )
+  assert first == second
+
+
+@pytest.mark.parametrize("split", ["query", "passage"])
+def test_a_split_that_would_hide_queries_or_documents_is_refused(
+  folder, vocabulary, tmp_path, split
+):
+  shutil.copytree(folder, tmp_path / "copy")
+  qrels = tmp_path / "copy" / "qrels"
+  (qrels / "test.tsv").rename(qrels / f"{split}.tsv")
+  source = task_sources.Folder(path=str(tmp_path / "copy"))
+  with pytest.raises(ValueError, match="other splits than query and passage"):
+    tasks.register_dual_encoder("bad_split", source, vocabulary)
+
+
+def test_a_mixture_and_a_missing_name_are_not_cached(
+  folder, vocabulary, tmp_path
+):
+  import seqio
+
+  tasks.register_msmarco(vocabulary, sources(folder)["beir"])
+  if "both" in seqio.MixtureRegistry.names():
+    seqio.MixtureRegistry.remove("both")
+  seqio.MixtureRegistry.add("both", ["msmarco_dual_encoder"], default_rate=1.0)
+  with pytest.raises(
+    ValueError, match="got the mixture 'both': cache its tasks"
+  ):
+    cache_writers.from_task(tmp_path / "c", "both", "train", PAIR_LENGTHS)
+  with pytest.raises(ValueError, match=r"of task 'msm.*got \['url'\]"):
+    cache_writers.from_task(
+      tmp_path / "c", "msmarco_dual_encoder", "train", PAIR_LENGTHS,
+      names=("url",),
+    )  # fmt: skip
+  assert not list(tmp_path.iterdir())
+
+
 def test_negatives_of_a_source_without_any_are_refused(folder, vocabulary):
-  with pytest.raises(ValueError, match="table of hard negatives for task 'h'"):
+  with pytest.raises(
+    ValueError, match="expected a source with a table of hard neg"
+  ):
     tasks.register_dual_encoder(
       "h", sources(folder)["beir"], vocabulary, negatives=True
     )
@@ -425,6 +498,7 @@ def test_texts_and_task_give_the_same_cache(folder, vocabulary, tmp_path):
     tmp_path / "task", "generation", "passage", LENGTHS
   )
   assert seen == [4]
+  assert direct.facts == {"prefix": tasks.PREFIX, "share_cut": 0.25}
   assert list(direct.names["ids"]) == list(task.names["passage_id"])
   np.testing.assert_array_equal(
     direct.columns["inputs"][:], task.columns["inputs"][:]

@@ -1,6 +1,8 @@
 """Caches on disk: what goes in comes out, complete or not at all."""
 
+import gc
 import os
+import pickle
 import subprocess
 import sys
 
@@ -143,17 +145,19 @@ def test_a_changed_byte_is_seen_when_the_cache_is_verified(small, file):
   cache, _ = small
   path = cache.directory / file
   content = bytearray(path.read_bytes())
-  content[-2] ^= 1
+  content[-16 if file == "ids_ends.npy" else -2] ^= 1  # not the last end
   path.write_bytes(content)
   with pytest.raises(ValueError, match="expected content with the digest"):
     token_cache.verify(cache.directory)
 
 
-@pytest.mark.parametrize("file", ["inputs.npy", "ids_ends.npy"])
-def test_a_cut_file_is_refused(small, file):
+@pytest.mark.parametrize("longer", [False, True])
+@pytest.mark.parametrize("file", ["inputs.npy", "ids.txt", "ids_ends.npy"])
+def test_a_file_of_another_length_is_refused(small, file, longer):
   cache, _ = small
   path = cache.directory / file
-  path.write_bytes(path.read_bytes()[:-9])
+  whole = path.read_bytes()
+  path.write_bytes(whole + whole[-8:] if longer else whole[:-9])
   with pytest.raises(ValueError, match="write the cache again"):
     token_cache.load(cache.directory)
 
@@ -168,6 +172,62 @@ def test_a_missing_file_or_manifest_is_refused(small, tmp_path):
   (cache.directory / "manifest.json").write_text('{"format": 0}')
   with pytest.raises(ValueError, match="expected a token cache of format 1"):
     token_cache.load(cache.directory)
+
+
+def test_a_manifest_without_its_fields_is_refused(small):
+  cache, _ = small
+  (cache.directory / "manifest.json").write_text('{"format": 1}')
+  with pytest.raises(ValueError, match="write the cache again"):
+    token_cache.load(cache.directory)
+
+
+def test_two_writers_of_one_cache_refuse_each_other(tmp_path):
+  place = tmp_path / "cache"
+  rows = {"inputs": np.ones((2, 2), int)}
+  with token_cache.writing(place, {"inputs": 2}, vocab_size=9) as first:
+    first.append(rows)
+    with pytest.raises(ValueError, match="nobody else to write this cache"):
+      with token_cache.writing(place, {"inputs": 2}, vocab_size=9):
+        pass
+    first.append(rows)
+  assert len(token_cache.load(place)) == 4
+  assert sorted(path.name for path in place.iterdir()) == [
+    "inputs.npy", "manifest.json"
+  ]  # fmt: skip
+
+
+def test_a_cache_goes_to_other_processes(small):
+  cache, rows = small
+  copy = pickle.loads(pickle.dumps(cache))
+  np.testing.assert_array_equal(copy.columns["inputs"][:], rows)
+  np.testing.assert_array_equal(
+    copy.take(np.array([3, 1]))["inputs"], rows[[3, 1]]
+  )
+  assert copy.names["ids"][2:5] == ["d2", "d3", "d4"]
+  assert copy.names["ids"][::4] == ["d0", "d4", "d8"]
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_cache_that_is_let_go_closes_its_files(small):
+  cache, _ = small
+  number = cache.columns["inputs"]._file
+  os.fstat(number)
+  del cache
+  small[0].columns.clear()
+  gc.collect()
+  with pytest.raises(OSError, match="Bad file descriptor"):
+    os.fstat(number)
+
+
+def test_rows_are_copies_that_may_be_changed(tmp_path):
+  rows = np.arange(6).reshape(3, 2)
+  cache = write(tmp_path / "wide", rows, list("abc"), vocab_size=1 << 20)
+  for taken in (
+    cache.columns["inputs"][:],
+    np.asarray(cache.columns["inputs"]),
+  ):
+    taken[:] = 7
+  np.testing.assert_array_equal(cache.columns["inputs"][:], rows)
 
 
 def test_an_error_in_the_middle_leaves_nothing(tmp_path):

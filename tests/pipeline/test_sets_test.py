@@ -13,10 +13,12 @@ from synthq_jax.retrieval import bm25, measures, trec
 TINY = "--gin_file=recipes/demo_tiny.gin"
 
 
-def write(folder: pathlib.Path, *, first: int, split: str = "test") -> None:
-  """Writes a BEIR folder of 30 pairs; query ids are those of documents."""
+def write(
+  folder: pathlib.Path, *, first: int, split: str = "test", count: int = 30
+) -> None:
+  """Writes a BEIR folder of pairs, every second of them relevant."""
   (folder / "qrels").mkdir(parents=True)
-  ids = range(first, first + 30)
+  ids = range(first, first + count)
   documents = [
     {"_id": f"d{i}", "text": f"Report {i} on the station of row {i % 7}."}
     for i in ids
@@ -39,7 +41,8 @@ def root(tmp_path_factory):
   write(root / "scifact", first=100)
   write(root / "msmarco", first=200, split="dev")
   write(root / "cqadupstack" / "gis", first=300)
-  write(root / "cqadupstack" / "tex", first=400)
+  write(root / "cqadupstack" / "tex", first=400, count=20)
+  write(root / "tiny", first=500, count=2)  # one judged query
   return root
 
 
@@ -80,7 +83,10 @@ def command(data, root, run, *flags):
   ]
 
 
-NAMES = ["cqadupstack.gis", "cqadupstack.tex", "msmarco", "scifact"]
+NAMES = [
+  "cqadupstack.gis", "cqadupstack.tex", "msmarco", "scifact", "tiny"
+]  # fmt: skip
+QUERIES = {"cqadupstack.tex": 10, "tiny": 1}
 
 
 def test_all_sets_below_a_folder_are_found(root):
@@ -88,7 +94,8 @@ def test_all_sets_below_a_folder_are_found(root):
   assert [one.name for one in found] == NAMES
   splits = {one.name: one.split for one in found}
   assert splits["msmarco"] == "dev" and splits["scifact"] == "test"
-  assert {one.drop_identical for one in found} == {False}
+  dropping = [one.name for one in found if one.drop_identical]
+  assert dropping == ["tiny"]  # BEIR does not know it
   (one,) = prepare_test_set.expand([f"beir:{root / 'scifact'}"])
   assert one.name == "scifact"
 
@@ -100,24 +107,60 @@ def test_sets_that_hold_their_queries_drop_them(tmp_path):
   assert [one.drop_identical for one in found] == [True, True, True]
 
 
+def test_the_place_above_or_below_changes_no_convention(tmp_path):
+  root = tmp_path / "all"
+  for name in ("msmarco", "quora", "cqadupstack/gis", "scifact.v2"):
+    write(root / name, first=0)
+  wanted = [
+    ("cqadupstack.gis", "test", False),
+    ("msmarco", "dev", False),
+    ("quora", "test", True),
+    ("scifact.v2", "test", True),
+  ]
+  for place in (root, tmp_path):
+    found = prepare_test_set.expand([f"beir:{place}"])
+    assert [(o.name, o.split, o.drop_identical) for o in found] == wanted
+  for place in (root / "cqadupstack", root / "cqadupstack" / "gis"):
+    (one,) = prepare_test_set.expand([f"beir:{place}"])
+    assert (one.name, one.drop_identical) == ("cqadupstack.gis", False)
+
+
+def test_linked_folders_are_found_and_known_by_what_is_in_them(tmp_path):
+  write(tmp_path / "elsewhere" / "scifact", first=0)
+  (tmp_path / "sets").mkdir()
+  link = tmp_path / "sets" / "scifact"
+  link.symlink_to(tmp_path / "elsewhere" / "scifact")
+  (one,) = prepare_test_set.expand([f"beir:{tmp_path / 'sets'}"])
+  before = one.source.digest()
+  with open(link / "qrels" / "test.tsv", "a") as stream:
+    stream.write("q0\td1\t1\n")
+  assert one.source.digest() != before
+
+
 @pytest.mark.parametrize(
   ("texts", "message"),
   [
+    (["beir:{average}"], "must have different names, got 'Average' twice"),
     (["jsonl:x"], r"test_sets must be beir:DIR, msmarco:DIR or tfds"),
     (["x"], "RunConfig.test_sets must be environment_docs, beir:DIR"),
     (
       ["beir:{root}/nowhere"],
-      "expected corpus.jsonl in .* or in folders below",
+      "expected a folder, got none: ",
     ),
+    (["beir:{empty}"], "expected corpus.jsonl in .* or in folders below"),
     (["beir:{root}/scifact", "beir:{root}/scifact"], "'scifact' twice"),
     (["beir:{other}"], "other than test and public, got 'test'"),
   ],
 )
 def test_what_is_no_test_set_is_refused(root, tmp_path, texts, message):
-  other = tmp_path / "test"
-  write(other, first=0)
+  places = {name: tmp_path / name for name in ("test", "Average", "empty")}
+  write(places["test"], first=0)
+  write(places["Average"], first=0)
+  places["empty"].mkdir()
+  known = {"other": places["test"], "average": places["Average"], "root": root}
+  texts = [t.format(**known, empty=places["empty"]) for t in texts]
   with pytest.raises(ValueError, match=message):
-    prepare_test_set.expand([t.format(root=root, other=other) for t in texts])
+    prepare_test_set.expand(texts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +170,7 @@ def test_every_row_is_scored_on_every_set(finished, name):
   for row in ("bm25", "public_only", "original"):
     place = run / "private" if row in private else run
     found = artifacts.load(place / "evaluate" / name / row, results.Evaluation)
-    assert found.test_set == name and found.num_queries == 15
+    assert found.test_set == name and found.num_queries == QUERIES.get(name, 15)
     assert found.private == (row in private)
     other = run if row in private else run / "private"
     assert not (other / "evaluate" / name / row / "result.json").exists()
@@ -164,6 +207,11 @@ def test_nothing_private_is_in_what_a_set_leaves(finished):
   assert '"q0"' not in texts
 
 
+def test_a_set_whose_ids_say_nothing_keeps_equal_ids(tmp_path):
+  assert prepare_test_set._answers_itself({"7": {"7": 1, "8": 0}})
+  assert not prepare_test_set._answers_itself({"7": {"7": 0, "8": 1}})
+
+
 def test_the_pages_show_the_sets_side_by_side(finished):
   _, run = finished
   page = (run / "report/report.md").read_text()
@@ -172,11 +220,24 @@ def test_the_pages_show_the_sets_side_by_side(finished):
   section = section.partition("\n## ")[0]
   header = next(line for line in section.splitlines() if line.startswith("|"))
   titles = [cell.strip() for cell in header.strip("|").split("|")]
-  assert titles == ["Row", "cqadupstack", "msmarco", "scifact", "Average"]
+  assert titles == [
+    "Row",
+    "cqadupstack",
+    "msmarco",
+    "scifact",
+    "tiny",
+    "Average",
+  ]
   assert "public only" in section and "original" not in section
   assert "| cqadupstack.gis | test | 15 | kept |" in section
   assert "| msmarco | dev | 15 | kept |" in section
-  assert "Ties are broken before scoring" in section
+  for words in (
+    "Ties are broken",
+    "over all judged queries",
+    "BM25 reads whole",
+  ):
+    assert words in section
+  assert "own id is" not in section  # it is in the table, set by set
   private = (run / "private/report/report.private.html").read_text()
   assert "Scores on further test sets" in private
   table = private.rpartition("Scores on further test sets")[2]

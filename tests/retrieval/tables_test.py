@@ -246,11 +246,6 @@ ONE = {"BM25": {"fiqa": per_query(1.0, 2.0)}}
       "set 'fiqa': .* got others in 'original' than in 'BM25'",
     ),
     (
-      {row: {"fiqa": {"q0": 1.0}} for row in ("a", "b")},
-      {"reference": "a"},
-      "row 'b', column 'fiqa': expected at least 2 queries, got 1",
-    ),
-    (
       {"BM25": {"fiqa": per_query(1.0, math.nan)}},
       {},
       "row 'BM25', column 'fiqa': expected finite values",
@@ -261,3 +256,17 @@ ONE = {"BM25": {"fiqa": per_query(1.0, 2.0)}}
 def test_what_cannot_be_compared_is_named(results, options, message):
   with pytest.raises(ValueError, match=message):
     tables.compare(results, "nDCG@10", **options)
+
+
+def test_a_set_of_one_query_is_shown_and_not_tested():
+  several = {"q1": 0.2, "q2": 0.9, "q3": 0.4}
+  results = {
+    "a": {"tiny": {"q0": 1.0}, "fiqa": several},
+    "b": {"tiny": {"q0": 0.5}, "fiqa": {q: v / 2 for q, v in several.items()}},
+  }
+  table = tables.compare(results, "nDCG@10", reference="a")
+  assert table.num_tests == 1  # of fiqa alone
+  cells = table.rows["b"]
+  assert cells["tiny"].p_value is None and cells["tiny"].interval.mean == 0.5
+  assert cells["fiqa"].p_value is not None
+  assert cells[tables.AVERAGE].p_value is None
