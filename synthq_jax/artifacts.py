@@ -145,7 +145,7 @@ def save_array(path: str | os.PathLike, rows: Any) -> None:
     path: the file; its folder is made where it is missing.
     rows: a NumPy array.
   """
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  import numpy as np
 
   with replacing(path) as stream:
     np.save(stream, rows)
@@ -158,7 +158,7 @@ def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
     path: the file.
     mapped: whether it stays on disk and is read where it is used.
   """
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  import numpy as np
 
   try:
     return np.load(path, mmap_mode="r" if mapped else None)
@@ -234,7 +234,7 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
   Raises:
     ValueError: if a field is missing.
   """
-  import typing  # pylint: disable=g-import-not-at-top
+  import typing
 
   hints = typing.get_type_hints(kind)
   names = {field.name for field in dataclasses.fields(kind)}

@@ -1,7 +1,8 @@
 """Rows of the BEIR layout, checked: documents, queries and judgements."""
 
+import os
 import pathlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
@@ -9,14 +10,18 @@ from synthq_jax.data import files, judgements
 
 __all__ = [
   "HEADER",
+  "NEGATIVES_HEADER",
   "by_id",
   "document",
+  "lines",
   "query",
   "read_judgements",
   "read_qrels",
 ]
 
 HEADER = ("query-id", "corpus-id", "score")
+NEGATIVES_HEADER = HEADER[:2]
+"""Of a table of hard negatives."""
 
 
 def by_id(
@@ -44,6 +49,14 @@ def by_id(
   if not items:
     raise ValueError(f"{source}: expected a {kind} a line, got none; fill it")
   return items
+
+
+def lines(
+  path: str | os.PathLike, make: Callable[[str, dict[str, Any]], Any]
+) -> Iterator[tuple[str, Any]]:
+  """Yields where each line stands, and what `document` or `query` makes of it."""
+  for where, fields in files.json_lines(path):
+    yield where, make(where, fields)
 
 
 def document(where: str, fields: dict[str, Any]) -> collection_lib.Document:
@@ -122,13 +135,6 @@ def read_judgements(
 
 
 def _body(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
-  """Yields where, query, document and grade after checking the header."""
-  rows = files.table(path, columns=3)
-  where, header = next(rows, (f"{path}:1", []))
-  if tuple(header) != HEADER:
-    raise ValueError(
-      f"{where}: expected the header {' '.join(HEADER)} separated by tabs, "
-      f"got {' '.join(header)!r}; add it"
-    )
-  for where, (query, document, grade) in rows:
+  """Yields where, query, document and grade."""
+  for where, (query, document, grade) in files.headed_table(path, HEADER):
     yield where, query, document, grade

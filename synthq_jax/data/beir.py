@@ -8,8 +8,7 @@ References:
 import json
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable
 
 from synthq_jax.data import _beir_rows, files
 from synthq_jax.data import collection as collection_lib
@@ -19,6 +18,7 @@ __all__ = [
   "read_judgements",
   "write_beir",
   "write_judged_queries",
+  "write_negatives",
 ]
 
 
@@ -46,28 +46,27 @@ def read_beir(
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
   documents = _beir_rows.by_id(
-    corpus, "document", _read(corpus, _beir_rows.document), keep=in_memory
+    corpus,
+    "document",
+    _beir_rows.lines(corpus, _beir_rows.document),
+    keep=in_memory,
   )
   asked = files.find(directory, "queries.jsonl")
-  queries = _beir_rows.by_id(asked, "query", _read(asked, _beir_rows.query))
+  queries = _beir_rows.by_id(
+    asked, "query", _beir_rows.lines(asked, _beir_rows.query)
+  )
   qrels = _beir_rows.read_qrels(
     directory / "qrels", queries.keys(), documents.keys()
   )
   streamed = collection_lib.StreamedDocuments(
     tuple(documents),
-    lambda: (item for _, item in _read(corpus, _beir_rows.document)),
+    lambda: (item for _, item in _beir_rows.lines(corpus, _beir_rows.document)),
   )
   return collection_lib.Collection(
     tuple(documents.values()) if in_memory else streamed,
     tuple(queries.values()),
     qrels,
   )
-
-
-def _read(path: pathlib.Path, make: Any) -> Iterator[tuple[str, Any]]:
-  """Yields where each line stands, and what is made of it."""
-  for where, fields in files.json_lines(path):
-    yield where, make(where, fields)
 
 
 def read_judgements(path: str | os.PathLike) -> collection_lib.Qrels:
@@ -138,6 +137,19 @@ def write_judged_queries(
     )
     path = directory / "qrels" / f"{split}.tsv"
     files.write_lines(path, ["\t".join(_beir_rows.HEADER), *rows])
+
+
+def write_negatives(
+  path: str | os.PathLike, pairs: Iterable[tuple[str, str]]
+) -> None:
+  """Writes a table of hard negatives, which `task_sources.Folder` reads.
+
+  Args:
+    path: the file; it appears only when complete.
+    pairs: query id and document id.
+  """
+  rows = ("\t".join(pair) for pair in pairs)
+  files.write_lines(path, ["\t".join(_beir_rows.NEGATIVES_HEADER), *rows])
 
 
 def _line(**fields: str) -> str:

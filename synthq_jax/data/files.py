@@ -9,13 +9,14 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from synthq_jax import artifacts
 
 __all__ = [
   "find",
+  "headed_table",
   "json_lines",
   "lines",
   "splits",
@@ -243,6 +244,31 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
         f"{len(cells)} in {text[:40]!r}; correct the line"
       )
     yield where, cells
+
+
+def headed_table(
+  path: Path, header: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+  """Yields the rows of a tab-separated file below its header.
+
+  Args:
+    path: the file, plain or gzipped.
+    header: what its first row must be.
+
+  Yields:
+    Where the row stands, and its cells.
+
+  Raises:
+    ValueError: if the header is missing; see also `table`.
+  """
+  rows = table(path, columns=len(header))
+  where, first = next(rows, (f"{path}:1", []))
+  if first != list(header):
+    raise ValueError(
+      f"{where}: expected the header {' '.join(header)} separated by tabs, "
+      f"got {' '.join(first)!r}; add it"
+    )
+  yield from rows
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:

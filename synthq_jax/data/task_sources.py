@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from synthq_jax.data import (
+  _beir_rows,
   beir,
   beir_sets,
   files,
@@ -265,13 +266,7 @@ def _negatives(
   path: str | os.PathLike, data: collection_lib.Collection
 ) -> dict[str, list[str]]:
   """Reads hard negatives; those judged relevant are refused."""
-  rows = files.table(path, columns=2)
-  where, header = next(rows, (f"{path}:1", []))
-  if header != ["query-id", "corpus-id"]:
-    raise ValueError(
-      f"{where}: expected the header query-id corpus-id separated by a tab, got"
-      f" {' '.join(header)!r}; add it"
-    )
+  rows = files.headed_table(path, _beir_rows.NEGATIVES_HEADER)
   queries = data.query_by_id().keys()
   documents = set(data.document_ids())
   relevant = {pair for split in data.qrels for pair in data.pairs(split)}

@@ -27,9 +27,11 @@ def read_written(
     ValueError: if a line is malformed, an id stands twice, a text is empty or
       there is no such document; the message says file:line.
   """
-  documents = _beir_rows.by_id(
-    corpus, "document", _documents(corpus), keep=False
-  )
+
+  def stream():
+    return _beir_rows.lines(corpus, _beir_rows.document)
+
+  documents = _beir_rows.by_id(corpus, "document", stream(), keep=False)
   owners: dict[str, str] = {}
   found = _beir_rows.by_id(queries, "query", _queries(queries, owners))
   for query, document in owners.items():
@@ -40,16 +42,11 @@ def read_written(
       )
   return collection_lib.Collection(
     collection_lib.StreamedDocuments(
-      tuple(documents), lambda: (item for _, item in _documents(corpus))
+      tuple(documents), lambda: (item for _, item in stream())
     ),
     tuple(found.values()),
     {"train": {query: {document: 1} for query, document in owners.items()}},
   )
-
-
-def _documents(path) -> Iterator[tuple[str, collection_lib.Document]]:
-  for where, line in files.json_lines(path):
-    yield where, _beir_rows.document(where, line)
 
 
 def _queries(

@@ -51,7 +51,7 @@ def of(
   vectors = []
   for kind, tokens in (("documents", documents), ("queries", queries)):
     parts = _parts.Parts(directory / kind)
-    with _bar(description, kind, len(tokens), progress) as bar:
+    with _parts.bar(f"{description}: {kind}", len(tokens), progress) as bar:
       for first in range(0, len(tokens), _PART):
         rows = tokens[first : first + _PART]
         if parts.load(first, mapped=True) is None:
@@ -62,7 +62,7 @@ def of(
         bar.update(len(rows))
     vectors.append(parts)
   found = _parts.Parts(directory / "ranks")
-  with _bar(description, "ranks", len(queries), progress) as bar:
+  with _parts.bar(f"{description}: ranks", len(queries), progress) as bar:
     for first in range(0, len(queries), _PART):
       own = owners[first : first + _PART]
       if found.load(first) is None:
@@ -100,12 +100,3 @@ def _gather(documents: _parts.Parts, owners: np.ndarray) -> np.ndarray:
     inside = owners // _PART * _PART == start
     rows[inside] = part[owners[inside] - start]
   return rows
-
-
-def _bar(description: str, kind: str, total: int, progress: bool):
-  import tqdm
-
-  return tqdm.tqdm(
-    total=total, desc=f"{description}: {kind}", unit="row",
-    disable=not progress, mininterval=1.0, dynamic_ncols=True,
-  )  # fmt: skip

@@ -2,12 +2,13 @@
 
 import pathlib
 import shutil
+from typing import Any
 
 import numpy as np
 
 from synthq_jax import artifacts
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "bar"]
 
 
 class Parts:
@@ -38,3 +39,13 @@ class Parts:
     kind = self.directory.name.partition("_")[0]
     for parts in self.directory.parent.glob(f"{kind}_*"):
       shutil.rmtree(parts, ignore_errors=True)
+
+
+def bar(description: str, total: int, progress: bool) -> Any:
+  """Returns a bar of rows; it shows nothing without `progress`."""
+  import tqdm
+
+  return tqdm.tqdm(
+    total=total, desc=description, unit="row", disable=not progress,
+    mininterval=1.0, dynamic_ncols=True,
+  )  # fmt: skip

@@ -10,7 +10,6 @@ Formal guarantee:
 """
 
 import array
-import json
 import os
 import pathlib
 import zipfile
@@ -153,8 +152,7 @@ class _Documents(Sequence[str]):
   def __getitem__(self, index: int) -> str:
     with open(self._path, "rb") as stream:
       stream.seek(self._starts[index])
-      entry = json.loads(stream.readline())
-    return f"{entry['title']} {entry['text']}".strip()
+      return inputs.document_text(stream.readline())
 
 
 def _table(corpus: str, found: overlap_lib.Overlap) -> str:

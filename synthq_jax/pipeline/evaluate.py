@@ -18,6 +18,7 @@ from synthq_jax import artifacts
 from synthq_jax.data import beir, files
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
+  _parts,
   _repeats,
   config_types,
   inputs,
@@ -245,7 +246,8 @@ def _dense(config, space, retriever, test, state, progress) -> trec.Run:
   vectors = []
   asked = (("documents", test.tokens), ("queries", test.query_tokens))
   for kind, tokens in asked:
-    with _bar(f"evaluate {retriever.name}: {kind}", tokens, progress) as bar:
+    title = f"evaluate {retriever.name}: {kind}"
+    with _parts.bar(title, len(tokens), progress) as bar:
       encode.to_files(
         params,
         model_config,
@@ -260,12 +262,3 @@ def _dense(config, space, retriever, test, state, progress) -> trec.Run:
   return trec.to_run(
     list(test.qrels), [str(i) for i in test.ids], scores, positions
   )
-
-
-def _bar(description: str, rows, progress: bool):
-  import tqdm
-
-  return tqdm.tqdm(
-    total=len(rows), desc=description, unit="row", disable=not progress,
-    mininterval=1.0, dynamic_ncols=True,
-  )  # fmt: skip

@@ -23,6 +23,7 @@ __all__ = [
   "check_shape",
   "check_vocabulary",
   "corpus",
+  "document_text",
   "document_texts",
   "document_tokens",
   "is_private",
@@ -136,8 +137,13 @@ def document_texts(path: pathlib.Path) -> Iterator[str]:
   """Yields title and text of each line of a corpus.jsonl."""
   with open(path, encoding="utf-8") as stream:
     for line in stream:
-      entry = json.loads(line)
-      yield f"{entry['title']} {entry['text']}".strip()
+      yield document_text(line)
+
+
+def document_text(line: str | bytes) -> str:
+  """Returns title and text of a line of the run's own corpus.jsonl."""
+  entry = json.loads(line)
+  return f"{entry['title']} {entry['text']}".strip()
 
 
 def vocabulary(

@@ -7,7 +7,7 @@ References:
 
 import os
 
-from synthq_jax.data import files
+from synthq_jax.data import beir
 from synthq_jax.retrieval import trec
 
 __all__ = ["mine", "write"]
@@ -64,9 +64,11 @@ def write(path: str | os.PathLike, negatives: dict[str, list[str]]) -> None:
     path: the file; it appears only when complete.
     negatives: from `mine`.
   """
-  rows = (
-    f"{query}\t{document}"
-    for query, documents in negatives.items()
-    for document in documents
+  beir.write_negatives(
+    path,
+    (
+      (query, document)
+      for query, documents in negatives.items()
+      for document in documents
+    ),
   )
-  files.write_lines(path, ["query-id\tcorpus-id", *rows])
