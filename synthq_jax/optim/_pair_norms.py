@@ -11,7 +11,7 @@ is less than n and memory allows, a pass for each dimension whose results are
 then combined. No array has an axis for pairs and one for parameters.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -21,37 +21,62 @@ from synthq_jax.optim import _grams, _towers
 
 __all__ = ["bound", "exact", "of_one_encoder"]
 
-_Pull = Callable[[jax.Array], _towers.Factors]
-
 
 def exact(
-  towers: _towers.Towers, queries: Any, documents: Any, *, memory_bytes: int
+  towers: _towers.Towers,
+  queries: Any,
+  documents: Any,
+  *,
+  memory_bytes: int,
+  microbatch_size: int | None = None,
 ) -> jax.Array:
   """Returns the norms of the gradients of all similarities.
 
   Args:
     towers: both encoders.
     queries: arrays with a leading axis [query].
-    documents: arrays with a leading axis [document], at least as many.
+    documents: arrays with a leading axis [document].
     memory_bytes: what Jacobians may take.
+    microbatch_size: queries, and documents, taken at once; all pairs of blocks
+      are gone through. None: all.
 
   Returns:
     float32 [query, document].
   """
   if towers.are_disjoint:
     return jnp.hypot(*_both(towers, queries, documents, memory_bytes))
+  n, m = (jax.tree.leaves(x)[0].shape[0] for x in (queries, documents))
+  block = functools.partial(_exact_block, towers, memory_bytes)
+  size = microbatch_size
+  if size is None or size >= m:
+    return block(queries, documents)
+  query_blocks = _towers.split(queries, n, min(size, n))
+  document_blocks = _towers.split(documents, m, size)
+  norms = jax.lax.map(
+    lambda q: jax.lax.map(lambda d: block(q, d), document_blocks), query_blocks
+  )  # [query block, document block, query, document]
+  swapped = jnp.swapaxes(norms, 1, 2)
+  return swapped.reshape(-1, norms.shape[1] * norms.shape[3])[:n, :m]
+
+
+def _exact_block(
+  towers: _towers.Towers, memory_bytes: int, queries: Any, documents: Any
+) -> jax.Array:
+  """Returns the norms for queries and documents that are taken at once."""
   q, query_records, pull_q = _towers.linearize(towers.query, queries)
   d, document_records, pull_d = _towers.linearize(towers.document, documents)
   n, m, dim = len(q), len(d), q.shape[1]
+  shifts = max(n, m)
   needed = _towers.jacobian_bytes(towers.query, n, dim)
   needed += _towers.jacobian_bytes(towers.document, m, dim)
-  if dim < m and needed <= memory_bytes:
+  if dim < shifts and needed <= memory_bytes:
     pull_q = _towers.by_jacobian(pull_q, n, dim)
     pull_d = _towers.by_jacobian(pull_d, m, dim)
 
   def of_shift(shift: jax.Array) -> jax.Array:
-    columns = (jnp.arange(n) + shift) % m  # the document of each query
-    rows = (jnp.arange(m) - shift) % m  # the query of each document, if any
+    columns = (jnp.arange(n) + shift) % shifts  # the document of each query
+    rows = (jnp.arange(m) - shift) % shifts  # the query of each document
+    columns = jnp.minimum(columns, m - 1)  # beyond the last there is none
     own = jnp.where((rows < n)[:, None], q[jnp.minimum(rows, n - 1)], 0.0)
     found, records = jax.tree.map(
       lambda x: x[columns], (pull_d(own), document_records)
@@ -64,8 +89,8 @@ def exact(
       n,
     )
 
-  squares = jax.lax.map(of_shift, jnp.arange(m))  # [shift, query]
-  return jnp.sqrt(jnp.maximum(_unshifted(squares), 0.0))
+  squares = jax.lax.map(of_shift, jnp.arange(shifts))  # [shift, query]
+  return jnp.sqrt(jnp.maximum(_unshifted(squares)[:, :m], 0.0))
 
 
 def bound(

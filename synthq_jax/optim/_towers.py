@@ -23,11 +23,12 @@ __all__ = [
   "Tower",
   "Towers",
   "by_jacobian",
-  "check_vectors",
+  "check_cosines",
   "encode",
   "jacobian",
   "jacobian_bytes",
   "linearize",
+  "split",
   "squared_norms",
   "towers",
   "vectors",
@@ -45,8 +46,9 @@ def encode(
 ) -> jax.Array:
   """Returns embeddings of length at most 1, float32 [batch, dim].
 
-  A longer one is shortened to 1, so that inner products are in [-1, 1] for any
-  encoder; unit vectors stay what they are, up to rounding.
+  The encoder is called with one example at a time, so that no example reaches
+  into another's vector. A vector longer than 1 is shortened to 1, so that inner
+  products are in [-1, 1]; unit vectors stay what they are, up to rounding.
 
   Args:
     encoder: `(params, examples)` to vectors [batch, dim].
@@ -55,42 +57,67 @@ def encode(
     microbatch_size: examples encoded at once, forward and backward; it need
       not divide the batch. None: all.
   """
-
-  def some(examples: Any) -> jax.Array:
-    return _shortened(encoder(params, examples).astype(jnp.float32))
-
+  of_one = jax.vmap(_of_one(encoder), in_axes=(None, 0))
   size = jax.tree.leaves(examples)[0].shape[0]
   if microbatch_size is None or microbatch_size >= size:
-    return some(examples)
-  blocks = -(-size // microbatch_size)
-  places = jnp.minimum(jnp.arange(blocks * microbatch_size), size - 1)
-  split = jax.tree.map(
-    lambda x: x[places].reshape(blocks, microbatch_size, *x.shape[1:]), examples
-  )
-  vectors = jax.lax.map(jax.checkpoint(some), split)
+    return of_one(params, examples)
+  some = jax.checkpoint(lambda block: of_one(params, block))
+  blocks = split(examples, size, microbatch_size)
+  vectors = jax.lax.map(some, blocks)
   return vectors.reshape(-1, vectors.shape[-1])[:size]
 
 
-def _shortened(vectors: jax.Array) -> jax.Array:
-  if vectors.ndim != 2:
-    raise ValueError(
-      "expected an encoder to vectors [batch, dim], got shape="
-      f"{vectors.shape}: pool over the tokens"
-    )
-  squared = jnp.sum(vectors * vectors, axis=1, keepdims=True)
-  # The maximum, not a branch: nan stays nan, and the gradient is finite.
-  return vectors * jax.lax.rsqrt(jnp.maximum(squared, 1.0))
+def split(examples: Any, size: int, block: int) -> Any:
+  """Returns examples as [blocks, block, ...]; the last one is repeated."""
+  blocks = -(-size // block)
+  places = jnp.minimum(jnp.arange(blocks * block), size - 1)
+  return jax.tree.map(
+    lambda x: jnp.asarray(x)[places].reshape(blocks, block, *x.shape[1:]),
+    examples,
+  )
 
 
-def check_vectors(vectors: Any, name: str) -> None:
-  """Refuses vectors longer than 1, if they are here to be looked at."""
-  if isinstance(vectors, jax.core.Tracer):
+def _of_one(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
+  """Returns the function from one example to its vector [dim]."""
+
+  def one(params: typing.Params, example: Any) -> jax.Array:
+    vectors = encoder(params, jax.tree.map(lambda x: x[None], example))
+    if vectors.ndim != 2 or len(vectors) != 1:
+      raise ValueError(
+        "expected an encoder to vectors [batch, dim], got shape="
+        f"{vectors.shape} for a batch of one: pool over the tokens"
+      )
+    vector = vectors[0].astype(jnp.float32)
+    squared = jnp.sum(vector * vector)
+    # The maximum, not a branch: nan stays nan, and the gradient is finite.
+    return vector * jax.lax.rsqrt(jnp.maximum(squared, 1.0))
+
+  return one
+
+
+def check_cosines(
+  encoder: typing.EncodeFn, params: typing.Params, examples: Any, name: str
+) -> None:
+  """Refuses vectors longer than 1, if they are here to be looked at.
+
+  Args:
+    encoder: `(params, examples)` to vectors [batch, dim].
+    params: its parameters.
+    examples: arrays with a leading axis [batch]; the first is looked at.
+    name: of the encoder, for the message.
+
+  Raises:
+    ValueError: if the first example's vector is longer than 1.
+  """
+  leaves = jax.tree.leaves((params, examples))
+  if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
     return
-  longest = float(jnp.max(jnp.linalg.norm(vectors.astype(jnp.float32), axis=1)))
-  if longest > _LONGEST:
+  first = jax.tree.map(lambda x: x[:1], examples)
+  length = float(jnp.linalg.norm(encoder(params, first).astype(jnp.float32)))
+  if length > _LONGEST:
     raise ValueError(
-      "expected cosine similarities in [-1, 1], got vectors longer than 1 from "
-      f"{name}: divide them by their length"
+      "expected vectors of length 1, whose inner products are similarities in "
+      f"[-1, 1], got longer ones from {name}: divide them by their length"
     )
 
 
@@ -156,13 +183,6 @@ def towers(
     _tower(query, params, examples[0], plan),
     _tower(document, params, examples[1], plan),
   )
-
-
-def _of_one(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
-  def one(params: typing.Params, example: Any) -> jax.Array:
-    return encode(encoder, params, jax.tree.map(lambda x: x[None], example))[0]
-
-  return one
 
 
 def _tower(
