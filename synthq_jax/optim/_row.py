@@ -247,8 +247,13 @@ def _clipped(
     examples["document"] = _contrastive_batch.sound(rows.documents, rows.counts)
     examples["own"] = rows.own
   size = fn.microbatch_size
+  # Norm and sum from the same factors: weights of 1 / temperature cancel each
+  # other, and two passes back would round that differently.
   clipped = clipping.clipped_grad(
-    similarity, l2_clip_norm=fn.l2_clip_norm, microbatch_size=size
+    similarity,
+    l2_clip_norm=fn.l2_clip_norm,
+    strategy="bookkeeping",
+    microbatch_size=size,
   )
   total, aux = clipped(params, examples, is_padding_example=~rows.counts)
   return total, aux.norms
