@@ -266,7 +266,7 @@ def contrastive_clipped_grad(
   >>> import jax.numpy as jnp
   >>> from synthq_jax.losses import contrastive
   >>> def encode(params, x):
-  ...   x = x * params
+  ...   x = x * params[None]
   ...   return x / jnp.linalg.norm(x, axis=1, keepdims=True)
   >>> fn = contrastive_clipped_grad(
   ...     encode, encode, loss=contrastive.Softmax(temperature=1.0),

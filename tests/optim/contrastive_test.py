@@ -602,6 +602,15 @@ def test_similarities_outside_their_range_are_refused_or_brought_back():
   assert_close(call(fn, batch)[0], expected, 1e-4)
 
 
+def test_vectors_shorter_than_one_are_left_alone():
+  def short(params, x):
+    return 0.5 * encode(params, x)
+
+  batch, encoders = make_batch(7), (encode, short)
+  expected = logit_oracle(LOSSES["softmax"], batch, encoders=encoders)
+  assert_close(call(make(optim.Logit(), encoders=encoders), batch)[0], expected)
+
+
 def test_clipped_grad_refuses_a_contrastive_loss():
   with pytest.raises(TypeError, match="loss_fn"):
     optim.clipped_grad(LOSSES["softmax"].losses, l2_clip_norm=1.0)

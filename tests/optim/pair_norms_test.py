@@ -1,0 +1,129 @@
+"""Norms of the gradients of all similarities, from factors."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.optim import _pair_norms, _towers
+
+RANDOM = np.random.default_rng(0)
+PARAMS = {
+  "table": jnp.asarray(RANDOM.normal(size=(24, 4)), jnp.float32),
+  "w": jnp.asarray(RANDOM.normal(size=(4, 4)), jnp.float32),
+  "scale": jnp.asarray(RANDOM.normal(size=4), jnp.float32),
+}
+QUERIES = jnp.asarray(RANDOM.integers(0, 24, size=(5, 3)), jnp.int32)
+DOCUMENTS = jnp.asarray(RANDOM.integers(0, 24, size=(7, 6)), jnp.int32)
+
+
+def plain(params, tokens):
+  """One lookup, one product of more positions than rows, one odd use."""
+  x = (
+    jnp.tanh(params["table"][tokens] @ params["w"])
+    * params["scale"][None, None]
+  )
+  x = x.sum(axis=1)
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def tied(params, tokens):
+  """A table that is looked up and multiplied with, from both sides."""
+  x = jnp.tanh(params["table"][tokens]) + params["table"][tokens[:, ::-1] // 2]
+  x = jnp.tanh(x @ params["w"]) + jnp.tanh(x @ params["w"].T)
+  x = jnp.tanh(x @ params["table"].T).mean(axis=1) @ params["table"]
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def twice(params, tokens):
+  """A matrix that is used twice in the same way."""
+  x = jnp.tanh(params["table"][tokens[:, :2]] @ params["w"])
+  x = (x @ params["w"]).sum(axis=1)
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+ENCODERS = {"plain": plain, "tied": tied, "twice": twice}
+
+
+def held(encoder):
+  return lambda params, x: jax.lax.stop_gradient(encoder(params, x))
+
+
+def by_hand(query, document):
+  """The norms, from all gradients as they stand."""
+
+  def similarity(params):
+    return query(params, QUERIES) @ document(params, DOCUMENTS).T
+
+  leaves = jax.tree.leaves(jax.jit(jax.jacrev(similarity))(PARAMS))
+  return np.sqrt(
+    sum(np.sum(np.square(x).reshape(5, 7, -1), axis=2) for x in leaves)
+  )
+
+
+def norms(function, encoder, *, keep_ratio, **options):
+  def run(queries, documents):
+    towers = _towers.towers(
+      encoder, encoder, PARAMS, queries, documents, keep_ratio=keep_ratio
+    )
+    return function(towers, queries, documents, **options)
+
+  return jax.jit(run)(QUERIES, DOCUMENTS)
+
+
+@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_exact_norms_have_the_cross_terms_of_shared_parameters(
+  name, keep_ratio
+):
+  encoder = ENCODERS[name]
+  expected = by_hand(encoder, encoder)
+  for options in (
+    {"memory_bytes": 0},
+    {"memory_bytes": 2**30},
+    {"memory_bytes": 0, "microbatch_size": 3},
+  ):
+    found = norms(_pair_norms.exact, encoder, keep_ratio=keep_ratio, **options)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_gram_matrices_give_each_encoders_norms_and_never_less(
+  name, keep_ratio
+):
+  encoder = ENCODERS[name]
+  expected = by_hand(encoder, held(encoder)), by_hand(held(encoder), encoder)
+  found = norms(
+    functools.partial(_pair_norms._both, memory_bytes=0),
+    encoder,
+    keep_ratio=keep_ratio,
+  )
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4)
+    assert np.all(one >= other)
+
+
+def test_a_norm_that_nearly_vanishes_is_not_too_small():
+  """The Jacobian of a unit vector takes the vector itself to zero."""
+  others = plain(PARAMS, QUERIES)
+  towers = _towers.towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
+
+  def own(vectors):
+    return _pair_norms.of_one_encoder(towers.query, QUERIES, vectors, 0)
+
+  with jax.enable_x64(True):
+    wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
+
+    def inner(params):
+      return jnp.sum(plain(params, QUERIES) * np.asarray(others, float), axis=1)
+
+    jacobian = jax.tree.leaves(jax.jacrev(inner)(wide))
+    least = np.sqrt(
+      sum(np.sum(np.square(x).reshape(5, -1), 1) for x in jacobian)
+    )
+  found = np.diagonal(own(others))
+  assert np.all(found >= least)
+  assert np.all(found < 1e-2 * np.asarray(own(others)).max())
