@@ -7,8 +7,8 @@ share parameters, its squared norm has the cross term
 
 All pairs (i, i + shift) take one pass back through both encoders, with rows and
 columns as in an ordinary batch: a pass for each of the n shifts, or, where dim
-is less than n and memory allows, a pass for each dimension whose results are
-then combined. No array has an axis for pairs and one for parameters.
+is less than n, memory allows and it takes less work, a pass for each dimension
+whose results are then combined. No array has an axis for pairs and one for parameters.
 """
 
 import functools
@@ -67,11 +67,13 @@ def _exact_block(
   d, document_records, pull_d = _towers.linearize(towers.document, documents)
   n, m, dim = len(q), len(d), q.shape[1]
   shifts = max(n, m)
-  needed = _towers.jacobian_bytes(towers.query, n, dim)
-  needed += _towers.jacobian_bytes(towers.document, m, dim)
-  if dim < shifts and needed <= memory_bytes:
-    pull_q = _towers.by_jacobian(pull_q, n, dim)
-    pull_d = _towers.by_jacobian(pull_d, m, dim)
+  for_queries = _towers.jacobian_bytes(towers.query, n, dim)
+  for_documents = _towers.jacobian_bytes(towers.document, m, dim)
+  if dim < shifts and for_queries + for_documents <= memory_bytes:
+    if _towers.pays_by_jacobian(pull_q, n, dim, shifts):
+      pull_q = _towers.by_jacobian(pull_q, n, dim)
+    if _towers.pays_by_jacobian(pull_d, m, dim, shifts):
+      pull_d = _towers.by_jacobian(pull_d, m, dim)
 
   def of_shift(shift: jax.Array) -> jax.Array:
     columns = (jnp.arange(n) + shift) % shifts  # the document of each query

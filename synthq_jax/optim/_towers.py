@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, _sites, _trace, _views
+from synthq_jax.optim import _plan, _rules, _sites, _trace, _views, auto
 
 __all__ = [
   "Factors",
@@ -28,6 +28,7 @@ __all__ = [
   "jacobian",
   "jacobian_bytes",
   "linearize",
+  "pays_by_jacobian",
   "split",
   "squared_norms",
   "towers",
@@ -306,6 +307,33 @@ def jacobian(
   """Returns the factors for each dimension's unit vector, [dim, batch, ...]."""
   basis = jnp.broadcast_to(jnp.eye(dim)[:, None, :], (dim, size, dim))
   return jax.lax.map(pull, basis)
+
+
+def pays_by_jacobian(
+  pull: Callable[[jax.Array], Factors], size: int, dim: int, passes: int
+) -> bool:
+  """Says whether `by_jacobian` takes less work than that many passes.
+
+  Args:
+    pull: from `linearize`.
+    size: its number of examples.
+    dim: of the vectors.
+    passes: how many cotangents it will be given.
+  """
+  closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
+  once = auto.count_products(closed.jaxpr).flops
+  once += sum(_convolution_flops(e) for e in closed.jaxpr.eqns)
+  contraction = 2 * dim * sum(a.size for a in closed.out_avals)
+  return dim * once + passes * contraction < passes * once
+
+
+def _convolution_flops(equation: Any) -> float:
+  """Returns the work of a convolution, 0 for anything else."""
+  if equation.primitive.name != "conv_general_dilated":
+    return 0.0
+  kernel = equation.invars[1].aval
+  outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+  return 2.0 * equation.outvars[0].aval.size * kernel.size / outputs
 
 
 def jacobian_bytes(tower: Tower, size: int, dim: int) -> int:
