@@ -363,6 +363,6 @@ def _check_hard_negatives(similarity: jax.Array, declared: int) -> None:
   """Raises ValueError unless each row brings the declared number."""
   if _pairs.hard_negatives(similarity) != declared:
     raise ValueError(
-      f"expected similarity [batch, {1 + declared} * batch], got shape="
-      f"{similarity.shape}: declare hard_negatives, which the noise depends on"
+      f"expected similarity [batch, {1 + declared} * batch] for hard_negatives="
+      f"{declared}, got shape={similarity.shape}: the noise depends on it"
     )
