@@ -3,12 +3,24 @@
 These losses COUPLE the examples: each row's loss depends on the other rows'
 documents. They are not for `optim.clipped_grad`, whose guarantee needs losses
 of single examples; `optim.batch_clipped_grad` clips a coupled gradient.
+
+`softmax` is the usual loss. `Softmax`, `Sigmoid` and `Spreadout` are losses for
+training with DP, where the gradient of each similarity is clipped: they also
+know the derivatives by which those gradients are weighted, what may be masked,
+and how far one record then moves the sum.
 """
+
+import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["softmax"]
+from synthq_jax.losses import _pairs
+from synthq_jax.privacy import sensitivity
+
+__all__ = ["Sigmoid", "Softmax", "Spreadout", "softmax"]
 
 
 def softmax(
@@ -55,9 +67,8 @@ def softmax(
   References:
     Henderson et al. (2017), arXiv:1705.00652, section 4.3 (in-batch softmax).
   """
-  if not temperature > 0:
-    raise ValueError(f"expected temperature > 0, got {temperature=}")
-  batch, documents = _check_shape(similarity)
+  _pairs.check_temperature(temperature)
+  batch, documents = _pairs.check_shape(similarity)
   dropped = jnp.zeros((batch, documents), bool)
   if is_padding_document is not None:
     dropped |= is_padding_document[None, :]
@@ -72,16 +83,286 @@ def softmax(
   losses = total - jnp.diagonal(logits)  # [batch]
   if weights is not None:
     losses *= weights
-  if is_padding_example is not None:
-    losses = jnp.where(is_padding_example, 0.0, losses)
-  return losses
+  return _pairs.without_padding(losses, is_padding_example)
 
 
-def _check_shape(similarity: jax.Array) -> tuple[int, int]:
-  """Returns the numbers of queries and documents."""
-  if similarity.ndim != 2 or similarity.shape[1] < similarity.shape[0]:
-    raise ValueError(
-      "expected similarity [batch, batch + hard], got shape="
-      f"{similarity.shape}: give every query a column for its own document"
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Softmax:
+  """The in-batch softmax for gradients of pairs that are clipped.
+
+  Unlike in `softmax`, a duplicate stays in its row's denominator, as the
+  constant exp(low / temperature) with gradient zero: a row whose columns may be
+  dropped can be moved much further by one new document.
+
+  Formal guarantee: that of `privacy.sensitivity.softmax`, for any similarity
+  given to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+
+  >>> import jax.numpy as jnp
+  >>> print(Softmax(temperature=1.0).weights(jnp.zeros((2, 2))))
+  [[-0.5  0.5]
+   [ 0.5 -0.5]]
+
+  Attributes:
+    temperature: above 0.
+    directions: 1, or 2 to add the softmax of each document over the queries.
+    hard_negatives: h, how many columns each pair adds beside its document;
+      column batch + i * h + k is the k-th of row i. One that is missing is
+      marked as a duplicate in every row.
+    similarity_range: (low, high), into which `weights` brings similarities.
+  """
+
+  temperature: float
+  directions: int = 1
+  hard_negatives: int = 0
+  similarity_range: tuple[float, float] = (-1.0, 1.0)
+
+  def __post_init__(self):
+    self.sensitivity(
+      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
     )
-  return similarity.shape
+
+  def losses(
+    self,
+    similarity: jax.Array,  # [batch, batch * (1 + hard)]
+    *,
+    is_padding_example: jax.Array | None = None,  # [batch]
+    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
+  ) -> jax.Array:  # [batch]
+    """Returns each pair's loss, of both directions if there are two."""
+    _check_hard_negatives(similarity, self.hard_negatives)
+    batch = len(similarity)
+    if is_duplicate is not None:
+      masked = is_duplicate & ~jnp.eye(*similarity.shape, dtype=bool)
+      low = self.similarity_range[0]
+      similarity = jnp.where(masked, low, similarity)
+    columns = None
+    if is_padding_example is not None:
+      columns = _pairs.padding_columns(is_padding_example, self.hard_negatives)
+    loss = functools.partial(
+      softmax,
+      temperature=self.temperature,
+      is_padding_example=is_padding_example,
+    )
+    losses = loss(similarity, is_padding_document=columns)
+    if self.directions == 2:
+      losses += loss(similarity[:, :batch].T)
+    return losses
+
+  def weights(
+    self,
+    similarity: jax.Array,  # [batch, batch * (1 + hard)]
+    *,
+    is_padding_example: jax.Array | None = None,  # [batch]
+    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
+  ) -> jax.Array:  # [batch, batch * (1 + hard)]
+    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
+    return _weights(self, similarity, is_padding_example, is_duplicate)
+
+  def sensitivity(
+    self,
+    *,
+    max_batch_size: float,
+    l2_clip_norm: float,
+    relation: Any,
+    unit: str,
+  ) -> float:
+    """Returns `privacy.sensitivity.softmax` of this loss."""
+    return sensitivity.softmax(
+      max_batch_size=max_batch_size,
+      l2_clip_norm=l2_clip_norm,
+      relation=relation,
+      unit=unit,
+      **dataclasses.asdict(self),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sigmoid:
+  """The balanced sigmoid loss, where every pair is a question of its own.
+
+  With z = similarity / temperature + bias the loss of row i is softplus(-z_ii)
+  and the sum of softplus(z_ij) over its negatives j, each weighted by
+  1 / (N0 (1 + h) - 1). All negatives of a row together weigh no more than its
+  own document, and no weight depends on the batch that came. Duplicates are
+  dropped: there is no denominator that they share.
+
+  Formal guarantee: that of `privacy.sensitivity.sigmoid`, for any similarity
+  given to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+
+  >>> import jax.numpy as jnp
+  >>> loss = Sigmoid(temperature=1.0, max_batch_size=3)
+  >>> print(loss.losses(jnp.zeros((2, 2))) / jnp.log(2.0))
+  [1.5 1.5]
+
+  Attributes:
+    temperature: above 0.
+    max_batch_size: N0, the declared largest batch, at least 2.
+    bias: added to every similarity / temperature, a public constant.
+    hard_negatives: as in `Softmax`.
+    similarity_range: (low, high), into which `weights` brings similarities.
+
+  References:
+    Zhai et al. (2023), arXiv:2303.15343, section 3.2 (without the balance).
+  """
+
+  temperature: float
+  max_batch_size: int
+  bias: float = 0.0
+  hard_negatives: int = 0
+  similarity_range: tuple[float, float] = (-1.0, 1.0)
+
+  def __post_init__(self):
+    _pairs.check_declared(2, self.max_batch_size)
+    self.sensitivity(
+      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
+    )
+
+  def losses(
+    self,
+    similarity: jax.Array,  # [batch, batch * (1 + hard)]
+    *,
+    is_padding_example: jax.Array | None = None,  # [batch]
+    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
+  ) -> jax.Array:  # [batch]
+    """Returns each row's loss; 0 for padding."""
+    _check_hard_negatives(similarity, self.hard_negatives)
+    _pairs.check_declared(len(similarity), self.max_batch_size)
+    dropped = _pairs.dropped(similarity, is_padding_example, is_duplicate)
+    logits = similarity.astype(jnp.float32) / self.temperature + self.bias
+    costs = jnp.where(dropped, 0.0, jax.nn.softplus(logits))
+    negatives = self.max_batch_size * (1 + self.hard_negatives) - 1
+    losses = jax.nn.softplus(-jnp.diagonal(logits))
+    losses += jnp.sum(costs, axis=1) / negatives
+    return _pairs.without_padding(losses, is_padding_example)
+
+  def weights(
+    self,
+    similarity: jax.Array,  # [batch, batch * (1 + hard)]
+    *,
+    is_padding_example: jax.Array | None = None,  # [batch]
+    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
+  ) -> jax.Array:  # [batch, batch * (1 + hard)]
+    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
+    return _weights(self, similarity, is_padding_example, is_duplicate)
+
+  def sensitivity(
+    self,
+    *,
+    max_batch_size: float,
+    l2_clip_norm: float,
+    relation: Any,
+    unit: str,
+  ) -> float:
+    """Returns `privacy.sensitivity.sigmoid` of this loss."""
+    fields = dataclasses.asdict(self)
+    return sensitivity.sigmoid(
+      max_batch_size=max_batch_size,
+      l2_clip_norm=l2_clip_norm,
+      relation=relation,
+      unit=unit,
+      declared_batch_size=fields.pop("max_batch_size"),
+      **fields,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spreadout:
+  """The spreadout loss: how far different pairs are from orthogonal.
+
+  The loss of row i is the sum of similarity_ij^2 over j != i, divided by n - 1
+  for the n real pairs, or by a declared N0 - 1. It does not look at a row's own
+  column: a regulariser, or a loss where pairs agree without training.
+  Duplicates are dropped, and count in n.
+
+  Formal guarantee: that of `privacy.sensitivity.spreadout`, for any similarity
+  given to `weights`, if `is_duplicate[i, j]` depends on pairs i and j alone.
+
+  >>> import jax.numpy as jnp
+  >>> print(Spreadout().losses(jnp.ones((3, 3))))
+  [1. 1. 1.]
+
+  Attributes:
+    max_batch_size: N0, at least 2, to divide by N0 - 1, which needs less noise;
+      None to divide by the realised n - 1.
+    similarity_range: (low, high), into which `weights` brings similarities.
+
+  References:
+    Zhang et al. (2017), arXiv:1708.06320 (the second moment of negatives).
+  """
+
+  max_batch_size: int | None = None
+  similarity_range: tuple[float, float] = (-1.0, 1.0)
+
+  def __post_init__(self):
+    if self.max_batch_size is not None:
+      _pairs.check_declared(2, self.max_batch_size)
+    self.sensitivity(
+      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
+    )
+
+  def losses(
+    self,
+    similarity: jax.Array,  # [batch, batch]
+    *,
+    is_padding_example: jax.Array | None = None,  # [batch]
+    is_duplicate: jax.Array | None = None,  # [batch, batch]
+  ) -> jax.Array:  # [batch]
+    """Returns each row's loss; 0 for padding, and for one real pair."""
+    _check_hard_negatives(similarity, 0)
+    n = len(similarity)
+    if self.max_batch_size is not None:
+      _pairs.check_declared(n, self.max_batch_size)
+      n = self.max_batch_size
+    elif is_padding_example is not None:
+      n = jnp.sum(~is_padding_example)
+    dropped = _pairs.dropped(similarity, is_padding_example, is_duplicate)
+    squares = jnp.square(similarity.astype(jnp.float32))
+    total = jnp.sum(jnp.where(dropped, 0.0, squares), axis=1)
+    losses = total / jnp.maximum(n - 1, 1)
+    return _pairs.without_padding(losses, is_padding_example)
+
+  def weights(
+    self,
+    similarity: jax.Array,  # [batch, batch]
+    *,
+    is_padding_example: jax.Array | None = None,  # [batch]
+    is_duplicate: jax.Array | None = None,  # [batch, batch]
+  ) -> jax.Array:  # [batch, batch]
+    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
+    return _weights(self, similarity, is_padding_example, is_duplicate)
+
+  def sensitivity(
+    self,
+    *,
+    max_batch_size: float,
+    l2_clip_norm: float,
+    relation: Any,
+    unit: str,
+  ) -> float:
+    """Returns `privacy.sensitivity.spreadout` of this loss."""
+    return sensitivity.spreadout(
+      max_batch_size=max_batch_size,
+      l2_clip_norm=l2_clip_norm,
+      relation=relation,
+      unit=unit,
+      declared_batch_size=self.max_batch_size,
+      similarity_range=self.similarity_range,
+    )
+
+
+def _weights(loss, similarity, is_padding_example, is_duplicate):
+  losses = functools.partial(
+    loss.losses,
+    is_padding_example=is_padding_example,
+    is_duplicate=is_duplicate,
+  )
+  return _pairs.derivative(losses, similarity, loss.similarity_range)
+
+
+def _check_hard_negatives(similarity: jax.Array, declared: int) -> None:
+  """Raises ValueError unless each row brings the declared number."""
+  if _pairs.hard_negatives(similarity) != declared:
+    raise ValueError(
+      f"expected similarity [batch, {1 + declared} * batch] for hard_negatives="
+      f"{declared}, got shape={similarity.shape}: the noise depends on it"
+    )

@@ -4,22 +4,38 @@ from synthq_jax.optim import schedules
 from synthq_jax.optim.adafactor import adafactor
 from synthq_jax.optim.batch_clipping import batch_clipped_grad
 from synthq_jax.optim.clipping import ClippedGrad, clipped_grad
+from synthq_jax.optim.contrastive import (
+  Batch,
+  ContrastiveGrad,
+  Group,
+  Logit,
+  Row,
+  contrastive_clipped_grad,
+)
 from synthq_jax.optim.dp_optimizers import dp_adafactor, dp_adam, dp_aggregate
 from synthq_jax.optim.independence import check_independence
+from synthq_jax.optim.logit_dp import logit_dp
 from synthq_jax.optim.noise import banded, iid
 from synthq_jax.optim.privatize import privatize
 
 __all__ = [
+  "Batch",
   "ClippedGrad",
+  "ContrastiveGrad",
+  "Group",
+  "Logit",
+  "Row",
   "adafactor",
   "banded",
   "batch_clipped_grad",
   "check_independence",
   "clipped_grad",
+  "contrastive_clipped_grad",
   "dp_adafactor",
   "dp_adam",
   "dp_aggregate",
   "iid",
+  "logit_dp",
   "privatize",
   "schedules",
 ]

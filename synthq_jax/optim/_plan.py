@@ -23,9 +23,11 @@ __all__ = [
   "Plan",
   "Use",
   "factor_bytes",
+  "from_trace",
   "loss_of_one",
   "make",
   "matrices",
+  "must_swap",
   "uses",
 ]
 
@@ -102,6 +104,22 @@ def make(
     lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), arguments
   )
   closed = jax.make_jaxpr(loss_of_one(loss_fn))(params, example)
+  return from_trace(closed, params, keep_ratio=keep_ratio)
+
+
+def from_trace(
+  closed: Any, params: typing.Params, *, keep_ratio: float
+) -> Plan:
+  """Decides what to do with each leaf of a function that is already traced.
+
+  Args:
+    closed: a jaxpr whose first arguments are the parameters' leaves.
+    params: the parameters.
+    keep_ratio: as in `make`.
+
+  Returns:
+    The plan.
+  """
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   names = [jax.tree_util.keystr(path) for path, _ in paths]
   shapes = [jnp.shape(leaf) for _, leaf in paths]
@@ -202,6 +220,11 @@ def _aligned(site: _sites.Site, sites: Sequence[_sites.Site]) -> bool | None:
     return False
   swaps = not site.is_lookup and site.layout.swap() == layout
   return True if swaps else None
+
+
+def must_swap(sites: Sequence[_sites.Site]) -> bool:
+  """Says if some use of one parameter must be transposed to fit the others."""
+  return any(_aligned(site, sites) for site in sites)
 
 
 def uses(

@@ -89,3 +89,202 @@ def test_a_bad_temperature_or_shape_is_refused():
     softmax(temperature=0.0)
   with pytest.raises(ValueError, match=r"shape=\(3, 2\)"):
     contrastive.softmax(jnp.ones((3, 2)), temperature=1.0)
+
+
+# Losses of pairs: an oracle in NumPy that loops, in float64.
+LOSSES = {
+  "softmax": contrastive.Softmax(temperature=0.5),
+  "softmax hard": contrastive.Softmax(temperature=0.5, hard_negatives=2),
+  "softmax two directions": contrastive.Softmax(
+    temperature=0.7, directions=2, hard_negatives=1
+  ),
+  "sigmoid": contrastive.Sigmoid(temperature=0.5, max_batch_size=6, bias=-0.3),
+  "sigmoid hard": contrastive.Sigmoid(
+    temperature=0.5, max_batch_size=6, hard_negatives=2
+  ),
+  "spreadout": contrastive.Spreadout(),
+  "spreadout declared": contrastive.Spreadout(max_batch_size=6),
+}
+
+
+def pair_oracle(loss, s, duplicate):
+  """Losses and weights of real pairs, from the definitions."""
+  n, columns = s.shape
+  losses, weights = np.zeros(n), np.zeros(s.shape)
+  if isinstance(loss, contrastive.Spreadout):
+    divisor = (loss.max_batch_size or n) - 1
+    for i, j in np.argwhere(~np.eye(n, dtype=bool) & ~duplicate):
+      losses[i] += s[i, j] ** 2 / divisor
+      weights[i, j] = 2 * s[i, j] / divisor
+    return losses, weights
+  if isinstance(loss, contrastive.Sigmoid):
+    negatives = loss.max_batch_size * (1 + loss.hard_negatives) - 1
+    z = s / loss.temperature + loss.bias
+    for i in range(n):
+      for j in range(columns):
+        if i == j:
+          losses[i] += np.log1p(np.exp(-z[i, i]))
+          weights[i, i] = -1 / (1 + np.exp(z[i, i])) / loss.temperature
+        elif not duplicate[i, j]:
+          losses[i] += np.log1p(np.exp(z[i, j])) / negatives
+          slope = 1 / (1 + np.exp(-z[i, j])) / loss.temperature
+          weights[i, j] = slope / negatives
+    return losses, weights
+  masked = duplicate & ~np.eye(n, columns, dtype=bool)
+  exponents = np.exp(np.where(masked, -1, s) / loss.temperature)
+  own = np.eye(n, columns)
+  for direction in range(loss.directions):
+    part = exponents[:, :n].T if direction else exponents
+    mass = part / part.sum(axis=1, keepdims=True)
+    losses -= np.log(np.diagonal(mass))
+    mass = np.pad(mass.T, [(0, 0), (0, columns - n)]) if direction else mass
+    weights += (mass - own) / loss.temperature
+  return losses, np.where(masked, 0, weights)
+
+
+def columns_of(pairs, n, hard):
+  """The columns of documents and hard negatives of some of n pairs."""
+  return [*pairs, *(n + i * hard + k for i in pairs for k in range(hard))]
+
+
+def pair_case(loss, n=4, seed=0):
+  """Similarities in (-1, 1) and a mask of duplicates."""
+  random = np.random.default_rng(seed)
+  columns = n * (1 + getattr(loss, "hard_negatives", 0))
+  s = random.uniform(-0.95, 0.95, size=(n, columns)).astype(np.float32)
+  return s, random.random(s.shape) < 0.3
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_weights_of_pairs_are_those_of_the_definition(name):
+  loss = LOSSES[name]
+  s, duplicate = pair_case(loss)
+  for mask in [None, duplicate]:
+    expected = pair_oracle(
+      loss, s.astype(np.float64), duplicate & (mask is not None)
+    )
+    losses = jax.jit(loss.losses)(jnp.asarray(s), is_duplicate=mask)
+    weights = jax.jit(loss.weights)(jnp.asarray(s), is_duplicate=mask)
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_are_the_derivatives_of_the_summed_losses(name):
+  loss = LOSSES[name]
+  s, duplicate = pair_case(loss, seed=1)
+  padding = np.array([False, True, False, False])
+  masks = {"is_padding_example": padding, "is_duplicate": duplicate}
+  gradient = jax.grad(lambda s: jnp.sum(loss.losses(s, **masks)))
+  np.testing.assert_allclose(
+    jax.jit(loss.weights)(jnp.asarray(s), **masks),
+    jax.jit(gradient)(jnp.asarray(s)),
+    rtol=1e-5,
+    atol=1e-7,
+  )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_changes_nothing_for_the_real_pairs(name):
+  loss = LOSSES[name]
+  s, duplicate = pair_case(loss, n=3)
+  rows = [0, 1, 3]  # Of five: rows 2 and 4 are padding.
+  real = np.ix_(rows, columns_of(rows, 5, s.shape[1] // 3 - 1))
+  padded = np.full((5, s.shape[1] // 3 * 5), np.nan, np.float32)
+  padded[real] = s
+  masks = {
+    "is_padding_example": ~np.isin(np.arange(5), rows),
+    "is_duplicate": np.zeros(padded.shape, bool),
+  }
+  masks["is_duplicate"][real] = duplicate
+  weights = np.array(jax.jit(loss.weights)(jnp.asarray(padded), **masks))
+  expected = jax.jit(loss.weights)(jnp.asarray(s), is_duplicate=duplicate)
+  np.testing.assert_allclose(weights[real], expected, rtol=1e-5, atol=1e-6)
+  weights[real] = 0
+  assert (weights == 0).all()
+  losses = jax.jit(loss.losses)(jnp.asarray(padded), **masks)
+  expected = jax.jit(loss.losses)(jnp.asarray(s), is_duplicate=duplicate)
+  np.testing.assert_allclose(losses[np.array(rows)], expected, rtol=1e-5)
+  assert (losses[masks["is_padding_example"]] == 0).all()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_are_bounded_whatever_the_similarities(name):
+  loss = LOSSES[name]
+  s, _ = pair_case(loss)
+  wild, inside = s.copy(), s.copy()
+  wild[0, 1], inside[0, 1] = 7.0, 1.0
+  wild[1, 1], inside[1, 1] = -np.inf, -1.0
+  wild[2, 0], inside[2, 0] = np.nan, -1.0
+  weights = jax.jit(loss.weights)
+  expected = np.array(weights(jnp.asarray(inside)))
+  expected[2, 0] = 0.0
+  np.testing.assert_array_equal(weights(jnp.asarray(wild)), expected)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("relation", ["ADD_OR_REMOVE_ONE", "REPLACE_ONE"])
+def test_the_sensitivity_is_attained_by_the_weights(name, relation):
+  # Each pair's gradient is +-1, and free: the sum moves by sums of |weights|.
+  loss, n = LOSSES[name], 6
+  hard = getattr(loss, "hard_negatives", 0)
+  old = np.ix_(range(n - 1), columns_of(range(n - 1), n, hard))
+  s = np.ones((n, n * (1 + hard)), np.float32)
+  if not isinstance(loss, contrastive.Spreadout):
+    s[old] = -1.0
+    s[-1, n - 1] = -1.0
+  weights = jax.jit(loss.weights)
+  before = np.asarray(weights(jnp.asarray(s)), np.float64)
+  moved = np.abs(before).sum() - np.abs(before[old]).sum()
+  if relation == "REPLACE_ONE":
+    moved *= 2
+  else:
+    moved += np.abs(weights(jnp.asarray(s[old])) - before[old]).sum()
+  bound = loss.sensitivity(
+    max_batch_size=n, l2_clip_norm=1.0, relation=relation, unit="pair"
+  )
+  np.testing.assert_allclose(moved, bound, rtol=1e-5)
+
+
+def test_masks_of_the_caller_stay_as_they_are():
+  s, duplicate = pair_case(LOSSES["softmax"])
+  duplicate |= np.eye(4, dtype=bool)
+  before = duplicate.copy()
+  LOSSES["softmax"].weights(jnp.asarray(s), is_duplicate=duplicate)
+  np.testing.assert_array_equal(duplicate, before)
+
+
+def test_losses_that_would_void_the_bound_are_refused():
+  for name in ["softmax", "sigmoid", "spreadout"]:
+    with pytest.raises(ValueError, match=r"hard.negatives"):
+      LOSSES[name].weights(jnp.zeros((2, 4)))
+  with pytest.raises(ValueError, match="as many hard negatives"):
+    LOSSES["softmax hard"].weights(jnp.zeros((2, 5)))
+  for name in ["sigmoid", "spreadout declared"]:
+    with pytest.raises(ValueError, match="max_batch_size=6"):
+      LOSSES[name].weights(jnp.zeros((7, 7)))
+    with pytest.raises(ValueError, match="declared_batch_size=6"):
+      LOSSES[name].sensitivity(
+        max_batch_size=7,
+        l2_clip_norm=1.0,
+        relation="REPLACE_ONE",
+        unit="pair",
+      )
+
+
+@pytest.mark.parametrize(
+  ("build", "message"),
+  [
+    (lambda: contrastive.Softmax(temperature=0.0), "temperature"),
+    (lambda: contrastive.Softmax(temperature=1.0, directions=3), "directions"),
+    (
+      lambda: contrastive.Sigmoid(temperature=1.0, max_batch_size=1),
+      "max_batch_size=1",
+    ),
+    (lambda: contrastive.Spreadout(max_batch_size=1), "max_batch_size=1"),
+    (lambda: contrastive.Spreadout(similarity_range=(1, 0)), "range"),
+  ],
+)
+def test_settings_of_losses_out_of_range_are_refused(build, message):
+  with pytest.raises(ValueError, match=message):
+    build()

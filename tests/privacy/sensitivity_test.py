@@ -1,10 +1,498 @@
-"""Closed forms against adversarial gradients."""
+"""Closed forms against an adversary who chooses similarities and gradients.
+
+The oracle is the mechanism in NumPy: losses are written out as sums and
+differentiated by complex steps, pair gradients are free vectors that get
+clipped. Nothing of it knows a closed form.
+"""
+
+import dataclasses
+import functools
+import inspect
+import itertools
+import math
 
 import dp_accounting
 import numpy as np
 import pytest
+from scipy import stats
 
-from synthq_jax.privacy import sensitivity
+from synthq_jax.privacy import accounting, sampling, sensitivity
+
+CLIP = 0.7
+STEP = 1e-30
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+  """A sum over rows of [pairs, pairs * (1 + hard)] similarities."""
+
+  kind: str
+  temperature: float = 1.0
+  hard: int = 0
+  directions: int = 1
+  bias: float = 0.0
+  declared: int | None = None
+  low: float = -1.0
+  high: float = 1.0
+
+  def total(self, s, active, masked):  # s: complex [..., n, n * (1 + hard)]
+    n = s.shape[-2]
+    own = np.eye(*s.shape[-2:], dtype=bool)
+    negative = ~own & ~masked
+    if self.kind == "spreadout":
+      divisor = max((self.declared or n) - 1, 1)
+      rows = np.sum(np.where(negative, s, 0) ** 2, axis=-1) / divisor
+      return np.sum(np.where(active, rows, 0), axis=-1)
+    s = np.where(masked & ~own, self.low, s)
+    z = s / self.temperature + self.bias
+    positive = np.einsum("...ii->...i", z[..., :n])
+    if self.kind == "sigmoid":
+      count = max(self.declared * (1 + self.hard) - 1, 1)
+      costs = np.sum(np.where(negative, np.log1p(np.exp(z)), 0), axis=-1)
+      rows = np.log1p(np.exp(-positive)) + costs / count
+      return np.sum(np.where(active, rows, 0), axis=-1)
+    rows = np.log(np.sum(np.exp(z), axis=-1)) - positive
+    if self.directions == 2:
+      exponents = np.where(active[:, None], np.exp(z[..., :n]), 0)
+      sums = np.sum(exponents, axis=-2)
+      sums = np.where(active, sums, 1)
+      rows = rows + np.log(sums) - positive
+    return np.sum(np.where(active, rows, 0), axis=-1)
+
+  def weights(self, s, active=None, masked=None):
+    """Derivatives of the total by each similarity, to rounding."""
+    shape = s.shape[-2:]
+    active = np.ones(shape[0], bool) if active is None else active
+    masked = np.zeros(shape, bool) if masked is None else masked
+    steps = STEP * np.eye(math.prod(shape)).reshape(-1, *shape)
+    total = self.total(s[..., None, :, :] + 1j * steps, active, masked)
+    return total.imag.reshape(s.shape) / STEP
+
+  def bound(self, relation, unit, max_batch_size, **change):
+    common = {
+      "max_batch_size": max_batch_size,
+      "l2_clip_norm": CLIP,
+      "relation": relation,
+      "unit": unit,
+      "similarity_range": (self.low, self.high),
+    }
+    if self.kind == "spreadout":
+      common |= {"declared_batch_size": self.declared}
+      return sensitivity.spreadout(**(common | change))
+    common |= {"temperature": self.temperature, "hard_negatives": self.hard}
+    if self.kind == "softmax":
+      return sensitivity.softmax(
+        **(common | {"directions": self.directions} | change)
+      )
+    common |= {"bias": self.bias, "declared_batch_size": self.declared}
+    return sensitivity.sigmoid(**(common | change))
+
+
+LOSSES = {
+  "softmax": Loss("softmax"),
+  "softmax cold": Loss("softmax", temperature=0.2),
+  "softmax hard": Loss("softmax", hard=2, temperature=0.5),
+  "softmax two directions": Loss("softmax", directions=2),
+  "softmax hard, two directions": Loss("softmax", hard=1, directions=2),
+  "softmax other range": Loss("softmax", low=0.25, high=2.0),
+  "sigmoid": Loss("sigmoid", declared=6),
+  "sigmoid cold, biased": Loss("sigmoid", 0.2, bias=-1.5, declared=6),
+  "sigmoid hard": Loss("sigmoid", hard=2, declared=8),
+  "sigmoid other range": Loss("sigmoid", low=0.0, high=3.0, declared=6),
+  "spreadout": Loss("spreadout"),
+  "spreadout declared": Loss("spreadout", declared=6),
+  "spreadout other range": Loss("spreadout", low=-2.0, high=0.5),
+}
+SETTINGS = list(
+  itertools.product(
+    LOSSES,
+    ["ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"],
+    ["pair", "query"],
+  )
+)
+
+
+def columns_of_last(shape):
+  """The last pair's document and hard negatives."""
+  n, columns = shape
+  hard = columns // n - 1
+  last = np.zeros(columns, bool)
+  last[n - 1] = True
+  last[columns - hard :] = True
+  return last
+
+
+def changed_entries(shape, unit):
+  changed = np.zeros(shape, bool)
+  changed[-1] = True
+  if unit == "pair":
+    changed[:, columns_of_last(shape)] = True
+  return changed
+
+
+def both_weights(loss, relation, unit, s, other, masked=None):
+  """Weights before and after in the shape of `s`; what is gone has weight 0."""
+  n, columns = s.shape[-2:]
+  before = loss.weights(s, masked=masked)
+  if relation == "REPLACE_ONE":
+    return before, loss.weights(other, masked=masked)
+  if unit == "query":
+    active = np.arange(n) < n - 1
+    return before, loss.weights(s, active=active, masked=masked)
+  after = np.zeros_like(before)
+  if n > 1:
+    kept = np.ix_(np.arange(n - 1), ~columns_of_last((n, columns)))
+    inner = s[(..., *kept)]
+    mask = None if masked is None else masked[kept]
+    after[(..., *kept)] = loss.weights(inner, masked=mask)
+  return before, after
+
+
+def clipped(gradients):
+  norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
+  return gradients * CLIP / np.maximum(norms, CLIP)
+
+
+def moved(weights, gradients, gradients_after):
+  """How far the sum of weighted clipped gradients moves."""
+  before = np.einsum("ij,ijd->d", weights[0], clipped(gradients))
+  after = np.einsum("ij,ijd->d", weights[1], clipped(gradients_after))
+  return np.linalg.norm(after - before)
+
+
+def worst_gradients(weights, unit):
+  """Free gradients, equal before and after where the pair is the same."""
+  before, after = weights
+  changed = changed_entries(before.shape, unit)
+  direction = np.array([3.0, 4.0])  # Longer than the clip norm.
+  sign = np.where(changed, np.sign(-before), np.sign(after - before))
+  sign_after = np.where(changed, np.sign(after), sign)
+  # A sign of 0 is a weight that does not move: any gradient will do.
+  signs = [np.where(x == 0, 1, x) for x in (sign, sign_after)]
+  return [x[..., None] * direction for x in signs]
+
+
+def worst_moved(loss, relation, unit, s, other, masked=None):
+  weights = both_weights(loss, relation, unit, s, other, masked)
+  return moved(weights, *worst_gradients(weights, unit))
+
+
+def worst_similarities(loss, n):
+  """The last pair likes everybody and is liked, the others keep apart."""
+  s = np.full((n, n * (1 + loss.hard)), loss.low)
+  if loss.kind == "spreadout":
+    s[:] = max(loss.low, loss.high, key=abs)
+    return s
+  s[changed_entries(s.shape, "pair")] = loss.high
+  s[-1, n - 1] = loss.low
+  return s
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+@pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
+def test_an_adversary_attains_the_bound_exactly(name, relation, unit, n):
+  loss = LOSSES[name]
+  s = worst_similarities(loss, n)
+  reached = worst_moved(loss, relation, unit, s, s)
+  bound = loss.bound(relation, unit, n)
+  np.testing.assert_allclose(reached, bound, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
+def test_random_neighbours_stay_below(name, relation, unit):
+  loss, random = LOSSES[name], np.random.default_rng(0)
+  bound = loss.bound(relation, unit, 6)
+  largest = 0.0
+  for case in range(300):
+    n = random.integers(1, 7)  # Batches below the maximum count, too.
+    s, other = neighbours(loss, unit, random, n, extreme=case % 2)
+    masked = random.random(s.shape) < random.choice([0, 0.5])
+    weights = both_weights(loss, relation, unit, s, other, masked)
+    if case % 3:
+      gradients = random.normal(size=(2, *s.shape, 3))
+      gradients[1] = np.where(
+        changed_entries(s.shape, unit)[..., None], gradients[1], gradients[0]
+      )
+    else:
+      gradients = worst_gradients(weights, unit)
+    largest = max(largest, moved(weights, *gradients))
+  assert 0 < largest <= bound * (1 + 1e-12)
+
+
+def neighbours(loss, unit, random, n, extreme):
+  """Similarities before and after, equal where the pair is the same."""
+  shape = (2, n, n * (1 + loss.hard))
+  if extreme:
+    both = random.choice([loss.low, loss.high], size=shape)
+  else:
+    both = random.uniform(loss.low, loss.high, size=shape)
+  s, other = both
+  return s, np.where(changed_entries(s.shape, unit), other, s)
+
+
+def climb(loss, relation, unit, random, n):
+  """The largest move that a greedy change of one similarity leads to."""
+  s, other = neighbours(loss, unit, random, n, extreme=True)
+  changed = changed_entries(s.shape, unit)
+  places = np.argwhere(np.ones(s.shape, bool))
+  best = worst_moved(loss, relation, unit, s, other)
+  for _ in range(30):
+    tries = np.repeat(np.stack([s, other])[None], 4 * len(places), axis=0)
+    for k, (i, j) in enumerate(np.repeat(places, 4, axis=0)):
+      value = (loss.low, loss.high)[k % 2]
+      first = (k // 2) % 2
+      sides = [first] if changed[i, j] else [0, 1]
+      tries[k, sides, i, j] = value
+    before, after = both_weights(loss, relation, unit, tries[:, 0], tries[:, 1])
+    shared = np.where(changed, abs(before) + abs(after), abs(after - before))
+    lengths = CLIP * np.sum(shared, axis=(1, 2))
+    if lengths.max() <= best * (1 + 1e-12):
+      break
+    best = lengths.max()
+    s, other = tries[np.argmax(lengths)]
+  return worst_moved(loss, relation, unit, s, other)
+
+
+@pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
+def test_a_greedy_adversary_comes_close_and_not_beyond(name, relation, unit):
+  loss, random = LOSSES[name], np.random.default_rng(1)
+  n = 2 if loss.hard else 4
+  bound = loss.bound(relation, unit, n)
+  reached = [climb(loss, relation, unit, random, n) for _ in range(20)]
+  assert 0.999 * bound < max(reached) <= bound * (1 + 1e-12)
+
+
+# 'Own positive plus one new column': all other columns of old rows are masked.
+@pytest.mark.parametrize("dropped", [False, True])
+def test_masked_duplicates_must_stay_in_the_denominator(dropped):
+  loss, n = LOSSES["softmax"], 32
+  masked = ~np.eye(n, dtype=bool)
+  masked[-1] = masked[:, -1] = False
+  s = worst_similarities(loss, n)
+  bound = loss.bound("ADD_OR_REMOVE_ONE", "pair", n)
+  if dropped:
+    s = np.where(masked, -1e4, s)  # exp(-1e4) is 0: no column at all.
+    masked = None
+  reached = worst_moved(loss, "ADD_OR_REMOVE_ONE", "pair", s, s, masked)
+  assert (reached > 3 * bound) == dropped
+  if not dropped:
+    assert reached <= bound
+
+
+def test_missing_hard_negatives_must_stay_in_the_denominator():
+  # Where only the new pair had hard negatives, it would bring more columns
+  # than the bound allows for.
+  loss, n = Loss("softmax", hard=2), 16
+  masked = np.zeros((n, 3 * n), bool)
+  masked[:, n:-2] = True
+  s = worst_similarities(loss, n)
+  bound = loss.bound("ADD_OR_REMOVE_ONE", "pair", n)
+  kept = worst_moved(loss, "ADD_OR_REMOVE_ONE", "pair", s, s, masked)
+  assert kept <= bound * (1 + 1e-12)
+  s = np.where(masked, -1e4, s)
+  assert worst_moved(loss, "ADD_OR_REMOVE_ONE", "pair", s, s) > 1.5 * bound
+
+
+@pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
+def test_larger_batches_need_as_much_noise_or_more(name, relation, unit):
+  declared = None if LOSSES[name].declared is None else 2000
+  loss = dataclasses.replace(LOSSES[name], declared=declared)
+  sizes = [*range(1, 40), 100, 2000]
+  bounds = [loss.bound(relation, unit, n) for n in sizes]
+  assert (np.diff(bounds) >= -1e-12).all()
+  loss = dataclasses.replace(loss, declared=None)
+  limit = loss.bound(relation, unit, math.inf)
+  nearly = loss.bound(relation, unit, 10**9)
+  np.testing.assert_allclose(nearly, limit, rtol=1e-4)
+  assert bounds[-1] <= limit * (1 + 1e-12)
+
+
+def test_limits_are_the_known_ones():
+  def limit(function, relation, unit, **settings):
+    return function(
+      max_batch_size=math.inf,
+      l2_clip_norm=1.0,
+      relation=relation,
+      unit=unit,
+      **settings,
+    )
+
+  add, replace = "ADD_OR_REMOVE_ONE", "REPLACE_ONE"
+  cases = [
+    (sensitivity.softmax, add, "pair", 2 * (1 + math.exp(2))),
+    (sensitivity.softmax, replace, "pair", 2 * (2 + math.exp(2))),
+    (sensitivity.softmax, add, "query", 2.0),
+    (sensitivity.softmax, replace, "query", 4.0),
+    (sensitivity.sigmoid, add, "pair", 3 / (1 + math.exp(-1))),
+    (sensitivity.sigmoid, replace, "query", 4 / (1 + math.exp(-1))),
+  ]
+  for function, relation, unit, value in cases:
+    reached = limit(function, relation, unit, temperature=1.0)
+    np.testing.assert_allclose(reached, value, rtol=1e-12)
+  for relation, unit, value in [
+    (add, "pair", 6.0),
+    (replace, "pair", 8.0),
+    (add, "query", 2.0),
+    (replace, "query", 4.0),
+  ]:
+    assert limit(sensitivity.spreadout, relation, unit) == value
+
+
+def test_a_cold_softmax_is_no_better_than_clipping_everything_apart():
+  bound = LOSSES["softmax"].bound(
+    "ADD_OR_REMOVE_ONE", "pair", 1024, temperature=0.01
+  )
+  np.testing.assert_allclose(bound, 2 * 1024 * CLIP / 0.01, rtol=1e-9)
+  with pytest.raises(ValueError, match="finite limit"):
+    LOSSES["softmax"].bound(
+      "ADD_OR_REMOVE_ONE", "pair", math.inf, temperature=0.001
+    )
+
+
+@pytest.mark.parametrize("unit", ["pair", "query"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_replacing_never_moves_further_than_removing_twice(name, unit):
+  # So that the accountant, which doubles under REPLACE_ONE, covers it.
+  for n in [1, 2, 3, 6]:
+    replaced = LOSSES[name].bound("REPLACE_ONE", unit, n)
+    removed = LOSSES[name].bound("ADD_OR_REMOVE_ONE", unit, n)
+    assert replaced <= 2 * removed * (1 + 1e-12)
+    assert removed == LOSSES[name].bound("REPLACE_SPECIAL", unit, n)
+
+
+@pytest.mark.parametrize("relation", list(dp_accounting.NeighboringRelation))
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "spreadout declared"])
+def test_noise_for_removing_is_claimed_truly_under_every_relation(
+  name, relation
+):
+  # Noise is 2 x the sensitivity for removing; the exact delta of one Gaussian
+  # step follows from how far this relation really moves its mean.
+  loss = LOSSES[name]
+  std = 2.0 * loss.bound("ADD_OR_REMOVE_ONE", "pair", 6)
+  distance = loss.bound(relation, "pair", 6) / std
+  everything = sampling.Poisson(
+    num_examples=50, expected_batch_size=50, max_batch_size=51
+  )
+  epsilon = accounting.epsilon(
+    noise_multiplier=2.0,
+    delta=1e-3,
+    sampler=everything,
+    steps=1,
+    relation=relation,
+  )
+  lost = math.exp(epsilon) * stats.norm.cdf(-distance / 2 - epsilon / distance)
+  exact = stats.norm.cdf(distance / 2 - epsilon / distance) - lost
+  assert exact <= 1e-3
+  if name != "softmax" or relation.name != "REPLACE_ONE":
+    assert exact > 0.97e-3  # The softmax moves by less than twice.
+
+
+RANGES = [(1.0, -1.0), (0.5, 0.5), (-math.inf, 1.0), (-1.0, math.nan)]
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"max_batch_size": 0}, "max_batch_size"),
+    ({"max_batch_size": 2.5}, "max_batch_size"),
+    ({"max_batch_size": "6"}, "max_batch_size"),
+    ({"temperature": 0.0}, "temperature"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"l2_clip_norm": -1.0}, "l2_clip_norm"),
+    ({"relation": "ADD_ONE"}, "relation"),
+    ({"unit": "document"}, "unit"),
+    ({"hard_negatives": -1}, "hard_negatives"),
+    ({"directions": 3}, "directions"),
+    ({"bias": math.inf}, "bias"),
+    ({"declared_batch_size": 4}, "max_batch_size=6 and declared_batch_size=4"),
+    ({"declared_batch_size": 0}, "declared_batch_size"),
+    *[({"similarity_range": bounds}, "similarity_range") for bounds in RANGES],
+  ],
+)
+def test_arguments_out_of_range_are_refused(change, message):
+  settings = {
+    "max_batch_size": 6,
+    "temperature": 1.0,
+    "l2_clip_norm": 1.0,
+    "relation": "ADD_OR_REMOVE_ONE",
+    "unit": "pair",
+  }
+  for function in [
+    sensitivity.softmax,
+    sensitivity.sigmoid,
+    sensitivity.spreadout,
+  ]:
+    known = set(inspect.signature(function).parameters)
+    if not set(change) <= known:
+      continue
+    given = {k: v for k, v in (settings | change).items() if k in known}
+    with pytest.raises(ValueError, match=message):
+      function(**given)
+
+
+def rows(s, gradients):
+  """The sum of rows' softmax gradients, each clipped."""
+  weights = LOSSES["softmax"].weights(s)
+  return clipped(np.einsum("ij,ijd->id", weights, gradients)).sum(axis=0)
+
+
+def test_rows_protect_a_query_and_not_a_pair():
+  n, random = 5, np.random.default_rng(0)
+  bound = functools.partial(
+    sensitivity.row, l2_clip_norm=CLIP, negatives="batch"
+  )
+  s = random.uniform(-1, 1, size=(n, n))
+  other = np.where(changed_entries(s.shape, "query"), -s, s)
+  gradients = 100 * random.normal(size=(n, n, 3))
+  # One column of the last query that pulls alone, this way or that way.
+  gradients[-1, :-1] = 0
+  opposite = gradients.copy()
+  opposite[-1] *= -1
+  replaced = np.linalg.norm(rows(s, gradients) - rows(other, opposite))
+  np.testing.assert_allclose(
+    replaced, bound(relation="REPLACE_ONE", unit="query")
+  )
+  gradients[-1] = 0  # No row.
+  zeroed = np.linalg.norm(rows(other, opposite) - rows(s, gradients))
+  np.testing.assert_allclose(
+    zeroed, bound(relation="REPLACE_SPECIAL", unit="query")
+  )
+  # Without the last pair the other rows, too, are other rows.
+  s = worst_similarities(LOSSES["softmax"], n)
+  gradients = np.full((n, n, 1), 100.0)
+  gradients[:, -1] = -100.0
+  gradients[np.eye(n, dtype=bool)] = 0
+  removed = rows(s[:-1, :-1], gradients[:-1, :-1]) - rows(s, gradients)
+  assert np.linalg.norm(removed) > 5 * CLIP
+  with pytest.raises(ValueError, match="public negatives"):
+    bound(relation="ADD_OR_REMOVE_ONE", unit="pair")
+
+
+@pytest.mark.parametrize("unit", ["pair", "query"])
+def test_rows_with_public_negatives_protect_pairs(unit):
+  for relation, times in [("ADD_OR_REMOVE_ONE", 1), ("REPLACE_ONE", 2)]:
+    bound = sensitivity.row(
+      l2_clip_norm=CLIP, relation=relation, unit=unit, negatives="public"
+    )
+    assert bound == times * CLIP
+  with pytest.raises(ValueError, match="negatives"):
+    sensitivity.row(
+      l2_clip_norm=CLIP, relation=relation, unit=unit, negatives="mined"
+    )
+
+
+def test_a_record_turns_its_groups_gradient_around():
+  turned = np.array([CLIP, 0.0]) - np.array([-CLIP, 0.0])
+  for relation, keeps_group, groups in [
+    ("ADD_OR_REMOVE_ONE", False, 1),
+    ("REPLACE_SPECIAL", False, 1),
+    ("REPLACE_ONE", True, 1),
+    ("REPLACE_ONE", False, 2),  # The one it leaves, the one it enters.
+  ]:
+    bound = sensitivity.group(
+      l2_clip_norm=CLIP, relation=relation, keeps_group=keeps_group
+    )
+    np.testing.assert_allclose(bound, np.linalg.norm(groups * turned))
 
 
 @pytest.mark.parametrize("relation", list(dp_accounting.NeighboringRelation))
@@ -13,10 +501,10 @@ def test_a_clipped_batch_gradient_moves_by_twice_the_norm(relation):
   generator = np.random.default_rng(0)
   gradients = generator.normal(size=(1000, 2, 5)) * 10  # [case, side, dim]
   norms = np.linalg.norm(gradients, axis=-1, keepdims=True)
-  clipped = gradients * np.minimum(1, 0.3 / norms)
-  moved = np.linalg.norm(clipped[:, 0] - clipped[:, 1], axis=-1)
-  assert moved.max() <= bound
-  opposite = np.linalg.norm(clipped[0, 0] - -clipped[0, 0])
+  vectors = gradients * np.minimum(1, 0.3 / norms)
+  distances = np.linalg.norm(vectors[:, 0] - vectors[:, 1], axis=-1)
+  assert distances.max() <= bound
+  opposite = np.linalg.norm(vectors[0, 0] - -vectors[0, 0])
   np.testing.assert_allclose(opposite, bound, rtol=1e-12)
 
 

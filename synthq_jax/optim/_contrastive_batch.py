@@ -1,0 +1,134 @@
+"""What a batch of pairs holds, checked and put into columns."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+
+__all__ = ["Pairs", "finite_rows", "read", "sound"]
+
+
+class Pairs(NamedTuple):
+  """A batch of pairs; columns are the documents, then all hard negatives."""
+
+  queries: jax.Array  # [batch, ...]
+  columns: jax.Array  # [batch * (1 + hard), ...]
+  is_padding: jax.Array  # bool [batch]
+  has_query: jax.Array  # bool [batch]
+  is_duplicate: jax.Array  # bool [batch, batch * (1 + hard)]
+
+
+def read(
+  batch: typing.Batch,
+  is_padding_example: jax.Array | None,
+  *,
+  max_batch_size: int,
+  hard_negatives: int = 0,
+) -> Pairs:
+  """Checks a batch against what was declared and puts it into columns.
+
+  Args:
+    batch: as in `contrastive.ContrastiveGrad`.
+    is_padding_example: bool [batch], or None.
+    max_batch_size: declared.
+    hard_negatives: declared, for each pair.
+
+  Returns:
+    The pairs; a missing hard negative is a duplicate in every row.
+
+  Raises:
+    ValueError: if the batch is not what was declared.
+  """
+  missing = [name for name in ("queries", "documents") if name not in batch]
+  if missing:
+    raise ValueError(
+      f"expected a batch with queries and documents, got {sorted(batch)}: add "
+      f"{missing[0]}"
+    )
+  queries, documents = (jnp.asarray(batch[n]) for n in ("queries", "documents"))
+  size = len(queries)
+  if len(documents) != size:
+    raise ValueError(
+      f"expected a document for each query, got {size} queries and "
+      f"{len(documents)} documents: give them one leading axis [batch]"
+    )
+  if size > max_batch_size:
+    raise ValueError(
+      f"expected at most max_batch_size={max_batch_size} pairs with padding, "
+      f"got a batch of {size}: the noise is made for the declared maximum"
+    )
+  return Pairs(
+    queries,
+    _columns(documents, batch.get("negatives"), hard_negatives),
+    _flags(is_padding_example, size, "is_padding_example", False),
+    _flags(batch.get("has_query"), size, "has_query", True),
+    _duplicates(batch, size, hard_negatives),
+  )
+
+
+def _columns(
+  documents: jax.Array, negatives: jax.Array | None, hard: int
+) -> jax.Array:
+  """Returns the documents and all hard negatives, row by row."""
+  if negatives is None and hard == 0:
+    return documents
+  shape = (len(documents), hard, *documents.shape[1:])
+  got = None if negatives is None else jnp.shape(negatives)
+  if got != shape:
+    raise ValueError(
+      f"expected negatives of shape {shape} for a loss with hard_negatives="
+      f"{hard}, got shape={got}: declare them, and pad them like documents"
+    )
+  flat = jnp.asarray(negatives).reshape(-1, *documents.shape[1:])
+  return jnp.concatenate([documents, flat])
+
+
+def _flags(
+  flags: jax.Array | None, size: int, name: str, default: bool
+) -> jax.Array:
+  if flags is None:
+    return jnp.full(size, default)
+  if jnp.shape(flags) != (size,):
+    raise ValueError(
+      f"expected {name} of shape ({size},), got shape={jnp.shape(flags)}: one "
+      "flag for each pair"
+    )
+  return jnp.asarray(flags, bool)
+
+
+def _duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
+  """Returns where a column holds the row's own document, or nothing."""
+  columns = size * (1 + hard)
+  if "document_ids" not in batch:
+    return jnp.zeros((size, columns), bool)
+  own = jnp.asarray(batch["document_ids"])
+  ids = own
+  if hard:
+    if "negative_ids" not in batch:
+      raise ValueError(
+        "expected negative_ids [batch, hard] beside document_ids, got "
+        f"{sorted(batch)}: give -1 to a negative that is missing"
+      )
+    ids = jnp.concatenate([own, jnp.asarray(batch["negative_ids"]).reshape(-1)])
+  same = (own[:, None] == ids[None, :]) & ~jnp.eye(size, columns, dtype=bool)
+  return same | (ids < 0)[None, :]
+
+
+def finite_rows(vectors: jax.Array) -> jax.Array:
+  """Returns which vectors are finite, bool [batch]."""
+  return jnp.isfinite(vectors).all(axis=1)
+
+
+def sound(examples: jax.Array, counted: jax.Array) -> jax.Array:
+  """Puts a counted example in the place of each that is not counted.
+
+  What is not counted may hold anything, and zero times that may be nan.
+
+  Args:
+    examples: arrays with a leading axis [batch].
+    counted: bool [batch].
+  """
+  places = jnp.where(counted, jnp.arange(len(counted)), jnp.argmax(counted))
+  return jax.tree.map(lambda x: x[places], examples)

@@ -1,0 +1,157 @@
+"""Group clipping: disjoint groups of a batch are batches of their own."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+from synthq_jax.optim import _contrastive_batch, clipping
+from synthq_jax.privacy import sensitivity
+
+__all__ = ["Group"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+  """Clips the gradient of each group to norm C; negatives are of the group.
+
+  A record's group is a hash of its own key, the batch's field "example_id",
+  modulo the number of groups: groups that are filled by position would all
+  change when one record comes or goes. Groups so have uneven sizes. One that
+  has more than `size` records leaves the rest out, in an order that depends on
+  the keys alone, and one with a single record teaches nothing.
+
+  Formal guarantee:
+    Unit "pair" or "query", or whatever "example_id" belongs to. Adding or
+    removing a record changes one group, and so the sum by at most 2C; replacing
+    one changes a second group if its key changes with it, 4C, and not if
+    `keeps_group`, 2C. At any temperature. A group whose gradient is not finite
+    counts as zero. Up to float32 rounding. The number of groups is public.
+
+  Attributes:
+    size: the most records of a group, at least 2.
+    groups: how many; None: max_batch_size // size.
+    keeps_group: whether a record that is replaced keeps its "example_id", as
+      where that is an index.
+
+  References:
+    DP-GCL's idea of groups, with groups that depend on keys instead of
+    positions.
+  """
+
+  size: int
+  groups: int | None = None
+  keeps_group: bool = False
+
+  def __post_init__(self):
+    if self.size < 2:
+      raise ValueError(
+        f"expected size >= 2, got size={self.size}: a record alone has no "
+        "negatives"
+      )
+    if self.groups is not None and self.groups < 1:
+      raise ValueError(f"expected groups >= 1, got groups={self.groups}")
+
+  def check(self, fn: Any) -> None:
+    """Refuses a group that no batch fills."""
+    if self.groups is None and self.size > fn.max_batch_size:
+      raise ValueError(
+        f"expected size <= max_batch_size={fn.max_batch_size}, got size="
+        f"{self.size}"
+      )
+
+  def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
+    """Returns 2C or 4C."""
+    del unit
+    return sensitivity.group(
+      l2_clip_norm=fn.l2_clip_norm,
+      relation=relation,
+      keeps_group=self.keeps_group,
+    )
+
+  def clipped_sum(
+    self,
+    fn: Any,
+    params: typing.Params,
+    batch: typing.Batch,
+    is_padding_example: jax.Array | None,
+  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    """Returns the sum, and losses and norms of the groups [groups]."""
+    if "example_id" not in batch:
+      raise ValueError(
+        f"expected a batch with example_id, got {sorted(batch)}: a record's "
+        "group has to come from its own key"
+      )
+    hard = getattr(fn.loss, "hard_negatives", 0)
+    pairs = _contrastive_batch.read(
+      batch,
+      is_padding_example,
+      max_batch_size=fn.max_batch_size,
+      hard_negatives=hard,
+    )
+    count = self.groups or fn.max_batch_size // self.size
+    places, is_filled = assign(
+      jnp.asarray(batch["example_id"]), pairs.is_padding, count, self.size
+    )
+    names = ("queries", "documents", "negatives", "document_ids",
+             "negative_ids", "has_query")  # fmt: skip
+    grouped = {
+      name: jnp.asarray(batch[name])[places] for name in names if name in batch
+    }
+    grouped["is_real"] = is_filled
+
+    def loss(params: typing.Params, group: typing.Batch) -> jax.Array:
+      one = {name: values[0] for name, values in group.items()}
+      return fn.total_loss(params, one, one.pop("is_real"))[None]
+
+    microbatch = fn.microbatch_size
+    if microbatch is not None:
+      microbatch = _divisor(count, microbatch // self.size)
+    total, aux = clipping.clipped_grad(
+      loss, l2_clip_norm=fn.l2_clip_norm, microbatch_size=microbatch
+    )(params, grouped, is_padding_example=~is_filled.any(axis=1))
+    return total, aux.losses, aux.norms
+
+
+def _divisor(count: int, most: int) -> int:
+  """Returns the largest divisor of count that is at most `most`, or 1."""
+  return max(
+    d for d in range(1, count + 1) if count % d == 0 and d <= max(most, 1)
+  )
+
+
+def assign(
+  ids: jax.Array, is_padding: jax.Array, count: int, size: int
+) -> tuple[jax.Array, jax.Array]:
+  """Puts records into groups that depend on their own keys.
+
+  Args:
+    ids: integers [batch].
+    is_padding: bool [batch]; such records are in no group.
+    count: number of groups.
+    size: places in a group.
+
+  Returns:
+    Positions in the batch [count, size], and which places are filled, bool.
+  """
+  mixed = _mix(ids.astype(jnp.uint32))
+  group = jnp.where(is_padding, count, (mixed % count).astype(jnp.int32))
+  order = jnp.lexsort((_mix(mixed + jnp.uint32(0x9E3779B9)), group))
+  sorted_group = group[order]
+  first = jnp.searchsorted(sorted_group, sorted_group, side="left")
+  rank = jnp.arange(len(ids)) - first
+  kept = (rank < size) & (sorted_group < count)
+  place = jnp.where(kept, sorted_group * size + rank, count * size)
+  places = jnp.zeros(count * size, jnp.int32)
+  places = places.at[place].set(order.astype(jnp.int32), mode="drop")
+  is_filled = jnp.zeros(count * size, bool).at[place].set(True, mode="drop")
+  return places.reshape(count, size), is_filled.reshape(count, size)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+  """Returns well-mixed bits of 32-bit integers, one-to-one."""
+  for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+    x = (x ^ (x >> shift)) * jnp.uint32(factor)
+  return x ^ (x >> 16)

@@ -1,0 +1,308 @@
+"""Row clipping: the gradient of one query's whole loss is clipped."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from synthq_jax import typing
+from synthq_jax.losses import contrastive as losses_lib
+from synthq_jax.optim import _contrastive_batch, clipping
+from synthq_jax.privacy import sensitivity
+
+__all__ = ["Row"]
+
+_NEGATIVES = ("batch", "public")
+_GRADIENTS = ("all", "pair", "query")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """Clips the gradient of each row, one query against its columns, to norm C.
+
+  Formal guarantee:
+    `negatives="batch"` protects the TEXT OF A QUERY while its document stays:
+    unit "query", C when it is zeroed out (`has_query` is False and the document
+    stays a column), 2C when it is replaced, at any temperature and batch size.
+    Which documents have queries is NOT protected, since a document is a column
+    of all rows: unit "pair" is refused. A document whose vector is not finite is
+    padding.
+    `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it
+    comes or goes, 2C when it is replaced. The negatives have to be drawn from
+    public documents, independently of the private pairs and anew for all rows
+    alike; a row then depends on its own pair alone.
+    A row whose gradient is not finite counts as zero. Which `gradients` are
+    taken changes what is learnt and what it costs, and not the guarantee. Up to
+    float32 rounding.
+
+  Cost beside an ordinary step, n rows: `gradients="all"` takes n passes back
+  through the document tower, one gradient in memory at a time. "pair" and
+  "query" are clipped by `clipped_grad` in about one more pass.
+
+  Attributes:
+    negatives: "batch": the documents of the other rows, and all hard negatives
+      the loss declares. "public": the batch's field "public_negatives"
+      [negative, ...], the same for all rows.
+    gradients: "all" of the loss; "pair": none through negatives; "query": none
+      through any document, which is a frozen document tower.
+  """
+
+  negatives: str = "batch"
+  gradients: str = "all"
+
+  def __post_init__(self):
+    for name, known in (("negatives", _NEGATIVES), ("gradients", _GRADIENTS)):
+      if getattr(self, name) not in known:
+        raise ValueError(
+          f"expected {name} among {known}, got {getattr(self, name)!r}"
+        )
+
+  def check(self, fn: Any) -> None:
+    """Refuses losses in which a row depends on other queries."""
+    if getattr(fn.loss, "directions", 1) != 1:
+      raise ValueError(
+        "expected a loss with directions=1 for rows, got directions="
+        f"{fn.loss.directions}: the other direction has all queries in it"
+      )
+    fits = (
+      isinstance(fn.loss, losses_lib.Softmax) and not fn.loss.hard_negatives
+    )
+    if self.negatives == "public" and not fits:
+      raise ValueError(
+        "expected losses.contrastive.Softmax without hard_negatives for public "
+        f"negatives, got {fn.loss}"
+      )
+
+  def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
+    """Returns C or 2C; refuses a unit that is not protected."""
+    return sensitivity.row(
+      l2_clip_norm=fn.l2_clip_norm,
+      relation=relation,
+      unit=unit,
+      negatives=self.negatives,
+    )
+
+  def clipped_sum(
+    self,
+    fn: Any,
+    params: typing.Params,
+    batch: typing.Batch,
+    is_padding_example: jax.Array | None,
+  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    """Returns the sum, losses [batch] and the rows' norms [batch]."""
+    rows = _rows(self, fn, params, batch, is_padding_example)
+    if self.gradients == "all":
+      total, norms = _one_by_one(fn, params, rows)
+    else:
+      total, norms = _clipped(fn, params, rows, self.gradients == "pair")
+    return total, rows.losses, norms
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """Rows, and the derivatives of each row's loss with respect to its columns.
+
+  The loss of row i moves its parameters through <q_i, d_i> with the weight
+  `own[i]`, and through <q_i, s_j> of the shared columns with `shared[i, j]`.
+  """
+
+  queries: jax.Array  # [batch, ...]
+  documents: jax.Array  # [batch, ...]
+  columns: jax.Array  # [column, ...]
+  vectors: jax.Array  # of the columns, [column, dim]
+  own_vectors: jax.Array  # of the documents, [batch, dim]
+  own: jax.Array  # [batch]
+  shared: jax.Array  # [batch, column]
+  losses: jax.Array  # [batch]
+  counts: jax.Array  # bool [batch]
+
+
+def _rows(
+  method: Row,
+  fn: Any,
+  params: typing.Params,
+  batch: typing.Batch,
+  is_padding_example: jax.Array | None,
+) -> _Rows:
+  """Encodes a batch and weighs its similarities."""
+  pairs = _contrastive_batch.read(
+    batch,
+    is_padding_example,
+    max_batch_size=fn.max_batch_size,
+    hard_negatives=getattr(fn.loss, "hard_negatives", 0),
+  )
+  if method.negatives == "public":
+    return _public_rows(fn, params, pairs, batch)
+  q = fn.encode("query", params, pairs.queries)
+  d = fn.encode("document", params, pairs.columns)
+  size = len(q)
+  has_column = _contrastive_batch.finite_rows(d)
+  counts = pairs.has_query & _contrastive_batch.finite_rows(q)
+  columns = has_column.at[:size].set(True)  # a hard one that is not finite
+  masks = {
+    "is_padding_example": pairs.is_padding | ~has_column[:size],
+    "is_duplicate": pairs.is_duplicate | ~columns[None, :],
+  }
+  d = jnp.where(has_column[:, None], d, 0.0)
+  similarity = _products(jnp.where(counts[:, None], q, 0.0), d)
+  weights = fn.loss.weights(similarity, **masks)
+  counts &= ~masks["is_padding_example"]
+  weights = jnp.where(counts[:, None], weights, 0.0)
+  diagonal = jnp.eye(*weights.shape, dtype=bool)
+  losses = fn.loss.losses(similarity, **masks)
+  return _Rows(
+    queries=_contrastive_batch.sound(pairs.queries, counts),
+    documents=pairs.columns[:size],
+    columns=_contrastive_batch.sound(pairs.columns, has_column),
+    vectors=d,
+    own_vectors=d[:size],
+    own=jnp.diagonal(weights),
+    shared=jnp.where(diagonal, 0.0, weights),
+    losses=jnp.where(counts, losses, 0.0),
+    counts=counts,
+  )
+
+
+def _public_rows(
+  fn: Any,
+  params: typing.Params,
+  pairs: _contrastive_batch.Pairs,
+  batch: typing.Batch,
+) -> _Rows:
+  """Does so for rows of one document and public negatives."""
+  if "public_negatives" not in batch:
+    raise ValueError(
+      f"expected a batch with public_negatives, got {sorted(batch)}: draw them "
+      "from public documents, independently of the pairs"
+    )
+  negatives = jnp.asarray(batch["public_negatives"])
+  q = fn.encode("query", params, pairs.queries)
+  d = fn.encode("document", params, pairs.columns)
+  s = fn.encode("document", params, negatives)
+  has_column = _contrastive_batch.finite_rows(s)
+  s = jnp.where(has_column[:, None], s, 0.0)
+  finite = _contrastive_batch.finite_rows(q) & _contrastive_batch.finite_rows(d)
+  counts = finite & pairs.has_query & ~pairs.is_padding
+  q, d = (jnp.where(counts[:, None], x, 0.0) for x in (q, d))
+  similarity = jnp.concatenate(
+    [jnp.sum(q * d, axis=1, keepdims=True), _products(q, s)], axis=1
+  )
+  masked = jnp.broadcast_to(~has_column[None, :], (len(q), len(s)))
+  if "document_ids" in batch and "public_negative_ids" in batch:
+    own, others = batch["document_ids"], batch["public_negative_ids"]
+    masked |= jnp.asarray(own)[:, None] == jnp.asarray(others)[None, :]
+  masked = jnp.pad(masked, ((0, 0), (1, 0)))
+  # Each row is a batch of one pair whose hard negatives are the public ones.
+  loss = dataclasses.replace(fn.loss, hard_negatives=len(s))
+
+  def of_row(row: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    row, mask = row[None], {"is_duplicate": mask[None]}
+    return loss.losses(row, **mask)[0], loss.weights(row, **mask)[0]
+
+  losses, weights = jax.vmap(of_row)(similarity, masked)
+  weights = jnp.where(counts[:, None], weights, 0.0)
+  return _Rows(
+    queries=_contrastive_batch.sound(pairs.queries, counts),
+    documents=_contrastive_batch.sound(pairs.columns, counts),
+    columns=_contrastive_batch.sound(negatives, has_column),
+    vectors=s,
+    own_vectors=d,
+    own=weights[:, 0],
+    shared=weights[:, 1:],
+    losses=jnp.where(counts, losses, 0.0),
+    counts=counts,
+  )
+
+
+def _products(a: jax.Array, b: jax.Array) -> jax.Array:
+  return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def _clipped(
+  fn: Any, params: typing.Params, rows: _Rows, through_document: bool
+) -> tuple[typing.Params, jax.Array]:
+  """Returns the sum and norms where a row's gradient is its own pair's.
+
+  What moves with the parameters is <q_i, a_i>, with a_i the weighted sum of its
+  columns held fixed, and own_i <q_i, d_i> through the document: a function of
+  the pair, which `clipped_grad` clips.
+  """
+  toward = _products(rows.shared, rows.vectors.T)
+  toward += rows.own[:, None] * rows.own_vectors
+
+  def similarity(params: typing.Params, batch: typing.Batch) -> jax.Array:
+    q = fn.encode("query", params, batch["query"])
+    value = jnp.sum(q * batch["toward"], axis=1)
+    if not through_document:
+      return value
+    d = fn.encode("document", params, batch["document"])
+    held = jax.lax.stop_gradient(q)
+    return value + batch["own"] * jnp.sum(held * d, axis=1)
+
+  examples = {"query": rows.queries, "toward": toward}
+  if through_document:
+    # A row that does not count may have a document that is not finite.
+    examples["document"] = _contrastive_batch.sound(rows.documents, rows.counts)
+    examples["own"] = rows.own
+  size = fn.microbatch_size
+  # Norm and sum from the same factors: weights of 1 / temperature cancel each
+  # other, and two passes back would round that differently.
+  clipped = clipping.clipped_grad(
+    similarity,
+    l2_clip_norm=fn.l2_clip_norm,
+    strategy="bookkeeping",
+    microbatch_size=size,
+  )
+  total, aux = clipped(params, examples, is_padding_example=~rows.counts)
+  return total, aux.norms
+
+
+def _one_by_one(
+  fn: Any, params: typing.Params, rows: _Rows
+) -> tuple[typing.Params, jax.Array]:
+  """Returns the sum and norms of whole rows, one gradient at a time."""
+  dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
+  wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
+
+  def narrow(wide: typing.Params) -> typing.Params:
+    return jax.tree.map(lambda x, dtype: x.astype(dtype), wide, dtypes)
+
+  def of_pair(
+    wide: typing.Params, query: Any, document: Any
+  ) -> tuple[jax.Array, jax.Array]:
+    params = narrow(wide)
+    q = fn.encode("query", params, query[None])[0]
+    return q, fn.encode("document", params, document[None])[0]
+
+  # The shared columns are encoded once and gone back through for every row.
+  _, pull_columns = jax.vjp(
+    lambda wide: fn.encode("document", narrow(wide), rows.columns), wide
+  )
+
+  def add_row(
+    total: typing.Params, row: Any
+  ) -> tuple[typing.Params, jax.Array]:
+    query, document, own, shared, counts = row
+    (q, d), pull_pair = jax.vjp(
+      lambda wide: of_pair(wide, query, document), wide
+    )
+    toward = own * d + jnp.matmul(
+      shared, rows.vectors, precision=jax.lax.Precision.HIGHEST
+    )
+    (of_columns,) = pull_columns(shared[:, None] * q[None, :])
+    (of_own,) = pull_pair((toward, own * q))
+    gradient = jax.tree.map(jnp.add, of_columns, of_own)
+    norm = optax.tree.norm(gradient)
+    counted = counts & jnp.isfinite(norm)
+    scale = jnp.minimum(1.0, fn.l2_clip_norm / norm)
+    total = jax.tree.map(
+      lambda t, g: t + jnp.where(counted, scale * g, 0.0), total, gradient
+    )
+    return total, jnp.where(counts, norm, 0.0)
+
+  zeros = jax.tree.map(jnp.zeros_like, wide)
+  documents = _contrastive_batch.sound(rows.documents, rows.counts)
+  each = (rows.queries, documents, rows.own, rows.shared, rows.counts)
+  return jax.lax.scan(add_row, zeros, each)

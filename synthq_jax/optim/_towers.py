@@ -1,0 +1,378 @@
+"""An encoder's gradients, example by example, without one array for each.
+
+Book-keeping for a function with an embedding as its value instead of a loss:
+the encoder of one example is traced, its uses of parameters are perturbed, and
+one forward pass of all examples leaves a function that pulls any cotangents of
+the embeddings back. What it returns are the per-example gradients of inner
+products with the embeddings, in the factors that `_rules` knows.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+from synthq_jax.optim import _plan, _rules, _sites, _trace, _views, auto
+
+__all__ = [
+  "Factors",
+  "Part",
+  "Tower",
+  "Towers",
+  "by_jacobian",
+  "check_cosines",
+  "encode",
+  "jacobian",
+  "jacobian_bytes",
+  "linearize",
+  "pays_by_jacobian",
+  "split",
+  "squared_norms",
+  "towers",
+  "vectors",
+]
+
+_LONGEST = 1.001
+"""Length up to which a vector counts as a unit vector that was rounded."""
+
+
+def encode(
+  encoder: typing.EncodeFn,
+  params: typing.Params,
+  examples: Any,
+  microbatch_size: int | None = None,
+) -> jax.Array:
+  """Returns embeddings of length at most 1, float32 [batch, dim].
+
+  The encoder is called with one example at a time, so that no example reaches
+  into another's vector. A vector longer than 1 is shortened to 1, so that inner
+  products are in [-1, 1]; unit vectors stay what they are, up to rounding.
+
+  Args:
+    encoder: `(params, examples)` to vectors [batch, dim].
+    params: its parameters.
+    examples: arrays with a leading axis [batch].
+    microbatch_size: examples encoded at once, forward and backward; it need
+      not divide the batch. None: all.
+  """
+  of_one = jax.vmap(_of_one(encoder), in_axes=(None, 0))
+  size = jax.tree.leaves(examples)[0].shape[0]
+  if microbatch_size is None or microbatch_size >= size:
+    return of_one(params, examples)
+  some = jax.checkpoint(lambda block: of_one(params, block))
+  blocks = split(examples, size, microbatch_size)
+  vectors = jax.lax.map(some, blocks)
+  return vectors.reshape(-1, vectors.shape[-1])[:size]
+
+
+def split(examples: Any, size: int, block: int) -> Any:
+  """Returns examples as [blocks, block, ...]; the last one is repeated."""
+  blocks = -(-size // block)
+  places = jnp.minimum(jnp.arange(blocks * block), size - 1)
+  return jax.tree.map(
+    lambda x: jnp.asarray(x)[places].reshape(blocks, block, *x.shape[1:]),
+    examples,
+  )
+
+
+def _of_one(encoder: typing.EncodeFn) -> Callable[..., jax.Array]:
+  """Returns the function from one example to its vector [dim]."""
+
+  def one(params: typing.Params, example: Any) -> jax.Array:
+    vectors = encoder(params, jax.tree.map(lambda x: x[None], example))
+    if vectors.ndim != 2 or len(vectors) != 1:
+      raise ValueError(
+        "expected an encoder to vectors [batch, dim], got shape="
+        f"{vectors.shape} for a batch of one: pool over the tokens"
+      )
+    vector = vectors[0].astype(jnp.float32)
+    squared = jnp.sum(vector * vector)
+    # The maximum, not a branch: nan stays nan, and the gradient is finite.
+    return vector * jax.lax.rsqrt(jnp.maximum(squared, 1.0))
+
+  return one
+
+
+def check_cosines(
+  encoder: typing.EncodeFn, params: typing.Params, examples: Any, name: str
+) -> None:
+  """Refuses vectors longer than 1, if they are here to be looked at.
+
+  Args:
+    encoder: `(params, examples)` to vectors [batch, dim].
+    params: its parameters.
+    examples: arrays with a leading axis [batch]; the first is looked at.
+    name: of the encoder, for the message.
+
+  Raises:
+    ValueError: if the first example's vector is longer than 1.
+  """
+  leaves = jax.tree.leaves((params, examples))
+  if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    return
+  first = jax.tree.map(lambda x: x[:1], examples)
+  length = float(jnp.linalg.norm(encoder(params, first).astype(jnp.float32)))
+  if length > _LONGEST:
+    raise ValueError(
+      "expected vectors of length 1, whose inner products are similarities in "
+      f"[-1, 1], got longer ones from {name}: divide them by their length"
+    )
+
+
+class Factors(NamedTuple):
+  """Per-example gradients of inner products with an encoder's vectors."""
+
+  cotangents: list[jax.Array]  # of the perturbations, [batch, ...] each
+  formed: list[jax.Array]  # gradients as they stand, [batch, ...] each
+
+
+class Tower(NamedTuple):
+  """One encoder's trace, and how each parameter is handled in it."""
+
+  closed: Any
+  followed: tuple[int, ...]  # parameters whose gradient stays in factors
+  formed: tuple[int, ...]  # parameters whose gradient is formed per example
+  sites: tuple[_sites.Site, ...]  # uses of the followed ones
+  leaves: tuple[jax.Array, ...]  # all parameters, flat
+
+
+class Towers(NamedTuple):
+  """Two encoders that agree on which parameters to keep in factors."""
+
+  query: Tower
+  document: Tower
+
+  @property
+  def are_disjoint(self) -> bool:
+    """Whether no parameter is used by both."""
+    return not (_used_leaves(self.query) & _used_leaves(self.document))
+
+
+def towers(
+  encode_query: typing.EncodeFn,
+  encode_document: typing.EncodeFn,
+  params: typing.Params,
+  queries: Any,
+  documents: Any,
+  *,
+  keep_ratio: float = 2.0,
+) -> Towers:
+  """Traces both encoders for one example each.
+
+  Args:
+    encode_query: encodes a query.
+    encode_document: encodes a document.
+    params: the parameters.
+    queries: arrays or shapes [batch, ...].
+    documents: the same.
+    keep_ratio: a gradient is formed for each example if it takes at most this
+      times the bytes of its factors.
+  """
+  query, document = _of_one(encode_query), _of_one(encode_document)
+  examples = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (queries, documents)
+  )
+  both = jax.make_jaxpr(
+    lambda params, pair: (query(params, pair[0]), document(params, pair[1]))
+  )(params, examples)
+  # Traced together, so that a parameter of both has one layout.
+  plan = _plan.from_trace(both, params, keep_ratio=keep_ratio)
+  return Towers(
+    _tower(query, params, examples[0], plan),
+    _tower(document, params, examples[1], plan),
+  )
+
+
+def _tower(
+  one: Callable[..., jax.Array],
+  params: typing.Params,
+  example: Any,
+  plan: _plan.Plan,
+) -> Tower:
+  closed = jax.make_jaxpr(one)(params, example)
+  walk = _trace.Walk()
+  jax.eval_shape(
+    lambda *values: walk.run(closed, values, plan.followed),
+    *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
+  )
+  used = _used(closed.jaxpr)
+  return Tower(
+    closed=closed,
+    followed=plan.followed,
+    formed=tuple(i for i in plan.formed if i in used),
+    sites=tuple(walk.sites),
+    leaves=tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(params)),
+  )
+
+
+def _used(jaxpr: Any) -> set[int]:
+  """Returns the positions of the arguments that some equation reads."""
+  places = {var: index for index, var in enumerate(jaxpr.invars)}
+  atoms = [atom for equation in jaxpr.eqns for atom in equation.invars]
+  # Literals are not hashable in all versions, variables are.
+  atoms = [atom for atom in atoms + jaxpr.outvars if not hasattr(atom, "val")]
+  return {places[atom] for atom in atoms if atom in places}
+
+
+def _used_leaves(tower: Tower) -> set[int]:
+  used = _used(tower.closed.jaxpr)
+  return {index for index in used if index < len(tower.leaves)}
+
+
+def linearize(
+  tower: Tower, examples: Any
+) -> tuple[jax.Array, list[jax.Array], Callable[[jax.Array], Factors]]:
+  """Encodes examples and keeps what it takes to go back, any number of times.
+
+  Args:
+    tower: the encoder.
+    examples: arrays with a leading axis [batch].
+
+  Returns:
+    The vectors [batch, dim]; the records of the sites, with a leading [batch];
+    and a function from cotangents [batch, dim] to the factors of the gradient
+    of each example's <vector, cotangent>.
+  """
+  size = jax.tree.leaves(examples)[0].shape[0]
+
+  def one(
+    zeros: list[jax.Array], formed: list[jax.Array], example: Any
+  ) -> tuple[jax.Array, list[jax.Array]]:
+    values = list(tower.leaves)
+    for index, value in zip(tower.formed, formed, strict=True):
+      values[index] = value
+    walk = _trace.Walk(zeros)
+    values += jax.tree.leaves(example)
+    (vector,) = walk.run(tower.closed, values, tower.followed)
+    return vector, walk.records
+
+  zeros = [
+    jnp.zeros((size, *site.output.shape), site.output.dtype)
+    for site in tower.sites
+  ]
+  formed = [
+    jnp.broadcast_to(leaf[None], (size, *leaf.shape))
+    for leaf in (tower.leaves[index] for index in tower.formed)
+  ]
+  vectors, pull, records = jax.vjp(
+    lambda zeros, formed: jax.vmap(one)(zeros, formed, examples),
+    zeros,
+    formed,
+    has_aux=True,
+  )
+  return vectors, records, lambda cotangents: Factors(*pull(cotangents))
+
+
+def vectors(tower: Tower, examples: Any) -> jax.Array:
+  """Returns the vectors alone, [batch, dim]."""
+
+  def one(example: Any) -> jax.Array:
+    walk = _trace.Walk()
+    values = [*tower.leaves, *jax.tree.leaves(example)]
+    return walk.run(tower.closed, values, ())[0]
+
+  return jax.vmap(one)(examples)
+
+
+def by_jacobian(
+  pull: Callable[[jax.Array], Factors], size: int, dim: int
+) -> Callable[[jax.Array], Factors]:
+  """Returns the same function, from one pass back for each dimension.
+
+  Args:
+    pull: from `linearize`.
+    size: its number of examples.
+    dim: of the vectors.
+  """
+  rows = jacobian(pull, size, dim)
+
+  def contract(row: jax.Array, cotangents: jax.Array) -> jax.Array:
+    flat = row.astype(jnp.float32).reshape(dim, size, -1)
+    summed = jnp.einsum(
+      "kbp,bk->bp", flat, cotangents, precision=jax.lax.Precision.HIGHEST
+    )
+    return summed.reshape(row.shape[1:])
+
+  return lambda cotangents: jax.tree.map(
+    lambda row: contract(row, cotangents), rows
+  )
+
+
+def jacobian(
+  pull: Callable[[jax.Array], Factors], size: int, dim: int
+) -> Factors:
+  """Returns the factors for each dimension's unit vector, [dim, batch, ...]."""
+  basis = jnp.broadcast_to(jnp.eye(dim)[:, None, :], (dim, size, dim))
+  return jax.lax.map(pull, basis)
+
+
+def pays_by_jacobian(
+  pull: Callable[[jax.Array], Factors], size: int, dim: int, passes: int
+) -> bool:
+  """Says whether `by_jacobian` takes less work than that many passes.
+
+  Args:
+    pull: from `linearize`.
+    size: its number of examples.
+    dim: of the vectors.
+    passes: how many cotangents it will be given.
+  """
+  closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
+  once = auto.count_products(closed.jaxpr).flops
+  once += sum(_convolution_flops(e) for e in closed.jaxpr.eqns)
+  contraction = 2 * dim * sum(a.size for a in closed.out_avals)
+  return dim * once + passes * contraction < passes * once
+
+
+def _convolution_flops(equation: Any) -> float:
+  """Returns the work of a convolution, 0 for anything else."""
+  if equation.primitive.name != "conv_general_dilated":
+    return 0.0
+  kernel = equation.invars[1].aval
+  outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+  return 2.0 * equation.outvars[0].aval.size * kernel.size / outputs
+
+
+def jacobian_bytes(tower: Tower, size: int, dim: int) -> int:
+  """Returns what `jacobian` takes for `size` examples."""
+  each = sum(math.prod(site.output.shape) for site in tower.sites)
+  each += sum(tower.leaves[index].size for index in tower.formed)
+  return 4 * each * size * dim
+
+
+Part = tuple[Tower, Sequence[jax.Array], Factors]
+"""An encoder, the records and the factors of its examples, [batch] each."""
+
+
+def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
+  """Returns the squared norms of sums of gradients, float32 [size].
+
+  Args:
+    parts: what is summed for each example: one encoder's gradient, or those of
+      both encoders, whose common parameters are taken together.
+    size: the number of examples.
+  """
+  squares = [
+    _rules.squared_norms([use for _, use in pairs])
+    for pairs in _uses(parts).values()
+  ]
+  formed: dict[int, jax.Array] = {}
+  for tower, _, factors in parts:
+    for leaf, gradient in zip(tower.formed, factors.formed, strict=True):
+      gradient = gradient.astype(jnp.float32)
+      formed[leaf] = formed[leaf] + gradient if leaf in formed else gradient
+  squares += [_rules.sum_of_squares(gradient) for gradient in formed.values()]
+  return sum(squares, jnp.zeros(size, jnp.float32))
+
+
+def _uses(
+  parts: Sequence[Part],
+) -> dict[int, list[tuple[_views.Layout, _plan.Use]]]:
+  """Collects the uses of each parameter in factors, over all parts."""
+  sites = [site for tower, _, _ in parts for site in tower.sites]
+  records = [record for _, records, _ in parts for record in records]
+  cotangents = [each for _, _, factors in parts for each in factors.cotangents]
+  return _plan.uses(sites, records, cotangents)

@@ -1,0 +1,324 @@
+"""Clipped gradients of contrastive losses, whose examples are coupled."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+from synthq_jax.optim import _contrastive_batch, _towers, batch_clipping
+from synthq_jax.optim._group import Group
+from synthq_jax.optim._logit import Logit
+from synthq_jax.optim._row import Row
+from synthq_jax.privacy import sensitivity
+
+__all__ = [
+  "Batch",
+  "ContrastiveAux",
+  "ContrastiveGrad",
+  "Group",
+  "Logit",
+  "Loss",
+  "Method",
+  "Row",
+  "contrastive_clipped_grad",
+]
+
+
+class Loss(Protocol):
+  """A loss of similarities, as `losses.contrastive.Softmax`."""
+
+  def losses(self, similarity: jax.Array, **masks: Any) -> jax.Array:
+    """Returns losses [batch] of similarities [batch, columns]."""
+
+  def weights(self, similarity: jax.Array, **masks: Any) -> jax.Array:
+    """Returns the derivative of their sum, [batch, columns]."""
+
+  def sensitivity(self, **declared: Any) -> float:
+    """Returns how far one record moves a sum of clipped pairs."""
+
+
+class Method(Protocol):
+  """What is clipped: `Logit`, `Row`, `Group` or `Batch`."""
+
+  def check(self, fn: Any) -> None:
+    """Raises ValueError if the method cannot clip this function's loss."""
+
+  def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
+    """Returns the L2 sensitivity of the sum."""
+
+  def clipped_sum(
+    self,
+    fn: Any,
+    params: typing.Params,
+    batch: typing.Batch,
+    is_padding_example: jax.Array | None,
+  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    """Returns the sum, losses and norms."""
+
+
+class ContrastiveAux(NamedTuple):
+  """Values beside a clipped sum. They are as private as the data.
+
+  Attributes:
+    losses: float32, of the rows [batch] or groups [groups]; [1] for `Batch`.
+    norms: float32 in the same shape, before clipping: of the row's, group's or
+      batch's gradient; for `Logit` the largest of the row's similarities.
+  """
+
+  losses: jax.Array
+  norms: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+  """Clips the gradient of the whole batch to norm C: the papers' baseline.
+
+  Formal guarantee:
+    That of `batch_clipped_grad`: 2C for any unit and relation. The public
+    divisor is 1 for each step.
+  """
+
+  def check(self, fn: Any) -> None:
+    """Refuses nothing: every loss will do."""
+
+  def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
+    """Returns 2C."""
+    del unit
+    return sensitivity.batch(l2_clip_norm=fn.l2_clip_norm, relation=relation)
+
+  def clipped_sum(
+    self,
+    fn: Any,
+    params: typing.Params,
+    batch: typing.Batch,
+    is_padding_example: jax.Array | None,
+  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    """Returns the gradient, its loss and norm [1]."""
+    pairs = fn.read(batch, is_padding_example)
+    gradient, aux = batch_clipping.batch_clipped_grad(
+      fn.total_loss, l2_clip_norm=fn.l2_clip_norm
+    )(params, batch, is_padding_example=pairs.is_padding)
+    return gradient, aux.loss[None], aux.norm[None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContrastiveGrad:
+  """A function that sums clipped gradients; see `contrastive_clipped_grad`.
+
+  Attributes:
+    encode_query: `(params, queries)` to vectors [batch, dim].
+    encode_document: `(params, documents)` to vectors [batch, dim].
+    loss: of the similarities.
+    l2_clip_norm: the norm of what is clipped.
+    method: what is clipped.
+    max_batch_size: the most pairs of a batch, with padding.
+    microbatch_size: examples that are encoded at once, or None for all.
+  """
+
+  encode_query: typing.EncodeFn
+  encode_document: typing.EncodeFn
+  loss: Loss
+  l2_clip_norm: float
+  method: Method
+  max_batch_size: int
+  microbatch_size: int | None = None
+
+  def __call__(
+    self,
+    params: typing.Params,
+    batch: typing.Batch,
+    *,
+    key: jax.Array | None = None,
+    is_padding_example: jax.Array | None = None,
+  ) -> tuple[typing.Params, ContrastiveAux]:
+    """Returns the sum of clipped gradients, and losses and norms.
+
+    Args:
+      params: pytree of floating-point arrays.
+      batch: "queries" and "documents" [batch, ...]. Optionally "negatives"
+        [batch, hard, ...], as many as the loss declares; "has_query", bool
+        [batch], where False leaves a row out and keeps its document;
+        "document_ids" [batch] (and "negative_ids" [batch, hard], -1 where
+        missing), by which duplicates are known; "public_negatives" [negative,
+        ...] for `Row` (and "public_negative_ids"); "example_id" [batch] for
+        `Group`.
+      key: must be None: encoders have no randomness.
+      is_padding_example: bool [batch]; such pairs count for nothing, neither
+        as rows nor as columns.
+
+    Returns:
+      The sum, float32 in the structure of `params`, and a `ContrastiveAux`.
+
+    Raises:
+      ValueError: if the batch is not what was declared, or the first example's
+        vector is longer than 1 (under `jax.jit` it is shortened instead).
+    """
+    if key is not None:
+      raise ValueError(
+        "expected key=None, got a key: encoders are called without one, so "
+        "train without dropout"
+      )
+    pairs = self.read(batch, is_padding_example)
+    for name, examples in (
+      ("query", pairs.queries),
+      ("document", pairs.columns),
+    ):
+      _towers.check_cosines(
+        self._encoder(name), params, examples, f"encode_{name}"
+      )
+    params = jax.tree.map(jnp.asarray, params)
+    total, losses, norms = self.method.clipped_sum(
+      self, params, batch, is_padding_example
+    )
+    return total, ContrastiveAux(losses, norms)
+
+  def sensitivity(self, relation: Any, unit: str) -> float:
+    """Returns the L2 sensitivity of the sum.
+
+    Args:
+      relation: a `dp_accounting.NeighboringRelation` or its name.
+      unit: "pair" (query, document and hard negatives) or "query" (the query's
+        text, while its document stays).
+
+    Raises:
+      ValueError: if the method does not protect the unit, or one is unknown.
+    """
+    if unit not in ("pair", "query"):
+      raise ValueError(f"expected unit 'pair' or 'query', got {unit=}")
+    return self.method.sensitivity(self, relation, unit)
+
+  def read(
+    self, batch: typing.Batch, is_padding_example: jax.Array | None
+  ) -> _contrastive_batch.Pairs:
+    """Checks a batch and puts it into columns."""
+    two_directions = getattr(self.loss, "directions", 1) == 2
+    if two_directions and "has_query" in batch:
+      raise ValueError(
+        "expected no has_query with directions=2, got one: documents would "
+        "choose among queries that are not there"
+      )
+    return _contrastive_batch.read(
+      batch,
+      is_padding_example,
+      max_batch_size=self.max_batch_size,
+      hard_negatives=getattr(self.loss, "hard_negatives", 0),
+    )
+
+  def encode(self, name: str, params: typing.Params, examples: Any) -> Any:
+    """Returns the vectors of queries or documents, [batch, dim]."""
+    return _towers.encode(
+      self._encoder(name), params, examples, self.microbatch_size
+    )
+
+  def total_loss(
+    self, params: typing.Params, batch: typing.Batch, is_real: jax.Array
+  ) -> jax.Array:
+    """Returns the sum of a batch's losses, with nothing clipped."""
+    pairs = self.read(batch, ~is_real)
+    # Padding may hold anything, so a real pair's examples stand in for it.
+    hard = len(pairs.columns) // len(is_real) - 1
+    has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
+    queries = _contrastive_batch.sound(pairs.queries, is_real)
+    columns = _contrastive_batch.sound(pairs.columns, has_column)
+    q = self.encode("query", params, queries)
+    d = self.encode("document", params, columns)
+    similarity = jnp.matmul(q, d.T, precision=jax.lax.Precision.HIGHEST)
+    losses = self.loss.losses(
+      similarity,
+      is_padding_example=~is_real,
+      is_duplicate=pairs.is_duplicate,
+    )
+    return jnp.sum(jnp.where(pairs.has_query, losses, 0.0))
+
+  def _encoder(self, name: str) -> typing.EncodeFn:
+    return self.encode_query if name == "query" else self.encode_document
+
+
+def contrastive_clipped_grad(
+  encode_query: typing.EncodeFn,
+  encode_document: typing.EncodeFn,
+  *,
+  loss: Loss,
+  l2_clip_norm: float,
+  method: Method,
+  max_batch_size: int,
+  microbatch_size: int | None = None,
+) -> ContrastiveGrad:
+  """Builds a function that clips and sums gradients of a contrastive loss.
+
+  Per-example clipping says nothing here: the loss of one row depends on the
+  documents of the others. The methods clip other things. `Logit`: the gradient
+  of each similarity. `Row`: that of each query's loss. `Group`: that of each of
+  several small batches. `Batch`: that of the whole batch.
+
+  Formal guarantee:
+    That of the method, for the value that `sensitivity(relation, unit)` returns
+    and batches of at most `max_batch_size` pairs with padding. Public: the
+    shapes and everything declared here. Losses and norms are not protected.
+
+  Sums of several microbatches must not be added up before the noise: each
+  record would have to stay in its own whatever else is drawn. For memory use
+  `microbatch_size`, which changes no number: all negatives of the batch stay.
+
+  >>> import jax.numpy as jnp
+  >>> from synthq_jax.losses import contrastive
+  >>> def encode(params, x):
+  ...   x = x * params[None]
+  ...   return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+  >>> fn = contrastive_clipped_grad(
+  ...     encode, encode, loss=contrastive.Softmax(temperature=1.0),
+  ...     l2_clip_norm=0.5, method=Row(), max_batch_size=4)
+  >>> batch = {"queries": jnp.eye(2), "documents": jnp.eye(2)}
+  >>> total, aux = fn(jnp.ones(2), batch)
+  >>> fn.sensitivity("ADD_OR_REMOVE_ONE", "query")
+  0.5
+
+  Args:
+    encode_query: `(params, queries)` to vectors of length 1, [batch, dim]. It
+      is called with one example at a time, under `jax.vmap`.
+    encode_document: the same for documents and negatives. Parameters may be
+      shared. What is frozen is closed over, not in params.
+    loss: `losses.contrastive.Softmax`, `Sigmoid` or `Spreadout`.
+    l2_clip_norm: of what the method clips, finite and above 0.
+    method: `Logit(...)`, `Row(...)`, `Group(...)` or `Batch()`.
+    max_batch_size: the most pairs of a batch with padding, at least 1: the
+      sampler's, never the realised one.
+    microbatch_size: examples encoded at once, to save memory; `Row` without
+      gradients of negatives needs a divisor of the batch. None: all.
+
+  Returns:
+    A function `(params, batch, *, key=None, is_padding_example=None)` to
+    `(sum, ContrastiveAux)`, with a method `sensitivity(relation, unit)`.
+
+  Raises:
+    ValueError: if an argument is out of range, or the method cannot clip the
+      loss.
+  """
+  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
+    raise ValueError(
+      f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
+    )
+  for name, count in (
+    ("max_batch_size", max_batch_size),
+    ("microbatch_size", 1 if microbatch_size is None else microbatch_size),
+  ):
+    if count < 1 or count != int(count):
+      raise ValueError(f"expected an integer {name} >= 1, got {name}={count}")
+  if not hasattr(loss, "weights"):
+    raise ValueError(
+      f"expected a loss such as losses.contrastive.Softmax(...), got {loss}"
+    )
+  fn = ContrastiveGrad(
+    encode_query=encode_query,
+    encode_document=encode_document,
+    loss=loss,
+    l2_clip_norm=float(l2_clip_norm),
+    method=method,
+    max_batch_size=int(max_batch_size),
+    microbatch_size=microbatch_size,
+  )
+  method.check(fn)
+  return fn

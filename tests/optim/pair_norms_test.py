@@ -1,0 +1,182 @@
+"""Norms of the gradients of all similarities, from factors."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.optim import _pair_norms, _towers
+
+RANDOM = np.random.default_rng(0)
+PARAMS = {
+  "table": jnp.asarray(RANDOM.normal(size=(24, 4)), jnp.float32),
+  "w": jnp.asarray(RANDOM.normal(size=(4, 4)), jnp.float32),
+  "scale": jnp.asarray(RANDOM.normal(size=4), jnp.float32),
+}
+QUERIES = jnp.asarray(RANDOM.integers(0, 24, size=(5, 3)), jnp.int32)
+DOCUMENTS = jnp.asarray(RANDOM.integers(0, 24, size=(7, 6)), jnp.int32)
+
+
+def plain(params, tokens):
+  """One lookup, one product of more positions than rows, one odd use."""
+  x = (
+    jnp.tanh(params["table"][tokens] @ params["w"])
+    * params["scale"][None, None]
+  )
+  x = x.sum(axis=1)
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def tied(params, tokens):
+  """A table that is looked up and multiplied with, from both sides."""
+  x = jnp.tanh(params["table"][tokens]) + params["table"][tokens[:, ::-1] // 2]
+  x = jnp.tanh(x @ params["w"]) + jnp.tanh(x @ params["w"].T)
+  x = jnp.tanh(x @ params["table"].T).mean(axis=1) @ params["table"]
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def twice(params, tokens):
+  """A matrix that is used twice in the same way."""
+  x = jnp.tanh(params["table"][tokens[:, :2]] @ params["w"])
+  x = (x @ params["w"]).sum(axis=1)
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def mixed(params, tokens):
+  """A table that is looked up, and whose rows are mixed."""
+  x = params["table"][tokens[:, 1:3]].sum(axis=1)
+  weights = jnp.tanh(x @ params["w"] @ MIX)
+  x = jnp.tanh(x) + weights @ params["table"]
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def convolved(params, tokens):
+  """A convolution, with so few dimensions that Jacobians pay."""
+  x = params["table"][tokens[:, :3]]
+  x = jax.lax.conv_general_dilated(
+    x, jnp.tile(params["w"][None], (3, 1, 1)), (1,), "SAME",
+    dimension_numbers=("NHC", "HIO", "NHC"),
+  )  # fmt: skip
+  x = jnp.tanh(x).sum(axis=1)[:, :3]
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+MIX = jnp.asarray(RANDOM.normal(size=(4, 24)), jnp.float32)
+ENCODERS = {
+  "mixed": mixed,
+  "convolved": convolved,
+  "plain": plain,
+  "tied": tied,
+  "twice": twice,
+}
+
+
+def held(encoder):
+  return lambda params, x: jax.lax.stop_gradient(encoder(params, x))
+
+
+def by_hand(query, document):
+  """The norms, from all gradients as they stand."""
+
+  def similarity(params):
+    return query(params, QUERIES) @ document(params, DOCUMENTS).T
+
+  leaves = jax.tree.leaves(jax.jit(jax.jacrev(similarity))(PARAMS))
+  return np.sqrt(
+    sum(np.sum(np.square(x).reshape(5, 7, -1), axis=2) for x in leaves)
+  )
+
+
+def norms(function, encoder, *, keep_ratio, **options):
+  def run(queries, documents):
+    towers = _towers.towers(
+      encoder, encoder, PARAMS, queries, documents, keep_ratio=keep_ratio
+    )
+    return function(towers, queries, documents, **options)
+
+  return jax.jit(run)(QUERIES, DOCUMENTS)
+
+
+@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_exact_norms_have_the_cross_terms_of_shared_parameters(
+  name, keep_ratio
+):
+  encoder = ENCODERS[name]
+  expected = by_hand(encoder, encoder)
+  for options in (
+    {"memory_bytes": 0},
+    {"memory_bytes": 2**30},
+    {"memory_bytes": 0, "microbatch_size": 3},
+  ):
+    found = norms(_pair_norms.exact, encoder, keep_ratio=keep_ratio, **options)
+    # The rounding of a norm is relative to what it is summed from.
+    np.testing.assert_allclose(
+      found, expected, rtol=1e-5, atol=1e-6 * expected.max()
+    )
+
+
+@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_gram_matrices_give_each_encoders_norms_and_never_less(
+  name, keep_ratio
+):
+  encoder = ENCODERS[name]
+  expected = by_hand(encoder, held(encoder)), by_hand(held(encoder), encoder)
+  found = norms(
+    functools.partial(_pair_norms._both, memory_bytes=0),
+    encoder,
+    keep_ratio=keep_ratio,
+  )
+  for one, other in zip(found, expected, strict=True):
+    # The allowance for rounding shows where a product nearly vanishes.
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * other.max())
+    assert np.all(one >= other)
+
+
+def test_jacobians_are_combined_where_that_is_less_work():
+  pays = {}
+  for name in ("convolved", "tied"):
+    tower = _towers.towers(
+      ENCODERS[name], plain, PARAMS, QUERIES, DOCUMENTS
+    ).query
+    vectors, _, pull = _towers.linearize(tower, QUERIES)
+    pays[name] = [
+      _towers.pays_by_jacobian(pull, 5, vectors.shape[1], passes)
+      for passes in (1, 1000)
+    ]
+    cotangents = jnp.asarray(RANDOM.normal(size=vectors.shape), jnp.float32)
+    direct = pull(cotangents)
+    combined = _towers.by_jacobian(pull, 5, vectors.shape[1])(cotangents)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+      direct,
+      combined,
+    )
+  assert not pays["convolved"][0] and not pays["tied"][0]
+  assert pays["convolved"][1] or pays["tied"][1]
+
+
+def test_a_norm_that_nearly_vanishes_is_not_too_small():
+  """The Jacobian of a unit vector takes the vector itself to zero."""
+  others = plain(PARAMS, QUERIES)
+  towers = _towers.towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
+
+  def own(vectors):
+    return _pair_norms.of_one_encoder(towers.query, QUERIES, vectors, 0)
+
+  with jax.enable_x64(True):
+    wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
+
+    def inner(params):
+      return jnp.sum(plain(params, QUERIES) * np.asarray(others, float), axis=1)
+
+    jacobian = jax.tree.leaves(jax.jacrev(inner)(wide))
+    least = np.sqrt(
+      sum(np.sum(np.square(x).reshape(5, -1), 1) for x in jacobian)
+    )
+  found = np.diagonal(own(others))
+  assert np.all(found >= least)
+  assert np.all(found < 1e-2 * np.asarray(own(others)).max())
