@@ -1,0 +1,169 @@
+"""Image encoders of the Logit-DP paper: a small net and ResNet-18.
+
+Convolutions are products of patches with a kernel, so that per-example clipping
+keeps their gradients in factors. Nothing here looks at other examples of a
+batch: there is no batch normalisation.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+__all__ = ["Convolution", "EmbeddingNet", "ResNet18", "patches"]
+
+_SMALLEST_SQUARED_NORM = 1e-12
+_BY_INPUTS = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+_BY_BOTH = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
+
+
+def patches(
+  images: Float[Array, "batch height width channels"], size: int, stride: int
+) -> Float[Array, "batch rows columns patch"]:
+  """Cuts square patches out of images that are padded with zeros.
+
+  Padding is TensorFlow's "SAME": ceil(height / stride) rows of patches.
+
+  >>> import jax.numpy as jnp
+  >>> patches(jnp.ones((1, 5, 5, 3)), size=3, stride=2).shape
+  (1, 3, 3, 27)
+
+  Args:
+    images: any floating-point images.
+    size: height and width of a patch, at least 1.
+    stride: steps between patches, at least 1.
+
+  Returns:
+    Patches, flattened in the order of a kernel [size, size, channels].
+  """
+  counts, margins = [], [(0, 0)]
+  for length in images.shape[1:3]:
+    count = -(-length // stride)
+    missing = max((count - 1) * stride + size - length, 0)
+    counts.append(count)
+    margins.append((missing // 2, missing - missing // 2))
+  padded = jnp.pad(images, [*margins, (0, 0)])
+  rows, columns = ((count - 1) * stride + 1 for count in counts)
+  return jnp.concatenate(
+    [
+      padded[:, i : i + rows : stride, j : j + columns : stride]
+      for i in range(size)
+      for j in range(size)
+    ],
+    axis=-1,
+  )
+
+
+class Convolution(nn.Module):
+  """A convolution, as a product of patches.
+
+  Attributes:
+    features: channels of the output.
+    size: height and width of the kernel.
+    stride: steps between patches.
+    use_bias: whether a bias is added.
+  """
+
+  features: int
+  size: int = 3
+  stride: int = 1
+  use_bias: bool = False
+
+  @nn.compact
+  def __call__(
+    self, images: Float[Array, "batch height width channels"]
+  ) -> Float[Array, "batch rows columns features"]:
+    """Returns the images' features."""
+    return nn.Dense(
+      self.features, use_bias=self.use_bias, kernel_init=_BY_INPUTS
+    )(patches(images, self.size, self.stride))
+
+
+class EmbeddingNet(nn.Module):
+  """Three convolutions of stride 2, the mean over places, a linear map.
+
+  For images of three channels and the default sizes it has 6,296 parameters.
+
+  >>> import jax, jax.numpy as jnp
+  >>> images = jnp.ones((2, 8, 8, 1))
+  >>> params = EmbeddingNet().init(jax.random.key(0), images)
+  >>> EmbeddingNet().apply(params, images).shape
+  (2, 8)
+
+  Attributes:
+    dim: of the embeddings.
+    channels: of the convolutions.
+
+  References:
+    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5 (sizes
+    as in their published code).
+  """
+
+  dim: int = 8
+  channels: Sequence[int] = (8, 16, 32)
+
+  @nn.compact
+  def __call__(
+    self, images: Float[Array, "batch height width channels"]
+  ) -> Float[Array, "batch dim"]:
+    """Returns vectors of length 1."""
+    x = images
+    for features in self.channels:
+      x = nn.relu(Convolution(features, stride=2, use_bias=True)(x))
+    x = jnp.mean(x, axis=(1, 2))
+    return _normalize(nn.Dense(self.dim, kernel_init=_BY_BOTH)(x))
+
+
+class _Block(nn.Module):
+  """A residual block whose activations come first, without normalisation."""
+
+  features: int
+  stride: int
+  projects: bool
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "batch height width channels"]
+  ) -> Float[Array, "batch rows columns features"]:
+    shortcut, x = x, nn.relu(x)
+    if self.projects:
+      shortcut = Convolution(self.features, size=1, stride=self.stride)(x)
+    x = Convolution(self.features, stride=self.stride)(x)
+    return Convolution(self.features)(nn.relu(x)) + shortcut
+
+
+class ResNet18(nn.Module):
+  """ResNet-18 without normalisation, as DP needs it.
+
+  Attributes:
+    dim: of the embeddings.
+    width: channels of the first group, doubled by each of the other three.
+
+  References:
+    He et al. (2016), arXiv:1603.05027 (activations first).
+  """
+
+  dim: int = 8
+  width: int = 64
+
+  @nn.compact
+  def __call__(
+    self, images: Float[Array, "batch height width channels"]
+  ) -> Float[Array, "batch dim"]:
+    """Returns vectors of length 1."""
+    x = Convolution(self.width, size=7, stride=2)(images)
+    x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+    for group in range(4):
+      for block in range(2):
+        first = group > 0 and block == 0
+        x = _Block(self.width * 2**group, 2 if first else 1, first)(x)
+    x = jnp.mean(nn.relu(x), axis=(1, 2))
+    return _normalize(nn.Dense(self.dim)(x))
+
+
+def _normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
+  # The maximum keeps the gradient of a zero vector finite.
+  squared = jnp.sum(x * x, axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))

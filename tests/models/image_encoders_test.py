@@ -1,0 +1,47 @@
+"""The image encoders: patches against convolutions, sizes, lengths."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.models import image_encoders
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(8, 8), (5, 7), (1, 2)])
+def test_patches_times_a_kernel_are_a_convolution(size, stride, shape):
+  rng = np.random.default_rng(0)
+  images = jnp.asarray(rng.normal(size=(2, *shape, 3)), jnp.float32)
+  kernel = jnp.asarray(rng.normal(size=(size, size, 3, 4)), jnp.float32)
+  want = jax.lax.conv_general_dilated(
+    images, kernel, (stride, stride), "SAME",
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+  )  # fmt: skip
+  got = image_encoders.patches(images, size, stride) @ kernel.reshape(-1, 4)
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_embedding_net_has_the_papers_size_and_unit_vectors():
+  images = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
+  net = image_encoders.EmbeddingNet()
+  params = net.init(jax.random.key(1), images)
+  assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 6296
+  vectors = net.apply(params, images)
+  np.testing.assert_allclose(jnp.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
+  # A row's vector depends on that row alone.
+  np.testing.assert_allclose(
+    net.apply(params, images[2:3]), vectors[2:3], rtol=1e-4, atol=1e-6
+  )
+
+
+def test_resnet_18_has_its_layers_and_no_normalisation():
+  images = jax.random.normal(jax.random.key(0), (2, 16, 16, 1))
+  net = image_encoders.ResNet18(dim=8, width=4)
+  params = net.init(jax.random.key(1), images)["params"]
+  kernels = [x for x in jax.tree.leaves(params) if x.ndim == 2]
+  # 17 convolutions, 3 projections and the last linear map with its bias.
+  assert len(kernels) == 21 and len(jax.tree.leaves(params)) == 22
+  vectors = net.apply({"params": params}, images)
+  np.testing.assert_allclose(jnp.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
