@@ -32,6 +32,7 @@ CONFIG = "config.json"
 
 _STEP = re.compile(r"checkpoint_(\d+)")
 _STATE = "state"
+_PROJECTION = "projection/kernel"
 _OURS, _HUGGINGFACE, _T5X = "ours", "huggingface", "t5x"
 
 _Described = tuple[dict[str, _tensors.Tensor], t5_config.T5Config]
@@ -60,7 +61,8 @@ def describe(
       raise ValueError(f"expected a T5 checkpoint, got no file {root / PARAMS}")
     tensors = _safetensors_format.read(root / PARAMS)
   shape = found if shape is None else shape
-  check(root / PARAMS if kind == _OURS else root, tensors, shape)
+  ours = kind == _OURS
+  check(root / PARAMS if ours else root, tensors, shape, projection=ours)
   return tensors, shape
 
 
@@ -86,10 +88,18 @@ def check(
   where: str | os.PathLike,
   tensors: Mapping[str, _tensors.Tensor],
   shape: t5_config.T5Config,
+  *,
+  projection: bool = False,
 ) -> None:
-  """Holds tensors against a shape, whose decoder they may lack as a whole."""
+  """Holds tensors against a shape, whose decoder they may lack as a whole.
+
+  Our own files may hold the dual encoder's projection besides.
+  """
   decoder = any(path.startswith("decoder/") for path in tensors)
-  _tensors.check(where, tensors, _tensors.shapes(shape, decoder=decoder))
+  expected = _tensors.shapes(shape, decoder=decoder)
+  if projection and _PROJECTION in tensors:
+    expected[_PROJECTION] = (shape.emb_dim, shape.emb_dim)
+  _tensors.check(where, tensors, expected)
 
 
 def config(root: pathlib.Path) -> t5_config.T5Config:

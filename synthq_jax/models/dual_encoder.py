@@ -1,13 +1,22 @@
-"""The dual encoder: T5's encoder, shared by queries and documents."""
+"""The dual encoder: T5's encoder, shared by queries and documents.
+
+Optionally with a square linear map after the mean, as Sentence-T5 and GTR have
+one: small enough to be trained alone, where the noise on everything else would
+cost more than it teaches.
+"""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import typing
 from synthq_jax.models import t5, t5_config
 
-__all__ = ["encode", "encoder_params"]
+__all__ = ["PROJECTION", "encode", "encoder_params", "with_projection"]
+
+PROJECTION = "projection"
+"""The part of the parameters that holds the map's kernel, [dim, dim]."""
 
 _SHARED = ("token_embedder", "encoder")
 _SMALLEST_SQUARED_NORM = 1e-12
@@ -20,7 +29,8 @@ def encoder_params(params: typing.Params) -> typing.Params:
     params: the parameters of `t5.Transformer`, or already their subset.
 
   Returns:
-    A dict with the embedding and the encoder; the arrays are not copied.
+    A dict with the embedding and the encoder, and the projection where there
+    is one; the arrays are not copied.
 
   Raises:
     ValueError: if a part is missing.
@@ -30,7 +40,24 @@ def encoder_params(params: typing.Params) -> typing.Params:
     raise ValueError(
       f"params must hold {' and '.join(_SHARED)}, got {sorted(params)}"
     )
-  return {name: params[name] for name in _SHARED}
+  kept = [name for name in (*_SHARED, PROJECTION) if name in params]
+  return {name: params[name] for name in kept}
+
+
+def with_projection(params: typing.Params) -> typing.Params:
+  """Adds a linear map that changes nothing yet, where there is none.
+
+  Args:
+    params: those of a T5 or its encoder.
+
+  Returns:
+    A dict with the identity as its projection.
+  """
+  if PROJECTION in params:
+    return params
+  dim = params["encoder"]["encoder_norm"]["scale"].shape[0]
+  kernel = np.eye(dim, dtype=np.float32)
+  return {**params, PROJECTION: {"kernel": kernel}}
 
 
 def encode(
@@ -41,8 +68,9 @@ def encode(
   """Encodes sequences of tokens as unit vectors.
 
   The mean of the encoder's outputs over the tokens that are not padding, of
-  length 1, so that dot products are cosines (Ni et al. 2021, Sentence-T5). A
-  row's vector depends on that row alone.
+  length 1, so that dot products are cosines (Ni et al. 2021, Sentence-T5);
+  after the projection where there is one. A row's vector depends on that row
+  alone.
 
   Args:
     params: the parameters of a T5 or those that `encoder_params` takes.
@@ -56,10 +84,16 @@ def encode(
     Ni et al., Sentence-T5: Scalable Sentence Encoders from Pre-trained
     Text-to-Text Models, section 3 (encoder-only mean).
   """
+  params = encoder_params(params)
   outputs = t5.Transformer(config).apply(
-    {"params": encoder_params(params)}, tokens, method="encode"
+    {"params": {name: params[name] for name in _SHARED}},
+    tokens,
+    method="encode",
   )
-  return _normalize(_mean(outputs.astype(jnp.float32), tokens))
+  pooled = _mean(outputs.astype(jnp.float32), tokens)
+  if PROJECTION in params:
+    pooled = pooled @ params[PROJECTION]["kernel"].astype(jnp.float32)
+  return _normalize(pooled)
 
 
 def _mean(

@@ -131,7 +131,7 @@ def differences(
 
   Every row that trained on private queries against the public one; in each
   family every epsilon against the next smaller one; synthetic queries against
-  direct DP at the same epsilon; the real queries against every synthetic row.
+  every direct DP row at the same epsilon; the real queries against every synthetic row.
 
   Args:
     found: the rows.
@@ -175,7 +175,11 @@ def _pairs(found: Sequence[Row]) -> list[tuple[str, str]]:
     pairs += [(name, "public_only") for name in names]
   synthetic = sorted(families["synthetic"], reverse=True)
   pairs += [("original", name) for _, name in synthetic]
-  pairs += [
-    (name, name.replace("synthetic", "direct_dp")) for _, name in synthetic
-  ]
+  for epsilon, name in synthetic:
+    pairs += [
+      (name, other)
+      for family, members in families.items()
+      for value, other in members
+      if family.startswith("direct_dp") and value == epsilon
+    ]
   return pairs

@@ -22,6 +22,7 @@ from synthq_jax.pipeline import (
   workspace,
 )
 from synthq_jax.pipeline import audit as audit_lib
+from synthq_jax.pipeline import direct_dp as direct_dp_lib
 from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
@@ -127,7 +128,7 @@ class Pipeline:
     if rows.synthetic and self._wants("finetune_dp"):
       wanted.append(("finetune_dp.Config", config.finetune_dp))
     if rows.direct_dp and self._wants("train_retriever"):
-      wanted.append(("train_retriever.DirectConfig", config.direct_dp))
+      wanted += [("direct_dp.Config", one) for one in self._direct().values()]
     for name, settings in wanted:
       private_training.check(
         name,
@@ -298,21 +299,33 @@ class Pipeline:
           name=name,
         ),
       )
-    for epsilon, (seed, _) in itertools.product(
-      filter(math.isfinite, config.rows.direct_dp), self._seeds()
+    return {**made, **self._direct_retrievers()}
+
+  def _direct(self) -> dict[str, direct_dp_lib.Config]:
+    """Returns the methods of direct training, by the name of their rows."""
+    methods = self._config.direct_dp_methods or (self._config.direct_dp,)
+    return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
+
+  def _direct_retrievers(self):
+    made = {}
+    for (row, method), epsilon, (seed, _) in itertools.product(
+      self._direct().items(),
+      filter(math.isfinite, self._config.rows.direct_dp),
+      self._seeds(),
     ):
-      name = f"direct_dp_{_name(epsilon)}{seed}"
+      name = f"{row}_{_name(epsilon)}{seed}"
+      settings = self._seeded(method, name)
       made[name] = self._runner(
         f"train_retriever/{name}",
         results.Checkpoint,
         (
-          config.direct_dp,
+          settings,
           float(epsilon),
           _fingerprints.versions(),
           *self._encoder_data,
         ),
-        lambda digest, name=name, e=epsilon: train_retriever_lib.run_direct(
-          config.direct_dp,
+        lambda digest, name=name, e=epsilon, s=settings: direct_dp_lib.run(
+          s,
           self._space,
           digest,
           prepared=self._prepared,

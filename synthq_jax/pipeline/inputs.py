@@ -30,6 +30,7 @@ __all__ = [
   "load_public",
   "pairs",
   "qrels",
+  "real_pairs",
   "refuse_other_data",
   "vocabulary",
   "vocabulary_beside",
@@ -111,6 +112,14 @@ def pairs(
   """
   path = folders.root / synthetic.directory / "tokens.npz"
   return with_documents(folders, prepared, arrays(folders, synthetic, path))
+
+
+def real_pairs(
+  space: workspace.Workspace, prepared: results.PreparedData
+) -> dict[str, np.ndarray]:
+  """Returns the private train queries with their documents, as `pairs` does."""
+  path = space.root / prepared.private_directory / "train.npz"
+  return with_documents(space, prepared, arrays(space, prepared, path))
 
 
 def with_documents(

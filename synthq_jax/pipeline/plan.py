@@ -11,6 +11,7 @@ from typing import Any
 
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import audit as audit_lib
+from synthq_jax.pipeline import direct_dp as direct_dp_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
 from synthq_jax.pipeline import execute, results, runner, workspace
 from synthq_jax.pipeline import filter_queries as filter_queries_lib
@@ -106,10 +107,10 @@ class RunConfig:
     train_retriever_lib.Config
   )
   """The retriever's recipe."""
-  direct_dp: train_retriever_lib.DirectConfig = _default(
-    train_retriever_lib.DirectConfig
-  )
+  direct_dp: direct_dp_lib.Config = _default(direct_dp_lib.Config)
   """The retriever trained with DP, once for each direct row."""
+  direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
+  """Several instead of that one, each with a label of its own."""
   evaluate: evaluate_lib.Config = _default(evaluate_lib.Config)
   """Measures."""
   test_sets: tuple[str, ...] = ()
@@ -139,6 +140,12 @@ class RunConfig:
       raise ValueError(
         "RunConfig.seeds must be different integers, 0 or above, got"
         f" seeds={self.seeds}"
+      )
+    labels = [one.label for one in self.direct_dp_methods]
+    if len(set(labels)) < len(labels):
+      raise ValueError(
+        "RunConfig.direct_dp_methods must have different labels, got"
+        f" {', '.join(map(repr, labels))}: set direct_dp.Config.label"
       )
     is_demo = self.prepare_data.source == "environment_docs"
     if self.secret_seed is not None and not (is_demo or self.public_data):
@@ -191,10 +198,15 @@ def _with_progress(config: RunConfig, progress: bool) -> RunConfig:
   """Hands the choice of progress bars to every loop."""
 
   def chosen(stage):
+    if isinstance(stage, tuple):
+      return tuple(chosen(one) for one in stage)
     settings = dataclasses.replace(stage.settings, progress=progress)
     return dataclasses.replace(stage, settings=settings)
 
-  names = ("pretrain", "finetune_dp", "train_retriever", "direct_dp")
+  names = (
+    *("pretrain", "finetune_dp", "train_retriever"),
+    *("direct_dp", "direct_dp_methods"),
+  )
   return dataclasses.replace(
     config, **{name: chosen(getattr(config, name)) for name in names}
   )

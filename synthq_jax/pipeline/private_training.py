@@ -8,7 +8,7 @@ import dataclasses
 import math
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dp_accounting
@@ -24,6 +24,7 @@ __all__ = [
   "Settings",
   "check",
   "remove_state",
+  "sampler",
   "state_directory",
   "train",
 ]
@@ -73,6 +74,14 @@ class Settings:
   """Of dp_adam: takes the noise's variance out of the second moments."""
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
+  unit: str = "query"
+  """What one record is."""
+  relation: str = "ADD_OR_REMOVE_ONE"
+  """The neighbouring relation of the claim."""
+  fixed_order: bool = False
+  """Whether batches are read in a fixed order instead of drawn."""
+  not_protected: tuple[str, ...] = ()
+  """Further sentences about what the claim says nothing about."""
 
 
 def check(
@@ -139,6 +148,7 @@ def train(
   metrics_path: pathlib.Path,
   loop_settings: loop.Settings,
   public: Any = None,
+  extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
 ) -> tuple[Any, statement_lib.PrivacyStatement]:
   """Calibrates, enters the release into the ledger, trains.
 
@@ -154,6 +164,7 @@ def train(
     metrics_path: metrics.jsonl, private.
     loop_settings: saving and reporting.
     public: as in `dp_step.train`.
+    extra_fn: as in `dp_step.train`.
 
   Returns:
     The trained parameters and the statement they earned.
@@ -161,22 +172,23 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  sampler = _sampler(settings, len(next(iter(records.values()))))
+  drawn = sampler(settings, len(next(iter(records.values()))))
   delta = settings.delta
   if delta is None:
-    delta = 1 / (2 * sampler.num_examples)
+    delta = 1 / (2 * drawn.num_examples)
   sigma = accounting.noise_multiplier(
     epsilon=settings.epsilon,
     delta=delta,
-    sampler=sampler,
+    sampler=drawn,
     steps=settings.steps,
+    relation=settings.relation,
   )
   statement = _statement(
     settings,
     space,
     f"{stage}/{digest}",
     grad_fn if public is None else grad_fn(public),
-    sampler,
+    drawn,
     sigma,
     delta,
     prepared,
@@ -186,7 +198,7 @@ def train(
     grad_fn,
     params,
     records,
-    sampler=sampler,
+    sampler=drawn,
     noise_multiplier=sigma,
     steps=settings.steps,
     optimizer=settings.optimizer,
@@ -204,12 +216,22 @@ def train(
       space.key(f"{stage} dropout {digest}") if settings.has_dropout else None
     ),
     public=public,
+    extra_fn=extra_fn,
   )
   return params, statement
 
 
-def _sampler(settings: Settings, num_examples: int) -> sampling.Sampler:
-  """Returns Poisson batches, cyclic ones where noise is correlated."""
+def sampler(settings: Settings, num_examples: int) -> sampling.Sampler:
+  """Returns how batches are drawn: Poisson, cyclic, or in a fixed order.
+
+  Args:
+    settings: of the training.
+    num_examples: the number of records.
+  """
+  if settings.fixed_order:
+    return sampling.FixedOrder(
+      num_examples=num_examples, batch_size=settings.batch_size
+    )
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples,
     expected_batch_size=settings.batch_size,
@@ -240,11 +262,11 @@ def _statement(
     return statement_lib.non_private(
       "Trained on the private queries without noise."
     )
-  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  relation = dp_accounting.NeighboringRelation[settings.relation]
   assumptions = (*statement_lib.ASSUMPTIONS, _SPLIT)
   if space.is_fixed:
     assumptions = (_FIXED_SECRET, *assumptions)
-  not_protected = statement_lib.NOT_PROTECTED
+  not_protected = (*statement_lib.NOT_PROTECTED, *settings.not_protected)
   if prepared.source.partition(":")[0] in ("jsonl", "environment_docs"):
     not_protected = (*not_protected, _FROM_PAIRS)
   return statement_lib.training(
@@ -255,6 +277,8 @@ def _statement(
     l2_sensitivity=grad_fn.sensitivity(relation),
     steps=settings.steps,
     delta=delta,
+    unit=settings.unit,
+    relation=relation,
     mechanism=settings.mechanism,
     noise_bands=settings.noise_bands,
     assumptions=assumptions,

@@ -127,6 +127,7 @@ def train(
   second_moment_floor: float | None = None,
   dropout_key: jax.Array | None = None,
   public: Any = None,
+  extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -153,6 +154,8 @@ def train(
     public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
       function of them that returns the clipped gradient: so they are arguments
       of the compiled step, not constants in it.
+    extra_fn: from the number of a step to public fields that join its batch,
+      always of the same shapes, drawn without a look at the records.
 
   Returns:
     The trained parameters.
@@ -203,6 +206,8 @@ def train(
     drawn = sampler.batch(batch_seed, step)
     rows = np.where(drawn.is_padding, 0, drawn.indices)
     batch = {name: values[rows] for name, values in records.items()}
+    if extra_fn is not None:
+      batch |= extra_fn(step)
     return batch, drawn.is_padding
 
   state = loop.train(

@@ -204,15 +204,15 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
     ("--gin.DELTA=0.5", "below 1/n = 0.0333"),
     ("--gin.BATCH_SIZE=31", f"must be at most {TRAIN}, the number of private"),
     (
-      "--gin.train_retriever.DirectConfig.batch_size=31",
-      "train_retriever.DirectConfig.batch_size must be at most",
+      "--gin.direct_dp.Config.batch_size=31",
+      "direct_dp.Config.batch_size must be at most",
     ),
   ],
 )
 def test_what_the_data_rules_out_is_refused_before_any_training(
   folder, tmp_path, capsys, flag, words
 ):
-  flags = ["--gin.train_retriever.DirectConfig.batch_size=8", flag]
+  flags = ["--gin.direct_dp.Config.batch_size=8", flag]
   argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
   assert words in refused(capsys, argv)
   assert finished(tmp_path / "run") == ["private/prepare_data"]

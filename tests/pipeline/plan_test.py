@@ -16,6 +16,7 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   _documents,
   _fingerprints,
+  direct_dp,
   evaluate,
   finetune_dp,
   generate,
@@ -63,7 +64,7 @@ def _config(source: pathlib.Path) -> plan.RunConfig:
     train_retriever=train_retriever.Config(
       steps=2, batch_size=8, warmup_steps=1
     ),
-    direct_dp=train_retriever.DirectConfig(steps=2, batch_size=8),
+    direct_dp=direct_dp.Config(steps=2, batch_size=8),
     evaluate=evaluate.Config(bootstrap_samples=20),
     secret_seed=7,
     public_data=True,

@@ -1,0 +1,241 @@
+"""The methods of direct DP training: what is clipped, what that protects."""
+
+import dataclasses
+import functools
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting
+import jax
+import numpy as np
+
+from synthq_jax import optim, typing
+from synthq_jax.losses import contrastive
+from synthq_jax.models import dual_encoder, t5_checkpoints, t5_config
+from synthq_jax.optim import contrastive as contrastive_lib
+
+__all__ = [
+  "LOSSES",
+  "METHODS",
+  "Claim",
+  "Clipped",
+  "build",
+  "claim",
+  "denominator",
+  "encoder",
+  "groups",
+  "keys",
+]
+
+METHODS = ("batch", "group", "logit", "row")
+LOSSES = ("softmax", "sigmoid", "spreadout")
+
+_RECORDS = "over a Poisson sample of (query, document) pairs"
+_MECHANISMS = {
+  "batch": (
+    "the contrastive gradient of a whole Poisson sample of (query, document)"
+    " pairs, clipped as one"
+  ),
+  "group": (
+    "contrastive gradients of groups of (query, document) pairs, which a pair's"
+    f" own content assigns, clipped for each group and summed {_RECORDS}"
+  ),
+  "logit": (
+    "gradients of the similarity of every query and document of a batch,"
+    f" clipped one by one, weighted and summed {_RECORDS}"
+  ),
+  "row": (
+    "gradients of each query's loss against public documents, clipped and"
+    f" summed {_RECORDS}"
+  ),
+}
+_TEXT_ALONE = (
+  "gradients of each query's loss against the documents of its batch, clipped"
+  " and summed"
+)
+_NOT_THE_DOCUMENTS = (
+  "Which documents were asked about, how often, and which of them were in one"
+  " batch: the claim is about the texts of the queries alone."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+  """What a method protects, under which sampling."""
+
+  unit: str
+  """Of `optim.contrastive_clipped_grad`: "pair" or "query"."""
+  relation: str
+  """The neighbouring relation."""
+  fixed_order: bool
+  """Whether batches are public, and sampling amplifies nothing."""
+  mechanism: str
+  """In words."""
+  record: str
+  """What one record is, for the statement."""
+  not_protected: tuple[str, ...]
+  """Sentences for the statement."""
+  public: bool = False
+  """Whether batches have public negatives."""
+
+
+def claim(config: Any) -> Claim:
+  """Returns what a configuration protects.
+
+  Formal guarantee:
+    Rows with negatives of the batch protect the text of a query while its
+    document stays. A document of the batch is a column of every row, so which
+    pairs were drawn is visible in the sum, whatever is clipped: Poisson
+    sampling amplifies nothing there (docs/sensitivities.md), and batches are
+    read in a fixed order, accounted as one release an epoch. All other methods
+    protect the pair under Poisson sampling.
+
+  Args:
+    config: a `direct_dp.Config`.
+  """
+  text_alone = config.method == "row" and config.negatives == "batch"
+  if text_alone:
+    return Claim(
+      unit="query",
+      relation="REPLACE_SPECIAL",
+      fixed_order=True,
+      mechanism=f"{_TEXT_ALONE}, with Gaussian noise",
+      record="query text",
+      not_protected=(_NOT_THE_DOCUMENTS,),
+    )
+  return Claim(
+    unit="pair",
+    relation="ADD_OR_REMOVE_ONE",
+    fixed_order=False,
+    mechanism=f"{_MECHANISMS[config.method]}, with Gaussian noise",
+    record="query",
+    not_protected=(),
+    public=config.method == "row",
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped:
+  """A clipped contrastive gradient whose unit is chosen, for `dp_step`."""
+
+  fn: contrastive_lib.ContrastiveGrad
+  unit: str
+
+  @property
+  def l2_clip_norm(self) -> float:
+    """The norm of what is clipped."""
+    return self.fn.l2_clip_norm
+
+  def sensitivity(
+    self, relation: dp_accounting.NeighboringRelation | str
+  ) -> float:
+    """Returns the L2 sensitivity of the sum for the unit."""
+    return self.fn.sensitivity(relation, self.unit)
+
+  def __call__(
+    self,
+    params: typing.Params,
+    batch: typing.Batch,
+    *,
+    is_padding_example: jax.Array | None = None,
+  ) -> tuple[typing.Params, contrastive_lib.ContrastiveAux]:
+    """Returns the sum, and private losses and norms."""
+    return self.fn(params, batch, is_padding_example=is_padding_example)
+
+
+def build(config: Any, max_batch_size: int, encode: typing.EncodeFn) -> Clipped:
+  """Builds the clipped gradient of a configuration.
+
+  Args:
+    config: a `direct_dp.Config`.
+    max_batch_size: the sampler's.
+    encode: `(params, tokens)` to vectors, of queries and documents.
+
+  Raises:
+    ValueError: if method and loss do not go together.
+  """
+  fn = optim.contrastive_clipped_grad(
+    encode,
+    encode,
+    loss=_loss(config, max_batch_size),
+    l2_clip_norm=config.clip_norm,
+    method=_method(config),
+    max_batch_size=max_batch_size,
+    microbatch_size=config.microbatch_size,
+  )
+  return Clipped(fn, claim(config).unit)
+
+
+def _loss(config: Any, max_batch_size: int) -> Any:
+  if config.loss == "softmax":
+    return contrastive.Softmax(temperature=config.temperature)
+  declared = max(2, max_batch_size)
+  if config.loss == "sigmoid":
+    return contrastive.Sigmoid(
+      temperature=config.temperature,
+      bias=config.bias,
+      max_batch_size=declared,
+    )
+  return contrastive.Spreadout(max_batch_size=declared)
+
+
+def _method(config: Any) -> Any:
+  if config.method == "logit":
+    return optim.Logit(norms=config.norms)
+  if config.method == "row":
+    return optim.Row(negatives=config.negatives, gradients=config.gradients)
+  if config.method == "group":
+    mean = config.group_size  # sizes are uneven: room for two deviations more
+    return optim.Group(
+      size=mean + math.ceil(2 * math.sqrt(mean)), groups=groups(config)
+    )
+  return optim.Batch()
+
+
+def groups(config: Any) -> int:
+  """Returns the public number of groups."""
+  return max(1, config.batch_size // config.group_size)
+
+
+def denominator(config: Any) -> float | None:
+  """Returns the public divisor; None: the expected batch size."""
+  return {"batch": 1.0, "group": float(groups(config))}.get(config.method)
+
+
+def encoder(
+  model_config: t5_config.T5Config, public: typing.Params
+) -> Callable[..., jax.Array]:
+  """Returns the encoder as a function of the trained parameters by path."""
+
+  def encode(trained: typing.Params, tokens: jax.Array) -> jax.Array:
+    params = t5_checkpoints.unflatten({**public, **trained})
+    return dual_encoder.encode(params, model_config, tokens)
+
+  return encode
+
+
+def keys(records: dict[str, np.ndarray]) -> np.ndarray:
+  """Returns a number for each record that depends on its content alone.
+
+  A group that went by the record's place would change for all that come after
+  one that was removed.
+
+  Args:
+    records: "queries" [record, length] and "rows" [record].
+
+  Returns:
+    int32 [record].
+  """
+  parts = [
+    np.ascontiguousarray(records[name]).astype(np.int32)
+    for name in ("queries", "rows")
+  ]
+  digests = (
+    functools.reduce(lambda d, x: zlib.crc32(x.tobytes(), d), pair, 0)
+    for pair in zip(*parts, strict=True)
+  )
+  size = len(parts[0])
+  found = np.fromiter(digests, np.uint32, count=size)
+  return found.view(np.int32)
