@@ -27,8 +27,9 @@ class Row:
     unit "query", C when it is zeroed out (`has_query` is False and the document
     stays a column), 2C when it is replaced, at any temperature and batch size.
     Which documents have queries is NOT protected, since a document is a column
-    of all rows: unit "pair" is refused. A document whose vector is not finite is
-    padding.
+    of all rows: unit "pair" is refused, and Poisson sampling amplifies nothing,
+    so account for batches in a fixed order (docs/sensitivities.md). A document
+    whose vector is not finite is padding.
     `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it
     comes or goes, 2C when it is replaced. The negatives have to be drawn from
     public documents, independently of the private pairs and anew for all rows

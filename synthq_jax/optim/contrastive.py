@@ -181,7 +181,8 @@ class ContrastiveGrad:
     Args:
       relation: a `dp_accounting.NeighboringRelation` or its name.
       unit: "pair" (query, document and hard negatives) or "query" (the query's
-        text, while its document stays).
+        text, while its document stays; where documents are negatives Poisson
+        sampling does not amplify it, see docs/sensitivities.md).
 
     Raises:
       ValueError: if the method does not protect the unit, or one is unknown.

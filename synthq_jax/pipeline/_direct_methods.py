@@ -32,29 +32,19 @@ __all__ = [
 METHODS = ("batch", "group", "logit", "row")
 LOSSES = ("softmax", "sigmoid", "spreadout")
 
-_RECORDS = "over a Poisson sample of (query, document) pairs"
 _MECHANISMS = {
-  "batch": (
-    "the contrastive gradient of a whole Poisson sample of (query, document)"
-    " pairs, clipped as one"
-  ),
+  "batch": "the contrastive gradient of a whole batch, clipped as one",
   "group": (
-    "contrastive gradients of groups of (query, document) pairs, which a pair's"
-    f" own content assigns, clipped for each group and summed {_RECORDS}"
+    "contrastive gradients of groups of pairs, which a pair's own content"
+    " assigns, clipped for each group and summed"
   ),
   "logit": (
     "gradients of the similarity of every query and document of a batch,"
-    f" clipped one by one, weighted and summed {_RECORDS}"
+    " clipped one by one, weighted and summed"
   ),
-  "row": (
-    "gradients of each query's loss against public documents, clipped and"
-    f" summed {_RECORDS}"
-  ),
+  "row": "gradients of each query's loss against {}, clipped and summed",
 }
-_TEXT_ALONE = (
-  "gradients of each query's loss against the documents of its batch, clipped"
-  " and summed"
-)
+_AGAINST = {"public": "public documents", "batch": "the batch's documents"}
 _NOT_THE_DOCUMENTS = (
   "Which documents were asked about, how often, and which of them were in one"
   " batch: the claim is about the texts of the queries alone."
@@ -85,34 +75,35 @@ def claim(config: Any) -> Claim:
   """Returns what a configuration protects.
 
   Formal guarantee:
-    Rows with negatives of the batch protect the text of a query while its
-    document stays. A document of the batch is a column of every row, so which
-    pairs were drawn is visible in the sum, whatever is clipped: Poisson
-    sampling amplifies nothing there (docs/sensitivities.md), and batches are
-    read in a fixed order, accounted as one release an epoch. All other methods
-    protect the pair under Poisson sampling.
+    Unit "pair" is claimed under Poisson sampling. For unit "query" the document
+    stays, and where documents are negatives it moves the whole sum when its
+    pair is drawn: who was drawn is visible, sampling amplifies nothing
+    (docs/sensitivities.md), and batches are read in a fixed order, accounted as
+    one release an epoch.
 
   Args:
     config: a `direct_dp.Config`.
   """
-  text_alone = config.method == "row" and config.negatives == "batch"
-  if text_alone:
+  mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
+  public = config.method == "row" and config.negatives == "public"
+  if config.unit == "query":
     return Claim(
       unit="query",
       relation="REPLACE_SPECIAL",
       fixed_order=True,
-      mechanism=f"{_TEXT_ALONE}, with Gaussian noise",
+      mechanism=f"{mechanism}, with Gaussian noise",
       record="query text",
       not_protected=(_NOT_THE_DOCUMENTS,),
+      public=public,
     )
   return Claim(
     unit="pair",
     relation="ADD_OR_REMOVE_ONE",
     fixed_order=False,
-    mechanism=f"{_MECHANISMS[config.method]}, with Gaussian noise",
+    mechanism=f"{mechanism}, over Poisson samples, with Gaussian noise",
     record="query",
     not_protected=(),
-    public=config.method == "row",
+    public=public,
   )
 
 

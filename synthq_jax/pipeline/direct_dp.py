@@ -6,14 +6,13 @@ things (`optim.contrastive_clipped_grad`). "batch" is the papers' baseline, whos
 noise does not shrink with the batch.
 
 Formal guarantee:
-  Stated with each result, since methods protect different things. "batch",
-  "group", "logit" and "row" with public negatives: unit, one query with its
-  document; neighbours, add or remove one; Poisson batches. "row" with the
-  negatives of its batch: the text of one query while its document stays;
-  neighbours, the text is replaced by an empty one; batches in a fixed order,
-  without amplification. Public: the documents, the number of records, every
-  setting here. Assumed: settings were not chosen on the private queries, and
-  the secret of the working directory stays secret.
+  Stated with each result, since there are two units. "pair": one query with its
+  document; neighbours, add or remove one; Poisson batches; all methods but
+  "row" with the negatives of its batch. "query": the text of one query while its
+  document stays; neighbours, the text is replaced by an empty one; batches in a
+  fixed order, without amplification; all methods. Public: the documents, the
+  number of records, every setting here. Assumed: settings were not chosen on
+  the private queries, and the secret of the working directory stays secret.
 """
 
 import dataclasses
@@ -41,6 +40,7 @@ from synthq_jax.training import dp_step, loop
 __all__ = ["Config", "run"]
 
 _NEGATIVES = ("batch", "public")
+_UNITS = ("pair", "query")
 _EMPTY = np.zeros((2, 2), np.float32)
 
 
@@ -57,7 +57,10 @@ class Config:
   """"softmax", "sigmoid" (balanced) or "spreadout"."""
   negatives: str = "public"
   """Of "row": "public" documents, drawn anew for each step, or those of the
-  "batch", with which the text of a query is protected and nothing else."""
+  "batch", for unit "query" alone."""
+  unit: str = "pair"
+  """What is protected: the "pair" of a query and its document, or the text of a
+  "query" while its document stays, is known, and sampling amplifies nothing."""
   public_negatives: int = 128
   """How many of them, the same for all rows of a batch."""
   gradients: str = "pair"
@@ -112,6 +115,7 @@ class Config:
       ("method", _direct_methods.METHODS),
       ("loss", _direct_methods.LOSSES),
       ("negatives", _NEGATIVES),
+      ("unit", _UNITS),
       ("optimizer", dp_step.OPTIMIZERS),
     ):
       if getattr(self, name) not in known:
@@ -126,7 +130,10 @@ class Config:
       )
     self._check_fixed_order()
     # Refuses what does not go together, before anything is read.
-    _direct_methods.build(self, max(2, self.batch_size), lambda p, x: _EMPTY)
+    built = _direct_methods.build(
+      self, max(2, self.batch_size), lambda params, tokens: _EMPTY
+    )
+    built.sensitivity("ADD_OR_REMOVE_ONE")
 
   def _check_fixed_order(self) -> None:
     size = self.microbatch_size

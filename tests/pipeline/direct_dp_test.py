@@ -28,7 +28,9 @@ _METHODS = (
   dataclasses.replace(_BASE, label="batch"),
   dataclasses.replace(_BASE, label="group", method="group", group_size=4),
   dataclasses.replace(_BASE, label="row", method="row"),
-  dataclasses.replace(_BASE, label="text", method="row", negatives="batch"),
+  dataclasses.replace(
+    _BASE, label="text", method="row", negatives="batch", unit="query"
+  ),
   dataclasses.replace(
     _BASE, label="logit", method="logit", temperature=1.0, **_HEAD
   ),
@@ -178,11 +180,16 @@ def test_public_negatives_are_drawn_without_the_private_pairs(finished):
     ({"method": "row", "loss": "sigmoid"}, "expected losses.contrastive.Soft"),
     ({"method": "row", "gradients": "none"}, "expected gradients among"),
     ({"method": "logit", "norms": "rough"}, "expected norms among"),
+    ({"unit": "document"}, "direct_dp.Config.unit must be one of"),
+    (
+      {"method": "row", "negatives": "batch"},
+      "a pair's document moves all rows",
+    ),
     ({"label": "a/b"}, "direct_dp.Config.label must be letters"),
     ({"group_size": 1}, "direct_dp.Config.group_size must be at least 2"),
     ({"clip_norm": 0.0}, "direct_dp.Config.clip_norm must be above 0"),
     (
-      {"method": "row", "negatives": "batch", "microbatch_size": 3},
+      {"method": "batch", "unit": "query", "microbatch_size": 3},
       "batch_size must be a multiple of microbatch_size",
     ),
   ],

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import math
+import statistics
 
 import dp_accounting
 import numpy as np
@@ -466,6 +467,33 @@ def test_rows_protect_a_query_and_not_a_pair():
   assert np.linalg.norm(removed) > 5 * CLIP
   with pytest.raises(ValueError, match="public negatives"):
     bound(relation="ADD_OR_REMOVE_ONE", unit="pair")
+
+
+def _delta(epsilon: float, noise: float) -> float:
+  """Returns the delta of one Gaussian release (Balle and Wang 2018)."""
+  normal = statistics.NormalDist()
+  lower = normal.cdf(-0.5 / noise - epsilon * noise)
+  return normal.cdf(0.5 / noise - epsilon * noise) - math.exp(epsilon) * lower
+
+
+def test_poisson_amplifies_nothing_where_documents_show_who_was_drawn():
+  # A pair that is drawn moves all other rows by its document, with or without
+  # its text: outputs fall apart into "drawn" and "not drawn". Of the first, a
+  # share q of all, the text is told apart as without sampling.
+  poisson = sampling.Poisson.with_margin(
+    num_examples=6561, expected_batch_size=128
+  )
+  fixed = sampling.FixedOrder(num_examples=6561, batch_size=128)
+  delta = 1 / (2 * 6561)
+  for epsilon in (1.0, 8.0):
+    target = {"epsilon": epsilon, "delta": delta, "steps": 1}
+    amplified = accounting.noise_multiplier(sampler=poisson, **target)
+    reached = poisson.probability * _delta(epsilon, amplified)
+    assert reached > 20 * delta
+    plain = accounting.noise_multiplier(
+      sampler=fixed, relation="REPLACE_SPECIAL", **target
+    )
+    assert _delta(epsilon, plain) <= delta
 
 
 @pytest.mark.parametrize("unit", ["pair", "query"])
