@@ -129,7 +129,7 @@ def differences(
 ) -> list[Difference]:
   """Tests the pairs of rows that a reader of the table asks about.
 
-  Every row that trained on private queries against the public one; in each
+  Every row that trained on private queries against the two public ones; in each
   family every epsilon against the next smaller one; synthetic queries against
   every direct DP row at the same epsilon; the real queries against every synthetic row.
 
@@ -167,12 +167,13 @@ def _pairs(found: Sequence[Row]) -> list[tuple[str, str]]:
     name, epsilon = row.evaluation.name, row.evaluation.epsilon
     if epsilon and "_" in name:
       families[name.rpartition("_")[0]].append((epsilon, name))
-  pairs = [("original", "public_only")]
+  public = ("public_only", "untrained")
+  pairs = [("original", name) for name in public]
   for members in families.values():
     members.sort(reverse=True)
     names = [name for _, name in members]
     pairs += zip(names, names[1:], strict=False)
-    pairs += [(name, "public_only") for name in names]
+    pairs += [(name, other) for name in names for other in public]
   synthetic = sorted(families["synthetic"], reverse=True)
   pairs += [("original", name) for _, name in synthetic]
   for epsilon, name in synthetic:

@@ -123,6 +123,8 @@ def _label(name: str, retriever: results.Checkpoint | None) -> str:
   """Says in words what a row was trained on."""
   if retriever is None:
     return "nothing"
+  if name == "untrained":
+    return "nothing, the public encoder"
   if name.startswith("public_only"):
     return "queries written before any private step"
   if name.startswith("original"):

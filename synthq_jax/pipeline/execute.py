@@ -273,6 +273,8 @@ class Pipeline:
 
   def _retrievers(self, queries):
     config, made = self._config, {}
+    if config.rows.untrained:
+      made["untrained"] = self._untrained()
     sources = {
       name if name.startswith("public_only") else f"synthetic_{name}": value
       for name, value in queries.items()
@@ -300,6 +302,20 @@ class Pipeline:
         ),
       )
     return {**made, **self._direct_retrievers()}
+
+  def _untrained(self):
+    return self._runner(
+      "train_retriever/untrained",
+      results.Checkpoint,
+      self._encoder_data,
+      lambda digest: train_retriever_lib.run_untrained(
+        self._space,
+        digest,
+        prepared=self._prepared,
+        start_from=self._encoder,
+        name="untrained",
+      ),
+    )
 
   def _direct(self) -> dict[str, direct_dp_lib.Config]:
     """Returns the methods of direct training, by the name of their rows."""

@@ -43,6 +43,9 @@ class Rows:
 
   bm25: bool = True
   """BM25, which trains on nothing."""
+  untrained: bool = True
+  """The public checkpoint as a retriever, before any training of this run: what
+  every other row has to beat."""
   public_only: bool = True
   """Synthetic queries of the public checkpoint, before any private step."""
   original: bool = True

@@ -161,7 +161,8 @@ class Checkpoint:
   num_parameters: int
   """Trained parameters."""
   metrics: str
-  """JSON lines of step, loss, ...; under `private/` when data was private."""
+  """JSON lines of step, loss, ...; under `private/` when data was private;
+  empty where nothing was trained."""
   seconds: float
   """How long the stage took."""
   prompt_tokens: int = 0

@@ -23,7 +23,7 @@ from synthq_jax.pipeline import (
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import loop, pairs
 
-__all__ = ["Config", "run"]
+__all__ = ["Config", "run", "run_untrained"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +110,46 @@ def run(
   )
   artifacts.save(directory, result, digest)
   private_training.remove_state(space, stage, digest)
+  return result
+
+
+def run_untrained(
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  start_from: pathlib.Path,
+  name: str,
+) -> results.Checkpoint:
+  """Saves the encoder of the public checkpoint as it is.
+
+  Args:
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: whose vocabulary it must have room for.
+    start_from: the public checkpoint.
+    name: the row of the table.
+
+  Returns:
+    The encoder, which has read nothing private.
+  """
+  start = time.monotonic()
+  params, model_config = inputs.load_public(start_from, prepared)
+  directory = space.public(f"train_retriever/{name}")
+  params = dual_encoder.encoder_params(params)
+  t5_checkpoints.save(directory, params, model_config)
+  result = results.Checkpoint(
+    directory=space.relative(directory),
+    kind="retriever",
+    name=name,
+    statement=statement_lib.none(),
+    steps=0,
+    batch_size=0,
+    num_parameters=0,
+    metrics="",
+    seconds=time.monotonic() - start,
+  )
+  artifacts.save(directory, result, digest)
   return result
 
 
