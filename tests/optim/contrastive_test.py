@@ -218,7 +218,7 @@ def test_microbatches_change_no_number():
   batch = make_batch(7, hard=1)
   loss = losses.Softmax(temperature=0.5, hard_negatives=1)
   padding = [False] * 6 + [True]
-  for method in (optim.Logit(), optim.Batch(), optim.Row()):
+  for method in (optim.Logit(), optim.Row()):
     whole, _ = call(make(method, loss), batch, padding)
     parts, _ = call(make(method, loss, microbatch_size=3), batch, padding)
     assert_close(parts, whole)
