@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import auto, bookkeeping, ghost, vmap
+from synthq_jax.optim import auto, bookkeeping, ghost, independence, vmap
 
 __all__ = ["Aux", "ClippedGrad", "STRATEGIES", "clipped_grad"]
 
@@ -76,10 +76,13 @@ class ClippedGrad:
       The sum, float32 in the structure of `params`, and an `Aux`.
 
     Raises:
-      ValueError: if the batch's axes disagree, or microbatch_size does not
-        divide the batch.
+      ValueError: if the batch's axes disagree, microbatch_size does not divide
+        the batch, or the loss of an example moves when another is beside it
+        (looked at outside `jax.jit` and without a key alone).
     """
     size = _batch_size(batch)
+    if key is None and size > 1:
+      independence.refuse_contrastive(self.loss_fn, params, batch)
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)
     if is_padding_example.shape != (size,):
@@ -174,8 +177,8 @@ def clipped_grad(
     most `l2_clip_norm` in L2 norm, replacing one by at most twice that, for
     every loss whose value for one example depends on that example alone:
     every strategy calls the loss with one example at a time, so a loss that
-    couples examples is not refused but means something else (see
-    `check_independence`). An example whose loss or gradient is not finite
+    couples examples means something else. It is refused where that shows:
+    outside `jax.jit`, and by `check_independence`. An example whose loss or gradient is not finite
     contributes zero. Up to float32 rounding. Losses and norms in `Aux` are
     not protected. Public: the shapes, so also the padded batch size.
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from synthq_jax import typing
 
-__all__ = ["check_independence"]
+__all__ = ["check_independence", "refuse_contrastive"]
 
 _TOLERANCE = 1e-4
 _HALF_TOLERANCE = 2e-2
 _HALF = ("bf16[", "f16[")
+_COUPLED = 1e-2
 
 
 def check_independence(
@@ -59,6 +60,48 @@ def check_independence(
     alone = jax.tree.map(lambda x, i=index: x[i : i + 1], batch)
     single = _losses(loss_fn, params, alone)
     _compare(losses[index : index + 1], single, "removed", tolerance)
+
+
+def refuse_contrastive(
+  loss_fn: Callable[..., jax.Array],
+  params: typing.Params,
+  batch: typing.Batch,
+) -> None:
+  """Refuses a loss of two examples that is far from the losses of each alone.
+
+  It is quick and coarse: moves of up to 1e-2, relative or absolute, pass. Where
+  there are no values to look at, as under `jax.jit`, or no second example, or
+  the loss is no number for each example, everything passes.
+
+  Args:
+    loss_fn: `(params, batch)` to losses [batch].
+    params: the parameters.
+    batch: arrays with a leading axis [batch].
+
+  Raises:
+    ValueError: if the loss of one of the first two examples moves.
+  """
+  leaves = jax.tree.leaves((params, batch))
+  if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    return
+  of = jax.jit(loss_fn)
+  together, *alone = (
+    of(params, jax.tree.map(lambda x, part=part: x[part], batch))
+    for part in (slice(0, 2), slice(0, 1), slice(1, 2))
+  )
+  if together.shape != (2,) or any(loss.shape != (1,) for loss in alone):
+    return
+  together, alone = (
+    np.asarray(x, np.float64) for x in (together, jnp.concatenate(alone))
+  )
+  moved = np.abs(together - alone)
+  scale = np.maximum(np.maximum(np.abs(together), np.abs(alone)), 1.0)
+  if np.any(moved > _COUPLED * scale):
+    raise ValueError(
+      "expected a loss of each example alone, got one that moves when another "
+      "is beside it: take contrastive_clipped_grad for a contrastive loss, "
+      "batch_clipped_grad for another, or remove what couples its examples"
+    )
 
 
 def _tolerance(

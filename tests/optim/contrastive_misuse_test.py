@@ -1,0 +1,169 @@
+"""Wrong use of contrastive losses fails, in one line that says what to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.losses import contrastive as losses
+
+SOFTMAX = losses.Softmax(temperature=0.5)
+BOTH = losses.Softmax(temperature=0.5, directions=2)
+SIGMOID = losses.Sigmoid(temperature=0.5, max_batch_size=8)
+PARAMS = {"w": np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)}
+
+
+def encode(params, x):
+  x = x @ params["w"]
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def not_normalized(params, x):
+  return 3.0 * encode(params, x)
+
+
+def make(method, loss=SOFTMAX, *, size=8, clip=1.0, document=encode):
+  return optim.contrastive_clipped_grad(
+    encode,
+    document,
+    loss=loss,
+    l2_clip_norm=clip,
+    method=method,
+    max_batch_size=size,
+  )
+
+
+def make_batch(size):
+  rng = np.random.default_rng(1)
+  return {
+    name: rng.normal(size=(size, 3)).astype(np.float32)
+    for name in ("queries", "documents")
+  }
+
+
+def refuses(function, match, kind=ValueError):
+  with pytest.raises(kind, match=match) as error:
+    function()
+  assert "\n" not in str(error.value)
+
+
+def in_batch_softmax(params, batch):
+  q, d = encode(params, batch["queries"]), encode(params, batch["documents"])
+  return losses.softmax(q @ d.T, temperature=0.5)
+
+
+def test_clipped_grad_refuses_a_loss_of_similarities():
+  refuses(
+    lambda: optim.clipped_grad(SOFTMAX.losses, l2_clip_norm=1.0),
+    "batch_clipped_grad",
+    TypeError,
+  )
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost"])
+def test_clipped_grad_refuses_a_contrastive_loss_of_examples(strategy):
+  fn = optim.clipped_grad(in_batch_softmax, l2_clip_norm=1.0, strategy=strategy)
+  refuses(lambda: fn(PARAMS, make_batch(4)), "contrastive_clipped_grad")
+
+
+def test_training_refuses_a_contrastive_loss_of_examples():
+  # What training calls before its first step.
+  refuses(
+    lambda: optim.check_independence(in_batch_softmax, PARAMS, make_batch(4)),
+    "independent losses",
+  )
+
+
+@pytest.mark.parametrize(
+  "method",
+  [optim.Logit(), optim.Row(), optim.Group(size=2), optim.Batch()],
+  ids=lambda method: type(method).__name__,
+)
+def test_similarities_outside_their_range_are_refused(method):
+  fn = make(method, document=not_normalized)
+  batch = make_batch(5) | {"example_id": np.arange(5)}
+  refuses(lambda: fn(PARAMS, batch), "from encode_document: divide them")
+
+
+def test_a_batch_beyond_the_declared_maximum_is_refused():
+  fn = make(optim.Logit())
+  for call in (fn, jax.jit(lambda params, batch: fn(params, batch))):
+    refuses(
+      lambda call=call: call(PARAMS, make_batch(9)),
+      "at most max_batch_size=8 .* a batch of 9",
+    )
+
+
+def test_rows_with_private_documents_are_refused():
+  refuses(
+    lambda: make(optim.Row()).sensitivity("ADD_OR_REMOVE_ONE", "pair"),
+    "unit='pair': .* take public negatives or clip pairs",
+  )
+  refuses(
+    lambda: optim.logit_dp(
+      make(optim.Row()),
+      relation="ADD_OR_REMOVE_ONE",
+      unit="pair",
+      noise_multiplier=1.0,
+      denominator=1.0,
+      key=jax.random.key(0),
+    ),
+    "unit='pair'",
+  )
+
+
+@pytest.mark.parametrize(
+  ("change", "match"),
+  [
+    ({"documents": np.zeros((3, 3))}, "5 queries and 3 documents"),
+    ({"negatives": np.zeros((5, 2, 3))}, "hard_negatives=0"),
+    ({"has_query": np.ones(4, bool)}, "has_query"),
+  ],
+)
+def test_a_batch_that_was_not_declared_is_refused(change, match):
+  refuses(lambda: make(optim.Logit())(PARAMS, make_batch(5) | change), match)
+
+
+@pytest.mark.parametrize(
+  ("build", "match"),
+  [
+    (lambda: make(optim.Row(), BOTH), "directions=1"),
+    (lambda: make(optim.Row(negatives="public"), SIGMOID), "Softmax"),
+    (lambda: make(optim.Logit(), clip=0.0), "l2_clip_norm"),
+    (lambda: make(optim.Logit(), size=0), "max_batch_size"),
+    (lambda: make(optim.Logit(), losses.softmax), "Softmax"),
+    (lambda: make(optim.Group(size=9)), "size=9"),
+    (lambda: optim.Group(size=1), "size=1"),
+    (lambda: optim.Logit(norms="fast"), "fast"),
+    (lambda: optim.Row(negatives="private"), "private"),
+    (lambda: optim.Row(gradients="none"), "none"),
+    (lambda: make(optim.Logit()).sensitivity("REPLACE_ONE", "user"), "user"),
+  ],
+)
+def test_a_method_that_does_not_fit_is_refused(build, match):
+  refuses(build, match)
+
+
+@pytest.mark.parametrize(
+  ("method", "loss", "options", "match"),
+  [
+    (optim.Group(size=4), SOFTMAX, {}, "example_id"),
+    (optim.Row(negatives="public"), SOFTMAX, {}, "public_negatives"),
+    (optim.Logit(), BOTH, {"has_query": np.ones(5, bool)}, "directions"),
+  ],
+)
+def test_a_field_that_is_missing_or_too_much_is_named(
+  method, loss, options, match
+):
+  fn = make(method, loss)
+  refuses(lambda: fn(PARAMS, make_batch(5) | options), match)
+
+
+def test_dropout_and_a_long_sequential_batch_are_refused():
+  key = jax.random.key(0)
+  refuses(
+    lambda: make(optim.Logit())(PARAMS, make_batch(5), key=key), "dropout"
+  )
+  fn = make(optim.Logit(norms="sequential"), size=128)
+  refuses(lambda: jax.eval_shape(fn, PARAMS, make_batch(65)), "64 pairs")

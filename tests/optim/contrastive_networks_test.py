@@ -1,0 +1,325 @@
+"""Clipped similarities of real encoders: the embedding net and the demo T5."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.data import shipped
+from synthq_jax.losses import contrastive as losses
+from synthq_jax.models import dual_encoder, image_encoders, t5_checkpoints
+
+SIZE, CHUNK = 8, 44
+LENGTH = 3  # tokens of a query and of a document
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+  """An encoder, its parameters, examples to draw, and a clip norm for them."""
+
+  encode: Callable[..., jax.Array]
+  params: Any
+  draw: Callable[..., np.ndarray]
+  clip: float
+
+  def make(self, loss, size, **options):
+    return optim.contrastive_clipped_grad(
+      self.encode,
+      self.encode,
+      loss=loss,
+      l2_clip_norm=self.clip,
+      method=optim.Logit(**options),
+      max_batch_size=size,
+    )
+
+
+def blobs(rng, *shape):
+  """Images of a few bright places."""
+  at = rng.uniform(0, 8, size=(*shape, 3, 2, 1, 1))
+  rows, columns = np.indices((8, 8))
+  square = (at[..., 0, :, :] - rows) ** 2 + (at[..., 1, :, :] - columns) ** 2
+  places = np.exp(-square) * rng.choice([-3, 3], size=(*shape, 3, 1, 1))
+  return places.sum(axis=-3)[..., None].astype(np.float32)
+
+
+@functools.cache
+def embedding_net():
+  net = image_encoders.EmbeddingNet()
+  rng = np.random.default_rng(0)
+  params = net.init(jax.random.key(3), blobs(rng, 1))
+  return Network(net.apply, params, blobs, 9.0)
+
+
+@functools.cache
+def demo_t5():
+  """The shipped T5, of whose encoder the last layer is trained."""
+  params, config = t5_checkpoints.load(shipped.DIRECTORY)
+  frozen = dual_encoder.encoder_params(params)
+
+  def encode(layer, tokens):
+    encoder = frozen["encoder"] | {"layers_1": layer}
+    return dual_encoder.encode(frozen | {"encoder": encoder}, config, tokens)
+
+  def draw(rng, *shape):
+    return rng.integers(3, 4000, size=(*shape, LENGTH)).astype(np.int32)
+
+  layer = jax.tree.map(jnp.asarray, frozen["encoder"]["layers_1"])
+  return Network(encode, layer, draw, 0.8)
+
+
+def flat(tree):
+  leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)]
+  return np.concatenate(leaves)
+
+
+@functools.cache
+def compiled(network, size, norms):
+  """The sum for padding [size]; a smaller batch is padded to it."""
+  network, rng = network(), np.random.default_rng(0)
+  batch = {name: network.draw(rng, size) for name in ("queries", "documents")}
+  fn = network.make(losses.Softmax(temperature=0.2), size, norms=norms)
+
+  def summed(padding):
+    return fn(network.params, batch, is_padding_example=padding)
+
+  return jax.jit(summed).lower(np.zeros(size, bool)).compile()
+
+
+@pytest.mark.parametrize(
+  ("network", "sizes"),
+  [(embedding_net, (8, 16, 64)), (demo_t5, (8, 16))],
+  ids=["embedding net", "demo t5"],
+)
+def test_exact_norms_give_the_sum_of_the_sequential_oracle(network, sizes):
+  largest, clip = max(sizes), network().clip
+  exact = compiled(network, largest, "exact")
+  sequential = compiled(network, largest, "sequential")
+  for size in sizes:
+    padding = np.arange(largest) >= size
+    (total, aux), (oracle, _) = exact(padding), sequential(padding)
+    error = np.abs(flat(total) - flat(oracle)).max()
+    assert error <= 1e-5 * np.abs(flat(oracle)).max()
+    assert np.mean(aux.norms[:size] > clip) > 0.5
+
+
+def test_memory_grows_with_pairs_and_not_with_pairs_times_parameters():
+  entries = flat(embedding_net().params).size
+  less, more = (
+    compiled(embedding_net, size, "exact").memory_analysis().temp_size_in_bytes
+    for size in (64, 128)
+  )
+  # What goes with the number of pairs would be four times as much.
+  assert less < more < 2.5 * less
+  assert more < 0.1 * 4 * 128**2 * entries
+
+
+@functools.cache
+def pair_gradients(network):
+  """All similarities, and their gradients one by one, [query, column, entry]."""
+  network = network()
+  batch = base_batch(network)
+  hard = batch["negatives"]
+  columns = np.concatenate(
+    [batch["documents"], hard.reshape(-1, *hard.shape[2:])]
+  )
+
+  def similarity(params, pair):
+    query, document = pair
+    q = network.encode(params, query[None])
+    return jnp.sum(q * network.encode(params, document[None]))
+
+  i, j = np.indices((SIZE, 2 * SIZE)).reshape(2, -1)
+  of_one = functools.partial(jax.value_and_grad(similarity), network.params)
+  values, gradients = jax.jit(lambda pairs: jax.lax.map(of_one, pairs))(
+    (batch["queries"][i], columns[j])
+  )
+  entries = [
+    np.asarray(x, np.float64).reshape(SIZE, 2 * SIZE, -1)
+    for x in jax.tree.leaves(gradients)
+  ]
+  return values.reshape(SIZE, 2 * SIZE), np.concatenate(entries, axis=2)
+
+
+def base_batch(network):
+  rng = np.random.default_rng(1)
+  return {
+    "queries": network.draw(rng, SIZE),
+    "documents": network.draw(rng, SIZE),
+    "negatives": network.draw(rng, SIZE, 1),
+  }
+
+
+def sums(network, loss):
+  """A function from records in the last place to their sums [record, entry].
+
+  A record is "no pair", which is padding, "no query", which takes its row out,
+  or what takes the place of the last query, document and hard negative.
+  """
+  fn = network.make(loss, SIZE)
+  hard = getattr(loss, "hard_negatives", 0)
+  two_directions = getattr(loss, "directions", 1) == 2
+  base = base_batch(network)
+  last = jnp.arange(SIZE) == SIZE - 1
+
+  def total(record):
+    batch = {
+      name: jnp.asarray(base[name]).at[-1].set(record[name])
+      for name in ("queries", "documents", "negatives")[: 2 + hard]
+    }
+    if not two_directions:
+      batch["has_query"] = ~(last & record["no query"])
+    summed, _ = fn(
+      network.params, batch, is_padding_example=last & record["no pair"]
+    )
+    return jnp.concatenate([x.ravel() for x in jax.tree.leaves(summed)])
+
+  run = jax.jit(lambda records: jax.lax.map(total, records, batch_size=11))
+  own = {name: x[-1] for name, x in base.items()}
+  own |= {"no query": False, "no pair": False}
+
+  def of(records):
+    # In chunks of one size, so that it is compiled once.
+    filled = [own | record for record in records]
+    filled += [own] * (-len(filled) % CHUNK)
+    chunks = [filled[i : i + CHUNK] for i in range(0, len(filled), CHUNK)]
+    found = [
+      np.asarray(run(jax.tree.map(lambda *x: np.stack(x), *chunk)))
+      for chunk in chunks
+    ]
+    return np.concatenate(found)[: len(records)]
+
+  return of
+
+
+FIELDS = {"pair": ("queries", "documents", "negatives"), "query": ("queries",)}
+
+
+def at_random(network, unit):
+  rng = np.random.default_rng(2)
+  shapes = {"queries": (), "documents": (), "negatives": (1,)}
+  return [
+    {name: network.draw(rng, *shapes[name]) for name in FIELDS[unit]}
+    for _ in range(200)
+  ]
+
+
+def by_hand(network, unit):
+  """Records that repeat, exchange and oppose what others of the batch hold."""
+  base = base_batch(network)
+  rng = np.random.default_rng(3)
+  pool = network.draw(rng, 200)
+  q, d = base["queries"], base["documents"]
+  examples = np.concatenate([pool, q[:-1], d[:-1]])
+  vectors = np.asarray(jax.jit(network.encode)(network.params, examples))
+  vectors, queries, documents = np.split(vectors, [200, 200 + SIZE - 1])
+  queries, documents = queries.mean(axis=0), documents.mean(axis=0)
+  far_query, near_query = pool[np.argsort(vectors @ queries)[[0, -1]]]
+  far_document, near_document = pool[np.argsort(vectors @ documents)[[0, -1]]]
+  records = [
+    (d[0], q[0]),  # exchanged
+    (q[0], d[0]),  # repeated
+    (q[1], q[1]),  # alike
+    (d[2], d[2]),
+    (near_document, near_query),  # draws all rows, and is drawn by all columns
+    (near_document, far_query),
+    (far_document, near_query),
+    (far_document, far_query),
+    (0 * q[0], near_query),  # nothing
+    (near_document, 0 * d[0]),
+  ]
+  return [
+    {
+      name: value
+      for name, value in (
+        ("queries", query),
+        ("documents", document),
+        ("negatives", document[None]),
+      )
+      if name in FIELDS[unit]
+    }
+    for query, document in records
+  ]
+
+
+def bred(records, moved, count, seed):
+  """Records that take each field from one of the ten that moved furthest."""
+  rng = np.random.default_rng(seed)
+  best = [records[i] for i in np.argsort(moved)[::-1][:10]]
+  fresh = [records[i] for i in rng.integers(len(records), size=count)]
+  return [
+    {
+      name: (fresh[k] if rng.random() < 0.3 else best[rng.integers(10)])[name]
+      for name in best[0]
+    }
+    for k in range(count)
+  ]
+
+
+def largest_moves(network, of, unit):
+  """How far records move the sum at most: when they go, and when exchanged."""
+  absent = {"no pair" if unit == "pair" else "no query": True}
+  records = at_random(network, unit) + by_hand(network, unit)
+  found = of([absent, *records])
+  changes = found[1:] - found[:1]
+  for seed in range(1 if unit == "pair" else 0):
+    more = bred(records, np.linalg.norm(changes, axis=1), CHUNK, seed)
+    records, changes = records + more, np.r_[changes, of(more) - found[:1]]
+  products = changes @ changes.T
+  squares = np.diagonal(products)
+  between = squares[:, None] + squares[None, :] - 2 * products
+  return np.sqrt(squares.max()), np.sqrt(between.max())
+
+
+SOFTMAX = losses.Softmax(temperature=0.5)
+CASES = {
+  "softmax": (embedding_net, SOFTMAX),
+  "all columns": (
+    embedding_net,
+    losses.Softmax(temperature=0.5, directions=2, hard_negatives=1),
+  ),
+  "sigmoid": (
+    embedding_net,
+    losses.Sigmoid(temperature=0.5, hard_negatives=1, max_batch_size=SIZE),
+  ),
+  "demo t5": (demo_t5, SOFTMAX),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_record_moves_the_sum_further_than_its_sensitivity(case):
+  network, loss = CASES[case]
+  similarity, gradients = pair_gradients(network)
+  network = network()
+  of, fn = sums(network, loss), network.make(loss, SIZE)
+
+  # The sum is that of all gradients, clipped one by one.
+  columns = SIZE * (1 + getattr(loss, "hard_negatives", 0))
+  weights = np.asarray(loss.weights(similarity[:, :columns]), np.float64)
+  norms = np.linalg.norm(gradients[:, :columns], axis=2)
+  assert 0.3 < np.mean(norms > network.clip) < 0.95
+  expected = np.einsum(
+    "ij,ijp->p",
+    weights * np.minimum(1, network.clip / norms),
+    gradients[:, :columns],
+  )
+  error = np.abs(of([{}])[0] - expected).max()
+  assert error <= 1e-5 * np.abs(expected).max()
+
+  for unit in FIELDS:
+    gone, exchanged = largest_moves(network, of, unit)
+    for relation, moved in (
+      ("ADD_OR_REMOVE_ONE", gone),
+      ("REPLACE_SPECIAL", gone),
+      ("REPLACE_ONE", exchanged),
+    ):
+      if unit == "query" and moved is gone and case == "all columns":
+        continue  # queries cannot be taken out of two directions
+      limit = fn.sensitivity(relation, unit)
+      print(f"{case} {relation} {unit}: {moved / limit:.3f} of {limit:.3f}")
+      assert 0 < moved <= limit * (1 + 1e-5)
