@@ -178,9 +178,10 @@ def clipped_grad(
     every loss whose value for one example depends on that example alone:
     every strategy calls the loss with one example at a time, so a loss that
     couples examples means something else. It is refused where that shows:
-    outside `jax.jit`, and by `check_independence`. An example whose loss or gradient is not finite
-    contributes zero. Up to float32 rounding. Losses and norms in `Aux` are
-    not protected. Public: the shapes, so also the padded batch size.
+    outside `jax.jit`, and by `check_independence`. An example whose loss or
+    gradient is not finite contributes zero. Up to float32 rounding. Losses and
+    norms in `Aux` are not protected. Public: the shapes, so also the padded
+    batch size.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
