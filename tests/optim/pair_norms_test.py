@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.optim import _pair_norms, _towers
+from synthq_jax.optim import _jacobians, _pair_norms, _towers
 
 RANDOM = np.random.default_rng(0)
 PARAMS = {
@@ -144,12 +144,12 @@ def test_jacobians_are_combined_where_that_is_less_work():
     ).query
     vectors, _, pull = _towers.linearize(tower, QUERIES)
     pays[name] = [
-      _towers.pays_by_jacobian(pull, 5, vectors.shape[1], passes)
-      for passes in (1, 1000)
+      _jacobians.pays(pull, 5, vectors.shape[1], passes) for passes in (1, 1000)
     ]
     cotangents = jnp.asarray(RANDOM.normal(size=vectors.shape), jnp.float32)
     direct = pull(cotangents)
-    combined = _towers.by_jacobian(pull, 5, vectors.shape[1])(cotangents)
+    rows = _jacobians.make(pull, 5, vectors.shape[1])
+    combined = _jacobians.combine(rows)(cotangents)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
       direct,
