@@ -6,9 +6,11 @@ share parameters, its squared norm has the cross term
 2 <J_qi^T d_j, J_dj^T q_i>, which no Gram matrix of one example holds.
 
 All pairs (i, i + shift) take one pass back through both encoders, with rows and
-columns as in an ordinary batch: a pass for each of the n shifts, or, where dim
-is less than n, memory allows and it takes less work, a pass for each dimension
-whose results are then combined. No array has an axis for pairs and one for parameters.
+columns as in an ordinary batch: a pass for each of the n shifts. Where dim is
+less than n, memory allows and it takes less work, there is a pass for each
+dimension instead: what is formed of the Jacobians is then multiplied for all
+pairs at once, what stays in factors is combined shift by shift. No array has an
+axis for pairs and one for parameters.
 """
 
 import functools

@@ -39,7 +39,8 @@ class Row:
 
   Cost beside an ordinary step, n rows: `gradients="all"` takes n passes back
   through the document tower, one gradient in memory at a time. "pair" and
-  "query" are clipped by `clipped_grad` in about one more pass.
+  "query" go forward once and back once, to norms and sum alike; in microbatches
+  `clipped_grad` goes forward once more.
 
   Attributes:
     negatives: "batch": the documents of the other rows, and all hard negatives
