@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from synthq_jax.optim import _plan, _rules, _sites, _towers
+from synthq_jax.optim import _jacobians, _plan, _rules, _sites, _towers
 
 __all__ = ["norms"]
 
@@ -39,13 +39,13 @@ def norms(
     by about 1e-3 of the Jacobian's norm where the product nearly vanishes.
   """
   size, dim = jax.tree.leaves(examples)[0].shape[0], others.shape[1]
-  each = max(1, _towers.jacobian_bytes(tower, 1, dim))
+  each = max(1, _jacobians.memory_bytes(tower, 1, dim))
   block = int(min(size, max(1, memory_bytes // each)))
 
   def of_one(example: Any) -> jax.Array:
     one = jax.tree.map(lambda x: x[None], example)
     _, records, pull = _towers.linearize(tower, one)
-    gram, sizes = _gram(tower, records, _towers.jacobian(pull, 1, dim), dim)
+    gram, sizes = _gram(tower, records, _jacobians.make(pull, 1, dim), dim)
     squares = jnp.einsum("vk,kl,vl->v", others, gram, others, precision=_EXACT)
     summed = jnp.abs(others) @ jnp.sqrt(sizes)
     return jnp.sqrt(jnp.maximum(squares, 0.0) + _ROUNDING * summed**2)

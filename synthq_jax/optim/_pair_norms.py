@@ -6,18 +6,21 @@ share parameters, its squared norm has the cross term
 2 <J_qi^T d_j, J_dj^T q_i>, which no Gram matrix of one example holds.
 
 All pairs (i, i + shift) take one pass back through both encoders, with rows and
-columns as in an ordinary batch: a pass for each of the n shifts, or, where dim
-is less than n, memory allows and it takes less work, a pass for each dimension
-whose results are then combined. No array has an axis for pairs and one for parameters.
+columns as in an ordinary batch: a pass for each of the n shifts. Where dim is
+less than n, memory allows and it takes less work, there is a pass for each
+dimension instead: what is formed of the Jacobians is then multiplied for all
+pairs at once, what stays in factors is combined shift by shift. No array has an
+axis for pairs and one for parameters.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from synthq_jax.optim import _grams, _towers
+from synthq_jax.optim import _grams, _jacobians, _pair_products, _towers
 
 __all__ = ["bound", "exact", "of_one_encoder"]
 
@@ -59,21 +62,65 @@ def exact(
   return swapped.reshape(-1, norms.shape[1] * norms.shape[3])[:n, :m]
 
 
+class _Side(NamedTuple):
+  """One encoder and all its examples."""
+
+  tower: _towers.Tower
+  vectors: jax.Array  # [batch, dim]
+  records: list[jax.Array]
+  pull: Callable[[jax.Array], _towers.Factors]
+
+
 def _exact_block(
   towers: _towers.Towers, memory_bytes: int, queries: Any, documents: Any
 ) -> jax.Array:
   """Returns the norms for queries and documents that are taken at once."""
-  q, query_records, pull_q = _towers.linearize(towers.query, queries)
-  d, document_records, pull_d = _towers.linearize(towers.document, documents)
-  n, m, dim = len(q), len(d), q.shape[1]
+  query = _Side(towers.query, *_towers.linearize(towers.query, queries))
+  document = _Side(
+    towers.document, *_towers.linearize(towers.document, documents)
+  )
+  sides = query, document
+  (n, dim), m = query.vectors.shape, len(document.vectors)
+  needed = sum(
+    _jacobians.memory_bytes(side.tower, len(side.vectors), dim)
+    for side in sides
+  )
+  squares = jnp.zeros((n, m))
+  if dim < max(n, m) and needed <= memory_bytes:
+    pays = [
+      _jacobians.pays(side.pull, len(side.vectors), dim, max(n, m))
+      for side in sides
+    ]
+    rows = [
+      _jacobians.make(side.pull, len(side.vectors), dim) if pay else None
+      for side, pay in zip(sides, pays, strict=True)
+    ]
+    if all(pays):
+      squares = _pair_products.squared_norms(
+        query.vectors,
+        document.vectors,
+        *[
+          dict(zip(side.tower.formed, row.formed, strict=True))
+          for side, row in zip(sides, rows, strict=True)
+        ],
+      )
+      sides = [
+        side._replace(tower=side.tower._replace(formed=())) for side in sides
+      ]
+      rows = [row._replace(formed=[]) for row in rows]
+    query, document = (
+      side if row is None else side._replace(pull=_jacobians.combine(row))
+      for side, row in zip(sides, rows, strict=True)
+    )
+  squares += _by_shifts(query, document)
+  return jnp.sqrt(jnp.maximum(squares, 0.0))
+
+
+def _by_shifts(query: _Side, document: _Side) -> jax.Array:
+  """Returns squared norms, with a pass through both encoders for each shift."""
+  q, d = query.vectors, document.vectors
+  n, m = len(q), len(d)
   shifts = max(n, m)
-  for_queries = _towers.jacobian_bytes(towers.query, n, dim)
-  for_documents = _towers.jacobian_bytes(towers.document, m, dim)
-  if dim < shifts and for_queries + for_documents <= memory_bytes:
-    if _towers.pays_by_jacobian(pull_q, n, dim, shifts):
-      pull_q = _towers.by_jacobian(pull_q, n, dim)
-    if _towers.pays_by_jacobian(pull_d, m, dim, shifts):
-      pull_d = _towers.by_jacobian(pull_d, m, dim)
 
   def of_shift(shift: jax.Array) -> jax.Array:
     columns = (jnp.arange(n) + shift) % shifts  # the document of each query
@@ -81,18 +128,18 @@ def _exact_block(
     columns = jnp.minimum(columns, m - 1)  # beyond the last there is none
     own = jnp.where((rows < n)[:, None], q[jnp.minimum(rows, n - 1)], 0.0)
     found, records = jax.tree.map(
-      lambda x: x[columns], (pull_d(own), document_records)
+      lambda x: x[columns], (document.pull(own), document.records)
     )
     return _towers.squared_norms(
       [
-        (towers.query, query_records, pull_q(d[columns])),
-        (towers.document, records, found),
+        (query.tower, query.records, query.pull(d[columns])),
+        (document.tower, records, found),
       ],
       n,
     )
 
   squares = jax.lax.map(of_shift, jnp.arange(shifts))  # [shift, query]
-  return jnp.sqrt(jnp.maximum(_unshifted(squares)[:, :m], 0.0))
+  return _unshifted(squares)[:, :m]
 
 
 def bound(

@@ -9,7 +9,7 @@ import optax
 
 from synthq_jax import typing
 from synthq_jax.losses import contrastive as losses_lib
-from synthq_jax.optim import _contrastive_batch, clipping
+from synthq_jax.optim import _contrastive_batch, _rules, _towers, clipping
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Row"]
@@ -40,7 +40,8 @@ class Row:
 
   Cost beside an ordinary step, n rows: `gradients="all"` takes n passes back
   through the document tower, one gradient in memory at a time. "pair" and
-  "query" are clipped by `clipped_grad` in about one more pass.
+  "query" go forward once and back once, to norms and sum alike; in microbatches
+  `clipped_grad` goes forward once more.
 
   Attributes:
     negatives: "batch": the documents of the other rows, and all hard negatives
@@ -93,11 +94,23 @@ class Row:
     is_padding_example: jax.Array | None,
   ) -> tuple[typing.Params, jax.Array, jax.Array]:
     """Returns the sum, losses [batch] and the rows' norms [batch]."""
-    rows = _rows(self, fn, params, batch, is_padding_example)
+    pairs = _contrastive_batch.read(
+      batch,
+      is_padding_example,
+      max_batch_size=fn.max_batch_size,
+      hard_negatives=getattr(fn.loss, "hard_negatives", 0),
+    )
+    size, block = len(pairs.queries), fn.microbatch_size
+    through_document = self.gradients == "pair"
+    if self.gradients != "all" and (block is None or block >= size):
+      return _at_once(self, fn, params, batch, pairs, through_document)
+    q = fn.encode("query", params, pairs.queries)
+    d = fn.encode("document", params, pairs.columns)
+    rows = _rows(self, fn, params, batch, pairs, q, d)
     if self.gradients == "all":
       total, norms = _one_by_one(fn, params, rows)
     else:
-      total, norms = _clipped(fn, params, rows, self.gradients == "pair")
+      total, norms = _clipped(fn, params, rows, through_document)
     return total, rows.losses, norms
 
 
@@ -125,19 +138,13 @@ def _rows(
   fn: Any,
   params: typing.Params,
   batch: typing.Batch,
-  is_padding_example: jax.Array | None,
+  pairs: _contrastive_batch.Pairs,
+  q: jax.Array,
+  d: jax.Array,
 ) -> _Rows:
-  """Encodes a batch and weighs its similarities."""
-  pairs = _contrastive_batch.read(
-    batch,
-    is_padding_example,
-    max_batch_size=fn.max_batch_size,
-    hard_negatives=getattr(fn.loss, "hard_negatives", 0),
-  )
+  """Weighs the similarities of encoded queries and columns."""
   if method.negatives == "public":
-    return _public_rows(fn, params, pairs, batch)
-  q = fn.encode("query", params, pairs.queries)
-  d = fn.encode("document", params, pairs.columns)
+    return _public_rows(fn, params, batch, pairs, q, d)
   size = len(q)
   has_column = _contrastive_batch.finite_rows(d)
   counts = pairs.has_query & _contrastive_batch.finite_rows(q)
@@ -169,8 +176,10 @@ def _rows(
 def _public_rows(
   fn: Any,
   params: typing.Params,
-  pairs: _contrastive_batch.Pairs,
   batch: typing.Batch,
+  pairs: _contrastive_batch.Pairs,
+  q: jax.Array,
+  d: jax.Array,
 ) -> _Rows:
   """Does so for rows of one document and public negatives."""
   if "public_negatives" not in batch:
@@ -179,8 +188,6 @@ def _public_rows(
       "from public documents, independently of the pairs"
     )
   negatives = jnp.asarray(batch["public_negatives"])
-  q = fn.encode("query", params, pairs.queries)
-  d = fn.encode("document", params, pairs.columns)
   s = fn.encode("document", params, negatives)
   has_column = _contrastive_batch.finite_rows(s)
   s = jnp.where(has_column[:, None], s, 0.0)
@@ -221,6 +228,57 @@ def _products(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
 
 
+def _toward(rows: _Rows) -> jax.Array:
+  """Returns each row's weighted sum of its columns, [batch, dim]."""
+  shared = _products(rows.shared, rows.vectors.T)
+  return shared + rows.own[:, None] * rows.own_vectors
+
+
+def _at_once(
+  method: Row,
+  fn: Any,
+  params: typing.Params,
+  batch: typing.Batch,
+  pairs: _contrastive_batch.Pairs,
+  through_document: bool,
+) -> tuple[typing.Params, jax.Array, jax.Array]:
+  """Returns the sum, losses and norms of `_clipped` from one forward pass.
+
+  The vectors that make the weights are those the gradients go back from, by
+  book-keeping: norm and sum come from the same factors.
+  """
+  encode_document = fn.encode_document
+  if not through_document:  # its use of the parameters is nobody's concern
+    encode_document = lambda _, x: fn.encode_document(params, x)  # noqa: E731
+  towers = _towers.towers(
+    fn.encode_query, encode_document, params, pairs.queries, pairs.columns
+  )
+  q, q_records, pull_q = _towers.linearize(towers.query, pairs.queries)
+  size = len(q)
+  if through_document:
+    own = pairs.columns[:size]
+    d, d_records, pull_d = _towers.linearize(towers.document, own)
+    if len(pairs.columns) > size:
+      hard = fn.encode("document", params, pairs.columns[size:])
+      d = jnp.concatenate([d, hard])
+  else:
+    d = fn.encode("document", params, pairs.columns)
+  rows = _rows(method, fn, params, batch, pairs, q, d)
+  parts = [(towers.query, q_records, pull_q(_toward(rows)))]
+  if through_document:
+    cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
+    parts.append((towers.document, d_records, pull_d(cotangents)))
+  squares = _towers.squared_norms(parts, size)
+  norms = _rules.norms([squares], rows.losses)
+  weights = _rules.clip_weights(
+    rows.losses, norms, ~rows.counts, fn.l2_clip_norm
+  )
+  total = jax.tree.unflatten(
+    jax.tree.structure(params), _towers.weighted_sums(parts, weights)
+  )
+  return total, rows.losses, jnp.where(rows.counts, norms, 0.0)
+
+
 def _clipped(
   fn: Any, params: typing.Params, rows: _Rows, through_document: bool
 ) -> tuple[typing.Params, jax.Array]:
@@ -230,8 +288,6 @@ def _clipped(
   columns held fixed, and own_i <q_i, d_i> through the document: a function of
   the pair, which `clipped_grad` clips.
   """
-  toward = _products(rows.shared, rows.vectors.T)
-  toward += rows.own[:, None] * rows.own_vectors
 
   def similarity(params: typing.Params, batch: typing.Batch) -> jax.Array:
     q = fn.encode("query", params, batch["query"])
@@ -242,7 +298,7 @@ def _clipped(
     held = jax.lax.stop_gradient(q)
     return value + batch["own"] * jnp.sum(held * d, axis=1)
 
-  examples = {"query": rows.queries, "toward": toward}
+  examples = {"query": rows.queries, "toward": _toward(rows)}
   if through_document:
     # A row that does not count may have a document that is not finite.
     examples["document"] = _contrastive_batch.sound(rows.documents, rows.counts)

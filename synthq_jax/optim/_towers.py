@@ -7,6 +7,7 @@ the embeddings back. What it returns are the per-example gradients of inner
 products with the embeddings, in the factors that `_rules` knows.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,24 +16,21 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, _sites, _trace, _views, auto
+from synthq_jax.optim import _plan, _rules, _sites, _trace, _views
 
 __all__ = [
   "Factors",
   "Part",
   "Tower",
   "Towers",
-  "by_jacobian",
   "check_cosines",
   "encode",
-  "jacobian",
-  "jacobian_bytes",
   "linearize",
-  "pays_by_jacobian",
   "split",
   "squared_norms",
   "towers",
   "vectors",
+  "weighted_sums",
 ]
 
 _LONGEST = 1.001
@@ -236,34 +234,59 @@ def linearize(
     and a function from cotangents [batch, dim] to the factors of the gradient
     of each example's <vector, cotangent>.
   """
-  size = jax.tree.leaves(examples)[0].shape[0]
+  zeros = [jnp.zeros(s.output.shape, s.output.dtype) for s in tower.sites]
+  formed = [tower.leaves[index] for index in tower.formed]
+  structure = None
 
-  def one(
-    zeros: list[jax.Array], formed: list[jax.Array], example: Any
-  ) -> tuple[jax.Array, list[jax.Array]]:
-    values = list(tower.leaves)
-    for index, value in zip(tower.formed, formed, strict=True):
-      values[index] = value
-    walk = _trace.Walk(zeros)
-    values += jax.tree.leaves(example)
-    (vector,) = walk.run(tower.closed, values, tower.followed)
-    return vector, walk.records
+  def one(example: Any) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+    nonlocal structure
 
-  zeros = [
-    jnp.zeros((size, *site.output.shape), site.output.dtype)
-    for site in tower.sites
-  ]
-  formed = [
-    jnp.broadcast_to(leaf[None], (size, *leaf.shape))
-    for leaf in (tower.leaves[index] for index in tower.formed)
-  ]
-  vectors, pull, records = jax.vjp(
-    lambda zeros, formed: jax.vmap(one)(zeros, formed, examples),
-    zeros,
-    formed,
-    has_aux=True,
+    def vector(
+      zeros: list[jax.Array], formed: list[jax.Array]
+    ) -> tuple[jax.Array, list[jax.Array]]:
+      values = list(tower.leaves)
+      for index, value in zip(tower.formed, formed, strict=True):
+        values[index] = value
+      walk = _trace.Walk(zeros)
+      values += jax.tree.leaves(example)
+      (result,) = walk.run(tower.closed, values, tower.followed)
+      return result, walk.records
+
+    result, pull, records = jax.vjp(vector, zeros, formed, has_aux=True)
+    kept, structure = jax.tree.flatten(pull)
+    return result, records, kept
+
+  # What is the same for all examples, as a kernel, is not kept for each: a
+  # product with copies is many small products.
+  example = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), examples
   )
-  return vectors, records, lambda cotangents: Factors(*pull(cotangents))
+  closed = jax.make_jaxpr(lambda example: one(example)[2])(example)
+  axes = [0 if differs else None for differs in _depends(closed.jaxpr)]
+  vectors, records, kept = jax.vmap(one, out_axes=(0, 0, axes))(examples)
+
+  def pull_one(kept: list[jax.Array], cotangent: jax.Array) -> Factors:
+    return Factors(*jax.tree.unflatten(structure, kept)(cotangent))
+
+  return (
+    vectors,
+    records,
+    functools.partial(jax.vmap(pull_one, in_axes=(axes, 0)), kept),
+  )
+
+
+def _depends(jaxpr: Any) -> list[bool]:
+  """Says of each output whether it may depend on the inputs."""
+  seen = set(jaxpr.invars)
+  for equation in jaxpr.eqns:
+    if any(_is_in(atom, seen) for atom in equation.invars):
+      seen.update(equation.outvars)
+  return [_is_in(atom, seen) for atom in jaxpr.outvars]
+
+
+def _is_in(atom: Any, seen: set[Any]) -> bool:
+  # Literals are not hashable in all versions, variables are.
+  return not hasattr(atom, "val") and atom in seen
 
 
 def vectors(tower: Tower, examples: Any) -> jax.Array:
@@ -275,72 +298,6 @@ def vectors(tower: Tower, examples: Any) -> jax.Array:
     return walk.run(tower.closed, values, ())[0]
 
   return jax.vmap(one)(examples)
-
-
-def by_jacobian(
-  pull: Callable[[jax.Array], Factors], size: int, dim: int
-) -> Callable[[jax.Array], Factors]:
-  """Returns the same function, from one pass back for each dimension.
-
-  Args:
-    pull: from `linearize`.
-    size: its number of examples.
-    dim: of the vectors.
-  """
-  rows = jacobian(pull, size, dim)
-
-  def contract(row: jax.Array, cotangents: jax.Array) -> jax.Array:
-    flat = row.astype(jnp.float32).reshape(dim, size, -1)
-    summed = jnp.einsum(
-      "kbp,bk->bp", flat, cotangents, precision=jax.lax.Precision.HIGHEST
-    )
-    return summed.reshape(row.shape[1:])
-
-  return lambda cotangents: jax.tree.map(
-    lambda row: contract(row, cotangents), rows
-  )
-
-
-def jacobian(
-  pull: Callable[[jax.Array], Factors], size: int, dim: int
-) -> Factors:
-  """Returns the factors for each dimension's unit vector, [dim, batch, ...]."""
-  basis = jnp.broadcast_to(jnp.eye(dim)[:, None, :], (dim, size, dim))
-  return jax.lax.map(pull, basis)
-
-
-def pays_by_jacobian(
-  pull: Callable[[jax.Array], Factors], size: int, dim: int, passes: int
-) -> bool:
-  """Says whether `by_jacobian` takes less work than that many passes.
-
-  Args:
-    pull: from `linearize`.
-    size: its number of examples.
-    dim: of the vectors.
-    passes: how many cotangents it will be given.
-  """
-  closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
-  once = auto.count_products(closed.jaxpr).flops
-  once += sum(_convolution_flops(e) for e in closed.jaxpr.eqns)
-  contraction = 2 * dim * sum(a.size for a in closed.out_avals)
-  return dim * once + passes * contraction < passes * once
-
-
-def _convolution_flops(equation: Any) -> float:
-  """Returns the work of a convolution, 0 for anything else."""
-  if equation.primitive.name != "conv_general_dilated":
-    return 0.0
-  kernel = equation.invars[1].aval
-  outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-  return 2.0 * equation.outvars[0].aval.size * kernel.size / outputs
-
-
-def jacobian_bytes(tower: Tower, size: int, dim: int) -> int:
-  """Returns what `jacobian` takes for `size` examples."""
-  each = sum(math.prod(site.output.shape) for site in tower.sites)
-  each += sum(tower.leaves[index].size for index in tower.formed)
-  return 4 * each * size * dim
 
 
 Part = tuple[Tower, Sequence[jax.Array], Factors]
@@ -359,13 +316,41 @@ def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
     _rules.squared_norms([use for _, use in pairs])
     for pairs in _uses(parts).values()
   ]
+  squares += [_rules.sum_of_squares(each) for each in _formed(parts).values()]
+  return sum(squares, jnp.zeros(size, jnp.float32))
+
+
+def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
+  """Returns the weighted sums over examples of the same gradients.
+
+  Args:
+    parts: as in `squared_norms`, at least one.
+    weights: float32 [batch]; an example with weight zero contributes exactly
+      zero, whatever its factors hold.
+
+  Returns:
+    float32, for every parameter in order.
+  """
+  total = [jnp.zeros(leaf.shape, jnp.float32) for leaf in parts[0][0].leaves]
+  for leaf, pairs in _uses(parts).items():
+    layout = pairs[0][0]
+    groups = math.prod(size for _, size in layout.groups)
+    shape = (groups, layout.num_rows, layout.num_columns)
+    summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
+    total[leaf] = layout.restore(summed, total[leaf].shape)
+  for leaf, gradient in _formed(parts).items():
+    total[leaf] = _rules.weigh(gradient, weights)
+  return total
+
+
+def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
+  """Adds up the formed gradients of each parameter, over all parts."""
   formed: dict[int, jax.Array] = {}
   for tower, _, factors in parts:
     for leaf, gradient in zip(tower.formed, factors.formed, strict=True):
       gradient = gradient.astype(jnp.float32)
       formed[leaf] = formed[leaf] + gradient if leaf in formed else gradient
-  squares += [_rules.sum_of_squares(gradient) for gradient in formed.values()]
-  return sum(squares, jnp.zeros(size, jnp.float32))
+  return formed
 
 
 def _uses(

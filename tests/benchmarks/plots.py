@@ -18,6 +18,16 @@ STYLES = {
   "ghost": ("tab:orange", "^", "ghost"),
   "vmap": ("tab:red", "v", "vmap (jax-privacy)"),
 }
+CONTRASTIVE = {
+  "ordinary": ("black", "o", "ordinary step"),
+  "logit exact": ("tab:blue", "s", "logit, exact"),
+  "logit bound": ("tab:cyan", "D", "logit, bound"),
+  "logit sequential": ("tab:red", "v", "logit, sequential"),
+  "row batch all": ("tab:orange", "^", "row, all gradients"),
+  "row batch pair": ("tab:green", ">", "row, own pair"),
+  "row batch query": ("tab:olive", "<", "row, query"),
+  "group": ("tab:purple", "P", "group"),
+}
 SETTINGS = {
   "svg.hashsalt": "synthq",
   "svg.fonttype": "none",
@@ -128,6 +138,49 @@ def search(report) -> None:
   save(figure, "search.svg")
 
 
+def contrastive(report, field: str, scale: float, label: str) -> None:
+  """One field against the number of pairs, for each trained part."""
+  names = {
+    "t5": "demo T5",
+    "head": "projection head, frozen T5",
+    "net": "embedding net, dim 8",
+  }
+  figure, every = plt.subplots(1, len(names), figsize=(9, 3), sharex=True)
+  for axes, (name, title) in zip(every, names.items(), strict=True):
+    cases = [c for c in report["cases"] if c["case"] == name]
+    for way, (color, marker, _) in CONTRASTIVE.items():
+      points = [
+        (c["size"], c["ways"][way][field] / scale)
+        for c in cases
+        if field in c["ways"].get(way, {})
+      ]
+      if points:
+        axes.plot(
+          *zip(*points, strict=True), color=color, marker=marker, markersize=4
+        )
+    sizes = sorted({c["size"] for c in report["cases"]})
+    if field == "temporaries" and cases:
+      whole = [4 * n * n * cases[0]["parameters"] / scale for n in sizes]
+      axes.plot(sizes, whole, color="gray", linestyle=":")
+    axes.set(xscale="log", yscale="log", xlabel="pairs, n", ylabel=label)
+    axes.set_title(title, fontsize=9)
+    axes.set_xticks(sizes, [str(n) for n in sizes])
+    axes.minorticks_off()
+  handles = [
+    plt.Line2D([], [], color=color, marker=marker, markersize=4, label=text)
+    for color, marker, text in CONTRASTIVE.values()
+  ]
+  if field == "temporaries":
+    text = "n\u00b2 gradients of full size"
+    handles.append(plt.Line2D([], [], color="gray", ls=":", label=text))
+  figure.legend(
+    handles=handles, ncol=5, frameon=False, loc="lower center", fontsize=8
+  )
+  figure.tight_layout(rect=(0, 0.14, 1, 1))
+  name = "memory" if field == "temporaries" else "time"
+  save(figure, f"contrastive_{name}.svg")
+
+
 def main() -> None:
   with matplotlib.rc_context(SETTINGS):
     bars, grown = (
@@ -137,6 +190,9 @@ def main() -> None:
     growth(bars["cases"] + grown["cases"])
     tpu(load("2026-11-21_clipping_tpu.json")["models"])
     search(load("2026-11-21_search.json"))
+    coupled = load("2026-11-21_contrastive.json")
+    contrastive(coupled, "cpu_s", 1.0, "CPU seconds")
+    contrastive(coupled, "temporaries", 2**20, "temporaries, MiB")
 
 
 if __name__ == "__main__":

@@ -297,6 +297,26 @@ def test_rows_are_clipped_whole(gradients, negatives):
   np.testing.assert_allclose(aux.norms, norms, rtol=1e-5)
 
 
+@pytest.mark.parametrize("negatives", ["batch", "public"])
+@pytest.mark.parametrize("gradients", ["pair", "query"])
+def test_cheap_rows_are_the_same_in_microbatches(gradients, negatives):
+  """All at once, they take the forward pass that made the weights."""
+  hard = 2 if negatives == "batch" else 0
+  batch = make_batch(6, seed=3, hard=hard)
+  if negatives == "public":
+    batch["public_negatives"] = make_batch(5, seed=4)["documents"]
+  batch["queries"] = batch["queries"].at[1].set(jnp.nan)
+  padding = np.arange(6) == 4
+  method = optim.Row(negatives=negatives, gradients=gradients)
+  loss = losses.Softmax(temperature=0.05, hard_negatives=hard)
+  whole, aux = call(make(method, loss), batch, padding)
+  parts, others = call(make(method, loss, microbatch_size=2), batch, padding)
+  assert_close(whole, flat(parts))
+  np.testing.assert_allclose(aux.norms, others.norms, rtol=1e-5)
+  assert np.sum(np.asarray(aux.norms) > CLIP) >= 2
+  assert aux.norms[1] == aux.norms[4] == 0.0
+
+
 def test_public_negatives_that_are_the_rows_own_document_do_not_count():
   batch = make_batch(4)
   batch["public_negatives"] = make_batch(3, seed=3)["documents"]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.optim import _pair_norms, _towers
+from synthq_jax.optim import _jacobians, _pair_norms, _pair_products, _towers
 
 RANDOM = np.random.default_rng(0)
 PARAMS = {
@@ -144,12 +144,12 @@ def test_jacobians_are_combined_where_that_is_less_work():
     ).query
     vectors, _, pull = _towers.linearize(tower, QUERIES)
     pays[name] = [
-      _towers.pays_by_jacobian(pull, 5, vectors.shape[1], passes)
-      for passes in (1, 1000)
+      _jacobians.pays(pull, 5, vectors.shape[1], passes) for passes in (1, 1000)
     ]
     cotangents = jnp.asarray(RANDOM.normal(size=vectors.shape), jnp.float32)
     direct = pull(cotangents)
-    combined = _towers.by_jacobian(pull, 5, vectors.shape[1])(cotangents)
+    rows = _jacobians.make(pull, 5, vectors.shape[1])
+    combined = _jacobians.combine(rows)(cotangents)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
       direct,
@@ -180,3 +180,66 @@ def test_a_norm_that_nearly_vanishes_is_not_too_small():
   found = np.diagonal(own(others))
   assert np.all(found >= least)
   assert np.all(found < 1e-2 * np.asarray(own(others)).max())
+
+
+@pytest.mark.parametrize("left_out", [None, "table", "w"])
+def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
+  """Also of a parameter that only one encoder uses, each in turn."""
+  names = sorted(PARAMS)
+  jacobians = []
+  for tokens, missing in ((QUERIES, left_out), (DOCUMENTS, "scale")):
+    whole = jax.jit(jax.jacrev(plain))(PARAMS, tokens)
+    jacobians.append(
+      {
+        number: jnp.swapaxes(whole[name], 0, 1)
+        for number, name in enumerate(names)
+        if name != missing or left_out is None
+      }
+    )
+  q, d = plain(PARAMS, QUERIES), plain(PARAMS, DOCUMENTS)
+  expected = np.zeros((5, 7))
+  for number in range(len(names)):
+    gradients = 0.0
+    if number in jacobians[0]:
+      gradients += np.einsum("ki...,jk->ij...", jacobians[0][number], d)
+    if number in jacobians[1]:
+      gradients += np.einsum("kj...,ik->ij...", jacobians[1][number], q)
+    expected += np.square(gradients).reshape(5, 7, -1).sum(axis=2)
+  found = jax.jit(_pair_products.squared_norms)(q, d, *jacobians)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  if left_out is None:  # then they are those of the similarities
+    np.testing.assert_allclose(found, by_hand(plain, plain) ** 2, rtol=1e-4)
+
+
+def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
+  calls = []
+  products = _pair_products.squared_norms
+
+  def counted(*arguments):
+    calls.append(1)
+    return products(*arguments)
+
+  monkeypatch.setattr(_pair_products, "squared_norms", counted)
+  monkeypatch.setattr(_jacobians, "pays", lambda *_: True)
+  for name in ("plain", "convolved"):
+    encoder = ENCODERS[name]
+    expected = by_hand(encoder, encoder)
+    for keep_ratio in (0, 100):
+      found = norms(
+        _pair_norms.exact, encoder, keep_ratio=keep_ratio, memory_bytes=2**30
+      )
+      np.testing.assert_allclose(
+        found, expected, rtol=1e-5, atol=1e-6 * expected.max()
+      )
+  assert len(calls) == 4
+
+
+@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+def test_what_goes_back_holds_no_copy_of_a_kernel_for_each_example(keep_ratio):
+  towers = _towers.towers(
+    plain, plain, PARAMS, QUERIES, DOCUMENTS, keep_ratio=keep_ratio
+  )
+  _, _, pull = _towers.linearize(towers.query, QUERIES)
+  (kept,) = pull.args
+  assert (4, 4) in [x.shape for x in kept]
+  assert (5, 4, 4) not in [x.shape for x in kept]
