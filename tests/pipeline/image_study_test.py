@@ -112,9 +112,7 @@ def test_private_rows_claim_what_their_noise_earns(studied):
   by_row = {one.row: one for one in study.trainings}
   assert by_row["untrained"].statement.epsilon == 0
   assert by_row["non_private"].statement.epsilon == math.inf
-  sampler = sampling.Poisson.with_margin(
-    num_examples=30, expected_batch_size=6
-  )
+  sampler = sampling.Poisson.with_margin(num_examples=30, expected_batch_size=6)
   for name, moved in (
     (
       "logit",
