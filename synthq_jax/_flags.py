@@ -30,6 +30,7 @@ STAGES = {
   "evaluate": "scores of every row of the table",
   "audit": "canaries: did a generator learn them?",
   "report": "the shareable pages and the private one",
+  "study": "a study of gin_configs/studies; no stage of the pipeline",
 }
 """Stages by name, each with what it makes."""
 

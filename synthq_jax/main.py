@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 import gin
 
-from synthq_jax import _flags, _tools
+from synthq_jax import _flags, _studies, _tools
 from synthq_jax.training import stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
@@ -118,8 +118,8 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   """Runs a stage and what it needs that is not finished."""
   start = time.monotonic()
   workdir = pathlib.Path(options.workdir)
-  runner = _pretrain if options.stage == "pretrain" else _pipeline
-  report = runner(options, bindings, workdir)
+  runners = {"pretrain": _pretrain, "study": _study}
+  report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
   if report is not None:
     print(_summary(report, workdir))
   print(f"{options.stage} finished: {_cost(time.monotonic() - start)}")
@@ -154,6 +154,16 @@ def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
     pretrain = dataclasses.replace(config.pretrain, settings=settings)
     config = dataclasses.replace(config, pretrain=pretrain)
   pretrain_recipe.run(config, workdir, on_accepted=note)
+
+
+def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
+  """Runs the study that the files configure, and prints its tables."""
+
+  def configured(kind: type) -> tuple[Any, Callable[[], None]] | None:
+    with contextlib.suppress(_NothingSaidError):
+      return _configured(kind, options, bindings, workdir)
+
+  print(_studies.run(configured, workdir, progress=not options.quiet))
 
 
 def _configured(

@@ -14,7 +14,7 @@ import pytest
 
 from synthq_jax import main
 from synthq_jax.models import t5_config
-from synthq_jax.pipeline import plan, pretrain_recipe
+from synthq_jax.pipeline import image_study, plan, pretrain_recipe
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
@@ -31,6 +31,7 @@ NEEDS = {
     for size in ("small", "large", "xl")
   },
 }
+STUDIES = {"logit_dp_images": image_study.Config}
 
 
 def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
@@ -42,6 +43,8 @@ def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
     ]
   if path.stem == "demo_pretrain":
     return pretrain_recipe.Config, [str(path)]
+  if path.parent.name == "studies":
+    return STUDIES[path.stem], [str(path)]
   if path.parent.name == "recipes":
     return plan.RunConfig, [str(path)]
   return plan.RunConfig, [DEMO, str(path)]
@@ -49,7 +52,9 @@ def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
 
 def test_the_folders_of_the_design_are_there():
   folders = {p.parent.name for p in FILES}
-  assert folders == {"models", "optim", "data", "stages", "recipes"}
+  assert folders == {
+    "models", "optim", "data", "stages", "recipes", "studies",
+  }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -76,12 +81,12 @@ def test_what_a_file_leaves_open_stands_in_its_header(path):
 
 def test_recipes_open_with_command_cost_and_what_to_expect():
   for path in FILES:
-    if path.parent.name == "recipes":
+    if path.parent.name in ("recipes", "studies"):
       header = path.read_text().partition("from __gin__")[0]
       for word in ("Command:", "Required:", "Usual overrides:", "Expected"):
         assert word in header, path
       assert re.search("Hours:|[Tt]ime:", header), path
-      assert f"gin_configs/recipes/{path.name}" in header
+      assert f"gin_configs/{path.parent.name}/{path.name}" in header
 
 
 def test_a_recipe_refuses_to_run_without_what_it_requires():
@@ -170,6 +175,20 @@ def test_the_pretraining_goes_from_short_inputs_to_long_ones():
   lengths = [phase.input_length for phase in config.pretrain.phases]
   assert len(lengths) >= 2 and lengths == sorted(set(lengths))
   assert config.model == t5_config.get("demo")
+
+
+def test_the_study_of_images_compares_the_methods_on_both_encoders():
+  config, _ = main.configure(
+    image_study.Config, ["studies/logit_dp_images.gin"], ["SEEDS=2"]
+  )
+  net, resnet = config.encoders
+  assert (config.source, config.epsilon, config.delta) == ("digits", 8.0, None)
+  assert (net.net, net.seeds) == ("embedding_net", 2)
+  assert (resnet.net, resnet.seeds, resnet.width) == ("resnet18", 1, 64)
+  for encoder in config.encoders:
+    methods = [type(row.method).__name__ for row in encoder.rows]
+    assert {"NoneType", "Logit", "Batch"} == set(methods)
+    assert encoder.rows[0].method is None  # what the others are relative to
 
 
 def test_the_wheel_takes_the_configurations_along():

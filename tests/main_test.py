@@ -6,7 +6,7 @@ import re
 import pytest
 
 from synthq_jax import main
-from synthq_jax.pipeline import plan, pretrain_recipe, results
+from synthq_jax.pipeline import image_study, plan, pretrain_recipe, results
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEMO = "--gin_file=gin_configs/recipes/demo.gin"
@@ -86,6 +86,30 @@ def test_pretrain_runs_its_own_recipe(monkeypatch, tmp_path):
   assert config.pretrain.settings.progress
   assert main.main(["pretrain", recipe, workdir, "--quiet"]) == 0
   assert not calls[1][0].pretrain.settings.progress
+
+
+def test_study_runs_the_study_that_the_files_configure(
+  monkeypatch, tmp_path, capsys
+):
+  calls = []
+
+  def recorded(config, where, *, progress, on_accepted):
+    on_accepted()
+    calls.append((config, where, progress))
+    return "row  accuracy"
+
+  monkeypatch.setattr(image_study, "run", recorded)
+  file = "--gin_file=gin_configs/studies/logit_dp_images.gin"
+  argv = ["study", file, f"--workdir={tmp_path}", "--gin.EPSILON=3", "--quiet"]
+  assert main.main(argv) == 0
+  [(config, where, progress)] = calls
+  assert isinstance(config, image_study.Config)
+  assert (where, config.epsilon, progress) == (tmp_path, 3.0, False)
+  assert "row  accuracy\nstudy finished: " in capsys.readouterr().out
+  assert "EPSILON = 3" in (tmp_path / "config.gin").read_text()
+  line = fails(capsys, "study", DEMO, f"--workdir={tmp_path}")
+  assert "configure no study: give one of gin_configs/studies" in line
+  assert len(calls) == 1
 
 
 def test_flags_win_over_files_and_later_files_over_earlier_ones(ran, tmp_path):

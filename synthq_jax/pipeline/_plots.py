@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from synthq_jax.pipeline import results
 
-__all__ = ["against_epsilon", "curves"]
+__all__ = ["against_epsilon", "curves", "together"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -92,6 +92,47 @@ def curves(
       axes.set_ylabel(_plain(label))
     for axes in grid[len(series) :]:
       axes.set_visible(False)
+    return _svg(figure)
+
+
+def together(
+  panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+  *,
+  label: str,
+  level: float | None = None,
+) -> str:
+  """Draws curves that are compared with each other in one panel.
+
+  Args:
+    panels: for each panel, (steps, values) by name; at least one panel.
+    label: what the values are, with their unit.
+    level: where a line is drawn from side to side, or None.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  rows = len(panels)
+  with matplotlib.rc_context(_SETTINGS):
+    figure, grid = _canvases(rows, 1, width=7.6, height=3.0 * rows)
+    for axes, (title, series) in zip(grid, panels.items(), strict=True):
+      for index, (name, (steps, values)) in enumerate(series.items()):
+        axes.plot(
+          steps,
+          values,
+          color=_COLORS[index % len(_COLORS)],
+          marker=_MARKERS[index % len(_MARKERS)],
+          markersize=4,
+          linewidth=1.4,
+          label=_plain(name),
+        )
+      if level is not None:
+        axes.axhline(level, color="#5b6670", linewidth=1.0, linestyle="--")
+      axes.set_title(_plain(title), fontsize=10, loc="left")
+      axes.set_xlabel("optimizer steps")
+      axes.set_ylabel(_plain(label))
+      axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)
 
 

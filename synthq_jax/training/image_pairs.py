@@ -1,0 +1,156 @@
+"""Trains an image encoder on pairs, with a clipped gradient or without.
+
+The batches are the same kind in both cases, Poisson samples, and so is the loss
+that is written down: that of public pairs which nothing trains on. Losses of
+private pairs would have to stay private.
+"""
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from synthq_jax import optim
+from synthq_jax.losses import contrastive
+from synthq_jax.privacy import sampling
+from synthq_jax.training import dp_step, loop
+
+__all__ = ["Trained", "plain_adam", "train"]
+
+Encode = Callable[[Any, Float[Array, "batch height width channels"]], Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What `train` returns.
+
+  Attributes:
+    params: on the host.
+    examples_per_second: expected pairs of a batch over the median time of a
+      step; nan where a resumed run had no step left to time.
+  """
+
+  params: Any
+  examples_per_second: float
+
+
+def plain_adam(
+  learning_rate: optax.ScalarOrSchedule, *, denominator: float
+) -> optax.GradientTransformation:
+  """Returns Adam on a sum of gradients over a constant, without noise."""
+  return optax.chain(optax.scale(1 / denominator), optax.adam(learning_rate))
+
+
+def train(
+  grad_fn: optim.ContrastiveGrad,
+  tx: optax.GradientTransformation,
+  params: Any,
+  pairs: Mapping[str, np.ndarray],
+  *,
+  is_private: bool,
+  held_out: Mapping[str, np.ndarray],
+  held_out_loss: contrastive.Softmax,
+  sampler: sampling.Sampler,
+  steps: int,
+  batch_seed: list[int],
+  directory: str | os.PathLike,
+  metrics_path: str | os.PathLike,
+  description: str,
+  settings: loop.Settings,
+) -> Trained:
+  """Trains on batches of pairs.
+
+  Formal guarantee:
+    Where `is_private`, that of the transform `tx` for the clipped sum of
+    `grad_fn`, one sum for each batch of `sampler`: nothing else reads the
+    pairs. The written losses are of `held_out`, so they are post-processing.
+
+  Args:
+    grad_fn: from `optim.contrastive_clipped_grad`.
+    tx: takes its sum; `optim.logit_dp` chained with an optimizer, or
+      `plain_adam`.
+    params: where to start.
+    pairs: images "queries" and "documents" [pair, height, width, channels].
+    is_private: False takes the gradient of the summed loss with nothing clipped.
+    held_out: public pairs, in the same form.
+    held_out_loss: what is measured on them before each step, mean over pairs.
+    sampler: draws the batches.
+    steps: optimizer steps.
+    batch_seed: secret seed of the sampling.
+    directory: for the states of unfinished training.
+    metrics_path: JSON lines of step and loss of the held-out pairs.
+    description: stands before the progress bar.
+    settings: saving and reporting.
+
+  Returns:
+    The parameters, and how fast it went.
+  """
+  params = jax.tree.map(jnp.asarray, params)
+  gradient = grad_fn if is_private else _unclipped(grad_fn)
+  held_out = jax.device_put(dict(held_out))
+
+  @jax.jit
+  def step(state: dp_step.State, batch, is_padding, held_out):
+    loss = _mean_loss(grad_fn, held_out_loss, state.params, held_out)
+    grads, _ = gradient(state.params, batch, is_padding_example=is_padding)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return dp_step.State(params, opt_state), {"loss": loss}
+
+  started = []
+
+  def batch_fn(number: int):
+    started.append(time.monotonic())
+    drawn = sampler.batch(batch_seed, number)
+    rows = np.where(drawn.is_padding, 0, drawn.indices)
+    return {k: values[rows] for k, values in pairs.items()}, drawn.is_padding
+
+  state = loop.train(
+    lambda state, batch, number: step(state, *batch, held_out),
+    dp_step.State(params, tx.init(params)),
+    batch_fn,
+    steps=steps,
+    directory=directory,
+    metrics_path=metrics_path,
+    description=description,
+    examples_per_step=sampler.expected_batch_size,
+    settings=settings,
+  )
+  rate = _rate(started, sampler.expected_batch_size)
+  return Trained(jax.device_get(state.params), rate)
+
+
+def _unclipped(grad_fn: optim.ContrastiveGrad) -> Callable[..., Any]:
+  """Returns the gradient of the summed loss, in the form of the clipped one."""
+
+  def gradient(params: Any, batch: Any, *, is_padding_example: Array):
+    is_real = ~is_padding_example
+    return jax.grad(grad_fn.total_loss)(params, batch, is_real), None
+
+  return gradient
+
+
+def _mean_loss(
+  grad_fn: optim.ContrastiveGrad,
+  loss: contrastive.Softmax,
+  params: Any,
+  pairs: Mapping[str, Array],
+) -> Array:
+  queries = grad_fn.encode_query(params, pairs["queries"])
+  documents = grad_fn.encode_document(params, pairs["documents"])
+  return jnp.mean(loss.losses(queries @ documents.T))
+
+
+def _rate(started: list[float], batch_size: int) -> float:
+  """Says how many examples a second go through, compiling aside."""
+  # A step is waited for in the next one: the first gaps hold the compiling.
+  gaps = np.diff(started)[2:]
+  return batch_size / statistics.median(gaps) if len(gaps) else float("nan")
