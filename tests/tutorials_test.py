@@ -1,0 +1,36 @@
+"""The Python of the tutorials runs as it is printed."""
+
+import pathlib
+import re
+
+import jax.numpy as jnp
+import pytest
+
+TUTORIALS = pathlib.Path(__file__).parents[1] / "docs/tutorials"
+_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def _run(name: str) -> dict:
+  blocks = _BLOCK.findall((TUTORIALS / name).read_text())
+  assert blocks, f"{name} shows no Python"
+  names: dict = {}
+  exec(compile("\n".join(blocks), name, "exec"), names)  # noqa: S102
+  return names
+
+
+def test_the_tutorial_on_contrastive_losses_trains_with_noise():
+  names = _run("contrastive_dp.md")
+  kernel = names["params"]["kernel"]
+  assert jnp.isfinite(kernel).all()
+  assert jnp.abs(kernel - jnp.eye(names["dim"])).max() > 0.01
+  assert names["grad_fn"].sensitivity("ADD_OR_REMOVE_ONE", "pair") == 0.1
+  assert names["state"][0].step == names["steps"]
+  with pytest.raises(ValueError, match="unit='pair'"):
+    names["optim"].contrastive_clipped_grad(
+      names["encode"],
+      names["encode"],
+      loss=names["contrastive"].Softmax(temperature=0.1),
+      l2_clip_norm=0.1,
+      method=names["optim"].Row(),
+      max_batch_size=8,
+    ).sensitivity("ADD_OR_REMOVE_ONE", "pair")
