@@ -207,26 +207,27 @@ def encoder(
   return encode
 
 
-def keys(records: dict[str, np.ndarray]) -> np.ndarray:
+def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
   """Returns a number for each record that depends on its content alone.
 
   A group that went by the record's place would change for all that come after
-  one that was removed.
+  one that was removed. For unit "query" the number is the document's, which
+  stays: a text that became empty must not take its pair to another group.
 
   Args:
     records: "queries" [record, length] and "rows" [record].
+    unit: "pair" or "query".
 
   Returns:
     int32 [record].
   """
+  names = ("queries", "rows") if unit == "pair" else ("rows",)
   parts = [
-    np.ascontiguousarray(records[name]).astype(np.int32)
-    for name in ("queries", "rows")
+    np.ascontiguousarray(records[name]).astype(np.int32) for name in names
   ]
   digests = (
-    functools.reduce(lambda d, x: zlib.crc32(x.tobytes(), d), pair, 0)
-    for pair in zip(*parts, strict=True)
+    functools.reduce(lambda d, x: zlib.crc32(x.tobytes(), d), record, 0)
+    for record in zip(*parts, strict=True)
   )
-  size = len(parts[0])
-  found = np.fromiter(digests, np.uint32, count=size)
+  found = np.fromiter(digests, np.uint32, count=len(parts[0]))
   return found.view(np.int32)

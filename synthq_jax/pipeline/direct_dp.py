@@ -178,7 +178,7 @@ def run(
   params, model_config = inputs.load_public(start_from, prepared)
   start, public = _split(config, dual_encoder.encoder_params(params))
   metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
-  records = _records(space, prepared)
+  records = _records(config, space, prepared)
   settings = _settings(config, epsilon)
   declared = private_training.sampler(settings, len(records["queries"]))
 
@@ -254,7 +254,7 @@ def _split(config: Config, params: Any):
 
 
 def _records(
-  space: workspace.Workspace, prepared: results.PreparedData
+  config: Config, space: workspace.Workspace, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
   """Returns the pairs, with the names that clipped gradients know."""
   pairs = inputs.real_pairs(space, prepared)
@@ -262,7 +262,7 @@ def _records(
     "queries": pairs["queries"],
     "documents": pairs["documents"],
     "document_ids": pairs["rows"],
-    "example_id": _direct_methods.keys(pairs),
+    "example_id": _direct_methods.keys(pairs, config.unit),
   }
 
 

@@ -146,12 +146,23 @@ def test_a_head_leaves_everything_else_as_it_was(finished):
 def test_groups_go_by_content_so_that_nobody_moves_who_stays(finished):
   space = workspace.Workspace(finished, 7)
   pairs = inputs.real_pairs(space, _prepared(finished))
-  keys = _direct_methods.keys(pairs)
+  keys = _direct_methods.keys(pairs, "pair")
   fewer = {name: np.delete(values, 3, axis=0) for name, values in pairs.items()}
-  np.testing.assert_array_equal(_direct_methods.keys(fewer), np.delete(keys, 3))
+  np.testing.assert_array_equal(
+    _direct_methods.keys(fewer, "pair"), np.delete(keys, 3)
+  )
   assert len(set(keys)) == len(keys)
   other = {**pairs, "rows": pairs["rows"] + 1}
-  assert (_direct_methods.keys(other) != keys).all()
+  assert (_direct_methods.keys(other, "pair") != keys).all()
+
+
+def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(finished):
+  space = workspace.Workspace(finished, 7)
+  pairs = inputs.real_pairs(space, _prepared(finished))
+  empty = {**pairs, "queries": np.zeros_like(pairs["queries"])}
+  keys = _direct_methods.keys(pairs, "query")
+  np.testing.assert_array_equal(_direct_methods.keys(empty, "query"), keys)
+  assert len(set(keys)) == len(set(pairs["rows"]))
 
 
 def test_public_negatives_are_drawn_without_the_private_pairs(finished):
