@@ -44,7 +44,7 @@ def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
   if path.stem == "demo_pretrain":
     return pretrain_recipe.Config, [str(path)]
   if path.parent.name == "studies":
-    return STUDIES[path.stem], [str(path)]
+    return STUDIES.get(path.stem, plan.RunConfig), [str(path)]
   if path.parent.name == "recipes":
     return plan.RunConfig, [str(path)]
   return plan.RunConfig, [DEMO, str(path)]
