@@ -226,6 +226,7 @@ def test_a_batch_of_pairs_larger_than_there_are_is_refused(
     "--gin.RETRIEVER_BATCH_SIZE=31",
     "--gin.plan.Rows.synthetic=()",
     "--gin.plan.Rows.direct_dp=()",
+    "--gin.plan.Rows.untrained=False",
     "--gin.plan.Rows.public_only=False",
   )
   argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
