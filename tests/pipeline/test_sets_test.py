@@ -257,6 +257,7 @@ def test_a_changed_set_is_scored_again_and_nothing_else_is(
   assert ran == [
     "[prepare_test_set/scifact] running",
     "[evaluate/scifact/bm25] running",
+    "[evaluate/scifact/untrained] running",
     "[evaluate/scifact/public_only] running",
     "[evaluate/scifact/original] running",
     "[report] running",
