@@ -150,6 +150,8 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   flag("--gin_search_paths", default="", help="more folders, by comma")
   flag("--workdir", required=True, help="where all results lie")
   flag("--quiet", action="store_true", help="no progress bars")
+  words = "exit with 3 if an audit refutes a claim"
+  flag("--fail_above_claim", action="store_true", help=words)
   flag("--debug", action="store_true", help="show tracebacks")
 
 

@@ -19,7 +19,6 @@ import os
 import pathlib
 import pkgutil
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from typing import Any, TextIO
 
 import gin
 
-from synthq_jax import _flags, _studies, _tools
+from synthq_jax import _flags, _screen, _studies, _tools
 from synthq_jax.training import stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
@@ -69,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: the arguments after the program's name; None: the process's own.
 
   Returns:
-    The exit code: 0, 2 for what the user can mend, 130 after Ctrl-C, 143
-    after SIGTERM.
+    The exit code: 0, 2 for what the user can mend, 3 for an audit that refutes
+    a claim (with --fail_above_claim), 130 after Ctrl-C, 143 after SIGTERM.
   """
   for name, value in _QUIET.items():
     os.environ.setdefault(name, value)
@@ -79,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with stopping.raising():
       _dispatch(argv)
     return 0
+  except _screen.RefutedError as error:
+    return _stop(str(error), 3)
   except KeyboardInterrupt:
     return _stop("interrupted; the same command goes on where it stopped", 130)
   except stopping.Terminated:
@@ -117,25 +118,35 @@ def _dispatch(argv: Sequence[str]) -> None:
 def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   """Runs a stage and what it needs that is not finished."""
   start = time.monotonic()
+  if options.fail_above_claim:
+    _screen.check_gate(options.stage)
   workdir = pathlib.Path(options.workdir)
   runners = {"pretrain": _pretrain, "study": _study}
   report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
   if report is not None:
-    print(_summary(report, workdir))
-  print(f"{options.stage} finished: {_cost(time.monotonic() - start)}")
+    print(_screen.summary(report, workdir))
+  print(f"{options.stage} finished: {_screen.cost(time.monotonic() - start)}")
 
 
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   from synthq_jax.pipeline import plan
 
   config, note = _configured(plan.RunConfig, options, bindings, workdir)
-  return plan.run(
+  _screen.check_audit(options.stage, config, options.fail_above_claim)
+  audits: list[Any] = []
+  report = plan.run(
     config,
     workdir,
     stages=None if options.stage == "run" else (options.stage,),
     progress=not options.quiet,
     on_accepted=note,
+    on_audited=audits.extend,
   )
+  if options.stage == "audit":
+    print(_screen.audited(audits))
+  if options.fail_above_claim:
+    _screen.hold_claims(audits)
+  return report
 
 
 def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
@@ -178,25 +189,6 @@ def _configured(
   text = _SECRET.sub(_HIDDEN, text)
   place = workdir / "config.gin"
   return config, lambda: artifacts.write_atomically(place, text)
-
-
-def _summary(report: Any, workdir: pathlib.Path) -> str:
-  """The main table, and where the reports are."""
-  return (
-    f"\n{report.table.rstrip()}\n\n"
-    f"shareable report: {workdir / report.html}\n"
-    f"        as text:  {workdir / report.markdown}\n"
-    f"PRIVATE report:   {workdir / report.private_html}"
-  )
-
-
-def _cost(seconds: float) -> str:
-  """Wall time and peak memory in words."""
-  usage = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-  peak = sum(resource.getrusage(who).ru_maxrss for who in usage)
-  peak *= 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
-  minutes, rest = divmod(round(seconds), 60)
-  return f"{minutes} min {rest} s, peak memory {peak / 2**30:.1f} GiB"
 
 
 # gin: files and flags into a dataclass.

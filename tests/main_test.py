@@ -17,14 +17,59 @@ REPORT = results.Report(
   table="row  nDCG@10\nbm25  0.400",
 )
 
+AUDITS = []
+
+
+def audited(**changes):
+  cell = results.AuditCell(
+    kind="own_query",
+    repetitions=1,
+    ranks=(1, 40),
+    held_out_ranks=(50, 70),
+    exposure=(13.3, 1.0),
+    leaked=1,
+    leaked_held_out=0,
+  )
+  bound = results.AuditBound(
+    attack="likelihood",
+    repetitions=1,
+    claimed_epsilon=8.0,
+    num_inserted=2,
+    num_held_out=2,
+    epsilon_one_run=2.5,
+    epsilon_one_run_fdp=3.5,
+    auroc=(0.75, 0.2, 1.0),
+    tpr_at_1_fpr=(0.5, 0.0, 1.0),
+  )
+  given = {
+    "directory": "private/audit/eps8",
+    "name": "eps8",
+    "cells": (cell,),
+    "bounds": (bound,),
+    "num_candidates": 10_000,
+    "num_ranked": 100,
+    "confidence": 0.95,
+    "claimed_epsilon": 8.0,
+    "claimed_delta": 1e-5,
+    "lower_bound": 2.5,
+    "ceiling": 9.0,
+    "num_searched": 0,
+    "control": 0.5,
+    "seconds": 1.0,
+  }
+  return results.AuditReport(**{**given, **changes})
+
 
 @pytest.fixture
 def ran(monkeypatch):
   """Stands in for the pipeline: records what it was asked to run."""
   calls = []
 
-  def run(config, workdir, *, stages=None, progress=True, on_accepted):
+  def run(
+    config, workdir, *, stages=None, progress=True, on_accepted, on_audited
+  ):
     on_accepted()
+    on_audited(AUDITS)
     calls.append((config, workdir, stages, progress))
     return REPORT if stages in (None, ("report",)) else None
 
@@ -66,8 +111,88 @@ def test_a_stage_runs_alone_and_prints_no_table(ran, tmp_path, capsys):
 def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path):
   assert set(plan.STAGES) <= set(main.STAGES)
   for stage in plan.STAGES:
-    assert main.main([stage, DEMO, f"--workdir={tmp_path}"]) == 0
+    assert main.main([stage, PLANTED, DEMO, f"--workdir={tmp_path}"]) == 0
   assert [stages for _, _, stages, _ in ran] == [(s,) for s in plan.STAGES]
+
+
+PLANTED = "--gin.plan.Canaries.number=2"
+TEN_TIMES = "--gin.plan.Canaries.repetitions=(10, 100)"
+
+
+def test_an_audit_prints_its_tables(ran, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(f"{__name__}.AUDITS", [audited()])
+  assert main.main(["audit", DEMO, PLANTED, f"--workdir={tmp_path}"]) == 0
+  printed = capsys.readouterr().out
+  assert "20.5 [1.0, 100.0]" in printed  # the mean rank of 1 and 40
+  assert "0.750 [0.200, 1.000]" in printed
+  assert "does not refute the claim" in printed
+  assert printed.strip().startswith("PRIVATE")
+
+
+@pytest.mark.parametrize(
+  ("changes", "code", "words"),
+  [
+    ({}, 0, ""),
+    ({"lower_bound": 8.0}, 0, ""),
+    ({"lower_bound": 8.1}, 3, "eps8: the audit refutes the claimed epsilon"),
+    ({"control": 1e-4}, 3, "canaries were known before"),
+    ({"lower_bound": None, "ceiling": 0.0}, 3, "so nothing was audited"),
+    ({"lower_bound": 99.0, "claimed_epsilon": float("inf")}, 0, ""),
+  ],
+)
+def test_the_gate_exits_with_3_where_a_claim_falls(
+  ran, tmp_path, capsys, monkeypatch, changes, code, words
+):
+  monkeypatch.setattr(f"{__name__}.AUDITS", [audited(), audited(**changes)])
+  for stage in ("audit", "run"):
+    argv = [stage, DEMO, PLANTED, f"--workdir={tmp_path}"]
+    assert main.main([*argv, "--fail_above_claim"]) == code
+    error = capsys.readouterr().err
+    assert re.search(words, error)
+    assert error.count("\n") == (code > 0)
+    assert "8.1" not in error  # the number is private
+    assert main.main(argv) == 0  # without the flag it is told, not enforced
+
+
+def test_a_gate_that_cannot_shut_says_so(ran, tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(f"{__name__}.AUDITS", [audited(ceiling=3.5)])
+  argv = ["audit", DEMO, PLANTED, f"--workdir={tmp_path}", "--fail_above_claim"]
+  assert main.main(argv) == 0
+  captured = capsys.readouterr()
+  assert "too few canaries to refute such a claim" in captured.out
+  assert "could not refute an epsilon above 3.50" in captured.err
+
+
+@pytest.mark.parametrize(
+  ("argv", "words"),
+  [
+    (["audit"], "expected canaries to audit"),
+    (["run", "--fail_above_claim"], "expected canaries to audit"),
+    (["study", "--fail_above_claim"], "audit or report or run, got study"),
+    (
+      [
+        "run",
+        "--fail_above_claim",
+        PLANTED,
+        "--gin.plan.Rows.synthetic=(%INF,)",
+      ],
+      "expected a finite epsilon to hold",
+    ),
+    (
+      ["audit", "--fail_above_claim", PLANTED, TEN_TIMES],
+      "add 1",
+    ),
+    (
+      ["generate", "--fail_above_claim", PLANTED],
+      "--fail_above_claim goes with audit or report or run, got generate",
+    ),
+  ],
+)
+def test_an_audit_of_nothing_is_refused_before_any_work(
+  ran, tmp_path, capsys, argv, words
+):
+  assert words in fails(capsys, *argv, DEMO, f"--workdir={tmp_path}")
+  assert not ran
 
 
 def test_pretrain_runs_its_own_recipe(monkeypatch, tmp_path):

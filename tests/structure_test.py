@@ -31,6 +31,7 @@ RANKS = {
   "federated": 10,
   "backends": 10,
   "_flags": 11,
+  "_screen": 12,
   "_studies": 12,
   "_tools": 12,
   "main": 13,

@@ -34,3 +34,9 @@ def test_the_tutorial_on_contrastive_losses_trains_with_noise():
       method=names["optim"].Row(),
       max_batch_size=8,
     ).sensitivity("ADD_OR_REMOVE_ONE", "pair")
+
+
+def test_the_tutorial_on_auditing_finds_what_it_says():
+  names = _run("auditing.md")
+  right = names["mechanism"].audit(names["claimed"], num_canaries=500, seed=1)
+  assert not right.violates

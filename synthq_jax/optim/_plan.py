@@ -9,7 +9,7 @@ right for everything and cheap for small parameters; a large one is logged.
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ __all__ = [
   "matrices",
   "must_swap",
   "uses",
+  "weighted_sums",
 ]
 
 _log = logging.getLogger(__name__)
@@ -225,6 +226,36 @@ def _aligned(site: _sites.Site, sites: Sequence[_sites.Site]) -> bool | None:
 def must_swap(sites: Sequence[_sites.Site]) -> bool:
   """Says if some use of one parameter must be transposed to fit the others."""
   return any(_aligned(site, sites) for site in sites)
+
+
+def weighted_sums(
+  leaves: Sequence[jax.Array],
+  uses: Mapping[int, Sequence[tuple[_views.Layout, Use]]],
+  formed: Mapping[int, jax.Array],
+  weights: jax.Array,
+) -> list[jax.Array]:
+  """Returns the weighted sum over examples of every parameter's gradient.
+
+  Args:
+    leaves: all parameters, flat.
+    uses: from `uses`, by the number of the parameter.
+    formed: gradients as they stand [batch, ...], the same.
+    weights: float32 [batch]; an example with weight zero contributes exactly
+      zero, whatever its factors hold.
+
+  Returns:
+    float32, in the order of `leaves`; zero for a parameter in neither.
+  """
+  total = [jnp.zeros(jnp.shape(leaf), jnp.float32) for leaf in leaves]
+  for leaf, pairs in uses.items():
+    layout = pairs[0][0]
+    groups = math.prod(size for _, size in layout.groups)
+    shape = (groups, layout.num_rows, layout.num_columns)
+    summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
+    total[leaf] = layout.restore(summed, total[leaf].shape)
+  for leaf, gradient in formed.items():
+    total[leaf] = _rules.weigh(gradient, weights)
+  return total
 
 
 def uses(

@@ -8,7 +8,6 @@ products with the embeddings, in the factors that `_rules` knows.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -331,16 +330,8 @@ def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
   Returns:
     float32, for every parameter in order.
   """
-  total = [jnp.zeros(leaf.shape, jnp.float32) for leaf in parts[0][0].leaves]
-  for leaf, pairs in _uses(parts).items():
-    layout = pairs[0][0]
-    groups = math.prod(size for _, size in layout.groups)
-    shape = (groups, layout.num_rows, layout.num_columns)
-    summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
-    total[leaf] = layout.restore(summed, total[leaf].shape)
-  for leaf, gradient in _formed(parts).items():
-    total[leaf] = _rules.weigh(gradient, weights)
-  return total
+  leaves = parts[0][0].leaves
+  return _plan.weighted_sums(leaves, _uses(parts), _formed(parts), weights)
 
 
 def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:

@@ -18,7 +18,6 @@ rounding is added to it.
 """
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,7 +76,8 @@ def clipped_sum(
   squares += [_rules.sum_of_squares(gradient) for gradient in gradients]
   norms = _rules.norms(squares, losses)
   weights = _rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
-  total = _sums(plan, leaves, uses, gradients, weights)
+  formed = dict(zip(plan.formed, gradients, strict=True))
+  total = _plan.weighted_sums(leaves, uses, formed, weights)
   return jax.tree.unflatten(structure, total), losses, norms
 
 
@@ -106,26 +106,3 @@ def _one_example(
   pairs = zip(gradients, plan.dtypes, strict=True)
   gradients = [gradient.astype(dtype) for gradient, dtype in pairs]
   return value.astype(jnp.float32), records, cotangents, gradients
-
-
-def _sums(
-  plan: _plan.Plan,
-  leaves: Sequence[jax.Array],
-  uses: dict[int, list[Any]],
-  gradients: Sequence[jax.Array],
-  weights: jax.Array,
-) -> list[jax.Array]:
-  """Returns the weighted sum of gradients for every parameter."""
-  total = [jnp.zeros(jnp.shape(leaf), jnp.float32) for leaf in leaves]
-  for leaf, pairs in uses.items():
-    layout = pairs[0][0]
-    shape = (
-      math.prod(size for _, size in layout.groups),
-      layout.num_rows,
-      layout.num_columns,
-    )
-    summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
-    total[leaf] = layout.restore(summed, jnp.shape(leaves[leaf]))
-  for leaf, gradient in zip(plan.formed, gradients, strict=True):
-    total[leaf] = _rules.weigh(gradient, weights)
-  return total

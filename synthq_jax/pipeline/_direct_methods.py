@@ -26,6 +26,7 @@ __all__ = [
   "denominator",
   "encoder",
   "groups",
+  "has_public_negatives",
   "keys",
 ]
 
@@ -55,8 +56,6 @@ _NOT_THE_DOCUMENTS = (
 class Claim:
   """What a method protects, under which sampling."""
 
-  unit: str
-  """Of `optim.contrastive_clipped_grad`: "pair" or "query"."""
   relation: str
   """The neighbouring relation."""
   fixed_order: bool
@@ -67,8 +66,6 @@ class Claim:
   """What one record is, for the statement."""
   not_protected: tuple[str, ...]
   """Sentences for the statement."""
-  public: bool = False
-  """Whether batches have public negatives."""
 
 
 def claim(config: Any) -> Claim:
@@ -84,27 +81,21 @@ def claim(config: Any) -> Claim:
   Args:
     config: a `direct_dp.Config`.
   """
+  text_alone = config.unit == "query"
   mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
-  public = config.method == "row" and config.negatives == "public"
-  if config.unit == "query":
-    return Claim(
-      unit="query",
-      relation="REPLACE_SPECIAL",
-      fixed_order=True,
-      mechanism=f"{mechanism}, with Gaussian noise",
-      record="query text",
-      not_protected=(_NOT_THE_DOCUMENTS,),
-      public=public,
-    )
+  over = "" if text_alone else ", over Poisson samples"
   return Claim(
-    unit="pair",
-    relation="ADD_OR_REMOVE_ONE",
-    fixed_order=False,
-    mechanism=f"{mechanism}, over Poisson samples, with Gaussian noise",
-    record="query",
-    not_protected=(),
-    public=public,
+    relation="REPLACE_SPECIAL" if text_alone else "ADD_OR_REMOVE_ONE",
+    fixed_order=text_alone,
+    mechanism=f"{mechanism}{over}, with Gaussian noise",
+    record="query text" if text_alone else "query",
+    not_protected=(_NOT_THE_DOCUMENTS,) if text_alone else (),
   )
+
+
+def has_public_negatives(config: Any) -> bool:
+  """Says whether batches hold public negatives."""
+  return config.method == "row" and config.negatives == "public"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +147,7 @@ def build(config: Any, max_batch_size: int, encode: typing.EncodeFn) -> Clipped:
     max_batch_size=max_batch_size,
     microbatch_size=config.microbatch_size,
   )
-  return Clipped(fn, claim(config).unit)
+  return Clipped(fn, config.unit)
 
 
 def _loss(config: Any, max_batch_size: int) -> Any:

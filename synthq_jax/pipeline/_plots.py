@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from synthq_jax.pipeline import results
 
-__all__ = ["against_epsilon", "curves", "together"]
+__all__ = ["against_epsilon", "curves", "ranks", "together"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -133,6 +133,48 @@ def together(
       axes.set_xlabel("optimizer steps")
       axes.set_ylabel(_plain(label))
       axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def ranks(
+  panels: Mapping[str, Mapping[str, Sequence[tuple[int, results.Measure]]]],
+  *,
+  num_ranked: int,
+) -> str:
+  """Draws mean ranks of secrets against how often each was trained on.
+
+  Args:
+    panels: for each generator and kind of canary, (repetitions, mean rank) in
+      ascending order; at least one panel.
+    num_ranked: how many secrets were ranked.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  with matplotlib.rc_context(_SETTINGS):
+    figure, grid = _canvases(1, len(panels), width=9.2, height=3.2)
+    for axes, (title, series) in zip(grid, panels.items(), strict=True):
+      axes.axhline(
+        (num_ranked + 1) / 2,
+        color="#5b6670",
+        linestyle="--",
+        linewidth=1.0,
+        label="chance",
+      )
+      for index, (name, row) in enumerate(series.items()):
+        _draw_points(axes, index, name, row)
+      times = {one for row in series.values() for one, _ in row}
+      axes.set_xscale("log")
+      axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
+      axes.set_xticks(sorted(times), [f"{one:,}" for one in sorted(times)])
+      axes.set_xticks([], minor=True)
+      axes.set_ylim(0, num_ranked)
+      axes.set_title(_plain(title), fontsize=10, loc="left")
+      axes.set_xlabel("times in the private data (logarithmic)")
+    grid[0].set_ylabel(f"mean rank of {num_ranked:,} (1: by heart)")
+    grid[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)
 
 

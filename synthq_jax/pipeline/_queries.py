@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
+from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import text_measures
 from synthq_jax.pipeline import inputs
 from synthq_jax.retrieval import bm25
 
-__all__ = ["measured", "save", "texts_of"]
+__all__ = ["decoded", "forbidden", "measured", "save", "texts_of"]
 
 
 def save(
@@ -81,6 +82,22 @@ def measured(
     "mean_words": text_measures.mean_length(queries),
     "examples": _examples(seed, num_examples, queries, owners, corpus),
   }
+
+
+def forbidden(vocabulary: Any, vocab_size: int) -> tuple[int, ...]:
+  """Returns the ids that no query may hold: unknown, sentinels, no pieces.
+
+  Args:
+    vocabulary: of the generator.
+    vocab_size: rows of its embedding.
+  """
+  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
+  return (2, *range(first_extra, vocab_size))
+
+
+def decoded(vocabulary: Any, row: np.ndarray) -> str:
+  """Returns the text of a written row, without EOS and padding."""
+  return vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
 
 
 def texts_of(corpus: pathlib.Path, owners: Sequence[int]) -> Iterator[str]:

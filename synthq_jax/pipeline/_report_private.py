@@ -8,6 +8,7 @@ from synthq_jax.pipeline import (
   _comparisons,
   _plots,
   _repeats,
+  _report_audit,
   _report_rows,
   _report_sets,
   _report_shareable,
@@ -21,13 +22,6 @@ __all__ = ["BANNER", "page"]
 BANNER = (
   "PRIVATE: real queries, and numbers computed from them without differential "
   "privacy. Do not share this page, whole or in part."
-)
-
-_RANK_EXPLAINED = (
-  "Canaries are made-up queries with a random secret; a fair coin decided which "
-  "stood in the fine-tuning data. The rank of the secret among random ones says "
-  "whether the generator learned it: 1 is learned by heart, the middle is "
-  "chance. An audit can show that a claim is wrong, never that it is right."
 )
 
 
@@ -101,7 +95,7 @@ def page(
       blocks=_report_shareable.curve_blocks(curves)
       or (blocks.Paragraph(text="No private stage left a learning curve."),),
     ),
-    section(title="Audit", blocks=_audited(audits)),
+    section(title="Audit", blocks=_report_audit.section(audits)),
   ]
   if others:
     sections.append(
@@ -203,41 +197,6 @@ def _gauges(
     blocks.Paragraph(
       lead="Gauge",
       text=f"{text}: {measure} of BM25 finding a query's own document.",
-    ),
-  )
-
-
-def _audited(audits: Sequence[results.AuditReport]) -> tuple[blocks.Block, ...]:
-  if not audits:
-    return (blocks.Paragraph(text="No audit was run."),)
-  header = (
-    "Generator",
-    "Claimed epsilon",
-    "Mean rank",
-    "By chance",
-    "Exposure (bits)",
-    "Leaked",
-    "Canaries",
-    "Repetitions",
-  )
-  rows = tuple(
-    (
-      _report_tables.row_name(one.name),
-      _report_tables.epsilon(one.claimed_epsilon),
-      f"{one.mean_rank:.1f}",
-      f"{(one.num_candidates + 1) / 2:.1f} of {one.num_candidates}",
-      f"{one.mean_exposure:.2f} of {math.log2(one.num_candidates):.2f}",
-      f"{one.leaked:,}",
-      f"{one.num_canaries:,}",
-      f"{one.repetitions:,}",
-    )
-    for one in audits
-  )
-  kinds = {one.canary_type for one in audits}
-  return (
-    blocks.Table(header=header, rows=rows, numeric=header[1:]),
-    blocks.Paragraph(
-      lead=f"Canaries ({', '.join(sorted(kinds))})", text=_RANK_EXPLAINED
     ),
   )
 

@@ -1,74 +1,91 @@
 """Asks a fine-tuned generator for the secrets of its canaries.
 
+Ranks and exposure of the secrets, leaks in written queries, and lower bounds on
+epsilon from what three attackers learn of the coins.
+
 Formal guarantee: none; everything here is private. An audit reads the canaries'
 secrets and coins, so its numbers are no post-processing of the generator alone.
-It can show that a claim is wrong, never that it is right.
+It can show that a claim is wrong (`lower_bound` exceeds a true claim with
+probability at most 1 - confidence), never that it is right.
 """
 
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Bool, Float, Int
 
-from synthq_jax import artifacts, typing
+from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.audit import exposure
-from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.audit import candidates as candidates_lib
+from synthq_jax.audit import control, exposure, leaks
+from synthq_jax.data import files
 from synthq_jax.generation import decoding
-from synthq_jax.losses import seq2seq
-from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import (
+  _audit_bounds,
+  _audit_scores,
+  _canaries,
+  _queries,
+  config_types,
+  inputs,
+  results,
+  workspace,
+)
 
 __all__ = ["Config", "run"]
-
-_TYPE = "digits in the query of a made-up document"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
   """How canaries are scored; who made them says how many there are."""
 
-  num_candidates: int = 100
-  """Secrets that each canary's own is ranked among, itself included."""
+  num_candidates: int = 10_000
+  """Secrets among which exposure is measured, the true one included."""
+  num_ranked: int = 100
+  """Secrets among which ranks are, as in the papers."""
   queries_per_canary: int = 10
-  """Queries written for each inserted canary's document, to find leaks."""
-  prefix: str = "generate_query: "
-  """Stands before each document, as in fine-tuning."""
+  """Queries written for each canary's document, to find leaks."""
+  attacks: tuple[str, ...] = _audit_scores.ATTACKS
+  """What attackers are given: the generator ("likelihood"), its synthetic
+  queries alone ("synthetic"), a retriever trained on them ("retriever")."""
+  confidence: float = 0.95
+  """Of the lower bounds, all attacks together."""
   p: float = 0.8
-  """Nucleus of the written queries, as in the generate stage."""
+  """Nucleus of the queries that are written for canaries; at temperature 1,
+  whatever the generate stage takes."""
   batch_size: int = dataclasses.field(
     default=256, metadata={"speed_only": True}
   )
-  """Candidates scored at once."""
+  """Records scored at once."""
 
   def __post_init__(self):
-    for name, least in (
-      ("num_candidates", 2),
-      ("queries_per_canary", 1),
-      ("batch_size", 1),
-    ):
-      if getattr(self, name) < least:
-        raise ValueError(
-          f"expected audit.Config.{name} >= {least}, got "
-          f"{name}={getattr(self, name)}"
-        )
+    config_types.at_least(self, 2, "num_candidates", "num_ranked")
+    config_types.at_least(self, 1, "queries_per_canary", "batch_size")
+    config_types.some_of(self, "attacks", _audit_scores.ATTACKS)
+    if not 0.5 < self.confidence < 1:
+      raise ValueError(
+        "audit.Config.confidence must lie in (0.5, 1), got"
+        f" confidence={self.confidence}"
+      )
 
 
-class _Generator(NamedTuple):
-  """The audited model and what turns text into its tokens."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Found:
+  """What was found for each canary."""
 
-  params: typing.Params
-  config: t5_config.T5Config
-  vocabulary: Any  # seqio's; loading seqio takes seconds
-  prepared: results.PreparedData
-  prompt_tokens: int
+  ranks: Int[np.ndarray, " canary"]
+  exposure: Float[np.ndarray, " canary"]  # nan: not measured
+  written: list[list[str]]
+  leaked: Bool[np.ndarray, " canary"]
+  num_searched: int
+  public_ranks: Int[np.ndarray, " asked"]  # of secrets in queries: the others
+  # take fifty times as long
+  scores: dict[str, Float[np.ndarray, " canary"]]
 
 
 def run(
@@ -77,208 +94,267 @@ def run(
   digest: str,
   *,
   prepared: results.PreparedData,
-  checkpoint: results.Checkpoint,
+  start_from: pathlib.Path,
+  prefix: str,
+  released: _audit_scores.Released,
   canaries: Sequence[canaries_lib.Canary],
-  repetitions: int,
+  progress: bool = True,
 ) -> results.AuditReport:
-  """Ranks the secrets and looks for them in written queries.
+  """Ranks the secrets, looks for them in written queries, bounds epsilon.
 
-  Writes private/audit/NAME/canaries.jsonl and summary.json; the latter has the
-  control group and the intervals, too.
+  Writes private/audit/NAME/canaries.jsonl beside the result.
 
   Args:
     config: how to score.
     space: the working directory.
     digest: fingerprint to save the result under.
     prepared: vocabulary and lengths.
-    checkpoint: the generator, fine-tuned with `canaries.pairs(canaries,
-      repetitions)` among its private records.
-    canaries: the same ones, held-out ones included.
-    repetitions: how often each inserted one stood in the data.
+    start_from: the public checkpoint that fine-tuning started from.
+    prefix: stood before each document in fine-tuning.
+    released: the generator, fine-tuned with these canaries among its private
+      records, and what was made with it.
+    canaries: inserted and held out.
+    progress: whether a bar is shown.
 
   Returns:
-    Means over the inserted canaries.
+    The report, with the claim beside what was found.
 
   Raises:
-    ValueError: if no canary was inserted, one does not fit the lengths, or the
-      vocabulary cannot tell its candidates apart.
+    ValueError: if no canary was inserted, a secret does not fit the lengths, or
+      there are fewer secrets than candidates.
   """
   start = time.monotonic()
+  _canaries.check_coins(canaries)
   inserted = np.array([canary.inserted for canary in canaries], bool)
-  if not inserted.any():
-    raise ValueError(
-      f"expected inserted canaries, got none of {len(canaries)}: make more"
-    )
-  params, model_config = t5_checkpoints.load(space.root / checkpoint.directory)
-  generator = _Generator(
-    params,
-    model_config,
-    inputs.vocabulary(space, prepared),
-    prepared,
-    checkpoint.prompt_tokens,
+  found = _find(
+    config, space, prepared, start_from, prefix, released, canaries, progress
   )
-  rng = np.random.default_rng(space.seed("audit candidates"))
-  ranks = exposure.ranks(_likelihoods(config, generator, canaries, rng))
-  written = _write(config, generator, canaries, space.key("audit queries"))
-  leaked = np.array(
-    [
-      any(canaries_lib.stands_in(canary, text) for text in texts)
-      for canary, texts in zip(canaries, written, strict=True)
-    ]
-  )
+  checkpoint = released.generator
   directory = space.private("audit", checkpoint.name)
-  _save_lines(directory, canaries, ranks, leaked, written)
-  _save_summary(directory, config, inserted, ranks, leaked)
-  bits = exposure.exposure(ranks[inserted], config.num_candidates)
+  _save_lines(directory, canaries, found)
+  delta = _audit_bounds.delta(checkpoint.statement, prepared, canaries)
+  bounds = _audit_bounds.bounds(
+    checkpoint.statement,
+    canaries,
+    found.scores,
+    delta=delta,
+    confidence=config.confidence,
+    seed=space.seed(f"audit ties {checkpoint.name}"),
+  )
   report = results.AuditReport(
     directory=space.relative(directory),
     name=checkpoint.name,
-    canary_type=_TYPE,
-    num_canaries=len(canaries),
-    repetitions=repetitions,
+    cells=_cells(canaries, found),
+    bounds=bounds.made,
     num_candidates=config.num_candidates,
-    mean_rank=float(np.mean(ranks[inserted])),
-    mean_exposure=float(np.mean(bits)),
-    leaked=int(np.sum(leaked[inserted])),
+    num_ranked=config.num_ranked,
+    num_searched=found.num_searched,
+    confidence=config.confidence,
     claimed_epsilon=checkpoint.statement.epsilon,
+    claimed_delta=delta,
+    lower_bound=bounds.lowest,
+    ceiling=bounds.ceiling,
+    control=_control(found, inserted, config.num_ranked),
     seconds=time.monotonic() - start,
   )
   artifacts.save(directory, report, digest)
   return report
 
 
-def _likelihoods(
-  config: Config,
-  generator: _Generator,
-  canaries: Sequence[canaries_lib.Canary],
-  rng: np.random.Generator,
-) -> Float[np.ndarray, "canary candidate"]:
-  """Scores every candidate of every canary, the secret in column 0."""
-  texts = [
-    (canaries_lib.query_with(canary, secret), canary.document)
-    for canary in canaries
-    for secret in canaries_lib.candidates(canary, config.num_candidates, rng)
-  ]
-  records = _tokenize(config, generator, texts)
-  _check_distinct(records["targets"], config.num_candidates)
-  params = jax.device_put(generator.params)
-  scored = [
-    np.asarray(_score(params, *batch, model_config=generator.config))
-    for batch in _batches(records, config.batch_size)
-  ]
-  flat = np.concatenate(scored)[: len(texts)]
-  return flat.reshape(len(canaries), config.num_candidates)
+def _find(
+  config, space, prepared, start_from, prefix, released, canaries, progress
+) -> _Found:
+  """Puts all questions to the models."""
+  import tqdm
 
-
-def _tokenize(
-  config: Config, generator: _Generator, texts: Sequence[tuple[str, str]]
-) -> dict[str, np.ndarray]:
+  generator = released.generator
+  model = _audit_scores.load(
+    space.root / generator.directory, generator.prompt_tokens
+  )
+  public = _audit_scores.load(start_from)
+  vocabulary = inputs.vocabulary(space, prepared)
   records = canaries_lib.tokenize(
-    generator.vocabulary,
-    texts,
-    prefix=config.prefix,
-    document_length=generator.prepared.document_length,
-    query_length=generator.prepared.query_length,
+    canaries,
+    vocabulary,
+    prefix=prefix,
+    document_length=prepared.document_length,
+    query_length=prepared.query_length,
   )
-  records["inputs"] = inputs.with_prompt(
-    records["inputs"], generator.prompt_tokens, generator.config.vocab_size
+  rng = np.random.default_rng(space.seed("audit candidates"))
+  symbols = canaries_lib.alphabets((c.kind for c in canaries), vocabulary)
+  few = _draw(canaries, symbols, config.num_ranked, rng)
+  every = np.arange(len(canaries))
+  in_query = every[
+    [canaries_lib.KINDS[c.kind].side == "query" for c in canaries]
+  ]
+  # Exposure: of what was planted where it can come out.
+  asked = in_query[[canaries[i].inserted for i in in_query]]
+  planted = [canaries[i] for i in asked]
+  many = dict(
+    zip(
+      asked.tolist(),
+      _draw(planted, symbols, config.num_candidates, rng),
+      strict=True,
+    )
   )
-  return records
-
-
-def _check_distinct(targets: Int[np.ndarray, "row length"], num: int) -> None:
-  """Refuses a vocabulary that writes two candidates of a canary alike."""
-  for rows in targets.reshape(-1, num, targets.shape[1]):
-    different = len(np.unique(rows, axis=0))
-    if different < num:
-      raise ValueError(
-        f"expected {num} candidates of different tokens, got {different}: the "
-        "vocabulary lacks digits, take one that has them"
+  bits = np.full(len(canaries), math.nan)
+  with tqdm.tqdm(
+      total=2 * len(every) + len(in_query) + len(asked),
+      desc=f"audit {generator.name}", unit="question", mininterval=1.0,
+      disable=not progress,
+  ) as bar:  # fmt: skip
+    ask = functools.partial(_ranks, config, canaries, records, bar.update)
+    if len(asked):
+      bits[asked] = exposure.exposure(
+        ask(model, asked, many), config.num_candidates
       )
+    ranks = ask(model, every, few)
+    public_ranks = ask(public, in_query, few)
+    written = _write(
+      config, model, records, vocabulary, prepared, space, bar.update
+    )
+  texts = _synthetic_texts(space, released)
+  return _Found(
+    ranks=ranks,
+    exposure=bits,
+    written=written,
+    leaked=_leaked(canaries, written, texts),
+    num_searched=len(texts),
+    public_ranks=public_ranks,
+    scores=_audit_scores.scores(
+      config.attacks,
+      space,
+      prepared,
+      released,
+      model=model,
+      public=public,
+      records=records,
+      batch_size=config.batch_size,
+    ),
+  )
 
 
-def _batches(
-  records: dict[str, np.ndarray], size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields batches of one shape; the last is filled with its first row."""
-  total = len(records["targets"])
-  for begin in range(0, total, size):
-    rows = np.arange(begin, begin + size)
-    rows = np.where(rows < total, rows, begin)
-    yield records["inputs"][rows], records["targets"][rows]
+def _ranks(
+  config, canaries, records, progress, model, rows, candidates
+) -> Int[np.ndarray, " asked"]:
+  """Returns the ranks of some canaries' secrets among their candidates."""
+  if not len(rows):  # secrets in documents alone
+    return np.zeros(0, np.int64)
+  likelihoods = candidates_lib.likelihoods(
+    model.params,
+    model.config,
+    [canaries[i] for i in rows],
+    {
+      "inputs": model.read(records["inputs"][rows]),
+      "targets": records["targets"][rows],
+    },
+    [candidates[i] for i in rows],
+    batch_size=config.batch_size,
+    progress=progress,
+  )
+  return exposure.ranks(likelihoods)
 
 
-@functools.partial(jax.jit, static_argnames=("model_config",))
-def _score(
-  params: typing.Params,
-  sources: Int[Array, "batch input"],
-  targets: Int[Array, "batch length"],
-  *,
-  model_config: t5_config.T5Config,
-) -> Float[Array, " batch"]:
-  """Returns the log-likelihood of each query given its document, in nats."""
-  model = t5.Transformer(model_config)
-  logits = model.apply({"params": params}, sources, t5.shift_right(targets))
-  return -seq2seq.cross_entropy(logits, targets, normalization="sum")
+def _draw(canaries, symbols, num, rng) -> list[candidates_lib.Candidates]:
+  return [
+    candidates_lib.draw(canary, symbols[canary.kind], num, rng)
+    for canary in canaries
+  ]
 
 
 def _write(
-  config: Config,
-  generator: _Generator,
-  canaries: Sequence[canaries_lib.Canary],
-  key: jax.Array,
+  config, model, records, vocabulary, prepared, space, progress
 ) -> list[list[str]]:
   """Writes queries for the canaries' documents, as the generate stage does."""
-  texts = [(canary.query, canary.document) for canary in canaries]
-  vocabulary = generator.vocabulary
-  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
   tokens = decoding.generate(
-    generator.params,
-    generator.config,
-    _tokenize(config, generator, texts)["inputs"],
-    ids=[f"canary {index}" for index in range(len(canaries))],
-    key=key,
+    model.params,
+    model.config,
+    model.read(records["inputs"]),
+    ids=[f"canary {index}" for index in range(len(records["inputs"]))],
+    key=space.key("audit queries"),
     sampler=decoding.Nucleus(p=config.p),
-    max_length=generator.prepared.query_length,
+    max_length=prepared.query_length,
     num_samples=config.queries_per_canary,
-    forbidden=range(first_extra, generator.config.vocab_size),
+    forbidden=_queries.forbidden(vocabulary, model.config.vocab_size),
+    batch_size=config.batch_size,
+    progress=progress,
   )
-  return [[_text(vocabulary, row) for row in rows] for rows in tokens]
+  return [
+    [_queries.decoded(vocabulary, row) for row in rows] for rows in tokens
+  ]
 
 
-def _text(vocabulary: Any, row: np.ndarray) -> str:
-  return vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
+def _synthetic_texts(space, released) -> list[str]:
+  """Returns all queries written, whatever for, those that filters drop too."""
+  sets = [one for one in (released.written, released.synthetic) if one]
+  return [
+    line["text"]
+    for directory in dict.fromkeys(one.directory for one in sets)
+    for _, line in files.json_lines(space.root / directory / "queries.jsonl")
+  ]
 
 
-def _save_lines(directory: pathlib.Path, canaries, ranks, leaked, written):
+def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
+  """Says whose secret stands in queries for its document, or in the set."""
+  shared = leaks.Written.of(synthetic)
+  return np.array(
+    [
+      canaries_lib.KINDS[canary.kind].can_leak
+      and (shared.tell(canary) or leaks.Written.of(texts).tell(canary))
+      for canary, texts in zip(canaries, written, strict=True)
+    ],
+    bool,
+  )
+
+
+def _cells(canaries, found: _Found) -> tuple[results.AuditCell, ...]:
+  """Gathers canaries by kind and number of repetitions."""
+  groups: dict[tuple[str, int], list[int]] = {}
+  for index, canary in enumerate(canaries):
+    groups.setdefault((canary.kind, canary.repetitions), []).append(index)
+  made = []
+  for (kind, repetitions), rows in groups.items():
+    inside = [i for i in rows if canaries[i].inserted]
+    outside = [i for i in rows if not canaries[i].inserted]
+    can_leak = canaries_lib.KINDS[kind].can_leak
+    made.append(
+      results.AuditCell(
+        kind=kind,
+        repetitions=repetitions,
+        ranks=tuple(found.ranks[inside].tolist()),
+        held_out_ranks=tuple(found.ranks[outside].tolist()),
+        exposure=tuple(
+          bits for bits in found.exposure[inside].tolist() if bits == bits
+        ),
+        leaked=int(found.leaked[inside].sum()) if can_leak else None,
+        leaked_held_out=int(found.leaked[outside].sum()) if can_leak else None,
+      )
+    )
+  return tuple(made)
+
+
+def _control(found: _Found, inserted, num_ranked: int) -> float:
+  """Tests that nobody knew the secrets who cannot have; two tests, so twice."""
+  groups = (found.ranks[~inserted], found.public_ranks)
+  tested = [ranks for ranks in groups if len(ranks)]
+  values = [control.uniform_ranks_p_value(one, num_ranked) for one in tested]
+  return min(1.0, len(values) * min(values))
+
+
+def _save_lines(directory: pathlib.Path, canaries, found: _Found) -> None:
   """Writes what was found for each canary."""
   lines = [
     json.dumps(
       {
         **dataclasses.asdict(canary),
-        "rank": int(rank),
-        "leaked": bool(leak),
-        "written": texts,
+        "rank": int(found.ranks[i]),
+        "exposure": None if math.isnan(bits := found.exposure[i]) else bits,
+        "leaked": bool(found.leaked[i]),
+        "scores": {k: float(v[i]) for k, v in found.scores.items()},
+        "written": found.written[i],
       }
     )
-    for canary, rank, leak, texts in zip(
-      canaries, ranks, leaked, written, strict=True
-    )
+    for i, canary in enumerate(canaries)
   ]
   text = "\n".join(lines) + "\n"
   artifacts.write_atomically(directory / "canaries.jsonl", text)
-
-
-def _save_summary(directory: pathlib.Path, config, inserted, ranks, leaked):
-  """Writes the inserted canaries beside the control group."""
-  summary = {
-    name: {
-      "canaries": int(np.sum(group)),
-      "leaked": int(np.sum(leaked[group])),
-      **exposure.mean_rank(ranks[group], config.num_candidates)._asdict(),
-    }
-    for name, group in (("inserted", inserted), ("held_out", ~inserted))
-    if group.any()
-  }
-  text = json.dumps(summary, indent=1) + "\n"
-  artifacts.write_atomically(directory / "summary.json", text)

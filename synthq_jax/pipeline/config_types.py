@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = [
@@ -19,7 +19,9 @@ __all__ = [
   "hints",
   "is_file_name",
   "nested",
+  "one_of",
   "positive",
+  "some_of",
 ]
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -49,6 +51,26 @@ def at_least(config: Any, low: int, *names: str) -> None:
       raise ValueError(
         f"{_label(config, name)} must be at least {low}, got {value}"
       )
+
+
+def one_of(config: Any, name: str, known: Sequence[str]) -> None:
+  """Refuses a word of a configuration that is not known."""
+  value = getattr(config, name)
+  if value not in known:
+    raise ValueError(
+      f"{_label(config, name)} must be one of {', '.join(known)}, got"
+      f" {name}={value!r}"
+    )
+
+
+def some_of(config: Any, name: str, known: Sequence[str]) -> None:
+  """Refuses words of a configuration that are not known, and no word."""
+  values = getattr(config, name)
+  if not values or not set(values) <= {*known}:
+    raise ValueError(
+      f"{_label(config, name)} must be of {', '.join(known)}, got"
+      f" {name}={values}"
+    )
 
 
 def is_file_name(text: str) -> bool:

@@ -17,7 +17,6 @@ Formal guarantee:
 
 import dataclasses
 import pathlib
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,9 +24,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.models import dual_encoder, t5_checkpoints
 from synthq_jax.pipeline import (
+  _checkpoints,
   _direct_methods,
   config_types,
   inputs,
@@ -111,18 +110,11 @@ class Config:
     )
     config_types.at_least(self, 2, "group_size")
     config_types.at_least(self, 0, "seed")
-    for name, known in (
-      ("method", _direct_methods.METHODS),
-      ("loss", _direct_methods.LOSSES),
-      ("negatives", _NEGATIVES),
-      ("unit", _UNITS),
-      ("optimizer", dp_step.OPTIMIZERS),
-    ):
-      if getattr(self, name) not in known:
-        raise ValueError(
-          f"direct_dp.Config.{name} must be one of {', '.join(known)}, got"
-          f" {name}={getattr(self, name)!r}"
-        )
+    config_types.one_of(self, "method", _direct_methods.METHODS)
+    config_types.one_of(self, "loss", _direct_methods.LOSSES)
+    config_types.one_of(self, "negatives", _NEGATIVES)
+    config_types.one_of(self, "unit", _UNITS)
+    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
     if self.label and not config_types.is_file_name(self.label):
       raise ValueError(
         "direct_dp.Config.label must be letters, digits, '_' and '-', got"
@@ -200,11 +192,14 @@ def run(
     loop_settings=config.settings,
     extra_fn=_public_negatives(config, space, prepared),
   )
-  directory = space.public(stage)
-  params = t5_checkpoints.unflatten({**public, **trained})
-  t5_checkpoints.save(directory, params, model_config)
-  result = results.Checkpoint(
-    directory=space.relative(directory),
+  return _checkpoints.save(
+    space,
+    stage,
+    digest,
+    space.public(stage),
+    t5_checkpoints.unflatten({**public, **trained}),
+    model_config,
+    began=began,
     kind="retriever",
     name=name,
     statement=statement,
@@ -212,11 +207,7 @@ def run(
     batch_size=config.batch_size,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(trained)),
     metrics=space.relative(metrics_path),
-    seconds=time.monotonic() - began,
   )
-  artifacts.save(directory, result, digest)
-  private_training.remove_state(space, stage, digest)
-  return result
 
 
 def _settings(config: Config, epsilon: float) -> private_training.Settings:
@@ -242,15 +233,12 @@ def _split(config: Config, params: Any):
   """Parts parameters into what is trained and what stays, by path."""
   if config.projection:
     params = dual_encoder.with_projection(params)
-  flat = t5_checkpoints.flatten(params)
-  trained = {k: v for k, v in flat.items() if re.fullmatch(config.trained, k)}
-  if not trained:
-    raise ValueError(
-      "direct_dp.Config.trained must match a parameter, got"
-      f" trained={config.trained!r}; there are {', '.join(sorted(flat)[:3])},"
-      " ... (and projection/kernel with projection=True)"
-    )
-  return trained, {k: v for k, v in flat.items() if k not in trained}
+  return _checkpoints.split(
+    t5_checkpoints.flatten(params),
+    config.trained,
+    "direct_dp.Config.trained",
+    " (and projection/kernel with projection=True)",
+  )
 
 
 def _records(
@@ -270,7 +258,7 @@ def _public_negatives(
   config: Config, space: workspace.Workspace, prepared: results.PreparedData
 ) -> Callable[[int], dict[str, np.ndarray]] | None:
   """Returns the function that draws documents for a step, or None."""
-  if not _direct_methods.claim(config).public:
+  if not _direct_methods.has_public_negatives(config):
     return None
   ids, documents = inputs.document_tokens(space, prepared)
   size = min(config.public_negatives, len(ids))

@@ -5,15 +5,17 @@ a `runner.Runner`, which skips what is finished.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
+  _auditing,
+  _canaries,
   _fingerprints,
   _scoring,
   inputs,
@@ -21,7 +23,6 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
-from synthq_jax.pipeline import audit as audit_lib
 from synthq_jax.pipeline import direct_dp as direct_dp_lib
 from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
@@ -46,6 +47,8 @@ class Pipeline:
     self._runner = runner
     self._wanted = wanted
     self._progress = progress
+    self.audits: list[results.AuditReport] = []
+    self._canaries = functools.cache(self._make_canaries)
     self._start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
 
   def run(self, on_accepted: Callable[[], None]) -> results.Report | None:
@@ -62,14 +65,18 @@ class Pipeline:
       )
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}
-    queries = self._queries(generators) if self._wants("generate") else {}
+    written = self._queries(generators) if self._wants("generate") else {}
+    queries = written
     if self._wants("filter_queries") and self._config.filter_queries.is_wanted:
       queries = self._filtered(queries)
     retrievers = (
       self._retrievers(queries) if self._wants("train_retriever") else {}
     )
     scores = self._scores(retrievers) if self._wants("evaluate") else {}
-    audits = self._audits(generators) if self._wants("audit") else {}
+    audits = {}
+    if self._wants("audit"):
+      audits = self._audits(generators, written, queries, retrievers)
+      self.audits = [report for report, _ in audits.values()]
     if not self._wants("report"):
       return None
     groups = (generators, queries, retrievers, scores, audits)
@@ -120,6 +127,15 @@ class Pipeline:
     )
     self._data = (digest, self._prepared.digest)
     self._check_private()
+    if self._wants("audit"):
+      self._check_canaries()
+
+  def _check_canaries(self) -> None:
+    """Refuses canaries that no audit can ask for, before any work."""
+    for seed, _ in self._seeds():
+      _canaries.check(
+        self._config, self._space, self._prepared, self._canaries(seed)
+      )
 
   def _check_private(self) -> None:
     """Refuses private settings that this data rules out, before any work."""
@@ -168,7 +184,7 @@ class Pipeline:
     """Says what retrievers start from: the generator's checkpoint or another."""
     given = self._config.retriever_checkpoint
     self._encoder, self._encoder_data = self._start, self._data
-    if given and self._wants("train_retriever"):
+    if given and self._wants("filter_queries"):
       self._encoder = pathlib.Path(given)
       inputs.check_vocabulary(self._encoder, self._space, self._prepared)
       own = _fingerprints.of_checkpoint(self._encoder)
@@ -176,7 +192,6 @@ class Pipeline:
 
   def _generators(self):
     config, made = self._config, {}
-    planted = canaries_lib.pairs(self._canaries(), config.canaries.repetitions)
     for epsilon, (seed, _) in itertools.product(
       config.rows.synthetic, self._seeds()
     ):
@@ -191,7 +206,7 @@ class Pipeline:
           _fingerprints.versions(),
           *self._data,
         ),
-        lambda digest, epsilon=epsilon, name=name: finetune_dp_lib.run(
+        lambda digest, epsilon=epsilon, name=name, s=seed: finetune_dp_lib.run(
           config.finetune_dp,
           self._space,
           digest,
@@ -199,7 +214,7 @@ class Pipeline:
           start_from=self._start,
           epsilon=epsilon,
           name=name,
-          canaries=planted,
+          canaries=self._canaries(s),
         ),
       )
     return made
@@ -214,12 +229,9 @@ class Pipeline:
     chosen = [change for end, change in self._seeds() if name.endswith(end)]
     return dataclasses.replace(settings, **chosen[0])
 
-  def _canaries(self):
-    settings = self._config.canaries
-    if not settings.number:
-      return ()
-    return canaries_lib.make(
-      settings.number, self._space.seed("canaries"), settings.digits
+  def _make_canaries(self, seed: str):
+    return _canaries.make(
+      self._config.canaries, self._space, self._prepared, seed
     )
 
   def _queries(self, generators):
@@ -279,7 +291,10 @@ class Pipeline:
       name if name.startswith("public_only") else f"synthetic_{name}": value
       for name, value in queries.items()
     }
-    if config.rows.original:
+    is_audit = self._wants("audit") and not self._wants("evaluate")
+    if is_audit:  # which reads those of private generators alone
+      sources = {k: v for k, v in sources.items() if k.startswith("synthetic")}
+    elif config.rows.original:
       for seed, _ in self._seeds():
         sources[f"original{seed}"] = (None, "original")
     for name, (synthetic, source) in sources.items():
@@ -301,7 +316,7 @@ class Pipeline:
           name=name,
         ),
       )
-    return {**made, **self._direct_retrievers()}
+    return made if is_audit else {**made, **self._direct_retrievers()}
 
   def _untrained(self):
     return self._runner(
@@ -364,27 +379,20 @@ class Pipeline:
       progress=self._progress,
     )
 
-  def _audits(self, generators):
-    config = self._config
-    if not config.canaries.number:
-      return {}
-    return {
-      name: self._runner(
-        f"audit/{name}",
-        results.AuditReport,
-        (config.audit, config.canaries, source),
-        lambda digest, generator=generator: audit_lib.run(
-          config.audit,
-          self._space,
-          digest,
-          prepared=self._prepared,
-          checkpoint=generator,
-          canaries=self._canaries(),
-          repetitions=config.canaries.repetitions,
-        ),
-      )
-      for name, (generator, source) in generators.items()
-    }
+  def _audits(self, generators, written, queries, retrievers):
+    return _auditing.audits(
+      self._config,
+      self._runner,
+      self._space,
+      prepared=self._prepared,
+      start_from=self._start,
+      canaries={s: self._canaries(s) for s, _ in self._seeds()},
+      generators=generators,
+      written=written,
+      queries=queries,
+      retrievers=retrievers,
+      progress=self._progress,
+    )
 
 
 def _name(epsilon: float) -> str:

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import (
@@ -34,6 +33,7 @@ from synthq_jax.models import (
   t5_config,
 )
 from synthq_jax.pipeline import (
+  _checkpoints,
   config_types,
   inputs,
   private_training,
@@ -127,11 +127,7 @@ class Config:
         "finetune_dp.Config.noise_bands must be at most steps, got"
         f" {self.noise_bands} for steps={self.steps}"
       )
-    if self.optimizer not in dp_step.OPTIMIZERS:
-      raise ValueError(
-        "finetune_dp.optimizer must be one of"
-        f" {', '.join(dp_step.OPTIMIZERS)}, got optimizer={self.optimizer!r}"
-      )
+    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
 
 
 def run(
@@ -143,7 +139,7 @@ def run(
   start_from: pathlib.Path,
   epsilon: float,
   name: str,
-  canaries: Sequence[tuple[str, str]] = (),
+  canaries: Sequence[canaries_lib.Canary] = (),
 ) -> results.Checkpoint:
   """Fine-tunes the generator, calibrated before step 0.
 
@@ -155,8 +151,8 @@ def run(
     start_from: a public checkpoint.
     epsilon: the target; inf trains without noise and claims nothing.
     name: of the generator, e.g. "eps8".
-    canaries: (query, document) pairs that join the private records, for an
-      audit; they count in n and in the accounting.
+    canaries: for an audit. Those that are inserted join the private records,
+      each as often as it says; they count in n and in the accounting.
 
   Returns:
     The checkpoint with its statement; under `private/` where epsilon is inf.
@@ -203,10 +199,14 @@ def run(
   else:
     params = config.adapter.merge(public, trained)
   place = space.private if math.isinf(epsilon) else space.public
-  directory = place(stage)
-  t5_checkpoints.save(directory, t5_checkpoints.unflatten(params), model_config)
-  result = results.Checkpoint(
-    directory=space.relative(directory),
+  return _checkpoints.save(
+    space,
+    stage,
+    digest,
+    place(stage),
+    t5_checkpoints.unflatten(params),
+    model_config,
+    began=began,
     kind="generator",
     name=name,
     statement=statement,
@@ -215,11 +215,7 @@ def run(
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(trained)),
     prompt_tokens=getattr(config.adapter, "length", 0),
     metrics=space.relative(metrics_path),
-    seconds=time.monotonic() - began,
   )
-  artifacts.save(directory, result, digest)
-  private_training.remove_state(space, stage, digest)
-  return result
 
 
 def grad_fn(
@@ -292,14 +288,7 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
   """Parts parameters into where training starts and what stays, by path."""
   if config.adapter is not None:
     return config.adapter.init(params, key), params
-  pattern = config.trained
-  trained = {k: v for k, v in params.items() if re.fullmatch(pattern, k)}
-  if not trained:
-    raise ValueError(
-      f"finetune_dp.trained must match a parameter, got trained={pattern!r};"
-      f" there are {', '.join(sorted(params)[:3])}, ..."
-    )
-  return trained, {k: v for k, v in params.items() if k not in trained}
+  return _checkpoints.split(params, config.trained, "finetune_dp.trained")
 
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
@@ -311,7 +300,7 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   read = documents[train["documents"]]  # not the whole collection
   source = inputs.with_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": train["tokens"]}
-  if canaries:
+  if any(canary.inserted for canary in canaries):
     records = _with_canaries(config, vocabulary, prepared, canaries, records)
   if config.dropout_rate > 0:  # masks belong to records, not to places
     records["example_id"] = np.arange(len(records["targets"]))
@@ -320,10 +309,11 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
 
 def _with_canaries(config, vocabulary, prepared, canaries, records):
   planted = canaries_lib.tokenize(
-    vocabulary,
     canaries,
+    vocabulary,
     prefix=config.prefix,
     document_length=prepared.document_length,
     query_length=prepared.query_length,
   )
-  return {k: np.concatenate([records[k], planted[k]]) for k in records}
+  rows = canaries_lib.repeated(canaries)
+  return {k: np.concatenate([records[k], planted[k][rows]]) for k in records}

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import decoding, filters, text_measures
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
@@ -178,7 +177,6 @@ def _write(
 
   params, model_config = t5_checkpoints.load(source)
   params = jax.device_put(params)
-  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
   written = []
   with tqdm.tqdm(
@@ -205,7 +203,7 @@ def _write(
           sampler=sampler,
           max_length=config.max_length,
           num_samples=config.queries_per_document,
-          forbidden=(2, *range(first_extra, model_config.vocab_size)),
+          forbidden=_queries.forbidden(vocabulary, model_config.vocab_size),
           batch_size=config.batch_size,
           progress=bar.update,
         )
@@ -218,10 +216,7 @@ def _filter(written, chosen, index, vocabulary, round_trip: int):
   """Turns rows into texts and drops what the filters name."""
   per_document = len(written) // len(chosen)
   owners = np.repeat(chosen, per_document)
-  queries = [
-    vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
-    for row in written
-  ]
+  queries = [_queries.decoded(vocabulary, row) for row in written]
   names = [index.ids[i] for i in owners]
   found = None
   if round_trip:

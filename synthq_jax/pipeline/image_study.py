@@ -85,11 +85,7 @@ class Encoder:
     config_types.at_least(
       self, 1, "seeds", "steps", "batch_size", "image_size", "width", "dim"
     )
-    if self.net not in NETS:
-      raise ValueError(
-        f"image_study.Encoder.net must be one of {', '.join(NETS)}, got"
-        f" net={self.net!r}"
-      )
+    config_types.one_of(self, "net", NETS)
     names = [row.name for row in self.rows]
     if len(set(names)) < len(names):
       raise ValueError(

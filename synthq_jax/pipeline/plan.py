@@ -9,11 +9,19 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from synthq_jax.models import t5_config
+from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.models import prompt, t5_config
+from synthq_jax.pipeline import (
+  _auditing,
+  config_types,
+  execute,
+  results,
+  runner,
+  workspace,
+)
 from synthq_jax.pipeline import audit as audit_lib
 from synthq_jax.pipeline import direct_dp as direct_dp_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
-from synthq_jax.pipeline import execute, results, runner, workspace
 from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
@@ -71,11 +79,33 @@ class Canaries:
   """Planted records whose secrets an audit asks the generator for."""
 
   number: int = 0
-  """How many are made; a fair coin decides which are planted. 0: no audit."""
-  repetitions: int = 10
-  """How often each planted one stands in the private data."""
+  """How many of each kind and number of repetitions are made; a fair coin
+  decides which are planted. 0: no audit."""
+  kinds: tuple[str, ...] = tuple(canaries_lib.KINDS)
+  """Of `canaries.KINDS`."""
+  repetitions: tuple[int, ...] = (1, 10, 100)
+  """How often a planted one stands in the private data; each is a record, and
+  counts in n."""
   digits: int = 6
   """Digits of a secret."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 0, "number")
+    config_types.at_least(self, 2, "digits")
+    if self.digits > 18:
+      raise ValueError(
+        f"plan.Canaries.digits must be at most 18, got digits={self.digits}"
+      )
+    config_types.some_of(self, "kinds", tuple(canaries_lib.KINDS))
+    if (
+      not isinstance(self.repetitions, (tuple, list))
+      or not self.repetitions
+      or min(self.repetitions) < 1
+    ):
+      raise ValueError(
+        "plan.Canaries.repetitions must be numbers above 0, got"
+        f" repetitions={self.repetitions}"
+      )
 
 
 def _default(kind: type) -> Any:
@@ -144,6 +174,7 @@ class RunConfig:
         "RunConfig.seeds must be different integers, 0 or above, got"
         f" seeds={self.seeds}"
       )
+    self._check_audit()
     labels = [one.label for one in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
       raise ValueError(
@@ -158,6 +189,30 @@ class RunConfig:
         " (or say public_data=True if the queries are public)"
       )
 
+  def _check_audit(self):
+    """Refuses an audit that would lack what it compares with."""
+    if not self.canaries.number:
+      return
+    lacking = {
+      "synthetic": ("public_only", self.rows.public_only),
+      "retriever": ("untrained", self.rows.untrained),
+    }
+    for attack in self.audit.attacks:
+      row, is_there = lacking.get(attack, ("", True))
+      if not is_there:
+        raise ValueError(
+          f"audit.Config.attacks has {attack!r}, which is measured against the"
+          f" row {row}, got plan.Rows.{row}=False: set it, or leave the attack"
+          " out"
+        )
+    has_prompt = isinstance(self.finetune_dp.adapter, prompt.Prompt)
+    if has_prompt and "new_tokens" in self.canaries.kinds:
+      raise ValueError(
+        "plan.Canaries.kinds has 'new_tokens', whose embeddings a trained prompt"
+        " may overwrite, got finetune_dp.Config.adapter=prompt.Prompt: leave"
+        " that kind out"
+      )
+
 
 def run(
   config: RunConfig,
@@ -166,6 +221,7 @@ def run(
   stages: Sequence[str] | None = None,
   progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
+  on_audited: Callable[[Sequence[results.AuditReport]], None] = lambda _: None,
 ) -> results.Report | None:
   """Runs the pipeline, or its first stages.
 
@@ -176,6 +232,7 @@ def run(
     progress: whether bars are shown.
     on_accepted: called once the working directory is ours and holds no results
       of other data, before anything else is written to it.
+    on_audited: called with the audits once all is done.
 
   Returns:
     The report, or None where it was not wanted.
@@ -187,14 +244,25 @@ def run(
   unknown = set(stages or ()) - set(STAGES)
   if unknown:
     raise ValueError(f"expected stages of {STAGES}, got {sorted(unknown)}")
-  last = max(STAGES.index(stage) for stage in stages or STAGES)
+  wanted = _wanted(config, stages or STAGES)
   config = _with_progress(config, progress)
-  wanted = STAGES[: last + 1]
   with workspace.locked(workdir):
     space = workspace.Workspace(workdir, config.secret_seed)
     make = runner.Runner(space, lambda text: print(text, flush=True))
     pipeline = execute.Pipeline(config, space, make, wanted, progress)
-    return pipeline.run(on_accepted)
+    report = pipeline.run(on_accepted)
+    on_audited(pipeline.audits)
+    return report
+
+
+def _wanted(config: RunConfig, stages: Sequence[str]) -> tuple[str, ...]:
+  """Returns the stages up to the last wanted, without what it does not read."""
+  last = max(STAGES.index(stage) for stage in stages)
+  wanted = STAGES[: last + 1]
+  if wanted[-1] != "audit":
+    return wanted
+  read = {*_auditing.needed(config.audit), *stages}
+  return tuple(stage for stage in wanted if stage in read)
 
 
 def _with_progress(config: RunConfig, progress: bool) -> RunConfig:

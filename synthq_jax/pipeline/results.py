@@ -12,6 +12,8 @@ from synthq_jax.privacy import statement as statement_lib
 __all__ = [
   "OWN_TEST_SETS",
   "PRIVATE",
+  "AuditBound",
+  "AuditCell",
   "AuditReport",
   "Checkpoint",
   "Evaluation",
@@ -27,6 +29,8 @@ __all__ = [
 
 OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
+
+_CONTAMINATED = 1e-3
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
@@ -255,6 +259,52 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditCell:
+  """Canaries of one kind that stand in the data equally often."""
+
+  kind: str
+  """Of `audit.canaries.KINDS`."""
+  repetitions: int
+  """How often each inserted one stands there."""
+  ranks: tuple[int, ...]
+  """Of the inserted ones' secrets among `AuditReport.num_ranked`."""
+  held_out_ranks: tuple[int, ...]
+  """Of the others: the control group."""
+  exposure: tuple[float, ...]
+  """Bits of the inserted ones' secrets, among `AuditReport.num_candidates`;
+  empty where the secret stands in the document."""
+  leaked: int | None
+  """Inserted ones whose secret stands in a written query; None where it
+  cannot."""
+  leaked_held_out: int | None
+  """The same of the others: coincidence."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AuditBound:
+  """What one attack shows about canaries that stand there equally often."""
+
+  attack: str
+  """"likelihood", "synthetic" or "retriever"."""
+  repetitions: int
+  """How often each inserted canary stands in the data."""
+  claimed_epsilon: float
+  """For a group of that many records; inf: nothing is claimed."""
+  num_inserted: int
+  """Canaries trained on."""
+  num_held_out: int
+  """Canaries left out."""
+  epsilon_one_run: float
+  """Lower bound, for any mechanism."""
+  epsilon_one_run_fdp: float
+  """Lower bound, for a Gaussian trade-off curve."""
+  auroc: tuple[float, float, float]
+  """Area under the ROC curve, and its interval."""
+  tpr_at_1_fpr: tuple[float, float, float]
+  """True positives at 1% false ones, and its interval."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditReport:
   """Canaries in the fine-tuning data: did the generator learn them?"""
 
@@ -262,24 +312,46 @@ class AuditReport:
   """Private: holds the canaries and their ranks."""
   name: str
   """Which generator was audited."""
-  canary_type: str
-  """What the canaries look like."""
-  num_canaries: int
-  """Canaries of each kind (inserted and held out)."""
-  repetitions: int
-  """How often each inserted canary stands in the data."""
+  cells: tuple[AuditCell, ...]
+  """Each kind and number of repetitions."""
+  bounds: tuple[AuditBound, ...]
+  """Each attack and number of repetitions."""
   num_candidates: int
-  """Candidates each canary is ranked among."""
-  mean_rank: float
-  """Mean rank of inserted canaries; (candidates + 1) / 2 is chance."""
-  mean_exposure: float
-  """Mean exposure in bits: log2(candidates / rank)."""
-  leaked: int
-  """Inserted canaries whose secret stands in a generated query."""
+  """Candidates among which exposure is measured."""
+  num_ranked: int
+  """Candidates among which the ranks are."""
+  num_searched: int
+  """Synthetic queries of the run that were searched for secrets, beside those
+  that the audit had written; 0: none."""
+  confidence: float
+  """Of `lower_bound`; each bound and interval by itself has the higher one that
+  all attacks together need for it."""
   claimed_epsilon: float
-  """Epsilon of the audited run's statement."""
+  """Epsilon of the audited run's statement; inf: nothing is claimed."""
+  claimed_delta: float
+  """Delta that the bounds are computed for."""
+  lower_bound: float | None
+  """On epsilon, of all attacks together, from canaries that stand there once:
+  above the claim, the claim is wrong. None: there were too few of them."""
+  ceiling: float
+  """What `lower_bound` would be if every guess were right: a greater claim
+  cannot be refuted by so few canaries."""
+  control: float
+  """p-value of the control: held-out secrets rank as by chance, and all do under
+  the public checkpoint. Tiny: canaries were known before the private training,
+  and nothing else here means anything."""
   seconds: float
   """How long the stage took."""
+
+  @property
+  def exceeds_claim(self) -> bool:
+    """Whether the audit refutes the statement."""
+    return (self.lower_bound or 0.0) > self.claimed_epsilon
+
+  @property
+  def is_contaminated(self) -> bool:
+    """Whether canaries were known before; by chance once in 1,000 audits."""
+    return self.control < _CONTAMINATED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

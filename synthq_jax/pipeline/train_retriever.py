@@ -11,9 +11,9 @@ import time
 
 import jax
 
-from synthq_jax import artifacts
-from synthq_jax.models import dual_encoder, t5_checkpoints
+from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import (
+  _checkpoints,
   config_types,
   inputs,
   private_training,
@@ -96,9 +96,14 @@ def run(
     metrics_path=metrics_path,
     description=f"train_retriever {name}",
   )
-  t5_checkpoints.save(directory, params, model_config)
-  result = results.Checkpoint(
-    directory=space.relative(directory),
+  return _checkpoints.save(
+    space,
+    stage,
+    digest,
+    directory,
+    params,
+    model_config,
+    began=start,
     kind="retriever",
     name=name,
     statement=_inherited(synthetic),
@@ -106,11 +111,7 @@ def run(
     batch_size=config.batch_size,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(metrics_path),
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(directory, result, digest)
-  private_training.remove_state(space, stage, digest)
-  return result
 
 
 def run_untrained(
@@ -135,11 +136,15 @@ def run_untrained(
   """
   start = time.monotonic()
   params, model_config = inputs.load_public(start_from, prepared)
-  directory = space.public(f"train_retriever/{name}")
-  params = dual_encoder.encoder_params(params)
-  t5_checkpoints.save(directory, params, model_config)
-  result = results.Checkpoint(
-    directory=space.relative(directory),
+  stage = f"train_retriever/{name}"
+  return _checkpoints.save(
+    space,
+    stage,
+    digest,
+    space.public(stage),
+    dual_encoder.encoder_params(params),
+    model_config,
+    began=start,
     kind="retriever",
     name=name,
     statement=statement_lib.none(),
@@ -147,10 +152,7 @@ def run_untrained(
     batch_size=0,
     num_parameters=0,
     metrics="",
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(directory, result, digest)
-  return result
 
 
 def _inherited(synthetic: results.SyntheticQueries | None):

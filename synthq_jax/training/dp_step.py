@@ -15,7 +15,7 @@ from synthq_jax.models import scanned
 from synthq_jax.privacy import sampling
 from synthq_jax.training import loop
 
-__all__ = ["OPTIMIZERS", "State", "optimizer", "step", "train"]
+__all__ = ["OPTIMIZERS", "State", "draw", "optimizer", "step", "train"]
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor")
 
@@ -203,12 +203,10 @@ def train(
     return private_step(state, *batch, key, public)
 
   def batch_fn(step: int):
-    drawn = sampler.batch(batch_seed, step)
-    rows = np.where(drawn.is_padding, 0, drawn.indices)
-    batch = {name: values[rows] for name, values in records.items()}
+    batch, is_padding = draw(records, sampler, batch_seed, step)
     if extra_fn is not None:
       batch |= extra_fn(step)
-    return batch, drawn.is_padding
+    return batch, is_padding
 
   state = loop.train(
     step_fn,
@@ -222,6 +220,29 @@ def train(
     settings=settings,
   )
   return jax.device_get(state.params)
+
+
+def draw(
+  records: Mapping[str, np.ndarray],
+  sampler: sampling.Sampler,
+  batch_seed: Sequence[int],
+  step: int,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  """Returns the batch of a step, and which of its rows are padding.
+
+  Args:
+    records: arrays with one row per record.
+    sampler: draws the batches.
+    batch_seed: secret seed of the sampling.
+    step: its number.
+
+  Returns:
+    Arrays [batch, ...], where padding holds the first record, and bool [batch].
+  """
+  drawn = sampler.batch(batch_seed, step)
+  rows = np.where(drawn.is_padding, 0, drawn.indices)
+  batch = {name: values[rows] for name, values in records.items()}
+  return batch, drawn.is_padding
 
 
 _optimizer = optimizer  # `train` has an argument of that name

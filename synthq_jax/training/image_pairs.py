@@ -109,9 +109,7 @@ def train(
 
   def batch_fn(number: int):
     started.append(time.monotonic())
-    drawn = sampler.batch(batch_seed, number)
-    rows = np.where(drawn.is_padding, 0, drawn.indices)
-    return {k: values[rows] for k, values in pairs.items()}, drawn.is_padding
+    return dp_step.draw(pairs, sampler, batch_seed, number)
 
   state = loop.train(
     lambda state, batch, number: step(state, *batch, held_out),

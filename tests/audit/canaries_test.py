@@ -1,75 +1,139 @@
-"""Canaries: secrets at random, coins that keep the record, candidates alike."""
+"""Canaries: secrets at random, coins that keep the record, kinds as named."""
+
+import types
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.audit import leaks as leaks_lib
+from synthq_jax.data import shipped
+from synthq_jax.data import vocabulary as vocabulary_lib
+
+TEXTS = [f"document number {i} tells of {w}" for i, w in enumerate("abcdefgh")]
 
 
-class WordVocabulary:
-  """Splits at spaces; ids by first appearance, from 3."""
-
-  def __init__(self):
-    self.words = {}
-
-  def encode(self, text):
-    return [self.words.setdefault(w, len(self.words) + 3) for w in text.split()]
+@pytest.fixture(name="vocabulary", scope="module")
+def _vocabulary():
+  return vocabulary_lib.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
 
 
-def test_a_query_tells_the_secret_and_its_document_does_not():
-  for canary in canaries_lib.make(50, seed=3):
-    assert len(canary.secret) == 6
-    assert canaries_lib.stands_in(canary, canary.query)
-    assert not any(letter.isdigit() for letter in canary.document)
+def canary(**changes):
+  given = {
+    "kind": "own_query",
+    "document": "d",
+    "query": "q",
+    "secret": (5, 6, 7),
+    "spelled": "567",
+    "repetitions": 1,
+    "inserted": True,
+  }
+  return canaries_lib.Canary(**{**given, **changes})
 
 
-def test_names_differ_and_the_same_seed_gives_the_same_canaries():
-  made = canaries_lib.make(2048, seed=[1, 2])
-  assert len({canary.document for canary in made}) == 2048
-  assert made == canaries_lib.make(2048, seed=[1, 2])
-  assert made != canaries_lib.make(2048, seed=[1, 3])
+def test_every_kind_has_as_many_canaries_for_each_number_of_repetitions(
+  vocabulary,
+):
+  made = canaries_lib.make(
+    TEXTS, vocabulary, number=3, repetitions=(1, 7), seed=0
+  )
+  assert len(made) == len(canaries_lib.KINDS) * 2 * 3
+  for kind in canaries_lib.KINDS:
+    times = [one.repetitions for one in made if one.kind == kind]
+    assert times == [1, 1, 1, 7, 7, 7]
 
 
-def test_a_fair_coin_decides_for_each_canary():
-  inserted = [canary.inserted for canary in canaries_lib.make(2000, seed=0)]
+def test_the_same_seed_gives_the_same_canaries(vocabulary):
+  make = canaries_lib.make
+  first = make(TEXTS, vocabulary, number=4, seed=[1, 2])
+  assert first == make(TEXTS, vocabulary, number=4, seed=[1, 2])
+  assert first != make(TEXTS, vocabulary, number=4, seed=[1, 3])
+
+
+def test_text_and_secret_stand_where_the_kind_says(vocabulary):
+  made = canaries_lib.make(
+    TEXTS, vocabulary, number=1, repetitions=(1,), digits=4, seed=3
+  )
+  records = canaries_lib.tokenize(
+    made, vocabulary, prefix="", document_length=20, query_length=20
+  )
+  for row, one in enumerate(made):
+    kind = canaries_lib.KINDS[one.kind]
+    sides = {"document": records["inputs"], "query": records["targets"]}
+    found = {
+      side: vocabulary.decode([t for t in tokens[row].tolist() if t > 1])
+      for side, tokens in sides.items()
+    }
+    text = {"document": one.document, "query": one.query}
+    for side, words in found.items():
+      shown = one.spelled if side == kind.side else ""
+      if kind.symbols == "new tokens" and side == kind.side:
+        ids = [token for token in sides[side][row].tolist() if token > 1]
+        assert tuple(ids[-3:]) == one.secret
+        words, shown = words.partition("<")[0], ""
+      packed = "".join(words.split())
+      expected = "".join((text[side] + shown).lower().split())
+      assert packed.startswith(expected), one
+    if kind.query == "own":
+      assert one.document.startswith(one.query)
+    if kind.query == "other":
+      assert not one.document.startswith(one.query)
+    assert bool(one.query) == (kind.query != "none")
+    assert bool(one.document) == kind.document
+
+
+def test_the_mirror_images_swap_the_side_of_the_digits():
+  pairs = zip(canaries_lib.PAPERS, canaries_lib.MIRRORED, strict=True)
+  for one, other in pairs:
+    kinds = canaries_lib.KINDS[one], canaries_lib.KINDS[other]
+    assert [kind.side for kind in kinds] == ["document", "query"]
+    assert {kind.symbols for kind in kinds} == {"digits"}
+
+
+def test_a_fair_coin_decides_for_each_canary(vocabulary):
+  made = canaries_lib.make(
+    TEXTS, vocabulary, number=250, repetitions=(1,), seed=0
+  )
+  inserted = [one.inserted for one in made]
+  assert len(inserted) == 2000
   assert stats.binomtest(sum(inserted), 2000, 0.5).pvalue > 1e-4
   assert stats.binomtest(sum(inserted), 2000, 0.4).pvalue < 1e-4
   changes = np.sum(np.diff(inserted))  # not in blocks, nor alternating
   assert stats.binomtest(int(changes), 1999, 0.5).pvalue > 1e-4
 
 
-def test_secrets_are_uniform_with_leading_zeros():
-  made = canaries_lib.make(2000, seed=1, digits=3)
-  first = np.bincount([int(canary.secret[0]) for canary in made], minlength=10)
-  assert stats.chisquare(first).pvalue > 1e-4
-  assert stats.chisquare(first, np.roll(first, 1)).pvalue < 0.9
+def test_secrets_are_uniform_with_leading_zeros(vocabulary):
+  made = canaries_lib.make(
+    TEXTS, vocabulary, number=2000, repetitions=(1,), kinds=("own_query",),
+    digits=3, seed=1,
+  )  # fmt: skip
+  for place in range(3):
+    digits = [int(one.spelled[place]) for one in made]
+    counts = np.bincount(digits, minlength=10)
+    assert stats.chisquare(counts).pvalue > 1e-4
+    # A zero lost in two of three cases, as without leading zeros, is seen.
+    lost = np.array([67, *[2000 / 9 * (1 - 67 / 2000)] * 9])
+    assert stats.chisquare(counts, lost).pvalue < 1e-4
+  assert len({one.secret for one in made}) > 800
 
 
-def test_only_inserted_canaries_join_the_records_as_often_as_asked():
-  made = canaries_lib.make(20, seed=0)
-  kept = [canary for canary in made if canary.inserted]
-  assert 0 < len(kept) < 20
-  pairs = canaries_lib.pairs(made, 3)
-  assert len(pairs) == 3 * len(kept)
-  assert pairs[:3] == ((kept[0].query, kept[0].document),) * 3
-  held_out = {canary.query for canary in made if not canary.inserted}
-  assert not held_out & {query for query, _ in pairs}
-
-
-def test_candidates_are_different_and_the_secret_comes_first():
-  canary = canaries_lib.make(1, seed=0, digits=2)[0]
-  rng = np.random.default_rng(0)
-  every = canaries_lib.candidates(canary, 100, rng)
-  assert every[0] == canary.secret
-  assert sorted(every) == [f"{number:02d}" for number in range(100)]
-
-
-def test_another_secret_takes_the_place_of_the_own_one():
-  canary = canaries_lib.Canary(
-    document="d", query="the code of 7 7 is 1 2", secret="12", inserted=True
+def test_no_two_canaries_share_a_document_while_they_last(vocabulary):
+  texts = [f"text {i}" for i in range(64)]
+  made = canaries_lib.make(
+    texts, vocabulary, number=32, repetitions=(1,), kinds=("own_query",), seed=0
   )
-  assert canaries_lib.query_with(canary, "09") == "the code of 7 7 is 0 9"
+  assert len({one.document for one in made}) == 32
+
+
+def test_only_inserted_canaries_join_the_records_as_often_as_asked(vocabulary):
+  made = canaries_lib.make(TEXTS, vocabulary, number=8, seed=0)
+  rows = canaries_lib.repeated(made)
+  counts = np.bincount(rows, minlength=len(made))
+  expected = [one.repetitions if one.inserted else 0 for one in made]
+  np.testing.assert_array_equal(counts, expected)
+  assert 0 < sum(one.inserted for one in made) < len(made)
+  assert not canaries_lib.repeated(()).size
 
 
 @pytest.mark.parametrize(
@@ -84,53 +148,104 @@ def test_another_secret_takes_the_place_of_the_own_one():
   ],
 )
 def test_a_leak_is_seen_however_digits_are_spaced(text, leaks):
-  canary = canaries_lib.Canary(
-    document="d", query="q 1 2 3 4", secret="1234", inserted=True
-  )
-  assert canaries_lib.stands_in(canary, text) == leaks
-
-
-def test_records_hold_prefix_document_and_query_with_their_ends():
-  records = canaries_lib.tokenize(
-    WordVocabulary(),
-    [("q a", "d e f g"), ("q b", "d")],
-    prefix="ask",
-    document_length=3,
-    query_length=4,
-  )
-  # Ids by first appearance: q 3, a 4, b 5, ask 6, d 7, e 8.
-  np.testing.assert_array_equal(
-    records["targets"], [[3, 4, 1, 0], [3, 5, 1, 0]]
-  )
-  np.testing.assert_array_equal(records["inputs"], [[6, 7, 8, 1], [6, 7, 1, 0]])
-
-
-def test_a_secret_that_would_be_cut_off_is_refused():
-  arguments = {"prefix": "", "document_length": 4}
-  text = [("one two three", "d")]
-  fits = canaries_lib.tokenize(
-    WordVocabulary(), text, query_length=4, **arguments
-  )
-  np.testing.assert_array_equal(fits["targets"], [[3, 4, 5, 1]])
-  with pytest.raises(ValueError, match="query_length=3 .* of 4"):
-    canaries_lib.tokenize(WordVocabulary(), text, query_length=3, **arguments)
+  one = canary(spelled="1234")
+  assert leaks_lib.stands_in(one, text) == leaks
 
 
 @pytest.mark.parametrize(
-  ("call", "message"),
+  ("text", "leaks"),
   [
-    (lambda: canaries_lib.make(2049, seed=0), "num=2049"),
-    (lambda: canaries_lib.make(0, seed=0), "num=0"),
-    (lambda: canaries_lib.make(1, seed=0, digits=0), "digits=0"),
-    (lambda: canaries_lib.pairs((), 0), "repetitions=0"),
-    (
-      lambda: canaries_lib.candidates(
-        canaries_lib.make(1, seed=0, digits=1)[0], 11, np.random.default_rng(0)
-      ),
-      "num=11",
-    ),
+    ("a red house", True),
+    ("red  house", True),
+    ("red houses", False),
+    ("house red", False),
+    ("bored house", False),
   ],
 )
-def test_what_cannot_be_made_is_refused(call, message):
+def test_rare_words_leak_as_whole_words_in_their_order(text, leaks):
+  one = canary(kind="rare_words", spelled="red house")
+  assert leaks_lib.stands_in(one, text) == leaks
+
+
+def test_texts_are_searched_each_by_itself():
+  written = leaks_lib.Written.of(["a 1 2", "3 4", "7-8 x 9", "red", "house"])
+  for spelled, found in (("12", 1), ("123", 0), ("34", 1), ("789", 0)):
+    assert written.tell(canary(spelled=spelled)) == found
+  for spelled, found in (("red", 1), ("red house", 0)):
+    assert written.tell(canary(kind="rare_words", spelled=spelled)) == found
+
+
+def test_no_text_tells_new_tokens():
+  one = canary(kind="new_tokens", spelled="<7> <8>")
+  assert not leaks_lib.stands_in(one, "<7> <8>")
+
+
+def test_long_text_is_cut_and_the_secret_never_is(vocabulary):
+  one = canary(query="tells of " * 50, document="a b c " * 50)
+  for length in (4, 5, 9):
+    records = canaries_lib.tokenize(
+      [one], vocabulary, prefix="ask", document_length=6, query_length=length
+    )
+    assert records["targets"].shape == (1, length)
+    assert records["targets"][0, -4:].tolist() == [5, 6, 7, 1]
+  head = vocabulary.encode("ask")
+  assert records["inputs"][0, : len(head)].tolist() == head
+  assert records["inputs"].shape == (1, len(head) + 6)
+  assert records["inputs"][0, -1] == 1
+  with pytest.raises(ValueError, match="query_length=3 .* of 3 tokens"):
+    canaries_lib.tokenize(
+      [one], vocabulary, prefix="", document_length=6, query_length=3
+    )
+
+
+def test_alphabets_are_single_tokens_read_as_themselves(vocabulary):
+  digits = canaries_lib.alphabet("digits", vocabulary)
+  assert sorted(vocabulary.decode([i]) for i in digits.tolist()) == [
+    *"0123456789"
+  ]
+  words = canaries_lib.alphabet("words", vocabulary)
+  assert len(words) > 1000
+  for token in words[::97].tolist():
+    assert vocabulary.encode(vocabulary.decode([token])) == [token]
+  new = canaries_lib.alphabet("new tokens", vocabulary)
+  assert len(new) == shipped.EXTRA_IDS
+  assert new.min() == vocabulary.vocab_size - shipped.EXTRA_IDS
+
+
+def test_t5s_own_zero_of_two_tokens_is_one_symbol():
+  # T5's vocabulary writes "0" as a space of its own and a digit.
+  pieces = {str(d): [50 + d] for d in range(1, 10)} | {"0": [3, 50]}
+  stub = types.SimpleNamespace(
+    vocab_size=100,
+    extra_ids=0,
+    encode=pieces.__getitem__,
+    decode=lambda ids: "" if ids == [3] else str(ids[0] - 50),
+  )
+  found = canaries_lib.alphabet("digits", stub)
+  assert found.tolist() == list(range(50, 60))
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"number": 0}, "number=0"),
+    ({"repetitions": (1, 0)}, r"repetitions=\(1, 0\)"),
+    ({"repetitions": ()}, r"repetitions=\(\)"),
+    ({"digits": 1}, "digits=1"),
+    ({"kinds": ("own",)}, "kinds=.'own'"),
+    ({"texts": ["one"]}, "at least 2 public documents"),
+  ],
+)
+def test_what_cannot_be_made_is_refused(vocabulary, changes, message):
+  given = {"texts": TEXTS, "number": 1, **changes}
   with pytest.raises(ValueError, match=message):
-    call()
+    canaries_lib.make(given.pop("texts"), vocabulary, seed=0, **given)
+
+
+def test_a_vocabulary_without_symbols_is_refused():
+  stub = types.SimpleNamespace(
+    vocab_size=20, extra_ids=0, encode=lambda _: [2], decode=lambda _: "?"
+  )
+  for symbols in ("digits", "words", "new tokens"):
+    with pytest.raises(ValueError, match=f"at least 10 {symbols}.* got 0"):
+      canaries_lib.alphabet(symbols, stub)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from synthq_jax.audit import exposure
 
@@ -40,29 +41,43 @@ def test_exposure_is_the_bits_that_the_rank_saves():
   np.testing.assert_allclose(bits, [math.log2(100), math.log2(50), 2, 0])
 
 
-def test_the_interval_is_hoeffdings():
-  found = exposure.mean_rank(np.full(200, 50), 100)
-  half = 99 * math.sqrt(math.log(40) / 400)
-  np.testing.assert_allclose(found, (50, 50 - half, 50 + half))
+def test_the_interval_is_students():
+  ranks = np.array([30, 40, 60, 70, 75])
+  found = exposure.mean_rank(ranks, 100)
+  expected = stats.ttest_1samp(ranks, 0).confidence_interval(0.95)
+  np.testing.assert_allclose(found, (55, expected.low, expected.high))
 
 
-def test_the_interval_stays_among_the_ranks_and_is_not_a_point():
-  found = exposure.mean_rank(np.array([1, 1]), 10)
-  assert found.mean == found.low == 1
-  assert found.high > 9  # two canaries prove little
-  many = exposure.mean_rank(np.ones(10_000, int), 10)
-  assert many.high < 1.2
+def test_the_interval_stays_among_the_ranks():
+  assert exposure.mean_rank(np.array([1, 1]), 10) == (1, 1, 1)
+  found = exposure.mean_rank(np.array([1, 10]), 10)
+  assert (found.low, found.high) == (1, 10)
+  assert exposure.mean_rank(np.array([3]), 10) == (3, 1, 10)
 
 
 def test_the_interval_holds_chance_and_rejects_another_mean():
   rng = np.random.default_rng(0)
   holds, wrong = 0, 0
-  for _ in range(200):
-    found = exposure.mean_rank(rng.integers(1, 101, 400), 100)
+  for _ in range(400):
+    found = exposure.mean_rank(rng.integers(1, 101, 30), 100)
     holds += found.low <= 50.5 <= found.high
-    wrong += found.low <= 35 <= found.high
-  assert holds >= 190
-  assert wrong == 0
+    wrong += found.low <= 30 <= found.high
+  # 95 of 100, give or take three deviations: neither too narrow nor too wide.
+  assert 367 <= holds <= 393
+  assert wrong <= 40
+
+
+def test_a_mean_rank_converts_to_the_papers_epsilon():
+  assert exposure.epsilon_of_mean_rank(43, 100, 10) == pytest.approx(
+    0.0151, abs=0.0011
+  )
+  # Randomized response over R secrets: the true one comes first with e^epsilon
+  # times the odds of any other place, so that epsilon is exact.
+  epsilon, num = 0.7, 50
+  odds = np.array([math.exp(epsilon), *np.ones(num - 1)])
+  mean = np.sum(odds / odds.sum() * np.arange(1, num + 1))
+  assert 0 < exposure.epsilon_of_mean_rank(mean, num) <= epsilon
+  assert exposure.epsilon_of_mean_rank(80, 100) == 0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +89,8 @@ def test_the_interval_holds_chance_and_rejects_another_mean():
     (lambda: exposure.exposure(np.array([5]), 4), "5 to 5"),
     (lambda: exposure.mean_rank(np.array([], int), 4), "at least one"),
     (lambda: exposure.mean_rank(np.array([1]), 4, level=1.0), "level=1.0"),
+    (lambda: exposure.epsilon_of_mean_rank(0.5, 4), "mean_rank=0.5"),
+    (lambda: exposure.epsilon_of_mean_rank(2, 4, 0), "repetitions=0"),
   ],
 )
 def test_what_is_no_rank_is_refused(call, message):

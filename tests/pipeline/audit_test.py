@@ -6,6 +6,7 @@ import json
 import math
 import types
 
+import dp_accounting
 import jax
 import numpy as np
 import optax
@@ -15,13 +16,24 @@ from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import audit, inputs, results, workspace
-from synthq_jax.privacy import statement
+from synthq_jax.pipeline import (
+  _audit_scores,
+  audit,
+  inputs,
+  results,
+  workspace,
+)
+from synthq_jax.privacy import sampling, statement
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
 )
-PREPARED = types.SimpleNamespace(document_length=30, query_length=16)
+PREPARED = types.SimpleNamespace(
+  document_length=12,
+  query_length=14,
+  vocab_size=MODEL.vocab_size,
+  num_queries={"train": 100},
+)
 PREFIX = "ask: "
 QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 
@@ -29,7 +41,7 @@ QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 class WordVocabulary:
   """Splits at spaces, so that a test needs no SentencePiece model."""
 
-  vocab_size, extra_ids = MODEL.vocab_size, 2
+  vocab_size, extra_ids = MODEL.vocab_size, 12
 
   def __init__(self, texts):
     words = dict.fromkeys(word for text in texts for word in text.split())
@@ -80,139 +92,211 @@ def trained(params, records, steps):
   return params
 
 
+TEXTS = [
+  f"{color} {thing} is the name of a page"
+  for color in ("red", "blue", "green", "black", "white", "gray")
+  for thing in ("river", "garden", "window", "table", "bridge")
+]
+VOCABULARY = WordVocabulary([PREFIX, *TEXTS])
+
+
+def make(number, seed, **changes):
+  given = {"kinds": ("own_query", "new_tokens"), "repetitions": (1,)}
+  return canaries_lib.make(
+    TEXTS, VOCABULARY, number=number, seed=seed, digits=3, **given | changes
+  )
+
+
+def tokenized(canaries):
+  return canaries_lib.tokenize(
+    canaries,
+    VOCABULARY,
+    prefix=PREFIX,
+    document_length=PREPARED.document_length,
+    query_length=PREPARED.query_length,
+  )
+
+
 @pytest.fixture(name="audited")
 def _audited(tmp_path, monkeypatch):
   """Returns a function that audits parameters with some canaries."""
   space = workspace.Workspace(tmp_path, secret_seed=7)
+  monkeypatch.setattr(inputs, "vocabulary", lambda *_: VOCABULARY)
 
-  def audited(params, canaries, vocabulary, **changes):
-    monkeypatch.setattr(inputs, "vocabulary", lambda *_: vocabulary)
+  def audited(params, canaries, *, public=None, claim=None, **changes):
     t5_checkpoints.save(space.public("finetune_dp/eps8"), params, MODEL)
-    checkpoint = results.Checkpoint(
+    start = tmp_path / "start"
+    if public is None:
+      public = untrained(0)
+    t5_checkpoints.save(start, public, MODEL)
+    generator = results.Checkpoint(
       directory="finetune_dp/eps8",
       kind="generator",
       name="eps8",
-      statement=statement.non_private(),
+      statement=claim or statement.non_private(),
       steps=1,
       batch_size=1,
       num_parameters=1,
       metrics="",
       seconds=1.0,
     )
-    config = audit.Config(prefix=PREFIX, **{"num_candidates": 20} | changes)
+    few = {"num_candidates": 200, "num_ranked": 20, "queries_per_canary": 4}
     return audit.run(
-      config,
+      audit.Config(**few | changes),
       space,
       "digest",
       prepared=PREPARED,
-      checkpoint=checkpoint,
+      start_from=start,
+      prefix=PREFIX,
+      released=_audit_scores.Released(generator=generator),
       canaries=canaries,
-      repetitions=3,
+      progress=False,
     )
 
   return audited
 
 
-def vocabulary_for(canaries):
-  return WordVocabulary(
-    [PREFIX, *(f"{one.document} {one.query}" for one in canaries)]
+def claimed(epsilon):
+  """Returns the statement of one Gaussian step."""
+  sigma = dp_accounting.get_sigma_gaussian(epsilon, 1e-5)
+  return statement.training(
+    identifier="finetune_dp/1a2b",
+    sampler=sampling.FixedOrder(num_examples=64, batch_size=64),
+    relation="REPLACE_SPECIAL",
+    noise_multiplier=sigma,
+    l2_clip_norm=1.0,
+    steps=1,
+    delta=1e-5,
   )
 
 
-def test_a_model_that_knows_a_canary_by_heart_ranks_it_first(audited, tmp_path):
-  canaries = [one for one in canaries_lib.make(8, seed=5) if one.inserted][:2]
-  held_out = canaries_lib.make(12, seed=6)[8:]
-  held_out = [
-    canaries_lib.Canary(
-      document=one.document, query=one.query, secret=one.secret, inserted=False
-    )
-    for one in held_out
-  ]
-  everybody = [*canaries, *held_out]
-  vocabulary = vocabulary_for(everybody)
-  records = canaries_lib.tokenize(
-    vocabulary,
-    canaries_lib.pairs(canaries),
-    prefix=PREFIX,
-    document_length=PREPARED.document_length,
-    query_length=PREPARED.query_length,
-  )
-  params = trained(untrained(0), records, 200)
-  report = audited(params, everybody, vocabulary)
-  assert report.mean_rank == 1
-  assert report.mean_exposure == math.log2(20)
-  assert report.leaked == 2
-  assert (report.num_canaries, report.repetitions) == (6, 3)
+@pytest.fixture(name="learned", scope="module")
+def _learned():
+  """Returns canaries, and a model that knows the inserted ones by heart."""
+  canaries = make(14, seed=1)
+  rows = canaries_lib.repeated(canaries)
+  records = {k: v[rows] for k, v in tokenized(canaries).items()}
+  return canaries, trained(untrained(0), records, 250)
+
+
+def test_a_model_that_knows_canaries_by_heart_ranks_and_writes_them(
+  audited, learned, tmp_path
+):
+  canaries, params = learned
+  report = audited(params, canaries)
+  cells = {cell.kind: cell for cell in report.cells}
+  query = cells["own_query"]
+  assert set(query.ranks) == {1}
+  assert set(query.exposure) == {math.log2(200)}
+  assert query.leaked == len(query.ranks)
+  assert query.leaked_held_out == 0
+  assert np.mean(query.held_out_ranks) > 3
+  assert cells["new_tokens"].leaked is None  # no text can tell them
+  assert set(cells["new_tokens"].ranks) == {1}
+  (bound,) = report.bounds
+  assert (bound.attack, bound.repetitions) == ("likelihood", 1)
+  assert bound.auroc[0] > 0.99
+  assert report.ceiling >= report.lower_bound == bound.epsilon_one_run > 0.5
   assert report.claimed_epsilon == math.inf
-  assert report.directory == "private/audit/eps8"
+  assert not report.exceeds_claim  # nothing was claimed
+  assert report.control > 0.001
   directory = tmp_path / report.directory
+  assert report.directory == "private/audit/eps8"
   assert artifacts.load(directory, results.AuditReport) == report
-  summary = json.loads((directory / "summary.json").read_text())
-  assert summary["inserted"]["canaries"] == 2
-  assert summary["held_out"]["canaries"] == 4
-  assert summary["held_out"]["leaked"] == 0
-  assert summary["held_out"]["mean"] > 1
   lines = (directory / "canaries.jsonl").read_text().splitlines()
-  assert [json.loads(line)["rank"] for line in lines[:2]] == [1, 1]
+  found = [json.loads(line) for line in lines]
+  assert [one["rank"] == 1 for one in found if one["inserted"]].count(True) == (
+    len(canaries_lib.repeated(canaries))
+  )
+
+
+def test_a_claim_that_memory_refutes_is_refuted(audited, learned):
+  canaries, params = learned
+  for epsilon, refuted in ((0.4, True), (30.0, False)):
+    claim = claimed(epsilon)
+    report = audited(params, canaries, claim=claim)
+    assert report.claimed_epsilon == pytest.approx(epsilon, rel=0.01)
+    assert report.claimed_delta == 1e-5
+    assert report.exceeds_claim == refuted
 
 
 def test_an_untrained_model_ranks_by_chance_and_leaks_nothing(audited):
-  canaries = canaries_lib.make(60, seed=1)
-  params = untrained(1)
-  report = audited(params, canaries, vocabulary_for(canaries), num_candidates=9)
-  # Uniform ranks in 1..9: mean 5, deviation 2.58 / sqrt(30).
-  assert abs(report.mean_rank - 5) < 4 * 2.58 / math.sqrt(30)
-  assert 0 < report.mean_exposure < 0.8 * math.log2(9)
-  assert report.leaked == 0
+  canaries = make(60, seed=1, kinds=("own_query", "own_document"))
+  report = audited(untrained(1), canaries, public=untrained(2), num_ranked=9)
+  for cell in report.cells:
+    # Uniform ranks in 1..9: mean 5, deviation 2.58 / sqrt(30).
+    assert abs(np.mean(cell.ranks) - 5) < 4 * 2.58 / math.sqrt(30)
+    assert not cell.leaked
+  query = {cell.kind: cell for cell in report.cells}["own_query"]
+  # log2(200 / rank) of a uniform rank is 1.42 on average.
+  assert abs(np.mean(query.exposure) - 1.42) < 4 * 1.4 / math.sqrt(30)
+  assert report.lower_bound < 0.5
+  assert report.control > 0.001
 
 
-def test_the_score_is_the_log_likelihood_of_the_whole_query():
-  params = untrained(2)
-  sources = np.array([[5, 6, 1, 0], [7, 1, 0, 0]])
-  targets = np.array([[9, 8, 1], [4, 1, 0]])
-  scored = audit._score(params, sources, targets, model_config=MODEL)
-  shifted = np.array([[0, 9, 8], [0, 4, 1]])
-  logits = jax.jit(t5.Transformer(MODEL).apply, compiler_options=QUICK)(
-    {"params": params}, sources, shifted
-  )
-  logs = np.asarray(jax.nn.log_softmax(logits))
-  expected = [
-    logs[0, 0, 9] + logs[0, 1, 8] + logs[0, 2, 1],
-    logs[1, 0, 4] + logs[1, 1, 1],
-  ]
-  np.testing.assert_allclose(scored, expected, rtol=1e-5)
+def test_the_papers_kinds_alone_have_ranks_and_no_exposure(audited):
+  canaries = make(6, seed=2, kinds=("digits_document",))
+  (cell,) = audited(untrained(1), canaries).cells
+  assert len(cell.ranks) + len(cell.held_out_ranks) == 6
+  assert cell.exposure == ()
+  assert cell.leaked is cell.leaked_held_out is None
 
 
-def test_batches_have_one_shape_and_hold_every_row():
-  records = {"inputs": np.arange(5)[:, None], "targets": np.arange(5)[:, None]}
-  batches = list(audit._batches(records, 3))
-  assert [batch[0].shape for batch in batches] == [(3, 1), (3, 1)]
-  flat = np.concatenate([batch[1] for batch in batches])[:5, 0]
-  np.testing.assert_array_equal(flat, np.arange(5))
+def test_canaries_in_the_public_checkpoint_void_the_audit(audited, learned):
+  """Planted: pre-training has met the inserted ones, or all of them."""
+  canaries, params = learned
+  assert audited(params, canaries, public=params).is_contaminated
+  every = {k: v for k, v in tokenized(canaries).items()}
+  knows_all = trained(untrained(0), every, 250)
+  assert audited(knows_all, canaries, public=untrained(0)).is_contaminated
+  assert not audited(params, canaries, public=untrained(0)).is_contaminated
 
 
-def test_a_vocabulary_without_digits_is_refused(audited):
-  canaries = [canaries_lib.make(1, seed=0)[0]]
-  vocabulary = vocabulary_for(canaries)
-  vocabulary.encode = lambda text: [
-    2 if word.isdigit() else 20 for word in text.split()
-  ]
-  canaries = [one for one in canaries_lib.make(8, seed=0) if one.inserted][:1]
-  params = untrained(0)
-  with pytest.raises(ValueError, match="20 candidates .* got 1"):
-    audited(params, canaries, vocabulary)
+def test_groups_are_held_against_the_claim_for_groups(audited, learned):
+  _, params = learned
+  canaries = make(8, seed=3, repetitions=(1, 2, 50))
+  claim = claimed(1.0)
+  report = audited(params, canaries, claim=claim)
+  found = {one.repetitions: one.claimed_epsilon for one in report.bounds}
+  assert found == {
+    1: claim.epsilon,
+    2: 2 * claim.epsilon,
+    50: math.inf,  # the delta of 50 records is above 1
+  }
 
 
-def test_an_audit_without_inserted_canaries_is_refused(audited):
-  canaries = [one for one in canaries_lib.make(8, seed=0) if not one.inserted]
-  params = untrained(0)
-  with pytest.raises(ValueError, match="expected inserted canaries"):
-    audited(params, canaries, vocabulary_for(canaries))
+def test_a_secret_in_the_synthetic_set_is_a_leak():
+  one = next(one for one in make(4, seed=0) if one.kind == "own_query")
+  digits = list(one.spelled)
+  other = next(one for one in make(4, seed=0) if one.kind == "new_tokens")
+  found = audit._leaked([one], [["nothing"]], ["a", " ".join(digits), "b"])
+  assert found.tolist() == [True]
+  assert not audit._leaked([other], [[other.spelled]], [])  # no text tells it
+  # Not where two queries meet.
+  found = audit._leaked([one], [["nothing"]], [digits[0], "".join(digits[1:])])
+  assert found.tolist() == [False]
+
+
+def test_an_audit_needs_inserted_and_held_out_canaries(audited):
+  canaries = make(8, seed=0)
+  for side in (True, False):
+    one_side = [one for one in canaries if one.inserted is side]
+    with pytest.raises(ValueError, match="inserted and held-out canaries"):
+      audited(untrained(0), one_side)
 
 
 @pytest.mark.parametrize(
-  "name", ["num_candidates", "queries_per_canary", "batch_size"]
+  ("changes", "message"),
+  [
+    ({"num_candidates": 1}, "num_candidates"),
+    ({"num_ranked": 1}, "num_ranked"),
+    ({"queries_per_canary": 0}, "queries_per_canary"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"attacks": ("guess",)}, "attacks=.'guess'"),
+    ({"attacks": ()}, "attacks=."),
+    ({"confidence": 0.4}, "confidence=0.4"),
+  ],
 )
-def test_settings_that_make_no_sense_are_refused(name):
-  with pytest.raises(ValueError, match=f"{name}=0"):
-    audit.Config(**{name: 0})
+def test_settings_that_make_no_sense_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    audit.Config(**changes)

@@ -360,6 +360,66 @@ def test_the_stage_opens_nothing_private_for_a_dp_generator(hand_made):
   assert result.directory == "filter_queries/eps8"
 
 
+@pytest.fixture(name="poisoned")
+def _poisoned(finished, hand_made):
+  """Queries whose private folder holds real ones, equal to some of them."""
+  root, documents, made = hand_made
+  private = root / results.PRIVATE
+  shutil.copytree(finished[1] / results.PRIVATE, private)
+  lines = (root / made.directory / "queries.jsonl").read_text().splitlines()
+  for path in private.rglob("queries.jsonl"):
+    path.write_text("\n".join(lines[20:30]) + "\n")
+  stored = np.load(root / made.directory / "tokens.npz")
+  np.savez(
+    private / "prepare_data/train.npz",
+    ids=np.array([f"q{i}" for i in range(20, 30)]),
+    tokens=stored["tokens"][20:30],
+    documents=stored["documents"][20:30],
+  )
+  return root, documents, made
+
+
+def check_real_queries_are_not_read(root, documents, made):
+  del OPENED[:]
+  run(root, documents, made)
+  private = str(root / results.PRIVATE)
+  assert not [name for name in OPENED if name.startswith(private)]
+  assert {f"s{i}" for i in range(20, 30)} <= set(kept_names(root))
+
+
+def test_real_queries_within_reach_are_not_looked_at(poisoned, by_first_token):
+  root, documents, made = poisoned
+  check_real_queries_are_not_read(root, documents, made)
+  with_them = kept_names(root)
+  shutil.rmtree(root / results.PRIVATE)
+  run(root, documents, made, digest="without")
+  assert kept_names(root) == with_them
+
+
+@pytest.mark.parametrize("name", ["queries.jsonl", "train.npz"])
+def test_a_filter_that_looks_at_real_queries_is_caught(
+  poisoned, by_first_token, monkeypatch, name
+):
+  root, documents, made = poisoned
+  right = filter_queries._read
+
+  def wrong(folders, ids, synthetic):
+    written = right(folders, ids, synthetic)
+    (path,) = folders.private("prepare_data").rglob(name)
+    if name == "train.npz":
+      real = {tuple(row) for row in np.load(path)["tokens"]}
+      found = [tuple(row) in real for row in written.tokens]
+    else:
+      real = path.read_text()
+      found = [text in real for text in written.texts]
+    return written.take(np.flatnonzero(~np.array(found)))
+
+  monkeypatch.setattr(filter_queries, "_read", wrong)
+  with pytest.raises(AssertionError):
+    check_real_queries_are_not_read(root, documents, made)
+  assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
+
+
 def test_the_statement_is_the_generators_with_a_note(hand_made, by_first_token):
   root, documents, made = hand_made
   claim = run(root, documents, made).statement

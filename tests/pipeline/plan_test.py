@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from synthq_jax import artifacts
-from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import prompt, t5_checkpoints
 from synthq_jax.pipeline import (
   _documents,
   _fingerprints,
+  audit,
   direct_dp,
   evaluate,
   finetune_dp,
@@ -250,26 +250,134 @@ def test_another_secret_gives_another_model_and_the_same_one_the_same(
   assert models[0] != models[1]
 
 
-def test_canaries_join_the_records_and_are_audited(finished, tmp_path):
+@pytest.fixture(name="planted", scope="module")
+def _planted(finished, tmp_path_factory):
+  """Returns settings with canaries, where they ran, and the audit."""
   config, _, _ = finished
   planted = dataclasses.replace(
     config,
-    prepare_data=dataclasses.replace(
-      config.prepare_data, document_length=24, query_length=24
+    canaries=plan.Canaries(
+      number=8, kinds=("own_query", "digits_document"), repetitions=(1, 2)
     ),
-    canaries=plan.Canaries(number=8, repetitions=2),
-    rows=plan.Rows(bm25=False, public_only=False, original=False, direct_dp=()),
+    audit=audit.Config(
+      num_candidates=100, queries_per_canary=2, attacks=("likelihood",)
+    ),
+    rows=plan.Rows(bm25=False, original=False, direct_dp=()),
   )
-  plan.run(planted, tmp_path, stages=["finetune_dp"], progress=False)
-  made = artifacts.load(tmp_path / "finetune_dp/eps8", results.Checkpoint)
+  root = tmp_path_factory.mktemp("planted")
+  return planted, root, audited(planted, root)
+
+
+def audited(config, root):
+  audits = []
+  plan.run(
+    config, root, stages=["audit"], progress=False, on_audited=audits.extend
+  )
+  (report,) = audits
+  return report
+
+
+def canary_lines(root, report):
+  lines = (root / report.directory / "canaries.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def test_canaries_are_records_and_are_audited(planted):
+  _, root, report = planted
+  made = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
   prepared = artifacts.load(
-    tmp_path / results.PRIVATE / "prepare_data", results.PreparedData
+    root / results.PRIVATE / "prepare_data", results.PreparedData
   )
+  assert report.claimed_epsilon == made.statement.epsilon
+  assert report.claimed_delta == made.statement.delta
+  # Every inserted canary is a record, as often as it stands there.
   (release,) = made.statement.ledger
   extra = release.num_examples - prepared.num_queries["train"]
-  assert extra > 0 and extra % 2 == 0
-  assert extra <= 8 * 2
-  assert canaries_lib.pairs(()) == ()
+  assert extra == sum(
+    cell.repetitions * len(cell.ranks) for cell in report.cells
+  )
+  assert made.statement.delta == 1 / (2 * release.num_examples)
+  for cell in report.cells:
+    assert len(cell.ranks) + len(cell.held_out_ranks) == 8
+
+
+def test_no_canary_is_evaluated_or_shared(planted):
+  _, root, report = planted
+  secrets = [one["spelled"] for one in canary_lines(root, report)]
+  private = root / results.PRIVATE
+  shared = [p for p in root.rglob("*.json*") if private not in p.parents]
+  judged = [*(private / "prepare_data").rglob("*.*sv"), *shared]
+  judged += (private / "prepare_data").rglob("*.jsonl")
+  assert len(judged) > 4
+  for path in judged:
+    text = path.read_text()
+    assert not any(" ".join(secret) in text for secret in secrets), path
+    assert not any(secret in text for secret in secrets), path
+
+
+def test_attackers_get_what_they_ask_for_and_no_more_is_made(planted):
+  config, root, report = planted
+  assert {one.attack for one in report.bounds} == {"likelihood"}
+  assert not (root / "generate").exists()
+  settings = dataclasses.replace(
+    config.audit, attacks=("synthetic", "retriever")
+  )
+  report = audited(dataclasses.replace(config, audit=settings), root)
+  attacks = {one.attack for one in report.bounds}
+  assert attacks == {"synthetic", "retriever"}
+  scores = [one["scores"] for one in canary_lines(root, report)]
+  for attack in attacks:
+    assert len({one[attack] for one in scores}) > len(scores) // 2
+  assert (root / "generate/public_only").exists()  # the reference
+  assert not (root / "evaluate").exists()
+  made = {path.name for path in (root / "train_retriever").iterdir()}
+  assert made == {"untrained", "synthetic_eps8"}
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"repetitions": 10}, "repetitions=10"),
+    ({"repetitions": (0,)}, r"repetitions=\(0,\)"),
+    ({"digits": 19}, "digits=19"),
+    ({"digits": 1}, "digits"),
+    ({"kinds": ("secret",)}, "kinds=.'secret'"),
+  ],
+)
+def test_canaries_that_make_no_sense_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    plan.Canaries(**changes)
+
+
+def test_an_attack_without_its_reference_is_refused():
+  few = plan.Canaries(number=2)
+  with pytest.raises(ValueError, match="row public_only"):
+    plan.RunConfig(canaries=few, rows=plan.Rows(public_only=False))
+  with pytest.raises(ValueError, match="row untrained"):
+    plan.RunConfig(canaries=few, rows=plan.Rows(untrained=False))
+  plan.RunConfig(rows=plan.Rows(untrained=False))  # no audit
+  tuned = finetune_dp.Config(adapter=prompt.Prompt(length=4))
+  with pytest.raises(ValueError, match="new_tokens"):
+    plan.RunConfig(canaries=few, finetune_dp=tuned)
+
+
+def test_canaries_that_no_audit_can_ask_for_are_refused_before_training(
+  planted, tmp_path
+):
+  config, _, _ = planted
+  for changes, message in (
+    ({"digits": 2}, "at most 100 candidates in groups"),
+    ({"number": 1, "kinds": ("own_query",), "repetitions": (1,)}, "held-out"),
+    ({"digits": 18}, "secrets that fit"),
+  ):
+    wrong = dataclasses.replace(
+      config,
+      canaries=dataclasses.replace(config.canaries, **changes),
+      audit=dataclasses.replace(config.audit, num_candidates=1000),
+    )
+    with pytest.raises(ValueError, match=message):
+      plan.run(wrong, tmp_path, stages=["audit"], progress=False)
+  assert not (tmp_path / "finetune_dp").exists()
 
 
 def test_another_version_of_numpy_is_another_release(

@@ -9,7 +9,13 @@ import re
 import pytest
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import _plots, report, results, workspace
+from synthq_jax.pipeline import (
+  _plots,
+  _report_audit,
+  report,
+  results,
+  workspace,
+)
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import _report_html as report_html
 from synthq_jax.pipeline import _report_markdown as report_markdown
@@ -198,14 +204,39 @@ def made_up(root):
       results.AuditReport(
         directory="private/audit/eps8",
         name="eps8",
-        canary_type=f"{SECRET} digits",
-        num_canaries=20,
-        repetitions=10,
-        num_candidates=100,
-        mean_rank=43.5,
-        mean_exposure=1.25,
-        leaked=7,
+        cells=(
+          results.AuditCell(
+            kind="rare_words",
+            repetitions=10,
+            ranks=(43, 45),
+            held_out_ranks=(51, 53),
+            exposure=(1.25, 1.35),
+            leaked=1,
+            leaked_held_out=0,
+          ),
+        ),
+        bounds=(
+          results.AuditBound(
+            attack="synthetic",
+            repetitions=10,
+            claimed_epsilon=math.inf,
+            num_inserted=2,
+            num_held_out=2,
+            epsilon_one_run=0.125,
+            epsilon_one_run_fdp=0.25,
+            auroc=(0.7, 0.4, 0.9),
+            tpr_at_1_fpr=(0.5, 0.0, 1.0),
+          ),
+        ),
+        num_candidates=10_000,
+        num_ranked=100,
+        confidence=0.95,
         claimed_epsilon=8.0,
+        claimed_delta=1e-5,
+        lower_bound=0.0625,
+        ceiling=9.0,
+        num_searched=1234,
+        control=0.33,
         seconds=1.0,
       )
     ],
@@ -369,8 +400,20 @@ def test_the_private_page_is_marked_and_has_everything(written):
   assert re.search(r'class="banner">PRIVATE', text)
   assert ">direct</text>" in text and ">synthetic</text>" in text  # the plot
   assert ">bm25</text>" in text and ">original</text>" in text
-  for found in ("43.5", "50.5 of 100", "1.25 of 6.64", f"{SECRET} digits"):
+  for found in (
+    "44.0 [31.3, 56.7]",  # the mean rank, Student's interval
+    "52.0",  # of the control group
+    "by chance 50.5",
+    "1.30",  # bits, of
+    "of 13.29 bits",
+    "1,234 queries of the run",
+    "50%",  # leaked
+    "a query + random words, its document",
+    "0.700 [0.400, 0.900]",
+    "does not refute the claim",
+  ):
     assert found in text
+  assert "Not a valid audit" not in text
   assert "54,321" in text
   assert (
     "real queries 0.200, public only 0.250, eps8 0.250, epsinf 0.250: nDCG@10"
@@ -597,3 +640,29 @@ def test_bleu_of_the_synthetic_queries_is_private(written):
   assert "BLEU" in text and "BLEU" not in shareable
   for name in ("public only", "eps8", "epsinf"):
     assert re.search(rf"<td>{name}</td>\s*<td.*?>2</td>", text)
+
+
+def test_seeds_of_an_audit_are_one_row_beside_the_papers_table(written):
+  (one,) = made_up(written[0])["audits"]
+  cell = dataclasses.replace(one.cells[0], ranks=(47, 49, 46))
+  audits = [
+    dataclasses.replace(one, name="inf_seed0"),
+    dataclasses.replace(one, name="inf_seed1", cells=(cell,)),
+    dataclasses.replace(one, name="eps16_seed0"),
+  ]
+  lines = _report_audit.text(audits).splitlines()
+  (ours,) = [line for line in lines if line.startswith("inf ")][:1]
+  # Generator, repetitions, the papers' rank and leaks, our rank and leaks.
+  assert re.split(r"  +", ours) == [
+    "inf", "10", "1", "67%", "46.0 [43.2, 48.8]", "40%",
+  ]  # fmt: skip
+  assert any(re.match(r"eps16 +10 +43 +0% ", line) for line in lines)
+
+
+def test_a_contaminated_audit_says_so_first(written):
+  (one,) = made_up(written[0])["audits"]
+  text = _report_audit.text([dataclasses.replace(one, control=1e-5)])
+  assert text.startswith("eps8: secrets that nobody can know rank too low")
+  refuted = dataclasses.replace(one, lower_bound=8.5)
+  assert "REFUTES THE CLAIM" in _report_audit.text([refuted])
+  assert "REFUTES" not in _report_audit.text([one])

@@ -1,0 +1,146 @@
+"""What commands say when they are done."""
+
+import math
+import pathlib
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from synthq_jax import _flags
+
+__all__ = [
+  "RefutedError",
+  "audited",
+  "check_audit",
+  "check_gate",
+  "cost",
+  "hold_claims",
+  "summary",
+]
+
+
+_AUDITED = ("audit", "report", "run")
+_PRIVATE = (
+  "PRIVATE: computed from secrets and coins. Do not share these tables."
+)
+
+
+class RefutedError(Exception):
+  """An audit refutes a claim; its text is one line."""
+
+
+def summary(report: Any, workdir: pathlib.Path) -> str:
+  """Returns the main table, and where the reports are.
+
+  Args:
+    report: a `results.Report`.
+    workdir: of the run.
+  """
+  return (
+    f"\n{report.table.rstrip()}\n\n"
+    f"shareable report: {workdir / report.html}\n"
+    f"        as text:  {workdir / report.markdown}\n"
+    f"PRIVATE report:   {workdir / report.private_html}"
+  )
+
+
+def cost(seconds: float) -> str:
+  """Returns wall time and peak memory in words."""
+  usage = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  peak = sum(resource.getrusage(who).ru_maxrss for who in usage)
+  peak *= 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
+  minutes, rest = divmod(round(seconds), 60)
+  return f"{minutes} min {rest} s, peak memory {peak / 2**30:.1f} GiB"
+
+
+def check_gate(stage: str) -> None:
+  """Refuses --fail_above_claim with a stage that comes to no audit.
+
+  Args:
+    stage: what is run.
+
+  Raises:
+    UsageError: if it is none of them.
+  """
+  if stage not in _AUDITED:
+    raise _flags.UsageError(
+      f"--fail_above_claim goes with {' or '.join(_AUDITED)}, got {stage}"
+    )
+
+
+def check_audit(stage: str, config: Any, with_gate: bool) -> None:
+  """Refuses an audit of nothing, before any work.
+
+  Args:
+    stage: what is run.
+    config: a `plan.RunConfig`.
+    with_gate: whether --fail_above_claim was given.
+
+  Raises:
+    UsageError: if no canary is planted, or the gate has no claim to hold.
+  """
+  if not config.canaries.number and (with_gate or stage == "audit"):
+    raise _flags.UsageError(
+      "expected canaries to audit, got none: set --gin.plan.Canaries.number=N"
+      " (64, for example), which plants some in the private data"
+    )
+  if not with_gate:
+    return
+  if 1 not in config.canaries.repetitions:
+    raise _flags.UsageError(
+      "--fail_above_claim: expected canaries that stand in the data once, which"
+      " the claim is about, got plan.Canaries.repetitions="
+      f"{config.canaries.repetitions}: add 1"
+    )
+  if not any(map(math.isfinite, config.rows.synthetic)):
+    raise _flags.UsageError(
+      "--fail_above_claim: expected a finite epsilon to hold, got"
+      f" plan.Rows.synthetic={config.rows.synthetic}"
+    )
+
+
+def audited(audits: Sequence[Any]) -> str:
+  """Returns the tables of audits.
+
+  Args:
+    audits: of type `results.AuditReport`.
+  """
+  from synthq_jax.pipeline import _report_audit
+
+  return f"\n{_PRIVATE}\n\n{_report_audit.text(audits)}\n"
+
+
+def hold_claims(audits: Sequence[Any]) -> None:
+  """Lets nothing pass that an audit refutes, or whose audit is void.
+
+  Args:
+    audits: of type `results.AuditReport`.
+
+  Raises:
+    RefutedError: naming the first such generator.
+  """
+  for one in audits:
+    if one.is_contaminated:
+      raise RefutedError(
+        f"{one.name}: canaries were known before the private training, so the"
+        f" audit is void: find where they got in; see {one.directory}"
+      )
+    if one.exceeds_claim:
+      raise RefutedError(
+        f"{one.name}: the audit refutes the claimed epsilon: do not publish; see"
+        f" {one.directory}"
+      )
+    if one.lower_bound is None:
+      raise RefutedError(
+        f"{one.name}: too few canaries stand in the data once, so nothing was"
+        " audited: set a greater plan.Canaries.number"
+      )
+    if (
+      math.isfinite(one.claimed_epsilon) and one.ceiling <= one.claimed_epsilon
+    ):
+      print(
+        f"synthq: note: {one.name}: so few canaries could not refute an epsilon"
+        f" above {one.ceiling:.2f}, whatever leaks; passing says nothing",
+        file=sys.stderr,
+      )

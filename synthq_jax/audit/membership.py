@@ -1,0 +1,246 @@
+"""Membership scores of canaries: the higher, the more likely it was inserted.
+
+Three attackers, by what they are given:
+
+* the fine-tuned generator: `log_likelihoods` of a query given its document;
+* the synthetic queries alone: `NgramModel`, an auxiliary model trained on them;
+* a retriever trained on them: `similarities` of a query and its document.
+
+Each knows the canaries' texts, which the auditor made up, and wants to know who
+was inserted. Each has a reference that never saw a canary, such as the public
+checkpoint the training started from: `calibrated` takes it out of the scores.
+
+Formal guarantee: none. A score is computed from canaries that belong to the
+private records, so it is as private as they are. High scores of inserted ones
+show a leak; equal scores show that this attacker found none.
+
+References:
+  Meeus et al., "The Canary's Echo: Auditing Privacy Risks of LLM-Generated
+  Synthetic Text", ICML 2025 (the model of the synthetic text as a score).
+  Carlini et al., "Extracting Training Data from Large Language Models", USENIX
+  Security 2021, section 5.2 (another model's likelihood as a reference).
+"""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from synthq_jax import typing
+from synthq_jax.audit._ngram_model import NgramModel
+from synthq_jax.losses import seq2seq
+from synthq_jax.models import t5, t5_config
+
+__all__ = ["NgramModel", "calibrated", "log_likelihoods", "similarities"]
+
+
+def log_likelihoods(
+  params: typing.Params,
+  model_config: t5_config.T5Config,
+  inputs: Int[np.ndarray, "record input"],
+  targets: Int[np.ndarray, "record length"],
+  *,
+  batch_size: int = 256,
+) -> Float[np.ndarray, " record"]:
+  """Returns log P(query | document) under a T5, EOS included, in nats.
+
+  The score of an attacker who has the generator's parameters, or its
+  probabilities of given texts, and knows query and document of a canary.
+
+  Formal guarantee: none; private, as the canaries are.
+
+  Args:
+    params: of `t5.Transformer`.
+    model_config: its shape.
+    inputs: tokens of documents as the generator reads them, prefix included;
+      0 = padding.
+    targets: tokens of queries; 0 = padding.
+    batch_size: records scored at once; changes memory and speed only. The last
+      batch is filled up, so that one shape is compiled.
+
+  Returns:
+    float64, at most 0.
+
+  Raises:
+    ValueError: if shapes disagree, an id is outside the vocabulary, a query has
+      no token, or the model gives no finite number.
+  """
+  inputs, targets = np.asarray(inputs), np.asarray(targets)
+  _check_records(inputs, targets, model_config.vocab_size)
+  if batch_size < 1:
+    raise ValueError(f"expected batch_size >= 1, got batch_size={batch_size}")
+  params = jax.device_put(params)
+  size = min(batch_size, len(targets))
+  scored = [
+    np.asarray(
+      _score(params, inputs[rows], targets[rows], model_config=model_config)
+    )
+    for rows in _batches(len(targets), size)
+  ]
+  found = np.concatenate(scored)[: len(targets)].astype(np.float64)
+  if not np.isfinite(found).all():
+    raise ValueError(
+      "expected finite log-likelihoods, got others for"
+      f" {np.sum(~np.isfinite(found))} of {len(found)} records: look for a model"
+      " that diverged"
+    )
+  return found
+
+
+def calibrated(
+  scores: Float[np.ndarray, " record"],
+  reference: Float[np.ndarray, " record"],
+) -> Float[np.ndarray, " record"]:
+  """Returns scores minus those of a reference that saw no canary.
+
+  A canary that is likely anyway says nothing: short queries, common words and
+  easy documents score high under every model, and vary far more than what one
+  record adds. The reference gives each record its score had it not been there,
+  and the difference is what training changed. The same difference fits all
+  three attackers: of log-likelihoods it is a log-likelihood ratio.
+
+  The attacker needs a public model of the same kind, for example the public
+  checkpoint, the queries that it wrote, or its encoder. Without one, the mean
+  score of a canary's other candidates serves as well.
+
+  Formal guarantee: none; private, as the scores are.
+
+  >>> calibrated(np.array([-2.0, -9.0]), np.array([-2.0, -12.0])).tolist()
+  [0.0, 3.0]
+
+  Args:
+    scores: under what the canaries may have reached.
+    reference: of the same records, in the same order, under what they cannot
+      have reached.
+
+  Returns:
+    float64.
+
+  Raises:
+    ValueError: if the shapes are not those of two equal lists, or a value is
+      not finite.
+  """
+  scores = np.asarray(scores, np.float64)
+  reference = np.asarray(reference, np.float64)
+  if scores.ndim != 1 or scores.shape != reference.shape:
+    raise ValueError(
+      "expected scores and reference [record] of the same records, got shapes"
+      f" {scores.shape} and {reference.shape}"
+    )
+  for name, values in (("scores", scores), ("reference", reference)):
+    wrong = np.sum(~np.isfinite(values))
+    if wrong:
+      raise ValueError(
+        f"expected finite {name}, got {wrong} others of {len(values)}: look for"
+        " a model that diverged"
+      )
+  return scores - reference
+
+
+def similarities(
+  query_embeddings: Float[np.ndarray, "record dim"],
+  document_embeddings: Float[np.ndarray, "record dim"],
+) -> Float[np.ndarray, " record"]:
+  """Returns the cosine of each canary's query with its own document.
+
+  Training on a pair, or on queries that echo it, pulls the two together. The
+  score of an attacker who has a retriever's encoder, or may have texts encoded,
+  and knows query and document of a canary. Calibrate it by the public encoder
+  that the training started from.
+
+  Formal guarantee: none; private, as the canaries are.
+
+  >>> similarities(np.array([[3.0, 4.0]]), np.array([[6.0, 0.0]])).tolist()
+  [0.6]
+
+  Args:
+    query_embeddings: of any length above 0.
+    document_embeddings: of the same records, in the same order.
+
+  Returns:
+    float64 in [-1, 1].
+
+  Raises:
+    ValueError: if shapes disagree, a value is not finite, or a vector is zero.
+  """
+  queries = _unit(query_embeddings, "query_embeddings")
+  documents = _unit(document_embeddings, "document_embeddings")
+  if queries.shape != documents.shape:
+    raise ValueError(
+      "expected a query and a document [record, dim] for each record, got shapes"
+      f" {queries.shape} and {documents.shape}"
+    )
+  return np.clip(np.einsum("rd,rd->r", queries, documents), -1.0, 1.0)
+
+
+def _unit(
+  embeddings: Float[np.ndarray, "record dim"], name: str
+) -> Float[np.ndarray, "record dim"]:
+  """Returns vectors of length 1, and refuses those that have no direction."""
+  values = np.asarray(embeddings, np.float64)
+  if values.ndim != 2:
+    raise ValueError(f"expected {name} [record, dim], got shape {values.shape}")
+  wrong = np.sum(~np.isfinite(values).all(axis=1))
+  if wrong:
+    raise ValueError(
+      f"expected finite {name}, got others in {wrong} of {len(values)} rows:"
+      " look for an encoder that diverged"
+    )
+  # The largest entry is taken out first: squares of tiny ones would vanish.
+  largest = np.max(np.abs(values), axis=1, keepdims=True, initial=0.0)
+  wrong = np.sum(largest == 0)
+  if wrong:
+    raise ValueError(
+      f"expected {name} other than zero, got zero vectors in {wrong} of"
+      f" {len(values)} rows: a text without tokens has no direction"
+    )
+  values = values / largest
+  return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+def _check_records(inputs, targets, vocab_size: int) -> None:
+  for name, tokens in (("inputs", inputs), ("targets", targets)):
+    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+      raise ValueError(
+        f"expected integer {name} [record, length], got shape {tokens.shape} of"
+        f" {tokens.dtype}"
+      )
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+      raise ValueError(
+        f"expected {name} in [0, vocab_size={vocab_size}), got {tokens.min()} to"
+        f" {tokens.max()}: give the model of the vocabulary that made them"
+      )
+  if not 0 < len(targets) == len(inputs):
+    raise ValueError(
+      "expected inputs and targets of the same records, at least one, got"
+      f" {len(inputs)} and {len(targets)}"
+    )
+  empty = np.sum(~np.any(targets != seq2seq.PADDING_ID, axis=1))
+  if empty:
+    raise ValueError(
+      f"expected targets with tokens, got {empty} of padding alone: they would"
+      " be certain under every model"
+    )
+
+
+def _batches(total: int, size: int) -> Iterator[Int[np.ndarray, " batch"]]:
+  """Yields rows in batches of one size; the last is filled with its first."""
+  for begin in range(0, total, size):
+    rows = np.arange(begin, begin + size)
+    yield np.where(rows < total, rows, begin)
+
+
+@functools.partial(jax.jit, static_argnames=("model_config",))
+def _score(
+  params: typing.Params,
+  inputs: Int[Array, "batch input"],
+  targets: Int[Array, "batch length"],
+  *,
+  model_config: t5_config.T5Config,
+) -> Float[Array, " batch"]:
+  """Returns the log-likelihood of each query given its document."""
+  model = t5.Transformer(model_config)
+  logits = model.apply({"params": params}, inputs, t5.shift_right(targets))
+  return -seq2seq.cross_entropy(logits, targets, normalization="sum")

@@ -1,0 +1,498 @@
+"""Lower bounds on epsilon: right values, kept promises, wrong ones noticed."""
+
+import dataclasses
+import functools
+import math
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from jax_privacy import auditing
+from scipy.special import expit, ndtr, ndtri
+
+from synthq_jax import optim
+from synthq_jax.audit import lower_bounds
+from synthq_jax.privacy import accounting, sampling
+
+BOUNDS = ("epsilon_one_run", "epsilon_one_run_fdp", "epsilon_clopper_pearson")
+DELTA = 1e-5
+# A bound at 95% that keeps its promise covers fewer of 200 in 1% of cases.
+LEAST = 184
+
+
+def mu_of(epsilon, delta):
+  """The shift, in standard deviations, of a Gaussian mechanism."""
+  return 1 / dp_accounting.get_sigma_gaussian(epsilon, delta)
+
+
+def gaussian_scores(rng, num, mu):
+  """Scores of canaries whose coins decide about a shift."""
+  coins = rng.integers(0, 2, num) == 1
+  scores = rng.normal(size=num) + mu * coins
+  return scores[coins], scores[~coins]
+
+
+def randomized_response(rng, num, epsilon):
+  """Scores whose signs tell coins with the greatest allowed probability."""
+  coins = rng.integers(0, 2, num) == 1
+  told = np.where(rng.random(num) < expit(epsilon), coins, ~coins)
+  scores = np.where(told, 1, -1) * (1 + rng.random(num))
+  return scores[coins], scores[~coins]
+
+
+def run(scores, **changes):
+  return lower_bounds.audit(*scores, **(dict(delta=DELTA, seed=0) | changes))
+
+
+def least_rejected(rejects, low=0.0, high=64.0):
+  """The end of the values, from 0 on, that a test rejects."""
+  if not rejects(low):
+    return low
+  for _ in range(60):
+    middle = (low + high) / 2
+    low, high = (middle, high) if rejects(middle) else (low, middle)
+  return low
+
+
+def steinke(num, guesses, correct, delta, significance):
+  """Theorem 5.2, summed term by term."""
+
+  def rejects(epsilon):
+    pmf = [
+      math.comb(guesses, k)
+      * expit(epsilon) ** k
+      * expit(-epsilon) ** (guesses - k)
+      for k in range(guesses + 1)
+    ]
+    beta = sum(pmf[correct:])
+    alpha = max(
+      (sum(pmf[correct - i : correct]) / i for i in range(1, correct + 1)),
+      default=0,
+    )
+    return beta + 2 * num * delta * max(alpha, 0) <= significance
+
+  return least_rejected(rejects)
+
+
+def mahloujifar(num, guesses, correct, delta, significance):
+  """Algorithm 3 in terms of mu; epsilon from mu in closed form."""
+
+  def rejects(mu):
+    right = [0.0] * correct + [significance * correct / num]
+    wrong = [0.0] * correct + [significance * (guesses - correct) / num]
+    for i in reversed(range(correct)):
+      inverse = ndtr(ndtri(min(right[i + 1], 1)) - mu)
+      wrong[i] = max(wrong[i + 1], inverse)
+      gain = i / (guesses - i) * (wrong[i] - wrong[i + 1])
+      right[i] = right[i + 1] + gain
+    return right[0] + wrong[0] > guesses / num
+
+  mu = least_rejected(rejects)
+  if mu == 0:
+    return 0.0
+
+  def exceeds(epsilon):
+    low, high = -epsilon / mu - mu / 2, -epsilon / mu + mu / 2
+    return ndtr(high) - math.exp(epsilon) * ndtr(low) > delta
+
+  return least_rejected(exceeds)
+
+
+@pytest.mark.parametrize(
+  ("num", "guesses", "correct"),
+  [
+    (100, 40, 35),
+    (100, 40, 40),
+    (60, 31, 25),
+    (300, 90, 60),
+    (30, 19, 10),
+    (10, 5, 0),
+  ],
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-3])
+def test_the_one_run_bounds_are_those_of_the_papers(
+  num, guesses, correct, delta
+):
+  found = lower_bounds._one_run(num, guesses, correct, 0.05, delta)
+  counts = num, guesses, correct, delta, 0.05
+  expected = steinke(*counts), mahloujifar(*counts)
+  np.testing.assert_allclose(found, expected, atol=2e-5)
+  if correct == guesses:
+    assert min(found) > 1
+
+
+def test_guesses_on_both_sides_are_jax_privacys_on_folded_scores():
+  rng = np.random.default_rng(0)
+  inserted, held_out = gaussian_scores(rng, 400, 2.0)
+  found = run((inserted, held_out), num_guesses=100)
+  scores = np.concatenate([inserted, held_out])
+  ranks = scipy.stats.rankdata(scores) - 200.5
+  is_right = (ranks > 0) == (np.arange(400) < len(inserted))
+  auditor = auditing.CanaryScoreAuditor(
+    np.abs(ranks)[is_right], np.abs(ranks)[~is_right]
+  )
+  strategy = auditing.Explicit(150.5)  # 50 on either side
+  for name in BOUNDS[:2]:
+    bound = getattr(auditor, name)
+    expected = bound(1 - 0.95, DELTA, threshold_strategy=strategy)
+    assert getattr(found, name) == expected > 0.5
+
+
+def binomial_upper(successes, trials, significance):
+  """Clopper and Pearson's: where so few successes become that unlikely."""
+  return least_rejected(
+    lambda p: scipy.stats.binom.cdf(successes, trials, p) > significance,
+    high=1.0,
+  )
+
+
+def test_clopper_pearson_is_the_better_of_two_ranks():
+  rng = np.random.default_rng(1)
+  inserted, held_out = rng.normal(size=180) + 2.5, rng.normal(size=216)
+  found = run((inserted, held_out), delta=0.01)
+  expected = []
+  for rank in (6, 36):  # of 216
+    threshold = np.sort(held_out)[-rank]
+    missed = np.sum(inserted < threshold)
+    tpr = 1 - binomial_upper(missed, 180, 0.05 / 4)
+    fpr = binomial_upper(rank, 216, 0.05 / 4)
+    expected.append(math.log((tpr - 0.01) / fpr))
+  assert found.epsilon_clopper_pearson == pytest.approx(max(expected), abs=1e-6)
+  auditor = auditing.CanaryScoreAuditor(inserted, held_out)
+  best = max(
+    auditor.epsilon_clopper_pearson(
+      0.025, 0.01, threshold_strategy=auditing.Explicit(np.sort(held_out)[-k])
+    )
+    for k in (6, 36)
+  )
+  assert found.epsilon_clopper_pearson == pytest.approx(best, rel=1e-12)
+
+
+@functools.cache
+def simulate(kind, epsilon, delta, num, guesses=None):
+  """Audits 200 mechanisms that are exactly (epsilon, delta)-DP."""
+  rng = np.random.default_rng(0)
+  draw = {
+    "gaussian": lambda: gaussian_scores(rng, num, mu_of(epsilon, delta)),
+    "response": lambda: randomized_response(rng, num, epsilon),
+  }[kind]
+  return [run(draw(), delta=delta, num_guesses=guesses) for _ in range(200)]
+
+
+def covered(audits, name, truth, factor=1.0):
+  return sum(factor * getattr(x, name) <= truth for x in audits)
+
+
+@pytest.mark.parametrize("epsilon", [1, 4, 8])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_cover_gaussian_mechanisms(name, epsilon):
+  audits = simulate("gaussian", epsilon, DELTA, 500)
+  assert covered(audits, name, epsilon) >= LEAST
+  assert epsilon == 1 or np.median([getattr(x, name) for x in audits]) > 0.2
+
+
+@pytest.mark.parametrize(
+  ("name", "mechanism"),
+  [
+    ("epsilon_one_run_fdp", ("gaussian", 4, DELTA, 10_000, 200)),
+    ("epsilon_clopper_pearson", ("gaussian", 1, 0.1, 10_000, 20)),
+    # Far from tight for Gaussian mechanisms, so here it has its own worst case.
+    ("epsilon_one_run", ("response", 2, 1e-9, 1000)),
+  ],
+)
+def test_a_bound_that_is_a_third_too_high_is_noticed(name, mechanism):
+  audits = simulate(*mechanism)
+  assert covered(audits, name, mechanism[1]) >= LEAST
+  assert covered(audits, name, mechanism[1], 1.3) < LEAST
+
+
+def test_nothing_is_found_where_nothing_is():
+  rng = np.random.default_rng(3)
+  audits = [run(gaussian_scores(rng, 300, 0.0)) for _ in range(200)]
+  for name in BOUNDS:
+    assert covered(audits, name, 0.0) >= LEAST
+  assert sum(x.auroc.low <= 0.5 <= x.auroc.high for x in audits) >= LEAST
+
+
+def test_the_bounds_stand_in_their_order_and_grow_with_the_leak():
+  audits = [simulate("gaussian", e, DELTA, 500) for e in (1, 4, 8)]
+  medians = [np.median([x.epsilon_one_run_fdp for x in a]) for a in audits]
+  assert medians[0] < medians[1] < medians[2]
+  for audit in audits[2]:
+    assert audit.epsilon_one_run <= audit.epsilon_one_run_fdp
+
+
+def test_the_gdp_estimate_is_near_the_truth_and_no_bound():
+  audits = simulate("gaussian", 1, DELTA, 500)
+  found = np.array([x.epsilon_gdp_estimate for x in audits])
+  assert 60 <= np.sum(found > 1) <= 140
+  assert abs(np.median(found) - 1) < 0.1
+
+
+def test_the_gdp_estimate_of_next_to_nothing_is_nothing():
+  for above in np.geomspace(1e-15, 0.1, 300):
+    found = lower_bounds._gdp_estimate(0.5 + above, 50, 50, 1e-9)
+    assert 0 <= found <= 40 * above
+
+
+def test_jax_privacys_gdp_estimate_finds_much_where_nothing_is():
+  rng = np.random.default_rng(0)
+  theirs, ours = [], []
+  for _ in range(50):
+    scores = gaussian_scores(rng, 100, 0.0)
+    auditor = auditing.CanaryScoreAuditor(*scores)
+    theirs.append(auditor.epsilon_from_gdp(0.05, DELTA))
+    ours.append(run(scores).epsilon_gdp_estimate)
+  assert np.median(theirs) > 4
+  assert np.median(ours) < 0.5
+
+
+@pytest.mark.parametrize(
+  ("mu", "num", "others"), [(0, 15, 15), (1, 40, 10), (2, 15, 15), (1, 900, 80)]
+)
+def test_the_interval_of_the_auroc_covers(mu, num, others):
+  rng = np.random.default_rng(0)
+  truth = ndtr(mu / math.sqrt(2))
+  hits = wrong = 0
+  for _ in range(200):
+    sides = rng.normal(size=num) + mu, rng.normal(size=others)
+    found = run(sides).auroc
+    hits += found.low <= truth <= found.high
+    wrong += found.low <= 1 - (1 - truth) / 4 <= found.high
+  assert hits >= LEAST
+  assert wrong < LEAST
+
+
+def test_the_auroc_counts_pairs_and_halves_ties():
+  rng = np.random.default_rng(0)
+  inserted, held_out = rng.integers(0, 9, 40), rng.integers(0, 7, 30)
+  above = inserted[:, None] > held_out
+  equal = inserted[:, None] == held_out
+  expected = np.mean(above + 0.5 * equal)
+  assert run((inserted, held_out)).auroc.value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("mu", [0.0, 2.0, 4.0])
+@pytest.mark.parametrize("others", [15, 1000])
+def test_the_interval_of_the_true_positives_covers(mu, others):
+  rng = np.random.default_rng(0)
+  truth = ndtr(mu - ndtri(0.99))
+  hits, widths = 0, []
+  for _ in range(200):
+    sides = rng.normal(size=400) + mu, rng.normal(size=others)
+    found = run(sides).tpr_at_1_fpr
+    assert found.low <= found.value <= found.high
+    hits += found.low <= truth <= found.high
+    widths.append(found.high - found.low)
+  assert hits >= LEAST
+  assert np.median(widths) < 0.45 or others == 15
+
+
+def test_perfect_scores_leave_a_doubt():
+  found = run((np.arange(50.0) + 100, np.arange(50.0)))
+  assert found.num_correct == found.num_guesses == 43
+  assert found.auroc.value == found.auroc.high == 1
+  assert 0.9 < found.auroc.low < 1
+  assert found.tpr_at_1_fpr.value == found.tpr_at_1_fpr.high == 1
+  assert math.isfinite(found.epsilon_gdp_estimate)
+  assert 2 < found.epsilon_one_run < found.epsilon_one_run_fdp < 30
+
+
+@pytest.mark.parametrize(
+  "change", [np.exp, lambda x: np.where(x > 1.5, np.inf, x), lambda x: x - 1e3]
+)
+def test_only_the_order_of_scores_matters(change):
+  inserted, held_out = gaussian_scores(np.random.default_rng(0), 500, 1.5)
+  # One score above the cut and one below: the order stays as it was.
+  keep = [np.where(x > 1.5, 9.0, x) for x in (inserted, held_out)]
+  assert run([change(x) for x in keep]) == run(keep)
+
+
+def test_ties_are_broken_by_the_seed_and_not_by_the_coin():
+  same = np.zeros(200), np.zeros(200)
+  guesses = lower_bounds.default_num_guesses(400)
+  correct = [
+    lower_bounds._num_correct(np.ones(400), 200, guesses, seed)
+    for seed in range(100)
+  ]
+  assert abs(np.mean(correct) - guesses / 2) < 3 * math.sqrt(guesses / 400)
+  found = run(same, seed=1)
+  assert found == run(same, seed=1)
+  assert found.auroc.value == 0.5
+  assert found.epsilon_clopper_pearson == found.tpr_at_1_fpr.value == 0
+
+
+def test_many_ties_do_not_break_the_promise():
+  """Rounded scores: a rank among them stands for many."""
+  rng = np.random.default_rng(0)
+  mu, hits = mu_of(1, 0.1), 0
+  for _ in range(200):
+    sides = gaussian_scores(rng, 3000, mu)
+    rounded = [np.round(x) for x in sides]
+    found = run(rounded, delta=0.1, num_guesses=2)
+    hits += found.epsilon_clopper_pearson <= 1
+  assert hits >= LEAST
+
+
+@pytest.mark.parametrize("num", [2, 3, 8])
+def test_the_fewest_canaries_prove_nothing(num):
+  found = run((np.ones(1), np.zeros(num - 1)))
+  assert found.epsilon_one_run < 2
+  assert found.auroc.low < 0.6
+  assert found.tpr_at_1_fpr.low == 0
+
+
+@pytest.mark.parametrize(
+  ("sides", "changes", "message"),
+  [
+    (([], [1.0]), {}, "got 0 and 1"),
+    (([1.0], []), {}, "got 1 and 0"),
+    (([1.0, math.nan], [math.nan]), {}, "nan for 2 of 3 canaries"),
+    (([[1.0]], [1.0]), {}, r"got shapes \(1, 1\) and \(1,\)"),
+    (([1.0], [1.0]), {"delta": 0.0}, "delta=0.0"),
+    (([1.0], [1.0]), {"confidence": 0.5}, "confidence=0.5"),
+    (([1.0], [1.0]), {"num_guesses": 2}, r"in \[1, 1\], got num_guesses=2"),
+    (([1.0], [1.0]), {"num_guesses": 0}, "num_guesses=0"),
+  ],
+)
+def test_what_cannot_be_audited_is_refused_in_one_line(sides, changes, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    run([np.array(side) for side in sides], **changes)
+  assert "\n" not in str(caught.value)
+
+
+def test_several_attacks_share_the_significance():
+  rng = np.random.default_rng(0)
+  scores = {str(mu): gaussian_scores(rng, 600, mu) for mu in (0.0, 1.0, 2.0)}
+  found = lower_bounds.audit_several(scores, delta=DELTA, seed=0)
+  alone = {name: run(x, confidence=1 - 0.05 / 3) for name, x in scores.items()}
+  for name, audit in alone.items():
+    for field, value in dataclasses.asdict(audit).items():
+      if isinstance(value, float):
+        got = getattr(found.attacks[name], field)
+        assert got == pytest.approx(value, rel=1e-9)
+  for field in BOUNDS[:2]:
+    best = max(getattr(x, field) for x in found.attacks.values())
+    assert getattr(found, field) == best > 0
+    assert best < getattr(run(scores["2.0"]), field)
+
+
+@pytest.mark.parametrize(
+  ("scores", "changes", "message"),
+  [
+    ({}, {}, "at least one attack"),
+    ({"a": ([0.0], [1.0])}, {"confidence": 0.3}, "confidence=0.3"),
+  ],
+)
+def test_no_attack_is_no_audit(scores, changes, message):
+  with pytest.raises(ValueError, match=message):
+    lower_bounds.audit_several(scores, delta=DELTA, seed=0, **changes)
+
+
+def test_the_best_of_many_vain_attacks_keeps_the_joint_promise():
+  """Without the correction ten attacks find something in most runs."""
+  rng = np.random.default_rng(0)
+  joint = single = 0
+  for _ in range(200):
+    scores = {str(k): gaussian_scores(rng, 40, 0.0) for k in range(10)}
+    found = lower_bounds.audit_several(scores, delta=1e-9, seed=0)
+    joint += found.epsilon_one_run == 0
+    corrects = {x.num_correct for x in found.attacks.values()}
+    guesses = found.attacks["0"].num_guesses
+    alone = [
+      lower_bounds._one_run(40, guesses, correct, 0.05, 1e-9)[0]
+      for correct in corrects
+    ]
+    single += max(alone) == 0
+  assert joint >= LEAST
+  assert single < 150
+
+
+NUM = 10_000
+GUESSES = 200  # a quarter of the time of the default, and as good
+CLIP = 0.5
+
+
+def loss(params, batch):
+  """Least squares with one-hot features: a coordinate for each canary."""
+  return 0.5 * (params[batch["feature"]] - 1.0) ** 2
+
+
+@functools.cache
+def one_step(epsilon):
+  """One private step over all records, as the project takes it."""
+  noise = accounting.noise_multiplier(
+    epsilon=epsilon,
+    delta=DELTA,
+    sampler=sampling.FixedOrder(num_examples=NUM, batch_size=NUM),
+    steps=1,
+    relation="REPLACE_SPECIAL",
+  )
+  grad_fn = optim.clipped_grad(
+    loss, l2_clip_norm=CLIP, strategy="bookkeeping", microbatch_size=1000
+  )
+  relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+
+  @jax.jit
+  def step(is_inserted, key):
+    params = jnp.zeros(NUM)
+    batch = {"feature": jnp.arange(NUM)}
+    total, _ = grad_fn(params, batch, is_padding_example=~is_inserted)
+    transform = optim.privatize(
+      l2_sensitivity=grad_fn.sensitivity(relation),
+      noise_multiplier=noise,
+      denominator=float(NUM),
+      key=key,
+    )
+    return transform.update(total, transform.init(params))[0]
+
+  return noise, step
+
+
+@functools.cache
+def audits_of_one_step(epsilon, seeds=20):
+  _, step = one_step(epsilon)
+  audits = []
+  for seed in range(seeds):
+    coins = np.random.default_rng([seed, 1]).integers(0, 2, NUM) == 1
+    released = np.asarray(step(coins, jax.random.key(seed)))
+    scores = -released  # each gradient is minus its canary's feature
+    audits.append(
+      run((scores[coins], scores[~coins]), seed=seed, num_guesses=GUESSES)
+    )
+  return audits
+
+
+@pytest.mark.parametrize("epsilon", [1, 4, 8])
+def test_the_noise_of_one_step_is_that_of_one_gaussian(epsilon):
+  noise, _ = one_step(epsilon)
+  exact = dp_accounting.get_sigma_gaussian(epsilon, DELTA)
+  assert exact <= noise <= 1.001 * exact
+  everything = sampling.Poisson(
+    num_examples=NUM, expected_batch_size=NUM, max_batch_size=NUM + 1
+  )
+  other = accounting.noise_multiplier(
+    epsilon=epsilon, delta=DELTA, sampler=everything, steps=1
+  )
+  assert other == pytest.approx(noise, rel=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "least"), [(1, 0.3), (4, 1.6), (8, 3.2)])
+def test_an_audit_of_one_private_step_comes_near_its_claim(epsilon, least):
+  audits = audits_of_one_step(epsilon)
+  found = [x.epsilon_one_run_fdp for x in audits]
+  assert np.median(found) >= least
+  for name in BOUNDS:
+    # More than 3 of 20 would be above in 1.6% of cases.
+    assert covered(audits, name, epsilon) >= 17
+
+
+def test_an_audit_of_one_step_notices_half_the_noise():
+  """What the step claims at epsilon 4 while its noise is that of about 9."""
+  honest, _ = one_step(4)
+  careless, _ = one_step(9)
+  assert careless < 0.53 * honest
+  assert covered(audits_of_one_step(9, 5), "epsilon_one_run_fdp", 4) == 0

@@ -1,0 +1,104 @@
+"""What is prepared for everybody is made without the private queries."""
+
+import dataclasses
+import json
+
+import pytest
+
+from synthq_jax.data import collection
+from synthq_jax.pipeline import prepare_data, workspace
+
+TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
+PLACES = "harbor museum forest station bridge castle market valley".split()
+COUNT = 40
+RARE = "zyzzyva"
+
+
+def document(number):
+  topic, place = TOPICS[number % 8], PLACES[number // 8 % 8]
+  return (
+    f"Report {number} is about the {topic} of the {place}. It was written by"
+    f" somebody who studied it. Winters there are long, and the {topic} sleeps"
+    f" under the {place}."
+  )
+
+
+def write(folder, query_of):
+  """Writes a BEIR folder in which only the queries' texts are to differ."""
+  (folder / "qrels").mkdir(parents=True)
+
+  def lines(name, rows):
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+  lines(
+    "corpus.jsonl",
+    [{"_id": f"d{i}", "title": "", "text": document(i)} for i in range(COUNT)],
+  )
+  lines(
+    "queries.jsonl",
+    [{"_id": f"q{i}", "text": query_of(i)} for i in range(COUNT)],
+  )
+  for split, numbers in (("train", range(30)), ("test", range(30, COUNT))):
+    rows = "".join(f"q{i}\td{i}\t1\n" for i in numbers)
+    text = f"query-id\tcorpus-id\tscore\n{rows}"
+    (folder / "qrels" / f"{split}.tsv").write_text(text)
+
+
+def prepare(root, query_of):
+  write(root / "data", query_of)
+  config = prepare_data.Config(
+    source=f"beir:{root / 'data'}",
+    vocabulary="train",
+    vocab_size=60,
+    document_length=16,
+    query_length=12,
+    public_test_documents=20,
+  )
+  space = workspace.Workspace(root / "run", secret_seed=7)
+  return prepare_data.run(config, space, "digest")
+
+
+def shared(root):
+  """The bytes of every file that may be shared."""
+  folder = root / "run/prepare_data"
+  paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+  return {
+    path.relative_to(folder).as_posix(): path.read_bytes() for path in paths
+  }
+
+
+def plain_query(number):
+  return f"who saw the {TOPICS[number % 8]} {number}"
+
+
+def rare_query(number):
+  """Holds a word of no document, which all of them say 1,000 times."""
+  return f"{number} " + f"{RARE} " * 25
+
+
+def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):
+  prepare(tmp_path / "plain", plain_query)
+  prepare(tmp_path / "rare", rare_query)
+  expected, found = shared(tmp_path / "plain"), shared(tmp_path / "rare")
+  assert {"vocabulary.model", "public_test.npz", "corpus.jsonl"} <= set(found)
+  assert found == expected
+  assert RARE.encode() not in found["vocabulary.model"]
+
+
+def test_a_vocabulary_that_is_trained_on_queries_is_caught(
+  tmp_path, monkeypatch
+):
+  right = prepare_data._vocabulary
+
+  def wrong(config, data, public):
+    queries = [
+      collection.Document(id=one.id, text=one.text) for one in data.queries
+    ]
+    both = dataclasses.replace(data, documents=(*data.documents, *queries))
+    return right(config, both, public)
+
+  monkeypatch.setattr(prepare_data, "_vocabulary", wrong)
+  with pytest.raises(AssertionError):
+    test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path)
+  model = shared(tmp_path / "rare")["vocabulary.model"]
+  assert RARE.encode() in model
