@@ -81,7 +81,9 @@ def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):
   prepare(tmp_path / "rare", rare_query)
   expected, found = shared(tmp_path / "plain"), shared(tmp_path / "rare")
   assert {"vocabulary.model", "public_test.npz", "corpus.jsonl"} <= set(found)
-  assert found == expected
+  # Names alone: pytest would take minutes to show how large files differ.
+  names = expected.keys() | found.keys()
+  assert not sorted(n for n in names if found.get(n) != expected.get(n))
   assert RARE.encode() not in found["vocabulary.model"]
 
 
