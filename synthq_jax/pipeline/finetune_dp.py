@@ -40,7 +40,8 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
-from synthq_jax.training import dp_step, loop
+from synthq_jax.training import dp_step, loop, sharded_grad
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["Config", "grad_fn", "loss_fn", "run"]
 
@@ -98,6 +99,10 @@ class Config:
   microbatch_size: int | None = None
   """Records processed at once; None: the whole batch. It rounds up the padded
   batch, so it is part of what is accounted."""
+  mesh: mesh_lib.Shape = dataclasses.field(
+    default_factory=mesh_lib.Shape, metadata={"speed_only": True}
+  )
+  """How all devices of all processes share the work."""
   settings: loop.Settings = dataclasses.field(
     default_factory=loop.Settings, metadata={"speed_only": True}
   )
@@ -169,6 +174,7 @@ def run(
   if isinstance(config.adapter, prompt.Prompt):
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
+  on_device, mesh, rows_multiple = _spread(config)
   trained, statement = private_training.train(
     private_training.Settings(
       epsilon=epsilon,
@@ -186,13 +192,15 @@ def run(
     space,
     stage,
     digest,
-    grad_fn=lambda public: grad_fn(config, public, model_config),
+    grad_fn=lambda public: grad_fn(on_device, public, model_config),
     public=public,
     params=start,
     records=records,
     prepared=prepared,
     metrics_path=metrics_path,
     loop_settings=config.settings,
+    mesh=mesh,
+    rows_multiple=rows_multiple,
   )
   if config.adapter is None:
     params = {**public, **trained}
@@ -282,6 +290,19 @@ def loss_fn(
     rngs=None if key is None else {"dropout": key},
   )
   return seq2seq.cross_entropy(logits, batch["targets"])
+
+
+def _spread(config: Config):
+  """Returns the settings of one device, the mesh of all, and rows of a step."""
+  mesh = mesh_lib.make(config.mesh)
+  if mesh.size == 1:
+    return config, None, 1
+  ways = sharded_grad.rows_multiple(mesh)
+  size = config.microbatch_size
+  if size is not None:
+    size = -(-size // ways)
+    config = dataclasses.replace(config, microbatch_size=size)
+  return config, mesh, sharded_grad.rows_multiple(mesh, size)
 
 
 def _split(config: Config, params: Mapping[str, Any], key: jax.Array):

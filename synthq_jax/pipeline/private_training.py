@@ -149,6 +149,8 @@ def train(
   loop_settings: loop.Settings,
   public: Any = None,
   extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
+  mesh: Any = None,
+  rows_multiple: int = 1,
 ) -> tuple[Any, statement_lib.PrivacyStatement]:
   """Calibrates, enters the release into the ledger, trains.
 
@@ -165,6 +167,8 @@ def train(
     loop_settings: saving and reporting.
     public: as in `dp_step.train`.
     extra_fn: as in `dp_step.train`.
+    mesh: as in `dp_step.train`.
+    rows_multiple: as in `dp_step.train`.
 
   Returns:
     The trained parameters and the statement they earned.
@@ -217,6 +221,8 @@ def train(
     ),
     public=public,
     extra_fn=extra_fn,
+    mesh=mesh,
+    rows_multiple=rows_multiple,
   )
   return params, statement
 

@@ -1,5 +1,6 @@
 """Training on Poisson batches with clipped sums and noise."""
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,8 @@ import optax
 from synthq_jax import optim
 from synthq_jax.models import scanned
 from synthq_jax.privacy import sampling
-from synthq_jax.training import loop
+from synthq_jax.training import loop, sharded_grad
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["OPTIMIZERS", "State", "draw", "optimizer", "step", "train"]
 
@@ -78,13 +80,16 @@ def optimizer(
 
 
 def step(
-  grad_fn: Callable[..., Any], tx: optax.GradientTransformation
+  grad_fn: Callable[..., Any],
+  tx: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., tuple[State, dict[str, jax.Array]]]:
   """Builds one private step, for `jax.jit`.
 
   Args:
     grad_fn: as in `train`.
     tx: from `optimizer`.
+    mesh: as in `train`.
 
   Returns:
     A function of the state, a batch, its padding (bool [batch]), the dropout
@@ -95,10 +100,15 @@ def step(
   def apply(
     state: State, batch: Any, is_padding: jax.Array, key=None, public=None
   ):
-    keys = {} if key is None else {"key": key}
-    grads, aux = _bound(grad_fn, public)(
-      state.params, batch, is_padding_example=is_padding, **keys
-    )
+    options = {"is_padding_example": is_padding}
+    if key is not None:
+      options["key"] = key
+    if mesh is None:
+      clipped = _bound(grad_fn, public)
+      grads, aux = clipped(state.params, batch, **options)
+    else:
+      clipped = sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh)
+      grads, aux = clipped(state.params, batch, public, **options)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return State(params, opt_state), _metrics(aux, is_padding)
@@ -128,6 +138,8 @@ def train(
   dropout_key: jax.Array | None = None,
   public: Any = None,
   extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
+  mesh: jax.sharding.Mesh | None = None,
+  rows_multiple: int = 1,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
@@ -156,9 +168,15 @@ def train(
       of the compiled step, not constants in it.
     extra_fn: from the number of a step to public fields that join its batch,
       always of the same shapes, drawn without a look at the records.
+    mesh: from `mesh.make`: its devices share the rows of a batch, and split
+      parameters and optimizer. `params` and `public` are then dicts by path,
+      and gradients those of single records. Every process of it calls this with
+      the same arguments. None: one device.
+    rows_multiple: with a mesh, batches get rows of padding up to a multiple of
+      this, from `sharded_grad.rows_multiple`; nothing is accounted with them.
 
   Returns:
-    The trained parameters.
+    The trained parameters, on the host of every process.
 
   Raises:
     ValueError: if a record can come back sooner than the noise allows, or the
@@ -170,8 +188,12 @@ def train(
       f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
       " them with sampling.CyclicPoisson"
     )
+  if mesh is not None and extra_fn is not None:
+    raise ValueError(
+      "expected extra_fn=None with a mesh, got both: losses of pairs need the"
+      " whole batch in one place; leave mesh out"
+    )
   params = jax.tree.map(jnp.asarray, params)
-  public = jax.device_put(public)
   clipped = _bound(grad_fn, public)
   if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
     optim.check_independence(
@@ -193,24 +215,40 @@ def train(
     noise_bands=noise_bands,
     second_moment_floor=second_moment_floor,
   )
+  one_step = step(grad_fn, tx, mesh)
 
-  private_step = jax.jit(step(grad_fn, tx))
-
-  def step_fn(state: State, batch, number: int):
+  def numbered(state: State, batch, is_padding, public, number):
     key = dropout_key
     if key is not None:
       key = jax.random.fold_in(key, number)
-    return private_step(state, *batch, key, public)
+    return one_step(state, batch, is_padding, key, public)
 
-  def batch_fn(step: int):
-    batch, is_padding = draw(records, sampler, batch_seed, step)
+  if mesh is None:
+    state = State(params, tx.init(params))
+    public = jax.device_put(public)
+    place, jitted = None, jax.jit(numbered)
+  else:
+    state, where = _start(params, tx, mesh)
+    if public is not None:
+      public = mesh_lib.place(public, mesh_lib.shardings(public, public, mesh))
+    place = functools.partial(
+      mesh_lib.place_rows, sharding=mesh_lib.batch_sharding(mesh)
+    )
+    jitted = jax.jit(numbered, out_shardings=(where, mesh_lib.whole(mesh)))
+
+  def batch_fn(number: int):
+    batch, is_padding = draw(
+      records, sampler, batch_seed, number, rows_multiple, place
+    )
     if extra_fn is not None:
-      batch |= extra_fn(step)
+      batch |= extra_fn(number)
     return batch, is_padding
 
   state = loop.train(
-    step_fn,
-    State(params, tx.init(params)),
+    lambda state, batch, number: jitted(
+      state, *batch, public, np.int32(number)
+    ),
+    state,
     batch_fn,
     steps=steps,
     directory=directory,
@@ -219,7 +257,16 @@ def train(
     examples_per_step=sampler.expected_batch_size,
     settings=settings,
   )
-  return jax.device_get(state.params)
+  return mesh_lib.gather(state.params)
+
+
+def _start(params: Any, tx: optax.GradientTransformation, mesh):
+  """Returns the first state on a mesh, and where its arrays belong."""
+  abstract = State(params, jax.eval_shape(tx.init, params))
+  where = mesh_lib.shardings(abstract, params, mesh)
+  placed = mesh_lib.place(params, where.params)
+  opt_state = jax.jit(tx.init, out_shardings=where.opt_state)(placed)
+  return State(placed, opt_state), where
 
 
 def draw(
@@ -227,7 +274,9 @@ def draw(
   sampler: sampling.Sampler,
   batch_seed: Sequence[int],
   step: int,
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+  rows_multiple: int = 1,
+  place: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+) -> tuple[dict[str, Any], Any]:
   """Returns the batch of a step, and which of its rows are padding.
 
   Args:
@@ -235,14 +284,22 @@ def draw(
     sampler: draws the batches.
     batch_seed: secret seed of the sampling.
     step: its number.
+    rows_multiple: more rows of padding make the batch a multiple of this.
+    place: from values and the numbers of rows to these rows, e.g. on a mesh,
+      where a process reads its own part; None: NumPy's own indexing.
 
   Returns:
     Arrays [batch, ...], where padding holds the first record, and bool [batch].
   """
   drawn = sampler.batch(batch_seed, step)
   rows = np.where(drawn.is_padding, 0, drawn.indices)
-  batch = {name: values[rows] for name, values in records.items()}
-  return batch, drawn.is_padding
+  more = -len(rows) % rows_multiple
+  rows = np.pad(rows, (0, more))
+  is_padding = np.pad(drawn.is_padding, (0, more), constant_values=True)
+  if place is None:
+    return {name: values[rows] for name, values in records.items()}, is_padding
+  batch = {name: place(values, rows) for name, values in records.items()}
+  return batch, place(is_padding, np.arange(len(rows)))
 
 
 _optimizer = optimizer  # `train` has an argument of that name
