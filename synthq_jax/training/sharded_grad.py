@@ -21,7 +21,9 @@ from synthq_jax.training import mesh as mesh_lib
 __all__ = ["ShardedGrad", "rows_multiple"]
 
 
-def rows_multiple(mesh: jax.sharding.Mesh, per_device: int | None = None) -> int:
+def rows_multiple(
+  mesh: jax.sharding.Mesh, per_device: int | None = None
+) -> int:
   """Returns what the rows of a batch have to be a multiple of.
 
   Args:
@@ -86,9 +88,7 @@ class ShardedGrad:
       grad_fn = self.grad_fn
       if public is not None:
         grad_fn = grad_fn(_join(public, public_split))
-      total, aux = grad_fn(
-        params, batch, is_padding_example=is_padding, **keys
-      )
+      total, aux = grad_fn(params, batch, is_padding_example=is_padding, **keys)
       return _sum(total, split), aux
 
     # Nothing but the sums crosses devices, but the `tensor` axis inside of a
