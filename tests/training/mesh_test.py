@@ -1,5 +1,6 @@
 """Training on meshes: the same run, whatever the shape."""
 
+import dataclasses
 import functools
 import json
 
@@ -25,7 +26,7 @@ CONFIG = t5_config.T5Config(
   mlp_activations=("gelu", "linear"),
   logits_via_embedding=False,
 )
-NUM, STEPS = 40, 5
+NUM, STEPS = 40, 4
 SHAPES = {
   "data": mesh.Shape(),
   "fsdp": mesh.Shape(data=1, fsdp=8),
@@ -58,33 +59,66 @@ def make_records():
   }
 
 
-def train(root, shape, *, steps=STEPS, **changes):
+class Stop(Exception):
+  """Stands for the process being killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopping:
+  """A sampler whose process is killed when it should draw a batch."""
+
+  sampler: sampling.Poisson
+  stop_at: int
+  expected_batch_size = property(lambda self: self.sampler.expected_batch_size)
+
+  def batch(self, seed, step):
+    if step == self.stop_at:
+      raise Stop
+    return self.sampler.batch(seed, step)
+
+
+SAMPLER = sampling.Poisson(
+  num_examples=NUM, expected_batch_size=12, max_batch_size=20
+)
+
+
+def train(root, shape, *, sampler=SAMPLER, optimizer="dp_adafactor", **options):
   """Returns trained parameters and the metrics of every step."""
   on = None if shape is None else mesh.make(shape)
-  options = dict(optimizer="dp_adafactor", learning_rate=0.05) | changes
   params = dp_step.train(
     optim.clipped_grad(
       loss_fn, l2_clip_norm=0.5, strategy="bookkeeping", microbatch_size=2
     ),
     start(),
     make_records(),
-    sampler=sampling.Poisson(
-      num_examples=NUM, expected_batch_size=12, max_batch_size=20
-    ),
+    sampler=sampler,
     noise_multiplier=0.6,
-    steps=steps,
+    steps=STEPS,
+    optimizer=optimizer,
+    learning_rate=0.05,
     batch_seed=(5, 6),
     noise_key=jax.random.key(3),
     directory=root / "state",
     metrics_path=root / "metrics.jsonl",
     description="test",
-    settings=loop.Settings(log_every=1, progress=False),
+    settings=loop.Settings(log_every=1, progress=False, save_seconds=0.0),
     mesh=on,
     rows_multiple=1 if on is None else sharded_grad.rows_multiple(on, 2),
     **options,
   )
   lines = (root / "metrics.jsonl").read_text().splitlines()
   return params, [json.loads(line) for line in lines]
+
+
+def assert_same(found, expected):
+  """Holds parameters and metrics together, to float32's rounding."""
+  params, metrics = found
+  expected_params, expected_metrics = expected
+  for path, leaf in params.items():
+    error = np.abs(leaf - expected_params[path]).max()
+    assert error <= 1e-5 * np.abs(leaf).max(), path
+  for one, other in zip(metrics, expected_metrics, strict=True):
+    assert one == pytest.approx(other, rel=1e-5, abs=2e-6)
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +130,119 @@ def on_one_device(tmp_path_factory):
 def test_a_mesh_changes_neither_losses_nor_parameters(
   tmp_path, on_one_device, name
 ):
-  params, metrics = train(tmp_path, SHAPES[name])
-  expected, expected_metrics = on_one_device
-  for path, leaf in params.items():
-    assert np.abs(leaf - expected[path]).max() <= 1e-5 * np.abs(leaf).max(), (
-      path
-    )
-  for one, other in zip(metrics, expected_metrics, strict=True):
-    assert one == pytest.approx(other, rel=1e-5, abs=2e-6)
+  assert_same(train(tmp_path, SHAPES[name]), on_one_device)
+
+
+def test_a_killed_training_goes_on_in_another_mesh(tmp_path, on_one_device):
+  with pytest.raises(Stop):
+    train(tmp_path, SHAPES["fsdp"], sampler=Stopping(SAMPLER, 1))
+  with pytest.raises(Stop):
+    train(tmp_path, None, sampler=Stopping(SAMPLER, 2))
+  assert_same(train(tmp_path, SHAPES["all"]), on_one_device)
+
+
+def test_dropout_belongs_to_rows_on_a_mesh_too(tmp_path):
+  options = dict(dropout_key=jax.random.key(9), optimizer="dp_adam")
+  expected = train(tmp_path / "one", None, **options)
+  assert_same(train(tmp_path / "many", SHAPES["data"], **options), expected)
+
+
+def noise(shape, params):
+  """Returns the noise of one step, and the program that made it."""
+  transform = optim.privatize(
+    l2_sensitivity=0.7,
+    noise_multiplier=1.3,
+    denominator=3.0,
+    key=jax.random.key(5),
+  )
+
+  def make(total):
+    return transform.update(total, transform.init(total))[0]
+
+  if shape is None:
+    return jax.jit(make)(params), ""
+  where = mesh.shardings(params, params, mesh.make(shape))
+  made = jax.jit(make, out_shardings=where)
+  placed = mesh.place(params, where)
+  return made(placed), made.lower(placed).compile().as_text()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_noise_is_the_same_to_the_bit_and_made_where_it_is_added(name):
+  zeros = {
+    "encoder/layers_0/mlp/wi_0/kernel": np.zeros((520, 264), np.float32),
+    "decoder/logits_dense/kernel": np.zeros((136, 328), np.float32),
+    "encoder/encoder_norm/scale": np.zeros(1037, np.float32),
+  }
+  expected, _ = noise(None, zeros)
+  found, program = noise(SHAPES[name], zeros)
+  for path, leaf in found.items():
+    assert np.array_equal(np.asarray(leaf), np.asarray(expected[path]))
+    assert np.std(leaf) == pytest.approx(0.7 * 1.3 / 3, rel=0.1)
+  if name != "data":  # where every device holds everything
+    assert "f32[520,264]" not in program
+    assert "[136,328]" not in program
+
+
+def test_parameters_and_moments_are_split_by_their_axes():
+  shapes = {
+    "token_embedder/embedding": (144, 128),
+    "encoder/layers/mlp/wo/kernel": (3, 136, 128),
+    "encoder/relpos_bias/rel_embedding": (6, 32),
+    "encoder/layers_0/attention/query/a": (128, 4),
+  }
+  params = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+  tx = optim.dp_adam(
+    0.1, l2_sensitivity=1.0, noise_multiplier=1.0, denominator=1.0,
+    key=jax.random.key(0), noise=optim.banded(steps=8, bands=3),
+  )  # fmt: skip
+  state = jax.eval_shape(tx.init, params)
+  on = mesh.make(mesh.Shape(data=1, fsdp=2, tensor=4))
+  where = mesh.shardings(params, params, on)
+  assert {path: tuple(one.spec) for path, one in where.items()} == {
+    "token_embedder/embedding": ("tensor", "fsdp"),
+    "encoder/layers/mlp/wo/kernel": (None, "tensor", "fsdp"),
+    "encoder/relpos_bias/rel_embedding": (None, None),  # 6 heads, 4 devices
+    "encoder/layers_0/attention/query/a": (None, None),
+  }
+  held = mesh.shardings(state, params, on)
+  pairs = zip(jax.tree.leaves(state), jax.tree.leaves(held), strict=True)
+  for leaf, sharding in pairs:
+    assert sharding.shard_shape(leaf.shape)  # divides
+    if leaf.shape[-2:] == (144, 128):
+      assert tuple(sharding.spec)[-2:] == ("tensor", "fsdp")
+
+
+@pytest.mark.parametrize(
+  "sizes, said",
+  [
+    (dict(fsdp=3), "data=-1 x fsdp=3 x tensor=1: set MESH_DATA"),
+    (dict(data=3, fsdp=4), "a mesh of 8 devices"),
+    (dict(data=0), "mesh.Shape.data of 1 or more, or -1, got data=0"),
+    (dict(tensor=-1), "mesh.Shape.tensor of 1 or more, got tensor=-1"),
+  ],
+)
+def test_sizes_that_fit_no_devices_are_refused(sizes, said):
+  with pytest.raises(ValueError, match=said):
+    mesh.make(mesh.Shape(**sizes))
+
+
+def test_one_process_may_leave_devices_idle():
+  assert mesh.make(mesh.Shape(data=1, tensor=2)).size == 2
+
+
+def test_a_process_reads_the_rows_that_its_devices_hold():
+  asked = []
+
+  class Records:
+    shape = (40, 3)
+
+    def __getitem__(self, rows):
+      asked.append(np.asarray(rows).tolist())
+      return np.repeat(rows[:, None], 3, axis=1)
+
+  on = mesh.make(mesh.Shape(data=4, tensor=2))
+  rows = np.arange(39, 31, -1)
+  placed = mesh.place_rows(Records(), rows, mesh.batch_sharding(on))
+  assert np.asarray(placed)[:, 0].tolist() == rows.tolist()
+  assert all(len(one) == 2 for one in asked)
