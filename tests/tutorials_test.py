@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -40,3 +41,18 @@ def test_the_tutorial_on_auditing_finds_what_it_says():
   names = _run("auditing.md")
   right = names["mechanism"].audit(names["claimed"], num_canaries=500, seed=1)
   assert not right.violates
+
+
+def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
+  names = _run("own_training_loop.md")
+  assert names["accuracy"](names["start"]) < 0.6
+  assert names["accuracy"](names["params"]) > 0.8
+  assert names["earned"].epsilon == pytest.approx(4.0, abs=0.01)
+  assert names["on"].size == 8
+  leaves = zip(
+    jax.tree.leaves(names["one_sum"]),
+    jax.tree.leaves(names["same_sum"]),
+    strict=True,
+  )
+  for one, same in leaves:
+    assert jnp.abs(one - same).max() <= 1e-5 * jnp.abs(one).max()

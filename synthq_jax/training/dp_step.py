@@ -234,7 +234,13 @@ def train(
     place = functools.partial(
       mesh_lib.place_rows, sharding=mesh_lib.batch_sharding(mesh)
     )
-    jitted = jax.jit(numbered, out_shardings=(where, mesh_lib.whole(mesh)))
+    # A CPU's saved states may still be read from the very memory.
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    jitted = jax.jit(
+      numbered,
+      out_shardings=(where, mesh_lib.whole(mesh)),
+      donate_argnums=() if is_cpu else 0,
+    )
 
   def batch_fn(number: int):
     batch, is_padding = draw(

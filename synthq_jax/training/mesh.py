@@ -177,37 +177,50 @@ def _spec(
   return PartitionSpec(*parts)
 
 
-def shardings(
-  tree: Any, params: Mapping[str, Any], mesh: jax.sharding.Mesh
-) -> Any:
+def shardings(tree: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
   """Returns where each array of a state belongs.
 
-  An array that lies under a parameter's path and has its shape, maybe with
-  axes in front, is split as the parameter is: moments, buffers of noise. All
-  others are copied to every device.
+  An array whose path ends with that of a parameter, and that has its shape,
+  maybe with axes in front, is split as the parameter is: moments, buffers of
+  noise. All others are copied to every device.
 
   Args:
     tree: arrays or their shapes, e.g. the state of an optimizer; the
       parameters themselves will do.
-    params: arrays or their shapes by path.
+    params: arrays or their shapes, a dict by path or nested.
     mesh: from `make`.
 
   Returns:
     A `NamedSharding` for each array.
   """
+  known = {
+    _path(keys): tuple(leaf.shape)
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params)
+  }
 
   def one(keys: Any, leaf: Any) -> NamedSharding:
-    names = [str(getattr(key, "key", "")) for key in keys]
-    for name in reversed(names):
-      if name in params:
-        shape = tuple(params[name].shape)
-        front = len(leaf.shape) - len(shape)
-        if front >= 0 and tuple(leaf.shape[front:]) == shape:
-          spec = _spec(name, shape, mesh)
-          return NamedSharding(mesh, PartitionSpec(*(None,) * front, *spec))
-    return whole(mesh)
+    path = _path(keys)
+    while path and path not in known:
+      path = path.partition("/")[2]
+    shape = known.get(path)
+    if shape is None:
+      return whole(mesh)
+    front = len(leaf.shape) - len(shape)
+    if front < 0 or tuple(leaf.shape[front:]) != shape:
+      return whole(mesh)
+    spec = _spec(path, shape, mesh)
+    return NamedSharding(mesh, PartitionSpec(*(None,) * front, *spec))
 
   return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def _path(keys: Any) -> str:
+  """Returns the names on the way to a leaf, joined by "/"."""
+  names = (
+    getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))
+    for key in keys
+  )
+  return "/".join(str(name) for name in names)
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:

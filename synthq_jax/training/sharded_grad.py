@@ -20,6 +20,8 @@ from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["ShardedGrad", "rows_multiple"]
 
+_WHOLE = -1  # no axis is split
+
 
 def rows_multiple(
   mesh: jax.sharding.Mesh, per_device: int | None = None
@@ -62,10 +64,10 @@ class ShardedGrad:
     """Returns the clipped sum, split as the parameters are, and `Aux`.
 
     Args:
-      params: by path, split as `mesh.shardings` says.
+      params: a dict by path or nested, split as `mesh.shardings` says.
       batch: rows, their number a multiple of `rows_multiple`.
-      public: what the loss reads beside parameters, by path; given, `grad_fn`
-        is a function of it.
+      public: what the loss reads beside parameters, of the same kind; given,
+        `grad_fn` is a function of it.
       key: of the step, for losses with dropout.
       is_padding_example: bool [batch].
     """
@@ -80,7 +82,7 @@ class ShardedGrad:
       )
       return _split(total, params, mesh), aux
     split = _fsdp_axes(params, mesh)
-    public_split = _fsdp_axes(public or {}, mesh)
+    public_split = _fsdp_axes(public, mesh)
 
     def on_device(params, public, batch, is_padding, key):
       params = _join(params, split)
@@ -96,13 +98,13 @@ class ShardedGrad:
     manual = mesh_lib.BATCH_AXES
     if mesh.shape["tensor"] == 1:
       manual = mesh_lib.AXES
-    params_specs = _specs(split, params)
+    params_specs = _specs(split)
     total, aux = jax.shard_map(
       on_device,
       mesh=mesh,
       in_specs=(
         params_specs,
-        None if public is None else _specs(public_split, public),
+        _specs(public_split),
         rows,
         rows,
         PartitionSpec(),
@@ -114,59 +116,54 @@ class ShardedGrad:
     return _split(total, params, mesh), aux
 
 
-def _split(
-  total: Any, params: Mapping[str, Any], mesh: jax.sharding.Mesh
-) -> Any:
+def _split(total: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
   where = mesh_lib.shardings(total, params, mesh)
   return jax.lax.with_sharding_constraint(total, where)
 
 
-def _fsdp_axes(
-  params: Mapping[str, Any], mesh: jax.sharding.Mesh
-) -> dict[str, int | None]:
-  """Returns the axis of each parameter that `fsdp` splits."""
-  where = mesh_lib.shardings(dict(params), params, mesh)
-  return {
-    path: sharding.spec.index("fsdp") if "fsdp" in sharding.spec else None
-    for path, sharding in where.items()
-  }
+def _fsdp_axes(params: Any, mesh: jax.sharding.Mesh) -> Any:
+  """Returns the axis of each parameter that `fsdp` splits, or -1."""
+
+  def axis(sharding: jax.sharding.NamedSharding) -> int:
+    spec = tuple(sharding.spec)
+    return spec.index("fsdp") if "fsdp" in spec else _WHOLE
+
+  return jax.tree.map(axis, mesh_lib.shardings(params, params, mesh))
 
 
-def _specs(
-  split: Mapping[str, int | None], params: Mapping[str, Any]
-) -> dict[str, PartitionSpec]:
-  return {
-    path: PartitionSpec()
-    if axis is None
-    else PartitionSpec(*(None,) * axis, "fsdp")
-    for path, axis in split.items()
-    if path in params
-  }
+def _specs(split: Any) -> Any:
+  return jax.tree.map(
+    lambda axis: (
+      PartitionSpec()
+      if axis == _WHOLE
+      else PartitionSpec(*(None,) * axis, "fsdp")
+    ),
+    split,
+  )
 
 
-def _join(
-  params: Mapping[str, jax.Array], split: Mapping[str, int | None]
-) -> dict[str, jax.Array]:
+def _join(params: Any, split: Any) -> Any:
   """Puts whole parameters together from their parts."""
-  return {
-    path: leaf
-    if split[path] is None
-    else jax.lax.all_gather(leaf, "fsdp", axis=split[path], tiled=True)
-    for path, leaf in params.items()
-  }
+  return jax.tree.map(
+    lambda leaf, axis: (
+      leaf
+      if axis == _WHOLE
+      else jax.lax.all_gather(leaf, "fsdp", axis=axis, tiled=True)
+    ),
+    params,
+    split,
+  )
 
 
-def _sum(
-  total: Mapping[str, jax.Array], split: Mapping[str, int | None]
-) -> dict[str, jax.Array]:
+def _sum(total: Any, split: Any) -> Any:
   """Adds the devices' sums; each keeps the part that it holds."""
-  summed = {}
-  for path, leaf in total.items():
-    if split[path] is None:
-      summed[path] = jax.lax.psum(leaf, mesh_lib.BATCH_AXES)
-    else:
-      part = jax.lax.psum_scatter(
-        leaf, "fsdp", scatter_dimension=split[path], tiled=True
-      )
-      summed[path] = jax.lax.psum(part, "data")
-  return summed
+
+  def one(leaf: jax.Array, axis: int) -> jax.Array:
+    if axis == _WHOLE:
+      return jax.lax.psum(leaf, mesh_lib.BATCH_AXES)
+    part = jax.lax.psum_scatter(
+      leaf, "fsdp", scatter_dimension=axis, tiled=True
+    )
+    return jax.lax.psum(part, "data")
+
+  return jax.tree.map(one, total, split)
