@@ -1,11 +1,15 @@
 """The Python of the tutorials runs as it is printed."""
 
+import json
 import pathlib
 import re
+import shlex
 
 import jax
 import jax.numpy as jnp
 import pytest
+
+from synthq_jax import main
 
 TUTORIALS = pathlib.Path(__file__).parents[1] / "docs/tutorials"
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -56,3 +60,34 @@ def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
   )
   for one, same in leaves:
     assert jnp.abs(one - same).max() <= 1e-5 * jnp.abs(one).max()
+
+
+def _commands(name: str) -> list[tuple[list[str], int]]:
+  """The arguments of each `synthq` of a page, and its exit code."""
+  text = (TUTORIALS / name).read_text()
+  lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+  return [
+    (shlex.split(line, comments=True)[1:], 2 if "exit code 2" in line else 0)
+    for line in lines.splitlines()
+    if line.startswith("synthq ")
+  ]
+
+
+def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  text = (TUTORIALS / "gin_experiment.md").read_text()
+  (experiment,) = re.findall(r"```gin\n(.*?)```", text, re.DOTALL)
+  pathlib.Path("clip_study.gin").write_text(experiment)
+  said = []
+  for arguments, code in _commands("gin_experiment.md"):
+    assert main.main(arguments) == code, capsys.readouterr().err
+    said.append(capsys.readouterr())
+  first, second, mistake, ledger = said
+  assert "synthetic eps3" in first.out and "direct dp" not in first.out
+  assert "[prepare_data] finished earlier" in second.err + second.out
+  assert "CLIPNORM" in mistake.err and "CLIP_NORM" in mistake.err
+  assert "together (2): epsilon" in ledger.out
+  result = json.loads(
+    pathlib.Path("runs/clip_study/finetune_dp/eps3/result.json").read_text()
+  )
+  assert '"l2_clip_norm": 0.1' in json.dumps(result)
