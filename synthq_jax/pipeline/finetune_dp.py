@@ -297,7 +297,7 @@ def _spread(config: Config):
   mesh = mesh_lib.make(config.mesh)
   if mesh.size == 1:
     return config, None, 1
-  ways = sharded_grad.rows_multiple(mesh)
+  ways = mesh_lib.batch_ways(mesh)
   size = config.microbatch_size
   if size is not None:
     size = -(-size // ways)

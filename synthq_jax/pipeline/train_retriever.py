@@ -22,6 +22,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import loop, pairs
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["Config", "run", "run_untrained"]
 
@@ -42,6 +43,10 @@ class Config:
   """Divides the cosines."""
   seed: int = 0
   """Order of the pairs."""
+  mesh: mesh_lib.Shape = dataclasses.field(
+    default_factory=mesh_lib.Shape, metadata={"speed_only": True}
+  )
+  """How all devices of all processes share the work."""
   settings: loop.Settings = dataclasses.field(
     default_factory=loop.Settings, metadata={"speed_only": True}
   )
@@ -87,6 +92,7 @@ def run(
     records = inputs.pairs(space, prepared, synthetic)
   params, model_config = inputs.load_public(start_from, prepared)
   metrics_path = directory / f"metrics_{digest}.jsonl"
+  mesh = mesh_lib.make(config.mesh)
   params = pairs.train(
     config,
     dual_encoder.encoder_params(params),
@@ -95,6 +101,7 @@ def run(
     directory=private_training.state_directory(space, stage, digest),
     metrics_path=metrics_path,
     description=f"train_retriever {name}",
+    mesh=mesh if mesh.size > 1 else None,
   )
   return _checkpoints.save(
     space,

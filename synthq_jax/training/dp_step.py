@@ -228,7 +228,8 @@ def train(
     public = jax.device_put(public)
     place, jitted = None, jax.jit(numbered)
   else:
-    state, where = _start(params, tx, mesh)
+    held, where = mesh_lib.place_state(params, tx.init, mesh)
+    state, where = State(*held), State(*where)
     if public is not None:
       public = mesh_lib.place(public, mesh_lib.shardings(public, public, mesh))
     place = functools.partial(
@@ -264,15 +265,6 @@ def train(
     settings=settings,
   )
   return mesh_lib.gather(state.params)
-
-
-def _start(params: Any, tx: optax.GradientTransformation, mesh):
-  """Returns the first state on a mesh, and where its arrays belong."""
-  abstract = State(params, jax.eval_shape(tx.init, params))
-  where = mesh_lib.shardings(abstract, params, mesh)
-  placed = mesh_lib.place(params, where.params)
-  opt_state = jax.jit(tx.init, out_shardings=where.opt_state)(placed)
-  return State(placed, opt_state), where
 
 
 def draw(

@@ -24,11 +24,13 @@ __all__ = [
   "RULES",
   "Shape",
   "batch_sharding",
+  "batch_ways",
   "gather",
   "logical_axes",
   "make",
   "place",
   "place_rows",
+  "place_state",
   "shardings",
   "whole",
 ]
@@ -223,6 +225,11 @@ def _path(keys: Any) -> str:
   return "/".join(str(name) for name in names)
 
 
+def batch_ways(mesh: jax.sharding.Mesh) -> int:
+  """Returns among how many devices the rows of a batch are divided."""
+  return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
   """Returns where the rows of a batch belong."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
@@ -249,6 +256,26 @@ def place(tree: Any, where: Any) -> Any:
     return _from_callback(host.shape, sharding, lambda index: host[index])
 
   return jax.tree.map(one, tree, where)
+
+
+def place_state(
+  params: Any, init: Callable[[Any], Any], mesh: jax.sharding.Mesh
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+  """Puts parameters and the first state of their optimizer on a mesh.
+
+  Args:
+    params: on the host of every process.
+    init: from parameters to the state of the optimizer.
+    mesh: from `make`.
+
+  Returns:
+    (parameters, state), and the shardings of both.
+  """
+  where = shardings(params, params, mesh)
+  placed = place(params, where)
+  state_where = shardings(jax.eval_shape(init, placed), params, mesh)
+  state = jax.jit(init, out_shardings=state_where)(placed)
+  return (placed, state), (where, state_where)
 
 
 def place_rows(

@@ -5,6 +5,7 @@ pairs are: nothing here adds noise.
 """
 
 import functools
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from synthq_jax import optim
 from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder, t5_config
 from synthq_jax.training import loop
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["Recipe", "loss_fn", "train"]
 
@@ -71,6 +73,7 @@ def train(
   directory: str | os.PathLike,
   metrics_path: str | os.PathLike,
   description: str,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> Any:
   """Trains with Adam; goes on from the newest state in `directory`.
 
@@ -83,9 +86,13 @@ def train(
     directory: where states are saved.
     metrics_path: JSON lines of step and loss.
     description: of the training, for the progress bar and messages.
+    mesh: from `mesh.make`: its devices share the pairs of a batch, where their
+      number divides by that of the devices, and split parameters and optimizer.
+      Every pair is still the negative of all others. Every process of the mesh
+      calls this with the same arguments. None: one device.
 
   Returns:
-    The trained parameters, on the host.
+    The trained parameters, on the host of every process.
 
   Raises:
     ValueError: if there are fewer pairs than a batch has.
@@ -95,7 +102,6 @@ def train(
   )
   tx = optax.adam(schedule, b2=0.98)
 
-  @jax.jit
   def step_fn(state, batch):
     params, opt_state = state
 
@@ -125,12 +131,22 @@ def train(
     epoch, position = divmod(step, per_epoch)
     order = np.random.default_rng([recipe.seed, epoch]).permutation(total)
     chosen = order[position * size : (position + 1) * size]
-    return {name: values[chosen] for name, values in pairs.items()}
+    return {name: read(values, chosen) for name, values in pairs.items()}
 
-  params = jax.tree.map(jnp.asarray, params)
+  if mesh is None:
+    params = jax.tree.map(jnp.asarray, params)
+    state, jitted = (params, tx.init(params)), jax.jit(step_fn)
+    read = operator.getitem
+  else:
+    state, where = mesh_lib.place_state(params, tx.init, mesh)
+    jitted = jax.jit(step_fn, out_shardings=(where, mesh_lib.whole(mesh)))
+    rows = mesh_lib.batch_sharding(mesh)
+    if size % mesh_lib.batch_ways(mesh):
+      rows = mesh_lib.whole(mesh)
+    read = functools.partial(mesh_lib.place_rows, sharding=rows)
   state = loop.train(
-    lambda state, batch, step: step_fn(state, batch),
-    (params, tx.init(params)),
+    lambda state, batch, step: jitted(state, batch),
+    state,
     batch_fn,
     steps=recipe.steps,
     directory=directory,
@@ -139,4 +155,4 @@ def train(
     examples_per_step=size,
     settings=recipe.settings,
   )
-  return jax.device_get(state[0])
+  return mesh_lib.gather(state[0])

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from synthq_jax import typing
@@ -32,8 +31,7 @@ def rows_multiple(
     mesh: from `mesh.make`.
     per_device: rows that a device processes at once; None: all it has.
   """
-  ways = int(np.prod([mesh.shape[axis] for axis in mesh_lib.BATCH_AXES]))
-  return ways * (per_device or 1)
+  return mesh_lib.batch_ways(mesh) * (per_device or 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from synthq_jax.models import dual_encoder, t5, t5_config
-from synthq_jax.training import loop, pairs
+from synthq_jax.training import loop, mesh, pairs
 
 CONFIG = t5_config.T5Config(
   vocab_size=40,
@@ -82,3 +82,30 @@ def test_fewer_pairs_than_a_batch_are_refused(params, tmp_path):
       Recipe(batch_size=17), params, CONFIG, records(), directory=tmp_path,
       metrics_path=tmp_path / "m.jsonl", description="x",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "shape, batch_size",
+  [
+    (mesh.Shape(data=2, fsdp=2, tensor=2), 8),
+    (mesh.Shape(data=4), 6),  # does not divide
+  ],
+)
+def test_on_a_mesh_every_pair_is_still_the_negative_of_all_others(
+  params, tmp_path, shape, batch_size
+):
+  found = [
+    pairs.train(
+      Recipe(steps=3, batch_size=batch_size),
+      params,
+      CONFIG,
+      records(),
+      directory=tmp_path / name / "state",
+      metrics_path=tmp_path / name / "metrics.jsonl",
+      description="test",
+      mesh=on,
+    )
+    for name, on in (("one", None), ("many", mesh.make(shape)))
+  ]
+  for one, many in zip(*map(jax.tree.leaves, found), strict=True):
+    assert np.abs(one - many).max() <= 1e-5 * np.abs(one).max()
