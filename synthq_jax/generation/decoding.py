@@ -8,6 +8,7 @@ order, the shard or the point of resumption.
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Int, Key
 
 from synthq_jax import typing
 from synthq_jax.generation import samplers
-from synthq_jax.models import length_batches, t5, t5_config
+from synthq_jax.models import device_rows, length_batches, t5, t5_config
 
 __all__ = [
   "EOS",
@@ -28,6 +29,7 @@ __all__ = [
   "generate",
 ]
 
+_AXIS = "batch"
 _THREEFRY = "threefry2x32"
 
 Greedy = samplers.Greedy
@@ -53,9 +55,13 @@ def generate(
   num_samples: int = 1,
   forbidden: Sequence[int] = (),
   batch_size: int = 64,
+  devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
 ) -> Int[np.ndarray, "document num_samples max_length"]:
   """Writes `num_samples` queries for each document.
+
+  A batch is split over the devices, each of which writes on its own until its
+  last query has ended.
 
   Args:
     params: the parameters of the T5.
@@ -68,7 +74,9 @@ def generate(
     num_samples: queries per document; more leave the first ones as they are.
     forbidden: tokens never to produce, such as sentinels; padding never is.
     batch_size: queries written at a time, changes the speed only (up to
-      float rounding: shapes of batches move logits by some 1e-7).
+      float rounding: shapes of batches move logits by some 1e-7). Rounded up
+      to a multiple of the number of devices.
+    devices: those of this process to use; JAX's default one if not given.
     progress: called with the number of documents after each batch, for
       example `tqdm.tqdm(...).update`.
 
@@ -91,14 +99,16 @@ def generate(
   )
   keys = _document_keys(key, ids)
   banned = _forbidden_mask(config.vocab_size, forbidden)
-  params = jax.device_put(params)
+  mesh = device_rows.mesh(devices, _AXIS)
+  params = device_rows.replicate(params, mesh)
   queries = np.zeros((len(ids), num_samples, max_length), np.int32)
   documents = max(1, batch_size // num_samples)
+  documents = -(-documents // mesh.size) * mesh.size
   for batch in length_batches.split(tokens, documents):
     count = len(batch.rows)
     written = _write(
       params,
-      _read(params, batch.tokens, config=config),
+      _read(params, batch.tokens, config=config, mesh=mesh),
       keys[np.resize(batch.rows, documents)],
       np.arange(documents) < count,
       banned,
@@ -106,6 +116,7 @@ def generate(
       sampler=sampler,
       max_length=max_length,
       num_samples=num_samples,
+      mesh=mesh,
     )
     queries[batch.rows] = np.asarray(written)[:count]
     if progress is not None:
@@ -170,15 +181,20 @@ def _forbidden_mask(
   return banned
 
 
-@functools.partial(jax.jit, static_argnames=("config",))
+@functools.partial(jax.jit, static_argnames=("config", "mesh"))
 def _read(
   params: typing.Params,
   tokens: Int[Array, "document length"],
   *,
   config: t5_config.T5Config,
+  mesh: jax.sharding.Mesh,
 ) -> t5.Inputs:
   """Runs the encoder on a batch of documents, once for all their queries."""
-  return _apply(params, config, "read", tokens)
+
+  def read(params, tokens):
+    return _apply(params, config, "read", tokens)
+
+  return device_rows.split(read, mesh, whole=1)(params, tokens)
 
 
 def _apply(params, config: t5_config.T5Config, method: str, *args):
@@ -186,7 +202,8 @@ def _apply(params, config: t5_config.T5Config, method: str, *args):
 
 
 @functools.partial(
-  jax.jit, static_argnames=("config", "sampler", "max_length", "num_samples")
+  jax.jit,
+  static_argnames=("config", "sampler", "max_length", "num_samples", "mesh"),
 )
 def _write(
   params: typing.Params,
@@ -195,12 +212,29 @@ def _write(
   real: Bool[Array, " document"],
   banned: Bool[Array, "1 vocab"],
   *,
+  mesh: jax.sharding.Mesh,
+  **settings: Any,
+) -> Int[Array, "document num_samples max_length"]:
+  """Writes the queries of one batch, every device those of its documents."""
+  write = functools.partial(_write_alone, **settings)
+  return device_rows.split(write, mesh, whole=2)(
+    params, banned, inputs, keys, real
+  )
+
+
+def _write_alone(
+  params: typing.Params,
+  banned: Bool[Array, "1 vocab"],
+  inputs: t5.Inputs,
+  keys: Key[Array, " document"],
+  real: Bool[Array, " document"],
+  *,
   config: t5_config.T5Config,
   sampler: samplers.Sampler,
   max_length: int,
   num_samples: int,
 ) -> Int[Array, "document num_samples max_length"]:
-  """Writes the queries of one batch, until the last has ended."""
+  """Writes the queries of some documents, until the last has ended."""
 
   def unfinished(state):
     position, _, _, ended, _ = state

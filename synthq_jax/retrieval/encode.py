@@ -12,8 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import artifacts, typing
-from synthq_jax.models import dual_encoder, length_batches, t5_config
-from synthq_jax.retrieval import _devices, vector_files
+from synthq_jax.models import (
+  device_rows,
+  dual_encoder,
+  length_batches,
+  t5_config,
+)
+from synthq_jax.retrieval import vector_files
 
 __all__ = ["encode", "to_files"]
 
@@ -53,8 +58,8 @@ def encode(
     ValueError: if `tokens` is not a matrix, `batch_size` is below 1 or there
       are no devices.
   """
-  mesh = _devices.mesh(devices, _AXIS)
-  params = _devices.replicate(dual_encoder.encoder_params(params), mesh)
+  mesh = device_rows.mesh(devices, _AXIS)
+  params = device_rows.replicate(dual_encoder.encoder_params(params), mesh)
   vectors = np.zeros((len(tokens), config.emb_dim), np.float32)
   batch_size = -(-batch_size // mesh.size) * mesh.size
   for batch in length_batches.split(tokens, batch_size):
@@ -74,14 +79,11 @@ def _encode(
   mesh: jax.sharding.Mesh,
 ) -> Float[Array, "batch dim"]:
   """Encodes a batch, every device its own rows as if it were alone."""
-  part = jax.sharding.PartitionSpec
-  return jax.shard_map(
-    lambda params, tokens: dual_encoder.encode(params, config, tokens),
-    mesh=mesh,
-    in_specs=(part(), part(_AXIS)),
-    out_specs=part(_AXIS),
-    check_vma=False,  # no device hears of another
-  )(params, tokens)
+
+  def apply(params, tokens):
+    return dual_encoder.encode(params, config, tokens)
+
+  return device_rows.split(apply, mesh, whole=1)(params, tokens)
 
 
 def to_files(
@@ -134,7 +136,7 @@ def to_files(
   )
   numbers = layout.of_shard(shard, num_shards)
   writer = vector_files.Writer(pathlib.Path(directory), layout, num_shards)
-  params = _devices.replicate(params, _devices.mesh(devices, _AXIS))
+  params = device_rows.replicate(params, device_rows.mesh(devices, _AXIS))
   for number in numbers:
     first, stop = layout.bounds(number)
     rows = np.ascontiguousarray(tokens[first:stop], np.int32)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax.retrieval import _devices, _vectors
+from synthq_jax.models import device_rows
+from synthq_jax.retrieval import _vectors
 
 __all__ = ["search"]
 
@@ -77,9 +78,9 @@ def search(
   k = min(k, len(documents))
   if not len(queries):
     return np.zeros((0, k), np.float32), np.zeros((0, k), np.int64)
-  mesh = _devices.mesh(devices, _AXIS)
-  groups = _devices.replicate(_in_groups(queries), mesh)
-  best = _devices.replicate(_nothing_yet(groups.shape[:2], k), mesh)
+  mesh = device_rows.mesh(devices, _AXIS)
+  groups = device_rows.replicate(_in_groups(queries), mesh)
+  best = device_rows.replicate(_nothing_yet(groups.shape[:2], k), mesh)
   for first, count, chunk in _chunks(documents, chunk_size, mesh):
     # The chunk before is done with, so that at most two are on the devices.
     jax.block_until_ready(best)

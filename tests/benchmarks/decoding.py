@@ -67,7 +67,9 @@ class Ours:
     import numpy as np
 
     from synthq_jax.generation import decoding
+    from synthq_jax.models import device_rows
 
+    mesh = device_rows.mesh(None, "batch")
     tokens = documents(batch, self.config.vocab_size)
     names = [str(number) for number in range(batch)]
     keys = decoding._document_keys(jax.random.key(1), names)
@@ -75,7 +77,7 @@ class Ours:
 
     def encode():
       return jax.block_until_ready(
-        decoding._read(self.params, tokens, config=self.config)
+        decoding._read(self.params, tokens, config=self.config, mesh=mesh)
       )
 
     inputs = encode()
@@ -91,6 +93,7 @@ class Ours:
         sampler=decoding.Nucleus(P),
         max_length=length,
         num_samples=1,
+        mesh=mesh,
       )
       if not (np.asarray(written) > decoding.EOS).all():
         raise AssertionError("a query ended early")

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from synthq_jax.generation import decoding
-from synthq_jax.models import t5, t5_config
+from synthq_jax.models import device_rows, t5, t5_config
 
 # One layer compiles in half the time; t5_test steps through the tiny T5.
 _CONFIG = dataclasses.replace(
@@ -227,8 +227,9 @@ _COPIES = ("copy", "transpose", "fusion", "dynamic-slice", "concatenate")
 def test_no_step_copies_the_cache(num_samples):
   config = t5_config.get("tiny")
   documents, read, length = 3, 48, 40
+  mesh = device_rows.mesh(None, "batch")
   inputs = jax.eval_shape(
-    functools.partial(decoding._read, config=config),
+    functools.partial(decoding._read, config=config, mesh=mesh),
     _params(config),
     jax.ShapeDtypeStruct((documents, read), jnp.int32),
   )
@@ -242,6 +243,7 @@ def test_no_step_copies_the_cache(num_samples):
     sampler=decoding.Nucleus(0.8),
     max_length=length,
     num_samples=num_samples,
+    mesh=mesh,
   ).compile()
   loop = compiled.as_text().split("\nENTRY ")[0]  # what comes before it is all
   width = config.num_heads * config.head_dim
@@ -331,3 +333,12 @@ def test_arguments_that_do_not_fit_are_refused(change, message):
   options = {"ids": ids} | change
   with pytest.raises(ValueError, match=message):
     _generate(tokens, options.pop("ids"), **options)
+
+
+def test_eight_devices_write_what_one_writes():
+  tokens, ids = _documents(21)
+  options = dict(num_samples=2, batch_size=20)
+  one = _generate(tokens, ids, **options)
+  many = _generate(tokens, ids, devices=jax.devices(), **options)
+  assert len(jax.devices()) == 8
+  assert np.array_equal(one, many)

@@ -1,0 +1,60 @@
+"""Rows over the devices of this process, each of which works on its own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["mesh", "replicate", "split"]
+
+_Tree = TypeVar("_Tree")
+
+
+def mesh(devices: Sequence[jax.Device] | None, axis: str) -> jax.sharding.Mesh:
+  """Lines the devices up, or JAX's default one if none are given."""
+  if devices is None:
+    devices = list(jnp.zeros(()).devices())
+  if not len(devices):
+    raise ValueError(
+      "expected devices, got none; pass jax.local_devices(), or leave it out"
+    )
+  return jax.sharding.Mesh(np.array(devices), (axis,))
+
+
+def replicate(arrays: _Tree, mesh: jax.sharding.Mesh) -> _Tree:
+  """Puts a copy on every device."""
+  return jax.device_put(
+    arrays, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  )
+
+
+def split(
+  apply: Callable[..., Any], mesh: jax.sharding.Mesh, *, whole: int
+) -> Callable[..., Any]:
+  """Makes every device apply a function to its own rows, as if it were alone.
+
+  Args:
+    apply: returns arrays with a row for each row of its last arguments.
+    mesh: from `mesh`; on a single device nothing is changed.
+    whole: how many of the first arguments every device gets whole.
+
+  Returns:
+    A function of whole arguments and rows, for `jax.jit`.
+  """
+  if mesh.size == 1:
+    return apply
+  part = jax.sharding.PartitionSpec
+  rows = part(*mesh.axis_names)
+
+  def on_devices(*arguments: Any) -> Any:
+    return jax.shard_map(
+      apply,
+      mesh=mesh,
+      in_specs=(part(),) * whole + (rows,) * (len(arguments) - whole),
+      out_specs=rows,
+      check_vma=False,  # no device hears of another
+    )(*arguments)
+
+  return on_devices
