@@ -5,17 +5,21 @@ import ast
 import errno
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
+
+from synthq_jax.training import cluster
 
 __all__ = [
   "STAGES",
   "UsageError",
   "literal",
+  "one_line",
   "os_error",
   "parser",
   "place",
   "privacy_question",
+  "processes",
   "share",
 ]
 
@@ -63,6 +67,21 @@ def os_error(error: OSError) -> str:
   where = f"{error.filename}: " if error.filename else ""
   what = error.strerror or " ".join(str(error).split())
   return f"{where}{what}; {_HINTS.get(error.errno, 'check the path')}"
+
+
+def one_line(error: BaseException) -> str:
+  """Returns a message without line breaks, carets and gin's inner names.
+
+  Args:
+    error: whose message.
+  """
+  lines = [line.strip() for line in (str(error) or repr(error)).splitlines()]
+  text = " ".join(
+    line
+    for line in lines
+    if line.strip("^") and not line.startswith("In call to configurable")
+  )
+  return re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", text)
 
 
 def place(
@@ -153,6 +172,19 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   words = "exit with 3 if an audit refutes a claim"
   flag("--fail_above_claim", action="store_true", help=words)
   flag("--debug", action="store_true", help="show tracebacks")
+  _add_cluster_flags(
+    command.add_argument_group("several processes").add_argument
+  )
+
+
+def _add_cluster_flags(flag: Callable[..., Any]) -> None:
+  modes = "; ".join(f"{name}: {words}" for name, words in cluster.MODES.items())
+  flag("--distributed", choices=cluster.MODES, help=modes)
+  flag("--coordinator_address", metavar="HOST:PORT", help="of process 0")
+  flag("--num_processes", type=int, help="in all")
+  flag("--process_id", type=int, help="of this one, from 0")
+  words = "virtual devices of this process, on CPUs"
+  flag("--cpu_devices", type=int, help=words)
 
 
 def _add_privacy_flags(command: argparse.ArgumentParser) -> None:
@@ -193,6 +225,24 @@ def _add_overlap_flags(command: argparse.ArgumentParser) -> None:
   flag("--share", default="0/1", help=words)
   flag("--quiet", action="store_true", help="no progress bar")
   flag("--debug", action="store_true", help="show tracebacks")
+
+
+def processes(options: argparse.Namespace) -> cluster.Settings:
+  """Returns how the processes of a run find each other.
+
+  Args:
+    options: the parsed flags of a stage.
+
+  Raises:
+    ValueError: if flags do not go together, or the stage takes one process.
+  """
+  settings = cluster.from_flags(options)
+  if settings.mode != "none" and options.stage in ("pretrain", "study"):
+    raise UsageError(
+      f"synthq {options.stage} works in one process, got"
+      f" --distributed={settings.mode}: leave it out"
+    )
+  return settings
 
 
 def share(text: str) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 import gin
 
 from synthq_jax import _flags, _screen, _studies, _tools
-from synthq_jax.training import stopping
+from synthq_jax.training import distributed, stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
 
@@ -69,8 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   Returns:
     The exit code: 0, 2 for what the user can mend, 3 for an audit that refutes
-    a claim (with --fail_above_claim), 130 after Ctrl-C, 143 after SIGTERM.
+    a claim (with --fail_above_claim), 130 after Ctrl-C, 143 after SIGTERM; the
+    same for all processes of a run, of which one says why.
   """
+  code = 1  # of a bug, whose traceback is shown
+  try:
+    code = _outcome(argv)
+  finally:
+    distributed.finish(code)
+  return code
+
+
+def _outcome(argv: Sequence[str] | None) -> int:
+  """Runs one command and explains how it ended."""
   for name, value in _QUIET.items():
     os.environ.setdefault(name, value)
   argv = list(sys.argv[1:] if argv is None else argv)
@@ -85,15 +96,18 @@ def main(argv: Sequence[str] | None = None) -> int:
   except stopping.Terminated:
     words = "told to stop (SIGTERM); the same command goes on where it stopped"
     return _stop(words, stopping.EXIT_CODE)
+  except distributed.Left as left:
+    return left.code
   except (ValueError, OSError) as error:
     if "--debug" in argv:
       raise
-    explain = _flags.os_error if isinstance(error, OSError) else _one_line
+    explain = _flags.os_error if isinstance(error, OSError) else _flags.one_line
     return _stop(explain(error), 2)
 
 
 def _stop(message: str, code: int) -> int:
-  print(f"synthq: {message}", file=sys.stderr)
+  if distributed.announce(code):
+    print(f"synthq: {message}", file=sys.stderr)
   return code
 
 
@@ -120,9 +134,12 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   start = time.monotonic()
   if options.fail_above_claim:
     _screen.check_gate(options.stage)
+  distributed.start(_flags.processes(options))
   workdir = pathlib.Path(options.workdir)
   runners = {"pretrain": _pretrain, "study": _study}
   report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
+  if not distributed.is_main():
+    return
   if report is not None:
     print(_screen.summary(report, workdir))
   print(f"{options.stage} finished: {_screen.cost(time.monotonic() - start)}")
@@ -142,7 +159,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
     on_accepted=note,
     on_audited=audits.extend,
   )
-  if options.stage == "audit":
+  if options.stage == "audit" and distributed.is_main():
     print(_screen.audited(audits))
   if options.fail_above_claim:
     _screen.hold_claims(audits)
@@ -279,23 +296,12 @@ def _explained(where: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    words = _one_line(error).partition(" Searched config paths")[0]
+    words = _flags.one_line(error).partition(" Searched config paths")[0]
     raise UsageError(
       f"{where}: {words} Check the name, or give --gin_search_paths=FOLDER"
     ) from error
   except Exception as error:
-    raise UsageError(f"{where}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-  """The message without line breaks, carets and gin's inner names."""
-  lines = [line.strip() for line in (str(error) or repr(error)).splitlines()]
-  text = " ".join(
-    line
-    for line in lines
-    if line.strip("^") and not line.startswith("In call to configurable")
-  )
-  return re.sub(r"<module '([\w.]+)' from '[^']*'>", r"\1", text)
+    raise UsageError(f"{where}: {_flags.one_line(error)}") from error
 
 
 def _bind(binding: str) -> None:
@@ -332,6 +338,8 @@ def _names(text: str) -> list[str]:
 
 def _note_unused() -> None:
   """Says what was set to no effect: likely a slip of the pen."""
+  if not distributed.is_main():
+    return
   used = {n.rpartition("/")[2] for n in _names(gin.operative_config_str())}
   for name in _names(gin.config_str()):
     if name.rpartition("/")[2] in used:

@@ -9,6 +9,7 @@ from typing import Any
 from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.pipeline import private_training, results, workspace
+from synthq_jax.training import distributed
 
 __all__ = ["save", "split"]
 
@@ -49,6 +50,8 @@ def save(
 ) -> results.Checkpoint:
   """Saves a trained model and its result, then drops the unfinished states.
 
+  Of several processes that trained it together process 0 does so.
+
   Args:
     space: the working directory.
     stage: name of the stage and row, e.g. "finetune_dp/eps8".
@@ -59,12 +62,14 @@ def save(
     began: `time.monotonic()` when the stage began.
     **fields: the other fields of the result.
   """
-  t5_checkpoints.save(directory, params, model_config)
+  if distributed.is_main():
+    t5_checkpoints.save(directory, params, model_config)
   result = results.Checkpoint(
     directory=space.relative(directory),
     seconds=time.monotonic() - began,
     **fields,
   )
-  artifacts.save(directory, result, digest)
-  private_training.remove_state(space, stage, digest)
+  if distributed.is_main():
+    artifacts.save(directory, result, digest)
+    private_training.remove_state(space, stage, digest)
   return result

@@ -12,6 +12,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import evaluate as evaluate_lib
 from synthq_jax.pipeline import prepare_test_set as prepare_test_set_lib
+from synthq_jax.training import distributed
 
 __all__ = ["evaluations", "test_sets"]
 
@@ -87,7 +88,7 @@ def evaluations(
   wanted: dict[str, tuple[Any, str]] = dict(retrievers)
   if config.rows.bm25:
     wanted = {"bm25": (None, "bm25"), **wanted}
-  if not prepared.num_public_test:
+  if not prepared.num_public_test and distributed.is_main():
     print("[evaluate/public] no document gives a pseudo-query: left out")
   sets: dict[str, tuple[Any, tuple[str, ...]]] = {
     name: (name, tuple(data)) for name in results.OWN_TEST_SETS

@@ -10,6 +10,7 @@ import json
 import pathlib
 import shutil
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +34,12 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
+from synthq_jax.training import distributed
 
 __all__ = ["Config", "run"]
 
+_BLOCK = 8192
+"""Rows between two saves of vectors, and what one process takes at a time."""
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
   "BM25 reads whole documents, the encoders their first tokens.",
@@ -82,8 +86,11 @@ def run(
   label: str,
   test_set: str | results.TestSet,
   progress: bool = False,
-) -> results.Evaluation:
+) -> results.Evaluation | None:
   """Retrieves for every judged query and averages over all of them.
+
+  Of several processes each encodes its share of the collection; process 0 does
+  the rest.
 
   Args:
     config: what is measured.
@@ -97,8 +104,8 @@ def run(
     progress: whether bars are shown.
 
   Returns:
-    Means with intervals; under `private/` unless queries and retriever are
-    fit to be shared.
+    Means with intervals, under `private/` unless queries and retriever are fit
+    to be shared; None in processes other than 0.
   """
   start = time.monotonic()
   further = isinstance(test_set, results.TestSet)
@@ -116,10 +123,15 @@ def run(
     else _load(space, prepared, test_set)
   )
   qrels = test.qrels
+  if retriever is not None:
+    vectors = _vectors(config, space, retriever, test, state, progress)
+    distributed.barrier(f"evaluate {called} {name}")
+  if not distributed.is_main():
+    return None
   run_ = (
     _bm25(test, config.depth)
     if retriever is None
-    else _dense(config, space, retriever, test, state, progress)
+    else _dense(config, test, vectors)
   )
   trec.write_run(directory / "run.trec", run_, tag=name)
   scores = measures.evaluate(
@@ -237,13 +249,15 @@ def _bm25(test: _TestSet, depth: int) -> trec.Run:
   return built.search_run(list(test.qrels), test.queries, depth)
 
 
-def _dense(config, space, retriever, test, state, progress) -> trec.Run:
-  """Runs the dual encoder with faiss' exact inner product.
+def _vectors(
+  config, space, retriever, test, state, progress
+) -> list[pathlib.Path]:
+  """Encodes documents and queries into files, this process its share.
 
-  Vectors are kept in `state`, block by block, until the result is saved.
+  They are kept in `state`, block by block, until the result is saved.
   """
   params, model_config = t5_checkpoints.load(space.root / retriever.directory)
-  vectors = []
+  folders = []
   asked = (("documents", test.tokens), ("queries", test.query_tokens))
   for kind, tokens in asked:
     title = f"evaluate {retriever.name}: {kind}"
@@ -253,10 +267,19 @@ def _dense(config, space, retriever, test, state, progress) -> trec.Run:
         model_config,
         tokens,
         state / kind,
+        shard=distributed.index(),
+        num_shards=distributed.count(),
+        block_rows=_BLOCK,
         batch_size=config.batch_size,
         progress=bar.update,
       )
-    vectors.append(np.asarray(vector_files.open_vectors(state / kind)))
+    folders.append(state / kind)
+  return folders
+
+
+def _dense(config, test, folders: Sequence[pathlib.Path]) -> trec.Run:
+  """Searches the vectors with faiss' exact inner product."""
+  vectors = [np.asarray(vector_files.open_vectors(one)) for one in folders]
   depth = min(config.depth, len(test.tokens))
   scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
   return trec.to_run(

@@ -116,7 +116,7 @@ class Pipeline:
       self._space.seed("digest"),
       prepare_data_lib.source_of(settings).digest(),
     )
-    if not self._runner.is_finished("prepare_data", parts):
+    if self._runner.will_make("prepare_data", parts):
       inputs.refuse_other_data(self._space, settings.source)
     on_accepted()
     self._prepared, digest = self._runner(

@@ -8,6 +8,7 @@ Formal guarantee:
 """
 
 import dataclasses
+import functools
 import pathlib
 import time
 
@@ -27,6 +28,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25
+from synthq_jax.training import distributed
 
 __all__ = ["Config", "run"]
 
@@ -85,8 +87,11 @@ def run(
   generator: results.Checkpoint | None,
   name: str,
   progress: bool = True,
-) -> results.SyntheticQueries:
+) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
+
+  Of several processes each samples its share of the parts; process 0 does the
+  rest.
 
   Args:
     config: what to write.
@@ -100,7 +105,8 @@ def run(
     progress: whether a bar is shown.
 
   Returns:
-    The queries; under `private/` if the generator is not private.
+    The queries, under `private/` if the generator is not private; None in
+    processes other than 0.
   """
   start = time.monotonic()
   ids, tokens = inputs.document_tokens(space, prepared)
@@ -116,10 +122,16 @@ def run(
   source = space.root / generator.directory if generator else start_from
   parts = _parts.Parts(directory / f"parts_{digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0
-  written = _write(
-    config, source, tokens, ids, chosen, vocabulary, name, parts, progress,
+  write = functools.partial(
+    _write, config, source, tokens, ids, chosen, vocabulary, name, parts,
     prompt_tokens,
   )  # fmt: skip
+  firsts = range(0, len(chosen), _PART)
+  write(firsts[distributed.index() :: distributed.count()], progress)
+  distributed.barrier(f"generate {name}")
+  if not distributed.is_main():
+    return None
+  written = _read(config, parts, firsts, write)
   index = bm25.BM25().build(
     [str(i) for i in ids], inputs.document_texts(corpus)
   )
@@ -169,24 +181,22 @@ def _choose(config: Config, num_documents: int) -> np.ndarray:
 
 
 def _write(
-  config, source, tokens, ids, chosen, vocabulary, name, parts, progress,
-  prompt_tokens,
-):  # fmt: skip
-  """Samples token rows, [document * queries_per_document, max_length]."""
+  config, source, tokens, ids, chosen, vocabulary, name, parts, prompt_tokens,
+  firsts, progress,
+) -> None:  # fmt: skip
+  """Samples the parts of these numbers, as far as they are not there."""
   import tqdm
 
   params, model_config = t5_checkpoints.load(source)
   params = jax.device_put(params)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
-  written = []
   with tqdm.tqdm(
-      total=len(chosen), desc=f"generate {name}", unit="doc",
+      total=sum(len(chosen[f : f + _PART]) for f in firsts), desc=f"generate {name}", unit="doc",
       disable=not progress, mininterval=1.0,
   ) as bar:  # fmt: skip
-    for first in range(0, len(chosen), _PART):
-      rows = parts.load(first)
+    for first in firsts:
       part = chosen[first : first + _PART]
-      if rows is not None:
+      if parts.load(first) is not None:
         bar.update(len(part))
       else:
         read = inputs.with_prompt(
@@ -208,8 +218,15 @@ def _write(
           progress=bar.update,
         )
         parts.save(first, rows)
-      written.append(rows.reshape(-1, config.max_length))
-  return np.concatenate(written)
+
+
+def _read(config: Config, parts, firsts, write) -> np.ndarray:
+  """Returns all token rows, [document * queries_per_document, max_length]."""
+  missing = [first for first in firsts if parts.load(first) is None]
+  if missing:  # a part that was damaged after another process had written it
+    write(missing, False)
+  rows = [parts.load(first) for first in firsts]
+  return np.concatenate([one.reshape(-1, config.max_length) for one in rows])
 
 
 def _filter(written, chosen, index, vocabulary, round_trip: int):

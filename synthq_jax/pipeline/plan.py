@@ -4,6 +4,7 @@ All settings of a run in one value. How they are carried out, and what is
 skipped because it is finished, is in `execute`.
 """
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from synthq_jax.pipeline import prepare_data as prepare_data_lib
 from synthq_jax.pipeline import pretrain as pretrain_lib
 from synthq_jax.pipeline import report as report_lib
 from synthq_jax.pipeline import train_retriever as train_retriever_lib
+from synthq_jax.training import distributed
 
 __all__ = ["STAGES", "Canaries", "Rows", "RunConfig", "run"]
 
@@ -245,14 +247,27 @@ def run(
   if unknown:
     raise ValueError(f"expected stages of {STAGES}, got {sorted(unknown)}")
   wanted = _wanted(config, stages or STAGES)
+  progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
-  with workspace.locked(workdir):
-    space = workspace.Workspace(workdir, config.secret_seed)
-    make = runner.Runner(space, lambda text: print(text, flush=True))
+  with contextlib.ExitStack() as stack:
+    if distributed.is_main():
+      stack.enter_context(workspace.locked(workdir))
+    space = distributed.main_first(  # the secret is drawn once
+      "workspace", lambda: workspace.Workspace(workdir, config.secret_seed)
+    )
+    make = runner.Runner(space, _say if distributed.is_main() else _nothing)
     pipeline = execute.Pipeline(config, space, make, wanted, progress)
-    report = pipeline.run(on_accepted)
+    report = pipeline.run(on_accepted if distributed.is_main() else _nothing)
     on_audited(pipeline.audits)
     return report
+
+
+def _say(text: str) -> None:
+  print(text, flush=True)
+
+
+def _nothing(*told: str) -> None:
+  del told
 
 
 def _wanted(config: RunConfig, stages: Sequence[str]) -> tuple[str, ...]:

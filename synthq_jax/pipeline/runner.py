@@ -1,7 +1,9 @@
 """Finished results: a stage runs only if its result is not there yet.
 
 A stage whose fingerprint (its settings and the fingerprints of what it reads)
-equals that of the result on disk is skipped.
+equals that of the result on disk is skipped. With several processes process 0
+decides, and works alone while the others wait, unless the stage is for all of
+them.
 """
 
 import pathlib
@@ -11,8 +13,13 @@ from typing import Any, TypeVar
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.pipeline import workspace
+from synthq_jax.training import distributed
 
-__all__ = ["Runner"]
+__all__ = ["COLLECTIVE", "Runner"]
+
+COLLECTIVE = frozenset({"finetune_dp", "generate", "evaluate"})
+"""Stages that every process runs, for its devices or its share of the work;
+process 0 saves their results."""
 
 _FORMAT = 3  # raise when a stage's files change, so that old ones are remade
 _Result = TypeVar("_Result")
@@ -31,32 +38,46 @@ class Runner:
     name: str,
     kind: type[_Result],
     parts: Sequence[Any],
-    make: Callable[[str], _Result],
+    make: Callable[[str], _Result | None],
   ) -> tuple[_Result, str]:
-    """Returns a result and its fingerprint."""
+    """Returns a result and its fingerprint, which all processes get.
+
+    Args:
+      name: of the stage and row, e.g. "finetune_dp/eps8".
+      kind: of the result.
+      parts: what it depends on.
+      make: from the fingerprint; saves the result. Called in process 0 alone,
+        or in all where the stage is one of `COLLECTIVE`.
+    """
     digest, places = self._digest(name, parts), self._places(name)
-    found = self._load(places, kind, digest)
-    if found is not None:
+    if distributed.decided(name, lambda: self._is_there(places, digest)):
       self._say(f"[{name}] finished earlier, skipped")
-      return found, digest
-    for place in places:
-      (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
+      return self._load(places, kind, digest), digest
+    if distributed.is_main():
+      for place in places:
+        (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
     self._say(f"[{name}] running")
     self.made.append(name)
-    make(digest)
+    if name.partition("/")[0] in COLLECTIVE:
+      make(digest)
+    elif distributed.is_main():
+      with distributed.alone():
+        make(digest)
+    distributed.barrier(name)
     # As it is on disk: a later run, which finds it there, gets the same value.
     found = self._load(places, kind, digest)
     if found is None:
       raise RuntimeError(f"{name} did not save its result: report this bug")
     return found, digest
 
-  def is_finished(self, name: str, parts: Sequence[Any]) -> bool:
-    """Says whether a result is there that these parts made."""
-    digest = self._digest(name, parts)
-    return any(
-      artifacts.read_fingerprint(place) == digest
-      for place in self._places(name)
-    )
+  def will_make(self, name: str, parts: Sequence[Any]) -> bool:
+    """Says whether this process writes a result that is not there yet."""
+    if not distributed.is_main():
+      return False
+    return not self._is_there(self._places(name), self._digest(name, parts))
+
+  def _is_there(self, places: Sequence[pathlib.Path], digest: str) -> bool:
+    return any(artifacts.read_fingerprint(place) == digest for place in places)
 
   def _digest(self, name: str, parts: Sequence[Any]) -> str:
     version = synthq_jax.__version__

@@ -2,37 +2,99 @@
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-__all__ = ["latest_step", "restore", "save"]
+from synthq_jax.training import distributed
+
+__all__ = ["Writer", "latest_step", "restore", "save"]
 
 _PREFIX = "step_"
 
 
-def save(directory: str | os.PathLike, step: int, state: Any) -> None:
-  """Saves a pytree of arrays as the state after `step` steps.
+class Writer:
+  """Writes the states of one training while it goes on.
 
-  Written under another name first and renamed when complete; older states are
-  removed afterwards, so that one complete state is there at any moment.
+  A state is written under another name first and renamed when complete; older
+  states are removed afterwards, so that one complete state is there at any
+  moment. `save` has copied the state when it returns: its buffers may be
+  donated. With several processes all of them call it, after the same step.
+
+  As a context manager it waits for the last state, also when an error ends
+  the training.
+  """
+
+  def __init__(self, directory: str | os.PathLike):
+    """Makes the folder where it is missing.
+
+    Args:
+      directory: the stage's folder for states.
+    """
+    self._root = pathlib.Path(directory).absolute()
+    self._root.mkdir(parents=True, exist_ok=True)
+    self._checkpointer = _checkpointer()
+    self._pending: tuple[int, Callable[[], object]] | None = None
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    try:
+      self.wait()
+    finally:
+      self._checkpointer.close()
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    then: Callable[[], object] = lambda: None,
+  ) -> None:
+    """Begins to write a state, once the one before is complete.
+
+    Args:
+      step: optimizer steps done.
+      state: pytree of arrays.
+      then: called in process 0 when the state is complete and is the newest.
+
+    Raises:
+      Exception: what went wrong with the state before.
+    """
+    self.wait()
+    if _is_apart():
+      state = jax.device_get(state)
+    self._checkpointer.save(self._root / f"{_PREFIX}{step}", state, force=True)
+    self._pending = step, then
+
+  def wait(self) -> None:
+    """Waits until the last state is complete, and removes older ones.
+
+    Raises:
+      Exception: what went wrong with it, once; the older ones are still there.
+    """
+    pending, self._pending = self._pending, None
+    self._checkpointer.wait_until_finished()
+    if pending is None or not distributed.is_main():
+      return
+    step, then = pending
+    for earlier in _steps(self._root):
+      if earlier != step:
+        _remove(self._root / f"{_PREFIX}{earlier}")
+    then()
+
+
+def save(directory: str | os.PathLike, step: int, state: Any) -> None:
+  """Writes a pytree of arrays as the state after `step` steps, and waits.
 
   Args:
     directory: the stage's folder for states.
     step: optimizer steps done.
     state: pytree of arrays.
   """
-  import orbax.checkpoint as ocp
-
-  root = pathlib.Path(directory).absolute()
-  root.mkdir(parents=True, exist_ok=True)
-  old = _steps(root)
-  with ocp.StandardCheckpointer() as checkpointer:
-    checkpointer.save(root / f"{_PREFIX}{step}", state, force=True)
-    checkpointer.wait_until_finished()
-  for earlier in old:
-    if earlier != step:
-      _remove(root / f"{_PREFIX}{earlier}")
+  with Writer(directory) as writer:
+    writer.save(step, state)
 
 
 def latest_step(directory: str | os.PathLike) -> int | None:
@@ -41,12 +103,13 @@ def latest_step(directory: str | os.PathLike) -> int | None:
 
 
 def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
-  """Reads a state back.
+  """Reads a state back, from whatever mesh it was on.
 
   Args:
     directory: the stage's folder for states.
     step: from `latest_step`.
-    like: a state of the same structure, shapes and types.
+    like: a state of the same structure, shapes and types. Its arrays say where
+      those of the saved one go: devices, and which part to which.
 
   Returns:
     The saved state.
@@ -54,19 +117,54 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
   Raises:
     ValueError: if it cannot be read, or is one of another training.
   """
+  import numpy as np
   import orbax.checkpoint as ocp
 
   abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+  if _is_apart():
+    abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), abstract)
   path = pathlib.Path(directory).absolute() / f"{_PREFIX}{step}"
   try:
-    with ocp.StandardCheckpointer() as checkpointer:
-      return checkpointer.restore(path, abstract)
+    with _checkpointer() as checkpointer:
+      state = checkpointer.restore(path, abstract)
   except Exception as error:  # orbax and tensorstore have many kinds
     raise ValueError(
       f"{path}: expected a saved training state, got one that cannot be read"
       f" ({type(error).__name__}): delete {path.parent}, and the training"
       " starts again from its beginning"
     ) from error
+  return jax.tree.map(_placed, state, like) if _is_apart() else state
+
+
+def _is_apart() -> bool:
+  """Says whether this process works without the others that there are.
+
+  Among several processes orbax writes no jax.Array of one alone, but does
+  write NumPy's.
+  """
+  return jax.process_count() > 1 and distributed.count() == 1
+
+
+def _checkpointer():
+  import orbax.checkpoint as ocp
+
+  if not _is_apart():
+    return ocp.StandardCheckpointer()
+  own = jax.process_index()
+  return ocp.StandardCheckpointer(
+    multiprocessing_options=ocp.options.MultiprocessingOptions(
+      primary_host=own,
+      active_processes={own},
+      barrier_sync_key_prefix=f"process_{own}",
+    )
+  )
+
+
+def _placed(value: Any, like: Any) -> Any:
+  """Puts an array where another one is."""
+  if isinstance(like, jax.Array):
+    return jax.device_put(value, like.sharding)
+  return value
 
 
 def _steps(root: pathlib.Path) -> list[int]:

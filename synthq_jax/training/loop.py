@@ -4,9 +4,14 @@ What a step does depends on the state and on its number alone (batches, keys
 and noise are functions of seed and step), so a resumed run equals an
 uninterrupted one, metrics included. SIGTERM and Ctrl-C wait for the end of the
 step and a saved state.
+
+With several processes all of them run this loop, on arrays that their devices
+share. They save and stop after the same step, whichever of them was told to;
+process 0 alone writes metrics and shows progress.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -18,7 +23,7 @@ from typing import Any
 import jax
 
 from synthq_jax import artifacts
-from synthq_jax.training import checkpoints, stopping
+from synthq_jax.training import checkpoints, distributed, stopping, votes
 
 __all__ = ["Log", "Settings", "train"]
 
@@ -83,48 +88,71 @@ def train(
 
   Returns:
     The state after the last step.
+
+  Raises:
+    Terminated, KeyboardInterrupt: after SIGTERM or Ctrl-C, in every process.
+    ValueError: if the saved state cannot be read.
   """
-  first = checkpoints.latest_step(directory) or 0
+  find = functools.partial(checkpoints.latest_step, directory)
+  first = distributed.decided("newest state", find) or 0
   if first:
     state = checkpoints.restore(directory, first, state)
-  log = Log(metrics_path, first)
+  log = Log(metrics_path, first) if distributed.is_main() else None
   pending = _read_pending(directory, first)
   saved_at = time.monotonic()
+  agreed, stop = votes.Votes(), None
   with (
     _bar(first, steps, description, settings) as bar,
     stopping.deferred() as asked,
+    checkpoints.Writer(directory) as writer,
   ):
     for step in range(first, steps):
       state, metrics = step_fn(state, batch_fn(step), step)
       pending.append(metrics)
+      is_late = time.monotonic() - saved_at > settings.save_seconds
+      is_late, *stops = agreed(
+        is_late and distributed.is_main(), *stopping.flags(asked())
+      )
       # Steps run ahead of this loop: wait for the one before, so that the bar
       # tells the truth and no more than one batch waits in memory.
       jax.block_until_ready(pending[-2:-1])
       bar.update()
       done = step + 1
       if done % settings.log_every == 0 or done == steps:
-        values = _means(pending)
+        if log is not None:
+          values = _means(pending)
+          log.write(done, values)
+          _show(bar, values, examples_per_step)
         pending.clear()
-        log.write(done, values)
-        _show(bar, values, examples_per_step)
-      is_late = time.monotonic() - saved_at > settings.save_seconds
-      stop = asked()
+      stop = stopping.wanted(stops)
       if is_late or stop or done == steps:
-        _save(directory, done, state, pending)
+        _save(writer, directory, done, state, pending)
         saved_at = time.monotonic()
+        agreed.forget()
       if stop:
-        raise stop
+        break
+    writer.wait()
+    # One that came too late to be agreed on: all is saved, and the others hear
+    # of it from `distributed` when this process leaves.
+    stop = stop or asked()
+  if stop:
+    raise stop
   return state
 
 
-def _save(directory, step: int, state: Any, pending: list[Any]) -> None:
+def _save(writer, directory, step: int, state: Any, pending: list[Any]) -> None:
   """Saves a state, and the metrics that no line holds yet before it."""
+  writer.wait()  # which forgets the metrics of older states
   path = _pending_path(directory, step)
-  artifacts.write_atomically(path, json.dumps(_numbers(pending)))
-  checkpoints.save(directory, step, state)
-  for old in path.parent.glob(_pending_path(directory, "*").name):
-    if old != path:
-      old.unlink()
+  if distributed.is_main():
+    artifacts.write_atomically(path, json.dumps(_numbers(pending)))
+
+  def forget_older():
+    for old in path.parent.glob(_pending_path(directory, "*").name):
+      if old != path:
+        old.unlink()
+
+  writer.save(step, state, forget_older)
 
 
 def _read_pending(directory, step: int) -> list[Any]:
@@ -144,7 +172,7 @@ def _bar(first: int, steps: int, description: str, settings: Settings):
     initial=first,
     desc=description,
     unit="step",
-    disable=not settings.progress,
+    disable=not (settings.progress and distributed.is_main()),
     mininterval=1.0,
     dynamic_ncols=True,
   )

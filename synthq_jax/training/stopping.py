@@ -8,9 +8,17 @@ the spot, since whatever it wrote is either complete or ignored.
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["EXIT_CODE", "Terminated", "deferred", "raising"]
+__all__ = [
+  "EXIT_CODE",
+  "Terminated",
+  "deferred",
+  "flags",
+  "raising",
+  "wanted",
+  "was_told",
+]
 
 EXIT_CODE = 143
 """What a process exits with after SIGTERM: 128 + 15, as shells say it."""
@@ -21,6 +29,7 @@ class Terminated(BaseException):  # noqa: N818
 
 
 _RAISES = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
+_told = threading.Event()
 
 
 @contextlib.contextmanager
@@ -31,6 +40,7 @@ def raising() -> Iterator[None]:
   """
 
   def stop(number, frame):
+    _told.set()
     raise Terminated
 
   with _handlers({signal.SIGTERM: stop}):
@@ -48,12 +58,33 @@ def deferred() -> Iterator[Callable[[], BaseException | None]]:
   asked: list[BaseException] = []
 
   def note(number, frame):
+    _told.set()
     if asked:
       raise _RAISES[number]
     asked.append(_RAISES[number]())
 
   with _handlers(dict.fromkeys(_RAISES, note)):
     yield lambda: asked[0] if asked else None
+
+
+def flags(asked: BaseException | None) -> tuple[bool, ...]:
+  """Returns what `deferred` found as flags that processes can vote on.
+
+  >>> flags(Terminated()), flags(None)
+  ((True, False), (False, False))
+  """
+  return tuple(isinstance(asked, kind) for kind in _RAISES.values())
+
+
+def was_told() -> bool:
+  """Says whether a signal has come to this process inside one of the two."""
+  return _told.is_set()
+
+
+def wanted(flags: Sequence[bool]) -> BaseException | None:
+  """Returns what is to be raised for such flags, or None."""
+  raised = zip(flags, _RAISES.values(), strict=True)
+  return next((kind() for flag, kind in raised if flag), None)
 
 
 @contextlib.contextmanager

@@ -109,7 +109,9 @@ def test_a_state_is_saved_when_its_time_has_come_and_at_the_end(
 ):
   saved = []
   monkeypatch.setattr(
-    checkpoints, "save", lambda directory, step, state: saved.append(step)
+    checkpoints.Writer,
+    "save",
+    lambda self, step, state, then: saved.append(step),
   )
   run(tmp_path, clock)
   assert saved == [3, 6, 8]

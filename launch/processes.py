@@ -1,0 +1,214 @@
+"""Several processes of one command on this machine, started again when lost.
+
+  python launch/processes.py --num_processes=2 --devices_per_process=2 -- \
+      synthq run --gin_file=gin_configs/recipes/demo.gin --workdir=runs/demo
+
+The command finds the other processes through SYNTHQ_* variables. Lines of
+output stand behind [0], [1], ... One process that dies takes the others with
+it, and all start again: the saved state is where they go on. So do they when
+they exit with 143, told to stop by somebody else (a machine that is taken
+away). Told to stop itself, by SIGTERM or Ctrl-C, the launcher tells them, waits
+for their states and exits with 143 or 130. Exit codes 2 (a mistake that the
+user can mend) and 3 (an audit refutes a claim) are final.
+
+Standard library only: it never imports what it starts.
+"""
+
+import argparse
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+PREEMPTED = 143
+FINAL = (0, 2, 3)
+POLL = 0.05
+
+
+class Told(BaseException):  # noqa: N818
+  """This launcher was told to stop; the argument is the exit code."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """A command and how often it may start."""
+
+  command: Sequence[str]
+  num_processes: int
+  devices_per_process: int | None = None
+  max_restarts: int = 3
+  grace: float = 30.0
+  """Seconds for the others to end after one has ended by itself."""
+
+
+def environment(
+  job: Job, process: int, port: int, outer: Mapping[str, str]
+) -> dict[str, str]:
+  """The variables of one process."""
+  own = {
+    "SYNTHQ_DISTRIBUTED": "local",
+    "SYNTHQ_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+    "SYNTHQ_NUM_PROCESSES": str(job.num_processes),
+    "SYNTHQ_PROCESS_ID": str(process),
+    "PYTHONUNBUFFERED": "1",
+  }
+  if job.devices_per_process is not None:
+    own["SYNTHQ_CPU_DEVICES"] = str(job.devices_per_process)
+  return {**outer, **own}
+
+
+def free_port() -> int:
+  """A port that nobody listens on at the moment."""
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def say(text: str) -> None:
+  print(f"processes: {text}", flush=True)
+
+
+def start(job: Job) -> list[subprocess.Popen]:
+  """Starts all processes, each in a session of its own."""
+  port, started = free_port(), []
+  for process in range(job.num_processes):
+    started.append(
+      subprocess.Popen(
+        job.command,
+        env=environment(job, process, port, os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C comes from here, once
+      )
+    )
+    threading.Thread(
+      target=forward, args=(process, started[-1].stdout), daemon=True
+    ).start()
+  say(f"started {' '.join(str(child.pid) for child in started)}")
+  return started
+
+
+def forward(process: int, stream) -> None:
+  """Copies lines of output, a progress bar's too, behind the process's number."""
+  head = b"[%d] " % process
+  for line in stream:
+    last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # a bar's newest form
+    sys.stdout.buffer.write(head + last + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def signal_all(children: Sequence[subprocess.Popen], number: int) -> None:
+  for child in children:
+    if child.poll() is None:
+      child.send_signal(number)
+
+
+def wait(children: Sequence[subprocess.Popen], job: Job) -> int:
+  """Waits for all; returns what they came to, as one exit code.
+
+  One that dies, or ends with an error, gives the others the time to notice,
+  and then they are killed: without it no step of theirs can end. Exit code 143
+  means a state is being saved, so nobody is hurried.
+  """
+  while all(child.poll() in (None, 0) for child in children):
+    if all(child.poll() == 0 for child in children):
+      return 0
+    time.sleep(POLL)
+  failed = [code for child in children if (code := child.poll())]
+  if any(code < 0 for code in failed):
+    deadline = 0.0
+  elif PREEMPTED in failed:
+    deadline = float("inf")
+  else:
+    deadline = job.grace
+  began = time.monotonic()
+  while any(child.poll() is None for child in children):
+    if any((child.poll() or 0) < 0 for child in children):
+      deadline = 0.0
+    if time.monotonic() - began >= deadline:
+      signal_all(children, signal.SIGKILL)
+    time.sleep(POLL)
+  return outcome(failed, [child.returncode for child in children])
+
+
+def outcome(first: Sequence[int], codes: Sequence[int]) -> int:
+  """One exit code for all: final ones win, then the first that was seen.
+
+  >>> outcome([-9], [-9, -9]), outcome([143], [143, 143]), outcome([1], [1, 2])
+  (137, 143, 2)
+  """
+  final = [code for code in codes if code in FINAL and code]
+  code = final[0] if final else first[0]
+  return 128 - code if code < 0 else code
+
+
+def run(job: Job) -> int:
+  """Runs the command to its end, however often it has to start."""
+  restarts = 0
+  while True:
+    children = start(job)
+    try:
+      code = wait(children, job)
+    except Told as told:
+      say("told to stop: waiting for saved states")
+      signal_all(children, signal.SIGTERM)
+      for child in children:
+        child.wait()
+      return told.args[0]
+    finally:
+      signal_all(children, signal.SIGKILL)
+    if code in FINAL:
+      return code
+    if restarts == job.max_restarts:
+      say(f"ended with {code}, after {restarts} restarts: giving up")
+      return code
+    restarts += 1
+    say(f"ended with {code}: restart {restarts} of {job.max_restarts}")
+
+
+def parse(argv: Sequence[str]) -> Job:
+  parser = argparse.ArgumentParser(
+    prog="launch/processes.py",
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
+  flag = parser.add_argument
+  flag("--num_processes", type=int, required=True)
+  words = "virtual devices of each, on CPUs"
+  flag("--devices_per_process", type=int, help=words)
+  flag("--max_restarts", type=int, default=3)
+  flag("command", nargs="+", help="behind --")
+  options = parser.parse_args(argv)
+  if options.num_processes < 1:
+    parser.error(f"--num_processes must be 1 or more: {options.num_processes}")
+  if options.max_restarts < 0:
+    parser.error(f"--max_restarts must be 0 or more: {options.max_restarts}")
+  return Job(**vars(options))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  job = parse(sys.argv[1:] if argv is None else argv)
+
+  def stop(number, frame):
+    del frame
+    signal.signal(number, signal.SIG_IGN)
+    raise Told(128 + number)
+
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, stop)
+  try:
+    return run(job)
+  except FileNotFoundError as error:
+    say(f"{error.filename}: no such command")
+    return 2
+
+
+if __name__ == "__main__":
+  sys.exit(main())
