@@ -67,6 +67,16 @@ def signalling(step_fn, folder, number, process, at):
   return wrapped
 
 
+def run(options):
+  """Trains in all processes together, or in process 0 alone."""
+  if not options.alone:
+    train(options)
+  elif distributed.is_main():
+    with distributed.alone():
+      train(options)
+  distributed.barrier("done")
+
+
 def train(options):
   import jax
 
@@ -97,7 +107,6 @@ def train(options):
   )(state["w"])
   if distributed.is_main():
     np.save(folder / "result.npy", np.asarray(whole))
-  distributed.barrier("done")
 
 
 def main():
@@ -109,6 +118,7 @@ def main():
   flag("--save_seconds", type=float, default=1e9)
   flag("--signal", action="append", default=[], help="NUMBER,PROCESS,STEP")
   flag("--progress", action="store_true")
+  flag("--alone", action="store_true")
   flag("--distributed")
   flag("--cpu_devices", type=int)
   options = parser.parse_args()
@@ -116,7 +126,7 @@ def main():
   try:
     with stopping.raising():
       distributed.start(cluster.from_flags(options))
-      train(options)
+      run(options)
     code = 0
   except distributed.Left as left:
     code = left.code

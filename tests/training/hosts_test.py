@@ -1,0 +1,162 @@
+"""Trainings of several real processes, disturbed and not: the same in the end.
+
+Each process has two virtual devices; hosts_script.py is what it runs.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from synthq_jax.privacy import ledger
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "training" / "hosts_script.py"
+LAUNCHER = ROOT / "launch" / "processes.py"
+
+
+def environment():
+  flags = os.environ.get("XLA_FLAGS", "")
+  flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)
+  own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+  return {**os.environ, **own}
+
+
+def start(command):
+  return subprocess.Popen(
+    [sys.executable, *map(str, command)],
+    env=environment(),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def launch(folder, *flags, max_restarts=0):
+  """Starts two processes with two devices each."""
+  folder.mkdir(exist_ok=True)
+  counts = "--num_processes=2 --devices_per_process=2".split()
+  limit = f"--max_restarts={max_restarts}"
+  child = ["--", sys.executable, SCRIPT, folder, *flags]
+  return start([LAUNCHER, *counts, limit, *child])
+
+
+def ended(process, code=0):
+  """Waits; returns what was printed."""
+  output, _ = process.communicate(timeout=120)
+  assert process.returncode == code, output
+  return output
+
+
+def in_one(folder, *flags):
+  folder.mkdir(exist_ok=True)
+  ended(start([SCRIPT, folder, "--cpu_devices=4", *flags]))
+
+
+@pytest.fixture(name="whole", scope="module")
+def _whole(tmp_path_factory):
+  """An undisturbed training in one process."""
+  folder = tmp_path_factory.mktemp("whole")
+  in_one(folder)
+  return folder
+
+
+def assert_equal(folder, whole):
+  """Result, metrics and ledger are the same, and one state is left."""
+  assert np.load(whole / "result.npy").std() > 1000
+  for name in ("result.npy", "metrics.jsonl", "ledger.jsonl"):
+    assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+  assert len(ledger.read(folder / "ledger.jsonl")) == 1
+  assert states(folder) == ["pending_8.json", "step_8"]
+
+
+def states(folder):
+  return sorted(path.name for path in (folder / "state").iterdir())
+
+
+def test_two_processes_train_what_one_does_and_say_it_once(tmp_path, whole):
+  output = ended(launch(tmp_path / "two", "--progress"))
+  assert_equal(tmp_path / "two", whole)
+  assert len(re.findall(r"\[\d\] .*8/8", output)) == 1
+  assert "[0] test: 100%" in output and "[1] test" not in output
+
+
+def test_a_state_moves_from_two_processes_to_one_and_back(tmp_path, whole):
+  ended(launch(tmp_path / "split", "--steps=4"))
+  in_one(tmp_path / "joined", "--steps=4")
+  in_one(tmp_path / "split")
+  ended(launch(tmp_path / "joined"))
+  for name in ("split", "joined"):
+    result, state = tmp_path / name / "result.npy", states(tmp_path / name)
+    assert result.read_bytes() == (whole / "result.npy").read_bytes()
+    assert state == ["pending_8.json", "step_8"]
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_all_start_again_when_one_is_killed_and_nothing_shows_it(
+  tmp_path, whole, process
+):
+  output = ended(
+    launch(
+      tmp_path / "cut",
+      "--save_seconds=0",
+      f"--signal={signal.SIGKILL:d},{process},6",
+      max_restarts=1,
+    )
+  )
+  assert "ended with 137: restart 1 of 1" in output
+  assert_equal(tmp_path / "cut", whole)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_sigterm_to_one_stops_both_after_the_same_step(
+  tmp_path, whole, process
+):
+  cut = tmp_path / "cut"
+  ended(launch(cut, f"--signal={signal.SIGTERM:d},{process},3"), code=143)
+  # Step 3 is the fourth; its vote is read behind the next one.
+  assert states(cut) == ["pending_5.json", "step_5"]
+  assert not (cut / "result.npy").exists()
+  ended(launch(cut))
+  assert_equal(cut, whole)
+
+
+def test_a_launcher_that_is_told_to_stop_waits_for_one_saved_state(
+  tmp_path, whole
+):
+  cut = tmp_path / "cut"
+  process = launch(cut, "--pause=0.4", max_restarts=5)
+  while not (cut / "metrics.jsonl").exists():
+    assert process.poll() is None
+    time.sleep(0.05)
+  time.sleep(0.5)
+  process.send_signal(signal.SIGTERM)
+  output = ended(process, code=143)
+  assert "restart" not in output
+  step = states(cut)[-1].removeprefix("step_")
+  assert states(cut) == [f"pending_{step}.json", f"step_{step}"]
+  assert 0 < int(step) < 8
+  ended(launch(cut))
+  assert_equal(cut, whole)
+
+
+def test_process_0_trains_alone_while_the_others_wait(tmp_path, whole):
+  cut = tmp_path / "cut"
+  # The other one is told to stop: process 0 saves its state first.
+  stopped = launch(cut, "--alone", "--pause=0.4")
+  while not (cut / "metrics.jsonl").exists():
+    assert stopped.poll() is None
+    time.sleep(0.05)
+  pids = re.search(r"started (\d+) (\d+)", stopped.stdout.readline())
+  os.kill(int(pids[2]), signal.SIGTERM)
+  ended(stopped, code=143)
+  assert [name.partition("_")[0] for name in states(cut)] == ["pending", "step"]
+  assert "step_8" not in states(cut)
+  ended(launch(cut, "--alone"))
+  assert_equal(cut, whole)
