@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 PREEMPTED = 143
 FINAL = (0, 2, 3)
 POLL = 0.05
+BAR = 10.0  # seconds between two lines of a progress bar
 
 
 class Told(BaseException):  # noqa: N818
@@ -73,9 +74,9 @@ def say(text: str) -> None:
   print(f"processes: {text}", flush=True)
 
 
-def start(job: Job) -> list[subprocess.Popen]:
-  """Starts all processes, each in a session of its own."""
-  port, started = free_port(), []
+def start(job: Job) -> tuple[list[subprocess.Popen], list[threading.Thread]]:
+  """Starts all processes, each in a session of its own, and their output."""
+  port, started, outputs = free_port(), [], []
   for process in range(job.num_processes):
     started.append(
       subprocess.Popen(
@@ -87,20 +88,38 @@ def start(job: Job) -> list[subprocess.Popen]:
         start_new_session=True,  # Ctrl-C comes from here, once
       )
     )
-    threading.Thread(
-      target=forward, args=(process, started[-1].stdout), daemon=True
-    ).start()
+    outputs.append(
+      threading.Thread(
+        target=forward, args=(process, started[-1].stdout), daemon=True
+      )
+    )
+    outputs[-1].start()
   say(f"started {' '.join(str(child.pid) for child in started)}")
-  return started
+  return started, outputs
 
 
 def forward(process: int, stream) -> None:
-  """Copies lines of output, a progress bar's too, behind the process's number."""
-  head = b"[%d] " % process
-  for line in stream:
-    last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # a bar's newest form
-    sys.stdout.buffer.write(head + last + b"\n")
+  """Copies lines of output behind the process's number.
+
+  A progress bar, which writes itself over and over, becomes a line now and
+  then.
+  """
+
+  def write(line: bytes) -> None:
+    sys.stdout.buffer.write(b"[%d] %s\n" % (process, line))
     sys.stdout.buffer.flush()
+
+  rest, shown = b"", time.monotonic()
+  while chunk := stream.read1():
+    *lines, rest = (rest + chunk).split(b"\n")
+    for line in lines:
+      write(line.rstrip(b"\r").rpartition(b"\r")[2])
+    bar, _, rest = rest.rpartition(b"\r")
+    if bar and time.monotonic() - shown > BAR:
+      write(bar.rpartition(b"\r")[2])
+      shown = time.monotonic()
+  if rest:
+    write(rest)
 
 
 def signal_all(children: Sequence[subprocess.Popen], number: int) -> None:
@@ -152,7 +171,7 @@ def run(job: Job) -> int:
   """Runs the command to its end, however often it has to start."""
   restarts = 0
   while True:
-    children = start(job)
+    children, outputs = start(job)
     try:
       code = wait(children, job)
     except Told as told:
@@ -163,6 +182,8 @@ def run(job: Job) -> int:
       return told.args[0]
     finally:
       signal_all(children, signal.SIGKILL)
+      for thread in outputs:
+        thread.join(5.0)
     if code in FINAL:
       return code
     if restarts == job.max_restarts:
@@ -205,8 +226,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(number, stop)
   try:
     return run(job)
-  except FileNotFoundError as error:
-    say(f"{error.filename}: no such command")
+  except OSError as error:
+    say(f"{error.filename or job.command[0]}: {error.strerror}")
     return 2
 
 

@@ -120,9 +120,12 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
   import numpy as np
   import orbax.checkpoint as ocp
 
-  abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-  if _is_apart():
-    abstract = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), abstract)
+  def expected(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not _is_apart():
+      return ocp.utils.to_shape_dtype_struct(leaf)
+    return np.empty(leaf.shape, leaf.dtype)
+
+  abstract = jax.tree.map(expected, like)
   path = pathlib.Path(directory).absolute() / f"{_PREFIX}{step}"
   try:
     with _checkpointer() as checkpointer:

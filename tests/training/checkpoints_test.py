@@ -1,3 +1,6 @@
+import signal
+import subprocess
+import sys
 from typing import NamedTuple
 
 import jax
@@ -76,6 +79,123 @@ def test_partial_states_and_other_files_are_ignored(tmp_path):
   assert checkpoints.latest_step(tmp_path) == 4
   assert not (tmp_path / "step_3").exists()
   assert checkpoints.restore(tmp_path, 4, make(0)).step == 4
+
+
+def big(value):
+  """A state that takes longer to write than to copy."""
+  return {"w": jnp.full((8_000_000,), value, jnp.float32)}
+
+
+def test_buffers_may_be_used_again_while_a_state_is_written(tmp_path):
+  again = jax.jit(lambda state: {"w": state["w"] + 1}, donate_argnums=0)
+  on_host = np.zeros(8_000_000, np.float32)
+  state = big(1)
+  with checkpoints.Writer(tmp_path) as writer:
+    writer.save(1, {"device": state, "host": on_host})
+    on_host[:] = 7
+    for _ in range(3):
+      state = again(state)
+    jax.block_until_ready(state)
+  like = {"device": big(0), "host": np.zeros_like(on_host)}
+  loaded = checkpoints.restore(tmp_path, 1, like)
+  assert np.unique(loaded["device"]["w"]).tolist() == [1]
+  assert np.unique(loaded["host"]).tolist() == [0]
+  assert np.unique(state["w"]).tolist() == [4]
+
+
+def test_training_goes_on_while_a_state_is_written(tmp_path, monkeypatch):
+  import orbax.checkpoint as ocp
+
+  waited, told = [], []
+  with checkpoints.Writer(tmp_path) as writer:
+    writer.save(1, make(1), lambda: told.append(1))
+    with monkeypatch.context() as patch:
+      patch.setattr(
+        ocp.StandardCheckpointer, "wait_until_finished", waited.append
+      )
+      assert (waited, told) == ([], [])  # `save` did not wait
+    writer.save(2, make(2), lambda: told.append(2))
+    assert told == [1]
+  assert told == [1, 2]
+  assert names(tmp_path) == ["step_2"]
+
+
+def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
+  tmp_path,
+):
+  import resource
+
+  checkpoints.save(tmp_path, 1, make(1))
+  told = []
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  writer = checkpoints.Writer(tmp_path)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+  try:
+    with pytest.raises(Exception, match="(?i)file too large|step_2"):
+      writer.save(2, noise(), lambda: told.append(2))
+      writer.wait()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert told == []
+  assert checkpoints.latest_step(tmp_path) == 1
+  assert checkpoints.restore(tmp_path, 1, make(0)).step == 1
+  writer.save(3, make(3), lambda: told.append(3))  # the next one may work
+  writer.wait()
+  assert told == [3] and checkpoints.latest_step(tmp_path) == 3
+
+
+def noise():
+  """A large state that does not shrink when it is compressed."""
+  return {"w": jax.random.normal(jax.random.key(0), (2_000_000,))}
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_the_older_state(tmp_path):
+  script = f"""
+import os, signal, sys
+import jax
+from synthq_jax.training import checkpoints
+state = {{"w": jax.random.normal(jax.random.key(1), (30_000_000,))}}
+writer = checkpoints.Writer({str(tmp_path)!r})
+writer.save(1, {{"w": state["w"][:3]}})
+writer.wait()
+writer.save(2, state)
+while not any(n.startswith("step_2") for n in os.listdir({str(tmp_path)!r})):
+  pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", script], capture_output=True, check=False, text=True
+  )
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  began = [name for name in names(tmp_path) if name.startswith("step_2.")]
+  assert len(began) == 1  # the second one was on its way
+  assert checkpoints.latest_step(tmp_path) == 1
+  like = {"w": jnp.zeros(3)}
+  assert checkpoints.restore(tmp_path, 1, like)["w"].shape == (3,)
+  checkpoints.save(tmp_path, 2, {"w": jnp.ones(3)})
+  assert checkpoints.latest_step(tmp_path) == 2
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_state_goes_where_the_one_it_replaces_is(tmp_path, on_host):
+  """From one mesh to another, or to NumPy's arrays."""
+  devices = np.array(jax.devices())
+  wide = jax.sharding.Mesh(devices.reshape(2, 4), ("data", "model"))
+  flat = jax.sharding.Mesh(devices[:4], ("data",))
+  values = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+  def on(mesh, *axes):
+    spec = jax.sharding.PartitionSpec(*axes)
+    return jax.device_put(values, jax.sharding.NamedSharding(mesh, spec))
+
+  checkpoints.save(tmp_path, 1, {"w": on(wide, "data", "model")})
+  like = np.zeros_like(values) if on_host else on(flat, None, "data")
+  found = checkpoints.restore(tmp_path, 1, {"w": like})["w"]
+  assert np.array_equal(found, values)
+  if on_host:
+    assert isinstance(found, np.ndarray)
+  else:
+    assert found.sharding == like.sharding
 
 
 def test_the_old_state_stays_until_the_new_one_is_complete(
