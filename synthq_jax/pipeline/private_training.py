@@ -17,7 +17,7 @@ import numpy as np
 from synthq_jax.pipeline import results, workspace
 from synthq_jax.privacy import accounting, ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.training import dp_step, loop
+from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
   "LEDGER",
@@ -197,7 +197,8 @@ def train(
     delta,
     prepared,
   )
-  ledger.enter(space.private(LEDGER), f"{stage}/{digest}", statement)
+  if distributed.is_main():
+    ledger.enter(space.private(LEDGER), f"{stage}/{digest}", statement)
   params = dp_step.train(
     grad_fn,
     params,

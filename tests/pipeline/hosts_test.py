@@ -1,0 +1,127 @@
+"""The pipeline over two processes on one working directory."""
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from synthq_jax.privacy import ledger
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = pathlib.Path(__file__).with_name("hosts_script.py")
+LAUNCHER = ROOT / "launch" / "processes.py"
+SPEC = importlib.util.spec_from_file_location(
+  "kills_of_hosts", pathlib.Path(__file__).with_name("kills.py")
+)
+kills = importlib.util.module_from_spec(SPEC)
+sys.modules["kills_of_hosts"] = kills
+SPEC.loader.exec_module(kills)
+
+
+@pytest.fixture(name="flags", scope="module")
+def _flags(tmp_path_factory):
+  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
+  lines = [
+    {
+      "query": f"who wrote report {i} on the {topics[i % 8]}",
+      "document": f"Report {i} is about a {topics[i % 8]} near station {i}."
+      f" It was written in winter by a student of {topics[i // 8 % 8]}s.",
+    }
+    for i in range(100)
+  ]
+  path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+  path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+  return [
+    "--gin_file=recipes/demo_tiny.gin",
+    f"--gin.SOURCE=jsonl:{path}",
+    "--gin.plan.RunConfig.public_data=True",
+    "--gin.SECRET_SEED=5",
+    "--gin.TRAIN_STEPS=5",
+    "--gin.MESH_DATA=2",
+    "--gin.prepare_data.Config.public_test_documents=20",
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Rows.original=False",
+    "--gin.plan.Rows.direct_dp=()",
+    "--gin.finetune_dp.Config.settings=@loop.Settings()",
+    "--gin.loop.Settings.save_seconds=0.0",
+    "--gin.loop.Settings.log_every=3",
+  ]
+
+
+def run(command):
+  xla = os.environ.get("XLA_FLAGS", "")
+  xla = re.sub(r"--xla_force_host_platform_device_count=\d+", "", xla)
+  own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla}
+  return subprocess.run(
+    [sys.executable, *map(str, command)],
+    env={**os.environ, **own},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+    timeout=300,
+  )
+
+
+def in_two(*command, max_restarts=0):
+  counts = ["--num_processes=2", "--devices_per_process=1"]
+  limit = f"--max_restarts={max_restarts}"
+  return run([LAUNCHER, *counts, limit, "--", sys.executable, *command])
+
+
+def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
+  tmp_path, flags
+):
+  whole, cut, dead = (tmp_path / name for name in ("whole", "cut", "dead"))
+  stage = ["evaluate", "--quiet", *flags]
+  one = run([SCRIPT, "-", *stage, "--cpu_devices=2", f"--workdir={whole}"])
+  assert one.returncode == 0, one.stdout
+  dead.mkdir()
+  two = in_two(SCRIPT, dead, *stage, f"--workdir={cut}", max_restarts=1)
+  assert two.returncode == 0, two.stdout
+  assert [path.name for path in dead.iterdir()] == ["in_a_save_2"]
+  assert two.stdout.count(": restart ") == 1
+  assert len(kills.files(whole)) > 30
+  assert kills.differences(whole, cut) == []
+  assert list(ledger.read(cut / "private" / "ledger.jsonl")) == list(
+    ledger.read(whole / "private" / "ledger.jsonl")
+  )
+  said = re.findall(r"\[(\d)\] \[(\S+)\] running", two.stdout)
+  assert {number for number, _ in said} == {"0"}
+  names = [name for _, name in said]
+  assert names.count("finetune_dp/eps8") == 2  # killed in it once
+  assert names.count("prepare_data") == 1
+  assert two.stdout.count("evaluate finished") == 1
+  for what in ("part", "block"):  # each made once, by both in turns
+    made = {
+      me: re.findall(rf"(?m)^\[{me}\] {what} (\d+)$", two.stdout) for me in "01"
+    }
+
+    assert min(map(len, made.values())) > 0
+    assert one.stdout.count(f"{what} ") == sum(map(len, made.values()))
+
+
+@contextlib.contextmanager
+def occupied(workdir):
+  workdir.mkdir()
+  with open(workdir / ".lock", "a+") as stream:
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    yield
+
+
+def test_what_the_user_can_mend_ends_both_with_one_line(tmp_path, flags):
+  """Process 0 alone finds it; the other one waits for it at that time."""
+  command = ["-m", "synthq_jax.main", "prepare_data", *flags]
+  with occupied(tmp_path / "run"):
+    done = in_two(*command, f"--workdir={tmp_path / 'run'}", max_restarts=2)
+  assert done.returncode == 2
+  lines = [one for one in done.stdout.splitlines() if "Gloo" not in one]
+  assert len(lines) == 2 and lines[0].startswith("processes: started")
+  assert "[0] synthq:" in lines[1] and "of our own" in lines[1]
