@@ -101,7 +101,7 @@ def evaluations(
       if called == "public" and (hidden or not prepared.num_public_test):
         continue  # its scores could not be shared, or there is no such set
       key = f"evaluate/{called}/{name}"
-      made[key] = make(
+      made[key] = make.together(
         key,
         results.Evaluation,
         (config.evaluate, *of_set, source),

@@ -196,7 +196,7 @@ class Pipeline:
       config.rows.synthetic, self._seeds()
     ):
       name = _name(epsilon) + seed
-      made[name] = self._runner(
+      made[name] = self._runner.together(
         f"finetune_dp/{name}",
         results.Checkpoint,
         (
@@ -240,7 +240,7 @@ class Pipeline:
       public = {f"public_only{s}": (None, "public") for s, _ in self._seeds()}
       wanted = {**public, **wanted}
     return {
-      name: self._runner(
+      name: self._runner.together(
         f"generate/{name}",
         results.SyntheticQueries,
         (self._seeded(config.generate, name), *self._data, source),
@@ -298,7 +298,7 @@ class Pipeline:
       for seed, _ in self._seeds():
         sources[f"original{seed}"] = (None, "original")
     for name, (synthetic, source) in sources.items():
-      made[name] = self._runner(
+      made[name] = self._runner.together(
         f"train_retriever/{name}",
         results.Checkpoint,
         (

@@ -2,8 +2,7 @@
 
 A stage whose fingerprint (its settings and the fingerprints of what it reads)
 equals that of the result on disk is skipped. With several processes process 0
-decides, and works alone while the others wait, unless the stage is for all of
-them.
+decides, and works alone while the others wait, or all of them work together.
 """
 
 import pathlib
@@ -15,11 +14,7 @@ from synthq_jax import artifacts
 from synthq_jax.pipeline import workspace
 from synthq_jax.training import distributed
 
-__all__ = ["COLLECTIVE", "Runner"]
-
-COLLECTIVE = frozenset({"finetune_dp", "generate", "evaluate"})
-"""Stages that every process runs, for its devices or its share of the work;
-process 0 saves their results."""
+__all__ = ["Runner"]
 
 _FORMAT = 3  # raise when a stage's files change, so that old ones are remade
 _Result = TypeVar("_Result")
@@ -38,16 +33,46 @@ class Runner:
     name: str,
     kind: type[_Result],
     parts: Sequence[Any],
-    make: Callable[[str], _Result | None],
+    make: Callable[[str], _Result],
   ) -> tuple[_Result, str]:
-    """Returns a result and its fingerprint, which all processes get.
+    """Returns a result, which process 0 makes, and its fingerprint.
 
     Args:
       name: of the stage and row, e.g. "finetune_dp/eps8".
       kind: of the result.
       parts: what it depends on.
-      make: from the fingerprint; saves the result. Called in process 0 alone,
-        or in all where the stage is one of `COLLECTIVE`.
+      make: from the fingerprint; saves the result. Called in process 0, on its
+        own devices.
+
+    Returns:
+      Both, in every process.
+    """
+
+    def make_alone(digest: str) -> None:
+      if distributed.is_main():
+        with distributed.alone():
+          make(digest)
+
+    return self.together(name, kind, parts, make_alone)
+
+  def together(
+    self,
+    name: str,
+    kind: type[_Result],
+    parts: Sequence[Any],
+    make: Callable[[str], _Result | None],
+  ) -> tuple[_Result, str]:
+    """Returns a result that all processes make, and its fingerprint.
+
+    Args:
+      name: of the stage and row.
+      kind: of the result.
+      parts: what it depends on.
+      make: from the fingerprint; called in every process, for its devices or
+        its share of the work. Process 0 saves the result.
+
+    Returns:
+      Both, in every process.
     """
     digest, places = self._digest(name, parts), self._places(name)
     if distributed.decided(name, lambda: self._is_there(places, digest)):
@@ -58,11 +83,7 @@ class Runner:
         (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
     self._say(f"[{name}] running")
     self.made.append(name)
-    if name.partition("/")[0] in COLLECTIVE:
-      make(digest)
-    elif distributed.is_main():
-      with distributed.alone():
-        make(digest)
+    make(digest)
     distributed.barrier(name)
     # As it is on disk: a later run, which finds it there, gets the same value.
     found = self._load(places, kind, digest)

@@ -21,10 +21,7 @@ __all__ = ["ShardedGrad", "rows_multiple"]
 
 _WHOLE = -1  # no axis is split
 
-<<<<<<< HEAD
 
-=======
->>>>>>> 0092418 (Tests: two real processes, killed and told to stop, end as one that was left alone)
 def rows_multiple(
   mesh: jax.sharding.Mesh, per_device: int | None = None
 ) -> int:
