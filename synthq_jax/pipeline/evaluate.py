@@ -259,16 +259,21 @@ def _vectors(
   params, model_config = t5_checkpoints.load(space.root / retriever.directory)
   folders = []
   asked = (("documents", test.tokens), ("queries", test.query_tokens))
+  shard, num_shards = distributed.index(), distributed.count()
   for kind, tokens in asked:
     title = f"evaluate {retriever.name}: {kind}"
-    with _parts.bar(title, len(tokens), progress) as bar:
+    layout = vector_files.Layout(
+      encoder="", rows=len(tokens), dim=1, block_rows=_BLOCK
+    )
+    own = layout.rows_of_shard(shard, num_shards)
+    with _parts.bar(title, own, progress) as bar:
       encode.to_files(
         params,
         model_config,
         tokens,
         state / kind,
-        shard=distributed.index(),
-        num_shards=distributed.count(),
+        shard=shard,
+        num_shards=num_shards,
         block_rows=_BLOCK,
         batch_size=config.batch_size,
         progress=bar.update,

@@ -81,6 +81,20 @@ class Layout:
     total = self.num_blocks
     return range(total * shard // num_shards, total * (shard + 1) // num_shards)
 
+  def rows_of_shard(self, shard: int, num_shards: int) -> int:
+    """Returns how many rows the blocks of one of several processes have.
+
+    >>> layout = Layout(encoder="e", rows=95, dim=8, block_rows=10)
+    >>> [layout.rows_of_shard(shard, 3) for shard in range(3)]
+    [30, 30, 35]
+
+    Args:
+      shard: as in `of_shard`.
+      num_shards: as in `of_shard`.
+    """
+    bounds = map(self.bounds, self.of_shard(shard, num_shards))
+    return sum(stop - first for first, stop in bounds)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Record:
