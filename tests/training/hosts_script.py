@@ -55,12 +55,14 @@ def make_step(mesh, pause):
 
 
 def signalling(step_fn, folder, number, process, at):
-  """Signals this process before a step, the first time only."""
+  """Signals this process before a step, the first time only; 0: an error."""
 
   def wrapped(state, batch, step):
     flag = folder / f"signalled_{process}"
     if distributed.index() == process and step == at and not flag.exists():
       flag.touch()
+      if not number:
+        raise ValueError("a mistake of the user")
       os.kill(os.getpid(), number)
     return step_fn(state, batch, step)
 
@@ -132,6 +134,10 @@ def main():
     code = left.code
   except stopping.Terminated:
     code = stopping.EXIT_CODE
+  except ValueError as error:
+    code = 2
+    if distributed.announce(code):
+      print(error, flush=True)
   finally:
     distributed.finish(code)
   return code

@@ -127,6 +127,19 @@ def test_sigterm_to_one_stops_both_after_the_same_step(
   assert_equal(cut, whole)
 
 
+@pytest.mark.parametrize("processes", [(0,), (1,), (0, 1)])
+def test_an_error_of_one_ends_the_other_in_its_step_and_is_said_once(
+  tmp_path, processes
+):
+  """The other one waits for this one's part of a sum, which never comes."""
+  began = time.monotonic()
+  flags = [f"--signal=0,{process},3" for process in processes]
+  output = ended(launch(tmp_path / "run", *flags, max_restarts=3), code=2)
+  assert time.monotonic() - began < 60
+  assert output.count("a mistake of the user") == 1
+  assert "restart" not in output
+
+
 def test_a_launcher_that_is_told_to_stop_waits_for_one_saved_state(
   tmp_path, whole
 ):
