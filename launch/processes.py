@@ -31,10 +31,6 @@ POLL = 0.05
 BAR = 10.0  # seconds between two lines of a progress bar
 
 
-class Told(BaseException):  # noqa: N818
-  """This launcher was told to stop; the argument is the exit code."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
   """A command and how often it may start."""
@@ -128,64 +124,78 @@ def signal_all(children: Sequence[subprocess.Popen], number: int) -> None:
       child.send_signal(number)
 
 
-def wait(children: Sequence[subprocess.Popen], job: Job) -> int:
+def wait(
+  children: Sequence[subprocess.Popen], job: Job, told: Sequence[int]
+) -> int:
   """Waits for all; returns what they came to, as one exit code.
 
-  One that dies, or ends with an error, gives the others the time to notice,
-  and then they are killed: without it no step of theirs can end. Exit code 143
-  means a state is being saved, so nobody is hurried.
+  One that dies, or ends with an error, takes the others with it: at once, or
+  when they have had the time to notice, since without it no step of theirs can
+  end. Exit code 143 means that a state is being saved, so nobody is hurried.
   """
   while all(child.poll() in (None, 0) for child in children):
+    if told:
+      return stop(children, told)
     if all(child.poll() == 0 for child in children):
       return 0
     time.sleep(POLL)
-  failed = [code for child in children if (code := child.poll())]
-  if any(code < 0 for code in failed):
-    deadline = 0.0
-  elif PREEMPTED in failed:
-    deadline = float("inf")
-  else:
-    deadline = job.grace
   began = time.monotonic()
+  while True:
+    codes = [child.poll() for child in children]
+    failed = [code for code in codes if code]
+    is_lost = min(failed) < 0
+    waited = time.monotonic() - began
+    is_late = PREEMPTED not in failed and waited >= job.grace
+    if None not in codes or is_lost or is_late:
+      signal_all(children, signal.SIGKILL)
+      return outcome(failed)
+    if told:
+      return stop(children, told)
+    time.sleep(POLL)
+
+
+def stop(children: Sequence[subprocess.Popen], told: Sequence[int]) -> int:
+  """Tells all to stop and waits for their states; told again, for nothing."""
+  say("told to stop: waiting for saved states")
+  signal_all(children, signal.SIGTERM)
   while any(child.poll() is None for child in children):
-    if any((child.poll() or 0) < 0 for child in children):
-      deadline = 0.0
-    if time.monotonic() - began >= deadline:
+    if len(told) > 1:
       signal_all(children, signal.SIGKILL)
     time.sleep(POLL)
-  return outcome(failed, [child.returncode for child in children])
+  return 128 + told[0]
 
 
-def outcome(first: Sequence[int], codes: Sequence[int]) -> int:
-  """One exit code for all: final ones win, then the first that was seen.
+def outcome(codes: Sequence[int]) -> int:
+  """One exit code for all that ended by themselves, in some way but well.
 
-  >>> outcome([-9], [-9, -9]), outcome([143], [143, 143]), outcome([1], [1, 2])
+  What one that was killed did to the others says nothing; else final codes
+  win.
+
+  >>> outcome([2, -9]), outcome([143, 143]), outcome([1, 2])
   (137, 143, 2)
   """
-  final = [code for code in codes if code in FINAL and code]
-  code = final[0] if final else first[0]
-  return 128 - code if code < 0 else code
+  if min(codes) < 0:
+    return 128 - min(codes)
+  return next((code for code in codes if code in FINAL), codes[0])
 
 
-def run(job: Job) -> int:
-  """Runs the command to its end, however often it has to start."""
+def run(job: Job, told: Sequence[int] = ()) -> int:
+  """Runs the command to its end, however often it has to start.
+
+  `told` grows by the number of each signal that this launcher gets: a handler
+  that raised could do so while a child is being born.
+  """
   restarts = 0
   while True:
     children, outputs = start(job)
-    try:
-      code = wait(children, job)
-    except Told as told:
-      say("told to stop: waiting for saved states")
-      signal_all(children, signal.SIGTERM)
-      for child in children:
-        child.wait()
-      return told.args[0]
-    finally:
-      signal_all(children, signal.SIGKILL)
-      for thread in outputs:
-        thread.join(5.0)
+    code = wait(children, job, told)
+    for child, output in zip(children, outputs, strict=True):
+      child.wait()
+      output.join(5.0)
     if code in FINAL:
       return code
+    if told:
+      return 128 + told[0]
     if restarts == job.max_restarts:
       say(f"ended with {code}, after {restarts} restarts: giving up")
       return code
@@ -217,15 +227,11 @@ def parse(argv: Sequence[str]) -> Job:
 def main(argv: Sequence[str] | None = None) -> int:
   job = parse(sys.argv[1:] if argv is None else argv)
 
-  def stop(number, frame):
-    del frame
-    signal.signal(number, signal.SIG_IGN)
-    raise Told(128 + number)
-
+  told: list[int] = []
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, stop)
+    signal.signal(number, lambda number, frame: told.append(number))
   try:
-    return run(job)
+    return run(job, told)
   except OSError as error:
     say(f"{error.filename or job.command[0]}: {error.strerror}")
     return 2

@@ -99,7 +99,7 @@ def _outcome(argv: Sequence[str] | None) -> int:
   except distributed.Left as left:
     return left.code
   except (ValueError, OSError) as error:
-    if "--debug" in argv:
+    if "--debug" in argv or distributed.is_loss(error):
       raise
     explain = _flags.os_error if isinstance(error, OSError) else _flags.one_line
     return _stop(explain(error), 2)

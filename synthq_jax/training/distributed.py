@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ __all__ = [
   "devices",
   "finish",
   "index",
+  "is_loss",
   "is_main",
   "main_first",
   "start",
@@ -39,6 +41,11 @@ __all__ = [
 _Value = TypeVar("_Value")
 
 _LEFT = "synthq/left"
+# How the errors of XLA begin, some of which come as a plain ValueError.
+_STATUS = re.compile(
+  "(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|FAILED_PRECONDITION|INTERNAL"
+  "|UNAVAILABLE|UNKNOWN): "
+)
 _POLL_MS = 500
 # Seconds until a process that does not end by itself is ended: after SIGTERM it
 # may be saving a state, after an error it may be stuck in a step for ever.
@@ -181,6 +188,18 @@ def announce(code: int) -> bool:
   except RuntimeError as error:
     return "ALREADY_EXISTS" not in str(error)
   return True
+
+
+def is_loss(error: BaseException) -> bool:
+  """Says whether an error is that of a step which another process deserted.
+
+  Such a step fails as soon as the connection breaks, before anybody has said
+  that the other one is gone.
+
+  Args:
+    error: of any kind.
+  """
+  return _session is not None and bool(_STATUS.match(str(error)))
 
 
 def finish(code: int) -> None:

@@ -17,6 +17,8 @@ processes = importlib.util.module_from_spec(SPEC)
 sys.modules["processes"] = processes  # dataclasses look their module up
 SPEC.loader.exec_module(processes)
 
+OUTCOMES = [([2, -9], 137), ([-6, 1], 134), ([143, 143], 143), ([1, 2], 2)]
+
 # A child reads what to do in this start: the line of its own number.
 CHILD = """
 import os, pathlib, signal, sys, time
@@ -31,8 +33,8 @@ def stop(number, frame):
   time.sleep(0.3)
   (folder / f"saved_{me}").touch()
   sys.exit(143)
-if what == "waits":
-  signal.signal(signal.SIGTERM, stop)
+if what in ("waits", "deaf"):
+  signal.signal(signal.SIGTERM, stop if what == "waits" else signal.SIG_IGN)
   (folder / f"ready_{me}").touch()
   time.sleep(60)
 if what == "dies":
@@ -83,6 +85,7 @@ def test_lines_carry_the_number_of_their_process(tmp_path):
     (("3", "3"), 3, 0),
     (("143,2", "143,2"), 2, 1),
     (("dies", "0"), 137, 2),
+    (("dies,0", "2,0"), 0, 1),  # a lost process makes others fail somehow
     (("143", "143"), 143, 2),
   ],
 )
@@ -93,6 +96,11 @@ def test_what_was_lost_starts_again_and_what_is_final_does_not(
   assert (found, len(starts(tmp_path)) - 1) == (code, restarts), output
   assert output.count(": restart ") == restarts
   assert len(set(starts(tmp_path))) == restarts + 1  # a port for each start
+
+
+@pytest.mark.parametrize(("codes", "one"), OUTCOMES)
+def test_many_exit_codes_come_to_one(codes, one):
+  assert processes.outcome(codes) == one
 
 
 def test_without_restarts_a_lost_process_is_the_end(tmp_path):
@@ -132,6 +140,18 @@ def test_a_launcher_told_to_stop_tells_all_and_waits(tmp_path, number, code):
   assert len(starts(tmp_path)) == 1
 
 
+def test_a_launcher_told_twice_waits_for_nobody(tmp_path):
+  process = start(tmp_path, "deaf")
+  while not (tmp_path / "ready_0").exists():
+    assert process.poll() is None
+    time.sleep(0.02)
+  for _ in range(2):
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+  process.communicate(timeout=20)
+  assert process.returncode == 143
+
+
 def test_children_find_each_other_through_the_environment():
   job = processes.Job(command=["x"], num_processes=3, devices_per_process=2)
   found = processes.environment(job, 1, 7777, {"HOME": "h"})
@@ -156,7 +176,8 @@ def test_a_progress_bar_becomes_a_line_now_and_then(
   monkeypatch.setattr(processes, "BAR", 0.0)
   assert processes.run(job) == 0
   lines = capfdbinary.readouterr().out.splitlines()
-  assert b"[0] 0/2" in lines and lines[-1] == b"[0] 2/2"
+  assert lines[-1] == b"[0] 2/2"
+  assert {b"[0] 0/2", b"[0] 1/2"} & set(lines)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ def main():
   except stopping.Terminated:
     code = stopping.EXIT_CODE
   except ValueError as error:
+    if distributed.is_loss(error):
+      raise
     code = 2
     if distributed.announce(code):
       print(error, flush=True)
