@@ -276,6 +276,7 @@ def _vectors(
         num_shards=num_shards,
         block_rows=_BLOCK,
         batch_size=config.batch_size,
+        devices=distributed.own_devices(),
         progress=bar.update,
       )
     folders.append(state / kind)

@@ -188,11 +188,11 @@ def _write(
   import tqdm
 
   params, model_config = t5_checkpoints.load(source)
-  params = jax.device_put(params)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
+  total = sum(len(chosen[first : first + _PART]) for first in firsts)
   with tqdm.tqdm(
-      total=sum(len(chosen[f : f + _PART]) for f in firsts), desc=f"generate {name}", unit="doc",
-      disable=not progress, mininterval=1.0,
+      total=total, desc=f"generate {name}", unit="doc", disable=not progress,
+      mininterval=1.0,
   ) as bar:  # fmt: skip
     for first in firsts:
       part = chosen[first : first + _PART]
@@ -215,6 +215,7 @@ def _write(
           num_samples=config.queries_per_document,
           forbidden=_queries.forbidden(vocabulary, model_config.vocab_size),
           batch_size=config.batch_size,
+          devices=distributed.own_devices(),
           progress=bar.update,
         )
         parts.save(first, rows)

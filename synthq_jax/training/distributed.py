@@ -35,6 +35,7 @@ __all__ = [
   "is_loss",
   "is_main",
   "main_first",
+  "own_devices",
   "start",
 ]
 
@@ -246,6 +247,16 @@ def devices() -> list[Any]:
   import jax
 
   return jax.devices() if count() > 1 else jax.local_devices()
+
+
+def own_devices() -> list[Any] | None:
+  """Returns the accelerators of this process for rows of its own.
+
+  None, for JAX's default device, on a CPU: its virtual devices share the cores.
+  """
+  import jax
+
+  return None if jax.default_backend() == "cpu" else jax.local_devices()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,11 @@
 import dataclasses
 import functools
 import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +33,7 @@ CONFIG = t5_config.T5Config(
   dropout_rate=0.1,
 )
 NUM, STEPS = 40, 3
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPES = {
   "data": mesh.Shape(),
   "fsdp": mesh.Shape(data=1, fsdp=8),
@@ -106,8 +112,12 @@ def train(root, shape, *, sampler=SAMPLER):
     rows_multiple=1 if on is None else sharded_grad.rows_multiple(on, 2),
     dropout_key=jax.random.key(9),  # masks belong to rows, wherever they lie
   )
+  return params, read_metrics(root)
+
+
+def read_metrics(root):
   lines = (root / "metrics.jsonl").read_text().splitlines()
-  return params, [json.loads(line) for line in lines]
+  return [json.loads(line) for line in lines]
 
 
 def assert_same(found, expected):
@@ -140,6 +150,14 @@ def test_a_killed_training_goes_on_in_another_mesh(tmp_path, on_one_device):
   assert_same(train(tmp_path, shape), on_one_device)
 
 
+def zeros():
+  return {
+    "encoder/layers_0/mlp/wi_0/kernel": np.zeros((520, 264), np.float32),
+    "decoder/logits_dense/kernel": np.zeros((136, 328), np.float32),
+    "encoder/encoder_norm/scale": np.zeros(1037, np.float32),
+  }
+
+
 def noise(shape, params):
   """Returns the noise of one step, and the program that made it."""
   transform = optim.privatize(
@@ -162,19 +180,46 @@ def noise(shape, params):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_noise_is_the_same_to_the_bit_and_made_where_it_is_added(name):
-  zeros = {
-    "encoder/layers_0/mlp/wi_0/kernel": np.zeros((520, 264), np.float32),
-    "decoder/logits_dense/kernel": np.zeros((136, 328), np.float32),
-    "encoder/encoder_norm/scale": np.zeros(1037, np.float32),
-  }
-  expected, _ = noise(None, zeros)
-  found, program = noise(SHAPES[name], zeros)
+  expected, _ = noise(None, zeros())
+  found, program = noise(SHAPES[name], zeros())
   for path, leaf in found.items():
     assert np.array_equal(np.asarray(leaf), np.asarray(expected[path]))
     assert np.std(leaf) == pytest.approx(0.7 * 1.3 / 3, rel=0.1)
   if name != "data":  # where every device holds everything
     assert "f32[520,264]" not in program
     assert "[136,328]" not in program
+
+
+def test_two_processes_make_the_same_training_and_their_state_moves(
+  tmp_path, on_one_device
+):
+  folder = tmp_path / "two"
+  folder.mkdir()
+  flags = os.environ["XLA_FLAGS"]
+  done = subprocess.run(
+    [sys.executable, ROOT / "launch/processes.py", "--num_processes=2",
+     "--devices_per_process=2", "--max_restarts=0", "--", sys.executable,
+     ROOT / "tests/training/mesh_script.py", folder],
+    env={
+      **os.environ,
+      "PYTHONPATH": str(ROOT),
+      "XLA_FLAGS": re.sub(r"--xla_force_host\S+", "", flags),
+    },
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    check=False,
+    timeout=600,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stdout
+  with np.load(folder / "params.npz") as params:
+    assert_same((dict(params), read_metrics(folder)), on_one_device)
+  expected, _ = noise(None, zeros())
+  with np.load(folder / "noise.npz") as found:
+    for path, leaf in found.items():
+      assert np.array_equal(leaf, expected[path])
+  assert len(list((tmp_path / "early" / "state").glob("step_*"))) == 1
+  assert_same(train(tmp_path / "early", SHAPES["tensor"]), on_one_device)
 
 
 def test_parameters_and_moments_are_split_by_their_axes():
