@@ -1,0 +1,315 @@
+"""Launches experiments with XManager: a recipe, a sweep, an executor.
+
+  python launch/xm.py --executor=local --gin_file=gin_configs/recipes/demo.gin \
+    --sweep=EPSILON=3,8,16
+
+`local` runs synthq on this machine, without Docker. `tpu_vm` runs launch/tpu_vm.py
+here, once for each point of the sweep, and that drives gcloud: XManager itself
+knows no way to TPU v4 and later. `vertex` builds a container for Vertex AI, which
+XManager maps to TPU v2 and v3 alone. `--dry_run` prints every command and needs
+no XManager; else: pip install 'synthq_jax[launch]'.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import sweeps
+import tpu_steps
+import tpu_types
+import tpu_vm
+
+__all__ = ["Unit", "main", "units"]
+
+_TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
+_OWN_FLAGS = (
+  "--executor",
+  "--title",
+  "--max_parallel",
+  "--workdir",
+  "--dry_run",
+)
+_IMAGE = "python:3.11-slim"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unit:
+  """One work unit: a command of this machine, or of a container."""
+
+  name: str
+  args: tuple[str, ...]  # of Python
+  resources: tuple[tuple[str, int], ...] = ()  # of a container
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line.
+
+  Args:
+    argv: the arguments; None: the process's own. Those that begin with --xm_ go
+      to XManager.
+
+  Returns:
+    The exit code: 0; 1 if a work unit failed; 2 for what the user can mend; 130
+    after Ctrl-C.
+  """
+  given = list(sys.argv[1:] if argv is None else argv)
+  own = [flag for flag in given if not flag.startswith("--xm_")]
+  try:
+    flags, bindings = tpu_vm.split(own)
+    options = _parser().parse_args(flags)
+    todo = units(options, bindings, own)
+    if options.dry_run:
+      print(_script(options, bindings, todo), end="")
+      return 0
+    if options.executor != "local":
+      tpu_vm.check_cost(options, tpu_vm.jobs(options, bindings))
+    failed = _launch(options, todo, [f for f in given if f not in own])
+  except ValueError as error:
+    return _stop(str(error), 2)
+  except KeyboardInterrupt:
+    return _stop("interrupted; the same command goes on where it stopped", 130)
+  if failed:
+    names = ", ".join(failed)
+    return _stop(f"{len(failed)} of {len(todo)} failed: {names}; see above", 1)
+  return 0
+
+
+def _stop(message: str, code: int) -> int:
+  print(f"xm: {message}", file=sys.stderr)
+  return code
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = tpu_vm.Parser(
+    prog="xm.py",
+    description=__doc__.partition("\n")[0],
+    epilog="--gin.NAME=value goes to synthq, --xm_NAME=value to XManager.",
+    allow_abbrev=False,
+  )
+  flag = parser.add_argument
+  flag("--executor", choices=("local", "vertex", "tpu_vm"), default="local")
+  flag("--title", default="synthq", help="of the experiment")
+  flag("--workdir", default="runs", help="local: the folder of all units")
+  words = "work units at the same time"
+  flag("--max_parallel", type=int, default=1, help=words)
+  tpu_vm.add_job_flags(parser)
+  return parser
+
+
+# What is to run.
+
+
+def units(
+  options: argparse.Namespace, bindings: Sequence[str], argv: Sequence[str]
+) -> list[Unit]:
+  """Returns one work unit for each point of the sweep.
+
+  Args:
+    options: the parsed flags.
+    bindings: NAME=value for gin.
+    argv: the command line, which `tpu_vm` gets with one point each.
+
+  Returns:
+    The units.
+
+  Raises:
+    ValueError: with one line, if something is missing or wrong.
+  """
+  if options.executor == "local":
+    return _local_units(options, bindings)
+  if options.executor == "vertex":
+    return _vertex_units(options, bindings)
+  jobs = tpu_vm.jobs(options, bindings)
+  points = _points(options, bindings)
+  passed = [flag for flag in argv if flag.partition("=")[0] not in _OWN_FLAGS]
+  return [
+    Unit(
+      name=job.name,
+      args=(
+        str(_TPU_VM),
+        *passed,
+        *((f"--point={point.name}",) if point.name else ()),
+      ),
+    )
+    for job, point in zip(jobs, points, strict=True)
+  ]
+
+
+def _points(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> Sequence[sweeps.Point]:
+  tpu_vm.check_secret(bindings)
+  grid = sweeps.points(
+    options.sweep,
+    gin_file=options.gin_file,
+    bindings=bindings,
+    root=pathlib.Path(options.source).resolve(),
+  )
+  return tpu_vm.chosen(options, grid)
+
+
+def _synthq(stage: str, point: sweeps.Point, workdir: str) -> tuple[str, ...]:
+  """The arguments of Python that run a stage."""
+  return (
+    "-m",
+    "synthq_jax.main",
+    stage,
+    "--quiet",
+    f"--gin_file={point.gin_file}",
+    *(f"--gin.{binding}" for binding in point.bindings),
+    f"--workdir={workdir}",
+  )
+
+
+def _local_units(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> list[Unit]:
+  base = pathlib.Path(options.workdir).absolute()
+  return [
+    Unit(
+      name=point.name or "unit",
+      args=_synthq(options.stage, point, str(base / point.name)),
+    )
+    for point in _points(options, bindings)
+  ]
+
+
+def _vertex_units(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> list[Unit]:
+  """Containers on TPU v2 or v3, whose bucket Vertex AI mounts below /gcs."""
+  if options.nfs or options.spot or options.queued:
+    raise ValueError(
+      "--executor=vertex knows no --nfs, --spot or --queued; leave them out"
+    )
+  if options.accelerator:
+    generation = tpu_types.describe(options.accelerator).generation
+    if generation not in ("v2", "v3"):
+      raise ValueError(
+        "XManager maps TPU v2 and v3 alone to Vertex AI, got"
+        f" --accelerator={options.accelerator}; give --executor=tpu_vm"
+      )
+  jobs = tpu_vm.jobs(options, bindings)
+  points = _points(options, bindings)
+  return [
+    Unit(
+      name=job.name,
+      args=_synthq(options.stage, point, f"/gcs/{job.bucket}/{job.name}")[2:],
+      resources=((f"tpu_{job.slice.generation}", job.slice.devices),),
+    )
+    for job, point in zip(jobs, points, strict=True)
+  ]
+
+
+def _script(
+  options: argparse.Namespace, bindings: Sequence[str], todo: Sequence[Unit]
+) -> str:
+  """What --dry_run prints: the units, and what tpu_vm.py would run in each."""
+  python = "python" if options.executor == "vertex" else sys.executable
+  lines = []
+  for unit in todo:
+    needs = "".join(f" on {name}={n}" for name, n in unit.resources)
+    lines.append(f"# {options.executor}: {unit.name}{needs}")
+    module = ("-m", "synthq_jax.main") if unit.resources else ()
+    lines.append(shlex.join([python, *module, *unit.args]))
+  text = "\n".join(lines) + "\n"
+  if options.executor == "tpu_vm":
+    scripts = map(tpu_steps.script, tpu_vm.jobs(options, bindings))
+    text += "\n" + "\n".join(scripts)
+  return text
+
+
+# XManager.
+
+
+def _launch(
+  options: argparse.Namespace, todo: Sequence[Unit], xm_flags: Sequence[str]
+) -> list[str]:
+  """Runs an experiment, and returns the names of units that failed."""
+  try:
+    from absl import flags
+    from xmanager import xm_local
+  except ImportError as error:
+    raise ValueError(
+      f"XManager cannot be imported ({error}): pip install"
+      " 'synthq_jax[launch]', or --dry_run, or launch/tpu_vm.py"
+    ) from error
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(["xm.py", *xm_flags])
+
+  async def experiment() -> list[str]:
+    async with xm_local.create_experiment(options.title) as running:
+      (executable,) = running.package([_packageable(options)])
+      return await _run(running, executable, todo, options.max_parallel)
+
+  return asyncio.run(experiment())
+
+
+async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
+  """Adds units, a few at a time, and waits for them."""
+  from xmanager import xm
+
+  free = asyncio.Semaphore(limit)
+
+  async def run(unit: Unit) -> str | None:
+    async with free:
+      job = xm.Job(
+        executable=executable,
+        executor=_executor(unit),
+        args=list(unit.args),
+        name=unit.name,
+      )
+      work_unit = await experiment.add(job)
+      try:
+        await work_unit.wait_until_complete()
+      except xm.ExperimentUnitError:
+        return unit.name
+    return None
+
+  done = await asyncio.gather(*map(run, todo))
+  return [name for name in done if name]
+
+
+def _executor(unit: Unit):
+  from xmanager import xm, xm_local
+
+  if not unit.resources:
+    return xm_local.Local()
+  return xm_local.Vertex(
+    requirements=xm.JobRequirements(**dict(unit.resources))
+  )
+
+
+def _packageable(options: argparse.Namespace):
+  """This Python for units that run here, a container for Vertex AI."""
+  from xmanager import xm, xm_local
+
+  if options.executor != "vertex":
+    return xm.binary(xm_local.Local.Spec(), path=sys.executable)
+  # What is committed and nothing else: runs/ holds private results.
+  clean = pathlib.Path(tempfile.mkdtemp()) / "synthq_jax_source"
+  clean.mkdir()
+  archive = ("git", "-C", options.source, "archive", "HEAD")
+  packed = subprocess.run(archive, check=True, capture_output=True).stdout
+  subprocess.run(("tar", "-x", "-C", str(clean)), check=True, input=packed)
+  return xm.python_container(
+    xm_local.Vertex.Spec(),
+    entrypoint=xm.ModuleName("synthq_jax.main"),
+    path=str(clean),
+    base_image=_IMAGE,
+    docker_instructions=[
+      f"COPY {clean.name}/ {clean.name}",
+      f"WORKDIR {clean.name}",
+      "RUN pip install '.[tpu]'",
+    ],
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(main())
