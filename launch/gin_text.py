@@ -21,8 +21,8 @@ def find(name: str, root: pathlib.Path) -> pathlib.Path:
   """Finds a gin file inside a checkout.
 
   Args:
-    name: a path that is absolute, or relative to the current folder, to the
-      checkout, or to its `gin_configs`.
+    name: a path that is absolute, or relative to the checkout, to its
+      `gin_configs`, or to the current folder.
     root: the checkout.
 
   Returns:
@@ -31,7 +31,7 @@ def find(name: str, root: pathlib.Path) -> pathlib.Path:
   Raises:
     ValueError: if there is no such file.
   """
-  for folder in (pathlib.Path(), root, root / "gin_configs"):
+  for folder in (root, root / "gin_configs", pathlib.Path()):
     path = folder / name
     if path.is_file():
       return path.resolve()

@@ -120,12 +120,10 @@ def script(job: Job) -> str:
 
 
 def _written(argv: tuple[str, ...]) -> str:
-  """A command for the shell, one flag a line where it is long."""
+  """A command for the shell, one flag a line where there are several."""
+  flags = [i for i, word in enumerate(argv) if word.startswith("--")]
   quoted = [shlex.quote(word) for word in argv]
-  if len(" ".join(quoted)) <= 80:
-    return " ".join(quoted)
-  flags = (i for i, word in enumerate(argv) if word.startswith("--"))
-  first = next(flags, len(argv))
+  first = flags[0] if len(flags) > 1 else len(argv)
   return " \\\n  ".join([" ".join(quoted[:first]), *quoted[first:]])
 
 

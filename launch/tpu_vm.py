@@ -11,6 +11,7 @@ docs/tutorials/tpu_slice.md leads from a laptop to a slice.
 
 import argparse
 import difflib
+import math
 import pathlib
 import re
 import shutil
@@ -127,11 +128,6 @@ def _parser() -> argparse.ArgumentParser:
     allow_abbrev=False,
   )
   add_job_flags(parser)
-  parser.add_argument(
-    "--dry_run", action="store_true", help="print, run nothing"
-  )
-  words = "go on, and pay for the slice"
-  parser.add_argument("--confirm_cost", action="store_true", help=words)
   return parser
 
 
@@ -310,12 +306,11 @@ def _check_split(job: tpu_steps.Job, source: pathlib.Path) -> None:
   for binding in job.bindings:
     name, _, value = binding.partition("=")
     values[name.strip()] = value.strip()
-  numbers = {n: int(v) for n, v in values.items() if re.fullmatch(r"\d+", v)}
+  known = {n: v for n, v in values.items() if re.fullmatch(r"[1-9]\d*", v)}
+  numbers = {name: int(value) for name, value in known.items()}
   devices = job.slice.devices
   axes = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
-  mesh = 1
-  for axis in axes:
-    mesh *= numbers.get(axis, 1)
+  mesh = math.prod(numbers.get(axis, 1) for axis in axes)
   is_whole = all(axis in numbers for axis in axes)
   if devices % mesh or (is_whole and mesh != devices):
     shape = " x ".join(f"{a}={numbers[a]}" for a in axes if a in numbers)
