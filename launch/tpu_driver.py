@@ -253,4 +253,6 @@ def _deaf() -> Iterator[None]:
 
 
 def _say(words: str) -> None:
-  print(f"tpu_vm: {words}", file=sys.stderr, flush=True)
+  # Whoever reads this may be gone; the slice is to be deleted all the same.
+  with contextlib.suppress(OSError):
+    print(f"tpu_vm: {words}", file=sys.stderr, flush=True)

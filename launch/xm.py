@@ -12,12 +12,17 @@ no XManager; else: pip install 'synthq_jax[launch]'.
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
+import logging
+import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 
 import sweeps
@@ -56,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   Returns:
     The exit code: 0; 1 if a work unit failed; 2 for what the user can mend; 130
-    after Ctrl-C.
+    after Ctrl-C, 143 after SIGTERM.
   """
   given = list(sys.argv[1:] if argv is None else argv)
   own = [flag for flag in given if not flag.startswith("--xm_")]
@@ -74,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _stop(str(error), 2)
   except KeyboardInterrupt:
     return _stop("interrupted; the same command goes on where it stopped", 130)
+  except asyncio.CancelledError:
+    return _stop("told to stop; the same command goes on where it stopped", 143)
   if failed:
     names = ", ".join(failed)
     return _stop(f"{len(failed)} of {len(todo)} failed: {names}; see above", 1)
@@ -243,12 +250,23 @@ def _launch(
   if not flags.FLAGS.is_parsed():
     flags.FLAGS(["xm.py", *xm_flags])
 
-  async def experiment() -> list[str]:
+  failed: list[str] = []
+
+  async def experiment() -> None:
+    if threading.current_thread() is threading.main_thread():
+      stop = asyncio.current_task().cancel
+      asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
     async with xm_local.create_experiment(options.title) as running:
       (executable,) = running.package([_packageable(options)])
-      return await _run(running, executable, todo, options.max_parallel)
+      failed.extend(await _run(running, executable, todo, options.max_parallel))
 
-  return asyncio.run(experiment())
+  try:
+    asyncio.run(experiment())
+  except RuntimeError:
+    # On leaving, XManager raises again for units that have been counted.
+    if not failed:
+      raise
+  return failed
 
 
 async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
@@ -270,10 +288,28 @@ async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
         await work_unit.wait_until_complete()
       except xm.ExperimentUnitError:
         return unit.name
+      except asyncio.CancelledError:
+        _terminate(work_unit)
+        raise
     return None
 
   done = await asyncio.gather(*map(run, todo))
-  return [name for name in done if name]
+  failed = [name for name in done if name]
+  if failed:  # which XManager would show again, with tracebacks
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+  return failed
+
+
+def _terminate(work_unit) -> None:
+  """Sends SIGTERM to what a unit runs here.
+
+  XManager does so at its own exit alone, which it puts off until every unit has
+  ended, and then tells the shell around a command instead of the command. It has
+  no public way either: `stop` knows no local jobs.
+  """
+  for handle in getattr(work_unit, "_local_execution_handles", ()):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(handle.process.pid, signal.SIGTERM)  # each has its own session
 
 
 def _executor(unit: Unit):

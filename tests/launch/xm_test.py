@@ -4,8 +4,10 @@ import json
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -67,7 +69,7 @@ def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
       TINY,
       f"--gin.SOURCE=jsonl:{_files(tmp_path)}",
       "--gin.prepare_data.Config.public_test_documents=20",
-      "--sweep=EPSILON=3,8",
+      "--sweep=EPSILON=3",
       f"--workdir={tmp_path / 'runs'}",
     ],
     env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
@@ -78,10 +80,9 @@ def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
     check=False,
   )
   assert done.returncode == 0, done.stdout + done.stderr
-  for epsilon in (3, 8):
-    stage = f"epsilon-{epsilon}/finetune_dp/eps{epsilon}"
-    result = json.loads((tmp_path / "runs" / stage / "result.json").read_text())
-    assert result["statement"]["epsilon"] == pytest.approx(epsilon, abs=0.01)
+  path = tmp_path / "runs/epsilon-3/finetune_dp/eps3/result.json"
+  statement = json.loads(path.read_text())["result"]["statement"]
+  assert statement["epsilon"] == pytest.approx(3, abs=0.01)
 
 
 def test_a_unit_that_fails_is_named_and_the_others_run(xmanager, tmp_path):
@@ -107,6 +108,7 @@ def test_a_unit_that_fails_is_named_and_the_others_run(xmanager, tmp_path):
   last = done.stderr.splitlines()[-1]
   assert last == "xm: 2 of 2 failed: epsilon-3, epsilon-8; see above"
   assert "missing.jsonl" in done.stdout + done.stderr
+  assert "Traceback" not in done.stderr
 
 
 def test_a_sweep_adds_one_job_for_each_point(mock, tmp_path):
@@ -190,6 +192,33 @@ def test_the_tpu_route_really_runs_its_jobs(xmanager, cloud):
   assert not cloud.costs
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_experiment_told_to_stop_deletes_its_slice(xmanager, cloud, number):
+  del xmanager
+  cloud.answers(run=["hang"])
+  experiment = subprocess.Popen(
+    cloud.command("--executor=tpu_vm", "--confirm_cost", script="xm"),
+    env={**cloud.environment, "HOME": str(cloud.folder)},
+    cwd=cloud.folder,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    start_new_session=True,
+  )
+  _wait(lambda: "run" in cloud.kinds)
+  os.killpg(experiment.pid, number)
+  experiment.communicate(timeout=60)
+  assert experiment.returncode == 128 + number
+  _wait(lambda: not cloud.costs)
+
+
+def _wait(is_so) -> None:
+  for _ in range(600):
+    if is_so():
+      return
+    time.sleep(0.05)
+  raise AssertionError("waited for 30 seconds")
+
+
 def test_vertex_gets_a_container_on_tpu_v3(mock, cloud, monkeypatch):
   from xmanager import xm as api
   from xmanager.cloud import vertex
@@ -258,7 +287,8 @@ def test_a_dry_run_of_the_tpu_route_prints_what_it_always_printed(cloud):
   done = cloud.run(
     "--dry_run",
     "--executor=tpu_vm",
-    "--sweep=EPSILON=3,8",
+    "--sweep=CLIP_NORM=0.1,1",
+    "--sweep=EPSILON=3",
     "--accelerator=v4-8",
     "--name=demo",
     script="xm",
