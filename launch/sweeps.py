@@ -183,7 +183,7 @@ def short(name: str, limit: int = _LONGEST) -> str:
   """Shortens a name deterministically, keeping different ones different.
 
   >>> short("a" * 50, 20)
-  'aaaaaaaaaaaa-160c5e1'
+  'aaaaaaaaaaaa-160b4e4'
   """
   if len(name) <= limit:
     return name

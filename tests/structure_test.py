@@ -126,7 +126,8 @@ def test_nothing_loads_tensorflow_when_it_is_imported(path):
 
 
 def is_definition(node: ast.AST) -> bool:
-  return isinstance(node, (ast.FunctionDef, ast.ClassDef))
+  kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+  return isinstance(node, kinds)
 
 
 @pytest.mark.parametrize(
