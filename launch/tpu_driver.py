@@ -154,7 +154,8 @@ def _until_done(
       return
     except _StepFailed as failed:
       if failed.phase in ("create", "wait"):
-        raise LaunchError(f"{failed}; its message stands above") from failed
+        hint = "" if job.queued else "; --queued waits for capacity"
+        raise LaunchError(f"{failed}, see above{hint}") from failed
       if failed.phase == "run" and failed.code in _FINAL:
         words = (
           f"synthq ended with exit code {failed.code}, which says why above"
@@ -163,7 +164,7 @@ def _until_done(
       is_there = _ask(state.argv).stdout.strip() == "READY"
       resumes = failed.phase == "run" and failed.code in (_SAVED, _LOST)
       if is_there and not resumes:
-        raise LaunchError(f"{failed}; its message stands above") from failed
+        raise LaunchError(f"{failed}, see above") from failed
       if restart == max_restarts:
         words = (
           f"{failed} after {max_restarts} restarts; --max_restarts=N allows"
@@ -191,7 +192,7 @@ def _must(step: tpu_steps.Step) -> None:
   try:
     _do(step)
   except _StepFailed as failed:
-    raise LaunchError(f"{failed}; its message stands above") from failed
+    raise LaunchError(f"{failed}, see above") from failed
 
 
 def _wait(step: tpu_steps.Step, poll_seconds: float) -> None:

@@ -241,7 +241,7 @@ def _set_up(job: Job) -> list[Step]:
     f'rm -rf "{_CODE}"',
     f'mkdir "{_CODE}"',
     f'tar -xzf "$HOME/{_archive(job)}" -C "{_CODE}"',
-    "python3 -m pip install --quiet --user uv",
+    "PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv",
     f'python3 -m uv venv --quiet --clear --python 3.11 "{_VENV}"',
     f'python3 -m uv pip install --quiet --python "{_VENV}/bin/python" \\',
     f'  "{_CODE}[tpu]"',

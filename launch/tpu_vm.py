@@ -30,10 +30,9 @@ __all__ = [
   "UsageError",
   "add_job_flags",
   "check_cost",
-  "check_secret",
-  "chosen",
   "jobs",
   "main",
+  "points",
   "split",
 ]
 
@@ -179,32 +178,43 @@ def jobs(
     ValueError: with one line, if something is missing or wrong.
   """
   _check_flags(options)
-  check_secret(bindings)
   source = pathlib.Path(options.source).resolve()
-  grid = sweeps.points(
-    options.sweep, gin_file=options.gin_file, bindings=bindings, root=source
-  )
-  made = [_job(options, source, point) for point in chosen(options, grid)]
+  made = [_job(options, source, point) for point in points(options, bindings)]
   for job in made:
     _check_split(job, source)
   return made
 
 
-def chosen(
-  options: argparse.Namespace, grid: Sequence[sweeps.Point]
+def points(
+  options: argparse.Namespace, bindings: Sequence[str]
 ) -> Sequence[sweeps.Point]:
-  """Returns all points, or the one that --point names.
+  """Returns the points to run: all of the sweeps, or the one of --point.
 
   Args:
-    options: with `point`.
-    grid: the points of the sweep.
+    options: flags of `add_job_flags`.
+    bindings: NAME=value for gin.
 
   Returns:
-    The points to run.
+    Complete points.
 
   Raises:
-    UsageError: if there is no such point.
+    ValueError: with one line, if something is missing or wrong.
   """
+  grid = sweeps.points(
+    options.sweep,
+    gin_file=options.gin_file,
+    bindings=bindings,
+    root=pathlib.Path(options.source).resolve(),
+  )
+  for point in grid:
+    _check_secret(point.bindings)
+  return _chosen(options, grid)
+
+
+def _chosen(
+  options: argparse.Namespace, grid: Sequence[sweeps.Point]
+) -> Sequence[sweeps.Point]:
+  """All points, or the one that --point names."""
   if options.point is None:
     return grid
   names = [point.name for point in grid]
@@ -280,15 +290,8 @@ def _check_flags(options: argparse.Namespace) -> None:
     raise UsageError(f"expected --nfs=HOST:/EXPORT, got {options.nfs!r}")
 
 
-def check_secret(bindings: Sequence[str]) -> None:
-  """Refuses a fixed secret: command lines stand in logs and process lists.
-
-  Args:
-    bindings: NAME=value for gin.
-
-  Raises:
-    UsageError: if one of them fixes the secret.
-  """
+def _check_secret(bindings: Sequence[str]) -> None:
+  """Refuses a fixed secret: command lines stand in logs and process lists."""
   for binding in bindings:
     if re.match(r"(?i)\S*secret_seed\s*=", binding):
       raise UsageError(

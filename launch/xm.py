@@ -133,7 +133,7 @@ def units(
   if options.executor == "vertex":
     return _vertex_units(options, bindings)
   jobs = tpu_vm.jobs(options, bindings)
-  points = _points(options, bindings)
+  points = tpu_vm.points(options, bindings)
   passed = [flag for flag in argv if flag.partition("=")[0] not in _OWN_FLAGS]
   return [
     Unit(
@@ -146,19 +146,6 @@ def units(
     )
     for job, point in zip(jobs, points, strict=True)
   ]
-
-
-def _points(
-  options: argparse.Namespace, bindings: Sequence[str]
-) -> Sequence[sweeps.Point]:
-  tpu_vm.check_secret(bindings)
-  grid = sweeps.points(
-    options.sweep,
-    gin_file=options.gin_file,
-    bindings=bindings,
-    root=pathlib.Path(options.source).resolve(),
-  )
-  return tpu_vm.chosen(options, grid)
 
 
 def _synthq(stage: str, point: sweeps.Point, workdir: str) -> tuple[str, ...]:
@@ -183,7 +170,7 @@ def _local_units(
       name=point.name or "unit",
       args=_synthq(options.stage, point, str(base / point.name)),
     )
-    for point in _points(options, bindings)
+    for point in tpu_vm.points(options, bindings)
   ]
 
 
@@ -203,7 +190,7 @@ def _vertex_units(
         f" --accelerator={options.accelerator}; give --executor=tpu_vm"
       )
   jobs = tpu_vm.jobs(options, bindings)
-  points = _points(options, bindings)
+  points = tpu_vm.points(options, bindings)
   return [
     Unit(
       name=job.name,

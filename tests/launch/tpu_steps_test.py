@@ -1,14 +1,17 @@
 """The commands of a job, as --dry_run prints them."""
 
+import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
 
 import tpu_steps
 import tpu_types
+from synthq_jax import _flags
 
 GOLDEN = pathlib.Path(__file__).with_name("tpu_vm_dry_run.txt")
 
@@ -34,6 +37,13 @@ def _phases(job: tpu_steps.Job) -> list[str]:
 def _text(job: tpu_steps.Job, phase: str) -> str:
   steps = [s for s in tpu_steps.steps(job) if s.phase == phase]
   return "\n".join(" ".join(step.argv) for step in steps)
+
+
+def _remote(job: tpu_steps.Job, phase: str) -> str:
+  """What the first step of a phase tells the workers."""
+  step = next(s for s in tpu_steps.steps(job) if s.phase == phase)
+  (flag,) = [w for w in step.argv if w.startswith("--command=")]
+  return flag.removeprefix("--command=")
 
 
 def test_a_dry_run_prints_what_it_always_printed(cloud):
@@ -77,12 +87,47 @@ def test_what_is_printed_is_what_runs(tmp_path):
 
 def test_the_remote_command_keeps_every_binding_whole():
   bindings = ("TRAINED='.*'", "SOURCE=beir:/mnt/synthq/my data")
-  command = _text(_job(bindings=bindings), "run").partition("--command=")[2]
-  words = shlex.split(command)
+  command = _remote(_job(bindings=bindings), "run")
+  words = shlex.split(command.replace("\\\n", " "))
   for binding in bindings:
     assert f"--gin.{binding}" in words
   assert "--distributed=tpu" in words
   assert "--workdir=/mnt/synthq/demo" in words
+
+
+def test_synthq_understands_what_the_workers_are_told():
+  command = _remote(_job(bindings=("EPSILON=3",)), "run")
+  words = shlex.split(command.replace("\\\n", " "))
+  first = next(i for i, word in enumerate(words) if word.endswith("synthq"))
+  # Its start-up flag is tested where it is defined.
+  elsewhere = ("--gin.", "--distributed=")
+  flags = [w for w in words[first + 1 :] if not w.startswith(elsewhere)]
+  options = _flags.parser().parse_args(flags)
+  assert options.stage == "run"
+  assert options.gin_file == ["gin_configs/recipes/demo.gin"]
+  assert options.workdir == "/mnt/synthq/demo"
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_on_a_worker_one_command_waits_for_the_other(tmp_path):
+  """And its exit code is that of synthq."""
+  (tmp_path / "synthq_jax").mkdir()
+  stub = tmp_path / "synthq_venv/bin/synthq"
+  stub.parent.mkdir(parents=True)
+  stub.write_text(
+    '#!/bin/sh\necho start >> "$HOME/log"\nsleep 0.5\n'
+    'echo end >> "$HOME/log"\nexit 143\n'
+  )
+  stub.chmod(0o755)
+  both = [
+    subprocess.Popen(
+      ["/bin/sh", "-c", _remote(_job(), "run")],
+      env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+    )
+    for _ in range(2)
+  ]
+  assert [process.wait(timeout=60) for process in both] == [143, 143]
+  assert (tmp_path / "log").read_text().split() == ["start", "end"] * 2
 
 
 def test_only_what_makes_the_slice_costs_money():
@@ -133,10 +178,7 @@ def test_tar_keeps_private_files_back(tmp_path):
     (work / name).parent.mkdir(parents=True)
     (work / name).write_text("x")
   job = _job(bucket="", nfs="h:/e")
-  command = _text(job, "results").splitlines()[0].partition("--command=")[2]
-  command = command.partition(" --zone")[0].replace(
-    "/mnt/synthq/demo", str(work)
-  )
+  command = _remote(job, "results").replace("/mnt/synthq/demo", str(work))
   subprocess.run(
     ["/bin/sh", "-c", command],
     env={"HOME": str(tmp_path), "PATH": "/bin:/usr/bin"},

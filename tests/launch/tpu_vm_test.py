@@ -41,6 +41,8 @@ def _refused(cloud, *flags: str) -> str:
     (["--sweep=EPSILON=3,8", "--point=epsilon-9"], "epsilon-"),
     (["--name=My_Job"], "got 'My_Job'"),
     (["--gin.SECRET_SEED=7"], "can undo the noise"),
+    (["--sweep=SECRET_SEED=7,8"], "can undo the noise"),
+    (["--gin.plan.RunConfig.secret_seed=7"], "can undo the noise"),
     (["--gin.BATCH_SIZE=20"], "choose a multiple of 8"),
     (["--stage=retrain"], "invalid choice"),
     (["--sapling"], "unrecognized arguments"),
