@@ -130,8 +130,10 @@ def _name_problem(job, done: subprocess.CompletedProcess, why: str) -> str:
   return ""
 
 
-def _ask(argv: tuple[str, ...]) -> subprocess.CompletedProcess:
-  return subprocess.run(argv, capture_output=True, text=True, check=False)
+def _ask(argv: tuple[str, ...], **session) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    argv, capture_output=True, text=True, check=False, **session
+  )
 
 
 # The run: from create to the end of the last command.
@@ -232,7 +234,7 @@ def _delete(job: tpu_steps.Job) -> None:
   _say("delete: please wait")
   with _deaf():
     for _ in range(_DELETE_TRIES):
-      done = _ask(step.argv)
+      done = _ask(step.argv, start_new_session=True)
       if not done.returncode or "NOT_FOUND" in done.stderr.upper():
         return
   why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -243,14 +245,23 @@ def _delete(job: tpu_steps.Job) -> None:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-  """Inside, this process and its commands ignore Ctrl-C and SIGTERM."""
-  numbers = (signal.SIGINT, signal.SIGTERM)
-  before = {n: signal.signal(n, signal.SIG_IGN) for n in numbers}
+  """Inside, Ctrl-C and other requests to stop wait; they count at the end.
+
+  Commands have to be shielded, too: a terminal tells the whole group.
+  """
+  came: list[int] = []
+  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  before = {
+    number: signal.signal(number, lambda number, frame: came.append(number))
+    for number in numbers
+  }
   try:
     yield
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
+    if came:
+      signal.raise_signal(came[0])
 
 
 def _say(words: str) -> None:

@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     The exit code: 0; 2 for what the user can mend; 130 after Ctrl-C, 143 after
     SIGTERM; otherwise what the job failed with.
   """
-  signal.signal(signal.SIGTERM, _terminate)
+  for number in (signal.SIGTERM, signal.SIGHUP):  # a terminal that closes
+    if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+      signal.signal(number, _terminate)
   try:
     flags, bindings = split(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(flags)
@@ -95,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(BaseException):  # noqa: N818
-  """SIGTERM came."""
+  """SIGTERM or SIGHUP came; no Exception, so that nothing handles it."""
 
 
 def _terminate(number, frame) -> NoReturn:

@@ -242,7 +242,8 @@ def _launch(
   async def experiment() -> None:
     if threading.current_thread() is threading.main_thread():
       stop = asyncio.current_task().cancel
-      asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+      for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     async with xm_local.create_experiment(options.title) as running:
       (executable,) = running.package([_packageable(options)])
       failed.extend(await _run(running, executable, todo, options.max_parallel))

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 CHECKS = ["account", "bucket", "list"]
 SET_UP = ["create", "copy", "install", "mount"]
 
@@ -119,19 +121,31 @@ def test_ctrl_c_deletes_the_slice_and_a_second_one_does_not_stop_that(cloud):
   os.killpg(launcher.pid, signal.SIGINT)
   errors = launcher.communicate(timeout=60)[1]
   assert launcher.returncode == 130, errors
-  assert cloud.kinds[-1] == "delete"
+  assert cloud.kinds.count("delete") == 1, "it was not even disturbed"
   assert not cloud.costs
   assert "the same command goes on" in errors.splitlines()[-1]
 
 
-def test_sigterm_deletes_the_slice(cloud):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_told_to_stop_deletes_the_slice(cloud, number):
   cloud.answers(run=["hang"])
   launcher = _start(cloud)
   _wait_for(cloud, "run")
-  launcher.terminate()
+  launcher.send_signal(number)
   errors = launcher.communicate(timeout=60)[1]
   assert launcher.returncode == 143, errors
   assert cloud.kinds[-1] == "delete"
+  assert not cloud.costs
+
+
+def test_ctrl_c_while_a_lost_slice_is_deleted_makes_no_other(cloud):
+  cloud.answers(run=[255], state=["PREEMPTED"], delete=["slow"])
+  launcher = _start(cloud, "--spot")
+  _wait_for(cloud, "delete")
+  os.killpg(launcher.pid, signal.SIGINT)
+  errors = launcher.communicate(timeout=60)[1]
+  assert launcher.returncode == 130, errors
+  assert cloud.kinds.count("create") == 1
   assert not cloud.costs
 
 
