@@ -17,7 +17,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import gin_text
@@ -29,6 +29,7 @@ __all__ = [
   "Parser",
   "UsageError",
   "add_job_flags",
+  "at_least",
   "check_cost",
   "jobs",
   "main",
@@ -132,6 +133,17 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+def at_least(least: int) -> Callable[[str], int]:
+  """Returns the type of flags that are whole numbers from `least` on."""
+
+  def number(text: str) -> int:
+    if int(text) < least:
+      raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
+    return int(text)
+
+  return number
+
+
 def add_job_flags(parser: argparse.ArgumentParser) -> None:
   """Adds what describes jobs on TPUs, for this launcher and for xm.py."""
   flag = parser.add_argument
@@ -157,8 +169,9 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
   words = "copy private/ here, too: real queries and the secret of the noise"
   flag("--with_private", action="store_true", help=words)
   flag("--keep", action="store_true", help="do not delete the slice")
-  flag("--max_restarts", type=int, default=20)
-  flag("--poll_seconds", type=float, default=30.0)
+  flag("--max_restarts", type=at_least(0), default=20)
+  words = "between questions for the state, and before a restart"
+  flag("--poll_seconds", type=at_least(0), default=30, help=words)
   flag("--dry_run", action="store_true", help="print, run nothing")
   words = "go on, and pay for the slice"
   flag("--confirm_cost", action="store_true", help=words)

@@ -33,13 +33,6 @@ import tpu_vm
 __all__ = ["Unit", "main", "units"]
 
 _TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
-_OWN_FLAGS = (
-  "--executor",
-  "--title",
-  "--max_parallel",
-  "--workdir",
-  "--dry_run",
-)
 _IMAGE = "python:3.11-slim"
 
 
@@ -99,14 +92,26 @@ def _parser() -> argparse.ArgumentParser:
     epilog="--gin.NAME=value goes to synthq, --xm_NAME=value to XManager.",
     allow_abbrev=False,
   )
+  _add_own_flags(parser)
+  tpu_vm.add_job_flags(parser)
+  return parser
+
+
+def _add_own_flags(parser: argparse.ArgumentParser) -> None:
+  """What tpu_vm.py does not know."""
   flag = parser.add_argument
   flag("--executor", choices=("local", "vertex", "tpu_vm"), default="local")
   flag("--title", default="synthq", help="of the experiment")
   flag("--workdir", default="runs", help="local: the folder of all units")
   words = "work units at the same time"
-  flag("--max_parallel", type=int, default=1, help=words)
-  tpu_vm.add_job_flags(parser)
-  return parser
+  flag("--max_parallel", type=tpu_vm.at_least(1), default=1, help=words)
+
+
+def _passed_on(flags: Sequence[str]) -> list[str]:
+  """The flags that are for tpu_vm.py."""
+  parser = tpu_vm.Parser(allow_abbrev=False, add_help=False)
+  _add_own_flags(parser)
+  return [f for f in parser.parse_known_args(flags)[1] if f != "--dry_run"]
 
 
 # What is to run.
@@ -120,7 +125,7 @@ def units(
   Args:
     options: the parsed flags.
     bindings: NAME=value for gin.
-    argv: the command line, which `tpu_vm` gets with one point each.
+    argv: the command line, which tpu_vm.py gets with one point each.
 
   Returns:
     The units.
@@ -134,7 +139,7 @@ def units(
     return _vertex_units(options, bindings)
   jobs = tpu_vm.jobs(options, bindings)
   points = tpu_vm.points(options, bindings)
-  passed = [flag for flag in argv if flag.partition("=")[0] not in _OWN_FLAGS]
+  passed = _passed_on(argv)
   return [
     Unit(
       name=job.name,
@@ -245,7 +250,8 @@ def _launch(
       for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     async with xm_local.create_experiment(options.title) as running:
-      (executable,) = running.package([_packageable(options)])
+      with _packageable(options) as packageable:
+        (executable,) = running.package([packageable])
       failed.extend(await _run(running, executable, todo, options.max_parallel))
 
   try:
@@ -310,29 +316,40 @@ def _executor(unit: Unit):
   )
 
 
+@contextlib.contextmanager
 def _packageable(options: argparse.Namespace):
   """This Python for units that run here, a container for Vertex AI."""
   from xmanager import xm, xm_local
 
   if options.executor != "vertex":
-    return xm.binary(xm_local.Local.Spec(), path=sys.executable)
-  # What is committed and nothing else: runs/ holds private results.
-  clean = pathlib.Path(tempfile.mkdtemp()) / "synthq_jax_source"
-  clean.mkdir()
-  archive = ("git", "-C", options.source, "archive", "HEAD")
-  packed = subprocess.run(archive, check=True, capture_output=True).stdout
-  subprocess.run(("tar", "-x", "-C", str(clean)), check=True, input=packed)
-  return xm.python_container(
-    xm_local.Vertex.Spec(),
-    entrypoint=xm.ModuleName("synthq_jax.main"),
-    path=str(clean),
-    base_image=_IMAGE,
-    docker_instructions=[
-      f"COPY {clean.name}/ {clean.name}",
-      f"WORKDIR {clean.name}",
-      "RUN pip install '.[tpu]'",
-    ],
-  )
+    yield xm.binary(xm_local.Local.Spec(), path=sys.executable)
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    clean = pathlib.Path(folder) / "synthq_jax_source"
+    _export(options.source, clean)
+    yield xm.python_container(
+      xm_local.Vertex.Spec(),
+      entrypoint=xm.ModuleName("synthq_jax.main"),
+      path=str(clean),
+      base_image=_IMAGE,
+      docker_instructions=[
+        f"COPY {clean.name}/ {clean.name}",
+        f"WORKDIR {clean.name}",
+        "RUN pip install '.[tpu]'",
+      ],
+    )
+
+
+def _export(source: str, folder: pathlib.Path) -> None:
+  """Copies what is committed and nothing else: runs/ holds private results."""
+  archive = ("git", "-C", source, "archive", "HEAD")
+  packed = subprocess.run(archive, check=False, capture_output=True)
+  if packed.returncode:
+    why = packed.stderr.decode().strip().splitlines()[-1]
+    raise ValueError(f"expected --source to be a git checkout, got {why}")
+  folder.mkdir()
+  unpack = ("tar", "-x", "-C", str(folder))
+  subprocess.run(unpack, check=True, input=packed.stdout)
 
 
 if __name__ == "__main__":

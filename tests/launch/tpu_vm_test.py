@@ -45,6 +45,7 @@ def _refused(cloud, *flags: str) -> str:
     (["--gin.plan.RunConfig.secret_seed=7"], "can undo the noise"),
     (["--gin.BATCH_SIZE=20"], "choose a multiple of 8"),
     (["--stage=retrain"], "invalid choice"),
+    (["--max_restarts=-1"], "expected 0 or more"),
     (["--sapling"], "unrecognized arguments"),
   ],
 )

@@ -159,7 +159,7 @@ def test_the_papers_table_is_one_command(mock):
 
 def test_the_tpu_route_drives_gcloud_from_here(mock, cloud, monkeypatch):
   monkeypatch.setenv("PATH", cloud.environment["PATH"])
-  flags = [*cloud.flags, "--executor=tpu_vm", "--sweep=EPSILON=3,8"]
+  flags = [*cloud.flags, "--executor", "tpu_vm", "--sweep=EPSILON=3,8"]
   flags += ["--gin.SEED=5", "--confirm_cost", "--max_parallel=2"]
   assert xm.main(flags) == 0
   first, second = _launched(mock)
@@ -169,6 +169,7 @@ def test_the_tpu_route_drives_gcloud_from_here(mock, cloud, monkeypatch):
   for flag in (*cloud.flags, "--gin.SEED=5", "--confirm_cost"):
     assert flag in first
   assert not any(f.startswith(("--executor", "--max_par")) for f in first)
+  assert "tpu_vm" not in first
 
 
 def test_the_tpu_route_really_runs_its_jobs(xmanager, cloud):
@@ -247,8 +248,9 @@ def test_containers_hold_what_is_committed_alone(xmanager, cloud):
   private.parent.mkdir(parents=True, exist_ok=True)
   private.write_text("7")
   flags = [f"--source={cloud.checkout}", "--executor=vertex"]
-  spec = xm._packageable(xm._parser().parse_args(flags)).executable_spec
-  files = {path.name for path in pathlib.Path(spec.path).rglob("*")}
+  with xm._packageable(xm._parser().parse_args(flags)) as packageable:
+    folder = pathlib.Path(packageable.executable_spec.path)
+    files = {path.name for path in folder.rglob("*")}
   assert "pyproject.toml" in files
   assert "secret_seed" not in files
 
@@ -262,6 +264,7 @@ def test_containers_hold_what_is_committed_alone(xmanager, cloud):
     (["--executor=tpu_vm", "--accelerator=v4-9"], "did you mean v4-8"),
     (["--executor=tpu_vm", "--bucket="], "expected --bucket=NAME"),
     (["--executor=slurm"], "invalid choice"),
+    (["--max_parallel=0"], "expected 1 or more"),
     (["--gin.EPSILOM=3"], "did you mean EPSILON?"),
     (["--gin.SECRET_SEED=3"], "can undo the noise"),
     (["--sweep=EPSILOM=3"], "EPSILOM"),
