@@ -41,6 +41,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 _GIN = "--gin."
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
 _STAGES = (
   "run", "prepare_data", "pretrain", "finetune_dp", "generate",
   "filter_queries", "train_retriever", "evaluate", "audit", "report", "study",
@@ -317,30 +318,34 @@ def _check_secret(bindings: Sequence[str]) -> None:
 
 
 def _check_split(job: tpu_steps.Job, source: pathlib.Path) -> None:
-  """Refuses a mesh or a batch that does not fit the devices."""
+  """Refuses a mesh or a batch that would leave devices without work."""
   values: dict[str, str] = {}
   for path in job.gin_files:
     values |= gin_text.macros(source / path, source)
   for binding in job.bindings:
     name, _, value = binding.partition("=")
     values[name.strip()] = value.strip()
-  known = {n: v for n, v in values.items() if re.fullmatch(r"[1-9]\d*", v)}
+  known = {n: v for n, v in values.items() if re.fullmatch(r"-?\d+", v)}
   numbers = {name: int(value) for name, value in known.items()}
   devices = job.slice.devices
-  axes = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
-  mesh = math.prod(numbers.get(axis, 1) for axis in axes)
-  is_whole = all(axis in numbers for axis in axes)
-  if devices % mesh or (is_whole and mesh != devices):
-    shape = " x ".join(f"{a}={numbers[a]}" for a in axes if a in numbers)
+  ways = devices
+  if all(axis in numbers for axis in _AXES):
+    data, *rest = (numbers[axis] for axis in _AXES)
+    others = math.prod(rest)
+    if data == -1 and others > 0:  # as many as there are devices for
+      data = devices // others
+    if min(data, *rest) < 1 or data * others != devices:
+      shape = " x ".join(f"{axis}={numbers[axis]}" for axis in _AXES)
+      raise UsageError(
+        f"{job.accelerator} has {devices} devices, got a mesh of {shape}: set"
+        " MESH_DATA=-1, or numbers with that product"
+      )
+    ways = data * rest[0]
+  batch = numbers.get("BATCH_SIZE", ways)
+  if batch < ways:
     raise UsageError(
-      f"{job.accelerator} has {devices} devices, and {shape} is {mesh}: choose"
-      " axes whose product it is"
-    )
-  rows = devices // numbers.get("MESH_TENSOR", 1)
-  if numbers.get("BATCH_SIZE", rows) % rows:
-    raise UsageError(
-      f"BATCH_SIZE={numbers['BATCH_SIZE']} does not split over the {rows} parts"
-      f" of {job.accelerator}: choose a multiple of {rows}"
+      f"BATCH_SIZE={batch} is less than the {ways} parts that"
+      f" {job.accelerator} divides a batch into: make one of them smaller"
     )
 
 

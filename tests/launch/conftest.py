@@ -54,6 +54,7 @@ class Cloud:
       "--bucket=my-bucket",
       "--private_in_bucket",
       "--gin_file=gin_configs/recipes/demo_tiny.gin",
+      "--gin.MESH_DATA=-1",  # the recipe wants one device
       f"--source={self.checkout}",
       f"--results={self.folder / 'runs'}",
       "--poll_seconds=0",

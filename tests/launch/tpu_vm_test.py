@@ -43,7 +43,7 @@ def _refused(cloud, *flags: str) -> str:
     (["--gin.SECRET_SEED=7"], "can undo the noise"),
     (["--sweep=SECRET_SEED=7,8"], "can undo the noise"),
     (["--gin.plan.RunConfig.secret_seed=7"], "can undo the noise"),
-    (["--gin.BATCH_SIZE=20"], "choose a multiple of 8"),
+    (["--gin.BATCH_SIZE=4"], "less than the 8 parts"),
     (["--stage=retrain"], "invalid choice"),
     (["--max_restarts=-1"], "expected 0 or more"),
     (["--sapling"], "unrecognized arguments"),
@@ -154,26 +154,36 @@ def test_what_a_recipe_requires_has_to_be_given(cloud):
   [
     ((8, 1, 1), True),
     ((2, 2, 2), True),
-    ((4, 1, 1), False),
+    ((-1, 1, 1), True),
+    ((-1, 2, 4), True),
+    ((4, 1, 1), False),  # four would be paid for and idle
     ((16, 1, 1), False),
-    ((3, 1, 1), False),
+    ((-1, 3, 1), False),
+    ((-1, 0, 1), False),
+    ((-2, -4, 1), False),
   ],
 )
-def test_a_mesh_has_to_have_as_many_devices_as_the_slice(
+def test_a_mesh_has_to_use_every_device_of_the_slice(
   cloud, mesh, is_right, capsys
 ):
-  recipe = cloud.checkout / "gin_configs/recipes/meshed.gin"
   axes = zip(("DATA", "FSDP", "TENSOR"), mesh, strict=True)
-  lines = [f"MESH_{axis} = {size}  # an axis" for axis, size in axes]
-  text = "include 'gin_configs/recipes/demo_tiny.gin'\n"
-  try:
-    recipe.write_text(text + "\n".join(lines) + "\n")
-    flags = [*cloud.flags, f"--gin_file={recipe}", "--dry_run"]
-    assert tpu_vm.main(flags) == (0 if is_right else 2)
-  finally:
-    recipe.unlink()
+  flags = [f for f in cloud.flags if "MESH" not in f]
+  flags += [f"--gin.MESH_{axis}={size}" for axis, size in axes]
+  assert tpu_vm.main([*flags, "--dry_run"]) == (0 if is_right else 2)
   if not is_right:
     assert "v4-16 has 8 devices" in capsys.readouterr().err
+
+
+def test_a_recipe_for_one_device_is_refused_on_a_slice(cloud, capsys):
+  flags = [f for f in cloud.flags if "MESH" not in f]
+  assert tpu_vm.main([*flags, "--dry_run"]) == 2
+  assert "MESH_DATA=1 x MESH_FSDP=1" in capsys.readouterr().err
+
+
+def test_rows_are_divided_among_data_and_fsdp_alone(cloud):
+  flags = [*cloud.flags, "--gin.BATCH_SIZE=4", "--dry_run"]
+  assert tpu_vm.main([*flags, "--gin.MESH_TENSOR=2"]) == 0
+  assert tpu_vm.main([*flags, "--gin.MESH_FSDP=2"]) == 2
 
 
 def test_a_dry_run_calls_nothing(cloud):
