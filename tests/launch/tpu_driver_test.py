@@ -105,11 +105,28 @@ def test_any_failure_deletes_the_slice(cloud):
   for kind in ("create", "copy", "install", "mount", "run"):
     cloud.answers(**{kind: [1]})
     (cloud.folder / "calls.jsonl").write_text("")
-    done = cloud.run("--confirm_cost")
+    done = cloud.run("--confirm_cost", "--accelerator=v4-8")
     assert done.returncode == 1
     assert f"{kind} failed with exit code 1" in done.stderr.splitlines()[-1]
     assert cloud.kinds[-1] == "delete"
     assert not cloud.costs
+
+
+def test_several_hosts_that_lost_one_of_them_start_again(cloud):
+  cloud.answers(run=[134, 1, 0])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("run") == 3
+  assert cloud.kinds.count("create") == 1
+
+
+def test_a_bug_is_tried_a_few_times_on_several_hosts(cloud):
+  cloud.answers(run=[143, 1])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 1
+  assert cloud.kinds.count("run") == 5, "143, and 1 with three restarts"
+  assert "run failed with exit code 1" in done.stderr.splitlines()[-1]
+  assert not cloud.costs
 
 
 def test_ctrl_c_deletes_the_slice_and_a_second_one_does_not_stop_that(cloud):

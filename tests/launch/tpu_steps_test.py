@@ -99,10 +99,9 @@ def test_synthq_understands_what_the_workers_are_told():
   command = _remote(_job(bindings=("EPSILON=3",)), "run")
   words = shlex.split(command.replace("\\\n", " "))
   first = next(i for i, word in enumerate(words) if word.endswith("synthq"))
-  # Its start-up flag is tested where it is defined.
-  elsewhere = ("--gin.", "--distributed=")
-  flags = [w for w in words[first + 1 :] if not w.startswith(elsewhere)]
+  flags = [w for w in words[first + 1 :] if not w.startswith("--gin.")]
   options = _flags.parser().parse_args(flags)
+  assert options.distributed == "tpu"
   assert options.stage == "run"
   assert options.gin_file == ["gin_configs/recipes/demo.gin"]
   assert options.workdir == "/mnt/synthq/demo"
