@@ -12,6 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "synthq_jax"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 
 # A package may import those of a lower rank, and itself.
 RANKS = {
@@ -125,7 +126,8 @@ def test_nothing_loads_tensorflow_when_it_is_imported(path):
 
 
 def is_definition(node: ast.AST) -> bool:
-  return isinstance(node, (ast.FunctionDef, ast.ClassDef))
+  kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+  return isinstance(node, kinds)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,25 @@ def test_stages_never_import_each_other():
     assert not {n for n in seen if ".".join(n.split(".")[:3]) in others}, stage
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", LAUNCHERS, ids=lambda p: p.stem)
+def test_launchers_build_command_lines_with_the_standard_library(path):
+  tree = ast.parse(path.read_text())
+  roots = {name.split(".")[0] for name in imports_of(tree)}
+  own = {other.stem for other in LAUNCHERS}
+  others = roots - set(sys.stdlib_module_names) - own
+  assert others <= ({"absl", "xmanager"} if path.stem == "xm" else set())
+  # XManager is imported where it is used, so that --dry_run needs none.
+  at_import = ast.Module([n for n in tree.body if not is_definition(n)], [])
+  assert not {"absl", "xmanager"} & {
+    name.split(".")[0] for name in imports_of(at_import)
+  }
+
+
+def test_there_are_launchers():
+  assert {"sweeps", "tpu_vm", "xm"} <= {path.stem for path in LAUNCHERS}
+
+
+@pytest.mark.parametrize("path", [*MODULES, *LAUNCHERS], ids=lambda p: p.stem)
 def test_a_module_is_short_and_says_what_it_is(path):
   text = path.read_text()
   assert len(text.splitlines()) <= 400
@@ -201,17 +221,18 @@ def has_example(path: pathlib.Path) -> bool:
   return ">>> " in path.read_text()
 
 
-EXAMPLES = [p for p in MODULES if has_example(p)]
+EXAMPLES = [p for p in [*MODULES, *LAUNCHERS] if has_example(p)]
 
 
 def test_the_packages_show_examples():
-  shown = {place(p) for p in EXAMPLES}
+  shown = {place(p) for p in EXAMPLES if p in MODULES}
   assert {"artifacts", "privacy", "optim", "data", "retrieval"} <= shown
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_the_examples_in_docstrings_are_right(path):
-  name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+  home = path.parent if path in LAUNCHERS else ROOT  # launchers are no package
+  name = ".".join(path.relative_to(home).with_suffix("").parts)
   module = importlib.import_module(name.removesuffix(".__init__"))
   outcome = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
   assert outcome.attempted > 0

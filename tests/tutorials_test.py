@@ -1,9 +1,11 @@
-"""The Python of the tutorials runs as it is printed."""
+"""The Python of the tutorials runs as it is printed, launchers as dry runs."""
 
 import json
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -91,3 +93,51 @@ def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
     pathlib.Path("runs/clip_study/finetune_dp/eps3/result.json").read_text()
   )
   assert '"l2_clip_norm": 0.1' in json.dumps(result)
+
+
+_SHOWN = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
+
+
+def _words(command: str) -> list[str]:
+  """The words of a command that may go over several lines."""
+  return shlex.split(command.replace("\\\n", " "))
+
+
+def test_the_tutorial_on_tpu_slices_prints_what_it_says():
+  root = TUTORIALS.parents[1]
+  blocks = _SHOWN.findall((TUTORIALS / "tpu_slice.md").read_text())
+  printed, launched = "", 0
+  for kind, block in blocks:
+    if kind == "text":
+      for line in block.splitlines():
+        assert line in printed.splitlines(), line
+    elif block.startswith("python launch/"):
+      words = _words(block)[1:]
+      command = [w for w in words if w != "--confirm_cost"]
+      if "--dry_run" not in words:
+        command.append("--dry_run")
+      done = subprocess.run(
+        [sys.executable, *command],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+      )
+      assert done.returncode == 0, done.stderr
+      printed, launched = done.stdout, launched + 1
+  assert launched == 6
+
+
+def test_without_consent_the_tutorials_commands_say_what_they_would_cost():
+  text = (TUTORIALS / "tpu_slice.md").read_text()
+  block = next(b for _, b in _SHOWN.findall(text) if "--confirm_cost" in b)
+  words = _words(block.replace("--confirm_cost", ""))[1:]
+  done = subprocess.run(
+    [sys.executable, *words],
+    cwd=TUTORIALS.parents[1],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 2
+  assert "16 chips (v4-32, 4 hosts, spot)" in done.stderr

@@ -1,0 +1,342 @@
+"""A job on a TPU slice as a list of commands, before any of them runs.
+
+Every step is one command of this machine, so that `--dry_run` shows the whole
+truth: what is printed is what `tpu_driver` runs.
+"""
+
+import dataclasses
+import pathlib
+import shlex
+
+import tpu_types
+
+__all__ = [
+  "MOUNT",
+  "Job",
+  "Step",
+  "delete_step",
+  "script",
+  "steps",
+  "words",
+]
+
+MOUNT = "/mnt/synthq"
+"""Where all workers see the shared file system."""
+
+_CODE = "$HOME/synthq_jax"
+_VENV = "$HOME/synthq_venv"
+# One process at a time on each worker: a command that is sent again after a lost
+# connection waits for the one that is still running, and then goes on from it.
+_LOCK = "$HOME/synthq.lock"
+_GCSFUSE = (
+  # What one worker writes, every other must see at once.
+  "  --implicit-dirs",
+  "  --metadata-cache-ttl-secs=0",
+  "  --metadata-cache-negative-ttl-secs=0",
+  "  --dir-mode=700",
+  "  --file-mode=600",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """One run of `synthq` on one slice."""
+
+  name: str  # of the slice, the working directory and the local results
+  accelerator: str  # e.g. "v4-32"
+  zone: str
+  project: str
+  gin_files: tuple[str, ...]  # inside the checkout
+  bindings: tuple[str, ...] = ()  # NAME=value
+  stage: str = "run"
+  bucket: str = ""  # without gs://; the shared file system, or
+  nfs: str = ""  # HOST:/EXPORT
+  runtime: str = ""  # image of the hosts; the kind's own if empty
+  spot: bool = False  # cheaper, and taken away at any time
+  queued: bool = False  # waits for capacity
+  source: pathlib.Path  # the checkout whose HEAD is copied
+  results: pathlib.Path = pathlib.Path("runs")  # here
+  with_private: bool = False  # copy private/ to this machine, too
+  keep: bool = False  # do not delete the slice
+  allow_dirty: bool = False  # leave uncommitted changes behind
+
+  @property
+  def workdir(self) -> str:
+    """The working directory as the workers see it."""
+    return f"{MOUNT}/{self.name}"
+
+  @property
+  def slice(self) -> tpu_types.Slice:
+    """What the accelerator type consists of."""
+    return tpu_types.describe(self.accelerator)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+  """One command, and what the driver makes of it."""
+
+  phase: str  # "check", "create", "copy", ... in the order they come
+  argv: tuple[str, ...]
+  costs: bool = False  # money flows from here until the slice is deleted
+  expect: str = ""  # how a check reads the output: see `tpu_driver`
+
+
+def steps(job: Job) -> list[Step]:
+  """Returns all commands of a job in their order.
+
+  Args:
+    job: the job.
+
+  Returns:
+    Checks (which change nothing), then pack, create, copy, install, mount, run,
+    state, results, delete. Results in a bucket are copied when the slice is gone.
+  """
+  results, delete = _results(job), [] if job.keep else [delete_step(job)]
+  # Chips need not wait for a download from a bucket.
+  ending = [*delete, *results] if job.bucket else [*results, *delete]
+  body = [*_create(job), *_set_up(job), _run(job), _state(job)]
+  return [*_checks(job), *body, *ending]
+
+
+def script(job: Job) -> str:
+  """Returns the steps as a shell script with a heading for each phase.
+
+  Args:
+    job: the job.
+
+  Returns:
+    Lines of text; what costs money is marked.
+  """
+  lines = [f"# {job.name}: {words(job)}"]
+  phase = ""
+  for step in steps(job):
+    if step.phase != phase:
+      phase = step.phase
+      lines += ["", f"# {phase}: {_HEADINGS[phase]}"]
+    if step.costs:
+      lines.append(f"# costs money from here until it is deleted: {words(job)}")
+    lines.append(_written(step.argv))
+  return "\n".join(lines) + "\n"
+
+
+def _written(argv: tuple[str, ...]) -> str:
+  """A command for the shell, one flag a line where there are several."""
+  flags = [i for i, word in enumerate(argv) if word.startswith("--")]
+  quoted = [shlex.quote(word) for word in argv]
+  first = flags[0] if len(flags) > 1 else len(argv)
+  return " \\\n  ".join([" ".join(quoted[:first]), *quoted[first:]])
+
+
+_HEADINGS = {
+  "check": "nothing is changed",
+  "pack": "what is committed, and nothing else",
+  "create": "again after every preemption, with all up to run",
+  "wait": "until it says ACTIVE",
+  "copy": "the code to every worker",
+  "install": "on every worker",
+  "mount": "one file system for all workers",
+  "run": "on every worker; again after exit code 143 or a lost connection",
+  "state": "asked after a failure: READY means that the slice is still there",
+  "results": "to this machine",
+  "delete": "always, after failures and Ctrl-C, too",
+}
+
+
+def words(job: Job) -> str:
+  """Says what is paid for, e.g. "16 chips (v4-32, 4 hosts, spot)"."""
+  kind = ", spot" if job.spot else ""
+  hosts = "1 host" if job.slice.hosts == 1 else f"{job.slice.hosts} hosts"
+  chips = "1 chip" if job.slice.chips == 1 else f"{job.slice.chips} chips"
+  return f"{chips} ({job.accelerator}, {hosts}{kind})"
+
+
+def _gcloud(job: Job, *words: str) -> tuple[str, ...]:
+  """A command on TPUs, at the job's place."""
+  place = (f"--zone={job.zone}", f"--project={job.project}", "--quiet")
+  return ("gcloud", "compute", "tpus", *words, *place)
+
+
+def _ssh(job: Job, command: str, worker: str = "all") -> tuple[str, ...]:
+  return _gcloud(
+    job, "tpu-vm", "ssh", job.name, f"--worker={worker}", f"--command={command}"
+  )
+
+
+def _checks(job: Job) -> list[Step]:
+  """What has to be true before anything is paid for."""
+  account = ("gcloud", "auth", "list", "--filter=status:ACTIVE")
+  names = "--format=value(name.basename())"
+  found = [
+    Step(
+      phase="check",
+      argv=(*account, "--format=value(account)"),
+      expect="account",
+    )
+  ]
+  if job.bucket:
+    layout = "--format=value(hierarchicalNamespace.enabled)"
+    describe = ("gcloud", "storage", "buckets", "describe")
+    argv = (*describe, f"gs://{job.bucket}", "--raw", layout)
+    found.append(Step(phase="check", argv=argv, expect="bucket"))
+  kinds = ("tpu-vm", "queued-resources") if job.queued else ("tpu-vm",)
+  for kind in kinds:
+    argv = _gcloud(job, kind, "list", names)
+    found.append(Step(phase="check", argv=argv, expect="free"))
+  files = (*job.gin_files, "pyproject.toml")
+  git = ("git", "-C", str(job.source))
+  tracked = (*git, "ls-files", "--error-unmatch", *files)
+  found.append(Step(phase="check", argv=tracked, expect="tracked"))
+  if not job.allow_dirty:
+    changed = (*git, "status", "--porcelain", "--untracked-files=no")
+    found.append(Step(phase="check", argv=changed, expect="clean"))
+  return found
+
+
+def _archive(job: Job) -> str:
+  """The file that carries the code."""
+  return f"{job.name}.tar.gz"
+
+
+def _create(job: Job) -> list[Step]:
+  pack = ("git", "-C", str(job.source), "archive", "--format=tar.gz")
+  packed = Step(
+    phase="pack",
+    argv=(*pack, f"--output={_local_archive(job)}", "HEAD"),
+  )
+  folder = Step(phase="pack", argv=("mkdir", "-p", str(job.results / job.name)))
+  image = job.runtime or job.slice.runtime
+  kind = f"--accelerator-type={job.accelerator}"
+  spot = ("--spot",) if job.spot else ()
+  if not job.queued:
+    argv = _gcloud(
+      job, "tpu-vm", "create", job.name, kind, f"--version={image}", *spot
+    )
+    return [folder, packed, Step(phase="create", argv=argv, costs=True)]
+  create = _gcloud(
+    job, "queued-resources", "create", job.name, f"--node-id={job.name}",
+    kind, f"--runtime-version={image}", *spot,
+  )  # fmt: skip
+  state = "--format=value(state.state)"
+  wait = _gcloud(job, "queued-resources", "describe", job.name, state)
+  return [
+    folder,
+    packed,
+    Step(phase="create", argv=create, costs=True),
+    Step(phase="wait", argv=wait, expect="active"),
+  ]
+
+
+def _local_archive(job: Job) -> str:
+  return str((job.results / job.name / _archive(job)).absolute())
+
+
+def _set_up(job: Job) -> list[Step]:
+  copy = _gcloud(
+    job, "tpu-vm", "scp", _local_archive(job), f"{job.name}:{_archive(job)}",
+    "--worker=all",
+  )  # fmt: skip
+  # The image's own Python is older than 3.11; uv brings one.
+  install = _lines(
+    "set -e",
+    f'rm -rf "{_CODE}"',
+    f'mkdir "{_CODE}"',
+    f'tar -xzf "$HOME/{_archive(job)}" -C "{_CODE}"',
+    "PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv",
+    f'python3 -m uv venv --quiet --clear --python 3.11 "{_VENV}"',
+    f'python3 -m uv pip install --quiet --python "{_VENV}/bin/python" \\',
+    f'  "{_CODE}[tpu]"',
+  )
+  return [
+    Step(phase="copy", argv=copy),
+    Step(phase="install", argv=_ssh(job, install)),
+    Step(phase="mount", argv=_ssh(job, _mount(job))),
+  ]
+
+
+def _mount(job: Job) -> str:
+  """Mounts the bucket or the export, unless it is mounted."""
+  ready = (f"mountpoint -q {MOUNT} && exit 0", "set -e")
+  folder = f"sudo mkdir -p {MOUNT}"
+  update = "sudo apt-get update --quiet"
+  install = "sudo apt-get install --quiet --yes"
+  if job.nfs:
+    export = shlex.quote(job.nfs)
+    mount = f"sudo mount -t nfs {export} {MOUNT}"
+    return _lines(*ready, folder, update, f"{install} nfs-common", mount)
+  place = "https://packages.cloud.google.com/apt"
+  key = "/usr/share/keyrings/cloud.google.asc"
+  release = "gcsfuse-$(lsb_release -c -s) main"
+  return _lines(
+    *ready,
+    folder,
+    f'sudo chown "$(id -u)" {MOUNT}',
+    "if ! command -v gcsfuse >/dev/null; then",
+    f"  curl -fsSL {place}/doc/apt-key.gpg | sudo tee {key} >/dev/null",
+    f'  echo "deb [signed-by={key}] {place} {release}" |',
+    "    sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null",
+    f"  {update}",
+    f"  {install} gcsfuse",
+    "fi",
+    *(f"{word} \\" for word in ("gcsfuse", *_GCSFUSE)),
+    f"  {job.bucket} {MOUNT}",
+  )
+
+
+def _lines(*commands: str) -> str:
+  return "\n".join(commands)
+
+
+def _run(job: Job) -> Step:
+  flags = [
+    "--distributed=tpu",
+    "--quiet",
+    *(f"--gin_file={path}" for path in job.gin_files),
+    *(f"--gin.{binding}" for binding in job.bindings),
+    f"--workdir={job.workdir}",
+  ]
+  command = _lines(
+    "set -e",
+    "umask 077",
+    f'cd "{_CODE}"',
+    f'flock "{_LOCK}" \\',
+    f'  "{_VENV}/bin/synthq" {job.stage} \\',
+    "  " + " \\\n  ".join(map(shlex.quote, flags)),
+  )
+  return Step(phase="run", argv=_ssh(job, command))
+
+
+def _state(job: Job) -> Step:
+  state = "--format=value(state)"
+  argv = _gcloud(job, "tpu-vm", "describe", job.name, state)
+  return Step(phase="state", argv=argv)
+
+
+def _results(job: Job) -> list[Step]:
+  """Copies what the run made; private/ only if it was asked for."""
+  here = str((job.results / job.name).absolute())
+  if job.bucket:
+    skip = () if job.with_private else ("--exclude=(^|.*/)private/.*",)
+    sync = ("gcloud", "storage", "rsync", "--recursive", *skip)
+    argv = (*sync, f"gs://{job.bucket}/{job.name}", here)
+    return [Step(phase="results", argv=argv)]
+  skip = "" if job.with_private else " --exclude=./private"
+  remote = f"{job.name}.results.tar.gz"
+  pack = f'tar -czf "$HOME/{remote}"{skip} -C {job.workdir} .'
+  copy = _gcloud(
+    job, "tpu-vm", "scp", f"{job.name}:{remote}", here, "--worker=0"
+  )
+  unpack = ("tar", "-xzf", f"{here}/{remote}", "-C", here)
+  return [
+    Step(phase="results", argv=_ssh(job, pack, worker="0")),
+    Step(phase="results", argv=copy),
+    Step(phase="results", argv=unpack),
+  ]
+
+
+def delete_step(job: Job) -> Step:
+  """Returns the step that ends the costs."""
+  kind, force = (
+    ("queued-resources", ("--force",)) if job.queued else ("tpu-vm", ())
+  )
+  argv = _gcloud(job, kind, "delete", job.name, *force)
+  return Step(phase="delete", argv=argv)

@@ -1,0 +1,384 @@
+"""Runs `synthq` on a slice of Cloud TPU: makes it, uses it, deletes it.
+
+  python launch/tpu_vm.py --accelerator=v4-32 --zone=us-central2-b \
+    --project=PROJECT --bucket=BUCKET --private_in_bucket \
+    --gin_file=gin_configs/recipes/demo.gin --dry_run
+
+`--dry_run` prints every command and runs none. What costs money needs
+`--confirm_cost`. Needs Python and gcloud, and neither JAX nor synthq_jax here.
+docs/tutorials/tpu_slice.md leads from a laptop to a slice.
+"""
+
+import argparse
+import difflib
+import math
+import pathlib
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import gin_text
+import sweeps
+import tpu_driver
+import tpu_steps
+
+__all__ = [
+  "Parser",
+  "UsageError",
+  "add_job_flags",
+  "at_least",
+  "check_cost",
+  "jobs",
+  "main",
+  "points",
+  "split",
+]
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_GIN = "--gin."
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
+_AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
+_STAGES = (
+  "run", "prepare_data", "pretrain", "finetune_dp", "generate",
+  "filter_queries", "train_retriever", "evaluate", "audit", "report", "study",
+)  # fmt: skip
+
+
+class UsageError(ValueError):
+  """What the user can mend; its text is one line."""
+
+
+class Parser(argparse.ArgumentParser):
+  """Says what is wrong in one line."""
+
+  def error(self, message: str) -> NoReturn:
+    """Raises instead of printing the usage."""
+    raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line.
+
+  Args:
+    argv: the arguments; None: the process's own.
+
+  Returns:
+    The exit code: 0; 2 for what the user can mend; 130 after Ctrl-C, 143 after
+    SIGTERM; otherwise what the job failed with.
+  """
+  for number in (signal.SIGTERM, signal.SIGHUP):  # a terminal that closes
+    if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+      signal.signal(number, _terminate)
+  try:
+    flags, bindings = split(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(flags)
+    todo = jobs(options, bindings)
+    if options.dry_run:
+      print("\n".join(map(tpu_steps.script, todo)), end="")
+      return 0
+    check_cost(options, todo)
+    for job in todo:
+      tpu_driver.drive(
+        job,
+        max_restarts=options.max_restarts,
+        poll_seconds=options.poll_seconds,
+      )
+    return 0
+  except tpu_driver.LaunchError as error:
+    return _stop(str(error), error.code)
+  except KeyboardInterrupt:
+    return _stop("interrupted; the same command goes on where it stopped", 130)
+  except _Terminated:
+    return _stop("told to stop; the same command goes on where it stopped", 143)
+  except ValueError as error:
+    return _stop(str(error), 2)
+
+
+class _Terminated(BaseException):  # noqa: N818
+  """SIGTERM or SIGHUP came; no Exception, so that nothing handles it."""
+
+
+def _terminate(number, frame) -> NoReturn:
+  del number, frame
+  raise _Terminated
+
+
+def _stop(message: str, code: int) -> int:
+  print(f"tpu_vm: {message}", file=sys.stderr)
+  return code
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+  """Parts the flags of a launcher from gin's bindings.
+
+  >>> split(["--zone=z", "--gin.EPSILON=3"])
+  (['--zone=z'], ['EPSILON=3'])
+  """
+  flags = [flag for flag in argv if not flag.startswith(_GIN)]
+  gin = [f.removeprefix(_GIN) for f in argv if f.startswith(_GIN)]
+  return flags, gin
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = Parser(
+    prog="tpu_vm.py",
+    description=__doc__.partition("\n")[0],
+    epilog="--gin.NAME=value goes to synthq.",
+    allow_abbrev=False,
+  )
+  add_job_flags(parser)
+  return parser
+
+
+def at_least(least: int) -> Callable[[str], int]:
+  """Returns the type of flags that are whole numbers from `least` on."""
+
+  def number(text: str) -> int:
+    if int(text) < least:
+      raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
+    return int(text)
+
+  return number
+
+
+def add_job_flags(parser: argparse.ArgumentParser) -> None:
+  """Adds what describes jobs on TPUs, for this launcher and for xm.py."""
+  flag = parser.add_argument
+  flag("--gin_file", help="a recipe inside the checkout")
+  flag("--stage", default="run", choices=_STAGES)
+  words = "NAME=a,b,c, papers_grid or papers_table; several: their product"
+  flag("--sweep", action="append", default=[], help=words)
+  flag("--point", help="only this one of the sweep's points")
+  flag("--name", help="of slice and working directory; default: the recipe's")
+  flag("--accelerator", help="v4-8, v4-32, v5litepod-16, ...")
+  flag("--zone", help="for example us-central2-b")
+  flag("--project", help="who pays")
+  flag("--bucket", help="shared file system: a bucket, mounted with gcsfuse")
+  words = "agree that private/ lies in that bucket, under its access rules"
+  flag("--private_in_bucket", action="store_true", help=words)
+  flag("--nfs", help="shared file system instead: HOST:/EXPORT")
+  flag("--runtime_version", default="", help="image; default: the kind's")
+  flag("--spot", action="store_true", help="cheaper, may be taken away")
+  flag("--queued", action="store_true", help="wait for capacity")
+  flag("--source", default=str(ROOT), help="the checkout whose HEAD runs")
+  flag("--allow_dirty", action="store_true", help="leave changes behind")
+  flag("--results", default="runs", help="local folder for results")
+  words = "copy private/ here, too: real queries and the secret of the noise"
+  flag("--with_private", action="store_true", help=words)
+  flag("--keep", action="store_true", help="do not delete the slice")
+  flag("--max_restarts", type=at_least(0), default=20)
+  words = "between questions for the state, and before a restart"
+  flag("--poll_seconds", type=at_least(0), default=30, help=words)
+  flag("--dry_run", action="store_true", help="print, run nothing")
+  words = "go on, and pay for the slice"
+  flag("--confirm_cost", action="store_true", help=words)
+
+
+def jobs(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> list[tpu_steps.Job]:
+  """Makes the jobs, and checks all that can be known without a network.
+
+  Args:
+    options: flags of `add_job_flags`.
+    bindings: NAME=value for gin.
+
+  Returns:
+    One job for each point of the sweeps.
+
+  Raises:
+    ValueError: with one line, if something is missing or wrong.
+  """
+  _check_flags(options)
+  source = pathlib.Path(options.source).resolve()
+  made = [_job(options, source, point) for point in points(options, bindings)]
+  for job in made:
+    _check_split(job, source)
+  return made
+
+
+def points(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> Sequence[sweeps.Point]:
+  """Returns the points to run: all of the sweeps, or the one of --point.
+
+  Args:
+    options: flags of `add_job_flags`.
+    bindings: NAME=value for gin.
+
+  Returns:
+    Complete points.
+
+  Raises:
+    ValueError: with one line, if something is missing or wrong.
+  """
+  grid = sweeps.points(
+    options.sweep,
+    gin_file=options.gin_file,
+    bindings=bindings,
+    root=pathlib.Path(options.source).resolve(),
+  )
+  for point in grid:
+    _check_secret(point.bindings)
+  return _chosen(options, grid)
+
+
+def _chosen(
+  options: argparse.Namespace, grid: Sequence[sweeps.Point]
+) -> Sequence[sweeps.Point]:
+  """All points, or the one that --point names."""
+  if options.point is None:
+    return grid
+  names = [point.name for point in grid]
+  if options.point not in names:
+    close = difflib.get_close_matches(options.point, names, 1) or names[:1]
+    raise UsageError(
+      f"no point of the sweep is called {options.point!r}; did you mean"
+      f" {close[0]}?"
+    )
+  return [grid[names.index(options.point)]]
+
+
+def _job(
+  options: argparse.Namespace, source: pathlib.Path, point: sweeps.Point
+) -> tpu_steps.Job:
+  path = gin_text.find(point.gin_file, source)
+  if not path.is_relative_to(source):
+    raise UsageError(
+      f"--gin_file={point.gin_file} lies outside {source.name}, and would not"
+      " reach the slice: commit it below gin_configs"
+    )
+  default = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")
+  name = options.name or sweeps.short(default, 20)
+  if not _NAME.fullmatch(name):
+    raise UsageError(
+      "expected --name of at most 20 lower-case letters, digits and hyphens,"
+      f" beginning with a letter, got {name!r}"
+    )
+  return tpu_steps.Job(
+    name=f"{name}-{point.name}".strip("-"),
+    accelerator=options.accelerator,
+    zone=options.zone,
+    project=options.project,
+    gin_files=(str(path.relative_to(source)),),
+    bindings=point.bindings,
+    stage=options.stage,
+    bucket=(options.bucket or "").removeprefix("gs://").rstrip("/"),
+    nfs=options.nfs or "",
+    runtime=options.runtime_version,
+    spot=options.spot,
+    queued=options.queued,
+    source=source,
+    results=pathlib.Path(options.results),
+    with_private=options.with_private,
+    keep=options.keep,
+    allow_dirty=options.allow_dirty,
+  )
+
+
+# Checks without a network.
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+  for name in ("accelerator", "zone", "project"):
+    if not getattr(options, name):
+      raise UsageError(f"expected --{name}, got none; see --help")
+  bucket = (options.bucket or "").removeprefix("gs://").rstrip("/")
+  if bool(bucket) == bool(options.nfs):
+    got = "both" if bucket else "neither"
+    raise UsageError(
+      "expected --bucket=NAME or --nfs=HOST:/EXPORT, the file system that all"
+      f" workers share, got {got}"
+    )
+  if bucket and not _BUCKET.fullmatch(bucket):
+    raise UsageError(f"expected --bucket=NAME of a bucket, got {bucket!r}")
+  if bucket and not options.private_in_bucket:
+    raise UsageError(
+      f"private/ (queries, ledger, the secret of the noise) would lie in"
+      f" gs://{bucket}, and whoever may read it could undo the privacy: agree"
+      " with --private_in_bucket, or give --nfs=HOST:/EXPORT"
+    )
+  if options.nfs and not re.fullmatch(r"[\w.-]+:/[\w./-]*", options.nfs):
+    raise UsageError(f"expected --nfs=HOST:/EXPORT, got {options.nfs!r}")
+
+
+def _check_secret(bindings: Sequence[str]) -> None:
+  """Refuses a fixed secret: command lines stand in logs and process lists."""
+  for binding in bindings:
+    if re.match(r"(?i)\S*secret_seed\s*=", binding):
+      raise UsageError(
+        f"--gin.{binding.partition('=')[0]} would stand in logs, and whoever"
+        " has it can undo the noise: leave it out, and the working directory"
+        " draws its own"
+      )
+
+
+def _check_split(job: tpu_steps.Job, source: pathlib.Path) -> None:
+  """Refuses a mesh or a batch that would leave devices without work."""
+  values: dict[str, str] = {}
+  for path in job.gin_files:
+    values |= gin_text.macros(source / path, source)
+  for binding in job.bindings:
+    name, _, value = binding.partition("=")
+    values[name.strip()] = value.strip()
+  known = {n: v for n, v in values.items() if re.fullmatch(r"-?\d+", v)}
+  numbers = {name: int(value) for name, value in known.items()}
+  devices = job.slice.devices
+  ways = devices
+  if all(axis in numbers for axis in _AXES):
+    data, *rest = (numbers[axis] for axis in _AXES)
+    others = math.prod(rest)
+    if data == -1 and others > 0:  # as many as there are devices for
+      data = devices // others
+    if min(data, *rest) < 1 or data * others != devices:
+      shape = " x ".join(f"{axis}={numbers[axis]}" for axis in _AXES)
+      raise UsageError(
+        f"{job.accelerator} has {devices} devices, got a mesh of {shape}: set"
+        " MESH_DATA=-1, or numbers with that product"
+      )
+    ways = data * rest[0]
+  batch = numbers.get("BATCH_SIZE", ways)
+  if batch < ways:
+    raise UsageError(
+      f"BATCH_SIZE={batch} is less than the {ways} parts that"
+      f" {job.accelerator} divides a batch into: make one of them smaller"
+    )
+
+
+def check_cost(
+  options: argparse.Namespace, todo: Sequence[tpu_steps.Job]
+) -> None:
+  """Refuses to spend without consent, or without gcloud.
+
+  Args:
+    options: with `confirm_cost`.
+    todo: the jobs.
+
+  Raises:
+    UsageError: with one line that says what would be spent.
+  """
+  job = todo[0]
+  if not options.confirm_cost:
+    times = f", {len(todo)} times" if len(todo) > 1 else ""
+    raise UsageError(
+      f"this creates {tpu_steps.words(job)} in {job.zone}{times}, paid for by"
+      f" {job.project} until deleted: give --confirm_cost to go on, or"
+      " --dry_run to see every command"
+    )
+  for tool in ("gcloud", "git"):
+    if shutil.which(tool) is None:
+      raise UsageError(f"expected {tool} on the PATH, got none; install it")
+  if len(todo) > 1:
+    print(
+      f"tpu_vm: {len(todo)} private trainings: choosing among them by private"
+      " results costs the sum of their epsilons (docs/privacy.md)",
+      file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,356 @@
+"""Launches experiments with XManager: a recipe, a sweep, an executor.
+
+  python launch/xm.py --executor=local --gin_file=gin_configs/recipes/demo.gin \
+    --sweep=EPSILON=3,8,16
+
+`local` runs synthq on this machine, without Docker. `tpu_vm` runs launch/tpu_vm.py
+here, once for each point of the sweep, and that drives gcloud: XManager itself
+knows no way to TPU v4 and later. `vertex` builds a container for Vertex AI, which
+XManager maps to TPU v2 and v3 alone. `--dry_run` prints every command and needs
+no XManager; else: pip install 'synthq_jax[launch]'.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+
+import sweeps
+import tpu_steps
+import tpu_types
+import tpu_vm
+
+__all__ = ["Unit", "main", "units"]
+
+_TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
+_IMAGE = "python:3.11-slim"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unit:
+  """One work unit: a command of this machine, or of a container."""
+
+  name: str
+  args: tuple[str, ...]  # of Python
+  resources: tuple[tuple[str, int], ...] = ()  # of a container
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command line.
+
+  Args:
+    argv: the arguments; None: the process's own. Those that begin with --xm_ go
+      to XManager.
+
+  Returns:
+    The exit code: 0; 1 if a work unit failed; 2 for what the user can mend; 130
+    after Ctrl-C, 143 after SIGTERM.
+  """
+  given = list(sys.argv[1:] if argv is None else argv)
+  own = [flag for flag in given if not flag.startswith("--xm_")]
+  try:
+    flags, bindings = tpu_vm.split(own)
+    options = _parser().parse_args(flags)
+    todo = units(options, bindings, own)
+    if options.dry_run:
+      print(_script(options, bindings, todo), end="")
+      return 0
+    if options.executor != "local":
+      tpu_vm.check_cost(options, tpu_vm.jobs(options, bindings))
+    failed = _launch(options, todo, [f for f in given if f not in own])
+  except ValueError as error:
+    return _stop(str(error), 2)
+  except KeyboardInterrupt:
+    return _stop("interrupted; the same command goes on where it stopped", 130)
+  except asyncio.CancelledError:
+    return _stop("told to stop; the same command goes on where it stopped", 143)
+  if failed:
+    names = ", ".join(failed)
+    return _stop(f"{len(failed)} of {len(todo)} failed: {names}; see above", 1)
+  return 0
+
+
+def _stop(message: str, code: int) -> int:
+  print(f"xm: {message}", file=sys.stderr)
+  return code
+
+
+def _parser() -> argparse.ArgumentParser:
+  parser = tpu_vm.Parser(
+    prog="xm.py",
+    description=__doc__.partition("\n")[0],
+    epilog="--gin.NAME=value goes to synthq, --xm_NAME=value to XManager.",
+    allow_abbrev=False,
+  )
+  _add_own_flags(parser)
+  tpu_vm.add_job_flags(parser)
+  return parser
+
+
+def _add_own_flags(parser: argparse.ArgumentParser) -> None:
+  """What tpu_vm.py does not know."""
+  flag = parser.add_argument
+  flag("--executor", choices=("local", "vertex", "tpu_vm"), default="local")
+  flag("--title", default="synthq", help="of the experiment")
+  flag("--workdir", default="runs", help="local: the folder of all units")
+  words = "work units at the same time"
+  flag("--max_parallel", type=tpu_vm.at_least(1), default=1, help=words)
+
+
+def _passed_on(flags: Sequence[str]) -> list[str]:
+  """The flags that are for tpu_vm.py."""
+  parser = tpu_vm.Parser(allow_abbrev=False, add_help=False)
+  _add_own_flags(parser)
+  return [f for f in parser.parse_known_args(flags)[1] if f != "--dry_run"]
+
+
+# What is to run.
+
+
+def units(
+  options: argparse.Namespace, bindings: Sequence[str], argv: Sequence[str]
+) -> list[Unit]:
+  """Returns one work unit for each point of the sweep.
+
+  Args:
+    options: the parsed flags.
+    bindings: NAME=value for gin.
+    argv: the command line, which tpu_vm.py gets with one point each.
+
+  Returns:
+    The units.
+
+  Raises:
+    ValueError: with one line, if something is missing or wrong.
+  """
+  if options.executor == "local":
+    return _local_units(options, bindings)
+  if options.executor == "vertex":
+    return _vertex_units(options, bindings)
+  jobs = tpu_vm.jobs(options, bindings)
+  points = tpu_vm.points(options, bindings)
+  passed = _passed_on(argv)
+  return [
+    Unit(
+      name=job.name,
+      args=(
+        str(_TPU_VM),
+        *passed,
+        *((f"--point={point.name}",) if point.name else ()),
+      ),
+    )
+    for job, point in zip(jobs, points, strict=True)
+  ]
+
+
+def _synthq(stage: str, point: sweeps.Point, workdir: str) -> tuple[str, ...]:
+  """The arguments of Python that run a stage."""
+  return (
+    "-m",
+    "synthq_jax.main",
+    stage,
+    "--quiet",
+    f"--gin_file={point.gin_file}",
+    *(f"--gin.{binding}" for binding in point.bindings),
+    f"--workdir={workdir}",
+  )
+
+
+def _local_units(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> list[Unit]:
+  base = pathlib.Path(options.workdir).absolute()
+  return [
+    Unit(
+      name=point.name or "unit",
+      args=_synthq(options.stage, point, str(base / point.name)),
+    )
+    for point in tpu_vm.points(options, bindings)
+  ]
+
+
+def _vertex_units(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> list[Unit]:
+  """Containers on TPU v2 or v3, whose bucket Vertex AI mounts below /gcs."""
+  if options.nfs or options.spot or options.queued:
+    raise ValueError(
+      "--executor=vertex knows no --nfs, --spot or --queued; leave them out"
+    )
+  if options.accelerator:
+    generation = tpu_types.describe(options.accelerator).generation
+    if generation not in ("v2", "v3"):
+      raise ValueError(
+        "XManager maps TPU v2 and v3 alone to Vertex AI, got"
+        f" --accelerator={options.accelerator}; give --executor=tpu_vm"
+      )
+  jobs = tpu_vm.jobs(options, bindings)
+  points = tpu_vm.points(options, bindings)
+  return [
+    Unit(
+      name=job.name,
+      args=_synthq(options.stage, point, f"/gcs/{job.bucket}/{job.name}")[2:],
+      resources=((f"tpu_{job.slice.generation}", job.slice.devices),),
+    )
+    for job, point in zip(jobs, points, strict=True)
+  ]
+
+
+def _script(
+  options: argparse.Namespace, bindings: Sequence[str], todo: Sequence[Unit]
+) -> str:
+  """What --dry_run prints: the units, and what tpu_vm.py would run in each."""
+  python = "python" if options.executor == "vertex" else sys.executable
+  lines = []
+  for unit in todo:
+    needs = "".join(f" on {name}={n}" for name, n in unit.resources)
+    lines.append(f"# {options.executor}: {unit.name}{needs}")
+    module = ("-m", "synthq_jax.main") if unit.resources else ()
+    lines.append(shlex.join([python, *module, *unit.args]))
+  text = "\n".join(lines) + "\n"
+  if options.executor == "tpu_vm":
+    scripts = map(tpu_steps.script, tpu_vm.jobs(options, bindings))
+    text += "\n" + "\n".join(scripts)
+  return text
+
+
+# XManager.
+
+
+def _launch(
+  options: argparse.Namespace, todo: Sequence[Unit], xm_flags: Sequence[str]
+) -> list[str]:
+  """Runs an experiment, and returns the names of units that failed."""
+  try:
+    from absl import flags
+    from xmanager import xm_local
+  except ImportError as error:
+    raise ValueError(
+      f"XManager cannot be imported ({error}): pip install"
+      " 'synthq_jax[launch]', or --dry_run, or launch/tpu_vm.py"
+    ) from error
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS(["xm.py", *xm_flags])
+
+  failed: list[str] = []
+
+  async def experiment() -> None:
+    if threading.current_thread() is threading.main_thread():
+      stop = asyncio.current_task().cancel
+      for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    async with xm_local.create_experiment(options.title) as running:
+      with _packageable(options) as packageable:
+        (executable,) = running.package([packageable])
+      failed.extend(await _run(running, executable, todo, options.max_parallel))
+
+  try:
+    asyncio.run(experiment())
+  except RuntimeError:
+    # On leaving, XManager raises again for units that have been counted.
+    if not failed:
+      raise
+  return failed
+
+
+async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
+  """Adds units, a few at a time, and waits for them."""
+  from xmanager import xm
+
+  free = asyncio.Semaphore(limit)
+
+  async def run(unit: Unit) -> str | None:
+    async with free:
+      job = xm.Job(
+        executable=executable,
+        executor=_executor(unit),
+        args=list(unit.args),
+        name=unit.name,
+      )
+      work_unit = await experiment.add(job)
+      try:
+        await work_unit.wait_until_complete()
+      except xm.ExperimentUnitError:
+        return unit.name
+      except asyncio.CancelledError:
+        _terminate(work_unit)
+        raise
+    return None
+
+  done = await asyncio.gather(*map(run, todo))
+  failed = [name for name in done if name]
+  if failed:  # which XManager would show again, with tracebacks
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+  return failed
+
+
+def _terminate(work_unit) -> None:
+  """Sends SIGTERM to what a unit runs here.
+
+  XManager does so at its own exit alone, which it puts off until every unit has
+  ended, and then tells the shell around a command instead of the command. It has
+  no public way either: `stop` knows no local jobs.
+  """
+  for handle in getattr(work_unit, "_local_execution_handles", ()):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(handle.process.pid, signal.SIGTERM)  # each has its own session
+
+
+def _executor(unit: Unit):
+  from xmanager import xm, xm_local
+
+  if not unit.resources:
+    return xm_local.Local()
+  return xm_local.Vertex(
+    requirements=xm.JobRequirements(**dict(unit.resources))
+  )
+
+
+@contextlib.contextmanager
+def _packageable(options: argparse.Namespace):
+  """This Python for units that run here, a container for Vertex AI."""
+  from xmanager import xm, xm_local
+
+  if options.executor != "vertex":
+    yield xm.binary(xm_local.Local.Spec(), path=sys.executable)
+    return
+  with tempfile.TemporaryDirectory() as folder:
+    clean = pathlib.Path(folder) / "synthq_jax_source"
+    _export(options.source, clean)
+    yield xm.python_container(
+      xm_local.Vertex.Spec(),
+      entrypoint=xm.ModuleName("synthq_jax.main"),
+      path=str(clean),
+      base_image=_IMAGE,
+      docker_instructions=[
+        f"COPY {clean.name}/ {clean.name}",
+        f"WORKDIR {clean.name}",
+        "RUN pip install '.[tpu]'",
+      ],
+    )
+
+
+def _export(source: str, folder: pathlib.Path) -> None:
+  """Copies what is committed and nothing else: runs/ holds private results."""
+  archive = ("git", "-C", source, "archive", "HEAD")
+  packed = subprocess.run(archive, check=False, capture_output=True)
+  if packed.returncode:
+    why = packed.stderr.decode().strip().splitlines()[-1]
+    raise ValueError(f"expected --source to be a git checkout, got {why}")
+  folder.mkdir()
+  unpack = ("tar", "-x", "-C", str(folder))
+  subprocess.run(unpack, check=True, input=packed.stdout)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

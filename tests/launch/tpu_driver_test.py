@@ -1,0 +1,212 @@
+"""The driver, end to end, against a gcloud that only notes what it is told."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+CHECKS = ["account", "bucket", "list"]
+SET_UP = ["create", "copy", "install", "mount"]
+
+
+def _wait_for(cloud, kind: str) -> None:
+  for _ in range(400):
+    if kind in cloud.kinds:
+      return
+    time.sleep(0.05)
+  raise AssertionError(f"{kind} was not called, but {cloud.kinds}")
+
+
+def _start(cloud, *flags: str) -> subprocess.Popen:
+  """Starts a launcher as a terminal does: in a group of its own."""
+  return subprocess.Popen(
+    cloud.command("--confirm_cost", *flags),
+    env=cloud.environment,
+    cwd=cloud.folder,
+    stderr=subprocess.PIPE,
+    text=True,
+    start_new_session=True,
+  )
+
+
+def test_a_job_goes_on_after_exit_code_143_and_the_slice_is_deleted(cloud):
+  cloud.answers(run=[143, 143, 0])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 0, done.stderr
+  again = ["run", "state", "run", "state", "run"]
+  assert cloud.kinds == [*CHECKS, *SET_UP, *again, "delete", "results"]
+  assert not cloud.costs
+  runs = [call["argv"] for call in cloud.calls if call["kind"] == "run"]
+  assert runs[0] == runs[1] == runs[2]
+  assert "restart 2" in done.stderr
+
+
+def test_what_is_committed_is_packed(cloud):
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 0, done.stderr
+  archive = cloud.folder / "runs/demo-tiny/demo-tiny.tar.gz"
+  listed = subprocess.run(
+    ["tar", "-tzf", archive], capture_output=True, text=True, check=True
+  ).stdout.split()
+  assert "pyproject.toml" in listed
+  assert "gin_configs/recipes/demo_tiny.gin" in listed
+  (copy,) = [call["argv"] for call in cloud.calls if call["kind"] == "copy"]
+  assert str(archive) in copy
+
+
+def test_a_slice_that_was_taken_away_is_made_anew(cloud):
+  cloud.answers(run=[255, 0], state=["PREEMPTED"])
+  done = cloud.run("--confirm_cost", "--spot")
+  assert done.returncode == 0, done.stderr
+  again = ["run", "state", "delete", *SET_UP, "run"]
+  assert cloud.kinds == [*CHECKS, *SET_UP, *again, "delete", "results"]
+  assert not cloud.costs
+
+
+def test_an_install_that_a_preemption_broke_is_repeated(cloud):
+  cloud.answers(install=[1, 0], state=["PREEMPTED"])
+  assert cloud.run("--confirm_cost", "--spot").returncode == 0
+  assert cloud.kinds.count("create") == 2
+  assert not cloud.costs
+
+
+def test_a_lost_connection_sends_the_same_command_again(cloud):
+  cloud.answers(run=[255, 0])
+  assert cloud.run("--confirm_cost").returncode == 0
+  assert cloud.kinds.count("create") == 1
+  (first, second) = [c["argv"] for c in cloud.calls if c["kind"] == "run"]
+  assert first == second
+  assert 'flock "$HOME/synthq.lock"' in " ".join(first)
+
+
+def test_restarts_are_limited(cloud):
+  cloud.answers(run=[143])
+  done = cloud.run("--confirm_cost", "--max_restarts=3")
+  assert done.returncode == 1
+  assert cloud.kinds.count("run") == 4
+  assert "after 3 restarts" in done.stderr.splitlines()[-1]
+  assert not cloud.costs
+
+
+def test_a_mistake_of_the_user_is_not_tried_again(cloud):
+  for code in (2, 3):
+    cloud.answers(run=[code])
+    (cloud.folder / "calls.jsonl").write_text("")
+    done = cloud.run("--confirm_cost")
+    assert done.returncode == code
+    assert cloud.kinds.count("run") == 1
+    assert cloud.kinds[-1] == "delete"
+    assert not cloud.costs
+
+
+def test_any_failure_deletes_the_slice(cloud):
+  for kind in ("create", "copy", "install", "mount", "run"):
+    cloud.answers(**{kind: [1]})
+    (cloud.folder / "calls.jsonl").write_text("")
+    done = cloud.run("--confirm_cost", "--accelerator=v4-8")
+    assert done.returncode == 1
+    assert f"{kind} failed with exit code 1" in done.stderr.splitlines()[-1]
+    assert cloud.kinds[-1] == "delete"
+    assert not cloud.costs
+
+
+def test_several_hosts_that_lost_one_of_them_start_again(cloud):
+  cloud.answers(run=[134, 1, 0])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("run") == 3
+  assert cloud.kinds.count("create") == 1
+
+
+def test_a_bug_is_tried_a_few_times_on_several_hosts(cloud):
+  cloud.answers(run=[143, 1])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 1
+  assert cloud.kinds.count("run") == 5, "143, and 1 with three restarts"
+  assert "run failed with exit code 1" in done.stderr.splitlines()[-1]
+  assert not cloud.costs
+
+
+def test_ctrl_c_deletes_the_slice_and_a_second_one_does_not_stop_that(cloud):
+  cloud.answers(run=["hang"], delete=["slow"])
+  launcher = _start(cloud)
+  _wait_for(cloud, "run")
+  os.killpg(launcher.pid, signal.SIGINT)
+  _wait_for(cloud, "delete")
+  os.killpg(launcher.pid, signal.SIGINT)
+  errors = launcher.communicate(timeout=60)[1]
+  assert launcher.returncode == 130, errors
+  assert cloud.kinds.count("delete") == 1, "it was not even disturbed"
+  assert not cloud.costs
+  assert "the same command goes on" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_told_to_stop_deletes_the_slice(cloud, number):
+  cloud.answers(run=["hang"])
+  launcher = _start(cloud)
+  _wait_for(cloud, "run")
+  launcher.send_signal(number)
+  errors = launcher.communicate(timeout=60)[1]
+  assert launcher.returncode == 143, errors
+  assert cloud.kinds[-1] == "delete"
+  assert not cloud.costs
+
+
+def test_ctrl_c_while_a_lost_slice_is_deleted_makes_no_other(cloud):
+  cloud.answers(run=[255], state=["PREEMPTED"], delete=["slow"])
+  launcher = _start(cloud, "--spot")
+  _wait_for(cloud, "delete")
+  os.killpg(launcher.pid, signal.SIGINT)
+  errors = launcher.communicate(timeout=60)[1]
+  assert launcher.returncode == 130, errors
+  assert cloud.kinds.count("create") == 1
+  assert not cloud.costs
+
+
+def test_a_slice_that_cannot_be_deleted_is_named_loudly(cloud):
+  cloud.answers(delete=[{"fail": "ERROR: the network is down"}])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 1
+  assert cloud.kinds.count("delete") == 3
+  last = done.stderr.splitlines()[-1]
+  assert "NOT DELETED, it still costs money" in last
+  assert "gcloud compute tpus tpu-vm delete demo-tiny" in last
+
+
+def test_a_slice_that_is_kept_is_not_deleted(cloud):
+  done = cloud.run("--confirm_cost", "--keep")
+  assert done.returncode == 0
+  assert "delete" not in cloud.kinds
+  assert cloud.costs
+  assert "costs money until: gcloud" in done.stderr
+
+
+def test_a_queued_slice_is_waited_for_and_deleted_with_its_request(cloud):
+  cloud.answers(queue=["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"])
+  done = cloud.run("--confirm_cost", "--queued")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("queue") == 3
+  (delete,) = [c["argv"] for c in cloud.calls if c["kind"] == "delete"]
+  assert "queued-resources" in delete
+  assert "--force" in delete
+
+
+def test_a_request_that_fails_in_the_queue_is_deleted(cloud):
+  cloud.answers(queue=["WAITING_FOR_RESOURCES", "FAILED"])
+  done = cloud.run("--confirm_cost", "--queued")
+  assert done.returncode == 1
+  assert cloud.kinds[-1] == "delete"
+  assert not cloud.costs
+
+
+def test_a_sweep_makes_and_deletes_one_slice_after_the_other(cloud):
+  done = cloud.run("--confirm_cost", "--sweep=EPSILON=3,8")
+  assert done.returncode == 0, done.stderr
+  both = [k for k in cloud.kinds if k in ("create", "delete")]
+  assert both == ["create", "delete"] * 2
+  assert "2 private trainings" in done.stderr
+  made = [c["argv"][4] for c in cloud.calls if c["kind"] == "create"]
+  assert made == ["demo-tiny-epsilon-3", "demo-tiny-epsilon-8"]

@@ -1,0 +1,231 @@
+"""The commands of a job, as --dry_run prints them."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+import tpu_steps
+import tpu_types
+from synthq_jax import _flags
+
+GOLDEN = pathlib.Path(__file__).with_name("tpu_vm_dry_run.txt")
+
+
+def _job(**changes) -> tpu_steps.Job:
+  settings = {
+    "name": "demo",
+    "accelerator": "v4-8",
+    "zone": "us-central2-b",
+    "project": "my-project",
+    "gin_files": ("gin_configs/recipes/demo.gin",),
+    "bucket": "my-bucket",
+    "source": pathlib.Path("/checkout"),
+    "results": pathlib.Path("/results"),
+  }
+  return tpu_steps.Job(**{**settings, **changes})
+
+
+def _phases(job: tpu_steps.Job) -> list[str]:
+  return [step.phase for step in tpu_steps.steps(job)]
+
+
+def _text(job: tpu_steps.Job, phase: str) -> str:
+  steps = [s for s in tpu_steps.steps(job) if s.phase == phase]
+  return "\n".join(" ".join(step.argv) for step in steps)
+
+
+def _remote(job: tpu_steps.Job, phase: str) -> str:
+  """What the first step of a phase tells the workers."""
+  step = next(s for s in tpu_steps.steps(job) if s.phase == phase)
+  (flag,) = [w for w in step.argv if w.startswith("--command=")]
+  return flag.removeprefix("--command=")
+
+
+def test_a_dry_run_prints_what_it_always_printed(cloud):
+  done = cloud.run(
+    "--dry_run",
+    "--accelerator=v4-32",
+    "--gin_file=gin_configs/recipes/paper_t5_base.gin",
+    "--gin.SOURCE=msmarco:/mnt/synthq/msmarco",
+    "--gin.CHECKPOINT=/mnt/synthq/t5_base",
+    "--gin.VOCABULARY=/mnt/synthq/t5.model",
+    "--gin.EPSILONS=(3.0,)",
+    "--queued",
+    "--spot",
+  )
+  assert done.returncode == 0, done.stderr
+  printed = done.stdout.replace(str(cloud.checkout), "/checkout")
+  printed = printed.replace(str(cloud.folder / "runs"), "/results")
+  assert printed == GOLDEN.read_text()
+
+
+def test_what_is_printed_is_what_runs(tmp_path):
+  """A shell reads back the very words that the driver would run."""
+  job = _job(bindings=("TRAINED='.*'", 'X="a b"', "Y=$HOME;`id`"))
+  # Each command becomes an echo of its words.
+  tool = tmp_path / "show"
+  tool.write_text('#!/bin/sh\nprintf "%s\\0" "$0" "$@" "END"\n')
+  tool.chmod(0o755)
+  for name in ("gcloud", "git", "mkdir", "tar"):
+    (tmp_path / name).symlink_to(tool)
+  printed = subprocess.run(
+    ["/bin/sh", "-c", tpu_steps.script(job)],
+    env={"PATH": str(tmp_path)},
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  read = [words.split("\0")[:-1] for words in printed.split("END\0")[:-1]]
+  read = [[pathlib.Path(words[0]).name, *words[1:]] for words in read]
+  assert read == [list(step.argv) for step in tpu_steps.steps(job)]
+
+
+def test_the_remote_command_keeps_every_binding_whole():
+  bindings = ("TRAINED='.*'", "SOURCE=beir:/mnt/synthq/my data")
+  command = _remote(_job(bindings=bindings), "run")
+  words = shlex.split(command.replace("\\\n", " "))
+  for binding in bindings:
+    assert f"--gin.{binding}" in words
+  assert "--distributed=tpu" in words
+  assert "--workdir=/mnt/synthq/demo" in words
+
+
+def test_synthq_understands_what_the_workers_are_told():
+  command = _remote(_job(bindings=("EPSILON=3",)), "run")
+  words = shlex.split(command.replace("\\\n", " "))
+  first = next(i for i, word in enumerate(words) if word.endswith("synthq"))
+  flags = [w for w in words[first + 1 :] if not w.startswith("--gin.")]
+  options = _flags.parser().parse_args(flags)
+  assert options.distributed == "tpu"
+  assert options.stage == "run"
+  assert options.gin_file == ["gin_configs/recipes/demo.gin"]
+  assert options.workdir == "/mnt/synthq/demo"
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_on_a_worker_one_command_waits_for_the_other(tmp_path):
+  """And its exit code is that of synthq."""
+  (tmp_path / "synthq_jax").mkdir()
+  stub = tmp_path / "synthq_venv/bin/synthq"
+  stub.parent.mkdir(parents=True)
+  stub.write_text(
+    '#!/bin/sh\necho start >> "$HOME/log"\nsleep 0.5\n'
+    'echo end >> "$HOME/log"\nexit 143\n'
+  )
+  stub.chmod(0o755)
+  both = [
+    subprocess.Popen(
+      ["/bin/sh", "-c", _remote(_job(), "run")],
+      env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+    )
+    for _ in range(2)
+  ]
+  assert [process.wait(timeout=60) for process in both] == [143, 143]
+  assert (tmp_path / "log").read_text().split() == ["start", "end"] * 2
+
+
+def test_only_what_makes_the_slice_costs_money():
+  for queued in (False, True):
+    steps = tpu_steps.steps(_job(queued=queued))
+    assert [s.phase for s in steps if s.costs] == ["create"]
+  assert "# costs money" in tpu_steps.script(_job())
+
+
+def test_checks_come_first_and_the_slice_goes_before_a_download():
+  assert _phases(_job()) == [
+    *["check"] * 5, "pack", "pack", "create", "copy", "install", "mount",
+    "run", "state", "delete", "results",
+  ]  # fmt: skip
+
+
+def test_without_a_bucket_results_come_from_the_slice_before_it_goes():
+  job = _job(bucket="", nfs="10.0.0.2:/share")
+  assert _phases(job)[-5:] == ["state", *["results"] * 3, "delete"]
+  assert "mount -t nfs 10.0.0.2:/share /mnt/synthq" in _text(job, "mount")
+  assert "gcsfuse" not in _text(job, "mount")
+
+
+@pytest.mark.parametrize("share", [{}, {"bucket": "", "nfs": "h:/e"}])
+def test_private_results_stay_where_they_are_unless_asked_for(share):
+  plain = _text(_job(**share), "results")
+  asked = _text(_job(**share, with_private=True), "results")
+  assert "--exclude=" in plain and "private" in plain
+  assert "private" not in asked
+
+
+def test_the_pattern_that_keeps_private_files_back_matches_them():
+  (flag,) = [
+    word
+    for word in _text(_job(), "results").split()
+    if word.startswith("--exclude=")
+  ]
+  pattern = re.compile(flag.removeprefix("--exclude="))
+  for private in ("private/ledger.jsonl", "private/a/b", "gs://b/d/private/x"):
+    assert pattern.match(private), private
+  for public in ("report/report.html", "private_but_not/x", "config.gin"):
+    assert not pattern.match(public), public
+
+
+def test_tar_keeps_private_files_back(tmp_path):
+  work = tmp_path / "work"
+  for name in ("private/secret_seed", "report/report.html"):
+    (work / name).parent.mkdir(parents=True)
+    (work / name).write_text("x")
+  job = _job(bucket="", nfs="h:/e")
+  command = _remote(job, "results").replace("/mnt/synthq/demo", str(work))
+  subprocess.run(
+    ["/bin/sh", "-c", command],
+    env={"HOME": str(tmp_path), "PATH": "/bin:/usr/bin"},
+    check=True,
+  )
+  listed = subprocess.run(
+    ["tar", "-tzf", tmp_path / "demo.results.tar.gz"],
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  assert "report.html" in listed
+  assert "secret" not in listed
+
+
+def test_remote_commands_are_shell():
+  for job in (_job(), _job(bucket="", nfs="h:/e")):
+    for step in tpu_steps.steps(job):
+      for word in step.argv:
+        if word.startswith("--command="):
+          command = word.removeprefix("--command=")
+          subprocess.run(["/bin/sh", "-n", "-c", command], check=True)
+
+
+@pytest.mark.parametrize(
+  ("accelerator", "chips", "hosts", "devices"),
+  [
+    ("v2-8", 4, 1, 8),
+    ("v3-32", 16, 4, 32),
+    ("v4-8", 4, 1, 4),
+    ("v4-32", 16, 4, 16),
+    ("v5litepod-4", 4, 1, 4),
+    ("v5litepod-8", 8, 1, 8),
+    ("v5litepod-16", 16, 4, 16),
+    ("v5p-8", 4, 1, 4),
+    ("v6e-8", 8, 1, 8),
+    ("v6e-64", 64, 16, 64),
+  ],
+)
+def test_types_count_chips_hosts_and_devices(
+  accelerator, chips, hosts, devices
+):
+  found = tpu_types.describe(accelerator)
+  assert (found.chips, found.hosts, found.devices) == (chips, hosts, devices)
+
+
+def test_the_image_is_that_of_the_generation():
+  assert "--version=v2-alpha-tpuv6e" in _text(
+    _job(accelerator="v6e-8"), "create"
+  )
+  assert "--version=mine" in _text(_job(runtime="mine"), "create")

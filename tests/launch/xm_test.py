@@ -1,0 +1,320 @@
+"""Experiments with XManager: what is launched, and a real one."""
+
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import xm
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = pathlib.Path(__file__).with_name("xm_dry_run.txt")
+TINY = "--gin_file=gin_configs/recipes/demo_tiny.gin"
+
+
+@pytest.fixture(name="xmanager")
+def _xmanager():
+  return pytest.importorskip(
+    "xmanager",
+    reason="XManager is not installed; pip install 'synthq_jax[test,launch]'",
+  )
+
+
+@pytest.fixture(name="mock")
+def _mock(xmanager, monkeypatch):
+  """An experiment that notes what is added to it."""
+  del xmanager
+  from xmanager import xm_local, xm_mock
+
+  experiment = xm_mock.MockExperiment()
+  monkeypatch.setattr(xm_local, "create_experiment", lambda title: experiment)
+  return experiment
+
+
+def _launched(experiment) -> list[list[str]]:
+  """The arguments of every job, as a command gets them."""
+  return [job.args.to_list(str) for job in experiment.launched_jobs]
+
+
+def _files(folder: pathlib.Path) -> str:
+  """A hundred pairs, as data of one's own."""
+  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
+  pairs = [
+    {
+      "query": f"who wrote report {i} on the {topics[i % 8]}",
+      "document": f"Report {i} is about a {topics[i % 8]} near station {i}."
+      f" It was written in winter by a student of {topics[i // 8]}s.",
+    }
+    for i in range(64)
+  ]
+  path = folder / "pairs.jsonl"
+  path.write_text("\n".join(map(json.dumps, pairs)) + "\n")
+  return str(path)
+
+
+def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
+  del xmanager
+  done = subprocess.run(
+    [
+      sys.executable,
+      str(ROOT / "launch/xm.py"),
+      "--executor=local",
+      "--stage=finetune_dp",
+      TINY,
+      f"--gin.SOURCE=jsonl:{_files(tmp_path)}",
+      "--gin.prepare_data.Config.public_test_documents=20",
+      "--sweep=EPSILON=3",
+      f"--workdir={tmp_path / 'runs'}",
+    ],
+    env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    timeout=600,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  path = tmp_path / "runs/epsilon-3/finetune_dp/eps3/result.json"
+  statement = json.loads(path.read_text())["result"]["statement"]
+  assert statement["epsilon"] == pytest.approx(3, abs=0.01)
+
+
+def test_a_unit_that_fails_is_named_and_the_others_run(xmanager, tmp_path):
+  del xmanager
+  done = subprocess.run(
+    [
+      sys.executable,
+      str(ROOT / "launch/xm.py"),
+      TINY,
+      "--stage=prepare_data",
+      f"--gin.SOURCE=jsonl:{tmp_path}/missing.jsonl",
+      "--sweep=EPSILON=3,8",
+      f"--workdir={tmp_path / 'runs'}",
+    ],
+    env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    timeout=600,
+    check=False,
+  )
+  assert done.returncode == 1
+  last = done.stderr.splitlines()[-1]
+  assert last == "xm: 2 of 2 failed: epsilon-3, epsilon-8; see above"
+  assert "missing.jsonl" in done.stdout + done.stderr
+  assert "Traceback" not in done.stderr
+
+
+def test_a_sweep_adds_one_job_for_each_point(mock, tmp_path):
+  flags = [
+    TINY, "--stage=finetune_dp", "--sweep=EPSILON=3,8",
+    "--sweep=CLIP_NORM=0.1,1", f"--workdir={tmp_path}", "--gin.SEED=5",
+  ]  # fmt: skip
+  assert xm.main(flags) == 0
+  assert mock.work_unit_count == 4
+  assert [job.name for job in mock.launched_jobs] == [
+    "epsilon-3-clip-norm-0p1",
+    "epsilon-3-clip-norm-1",
+    "epsilon-8-clip-norm-0p1",
+    "epsilon-8-clip-norm-1",
+  ]
+  assert _launched(mock)[2] == [
+    "-m",
+    "synthq_jax.main",
+    "finetune_dp",
+    "--quiet",
+    TINY,
+    "--gin.SEED=5",
+    "--gin.EPSILON=8",
+    "--gin.CLIP_NORM=0.1",
+    f"--workdir={tmp_path}/epsilon-8-clip-norm-0p1",
+  ]
+  from xmanager import xm_local
+
+  assert all(isinstance(j.executor, xm_local.Local) for j in mock.launched_jobs)
+
+
+def test_the_papers_table_is_one_command(mock):
+  flags = [
+    "--sweep=papers_table",
+    "--gin.SOURCE=msmarco:m",
+    "--gin.CHECKPOINT=t5_{size}",
+    "--gin.RETRIEVER_CHECKPOINT=t5_base",
+    "--gin.VOCABULARY=v.model",
+  ]
+  assert xm.main(flags) == 0
+  launched = _launched(mock)
+  assert len(launched) == 16
+  (large,) = [args for args in launched if args[-1].endswith("large-eps-3")]
+  assert "--gin_file=gin_configs/recipes/paper_t5_large.gin" in large
+  assert "--gin.CHECKPOINT=t5_large" in large
+  assert "--gin.EPSILONS=(3.0,)" in large
+
+
+def test_the_tpu_route_drives_gcloud_from_here(mock, cloud, monkeypatch):
+  monkeypatch.setenv("PATH", cloud.environment["PATH"])
+  flags = [*cloud.flags, "--executor", "tpu_vm", "--sweep=EPSILON=3,8"]
+  flags += ["--gin.SEED=5", "--confirm_cost", "--max_parallel=2"]
+  assert xm.main(flags) == 0
+  first, second = _launched(mock)
+  assert pathlib.Path(first[0]) == ROOT / "launch/tpu_vm.py"
+  assert first[-1] == "--point=epsilon-3"
+  assert second[-1] == "--point=epsilon-8"
+  for flag in (*cloud.flags, "--gin.SEED=5", "--confirm_cost"):
+    assert flag in first
+  assert not any(f.startswith(("--executor", "--max_par")) for f in first)
+  assert "tpu_vm" not in first
+
+
+def test_the_tpu_route_really_runs_its_jobs(xmanager, cloud):
+  """XManager runs tpu_vm.py for each point, and that the fake gcloud."""
+  del xmanager
+  done = subprocess.run(
+    cloud.command(
+      "--executor=tpu_vm", "--sweep=EPSILON=3,8", "--confirm_cost", script="xm"
+    ),
+    env={**cloud.environment, "HOME": str(cloud.folder)},
+    cwd=cloud.folder,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  made = [c["argv"][4] for c in cloud.calls if c["kind"] == "create"]
+  assert made == ["demo-tiny-epsilon-3", "demo-tiny-epsilon-8"]
+  assert cloud.kinds.count("run") == 2
+  assert not cloud.costs
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_experiment_told_to_stop_deletes_its_slice(xmanager, cloud, number):
+  del xmanager
+  cloud.answers(run=["hang"])
+  experiment = subprocess.Popen(
+    cloud.command("--executor=tpu_vm", "--confirm_cost", script="xm"),
+    env={**cloud.environment, "HOME": str(cloud.folder)},
+    cwd=cloud.folder,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    start_new_session=True,
+  )
+  _wait(lambda: "run" in cloud.kinds)
+  os.killpg(experiment.pid, number)
+  experiment.communicate(timeout=60)
+  assert experiment.returncode == 128 + number
+  _wait(lambda: not cloud.costs)
+
+
+def _wait(is_so) -> None:
+  for _ in range(600):
+    if is_so():
+      return
+    time.sleep(0.05)
+  raise AssertionError("waited for 30 seconds")
+
+
+def test_vertex_gets_a_container_on_tpu_v3(mock, cloud, monkeypatch):
+  from xmanager import xm as api
+  from xmanager.cloud import vertex
+
+  monkeypatch.setenv("PATH", cloud.environment["PATH"])
+  flags = [*cloud.flags, "--executor=vertex", "--confirm_cost"]
+  assert xm.main([*flags, "--accelerator=v3-8"]) == 0
+  ((job,), (args,)) = mock.launched_jobs, _launched(mock)
+  assert args[0] == "run"
+  assert args[-1] == "--workdir=/gcs/my-bucket/demo-tiny"
+  spec = vertex.get_machine_spec(job)
+  assert spec["machine_type"] == "cloud-tpu"
+  assert spec["accelerator_count"] == 8
+  # Why v4 is refused.
+  needs = api.JobRequirements(tpu_v4=8)
+  v4 = api.Job(
+    executable=job.executable, executor=type(job.executor)(requirements=needs)
+  )
+  with pytest.raises(KeyError):
+    vertex.get_machine_spec(v4)
+
+
+def test_containers_hold_what_is_committed_alone(xmanager, cloud):
+  del xmanager
+  private = cloud.checkout / "runs/demo/private/secret_seed"
+  private.parent.mkdir(parents=True, exist_ok=True)
+  private.write_text("7")
+  flags = [f"--source={cloud.checkout}", "--executor=vertex"]
+  with xm._packageable(xm._parser().parse_args(flags)) as packageable:
+    folder = pathlib.Path(packageable.executable_spec.path)
+    files = {path.name for path in folder.rglob("*")}
+  assert "pyproject.toml" in files
+  assert "secret_seed" not in files
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (["--executor=vertex", "--accelerator=v4-8"], "--executor=tpu_vm"),
+    (["--executor=vertex", "--spot"], "leave them out"),
+    (["--executor=tpu_vm"], "give --confirm_cost"),
+    (["--executor=tpu_vm", "--accelerator=v4-9"], "did you mean v4-8"),
+    (["--executor=tpu_vm", "--bucket="], "expected --bucket=NAME"),
+    (["--executor=slurm"], "invalid choice"),
+    (["--max_parallel=0"], "expected 1 or more"),
+    (["--gin.EPSILOM=3"], "did you mean EPSILON?"),
+    (["--gin.SECRET_SEED=3"], "can undo the noise"),
+    (["--sweep=EPSILOM=3"], "EPSILOM"),
+  ],
+)
+def test_what_is_wrong_is_said_in_one_line(cloud, flags, words):
+  done = cloud.run(*flags, script="xm")
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert words in line
+  assert cloud.kinds == []
+
+
+def test_without_xmanager_the_extra_is_named(monkeypatch, capsys, tmp_path):
+  for name in ("xmanager", "absl"):
+    monkeypatch.setitem(sys.modules, name, None)
+  assert xm.main([TINY, f"--workdir={tmp_path}"]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "pip install 'synthq_jax[launch]'" in line
+
+
+def test_a_dry_run_of_the_tpu_route_prints_what_it_always_printed(cloud):
+  done = cloud.run(
+    "--dry_run",
+    "--executor=tpu_vm",
+    "--sweep=CLIP_NORM=0.1,1",
+    "--sweep=EPSILON=3",
+    "--accelerator=v4-8",
+    "--name=demo",
+    script="xm",
+  )
+  assert done.returncode == 0, done.stderr
+  printed = done.stdout.replace(str(cloud.checkout), "/checkout")
+  printed = printed.replace(str(cloud.folder / "runs"), "/results")
+  printed = printed.replace(sys.executable, "python").replace(
+    str(ROOT), "/here"
+  )
+  assert printed == GOLDEN.read_text()
+
+
+def test_a_dry_run_here_prints_commands_that_a_shell_understands(tmp_path):
+  done = subprocess.run(
+    [
+      sys.executable, str(ROOT / "launch/xm.py"), TINY, "--dry_run",
+      "--gin.TRAINED='.*'", f"--workdir={tmp_path}",
+    ],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=True,
+  )  # fmt: skip
+  command = done.stdout.splitlines()[1]
+  assert "--gin.TRAINED='.*'" in shlex.split(command)
