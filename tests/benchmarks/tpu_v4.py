@@ -64,6 +64,9 @@ CASES = {
     model="t5_1_1_base", topology="v4:2x2x1", mesh=(1, 4, 1), microbatch=16
   ),
   "large": Case(
+    model="t5_1_1_large", topology="v4:2x2x4", mesh=(2, 8, 1), microbatch=4
+  ),
+  "large_remat": Case(
     model="t5_1_1_large",
     topology="v4:2x2x4",
     mesh=(2, 8, 1),
@@ -71,11 +74,7 @@ CASES = {
     remat=True,
   ),
   "xl": Case(
-    model="t5_1_1_xl",
-    topology="v4:2x4x4",
-    mesh=(1, 16, 2),
-    microbatch=4,
-    remat=True,
+    model="t5_1_1_xl", topology="v4:2x4x4", mesh=(1, 16, 2), microbatch=2
   ),
 }
 
