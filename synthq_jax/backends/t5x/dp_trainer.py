@@ -7,10 +7,9 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 from t5x import metrics as metrics_lib
-from t5x import optimizers, partitioning
+from t5x import optimizers, partitioning, utils
 from t5x import train_state as train_state_lib
 from t5x import trainer as trainer_lib
-from t5x import utils
 
 from synthq_jax import artifacts
 from synthq_jax.backends.t5x import dp_optimizers, gradients
@@ -138,11 +137,17 @@ class DPTrainer(trainer_lib.Trainer):
     """Returns the next state and metrics."""
     settings = self._release.settings
     features, is_padding = gradients.split(batch)
+    parts = self._num_microbatches or 1
+    if len(is_padding) % parts:
+      raise ValueError(
+        f"expected DPTrainer.num_microbatches to divide BATCH_SIZE ="
+        f" {len(is_padding)}, got {parts}"
+      )
     grad_fn = gradients.clipped_grad(
       self._model,
       l2_clip_norm=settings.l2_clip_norm,
       strategy=self._strategy,
-      microbatch_size=len(is_padding) // (self._num_microbatches or 1),
+      microbatch_size=len(is_padding) // parts,
     )
     gradient, aux = grad_fn(
       state.params,
