@@ -68,6 +68,38 @@ def training(folder, name, *, files=FILES, secret="secret", **changes):
   }
 
 
+def inference(folder, name, checkpoint):
+  """Answers to the task's test split, into folder/name."""
+  bindings = {
+    **INFER,
+    "CHECKPOINT_PATH": str(checkpoint),
+    "INFER_OUTPUT_DIR": str(folder / name),
+  }
+  return {
+    "mode": "infer",
+    "search": [str(ROOT), package_folder()],
+    "files": [TINY, "t5x/configs/runs/infer.gin"],
+    "bindings": [f"{k} = {literal(v)}" for k, v in bindings.items()],
+    "save": str(folder / name),
+  }
+
+
+def run_command(plan):
+  """Runs a training of a plan as a user does."""
+  flags = [f"--gin_file={name}" for name in plan["files"]]
+  for line in plan["bindings"]:
+    name, _, value = line.partition(" = ")
+    flags.append(f"--gin.{name}={value}")
+  done = subprocess.run(
+    [sys.executable, "-m", "t5x.main", "--run_mode=train", *flags],
+    cwd=ROOT,
+    env=environment(1),
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+
+
 def begin(folder, *names, **changes):
   """Gives several MODEL_DIRs one release: equal batches, equal noise."""
   given = {**BINDINGS, **changes}

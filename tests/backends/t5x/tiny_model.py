@@ -76,12 +76,15 @@ def make_batch(real=ROWS):
   return batches.host_rows(make_records(), drawn, shard=0, num_shards=1)
 
 
-def make_state(model, num_partitions=1):
-  """A partitioner, the state at random and its axes."""
+def make_state(model, side=1):
+  """A partitioner of side x side devices, the state at random, its axes."""
   partitioner = partitioning.PjitPartitioner(
-    model_parallel_submesh=(1, num_partitions),  # CPUs: (process, device)
+    num_partitions=1,
     logical_axis_rules=partitioning.standard_logical_axis_rules(),
   )
+  # On CPUs, T5X would spread the model over all devices.
+  devices = np.array(jax.devices()[: side**2]).reshape(side, side)
+  partitioner.mesh = jax.sharding.Mesh(devices, ("data", "model"))
   initializer = utils.TrainStateInitializer(
     optimizer_def=model.optimizer_def,
     init_fn=model.get_initial_variables,
@@ -92,8 +95,8 @@ def make_state(model, num_partitions=1):
   return partitioner, state, initializer.train_state_axes
 
 
-def make_trainer(model, release, num_partitions=1, trainer_cls=None, **options):
-  partitioner, state, axes = make_state(model, num_partitions)
+def make_trainer(model, release, side=1, trainer_cls=None, **options):
+  partitioner, state, axes = make_state(model, side)
   arguments = {
     "model": model,
     "train_state": state,

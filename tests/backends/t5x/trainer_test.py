@@ -40,13 +40,11 @@ def relative(left, right):
   return max(float(jnp.max(abs(a - b)) / jnp.max(abs(b))) for a, b in pairs)
 
 
-@pytest.mark.parametrize("num_partitions", [1, 2])
+@pytest.mark.parametrize("side", [1, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_are_t5xs_own_where_nothing_is_clipped(
-  strategy, num_partitions
-):
+def test_gradients_are_t5xs_own_where_nothing_is_clipped(strategy, side):
   model = tiny_model.make_model()
-  partitioner, state, axes = tiny_model.make_state(model, num_partitions)
+  partitioner, state, axes = tiny_model.make_state(model, side)
   batch = tiny_model.make_batch()
   key = jax.random.PRNGKey(1)
   grad_fn = gradients.clipped_grad(model, l2_clip_norm=1e9, strategy=strategy)
