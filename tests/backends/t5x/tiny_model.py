@@ -1,5 +1,6 @@
 """A small model of T5X's, its state and our trainer, built without gin."""
 
+import functools
 import types
 
 import jax
@@ -61,6 +62,7 @@ def make_model(optimizer=None, dropout=0.0, **options):
   )
 
 
+@functools.cache
 def make_records():
   return converted_task.read(
     "synthq_tiny", "train", LENGTHS, seqio.EncDecFeatureConverter(pack=False)
@@ -78,6 +80,17 @@ def make_batch(real=ROWS):
 
 def make_state(model, side=1):
   """A partitioner of side x side devices, the state at random, its axes."""
+  if isinstance(model.optimizer_def, adafactor.Adafactor):
+    return _adafactor_state(side)
+  return _new_state(model, side)
+
+
+@functools.cache
+def _adafactor_state(side):
+  return _new_state(make_model(), side)
+
+
+def _new_state(model, side):
   partitioner = partitioning.PjitPartitioner(
     num_partitions=1,
     logical_axis_rules=partitioning.standard_logical_axis_rules(),
@@ -107,6 +120,7 @@ def make_trainer(model, release, side=1, trainer_cls=None, **options):
     "rng": jax.random.PRNGKey(0),
     "learning_rate_fn": lambda step: 0.01 + 0.0 * step,
     "release": release,
+    "strategy": "bookkeeping",
     **options,
   }
   return (trainer_cls or dp_trainer.DPTrainer)(**arguments)
