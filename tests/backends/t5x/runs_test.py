@@ -90,7 +90,7 @@ def tuned(folder):
     **{k.replace(".", "__"): v for k, v in runs.RESTORE.items()},
   }
   runs.begin(place, "seed0", "seed1", "moved")
-  native = {"train_script__train__use_orbax": False}
+  native = {"train__use_orbax": False}
   plan = [
     runs.training(place, "none", **{**begin, "TRAIN_STEPS": START}),
     runs.training(place, "seed0", **begin, RANDOM_SEED=0),
@@ -185,7 +185,7 @@ def test_a_statement_counts_the_steps_from_the_initial_checkpoint(tuned):
 
 def test_infer_writes_an_answer_for_every_input(tuned):
   place, _ = tuned
-  [path] = (place / "answers").glob("*predict*.jsonl*")
+  [path] = (place / "answers").glob("*predict.jsonl*[0-9]")
   lines = [json.loads(line) for line in path.read_text().splitlines()]
   assert len(lines) == 4
   assert all("prediction" in line for line in lines)
@@ -194,11 +194,11 @@ def test_infer_writes_an_answer_for_every_input(tuned):
 TRAPS = {
   "packed": ({"train/utils__DatasetConfig__pack": True}, "pack = False"),
   "public_trainer": (
-    {"train_script__train__trainer_cls": "@trainer.Trainer"},
+    {"train__trainer_cls": "@trainer.Trainer"},
     "DPTrainer",
   ),
   "public_batches": (
-    {"train_script__train__get_dataset_fn": "@utils.get_dataset"},
+    {"train__get_dataset_fn": "@utils.get_dataset"},
     "get_dataset_fn",
   ),
   "longer": ({"TRAIN_STEPS": 6}, "PRIVATE_STEPS=5"),
