@@ -6,6 +6,7 @@ from typing import Any
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import optax
 from t5x import metrics as metrics_lib
 from t5x import optimizers, partitioning, utils
 from t5x import train_state as train_state_lib
@@ -91,7 +92,10 @@ class DPTrainer(trainer_lib.Trainer):
     self._passed_warm_up = False
     step = int(utils.get_local_data(train_state.step))
     schedule = learning_rate_fn or optimizer.learning_rate
-    self._first_step = release.begin(step, _facts(train_state, schedule))
+    norm = utils.get_local_data(jax.jit(optax.tree.norm)(train_state.params))
+    self._first_step = release.begin(
+      step, _facts(train_state, schedule), start=f"norm {float(norm):.4g}"
+    )
     if self._takes_sum:
       first, of_training = self._first_step, optimizer.learning_rate
       learning_rate_fn = lambda step: of_training(step - first)  # noqa: E731

@@ -45,8 +45,8 @@ class Release:
 
   Formal guarantee: that of `Settings`, for all checkpoints together, if nothing
   but machines changes between the parts of an interrupted training. Changed
-  settings, learning rates and parameters are refused; another model of the
-  same shapes is not noticed.
+  settings, learning rates, shapes and first parameters are refused; another
+  model with the same parameters is not noticed.
   """
 
   def __init__(
@@ -91,12 +91,14 @@ class Release:
     """Returns the secret seed of the Poisson sampling."""
     return self._words("batches")
 
-  def begin(self, step: int, facts: Mapping[str, Any]) -> int:
+  def begin(self, step: int, facts: Mapping[str, Any], start: str = "") -> int:
     """Enters the training into the ledger before its first step.
 
     Args:
       step: that of T5X's state, which counts earlier training too.
       facts: what must be the same when the training is resumed, as JSON.
+      start: tells the parameters of the first step from others; looked at when
+        the training begins again from there.
 
     Returns:
       The first step of this training.
@@ -105,7 +107,7 @@ class Release:
       ValueError: if it was begun at a later step or with other facts.
     """
     facts = json.loads(json.dumps(facts))
-    began = _from_first_process(lambda: self._begin(step, facts))
+    began = _from_first_process(lambda: self._begin(step, facts, start))
     self._next = step - began["first_step"]
     return began["first_step"]
 
@@ -166,7 +168,9 @@ class Release:
       )
     return {"identifier": record["identifier"], "secret": secret}
 
-  def _begin(self, step: int, facts: Mapping[str, Any]) -> dict[str, int]:
+  def _begin(
+    self, step: int, facts: Mapping[str, Any], start: str
+  ) -> dict[str, int]:
     """Notes the first step, or compares; on the first process alone."""
     where = self._folder / _RECORD
     record = _read(where)
@@ -178,6 +182,8 @@ class Release:
           f"{where}: expected a state of step {first} or later, with which this"
           f" training began, got step {step}: take another MODEL_DIR"
         )
+      if step == first:
+        _refuse_changes(where, {"start": record["start"]}, {"start": start})
       return {"first_step": first}
     statement = self.statement()
     entry = ledger.line(f"t5x/{self.identifier}", statement)
@@ -185,7 +191,7 @@ class Release:
     words = statement_lib.in_words(statement)
     _write_text(self._folder / "statement.txt", words + "\n")
     # Last: a training that was killed before enters the same line again.
-    record |= {"first_step": step, "facts": dict(facts)}
+    record |= {"first_step": step, "facts": dict(facts), "start": start}
     _write_text(where, json.dumps(record, indent=2, sort_keys=True) + "\n")
     return {"first_step": step}
 

@@ -112,6 +112,14 @@ def test_a_training_cannot_go_on_with_other_settings_or_facts(tmp_path):
     opened(tmp_path).begin(999, FACTS)
 
 
+def test_a_training_cannot_begin_again_with_other_parameters(tmp_path):
+  opened(tmp_path).begin(1000, FACTS, start="norm 3")
+  assert opened(tmp_path).begin(1000, FACTS, start="norm 3") == 1000
+  assert opened(tmp_path).begin(1002, FACTS, start="norm 5") == 1000
+  with pytest.raises(ValueError, match="start norm 3, now norm 4"):
+    opened(tmp_path).begin(1000, FACTS, start="norm 4")
+
+
 def test_a_training_killed_while_it_began_begins_again(tmp_path):
   one = opened(tmp_path)
   one.begin(1000, FACTS)
