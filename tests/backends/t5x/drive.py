@@ -1,8 +1,8 @@
 """Runs T5X from gin several times in one process, as `t5x.main` does once.
 
-drive.py PLAN.json: a list of {mode, files, bindings, save}; a run that raises
-ValueError leaves its message in SAVE.error, a training its parameters in
-SAVE.npz.
+drive.py PLAN.json [ADDRESS INDEX]: a list of {mode, files, bindings, save}; a
+run that raises ValueError leaves its message in SAVE.error, a training its
+parameters in SAVE.npz. With an address it is one of two processes.
 """
 
 import json
@@ -10,11 +10,16 @@ import pathlib
 import sys
 
 import gin
+import jax
 import numpy as np
 from flax import traverse_util
-from t5x import gin_utils
-from t5x import infer as infer_lib
-from t5x import train as train_lib
+
+if len(sys.argv) > 2:  # before anything looks at devices
+  jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]))
+
+from t5x import gin_utils  # noqa: E402
+from t5x import infer as infer_lib  # noqa: E402
+from t5x import train as train_lib  # noqa: E402
 
 MODES = {"train": train_lib.train, "infer": infer_lib.infer}
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.linen import partitioning
 
 from synthq_jax.backends.t5x import batches, gradients
 
@@ -122,6 +123,22 @@ def test_dropout_has_a_key_for_each_example_wherever_it_stands():
   assert np.abs(private_mean(named, dropout=0.5) - there).max() > 1e-3
   plain = private_mean(batch)
   assert np.abs(plain - there).max() > 1e-3
+
+
+def test_one_example_is_not_spread_over_the_devices_of_the_batch():
+  seen = []
+
+  class Watching(Linear):
+    def loss_fn(self, params, batch, dropout_rng):
+      seen.append(dict(partitioning.get_axis_rules()))
+      return super().loss_fn(params, batch, dropout_rng)
+
+  grad_fn = gradients.clipped_grad(Watching(), l2_clip_norm=CLIP)
+  features, _ = gradients.split(a_batch(8))
+  with partitioning.axis_rules([("batch", "data"), ("embed", "model")]):
+    grad_fn(PARAMS, features)
+    assert dict(partitioning.get_axis_rules())["batch"] == "data"
+  assert seen and all(rules == {"embed": "model"} for rules in seen)
 
 
 def test_batches_of_another_dataset_are_refused():

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -149,6 +150,30 @@ def run(folder, name, plan, *, devices=1):
   )
   assert done.returncode == 0, done.stderr[-3000:]
   return done
+
+
+def run_on_two_hosts(folder, name, training):
+  """Runs one training in two processes; each saves into host0 and host1."""
+  with socket.socket() as free:
+    free.bind(("localhost", 0))
+    address = f"localhost:{free.getsockname()[1]}"
+  processes = []
+  for index in range(2):
+    host = folder / f"host{index}"
+    host.mkdir()
+    plan = host / f"{name}.json"
+    plan.write_text(json.dumps([training | {"save": str(host / name)}]))
+    command = [sys.executable, str(HERE / "drive.py"), str(plan), address]
+    processes.append(
+      subprocess.Popen(
+        [*command, str(index)],
+        cwd=ROOT,
+        env=environment(1),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+      )
+    )
+  assert [process.wait() for process in processes] == [0, 0]
 
 
 def parameters(folder, name):

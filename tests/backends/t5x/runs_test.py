@@ -64,7 +64,7 @@ def routes(folder):
 @pytest.fixture(scope="module")
 def meshes(folder):
   """Five private steps, and three and two, on 1 device and on 2 x 2."""
-  names = ("whole", "halves", "whole_2x2", "halves_2x2")
+  names = ("whole", "halves", "whole_2x2", "halves_2x2", "hosts")
   (folder / "noisy").mkdir()
   runs.begin(folder / "noisy", *names)
   for devices, suffix, mesh in ((1, "", {}), (4, "_2x2", MESH)):
@@ -141,6 +141,16 @@ def test_three_steps_and_two_are_five_bit_for_bit(meshes, suffix):
 def test_two_by_two_devices_make_the_steps_of_one(meshes):
   one, four = (runs.parameters(meshes, n) for n in ("whole", "whole_2x2"))
   assert runs.difference(four, one) <= 1e-5
+
+
+def test_two_hosts_that_read_their_own_rows_make_the_steps_of_one(meshes):
+  submesh = "partitioning__PjitPartitioner__model_parallel_submesh"
+  plan = runs.training(meshes, "hosts", **{**MESH, submesh: (1, 1)})
+  runs.run_on_two_hosts(meshes, "hosts", plan)
+  one = runs.parameters(meshes, "whole")
+  for host in ("host0", "host1"):
+    assert runs.difference(runs.parameters(meshes / host, "hosts"), one) <= 1e-5
+  assert len(ledger.read(meshes / "hosts" / "privacy" / "ledger.jsonl")) == 1
 
 
 def test_what_t5x_restores_of_our_checkpoint_is_what_we_saved(tuned):
