@@ -15,6 +15,7 @@ from t5x import trainer as trainer_lib
 from synthq_jax import artifacts
 from synthq_jax.backends.t5x import dp_optimizers, gradients
 from synthq_jax.backends.t5x import release as release_lib
+from synthq_jax.optim.privatize import PrivatizeState
 
 __all__ = ["DPTrainer"]
 
@@ -97,6 +98,7 @@ class DPTrainer(trainer_lib.Trainer):
       step, _facts(train_state, schedule), start=f"norm {float(norm):.4g}"
     )
     if self._takes_sum:
+      _check_count(train_state, step - self._first_step)
       first, of_training = self._first_step, optimizer.learning_rate
       learning_rate_fn = lambda step: of_training(step - first)  # noqa: E731
     super().__init__(
@@ -226,6 +228,21 @@ def _check_optimizer(
     raise ValueError(
       "expected DPTrainer.learning_rate_fn for T5X's own optimizer, got None: set"
       " it to @utils.create_learning_rate_scheduler()"
+    )
+
+
+def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
+  """Refuses an optimizer that would draw the noise of earlier steps again."""
+
+  def is_count(node: Any) -> bool:
+    return isinstance(node, PrivatizeState)
+
+  nodes = jax.tree.leaves(state.param_states, is_leaf=is_count)
+  counts = [int(utils.get_local_data(n.step)) for n in nodes if is_count(n)]
+  if counts != [steps]:
+    raise ValueError(
+      f"expected an optimizer that counted {steps} steps of this training, got"
+      f" {counts}: restore its state together with the parameters"
     )
 
 

@@ -243,6 +243,19 @@ def with_two_releases(folder):
   tiny_model.make_trainer(optax_model(other), release, learning_rate_fn=None)
 
 
+def with_a_count_that_began_anew(folder):
+  release = tiny_model.make_release(folder)
+  model = optax_model(release)
+  _, state, _ = tiny_model.make_state(model)
+  for step in (0, 3):
+    tiny_model.make_trainer(
+      model,
+      release,
+      learning_rate_fn=None,
+      train_state=state.replace_step(jnp.asarray(step)),
+    )
+
+
 def with_weights_before_noise(folder):
   release = tiny_model.make_release(folder)
   tiny_model.make_trainer(
@@ -272,6 +285,7 @@ def with_another_rate(folder):
     (with_noise_twice, "added twice"),
     (with_two_releases, "one release"),
     (with_weights_before_noise, "no noise yet"),
+    (with_a_count_that_began_anew, "counted 3 steps"),
     (with_another_rate, "learning_rates"),
   ],
   ids=lambda value: getattr(value, "__name__", ""),
