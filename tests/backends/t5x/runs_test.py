@@ -65,9 +65,15 @@ def routes(folder):
 def meshes(folder):
   """Five private steps, and three and two, on 1 device and on 2 x 2."""
   names = ("whole", "halves", "whole_2x2", "halves_2x2", "hosts")
+  names += ("whole_optax", "halves_optax")
   (folder / "noisy").mkdir()
   runs.begin(folder / "noisy", *names)
-  for devices, suffix, mesh in ((1, "", {}), (4, "_2x2", MESH)):
+  cases = (
+    (1, "", {}),
+    (4, "_2x2", MESH),
+    (1, "_optax", {"files": runs.OPTAX}),
+  )
+  for devices, suffix, mesh in cases:
     plan = [
       runs.training(folder / "noisy", f"whole{suffix}", **mesh),
       runs.training(folder / "noisy", f"halves{suffix}", **mesh, **HALF),
@@ -126,7 +132,7 @@ def test_the_steps_move_the_parameters(routes, folder):
   assert runs.difference(routes["trainer_vmap"], start) > 0.01
 
 
-@pytest.mark.parametrize("suffix", ["", "_2x2"])
+@pytest.mark.parametrize("suffix", ["", "_2x2", "_optax"])
 def test_three_steps_and_two_are_five_bit_for_bit(meshes, suffix):
   whole = runs.parameters(meshes, f"whole{suffix}")
   halves = runs.parameters(meshes, f"halves{suffix}")
