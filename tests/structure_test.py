@@ -122,7 +122,11 @@ def test_nothing_loads_tensorflow_when_it_is_imported(path):
   tree = without_type_checking(ast.parse(path.read_text()))
   at_import = ast.Module([n for n in tree.body if not is_definition(n)], [])
   roots = {name.split(".")[0] for name in imports_of(at_import)}
-  assert not roots & {"tensorflow", "tensorflow_datasets", "seqio", "clu"}
+  slow = {"tensorflow", "tensorflow_datasets", "seqio", "clu"}
+  if "t5x" in roots:  # loads all of it anyway, and only where it is installed
+    assert place(path) == "backends"
+    slow -= {"clu"}
+  assert not roots & slow
 
 
 def is_definition(node: ast.AST) -> bool:

@@ -13,7 +13,7 @@ import pathlib
 from synthq_jax import artifacts
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["describe", "enter", "read"]
+__all__ = ["describe", "enter", "line", "read"]
 
 
 def enter(
@@ -31,10 +31,20 @@ def enter(
   path = pathlib.Path(path)
   if path.exists() and identifier in read(path):
     return
-  lines = path.read_text().splitlines() if path.exists() else []
+  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+  lines.append(line(identifier, statement))
+  artifacts.write_atomically(path, "".join(lines))
+
+
+def line(identifier: str, statement: statement_lib.PrivacyStatement) -> str:
+  """Returns the line of one training, for ledgers that lie in a bucket.
+
+  Args:
+    identifier: of the training.
+    statement: what it earns.
+  """
   entry = {"identifier": identifier, "statement": artifacts.to_json(statement)}
-  lines.append(json.dumps(entry, sort_keys=True))
-  artifacts.write_atomically(path, "\n".join(lines) + "\n")
+  return json.dumps(entry, sort_keys=True) + "\n"
 
 
 def read(

@@ -1,0 +1,1 @@
+"""Other trainers that make this project's private steps."""

@@ -1,0 +1,137 @@
+"""Poisson batches for T5X's training loop."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from clu.data import dataset_iterator
+from t5x import utils
+
+from synthq_jax.backends.t5x import batches
+from synthq_jax.backends.t5x import release as release_lib
+from synthq_jax.data import converted_task
+
+__all__ = ["PoissonBatches", "get_dataset"]
+
+
+def get_dataset(
+  cfg: utils.DatasetConfig,
+  shard_id: int,
+  num_shards: int,
+  feature_converter_cls: Callable[..., Any],
+  num_epochs: int | None = None,
+  continue_from_last_checkpoint: bool = False,
+  *,
+  release: release_lib.Release,
+) -> "PoissonBatches":
+  """Is `train.get_dataset_fn`: draws batches for which the noise was computed.
+
+  Every host reads the whole split into its memory, since a batch may hold any
+  of its records, and yields its part of a batch that all hosts draw alike.
+  `shuffle` and `seed` of the configuration do nothing.
+
+  Formal guarantee: batches are those of `sampling.Poisson`, functions of the
+  release's secret and the number of the step, however often T5X is resumed.
+
+  Args:
+    cfg: of the training split; batch_size is the padded one.
+    shard_id: this host's part of a batch.
+    num_shards: parts of a batch.
+    feature_converter_cls: of the model.
+    num_epochs: None; steps are counted, not epochs.
+    continue_from_last_checkpoint: False; there is nothing to continue.
+    release: what is promised, shared with the trainer.
+
+  Returns:
+    An iterator that begins where the trainer says.
+
+  Raises:
+    ValueError: if the configuration or the data is not what was promised.
+  """
+  settings = release.settings
+  if num_epochs is not None or continue_from_last_checkpoint:
+    raise ValueError(
+      "expected num_epochs=None and continue_from_last_checkpoint=False, got"
+      f" {num_epochs=}, {continue_from_last_checkpoint=}: batches follow from"
+      " the step"
+    )
+  if cfg.pack:
+    raise ValueError(
+      "expected DatasetConfig.pack = False, got True: packing joins several"
+      " examples in one row, which would be clipped as one"
+    )
+  if cfg.batch_size != settings.max_batch_size or cfg.batch_size % num_shards:
+    raise ValueError(
+      "expected DatasetConfig.batch_size of Settings.max_batch_size ="
+      f" {settings.max_batch_size}, a multiple of the {num_shards} hosts' parts,"
+      f" got {cfg.batch_size}: set both by BATCH_SIZE"
+    )
+  if cfg.module:
+    importlib.import_module(cfg.module)
+  records = converted_task.read(
+    cfg.mixture_or_task_name,
+    cfg.split,
+    cfg.task_feature_lengths,
+    feature_converter_cls(pack=False),
+    use_cached=cfg.use_cached,
+  )
+  count = len(next(iter(records.values())))
+  if count != settings.num_examples:
+    raise ValueError(
+      f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
+      f" {cfg.split!r}, got {count}: the noise was computed for the former"
+    )
+  return PoissonBatches(records, release, shard_id, num_shards)
+
+
+class PoissonBatches(dataset_iterator.DatasetIterator):
+  """The batches of a training, after one of padding alone.
+
+  T5X asks for a batch before its trainer exists and knows the step; the
+  padding is for that. `dp_trainer.DPTrainer` passes over it.
+  """
+
+  def __init__(
+    self,
+    records: Mapping[str, np.ndarray],
+    release: release_lib.Release,
+    shard: int,
+    num_shards: int,
+  ):
+    """Takes records; draws nothing yet."""
+    self._records, self._release = records, release
+    self._shard, self._num_shards = shard, num_shards
+    rows = release.settings.max_batch_size // num_shards
+    self._first = batches.without_examples(records, rows)
+    self._is_first = True
+
+  @property
+  def element_spec(self) -> dict[str, dataset_iterator.ArraySpec]:
+    """Dtype and shape of this host's part of each feature."""
+    return {
+      name: dataset_iterator.ArraySpec(dtype=x.dtype, shape=x.shape)
+      for name, x in self._first.items()
+    }
+
+  def __next__(self) -> dict[str, np.ndarray]:
+    if self._is_first:
+      self._is_first = False
+      return self._first
+    drawn = self._release.settings.sampler.batch(
+      self._release.batch_seed(), self._release.next_step()
+    )
+    return batches.host_rows(
+      self._records, drawn, shard=self._shard, num_shards=self._num_shards
+    )
+
+  def reset(self) -> None:
+    """Does nothing: the trainer says where to begin."""
+
+  def save(self, filename: Any) -> None:
+    """Does nothing: batches follow from the step, which T5X saves."""
+    del filename
+
+  def restore(self, filename: Any) -> None:
+    """Does nothing, as `save`."""
+    del filename

@@ -1,0 +1,132 @@
+"""This project's private optimizers as T5X's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from t5x import optimizers
+
+from synthq_jax import optim
+from synthq_jax.backends.t5x import release as release_lib
+from synthq_jax.optim.privatize import PrivatizeState
+
+__all__ = ["PrivateOptimizer", "dp_adafactor", "dp_adam", "register_states"]
+
+_RULES = optimizers.OptaxStatePartitionRules
+
+
+class PrivateOptimizer(optimizers.OptaxWrapper):
+  """An optimizer that takes a clipped SUM and adds the noise itself.
+
+  Attributes:
+    release: whose noise it adds.
+    learning_rate: of a step of this training, from 0. T5X's wrapper of optax
+      ignores the trainer's.
+  """
+
+  def __init__(
+    self,
+    wrapped: optimizers.OptaxWrapper,
+    *,
+    release: release_lib.Release,
+    learning_rate: Callable[[Any], Any],
+  ):
+    super().__init__(wrapped.optax_optimizer)
+    self.release = release
+    self.learning_rate = learning_rate
+
+
+def dp_adafactor(
+  *,
+  release: release_lib.Release,
+  learning_rate: Callable[[Any], Any] | float,
+  **options: Any,
+) -> PrivateOptimizer:
+  """Is OPTIMIZER: this project's private Adafactor instead of T5X's.
+
+  For `dp_trainer.DPTrainer`, which hands it clipped sums.
+
+  Formal guarantee: that of `optim.dp_adafactor` with the release's noise.
+
+  Args:
+    release: what is promised, shared with the trainer.
+    learning_rate: a number or a schedule, e.g.
+      @utils.create_learning_rate_scheduler(), of the steps of this training:
+      T5X's own count begins at the step of the initial checkpoint.
+    **options: the other arguments of `optim.adafactor`.
+
+  Returns:
+    An optimizer for T5X's models.
+  """
+  return _wrapped(optim.dp_adafactor, release, learning_rate, options)
+
+
+def dp_adam(
+  *,
+  release: release_lib.Release,
+  learning_rate: Callable[[Any], Any] | float,
+  **options: Any,
+) -> PrivateOptimizer:
+  """Is OPTIMIZER: private Adam; see `dp_adafactor`.
+
+  Args:
+    release: as in `dp_adafactor`.
+    learning_rate: as in `dp_adafactor`.
+    **options: the other arguments of `optim.dp_adam`.
+
+  Returns:
+    An optimizer for T5X's models.
+  """
+  return _wrapped(optim.dp_adam, release, learning_rate, options)
+
+
+def _wrapped(
+  make: Callable[..., optax.GradientTransformation],
+  release: release_lib.Release,
+  learning_rate: Callable[[Any], Any] | float,
+  options: dict[str, Any],
+) -> PrivateOptimizer:
+  """Makes an optimizer with the release's noise and wraps it for T5X."""
+  register_states()
+  settings = release.settings
+  wrapped = optimizers.wrap_optax_optimizer(make)(
+    learning_rate,
+    l2_sensitivity=settings.l2_clip_norm,
+    noise_multiplier=release.noise_multiplier,
+    denominator=settings.expected_batch_size,
+    key=release.noise_key(),
+    **options,
+  )
+  schedule = (
+    learning_rate if callable(learning_rate) else lambda step: learning_rate
+  )
+  return PrivateOptimizer(wrapped, release=release, learning_rate=schedule)
+
+
+def register_states() -> None:
+  """Tells T5X how the states of this project's optimizers are partitioned.
+
+  T5X asks for a rule for each kind of optax state, and has none for factored
+  second moments: they are small and replicated; whole ones lie as their
+  parameters do.
+  """
+  _RULES._RULES.setdefault(PrivatizeState, _privatize_axes)
+  _RULES._RULES.setdefault(optax.FactoredState, _factored_axes)
+
+
+def _privatize_axes(state: PrivatizeState, params_axes: Any) -> PrivatizeState:
+  del params_axes
+  return jax.tree.map(lambda leaf: None, state)
+
+
+def _factored_axes(
+  state: optax.FactoredState, params_axes: Any
+) -> optax.FactoredState:
+  whole = jax.tree.map(
+    lambda moment, axes: None if moment.shape == (1,) else axes,
+    state.v,
+    params_axes,
+  )
+  nothing = jax.tree.map(lambda leaf: None, state)
+  return nothing._replace(v=whole)

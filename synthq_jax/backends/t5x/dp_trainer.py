@@ -1,0 +1,270 @@
+"""T5X's trainer with private steps."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import optax
+from t5x import metrics as metrics_lib
+from t5x import optimizers, partitioning, utils
+from t5x import train_state as train_state_lib
+from t5x import trainer as trainer_lib
+
+from synthq_jax import artifacts
+from synthq_jax.backends.t5x import dp_optimizers, gradients
+from synthq_jax.backends.t5x import release as release_lib
+from synthq_jax.optim.privatize import PrivatizeState
+
+__all__ = ["DPTrainer"]
+
+_RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+_LOOKED_AT = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 1_001_000)
+"""Steps at which a resumed training's learning rate must be the same."""
+
+
+class DPTrainer(trainer_lib.Trainer):
+  """Clips per example, adds noise, and leaves the rest to T5X.
+
+  T5X's optimizer gets the private mean (clipped sum + noise) / expected batch
+  size, and all it does with that is post-processing. A
+  `dp_optimizers.PrivateOptimizer` gets the clipped sum, and adds the noise.
+
+  Formal guarantee: that of the release's statement for all checkpoints, if
+  batches come from `dp_dataset.get_dataset`. The summaries that T5X writes hold
+  learning rates, times and, asked for, norms of parameters and private means;
+  with `writes_private_metrics` also what is NOT covered.
+  """
+
+  def __init__(
+    self,
+    model: Any,
+    train_state: train_state_lib.TrainState,
+    partitioner: partitioning.BasePartitioner,
+    eval_names: Sequence[str],
+    summary_dir: str | None,
+    train_state_axes: Any,
+    rng: jax.Array,
+    learning_rate_fn: Callable[[Any], Any] | None,
+    release: release_lib.Release,
+    strategy: str = "auto",
+    num_microbatches: int | None = None,
+    weight_metrics_computer: trainer_lib.WeightMetricsComputer | None = None,
+    writes_private_metrics: bool = False,
+  ):
+    """Checks what would break the promise, and enters it into the ledger.
+
+    Args:
+      model: of T5X.
+      train_state: its parameters and optimizer state.
+      partitioner: of T5X.
+      eval_names: as in T5X's Trainer.
+      summary_dir: as in T5X's Trainer.
+      train_state_axes: as in T5X's Trainer.
+      rng: from RANDOM_SEED: dropout, with a key for each example and step. No
+        noise depends on it.
+      learning_rate_fn: as in T5X's Trainer; None for an optax optimizer, which
+        has its own.
+      release: what is promised, shared with the dataset.
+      strategy: as in `optim.clipped_grad`.
+      num_microbatches: parts that a batch is processed in; the result is the
+        same up to rounding.
+      weight_metrics_computer: as in T5X's Trainer, of the private mean; None
+        for a `PrivateOptimizer`, whose gradients are not private yet.
+      writes_private_metrics: whether to write the mean loss and norm of each
+        batch into the summaries, which then must not be published.
+
+    Raises:
+      ValueError: if something here breaks or silently changes the promise.
+    """
+    optimizer = model.optimizer_def
+    self._takes_sum = isinstance(optimizer, dp_optimizers.PrivateOptimizer)
+    _check_state(train_state, rng)
+    _check_optimizer(optimizer, learning_rate_fn, release)
+    if self._takes_sum and weight_metrics_computer is not None:
+      raise ValueError(
+        "expected weight_metrics_computer=None with dp_optimizers, got one: the"
+        " gradients that it would write have no noise yet"
+      )
+    self._release = release
+    self._strategy = strategy
+    self._writes_private_metrics = writes_private_metrics
+    self._passed_warm_up = False
+    step = int(utils.get_local_data(train_state.step))
+    schedule = learning_rate_fn or optimizer.learning_rate
+    norm = utils.get_local_data(jax.jit(optax.tree.norm)(train_state.params))
+    self._first_step = release.begin(
+      step, _facts(train_state, schedule), start=f"norm {float(norm):.4g}"
+    )
+    if self._takes_sum:
+      _check_count(train_state, step - self._first_step)
+      first, of_training = self._first_step, optimizer.learning_rate
+      learning_rate_fn = lambda step: of_training(step - first)  # noqa: E731
+    super().__init__(
+      model=model,
+      train_state=train_state,
+      partitioner=partitioner,
+      eval_names=eval_names,
+      summary_dir=summary_dir,
+      train_state_axes=train_state_axes,
+      rng=rng,
+      learning_rate_fn=learning_rate_fn,
+      num_microbatches=num_microbatches,
+      weight_metrics_computer=weight_metrics_computer,
+    )
+
+  def train(
+    self,
+    batch_iter: Iterator[Mapping[str, jax.Array]],
+    num_steps: int,
+    start_step: int | None = None,
+  ) -> trainer_lib.ArrayMapFuture:
+    """Runs T5X's loop, after the padding that `dp_dataset` begins with."""
+    if not self._passed_warm_up:
+      next(batch_iter)
+      self._passed_warm_up = True
+    return super().train(batch_iter, num_steps, start_step)
+
+  @trainer_lib.cached_property
+  def _partitioned_train_step(self) -> trainer_lib.PartitionedTrainCallable:
+    """The private step, partitioned as T5X's own."""
+    data = self._partitioner.data_partition_spec
+    return self._partitioner.partition(
+      self._private_step,
+      in_axis_resources=(self._train_state_axes, data),
+      out_axis_resources=(self._train_state_axes, None),
+      donate_argnums=(0,),
+    )
+
+  def _private_step(
+    self, state: train_state_lib.TrainState, batch: Mapping[str, jax.Array]
+  ) -> tuple[train_state_lib.TrainState, trainer_lib.MetricMapType]:
+    """Returns the next state and metrics."""
+    settings = self._release.settings
+    features, is_padding = gradients.split(batch)
+    parts = self._num_microbatches or 1
+    if len(is_padding) % parts:
+      raise ValueError(
+        f"expected DPTrainer.num_microbatches to divide BATCH_SIZE ="
+        f" {len(is_padding)}, got {parts}"
+      )
+    grad_fn = gradients.clipped_grad(
+      self._model,
+      l2_clip_norm=settings.l2_clip_norm,
+      strategy=self._strategy,
+      microbatch_size=len(is_padding) // parts,
+    )
+    gradient, aux = grad_fn(
+      state.params,
+      features,
+      key=self._get_step_rng(state.step),
+      is_padding_example=is_padding,
+    )
+    if not self._takes_sum:
+      gradient = gradients.private_mean(
+        gradient,
+        state.step,
+        l2_sensitivity=grad_fn.sensitivity(_RELATION),
+        noise_multiplier=self._release.noise_multiplier,
+        denominator=settings.expected_batch_size,
+        key=self._release.noise_key(),
+      )
+    metrics = {"timing/steps_per_second": metrics_lib.StepsPerTime(steps=1)}
+    if self._writes_private_metrics:
+      metrics |= _private_metrics(aux, is_padding)
+    return trainer_lib.apply_grads(
+      state,
+      gradient,
+      metrics,
+      self._learning_rate_fn(state.step),
+      self._weight_metrics_computer,
+    )
+
+
+def _check_state(state: train_state_lib.TrainState, rng: jax.Array) -> None:
+  """Refuses what per-example clipping cannot bound."""
+  if state.flax_mutables:
+    raise ValueError(
+      "expected a model without mutable variables, got"
+      f" {', '.join(sorted(state.flax_mutables))}: statistics of a batch reach"
+      " from one example into another, and are saved without noise"
+    )
+  is_threefry = jax.config.jax_default_prng_impl == "threefry2x32"
+  if not is_threefry or jnp.shape(rng) not in ((2,), ()):  # raw, or typed
+    raise ValueError(
+      "expected RANDOM_SEED to be a number and USE_HARDWARE_RNG = False, got"
+      " the hardware's generator, whose dropout for one example depends on the"
+      " others in the batch (RANDOM_SEED = None asks for it, too)"
+    )
+
+
+def _check_optimizer(
+  optimizer: optimizers.OptimizerDef,
+  learning_rate_fn: Callable[[Any], Any] | None,
+  release: release_lib.Release,
+) -> None:
+  """Refuses learning rates and noise that would go unnoticed."""
+  is_optax = isinstance(optimizer, optimizers.OptaxWrapper)
+  is_private = isinstance(optimizer, dp_optimizers.PrivateOptimizer)
+  if is_optax and not is_private:
+    raise ValueError(
+      "expected T5X's own optimizer or one of dp_optimizers, got another optax"
+      " optimizer: its learning rate is out of sight, and noise of its own"
+      " would be added twice"
+    )
+  if is_private and optimizer.release is not release:
+    raise ValueError(
+      "expected one release for trainer and optimizer, got two: bind both to"
+      " %RELEASE"
+    )
+  if is_private and learning_rate_fn is not None:
+    raise ValueError(
+      "expected DPTrainer.learning_rate_fn = None with an optimizer of"
+      " dp_optimizers, got a function, which T5X would ignore: set"
+      " dp_optimizers.dp_adafactor.learning_rate"
+    )
+  if not is_private and learning_rate_fn is None:
+    raise ValueError(
+      "expected DPTrainer.learning_rate_fn for T5X's own optimizer, got None: set"
+      " it to @utils.create_learning_rate_scheduler()"
+    )
+
+
+def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
+  """Refuses an optimizer that would draw the noise of earlier steps again."""
+
+  def is_count(node: Any) -> bool:
+    return isinstance(node, PrivatizeState)
+
+  nodes = jax.tree.leaves(state.param_states, is_leaf=is_count)
+  counts = [int(utils.get_local_data(n.step)) for n in nodes if is_count(n)]
+  if counts != [steps]:
+    raise ValueError(
+      f"expected an optimizer that counted {steps} steps of this training, got"
+      f" {counts}: restore its state together with the parameters"
+    )
+
+
+def _facts(
+  state: train_state_lib.TrainState, schedule: Callable[[Any], Any]
+) -> dict[str, Any]:
+  """Returns what a resumed training must have in common with its beginning."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(state.params)
+  shapes = [
+    [jax.tree_util.keystr(path), *x.shape, x.dtype.name] for path, x in leaves
+  ]
+  return {
+    "learning_rates": [f"{float(schedule(step)):.5g}" for step in _LOOKED_AT],
+    "parameters": artifacts.fingerprint(shapes),
+  }
+
+
+def _private_metrics(aux: Any, is_padding: jax.Array) -> dict[str, Any]:
+  """Means over the batch's examples, which are as private as they are."""
+  count = jnp.maximum(jnp.sum(~is_padding), 1)
+  mean = metrics_lib.AveragePerStep.from_model_output
+  return {
+    "private/loss": mean(jnp.sum(aux.losses) / count),
+    "private/gradient_norm": mean(jnp.sum(aux.norms) / count),
+  }

@@ -1,0 +1,272 @@
+"""One private training of T5X: its name, its secret, its place in the steps.
+
+MODEL_DIR/privacy says what the training promises; all of it may be published
+with the checkpoints. The secret lies elsewhere: T5X copies its configuration
+into MODEL_DIR, so that gin may name the file but must not hold the number.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from synthq_jax import artifacts
+from synthq_jax.backends.t5x import settings as settings_lib
+from synthq_jax.privacy import ledger
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = ["FOLDER", "LEDGER", "Release"]
+
+FOLDER = "privacy"
+"""In MODEL_DIR: release.json, ledger.jsonl, statement.txt."""
+
+LEDGER = "ledger.jsonl"
+"""There; `synthq privacy` reads it."""
+
+_RECORD = "release.json"
+_MESSAGE = 1024
+"""Bytes, at most, that one process tells the others."""
+
+
+class Release:
+  """A private training, the same one however often it is resumed.
+
+  Its name is drawn when it is first opened in a MODEL_DIR, and read from there
+  later. Batches and noise are functions of the secret, the name, the settings
+  and the step, so a resumed training makes the same release again, and a
+  training in another MODEL_DIR never draws the same noise.
+
+  Formal guarantee: that of `Settings`, for all checkpoints together, if nothing
+  but machines changes between the parts of an interrupted training. Changed
+  settings, learning rates, shapes and first parameters are refused; another
+  model with the same parameters is not noticed.
+  """
+
+  def __init__(
+    self,
+    settings: settings_lib.Settings,
+    *,
+    model_dir: str | os.PathLike,
+    secret_file: str | os.PathLike,
+  ):
+    """Opens the release of a MODEL_DIR, or begins one.
+
+    Args:
+      settings: what is promised.
+      model_dir: T5X's.
+      secret_file: outside of MODEL_DIR; drawn where it is missing and nothing
+        was begun.
+
+    Raises:
+      ValueError: if the secret is to lie in MODEL_DIR, or the training there
+        was begun with other settings or another secret.
+    """
+    self.settings = settings
+    self.noise_multiplier = settings.noise_multiplier()
+    self._folder = epath.Path(model_dir) / FOLDER
+    secret_file = epath.Path(secret_file)
+    if _is_inside(secret_file, epath.Path(model_dir)):
+      raise ValueError(
+        f"expected SECRET_FILE outside of MODEL_DIR, got {secret_file}: whoever"
+        " gets the checkpoints would get what takes the noise away"
+      )
+    opened = _from_first_process(lambda: self._open(secret_file))
+    self.identifier = opened["identifier"]
+    self._secret = int(opened["secret"], 16)
+    self._next: int | None = None
+
+  def noise_key(self) -> jax.Array:
+    """Returns the secret key of the noise, which no other seed moves."""
+    words = np.array(self._words("noise")[:2], np.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+  def batch_seed(self) -> list[int]:
+    """Returns the secret seed of the Poisson sampling."""
+    return self._words("batches")
+
+  def begin(self, step: int, facts: Mapping[str, Any], start: str = "") -> int:
+    """Enters the training into the ledger before its first step.
+
+    Args:
+      step: that of T5X's state, which counts earlier training too.
+      facts: what must be the same when the training is resumed, as JSON.
+      start: tells the parameters of the first step from others; looked at when
+        the training begins again from there.
+
+    Returns:
+      The first step of this training.
+
+    Raises:
+      ValueError: if it was begun at a later step or with other facts.
+    """
+    facts = json.loads(json.dumps(facts))
+    began = _from_first_process(lambda: self._begin(step, facts, start))
+    self._next = step - began["first_step"]
+    return began["first_step"]
+
+  def next_step(self) -> int:
+    """Counts one step; returns its number in this training, from 0.
+
+    Raises:
+      ValueError: if there was no `begin`, or all steps were taken: another
+        one would not be covered by the statement.
+    """
+    if self._next is None:
+      raise ValueError(
+        "expected batches to be asked for by dp_trainer.DPTrainer, got another"
+        " trainer_cls: only that one clips and adds noise"
+      )
+    if self._next >= self.settings.steps:
+      raise ValueError(
+        f"expected at most PRIVATE_STEPS={self.settings.steps} steps, got one"
+        " more: the statement does not cover it; lower TRAIN_STEPS, and leave"
+        " TRAIN_STEPS_RELATIVE, which counts anew when resumed, None"
+      )
+    self._next += 1
+    return self._next - 1
+
+  def statement(self) -> statement_lib.PrivacyStatement:
+    """Returns what this training promises."""
+    return self.settings.statement(f"t5x/{self.identifier}")
+
+  def _words(self, purpose: str) -> list[int]:
+    """Returns 128 secret bits for one purpose of this training."""
+    digest = artifacts.fingerprint(self.settings)
+    text = f"{self._secret:x} {self.identifier} {digest} {purpose}"
+    hashed = hashlib.sha256(text.encode()).digest()
+    return np.frombuffer(hashed[:16], np.uint32).tolist()
+
+  def _open(self, secret_file: epath.Path) -> dict[str, str]:
+    """Reads or draws name and secret; on the first process alone."""
+    record = _read(self._folder / _RECORD)
+    settings = artifacts.to_json(self.settings)
+    if record is None:
+      secret = _secret(secret_file, draw=True)
+      name = secrets.token_hex(8)
+      record = {
+        "identifier": name,
+        "secret_check": _check_of(secret, name),
+        "settings": settings,
+      }
+      text = json.dumps(record, indent=2, sort_keys=True)
+      _write_text(self._folder / _RECORD, text + "\n")
+      return {"identifier": name, "secret": secret}
+    where = self._folder / _RECORD
+    _refuse_changes(where, record["settings"], settings)
+    secret = _secret(secret_file, draw=False)
+    if _check_of(secret, record["identifier"]) != record["secret_check"]:
+      raise ValueError(
+        f"{secret_file}: expected the secret that the training of {where} began"
+        " with, got another: its steps would be drawn and noised anew"
+      )
+    return {"identifier": record["identifier"], "secret": secret}
+
+  def _begin(
+    self, step: int, facts: Mapping[str, Any], start: str
+  ) -> dict[str, int]:
+    """Notes the first step, or compares; on the first process alone."""
+    where = self._folder / _RECORD
+    record = _read(where)
+    if "first_step" in record:
+      _refuse_changes(where, record["facts"], facts)
+      first = record["first_step"]
+      if not first <= step:
+        raise ValueError(
+          f"{where}: expected a state of step {first} or later, with which this"
+          f" training began, got step {step}: take another MODEL_DIR"
+        )
+      if step == first:
+        _refuse_changes(where, {"start": record["start"]}, {"start": start})
+      return {"first_step": first}
+    statement = self.statement()
+    entry = ledger.line(f"t5x/{self.identifier}", statement)
+    _write_text(self._folder / LEDGER, entry)
+    words = statement_lib.in_words(statement)
+    _write_text(self._folder / "statement.txt", words + "\n")
+    # Last: a training that was killed before enters the same line again.
+    record |= {"first_step": step, "facts": dict(facts), "start": start}
+    _write_text(where, json.dumps(record, indent=2, sort_keys=True) + "\n")
+    return {"first_step": step}
+
+
+def _from_first_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+  """Returns what the first process makes, on every process."""
+  if jax.process_count() == 1:
+    return make()
+  message = np.zeros(_MESSAGE, np.uint8)
+  if jax.process_index() == 0:
+    text = json.dumps(make()).encode()
+    message[: len(text)] = np.frombuffer(text, np.uint8)
+  sent = np.asarray(multihost_utils.broadcast_one_to_all(message))
+  return json.loads(sent.astype(np.uint8).tobytes().rstrip(b"\0"))
+
+
+def _secret(path: epath.Path, *, draw: bool) -> str:
+  """Reads the secret, or draws 128 bits where there is none yet."""
+  if not path.exists():
+    if not draw:
+      raise ValueError(
+        f"{path}: expected the secret that this MODEL_DIR's training began"
+        " with, got no file: restore it, or begin anew in another MODEL_DIR"
+      )
+    content = f"{secrets.randbits(128):x}\n"
+    if "://" in os.fspath(path):
+      path.write_text(content)
+    else:
+      with artifacts.replacing(os.fspath(path), mode=0o600) as stream:
+        stream.write(content.encode())
+  text = path.read_text().strip()
+  if not text or set(text) - set("0123456789abcdef"):
+    raise ValueError(
+      f"{path}: expected one hexadecimal number, got something else: name a file"
+      " that does not exist, and it is made"
+    )
+  return text
+
+
+def _check_of(secret: str, identifier: str) -> str:
+  """Returns what shows that a secret is the same; 128 bits cannot be guessed."""
+  text = f"{int(secret, 16):x} {identifier} check"
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_inside(path: epath.Path, folder: epath.Path) -> bool:
+  if "://" not in os.fspath(path):
+    path = path.resolve()
+  if "://" not in os.fspath(folder):
+    folder = folder.resolve()
+  return folder in (path, *path.parents)
+
+
+def _refuse_changes(
+  where: epath.Path, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:
+  """Refuses to resume a training as another one."""
+  names = sorted(before.keys() | now.keys())
+  changed = [n for n in names if before.get(n) != now.get(n)]
+  if changed:
+    shown = "; ".join(f"{n} {before.get(n)}, now {now.get(n)}" for n in changed)
+    raise ValueError(
+      f"{where}: expected the settings that this training began with, got"
+      f" others ({shown}): take them back, or begin in another MODEL_DIR"
+    )
+
+
+def _read(path: epath.Path) -> dict[str, Any] | None:
+  return json.loads(path.read_text()) if path.exists() else None
+
+
+def _write_text(path: epath.Path, text: str) -> None:
+  """Writes a file that is whole or not there, also in a bucket."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if "://" in os.fspath(path):
+    path.write_text(text)  # appears when it is closed
+  else:
+    artifacts.write_atomically(os.fspath(path), text)

@@ -1,0 +1,56 @@
+"""A host's rows of a Poisson batch: no T5X is needed."""
+
+import numpy as np
+import pytest
+
+from synthq_jax.backends.t5x import batches
+from synthq_jax.privacy import sampling
+
+RECORDS = {
+  "tokens": np.arange(1, 61, dtype=np.int32).reshape(20, 3),
+  "weights": np.ones((20, 2), np.int32),
+}
+SAMPLER = sampling.Poisson(
+  num_examples=20, expected_batch_size=6, max_batch_size=12
+)
+
+
+def parts(num_shards, step=3):
+  drawn = SAMPLER.batch(7, step)
+  rows = [
+    batches.host_rows(RECORDS, drawn, shard=shard, num_shards=num_shards)
+    for shard in range(num_shards)
+  ]
+  return drawn, rows
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_the_hosts_parts_are_together_the_batch(num_shards):
+  drawn, rows = parts(num_shards)
+  whole = {k: np.concatenate([part[k] for part in rows]) for k in rows[0]}
+  real = ~whole[batches.IS_PADDING]
+  np.testing.assert_array_equal(real, ~drawn.is_padding)
+  chosen = drawn.indices[real]
+  assert 0 < len(chosen) < 12
+  np.testing.assert_array_equal(whole[batches.EXAMPLE_ID][real], chosen)
+  for name, values in RECORDS.items():
+    np.testing.assert_array_equal(whole[name][real], values[chosen])
+    assert not whole[name][~real].any(), "padding carries a record"
+    assert whole[name].dtype == values.dtype
+
+
+def test_reading_a_batch_leaves_the_records_alone():
+  before = {name: values.copy() for name, values in RECORDS.items()}
+  parts(1)
+  for name in before:
+    np.testing.assert_array_equal(RECORDS[name], before[name])
+
+
+def test_a_batch_without_examples_has_the_shapes_of_others():
+  _, [rows] = parts(1)
+  empty = batches.without_examples(RECORDS, 12)
+  assert {k: (x.shape, x.dtype) for k, x in empty.items()} == {
+    k: (x.shape, x.dtype) for k, x in rows.items()
+  }
+  assert empty[batches.IS_PADDING].all()
+  assert not empty["weights"].any()

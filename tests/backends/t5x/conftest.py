@@ -1,0 +1,6 @@
+"""Lets tests import what lies beside them."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))

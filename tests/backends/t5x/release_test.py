@@ -1,0 +1,133 @@
+"""Name, secret and place of a training: no T5X is needed."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from synthq_jax.backends.t5x import release as release_lib
+from synthq_jax.backends.t5x import settings
+from synthq_jax.privacy import ledger
+
+SETTINGS = settings.Settings(
+  num_examples=40,
+  expected_batch_size=8,
+  max_batch_size=16,
+  steps=5,
+  epsilon=8.0,
+  l2_clip_norm=0.1,
+)
+FACTS = {"learning_rates": ["0.001"], "parameters": "shapes"}
+
+
+def opened(folder, name="model", secret="secret", **changes):
+  return release_lib.Release(
+    dataclasses.replace(SETTINGS, **changes),
+    model_dir=folder / name,
+    secret_file=folder / secret,
+  )
+
+
+def randomness(release):
+  key = np.asarray(jax.random.key_data(release.noise_key()))
+  return [*release.batch_seed(), *key.tolist()]
+
+
+def test_a_resumed_training_is_the_same_release_and_counts_once(tmp_path):
+  before, after = opened(tmp_path), opened(tmp_path)
+  assert before.begin(1000, FACTS) == 1000
+  assert after.begin(1003, FACTS) == 1000
+  assert randomness(before) == randomness(after)
+  entries = ledger.read(tmp_path / "model" / "privacy" / "ledger.jsonl")
+  assert list(entries) == [f"t5x/{before.identifier}"]
+  assert entries[f"t5x/{before.identifier}"] == before.statement()
+  assert 0 < before.statement().epsilon <= 8.0
+
+
+def test_another_model_dir_draws_other_batches_and_other_noise(tmp_path):
+  one, other = opened(tmp_path, "one"), opened(tmp_path, "other")
+  assert one.identifier != other.identifier
+  assert not set(randomness(one)) & set(randomness(other))
+
+
+def test_batches_and_noise_have_keys_of_their_own(tmp_path):
+  one = opened(tmp_path)
+  key = np.asarray(jax.random.key_data(one.noise_key()))
+  assert not set(key.tolist()) & set(one.batch_seed())
+
+
+def test_steps_go_on_where_the_state_is_and_end_where_the_promise_does(
+  tmp_path,
+):
+  one = opened(tmp_path)
+  with pytest.raises(ValueError, match="DPTrainer"):
+    one.next_step()
+  one.begin(1000, FACTS)
+  assert [one.next_step() for _ in range(5)] == [0, 1, 2, 3, 4]
+  with pytest.raises(ValueError, match="TRAIN_STEPS_RELATIVE"):
+    one.next_step()
+  resumed = opened(tmp_path)
+  resumed.begin(1003, FACTS)
+  assert resumed.next_step() == 3
+
+
+def test_the_secret_is_in_a_file_of_its_own_that_only_its_owner_reads(tmp_path):
+  opened(tmp_path).begin(0, FACTS)
+  secret = (tmp_path / "secret").read_text().strip()
+  assert len(secret) > 20
+  assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+  for path in (tmp_path / "model").rglob("*.*"):
+    assert secret not in path.read_text(), path
+
+
+@pytest.mark.parametrize("place", ["model/secret", "model/privacy/secret"])
+def test_a_secret_beside_the_checkpoints_is_refused(tmp_path, place):
+  with pytest.raises(ValueError, match="outside of MODEL_DIR"):
+    opened(tmp_path, secret=place)
+
+
+def test_a_training_cannot_go_on_with_another_secret_or_none(tmp_path):
+  opened(tmp_path)
+  (tmp_path / "secret").rename(tmp_path / "old")
+  with pytest.raises(ValueError, match="restore it"):
+    opened(tmp_path)
+  assert not (tmp_path / "secret").exists()
+  (tmp_path / "secret").write_text("12ab\n")
+  with pytest.raises(ValueError, match="got another"):
+    opened(tmp_path)
+  (tmp_path / "secret").write_text("hello\n")
+  with pytest.raises(ValueError, match="hexadecimal"):
+    opened(tmp_path)
+
+
+def test_a_training_cannot_go_on_with_other_settings_or_facts(tmp_path):
+  opened(tmp_path).begin(1000, FACTS)
+  with pytest.raises(ValueError, match=r"steps 5, now 6"):
+    opened(tmp_path, steps=6)
+  with pytest.raises(ValueError, match="learning_rates"):
+    opened(tmp_path).begin(1003, FACTS | {"learning_rates": ["0.1"]})
+  with pytest.raises(ValueError, match="step 1000 or later"):
+    opened(tmp_path).begin(999, FACTS)
+
+
+def test_a_training_cannot_begin_again_with_other_parameters(tmp_path):
+  opened(tmp_path).begin(1000, FACTS, start="norm 3")
+  assert opened(tmp_path).begin(1000, FACTS, start="norm 3") == 1000
+  assert opened(tmp_path).begin(1002, FACTS, start="norm 5") == 1000
+  with pytest.raises(ValueError, match="start norm 3, now norm 4"):
+    opened(tmp_path).begin(1000, FACTS, start="norm 4")
+
+
+def test_a_training_killed_while_it_began_begins_again(tmp_path):
+  one = opened(tmp_path)
+  one.begin(1000, FACTS)
+  path = tmp_path / "model" / "privacy" / "release.json"
+  record = json.loads(path.read_text())
+  del record["first_step"], record["facts"]
+  path.write_text(json.dumps(record))
+  again = opened(tmp_path)
+  assert again.begin(1000, FACTS) == 1000
+  assert again.identifier == one.identifier
+  assert len(ledger.read(path.with_name("ledger.jsonl"))) == 1

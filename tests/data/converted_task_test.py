@@ -1,0 +1,71 @@
+"""A SeqIO task in memory."""
+
+import numpy as np
+import pytest
+
+from synthq_jax.data import converted_task
+
+
+@pytest.fixture(scope="module")
+def seqio():
+  import seqio
+  import tensorflow as tf
+
+  def texts(split, shuffle_files=False, seed=None):
+    del shuffle_files, seed
+    words = ["ab", "c", "defg"] if split == "train" else []
+    return tf.data.Dataset.from_tensor_slices(
+      {
+        "inputs": tf.constant(words, tf.string),
+        "targets": tf.constant(words[::-1], tf.string),
+      }
+    )
+
+  feature = seqio.Feature(seqio.ByteVocabulary(), add_eos=True)
+  seqio.TaskRegistry.add(
+    "converted",
+    source=seqio.FunctionDataSource(texts, splits=("train", "empty")),
+    preprocessors=[
+      seqio.preprocessors.tokenize,
+      seqio.preprocessors.append_eos,
+    ],
+    output_features={"inputs": feature, "targets": feature},
+  )
+  seqio.MixtureRegistry.add("converted_mixture", [("converted", 1.0)])
+  yield seqio
+  seqio.MixtureRegistry.remove("converted_mixture")
+  seqio.TaskRegistry.remove("converted")
+
+
+LENGTHS = {"inputs": 4, "targets": 6}
+
+
+def read(seqio, task="converted", split="train", pack=False):
+  return converted_task.read(
+    task, split, LENGTHS, seqio.EncDecFeatureConverter(pack=pack)
+  )
+
+
+def test_each_record_is_there_once_in_order_as_the_model_sees_it(seqio):
+  rows = read(seqio)
+  assert {name: x.shape for name, x in rows.items()} == {
+    "encoder_input_tokens": (3, 4),
+    "decoder_input_tokens": (3, 6),
+    "decoder_target_tokens": (3, 6),
+    "decoder_loss_weights": (3, 6),
+  }
+  vocabulary = seqio.ByteVocabulary()
+  texts = [vocabulary.decode(r) for r in rows["decoder_target_tokens"].tolist()]
+  assert texts == ["defg", "c", "ab"]
+  weights = rows["decoder_loss_weights"].sum(axis=1)
+  np.testing.assert_array_equal(weights, [5, 2, 3])
+  np.testing.assert_array_equal(rows["encoder_input_tokens"][1], [102, 1, 0, 0])
+
+
+def test_mixtures_packing_and_empty_splits_are_refused(seqio):
+  with pytest.raises(ValueError, match="expected a task, got the mixture"):
+    read(seqio, "converted_mixture")
+  with pytest.raises(ValueError, match="pack=False"):
+    read(seqio, pack=True)
+  with pytest.raises(ValueError, match="got none"):
+    read(seqio, split="empty")
