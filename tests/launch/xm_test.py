@@ -58,26 +58,29 @@ def _files(folder: pathlib.Path) -> str:
   return str(path)
 
 
-def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
-  del xmanager
-  done = subprocess.run(
-    [
-      sys.executable,
-      str(ROOT / "launch/xm.py"),
-      "--executor=local",
-      "--stage=finetune_dp",
-      TINY,
-      f"--gin.SOURCE=jsonl:{_files(tmp_path)}",
-      "--gin.prepare_data.Config.public_test_documents=20",
-      "--sweep=EPSILON=3",
-      f"--workdir={tmp_path / 'runs'}",
-    ],
+def launched(tmp_path, *flags):
+  """Runs an experiment of the tiny recipe on this machine, to its end."""
+  return subprocess.run(
+    [sys.executable, str(ROOT / "launch/xm.py"), TINY, *flags]
+    + [f"--workdir={tmp_path / 'runs'}"],
     env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
     cwd=tmp_path,
     capture_output=True,
     text=True,
     timeout=600,
     check=False,
+  )
+
+
+def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
+  del xmanager
+  done = launched(
+    tmp_path,
+    "--executor=local",
+    "--stage=finetune_dp",
+    f"--gin.SOURCE=jsonl:{_files(tmp_path)}",
+    "--gin.prepare_data.Config.public_test_documents=20",
+    "--sweep=EPSILON=3",
   )
   assert done.returncode == 0, done.stdout + done.stderr
   path = tmp_path / "runs/epsilon-3/finetune_dp/eps3/result.json"
@@ -87,22 +90,11 @@ def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
 
 def test_a_unit_that_fails_is_named_and_the_others_run(xmanager, tmp_path):
   del xmanager
-  done = subprocess.run(
-    [
-      sys.executable,
-      str(ROOT / "launch/xm.py"),
-      TINY,
-      "--stage=prepare_data",
-      f"--gin.SOURCE=jsonl:{tmp_path}/missing.jsonl",
-      "--sweep=EPSILON=3,8",
-      f"--workdir={tmp_path / 'runs'}",
-    ],
-    env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-    timeout=600,
-    check=False,
+  done = launched(
+    tmp_path,
+    "--stage=prepare_data",
+    f"--gin.SOURCE=jsonl:{tmp_path}/missing.jsonl",
+    "--sweep=EPSILON=3,8",
   )
   assert done.returncode == 1
   last = done.stderr.splitlines()[-1]
