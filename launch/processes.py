@@ -162,6 +162,9 @@ def stop(children: Sequence[subprocess.Popen], told: Sequence[int]) -> int:
     if len(told) > 1:
       signal_all(children, signal.SIGKILL)
     time.sleep(POLL)
+  codes = [child.poll() for child in children]
+  if all(code in FINAL for code in codes):  # they had ended already
+    return next((code for code in codes if code), 0)
   return 128 + told[0]
 
 

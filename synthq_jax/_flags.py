@@ -3,6 +3,7 @@
 import argparse
 import ast
 import errno
+import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from synthq_jax.training import cluster
 __all__ = [
   "STAGES",
   "UsageError",
+  "exit_code",
   "literal",
   "one_line",
   "os_error",
@@ -58,6 +60,13 @@ _HINTS = {
 }
 
 
+_PASSING = (
+  *(errno.EIO, errno.EPIPE, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+  *(errno.ECONNRESET, errno.EHOSTDOWN, errno.ENETDOWN, errno.EREMOTEIO),
+)
+_HINTS |= dict.fromkeys(_PASSING, "the same command goes on where it stopped")
+
+
 def os_error(error: OSError) -> str:
   """Says in one line what the system refused, where, and what helps.
 
@@ -67,6 +76,20 @@ def os_error(error: OSError) -> str:
   where = f"{error.filename}: " if error.filename else ""
   what = error.strerror or " ".join(str(error).split())
   return f"{where}{what}; {_HINTS.get(error.errno, 'check the path')}"
+
+
+def exit_code(error: BaseException) -> int:
+  """Returns what a command exits with that failed so.
+
+  Args:
+    error: a ValueError or an OSError.
+
+  Returns:
+    2 for what the user can mend; 75 (EX_TEMPFAIL) for what a file system or a
+    connection may not do again: launchers start the command anew.
+  """
+  passing = isinstance(error, OSError) and error.errno in _PASSING
+  return os.EX_TEMPFAIL if passing else 2
 
 
 def one_line(error: BaseException) -> str:

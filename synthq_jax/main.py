@@ -69,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   Returns:
     The exit code: 0, 2 for what the user can mend, 3 for an audit that refutes
-    a claim (with --fail_above_claim), 130 after Ctrl-C, 143 after SIGTERM; the
-    same for all processes of a run, of which one says why.
+    a claim (with --fail_above_claim), 75 for failures of the system that may
+    pass, 130 after Ctrl-C, 143 after SIGTERM; the same for all processes of a
+    run, of which one says why.
   """
   code = 1  # of a bug, whose traceback is shown
   try:
@@ -102,7 +103,7 @@ def _outcome(argv: Sequence[str] | None) -> int:
     if "--debug" in argv or distributed.is_loss(error):
       raise
     explain = _flags.os_error if isinstance(error, OSError) else _flags.one_line
-    return _stop(explain(error), 2)
+    return _stop(explain(error), _flags.exit_code(error))
 
 
 def _stop(message: str, code: int) -> int:

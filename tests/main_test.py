@@ -1,5 +1,7 @@
 """The command line: what it runs, what it prints, how it fails."""
 
+import errno
+import os
 import pathlib
 import re
 
@@ -464,3 +466,18 @@ def test_the_calculator_runs_backwards(capsys):
 )
 def test_the_calculator_refuses_what_makes_no_sense(capsys, flags, words):
   assert words in fails(capsys, *MSMARCO, *flags)
+
+
+@pytest.mark.parametrize(
+  "number, code", [(errno.ESTALE, 75), (errno.EPIPE, 75), (errno.ENOSPC, 2)]
+)
+def test_a_failure_that_may_pass_has_a_code_of_its_own(
+  number, code, monkeypatch, capsys
+):
+  def fail(argv):
+    raise OSError(number, os.strerror(number), "somewhere")
+
+  monkeypatch.setattr(main, "_dispatch", fail)
+  assert main.main(["report"]) == code
+  said = capsys.readouterr().err
+  assert said.startswith("synthq: somewhere: ") and said.count("\n") == 1

@@ -294,8 +294,8 @@ def loss_fn(
 
 def _spread(config: Config):
   """Returns the settings of one device, the mesh of all, and rows of a step."""
-  mesh = mesh_lib.make(config.mesh)
-  if mesh.size == 1:
+  mesh = mesh_lib.of_all(config.mesh)
+  if mesh is None:
     return config, None, 1
   ways = mesh_lib.batch_ways(mesh)
   size = config.microbatch_size

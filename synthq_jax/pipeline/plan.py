@@ -252,8 +252,16 @@ def run(
   with contextlib.ExitStack() as stack:
     if distributed.is_main():
       stack.enter_context(workspace.locked(workdir))
-    space = distributed.main_first(  # the secret is drawn once
-      "workspace", lambda: workspace.Workspace(workdir, config.secret_seed)
+    space = distributed.main_first(
+      "workspace",
+      lambda: workspace.Workspace(
+        workdir, config.secret_seed, may_draw=distributed.is_main()
+      ),
+    )
+    distributed.check_same(
+      "working directory",
+      space.seed("the same in all processes"),
+      f"give all of them one --workdir, not a {workdir} of their own",
     )
     make = runner.Runner(space, _say if distributed.is_main() else _nothing)
     pipeline = execute.Pipeline(config, space, make, wanted, progress)

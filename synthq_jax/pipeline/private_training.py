@@ -180,12 +180,15 @@ def train(
   delta = settings.delta
   if delta is None:
     delta = 1 / (2 * drawn.num_examples)
-  sigma = accounting.noise_multiplier(
-    epsilon=settings.epsilon,
-    delta=delta,
-    sampler=drawn,
-    steps=settings.steps,
-    relation=settings.relation,
+  sigma = distributed.decided(  # processors may differ in the last bit
+    f"{stage} noise multiplier",
+    lambda: accounting.noise_multiplier(
+      epsilon=settings.epsilon,
+      delta=delta,
+      sampler=drawn,
+      steps=settings.steps,
+      relation=settings.relation,
+    ),
   )
   statement = _statement(
     settings,

@@ -73,11 +73,19 @@ class Runner:
 
     Returns:
       Both, in every process.
+
+    Raises:
+      ValueError: if the processes would make different results.
     """
     digest, places = self._digest(name, parts), self._places(name)
+    distributed.check_same(
+      f"settings, data and versions for {name}",
+      digest,
+      "give all processes the same command, packages and --workdir",
+    )
     if distributed.decided(name, lambda: self._is_there(places, digest)):
       self._say(f"[{name}] finished earlier, skipped")
-      return self._load(places, kind, digest), digest
+      return self._found(name, places, kind, digest), digest
     if distributed.is_main():
       for place in places:
         (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
@@ -86,10 +94,7 @@ class Runner:
     make(digest)
     distributed.barrier(name)
     # As it is on disk: a later run, which finds it there, gets the same value.
-    found = self._load(places, kind, digest)
-    if found is None:
-      raise RuntimeError(f"{name} did not save its result: report this bug")
-    return found, digest
+    return self._found(name, places, kind, digest), digest
 
   def will_make(self, name: str, parts: Sequence[Any]) -> bool:
     """Says whether this process writes a result that is not there yet."""
@@ -107,8 +112,15 @@ class Runner:
   def _places(self, name: str) -> tuple[pathlib.Path, pathlib.Path]:
     return self._space.public(name), self._space.private(name)
 
-  def _load(self, places, kind: type[_Result], digest: str) -> _Result | None:
+  def _found(
+    self, name: str, places, kind: type[_Result], digest: str
+  ) -> _Result:
     for place in places:
       if artifacts.read_fingerprint(place) == digest:
         return artifacts.load(place, kind)
-    return None
+    if distributed.is_main():
+      raise RuntimeError(f"{name} did not save its result: report this bug")
+    raise ValueError(
+      f"{places[0]}: expected the result that process 0 has saved, got none:"
+      " give all processes one --workdir on a file system that they share"
+    )

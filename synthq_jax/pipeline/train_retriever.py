@@ -92,7 +92,6 @@ def run(
     records = inputs.pairs(space, prepared, synthetic)
   params, model_config = inputs.load_public(start_from, prepared)
   metrics_path = directory / f"metrics_{digest}.jsonl"
-  mesh = mesh_lib.make(config.mesh)
   params = pairs.train(
     config,
     dual_encoder.encoder_params(params),
@@ -101,7 +100,7 @@ def run(
     directory=private_training.state_directory(space, stage, digest),
     metrics_path=metrics_path,
     description=f"train_retriever {name}",
-    mesh=mesh if mesh.size > 1 else None,
+    mesh=mesh_lib.of_all(config.mesh),
   )
   return _checkpoints.save(
     space,

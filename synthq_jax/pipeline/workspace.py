@@ -80,17 +80,28 @@ class Folders:
 class Workspace(Folders):
   """Paths and derived randomness of one working directory."""
 
-  def __init__(self, root: str | os.PathLike, secret_seed: int | None = None):
+  def __init__(
+    self,
+    root: str | os.PathLike,
+    secret_seed: int | None = None,
+    *,
+    may_draw: bool = True,
+  ):
     """Opens a working directory, or makes one.
 
     Args:
       root: the directory.
       secret_seed: fixes the secret, for tests and demonstrations on public
         data; None draws 128 bits the first time and reads them later.
+      may_draw: False for a process that follows another one: two secrets in
+        one training would draw two samples and two noises.
+
+    Raises:
+      ValueError: if there is no secret and none may be drawn.
     """
     super().__init__(root)
     self.is_fixed = secret_seed is not None
-    self._secret = self._read_or_draw(secret_seed)
+    self._secret = self._read_or_draw(secret_seed, may_draw)
 
   def seed(self, purpose: str) -> list[int]:
     """Returns a secret seed for NumPy that belongs to one purpose."""
@@ -102,11 +113,16 @@ class Workspace(Folders):
     words = np.array(self.seed(purpose)[:2], np.uint32)
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
-  def _read_or_draw(self, given: int | None) -> int:
+  def _read_or_draw(self, given: int | None, may_draw: bool) -> int:
     path = self.private("secret_seed")
     if given is not None:
       return given
     if not path.exists():
+      if not may_draw:
+        raise ValueError(
+          f"{path}: expected the secret that process 0 has drawn, got no file:"
+          " give all processes one --workdir on a file system that they share"
+        )
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
       with artifacts.replacing(path, mode=0o600) as stream:
         stream.write(f"{secrets.randbits(128):x}\n".encode())

@@ -131,6 +131,11 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
     with _checkpointer() as checkpointer:
       state = checkpointer.restore(path, abstract)
   except Exception as error:  # orbax and tensorstore have many kinds
+    is_of_system = isinstance(error, OSError) and not isinstance(
+      error, FileNotFoundError
+    )
+    if is_of_system or distributed.is_loss(error):
+      raise  # the state may be whole
     raise ValueError(
       f"{path}: expected a saved training state, got one that cannot be read"
       f" ({type(error).__name__}): delete {path.parent}, and the training"

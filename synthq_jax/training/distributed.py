@@ -27,6 +27,7 @@ __all__ = [
   "alone",
   "announce",
   "barrier",
+  "check_same",
   "count",
   "decided",
   "devices",
@@ -311,6 +312,26 @@ def decided(name: str, make: Callable[[], _Value]) -> _Value:
   value = make()
   _session.tell(key, json.dumps(value))
   return value
+
+
+def check_same(what: str, value: Any, hint: str) -> None:
+  """Refuses to go on where processes differ in what has to be the same.
+
+  Args:
+    what: in words.
+    value: a JSON value that tells nothing secret.
+    hint: what to do.
+
+  Raises:
+    ValueError: in a process whose value is not that of process 0.
+    Left: if another process has left the program.
+  """
+  expected = decided(what, lambda: value)
+  if json.loads(json.dumps(value)) != expected:
+    raise ValueError(
+      f"expected the {what} of process 0, got another in process {index()}:"
+      f" {hint}"
+    )
 
 
 def main_first(name: str, make: Callable[[], _Value]) -> _Value:

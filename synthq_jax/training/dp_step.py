@@ -13,8 +13,9 @@ import optax
 
 from synthq_jax import optim
 from synthq_jax.models import scanned
+from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
-from synthq_jax.training import loop, sharded_grad
+from synthq_jax.training import distributed, loop, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["OPTIMIZERS", "State", "draw", "optimizer", "step", "train"]
@@ -72,11 +73,17 @@ def optimizer(
     noise_multiplier=noise_multiplier,
     denominator=denominator,
     key=key,
-    noise=optim.banded(steps=steps, bands=noise_bands)
-    if noise_bands > 1
-    else optim.iid(),
+    noise=_banded(steps, noise_bands) if noise_bands > 1 else optim.iid(),
     **options,
   )
+
+
+def _banded(steps: int, bands: int) -> noise_lib.Banded:
+  """Returns correlated noise whose numbers are those of process 0."""
+  coefficients = distributed.decided(  # processors may differ in the last bit
+    "bands", lambda: list(optim.banded(steps=steps, bands=bands).coefficients)
+  )
+  return noise_lib.Banded(steps, tuple(coefficients))
 
 
 def step(
@@ -104,7 +111,7 @@ def step(
     if key is not None:
       options["key"] = key
     if mesh is None:
-      clipped = _bound(grad_fn, public)
+      clipped = sharded_grad.bound(grad_fn, public)
       grads, aux = clipped(state.params, batch, **options)
     else:
       clipped = sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh)
@@ -194,10 +201,12 @@ def train(
       " whole batch in one place; leave mesh out"
     )
   params = jax.tree.map(jnp.asarray, params)
-  clipped = _bound(grad_fn, public)
+  clipped = sharded_grad.bound(grad_fn, public)
   if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
     optim.check_independence(
-      lambda both, batch: _bound(grad_fn, both[1]).loss_fn(both[0], batch),
+      lambda both, batch: sharded_grad.bound(grad_fn, both[1]).loss_fn(
+        both[0], batch
+      ),
       (params, public),
       _two_of(records),
     )
@@ -301,11 +310,6 @@ def draw(
 
 
 _optimizer = optimizer  # `train` has an argument of that name
-
-
-def _bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
-  """Returns the clipped gradient, given what it reads beside parameters."""
-  return grad_fn if public is None else grad_fn(public)
 
 
 def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -28,6 +28,7 @@ __all__ = [
   "gather",
   "logical_axes",
   "make",
+  "of_all",
   "place",
   "place_rows",
   "place_state",
@@ -140,6 +141,19 @@ def make(
     devices=devices,
     axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
   )
+
+
+def of_all(shape: Shape) -> jax.sharding.Mesh | None:
+  """Returns the mesh of all devices; None if one device is all it has.
+
+  Args:
+    shape: sizes of the axes.
+
+  Raises:
+    ValueError: if the axes do not come to the number of devices.
+  """
+  mesh = make(shape)
+  return mesh if mesh.size > 1 else None
 
 
 def logical_axes(path: str, shape: Sequence[int]) -> tuple[str | None, ...]:

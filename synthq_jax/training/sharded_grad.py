@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from synthq_jax import typing
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["ShardedGrad", "rows_multiple"]
+__all__ = ["ShardedGrad", "bound", "rows_multiple"]
 
 _WHOLE = -1  # no axis is split
 
@@ -32,6 +32,16 @@ def rows_multiple(
     per_device: rows that a device processes at once; None: all it has.
   """
   return mesh_lib.batch_ways(mesh) * (per_device or 1)
+
+
+def bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
+  """Returns the clipped gradient, given what it reads beside parameters.
+
+  Args:
+    grad_fn: a clipped gradient, or a function of `public` that returns one.
+    public: what the loss reads and nothing trains, or None.
+  """
+  return grad_fn if public is None else grad_fn(public)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +83,7 @@ class ShardedGrad:
     if key is not None and "example_id" not in batch:
       batch = {**batch, "example_id": jnp.arange(len(is_padding_example))}
     if rows_multiple(mesh) == 1:  # no rows to divide: the partitioner's alone
-      grad_fn = self.grad_fn if public is None else self.grad_fn(public)
+      grad_fn = bound(self.grad_fn, public)
       keys = {} if key is None else {"key": key}
       total, aux = grad_fn(
         params, batch, is_padding_example=is_padding_example, **keys
@@ -85,9 +95,9 @@ class ShardedGrad:
     def on_device(params, public, batch, is_padding, key):
       params = _join(params, split)
       keys = {} if key is None else {"key": key}
-      grad_fn = self.grad_fn
       if public is not None:
-        grad_fn = grad_fn(_join(public, public_split))
+        public = _join(public, public_split)
+      grad_fn = bound(self.grad_fn, public)
       total, aux = grad_fn(params, batch, is_padding_example=is_padding, **keys)
       return _sum(total, split), aux
 

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -125,3 +126,28 @@ def test_what_the_user_can_mend_ends_both_with_one_line(tmp_path, flags):
   lines = [one for one in done.stdout.splitlines() if "Gloo" not in one]
   assert len(lines) == 2 and lines[0].startswith("processes: started")
   assert "[0] synthq:" in lines[1] and "of our own" in lines[1]
+
+
+@pytest.mark.parametrize("leftovers", [False, True])
+def test_processes_with_working_directories_of_their_own_are_refused(
+  tmp_path, flags, leftovers
+):
+  """Two secrets would be two samples and two noises in one training."""
+  for number in "01":
+    place = tmp_path / number / "private"
+    place.mkdir(parents=True)
+    if leftovers:
+      (place / "secret_seed").write_text(f"{number}abc\n")
+  command = [sys.executable, "-m", "synthq_jax.main", "finetune_dp", *flags]
+  line = shlex.join([*command, "--gin.SECRET_SEED=None"])
+  own = f"exec {line} --workdir={tmp_path}/$SYNTHQ_PROCESS_ID"
+  done = run(
+    [LAUNCHER, "--num_processes=2", "--max_restarts=0", "--", "sh", "-c", own]
+  )
+  assert done.returncode == 2, done.stdout
+  said = [one for one in done.stdout.splitlines() if "synthq:" in one]
+  assert len(said) == 1 and "--workdir" in said[0]
+  assert "abc" not in done.stdout
+  assert not list(tmp_path.glob("*/private/ledger.jsonl"))
+  secrets = [path.parts[-3] for path in tmp_path.glob("*/private/secret_seed")]
+  assert sorted(secrets) == (["0", "1"] if leftovers else ["0"])

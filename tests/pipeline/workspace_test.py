@@ -116,3 +116,12 @@ def test_a_secret_that_was_cut_off_while_written_is_not_used(tmp_path):
   (private / ".secret_seed.partial").write_text("1")
   workspace.Workspace(tmp_path)
   assert len((private / "secret_seed").read_text()) > 20
+
+
+def test_a_process_that_follows_another_draws_no_secret(tmp_path):
+  with pytest.raises(ValueError, match="secret_seed: .* one --workdir"):
+    workspace.Workspace(tmp_path, may_draw=False)
+  assert not (tmp_path / "private").exists()
+  drawn = workspace.Workspace(tmp_path)
+  follows = workspace.Workspace(tmp_path, may_draw=False)
+  assert follows.seed("x") == drawn.seed("x")

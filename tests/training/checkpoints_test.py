@@ -1,3 +1,4 @@
+import errno
 import signal
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from synthq_jax.training import checkpoints
@@ -267,3 +269,20 @@ def test_a_state_of_another_model_is_refused(tmp_path):
   checkpoints.save(tmp_path, 4, make(4))
   with pytest.raises(ValueError, match="expected a saved training state"):
     checkpoints.restore(tmp_path, 4, {"other": jnp.zeros(3)})
+
+
+def test_a_failure_of_the_file_system_is_no_damaged_state(
+  tmp_path, monkeypatch
+):
+  """Nobody is told to delete a state that may be whole."""
+  state = {"w": jnp.arange(3.0)}
+  checkpoints.save(tmp_path, 4, state)
+
+  def fail(*args, **kwargs):
+    raise OSError(errno.ESTALE, "Stale file handle")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(ocp.StandardCheckpointer, "restore", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+      checkpoints.restore(tmp_path, 4, state)
+  assert checkpoints.restore(tmp_path, 4, state)["w"][2] == 2
