@@ -310,12 +310,13 @@ def _run(job: Job) -> Step:
   command = _lines(
     "set -e",
     "umask 077",
+    f'cd "{_CODE}"',
+    f'exec 9>"{_LOCK}"',
+    "flock 9",
     # On the disk of a worker that lost its mount, synthq would begin a run of its
     # own, with another secret and an empty ledger. 255: mounted, and tried again.
     f"mountpoint -q {MOUNT} || exit 255",
-    f'cd "{_CODE}"',
-    f'flock "{_LOCK}" \\',
-    f'  "{_VENV}/bin/synthq" {job.stage} \\',
+    f'"{_VENV}/bin/synthq" {job.stage} \\',
     "  " + " \\\n  ".join(map(shlex.quote, flags)),
   )
   return Step(phase="run", argv=_ssh(job, command))

@@ -81,7 +81,7 @@ def test_a_lost_connection_sends_the_same_command_again(cloud):
   assert cloud.kinds.count("create") == 1
   (first, second) = [c["argv"] for c in cloud.calls if c["kind"] == "run"]
   assert first == second
-  assert 'flock "$HOME/synthq.lock"' in " ".join(first)
+  assert 'exec 9>"$HOME/synthq.lock"\nflock 9\n' in " ".join(first)
 
 
 def test_restarts_are_limited(cloud):

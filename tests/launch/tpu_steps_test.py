@@ -107,6 +107,7 @@ def test_synthq_understands_what_the_workers_are_told():
   assert options.workdir == "/mnt/synthq/demo"
 
 
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
 def test_a_worker_without_its_mount_does_not_start_synthq(tmp_path):
   """Its own disk has no ledger, and the secret would be another."""
   _stubs(tmp_path, is_mounted=False)
@@ -117,6 +118,20 @@ def test_a_worker_without_its_mount_does_not_start_synthq(tmp_path):
   )
   assert done.returncode == 255, "which the driver tries again"
   assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_a_mount_that_went_while_a_command_waited_is_noticed(tmp_path):
+  _stubs(tmp_path, is_mounted=True)
+  argv = ["/bin/sh", "-c", _remote(_job(), "run")]
+  environment = {"HOME": str(tmp_path), "PATH": _path(tmp_path)}
+  first = subprocess.Popen(argv, env=environment)
+  while not (tmp_path / "log").exists():
+    assert first.poll() is None
+  second = subprocess.Popen(argv, env=environment)
+  (tmp_path / "bin/mountpoint").write_text("#!/bin/sh\nexit 1\n")
+  assert (first.wait(timeout=60), second.wait(timeout=60)) == (143, 255)
+  assert (tmp_path / "log").read_text().split() == ["start", "end"]
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "study"])
