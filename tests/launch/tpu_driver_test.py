@@ -153,6 +153,19 @@ def test_a_launcher_without_a_network_waits_and_keeps_the_slice(cloud):
   assert "no answer (ERROR: cannot reach tpu" in done.stderr
 
 
+def test_a_network_that_stays_away_ends_the_job_with_a_delete(
+  cloud, monkeypatch, capsys
+):
+  _waits(cloud, monkeypatch)
+  monkeypatch.setattr(tpu_driver, "_QUESTIONS", 3)
+  cloud.answers(run=[255], state=[{"fail": "the network is down"}])
+  assert tpu_vm.main([*cloud.flags, "--confirm_cost"]) == 1
+  assert cloud.kinds[-5:] == ["run", *["state"] * 3, "delete"]
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last == "tpu_vm: no answer to 3 questions (the network is down)"
+  assert not cloud.costs
+
+
 def test_a_slice_that_is_not_found_is_made_anew(cloud):
   cloud.answers(run=[255, 0], state=[{"fail": "ERROR: NOT_FOUND: node"}])
   assert cloud.run("--confirm_cost").returncode == 0
