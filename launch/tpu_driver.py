@@ -1,12 +1,14 @@
 """Runs the steps of a job: restarts what was preempted, always deletes.
 
 What `synthq` exits with decides: 0 ends the job; 143 means that its state is
-saved, and the same command goes on; 2 is a mistake of the user and 3 an audit
-that refutes a claim, and neither is tried again. A slice that is no longer READY
-was taken away, and is made anew.
+saved, and 75 that the system failed it in passing, and the same command goes on;
+2 is a mistake of the user and 3 an audit that refutes a claim, and neither is
+tried again. A slice that is no longer READY was taken away, and is made anew; one
+whose state gcloud cannot tell may well be there, and is asked for again.
 """
 
 import contextlib
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -18,15 +20,20 @@ import tpu_steps
 __all__ = ["LaunchError", "drive"]
 
 _SAVED = 143  # synthq: told to stop, the same command goes on
-_LOST = 255  # ssh: no connection, or it broke
+_LOST = 255  # ssh: no connection, or it broke; or a worker without its mount
+_PASSING = 75  # synthq: a stale file handle, a broken pipe, an I/O error
 _FINAL = {2, 3}
 # A worker that dies takes the others with it, and they exit with anything. So
 # does a bug: on several hosts it is tried this often, on one host never.
 _CRASHES = 3
-_EXPECTED = {_SAVED, _LOST}
-_SET_UP = ("create", "wait", "copy", "install", "mount")
-_GONE = {"FAILED", "SUSPENDING", "SUSPENDED", "DELETING"}
-_DELETE_TRIES = 3
+_EXPECTED = {_SAVED, _LOST, _PASSING}
+_MAKE = ("create", "wait")
+_SET_UP = ("copy", "install", "mount")
+_GONE = {"", "FAILED", "SUSPENDING", "SUSPENDED", "DELETING"}
+_QUESTIONS = 120  # an hour without a network, at 30 seconds each
+_DELETE_TRIES = 5
+# Waits double, up to this many times --poll_seconds.
+_LONGEST = 32
 
 
 class LaunchError(Exception):
@@ -43,6 +50,18 @@ class _StepFailed(Exception):  # noqa: N818
   def __init__(self, step: tpu_steps.Step, code: int):
     super().__init__(f"{step.phase} failed with exit code {code}")
     self.phase, self.code = step.phase, code
+
+
+@dataclasses.dataclass
+class _Made:
+  """What is known of a slice that this launcher made; nobody else's is deleted.
+
+  A create that fails may have been heard, and its slice may even come after a
+  delete found nothing: then `unsure` is left, and the slice is ours.
+  """
+
+  maybe: bool = False  # a create here may have made it
+  unsure: bool = False  # the last create failed
 
 
 def drive(
@@ -68,8 +87,9 @@ def drive(
     if step.phase == "pack":
       _must(step)
   results = [step for step in steps if step.phase == "results"]
-  with _deleted(job):
-    _until_done(job, steps, max_restarts, poll_seconds)
+  made = _Made()
+  with _deleted(job, made, poll_seconds):
+    _until_done(job, steps, made, max_restarts, poll_seconds)
     if not job.bucket:
       for step in results:
         _must(step)
@@ -85,8 +105,7 @@ def _check(job: tpu_steps.Job, step: tpu_steps.Step) -> None:
   """Refuses a job whose check says no."""
   done = _ask(step.argv)
   said = done.stdout.split()
-  # The last line of what gcloud says names the reason.
-  why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+  why = _why(done)
   problem = ""
   match step.expect:
     case "account" if not said:
@@ -140,58 +159,143 @@ def _ask(argv: tuple[str, ...], **session) -> subprocess.CompletedProcess:
   )
 
 
+def _why(done: subprocess.CompletedProcess) -> str:
+  """The last line of what gcloud says, which names the reason."""
+  return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+
+def _is_missing(done: subprocess.CompletedProcess) -> bool:
+  return bool(done.returncode) and "NOT_FOUND" in done.stderr.upper()
+
+
 # The run: from create to the end of the last command.
 
 
 def _until_done(
   job: tpu_steps.Job,
   steps: list[tpu_steps.Step],
+  made: _Made,
   max_restarts: int,
   poll_seconds: float,
 ) -> None:
   """Sets the slice up and runs the command, again where that helps."""
+  make = [step for step in steps if step.phase in _MAKE]
   set_up = [step for step in steps if step.phase in _SET_UP]
   run, state = (s for s in steps if s.phase in ("run", "state"))
-  todo = [*set_up, run]
-  crashes = 0
-  for restart in range(max_restarts + 1):
-    try:
-      for step in todo:
-        _wait(step, poll_seconds) if step.expect else _do(step)
-      return
-    except _StepFailed as failed:
-      if failed.phase in ("create", "wait"):
-        hint = "" if job.queued else "; --queued waits for capacity"
-        raise LaunchError(f"{failed}, see above{hint}") from failed
-      if failed.phase == "run" and failed.code in _FINAL:
-        words = (
-          f"synthq ended with exit code {failed.code}, which says why above"
-        )
-        raise LaunchError(words, failed.code) from failed
-      is_there = _ask(state.argv).stdout.strip() == "READY"
-      if is_there and failed.phase == "run" and failed.code not in _EXPECTED:
-        crashes += 1
-      may_crash = _CRASHES if job.slice.hosts > 1 else 0
-      if is_there and (failed.phase != "run" or crashes > may_crash):
-        raise LaunchError(f"{failed}, see above") from failed
-      if restart == max_restarts:
-        words = (
-          f"{failed} after {max_restarts} restarts; --max_restarts=N allows"
-        )
-        raise LaunchError(f"{words} more, and the state is saved") from failed
-    if is_there:
-      _say(f"restart {restart + 1}: the same command goes on")
-      todo = [run]
+  todo = [*make, *set_up, run]
+  failures: list[_StepFailed] = []
+  crashes = refusals = 0
+  while failed := _first_failure(todo, made, poll_seconds):
+    failures.append(failed)
+    if failed.phase == "run" and failed.code in _FINAL:
+      words = f"synthq ended with exit code {failed.code}, which says why above"
+      raise LaunchError(words, failed.code) from failed
+    refused = failed.phase in _MAKE
+    refusals = refusals + 1 if refused else 0
+    is_there = not refused and _answer(state, poll_seconds) == "READY"
+    crashes += (
+      is_there and failed.phase == "run" and failed.code not in _EXPECTED
+    )
+    _check_hope(job, failures, crashes, is_there)
+    restart = len(failures)
+    if restart > max_restarts:
+      words = f"{failed} after {max_restarts} restarts; --max_restarts=N allows"
+      raise LaunchError(f"{words} more, and the state is saved") from failed
+    if not is_there:
+      lost = "was not made" if refused else "was taken away"
+      _say(f"restart {restart}: the slice {lost}, and is made anew")
+      _delete(job, made, poll_seconds)
+      todo = [*make, *set_up, run]
+    elif failed.phase in ("mount", "run"):
+      _say(f"restart {restart}: the same command goes on")
+      # A worker that was started again has lost its mount.
+      todo = [step for step in (*set_up, run) if step.phase in ("mount", "run")]
     else:
-      _say(f"restart {restart + 1}: the slice was taken away, and is made anew")
-      _delete(job)
+      _say(f"restart {restart}: {failed}, the slice is set up again")
       todo = [*set_up, run]
+    time.sleep(poll_seconds * min(2 ** max(refusals - 1, 0), _LONGEST))
+
+
+def _check_hope(
+  job: tpu_steps.Job, failures: list[_StepFailed], crashes: int, is_there: bool
+) -> None:
+  """Refuses to go on after what another try would not mend."""
+  failed = failures[-1]
+  # What has worked once works again when the cloud or the network does.
+  if all(failure.phase in _MAKE for failure in failures):
+    hint = "" if job.queued else "; --queued waits for capacity"
+    raise LaunchError(f"{failed}, see above{hint}") from failed
+  worked = any(failure.phase == "run" for failure in failures)
+  if is_there and not worked and failed.code != _LOST:
+    raise LaunchError(f"{failed}, see above") from failed
+  if crashes > (_CRASHES if job.slice.hosts > 1 else 0):
+    raise LaunchError(f"{failed}, see above") from failed
+
+
+def _first_failure(
+  todo: list[tpu_steps.Step], made: _Made, poll_seconds: float
+) -> _StepFailed | None:
+  """Runs steps until one fails, and returns how it did."""
+  try:
+    for step in todo:
+      match step.phase:
+        case "create":
+          _create(step, made)
+        case "wait":
+          _wait(step, poll_seconds)
+        case _:
+          _do(step)
+  except _StepFailed as failed:
+    return failed
+  return None
+
+
+def _create(step: tpu_steps.Step, made: _Made) -> None:
+  """Makes the slice, unless there is one of that name that is not ours."""
+  _say(f"create: {step.argv[0]} ...")
+  earlier = made.unsure
+  made.maybe = made.unsure = True  # whatever ends this before gcloud does
+  done = subprocess.run(
+    step.argv, stderr=subprocess.PIPE, text=True, check=False
+  )
+  with contextlib.suppress(OSError):
+    print(done.stderr, end="", file=sys.stderr, flush=True)
+  if not done.returncode:
+    made.unsure = False
+    return
+  said = done.stderr.upper().replace(" ", "_")
+  if "ALREADY_EXISTS" in said and not earlier:
+    made.maybe = made.unsure = False
+    raise LaunchError(
+      "a slice or request of that name exists and was not made here: choose"
+      f" another --name; nothing was deleted ({_why(done)})",
+      2,
+    )
+  raise _StepFailed(step, done.returncode)
+
+
+def _answer(step: tpu_steps.Step, poll_seconds: float) -> str:
+  """Asks for a state until gcloud knows it; "" says that there is nothing.
+
+  Without a network gcloud fails, too, and the slice may be there and at work.
+  """
+  for question in range(_QUESTIONS):
+    done = _ask(step.argv)
+    state = done.stdout.strip()
+    if state and not done.returncode:
+      return state
+    if _is_missing(done):
+      return ""
+    if not question:
+      _say(f"no answer ({_why(done)}): asks again, the slice may be there")
     time.sleep(poll_seconds)
+  raise LaunchError(f"no answer to {_QUESTIONS} questions ({_why(done)})")
 
 
 def _do(step: tpu_steps.Step) -> None:
   _say(f"{step.phase}: {step.argv[0]} ...")
-  code = subprocess.run(step.argv, check=False).returncode
+  umask = 0o077 if step.private else -1  # -1: as it is
+  code = subprocess.run(step.argv, check=False, umask=umask).returncode
   if code:
     raise _StepFailed(step, code)
 
@@ -207,14 +311,10 @@ def _must(step: tpu_steps.Step) -> None:
 def _wait(step: tpu_steps.Step, poll_seconds: float) -> None:
   """Asks until a queued slice is there."""
   _say("wait: in the queue; Ctrl-C leaves it")
-  while True:
-    done = _ask(step.argv)
-    state = done.stdout.strip()
-    if state == "ACTIVE":
-      return
-    if done.returncode or state in _GONE:
-      _say(f"the queue says {state or done.stderr.strip()}")
-      raise _StepFailed(step, done.returncode or 1)
+  while (state := _answer(step, poll_seconds)) != "ACTIVE":
+    if state in _GONE:
+      _say(f"the queue says {state or 'that there is no such request'}")
+      raise _StepFailed(step, 1)
     time.sleep(poll_seconds)
 
 
@@ -222,31 +322,38 @@ def _wait(step: tpu_steps.Step, poll_seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _deleted(job: tpu_steps.Job) -> Iterator[None]:
-  """Deletes the slice on the way out, however that is."""
+def _deleted(
+  job: tpu_steps.Job, made: _Made, poll_seconds: float
+) -> Iterator[None]:
+  """Deletes the slice on the way out, however that is, if it is ours."""
   delete = " ".join(tpu_steps.delete_step(job).argv)
   _say(f"should this machine fail, end the costs with: {delete}")
   try:
     yield
   finally:
-    if job.keep:
+    if made.maybe and job.keep:
       _say(f"kept, and costs money until: {delete}")
-    else:
-      _delete(job)
+    elif made.maybe:
+      _delete(job, made, poll_seconds)
 
 
-def _delete(job: tpu_steps.Job) -> None:
+def _delete(job: tpu_steps.Job, made: _Made, poll_seconds: float) -> None:
   """Deletes the slice; a second Ctrl-C does not stop that."""
   step = tpu_steps.delete_step(job)
   _say("delete: please wait")
   with _deaf():
-    for _ in range(_DELETE_TRIES):
+    for attempt in range(_DELETE_TRIES):
       done = _ask(step.argv, start_new_session=True)
-      if not done.returncode or "NOT_FOUND" in done.stderr.upper():
+      if not done.returncode or _is_missing(done):
+        made.unsure = made.unsure and bool(done.returncode)
+        made.maybe = made.unsure
         return
-  why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+      if attempt < _DELETE_TRIES - 1:  # a network needs time to come back
+        _say(f"not deleted yet ({_why(done)}): tries again")
+        time.sleep(poll_seconds * 2**attempt)
   raise LaunchError(
-    f"NOT DELETED, it still costs money ({why}): run {' '.join(step.argv)}"
+    f"NOT DELETED, it still costs money ({_why(done)}): run"
+    f" {' '.join(step.argv)}"
   )
 
 

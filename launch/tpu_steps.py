@@ -12,6 +12,7 @@ import tpu_types
 
 __all__ = [
   "MOUNT",
+  "ONE_PROCESS",
   "Job",
   "Step",
   "delete_step",
@@ -22,6 +23,9 @@ __all__ = [
 
 MOUNT = "/mnt/synthq"
 """Where all workers see the shared file system."""
+
+ONE_PROCESS = ("pretrain", "study")
+"""The stages of synthq that refuse --distributed."""
 
 _CODE = "$HOME/synthq_jax"
 _VENV = "$HOME/synthq_venv"
@@ -79,6 +83,7 @@ class Step:
   argv: tuple[str, ...]
   costs: bool = False  # money flows from here until the slice is deleted
   expect: str = ""  # how a check reads the output: see `tpu_driver`
+  private: bool = False  # runs with umask 077: it writes for this user alone
 
 
 def steps(job: Job) -> list[Step]:
@@ -115,7 +120,9 @@ def script(job: Job) -> str:
       lines += ["", f"# {phase}: {_HEADINGS[phase]}"]
     if step.costs:
       lines.append(f"# costs money from here until it is deleted: {words(job)}")
-    lines.append(_written(step.argv))
+    # In a shell of its own: what comes after it is not private.
+    written = _written(step.argv)
+    lines.append(f"(umask 077; {written})" if step.private else written)
   return "\n".join(lines) + "\n"
 
 
@@ -135,7 +142,7 @@ _HEADINGS = {
   "copy": "the code to every worker",
   "install": "on every worker",
   "mount": "one file system for all workers",
-  "run": "on every worker; again after exit code 143 or a lost connection",
+  "run": "on every worker; with mount again after 75, 143 or a lost connection",
   "state": "asked after a failure: READY means that the slice is still there",
   "results": "to this machine",
   "delete": "always, after failures and Ctrl-C, too",
@@ -203,7 +210,9 @@ def _create(job: Job) -> list[Step]:
     phase="pack",
     argv=(*pack, f"--output={_local_archive(job)}", "HEAD"),
   )
-  folder = Step(phase="pack", argv=("mkdir", "-p", str(job.results / job.name)))
+  mode = ("-m", "700") if job.with_private else ()
+  argv = ("mkdir", "-p", *mode, str(job.results / job.name))
+  folder = Step(phase="pack", argv=argv)
   image = job.runtime or job.slice.runtime
   kind = f"--accelerator-type={job.accelerator}"
   spot = ("--spot",) if job.spot else ()
@@ -255,7 +264,9 @@ def _set_up(job: Job) -> list[Step]:
 
 def _mount(job: Job) -> str:
   """Mounts the bucket or the export, unless it is mounted."""
-  ready = (f"mountpoint -q {MOUNT} && exit 0", "set -e")
+  # What is mounted and no longer answers would be in the way of a new mount.
+  broken = f"sudo umount --lazy {MOUNT} 2>/dev/null || true"
+  ready = (f"mountpoint -q {MOUNT} && exit 0", "set -e", broken)
   folder = f"sudo mkdir -p {MOUNT}"
   update = "sudo apt-get update --quiet"
   install = "sudo apt-get install --quiet --yes"
@@ -287,8 +298,10 @@ def _lines(*commands: str) -> str:
 
 
 def _run(job: Job) -> Step:
+  # `tpu_vm` refuses these stages on several hosts.
+  cluster = () if job.stage in ONE_PROCESS else ("--distributed=tpu",)
   flags = [
-    "--distributed=tpu",
+    *cluster,
     "--quiet",
     *(f"--gin_file={path}" for path in job.gin_files),
     *(f"--gin.{binding}" for binding in job.bindings),
@@ -298,8 +311,12 @@ def _run(job: Job) -> Step:
     "set -e",
     "umask 077",
     f'cd "{_CODE}"',
-    f'flock "{_LOCK}" \\',
-    f'  "{_VENV}/bin/synthq" {job.stage} \\',
+    f'exec 9>"{_LOCK}"',
+    "flock 9",
+    # On the disk of a worker that lost its mount, synthq would begin a run of its
+    # own, with another secret and an empty ledger. 255: mounted, and tried again.
+    f"mountpoint -q {MOUNT} || exit 255",
+    f'"{_VENV}/bin/synthq" {job.stage} \\',
     "  " + " \\\n  ".join(map(shlex.quote, flags)),
   )
   return Step(phase="run", argv=_ssh(job, command))
@@ -318,18 +335,28 @@ def _results(job: Job) -> list[Step]:
     skip = () if job.with_private else ("--exclude=(^|.*/)private/.*",)
     sync = ("gcloud", "storage", "rsync", "--recursive", *skip)
     argv = (*sync, f"gs://{job.bucket}/{job.name}", here)
-    return [Step(phase="results", argv=argv)]
+    return [Step(phase="results", argv=argv, private=job.with_private)]
   skip = "" if job.with_private else " --exclude=./private"
   remote = f"{job.name}.results.tar.gz"
-  pack = f'tar -czf "$HOME/{remote}"{skip} -C {job.workdir} .'
+  pack = _lines(
+    "umask 077",
+    f'rm -f "$HOME/{remote}"',  # whose mode would stay
+    f'tar -czf "$HOME/{remote}"{skip} -C {job.workdir} .',
+  )
   copy = _gcloud(
     job, "tpu-vm", "scp", f"{job.name}:{remote}", here, "--worker=0"
   )
-  unpack = ("tar", "-xzf", f"{here}/{remote}", "-C", here)
+  archive = f"{here}/{remote}"
+  # For root, too, what the umask takes away stays away.
+  unpack = ("tar", "-xzf", archive, "--no-same-permissions", "-C", here)
+  commands = [
+    _ssh(job, pack, worker="0"), copy, unpack, ("rm", "-f", archive)
+  ]  # fmt: skip
+  if job.keep:  # else it goes with the slice
+    commands.append(_ssh(job, f'rm -f "$HOME/{remote}"', worker="0"))
   return [
-    Step(phase="results", argv=_ssh(job, pack, worker="0")),
-    Step(phase="results", argv=copy),
-    Step(phase="results", argv=unpack),
+    Step(phase="results", argv=argv, private=job.with_private)
+    for argv in commands
   ]
 
 

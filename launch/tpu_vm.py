@@ -24,6 +24,7 @@ import gin_text
 import sweeps
 import tpu_driver
 import tpu_steps
+import tpu_types
 
 __all__ = [
   "Parser",
@@ -287,6 +288,12 @@ def _check_flags(options: argparse.Namespace) -> None:
   for name in ("accelerator", "zone", "project"):
     if not getattr(options, name):
       raise UsageError(f"expected --{name}, got none; see --help")
+  hosts = tpu_types.describe(options.accelerator).hosts
+  if options.stage in tpu_steps.ONE_PROCESS and hosts > 1:
+    raise UsageError(
+      f"--stage={options.stage} works in one process, got {options.accelerator}"
+      f" with {hosts} hosts: give a type with one, such as v4-8"
+    )
   bucket = (options.bucket or "").removeprefix("gs://").rstrip("/")
   if bool(bucket) == bool(options.nfs):
     got = "both" if bucket else "neither"

@@ -188,11 +188,17 @@ def _vertex_units(
       "--executor=vertex knows no --nfs, --spot or --queued; leave them out"
     )
   if options.accelerator:
-    generation = tpu_types.describe(options.accelerator).generation
-    if generation not in ("v2", "v3"):
+    found = tpu_types.describe(options.accelerator)
+    if found.generation not in ("v2", "v3"):
       raise ValueError(
         "XManager maps TPU v2 and v3 alone to Vertex AI, got"
         f" --accelerator={options.accelerator}; give --executor=tpu_vm"
+      )
+    if found.hosts > 1:
+      raise ValueError(
+        "--executor=vertex starts one process, got"
+        f" --accelerator={options.accelerator} with {found.hosts} hosts; give"
+        f" {found.generation}-8 or --executor=tpu_vm"
       )
   jobs = tpu_vm.jobs(options, bindings)
   points = tpu_vm.points(options, bindings)

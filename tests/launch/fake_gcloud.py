@@ -3,13 +3,15 @@
 The folder in FAKE_GCLOUD holds `answers.json`, which maps kinds of calls to
 lists of answers, one for each call of the kind and the last one again and again:
 an exit code, a text that it prints, {"fail": TEXT}, or "hang". `calls.jsonl` is
-what was called; a file `vm` is there while the slice is.
+what was called; a file `vm` is there while the slice is. Results that it is told
+to copy come with a private file in them, whose mode is that of any new file.
 """
 
 import json
 import os
 import pathlib
 import sys
+import tarfile
 import time
 
 FOLDER = pathlib.Path(os.environ["FAKE_GCLOUD"])
@@ -35,6 +37,7 @@ def kind_of(argv: list[str]) -> str:
       "mountpoint": "mount",
       "uv venv": "install",
       "tar -czf": "pack_results",
+      'rm -f "$HOME': "clean_results",
     }
     return next(name for mark, name in marks.items() if mark in text)
   if "scp" in argv:
@@ -42,6 +45,20 @@ def kind_of(argv: list[str]) -> str:
   if "describe" in argv:
     return "queue" if "queued-resources" in argv else "state"
   return next(word for word in ("create", "delete", "list") if word in argv)
+
+
+def copy_results(argv: list[str]) -> None:
+  """Writes what rsync, or scp of an archive, would leave on this machine."""
+  if "rsync" in argv:
+    secret = pathlib.Path(argv[-1]) / "private/secret_seed"
+    if not any(word.startswith("--exclude=") for word in argv):
+      secret.parent.mkdir(exist_ok=True)
+      secret.write_text("7")
+    return
+  words = [word for word in argv if not word.startswith("--")]
+  folder, name = pathlib.Path(words[-1]), words[-2].partition(":")[2]
+  with tarfile.open(folder / name, "w:gz") as archive:
+    archive.addfile(tarfile.TarInfo("private/secret_seed"))  # mode 644
 
 
 def main(argv: list[str]) -> int:
@@ -64,6 +81,8 @@ def main(argv: list[str]) -> int:
     time.sleep(2 if answer == "slow" else 0)
     slice_.unlink()
     return 0
+  if kind == "results" and answer == 0:
+    copy_results(argv)
   if answer == "hang":
     time.sleep(60)
   if isinstance(answer, dict):

@@ -7,6 +7,9 @@ import time
 
 import pytest
 
+import tpu_driver
+import tpu_vm
+
 CHECKS = ["account", "bucket", "list"]
 SET_UP = ["create", "copy", "install", "mount"]
 
@@ -35,7 +38,7 @@ def test_a_job_goes_on_after_exit_code_143_and_the_slice_is_deleted(cloud):
   cloud.answers(run=[143, 143, 0])
   done = cloud.run("--confirm_cost")
   assert done.returncode == 0, done.stderr
-  again = ["run", "state", "run", "state", "run"]
+  again = ["run", *["state", "mount", "run"] * 2]
   assert cloud.kinds == [*CHECKS, *SET_UP, *again, "delete", "results"]
   assert not cloud.costs
   runs = [call["argv"] for call in cloud.calls if call["kind"] == "run"]
@@ -78,7 +81,7 @@ def test_a_lost_connection_sends_the_same_command_again(cloud):
   assert cloud.kinds.count("create") == 1
   (first, second) = [c["argv"] for c in cloud.calls if c["kind"] == "run"]
   assert first == second
-  assert 'flock "$HOME/synthq.lock"' in " ".join(first)
+  assert 'exec 9>"$HOME/synthq.lock"\nflock 9\n' in " ".join(first)
 
 
 def test_restarts_are_limited(cloud):
@@ -110,6 +113,168 @@ def test_any_failure_deletes_the_slice(cloud):
     assert f"{kind} failed with exit code 1" in done.stderr.splitlines()[-1]
     assert cloud.kinds[-1] == "delete"
     assert not cloud.costs
+
+
+def test_a_worker_without_its_mount_gets_it_back_before_synthq_runs(cloud):
+  cloud.answers(run=[255, 134, 0], mount=[0, 255, 1, 0])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 0, done.stderr
+  again = ["run", *["state", "mount"] * 3, "run", "state", "mount", "run"]
+  assert cloud.kinds == [*CHECKS, *SET_UP, *again, "delete", "results"]
+
+
+def test_a_passing_failure_of_the_system_is_tried_again(cloud):
+  cloud.answers(run=[75, 75, 0])
+  done = cloud.run("--confirm_cost", "--accelerator=v4-8")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("run") == 3
+  cloud.answers(run=[75])
+  done = cloud.run("--confirm_cost", "--max_restarts=1")
+  assert done.returncode == 1
+  assert "exit code 75 after 1 restarts" in done.stderr.splitlines()[-1]
+  assert not cloud.costs
+
+
+def test_a_connection_lost_in_the_set_up_repeats_the_set_up(cloud):
+  cloud.answers(install=[255, 0])
+  assert cloud.run("--confirm_cost").returncode == 0
+  assert cloud.kinds.count("create") == 1
+  again = ["install", "state", "copy", "install", "mount", "run"]
+  assert cloud.kinds == [*CHECKS, "create", "copy", *again, "delete", "results"]
+
+
+def test_a_launcher_without_a_network_waits_and_keeps_the_slice(cloud):
+  down = {"fail": "ERROR: cannot reach tpu.googleapis.com"}
+  cloud.answers(run=[255, 0], state=[down, down, down, "READY"])
+  done = cloud.run("--confirm_cost")
+  assert done.returncode == 0, done.stderr
+  again = ["run", *["state"] * 4, "mount", "run"]
+  assert cloud.kinds == [*CHECKS, *SET_UP, *again, "delete", "results"]
+  assert "no answer (ERROR: cannot reach tpu" in done.stderr
+
+
+def test_a_network_that_stays_away_ends_the_job_with_a_delete(
+  cloud, monkeypatch, capsys
+):
+  _waits(cloud, monkeypatch)
+  monkeypatch.setattr(tpu_driver, "_QUESTIONS", 3)
+  cloud.answers(run=[255], state=[{"fail": "the network is down"}])
+  assert tpu_vm.main([*cloud.flags, "--confirm_cost"]) == 1
+  assert cloud.kinds[-5:] == ["run", *["state"] * 3, "delete"]
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert last == "tpu_vm: no answer to 3 questions (the network is down)"
+  assert not cloud.costs
+
+
+def test_a_slice_that_is_not_found_is_made_anew(cloud):
+  cloud.answers(run=[255, 0], state=[{"fail": "ERROR: NOT_FOUND: node"}])
+  assert cloud.run("--confirm_cost").returncode == 0
+  assert cloud.kinds.count("state") == 1
+  assert cloud.kinds.count("create") == 2
+  assert not cloud.costs
+
+
+def test_a_queue_that_does_not_answer_is_asked_again(cloud):
+  down = {"fail": "ERROR: the network is down"}
+  cloud.answers(queue=["PROVISIONING", down, down, "ACTIVE"])
+  done = cloud.run("--confirm_cost", "--queued")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("create") == 1
+
+
+def test_a_slice_that_somebody_else_made_is_not_deleted(cloud):
+  (cloud.folder / "vm").touch()
+  for keep in ([], ["--keep"]):
+    said = "ERROR: ALREADY_EXISTS: the resource already exists"
+    cloud.answers(create=[{"fail": said}])
+    (cloud.folder / "calls.jsonl").write_text("")
+    done = cloud.run("--confirm_cost", *keep)
+    assert done.returncode == 2
+    assert cloud.kinds == [*CHECKS, "create"]
+    assert cloud.costs, "theirs"
+    last = done.stderr.splitlines()[-1]
+    assert "was not made here" in last
+    assert "costs money until" not in done.stderr
+
+
+def test_somebody_who_took_the_name_after_a_preemption_keeps_it(cloud):
+  said = {"fail": "ERROR: the resource already exists"}
+  cloud.answers(run=[255], state=["PREEMPTED"], create=[0, said])
+  done = cloud.run("--confirm_cost", "--spot")
+  assert done.returncode == 2
+  assert cloud.kinds[-2:] == ["delete", "create"]
+
+
+def test_after_a_preemption_a_zone_without_capacity_is_asked_again(cloud):
+  full = {"fail": "ERROR: no more capacity in the zone"}
+  cloud.answers(run=[255, 0], state=["PREEMPTED"], create=[0, full, full, 0])
+  done = cloud.run("--confirm_cost", "--spot")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("create") == 4
+  assert "restart 3" in done.stderr
+  assert not cloud.costs
+
+
+def test_creates_after_a_preemption_count_as_restarts(cloud):
+  cloud.answers(run=[255], state=["PREEMPTED"], create=[0, 1])
+  done = cloud.run("--confirm_cost", "--spot", "--max_restarts=3")
+  assert done.returncode == 1
+  assert cloud.kinds.count("create") == 4
+  assert "create failed with exit code 1 after 3" in done.stderr
+  assert not cloud.costs
+
+
+def test_an_orphan_of_a_create_that_failed_is_deleted(cloud):
+  """It came after the first delete had found nothing."""
+  late = {"fail": "ERROR: ALREADY_EXISTS"}
+  gone = {"fail": "ERROR: NOT_FOUND"}
+  cloud.answers(
+    run=[255, 0],
+    state=["PREEMPTED"],
+    create=[0, 1, late, 0],
+    delete=[0, gone, 0],
+  )
+  done = cloud.run("--confirm_cost", "--spot")
+  assert done.returncode == 0, done.stderr
+  assert cloud.kinds.count("delete") == 4
+  assert not cloud.costs
+
+
+def test_a_restart_waits_longer_after_each_create_that_failed(
+  cloud, monkeypatch
+):
+  waits = _waits(cloud, monkeypatch)
+  cloud.answers(run=[255, 0], state=["PREEMPTED"], create=[0, 1, 1, 1, 0])
+  assert tpu_vm.main([*cloud.flags, "--poll_seconds=1", "--confirm_cost"]) == 0
+  assert waits == [1, 1, 2, 4]
+
+
+def test_a_delete_waits_longer_after_each_try(cloud, monkeypatch):
+  waits = _waits(cloud, monkeypatch)
+  cloud.answers(delete=[{"fail": "the network is down"}])
+  assert tpu_vm.main([*cloud.flags, "--poll_seconds=1", "--confirm_cost"]) == 1
+  assert waits == [1, 2, 4, 8]
+
+
+def _waits(cloud, monkeypatch) -> list[float]:
+  """Where the seconds go that the driver would sleep, here in this process."""
+  waits: list[float] = []
+  monkeypatch.setattr(tpu_driver.time, "sleep", waits.append)
+  for name in ("PATH", "FAKE_GCLOUD"):
+    monkeypatch.setenv(name, cloud.environment[name])
+  return waits
+
+
+@pytest.mark.parametrize("share", [[], ["--bucket=", "--nfs=10.0.0.2:/share"]])
+def test_private_results_are_for_this_user_alone(cloud, share):
+  """The stand-in writes what it is told to copy with the umask it is given."""
+  done = cloud.run("--confirm_cost", "--with_private", *share)
+  folder = cloud.folder / "runs/demo-tiny"
+  assert folder.stat().st_mode & 0o777 == 0o700
+  private = folder / "private/secret_seed"
+  assert private.stat().st_mode & 0o077 == 0, done.stderr
+  assert done.returncode == 0, done.stderr
+  assert not list(folder.glob("*.results.tar.gz"))
 
 
 def test_several_hosts_that_lost_one_of_them_start_again(cloud):
@@ -170,7 +335,7 @@ def test_a_slice_that_cannot_be_deleted_is_named_loudly(cloud):
   cloud.answers(delete=[{"fail": "ERROR: the network is down"}])
   done = cloud.run("--confirm_cost")
   assert done.returncode == 1
-  assert cloud.kinds.count("delete") == 3
+  assert cloud.kinds.count("delete") == 5
   last = done.stderr.splitlines()[-1]
   assert "NOT DELETED, it still costs money" in last
   assert "gcloud compute tpus tpu-vm delete demo-tiny" in last

@@ -71,7 +71,7 @@ def test_what_is_printed_is_what_runs(tmp_path):
   tool = tmp_path / "show"
   tool.write_text('#!/bin/sh\nprintf "%s\\0" "$0" "$@" "END"\n')
   tool.chmod(0o755)
-  for name in ("gcloud", "git", "mkdir", "tar"):
+  for name in ("gcloud", "git", "mkdir", "tar", "rm"):
     (tmp_path / name).symlink_to(tool)
   printed = subprocess.run(
     ["/bin/sh", "-c", tpu_steps.script(job)],
@@ -98,7 +98,7 @@ def test_the_remote_command_keeps_every_binding_whole():
 def test_synthq_understands_what_the_workers_are_told():
   command = _remote(_job(bindings=("EPSILON=3",)), "run")
   words = shlex.split(command.replace("\\\n", " "))
-  first = next(i for i, word in enumerate(words) if word.endswith("synthq"))
+  first = next(i for i, word in enumerate(words) if word.endswith("bin/synthq"))
   flags = [w for w in words[first + 1 :] if not w.startswith("--gin.")]
   options = _flags.parser().parse_args(flags)
   assert options.distributed == "tpu"
@@ -108,20 +108,86 @@ def test_synthq_understands_what_the_workers_are_told():
 
 
 @pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_a_worker_without_its_mount_does_not_start_synthq(tmp_path):
+  """Its own disk has no ledger, and the secret would be another."""
+  _stubs(tmp_path, is_mounted=False)
+  done = subprocess.run(
+    ["/bin/sh", "-c", _remote(_job(), "run")],
+    env={"HOME": str(tmp_path), "PATH": _path(tmp_path)},
+    check=False,
+  )
+  assert done.returncode == 255, "which the driver tries again"
+  assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
+def test_a_mount_that_went_while_a_command_waited_is_noticed(tmp_path):
+  _stubs(tmp_path, is_mounted=True)
+  argv = ["/bin/sh", "-c", _remote(_job(), "run")]
+  environment = {"HOME": str(tmp_path), "PATH": _path(tmp_path)}
+  first = subprocess.Popen(argv, env=environment)
+  while not (tmp_path / "log").exists():
+    assert first.poll() is None
+  second = subprocess.Popen(argv, env=environment)
+  (tmp_path / "bin/mountpoint").write_text("#!/bin/sh\nexit 1\n")
+  assert (first.wait(timeout=60), second.wait(timeout=60)) == (143, 255)
+  assert (tmp_path / "log").read_text().split() == ["start", "end"]
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "study"])
+def test_stages_of_one_process_start_without_a_cluster(stage):
+  command = _remote(_job(stage=stage), "run")
+  words = shlex.split(command.replace("\\\n", " "))
+  flags = [w for w in words[words.index(stage) :] if not w.startswith("--gin.")]
+  assert _flags.processes(_flags.parser().parse_args(flags)).mode == "none"
+
+
+def test_a_mount_that_no_longer_answers_makes_way(tmp_path):
+  """And one that does is left alone."""
+  for is_mounted, done in ((False, ["umount", "mkdir", "mount"]), (True, [])):
+    folder = tmp_path / str(is_mounted)
+    folder.mkdir()
+    _stubs(folder, is_mounted=is_mounted)
+    sudo = folder / "bin/sudo"
+    sudo.write_text('#!/bin/sh\necho "$1" >> "$HOME/log"\nexec true\n')
+    sudo.chmod(0o755)
+    subprocess.run(
+      ["/bin/sh", "-c", _remote(_job(bucket="", nfs="h:/e"), "mount")],
+      env={"HOME": str(folder), "PATH": _path(folder)},
+      check=True,
+    )
+    log = folder / "log"
+    called = log.read_text().split() if log.exists() else []
+    assert [word for word in called if word != "apt-get"] == done
+
+
+def _path(folder: pathlib.Path) -> str:
+  return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+
+def _stubs(folder: pathlib.Path, *, is_mounted: bool) -> None:
+  """Makes a worker's home: a synthq that writes a log, and a mountpoint."""
+  (folder / "synthq_jax").mkdir()
+  texts = {
+    "synthq_venv/bin/synthq": 'echo start >> "$HOME/log"\nsleep 0.5\n'
+    'echo end >> "$HOME/log"\nexit 143\n',
+    "bin/mountpoint": f"exit {0 if is_mounted else 1}\n",
+  }
+  for name, text in texts.items():
+    path = folder / name
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(0o755)
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="flock is not installed")
 def test_on_a_worker_one_command_waits_for_the_other(tmp_path):
   """And its exit code is that of synthq."""
-  (tmp_path / "synthq_jax").mkdir()
-  stub = tmp_path / "synthq_venv/bin/synthq"
-  stub.parent.mkdir(parents=True)
-  stub.write_text(
-    '#!/bin/sh\necho start >> "$HOME/log"\nsleep 0.5\n'
-    'echo end >> "$HOME/log"\nexit 143\n'
-  )
-  stub.chmod(0o755)
+  _stubs(tmp_path, is_mounted=True)
   both = [
     subprocess.Popen(
       ["/bin/sh", "-c", _remote(_job(), "run")],
-      env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+      env={"HOME": str(tmp_path), "PATH": _path(tmp_path)},
     )
     for _ in range(2)
   ]
@@ -145,7 +211,7 @@ def test_checks_come_first_and_the_slice_goes_before_a_download():
 
 def test_without_a_bucket_results_come_from_the_slice_before_it_goes():
   job = _job(bucket="", nfs="10.0.0.2:/share")
-  assert _phases(job)[-5:] == ["state", *["results"] * 3, "delete"]
+  assert _phases(job)[-6:] == ["state", *["results"] * 4, "delete"]
   assert "mount -t nfs 10.0.0.2:/share /mnt/synthq" in _text(job, "mount")
   assert "gcsfuse" not in _text(job, "mount")
 
@@ -169,6 +235,42 @@ def test_the_pattern_that_keeps_private_files_back_matches_them():
     assert pattern.match(private), private
   for public in ("report/report.html", "private_but_not/x", "config.gin"):
     assert not pattern.match(public), public
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_the_archive_on_the_slice_is_for_its_user_alone(tmp_path, private):
+  (tmp_path / "work").mkdir()
+  archive = tmp_path / "demo.results.tar.gz"
+  archive.touch(0o644)  # of an earlier try
+  job = _job(bucket="", nfs="h:/e", with_private=private, keep=True)
+  work = str(tmp_path / "work")
+  command = _remote(job, "results").replace("/mnt/synthq/demo", work)
+  shell = {"env": {"HOME": str(tmp_path), "PATH": "/bin:/usr/bin"}}
+  subprocess.run(["/bin/sh", "-c", command], check=True, **shell)
+  assert archive.stat().st_mode & 0o777 == 0o600
+  # A slice that is kept would keep it.
+  (flag,) = [w for w in tpu_steps.steps(job)[-1].argv if "--command" in w]
+  clean = flag.removeprefix("--command=")
+  subprocess.run(["/bin/sh", "-c", clean], check=True, **shell)
+  assert not archive.exists()
+
+
+def test_what_is_printed_makes_private_results_for_this_user_alone(tmp_path):
+  """The shell that reads the printed commands sets the umask of the driver."""
+  job = _job(with_private=True)
+  tool = tmp_path / "gcloud"
+  tool.write_text('#!/bin/sh\ncase "$*" in *rsync*) umask;; esac\n')
+  tool.chmod(0o755)
+  for name in ("git", "mkdir"):
+    (tmp_path / name).symlink_to("/bin/true")
+  printed = subprocess.run(
+    ["/bin/sh", "-c", "umask 022\n" + tpu_steps.script(job) + "umask"],
+    env={"PATH": str(tmp_path)},
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  assert printed.split() == ["0077", "0022"]
 
 
 def test_tar_keeps_private_files_back(tmp_path):

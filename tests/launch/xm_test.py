@@ -251,6 +251,8 @@ def test_containers_hold_what_is_committed_alone(xmanager, cloud):
   ("flags", "words"),
   [
     (["--executor=vertex", "--accelerator=v4-8"], "--executor=tpu_vm"),
+    (["--executor=vertex", "--accelerator=v3-32"], "give v3-8 or"),
+    (["--executor=vertex", "--accelerator=v2-32"], "with 4 hosts"),
     (["--executor=vertex", "--spot"], "leave them out"),
     (["--executor=tpu_vm"], "give --confirm_cost"),
     (["--executor=tpu_vm", "--accelerator=v4-9"], "did you mean v4-8"),
