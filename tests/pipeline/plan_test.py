@@ -85,7 +85,7 @@ def finished(tmp_path_factory):
 def made(monkeypatch):
   """The names of the stages that a run really runs."""
   names = []
-  call = runner.Runner.__call__
+  call = runner.Runner.together
 
   def recording(self, name, kind, parts, make):
     def noted(digest):
@@ -94,7 +94,7 @@ def made(monkeypatch):
 
     return call(self, name, kind, parts, noted)
 
-  monkeypatch.setattr(runner.Runner, "__call__", recording)
+  monkeypatch.setattr(runner.Runner, "together", recording)
   return names
 
 
