@@ -262,10 +262,9 @@ def _vectors(
   shard, num_shards = distributed.index(), distributed.count()
   for kind, tokens in asked:
     title = f"evaluate {retriever.name}: {kind}"
-    layout = vector_files.Layout(
-      encoder="", rows=len(tokens), dim=1, block_rows=_BLOCK
+    own = vector_files.rows_of_shard(
+      len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
     )
-    own = layout.rows_of_shard(shard, num_shards)
     with _parts.bar(title, own, progress) as bar:
       encode.to_files(
         params,

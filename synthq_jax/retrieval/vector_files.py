@@ -19,7 +19,14 @@ from jaxtyping import Float, Int
 
 from synthq_jax import artifacts
 
-__all__ = ["Layout", "Vectors", "Writer", "digest", "open_vectors"]
+__all__ = [
+  "Layout",
+  "Vectors",
+  "Writer",
+  "digest",
+  "open_vectors",
+  "rows_of_shard",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,19 +88,24 @@ class Layout:
     total = self.num_blocks
     return range(total * shard // num_shards, total * (shard + 1) // num_shards)
 
-  def rows_of_shard(self, shard: int, num_shards: int) -> int:
-    """Returns how many rows the blocks of one of several processes have.
 
-    >>> layout = Layout(encoder="e", rows=95, dim=8, block_rows=10)
-    >>> [layout.rows_of_shard(shard, 3) for shard in range(3)]
-    [30, 30, 35]
+def rows_of_shard(
+  rows: int, *, block_rows: int, shard: int, num_shards: int
+) -> int:
+  """Returns how many rows the blocks of one of several processes have.
 
-    Args:
-      shard: as in `of_shard`.
-      num_shards: as in `of_shard`.
-    """
-    bounds = map(self.bounds, self.of_shard(shard, num_shards))
-    return sum(stop - first for first, stop in bounds)
+  >>> [rows_of_shard(95, block_rows=10, shard=i, num_shards=3) for i in range(3)]
+  [30, 30, 35]
+
+  Args:
+    rows: of all processes, >= 1.
+    block_rows: as in `Layout`.
+    shard: the number of the process, in [0, num_shards).
+    num_shards: how many there are.
+  """
+  layout = Layout(encoder="", rows=rows, dim=1, block_rows=block_rows)
+  bounds = map(layout.bounds, layout.of_shard(shard, num_shards))
+  return sum(stop - first for first, stop in bounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
