@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -78,6 +79,21 @@ class Cloud:
       check=False,
     )
 
+  def start(
+    self, *flags: str, script: str = "tpu_vm", **environment: str
+  ) -> subprocess.Popen:
+    """Starts a launcher as a terminal does: in a group of its own."""
+    return subprocess.Popen(
+      self.command("--confirm_cost", *flags, script=script),
+      env={**self.environment, **environment},
+      cwd=self.folder,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+      preexec_fn=_hear,
+    )
+
   @property
   def calls(self) -> list[dict]:
     lines = (self.folder / "calls.jsonl").read_text().splitlines()
@@ -90,6 +106,12 @@ class Cloud:
   @property
   def costs(self) -> bool:
     return (self.folder / "vm").exists()
+
+
+def _hear() -> None:
+  """Undoes what nohup and `&` leave to children: deafness to a terminal."""
+  for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(name="cloud")

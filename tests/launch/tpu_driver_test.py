@@ -22,18 +22,6 @@ def _wait_for(cloud, kind: str) -> None:
   raise AssertionError(f"{kind} was not called, but {cloud.kinds}")
 
 
-def _start(cloud, *flags: str) -> subprocess.Popen:
-  """Starts a launcher as a terminal does: in a group of its own."""
-  return subprocess.Popen(
-    cloud.command("--confirm_cost", *flags),
-    env=cloud.environment,
-    cwd=cloud.folder,
-    stderr=subprocess.PIPE,
-    text=True,
-    start_new_session=True,
-  )
-
-
 def test_a_job_goes_on_after_exit_code_143_and_the_slice_is_deleted(cloud):
   cloud.answers(run=[143, 143, 0])
   done = cloud.run("--confirm_cost")
@@ -296,7 +284,7 @@ def test_a_bug_is_tried_a_few_times_on_several_hosts(cloud):
 
 def test_ctrl_c_deletes_the_slice_and_a_second_one_does_not_stop_that(cloud):
   cloud.answers(run=["hang"], delete=["slow"])
-  launcher = _start(cloud)
+  launcher = cloud.start()
   _wait_for(cloud, "run")
   os.killpg(launcher.pid, signal.SIGINT)
   _wait_for(cloud, "delete")
@@ -311,7 +299,7 @@ def test_ctrl_c_deletes_the_slice_and_a_second_one_does_not_stop_that(cloud):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_launcher_told_to_stop_deletes_the_slice(cloud, number):
   cloud.answers(run=["hang"])
-  launcher = _start(cloud)
+  launcher = cloud.start()
   _wait_for(cloud, "run")
   launcher.send_signal(number)
   errors = launcher.communicate(timeout=60)[1]
@@ -322,7 +310,7 @@ def test_a_launcher_told_to_stop_deletes_the_slice(cloud, number):
 
 def test_ctrl_c_while_a_lost_slice_is_deleted_makes_no_other(cloud):
   cloud.answers(run=[255], state=["PREEMPTED"], delete=["slow"])
-  launcher = _start(cloud, "--spot")
+  launcher = cloud.start("--spot")
   _wait_for(cloud, "delete")
   os.killpg(launcher.pid, signal.SIGINT)
   errors = launcher.communicate(timeout=60)[1]

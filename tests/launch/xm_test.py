@@ -189,13 +189,8 @@ def test_the_tpu_route_really_runs_its_jobs(xmanager, cloud):
 def test_an_experiment_told_to_stop_deletes_its_slice(xmanager, cloud, number):
   del xmanager
   cloud.answers(run=["hang"])
-  experiment = subprocess.Popen(
-    cloud.command("--executor=tpu_vm", "--confirm_cost", script="xm"),
-    env={**cloud.environment, "HOME": str(cloud.folder)},
-    cwd=cloud.folder,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.PIPE,
-    start_new_session=True,
+  experiment = cloud.start(
+    "--executor=tpu_vm", script="xm", HOME=str(cloud.folder)
   )
   _wait(lambda: "run" in cloud.kinds)
   os.killpg(experiment.pid, number)
