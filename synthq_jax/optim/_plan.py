@@ -96,7 +96,8 @@ def make(
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
     keep_ratio: a gradient is formed per example if it takes at most this times
-      the bytes of its factors, or of the pairs of its lookups.
+      the bytes of its factors, or of the pairs of its lookups; twice that in
+      half precision.
 
   Returns:
     The plan.
@@ -181,7 +182,10 @@ def _must_form(
   kept = sum(factor_bytes(site) for site in sites)
   # Norms from factors compare all pairs of lookups.
   pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
-  return size * dtype.itemsize <= keep_ratio * max(kept, pairs)
+  # In half precision a sum from factors is two products (`_rules._outer_sum`)
+  # and one of formed gradients none: that is worth twice the memory.
+  worth = 2.0 if dtype == jnp.bfloat16 else 1.0
+  return size * dtype.itemsize <= worth * keep_ratio * max(kept, pairs)
 
 
 @functools.cache

@@ -30,7 +30,8 @@ from synthq_jax.optim import _plan, _rules, _trace
 __all__ = ["clipped_sum"]
 
 KEEP_RATIO = 2.0
-"""A gradient is formed per example if at most this times its factors' bytes."""
+"""A gradient is formed per example if at most this times its factors' bytes, in
+half precision twice this."""
 
 
 def clipped_sum(
