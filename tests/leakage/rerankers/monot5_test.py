@@ -83,7 +83,7 @@ def test_the_document_is_cut_and_everything_else_stays(
 def test_the_shipped_vocabulary_reads_parts_as_it_reads_the_whole():
   pieces = vocabulary_lib.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
   reranker = rerankers.MonoT5(
-    vocabulary=pieces, config=t5_config.get("demo"), length=64
+    vocabulary=pieces, config=t5_config.get("demo"), length=96
   )
   query, document = "What is JAX, exactly?", "A library for arrays (on TPUs)."
   tokens = reranker.featurize([query], [document])["tokens"][0]
