@@ -7,11 +7,11 @@ from synthq_jax.retrieval import measures
 
 SEEDS = (0, 1, 2)
 RECIPES = {
-  "monoT5": rerankers.Recipe(steps=100, learning_rate=1e-2),
-  "monoBERT": rerankers.Recipe(steps=100, learning_rate=3e-3),
-  "Duet": rerankers.Recipe(steps=100, learning_rate=1e-2),
-  "KNRM": rerankers.Recipe(steps=100, learning_rate=1e-2),
-  "PACRR": rerankers.Recipe(steps=100, learning_rate=1e-2),
+  "monoT5": rerankers.Recipe(steps=150, learning_rate=1e-2),
+  "monoBERT": rerankers.Recipe(steps=150, learning_rate=3e-3),
+  "Duet": rerankers.Recipe(steps=150, learning_rate=1e-2),
+  "KNRM": rerankers.Recipe(steps=150, learning_rate=1e-2),
+  "PACRR": rerankers.Recipe(steps=150, learning_rate=1e-2),
 }
 
 
