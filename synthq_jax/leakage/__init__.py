@@ -1,0 +1,1 @@
+"""Leaks between sets of queries: found, built on purpose, and measured."""
