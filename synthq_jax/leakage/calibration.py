@@ -72,7 +72,7 @@ def wilson(hits: int, number: int, *, level: float = 0.95) -> Interval:
     )
   if not number:
     return Interval(value=math.nan, low=math.nan, high=math.nan)
-  z = scipy.stats.norm.isf((1 - level) / 2)
+  z = float(scipy.stats.norm.isf((1 - level) / 2))
   share, spread = hits / number, z**2 / number
   middle = share + spread / 2
   reach = math.sqrt(spread * (share * (1 - share) + spread / 4))

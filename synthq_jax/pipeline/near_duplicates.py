@@ -25,7 +25,7 @@ from synthq_jax.leakage import encoders, near_duplicates
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import _report_tables
 
-__all__ = ["DETECTORS", "Target", "count", "detector", "run", "targets"]
+__all__ = ["DETECTORS", "Target", "count", "detector", "find", "run", "targets"]
 
 _Text = near_duplicates.Text
 
@@ -189,19 +189,30 @@ def run(
     for each in detectors:
       start = time.monotonic()
       log = (_Text(id=i, text=t) for i, t in query_pairs.query_log(queries))
-      pairs = _written(_find(log, known, each, progress), stream)
+      pairs = _written(find(log, known, each, progress=progress), stream)
       found += count(pairs, known, each.name)
       times.append((each.name, time.monotonic() - start))
   return _table(found, times, output)
 
 
-def _find(
+def find(
   log: Iterable[near_duplicates.Text],
   known: Sequence[Target],
   each: near_duplicates.Detector,
-  progress: bool,
+  *,
+  progress: bool = False,
 ) -> Iterator[tuple[Target, near_duplicates.Match]]:
-  """Yields matches, each with its target."""
+  """Finds near-duplicates, whose ids of targets need not be different.
+
+  Args:
+    log: the queries, read once.
+    known: the targets.
+    each: the detector.
+    progress: whether a bar is shown.
+
+  Yields:
+    Matches, each with its target.
+  """
   numbered = [
     _Text(id=str(place), text=target.text.text)
     for place, target in enumerate(known)
