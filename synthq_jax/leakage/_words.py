@@ -115,8 +115,8 @@ def stem_sets(
 ) -> list[set[str]]:
   """Returns the stemmed words of each text.
 
-  >>> sorted(stem_sets(["Polio outbreaks"], stemmer="english")[0])
-  ['outbreak', 'polio']
+  >>> sorted(stem_sets(["Measles outbreaks"], stemmer="english")[0])
+  ['measl', 'outbreak']
 
   Args:
     texts: as they were written.

@@ -181,14 +181,14 @@ class Exact(_OfSets):
 class TokenSet(_OfSets):
   """The same words in whatever order and inflection: Jaccard's coefficient.
 
-  >>> TokenSet().scores(["polio outbreaks"], ["an outbreak of polio"]).tolist()
+  >>> TokenSet().scores(["measles outbreaks"], ["an outbreak of measles"]).tolist()
   [0.5]
 
   Attributes:
     threshold: words in common over all words, in (0, 1]; 1: the same words.
     stemmer: a Snowball algorithm such as "english", or "" for none.
     ignored: words that do not count, unless a text has no others, for example
-      `FUNCTION_WORDS`: below a threshold of 1, "what is the state of" makes
+      `FUNCTION_WORDS`: below a threshold of 1, "what is the meaning of" makes
       near-duplicates of questions that share nothing else.
   """
 
@@ -218,7 +218,7 @@ class Containment(_OfSets):
   topic, inflected or misspelt a little. Where one text has a single word, a
   text with that word contains it.
 
-  >>> Containment().scores(["polio"], ["recent polio outbreaks"]).tolist()
+  >>> Containment().scores(["measles"], ["recent measles outbreaks"]).tolist()
   [1.0]
 
   Attributes:
@@ -251,8 +251,8 @@ def find(
 ) -> Iterator[Match]:
   """Finds the near-duplicates of targets in a stream of queries.
 
-  >>> topics = [Text(id="302", text="Polio outbreaks")]
-  >>> log = (Text(id=str(i), text=q) for i, q in enumerate(["jax", "polio"]))
+  >>> topics = [Text(id="302", text="Measles outbreaks")]
+  >>> log = (Text(id=str(i), text=q) for i, q in enumerate(["jax", "measles"]))
   >>> [match.relation for match in find(log, topics, Containment())]
   ['generalisation']
 
@@ -302,11 +302,11 @@ def best_of_each_target(matches: Iterable[Match], k: int) -> list[Match]:
   A detector by cosine looks at the nearest targets of a query; with a low
   threshold this turns the question round. Memory holds k matches per target.
 
-  >>> topics = [Text(id="302", text="polio outbreak")]
-  >>> log = [Text(id=q, text=q) for q in ("polio", "polio outbreaks", "jax")]
+  >>> topics = [Text(id="302", text="measles outbreak")]
+  >>> log = [Text(id=q, text=q) for q in ("measles", "measles outbreaks", "jax")]
   >>> matches = find(log, topics, TokenSet(threshold=0.1))
   >>> [match.query_id for match in best_of_each_target(matches, k=1)]
-  ['polio outbreaks']
+  ['measles outbreaks']
 
   Args:
     matches: from `find`.
@@ -345,7 +345,7 @@ def share_with_match(
 ) -> Bool[np.ndarray, " query"]:
   """Says which queries have a near-duplicate among the targets.
 
-  >>> share_with_match(["Polio!", "jax"], ["polio"], Exact()).tolist()
+  >>> share_with_match(["Measles!", "jax"], ["measles"], Exact()).tolist()
   [True, False]
 
   Args:

@@ -186,12 +186,12 @@ def test_no_more_than_a_chunk_is_read_before_the_first_match_is_out():
   read = []
 
   def log():
-    for each in texts(["polio"] * 10):
+    for each in texts(["measles"] * 10):
       read.append(each)
       yield each
 
   found = near_duplicates.find(
-    log(), texts(["Polio"]), near_duplicates.Exact(), chunk=3
+    log(), texts(["Measles"]), near_duplicates.Exact(), chunk=3
   )
   assert read == []
   next(found)
@@ -201,20 +201,20 @@ def test_no_more_than_a_chunk_is_read_before_the_first_match_is_out():
 @pytest.mark.parametrize("blank", ["", " ", "?!", "’"])
 def test_what_has_no_words_is_no_duplicate_of_anything(blank):
   for detector in detectors(0.1):
-    index = detector.index([blank, "polio"])
+    index = detector.index([blank, "measles"])
     assert index.match([blank, "?"])[0].size == 0
     assert detector.scores([blank], [blank]).tolist() == [0]
 
 
 def test_nothing_is_found_in_nothing():
   for detector in detectors(0.5):
-    assert detector.index([]).match(["polio"])[2].size == 0
-    assert detector.index(["polio"]).match([])[2].size == 0
+    assert detector.index([]).match(["measles"])[2].size == 0
+    assert detector.index(["measles"]).match([])[2].size == 0
 
 
 def test_planted_near_duplicates_are_found():
-  topics = ["International organized crime", "Polio outbreaks", "piracy"]
-  log = ["organised", "POLIO outbreak!", "crime, international organized"]
+  topics = ["International wooden bridges", "Measles outbreaks", "piracy"]
+  log = ["wood", "MEASLES outbreak!", "bridge, international wooden"]
   exact = near_duplicates.Exact()
   assert not near_duplicates.share_with_match(log, topics, exact).any()
   tokens = near_duplicates.TokenSet()
