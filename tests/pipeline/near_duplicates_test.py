@@ -104,6 +104,12 @@ def test_two_logs_can_be_compared(paths, capsys):
     (["--detector=token_set", "--threshold=2"], "threshold=2.0"),
     (["--detector=minhash", "--checkpoint=x"], "go with --detector=embedding"),
     (["--detector=embedding", "--checkpoint=x"], "together, got one"),
+    (["--detector=exact", "--bert=x"], "go with --detector=embedding"),
+    (["--detector=embedding", "--bert=no_such_folder"], "no_such_folder"),
+    (
+      ["--detector=embedding", "--bert=x", "--checkpoint=x", "--vocabulary=x"],
+      "got both",
+    ),
   ],
 )
 def test_flags_that_make_no_sense_are_refused(paths, capsys, flags, said):
