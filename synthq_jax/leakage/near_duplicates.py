@@ -194,7 +194,7 @@ class TokenSet(_OfSets):
 
   threshold: float = 1.0
   stemmer: str = "english"
-  ignored: frozenset[str] = frozenset()
+  ignored: tuple[str, ...] = ()
   name = "token set"
   _measure = _set_search.Jaccard()
 
@@ -269,8 +269,7 @@ def find(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  if chunk < 1:
-    raise ValueError(f"expected chunk >= 1, got chunk={chunk}; change it")
+  _check_positive("chunk", chunk)
   targets = list(targets)
   index = detector.index([target.text for target in targets])
   queries = iter(queries)
@@ -319,8 +318,7 @@ def best_of_each_target(matches: Iterable[Match], k: int) -> list[Match]:
   Raises:
     ValueError: if k is below 1.
   """
-  if k < 1:
-    raise ValueError(f"expected k >= 1, got k={k}; change it")
+  _check_positive("k", k)
   heaps: dict[str, list[tuple[float, int, Match]]] = {}
   for number, match in enumerate(matches):
     heap = heaps.setdefault(match.target_id, [])
@@ -356,10 +354,19 @@ def share_with_match(
 
   Returns:
     For each query whether it has one; the mean is the share.
+
+  Raises:
+    ValueError: if `chunk` is below 1.
   """
+  _check_positive("chunk", chunk)
   index = detector.index(targets)
   marked = np.zeros(len(queries), bool)
   for start in range(0, len(queries), chunk):
     found, _, _ = index.match(queries[start : start + chunk])
     marked[start + found] = True
   return marked
+
+
+def _check_positive(name: str, value: int) -> None:
+  if value < 1:
+    raise ValueError(f"expected {name} >= 1, got {name}={value}; change it")

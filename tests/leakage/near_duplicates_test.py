@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from synthq_jax.leakage import _set_search, near_duplicates
+from synthq_jax.leakage import _set_search, _words, near_duplicates
 
 # Few letters, so that words, n-grams and whole texts meet often.
 WORD = st.text(alphabet="abcÄß-é’", max_size=4)
@@ -18,7 +18,7 @@ def detectors(threshold: float) -> list[near_duplicates.Detector]:
   return [
     near_duplicates.Exact(),
     near_duplicates.TokenSet(threshold=threshold),
-    near_duplicates.TokenSet(threshold=threshold, ignored=frozenset("a")),
+    near_duplicates.TokenSet(threshold=threshold, ignored=("a",)),
     near_duplicates.TokenSet(threshold=threshold, stemmer=""),
     near_duplicates.Containment(threshold=threshold, n=1),
     near_duplicates.Containment(threshold=threshold, n=3),
@@ -113,6 +113,18 @@ def test_marks_and_letters_of_other_scripts_are_no_separators():
   exact = near_duplicates.Exact()
   assert exact.scores(["हिन्दी"], ["हनद"]).tolist() == [0]
   assert exact.scores(["日本"], ["日 本"]).tolist() == [0]
+
+
+def test_forgotten_stems_are_worked_out_again(monkeypatch):
+  queries = [f"running {number} outbreaks" for number in range(20)]
+  detector = near_duplicates.TokenSet(stemmer="porter", threshold=0.5)
+  whole = detector.index(queries).match(queries)
+  monkeypatch.setattr(_words, "_CACHED", 3)
+  _words._stems.cache_clear()
+  again = detector.index(queries).match(queries)
+  for one, other in zip(whole, again, strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert len(_words._stems("porter")) <= 3
 
 
 def test_a_word_that_all_targets_share_needs_no_look_at_all_pairs(monkeypatch):
@@ -239,5 +251,7 @@ def test_wrong_settings_are_refused():
     near_duplicates.TokenSet(stemmer="klingon")
   with pytest.raises(ValueError, match="chunk=0"):
     list(near_duplicates.find([], [], near_duplicates.Exact(), chunk=0))
+  with pytest.raises(ValueError, match="chunk=0"):
+    near_duplicates.share_with_match([], [], near_duplicates.Exact(), chunk=0)
   with pytest.raises(ValueError, match="k=0"):
     near_duplicates.best_of_each_target([], 0)
