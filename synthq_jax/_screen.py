@@ -16,6 +16,7 @@ __all__ = [
   "check_gate",
   "cost",
   "hold_claims",
+  "searched",
   "summary",
 ]
 
@@ -23,6 +24,9 @@ __all__ = [
 _AUDITED = ("audit", "report", "run")
 _PRIVATE = (
   "PRIVATE: computed from secrets and coins. Do not share these tables."
+)
+_FROM_QUERIES = (
+  "PRIVATE: computed from real queries. Do not share these tables."
 )
 
 
@@ -109,6 +113,24 @@ def audited(audits: Sequence[Any]) -> str:
   from synthq_jax.pipeline import _report_audit
 
   return f"\n{_PRIVATE}\n\n{_report_audit.text(audits)}\n"
+
+
+def searched(searches: Sequence[Any]) -> str:
+  """Returns what was found of real queries among the synthetic ones.
+
+  Args:
+    searches: of type `QueryLeakage`; None where nothing was looked for.
+  """
+  from synthq_jax.pipeline import _report_leakage
+
+  done = [one for one in searches if one is not None]
+  if not done:
+    return (
+      "nothing was looked for: no generator wrote queries, or"
+      " query_leakage.Config.enabled is False"
+    )
+  text = "\n\n".join(_report_leakage.text(one) for one in done)
+  return f"\n{_FROM_QUERIES}\n\n{text}\n"
 
 
 def hold_claims(audits: Sequence[Any]) -> None:

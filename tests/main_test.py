@@ -68,10 +68,18 @@ def ran(monkeypatch):
   calls = []
 
   def run(
-    config, workdir, *, stages=None, progress=True, on_accepted, on_audited
+    config,
+    workdir,
+    *,
+    stages=None,
+    progress=True,
+    on_accepted,
+    on_audited,
+    on_searched,
   ):
     on_accepted()
     on_audited(AUDITS)
+    on_searched(None)
     calls.append((config, workdir, stages, progress))
     return REPORT if stages in (None, ("report",)) else None
 
