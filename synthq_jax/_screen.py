@@ -11,12 +11,11 @@ from synthq_jax import _flags
 
 __all__ = [
   "RefutedError",
-  "audited",
   "check_audit",
   "check_gate",
   "cost",
   "hold_claims",
-  "searched",
+  "say",
   "summary",
 ]
 
@@ -104,23 +103,27 @@ def check_audit(stage: str, config: Any, with_gate: bool) -> None:
     )
 
 
-def audited(audits: Sequence[Any]) -> str:
-  """Returns the tables of audits.
+def say(stage: str, audits: Sequence[Any], searches: Sequence[Any]) -> None:
+  """Prints what a stage found that has tables of its own.
 
   Args:
+    stage: what was run.
     audits: of type `results.AuditReport`.
+    searches: of type `QueryLeakage`; None where nothing was looked for.
   """
+  if stage == "audit":
+    print(_audited(audits))
+  if stage == "query_leakage":
+    print(_searched(searches))
+
+
+def _audited(audits: Sequence[Any]) -> str:
   from synthq_jax.pipeline import _report_audit
 
   return f"\n{_PRIVATE}\n\n{_report_audit.text(audits)}\n"
 
 
-def searched(searches: Sequence[Any]) -> str:
-  """Returns what was found of real queries among the synthetic ones.
-
-  Args:
-    searches: of type `QueryLeakage`; None where nothing was looked for.
-  """
+def _searched(searches: Sequence[Any]) -> str:
   from synthq_jax.pipeline import _report_leakage
 
   done = [one for one in searches if one is not None]

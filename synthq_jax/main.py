@@ -151,8 +151,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
   config, note = _configured(plan.RunConfig, options, bindings, workdir)
   _screen.check_audit(options.stage, config, options.fail_above_claim)
-  audits: list[Any] = []
-  searches: list[Any] = []
+  audits, searches = [], []
   report = plan.run(
     config,
     workdir,
@@ -162,10 +161,8 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
     on_audited=audits.extend,
     on_searched=searches.append,
   )
-  if options.stage == "audit" and distributed.is_main():
-    print(_screen.audited(audits))
-  if options.stage == "query_leakage" and distributed.is_main():
-    print(_screen.searched(searches))
+  if distributed.is_main():
+    _screen.say(options.stage, audits, searches)
   if options.fail_above_claim:
     _screen.hold_claims(audits)
   return report

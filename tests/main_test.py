@@ -129,6 +129,11 @@ PLANTED = "--gin.plan.Canaries.number=2"
 TEN_TIMES = "--gin.plan.Canaries.repetitions=(10, 100)"
 
 
+def test_a_search_of_nothing_says_why(ran, tmp_path, capsys):
+  assert main.main(["query_leakage", DEMO, f"--workdir={tmp_path}"]) == 0
+  assert "nothing was looked for: no generator" in capsys.readouterr().out
+
+
 def test_an_audit_prints_its_tables(ran, tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(f"{__name__}.AUDITS", [audited()])
   assert main.main(["audit", DEMO, PLANTED, f"--workdir={tmp_path}"]) == 0

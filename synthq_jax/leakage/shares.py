@@ -308,7 +308,9 @@ def _chance(
 ) -> Float[np.ndarray, " copy"]:
   """Returns the chance that `size` of `total` hold one of so many."""
   values, place = np.unique(counts, return_inverse=True)
-  return (1 - stats.hypergeom.pmf(0, total, values, size))[place]
+  none = stats.hypergeom.pmf(0, total, values, size)
+  none[values == 0] = 1.0  # but for rounding
+  return (1 - none)[place]
 
 
 def _covariance(one, other, owners) -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -11,13 +11,27 @@ from synthq_jax.leakage import near_duplicates, shares
 from synthq_jax.pipeline import _query_leakage_results as found_lib
 from synthq_jax.pipeline import _query_sides, results
 
-__all__ = ["NearDuplicates", "examples", "memberships", "overlaps", "search"]
+__all__ = [
+  "Detector",
+  "NearDuplicates",
+  "examples",
+  "memberships",
+  "overlaps",
+  "search",
+]
 
 _CHUNK = 1 << 14
 _TRAIN = "train"
 
 Pairs = tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]
 """Positions of a query and of a target that are near-duplicates."""
+
+
+class Detector(Protocol):
+  """What is asked of one of `near_duplicates`."""
+
+  def index(self, targets: Sequence[str]) -> near_duplicates.Index:
+    """Indexes the targets."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +44,7 @@ class NearDuplicates:
 
 
 def search(
-  detector: near_duplicates.Detector,
+  detector: Detector,
   targets: Sequence[str],
   real: _query_sides.Real,
   written: Sequence[_query_sides.Written],

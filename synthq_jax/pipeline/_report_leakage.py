@@ -122,8 +122,9 @@ def text(found: found_lib.QueryLeakage) -> str:
 
 
 def _summary(found: found_lib.QueryLeakage) -> blocks.Paragraph:
+  names = dict.fromkeys(one.name for one in found.memberships)
   written = ", ".join(
-    f"{number:,} of {_NAME(name)}" for name, number in found.num_written.items()
+    f"{found.num_written[name]:,} of {_NAME(name)}" for name in names
   )
   return blocks.Paragraph(
     text=f"{found.num_train:,} private queries that were trained on,"
@@ -133,8 +134,9 @@ def _summary(found: found_lib.QueryLeakage) -> blocks.Paragraph:
 
 
 def _kinds(found: found_lib.QueryLeakage) -> blocks.Paragraph:
-  kinds = "; ".join(f"{name}: {of}" for name, of in found.detectors.items())
-  return blocks.Paragraph(text=f"Near-duplicates are, {kinds}.")
+  names = dict.fromkeys(one.detector for one in found.memberships)
+  kinds = "; ".join(f"{name}: {found.detectors[name]}" for name in names)
+  return blocks.Paragraph(text=f"What a near-duplicate is: {kinds}.")
 
 
 def _warnings(found: found_lib.QueryLeakage) -> list[blocks.Paragraph]:

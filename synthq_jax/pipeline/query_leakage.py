@@ -47,9 +47,10 @@ __all__ = ["DETECTORS", "Config", "run"]
 
 DETECTORS = {
   "exact": "the same words in the same order; case and punctuation aside",
-  "words": "words in common over all words of both, stemmed: {:g} or more",
-  "containment": "character 4-grams in common over those of the shorter: {:g}"
-  " or more",
+  "words": "the share {:g} of all words of both, or more, is common to both,"
+  " stemmed",
+  "containment": "the share {:g} of the real query's character 4-grams, or more,"
+  " stands in a query at least as long",
 }
 """What each counts as a near-duplicate."""
 
@@ -179,13 +180,48 @@ def _is_hidden(one: results.SyntheticQueries) -> bool:
   return math.isinf(one.statement.epsilon) or inputs.is_private(one.directory)
 
 
-def _detectors(config: Config) -> dict[str, near_duplicates.Detector]:
+def _detectors(config: Config) -> dict[str, _query_comparisons.Detector]:
   known = {
     "exact": near_duplicates.Exact(),
     "words": near_duplicates.TokenSet(threshold=config.words),
-    "containment": near_duplicates.Containment(threshold=config.containment),
+    "containment": _Holding(
+      detector=near_duplicates.Containment(threshold=config.containment)
+    ),
   }
   return {name: known[name] for name in config.detectors}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Holding:
+  """A detector that takes only queries at least as long as the target.
+
+  Containment takes a written query of two words for a near-duplicate of every
+  private query with these words, which gives nothing away.
+  """
+
+  detector: near_duplicates.Containment
+
+  def index(self, targets: Sequence[str]) -> "_HoldingIndex":
+    return _HoldingIndex(
+      index=self.detector.index(targets), lengths=_lengths(targets)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _HoldingIndex:
+  """Targets, and how long they are."""
+
+  index: near_duplicates.Index
+  lengths: np.ndarray
+
+  def match(self, queries: Sequence[str]) -> tuple[np.ndarray, ...]:
+    found = self.index.match(queries)
+    kept = _lengths(queries)[found[0]] >= self.lengths[found[1]]
+    return tuple(each[kept] for each in found)
+
+
+def _lengths(texts: Sequence[str]) -> np.ndarray:
+  return np.array([len(" ".join(text.split())) for text in texts], np.int64)
 
 
 def _in_words(config: Config, name: str) -> str:
