@@ -11,6 +11,7 @@ __all__ = [
   "FUNCTION_WORDS",
   "Features",
   "character_ngrams",
+  "check_ngrams",
   "check_stemmer",
   "normalize",
   "stem_sets",
@@ -21,10 +22,10 @@ Features = Callable[[Sequence[str]], list[Collection[Hashable]]]
 """From texts to the distinct features of each; none for an empty text."""
 
 _APOSTROPHES = "'\u2018\u2019\u02bc\uff07`\u00b4"
-_CACHED = 1 << 20  # words whose stems are kept: some 100 MiB
+_CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
 
 
-FUNCTION_WORDS = frozenset(
+FUNCTION_WORDS = tuple(
   "a about all am an and any are as at be been being but by can could did do"
   " does for from had has have how i if in into is it its me my of on or our"
   " should so some such than that the their them then there these they this"
@@ -110,12 +111,12 @@ class _Stems(dict):
 
 
 def stem_sets(
-  texts: Sequence[str], *, stemmer: str, ignored: frozenset[str] = frozenset()
+  texts: Sequence[str], *, stemmer: str, ignored: Collection[str] = ()
 ) -> list[set[str]]:
   """Returns the stemmed words of each text.
 
-  >>> sorted(stem_sets(["Polio outbreaks"], stemmer="english")[0])
-  ['outbreak', 'polio']
+  >>> sorted(stem_sets(["Measles outbreaks"], stemmer="english")[0])
+  ['measl', 'outbreak']
 
   Args:
     texts: as they were written.
@@ -127,6 +128,7 @@ def stem_sets(
   """
   rows = [normalize(text).split(" ") for text in texts]
   if ignored:
+    ignored = frozenset(ignored)
     rows = [[w for w in row if w not in ignored] or row for row in rows]
   if stemmer:
     stem = _stems(stemmer).__getitem__
@@ -157,6 +159,21 @@ def character_ngrams(texts: Sequence[str], *, n: int) -> list[set[str]]:
   return [
     _ngrams(f" {text} ", n) if text else set() for text in map(normalize, texts)
   ]
+
+
+def check_ngrams(n: int) -> None:
+  """Refuses n-grams of nothing.
+
+  Args:
+    n: characters of an n-gram.
+
+  Raises:
+    ValueError: if it is below 1.
+  """
+  if n < 1:
+    raise ValueError(
+      f"expected n-grams of n >= 1 characters, got n={n}; change it"
+    )
 
 
 def _ngrams(text: str, n: int) -> set[str]:
