@@ -79,6 +79,7 @@ def leakage(
   space: workspace.Workspace,
   *,
   prepared: results.PreparedData,
+  start_from: pathlib.Path,
   data: Sequence[str],
   written: Made,
   further: Made,
@@ -91,7 +92,8 @@ def leakage(
     make: makes results, or finds them finished.
     space: the working directory.
     prepared: the private queries.
-    data: the fingerprints of them.
+    start_from: the public checkpoint.
+    data: the fingerprints of both.
     written: what each generator wrote, before any filter of a stage.
     further: the public test sets.
     progress: whether a bar is shown.
@@ -116,6 +118,7 @@ def leakage(
       space,
       digest,
       prepared=prepared,
+      encoder=start_from,
       synthetic=[one for one, _ in written.values()],
       test_sets=[one for one, _ in further.values()],
       progress=progress,

@@ -56,8 +56,7 @@ class Pipeline:
     inputs.check_shape(self._start, self._config.model)
     further = prepare_test_set_lib.expand(self._config.test_sets)
     self._prepare(on_accepted)
-    if self._wants("evaluate") or self._wants("query_leakage"):
-      # Before any training: a bad set costs nothing.
+    if {"evaluate", "query_leakage"} & {*self._wanted}:  # a bad set ends here
       self._further = _scoring.test_sets(
         self._runner, self._space, self._prepared, further
       )
@@ -276,7 +275,8 @@ class Pipeline:
       self._runner,
       self._space,
       prepared=self._prepared,
-      data=self._data[:2],
+      start_from=self._start,
+      data=self._data,
       written=written,
       further=self._further,
       progress=self._progress,

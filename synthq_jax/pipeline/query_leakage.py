@@ -25,6 +25,7 @@ and of queries that may be shared are post-processing.
 
 import dataclasses
 import math
+import pathlib
 import time
 from collections.abc import Sequence
 
@@ -32,7 +33,7 @@ import numpy as np
 import tqdm
 
 from synthq_jax import artifacts
-from synthq_jax.leakage import near_duplicates
+from synthq_jax.leakage import encoders, near_duplicates
 from synthq_jax.pipeline import (
   _query_comparisons,
   _query_leakage_results,
@@ -47,10 +48,11 @@ __all__ = ["DETECTORS", "Config", "run"]
 
 DETECTORS = {
   "exact": "the same words in the same order; case and punctuation aside",
-  "words": "the share {:g} of all words of both, or more, is common to both,"
+  "token_set": "the share {:g} of all words of both, or more, is common to both,"
   " stemmed",
   "containment": "the share {:g} of the real query's character 4-grams, or more,"
   " stands in a query at least as long",
+  "embedding": "vectors of the public encoder with a cosine of {:g} or more",
 }
 """What each counts as a near-duplicate."""
 
@@ -61,12 +63,14 @@ class Config:
 
   enabled: bool = True
   """Whether the stage runs."""
-  detectors: tuple[str, ...] = tuple(DETECTORS)
-  """Of `DETECTORS`; each is a test of its own."""
-  words: float = 0.8
+  detectors: tuple[str, ...] = ("exact", "token_set", "containment")
+  """Of `DETECTORS`; each is a test of its own. "embedding" takes minutes."""
+  token_set: float = 0.8
   """Threshold of the detector of that name, in (0, 1]."""
   containment: float = 0.9
   """Threshold of the detector of that name, in (0, 1]."""
+  embedding: float = 0.9
+  """Threshold of the detector of that name, in (0, 1]; of this encoder."""
   confidence: float = 0.95
   """Of each interval by itself, in (0.5, 1)."""
   max_real: int = 20_000
@@ -84,7 +88,7 @@ class Config:
     config_types.at_least(self, 2, "max_real")
     config_types.at_least(self, 1, "max_written")
     config_types.at_least(self, 0, "num_examples", "seed")
-    for name in ("words", "containment"):
+    for name in ("token_set", "containment", "embedding"):
       if not 0 < getattr(self, name) <= 1:
         raise ValueError(
           f"query_leakage.Config.{name} must lie in (0, 1], got"
@@ -103,6 +107,7 @@ def run(
   digest: str,
   *,
   prepared: results.PreparedData,
+  encoder: pathlib.Path | None,
   synthetic: Sequence[results.SyntheticQueries],
   test_sets: Sequence[results.TestSet] = (),
   progress: bool = False,
@@ -114,6 +119,8 @@ def run(
     space: the working directory.
     digest: fingerprint to save the result under.
     prepared: the private queries.
+    encoder: the public checkpoint that makes vectors, which saw no private
+      query; None only without the detector "embedding".
     synthetic: what each generator wrote.
     test_sets: public sets, whose queries are looked for, too.
     progress: whether a bar is shown.
@@ -137,7 +144,8 @@ def run(
     total=len(config.detectors) * (1 + len(sets)), desc="query_leakage",
     unit="search", disable=not progress,
   ) as bar:  # fmt: skip
-    for name, detector in _detectors(config).items():
+    for name in config.detectors:
+      detector = _detector(name, config, space, prepared, encoder)
       found = compare.search(detector, real.texts, real, written)
       memberships += compare.memberships(
         found, real, written, detector=name, confidence=config.confidence
@@ -180,15 +188,23 @@ def _is_hidden(one: results.SyntheticQueries) -> bool:
   return math.isinf(one.statement.epsilon) or inputs.is_private(one.directory)
 
 
-def _detectors(config: Config) -> dict[str, _query_comparisons.Detector]:
-  known = {
-    "exact": near_duplicates.Exact(),
-    "words": near_duplicates.TokenSet(threshold=config.words),
-    "containment": _Holding(
+def _detector(
+  name: str, config: Config, space, prepared, encoder
+) -> _query_comparisons.Detector:
+  if name == "exact":
+    return near_duplicates.Exact()
+  if name == "token_set":
+    return near_duplicates.TokenSet(threshold=config.token_set)
+  if name == "containment":
+    return _Holding(
       detector=near_duplicates.Containment(threshold=config.containment)
-    ),
-  }
-  return {name: known[name] for name in config.detectors}
+    )
+  encode = encoders.own(
+    encoder,
+    space.root / prepared.vocabulary,
+    length=prepared.query_length,
+  )
+  return near_duplicates.Embedding(encode=encode, threshold=config.embedding)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

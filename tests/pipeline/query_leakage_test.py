@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from synthq_jax import artifacts
+from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
   _query_leakage_results,
   _query_sides,
@@ -79,7 +80,7 @@ class _Workdir:
       vocab_size=9,
       extra_ids=0,
       document_length=9,
-      query_length=9,
+      query_length=24,
       seconds=0.0,
     )
 
@@ -126,12 +127,13 @@ class _Workdir:
       seconds=0.0,
     )
 
-  def run(self, *synthetic, test_sets=(), **settings):
+  def run(self, *synthetic, test_sets=(), encoder=None, **settings):
     return query_leakage.run(
       query_leakage.Config(**settings),
       self.space,
       "digest",
       prepared=self.prepared,
+      encoder=encoder,
       synthetic=synthetic,
       test_sets=test_sets,
     )
@@ -180,7 +182,7 @@ def planted(tmp_path_factory):
   return workdir, found
 
 
-def _one(found, name, detector="words"):
+def _one(found, name, detector="token_set"):
   [one] = [
     one
     for one in found.memberships
@@ -189,7 +191,7 @@ def _one(found, name, detector="words"):
   return one
 
 
-def _overlap(found, name, test_set="test", detector="words"):
+def _overlap(found, name, test_set="test", detector="token_set"):
   [one] = [
     one
     for one in found.overlaps
@@ -228,8 +230,8 @@ def test_detectors_see_what_they_say(planted):
   _, found = planted
   assert _one(found, "eps8", "exact").train.number == 0  # words were moved
   assert _one(found, "inf", "exact").train.number == 340
-  assert set(found.detectors) == {"exact", "words", "containment"}
-  assert "the share 0.8" in found.detectors["words"]
+  assert set(found.detectors) == {"exact", "token_set", "containment"}
+  assert "the share 0.8" in found.detectors["token_set"]
 
 
 def test_a_written_query_that_holds_a_real_one_reproduces_it(tmp_path):
@@ -242,8 +244,33 @@ def test_a_written_query_that_holds_a_real_one_reproduces_it(tmp_path):
     workdir.synthetic("eps8", longer), workdir.synthetic("eps3", shorter)
   )
   assert _one(found, "eps8", "containment").train.number == 400
-  assert _one(found, "eps8", "words").train.number == 0
+  assert _one(found, "eps8", "token_set").train.number == 0
   assert _one(found, "eps3", "containment").train.number == 0
+
+
+def test_vectors_of_the_public_encoder_find_copies(tmp_path):
+  workdir = _Workdir(
+    tmp_path,
+    {
+      "train": ["fit a line to noisy points", "sort an array in place"],
+      "test": ["open a file for reading", "draw a histogram"],
+    },
+  )
+  folder = workdir.space.public("prepare_data")
+  folder.mkdir(parents=True)
+  vocabulary = folder / "vocabulary.model"
+  vocabulary.write_bytes(shipped.VOCABULARY.read_bytes())
+  workdir.prepared = dataclasses.replace(
+    workdir.prepared, vocabulary="prepare_data/vocabulary.model"
+  )
+  found = workdir.run(
+    workdir.synthetic("eps8", ["Fit a line to the noisy points", "name of it"]),
+    encoder=shipped.DIRECTORY,
+    detectors=("embedding",),
+  )
+  one = _one(found, "eps8", "embedding")
+  assert (one.train.number, one.control.number) == (1, 0)
+  assert [one.real for one in found.examples] == ["fit a line to noisy points"]
 
 
 def test_repeated_queries_are_not_counted_but_told(planted):
@@ -427,8 +454,9 @@ def test_equal_runs_find_the_same(tmp_path):
   [
     {"detectors": ()},
     {"detectors": ("exact", "smell")},
-    {"words": 0.0},
+    {"token_set": 0.0},
     {"containment": 1.5},
+    {"embedding": 1.01},
     {"confidence": 0.4},
     {"max_real": 1},
     {"max_written": 0},
@@ -443,6 +471,8 @@ def test_wrong_settings_are_refused(wrong):
 
 def test_the_settings_come_from_text():
   config = config_types.conform(
-    query_leakage.Config(words=1), query_leakage.Config, "query_leakage.Config"
+    query_leakage.Config(token_set=1),
+    query_leakage.Config,
+    "query_leakage.Config",
   )
-  assert config.words == 1.0
+  assert config.token_set == 1.0
