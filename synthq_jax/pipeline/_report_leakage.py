@@ -20,7 +20,7 @@ _REPRODUCED = (
   "exact test, two-sided, times {tests} tests (Bonferroni). The row of the public "
   "checkpoint, which saw none of them, should show no difference: if it does, "
   "both groups are not draws of one kind, or the checkpoint knows one of them. "
-  "With brackets: of all private queries."
+  "In brackets: the share of all private queries, also of those not counted."
 )
 _WRITTEN = (
   "The same from the other side: the share of written queries with a "

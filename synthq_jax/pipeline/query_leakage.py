@@ -59,7 +59,7 @@ DETECTORS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """What is looked for; the result says nothing on what is released."""
+  """What is looked for, and among how many queries."""
 
   enabled: bool = True
   """Whether the stage runs."""
