@@ -47,12 +47,11 @@ from synthq_jax.pipeline import (
 __all__ = ["DETECTORS", "Config", "run"]
 
 DETECTORS = {
-  "exact": "the same words in the same order; case and punctuation aside",
-  "token_set": "the share {:g} of all words of both, or more, is common to both,"
-  " stemmed",
-  "containment": "the share {:g} of the real query's character 4-grams, or more,"
-  " stands in a query at least as long",
-  "embedding": "vectors of the public encoder with a cosine of {:g} or more",
+  "exact": "the same words in the same order, without case and punctuation",
+  "token_set": "at least {:g} of all words of both are in both, stemmed",
+  "containment": "at least {:g} of the real query's character 4-grams stand in a"
+  " query that is no shorter",
+  "embedding": "a cosine of at least {:g}, by the public encoder",
 }
 """What each counts as a near-duplicate."""
 

@@ -231,7 +231,7 @@ def test_detectors_see_what_they_say(planted):
   assert _one(found, "eps8", "exact").train.number == 0  # words were moved
   assert _one(found, "inf", "exact").train.number == 340
   assert set(found.detectors) == {"exact", "token_set", "containment"}
-  assert "the share 0.8" in found.detectors["token_set"]
+  assert "at least 0.8" in found.detectors["token_set"]
 
 
 def test_a_written_query_that_holds_a_real_one_reproduces_it(tmp_path):
