@@ -1,6 +1,6 @@
 """Looks for private queries, and test queries, among the synthetic ones.
 
-Every query that the generators wrote, those that filters drop too, is held
+Every query that `generate` saved, those that `filter_queries` drops too, is held
 against the private queries that were trained on and against a control group:
 private queries of the other splits, which no generator saw. What both groups
 have in common with the written queries is coincidence; the difference is what
