@@ -45,7 +45,8 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
 _STAGES = (
   "run", "prepare_data", "pretrain", "finetune_dp", "generate",
-  "filter_queries", "train_retriever", "evaluate", "audit", "report", "study",
+  "filter_queries", "train_retriever", "evaluate", "query_leakage",
+  "audit", "report", "study",
 )  # fmt: skip
 
 

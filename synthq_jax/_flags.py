@@ -34,6 +34,7 @@ STAGES = {
   "filter_queries": "the queries that filters keep; optional",
   "train_retriever": "the dual encoders",
   "evaluate": "scores of every row of the table",
+  "query_leakage": "real queries among the synthetic ones: more than by chance?",
   "audit": "canaries: did a generator learn them?",
   "report": "the shareable pages and the private one",
   "study": "a study of gin_configs/studies; no stage of the pipeline",

@@ -151,7 +151,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
   config, note = _configured(plan.RunConfig, options, bindings, workdir)
   _screen.check_audit(options.stage, config, options.fail_above_claim)
-  audits: list[Any] = []
+  audits, searches = [], []
   report = plan.run(
     config,
     workdir,
@@ -159,9 +159,10 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
     progress=not options.quiet,
     on_accepted=note,
     on_audited=audits.extend,
+    on_searched=searches.append,
   )
-  if options.stage == "audit" and distributed.is_main():
-    print(_screen.audited(audits))
+  if distributed.is_main():
+    _screen.say(options.stage, audits, searches)
   if options.fail_above_claim:
     _screen.hold_claims(audits)
   return report

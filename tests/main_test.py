@@ -68,10 +68,18 @@ def ran(monkeypatch):
   calls = []
 
   def run(
-    config, workdir, *, stages=None, progress=True, on_accepted, on_audited
+    config,
+    workdir,
+    *,
+    stages=None,
+    progress=True,
+    on_accepted,
+    on_audited,
+    on_searched,
   ):
     on_accepted()
     on_audited(AUDITS)
+    on_searched(None)
     calls.append((config, workdir, stages, progress))
     return REPORT if stages in (None, ("report",)) else None
 
@@ -119,6 +127,11 @@ def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path):
 
 PLANTED = "--gin.plan.Canaries.number=2"
 TEN_TIMES = "--gin.plan.Canaries.repetitions=(10, 100)"
+
+
+def test_a_search_of_nothing_says_why(ran, tmp_path, capsys):
+  assert main.main(["query_leakage", DEMO, f"--workdir={tmp_path}"]) == 0
+  assert "nothing was looked for: no generator" in capsys.readouterr().out
 
 
 def test_an_audit_prints_its_tables(ran, tmp_path, capsys, monkeypatch):

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from synthq_jax.pipeline import (
   _comparisons,
   _plots,
+  _query_leakage_results,
   _repeats,
   _report_audit,
+  _report_leakage,
   _report_rows,
   _report_sets,
   _report_shareable,
@@ -43,6 +45,7 @@ def page(
   measures: Sequence[str],
   document_words: int,
   further: Sequence[blocks.Block] = (),
+  leakage: _query_leakage_results.QueryLeakage | None = None,
 ) -> blocks.Page:
   """Returns the private page.
 
@@ -63,6 +66,7 @@ def page(
     measures: columns of the tables; the first is drawn against epsilon.
     document_words: words shown of a document.
     further: tables of all rows on further test sets.
+    leakage: real queries among the synthetic ones; None: not looked for.
 
   Returns:
     The page.
@@ -94,6 +98,10 @@ def page(
       title="Learning curves",
       blocks=_report_shareable.curve_blocks(curves)
       or (blocks.Paragraph(text="No private stage left a learning curve."),),
+    ),
+    section(
+      title="Real queries among the synthetic ones",
+      blocks=_report_leakage.section(leakage),
     ),
     section(title="Audit", blocks=_report_audit.section(audits)),
   ]

@@ -16,7 +16,9 @@ from typing import TypeVar
 
 from synthq_jax.pipeline import (
   _plots,
+  _query_leakage_results,
   _repeats,
+  _report_leakage,
   _report_sets,
   _report_tables,
   results,
@@ -54,6 +56,7 @@ def page(
   num_examples: int,
   document_words: int,
   further: Sequence[blocks.Block] = (),
+  leakage: _query_leakage_results.QueryLeakage | None = None,
 ) -> blocks.Page:
   """Returns the shareable page; the arguments may hold private results.
 
@@ -68,6 +71,7 @@ def page(
     num_examples: examples shown for each generator.
     document_words: words shown of a document.
     further: tables of `shareable_rows` on further test sets.
+    leakage: of which only what is about public test sets is used.
 
   Returns:
     The page.
@@ -85,6 +89,7 @@ def page(
       title="Synthetic queries",
       blocks=_synthesis(synthetic, num_examples, document_words),
     ),
+    *_report_leakage.shareable(leakage, {one.name for one in synthetic}),
     section(title="Privacy", blocks=_privacy([*checkpoints, *synthetic])),
     section(
       title="Training",

@@ -22,21 +22,23 @@ Made = dict[str, tuple[Any, str]]
 
 def test_sets(
   make: runner.Runner,
-  folders: workspace.Folders,
-  documents: results.PublicDocuments,
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
   wanted: Sequence[prepare_test_set_lib.TestSet],
 ) -> Made:
-  """Prepares the further test sets; nothing of them is private.
+  """Prepares the further test sets; the stage gets nothing that is private.
 
   Args:
     make: makes results, or finds them finished.
-    folders: the working directory.
-    documents: the run's own, whose vocabulary and lengths are used.
+    space: the working directory.
+    prepared: the run's own data, whose vocabulary and lengths are used.
     wanted: the sets.
 
   Returns:
     The sets, by name.
   """
+  folders = workspace.Folders(space.root)
+  documents = results.public_documents(prepared)
   how = (
     _fingerprints.of_file(folders.root / documents.vocabulary),
     documents.extra_ids,

@@ -17,14 +17,13 @@ from synthq_jax.pipeline import (
   _auditing,
   _canaries,
   _fingerprints,
+  _query_stages,
   _scoring,
   inputs,
   private_training,
   results,
-  workspace,
 )
 from synthq_jax.pipeline import direct_dp as direct_dp_lib
-from synthq_jax.pipeline import filter_queries as filter_queries_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
 from synthq_jax.pipeline import prepare_data as prepare_data_lib
@@ -48,6 +47,7 @@ class Pipeline:
     self._wanted = wanted
     self._progress = progress
     self.audits: list[results.AuditReport] = []
+    self.leakage = None  # of type QueryLeakage, where the stage ran
     self._canaries = functools.cache(self._make_canaries)
     self._start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
 
@@ -56,12 +56,9 @@ class Pipeline:
     inputs.check_shape(self._start, self._config.model)
     further = prepare_test_set_lib.expand(self._config.test_sets)
     self._prepare(on_accepted)
-    if self._wants("evaluate"):  # before any training: a bad set costs nothing
+    if {"evaluate", "query_leakage"} & {*self._wanted}:  # a bad set ends here
       self._further = _scoring.test_sets(
-        self._runner,
-        workspace.Folders(self._space.root),
-        results.public_documents(self._prepared),
-        further,
+        self._runner, self._space, self._prepared, further
       )
     self._pretrain()
     generators = self._generators() if self._wants("finetune_dp") else {}
@@ -69,6 +66,7 @@ class Pipeline:
     queries = written
     if self._wants("filter_queries") and self._config.filter_queries.is_wanted:
       queries = self._filtered(queries)
+    leakage = self._leakage(written) if self._wants("query_leakage") else {}
     retrievers = (
       self._retrievers(queries) if self._wants("train_retriever") else {}
     )
@@ -79,7 +77,7 @@ class Pipeline:
       self.audits = [report for report, _ in audits.values()]
     if not self._wants("report"):
       return None
-    groups = (generators, queries, retrievers, scores, audits)
+    groups = (generators, queries, retrievers, scores, audits, leakage)
     digests = [digest for group in groups for _, digest in group.values()]
     values = [[value for value, _ in group.values()] for group in groups]
     made, _ = self._runner(
@@ -95,6 +93,7 @@ class Pipeline:
         synthetic=values[1],
         checkpoints=[*values[0], *values[2]],
         audits=values[4],
+        leakage=self.leakage,
         encoder=self._encoder,
       ),
     )
@@ -259,28 +258,30 @@ class Pipeline:
     }
 
   def _filtered(self, queries):
-    """Filters the queries; the stage gets nothing that is private."""
-    config = self._config
-    folders = workspace.Folders(self._space.root)
-    documents = results.public_documents(self._prepared)
-    made = {}
-    for name, (written, source) in queries.items():
-      settings = self._seeded(config.filter_queries, name)
-      recipe = self._seeded(config.train_retriever, name)
-      made[name] = self._runner(
-        f"filter_queries/{name}",
-        results.SyntheticQueries,
-        (settings, recipe, *self._encoder_data, source),
-        lambda digest, s=settings, r=recipe, w=written: filter_queries_lib.run(
-          s,
-          folders,
-          digest,
-          documents=documents,
-          start_from=self._encoder,
-          synthetic=w,
-          recipe=r,
-        ),
-      )
+    return _query_stages.filtered(
+      self._config,
+      self._runner,
+      self._space,
+      prepared=self._prepared,
+      start_from=self._encoder,
+      data=self._encoder_data,
+      seeded=self._seeded,
+      queries=queries,
+    )
+
+  def _leakage(self, written):
+    made = _query_stages.leakage(
+      self._config,
+      self._runner,
+      self._space,
+      prepared=self._prepared,
+      start_from=self._start,
+      data=self._data,
+      written=written,
+      further=self._further,
+      progress=self._progress,
+    )
+    self.leakage = next((found for found, _ in made.values()), None)
     return made
 
   def _retrievers(self, queries):

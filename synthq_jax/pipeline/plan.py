@@ -14,6 +14,8 @@ from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.models import prompt, t5_config
 from synthq_jax.pipeline import (
   _auditing,
+  _query_leakage_results,
+  _query_stages,
   config_types,
   execute,
   results,
@@ -28,6 +30,7 @@ from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
 from synthq_jax.pipeline import prepare_data as prepare_data_lib
 from synthq_jax.pipeline import pretrain as pretrain_lib
+from synthq_jax.pipeline import query_leakage as query_leakage_lib
 from synthq_jax.pipeline import report as report_lib
 from synthq_jax.pipeline import train_retriever as train_retriever_lib
 from synthq_jax.training import distributed
@@ -42,6 +45,7 @@ STAGES = (
   "filter_queries",
   "train_retriever",
   "evaluate",
+  "query_leakage",
   "audit",
   "report",
 )
@@ -151,6 +155,8 @@ class RunConfig:
   test_sets: tuple[str, ...] = ()
   """Public collections on which every row is scored, too, e.g. "beir:DIR"; a
   folder of such folders stands for all of them (`prepare_test_set.expand`)."""
+  query_leakage: query_leakage_lib.Config = _default(query_leakage_lib.Config)
+  """The search for real queries among the synthetic ones."""
   canaries: Canaries = _default(Canaries)
   """What the audit plants."""
   audit: audit_lib.Config = _default(audit_lib.Config)
@@ -224,6 +230,9 @@ def run(
   progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
   on_audited: Callable[[Sequence[results.AuditReport]], None] = lambda _: None,
+  on_searched: Callable[
+    [_query_leakage_results.QueryLeakage | None], None
+  ] = lambda _: None,
 ) -> results.Report | None:
   """Runs the pipeline, or its first stages.
 
@@ -235,6 +244,8 @@ def run(
     on_accepted: called once the working directory is ours and holds no results
       of other data, before anything else is written to it.
     on_audited: called with the audits once all is done.
+    on_searched: called with what was found of real queries among the synthetic
+      ones; None: nothing was looked for.
 
   Returns:
     The report, or None where it was not wanted.
@@ -267,6 +278,7 @@ def run(
     pipeline = execute.Pipeline(config, space, make, wanted, progress)
     report = pipeline.run(on_accepted if distributed.is_main() else _nothing)
     on_audited(pipeline.audits)
+    on_searched(pipeline.leakage)
     return report
 
 
@@ -282,9 +294,13 @@ def _wanted(config: RunConfig, stages: Sequence[str]) -> tuple[str, ...]:
   """Returns the stages up to the last wanted, without what it does not read."""
   last = max(STAGES.index(stage) for stage in stages)
   wanted = STAGES[: last + 1]
-  if wanted[-1] != "audit":
+  needs = {
+    "audit": _auditing.needed(config.audit),
+    "query_leakage": _query_stages.LEAKAGE_NEEDS,
+  }
+  if wanted[-1] not in needs:
     return wanted
-  read = {*_auditing.needed(config.audit), *stages}
+  read = {*needs[wanted[-1]], *stages}
   return tuple(stage for stage in wanted if stage in read)
 
 

@@ -17,6 +17,7 @@ from synthq_jax.data import files
 from synthq_jax.generation import featurizers, mauve
 from synthq_jax.pipeline import (
   _comparisons,
+  _query_leakage_results,
   _repeats,
   _report_html,
   _report_markdown,
@@ -84,6 +85,7 @@ def run(
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
   audits: Sequence[results.AuditReport] = (),
+  leakage: _query_leakage_results.QueryLeakage | None = None,
   encoder: pathlib.Path | None = None,
 ) -> results.Report:
   """Writes report/report.html, report/report.md and the private page.
@@ -100,6 +102,7 @@ def run(
     synthetic: all synthetic queries.
     checkpoints: all trained models.
     audits: all audits.
+    leakage: what was found of real queries among the synthetic ones.
     encoder: the public checkpoint whose vectors MAUVE compares; None: no MAUVE.
 
   Returns:
@@ -132,6 +135,7 @@ def run(
     curves=_curves(root, checkpoints, private=False),
     measures=config.measures,
     further=side_by_side(_report_shareable.shareable_rows(further)),
+    leakage=leakage,
     num_examples=config.num_examples,
     document_words=config.document_words,
   )
@@ -171,6 +175,7 @@ def run(
     ),
     measures=config.measures,
     further=side_by_side(further),
+    leakage=leakage,
     document_words=config.document_words,
   )
   report = results.Report(

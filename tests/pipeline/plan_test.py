@@ -23,6 +23,7 @@ from synthq_jax.pipeline import (
   plan,
   prepare_data,
   private_training,
+  query_leakage,
   results,
   runner,
   train_retriever,
@@ -158,6 +159,45 @@ def test_a_late_setting_reruns_only_what_depends_on_it(finished, made):
   assert scores.measures["R@10"].mean == 0  # every grade is 1
   assert scores.measures["nDCG@10"].mean > 0.5  # whose gain is the grade
   plan.run(config, root, progress=False)  # back, for the other tests
+
+
+def test_the_search_for_real_queries_needs_no_retriever(
+  finished, made, tmp_path
+):
+  config, root, _ = finished
+  copied = tmp_path / "run"
+  shutil.copytree(root, copied)
+  for folder in ("train_retriever", "evaluate", "report", "private/evaluate"):
+    shutil.rmtree(copied / folder)
+  search = query_leakage.Config(detectors=("exact",))
+  other = dataclasses.replace(config, query_leakage=search)
+  found = []
+  plan.run(
+    other,
+    copied,
+    stages=["query_leakage"],
+    progress=False,
+    on_searched=found.append,
+  )
+  assert made == ["query_leakage"]
+  assert {one.name for one in found[0].memberships} == {"public_only", "eps8"}
+  assert {one.detector for one in found[0].memberships} == {"exact"}
+  queries = sum(1 for _ in open(copied / "private/prepare_data/queries.jsonl"))
+  assert found[0].num_train + found[0].num_control == queries
+
+
+def test_without_the_search_only_the_report_changes(finished, made, tmp_path):
+  config, root, _ = finished
+  copied = tmp_path / "run"
+  shutil.copytree(root, copied)
+  off = query_leakage.Config(enabled=False)
+  plan.run(
+    dataclasses.replace(config, query_leakage=off), copied, progress=False
+  )
+  assert made == ["report"]
+  text = (copied / "report/report.md").read_text()
+  assert "Real queries among" not in text
+  assert "Real queries among" in (root / "report/report.md").read_text()
 
 
 def test_no_private_query_stands_in_anything_shareable(finished):

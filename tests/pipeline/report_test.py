@@ -16,6 +16,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.pipeline import _query_leakage_results as leakage_lib
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import _report_html as report_html
 from synthq_jax.pipeline import _report_markdown as report_markdown
@@ -169,6 +170,64 @@ def write_scores(root, evaluations):
     artifacts.write_atomically(path, json.dumps(values))
 
 
+def leakage():
+  """Returns a search that found what must not be shared, and what may be."""
+  private, public = (
+    [
+      leakage_lib.TestOverlap(
+        test_set=test_set,
+        name=name,
+        detector="words",
+        private=hidden,
+        tested=leakage_lib.Found(number=number, total=total),
+        share=results.Measure(mean=0.01, low=0.0, high=0.02),
+        written=leakage_lib.Found(number=3, total=9),
+        beyond_public=None,
+        p_value=None,
+      )
+      for name, hidden, number in rows
+    ]
+    for test_set, total, rows in (
+      ("test", 54321, [("train", True, 777), ("eps8", True, 777)]),
+      ("fiqa", 9753, [("eps8", False, 8642), ("epsinf", True, 777)]),
+    )
+  )
+  return leakage_lib.QueryLeakage(
+    directory="private/query_leakage",
+    detectors={"words": "equal words"},
+    num_train=76543,
+    num_control=54321,
+    num_written={"eps8": 4},
+    confidence=0.95,
+    memberships=(
+      leakage_lib.Membership(
+        name="eps8",
+        detector="words",
+        train=leakage_lib.Found(number=4321, total=65432),
+        control=leakage_lib.Found(number=1, total=54321),
+        difference=results.Measure(mean=SCORE, low=0.7, high=0.8),
+        p_value=1e-9,
+        train_all=leakage_lib.Found(number=4322, total=76543),
+        control_all=leakage_lib.Found(number=1, total=54321),
+        size=54320,
+        written_train=0.25,
+        written_control=0.125,
+        written_difference=None,
+      ),
+    ),
+    overlaps=(*private, *public),
+    examples=(
+      leakage_lib.Example(
+        name="eps8",
+        detector="words",
+        written=f"{SECRET} <b>written</b>",
+        real=f"{SECRET} asked",
+      ),
+    ),
+    seconds=1.0,
+  )
+
+
 def made_up(root):
   """Returns the arguments of a run, and writes the files they name."""
   write_collection(root)
@@ -200,6 +259,7 @@ def made_up(root):
       checkpoint(root, "retriever", "direct_eps8", DIRECT),
       checkpoint(root, "retriever", "original", NOT_PRIVATE, private=True),
     ],
+    "leakage": leakage(),
     "audits": [
       results.AuditReport(
         directory="private/audit/eps8",
@@ -303,10 +363,34 @@ def test_nothing_private_stands_outside_the_private_folder(written):
     text = path.read_text()
     assert SECRET not in text, path
     # Counts of private queries; scores and losses of private stages.
-    for found in ("54,321", "87,654", "0.778", "0.777", "0.220", "43.5"):
+    for found in (
+      *("54,321", "87,654", "0.778", "0.777", "0.220", "43.5"),
+      *("76,543 private", "4,321", "77.77", "777 of", "54,320"),
+    ):
       assert found not in text, (path, found)
   assert SECRET in read(written, "private_html")
   assert "0.778" in read(written, "private_html")
+
+
+def test_real_queries_among_written_ones_are_told_where_they_may_be(written):
+  shareable, private = read(written, "html"), read(written, "private_html")
+  title = "Real queries among the synthetic ones"
+  assert title in Parser(shareable).headings
+  assert title in Parser(private).headings
+  assert "8,642 of 9,753" in shareable  # of a public test set
+  assert "777 of 54,321" in private
+  assert "4,321 of 65,432" in private
+  assert "+77.77% [+70.00, +80.00]" in private
+  assert f"{SECRET} &lt;b&gt;written" in private
+
+
+def test_without_a_search_the_shareable_page_says_nothing_of_it(tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  arguments = {**made_up(tmp_path), "leakage": None}
+  made = run_report(report.Config(), space, **arguments)
+  title = "Real queries among the synthetic ones"
+  assert title not in (tmp_path / made.html).read_text()
+  assert "Nothing was looked for." in (tmp_path / made.private_html).read_text()
 
 
 def test_curves_are_drawn_only_where_losses_are_not_private(written):
@@ -333,6 +417,7 @@ def test_the_shareable_page_has_its_sections(written):
   assert re.findall("<h2>(.*)</h2>", page) == [
     "Scores on public queries",
     "Synthetic queries",
+    "Real queries among the synthetic ones",
     "Privacy",
     "Training",
     "Data and versions",

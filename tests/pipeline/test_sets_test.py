@@ -244,7 +244,7 @@ def test_the_pages_show_the_sets_side_by_side(finished):
   assert "original" in table.partition("<h2")[0]
 
 
-def test_a_changed_set_is_scored_again_and_nothing_else_is(
+def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   finished, root, capsys
 ):
   data, run = finished
@@ -256,6 +256,7 @@ def test_a_changed_set_is_scored_again_and_nothing_else_is(
   ran = [line for line in lines if line.endswith("] running")]
   assert ran == [
     "[prepare_test_set/scifact] running",
+    "[query_leakage] running",
     "[evaluate/scifact/bm25] running",
     "[evaluate/scifact/untrained] running",
     "[evaluate/scifact/public_only] running",

@@ -1,0 +1,336 @@
+"""Shares of texts that have a near-duplicate, and how sure they are.
+
+A text can meet another one by coincidence: people ask alike. What a share says
+about copying is therefore its distance from the same share of a control group,
+which was drawn alike and cannot have been copied. Two views, see `difference`
+and `at_size`: of the texts that may have been copied, and of the copies.
+
+References:
+  Wilson, "Probable inference, the law of succession, and statistical
+  inference", JASA 1927.
+  Newcombe, "Interval estimation for the difference between independent
+  proportions", Statistics in Medicine 1998, method 10.
+  Hurlbert, "The nonconcept of species diversity", Ecology 1971 (rarefaction).
+  Efron and Stein, "The jackknife estimate of variance", Annals of Statistics
+  1981.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+
+__all__ = [
+  "Share",
+  "Sized",
+  "alone",
+  "at_size",
+  "difference",
+  "paired_difference",
+  "paired_p_value",
+  "sized_difference",
+  "two_sample_p_value",
+  "wilson",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+  """A share, or the difference of two, and the ends of its interval."""
+
+  value: float
+  low: float
+  high: float
+
+
+def wilson(found: float, total: float, *, confidence: float = 0.95) -> Share:
+  """Returns a share with Wilson's interval, which holds for few texts, too.
+
+  >>> share = wilson(0, 100)
+  >>> share.value, share.low, round(share.high, 3)
+  (0.0, 0.0, 0.037)
+
+  Args:
+    found: how many of the texts; no whole number where they count by halves.
+    total: the number of independent texts, above 0.
+    confidence: of the interval, in (0, 1).
+
+  Returns:
+    Values in [0, 1].
+
+  Raises:
+    ValueError: if there are no texts, or more were found than there are.
+  """
+  if not 0 <= found <= total or not total > 0:
+    raise ValueError(
+      f"expected 0 <= found <= total and total > 0, got found={found},"
+      f" total={total}; count again"
+    )
+  z = stats.norm.isf((1 - confidence) / 2)
+  share = found / total
+  middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+  half = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+  half /= 1 + z**2 / total
+  return Share(
+    value=float(share),
+    low=float(min(share, max(0.0, middle - half))),
+    high=float(max(share, min(1.0, middle + half))),
+  )
+
+
+def difference(
+  first: Share, second: Share, *, correlation: float = 0.0
+) -> Share:
+  """Returns the difference of two shares with Newcombe's interval.
+
+  Exact for no sample size, but sound where a share is 0, where the usual
+  interval shrinks to a point.
+
+  >>> gap = difference(wilson(10, 100), wilson(0, 100))
+  >>> round(gap.value, 3), round(gap.low, 3), round(gap.high, 3)
+  (0.1, 0.042, 0.174)
+
+  Args:
+    first: of one group.
+    second: of another one.
+    correlation: of the two, in [-1, 1]; 0 for independent groups.
+
+  Returns:
+    `first` minus `second`, with the confidence of their intervals.
+  """
+  value = first.value - second.value
+  down = (first.value - first.low, second.high - second.value)
+  up = (first.high - first.value, second.value - second.low)
+  return Share(
+    value=value,
+    low=value - _third_side(*down, correlation),
+    high=value + _third_side(*up, correlation),
+  )
+
+
+def _third_side(one: float, other: float, correlation: float) -> float:
+  squared = one**2 - 2 * correlation * one * other + other**2
+  return math.sqrt(max(0.0, squared))
+
+
+def two_sample_p_value(
+  found: int, total: int, other_found: int, other_total: int
+) -> float:
+  """Tests whether two groups have the same share; Fisher's exact test.
+
+  It asks how many of the texts that were found would fall into each group if
+  chance had put every text into its group: where groups were drawn so, it is
+  exact, whatever makes texts be found.
+
+  >>> round(two_sample_p_value(10, 100, 0, 100), 4)
+  0.0015
+
+  Args:
+    found: in one group.
+    total: texts of that group.
+    other_found: in the other.
+    other_total: texts of the other.
+
+  Returns:
+    The two-sided p value.
+  """
+  table = [
+    [found, total - found],
+    [other_found, other_total - other_found],
+  ]
+  return float(stats.fisher_exact(table).pvalue)
+
+
+def paired_difference(
+  first: Bool[np.ndarray, " text"],
+  second: Bool[np.ndarray, " text"],
+  *,
+  confidence: float = 0.95,
+) -> Share:
+  """Returns by how much the share of two systems differs on the same texts.
+
+  `difference` with the correlation of what the two find.
+
+  Args:
+    first: which texts one system finds, at least one text.
+    second: which the other.
+    confidence: of the interval, in (0, 1).
+
+  Returns:
+    Share of the first minus share of the second.
+  """
+  ends = [
+    wilson(int(one.sum()), len(one), confidence=confidence)
+    for one in (first, second)
+  ]
+  spread = float(first.std() * second.std())
+  common = float(np.mean(first & second) - first.mean() * second.mean())
+  return difference(*ends, correlation=common / spread if spread else 0.0)
+
+
+def paired_p_value(
+  first: Bool[np.ndarray, " text"], second: Bool[np.ndarray, " text"]
+) -> float:
+  """Tests whether two systems find equally many of the same texts.
+
+  McNemar's test in its exact form: of the texts that one of them alone finds,
+  each finds half, but for chance.
+
+  Args:
+    first: which texts one finds.
+    second: which the other.
+
+  Returns:
+    The two-sided p value; 1 where they find the same.
+  """
+  ours, theirs = int(np.sum(first & ~second)), int(np.sum(second & ~first))
+  if not ours + theirs:
+    return 1.0
+  return float(stats.binomtest(ours, ours + theirs).pvalue)
+
+
+def alone(
+  pairs: Iterable[tuple[int, int]], number: int
+) -> Bool[np.ndarray, " text"]:
+  """Says which texts have no near-duplicate among the others.
+
+  >>> alone([(0, 0), (1, 2), (3, 3)], 4).tolist()
+  [True, False, False, True]
+
+  Args:
+    pairs: positions of near-duplicates; one of a text with itself is none.
+    number: of texts.
+
+  Returns:
+    One value for each text.
+  """
+  found = np.asarray([*pairs], np.int64).reshape(-1, 2)
+  found = found[found[:, 0] != found[:, 1]]
+  lonely = np.ones(number, bool)
+  lonely[found.ravel()] = False
+  return lonely
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sized:
+  """What `at_size` found: the share, and what its interval rests on."""
+
+  share: Share
+  chances: Float[np.ndarray, " copy"]
+  """Of each copy, to have a near-duplicate among so many originals."""
+  variance: float
+  """Of the share."""
+
+
+def at_size(
+  copies: Int[np.ndarray, " pair"],
+  originals: Int[np.ndarray, " pair"],
+  *,
+  owners: Int[np.ndarray, " copy"],
+  num_originals: int,
+  size: int,
+  confidence: float = 0.95,
+) -> Sized:
+  """Returns the share of copies with a near-duplicate among `size` originals.
+
+  The share grows with the number of originals, so two groups can be compared
+  at one size alone. The originals are not drawn: the value is the mean over all
+  choices of `size` of them, by the hypergeometric distribution (rarefaction).
+
+  The interval takes copies as draws of their owners, all copies of one
+  together, and originals as draws from more of their kind. Bootstrapping the
+  originals would not do: a resample holds 63% of them, which takes more from
+  the share of a small group than from that of a larger one. The jackknife's
+  variance is too large rather than too small (Efron and Stein), and the ends
+  are Wilson's for as many independent copies as would vary as much.
+
+  Args:
+    copies: position of the copy in each pair of near-duplicates, no pair twice.
+    originals: position of the original in it.
+    owners: of each copy, e.g. the document that it was written for.
+    num_originals: how many there are.
+    size: below `num_originals`.
+    confidence: of the interval, in (0, 1).
+
+  Returns:
+    The share, in [0, 1].
+
+  Raises:
+    ValueError: if there are no copies, or too few originals.
+  """
+  if not len(owners) or not 0 < size < num_originals:
+    raise ValueError(
+      f"expected copies and 0 < size < num_originals, got {len(owners)} copies,"
+      f" size={size}, num_originals={num_originals}; compare at a smaller size"
+    )
+  counts = np.bincount(copies, minlength=len(owners))
+  chances = _chance(counts, num_originals, size)
+  share = float(chances.mean())
+  variance = _covariance(chances, chances, owners) + _variance_of_originals(
+    copies, originals, counts, num_originals, size
+  )
+  effective = share * (1 - share) / variance if variance else 0.0
+  if not effective:  # none was found, or each
+    effective = min(len(np.unique(owners)), size)
+  return Sized(
+    share=wilson(share * effective, effective, confidence=confidence),
+    chances=chances,
+    variance=variance,
+  )
+
+
+def sized_difference(
+  first: Sized, second: Sized, owners: Int[np.ndarray, " copy"]
+) -> Share:
+  """Returns the difference of two shares of the same copies.
+
+  Args:
+    first: with a near-duplicate in one group of originals.
+    second: in another, independent one, at the same size.
+    owners: of each copy.
+
+  Returns:
+    `first` minus `second`.
+  """
+  spread = math.sqrt(first.variance * second.variance)
+  common = _covariance(first.chances, second.chances, owners)
+  correlation = common / spread if spread else 0.0
+  return difference(
+    first.share, second.share, correlation=max(-1.0, min(1.0, correlation))
+  )
+
+
+def _chance(
+  counts: Int[np.ndarray, " copy"], total: int, size: int
+) -> Float[np.ndarray, " copy"]:
+  """Returns the chance that `size` of `total` hold one of so many."""
+  values, place = np.unique(counts, return_inverse=True)
+  none = stats.hypergeom.pmf(0, total, values, size)
+  none[values == 0] = 1.0  # but for rounding
+  return (1 - none)[place]
+
+
+def _covariance(one, other, owners) -> float:
+  """Returns the covariance of two means over copies, owners being drawn."""
+  _, place = np.unique(owners, return_inverse=True)
+  number = place.max() + 1
+  if number < 2:
+    return 0.0
+  first, second = (
+    np.bincount(place, weights=chances - chances.mean())
+    for chances in (one, other)
+  )
+  return float(number / (number - 1) * (first @ second)) / len(owners) ** 2
+
+
+def _variance_of_originals(copies, originals, counts, total, size) -> float:
+  """Returns the jackknife's variance, originals being drawn."""
+  before = _chance(counts, total - 1, size)
+  after = _chance(np.maximum(counts - 1, 0), total - 1, size)
+  lost = np.bincount(
+    originals, weights=(after - before)[copies], minlength=total
+  )
+  return float(np.sum((lost - lost.mean()) ** 2)) / len(counts) ** 2

@@ -1,0 +1,243 @@
+"""Looks for private queries, and test queries, among the synthetic ones.
+
+Every query that `generate` saved, those that `filter_queries` drops too, is held
+against the private queries that were trained on and against a control group:
+private queries of the other splits, which no generator saw. What both groups
+have in common with the written queries is coincidence; the difference is what
+being trained on adds.
+
+A private query is the unit. It counts as reproduced if some written query is a
+near-duplicate of it, and only queries count that have no near-duplicate among
+the other private ones, whichever group those are in. This rule does not look at
+who was trained on. So, if chance had made the groups and the generator kept
+nothing of single queries, every choice of the trained ones among those that
+count would be equally likely given the written queries, and Fisher's test is
+exact, whatever the sizes of the groups. Taking out of the control group what is
+like a train query, and nothing of the train queries, would leave rare queries in
+the one and common ones in the other, and find leaks where there are none;
+leaving all of them in would count a train query that came out as a coincidence
+for its double.
+
+Formal guarantee: none. An empirical check whose numbers are functions of
+private queries, without noise: they are private. Only those of public test sets
+and of queries that may be shared are post-processing.
+"""
+
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tqdm
+
+from synthq_jax import artifacts
+from synthq_jax.leakage import encoders, near_duplicates
+from synthq_jax.pipeline import (
+  _query_comparisons,
+  _query_leakage_results,
+  _query_sides,
+  config_types,
+  inputs,
+  results,
+  workspace,
+)
+
+__all__ = ["DETECTORS", "Config", "run"]
+
+DETECTORS = {
+  "exact": "the same words in the same order, without case and punctuation",
+  "token_set": "at least {:g} of all words of both are in both, stemmed",
+  "containment": "at least {:g} of the real query's character 4-grams stand in a"
+  " query that is no shorter",
+  "embedding": "a cosine of at least {:g}, by the public encoder",
+}
+"""What each counts as a near-duplicate."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What is looked for, and among how many queries."""
+
+  enabled: bool = True
+  """Whether the stage runs."""
+  detectors: tuple[str, ...] = ("exact", "token_set", "containment")
+  """Of `DETECTORS`; each is a test of its own. "embedding" takes minutes."""
+  token_set: float = 0.8
+  """Threshold of the detector of that name, in (0, 1]."""
+  containment: float = 0.9
+  """Threshold of the detector of that name, in (0, 1]."""
+  embedding: float = 0.9
+  """Threshold of the detector of that name, in (0, 1]; of this encoder."""
+  confidence: float = 0.95
+  """Of each interval by itself, in (0.5, 1)."""
+  max_real: int = 20_000
+  """Private queries looked at, of those trained on and of the others, each;
+  more are drawn from."""
+  max_written: int = 100_000
+  """Queries of each generator looked at, about; of more, documents are drawn."""
+  num_examples: int = 5
+  """Reproduced train queries shown for each generator and detector."""
+  seed: int = 0
+  """Of these draws; public."""
+
+  def __post_init__(self):
+    config_types.some_of(self, "detectors", tuple(DETECTORS))
+    config_types.at_least(self, 2, "max_real")
+    config_types.at_least(self, 1, "max_written")
+    config_types.at_least(self, 0, "num_examples", "seed")
+    for name in ("token_set", "containment", "embedding"):
+      if not 0 < getattr(self, name) <= 1:
+        raise ValueError(
+          f"query_leakage.Config.{name} must lie in (0, 1], got"
+          f" {name}={getattr(self, name)}"
+        )
+    if not 0.5 < self.confidence < 1:
+      raise ValueError(
+        "query_leakage.Config.confidence must lie in (0.5, 1), got"
+        f" confidence={self.confidence}"
+      )
+
+
+def run(
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  encoder: pathlib.Path | None,
+  synthetic: Sequence[results.SyntheticQueries],
+  test_sets: Sequence[results.TestSet] = (),
+  progress: bool = False,
+) -> _query_leakage_results.QueryLeakage:
+  """Compares each generator's queries with real ones.
+
+  Args:
+    config: what is looked for.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: the private queries.
+    encoder: the public checkpoint that makes vectors, which saw no private
+      query; None only without the detector "embedding".
+    synthetic: what each generator wrote.
+    test_sets: public sets, whose queries are looked for, too.
+    progress: whether a bar is shown.
+
+  Returns:
+    The comparisons, under `private/`.
+  """
+  start = time.monotonic()
+  real = _query_sides.real(
+    space, prepared, limit=config.max_real, seed=config.seed
+  )
+  written = [
+    _query_sides.written(space, one, limit=config.max_written, seed=config.seed)
+    for one in synthetic
+  ]
+  sets = [(one.name, _query_sides.tests(space, one)) for one in test_sets]
+  hidden = {one.name for one in synthetic if _is_hidden(one)}
+  memberships, overlaps, examples = [], [], []
+  compare = _query_comparisons
+  with tqdm.tqdm(
+    total=len(config.detectors) * (1 + len(sets)), desc="query_leakage",
+    unit="search", disable=not progress,
+  ) as bar:  # fmt: skip
+    for name in config.detectors:
+      detector = _detector(name, config, space, prepared, encoder)
+      found = compare.search(detector, real.texts, real, written)
+      memberships += compare.memberships(
+        found, real, written, detector=name, confidence=config.confidence
+      )
+      overlaps += compare.overlaps(
+        found, real, written, detector=name, confidence=config.confidence,
+        test_set=results.OWN_TEST_SETS[0], tested=real.tested, hidden=None,
+      )  # fmt: skip
+      examples += compare.examples(
+        found, real, written, detector=name, number=config.num_examples,
+        seed=config.seed,
+      )  # fmt: skip
+      bar.update()
+      for test_set, texts in sets:
+        found = compare.search(detector, texts, real, written)
+        overlaps += compare.overlaps(
+          found, real, written, detector=name, confidence=config.confidence,
+          test_set=test_set, tested=np.ones(len(texts), bool), hidden=hidden,
+        )  # fmt: skip
+        bar.update()
+  directory = space.private("query_leakage")
+  result = _query_leakage_results.QueryLeakage(
+    directory=space.relative(directory),
+    detectors={one: _in_words(config, one) for one in config.detectors},
+    num_train=int(real.trained.sum()),
+    num_control=int((~real.trained).sum()),
+    num_written={one.name: len(one.texts) for one in written},
+    confidence=config.confidence,
+    memberships=tuple(memberships),
+    overlaps=tuple(overlaps),
+    examples=tuple(examples),
+    seconds=time.monotonic() - start,
+  )
+  artifacts.save(directory, result, digest)
+  return result
+
+
+def _is_hidden(one: results.SyntheticQueries) -> bool:
+  """Says whether queries are not for sharing, nor what is computed from them."""
+  return math.isinf(one.statement.epsilon) or inputs.is_private(one.directory)
+
+
+def _detector(
+  name: str, config: Config, space, prepared, encoder
+) -> _query_comparisons.Detector:
+  if name == "exact":
+    return near_duplicates.Exact()
+  if name == "token_set":
+    return near_duplicates.TokenSet(threshold=config.token_set)
+  if name == "containment":
+    return _Holding(
+      detector=near_duplicates.Containment(threshold=config.containment)
+    )
+  encode = encoders.own(
+    encoder,
+    space.root / prepared.vocabulary,
+    length=prepared.query_length,
+  )
+  return near_duplicates.Embedding(encode=encode, threshold=config.embedding)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Holding:
+  """A detector that takes only queries at least as long as the target.
+
+  Containment takes a written query of two words for a near-duplicate of every
+  private query with these words, which gives nothing away.
+  """
+
+  detector: near_duplicates.Containment
+
+  def index(self, targets: Sequence[str]) -> "_HoldingIndex":
+    return _HoldingIndex(
+      index=self.detector.index(targets), lengths=_lengths(targets)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _HoldingIndex:
+  """Targets, and how long they are."""
+
+  index: near_duplicates.Index
+  lengths: np.ndarray
+
+  def match(self, queries: Sequence[str]) -> tuple[np.ndarray, ...]:
+    found = self.index.match(queries)
+    kept = _lengths(queries)[found[0]] >= self.lengths[found[1]]
+    return tuple(each[kept] for each in found)
+
+
+def _lengths(texts: Sequence[str]) -> np.ndarray:
+  return np.array([len(" ".join(text.split())) for text in texts], np.int64)
+
+
+def _in_words(config: Config, name: str) -> str:
+  return DETECTORS[name].format(getattr(config, name, None))

@@ -1,0 +1,478 @@
+"""The search for real queries: planted copies are found, others are not."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.data import shipped
+from synthq_jax.pipeline import (
+  _query_leakage_results,
+  _query_sides,
+  _report_leakage,
+  config_types,
+  query_leakage,
+  results,
+  workspace,
+)
+from synthq_jax.privacy import sampling, statement
+
+_WORDS = [
+  first + second
+  for first in "ba ke li mo nu pa ri so tu ve wa zi".split()
+  for second in "rak lem din pos gul tav ner fix".split()
+]
+
+
+def _query(rng) -> str:
+  return " ".join(rng.choice(_WORDS, 6, replace=False))
+
+
+def _claim(epsilon: float):
+  if math.isinf(epsilon):
+    return statement.non_private("No noise.")
+  return statement.training(
+    identifier=f"finetune_dp/{epsilon}",
+    sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
+    relation="REPLACE_SPECIAL",
+    accountant="rdp",
+    noise_multiplier=4.0,
+    l2_clip_norm=0.1,
+    steps=8,
+    delta=1 / 128,
+  )
+
+
+class _Workdir:
+  """A working directory with private queries of three splits."""
+
+  def __init__(self, root, splits, test_split="test"):
+    self.space = workspace.Workspace(root, secret_seed=1)
+    folder = self.space.private("prepare_data")
+    folder.mkdir(parents=True)
+    self.texts = {
+      f"{split}{i}": text
+      for split, texts in splits.items()
+      for i, text in enumerate(texts)
+    }
+    _write(folder / "queries.jsonl", self.texts)
+    for split, texts in splits.items():
+      ids = np.array([f"{split}{i}" for i in range(len(texts))])
+      np.savez(folder / f"{split}.npz", ids=ids)
+    self.prepared = results.PreparedData(
+      directory="prepare_data",
+      private_directory="private/prepare_data",
+      source="jsonl:x",
+      digest="d",
+      versions="",
+      unit="query",
+      num_documents=9,
+      num_queries={split: len(texts) for split, texts in splits.items()},
+      num_pairs={},
+      max_positives=1,
+      test_split=test_split,
+      num_public_test=0,
+      cut_documents=0.0,
+      vocabulary="v",
+      vocab_size=9,
+      extra_ids=0,
+      document_length=9,
+      query_length=24,
+      seconds=0.0,
+    )
+
+  def synthetic(self, name, texts, epsilon=8.0, per_document=2):
+    private = "private/" if math.isinf(epsilon) else ""
+    directory = f"{private}generate/{name}"
+    folder = self.space.root / directory
+    folder.mkdir(parents=True)
+    documents = [f"d{i // per_document}" for i in range(len(texts))]
+    _write(folder / "queries.jsonl", dict(enumerate(texts)), documents)
+    claim = statement.none() if name == "public_only" else _claim(epsilon)
+    return results.SyntheticQueries(
+      directory=directory,
+      name=name,
+      statement=claim,
+      prefix="",
+      sampler="",
+      num_documents=len(set(documents)),
+      queries_per_document=per_document,
+      num_queries=len(texts),
+      removed={},
+      gauge=0.0,
+      copy_rate=0.0,
+      mean_words=0.0,
+      examples=(),
+      seconds=0.0,
+    )
+
+  def test_set(self, name, texts):
+    directory = f"prepare_test_set/{name}"
+    folder = self.space.root / directory
+    folder.mkdir(parents=True)
+    ids = [f"t{i}" for i in range(len(texts))]
+    _write(folder / "queries.jsonl", dict(zip(ids, texts, strict=True)))
+    np.savez(folder / results.TestSet.QUERIES, ids=np.array(ids))
+    return results.TestSet(
+      directory=directory,
+      name=name,
+      split="test",
+      drop_identical=True,
+      num_documents=9,
+      num_queries=len(texts),
+      cut_documents=0.0,
+      seconds=0.0,
+    )
+
+  def run(self, *synthetic, test_sets=(), encoder=None, **settings):
+    return query_leakage.run(
+      query_leakage.Config(**settings),
+      self.space,
+      "digest",
+      prepared=self.prepared,
+      encoder=encoder,
+      synthetic=synthetic,
+      test_sets=test_sets,
+    )
+
+
+def _write(path, texts, documents=None):
+  lines = [
+    {"_id": str(name), "text": text, "document": document}
+    for (name, text), document in zip(
+      texts.items(), documents or [""] * len(texts), strict=True
+    )
+  ]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _log(rng, train=400, dev=60, test=90):
+  return {
+    "train": [_query(rng) for _ in range(train)],
+    "dev": [_query(rng) for _ in range(dev)],
+    "test": [_query(rng) for _ in range(test)],
+  }
+
+
+def _changed(rng, text: str) -> str:
+  """The same words in another order: a near-duplicate, but no copy."""
+  return " ".join(rng.permutation(text.split())).capitalize() + "?"
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+  """A generator that copies 15% of its train queries, and others that do not."""
+  rng = np.random.default_rng(0)
+  log = _log(rng)
+  log["train"][300:340] = log["train"][:20] * 2  # asked three times each
+  copies = [_changed(rng, text) for text in log["train"][20:80]]
+  fresh = [_query(rng) for _ in range(300)]
+  leak = [_changed(rng, text) for text in log["test"][:30]]
+  workdir = _Workdir(tmp_path_factory.mktemp("planted"), log)
+  found = workdir.run(
+    workdir.synthetic("public_only", fresh),
+    workdir.synthetic("eps8", [*fresh[:240], *copies]),
+    workdir.synthetic("eps3", [*fresh[:270], *leak]),
+    workdir.synthetic("inf", [*fresh, *log["train"]], epsilon=math.inf),
+    test_sets=[workdir.test_set("fiqa", [*log["test"][:10], "something else"])],
+  )
+  return workdir, found
+
+
+def _one(found, name, detector="token_set"):
+  [one] = [
+    one
+    for one in found.memberships
+    if (one.name, one.detector) == (name, detector)
+  ]
+  return one
+
+
+def _overlap(found, name, test_set="test", detector="token_set"):
+  [one] = [
+    one
+    for one in found.overlaps
+    if (one.name, one.test_set, one.detector) == (name, test_set, detector)
+  ]
+  return one
+
+
+def test_copied_train_queries_are_found_with_their_share(planted):
+  _, found = planted
+  one = _one(found, "eps8")
+  # 20 queries that were asked three times are not counted: 400 - 60.
+  assert (one.train.number, one.train.total) == (60, 340)
+  assert (one.control.number, one.control.total) == (0, 150)
+  assert one.difference.low < 60 / 340 < one.difference.high
+  assert one.difference.low > 0.1
+  assert one.p_value < 1e-6
+  # 60 of 300 written ones copy one of 400, of which 149 are there.
+  assert one.size == 149
+  assert one.written_train == pytest.approx(0.2 * 149 / 400)
+  assert one.written_difference.low > 0
+  assert one.written_difference.low < 0.2 * 149 / 400
+  assert one.written_difference.high > 0.2 * 149 / 400
+
+
+def test_a_generator_that_copies_nothing_is_not_accused(planted):
+  _, found = planted
+  one = _one(found, "public_only")
+  assert (one.train.number, one.control.number) == (0, 0)
+  assert one.p_value == 1.0
+  assert one.difference.low < 0 < one.difference.high
+  assert one.written_difference.low < 0 < one.written_difference.high
+
+
+def test_detectors_see_what_they_say(planted):
+  _, found = planted
+  assert _one(found, "eps8", "exact").train.number == 0  # words were moved
+  assert _one(found, "inf", "exact").train.number == 340
+  assert set(found.detectors) == {"exact", "token_set", "containment"}
+  assert "at least 0.8" in found.detectors["token_set"]
+
+
+def test_a_written_query_that_holds_a_real_one_reproduces_it(tmp_path):
+  rng = np.random.default_rng(9)
+  log = _log(rng)
+  workdir = _Workdir(tmp_path, log)
+  longer = [f"please tell me about {text} for my work" for text in log["train"]]
+  shorter = [" ".join(text.split()[:3]) for text in log["train"]]
+  found = workdir.run(
+    workdir.synthetic("eps8", longer), workdir.synthetic("eps3", shorter)
+  )
+  assert _one(found, "eps8", "containment").train.number == 400
+  assert _one(found, "eps8", "token_set").train.number == 0
+  assert _one(found, "eps3", "containment").train.number == 0
+
+
+def test_vectors_of_the_public_encoder_find_copies(tmp_path):
+  workdir = _Workdir(
+    tmp_path,
+    {
+      "train": ["fit a line to noisy points", "sort an array in place"],
+      "test": ["open a file for reading", "draw a histogram"],
+    },
+  )
+  folder = workdir.space.public("prepare_data")
+  folder.mkdir(parents=True)
+  vocabulary = folder / "vocabulary.model"
+  vocabulary.write_bytes(shipped.VOCABULARY.read_bytes())
+  workdir.prepared = dataclasses.replace(
+    workdir.prepared, vocabulary="prepare_data/vocabulary.model"
+  )
+  found = workdir.run(
+    workdir.synthetic("eps8", ["Fit a line to the noisy points", "name of it"]),
+    encoder=shipped.DIRECTORY,
+    detectors=("embedding",),
+  )
+  one = _one(found, "eps8", "embedding")
+  assert (one.train.number, one.control.number) == (1, 0)
+  assert [one.real for one in found.examples] == ["fit a line to noisy points"]
+
+
+def test_repeated_queries_are_not_counted_but_told(planted):
+  _, found = planted
+  one = _one(found, "inf")
+  assert (one.train.number, one.train.total) == (340, 340)
+  assert (one.train_all.number, one.train_all.total) == (400, 400)
+
+
+def test_copied_test_queries_are_seen_in_the_test_part(planted):
+  _, found = planted
+  one = _overlap(found, "eps3")
+  assert (one.tested.number, one.tested.total) == (30, 90)
+  assert (one.written.number, one.written.total) == (30, 300)
+  assert one.share.low < 1 / 3 < one.share.high
+  assert one.beyond_public.low > 0.2
+  assert one.p_value < 1e-6
+  assert _overlap(found, "train").tested.number == 0
+  assert _overlap(found, "eps8").p_value == 1.0
+  # Among private queries it shows as a difference below 0.
+  assert _one(found, "eps3").difference.high < 0
+
+
+def test_only_comparisons_of_public_things_may_be_shared(planted):
+  _, found = planted
+  assert all(one.private for one in found.overlaps if one.test_set == "test")
+  shareable = {
+    one.name
+    for one in found.overlaps
+    if one.test_set == "fiqa" and not one.private
+  }
+  assert shareable == {"public_only", "eps8", "eps3"}
+  assert _overlap(found, "eps3", "fiqa").tested.number == 10
+
+
+def test_the_result_lies_in_the_private_folder(planted):
+  workdir, found = planted
+  assert found.directory == "private/query_leakage"
+  place = workdir.space.private("query_leakage")
+  kind = _query_leakage_results.QueryLeakage
+  assert artifacts.load(place, kind) == found
+  assert not workdir.space.public("query_leakage").exists()
+
+
+def test_the_private_section_shows_what_came_out(planted):
+  workdir, found = planted
+  words = _text(_report_leakage.section(found))
+  assert "60 of 340 (15.00%)" in words
+  assert "train queries come out more often than by coincidence" in words
+  assert "queries that were not trained on come out more often" in words
+  assert "eps8, exact" not in words  # where nothing was found
+  [*_, real] = [one.real for one in found.examples if one.name == "eps8"]
+  assert real in workdir.texts.values()
+  assert real in words
+
+
+def test_the_shareable_section_holds_public_comparisons_alone(planted):
+  workdir, found = planted
+  names = {"public_only", "eps8", "eps3"}
+  [section] = _report_leakage.shareable(found, names)
+  words = _text(section.blocks)
+  assert "10 of 11" in words
+  for secret in ("inf", "340", "150", "train |", *workdir.texts.values()):
+    assert secret not in words
+  quiet = dataclasses.replace(found, overlaps=())
+  other = dataclasses.replace(quiet, memberships=(), num_train=0, examples=())
+  assert _report_leakage.shareable(quiet, names) == _report_leakage.shareable(
+    other, names
+  )
+  assert _report_leakage.shareable(None, names) == ()
+
+
+def _text(blocks) -> str:
+  parts = []
+  for one in blocks:
+    parts.append(getattr(one, "lead", "") + " " + getattr(one, "text", ""))
+    parts += [" | ".join(row) for row in getattr(one, "rows", ())]
+  return "\n".join(parts)
+
+
+def test_the_screen_shows_tables_but_no_query(planted):
+  workdir, found = planted
+  words = _report_leakage.text(found)
+  assert "60 of 340" in words
+  assert not [text for text in workdir.texts.values() if text in words]
+
+
+def test_a_generator_that_learned_the_common_queries_is_rarely_accused(
+  tmp_path,
+):
+  """Popular queries stand in every split; a generator writes those, too."""
+  rng = np.random.default_rng(5)
+  alarms, naive, repeats = 0, 0, 60
+  for number in range(repeats):
+    kinds = [_query(rng) for _ in range(600)]
+    popular = 1 / np.arange(1, 601)
+    popular /= popular.sum()
+    splits = {
+      split: [kinds[i] for i in rng.choice(600, count, p=popular)]
+      for split, count in (("train", 240), ("dev", 30), ("test", 30))
+    }
+    written = [kinds[i] for i in rng.choice(600, 80, p=popular)]
+    workdir = _Workdir(tmp_path / str(number), splits)
+    found = workdir.run(
+      workdir.synthetic("eps8", written), detectors=("exact",)
+    )
+    one = _one(found, "eps8", "exact")
+    alarms += one.p_value <= 0.05
+    assert one.train.total < one.train_all.total
+    # The trap: of the control alone, take out what is like a train query.
+    train = {*splits["train"]}
+    control = [q for q in splits["dev"] + splits["test"] if q not in train]
+    came = {*written}
+    naive += np.mean([q in came for q in splits["train"]]) > np.mean(
+      [q in came for q in control]
+    )
+  assert alarms / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
+  assert naive / repeats > 0.9
+
+
+def test_more_queries_than_wanted_are_drawn_alike(tmp_path):
+  rng = np.random.default_rng(6)
+  workdir = _Workdir(tmp_path, _log(rng))
+  real = _query_sides.real(workdir.space, workdir.prepared, limit=70, seed=0)
+  assert (real.trained.sum(), len(real.texts)) == (70, 140)
+  names = {text: name for name, text in workdir.texts.items()}
+  of = [names[text] for text in real.texts]
+  assert all(name.startswith("train") for name in of[:70])
+  assert not any(name.startswith("train") for name in of[70:])
+  assert {name.rstrip("0123456789") for name in of[70:]} == {"dev", "test"}
+  assert real.tested.tolist() == [name.startswith("test") for name in of]
+
+
+def test_written_queries_of_a_document_are_taken_together(tmp_path):
+  workdir = _Workdir(tmp_path, _log(np.random.default_rng(6), 5, 2, 3))
+  texts = [f"query {i} of {i // 5}" for i in range(50)]
+  made = workdir.synthetic("eps8", texts, per_document=5)
+  some = _query_sides.written(workdir.space, made, limit=12, seed=0)
+  assert len(some.texts) == 15
+  documents = [text.rpartition(" ")[2] for text in some.texts]
+  assert len(set(documents)) == 3
+  assert len(set(zip(documents, some.owners.tolist(), strict=True))) == 3
+  every = _query_sides.written(workdir.space, made, limit=50, seed=0)
+  assert every.texts == texts
+
+
+def test_a_query_of_train_and_dev_was_trained_on(tmp_path):
+  rng = np.random.default_rng(7)
+  workdir = _Workdir(tmp_path, _log(rng, 5, 2, 3))
+  np.savez(
+    workdir.space.private("prepare_data") / "dev.npz",
+    ids=np.array(["train1", "dev0"]),
+  )
+  real = _query_sides.real(workdir.space, workdir.prepared, limit=9, seed=0)
+  assert len(real.texts) == 5 + 1 + 3
+  assert real.trained.sum() == 5
+
+
+def test_a_log_of_doubles_leaves_nothing_to_compare(tmp_path):
+  workdir = _Workdir(tmp_path, {"train": ["red fox"] * 3, "test": ["red fox"]})
+  found = workdir.run(workdir.synthetic("eps8", ["red fox", "blue sky"]))
+  one = _one(found, "eps8")
+  assert one.difference is None and one.p_value is None
+  assert one.written_difference is None and one.size == 0
+  assert one.train_all.number == 3
+  assert "| - | -" in _text(_report_leakage.section(found))
+
+
+def test_equal_runs_find_the_same(tmp_path):
+  rng = np.random.default_rng(8)
+  workdir = _Workdir(tmp_path, _log(rng))
+  made = workdir.synthetic("eps8", list(workdir.texts.values())[:90])
+  first, second = (workdir.run(made) for _ in range(2))
+  assert dataclasses.replace(first, seconds=0.0) == dataclasses.replace(
+    second, seconds=0.0
+  )
+
+
+@pytest.mark.parametrize(
+  "wrong",
+  [
+    {"detectors": ()},
+    {"detectors": ("exact", "smell")},
+    {"token_set": 0.0},
+    {"containment": 1.5},
+    {"embedding": 1.01},
+    {"confidence": 0.4},
+    {"max_real": 1},
+    {"max_written": 0},
+    {"num_examples": -1},
+  ],
+)
+def test_wrong_settings_are_refused(wrong):
+  [name] = wrong
+  with pytest.raises(ValueError, match=rf"query_leakage\.Config\.{name}"):
+    query_leakage.Config(**wrong)
+
+
+def test_the_settings_come_from_text():
+  config = config_types.conform(
+    query_leakage.Config(token_set=1),
+    query_leakage.Config,
+    "query_leakage.Config",
+  )
+  assert config.token_set == 1.0
