@@ -5,8 +5,6 @@ recall is among these alone. Several pairs are often of one topic, and then fewe
 independent ones than they seem: intervals draw whole groups.
 
 References:
-  Wilson, "Probable Inference, the Law of Succession, and Statistical Inference",
-  Journal of the American Statistical Association 1927.
   Cohen, "A Coefficient of Agreement for Nominal Scales", Educational and
   Psychological Measurement 1960.
 """
@@ -16,71 +14,18 @@ import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-import scipy.stats
 from jaxtyping import Bool, Float, Int
+
+from synthq_jax.leakage import shares
 
 __all__ = [
   "Curve",
-  "Interval",
   "average_precision",
   "cohens_kappa",
   "curve",
   "grouped_interval",
   "threshold",
-  "wilson",
 ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Interval:
-  """A share and the interval around it; all of them nan for a share of nothing.
-
-  Attributes:
-    value: the share.
-    low: the lower end.
-    high: the upper end.
-  """
-
-  value: float
-  low: float
-  high: float
-
-
-def wilson(hits: int, number: int, *, level: float = 0.95) -> Interval:
-  """Returns a share of independent draws and Wilson's interval.
-
-  >>> interval = wilson(9, 10)
-  >>> round(interval.low, 3), round(interval.high, 3)
-  (0.596, 0.982)
-
-  Args:
-    hits: how many were right, in [0, number].
-    number: how many were drawn; 0 gives nan.
-    level: the share of such intervals that hold the true share, about; in
-      (0, 1).
-
-  Returns:
-    The share and its interval.
-
-  Raises:
-    ValueError: if an argument is out of range.
-  """
-  if not 0 <= hits <= number or not 0 < level < 1:
-    raise ValueError(
-      f"expected 0 <= hits <= number and level in (0, 1), got hits={hits},"
-      f" number={number}, level={level}; check the counts"
-    )
-  if not number:
-    return Interval(value=math.nan, low=math.nan, high=math.nan)
-  z = float(scipy.stats.norm.isf((1 - level) / 2))
-  share, spread = hits / number, z**2 / number
-  middle = share + spread / 2
-  reach = math.sqrt(spread * (share * (1 - share) + spread / 4))
-  return Interval(
-    value=share,
-    low=max(0.0, (middle - reach) / (1 + spread)),
-    high=min(1.0, (middle + reach) / (1 + spread)),
-  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,7 +185,7 @@ def grouped_interval(
   level: float = 0.95,
   samples: int = 2000,
   seed: int,
-) -> Interval:
+) -> shares.Share:
   """Returns a share and its bootstrap interval, whole groups drawn.
 
   The share is the sum of `hits` over the sum of `counted`, such as right pairs
@@ -249,7 +194,7 @@ def grouped_interval(
 
   >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
   >>> grouped_interval(hits, counted, topics, seed=0)
-  Interval(value=0.6666666666666666, low=0.0, high=1.0)
+  Share(value=0.6666666666666666, low=0.0, high=1.0)
 
   Args:
     hits: what a pair adds above the line, at most what it adds below.
@@ -278,7 +223,7 @@ def grouped_interval(
       f" counted, {len(groups)} groups; change them"
     )
   if not counted.sum():
-    return Interval(value=math.nan, low=math.nan, high=math.nan)
+    return shares.Share(value=math.nan, low=math.nan, high=math.nan)
   names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
   places = np.array([names[name] for name in groups])
   sums = np.stack(
@@ -287,10 +232,10 @@ def grouped_interval(
   rng = np.random.default_rng(seed)
   even = np.full(len(names), 1 / len(names))
   above, below = sums @ rng.multinomial(len(names), even, size=samples).T
-  shares = above[below > 0] / below[below > 0]
-  low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
+  drawn = above[below > 0] / below[below > 0]
+  low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
   value = hits.sum() / counted.sum()
-  return Interval(value=float(value), low=float(low), high=float(high))
+  return shares.Share(value=float(value), low=float(low), high=float(high))
 
 
 def cohens_kappa(
@@ -319,10 +264,10 @@ def cohens_kappa(
     )
   pairs = list(zip(first, second, strict=True))
   agreed = sum(one == other for one, other in pairs) / len(pairs)
-  shares = [
+  by_label = [
     (list(first).count(name) / len(pairs))
     * (list(second).count(name) / len(pairs))
     for name in set(first)
   ]
-  chance = math.fsum(shares)
+  chance = math.fsum(by_label)
   return 1.0 if agreed == 1 else (agreed - chance) / (1 - chance)

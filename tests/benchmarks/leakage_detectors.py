@@ -24,6 +24,7 @@ from synthq_jax.leakage import (
   encoders,
   near_duplicates,
   relations,
+  shares,
 )
 
 PRECISION = 0.9
@@ -84,7 +85,9 @@ def scored(
 def interval(hits, counted, labelled: Labelled) -> list[float]:
   """A share, Wilson's interval, and that of drawn topics."""
   groups = calibration.grouped_interval(hits, counted, labelled.topics, seed=0)
-  alone = calibration.wilson(int(np.sum(hits)), int(np.sum(counted)))
+  alone = groups  # nan where nothing is counted
+  if np.sum(counted):
+    alone = shares.wilson(int(np.sum(hits)), int(np.sum(counted)))
   ends = (alone.value, alone.low, alone.high, groups.low, groups.high)
   return [round(float(each), 4) for each in ends]
 
@@ -243,7 +246,7 @@ def confusion(labelled: Labelled, side: str) -> dict:
     "accuracy": round(right / total, 4),
     "interval": [
       round(float(x), 4)
-      for x in dataclasses.astuple(calibration.wilson(right, total))[1:]
+      for x in dataclasses.astuple(shares.wilson(right, total))[1:]
     ],
     "commonest alone": round(alike / total, 4),
     "pairs": total,

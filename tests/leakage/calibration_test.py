@@ -5,7 +5,6 @@ import math
 import hypothesis
 import numpy as np
 import pytest
-import scipy.stats
 from hypothesis import strategies as st
 
 from synthq_jax.leakage import calibration
@@ -62,18 +61,7 @@ def test_average_precision_is_one_for_a_perfect_order_and_the_share_for_none():
   assert calibration.average_precision(0 * perfect, labels) == 0.4
 
 
-def test_wilsons_interval_is_where_the_score_test_turns():
-  for hits, number in ((0, 5), (3, 10), (721, 827), (5, 5)):
-    interval = calibration.wilson(hits, number)
-    assert interval.low <= interval.value <= interval.high
-    z = scipy.stats.norm.isf(0.025)
-    for end in {interval.low, interval.high} - {0.0, 1.0}:
-      error = math.sqrt(end * (1 - end) / number)
-      assert abs(hits / number - end) / error == pytest.approx(z)
-
-
 def test_a_share_of_nothing_is_no_number():
-  assert math.isnan(calibration.wilson(0, 0).low)
   empty = calibration.grouped_interval([0.0], [0.0], ["a"], seed=0)
   assert math.isnan(empty.value)
 
@@ -143,7 +131,6 @@ SCORES, TRUE = np.array([0.5]), np.array([True])
     (lambda: calibration.curve(SCORES[:0], TRUE[:0]), "finite scores"),
     (lambda: calibration.threshold(SCORES, TRUE, precision=0), "precision=0"),
     (lambda: calibration.average_precision(SCORES, ~TRUE), "got none"),
-    (lambda: calibration.wilson(2, 1), "hits=2"),
     (lambda: calibration.cohens_kappa([], []), "got 0 and 0"),
     (
       lambda: calibration.grouped_interval([1], [1], [], seed=0),
