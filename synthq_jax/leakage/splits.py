@@ -288,7 +288,7 @@ def leaked(
   seen: set[Instance] = set()
   turns = max((len(leak.non_relevant) for leak in leaks), default=0)
   for turn in range(turns):
-    for target, group in of_target.items():
+    for group in of_target.values():
       if len(drawn) == number:
         return tuple(drawn)
       made = _instance(group[turn % len(group)], turn, seed)

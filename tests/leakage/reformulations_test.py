@@ -29,11 +29,11 @@ def test_a_query_of_one_word_has_few_and_one_of_none_has_none():
 
 
 @pytest.mark.parametrize(
-  "query", ["red green blue", "who is the king of Rome?"]
+  "query", ["deep red green seas", "who is the king of Rome?"]
 )
 def test_none_is_the_query_and_none_comes_twice(query):
   made = reformulations.reformulations(query, 9)
-  assert len(set(made)) == len(made) >= 4
+  assert len(set(made)) == len(made) >= 3
   assert query.lower().strip("?") not in made
   assert made == reformulations.reformulations(query, 9)
   assert reformulations.reformulations(query, 2) == made[:2]
