@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,25 +10,21 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import ir_datasets_sets
-from synthq_jax.leakage import (
-  near_duplicates,
-  reformulations,
-  relations,
-  splits,
+from synthq_jax.leakage import near_duplicates, relations, splits
+from synthq_jax.pipeline import (
+  _leakage_study_leaks,
+  _leakage_study_results,
+  _sources,
 )
-from synthq_jax.pipeline import _leakage_study_results, _sources
 from synthq_jax.retrieval import bm25, trec
 
-__all__ = ["NEAR", "Data", "build", "source"]
+__all__ = ["Data", "build", "source"]
 
-NEAR = ("siblings", "reformulations", "train_source")
-"""Where near-duplicates of test queries come from: other judged queries of the
-same document; rules; or near-duplicates in another collection to train on, with
-documents of their own, as in Fröbe et al."""
-
-_REFORMULATIONS = 4  # of one test query, at most
 _IR_DATASETS = "ir_datasets:"
 _TRAIN = "train:"  # before ids of another collection that is trained on
+_, _NEAR, _TEST = splits.NAMES
+
+Drawn = tuple[splits.Instance, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,14 +39,14 @@ class Data:
     leaked: kind of leakage -> leaked instances of each seed.
     documents: document id -> text, of all that anything above names.
     facts: counts for the report.
-    digest: of the sources and of what was chosen.
+    digest: of the sources and of what was drawn.
   """
 
   queries: Mapping[str, str]
   qrels: trec.Qrels
   candidates: trec.Run
-  fillers: tuple[tuple[splits.Instance, ...], ...]
-  leaked: Mapping[str, tuple[tuple[splits.Instance, ...], ...]]
+  fillers: tuple[Drawn, ...]
+  leaked: Mapping[str, tuple[Drawn, ...]]
   documents: Mapping[str, str]
   facts: _leakage_study_results.Facts
   digest: str
@@ -85,42 +81,44 @@ class _IrDatasets:
     return ir_datasets_sets.read(self.name)
 
   def digest(self) -> str:
-    return self.name  # the package checks its downloads
+    return self.name  # the package checks what it downloads
 
 
-@dataclasses.dataclass(frozen=True)
 class _Searchable:
-  """A collection and its BM25 index; ids get a prefix."""
+  """A collection and BM25 on it; document ids get a prefix."""
 
-  data: collection_lib.Collection
-  prefix: str = ""
-
-  @functools.cached_property
-  def texts(self) -> dict[str, str]:
-    return {query.id: query.text for query in self.data.queries}
+  def __init__(self, data: collection_lib.Collection, prefix: str = ""):
+    self.data, self._prefix = data, prefix
+    self.texts = {query.id: query.text for query in data.queries}
 
   @functools.cached_property
   def _index(self) -> bm25.Index:
     return bm25.BM25().build(
-      [f"{self.prefix}{id_}" for id_ in self.data.document_ids()],
+      [f"{self._prefix}{id_}" for id_ in self.data.document_ids()],
       (document.contents for document in self.data.documents),
     )
+
+  @functools.cached_property
+  def all_judgements(self) -> trec.Qrels:
+    return self.judgements("+".join(self.data.qrels))
 
   def judgements(self, split: str) -> trec.Qrels:
     found = collection_lib.join_splits(self.data, split).judgements(split)
     return {
-      query: {f"{self.prefix}{id_}": grade for id_, grade in grades.items()}
+      query: {f"{self._prefix}{id_}": grade for id_, grade in grades.items()}
       for query, grades in found.items()
     }
 
-  def search(self, queries: Mapping[str, str], depth: int) -> trec.Run:
-    return self._index.search_run(list(queries), list(queries.values()), depth)
+  def search(self, queries: Iterable[str], depth: int) -> trec.Run:
+    ids = list(queries)
+    texts = [self.texts[query] for query in ids]
+    return self._index.search_run(ids, texts, depth)
 
   def contents(self, wanted: set[str]) -> dict[str, str]:
     return {
       name: document.contents
       for document in self.data.documents
-      if (name := f"{self.prefix}{document.id}") in wanted
+      if (name := f"{self._prefix}{document.id}") in wanted
     }
 
 
@@ -133,59 +131,182 @@ def build(config: Any) -> Data:
   Raises:
     ValueError: if a source cannot be read, or has too few queries.
   """
-  read = source(config.source, "leakage_study.Config.source", seed=config.seed)
-  test, train = _Searchable(read.read()), None
-  digests = [read.digest()]
-  if config.train_source is not None:
-    other = source(config.train_source, "leakage_study.Config.train_source")
-    train = _Searchable(other.read(), _TRAIN)
-    digests.append(other.digest())
-  judged = test.judgements(config.test_split)
-  pool = _pool_queries(config, train or test)
-  near = _near(config, test, judged, pool)
-  chosen = _chosen(config, judged, near)
-  targets = {query: test.texts[query] for query in chosen}
-  candidates = test.search(targets, config.depth)
-  judged = {query: judged[query] for query in chosen}
-  forbidden = frozenset(_relevant(judged.values()))
-  own = splits.negatives_of(candidates, judged, forbidden)
-  leaks = {
-    splits.NAMES[1]: _near_leaks(config, train, near, judged, own),
-    splits.NAMES[2]: [
-      _leak(query, query, targets[query], judged, own) for query in chosen
-    ],
-  }
-  texts = {*targets.values(), *(leak.query for leak in leaks[splits.NAMES[1]])}
-  kept = _without_leaks(config, pool, sorted(texts), chosen)
+  test, train, digests = _read(config)
   searched = train or test
+  judged = test.judgements(config.test_split)
+  trained = searched.judgements(config.train_split)
+  pool = {query: searched.texts[query] for query in trained}
+  near = _leakage_study_leaks.choose(
+    config, test.texts, judged, test.all_judgements, pool
+  )
+  judged = {query: judged[query] for query in near}
+  candidates = test.search(near, config.depth)
+  leaks = _leaks(config, test, train, near, judged, candidates)
+  texts = {test.texts[query] for query in near}
+  texts |= {leak.query for leak in leaks[_NEAR]}
+  kept = _leakage_study_leaks.surely_clean(config, pool, sorted(texts))
+  if train is None:
+    kept = {query: text for query, text in kept.items() if query not in near}
   drawn_from = splits.Pool(
     queries=kept,
-    qrels=searched.judgements(config.train_split),
-    search=lambda ids: searched.search({q: kept[q] for q in ids}, config.depth),
-    forbidden=frozenset() if train else forbidden,
+    qrels=trained,
+    search=lambda ids: searched.search(ids, config.depth),
+    forbidden=_forbidden(train, test, near),
   )
   seeds = range(max(model.seeds for model in config.models))
   fillers = tuple(
     splits.filler(drawn_from, max(config.sizes), seed=seed) for seed in seeds
   )
   leaked = {
-    name: tuple(
-      splits.leaked(each, config.num_leaked, seed=seed) for seed in seeds
-    )
-    for name, each in leaks.items()
+    name: tuple(splits.leaked(e, config.num_leaked, seed=seed) for seed in seeds)
+    for name, e in leaks.items()
   }
-  wanted = _named(candidates, (*fillers, *(i for e in leaked.values() for i in e)))
-  documents = test.contents(wanted) | (train.contents(wanted) if train else {})
+  wanted = _named(candidates, [*fillers, *leaked[_NEAR], *leaked[_TEST]])
   return Data(
-    queries=targets,
+    queries={query: test.texts[query] for query in near},
     qrels=judged,
     candidates=candidates,
     fillers=fillers,
     leaked=leaked,
-    documents=documents,
-    facts=_facts(config, test, judged, candidates, pool, kept, leaks, leaked),
+    documents=test.contents(wanted)
+    | ({} if train is None else train.contents(wanted)),
+    facts=_facts(config, test, near, judged, candidates, pool, kept),
     digest=artifacts.fingerprint(
-      digests, targets, candidates, [_keys(each) for each in fillers],
-      {name: [_keys(i) for i in each] for name, each in leaked.items()},
+      digests,
+      candidates,
+      *map(_key, [*fillers, *leaked[_NEAR], *leaked[_TEST]]),
     ),
-  )  # fmt: skip
+  )
+
+
+def _read(config: Any) -> tuple[_Searchable, _Searchable | None, list[str]]:
+  """Reads the collections of tests and, if it is another, of training."""
+  name = "leakage_study.Config"
+  places = [source(config.source, f"{name}.source", seed=config.seed)]
+  if config.train_source is not None:
+    places.append(source(config.train_source, f"{name}.train_source"))
+  read = [
+    _Searchable(place.read(), prefix)
+    for place, prefix in zip(places, ("", _TRAIN), strict=False)
+  ]
+  train = read[1] if len(read) > 1 else None
+  return read[0], train, [place.digest() for place in places]
+
+
+def _leaks(
+  config: Any,
+  test: _Searchable,
+  train: _Searchable | None,
+  near: _leakage_study_leaks.Found,
+  judged: trec.Qrels,
+  candidates: trec.Run,
+) -> dict[str, list[splits.Leak]]:
+  """Returns what leaks the test queries, with documents to train on.
+
+  Where the near-duplicates come with no documents of their own, they are leaked
+  with those of the test query: the two kinds then differ in the query alone.
+  """
+  forbidden = _forbidden(None, test, near)
+  others = splits.negatives_of(candidates, judged, forbidden)
+  own = [
+    _leak(query, query, test.texts[query], judged[query], others.get(query, ()))
+    for query in near
+  ]
+  if train is None:
+    copies = [
+      _leak(query, id_, text, judged[query], others.get(query, ()))
+      for query, found in near.items()
+      for id_, text in found
+    ]
+    return {_NEAR: copies, _TEST: own}
+  qrels = train.judgements(config.train_split)
+  ids = {id_ for found in near.values() for id_, _ in found}
+  run = train.search(sorted(ids), config.depth)
+  theirs = splits.negatives_of(run, {id_: qrels[id_] for id_ in run})
+  foreign = [
+    _leak(query, id_, text, qrels[id_], theirs.get(id_, ()))
+    for query, found in near.items()
+    for id_, text in found
+  ]
+  return {_NEAR: foreign, _TEST: own}
+
+
+def _leak(
+  target: str,
+  query_id: str,
+  query: str,
+  grades: Mapping[str, int],
+  non_relevant: Sequence[str],
+) -> splits.Leak:
+  return splits.Leak(
+    target=target,
+    query_id=query_id,
+    query=query,
+    relevant=tuple(id_ for id_, grade in grades.items() if grade > 0),
+    non_relevant=tuple(non_relevant),
+  )
+
+
+def _forbidden(
+  train: _Searchable | None, test: _Searchable, queries: Iterable[str]
+) -> frozenset[str]:
+  """Returns documents relevant to a test query, if they can be trained on."""
+  if train is not None:
+    return frozenset()
+  return frozenset(_leakage_study_leaks.relevant(test.all_judgements, queries))
+
+
+def _named(candidates: trec.Run, drawn: Iterable[Drawn]) -> set[str]:
+  """Returns the documents whose text is needed."""
+  found = {id_ for scores in candidates.values() for id_ in scores}
+  for instances in drawn:
+    found |= {each.relevant_id for each in instances}
+    found |= {each.non_relevant_id for each in instances}
+  return found
+
+
+def _key(instances: Drawn) -> list[tuple[str, ...]]:
+  return [dataclasses.astuple(each) for each in instances]
+
+
+def _facts(
+  config: Any,
+  test: _Searchable,
+  near: _leakage_study_leaks.Found,
+  judged: trec.Qrels,
+  candidates: trec.Run,
+  pool: Mapping[str, str],
+  kept: Mapping[str, str],
+) -> _leakage_study_results.Facts:
+  pairs = [(text, test.texts[q]) for q, found in near.items() for _, text in found]
+  theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
+  kinds = [relations.relation(*pair) for pair in pairs]
+  return _leakage_study_results.Facts(
+    source=config.source.partition(":")[0],
+    train_source=(config.train_source or "").partition(":")[0],
+    num_documents=len(test.data.documents),
+    num_test_queries=len(near),
+    num_found=sum(
+      bool(_leakage_study_leaks.relevant(judged, [query]) & scores.keys())
+      for query, scores in candidates.items()
+    ),
+    num_pool=len(pool),
+    num_left_out=len(pool) - len(kept),
+    near=config.near,
+    num_near=len(pairs),
+    num_near_targets=sum(bool(found) for found in near.values()),
+    num_leaked=config.num_leaked,
+    relations={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+    similarities={
+      detector.name: _spread(detector.scores(theirs, own))
+      for detector in (
+        near_duplicates.Exact(),
+        config.words(config.near_threshold),
+        near_duplicates.Containment(),
+      )
+    },
+  )
+
+
+def _spread(scores: np.ndarray) -> list[float]:
+  return [float(scores.min()), float(scores.mean()), float(scores.max())]
