@@ -13,17 +13,21 @@ do the rest, the same for all of them.
 | `PACRR` | n-grams of the cosines, the best k of each term | softmax over the pair |
 """
 
+from synthq_jax.leakage.rerankers.duet import Duet
 from synthq_jax.leakage.rerankers.interface import Instance, Reranker
 from synthq_jax.leakage.rerankers.knrm import KNRM
 from synthq_jax.leakage.rerankers.monot5 import MonoT5
+from synthq_jax.leakage.rerankers.pacrr import PACRR
 from synthq_jax.leakage.rerankers.reranking import rerank
 from synthq_jax.leakage.rerankers.terms import Terms
 from synthq_jax.leakage.rerankers.training import Recipe, train
 
 __all__ = [
+  "Duet",
   "Instance",
   "KNRM",
   "MonoT5",
+  "PACRR",
   "Recipe",
   "Reranker",
   "Terms",

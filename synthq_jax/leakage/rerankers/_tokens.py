@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-
 __all__ = ["check_vocabulary", "encode", "joined"]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from synthq_jax import typing
-from synthq_jax.leakage.rerankers import interface
+from synthq_jax.leakage.rerankers import _losses, interface
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
 __all__ = ["KNRM", "pool"]
@@ -100,8 +100,7 @@ class KNRM:
     key: jax.Array | None = None,
   ) -> Float[Array, ""]:
     """Returns the mean hinge of the pairs."""
-    found = jnp.tanh(self.score(params, batch, key=key))
-    return jnp.mean(jax.nn.relu(1.0 - found[0::2] + found[1::2]))
+    return _losses.hinge(jnp.tanh(self.score(params, batch, key=key)))
 
 
 def pool(

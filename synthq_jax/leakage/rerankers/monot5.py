@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from synthq_jax import typing
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.leakage.rerankers import _tokens, interface
+from synthq_jax.leakage.rerankers import _losses, _tokens, interface
 from synthq_jax.models import t5, t5_config
 
 __all__ = ["MonoT5"]
@@ -32,7 +32,8 @@ class MonoT5:
 
   "true" and "false" are single pieces of T5's own vocabulary and of the shipped
   one. Where a vocabulary splits them, the first pieces in which the two differ
-  stand for them: training gives them their meaning.
+  stand for them: training gives them their meaning. Released models for other
+  languages have words of their own.
   """
 
   vocabulary: Any = dataclasses.field(repr=False)
@@ -45,6 +46,8 @@ class MonoT5:
   """Pieces of an input at most."""
   query_length: int = 64
   """Pieces of a query that are kept."""
+  words: tuple[str, str] = ("false", "true")
+  """What the T5 says of documents that are not relevant, and that are."""
   name: ClassVar[str] = "monoT5"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -64,17 +67,13 @@ class MonoT5:
     Raises:
       ValueError: if the vocabulary reads both words alike.
     """
-    pieces = zip(
-      self.vocabulary.encode("false"),
-      self.vocabulary.encode("true"),
-      strict=False,
-    )
-    for false, true in pieces:
+    pieces = (self.vocabulary.encode(word) for word in self.words)
+    for false, true in zip(*pieces, strict=False):
       if false != true:
         return false, true
     raise ValueError(
-      "expected a vocabulary that tells 'true' from 'false', got the same"
-      " pieces for both: give one of a text with these letters"
+      f"expected a vocabulary that tells the words={self.words} apart, got the"
+      " same pieces for both: give other words"
     )
 
   def init(self, key: jax.Array) -> typing.Params:
@@ -118,8 +117,7 @@ class MonoT5:
     key: jax.Array | None = None,
   ) -> Float[Array, ""]:
     """Returns the mean cross-entropy of "true" and "false"."""
-    found = self._log_probabilities(params, batch, key)
-    return -jnp.mean(found[0::2, 1] + found[1::2, 0]) / 2
+    return _losses.cross_entropy(self._log_probabilities(params, batch, key))
 
   def logits(
     self,

@@ -1,0 +1,269 @@
+"""Duet: exact matches beside learned vectors, two networks and one score.
+
+References:
+  Mitra, Diaz, Craswell: Learning to Match Using Local and Distributed
+  Representations of Text for Web Search. WWW 2017, sections 3 and 4.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float
+
+from synthq_jax import typing
+from synthq_jax.leakage.rerankers import _losses, interface
+from synthq_jax.leakage.rerankers import terms as terms_lib
+
+__all__ = ["Duet", "matches", "windows", "window_max"]
+
+_BY_INPUTS = nn.initializers.lecun_normal()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Duet:
+  """Scores a document by the sum f_l + f_d of a local and a distributed part.
+
+  The local part reads the matrix of exact matches, in which every place of the
+  document has weights of its own. The distributed part runs filters of `width`
+  terms over the vectors of both texts, takes the maximum over the query, and
+  over each `window` of the document, and multiplies the two elementwise.
+  Training maximises the softmax of the relevant document, here over it and one
+  other; the paper has four others.
+
+  The paper's distributed part reads words as bags of n-graphs; ours reads the
+  vectors of pieces of words. Sizes are Capreolus' where it has them (10 filters,
+  30 hidden units, matches weighted by inverse document frequency), tanh, the
+  window and dropout are the paper's, whose layers are 300 wide.
+  """
+
+  terms: terms_lib.Terms
+  """What is read, and the vectors of terms."""
+  filters: int = 10
+  """Filters of both parts."""
+  hidden: int = 30
+  """The width of the layers that combine them."""
+  width: int = 3
+  """Terms under a filter of the distributed part."""
+  window: int = 100
+  """Places of the document whose maximum is taken."""
+  dropout_rate: float = 0.2
+  """Dropout before the last layer of each part."""
+  train_embeddings: bool = True
+  """Whether the vectors of terms are trained, as in the paper."""
+  name: ClassVar[str] = "Duet"
+  padded: ClassVar[tuple[str, ...]] = ("document",)
+
+  def __post_init__(self):
+    for field in ("filters", "hidden", "width", "window"):
+      if getattr(self, field) < 1:
+        raise ValueError(
+          f"expected {field} of at least 1, got {field}={getattr(self, field)}"
+        )
+    if not 0 <= self.dropout_rate < 1:
+      raise ValueError(
+        f"expected dropout_rate in [0, 1), got {self.dropout_rate}"
+      )
+
+  def init(self, key: jax.Array) -> typing.Params:
+    """Returns the vectors of terms and the parameters of both parts."""
+    of_terms, of_local, of_distributed = jax.random.split(key, 3)
+    embedding = self.terms.init(of_terms)
+    query = jnp.zeros((1, self.terms.query_length, embedding.shape[1]))
+    document = jnp.zeros((1, self.terms.document_length, embedding.shape[1]))
+    stands = (jnp.ones(x.shape[:2], bool) for x in (query, document))
+    local = self._local().init(
+      of_local, jnp.zeros((1, query.shape[1], document.shape[1])), False
+    )
+    distributed = self._distributed().init(
+      of_distributed, query, document, *stands, False
+    )
+    return {
+      "embedding": embedding,
+      "local": local["params"],
+      "distributed": distributed["params"],
+    }
+
+  def featurize(
+    self, queries: Sequence[str], documents: Sequence[str]
+  ) -> interface.Features:
+    """Returns terms and their inverse document frequencies."""
+    return self.terms.featurize(queries, documents)
+
+  def score(
+    self,
+    params: typing.Params,
+    batch: Mapping[str, Array],
+    *,
+    key: jax.Array | None = None,
+  ) -> Float[Array, " batch"]:
+    """Returns f_l + f_d of each row."""
+    embedding = params["embedding"]
+    if not self.train_embeddings:
+      embedding = jax.lax.stop_gradient(embedding)
+    keys = (None, None) if key is None else jax.random.split(key)
+    rngs = [None if one is None else {"dropout": one} for one in keys]
+    drop = key is not None
+    local = self._local().apply(
+      {"params": params["local"]}, matches(batch), drop, rngs=rngs[0]
+    )
+    distributed = self._distributed().apply(
+      {"params": params["distributed"]},
+      embedding[batch["query"]],
+      embedding[batch["document"]],
+      batch["query"] != 0,
+      batch["document"] != 0,
+      drop,
+      rngs=rngs[1],
+    )
+    return local + distributed
+
+  def loss(
+    self,
+    params: typing.Params,
+    batch: Mapping[str, Array],
+    *,
+    key: jax.Array | None = None,
+  ) -> Float[Array, ""]:
+    """Returns the mean cross-entropy of the pairs."""
+    return _losses.softmax(self.score(params, batch, key=key))
+
+  def _local(self) -> "_Local":
+    return _Local(
+      self.terms.document_length, self.filters, self.hidden, self.dropout_rate
+    )
+
+  def _distributed(self) -> "_Distributed":
+    return _Distributed(
+      self.terms.document_length,
+      self.filters,
+      self.hidden,
+      self.width,
+      self.window,
+      self.dropout_rate,
+    )
+
+
+class _Local(nn.Module):
+  """Which terms of the query stand where in the document."""
+
+  length: int
+  filters: int
+  hidden: int
+  dropout_rate: float
+
+  @nn.compact
+  def __call__(
+    self, matched: Float[Array, "batch query document"], drop: bool
+  ) -> Float[Array, " batch"]:
+    kernel = self.param("kernel", _BY_INPUTS, (self.length, self.filters))
+    # [batch, query, filters]; no match and no bias: 0, also at padding.
+    x = jnp.tanh(matched @ kernel[: matched.shape[2]])
+    x = x.reshape(x.shape[0], -1)
+    for _ in range(2):
+      x = jnp.tanh(nn.Dense(self.hidden)(x))
+    x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
+    return nn.Dense(1)(x)[:, 0]
+
+
+class _Distributed(nn.Module):
+  """How alike the texts are to filters that are learned."""
+
+  length: int
+  filters: int
+  hidden: int
+  width: int
+  window: int
+  dropout_rate: float
+
+  @nn.compact
+  def __call__(
+    self,
+    query: Float[Array, "batch query dim"],
+    document: Float[Array, "batch document dim"],
+    query_stands: Bool[Array, "batch query"],
+    document_stands: Bool[Array, "batch document"],
+    drop: bool,
+  ) -> Float[Array, " batch"]:
+    # [batch, filters]
+    q = self._convolved(query, query_stands, name="query_filters")
+    q = window_max(q, query_stands, q.shape[1])[:, 0]
+    q = jnp.tanh(nn.Dense(self.filters, name="query")(q))
+    # [batch, document, filters]
+    d = self._convolved(document, document_stands, name="document_filters")
+    d = window_max(d, document_stands, self.window)
+    d = jnp.tanh(nn.Dense(self.filters, name="document")(d))
+    product = jnp.where(document_stands[..., None], q[:, None] * d, 0.0)
+    shape = (self.length * self.filters, self.hidden)
+    kernel = self.param("kernel", _BY_INPUTS, shape)
+    kernel = kernel[: d.shape[1] * self.filters]
+    bias = self.param("bias", nn.initializers.zeros, (1, self.hidden))
+    x = jnp.tanh(product.reshape(len(product), -1) @ kernel + bias)
+    x = jnp.tanh(nn.Dense(self.hidden, name="hidden")(x))
+    x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
+    return nn.Dense(1, name="score")(x)[:, 0]
+
+  def _convolved(self, vectors, stands, *, name: str) -> Array:
+    vectors = jnp.where(stands[..., None], vectors, 0.0)
+    return jnp.tanh(
+      nn.Dense(self.filters, name=name)(windows(vectors, self.width))
+    )
+
+
+def matches(
+  batch: Mapping[str, Array],
+) -> Float[Array, "batch query document"]:
+  """Returns the matrix of exact matches, each weighted by its term's idf.
+
+  Args:
+    batch: features from `Terms.featurize`.
+  """
+  query, document = batch["query"][:, :, None], batch["document"][:, None]
+  return jnp.where(
+    (query == document) & (query != 0), batch["idf"][:, :, None], 0.0
+  )
+
+
+def windows(
+  vectors: Float[Array, "batch length dim"], width: int
+) -> Float[Array, "batch length cells"]:
+  """Returns the vectors under a window that begins at each place.
+
+  >>> windows(jnp.array([[[1.0], [2.0], [3.0]]]), 2)[0].tolist()
+  [[1.0, 2.0], [2.0, 3.0], [3.0, 0.0]]
+  """
+  length = vectors.shape[1]
+  wide = jnp.pad(vectors, ((0, 0), (0, width - 1), (0, 0)))
+  parts = [wide[:, i : i + length] for i in range(width)]
+  return jnp.concatenate(parts, axis=-1)
+
+
+def window_max(
+  values: Float[Array, "batch length filter"],
+  stands: Bool[Array, "batch length"],
+  window: int,
+) -> Float[Array, "batch length filter"]:
+  """Returns the maximum of the places that begin at each one, 0 for none.
+
+  Args:
+    values: of each place.
+    stands: which places are no padding; the others count for no maximum.
+    window: places under each maximum.
+  """
+  # Maxima of two windows side by side, again and again: log2(window) steps,
+  # where XLA's own pooling looks at every place of a window, twice to learn.
+  pooled = jnp.where(stands[..., None], values, -jnp.inf)
+  span = 1
+  while span < window:
+    step = min(span, window - span)
+    later = jnp.pad(
+      pooled[:, step:],
+      ((0, 0), (0, min(step, pooled.shape[1])), (0, 0)),
+      constant_values=-jnp.inf,
+    )
+    pooled = jnp.maximum(pooled, later)
+    span += step
+  return jnp.where(jnp.isfinite(pooled), pooled, 0.0)
