@@ -21,7 +21,18 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float, Int
 
-__all__ = ["Containment", "Index", "Jaccard", "Measure", "build", "pairwise"]
+__all__ = [
+  "Containment",
+  "Index",
+  "Jaccard",
+  "Matches",
+  "Measure",
+  "Sets",
+  "blocks",
+  "build",
+  "check_threshold",
+  "pairwise",
+]
 
 _POSTINGS = 1 << 20
 """Elements looked up at a time: bounds the memory, some 200 MiB."""
@@ -29,6 +40,7 @@ _ROUNDING = 1e-9  # of threshold times size, before it is rounded up
 
 Sets = Sequence[Collection[Hashable]]
 Matches = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Positions on one side, on the other, and similarities: one of each a pair."""
 
 
 class Measure(Protocol):
@@ -172,7 +184,7 @@ def _candidates(lookups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     table @ np.diff(targets.indptr).astype(np.int64)
     for table, targets in lookups
   )
-  for start, stop in _blocks(costs, _POSTINGS // width):
+  for start, stop in blocks(costs, _POSTINGS // width):
     pairs = sum(table[start:stop] @ targets for table, targets in lookups)
     pairs = pairs.tocsr()
     pairs.sort_indices()
@@ -180,8 +192,21 @@ def _candidates(lookups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield left, pairs.indices.astype(np.int64)
 
 
-def _blocks(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-  """Yields bounds of runs of rows that cost at most so much, or are one row."""
+def blocks(
+  costs: Int[np.ndarray, " row"], most: int
+) -> Iterator[tuple[int, int]]:
+  """Yields bounds of runs of rows that cost at most so much, or are one row.
+
+  >>> list(blocks(np.array([2, 2, 9, 1]), most=4))
+  [(0, 2), (2, 3), (3, 4)]
+
+  Args:
+    costs: of each row.
+    most: of a run of several rows.
+
+  Yields:
+    The first row of a run, and the one behind its last.
+  """
   ends = np.cumsum(costs)
   start = 0
   while start < len(costs):
@@ -237,3 +262,18 @@ def pairwise(
   pairs = zip(left, right, strict=True)
   common = [sum(map(set(b).__contains__, a)) for a, b in pairs]
   return measure(np.array(common, np.int64), *sizes)
+
+
+def check_threshold(threshold: float) -> None:
+  """Refuses a threshold that is no similarity of two sets, or 0.
+
+  Args:
+    threshold: of a detector.
+
+  Raises:
+    ValueError: if it lies outside (0, 1].
+  """
+  if not 0 < threshold <= 1:
+    raise ValueError(
+      f"expected a threshold in (0, 1], got threshold={threshold}; change it"
+    )

@@ -11,6 +11,7 @@ __all__ = [
   "FUNCTION_WORDS",
   "Features",
   "character_ngrams",
+  "check_ngrams",
   "check_stemmer",
   "normalize",
   "stem_sets",
@@ -157,6 +158,21 @@ def character_ngrams(texts: Sequence[str], *, n: int) -> list[set[str]]:
   return [
     _ngrams(f" {text} ", n) if text else set() for text in map(normalize, texts)
   ]
+
+
+def check_ngrams(n: int) -> None:
+  """Refuses n-grams of nothing.
+
+  Args:
+    n: characters of an n-gram.
+
+  Raises:
+    ValueError: if it is below 1.
+  """
+  if n < 1:
+    raise ValueError(
+      f"expected n-grams of n >= 1 characters, got n={n}; change it"
+    )
 
 
 def _ngrams(text: str, n: int) -> set[str]:

@@ -21,24 +21,33 @@ import numpy as np
 import tqdm
 from jaxtyping import Bool, Float
 
-from synthq_jax.leakage import _set_search, _words, relations
+from synthq_jax.leakage import (
+  _embedding,
+  _min_hash,
+  _set_search,
+  _words,
+  relations,
+)
 
 __all__ = [
   "Containment",
   "Detector",
+  "Embedding",
   "Exact",
   "Index",
   "Match",
+  "MinHash",
   "Text",
   "TokenSet",
   "find",
   "share_with_match",
 ]
 
-_CHUNK = 1 << 14
+Embedding = _embedding.Embedding
+MinHash = _min_hash.MinHash
+Matches = _set_search.Matches
 
-Matches = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Positions of queries and of targets, and scores: one of each per pair."""
+_CHUNK = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +194,7 @@ class TokenSet(_OfSets):
 
   def __post_init__(self):
     """Checks the fields."""
-    check_threshold(self.threshold)
+    _set_search.check_threshold(self.threshold)
     _words.check_stemmer(self.stemmer)
 
   @functools.cached_property
@@ -218,30 +227,12 @@ class Containment(_OfSets):
 
   def __post_init__(self):
     """Checks the fields."""
-    check_threshold(self.threshold)
-    if self.n < 1:
-      raise ValueError(
-        f"expected n-grams of n >= 1 characters, got n={self.n}; change it"
-      )
+    _set_search.check_threshold(self.threshold)
+    _words.check_ngrams(self.n)
 
   @functools.cached_property
   def _features(self) -> _words.Features:
     return functools.partial(_words.character_ngrams, n=self.n)
-
-
-def check_threshold(threshold: float) -> None:
-  """Refuses a threshold that is no similarity of two sets, or 0.
-
-  Args:
-    threshold: of a detector.
-
-  Raises:
-    ValueError: if it lies outside (0, 1].
-  """
-  if not 0 < threshold <= 1:
-    raise ValueError(
-      f"expected a threshold in (0, 1], got threshold={threshold}; change it"
-    )
 
 
 def find(
