@@ -10,7 +10,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import ir_datasets_sets
-from synthq_jax.leakage import near_duplicates, relations, splits
+from synthq_jax.leakage import encoders, near_duplicates, relations, splits
 from synthq_jax.pipeline import (
   _leakage_study_leaks,
   _leakage_study_results,
@@ -158,7 +158,9 @@ def build(config: Any) -> Data:
     splits.filler(drawn_from, max(config.sizes), seed=seed) for seed in seeds
   )
   leaked = {
-    name: tuple(splits.leaked(e, config.num_leaked, seed=seed) for seed in seeds)
+    name: tuple(
+      splits.leaked(e, config.num_leaked, seed=seed) for seed in seeds
+    )
     for name, e in leaks.items()
   }
   wanted = _named(candidates, [*fillers, *leaked[_NEAR], *leaked[_TEST]])
@@ -278,7 +280,9 @@ def _facts(
   pool: Mapping[str, str],
   kept: Mapping[str, str],
 ) -> _leakage_study_results.Facts:
-  pairs = [(text, test.texts[q]) for q, found in near.items() for _, text in found]
+  pairs = [
+    (text, test.texts[q]) for q, found in near.items() for _, text in found
+  ]
   theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
   kinds = [relations.relation(*pair) for pair in pairs]
   return _leakage_study_results.Facts(
@@ -303,6 +307,7 @@ def _facts(
         near_duplicates.Exact(),
         config.words(config.near_threshold),
         near_duplicates.Containment(),
+        near_duplicates.Embedding(encode=encoders.own()),
       )
     },
   )

@@ -162,5 +162,3 @@ class Study:
   """All of them."""
   seconds: float
   """Of all trainings and rerankings, whenever they ran."""
-
-

@@ -207,8 +207,10 @@ def _memory(
 def _mean_of(
   found: Sequence[tuple[memorization.Memory, ...]], side: int, what: str
 ) -> float:
+  """Returns the mean over repetitions of the mean over test queries."""
   each = [getattr(pair[side], what) for pair in found]
-  return _mean(memorization.average(each)) if each[0] else float("nan")
+  means = [_mean(values) for values in each if values]
+  return math.fsum(means) / len(means) if means else math.nan
 
 
 def _mean(values: Mapping[str, float]) -> float:

@@ -28,7 +28,10 @@ RUN = "run.txt"
 
 
 def all_trainings(
-  config: Any, root: pathlib.Path, data: _leakage_study_data.Data, progress: bool
+  config: Any,
+  root: pathlib.Path,
+  data: _leakage_study_data.Data,
+  progress: bool,
 ) -> Iterator[_leakage_study_results.Training]:
   """Yields every training, done now or before.
 
@@ -54,7 +57,9 @@ def all_trainings(
             bar.update()
 
 
-def folder(root: pathlib.Path, model: str, leakage: str, size: int, seed: int):
+def folder(
+  root: pathlib.Path, model: str, leakage: str, size: int, seed: int
+) -> pathlib.Path:
   """Returns where a training lies."""
   kind = leakage.replace(" ", "_")
   return root / "trainings" / model / f"{kind}_{size}_seed{seed}"
