@@ -16,6 +16,7 @@ do the rest, the same for all of them.
 from synthq_jax.leakage.rerankers.duet import Duet
 from synthq_jax.leakage.rerankers.interface import Instance, Reranker
 from synthq_jax.leakage.rerankers.knrm import KNRM
+from synthq_jax.leakage.rerankers.monobert import MonoBERT
 from synthq_jax.leakage.rerankers.monot5 import MonoT5
 from synthq_jax.leakage.rerankers.pacrr import PACRR
 from synthq_jax.leakage.rerankers.reranking import rerank
@@ -26,6 +27,7 @@ __all__ = [
   "Duet",
   "Instance",
   "KNRM",
+  "MonoBERT",
   "MonoT5",
   "PACRR",
   "Recipe",
