@@ -183,7 +183,40 @@ def parser() -> argparse.ArgumentParser:
       "corpus_overlap", help=words, description=words, allow_abbrev=False
     )
   )
+  _add_leakage(commands)
   return top
+
+
+def _add_leakage(commands: Any) -> None:
+  words = "private: leaks between a query log and other texts"
+  group = commands.add_parser(
+    "leakage", help=words, description=words, allow_abbrev=False
+  )
+  tools = group.add_subparsers(dest="tool", required=True, metavar="TOOL")
+  words = "pairs of queries and targets that say the same"
+  _add_duplicates_flags(
+    tools.add_parser(
+      "near_duplicates", help=words, description=words, allow_abbrev=False
+    )
+  )
+
+
+def _add_duplicates_flags(command: argparse.ArgumentParser) -> None:
+  flag = command.add_argument
+  words = "the log, streamed: id, tab, query; or JSONL with _id and text"
+  flag("--queries", required=True, help=words)
+  words = "the smaller side: topics (JSONL), or a file like the log"
+  flag("--targets", required=True, help=words)
+  words = "exact, token_set, containment, minhash or embedding; several times"
+  flag("--detector", action="append", required=True, help=words)
+  flag("--threshold", type=float, help="least similarity, of all of them")
+  words = "JSONL of pairs with their texts; its owner alone may read it"
+  flag("--output", required=True, help=words)
+  words = "of the encoder of embedding: a folder of any known format"
+  flag("--checkpoint", help=words)
+  flag("--vocabulary", help="the SentencePiece model of --checkpoint")
+  flag("--quiet", action="store_true", help="no progress bars")
+  flag("--debug", action="store_true", help="show tracebacks")
 
 
 def _add_stage_flags(command: argparse.ArgumentParser) -> None:

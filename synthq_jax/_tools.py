@@ -1,4 +1,4 @@
-"""Commands that are no stages: calculator, export, search of a corpus."""
+"""Commands that are no stages: calculator, export, corpora, leaks."""
 
 import argparse
 
@@ -51,9 +51,32 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
   )
 
 
+def _leakage(options: argparse.Namespace) -> str:
+  """Looks for queries of a log among other texts."""
+  from synthq_jax.pipeline import near_duplicates
+
+  detectors = [
+    near_duplicates.detector(
+      name,
+      threshold=options.threshold,
+      checkpoint=options.checkpoint,
+      vocabulary=options.vocabulary,
+    )
+    for name in dict.fromkeys(options.detector)
+  ]
+  return near_duplicates.run(
+    options.queries,
+    options.targets,
+    options.output,
+    detectors,
+    progress=not options.quiet,
+  )
+
+
 TOOLS = {
   "privacy": _privacy,
   "export": _export,
   "corpus_overlap": _corpus_overlap,
+  "leakage": _leakage,
 }
 """By command: takes the parsed flags, returns what is printed."""

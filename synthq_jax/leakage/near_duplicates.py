@@ -34,6 +34,7 @@ __all__ = [
   "Detector",
   "Embedding",
   "Exact",
+  "FUNCTION_WORDS",
   "Index",
   "Match",
   "MinHash",
@@ -43,6 +44,7 @@ __all__ = [
   "share_with_match",
 ]
 
+FUNCTION_WORDS = _words.FUNCTION_WORDS
 Embedding = _embedding.Embedding
 MinHash = _min_hash.MinHash
 Matches = _set_search.Matches
@@ -183,7 +185,9 @@ class TokenSet(_OfSets):
   Attributes:
     threshold: words in common over all words, in (0, 1]; 1: the same words.
     stemmer: a Snowball algorithm such as "english", or "" for none.
-    ignored: words that do not count, unless a text has no others.
+    ignored: words that do not count, unless a text has no others, for example
+      `FUNCTION_WORDS`: below a threshold of 1, "what is the state of" makes
+      near-duplicates of questions that share nothing else.
   """
 
   threshold: float = 1.0

@@ -1,0 +1,278 @@
+"""Queries, topics, and pairs of queries that people labelled, as plain files."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from synthq_jax.data import files
+
+__all__ = [
+  "LabelledPair",
+  "Topic",
+  "agreement",
+  "labelled_pairs",
+  "query_log",
+  "topics",
+]
+
+Path = str | os.PathLike
+
+_RELATIONS = {
+  "Identical": "identical",
+  "Generalization": "generalisation",
+  "Specialization": "specialisation",
+  "Reformulation": "reformulation",
+}
+_OTHER = "Different Topic"
+_SIDES = ("title", "variant")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledPair:
+  """A query beside a topic, with what a person said of them.
+
+  Attributes:
+    query_id: of the query.
+    query: its text.
+    topic: the topic's number.
+    title: the topic's title.
+    variant: what somebody asked who had read the topic.
+    title_relations: how the query relates to the title; mostly one name of
+      `leakage.relations.RELATIONS`, none where nothing was said.
+    variant_relations: how it relates to the variant.
+    different_topic: whether it is on another topic, whatever else was said.
+    cosine: that of query and variant, as its source computed it.
+  """
+
+  query_id: str
+  query: str
+  topic: str
+  title: str
+  variant: str
+  title_relations: tuple[str, ...]
+  variant_relations: tuple[str, ...]
+  different_topic: bool
+  cosine: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Topic:
+  """What TREC asked.
+
+  Attributes:
+    collection: the test set, e.g. "robust04".
+    number: the topic's number there.
+    title: a few words.
+    description: a sentence.
+  """
+
+  collection: str
+  number: str
+  title: str
+  description: str
+
+
+def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
+  """Reads pairs as the annotations of SPIRE 2022 are laid out.
+
+  Args:
+    path: JSONL with "query-id", "query", "topic", "title", "variant",
+      "title_label", "variant_label" and "other_label" (lists) and "cosine".
+
+  Returns:
+    The pairs, in their order.
+
+  Raises:
+    ValueError: if a line lacks a key or has an unknown label (the message says
+      file:line).
+  """
+  return tuple(_pair(where, line) for where, line in files.json_lines(path))
+
+
+def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
+  cosine = _value(where, line, "cosine", (int, float))
+  if not math.isfinite(cosine):
+    raise ValueError(
+      f'{where}: expected a finite "cosine", got {cosine}; correct the line'
+    )
+  other = _labels(where, line, "other_label", {_OTHER: _OTHER})
+  return LabelledPair(
+    query_id=str(_value(where, line, "query-id", (int, str))),
+    query=_value(where, line, "query", str),
+    topic=str(_value(where, line, "topic", (int, str))),
+    title=_value(where, line, "title", str),
+    variant=_value(where, line, "variant", str),
+    title_relations=_labels(where, line, "title_label", _RELATIONS),
+    variant_relations=_labels(where, line, "variant_label", _RELATIONS),
+    different_topic=bool(other),
+    cosine=float(cosine),
+  )
+
+
+def _value(where: str, line: Mapping[str, Any], key: str, kind: Any) -> Any:
+  """Returns what stands under a key, if it is of the right kind."""
+  value = line.get(key)
+  if not isinstance(value, kind) or isinstance(value, bool):
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    names = " or ".join(each.__name__ for each in kinds)
+    raise ValueError(
+      f'{where}: expected {names} under "{key}", got'
+      f" {type(value).__name__}; correct the line"
+    )
+  return value
+
+
+def _labels(
+  where: str, line: Mapping[str, Any], key: str, known: Mapping[str, str]
+) -> tuple[str, ...]:
+  """Returns our names of labels."""
+  labels = _value(where, line, key, list)
+  odd = [label for label in labels if label not in known]
+  if odd:
+    raise ValueError(
+      f'{where}: expected labels of {sorted(known)} under "{key}", got'
+      f" {odd[0]!r}; correct it"
+    )
+  return tuple(known[label] for label in labels)
+
+
+def agreement(path: Path) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
+  """Reads what two people said of the same pairs.
+
+  Args:
+    path: JSONL with "annotator", "pair" and "label", a list of
+      "Title-Reformulation" and the like or "Different Topic".
+
+  Returns:
+    Pair -> annotator -> "title", "variant" or "other" -> labels.
+
+  Raises:
+    ValueError: if a line lacks a key, a label is unknown, somebody labelled a
+      pair twice, or a pair has not the same annotators as the first.
+  """
+  found: dict[str, dict[str, dict[str, frozenset[str]]]] = {}
+  for where, line in files.json_lines(path):
+    pair = str(_value(where, line, "pair", (int, str)))
+    name = _value(where, line, "annotator", str)
+    said = _said(where, _value(where, line, "label", list))
+    if found.setdefault(pair, {}).setdefault(name, said) is not said:
+      raise ValueError(
+        f"{where}: expected one line of {name!r} for pair {pair}, got two;"
+        " remove one"
+      )
+  people = {tuple(sorted(each)) for each in found.values()}
+  if len(people) != 1:
+    raise ValueError(
+      f"{path}: expected the same annotators for every pair, got"
+      f" {sorted(people) or 'no line'}; remove the others"
+    )
+  return found
+
+
+def _said(where: str, labels: list[str]) -> dict[str, frozenset[str]]:
+  """Sorts labels by what they are about."""
+  said: dict[str, set[str]] = {side: set() for side in (*_SIDES, "other")}
+  for label in labels:
+    side, _, name = str(label).partition("-")
+    if label == _OTHER:
+      said["other"].add("different topic")
+    elif side.lower() in _SIDES and name in _RELATIONS:
+      said[side.lower()].add(_RELATIONS[name])
+    else:
+      raise ValueError(
+        f'{where}: expected "{_OTHER}", or "Title-" or "Variant-" and one of'
+        f" {sorted(_RELATIONS)}, got {label!r}; correct it"
+      )
+  return {side: frozenset(names) for side, names in said.items()}
+
+
+def topics(path: Path) -> tuple[Topic, ...]:
+  """Reads topics of TREC.
+
+  Args:
+    path: JSONL with "collection", "topic", "title" and "description".
+
+  Returns:
+    The topics, in their order; a number may occur in several collections.
+
+  Raises:
+    ValueError: if a line lacks a key, or a collection has a topic twice.
+  """
+  found: dict[tuple[str, str], Topic] = {}
+  for where, line in files.json_lines(path):
+    topic = Topic(
+      collection=_value(where, line, "collection", str),
+      number=str(_value(where, line, "topic", (int, str))),
+      title=_value(where, line, "title", str),
+      description=_value(where, line, "description", str),
+    )
+    key = topic.collection, topic.number
+    if found.setdefault(key, topic) is not topic:
+      raise ValueError(
+        f"{where}: expected each topic once, got {topic.number} of"
+        f" {topic.collection} again; remove one"
+      )
+  return tuple(found.values())
+
+
+def query_log(path: Path) -> Iterator[tuple[str, str]]:
+  """Yields the queries of a log, which may be larger than memory.
+
+  Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,
+  query, document, address). ORCAS has a line for each click: lines that repeat
+  the id of the line before are left out. A first line that begins with
+  "query-id", "qid" or the like is a header. A file with ".jsonl" in its name
+  holds objects with "_id" or "id", and "text" or "query".
+
+  Args:
+    path: the file, plain or gzipped.
+
+  Yields:
+    Id and text of each query.
+
+  Raises:
+    ValueError: if a line has no id or no text (the message says file:line).
+  """
+  rows = _json_rows(path) if ".jsonl" in os.fspath(path) else _table_rows(path)
+  before = None
+  for where, name, text in rows:
+    if not name or not text.strip():
+      raise ValueError(
+        f"{where}: expected an id and a query, got an empty one; fill it or"
+        " remove the line"
+      )
+    if name != before:
+      yield name, text
+    before = name
+
+
+_HEADERS = ("query-id", "query_id", "qid", "id", "_id")
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+  """Yields place, id and text of tab-separated lines."""
+  for number, (where, line) in enumerate(files.lines(path)):
+    name, tab, rest = line.partition("\t")
+    if not tab:
+      raise ValueError(
+        f"{where}: expected an id, a tab and a query, got a line without a tab;"
+        " separate them"
+      )
+    if number == 0 and name.strip().lower() in _HEADERS:
+      continue
+    yield where, name.strip(), rest.partition("\t")[0]
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+  """Yields place, id and text of JSON objects."""
+  for where, line in files.json_lines(path):
+    name = next((line[key] for key in ("_id", "id") if key in line), None)
+    text = next((line[key] for key in ("text", "query") if key in line), None)
+    if not isinstance(name, (str, int)) or not isinstance(text, str):
+      raise ValueError(
+        f'{where}: expected "_id" or "id", and a string under "text" or "query",'
+        f" got {sorted(line)}; rename the keys"
+      )
+    yield where, str(name), text

@@ -1,0 +1,328 @@
+"""How far a detector of near-duplicates can be trusted: from labelled pairs.
+
+Labels are of pairs that somebody chose, such as those above some cosine: a
+recall is among these alone. Several pairs are often of one topic, and then fewer
+independent ones than they seem: intervals draw whole groups.
+
+References:
+  Wilson, "Probable Inference, the Law of Succession, and Statistical Inference",
+  Journal of the American Statistical Association 1927.
+  Cohen, "A Coefficient of Agreement for Nominal Scales", Educational and
+  Psychological Measurement 1960.
+"""
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import scipy.stats
+from jaxtyping import Bool, Float, Int
+
+__all__ = [
+  "Curve",
+  "Interval",
+  "average_precision",
+  "cohens_kappa",
+  "curve",
+  "grouped_interval",
+  "threshold",
+  "wilson",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interval:
+  """A share and the interval around it; all of them nan for a share of nothing.
+
+  Attributes:
+    value: the share.
+    low: the lower end.
+    high: the upper end.
+  """
+
+  value: float
+  low: float
+  high: float
+
+
+def wilson(hits: int, number: int, *, level: float = 0.95) -> Interval:
+  """Returns a share of independent draws and Wilson's interval.
+
+  >>> interval = wilson(9, 10)
+  >>> round(interval.low, 3), round(interval.high, 3)
+  (0.596, 0.982)
+
+  Args:
+    hits: how many were right, in [0, number].
+    number: how many were drawn; 0 gives nan.
+    level: the share of such intervals that hold the true share, about; in
+      (0, 1).
+
+  Returns:
+    The share and its interval.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  if not 0 <= hits <= number or not 0 < level < 1:
+    raise ValueError(
+      f"expected 0 <= hits <= number and level in (0, 1), got hits={hits},"
+      f" number={number}, level={level}; check the counts"
+    )
+  if not number:
+    return Interval(value=math.nan, low=math.nan, high=math.nan)
+  z = float(scipy.stats.norm.isf((1 - level) / 2))
+  share, spread = hits / number, z**2 / number
+  middle = share + spread / 2
+  reach = math.sqrt(spread * (share * (1 - share) + spread / 4))
+  return Interval(
+    value=share,
+    low=max(0.0, (middle - reach) / (1 + spread)),
+    high=min(1.0, (middle + reach) / (1 + spread)),
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curve:
+  """Precision and recall at every threshold that changes something.
+
+  Attributes:
+    thresholds: the scores that occur, ascending.
+    found: the pairs that score at least that much.
+    right: those of them that are near-duplicates.
+    positives: the near-duplicates among all labelled pairs.
+    number: all labelled pairs.
+  """
+
+  thresholds: Float[np.ndarray, " threshold"]
+  found: Int[np.ndarray, " threshold"]
+  right: Int[np.ndarray, " threshold"]
+  positives: int
+  number: int
+
+  @property
+  def precision(self) -> Float[np.ndarray, " threshold"]:
+    """The share of near-duplicates among the pairs found."""
+    return self.right / self.found
+
+  @property
+  def recall(self) -> Float[np.ndarray, " threshold"]:
+    """The share of the labelled near-duplicates that are found."""
+    return self.right / max(self.positives, 1)
+
+
+def curve(
+  scores: Float[np.ndarray, " pair"], labels: Bool[np.ndarray, " pair"]
+) -> Curve:
+  """Returns precision and recall at each threshold.
+
+  >>> found = curve(np.array([0.9, 0.8, 0.8, 0.1]), np.array([1, 1, 0, 0]) > 0)
+  >>> found.thresholds.tolist(), found.precision.round(2).tolist()
+  ([0.1, 0.8, 0.9], [0.5, 0.67, 1.0])
+
+  Args:
+    scores: of labelled pairs.
+    labels: which of them are near-duplicates.
+
+  Returns:
+    The curve; pairs of equal score are found together.
+
+  Raises:
+    ValueError: if there is no pair, labels are missing, or a score is not
+      finite.
+  """
+  scores, labels = _checked(scores, labels)
+  order = np.argsort(-scores, kind="stable")
+  scores, right = scores[order], np.cumsum(labels[order])
+  last = np.flatnonzero(np.append(np.diff(scores) != 0, True))[::-1]
+  return Curve(
+    thresholds=scores[last],
+    found=last + 1,
+    right=right[last],
+    positives=int(labels.sum()),
+    number=len(labels),
+  )
+
+
+def _checked(scores, labels) -> tuple[np.ndarray, np.ndarray]:
+  scores, labels = np.asarray(scores, float), np.asarray(labels)
+  if (
+    not scores.size
+    or scores.ndim != 1
+    or scores.shape != labels.shape
+    or labels.dtype != bool
+    or not np.isfinite(scores).all()
+  ):
+    raise ValueError(
+      "expected finite scores and a boolean label for each, got shapes"
+      f" {scores.shape} and {labels.shape} of {labels.dtype}; check the pairs"
+    )
+  return scores, labels
+
+
+def threshold(
+  scores: Float[np.ndarray, " pair"],
+  labels: Bool[np.ndarray, " pair"],
+  *,
+  precision: float,
+) -> float:
+  """Returns the lowest threshold with a wanted precision.
+
+  Precision is that of the pairs which score at least the threshold. It need not
+  rise with the threshold; the lowest is taken because it finds most. It was
+  chosen by looking at the labels, so that on other pairs the precision is lower
+  on average: quote its interval, better on pairs kept apart.
+
+  >>> scores = np.array([0.9, 0.8, 0.7, 0.6])
+  >>> threshold(scores, np.array([True, True, False, False]), precision=0.6)
+  0.7
+
+  Args:
+    scores: of labelled pairs.
+    labels: which of them are near-duplicates.
+    precision: the wanted one, in (0, 1].
+
+  Returns:
+    A score that occurs.
+
+  Raises:
+    ValueError: if no threshold reaches it, or as `curve`.
+  """
+  if not 0 < precision <= 1:
+    raise ValueError(
+      f"expected precision in (0, 1], got precision={precision}; change it"
+    )
+  found = curve(scores, labels)
+  enough = np.flatnonzero(found.precision >= precision)
+  if not len(enough):
+    raise ValueError(
+      f"expected a threshold with precision={precision}, got at most"
+      f" {found.precision.max():.3f}; ask for less, or use another detector"
+    )
+  return float(found.thresholds[enough[0]])
+
+
+def average_precision(
+  scores: Float[np.ndarray, " pair"], labels: Bool[np.ndarray, " pair"]
+) -> float:
+  """Returns the area under the steps of precision over recall.
+
+  A detector that knows nothing gets the share of near-duplicates.
+
+  >>> average_precision(np.array([0.9, 0.8, 0.7]), np.array([1, 0, 1]) > 0)
+  0.8333333333333333
+
+  Args:
+    scores: of labelled pairs.
+    labels: which of them are near-duplicates; at least one.
+
+  Returns:
+    In (0, 1].
+
+  Raises:
+    ValueError: as `curve`, or if no pair is a near-duplicate.
+  """
+  found = curve(scores, labels)
+  if not found.positives:
+    raise ValueError(
+      "expected a near-duplicate among the labelled pairs, got none; add some"
+    )
+  gained = -np.diff(np.append(found.recall, 0.0))
+  return float((gained * found.precision).sum())
+
+
+def grouped_interval(
+  hits: Sequence[float],
+  counted: Sequence[float],
+  groups: Sequence[Hashable],
+  *,
+  level: float = 0.95,
+  samples: int = 2000,
+  seed: int,
+) -> Interval:
+  """Returns a share and its bootstrap interval, whole groups drawn.
+
+  The share is the sum of `hits` over the sum of `counted`, such as right pairs
+  over found ones; both sums vary from draw to draw. Draws that count nothing are
+  left out.
+
+  >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
+  >>> grouped_interval(hits, counted, topics, seed=0)
+  Interval(value=0.6666666666666666, low=0.0, high=1.0)
+
+  Args:
+    hits: what a pair adds above the line, at most what it adds below.
+    counted: what it adds below the line, >= 0.
+    groups: which belong together, one per pair.
+    level: the level of the interval, in (0, 1).
+    samples: how often to draw.
+    seed: of NumPy's generator.
+
+  Returns:
+    The share and its interval; nan where nothing counts.
+
+  Raises:
+    ValueError: if numbers of pairs differ, or `level` or `samples` is out of
+      range.
+  """
+  hits, counted = np.asarray(hits, float), np.asarray(counted, float)
+  if (
+    not 0 < level < 1
+    or samples < 1
+    or not len(hits) == len(counted) == len(groups)
+  ):
+    raise ValueError(
+      "expected level in (0, 1), samples >= 1 and a group for each pair, got"
+      f" level={level}, samples={samples}, {len(hits)} hits, {len(counted)}"
+      f" counted, {len(groups)} groups; change them"
+    )
+  if not counted.sum():
+    return Interval(value=math.nan, low=math.nan, high=math.nan)
+  names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
+  places = np.array([names[name] for name in groups])
+  sums = np.stack(
+    [np.bincount(places, values, len(names)) for values in (hits, counted)]
+  )
+  rng = np.random.default_rng(seed)
+  even = np.full(len(names), 1 / len(names))
+  above, below = sums @ rng.multinomial(len(names), even, size=samples).T
+  shares = above[below > 0] / below[below > 0]
+  low, high = np.quantile(shares, [(1 - level) / 2, (1 + level) / 2])
+  value = hits.sum() / counted.sum()
+  return Interval(value=float(value), low=float(low), high=float(high))
+
+
+def cohens_kappa(
+  first: Sequence[Hashable], second: Sequence[Hashable]
+) -> float:
+  """Returns how much more two people agree than they would by chance.
+
+  >>> round(cohens_kappa(["x", "x", "y", "y"], ["x", "x", "y", "x"]), 2)
+  0.5
+
+  Args:
+    first: one person's label of each item; several labels of an item are one
+      category of their own if they are given as one value, e.g. a frozenset.
+    second: the other's, in the same order.
+
+  Returns:
+    At most 1; 0 is chance, and 1 also where both say the same of every item.
+
+  Raises:
+    ValueError: if there is no item, or one has no second label.
+  """
+  if not first or len(first) != len(second):
+    raise ValueError(
+      f"expected two labels of each item, got {len(first)} and {len(second)};"
+      " check the annotations"
+    )
+  pairs = list(zip(first, second, strict=True))
+  agreed = sum(one == other for one, other in pairs) / len(pairs)
+  shares = [
+    (list(first).count(name) / len(pairs))
+    * (list(second).count(name) / len(pairs))
+    for name in set(first)
+  ]
+  chance = math.fsum(shares)
+  return 1.0 if agreed == 1 else (agreed - chance) / (1 - chance)

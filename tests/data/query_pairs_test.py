@@ -1,0 +1,149 @@
+"""Plain files of queries, topics and labelled pairs, and what is refused."""
+
+import gzip
+import json
+
+import pytest
+
+from synthq_jax.data import query_pairs
+
+PAIR = {
+  "query-id": 7,
+  "query": "a",
+  "topic": "301",
+  "title": "b",
+  "variant": "c",
+  "title_label": ["Generalization"],
+  "variant_label": [],
+  "other_label": ["Different Topic"],
+  "cosine": 1,
+}
+
+
+def written(tmp_path, *lines, name="file.jsonl"):
+  path = tmp_path / name
+  path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+  return path
+
+
+def test_a_labelled_pair_is_read_with_our_names(tmp_path):
+  (pair,) = query_pairs.labelled_pairs(written(tmp_path, PAIR))
+  assert pair == query_pairs.LabelledPair(
+    query_id="7",
+    query="a",
+    topic="301",
+    title="b",
+    variant="c",
+    title_relations=("generalisation",),
+    variant_relations=(),
+    different_topic=True,
+    cosine=1.0,
+  )
+
+
+@pytest.mark.parametrize(
+  ("key", "value", "said"),
+  [
+    ("query", None, 'str under "query", got NoneType'),
+    ("cosine", "high", "got str"),
+    ("cosine", float("nan"), "finite"),
+    ("title_label", ["Synonym"], "got 'Synonym'"),
+    ("title_label", "Identical", "expected list"),
+    ("other_label", ["Identical"], "Different Topic"),
+  ],
+)
+def test_a_wrong_pair_is_refused_with_its_line(tmp_path, key, value, said):
+  path = written(tmp_path, PAIR, {**PAIR, key: value})
+  with pytest.raises(ValueError, match=f"file.jsonl:2: .*{said}"):
+    query_pairs.labelled_pairs(path)
+
+
+def said(annotator, *labels, pair=1):
+  return {"annotator": annotator, "pair": pair, "label": list(labels)}
+
+
+def test_agreement_is_sorted_by_what_labels_are_about(tmp_path):
+  path = written(
+    tmp_path,
+    said("A", "Title-Identical", "Variant-Generalization"),
+    said("B", "Different Topic"),
+  )
+  found = query_pairs.agreement(path)
+  assert found["1"]["A"] == {
+    "title": {"identical"},
+    "variant": {"generalisation"},
+    "other": set(),
+  }
+  assert found["1"]["B"]["other"] == {"different topic"}
+
+
+@pytest.mark.parametrize(
+  ("lines", "message"),
+  [
+    ([said("A"), said("A")], ":2: expected one line of 'A'"),
+    ([said("A", "Title-Synonym")], ":1: .*got 'Title-Synonym'"),
+    ([said("A"), said("B", pair=2)], "the same annotators"),
+    ([], "got no line"),
+  ],
+)
+def test_annotations_that_cannot_be_compared_are_refused(
+  tmp_path, lines, message
+):
+  with pytest.raises(ValueError, match=message):
+    query_pairs.agreement(written(tmp_path, *lines))
+
+
+def test_topics_keep_their_collection(tmp_path):
+  line = {"collection": "x", "topic": 301, "title": "t", "description": "d"}
+  other = {**line, "collection": "y"}
+  path = written(tmp_path, line, other)
+  assert [t.collection for t in query_pairs.topics(path)] == ["x", "y"]
+  with pytest.raises(ValueError, match="file.jsonl:3: .*301 of x again"):
+    query_pairs.topics(written(tmp_path, line, other, line))
+
+
+def test_a_log_is_read_in_whatever_layout(tmp_path):
+  expected = [("1", "red  apples"), ("2", "naïve")]
+  texts = {
+    "msmarco.tsv": "1\tred  apples\n2\tnaïve\n",
+    "headed.tsv": "query-id\ttext\tsources\n1\tred  apples\tx\n2\tnaïve\ty\n",
+    "orcas.tsv": (
+      "1\tred  apples\tD1\thttps://a.org\n1\tred  apples\tD2\thttps://b.org\n"
+      "2\tnaïve\tD1\thttps://a.org\n"
+    ),
+    "queries.jsonl": (
+      '{"_id": "1", "text": "red  apples"}\n{"id": 2, "query": "naïve"}\n'
+    ),
+  }
+  for name, text in texts.items():
+    (tmp_path / name).write_text(text)
+    assert list(query_pairs.query_log(tmp_path / name)) == expected, name
+    packed = tmp_path / f"{name}.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert list(query_pairs.query_log(packed)) == expected, name
+
+
+def test_a_log_is_read_line_by_line(tmp_path):
+  path = tmp_path / "log.tsv"
+  path.write_text("1\tpolio\nbroken secret\n")
+  rows = query_pairs.query_log(path)
+  assert next(rows) == ("1", "polio")
+  with pytest.raises(ValueError, match="log.tsv:2: .*without a tab") as error:
+    next(rows)
+  assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("name", "text"),
+  [
+    ("log.tsv", "\tpolio\n"),
+    ("log.tsv", "1\t \n"),
+    ("log.jsonl", '{"_id": "1", "text": ""}\n'),
+    ("log.jsonl", '{"_id": "1"}\n'),
+    ("log.jsonl", '{"text": "polio"}\n'),
+  ],
+)
+def test_a_query_without_an_id_or_words_is_refused(tmp_path, name, text):
+  (tmp_path / name).write_text(text)
+  with pytest.raises(ValueError, match=f"{name}:1: expected"):
+    list(query_pairs.query_log(tmp_path / name))

@@ -1,0 +1,156 @@
+"""Thresholds, curves and agreement beside ten-line versions of them."""
+
+import math
+
+import hypothesis
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import strategies as st
+
+from synthq_jax.leakage import calibration
+
+PAIRS = st.lists(
+  st.tuples(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.booleans()),
+  min_size=1,
+  max_size=20,
+)
+
+
+def columns(pairs):
+  return np.array([s for s, _ in pairs]), np.array([y for _, y in pairs])
+
+
+@hypothesis.given(PAIRS)
+def test_a_curve_counts_what_scores_at_least_the_threshold(pairs):
+  scores, labels = columns(pairs)
+  found = calibration.curve(scores, labels)
+  assert found.thresholds.tolist() == sorted(set(scores.tolist()))
+  for at, threshold in enumerate(found.thresholds):
+    above = [label for score, label in pairs if score >= threshold]
+    assert found.found[at] == len(above)
+    assert found.precision[at] == sum(above) / len(above)
+    assert found.recall[at] == sum(above) / max(1, labels.sum())
+
+
+@hypothesis.given(PAIRS, st.sampled_from([0.3, 0.5, 0.9, 1.0]))
+def test_no_lower_threshold_has_the_wanted_precision(pairs, precision):
+  scores, labels = columns(pairs)
+  good = [t for t in set(scores) if labels[scores >= t].mean() >= precision]
+  if good:
+    chosen = calibration.threshold(scores, labels, precision=precision)
+    assert chosen == min(good)
+  else:
+    with pytest.raises(ValueError, match="got at most"):
+      calibration.threshold(scores, labels, precision=precision)
+
+
+@hypothesis.given(PAIRS, st.randoms())
+def test_the_order_of_the_pairs_does_not_matter(pairs, random):
+  hypothesis.assume(any(label for _, label in pairs))
+  mixed = random.sample(pairs, len(pairs))
+  one, other = (
+    calibration.average_precision(*columns(each)) for each in (pairs, mixed)
+  )
+  assert one == other
+
+
+def test_average_precision_is_one_for_a_perfect_order_and_the_share_for_none():
+  labels = np.array([True, True, False, False, False])
+  perfect = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
+  assert calibration.average_precision(perfect, labels) == 1
+  assert calibration.average_precision(0 * perfect, labels) == 0.4
+
+
+def test_wilsons_interval_is_where_the_score_test_turns():
+  for hits, number in ((0, 5), (3, 10), (721, 827), (5, 5)):
+    interval = calibration.wilson(hits, number)
+    assert interval.low <= interval.value <= interval.high
+    z = scipy.stats.norm.isf(0.025)
+    for end in {interval.low, interval.high} - {0.0, 1.0}:
+      error = math.sqrt(end * (1 - end) / number)
+      assert abs(hits / number - end) / error == pytest.approx(z)
+
+
+def test_a_share_of_nothing_is_no_number():
+  assert math.isnan(calibration.wilson(0, 0).low)
+  empty = calibration.grouped_interval([0.0], [0.0], ["a"], seed=0)
+  assert math.isnan(empty.value)
+
+
+def coverage(groups: int, each: int, repeats: int, joined: bool) -> float:
+  """How often an interval holds .8; pairs of a group are all alike."""
+  rng, held = np.random.default_rng(7), 0
+  for repeat in range(repeats):
+    hits = np.repeat(rng.random(groups) < 0.8, each)
+    names = np.repeat(np.arange(groups), each) if joined else range(len(hits))
+    interval = calibration.grouped_interval(
+      hits, np.ones(len(hits)), list(names), samples=300, seed=repeat
+    )
+    held += interval.low <= 0.8 <= interval.high
+  return held / repeats
+
+
+def test_an_interval_of_groups_holds_the_truth_where_one_of_pairs_does_not():
+  assert coverage(60, 8, 200, joined=True) > 0.88
+  assert coverage(60, 8, 200, joined=False) < 0.7
+
+
+def test_an_interval_depends_on_the_seed_alone():
+  settings = {"groups": list("aabbc"), "samples": 50}
+  draws = [
+    calibration.grouped_interval([1, 0, 1, 1, 0], [1] * 5, **settings, seed=s)
+    for s in (3, 3)
+  ]
+  assert draws[0] == draws[1]
+
+
+def test_kappa_is_that_of_a_table_worked_out_by_hand():
+  # Agreement .7; chance .5 * .6 + .5 * .4 = .5.
+  first = ["yes"] * 25 + ["no"] * 25
+  second = ["yes"] * 20 + ["no"] * 5 + ["yes"] * 10 + ["no"] * 15
+  assert calibration.cohens_kappa(first, second) == pytest.approx(0.4)
+
+
+LABELS = st.lists(
+  st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1
+)
+
+
+@hypothesis.given(LABELS)
+def test_kappa_is_symmetric_and_at_most_one(pairs):
+  first, second = map(list, zip(*pairs, strict=True))
+  kappa = calibration.cohens_kappa(first, second)
+  assert kappa == pytest.approx(calibration.cohens_kappa(second, first))
+  assert kappa <= 1
+  assert calibration.cohens_kappa(first, first) == 1
+
+
+def test_kappa_of_people_who_say_random_things_is_zero():
+  rng = np.random.default_rng(0)
+  first, second = rng.integers(0, 3, (2, 20_000)).tolist()
+  assert abs(calibration.cohens_kappa(first, second)) < 0.02
+
+
+SCORES, TRUE = np.array([0.5]), np.array([True])
+
+
+@pytest.mark.parametrize(
+  ("call", "said"),
+  [
+    (lambda: calibration.curve(SCORES, np.array([1])), "boolean label"),
+    (lambda: calibration.curve(np.array([np.nan]), TRUE), "finite scores"),
+    (lambda: calibration.curve(SCORES[:0], TRUE[:0]), "finite scores"),
+    (lambda: calibration.threshold(SCORES, TRUE, precision=0), "precision=0"),
+    (lambda: calibration.average_precision(SCORES, ~TRUE), "got none"),
+    (lambda: calibration.wilson(2, 1), "hits=2"),
+    (lambda: calibration.cohens_kappa([], []), "got 0 and 0"),
+    (
+      lambda: calibration.grouped_interval([1], [1], [], seed=0),
+      "0 groups",
+    ),
+  ],
+)
+def test_what_makes_no_sense_is_refused(call, said):
+  with pytest.raises(ValueError, match=said):
+    call()
