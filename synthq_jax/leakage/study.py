@@ -180,6 +180,13 @@ def compare(
   Raises:
     ValueError: if the queries of a pair differ or are fewer than two.
   """
+  # The bootstrap draws places: they must not depend on the order of a mapping.
+  pairs = {
+    label: tuple(
+      {query: side[query] for query in sorted(side)} for side in pair
+    )
+    for label, pair in pairs.items()
+  }
   tests = [significance.paired_t_test(*pair) for pair in pairs.values()]
   corrected = significance.bonferroni([test.p_value for test in tests])
   rows = zip(pairs.items(), tests, corrected, strict=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -286,8 +287,8 @@ def _facts(
   theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
   kinds = [relations.relation(*pair) for pair in pairs]
   return _leakage_study_results.Facts(
-    source=config.source.partition(":")[0],
-    train_source=(config.train_source or "").partition(":")[0],
+    source=_named_source(config.source),
+    train_source=_named_source(config.train_source or ""),
     num_documents=len(test.data.documents),
     num_test_queries=len(near),
     num_found=sum(
@@ -311,6 +312,16 @@ def _facts(
       )
     },
   )
+
+
+def _named_source(text: str) -> str:
+  """Names a source without saying where it lies on this machine.
+
+  >>> [_named_source(text) for text in ("beir:/data/boolq/", "environment_docs")]
+  ['boolq', 'environment_docs']
+  """
+  kind, _, place = text.partition(":")
+  return place if kind == "ir_datasets" else pathlib.Path(place or kind).name
 
 
 def _spread(scores: np.ndarray) -> list[float]:

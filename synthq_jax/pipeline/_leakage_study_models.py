@@ -8,14 +8,17 @@ from typing import Any
 from synthq_jax import artifacts
 from synthq_jax.data import shipped, vocabulary
 from synthq_jax.leakage import rerankers
+from synthq_jax.leakage.rerankers import monobert
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import _fingerprints, config_types
 
 __all__ = ["KINDS", "Model", "build", "digest", "note"]
 
-KINDS = ("monoT5", "Duet", "KNRM", "PACRR")
+KINDS = ("monoT5", "monoBERT", "Duet", "KNRM", "PACRR")
 """What `Model.kind` may be."""
+
+_BERT = "monoBERT"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,11 @@ class Model:
   document_length: int = 128
   """Pieces of a document that are read; what is longer is cut."""
   checkpoint: str | None = None
-  """Folder of the T5 that monoT5 starts from, and whose vectors of pieces the
-  others start from; None: the one that comes with the package."""
+  """monoBERT: folder of a Hugging Face BERT; None: a new, small one on the
+  package's vocabulary. The others: folder of the T5 that monoT5 starts from,
+  and whose vectors of pieces they start from; None: the package's."""
   vocabulary: str | None = None
-  """Its SentencePiece model; None: the one that comes with the package."""
+  """SentencePiece model of the T5; None: the package's. A BERT brings its own."""
 
   def __post_init__(self):
     config_types.one_of(self, "kind", KINDS)
@@ -50,11 +54,12 @@ class Model:
         f"leakage_study.Model.name must be a word for a folder, got"
         f" {self.name!r}"
       )
-    if (self.checkpoint is None) != (self.vocabulary is None):
+    needs_both = self.kind != _BERT and self.checkpoint is not None
+    if needs_both != (self.vocabulary is not None):
       raise ValueError(
-        "leakage_study.Model.checkpoint and vocabulary must be given together,"
-        f" got checkpoint={self.checkpoint!r} and"
-        f" vocabulary={self.vocabulary!r}"
+        "leakage_study.Model.vocabulary must be given with the checkpoint of a"
+        f" T5, and only then, got kind={self.kind!r},"
+        f" checkpoint={self.checkpoint!r} and vocabulary={self.vocabulary!r}"
       )
 
 
@@ -68,19 +73,24 @@ def build(model: Model, documents: Mapping[str, str]) -> rerankers.Reranker:
   Raises:
     ValueError: if a checkpoint or vocabulary cannot be read.
   """
+  lengths = {
+    "length": model.query_length + model.document_length,
+    "query_length": model.query_length,
+  }
+  if model.kind == _BERT and model.checkpoint is not None:
+    return monobert.from_folder(model.checkpoint, **lengths)
   pieces = _vocabulary(model)
-  params, config = t5_checkpoints.load(_checkpoint(model))
+  params, config = t5_checkpoints.load(model.checkpoint or shipped.DIRECTORY)
+  vectors = params["token_embedder"]["embedding"]
+  if model.kind == _BERT:
+    return monobert.from_sentencepiece(pieces, embeddings=vectors, **lengths)
   if model.kind == "monoT5":
     return rerankers.MonoT5(
-      vocabulary=pieces,
-      config=config,
-      start=params,
-      length=model.query_length + model.document_length,
-      query_length=model.query_length,
+      vocabulary=pieces, config=config, start=params, **lengths
     )
   terms = rerankers.Terms(
     vocabulary=pieces,
-    embeddings=params["token_embedder"]["embedding"],
+    embeddings=vectors,
     query_length=model.query_length,
     document_length=model.document_length,
     idf=terms_lib.inverse_document_frequencies(pieces, documents.values()),
@@ -95,10 +105,6 @@ _OF_TERMS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _checkpoint(model: Model) -> pathlib.Path:
-  return pathlib.Path(model.checkpoint or shipped.DIRECTORY)
-
-
 def _vocabulary(model: Model) -> Any:
   if model.vocabulary is not None:
     return vocabulary.load(model.vocabulary)
@@ -107,23 +113,42 @@ def _vocabulary(model: Model) -> Any:
 
 def digest(model: Model) -> str:
   """Returns what the start of a training depends on, beside its settings."""
-  path = model.vocabulary or shipped.VOCABULARY
+  if model.kind == _BERT and model.checkpoint is not None:
+    files = sorted(pathlib.Path(model.checkpoint).glob("*"))
+    return artifacts.fingerprint(
+      [(p.name, _fingerprints.of_file(p)) for p in files if p.is_file()]
+    )
+  place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
   return artifacts.fingerprint(
-    _fingerprints.of_checkpoint(_checkpoint(model)), _fingerprints.of_file(path)
+    _fingerprints.of_checkpoint(place),
+    _fingerprints.of_file(model.vocabulary or shipped.VOCABULARY),
   )
 
 
 def note(model: Model) -> str:
   """Says in one sentence what a reader must know of a reranker."""
-  place = "the small T5 of the package" if model.checkpoint is None else "a T5"
-  what = "weights" if model.kind == "monoT5" else "vectors of pieces"
   recipe = model.recipe
   length = (
     f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
   )
   return (
-    f"{model.name}: starts from the {what} of {place}; {length} in batches of"
+    f"{model.name} {_start(model)}; {length} in batches of"
     f" {recipe.batch_size // 2} instances, learning rate"
     f" {recipe.learning_rate:g}; reads {model.query_length} pieces of a query"
     f" and {model.document_length} of a document; repetitions: {model.seeds}."
   )
+
+
+def _start(model: Model) -> str:
+  given = model.checkpoint is not None
+  if model.kind == _BERT:
+    if given:
+      return "starts from a public BERT"
+    return (
+      "is a new BERT of two layers that was not pre-trained; it starts at random"
+      " but for the vectors of pieces, the package's T5's"
+    )
+  whose = "a given T5" if given else "the package's small T5"
+  if model.kind == "monoT5":
+    return f"starts from {whose}"
+  return f"starts at random but for the vectors of pieces, {whose}'s"

@@ -100,7 +100,8 @@ def _memories(found: results.Study) -> list[Section]:
       "Mean rank of leaked relevant documents",
       f"Under their test query, {found.depth + 1} outside of the"
       f" {found.depth} candidates; less is better. The same documents with"
-      " leakage and without.",
+      " leakage and without. Where a test query has one relevant document, this"
+      " is MFR at that size.",
       lambda one: (
         f"{one.rank_without:.1f}",
         f"{one.rank_with:.1f}{_star(one.rank)}",
@@ -245,7 +246,8 @@ def _drawing(found: results.Study) -> str:
 def _page(found: results.Study) -> str:
   """Returns the Markdown page."""
   parts = ["# Query leakage, planted", words.setting(found.facts)]
-  parts += ["## What is significant", *words.outcomes(found)]
+  parts += ["## What is significant"]
+  parts += [f"- {said}" for said in words.outcomes(found)]
   parts += ["## Test queries and near-duplicates", *words.data(found.facts)]
   parts.append("## Rerankers")
   parts += [f"- {text_tables.escaped(note)}" for note in found.notes]

@@ -92,7 +92,7 @@ def outcomes(found: results.Study) -> list[str]:
       f"{name}, sizes chosen by cross-validation:"
       f" {_family(compared, table.measure, decimals)}"
     )
-    said[-1] += f" {_orders(table)}"
+    said[-1] = f"{said[-1]} {_orders(table)}".strip()
   for title, of, measure in (
     ("Mean rank of leaked relevant documents", "rank", "MFR"),
     ("Rank offset of leaked documents", "offset", "offset"),
@@ -110,7 +110,8 @@ def _family(
   significant = [one for one in compared if one.is_significant]
   half = statistics.median((one.high - one.low) / 2 for one in compared)
   wide = (
-    f"Half of the differences are known to within {half:.{decimals}f} or worse."
+    "The median half width of the intervals of these differences is"
+    f" {half:.{decimals}f}: much smaller effects cannot be seen here."
   )
   if not significant:
     return (

@@ -82,6 +82,15 @@ def test_tests_are_scipys_with_bonferronis_correction():
   assert [each.label for each in found] == list(pairs)
 
 
+def test_the_order_of_the_queries_does_not_matter():
+  rng = np.random.default_rng(5)
+  first, second = values(rng, 0.5), values(rng, 0.4)
+  backwards = dict(reversed(first.items())), dict(reversed(second.items()))
+  assert study.compare({"s": backwards}) == study.compare(
+    {"s": (first, second)}
+  )
+
+
 def test_a_planted_effect_is_found_and_a_null_one_is_not():
   rng = np.random.default_rng(2)
   found = false = 0
