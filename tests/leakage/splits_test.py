@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from synthq_jax.leakage import splits
+from synthq_jax.leakage import manifests, splits
 
 QUERIES = {f"q{i}": f"words of {i}" for i in range(30)}
 QRELS = {query: {f"d{query}": 1, "zero": 0} for query in QUERIES}
@@ -177,8 +177,8 @@ def test_what_cannot_be_built_is_refused():
 def test_a_manifest_counts_and_its_digests_follow_the_content():
   texts = collections.defaultdict(lambda: "a text")
   split = sets(20)[1]
-  made = splits.manifest(split, texts)
-  assert made == splits.manifest(sets(20)[1], texts)
+  made = manifests.of(split, texts)
+  assert made == manifests.of(sets(20)[1], texts)
   assert (made.num_leaked, made.num_leaked_queries, made.num_targets) == (
     6,
     6,
@@ -189,11 +189,11 @@ def test_a_manifest_counts_and_its_digests_follow_the_content():
     (i for e in split.instances for i in (e.relevant_id, e.non_relevant_id)),
     "a text",
   )
-  assert splits.manifest(split, changed) == made
+  assert manifests.of(split, changed) == made
   changed[split.leaked[0].relevant_id] = "another text"
-  other = splits.manifest(split, changed)
+  other = manifests.of(split, changed)
   assert other.filler_digest == made.filler_digest
   assert other.leaked_digest != made.leaked_digest
   assert other.digest != made.digest
   swapped = dataclasses.replace(split, instances=split.instances[::-1])
-  assert splits.manifest(swapped, texts).digest != made.digest
+  assert manifests.of(swapped, texts).digest != made.digest
