@@ -155,9 +155,13 @@ def init_params(
   config: bert_config.BertConfig, key: jax.Array
 ) -> typing.Params:
   """Returns fresh parameters, a nested dict of float32 arrays."""
+  return _init(key, config=config)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _init(key: jax.Array, *, config: bert_config.BertConfig) -> typing.Params:
   tokens = jnp.ones((1, 1), jnp.int32)
-  init = jax.jit(Bert(config).init)
-  return init(key, tokens, jnp.zeros_like(tokens))["params"]
+  return Bert(config).init(key, tokens, jnp.zeros_like(tokens))["params"]
 
 
 def encode(

@@ -6,6 +6,7 @@ References:
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -72,19 +73,16 @@ class Duet:
     """Returns the vectors of terms and the parameters of both parts."""
     of_terms, of_local, of_distributed = jax.random.split(key, 3)
     embedding = self.terms.init(of_terms)
-    query = jnp.zeros((1, self.terms.query_length, embedding.shape[1]))
-    document = jnp.zeros((1, self.terms.document_length, embedding.shape[1]))
-    stands = (jnp.ones(x.shape[:2], bool) for x in (query, document))
-    local = self._local().init(
-      of_local, jnp.zeros((1, query.shape[1], document.shape[1])), False
-    )
-    distributed = self._distributed().init(
-      of_distributed, query, document, *stands, False
-    )
+    lengths = self.terms.query_length, self.terms.document_length
     return {
       "embedding": embedding,
-      "local": local["params"],
-      "distributed": distributed["params"],
+      "local": _init_local(of_local, network=self._local(), lengths=lengths),
+      "distributed": _init_distributed(
+        of_distributed,
+        network=self._distributed(),
+        lengths=lengths,
+        dim=embedding.shape[1],
+      ),
     }
 
   def featurize(
@@ -200,8 +198,8 @@ class _Distributed(nn.Module):
     shape = (self.length * self.filters, self.hidden)
     kernel = self.param("kernel", _BY_INPUTS, shape)
     kernel = kernel[: d.shape[1] * self.filters]
-    bias = self.param("bias", nn.initializers.zeros, (1, self.hidden))
-    x = jnp.tanh(product.reshape(len(product), -1) @ kernel + bias)
+    bias = self.param("bias", nn.initializers.zeros, (self.hidden,))
+    x = jnp.tanh(product.reshape(len(product), -1) @ kernel + bias[None])
     x = jnp.tanh(nn.Dense(self.hidden, name="hidden")(x))
     x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
     return nn.Dense(1, name="score")(x)[:, 0]
@@ -211,6 +209,22 @@ class _Distributed(nn.Module):
     return jnp.tanh(
       nn.Dense(self.filters, name=name)(windows(vectors, self.width))
     )
+
+
+@functools.partial(jax.jit, static_argnames=("network", "lengths"))
+def _init_local(
+  key: jax.Array, *, network: _Local, lengths: tuple[int, int]
+) -> typing.Params:
+  return network.init(key, jnp.zeros((1, *lengths)), False)["params"]
+
+
+@functools.partial(jax.jit, static_argnames=("network", "lengths", "dim"))
+def _init_distributed(
+  key: jax.Array, *, network: _Distributed, lengths: tuple[int, int], dim: int
+) -> typing.Params:
+  vectors = [jnp.zeros((1, length, dim)) for length in lengths]
+  stands = [jnp.ones((1, length), bool) for length in lengths]
+  return network.init(key, *vectors, *stands, False)["params"]
 
 
 def matches(

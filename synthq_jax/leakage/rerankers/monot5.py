@@ -6,6 +6,7 @@ References:
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -79,7 +80,7 @@ class MonoT5:
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the given parameters, or random ones."""
     if self.start is None:
-      return t5.init_params(self.config, key)
+      return _init(key, config=self.config)
     return jax.tree.map(jnp.asarray, self.start)
 
   def featurize(
@@ -150,3 +151,8 @@ class MonoT5:
       encode("Document:"),
       [*encode("Relevant:"), vocabulary_lib.EOS_ID],
     )
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _init(key: jax.Array, *, config: t5_config.T5Config) -> typing.Params:
+  return t5.init_params(config, key)

@@ -6,6 +6,7 @@ References:
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -64,15 +65,12 @@ class PACRR:
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the network's parameters."""
     of_terms, of_network = jax.random.split(key)
-    shape = (1, self.terms.query_length, 1)
-    matrix, weights = jnp.zeros(shape), jnp.zeros(shape[:2])
-    found = self._network().init(
-      of_network, matrix, jnp.zeros(shape, bool), weights
+    network = _init(
+      of_network,
+      network=self._network(),
+      query_length=self.terms.query_length,
     )
-    return {
-      "embedding": self.terms.init(of_terms),
-      "network": found["params"],
-    }
+    return {"embedding": self.terms.init(of_terms), "network": network}
 
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
@@ -141,6 +139,15 @@ class _Network(nn.Module):
     for _ in range(2):
       x = nn.relu(nn.Dense(self.hidden)(x))
     return nn.Dense(1)(x)[:, 0]
+
+
+@functools.partial(jax.jit, static_argnames=("network", "query_length"))
+def _init(
+  key: jax.Array, *, network: _Network, query_length: int
+) -> typing.Params:
+  matrix = jnp.zeros((1, query_length, 1))
+  stands = jnp.zeros(matrix.shape, bool)
+  return network.init(key, matrix, stands, matrix[..., 0])["params"]
 
 
 def ngrams(

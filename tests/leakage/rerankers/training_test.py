@@ -1,0 +1,225 @@
+"""The loop around any reranker: its order, its seed and its folder."""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.leakage import rerankers
+from synthq_jax.leakage.rerankers import training
+
+RECIPE = rerankers.Recipe(steps=8, batch_size=8, learning_rate=1e-2)
+
+
+class Stop(Exception):
+  """Stands for the process being killed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Linear:
+  """Scores by one weight, and notes which rows it was given."""
+
+  seen: list = dataclasses.field(default_factory=list)
+  name: ClassVar[str] = "linear"
+  padded: ClassVar[tuple[str, ...]] = ("tokens",)
+
+  def init(self, key):
+    return {"kernel": jax.random.normal(key, (3, 1)), "bias": jnp.zeros(1)}
+
+  def featurize(self, queries, documents):
+    """The number in the document, as often as the query says."""
+    rows = zip(queries, documents, strict=True)
+    tokens = np.zeros((len(queries), 40), np.int32)
+    for row, (query, document) in enumerate(rows):
+      tokens[row, : int(query)] = int(document)
+    return {"tokens": tokens}
+
+  def score(self, params, batch, *, key=None):
+    del key
+    tokens = batch["tokens"]
+    jax.debug.callback(
+      lambda x: self.seen.append(np.asarray(x)), tokens, ordered=True
+    )
+    inputs = jnp.stack([tokens[:, 0], tokens[:, 1], tokens[:, 2]], axis=1)
+    return (inputs @ params["kernel"])[:, 0] + params["bias"]
+
+  def loss(self, params, batch, *, key=None):
+    scores = self.score(params, batch, key=key)
+    return jnp.mean(jax.nn.softplus(scores[1::2] - scores[0::2]))
+
+
+def instances(count, length=3):
+  return [
+    rerankers.Instance(
+      query=str(length), relevant=str(2 * n + 1), non_relevant=str(2 * n + 2)
+    )
+    for n in range(count)
+  ]
+
+
+def equal(a, b):
+  return all(
+    np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  )
+
+
+def batches(recipe, found, seed=0):
+  """The rows of every batch of a training."""
+  reranker = Linear()
+  rerankers.train(reranker, found, recipe=recipe, seed=seed)
+  jax.effects_barrier()
+  return reranker.seen
+
+
+def test_relevant_and_other_document_of_a_query_stand_side_by_side():
+  for batch in batches(RECIPE, instances(20)):
+    first = batch[:, 0]
+    assert (first[0::2] % 2 == 1).all()
+    np.testing.assert_array_equal(first[1::2], first[0::2] + 1)
+
+
+@pytest.mark.parametrize("count,epochs", [(20, 1), (20, 3), (200, 2)])
+def test_every_instance_is_seen_once_in_every_epoch(count, epochs):
+  recipe = rerankers.Recipe(epochs=epochs, batch_size=8)
+  seen = np.concatenate(batches(recipe, instances(count)))[0::2, 0]
+  assert len(seen) == count * epochs
+  assert set(Counter(seen.tolist()).values()) == {epochs}
+  assert seen.tolist() != sorted(seen.tolist())
+
+
+def test_another_seed_is_another_order():
+  orders = [
+    np.concatenate(batches(RECIPE, instances(40), seed))[:, 0].tolist()
+    for seed in (0, 0, 1)
+  ]
+  assert orders[0] == orders[1] != orders[2]
+
+
+def test_batches_of_short_texts_are_narrow():
+  found = instances(32, length=3) + instances(32, length=40)
+  recipe = rerankers.Recipe(batch_size=8)
+  widths = Counter(batch.shape[1] for batch in batches(recipe, found))
+  assert widths == {16: 8, 40: 8}
+
+
+@pytest.mark.parametrize("name", ["KNRM", "Duet"])
+def test_a_seed_makes_the_same_parameters_to_the_bit(
+  make_reranker, make_toy, name
+):
+  reranker = make_reranker(name)
+  found = make_toy(0).instances(20)
+
+  def run(seed):
+    return rerankers.train(reranker, found, recipe=RECIPE, seed=seed)
+
+  assert equal(run(0), run(0))
+  assert not equal(run(0), run(1))
+
+
+@pytest.mark.parametrize("stops", [(5,), (1, 4, 7)])
+def test_a_resumed_training_equals_an_uninterrupted_one(
+  make_reranker, make_toy, tmp_path, monkeypatch, stops
+):
+  reranker = make_reranker("Duet")  # it has dropout, so keys matter
+  found = make_toy(0).instances(20)
+  step, now = training._step, {"stop": None, "count": 0}
+
+  def counted(*args, **options):
+    if now["count"] == now["stop"]:
+      raise Stop
+    now["count"] += 1
+    return step(*args, **options)
+
+  def run(folder):
+    return rerankers.train(
+      reranker, found, recipe=RECIPE, seed=3, directory=folder
+    )
+
+  whole = run(tmp_path / "whole")
+  settings = training.loop.Settings
+  monkeypatch.setattr(
+    training.loop, "Settings", lambda **o: settings(save_seconds=0.0, **o)
+  )
+  monkeypatch.setattr(training, "_step", counted)
+  for stop in stops:
+    now["stop"] = stop
+    with pytest.raises(Stop):
+      run(tmp_path / "cut")
+  now["stop"] = None
+  assert equal(run(tmp_path / "cut"), whole)
+  assert now["count"] == RECIPE.steps
+  lines = [
+    (tmp_path / name / "metrics.jsonl").read_text() for name in ("cut", "whole")
+  ]
+  assert lines[0] == lines[1]
+  assert json.loads(lines[0].splitlines()[-1])["step"] == RECIPE.steps
+
+
+def test_the_folder_of_another_training_is_refused(tmp_path):
+  options = {"recipe": RECIPE, "seed": 0, "directory": tmp_path}
+  rerankers.train(Linear(), instances(20), **options)
+  rerankers.train(Linear(), instances(20), **options)
+  others = (
+    (instances(21), {}),
+    (instances(20), {"seed": 1}),
+    (instances(20), {"recipe": dataclasses.replace(RECIPE, steps=9)}),
+  )
+  for found, changed in others:
+    with pytest.raises(ValueError, match="states of this training, got those"):
+      rerankers.train(Linear(), found, **(options | changed))
+
+
+def test_biases_and_embeddings_do_not_decay():
+  params = {
+    "embedding": jnp.ones((4, 2)),
+    "layer": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)},
+  }
+  transform = training._transform(0.5, 1.0)
+  zeros = jax.tree.map(jnp.zeros_like, params)
+  updates, _ = transform.update(zeros, transform.init(params), params)
+  assert (updates["layer"]["kernel"] == 0.5).all()
+  assert (updates["layer"]["bias"] == 0).all()
+  assert (updates["embedding"] == 0).all()
+
+
+def test_a_step_is_adam_on_the_clipped_gradient(make_reranker, make_toy):
+  reranker = make_reranker("KNRM")
+  found = make_toy(0).instances(4)
+  recipe = rerankers.Recipe(
+    steps=1, batch_size=8, learning_rate=0.25, warmup=0.0
+  )
+  params = rerankers.train(reranker, found, recipe=recipe, seed=0)
+  before = reranker.init(jax.random.fold_in(jax.random.key(0), 0))
+  moved = np.asarray(params["weights"] - before["weights"])
+  # Adam's first step has the length of the learning rate in every coordinate
+  # with a gradient well above its epsilon.
+  np.testing.assert_allclose(np.abs(moved).max(), 0.25, rtol=1e-3)
+
+
+def test_nothing_to_train_on_is_refused():
+  with pytest.raises(ValueError, match="instances to train on, got none"):
+    rerankers.train(Linear(), [], recipe=RECIPE, seed=0)
+
+
+@pytest.mark.parametrize(
+  "fields,message",
+  [
+    ({"batch_size": 7}, "even batch_size of at least 2"),
+    ({"batch_size": 0}, "even batch_size of at least 2"),
+    ({"epochs": 0}, "epochs=0, steps=None"),
+    ({"steps": 0}, "epochs=1, steps=0"),
+    ({"warmup": 1.0}, "warmup in [0, 1), got warmup=1.0"),
+    ({"learning_rate": 0.0}, "learning_rate=0.0"),
+    ({"max_gradient_norm": 0.0}, "max_gradient_norm=0.0"),
+  ],
+)
+def test_recipes_out_of_range_are_refused(fields, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    rerankers.Recipe(**fields)
