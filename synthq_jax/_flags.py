@@ -215,6 +215,8 @@ def _add_duplicates_flags(command: argparse.ArgumentParser) -> None:
   words = "of the encoder of embedding: a folder of any known format"
   flag("--checkpoint", help=words)
   flag("--vocabulary", help="the SentencePiece model of --checkpoint")
+  words = "instead: a BERT of Hugging Face or sentence-transformers"
+  flag("--bert", metavar="FOLDER", help=words)
   flag("--quiet", action="store_true", help="no progress bars")
   flag("--debug", action="store_true", help="show tracebacks")
 

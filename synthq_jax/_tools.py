@@ -61,6 +61,7 @@ def _leakage(options: argparse.Namespace) -> str:
       threshold=options.threshold,
       checkpoint=options.checkpoint,
       vocabulary=options.vocabulary,
+      bert=options.bert,
     )
     for name in dict.fromkeys(options.detector)
   ]

@@ -95,6 +95,21 @@ def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
   assert '"l2_clip_norm": 0.1' in json.dumps(result)
 
 
+def test_the_tutorial_on_leaks_finds_those_it_planted(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  names = _run("query_leakage.md")
+  assert len(names["found"]) == 2
+  ((arguments, code),) = _commands("query_leakage.md")
+  assert main.main([*arguments, "--quiet"]) == code == 0
+  rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+  assert ["exact", "mine", "1", "1", "1", "1"] in rows
+  assert ["token", "set", "mine", "1", "1", "1", "1"] in rows
+  pairs = map(json.loads, pathlib.Path("pairs.jsonl").read_text().splitlines())
+  assert {pair["query_id"] for pair in pairs} == {"q1"}
+
+
 _SHOWN = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
 
 

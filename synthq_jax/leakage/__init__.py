@@ -1,1 +1,3 @@
-"""Leaks between sets of queries: found, built on purpose, and measured."""
+"""Near-duplicates of test queries in training data, and what they change."""
+
+__all__: list[str] = []

@@ -61,8 +61,8 @@ class Embedding:
     """
     if not len(left):
       return np.zeros(0)
-    pairs = zip(self.unit(left), self.unit(right), strict=True)
-    return np.array([a @ b for a, b in pairs])
+    sides = [self.unit(texts).astype(np.float64) for texts in (left, right)]
+    return np.einsum("pd,pd->p", *sides)
 
   def unit(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Encodes texts and checks the vectors.
@@ -73,7 +73,7 @@ class Embedding:
     Raises:
       ValueError: if a vector is neither of length 1 nor 0, or one is missing.
     """
-    vectors = np.asarray(self.encode(texts), np.float64)
+    vectors = np.asarray(self.encode(texts), np.float32)
     lengths = np.linalg.norm(vectors, axis=-1)
     sound = (abs(lengths - 1) < _LENGTH_ERROR) | (lengths == 0)
     if (
@@ -93,9 +93,7 @@ class Index:
   def __init__(self, detector: Embedding, targets: Sequence[str]):
     self._detector = detector
     self._exact = (
-      index_lib.exact(detector.unit(targets).astype(np.float32))
-      if len(targets)
-      else None
+      index_lib.exact(detector.unit(targets)) if len(targets) else None
     )
 
   def match(self, queries: Sequence[str]) -> tuple[np.ndarray, ...]:
@@ -109,7 +107,7 @@ class Index:
     """
     parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
     if self._exact is not None and len(queries):
-      vectors = self._detector.unit(queries).astype(np.float32)
+      vectors = self._detector.unit(queries)
       for start in range(0, len(queries), _BLOCK):
         parts.append(self._search(vectors[start : start + _BLOCK], start))
     return tuple(map(np.concatenate, zip(*parts, strict=True)))

@@ -13,6 +13,7 @@ Formal guarantee:
 
 import dataclasses
 import functools
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -40,6 +41,7 @@ __all__ = [
   "MinHash",
   "Text",
   "TokenSet",
+  "best_of_each_target",
   "find",
   "share_with_match",
 ]
@@ -179,20 +181,20 @@ class Exact(_OfSets):
 class TokenSet(_OfSets):
   """The same words in whatever order and inflection: Jaccard's coefficient.
 
-  >>> TokenSet().scores(["polio outbreaks"], ["an outbreak of polio"]).tolist()
+  >>> TokenSet().scores(["measles outbreaks"], ["an outbreak of measles"]).tolist()
   [0.5]
 
   Attributes:
     threshold: words in common over all words, in (0, 1]; 1: the same words.
     stemmer: a Snowball algorithm such as "english", or "" for none.
     ignored: words that do not count, unless a text has no others, for example
-      `FUNCTION_WORDS`: below a threshold of 1, "what is the state of" makes
+      `FUNCTION_WORDS`: below a threshold of 1, "what is the meaning of" makes
       near-duplicates of questions that share nothing else.
   """
 
   threshold: float = 1.0
   stemmer: str = "english"
-  ignored: frozenset[str] = frozenset()
+  ignored: tuple[str, ...] = ()
   name = "token set"
   _measure = _set_search.Jaccard()
 
@@ -216,7 +218,7 @@ class Containment(_OfSets):
   topic, inflected or misspelt a little. Where one text has a single word, a
   text with that word contains it.
 
-  >>> Containment().scores(["polio"], ["recent polio outbreaks"]).tolist()
+  >>> Containment().scores(["measles"], ["recent measles outbreaks"]).tolist()
   [1.0]
 
   Attributes:
@@ -249,8 +251,8 @@ def find(
 ) -> Iterator[Match]:
   """Finds the near-duplicates of targets in a stream of queries.
 
-  >>> topics = [Text(id="302", text="Polio outbreaks")]
-  >>> log = (Text(id=str(i), text=q) for i, q in enumerate(["jax", "polio"]))
+  >>> topics = [Text(id="302", text="Measles outbreaks")]
+  >>> log = (Text(id=str(i), text=q) for i, q in enumerate(["jax", "measles"]))
   >>> [match.relation for match in find(log, topics, Containment())]
   ['generalisation']
 
@@ -267,8 +269,7 @@ def find(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  if chunk < 1:
-    raise ValueError(f"expected chunk >= 1, got chunk={chunk}; change it")
+  _check_positive("chunk", chunk)
   targets = list(targets)
   index = detector.index([target.text for target in targets])
   queries = iter(queries)
@@ -294,6 +295,45 @@ def _match(query: Text, target: Text, score: float, name: str) -> Match:
   )
 
 
+def best_of_each_target(matches: Iterable[Match], k: int) -> list[Match]:
+  """Keeps the k queries most similar to each target, such as 100.
+
+  A detector by cosine looks at the nearest targets of a query; with a low
+  threshold this turns the question round. Memory holds k matches per target.
+
+  >>> topics = [Text(id="302", text="measles outbreak")]
+  >>> log = [Text(id=q, text=q) for q in ("measles", "measles outbreaks", "jax")]
+  >>> matches = find(log, topics, TokenSet(threshold=0.1))
+  >>> [match.query_id for match in best_of_each_target(matches, k=1)]
+  ['measles outbreaks']
+
+  Args:
+    matches: from `find`.
+    k: of each target, >= 1.
+
+  Returns:
+    Matches by target, in the order in which targets first came, the best
+    first; of equal ones the earlier.
+
+  Raises:
+    ValueError: if k is below 1.
+  """
+  _check_positive("k", k)
+  heaps: dict[str, list[tuple[float, int, Match]]] = {}
+  for number, match in enumerate(matches):
+    heap = heaps.setdefault(match.target_id, [])
+    entry = (match.score, -number, match)
+    if len(heap) < k:
+      heapq.heappush(heap, entry)
+    else:
+      heapq.heappushpop(heap, entry)
+  return [
+    match
+    for heap in heaps.values()
+    for _, _, match in sorted(heap, key=lambda x: x[:2], reverse=True)
+  ]
+
+
 def share_with_match(
   queries: Sequence[str],
   targets: Sequence[str],
@@ -303,7 +343,7 @@ def share_with_match(
 ) -> Bool[np.ndarray, " query"]:
   """Says which queries have a near-duplicate among the targets.
 
-  >>> share_with_match(["Polio!", "jax"], ["polio"], Exact()).tolist()
+  >>> share_with_match(["Measles!", "jax"], ["measles"], Exact()).tolist()
   [True, False]
 
   Args:
@@ -314,10 +354,19 @@ def share_with_match(
 
   Returns:
     For each query whether it has one; the mean is the share.
+
+  Raises:
+    ValueError: if `chunk` is below 1.
   """
+  _check_positive("chunk", chunk)
   index = detector.index(targets)
   marked = np.zeros(len(queries), bool)
   for start in range(0, len(queries), chunk):
     found, _, _ = index.match(queries[start : start + chunk])
     marked[start + found] = True
   return marked
+
+
+def _check_positive(name: str, value: int) -> None:
+  if value < 1:
+    raise ValueError(f"expected {name} >= 1, got {name}={value}; change it")

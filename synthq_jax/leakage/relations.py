@@ -27,9 +27,9 @@ def relation(query: str, target: str, *, stemmer: str = "english") -> str:
   generalisation. It has more: a specialisation. Some of both: a reformulation.
   None in common: a different topic. The rule knows no synonym.
 
-  >>> relation("organized crime groups", "organized crime groups in Europe")
+  >>> relation("solar panel makers", "solar panel makers in Europe")
   'generalisation'
-  >>> relation("what is polio", "Polio")
+  >>> relation("what is measles", "Measles")
   'identical'
 
   Args:

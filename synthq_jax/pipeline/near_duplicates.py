@@ -118,6 +118,7 @@ def detector(
   threshold: float | None = None,
   checkpoint: str | os.PathLike | None = None,
   vocabulary: str | os.PathLike | None = None,
+  bert: str | os.PathLike | None = None,
 ) -> near_duplicates.Detector:
   """Makes a detector of the name and threshold that the user gave.
 
@@ -126,6 +127,7 @@ def detector(
     threshold: None for its own.
     checkpoint: of the encoder of "embedding"; None for the shipped one.
     vocabulary: that belongs to the checkpoint.
+    bert: instead, a folder as `encoders.from_bert` reads it.
 
   Returns:
     The detector.
@@ -139,25 +141,35 @@ def detector(
       " choose one"
     )
   given = {} if threshold is None else {"threshold": threshold}
-  if name != "embedding" and (checkpoint or vocabulary):
+  if name != "embedding" and (checkpoint or vocabulary or bert):
     raise ValueError(
-      f"--checkpoint and --vocabulary go with --detector=embedding, got {name}"
-    )
-  if (checkpoint is None) != (vocabulary is None):
-    raise ValueError(
-      "expected --checkpoint and --vocabulary together, got one: the words of"
-      " a checkpoint are numbered by its own vocabulary"
+      "--checkpoint, --vocabulary and --bert go with --detector=embedding, got"
+      f" {name}"
     )
   if name == "embedding":
-    encode = encoders.own(
-      checkpoint or shipped.DIRECTORY, vocabulary or shipped.VOCABULARY
-    )
+    encode = _encoder(checkpoint, vocabulary, bert)
     return near_duplicates.Embedding(encode=encode, **given)
   if name == "exact" and given not in ({}, {"threshold": 1.0}):
     raise ValueError(
       f"--detector=exact takes no threshold, got --threshold={threshold}"
     )
   return _KINDS[name](**(given if name != "exact" else {}))
+
+
+def _encoder(checkpoint, vocabulary, bert):
+  """Loads what the user names, or else the shipped encoder."""
+  if (checkpoint is None) != (vocabulary is None):
+    raise ValueError(
+      "expected --checkpoint and --vocabulary together, got one: the words of"
+      " a checkpoint are numbered by its own vocabulary"
+    )
+  if bert and checkpoint:
+    raise ValueError("expected --bert or --checkpoint, got both: leave one out")
+  if bert:
+    return encoders.from_bert(bert)
+  return encoders.own(
+    checkpoint or shipped.DIRECTORY, vocabulary or shipped.VOCABULARY
+  )
 
 
 def run(

@@ -30,12 +30,15 @@ PRECISION = 0.9
 POINTS = 60
 DRAWS = 500
 SIDES = ("variant", "title")
-DETECTORS = (
-  near_duplicates.Exact(),
-  near_duplicates.TokenSet(),
-  near_duplicates.Containment(),
-  near_duplicates.MinHash(),
-)
+DETECTORS = {
+  "exact": near_duplicates.Exact(),
+  "token set": near_duplicates.TokenSet(),
+  "token set without function words": near_duplicates.TokenSet(
+    ignored=near_duplicates.FUNCTION_WORDS
+  ),
+  "containment": near_duplicates.Containment(),
+  "minhash": near_duplicates.MinHash(),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +73,12 @@ def scored(
   cosines = np.array([pair.cosine for pair in pairs])
   yield "cosine of the paper", "variant", cosines, None
   queries = [pair.query for pair in pairs]
-  for detector in detectors:
+  for name, detector in detectors.items():
     for side in SIDES:
       texts = [getattr(pair, side) for pair in pairs]
       scores = detector.scores(queries, texts)
-      default = None if detector.name == "embedding" else detector.threshold
-      yield detector.name, side, scores, default
+      default = None if name == "embedding" else detector.threshold
+      yield name, side, scores, default
 
 
 def interval(hits, counted, labelled: Labelled) -> list[float]:
@@ -253,7 +256,7 @@ def collect(folder: pathlib.Path, *, with_encoder: bool) -> dict:
   detectors = DETECTORS
   if with_encoder:
     own = near_duplicates.Embedding(encode=encoders.own())
-    detectors = (*DETECTORS, own)
+    detectors = DETECTORS | {"embedding": own}
   return {
     "benchmark": "leakage_detectors",
     "pairs": len(labelled.pairs),

@@ -1,7 +1,8 @@
 """Near-duplicates of TREC's topics among queries; a long log; what both take.
 
 Every query of a log is compared with title and description of every topic, by
-each detector on its own. With --made N, a log of N made queries follows, for
+each detector on its own; so are the queries that the labelled pairs of SPIRE 2022
+name, which were chosen because they resemble topics. With --made N, a log of N made queries follows, for
 queries a second and memory. Prints one JSON document.
 
   python tests/benchmarks/leakage_topics.py ../shared/data/query_leakage
@@ -15,7 +16,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -39,6 +40,13 @@ def log(path: pathlib.Path) -> Iterator[detectors.Text]:
     detectors.Text(id=name, text=text)
     for name, text in query_pairs.query_log(path)
   )
+
+
+def labelled(folder: pathlib.Path) -> list[detectors.Text]:
+  """The queries of the labelled pairs, each once."""
+  pairs = query_pairs.labelled_pairs(folder / "spire22_annotations.jsonl")
+  texts = {pair.query_id: pair.query for pair in pairs}
+  return [detectors.Text(id=name, text=text) for name, text in texts.items()]
 
 
 def made(number: int, texts: list[str]) -> Iterator[detectors.Text]:
@@ -68,11 +76,11 @@ def timed(queries, known, detector) -> tuple[dict, list]:
   return taken, pairs
 
 
-def candidates(path: pathlib.Path, known, settings) -> dict:
-  """What each detector finds in a real log, by collection."""
+def candidates(queries: Callable, known, settings) -> dict:
+  """What each detector finds in real queries, by collection."""
   table = {}
   for name, detector in settings.items():
-    taken, pairs = timed(log(path), known, detector)
+    taken, pairs = timed(queries(), known, detector)
     found = near_duplicates.count(pairs, known, name)
     table[name] = taken | {
       each.collection: {
@@ -119,7 +127,10 @@ def main() -> int:
     "commit": commit.stdout.strip() or "unknown",
     "texts of topics": len(known),
     "queries": sum(1 for _ in log(path)),
-    "candidates": candidates(path, known, settings),
+    "candidates": candidates(lambda: log(path), known, settings),
+    "candidates among labelled queries": candidates(
+      lambda: iter(labelled(options.folder)), known, settings
+    ),
   }
   if options.made:
     result["made"] = streamed(options.made, path, known, settings)

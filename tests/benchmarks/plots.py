@@ -28,6 +28,15 @@ CONTRASTIVE = {
   "row batch query": ("tab:olive", "<", "row, query"),
   "group": ("tab:purple", "P", "group"),
 }
+DETECTORS = {
+  "cosine of the paper": ("black", "-"),
+  "embedding": ("tab:blue", "-"),
+  "minhash": ("tab:red", "-"),
+  "token set": ("tab:orange", "-"),
+  "token set without function words": ("tab:orange", ":"),
+  "containment": ("tab:green", "-"),
+  "exact": ("tab:purple", "o"),
+}
 SETTINGS = {
   "svg.hashsalt": "synthq",
   "svg.fonttype": "none",
@@ -214,6 +223,31 @@ def contrastive(report, field: str, scale: float, label: str) -> None:
   save(figure, f"contrastive_{name}.svg")
 
 
+def detectors(found) -> None:
+  """Precision against recall of what finds near-duplicates."""
+  figure, every = plt.subplots(1, 2, figsize=(7.5, 3), sharey=True)
+  sides = {"variant": "a variant of the topic", "title": "its title"}
+  for axes, (side, title) in zip(every, sides.items(), strict=True):
+    for row in found["detectors"]:
+      if row["compared with"] == side:
+        color, style = DETECTORS[row["detector"]]
+        points = row["curve"][-1:] if style == "o" else row["curve"]
+        _, precision, recall = zip(*points, strict=True)
+        axes.plot(recall, precision, style, color=color, label=row["detector"])
+    axes.axhline(0.9, color="gray", linestyle="--", linewidth=0.8)
+    share = found["near-duplicates"] / found["pairs"]
+    axes.axhline(share, color="gray", linestyle=":", linewidth=0.8)
+    axes.set(xlabel="recall", xlim=(0, 1.02), ylim=(0.84, 1.005))
+    axes.set_title(f"query beside {title}", fontsize=9)
+  every[0].set_ylabel("precision")
+  handles, labels = every[0].get_legend_handles_labels()
+  figure.legend(
+    handles, labels, ncol=4, frameon=False, loc="lower center", fontsize=8
+  )
+  figure.tight_layout(rect=(0, 0.14, 1, 1))
+  save(figure, "leakage_detectors.svg")
+
+
 def main() -> None:
   with matplotlib.rc_context(SETTINGS):
     bars, grown = (
@@ -224,6 +258,7 @@ def main() -> None:
     tpu(load("2026-11-21_clipping_tpu.json")["models"])
     slices(load("2026-11-22_tpu_v4.json"))
     search(load("2026-11-21_search.json"))
+    detectors(load("2026-11-22_leakage_detectors.json"))
     coupled = load("2026-11-21_contrastive.json")
     contrastive(coupled, "cpu_s", 1.0, "CPU seconds")
     contrastive(coupled, "temporaries", 2**20, "temporaries, MiB")

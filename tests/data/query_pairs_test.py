@@ -125,9 +125,9 @@ def test_a_log_is_read_in_whatever_layout(tmp_path):
 
 def test_a_log_is_read_line_by_line(tmp_path):
   path = tmp_path / "log.tsv"
-  path.write_text("1\tpolio\nbroken secret\n")
+  path.write_text("1\tmeasles\nbroken secret\n")
   rows = query_pairs.query_log(path)
-  assert next(rows) == ("1", "polio")
+  assert next(rows) == ("1", "measles")
   with pytest.raises(ValueError, match="log.tsv:2: .*without a tab") as error:
     next(rows)
   assert "secret" not in str(error.value)
@@ -136,11 +136,11 @@ def test_a_log_is_read_line_by_line(tmp_path):
 @pytest.mark.parametrize(
   ("name", "text"),
   [
-    ("log.tsv", "\tpolio\n"),
+    ("log.tsv", "\tmeasles\n"),
     ("log.tsv", "1\t \n"),
     ("log.jsonl", '{"_id": "1", "text": ""}\n'),
     ("log.jsonl", '{"_id": "1"}\n'),
-    ("log.jsonl", '{"text": "polio"}\n'),
+    ("log.jsonl", '{"text": "measles"}\n'),
   ],
 )
 def test_a_query_without_an_id_or_words_is_refused(tmp_path, name, text):

@@ -70,7 +70,7 @@ def test_as_many_pairs_at_the_threshold_are_missed_as_was_said(most_missed):
 
 
 def test_forgotten_hashes_come_back_equal(monkeypatch):
-  texts = [f"{number} polio outbreaks" for number in range(20)]
+  texts = [f"{number} measles outbreaks" for number in range(20)]
   whole = near_duplicates.MinHash().index(texts).match(texts)
   monkeypatch.setattr(_min_hash, "_CACHED", 10)
   monkeypatch.setattr(_min_hash, "_ELEMENTS", 30)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from synthq_jax.leakage import near_duplicates
+from synthq_jax.leakage import _set_search, _words, near_duplicates
 
 # Few letters, so that words, n-grams and whole texts meet often.
 WORD = st.text(alphabet="abcÄß-é’", max_size=4)
@@ -18,7 +18,7 @@ def detectors(threshold: float) -> list[near_duplicates.Detector]:
   return [
     near_duplicates.Exact(),
     near_duplicates.TokenSet(threshold=threshold),
-    near_duplicates.TokenSet(threshold=threshold, ignored=frozenset("a")),
+    near_duplicates.TokenSet(threshold=threshold, ignored=("a",)),
     near_duplicates.TokenSet(threshold=threshold, stemmer=""),
     near_duplicates.Containment(threshold=threshold, n=1),
     near_duplicates.Containment(threshold=threshold, n=3),
@@ -62,6 +62,124 @@ def test_scores_are_symmetric_and_lie_between_zero_and_one(
     np.testing.assert_array_equal(scores, detector.scores(right, left))
 
 
+@hypothesis.given(TEXTS, TEXTS, THRESHOLD)
+def test_it_does_not_matter_which_side_is_indexed(queries, targets, threshold):
+  every = [
+    *detectors(threshold),
+    near_duplicates.MinHash(threshold=threshold, num_hashes=64),
+  ]
+  for detector in every:
+    left, right, scores = detector.index(targets).match(queries)
+    other = detector.index(queries).match(targets)
+    one = set(zip(left, right, scores, strict=True))
+    assert one == set(zip(other[1], other[0], other[2], strict=True))
+
+
+def words_by_hand(text: str) -> set[str]:
+  """Of lower-case words between spaces, unstemmed."""
+  return set(text.replace("’", "").lower().replace("-", " ").split())
+
+
+def test_words_and_their_shares_are_those_counted_by_hand():
+  left = ["Ä b b", "a-b c", "don’t", "a"]
+  right = ["b ä", "c b a d", "dont", "b"]
+  token_set = near_duplicates.TokenSet(stemmer="")
+  expected = [
+    len(words_by_hand(a) & words_by_hand(b))
+    / len(words_by_hand(a) | words_by_hand(b))
+    for a, b in zip(left, right, strict=True)
+  ]
+  assert token_set.scores(left, right).tolist() == expected == [1, 0.75, 1, 0]
+
+
+@pytest.mark.parametrize(
+  ("one", "other"),
+  [
+    ("ﬁsh", "FISH"),  # a ligature
+    ("cafe\u0301", "café"),  # an accent of its own
+    ("ＪＡＸ", "jax"),  # full width
+    ("straße", "STRASSE"),
+    ("what's", "whats"),
+    ("don’t  stop", "dont\u00a0stop."),
+    ("हिन्दी!", "हिन्दी"),  # marks that belong to letters
+    ("ΣΊΣΥΦΟΣ", "σίσυφος"),
+  ],
+)
+def test_forms_of_unicode_are_the_same(one, other):
+  assert near_duplicates.Exact().scores([one], [other]).tolist() == [1]
+
+
+def test_marks_and_letters_of_other_scripts_are_no_separators():
+  exact = near_duplicates.Exact()
+  assert exact.scores(["हिन्दी"], ["हनद"]).tolist() == [0]
+  assert exact.scores(["日本"], ["日 本"]).tolist() == [0]
+
+
+def test_forgotten_stems_are_worked_out_again(monkeypatch):
+  queries = [f"running {number} outbreaks" for number in range(20)]
+  detector = near_duplicates.TokenSet(stemmer="porter", threshold=0.5)
+  whole = detector.index(queries).match(queries)
+  monkeypatch.setattr(_words, "_CACHED", 3)
+  _words._stems.cache_clear()
+  again = detector.index(queries).match(queries)
+  for one, other in zip(whole, again, strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert len(_words._stems("porter")) <= 3
+
+
+def test_a_word_that_all_targets_share_needs_no_look_at_all_pairs(monkeypatch):
+  looked = []
+  verify = _set_search.Index._verify
+
+  def counted(self, rows, left, right):
+    looked.append(len(left))
+    return verify(self, rows, left, right)
+
+  monkeypatch.setattr(_set_search.Index, "_verify", counted)
+  targets = [f"what is word{number}" for number in range(500)]
+  found = near_duplicates.TokenSet(threshold=0.7).index(targets).match(targets)
+  assert len(found[0]) == 500
+  assert sum(looked) == 500  # of 250,000
+
+
+def test_pieces_of_a_search_change_nothing(monkeypatch):
+  targets = [f"{i % 7} {i % 5} {i % 3} text" for i in range(60)]
+  for detector in detectors(0.5):
+    whole = detector.index(targets).match(targets)
+    with monkeypatch.context() as patch:
+      patch.setattr(_set_search, "_POSTINGS", 5)
+      parts = detector.index(targets).match(targets)
+    for one, other in zip(whole, parts, strict=True):
+      np.testing.assert_array_equal(one, other)
+
+
+@hypothesis.given(
+  st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 3))),
+  st.integers(1, 3),
+)
+def test_the_best_of_each_target_are_the_first_of_all_sorted(rows, k):
+  matches = [
+    near_duplicates.Match(
+      query_id=str(number),
+      query="",
+      target_id=target,
+      target="",
+      score=float(score),
+      detector="",
+      relation="",
+    )
+    for number, (target, score) in enumerate(rows)
+  ]
+  expected = [
+    match
+    for target in dict.fromkeys(match.target_id for match in matches)
+    for match in sorted(
+      (m for m in matches if m.target_id == target), key=lambda m: -m.score
+    )[:k]
+  ]
+  assert near_duplicates.best_of_each_target(iter(matches), k) == expected
+
+
 @hypothesis.given(TEXTS, TEXTS, st.integers(1, 4))
 def test_chunks_change_nothing(queries, targets, chunk):
   detector = near_duplicates.TokenSet(threshold=0.5)
@@ -80,12 +198,12 @@ def test_no_more_than_a_chunk_is_read_before_the_first_match_is_out():
   read = []
 
   def log():
-    for each in texts(["polio"] * 10):
+    for each in texts(["measles"] * 10):
       read.append(each)
       yield each
 
   found = near_duplicates.find(
-    log(), texts(["Polio"]), near_duplicates.Exact(), chunk=3
+    log(), texts(["Measles"]), near_duplicates.Exact(), chunk=3
   )
   assert read == []
   next(found)
@@ -95,20 +213,20 @@ def test_no_more_than_a_chunk_is_read_before_the_first_match_is_out():
 @pytest.mark.parametrize("blank", ["", " ", "?!", "’"])
 def test_what_has_no_words_is_no_duplicate_of_anything(blank):
   for detector in detectors(0.1):
-    index = detector.index([blank, "polio"])
+    index = detector.index([blank, "measles"])
     assert index.match([blank, "?"])[0].size == 0
     assert detector.scores([blank], [blank]).tolist() == [0]
 
 
 def test_nothing_is_found_in_nothing():
   for detector in detectors(0.5):
-    assert detector.index([]).match(["polio"])[2].size == 0
-    assert detector.index(["polio"]).match([])[2].size == 0
+    assert detector.index([]).match(["measles"])[2].size == 0
+    assert detector.index(["measles"]).match([])[2].size == 0
 
 
 def test_planted_near_duplicates_are_found():
-  topics = ["International organized crime", "Polio outbreaks", "piracy"]
-  log = ["organised", "POLIO outbreak!", "crime, international organized"]
+  topics = ["International wooden bridges", "Measles outbreaks", "piracy"]
+  log = ["wood", "MEASLES outbreak!", "bridge, international wooden"]
   exact = near_duplicates.Exact()
   assert not near_duplicates.share_with_match(log, topics, exact).any()
   tokens = near_duplicates.TokenSet()
@@ -133,3 +251,7 @@ def test_wrong_settings_are_refused():
     near_duplicates.TokenSet(stemmer="klingon")
   with pytest.raises(ValueError, match="chunk=0"):
     list(near_duplicates.find([], [], near_duplicates.Exact(), chunk=0))
+  with pytest.raises(ValueError, match="chunk=0"):
+    near_duplicates.share_with_match([], [], near_duplicates.Exact(), chunk=0)
+  with pytest.raises(ValueError, match="k=0"):
+    near_duplicates.best_of_each_target([], 0)

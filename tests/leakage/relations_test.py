@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from synthq_jax.leakage import relations
 
-TEXT = st.lists(st.sampled_from("polio crime ship what the".split())).map(
+TEXT = st.lists(st.sampled_from("measles bridge ship what the".split())).map(
   " ".join
 )
 MIRRORED = {"generalisation": "specialisation"}
@@ -16,13 +16,13 @@ MIRRORED |= {other: one for one, other in MIRRORED.items()}
 @pytest.mark.parametrize(
   ("query", "target", "expected"),
   [
-    ("Polio?", "polio", "identical"),
-    ("outbreaks of polio", "polio outbreak", "identical"),
-    ("what is polio", "Polio", "identical"),
-    ("polio", "polio outbreaks", "generalisation"),
-    ("polio outbreaks in 1950", "polio outbreaks", "specialisation"),
-    ("polio vaccine", "polio outbreaks", "reformulation"),
-    ("ship", "polio", "different topic"),
+    ("Measles?", "measles", "identical"),
+    ("outbreaks of measles", "measles outbreak", "identical"),
+    ("what is measles", "Measles", "identical"),
+    ("measles", "measles outbreaks", "generalisation"),
+    ("measles outbreaks in 1950", "measles outbreaks", "specialisation"),
+    ("measles vaccine", "measles outbreaks", "reformulation"),
+    ("ship", "measles", "different topic"),
     ("who are you", "what is the", "different topic"),
     ("", "", "different topic"),
     ("to be", "to be", "identical"),

@@ -10,11 +10,11 @@ from synthq_jax.leakage import near_duplicates as detectors
 from synthq_jax.pipeline import near_duplicates
 
 TOPICS = [
-  ("robust04", "301", "International organized crime", "Who does crime?"),
-  ("robust04", "302", "Polio outbreaks", "Is polio under control?"),
-  ("core17", "302", "Polio outbreaks", "Is polio under control?"),
+  ("robust04", "301", "International wooden bridges", "Who builds bridges?"),
+  ("robust04", "302", "Measles outbreaks", "Is measles under control?"),
+  ("core17", "302", "Measles outbreaks", "Is measles under control?"),
 ]
-LOG = ["jax grad", "polio  OUTBREAK", "is polio under control", "polio"]
+LOG = ["jax grad", "measles  OUTBREAK", "is measles under control", "measles"]
 
 
 @pytest.fixture
@@ -54,16 +54,18 @@ def test_pairs_go_to_a_file_of_ones_own_and_counts_to_the_screen(paths, capsys):
   assert ["token", "set", "robust04", "2", "2", "1", "2"] in rows
   assert ["token", "set", "core17", "2", "2", "1", "1"] in rows
   assert "PRIVATE" in said and "peak memory" in said
-  assert not any(word in said.lower() for word in ("polio", "control", "grad"))
+  assert not any(
+    word in said.lower() for word in ("measles", "control", "grad")
+  )
 
 
 def test_a_query_that_meets_title_and_description_is_one_pair():
-  texts = [detectors.Text(id=f"302 {n}", text="polio") for n in ("a", "b")]
+  texts = [detectors.Text(id=f"302 {n}", text="measles") for n in ("a", "b")]
   known = [
     near_duplicates.Target(text=text, topic="302", collection="x")
     for text in texts
   ]
-  log = [detectors.Text(id="q", text="Polio")]
+  log = [detectors.Text(id="q", text="Measles")]
   matches = list(detectors.find(log, texts, detectors.Exact()))
   pairs = zip(known, matches, strict=True)
   (counts,) = near_duplicates.count(pairs, known, "exact")
@@ -102,6 +104,12 @@ def test_two_logs_can_be_compared(paths, capsys):
     (["--detector=token_set", "--threshold=2"], "threshold=2.0"),
     (["--detector=minhash", "--checkpoint=x"], "go with --detector=embedding"),
     (["--detector=embedding", "--checkpoint=x"], "together, got one"),
+    (["--detector=exact", "--bert=x"], "go with --detector=embedding"),
+    (["--detector=embedding", "--bert=no_such_folder"], "no_such_folder"),
+    (
+      ["--detector=embedding", "--bert=x", "--checkpoint=x", "--vocabulary=x"],
+      "got both",
+    ),
   ],
 )
 def test_flags_that_make_no_sense_are_refused(paths, capsys, flags, said):
