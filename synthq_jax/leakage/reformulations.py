@@ -25,8 +25,8 @@ def reformulations(query: str, number: int) -> list[str]:
   that change, in their own order. What came before is left out: a query of one
   word has few.
 
-  >>> reformulations("are the dogs of the queen corgis", 3)
-  ['dogs queen corgis', 'queen corgis dogs', 'dogs queen corgi']
+  >>> reformulations("are the dogs of the queen terriers", 3)
+  ['dogs queen terriers', 'queen terriers dogs', 'dogs queen terrier']
 
   Args:
     query: its text.
