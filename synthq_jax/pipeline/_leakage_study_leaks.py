@@ -35,8 +35,8 @@ def choose(
 ) -> Found:
   """Draws test queries, with the near-duplicates of each.
 
-  Two test queries have no relevant document in common, so that a near-duplicate
-  of the one gives nothing of the other away.
+  Where near-duplicates are siblings, two test queries have no relevant document
+  in common: one might be the near-duplicate of the other.
 
   Args:
     config: a `leakage_study.Config`.
@@ -60,16 +60,19 @@ def choose(
   for query in drawn:
     if len(found) == config.num_test_queries:
       break
-    documents = relevant(everything, [query])
     others = near(query)
-    if documents & taken or (not others and config.near != "train_source"):
+    if not others and config.near != "train_source":
       continue
-    taken |= documents
+    if config.near == "siblings":
+      documents = relevant(everything, [query])
+      if documents & taken:
+        continue
+      taken |= documents
     found[query] = others
   if len(found) < (config.num_test_queries or 2):
     raise ValueError(
-      f"expected {config.num_test_queries or 2} test queries with relevant"
-      f" documents of their own and near-duplicates ({config.near}), got"
+      f"expected {config.num_test_queries or 2} test queries with"
+      f" near-duplicates ({config.near}), got"
       f" {len(found)} of {len(answerable)}: ask for fewer"
       " (leakage_study.Config.num_test_queries), lower near_threshold, or set"
       " near to another way"

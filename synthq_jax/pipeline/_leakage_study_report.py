@@ -61,7 +61,13 @@ def _effectiveness(
 ) -> Section:
   """Rerankers against kinds of leakage, with differences and p values."""
   decimals = 1 if table.measure in study.FEWER_IS_BETTER else 3
-  rows = [(results.BASELINE, f"{table.baseline:.{decimals}f}", "", "", "", "")]
+  rows = [
+    (name, f"{level:.{decimals}f}", "", "", "", "")
+    for name, level in (
+      (results.BASELINE, table.baseline),
+      ("Random order", table.chance),
+    )
+  ]
   for model in dict.fromkeys(cell.model for cell in table.cells):
     cells = {cell.leakage: cell for cell in table.cells if cell.model == model}
     row = [model, f"{cells[_NONE].mean:.{decimals}f}"]

@@ -104,6 +104,8 @@ class MeasureTable:
   """Of the training sets; 0: chosen on the other folds."""
   baseline: float
   """BM25's."""
+  chance: float
+  """Of the candidates in random order."""
   cells: tuple[Cell, ...]
   """By reranker and kind of leakage; their tests are one family."""
   sizes: dict[str, list[int]]

@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from synthq_jax.leakage import memorization, splits, study
 from synthq_jax.pipeline import (
   _leakage_study_data,
@@ -17,6 +19,8 @@ from synthq_jax.retrieval import measures, trec
 __all__ = ["measure_tables", "memory_tables"]
 
 _NONE, *_LEAKING = splits.NAMES
+
+_RANDOM_ORDERS = 50
 
 Trainings = Sequence[_leakage_study_results.Training]
 Values = dict[tuple[str, str, int], dict[str, float]]
@@ -33,16 +37,41 @@ def measure_tables(
     data: with the candidates, which are the baseline.
     trainings: all of the study.
   """
-  baseline = measures.evaluate(
-    data.qrels, data.candidates, config.measures, drop_identical=False
-  ).mean
+  baseline = _evaluated(config, data, data.candidates)
+  chance = _chance(config, data)
   folds = study.folds_of(list(data.queries), config.folds, seed=config.seed)
   chosen, fixed = [], []
   for name in config.measures:
     values, sizes = _chosen(name, folds, trainings)
-    chosen += _tables(config, name, baseline[name], values, sizes)
-    fixed += _tables(config, name, baseline[name], _fixed(name, trainings), {})
+    levels = (baseline[name], chance[name])
+    chosen += _tables(config, name, levels, values, sizes)
+    fixed += _tables(config, name, levels, _fixed(name, trainings), {})
   return (*chosen, *fixed)
+
+
+def _evaluated(
+  config: Any, data: _leakage_study_data.Data, run: trec.Run
+) -> dict[str, float]:
+  return measures.evaluate(
+    data.qrels, run, config.measures, drop_identical=False
+  ).mean
+
+
+def _chance(config: Any, data: _leakage_study_data.Data) -> dict[str, float]:
+  """Returns the measures of candidates in random order, many times over."""
+  rng = np.random.default_rng([config.seed, 2])
+  found = [
+    _evaluated(
+      config,
+      data,
+      {
+        query: dict(zip(scores, rng.permutation(len(scores)), strict=True))
+        for query, scores in data.candidates.items()
+      },
+    )
+    for _ in range(_RANDOM_ORDERS)
+  ]
+  return memorization.average(found)
 
 
 def _models(trainings: Trainings) -> list[str]:
@@ -80,7 +109,7 @@ def _chosen(
 def _tables(
   config: Any,
   name: str,
-  baseline: float,
+  levels: tuple[float, float],
   values: Values,
   sizes: dict[str, list[int]],
 ) -> list[_leakage_study_results.MeasureTable]:
@@ -99,7 +128,8 @@ def _tables(
     _leakage_study_results.MeasureTable(
       measure=name,
       size=size,
-      baseline=baseline,
+      baseline=levels[0],
+      chance=levels[1],
       cells=tuple(
         _leakage_study_results.Cell(
           model=key[0],

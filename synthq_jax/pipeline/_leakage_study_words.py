@@ -77,14 +77,20 @@ def reading(found: results.Study) -> str:
     f" tests of its family, has p < {found.alpha:g}. Families: a measure with"
     " chosen sizes; a measure with all fixed sizes; ranks; offsets. In brackets"
     f" stands the {1 - found.alpha:.0%} bootstrap interval of the difference,"
-    " not corrected; p is corrected."
+    " not corrected; p is corrected. A reranker that without leakage ranks like"
+    " the random order of the candidates has learned nothing about queries: what"
+    " it gains from leakage is memory alone."
   )
 
 
 def outcomes(found: results.Study) -> list[str]:
-  """Says plainly what is significant and what is not, family by family."""
-  said = []
-  for table in (table for table in found.measures if not table.size):
+  """Says plainly what is significant and what is not, family by family.
+
+  Before that, how good the rerankers are without leakage.
+  """
+  chosen = [table for table in found.measures if not table.size]
+  said = [_without(chosen[0])]
+  for table in chosen:
     name = _report_tables.measure_name(table.measure)
     compared = [c.comparison for c in table.cells if c.comparison]
     decimals = 1 if table.measure in study.FEWER_IS_BETTER else 3
@@ -101,6 +107,27 @@ def outcomes(found: results.Study) -> list[str]:
     if compared:
       said.append(f"{title}: {_family(compared, measure, 1)}")
   return said
+
+
+def _without(table: results.MeasureTable) -> str:
+  """Says how good the rerankers are at all, next to BM25 and to chance."""
+  decimals = 1 if table.measure in study.FEWER_IS_BETTER else 3
+  means = {
+    cell.model: cell.mean
+    for cell in table.cells
+    if cell.leakage == splits.NAMES[0]
+  }
+  ranked = study.order(
+    means | {results.BASELINE: table.baseline}, table.measure
+  )
+  better = ranked[: ranked.index(results.BASELINE)]
+  each = ", ".join(f"{name} {x:.{decimals}f}" for name, x in means.items())
+  return (
+    f"Without leakage, {_report_tables.measure_name(table.measure)}: {each};"
+    f" {results.BASELINE} {table.baseline:.{decimals}f}, random order"
+    f" {table.chance:.{decimals}f}. Better than {results.BASELINE}:"
+    f" {_list(better) or 'none'} (not tested)."
+  )
 
 
 def _family(

@@ -172,6 +172,8 @@ def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
   assert (ndcg.measure, mfr.measure, precision.measure) == (
     "nDCG@10", "MFR", "P@1",
   )  # fmt: skip
+  assert ndcg.baseline == 1.0 and mfr.baseline == 1.0
+  assert mfr.chance == pytest.approx(10.5, abs=1)  # of 20 candidates
   cells = {(c.model, c.leakage): c for c in ndcg.cells}
   assert cells["first", "test leakage"].comparison.is_significant
   assert not cells["second", "test leakage"].comparison.is_significant
@@ -183,6 +185,7 @@ def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
         assert f"{cell.mean:.{1 if table is mfr else 3}f}" in written
     assert "first, test leakage" in written
     assert "are significant" in written
+  assert "Random order" in page
   assert "The other 2 are not significant" in page
   assert (root / "study.svg").read_text().startswith("<svg")
   assert not list(root.rglob("state_*"))
