@@ -33,7 +33,8 @@ class Reranker(Protocol):
 
   Rerankers are frozen dataclasses without parameters of their own, equal only
   to themselves: programs are compiled once for a reranker and a shape, however
-  often it is trained.
+  often it is trained. Their `repr` shows the settings, and no large table: the
+  folder of a training is known by it.
   """
 
   name: str

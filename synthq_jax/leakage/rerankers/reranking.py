@@ -21,7 +21,7 @@ def rerank(
   queries: Mapping[str, str],
   documents: Mapping[str, str],
   *,
-  batch_size: int = 64,
+  batch_size: int = 16,
   depth: int = 100,
 ) -> trec.Run:
   """Scores the best candidates of each query.

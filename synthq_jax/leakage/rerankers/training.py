@@ -277,7 +277,8 @@ def _claim(
   """
   arrays = [*jax.tree.leaves(params), *features.values()]
   digests = [vector_files.digest(np.asarray(array)) for array in arrays]
-  own = artifacts.fingerprint(reranker.name, recipe, seed, digests)
+  # The repr shows a reranker's settings; its tables are in the digests.
+  own = artifacts.fingerprint(repr(reranker), recipe, seed, digests)
   path = root / _RECORD
   if path.exists() and path.read_text() != own:
     raise ValueError(

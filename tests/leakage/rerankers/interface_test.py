@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from synthq_jax.leakage import rerankers
+
 QUERIES = ["apple stone", "river", "cloud table", "", "paper unheard"]
 DOCUMENTS = [
   "good stone apple stone river",
@@ -110,3 +112,18 @@ def test_parameters_follow_the_key(reranker):
     np.testing.assert_array_equal(one, same)
     is_constant = np.ptp(np.asarray(one)) == 0  # biases, norms
     assert is_constant or not np.array_equal(one, other)
+
+
+def test_what_a_reranker_shows_is_short_and_holds_its_settings(make_reranker):
+  shown = repr(make_reranker("monoBERT", dropout_rate=0.25))
+  assert "dropout_rate=0.25" in shown and len(shown) < 500
+  table = np.zeros((100, 8), np.float32)
+  terms = rerankers.Terms(vocabulary=Tall(), embeddings=table, dim=77)
+  shown = repr(rerankers.KNRM(terms=terms))
+  assert "dim=77" in shown and "array" not in shown and "Tall" not in shown
+
+
+class Tall:
+  """A vocabulary that would show."""
+
+  vocab_size = 100

@@ -67,7 +67,7 @@ def test_the_size_of_batches_changes_nothing(batch_size):
   assert rerank(batch_size=batch_size) == rerank()
 
 
-@pytest.mark.parametrize("batch_size", [3, 16])
+@pytest.mark.parametrize("batch_size", [3, 64])
 def test_real_scores_do_not_depend_on_how_rows_are_batched(
   reranker, make_toy, batch_size
 ):

@@ -25,7 +25,8 @@ class Stop(Exception):
 class Linear:
   """Scores by one weight, and notes which rows it was given."""
 
-  seen: list = dataclasses.field(default_factory=list)
+  seen: list = dataclasses.field(default_factory=list, repr=False)
+  setting: int = 0
   name: ClassVar[str] = "linear"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -174,6 +175,8 @@ def test_the_folder_of_another_training_is_refused(tmp_path):
   for found, changed in others:
     with pytest.raises(ValueError, match="states of this training, got those"):
       rerankers.train(Linear(), found, **(options | changed))
+  with pytest.raises(ValueError, match="states of this training, got those"):
+    rerankers.train(Linear(setting=1), instances(20), **options)
 
 
 def test_biases_and_embeddings_do_not_decay():
