@@ -111,8 +111,14 @@ def test_forms_of_unicode_are_the_same(one, other):
 
 def test_marks_and_letters_of_other_scripts_are_no_separators():
   exact = near_duplicates.Exact()
-  assert exact.scores(["हिन्दी"], ["हनद"]).tolist() == [0]
+  assert exact.scores(["हिन्दी"], ["ह न द"]).tolist() == [0]
   assert exact.scores(["日本"], ["日 本"]).tolist() == [0]
+
+
+def test_words_that_do_not_count_do_where_there_are_no_others():
+  detector = near_duplicates.TokenSet(ignored=near_duplicates.FUNCTION_WORDS)
+  left, right = ["What is IT?", "what is it"], ["it is what", "measles"]
+  assert detector.scores(left, right).tolist() == [1, 0]
 
 
 def test_forgotten_stems_are_worked_out_again(monkeypatch):
