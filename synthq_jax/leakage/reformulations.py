@@ -10,10 +10,7 @@ from collections.abc import Sequence
 
 from synthq_jax.leakage import _words
 
-__all__ = ["FUNCTION_WORDS", "reformulations"]
-
-FUNCTION_WORDS = _words.FUNCTION_WORDS
-"""English words of grammar and question, which say little about the topic."""
+__all__ = ["reformulations"]
 
 
 def reformulations(query: str, number: int) -> list[str]:

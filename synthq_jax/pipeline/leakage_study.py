@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 
 from synthq_jax import artifacts
-from synthq_jax.leakage import near_duplicates, reformulations
+from synthq_jax.leakage import near_duplicates
 from synthq_jax.pipeline import (
   _leakage_study_data,
   _leakage_study_leaks,
@@ -117,7 +117,7 @@ class Config:
   def words(self, threshold: float) -> near_duplicates.TokenSet:
     """Returns the detector of near-duplicates at a threshold."""
     return near_duplicates.TokenSet(
-      threshold=threshold, ignored=reformulations.FUNCTION_WORDS
+      threshold=threshold, ignored=near_duplicates.FUNCTION_WORDS
     )
 
 
