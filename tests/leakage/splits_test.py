@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from synthq_jax.leakage import manifests, splits
+from synthq_jax.leakage import splits
 
 QUERIES = {f"q{i}": f"words of {i}" for i in range(30)}
 QRELS = {query: {f"d{query}": 1, "zero": 0} for query in QUERIES}
@@ -172,28 +172,3 @@ def test_what_cannot_be_built_is_refused():
     assert "\n" not in str(caught.value)
   with pytest.raises(ValueError, match="with test leakage, got 0"):
     splits.build("test leakage", random, (), size=9, seed=0)
-
-
-def test_a_manifest_counts_and_its_digests_follow_the_content():
-  texts = collections.defaultdict(lambda: "a text")
-  split = sets(20)[1]
-  made = manifests.of(split, texts)
-  assert made == manifests.of(sets(20)[1], texts)
-  assert (made.num_leaked, made.num_leaked_queries, made.num_targets) == (
-    6,
-    6,
-    3,
-  )
-  assert made.num_queries == 14 + 6
-  changed = dict.fromkeys(
-    (i for e in split.instances for i in (e.relevant_id, e.non_relevant_id)),
-    "a text",
-  )
-  assert manifests.of(split, changed) == made
-  changed[split.leaked[0].relevant_id] = "another text"
-  other = manifests.of(split, changed)
-  assert other.filler_digest == made.filler_digest
-  assert other.leaked_digest != made.leaked_digest
-  assert other.digest != made.digest
-  swapped = dataclasses.replace(split, instances=split.instances[::-1])
-  assert manifests.of(swapped, texts).digest != made.digest
