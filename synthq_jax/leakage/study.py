@@ -29,7 +29,6 @@ __all__ = [
   "choose_sizes",
   "compare",
   "folds_of",
-  "is_better",
   "order",
 ]
 
@@ -205,12 +204,6 @@ def compare(
       )
     )
   return tuple(found)
-
-
-def is_better(comparison: Comparison, measure: str) -> bool:
-  """Says whether a system is better than its baseline, significant or not."""
-  sign = -1 if measure in FEWER_IS_BETTER else 1
-  return sign * comparison.difference > 0
 
 
 def order(means: Mapping[str, float], measure: str) -> list[str]:

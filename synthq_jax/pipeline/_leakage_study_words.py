@@ -92,21 +92,36 @@ def outcomes(found: results.Study) -> list[str]:
   said = [_without(chosen[0])]
   for table in chosen:
     name = _report_tables.measure_name(table.measure)
-    compared = [c.comparison for c in table.cells if c.comparison]
     decimals = 1 if table.measure in study.FEWER_IS_BETTER else 3
+    signs = _signs(table.measure)
+    compared = _comparisons([table])
     said.append(
       f"{name}, sizes chosen by cross-validation:"
-      f" {_family(compared, table.measure, decimals)}"
+      f" {_family(compared, signs, decimals)} {_orders(table)}".strip()
     )
-    said[-1] = f"{said[-1]} {_orders(table)}".strip()
-  for title, of, measure in (
-    ("Mean rank of leaked relevant documents", "rank", "MFR"),
-    ("Rank offset of leaked documents", "offset", "offset"),
+    fixed = [t for t in found.measures if t.size and t.measure == table.measure]
+    compared = _comparisons(fixed)
+    said.append(f"{name}, each size: {_family(compared, signs, decimals)}")
+  for title, of, signs in (
+    ("Mean rank of leaked relevant documents", "rank", ("later", "earlier")),
+    ("Rank offset of leaked documents", "offset", ("wider", "narrower")),
   ):
     compared = [getattr(one, of) for one in found.memory]
     if compared:
-      said.append(f"{title}: {_family(compared, measure, 1)}")
+      said.append(f"{title}: {_family(compared, signs, 1)}")
   return said
+
+
+def _comparisons(
+  tables: Iterable[results.MeasureTable],
+) -> list[study.Comparison]:
+  return [c.comparison for t in tables for c in t.cells if c.comparison]
+
+
+def _signs(measure: str) -> tuple[str, str]:
+  """Returns what a rise and a fall of a measure are called."""
+  names = ("better", "worse")
+  return names[::-1] if measure in study.FEWER_IS_BETTER else names
 
 
 def _without(table: results.MeasureTable) -> str:
@@ -131,7 +146,7 @@ def _without(table: results.MeasureTable) -> str:
 
 
 def _family(
-  compared: list[study.Comparison], measure: str, decimals: int
+  compared: list[study.Comparison], signs: tuple[str, str], decimals: int
 ) -> str:
   """Describes one family of tests."""
   significant = [one for one in compared if one.is_significant]
@@ -147,11 +162,13 @@ def _family(
     )
   each = "; ".join(
     f"{one.label}: {difference(one, decimals)},"
-    f" {'better' if study.is_better(one, measure) else 'worse'}"
+    f" {signs[0] if one.difference > 0 else signs[1]}"
     for one in significant
   )
   rest = len(compared) - len(significant)
-  none = f" The other {rest} are not significant." if rest else ""
+  none = ""
+  if rest:
+    none = f" Not significant: the other {rest}."
   return (
     f"{len(significant)} of {len(compared)} differences from training without"
     f" leakage are significant ({each}).{none} {wide}"

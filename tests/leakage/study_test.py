@@ -125,11 +125,6 @@ def test_equal_systems_do_not_differ():
 
 
 def test_fewer_is_better_for_the_first_rank_alone():
-  rng = np.random.default_rng(4)
-  base = values(rng, 0.5)
-  more = {q: x + 1 for q, x in base.items()}
-  [found] = study.compare({"s": (more, base)})
-  assert study.is_better(found, "nDCG@10")
-  assert not study.is_better(found, "MFR")
-  assert study.order({"a": 1.0, "b": 2.0, "c": 2.0}, "P@1") == ["b", "c", "a"]
-  assert study.order({"a": 1.0, "b": 2.0, "c": 2.0}, "MFR") == ["a", "b", "c"]
+  means = {"a": 1.0, "b": 2.0, "c": 2.0}
+  assert study.order(means, "P@1") == ["b", "c", "a"]
+  assert study.order(means, "MFR") == ["a", "b", "c"]

@@ -186,7 +186,9 @@ def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
     assert "first, test leakage" in written
     assert "are significant" in written
   assert "Random order" in page
-  assert "The other 2 are not significant" in page
+  assert "Not significant: the other 2." in page
+  assert "first, test leakage, 40 instances: -" in page  # its rank, earlier
+  assert ", earlier; " in page and ", wider" in page
   assert (root / "study.svg").read_text().startswith("<svg")
   assert not list(root.rglob("state_*"))
 
