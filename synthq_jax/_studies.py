@@ -9,7 +9,10 @@ from synthq_jax import _flags
 
 __all__ = ["STUDIES", "run"]
 
-STUDIES = ("synthq_jax.pipeline.image_study",)
+STUDIES = (
+  "synthq_jax.pipeline.image_study",
+  "synthq_jax.pipeline.leakage_study",
+)
 """Modules with a `Config` and a `run(config, workdir, *, progress, on_accepted)`
 that returns what is printed. They are imported when a study is asked for."""
 

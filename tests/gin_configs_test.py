@@ -14,7 +14,12 @@ import pytest
 
 from synthq_jax import main
 from synthq_jax.models import t5_config
-from synthq_jax.pipeline import image_study, plan, pretrain_recipe
+from synthq_jax.pipeline import (
+  image_study,
+  leakage_study,
+  plan,
+  pretrain_recipe,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALL_FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
@@ -27,13 +32,18 @@ NEEDS = {
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
+  "query_leakage": ("SOURCE=beir:b",),
   "paper_t5_base": PAPER_NEEDS,
   **{
     f"paper_t5_{size}": (*PAPER_NEEDS, "RETRIEVER_CHECKPOINT=r")
     for size in ("small", "large", "xl")
   },
 }
-STUDIES = {"logit_dp_images": image_study.Config}
+STUDIES = {
+  "logit_dp_images": image_study.Config,
+  "query_leakage": leakage_study.Config,
+  "query_leakage_tiny": leakage_study.Config,
+}
 
 
 def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
@@ -177,6 +187,23 @@ def test_the_pretraining_goes_from_short_inputs_to_long_ones():
   lengths = [phase.input_length for phase in config.pretrain.phases]
   assert len(lengths) >= 2 and lengths == sorted(set(lengths))
   assert config.model == t5_config.get("demo")
+
+
+def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
+  config, text = main.configure(
+    leakage_study.Config,
+    ["studies/query_leakage.gin"],
+    ["SOURCE=beir:b", "DOCUMENT_LENGTH=200"],
+  )
+  seeds = {model.kind: model.seeds for model in config.models}
+  assert seeds == {
+    "monoT5": 3, "monoBERT": 1, "KNRM": 3, "Duet": 1, "PACRR": 1,
+  }  # fmt: skip
+  assert len(config.sizes) == 3 and config.num_test_queries == 50
+  assert {model.document_length for model in config.models} == {200}
+  assert len({model.recipe.learning_rate for model in config.models}) > 1
+  for name in re.findall(r"(?m)^([A-Z_]+) =", text):
+    assert text.count(f"%{name}") >= 1, name
 
 
 def test_the_study_of_images_compares_the_methods_on_both_encoders():

@@ -99,6 +99,7 @@ def together(
   panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
   *,
   label: str,
+  across: str = "optimizer steps",
   level: float | None = None,
 ) -> str:
   """Draws curves that are compared with each other in one panel.
@@ -106,6 +107,7 @@ def together(
   Args:
     panels: for each panel, (steps, values) by name; at least one panel.
     label: what the values are, with their unit.
+    across: what the steps are.
     level: where a line is drawn from side to side, or None.
 
   Returns:
@@ -130,7 +132,7 @@ def together(
       if level is not None:
         axes.axhline(level, color="#5b6670", linewidth=1.0, linestyle="--")
       axes.set_title(_plain(title), fontsize=10, loc="left")
-      axes.set_xlabel("optimizer steps")
+      axes.set_xlabel(_plain(across))
       axes.set_ylabel(_plain(label))
       axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)

@@ -1,0 +1,77 @@
+"""Collections that the package ir_datasets knows: Robust04, Common Core, more.
+
+The package (extra `ir-datasets`) downloads what is free and says where to put
+what is licensed, such as the documents of the TREC disks.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from synthq_jax.data import collection as collection_lib
+
+__all__ = ["read"]
+
+
+def read(name: str, *, split: str = "test") -> collection_lib.Collection:
+  """Reads a dataset; its documents stay where ir_datasets keeps them.
+
+  A query's text is what ir_datasets calls its default: a TREC topic's title.
+
+  Args:
+    name: its id, such as "trec-robust04", "nyt/trec-core-2017" or
+      "wapo/v2/trec-core-2018".
+    split: the name of its judgements, which are one split.
+
+  Returns:
+    The collection. Documents that are judged and not there are left out of the
+    judgements, and so are queries without text.
+
+  Raises:
+    ValueError: if the package is not installed, or there is no such dataset, or
+      it lacks documents, queries or judgements.
+  """
+  dataset = _load(name)
+  for what in ("docs", "queries", "qrels"):
+    if not getattr(dataset, f"has_{what}")():
+      raise ValueError(
+        f"ir_datasets:{name}: expected documents, queries and judgements, got no"
+        f" {what}: give the id of a subset that has them"
+      )
+  streamed = collection_lib.StreamedDocuments(
+    tuple(each.doc_id for each in dataset.docs_iter()),
+    lambda: _documents(dataset),
+  )
+  queries = tuple(
+    collection_lib.Query(id=each.query_id, text=text)
+    for each in dataset.queries_iter()
+    if (text := " ".join(each.default_text().split()))
+  )
+  asked, known = {query.id for query in queries}, set(streamed.ids)
+  qrels: dict[str, dict[str, int]] = {}
+  for each in dataset.qrels_iter():
+    if each.query_id in asked and each.doc_id in known:
+      grades = qrels.setdefault(each.query_id, {})
+      grades[each.doc_id] = int(each.relevance)
+  return collection_lib.Collection(streamed, queries, {split: qrels})
+
+
+def _documents(dataset: Any) -> Iterator[collection_lib.Document]:
+  for each in dataset.docs_iter():
+    yield collection_lib.Document(id=each.doc_id, text=each.default_text())
+
+
+def _load(name: str) -> Any:
+  try:
+    import ir_datasets
+  except ImportError as error:
+    raise ValueError(
+      f"ir_datasets:{name}: expected the package ir_datasets, got none; install"
+      ' it with pip install "synthq_jax[ir-datasets]"'
+    ) from error
+  try:
+    return ir_datasets.load(name)
+  except KeyError as error:
+    raise ValueError(
+      f"ir_datasets:{name}: expected the id of a dataset, got {name!r}; see"
+      " https://ir-datasets.com"
+    ) from error

@@ -1,0 +1,337 @@
+"""Training sets that give a known number of test queries away.
+
+An instance is a query, a document relevant to it and one that is not, from
+BM25's best for the query. Three kinds of sets have the same number of them:
+
+- "no leakage": random instances whose queries are no near-duplicates of a test
+  query, and whose documents are not relevant to one: the filler.
+- "near leakage": a fixed number of instances (Fröbe et al.: 1,000 for Robust04
+  and 200 for Common Core) whose queries are near-duplicates of test queries;
+  the rest is filler.
+- "test leakage": as many instances of the test queries themselves.
+
+The number of leaked instances does not grow with the set, so that a larger set
+leaks less of itself. Sets of one size and seed share their filler, and of one
+seed a smaller filler begins a larger one: they differ in nothing else.
+
+References:
+  Fröbe, Akiki, Potthast and Hagen, "How Train-Test Leakage Affects Zero-shot
+  Retrieval", SPIRE 2022, arXiv:2206.14759.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from synthq_jax.retrieval import hard_negatives, trec
+
+__all__ = [
+  "NAMES",
+  "Instance",
+  "Leak",
+  "Pool",
+  "Split",
+  "build",
+  "filler",
+  "leaked",
+]
+
+NAMES = ("no leakage", "near leakage", "test leakage")
+"""The kinds of training sets."""
+
+_BLOCK = 512  # queries searched at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instance:
+  """What a reranker learns from once.
+
+  Attributes:
+    query_id: of the query.
+    query: its text.
+    relevant_id: of a document that is relevant to it.
+    non_relevant_id: of one that is not judged relevant.
+    target: id of the test query that it gives away; "" for filler.
+  """
+
+  query_id: str
+  query: str
+  relevant_id: str
+  non_relevant_id: str
+  target: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+  """Judged queries that filler is drawn from.
+
+  Attributes:
+    queries: query id -> text; those that leak are left out already.
+    qrels: query id -> document id -> grade; above 0 is relevant.
+    search: query ids -> BM25's best documents for each.
+    forbidden: documents no instance may hold: those relevant to a test query.
+  """
+
+  queries: Mapping[str, str]
+  qrels: trec.Qrels
+  search: Callable[[Sequence[str]], trec.Run]
+  forbidden: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leak:
+  """A query that gives a test query away, and its documents.
+
+  Attributes:
+    target: id of the test query.
+    query_id: of the leaked query, which may be the test query.
+    query: its text.
+    relevant: ids of documents that are relevant to it.
+    non_relevant: ids of BM25's best that are not judged relevant.
+  """
+
+  target: str
+  query_id: str
+  query: str
+  relevant: tuple[str, ...]
+  non_relevant: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+  """A training set.
+
+  Attributes:
+    name: one of `NAMES`.
+    size: the number of instances.
+    seed: of the filler and of the non-relevant documents.
+    instances: filler first, then what is leaked.
+    num_leaked: how many instances at the end are leaked.
+  """
+
+  name: str
+  size: int
+  seed: int
+  instances: tuple[Instance, ...]
+  num_leaked: int
+
+  @property
+  def leaked(self) -> tuple[Instance, ...]:
+    """The instances that give a test query away."""
+    return self.instances[self.size - self.num_leaked :]
+
+  @property
+  def filler(self) -> tuple[Instance, ...]:
+    """The instances that give nothing away."""
+    return self.instances[: self.size - self.num_leaked]
+
+
+def filler(pool: Pool, number: int, *, seed: int) -> tuple[Instance, ...]:
+  """Draws instances that leak nothing.
+
+  Every pair of a query and a relevant document is used once, in random order,
+  before any is used again with another non-relevant document. Fewer instances
+  of the same seed are the beginning of more.
+
+  Args:
+    pool: where from.
+    number: how many.
+    seed: of the order and of the non-relevant documents.
+
+  Returns:
+    Different instances.
+
+  Raises:
+    ValueError: if the pool has too few judged queries for so many.
+  """
+  pairs = sorted(
+    (query, document)
+    for query in pool.queries
+    for document, grade in pool.qrels.get(query, {}).items()
+    if grade > 0 and document not in pool.forbidden
+  )
+  order = np.random.default_rng([seed, 0]).permutation(len(pairs))
+  pairs = [pairs[place] for place in order]
+  drawn: list[Instance] = []
+  negatives: dict[tuple[str, str], list[str]] = {}
+  for turn in range(number):
+    before = len(drawn)
+    for query, relevant in _searched(pool, pairs, negatives, seed):
+      if len(drawn) == number:
+        return tuple(drawn)
+      others = negatives[query, relevant]
+      if turn < len(others):
+        drawn.append(
+          Instance(
+            query_id=query,
+            query=pool.queries[query],
+            relevant_id=relevant,
+            non_relevant_id=others[turn],
+          )
+        )
+    if len(drawn) == before:
+      break
+  if len(drawn) < number:
+    raise ValueError(
+      f"expected judged queries for {number:,} instances without leakage, got"
+      f" {len(drawn):,} from {len(pairs):,} relevant pairs: ask for smaller"
+      " training sets, or give more judged queries"
+    )
+  return tuple(drawn)
+
+
+def _searched(
+  pool: Pool,
+  pairs: Sequence[tuple[str, str]],
+  negatives: dict[tuple[str, str], list[str]],
+  seed: int,
+) -> Iterator[tuple[str, str]]:
+  """Yields the pairs after their `negatives` are known, block by block."""
+  for start in range(0, len(pairs), _BLOCK):
+    block = pairs[start : start + _BLOCK]
+    missing = list(
+      dict.fromkeys(q for q, d in block if (q, d) not in negatives)
+    )
+    if missing:
+      found = negatives_of(
+        pool.search(missing),
+        {query: pool.qrels[query] for query in missing},
+        pool.forbidden,
+      )
+      for query, document in block:
+        others = found.get(query, ())
+        negatives[query, document] = _shuffled(others, seed, query, document)
+    yield from block
+
+
+def negatives_of(
+  run: trec.Run, qrels: trec.Qrels, forbidden: frozenset[str] = frozenset()
+) -> dict[str, tuple[str, ...]]:
+  """Returns the documents of a run that may stand as not relevant.
+
+  Args:
+    run: BM25's best documents of each query.
+    qrels: judgements of these queries.
+    forbidden: documents that are left out.
+
+  Returns:
+    Query id -> document ids, best first; queries without any are left out.
+  """
+  depth = max(map(len, run.values()), default=1)
+  mined = hard_negatives.mine(run, qrels, per_query=max(1, depth))
+  return {
+    query: tuple(id_ for id_ in ids if id_ not in forbidden)
+    for query, ids in mined.items()
+  }
+
+
+def leaked(
+  leaks: Sequence[Leak], number: int, *, seed: int
+) -> tuple[Instance, ...]:
+  """Draws instances that give test queries away, the same number of each.
+
+  Test queries take turns; in each turn the next of a test query's leaks, the
+  next of its relevant documents and another non-relevant one are taken. Leaks
+  of other queries with the same documents therefore make instances with the
+  same documents: near and test leakage differ in the query's words alone.
+
+  Args:
+    leaks: one or more for each test query.
+    number: how many instances.
+    seed: of the order of documents.
+
+  Returns:
+    Different instances.
+
+  Raises:
+    ValueError: if the leaks are too few for so many.
+  """
+  of_target: dict[str, list[Leak]] = {}
+  for leak in leaks:
+    of_target.setdefault(leak.target, []).append(leak)
+  drawn: list[Instance] = []
+  seen: set[Instance] = set()
+  turns = max((len(leak.non_relevant) for leak in leaks), default=0)
+  for turn in range(turns):
+    for group in of_target.values():
+      if len(drawn) == number:
+        return tuple(drawn)
+      made = _instance(group[turn % len(group)], turn, seed)
+      if made is not None and made not in seen:
+        seen.add(made)
+        drawn.append(made)
+  if len(drawn) < number:
+    raise ValueError(
+      f"expected leaks for {number:,} instances, got {len(drawn):,} from"
+      f" {len(leaks):,} leaked queries of {len(of_target):,} test queries: ask"
+      " for fewer leaked instances, or give more leaks or test queries"
+    )
+  return tuple(drawn)
+
+
+def _instance(leak: Leak, turn: int, seed: int) -> Instance | None:
+  """Returns the instance of a leak in one turn, if it has documents for it."""
+  if not leak.relevant or turn >= len(leak.non_relevant):
+    return None
+  relevant = _shuffled(leak.relevant, seed, leak.target, "relevant")
+  others = _shuffled(leak.non_relevant, seed, leak.target, "non-relevant")
+  return Instance(
+    query_id=leak.query_id,
+    query=leak.query,
+    relevant_id=relevant[turn % len(relevant)],
+    non_relevant_id=others[turn],
+    target=leak.target,
+  )
+
+
+def build(
+  name: str,
+  random: Sequence[Instance],
+  leaks: Sequence[Instance],
+  *,
+  size: int,
+  seed: int,
+) -> Split:
+  """Puts a training set together.
+
+  Args:
+    name: one of `NAMES`.
+    random: from `filler`, at least `size`.
+    leaks: from `leaked`; all are used, except without leakage.
+    size: the number of instances.
+    seed: that `random` and `leaks` were drawn with.
+
+  Raises:
+    ValueError: if the name is unknown, the filler is too short, or more leaks
+      than the set has instances.
+  """
+  if name not in NAMES:
+    raise ValueError(f"expected one of {', '.join(NAMES)}, got name={name!r}")
+  taken = () if name == NAMES[0] else tuple(leaks)
+  if (name != NAMES[0] and not taken) or len(taken) > size:
+    raise ValueError(
+      f"expected 1 to {size:,} leaked instances in a set of {size:,} with"
+      f" {name}, got {len(taken):,}: change their number, or the size"
+    )
+  if len(random) < size:
+    raise ValueError(
+      f"expected filler of at least {size:,} instances, got {len(random):,}:"
+      " draw more, or build a smaller set"
+    )
+  return Split(
+    name=name,
+    size=size,
+    seed=seed,
+    instances=(*random[: size - len(taken)], *taken),
+    num_leaked=len(taken),
+  )
+
+
+def _shuffled(items: Sequence[str], seed: int, *key: str) -> list[str]:
+  """Returns the items in an order that depends on seed and key alone."""
+  digest = hashlib.sha256("\n".join(key).encode()).digest()
+  words = np.frombuffer(digest[:16], np.uint32).tolist()
+  order = np.random.default_rng([seed, *words]).permutation(len(items))
+  return [items[place] for place in order]

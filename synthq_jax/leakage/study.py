@@ -1,0 +1,216 @@
+"""Statistics of the study: chosen sizes, tests, and what they may be called.
+
+How large a training set should be is a setting like any other, so it is chosen
+on other queries than those it is scored on: test queries are cut into folds,
+and the queries of a fold are scored with the size that is best on the other
+folds. What is compared is then one value for each test query, with leakage and
+without; test queries are the units of every test, and repetitions of a training
+are averaged before.
+
+References:
+  Fröbe, Akiki, Potthast and Hagen, "How Train-Test Leakage Affects Zero-shot
+  Retrieval", SPIRE 2022, arXiv:2206.14759.
+  Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions",
+  Journal of the Royal Statistical Society B, 1974.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from synthq_jax.retrieval import significance
+
+__all__ = [
+  "FEWER_IS_BETTER",
+  "Chosen",
+  "Comparison",
+  "choose_sizes",
+  "compare",
+  "folds_of",
+  "order",
+]
+
+FEWER_IS_BETTER = frozenset({"MFR"})
+"""Measures of which a smaller value is better."""
+
+PerQuery = Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chosen:
+  """What a cross-validated grid search gives.
+
+  Attributes:
+    per_query: query id -> value, under the size chosen without its fold.
+    sizes: the size chosen for each fold.
+  """
+
+  per_query: dict[str, float]
+  sizes: tuple[int, ...]
+
+  @property
+  def mean(self) -> float:
+    """Over all queries."""
+    return math.fsum(self.per_query.values()) / len(self.per_query)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """One system against another on the same queries.
+
+  Attributes:
+    label: what is compared.
+    difference: mean of the system minus mean of the baseline.
+    low: of the bootstrap interval of the difference, level 1 - alpha, not
+      corrected for the number of tests.
+    high: of that interval.
+    p_value: of the paired t test, two-sided, not corrected.
+    corrected: the p value after Bonferroni's correction.
+    is_significant: whether `corrected` is below alpha.
+  """
+
+  label: str
+  difference: float
+  low: float
+  high: float
+  p_value: float
+  corrected: float
+  is_significant: bool
+
+
+def folds_of(
+  queries: Sequence[str], number: int, *, seed: int
+) -> tuple[tuple[str, ...], ...]:
+  """Cuts queries into folds of sizes that differ by one at most.
+
+  >>> [len(fold) for fold in folds_of(["a", "b", "c", "d", "e"], 2, seed=0)]
+  [3, 2]
+
+  Args:
+    queries: ids; their order does not matter.
+    number: of folds, from 2 to the number of queries.
+    seed: another seed gives other folds.
+
+  Raises:
+    ValueError: if there are too few queries or folds.
+  """
+  if not 2 <= number <= len(queries):
+    raise ValueError(
+      f"expected 2 to {len(queries)} folds of {len(queries)} queries, got"
+      f" {number}: change the number of folds, or give more test queries"
+    )
+  ordered = sorted(queries)
+  order = np.random.default_rng(seed).permutation(len(ordered))
+  return tuple(
+    tuple(ordered[place] for place in order[first::number])
+    for first in range(number)
+  )
+
+
+def choose_sizes(
+  of_size: Mapping[int, PerQuery],
+  folds: Sequence[Sequence[str]],
+  *,
+  fewer_is_better: bool = False,
+) -> Chosen:
+  """Scores every query with the size that is best on the other folds.
+
+  The smaller of two equally good sizes is chosen.
+
+  >>> of_size = {1: {"a": 1.0, "b": 0.0}, 2: {"a": 0.5, "b": 0.5}}
+  >>> choose_sizes(of_size, [["a"], ["b"]])
+  Chosen(per_query={'a': 0.5, 'b': 0.0}, sizes=(2, 1))
+
+  Args:
+    of_size: size of the training set -> query id -> value.
+    folds: of all queries, from `folds_of`.
+    fewer_is_better: whether the smallest mean is best.
+
+  Raises:
+    ValueError: if a size lacks a query.
+  """
+  queries = {query for fold in folds for query in fold}
+  for size, values in of_size.items():
+    if queries != values.keys():
+      raise ValueError(
+        f"expected values of {len(queries)} queries for size {size}, got"
+        f" {len(values)}: score all sizes on one test set"
+      )
+  sign = -1 if fewer_is_better else 1
+  per_query: dict[str, float] = {}
+  sizes = []
+  for fold in folds:
+    others = sorted(queries - set(fold))
+    means = {
+      size: sign * math.fsum(values[query] for query in others)
+      for size, values in of_size.items()
+    }
+    best = min(means, key=lambda size: (-means[size], size))
+    sizes.append(best)
+    per_query |= {query: of_size[best][query] for query in fold}
+  return Chosen(per_query=per_query, sizes=tuple(sizes))
+
+
+def compare(
+  pairs: Mapping[str, tuple[PerQuery, PerQuery]],
+  *,
+  alpha: float = 0.05,
+  seed: int = 0,
+) -> tuple[Comparison, ...]:
+  """Tests several systems, each against its baseline, as one family.
+
+  Formal guarantee:
+    If no system differs from its baseline, the chance that any comparison is
+    called significant is at most `alpha`, however the tests depend on each
+    other, as far as the t test holds for so many queries.
+
+  Args:
+    pairs: label -> values of the system and of its baseline, on one set of
+      queries each. All tests that are made belong here, also those whose
+      outcome nobody reports.
+    alpha: the level, in (0, 1).
+    seed: of the bootstrap.
+
+  Returns:
+    One comparison for each pair, in their order.
+
+  Raises:
+    ValueError: if the queries of a pair differ or are fewer than two.
+  """
+  # The bootstrap draws places: they must not depend on the order of a mapping.
+  pairs = {
+    label: tuple(
+      {query: side[query] for query in sorted(side)} for side in pair
+    )
+    for label, pair in pairs.items()
+  }
+  tests = [significance.paired_t_test(*pair) for pair in pairs.values()]
+  corrected = significance.bonferroni([test.p_value for test in tests])
+  rows = zip(pairs.items(), tests, corrected, strict=True)
+  found = []
+  for (label, pair), test, p_value in rows:
+    interval = significance.paired_bootstrap(*pair, level=1 - alpha, seed=seed)
+    found.append(
+      Comparison(
+        label=label,
+        difference=test.mean,
+        low=interval.low,
+        high=interval.high,
+        p_value=test.p_value,
+        corrected=p_value,
+        is_significant=p_value < alpha,
+      )
+    )
+  return tuple(found)
+
+
+def order(means: Mapping[str, float], measure: str) -> list[str]:
+  """Returns systems from best to worst; of equals the first stays first.
+
+  >>> order({"a": 2.0, "b": 1.0}, "MFR")
+  ['b', 'a']
+  """
+  sign = 1 if measure in FEWER_IS_BETTER else -1
+  return sorted(means, key=lambda name: sign * means[name])

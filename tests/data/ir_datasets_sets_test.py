@@ -1,0 +1,63 @@
+"""Collections of ir_datasets, with a stand-in for the package."""
+
+import sys
+import types
+
+import pytest
+
+from synthq_jax.data import ir_datasets_sets
+
+
+def record(**fields):
+  text = fields.pop("text", "")
+  return types.SimpleNamespace(**fields, default_text=lambda: text)
+
+
+class Dataset:
+  def __init__(self, missing: str = ""):
+    for what in ("docs", "queries", "qrels"):
+      setattr(self, f"has_{what}", lambda what=what: what != missing)
+
+  def docs_iter(self):
+    yield record(doc_id="FT911-1", text="A text about polio.")
+    yield record(doc_id="FT911-2", text="Another.")
+
+  def queries_iter(self):
+    yield record(query_id="302", text="Polio\n vaccines")
+    yield record(query_id="303", text=" ")
+
+  def qrels_iter(self):
+    yield record(query_id="302", doc_id="FT911-1", relevance=2)
+    yield record(query_id="302", doc_id="FT911-2", relevance=0)
+    yield record(query_id="302", doc_id="lost", relevance=1)
+    yield record(query_id="303", doc_id="FT911-1", relevance=1)
+
+
+def install(monkeypatch, **datasets):
+  package = types.ModuleType("ir_datasets")
+  package.load = datasets.__getitem__
+  monkeypatch.setitem(sys.modules, "ir_datasets", package)
+
+
+def test_a_dataset_becomes_a_collection_whose_documents_stay_away(monkeypatch):
+  install(monkeypatch, robust=Dataset())
+  found = ir_datasets_sets.read("robust")
+  assert [each.contents for each in found.documents] == [
+    "A text about polio.",
+    "Another.",
+  ]
+  assert [(q.id, q.text) for q in found.queries] == [("302", "Polio vaccines")]
+  assert found.qrels == {"test": {"302": {"FT911-1": 2, "FT911-2": 0}}}
+  assert not isinstance(found.documents, tuple)
+
+
+def test_what_cannot_be_read_is_one_line(monkeypatch):
+  install(monkeypatch, robust=Dataset(missing="qrels"))
+  with pytest.raises(ValueError, match="robust: .* got no qrels"):
+    ir_datasets_sets.read("robust")
+  with pytest.raises(ValueError, match="got 'nonsense'; see https"):
+    ir_datasets_sets.read("nonsense")
+  monkeypatch.setitem(sys.modules, "ir_datasets", None)
+  with pytest.raises(ValueError, match="pip install .*ir-datasets") as caught:
+    ir_datasets_sets.read("robust")
+  assert "\n" not in str(caught.value)

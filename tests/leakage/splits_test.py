@@ -1,0 +1,174 @@
+"""Training sets with leakage: what is in them, and what must not be."""
+
+import collections
+import dataclasses
+
+import pytest
+
+from synthq_jax.leakage import splits
+
+QUERIES = {f"q{i}": f"words of {i}" for i in range(30)}
+QRELS = {query: {f"d{query}": 1, "zero": 0} for query in QUERIES}
+FOUND = {
+  query: {f"d{query}": 9.0}
+  | {f"n{i}": 5.0 - i for i in range(4)}
+  | {"zero": 0.5, "secret": 0.1}
+  for query in QUERIES
+}
+
+
+def pool(**changes) -> splits.Pool:
+  made = splits.Pool(
+    queries=QUERIES,
+    qrels=QRELS,
+    search=lambda ids: {query: FOUND[query] for query in ids},
+    forbidden=frozenset({"secret"}),
+  )
+  return dataclasses.replace(made, **changes)
+
+
+def leak(target: str, query_id: str, query: str, **changes) -> splits.Leak:
+  made = splits.Leak(
+    target=target,
+    query_id=query_id,
+    query=query,
+    relevant=(f"r{target}", f"s{target}"),
+    non_relevant=tuple(f"{target}n{i}" for i in range(6)),
+  )
+  return dataclasses.replace(made, **changes)
+
+
+TEST = [leak(t, t, f"test {t}") for t in ("t1", "t2", "t3")]
+NEAR = [
+  leak(t, f"{t}-{i}", f"near {t} {i}") for t in ("t1", "t2", "t3") for i in "ab"
+]
+
+
+def sets(size: int, seed: int = 0, number: int = 6) -> list[splits.Split]:
+  random = splits.filler(pool(), size, seed=seed)
+  leaks = ((), NEAR, TEST)
+  return [
+    splits.build(
+      name,
+      random,
+      splits.leaked(each, number, seed=seed) if each else (),
+      size=size,
+      seed=seed,
+    )
+    for name, each in zip(splits.NAMES, leaks, strict=True)
+  ]
+
+
+def test_filler_is_a_query_with_a_relevant_and_a_non_relevant_document():
+  drawn = splits.filler(pool(), 100, seed=0)
+  assert len(set(drawn)) == len(drawn) == 100
+  for each in drawn:
+    assert QRELS[each.query_id][each.relevant_id] > 0
+    assert each.non_relevant_id in FOUND[each.query_id]
+    assert QRELS[each.query_id].get(each.non_relevant_id, 0) <= 0
+    assert each.non_relevant_id != "secret"
+    assert each.query == QUERIES[each.query_id] and not each.target
+
+
+def test_every_query_has_its_turn_before_any_comes_again():
+  drawn = splits.filler(pool(), 75, seed=0)
+  counts = collections.Counter(each.query_id for each in drawn)
+  assert set(counts.values()) == {2, 3}
+  assert {each.query_id for each in drawn[:30]} == set(QUERIES)
+
+
+def test_a_smaller_filler_begins_a_larger_one_and_seeds_differ():
+  large = splits.filler(pool(), 60, seed=1)
+  assert splits.filler(pool(), 20, seed=1) == large[:20]
+  assert splits.filler(pool(), 60, seed=1) == large
+  assert splits.filler(pool(), 60, seed=2) != large
+
+
+def test_the_order_of_the_judgements_does_not_matter():
+  backwards = pool(
+    queries=dict(reversed(QUERIES.items())),
+    qrels=dict(reversed(QRELS.items())),
+  )
+  assert splits.filler(backwards, 40, seed=0) == splits.filler(
+    pool(), 40, seed=0
+  )
+
+
+def test_a_document_relevant_to_a_test_query_is_in_no_filler():
+  judged = QRELS | {"q0": {"secret": 1}, "q1": {"dq1": 1, "secret": 1}}
+  drawn = splits.filler(pool(qrels=judged), 60, seed=0)
+  held = {id_ for i in drawn for id_ in (i.relevant_id, i.non_relevant_id)}
+  assert "secret" not in held
+  assert "q0" not in {each.query_id for each in drawn}
+
+
+def test_queries_are_searched_once_and_only_as_far_as_needed(monkeypatch):
+  monkeypatch.setattr(splits, "_BLOCK", 8)
+  asked = []
+
+  def search(ids):
+    asked.extend(ids)
+    return {query: FOUND[query] for query in ids}
+
+  splits.filler(pool(search=search), 10, seed=0)
+  assert len(asked) == len(set(asked)) == 16
+  splits.filler(pool(search=search), 90, seed=0)
+  assert len(asked) == 16 + 30
+
+
+def test_the_three_kinds_differ_in_the_leaked_part_alone():
+  none, near, test = sets(20)
+  assert none.instances[:14] == near.filler == test.filler
+  assert not none.leaked and none.num_leaked == 0
+  assert len(near.leaked) == len(test.leaked) == 6
+  for a, b in zip(near.leaked, test.leaked, strict=True):
+    assert a.query != b.query and a.target == b.target == b.query_id
+    assert (
+      dataclasses.replace(a, query_id=b.query_id, query=b.query) == b
+    )  # the same documents
+  assert not [each for each in none.instances if each.target]
+
+
+def test_leaks_take_turns_and_never_repeat():
+  drawn = splits.leaked(NEAR, 18, seed=0)
+  assert len(set(drawn)) == 18
+  assert collections.Counter(each.target for each in drawn) == {
+    "t1": 6, "t2": 6, "t3": 6,
+  }  # fmt: skip
+  assert collections.Counter(each.query_id for each in drawn)["t1-a"] == 3
+  assert {each.relevant_id for each in drawn if each.target == "t1"} == {
+    "rt1", "st1",
+  }  # fmt: skip
+
+
+def test_the_number_of_leaks_does_not_grow_with_the_set():
+  assert [each.num_leaked for each in (*sets(20), *sets(40))] == [0, 6, 6] * 2
+  small, large = sets(20)[1], sets(40)[1]
+  assert small.leaked == large.leaked
+  assert large.filler[:14] == small.filler
+
+
+def test_what_cannot_be_built_is_refused():
+  with pytest.raises(ValueError, match="for 200 instances .* got 150 from 30"):
+    splits.filler(pool(), 200, seed=0)
+  with pytest.raises(ValueError, match="for 19 instances, got 18 from 3 leak"):
+    splits.leaked(TEST, 19, seed=0)
+  with pytest.raises(ValueError, match="got 0 from 0 leaked queries"):
+    splits.leaked([], 1, seed=0)
+  without = [leak("t1", "t1", "x", relevant=())]
+  with pytest.raises(ValueError, match="got 0 from 1 leaked"):
+    splits.leaked(without, 1, seed=0)
+  random, leaks = (
+    splits.filler(pool(), 9, seed=0),
+    splits.leaked(TEST, 9, seed=0),
+  )
+  for name, size, words in (
+    ("near leakage", 8, "1 to 8 leaked instances .* got 9"),
+    ("near leakage", 10, "at least 10 instances, got 9"),
+    ("leakage", 9, "name='leakage'"),
+  ):
+    with pytest.raises(ValueError, match=words) as caught:
+      splits.build(name, random, leaks, size=size, seed=0)
+    assert "\n" not in str(caught.value)
+  with pytest.raises(ValueError, match="with test leakage, got 0"):
+    splits.build("test leakage", random, (), size=9, seed=0)

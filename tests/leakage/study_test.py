@@ -1,0 +1,130 @@
+"""Statistics of the study against scipy, by hand, and on simulated scores."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from synthq_jax.leakage import study
+
+
+def values(rng, mean: float, number: int = 50) -> dict[str, float]:
+  drawn = np.clip(rng.normal(mean, 0.3, number), 0, 1)
+  return {f"q{i}": float(x) for i, x in enumerate(drawn)}
+
+
+def test_folds_hold_every_query_once_and_depend_on_the_seed_alone():
+  queries = [f"q{i}" for i in range(23)]
+  folds = study.folds_of(queries, 5, seed=0)
+  assert sorted(map(len, folds)) == [4, 4, 5, 5, 5]
+  assert sorted(q for fold in folds for q in fold) == sorted(queries)
+  assert study.folds_of(queries[::-1], 5, seed=0) == folds
+  assert study.folds_of(queries, 5, seed=1) != folds
+  for number in (1, 24):
+    with pytest.raises(ValueError, match=f"got {number}"):
+      study.folds_of(queries, number, seed=0)
+
+
+def test_a_size_is_chosen_on_the_other_folds():
+  # Size 2 is best on a and b, size 1 on c alone: c is scored with size 2, and
+  # a and b with the best of the fold without them.
+  of_size = {
+    1: {"a": 0.0, "b": 0.0, "c": 1.0},
+    2: {"a": 0.5, "b": 0.5, "c": 0.0},
+  }
+  chosen = study.choose_sizes(of_size, [["a", "b"], ["c"]])
+  assert chosen.sizes == (1, 2)
+  assert chosen.per_query == {"a": 0.0, "b": 0.0, "c": 0.0}
+  assert chosen.mean == 0.0
+  fewer = study.choose_sizes(of_size, [["a", "b"], ["c"]], fewer_is_better=True)
+  assert fewer.sizes == (2, 1)
+  assert fewer.per_query == {"a": 0.5, "b": 0.5, "c": 1.0}
+
+
+def test_of_equally_good_sizes_the_smaller_is_chosen():
+  same = {"a": 1.0, "b": 1.0}
+  for order in ((8, 4), (4, 8)):
+    of_size = {size: same for size in order}
+    assert study.choose_sizes(of_size, [["a"], ["b"]]).sizes == (4, 4)
+
+
+def test_choosing_does_not_look_at_the_fold_that_is_scored():
+  # The best of many sizes of pure noise looks good where it was chosen; on
+  # other queries it is worth what any size is worth.
+  rng = np.random.default_rng(0)
+  picked, peeked = [], []
+  for _ in range(200):
+    of_size = {size: values(rng, 0.5, 20) for size in range(1, 9)}
+    folds = study.folds_of(list(of_size[1]), 5, seed=0)
+    picked.append(study.choose_sizes(of_size, folds).mean)
+    peeked.append(max(np.mean(list(v.values())) for v in of_size.values()))
+  assert np.mean(picked) == pytest.approx(0.5, abs=0.01)
+  assert np.mean(peeked) > 0.55
+
+
+def test_sizes_that_were_scored_on_other_queries_are_refused():
+  with pytest.raises(ValueError, match="2 queries for size 8, got 1"):
+    study.choose_sizes({4: {"a": 1.0, "b": 1.0}, 8: {"a": 1.0}}, [["a"], ["b"]])
+
+
+def test_tests_are_scipys_with_bonferronis_correction():
+  rng = np.random.default_rng(1)
+  base = values(rng, 0.4)
+  pairs = {f"s{i}": (values(rng, 0.4 + 0.04 * i), base) for i in range(4)}
+  found = study.compare(pairs, alpha=0.05)
+  for each, (system, _) in zip(found, pairs.values(), strict=True):
+    want = stats.ttest_rel(list(system.values()), list(base.values()))
+    assert each.p_value == pytest.approx(want.pvalue, rel=1e-9)
+    assert each.corrected == pytest.approx(min(1, 4 * want.pvalue), rel=1e-9)
+    assert each.is_significant == (4 * want.pvalue < 0.05)
+    assert each.low < each.difference < each.high
+    differences = [system[q] - base[q] for q in base]
+    assert each.difference == pytest.approx(np.mean(differences))
+  assert [each.label for each in found] == list(pairs)
+
+
+def test_the_order_of_the_queries_does_not_matter():
+  rng = np.random.default_rng(5)
+  first, second = values(rng, 0.5), values(rng, 0.4)
+  backwards = dict(reversed(first.items())), dict(reversed(second.items()))
+  assert study.compare({"s": backwards}) == study.compare(
+    {"s": (first, second)}
+  )
+
+
+def test_a_planted_effect_is_found_and_a_null_one_is_not():
+  rng = np.random.default_rng(2)
+  found = false = 0
+  for _ in range(300):
+    base = values(rng, 0.5)
+    null = {f"n{i}": (values(rng, 0.5), base) for i in range(9)}
+    helped = {q: min(1.0, x + 0.2) for q, x in base.items()}
+    noisy = {q: x + rng.normal(0, 0.1) for q, x in helped.items()}
+    *nulls, planted = study.compare({**null, "p": (noisy, base)})
+    found += planted.is_significant and planted.difference > 0
+    false += any(each.is_significant for each in nulls)
+  assert found == 300
+  # At most 5% of the families may hold a false alarm (4 standard errors more).
+  assert false / 300 <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / 300)
+
+
+def test_without_the_correction_a_null_effect_is_often_found():
+  rng = np.random.default_rng(3)
+  false = 0
+  for _ in range(200):
+    base = values(rng, 0.5)
+    null = {f"n{i}": (values(rng, 0.5), base) for i in range(10)}
+    false += any(each.p_value < 0.05 for each in study.compare(null))
+  assert false / 200 > 0.15
+
+
+def test_equal_systems_do_not_differ():
+  same = {"a": 0.1, "b": 0.2}
+  [found] = study.compare({"s": (same, same)})
+  assert (found.difference, found.p_value, found.corrected) == (0.0, 1.0, 1.0)
+  assert not found.is_significant
+
+
+def test_fewer_is_better_for_the_first_rank_alone():
+  means = {"a": 1.0, "b": 2.0, "c": 2.0}
+  assert study.order(means, "P@1") == ["b", "c", "a"]
+  assert study.order(means, "MFR") == ["a", "b", "c"]
