@@ -19,6 +19,7 @@ from synthq_jax import typing
 from synthq_jax.optim import _rules, _sites, _trace, _views
 
 __all__ = [
+  "FLOPS_PER_BYTE",
   "LARGE",
   "Plan",
   "Use",
@@ -36,6 +37,10 @@ _log = logging.getLogger(__name__)
 
 LARGE = 1 << 16
 """Parameters with this many entries are logged when used in an odd way."""
+
+FLOPS_PER_BYTE = 300.0
+"""What a byte that is kept costs in work, about: in the time in which a TPU v4
+moves it once, the chip multiplies 230 times."""
 
 Use = _rules.Outer | _rules.Rows
 
@@ -96,8 +101,8 @@ def make(
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
     keep_ratio: a gradient is formed per example if it takes at most this times
-      the bytes of its factors, or of the pairs of its lookups; twice that in
-      half precision.
+      the bytes of its factors, or of the pairs of its lookups; in half
+      precision also if it saves much work. 0: only if it must be.
 
   Returns:
     The plan.
@@ -182,10 +187,23 @@ def _must_form(
   kept = sum(factor_bytes(site) for site in sites)
   # Norms from factors compare all pairs of lookups.
   pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
-  # In half precision a sum from factors is two products (`_rules._outer_sum`)
-  # and one of formed gradients none: that is worth twice the memory.
-  worth = 2.0 if dtype == jnp.bfloat16 else 1.0
-  return size * dtype.itemsize <= worth * keep_ratio * max(kept, pairs)
+  if size * dtype.itemsize <= keep_ratio * max(kept, pairs):
+    return True
+  is_half = dtype == jnp.bfloat16 and not sites[0].is_lookup
+  return bool(keep_ratio) and is_half and _saves_work(sites[0])
+
+
+def _saves_work(site: _sites.Site) -> bool:
+  """Says whether forming a gradient in half precision is worth its memory.
+
+  From factors, in half precision, the weighted sum is two products
+  (`_rules._outer_sum`) and the norm a third; formed, it is one.
+  """
+  groups, positions, rows, columns = matrices(site)
+  formed = 2 * groups * rows * columns
+  saved = positions * formed
+  saved += _rules.flops_from_factors(groups, positions, rows, columns)
+  return saved >= FLOPS_PER_BYTE * (formed - factor_bytes(site))
 
 
 @functools.cache

@@ -30,8 +30,7 @@ from synthq_jax.optim import _plan, _rules, _trace
 __all__ = ["clipped_sum"]
 
 KEEP_RATIO = 2.0
-"""A gradient is formed per example if at most this times its factors' bytes, in
-half precision twice this."""
+"""A gradient is formed per example if at most this times its factors' bytes."""
 
 
 def clipped_sum(
