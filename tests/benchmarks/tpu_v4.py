@@ -333,7 +333,11 @@ def ratios(found: dict[str, Any]) -> None:
 
 def holds(found: dict[str, Any]) -> bool:
   """Whether book-keeping keeps to the limits in each case it was compiled."""
-  rows = [ways["bookkeeping"] for ways in found.values() if len(ways) > 1]
+  rows = [
+    ways["bookkeeping"]
+    for ways in found.values()
+    if {"bookkeeping", "ordinary"} <= ways.keys()
+  ]
   return bool(rows) and all(
     row.get(name, math.inf) <= limit
     for row in rows
