@@ -74,17 +74,18 @@ def slices(found) -> None:
     left.bar(at, totals, 0.25, color=color, label=name)
     right.bar(at, passes, 0.25, color=color)
   left.axhline(found["limits"]["total_gib"], color="gray", linestyle="--")
-  left.set_ylabel("GiB of a device")
+  left.set(ylabel="GiB of a device", ylim=(0, 48))  # room for the legend
   left.legend(frameon=False, fontsize=7)
   right.axhline(1, color="gray", linestyle="--")
   right.set_ylabel("passes of the matrix unit")
   labels = [
     f"{settings[n]['model'].removeprefix('t5_1_1_')}\n"
     + "x".join(map(str, settings[n]["mesh"]))
+    + ("\nremat" if settings[n]["remat"] else "")
     for n in cases
   ]
   for axes in (left, right):
-    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xticks(range(len(labels)), labels, fontsize=7)
   figure.tight_layout()
   save(figure, "tpu_v4.svg")
 
