@@ -5,13 +5,23 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+# Undoes what nohup and `&` leave to children: deafness to a terminal.
+_HEARS = (
+  sys.executable,
+  "-c",
+  "import os, signal, sys\n"
+  "for number in (signal.SIGINT, signal.SIGHUP):\n"
+  "  signal.signal(number, signal.SIG_DFL)\n"
+  "os.execv(sys.argv[1], sys.argv[1:])",
+)
 
 
 @pytest.fixture(name="checkout", scope="session")
@@ -84,14 +94,13 @@ class Cloud:
   ) -> subprocess.Popen:
     """Starts a launcher as a terminal does: in a group of its own."""
     return subprocess.Popen(
-      self.command("--confirm_cost", *flags, script=script),
+      [*_HEARS, *self.command("--confirm_cost", *flags, script=script)],
       env={**self.environment, **environment},
       cwd=self.folder,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
       start_new_session=True,
-      preexec_fn=_hear,
     )
 
   @property
@@ -106,12 +115,6 @@ class Cloud:
   @property
   def costs(self) -> bool:
     return (self.folder / "vm").exists()
-
-
-def _hear() -> None:
-  """Undoes what nohup and `&` leave to children: deafness to a terminal."""
-  for number in (signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(name="cloud")
