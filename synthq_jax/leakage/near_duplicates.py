@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 import tqdm
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from synthq_jax.leakage import (
   _embedding,
@@ -43,6 +43,7 @@ __all__ = [
   "TokenSet",
   "best_of_each_target",
   "find",
+  "pairs",
   "share_with_match",
 ]
 
@@ -334,6 +335,28 @@ def best_of_each_target(matches: Iterable[Match], k: int) -> list[Match]:
   ]
 
 
+def pairs(
+  queries: Sequence[str], index: Index, *, chunk: int = _CHUNK
+) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]:
+  """Returns the positions of queries and of targets that are near-duplicates.
+
+  Args:
+    queries: their texts.
+    index: the targets, from a detector's `index`.
+    chunk: queries looked at together, >= 1: memory is bounded by the pairs.
+
+  Returns:
+    One of each a pair, in the order of the queries and then the targets.
+  """
+  none = np.zeros(0, np.int64)
+  lefts, rights = [none], [none]
+  for start in range(0, len(queries), chunk):
+    left, right, _ = index.match(queries[start : start + chunk])
+    lefts.append(start + left)
+    rights.append(right)
+  return np.concatenate(lefts), np.concatenate(rights)
+
+
 def share_with_match(
   queries: Sequence[str],
   targets: Sequence[str],
@@ -359,11 +382,8 @@ def share_with_match(
     ValueError: if `chunk` is below 1.
   """
   _check_positive("chunk", chunk)
-  index = detector.index(targets)
   marked = np.zeros(len(queries), bool)
-  for start in range(0, len(queries), chunk):
-    found, _, _ = index.match(queries[start : start + chunk])
-    marked[start + found] = True
+  marked[pairs(queries, detector.index(targets), chunk=chunk)[0]] = True
   return marked
 
 

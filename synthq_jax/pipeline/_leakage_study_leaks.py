@@ -132,31 +132,38 @@ def _finder(
       )
     ]
   if config.near == "siblings":
-    return lambda query: _siblings(config, texts, everything, query)
+    return _siblings(config, texts, everything)
   return _in_pool(config, texts, pool, drawn).__getitem__
 
 
 def _siblings(
-  config: Any, texts: Mapping[str, str], everything: trec.Qrels, query: str
-) -> list[tuple[str, str]]:
-  own = relevant(everything, [query])
-  others = [
-    other
-    for other in everything
-    if other != query
-    and texts[other] != texts[query]
-    and own & relevant(everything, [other])
-  ]
-  if not others:
-    return []
-  scores = config.words(config.near_threshold).scores(
-    [texts[other] for other in others], [texts[query]] * len(others)
-  )
-  return [
-    (other, texts[other])
-    for other, score in zip(others, scores, strict=True)
-    if score >= config.near_threshold
-  ]
+  config: Any, texts: Mapping[str, str], everything: trec.Qrels
+) -> Callable[[str], list[tuple[str, str]]]:
+  """Returns what finds queries that share a relevant document, and words."""
+  places = {query: place for place, query in enumerate(everything)}
+  asking: dict[str, list[str]] = {}
+  for query in everything:
+    for document in relevant(everything, [query]):
+      asking.setdefault(document, []).append(query)
+
+  def near(query: str) -> list[tuple[str, str]]:
+    own = relevant(everything, [query])
+    sharing = {other for document in own for other in asking[document]}
+    others = [
+      other
+      for other in sorted(sharing, key=places.__getitem__)
+      if texts[other] != texts[query]
+    ]
+    scores = config.words(config.near_threshold).scores(
+      [texts[other] for other in others], [texts[query]] * len(others)
+    )
+    return [
+      (other, texts[other])
+      for other, score in zip(others, scores, strict=True)
+      if score >= config.near_threshold
+    ]
+
+  return near
 
 
 def _in_pool(

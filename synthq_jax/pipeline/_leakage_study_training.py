@@ -1,6 +1,7 @@
 """One training of the study of planted leakage, and what it ranks."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -47,11 +48,21 @@ def all_trainings(
     for model in config.models:
       # One object for all trainings of a model: programs are compiled once.
       reranker = _leakage_study_models.build(model, data.documents)
+      start = _leakage_study_models.digest(model)
       for seed in range(model.seeds):
         for size in config.sizes:
           for leakage in splits.NAMES:
             job = _Job(
-              config, model, reranker, leakage, size, seed, data, root, progress
+              config,
+              model,
+              reranker,
+              start,
+              leakage,
+              size,
+              seed,
+              data,
+              root,
+              progress,
             )
             yield job.finished()
             bar.update()
@@ -72,6 +83,7 @@ class _Job:
   config: Any
   model: _leakage_study_models.Model
   reranker: rerankers.Reranker
+  start: str  # digest of what the reranker starts from
   leakage: str
   size: int
   seed: int
@@ -85,13 +97,13 @@ class _Job:
       self.root, self.model.name, self.leakage, self.size, self.seed
     )
 
-  @property
+  @functools.cached_property
   def digest(self) -> str:
     """Of everything the training depends on, and of no other one."""
     return artifacts.fingerprint(
       "leakage_study",
       dataclasses.replace(self.model, seeds=1),
-      _leakage_study_models.digest(self.model),
+      self.start,
       self.leakage,
       self.size,
       self.seed,

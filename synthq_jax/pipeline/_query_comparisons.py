@@ -20,7 +20,6 @@ __all__ = [
   "search",
 ]
 
-_CHUNK = 1 << 14
 _TRAIN = "train"
 
 Pairs = tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]
@@ -63,20 +62,11 @@ def search(
   index = detector.index(targets)
   return NearDuplicates(
     num_targets=len(targets),
-    real=_pairs(index, real.texts),
-    written={one.name: _pairs(index, one.texts) for one in written},
+    real=near_duplicates.pairs(real.texts, index),
+    written={
+      one.name: near_duplicates.pairs(one.texts, index) for one in written
+    },
   )
-
-
-def _pairs(index: near_duplicates.Index, texts: Sequence[str]) -> Pairs:
-  """Matches the texts a chunk at a time: memory is bounded by the pairs."""
-  none = np.zeros(0, np.int64)
-  copies, originals = [none], [none]
-  for start in range(0, len(texts), _CHUNK):
-    queries, targets, _ = index.match(texts[start : start + _CHUNK])
-    copies.append(start + queries)
-    originals.append(targets)
-  return np.concatenate(copies), np.concatenate(originals)
 
 
 def memberships(

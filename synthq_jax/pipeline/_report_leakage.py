@@ -186,7 +186,7 @@ def _memberships(found: found_lib.QueryLeakage) -> blocks.Table:
       f"{_count(one.train)} ({_share(one.train_all)})",
       f"{_count(one.control)} ({_share(one.control_all)})",
       _difference(one.difference),
-      _p_value(p_value),
+      _report_tables.p_value(p_value),
     )
     for one, p_value in zip(found.memberships, p_values, strict=True)
   )
@@ -236,7 +236,7 @@ def _overlaps(found: Sequence[found_lib.TestOverlap]) -> blocks.Table:
       _interval(one.share),
       _count(one.written),
       _difference(one.beyond_public),
-      _p_value(p_value),
+      _report_tables.p_value(p_value),
     )
     for one, p_value in zip(found, _p_values(found), strict=True)
   )
@@ -268,12 +268,6 @@ def _p_values(
   there = [one.p_value for one in found if one.p_value is not None]
   corrected = iter(significance.bonferroni(there))
   return [None if one.p_value is None else next(corrected) for one in found]
-
-
-def _p_value(value: float | None) -> str:
-  if value is None:
-    return "-"
-  return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _count(one: found_lib.Found) -> str:

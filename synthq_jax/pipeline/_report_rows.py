@@ -57,7 +57,7 @@ def differences(
       _NAME(one.second),
       f"{one.interval.mean:+.3f} "
       f"[{one.interval.low:+.3f}, {one.interval.high:+.3f}]",
-      "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}",
+      _report_tables.p_value(one.p_value),
     )
     for one in found
   )

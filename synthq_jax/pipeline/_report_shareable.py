@@ -10,7 +10,6 @@ three is left out.
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -30,7 +29,6 @@ __all__ = [
   "beginning",
   "curve_blocks",
   "first_seeds",
-  "is_private_path",
   "page",
   "shareable_rows",
 ]
@@ -77,8 +75,8 @@ def page(
     The page.
   """
   evaluations = [one for one in evaluations if _is_shareable_score(one)]
-  synthetic = [one for one in synthetic if _is_shareable(one)]
-  checkpoints = [one for one in checkpoints if _is_shareable(one)]
+  synthetic = [one for one in synthetic if results.is_shareable(one)]
+  checkpoints = [one for one in checkpoints if results.is_shareable(one)]
   section = blocks.Section
   sections = [
     section(
@@ -104,19 +102,11 @@ def page(
   )
 
 
-def is_private_path(path: str) -> bool:
-  """Says whether a path lies in the folder that must not be shared."""
-  return results.PRIVATE in pathlib.PurePath(path).parts
-
-
-def _is_shareable(one: results.Checkpoint | results.SyntheticQueries) -> bool:
-  finite = not math.isinf(one.statement.epsilon)
-  return finite and not is_private_path(one.directory)
-
-
 def _is_shareable_score(one: results.Evaluation) -> bool:
   finite = one.epsilon is None or not math.isinf(one.epsilon)
-  return not one.private and finite and not is_private_path(one.directory)
+  return (
+    not one.private and finite and not results.is_private_path(one.directory)
+  )
 
 
 def shareable_rows(rows: Sequence[_repeats.Row]) -> list[_repeats.Row]:

@@ -14,6 +14,7 @@ __all__ = [
   "main_table",
   "measure",
   "measure_name",
+  "p_value",
   "noted",
   "row_name",
   "scores",
@@ -44,6 +45,17 @@ def measure(value: results.Measure | None) -> str:
   if value is None:
     return "-"
   return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def p_value(value: float | None) -> str:
+  """Returns a p value, "-" where nothing was tested.
+
+  >>> p_value(0.00012), p_value(0.25)
+  ('< 0.001', '0.250')
+  """
+  if value is None:
+    return "-"
+  return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,6 @@ from typing import Any
 
 from synthq_jax.pipeline import (
   _fingerprints,
-  inputs,
   results,
   runner,
   workspace,
@@ -99,7 +98,7 @@ def evaluations(
   made = {}
   for called, (test_set, of_set) in sets.items():
     for name, (retriever, source) in wanted.items():
-      hidden = retriever and inputs.is_private(retriever.directory)
+      hidden = retriever and results.is_private_path(retriever.directory)
       if called == "public" and (hidden or not prepared.num_public_test):
         continue  # its scores could not be shared, or there is no such set
       key = f"evaluate/{called}/{name}"

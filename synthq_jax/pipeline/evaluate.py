@@ -111,7 +111,7 @@ def run(
   further = isinstance(test_set, results.TestSet)
   called = test_set.name if further else test_set
   private = called == "test" or (
-    retriever is not None and inputs.is_private(retriever.directory)
+    retriever is not None and results.is_private_path(retriever.directory)
   )
   place = space.private if private else space.public
   directory = place(f"evaluate/{called}/{name}")

@@ -5,7 +5,6 @@ What was trained on private queries without differential privacy lies under
 """
 
 import json
-import math
 import os
 import pathlib
 
@@ -104,13 +103,11 @@ def _must_not_be_shared(
   source: pathlib.Path, result: results.Checkpoint | None
 ) -> bool:
   """Goes by the folder, wherever it was moved to, and by the claim."""
-  if inputs.is_private(source.resolve().as_posix()):
+  if results.is_private_path(source.resolve().as_posix()):
     return True
   if result is None:
     return False
-  return inputs.is_private(result.directory) or math.isinf(
-    result.statement.epsilon
-  )
+  return not results.is_shareable(result)
 
 
 def _vocabulary(

@@ -124,7 +124,7 @@ def run(
   """
   start = time.monotonic()
   _check(config, documents)
-  is_private = inputs.is_private(synthetic.directory)
+  is_private = results.is_private_path(synthetic.directory)
   directory = (folders.private if is_private else folders.public)(
     f"filter_queries/{synthetic.name}"
   )

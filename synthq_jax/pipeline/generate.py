@@ -115,7 +115,7 @@ def run(
   vocabulary = inputs.vocabulary(space, prepared)
   directory = (
     space.private(f"generate/{name}")
-    if generator and inputs.is_private(generator.directory)
+    if generator and results.is_private_path(generator.directory)
     else space.public(f"generate/{name}")
   )
   directory.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,6 @@ __all__ = [
   "document_text",
   "document_texts",
   "document_tokens",
-  "is_private",
   "load_public",
   "pairs",
   "qrels",
@@ -45,11 +44,6 @@ Documents = results.PreparedData | results.PublicDocuments | results.TestSet
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
 _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
-
-
-def is_private(path: str) -> bool:
-  """Whether a path of a result must not be shared."""
-  return results.PRIVATE in pathlib.PurePosixPath(path).parts
 
 
 def document_tokens(

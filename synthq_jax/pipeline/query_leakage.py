@@ -24,7 +24,6 @@ and of queries that may be shared are post-processing.
 """
 
 import dataclasses
-import math
 import pathlib
 import time
 from collections.abc import Sequence
@@ -39,7 +38,6 @@ from synthq_jax.pipeline import (
   _query_leakage_results,
   _query_sides,
   config_types,
-  inputs,
   results,
   workspace,
 )
@@ -136,7 +134,7 @@ def run(
     for one in synthetic
   ]
   sets = [(one.name, _query_sides.tests(space, one)) for one in test_sets]
-  hidden = {one.name for one in synthetic if _is_hidden(one)}
+  hidden = {one.name for one in synthetic if not results.is_shareable(one)}
   memberships, overlaps, examples = [], [], []
   compare = _query_comparisons
   with tqdm.tqdm(
@@ -180,11 +178,6 @@ def run(
   )
   artifacts.save(directory, result, digest)
   return result
-
-
-def _is_hidden(one: results.SyntheticQueries) -> bool:
-  """Says whether queries are not for sharing, nor what is computed from them."""
-  return math.isinf(one.statement.epsilon) or inputs.is_private(one.directory)
 
 
 def _detector(

@@ -8,7 +8,6 @@ private queries, so the result.json of this stage lies under `private/`, too.
 
 import dataclasses
 import functools
-import math
 import pathlib
 from collections.abc import Sequence
 
@@ -257,10 +256,7 @@ def _curves(
 
 def _has_private_metrics(one: results.Checkpoint) -> bool:
   """Says whether losses of a training belong on the private page alone."""
-  paths = (one.directory, one.metrics)
-  return math.isinf(one.statement.epsilon) or any(
-    _report_shareable.is_private_path(path) for path in paths
-  )
+  return not results.is_shareable(one) or results.is_private_path(one.metrics)
 
 
 def _losses(path: pathlib.Path) -> tuple[list[float], list[float]]:

@@ -5,6 +5,8 @@ as a whole. A path under `private/` must not be shared; everything else may be.
 """
 
 import dataclasses
+import math
+import pathlib
 import re
 
 from synthq_jax.privacy import statement as statement_lib
@@ -23,6 +25,8 @@ __all__ = [
   "Report",
   "SyntheticQueries",
   "TestSet",
+  "is_private_path",
+  "is_shareable",
   "public_documents",
   "row_of",
 ]
@@ -34,6 +38,17 @@ _CONTAMINATED = 1e-3
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
+
+
+def is_private_path(path: str) -> bool:
+  """Says whether a path lies in the folder that must not be shared."""
+  return PRIVATE in pathlib.PurePath(path).parts
+
+
+def is_shareable(made: "Checkpoint | SyntheticQueries") -> bool:
+  """Says whether a model, or queries, may be given away: by claim and folder."""
+  finite = not math.isinf(made.statement.epsilon)
+  return finite and not is_private_path(made.directory)
 
 
 def row_of(name: str) -> str:

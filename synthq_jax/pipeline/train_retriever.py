@@ -84,7 +84,7 @@ def run(
   """
   start = time.monotonic()
   stage = f"train_retriever/{name}"
-  private = synthetic is None or inputs.is_private(synthetic.directory)
+  private = synthetic is None or results.is_private_path(synthetic.directory)
   directory = (space.private if private else space.public)(stage)
   if synthetic is None:
     records = inputs.real_pairs(space, prepared)

@@ -7,7 +7,7 @@ References:
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax
@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from synthq_jax import typing
-from synthq_jax.leakage.rerankers import _losses, interface
+from synthq_jax.leakage.rerankers import _losses
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
 __all__ = ["Duet", "matches", "windows", "window_max"]
@@ -25,7 +25,7 @@ _BY_INPUTS = nn.initializers.lecun_normal()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Duet:
+class Duet(terms_lib.OfTerms):
   """Scores a document by the sum f_l + f_d of a local and a distributed part.
 
   The local part reads the matrix of exact matches, in which every place of the
@@ -41,8 +41,6 @@ class Duet:
   window and dropout are the paper's, whose layers are 300 wide.
   """
 
-  terms: terms_lib.Terms
-  """What is read, and the vectors of terms."""
   filters: int = 10
   """Filters of both parts."""
   hidden: int = 30
@@ -56,14 +54,9 @@ class Duet:
   train_embeddings: bool = True
   """Whether the vectors of terms are trained, as in the paper."""
   name: ClassVar[str] = "Duet"
-  padded: ClassVar[tuple[str, ...]] = ("document",)
 
   def __post_init__(self):
-    for field in ("filters", "hidden", "width", "window"):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"expected {field} of at least 1, got {field}={getattr(self, field)}"
-        )
+    self.check_sizes("filters", "hidden", "width", "window")
     if not 0 <= self.dropout_rate < 1:
       raise ValueError(
         f"expected dropout_rate in [0, 1), got {self.dropout_rate}"
@@ -85,12 +78,6 @@ class Duet:
       ),
     }
 
-  def featurize(
-    self, queries: Sequence[str], documents: Sequence[str]
-  ) -> interface.Features:
-    """Returns terms and their inverse document frequencies."""
-    return self.terms.featurize(queries, documents)
-
   def score(
     self,
     params: typing.Params,
@@ -99,9 +86,7 @@ class Duet:
     key: jax.Array | None = None,
   ) -> Float[Array, " batch"]:
     """Returns f_l + f_d of each row."""
-    embedding = params["embedding"]
-    if not self.train_embeddings:
-      embedding = jax.lax.stop_gradient(embedding)
+    embedding = self.vectors(params)
     keys = (None, None) if key is None else jax.random.split(key)
     rngs = [None if one is None else {"dropout": one} for one in keys]
     drop = key is not None

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from synthq_jax import typing
-from synthq_jax.leakage.rerankers import _losses, interface
+from synthq_jax.leakage.rerankers import _losses
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
 __all__ = ["KNRM", "pool"]
@@ -27,7 +27,7 @@ _SCALE = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class KNRM:
+class KNRM(terms_lib.OfTerms):
   """Scores a document by how many of its terms are how similar to the query's.
 
   With M the cosines of terms, f(q, d) = tanh(w . phi(M) + b), where phi is
@@ -36,8 +36,6 @@ class KNRM:
   changes no ranking and would make large scores equal.
   """
 
-  terms: terms_lib.Terms
-  """What is read, and the vectors of terms."""
   means: tuple[float, ...] = (
     *(-0.9, -0.7, -0.5, -0.3, -0.1),
     *(0.1, 0.3, 0.5, 0.7, 0.9, 1.0),
@@ -48,7 +46,6 @@ class KNRM:
   train_embeddings: bool = True
   """Whether the vectors of terms are trained, as in the paper."""
   name: ClassVar[str] = "KNRM"
-  padded: ClassVar[tuple[str, ...]] = ("document",)
 
   def __post_init__(self):
     if len(self.means) != len(self.deviations) or not self.means:
@@ -70,12 +67,6 @@ class KNRM:
       "bias": jnp.zeros(()),
     }
 
-  def featurize(
-    self, queries: Sequence[str], documents: Sequence[str]
-  ) -> interface.Features:
-    """Returns terms."""
-    return self.terms.featurize(queries, documents)
-
   def score(
     self,
     params: typing.Params,
@@ -85,10 +76,7 @@ class KNRM:
   ) -> Float[Array, " batch"]:
     """Returns w . phi(M) + b of each row; there is no dropout."""
     del key
-    embedding = params["embedding"]
-    if not self.train_embeddings:
-      embedding = jax.lax.stop_gradient(embedding)
-    similarity, stands = terms_lib.cosines(embedding, batch)
+    similarity, stands = terms_lib.cosines(self.vectors(params), batch)
     pooled = pool(similarity, stands, self.means, self.deviations)
     return _SCALE * pooled @ params["weights"] + params["bias"]
 

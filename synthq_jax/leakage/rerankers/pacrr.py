@@ -7,7 +7,7 @@ References:
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import jax
@@ -16,7 +16,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from synthq_jax import typing
-from synthq_jax.leakage.rerankers import _losses, interface
+from synthq_jax.leakage.rerankers import _losses
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
 __all__ = ["PACRR", "best", "ngrams"]
@@ -25,7 +25,7 @@ _MASKED = -1e10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class PACRR:
+class PACRR(terms_lib.OfTerms):
   """Scores a document by its best matches of each term of the query.
 
   For every n up to `longest`, filters of n x n terms go over the matrix of
@@ -40,8 +40,6 @@ class PACRR:
   defaults here: n-grams to 3, 32 filters, k = 2, layers of 32.
   """
 
-  terms: terms_lib.Terms
-  """What is read, and the vectors of terms."""
   longest: int = 3
   """The longest n-gram, at least 1."""
   filters: int = 32
@@ -53,14 +51,9 @@ class PACRR:
   train_embeddings: bool = False
   """Whether the vectors of terms are trained; not in the paper."""
   name: ClassVar[str] = "PACRR"
-  padded: ClassVar[tuple[str, ...]] = ("document",)
 
   def __post_init__(self):
-    for field in ("longest", "filters", "k", "hidden"):
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"expected {field} of at least 1, got {field}={getattr(self, field)}"
-        )
+    self.check_sizes("longest", "filters", "k", "hidden")
 
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the network's parameters."""
@@ -72,12 +65,6 @@ class PACRR:
     )
     return {"embedding": self.terms.init(of_terms), "network": network}
 
-  def featurize(
-    self, queries: Sequence[str], documents: Sequence[str]
-  ) -> interface.Features:
-    """Returns terms and their inverse document frequencies."""
-    return self.terms.featurize(queries, documents)
-
   def score(
     self,
     params: typing.Params,
@@ -87,10 +74,7 @@ class PACRR:
   ) -> Float[Array, " batch"]:
     """Returns the network's output for each row; there is no dropout."""
     del key
-    embedding = params["embedding"]
-    if not self.train_embeddings:
-      embedding = jax.lax.stop_gradient(embedding)
-    similarity, stands = terms_lib.cosines(embedding, batch)
+    similarity, stands = terms_lib.cosines(self.vectors(params), batch)
     is_term = batch["query"] != 0
     # Not infinite: rows that fill a batch up hold no term at all.
     weights = jax.nn.softmax(jnp.where(is_term, batch["idf"], _MASKED))

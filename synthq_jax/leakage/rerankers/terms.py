@@ -6,17 +6,18 @@ no word is unknown, and the table of embeddings is a public model's.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from synthq_jax import typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import _tokens, interface
 
-__all__ = ["Terms", "cosines", "inverse_document_frequencies"]
+__all__ = ["OfTerms", "Terms", "cosines", "inverse_document_frequencies"]
 
 _SMALLEST_SQUARED_NORM = 1e-12
 
@@ -75,6 +76,36 @@ class Terms:
       "document": document,
       "idf": (weights * stands).astype(np.float32),
     }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class OfTerms:
+  """What rerankers share that read terms; subclasses say `train_embeddings`."""
+
+  terms: Terms
+  """What is read, and the vectors of terms."""
+  padded: ClassVar[tuple[str, ...]] = ("document",)
+
+  def featurize(
+    self, queries: Sequence[str], documents: Sequence[str]
+  ) -> interface.Features:
+    """Returns terms and their inverse document frequencies."""
+    return self.terms.featurize(queries, documents)
+
+  def vectors(self, params: typing.Params) -> Float[Array, "vocab dim"]:
+    """Returns the vectors of terms, which may be held fixed."""
+    embedding = params["embedding"]
+    if self.train_embeddings:
+      return embedding
+    return jax.lax.stop_gradient(embedding)
+
+  def check_sizes(self, *fields: str) -> None:
+    """Refuses fields below 1."""
+    for field in fields:
+      if getattr(self, field) < 1:
+        raise ValueError(
+          f"expected {field} of at least 1, got {field}={getattr(self, field)}"
+        )
 
 
 def cosines(
