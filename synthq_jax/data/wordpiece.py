@@ -54,16 +54,15 @@ def load(folder: str | os.PathLike) -> WordPiece:
     folder: as Hugging Face writes it.
 
   Raises:
-    ImportError: if the library is not installed.
-    ValueError: if there is no such file, it cannot be read, or it is not one of
-      BERT's, whose piece 0 is [PAD].
+    ValueError: if the library is not installed, there is no such file, it
+      cannot be read, or it is not one of BERT's, whose piece 0 is [PAD].
   """
   try:
     import tokenizers
   except ImportError as error:
-    raise ImportError(
-      "expected the library tokenizers, got none: pip install"
-      " 'synthq_jax[bert]'"
+    raise ValueError(
+      f"{folder}: the vocabulary of a BERT needs tokenizers, which is not"
+      " installed: run pip install 'synthq_jax[bert]'"
     ) from error
 
   folder = pathlib.Path(folder)

@@ -83,9 +83,8 @@ def from_bert(
     A function from texts to one float32 vector each, of length 1.
 
   Raises:
-    ValueError: if a file is missing, damaged or of another kind of model, or
-      `length` is out of range.
-    ImportError: if the library tokenizers is not installed.
+    ValueError: if a file is missing, damaged or of another kind of model, the
+      library tokenizers is not installed, or `length` is out of range.
   """
   params, config = bert.load_encoder(folder)
   pieces = wordpiece.load(_with_vocabulary(pathlib.Path(folder)))
