@@ -1,0 +1,3 @@
+"""Training over clients that may not share their texts."""
+
+__all__: list[str] = []
