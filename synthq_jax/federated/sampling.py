@@ -84,8 +84,13 @@ def poisson(
     multiple_of: rows of a round are a multiple of this, for example the devices
       of a mesh times `clients_at_once`.
   """
-  return sampling.Poisson.with_margin(
+  sampler = sampling.Poisson.with_margin(
     num_examples=num_clients,
     expected_batch_size=clients_per_round,
     multiple_of=multiple_of,
   )
+  if sampler.max_batch_size != num_clients:
+    return sampler
+  # A neighbour with one client more has room, too: nothing is ever cut.
+  rows = -(-(num_clients + 1) // multiple_of) * multiple_of
+  return dataclasses.replace(sampler, max_batch_size=rows)
