@@ -107,11 +107,11 @@ def plan(
   found = np.repeat(np.arange(epochs), per_epoch)[:max_steps]  # [step]
   rows = rows.reshape(-1, batch_size)[:max_steps]  # [step, batch]
   trained = np.array([of_question[0] for of_question in answers], np.int32)
-  own = np.where(rows < 0, -1, trained[rows] if total else -1)
-  others = np.full((*rows.shape, n), -1, np.int32)
-  if total:
-    others = np.where(rows[:, :, None] < 0, -1, table[found[:, None], rows])
-  columns = np.concatenate([own, others.reshape(len(rows), -1)], axis=1)
+  own = np.where(rows < 0, -1, trained[rows])
+  others = np.where(rows[:, :, None] < 0, -1, table[found[:, None], rows])
+  columns = np.concatenate(
+    [own, others.reshape(len(rows), batch_size * n)], axis=1
+  )
   lengths = _lengths(tokens.sentences)
   return Plan(
     questions=rows,
@@ -247,8 +247,6 @@ def _rows(
   tokens: Int[np.ndarray, "row length"], positions: np.ndarray
 ) -> np.ndarray:
   """Returns the rows at positions, and rows of 0 at -1."""
-  if not len(tokens):
-    return np.zeros((*positions.shape, tokens.shape[1]), np.int32)
   found = tokens[positions]
   found[positions < 0] = 0
   return found
