@@ -99,8 +99,8 @@ def cut(cohort: fedavg.Cohort, steps: jax.Array) -> fedavg.Cohort:
     steps: [client] int32; a client of 0 steps sends what it was given.
   """
   is_padding = jnp.asarray(cohort.batches["is_padding"])
-  is_late = jnp.arange(is_padding.shape[1]) >= jnp.asarray(steps)[:, None]
-  is_padding |= is_late[:, :, None]
+  step = jnp.arange(is_padding.shape[1])[None, :, None]
+  is_padding |= step >= jnp.asarray(steps)[:, None, None]
   return cohort._replace(batches={**cohort.batches, "is_padding": is_padding})
 
 

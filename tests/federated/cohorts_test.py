@@ -23,10 +23,13 @@ def loss_fn(params, batch, key):
   return jnp.sum((batch["x"] - params[None]) ** 2, axis=-1)
 
 
+UPDATE = local_training.local_training(loss_fn, optax.sgd(0.1, momentum=0.9))
+MADE = fedavg.fedavg(UPDATE)
+APPLY = jax.jit(MADE.apply)
+
+
 def after_a_round(cohort):
-  update = local_training.local_training(loss_fn, optax.sgd(0.1, momentum=0.9))
-  made = fedavg.fedavg(update)
-  return made.apply(made.init(jnp.zeros(3)), cohort, KEY)[0].params
+  return APPLY(MADE.init(jnp.zeros(3)), cohort, KEY)[0].params
 
 
 def test_missing_steps_and_clients_are_padding():
