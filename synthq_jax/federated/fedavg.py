@@ -128,7 +128,9 @@ def fedavg(
     # A client of no weight is none.
     return aggregation.of(state.params, state.params, 0.0)
 
-  def on_device(state: State, cohort: Cohort, key: jax.Array) -> Any:
+  def on_device(
+    total: aggregation_lib.Total, state: State, cohort: Cohort, key: jax.Array
+  ) -> aggregation_lib.Total:
     chunks = _split(_padded(cohort, clients_at_once), clients_at_once)
 
     def one_chunk(total: Any, chunk: Cohort) -> tuple[Any, None]:
@@ -138,7 +140,7 @@ def fedavg(
       )
       return total, None
 
-    return jax.lax.scan(one_chunk, begin(state), chunks)[0]
+    return jax.lax.scan(one_chunk, total, chunks)[0]
 
   def add(
     total: aggregation_lib.Total, state: State, cohort: Cohort, key: jax.Array
@@ -151,9 +153,14 @@ def fedavg(
     cohort = _weighted(cohort)
     state = state._replace(server_state=())  # clients do not see it
     if mesh is None:
-      return aggregation.merge(total, on_device(state, cohort, key))
+      return on_device(total, state, cohort, key)
+
+    def on_mesh(state: State, cohort: Cohort, key: jax.Array) -> Any:
+      part = on_device(begin(state), state, cohort, key)
+      return aggregation.join(part, "data")
+
     part = jax.shard_map(
-      lambda *args: aggregation.join(on_device(*args), "data"),
+      on_mesh,
       mesh=mesh,
       in_specs=(PartitionSpec(), PartitionSpec("data"), PartitionSpec()),
       out_specs=PartitionSpec(),

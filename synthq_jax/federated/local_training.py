@@ -67,6 +67,7 @@ def local_training(
   def update(
     params: typing.Params, batches: Batches, key: jax.Array
   ) -> typing.Params:
+    batches = jax.tree.map(jnp.asarray, dict(batches))
     is_empty = jnp.all(batches["is_padding"], axis=1)  # [step]
     number = jnp.arange(1, len(is_empty) + 1)
     steps = jnp.max(jnp.where(is_empty, 0, number), initial=0)
