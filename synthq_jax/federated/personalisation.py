@@ -139,7 +139,7 @@ def customise(
   arrays = {
     "questions": questions,
     "extra": rows,
-    "answers": collection.answers,
+    "answers": answers,
   }
   state = _optimizer(settings).init(tower)
   watch = _Watch(encoders, tokens, sentence_vectors, settings.patience)
