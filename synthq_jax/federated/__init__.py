@@ -1,3 +1,3 @@
-"""Retrieval over clients that may not share their texts, simulated."""
+"""Training over clients that may not share their texts."""
 
 __all__: list[str] = []

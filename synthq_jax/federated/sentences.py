@@ -24,14 +24,14 @@ _BULLETS = {"-", "*", "\u2022"}
 _WORD = re.compile(r"\S+")
 _LAST_WORD = re.compile(r"[\w.]*$")
 _ITEM_NUMBER = re.compile(r"\(?(?:\d{1,3}|[A-Za-z])")
-_INITIALS = re.compile(r"(?:[A-Za-z]\.)*[A-Za-z]")
+_INITIALS = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]|[A-Z]")
 
 _ABBREVIATIONS = frozenset(
   "al approx cf dept dr e.g eds eqs esp figs fig ft i.e inc jr ltd mr mrs ms "
   "pp prof sr st vol vs".split()
 )
 _BEFORE_NUMBERS = frozenset(
-  "ed eq no nos sec jan feb mar apr jun jul aug sep sept oct nov dec".split()
+  "ed eq no nos p sec jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
 """Abbreviations in front of a number alone: "No. 5", but "She said no."."""
 _TITLES = frozenset("capt col gen gov lt mt rep rev sen sgt".split())
