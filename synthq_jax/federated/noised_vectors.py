@@ -18,6 +18,7 @@ from synthq_jax.privacy import sampling, statement
 
 __all__ = [
   "L2_SENSITIVITY",
+  "LEAST_NOISE",
   "Rows",
   "cells",
   "centres",
@@ -29,6 +30,10 @@ __all__ = [
 
 L2_SENSITIVITY = 1.0
 """Of both releases, when one unit is added or removed."""
+
+LEAST_NOISE = 0.05
+"""Below this noise multiplier nothing is claimed: one release would have an
+epsilon of 270, which protects nobody and takes the accountant minutes."""
 
 
 class Rows(NamedTuple):
@@ -233,15 +238,23 @@ def promise(
     unit: what one record is, e.g. "query".
     mechanism: what was clipped and noised, in words.
     capacity: a public bound of the number of units.
-    noise_multiplier: of the noise.
+    noise_multiplier: of the noise, >= 0.
     delta: of the claim; None: 1 / (2 capacity).
     relation: "ADD_OR_REMOVE_ONE" or "REPLACE_ONE".
     encoder: what is promised about the encoder of the vectors.
     releases: how many, with independent noise.
 
   Returns:
-    The statement, with the encoder's releases in its ledger.
+    The statement, with the encoder's releases in its ledger; one that claims
+    nothing where the noise is below `LEAST_NOISE`.
   """
+  if noise_multiplier < LEAST_NOISE:
+    return statement.non_private(
+      f"Noise of standard deviation {noise_multiplier:g} hides no vector of"
+      f" length 1 ({identifier}).",
+      unit=unit,
+      relation=relation,
+    )
   # Every unit is in: a Poisson sample of probability 1 that is never cut.
   sampler = sampling.Poisson(
     num_examples=capacity,

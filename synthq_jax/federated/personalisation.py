@@ -139,9 +139,13 @@ def customise(
   arrays = {
     "questions": questions,
     "extra": rows,
-    "answers": collection.answers,
+    "answers": answers,
   }
-  state = _optimizer(settings).init(tower)
+  # Arguments of the compiled step, as clients may try several.
+  rates = _Rates(
+    np.float32(settings.learning_rate), np.float32(settings.temperature)
+  )
+  state = optax.adam(rates.learning).init(tower)
   watch = _Watch(encoders, tokens, sentence_vectors, settings.patience)
   watch.look(tower, 0)
   losses: list[Any] = []
@@ -151,8 +155,8 @@ def customise(
       found = _found_ahead(encoders, settings, tower, block, collection)
       for batch in _steps(block, found, settings.batch_size):
         tower, state, loss = _step(
-          tower, state, batch, collection, extra_vectors,
-          encoders=encoders, settings=settings,
+          tower, state, batch, collection, extra_vectors, rates,
+          encoders=encoders, num_negatives=settings.num_negatives,
         )  # fmt: skip
         losses.append(loss)
     losses[before:] = jax.device_get(losses[before:])
@@ -167,6 +171,11 @@ def customise(
     tuple(watch.scores),
     epochs,
   )
+
+
+class _Rates(NamedTuple):
+  learning: Any
+  temperature: Any
 
 
 class _Watch:
@@ -250,11 +259,11 @@ def _found_ahead(
     block["answers"],
     collection,
     encoders=encoders,
-    settings=settings,
+    num_negatives=settings.num_negatives,
   )
 
 
-@functools.partial(jax.jit, static_argnames=("encoders", "settings"))
+@functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
 def _encode_and_search(
   tower: typing.Params,
   questions: Int[Array, "question length"],
@@ -262,24 +271,25 @@ def _encode_and_search(
   collection: _frozen_sentences.Collection,
   *,
   encoders: encoders_lib.Encoders,
-  settings: Settings,
+  num_negatives: int,
 ) -> Int[Array, "question found"]:
   queries = encoders.queries({encoders_lib.QUERY: tower}, questions)
   return _frozen_sentences.search(
-    queries @ collection.vectors.T, answers, collection, settings.num_negatives
+    queries @ collection.vectors.T, answers, collection, num_negatives
   )
 
 
-@functools.partial(jax.jit, static_argnames=("encoders", "settings"))
+@functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
 def _step(
   tower: typing.Params,
   state: optax.OptState,
   batch: Mapping[str, Array],
   collection: _frozen_sentences.Collection,
   extra_vectors: Float[Array, "extra dim"],
+  rates: _Rates,
   *,
   encoders: encoders_lib.Encoders,
-  settings: Settings,
+  num_negatives: int | None,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
   """Takes one step of the query tower."""
 
@@ -287,15 +297,11 @@ def _step(
     queries = encoders.queries({encoders_lib.QUERY: tower}, batch["questions"])
     losses = _frozen_sentences.losses(
       queries, batch, collection, extra_vectors,
-      num_negatives=settings.num_negatives, temperature=settings.temperature,
+      num_negatives=num_negatives, temperature=rates.temperature,
     )  # fmt: skip
     losses = jnp.where(batch["is_padding"], 0.0, losses)
     return jnp.sum(losses) / jnp.maximum(jnp.sum(~batch["is_padding"]), 1)
 
   loss, grads = jax.value_and_grad(mean_loss)(tower)
-  updates, state = _optimizer(settings).update(grads, state, tower)
+  updates, state = optax.adam(rates.learning).update(grads, state, tower)
   return optax.apply_updates(tower, updates), state, loss
-
-
-def _optimizer(settings: Settings) -> optax.GradientTransformation:
-  return optax.adam(settings.learning_rate)
