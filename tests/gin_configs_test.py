@@ -193,7 +193,7 @@ def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
   config, text = main.configure(
     leakage_study.Config,
     ["studies/query_leakage.gin"],
-    ["SOURCE=beir:b", "DOCUMENT_LENGTH=200", "ATTENDED_LENGTH=90"],
+    ["SOURCE=beir:b", "DOCUMENT_LENGTH=200"],
   )
   seeds = {model.kind: model.seeds for model in config.models}
   assert seeds == {
@@ -202,7 +202,7 @@ def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
   assert len(config.sizes) == 3 and config.num_test_queries == 50
   for model in config.models:
     attends = model.kind in ("monoT5", "monoBERT")
-    assert model.document_length == (90 if attends else 200)
+    assert model.document_length == (64 if attends else 200)
   assert len({model.recipe.learning_rate for model in config.models}) > 1
   for name in re.findall(r"(?m)^([A-Z_]+) =", text):
     assert text.count(f"%{name}") >= 1, name
