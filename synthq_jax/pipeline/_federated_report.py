@@ -174,13 +174,15 @@ def _by_client(
   ]
   explanation = "Sentence MRR@10."
   alone, base = found.get("STAR, each client alone"), found.get(methods.BASE)
-  if alone and base and len(order) > 2:
+  if alone and base:
     gains = [b.mean() - a.mean() for a, b in zip(alone, base, strict=True)]
-    explanation += (
-      " Rank correlation (Spearman) of a client's train questions with what"
-      f" {methods.BASE} gains over training alone:"
-      f" {_spearman([one.num_train for one in facts.clients], gains):+.2f}."
-    )
+    sizes = [one.num_train for one in facts.clients]
+    if len(gains) > 2 and np.ptp(sizes) and np.ptp(gains):
+      explanation += (
+        " Rank correlation (Spearman) of a client's train questions with what"
+        f" {methods.BASE} gains over training alone:"
+        f" {_spearman(sizes, gains):+.2f}."
+      )
   return "Clients", explanation, (header, rows, header[1:])
 
 
