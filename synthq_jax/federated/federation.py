@@ -86,39 +86,32 @@ def build(
   """
   owner = {passage.id: passage.client for passage in judged.passages}
   held: dict[str, set[str]] = collections.defaultdict(set)
-  for passage in judged.passages:
-    if passage.client:
-      held[passage.client].add(passage.id)
+  for name, client in owner.items():
+    if client:
+      held[client].add(name)
   asked: dict[str, list[passages_lib.Question]] = collections.defaultdict(list)
-  foreign = copies = lost = 0
+  foreign = copies = 0
   for question in judged.questions:
     client = _asker(question, owner)
     elsewhere = {p for p in question.answers if owner[p] not in ("", client)}
     foreign += len(elsewhere)
-    kept = {
-      name: positions
-      for name, positions in question.answers.items()
-      if copy_passages or name not in elsewhere
-    }
-    if not client or not kept:
-      lost += 1
-      continue
-    copies += len(kept.keys() - held[client])
-    held[client] |= kept.keys()
-    asked[client].append(dataclasses.replace(question, answers=kept))
-  names = sorted(name for name, ids in held.items() if ids)
-  if not names:
+    left_out = set() if copy_passages else elsewhere
+    kept = {p: q for p, q in question.answers.items() if p not in left_out}
+    if client and kept:
+      copies += len(kept.keys() - held[client])
+      held[client] |= kept.keys()
+      asked[client].append(dataclasses.replace(question, answers=kept))
+  if not held:
     raise ValueError(
       "expected passages with clients, got none; set them, or use a function "
       "of federated.partitions"
     )
-  shared = {name for name, client in owner.items() if not client}
   return Federation(
-    clients=_clients(judged, names, held, asked),
+    clients=_clients(judged, sorted(held), held, asked),
     num_foreign_judgements=foreign,
     num_copies=copies,
-    num_lost_questions=lost,
-    num_lost_passages=len(shared - set().union(*held.values())),
+    num_lost_questions=len(judged.questions) - sum(map(len, asked.values())),
+    num_lost_passages=len(owner.keys() - set().union(*held.values())),
   )
 
 
