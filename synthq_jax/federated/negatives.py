@@ -16,14 +16,13 @@ References:
   SIGIR 2021 (static hard negatives, STAR).
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import clients
+from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.retrieval import bm25, index
 
@@ -266,9 +265,9 @@ def generators(
     Generators that depend on the arguments, the client's name and the
     question's own tokens alone.
   """
-  words = [_TAG, seed, round_number, *_words(tokens.name.encode())]
+  words = [_TAG, seed, round_number, *_seeds.words(tokens.name)]
   for question in tokens.questions[split]:
-    yield np.random.default_rng([*words, *_words(question.tobytes())])
+    yield np.random.default_rng([*words, *_seeds.words(question.tobytes())])
 
 
 def first_equal(
@@ -298,12 +297,6 @@ def _excluded(
 ) -> list[np.ndarray]:
   """Returns what stands for the answers of each question."""
   return [np.unique(same[list(of_question)]) for of_question in answers]
-
-
-def _words(text: bytes) -> list[int]:
-  """Returns a digest as numbers of 32 bits."""
-  digest = hashlib.sha256(text).digest()[:16]
-  return np.frombuffer(digest, "<u4").tolist()
 
 
 def _check(n: int, epochs: int) -> None:

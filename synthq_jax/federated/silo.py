@@ -9,7 +9,6 @@ answers are no negatives, since they would couple the records.
 `silo_privacy` has the claim, and what it says of which negatives.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,12 @@ import optax
 from jaxtyping import Float, Int
 
 from synthq_jax import optim, typing
-from synthq_jax.federated import clients, local_training, silo_privacy
+from synthq_jax.federated import (
+  _seeds,
+  clients,
+  local_training,
+  silo_privacy,
+)
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import negatives as negatives_lib
 from synthq_jax.privacy import sampling
@@ -216,8 +220,7 @@ def batches(
       f"expected {sampler.num_examples} records for the sampler, got"
       f" {len(rows['questions'])}; make it for this client"
     )
-  digest = hashlib.sha256(client.encode()).digest()[:16]
-  words = [*seed, *np.frombuffer(digest, "<u4").tolist()]
+  words = [*seed, *_seeds.words(client)]
   drawn = [
     dp_step.draw(rows, sampler, words, first_step + step)
     for step in range(steps)
