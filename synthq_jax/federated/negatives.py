@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from synthq_jax import typing
 from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated import encoders as encoders_lib
+from synthq_jax.federated._rows import first_equal
 from synthq_jax.retrieval import bm25, index
 
 __all__ = [
@@ -268,28 +269,6 @@ def generators(
   words = [_TAG, seed, round_number, *_seeds.words(tokens.name)]
   for question in tokens.questions[split]:
     yield np.random.default_rng([*words, *_seeds.words(question.tobytes())])
-
-
-def first_equal(
-  sentences: Int[np.ndarray, "sentence length"],
-) -> Int[np.ndarray, " sentence"]:
-  """Returns for each sentence the position of the first one equal to it.
-
-  >>> first_equal(np.array([[5, 1], [7, 1], [5, 1]], np.int32)).tolist()
-  [0, 1, 0]
-
-  Args:
-    sentences: tokens, 0 = padding at the end of a row.
-
-  Returns:
-    Positions.
-  """
-  firsts: dict[bytes, int] = {}
-  rows = np.ascontiguousarray(sentences)
-  return np.array(
-    [firsts.setdefault(row.tobytes(), at) for at, row in enumerate(rows)],
-    np.int32,
-  )
 
 
 def _excluded(
