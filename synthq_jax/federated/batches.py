@@ -11,14 +11,14 @@ most that any step needs.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from synthq_jax.federated import clients
+from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated import negatives as negatives_lib
+from synthq_jax.models import length_batches
 
 __all__ = ["SENTENCES", "WIDTHS", "Plan", "Slots", "arrays", "plan", "slots"]
 
@@ -102,17 +102,17 @@ def plan(
   per_epoch = -(-total // batch_size)
   rows = np.full((epochs, per_epoch * batch_size), -1, np.int32)
   for epoch in range(epochs):
-    words = [_ORDER_TAG, seed, round_number, epoch, *_words(tokens.name)]
+    words = [_ORDER_TAG, seed, round_number, epoch, *_seeds.words(tokens.name)]
     rows[epoch, :total] = np.random.default_rng(words).permutation(total)
-  found = np.repeat(np.arange(epochs), per_epoch)[:max_steps]  # [step]
+  epoch_of = np.repeat(np.arange(epochs), per_epoch)[:max_steps]  # [step]
   rows = rows.reshape(-1, batch_size)[:max_steps]  # [step, batch]
   trained = np.array([of_question[0] for of_question in answers], np.int32)
   own = np.where(rows < 0, -1, trained[rows])
-  others = np.where(rows[:, :, None] < 0, -1, table[found[:, None], rows])
+  others = np.where(rows[:, :, None] < 0, -1, table[epoch_of[:, None], rows])
   columns = np.concatenate(
     [own, others.reshape(len(rows), batch_size * n)], axis=1
   )
-  lengths = _lengths(tokens.sentences)
+  lengths = length_batches.lengths(tokens.sentences)
   return Plan(
     questions=rows,
     columns=columns.astype(np.int32),
@@ -250,15 +250,3 @@ def _rows(
   found = tokens[positions]
   found[positions < 0] = 0
   return found
-
-
-def _lengths(tokens: Int[np.ndarray, "row length"]) -> np.ndarray:
-  """Returns the length of each row without the padding at its end."""
-  there = tokens != 0
-  from_end = np.argmax(there[:, ::-1], axis=1)
-  return np.where(there.any(axis=1), tokens.shape[1] - from_end, 0)
-
-
-def _words(name: str) -> list[int]:
-  digest = hashlib.sha256(name.encode()).digest()[:16]
-  return np.frombuffer(digest, "<u4").tolist()

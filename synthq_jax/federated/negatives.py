@@ -16,15 +16,15 @@ References:
   SIGIR 2021 (static hard negatives, STAR).
 """
 
-import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import clients
+from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated import encoders as encoders_lib
+from synthq_jax.federated._rows import first_equal
 from synthq_jax.retrieval import bm25, index
 
 __all__ = [
@@ -266,31 +266,9 @@ def generators(
     Generators that depend on the arguments, the client's name and the
     question's own tokens alone.
   """
-  words = [_TAG, seed, round_number, *_words(tokens.name.encode())]
+  words = [_TAG, seed, round_number, *_seeds.words(tokens.name)]
   for question in tokens.questions[split]:
-    yield np.random.default_rng([*words, *_words(question.tobytes())])
-
-
-def first_equal(
-  sentences: Int[np.ndarray, "sentence length"],
-) -> Int[np.ndarray, " sentence"]:
-  """Returns for each sentence the position of the first one equal to it.
-
-  >>> first_equal(np.array([[5, 1], [7, 1], [5, 1]], np.int32)).tolist()
-  [0, 1, 0]
-
-  Args:
-    sentences: tokens, 0 = padding at the end of a row.
-
-  Returns:
-    Positions.
-  """
-  firsts: dict[bytes, int] = {}
-  rows = np.ascontiguousarray(sentences)
-  return np.array(
-    [firsts.setdefault(row.tobytes(), at) for at, row in enumerate(rows)],
-    np.int32,
-  )
+    yield np.random.default_rng([*words, *_seeds.words(question.tobytes())])
 
 
 def _excluded(
@@ -298,12 +276,6 @@ def _excluded(
 ) -> list[np.ndarray]:
   """Returns what stands for the answers of each question."""
   return [np.unique(same[list(of_question)]) for of_question in answers]
-
-
-def _words(text: bytes) -> list[int]:
-  """Returns a digest as numbers of 32 bits."""
-  digest = hashlib.sha256(text).digest()[:16]
-  return np.frombuffer(digest, "<u4").tolist()
 
 
 def _check(n: int, epochs: int) -> None:

@@ -9,7 +9,6 @@ answers are no negatives, since they would couple the records.
 `silo_privacy` has the claim, and what it says of which negatives.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,12 @@ import optax
 from jaxtyping import Float, Int
 
 from synthq_jax import optim, typing
-from synthq_jax.federated import clients, local_training, silo_privacy
+from synthq_jax.federated import (
+  _seeds,
+  clients,
+  local_training,
+  silo_privacy,
+)
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import negatives as negatives_lib
 from synthq_jax.privacy import sampling
@@ -52,8 +56,10 @@ def mine_public(
 
   Formal guarantee: what is drawn for a question depends on that question, its
   answers, the public corpus, `params` and the other arguments, and not on the
-  client's other questions or sentences. So a record's gradient, whose `params`
-  are published ones, depends on no other record.
+  client's other questions or sentences. So a record's gradient at published
+  `params` depends on no other record. Assumed: a vector does not depend, to the
+  bit, on the rows that are encoded beside it, for which `retrieval.encode` has
+  batches of fixed shapes.
 
   Args:
     encoders: how texts become vectors.
@@ -71,10 +77,16 @@ def mine_public(
     Positions in the corpus, none equal to an answer of the question.
 
   Raises:
-    ValueError: if n or k is out of range.
+    ValueError: if n or k is out of range, or sentences have another length.
   """
   if not 0 <= n <= k:
     raise ValueError(f"expected n from 0 to k={k}, got {n=}; change them")
+  length = tokens.sentences.shape[1]
+  if corpus.shape[1] != length:
+    raise ValueError(
+      f"expected public sentences of {length} tokens as the client's are, got"
+      f" {corpus.shape[1]}: equal ones could not be told"
+    )
   if corpus_vectors is None:
     corpus_vectors = encoders.encode_sentences(params, corpus)
   same = negatives_lib.first_equal(corpus)
@@ -208,8 +220,7 @@ def batches(
       f"expected {sampler.num_examples} records for the sampler, got"
       f" {len(rows['questions'])}; make it for this client"
     )
-  digest = hashlib.sha256(client.encode()).digest()[:16]
-  words = [*seed, *np.frombuffer(digest, "<u4").tolist()]
+  words = [*seed, *_seeds.words(client)]
   drawn = [
     dp_step.draw(rows, sampler, words, first_step + step)
     for step in range(steps)
@@ -234,7 +245,8 @@ def private_training(
   Formal guarantee: that of `silo_privacy.SiloPrivacy`, if the client's key is secret, another
   one in each round, and used for nothing else (`fedavg.client_key`). Clients
   that are trained side by side share noise multiplier, clip norm and divisor,
-  and each has the epsilon of its own number of records.
+  their samplers have one `max_batch_size`, and each client has the epsilon of
+  its own number of records.
 
   Args:
     grad_fn: from `clipped_grad`, with the clip norm of `privacy`.

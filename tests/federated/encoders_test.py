@@ -7,6 +7,7 @@ import pytest
 
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.models import t5, t5_config
+from synthq_jax.retrieval import encode
 
 _CONFIG = t5_config.get("tiny")
 _TOKENS = np.array([[5, 9, 3, 1, 0, 0], [7, 2, 8, 4, 6, 1], [0] * 6], np.int32)
@@ -79,6 +80,24 @@ def test_a_collection_gets_the_vectors_that_training_sees(pooling):
       jax.jit(one)(params, tokens),
       atol=1e-6,
     )
+
+
+def test_equal_sentences_are_encoded_once(monkeypatch):
+  seen = []
+
+  def noted(params, config, tokens, **options):
+    seen.append(tokens)
+    return retrieval_encode(params, config, tokens, **options)
+
+  retrieval_encode = encode.encode
+  monkeypatch.setattr(encode, "encode", noted)
+  params = _encoders().init(_params())
+  tokens = _TOKENS[[1, 0, 1, 1, 2, 0]]
+  vectors = _encoders().encode_sentences(params, tokens, batch_size=4)
+  np.testing.assert_array_equal(seen[0], _TOKENS[[1, 0, 2]])
+  np.testing.assert_array_equal(vectors[[0, 1]], vectors[[2, 5]])
+  expected = jax.jit(_encoders().sentences)(params, tokens)
+  np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
 def test_questions_do_not_move_the_tower_of_sentences():

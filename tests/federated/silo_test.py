@@ -333,3 +333,5 @@ def test_settings_that_do_not_fit_are_refused():
     silo.private_training(_clipped(0.5), _privacy(), optax.sgd(1.0))
   with pytest.raises(ValueError, match="k=1"):
     _mine(_tokens(), k=1)
+  with pytest.raises(ValueError, match="sentences of 6 tokens"):
+    _mine(_tokens(), _CORPUS[:, :5])
