@@ -95,11 +95,12 @@ def check_meaningful(
     )
   signal = signal_to_noise(privacy, num_parameters)
   if signal < 1:
+    drawn = privacy.sampler.expected_batch_size
     raise ValueError(
       f"{start}in {privacy.rounds} rounds noise would move the"
       f" {num_parameters:,} parameters {1 / signal:.3g} times as far as clients"
-      " could that all agree"
-      f"{end}find about {math.ceil(n / signal):,} clients for this noise"
+      f" could that all agree{end}have about {math.ceil(drawn / signal):,} of"
+      f" them in a round, not {drawn:,}, for this noise"
     )
 
 

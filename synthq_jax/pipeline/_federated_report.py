@@ -316,22 +316,19 @@ def _setting(facts: results.Facts) -> str:
 
 
 def _drawing(found: results.Study) -> str:
-  """Draws MRR@10 of clients against their size, a panel for each method."""
+  """Draws MRR@10 of clients against their size, a line for each method."""
   main = _groups([one for one in found.outcomes if not one.variant])
-  sizes = [one.num_train for one in found.facts.clients]
-  order = np.argsort(sizes)
-  panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {
-    "all clients": {}
-  }
-  for name in ("STAR, each client alone", methods.BASE, "Central"):
-    if name in main:
-      means = [one.mean() for one in values(main[name], _MAIN)]
-      panels["all clients"][name] = (
-        [float(sizes[i]) for i in order],
-        [float(means[i]) for i in order],
-      )
+  sizes = [float(one.num_train) for one in found.facts.clients]
+  order = np.argsort(sizes, kind="stable")
+  wanted = ("STAR, each client alone", methods.BASE, "Central")
+  lines = {}
+  for name in [one for one in wanted if one in main] or main:
+    means = [float(one.mean()) for one in values(main[name], _MAIN)]
+    lines[name] = [sizes[i] for i in order], [means[i] for i in order]
   return _plots.together(
-    panels, label="sentence MRR@10", across="train questions of the client"
+    {"clients": lines},
+    label="sentence MRR@10",
+    across="train questions of the client",
   )
 
 

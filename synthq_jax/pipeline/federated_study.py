@@ -66,7 +66,7 @@ class Config:
   max_train_questions: int | None = None
   """Of a client; None: all."""
   min_test_questions: int = 5
-  """Clients with fewer are left out."""
+  """Clients with fewer are left out; 2 or more, for a variance."""
   max_sentences: int | None = None
   """Of a passage; None: all."""
   query_length: int = 32
@@ -106,10 +106,10 @@ class Config:
     config_types.some_of(self, "methods", _METHODS)
     config_types.positive(self, "alpha")
     config_types.at_least(
-      self, 1, "seeds", "exchange_top", "min_test_questions", "query_length",
+      self, 1, "seeds", "exchange_top", "query_length",
       "sentence_length", "max_train_questions", "exchange_partners",
     )  # fmt: skip
-    config_types.at_least(self, 2, "num_clients")
+    config_types.at_least(self, 2, "num_clients", "min_test_questions")
     if (self.partition == "genre") != bool(self.urls):
       raise ValueError(
         "federated_study.Config.urls must be given with partition='genre', and"

@@ -3,7 +3,7 @@
 Clients train the shipped T5's dual encoder (float32, one encoder for both
 sides) for one step of SGD on 8 pairs of the demo set, 32 and 64 tokens; pairs
 are dealt out at random, and more than once where there are more clients than
-pairs for them. Rounds of user-level DP-FedAvg with 50 clients expected, out of
+pairs for them. Rounds of user-level DP-FedAvg with 100 clients expected, out of
 100, 1,000 and 3,000, and one round of all 1,000, which join it 50 at a time.
 Each case is a process of its own, which holds the tokens of all its clients;
 epsilon is that of `--epsilon_rounds` such rounds. Prints one JSON document.
@@ -30,8 +30,8 @@ PAIRS, QUERY_LENGTH, DOCUMENT_LENGTH = 8, 32, 64
 CLIP, NOISE = 0.1, 1.0
 
 
-def write_tokens(path: pathlib.Path) -> int:
-  """Writes the tokens of all pairs of the demo set; returns how many."""
+def write_tokens(path: pathlib.Path) -> None:
+  """Writes the tokens of all pairs of the demo set."""
   from synthq_jax.data import environment_docs, shipped, vocabulary
 
   demo = environment_docs.build(environment_docs.EnvironmentDocs())
@@ -51,7 +51,6 @@ def write_tokens(path: pathlib.Path) -> int:
     )
   }
   np.savez(path, **made)
-  return len(pairs)
 
 
 def loss_fn(config: Any, params: Any, batch: Any, key: Any) -> Any:
@@ -92,6 +91,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
   from synthq_jax.data import shipped
   from synthq_jax.federated import (
     cohorts,
+    few_clients,
     local_training,
     sampling,
     user_privacy,
@@ -124,9 +124,11 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
   parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
   part = 50 if options.everybody else options.rows
 
-  def one_round(state: Any, number: int) -> tuple[Any, dict[str, Any]]:
+  def one_round(
+    state: Any, number: int, at_most: int | None = None
+  ) -> tuple[Any, dict[str, Any]]:
     drawn = sampler.batch((2, 3), number)
-    ids = drawn.indices[~drawn.is_padding]
+    ids = drawn.indices[~drawn.is_padding][:at_most]
     total = made.begin(state)
     for start in range(0, len(ids), part):
       some = ids[start : start + part]
@@ -135,7 +137,11 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     state, metrics = finish(state, total)
     return state, jax.device_get(metrics)
 
-  _, metrics = one_round(state, 0)  # compiles
+  def peak_mib() -> int:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+  before = peak_mib()
+  one_round(state, 0, at_most=part)  # compiles
   trained, started = 0, time.perf_counter()
   processor = time.process_time()
   for number in range(options.rounds):
@@ -143,7 +149,12 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     trained += int(metrics["clients"])
   wall = time.perf_counter() - started
   processor = time.process_time() - processor
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  peak = peak_mib()
+  try:
+    few_clients.check_meaningful(privacy, parameters)
+    refusal = None
+  except ValueError as error:
+    refusal = str(error)
   return {
     "clients": options.case,
     "clients_per_round": sampler.expected_batch_size,
@@ -152,7 +163,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     "rounds_per_minute": round(60 * options.rounds / wall, 2),
     "wall_ms_per_client": round(1e3 * wall / trained, 1),
     "processor_ms_per_client": round(1e3 * processor / trained, 1),
-    "peak_memory_mib": round(peak),
+    "peak_memory_mib": {"before rounds": before, "with rounds": peak},
     "tokens_of_all_clients_mib": round(
       sum(rows.nbytes for one in clients for rows in one.values()) / 2**20, 1
     ),
@@ -160,6 +171,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     "delta": privacy.delta,
     "noise_multiplier": NOISE,
     "rounds_of_epsilon": options.epsilon_rounds,
+    "refusal": refusal,
   }
 
 
@@ -167,21 +179,23 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   flag = parser.add_argument
   flag("--clients", type=int, nargs="+", default=[100, 1000, 3000])
-  flag("--cohort", type=int, default=50)
-  flag("--rows", type=int, default=112, help="room for the clients of a round")
+  flag("--cohort", type=int, default=100)
+  flag("--rows", type=int, default=180, help="room for the clients of a round")
   flag("--rounds", type=int, default=3)
   flag("--epsilon_rounds", type=int, default=100)
   flag("--clients_at_once", type=int, default=1)
   flag("--case", type=int, help=argparse.SUPPRESS)
   flag("--everybody", action="store_true", help=argparse.SUPPRESS)
-  flag("--tokens", help=argparse.SUPPRESS)
+  flag("--tokens", help="of an earlier run, to be read; or where to keep them")
   options = parser.parse_args()
   if options.case is not None:
     print(json.dumps(case(options)))
     return 0
   with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / "tokens.npz"
-    pairs = write_tokens(path)
+    path = pathlib.Path(options.tokens or pathlib.Path(folder) / "tokens.npz")
+    if not path.exists():
+      write_tokens(path)
+    pairs = len(np.load(path)["queries"])
     shared = [
       f"--{name}={getattr(options, name)}"
       for name in ("cohort", "rows", "epsilon_rounds", "clients_at_once")

@@ -93,15 +93,31 @@ def some_clients(number=5, make=net_client):
   return [make(rng, 1 + (3 * place) % 4) for place in range(number)]
 
 
+@functools.cache
 def training(loss_fn=net_loss, **options):
   return local_training.local_training(loss_fn, optax.adam(0.02), **options)
 
 
+@functools.cache
+def with_sgd(loss_fn):
+  """As `training`, but small differences stay small."""
+  return local_training.local_training(loss_fn, optax.sgd(0.05))
+
+
+@functools.cache
+def compiled(update, **options):
+  """Returns federated averaging whose functions are compiled once."""
+  made = fedavg.fedavg(update, **options)
+  return made._replace(
+    **{name: jax.jit(getattr(made, name)) for name in made._fields}
+  )
+
+
 def one_round(update, cohort, params=None, **options):
   """Returns the state after a round, and its metrics."""
-  made = fedavg.fedavg(update, **options)
+  made = compiled(update, **options)
   state = made.init(net_params() if params is None else params)
-  return jax.jit(made.apply)(state, cohort, KEY)
+  return made.apply(state, cohort, KEY)
 
 
 def assert_same_bits(one, other):
@@ -173,13 +189,13 @@ def test_identical_clients_are_one_of_them_to_the_bit():
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("clients_at_once", [2, 3, 8])
+@pytest.mark.parametrize("clients_at_once", [2, 8])
 def test_clients_side_by_side_are_clients_one_by_one(name, clients_at_once):
   loss_fn, make, start = PROBLEMS[name]
   cohort = cohorts.stack(
     some_clients(5, make), range(5), weights=[1, 2, 3, 4, 5], size=6
   )
-  update = local_training.local_training(loss_fn, optax.sgd(0.05))
+  update = with_sgd(loss_fn)
   alone, expected = one_round(update, cohort, start())
   state, metrics = one_round(
     update, cohort, start(), clients_at_once=clients_at_once
@@ -251,8 +267,8 @@ def test_a_dropped_client_changes_nothing_else():
 
 def test_a_clients_key_is_its_own_in_every_round():
   client = some_clients()[1]
-  made = fedavg.fedavg(training(random_loss))
-  apply = jax.jit(made.apply)
+  made = compiled(training(random_loss))
+  apply = made.apply
   state = made.init(net_params())
   first, _ = apply(state, cohorts.stack([client], [3]), KEY)
   again, _ = apply(state, cohorts.stack([client], [3]), KEY)
@@ -265,21 +281,21 @@ def test_a_clients_key_is_its_own_in_every_round():
 
 def test_a_round_in_parts_is_the_round_to_the_bit():
   clients = some_clients()
-  made = fedavg.fedavg(training())
+  made = compiled(training())
   state = made.init(net_params())
-  expected = jax.jit(made.apply)(state, cohorts.stack(clients, range(5)), KEY)
-  total = jax.jit(made.begin)(state)
+  expected = made.apply(state, cohorts.stack(clients, range(5)), KEY)
+  total = made.begin(state)
   for places in ([0, 1], [2], [3, 4]):
     part = cohorts.stack([clients[i] for i in places], places)
-    total = jax.jit(made.add)(total, state, part, KEY)
-  assert_same_bits(jax.jit(made.finish)(state, total), expected)
+    total = made.add(total, state, part, KEY)
+  assert_same_bits(made.finish(state, total), expected)
 
 
 def test_both_sides_work_without_each_other():
   """As where clients are other machines, and something else connects them."""
   clients, weights = some_clients(), [5.0, 1.0, 2.0, 2.0, 3.0]
   update, mean = jax.jit(training()), aggregation.Mean()
-  made = fedavg.fedavg(update)
+  made = compiled(training())
   state = made.init(net_params())
   sent = [  # on the clients
     update(state.params, client, fedavg.client_key(KEY, state.round, number))
@@ -307,8 +323,8 @@ def test_both_sides_work_without_each_other():
 def test_a_server_optimizer_takes_what_clients_changed_for_a_gradient(server):
   clients, weights = some_clients(), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
   cohort = cohorts.stack(clients, range(5), weights=weights)
-  made = fedavg.fedavg(training(), server=server)
-  apply, update = jax.jit(made.apply), jax.jit(training())
+  made = compiled(training(), server=server)
+  apply, update = made.apply, jax.jit(training())
   state = made.init(net_params())
   params, opt_state = net_params(), server.init(net_params())
   for number in range(3):
