@@ -33,7 +33,7 @@ def make_party(name, **changes):
     sentences=sentences,
     answers=[(i,) for i in range(QUESTIONS)],
     passages=np.arange(SIZES[name]) // 2,
-    query_encoder=statement.none(),
+    query_encoder=statement.none(unit=exchange.QUESTION_UNIT),
     sentence_encoder=statement.none(unit=exchange.COLLECTION_UNIT),
   )
   return exchange.Party(**(fields | changes))
@@ -259,7 +259,7 @@ def test_rounds_of_noised_questions_are_releases_of_their_own():
   assert len(whole.ledger) == 3
   expected = noised_vectors.promise(
     identifier="all",
-    unit="query",
+    unit="question",
     mechanism="",
     capacity=8,
     noise_multiplier=2.0,
