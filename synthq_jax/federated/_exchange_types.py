@@ -20,8 +20,9 @@ __all__ = [
   "Traffic",
 ]
 
-QUESTION_UNIT = "query"
-"""The unit of promises about who asks, as elsewhere in the project."""
+QUESTION_UNIT = "question"
+"""The unit of promises about who asks, unless that of its encoder is another:
+statements of one unit alone add up."""
 
 COLLECTION_UNIT = "passage"
 """The unit of promises about who answers: all sentences of one passage."""
@@ -43,8 +44,8 @@ class Party:
   """For each sentence the number of its passage."""
   query_encoder: statement.PrivacyStatement
   """What is promised, per question of THIS client, about the encoder that made
-  `queries`: `statement.none()` for a public one, `statement.non_private()` for
-  one that was trained on its questions without noise."""
+  `queries`: `statement.none(unit=QUESTION_UNIT)` for a public one,
+  `statement.non_private(...)` for one trained on its questions without noise."""
   sentence_encoder: statement.PrivacyStatement
   """The same for `sentences`, per passage of this client."""
 

@@ -68,10 +68,14 @@ __all__ = [
   "PublicCorpus",
   "SharedOnce",
   "Traffic",
+  "over_rounds",
 ]
 
 SAME_AS = 0.95
-"""Cosine to a known answer from which on a sentence counts as that answer."""
+"""Cosine to a known answer from which on a sentence counts as that answer.
+
+With the public T5 and two sites of MedQuAD without a common sentence, the ten
+nearest sentences of the other site come up to 0.84 close to an answer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -294,6 +298,25 @@ class SharedOnce:
     return np.concatenate(
       [nothing, *(self.shared[other].vectors for other in others)]
     )
+
+
+def over_rounds(promises: Sequence[Promise]) -> Promise:
+  """Adds up what is promised about one client in several rounds.
+
+  Formal guarantee: that of `statement.compose` for questions and for the
+  collection: whoever saw all messages of all rounds. A round that promised
+  nothing leaves nothing.
+
+  Args:
+    promises: of one client, at least one.
+
+  Returns:
+    One promise.
+  """
+  return Promise(
+    questions=statement.compose([one.questions for one in promises]),
+    collection=statement.compose([one.collection for one in promises]),
+  )
 
 
 def _sizes(

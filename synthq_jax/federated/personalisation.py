@@ -38,7 +38,7 @@ class Settings:
   """Times that every question is trained on, at most."""
   batch_size: int = 32
   """Questions of a step."""
-  learning_rate: float = 1e-4
+  learning_rate: float = 3e-4
   """Of Adam."""
   temperature: float = 0.05
   """Divides the cosines."""

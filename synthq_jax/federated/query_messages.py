@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax.federated import noised_vectors
-from synthq_jax.federated._exchange_types import QUESTION_UNIT, Party
+from synthq_jax.federated._exchange_types import Party
 from synthq_jax.privacy import statement
 
 __all__ = ["Message", "NoisedCells", "NoisedRows", "QueryMessage", "Raw"]
@@ -48,7 +48,7 @@ class Raw:
       np.arange(len(party.queries)),
       statement.non_private(
         "Vectors of the client's questions were sent as they are.",
-        unit=QUESTION_UNIT,
+        unit=party.query_encoder.unit,
       ),
     )
 
@@ -146,7 +146,7 @@ def _promise(
 ) -> statement.PrivacyStatement:
   return noised_vectors.promise(
     identifier=f"{message.run}/{party.name}/questions/round {round_number}",
-    unit=QUESTION_UNIT,
+    unit=party.query_encoder.unit,
     mechanism=mechanism,
     capacity=message.capacity,
     noise_multiplier=message.noise_multiplier,

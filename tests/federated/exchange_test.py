@@ -33,7 +33,7 @@ def make_party(name, **changes):
     sentences=sentences,
     answers=[(i,) for i in range(QUESTIONS)],
     passages=np.arange(SIZES[name]) // 2,
-    query_encoder=statement.none(),
+    query_encoder=statement.none(unit=exchange.QUESTION_UNIT),
     sentence_encoder=statement.none(unit=exchange.COLLECTION_UNIT),
   )
   return exchange.Party(**(fields | changes))
@@ -254,12 +254,15 @@ def test_noise_on_questions_alone_is_not_called_private(queries):
 
 def test_rounds_of_noised_questions_are_releases_of_their_own():
   made = exchange.FedNegative(queries=noised_rows(2.0))
-  rounds = [run(made, round_number=i).promises["a"].questions for i in range(3)]
-  whole = statement.compose(rounds)
+  promises = [run(made, round_number=i).promises["a"] for i in range(3)]
+  rounds = [promise.questions for promise in promises]
+  added = exchange.over_rounds(promises)
+  assert added.collection.epsilon == math.inf
+  whole = added.questions
   assert len(whole.ledger) == 3
   expected = noised_vectors.promise(
     identifier="all",
-    unit="query",
+    unit="question",
     mechanism="",
     capacity=8,
     noise_multiplier=2.0,
