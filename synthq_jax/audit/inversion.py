@@ -39,7 +39,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import optim, typing
 from synthq_jax.audit import _beam_search
+from synthq_jax.audit._treatments import Gaussian, Treatment, hidden, raw, send
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 from synthq_jax.training import loop
@@ -69,70 +70,6 @@ __all__ = [
 _DECODER = ("token_embedder", "decoder")
 _READER = "reader"
 _BIAS_SCALE = 0.1
-
-
-class Treatment(Protocol):
-  """What becomes of true vectors before they are sent; traced by JAX."""
-
-  def __call__(
-    self, vectors: Float[Array, "row dim"], key: Key[Array, ""]
-  ) -> Float[Array, "row sent_dim"]:
-    """Returns what is sent for each row; a fresh key is fresh noise."""
-
-
-def raw(
-  vectors: Float[Array, "row dim"], key: Key[Array, ""]
-) -> Float[Array, "row dim"]:
-  """Sends the vectors as they are."""
-  del key
-  return vectors
-
-
-def hidden(
-  vectors: Float[Array, "row dim"], key: Key[Array, ""]
-) -> Float[Array, "row dim"]:
-  """Sends zeros: for the decoder that others are compared with."""
-  del key
-  return jnp.zeros_like(vectors)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gaussian:
-  """Adds noise to every coordinate.
-
-  Who receives a vector k times, each time with noise of its own, knows it as
-  well as from one with this standard deviation over sqrt(k): audit that.
-  """
-
-  standard_deviation: float
-  """Of the noise of each coordinate, at least 0."""
-
-  def __post_init__(self):
-    if not self.standard_deviation >= 0:
-      raise ValueError(
-        "Gaussian.standard_deviation must be at least 0, got"
-        f" standard_deviation={self.standard_deviation}"
-      )
-
-  def __call__(self, vectors, key):
-    noise = jax.random.normal(key, vectors.shape, vectors.dtype)
-    return vectors + self.standard_deviation * noise
-
-
-def send(
-  treatment: Treatment | None,
-  vectors: Float[np.ndarray, "row dim"],
-  key: Key[Array, ""],
-) -> Float[np.ndarray, "row sent_dim"]:
-  """Returns what is sent for true vectors.
-
-  Args:
-    treatment: what is done to them; None for nothing.
-    vectors: of sentences.
-    key: of the noise.
-  """
-  sent = jax.jit(treatment or raw)(jnp.asarray(vectors), key)
-  return np.asarray(sent, np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -348,7 +285,8 @@ def log_likelihoods(
     float64, at most 0.
 
   Raises:
-    ValueError: if there are not as many vectors as sentences.
+    ValueError: if there are not as many vectors as sentences, or a likelihood
+      is not finite.
   """
   sent = _checked(sent, inverter.vector_dim)
   if len(sent) != len(tokens):
@@ -361,7 +299,14 @@ def log_likelihoods(
     -np.asarray(_losses(params, sent[rows], tokens[rows], inverter=inverter))
     for rows in _batches(len(sent), batch_size)
   ]
-  return np.concatenate(scored)[: len(sent)].astype(np.float64)
+  found = np.concatenate(scored)[: len(sent)].astype(np.float64)
+  if not np.isfinite(found).all():
+    raise ValueError(
+      "expected finite log-likelihoods, got others for"
+      f" {np.sum(~np.isfinite(found))} of {len(found)} sentences: train with a"
+      " lower Recipe.learning_rate"
+    )
+  return found
 
 
 @functools.partial(jax.jit, static_argnames=("inverter",))

@@ -90,10 +90,11 @@ def reading(
   """Measures how well the attacker reads a client's sentences.
 
   The bits are the mean difference of -log2 P(sentence) between the decoder
-  without the vector and the one with it: information that this attacker can
-  use. They are no strict bound on the mutual information of vector and
-  sentence, since the decoder without the vector may lag behind; a training that
-  is too short for it shows as a gain where the vector is worthless.
+  without the vector and the one with it: the information that this attacker
+  can use. Were the decoder without the vector perfect, they could not exceed
+  the mutual information of sentence and vector; they overstate it by at most as
+  much as that decoder has still to learn (its Kullback-Leibler divergence from
+  the truth).
 
   Formal guarantee: none; a lower bound in the sense of `inversion`'s formal
   statement. The intervals are Student's, over sentences taken as independent.

@@ -7,10 +7,9 @@ on each coordinate; without noise neither says anything.
 
 References:
   Dong, Roth and Su, "Gaussian Differential Privacy", Journal of the Royal
-  Statistical Society B 2022, theorem 2.7 (the trade-off curve of two
-  Gaussians).
+  Statistical Society B 2022 (the trade-off curve of two Gaussians).
   Hayes, Mahloujifar and Balle, "Bounding Training Data Reconstruction in
-  DP-SGD", NeurIPS 2023, theorem 2 (from trade-off curves to reconstruction).
+  DP-SGD", NeurIPS 2023 (from such curves to the success of reconstruction).
   Cover and Thomas, "Elements of Information Theory", 2nd edition, section 9.4
   (parallel Gaussian channels).
 """
