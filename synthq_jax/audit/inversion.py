@@ -205,6 +205,7 @@ def train(
     vectors: true vectors of the attacker's sentences, by the victims' encoder.
     tokens: these sentences, with EOS, 0 = padding. No victim's text.
     treatment: what is done to vectors before they are sent; None for nothing.
+      Hashable, as functions and frozen dataclasses are.
     recipe: length, batches, learning rate.
     directory: where states are saved, for this training alone.
     metrics_path: JSON lines of step and loss.
@@ -223,25 +224,6 @@ def train(
       "expected as many vectors as sentences and at least Recipe.batch_size of"
       f" them, got {len(vectors)} and {total}, batch_size={size}"
     )
-  schedule = optim.schedules.linear(
-    recipe.learning_rate, steps=recipe.steps, warmup_steps=recipe.warmup_steps
-  )
-  tx = optax.adam(schedule, b2=0.98)
-  treat = treatment or raw
-
-  @jax.jit
-  def step_fn(state, batch, step):
-    key = jax.random.fold_in(jax.random.key(recipe.seed), step)
-    sent = treat(batch["vectors"], key)
-
-    def nats_per_token(params):
-      losses = inverter.losses(params, sent, batch["tokens"])
-      return jnp.sum(losses) / jnp.sum(batch["tokens"] > 0)
-
-    params, opt_state = state
-    loss, grads = jax.value_and_grad(nats_per_token)(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 
   def batch_fn(step: int) -> dict[str, Any]:
     epoch, position = divmod(step, total // size)
@@ -249,10 +231,16 @@ def train(
     chosen = order[position * size : (position + 1) * size]
     return {"vectors": vectors[chosen], "tokens": tokens[chosen]}
 
+  key = jax.random.key(recipe.seed)
+  step_fn = functools.partial(
+    _step, inverter=inverter, treatment=treatment or raw, recipe=recipe
+  )
   params = jax.tree.map(jnp.asarray, params)
   state, _ = loop.train(
-    lambda state, batch, step: step_fn(state, batch, jnp.int32(step)),
-    (params, tx.init(params)),
+    lambda state, batch, step: step_fn(
+      state, batch, jax.random.fold_in(key, step)
+    ),
+    (params, _optimizer(recipe).init(params)),
     batch_fn,
     steps=recipe.steps,
     directory=directory,
@@ -262,6 +250,36 @@ def train(
     settings=recipe.settings,
   )
   return jax.device_get(state)
+
+
+def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
+  schedule = optim.schedules.linear(
+    recipe.learning_rate, steps=recipe.steps, warmup_steps=recipe.warmup_steps
+  )
+  return optax.adam(schedule, b2=0.98)
+
+
+@functools.partial(jax.jit, static_argnames=("inverter", "treatment", "recipe"))
+def _step(
+  state: Any,
+  batch: typing.Batch,
+  key: Key[Array, ""],
+  *,
+  inverter: Inverter,
+  treatment: Treatment,
+  recipe: Recipe,
+) -> tuple[Any, dict[str, Array]]:
+  """Sends the vectors of a batch anew, and learns from what was sent."""
+  sent = treatment(batch["vectors"], key)
+
+  def nats_per_token(params):
+    losses = inverter.losses(params, sent, batch["tokens"])
+    return jnp.sum(losses) / jnp.sum(batch["tokens"] > 0)
+
+  params, opt_state = state
+  loss, grads = jax.value_and_grad(nats_per_token)(params)
+  updates, opt_state = _optimizer(recipe).update(grads, opt_state, params)
+  return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 
 
 def log_likelihoods(
