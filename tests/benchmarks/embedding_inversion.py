@@ -6,8 +6,8 @@ first the language alone, then from there one decoder for each amount of noise,
 and one that goes on without vectors for as long. Planted secrets stand behind
 the beginnings of the victim's sentences: digits, or words drawn at random; the
 attacker knows the form and trains on secrets that it made up. Prints one JSON
-document; --show also prints each
-level when it is done, and some sentences with what was read, to stderr.
+document; --show also prints each level when it is done, and some sentences with
+what was read of them, to stderr.
 
   python tests/benchmarks/embedding_inversion.py ../shared/data/medquad
   python tests/benchmarks/embedding_inversion.py   # the demo set
@@ -232,27 +232,8 @@ def measured(
   return plain(found)
 
 
-def run(options, folder: pathlib.Path) -> dict[str, object]:
-  vocab = vocabulary.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
-  params, config = t5_checkpoints.load(shipped.DIRECTORY)
-  by_client = sentences(options.data)
-  names, counts = np.unique(list(by_client.values()), return_counts=True)
-  # One of the middle: neither the rarest text nor most of what there is.
-  victim = options.victim or str(names[np.argsort(counts)[len(names) // 2]])
-  own, text = sides(by_client, victim, vocab, options)
-  encoded: Callable[[np.ndarray], np.ndarray] = functools.partial(
-    encode.encode, params, config
-  )
-  tokens = attackers_tokens(own, vocab, options)
-  attack = Attack(
-    inverter=inversion.Inverter(
-      model=config, vector_dim=config.emb_dim, memories=options.memories
-    ),
-    vectors=encoded(tokens),
-    tokens=tokens,
-    folder=folder,
-    options=options,
-  )
+def plant(text: Text, encoded, vocab, options) -> dict[str, tuple]:
+  """Secrets of each kind in the victim's text, and all candidates' vectors."""
   planted = {}
   for number, kind in enumerate(KINDS):
     secrets = vector_secrets.plant(
@@ -264,6 +245,51 @@ def run(options, folder: pathlib.Path) -> dict[str, object]:
     )
     flat = encoded(secrets.rows.reshape(-1, options.length))
     planted[kind] = secrets, flat.reshape(*secrets.rows.shape[:2], -1)
+  return planted
+
+
+def nearest(planted, options) -> list[dict[str, object]]:
+  """The attack that needs no training, at every amount of noise."""
+  found = []
+  for kind, (_, vectors) in planted.items():
+    for deviation in options.noise:
+      treatment = inversion.Gaussian(standard_deviation=deviation)
+      sent = inversion.send(treatment, vectors[:, 0], jax.random.key(5))
+      other = sent[vector_secrets.others(len(sent), 1)]
+      row = {"secret": kind, "standard deviation": deviation}
+      for name, one in {"own": sent, "other": other}.items():
+        scores = vector_secrets.nearest(one, vectors)
+        row[name] = artifacts.to_json(vector_secrets.recovery(scores))
+      row["no attacker exceeds"] = bounds(vectors, deviation, vectors.shape[1])
+      found.append(plain(row))
+  return found
+
+
+def run(options, folder: pathlib.Path) -> dict[str, object]:
+  vocab = vocabulary.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
+  params, config = t5_checkpoints.load(shipped.DIRECTORY)
+  by_client = sentences(options.data)
+  names, counts = np.unique(list(by_client.values()), return_counts=True)
+  # One of the middle: neither the rarest text nor most of what there is.
+  victim = options.victim or str(names[np.argsort(counts)[len(names) // 2]])
+  own, text = sides(by_client, victim, vocab, options)
+  encoded: Callable[[np.ndarray], np.ndarray] = functools.partial(
+    encode.encode, params, config
+  )
+  planted = plant(text, encoded, vocab, options)
+  found = {"victim": victim, "nearest": nearest(planted, options)}
+  if options.nearest:
+    return found
+  tokens = attackers_tokens(own, vocab, options)
+  attack = Attack(
+    inverter=inversion.Inverter(
+      model=config, vector_dim=config.emb_dim, memories=options.memories
+    ),
+    vectors=encoded(tokens),
+    tokens=tokens,
+    folder=folder,
+    options=options,
+  )
   client = encoded(text.tokens), text
   language = attack.fit(
     "language", params, inversion.hidden, options.language_steps
@@ -284,8 +310,7 @@ def run(options, folder: pathlib.Path) -> dict[str, object]:
     if options.show:
       print(json.dumps(levels[-1]), file=sys.stderr)
       show(decoders, client[0], text, vocab, options.show)
-  return {
-    "victim": victim,
+  return found | {
     "attacker's sentences": len(own.tokens),
     "levels": levels,
   }
@@ -327,6 +352,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     "--secrets", type=int, default=100, help="planted, of each kind"
   )
   parser.add_argument("--candidates", type=int, default=50)
+  parser.add_argument(
+    "--nearest",
+    action="store_true",
+    help="stop before the training, after some seconds",
+  )
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--show", type=int, default=0)
   parser.add_argument("--workdir", type=pathlib.Path,
