@@ -69,7 +69,8 @@ __all__ = [
 
 _DECODER = ("token_embedder", "decoder")
 _READER = "reader"
-_BIAS_SCALE = 0.1
+_SCALE = 0.1
+"""Of fresh memory states: large ones would first drown what the decoder knows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,8 +105,9 @@ class Inverter:
     """Returns parameters to start from.
 
     Args:
-      params: of a public T5 of this shape, or of another inverter's training:
-        its decoder is taken, its reader is not.
+      params: of a public T5 of this shape, whose decoder is taken; or of this
+        inverter's training, whose bias is kept too: a decoder that learned the
+        language with vectors hidden goes on where it was.
       sent: vectors of the attacker's own text, as they are sent; coordinates
         are shifted and scaled by their means and deviations.
       key: draws the map.
@@ -118,12 +120,13 @@ class Inverter:
     width = self.memories * self.model.emb_dim
     kernel_key, bias_key = jax.random.split(key)
     kernel = jax.random.normal(kernel_key, (self.vector_dim, width))
+    # Not zero: hidden vectors would give equal states that stay equal.
+    bias = _SCALE * jax.random.normal(bias_key, (width,))
     reader = {
       "center": jnp.asarray(np.mean(sent, axis=0)),
       "spread": jnp.asarray(np.where(spread > 0, spread, 1.0), jnp.float32),
-      "kernel": kernel / np.sqrt(self.vector_dim),
-      # Not zero: hidden vectors would give equal states that stay equal.
-      "bias": _BIAS_SCALE * jax.random.normal(bias_key, (width,)),
+      "kernel": _SCALE * kernel / np.sqrt(self.vector_dim),
+      "bias": params.get(_READER, {"bias": bias})["bias"],
     }
     return {name: params[name] for name in _DECODER} | {_READER: reader}
 

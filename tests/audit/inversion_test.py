@@ -244,13 +244,18 @@ def test_training_starts_from_the_public_decoder(victim, tmp_path):
   )
   memory = INVERTER.memory(start, jnp.asarray(sent))
   assert memory.shape == (3000, 4, 32)
-  # Coordinates of equal weight, whatever the noise has made of their scale.
-  assert abs(float(jnp.std(memory)) - 1) < 0.2
+  assert float(jnp.std(memory)) < 0.3  # what the decoder knows is not drowned
+  # Coordinates have equal weight, whatever their place and scale.
   louder = INVERTER.init(victim["params"], 30 * sent + 7, jax.random.key(2))
   np.testing.assert_allclose(
     INVERTER.memory(louder, jnp.asarray(30 * sent + 7)), memory, atol=2e-3
   )
   trained = fit(victim, tmp_path, None, steps=2, warmup_steps=1)
+  after = INVERTER.init(trained, sent, jax.random.key(7))
+  np.testing.assert_array_equal(
+    after["reader"]["bias"], trained["reader"]["bias"]
+  )
+  assert (after["reader"]["kernel"] != trained["reader"]["kernel"]).any()
   for name in ("center", "spread"):  # the attacker's statistics stay
     np.testing.assert_array_equal(
       trained["reader"][name], start["reader"][name]
