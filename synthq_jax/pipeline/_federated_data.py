@@ -15,7 +15,7 @@ from synthq_jax.federated import partitions, passages
 from synthq_jax.pipeline import _federated_results as results
 from synthq_jax.pipeline import _fingerprints, _sources
 
-__all__ = ["PARTITIONS", "TRAIN", "Data", "build", "thinned"]
+__all__ = ["PARTITIONS", "TRAIN", "Data", "build", "thinned", "vocabulary"]
 
 PARTITIONS = ("client", "genre", "dirichlet", "iid")
 """How passages become clients'."""
@@ -63,16 +63,13 @@ def build(config: Any) -> Data:
       " splits or min_test_questions"
     )
   kept = tuple(_cut(client, config) for client in kept)
-  vocabulary = vocabulary_lib.load(
-    config.vocabulary or shipped.VOCABULARY,
-    **({} if config.vocabulary else {"extra_ids": shipped.EXTRA_IDS}),
-  )
+  pieces = vocabulary(config)
   return Data(
     clients=kept,
     tokens=tuple(
       clients_lib.tokenize(
         client,
-        vocabulary,
+        pieces,
         query_length=config.query_length,
         sentence_length=config.sentence_length,
       )
@@ -96,6 +93,17 @@ def build(config: Any) -> Data:
       _fingerprints.versions(),
     ),
   )
+
+
+def vocabulary(config: Any) -> Any:
+  """Returns the pieces of the configured T5, or of the package's.
+
+  Args:
+    config: a `federated_study.Config`.
+  """
+  if config.vocabulary is not None:
+    return vocabulary_lib.load(config.vocabulary)
+  return vocabulary_lib.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
 
 
 def _read(config: Any) -> tuple[passages.JudgedPassages, str]:

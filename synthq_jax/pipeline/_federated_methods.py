@@ -10,27 +10,33 @@ import jax
 import numpy as np
 
 from synthq_jax import typing
-from synthq_jax.federated import (
-  encoders as encoders_lib,
-)
-from synthq_jax.federated import (
-  exchange as exchange_lib,
-)
-from synthq_jax.federated import (
-  hubness,
-  negatives,
-  personalisation,
-  ranking,
-)
+from synthq_jax.federated import encoders as encoders_lib
+from synthq_jax.federated import exchange as exchange_lib
+from synthq_jax.federated import hubness, negatives, personalisation, ranking
 from synthq_jax.pipeline import _federated_data, _federated_training
 from synthq_jax.pipeline import _federated_results as results
 from synthq_jax.privacy import statement
 
-__all__ = ["BASE", "METHODS", "Method", "Personal", "outcome"]
+__all__ = [
+  "BASE",
+  "EXCHANGE",
+  "METHODS",
+  "Method",
+  "Personal",
+  "Towers",
+  "exchanged",
+  "outcome",
+  "party",
+  "personalised",
+]
 
 BASE = "PDD-AS2"
 """The method whose towers are personalised, and that others are tested
 against."""
+
+
+EXCHANGE = "exchange"
+"""What rows of the table of exchanges are called."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,15 +109,57 @@ def outcome(
     after: called when a round of federated training ends.
   """
   began = time.monotonic()
-  data = context.data
-  if method == "BM25":
-    found = [ranking.evaluate_bm25(one, test_split) for one in data.clients]
-    towers, skewness = None, math.nan
-  else:
+  towers = None
+  if method != "BM25":
     towers = _towers(context, method, seed, personal, exchange, after)
+  return _outcome(context, method, seed, variant, test_split, towers, began)
+
+
+def exchanged(
+  context: _federated_training.Context,
+  kind: str,
+  seed: int,
+  *,
+  test_split: str,
+  personal: Personal,
+  exchange: exchange_lib.Exchange | None,
+) -> results.Outcome:
+  """Personalises the public encoder, with one exchange of negatives or none.
+
+  Args:
+    context: data and recipe.
+    kind: what the exchange is called.
+    seed: of the training and of the exchange's secrets.
+    test_split: whose questions are scored.
+    personal: settings; one round is taken.
+    exchange: of negatives.
+  """
+  began = time.monotonic()
+  once = dataclasses.replace(personal, rounds=1)
+  towers = personalised(
+    context, context.start, seed, once, exchange, is_public=True
+  )
+  return _outcome(context, EXCHANGE, seed, kind, test_split, towers, began)
+
+
+def _outcome(
+  context: _federated_training.Context,
+  method: str,
+  seed: int,
+  variant: str,
+  test_split: str,
+  towers: "Towers | None",
+  began: float,
+) -> results.Outcome:
+  """Scores towers; None: BM25."""
+  data = context.data
+  if towers is None:
+    found = [ranking.evaluate_bm25(one, test_split) for one in data.clients]
+    rounds, skewness = (), math.nan
+  else:
     found, skewness = _scored(context, towers, seed, test_split)
-  sent, received = _bytes(data, () if towers is None else towers.traffic)
-  promises = [] if towers is None else towers.traffic
+    rounds = towers.traffic
+  sent, received = _bytes(data, rounds)
   return results.Outcome(
     method=method,
     seed=seed,
@@ -119,9 +167,9 @@ def outcome(
     ranks=tuple(map(results.ranks, found)),
     sent=sent,
     received=received,
-    exchanges=len(promises),
-    epsilon_questions=_epsilon(promises, "questions"),
-    epsilon_collection=_epsilon(promises, "collection"),
+    exchanges=len(rounds),
+    epsilon_questions=_epsilon(rounds, "questions"),
+    epsilon_collection=_epsilon(rounds, "collection"),
     hubness=skewness,
     seconds=time.monotonic() - began,
   )
@@ -167,6 +215,8 @@ def personalised(
   seed: int,
   personal: Personal,
   exchange: exchange_lib.Exchange | None,
+  *,
+  is_public: bool = False,
 ) -> Towers:
   """Gives every client a query tower of its own.
 
@@ -176,6 +226,7 @@ def personalised(
     seed: of the order, and of the exchange's secrets.
     personal: rounds and settings.
     exchange: of negatives, before each round; None: only a client's own.
+    is_public: whether `shared` has read none of the clients' texts.
   """
   members = context.data.tokens
   vectors = [
@@ -187,7 +238,15 @@ def personalised(
     extra: Mapping[str, exchange_lib.Negatives] = {}
     if exchange is not None:
       parties = [
-        _party(context, at, own[at], vectors[at]) for at in range(len(members))
+        party(
+          context,
+          at,
+          own[at],
+          vectors[at],
+          is_public=is_public,
+          is_first=not number,
+        )
+        for at in range(len(members))
       ]
       traffic.append(
         exchange.negatives(
@@ -209,15 +268,27 @@ def personalised(
   return Towers([shared] * len(members), own, tuple(traffic))
 
 
-def _party(
+def party(
   context: _federated_training.Context,
   at: int,
   params: typing.Params,
   sentences: np.ndarray,
+  *,
+  is_public: bool,
+  is_first: bool = True,
 ) -> exchange_lib.Party:
-  """Returns what a client brings to an exchange."""
+  """Returns what a client brings to an exchange.
+
+  Args:
+    context: data.
+    at: the place of the client.
+    params: its towers.
+    sentences: vectors of its collection.
+    is_public: whether training has begun from public towers alone, of which the
+      sentence tower stays.
+    is_first: whether no query tower has been trained yet.
+  """
   tokens = context.data.tokens[at]
-  note = "The encoder was trained on the clients' texts without noise."
   return exchange_lib.Party(
     name=tokens.name,
     queries=context.encoders.encode_queries(
@@ -226,10 +297,21 @@ def _party(
     sentences=sentences,
     answers=tokens.answers[_federated_data.TRAIN],
     passages=tokens.passages,
-    query_encoder=statement.non_private(note, unit=exchange_lib.QUESTION_UNIT),
-    sentence_encoder=statement.non_private(
-      note, unit=exchange_lib.COLLECTION_UNIT
+    query_encoder=_read_by(
+      exchange_lib.QUESTION_UNIT, is_public=is_public and is_first
     ),
+    sentence_encoder=_read_by(
+      exchange_lib.COLLECTION_UNIT, is_public=is_public
+    ),
+  )
+
+
+def _read_by(unit: str, *, is_public: bool) -> statement.PrivacyStatement:
+  """States what an encoder has read."""
+  if is_public:
+    return statement.none(unit=unit)
+  return statement.non_private(
+    "The encoder was trained on the clients' texts without noise.", unit=unit
   )
 
 

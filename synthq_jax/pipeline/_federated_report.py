@@ -86,12 +86,19 @@ def tables(found: results.Study) -> list[Section]:
   """Returns the tables with their titles and what explains them."""
   main = [one for one in found.outcomes if not one.variant]
   sections = [_effectiveness(main), _by_client(found.facts, main)]
-  others = [one for one in found.outcomes if one.variant]
+  others = [
+    one
+    for one in found.outcomes
+    if one.variant and one.method != methods.EXCHANGE
+  ]
   if others:
     base = [one for one in main if (one.method, one.seed) == (methods.BASE, 0)]
     sections.append(_variants([*base, *others]))
   if any(one.exchanges for one in main):
-    sections.append(_traffic(found.facts, main))
+    sections.append(_traffic(main))
+  once = [one for one in found.outcomes if one.method == methods.EXCHANGE]
+  if once:
+    sections.append(_exchanges(once))
   return [*sections, _costs(found.outcomes)]
 
 
@@ -209,31 +216,67 @@ def _variants(group: Sequence[results.Outcome]) -> Section:
   )
 
 
-def _traffic(facts: results.Facts, main: Sequence[results.Outcome]) -> Section:
-  """Bytes and promises of exchanges."""
-  rows = []
-  for one in main:
-    if one.exchanges:
-      per_round = np.array([one.sent, one.received]) / one.exchanges
-      rows.append(
-        (
-          f"{one.method}, seed {one.seed}",
-          *(f"{_mebibytes(x)}" for x in per_round.mean(axis=1)),
-          *(f"{_mebibytes(x)}" for x in per_round.max(axis=1)),
-          _report_epsilon(one.epsilon_questions),
-          _report_epsilon(one.epsilon_collection),
-        )
-      )
-  header = (
-    "Exchange", "Sent", "Received", "Most sent", "Most received",
-    "Epsilon per question", "Epsilon per passage",
-  )  # fmt: skip
+def _traffic(main: Sequence[results.Outcome]) -> Section:
+  """Bytes and promises of the main table's exchanges."""
+  rows = [
+    (f"{one.method}, seed {one.seed}", *_sent(one))
+    for one in main
+    if one.exchanges
+  ]
+  header = ("Exchange", *_SENT)
   return (
     "Traffic",
-    "MiB of a client in a round, as serialised: the mean over clients, and the"
-    " most. Towers that travel in federated averaging are not counted.",
+    f"{_UNITS} Towers that travel in federated averaging are not counted.",
     (header, rows, header[1:]),
   )
+
+
+def _exchanges(once: Sequence[results.Outcome]) -> Section:
+  """What each exchange gives, costs and promises."""
+  base = next((one for one in once if not one.exchanges), None)
+  rows = []
+  for one in once:
+    found = values([one], _MAIN)
+    interval = significance.stratified_interval(found, seed=0)
+    p_value = "-"
+    if base is not None and one is not base:
+      p_value = _p_value(found, [base], one.variant, len(once) - 1)
+    rows.append(
+      (
+        one.variant,
+        f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+        p_value,
+        *(_sent(one) if one.exchanges else ["-"] * len(_SENT)),
+      )
+    )
+  header = ("Exchange", "MRR@10 [95%]", "p against none", *_SENT)
+  return (
+    "Exchanges",
+    "Query encoders of clients on the public encoder's sentences, with negatives"
+    f" asked for once; one seed. {_UNITS}",
+    (header, rows, header[1:]),
+  )
+
+
+_SENT = (
+  "Sent", "Received", "Most sent", "Most received", "Epsilon per question",
+  "Epsilon per passage",
+)  # fmt: skip
+_UNITS = (
+  "MiB of a client in a round, as serialised: the mean over clients, and the"
+  " most. Epsilon over all rounds, the largest of a client; 0 where nothing"
+  " leaves."
+)
+
+
+def _sent(one: results.Outcome) -> list[str]:
+  per_round = np.array([one.sent, one.received]) / one.exchanges
+  return [
+    *(_mebibytes(x) for x in per_round.mean(axis=1)),
+    *(_mebibytes(x) for x in per_round.max(axis=1)),
+    _promised(one.epsilon_questions),
+    _promised(one.epsilon_collection),
+  ]
 
 
 def _costs(outcomes: Sequence[results.Outcome]) -> Section:
@@ -296,7 +339,7 @@ def _mebibytes(number: float) -> str:
   return f"{number / 2**20:.2f}"
 
 
-def _report_epsilon(epsilon: float) -> str:
+def _promised(epsilon: float) -> str:
   if np.isinf(epsilon):
     return "none promised"
   return f"{epsilon:.3g}"

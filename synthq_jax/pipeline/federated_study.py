@@ -10,10 +10,12 @@ exchanges are for that.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tqdm
 
 from synthq_jax import artifacts
@@ -23,6 +25,7 @@ from synthq_jax.federated import exchange, partners
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   _federated_data,
+  _federated_exchanges,
   _federated_methods,
   _federated_report,
   _federated_results,
@@ -32,10 +35,11 @@ from synthq_jax.pipeline import (
   workspace,
 )
 
-__all__ = ["Config", "Personal", "Recipe", "run"]
+__all__ = ["Config", "Exchanges", "Personal", "Recipe", "run"]
 
 Recipe = _federated_training.Recipe
 Personal = _federated_methods.Personal
+Exchanges = _federated_exchanges.Exchanges
 
 _METHODS = tuple(one.name for one in _federated_methods.METHODS)
 
@@ -98,6 +102,8 @@ class Config:
   """Values of `recipe.top`, the same way."""
   shares_tried: tuple[float, ...] = ()
   """Shares of every client's train questions, the same way."""
+  exchanges: Exchanges = dataclasses.field(default_factory=Exchanges)
+  """The table of exchanges, with the first seed alone."""
   public_data: bool = False
   """Whether the texts are public. If not, everything lies in private/."""
 
@@ -204,6 +210,13 @@ def _jobs(config: Config) -> Iterator[_Job]:
     yield _Job(
       **base, recipe=config.recipe, share=share, variant=f"share={share:g}"
     )
+  for kind in config.exchanges.kinds:
+    yield _Job(
+      method=_federated_methods.EXCHANGE,
+      seed=0,
+      recipe=config.recipe,
+      variant=kind,
+    )
 
 
 class _Contexts:
@@ -220,6 +233,7 @@ class _Contexts:
     self._start = self._encoders.init(params)
     self._digest = _fingerprints.of_checkpoint(place)
     self._data, self._states = data, states
+    self._config = config
     self._made: dict[tuple[Recipe, float], _federated_training.Context] = {}
 
   def of(self, recipe: Recipe, share: float) -> _federated_training.Context:
@@ -240,33 +254,56 @@ class _Contexts:
       )
     return self._made[recipe, share]
 
+  @functools.cached_property
+  def public_vectors(self) -> np.ndarray:
+    """Vectors of public sentences by the public encoder."""
+    tokens = _federated_exchanges.public_tokens(
+      self._config.exchanges,
+      _federated_data.vocabulary(self._config),
+      self._config.sentence_length,
+    )
+    return self._encoders.encode_sentences(self._start, tokens)
+
 
 def _finished(
   config: Config, contexts: _Contexts, job: _Job, root: pathlib.Path
 ) -> _federated_results.Outcome:
   """Trains and scores, or reads what is finished."""
   context = contexts.of(job.recipe, job.share)
+  is_exchange = job.method == _federated_methods.EXCHANGE
+  table = dataclasses.replace(config.exchanges, kinds=())
   digest = artifacts.fingerprint(
     "federated_study",
     context.digest,
     job,
     config.test_split,
     config.personal,
-    config.exchange_top,
-    config.exchange_partners,
+    table if is_exchange else (config.exchange_top, config.exchange_partners),
   )
   place = root / "outcomes" / digest
   if artifacts.read_fingerprint(place) == digest:
     return artifacts.load(place, _federated_results.Outcome)
-  found = _federated_methods.outcome(
-    context,
-    job.method,
-    job.seed,
-    test_split=config.test_split,
-    personal=config.personal,
-    exchange=_fed_negative(config, job.seed),
-    variant=job.variant,
-  )
+  options = {"test_split": config.test_split, "personal": config.personal}
+  if is_exchange:
+    made = _federated_exchanges.build(
+      config.exchanges,
+      job.variant,
+      context,
+      lambda: contexts.public_vectors,
+      job.seed,
+    )
+    found = _federated_methods.exchanged(
+      context, job.variant, job.seed, exchange=made, **options
+    )
+  else:
+    found = _federated_methods.outcome(
+      context,
+      job.method,
+      job.seed,
+      exchange=_fed_negative(config, job.seed),
+      variant=job.variant,
+      **options,
+    )
   artifacts.save(place, found, digest)
   return found
 

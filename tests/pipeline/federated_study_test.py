@@ -6,12 +6,14 @@ import math
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.federated import personalisation
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import _federated_data as study_data
+from synthq_jax.pipeline import _federated_exchanges as exchanges
 from synthq_jax.pipeline import _federated_methods as methods
 from synthq_jax.pipeline import _federated_report as report
 from synthq_jax.pipeline import _federated_results as results
@@ -89,7 +91,19 @@ def config(source, checkpoint):
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("study")
-  varied = dataclasses.replace(config, tops_tried=(2,), shares_tried=(0.5,))
+  varied = dataclasses.replace(
+    config,
+    tops_tried=(2,),
+    shares_tried=(0.5,),
+    exchanges=federated_study.Exchanges(
+      kinds=exchanges.KINDS,
+      top=2,
+      cells=3,
+      capacity=16,
+      public_source=config.source,
+      public_sentences=20,
+    ),
+  )
   return varied, workdir, federated_study.run(varied, workdir, progress=False)
 
 
@@ -136,9 +150,55 @@ def test_only_fed_negative_moves_bytes_and_promises_nothing(finished):
       assert min(one.sent) > 2 * 6 * 16 * 4
       assert sum(one.sent) == sum(one.received)
       assert one.epsilon_questions == one.epsilon_collection == math.inf
-    else:
+    elif one.method != methods.EXCHANGE:
       assert one.sent == one.received == [0, 0, 0]
       assert math.isnan(one.epsilon_questions)
+
+
+def delta(epsilon):
+  """Of one Gaussian mechanism with noise multiplier 1 (Balle and Wang 2018)."""
+  below = scipy.stats.norm.cdf
+  return below(0.5 - epsilon) - math.exp(epsilon) * below(-0.5 - epsilon)
+
+
+def test_exchanges_claim_what_their_noise_covers_and_no_more(finished):
+  _, workdir, said = finished
+  made = {
+    one.variant: one
+    for one in load(workdir).outcomes
+    if one.method == methods.EXCHANGE
+  }
+  assert tuple(made) == exchanges.KINDS
+  claims = {
+    name: (one.epsilon_questions, one.epsilon_collection)
+    for name, one in made.items()
+  }
+  for name in ("raw float32", "raw float16", "raw int8"):
+    assert claims[name] == (math.inf, math.inf)
+  for name in ("noised questions", "noised cells"):
+    # One Gaussian of noise multiplier 1, and sentences that are sent back.
+    assert delta(claims[name][0]) == pytest.approx(1 / 32, rel=0.01)
+    assert claims[name][1] == math.inf
+  assert claims["summaries"][0] == 0
+  assert delta(claims["summaries"][1]) == pytest.approx(1 / 32, rel=0.01)
+  assert claims["public corpus"] == (0, 0)
+  sizes = {name: sum(one.sent) for name, one in made.items()}
+  assert sizes["none"] == sizes["public corpus"] == 0
+  assert sizes["raw int8"] < sizes["raw float16"] < sizes["raw float32"]
+  assert "none promised" in said
+
+
+def test_towers_that_have_read_questions_make_every_vector_private(
+  config, tmp_path
+):
+  made = context(config, tmp_path)
+  own = {"is_public": True, "is_first": False}
+  sentences = made.encoders.encode_sentences(
+    made.start, made.data.tokens[0].sentences
+  )
+  late = methods.party(made, 0, made.start, sentences, **own)
+  assert late.query_encoder.epsilon == math.inf
+  assert late.sentence_encoder.epsilon == 0
 
 
 def context(config, tmp_path, **recipe):
