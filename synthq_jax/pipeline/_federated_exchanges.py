@@ -113,7 +113,7 @@ def build(
       context,
       at,
       context.start,
-      context.encoders.encode_sentences(context.start, tokens.sentences),
+      context.sentences(context.start, at),
       is_public=True,
     )
     key = jax.random.fold_in(jax.random.key(seed), at)

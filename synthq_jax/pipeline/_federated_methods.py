@@ -229,9 +229,7 @@ def personalised(
     is_public: whether `shared` has read none of the clients' texts.
   """
   members = context.data.tokens
-  vectors = [
-    context.encoders.encode_sentences(shared, one.sentences) for one in members
-  ]
+  vectors = [context.sentences(shared, at) for at in range(len(members))]
   own = [shared] * len(members)
   traffic = []
   for number in range(personal.rounds):
@@ -323,10 +321,10 @@ def _scored(
 ) -> tuple[list[ranking.Scores], float]:
   """Ranks every client's test questions; returns the mean hubness, too."""
   found, skewness, weights = [], [], []
-  for tokens, sentence, query in zip(
-    context.data.tokens, towers.sentence, towers.query, strict=True
+  for at, (tokens, sentence, query) in enumerate(
+    zip(context.data.tokens, towers.sentence, towers.query, strict=True)
   ):
-    vectors = context.encoders.encode_sentences(sentence, tokens.sentences)
+    vectors = context.sentences(sentence, at)
     questions = context.encoders.encode_queries(
       query, tokens.questions[test_split]
     )

@@ -28,6 +28,7 @@ from synthq_jax.federated import (
 )
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.pipeline import _federated_data, config_types
+from synthq_jax.retrieval import vector_files
 from synthq_jax.training import checkpoints
 
 __all__ = ["KINDS", "Context", "Recipe", "alone", "central", "federated"]
@@ -96,6 +97,29 @@ class Context:
   states: pathlib.Path
   """Where towers are kept between rounds."""
   recipe: Recipe
+  kept: dict[int, tuple[list[str], np.ndarray]] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
+  """By client the digests of a sentence tower, and its vectors."""
+
+  def sentences(self, params: typing.Params, client: int) -> np.ndarray:
+    """Returns the vectors of a client's sentences.
+
+    Methods that share a sentence tower encode once: the vectors of the last
+    tower that each client was encoded with are kept.
+
+    Args:
+      params: the towers, of which that of sentences is read.
+      client: its place.
+    """
+    leaves = jax.tree.leaves(params[encoders_lib.SENTENCE])
+    tower = [vector_files.digest(np.asarray(leaf)) for leaf in leaves]
+    if client not in self.kept or self.kept[client][0] != tower:
+      vectors = self.encoders.encode_sentences(
+        params, self.data.tokens[client].sentences
+      )
+      self.kept[client] = tower, vectors
+    return self.kept[client][1]
 
   @functools.cached_property
   def bm25(self) -> list[np.ndarray]:
@@ -132,7 +156,12 @@ class Context:
     if kind == "random":
       return negatives.random_negatives(tokens, **options)
     return negatives.mine(
-      self.encoders, params, tokens, k=recipe.top, **options
+      self.encoders,
+      params,
+      tokens,
+      k=recipe.top,
+      sentence_vectors=self.sentences(params, client),
+      **options,
     )
 
   def place(self, who: str, seed: int, history: Sequence[str]) -> pathlib.Path:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
@@ -228,6 +229,21 @@ def test_a_training_that_was_killed_ends_the_same_to_the_bit(config, tmp_path):
   ended = []
   again = training.federated(made, 0, history, lambda: ended.append(1))
   assert len(ended) == 1 and equal(whole, again)
+
+
+def test_vectors_are_those_of_the_tower_that_is_asked_for(config, tmp_path):
+  made = context(config, tmp_path)
+  other = {
+    **made.start,
+    "sentence": jax.tree.map(jnp.tanh, made.start["query"]),
+  }
+  for params in (made.start, made.start, other, made.start):
+    for client, tokens in enumerate(made.data.tokens):
+      expected = made.encoders.encode_sentences(params, tokens.sentences)
+      assert np.array_equal(made.sentences(params, client), expected)
+  assert made.sentences(other, 0) is made.sentences(other, 0)
+  found = [made.sentences(params, 0) for params in (other, made.start)]
+  assert not np.array_equal(*found)
 
 
 def test_seeds_and_negatives_change_what_is_trained(config, tmp_path):
