@@ -10,6 +10,7 @@ from synthq_jax import _flags
 __all__ = ["STUDIES", "run"]
 
 STUDIES = (
+  "synthq_jax.pipeline.federated_study",
   "synthq_jax.pipeline.image_study",
   "synthq_jax.pipeline.leakage_study",
 )

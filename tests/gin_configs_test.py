@@ -15,6 +15,7 @@ import pytest
 from synthq_jax import main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import (
+  federated_study,
   image_study,
   leakage_study,
   plan,
@@ -33,6 +34,8 @@ NEEDS = {
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
   "query_leakage": ("SOURCE=beir:b",),
+  "federated": ("SOURCE=beir:b",),
+  "federated_tiny": ("SOURCE=beir:b",),
   "paper_t5_base": PAPER_NEEDS,
   **{
     f"paper_t5_{size}": (*PAPER_NEEDS, "RETRIEVER_CHECKPOINT=r")
@@ -40,6 +43,8 @@ NEEDS = {
   },
 }
 STUDIES = {
+  "federated": federated_study.Config,
+  "federated_tiny": federated_study.Config,
   "logit_dp_images": image_study.Config,
   "query_leakage": leakage_study.Config,
   "query_leakage_tiny": leakage_study.Config,

@@ -8,7 +8,7 @@ import scipy.optimize
 import scipy.stats
 from jaxtyping import Float
 
-__all__ = ["Interval", "auroc", "tpr_at_fpr"]
+__all__ = ["Interval", "auroc", "share", "tpr_at_fpr"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,32 @@ def auroc(
   low = scipy.optimize.brentq(excess, 0, inner) if value > 0 else 0.0
   high = scipy.optimize.brentq(excess, inner, 1) if value < 1 else 1.0
   return Interval(value=value, low=float(low), high=float(high))
+
+
+def share(hits: int, total: int, confidence: float) -> Interval:
+  """Returns a share with Clopper and Pearson's interval.
+
+  >>> found = share(0, 10, 0.95)
+  >>> f"{found.value} [{found.low}, {found.high:.3f}]"
+  '0.0 [0.0, 0.308]'
+
+  Args:
+    hits: of independent trials.
+    total: trials, at least 1.
+    confidence: in (0, 1).
+
+  Returns:
+    Values in [0, 1]; the interval covers the truth at least so often.
+
+  References:
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated
+    in the case of the binomial", Biometrika 1934.
+  """
+  each = (1 - confidence) / 2
+  misses = total - hits
+  low = scipy.stats.beta.ppf(each, hits, misses + 1) if hits else 0.0
+  high = scipy.stats.beta.isf(each, hits + 1, misses) if misses else 1.0
+  return Interval(value=hits / total, low=float(low), high=float(high))
 
 
 def tpr_at_fpr(

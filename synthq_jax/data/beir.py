@@ -16,6 +16,7 @@ from synthq_jax.data import collection as collection_lib
 __all__ = [
   "read_beir",
   "read_judgements",
+  "read_key",
   "write_beir",
   "write_judged_queries",
   "write_negatives",
@@ -82,6 +83,39 @@ def read_judgements(path: str | os.PathLike) -> collection_lib.Qrels:
     ValueError: if the header is missing or a line is malformed.
   """
   return _beir_rows.read_judgements(pathlib.Path(path))
+
+
+def read_key(
+  directory: str | os.PathLike, key: str, *, name: str = "corpus.jsonl"
+) -> dict[str, str]:
+  """Reads one more key of a BEIR folder's lines, which `read_beir` passes over.
+
+  Args:
+    directory: the folder.
+    key: such as the passage that a sentence stands in, or a query's kind.
+    name: "corpus.jsonl" or "queries.jsonl".
+
+  Returns:
+    Id -> what stands under the key, for the lines that have it.
+
+  Raises:
+    ValueError: if the file is missing, a line is malformed, or something else
+      than a string stands there; the message says file:line.
+  """
+  path = files.find(pathlib.Path(directory), name)
+  make = _beir_rows.query if name == "queries.jsonl" else _beir_rows.document
+  found = {}
+  for where, fields in files.json_lines(path):
+    value = fields.get(key)
+    if value is None:
+      continue
+    if not isinstance(value, str):
+      raise ValueError(
+        f'{where}: expected a string under "{key}", got a '
+        f"{type(value).__name__}; correct the line"
+      )
+    found[make(where, fields).id] = value
+  return found
 
 
 def write_beir(

@@ -19,6 +19,7 @@ __all__ = [
   "headed_table",
   "json_lines",
   "lines",
+  "opened",
   "splits",
   "table",
   "unsuffixed",
@@ -134,7 +135,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
   """
   number = 0
   try:
-    with _open(path) as stream:
+    with opened(path) as stream:
       for number, raw in enumerate(stream, 1):
         text = _decode(raw, f"{path}:{number}", first=number == 1)
         if text.strip():
@@ -151,7 +152,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[Any]:
+def opened(path: Path) -> Iterator[Any]:
   """Opens a file for bytes, through gzip where its first bytes say so."""
   with open(path, "rb") as stream:
     zipped = stream.read(2) == _GZIP_MAGIC

@@ -1,4 +1,4 @@
-"""The dual encoder: T5's encoder, shared by queries and documents.
+"""The dual encoder: T5's encoder, which queries and documents may share.
 
 Optionally with a square linear map after the mean, as Sentence-T5 and GTR have
 one: small enough to be trained alone, where the noise on everything else would
@@ -13,7 +13,16 @@ from jaxtyping import Array, Float, Int
 from synthq_jax import typing
 from synthq_jax.models import t5, t5_config
 
-__all__ = ["PROJECTION", "encode", "encoder_params", "with_projection"]
+__all__ = [
+  "POOLINGS",
+  "PROJECTION",
+  "encode",
+  "encoder_params",
+  "with_projection",
+]
+
+POOLINGS = ("mean", "first")
+"""How the outputs of a sequence become one: their mean, or the first."""
 
 PROJECTION = "projection"
 """The part of the parameters that holds the map's kernel, [dim, dim]."""
@@ -64,6 +73,8 @@ def encode(
   params: typing.Params,
   config: t5_config.T5Config,
   tokens: Int[Array, "batch length"],
+  *,
+  pooling: str = "mean",
 ) -> Float[Array, "batch dim"]:
   """Encodes sequences of tokens as unit vectors.
 
@@ -75,22 +86,30 @@ def encode(
   Args:
     params: the parameters of a T5 or those that `encoder_params` takes.
     config: the shape of the T5.
-    tokens: tokens, 0 = padding.
+    tokens: tokens, 0 = padding at the end of a row.
+    pooling: one of `POOLINGS`; "first" takes the first token's output, which
+      has attended to all the others, in place of the mean.
 
   Returns:
     One float32 vector per row: of length 1, or 0 where all is padding.
 
+  Raises:
+    ValueError: if the pooling is unknown or a part of `params` is missing.
+
   References:
     Ni et al., Sentence-T5: Scalable Sentence Encoders from Pre-trained
-    Text-to-Text Models, section 3 (encoder-only mean).
+    Text-to-Text Models, section 3 (encoder-only mean, and first).
   """
+  if pooling not in POOLINGS:
+    raise ValueError(f"expected pooling among {POOLINGS}, got {pooling=}")
   params = encoder_params(params)
   outputs = t5.Transformer(config).apply(
     {"params": {name: params[name] for name in _SHARED}},
     tokens,
     method="encode",
   )
-  pooled = _mean(outputs.astype(jnp.float32), tokens)
+  pool = _mean if pooling == "mean" else _first
+  pooled = pool(outputs.astype(jnp.float32), tokens)
   if PROJECTION in params:
     pooled = pooled @ params[PROJECTION]["kernel"].astype(jnp.float32)
   return _normalize(pooled)
@@ -102,6 +121,12 @@ def _mean(
   weights = (tokens != 0).astype(outputs.dtype)
   total = jnp.einsum("bl,bld->bd", weights, outputs)
   return total / jnp.maximum(jnp.sum(weights, axis=1), 1)[:, None]
+
+
+def _first(
+  outputs: Float[Array, "batch length dim"], tokens: Int[Array, "batch length"]
+) -> Float[Array, "batch dim"]:
+  return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
 
 
 def _normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-__all__ = ["LengthBatch", "bucket", "split"]
+__all__ = ["LengthBatch", "bucket", "lengths", "split"]
 
 
 class LengthBatch(NamedTuple):
@@ -58,7 +58,7 @@ def split(
     raise ValueError(f"batch_size must be at least 1, got {batch_size}")
   full = tokens.shape[1]
   widths = np.array([bucket(length) for length in range(full + 1)])
-  widths = np.minimum(widths, max(full, 1))[_lengths(tokens)]  # [row]
+  widths = np.minimum(widths, max(full, 1))[lengths(tokens)]  # [row]
   for width in sorted(set(widths.tolist()), reverse=True):
     members = np.flatnonzero(widths == width)
     for start in range(0, len(members), batch_size):
@@ -68,8 +68,17 @@ def split(
       yield LengthBatch(rows, batch)
 
 
-def _lengths(tokens: np.ndarray) -> np.ndarray:
-  """Returns the length of each row without the padding at its end."""
+def lengths(
+  tokens: Int[np.ndarray, "row length"],
+) -> Int[np.ndarray, " row"]:
+  """Returns the length of each row without the padding at its end.
+
+  >>> lengths(np.array([[5, 0, 7, 0], [0, 0, 0, 0]])).tolist()
+  [3, 0]
+
+  Args:
+    tokens: rows of tokens, 0 = padding at the end of a row.
+  """
   there = tokens != 0
   if not there.size:
     return np.zeros(len(tokens), int)

@@ -82,28 +82,37 @@ def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
 
   Formal guarantee: that of `statement.compose` for whoever sees the results of
   all listed trainings that claim anything. Those without privacy are counted,
-  not composed: publishing one of them voids every claim.
+  not composed: publishing one of them voids every claim. Claims for different
+  units, such as a query and a client, do not add up to one: each unit and
+  relation has a line of its own, which says nothing of the others' trainings.
 
   Args:
     path: the ledger.
     delta: of the whole; None: the largest of the deltas.
 
   Returns:
-    A line for each training, and one or two for all.
+    A line for each training, and one for each unit; one more where
+    units differ, and where some claim nothing.
 
   Raises:
     OSError: if there is no such file.
-    ValueError: if it is no ledger, or the claims do not add up to one.
+    ValueError: if it is no ledger, or one identifier stands for two releases.
   """
   found = read(path)
   lines = [_line(name, one) for name, one in found.items()]
-  claims = {k: one for k, one in found.items() if one.epsilon < math.inf}
-  if claims:
-    whole = statement_lib.compose(list(claims.values()), delta=delta)
+  claims = [one for one in found.values() if one.epsilon < math.inf]
+  kinds = dict.fromkeys((one.unit, one.relation) for one in claims)
+  for unit, relation in kinds:
+    alike = [
+      one for one in claims if (one.unit, one.relation) == (unit, relation)
+    ]
+    whole = statement_lib.compose(alike, delta=delta)
     lines.append(
-      f"together ({len(claims)}): epsilon {_up(whole.epsilon)}, delta"
-      f" {whole.delta:.4g} for one {whole.unit} ({whole.relation})"
+      f"together ({len(alike)}): epsilon {_up(whole.epsilon)}, delta"
+      f" {whole.delta:.4g} for one {unit} ({relation})"
     )
+  if len(kinds) > 1:
+    lines.append("claims for different units are not added up")
   if len(claims) < len(found):
     lines.append(
       f"not counted: {len(found) - len(claims)} without privacy, which must not"

@@ -177,6 +177,20 @@ class Index:
       [self.ids[place] for place in places] for _, places in found
     ]
 
+  def scores(self, query: str) -> np.ndarray:
+    """Scores all documents, in their order, for one query.
+
+    Args:
+      query: its text.
+
+    Returns:
+      float32 [document]; 0 where no word is shared.
+    """
+    known = self.model.get_tokens_ids(self.config.words([query])[0])
+    if not known:
+      return np.zeros(len(self.ids), np.float32)
+    return self.model.get_scores_from_ids(known)
+
   def search_run(
     self, query_ids: Sequence[str], queries: Sequence[str], k: int
   ) -> trec.Run:

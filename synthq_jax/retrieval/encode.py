@@ -30,6 +30,7 @@ def encode(
   config: t5_config.T5Config,
   tokens: Int[np.ndarray, "row length"],
   *,
+  pooling: str = "mean",
   batch_size: int = 256,
   devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
@@ -44,6 +45,7 @@ def encode(
     params: the parameters of a T5 or of its encoder.
     config: the shape of the T5.
     tokens: tokens, 0 = padding at the end of a row.
+    pooling: one of `dual_encoder.POOLINGS`.
     batch_size: rows at a time on all devices together, rounded up to a multiple
       of their number; changes the speed only.
     devices: those of this process to use; JAX's default one if not given.
@@ -55,33 +57,36 @@ def encode(
     that is all padding.
 
   Raises:
-    ValueError: if `tokens` is not a matrix, `batch_size` is below 1 or there
-      are no devices.
+    ValueError: if `tokens` is not a matrix, `batch_size` is below 1, there
+      are no devices or the pooling is unknown.
   """
   mesh = device_rows.mesh(devices, _AXIS)
   params = device_rows.replicate(dual_encoder.encoder_params(params), mesh)
   vectors = np.zeros((len(tokens), config.emb_dim), np.float32)
   batch_size = -(-batch_size // mesh.size) * mesh.size
   for batch in length_batches.split(tokens, batch_size):
-    encoded = _encode(params, batch.tokens, config=config, mesh=mesh)
+    encoded = _encode(
+      params, batch.tokens, config=config, pooling=pooling, mesh=mesh
+    )
     vectors[batch.rows] = np.asarray(encoded)[: len(batch.rows)]
     if progress is not None:
       progress(len(batch.rows))
   return vectors
 
 
-@functools.partial(jax.jit, static_argnames=("config", "mesh"))
+@functools.partial(jax.jit, static_argnames=("config", "pooling", "mesh"))
 def _encode(
   params: typing.Params,
   tokens: Int[Array, "batch length"],
   *,
   config: t5_config.T5Config,
+  pooling: str,
   mesh: jax.sharding.Mesh,
 ) -> Float[Array, "batch dim"]:
   """Encodes a batch, every device its own rows as if it were alone."""
 
   def apply(params, tokens):
-    return dual_encoder.encode(params, config, tokens)
+    return dual_encoder.encode(params, config, tokens, pooling=pooling)
 
   return device_rows.split(apply, mesh, whole=1)(params, tokens)
 

@@ -69,9 +69,16 @@ def test_a_smaller_delta_costs_epsilon(path):
 
 
 def test_different_units_are_not_added_up(path):
-  ledger.enter(path, "users", made("users", unit="user"))
-  with pytest.raises(ValueError, match="one unit, got unit="):
-    ledger.describe(path)
+  alone = numbers(ledger.describe(path))
+  ledger.enter(path, "clients", made("clients", unit="client", steps=100))
+  printed = ledger.describe(path).splitlines()
+  queries, clients = (x for x in printed if x.startswith("together"))
+  assert f"together (2): epsilon {alone}," in queries
+  assert queries.endswith("for one query (ADD_OR_REMOVE_ONE)")
+  assert clients.startswith("together (1)")
+  assert "claims for different units are not added up" in printed
+  assert clients.endswith("for one client (ADD_OR_REMOVE_ONE)")
+  assert float(clients.split()[3].strip(",")) < float(alone)
 
 
 @pytest.mark.parametrize(

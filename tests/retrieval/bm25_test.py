@@ -111,6 +111,16 @@ def test_bad_input_is_refused():
     PLAIN.build(IDS, TEXTS).search(["red"], k=0)
 
 
+def test_scores_of_all_documents_are_those_of_the_search():
+  index = PLAIN.build(IDS, TEXTS)
+  for query in ("red", "red green zzz", "zzz"):
+    (found,), (ids,) = index.search([query], k=len(IDS))
+    every = index.scores(query)
+    assert every.shape == (len(IDS),)
+    listed = {IDS[i]: every[i] for i in np.flatnonzero(every)}
+    assert listed == dict(zip(ids, found, strict=True))
+
+
 def test_thousands_of_documents_and_queries_take_seconds():
   rng = np.random.default_rng(0)
   words = np.array([f"w{i}" for i in range(20_000)])

@@ -80,9 +80,9 @@ def test_eight_devices_give_each_row_the_numbers_of_one():
 def test_a_batch_is_split_over_the_devices(monkeypatch):
   shapes = []
 
-  def noted(params, config, tokens):
+  def noted(params, config, tokens, **options):
     shapes.append(tokens.shape)
-    return dual_encoder_encode(params, config, tokens)
+    return dual_encoder_encode(params, config, tokens, **options)
 
   dual_encoder_encode = dual_encoder.encode
   monkeypatch.setattr(dual_encoder, "encode", noted)

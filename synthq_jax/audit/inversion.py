@@ -1,0 +1,399 @@
+"""Embedding inversion: reading sentences out of the vectors that are exchanged.
+
+The attacker sees vectors that a client sends and wants the client's text. It has
+text of its own, the same encoder, and knows what is done to vectors before they
+are sent; so it trains a decoder on pairs of its own sentences and their vectors,
+sent in the same way. The decoder is T5's: a linear map turns a vector into a few
+memory states, and the decoder attends to them where a T5 attends to its
+encoder's output. How well it reads the client's vectors is measured beside a
+decoder that was trained the same way with the vector hidden.
+
+  inverter = inversion.Inverter(model=config, vector_dim=128)
+  start = inverter.init(t5_params, sent, key)
+  params = inversion.train(inverter, start, vectors, tokens,
+                           treatment=inversion.Gaussian(standard_deviation=.1),
+                           recipe=recipe, ...)
+  reader = inversion.log_likelihoods(inverter, params, sent, tokens)
+  text = inversion.write(inverter, params, sent, max_length=32)
+
+`inversion_measures` compares the two decoders, `vector_secrets` plants secrets
+and ranks them, `vector_bounds` has what no attacker can exceed.
+
+Formal statement:
+  What is shown is a LOWER bound on what the vectors give away: this attacker,
+  with this much text and training, reads that much. A larger model, more text
+  or a better idea may read more, so a decoder that reads nothing proves
+  nothing. Only noise does: the bounds of `vector_bounds` hold for every
+  attacker, and the PrivacyStatement of the exchange for every record. All that
+  is computed from a client's vectors and text is as private as these.
+
+References:
+  Song and Raghunathan, "Information Leakage in Embedding Models", CCS 2020.
+  Li, Xu and Song, "Sentence Embedding Leaks More Information than You Expect:
+  Generative Embedding Inversion Attack to Recover the Whole Sentence",
+  Findings of ACL 2023.
+  Morris et al., "Text Embeddings Reveal (Almost) As Much As Text", EMNLP 2023.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from synthq_jax import optim, typing
+from synthq_jax.audit import _beam_search
+from synthq_jax.audit._treatments import Gaussian, Treatment, hidden, raw, send
+from synthq_jax.losses import seq2seq
+from synthq_jax.models import t5, t5_config
+from synthq_jax.training import loop
+
+__all__ = [
+  "Gaussian",
+  "Inverter",
+  "Recipe",
+  "Treatment",
+  "hidden",
+  "log_likelihoods",
+  "raw",
+  "send",
+  "train",
+  "write",
+]
+
+_DECODER = ("token_embedder", "decoder")
+_READER = "reader"
+_SCALE = 0.1
+"""Of fresh memory states: large ones would first drown what the decoder knows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inverter:
+  """The shape of the attacker's decoder."""
+
+  model: t5_config.T5Config
+  """Of the T5 whose decoder it is; `scan_layers` must be False."""
+  vector_dim: int
+  """Coordinates of a vector as it is sent."""
+  memories: int = 8
+  """States that a vector is turned into."""
+
+  def __post_init__(self):
+    if self.vector_dim < 1 or self.memories < 1:
+      raise ValueError(
+        "expected Inverter.vector_dim >= 1 and Inverter.memories >= 1, got"
+        f" vector_dim={self.vector_dim}, memories={self.memories}"
+      )
+    if self.model.scan_layers:
+      raise ValueError(
+        "expected Inverter.model with scan_layers=False, got True: decoding"
+        " reads layer by layer"
+      )
+
+  def init(
+    self,
+    params: typing.Params,
+    sent: Float[np.ndarray, "row vector_dim"],
+    key: Key[Array, ""],
+  ) -> typing.Params:
+    """Returns parameters to start from.
+
+    Args:
+      params: of a public T5 of this shape, whose decoder is taken; or of this
+        inverter's training, whose bias is kept too: a decoder that learned the
+        language with vectors hidden goes on where it was.
+      sent: vectors of the attacker's own text, as they are sent; coordinates
+        are shifted and scaled by their means and deviations.
+      key: draws the map.
+
+    Raises:
+      ValueError: if the vectors have another dimension.
+    """
+    sent = _checked(sent, self.vector_dim)
+    spread = np.std(sent, axis=0)
+    width = self.memories * self.model.emb_dim
+    kernel_key, bias_key = jax.random.split(key)
+    kernel = jax.random.normal(kernel_key, (self.vector_dim, width))
+    # Not zero: hidden vectors would give equal states that stay equal.
+    bias = _SCALE * jax.random.normal(bias_key, (width,))
+    reader = {
+      "center": jnp.asarray(np.mean(sent, axis=0)),
+      "spread": jnp.asarray(np.where(spread > 0, spread, 1.0), jnp.float32),
+      "kernel": _SCALE * kernel / np.sqrt(self.vector_dim),
+      "bias": params.get(_READER, {"bias": bias})["bias"],
+    }
+    return {name: params[name] for name in _DECODER} | {_READER: reader}
+
+  def memory(
+    self, params: typing.Params, sent: Float[Array, "row vector_dim"]
+  ) -> Float[Array, "row memory dim"]:
+    """Turns vectors into what the decoder attends to."""
+    reader = params[_READER]
+    # The attacker's own statistics are not trained.
+    center, spread = jax.lax.stop_gradient((reader["center"], reader["spread"]))
+    scaled = (sent - center[None, :]) / spread[None, :]
+    states = scaled @ reader["kernel"] + reader["bias"][None, :]
+    return states.reshape(len(sent), self.memories, self.model.emb_dim)
+
+  def losses(
+    self,
+    params: typing.Params,
+    sent: Float[Array, "row vector_dim"],
+    tokens: Int[Array, "row length"],
+  ) -> Float[Array, " row"]:
+    """Returns -log P(sentence | vector) in nats, EOS included."""
+    logits = t5.Transformer(self.model).apply(
+      {"params": {name: params[name] for name in _DECODER}},
+      self.memory(params, sent),
+      t5.shift_right(tokens),
+      method=_logits,
+    )
+    return seq2seq.cross_entropy(logits, tokens, normalization="sum")
+
+
+def _logits(transformer: t5.Transformer, memory, tokens):
+  """Returns the logits of each next token, teacher-forced."""
+  mask = jnp.ones((len(memory), 1, 1, memory.shape[1]), bool)
+  x = transformer.decoder(transformer.token_embedder(tokens), memory, mask)
+  return transformer.decoder.logits(x, transformer.token_embedder.embedding)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+  """How the attacker trains."""
+
+  steps: int
+  """Optimizer steps."""
+  batch_size: int = 64
+  """Sentences of a step."""
+  learning_rate: float = 2e-3
+  """Adam's, at its peak; linear warm-up and decay."""
+  warmup_steps: int = 50
+  """Steps of the warm-up."""
+  seed: int = 0
+  """Of the order of sentences and of the attacker's own noise."""
+  settings: loop.Settings = dataclasses.field(
+    default_factory=loop.Settings, metadata={"speed_only": True}
+  )
+  """How it saves and reports."""
+
+
+def train(
+  inverter: Inverter,
+  params: typing.Params,
+  vectors: Float[np.ndarray, "row dim"],
+  tokens: Int[np.ndarray, "row length"],
+  *,
+  treatment: Treatment | None,
+  recipe: Recipe,
+  directory: str | os.PathLike,
+  metrics_path: str | os.PathLike,
+  description: str = "inverter",
+) -> typing.Params:
+  """Trains the attacker on its own text; goes on from the newest state.
+
+  The noise is fresh in every step, so that the attacker learns the mechanism
+  and not one draw of it. Adam minimises nats per token. The same recipe with
+  `hidden` as the treatment gives the decoder to compare with.
+
+  Args:
+    inverter: the shape.
+    params: where to start, from `Inverter.init`.
+    vectors: true vectors of the attacker's sentences, by the victims' encoder.
+    tokens: these sentences, with EOS, 0 = padding. No victim's text.
+    treatment: what is done to vectors before they are sent; None for nothing.
+      Hashable, as functions and frozen dataclasses are.
+    recipe: length, batches, learning rate.
+    directory: where states are saved, for this training alone.
+    metrics_path: JSON lines of step and loss.
+    description: stands before the progress bar.
+
+  Returns:
+    Trained parameters, on the host.
+
+  Raises:
+    ValueError: if there are fewer sentences than a batch has, or not as many
+      as vectors.
+  """
+  total, size = len(tokens), recipe.batch_size
+  if not 1 <= size <= total == len(vectors):
+    raise ValueError(
+      "expected as many vectors as sentences and at least Recipe.batch_size of"
+      f" them, got {len(vectors)} and {total}, batch_size={size}"
+    )
+
+  def batch_fn(step: int) -> dict[str, Any]:
+    epoch, position = divmod(step, total // size)
+    order = np.random.default_rng([recipe.seed, epoch]).permutation(total)
+    chosen = order[position * size : (position + 1) * size]
+    return {"vectors": vectors[chosen], "tokens": tokens[chosen]}
+
+  key = jax.random.key(recipe.seed)
+  step_fn = functools.partial(
+    _step, inverter=inverter, treatment=treatment or raw, recipe=recipe
+  )
+  params = jax.tree.map(jnp.asarray, params)
+  state, _ = loop.train(
+    lambda state, batch, step: step_fn(
+      state, batch, jax.random.fold_in(key, step)
+    ),
+    (params, _optimizer(recipe).init(params)),
+    batch_fn,
+    steps=recipe.steps,
+    directory=directory,
+    metrics_path=metrics_path,
+    description=description,
+    examples_per_step=size,
+    settings=recipe.settings,
+  )
+  return jax.device_get(state)
+
+
+def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
+  schedule = optim.schedules.linear(
+    recipe.learning_rate, steps=recipe.steps, warmup_steps=recipe.warmup_steps
+  )
+  return optax.adam(schedule, b2=0.98)
+
+
+@functools.partial(jax.jit, static_argnames=("inverter", "treatment", "recipe"))
+def _step(
+  state: Any,
+  batch: typing.Batch,
+  key: Key[Array, ""],
+  *,
+  inverter: Inverter,
+  treatment: Treatment,
+  recipe: Recipe,
+) -> tuple[Any, dict[str, Array]]:
+  """Sends the vectors of a batch anew, and learns from what was sent."""
+  sent = treatment(batch["vectors"], key)
+
+  def nats_per_token(params):
+    losses = inverter.losses(params, sent, batch["tokens"])
+    return jnp.sum(losses) / jnp.sum(batch["tokens"] > 0)
+
+  params, opt_state = state
+  loss, grads = jax.value_and_grad(nats_per_token)(params)
+  updates, opt_state = _optimizer(recipe).update(grads, opt_state, params)
+  return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
+
+
+def log_likelihoods(
+  inverter: Inverter,
+  params: typing.Params,
+  sent: Float[np.ndarray, "row vector_dim"],
+  tokens: Int[np.ndarray, "row length"],
+  *,
+  batch_size: int = 256,
+) -> Float[np.ndarray, " row"]:
+  """Returns log P(sentence | vector), EOS included, in nats.
+
+  Args:
+    inverter: the shape.
+    params: from `train`.
+    sent: what was sent for each sentence.
+    tokens: the sentences, 0 = padding.
+    batch_size: sentences at once, which changes memory and speed only.
+
+  Returns:
+    float64, at most 0.
+
+  Raises:
+    ValueError: if there are not as many vectors as sentences, or a likelihood
+      is not finite.
+  """
+  sent = _checked(sent, inverter.vector_dim)
+  if len(sent) != len(tokens):
+    raise ValueError(
+      f"expected a vector for each sentence, got {len(sent)} vectors and"
+      f" {len(tokens)} sentences"
+    )
+  params = jax.device_put(params)
+  scored = [
+    -np.asarray(_losses(params, sent[rows], tokens[rows], inverter=inverter))
+    for rows in _batches(len(sent), batch_size)
+  ]
+  found = np.concatenate(scored)[: len(sent)].astype(np.float64)
+  if not np.isfinite(found).all():
+    raise ValueError(
+      "expected finite log-likelihoods, got others for"
+      f" {np.sum(~np.isfinite(found))} of {len(found)} sentences: train with a"
+      " lower Recipe.learning_rate"
+    )
+  return found
+
+
+@functools.partial(jax.jit, static_argnames=("inverter",))
+def _losses(params, sent, tokens, *, inverter: Inverter):
+  return inverter.losses(params, sent, tokens)
+
+
+def write(
+  inverter: Inverter,
+  params: typing.Params,
+  sent: Float[np.ndarray, "row vector_dim"],
+  *,
+  max_length: int,
+  beams: int = 1,
+  batch_size: int = 64,
+) -> Int[np.ndarray, "row max_length"]:
+  """Writes the sentence that the attacker takes for the likeliest.
+
+  Args:
+    inverter: the shape.
+    params: from `train`.
+    sent: what was sent.
+    max_length: tokens at most, EOS included.
+    beams: texts kept at each step; 1 is greedy.
+    batch_size: rows at once, which changes memory and speed only.
+
+  Returns:
+    Tokens, with EOS where a sentence ended and 0 after.
+
+  Raises:
+    ValueError: if the vectors have another dimension or a number is below 1.
+  """
+  sent = _checked(sent, inverter.vector_dim)
+  if min(max_length, beams, batch_size) < 1:
+    raise ValueError(
+      "expected max_length, beams and batch_size of at least 1, got"
+      f" max_length={max_length}, beams={beams}, batch_size={batch_size}"
+    )
+  params = jax.device_put(params)
+  decoder = {name: params[name] for name in _DECODER}
+  written = [
+    _beam_search.search(
+      decoder,
+      inverter.memory(params, sent[rows]),
+      config=inverter.model,
+      max_length=max_length,
+      beams=beams,
+    )
+    for rows in _batches(len(sent), batch_size)
+  ]
+  return np.concatenate([np.asarray(one) for one in written])[: len(sent)]
+
+
+def _batches(total: int, size: int) -> Iterator[Int[np.ndarray, " batch"]]:
+  """Yields rows in batches of one size; the last is filled with its first."""
+  size = min(size, total)
+  for begin in range(0, total, size):
+    rows = np.arange(begin, begin + size)
+    yield np.where(rows < total, rows, begin)
+
+
+def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
+  vectors = np.asarray(vectors, np.float32)
+  if vectors.ndim != 2 or vectors.shape[1] != dim or not len(vectors):
+    raise ValueError(
+      f"expected vectors [row, {dim}] as Inverter.vector_dim says, at least"
+      f" one, got shape {vectors.shape}"
+    )
+  return vectors

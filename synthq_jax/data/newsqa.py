@@ -1,0 +1,297 @@
+"""NewsQA: questions on CNN stories, their answers as spans of the text.
+
+The set may not be passed on. Whoever has it packs it from the questions and
+the CNN stories with Maluuba's scripts, and this reader takes what they write:
+
+- `combined-newsqa-data-v1.json`: "data" is a list of stories with "storyId",
+  "text", "type" (train, dev or test) and "questions"; of a question, "q" and
+  "consensus" count: "s" and "e" (the first character, and the one behind the
+  last), or "noAnswer" or "badQuestion".
+- `combined-newsqa-data-v1.csv`: a question a line, with "story_id",
+  "story_text", "question", "answer_char_ranges" and "validated_answers". It
+  names no consensus, which is made as the scripts make it, and no splits,
+  which their lists of stories name (`read_splits`).
+
+The packed files hold the texts, with corrections that spans rely on; so the
+folder of stories is not read. A story's name is the SHA-1 of its URL, a line
+in the lists of Hermann et al. (`read_urls`), and the URL names its genre.
+
+None of these files was at hand here. The reader follows the description and
+the code of Maluuba's scripts, and was tried on small files written after them:
+both formats, questions without a consensus, spans that end behind the text.
+Not tried: the real files, nor the URLs of all stories.
+
+References:
+  Trischler et al., "NewsQA: A Machine Comprehension Dataset", 2017,
+  arXiv:1611.09830; github.com/Maluuba/newsqa.
+  Hermann et al., "Teaching Machines to Read and Comprehend", 2015,
+  arXiv:1506.03340.
+"""
+
+import collections
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from synthq_jax.data import files
+
+__all__ = [
+  "Question",
+  "Story",
+  "genre",
+  "read",
+  "read_splits",
+  "read_urls",
+]
+
+Path = str | os.PathLike
+Span = tuple[int, int]
+
+_SPLITS = ("train", "dev", "test")
+_COLUMNS = {
+  "story_id",
+  "story_text",
+  "question",
+  "answer_char_ranges",
+  "validated_answers",
+}
+_RANGE = re.compile(r"(\d+):(\d+)")
+_LARGEST_CELL = 1 << 24
+_HOST = re.compile(r".*https?://[^/]+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+  """A question with the answer that its readers agree on.
+
+  Attributes:
+    id: "STORY-NUMBER", the number in order of the file.
+    text: what was asked.
+    start: the first character of the answer in the story.
+    end: the one behind its last.
+  """
+
+  id: str
+  text: str = dataclasses.field(repr=False)
+  start: int
+  end: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Story:
+  """A story and the questions on it that have an answer.
+
+  Attributes:
+    id: the SHA-1 of its URL.
+    text: as spans count in it.
+    split: "train", "dev" or "test".
+    questions: possibly none.
+  """
+
+  id: str
+  text: str = dataclasses.field(repr=False)
+  split: str
+  questions: tuple[Question, ...] = dataclasses.field(repr=False)
+
+
+def read(
+  path: Path, splits: Mapping[str, str] | None = None
+) -> tuple[Story, ...]:
+  """Reads a packed file, .json or .csv, plain or gzipped.
+
+  Questions without a consensus, and spans without a character, are left out.
+
+  Args:
+    path: the file; what its name ends with says the format.
+    splits: story id -> split, from `read_splits`; .csv needs it, .json has its
+      own.
+
+  Returns:
+    The stories in order of the file.
+
+  Raises:
+    ValueError: if the file has another shape, or a story no split.
+  """
+  name = files.unsuffixed(os.fspath(path), ".gz") or os.fspath(path)
+  if name.endswith(".json"):
+    return tuple(_json_stories(path))
+  if not name.endswith(".csv") or splits is None:
+    raise ValueError(
+      f"{path}: expected .json, or .csv with splits, got splits={splits}; give"
+      " a packed file, and for .csv what read_splits returns"
+    )
+  return tuple(_csv_stories(path, splits))
+
+
+def read_splits(directory: Path) -> dict[str, str]:
+  """Reads Maluuba's lists {train,dev,test}_story_ids.csv.
+
+  Args:
+    directory: with the three lists, each below the header "story_id".
+
+  Returns:
+    Story id -> split.
+
+  Raises:
+    ValueError: if a list is missing or has another header.
+  """
+  return {
+    _story_id(story): split
+    for split in _SPLITS
+    for _, (story,) in files.headed_table(
+      files.find(directory, f"{split}_story_ids.csv"), ("story_id",)
+    )
+  }
+
+
+def read_urls(paths: Iterable[Path]) -> dict[str, str]:
+  """Reads lists of URLs, one a line.
+
+  Args:
+    paths: such as wayback_training_urls.txt and its two fellows.
+
+  Returns:
+    Story id, which is the SHA-1 of the line, -> URL.
+
+  Raises:
+    ValueError: if a file is missing.
+  """
+  return {
+    hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest(): url
+    for path in paths
+    for _, url in files.lines(path)
+  }
+
+
+def genre(url: str, *, depth: int = 1) -> str:
+  """Returns the part of the paper that a CNN story's URL names.
+
+  >>> genre("http://web.archive.org/web/2011id_/http://cnn.com/2009/WORLD/"
+  ...       "europe/05/04/a.story/index.html")
+  'world'
+  >>> genre("http://www.cnn.com/2015/04/01/us/b/", depth=2)
+  'us'
+
+  Args:
+    url: of the story, also within the archive's.
+    depth: how many parts of the path, joined by "/": 2 tells "world/europe"
+      from "world/asiapcf".
+
+  Returns:
+    In lower case, or "" where the path has none. The last part, which is the
+    story itself, is none, and numbers, which are dates, are none either.
+  """
+  path = _HOST.sub("", url, count=1)
+  parts = urllib.parse.unquote(path).lower().strip("/").split("/")[:-1]
+  first = next((i for i, part in enumerate(parts) if not part.isdigit()), None)
+  if first is None:
+    return ""
+  named = []
+  for part in parts[first : first + depth]:
+    if part.isdigit() or "." in part:
+      break
+    named.append(part)
+  return "/".join(named)
+
+
+def _json_stories(path: Path) -> Iterator[Story]:
+  try:
+    stories = json.loads(_text(path))["data"]
+    for number, story in enumerate(stories, 1):
+      where = f"{path}: story {number}"
+      spans = (
+        (question["q"], _json_span(question["consensus"]))
+        for question in story["questions"]
+      )
+      yield _story(where, story["storyId"], story["text"], story["type"], spans)
+  except (KeyError, TypeError, json.JSONDecodeError) as error:
+    raise ValueError(
+      f"{path}: expected the layout of combined-newsqa-data-v1.json, got"
+      f" something else ({type(error).__name__}: {error}); pack it again"
+    ) from error
+
+
+def _json_span(consensus: Mapping[str, Any]) -> Span | None:
+  return (consensus["s"], consensus["e"]) if "s" in consensus else None
+
+
+def _csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
+  asked: dict[str, list[tuple[str, Span | None]]] = {}
+  texts: dict[str, str] = {}
+  csv.field_size_limit(_LARGEST_CELL)
+  rows = csv.DictReader(io.StringIO(_text(path), newline=""))
+  if missing := _COLUMNS - set(rows.fieldnames or ()):
+    raise ValueError(
+      f"{path}: expected the columns of combined-newsqa-data-v1.csv, got none "
+      f"named {sorted(missing)}; pack it again"
+    )
+  for row in rows:
+    story = row["story_id"]
+    texts.setdefault(story, row["story_text"].replace("\r\n", "\n"))
+    pair = (row["question"], _csv_span(row))
+    asked.setdefault(story, []).append(pair)
+  for story, pairs in asked.items():
+    split = splits.get(_story_id(story), "")
+    yield _story(f"{path}: {story}", story, texts[story], split, pairs)
+
+
+def _csv_span(row: Mapping[str, str]) -> Span | None:
+  """Returns the consensus: what validators chose, else what most readers did.
+
+  Validators were asked where readers did not agree; half of them must choose
+  the same.
+  """
+  if row["validated_answers"]:
+    votes = collections.Counter(json.loads(row["validated_answers"]))
+    answer, count = votes.most_common(1)[0]
+    answer = answer if 2 * count >= votes.total() else ""
+  else:
+    ranges = row["answer_char_ranges"].replace("|", ",").split(",")
+    answer = collections.Counter(ranges).most_common(1)[0][0]
+  match = _RANGE.fullmatch(answer)
+  return (int(match[1]), int(match[2])) if match else None
+
+
+def _story(
+  where: str,
+  name: str,
+  text: str,
+  split: str,
+  asked: Iterable[tuple[str, Span | None]],
+) -> Story:
+  """Makes a story with the questions whose span has a character in the text."""
+  if split not in _SPLITS:
+    raise ValueError(
+      f"{where}: expected a split of {_SPLITS}, got {split!r}; correct its "
+      "type, or add it to a list of story ids"
+    )
+  id_ = _story_id(name)
+  questions = tuple(
+    Question(id=f"{id_}-{number}", text=question, start=span[0], end=end)
+    for number, (question, span) in enumerate(asked)
+    if question.strip() and span and span[0] < (end := min(span[1], len(text)))
+  )
+  return Story(id=id_, text=text, split=split, questions=questions)
+
+
+def _story_id(name: str) -> str:
+  """Returns the SHA-1 in "./cnn/stories/SHA-1.story".
+
+  >>> _story_id("./cnn/stories/42d01e.story")
+  '42d01e'
+  """
+  return pathlib.PurePosixPath(name).name.removesuffix(".story")
+
+
+def _text(path: Path) -> str:
+  """Returns a text file whole, plain or gzipped, as it is."""
+  with files.opened(path) as stream:
+    return stream.read().decode("utf-8")

@@ -1,0 +1,252 @@
+"""What a client trains on in a round, as arrays of shapes that clients share.
+
+First a plan, in positions: which questions stand together in a step, with which
+sentences, and which of these may not count as a question's negatives. Then the
+slots, the same for all clients that are trained side by side. Then arrays.
+
+Most sentences are short and a few are long. Encoded as rows of the longest,
+four of five tokens would be padding. So the sentences of a step are sorted by
+length into slots of several widths; how many slots of each are needed is the
+most that any step needs.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from synthq_jax.federated import _seeds, clients
+from synthq_jax.federated import negatives as negatives_lib
+from synthq_jax.models import length_batches
+
+__all__ = ["SENTENCES", "WIDTHS", "Plan", "Slots", "arrays", "plan", "slots"]
+
+WIDTHS = (32, 64, 128)
+"""Of slots, in tokens."""
+
+Slots = tuple[tuple[int, int], ...]
+"""For widths in rising order: (width, how many columns of a step are laid into
+slots of this width or a larger one)."""
+
+SENTENCES = "sentences_"
+"""Begins the names of arrays of sentences; the width follows."""
+
+_ORDER_TAG = 0x6F726472
+_ROUNDED = 8  # slots of a width, so that few programs are compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Which questions and sentences stand together in a step.
+
+  The columns of a step are the answers of its questions, and then the negatives
+  of the first question, of the second, and so on.
+
+  Attributes:
+    questions: positions in the split's questions; -1 is padding.
+    columns: positions in the sentences; -1 is padding.
+    is_masked: whether a column may not count as a question's negative: it is
+      padding, or equal to a sentence that answers the question. Its own answer
+      is not masked.
+    lengths: tokens of each column; 0 for padding.
+  """
+
+  questions: Int[np.ndarray, "step batch"]
+  columns: Int[np.ndarray, "step column"]
+  is_masked: Bool[np.ndarray, "step batch column"]
+  lengths: Int[np.ndarray, "step column"]
+
+
+def plan(
+  tokens: clients.Tokens,
+  table: Int[np.ndarray, "epoch question n"],
+  *,
+  batch_size: int,
+  seed: int,
+  round_number: int = 0,
+  split: str = "train",
+  max_steps: int | None = None,
+) -> Plan:
+  """Lays out a client's epochs in shuffled batches.
+
+  Every epoch goes once through all questions; its last batch is filled up with
+  padding. The order depends on (seed, client, round, epoch) alone.
+
+  Args:
+    tokens: of the client.
+    table: a table of negatives for each epoch, from `negatives`.
+    batch_size: questions of a step.
+    seed: of the order.
+    round_number: of the federated training, from 0.
+    split: whose questions.
+    max_steps: where the client stops, also in the middle of an epoch.
+
+  Returns:
+    The plan.
+
+  Raises:
+    ValueError: if the table is of other questions or a number is below 1.
+  """
+  answers = tokens.answers[split]
+  if table.ndim != 3 or table.shape[1] != len(answers):
+    raise ValueError(
+      f"expected a table of negatives of {len(answers)} questions, got shape"
+      f" {table.shape}; make it with federated.negatives"
+    )
+  if batch_size < 1 or (max_steps is not None and max_steps < 1):
+    raise ValueError(
+      f"expected batch_size and max_steps >= 1, got {batch_size=}, {max_steps=}"
+    )
+  epochs, total, n = table.shape
+  per_epoch = -(-total // batch_size)
+  rows = np.full((epochs, per_epoch * batch_size), -1, np.int32)
+  for epoch in range(epochs):
+    words = [_ORDER_TAG, seed, round_number, epoch, *_seeds.words(tokens.name)]
+    rows[epoch, :total] = np.random.default_rng(words).permutation(total)
+  epoch_of = np.repeat(np.arange(epochs), per_epoch)[:max_steps]  # [step]
+  rows = rows.reshape(-1, batch_size)[:max_steps]  # [step, batch]
+  trained = np.array([of_question[0] for of_question in answers], np.int32)
+  own = np.where(rows < 0, -1, trained[rows])
+  others = np.where(rows[:, :, None] < 0, -1, table[epoch_of[:, None], rows])
+  columns = np.concatenate(
+    [own, others.reshape(len(rows), batch_size * n)], axis=1
+  )
+  lengths = length_batches.lengths(tokens.sentences)
+  return Plan(
+    questions=rows,
+    columns=columns.astype(np.int32),
+    is_masked=_is_masked(tokens, split, rows, columns),
+    lengths=np.where(columns < 0, 0, lengths[columns]).astype(np.int32),
+  )
+
+
+def _is_masked(
+  tokens: clients.Tokens, split: str, rows: np.ndarray, columns: np.ndarray
+) -> Bool[np.ndarray, "step batch column"]:
+  """Marks columns that are padding or answer a row's question."""
+  same = negatives_lib.first_equal(tokens.sentences).astype(np.int64)
+  answers = tokens.answers[split]
+  size = len(same)
+  keys = [q * size + same[a] for q, of in enumerate(answers) for a in of]
+  asked = rows.astype(np.int64)[:, :, None] * size  # padding is below 0
+  found = asked + np.where(columns < 0, 0, same[columns])[:, None, :]
+  is_masked = np.isin(found, np.array(keys, np.int64)) & (asked >= 0)
+  is_masked |= (columns < 0)[:, None, :]
+  batch = np.arange(rows.shape[1])
+  is_masked[:, batch, batch] = False
+  return is_masked
+
+
+def slots(
+  plans: Iterable[Plan],
+  sentence_length: int,
+  *,
+  widths: tuple[int, ...] = WIDTHS,
+  at_least: Slots = (),
+) -> Slots:
+  """Returns the fewest slots into which all steps of all plans fit.
+
+  Counts are rounded up to multiples of 8. Clients that are trained side by side
+  need the same slots, and a program is compiled for each: `at_least`, the slots
+  of the rounds before, lets later rounds run what is compiled.
+
+  Args:
+    plans: one or more, with the same number of columns.
+    sentence_length: columns of the sentences' tokens.
+    widths: in rising order; instead of those that are not below
+      `sentence_length` there is one of that.
+    at_least: slots of the same widths and number of columns, or none.
+
+  Returns:
+    The slots.
+
+  Raises:
+    ValueError: if there is no plan, or widths or columns differ.
+  """
+  fitting = (*(w for w in widths if w < sentence_length), sentence_length)
+  found = [_slots(one, fitting) for one in plans]
+  if not found:
+    raise ValueError("expected a plan, got none; pass one for each client")
+  found += [at_least] if at_least else []
+  heads = {(one[0][1], *(width for width, _ in one)) for one in found}
+  if len(heads) > 1:
+    raise ValueError(
+      "expected one number of columns and the same widths for all plans, got"
+      f" {sorted(heads)} (columns, widths); take the same batch size, number of"
+      " negatives and sentence length"
+    )
+  return tuple(
+    (same[0][0], max(count for _, count in same))
+    for same in zip(*found, strict=True)
+  )
+
+
+def _slots(one: Plan, widths: tuple[int, ...]) -> Slots:
+  columns = one.columns.shape[1]
+  rounded = (-(-count // _ROUNDED) * _ROUNDED for count in _counts(one, widths))
+  return tuple(
+    (width, min(count, columns))
+    for width, count in zip(widths, rounded, strict=True)
+  )
+
+
+def _counts(one: Plan, widths: tuple[int, ...]) -> list[int]:
+  """Returns how many columns of a step need each width or more, at most."""
+  longer = ((one.lengths > w).sum(axis=1) for w in widths[:-1])
+  columns = one.columns.shape[1]
+  return [columns, *(int(count.max(initial=0)) for count in longer)]
+
+
+def arrays(
+  one: Plan, tokens: clients.Tokens, slots: Slots, *, split: str = "train"
+) -> dict[str, np.ndarray]:
+  """Turns a plan into arrays, each with a leading axis of steps.
+
+  Args:
+    one: the client's plan.
+    tokens: of the same client.
+    slots: from `slots`, for this plan and maybe others.
+    split: whose questions.
+
+  Returns:
+    "questions" [step, batch, length]; "sentences_WIDTH" [step, slot, WIDTH] for
+    each width that has slots; "places" [step, column], the slot of each column,
+    counted from the widest; "is_masked" [step, batch, column]; "is_padding"
+    [step, batch].
+
+  Raises:
+    ValueError: if the plan does not fit into the slots.
+  """
+  columns = one.columns.shape[1]
+  counts = _counts(one, tuple(width for width, _ in slots))
+  there = [count for _, count in slots]
+  if columns != there[0] or any(np.greater(counts, there)):
+    raise ValueError(
+      f"expected a plan that fits into slots={slots}, got {counts} columns for"
+      " these widths; make the slots of all plans together"
+    )
+  order = np.argsort(-one.lengths, axis=1, kind="stable")  # slot -> column
+  laid = np.take_along_axis(one.columns, order, axis=1)
+  result = {
+    "questions": _rows(tokens.questions[split], one.questions),
+    "places": np.argsort(order, axis=1).astype(np.int32),
+    "is_masked": one.is_masked,
+    "is_padding": one.questions < 0,
+  }
+  start = 0
+  for width, stop in reversed(slots):
+    if stop > start:
+      name = f"{SENTENCES}{width:03d}"
+      result[name] = _rows(tokens.sentences[:, :width], laid[:, start:stop])
+    start = max(start, stop)
+  return result
+
+
+def _rows(
+  tokens: Int[np.ndarray, "row length"], positions: np.ndarray
+) -> np.ndarray:
+  """Returns the rows at positions, and rows of 0 at -1."""
+  found = tokens[positions]
+  found[positions < 0] = 0
+  return found

@@ -1,0 +1,116 @@
+"""Cohorts of fixed shape out of clients of different sizes."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from synthq_jax.federated import fedavg
+
+__all__ = ["cut", "drop", "stack"]
+
+
+def stack(
+  batches: Sequence[Mapping[str, np.ndarray]],
+  ids: Sequence[int],
+  *,
+  weights: Sequence[float] | None = None,
+  size: int | None = None,
+  steps: int | None = None,
+) -> fedavg.Cohort:
+  """Puts clients' batches side by side, with padding where one has fewer.
+
+  Rounds whose cohorts have one `size` and one number of `steps` are compiled
+  once. Clients of like size should stand next to each other where several are
+  trained side by side, since these take the steps of the longest.
+
+  >>> import numpy as np
+  >>> def client(steps):
+  ...   return {"x": np.ones((steps, 4, 2), np.float32),
+  ...           "is_padding": np.zeros((steps, 4), bool)}
+  >>> cohort = stack([client(3), client(1)], [7, 9], size=4)
+  >>> print(cohort.batches["x"].shape, cohort.is_dropped)
+  (4, 3, 4, 2) [False False  True  True]
+
+  Args:
+    batches: for each client arrays [step, batch, ...] with "is_padding", bool
+      [step, batch]; they may differ in the number of steps alone.
+    ids: of the clients, at least 0, all different.
+    weights: of the clients, for example how many examples each has; None: all
+      the same.
+    size: clients of the cohort, the rest of them padding; None: no padding.
+    steps: of every client; None: those of the longest.
+
+  Returns:
+    A cohort, on the host.
+
+  Raises:
+    ValueError: if there is no client, one stands there twice, or there are more
+      clients or steps than fit.
+  """
+  ids = [int(one) for one in ids]
+  longest = max((len(one["is_padding"]) for one in batches), default=0)
+  size = len(ids) if size is None else size
+  steps = longest if steps is None else steps
+  if not ids or len(ids) != len(batches):
+    raise ValueError(
+      "expected batches and an id for each of one or more clients, got"
+      f" {len(batches)} batches and {len(ids)} ids"
+    )
+  if len(set(ids)) < len(ids) or min(ids) < 0:
+    raise ValueError(
+      "expected different ids of clients, 0 or more, got one that is below 0 or"
+      " stands there twice: a client may take part in a round once"
+    )
+  if longest > steps or len(ids) > size:
+    raise ValueError(
+      f"expected at most size={size} clients of at most steps={steps} steps,"
+      f" got {len(ids)} clients of up to {longest} steps: raise both"
+    )
+
+  def rows(name: str) -> np.ndarray:
+    first = np.asarray(batches[0][name])
+    shape = (size, steps, *first.shape[1:])
+    stacked = np.full(shape, name == "is_padding", first.dtype)
+    for place, one in enumerate(batches):
+      stacked[place, : len(one[name])] = one[name]
+    return stacked
+
+  missing = size - len(ids)
+  if weights is not None:
+    weights = np.pad(np.asarray(weights, np.float32), (0, missing))
+  return fedavg.Cohort(
+    batches={name: rows(name) for name in batches[0]},
+    ids=np.pad(np.asarray(ids, np.int32), (0, missing), constant_values=-1),
+    is_dropped=np.arange(size) >= len(ids),
+    weights=weights,
+  )
+
+
+def cut(cohort: fedavg.Cohort, steps: jax.Array) -> fedavg.Cohort:
+  """Returns the cohort in which clients did no more than so many steps.
+
+  What a straggler did until then counts, with the weight it had; `drop` leaves
+  it out instead.
+
+  Args:
+    cohort: of any clients.
+    steps: [client] int32; a client of 0 steps sends what it was given.
+  """
+  is_padding = jnp.asarray(cohort.batches["is_padding"])
+  step = jnp.arange(is_padding.shape[1])[None, :, None]
+  is_padding |= step >= jnp.asarray(steps)[:, None, None]
+  return cohort._replace(batches={**cohort.batches, "is_padding": is_padding})
+
+
+def drop(cohort: fedavg.Cohort, is_dropped: jax.Array) -> fedavg.Cohort:
+  """Returns the cohort without some clients, in the same shape.
+
+  Args:
+    cohort: of any clients.
+    is_dropped: [client] bool: who stays away.
+  """
+  return cohort._replace(
+    is_dropped=jnp.asarray(cohort.is_dropped) | jnp.asarray(is_dropped)
+  )

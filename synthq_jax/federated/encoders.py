@@ -1,0 +1,147 @@
+"""Two towers from one public T5: one encodes questions, one sentences.
+
+Unlike `models.dual_encoder`, whose queries and documents share an encoder, the
+towers part as they are trained: a client may keep a query tower of its own
+while everybody's sentences stay comparable.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from synthq_jax import typing
+from synthq_jax.federated import _rows
+from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.retrieval import encode
+
+__all__ = ["QUERY", "SENTENCE", "Encoders"]
+
+QUERY = "query"
+"""The part of the parameters that is the tower of questions."""
+
+SENTENCE = "sentence"
+"""The part of the parameters that is the tower of sentences."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoders:
+  """How questions and sentences become unit vectors.
+
+  Parameters are a dict of two encoders, "query" and "sentence". `queries` and
+  `sentences` are for traced code and differentiation; `encode_queries` and
+  `encode_sentences` are for a whole collection on the host.
+
+  Attributes:
+    config: the shape of the T5.
+    query_pooling: one of `dual_encoder.POOLINGS`; sentences take the mean.
+  """
+
+  config: t5_config.T5Config
+  query_pooling: str = "mean"
+
+  def __post_init__(self):
+    """Refuses an unknown pooling."""
+    if self.query_pooling not in dual_encoder.POOLINGS:
+      raise ValueError(
+        f"expected query_pooling among {dual_encoder.POOLINGS}, got"
+        f" query_pooling={self.query_pooling!r}"
+      )
+
+  def init(self, params: typing.Params) -> dict[str, typing.Params]:
+    """Returns two equal towers.
+
+    Args:
+      params: those of a public T5, or of its encoder.
+
+    Returns:
+      The encoder's parameters under "query" and under "sentence", as arrays of
+      JAX, which two leaves may share until they are trained.
+
+    Raises:
+      ValueError: if a part of the encoder is missing.
+    """
+    tower = jax.tree.map(jnp.asarray, dual_encoder.encoder_params(params))
+    return {QUERY: tower, SENTENCE: tower}
+
+  def queries(
+    self, params: typing.Params, tokens: Int[Array, "query length"]
+  ) -> Float[Array, "query dim"]:
+    """Encodes questions.
+
+    Args:
+      params: from `init`.
+      tokens: tokens, 0 = padding at the end of a row.
+
+    Returns:
+      Unit vectors, float32; 0 for a row that is all padding.
+    """
+    return dual_encoder.encode(
+      params[QUERY], self.config, tokens, pooling=self.query_pooling
+    )
+
+  def sentences(
+    self, params: typing.Params, tokens: Int[Array, "sentence length"]
+  ) -> Float[Array, "sentence dim"]:
+    """Encodes sentences.
+
+    Args:
+      params: from `init`.
+      tokens: tokens, 0 = padding at the end of a row.
+
+    Returns:
+      Unit vectors, float32; 0 for a row that is all padding.
+    """
+    return dual_encoder.encode(params[SENTENCE], self.config, tokens)
+
+  def encode_queries(
+    self,
+    params: typing.Params,
+    tokens: Int[np.ndarray, "query length"],
+    *,
+    batch_size: int = 256,
+  ) -> Float[np.ndarray, "query dim"]:
+    """Encodes any number of questions, `batch_size` of them at a time.
+
+    Args:
+      params: from `init`.
+      tokens: tokens, 0 = padding at the end of a row.
+      batch_size: changes speed and memory only.
+
+    Returns:
+      What `queries` returns, on the host, up to rounding.
+    """
+    return encode.encode(
+      params[QUERY],
+      self.config,
+      tokens,
+      pooling=self.query_pooling,
+      batch_size=batch_size,
+    )
+
+  def encode_sentences(
+    self,
+    params: typing.Params,
+    tokens: Int[np.ndarray, "sentence length"],
+    *,
+    batch_size: int = 256,
+  ) -> Float[np.ndarray, "sentence dim"]:
+    """Encodes any number of sentences, `batch_size` of them at a time.
+
+    Equal ones are encoded once (of MedQuAD's sentences a quarter are repeats).
+
+    Args:
+      params: from `init`.
+      tokens: tokens, 0 = padding at the end of a row.
+      batch_size: changes speed and memory only.
+
+    Returns:
+      What `sentences` returns, on the host, up to rounding.
+    """
+    distinct, places = np.unique(_rows.first_equal(tokens), return_inverse=True)
+    vectors = encode.encode(
+      params[SENTENCE], self.config, tokens[distinct], batch_size=batch_size
+    )
+    return vectors[places]

@@ -1,0 +1,381 @@
+"""Sentences that stand for a client's collection, from a private generator.
+
+A client fine-tunes a public T5 on (prompt, sentence) records with DP, samples
+sentences for public prompts, and shares them (`shared.sentences`). A record is
+a whole unit of privacy: `one_per_unit` keeps one sentence of every passage.
+
+Nothing here knows a folder but the one for states of unfinished training, and
+nothing enters a ledger: whoever runs it does, BEFORE the first step, with the
+statement of `plan`.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from synthq_jax import optim, typing
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.federated import clients
+from synthq_jax.federated._exchange_types import (
+  COLLECTION_UNIT,
+  QUESTION_UNIT,
+  Promise,
+)
+from synthq_jax.generation import decoding, samplers
+from synthq_jax.losses import seq2seq
+from synthq_jax.models import t5, t5_checkpoints, t5_config
+from synthq_jax.privacy import accounting, sampling, statement
+from synthq_jax.training import dp_step, loop
+
+__all__ = [
+  "Generated",
+  "Plan",
+  "Settings",
+  "fine_tune",
+  "from_collection",
+  "loss_fn",
+  "one_per_unit",
+  "plan",
+  "write",
+]
+
+_MECHANISM = (
+  "gradients of a T5 that writes a sentence for a prompt, one record per"
+  " {unit}, clipped and summed over a Poisson sample, with Gaussian noise"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """Private fine-tuning of one client's generator; every value is public."""
+
+  epsilon: float
+  """Target, finite."""
+  delta: float | None = None
+  """Target; None: 1 / (2n)."""
+  batch_size: int = 64
+  """Expected records of a Poisson batch, and the public divisor."""
+  steps: int = 100
+  """Optimizer steps."""
+  clip_norm: float = 0.1
+  """L2 clip norm of a record's gradient."""
+  learning_rate: float = 1e-3
+  """Peak of Adam's."""
+  strategy: str = "bookkeeping"
+  """How gradients are clipped; changes the speed only."""
+
+
+class Plan(NamedTuple):
+  """What is known of a private training before its first step."""
+
+  sampler: sampling.Poisson
+  noise_multiplier: float
+  statement: statement.PrivacyStatement
+
+
+class Generated(NamedTuple):
+  """Sentences, and what is promised about the generator that wrote them."""
+
+  texts: tuple[str, ...]
+  promise: Promise
+
+
+def from_collection(
+  params: typing.Params,
+  config: t5_config.T5Config,
+  vocabulary: Any,
+  client: clients.Client,
+  settings: Settings,
+  *,
+  run: str,
+  count: int,
+  key: Key[Array, ""],
+  batch_seed: Sequence[int],
+  directory: str | os.PathLike,
+  prompt: str = "write_sentence: ",
+  max_length: int = 48,
+) -> Generated:
+  """Fine-tunes on one sentence of every passage of a client, and writes.
+
+  Every record has the same public prompt, so that what is written says what the
+  generator has learned and nothing else.
+
+  Formal guarantee: that of `plan`, for one passage of the client with all its
+  sentences; no question is read.
+
+  Args:
+    params: of a public T5.
+    config: its shape.
+    vocabulary: of the T5.
+    client: whose collection.
+    settings: target and length of the training.
+    run: names the run: releases of two runs must differ.
+    count: sentences to write; those that do not end or stand twice are dropped.
+    key: secret of the client, for this call alone.
+    batch_seed: secret seed of the sampling.
+    directory: private, for states of unfinished training and for metrics.
+    prompt: public.
+    max_length: tokens of a sentence, EOS included; longer ones are cut.
+
+  Returns:
+    What `shared.sentences` shares.
+  """
+  drawn = one_per_unit(client.passages, client.passage_ids, seed=0)
+  records = {
+    "inputs": vocabulary_lib.tokenize(
+      vocabulary, [prompt] * len(drawn), length=16
+    ),
+    "targets": vocabulary_lib.tokenize(
+      vocabulary, [client.sentences[i] for i in drawn], length=max_length
+    ),
+  }
+  made = plan(
+    settings,
+    num_records=len(drawn),
+    unit=COLLECTION_UNIT,
+    identifier=f"{run}/{client.name}/generator",
+  )
+  noise_key, writing_key = jax.random.split(key)
+  trained = fine_tune(
+    made, settings, params, config, records,
+    key=noise_key, batch_seed=batch_seed, directory=directory,
+  )  # fmt: skip
+  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
+  rows = write(
+    trained,
+    config,
+    np.repeat(records["inputs"][:1], count, axis=0),
+    key=writing_key,
+    max_length=max_length,
+    forbidden=(2, *range(first_extra, config.vocab_size)),
+  )
+  texts = (
+    vocabulary.decode([int(t) for t in row if t > vocabulary_lib.EOS_ID])
+    for row in rows
+  )
+  return Generated(
+    tuple(dict.fromkeys(filter(None, texts))),
+    Promise(
+      questions=statement.none(unit=QUESTION_UNIT), collection=made.statement
+    ),
+  )
+
+
+def one_per_unit(
+  units: Int[np.ndarray, " sentence"], ids: Sequence[str], *, seed: int
+) -> Int[np.ndarray, " record"]:
+  """Draws one sentence of every unit, e.g. of every passage.
+
+  Formal guarantee: a unit's sentence depends on its id and its number of
+  sentences alone, so that one record is one unit. (A draw by its number would
+  change with every unit before it that is added or removed.) Public: the seed.
+
+  Args:
+    units: for each sentence the number of its unit; those of one unit stand
+      together.
+    ids: of the units, by number.
+    seed: of the draws.
+
+  Returns:
+    Positions of sentences, by unit.
+  """
+  numbers, starts, counts = np.unique(
+    units, return_index=True, return_counts=True
+  )
+  places = [
+    np.random.default_rng([seed, *_words(ids[number])]).integers(count)
+    for number, count in zip(numbers, counts, strict=True)
+  ]
+  return starts + np.array(places, np.int64)
+
+
+def _words(text: str) -> list[int]:
+  """Returns a digest as numbers of 32 bits."""
+  digest = hashlib.sha256(text.encode()).digest()[:16]
+  return np.frombuffer(digest, "<u4").tolist()
+
+
+def plan(
+  settings: Settings, *, num_records: int, unit: str, identifier: str
+) -> Plan:
+  """Calibrates the noise, and states what the training will have earned.
+
+  Args:
+    settings: target and length.
+    num_records: n, which is treated as public.
+    unit: what one record is, e.g. "passage" or "query".
+    identifier: names this training and no other.
+
+  Returns:
+    How batches are drawn, the noise, and the claim.
+
+  Raises:
+    ValueError: if the target cannot be met with these settings.
+  """
+  sampler = sampling.Poisson.with_margin(
+    num_examples=num_records,
+    expected_batch_size=settings.batch_size,
+    multiple_of=8,
+  )
+  delta = settings.delta
+  if delta is None:
+    delta = 1 / (2 * num_records)
+  noise_multiplier = accounting.noise_multiplier(
+    epsilon=settings.epsilon,
+    delta=delta,
+    sampler=sampler,
+    steps=settings.steps,
+  )
+  earned = statement.training(
+    identifier=identifier,
+    sampler=sampler,
+    noise_multiplier=noise_multiplier,
+    l2_clip_norm=settings.clip_norm,
+    steps=settings.steps,
+    delta=delta,
+    unit=unit,
+    mechanism=_MECHANISM.format(unit=unit),
+    public=(
+      f"The number of records, one for each {unit}.",
+      "The settings: model, vocabulary, prompts of the generation, learning"
+      " rate, clip norm, batch sizes, number of steps and noise.",
+    ),
+    assumptions=(
+      f"One record is one {unit}, drawn and clipped as one.",
+      *statement.ASSUMPTIONS[1:3],
+      "The settings were chosen without looking at the client's texts.",
+      statement.ASSUMPTIONS[-1],
+    ),
+    not_protected=("What many records have in common.",),
+  )
+  return Plan(sampler, noise_multiplier, earned)
+
+
+def fine_tune(
+  made: Plan,
+  settings: Settings,
+  params: typing.Params,
+  config: t5_config.T5Config,
+  records: Mapping[str, Int[np.ndarray, "record length"]],
+  *,
+  key: Key[Array, ""],
+  batch_seed: Sequence[int],
+  directory: str | os.PathLike,
+  loop_settings: loop.Settings | None = None,
+) -> typing.Params:
+  """Fine-tunes a public T5 on a client's records.
+
+  Formal guarantee: that of `made.statement`, for one record, if `params` are
+  public and `key` and `batch_seed` secret. States and metrics in `directory`
+  are private.
+
+  Args:
+    made: from `plan`, for as many records.
+    settings: those of the plan.
+    params: of the public T5.
+    config: its shape.
+    records: "inputs" and "targets", 0 = padding at the end of a row.
+    key: secret, of the noise and nothing else.
+    batch_seed: secret, of the sampling.
+    directory: for states of unfinished training and for metrics.
+    loop_settings: saving and reporting.
+
+  Returns:
+    The parameters of the generator, which may be published.
+
+  Raises:
+    ValueError: if the plan is for another number of records.
+  """
+  count = len(records["targets"])
+  if count != made.sampler.num_examples:
+    raise ValueError(
+      f"expected as many records as the plan has, {made.sampler.num_examples},"
+      f" got {count}: plan again"
+    )
+  clipped = optim.clipped_grad(
+    functools.partial(loss_fn, config=config),
+    l2_clip_norm=settings.clip_norm,
+    strategy=settings.strategy,
+  )
+  trained = dp_step.train(
+    clipped,
+    t5_checkpoints.flatten(params),
+    dict(records),
+    sampler=made.sampler,
+    noise_multiplier=made.noise_multiplier,
+    steps=settings.steps,
+    optimizer="dp_adam",
+    learning_rate=settings.learning_rate,
+    batch_seed=batch_seed,
+    noise_key=key,
+    directory=os.path.join(directory, "state"),
+    metrics_path=os.path.join(directory, "metrics.jsonl"),
+    description="generator of sentences",
+    settings=loop_settings or loop.Settings(progress=False),
+  )
+  return t5_checkpoints.unflatten(trained)
+
+
+def loss_fn(
+  params: Mapping[str, Any],
+  batch: Mapping[str, Array],
+  *,
+  config: t5_config.T5Config,
+) -> Float[Array, " record"]:
+  """Returns each record's mean cross-entropy per target token, in nats."""
+  logits = t5.Transformer(config).apply(
+    {"params": t5_checkpoints.unflatten(params)},
+    batch["inputs"],
+    t5.shift_right(batch["targets"]),
+  )
+  return seq2seq.cross_entropy(logits, batch["targets"])
+
+
+def write(
+  params: typing.Params,
+  config: t5_config.T5Config,
+  prompts: Int[np.ndarray, "prompt length"],
+  *,
+  key: Key[Array, ""],
+  sampler: samplers.Sampler = decoding.Nucleus(p=0.9),  # noqa: B008
+  max_length: int = 48,
+  forbidden: Sequence[int] = (),
+) -> Int[np.ndarray, "sentence length"]:
+  """Samples a sentence for each public prompt.
+
+  Formal guarantee: post-processing, if prompts and their number were chosen
+  without a look at the client's texts.
+
+  Args:
+    params: of the generator.
+    config: its shape.
+    prompts: public, 0 = padding at the end of a row; equal ones get different
+      sentences.
+    key: for this and nothing else.
+    sampler: how tokens are drawn.
+    max_length: tokens of a sentence, EOS included.
+    forbidden: tokens that no sentence may hold, such as sentinels.
+
+  Returns:
+    Tokens, those that end before `max_length` and are not empty, each once.
+  """
+  written = decoding.generate(
+    params,
+    config,
+    prompts,
+    ids=[str(number) for number in range(len(prompts))],
+    key=key,
+    sampler=sampler,
+    max_length=max_length,
+    forbidden=forbidden,
+  ).reshape(-1, max_length)
+  ended = np.any(written == decoding.EOS, axis=1)
+  is_kept = ended & (written[:, 0] != decoding.EOS)
+  return np.unique(written[is_kept], axis=0)

@@ -1,0 +1,90 @@
+"""What a client does in a round: some steps on its own data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from synthq_jax import typing
+
+__all__ = ["Batches", "ClientUpdate", "local_training"]
+
+Batches = Mapping[str, jax.Array]
+"""Arrays [step, batch, ...]; "is_padding", bool [step, batch], is one of them.
+
+Rows of padding count nothing, and steps that hold nothing else are no steps:
+so clients with little data, and those that were interrupted, have the same
+shapes as others.
+"""
+
+
+class ClientUpdate(Protocol):
+  """What a client does; depends on its arguments alone."""
+
+  def __call__(
+    self, params: typing.Params, batches: Batches, key: jax.Array
+  ) -> typing.Params:
+    """Returns the parameters after local training."""
+
+
+def local_training(
+  loss_fn: Callable[..., jax.Array],
+  optimizer: optax.GradientTransformation,
+  *,
+  epochs: int = 1,
+) -> ClientUpdate:
+  """Builds local training: steps of an optimizer that starts afresh.
+
+  Each step takes the mean loss over a batch's rows that are no padding. A step
+  that is all padding changes nothing, the state of the optimizer included, and
+  padding behind the last real step takes no time (for clients that are trained
+  side by side, behind the last one's). Step i, over all epochs, gets
+  fold_in(key, i).
+
+  Args:
+    loss_fn: from (params, batch, key) to losses [batch]. `batch` has an
+      "is_padding", for losses whose examples see each other; the losses of
+      padding are not read, but have to be finite, with finite gradients.
+    optimizer: of one client; its state does not survive the round.
+    epochs: how often the batches are gone through, in the same order.
+
+  Returns:
+    From (params, batches, key) to parameters.
+
+  Raises:
+    ValueError: if `epochs` is below 1.
+  """
+  if epochs < 1:
+    raise ValueError(f"expected epochs of 1 or more, got {epochs=}")
+
+  def mean_loss(params: typing.Params, batch: Any, key: jax.Array) -> jax.Array:
+    is_real = ~batch["is_padding"]
+    losses = jnp.where(is_real, loss_fn(params, batch, key), 0.0)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(is_real), 1)
+
+  def update(
+    params: typing.Params, batches: Batches, key: jax.Array
+  ) -> typing.Params:
+    batches = jax.tree.map(jnp.asarray, dict(batches))
+    is_empty = jnp.all(batches["is_padding"], axis=1)  # [step]
+    number = jnp.arange(1, len(is_empty) + 1)
+    steps = jnp.max(jnp.where(is_empty, 0, number), initial=0)
+
+    def step(i: jax.Array, carry: Any) -> Any:
+      place = i % jnp.maximum(steps, 1)
+      batch = jax.tree.map(lambda x: x[place], batches)
+
+      def train(carry: Any) -> Any:
+        params, state = carry
+        grads = jax.grad(mean_loss)(params, batch, jax.random.fold_in(key, i))
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+      return jax.lax.cond(is_empty[place], lambda carry: carry, train, carry)
+
+    start = (params, optimizer.init(params))
+    return jax.lax.fori_loop(0, epochs * steps, step, start)[0]
+
+  return update

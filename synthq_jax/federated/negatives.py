@@ -1,0 +1,285 @@
+"""Sentences that do not answer: at random, by BM25, by the current encoders.
+
+A table of negatives is int32 [epoch, question, n]: positions in the client's
+sentences, -1 where a question has no further one. Equal sentences count as
+one: the first of them stands for all, and none is drawn where one answers.
+
+What is drawn for a question depends on (seed, client, round), on that question
+and on the collection, never on the other questions: each has a generator of its
+own. `silo` needs that for its guarantee; here it means that one question more
+does not change what the others learn from.
+
+References:
+  Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for
+  Dense Text Retrieval", ICLR 2021.
+  Zhan et al., "Optimizing Dense Retrieval Model Training with Hard Negatives",
+  SIGIR 2021 (static hard negatives, STAR).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from synthq_jax import typing
+from synthq_jax.federated import _seeds, clients
+from synthq_jax.federated import encoders as encoders_lib
+from synthq_jax.federated._rows import first_equal
+from synthq_jax.retrieval import bm25, index
+
+__all__ = [
+  "bm25_negatives",
+  "draw",
+  "first_equal",
+  "generators",
+  "hardest",
+  "mine",
+  "random_negatives",
+]
+
+_TAG = 0x6E656761  # keeps other uses of the same seed apart
+
+
+def random_negatives(
+  tokens: clients.Tokens,
+  *,
+  n: int,
+  seed: int,
+  round_number: int = 0,
+  split: str = "train",
+  epochs: int = 1,
+) -> Int[np.ndarray, "epoch question n"]:
+  """Draws negatives uniformly from the sentences that are no answers.
+
+  Args:
+    tokens: of the client.
+    n: negatives of a question, drawn without replacement.
+    seed: with the client's name and the round, of the draws.
+    round_number: of the federated training, from 0.
+    split: whose questions.
+    epochs: tables, drawn one after the other.
+
+  Returns:
+    The tables.
+
+  Raises:
+    ValueError: if `n` or `epochs` is out of range.
+  """
+  _check(n, epochs)
+  same = first_equal(tokens.sentences)
+  candidates = np.unique(same)
+  excluded = _excluded(same, tokens.answers[split])
+  found = np.full((epochs, len(excluded), n), -1, np.int32)
+  streams = generators(tokens, seed, round_number, split)
+  for row, (generator, answers) in enumerate(
+    zip(streams, excluded, strict=True)
+  ):
+    size = min(n + len(answers), len(candidates))
+    for epoch in range(epochs):
+      drawn = candidates[generator.choice(len(candidates), size, replace=False)]
+      drawn = drawn[~np.isin(drawn, answers)][:n]
+      found[epoch, row, : len(drawn)] = drawn
+  return found
+
+
+def bm25_negatives(
+  client: clients.Client,
+  *,
+  n: int,
+  split: str = "train",
+  epochs: int = 1,
+  config: bm25.BM25 | None = None,
+) -> Int[np.ndarray, "epoch question n"]:
+  """Takes the best sentences of BM25 that are no answers.
+
+  Args:
+    client: with its texts, which are searched.
+    n: negatives of a question; fewer where fewer share a word with it.
+    split: whose questions.
+    epochs: tables, all the same.
+    config: how words are read and weighed.
+
+  Returns:
+    The tables, in each row the best first.
+
+  Raises:
+    ValueError: if `n` or `epochs` is out of range, or no sentence has a word.
+  """
+  _check(n, epochs)
+  questions = client.splits[split]
+  positions: dict[str, int] = {}
+  same = np.array(
+    [positions.setdefault(x, at) for at, x in enumerate(client.sentences)]
+  )
+  excluded = _excluded(same, questions.answers)
+  searched = (config or bm25.BM25()).build(
+    [str(at) for at in positions.values()], list(positions)
+  )
+  found = np.full((len(excluded), n), -1, np.int32)
+  k = n + max(map(len, excluded), default=0)
+  _, rows = searched.search(questions.texts, k)
+  for row, (ids, answers) in enumerate(zip(rows, excluded, strict=True)):
+    best = np.array([int(x) for x in ids], np.int32)
+    best = best[~np.isin(best, answers)][:n]
+    found[row, : len(best)] = best
+  return np.repeat(found[None], epochs, axis=0)
+
+
+def mine(
+  encoders: encoders_lib.Encoders,
+  params: typing.Params,
+  tokens: clients.Tokens,
+  *,
+  n: int,
+  k: int,
+  seed: int,
+  round_number: int = 0,
+  split: str = "train",
+  epochs: int = 1,
+  sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
+) -> Int[np.ndarray, "epoch question n"]:
+  """Draws static hard negatives: n of the k best of the current encoders.
+
+  Static: they stay as they are until the next call, while the encoders move. A
+  few sentences (hubs) are near to very many questions, and would be everybody's
+  negative if the best n were taken; drawn uniformly from the best k, with k
+  much larger than n, they are drawn as often as any other of the k.
+
+  Args:
+    encoders: how texts become vectors.
+    params: the two towers.
+    tokens: of the client.
+    n: negatives of a question.
+    k: how many of the best that are no answers they are drawn from, >= n.
+    seed: with the client's name and the round, of the draws.
+    round_number: of the federated training, from 0.
+    split: whose questions.
+    epochs: tables, drawn one after the other from the same k.
+    sentence_vectors: where the caller has encoded the sentences already.
+
+  Returns:
+    The tables.
+
+  Raises:
+    ValueError: if `n`, `k` or `epochs` is out of range.
+  """
+  _check(n, epochs)
+  if k < n:
+    raise ValueError(f"expected k of at least n={n} negatives, got {k=}")
+  if sentence_vectors is None:
+    sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
+  pool = hardest(
+    encoders.encode_queries(params, tokens.questions[split]),
+    sentence_vectors,
+    k=k,
+    answers=tokens.answers[split],
+    same=first_equal(tokens.sentences),
+  )
+  streams = generators(tokens, seed, round_number, split)
+  return draw(pool, streams, n=n, epochs=epochs)
+
+
+def hardest(
+  query_vectors: Float[np.ndarray, "question dim"],
+  sentence_vectors: Float[np.ndarray, "sentence dim"],
+  *,
+  k: int,
+  answers: Sequence[Sequence[int]],
+  same: Int[np.ndarray, " sentence"],
+) -> Int[np.ndarray, "question k"]:
+  """Finds the sentences nearest to each question that are no answers.
+
+  Args:
+    query_vectors: of the questions.
+    sentence_vectors: of the sentences.
+    k: how many.
+    answers: positions of the sentences that answer each question.
+    same: from `first_equal`.
+
+  Returns:
+    Positions, best first, equal scores in the order of the sentences; -1 where
+    there are fewer than k.
+  """
+  candidates = np.unique(same)
+  excluded = _excluded(same, answers)
+  pool = np.full((len(excluded), k), -1, np.int32)
+  if not len(excluded):
+    return pool
+  searched = index.exact(np.asarray(sentence_vectors)[candidates])
+  # Searched together are questions with equally many answers, so that one
+  # question's long list does not widen the search of all.
+  counts = np.array([len(x) for x in excluded])
+  for count in np.unique(counts):
+    rows = np.flatnonzero(counts == count)
+    _, places = searched.search(query_vectors[rows], k + int(count))
+    found = candidates[places]
+    if count:
+      own = np.array([excluded[row] for row in rows])
+      is_answer = (found[:, :, None] == own[:, None, :]).any(axis=2)
+      order = np.argsort(is_answer, axis=1, kind="stable")
+      found = np.where(is_answer, -1, found)
+      found = np.take_along_axis(found, order, axis=1)
+    found = found[:, :k]
+    pool[rows, : found.shape[1]] = found
+  return pool
+
+
+def draw(
+  pool: Int[np.ndarray, "question k"],
+  streams: Iterator[np.random.Generator],
+  *,
+  n: int,
+  epochs: int = 1,
+) -> Int[np.ndarray, "epoch question n"]:
+  """Draws n of each row, uniformly and without replacement.
+
+  Args:
+    pool: candidates; -1 at the end of a row stands for none.
+    streams: a generator for each row.
+    n: how many; -1 where a row has fewer.
+    epochs: tables, drawn one after the other.
+
+  Returns:
+    The tables.
+  """
+  found = np.full((epochs, len(pool), n), -1, np.int32)
+  sizes = (pool >= 0).sum(axis=1)
+  for row, (generator, size) in enumerate(zip(streams, sizes, strict=True)):
+    for epoch in range(epochs):
+      chosen = generator.choice(size, min(n, size), replace=False)
+      found[epoch, row, : len(chosen)] = pool[row, chosen]
+  return found
+
+
+def generators(
+  tokens: clients.Tokens, seed: int, round_number: int, split: str
+) -> Iterator[np.random.Generator]:
+  """Yields a generator for each question.
+
+  Args:
+    tokens: of the client.
+    seed: at least 0.
+    round_number: at least 0.
+    split: whose questions.
+
+  Yields:
+    Generators that depend on the arguments, the client's name and the
+    question's own tokens alone.
+  """
+  words = [_TAG, seed, round_number, *_seeds.words(tokens.name)]
+  for question in tokens.questions[split]:
+    yield np.random.default_rng([*words, *_seeds.words(question.tobytes())])
+
+
+def _excluded(
+  same: np.ndarray, answers: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+  """Returns what stands for the answers of each question."""
+  return [np.unique(same[list(of_question)]) for of_question in answers]
+
+
+def _check(n: int, epochs: int) -> None:
+  if n < 0 or epochs < 1:
+    raise ValueError(
+      f"expected n >= 0 negatives and epochs >= 1, got {n=}, {epochs=}"
+    )

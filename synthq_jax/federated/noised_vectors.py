@@ -1,0 +1,316 @@
+"""Vectors that may leave a client: clipped, with Gaussian noise, accounted for.
+
+Two releases of a set of unit vectors. `rows` sends every vector by itself: what
+each says must drown in noise for a small epsilon, as nothing is added up.
+`cells` adds vectors up in cells around public centres first: noise that hides
+one of them leaves the direction of a hundred.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from synthq_jax import optim
+from synthq_jax.privacy import sampling, statement
+
+__all__ = [
+  "L2_SENSITIVITY",
+  "LEAST_NOISE",
+  "Rows",
+  "cells",
+  "centres",
+  "nearest",
+  "promise",
+  "rows",
+  "unit",
+]
+
+L2_SENSITIVITY = 1.0
+"""Of both releases, when one unit is added or removed."""
+
+LEAST_NOISE = 0.05
+"""Below this noise multiplier nothing is claimed: one release would have an
+epsilon of 270, which protects nobody and takes the accountant minutes."""
+
+
+class Rows(NamedTuple):
+  """Noised vectors, and the secret of who is where."""
+
+  vectors: Float[np.ndarray, "row dim"]
+  places: Int[np.ndarray, " vector"]
+  """The row of each vector; it stays with the client."""
+
+
+def rows(
+  vectors: Float[np.ndarray, "vector dim"],
+  *,
+  capacity: int,
+  noise_multiplier: float,
+  key: Key[Array, ""],
+) -> Rows:
+  """Sends each vector in a row of its own, among rows that hold noise alone.
+
+  Formal guarantee:
+    Unit: one vector, where it depends on one record alone. Neighbours: sets of
+    at most `capacity` vectors that differ by one (ADD_OR_REMOVE_ONE). One call
+    is one Gaussian mechanism of sensitivity 1: with the secret order fixed, a
+    vector of norm at most 1 stands in place of a row of zeros, and all other
+    rows stay where they are; the order has the same law for both sets, and a
+    mixture with equal weights is no easier to tell apart than its parts. With
+    REPLACE_ONE the row moves by up to 2, which the accountant allows for by
+    itself. Public: `capacity` (a bound, NOT the number of vectors), dim, noise.
+    Assumed: `key` is secret and drives no other release.
+
+  Args:
+    vectors: of any length; those above 1 are shortened to 1.
+    capacity: how many rows are sent, at least the number of vectors.
+    noise_multiplier: standard deviation of the noise, >= 0; 0 protects nobody.
+    key: secret, for this release alone.
+
+  Returns:
+    float32 [capacity, dim] with noise in every row, and the places.
+
+  Raises:
+    ValueError: if there are more vectors than rows, or a vector is not finite.
+  """
+  vectors = _clipped(vectors)
+  if len(vectors) > capacity:
+    raise ValueError(
+      f"expected at most capacity={capacity} vectors, got more: raise the"
+      " public bound before anything is sent"
+    )
+  order_key, noise_key = jax.random.split(key)
+  order = np.asarray(jax.random.permutation(order_key, capacity))
+  places = order[: len(vectors)]
+  table = np.zeros((capacity, vectors.shape[1]), np.float32)
+  table[places] = vectors
+  return Rows(_noised(table, noise_multiplier, noise_key), places)
+
+
+def cells(
+  vectors: Float[np.ndarray, "vector dim"],
+  units: Int[np.ndarray, " vector"],
+  centres: Float[np.ndarray, "cell dim"],
+  *,
+  noise_multiplier: float,
+  key: Key[Array, ""],
+) -> Float[np.ndarray, "cell dim"]:
+  """Adds vectors up, each in the cell of its nearest centre, and adds noise.
+
+  Formal guarantee:
+    Unit: all vectors with one number in `units`, where they depend on one
+    record alone. Neighbours: sets that differ by one unit (ADD_OR_REMOVE_ONE).
+    One call is one Gaussian mechanism of sensitivity 1: a unit adds a matrix
+    [cell, dim] that depends on nothing else and is scaled down to Frobenius
+    norm 1 where it is longer. Numbers of vectors are not released; sums of
+    empty cells are noise. Public: centres and noise. Assumed: `key` is secret
+    and drives no other release.
+
+  Args:
+    vectors: of any length; those above 1 are shortened to 1 first.
+    units: for each vector a number; equal ones are protected together.
+    centres: chosen without a look at the vectors.
+    noise_multiplier: standard deviation of the noise, >= 0; 0 protects nobody.
+    key: secret, for this release alone.
+
+  Returns:
+    float32, a noised sum for each centre.
+
+  Raises:
+    ValueError: if a vector is not finite.
+  """
+  vectors = _clipped(vectors)
+  shape = centres.shape
+  pairs = np.stack([np.asarray(units), nearest(vectors, centres)], axis=1)
+  pairs, members = np.unique(pairs, axis=0, return_inverse=True)
+  parts = np.zeros((len(pairs), shape[1]))  # of one unit in one cell
+  np.add.at(parts, members.reshape(-1), vectors.astype(np.float64))
+  names, owners = np.unique(pairs[:, 0], return_inverse=True)
+  squares = np.zeros(len(names))
+  np.add.at(squares, owners, np.sum(parts**2, axis=1))
+  scale = 1 / np.maximum(1, np.sqrt(squares))
+  total = np.zeros(shape)
+  np.add.at(total, pairs[:, 1], parts * scale[owners][:, None])
+  return _noised(total.astype(np.float32), noise_multiplier, key)
+
+
+def centres(
+  vectors: Float[np.ndarray, "vector dim"],
+  count: int,
+  *,
+  seed: int,
+  iterations: int = 10,
+) -> Float[np.ndarray, "cell dim"]:
+  """Chooses centres of cells by k-means on the sphere.
+
+  Formal guarantee: none is needed if the vectors are PUBLIC, as they have to
+  be: centres of private vectors are private.
+
+  Args:
+    vectors: of public texts, unit vectors.
+    count: how many centres, at most as many as vectors.
+    seed: of the vectors to begin with; public.
+    iterations: of Lloyd's algorithm.
+
+  Returns:
+    Unit vectors, float32. A centre that nothing is near to stays where it is.
+
+  Raises:
+    ValueError: if there are fewer vectors than centres.
+  """
+  if not 1 <= count <= len(vectors):
+    raise ValueError(
+      f"expected count of at least 1 and at most {len(vectors)}, the number of"
+      f" public vectors, got {count=}: give more public text"
+    )
+  rng = np.random.default_rng(seed)
+  found = unit(vectors[np.sort(rng.permutation(len(vectors))[:count])])
+  for _ in range(iterations):
+    total = np.zeros(found.shape)
+    np.add.at(total, nearest(vectors, found), vectors.astype(np.float64))
+    moved = np.any(total != 0, axis=1)
+    found = np.where(moved[:, None], unit(total), found)
+  return found
+
+
+def nearest(
+  vectors: Float[np.ndarray, "vector dim"],
+  centres: Float[np.ndarray, "cell dim"],
+) -> Int[np.ndarray, " vector"]:
+  """Returns the centre with the largest inner product for each vector.
+
+  >>> nearest(np.array([[0.0, 1.0]]), np.eye(2)).tolist()
+  [1]
+
+  Args:
+    vectors: finite.
+    centres: at least one.
+  """
+  step = max(1, (1 << 24) // max(1, len(centres)))  # 64 MiB of products
+  found = [
+    np.argmax(vectors[first : first + step] @ centres.T, axis=1)
+    for first in range(0, len(vectors), step)
+  ]
+  return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def unit(vectors: Float[np.ndarray, "row dim"]) -> np.ndarray:
+  """Returns rows of length 1, float32; rows of zeros stay.
+
+  >>> unit(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
+  [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+
+  Args:
+    vectors: finite.
+  """
+  norms = np.linalg.norm(np.asarray(vectors, np.float64), axis=1)
+  norms = np.where(norms > 0, norms, 1)
+  return (vectors / norms[:, None]).astype(np.float32)
+
+
+def promise(
+  *,
+  identifier: str,
+  unit: str,
+  mechanism: str,
+  capacity: int,
+  noise_multiplier: float,
+  delta: float | None,
+  relation: str,
+  encoder: statement.PrivacyStatement,
+  releases: int = 1,
+) -> statement.PrivacyStatement:
+  """States what releases by `rows` or `cells` have earned.
+
+  Formal guarantee:
+    That of one Gaussian mechanism a release, composed with `encoder`. This is
+    the point that is easily lost: a vector depends on one record alone only if
+    the encoder is public. One that was trained on the client's records moves
+    every vector when one record changes; then the noise here promises nothing,
+    and only an encoder whose own release was private adds up to a claim. With
+    the statement of an encoder trained without privacy, the result has no claim.
+
+  Args:
+    identifier: names the release and no other: run, client and round.
+    unit: what one record is, e.g. "query".
+    mechanism: what was clipped and noised, in words.
+    capacity: a public bound of the number of units.
+    noise_multiplier: of the noise, >= 0.
+    delta: of the claim; None: 1 / (2 capacity).
+    relation: "ADD_OR_REMOVE_ONE" or "REPLACE_ONE".
+    encoder: what is promised about the encoder of the vectors.
+    releases: how many, with independent noise.
+
+  Returns:
+    The statement, with the encoder's releases in its ledger; one that claims
+    nothing where the noise is below `LEAST_NOISE`.
+  """
+  if noise_multiplier < LEAST_NOISE:
+    return statement.non_private(
+      f"Noise of standard deviation {noise_multiplier:g} hides no vector of"
+      f" length 1 ({identifier}).",
+      unit=unit,
+      relation=relation,
+    )
+  # Every unit is in: a Poisson sample of probability 1 that is never cut.
+  sampler = sampling.Poisson(
+    num_examples=capacity,
+    expected_batch_size=capacity,
+    max_batch_size=capacity + 1,
+  )
+  own = statement.training(
+    identifier=identifier,
+    sampler=sampler,
+    noise_multiplier=noise_multiplier,
+    l2_clip_norm=L2_SENSITIVITY,
+    l2_sensitivity=L2_SENSITIVITY,
+    steps=releases,
+    delta=1 / (2 * capacity) if delta is None else delta,
+    relation=relation,
+    unit=unit,
+    mechanism=mechanism,
+    public=(
+      "The settings: dim, clip norm, noise, number of rows or cells.",
+      f"That the client holds at most {capacity} of the units: a bound, not"
+      " their number.",
+    ),
+    assumptions=(
+      f"One record is one {unit} of this client; who stands behind several, here"
+      " or at other clients, is protected less.",
+      "The encoder reads no private record but through the releases listed"
+      " here.",
+      "The key of the noise stays secret and is used for one release only.",
+      "Pseudo-random numbers stand for random ones and floating point numbers"
+      " for real ones: attacks on the low bits of the noise are not covered.",
+    ),
+    not_protected=("What many records have in common.",),
+  )
+  return statement.compose([own, encoder])
+
+
+def _clipped(vectors: Any) -> np.ndarray:
+  """Shortens rows to norm 1, in float32."""
+  vectors = np.asarray(vectors, np.float32)
+  if vectors.ndim != 2 or not np.isfinite(vectors).all():
+    raise ValueError(
+      "expected finite vectors of two axes, got others: look at the encoder"
+    )
+  norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+  return (vectors / np.maximum(1, norms)[:, None]).astype(np.float32)
+
+
+def _noised(
+  table: np.ndarray, noise_multiplier: float, key: Key[Array, ""]
+) -> np.ndarray:
+  """Adds noise of standard deviation noise_multiplier x L2_SENSITIVITY."""
+  transform = optim.privatize(
+    l2_sensitivity=L2_SENSITIVITY,
+    noise_multiplier=noise_multiplier,
+    denominator=1.0,
+    key=key,
+  )
+  noised, _ = transform.update(jnp.asarray(table), transform.init(None))
+  return np.asarray(noised)

@@ -1,0 +1,219 @@
+"""Which client gets which passage, where the collection does not say.
+
+Each function sets the clients of passages and takes those of questions away,
+so that `federation.build` gives each question to the client that holds the
+first passage that answers it. A collection that names its clients (MedQuAD's
+sites, the packages of the demo set) needs none of them.
+
+References:
+  Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution
+  for Federated Visual Classification", 2019, arXiv:1909.06335 (the draw of
+  labels by client).
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from synthq_jax.data import newsqa
+from synthq_jax.federated import passages as passages_lib
+
+__all__ = ["by_genre", "by_label", "dirichlet", "iid", "labels_of_questions"]
+
+REST = "other"
+"""The client of genres that are small or unknown."""
+
+
+def by_label(
+  judged: passages_lib.JudgedPassages, labels: Mapping[str, str]
+) -> passages_lib.JudgedPassages:
+  """Makes a client of each label.
+
+  Args:
+    judged: passages and questions; their clients are replaced.
+    labels: passage id -> label. A passage without one, or with "", is nobody's,
+      and goes to whoever asks a question that it answers.
+
+  Returns:
+    The same with other clients.
+  """
+  return passages_lib.JudgedPassages(
+    passages=tuple(
+      dataclasses.replace(passage, client=labels.get(passage.id, ""))
+      for passage in judged.passages
+    ),
+    questions=tuple(
+      dataclasses.replace(question, client="") for question in judged.questions
+    ),
+  )
+
+
+def by_genre(
+  judged: passages_lib.JudgedPassages,
+  urls: Mapping[str, str],
+  genre: Callable[[str], str] = newsqa.genre,
+  *,
+  min_passages: int = 1,
+) -> passages_lib.JudgedPassages:
+  """Makes a client of each genre that the passages' URLs or paths name.
+
+  Args:
+    judged: passages and questions; their clients are replaced.
+    urls: passage id -> URL or path.
+    genre: URL -> genre, "" for none.
+    min_passages: genres with fewer become one client, "other", with the
+      passages that have no genre or URL.
+
+  Returns:
+    The same with other clients.
+  """
+  found = {p.id: genre(urls.get(p.id, "")) for p in judged.passages}
+  sizes = collections.Counter(found.values())
+  return by_label(
+    judged,
+    {
+      name: label if label and sizes[label] >= min_passages else REST
+      for name, label in found.items()
+    },
+  )
+
+
+def labels_of_questions(
+  judged: passages_lib.JudgedPassages,
+  label: Callable[[passages_lib.Question], str],
+) -> dict[str, str]:
+  """Labels passages by the questions they answer.
+
+  Args:
+    judged: passages and questions.
+    label: question -> label, such as its kind or its first word.
+
+  Returns:
+    Passage id -> label of the first question that it answers; those that answer
+    none are not there.
+  """
+  labels: dict[str, str] = {}
+  for question in judged.questions:
+    for passage in question.answers:
+      if passage not in labels:
+        labels[passage] = label(question)
+  return labels
+
+
+def dirichlet(
+  judged: passages_lib.JudgedPassages,
+  labels: Mapping[str, str],
+  *,
+  num_clients: int,
+  alpha: float,
+  seed: int,
+) -> passages_lib.JudgedPassages:
+  """Deals passages to clients that prefer different labels.
+
+  Each client draws its shares of the labels from a Dirichlet distribution with
+  concentration alpha times the labels' frequencies, and then its passages, each
+  of them once in all. All clients get equally many passages, to one, and so of
+  those that have a label: the others are dealt at random. A label that runs out
+  is drawn no more, so that the last clients follow their shares less closely
+  than the first. Numbers of questions differ more than those of passages: many
+  a client has none where clients are many.
+
+  Args:
+    judged: passages and questions; their clients are replaced.
+    labels: passage id -> label, for some passages or all.
+    num_clients: how many, at most one for each passage.
+    alpha: above 0; small for clients of almost one label, infinite for clients
+      that are drawn without regard to labels (`iid`).
+    seed: of NumPy's generator.
+
+  Returns:
+    The same with clients "client_0" to "client_9", or with more digits.
+
+  Raises:
+    ValueError: if a number is out of range.
+  """
+  if not alpha > 0 or not 1 <= num_clients <= len(judged.passages):
+    raise ValueError(
+      f"expected alpha > 0 and 1 to {len(judged.passages)} clients, one for "
+      f"each passage, got alpha={alpha}, num_clients={num_clients}"
+    )
+  rng = np.random.default_rng(seed)
+  ids = [judged.passages[i].id for i in rng.permutation(len(judged.passages))]
+  labelled = [id_ for id_ in ids if id_ in labels and math.isfinite(alpha)]
+  others = [id_ for id_ in ids if id_ not in labels or math.isinf(alpha)]
+  sizes = [len(part) for part in np.array_split(labelled, num_clients)]
+  dealt = _deal(labelled, labels, sizes, alpha, rng)
+  # The larger parts of the others go last, as those of the labelled come first.
+  rest = np.array_split(others[::-1], num_clients)[::-1]
+  width = len(str(num_clients - 1))
+  return by_label(
+    judged,
+    {
+      str(id_): f"client_{client:0{width}d}"
+      for client, parts in enumerate(zip(dealt, rest, strict=True))
+      for part in parts
+      for id_ in part
+    },
+  )
+
+
+def iid(
+  judged: passages_lib.JudgedPassages, *, num_clients: int, seed: int
+) -> passages_lib.JudgedPassages:
+  """Deals passages to clients at random, equally many to each.
+
+  Args:
+    judged: passages and questions; their clients are replaced.
+    num_clients: as in `dirichlet`.
+    seed: of NumPy's generator.
+
+  Returns:
+    As `dirichlet`.
+  """
+  return dirichlet(
+    judged, {}, num_clients=num_clients, alpha=math.inf, seed=seed
+  )
+
+
+def _deal(
+  ids: Sequence[str],
+  labels: Mapping[str, str],
+  sizes: Sequence[int],
+  alpha: float,
+  rng: np.random.Generator,
+) -> list[list[str]]:
+  """Returns the labelled passages of each client."""
+  piles: dict[str, list[str]] = {
+    label: [] for label in sorted(set(labels.values()))
+  }
+  for id_ in ids:
+    piles[labels[id_]].append(id_)
+  piles = {label: pile for label, pile in piles.items() if pile}
+  left = np.array([len(pile) for pile in piles.values()], int)
+  frequencies = left / max(len(ids), 1)
+  dealt = []
+  for size in sizes:
+    shares = rng.dirichlet(alpha * frequencies) if size else frequencies
+    taken = _draw(shares, left, size, rng)
+    left = left - taken
+    pairs = zip(piles.values(), taken, strict=True)
+    dealt.append([pile.pop() for pile, number in pairs for _ in range(number)])
+  return dealt
+
+
+def _draw(
+  shares: np.ndarray, left: np.ndarray, size: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Returns how many of each label a client takes, shape [label]."""
+  taken = np.zeros_like(left)
+  while (missing := size - taken.sum()) > 0:
+    open_ = taken < left
+    weights = np.where(open_, shares, 0.0)
+    if not weights.sum() > 0:  # all that it prefers has run out
+      weights = (left - taken).astype(float)
+    drawn = rng.multinomial(missing, weights / weights.sum())
+    taken = np.minimum(taken + drawn, left)
+  return taken

@@ -1,0 +1,173 @@
+"""Small files in the layouts that Maluuba's scripts write."""
+
+import csv
+import gzip
+import hashlib
+import json
+
+import pytest
+
+from synthq_jax.data import newsqa
+from synthq_jax.federated import federation, partitions, passages
+
+TEXT = "NAIROBI (CNN) -- A ship came on Monday.\n\n\nIts crew of 12 is safe."
+URL = "http://web.archive.org/web/2015id_/http://www.cnn.com/2009/WORLD/africa/"
+SHIP = f"{URL}05/04/ship/index.html"
+
+
+def name_of(url):
+  return hashlib.sha1(url.encode()).hexdigest()
+
+
+def story_id(url):
+  return f"./cnn/stories/{name_of(url)}.story"
+
+
+def span(text):
+  return {"s": TEXT.index(text), "e": TEXT.index(text) + len(text)}
+
+
+def questions():
+  return [
+    {"q": "What came?", "consensus": span("A ship")},
+    {"q": "How many?", "consensus": {"s": span("12")["s"], "e": 999}},
+    {"q": "Why?", "consensus": {"noAnswer": True}},
+    {"q": "Who who?", "consensus": {"badQuestion": True}},
+    {"q": "Where?", "consensus": {"s": 9, "e": 9}},
+    {"q": "When?", "consensus": span("Monday")},
+  ]
+
+
+def packed_json(path, asked=None, **changes):
+  story = {
+    "storyId": story_id(SHIP),
+    "text": TEXT,
+    "type": "dev",
+    "questions": questions() if asked is None else asked,
+  }
+  content = {"data": [story | changes], "version": "1"}
+  text = json.dumps(content, ensure_ascii=False)
+  if path.suffix == ".gz":
+    path.write_bytes(gzip.compress(text.encode()))
+  else:
+    path.write_text(text)
+  return path
+
+
+@pytest.mark.parametrize("name", ["n.json", "n.json.gz"])
+def test_json_gives_the_questions_that_readers_agree_on(tmp_path, name):
+  (story,) = newsqa.read(packed_json(tmp_path / name))
+  assert (story.id, story.text, story.split) == (name_of(SHIP), TEXT, "dev")
+  found = {q.text: TEXT[q.start : q.end] for q in story.questions}
+  assert found == {
+    "What came?": "A ship",
+    "How many?": "12 is safe.",  # it ended behind the text
+    "When?": "Monday",
+  }
+  assert [q.id.split("-")[1] for q in story.questions] == ["0", "1", "5"]
+
+
+HEADER = [
+  "story_id", "question", "answer_char_ranges", "is_answer_absent",
+  "is_question_bad", "validated_answers", "story_text",
+]  # fmt: skip
+
+
+def packed_csv(path, rows, header=HEADER):
+  with open(path, "w", newline="", encoding="utf-8") as stream:
+    writer = csv.writer(stream)
+    writer.writerow(header)
+    writer.writerows(rows)
+  return path
+
+
+def row(question, ranges, validated=""):
+  text = TEXT.replace("\n", "\r\n")  # spans count it as one character
+  return [story_id(SHIP), question, ranges, "0.0", "0.0", validated, text]
+
+
+def test_csv_gives_what_validators_chose_else_what_most_readers_did(tmp_path):
+  path = packed_csv(
+    tmp_path / "n.csv",
+    [
+      row("most", "17:23|17:23,0:7|None"),
+      row("validators", "0:7|17:23", '{"17:23": 1, "0:7": 2, "none": 1}'),
+      row("divided", "0:7|17:23", '{"17:23": 1, "0:7": 1, "none": 1}'),
+      row("none", "0:7|None|None"),
+      row("bad", "0:7", '{"bad_question": 2, "0:7": 1}'),
+      row("later", "42:50|42:50"),
+    ],
+  )
+  (story,) = newsqa.read(path, {name_of(SHIP): "train"})
+  assert story.text == TEXT and story.split == "train"
+  assert {q.text: TEXT[q.start : q.end] for q in story.questions} == {
+    "most": "A ship",
+    "validators": "NAIROBI",
+    "later": "Its crew",
+  }
+
+
+def test_splits_are_read_from_the_lists_of_stories(tmp_path):
+  for split in ("train", "dev", "test"):
+    text = f"story_id\n./cnn/stories/{split}1.story\n"
+    (tmp_path / f"{split}_story_ids.csv").write_text(text)
+  assert newsqa.read_splits(tmp_path) == {
+    "train1": "train",
+    "dev1": "dev",
+    "test1": "test",
+  }
+
+
+def test_urls_are_found_by_the_names_of_their_stories(tmp_path):
+  path = tmp_path / "wayback_training_urls.txt"
+  path.write_text(f"{SHIP}\n")
+  assert newsqa.read_urls([path]) == {name_of(SHIP): SHIP}
+
+
+@pytest.mark.parametrize(
+  "url, one, two",
+  [
+    (SHIP, "world", "world/africa"),
+    ("http://www.cnn.com/2015/04/01/europe/crash-main/", "europe", "europe"),
+    ("http://edition.cnn.com/2009/SPORT/football/08/05/x.y/index.html?e=1",
+     "sport", "sport/football"),
+    ("http://www.cnn.com/2008/US/12/05/simpson.jail/index.html", "us", "us"),
+    ("http://www.cnn.com/2014/", "", ""),
+    ("http://www.cnn.com", "", ""),
+    ("", "", ""),
+  ],
+)  # fmt: skip
+def test_a_genre_is_the_part_of_the_path_that_is_no_date(url, one, two):
+  assert newsqa.genre(url) == one
+  assert newsqa.genre(url, depth=2) == two
+
+
+def test_stories_become_clients_of_genres_with_sentences_that_answer(tmp_path):
+  stories = newsqa.read(packed_json(tmp_path / "n.json"))
+  judged = passages.from_stories(stories)
+  data = partitions.by_genre(judged, {name_of(SHIP): SHIP})
+  (client,) = federation.build(data).clients
+  assert client.name == "world"
+  assert client.sentences == (
+    "NAIROBI (CNN) -- A ship came on Monday.",
+    "Its crew of 12 is safe.",
+  )
+  assert client.splits["dev"].answers == ((0,), (1,), (0,))
+
+
+def test_files_of_another_layout_are_refused(tmp_path):
+  with pytest.raises(ValueError, match="give a packed file"):
+    newsqa.read(tmp_path / "n.txt")
+  with pytest.raises(ValueError, match="splits=None"):
+    newsqa.read(packed_csv(tmp_path / "n.csv", []))
+  with pytest.raises(ValueError, match=r"none named \['story_text'\]"):
+    path = packed_csv(tmp_path / "m.csv", [], HEADER[:-1])
+    newsqa.read(path, {})
+  (tmp_path / "other.json").write_text('{"data": [{"text": "x"}]}')
+  with pytest.raises(ValueError, match="KeyError: 'questions'"):
+    newsqa.read(tmp_path / "other.json")
+  with pytest.raises(ValueError, match=r"expected a split of .* got 'valid'"):
+    newsqa.read(packed_json(tmp_path / "n.json", type="valid"))
+  with pytest.raises(ValueError, match="add it to a list of story ids"):
+    path = packed_csv(tmp_path / "k.csv", [row("q", "0:7")])
+    newsqa.read(path, {})

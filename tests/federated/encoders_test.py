@@ -1,0 +1,120 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax.federated import encoders as encoders_lib
+from synthq_jax.models import t5, t5_config
+from synthq_jax.retrieval import encode
+
+_CONFIG = t5_config.get("tiny")
+_TOKENS = np.array([[5, 9, 3, 1, 0, 0], [7, 2, 8, 4, 6, 1], [0] * 6], np.int32)
+
+
+@functools.cache
+def _params():
+  """Random parameters, without the initialisers, which compile slowly."""
+  shapes = jax.eval_shape(
+    functools.partial(t5.init_params, _CONFIG), jax.random.key(0)
+  )
+  rng = np.random.default_rng(0)
+
+  def fill(path, leaf):
+    noise = rng.normal(size=leaf.shape).astype(np.float32)
+    if path[-1].key == "kernel":
+      return noise / leaf.shape[0] ** 0.5
+    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
+
+  return jax.tree.map_with_path(fill, shapes)
+
+
+def _encoders(pooling="mean"):
+  return encoders_lib.Encoders(config=_CONFIG, query_pooling=pooling)
+
+
+def _outputs():
+  encode = jax.jit(
+    functools.partial(t5.Transformer(_CONFIG).apply, method="encode")
+  )
+  return np.asarray(encode({"params": _params()}, _TOKENS))
+
+
+def test_both_towers_begin_as_the_same_public_encoder():
+  params = _encoders().init(_params())
+  assert sorted(params) == ["query", "sentence"]
+  for tower in params.values():
+    assert sorted(tower) == ["encoder", "token_embedder"]
+  np.testing.assert_array_equal(
+    _encoders().encode_queries(params, _TOKENS),
+    _encoders().encode_sentences(params, _TOKENS),
+  )
+
+
+def test_a_question_can_be_the_output_of_its_first_token():
+  params = _encoders().init(_params())
+  first = _outputs()[:2, 0]
+  found = _encoders("first").encode_queries(params, _TOKENS)
+  expected = first / np.linalg.norm(first, axis=1, keepdims=True)
+  np.testing.assert_allclose(found[:2], expected, atol=1e-6)
+  assert not found[2].any()
+  # Sentences take the mean all the same.
+  np.testing.assert_array_equal(
+    _encoders("first").encode_sentences(params, _TOKENS),
+    _encoders("mean").encode_sentences(params, _TOKENS),
+  )
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_a_collection_gets_the_vectors_that_training_sees(pooling):
+  encoders = _encoders(pooling)
+  params = encoders.init(_params())
+  tokens = np.tile(_TOKENS, (3, 1))
+  for one, all_ in (
+    (encoders.queries, encoders.encode_queries),
+    (encoders.sentences, encoders.encode_sentences),
+  ):
+    np.testing.assert_allclose(
+      all_(params, tokens, batch_size=4),
+      jax.jit(one)(params, tokens),
+      atol=1e-6,
+    )
+
+
+def test_equal_sentences_are_encoded_once(monkeypatch):
+  seen = []
+
+  def noted(params, config, tokens, **options):
+    seen.append(tokens)
+    return retrieval_encode(params, config, tokens, **options)
+
+  retrieval_encode = encode.encode
+  monkeypatch.setattr(encode, "encode", noted)
+  params = _encoders().init(_params())
+  tokens = _TOKENS[[1, 0, 1, 1, 2, 0]]
+  vectors = _encoders().encode_sentences(params, tokens, batch_size=4)
+  np.testing.assert_array_equal(seen[0], _TOKENS[[1, 0, 2]])
+  np.testing.assert_array_equal(vectors[[0, 1]], vectors[[2, 5]])
+  expected = jax.jit(_encoders().sentences)(params, tokens)
+  np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+def test_questions_do_not_move_the_tower_of_sentences():
+  encoders = _encoders("first")
+  params = encoders.init(_params())
+  gradient = jax.jit(
+    jax.grad(lambda params: jnp.sum(encoders.queries(params, _TOKENS) ** 3))
+  )(params)
+  moved = {
+    name: any(np.asarray(leaf).any() for leaf in jax.tree.leaves(tower))
+    for name, tower in gradient.items()
+  }
+  assert moved == {"query": True, "sentence": False}
+  leaves = jax.tree.leaves(gradient)
+  assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+def test_an_unknown_pooling_is_refused():
+  with pytest.raises(ValueError, match="query_pooling='last'"):
+    _encoders("last")

@@ -1,0 +1,211 @@
+import numpy as np
+import pytest
+
+from synthq_jax.federated import clients, ranking
+from synthq_jax.retrieval import bm25, measures
+
+
+def tokens(answers, passages):
+  """A client of which only answers and passages matter."""
+  return clients.Tokens(
+    name="site",
+    sentences=np.ones((len(passages), 2), np.int32),
+    passages=np.array(passages, np.int32),
+    questions={"test": np.ones((len(answers), 2), np.int32)},
+    answers={"test": tuple(answers)},
+  )
+
+
+def evaluate(scores, answers, passages):
+  """Ranks by given scores: questions are unit vectors, sentences columns."""
+  scores = np.array(scores, np.float32)
+  queries = np.eye(len(scores), dtype=np.float32)
+  return ranking.evaluate(queries, scores.T, tokens(answers, passages), "test")
+
+
+def test_ranks_are_those_of_the_first_right_sentence_and_its_passage():
+  found = evaluate(
+    [[0.1, 0.9, 0.5, 0.7, 0.2], [0.1, 0.9, 0.5, 0.7, 0.2]],
+    [(4, 0), (2,)],
+    [0, 1, 1, 2, 2],
+  )
+  np.testing.assert_array_equal(found.sentence_ranks, [4, 3])
+  # The passages score .1, .9 and .7; those with an answer are 2, 0; and 1.
+  np.testing.assert_array_equal(found.passage_ranks, [2, 1])
+
+
+def test_equal_scores_stand_in_order_of_position():
+  found = evaluate([[0.5] * 4] * 3, [(2,), (3, 1), (0,)], [0, 0, 1, 2])
+  np.testing.assert_array_equal(found.sentence_ranks, [3, 2, 1])
+  np.testing.assert_array_equal(found.passage_ranks, [2, 1, 1])
+
+
+def random_case(seed=0, questions=12, sentences=300):
+  rng = np.random.default_rng(seed)
+  passages = np.sort(rng.integers(0, 60, sentences))
+  passages = np.unique(passages, return_inverse=True)[1]
+  answers = [
+    tuple(rng.choice(sentences, size=rng.integers(1, 5), replace=False))
+    for _ in range(questions)
+  ]
+  # Few different vectors, so that many scores are equal.
+  vectors = rng.normal(size=(90, 8))[rng.integers(0, 90, sentences)]
+  noise = rng.normal(size=(questions, 8))
+  queries = vectors[[each[0] for each in answers]] + noise
+  return queries.astype("f4"), vectors.astype("f4"), answers, passages
+
+
+def run_of(scores):
+  """A run that keeps the order of positions among equal scores."""
+  return {
+    f"q{i}": {f"s{j}": -float(rank) for rank, j in enumerate(order)}
+    for i, order in enumerate(np.argsort(-scores, axis=1, kind="stable"))
+  }
+
+
+def test_values_are_those_of_ir_measures():
+  queries, vectors, answers, passages = random_case()
+  found = ranking.evaluate(queries, vectors, tokens(answers, passages), "test")
+  scores = (queries.astype(float) @ vectors.T.astype(float)).astype(np.float32)
+  best = np.stack(
+    [scores[:, passages == i].max(1) for i in range(passages[-1] + 1)], axis=1
+  )
+  levels = {
+    "sentence": (scores, answers),
+    "passage": (best, [tuple(passages[list(each)]) for each in answers]),
+  }
+  names = {
+    "MRR@10": "RR@10", "R@1": "Success@1", "R@20": "Success@20",
+    "R@100": "Success@100",
+  }  # fmt: skip
+  for level, (rows, right) in levels.items():
+    qrels = {
+      f"q{i}": {f"s{j}": 1 for j in each} for i, each in enumerate(right)
+    }
+    theirs = measures.evaluate(qrels, run_of(rows), tuple(names.values()))
+    for ours, other in names.items():
+      expected = [theirs.per_query[other][f"q{i}"] for i in range(len(queries))]
+      np.testing.assert_allclose(found.values(ours, level), expected)
+  assert len(set(found.values("MRR@10"))) > 3
+
+
+def test_recall_is_ir_measures_recall_where_there_is_one_answer():
+  queries, vectors, answers, passages = random_case(seed=1)
+  answers = [each[:1] for each in answers]
+  found = ranking.evaluate(queries, vectors, tokens(answers, passages), "test")
+  scores = (queries.astype(float) @ vectors.T.astype(float)).astype(np.float32)
+  qrels = {
+    f"q{i}": {f"s{j}": 1 for j in each} for i, each in enumerate(answers)
+  }
+  theirs = measures.evaluate(qrels, run_of(scores), ("R@1", "R@20", "R@100"))
+  for name, mean in theirs.mean.items():
+    assert found.values(name).mean() == pytest.approx(mean)
+  assert 0 < theirs.mean["R@20"] < theirs.mean["R@100"]
+
+
+def test_blocks_change_nothing(monkeypatch):
+  queries, vectors, answers, passages = random_case(seed=2)
+  whole = ranking.evaluate(queries, vectors, tokens(answers, passages), "test")
+  monkeypatch.setattr(ranking, "_BLOCK", 5 * len(vectors))
+  monkeypatch.setattr(ranking, "_CHUNK", 7 * vectors.shape[1])
+  parts = ranking.evaluate(queries, vectors, tokens(answers, passages), "test")
+  np.testing.assert_array_equal(whole.sentence_ranks, parts.sentence_ranks)
+  np.testing.assert_array_equal(whole.passage_ranks, parts.passage_ranks)
+
+
+def test_equal_vectors_are_tied_wherever_they_stand():
+  rng = np.random.default_rng(3)
+  vector = rng.normal(size=(1, 96)).astype(np.float32)
+  queries = rng.normal(size=(50, 96)).astype(np.float32)
+  number = 1001
+  vectors = np.repeat(vector, number, axis=0)
+  case = tokens([(number - 1,)] * 50, list(range(number)))
+  found = ranking.evaluate(queries, vectors, case, "test")
+  np.testing.assert_array_equal(found.sentence_ranks, [number] * 50)
+
+
+def client(sentences, passages, questions, answers):
+  number = len(questions)
+  return clients.Client(
+    name="site",
+    sentences=tuple(sentences),
+    passages=np.array(passages, np.int32),
+    passage_ids=tuple(f"p{i}" for i in range(passages[-1] + 1)),
+    splits={
+      "test": clients.Questions(
+        ids=tuple(f"q{i}" for i in range(number)),
+        texts=tuple(questions),
+        answers=tuple(answers),
+      )
+    },
+  )
+
+
+def test_bm25_ranks_as_its_search_does_and_finds_only_shared_words():
+  words = ["red", "green", "apple", "pear", "fruit", "tree", "leaf"]
+  rng = np.random.default_rng(4)
+  texts = [" ".join(rng.choice(words, size=5)) for _ in range(40)]
+  questions = ["red apple", "pear tree leaf", "nothing here", "the green one"]
+  answers = [(3, 17), (9,), (0,), (39,)]
+  found = ranking.evaluate_bm25(
+    client(texts, sorted(range(40)), questions, answers), "test"
+  )
+  ids = [str(i) for i in range(40)]
+  _, rows = bm25.BM25().build(ids, texts).search(questions, k=40)
+  expected = [
+    min((row.index(str(i)) + 1 for i in each if str(i) in row), default=np.inf)
+    for row, each in zip(rows, answers, strict=True)
+  ]
+  np.testing.assert_array_equal(found.sentence_ranks, expected)
+  assert expected[2] == np.inf and found.passage_ranks[2] == np.inf
+  assert found.values("R@100")[2] == 0
+
+
+def test_a_passage_is_found_by_its_best_sentence():
+  case = client(
+    ["red apple", "green", "red red apple pie", "apple"],
+    [0, 0, 1, 1],
+    ["red apple"],
+    [(1, 0)],
+  )
+  found = ranking.evaluate_bm25(case, "test")
+  assert found.sentence_ranks[0] == found.passage_ranks[0] == 1
+
+
+def test_measures_cut_at_their_rank_and_others_are_refused():
+  scores = ranking.Scores(
+    client="a",
+    split="test",
+    sentence_ranks=np.array([1.0, 4.0, 11.0, np.inf]),
+    passage_ranks=np.array([1.0, 1.0, 1.0, np.inf]),
+  )
+  np.testing.assert_allclose(scores.values("MRR@10"), [1, 0.25, 0, 0])
+  np.testing.assert_allclose(scores.values("MRR@20"), [1, 0.25, 1 / 11, 0])
+  np.testing.assert_allclose(scores.values("R@4"), [1, 1, 0, 0])
+  assert scores.means("passage")["MRR@10"] == 0.75
+  for name in ("MRR", "R@0", "nDCG@10", "R@x"):
+    with pytest.raises(ValueError, match="expected a measure such as"):
+      scores.values(name)
+  with pytest.raises(ValueError, match="level='word'"):
+    scores.values("R@1", "word")
+
+
+def test_a_client_without_questions_has_no_values():
+  case = tokens([], [0, 1, 2])
+  found = ranking.evaluate(np.ones((0, 4)), np.ones((3, 4)), case, "test")
+  assert found.values("MRR@10").shape == (0,)
+  assert np.isnan(found.means()["R@1"])
+
+
+@pytest.mark.parametrize(
+  "queries, vectors, found",
+  [
+    (np.ones((1, 2)), np.ones((3, 2)), "got 1 and 3, finite=True"),
+    (np.ones((2, 2)), np.ones((4, 2)), "got 2 and 4, finite=True"),
+    (np.ones((2, 2)), np.full((3, 2), np.nan), "finite=False"),
+  ],
+)
+def test_vectors_that_do_not_fit_are_refused(queries, vectors, found):
+  case = tokens([(0,), (1,)], [0, 0, 1])
+  with pytest.raises(ValueError, match=found):
+    ranking.evaluate(queries, vectors, case, "test")

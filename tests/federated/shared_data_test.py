@@ -1,0 +1,84 @@
+"""The collections that studies use, as clients: what is in them."""
+
+import os
+import pathlib
+
+import pytest
+
+from synthq_jax.data import beir, environment_docs
+from synthq_jax.federated import federation, partitions, passages, ranking
+
+
+def shared(name):
+  """Returns the folder of a shared collection, or skips the test."""
+  default = pathlib.Path(__file__).parents[3] / "shared" / "data"
+  path = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", default)) / name
+  if not path.is_dir():
+    pytest.skip(f"no shared data at {path} (set SYNTHQ_SHARED_DATA)")
+  return path
+
+
+MEDQUAD = {  # passages; sentences; questions of train, dev, test
+  "CDC": (256, 2678, 205, 15, 32),
+  "CancerGov": (701, 23556, 530, 62, 91),
+  "GARD": (5323, 50941, 4323, 517, 517),
+  "GHR": (4967, 33109, 3892, 380, 476),
+  "MPlus_Health_Topics": (981, 10569, 696, 103, 98),
+  "NHLBI": (559, 16431, 349, 27, 70),
+  "NIDDK": (1134, 15459, 576, 84, 108),
+  "NINDS": (1085, 5432, 715, 100, 76),
+  "SeniorHealth": (769, 9703, 147, 32, 49),
+}
+
+
+def counts(client):
+  questions = (len(client.splits[split]) for split in ("train", "dev", "test"))
+  return len(client.passage_ids), len(client.sentences), *questions
+
+
+def test_medquad_has_nine_sites_with_these_sentences_and_questions():
+  collection = beir.read_beir(shared("medquad"))
+  built = federation.build(passages.from_documents(collection))
+  assert {c.name: counts(c) for c in built.clients} == MEDQUAD
+  # All documents and questions are there; judgements across sites are not.
+  assert sum(row[0] for row in MEDQUAD.values()) == 15775
+  assert sum(sum(row[2:]) for row in MEDQUAD.values()) == 14270
+  assert built.num_foreign_judgements == 1414
+  assert built.num_lost_questions == built.num_lost_passages == 0
+  cdc = ranking.evaluate_bm25(built.clients[0], "test")
+  assert cdc.means()["MRR@10"] == pytest.approx(0.400, abs=0.01)
+
+
+def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
+  path = shared("wikiqa_sent")
+  judged = passages.from_sentences(
+    beir.read_beir(path), beir.read_key(path, "doc")
+  )
+  labels = partitions.labels_of_questions(
+    judged, lambda question: question.text.split()[0]
+  )
+  data = partitions.dirichlet(judged, labels, num_clients=10, alpha=0.5, seed=0)
+  built = federation.build(data)
+  assert len(built.clients) == 10
+  rows = [counts(client) for client in built.clients]
+  assert sum(row[1] for row in rows) == 26325
+  assert [sum(column) for column in zip(*rows, strict=True)][2:] == [
+    873, 126, 243,
+  ]  # fmt: skip
+  answers = [a for c in built.clients for a in c.splits["test"].answers]
+  assert sum(map(len, answers)) == 293
+  mean = sum(
+    ranking.evaluate_bm25(client, "test").values("MRR@10").sum()
+    for client in built.clients
+  )
+  assert mean / 243 == pytest.approx(0.491, abs=0.01)
+
+
+def test_the_demo_sets_packages_are_clients():
+  config = environment_docs.EnvironmentDocs(packages=("optax", "chex"))
+  judged = passages.from_documents(environment_docs.build(config))
+  built = federation.build(judged)
+  assert [client.name for client in built.clients] == ["chex", "optax"]
+  for client in built.clients:
+    assert len(client.splits["train"]) > 20
+    assert len(client.sentences) > len(client.passage_ids)
