@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import typing
+from synthq_jax.optim import clipping
 
 __all__ = ["Aggregation", "Mean", "Sum", "Total"]
 
@@ -179,13 +180,7 @@ class Sum:
     Raises:
       ValueError: for any other relation.
     """
-    if relation in (_Relation.ADD_OR_REMOVE_ONE, _Relation.REPLACE_SPECIAL):
-      return self.l2_clip_norm
-    if relation == _Relation.REPLACE_ONE:
-      return 2.0 * self.l2_clip_norm
-    raise ValueError(
-      f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
-    )
+    return clipping.sum_sensitivity(self.l2_clip_norm, relation)
 
   def of(self, params: typing.Params, model: Any, weight: Any = 1.0) -> Total:
     """Returns the total of one client.

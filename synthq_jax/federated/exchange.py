@@ -28,7 +28,6 @@ searched at home with the exact vectors.
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -37,6 +36,7 @@ from jaxtyping import Array, Float, Key
 
 from synthq_jax.federated import (
   _exchange_rows,
+  _seeds,
   _wire,
   query_messages,
   shared,
@@ -336,6 +336,6 @@ def _own_key(
 ) -> Key[Array, ""]:
   """Returns a client's key of a round, whoever else takes part."""
   key = jax.random.fold_in(key, round_number)
-  for word in np.frombuffer(hashlib.sha256(name.encode()).digest()[:8], "<u4"):
+  for word in _seeds.words(name)[:2]:
     key = jax.random.fold_in(key, word)
   return key

@@ -11,7 +11,6 @@ statement of `plan`.
 
 import dataclasses
 import functools
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import optim, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.federated import clients
+from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated._exchange_types import (
   COLLECTION_UNIT,
   QUESTION_UNIT,
@@ -190,16 +189,10 @@ def one_per_unit(
     units, return_index=True, return_counts=True
   )
   places = [
-    np.random.default_rng([seed, *_words(ids[number])]).integers(count)
+    np.random.default_rng([seed, *_seeds.words(ids[number])]).integers(count)
     for number, count in zip(numbers, counts, strict=True)
   ]
   return starts + np.array(places, np.int64)
-
-
-def _words(text: str) -> list[int]:
-  """Returns a digest as numbers of 32 bits."""
-  digest = hashlib.sha256(text.encode()).digest()[:16]
-  return np.frombuffer(digest, "<u4").tolist()
 
 
 def plan(

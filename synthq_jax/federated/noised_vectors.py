@@ -283,8 +283,7 @@ def promise(
       "The encoder reads no private record but through the releases listed"
       " here.",
       "The key of the noise stays secret and is used for one release only.",
-      "Pseudo-random numbers stand for random ones and floating point numbers"
-      " for real ones: attacks on the low bits of the noise are not covered.",
+      statement.IDEAL_NUMBERS,
     ),
     not_protected=("What many records have in common.",),
   )

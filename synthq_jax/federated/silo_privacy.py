@@ -46,8 +46,7 @@ ASSUMPTIONS = (
   "included.",
   "The settings were chosen without looking at the client's questions; trials "
   "that did look are listed as releases of their own.",
-  "Pseudo-random numbers stand for random ones and floating point numbers "
-  "for real ones: attacks on the low bits of the noise are not covered.",
+  statement_lib.IDEAL_NUMBERS,
 )
 NOT_PROTECTED = (
   "How many train questions the client has.",

@@ -44,12 +44,10 @@ ASSUMPTIONS = (
   "shows no more than the noisy sum.",
   "Who took part in a round, who dropped out and the norms of updates stay "
   "secret; every intermediate model may be published.",
-  "The seeds of sampling and noise stay secret: whoever knows them can "
-  "recompute the noise and take it away.",
+  statement_lib.SECRET_SEEDS,
   "The settings were chosen without looking at the clients' data; trials that "
   "did look are listed as releases of their own.",
-  "Pseudo-random numbers stand for random ones and floating point numbers "
-  "for real ones: attacks on the low bits of the noise are not covered.",
+  statement_lib.IDEAL_NUMBERS,
 )
 NOT_PROTECTED = (
   "How many clients there are.",

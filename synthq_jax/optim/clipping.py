@@ -13,7 +13,13 @@ import jax.numpy as jnp
 from synthq_jax import typing
 from synthq_jax.optim import auto, bookkeeping, ghost, independence, vmap
 
-__all__ = ["Aux", "ClippedGrad", "STRATEGIES", "clipped_grad"]
+__all__ = [
+  "Aux",
+  "ClippedGrad",
+  "STRATEGIES",
+  "clipped_grad",
+  "sum_sensitivity",
+]
 
 _Relation = dp_accounting.NeighboringRelation
 
@@ -109,13 +115,7 @@ class ClippedGrad:
     Raises:
       ValueError: for any other relation.
     """
-    if relation in (_Relation.ADD_OR_REMOVE_ONE, _Relation.REPLACE_SPECIAL):
-      return self.l2_clip_norm
-    if relation == _Relation.REPLACE_ONE:
-      return 2.0 * self.l2_clip_norm
-    raise ValueError(
-      f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
-    )
+    return sum_sensitivity(self.l2_clip_norm, relation)
 
   def _microbatch(
     self,
@@ -272,3 +272,33 @@ def _example_keys(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
   if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+
+
+def sum_sensitivity(l2_clip_norm: float, relation: _Relation) -> float:
+  """Returns how far one record moves a sum of vectors that are each clipped.
+
+  Formal guarantee: for records whose vectors depend on no other record and have
+  at most this norm; attained by one of that norm, and by two in opposite
+  directions.
+
+  >>> sum_sensitivity(0.5, _Relation.REPLACE_ONE)
+  1.0
+
+  Args:
+    l2_clip_norm: the largest norm of a record's vector.
+    relation: a dp_accounting.NeighboringRelation.
+
+  Returns:
+    The clip norm for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL, twice the clip
+    norm for REPLACE_ONE.
+
+  Raises:
+    ValueError: for any other relation.
+  """
+  if relation in (_Relation.ADD_OR_REMOVE_ONE, _Relation.REPLACE_SPECIAL):
+    return l2_clip_norm
+  if relation == _Relation.REPLACE_ONE:
+    return 2.0 * l2_clip_norm
+  raise ValueError(
+    f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
+  )

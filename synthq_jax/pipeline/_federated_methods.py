@@ -160,6 +160,7 @@ def _outcome(
     found, skewness = _scored(context, towers, seed, test_split)
     rounds = towers.traffic
   sent, received = _bytes(data, rounds)
+  questions, collection = _epsilons(rounds)
   return results.Outcome(
     method=method,
     seed=seed,
@@ -168,8 +169,8 @@ def _outcome(
     sent=sent,
     received=received,
     exchanges=len(rounds),
-    epsilon_questions=_epsilon(rounds, "questions"),
-    epsilon_collection=_epsilon(rounds, "collection"),
+    epsilon_questions=questions,
+    epsilon_collection=collection,
     hubness=skewness,
     seconds=time.monotonic() - began,
   )
@@ -359,13 +360,17 @@ def _bytes(
   return sides[0], sides[1]
 
 
-def _epsilon(rounds: Sequence[exchange_lib.Exchanged], side: str) -> float:
-  """Returns the largest epsilon of a client over all rounds; nan for none."""
+def _epsilons(
+  rounds: Sequence[exchange_lib.Exchanged],
+) -> tuple[float, float]:
+  """Returns the largest epsilons of a client, per question and per passage."""
   if not rounds:
-    return math.nan
-  return max(
-    statement.compose(
-      [getattr(one.promises[name], side) for one in rounds]
-    ).epsilon
+    return math.nan, math.nan
+  promises = [
+    exchange_lib.over_rounds([one.promises[name] for one in rounds])
     for name in rounds[0].promises
+  ]
+  return (
+    max(one.questions.epsilon for one in promises),
+    max(one.collection.epsilon for one in promises),
   )

@@ -127,10 +127,9 @@ def _effectiveness(main: Sequence[results.Outcome]) -> Section:
   rows = []
   for name, group in groups.items():
     found = values(group, _MAIN)
-    interval = significance.stratified_interval(found, seed=0)
     row = [
       name,
-      f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+      _with_interval(found),
     ]
     row.append(_spread(group))
     for measure in ranking.MEASURES[1:]:
@@ -198,11 +197,10 @@ def _variants(group: Sequence[results.Outcome]) -> Section:
   rows = []
   for one in group:
     found = values([one], _MAIN)
-    interval = significance.stratified_interval(found, seed=0)
     rows.append(
       (
         one.variant or "as in the main table",
-        f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+        _with_interval(found),
         f"{_mean(values([one], 'R@20')):.3f}",
         f"{one.hubness:.2f}",
       )
@@ -237,14 +235,13 @@ def _exchanges(once: Sequence[results.Outcome]) -> Section:
   rows = []
   for one in once:
     found = values([one], _MAIN)
-    interval = significance.stratified_interval(found, seed=0)
     p_value = "-"
     if base is not None and one is not base:
       p_value = _p_value(found, [base], one.variant, len(once) - 1)
     rows.append(
       (
         one.variant,
-        f"{interval.mean:.3f} [{interval.low:.3f}, {interval.high:.3f}]",
+        _with_interval(found),
         p_value,
         *(_sent(one) if one.exchanges else ["-"] * len(_SENT)),
       )
@@ -304,6 +301,12 @@ def _groups(
   for one in outcomes:
     groups.setdefault(one.method, []).append(one)
   return groups
+
+
+def _with_interval(found: Sequence[np.ndarray]) -> str:
+  """Returns the mean over clients with its interval."""
+  one = significance.stratified_interval(found, seed=0)
+  return f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
 
 
 def _mean(found: Sequence[np.ndarray]) -> float:

@@ -18,15 +18,13 @@ _PUBLIC = (
 )
 _ASSUMPTIONS = (
   "An image is in one pair at most, and a pair is drawn as one.",
-  "The seeds of sampling and noise stay secret: whoever knows them can"
-  " recompute the noise and take it away.",
+  statement_lib.SECRET_SEEDS,
   "Which pairs were in which batch stays secret; every intermediate encoder may"
   " be published.",
   "The settings were chosen without looking at the private pairs. Those of the"
   " study's files were chosen on the public set itself: for private images such"
   " trials would be releases of their own.",
-  "Pseudo-random numbers stand for random ones and floating point numbers for"
-  " real ones: attacks on the low bits of the noise are not covered.",
+  statement_lib.IDEAL_NUMBERS,
 )
 _NOT_PROTECTED = (
   "How many private pairs there are.",

@@ -157,10 +157,9 @@ def run(
     ValueError: if another run uses the directory, the source is not there, or
       the clients cannot be built.
   """
-  with workspace.locked(workdir):
-    folders = workspace.Folders(workdir)
-    on_accepted()
-    root = folders.public() if config.public_data else folders.private()
+  with workspace.study_root(
+    workdir, is_public=config.public_data, on_accepted=on_accepted
+  ) as root:
     data = _federated_data.build(config)
     contexts = _Contexts(config, data, root / "states")
     jobs = list(_jobs(config))

@@ -144,10 +144,9 @@ def run(
     ValueError: if another run uses the directory, a source is not there, or the
       training sets cannot be built.
   """
-  with workspace.locked(workdir):
-    folders = workspace.Folders(workdir)
-    on_accepted()
-    root = folders.public() if config.public_data else folders.private()
+  with workspace.study_root(
+    workdir, is_public=config.public_data, on_accepted=on_accepted
+  ) as root:
     data = _leakage_study_data.build(config)
     trainings = tuple(
       _leakage_study_training.all_trainings(config, root, data, progress)

@@ -18,18 +18,24 @@ PUBLIC = (
   "The settings: model, vocabulary, learning rate, clip norm, batch sizes, "
   "number of steps and noise.",
 )
+SECRET_SEEDS = (
+  "The seeds of sampling and noise stay secret: whoever knows them can "
+  "recompute the noise and take it away."
+)
+IDEAL_NUMBERS = (
+  "Pseudo-random numbers stand for random ones and floating point numbers "
+  "for real ones: attacks on the low bits of the noise are not covered."
+)
 ASSUMPTIONS = (
   "A query is one record, drawn and clipped as one, with the one of its "
   "relevant documents that was kept.",
-  "The seeds of sampling and noise stay secret: whoever knows them can "
-  "recompute the noise and take it away.",
+  SECRET_SEEDS,
   "Which queries were in which batch stays secret; every intermediate model "
   "may be published.",
   "Losses, gradient norms and scores on private queries are not published.",
   "The settings were chosen without looking at the private queries; trials "
   "that did look are listed as releases of their own.",
-  "Pseudo-random numbers stand for random ones and floating point numbers "
-  "for real ones: attacks on the low bits of the noise are not covered.",
+  IDEAL_NUMBERS,
 )
 NOT_PROTECTED = (
   "Which documents exist and what they say.",

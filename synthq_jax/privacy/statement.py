@@ -16,9 +16,11 @@ from synthq_jax.privacy import _checks, _words, accounting, releases, sampling
 
 __all__ = [
   "ASSUMPTIONS",
+  "IDEAL_NUMBERS",
   "NOT_PROTECTED",
   "PUBLIC",
   "PrivacyStatement",
+  "SECRET_SEEDS",
   "compose",
   "group",
   "in_words",
@@ -30,6 +32,10 @@ __all__ = [
 
 PUBLIC = _words.PUBLIC
 ASSUMPTIONS = _words.ASSUMPTIONS
+SECRET_SEEDS = _words.SECRET_SEEDS
+"""One of them, for claims of other units."""
+IDEAL_NUMBERS = _words.IDEAL_NUMBERS
+"""Another."""
 NOT_PROTECTED = _words.NOT_PROTECTED
 
 
