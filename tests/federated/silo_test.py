@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import random_t5
 
 from synthq_jax import optim
 from synthq_jax.federated import (
@@ -17,7 +18,7 @@ from synthq_jax.federated import (
   silo,
   silo_privacy,
 )
-from synthq_jax.models import t5, t5_config
+from synthq_jax.models import t5_config
 from synthq_jax.privacy import ledger, sampling
 
 _CONFIG = t5_config.get("tiny")
@@ -28,19 +29,7 @@ _CLIP = 1e-3  # below the norm of every record's gradient
 
 @functools.cache
 def _params():
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, _CONFIG), jax.random.key(0)
-  )
-  generator = np.random.default_rng(0)
-
-  def fill(path, leaf):
-    noise = generator.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
-
-  return _ENCODERS.init(jax.tree.map_with_path(fill, shapes))
+  return _ENCODERS.init(random_t5.params(_CONFIG))
 
 
 def _texts(rows, length, seed):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import random_t5
 
 from synthq_jax.federated import (
   batches,
@@ -16,7 +17,7 @@ from synthq_jax.federated import (
   negatives,
   training,
 )
-from synthq_jax.models import t5, t5_config
+from synthq_jax.models import t5_config
 
 _CONFIG = t5_config.get("tiny")
 _ENCODERS = encoders.Encoders(config=_CONFIG)
@@ -25,19 +26,7 @@ _TEMPERATURE = 0.1
 
 @functools.cache
 def _params():
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, _CONFIG), jax.random.key(0)
-  )
-  generator = np.random.default_rng(0)
-
-  def fill(path, leaf):
-    noise = generator.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
-
-  return _ENCODERS.init(jax.tree.map_with_path(fill, shapes))
+  return _ENCODERS.init(random_t5.params(_CONFIG))
 
 
 def _tokens(questions=6, sentences=16, name="one", seed=0):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 from scipy import stats
 
 from synthq_jax.generation import decoding
@@ -20,21 +21,8 @@ _KEY = jax.random.key(7)
 _LENGTH = 8
 
 
-@functools.cache
 def _params(config=_CONFIG):
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, config), jax.random.key(0)
-  )
-  rng = np.random.default_rng(0)
-
-  def fill(path, leaf):
-    noise = rng.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
-
-  return jax.tree.map_with_path(fill, shapes)
+  return random_t5.params(config)
 
 
 def _documents(count, longest=16, seed=0):

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 
 from synthq_jax.models import dual_encoder, t5, t5_config
 
@@ -12,21 +13,8 @@ _CONFIG = t5_config.get("tiny")
 _TOKENS = np.array([[5, 9, 3, 1, 0, 0], [7, 2, 8, 4, 6, 1], [0] * 6], np.int32)
 
 
-@functools.cache
 def _params():
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, _CONFIG), jax.random.key(0)
-  )
-  rng = np.random.default_rng(0)
-
-  def fill(path, leaf):
-    noise = rng.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
-
-  return jax.tree.map_with_path(fill, shapes)
+  return random_t5.params(_CONFIG)
 
 
 _jitted = jax.jit(dual_encoder.encode, static_argnums=1)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 
 from synthq_jax.models import t5, t5_config, t5_layers
 
@@ -17,21 +18,8 @@ _BLOCK = ("key/kernel", "out/kernel", "query/kernel", "value/kernel")
 _MLP = ("mlp/wi_0/kernel", "mlp/wi_1/kernel", "mlp/wo/kernel")
 
 
-@functools.cache
 def _params(config=_CONFIG):
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, config), jax.random.key(0)
-  )
-  rng = np.random.default_rng(0)
-
-  def fill(path, leaf):
-    noise = rng.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
-
-  return jax.tree.map_with_path(fill, shapes)
+  return random_t5.params(config)
 
 
 @functools.cache

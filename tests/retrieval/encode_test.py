@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import os
 import pathlib
 import subprocess
@@ -8,28 +7,16 @@ import sys
 import jax
 import numpy as np
 import pytest
+import random_t5
 
-from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.models import dual_encoder, t5_config
 from synthq_jax.retrieval import encode, topk, vector_files
 
 _CONFIG = t5_config.get("tiny")
 
 
-@functools.cache
 def _params():
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, _CONFIG), jax.random.key(0)
-  )
-  rng = np.random.default_rng(0)
-
-  def fill(path, leaf):
-    noise = rng.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
-
-  return jax.tree.map_with_path(fill, shapes)
+  return random_t5.params(_CONFIG)
 
 
 def _tokens(count=23, longest=32):
