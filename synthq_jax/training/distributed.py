@@ -143,8 +143,8 @@ def start(settings: cluster.Settings) -> None:
 
   Raises:
     ValueError: if they cannot, or the devices are not those asked for.
+    stopping.Terminated: if this process was told to stop meanwhile.
   """
-  global _session
   if settings.cpu_devices is not None or settings.mode != "none":
     import jax
   if settings.cpu_devices is not None:
@@ -154,7 +154,20 @@ def start(settings: cluster.Settings) -> None:
   # JAX would take SIGTERM for itself, and this process would not hear of it.
   if hasattr(jax.config, "jax_enable_preemption_service"):
     jax.config.update("jax_enable_preemption_service", False)
-  handler = signal.getsignal(signal.SIGTERM)
+  # One that has joined and leaves without a word would be waited for.
+  with stopping.deferred() as asked:
+    _join(settings)
+  if told := asked():
+    raise told
+  settings.check_backend(jax.default_backend())
+
+
+def _join(settings: cluster.Settings) -> None:
+  """Connects to the other processes, and keeps what signals do here."""
+  global _session
+  import jax
+
+  handlers = {one: signal.getsignal(one) for one in _SIGNALS.values()}
   try:
     jax.distributed.initialize(**settings.arguments())
   except (ValueError, RuntimeError) as error:
@@ -163,14 +176,14 @@ def start(settings: cluster.Settings) -> None:
       f" ({' '.join(str(error).split())}): {settings.hint()}"
     ) from error
   if threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
   if jax.process_count() > 1:
     # The only way to the coordination service; orbax takes it, too.
     from jax._src import distributed as jax_distributed
 
     client = jax_distributed.global_state.client
     _session = _Session(client, jax.process_index(), jax.process_count())
-  settings.check_backend(jax.default_backend())
 
 
 def announce(code: int) -> bool:

@@ -8,6 +8,7 @@ Its parameters lie on the devices of all processes, and so do its batches.
 import argparse
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -69,6 +70,21 @@ def signalling(step_fn, folder, number, process, at):
   return wrapped
 
 
+def signalled_in_start(options):
+  """Tells a process to stop when it has joined, but start has not ended."""
+  import jax
+
+  found = jax.process_count
+
+  def told():
+    jax.process_count = found
+    if os.environ["SYNTHQ_PROCESS_ID"] == str(options.signal_in_start):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return found()
+
+  jax.process_count = told
+
+
 def run(options):
   """Trains in all processes together, or in process 0 alone."""
   if not options.alone:
@@ -119,6 +135,7 @@ def main():
   flag("--pause", type=float, default=0.0)
   flag("--save_seconds", type=float, default=1e9)
   flag("--signal", action="append", default=[], help="NUMBER,PROCESS,STEP")
+  flag("--signal_in_start", type=int, help="process")
   flag("--progress", action="store_true")
   flag("--alone", action="store_true")
   flag("--distributed")
@@ -126,6 +143,8 @@ def main():
   options = parser.parse_args()
   code = 1
   try:
+    if options.signal_in_start is not None:
+      signalled_in_start(options)
     with stopping.raising():
       distributed.start(cluster.from_flags(options))
       run(options)

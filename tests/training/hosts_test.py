@@ -159,6 +159,16 @@ def test_a_launcher_that_is_told_to_stop_waits_for_one_saved_state(
   assert_equal(cut, whole)
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_that_is_told_while_it_joins_tells_the_others(
+  tmp_path, process
+):
+  began = time.monotonic()
+  flags = [f"--signal_in_start={process}", "--alone"]
+  ended(launch(tmp_path / "cut", *flags), code=143)
+  assert time.monotonic() - began < 60
+
+
 def test_process_0_trains_alone_while_the_others_wait(tmp_path, whole):
   cut = tmp_path / "cut"
   # The other one is told to stop: process 0 saves its state first.
