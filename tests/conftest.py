@@ -1,7 +1,13 @@
-"""Test setup: 8 virtual CPU devices, silent rank promotion is an error."""
+"""Test setup: 8 virtual CPU devices, silent rank promotion is an error.
+
+Workers, and the processes that tests start, share what they have compiled in a
+folder that ends with the tests.
+"""
 
 import gc
 import os
+import shutil
+import tempfile
 
 os.environ["XLA_FLAGS"] = " ".join(
   (
@@ -12,11 +18,20 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+_OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
+if _OWN_CACHE:
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_unconfigure():
+  if _OWN_CACHE:
+    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

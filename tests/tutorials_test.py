@@ -64,6 +64,14 @@ def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
     assert jnp.abs(one - same).max() <= 1e-5 * jnp.abs(one).max()
 
 
+def test_the_tutorial_on_clients_trains_refuses_and_counts():
+  names = _run("federated.md")
+  assert names["distance"] < 0.05  # .010 measured
+  assert names["refusal"].startswith("user-level privacy of 9 clients")
+  assert names["made"].traffic["north"].sent == 0
+  assert names["claim"].epsilon == names["privacy"].epsilon
+
+
 def _commands(name: str) -> list[tuple[list[str], int]]:
   """The arguments of each `synthq` of a page, and its exit code."""
   text = (TUTORIALS / name).read_text()
