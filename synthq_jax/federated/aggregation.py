@@ -171,14 +171,8 @@ class Sum:
     """Returns the L2 sensitivity of the sum, before the denominator.
 
     Args:
-      relation: a dp_accounting.NeighboringRelation, over clients.
-
-    Returns:
-      The clip norm for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL, twice the clip
-      norm for REPLACE_ONE.
-
-    Raises:
-      ValueError: for any other relation.
+      relation: a dp_accounting.NeighboringRelation, over clients; which there
+        are, `optim.clipping.sum_sensitivity` says.
     """
     return clipping.sum_sensitivity(self.l2_clip_norm, relation)
 

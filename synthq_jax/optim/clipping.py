@@ -103,17 +103,10 @@ class ClippedGrad:
     return self._scan(params, (batch, keys, is_padding_example), size)
 
   def sensitivity(self, relation: _Relation) -> float:
-    """Returns the L2 sensitivity of the sum under a neighbouring relation.
+    """Returns the L2 sensitivity of the sum, as `sum_sensitivity` says.
 
     Args:
       relation: a dp_accounting.NeighboringRelation.
-
-    Returns:
-      The clip norm for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL, twice the clip
-      norm for REPLACE_ONE.
-
-    Raises:
-      ValueError: for any other relation.
     """
     return sum_sensitivity(self.l2_clip_norm, relation)
 

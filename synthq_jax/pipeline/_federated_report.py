@@ -127,11 +127,7 @@ def _effectiveness(main: Sequence[results.Outcome]) -> Section:
   rows = []
   for name, group in groups.items():
     found = values(group, _MAIN)
-    row = [
-      name,
-      _with_interval(found),
-    ]
-    row.append(_spread(group))
+    row = [name, _with_interval(found), _spread(group)]
     for measure in ranking.MEASURES[1:]:
       row.append(f"{_mean(values(group, measure)):.3f}")
     row.append(f"{_mean(values(group, _MAIN, 'passage')):.3f}")

@@ -143,7 +143,8 @@ def start(settings: cluster.Settings) -> None:
 
   Raises:
     ValueError: if they cannot, or the devices are not those asked for.
-    stopping.Terminated: if this process was told to stop meanwhile.
+    stopping.Terminated, KeyboardInterrupt: if this process was told to stop
+      meanwhile.
   """
   if settings.cpu_devices is not None or settings.mode != "none":
     import jax

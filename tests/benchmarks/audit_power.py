@@ -10,11 +10,11 @@ claim an epsilon above 0 in at most 5% of runs. Prints one JSON document.
 
 import argparse
 import json
-import subprocess
 import sys
 
 import dp_accounting
 import numpy as np
+import repository
 from jax_privacy import auditing
 
 from synthq_jax.audit import lower_bounds
@@ -84,11 +84,9 @@ def main() -> int:
   parser.add_argument("--repeats", type=int, default=40)
   parser.add_argument("--vain_repeats", type=int, default=2000)
   options = parser.parse_args()
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   result = {
     "benchmark": "audit_power",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
     "delta": options.delta,
     "power": [
       power(epsilon, num, options.delta, options.repeats)

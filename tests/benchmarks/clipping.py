@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import repository
 
 from synthq_jax import optim
 from synthq_jax.losses import seq2seq
@@ -160,7 +160,7 @@ def main() -> int:
   )
   result = {
     "benchmark": "clipping",
-    "commit": _commit(),
+    "commit": repository.commit(),
     "jax": jax.__version__,
     "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "limits": {"time_ratio": TIME_LIMIT, "memory_ratio": MEMORY_LIMIT},
@@ -175,12 +175,6 @@ def main() -> int:
 def _say(line: str) -> None:
   """Shows progress; the document alone goes to the standard output."""
   print(line, file=sys.stderr, flush=True)
-
-
-def _commit() -> str:
-  command = ["git", "describe", "--always", "--dirty"]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

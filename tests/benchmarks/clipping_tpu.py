@@ -14,11 +14,12 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from concurrent import futures
 from typing import Any
+
+import repository
 
 WAYS = ("ordinary", "bookkeeping", "ghost", "vmap")
 INPUTS, TARGETS = 384, 128
@@ -148,11 +149,9 @@ def main() -> int:
     for one in books
     for name, limit in LIMITS.items()
   )
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   result = {
     "benchmark": "clipping_tpu",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
     "topology": TOPOLOGY,
     "tokens": [INPUTS, TARGETS],
     "limits": LIMITS,

@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import repository
 
 from synthq_jax import optim, typing
 from synthq_jax.data import shipped
@@ -307,7 +307,7 @@ def main() -> int:
     _say("interrupted: the sizes that are done are printed")
   result = {
     "benchmark": "contrastive",
-    "commit": _commit(),
+    "commit": repository.commit(),
     "jax": jax.__version__,
     "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "cases": found,
@@ -319,12 +319,6 @@ def main() -> int:
 
 
 _say = functools.partial(print, file=sys.stderr, flush=True)
-
-
-def _commit() -> str:
-  command = ["git", "describe", "--always", "--dirty"]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+import repository
 
 INPUT, WRITTEN, P = 384, 32, 0.8
 LENGTHS = (32, 64, 128)
@@ -279,7 +280,7 @@ def main() -> int:
   )
   result = {
     "benchmark": "decoding",
-    "commit": _commit(),
+    "commit": repository.commit(),
     "versions": {
       name: importlib.metadata.version(name)
       for name in ("jax", "flax", "torch", "transformers")
@@ -296,12 +297,6 @@ def main() -> int:
   }
   print(json.dumps(result, indent=1))
   return 0 if passed else 1
-
-
-def _commit() -> str:
-  command = ["git", "describe", "--always", "--dirty"]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

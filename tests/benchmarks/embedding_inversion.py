@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+import repository
 
 from synthq_jax import artifacts
 from synthq_jax.audit import (
@@ -362,14 +362,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser.add_argument("--workdir", type=pathlib.Path,
                       help="a new folder; run again, it goes on from there")  # fmt: skip
   options = parser.parse_args(arguments)
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   wall, cpu = time.perf_counter(), time.process_time()
   with tempfile.TemporaryDirectory() as temporary:
     found = run(options, options.workdir or pathlib.Path(temporary))
   result = {
     "benchmark": "embedding_inversion",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
     "options": {
       name: str(value) if isinstance(value, pathlib.Path) else value
       for name, value in vars(options).items()

@@ -22,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from typing import Any
 
 import numpy as np
+import repository
 
 PAIRS, QUERY_LENGTH, DOCUMENT_LENGTH = 8, 32, 64
 CLIP, NOISE = 0.1, 1.0
@@ -186,15 +188,21 @@ def main() -> int:
   flag("--clients_at_once", type=int, default=1)
   flag("--case", type=int, help=argparse.SUPPRESS)
   flag("--everybody", action="store_true", help=argparse.SUPPRESS)
+  flag("--only_tokens", action="store_true", help=argparse.SUPPRESS)
   flag("--tokens", help="of an earlier run, to be read; or where to keep them")
   options = parser.parse_args()
   if options.case is not None:
     print(json.dumps(case(options)))
     return 0
+  if options.only_tokens:
+    write_tokens(pathlib.Path(options.tokens))
+    return 0
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(options.tokens or pathlib.Path(folder) / "tokens.npz")
     if not path.exists():
-      write_tokens(path)
+      # In a process of its own: what this one takes, its children begin with.
+      command = [sys.executable, __file__, f"--tokens={path}", "--only_tokens"]
+      subprocess.run(command, check=True)
     pairs = len(np.load(path)["queries"])
     shared = [
       f"--{name}={getattr(options, name)}"
@@ -210,11 +218,10 @@ def main() -> int:
       command = [sys.executable, __file__, f"--tokens={path}", *shared, *flags]
       done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
       found.append(json.loads(done.stdout))
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   result = {
     "benchmark": "fedavg_clients",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
+    "jax": metadata.version("jax"),
     "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "model": "the shipped T5's encoder, float32",
     "data": f"the demo set, {pairs} pairs of queries and documents",

@@ -12,11 +12,11 @@ import collections
 import dataclasses
 import json
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import repository
 
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import (
@@ -313,10 +313,8 @@ def main() -> int:
   parser.add_argument("--no_encoder", action="store_true")
   parser.add_argument("--table", action="store_true")
   options = parser.parse_args()
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   result = collect(options.folder, with_encoder=not options.no_encoder)
-  result["commit"] = commit.stdout.strip() or "unknown"
+  result["commit"] = repository.commit()
   if options.table:
     print("\n".join(tables(result)))
   else:

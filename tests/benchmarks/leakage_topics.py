@@ -13,12 +13,12 @@ import itertools
 import json
 import pathlib
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import repository
 
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import encoders
@@ -114,8 +114,6 @@ def main() -> int:
   parser.add_argument("--made", type=int, default=0)
   parser.add_argument("--detectors", nargs="+", default=list(SETTINGS))
   options = parser.parse_args()
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   settings = {name: SETTINGS[name] for name in options.detectors}
   if options.encoder:
     own = detectors.Embedding(encode=encoders.own(), threshold=0.804)
@@ -124,7 +122,7 @@ def main() -> int:
   path = options.folder / "msmarco_queries.tsv"
   result = {
     "benchmark": "leakage_topics",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
     "texts of topics": len(known),
     "queries": sum(1 for _ in log(path)),
     "candidates": candidates(lambda: log(path), known, settings),

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+import repository
 
 from synthq_jax import optim
 from synthq_jax.models import t5, t5_config
@@ -82,11 +82,9 @@ def main() -> int:
     for name, times in seconds.items()
   }
   passed = ratios["dp_adafactor"] <= LIMIT
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   result = {
     "benchmark": "optimizer_overhead",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
     "jax": jax.__version__,
     "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "parameters": size,

@@ -12,10 +12,10 @@ few are found says what a quiet table means. Prints one JSON document.
 
 import argparse
 import json
-import subprocess
 import sys
 
 import numpy as np
+import repository
 
 from synthq_jax import artifacts
 from synthq_jax.leakage import near_duplicates, shares
@@ -78,8 +78,6 @@ def main() -> int:
   parser.add_argument("--planted", type=float, nargs="+",
                       default=[0.0, 0.002, 0.005, 0.01, 0.02])  # fmt: skip
   options = parser.parse_args()
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   space = workspace.Folders(options.workdir)
   prepared = artifacts.load(space.private("prepare_data"), results.PreparedData)
   real = _query_sides.real(space, prepared, limit=20_000, seed=0)
@@ -112,7 +110,7 @@ def main() -> int:
       ]
   result = {
     "benchmark": "query_leakage_power",
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": repository.commit(),
     "repeats": options.repeats,
     "level": LEVEL,
     "rows": rows,

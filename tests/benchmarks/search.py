@@ -20,7 +20,6 @@ import os
 import pathlib
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import repository
 
 CUTOFFS = (10, 100)
 ROUNDING = 2e-6  # of scores of unit vectors in float32
@@ -234,7 +234,7 @@ def main() -> int:
   )
   result = {
     "benchmark": "search",
-    "commit": _commit(),
+    "commit": repository.commit(),
     "versions": {
       name: importlib.metadata.version(name)
       for name in ("jax", "faiss-cpu", "numpy")
@@ -252,12 +252,6 @@ def main() -> int:
   }
   print(json.dumps(result, indent=1))
   return 0 if passed else 1
-
-
-def _commit() -> str:
-  command = ["git", "describe", "--always", "--dirty"]
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -24,11 +24,12 @@ import multiprocessing
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import time
 from concurrent import futures
 from typing import Any
+
+import repository
 
 WAYS = ("ordinary", "bookkeeping", "vmap")
 INPUTS, TARGETS, ROWS = 384, 128, 1024
@@ -355,8 +356,6 @@ def main() -> int:
   if options.output and options.output.exists():
     found = json.loads(options.output.read_text())["cases"]
   context = multiprocessing.get_context("spawn")
-  command = ["git", "describe", "--always", "--dirty"]
-  commit = subprocess.run(command, capture_output=True, text=True, check=False)
   for name in options.cases:
     ways = found.setdefault(name, {})
     for way in options.ways:
@@ -364,7 +363,7 @@ def main() -> int:
         continue
       with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         ways[way] = pool.submit(compile_case, name, way).result()
-      ways[way]["commit"] = commit.stdout.strip() or "unknown"
+      ways[way]["commit"] = repository.commit()
       ratios(ways)
       print(name, way, ways[way], file=sys.stderr, flush=True)
       result = {

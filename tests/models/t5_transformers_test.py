@@ -8,6 +8,7 @@ import os
 import jax
 import numpy as np
 import pytest
+import random_t5
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch = pytest.importorskip("torch")
@@ -245,19 +246,7 @@ CONFIG = t5_config.T5Config(
 
 
 def ours(config):
-  """Random parameters, without the initialisers, which compile slowly."""
-  shapes = jax.eval_shape(
-    functools.partial(t5.init_params, config), jax.random.key(0)
-  )
-  rng = np.random.default_rng(0)
-
-  def draw(path, leaf):
-    values = rng.normal(size=leaf.shape).astype(np.float32)
-    if path[-1].key == "kernel":
-      return values / leaf.shape[0] ** 0.5
-    return 1 + 0.3 * values if path[-1].key == "scale" else values
-
-  return jax.tree.map_with_path(draw, shapes)
+  return random_t5.params(config, spread=0.3)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from synthq_jax.models import t5
 
 
 @functools.cache
-def params(config):
-  """Without the initialisers, which compile slowly."""
+def params(config, *, spread=0.1):
+  """Without the initialisers, which compile slowly; `spread` is of scales."""
   shapes = jax.eval_shape(
     functools.partial(t5.init_params, config), jax.random.key(0)
   )
@@ -20,6 +20,6 @@ def params(config):
     noise = rng.normal(size=leaf.shape).astype(np.float32)
     if path[-1].key == "kernel":
       return noise / leaf.shape[0] ** 0.5
-    return 1 + 0.1 * noise if path[-1].key == "scale" else noise
+    return 1 + spread * noise if path[-1].key == "scale" else noise
 
   return jax.tree.map_with_path(fill, shapes)
