@@ -1,11 +1,15 @@
 """Test setup: 8 virtual CPU devices, silent rank promotion is an error.
 
+Files that take minutes begin first, so that no worker is left alone with one at
+the end (with --no-loadscope-reorder, as launch/local.sh says).
+
 Workers, and the processes that tests start, share what they have compiled in a
 folder that ends with the tests.
 """
 
 import gc
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -27,6 +31,25 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+_LONG = (
+  "pipeline/hosts_test.py",
+  "pipeline/kill_test.py",
+  "pipeline/plan_test.py",
+  "tutorials_test.py",
+  "training/mesh_test.py",
+  "pipeline/direct_dp_test.py",
+  "optim/t5_parity_test.py",
+  "pipeline/federated_study_test.py",
+  "pipeline/adapters_test.py",
+  "data/tfds_beir_test.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+  tests = pathlib.Path(__file__).parent
+  places = {tests / name: place for place, name in enumerate(_LONG)}
+  items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_unconfigure():

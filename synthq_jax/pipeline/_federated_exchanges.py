@@ -7,16 +7,24 @@ for once.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from synthq_jax import artifacts, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.federated import exchange, noised_vectors, shared
+from synthq_jax.federated import (
+  exchange,
+  generated_sentences,
+  noised_vectors,
+  shared,
+)
 from synthq_jax.federated import query_messages as messages
 from synthq_jax.federated import sentences as sentences_lib
+from synthq_jax.models import t5_config
 from synthq_jax.pipeline import (
   _federated_methods,
   _federated_training,
@@ -24,7 +32,7 @@ from synthq_jax.pipeline import (
   config_types,
 )
 
-__all__ = ["KINDS", "Exchanges", "build", "public_tokens"]
+__all__ = ["KINDS", "Exchanges", "Public", "build"]
 
 KINDS = (
   "none",
@@ -34,6 +42,7 @@ KINDS = (
   "noised questions",
   "noised cells",
   "summaries",
+  "generated sentences",
   "public corpus",
 )
 """Rows of the table."""
@@ -58,6 +67,12 @@ class Exchanges:
   """Of public sentences: a source of runs."""
   public_sentences: int = 10_000
   """How many of them."""
+  generator: generated_sentences.Settings = dataclasses.field(
+    default_factory=lambda: generated_sentences.Settings(epsilon=4.0)
+  )
+  """Of a client's generator of sentences."""
+  generated: int = 200
+  """Sentences that each generator writes."""
 
   def __post_init__(self):
     if self.kinds:
@@ -68,33 +83,66 @@ class Exchanges:
     config_types.positive(self, "noise_multiplier")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Public:
+  """What every client has before anything is exchanged."""
+
+  settings: Exchanges
+  params: typing.Params
+  """Of the public T5, decoder included."""
+  model: t5_config.T5Config
+  vocabulary: Any
+  length: int
+  """Tokens of a sentence."""
+
+  def vectors(
+    self, context: _federated_training.Context, texts: Sequence[str]
+  ) -> np.ndarray:
+    """Returns the vectors of texts by the public encoder."""
+    tokens = vocabulary_lib.tokenize(self.vocabulary, texts, length=self.length)
+    return context.encoders.encode_sentences(context.start, tokens)
+
+  @functools.cached_property
+  def sentences(self) -> tuple[str, ...]:
+    """Public sentences, taken evenly over their collection."""
+    source = _sources.parse(
+      self.settings.public_source, "federated_study.Exchanges.public_source"
+    )
+    found: dict[str, None] = {}
+    for document in source.read().documents:
+      found |= dict.fromkeys(sentences_lib.split(document.contents))
+    texts = list(found)
+    at = np.linspace(0, len(texts) - 1, self.settings.public_sentences)
+    return tuple(texts[i] for i in np.unique(at.astype(int)))
+
+
 def build(
-  settings: Exchanges,
+  public: Public,
   kind: str,
   context: _federated_training.Context,
-  vectors: Callable[[], np.ndarray],
   seed: int,
 ) -> exchange.Exchange | None:
   """Builds one exchange.
 
   Args:
-    settings: of the table.
+    public: what every client has, and the settings of the table.
     kind: one of `KINDS`.
     context: clients and the public towers.
-    vectors: returns the public sentences' vectors by the public encoder.
     seed: of the exchange's secrets.
   """
+  settings = public.settings
   if kind == "none":
     return None
   form, _, dtype = kind.partition(" ")
   if form == "raw":
     return exchange.FedNegative(top=settings.top, dtype=dtype)
   everybody = settings.top * (len(context.data.tokens) - 1)
-  if kind == "public corpus":
-    return exchange.PublicCorpus(vectors=vectors(), top=everybody)
-  run = f"exchange/seed {seed}"
+  if kind == "generated sentences":
+    return exchange.SharedOnce(
+      shared=_generated(public, context, seed), top=everybody
+    )
   noise: Mapping[str, Any] = {
-    "run": run,
+    "run": _run(seed),
     "noise_multiplier": settings.noise_multiplier,
     "capacity": settings.capacity,
   }
@@ -102,7 +150,10 @@ def build(
     return exchange.FedNegative(
       queries=messages.NoisedRows(**noise), top=settings.top
     )
-  centres = noised_vectors.centres(vectors(), settings.cells, seed=0)
+  vectors = public.vectors(context, public.sentences)
+  if kind == "public corpus":
+    return exchange.PublicCorpus(vectors=vectors, top=everybody)
+  centres = noised_vectors.centres(vectors, settings.cells, seed=0)
   if kind == "noised cells":
     return exchange.FedNegative(
       queries=messages.NoisedCells(centres=centres, **noise), top=settings.top
@@ -116,29 +167,42 @@ def build(
       context.sentences(context.start, at),
       is_public=True,
     )
-    key = jax.random.fold_in(jax.random.key(seed), at)
-    own[tokens.name] = shared.summary(party, centres, key=key, **noise)
+    own[tokens.name] = shared.summary(
+      party, centres, key=_key(seed, at), **noise
+    )
   return exchange.SharedOnce(shared=own, top=everybody)
 
 
-def public_tokens(
-  settings: Exchanges, vocabulary: Any, length: int
-) -> np.ndarray:
-  """Returns public sentences as tokens, [sentence, length].
+def _generated(
+  public: Public, context: _federated_training.Context, seed: int
+) -> dict[str, shared.Shared]:
+  """Has every client train a generator, and shares what it writes."""
+  settings, found = public.settings, {}
+  for at, client in enumerate(context.data.clients):
+    place = context.place(f"generator {at}", seed, ())
+    written = generated_sentences.from_collection(
+      public.params,
+      public.model,
+      public.vocabulary,
+      client,
+      settings.generator,
+      run=_run(seed),
+      count=settings.generated,
+      key=jax.random.fold_in(_key(seed, at), 1),  # not that of a summary
+      batch_seed=(seed, at),
+      directory=place / artifacts.fingerprint(settings.generator),
+    )
+    found[client.name] = shared.sentences(
+      written.texts,
+      public.vectors(context, written.texts),
+      generator=written.promise,
+    )
+  return found
 
-  Args:
-    settings: where they come from, and how many are taken: evenly over the
-      collection.
-    vocabulary: of the encoder.
-    length: as of the clients' sentences.
-  """
-  source = _sources.parse(
-    settings.public_source, "federated_study.Exchanges.public_source"
-  )
-  found: dict[str, None] = {}
-  for document in source.read().documents:
-    found |= dict.fromkeys(sentences_lib.split(document.contents))
-  texts: Sequence[str] = list(found)
-  at = np.linspace(0, len(texts) - 1, settings.public_sentences).astype(int)
-  chosen = tuple(texts[i] for i in np.unique(at))
-  return vocabulary_lib.tokenize(vocabulary, chosen, length=length)
+
+def _run(seed: int) -> str:
+  return f"exchange/seed {seed}"
+
+
+def _key(seed: int, client: int) -> jax.Array:
+  return jax.random.fold_in(jax.random.key(seed), client)

@@ -10,12 +10,10 @@ exchanges are for that.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import tqdm
 
 from synthq_jax import artifacts
@@ -232,7 +230,13 @@ class _Contexts:
     self._start = self._encoders.init(params)
     self._digest = _fingerprints.of_checkpoint(place)
     self._data, self._states = data, states
-    self._config = config
+    self.public = _federated_exchanges.Public(
+      settings=config.exchanges,
+      params=params,
+      model=model,
+      vocabulary=_federated_data.vocabulary(config),
+      length=config.sentence_length,
+    )
     self._made: dict[tuple[Recipe, float], _federated_training.Context] = {}
 
   def of(self, recipe: Recipe, share: float) -> _federated_training.Context:
@@ -252,16 +256,6 @@ class _Contexts:
         recipe=recipe,
       )
     return self._made[recipe, share]
-
-  @functools.cached_property
-  def public_vectors(self) -> np.ndarray:
-    """Vectors of public sentences by the public encoder."""
-    tokens = _federated_exchanges.public_tokens(
-      self._config.exchanges,
-      _federated_data.vocabulary(self._config),
-      self._config.sentence_length,
-    )
-    return self._encoders.encode_sentences(self._start, tokens)
 
 
 def _finished(
@@ -285,11 +279,7 @@ def _finished(
   options = {"test_split": config.test_split, "personal": config.personal}
   if is_exchange:
     made = _federated_exchanges.build(
-      config.exchanges,
-      job.variant,
-      context,
-      lambda: contexts.public_vectors,
-      job.seed,
+      contexts.public, job.variant, context, job.seed
     )
     found = _federated_methods.exchanged(
       context, job.variant, job.seed, exchange=made, **options

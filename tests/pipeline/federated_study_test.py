@@ -11,7 +11,7 @@ import scipy.stats
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.federated import personalisation
+from synthq_jax.federated import generated_sentences, personalisation
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import _federated_data as study_data
 from synthq_jax.pipeline import _federated_exchanges as exchanges
@@ -103,6 +103,10 @@ def finished(config, tmp_path_factory):
       capacity=16,
       public_source=config.source,
       public_sentences=20,
+      generator=generated_sentences.Settings(
+        epsilon=8.0, batch_size=4, steps=2
+      ),
+      generated=8,
     ),
   )
   return varied, workdir, federated_study.run(varied, workdir, progress=False)
@@ -182,6 +186,8 @@ def test_exchanges_claim_what_their_noise_covers_and_no_more(finished):
     assert claims[name][1] == math.inf
   assert claims["summaries"][0] == 0
   assert delta(claims["summaries"][1]) == pytest.approx(1 / 32, rel=0.01)
+  assert claims["generated sentences"][0] == 0
+  assert 7.9 < claims["generated sentences"][1] <= 8
   assert claims["public corpus"] == (0, 0)
   sizes = {name: sum(one.sent) for name, one in made.items()}
   assert sizes["none"] == sizes["public corpus"] == 0
