@@ -30,7 +30,12 @@ COLLECTION_UNIT = "passage"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Party:
-  """What one client brings to a round; nothing of it leaves by itself."""
+  """What one client brings to a round; nothing of it leaves by itself.
+
+  Each encoder is stated for one unit. What that of questions has read of the
+  collection, and that of sentences of the questions, is no part of any promise:
+  let it be nothing, or count it where the encoder was trained.
+  """
 
   name: str
   """Public."""

@@ -18,6 +18,7 @@ def stack(
   weights: Sequence[float] | None = None,
   size: int | None = None,
   steps: int | None = None,
+  like: Mapping[str, np.ndarray] | None = None,
 ) -> fedavg.Cohort:
   """Puts clients' batches side by side, with padding where one has fewer.
 
@@ -41,24 +42,29 @@ def stack(
       the same.
     size: clients of the cohort, the rest of them padding; None: no padding.
     steps: of every client; None: those of the longest.
+    like: the arrays of some client, for their shapes alone, where nobody takes
+      part. A Poisson draw of m clients is empty with probability exp(-m), and
+      such a round is made as any other: to leave it out would break the claim.
 
   Returns:
     A cohort, on the host.
 
   Raises:
-    ValueError: if there is no client, one stands there twice, or there are more
-      clients or steps than fit.
+    ValueError: if there is no client and no `like`, one stands there twice, or
+      there are more clients or steps than fit.
   """
   ids = [int(one) for one in ids]
   longest = max((len(one["is_padding"]) for one in batches), default=0)
-  size = len(ids) if size is None else size
+  size = max(len(ids), 1) if size is None else size
   steps = longest if steps is None else steps
-  if not ids or len(ids) != len(batches):
+  template = batches[0] if batches else like
+  if template is None or len(ids) != len(batches):
     raise ValueError(
       "expected batches and an id for each of one or more clients, got"
-      f" {len(batches)} batches and {len(ids)} ids"
+      f" {len(batches)} batches and {len(ids)} ids; give a client's arrays as"
+      " `like` for a round without clients"
     )
-  if len(set(ids)) < len(ids) or min(ids) < 0:
+  if len(set(ids)) < len(ids) or min(ids, default=0) < 0:
     raise ValueError(
       "expected different ids of clients, 0 or more, got one that is below 0 or"
       " stands there twice: a client may take part in a round once"
@@ -70,7 +76,7 @@ def stack(
     )
 
   def rows(name: str) -> np.ndarray:
-    first = np.asarray(batches[0][name])
+    first = np.asarray(template[name])
     shape = (size, steps, *first.shape[1:])
     stacked = np.full(shape, name == "is_padding", first.dtype)
     for place, one in enumerate(batches):
@@ -81,7 +87,7 @@ def stack(
   if weights is not None:
     weights = np.pad(np.asarray(weights, np.float32), (0, missing))
   return fedavg.Cohort(
-    batches={name: rows(name) for name in batches[0]},
+    batches={name: rows(name) for name in template},
     ids=np.pad(np.asarray(ids, np.int32), (0, missing), constant_values=-1),
     is_dropped=np.arange(size) >= len(ids),
     weights=weights,

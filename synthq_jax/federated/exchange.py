@@ -84,7 +84,7 @@ class FedNegative:
 
   Formal guarantee: for a client's questions that of `queries`, a release for
   each round; for the collections of those who answer NONE, unless they are
-  declared public.
+  declared public: then that of the encoder of their vectors.
   """
 
   queries: query_messages.QueryMessage = query_messages.Raw()
@@ -140,8 +140,8 @@ class FedNegative:
       },
       traffic=_exchange_rows.traffic(by_name, _sizes(asked, requests, replies)),
       promises={
-        name: self._promise(name, messages[name].promise, asked)
-        for name in by_name
+        name: self._promise(party, messages[name].promise, asked)
+        for name, party in by_name.items()
       },
     )
 
@@ -180,19 +180,24 @@ class FedNegative:
 
   def _promise(
     self,
-    name: str,
+    party: Party,
     questions: statement.PrivacyStatement,
     asked: Mapping[str, Sequence[str]],
   ) -> Promise:
     """States what left: nothing of who asked nobody, or was not asked."""
     collection = statement.none(unit=COLLECTION_UNIT)
-    if any(name in others for others in asked.values()):
-      if not self.collections_are_public:
+    if any(party.name in others for others in asked.values()):
+      if self.collections_are_public:
+        collection = statement.inherit(
+          party.sentence_encoder,
+          "Vectors of public sentences were sent as this encoder makes them.",
+        )
+      else:
         collection = statement.non_private(
           "Vectors of the collection's sentences were sent as they are.",
           unit=COLLECTION_UNIT,
         )
-    if not asked[name]:
+    if not asked[party.name]:
       questions = statement.none(unit=QUESTION_UNIT)
     return Promise(questions=questions, collection=collection)
 

@@ -199,7 +199,8 @@ def client_key(
 ) -> jax.Array:
   """Returns the key of one client in one round.
 
-  It does not depend on who else takes part.
+  It does not depend on who else takes part. Whoever has `key` has it for all
+  clients: what clients keep from each other needs keys of their own.
 
   Args:
     key: of the whole training.

@@ -38,7 +38,9 @@ class Federation:
     clients: sorted by name.
     num_foreign_judgements: judgements of passages that another client holds;
       left out, or met by a copy.
-    num_copies: passages that a client got besides the one it names.
+    num_copies: passages that a client got for a question: without it, its
+      collection would be another, so that what is promised for questions while
+      something of the collection leaves the client would not hold.
     num_lost_questions: questions left without any answer.
     num_lost_passages: passages that name no client and answer nobody.
   """

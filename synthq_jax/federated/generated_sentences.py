@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import optim, typing
+from synthq_jax import artifacts, optim, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated._exchange_types import (
@@ -31,6 +31,7 @@ from synthq_jax.generation import decoding, samplers
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.privacy import accounting, sampling, statement
+from synthq_jax.retrieval import vector_files
 from synthq_jax.training import dp_step, loop
 
 __all__ = [
@@ -107,7 +108,8 @@ def from_collection(
   generator has learned and nothing else.
 
   Formal guarantee: that of `plan`, for one passage of the client with all its
-  sentences; no question is read.
+  sentences. No question is read, if none has brought a passage to the client
+  (`federation.Federation.num_copies` is 0).
 
   Args:
     params: of a public T5.
@@ -119,7 +121,7 @@ def from_collection(
     count: sentences to write; those that do not end or stand twice are dropped.
     key: secret of the client, for this call alone.
     batch_seed: secret seed of the sampling.
-    directory: private, for states of unfinished training and for metrics.
+    directory: private; see `fine_tune`.
     prompt: public.
     max_length: tokens of a sentence, EOS included; longer ones are cut.
 
@@ -242,9 +244,12 @@ def plan(
     ),
     assumptions=(
       f"One record is one {unit}, drawn and clipped as one.",
-      *statement.ASSUMPTIONS[1:3],
+      statement.SECRET_SEEDS,
+      "Which records were in which batch stays secret; every intermediate"
+      " model may be published.",
+      "Losses and gradient norms are not published.",
       "The settings were chosen without looking at the client's texts.",
-      statement.ASSUMPTIONS[-1],
+      statement.IDEAL_NUMBERS,
     ),
     not_protected=("What many records have in common.",),
   )
@@ -267,7 +272,8 @@ def fine_tune(
 
   Formal guarantee: that of `made.statement`, for one record, if `params` are
   public and `key` and `batch_seed` secret. States and metrics in `directory`
-  are private.
+  are private, and a state is gone on from by the same training alone: same
+  plan, settings, parameters, records and secrets.
 
   Args:
     made: from `plan`, for as many records.
@@ -277,7 +283,8 @@ def fine_tune(
     records: "inputs" and "targets", 0 = padding at the end of a row.
     key: secret, of the noise and nothing else.
     batch_seed: secret, of the sampling.
-    directory: for states of unfinished training and for metrics.
+    directory: for states of unfinished training and for metrics, each training
+      in a folder of its own.
     loop_settings: saving and reporting.
 
   Returns:
@@ -292,6 +299,18 @@ def fine_tune(
       f"expected as many records as the plan has, {made.sampler.num_examples},"
       f" got {count}: plan again"
     )
+  arrays = (params, dict(records), jax.random.key_data(key))
+  own = os.path.join(
+    directory,
+    artifacts.fingerprint(
+      made.sampler,
+      made.noise_multiplier,
+      settings,
+      config,
+      [vector_files.digest(np.asarray(x)) for x in jax.tree.leaves(arrays)],
+      list(batch_seed),
+    ),
+  )
   clipped = optim.clipped_grad(
     functools.partial(loss_fn, config=config),
     l2_clip_norm=settings.clip_norm,
@@ -308,8 +327,8 @@ def fine_tune(
     learning_rate=settings.learning_rate,
     batch_seed=batch_seed,
     noise_key=key,
-    directory=os.path.join(directory, "state"),
-    metrics_path=os.path.join(directory, "metrics.jsonl"),
+    directory=os.path.join(own, "state"),
+    metrics_path=os.path.join(own, "metrics.jsonl"),
     description="generator of sentences",
     settings=loop_settings or loop.Settings(progress=False),
   )

@@ -97,7 +97,8 @@ def summary(
 
   Formal guarantee: that of `noised_vectors.cells` and `noised_vectors.promise`
   for one passage of the collection, with all its sentences together. No
-  question is read. One call is one release.
+  question is read, if none has brought a passage to the client
+  (`federation.Federation.num_copies` is 0). One call is one release.
 
   Args:
     party: the client.

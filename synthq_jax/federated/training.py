@@ -60,6 +60,7 @@ def loss_fn(
     del key
     names = sorted(
       (name for name in batch if name.startswith(batches_lib.SENTENCES)),
+      key=lambda name: int(name.removeprefix(batches_lib.SENTENCES)),
       reverse=True,  # the widest first, as the slots are counted
     )
     laid = [encoders.sentences(params, batch[name]) for name in names]

@@ -169,10 +169,16 @@ def fedavg(
   for that round, `is_dropped` where it drew padding. What `server` does to the
   noisy mean is post-processing. The metrics are private.
 
+  The noise is a function of the key and `State.round`. Whoever goes on from
+  parameters alone has to set that number: the noise of a round that was drawn
+  twice falls out of the difference of two models.
+
   Args:
     update: what a client does.
     privacy: clip norm, noise, denominator.
-    noise_key: secret key for the noise, and for nothing else.
+    noise_key: secret key for the noise, and for nothing else. A key of
+      `jax.random.key(number)` has 32 bits: make it with
+      `jax.random.wrap_key_data` from two secret words.
     server: an optimizer that takes less the noisy mean update for a gradient;
       None: `optax.sgd(1.0)`, which adds that mean.
     clients_at_once: as in `fedavg.fedavg`.
@@ -192,7 +198,7 @@ def fedavg(
     denominator=privacy.sampler.expected_batch_size,
     key=noise_key,
   )
-  return fedavg_lib.fedavg(
+  found = fedavg_lib.fedavg(
     update,
     server=optax.chain(
       private_mean, optax.sgd(1.0) if server is None else server
@@ -201,3 +207,17 @@ def fedavg(
     clients_at_once=clients_at_once,
     mesh=mesh,
   )
+
+  def finish(
+    state: fedavg_lib.State, total: aggregation.Total
+  ) -> tuple[fedavg_lib.State, dict[str, jax.Array]]:
+    noise, *rest = state.server_state
+    noise = noise._replace(step=state.round)
+    return found.finish(state._replace(server_state=(noise, *rest)), total)
+
+  def apply(
+    state: fedavg_lib.State, cohort: fedavg_lib.Cohort, key: jax.Array
+  ) -> tuple[fedavg_lib.State, dict[str, jax.Array]]:
+    return finish(state, found.add(found.begin(state), state, cohort, key))
+
+  return found._replace(apply=apply, finish=finish)

@@ -40,7 +40,8 @@ def privatize(
     everything computed from its output is post-processing. `denominator` has
     to be public: a constant such as the expected batch size, never the number
     of examples in this batch. The key has to stay secret and must not be used
-    for anything else. Gaussians are drawn in float32: attacks on the low bits
+    for anything else; `fold_in(key, t)` is what step t draws from, so children
+    of the key are no other keys, while `split` gives two that are. Gaussians are drawn in float32: attacks on the low bits
     of floating-point noise are outside this claim.
 
   >>> import jax, jax.numpy as jnp

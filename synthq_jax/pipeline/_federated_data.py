@@ -33,6 +33,8 @@ class Data:
   clients: tuple[clients_lib.Client, ...] = dataclasses.field(repr=False)
   tokens: tuple[clients_lib.Tokens, ...] = dataclasses.field(repr=False)
   facts: results.Facts
+  num_copies: int
+  """Passages that a question brought to its client."""
   digest: str
   """Of everything above and of the settings that made it."""
 
@@ -48,6 +50,12 @@ def build(config: Any) -> Data:
       questions to train or to test on.
   """
   judged, source = _read(config)
+  for split in (TRAIN, config.test_split):
+    if split not in judged.splits():
+      raise ValueError(
+        f"federated_study.Config: expected a split {split!r} in"
+        f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
+      )
   federation = federation_lib.build(_dealt(config, judged))
   kept = clients_lib.with_questions(
     clients_lib.with_questions(federation.clients, TRAIN),
@@ -76,6 +84,7 @@ def build(config: Any) -> Data:
       for client in kept
     ),
     facts=_facts(config, federation, kept),
+    num_copies=federation.num_copies,
     digest=artifacts.fingerprint(
       source,
       _fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),

@@ -4,6 +4,10 @@ All rows of this table start from the PUBLIC encoder, whose sentence tower stays
 a promise about vectors holds only where the encoder has read nobody's texts, and
 only for the first round, after which query towers have. So negatives are asked
 for once.
+
+Secrets of these exchanges come from the seed of the study, which is public: the
+promises are what the same exchange earns with secret ones, and nothing that was
+sent here may be released.
 """
 
 import dataclasses
@@ -14,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, typing
+from synthq_jax import typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import (
   exchange,
@@ -46,6 +50,7 @@ KINDS = (
   "public corpus",
 )
 """Rows of the table."""
+_PROMISING = KINDS[4:-1]  # a bound above 0, below infinity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,37 @@ class Exchanges:
     )
     config_types.positive(self, "noise_multiplier")
 
+  def public_digest(self) -> str:
+    """Returns what public sentences depend on, "" if no row needs any."""
+    if not {"noised cells", "summaries", "public corpus"} & set(self.kinds):
+      return ""
+    return self.source().digest()
+
+  def source(self) -> _sources.Source:
+    """Returns where public sentences come from."""
+    return _sources.parse(
+      self.public_source, "federated_study.Exchanges.public_source"
+    )
+
+  def check(self, num_copies: int) -> None:
+    """Refuses promises that collections do not allow.
+
+    Args:
+      num_copies: passages that clients hold because a question is theirs:
+        whatever is sent of such a collection depends on that question.
+
+    Raises:
+      ValueError: if there are any, and something is promised.
+    """
+    promising = [kind for kind in self.kinds if kind in _PROMISING]
+    if num_copies and promising:
+      raise ValueError(
+        "federated_study.Exchanges.kinds: expected passages that all name their"
+        f" client, got {num_copies} that a question brought to it, for which"
+        f" {promising} would promise too much: name the clients of all passages"
+        " in the data, or leave these rows out"
+      )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Public:
@@ -105,11 +141,8 @@ class Public:
   @functools.cached_property
   def sentences(self) -> tuple[str, ...]:
     """Public sentences, taken evenly over their collection."""
-    source = _sources.parse(
-      self.settings.public_source, "federated_study.Exchanges.public_source"
-    )
     found: dict[str, None] = {}
-    for document in source.read().documents:
+    for document in self.settings.source().read().documents:
       found |= dict.fromkeys(sentences_lib.split(document.contents))
     texts = list(found)
     at = np.linspace(0, len(texts) - 1, self.settings.public_sentences)
@@ -168,7 +201,7 @@ def build(
       is_public=True,
     )
     own[tokens.name] = shared.summary(
-      party, centres, key=_key(seed, at), **noise
+      party, centres, key=_keys(seed, at)["summary"], **noise
     )
   return exchange.SharedOnce(shared=own, top=everybody)
 
@@ -179,7 +212,6 @@ def _generated(
   """Has every client train a generator, and shares what it writes."""
   settings, found = public.settings, {}
   for at, client in enumerate(context.data.clients):
-    place = context.place(f"generator {at}", seed, ())
     written = generated_sentences.from_collection(
       public.params,
       public.model,
@@ -188,9 +220,9 @@ def _generated(
       settings.generator,
       run=_run(seed),
       count=settings.generated,
-      key=jax.random.fold_in(_key(seed, at), 1),  # not that of a summary
+      key=_keys(seed, at)["generator"],
       batch_seed=(seed, at),
-      directory=place / artifacts.fingerprint(settings.generator),
+      directory=context.place(f"generator {at}", seed, ()),
     )
     found[client.name] = shared.sentences(
       written.texts,
@@ -204,5 +236,8 @@ def _run(seed: int) -> str:
   return f"exchange/seed {seed}"
 
 
-def _key(seed: int, client: int) -> jax.Array:
-  return jax.random.fold_in(jax.random.key(seed), client)
+def _keys(seed: int, client: int) -> dict[str, jax.Array]:
+  """Returns a client's keys, none of which is another's child."""
+  own = jax.random.fold_in(jax.random.key(seed), client)
+  summary, generator = jax.random.split(own)
+  return {"summary": summary, "generator": generator}

@@ -7,6 +7,7 @@ that was killed goes on after the last round that was finished.
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -197,7 +198,7 @@ def federated(
   key = jax.random.key(seed)
   first, params = _newest(context, "federated", seed, history)
   state = fedavg.State(params, (), jnp.int32(first))
-  slots: batches.Slots = ()
+  slots = _read_slots(context.place("federated", seed, history[:first]))
   for number in range(first, len(history)):
     plans = [
       _plan(context, history[number], state.params, seed, at, number)
@@ -213,9 +214,22 @@ def federated(
     state, _ = finish(state, total)
     done = number + 1
     place = context.place("federated", seed, history[:done])
+    artifacts.write_atomically(_slots_path(place), json.dumps(slots))
     checkpoints.save(place, done, state.params)
     after()
   return state.params
+
+
+def _slots_path(place: pathlib.Path) -> pathlib.Path:
+  return place.with_name(f"{place.name}.slots.json")
+
+
+def _read_slots(place: pathlib.Path) -> batches.Slots:
+  """Returns the shapes that the rounds before had: they change last bits."""
+  path = _slots_path(place)
+  if not path.exists():
+    return ()
+  return tuple((width, rows) for width, rows in json.loads(path.read_text()))
 
 
 @functools.lru_cache(maxsize=4)

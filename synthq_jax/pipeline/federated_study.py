@@ -159,6 +159,7 @@ def run(
     workdir, is_public=config.public_data, on_accepted=on_accepted
   ) as root:
     data = _federated_data.build(config)
+    config.exchanges.check(data.num_copies)
     contexts = _Contexts(config, data, root / "states")
     jobs = list(_jobs(config))
     outcomes = []
@@ -264,14 +265,17 @@ def _finished(
   """Trains and scores, or reads what is finished."""
   context = contexts.of(job.recipe, job.share)
   is_exchange = job.method == _federated_methods.EXCHANGE
-  table = dataclasses.replace(config.exchanges, kinds=())
+  how = config.exchange_top, config.exchange_partners
+  if is_exchange:
+    table = dataclasses.replace(config.exchanges, kinds=(job.variant,))
+    how = table, table.public_digest()
   digest = artifacts.fingerprint(
     "federated_study",
     context.digest,
     job,
     config.test_split,
     config.personal,
-    table if is_exchange else (config.exchange_top, config.exchange_partners),
+    how,
   )
   place = root / "outcomes" / digest
   if artifacts.read_fingerprint(place) == digest:

@@ -69,6 +69,20 @@ def test_a_straggler_of_no_steps_pulls_the_mean_and_a_dropped_one_does_not():
   np.testing.assert_array_equal(left_out, alone)
 
 
+def test_a_round_without_clients_has_the_shape_of_any_other():
+  like = client(3, 5.0)
+  empty = cohorts.stack([], [], size=2, steps=4, like=like)
+  full = cohorts.stack([like, like], [0, 1], steps=4)
+  for one, other in zip(
+    jax.tree.leaves(empty), jax.tree.leaves(full), strict=True
+  ):
+    assert one.shape == other.shape and one.dtype == other.dtype
+  assert empty.is_dropped.all() and empty.batches["is_padding"].all()
+  start = after_a_round(cohorts.drop(full, np.array([True, True])))
+  np.testing.assert_array_equal(after_a_round(empty), start)
+  assert len(cohorts.stack([], [], steps=4, like=like).ids) == 1
+
+
 @pytest.mark.parametrize(
   ("clients", "ids", "options", "words"),
   [

@@ -252,6 +252,20 @@ def test_noise_on_questions_alone_is_not_called_private(queries):
   assert run(made).promises["a"].is_private
 
 
+def test_public_sentences_promise_what_their_encoder_does():
+  made = exchange.FedNegative(
+    queries=noised_rows(2.0), collections_are_public=True
+  )
+  has_read = statement.non_private(unit=exchange.COLLECTION_UNIT)
+  parties = [
+    dataclasses.replace(one, sentence_encoder=has_read) for one in PARTIES
+  ]
+  promise = run(made, parties).promises["a"]
+  assert promise.collection.epsilon == math.inf
+  assert not promise.is_private
+  assert run(made).promises["a"].collection.epsilon == 0
+
+
 def test_rounds_of_noised_questions_are_releases_of_their_own():
   made = exchange.FedNegative(queries=noised_rows(2.0))
   promises = [run(made, round_number=i).promises["a"] for i in range(3)]

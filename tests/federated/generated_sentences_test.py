@@ -118,6 +118,23 @@ def test_training_runs_with_the_planned_noise_and_clip_norm(
   assert max(jax.tree.leaves(moved)) > 1e-4
 
 
+def test_another_training_begins_anew_in_the_same_folder(params, tmp_path):
+  """Or the claim of one would stand beside the generator of another."""
+  first = fine_tune(params, tmp_path)
+  other = make_records()
+  other["targets"] = other["targets"][::-1].copy()
+  second = fine_tune(params, tmp_path, other)
+  apart = fine_tune(params, tmp_path / "apart", other)
+  again = fine_tune(params, tmp_path)
+
+  def same(one, two):
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.array_equal(x, y) for x, y in leaves)
+
+  assert same(second, apart) and same(first, again)
+  assert not same(first, second)
+
+
 def test_records_that_were_not_planned_for_are_refused(params, tmp_path):
   with pytest.raises(ValueError, match="the plan has, 20, got 19"):
     fine_tune(params, tmp_path, make_records(19))

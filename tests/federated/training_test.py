@@ -90,6 +90,21 @@ def test_the_loss_is_that_of_a_plain_softmax_over_what_may_count(widths):
       assert found[i] == pytest.approx(expected, rel=1e-4)
 
 
+def test_sentences_of_a_thousand_tokens_are_laid_with_the_widest():
+  tokens = _tokens()
+  long = np.pad(tokens.sentences, ((0, 0), (0, 988)))
+  long[::2, 12:200] = 7
+  tokens = dataclasses.replace(tokens, sentences=long)
+  plan = batches.plan(tokens, _table(tokens), batch_size=4, seed=0)
+  losses = []
+  for widths in ((1000,), (128, 1000)):
+    slots = batches.slots([plan], 1000, widths=widths)
+    arrays = batches.arrays(plan, tokens, slots)
+    losses.append(_loss_fn()(_params(), _step(arrays, 0)))
+  assert {"sentences_128", "sentences_1000"} <= arrays.keys()
+  np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
 def test_a_step_of_padding_has_finite_gradients():
   tokens = _tokens()
   _, arrays = _arrays(tokens, _table(tokens))

@@ -303,3 +303,22 @@ def test_no_clipping_is_refused(clip):
 def test_draws_that_nothing_is_claimed_for_are_refused(sampler):
   with pytest.raises(ValueError, match="federated.sampling.poisson"):
     settings(sampler=sampler)
+
+
+def test_noise_goes_on_where_the_rounds_do():
+  """A noise that is drawn twice falls out of the difference of two models."""
+  functions = made(noise_multiplier=1.0)
+  apply = jax.jit(functions.apply)
+  nobody = cohort_of([np.zeros(17)])
+  states = [functions.init(START)]
+  for _ in range(3):
+    states.append(apply(states[-1], nobody, KEY)[0])
+  resumed = functions.init(states[1].params)._replace(round=states[1].round)
+  resumed = apply(apply(resumed, nobody, KEY)[0], nobody, KEY)[0]
+  for name in START:
+    np.testing.assert_array_equal(resumed.params[name], states[3].params[name])
+    moved = [
+      one.params[name] - other.params[name]
+      for one, other in zip(states[1:], states[:-1], strict=True)
+    ]
+    assert np.abs(moved[0] - moved[1]).max() > 1e-4

@@ -237,6 +237,83 @@ def test_a_training_that_was_killed_ends_the_same_to_the_bit(config, tmp_path):
   assert len(ended) == 1 and equal(whole, again)
 
 
+def test_a_training_that_goes_on_keeps_the_shapes_of_the_rounds_before(
+  config, tmp_path, monkeypatch
+):
+  """Other shapes are other sums, and other last bits."""
+  real, asked = training.batches.slots, []
+
+  def slots(plans, longest, *, at_least):
+    asked.append(at_least)
+    return real(plans, longest, at_least=at_least)
+
+  monkeypatch.setattr(training.batches, "slots", slots)
+  history = ("bm25", "static")
+  whole = training.federated(context(config, tmp_path / "a"), 0, history)
+  training.federated(context(config, tmp_path / "b"), 0, history[:1])
+  again = training.federated(context(config, tmp_path / "b"), 0, history)
+  assert equal(whole, again)
+  assert asked[0] == asked[2] == ()
+  assert asked[1] == asked[3] != ()
+
+
+def test_a_split_that_is_not_there_is_named(config, tmp_path):
+  wrong = dataclasses.replace(config, test_split="validation")
+  with pytest.raises(ValueError, match="'validation' in .*got test, train"):
+    federated_study.run(wrong, tmp_path, progress=False)
+
+
+def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
+  """The asker's collection would be another without its question."""
+  texts = tiny()
+  nobodys = dataclasses.replace(texts.documents[0], client="")
+  folder = tmp_path / "source"
+  beir.write_beir(
+    folder,
+    dataclasses.replace(texts, documents=(nobodys, *texts.documents[1:])),
+  )
+
+  def run(*kinds):
+    tried = dataclasses.replace(
+      config,
+      source=f"beir:{folder}",
+      methods=("BM25",),
+      exchanges=dataclasses.replace(
+        config.exchanges, kinds=kinds, top=2, public_source=config.source
+      ),
+    )
+    return federated_study.run(tried, tmp_path / "run", progress=False)
+
+  for kind in ("noised questions", "summaries", "generated sentences"):
+    with pytest.raises(ValueError, match="got 1 that a question brought"):
+      run(kind)
+  assert "raw int8" in run("none", "raw int8")
+
+
+def test_another_public_corpus_is_another_row(config, tmp_path):
+  folder = tmp_path / "public"
+  beir.write_beir(folder, tiny(("north",)))
+  table = federated_study.Exchanges(
+    kinds=("public corpus",), public_source=f"beir:{folder}"
+  )
+  before = table.public_digest()
+  beir.write_beir(folder, tiny(("south",)))
+  assert table.public_digest() != before
+  assert dataclasses.replace(table, kinds=("raw int8",)).public_digest() == ""
+
+
+def test_keys_of_a_client_are_not_each_others_children():
+  keys = exchanges._keys(0, 1)
+  data = {name: jax.random.key_data(key) for name, key in keys.items()}
+  children = {
+    name: [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(50)]
+    for name, key in keys.items()
+  }
+  for one, other in (("summary", "generator"), ("generator", "summary")):
+    assert not np.array_equal(data[one], data[other])
+    assert not any(np.array_equal(x, data[other]) for x in children[one])
+
+
 def test_vectors_are_those_of_the_tower_that_is_asked_for(config, tmp_path):
   made = context(config, tmp_path)
   other = {
