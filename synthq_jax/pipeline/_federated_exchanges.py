@@ -73,7 +73,7 @@ class Exchanges:
   public_sentences: int = 10_000
   """How many of them."""
   generator: generated_sentences.Settings = dataclasses.field(
-    default_factory=lambda: generated_sentences.Settings(epsilon=4.0)
+    default_factory=lambda: generated_sentences.Settings(epsilon=4.0, steps=50)
   )
   """Of a client's generator of sentences."""
   generated: int = 200
