@@ -40,9 +40,10 @@ def privatize(
     everything computed from its output is post-processing. `denominator` has
     to be public: a constant such as the expected batch size, never the number
     of examples in this batch. The key has to stay secret and must not be used
-    for anything else; `fold_in(key, t)` is what step t draws from, so children
-    of the key are no other keys, while `split` gives two that are. Gaussians are drawn in float32: attacks on the low bits
-    of floating-point noise are outside this claim.
+    for anything else: step t draws from `fold_in(key, t)`, so another key that
+    is a child of this one is this one again: take both from the `split` of a
+    third. Gaussians are drawn in float32: attacks on the low bits of
+    floating-point noise are outside this claim.
 
   >>> import jax, jax.numpy as jnp
   >>> transform = privatize(l2_sensitivity=1.0, noise_multiplier=0.0,
