@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   )
   parser.add_argument("--victim", help="a client; one of middle size if none")
   parser.add_argument(
-    "--noise", type=float, nargs="+", default=[0, 0.05, 0.1, 0.3, 1]
+    "--noise", type=float, nargs="+", default=[0.0, 0.05, 0.1, 0.3, 1.0]
   )
   parser.add_argument("--steps", type=int, default=400)
   parser.add_argument("--language_steps", type=int, default=400)
