@@ -190,6 +190,8 @@ def _by_client(
 
 def _variants(group: Sequence[results.Outcome]) -> Section:
   """The base method with one setting changed."""
+  base = [one for one in group if not one.variant]
+  tested = len(group) - len(base)
   rows = []
   for one in group:
     found = values([one], _MAIN)
@@ -197,14 +199,16 @@ def _variants(group: Sequence[results.Outcome]) -> Section:
       (
         one.variant or "as in the main table",
         _with_interval(found),
+        _p_value(found, base or None, one.variant or methods.BASE, tested),
         f"{_mean(values([one], 'R@20')):.3f}",
         f"{one.hubness:.2f}",
       )
     )
-  header = ("Setting", "MRR@10 [95%]", "R@20", "Hubness")
+  header = ("Setting", "MRR@10 [95%]", "p", "R@20", "Hubness")
   return (
     f"{methods.BASE} with other settings",
-    "One seed. Hubness: skewness of how often a sentence is drawn as a hard"
+    "One seed. p of a t test against the first row, times the number of tests."
+    " Hubness: skewness of how often a sentence is drawn as a hard"
     " negative by the final towers; 0 is even.",
     (header, rows, header[1:]),
   )

@@ -448,3 +448,21 @@ def test_tables_average_seeds_then_questions_then_clients():
   assert base["R@1"] == "0.625"
   assert base["Thesis, Fed-NewsQA"] == "0.261"
   assert base[f"p against {methods.BASE}"] == "-"
+
+
+def test_settings_are_tested_against_those_of_the_main_table():
+  ranks = [[1, 2, 0, 3] * 5, [4, 1, 0, 2] * 5]
+  worse = [[one and one + 3 for one in client] for client in ranks]
+  found = study({methods.BASE: [ranks, worse]})
+  base = found.outcomes[0]
+  tried = [
+    dataclasses.replace(base, variant="top=10"),
+    dataclasses.replace(base, variant="top=50", ranks=found.outcomes[1].ranks),
+  ]
+  with_settings = dataclasses.replace(found, outcomes=(base, *tried))
+  _, _, (header, rows, _) = report.tables(with_settings)[2]
+  at = header.index("p")
+  assert [row[at] for row in rows] == ["-", "1.000", "< 0.001"]
+  without_base = dataclasses.replace(found, outcomes=tuple(tried))
+  _, _, (_, rows, _) = report.tables(without_base)[2]
+  assert [row[at] for row in rows] == ["-", "-"]
