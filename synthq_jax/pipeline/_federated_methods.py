@@ -19,6 +19,7 @@ from synthq_jax.privacy import statement
 
 __all__ = [
   "BASE",
+  "CENTRAL",
   "EXCHANGE",
   "METHODS",
   "Method",
@@ -34,6 +35,8 @@ BASE = "PDD-AS2"
 """The method whose towers are personalised, and that others are tested
 against."""
 
+CENTRAL = "Central"
+"""The method that has all data in one place."""
 
 EXCHANGE = "exchange"
 """What rows of the table of exchanges are called."""
@@ -80,7 +83,7 @@ METHODS = (
   Method(BASE, True),
   Method("+ query encoder", True),
   Method("+ Fed-Negative", True),
-  Method("Central", True),
+  Method(CENTRAL, True),
 )
 """The rows of the main table, in the order of the thesis."""
 
@@ -195,7 +198,7 @@ def _towers(
       for client in range(count)
     ]
     return Towers(own, own)
-  if method == "Central":
+  if method == CENTRAL:
     everyone = _federated_training.central(context, seed, static)
     return Towers([everyone] * count, [everyone] * count)
   history = {

@@ -28,7 +28,7 @@ THESIS: Mapping[str, float] = {
   methods.BASE: 0.261,
   "+ query encoder": 0.289,
   "+ Fed-Negative": 0.309,
-  "Central": 0.338,
+  methods.CENTRAL: 0.338,
 }
 """Sentence MRR@10 on Fed-NewsQA as the thesis reports it: other texts, another
 model."""
@@ -43,6 +43,8 @@ def notes(config: Any) -> tuple[str, ...]:
     config: a `federated_study.Config`.
   """
   recipe, personal = config.recipe, config.personal
+  central = config.central_learning_rate
+  rates = "" if central is None else f" ({methods.CENTRAL} at {central:g})"
   start = "a given T5" if config.checkpoint else "the package's small T5"
   limit = config.max_train_questions
   told = "all" if limit is None else f"at most {limit:,}"
@@ -54,8 +56,8 @@ def notes(config: Any) -> tuple[str, ...]:
     f"{recipe.warmup_rounds} rounds of warm-up and {recipe.rounds} more, each"
     f" of {recipe.epochs} local epochs in batches of {recipe.batch_size};"
     f" {recipe.num_negatives} negatives of a question, static hard ones from"
-    f" the best {recipe.top}; Adam at {recipe.learning_rate:g}, temperature"
-    f" {recipe.temperature:g}. Every trained row sees every question equally"
+    f" the best {recipe.top}; Adam at {recipe.learning_rate:g}{rates},"
+    f" temperature {recipe.temperature:g}. Every trained row sees every question equally"
     " often, but for those with a query encoder, which go on.",
     f"Query encoders: {personal.rounds} rounds of"
     f" {personal.settings.epochs} epochs, the hardest"
@@ -366,7 +368,7 @@ def _drawing(found: results.Study) -> str:
   main = _groups([one for one in found.outcomes if not one.variant])
   sizes = [float(one.num_train) for one in found.facts.clients]
   order = np.argsort(sizes, kind="stable")
-  wanted = ("STAR, each client alone", methods.BASE, "Central")
+  wanted = ("STAR, each client alone", methods.BASE, methods.CENTRAL)
   lines = {}
   for name in [one for one in wanted if one in main] or main:
     means = [float(one.mean()) for one in values(main[name], _MAIN)]

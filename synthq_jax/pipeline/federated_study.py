@@ -87,6 +87,9 @@ class Config:
   """Repetitions of the main table."""
   recipe: Recipe = dataclasses.field(default_factory=Recipe)
   """Of all trainings."""
+  central_learning_rate: float | None = None
+  """Of "Central", which takes many steps where federated training averages
+  few, and is a bound only where its own is tuned; None: the recipe's."""
   personal: Personal = dataclasses.field(default_factory=Personal)
   """Of clients' own query towers."""
   exchange_top: int = 10
@@ -108,7 +111,7 @@ class Config:
   def __post_init__(self):
     config_types.one_of(self, "partition", _federated_data.PARTITIONS)
     config_types.some_of(self, "methods", _METHODS)
-    config_types.positive(self, "alpha")
+    config_types.positive(self, "alpha", "central_learning_rate")
     config_types.at_least(
       self, 1, "seeds", "exchange_top", "query_length",
       "sentence_length", "max_train_questions", "exchange_partners",
@@ -195,7 +198,11 @@ def _jobs(config: Config) -> Iterator[_Job]:
   for seed in range(config.seeds):
     for method in config.methods:
       if trained[method] or not seed:
-        yield _Job(method=method, seed=seed, recipe=config.recipe)
+        recipe = config.recipe
+        if method == _federated_methods.CENTRAL:
+          rate = config.central_learning_rate or recipe.learning_rate
+          recipe = dataclasses.replace(recipe, learning_rate=rate)
+        yield _Job(method=method, seed=seed, recipe=recipe)
   base = {"method": _federated_methods.BASE, "seed": 0}
   for name, values in (
     ("num_negatives", config.negatives_tried),

@@ -340,6 +340,35 @@ def test_seeds_and_negatives_change_what_is_trained(config, tmp_path):
   )
 
 
+def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
+  few = dataclasses.replace(
+    config, methods=("STAR, each client alone", methods.BASE, methods.CENTRAL)
+  )
+  other = dataclasses.replace(few, central_learning_rate=1e-2)
+  said = [
+    federated_study.run(one, tmp_path, progress=False) for one in (few, other)
+  ]
+  assert [f"({methods.CENTRAL} at 0.01)" in page for page in said] == [
+    False,
+    True,
+  ]
+  fast = context(config, tmp_path, learning_rate=1e-2)
+  history = fast.recipe.history("static", "bm25")
+  central = artifacts.load(tmp_path, results.Study).outcomes[-1]
+  again = context(config, tmp_path / "again", learning_rate=1e-2)
+  towers = training.central(again, 0, history)
+  assert equal(training.central(fast, 0, history), towers)
+  assert not equal(
+    training.central(context(config, tmp_path), 0, history), towers
+  )
+  scored, _ = methods._scored(
+    again, methods.Towers([towers] * 3, [towers] * 3), 0, config.test_split
+  )
+  assert central.method == methods.CENTRAL
+  assert central.ranks == tuple(map(results.ranks, scored))
+  assert not training._newest(fast, "federated", 0, history)[0]
+
+
 def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):
   made = context(config, tmp_path)
   towers = methods.personalised(made, made.start, 0, config.personal, None)
@@ -386,6 +415,7 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
     ({"methods": ("BM25", "magic")}, "methods"),
     ({"shares_tried": (0.0,)}, "shares_tried must be in (0, 1]"),
     ({"checkpoint": "folder"}, "vocabulary must be given"),
+    ({"central_learning_rate": 0.0}, "central_learning_rate must be above 0"),
     ({"num_clients": 1}, "num_clients must be at least 2"),
   ],
 )
