@@ -101,6 +101,8 @@ class Config:
   """Numbers of negatives of the base method, with the first seed alone."""
   tops_tried: tuple[int, ...] = ()
   """Values of `recipe.top`, the same way."""
+  rates_tried: tuple[float, ...] = ()
+  """Values of `recipe.learning_rate`, the same way."""
   shares_tried: tuple[float, ...] = ()
   """Shares of every client's train questions, the same way."""
   exchanges: Exchanges = dataclasses.field(default_factory=Exchanges)
@@ -207,10 +209,11 @@ def _jobs(config: Config) -> Iterator[_Job]:
   for name, values in (
     ("num_negatives", config.negatives_tried),
     ("top", config.tops_tried),
+    ("learning_rate", config.rates_tried),
   ):
     for value in values:
       recipe = dataclasses.replace(config.recipe, **{name: value})
-      yield _Job(**base, recipe=recipe, variant=f"{name}={value}")
+      yield _Job(**base, recipe=recipe, variant=f"{name}={value:g}")
   for share in config.shares_tried:
     yield _Job(
       **base, recipe=config.recipe, share=share, variant=f"share={share:g}"

@@ -95,6 +95,7 @@ def finished(config, tmp_path_factory):
   varied = dataclasses.replace(
     config,
     tops_tried=(2,),
+    rates_tried=(1e-3,),
     shares_tried=(0.5,),
     exchanges=federated_study.Exchanges(
       kinds=exchanges.KINDS,
@@ -131,7 +132,15 @@ def test_every_method_scores_every_test_question_of_every_client(finished):
 def test_the_report_has_a_row_for_each_method_and_setting(finished):
   _, workdir, said = finished
   page = (workdir / "study.md").read_text()
-  for name in (*ROWS, "top=2", "share=0.5", "none promised", ".309", ".338"):
+  for name in (
+    *ROWS,
+    "top=2",
+    "learning_rate=0.001",
+    "share=0.5",
+    "none promised",
+    ".309",
+    ".338",
+  ):
     assert name in said and name in page, name
   assert (workdir / "study.svg").read_text().startswith("<svg")
   assert not (workdir / "private").exists()
