@@ -158,9 +158,7 @@ def _by_client(
   """MRR@10 of every client, the largest first, and what methods gain."""
   groups = _groups(main)
   found = {name: values(group, _MAIN) for name, group in groups.items()}
-  order = sorted(
-    range(len(facts.clients)), key=lambda i: -facts.clients[i].num_train
-  )
+  order = _largest_first(facts.clients)
   header = (
     "Client", "Passages", "Sentences", "Train questions", "Test questions",
     *groups,
@@ -334,6 +332,12 @@ def _p_value(
   return _report_tables.p_value(min(1.0, test.p_value * tested))
 
 
+def _largest_first(clients: Sequence[results.ClientFacts]) -> list[int]:
+  """Returns the clients' order by train questions, then by sentences."""
+  sizes = [(one.num_train, one.num_sentences) for one in clients]
+  return sorted(range(len(clients)), key=sizes.__getitem__, reverse=True)
+
+
 def _spearman(left: Sequence[float], right: Sequence[float]) -> float:
   from scipy import stats
 
@@ -364,19 +368,19 @@ def _setting(facts: results.Facts) -> str:
 
 
 def _drawing(found: results.Study) -> str:
-  """Draws MRR@10 of clients against their size, a line for each method."""
+  """Draws MRR@10 of each client, the largest first."""
   main = _groups([one for one in found.outcomes if not one.variant])
-  sizes = [float(one.num_train) for one in found.facts.clients]
-  order = np.argsort(sizes, kind="stable")
+  clients = found.facts.clients
+  order = _largest_first(clients)
   wanted = ("STAR, each client alone", methods.BASE, methods.CENTRAL)
-  lines = {}
+  points = {}
   for name in [one for one in wanted if one in main] or main:
     means = [float(one.mean()) for one in values(main[name], _MAIN)]
-    lines[name] = [sizes[i] for i in order], [means[i] for i in order]
-  return _plots.together(
-    {"clients": lines},
-    label="sentence MRR@10",
-    across="train questions of the client",
+    points[name] = [means[i] for i in order]
+  return _plots.in_rows(
+    [f"{clients[i].name} ({clients[i].num_train:,})" for i in order],
+    points,
+    label="sentence MRR@10 (client: its train questions)",
   )
 
 
@@ -387,7 +391,7 @@ def _page(found: results.Study, sections: Sequence[Section]) -> str:
   for title, explanation, table in sections:
     parts += [f"## {title}", explanation, text_tables.markdown(*table)]
   parts += [
-    "## MRR@10 against a client's size",
-    "![MRR@10 of clients against their train questions](study.svg)",
+    "## MRR@10 of clients, the largest first",
+    "![MRR@10 of clients, with their train questions](study.svg)",
   ]
   return "\n\n".join(parts) + "\n"

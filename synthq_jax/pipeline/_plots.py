@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from synthq_jax.pipeline import results
 
-__all__ = ["against_epsilon", "curves", "ranks", "together"]
+__all__ = ["against_epsilon", "curves", "in_rows", "ranks", "together"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -135,6 +135,49 @@ def together(
       axes.set_xlabel(_plain(across))
       axes.set_ylabel(_plain(label))
       axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def in_rows(
+  labels: Sequence[str],
+  points: Mapping[str, Sequence[float]],
+  *,
+  label: str,
+) -> str:
+  """Draws a row for each label, with a point in it for each name.
+
+  A grey line goes from the smallest point of a row to its largest, so that rows
+  can be told apart even where many have the same size.
+
+  Args:
+    labels: of rows, the topmost first; at least one.
+    points: for each name, a value for each row.
+    label: what the values are, with their unit.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  heights = range(len(labels), 0, -1)
+  with matplotlib.rc_context(_SETTINGS):
+    figure, axes = _canvas(width=7.6, height=1.0 + 0.28 * len(labels))
+    together = list(zip(*points.values(), strict=True))
+    lows, highs = map(min, together), map(max, together)
+    axes.hlines(heights, list(lows), list(highs), color="#b4bcc4", zorder=1)
+    for index, (name, values) in enumerate(points.items()):
+      axes.scatter(
+        values,
+        heights,
+        s=34,
+        color=_COLORS[index % len(_COLORS)],
+        marker=_MARKERS[index % len(_MARKERS)],
+        label=_plain(name),
+      )
+    axes.set_yticks(heights, [_plain(one) for one in labels])
+    axes.set_ylim(0.4, len(labels) + 0.6)
+    axes.set_xlabel(_plain(label))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)
 
 

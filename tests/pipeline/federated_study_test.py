@@ -142,7 +142,11 @@ def test_the_report_has_a_row_for_each_method_and_setting(finished):
     ".338",
   ):
     assert name in said and name in page, name
-  assert (workdir / "study.svg").read_text().startswith("<svg")
+  drawing = (workdir / "study.svg").read_text()
+  assert drawing.startswith("<svg")
+  # A row for every client, though all have the same size.
+  for client in load(workdir).facts.clients:
+    assert f">{client.name} ({client.num_train})</text>" in drawing
   assert not (workdir / "private").exists()
 
 
