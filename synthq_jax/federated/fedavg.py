@@ -83,7 +83,8 @@ def fedavg(
     of one that was never in the cohort. With `server=None` and the mean, a
     cohort of one client gives that client's parameters to the bit, and so do
     several that are the same; `clients_at_once` and `mesh` change rounding
-    alone.
+    alone. (To the bit on CPU with XLA's own settings: one that fuses
+    otherwise may round a round and a loop apart, in the last bit.)
 
   Metrics:
     "clients": how many counted. "failed": how many sent nan or inf and were

@@ -14,6 +14,12 @@ from synthq_jax.models import dual_encoder, t5, t5_config
 from synthq_jax.training import mesh
 
 KEY = jax.random.key(5)
+# What users compile with. Tests compile faster (conftest.py), by which two
+# programs of the same arithmetic may round differently.
+AS_USERS = {
+  "xla_backend_optimization_level": 3,
+  "xla_cpu_use_fusion_emitters": True,
+}
 CONFIG = t5_config.T5Config(
   vocab_size=64,
   emb_dim=16,
@@ -109,7 +115,10 @@ def compiled(update, **options):
   """Returns federated averaging whose functions are compiled once."""
   made = fedavg.fedavg(update, **options)
   return made._replace(
-    **{name: jax.jit(getattr(made, name)) for name in made._fields}
+    **{
+      name: jax.jit(getattr(made, name), compiler_options=AS_USERS)
+      for name in made._fields
+    }
   )
 
 
@@ -147,7 +156,9 @@ def test_one_client_is_plain_training_to_the_bit(name):
   update = training(loss_fn, epochs=2)
   cohort = cohorts.stack([client], [7])
   state, metrics = one_round(update, cohort, start())
-  plain = jax.jit(update)(start(), client, fedavg.client_key(KEY, 0, 7))
+  plain = jax.jit(update, compiler_options=AS_USERS)(
+    start(), client, fedavg.client_key(KEY, 0, 7)
+  )
   assert_same_bits(state.params, plain)
   assert differs(state.params, start())
   assert metrics["clients"] == 1 and state.round == 1
@@ -163,7 +174,7 @@ def test_one_client_is_a_plain_loop_with_optax_to_the_bit(name):
   )
   optimizer = optax.adam(0.02)
 
-  @jax.jit
+  @functools.partial(jax.jit, compiler_options=AS_USERS)
   def step(params, opt_state, batch):
     grads = jax.grad(lambda p: jnp.mean(loss_fn(p, batch, None)))(params)
     updates, opt_state = optimizer.update(grads, opt_state, params)
