@@ -126,6 +126,7 @@ def exchanged(
   test_split: str,
   personal: Personal,
   exchange: exchange_lib.Exchange | None,
+  began: float,
 ) -> results.Outcome:
   """Personalises the public encoder, with one exchange of negatives or none.
 
@@ -136,8 +137,9 @@ def exchanged(
     test_split: whose questions are scored.
     personal: settings; one round is taken.
     exchange: of negatives.
+    began: when work on this row began, by `time.monotonic`: an exchange may
+      have been trained for it.
   """
-  began = time.monotonic()
   once = dataclasses.replace(personal, rounds=1)
   towers = personalised(
     context, context.start, seed, once, exchange, is_public=True

@@ -12,6 +12,7 @@ exchanges are for that.
 import dataclasses
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
 import tqdm
@@ -292,11 +293,12 @@ def _finished(
     return artifacts.load(place, _federated_results.Outcome)
   options = {"test_split": config.test_split, "personal": config.personal}
   if is_exchange:
+    began = time.monotonic()
     made = _federated_exchanges.build(
       contexts.public, job.variant, context, job.seed
     )
     found = _federated_methods.exchanged(
-      context, job.variant, job.seed, exchange=made, **options
+      context, job.variant, job.seed, exchange=made, began=began, **options
     )
   else:
     found = _federated_methods.outcome(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +159,23 @@ def test_what_is_finished_is_read_again(finished, monkeypatch):
 
   monkeypatch.setattr(methods, "outcome", fail)
   assert federated_study.run(config, workdir, progress=False) == said
+
+
+def test_the_time_of_a_row_is_also_that_of_making_its_exchange(
+  config, tmp_path, monkeypatch
+):
+  build = exchanges.build
+
+  def slow(*args):
+    time.sleep(2)
+    return build(*args)
+
+  monkeypatch.setattr(exchanges, "build", slow)
+  table = dataclasses.replace(config.exchanges, kinds=("none",))
+  few = dataclasses.replace(config, methods=("BM25",), exchanges=table)
+  federated_study.run(few, tmp_path, progress=False)
+  *_, row = load(tmp_path).outcomes
+  assert row.method == methods.EXCHANGE and row.seconds >= 2
 
 
 def test_only_fed_negative_moves_bytes_and_promises_nothing(finished):
