@@ -34,6 +34,7 @@ THESIS: Mapping[str, float] = {
 model."""
 
 _MAIN = "MRR@10"
+_DRAWN = 40  # clients
 
 
 def notes(config: Any) -> tuple[str, ...]:
@@ -368,10 +369,10 @@ def _setting(facts: results.Facts) -> str:
 
 
 def _drawing(found: results.Study) -> str:
-  """Draws MRR@10 of each client, the largest first."""
+  """Draws MRR@10 of each client, or of the largest ones."""
   main = _groups([one for one in found.outcomes if not one.variant])
   clients = found.facts.clients
-  order = _largest_first(clients)
+  order = _largest_first(clients)[:_DRAWN]
   wanted = ("STAR, each client alone", methods.BASE, methods.CENTRAL)
   points = {}
   for name in [one for one in wanted if one in main] or main:
@@ -391,7 +392,7 @@ def _page(found: results.Study, sections: Sequence[Section]) -> str:
   for title, explanation, table in sections:
     parts += [f"## {title}", explanation, text_tables.markdown(*table)]
   parts += [
-    "## MRR@10 of clients, the largest first",
+    f"## MRR@10 of clients, the largest first ({_DRAWN} at most)",
     "![MRR@10 of clients, with their train questions](study.svg)",
   ]
   return "\n\n".join(parts) + "\n"

@@ -511,6 +511,23 @@ def test_tables_average_seeds_then_questions_then_clients():
   assert base[f"p against {methods.BASE}"] == "-"
 
 
+def test_a_drawing_shows_the_largest_of_many_clients():
+  few = study({methods.BASE: [[[1, 1], [2, 0]]]})
+  clients = [
+    dataclasses.replace(few.facts.clients[0], name=f"c{size}", num_train=size)
+    for size in range(1, 51)
+  ]
+  ranks = [few.outcomes[0].ranks[0]] * 50
+  many = dataclasses.replace(
+    few,
+    facts=dataclasses.replace(few.facts, clients=tuple(clients)),
+    outcomes=(dataclasses.replace(few.outcomes[0], ranks=tuple(ranks)),),
+  )
+  drawing = report._drawing(many)
+  shown = [one.name for one in clients if f">{one.name} (" in drawing]
+  assert shown == [f"c{size}" for size in range(11, 51)]
+
+
 def test_settings_are_tested_against_those_of_the_main_table():
   ranks = [[1, 2, 0, 3] * 5, [4, 1, 0, 2] * 5]
   worse = [[one and one + 3 for one in client] for client in ranks]
