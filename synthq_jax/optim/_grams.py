@@ -18,9 +18,10 @@ __all__ = ["norms"]
 _EXACT = jax.lax.Precision.HIGHEST
 
 # A quadratic form cancels where v is close to a vector that J^T takes to zero,
-# as the embedding itself is for cosines. As in `_rules`, 16 units in the last
-# place of what is summed are added, so that a norm is not too small.
-_ROUNDING = 16 * 2.0**-24
+# as the embedding itself is for cosines. So units in the last place of what is
+# summed are added: for factors those of `_rules`; for gradients that are formed,
+# whose inner products are long sums of squares, 16 were enough (measured).
+_FORMED_UNITS = 16
 
 
 def norms(
@@ -45,10 +46,10 @@ def norms(
   def of_one(example: Any) -> jax.Array:
     one = jax.tree.map(lambda x: x[None], example)
     _, records, pull = _towers.linearize(tower, one)
-    gram, sizes = _gram(tower, records, _jacobians.make(pull, 1, dim), dim)
+    gram, errors = _gram(tower, records, _jacobians.make(pull, 1, dim), dim)
     squares = jnp.einsum("vk,kl,vl->v", others, gram, others, precision=_EXACT)
-    summed = jnp.abs(others) @ jnp.sqrt(sizes)
-    return jnp.sqrt(jnp.maximum(squares, 0.0) + _ROUNDING * summed**2)
+    summed = jnp.abs(others) @ jnp.sqrt(errors)
+    return jnp.sqrt(jnp.maximum(squares, 0.0) + summed**2)
 
   return jax.lax.map(of_one, examples, batch_size=block)
 
@@ -59,8 +60,8 @@ def _gram(
   rows: _towers.Factors,
   dim: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns J J^T [dim, dim], and [dim] what its diagonal was summed from."""
-  gram, sizes = jnp.zeros((dim, dim)), jnp.zeros(dim)
+  """Returns J J^T [dim, dim], and [dim] the rounding error of its diagonal."""
+  gram, errors = jnp.zeros((dim, dim)), jnp.zeros(dim)
   flat = [row.astype(jnp.float32).reshape(dim, -1) for row in rows.formed]
   for leaf in tower.followed:
     own = [i for i, site in enumerate(tower.sites) if site.leaf == leaf]
@@ -76,15 +77,16 @@ def _gram(
       (site, left, _rights(site, cotangent, dim))
       for site, left, cotangent in zip(sites, lefts, cotangents, strict=True)
     ]
+    errors += _rules.UNIT * max(map(_units, uses)) * _lengths(uses) ** 2
     for number, use in enumerate(uses):
-      own_gram, own_sizes = _own(*use)
-      gram, sizes = gram + own_gram, sizes + own_sizes
+      gram += _product(_kernel(use, use), use[2], use[2])
       for other in uses[number + 1 :]:
         cross = _product(_kernel(use, other), use[2], other[2])
         gram += cross + cross.T
   for row in flat:
     gram += jnp.matmul(row, row.T, precision=_EXACT)
-  return gram, jnp.maximum(sizes, jnp.diagonal(gram))
+  errors += _FORMED_UNITS * _rules.UNIT * jnp.diagonal(gram)
+  return gram, errors
 
 
 def _is_long(sites: list[_sites.Site]) -> bool:
@@ -124,16 +126,21 @@ def _rights(site: _sites.Site, cotangents: jax.Array, dim: int) -> jax.Array:
   return rights.reshape(dim, -1, *rights.shape[-2:])
 
 
-def _own(
-  site: _sites.Site, left: jax.Array, right: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the Gram matrix of one use, and its positions' squared norms."""
-  use = (site, left, right)
-  kernel = _kernel(use, use)  # [groups, s, s]
-  squares = jnp.sum(right * right, axis=3)  # [dim, groups, s]
-  weights = jnp.diagonal(kernel, axis1=1, axis2=2)
-  sizes = jnp.einsum("gs,kgs->k", weights, squares, precision=_EXACT)
-  return _product(kernel, right, right), sizes
+def _units(use: _Use) -> int:
+  """Returns the rounding error of a use's inner products, in units."""
+  groups, positions, rows, columns = _plan.matrices(use[0])
+  return rows + columns + 2 * positions + groups + 4
+
+
+def _lengths(uses: list[_Use]) -> jax.Array:
+  """Returns the summed lengths of all positions' contributions, [dim]."""
+  total = 0.0
+  for site, left, right in uses:
+    lengths = _rules.lengths(right)  # [dim, groups, s]
+    if not site.is_lookup:
+      lengths *= _rules.lengths(left)[None]
+    total += jnp.sum(lengths, axis=(1, 2))
+  return total
 
 
 def _kernel(a: _Use, b: _Use) -> jax.Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import typing
-from synthq_jax.optim import _contrastive_batch, _pair_norms, _towers
+from synthq_jax.optim import _axes, _contrastive_batch, _pair_norms, _towers
 
 __all__ = ["Logit", "SEQUENTIAL_LIMIT"]
 
@@ -40,7 +40,9 @@ class Logit:
     row's document keeps the constant column that the loss gives it. The sums
     of several blocks of a batch may be added only where each record's block
     depends on its own key: otherwise use `microbatch_size`, which changes
-    memory alone. Up to float32 rounding.
+    memory alone. Up to float32 rounding; encoders that compute in half
+    precision are refused but by "sequential": the sum is one pass back through
+    them, whose rounding in half precision is no clipped pair's.
 
   Cost beside an ordinary step: `exact` takes n passes back to the trained
   products, with norms from factors as in book-keeping; or dim passes where dim
@@ -95,6 +97,8 @@ class Logit:
       hard_negatives=getattr(fn.loss, "hard_negatives", 0),
     )
     losses, weights = _weights(fn, params, pairs)
+    if self.norms != "sequential":
+      _refuse_half(fn, params, pairs)
     if self.norms == "sequential":
       total, norms = _sequential(fn, params, pairs, weights)
     else:
@@ -126,6 +130,28 @@ class Logit:
       memory_bytes=self.memory_bytes,
       microbatch_size=fn.microbatch_size,
     )
+
+
+def _refuse_half(
+  fn: Any, params: typing.Params, pairs: _contrastive_batch.Pairs
+) -> None:
+  """Refuses encoders whose passes back round to half precision.
+
+  A pass back of many pairs at once rounds with all of them: one record that
+  comes or goes would move it by more than its own pairs.
+  """
+  for encoder, examples in (
+    (fn.encode_query, pairs.queries),
+    (fn.encode_document, pairs.columns),
+  ):
+    one = jax.tree.map(lambda x: x[:1], examples)
+    found = _axes.half_precision(jax.make_jaxpr(encoder)(params, one).jaxpr)
+    if found is not None:
+      raise ValueError(
+        "expected encoders that compute in float32 for Logit with norms of"
+        f" 'exact' or 'bound', got {found}: set the model's dtype to float32, or"
+        " take another method"
+      )
 
 
 def _clip_factors(norms: jax.Array, l2_clip_norm: float) -> jax.Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _rules, _sites, _trace, _views
+from synthq_jax.optim import _devices, _rules, _sites, _trace, _views
 
 __all__ = [
   "FLOPS_PER_BYTE",
@@ -107,9 +107,7 @@ def make(
   Returns:
     The plan.
   """
-  example = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), arguments
-  )
+  example = _devices.first_of(arguments)
   closed = jax.make_jaxpr(loss_of_one(loss_fn))(params, example)
   return from_trace(closed, params, keep_ratio=keep_ratio)
 
@@ -133,7 +131,7 @@ def from_trace(
   walk = _trace.Walk()
   jax.eval_shape(
     lambda *values: walk.run(closed, values, range(len(shapes))),
-    *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
+    *[_devices.shape_of(aval) for aval in closed.in_avals],
   )
   dtypes = [_dtype(index, walk) for index in range(len(shapes))]
   formed = tuple(
@@ -251,7 +249,7 @@ def must_swap(sites: Sequence[_sites.Site]) -> bool:
 
 
 def weighted_sums(
-  leaves: Sequence[jax.Array],
+  shapes: Sequence[tuple[int, ...]],
   uses: Mapping[int, Sequence[tuple[_views.Layout, Use]]],
   formed: Mapping[int, jax.Array],
   weights: jax.Array,
@@ -259,22 +257,22 @@ def weighted_sums(
   """Returns the weighted sum over examples of every parameter's gradient.
 
   Args:
-    leaves: all parameters, flat.
+    shapes: of all parameters, flat.
     uses: from `uses`, by the number of the parameter.
     formed: gradients as they stand [batch, ...], the same.
     weights: float32 [batch]; an example with weight zero contributes exactly
       zero, whatever its factors hold.
 
   Returns:
-    float32, in the order of `leaves`; zero for a parameter in neither.
+    float32, in the order of `shapes`; zero for a parameter in neither.
   """
-  total = [jnp.zeros(jnp.shape(leaf), jnp.float32) for leaf in leaves]
+  total = [jnp.zeros(shape, jnp.float32) for shape in shapes]
   for leaf, pairs in uses.items():
     layout = pairs[0][0]
     groups = math.prod(size for _, size in layout.groups)
     shape = (groups, layout.num_rows, layout.num_columns)
     summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
-    total[leaf] = layout.restore(summed, total[leaf].shape)
+    total[leaf] = layout.restore(summed, shapes[leaf])
   for leaf, gradient in formed.items():
     total[leaf] = _rules.weigh(gradient, weights)
   return total

@@ -18,10 +18,13 @@ import jax.numpy as jnp
 __all__ = [
   "Outer",
   "Rows",
+  "UNIT",
+  "allowance",
   "clip_weights",
   "cross_terms",
   "flops_from_factors",
   "flops_from_product",
+  "lengths",
   "norms",
   "squared_norm",
   "squared_norms",
@@ -36,11 +39,12 @@ __all__ = [
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-# Norms from factors are differences of products where positions cancel each
-# other. Their rounding error was at most 4.8 units in the last place of the sum
-# over positions of |left|^2 |right|^2 (2 to 384 positions of 16 to 512 entries
-# that cancel to 1e-4); 16 units are added, so that a norm is not too small.
-_ROUNDING = 16 * 2.0**-24
+UNIT = 2.0**-24
+"""What rounding to float32 changes, relative to the result, at most."""
+_TINY = 2.0**-126
+"""What a float32 that is rounded to zero may have been, at most."""
+_HALVES = 64
+"""Units that a weighted sum loses where its factors are in bfloat16."""
 
 
 class Outer(NamedTuple):
@@ -68,18 +72,33 @@ def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
   return _product("...sk,...tk->...st", a, b)
 
 
+def _total(values: jax.Array) -> jax.Array:
+  """Returns sums over all axes but the first, one axis after the other.
+
+  A barrier keeps the compiler from making one long sum of them, whose rounding
+  error could be as large as its number of terms.
+  """
+  while values.ndim > 1:
+    values = jax.lax.optimization_barrier(jnp.sum(values, axis=-1))
+  return values
+
+
 def _outer_outer(a: Outer, b: Outer) -> jax.Array:
   """Returns <sum_s l_s r_s^T, sum_t l_t r_t^T> for each example, [batch]."""
   left = _inner(a.left, b.left)  # [batch, groups, position, position]
   right = _inner(a.right, b.right)
-  return jnp.sum(left * right, axis=(1, 2, 3))
+  return _total(left * right)
 
 
 def _rows_rows(a: Rows, b: Rows) -> jax.Array:
   """Returns the sum of right[s].right[t] over pairs with equal ids, [batch]."""
-  equal = a.ids[:, :, None] == b.ids[:, None, :]  # [batch, position, position]
-  equal &= (a.ids >= 0)[:, :, None]
-  return jnp.sum(jnp.where(equal, _inner(a.right, b.right), 0), axis=(1, 2))
+  return _total(jnp.where(_same_row(a, b), _inner(a.right, b.right), 0))
+
+
+def _same_row(a: Rows, b: Rows) -> jax.Array:
+  """Returns which lookups meet in a row, bool [batch, position, position]."""
+  equal = a.ids[:, :, None] == b.ids[:, None, :]
+  return equal & (a.ids >= 0)[:, :, None]
 
 
 def _outer_rows(a: Outer, b: Rows) -> jax.Array:
@@ -88,7 +107,7 @@ def _outer_rows(a: Outer, b: Rows) -> jax.Array:
     a.left[:, 0], jnp.maximum(b.ids, 0)[:, None, :], axis=2
   )
   found = jnp.where((b.ids >= 0)[:, None, :], found, 0)
-  return jnp.sum(found * _inner(a.right[:, 0], b.right), axis=(1, 2))
+  return _total(found * _inner(a.right[:, 0], b.right))
 
 
 def _pair(a: Outer | Rows, b: Outer | Rows) -> jax.Array:
@@ -111,28 +130,108 @@ def cross_terms(uses: Sequence[Outer | Rows]) -> jax.Array | float:
 def squared_norms(uses: Sequence[Outer | Rows]) -> jax.Array:
   """Returns each example's squared gradient norm for one parameter.
 
+  Formal guarantee:
+    Not below the square of the exact norm of the gradient that the factors
+    make, nor of what `weighted_sum` makes of them for one example at weight 1:
+    `allowance` is added. That assumes sums and products in float32, in any
+    order, and holds up to a relative 1e-6 for adding up the parts.
+
   Args:
     uses: all uses of the parameter, in one common layout.
 
   Returns:
-    float32 [batch], with an allowance for rounding: about 1e-6 of it, more only
-    where large contributions cancel each other.
+    float32 [batch]; infinite or nan where it does not fit into float32.
 
   References:
     Goodfellow (2015), arXiv:1510.01799 (norms from inputs and cotangents).
     Li et al. (2022), arXiv:2110.05679, section 4 (sequences, embeddings).
   """
   total = sum(_pair(use, use) for use in uses) + cross_terms(uses)
-  return total + _ROUNDING * sum(_by_position(use) for use in uses)
+  return total + allowance(uses, total)
 
 
-def _by_position(use: Outer | Rows) -> jax.Array:
-  """Returns the sum of the positions' squared norms, one by one, [batch]."""
-  right = jnp.sum(jnp.square(use.right.astype(jnp.float32)), axis=-1)
+def allowance(uses: Sequence[Outer | Rows], squares: jax.Array) -> jax.Array:
+  """Bounds how far rounding may have taken squared norms down, [batch].
+
+  A sum of k products is off by at most k units of the sum of their sizes, in
+  whatever order it is made, and by what is lost where they fall below float32's
+  range. Inner products of p and of q entries, and the sum of their products over
+  both positions and the groups, make p + q + 2 positions + groups units of
+  A^2, with A = sum_t |left_t| |right_t|. The weighted sum that the norm is for
+  is off by `positions` units of A, which adds as much to the norm.
+
+  Args:
+    uses: all uses of the parameter, in one common layout.
+    squares: float32 [batch], computed from them.
+
+  Returns:
+    float32 [batch]: small beside the squares unless positions cancel.
+
+  References:
+    Higham (2002), Accuracy and Stability of Numerical Algorithms, section 3.1.
+  """
+  sizes = [_size(use) for use in uses]
+  met = sum(size.met for size in sizes)
+  for number, size in enumerate(sizes):
+    met += sum(2.0 * size.length * other.length for other in sizes[:number])
+  down = max(_units(use) for use in uses) * UNIT * met
+  down += sum(size.lost for size in sizes)
+  summed = sum(
+    _sum_rounding(use) * size.length
+    for use, size in zip(uses, sizes, strict=True)
+  )
+  norms = jnp.sqrt(jnp.maximum(squares + down, 0.0))
+  return down + (2.0 * norms + summed) * summed
+
+
+class _Size(NamedTuple):
+  """How large a use's contributions are before they cancel; all [batch]."""
+
+  length: jax.Array  # sum_t |left_t| |right_t|
+  met: jax.Array  # the same of pairs of positions that meet
+  lost: jax.Array  # what underflow may take from the squared norm
+
+
+def _size(use: Outer | Rows) -> _Size:
+  right = lengths(use.right)
   if isinstance(use, Rows):
-    return jnp.sum(right, axis=1)
-  left = jnp.sum(jnp.square(use.left.astype(jnp.float32)), axis=-1)
-  return jnp.sum(left * right, axis=(1, 2))
+    right = jnp.where(use.ids >= 0, right, 0.0)
+    length = jnp.sum(right, axis=1)
+    pairs = right[:, :, None] * right[:, None, :]
+    met = _total(jnp.where(_same_row(use, use), pairs, 0.0))
+    lost = _TINY * use.right.shape[1] ** 2 * use.right.shape[2]
+    return _Size(length, met, jnp.full_like(length, lost))
+  left = lengths(use.left)
+  of_groups = jnp.sum(left * right, axis=2)
+  # An inner product of p entries loses at most p _TINY.
+  lost = use.left.shape[3] * jnp.sum(right, axis=2) ** 2
+  lost += use.right.shape[3] * jnp.sum(left, axis=2) ** 2
+  return _Size(
+    jnp.sum(of_groups, axis=1),
+    jnp.sum(of_groups**2, axis=1),
+    _TINY * jnp.sum(lost, axis=1),
+  )
+
+
+def lengths(vectors: jax.Array) -> jax.Array:
+  """Returns the vectors' lengths, or slightly more."""
+  squares = jnp.sum(jnp.square(vectors.astype(jnp.float32)), axis=-1)
+  return jnp.sqrt(squares + vectors.shape[-1] * _TINY)
+
+
+def _units(use: Outer | Rows) -> int:
+  """Returns the rounding error of a use's squared norm, in units."""
+  positions, columns = use.right.shape[-2:]
+  groups, rows = 1, 0
+  if isinstance(use, Outer):
+    groups, rows = use.left.shape[1], use.left.shape[3]
+  return rows + columns + 2 * positions + groups + 4
+
+
+def _sum_rounding(use: Outer | Rows) -> float:
+  """Returns the rounding error of a use's weighted sum, relative to lengths."""
+  is_half = isinstance(use, Outer) and use.left.dtype == jnp.bfloat16
+  return (use.right.shape[-2] + (_HALVES if is_half else 0)) * UNIT
 
 
 def squared_norm(use: Outer | Rows) -> jax.Array:
@@ -152,7 +251,10 @@ def squared_norm(use: Outer | Rows) -> jax.Array:
   if flops_from_factors(*shape) <= flops_from_product(*shape):
     return squared_norms([use])
   gradients = _product("bgtp,bgtq->bgpq", use.left, use.right)
-  return sum_of_squares(gradients)
+  # Every entry is a sum over positions, here and in the weighted sum.
+  rounding = use.left.shape[2] * UNIT + _sum_rounding(use)
+  norms = jnp.sqrt(sum_of_squares(gradients))
+  return jnp.square(norms + rounding * _size(use).length)
 
 
 def flops_from_factors(

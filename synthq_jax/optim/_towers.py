@@ -15,7 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, _sites, _trace, _views
+from synthq_jax.optim import (
+  _plan,
+  _rules,
+  _sites,
+  _trace,
+  _views,
+  independence,
+)
 
 __all__ = [
   "Factors",
@@ -25,6 +32,7 @@ __all__ = [
   "check_cosines",
   "encode",
   "linearize",
+  "refuse_batch_rules",
   "split",
   "squared_norms",
   "towers",
@@ -117,6 +125,16 @@ def check_cosines(
       "expected vectors of length 1, whose inner products are similarities in "
       f"[-1, 1], got longer ones from {name}: divide them by their length"
     )
+
+
+def refuse_batch_rules(
+  encoder: typing.EncodeFn, params: typing.Params, examples: Any
+) -> None:
+  """Refuses an encoder that may couple examples; see `independence`."""
+  one = _of_one(encoder)
+  independence.refuse_batch_rules(
+    lambda params, example: jnp.sum(one(params, example)), params, examples
+  )
 
 
 class Factors(NamedTuple):
@@ -330,8 +348,8 @@ def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
   Returns:
     float32, for every parameter in order.
   """
-  leaves = parts[0][0].leaves
-  return _plan.weighted_sums(leaves, _uses(parts), _formed(parts), weights)
+  shapes = [leaf.shape for leaf in parts[0][0].leaves]
+  return _plan.weighted_sums(shapes, _uses(parts), _formed(parts), weights)
 
 
 def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:

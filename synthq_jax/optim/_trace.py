@@ -8,12 +8,16 @@ and records the other operand: the cotangent of the perturbation and the record
 together are the parameter's gradient, kept apart as two small factors. Every
 other use is reported as odd.
 
-A parameter that is used once can instead be given a token: a scalar that is
-added to nothing, and whose cotangent is the squared norm of the gradient. The
-backward pass then makes the norm where it makes the factors, and keeps neither.
+A parameter that is used once can be metered instead: its use takes a token,
+whose cotangent is the squared norm of the gradient, and a float32 sink of the
+parameter's shape, whose cotangent is the gradient's weighted sum over examples.
+Which of the two is made, and with which weight, the cotangent of one more result
+says. So the backward pass makes either where it has the factors, keeps none of
+them, and needs no other program for the sum than for the norm.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,31 +25,54 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from synthq_jax.optim import _rules, _sites, _views
+from synthq_jax.optim import _batches, _devices, _rules, _sites, _views
 
-__all__ = ["Walk"]
+__all__ = ["NORMS", "Meters", "Walk"]
 
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
 _REMAT = frozenset(["checkpoint", "remat", "remat2"])
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim"])
 _SAME = frozenset(["copy", "copy_p", "sharding_constraint", "name"])
+_CASTS = _SAME | {"convert_element_type"}
+
+
+NORMS = -1.0
+"""The weight that asks a metered use for norms; others ask for weighted sums."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Meters:
+  """What metered uses are given.
+
+  Attributes:
+    token: float32 scalar.
+    sinks: for each metered parameter zeros in its shape, float32.
+  """
+
+  token: jax.Array
+  sinks: Mapping[int, jax.Array]
+
+
+jax.tree_util.register_dataclass(Meters, ["token", "sinks"], [])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tracked:
-  """A value of the walk that is a view of one parameter."""
+  """A value of the walk that is a view of one parameter, and so its sink."""
 
   view: _views.View
   value: jax.Array
+  sink: jax.Array | None = None
 
 
 class Walk:
   """One evaluation of a traced loss.
 
   Attributes:
-    sites: the uses found so far, in order, but for those with the token.
+    sites: the uses found so far, in order, but for those that are metered.
     records: the other operand at each site: [groups, position, rows] of a
       product; of a lookup the ids [position], -1 where out of bounds.
+    weight: zero; what its cotangent says all metered uses are told.
     odd: for each parameter used in any other way, the first such primitive.
   """
 
@@ -53,22 +80,23 @@ class Walk:
     self,
     perturbations: Sequence[jax.Array] | None = None,
     *,
-    token: jax.Array | None = None,
-    tokened: frozenset[int] = frozenset(),
+    meters: Meters | None = None,
+    metered: frozenset[int] = frozenset(),
   ):
     """Starts a walk.
 
     Args:
       perturbations: one for each site; None: the walk only finds the sites.
-      token: float32 scalar.
-      tokened: parameters that use it, each at no more than one site.
+      meters: what metered uses are given; None where sites are only found.
+      metered: parameters whose one use is metered.
     """
     self.sites: list[_sites.Site] = []
     self.records: list[jax.Array] = []
+    self.weight = jnp.zeros((), jnp.float32)
     self.odd: dict[int, str] = {}
     self._perturbations = perturbations
-    self._token = token
-    self._tokened = tokened
+    self._meters = meters
+    self._metered = metered
 
   def run(
     self,
@@ -97,8 +125,11 @@ class Walk:
     views: Mapping[int, _views.View],
   ) -> list[jax.Array]:
     """Evaluates a jaxpr some of whose arguments are views of parameters."""
+    sinks = {} if self._meters is None else self._meters.sinks
     values = [
-      _Tracked(views[index], value) if index in views else value
+      _Tracked(views[index], value, sinks.get(index))
+      if index in views
+      else value
       for index, value in enumerate(arguments)
     ]
     outputs = self._evaluate(jaxpr, consts, values)
@@ -135,11 +166,12 @@ class Walk:
       (position,) = tracked
       view = _view_after(equation, values, position)
       if view is not None:
-        return [_Tracked(view, _bind(equation, _arrays(values))[0])]
+        return [_seen(equation, values, position, view)]
       arrays = _arrays(values)
       site = _sites.find(equation, values[position].view, arrays, position)
       if site is not None:
-        return [self._use(equation, arrays, position, *site)]
+        sink = values[position].sink
+        return [self._use(equation, arrays, position, sink, *site)]
     return _bind(equation, [self._plain(value, name) for value in values])
 
   def _inline(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -160,14 +192,19 @@ class Walk:
     equation: Any,
     values: list[jax.Array],
     position: int,
+    sink: jax.Array | None,
     site: _sites.Dense | _sites.Lookup,
     record: _sites.Record,
   ) -> jax.Array:
-    """Records one use of a parameter and perturbs its result."""
-    if site.leaf in self._tokened:
-      if self._token is None:
+    """Meters one use of a parameter, or records it and perturbs its result."""
+    if site.leaf in self._metered:
+      if sink is None:
         return _bind(equation, values)[0]
-      return _use_token(equation, values, position, site, record, self._token)
+      output, weight = _metered_use(
+        equation, values, position, sink, self._meters.token
+      )
+      self.weight += weight
+      return output
     self.sites.append(site)
     output = _bind(equation, values)[0]
     if self._perturbations is None:
@@ -183,8 +220,8 @@ class Walk:
     jaxpr, arrays = equation.params["jaxpr"], _arrays(values)
     views = {i: value.view for i, value in _tracked(values)}
     local = {i: dataclasses.replace(v, leaf=i) for i, v in views.items()}
-    tokened = frozenset(i for i, v in views.items() if v.leaf in self._tokened)
-    found = self._find(jaxpr, (), arrays, local, tokened)
+    metered = frozenset(i for i, v in views.items() if v.leaf in self._metered)
+    found = self._find(jaxpr, (), arrays, local, metered)
     self._note_odd(found, views)
     first = len(self.sites)
     self.sites += [
@@ -195,10 +232,10 @@ class Walk:
       return _bind(equation, arrays)
 
     def body(
-      arrays: list[jax.Array], zeros: list[jax.Array], token: jax.Array | None
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-      walk = Walk(zeros, token=token, tokened=tokened)
-      return walk._run(jaxpr, (), arrays, local), walk.records
+      arrays: list[jax.Array], zeros: list[jax.Array], meters: Meters | None
+    ) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+      walk = Walk(zeros, meters=meters, metered=metered)
+      return walk._run(jaxpr, (), arrays, local), walk.records, walk.weight
 
     remat = jax.checkpoint(
       body,
@@ -206,8 +243,11 @@ class Walk:
       policy=equation.params["policy"],
     )
     zeros = list(self._perturbations[first : len(self.sites)])
-    outputs, records = remat(arrays, zeros, self._token)
+    outputs, records, weight = remat(
+      arrays, zeros, self._meters_of(values, metered)
+    )
     self.records += records
+    self.weight += weight
     return outputs
 
   def _scan(self, equation: Any, values: list[Any]) -> list[Any]:
@@ -227,10 +267,10 @@ class Walk:
       i: dataclasses.replace(v, leaf=i, axes=v.axes[int(i >= first_x) :])
       for i, v in views.items()
     }
-    tokened = frozenset(i for i, v in views.items() if v.leaf in self._tokened)
+    metered = frozenset(i for i, v in views.items() if v.leaf in self._metered)
     slices = [jax.eval_shape(lambda x: x[0], x) for x in arrays[first_x:]]
     examples = [*arrays[:first_x], *slices]
-    found = self._find(inner.jaxpr, inner.consts, examples, local, tokened)
+    found = self._find(inner.jaxpr, inner.consts, examples, local, metered)
     self._note_odd(found, views)
     first = len(self.sites)
     lifted = [
@@ -246,25 +286,42 @@ class Walk:
     if self._perturbations is None:
       return _bind(equation, arrays)
 
+    meters = self._meters_of(values, metered)
+    sinks = {} if meters is None else meters.sinks
+    of_slices = {i: sink for i, sink in sinks.items() if i >= first_x}
+
     def body(carry: list[jax.Array], each: Any) -> tuple[Any, Any]:
-      xs, zeros = each
-      walk = Walk(zeros, token=self._token, tokened=tokened)
+      xs, zeros, slices = each
+      own = None
+      if meters is not None:
+        own = Meters(meters.token, {**sinks, **slices})
+      walk = Walk(zeros, meters=own, metered=metered)
       inputs = [*arrays[:consts], *carry, *xs]
       outputs = walk._run(inner.jaxpr, inner.consts, inputs, local)
-      return outputs[:carries], (outputs[carries:], walk.records)
+      return outputs[:carries], (outputs[carries:], walk.records, walk.weight)
 
     zeros = list(self._perturbations[first : len(self.sites)])
-    carry, (ys, records) = jax.lax.scan(
+    carry, (ys, records, weights) = jax.lax.scan(
       body,
       arrays[consts:first_x],
-      (arrays[first_x:], zeros),
+      (arrays[first_x:], zeros, of_slices),
       length=params["length"],
       reverse=params["reverse"],
       unroll=params["unroll"],
     )
     pairs = zip(lifted, records, strict=True)
     self.records += [site.join(record) for site, record in pairs]
+    self.weight += jnp.sum(weights)
     return [*carry, *ys]
+
+  def _meters_of(
+    self, values: Sequence[Any], metered: frozenset[int]
+  ) -> Meters | None:
+    """Returns the meters of a body whose operands are these values."""
+    if self._meters is None:
+      return None
+    sinks = {i: v.sink for i, v in _tracked(values) if i in metered}
+    return Meters(self._meters.token, sinks)
 
   def _find(
     self,
@@ -272,10 +329,10 @@ class Walk:
     consts: Sequence[Any],
     examples: Sequence[Any],
     views: Mapping[int, _views.View],
-    tokened: frozenset[int],
+    metered: frozenset[int],
   ) -> "Walk":
     """Finds the sites of a body."""
-    walk = Walk(tokened=tokened)
+    walk = Walk(metered=metered)
     jax.eval_shape(
       lambda *values: walk._run(jaxpr, consts, values, views), *examples
     )
@@ -294,42 +351,83 @@ def _tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
   return [(i, v) for i, v in enumerate(values) if isinstance(v, _Tracked)]
 
 
-def _use_token(
+def _seen(
+  equation: Any, values: list[Any], position: int, view: _views.View
+) -> _Tracked:
+  """Returns the view that an equation makes; its sink stays float32."""
+  sink = values[position].sink
+  if sink is not None and equation.primitive.name not in _CASTS:
+    arrays = _arrays(values)
+    arrays[position] = sink
+    (sink,) = _bind(equation, arrays)
+  return _Tracked(view, _bind(equation, _arrays(values))[0], sink)
+
+
+def _metered_use(
   equation: Any,
   values: list[jax.Array],
   position: int,
-  site: _sites.Dense | _sites.Lookup,
-  record: _sites.Record,
+  sink: jax.Array,
   token: jax.Array,
-) -> jax.Array:
-  """Evaluates a use; the token's cotangent is its squared gradient norm."""
+) -> tuple[jax.Array, jax.Array]:
+  """Evaluates a use; beside its result, the zero whose cotangent is its weight.
+
+  The cotangent of the token is the squared norm of this use's gradient, or 0;
+  that of the sink 0, or the gradient's weighted sum over all examples that are
+  mapped over.
+  """
+  shape, axes = sink.shape, _devices.axes_of(sink)
+  whole = _views.whole(0, shape)
+  site, record = _sites.find(equation, whole, values, position)
+  kind = _rules.Rows if site.is_lookup else _rules.Outer
 
   def product(parameter: jax.Array, other: jax.Array) -> jax.Array:
     pair = (parameter, other) if position == 0 else (other, parameter)
     return _bind(equation, pair)[0]
 
+  def measure(
+    left: jax.Array, right: jax.Array, weights: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    use, layout = kind(left, right), site.layout
+    groups = math.prod(size for _, size in layout.groups)
+    matrices = (groups, layout.num_rows, layout.num_columns)
+
+    def summed() -> jax.Array:
+      total = _rules.weighted_sum([use], weights, matrices)
+      return layout.restore(total, shape)
+
+    nothing = _devices.vary(
+      (jnp.zeros(weights.shape), jnp.zeros(shape)), _devices.axes_of(weights)
+    )
+    return jax.lax.cond(
+      weights[0] == NORMS,
+      lambda: (_rules.squared_norm(use), nothing[1]),
+      lambda: (nothing[0], summed()),
+    )
+
   @jax.custom_vjp
-  def use(parameter: jax.Array, other: jax.Array, token: jax.Array) -> Any:
-    del token
-    return product(parameter, other)
+  def use(
+    parameter: jax.Array, other: jax.Array, sink: jax.Array, token: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    del sink, token
+    zero = jnp.zeros((), jnp.float32)
+    return product(parameter, other), _devices.vary(zero, axes)
 
-  def forward(
-    parameter: jax.Array, other: jax.Array, token: jax.Array
-  ) -> tuple[jax.Array, Any]:
-    return use(parameter, other, token), (parameter, other)
+  def forward(*inputs: jax.Array) -> tuple[Any, Any]:
+    return use(*inputs), inputs[:2]
 
-  def backward(saved: Any, cotangent: jax.Array) -> tuple[Any, Any, jax.Array]:
-    parameter, other = saved
-    left, right = record(other)[None], site.columns(cotangent)[None]
-    kind = _rules.Rows if site.is_lookup else _rules.Outer
-    (squared,) = _rules.squared_norm(kind(left, right))
+  def backward(saved: Any, cotangents: Any) -> tuple[Any, ...]:
+    (parameter, other), (cotangent, weight) = saved, cotangents
+    squared, summed = _batches.reduce(measure, is_summed=(False, True))(
+      record(other), site.columns(cotangent), weight
+    )
     if site.is_lookup:
-      return None, None, squared
+      return None, None, summed, squared
     _, pull = jax.vjp(lambda x: product(parameter, x), other)
-    return None, *pull(cotangent), squared
+    return None, *pull(cotangent), summed, squared
 
   use.defvjp(forward, backward)
-  return use(values[position], values[1 - position], token)
+  return use(values[position], values[1 - position], sink, token)
 
 
 def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:

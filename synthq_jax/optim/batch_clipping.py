@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import typing
+from synthq_jax.optim import _padding
 
 __all__ = ["BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
 
@@ -61,6 +62,7 @@ class BatchClippedGrad:
       The gradient, float32 in the structure of `params`, of norm at most the
       clip norm; zero if the loss or the gradient is not finite. A `BatchAux`.
     """
+    batch, is_padding_example = _padding.split(batch, is_padding_example)
     size = jnp.shape(jax.tree.leaves(batch)[0])[0]
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, _trace
+from synthq_jax.optim import _devices, _plan, _rules, _trace
 
 __all__ = ["clipped_sum"]
 
@@ -66,8 +66,11 @@ def clipped_sum(
     in_axes=(None, None, 0),
   )
   formed = [leaves[index] for index in plan.formed]
-  losses, records, cotangents, gradients = backward(
-    plan.zeros(), formed, arguments
+  zeros = _devices.vary(plan.zeros(), _devices.axes_of(leaves))
+  losses, records, cotangents, gradients = backward(zeros, formed, arguments)
+  # One value each, for norm and sum, however it was rounded.
+  records, cotangents, gradients = jax.lax.optimization_barrier(
+    (records, cotangents, gradients)
   )
   uses = _plan.uses(plan.sites, records, cotangents)
   squares = [
@@ -77,7 +80,8 @@ def clipped_sum(
   norms = _rules.norms(squares, losses)
   weights = _rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
   formed = dict(zip(plan.formed, gradients, strict=True))
-  total = _plan.weighted_sums(leaves, uses, formed, weights)
+  shapes = [jnp.shape(leaf) for leaf in leaves]
+  total = _plan.weighted_sums(shapes, uses, formed, weights)
   return jax.tree.unflatten(structure, total), losses, norms
 
 

@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import auto, bookkeeping, ghost, independence, vmap
+from synthq_jax.optim import (
+  _devices,
+  _padding,
+  _plan,
+  auto,
+  bookkeeping,
+  ghost,
+  independence,
+  vmap,
+)
 
 __all__ = [
   "Aux",
@@ -76,19 +85,24 @@ class ClippedGrad:
         "example_id" (integers [batch]), keys are made from it.
       key: key of this step; given, the loss gets a key for each example,
         fold_in(key, example id), or by position where there are no ids.
-      is_padding_example: bool [batch]; such examples contribute zero.
+      is_padding_example: bool [batch]; such examples contribute zero, and so do
+        those that the batch's own field of that name says are padding
+        (`sampler.take`), which the loss does not see.
 
     Returns:
       The sum, float32 in the structure of `params`, and an `Aux`.
 
     Raises:
       ValueError: if the batch's axes disagree, microbatch_size does not divide
-        the batch, or the loss of an example moves when another is beside it
-        (looked at outside `jax.jit` and without a key alone).
+        the batch, the loss of an example depends on another beside it, or what
+        it calls may see several examples at once.
     """
+    batch, is_padding_example = _padding.split(batch, is_padding_example)
     size = _batch_size(batch)
-    if key is None and size > 1:
-      independence.refuse_contrastive(self.loss_fn, params, batch)
+    keys = None if key is None else _example_keys(key, batch, size)
+    if size > 1:
+      first = None if keys is None else keys[0]
+      independence.refuse_contrastive(self.loss_fn, params, batch, first)
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)
     if is_padding_example.shape != (size,):
@@ -96,8 +110,13 @@ class ClippedGrad:
         f"expected is_padding_example of shape ({size},), got shape="
         f"{is_padding_example.shape}: one flag for each example"
       )
-    keys = None if key is None else _example_keys(key, batch, size)
-    params = jax.tree.map(jnp.asarray, params)
+    params = _devices.vary(
+      jax.tree.map(jnp.asarray, params), _devices.axes_of(batch, keys)
+    )
+    arguments = (batch,) if keys is None else (batch, keys)
+    independence.refuse_batch_rules(
+      _plan.loss_of_one(self.loss_fn), params, arguments
+    )
     if self.microbatch_size in (None, size):
       return self._microbatch(params, batch, keys, is_padding_example)
     return self._scan(params, (batch, keys, is_padding_example), size)
@@ -148,6 +167,7 @@ class ClippedGrad:
       return jax.tree.map(jnp.add, total, partial), aux
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+    zeros = _devices.vary(zeros, _devices.axes_of(params))
     total, aux = jax.lax.scan(body, zeros, split)
     return total, jax.tree.map(lambda x: x.reshape(size), aux)
 
@@ -168,13 +188,18 @@ def clipped_grad(
     Unit: one example, that is one entry of the batch's leading axis.
     Adding, removing or zeroing out one example moves the returned sum by at
     most `l2_clip_norm` in L2 norm, replacing one by at most twice that, for
-    every loss whose value for one example depends on that example alone:
-    every strategy calls the loss with one example at a time, so a loss that
-    couples examples means something else. It is refused where that shows:
-    outside `jax.jit`, and by `check_independence`. An example whose loss or
-    gradient is not finite contributes zero. Up to float32 rounding. Losses and
-    norms in `Aux` are not protected. Public: the shapes, so also the padded
-    batch size.
+    every loss that is a function of one example (and its own key): every
+    strategy writes down the loss of one example and maps over the batch. What
+    is handed several mapped examples at once is refused: rules of
+    `jax.custom_batching.custom_vmap`, callbacks that are not sequential, keys of
+    other generators than Threefry. A loss that couples its batch means something
+    else; it is refused where values or the trace show that, and by
+    `check_independence`. An example whose loss, gradient or squared norm is not
+    finite contributes zero. Up to float32 rounding of the sum, whatever
+    precision the loss computes in: norms from factors come with a bound of
+    their own rounding (`_rules.allowance`). Without ids a key is made from the
+    example's place: the key has to be secret. Losses and norms in `Aux` are not
+    protected. Public: the shapes, so also the padded batch size.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):

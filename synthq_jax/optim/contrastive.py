@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _contrastive_batch, _towers, batch_clipping
+from synthq_jax.optim import (
+  _contrastive_batch,
+  _padding,
+  _towers,
+  batch_clipping,
+)
 from synthq_jax.optim._group import Group
 from synthq_jax.optim._logit import Logit
 from synthq_jax.optim._row import Row
@@ -161,14 +166,15 @@ class ContrastiveGrad:
         "expected key=None, got a key: encoders are called without one, so "
         "train without dropout"
       )
+    batch, is_padding_example = _padding.split(batch, is_padding_example)
     pairs = self.read(batch, is_padding_example)
     for name, examples in (
       ("query", pairs.queries),
       ("document", pairs.columns),
     ):
-      _towers.check_cosines(
-        self._encoder(name), params, examples, f"encode_{name}"
-      )
+      encoder = self._encoder(name)
+      _towers.check_cosines(encoder, params, examples, f"encode_{name}")
+      _towers.refuse_batch_rules(encoder, params, examples)
     params = jax.tree.map(jnp.asarray, params)
     total, losses, norms = self.method.clipped_sum(
       self, params, batch, is_padding_example

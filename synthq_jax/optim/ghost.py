@@ -1,16 +1,20 @@
 """Exact per-example clipping in two backward passes (ghost clipping).
 
-The first pass asks for norms alone: each parameter that is used once gets a
-token, whose cotangent is the squared norm of the parameter's gradient, made
-where the backward pass makes the gradient's factors. The second pass is an
-ordinary one, of the sum of losses weighted with the clip factors. Nothing but
-what ordinary training keeps is kept, rematerialised parts and scans stay what
-they are, and no gradient of one example is in memory for longer than its norm
-takes.
+The first pass asks for norms alone: each parameter that is used once is metered,
+so that the squared norm of its gradient is made where the backward pass makes
+the gradient's factors. The second pass asks the same places for the sums of
+their gradients, weighted with the clip factors. Nothing but what ordinary
+training keeps is kept, rematerialised parts and scans stay what they are, and no
+gradient of one example is in memory for longer than its norm takes.
+
+Both passes are two turns of one loop, so one compiled program: what is summed in
+the second is bit for bit what was measured in the first, in half precision too,
+and whatever the rules of a custom derivative do with a cotangent. Sums are
+float32, of weights in float32.
 
 Parameters that are used several times (an embedding in encoder and decoder, a
 weight shared by the iterations of a scan) need all their uses at once: their
-factors are kept, as in `bookkeeping`.
+factors are kept, as in `bookkeeping`, and so are gradients that are formed.
 """
 
 import collections
@@ -22,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, _trace
+from synthq_jax.optim import _batches, _devices, _plan, _rules, _trace
 
 __all__ = ["clipped_sum"]
 
@@ -55,29 +59,14 @@ def clipped_sum(
   References:
     Li et al. (2022), arXiv:2110.05679, section 4 (ghost clipping).
   """
-  leaves = jax.tree.leaves(params)
+  leaves, structure = jax.tree.flatten(params)
   arguments = (batch,) if keys is None else (batch, keys)
   plan = _plan.make(loss_fn, params, arguments, keep_ratio=KEEP_RATIO)
-  tokened = _used_once(plan)
-  backward = jax.vmap(
-    functools.partial(_one_example, plan, leaves, tokened),
-    in_axes=(None, None, None, 0),
-  )
-  formed = [leaves[index] for index in plan.formed]
-  token = jnp.zeros((), jnp.float32)
-  losses, records, (cotangents, gradients, squared) = backward(
-    plan.zeros(tokened), formed, token, arguments
-  )
-  sites = [site for site in plan.sites if site.leaf not in tokened]
-  uses = _plan.uses(sites, records, cotangents)
-  squares = [
-    _rules.squared_norms([use for _, use in pairs]) for pairs in uses.values()
-  ]
-  squares += [_rules.sum_of_squares(gradient) for gradient in gradients]
-  norms = _rules.norms([*squares, squared], losses)
-  weights = _rules.clip_weights(losses, norms, is_padding_example, l2_clip_norm)
-  total = _weighted_gradient(loss_fn, params, arguments, weights)
-  return total, losses, norms
+  total, losses, norms = jax.vmap(
+    functools.partial(_one_example, plan, leaves, l2_clip_norm),
+    out_axes=(None, 0, 0),
+  )(arguments, is_padding_example)
+  return jax.tree.unflatten(structure, total), losses, norms
 
 
 def _used_once(plan: _plan.Plan) -> frozenset[int]:
@@ -92,52 +81,92 @@ def _used_once(plan: _plan.Plan) -> frozenset[int]:
 def _one_example(
   plan: _plan.Plan,
   leaves: Sequence[jax.Array],
-  tokened: frozenset[int],
-  zeros: Sequence[jax.Array],
-  formed: Sequence[jax.Array],
-  token: jax.Array,
+  l2_clip_norm: float,
   arguments: Any,
-) -> tuple[jax.Array, list[jax.Array], Any]:
-  """Returns loss, records and the cotangents of zeros, formed and token."""
+  is_padding: jax.Array,
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+  """Returns the whole batch's sum, and the loss and norm of one example."""
+  metered = _used_once(plan)
+  sites = [site for site in plan.sites if site.leaf not in metered]
+  shapes = [jnp.shape(leaf) for leaf in leaves]
+  axes = _devices.axes_of(leaves)
 
   def loss(
-    zeros: Sequence[jax.Array], formed: Sequence[jax.Array], token: jax.Array
-  ) -> tuple[jax.Array, list[jax.Array]]:
+    zeros: Sequence[jax.Array],
+    formed: Sequence[jax.Array],
+    meters: _trace.Meters,
+  ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
     values = list(leaves)
     for index, value in zip(plan.formed, formed, strict=True):
       values[index] = value
-    walk = _trace.Walk(zeros, token=token, tokened=tokened)
+    walk = _trace.Walk(zeros, meters=meters, metered=metered)
     values += jax.tree.leaves(arguments)
     (value,) = walk.run(plan.closed, values, plan.followed)
-    return value, walk.records
+    return (value, _devices.vary(walk.weight, axes)), walk.records
 
-  value_and_grad = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
-  (value, records), cotangents = value_and_grad(zeros, formed, token)
-  return value.astype(jnp.float32), records, cotangents
+  sinks = {leaf: jnp.zeros(shapes[leaf], jnp.float32) for leaf in metered}
+  meters = _trace.Meters(jnp.zeros((), jnp.float32), sinks)
+  zeros, meters = _devices.vary((plan.zeros(metered), meters), axes)
+  formed = [leaves[index] for index in plan.formed]
+  (value, _), pull, records = jax.vjp(loss, zeros, formed, meters, has_aux=True)
+  loss_value = value.astype(jnp.float32)
 
+  def kept_squares(cotangents: Any, gradients: Any) -> list[jax.Array]:
+    """Squared norms of what is kept of one example."""
+    one = jax.tree.map(lambda x: x[None], (records, cotangents, gradients))
+    uses = _plan.uses(sites, *one[:2])
+    squares = [
+      _rules.squared_norms([use for _, use in pairs]) for pairs in uses.values()
+    ]
+    squares += [_rules.sum_of_squares(gradient) for gradient in one[2]]
+    return [each[0] for each in squares]
 
-def _weighted_gradient(
-  loss_fn: Any,
-  params: typing.Params,
-  arguments: Any,
-  weights: jax.Array,
-) -> typing.Params:
-  """Returns the gradient of the weighted sum of losses, float32.
+  def kept_sums(
+    records: Any, cotangents: Any, gradients: Any, weights: jax.Array
+  ) -> list[jax.Array]:
+    """Weighted sums over the batch of what is kept; zero for the others."""
+    return _plan.weighted_sums(
+      shapes,
+      _plan.uses(sites, records, cotangents),
+      dict(zip(plan.formed, gradients, strict=True)),
+      weights,
+    )
 
-  An example with weight zero may hold anything, so a sound one is put in its
-  place: zero times something finite is zero.
-  """
-  counted = weights > 0
-  places = jnp.where(counted, jnp.arange(len(weights)), jnp.argmax(counted))
-  arguments = jax.tree.map(lambda x: x[places], arguments)
-  dtypes = jax.tree.map(lambda x: x.dtype, params)
-  loss = jax.vmap(_plan.loss_of_one(loss_fn), in_axes=(None, 0))
+  nothing = [jnp.zeros(shape, jnp.float32) for shape in shapes]
+  nothing = _devices.vary(nothing, axes)
+  one = _devices.vary(jnp.ones_like(value), axes)
 
-  def total(wide: typing.Params) -> jax.Array:
-    params = jax.tree.map(lambda x, dtype: x.astype(dtype), wide, dtypes)
-    return jnp.sum(weights * loss(params, arguments).astype(jnp.float32))
+  def turn(is_second: jax.Array, carry: Any) -> Any:
+    weight, norm, _ = carry
+    # Hides that the turns' cotangents are equal: the compiler would make them
+    # before the loop and keep them all.
+    start, _ = jax.lax.optimization_barrier((one, weight))
+    cotangents, gradients, meters = pull((start, weight))
+    gradients = [
+      gradient.astype(dtype)
+      for gradient, dtype in zip(gradients, plan.dtypes, strict=True)
+    ]
+    # One value each, for norm and sum, however it was rounded.
+    cotangents, gradients = jax.lax.optimization_barrier(
+      (cotangents, gradients)
+    )
 
-  # Differentiated in float32, so that the sum over examples is float32.
-  wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
-  gradient = jax.grad(total)(wide)
-  return jax.tree.map(lambda x: jnp.where(counted.any(), x, 0.0), gradient)
+    def measure() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+      squares = [*kept_squares(cotangents, gradients), meters.token]
+      norm = _rules.norms(squares, loss_value)
+      weight = _rules.clip_weights(loss_value, norm, is_padding, l2_clip_norm)
+      return weight, norm, nothing
+
+    def add() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+      summed = _batches.reduce(kept_sums, is_summed=[True] * len(shapes))
+      total = list(summed(records, cotangents, gradients, weight))
+      for leaf, sink in meters.sinks.items():
+        total[leaf] = sink
+      return weight, norm, _devices.vary(total, axes)
+
+    return jax.lax.cond(is_second, add, measure)
+
+  first = _devices.vary(jnp.full((), _trace.NORMS, jnp.float32), axes)
+  start = first, jnp.zeros_like(first), nothing
+  _, norm, total = jax.lax.fori_loop(0, 2, turn, _devices.vary(start, axes))
+  return total, loss_value, norm

@@ -1,19 +1,30 @@
 """A check that the loss of one example does not depend on the others."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import typing
+from synthq_jax.optim import _axes, _devices
 
-__all__ = ["check_independence", "refuse_contrastive"]
+__all__ = ["check_independence", "refuse_batch_rules", "refuse_contrastive"]
 
 _TOLERANCE = 1e-4
 _HALF_TOLERANCE = 2e-2
 _HALF = ("bf16[", "f16[")
 _COUPLED = 1e-2
+
+_BATCHED = {
+  "custom_vmap_call": "a function with a rule of its own for jax.vmap",
+  "rng_bit_generator": "random bits of a generator other than Threefry",
+}
+"""Primitives that may look at several examples where one is written down."""
+
+_AT_ONCE = ("expand_dims", "broadcast_all", "legacy_vectorized")
+"""How callbacks and foreign functions are handed several examples at once."""
 
 
 def check_independence(
@@ -62,27 +73,86 @@ def check_independence(
     _compare(losses[index : index + 1], single, "removed", tolerance)
 
 
+def refuse_batch_rules(
+  loss_of_one: Callable[..., jax.Array], params: typing.Params, arguments: Any
+) -> None:
+  """Refuses what may couple examples that are mapped over, unseen in one.
+
+  Every strategy takes the loss of one example and maps over the batch. That
+  keeps examples apart but where a primitive's own rule is handed the whole batch
+  and may, say, divide by the largest example; and where a compiler that divides
+  the batch among devices takes examples for others.
+
+  Args:
+    loss_of_one: `(params, arguments)` to a scalar, for one example.
+    params: the parameters.
+    arguments: arrays or shapes with a leading axis [batch].
+
+  Raises:
+    TypeError: if a parameter is no floating-point array.
+    ValueError: if the loss or its gradient has such a primitive.
+  """
+  example = _devices.first_of(arguments)
+  for function in (loss_of_one, jax.grad(loss_of_one)):
+    jaxpr = jax.make_jaxpr(function)(params, example).jaxpr
+    _refuse_primitives(jaxpr)
+  if "conv_general_dilated" in _axes.primitives(jaxpr):
+    _devices.refuse_divided(arguments)
+
+
+def _refuse_primitives(jaxpr: Any) -> None:
+  for equation in jaxpr.eqns:
+    name, params = equation.primitive.name, equation.params
+    what = _BATCHED.get(name)
+    if any(_is_odd_key(atom.aval) for atom in equation.invars):
+      what = _BATCHED["rng_bit_generator"]
+    if what is None and params.get("vmap_method") in _AT_ONCE:
+      what = f"a call with vmap_method={params['vmap_method']!r}"
+    if what is not None:
+      raise ValueError(
+        f"expected a loss of each example alone, got {what} ({name}): it is"
+        " handed all examples of a batch at once and may couple them; write it"
+        " in jax.numpy, with vmap_method='sequential', or with keys of Threefry"
+      )
+    for inner in _axes.inner_jaxprs(equation):
+      _refuse_primitives(inner)
+
+
+def _is_odd_key(aval: Any) -> bool:
+  """Whether a value is a random key of another generator than Threefry."""
+  is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+  return is_key and str(aval.dtype) != "key<fry>"
+
+
 def refuse_contrastive(
   loss_fn: Callable[..., jax.Array],
   params: typing.Params,
   batch: typing.Batch,
+  key: jax.Array | None = None,
 ) -> None:
-  """Refuses a loss of two examples that is far from the losses of each alone.
+  """Refuses a loss that depends on the other examples of its batch.
 
-  It is quick and coarse: moves of up to 1e-2, relative or absolute, pass. Where
-  there are no values to look at, as under `jax.jit`, or no second example, or
-  the loss is no number for each example, everything passes.
+  Where there are values to look at and no key, the losses of two examples are
+  compared with those of each alone: moves of up to 1e-2, relative or absolute,
+  pass. Under `jax.jit`, and with a key, the trace of the loss is followed
+  instead: sums, products and statistics over the examples are seen there, unless
+  they pass through what no rule knows, as a sort of all examples. So passing is
+  evidence, not proof.
 
   Args:
-    loss_fn: `(params, batch)` to losses [batch].
+    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     params: the parameters.
     batch: arrays with a leading axis [batch].
+    key: of one example; given, the loss takes it.
 
   Raises:
-    ValueError: if the loss of one of the first two examples moves.
+    ValueError: if a loss depends on another example.
   """
-  leaves = jax.tree.leaves((params, batch))
-  if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+  leaves = jax.tree.leaves((params, batch, key))
+  if key is not None or any(
+    isinstance(leaf, jax.core.Tracer) for leaf in leaves
+  ):
+    _refuse_mixed(loss_fn, params, batch, key)
     return
   of = jax.jit(loss_fn)
   together, *alone = (
@@ -97,11 +167,30 @@ def refuse_contrastive(
   moved = np.abs(together - alone)
   scale = np.maximum(np.maximum(np.abs(together), np.abs(alone)), 1.0)
   if np.any(moved > _COUPLED * scale):
-    raise ValueError(
-      "expected a loss of each example alone, got one that moves when another "
-      "is beside it: take contrastive_clipped_grad for a contrastive loss, "
-      "batch_clipped_grad for another, or remove what couples its examples"
-    )
+    raise ValueError(_REFUSAL)
+
+
+_REFUSAL = (
+  "expected a loss of each example alone, got one that moves when another is"
+  " beside it: take contrastive_clipped_grad for a contrastive loss,"
+  " batch_clipped_grad for another, or remove what couples its examples"
+)
+
+
+def _refuse_mixed(
+  loss_fn: Callable[..., jax.Array],
+  params: typing.Params,
+  batch: typing.Batch,
+  key: jax.Array | None,
+) -> None:
+  """Follows the examples through the loss's trace; refuses if they mix."""
+  rest = () if key is None else (key,)
+  closed = jax.make_jaxpr(lambda params, batch: loss_fn(params, batch, *rest))(
+    params, batch
+  )
+  states = _axes.of_batch(closed, len(jax.tree.leaves(params)))
+  if _axes.MIXED in states:
+    raise ValueError(_REFUSAL)
 
 
 def _tolerance(

@@ -10,6 +10,7 @@ import pytest
 
 from synthq_jax.losses import contrastive
 from synthq_jax.optim import clipping
+from synthq_jax.privacy import sampling
 
 Relation = dp_accounting.NeighboringRelation
 STRATEGIES = sorted(clipping.STRATEGIES)
@@ -234,3 +235,44 @@ def test_fields_of_different_length_are_refused():
     grad_fn(
       PARAMS, {"x": jnp.ones((3, 2))}, is_padding_example=jnp.zeros(2, bool)
     )
+
+
+SAMPLER = sampling.Poisson(
+  num_examples=64, expected_batch_size=61, max_batch_size=125
+)
+
+
+@every
+def test_nobody_has_to_remember_the_padding_of_a_sampler(strategy):
+  """Padding that counted was one record 64 times: it moved the sum by 128."""
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.0, strategy=strategy)
+  drawn = SAMPLER.batch(3, 0)
+  x = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+
+  def summed(record):
+    batch = SAMPLER.take({"x": np.concatenate([record, x[1:]])}, drawn)
+    return grad_fn(PARAMS, batch)
+
+  far = np.array([[50.0, 0.0]], np.float32)
+  (first, aux), (second, _) = summed(far), summed(-far)
+  moved = jax.tree.map(jnp.subtract, first, second)
+  moved = np.sqrt(sum(np.sum(d**2) for d in jax.tree.leaves(moved)))
+  np.testing.assert_allclose(
+    moved, grad_fn.sensitivity(Relation.REPLACE_ONE), rtol=1e-5
+  )
+  assert drawn.is_padding.sum() > 50
+  assert not np.any(aux.norms[drawn.is_padding])
+
+
+def test_padding_of_the_batch_and_of_the_caller_both_count():
+  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=9.0)
+  batch = {
+    "x": jnp.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]),
+    "is_padding_example": jnp.array([False, False, True]),
+  }
+  total, _ = grad_fn(
+    PARAMS, batch, is_padding_example=jnp.array([True, False, False])
+  )
+  np.testing.assert_array_equal(total["w"], [0.0, 2.0])
+  with pytest.raises(ValueError, match=r"of shape \(3,\), got shape=\(2,\)"):
+    grad_fn(PARAMS, batch, is_padding_example=jnp.zeros(2, bool))

@@ -1,0 +1,150 @@
+"""Per-example clipping on several devices, beside one device, layer by layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from synthq_jax import optim
+from synthq_jax.optim import clipping
+from synthq_jax.training import mesh as mesh_lib
+from synthq_jax.training import sharded_grad
+
+ROWS, LENGTH, DIM = 16, 5, 8
+STRATEGIES = sorted(clipping.STRATEGIES)
+
+
+def normal(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def total(x):
+  return jnp.sum(jnp.tanh(x) ** 2, axis=tuple(range(1, x.ndim)))
+
+
+def dense(p, b):
+  return total(jnp.tanh(b["x"] @ p["w"]) @ p["v"] + p["c"][None, None, :])
+
+
+def attention(p, b):
+  q, k, v = (b["x"] @ p[name] for name in ("w", "v", "u"))
+  weights = jax.nn.softmax(jnp.einsum("bld,bmd->blm", q, k), axis=2)
+  return total(jnp.einsum("blm,bmd->bld", weights, v))
+
+
+def convolution(p, b):
+  image = b["x"].reshape(len(b["x"]), LENGTH, DIM // 2, 2)
+  return total(
+    jax.lax.conv_general_dilated(
+      image, p["k"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+  )
+
+
+def scan(p, b):
+  step = lambda x, w: (jnp.tanh(x @ w), None)  # noqa: E731
+  return total(jax.lax.scan(step, b["x"], p["s"])[0])
+
+
+LAYERS = {"dense": dense, "attention": attention, "convolution": convolution,
+          "scan": scan}  # fmt: skip
+PARAMS = {
+  "w": normal(0, DIM, DIM), "v": normal(1, DIM, DIM), "u": normal(2, DIM, DIM),
+  "c": normal(3, DIM), "k": normal(4, 3, 3, 2, 4), "s": normal(5, 3, DIM, DIM),
+}  # fmt: skip
+BATCH = {"x": 3.0 * normal(6, ROWS, LENGTH, DIM)}
+PADDING = np.arange(ROWS) % 5 == 2
+
+
+def make(layer, strategy):
+  return optim.clipped_grad(layer, l2_clip_norm=1.0, strategy=strategy)
+
+
+def on_one_device(grad_fn):
+  return jax.jit(grad_fn)(PARAMS, BATCH, is_padding_example=PADDING)
+
+
+def assert_same(many, one):
+  (total, aux), (expected, expected_aux) = many, one
+  for a, b in zip(*map(jax.tree.leaves, (total, expected)), strict=True):
+    assert np.abs(a - b).max() <= 1e-5 * max(np.abs(b).max(), 1.0)
+  np.testing.assert_allclose(aux.norms, expected_aux.norms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_the_documented_way_gives_the_sum_of_one_device(layer, strategy, count):
+  grad_fn = make(layer, strategy)
+  mesh = mesh_lib.make(mesh_lib.Shape(), jax.devices()[:count])
+  many = jax.jit(sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh))
+  got = many(PARAMS, BATCH, is_padding_example=jnp.asarray(PADDING))
+  assert_same(got, on_one_device(grad_fn))
+
+
+def in_shard_map(grad_fn, **options):
+  """As people write it themselves, and JAX checks it by default."""
+  mesh = Mesh(np.array(jax.devices()), ("rows",))
+
+  def of_device(params, batch, padding):
+    total, aux = grad_fn(params, batch, is_padding_example=padding)
+    return jax.lax.psum(total, "rows"), aux
+
+  return jax.jit(
+    jax.shard_map(
+      of_device,
+      mesh=mesh,
+      in_specs=(P(), P("rows"), P("rows")),
+      out_specs=(P(), P("rows")),
+      **options,
+    )
+  )(PARAMS, BATCH, PADDING)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_inside_shard_map_each_example_is_clipped_before_the_sum(
+  layer, strategy
+):
+  """ "vmap" clipped the sum over devices: one row moved it by eight clip norms."""
+  grad_fn = make(layer, strategy)
+  assert_same(in_shard_map(grad_fn), on_one_device(grad_fn))
+
+
+def test_microbatches_and_no_check_of_varying_values_change_nothing():
+  for strategy in STRATEGIES:
+    grad_fn = optim.clipped_grad(
+      dense, l2_clip_norm=1.0, strategy=strategy, microbatch_size=1
+    )
+    one = on_one_device(grad_fn)
+    assert_same(in_shard_map(grad_fn), one)
+    assert_same(in_shard_map(grad_fn, check_vma=False), one)
+
+
+def divided():
+  mesh = Mesh(np.array(jax.devices()), ("rows",))
+  return jax.device_put(BATCH, NamedSharding(mesh, P("rows")))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_convolution_of_a_batch_that_jit_divides_is_refused(strategy):
+  """XLA's partitioner loses the examples of all devices but the first."""
+  grad_fn = make(convolution, strategy)
+  with pytest.raises(ValueError, match="take training.sharded_grad"):
+    grad_fn(PARAMS, divided())
+  with pytest.raises(jax.errors.JaxRuntimeError, match="take training.sharded"):
+    jax.jit(grad_fn)(PARAMS, divided())
+  everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P())
+  grad_fn(PARAMS, jax.device_put(BATCH, everywhere))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["dense", "attention", "scan"])
+def test_what_the_partitioner_may_divide_gives_the_sum_of_one_device(
+  name, strategy
+):
+  grad_fn = make(LAYERS[name], strategy)
+  got = jax.jit(grad_fn)(PARAMS, divided(), is_padding_example=PADDING)
+  assert_same(got, on_one_device(grad_fn))
