@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import hashlib
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from synthq_jax.optim import _gaussian
@@ -33,7 +35,10 @@ class Noise(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Iid:
-  """Noise that is independent for every step, leaf and coordinate."""
+  """Noise that is independent for every step, leaf and coordinate.
+
+  It is a function of the key, the step, the leaf's path and the place in it.
+  """
 
   min_separation = 1
 
@@ -50,13 +55,25 @@ class Iid:
     state: tuple[()] = (),
   ) -> tuple[optax.Updates, tuple[()]]:
     """Returns standard Gaussian noise, float32 in the shapes of `tree`."""
-    leaves, structure = jax.tree.flatten(tree)
     step_key = jax.random.fold_in(key, step)
-    noise = [
-      _gaussian.standard(jax.random.fold_in(step_key, index), jnp.shape(leaf))
-      for index, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(structure, noise), state
+
+    def draw(path: Any, leaf: Any) -> jax.Array:
+      return _gaussian.standard(_leaf_key(step_key, path), jnp.shape(leaf))
+
+    return jax.tree_util.tree_map_with_path(draw, tree), state
+
+
+def _leaf_key(key: jax.Array, path: Any) -> jax.Array:
+  """Returns the key of a leaf: it follows from its path, not from its place.
+
+  So two transforms that were given one key, each for some of the leaves, do not
+  add the same noise to leaves of one shape.
+  """
+  name = jax.tree_util.keystr(path).encode()
+  words = np.frombuffer(hashlib.sha256(name).digest()[:8], np.uint32)
+  for word in words:
+    key = jax.random.fold_in(key, int(word))
+  return key
 
 
 @dataclasses.dataclass(frozen=True)

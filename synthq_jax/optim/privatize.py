@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from synthq_jax.optim import _devices
 from synthq_jax.optim import noise as noise_lib
 
 __all__ = ["PrivatizeState", "privatize"]
@@ -43,7 +44,9 @@ def privatize(
     for anything else: step t draws from `fold_in(key, t)`, so another key that
     is a child of this one is this one again: take both from the `split` of a
     third. Gaussians are drawn in float32: attacks on the low bits of
-    floating-point noise are outside this claim.
+    floating-point noise are outside this claim. It has to see the whole sum:
+    what `optax.masked` or `optax.multi_transform` would keep from it is refused,
+    as are parts of parameters inside of `jax.shard_map`.
 
   >>> import jax, jax.numpy as jnp
   >>> transform = privatize(l2_sensitivity=1.0, noise_multiplier=0.0,
@@ -66,7 +69,8 @@ def privatize(
     An optax transform; its state is the step count and that of the noise.
 
   Raises:
-    ValueError: if a number is out of its range.
+    ValueError: if a number is out of its range; when it is called, if it is
+      not given the whole sum in floating-point numbers.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
@@ -81,6 +85,7 @@ def privatize(
   std = noise_multiplier * l2_sensitivity
 
   def init_fn(params: optax.Params) -> PrivatizeState:
+    _check_whole(params)
     return PrivatizeState(jnp.zeros([], jnp.int32), noise.init(params))
 
   def update_fn(
@@ -89,6 +94,7 @@ def privatize(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, PrivatizeState]:
     del params
+    _check_whole(updates)
     step = optax.safe_increment(state.step)
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     if std == 0:
@@ -99,6 +105,37 @@ def privatize(
     return mean, PrivatizeState(step, noise_state)
 
   return optax.GradientTransformation(init_fn, update_fn)
+
+
+def _check_whole(tree: Any) -> None:
+  """Refuses a tree of which a part is elsewhere, or is no gradient."""
+  nodes = jax.tree.leaves(tree, is_leaf=_is_masked)
+  if any(_is_masked(node) for node in nodes):
+    raise ValueError(
+      "expected the whole clipped sum, got one with masked leaves, which would"
+      " go on without noise: write optax.chain(privatize(...), masked or"
+      " multi_transform of optimizers without privacy)"
+    )
+  for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    name = jax.tree_util.keystr(path) or "the parameter"
+    dtype = jnp.result_type(leaf)
+    if not jnp.issubdtype(dtype, jnp.floating):
+      raise ValueError(
+        f"expected floating-point parameters, got {name} of {dtype}: noise"
+        " means nothing there; keep it out of params"
+      )
+  axes = _devices.axes_of(tree).union(_devices.unseen_axes())
+  if axes:
+    raise ValueError(
+      "expected a whole sum that all devices share, got one that differs, or"
+      f" may differ, along the mesh axes {sorted(axes)}: every device would add"
+      " the same noise to its part; add the devices' sums (jax.lax.psum) under"
+      " check_vma=True, or call privatize outside of jax.shard_map"
+    )
+
+
+def _is_masked(node: Any) -> bool:
+  return isinstance(node, optax.MaskedNode)
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -53,6 +53,7 @@ class CyclicPoisson:
   cycle_length: int
   """Groups; times expected_batch_size it is at most num_examples."""
 
+  take = staticmethod(_draws.take)
   knows_truncation = False
 
   def __post_init__(self):

@@ -1,13 +1,24 @@
 """What all samplers share: batches, the protocol, seeded draws."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from synthq_jax.privacy import _checks
 
-__all__ = ["Batch", "Sampler", "binomial_tail", "generator", "padded"]
+__all__ = [
+  "IS_PADDING",
+  "Batch",
+  "Sampler",
+  "binomial_tail",
+  "generator",
+  "padded",
+  "take",
+]
+
+IS_PADDING = "is_padding_example"
+"""The field of a batch that says which of its rows are padding."""
 
 
 class Batch(NamedTuple):
@@ -42,6 +53,9 @@ class Sampler(Protocol):
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the event as if every batch had room for all its records."""
 
+  def take(self, records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
+    """Returns the rows of a batch, with their padding; see `take`."""
+
   min_separation: int
   """Steps between two batches that may hold the same record, at least."""
 
@@ -53,6 +67,41 @@ class Sampler(Protocol):
 
   def check_relation(self, relation: Any) -> None:
     """Raises ValueError if nothing is claimed for that relation."""
+
+
+def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
+  """Returns the records of a batch, and beside them which rows are padding.
+
+  Rows of padding are zero. Clipped gradients find the field
+  "is_padding_example" by themselves and leave these rows out, so that nobody has
+  to remember it: a row of padding that counts is some record many times over.
+
+  >>> drawn = padded(np.array([2, 0]), 3)
+  >>> batch = take({"x": np.array([5.0, 6.0, 7.0])}, drawn)
+  >>> print(batch["x"], batch["is_padding_example"])
+  [7. 5. 0.] [False False  True]
+
+  Args:
+    records: arrays, or trees of arrays, with one row per record.
+    drawn: from `batch`.
+
+  Returns:
+    The same fields with rows [max_batch_size, ...], and "is_padding_example",
+    bool [max_batch_size].
+  """
+  import jax  # takes a while: only when needed
+
+  rows = np.where(drawn.is_padding, 0, drawn.indices)
+
+  def of_field(values: Any) -> Any:
+    chosen = values[rows]  # a copy
+    if isinstance(chosen, jax.Array):
+      return chosen.at[drawn.is_padding].set(0)
+    chosen[drawn.is_padding] = 0
+    return chosen
+
+  fields = {name: jax.tree.map(of_field, x) for name, x in records.items()}
+  return {**fields, IS_PADDING: drawn.is_padding}
 
 
 def padded(indices: np.ndarray, size: int) -> Batch:

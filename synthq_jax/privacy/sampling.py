@@ -17,9 +17,17 @@ import numpy as np
 
 from synthq_jax.privacy import _checks, _draws
 from synthq_jax.privacy._cyclic import CyclicPoisson
-from synthq_jax.privacy._draws import Batch, Sampler
+from synthq_jax.privacy._draws import IS_PADDING, Batch, Sampler, take
 
-__all__ = ["Batch", "CyclicPoisson", "FixedOrder", "Poisson", "Sampler"]
+__all__ = [
+  "IS_PADDING",
+  "Batch",
+  "CyclicPoisson",
+  "FixedOrder",
+  "Poisson",
+  "Sampler",
+  "take",
+]
 
 _POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
 _ORDER_TAG = 0x6F726472
@@ -58,6 +66,7 @@ class Poisson:
   max_batch_size: int
   """The number of rows of a batch, at least expected_batch_size."""
 
+  take = staticmethod(_draws.take)
   min_separation = 1
   """Steps between two batches that may hold the same record, at least."""
   knows_truncation = True
@@ -236,6 +245,7 @@ class FixedOrder:
   batch_size: int
   """The number of records in each batch."""
 
+  take = staticmethod(_draws.take)
   min_separation = 1
   knows_truncation = True
 

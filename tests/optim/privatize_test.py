@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
+from jax.sharding import Mesh, PartitionSpec
 
 from synthq_jax import optim
 
@@ -12,11 +14,13 @@ KEY = jax.random.key(11)
 ZEROS = {"a": jnp.zeros((100, 200)), "b": jnp.zeros((100, 200))}
 
 
+ARGUMENTS = dict(
+  l2_sensitivity=0.5, noise_multiplier=3.0, denominator=10.0, key=KEY
+)
+
+
 def make(**changes):
-  arguments = dict(
-    l2_sensitivity=0.5, noise_multiplier=3.0, denominator=10.0, key=KEY
-  )
-  return optim.privatize(**(arguments | changes))
+  return optim.privatize(**(ARGUMENTS | changes))
 
 
 def draw(transform, steps=1, tree=None):
@@ -126,3 +130,75 @@ def test_a_half_precision_sum_gets_float32_noise():
 def test_a_number_out_of_range_is_refused_by_name(name, value):
   with pytest.raises(ValueError, match=name):
     make(**{name: value})
+
+
+def test_two_transforms_of_one_key_add_different_noise_to_their_leaves():
+  """As under `optax.multi_transform`, where each sees leaves of its own."""
+  (first,) = draw(make(), tree={"a": ZEROS["a"]})
+  (second,) = draw(make(), tree={"b": ZEROS["b"]})
+  assert correlation(first["a"], second["b"]) < 5 / np.sqrt(20_000)
+  assert correlation(first["a"], first["a"]) > 0.99
+
+
+def test_the_noise_of_a_leaf_does_not_depend_on_which_others_there_are():
+  both, one = draw(make())[0], draw(make(), tree={"b": ZEROS["b"]})[0]
+  np.testing.assert_array_equal(both["b"], one["b"])
+
+
+@pytest.mark.parametrize(
+  "wrap",
+  [
+    lambda tx: optax.masked(tx, {"a": True, "b": False}),
+    lambda tx: optax.multi_transform(
+      {"x": tx, "y": optax.sgd(1.0)}, {"a": "x", "b": "y"}
+    ),
+  ],
+  ids=["masked", "multi_transform"],
+)
+def test_leaves_that_would_go_on_without_noise_are_refused(wrap):
+  """`masked(dp_adam)` passed the clipped sum of the other leaves on as it was."""
+  with pytest.raises(ValueError, match="whole clipped sum.*optax.chain"):
+    wrap(make()).init(ZEROS)
+  with pytest.raises(ValueError, match="whole clipped sum"):
+    wrap(optim.dp_adam(1e-3, **ARGUMENTS)).init(ZEROS)
+
+
+def test_parts_of_the_parameters_may_have_optimizers_of_their_own():
+  """The way that the refusal names."""
+  labels = {"a": "fast", "b": "slow"}
+  tx = optax.chain(
+    make(),
+    optax.multi_transform(
+      {"fast": optax.sgd(1.0), "slow": optax.sgd(0.1)}, labels
+    ),
+  )
+  updates, _ = tx.update(ZEROS, tx.init(ZEROS))
+  (noise,) = draw(make())
+  np.testing.assert_allclose(updates["a"], -noise["a"], rtol=1e-6)
+  np.testing.assert_allclose(updates["b"], -0.1 * noise["b"], rtol=1e-6)
+
+
+def test_parameters_that_are_no_floating_point_numbers_are_refused():
+  with pytest.raises(ValueError, match=r"\['n'\] of int32"):
+    make().init({"w": jnp.zeros(2), "n": jnp.zeros(3, jnp.int32)})
+
+
+def test_parts_of_a_sum_inside_shard_map_are_refused():
+  """Every device would add the same noise to its part."""
+  mesh = Mesh(np.array(jax.devices()[:4]), ("parts",))
+  transform = make()
+
+  def step(total):
+    return transform.update(total, transform.init(None))[0]
+
+  def sharded(spec, **options):
+    return jax.shard_map(
+      step, mesh=mesh, in_specs=(spec,), out_specs=spec, **options
+    )
+
+  with pytest.raises(ValueError, match=r"mesh axes \['parts'\]"):
+    sharded(PartitionSpec("parts"))(jnp.zeros(8))
+  with pytest.raises(ValueError, match=r"mesh axes \['parts'\]"):
+    sharded(PartitionSpec("parts"), check_vma=False)(jnp.zeros(8))
+  whole = sharded(PartitionSpec())(jnp.zeros(8))
+  np.testing.assert_array_equal(whole, step(jnp.zeros(8)))
