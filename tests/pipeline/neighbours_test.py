@@ -176,7 +176,7 @@ def _prepared(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
   config = _config(_SOURCES[kind](root / "data", log, sides))
   config = dataclasses.replace(config, vocabulary="train")
   space = workspace.Workspace(root / "run", secret_seed=7)
-  prepare_data.run(config, space, "digest")
+  prepare_data.run(config, space, "fingerprint-of-prepare-data")
   return root / "run"
 
 
