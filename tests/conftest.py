@@ -38,6 +38,7 @@ _LONG = (
   "pipeline/hosts_test.py",
   "pipeline/kill_test.py",
   "pipeline/plan_test.py",
+  "pipeline/neighbours_test.py",
   "tutorials_test.py",
   "training/mesh_test.py",
   "pipeline/direct_dp_test.py",

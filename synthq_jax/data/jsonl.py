@@ -51,23 +51,34 @@ def read_jsonl(
   so are queries equal in client and text: such a query, however often the log
   holds it, is one query with one or several relevant documents. A document's
   client is set where all its lines agree on it. No document, and no set of
-  query words, is on two sides (`splits.split_by_document`).
+  query words, is on two sides (`splits.split_by_own_document`): judgements that
+  would put words on a second side are left out.
+
+  Formal guarantee:
+    Ids, titles, texts and order of the documents are a function of the set of
+    documents alone. Which queries are in the first split, and with which of
+    their documents, is a function of each query's own lines, `fractions` and
+    `seed`. So of two logs with the same set of documents that differ in one
+    query (all lines of one text and client), the documents are equal, apart
+    from `client`, and the queries of the first split differ in that one at
+    most. The other splits may differ in more: they are private.
 
   Args:
     path: the file, plain or gzipped.
     fields: the names of the keys.
-    fractions: split name -> share, in expectation over groups of documents.
+    fractions: split name -> share of the documents, in expectation; the first
+      is the one that is trained on.
     seed: another seed gives other splits.
 
   Returns:
-    The collection; every grade is 1.
+    The collection; documents by id, queries as they come, every grade is 1.
 
   Raises:
     ValueError: if a line is malformed or a text is empty (the message says
       file:line), or if a split would hold no pair.
   """
   pairs = [_pair(where, line, fields) for where, line in files.json_lines(path)]
-  sides = splits_lib.split_by_document(
+  sides = splits_lib.split_by_own_document(
     [(pair.query.text, pair.document.id) for pair in pairs],
     fractions,
     seed=seed,
@@ -75,7 +86,8 @@ def read_jsonl(
   _check_sides(path, sides, fractions)
   qrels: dict[str, collection_lib.Qrels] = {split: {} for split in fractions}
   for pair, side in zip(pairs, sides, strict=True):
-    qrels[side].setdefault(pair.query.id, {})[pair.document.id] = 1
+    if side is not None:
+      qrels[side].setdefault(pair.query.id, {})[pair.document.id] = 1
   return collection_lib.Collection(
     _merged_documents(pair.document for pair in pairs),
     tuple({pair.query.id: pair.query for pair in pairs}.values()),
@@ -134,17 +146,23 @@ def _optional(where: str, line: Mapping[str, Any], name: str) -> str:
 def _merged_documents(
   documents: Iterable[collection_lib.Document],
 ) -> tuple[collection_lib.Document, ...]:
-  """Keeps one of equal documents, with the client they agree on, or ""."""
+  """Keeps one of equal documents, with the client they agree on, or "".
+
+  They are in the order of their ids. That of the lines would be published with
+  the documents, and say of which of them the first queries asked.
+  """
   merged: dict[str, collection_lib.Document] = {}
   for document in documents:
     first = merged.setdefault(document.id, document)
     if first.client != document.client:
       merged[document.id] = dataclasses.replace(first, client="")
-  return tuple(merged.values())
+  return tuple(merged[name] for name in sorted(merged))
 
 
 def _check_sides(
-  path: str | os.PathLike, sides: list[str], fractions: Mapping[str, float]
+  path: str | os.PathLike,
+  sides: list[str | None],
+  fractions: Mapping[str, float],
 ) -> None:
   """Refuses a file so small, or so entangled, that a split stays empty."""
   counts = {split: sides.count(split) for split in fractions}

@@ -1,19 +1,30 @@
 """Splits that keep equal documents and equal queries on one side.
 
 A document (or a query) in both train and test would let a retriever pass by
-memory. So pairs that share a document or a set of query words, directly or
-through other pairs, form one group, and a group goes to one side as a whole.
+memory. There are two ways to keep them apart:
+
+- `split_by_document` keeps every pair: pairs that share a document or a set of
+  query words, directly or through other pairs, form a group, and a group goes to
+  one side as a whole. One pair that links two groups moves all of their pairs,
+  so this way is for public queries.
+- `split_by_own_document` sends a pair to the side of its document, whatever the
+  other pairs are, and leaves out pairs whose words are on an earlier side.
 """
 
 import hashlib
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-__all__ = ["FRACTIONS", "split_by_document", "token_set"]
+__all__ = [
+  "FRACTIONS",
+  "split_by_document",
+  "split_by_own_document",
+  "token_set",
+]
 
 FRACTIONS = {"train": 0.8, "dev": 0.1, "test": 0.1}
 """The usual shares of train, dev and test."""
@@ -38,7 +49,7 @@ def split_by_document(
   *,
   seed: int = 0,
 ) -> list[str]:
-  """Assigns every (query, document) pair to a split.
+  """Assigns every (query, document) pair to the side of its group.
 
   Two pairs of the same document, or whose queries have the same `token_set`,
   always land on the same side. Sides are drawn by a hash of the group's
@@ -60,20 +71,72 @@ def split_by_document(
   Raises:
     ValueError: if the shares are not positive or do not add to 1.
   """
-  _check_fractions(fractions)
+  side_of = _sides(fractions, seed)
   if not pairs:
     return []
-  names = list(fractions)
-  bounds = np.cumsum(list(fractions.values()))[:-1]
   group = _groups(pairs)
   key: dict[int, str] = {}
   for label, (_, document) in zip(group, pairs, strict=True):
     key[label] = min(key.get(label, document), document)
-  side = {
-    label: names[np.searchsorted(bounds, _uniform(seed, text), "right")]
-    for label, text in key.items()
-  }
+  side = {label: side_of(text) for label, text in key.items()}
   return [side[label] for label in group]
+
+
+def split_by_own_document(
+  pairs: Sequence[tuple[str, str]],
+  fractions: Mapping[str, float] = FRACTIONS,
+  *,
+  seed: int = 0,
+) -> list[str | None]:
+  """Assigns every (query, document) pair to the side of its document.
+
+  A side is drawn by a hash of the document and the seed. A pair whose query has
+  the `token_set` of one on an earlier side is left out, so that no query of a
+  later side was seen on an earlier one.
+
+  Formal guarantee:
+    Whether a pair is on the first side is a function of its own document, the
+    fractions and the seed: a query that is added, removed or replaced moves no
+    other query to the first side or away from it. The later sides depend on the
+    queries of earlier ones, and are as private as those.
+
+  >>> pairs = [("red apple", "a"), ("Apple, red", "b"), ("sour", "b")]
+  >>> split_by_own_document(pairs, seed=3)
+  ['train', None, 'test']
+
+  Args:
+    pairs: query text and document (its text or id).
+    fractions: split name -> share; the shares are positive and add to 1. The
+      first is the one that is trained on.
+    seed: another seed gives other splits.
+
+  Returns:
+    One split name per pair, None where the pair is left out.
+
+  Raises:
+    ValueError: if the shares are not positive or do not add to 1.
+  """
+  side_of = _sides(fractions, seed)
+  sides = [side_of(document) for _, document in pairs]
+  words = [token_set(query) for query, _ in pairs]
+  place = {name: number for number, name in enumerate(fractions)}
+  first: dict[frozenset[str], int] = {}
+  for own, side in zip(words, sides, strict=True):
+    first[own] = min(first.get(own, place[side]), place[side])
+  return [
+    side if place[side] == first[own] else None
+    for own, side in zip(words, sides, strict=True)
+  ]
+
+
+def _sides(fractions: Mapping[str, float], seed: int) -> Callable[[str], str]:
+  """Returns what draws the side of a text."""
+  _check_fractions(fractions)
+  names = list(fractions)
+  bounds = np.cumsum(list(fractions.values()))[:-1]
+  return lambda text: names[
+    np.searchsorted(bounds, _uniform(seed, text), "right")
+  ]
 
 
 def _groups(pairs: Sequence[tuple[str, str]]) -> list[int]:

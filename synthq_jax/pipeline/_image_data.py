@@ -25,7 +25,7 @@ class Data:
     num_coarse: coarse classes of `head`.
     pairs: rows of `train`.
     held_out: public pairs, "queries" and "documents".
-    digest: of all of it.
+    digest: of all of it, the private pairs too: not to be shared as it is.
   """
 
   train: images.Images

@@ -30,7 +30,7 @@ def write(study: _image_results.Study, root: pathlib.Path) -> str:
 
   Args:
     study: what was found.
-    root: the working directory.
+    root: of the results; private/ where the images are private.
   """
   artifacts.write_atomically(root / "study.svg", _curves(study))
   artifacts.write_atomically(root / "study.md", _page(study))
@@ -216,8 +216,8 @@ def _page(study: _image_results.Study) -> str:
   parts.append(
     "Every seed of every row is a release of its own: private/ledger.jsonl lists"
     " them, and `synthq privacy --ledger=` adds them up. The rows without privacy"
-    " read the pairs unprotected, so this page is public only because the images"
-    " are."
+    " read the pairs unprotected: this page may be shared only where the images"
+    " are public."
   )
   return "\n\n".join(parts) + "\n"
 

@@ -76,7 +76,11 @@ class _Job:
 
   @property
   def digest(self) -> str:
-    """Of everything the training depends on, and no other row."""
+    """Of everything the training depends on, and no other row.
+
+    It stands in names and results that may be shared, so it is keyed: without
+    the secret it confirms no guess about the pairs.
+    """
     measured = dataclasses.replace(self.config, encoders=())
     alone = dataclasses.replace(self.encoder, rows=(), seeds=1)
     return artifacts.fingerprint(
@@ -86,6 +90,7 @@ class _Job:
       self.row,
       self.seed,
       self.data.digest,
+      self.space.seed("digest"),
       _fingerprints.versions(),
     )
 
@@ -241,9 +246,11 @@ def _scores(
   def encode(part: Any) -> np.ndarray:
     return np.asarray(apply(params, part.pixels))
 
-  classes = max(part.labels.max() for part in (data.train, data.test)) + 1
   scores = neighbours.score(
-    encode(data.test), data.test.labels, k=k, num_classes=int(classes)
+    encode(data.test),
+    data.test.labels,
+    k=k,
+    num_classes=int(data.test.labels.max()) + 1,
   )
   learned, tested = data.head
   head = linear_head.fit(

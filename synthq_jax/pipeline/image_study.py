@@ -3,8 +3,15 @@
 Encoders are trained with a contrastive loss on pairs of images of one class;
 one pair is the unit of privacy. Then the labels of nearest neighbours among the
 test images are scored, as in the paper, and a linear head on the frozen vectors
-learns coarse classes. Test images are public and so is everything measured on
-them, as far as the encoder's own statement goes.
+learns coarse classes. Test images are public, and so is what is measured on
+them with an encoder that was trained privately, as far as its statement goes.
+
+Formal guarantee:
+  Outside of `private/` stand results of encoders with a finite epsilon, the
+  number of pairs n, settings, times, and digests that are keyed with the secret
+  of the working directory. Tables and drawings show rows without privacy, too,
+  and stand there only where `Config.public_data` says that the images are
+  public.
 """
 
 import dataclasses
@@ -130,6 +137,9 @@ class Config:
     default_factory=loop.Settings, metadata={"speed_only": True}
   )
   """Saving and reporting."""
+  public_data: bool = False
+  """Whether the train images are public. If not, all that comes from rows
+  without privacy lies in private/, and so do the tables."""
 
   def __post_init__(self):
     config_types.positive(self, "epsilon", "delta", "held_out_temperature")
@@ -154,7 +164,8 @@ def run(
 
   Args:
     config: the study.
-    workdir: gets a folder for each training, ledger, study.md and result.json.
+    workdir: gets a folder for each training and the ledger; study.md, study.svg
+      and result.json, below private/ unless the data is public.
     progress: whether bars are shown.
     on_accepted: called once the working directory is ours.
 
@@ -164,9 +175,10 @@ def run(
   Raises:
     ValueError: if another run uses the directory, or a source is not there.
   """
-  with workspace.locked(workdir):
+  with workspace.study_root(
+    workdir, is_public=config.public_data, on_accepted=on_accepted
+  ) as root:
     space = workspace.Workspace(workdir, config.secret_seed)
-    on_accepted()
     parts = images.load(
       config.source, seed=config.seed, data_dir=config.data_dir
     )
@@ -188,8 +200,8 @@ def run(
     ]
     num_pairs = len(images.pairs(parts[0].labels, seed=config.seed))
     study = _study(config, num_pairs, len(parts[1]), done)
-    artifacts.save(space.root, study, artifacts.fingerprint(config))
-    return _image_report.write(study, space.root)
+    artifacts.save(root, study, artifacts.fingerprint(config))
+    return _image_report.write(study, root)
 
 
 def _study(

@@ -16,7 +16,7 @@ from synthq_jax.training import distributed
 
 __all__ = ["Runner"]
 
-_FORMAT = 3  # raise when a stage's files change, so that old ones are remade
+_FORMAT = 4  # raise when a stage's files change, so that old ones are remade
 _Result = TypeVar("_Result")
 
 

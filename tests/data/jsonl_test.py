@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from synthq_jax.data import jsonl
+from synthq_jax.data import jsonl, splits
 
 HALVES = {"train": 0.5, "test": 0.5}
 
@@ -34,7 +34,44 @@ def test_ids_and_splits_do_not_depend_on_the_order_of_lines(tmp_path):
   read = jsonl.read_jsonl(write(tmp_path, log(100)))
   turned = jsonl.read_jsonl(write(tmp_path, log(100)[::-1]))
   assert read.qrels == turned.qrels
-  assert set(read.documents) == set(turned.documents)
+  assert set(read.queries) == set(turned.queries)
+
+
+def test_the_order_of_documents_is_that_of_their_ids(tmp_path):
+  read = jsonl.read_jsonl(write(tmp_path, log(100)))
+  ids = [document.id for document in read.documents]
+  assert ids == sorted(ids)  # which are digests of the content
+  for rows in (log(100)[::-1], log(100)[50:] + log(100)):
+    assert jsonl.read_jsonl(write(tmp_path, rows)).documents == read.documents
+
+
+def test_a_query_moves_no_other_into_the_train_split_or_out_of_it(tmp_path):
+  rows = log(200)
+  train = jsonl.read_jsonl(write(tmp_path, rows)).qrels["train"]
+  for number in range(0, 200, 10):
+    # In the words of one query it asks for the document of another.
+    document = rows[number - 1]["document"]
+    new = {**rows[number], "document": document, "client": "x"}
+    found = jsonl.read_jsonl(write(tmp_path, [new, *rows])).qrels["train"]
+    assert train.items() <= found.items()
+    assert len(found) <= len(train) + 1
+
+
+def test_no_document_and_no_words_of_a_query_are_in_two_splits(tmp_path):
+  rows = log(200)
+  for number in range(0, 200, 3):
+    document = rows[number - 1]["document"]
+    rows.append({**rows[number], "document": document, "client": "x"})
+  read = jsonl.read_jsonl(write(tmp_path, rows))
+  texts = read.query_by_id()
+  words, documents = (
+    [{pick(*pair) for pair in read.pairs(split)} for split in read.qrels]
+    for pick in (lambda q, d: splits.token_set(texts[q].text), lambda q, d: d)
+  )
+  for sides in (words, documents):
+    assert all(sides) and len(set.union(*sides)) == sum(map(len, sides))
+  asked = {q for judged in read.qrels.values() for q in judged}
+  assert len(asked) < len(read.queries)  # some were left out
 
 
 def test_equal_documents_and_equal_queries_are_merged(tmp_path):
@@ -45,9 +82,10 @@ def test_equal_documents_and_equal_queries_are_merged(tmp_path):
     {"query": "first", "document": "other text", "client": "a"},
     {"query": "first", "document": "other text", "client": "c"},
   ]
-  read = jsonl.read_jsonl(write(tmp_path, rows), fractions=HALVES)
-  documents = {item.text: item for item in read.documents[40:]}
-  assert set(documents) == {"same text", "other text"}
+  read = jsonl.read_jsonl(write(tmp_path, rows), fractions=HALVES, seed=4)
+  added = [item for item in read.documents if "Thing" not in item.text]
+  documents = {item.text: item for item in added}
+  assert len(added) == 2 and set(documents) == {"same text", "other text"}
   assert documents["same text"].client == ""  # its lines do not agree
   asked = [(query.text, query.client) for query in read.queries[40:]]
   assert asked == [("first", "a"), ("second", "b"), ("first", "c")]

@@ -83,6 +83,39 @@ def test_neither_order_nor_other_pairs_move_a_group():
   assert splits.split_by_document(fewer) == [sides[pair] for pair in fewer]
 
 
+def moved(split, pairs) -> int:
+  """Counts the pairs that another pair moves into the first split or out."""
+  sides = split(pairs)
+  others = [(pairs[i][0], pairs[i - 1][1]) for i in range(0, len(pairs), 7)]
+  return sum(
+    (one == "train") != (before == "train")
+    for other in others
+    for one, before in zip(split([other, *pairs])[1:], sides, strict=True)
+  )
+
+
+def test_by_its_own_document_no_pair_is_moved_by_another():
+  pairs = make_pairs(150)
+  pairs += [(f"query {i}", f"single {i}") for i in range(150)]
+  assert moved(splits.split_by_own_document, pairs) == 0
+  assert moved(splits.split_by_document, pairs) > 5  # groups are
+
+
+def test_by_its_own_document_the_words_of_an_earlier_side_are_left_out():
+  pairs = [(f"{i % 90} apple", f"document {i}") for i in range(600)]
+  sides = splits.split_by_own_document(pairs)
+  place = {"train": 0, "dev": 1, "test": 2}
+  alone = [splits.split_by_own_document([pair])[0] for pair in pairs]
+  first = {}
+  for (query, _), side in zip(pairs, alone, strict=True):
+    first[query] = min(first.get(query, side), side, key=place.get)
+  assert sides == [
+    side if side == first[query] else None
+    for (query, _), side in zip(pairs, alone, strict=True)
+  ]
+  assert 50 < sides.count(None) < 200
+
+
 def test_another_seed_gives_other_splits():
   pairs = [(f"query {i}", f"document {i}") for i in range(500)]
   assert splits.split_by_document(pairs) == splits.split_by_document(pairs)
@@ -118,9 +151,10 @@ def test_texts_without_words_are_words_of_their_own():
   "fractions", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": 1.0, "b": 0.0}]
 )
 def test_shares_that_do_not_add_to_one_are_refused(fractions):
-  with pytest.raises(ValueError, match="positive shares that add to 1"):
-    splits.split_by_document([("q", "d")], fractions)
+  for split in (splits.split_by_document, splits.split_by_own_document):
+    with pytest.raises(ValueError, match="positive shares that add to 1"):
+      split([("q", "d")], fractions)
 
 
 def test_nothing_splits_into_nothing():
-  assert splits.split_by_document([]) == []
+  assert splits.split_by_document([]) == splits.split_by_own_document([]) == []

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import types
 
 import jax
@@ -70,6 +71,7 @@ NET = image_study.Encoder(
 CONFIG = image_study.Config(
   encoders=(NET,),
   held_out_pairs=9,
+  public_data=True,
   settings=loop.Settings(log_every=3, progress=False),
 )
 
@@ -179,6 +181,74 @@ def test_results_without_privacy_lie_among_the_private_ones(studied):
   hidden = root / "private/trainings/small/non_private_seed0/result.json"
   assert hidden.exists()
   assert not list(root.rglob("state_*"))
+
+
+def test_private_images_show_rows_without_privacy_below_private_alone(
+  studied, tmp_path
+):
+  public, _, _ = studied
+  text = image_study.run(
+    dataclasses.replace(CONFIG, public_data=False), tmp_path
+  )
+  shared = {
+    path.relative_to(tmp_path).as_posix()
+    for path in tmp_path.rglob("*")
+    if path.is_file() and "private" not in path.relative_to(tmp_path).parts
+  }
+  shared -= {".lock"}
+  rows = ("untrained", "logit", "naive")
+  expected = {f"trainings/small/{row}_seed0/result.json" for row in rows}
+  assert {name for name in shared if "metrics_" not in name} == expected
+  assert not [name for name in shared if "non_private" in name]
+  for name in ("study.md", "study.svg", "result.json"):
+    assert (public / name).exists()  # where the images are public
+    assert (tmp_path / "private" / name).exists()
+  assert f"report: {tmp_path / 'private' / 'study.md'}" in text
+
+
+def shareable(root) -> tuple[dict[str, str], set[str]]:
+  """Returns texts by path without times, and the fingerprints taken out."""
+  folders = [path.parent for path in root.glob("trainings/*/*/result.json")]
+  stages = {artifacts.read_fingerprint(one): f"<{one.name}>" for one in folders}
+  found = {}
+  for path in root.glob("trainings/**/*.json*"):
+    name, text = path.relative_to(root).as_posix(), path.read_text()
+    text = re.sub(r'"(seconds|examples_per_second)": .*', "", text)
+    for digest, stage in stages.items():
+      name, text = name.replace(digest, stage), text.replace(digest, stage)
+    found[name] = text
+  return found, set(stages)
+
+
+def test_another_pair_shows_in_no_name_no_digest_and_no_size(
+  tmp_path, monkeypatch
+):
+  def train(*args, metrics_path, **_):  # ends where it begins
+    metrics_path.parent.mkdir(parents=True, exist_ok=True)
+    metrics_path.write_text("")
+    return types.SimpleNamespace(params=args[2], examples_per_second=1.0)
+
+  monkeypatch.setattr(image_pairs, "train", train)
+  private = blobs(0, 20)
+  labels = private.labels.copy()
+  labels[-2:] = 3  # of a pair, whose class nobody else has
+  other = dataclasses.replace(private, labels=labels)
+  found, digests = {}, {}
+  for name, one, secret in (
+    ("", private, 7),
+    ("other", other, 7),
+    ("key", private, 8),
+  ):
+    monkeypatch.setattr(
+      images, "load", lambda *_, o=one, **__: (o, blobs(1, 10))
+    )
+    config = dataclasses.replace(CONFIG, public_data=False, secret_seed=secret)
+    image_study.run(config, tmp_path / f"run{name}")
+    found[name], digests[name] = shareable(tmp_path / f"run{name}")
+  assert len(found[""]) == 5  # three results, two of them with metrics
+  assert found[""] == found["other"]
+  # Without the secret a digest confirms no guess about the pairs.
+  assert not digests[""] & digests["key"]
 
 
 def test_what_is_finished_is_not_trained_again(studied, monkeypatch):

@@ -1,0 +1,438 @@
+"""One private query is another one, or is missing: what may then differ?
+
+A tiny run of each of two neighbouring logs, every stage of it, in which each
+private training ends where it began. So what the mechanism releases is equal for
+both logs, and whatever still differs outside of `private/` leaks: a byte, a
+name, a size, an order, a count.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import pathlib
+import random
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import random_t5
+
+from synthq_jax import artifacts
+from synthq_jax.data import jsonl, shipped, splits
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import (
+  _documents,
+  direct_dp,
+  evaluate,
+  filter_queries,
+  finetune_dp,
+  generate,
+  inputs,
+  plan,
+  prepare_data,
+  pretrain,
+  private_training,
+  results,
+  train_retriever,
+  workspace,
+)
+
+_SPEC = importlib.util.spec_from_file_location(
+  "kills", pathlib.Path(__file__).with_name("kills.py")
+)
+kills = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(kills)
+
+_TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
+_PLACES = "harbor museum forest station bridge castle market valley".split()
+_COUNT = 64
+_SPLITS = ("train", "dev", "test")
+
+Log = Sequence[tuple[str, int]]
+"""What was asked, and the number of the document that answers it."""
+
+
+def _document(number: int) -> str:
+  topic, place = _TOPICS[number % 8], _PLACES[number // 8 % 8]
+  return (
+    f"Report {number} is about the {topic} of the {place}. It was written by"
+    f" somebody who studied it for {number} years. Winters there are long, and"
+    f" the {topic} sleeps under the {place}."
+  )
+
+
+def _jsonl(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
+  del sides  # the reader's own
+  lines = [{"query": q, "document": _document(d)} for q, d in log]
+  _write(place / "log.jsonl", map(json.dumps, lines))
+  return f"jsonl:{place / 'log.jsonl'}"
+
+
+def _beir(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
+  corpus = [{"_id": f"d{i}", "text": _document(i)} for i in range(_COUNT)]
+  asked = [{"_id": _name(q), "text": q} for q, _ in log]
+  _write(place / "corpus.jsonl", map(json.dumps, corpus))
+  _write(place / "queries.jsonl", map(json.dumps, asked))
+  for split in _SPLITS:
+    rows = [f"{_name(q)}\td{d}\t1" for q, d in log if sides[d] == split]
+    head = "query-id\tcorpus-id\tscore"
+    _write(place / "qrels" / f"{split}.tsv", [head, *rows])
+  return f"beir:{place}"
+
+
+def _msmarco(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
+  passages = (f"{i}\t{_document(i)}" for i in range(_COUNT))
+  _write(place / "collection.tsv", passages)
+  for split in _SPLITS:
+    own = [(q, d) for q, d in log if sides[d] == split]
+    asked = (f"{_name(q)}\t{q}" for q, _ in own)
+    _write(place / f"queries.{split}.tsv", asked)
+    judged = (f"{_name(q)} 0 {d} 1" for q, d in own)
+    _write(place / f"qrels.{split}.tsv", judged)
+  return f"msmarco:{place}"
+
+
+_SOURCES = {"jsonl": _jsonl, "beir": _beir, "msmarco": _msmarco}
+
+
+def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _name(query: str) -> str:
+  return f"q-{query.replace(' ', '-')}"
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+  """The split of each document's queries, as the reader of logs draws it."""
+  root = tmp_path_factory.mktemp("sides")
+  _jsonl(root, [(f"ask {i}", i) for i in range(_COUNT)], ())
+  read = jsonl.read_jsonl(root / "log.jsonl")
+  split_of = {
+    next(iter(grades)): split
+    for split, judged in read.qrels.items()
+    for grades in judged.values()
+  }
+  number = {_document(i): i for i in range(_COUNT)}
+  found = {number[d.text]: split_of[d.id] for d in read.documents}
+  assert set(found.values()) == set(_SPLITS)
+  return [found[i] for i in range(_COUNT)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Logs:
+  """A log and its neighbours; all have the same documents."""
+
+  log: Log
+  one_less: Log
+  another: dict[str, Log]  # by where the other query stands, and what it is
+
+
+def _logs(sides: Sequence[str]) -> _Logs:
+  """Asks for each document twice, in an order of chance."""
+  log = [
+    (f"{time} {_TOPICS[i % 8]} {i}", i)
+    for i in range(_COUNT)
+    for time in ("early", "late")
+  ]
+  random.Random(0).shuffle(log)
+  train = [pair for pair in log if sides[pair[1]] == "train"]
+  gone, (_, document) = train[3], train[-1]
+  rest = [pair for pair in log if pair != gone]
+  new = ("is there a quince nearby", document)
+  tested = next(query for query, d in log if sides[d] == "test")
+  same_words = (" ".join(reversed(tested.split())), document)
+  half = len(rest) // 2
+  return _Logs(
+    log=log,
+    one_less=rest,
+    another={
+      "first": [new, *rest],
+      "in the middle": [*rest[:half], new, *rest[half:]],
+      "last": [*rest, new],
+      "in the words of a test query": [same_words, *rest],
+    },
+  )
+
+
+def _config(source: str) -> prepare_data.Config:
+  return prepare_data.Config(
+    source=source,
+    document_length=16,
+    query_length=32,
+    public_test_documents=20,
+    vocab_size=60,
+  )
+
+
+def _prepared(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
+  """Prepares a log, with a vocabulary made from its documents."""
+  config = _config(_SOURCES[kind](root / "data", log, sides))
+  config = dataclasses.replace(config, vocabulary="train")
+  space = workspace.Workspace(root / "run", secret_seed=7)
+  prepare_data.run(config, space, "fingerprint-of-prepare-data")
+  return root / "run"
+
+
+def _checkpoint(place: pathlib.Path) -> str:
+  """Saves a small T5 of chance: most of a tiny run's time is tracing."""
+  shape = dataclasses.replace(
+    t5_checkpoints.load_config(shipped.DIRECTORY),
+    emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16,
+    num_encoder_layers=1, num_decoder_layers=1,
+  )  # fmt: skip
+  t5_checkpoints.save(place, random_t5.params(shape), shape)
+  shutil.copy(shipped.VOCABULARY, place / inputs.VOCABULARY_NAME)
+  return str(place)
+
+
+def _ran(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
+  """Runs every stage on a log."""
+  further = [(f"seek report {i}", i) for i in range(0, _COUNT, 4)]
+  _beir(root / "further", further, ["test"] * _COUNT)
+  config = plan.RunConfig(
+    checkpoint=_checkpoint(root / "t5"),
+    prepare_data=_config(_SOURCES[kind](root / "data", log, sides)),
+    pretrain=pretrain.Config(
+      phases=(
+        pretrain.Phase(
+          steps=1,
+          input_length=16,
+          target_length=8,
+          tasks=("copy",),
+          batch_sizes=(2,),
+        ),
+      ),
+    ),
+    finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
+    generate=generate.Config(num_documents=24, max_length=8, batch_size=24),
+    filter_queries=filter_queries.Config(top_k=60, copied_share=1.0, steps=1),
+    train_retriever=train_retriever.Config(
+      steps=1, batch_size=4, warmup_steps=0
+    ),
+    direct_dp=direct_dp.Config(steps=2, batch_size=8),
+    evaluate=evaluate.Config(bootstrap_samples=20),
+    test_sets=(f"beir:{root / 'further'}",),
+    secret_seed=7,
+    public_data=True,
+  )
+  plan.run(config, root / "run", progress=False)
+  return root / "run"
+
+
+_MECHANISM = (
+  "sampler", "noise_multiplier", "steps", "optimizer", "learning_rate",
+  "denominator", "noise_bands", "second_moment_floor", "rows_multiple",
+)  # fmt: skip
+"""Of a private training: what is not a key, a place or a bar."""
+
+Files = dict[str, bytes]
+
+
+def _shareable(root: pathlib.Path) -> Files:
+  """Returns what may be shared, by path, but for two things.
+
+  Times (`kills.content`), which two runs on one log do not agree on either. And
+  fingerprints, which are keyed with the secret of the working directory: each
+  becomes the name of its stage, also in names of files.
+  """
+  names = {}
+  for path in root.rglob(artifacts.RESULT_NAME):
+    place = path.parent.relative_to(root).as_posix()
+    stage = place.removeprefix(f"{results.PRIVATE}/")
+    names[artifacts.read_fingerprint(path.parent)] = f"<{stage}>"
+
+  def named(text: bytes) -> bytes:
+    for fingerprint, stage in names.items():
+      text = text.replace(fingerprint.encode(), stage.encode())
+    return text
+
+  return {
+    named(path.encode()).decode(): named(content)
+    for path, content in kills.files(root).items()
+    if not results.is_private_path(path)
+  }
+
+
+def _differing(ours: Files, theirs: Files) -> list[str]:
+  # Names alone: pytest would take minutes to show how large files differ.
+  names = sorted(ours.keys() | theirs.keys())
+  return [name for name in names if ours.get(name) != theirs.get(name)]
+
+
+def _train(root: pathlib.Path) -> set[tuple]:
+  """Returns the records of the train split, as what they are made of."""
+  ids, _ = _documents.read(root / "prepare_data")
+  with np.load(root / results.PRIVATE / "prepare_data/train.npz") as stored:
+    rows = zip(stored["tokens"], stored["documents"], strict=True)
+    return {(tuple(tokens.tolist()), ids[place]) for tokens, place in rows}
+
+
+# What is prepared, for every source and every place of the other query.
+
+
+def _check_prepared(root: pathlib.Path, kind: str, sides) -> None:
+  """Compares what is prepared from a log and from each of its neighbours."""
+  logs = _logs(sides)
+  run = _prepared(root / "log", kind, logs.log, sides)
+  expected, records = _shareable(run), _train(run)
+  assert {"vocabulary.model", "corpus.jsonl", "public_test.npz"} <= {
+    pathlib.PurePath(name).name for name in expected
+  }
+  assert len(records) > 100
+  for name, log in {"one less": logs.one_less, **logs.another}.items():
+    run = _prepared(root / name.replace(" ", "_"), kind, log, sides)
+    assert not _differing(expected, _shareable(run)), name
+    # And no other record came or went: n may be published.
+    gone, new = records - _train(run), _train(run) - records
+    assert (len(gone), len(new)) == (1, name != "one less"), name
+
+
+@pytest.mark.parametrize("kind", _SOURCES)
+def test_another_private_query_changes_nothing_else_that_is_prepared(
+  kind, tmp_path, sides
+):
+  _check_prepared(tmp_path, kind, sides)
+
+
+def test_documents_in_the_order_of_the_log_are_caught(
+  tmp_path, sides, monkeypatch
+):
+  def wrong(documents):
+    return tuple({one.id: one for one in documents}.values())
+
+  monkeypatch.setattr(jsonl, "_merged_documents", wrong)
+  with pytest.raises(AssertionError, match="corpus.jsonl"):
+    _check_prepared(tmp_path, "jsonl", sides)
+
+
+def test_a_split_that_one_query_can_move_is_caught(
+  tmp_path, sides, monkeypatch
+):
+  wrong = splits.split_by_document  # by group: three more leave the train split
+  monkeypatch.setattr(splits, "split_by_own_document", wrong)
+  with pytest.raises(AssertionError, match="in the words of a test query"):
+    _check_prepared(tmp_path, "jsonl", sides)
+
+
+def test_fingerprints_are_keyed_with_the_secret(tmp_path, sides):
+  source = _jsonl(tmp_path / "data", _logs(sides).log, sides)
+  config = plan.RunConfig(
+    prepare_data=_config(source),
+    generate=generate.Config(num_documents=2, max_length=2, gauge_queries=2),
+    rows=plan.Rows(synthetic=(), direct_dp=()),
+    public_data=True,
+  )
+  found = []
+  for secret in (7, 7, 8):
+    root = tmp_path / f"run{len(found)}"
+    own = dataclasses.replace(config, secret_seed=secret)
+    plan.run(own, root, stages=["generate"], progress=False)
+    found.append(artifacts.read_fingerprint(root / "generate/public_only"))
+  assert found[0] == found[1] != found[2]
+
+
+# A whole run.
+
+
+class _Run(NamedTuple):
+  """What a run left, and what its private trainings were given."""
+
+  files: Files
+  given: list[tuple[dict[str, np.ndarray], dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, sides):
+  """Runs every stage on a log, once, with private trainings that stand still."""
+
+  @functools.cache
+  def run(kind: str, name: str) -> _Run:
+    logs, given = _logs(sides), []
+    log = getattr(logs, name, None) or logs.another[name]
+
+    def train(grad_fn, params, records, *, metrics_path, **settings):
+      del grad_fn
+      given.append((records, {key: settings[key] for key in _MECHANISM}))
+      _write(metrics_path, ())
+      return params
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(private_training.dp_step, "train", train)
+      root = _ran(tmp_path_factory.mktemp("run"), kind, log, sides)
+    return _Run(_shareable(root), given)
+
+  return run
+
+
+def _rows(records) -> set[tuple]:
+  """Returns records without what only says where they stand."""
+  names = sorted(records.keys() - {"example_id"})
+  columns = [np.asarray(records[n]).reshape(len(records[n]), -1) for n in names]
+  return set(map(tuple, np.concatenate(columns, axis=1).tolist()))
+
+
+@pytest.mark.parametrize("kind", _SOURCES)
+def test_of_a_whole_run_another_query_changes_what_is_released_alone(
+  kind, runs
+):
+  log, other = runs(kind, "log"), runs(kind, "in the words of a test query")
+  assert {name.partition("/")[0] for name in log.files} == {
+    "prepare_data", "prepare_test_set", "pretrain", "finetune_dp", "generate",
+    "filter_queries", "train_retriever", "evaluate", "report",
+  }  # fmt: skip
+  assert not _differing(log.files, other.files)
+  # A training learns of the query by its record, and by nothing else.
+  assert len(log.given) == len(other.given) == 2
+  for (ours, how), (theirs, same) in zip(log.given, other.given, strict=True):
+    assert how == same
+    gone, new = _rows(ours) - _rows(theirs), _rows(theirs) - _rows(ours)
+    assert (len(gone), len(new)) == (1, 1)
+
+
+_FOLLOWS_FROM_N = {
+  "delta", "epsilon", "max_batch_size", "noise_multiplier", "num_examples"
+}  # fmt: skip
+"""Fields of results that follow from the number of train records, which is
+public: it is num_examples in every statement."""
+_STATED = re.compile(rb"^.*\*\*(Privacy|Mechanism).*$", re.MULTILINE)
+_STATED_HTML = re.compile(rb"^.*<strong>(Privacy|Mechanism).*$", re.MULTILINE)
+_NUMBER = re.compile(rb"\d+(\.\d+)?(e-\d+)?")
+
+
+def _without_n(files: Files) -> Files:
+  """Takes out of a run what follows from the number of train records."""
+
+  def cleaned(name: str, content: bytes) -> bytes:
+    if name.endswith(artifacts.RESULT_NAME):
+      return json.dumps(_kept(json.loads(content))).encode()
+    if name.startswith("report/"):
+      for stated in (_STATED, _STATED_HTML):
+        content = stated.sub(lambda m: _NUMBER.sub(b"N", m[0]), content)
+    return content
+
+  return {name: cleaned(name, content) for name, content in files.items()}
+
+
+def _kept(value):
+  if isinstance(value, list):
+    return [_kept(one) for one in value]
+  if not isinstance(value, dict):
+    return value
+  return {k: _kept(v) for k, v in value.items() if k not in _FOLLOWS_FROM_N}
+
+
+def test_of_a_whole_run_a_query_less_changes_what_follows_from_n_too(runs):
+  log, less = runs("jsonl", "log"), runs("jsonl", "one_less")
+  for (_, one), (_, another) in zip(log.given, less.given, strict=True):
+    assert another["sampler"].num_examples == one["sampler"].num_examples - 1
+  changed = _differing(log.files, less.files)
+  assert "finetune_dp/eps8/result.json" in changed
+  assert not [n for n in changed if "public_only" in n or "untrained" in n]
+  assert not _differing(_without_n(log.files), _without_n(less.files))
