@@ -76,7 +76,7 @@ def rows(
   Raises:
     ValueError: if there are more vectors than rows, or a vector is not finite.
   """
-  vectors = _clipped(vectors)
+  vectors = _clipped(_finite(vectors))
   if len(vectors) > capacity:
     raise ValueError(
       f"expected at most capacity={capacity} vectors, got more: raise the"
@@ -85,7 +85,7 @@ def rows(
   order_key, noise_key = jax.random.split(key)
   order = np.asarray(jax.random.permutation(order_key, capacity))
   places = order[: len(vectors)]
-  table = np.zeros((capacity, vectors.shape[1]), np.float32)
+  table = np.zeros((capacity, vectors.shape[1]))
   table[places] = vectors
   return Rows(_noised(table, noise_multiplier, noise_key), places)
 
@@ -105,9 +105,13 @@ def cells(
     record alone. Neighbours: sets that differ by one unit (ADD_OR_REMOVE_ONE).
     One call is one Gaussian mechanism of sensitivity 1: a unit adds a matrix
     [cell, dim] that depends on nothing else and is scaled down to Frobenius
-    norm 1 where it is longer. Numbers of vectors are not released; sums of
-    empty cells are noise. Public: centres and noise. Assumed: `key` is secret
-    and drives no other release.
+    norm 1 where it is longer. Its cells are the same whoever else is there, to
+    the last bit (`nearest`); sums are those of float64, and noise is added
+    before they are rounded further. Numbers of vectors are not released; sums
+    of empty cells are noise. Public: centres and noise. Assumed: `key` is
+    secret and drives no other release, and a unit's vectors, too, are the same
+    to the last bit whoever else is there: an encoder that rounds with the rest
+    of its batch would move what lies between two cells.
 
   Args:
     vectors: of any length; those above 1 are shortened to 1 first.
@@ -122,19 +126,19 @@ def cells(
   Raises:
     ValueError: if a vector is not finite.
   """
-  vectors = _clipped(vectors)
+  vectors = _finite(vectors)
   shape = centres.shape
   pairs = np.stack([np.asarray(units), nearest(vectors, centres)], axis=1)
   pairs, members = np.unique(pairs, axis=0, return_inverse=True)
   parts = np.zeros((len(pairs), shape[1]))  # of one unit in one cell
-  np.add.at(parts, members.reshape(-1), vectors.astype(np.float64))
+  np.add.at(parts, members.reshape(-1), _clipped(vectors))
   names, owners = np.unique(pairs[:, 0], return_inverse=True)
   squares = np.zeros(len(names))
   np.add.at(squares, owners, np.sum(parts**2, axis=1))
   scale = 1 / np.maximum(1, np.sqrt(squares))
   total = np.zeros(shape)
   np.add.at(total, pairs[:, 1], parts * scale[owners][:, None])
-  return _noised(total.astype(np.float32), noise_multiplier, key)
+  return _noised(total, noise_multiplier, key)
 
 
 def centres(
@@ -182,19 +186,31 @@ def nearest(
 ) -> Int[np.ndarray, " vector"]:
   """Returns the centre with the largest inner product for each vector.
 
+  Both are rounded to whole numbers first, 23 bits long for 96 dims.
+
+  Formal guarantee: the centre of a vector depends on that vector and on the
+  centres alone, to the last bit, however many vectors come along and in
+  whatever order they are added up. Of whole numbers so short that dim products
+  of two stay below 2^53, float64 holds every partial sum as it is, so that
+  nothing is left to be rounded. Products that round would send a vector between
+  two centres to the one or to the other with the number of rows.
+
   >>> nearest(np.array([[0.0, 1.0]]), np.eye(2)).tolist()
   [1]
 
   Args:
     vectors: finite.
-    centres: at least one.
+    centres: at least one; of equally near ones the first is taken.
   """
-  step = max(1, (1 << 24) // max(1, len(centres)))  # 64 MiB of products
-  found = [
-    np.argmax(vectors[first : first + step] @ centres.T, axis=1)
-    for first in range(0, len(vectors), step)
-  ]
-  return np.concatenate([np.zeros(0, np.int64), *found])
+  bits = (53 - (centres.shape[1] - 1).bit_length()) // 2
+  table = _whole(centres, np.max(np.abs(centres)), bits).T
+  step = max(1, (1 << 23) // max(1, len(centres)))  # 64 MiB of products
+  found = [np.zeros(0, np.int64)]
+  for first in range(0, len(vectors), step):
+    block = np.asarray(vectors[first : first + step])
+    longest = np.max(np.abs(block), axis=1, keepdims=True)
+    found.append(np.argmax(_whole(block, longest, bits) @ table, axis=1))
+  return np.concatenate(found)
 
 
 def unit(vectors: Float[np.ndarray, "row dim"]) -> np.ndarray:
@@ -281,7 +297,8 @@ def promise(
       f"One record is one {unit} of this client; who stands behind several, here"
       " or at other clients, is protected less.",
       "The encoder reads no private record but through the releases listed"
-      " here.",
+      " here, and a vector is the same to the last bit whatever is encoded"
+      " beside it.",
       "The key of the noise stays secret and is used for one release only.",
       statement.IDEAL_NUMBERS,
     ),
@@ -290,26 +307,47 @@ def promise(
   return statement.compose([own, encoder])
 
 
-def _clipped(vectors: Any) -> np.ndarray:
-  """Shortens rows to norm 1, in float32."""
+def _finite(vectors: Any) -> np.ndarray:
+  """Returns float32 vectors, or refuses them."""
   vectors = np.asarray(vectors, np.float32)
   if vectors.ndim != 2 or not np.isfinite(vectors).all():
     raise ValueError(
       "expected finite vectors of two axes, got others: look at the encoder"
     )
-  norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
-  return (vectors / np.maximum(1, norms)[:, None]).astype(np.float32)
+  return vectors
+
+
+def _clipped(vectors: np.ndarray) -> np.ndarray:
+  """Shortens rows to norm 1, in float64."""
+  vectors = vectors.astype(np.float64)
+  norms = np.linalg.norm(vectors, axis=1)
+  return vectors / np.maximum(1, norms)[:, None]
+
+
+def _whole(values: np.ndarray, largest: Any, bits: int) -> np.ndarray:
+  """Scales by a power of two and rounds to whole numbers, at most 2^bits.
+
+  Every number by itself and without error but the last rounding, so that equal
+  ones stay equal wherever they stand.
+  """
+  _, exponent = np.frexp(np.asarray(largest, np.float64))
+  return np.rint(np.ldexp(np.asarray(values, np.float64), bits - exponent))
 
 
 def _noised(
   table: np.ndarray, noise_multiplier: float, key: Key[Array, ""]
 ) -> np.ndarray:
-  """Adds noise of standard deviation noise_multiplier x L2_SENSITIVITY."""
+  """Adds noise of standard deviation noise_multiplier x L2_SENSITIVITY.
+
+  To float64, and rounds the result: a sum of thousands that was rounded to
+  float32 before would move by more than the sensitivity.
+  """
   transform = optim.privatize(
     l2_sensitivity=L2_SENSITIVITY,
     noise_multiplier=noise_multiplier,
     denominator=1.0,
     key=key,
   )
-  noised, _ = transform.update(jnp.asarray(table), transform.init(None))
-  return np.asarray(noised)
+  nothing = jnp.zeros(table.shape, jnp.float32)
+  noise, _ = transform.update(nothing, transform.init(None))
+  return (table + np.asarray(noise, np.float64)).astype(np.float32)

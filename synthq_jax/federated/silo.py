@@ -57,9 +57,10 @@ def mine_public(
   Formal guarantee: what is drawn for a question depends on that question, its
   answers, the public corpus, `params` and the other arguments, and not on the
   client's other questions or sentences. So a record's gradient at published
-  `params` depends on no other record. Assumed: a vector does not depend, to the
-  bit, on the rows that are encoded beside it, for which `retrieval.encode` has
-  batches of fixed shapes.
+  `params` depends on no other record. The search is exact in float64, question
+  by question. Assumed: a vector does not depend, to the bit, on the rows that
+  are encoded beside it, for which `retrieval.encode` has batches of fixed
+  shapes; that holds on CPUs, where it is tested.
 
   Args:
     encoders: how texts become vectors.

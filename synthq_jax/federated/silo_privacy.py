@@ -37,6 +37,8 @@ ASSUMPTIONS = (
   "one client, and is drawn and clipped as one.",
   "In a round a client starts from published parameters, which saw its records "
   "through noisy sums that this claim counts, and nowhere else.",
+  "A record's negatives are mined for it alone: the encoder gives a text the "
+  "same vector, to the last bit, whatever is encoded beside it (tested on CPUs).",
   "The client takes part in no more rounds than are counted, and every round is "
   "counted whether its result was used or not.",
   "The seeds of sampling and noise stay with the client: whoever knows them can "

@@ -24,17 +24,21 @@ class Group:
   the keys alone, and one with a single record teaches nothing.
 
   Formal guarantee:
-    Unit "pair" or "query", or whatever "example_id" belongs to. Adding or
-    removing a record changes one group, and so the sum by at most 2C; replacing
-    one changes a second group if its key changes with it, 4C, and not if
-    `keeps_group`, 2C. At any temperature. A group whose gradient is not finite
-    counts as zero. Up to float32 rounding. The number of groups is public.
+    Unit "pair" or "query", or whatever "example_id" belongs to. Assumed: a
+    record keeps its key when others come and go, as a hash of its content does.
+    Places in the data do not: the records behind one that is removed would
+    change their groups, all of them. Adding or removing a record changes one
+    group, and so the sum by at most 2C; replacing one changes a second group if
+    its key changes with it, 4C, and not if `keeps_group`, 2C. At any
+    temperature. A group whose gradient is not finite counts as zero. Up to
+    float32 rounding. The number of groups is public.
 
   Attributes:
     size: the most records of a group, at least 2.
     groups: how many; None: max_batch_size // size.
     keeps_group: whether a record that is replaced keeps its "example_id", as
-      where that is an index.
+      where that is its document's. A place does, too, and serves where records
+      are replaced and never added or removed.
 
   References:
     DP-GCL's idea of groups, with groups that depend on keys instead of

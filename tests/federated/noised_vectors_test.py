@@ -111,6 +111,83 @@ def test_clipping_vectors_instead_of_units_is_caught():
       test_one_unit_more_moves_the_cells_by_one_at_most(50, same_cell=True)
 
 
+SIZES = (1, 2, 3, 7, 8, 9, 31, 257)
+
+
+def between_centres(count, dim, seed=0):
+  """Units that are as near to one centre as to another, but for rounding."""
+  rng = np.random.default_rng(seed)
+  centres = noised_vectors.unit(rng.normal(size=(40, dim)))
+  pairs = 2 * rng.integers(20, size=count)
+  return noised_vectors.unit(centres[pairs] + centres[pairs + 1]), centres
+
+
+def check_units_between_centres(count, dim):
+  """Whether the others' cells stay when one comes, goes, or all are moved."""
+  vectors, centres = between_centres(count, dim)
+  units = np.arange(count)
+  chosen = noised_vectors.nearest(vectors, centres)
+
+  def sums(rows):
+    return noised_vectors.cells(
+      vectors[rows], units[rows], centres, noise_multiplier=0.0, key=KEY
+    )
+
+  for removed in sorted({0, count // 2, count - 1}):
+    rest = np.delete(units, removed)
+    assert np.linalg.norm(sums(units) - sums(rest)) <= 1.00001
+    np.testing.assert_array_equal(
+      noised_vectors.nearest(vectors[rest], centres), chosen[rest]
+    )
+  turned = np.random.default_rng(1).permutation(count)
+  np.testing.assert_array_equal(
+    noised_vectors.nearest(vectors[turned], centres), chosen[turned]
+  )
+
+
+@pytest.mark.parametrize("dim", [6, 96, 97])
+@pytest.mark.parametrize("count", SIZES)
+def test_a_unit_moves_no_other_between_cells_that_are_equally_near(count, dim):
+  check_units_between_centres(count, dim)
+
+
+def test_products_that_round_with_the_number_of_units_are_caught(monkeypatch):
+  def planted(vectors, centres):
+    order = slice(None, None, -1 if len(vectors) % 2 else 1)  # of the sum
+    products = (vectors[:, None] * centres).astype(np.float32)[..., order]
+    return np.argmax(np.cumsum(products, axis=2)[..., -1], axis=1)
+
+  monkeypatch.setattr(noised_vectors, "nearest", planted)
+  with pytest.raises(AssertionError):
+    check_units_between_centres(31, 96)
+
+
+def test_the_nearest_centre_has_the_largest_product():
+  vectors, centres = 3 * some(500, dim=96), some(40, dim=96, seed=1)
+  found = noised_vectors.nearest(vectors, centres)
+  np.testing.assert_array_equal(found, np.argmax(vectors @ centres.T, axis=1))
+  for scale in (1e-30, 1e30):
+    np.testing.assert_array_equal(
+      noised_vectors.nearest(scale * vectors, scale * centres), found
+    )
+
+
+def test_sums_are_rounded_after_the_noise_and_not_before():
+  """A sum of thousands has 1,000 times the rounding error of one vector."""
+  many, one = np.repeat(some(1), 60_000, axis=0), some(1, seed=1)
+  seen = []
+  for vectors in (many, np.concatenate([many, one])):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(noised_vectors, "_noised", lambda table, *_: table)
+      units = np.arange(len(vectors))
+      seen.append(
+        noised_vectors.cells(
+          vectors, units, CENTRES[:1], noise_multiplier=1.0, key=KEY
+        )
+      )
+  assert np.linalg.norm(seen[1] - seen[0]) == pytest.approx(1.0, abs=1e-9)
+
+
 def test_cells_are_the_sums_of_what_is_nearest_to_each_centre():
   vectors = some(30)
   expected = np.zeros((4, 6))

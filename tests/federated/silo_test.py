@@ -20,6 +20,7 @@ from synthq_jax.federated import (
 )
 from synthq_jax.models import t5_config
 from synthq_jax.privacy import ledger, sampling
+from synthq_jax.retrieval import index
 
 _CONFIG = t5_config.get("tiny")
 _ENCODERS = encoders.Encoders(config=_CONFIG)
@@ -109,6 +110,39 @@ def test_public_negatives_of_a_question_do_not_depend_on_the_others():
   assert (table != _mine(tokens, round_number=1)).any()
   assert table.min() >= 0
   np.testing.assert_array_equal(table, _mine(tokens, corpus_vectors=_vectors()))
+
+
+def test_nearly_equal_sentences_are_chosen_for_each_question_by_itself(
+  monkeypatch,
+):
+  """Scores that float32 rounds as it likes: the last bits choose."""
+  tokens = _tokens(questions=31, sentences=31)
+  close = np.repeat(_vectors()[:4], 10, axis=0)
+  noise = np.random.default_rng(0).normal(size=close.shape)
+  corpus = _texts(40, 6, 3)
+  nearly = (close + 1e-7 * noise).astype(np.float32)
+
+  def mined(tokens):
+    return _mine(tokens, corpus, n=4, corpus_vectors=nearly)
+
+  def check():
+    whole = mined(tokens)
+    for left_out in (0, 15, 30):
+      less = mined(_without(tokens, left_out))
+      np.testing.assert_array_equal(np.delete(whole, left_out, axis=0), less)
+
+  check()
+
+  def planted(self, queries, k):
+    order = slice(None, None, -1 if len(queries) % 2 else 1)  # of the sum
+    products = (queries[:, None] * self.vectors).astype(np.float32)
+    scores = np.cumsum(products[..., order], axis=2)[..., -1]
+    places = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, places, axis=1), places
+
+  monkeypatch.setattr(index.Index, "search", planted)
+  with pytest.raises(AssertionError):
+    check()
 
 
 def test_a_public_sentence_equal_to_an_answer_is_no_negative():

@@ -231,3 +231,22 @@ def test_a_record_turns_around_the_groups_it_leaves_and_enters(keeps_group):
   if not keeps_group:
     extra["other_id"] = second[3:4]
   check(fn, units=["pair"], extra=extra)
+
+
+def test_records_keep_their_groups_by_keys_of_their_own_and_not_by_places():
+  def neighbours(ids):
+    """Which records share a group with each, by position."""
+    places, is_filled = _group.assign(ids, np.zeros(len(ids), bool), 4, 16)
+    together = np.zeros((len(ids), len(ids)), bool)
+    for members, filled in zip(places, is_filled, strict=True):
+      some = np.asarray(members)[np.asarray(filled)]
+      together[np.ix_(some, some)] = True
+    return together
+
+  def moved(ids_with, ids_without):
+    before = neighbours(ids_with)[1:, 1:]
+    return np.mean(before != neighbours(ids_without))
+
+  keys = np.random.default_rng(0).integers(2**31, size=33).astype(np.int32)
+  assert moved(keys, keys[1:]) == 0
+  assert moved(np.arange(33), np.arange(32)) > 0.2

@@ -37,11 +37,27 @@ def test_batched_vectors_equal_unbatched_ones_in_order(batch_size):
   np.testing.assert_allclose(vectors, expected, atol=2e-6)
 
 
-def test_a_row_keeps_its_exact_vector_whatever_stands_around_it():
-  tokens = _tokens()
-  vectors = encode.encode(_params(), _CONFIG, tokens, batch_size=4)
-  part = encode.encode(_params(), _CONFIG, tokens[7:12], batch_size=4)
-  np.testing.assert_array_equal(part, vectors[7:12])
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("batch_size", [8, 256])
+def test_a_row_keeps_its_exact_vector_whatever_stands_around_it(
+  batch_size, devices
+):
+  """What is private of one row is decided by its vector, to the last bit."""
+  tokens, generator = _tokens(count=257, longest=24), np.random.default_rng(2)
+
+  def vectors(rows):
+    return encode.encode(
+      _params(),
+      _CONFIG,
+      tokens[rows],
+      batch_size=batch_size,
+      devices=jax.devices()[:devices],
+    )
+
+  whole = vectors(np.arange(257))
+  for count in (1, 2, 3, 7, 8, 9, 31, 256, 257):
+    rows = generator.permutation(257)[:count]
+    np.testing.assert_array_equal(vectors(rows), whole[rows])
 
 
 def test_progress_adds_up_and_no_rows_give_no_vectors():

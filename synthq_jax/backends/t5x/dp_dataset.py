@@ -82,6 +82,7 @@ def get_dataset(
       f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
       f" {cfg.split!r}, got {count}: the noise was computed for the former"
     )
+  records = batches.with_ids(records)
   return PoissonBatches(records, release, shard_id, num_shards)
 
 

@@ -23,6 +23,10 @@ _RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _LOOKED_AT = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 1_001_000)
 """Steps at which a resumed training's learning rate must be the same."""
 
+_VERSION = 2
+"""Of what a step computes, raised with each change of it. 1: dropout masks
+followed from RANDOM_SEED and an example's place in the data."""
+
 
 class DPTrainer(trainer_lib.Trainer):
   """Clips per example, adds noise, and leaves the rest to T5X.
@@ -30,6 +34,7 @@ class DPTrainer(trainer_lib.Trainer):
   T5X's optimizer gets the private mean (clipped sum + noise) / expected batch
   size, and all it does with that is post-processing. A
   `dp_optimizers.PrivateOptimizer` gets the clipped sum, and adds the noise.
+  Dropout masks follow from the release's secret, the step and the example.
 
   Formal guarantee: that of the release's statement for all checkpoints, if
   batches come from `dp_dataset.get_dataset`. The summaries that T5X writes hold
@@ -62,8 +67,8 @@ class DPTrainer(trainer_lib.Trainer):
       eval_names: as in T5X's Trainer.
       summary_dir: as in T5X's Trainer.
       train_state_axes: as in T5X's Trainer.
-      rng: from RANDOM_SEED: dropout, with a key for each example and step. No
-        noise depends on it.
+      rng: from RANDOM_SEED; neither dropout nor noise depends on it, whose keys
+        are the release's.
       learning_rate_fn: as in T5X's Trainer; None for an optax optimizer, which
         has its own.
       release: what is promised, shared with the dataset.
@@ -95,7 +100,9 @@ class DPTrainer(trainer_lib.Trainer):
     schedule = learning_rate_fn or optimizer.learning_rate
     norm = utils.get_local_data(jax.jit(optax.tree.norm)(train_state.params))
     self._first_step = release.begin(
-      step, _facts(train_state, schedule), start=f"norm {float(norm):.4g}"
+      step,
+      _facts(train_state, schedule, strategy),
+      start=f"norm {float(norm):.4g}",
     )
     if self._takes_sum:
       _check_count(train_state, step - self._first_step)
@@ -158,7 +165,7 @@ class DPTrainer(trainer_lib.Trainer):
     gradient, aux = grad_fn(
       state.params,
       features,
-      key=self._get_step_rng(state.step),
+      key=jax.random.fold_in(self._release.dropout_key(), state.step),
       is_padding_example=is_padding,
     )
     if not self._takes_sum:
@@ -194,7 +201,7 @@ def _check_state(state: train_state_lib.TrainState, rng: jax.Array) -> None:
   if not is_threefry or jnp.shape(rng) not in ((2,), ()):  # raw, or typed
     raise ValueError(
       "expected RANDOM_SEED to be a number and USE_HARDWARE_RNG = False, got"
-      " the hardware's generator, whose dropout for one example depends on the"
+      " the hardware's generator, whose numbers for one example depend on the"
       " others in the batch (RANDOM_SEED = None asks for it, too)"
     )
 
@@ -247,9 +254,15 @@ def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
 
 
 def _facts(
-  state: train_state_lib.TrainState, schedule: Callable[[Any], Any]
+  state: train_state_lib.TrainState,
+  schedule: Callable[[Any], Any],
+  strategy: str,
 ) -> dict[str, Any]:
-  """Returns what a resumed training must have in common with its beginning."""
+  """Returns what a resumed training must have in common with its beginning.
+
+  The noise of a step that is taken again must meet the gradient that it met
+  before: their difference would be in the clear.
+  """
   leaves, _ = jax.tree_util.tree_flatten_with_path(state.params)
   shapes = [
     [jax.tree_util.keystr(path), *x.shape, x.dtype.name] for path, x in leaves
@@ -257,6 +270,8 @@ def _facts(
   return {
     "learning_rates": [f"{float(schedule(step)):.5g}" for step in _LOOKED_AT],
     "parameters": artifacts.fingerprint(shapes),
+    "strategy": strategy,
+    "version": _VERSION,
   }
 
 

@@ -39,7 +39,8 @@ def clipped_grad(
   Formal guarantee: that of `optim.clipped_grad` for one example of the batch.
   The model sees one example at a time, so its loss cannot couple them; a loss
   that T5X normalizes by the batch (LOSS_NORMALIZING_FACTOR) is normalized by
-  the example.
+  the example. With dropout, if an example's EXAMPLE_ID is its own, as from
+  `batches.with_ids`, and no place among others that come and go.
 
   Args:
     model: of T5X.

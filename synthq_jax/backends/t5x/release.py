@@ -39,9 +39,10 @@ class Release:
   """A private training, the same one however often it is resumed.
 
   Its name is drawn when it is first opened in a MODEL_DIR, and read from there
-  later. Batches and noise are functions of the secret, the name, the settings
-  and the step, so a resumed training makes the same release again, and a
-  training in another MODEL_DIR never draws the same noise.
+  later. Batches, noise and dropout are functions of the secret, the name, the
+  settings and the step, dropout of the example, too. So a resumed training
+  makes the same release again, and a training in another MODEL_DIR never draws
+  the same noise.
 
   Formal guarantee: that of `Settings`, for all checkpoints together, if nothing
   but machines changes between the parts of an interrupted training. Changed
@@ -84,8 +85,11 @@ class Release:
 
   def noise_key(self) -> jax.Array:
     """Returns the secret key of the noise, which no other seed moves."""
-    words = np.array(self._words("noise")[:2], np.uint32)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return self._key("noise")
+
+  def dropout_key(self) -> jax.Array:
+    """Returns the secret key of dropout, for each step and example one more."""
+    return self._key("dropout")
 
   def batch_seed(self) -> list[int]:
     """Returns the secret seed of the Poisson sampling."""
@@ -135,6 +139,11 @@ class Release:
   def statement(self) -> statement_lib.PrivacyStatement:
     """Returns what this training promises."""
     return self.settings.statement(f"t5x/{self.identifier}")
+
+  def _key(self, purpose: str) -> jax.Array:
+    """Returns a secret key for one purpose of this training."""
+    words = np.array(self._words(purpose)[:2], np.uint32)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
   def _words(self, purpose: str) -> list[int]:
     """Returns 128 secret bits for one purpose of this training."""

@@ -6,10 +6,12 @@ import pytest
 from synthq_jax.backends.t5x import batches
 from synthq_jax.privacy import sampling
 
-RECORDS = {
-  "tokens": np.arange(1, 61, dtype=np.int32).reshape(20, 3),
-  "weights": np.ones((20, 2), np.int32),
-}
+RECORDS = batches.with_ids(
+  {
+    "tokens": np.arange(1, 61, dtype=np.int32).reshape(20, 3),
+    "weights": np.ones((20, 2), np.int32),
+  }
+)
 SAMPLER = sampling.Poisson(
   num_examples=20, expected_batch_size=6, max_batch_size=12
 )
@@ -32,11 +34,24 @@ def test_the_hosts_parts_are_together_the_batch(num_shards):
   np.testing.assert_array_equal(real, ~drawn.is_padding)
   chosen = drawn.indices[real]
   assert 0 < len(chosen) < 12
-  np.testing.assert_array_equal(whole[batches.EXAMPLE_ID][real], chosen)
   for name, values in RECORDS.items():
     np.testing.assert_array_equal(whole[name][real], values[chosen])
     assert not whole[name][~real].any(), "padding carries a record"
     assert whole[name].dtype == values.dtype
+
+
+def test_an_id_follows_from_the_records_features_alone():
+  features = {name: RECORDS[name] for name in ("weights", "tokens")}
+  ids = RECORDS[batches.EXAMPLE_ID]
+  assert ids.dtype == np.int32 and len(set(ids.tolist())) == 20
+  for rows in (np.arange(1, 20), np.arange(19, -1, -1), np.array([7])):
+    some = batches.with_ids({k: x[rows] for k, x in features.items()})
+    np.testing.assert_array_equal(some[batches.EXAMPLE_ID], ids[rows])
+  for name in features:
+    other = {**features, name: features[name] + 1}
+    assert not set(batches.with_ids(other)[batches.EXAMPLE_ID]) & set(ids)
+  twice = {k: np.repeat(x[:1], 2, axis=0) for k, x in features.items()}
+  assert (batches.with_ids(twice)[batches.EXAMPLE_ID] == ids[0]).all()
 
 
 def test_reading_a_batch_leaves_the_records_alone():

@@ -1,5 +1,7 @@
 """The private step's gradient with a model of three lines: no T5X is needed."""
 
+import types
+
 import dp_accounting
 import jax
 import jax.numpy as jnp
@@ -123,6 +125,65 @@ def test_dropout_has_a_key_for_each_example_wherever_it_stands():
   assert np.abs(private_mean(named, dropout=0.5) - there).max() > 1e-3
   plain = private_mean(batch)
   assert np.abs(plain - there).max() > 1e-3
+
+
+def some_records(count=64, seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    "x": rng.normal(size=(count, 5)).astype(np.float32),
+    "y": rng.normal(size=count).astype(np.float32),
+  }
+
+
+def whole_step(records, order, strategy):
+  """The clipped sum of all records in a batch of 64, with dropout."""
+  count = len(records["x"])
+  places = np.full(64, -1)
+  places[:count] = order[order < count]
+  drawn = types.SimpleNamespace(indices=places, is_padding=places < 0)
+  batch = batches.host_rows(
+    batches.with_ids(records), drawn, shard=0, num_shards=1
+  )
+  features, is_padding = gradients.split(batch)
+  grad_fn = gradients.clipped_grad(
+    Linear(0.5), l2_clip_norm=CLIP, strategy=strategy
+  )
+  key = jax.random.key(3)
+  total, _ = jax.jit(grad_fn)(
+    PARAMS, features, key=key, is_padding_example=is_padding
+  )
+  return np.asarray(total["w"], np.float64)
+
+
+def check_neighbours(strategy):
+  """One record less or another one, wherever it stands in the data."""
+  records, other = some_records(), some_records(1, seed=1)
+  orders = [np.random.default_rng(seed).permutation(64) for seed in range(2)]
+  whole = whole_step(records, orders[0], strategy)
+  for row in (0, 31, 63):
+    less = {k: np.delete(x, row, axis=0) for k, x in records.items()}
+    moved = np.linalg.norm(whole - whole_step(less, orders[1], strategy))
+    assert moved <= CLIP * 1.0001
+    replaced = {k: x.copy() for k, x in records.items()}
+    for name, values in replaced.items():
+      values[row] = other[name][0]
+    moved = np.linalg.norm(whole - whole_step(replaced, orders[1], strategy))
+    assert 0 < moved <= 2 * CLIP * 1.0001
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost"])
+def test_with_dropout_too_a_record_moves_the_sum_by_the_clip_norm(strategy):
+  check_neighbours(strategy)
+
+
+def test_masks_by_place_in_the_data_are_caught(monkeypatch):
+  def planted(records):
+    count = len(next(iter(records.values())))
+    return {**records, batches.EXAMPLE_ID: np.arange(count, dtype=np.int32)}
+
+  monkeypatch.setattr(batches, "with_ids", planted)
+  with pytest.raises(AssertionError):
+    check_neighbours("vmap")
 
 
 def test_one_example_is_not_spread_over_the_devices_of_the_batch():

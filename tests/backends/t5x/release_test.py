@@ -31,8 +31,9 @@ def opened(folder, name="model", secret="secret", **changes):
 
 
 def randomness(release):
-  key = np.asarray(jax.random.key_data(release.noise_key()))
-  return [*release.batch_seed(), *key.tolist()]
+  keys = [release.noise_key(), release.dropout_key()]
+  words = [np.asarray(jax.random.key_data(key)).tolist() for key in keys]
+  return [*release.batch_seed(), *words[0], *words[1]]
 
 
 def test_a_resumed_training_is_the_same_release_and_counts_once(tmp_path):
@@ -52,10 +53,14 @@ def test_another_model_dir_draws_other_batches_and_other_noise(tmp_path):
   assert not set(randomness(one)) & set(randomness(other))
 
 
-def test_batches_and_noise_have_keys_of_their_own(tmp_path):
+def test_batches_noise_and_dropout_have_keys_of_their_own(tmp_path):
   one = opened(tmp_path)
-  key = np.asarray(jax.random.key_data(one.noise_key()))
-  assert not set(key.tolist()) & set(one.batch_seed())
+  noise, dropout = (
+    set(np.asarray(jax.random.key_data(key)).tolist())
+    for key in (one.noise_key(), one.dropout_key())
+  )
+  assert not noise & dropout
+  assert not (noise | dropout) & set(one.batch_seed())
 
 
 def test_steps_go_on_where_the_state_is_and_end_where_the_promise_does(

@@ -75,7 +75,8 @@ def make_batch(real=ROWS):
     indices=np.where(np.arange(ROWS) < real, np.arange(ROWS), -1),
     is_padding=np.arange(ROWS) >= real,
   )
-  return batches.host_rows(make_records(), drawn, shard=0, num_shards=1)
+  records = batches.with_ids(make_records())
+  return batches.host_rows(records, drawn, shard=0, num_shards=1)
 
 
 def make_state(model, side=1):

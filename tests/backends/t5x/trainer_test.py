@@ -275,6 +275,15 @@ def with_another_rate(folder):
     )
 
 
+def with_another_strategy(folder):
+  for strategy in ("bookkeeping", "ghost"):
+    tiny_model.make_trainer(
+      tiny_model.make_model(),
+      tiny_model.make_release(folder),
+      strategy=strategy,
+    )
+
+
 @pytest.mark.parametrize(
   ("trap", "reason"),
   [
@@ -287,6 +296,7 @@ def with_another_rate(folder):
     (with_weights_before_noise, "no noise yet"),
     (with_a_count_that_began_anew, "counted 3 steps"),
     (with_another_rate, "learning_rates"),
+    (with_another_strategy, "strategy bookkeeping, now ghost"),
   ],
   ids=lambda value: getattr(value, "__name__", ""),
 )
