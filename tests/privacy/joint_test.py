@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from synthq_jax.privacy import accounting, joint, sampling, statement
+from synthq_jax.privacy import (
+  accounting,
+  joint,
+  rounding,
+  sampling,
+  statement,
+)
 
 NUM = 1000
 DELTA = 1 / (2 * NUM)
@@ -83,6 +89,29 @@ def test_the_joint_claim_is_dp_accountings_for_replaced_by_empty():
   assert whole.delta == DELTA
   assert whole.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
   assert whole.ledger == (*parts[0].ledger, *parts[1].ledger)
+
+
+def test_two_results_at_epsilon_8_cost_together_what_privacy_md_says():
+  num, delta = 6561, 1 / (2 * 6561)
+  batches = sampling.Poisson.with_margin(
+    num_examples=num, expected_batch_size=256, multiple_of=8
+  )
+  order = sampling.FixedOrder(num_examples=num, batch_size=128)
+  shared = {"epsilon": 8.0, "delta": delta}
+  noise = accounting.noise_multiplier(sampler=batches, steps=300, **shared)
+  generator = query(
+    sampler=batches, steps=300, noise_multiplier=noise, delta=delta
+  )
+  steps = 8 * order.steps_per_epoch
+  noise = accounting.noise_multiplier(
+    sampler=order, steps=steps, relation="REPLACE_SPECIAL", **shared
+  )
+  retriever = text(
+    sampler=order, steps=steps, noise_multiplier=noise, delta=delta
+  )
+  assert generator.epsilon <= 8 and retriever.epsilon <= 8
+  whole = joint.claim([generator, retriever])
+  assert rounding.epsilon(whole.epsilon) == "11.95"
 
 
 def moved_delta(epsilon, probability, noise, grid):

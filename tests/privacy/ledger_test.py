@@ -68,7 +68,7 @@ def test_a_smaller_delta_costs_epsilon(path):
   assert float(numbers(ledger.describe(path, delta=1e-6))) > loose
 
 
-def test_units_that_no_claim_covers_are_said_to_have_none(path):
+def test_different_units_are_not_added_up(path):
   queries_alone = numbers(ledger.describe(path))
   ledger.enter(path, "clients", made("clients", unit="client", steps=100))
   printed = ledger.describe(path).splitlines()
