@@ -336,3 +336,21 @@ def test_what_is_public_is_asked_of_the_ledger_and_not_of_epsilon():
       continue
     for node in ast.walk(ast.parse(path.read_text())):
       assert not asks_epsilon_whether_public(node), (path, node.lineno)
+
+
+def writes_epsilon_its_own_way(node):
+  """Whether an f-string rounds an epsilon or a delta by a format of its own."""
+  if not isinstance(node, ast.FormattedValue) or node.format_spec is None:
+    return False
+  name = getattr(node.value, "attr", getattr(node.value, "id", ""))
+  return name.removeprefix("claimed_") in ("epsilon", "delta")
+
+
+def test_all_epsilons_and_deltas_are_written_by_one_function():
+  for text in ('f"{x.delta:.3g}"', 'f"{epsilon:g}"', 'f"{x.claimed_delta:g}"'):
+    assert any(map(writes_epsilon_its_own_way, ast.walk(ast.parse(text))))
+  for path in PACKAGE.rglob("*.py"):
+    if path == PACKAGE / "pipeline" / "execute.py":  # names of rows: eps8
+      continue
+    for node in ast.walk(ast.parse(path.read_text())):
+      assert not writes_epsilon_its_own_way(node), (path, node.lineno)
