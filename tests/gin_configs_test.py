@@ -127,6 +127,16 @@ def advertised(path: pathlib.Path) -> list[dict[str, str]]:
   return commands + [{n: ADVERTISED[n]} for n in named if n not in shown]
 
 
+def macros(path: pathlib.Path) -> set[str]:
+  """What a header says may, or must, be given."""
+  header = path.read_text().partition("from __gin__")[0]
+  text = " ".join(re.findall(r"(?m)^# *(.*)$", header))
+  key = r"(?= [A-Z][a-z]+(?: [a-z]+)*(?: \([^)]*\))?: |$)"
+  said = re.findall(rf"(?:Usual overrides|Required): (.*?){key}", text)
+  name = r"(?<![\w=./:])[A-Z][A-Z_]{2,}[A-Z](?![\w.])"
+  return set(re.findall(name, " ".join(said))) - {"BEIR", "TFDS"}
+
+
 def bound(path: pathlib.Path) -> list[str]:
   """The parameters of classes that a file binds on one line, as flags."""
   lines = re.findall(
@@ -156,6 +166,18 @@ def test_what_a_file_binds_can_be_bound_by_a_flag(path):
   config, _ = main.configure(kind, files, NEEDS.get(path.stem, ()))
   again, _ = main.configure(kind, files, [*NEEDS.get(path.stem, ()), *flags])
   assert again == config
+
+
+@pytest.mark.parametrize(
+  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_every_macro_that_a_header_names_is_there(path):
+  kind, files = recipe(path)
+  _, text = main.configure(kind, files, NEEDS.get(path.stem, ()))
+  named = macros(path)
+  assert named <= set(_flags.names(text))
+  if path.stem == "demo":
+    assert path.parent.name == "models" or {"EPSILON", "TRAINED"} <= named
 
 
 def test_the_files_show_and_bind_what_stages_do_not_hold():
