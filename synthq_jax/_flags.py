@@ -15,7 +15,9 @@ __all__ = [
   "STAGES",
   "UsageError",
   "exit_code",
+  "imports",
   "literal",
+  "names",
   "one_line",
   "os_error",
   "parser",
@@ -367,3 +369,18 @@ def literal(value: str) -> str:
   except (ValueError, SyntaxError):
     return repr(value)
   return value
+
+
+def names(text: str) -> list[str]:
+  """Returns the macros and parameters that a gin configuration binds."""
+  return re.findall(r"(?m)^([\w./]+) =", text)
+
+
+def imports(text: str) -> dict[str, str]:
+  """Returns the imports of a gin file by the name that they bind.
+
+  >>> imports("from a.b import c\\nimport d.e as f\\nc.C.x = 1")
+  {'c': 'from a.b import c', 'f': 'import d.e as f'}
+  """
+  lines = re.findall(r"(?m)^((?:from \S+ )?import (?:\S+ as )?(\w+))$", text)
+  return {name: line for line, name in lines}

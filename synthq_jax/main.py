@@ -311,7 +311,7 @@ def _bind(binding: str) -> None:
   name, equals, value = binding.partition("=")
   if not equals:
     raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
-  known = {n for n in _names(gin.config_str()) if "." not in n}
+  known = {n for n in _flags.names(gin.config_str()) if "." not in n}
   if "." not in name and name not in known:
     close = difflib.get_close_matches(name, known, 1) or sorted(known)
     raise UsageError(
@@ -324,26 +324,24 @@ def _bind(binding: str) -> None:
 
 
 def _imports(text: str) -> list[str]:
-  """The gin imports of the modules whose names stand in a binding."""
-  homes = {}
+  """A binding's gin imports: as the files have them, else by module name."""
+  found = {}
   for space in reversed(_NAMESPACES):
     for module in pkgutil.iter_modules([str(_PACKAGE / space)]):
-      homes[module.name] = f"synthq_jax.{space}"
-  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(homes))
-  return [f"from {homes[name]} import {name}" for name in names]
-
-
-def _names(text: str) -> list[str]:
-  """The macros and parameters that a printed configuration binds."""
-  return re.findall(r"(?m)^([\w./]+) =", text)
+      found[module.name] = f"from synthq_jax.{space} import {module.name}"
+  for path in (path for paths in _read.get() for path in paths):
+    found |= _flags.imports(path.read_text())
+  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
+  return [found[name] for name in names]
 
 
 def _note_unused() -> None:
   """Says what was set to no effect: likely a slip of the pen."""
   if not distributed.is_main():
     return
-  used = {n.rpartition("/")[2] for n in _names(gin.operative_config_str())}
-  for name in _names(gin.config_str()):
+  operative = _flags.names(gin.operative_config_str())
+  used = {name.rpartition("/")[2] for name in operative}
+  for name in _flags.names(gin.config_str()):
     if name.rpartition("/")[2] in used:
       continue
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)

@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from synthq_jax import main
+from synthq_jax import _flags, main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import (
   federated_study,
@@ -94,6 +94,111 @@ def test_what_a_file_leaves_open_stands_in_its_header(path):
   assert header.startswith("# ")
   for name in re.findall(r"(?m)^(\w+) = %gin.REQUIRED", text):
     assert name in header.partition("Required:")[2]
+
+
+# What a header names without a value, or with one of several words.
+ADVERTISED = {
+  "EXCHANGES": "('none', 'noised questions')",
+  "audit.Config.num_candidates": "100",
+  "monot5/leakage_study.Model.document_length": "48",
+  "monot5/rerankers.Recipe.epochs": "2",
+  "plan.Canaries.kinds": "('rare_words',)",
+  "plan.Canaries.number": "8",
+}
+_PARAMETER = re.compile(
+  r"(?<![\w/.])(?:\w+/)?[a-z]\w*\.[A-Z]\w*[a-z]\w*\.[a-z]\w*"
+)
+_QUOTES = re.compile(r"""^[\\'"]+|[\\'"]+$""")
+_FLAG = re.compile(r"--gin\.([\w./]+)=(\\?'[^']*'|\"[^\"]*\"|\S*[^\s.,;)])")
+
+
+def advertised(path: pathlib.Path) -> list[dict[str, str]]:
+  """The flags that a file's comments show, those of one command together."""
+  text = " ".join(re.findall(r"(?m)^# *(.*)$", path.read_text()))
+  commands, end = [], None
+  for found in _FLAG.finditer(text):
+    name, value = found.groups()
+    if end is None or text[end : found.start()].strip():
+      commands.append({})
+    commands[-1][name] = ADVERTISED.get(name, _QUOTES.sub("", value))
+    end = found.end()
+  shown = {name for command in commands for name in command}
+  named = dict.fromkeys(_PARAMETER.findall(text))
+  return commands + [{n: ADVERTISED[n]} for n in named if n not in shown]
+
+
+def macros(path: pathlib.Path) -> set[str]:
+  """What a header says may, or must, be given."""
+  header = path.read_text().partition("from __gin__")[0]
+  text = " ".join(re.findall(r"(?m)^# *(.*)$", header))
+  key = r"(?= [A-Z][a-z]+(?: [a-z]+)*(?: \([^)]*\))?: |$)"
+  said = re.findall(rf"(?:Usual overrides|Required): (.*?){key}", text)
+  name = r"(?<![\w=./:])[A-Z][A-Z_]{2,}[A-Z](?![\w.])"
+  return set(re.findall(name, " ".join(said))) - {"BEIR", "TFDS"}
+
+
+def bound(path: pathlib.Path) -> list[str]:
+  """The parameters of classes that a file binds on one line, as flags."""
+  lines = re.findall(
+    r"(?m)^([\w/]+\.[\w.]+) = (.*[^\s(\[{\\\\])$", path.read_text()
+  )
+  return [f"{name}={value.partition('  #')[0]}" for name, value in lines]
+
+
+@pytest.mark.parametrize(
+  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_every_flag_that_a_file_shows_can_be_given(path):
+  kind, files = recipe(path)
+  needs = NEEDS.get(path.stem, ())
+  for command in advertised(path):
+    flags = [f"{name}={value}" for name, value in command.items()]
+    _, text = main.configure(kind, files, [*needs, *flags])
+    assert command.keys() <= set(_flags.names(text)), flags
+
+
+@pytest.mark.parametrize(
+  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_what_a_file_binds_can_be_bound_by_a_flag(path):
+  kind, files = recipe(path)
+  flags = bound(path)
+  config, _ = main.configure(kind, files, NEEDS.get(path.stem, ()))
+  again, _ = main.configure(kind, files, [*NEEDS.get(path.stem, ()), *flags])
+  assert again == config
+
+
+@pytest.mark.parametrize(
+  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_every_macro_that_a_header_names_is_there(path):
+  kind, files = recipe(path)
+  _, text = main.configure(kind, files, NEEDS.get(path.stem, ()))
+  named = macros(path)
+  assert named <= set(_flags.names(text))
+  if path.stem == "demo":
+    assert path.parent.name == "models" or {"EPSILON", "TRAINED"} <= named
+
+
+def test_the_files_show_and_bind_what_stages_do_not_hold():
+  """The readers above see what they must."""
+  studies = ROOT / "gin_configs/studies"
+  shown = advertised(studies / "query_leakage.gin")
+  assert {"monot5/rerankers.Recipe.epochs": "2"} in shown
+  [robust] = [one for one in shown if "TRAIN_SOURCE" in one]
+  assert robust["SOURCE"] == "ir_datasets:trec-robust04"
+  assert robust["SIZES"] == "(1000, 8000, 128000)"
+  [newsqa] = [x for x in advertised(studies / "federated.gin") if "URLS" in x]
+  assert newsqa["PARTITION"] == "genre"
+  flags = "\n".join(flag for path in FILES for flag in bound(path))
+  for module in (
+    "personalisation",
+    "contrastive",
+    "optim",
+    "rerankers",
+    "lora",
+  ):
+    assert re.search(rf"(?m)^(\w+/)?{module}\.[A-Z]", flags), module
 
 
 def test_recipes_open_with_command_cost_and_what_to_expect():

@@ -445,7 +445,7 @@ def test_the_calculator_agrees_with_the_recorded_noise(
     pytest.approx(poisson, abs=0.0015),
     pytest.approx(plain, abs=0.006),
   ]
-  assert "15600 steps, delta 9.385e-07" in printed
+  assert "15600 steps, delta 9.39e-07" in printed
   table = [line.split() for line in printed.splitlines()[-5:]]
   assert [row[0] for row in table] == ["256", "512", "1024", "2048", "4096"]
   assert [row[1] for row in table] == [

@@ -3,7 +3,7 @@
 import math
 
 from synthq_jax.federated import sampling, user_privacy
-from synthq_jax.privacy import accounting
+from synthq_jax.privacy import accounting, rounding
 
 __all__ = ["check_meaningful", "clients_needed", "signal_to_noise"]
 
@@ -84,14 +84,14 @@ def check_meaningful(
   limit = _delta_limit(n)
   if privacy.delta > limit * (1 + 1e-9):
     raise ValueError(
-      f"{start}delta={privacy.delta:.3g} lets {n * privacy.delta:.2g} of them"
+      f"{start}delta={rounding.delta(privacy.delta)} lets {n * privacy.delta:.2g} of them"
       f" be laid bare, expected at most min(1/(2n), {_MAX_DELTA:g}) ="
       f" {limit:.3g}{end}take a smaller delta"
     )
   if privacy.epsilon > _MAX_EPSILON:
     raise ValueError(
-      f"{start}epsilon={privacy.epsilon:.3g} at delta={privacy.delta:.3g},"
-      f" expected at most {_MAX_EPSILON:g}{end}take more noise and more clients"
+      f"{start}epsilon={rounding.epsilon(privacy.epsilon)} at"
+      f" delta={rounding.delta(privacy.delta)}, expected at most {_MAX_EPSILON:g}{end}take more noise and more clients"
     )
   signal = signal_to_noise(privacy, num_parameters)
   if signal < 1:

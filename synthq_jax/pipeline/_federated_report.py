@@ -11,6 +11,7 @@ from synthq_jax.federated import ranking
 from synthq_jax.pipeline import _federated_methods as methods
 from synthq_jax.pipeline import _federated_results as results
 from synthq_jax.pipeline import _plots, _report_tables
+from synthq_jax.privacy import rounding
 from synthq_jax.retrieval import significance, text_tables
 
 __all__ = ["notes", "tables", "write"]
@@ -263,7 +264,7 @@ _SENT = (
 _UNITS = (
   "MiB of a client in a round, as serialised: the mean over clients, and the"
   " most. Epsilon over all rounds, the largest of a client; 0 where nothing"
-  " leaves."
+  " leaves, or where the noise's delta alone covers it."
 )
 
 
@@ -350,9 +351,7 @@ def _mebibytes(number: float) -> str:
 
 
 def _promised(epsilon: float) -> str:
-  if np.isinf(epsilon):
-    return "none promised"
-  return f"{epsilon:.3g}"
+  return "none promised" if np.isinf(epsilon) else rounding.epsilon(epsilon)
 
 
 def _setting(facts: results.Facts) -> str:

@@ -12,6 +12,7 @@ from synthq_jax.pipeline import (
   _plots,
   _report_tables,
 )
+from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours, text_tables
 
@@ -89,7 +90,7 @@ def _scores(study: _image_results.Study) -> Table:
       (
         encoder,
         row,
-        _report_tables.epsilon(group[0].statement.epsilon),
+        _report_tables.claimed(group[0].statement),
         str(len(group)),
         _spread(accuracy),
         relative,
@@ -241,8 +242,8 @@ def _classes(group: Trainings) -> Table:
 def _headline(study: _image_results.Study) -> str:
   return (
     f"{study.num_pairs:,} private pairs of {study.source} images, unit: one pair;"
-    f" epsilon {study.epsilon:g} and delta {study.delta:.3g} for each training"
-    f" with privacy. Accuracy: share of right labels among the"
+    f" epsilon {rounding.epsilon(study.epsilon)} and delta"
+    f" {rounding.delta(study.delta)} for each training with privacy. Accuracy: share of right labels among the"
     f" {study.neighbours} nearest of the other test images, over all"
     f" {study.num_test:,} test images; +- is the standard deviation over seeds."
     f" Coarse head: a linear classifier on the frozen vectors, trained without"

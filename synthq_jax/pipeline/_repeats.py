@@ -165,7 +165,7 @@ def _pairs(found: Sequence[Row]) -> list[tuple[str, str]]:
   families = collections.defaultdict(list)
   for row in found:
     name, epsilon = row.evaluation.name, row.evaluation.epsilon
-    if epsilon and "_" in name:
+    if epsilon is not None and "_" in name:
       families[name.rpartition("_")[0]].append((epsilon, name))
   public = ("public_only", "untrained")
   pairs = [("original", name) for name in public]

@@ -133,7 +133,7 @@ def page(
 def _against_epsilon(
   evaluations: Sequence[results.Evaluation], measure: str
 ) -> tuple[blocks.Block, ...]:
-  """Draws rows with a finite epsilon as points, the others as lines.
+  """Draws rows with a positive finite epsilon as points, others as lines.
 
   Rows named alike up to "_eps" are one family: synthetic_eps3, synthetic_eps8.
   """
@@ -142,7 +142,7 @@ def _against_epsilon(
   for one in evaluations:
     if measure not in one.measures:
       continue
-    if one.epsilon and math.isfinite(one.epsilon):
+    if one.epsilon is not None and 0 < one.epsilon < math.inf:
       family = one.name.rpartition("_eps")[0] or one.name
       points.setdefault(_report_tables.row_name(family), []).append(
         (one.epsilon, one.measures[measure])
@@ -156,8 +156,9 @@ def _against_epsilon(
     blocks.Figure(
       svg=_plots.against_epsilon(ordered, lines, measure=measure),
       caption=f"{measure} on private test queries against epsilon, with 95% "
-      "intervals over queries. Lines from side to side have no finite epsilon: "
-      "they used no private query, or used them without privacy.",
+      "intervals over queries. Lines from side to side have no place on the "
+      "axis: they used no private query, used them without privacy, or at an "
+      "epsilon of 0.",
     ),
   )
 

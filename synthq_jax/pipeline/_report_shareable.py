@@ -2,10 +2,11 @@
 
 Formal guarantee: the page is a function of public data and of results that
 each carry a finite epsilon for the private queries, so publishing it costs no
-more than its own "Everything on this page together" says, for that statement's
-unit and relation. It relies on what stages declare: `Evaluation.private`, the
-folder `private/`, and their privacy statements. What is private by any of the
-three is left out.
+more than its own "Everything on this page together" says, for that one
+statement's unit and relation (`joint.claim`). Where results protect different
+units that no claim covers, the page says that it has none. It relies on what
+stages declare: `Evaluation.private`, the folder `private/`, and their privacy
+statements. What is private by any of the three is left out.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from synthq_jax.pipeline import (
   results,
 )
 from synthq_jax.pipeline import _report_blocks as blocks
+from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = [
@@ -138,47 +140,55 @@ def _privacy(
   """States what holds for all together, then what each result adds to it."""
   if not made:
     return (blocks.Paragraph(text="No result that may be shared was made."),)
-  found: list[blocks.Block] = []
-  joint = _composed([one.statement for one in made])
-  for together in joint.values():
-    found.append(blocks.Heading(text="Everything on this page together"))
+  found: list[blocks.Block] = [
+    blocks.Heading(text="Everything on this page together")
+  ]
+  statements = [one.statement for one in made]
+  together = joint.claim(statements)
+  if together is None:
+    found.append(_no_joint_claim(statements))
+  else:
     found += [
       one
       for one in _statement_blocks(dataclasses.replace(together, notes=()))
       if not one.lead.startswith("Mechanism")  # they stand with each result
     ]
-  found.append(
-    blocks.Paragraph(
-      text="What is treated as public, assumed and not protected holds for "
-      "each result below, too, unless it says otherwise."
+    found.append(
+      blocks.Paragraph(
+        text="What is treated as public, assumed and not protected holds for "
+        "each result below, too, unless it says otherwise. The claims below "
+        "hold for whoever sees one result alone."
+      )
     )
-  )
   for title, claim, notes in _grouped(made):
-    together = joint[claim.unit, claim.relation]
     found.append(blocks.Heading(text=title))
     found += _statement_blocks(_without_common(claim, together))
     found += notes
   return tuple(found)
 
 
-def _composed(
+def _no_joint_claim(
   statements: Sequence[statement_lib.PrivacyStatement],
-) -> dict[tuple[str, str], statement_lib.PrivacyStatement]:
-  """Adds statements up, apart for each unit and relation."""
-  kinds = dict.fromkeys((one.unit, one.relation) for one in statements)
-  return {
-    kind: statement_lib.compose(
-      [one for one in statements if (one.unit, one.relation) == kind]
-    )
-    for kind in kinds
-  }
+) -> blocks.Paragraph:
+  """Says that nothing is claimed for whoever sees the page."""
+  protected = ", ".join(
+    f"one {unit} ({relation})" for unit, relation in joint.kinds(statements)
+  )
+  return blocks.Paragraph(
+    lead="No joint claim",
+    text=f"The results below protect different things: {protected}. No claim "
+    "covers them all, so nothing is claimed for whoever sees this page: each "
+    "claim below holds for whoever sees its result alone.",
+  )
 
 
 def _without_common(
   claim: statement_lib.PrivacyStatement,
-  together: statement_lib.PrivacyStatement,
+  together: statement_lib.PrivacyStatement | None,
 ) -> statement_lib.PrivacyStatement:
   """Empties the lists of sentences that are those of the joint claim."""
+  if together is None:
+    return claim
   names = ("public", "assumptions", "not_protected")
   equal = (n for n in names if getattr(claim, n) == getattr(together, n))
   return dataclasses.replace(claim, **dict.fromkeys(equal, ()))
@@ -297,7 +307,7 @@ def _written(synthetic: Sequence[results.SyntheticQueries]) -> blocks.Table:
   rows = tuple(
     (
       _report_tables.row_name(one.name),
-      _report_tables.epsilon(one.statement.epsilon),
+      _report_tables.claimed(one.statement),
       f"{one.num_documents:,}",
       f"{one.queries_per_document:,}",
       f"{one.num_queries:,}",

@@ -1,14 +1,16 @@
 """Tables of a report, and how numbers are written in it."""
 
-import math
 from collections.abc import Sequence
 
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import results
+from synthq_jax.privacy import rounding
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import text_tables
 
 __all__ = [
   "aligned",
+  "claimed",
   "duration",
   "epsilon",
   "main_table",
@@ -25,15 +27,15 @@ __all__ = [
 def epsilon(value: float | None) -> str:
   """Writes epsilon with two decimals at most, rounded up; "-" is none needed.
 
-  >>> [epsilon(value) for value in (None, 0.0, 7.9999, 2.001, math.inf)]
-  ['-', '-', '8', '2.01', 'inf']
+  >>> [epsilon(value) for value in (None, 0.0, 7.9999, 2.001, 1e999)]
+  ['-', '0', '8', '2.01', 'inf']
   """
-  if not value:
-    return "-"
-  if math.isinf(value):
-    return "inf"
-  # Rounding first keeps 0.57 from becoming 0.58 for its last bit.
-  return f"{math.ceil(round(value * 100, 6)) / 100:.10g}"
+  return "-" if value is None else rounding.up(value, places=2)
+
+
+def claimed(statement: statement_lib.PrivacyStatement) -> str:
+  """Writes the epsilon of a statement; "-" where no private record went in."""
+  return epsilon(None if statement.is_public else statement.epsilon)
 
 
 def measure(value: results.Measure | None) -> str:
@@ -177,7 +179,7 @@ def training(checkpoints: Sequence[results.Checkpoint]) -> blocks.Table:
     (
       one.kind,
       row_name(one.name),
-      epsilon(one.statement.epsilon),
+      claimed(one.statement),
       f"{one.steps:,}",
       f"{one.batch_size:,}",
       f"{one.num_parameters:,}",

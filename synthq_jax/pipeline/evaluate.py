@@ -146,14 +146,16 @@ def run(
     directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
   )
   statement = retriever.statement if retriever is not None else None
+  if statement is not None and statement.is_public:
+    statement = None
   result = results.Evaluation(
     directory=space.relative(directory),
     name=name,
     label=label,
     test_set=called,
     private=private,
-    epsilon=statement.epsilon if statement and statement.epsilon else None,
-    delta=statement.delta if statement and statement.epsilon else None,
+    epsilon=statement.epsilon if statement else None,
+    delta=statement.delta if statement else None,
     measures={
       measure: _repeats.interval(
         values, samples=config.bootstrap_samples, seed=config.seed

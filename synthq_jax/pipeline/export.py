@@ -11,6 +11,7 @@ import pathlib
 from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, results
+from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["CLAIM", "run"]
@@ -80,8 +81,8 @@ def _summary(made, hidden: bool, vocabulary, result) -> str:
   else:
     claim = result.statement
     lines.append(
-      f"epsilon = {claim.epsilon:.4g}, delta = {claim.delta:.3g} for one"
-      f" {claim.unit}: see {CLAIM}"
+      f"epsilon = {rounding.epsilon(claim.epsilon)},"
+      f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
   return "\n".join(lines)
 

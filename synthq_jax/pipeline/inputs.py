@@ -15,6 +15,7 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.pipeline import _documents, results, workspace
+from synthq_jax.privacy import rounding
 
 __all__ = [
   "VOCABULARY_NAME",
@@ -251,11 +252,12 @@ def _refuse_private(directory: pathlib.Path) -> None:
     made = artifacts.load(directory, results.Checkpoint)
   except (KeyError, ValueError):
     return  # not the result of a stage
-  if made.statement.epsilon > 0:
+  if not made.statement.is_public:
+    epsilon = rounding.epsilon(made.statement.epsilon)
     raise ValueError(
       f"{directory}: expected a public checkpoint, got one that was trained on"
-      f" private queries (epsilon={made.statement.epsilon:g}), which no later"
-      " statement would count: start from a public one"
+      f" private queries ({epsilon=!s}), which no later statement would count:"
+      " start from a public one"
     )
 
 

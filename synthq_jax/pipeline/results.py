@@ -213,7 +213,8 @@ class SyntheticQueries:
   removed: dict[str, int]
   """What each filter of each stage took out, by reason."""
   gauge: float
-  """nDCG@10 of BM25 finding a query's own document (FACTS: real about .45)."""
+  """nDCG@10 of BM25 finding a query's own document (.45 for the demo set's real
+  ones)."""
   copy_rate: float
   """Share of the queries' 4-grams that stand in their document."""
   mean_words: float

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from synthq_jax.privacy import rounding
+
 __all__ = [
   "ASSUMPTIONS",
   "NOT_PROTECTED",
@@ -70,7 +72,7 @@ _SAMPLINGS = {
 
 def claim(statement: Any) -> str:
   """Returns the paragraph with unit, relation, epsilon and delta."""
-  if statement.epsilon == 0:
+  if statement.is_public:
     return (
       "Privacy. No private record went into this result: it says nothing "
       f"about any {statement.unit}."
@@ -81,12 +83,14 @@ def claim(statement: Any) -> str:
       f"this result may reveal any {statement.unit} it was made from."
     )
   change = _RELATIONS[statement.relation].format(unit=statement.unit)
+  epsilon = rounding.epsilon(statement.epsilon)
+  delta = rounding.delta(statement.delta)
   return (
     f"Privacy. The unit of protection is one {statement.unit}. This result "
-    f"is ({_up(statement.epsilon)}, {_up(statement.delta, 3)})-differentially "
+    f"is ({epsilon}, {delta})-differentially "
     f"private: when {change}, the probability of any outcome changes by a "
-    f"factor of at most e^{_up(statement.epsilon)}, apart from a slack of "
-    f"{_up(statement.delta, 3)} (delta). Relation: {statement.relation}. "
+    f"factor of at most e^{epsilon}, apart from a slack of "
+    f"{delta} (delta). Relation: {statement.relation}. "
     f"Accountant: {statement.accountant.upper()}, an upper bound."
   )
 
@@ -116,19 +120,11 @@ def several(statement: Any, epsilon: float, delta: float) -> str:
     bound = "for two records nothing follows from this statement"
   else:
     bound = (
-      f"for two records together only ({_up(epsilon)}, {_up(delta, 3)}) follows"
+      f"for two records together only ({rounding.epsilon(epsilon)},"
+      f" {rounding.delta(delta)}) follows"
     )
   return (
     f"Several records of one person. A person behind several units "
     f"(unit: {statement.unit}) is protected less: {bound}, and for more of "
     "them less still."
   )
-
-
-def _up(value: float, digits: int = 4) -> str:
-  """Writes a number >= 0 with so many digits, rounded up."""
-  if value == 0:
-    return "0"
-  unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
-  # The factor keeps a number that has so many digits already as it is.
-  return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.{digits}g}"

@@ -1,8 +1,6 @@
 """Noise from epsilon and back, in words: `synthq privacy` prints this."""
 
-import math
-
-from synthq_jax.privacy import accounting, sampling
+from synthq_jax.privacy import accounting, rounding, sampling
 
 __all__ = ["describe"]
 
@@ -28,7 +26,7 @@ def describe(
 
   >>> print(describe(num_examples=6000, batch_size=256, epochs=13,
   ...                epsilon=8))
-  6000 records, batches of 256, 299 steps, delta 8.333e-05
+  6000 records, batches of 256, 299 steps, delta 8.34e-05
   Poisson batches (ADD_OR_REMOVE_ONE): epsilon 8 takes noise multiplier 0.747
   no amplification (REPLACE_SPECIAL): epsilon 8 takes noise multiplier 1.976
   Other Poisson batches for epsilon 8 and as many records read:
@@ -68,7 +66,7 @@ def describe(
     delta = 1 / (2 * num_examples)
   lines = [
     f"{num_examples} records, batches of {batch_size}, {steps} steps,"
-    f" delta {delta:.4g}"
+    f" delta {rounding.delta(delta)}"
   ]
   for words, sampler, relation in (
     ("Poisson batches", poisson, "ADD_OR_REMOVE_ONE"),
@@ -90,7 +88,8 @@ def _other_batches(
 ) -> list[str]:
   """Says what smaller and larger batches would take, at the same work."""
   lines = [
-    f"Other Poisson batches for epsilon {epsilon:g} and as many records read:",
+    f"Other Poisson batches for epsilon {rounding.epsilon(epsilon)} and as many"
+    " records read:",
     "  batch   steps   noise multiplier   noise per unit of signal",
   ]
   sizes = [max(1, round(batch_size * factor)) for factor in _FACTORS]
@@ -102,22 +101,24 @@ def _other_batches(
     noise = accounting.noise_multiplier(
       epsilon=epsilon, delta=delta, sampler=sampler, steps=count
     )
-    noise = math.ceil(noise * 1e3) / 1e3
+    noise = float(rounding.up(noise, places=3))
     lines.append(f"{size:7}{count:8}{noise:19.3f}{noise / size:27.3g}")
   return lines
 
 
 def _noise_for(epsilon: float, known: dict) -> str:
   noise = accounting.noise_multiplier(epsilon=epsilon, **known)
-  needed = math.ceil(noise * 1e3) / 1e3
-  return f"epsilon {epsilon:g} takes noise multiplier {needed:.3f}"
+  needed = float(rounding.up(noise, places=3))
+  return (
+    f"epsilon {rounding.epsilon(epsilon)} takes noise multiplier {needed:.3f}"
+  )
 
 
 def _epsilon_for(noise: float, known: dict) -> str:
   reached = accounting.epsilon(noise_multiplier=noise, **known)
-  if math.isfinite(reached):
-    reached = math.ceil(reached * 100) / 100
-  return f"noise multiplier {noise:g} gives epsilon {reached:g}"
+  return (
+    f"noise multiplier {noise:g} gives epsilon {rounding.up(reached, places=2)}"
+  )
 
 
 def _check_pair(**pair: float | None) -> None:

@@ -11,9 +11,15 @@ import os
 import pathlib
 
 from synthq_jax import artifacts
+from synthq_jax.privacy import joint, rounding
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["describe", "enter", "line", "read"]
+
+_NO_JOINT_CLAIM = (
+  "no joint claim: nothing is claimed for whoever sees results of several of the"
+  ' lines "alone"'
+)
 
 
 def enter(
@@ -80,19 +86,20 @@ def read(
 def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
   """Says what a ledger's trainings cost one by one, and all together.
 
-  Formal guarantee: that of `statement.compose` for whoever sees the results of
-  all listed trainings that claim anything. Those without privacy are counted,
-  not composed: publishing one of them voids every claim. Claims for different
-  units, such as a query and a client, do not add up to one: each unit and
-  relation has a line of its own, which says nothing of the others' trainings.
+  Formal guarantee: the line "together" is that of `joint.claim`, for whoever
+  sees the results of all listed trainings that claim anything. Those without
+  privacy are counted, not composed: publishing one of them voids every claim.
+  Where units or relations differ, a line "alone" for each of them is that of
+  `statement.compose`, for whoever sees results of those trainings and of no
+  other; where no claim covers all units, a line says so.
 
   Args:
     path: the ledger.
     delta: of the whole; None: the largest of the deltas.
 
   Returns:
-    A line for each training, and one for each unit; one more where
-    units differ, and where some claim nothing.
+    A line for each training, and one for all together; where units or
+    relations differ one more for each, and one where some claim nothing.
 
   Raises:
     OSError: if there is no such file.
@@ -101,18 +108,19 @@ def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
   found = read(path)
   lines = [_line(name, one) for name, one in found.items()]
   claims = [one for one in found.values() if one.epsilon < math.inf]
-  kinds = dict.fromkeys((one.unit, one.relation) for one in claims)
-  for unit, relation in kinds:
-    alike = [
-      one for one in claims if (one.unit, one.relation) == (unit, relation)
-    ]
-    whole = statement_lib.compose(alike, delta=delta)
-    lines.append(
-      f"together ({len(alike)}): epsilon {_up(whole.epsilon)}, delta"
-      f" {whole.delta:.4g} for one {unit} ({relation})"
-    )
+  kinds = joint.kinds(claims)
   if len(kinds) > 1:
-    lines.append("claims for different units are not added up")
+    for kind in kinds:
+      alike = [one for one in claims if (one.unit, one.relation) == kind]
+      whole = statement_lib.compose(alike, delta=delta)
+      lines.append(_sum(f"alone ({len(alike)})", whole))
+  if claims:
+    whole = joint.claim(claims, delta=delta)
+    lines.append(
+      _NO_JOINT_CLAIM
+      if whole is None
+      else _sum(f"together ({len(claims)})", whole)
+    )
   if len(claims) < len(found):
     lines.append(
       f"not counted: {len(found) - len(claims)} without privacy, which must not"
@@ -126,9 +134,15 @@ def _line(name: str, one: statement_lib.PrivacyStatement) -> str:
     return f"{name}: no claim"
   noise = one.noise_multiplier
   words = "" if noise is None else f", noise multiplier {noise:.4g}"
-  return f"{name}: epsilon {_up(one.epsilon)}, delta {one.delta:.4g}{words}"
+  return f"{name}: {_numbers(one)}{words}"
 
 
-def _up(epsilon: float) -> str:
-  """Rounds up: the text never claims more than the number."""
-  return f"{math.ceil(epsilon * 1e3) / 1e3:g}"
+def _sum(name: str, one: statement_lib.PrivacyStatement) -> str:
+  return f"{name}: {_numbers(one)} for one {one.unit} ({one.relation})"
+
+
+def _numbers(one: statement_lib.PrivacyStatement) -> str:
+  return (
+    f"epsilon {rounding.epsilon(one.epsilon)},"
+    f" delta {rounding.delta(one.delta)}"
+  )

@@ -76,11 +76,22 @@ class PrivacyStatement:
         "expected epsilon >= 0 and delta in [0, 1], "
         f"got epsilon={self.epsilon}, delta={self.delta}"
       )
-    if 0 < self.epsilon < math.inf and not self.ledger:
+    if self.ledger or self.epsilon == math.inf:
+      return
+    if self.epsilon > 0 or self.delta > 0:
       raise ValueError(
-        f"expected a ledger behind epsilon={self.epsilon}, got none; "
-        "make the statement with statement.training"
+        f"expected a ledger behind epsilon={self.epsilon}, delta={self.delta},"
+        " got none; make the statement with statement.training"
       )
+
+  @property
+  def is_public(self) -> bool:
+    """Whether no private record went in: no release, at whatever epsilon.
+
+    A release with much noise has epsilon 0 at its delta, and is none the less
+    one: many of them add up.
+    """
+    return not self.ledger and self.epsilon < math.inf
 
   @property
   def noise_multiplier(self) -> float | None:
@@ -251,8 +262,9 @@ def compose(
   composed by their privacy loss distributions over the same records (if the
   records were in fact disjoint, the result is an overestimate).
 
-  Formal guarantee: adaptive composition of all releases of all ledgers. What
-  has no private input adds nothing; what is not private makes all not private.
+  Formal guarantee: adaptive composition of all releases of all ledgers, those
+  of epsilon 0 included. What is public adds nothing; what is not private makes
+  all not private.
 
   Args:
     statements: at least one; all that read private data with the same unit
@@ -261,7 +273,7 @@ def compose(
       which epsilon is recomputed.
 
   Returns:
-    One claim; the only one with a ledger, if there is only one.
+    One claim; the only one that is not public, if there is only one.
 
   Raises:
     ValueError: if units or relations differ, or one identifier stands for two
@@ -269,7 +281,9 @@ def compose(
   """
   if not statements:
     raise ValueError("expected at least one statement, got none")
-  private = [one for one in statements if one.epsilon > 0] or [statements[0]]
+  private = [one for one in statements if not one.is_public]
+  if not private:
+    return statements[0]
   _check_alike(private)
   merged = _merged(private)
   releases.check_identifiers(merged.ledger)
@@ -336,7 +350,7 @@ def in_words(statement: PrivacyStatement) -> str:
     _words.claim(statement),
     *(_words.release(one) for one in statement.ledger),
   ]
-  if 0 < statement.epsilon < math.inf:
+  if statement.ledger and statement.epsilon < math.inf:
     paragraphs.append(_words.several(statement, *group(statement, 2)))
   for title, sentences in (
     ("Treated as public", statement.public),
@@ -356,7 +370,7 @@ def _check_alike(statements: Sequence[PrivacyStatement]) -> None:
     if len(found) > 1:
       raise ValueError(
         f"expected statements with one {name}, got {name}={found}; "
-        "restate them for the same one before composing"
+        "joint.claim finds one that covers them, if there is one"
       )
 
 

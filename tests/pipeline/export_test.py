@@ -1,6 +1,7 @@
 """Checkpoints leave a run, and come into one, in every format."""
 
 import dataclasses
+import re
 import shutil
 
 import jax
@@ -102,7 +103,39 @@ def test_an_export_holds_the_model_its_vocabulary_and_its_claim(
   assert words == f"{statement.in_words(claim())}\n"
   printed = capsys.readouterr().out
   assert f"written: {to / made}" in printed
-  assert f"epsilon = {claim().epsilon:.4g}" in printed
+  numbers = re.search(r"epsilon = ([\d.]+), delta = ([\d.e-]+) for", printed)
+  epsilon, delta = map(float, numbers.groups())
+  assert claim().epsilon <= epsilon <= 1.001 * claim().epsilon  # not .8535
+  assert claim().delta <= delta <= 1.01 * claim().delta
+
+
+def test_a_release_of_epsilon_0_is_no_public_checkpoint(tmp_path):
+  everything = sampling.Poisson(
+    num_examples=150, expected_batch_size=150, max_batch_size=151
+  )
+  made = statement.training(
+    identifier="x",
+    sampler=everything,
+    noise_multiplier=100.0,
+    l2_clip_norm=1.0,
+    steps=1,
+    delta=0.005,
+  )
+  assert made.epsilon == 0
+  result = results.Checkpoint(
+    directory=PUBLIC,
+    kind="generator",
+    name="synthetic",
+    statement=made,
+    steps=1,
+    batch_size=150,
+    num_parameters=1,
+    metrics="private/metrics.jsonl",
+    seconds=1.0,
+  )
+  artifacts.save(tmp_path, result, "digest")
+  with pytest.raises(ValueError, match="trained on private queries"):
+    inputs.load_public(tmp_path, None)
 
 
 def test_a_private_model_is_not_exported_by_accident(

@@ -640,7 +640,7 @@ def test_a_missing_test_set_is_refused(tmp_path):
   [
     (None, "-"),
     (math.inf, "inf"),
-    (0.0, "-"),
+    (0.0, "0"),
     (8.0, "8"),
     (7.9961, "8"),
     (8.0001, "8.01"),
@@ -651,6 +651,22 @@ def test_a_missing_test_set_is_refused(tmp_path):
 )
 def test_epsilon_is_never_rounded_down(value, text):
   assert tables.epsilon(value) == text
+
+
+def test_epsilon_0_of_a_release_is_not_that_of_public_data():
+  claim = statement.training(
+    identifier="x",
+    sampler=sampling.FixedOrder(num_examples=64, batch_size=64),
+    relation="REPLACE_SPECIAL",
+    noise_multiplier=100.0,
+    l2_clip_norm=0.1,
+    steps=1,
+    delta=1 / 128,
+  )
+  assert claim.epsilon == 0
+  assert tables.claimed(claim) == "0"
+  assert tables.claimed(PUBLIC) == "-"
+  assert tables.claimed(NOT_PRIVATE) == "inf"
 
 
 def test_names_are_no_formulas_in_drawings():

@@ -69,16 +69,34 @@ def test_a_smaller_delta_costs_epsilon(path):
 
 
 def test_different_units_are_not_added_up(path):
-  alone = numbers(ledger.describe(path))
+  queries_alone = numbers(ledger.describe(path))
   ledger.enter(path, "clients", made("clients", unit="client", steps=100))
   printed = ledger.describe(path).splitlines()
-  queries, clients = (x for x in printed if x.startswith("together"))
-  assert f"together (2): epsilon {alone}," in queries
+  queries, clients = (x for x in printed if x.startswith("alone"))
+  assert f"alone (2): epsilon {queries_alone}," in queries
   assert queries.endswith("for one query (ADD_OR_REMOVE_ONE)")
-  assert clients.startswith("together (1)")
-  assert "claims for different units are not added up" in printed
+  assert clients.startswith("alone (1)")
   assert clients.endswith("for one client (ADD_OR_REMOVE_ONE)")
-  assert float(clients.split()[3].strip(",")) < float(alone)
+  assert float(clients.split()[3].strip(",")) < float(queries_alone)
+  assert not [x for x in printed if x.startswith("together")]
+  assert any(x.startswith("no joint claim") for x in printed)
+
+
+def test_a_query_and_its_text_have_one_joint_claim(path):
+  alone = float(numbers(ledger.describe(path)))
+  text = made(
+    "text",
+    unit="query text",
+    relation="REPLACE_SPECIAL",
+    sampler=sampling.FixedOrder(num_examples=6000, batch_size=256),
+    noise_multiplier=4.0,
+  )
+  ledger.enter(path, "text", text)
+  printed = ledger.describe(path)
+  assert "together (3): epsilon" in printed
+  assert "for one query text (REPLACE_SPECIAL)" in printed
+  assert float(numbers(printed)) > max(alone, text.epsilon)
+  assert printed.count("alone (") == 2
 
 
 @pytest.mark.parametrize(

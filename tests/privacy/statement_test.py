@@ -137,6 +137,46 @@ def test_public_results_add_nothing():
   assert public == statement.none()
 
 
+def noisy_means(num):
+  """Claims about means with noise so large that delta alone covers each."""
+  everything = sampling.Poisson(
+    num_examples=150, expected_batch_size=150, max_batch_size=151
+  )
+  changes = {"sampler": everything, "noise_multiplier": 100.0, "steps": 1}
+  return [made(str(i), delta=0.005, **changes) for i in range(num)]
+
+
+def test_releases_of_epsilon_0_add_up():
+  means = noisy_means(400)
+  assert {(one.epsilon, one.delta) for one in means} == {(0.0, 0.005)}
+  whole = statement.compose(means)
+  assert len(whole.ledger) == 400
+  joint = dp_accounting.pld.PLDAccountant()
+  joint.compose(dp_accounting.GaussianDpEvent(100.0 / math.sqrt(400)))
+  assert joint.get_delta(0.0) == pytest.approx(0.0797, abs=1e-4)
+  assert whole.delta == 0.005
+  assert whole.epsilon == pytest.approx(joint.get_epsilon(0.005), rel=2e-3)
+  assert whole.epsilon > 0.32
+
+
+def test_a_release_of_epsilon_0_is_no_public_result():
+  (mean,) = noisy_means(1)
+  assert not mean.is_public and not statement.non_private().is_public
+  assert statement.none().is_public
+  whole = statement.compose([statement.none(), mean])
+  assert whole.ledger == mean.ledger
+  words = statement.in_words(whole)
+  assert "No private record" not in words
+  assert "(0, 0.005)-differentially private" in words
+  assert "for two records together only (0, 0.01) follows" in words
+  assert statement.compose([mean, made("x")]).ledger[0] == mean.ledger[0]
+
+
+def test_a_delta_needs_a_ledger_as_an_epsilon_does():
+  with pytest.raises(ValueError, match=r"ledger behind epsilon=0.0, delta=0.1"):
+    dataclasses.replace(statement.none(), delta=0.1)
+
+
 def test_one_result_without_privacy_spoils_the_sum():
   both = statement.compose([made(), statement.non_private()])
   assert both.epsilon == math.inf

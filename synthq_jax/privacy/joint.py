@@ -1,0 +1,129 @@
+"""One claim about several results, also where they protect different things.
+
+A generator that hides a query with its document and a retriever that hides a
+query's text alone make claims for different units. To add up each unit by
+itself says nothing about whoever sees both results; the claim here does.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from synthq_jax.privacy import accounting
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = ["RELATION", "claim", "kinds"]
+
+RELATION = "REPLACE_SPECIAL"
+"""Of a claim that covers different units or relations."""
+
+_PARTS = {"query text": "query"}
+"""Units that are a part of one record of another unit."""
+
+_EMPTIED = (
+  "Where one {part} is empty, results that protect one {whole} leave that"
+  " {whole} out, and the others keep the rest of it."
+)
+_ALONE = (
+  "What single results claim for {others}: whoever sees one result alone may"
+  " rely on its own claim, whoever sees several on this one and no other."
+)
+
+
+def claim(
+  statements: Sequence[statement_lib.PrivacyStatement],
+  *,
+  delta: float | None = None,
+) -> statement_lib.PrivacyStatement | None:
+  """Returns one claim about publishing all results together.
+
+  Where units and relations are equal it is that of `statement.compose`.
+  Elsewhere its unit is the one that is a part of all others, and its relation
+  that this unit is replaced by an empty one.
+
+  Formal guarantee:
+    REPLACE_SPECIAL for the unit of the returned statement, over all releases of
+    all ledgers, later ones depending on earlier ones. Neighbours: one unit x is
+    emptied. Releases that protect a whole record add nothing for the record of
+    x; n, batch sizes and the draws of all others stay, so a batch's sum moves
+    as under ADD_OR_REMOVE_ONE, by at most the sensitivity, and is sampled with
+    the same probability. Releases that protect x alone keep the rest of its
+    record, and are claimed for this relation. Either is the (sampled) Gaussian
+    that accounting knows from noise, sampler and steps; no epsilon of a part
+    enters. Assumed: what the statements assume. Nothing is claimed for more
+    than x, though a part does.
+
+  Args:
+    statements: at least one.
+    delta: of the whole; None: the largest of their deltas.
+
+  Returns:
+    The claim; None where no unit is a part of all others: then nothing is
+    claimed for whoever sees all results.
+
+  Raises:
+    ValueError: if there are none, or one identifier stands for two different
+      releases.
+  """
+  found = kinds(statements)
+  if len(found) <= 1:
+    return statement_lib.compose(statements, delta=delta)
+  part = _common_part({unit for unit, _ in found})
+  if part is None:
+    return None
+  private = [one for one in statements if not one.is_public]
+  made = statement_lib.compose(
+    [_restated(one, part) for one in private], delta=delta
+  )
+  return _explained(made, found)
+
+
+def kinds(
+  statements: Sequence[statement_lib.PrivacyStatement],
+) -> list[tuple[str, str]]:
+  """Returns the units and relations of what is not public, each pair once."""
+  pairs = ((x.unit, x.relation) for x in statements if not x.is_public)
+  return list(dict.fromkeys(pairs))
+
+
+def _common_part(units: set[str]) -> str | None:
+  """Returns the unit that every other one has as a part."""
+  for part in units:
+    if units <= {part, _PARTS.get(part)}:
+      return part
+  return None
+
+
+def _restated(
+  one: statement_lib.PrivacyStatement, unit: str
+) -> statement_lib.PrivacyStatement:
+  """Returns what the same releases earn where one unit is emptied."""
+  epsilon = one.epsilon
+  if epsilon < math.inf:
+    runs = [release.run() for release in one.ledger]
+    epsilon = accounting.composed_epsilon(
+      runs, delta=one.delta, relation=RELATION
+    )
+  return dataclasses.replace(
+    one, unit=unit, relation=RELATION, epsilon=epsilon, accountant="pld"
+  )
+
+
+def _explained(
+  made: statement_lib.PrivacyStatement, found: Sequence[tuple[str, str]]
+) -> statement_lib.PrivacyStatement:
+  """Says what emptying a part means, and which claims this one replaces."""
+  own = (made.unit, made.relation)
+  others = [
+    f"one {unit} ({name})" for unit, name in found if own != (unit, name)
+  ]
+  alone = _ALONE.format(others=", ".join(others))
+  whole = _PARTS.get(made.unit)
+  emptied = ()
+  if any(unit == whole for unit, _ in found):
+    emptied = (_EMPTIED.format(part=made.unit, whole=whole),)
+  return dataclasses.replace(
+    made,
+    assumptions=(*emptied, *made.assumptions),
+    not_protected=(*made.not_protected, alone),
+  )

@@ -1,0 +1,57 @@
+"""Writes numbers of a claim, rounded up: a text never claims more than they do.
+
+Every epsilon and delta that is printed goes through here, so that one number
+reads alike wherever it stands.
+"""
+
+import decimal
+import math
+
+__all__ = ["delta", "epsilon", "up"]
+
+
+def epsilon(value: float) -> str:
+  """Writes an epsilon with four digits.
+
+  >>> epsilon(7.99911), epsilon(8.0), epsilon(0.0), epsilon(math.inf)
+  ('8', '8', '0', 'inf')
+  """
+  return up(value, digits=4)
+
+
+def delta(value: float) -> str:
+  """Writes a delta with three digits.
+
+  >>> delta(1 / 13122), delta(1e-05)
+  ('7.63e-05', '1e-05')
+  """
+  return up(value, digits=3)
+
+
+def up(
+  value: float, *, digits: int | None = None, places: int | None = None
+) -> str:
+  """Writes a number, rounded up to so many digits or decimal places.
+
+  Formal guarantee: the text, read as a float, is at least the value. It is the
+  value itself where its shortest decimal form is short enough.
+
+  >>> up(12.1201, digits=4), up(0.57, places=2), up(2.001, places=2)
+  ('12.13', '0.57', '2.01')
+
+  Args:
+    value: at least 0; may be infinite.
+    digits: significant ones; or
+    places: behind the decimal point.
+
+  Returns:
+    The number as text.
+  """
+  if math.isinf(value):
+    return "inf"
+  number = decimal.Decimal(repr(float(value)))
+  last = -places if digits is None else number.adjusted() - digits + 1
+  if number.as_tuple().exponent < last:
+    unit = decimal.Decimal(1).scaleb(last)
+    number = number.quantize(unit, decimal.ROUND_CEILING)
+  return repr(float(number)).removesuffix(".0")

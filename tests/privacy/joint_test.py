@@ -1,0 +1,226 @@
+"""One claim about several results whose units or relations differ."""
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from synthq_jax.privacy import (
+  accounting,
+  joint,
+  rounding,
+  sampling,
+  statement,
+)
+
+NUM = 1000
+DELTA = 1 / (2 * NUM)
+POISSON = sampling.Poisson.with_margin(num_examples=NUM, expected_batch_size=50)
+EVERYTHING = sampling.Poisson(
+  num_examples=NUM, expected_batch_size=NUM, max_batch_size=NUM + 1
+)
+ORDER = sampling.FixedOrder(num_examples=NUM, batch_size=50)
+
+
+def query(identifier="query", **changes):
+  settings = {
+    "sampler": POISSON,
+    "noise_multiplier": 1.0,
+    "l2_clip_norm": 0.1,
+    "steps": 100,
+    "delta": DELTA,
+  }
+  return statement.training(identifier=identifier, **(settings | changes))
+
+
+def text(identifier="text", **changes):
+  settings = {
+    "sampler": ORDER,
+    "noise_multiplier": 2.0,
+    "steps": 40,
+    "unit": "query text",
+    "relation": "REPLACE_SPECIAL",
+  }
+  return query(identifier, **(settings | changes))
+
+
+def gaussian_epsilon(mean, delta):
+  """The exact epsilon of N(0, 1) against N(mean, 1)."""
+
+  def excess(epsilon):
+    half, shift = mean / 2, epsilon / mean
+    lost = math.exp(epsilon) * stats.norm.cdf(-half - shift)
+    return stats.norm.cdf(half - shift) - lost - delta
+
+  return optimize.brentq(excess, 0, 100)
+
+
+def test_a_query_and_its_text_cost_together_what_their_gaussians_do():
+  """A text that both releases hold is told from none by their two sums."""
+  parts = [
+    query(sampler=EVERYTHING, steps=1),
+    text(
+      sampler=sampling.FixedOrder(num_examples=NUM, batch_size=NUM), steps=1
+    ),
+  ]
+  whole = joint.claim(parts)
+  exact = gaussian_epsilon(math.hypot(1 / 1.0, 1 / 2.0), DELTA)
+  assert (whole.unit, whole.relation) == ("query text", "REPLACE_SPECIAL")
+  assert exact <= whole.epsilon <= 1.002 * exact
+  assert max(one.epsilon for one in parts) < 0.95 * exact
+
+
+def test_the_joint_claim_is_dp_accountings_for_replaced_by_empty():
+  parts = [query(), text()]
+  whole = joint.claim(parts)
+  accountant = dp_accounting.pld.PLDAccountant(
+    dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+  )
+  sampled = dp_accounting.PoissonSampledDpEvent(
+    0.05, dp_accounting.GaussianDpEvent(1.0)
+  )
+  accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, 100))
+  accountant.compose(
+    dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 2)
+  )
+  assert whole.delta == DELTA
+  assert whole.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
+  assert whole.ledger == (*parts[0].ledger, *parts[1].ledger)
+
+
+def test_two_results_at_epsilon_8_cost_together_what_privacy_md_says():
+  num, delta = 6561, 1 / (2 * 6561)
+  batches = sampling.Poisson.with_margin(
+    num_examples=num, expected_batch_size=256, multiple_of=8
+  )
+  order = sampling.FixedOrder(num_examples=num, batch_size=128)
+  shared = {"epsilon": 8.0, "delta": delta}
+  noise = accounting.noise_multiplier(sampler=batches, steps=300, **shared)
+  generator = query(
+    sampler=batches, steps=300, noise_multiplier=noise, delta=delta
+  )
+  steps = 8 * order.steps_per_epoch
+  noise = accounting.noise_multiplier(
+    sampler=order, steps=steps, relation="REPLACE_SPECIAL", **shared
+  )
+  retriever = text(
+    sampler=order, steps=steps, noise_multiplier=noise, delta=delta
+  )
+  assert generator.epsilon <= 8 and retriever.epsilon <= 8
+  whole = joint.claim([generator, retriever])
+  assert rounding.epsilon(whole.epsilon) == "11.95"
+
+
+def moved_delta(epsilon, probability, noise, grid):
+  """The delta of two sums, one of them sampled, by numeric integration."""
+  first = stats.norm.pdf(grid, 0, noise[0])
+  drawn = stats.norm.pdf(grid, 1, noise[0])
+  with_text = (1 - probability) * first + probability * drawn
+  there = np.outer(with_text, stats.norm.pdf(grid, 1, noise[1]))
+  empty = np.outer(first, stats.norm.pdf(grid, 0, noise[1]))
+  cell = (grid[1] - grid[0]) ** 2
+  lost = math.exp(epsilon)
+  return cell * max(
+    np.maximum(there - lost * empty, 0).sum(),
+    np.maximum(empty - lost * there, 0).sum(),
+  )
+
+
+def test_emptied_texts_are_as_hard_to_tell_as_claimed_by_integration():
+  """The worst case of two releases, without any accountant."""
+  parts = [
+    query(steps=1, sampler=POISSON, noise_multiplier=0.8),
+    text(steps=20, noise_multiplier=1.5),
+  ]
+  whole = joint.claim(parts)
+  grid = np.linspace(-9, 10, 1501)
+  attained = moved_delta(whole.epsilon, 0.05, (0.8, 1.5), grid)
+  assert 0.98 * DELTA <= attained <= DELTA
+  for one in parts:  # neither part's own epsilon covers both
+    assert moved_delta(one.epsilon, 0.05, (0.8, 1.5), grid) > 1.1 * DELTA
+
+
+def test_equal_units_and_relations_compose_as_ever():
+  parts = [query("a"), query("b"), statement.none()]
+  assert joint.claim(parts) == statement.compose(parts)
+  assert joint.claim([statement.none()]) == statement.none()
+  assert joint.claim([statement.none(unit="client"), text()]) == text()
+
+
+def test_one_unit_under_two_relations_is_claimed_as_emptied():
+  parts = [query("a"), query("b", relation="REPLACE_ONE")]
+  whole = joint.claim(parts)
+  assert (whole.unit, whole.relation) == ("query", "REPLACE_SPECIAL")
+  alike = [query("a"), query("b")]
+  assert whole.epsilon == pytest.approx(statement.compose(alike).epsilon)
+  ordered = joint.claim([query(), text(unit="query")])
+  assert ordered.epsilon == joint.claim([query(), text()]).epsilon
+
+
+@pytest.mark.parametrize("unit", ["client", "pair", "question"])
+def test_units_of_which_none_is_part_of_the_other_have_no_claim(unit):
+  assert joint.claim([query(), query("b", unit=unit)]) is None
+  assert joint.claim([text(), query("b", unit=unit)]) is None
+  assert joint.claim([query(), text(), query("b", unit=unit)]) is None
+
+
+def test_a_release_counts_once_whatever_the_unit():
+  parts = [query(), text(), statement.inherit(text(), "It was read aloud.")]
+  assert joint.claim(parts).epsilon == joint.claim(parts[:2]).epsilon
+  for order in itertools.permutations(parts):
+    assert joint.claim(order).epsilon == pytest.approx(
+      joint.claim(parts).epsilon, rel=1e-6
+    )
+
+
+def test_a_single_claim_is_restated_and_not_kept():
+  """Both results hold all releases: the first one's own epsilon is smaller."""
+  inner = joint.claim([query(), text()])
+  whole = joint.claim([query(), inner])
+  assert whole.epsilon == pytest.approx(inner.epsilon)
+  assert whole.relation == "REPLACE_SPECIAL"
+
+
+def test_without_privacy_nothing_is_claimed_together():
+  assert joint.claim([text(), statement.non_private()]).epsilon == math.inf
+  silent = text("silent", noise_multiplier=0.0)
+  assert joint.claim([query(), silent]).epsilon == math.inf
+
+
+def test_the_claim_says_which_claims_it_replaces():
+  words = statement.in_words(joint.claim([query(), text()]))
+  assert "What single results claim for one query (ADD_OR_REMOVE_ONE)" in words
+  assert "one query text (" not in words
+  assert "Where one query text is empty" in words
+  same = statement.in_words(joint.claim([query(), text(unit="query")]))
+  assert "Where one" not in same
+
+
+def test_a_smaller_delta_costs_epsilon():
+  parts = [query(), text()]
+  stricter = joint.claim(parts, delta=1e-6)
+  assert stricter.delta == 1e-6
+  assert stricter.epsilon > joint.claim(parts).epsilon
+
+
+def test_compose_still_refuses_and_says_where_to_look():
+  with pytest.raises(ValueError, match=r"joint\.claim"):
+    statement.compose([query(), text()])
+
+
+def test_the_relation_of_the_claim_is_one_that_every_sampler_can_make():
+  cyclic = sampling.CyclicPoisson(
+    num_examples=NUM, expected_batch_size=50, max_batch_size=100, cycle_length=4
+  )
+  for sampler in (POISSON, ORDER, cyclic):
+    sampler.check_relation(joint.RELATION)
+  banded = query("banded", sampler=cyclic, noise_bands=4)
+  whole = joint.claim([banded, text()])
+  runs = [one.run() for one in whole.ledger]
+  expected = accounting.composed_epsilon(
+    runs, delta=DELTA, relation="REPLACE_SPECIAL"
+  )
+  assert whole.epsilon == expected > banded.epsilon
