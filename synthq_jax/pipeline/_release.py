@@ -58,9 +58,11 @@ def start(
     alone. Where a saved state is gone on with by another program, batches stay
     those that the training began with, and the noise of the coming steps is
     drawn anew: the result is made of as many steps as it claims, each with
-    noise of its own, and the ledger counts two trainings. Assumed: what was
-    computed after the last saved state of an interrupted training was seen by
-    nobody; and nobody puts an older copy of `directory` back. A secret that the
+    noise of its own, and the ledger counts two trainings. Assumed: what an
+    interrupted training had computed after its last saved state is gone with
+    the process (but for lines of metrics, which are private); nobody puts an
+    older copy of `directory` back; and `program` tells programs apart whose
+    gradients differ. A secret that the
     settings fix draws nothing: the same training again is the same release,
     bit for bit, on whatever machine, and it protects nobody.
 
