@@ -129,6 +129,17 @@ def replacing(
       raise
     raise OSError(error.errno, error.strerror, str(path)) from error
   os.replace(partial, path)
+  _sync(path.parent)
+
+
+def _sync(folder: pathlib.Path) -> None:
+  """Has a folder's names on disk, in the order in which they appeared."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):  # not every file system knows how
+      os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:

@@ -217,6 +217,22 @@ def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
   assert [p.name for p in tmp_path.iterdir()] == ["c.txt"]
 
 
+def test_a_file_and_its_name_are_on_disk_before_the_next_is_written(
+  tmp_path, monkeypatch
+):
+  synced = []
+  fsync = os.fsync
+
+  def noted(descriptor):
+    synced.append(os.fstat(descriptor).st_ino)
+    fsync(descriptor)
+
+  monkeypatch.setattr(os, "fsync", noted)
+  path = tmp_path / "folder" / "file"
+  artifacts.write_atomically(path, "content")
+  assert synced == [path.stat().st_ino, path.parent.stat().st_ino]
+
+
 def test_an_array_is_whole_or_not_there(tmp_path):
   path, rows = tmp_path / "folder" / "rows.npy", np.arange(6.0).reshape(3, 2)
   assert artifacts.load_array(path) is None

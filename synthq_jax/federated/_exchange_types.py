@@ -124,6 +124,6 @@ class Exchange(Protocol):
     Args:
       parties: all clients, with different names.
       round_number: from 0; with the key it chooses all randomness, so a number
-        is used for one round only.
+        is used for one round only, and a round that is made again is another.
       key: secret; what an exchange draws for a client is that client's secret.
     """

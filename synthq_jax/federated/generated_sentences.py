@@ -271,9 +271,13 @@ def fine_tune(
   """Fine-tunes a public T5 on a client's records.
 
   Formal guarantee: that of `made.statement`, for one record, if `params` are
-  public and `key` and `batch_seed` secret. States and metrics in `directory`
-  are private, and a state is gone on from by the same training alone: same
-  plan, settings, parameters, records and secrets.
+  public, and `key` and `batch_seed` secret and given to no other training. One
+  with another strategy is another, and so is one that is made again on other
+  devices or by other code after `directory` was removed: their noises would
+  cancel where the gradients do not. Each takes a plan with an identifier of its
+  own. States and metrics in `directory` are private, and a state is gone on
+  from by the same training alone: same plan, settings, parameters, records and
+  secrets.
 
   Args:
     made: from `plan`, for as many records.

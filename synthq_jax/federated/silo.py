@@ -244,14 +244,14 @@ def private_training(
   cohort have the same number of steps.
 
   Formal guarantee: that of `silo_privacy.SiloPrivacy`, if the client's key is
-  secret, another one in each round, and used for nothing else. `fedavg.apply`
-  derives all clients' keys from one, and whoever has that one can take the
-  noise away: it is a simulation by one trusted process. Where the server and
-  other clients are not trusted, each client keeps a key of its own and calls
-  what this returns with `jax.random.fold_in(own_key, round)`. Clients
-  that are trained side by side share noise multiplier, clip norm and divisor,
-  their samplers have one `max_batch_size`, and each client has the epsilon of
-  its own number of records.
+  secret, another one in each round, also in one that is made again, and used
+  for nothing else. `fedavg.apply` derives all clients' keys from one, and
+  whoever has that one can take the noise away: it is a simulation by one trusted
+  process. Where the server and other clients are not trusted, each client keeps
+  a key of its own and calls what this returns with
+  `jax.random.fold_in(own_key, round)`. Clients that are trained side by side
+  share noise multiplier, clip norm and divisor, their samplers have one
+  `max_batch_size`, and each client has the epsilon of its own number of records.
 
   Args:
     grad_fn: from `clipped_grad`, with the clip norm of `privacy`.

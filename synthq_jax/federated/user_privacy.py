@@ -170,8 +170,10 @@ def fedavg(
   noisy mean is post-processing. The metrics are private.
 
   The noise is a function of the key and `State.round`. Whoever goes on from
-  parameters alone has to set that number: the noise of a round that was drawn
-  twice falls out of the difference of two models.
+  parameters alone has to set that number, and whoever makes a round again (with
+  other devices or other code, which round otherwise) has to take another key,
+  as another training: the noise of a round that was drawn twice falls out of
+  the difference of two models.
 
   Args:
     update: what a client does.

@@ -1,21 +1,63 @@
 """What results depend on beyond their settings: files and versions."""
 
+import functools
 import hashlib
 import os
 import pathlib
+from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 
+import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
 
-__all__ = ["of_checkpoint", "of_file", "versions"]
+__all__ = ["of_checkpoint", "of_file", "program", "versions"]
 
 
 def versions() -> str:
   """Names what draws batches and noise: another version, another release."""
   return f"jax {jax.__version__}, numpy {np.__version__}"
+
+
+def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
+  """Digests what decides the last bits of a gradient beside the fingerprint.
+
+  That is how it is computed (the settings that change the speed alone), on what
+  devices, and by which code. Not among it: which model of CPU it is, and what an
+  accelerator leaves to chance.
+
+  Args:
+    config: the stage's settings; its field `settings`, of saving and reporting,
+      does not count.
+    mesh: of the training; None: one device.
+  """
+  settings = dict(artifacts.to_json(config))
+  settings.pop("settings", None)
+  return artifacts.fingerprint(
+    settings,
+    None if mesh is None else list(mesh.shape.items()),
+    jax.process_count(),
+    jax.default_backend(),
+    jax.local_devices()[0].device_kind,
+    jaxlib.__version__,
+    os.environ.get("XLA_FLAGS", ""),
+    str(jax.config.jax_default_matmul_precision),
+    _code(),
+  )
+
+
+@functools.cache
+def _code() -> str:
+  """Digests the source of this package."""
+  root = pathlib.Path(synthq_jax.__file__).parent
+  digest = hashlib.sha256()
+  for path in sorted(root.rglob("*.py")):
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    digest.update(f"{path.relative_to(root)} {content}\n".encode())
+  return digest.hexdigest()
 
 
 def of_checkpoint(directory: pathlib.Path) -> str:

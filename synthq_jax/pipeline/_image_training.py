@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,8 @@ from synthq_jax.pipeline import (
   _image_data,
   _image_privacy,
   _image_results,
+  _release,
+  private_training,
   workspace,
 )
 from synthq_jax.privacy import ledger, sampling
@@ -31,8 +32,6 @@ __all__ = ["UNTRAINED", "of_encoder"]
 
 UNTRAINED = "untrained"
 """The row of the initial weights."""
-
-_LEDGER = "ledger.jsonl"
 
 
 def of_encoder(
@@ -103,7 +102,7 @@ class _Job:
 
   @property
   def state(self) -> pathlib.Path:
-    return self.space.private(self.stage, f"state_{self.digest}")
+    return private_training.state_directory(self.space, self.stage, self.digest)
 
   @property
   def sampler(self) -> sampling.Poisson:
@@ -135,15 +134,16 @@ class _Job:
       seconds=time.monotonic() - start,
     )
     artifacts.save(self.directory, result, self.digest)
-    shutil.rmtree(self.state, ignore_errors=True)
+    private_training.remove_state(self.space, self.stage, self.digest)
     return result
 
   def _train(self, net: Any, params: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the parameters, and what is to be said of how they were made."""
     config, encoder, row = self.config, self.encoder, self.row
     grad_fn = _clipped(net, row, self.sampler.max_batch_size)
+    release = self.release()
     claim = _image_privacy.claim(
-      f"{self.stage}/{self.digest}",
+      release.identifier,
       grad_fn if self.is_private else None,
       sampler=self.sampler,
       epsilon=config.epsilon,
@@ -152,14 +152,16 @@ class _Job:
       is_fixed=self.space.is_fixed,
     )
     ledger.enter(
-      self.space.private(_LEDGER),
-      f"{self.stage}/{self.digest}",
+      self.space.private(private_training.LEDGER),
+      release.identifier,
       claim.statement,
     )
-    metrics_path = self.directory / f"metrics_{self.digest}.jsonl"
+    metrics_path = self.space.private(
+      self.stage, f"metrics_{self.digest}.jsonl"
+    )
     trained = image_pairs.train(
       grad_fn,
-      self._optimizer(grad_fn, claim.noise_multiplier),
+      self._optimizer(grad_fn, claim.noise_multiplier, release.noise_key),
       params,
       _image_data.sides(self.data.train, self.data.pairs),
       is_private=self.is_private,
@@ -169,7 +171,7 @@ class _Job:
       ),
       sampler=self.sampler,
       steps=encoder.steps,
-      batch_seed=self.space.seed(f"{self.stage} batches {self.digest}"),
+      batch_seed=release.batch_seed,
       directory=self.state,
       metrics_path=metrics_path,
       description=f"{encoder.name} {self.name} {self.seed}",
@@ -187,8 +189,21 @@ class _Job:
       "examples_per_second": trained.examples_per_second,
     }
 
+  def release(self) -> _release.Release:
+    """Starts the training, or goes on with it."""
+    return _release.start(
+      self.space,
+      self.stage,
+      self.digest,
+      directory=self.state,
+      program=_fingerprints.program({}, None),  # all settings are in the digest
+    )
+
   def _optimizer(
-    self, grad_fn: optim.ContrastiveGrad, noise_multiplier: float
+    self,
+    grad_fn: optim.ContrastiveGrad,
+    noise_multiplier: float,
+    noise_key: jax.Array,
   ) -> optax.GradientTransformation:
     """Adam: on the private mean, or on the plain one."""
     steps, size = self.encoder.steps, float(self.encoder.batch_size)
@@ -204,7 +219,7 @@ class _Job:
       unit="pair",
       noise_multiplier=noise_multiplier,
       denominator=1.0 if is_one else size,
-      key=self.space.key(f"{self.stage} noise {self.digest}"),
+      key=noise_key,
     )
     return optax.chain(private, optax.adam(schedule))
 

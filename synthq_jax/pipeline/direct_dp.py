@@ -189,6 +189,7 @@ def run(
     records=records,
     prepared=prepared,
     metrics_path=metrics_path,
+    config=config,
     loop_settings=config.settings,
     extra_fn=_public_negatives(config, space, prepared),
   )

@@ -198,6 +198,7 @@ def run(
     records=records,
     prepared=prepared,
     metrics_path=metrics_path,
+    config=config,
     loop_settings=config.settings,
     mesh=mesh,
     rows_multiple=rows_multiple,

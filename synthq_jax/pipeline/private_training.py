@@ -1,7 +1,8 @@
 """What every private training of the pipeline does, in one place.
 
-Calibrate the noise before step 0, write the release into the ledger of the
-working directory, train, state what was earned.
+Calibrate the noise before step 0, draw what tells this training from any other,
+write the release into the ledger of the working directory, train, state what
+was earned.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from synthq_jax.pipeline import results, workspace
+from synthq_jax.pipeline import _fingerprints, _release, results, workspace
 from synthq_jax.privacy import accounting, ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import distributed, dp_step, loop
@@ -131,8 +132,14 @@ def state_directory(
 
 
 def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
-  """Removes the states of a stage whose result is saved."""
-  shutil.rmtree(state_directory(space, stage, digest), ignore_errors=True)
+  """Removes the states of a stage whose result is saved.
+
+  A private training's name goes first: what is left if this is interrupted
+  belongs to no release, and nothing goes on from it.
+  """
+  directory = state_directory(space, stage, digest)
+  (directory / _release.RECORD).unlink(missing_ok=True)
+  shutil.rmtree(directory, ignore_errors=True)
 
 
 def train(
@@ -146,6 +153,7 @@ def train(
   records: Mapping[str, np.ndarray],
   prepared: results.PreparedData,
   metrics_path: pathlib.Path,
+  config: Any,
   loop_settings: loop.Settings,
   public: Any = None,
   extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
@@ -153,6 +161,11 @@ def train(
   rows_multiple: int = 1,
 ) -> tuple[Any, statement_lib.PrivacyStatement]:
   """Calibrates, enters the release into the ledger, trains.
+
+  Formal guarantee: that of the statement, for the parameters; and that of
+  `_release.start` for all trainings of the working directory together: a
+  training that is made again, whatever it shares with the first one, is another
+  release, with batches and noise of its own and a line of its own in the ledger.
 
   Args:
     settings: target, sampling, optimizer.
@@ -164,6 +177,8 @@ def train(
     records: one row per record.
     prepared: where the records came from.
     metrics_path: metrics.jsonl, private.
+    config: the stage's settings, of which those that change the speed alone
+      change the last bits of a gradient, too.
     loop_settings: saving and reporting.
     public: as in `dp_step.train`.
     extra_fn: as in `dp_step.train`.
@@ -190,10 +205,18 @@ def train(
       relation=settings.relation,
     ),
   )
+  directory = state_directory(space, stage, digest)
+  release = _release.start(
+    space,
+    stage,
+    digest,
+    directory=directory,
+    program=_fingerprints.program(config, mesh),
+  )
   statement = _statement(
     settings,
     space,
-    f"{stage}/{digest}",
+    release.identifier,
     grad_fn if public is None else grad_fn(public),
     drawn,
     sigma,
@@ -201,7 +224,7 @@ def train(
     prepared,
   )
   if distributed.is_main():
-    ledger.enter(space.private(LEDGER), f"{stage}/{digest}", statement)
+    ledger.enter(space.private(LEDGER), release.identifier, statement)
   params = dp_step.train(
     grad_fn,
     params,
@@ -211,18 +234,16 @@ def train(
     steps=settings.steps,
     optimizer=settings.optimizer,
     learning_rate=settings.learning_rate,
-    batch_seed=space.seed(f"{stage} batches {digest}"),
-    noise_key=space.key(f"{stage} noise {digest}"),
-    directory=state_directory(space, stage, digest),
+    batch_seed=release.batch_seed,
+    noise_key=release.noise_key,
+    directory=directory,
     metrics_path=metrics_path,
     description=stage.replace("/", " "),
     settings=loop_settings,
     denominator=settings.denominator,
     noise_bands=settings.noise_bands,
     second_moment_floor=settings.second_moment_floor,
-    dropout_key=(
-      space.key(f"{stage} dropout {digest}") if settings.has_dropout else None
-    ),
+    dropout_key=release.dropout_key if settings.has_dropout else None,
     public=public,
     extra_fn=extra_fn,
     mesh=mesh,

@@ -160,7 +160,7 @@ def test_the_noise_has_the_scale_that_is_claimed(
   space = workspace.Workspace(tmp_path)
   job = image_training._Job(CONFIG, NET, row, 0, space, data)
   fn = image_training._clipped(NET.build(), row, job.sampler.max_batch_size)
-  tx = job._optimizer(fn, 1.5)
+  tx = job._optimizer(fn, 1.5, jax.random.key(3))
   zeros = {"a": jnp.zeros(40_000), "b": jnp.zeros(40_000)}
   drawn, _ = tx.update(zeros, tx.init(zeros), zeros)
   moved = fn.sensitivity("ADD_OR_REMOVE_ONE", "pair")
@@ -281,6 +281,94 @@ def test_a_fixed_secret_repeats_the_run_and_says_so(tmp_path):
     assumed = " ".join(result["statement"]["assumptions"])
     assert "protects nobody" in assumed
   assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("secret", [7, None])
+def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
+  """Nor do two that differ in the secret alone, or one that is made again."""
+  noise, batches = [], []
+
+  def noted(grad_fn, *args, key, **named):
+    noise.append(tuple(jax.random.key_data(key).tolist()))
+    return optax.identity()
+
+  def skipped(grad_fn, tx, params, *args, batch_seed, metrics_path, **named):
+    batches.append(tuple(batch_seed))
+    metrics_path.parent.mkdir(parents=True, exist_ok=True)
+    metrics_path.touch()
+    return image_pairs.Trained(params, math.nan)
+
+  monkeypatch.setattr(optim, "logit_dp", noted)
+  scored = training("any", 1.0, 0.5, 0, ())
+  scores = {
+    "neighbours": scored.neighbours, "coarse_accuracy": scored.coarse_accuracy
+  }  # fmt: skip
+  net = types.SimpleNamespace(
+    init=lambda key, images: {"w": images.mean()},
+    apply=lambda params, images: params["w"] * images,
+  )
+  monkeypatch.setattr(image_study.Encoder, "build", lambda self: net)
+  monkeypatch.setattr(image_pairs, "train", skipped)
+  monkeypatch.setattr(image_training, "_scores", lambda *_: scores)
+  two = dataclasses.replace(NET, seeds=2)
+  other = dataclasses.replace(two, name="other", dim=3)
+  config = dataclasses.replace(
+    CONFIG, secret_seed=secret, encoders=(two, other)
+  )
+  image_study.run(config, tmp_path)
+  assert len(set(noise)) == len(noise) == 2 * 2 * 2  # without the plain rows
+  assert len(set(batches)) == len(batches) == 2 * 3 * 2
+  entered = list(ledger.read(tmp_path / "private/ledger.jsonl"))
+  assert len(entered) == len(batches)
+  for path in tmp_path.rglob("result.json"):
+    path.unlink()
+  image_study.run(config, tmp_path)
+  again = list(ledger.read(tmp_path / "private/ledger.jsonl"))
+  times = 1 if secret is not None else 2
+  assert len(set(noise)) == times * 8 and len(set(batches)) == times * 12
+  assert len(again) == times * 12 and again[:12] == entered
+
+
+@pytest.mark.parametrize("secrets", [(7, 8), (None, None)])
+def test_batches_and_noise_depend_on_the_secret(tmp_path, secrets):
+  """At equal settings, fingerprint and drawn numbers."""
+  draws = []
+  for folder, secret in zip("ab", secrets, strict=True):
+    data = types.SimpleNamespace(digest="d", pairs=np.zeros((30, 2), np.int32))
+    space = workspace.Workspace(tmp_path / folder, secret_seed=secret)
+    job = image_training._Job(CONFIG, NET, ROWS[1], 0, space, data)
+    draws.append(job.release())
+  one, other = draws
+  assert not set(one.batch_seed) & set(other.batch_seed)
+  assert not jnp.any(
+    jax.random.key_data(one.noise_key) == jax.random.key_data(other.noise_key)
+  )
+
+
+def test_nothing_of_an_unfinished_training_lies_outside_of_private(
+  tmp_path, monkeypatch
+):
+  """Its steps after the last saved state are made again."""
+  right = image_pairs.train
+
+  def killed(*args, **named):
+    right(*args, **named)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(image_pairs, "train", killed)
+  only = dataclasses.replace(NET, rows=ROWS[1:2])
+  config = dataclasses.replace(CONFIG, encoders=(only,))
+  with pytest.raises(KeyboardInterrupt):
+    image_study.run(config, tmp_path)
+  assert list(tmp_path.rglob("metrics_*"))
+  public = [
+    path.relative_to(tmp_path).as_posix()
+    for path in tmp_path.rglob("*")
+    if path.is_file() and "private" not in path.parts
+  ]
+  assert sorted(public) == [
+    ".lock", "trainings/small/untrained_seed0/result.json"
+  ]  # fmt: skip
 
 
 def test_a_head_of_another_source_reads_that_source(source, tmp_path):

@@ -1,5 +1,15 @@
-"""Private training draws and noises what its statement says it does."""
+"""Private training draws and noises what its statement says it does.
 
+And no noise twice: what is made again is another release, what goes on is the
+same one, and no two releases of a run share batches, dropout or noise.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
 import types
 
 import jax
@@ -9,10 +19,19 @@ import optax
 import pytest
 import scipy.stats
 
-from synthq_jax import optim
-from synthq_jax.pipeline import private_training, workspace
-from synthq_jax.privacy import sampling
-from synthq_jax.training import dp_step, loop
+from synthq_jax import artifacts, optim
+from synthq_jax.pipeline import (
+  _fingerprints,
+  _release,
+  direct_dp,
+  finetune_dp,
+  plan,
+  prepare_data,
+  private_training,
+  workspace,
+)
+from synthq_jax.privacy import ledger, sampling
+from synthq_jax.training import checkpoints, distributed, dp_step, loop
 
 NUM, MEAN, STEPS = 30, 6, 400
 CLIP, RATE = 0.5, 0.1
@@ -20,11 +39,12 @@ SIZE = 20_000
 
 
 class Seen:
-  """A clipped gradient that is always zero, and notes who is in a batch."""
+  """A clipped gradient that is `value` everywhere, and notes who is drawn."""
 
   l2_clip_norm = CLIP
 
-  def __init__(self):
+  def __init__(self, value=0.0):
+    self.value = value
     self.steps = []
 
   def sensitivity(self, relation):
@@ -38,34 +58,58 @@ class Seen:
     jax.debug.callback(note, batch["record"], is_padding_example, ordered=True)
     zeros = jnp.zeros(is_padding_example.shape)
     aux = types.SimpleNamespace(losses=zeros, norms=zeros)
-    return jax.tree.map(jnp.zeros_like, params), aux
+    return jax.tree.map(lambda x: jnp.full_like(x, self.value), params), aux
 
 
-def train(root, *, steps, size=1):
-  """Returns the trained parameters, the one release, and who was drawn."""
-  seen = Seen()
-  settings = private_training.Settings(
-    epsilon=8.0,
-    delta=None,
-    batch_size=MEAN,
-    multiple_of=8,
-    steps=steps,
-    optimizer="dp_adam",
-    learning_rate=RATE,
-    mechanism="nothing",
-  )
-  params, statement = private_training.train(
-    settings,
-    workspace.Workspace(root, secret_seed=7),
-    "stage/name",
-    "digest",
+def settings_of(steps, **changes):
+  settings = {
+    "epsilon": 8.0,
+    "delta": None,
+    "batch_size": MEAN,
+    "multiple_of": 8,
+    "steps": steps,
+    "optimizer": "dp_adam",
+    "learning_rate": RATE,
+    "mechanism": "nothing",
+  }
+  return private_training.Settings(**(settings | changes))
+
+
+def trained(
+  root,
+  seen,
+  *,
+  steps=1,
+  size=1,
+  secret=None,
+  stage="stage/name",
+  digest="digest",
+  config=None,
+  save_seconds=60.0,
+  **changes,
+):
+  """Returns parameters and statement."""
+  return private_training.train(
+    settings_of(steps, **changes),
+    workspace.Workspace(root, secret_seed=secret),
+    stage,
+    digest,
     grad_fn=seen,
     params={"w": np.zeros(size, np.float32)},
     records={"record": np.arange(NUM, dtype=np.int32)},
     prepared=types.SimpleNamespace(source="beir:folder"),
     metrics_path=root / "metrics.jsonl",
-    loop_settings=loop.Settings(log_every=steps, progress=False),
+    config=config or {},
+    loop_settings=loop.Settings(
+      log_every=steps, save_seconds=save_seconds, progress=False
+    ),
   )
+
+
+def train(root, *, steps, size=1):
+  """Returns the trained parameters, the one release, and who was drawn."""
+  seen = Seen()
+  params, statement = trained(root, seen, steps=steps, size=size, secret=7)
   jax.effects_barrier()
   (release,) = statement.ledger
   assert release.steps == steps and statement.epsilon <= 8.0
@@ -130,12 +174,18 @@ def test_batches_of_one_size_are_caught(tmp_path, monkeypatch, kind, seen_in):
   assert seen_in <= {name for name, z in far.items() if abs(z) > 10}
 
 
-def test_the_noise_is_that_of_the_statement(tmp_path, monkeypatch):
-  # Plain SGD in Adam's place: one step from zero is -rate * noise / divisor.
+@pytest.fixture(name="plain_sgd")
+def fixture_plain_sgd(monkeypatch):
+  """In Adam's place: one step from zero is -rate (sum + noise) / divisor."""
+
   def dp_sgd(learning_rate, **arguments):
     return optax.chain(optim.privatize(**arguments), optax.sgd(learning_rate))
 
   monkeypatch.setattr(optim, "dp_adam", dp_sgd)
+
+
+@pytest.mark.usefixtures("plain_sgd")
+def test_the_noise_is_that_of_the_statement(tmp_path):
   params, release, _ = train(tmp_path, steps=1, size=SIZE)
   assert release.l2_sensitivity == release.l2_clip_norm == CLIP
 
@@ -147,3 +197,444 @@ def test_the_noise_is_that_of_the_statement(tmp_path, monkeypatch):
   right = RATE * release.noise_multiplier * CLIP / release.expected_batch_size
   assert accepted(right)
   assert not accepted(1.1 * right) and not accepted(right / 1.1)
+
+
+# What is made again, and what goes on.
+
+
+def entries(root):
+  return list(ledger.read(root / "private/ledger.jsonl"))
+
+
+def record_of(root, digest="digest"):
+  path = root / f"private/stage/name/state_{digest}" / _release.RECORD
+  return json.loads(path.read_text()) if path.exists() else None
+
+
+def make_again(root):
+  """As who deletes a result: its states went when it was saved."""
+  space = workspace.Workspace(root)
+  private_training.remove_state(space, "stage/name", "digest")
+
+
+@pytest.mark.usefixtures("plain_sgd")
+def test_a_training_made_again_hides_the_gradient_in_noise_of_its_own(tmp_path):
+  """Another strategy sums a little differently: that must not stand alone."""
+  off = 0.3 * CLIP / np.sqrt(SIZE)
+  first, one = trained(tmp_path, Seen(), size=SIZE)
+  make_again(tmp_path)
+  second, other = trained(tmp_path, Seen(off), size=SIZE)
+  scale = one.ledger[0].expected_batch_size / (RATE * CLIP)
+  noise = np.linalg.norm(first["w"]) * scale  # in units of the clip norm
+  left = np.linalg.norm(first["w"] - second["w"]) * scale
+  assert noise > 35
+  # Two independent noises; 0.3 stands alone if they are one.
+  assert left == pytest.approx(np.sqrt(2) * noise, rel=0.03)
+  names = [said.ledger[0].identifier for said in (one, other)]
+  assert entries(tmp_path) == names and len(set(names)) == 2
+  both = ledger.describe(tmp_path / "private/ledger.jsonl")
+  assert "together (2)" in both
+  together = both.split("together (2): epsilon ")[1].split(",")[0]
+  assert float(together) > 1.2 * one.epsilon
+
+
+def test_a_fixed_secret_makes_the_same_training_again(tmp_path):
+  made = []
+  for folder, value in (("a", {}), ("a", {"strategy": "ghost"}), ("b", {})):
+    params, said = trained(
+      tmp_path / folder, Seen(), size=9, secret=7, config=value
+    )
+    make_again(tmp_path / folder)
+    made.append((params["w"].tobytes(), said.ledger[0].identifier))
+  assert len(set(made)) == 1
+  assert made[0][1] == "stage/name/digest"
+  assert entries(tmp_path / "a") == ["stage/name/digest"]
+  assert not list(tmp_path.rglob(_release.RECORD))
+
+
+def test_a_fixed_secret_draws_what_it_always_drew(tmp_path):
+  """Tables that were made with one stay as they are."""
+  space = workspace.Workspace(tmp_path, secret_seed=7)
+  one = _release.start(
+    space, "a/b", "0f", directory=tmp_path / "state", program="any"
+  )
+  assert one.batch_seed == space.seed("a/b batches 0f")
+  assert one.batch_seed == [1320881324, 2148727242, 1629969797, 3295117265]
+  for name in ("noise", "dropout"):
+    key = getattr(one, f"{name}_key")
+    assert jnp.array_equal(
+      jax.random.key_data(key), jax.random.key_data(space.key(f"a/b {name} 0f"))
+    )
+
+
+class Killed(BaseException):
+  """The process ends here."""
+
+
+@pytest.fixture(name="kill")
+def fixture_kill(monkeypatch):
+  """Ends the process at one of its atomic writes, before or after it."""
+  writes = {"left": -1, "after": False, "seen": []}
+
+  def replace(source, target):
+    writes["seen"].append(os.path.basename(target))
+    writes["left"] -= 1
+    if not writes["left"] and not writes["after"]:
+      raise Killed
+    os.replace(source, target)
+    if not writes["left"]:
+      raise Killed
+
+  shim = types.SimpleNamespace(**vars(os))
+  shim.replace = replace
+  monkeypatch.setattr(artifacts, "os", shim)
+  return writes
+
+
+def test_a_training_killed_at_any_write_ends_as_one_that_was_not(
+  tmp_path, kill
+):
+  """Record, ledger and states lie on disk in an order that forgets nothing."""
+  options = {"steps": 2, "size": 5, "save_seconds": 0.0}
+  begun = tmp_path / "begun"
+  workspace.Workspace(begun)
+  kill.update(left=2, seen=[])
+  with pytest.raises(Killed):
+    trained(begun, Seen(), **options)
+  assert kill["seen"] == [_release.RECORD, "ledger.jsonl"]
+  assert not (begun / "private/ledger.jsonl").exists()
+  whole = tmp_path / "whole"
+  shutil.copytree(begun, whole)
+  kill.update(left=-1, seen=[])
+  want, said = trained(whole, Seen(), **options)
+  writes = list(kill["seen"])
+  assert len(writes) > 3
+  for at, after in itertools.product(range(1, len(writes) + 1), (False, True)):
+    cut = tmp_path / f"cut_{at}_{after}"
+    shutil.copytree(begun, cut)
+    kill.update(left=at, after=after)
+    with pytest.raises(Killed):
+      trained(cut, Seen(), **options)
+    kill["left"] = -1
+    found, again = trained(cut, Seen(), **options)
+    assert np.array_equal(found["w"], want["w"]), (at, after, writes[at - 1])
+    assert again == said
+    assert entries(cut) == [said.ledger[0].identifier]
+
+
+def interrupted(root, monkeypatch, *, at, config=None, after_save=True):
+  """Trains four steps and is killed while it makes batch `at`."""
+  right = dp_step.draw
+
+  def killed(*arguments):
+    if arguments[3] == at:
+      raise Killed
+    return right(*arguments)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(dp_step, "draw", killed)
+    with pytest.raises(Killed):
+      trained(
+        root,
+        Seen(),
+        steps=4,
+        size=5,
+        config=config,
+        save_seconds=0.0 if after_save else 60.0,
+      )
+
+
+@pytest.fixture(name="keys")
+def fixture_keys(monkeypatch):
+  """What each training is given: seed of batches, keys of dropout and noise."""
+  given = []
+  right = dp_step.train
+
+  def noted(grad_fn, params, records, **named):
+    given.append(drawn_by(named))
+    if grad_fn is None:
+      return params
+    return right(grad_fn, params, records, **named)
+
+  monkeypatch.setattr(dp_step, "train", noted)
+  return given
+
+
+def drawn_by(named):
+  """The bits of all that is secret, from what `dp_step.train` is given."""
+  bits = [
+    None if key is None else tuple(jax.random.key_data(key).tolist())
+    for key in (named["dropout_key"], named["noise_key"])
+  ]
+  return tuple(named["batch_seed"]), *bits
+
+
+def test_the_same_program_goes_on_with_the_same_noise(
+  tmp_path, monkeypatch, keys
+):
+  for at, after_save in ((0, False), (2, False), (2, True), (3, True)):
+    root = tmp_path / f"{at}_{after_save}"
+    interrupted(root, monkeypatch, at=at, after_save=after_save)
+    before = record_of(root)
+    trained(root, Seen(), steps=4, size=5)
+    assert record_of(root) == before
+    assert keys[-1] == keys[-2]
+    assert len(entries(root)) == 1
+
+
+def test_another_program_goes_on_with_other_noise_and_counts_again(
+  tmp_path, monkeypatch, keys
+):
+  """Of a saved state: its steps stay, and so does who is in a batch."""
+  ghost, scanned = {"strategy": "ghost"}, {"strategy": "ghost", "scan": True}
+  interrupted(tmp_path, monkeypatch, at=2)
+  interrupted(tmp_path, monkeypatch, at=3, config=ghost)
+  interrupted(tmp_path, monkeypatch, at=3)  # back to the first one
+  _, said = trained(tmp_path, Seen(), steps=4, size=5, config=scanned)
+  batches, _, noise = zip(*keys, strict=True)
+  assert len(set(batches)) == 1 and len(set(noise)) == 4
+  assert len(set(entries(tmp_path))) == 4
+  assert entries(tmp_path)[-1] == said.ledger[0].identifier
+  assert (
+    checkpoints.latest_step(tmp_path / "private/stage/name/state_digest") == 4
+  )  # none of them began anew
+
+
+def test_another_program_without_a_saved_state_begins_anew(
+  tmp_path, monkeypatch, keys
+):
+  interrupted(tmp_path, monkeypatch, at=2, after_save=False)
+  trained(tmp_path, Seen(), steps=4, size=5, config={"strategy": "ghost"})
+  one, other = keys
+  assert not set(one[0]) & set(other[0]) and one[2] != other[2]
+  assert len(set(entries(tmp_path))) == 2
+
+
+def test_states_without_their_record_are_not_gone_on_with(
+  tmp_path, monkeypatch, keys
+):
+  interrupted(tmp_path, monkeypatch, at=3)
+  state = tmp_path / "private/stage/name/state_digest"
+  assert checkpoints.latest_step(state) == 3
+  (state / _release.RECORD).unlink()
+  interrupted(tmp_path, monkeypatch, at=0)
+  assert checkpoints.latest_step(state) is None
+  assert keys[0][2] != keys[1][2] and len(entries(tmp_path)) == 2
+
+
+def test_only_the_owner_may_read_what_was_drawn_and_no_name_tells_it(tmp_path):
+  before = os.umask(0)
+  try:
+    _, said = trained(tmp_path, Seen())
+  finally:
+    os.umask(before)
+  path = tmp_path / "private/stage/name/state_digest" / _release.RECORD
+  assert path.stat().st_mode & 0o077 == 0
+  record = record_of(tmp_path)
+  assert len(record["noise"]) == 32
+  identifier = said.ledger[0].identifier
+  assert identifier.startswith("stage/name/digest-")
+  for drawn in (record["noise"], record["batches"]):
+    assert drawn not in identifier and identifier[-16:] not in drawn
+
+
+def test_a_process_that_follows_takes_what_process_0_has_drawn(
+  tmp_path, monkeypatch
+):
+  space = workspace.Workspace(tmp_path)
+
+  def start(directory):
+    made = _release.start(
+      space, "a", "0", directory=tmp_path / directory, program="any"
+    )
+    keys = (made.dropout_key, made.noise_key)
+    bits = [jax.random.key_data(key).tolist() for key in keys]
+    return made.identifier, made.batch_seed, bits
+
+  told = []
+
+  def decided(name, make):
+    told.append((name, json.loads(json.dumps(make()))))
+    return told[-1][1]
+
+  monkeypatch.setattr(distributed, "decided", decided)
+  first = start("its own")
+  monkeypatch.setattr(
+    distributed, "decided", lambda name, make: dict(told)[name]
+  )
+  assert start("none") == first
+  assert not (tmp_path / "none").exists()
+
+
+SPEED = [
+  ("strategy", "ghost"),
+  ("remat", True),
+  ("scan_layers", True),
+  ("mesh", finetune_dp.mesh_lib.Shape(data=2)),
+]
+
+
+def test_whatever_changes_the_speed_is_another_program():
+  config = finetune_dp.Config()
+  programs = [_fingerprints.program(config, None)]
+  for name, value in SPEED:
+    other = dataclasses.replace(config, **{name: value})
+    assert artifacts.fingerprint(other) == artifacts.fingerprint(config)
+    programs.append(_fingerprints.program(other, None))
+  mesh = finetune_dp.mesh_lib.make(finetune_dp.mesh_lib.Shape(data=2))
+  programs.append(_fingerprints.program(config, mesh))
+  assert len(set(programs)) == len(programs)
+  known = {name for name, _ in SPEED} | {"settings"}
+  assert known == {
+    field.name
+    for field in dataclasses.fields(config)
+    if field.metadata.get("speed_only")
+  }
+  saving = dataclasses.replace(config, settings=loop.Settings(progress=False))
+  assert _fingerprints.program(saving, None) == programs[0]
+
+
+def test_other_code_is_another_program(monkeypatch):
+  before = _fingerprints.program({}, None)
+  assert _fingerprints.program({}, None) == before
+  monkeypatch.setattr(_fingerprints, "_code", lambda: "another")
+  assert _fingerprints.program({}, None) != before
+
+
+# No two releases of a run share anything secret.
+
+STAGES = [
+  f"{stage}_eps{epsilon}_seed{seed}"
+  for stage in ("finetune_dp/", "train_retriever/direct_dp_logit", "tuning/a")
+  for epsilon in (1, 8)
+  for seed in (0, 1)
+]
+KINDS = ("batches", "dropout", "noise")
+
+
+def given_to(keys, root, secret):
+  """Returns what the releases of a run with three settings are given."""
+  keys.clear()
+  for stage, digest in itertools.product(STAGES, ("0a", "0b", "0c")):
+    trained(
+      root, None, stage=stage, digest=digest, secret=secret, has_dropout=True
+    )
+  return dict(zip(KINDS, zip(*keys, strict=True), strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _statement_of_none(monkeypatch):
+  """A training that is not run has no gradient to ask."""
+  right = private_training._statement
+
+  def stated(settings, space, identifier, grad_fn, *rest):
+    return right(settings, space, identifier, grad_fn or Seen(), *rest)
+
+  monkeypatch.setattr(private_training, "_statement", stated)
+
+
+@pytest.mark.parametrize("secret", [7, None])
+def test_no_two_releases_share_batches_dropout_or_noise(tmp_path, keys, secret):
+  run = given_to(keys, tmp_path / "run", secret)
+  again = given_to(keys, tmp_path / "run", secret)
+  assert run == again  # nothing was finished: all go on
+  for kind, values in run.items():
+    assert len(values) == len(STAGES) * 3
+    assert len(set(values)) == len(values), f"two releases share {kind}"
+  # Nor does one kind's stand in for another's.
+  words = [v[:2] for values in run.values() for v in values]
+  assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize("secrets", [(7, 8), (None, None)])
+def test_everything_a_release_draws_depends_on_the_secret(
+  tmp_path, keys, secrets
+):
+  """Equal settings and equal records: nothing but the secret differs."""
+  runs = []
+  for folder, secret in zip("ab", secrets, strict=True):
+    root = tmp_path / folder
+    if folder == "b" and secret is None:
+      shutil.copytree(tmp_path / "a", root)
+      (root / "private/secret_seed").unlink()
+    runs.append(given_to(keys, root, secret))
+  for kind in KINDS:
+    one, other = (set(run[kind]) for run in runs)
+    assert not one & other, f"{kind} do not depend on the secret"
+
+
+@pytest.fixture(name="pairs", scope="module")
+def fixture_pairs(tmp_path_factory):
+  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
+  lines = [
+    {
+      "query": f"who wrote report {i} on the {topics[i % 8]}",
+      "document": f"Report {i} is about a {topics[i % 8]} near station {i}.",
+    }
+    for i in range(60)
+  ]
+  path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+  path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+  return path
+
+
+def run_of(pairs, secret, **changes):
+  """Two epsilons and none, two seeds, a generator and two direct methods."""
+  return plan.RunConfig(
+    prepare_data=prepare_data.Config(
+      source=f"jsonl:{pairs}", public_test_documents=10
+    ),
+    finetune_dp=finetune_dp.Config(
+      steps=2, batch_size=8, dropout_rate=0.1, **changes
+    ),
+    direct_dp_methods=tuple(
+      direct_dp.Config(
+        steps=2, batch_size=8, label=m, method=m, temperature=1.0, **changes
+      )
+      for m in ("batch", "logit")
+    ),
+    rows=plan.Rows(
+      synthetic=(1.0, 8.0, math.inf),
+      public_only=False,
+      original=False,
+      untrained=False,
+      direct_dp=(1.0, 8.0),
+    ),
+    seeds=(0, 1),
+    secret_seed=secret,
+    public_data=True,
+  )
+
+
+@pytest.mark.parametrize("secret", [7, None])
+def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
+  tmp_path, monkeypatch, pairs, secret
+):
+  """Through the stages, which name their trainings; nothing is trained."""
+  given = []
+
+  def noted(grad_fn, params, records, **named):
+    given.append(drawn_by(named))
+    return {name: np.asarray(value) for name, value in params.items()}
+
+  monkeypatch.setattr(dp_step, "train", noted)
+  for changes in ({}, {"learning_rate": 0.5}):
+    config = run_of(pairs, secret, **changes)
+    direct = dataclasses.replace(config.rows, synthetic=())
+    for stage, rows in (
+      ("finetune_dp", config.rows),
+      ("train_retriever", direct),
+    ):
+      plan.run(
+        dataclasses.replace(config, rows=rows),
+        tmp_path,
+        stages=[stage],
+        progress=False,
+      )
+  releases = 2 * (3 * 2 + 2 * 2 * 2)
+  batches, dropout, noise = zip(*given, strict=True)
+  assert len(set(batches)) == len(batches) == releases
+  assert len(set(noise)) == len(noise) == releases
+  own = [key for key in dropout if key is not None]
+  assert len(set(own)) == len(own) == 2 * 3 * 2
+  assert len(entries(tmp_path)) == releases
