@@ -175,7 +175,7 @@ def test_there_are_launchers():
 @pytest.mark.parametrize("path", [*MODULES, *LAUNCHERS], ids=lambda p: p.stem)
 def test_a_module_is_short_and_says_what_it_is(path):
   text = path.read_text()
-  assert len(text.splitlines()) <= 400
+  assert len(text.splitlines()) <= 600
   summary = ast.get_docstring(ast.parse(text))
   assert summary, "expected a docstring"
   assert summary.split("\n\n")[0].rstrip()[-1] in ".:"

@@ -15,7 +15,7 @@ import jax
 from jax.extend import core
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, bookkeeping
+from synthq_jax.optim import _plan, _rules, bookkeeping, ghost
 
 __all__ = ["Choice", "Cost", "Products", "choose", "count_products"]
 
@@ -159,10 +159,12 @@ def _memory(backend: str) -> float:
 def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
   """Counts each strategy for a microbatch of `size` examples."""
   products = count_products(plan.closed.jaxpr)
-  factors = bookkeeping_norms = ghost_norms = 0.0
+  factors = shared = bookkeeping_norms = ghost_norms = 0.0
+  metered = ghost.metered(plan)
   for site in plan.sites:
     shape = _plan.matrices(site)
     factors += _plan.factor_bytes(site)
+    shared += _plan.factor_bytes(site) * (site.leaf not in metered)
     bookkeeping_norms += _rules.flops_from_factors(*shape)
     ghost_norms += min(
       _rules.flops_from_factors(*shape), _rules.flops_from_product(*shape)
@@ -186,7 +188,7 @@ def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
   kept = factors + _FORMED * formed
   return {
     "bookkeeping": cost(3, bookkeeping_norms, factors + formed, kept),
-    "ghost": cost(5, ghost_norms, 0.0, factors),
+    "ghost": cost(5, ghost_norms, formed + shared, factors),
     "vmap": cost(3, 0.0, everything, _FORMED * everything),
   }
 

@@ -18,6 +18,7 @@ factors are kept, as in `bookkeeping`, and so are gradients that are formed.
 """
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +27,16 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _batches, _devices, _plan, _rules, _trace
+from synthq_jax.optim import (
+  _batches,
+  _devices,
+  _plan,
+  _rules,
+  _sites,
+  _trace,
+)
 
-__all__ = ["clipped_sum"]
+__all__ = ["clipped_sum", "metered"]
 
 KEEP_RATIO = 1 / 16
 """A gradient is formed per example if at most this times its factors' bytes."""
@@ -69,7 +77,7 @@ def clipped_sum(
   return jax.tree.unflatten(structure, total), losses, norms
 
 
-def _used_once(plan: _plan.Plan) -> frozenset[int]:
+def metered(plan: _plan.Plan) -> frozenset[int]:
   """Returns the parameters whose only use makes the whole gradient."""
   counts = collections.Counter(site.leaf for site in plan.sites)
   shared = {site.leaf for site in plan.sites if site.is_shared}
@@ -86,54 +94,12 @@ def _one_example(
   is_padding: jax.Array,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
   """Returns the whole batch's sum, and the loss and norm of one example."""
-  metered = _used_once(plan)
-  sites = [site for site in plan.sites if site.leaf not in metered]
-  shapes = [jnp.shape(leaf) for leaf in leaves]
   axes = _devices.axes_of(leaves)
-
-  def loss(
-    zeros: Sequence[jax.Array],
-    formed: Sequence[jax.Array],
-    meters: _trace.Meters,
-  ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
-    values = list(leaves)
-    for index, value in zip(plan.formed, formed, strict=True):
-      values[index] = value
-    walk = _trace.Walk(zeros, meters=meters, metered=metered)
-    values += jax.tree.leaves(arguments)
-    (value,) = walk.run(plan.closed, values, plan.followed)
-    return (value, _devices.vary(walk.weight, axes)), walk.records
-
-  sinks = {leaf: jnp.zeros(shapes[leaf], jnp.float32) for leaf in metered}
-  meters = _trace.Meters(jnp.zeros((), jnp.float32), sinks)
-  zeros, meters = _devices.vary((plan.zeros(metered), meters), axes)
-  formed = [leaves[index] for index in plan.formed]
-  (value, _), pull, records = jax.vjp(loss, zeros, formed, meters, has_aux=True)
-  loss_value = value.astype(jnp.float32)
-
-  def kept_squares(cotangents: Any, gradients: Any) -> list[jax.Array]:
-    """Squared norms of what is kept of one example."""
-    one = jax.tree.map(lambda x: x[None], (records, cotangents, gradients))
-    uses = _plan.uses(sites, *one[:2])
-    squares = [
-      _rules.squared_norms([use for _, use in pairs]) for pairs in uses.values()
-    ]
-    squares += [_rules.sum_of_squares(gradient) for gradient in one[2]]
-    return [each[0] for each in squares]
-
-  def kept_sums(
-    records: Any, cotangents: Any, gradients: Any, weights: jax.Array
-  ) -> list[jax.Array]:
-    """Weighted sums over the batch of what is kept; zero for the others."""
-    return _plan.weighted_sums(
-      shapes,
-      _plan.uses(sites, records, cotangents),
-      dict(zip(plan.formed, gradients, strict=True)),
-      weights,
-    )
-
+  shapes = [jnp.shape(leaf) for leaf in leaves]
   nothing = [jnp.zeros(shape, jnp.float32) for shape in shapes]
   nothing = _devices.vary(nothing, axes)
+  value, pull, kept = _linearized(plan, leaves, arguments, nothing, axes)
+  loss = value.astype(jnp.float32)
   one = _devices.vary(jnp.ones_like(value), axes)
 
   def turn(is_second: jax.Array, carry: Any) -> Any:
@@ -142,31 +108,107 @@ def _one_example(
     # before the loop and keep them all.
     start, _ = jax.lax.optimization_barrier((one, weight))
     cotangents, gradients, meters = pull((start, weight))
-    gradients = [
-      gradient.astype(dtype)
-      for gradient, dtype in zip(gradients, plan.dtypes, strict=True)
-    ]
     # One value each, for norm and sum, however it was rounded.
-    cotangents, gradients = jax.lax.optimization_barrier(
-      (cotangents, gradients)
-    )
+    held = jax.lax.optimization_barrier((cotangents, gradients))
 
     def measure() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-      squares = [*kept_squares(cotangents, gradients), meters.token]
-      norm = _rules.norms(squares, loss_value)
-      weight = _rules.clip_weights(loss_value, norm, is_padding, l2_clip_norm)
+      norm = _rules.norms([*kept.squares(*held), meters.token], loss)
+      weight = _rules.clip_weights(loss, norm, is_padding, l2_clip_norm)
       return weight, norm, nothing
 
     def add() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-      summed = _batches.reduce(kept_sums, is_summed=[True] * len(shapes))
-      total = list(summed(records, cotangents, gradients, weight))
+      total = kept.sums(*held, weight, shapes)
       for leaf, sink in meters.sinks.items():
         total[leaf] = sink
       return weight, norm, _devices.vary(total, axes)
 
     return jax.lax.cond(is_second, add, measure)
 
-  first = _devices.vary(jnp.full((), _trace.NORMS, jnp.float32), axes)
-  start = first, jnp.zeros_like(first), nothing
-  _, norm, total = jax.lax.fori_loop(0, 2, turn, _devices.vary(start, axes))
-  return total, loss_value, norm
+  asking = _devices.vary(jnp.full((), _trace.NORMS, jnp.float32), axes)
+  start = asking, _devices.vary(jnp.zeros((), jnp.float32), axes), nothing
+  _, norm, total = jax.lax.fori_loop(0, 2, turn, start)
+  return total, loss, norm
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+  """What is not metered: uses in factors, and gradients that are formed."""
+
+  sites: Sequence[_sites.Site]
+  formed: Sequence[int]
+  records: Sequence[jax.Array]
+
+  def squares(self, cotangents: Any, gradients: Any) -> list[jax.Array]:
+    """Returns the squared norms of one example's gradients."""
+    records, cotangents, gradients = jax.tree.map(
+      lambda x: x[None], (self.records, cotangents, gradients)
+    )
+    uses = _plan.uses(self.sites, records, cotangents)
+    squares = [
+      _rules.squared_norms([use for _, use in pairs]) for pairs in uses.values()
+    ]
+    squares += [_rules.sum_of_squares(gradient) for gradient in gradients]
+    return [each[0] for each in squares]
+
+  def sums(
+    self,
+    cotangents: Any,
+    gradients: Any,
+    weight: jax.Array,
+    shapes: Sequence[tuple[int, ...]],
+  ) -> list[jax.Array]:
+    """Returns weighted sums over the batch; zero for what is metered."""
+
+    def of_batch(records, cotangents, gradients, weights):
+      uses = _plan.uses(self.sites, records, cotangents)
+      formed = dict(zip(self.formed, gradients, strict=True))
+      return _plan.weighted_sums(shapes, uses, formed, weights)
+
+    summed = _batches.reduce(of_batch, is_summed=[True] * len(shapes))
+    return list(summed(self.records, cotangents, gradients, weight))
+
+
+def _linearized(
+  plan: _plan.Plan,
+  leaves: Sequence[jax.Array],
+  arguments: Any,
+  zeros: Sequence[jax.Array],
+  axes: frozenset[str],
+) -> tuple[jax.Array, Any, _Kept]:
+  """Runs one example forward.
+
+  Returns:
+    The loss; a function from its cotangent and the weight that metered uses are
+    told, to the cotangents of what is kept in factors, to the gradients that are
+    formed, and to those of the meters; and how to go on with what is kept.
+  """
+  once = metered(plan)
+
+  def loss(
+    perturbations: Sequence[jax.Array],
+    formed: Sequence[jax.Array],
+    meters: _trace.Meters,
+  ) -> tuple[tuple[jax.Array, jax.Array], list[jax.Array]]:
+    values = list(leaves)
+    for index, value in zip(plan.formed, formed, strict=True):
+      values[index] = value
+    walk = _trace.Walk(perturbations, meters=meters, metered=once)
+    values += jax.tree.leaves(arguments)
+    (value,) = walk.run(plan.closed, values, plan.followed)
+    return (value, _devices.vary(walk.weight, axes)), walk.records
+
+  token = _devices.vary(jnp.zeros((), jnp.float32), axes)
+  meters = _trace.Meters(token, {leaf: zeros[leaf] for leaf in once})
+  perturbations = _devices.vary(plan.zeros(once), axes)
+  formed = [leaves[index] for index in plan.formed]
+  (value, _), pull, records = jax.vjp(
+    loss, perturbations, formed, meters, has_aux=True
+  )
+
+  def rounded(cotangents: tuple[jax.Array, jax.Array]) -> Any:
+    kept, gradients, meters = pull(cotangents)
+    pairs = zip(gradients, plan.dtypes, strict=True)
+    return kept, [gradient.astype(dtype) for gradient, dtype in pairs], meters
+
+  sites = [site for site in plan.sites if site.leaf not in once]
+  return value, rounded, _Kept(sites, plan.formed, records)

@@ -175,10 +175,11 @@ def inside_a_scan(p, b):
 def stacked_layers(p, b):
   def layer(x, each):
     w, offset = each
-    return jnp.tanh(x @ w) + offset.reshape(1, 1, -1), jnp.sum(x @ w.T)
+    x, more = jnp.tanh(x @ w) + offset.reshape(1, 1, -1), x @ w.T
+    return x, jnp.sum(more, axis=(1, 2))
 
   x, sums = jax.lax.scan(layer, b["x"], (p["s"], p["sb"]), reverse=True)
-  return total_square(x) + jnp.sum(sums)
+  return total_square(x) + jnp.sum(sums, axis=0)
 
 
 def scan_in_a_scan(p, b):
@@ -221,11 +222,11 @@ def lookups_in_a_scan(p, b):
     table, head = each
     found = table.reshape(DIM, DIM)[b["ids"] % DIM] + p["e"][b["ids"]]
     more = jnp.einsum("bld,hdk->blhk", x[..., :3], head[None])
-    return jnp.tanh(x + found), jnp.sum(more**2)
+    return jnp.tanh(x + found), jnp.sum(more**2, axis=(1, 2, 3))
 
   heads = jnp.concatenate([p["h"], p["h"]])
   x, sums = jax.lax.scan(body, b["x"], (p["s"], heads))
-  return total_square(x) + jnp.sum(sums)
+  return total_square(x) + jnp.sum(sums, axis=0)
 
 
 def a_parameter_in_the_carry(p, b):

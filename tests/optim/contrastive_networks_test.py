@@ -14,6 +14,7 @@ from synthq_jax import optim
 from synthq_jax.data import shipped
 from synthq_jax.losses import contrastive as losses
 from synthq_jax.models import dual_encoder, image_encoders, t5_checkpoints
+from synthq_jax.optim import _rules
 
 SIZE, CHUNK = 8, 44
 LENGTH = 3  # tokens of a query and of a document
@@ -46,6 +47,14 @@ def blobs(rng, *shape):
   square = (at[..., 0, :, :] - rows) ** 2 + (at[..., 1, :, :] - columns) ** 2
   places = np.exp(-square) * rng.choice([-3, 3], size=(*shape, 3, 1, 1))
   return places.sum(axis=-3)[..., None].astype(np.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_allowance():
+  """What norms add for their rounding has tests of its own (rules_test)."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(_rules, "allowance", lambda uses, squares: 0.0)
+    yield
 
 
 @functools.cache
