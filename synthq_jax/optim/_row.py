@@ -268,6 +268,7 @@ def _at_once(
   if through_document:
     cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
     parts.append((towers.document, d_records, pull_d(cotangents)))
+  parts = _towers.held(parts)
   squares = _towers.squared_norms(parts, size)
   norms = _rules.norms([squares], rows.losses)
   weights = _rules.clip_weights(

@@ -31,6 +31,7 @@ __all__ = [
   "Towers",
   "check_cosines",
   "encode",
+  "held",
   "linearize",
   "refuse_batch_rules",
   "split",
@@ -319,6 +320,17 @@ def vectors(tower: Tower, examples: Any) -> jax.Array:
 
 Part = tuple[Tower, Sequence[jax.Array], Factors]
 """An encoder, the records and the factors of its examples, [batch] each."""
+
+
+def held(parts: Sequence[Part]) -> list[Part]:
+  """Returns the same parts with one value each, for norms and for sums.
+
+  A compiler may otherwise take factors in half precision as they were before
+  they were rounded in one place, and as they are after it in the other.
+  """
+  towers = [tower for tower, _, _ in parts]
+  factors = jax.lax.optimization_barrier([part[1:] for part in parts])
+  return [(tower, *each) for tower, each in zip(towers, factors, strict=True)]
 
 
 def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:

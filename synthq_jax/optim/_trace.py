@@ -33,7 +33,8 @@ _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call"])
 _REMAT = frozenset(["checkpoint", "remat", "remat2"])
 _RESHAPES = frozenset(["reshape", "squeeze", "expand_dims", "broadcast_in_dim"])
 _SAME = frozenset(["copy", "copy_p", "sharding_constraint", "name"])
-_CASTS = _SAME | {"convert_element_type"}
+_UNMOVED = _SAME | {"convert_element_type", "mul", "div", "neg"}
+"""Views that leave every entry where it is."""
 
 
 NORMS = -1.0
@@ -200,8 +201,9 @@ class Walk:
     if site.leaf in self._metered:
       if sink is None:
         return _bind(equation, values)[0]
+      view = dataclasses.replace(_views.whole(0, sink.shape), scale=site.scale)
       output, weight = _metered_use(
-        equation, values, position, sink, self._meters.token
+        equation, values, position, view, sink, self._meters.token
       )
       self.weight += weight
       return output
@@ -354,9 +356,13 @@ def _tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
 def _seen(
   equation: Any, values: list[Any], position: int, view: _views.View
 ) -> _Tracked:
-  """Returns the view that an equation makes; its sink stays float32."""
+  """Returns the view that an equation makes, and its sink.
+
+  The sink is moved as the parameter is, and neither cast nor scaled: a use knows
+  its view's scale, for norm and sum alike.
+  """
   sink = values[position].sink
-  if sink is not None and equation.primitive.name not in _CASTS:
+  if sink is not None and equation.primitive.name not in _UNMOVED:
     arrays = _arrays(values)
     arrays[position] = sink
     (sink,) = _bind(equation, arrays)
@@ -367,6 +373,7 @@ def _metered_use(
   equation: Any,
   values: list[jax.Array],
   position: int,
+  view: _views.View,
   sink: jax.Array,
   token: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
@@ -374,11 +381,10 @@ def _metered_use(
 
   The cotangent of the token is the squared norm of this use's gradient, or 0;
   that of the sink 0, or the gradient's weighted sum over all examples that are
-  mapped over.
+  mapped over. The view is of the operand, with the scale of the parameter.
   """
   shape, axes = sink.shape, _devices.axes_of(sink)
-  whole = _views.whole(0, shape)
-  site, record = _sites.find(equation, whole, values, position)
+  site, record = _sites.find(equation, view, values, position)
   kind = _rules.Rows if site.is_lookup else _rules.Outer
 
   def product(parameter: jax.Array, other: jax.Array) -> jax.Array:

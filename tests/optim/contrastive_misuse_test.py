@@ -167,3 +167,21 @@ def test_dropout_and_a_long_sequential_batch_are_refused():
   )
   fn = make(optim.Logit(norms="sequential"), size=128)
   refuses(lambda: jax.eval_shape(fn, PARAMS, make_batch(65)), "64 pairs")
+
+
+@pytest.mark.parametrize("norms", ["exact", "bound"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_logit_refuses_encoders_in_half_precision(norms, dtype):
+  """One pass back for many pairs would round with all of them."""
+
+  def half(params, x):
+    x = (x.astype(dtype) @ params["w"].astype(dtype)).astype(jnp.float32)
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+  def call(method):
+    fn = make(method, document=half)
+    return lambda: jax.jit(lambda batch: fn(PARAMS, batch))(make_batch(4))
+
+  refuses(call(optim.Logit(norms=norms)), f"float32 for Logit .*, got {dtype}")
+  call(optim.Logit(norms="sequential"))()
+  call(optim.Row(gradients="query"))()

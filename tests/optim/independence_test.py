@@ -57,6 +57,166 @@ def test_coupled_losses_are_refused(loss_fn):
     optim.check_independence(loss_fn, PARAMS, BATCH)
 
 
+def logsumexp_over_the_batch(params, batch):
+  x = batch["x"] @ params["w"]
+  scores = jnp.einsum("id,jd->ij", x, batch["x"])
+  return jax.nn.logsumexp(scores, axis=1) - jnp.diagonal(scores)
+
+
+def divided_by_all_tokens(params, batch):
+  return independent(params, batch) / jnp.sum(batch["x"] > 0)
+
+
+def statistics_carried_by_a_scan(params, batch):
+  def layer(x, _):
+    return x - jnp.mean(x @ params["w"], axis=0, keepdims=True), None
+
+  return jnp.sum(jax.lax.scan(layer, batch["x"], None, length=2)[0] ** 2, axis=1)
+
+
+def inside_a_checkpoint(params, batch):
+  return jax.checkpoint(batch_norm)(params, batch)
+
+
+def with_a_key(params, batch, key):
+  x = batch_norm(params, batch)
+  return x + jax.random.normal(key, (1,))
+
+
+@pytest.mark.parametrize(
+  "loss_fn",
+  [
+    batch_norm,
+    in_batch_negatives,
+    logsumexp_over_the_batch,
+    divided_by_all_tokens,
+    statistics_carried_by_a_scan,
+    inside_a_checkpoint,
+    with_a_key,
+  ],
+  ids=lambda f: f.__name__,
+)
+def test_coupled_losses_are_refused_under_jit_too(loss_fn):
+  """There are no values to compare there: the trace says it."""
+  grad_fn = jax.jit(optim.clipped_grad(loss_fn, l2_clip_norm=1.0))
+  key = {"key": jax.random.key(0)} if loss_fn is with_a_key else {}
+  with pytest.raises(ValueError, match="moves when another is beside it"):
+    grad_fn(PARAMS, BATCH, **key)
+
+
+def in_pieces(params, batch):
+  """Everything that keeps examples apart, in one loss."""
+  x = batch["x"].reshape(-1, 1, 2).swapaxes(0, 1)[0]
+  x = jnp.concatenate([x, jnp.flip(x, 1)], axis=1)[:, 1:3]
+  table = jnp.stack([params["w"], -params["w"]])
+  rows = table[(batch["x"][:, 0] > 1).astype(int)]  # a lookup for each example
+  x = jnp.einsum("bd,bdk->bk", x, rows)
+  x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, table)
+  x = jax.nn.softmax(jnp.cumsum(x, axis=1), axis=1)
+  x = jnp.where(jnp.argmax(x, axis=1)[:, None] == 0, x, jnp.sort(x, axis=1))
+  x = x + jax.random.normal(jax.random.key(0), (1, 2))
+  return jax.checkpoint(lambda x: jnp.sum(x**2, axis=1))(x)
+
+
+def a_diagonal_of_all_pairs(params, batch):
+  return jnp.diagonal(jnp.tanh(batch["x"] @ params["w"]) @ batch["x"].T)
+
+
+@pytest.mark.parametrize(
+  "loss_fn",
+  [independent, in_pieces, a_diagonal_of_all_pairs],
+  ids=lambda f: f.__name__,
+)
+def test_losses_that_keep_examples_apart_pass_under_jit(loss_fn):
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  total, _ = jax.jit(grad_fn)(PARAMS, BATCH)
+  expected, _ = grad_fn(PARAMS, BATCH)
+  np.testing.assert_allclose(total["w"], expected["w"], rtol=1e-5)
+
+
+@jax.custom_batching.custom_vmap
+def rescaled(x):
+  return x
+
+
+@rescaled.def_vmap
+def _rescaled_together(axis_size, in_batched, x):
+  return x / jnp.max(jnp.abs(x)), True
+
+
+@jax.custom_vjp
+def rescaled_backward(x):
+  return x
+
+
+rescaled_backward.defvjp(lambda x: (x, None), lambda _, g: (rescaled(g),))
+
+
+def called_back(method):
+  def double(x):
+    return jax.pure_callback(
+      lambda x: np.asarray(2 * x),
+      jax.ShapeDtypeStruct(x.shape, x.dtype),
+      x,
+      vmap_method=method,
+    )
+
+  return lambda p, b: jnp.sum((b["x"] + double(b["x"])) @ p["w"], axis=1)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost"])
+@pytest.mark.parametrize(
+  ("loss_fn", "name"),
+  [
+    (lambda p, b: jnp.sum(rescaled(b["x"]) @ p["w"], axis=1), "custom_vmap"),
+    (
+      lambda p, b: jnp.sum(rescaled_backward(b["x"] @ p["w"]), axis=1),
+      "custom_vmap",
+    ),
+    (called_back("expand_dims"), "pure_callback"),
+    (called_back("broadcast_all"), "pure_callback"),
+  ],
+  ids=["forward", "backward", "expanded", "broadcast"],
+)
+def test_what_is_handed_all_examples_at_once_is_refused(
+  loss_fn, name, strategy
+):
+  """A rule that shares a maximum moved the sum by 62 clip norms."""
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0, strategy=strategy)
+  for of in (grad_fn, jax.jit(grad_fn)):
+    with pytest.raises(ValueError, match=f"{name}.*handed all examples"):
+      of(PARAMS, BATCH)
+
+
+def test_callbacks_one_by_one_and_keys_of_threefry_pass():
+  optim.clipped_grad(called_back("sequential"), l2_clip_norm=1.0)(PARAMS, BATCH)
+
+  def loss_fn(params, batch, key):
+    return jnp.sum(batch["x"] @ params["w"], axis=1) * jax.random.uniform(key)
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
+  grad_fn(PARAMS, BATCH, key=jax.random.key(0))
+  with pytest.raises(ValueError, match="other than Threefry"):
+    grad_fn(PARAMS, BATCH, key=jax.random.key(0, impl="rbg"))
+
+
+def test_encoders_are_looked_at_too():
+  def encode(params, x):
+    x = rescaled(x @ params["w"])
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+  fn = optim.contrastive_clipped_grad(
+    encode,
+    encode,
+    loss=contrastive.Softmax(temperature=1.0),
+    l2_clip_norm=1.0,
+    method=optim.Row(),
+    max_batch_size=3,
+  )
+  with pytest.raises(ValueError, match="custom_vmap"):
+    fn(PARAMS, {"queries": BATCH["x"], "documents": BATCH["x"]})
+
+
 def test_a_loss_that_becomes_nan_alone_is_refused():
   def loss_fn(params, batch):
     x = batch["x"] @ params["w"]

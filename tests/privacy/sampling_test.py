@@ -286,3 +286,19 @@ def test_the_groups_of_the_others_do_not_depend_on_a_record():
 def test_cyclic_sizes_that_contradict_each_other_are_refused(change, message):
   with pytest.raises(ValueError, match=message):
     cyclic(**change)
+
+
+def test_a_batch_carries_its_padding():
+  records = {"x": np.arange(1.0, 11.0), "deep": {"y": np.ones((10, 2), int)}}
+  sampler = sampling.Poisson(
+    num_examples=10, expected_batch_size=4, max_batch_size=9
+  )
+  drawn = sampler.batch(0, 0)
+  batch = sampler.take(records, drawn)
+  real = ~drawn.is_padding
+  assert 0 < real.sum() < 9
+  np.testing.assert_array_equal(batch["is_padding_example"], drawn.is_padding)
+  np.testing.assert_array_equal(batch["x"][real], drawn.indices[real] + 1.0)
+  assert not batch["x"][~real].any() and not batch["deep"]["y"][~real].any()
+  assert batch["deep"]["y"].shape == (9, 2)
+  np.testing.assert_array_equal(records["x"], np.arange(1.0, 11.0))
