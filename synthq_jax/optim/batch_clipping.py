@@ -1,7 +1,6 @@
 """The naive private gradient of a coupled loss: clip the whole batch's."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import optax
 
 from synthq_jax import typing
 from synthq_jax.optim import _padding
+from synthq_jax.privacy import _checks
 
 __all__ = ["BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
 
@@ -125,7 +125,7 @@ def batch_clipped_grad(
     loss_fn: `(params, batch, is_real)` to one scalar, where is_real is bool
       [batch] and False for padding; `(params, batch, is_real, key)` if a key
       is given in the call.
-    l2_clip_norm: the clip norm, finite and above 0.
+    l2_clip_norm: the clip norm, finite and at least 1e-12.
 
   Returns:
     A function `(params, batch, *, key=None, is_padding_example=None)` to
@@ -134,8 +134,5 @@ def batch_clipped_grad(
   Raises:
     ValueError: if the clip norm is out of range.
   """
-  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
-    raise ValueError(
-      f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
-    )
+  _checks.check_clip_norm(l2_clip_norm)
   return BatchClippedGrad(loss_fn=loss_fn, l2_clip_norm=float(l2_clip_norm))

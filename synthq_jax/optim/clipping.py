@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from synthq_jax.optim import (
   independence,
   vmap,
 )
+from synthq_jax.privacy import _checks
 
 __all__ = [
   "Aux",
@@ -234,7 +234,7 @@ def clipped_grad(
     loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if a
       key is given in the call. It is always called with a batch of one
       example (and that example's own key).
-    l2_clip_norm: the clip norm, finite and above 0.
+    l2_clip_norm: the clip norm, finite and at least 1e-12.
     strategy: "bookkeeping" (one backward pass, gradients kept in factors),
       "ghost" (two backward passes, keeps what ordinary training keeps),
       "vmap" (jax_privacy's; slow on CPUs, takes the memory of all per-example
@@ -256,10 +256,7 @@ def clipped_grad(
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
   _check_signature(loss_fn)
-  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
-    raise ValueError(
-      f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
-    )
+  _checks.check_clip_norm(l2_clip_norm)
   if strategy != "auto" and strategy not in STRATEGIES:
     known = ", ".join(["auto", *sorted(STRATEGIES)])
     raise ValueError(f"expected a strategy among {known}, got {strategy=}")

@@ -1,7 +1,6 @@
 """Clipped gradients of contrastive losses, whose examples are coupled."""
 
 import dataclasses
-import math
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,7 +16,7 @@ from synthq_jax.optim import (
 from synthq_jax.optim._group import Group
 from synthq_jax.optim._logit import Logit
 from synthq_jax.optim._row import Row
-from synthq_jax.privacy import sensitivity
+from synthq_jax.privacy import _checks, sensitivity
 
 __all__ = [
   "Batch",
@@ -289,7 +288,7 @@ def contrastive_clipped_grad(
     encode_document: the same for documents and negatives. Parameters may be
       shared. What is frozen is closed over, not in params.
     loss: `losses.contrastive.Softmax`, `Sigmoid` or `Spreadout`.
-    l2_clip_norm: of what the method clips, finite and above 0.
+    l2_clip_norm: of what the method clips, finite and at least 1e-12.
     method: `Logit(...)`, `Row(...)`, `Group(...)` or `Batch()`.
     max_batch_size: the most pairs of a batch with padding, at least 1: the
       sampler's, never the realised one.
@@ -304,10 +303,7 @@ def contrastive_clipped_grad(
     ValueError: if an argument is out of range, or the method cannot clip the
       loss.
   """
-  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
-    raise ValueError(
-      f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
-    )
+  _checks.check_clip_norm(l2_clip_norm)
   for name, count in (
     ("max_batch_size", max_batch_size),
     ("microbatch_size", 1 if microbatch_size is None else microbatch_size),

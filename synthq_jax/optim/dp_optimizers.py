@@ -12,6 +12,7 @@ from synthq_jax.optim import noise as noise_lib
 # By name: the package's attributes `adafactor` and `privatize` are functions.
 from synthq_jax.optim.adafactor import adafactor
 from synthq_jax.optim.privatize import privatize
+from synthq_jax.privacy import _checks
 
 __all__ = ["dp_adafactor", "dp_adam", "dp_aggregate"]
 
@@ -184,7 +185,7 @@ def dp_aggregate(
     of `privatize`. Assumes that each entry depends on its example alone.
 
   Args:
-    l2_clip_norm: the clip norm, finite and above 0.
+    l2_clip_norm: the clip norm, finite and at least 1e-12.
     noise_multiplier: as in `privatize`.
     denominator: as in `privatize`.
     key: as in `privatize`.
@@ -196,10 +197,7 @@ def dp_aggregate(
   Raises:
     ValueError: if a number is out of its range.
   """
-  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
-    raise ValueError(
-      f"expected l2_clip_norm > 0 and finite, got {l2_clip_norm=}"
-    )
+  _checks.check_clip_norm(l2_clip_norm)
 
   def update_fn(
     updates: optax.Updates,

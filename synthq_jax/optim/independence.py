@@ -24,6 +24,15 @@ _BATCHED = {
 }
 """Primitives that may look at several examples where one is written down."""
 
+_COLLECTIVES = frozenset(
+  [
+    *("psum", "psum_invariant", "psum2", "pmax", "pmin", "ppermute"),
+    *("all_gather", "all_gather_invariant", "all_to_all", "pgather"),
+    *("reduce_scatter", "psum_scatter", "pbroadcast"),
+  ]
+)
+"""Primitives that bring values of several devices together."""
+
 _AT_ONCE = ("expand_dims", "broadcast_all", "legacy_vectorized")
 """How callbacks and foreign functions are handed several examples at once."""
 
@@ -81,8 +90,9 @@ def refuse_batch_rules(
 
   Every strategy takes the loss of one example and maps over the batch. That
   keeps examples apart but where a primitive's own rule is handed the whole batch
-  and may, say, divide by the largest example; and where a compiler that divides
-  the batch among devices takes examples for others.
+  and may, say, divide by the largest example; where the loss asks other devices
+  for theirs; and where a compiler that divides the batch among devices takes
+  examples for others.
 
   Args:
     loss_of_one: `(params, arguments)` to a scalar, for one example.
@@ -94,9 +104,17 @@ def refuse_batch_rules(
     ValueError: if the loss or its gradient has such a primitive.
   """
   example = _devices.first_of(arguments)
-  for function in (loss_of_one, jax.grad(loss_of_one)):
-    jaxpr = jax.make_jaxpr(function)(params, example).jaxpr
-    _refuse_primitives(jaxpr)
+  jaxpr = jax.make_jaxpr(loss_of_one)(params, example).jaxpr
+  together = _axes.primitives(jaxpr) & _COLLECTIVES
+  if together:
+    raise ValueError(
+      "expected a loss of each example alone, got one with"
+      f" {', '.join(sorted(together))}: it brings examples of several devices"
+      " together; add up the clipped sums behind the gradient instead"
+    )
+  _refuse_primitives(jaxpr)
+  jaxpr = jax.make_jaxpr(jax.grad(loss_of_one))(params, example).jaxpr
+  _refuse_primitives(jaxpr)
   if "conv_general_dilated" in _axes.primitives(jaxpr):
     _devices.refuse_divided(arguments)
 

@@ -188,7 +188,7 @@ def test_sums_of_half_precision_parameters_are_float32():
     np.testing.assert_allclose(total, 3.0)
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, np.inf, np.nan])
+@pytest.mark.parametrize("clip", [0.0, -1.0, 1e-25, np.inf, np.nan])
 def test_a_clip_norm_out_of_range_is_refused(clip):
   with pytest.raises(ValueError, match="l2_clip_norm"):
     clipping.clipped_grad(linear, l2_clip_norm=clip)

@@ -123,6 +123,22 @@ def test_microbatches_and_no_check_of_varying_values_change_nothing():
     assert_same(in_shard_map(grad_fn, check_vma=False), one)
 
 
+@pytest.mark.parametrize("collective", [jax.lax.psum, jax.lax.all_gather])
+def test_a_loss_that_asks_other_devices_for_their_examples_is_refused(
+  collective,
+):
+  """As batch statistics over all devices: 14 clip norms, where 2 is claimed."""
+
+  def coupled(p, b):
+    others = collective(b["x"], "rows").reshape(-1, *b["x"].shape)
+    return total((b["x"] - jnp.mean(others, axis=0)) @ p["w"])
+
+  for strategy in STRATEGIES:
+    for options in ({}, {"check_vma": False}):
+      with pytest.raises(ValueError, match="examples of several devices"):
+        in_shard_map(make(coupled, strategy), **options)
+
+
 def divided():
   mesh = Mesh(np.array(jax.devices()), ("rows",))
   return jax.device_put(BATCH, NamedSharding(mesh, P("rows")))
