@@ -9,21 +9,26 @@ Squared norms are those of the sum, so every pair of different uses enters
 twice (its two orders), and every use once with itself.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from synthq_jax.optim import _devices
+
 __all__ = [
   "Outer",
+  "CHUNK",
   "Rows",
   "UNIT",
+  "add_exactly",
   "allowance",
   "clip_weights",
   "cross_terms",
   "flops_from_factors",
   "flops_from_product",
+  "in_chunks",
   "lengths",
   "norms",
   "squared_norm",
@@ -297,6 +302,73 @@ def clip_weights(
   return jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
 
 
+CHUNK = 256
+"""Examples that are summed at once."""
+
+
+def add_exactly(total: Any, lost: Any, more: Any) -> tuple[Any, Any]:
+  """Adds to a running sum, and what that rounds away to what was lost.
+
+  One after the other, thousands of sums round alike: who adds the first of them
+  could move all others by a rounding error each, by more than a clip norm.
+
+  Args:
+    total: the sum so far, a tree of float32.
+    lost: what it has lost so far.
+    more: what to add.
+
+  Returns:
+    Both after it.
+
+  References:
+    Knuth (1997), The Art of Computer Programming 2, section 4.2.2, theorem B.
+  """
+
+  def rest(lost: jax.Array, t: jax.Array, m: jax.Array) -> jax.Array:
+    summed = t + m
+    seen = summed - t
+    return lost + ((t - (summed - seen)) + (m - seen))
+
+  return jax.tree.map(jnp.add, total, more), jax.tree.map(
+    rest, lost, total, more
+  )
+
+
+def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:
+  """Adds up what a function makes of every `CHUNK` examples.
+
+  Args:
+    of_chunk: from arrays with a leading axis to a tree of float32 sums over it.
+    batch: arrays with a leading axis [batch].
+
+  Returns:
+    The sums over the whole batch.
+  """
+  size = jax.tree.leaves(batch)[0].shape[0]
+  if size <= CHUNK:
+    return of_chunk(batch)
+  whole = size // CHUNK * CHUNK
+  chunks = jax.tree.map(
+    lambda x: x[:whole].reshape(-1, CHUNK, *x.shape[1:]), batch
+  )
+  first, others = (
+    jax.tree.map(lambda x, part=part: x[part], chunks)
+    for part in (0, slice(1, None))
+  )
+  total = of_chunk(first)
+  carry = total, jax.tree.map(jnp.zeros_like, total)
+  carry = _devices.vary(carry, _devices.axes_of(total))
+  (total, lost), _ = jax.lax.scan(
+    lambda carry, chunk: (add_exactly(*carry, of_chunk(chunk)), None),
+    carry,
+    others,
+  )
+  if whole < size:
+    rest = jax.tree.map(lambda x: x[whole:], batch)
+    total, lost = add_exactly(total, lost, of_chunk(rest))
+  return jax.tree.map(jnp.add, total, lost)
+
+
 def weighted_sum(
   uses: Sequence[Outer | Rows],
   weights: jax.Array,
@@ -313,13 +385,18 @@ def weighted_sum(
   Returns:
     float32 [groups, rows, columns].
   """
-  total = jnp.zeros(shape, jnp.float32)
-  for use in uses:
-    if isinstance(use, Outer):
-      total += _outer_sum(use, weights)
-    else:
-      total = _rows_sum(use, weights, total)
-  return total
+
+  def of_chunk(chunk: tuple[Sequence[Outer | Rows], jax.Array]) -> jax.Array:
+    uses, weights = chunk
+    total = jnp.zeros(shape, jnp.float32)
+    for use in uses:
+      if isinstance(use, Outer):
+        total += _outer_sum(use, weights)
+      else:
+        total = _rows_sum(use, weights, total)
+    return total
+
+  return in_chunks(of_chunk, (list(uses), weights))
 
 
 def weigh(gradients: jax.Array, weights: jax.Array) -> jax.Array:
@@ -348,7 +425,12 @@ def _outer_sum(use: Outer, weights: jax.Array) -> jax.Array:
 
 def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
   right = _scaled(use.right.astype(jnp.float32), weights)
+  # An example adds to each row once, or large positions that cancel would round
+  # the sum of all others again and again.
+  same = _same_row(use, use)
+  right = _product("bst,btc->bsc", same.astype(jnp.float32), right)
+  is_first = ~jnp.tril(same, -1).any(axis=2) & (use.ids >= 0)
   # A scatter drops indices beyond the end, but counts negative ones from it.
-  ids = jnp.where(use.ids < 0, total.shape[1], use.ids)
+  ids = jnp.where(is_first, use.ids, total.shape[1])
   flat = right.reshape(-1, right.shape[-1])
   return total.at[0, ids.reshape(-1)].add(flat, mode="drop")

@@ -14,6 +14,7 @@ from synthq_jax.optim import (
   _devices,
   _padding,
   _plan,
+  _rules,
   auto,
   bookkeeping,
   ghost,
@@ -164,33 +165,13 @@ class ClippedGrad:
 
     def body(carry: Any, part: Any) -> tuple[Any, Aux]:
       partial, aux = self._microbatch(params, *part)
-      return _add_exactly(*carry, partial), aux
+      return _rules.add_exactly(*carry, partial), aux
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
     zeros = _devices.vary(zeros, _devices.axes_of(params))
     (total, lost), aux = jax.lax.scan(body, (zeros, zeros), split)
     total = jax.tree.map(jnp.add, total, lost)
     return total, jax.tree.map(lambda x: x.reshape(size), aux)
-
-
-def _add_exactly(
-  total: typing.Params, lost: typing.Params, more: typing.Params
-) -> tuple[typing.Params, typing.Params]:
-  """Adds to a running sum, and what that rounds away to what was lost.
-
-  One after the other, thousands of sums round alike: who adds the first of them
-  could move all others by a rounding error each, by more than a clip norm.
-
-  References:
-    Knuth (1997), The Art of Computer Programming 2, section 4.2.2, theorem B.
-  """
-  summed = jax.tree.map(jnp.add, total, more)
-  seen = jax.tree.map(jnp.subtract, summed, total)
-  lost = jax.tree.map(
-    lambda lost, t, m, s, z: lost + ((t - (s - z)) + (m - z)),
-    *(lost, total, more, summed, seen),
-  )
-  return summed, lost
 
 
 def clipped_grad(

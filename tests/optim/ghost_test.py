@@ -33,10 +33,10 @@ def largest_move(loss_fn, strategy, size):
   )
   moves = []
   for missing in range(4):  # the sum is a little below a power of two, and more
-    padding = np.arange(size) < missing
-    whole, _ = grad_fn(params, batch, is_padding_example=padding)
-    padding[missing] = True
-    less, _ = grad_fn(params, batch, is_padding_example=padding)
+    whole, less = (
+      grad_fn(params, batch, is_padding_example=np.arange(size) < without)[0]
+      for without in (missing, missing + 1)
+    )
     moves.append(length(jax.tree.map(jnp.subtract, whole, less)))
   return max(moves)
 
@@ -184,3 +184,45 @@ def test_thousands_of_microbatches_round_no_more_than_one():
     exact = np.sum(np.asarray(x, np.float64))
     assert abs(sums[-1] - exact) <= np.spacing(np.float32(exact))
   assert abs(sums[0] - sums[1] - 1.0) <= 1e-3
+
+
+def drifting_lookups(size, positions):
+  """One record decides in which binade the sum lies that all others round to.
+
+  The others first bring one row of the table to just below a power of two, then
+  add to it, position by position, what rounds up on its far side alone.
+  """
+  values = np.zeros((size, positions))
+  half = size // 2
+  values[1 : half + 1, 0] = 0.9375
+  level = 2.0 ** np.floor(np.log2(values.sum()))
+  values[0, 0] = 1.0
+  values[1, 0] += level - 0.5 - (values.sum() - 1.0)
+  unit = np.spacing(np.float32(level))
+  sign = np.where(np.arange(positions) % 2, -1.0, 1.0)
+  values[half + 1 :] = sign * (0.25 + unit / 2) + unit / 32
+  return values
+
+
+@pytest.mark.parametrize("strategy", ["bookkeeping", "ghost"])
+def test_lookups_of_thousands_of_records_do_not_round_alike(strategy):
+  """Added position by position, one record moved the sum by 3 clip norms."""
+  size, positions, rows = 1024, 64, 2048
+  values = drifting_lookups(size, positions)
+
+  def loss_fn(params, batch):
+    return jnp.sum(params["e"][batch["ids"]][..., 0] * batch["x"], axis=1)
+
+  params = {"e": jnp.zeros((rows, 16))}
+  batch = {
+    "ids": jnp.zeros((size, positions), int),
+    "x": jnp.asarray(values, jnp.float32),
+  }
+  grad_fn = jax.jit(
+    optim.clipped_grad(loss_fn, l2_clip_norm=1e3, strategy=strategy)
+  )
+  sums = [
+    grad_fn(params, batch, is_padding_example=np.arange(size) < missing)[0]
+    for missing in (0, 1)
+  ]
+  assert length(jax.tree.map(jnp.subtract, *sums)) == pytest.approx(1, rel=2e-3)
