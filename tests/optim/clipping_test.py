@@ -245,7 +245,11 @@ SAMPLER = sampling.Poisson(
 @every
 def test_nobody_has_to_remember_the_padding_of_a_sampler(strategy):
   """Padding that counted was one record 64 times: it moved the sum by 128."""
-  grad_fn = clipping.clipped_grad(linear, l2_clip_norm=1.0, strategy=strategy)
+
+  def loss_fn(params, batch):  # with a gradient at rows of zeros, too
+    return linear(params, batch) + 3.0 * params["b"]
+
+  grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=1.0, strategy=strategy)
   drawn = SAMPLER.batch(3, 0)
   x = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
 
@@ -253,13 +257,16 @@ def test_nobody_has_to_remember_the_padding_of_a_sampler(strategy):
     batch = SAMPLER.take({"x": np.concatenate([record, x[1:]])}, drawn)
     return grad_fn(PARAMS, batch)
 
-  far = np.array([[50.0, 0.0]], np.float32)
+  far = np.array([[5e6, 0.0]], np.float32)
   (first, aux), (second, _) = summed(far), summed(-far)
   moved = jax.tree.map(jnp.subtract, first, second)
   moved = np.sqrt(sum(np.sum(d**2) for d in jax.tree.leaves(moved)))
   np.testing.assert_allclose(
     moved, grad_fn.sensitivity(Relation.REPLACE_ONE), rtol=1e-5
   )
+  rows = drawn.indices[~drawn.is_padding]
+  alone, _ = grad_fn(PARAMS, {"x": np.concatenate([far, x[1:]])[rows]})
+  np.testing.assert_allclose(first["b"], alone["b"], rtol=1e-4)
   assert drawn.is_padding.sum() > 50
   assert not np.any(aux.norms[drawn.is_padding])
 
@@ -270,6 +277,8 @@ def test_padding_of_the_batch_and_of_the_caller_both_count():
     "x": jnp.array([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]),
     "is_padding_example": jnp.array([False, False, True]),
   }
+  total, _ = grad_fn(PARAMS, batch)
+  np.testing.assert_array_equal(total["w"], [1.0, 2.0])
   total, _ = grad_fn(
     PARAMS, batch, is_padding_example=jnp.array([True, False, False])
   )

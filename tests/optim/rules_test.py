@@ -74,6 +74,29 @@ def test_weighted_sums_are_those_of_the_summed_gradient(uses):
   np.testing.assert_allclose(total[0], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_half_precision_factors_are_summed_in_float32():
+  """Weights and sums rounded to bfloat16 are off by 1e-3, each example's own."""
+  uses = [_rules.Outer(*[x.astype(jnp.bfloat16) for x in outer(4, 5)])]
+  weights = np.array([0.3, 0.7, 1.1], np.float32)
+  exact = [_rules.Outer(*[np.asarray(x, np.float32) for x in uses[0]])]
+  expected = np.einsum("b,bpq->pq", weights, gradients(exact))
+  total = _rules.weighted_sum(uses, jnp.asarray(weights), (1, ROWS, COLUMNS))
+  np.testing.assert_allclose(total[0], expected, atol=1e-4)
+  rounded = np.asarray(jnp.asarray(expected, jnp.bfloat16), np.float32)
+  assert np.abs(rounded - expected).max() > 1e-3
+
+
+def test_what_chunks_of_examples_round_away_is_added_at_the_end():
+  """One after the other, 2^24 and many times 1 make 2^24 in float32."""
+  chunks = 65
+  values = np.zeros((chunks, _rules.CHUNK), np.float32)
+  values[0, 0], values[1:, 0] = 2.0**24, 1.0
+  for more in (0, 1):  # a last chunk that is not full
+    batch = jnp.asarray(np.append(values, np.ones(more, np.float32)))
+    total = _rules.in_chunks(jnp.sum, batch)
+    assert abs(float(total) - 2.0**24 - 64 - more) <= 1.0
+
+
 def test_an_example_of_weight_zero_adds_nothing_even_if_not_finite():
   left, right = outer(0, 2)
   use = _rules.Outer(left.at[1].set(np.inf), right.at[1].set(np.nan))

@@ -32,6 +32,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.training import checkpoints, distributed, dp_step, loop
+from synthq_jax.training import pairs as training_pairs
 
 NUM, MEAN, STEPS = 30, 6, 400
 CLIP, RATE = 0.5, 0.1
@@ -638,3 +639,40 @@ def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
   own = [key for key in dropout if key is not None]
   assert len(set(own)) == len(own) == 2 * 3 * 2
   assert len(entries(tmp_path)) == releases
+
+
+def test_what_was_trained_without_privacy_lies_below_private(
+  tmp_path, monkeypatch, pairs
+):
+  """Nothing is trained; where a result goes follows from what it read."""
+
+  def as_it_was(grad_fn, params, records, **named):
+    return {name: np.asarray(value) for name, value in params.items()}
+
+  monkeypatch.setattr(dp_step, "train", as_it_was)
+  monkeypatch.setattr(
+    training_pairs, "train", lambda config, params, *rest, **named: params
+  )
+  config = run_of(pairs, 7)
+  for stage, rows in (
+    ("finetune_dp", {"synthetic": (8.0, math.inf)}),
+    ("train_retriever", {"synthetic": (), "direct_dp": (), "original": True}),
+  ):
+    plan.run(
+      dataclasses.replace(
+        config, rows=dataclasses.replace(config.rows, **rows), seeds=(0,)
+      ),
+      tmp_path,
+      stages=[stage],
+      progress=False,
+    )
+  found = {
+    path.parent.relative_to(tmp_path).as_posix()
+    for stage in ("finetune_dp", "train_retriever")
+    for path in tmp_path.glob(f"**/{stage}/*/{artifacts.RESULT_NAME}")
+  }
+  assert found == {
+    "finetune_dp/eps8_seed0",
+    "private/finetune_dp/inf_seed0",
+    "private/train_retriever/original_seed0",
+  }

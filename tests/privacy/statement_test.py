@@ -88,6 +88,14 @@ def test_an_inherited_release_counts_once():
   assert again.ledger == both.ledger
 
 
+def test_claims_that_share_a_release_add_up_the_others():
+  one, other = (statement.compose([made("a"), made(x)]) for x in "bc")
+  whole = statement.compose([one, other])
+  apart = statement.compose([made("a"), made("b"), made("c")])
+  assert whole.epsilon == apart.epsilon > 1.1 * one.epsilon
+  assert set(whole.ledger) == set(apart.ledger)
+
+
 def test_training_statistics_and_tuning_runs_add_up_to_one_claim():
   """Against dp_accounting's own composition of the events."""
   everything = sampling.Poisson(

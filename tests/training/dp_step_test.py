@@ -134,6 +134,15 @@ def test_without_noise_and_clipping_it_is_adam_on_the_public_mean(tmp_path):
   assert distance(params, realised) > 2e-3
 
 
+def test_rows_that_fill_up_the_devices_are_padding():
+  for step in range(STEPS):
+    batch, is_padding = dp_step.draw(RECORDS, SAMPLER, SEED, step, 8)
+    assert len(is_padding) == len(batch["x"]) == 16 > SAMPLER.max_batch_size
+    np.testing.assert_array_equal(
+      batch["y"][~is_padding], RECORDS["y"][rows_of(step)]
+    )
+
+
 def test_padding_rows_do_not_count(tmp_path):
   def with_padding(step):
     indices = SAMPLER.batch(SEED, step).indices
