@@ -209,12 +209,13 @@ def _size(use: Outer | Rows) -> _Size:
   left = lengths(use.left)
   of_groups = jnp.sum(left * right, axis=2)
   # An inner product of p entries loses at most p _TINY.
-  lost = use.left.shape[3] * jnp.sum(right, axis=2) ** 2
-  lost += use.right.shape[3] * jnp.sum(left, axis=2) ** 2
+  root = _TINY**0.5
+  lost = use.left.shape[3] * jnp.sum(root * right, axis=2) ** 2
+  lost += use.right.shape[3] * jnp.sum(root * left, axis=2) ** 2
   return _Size(
     jnp.sum(of_groups, axis=1),
     jnp.sum(of_groups**2, axis=1),
-    _TINY * jnp.sum(lost, axis=1),
+    jnp.sum(lost, axis=1),
   )
 
 

@@ -178,6 +178,9 @@ def refuse_contrastive(
     of(params, jax.tree.map(lambda x, part=part: x[part], batch))
     for part in (slice(0, 2), slice(0, 1), slice(1, 2))
   )
+  if isinstance(together, jax.core.Tracer):  # of values that jit closes over
+    _refuse_mixed(loss_fn, params, batch, key)
+    return
   if together.shape != (2,) or any(loss.shape != (1,) for loss in alone):
     return
   together, alone = (

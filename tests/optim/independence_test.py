@@ -104,6 +104,17 @@ def test_coupled_losses_are_refused_under_jit_too(loss_fn):
     grad_fn(PARAMS, BATCH, **key)
 
 
+def test_values_that_jit_closes_over_are_no_values_to_compare():
+  grad_fn = optim.clipped_grad(independent, l2_clip_norm=1.0)
+  step = lambda mask: grad_fn(PARAMS, BATCH, is_padding_example=mask)  # noqa: E731
+  jax.jit(step)(jnp.zeros(3, bool))
+  coupled = optim.clipped_grad(batch_norm, l2_clip_norm=1.0)
+  with pytest.raises(ValueError, match="moves when another is beside it"):
+    jax.jit(lambda mask: coupled(PARAMS, BATCH, is_padding_example=mask))(
+      jnp.zeros(3, bool)
+    )
+
+
 def in_pieces(params, batch):
   """Everything that keeps examples apart, in one loss."""
   x = batch["x"].reshape(-1, 1, 2).swapaxes(0, 1)[0]
