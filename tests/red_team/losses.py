@@ -373,7 +373,7 @@ def slope_of_a_slope(p, b):
   return total(slope)
 
 
-@case({"w": W, "v": V}, zeros=tuple(range(99)))
+@case({"w": W, "v": V}, zeros=tuple(range(ROWS)))
 def branch_that_is_not_finite(p, b):
   """Mapped over, both branches are taken back: 0 times inf may be nan."""
 
@@ -511,7 +511,9 @@ CASES["cross_entropy_of_large_logits"] = dataclasses.replace(
 
 def images(count: int) -> dict[str, np.ndarray]:
   size = 10.0 ** (np.arange(count) % 3 - 1.0)
-  return {"x": normal(13, count, 5, 5, 2) * size[:, None, None, None].astype("f")}
+  return {
+    "x": normal(13, count, 5, 5, 2) * size[:, None, None, None].astype("f")
+  }
 
 
 def convolve(x, k, **options):
@@ -646,7 +648,9 @@ def tiny_times_huge(p, b):
 def in_half(dtype, params_dtype=jnp.float32):
   def loss(p, b):
     w, v, e = (p[name].astype(dtype) for name in ("w", "v", "e"))
-    h = jnp.tanh(b["x"].astype(dtype) @ w) @ v + p["b"].astype(dtype)[None, None]
+    h = (
+      jnp.tanh(b["x"].astype(dtype) @ w) @ v + p["b"].astype(dtype)[None, None]
+    )
     return total(h) + total(e[b["ids"]])
 
   name = f"{jnp.dtype(dtype).name}_of_{jnp.dtype(params_dtype).name}"

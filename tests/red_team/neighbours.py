@@ -156,7 +156,9 @@ def of_pairs(name: str, change: str) -> float:
     "w": jnp.asarray(draw(size=(INPUTS, VECTOR)) / 2, jnp.float32),
     "b": jnp.asarray(draw(size=VECTOR), jnp.float32),
   }
-  public = {"public_negatives": jnp.asarray(draw(size=(3, INPUTS)), jnp.float32)}
+  public = {
+    "public_negatives": jnp.asarray(draw(size=(3, INPUTS)), jnp.float32)
+  }
   last = jnp.arange(PAIRS) == PAIRS - 1
 
   def total(x: jax.Array, removed: bool) -> Any:

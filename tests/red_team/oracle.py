@@ -32,8 +32,9 @@ def gradients(case: Any, batch: Any, key: Any = None) -> list[np.ndarray]:
 
     of_one = jax.jit(jax.value_and_grad(loss))
     found = []
-    for index in range(len(jax.tree.leaves(batch)[0])):
-      one = _wide(jax.tree.map(lambda x: x[index : index + 1], batch), case.half)
+    size = len(jax.tree.leaves(batch)[0])
+    for index, row in enumerate(np.arange(size)[:, None]):
+      one = _wide(jax.tree.map(lambda x, row=row: x[row], batch), case.half)
       keys = () if key is None else (jax.random.fold_in(key, index),)
       value, gradient = of_one(params, one, *keys)
       found.append(_sound(np.float64(value), flat(gradient)))
@@ -55,11 +56,8 @@ def flat(tree: Any) -> np.ndarray:
 def _sound(value: np.ndarray, gradient: np.ndarray) -> np.ndarray:
   with np.errstate(over="ignore", invalid="ignore"):
     fits = np.sum(gradient**2) < _LARGEST
-    return gradient if fits and abs(value) < _LARGEST else 0.0 * _zero(gradient)
-
-
-def _zero(gradient: np.ndarray) -> np.ndarray:
-  return np.zeros_like(gradient)
+    is_sound = fits and abs(value) < _LARGEST
+  return gradient if is_sound else np.zeros_like(gradient)
 
 
 def _wide(tree: Any, half: bool) -> Any:

@@ -66,7 +66,9 @@ DRIFTS = {
 }
 
 
-def drifting(size: int, positions: int, block: int) -> np.ndarray:
+def drifting(
+  size: int, positions: int, block: int, together: int = 1
+) -> np.ndarray:
   """Numbers whose running sum drifts on one side of a power of two only.
 
   The first example decides on which side of `half` the sum lies. There, or not,
@@ -77,17 +79,19 @@ def drifting(size: int, positions: int, block: int) -> np.ndarray:
     size: of the batch.
     positions: numbers of each example; the pairs fill all of them.
     block: examples that are meant to share one running sum.
+    together: examples that it adds at once; the first of them has the numbers.
   """
   half = block // 2
   unit = 2.0 ** (np.floor(np.log2(half)) - 23)
   x = np.zeros((size, positions))
   x[0, 0] = 1.0
   x[1 : half + 1, 0] = (half - 0.5) / half
-  pairs = x[half + 1 : block].reshape(-1)
+  rows = np.arange(half + together, block, together)
+  pairs = x[rows].reshape(-1)
   count = len(pairs) // 2
   pairs[: 2 * count : 2] = 0.25 + unit * (1 / 2 + 1 / 32)
   pairs[1 : 2 * count : 2] = -(0.25 + unit * (1 / 2 - 1 / 32))
-  x[half + 1 : block] = pairs.reshape(-1, positions)
+  x[rows] = pairs.reshape(-1, positions)
   return x.astype(np.float32)
 
 
@@ -108,7 +112,9 @@ def moves(
   for batch in batches:
     for before, after in masks:
       ends = [of(params, batch, mask) for mask in (before, after)]
-      ends = [jax.tree.map(lambda x: np.asarray(x, np.float64), e) for e in ends]
+      ends = [
+        jax.tree.map(lambda x: np.asarray(x, np.float64), e) for e in ends
+      ]
       moved = jax.tree.map(np.subtract, *ends)
       squares = sum(np.sum(x**2) for x in jax.tree.leaves(moved))
       worst = max(worst, float(np.sqrt(squares)))
@@ -148,7 +154,8 @@ def drift(
 ) -> float:
   """How far the first example moves a sum that rounds against it."""
   loss, params = DRIFTS[name]
-  batch = {"x": drifting(size, positions, block or size)}
+  together = microbatch_size or 1
+  batch = {"x": drifting(size, positions, block or size, together)}
   first = np.arange(size) == 0
   masks = [(np.zeros(size, bool), first)]
   return moves(

@@ -41,7 +41,9 @@ def test_the_others_and_its_place_change_no_bit_of_an_example(name, strategy):
   case = losses.CASES[name]
   batch = case.batch(13)
   others = jax.tree.map(lambda x: np.concatenate([x[:1], x[:0:-1]]), batch)
-  grad_fn = clipping.clipped_grad(case.loss, l2_clip_norm=1.0, strategy=strategy)
+  grad_fn = clipping.clipped_grad(
+    case.loss, l2_clip_norm=1.0, strategy=strategy
+  )
   of = jax.jit(lambda batch: grad_fn(case.params, batch)[1])
   aux = of(batch)
   for place in (1, 5, 12):
