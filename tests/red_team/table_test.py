@@ -12,8 +12,12 @@ SOUND = [name for name, case in losses.CASES.items() if not case.refused]
 REFUSED = [name for name, case in losses.CASES.items() if case.refused]
 
 
-@pytest.mark.parametrize("strategy", attack.STRATEGIES)
-@pytest.mark.parametrize("name", SOUND)
+# jax_privacy's strategy has no factors of its own: the command tries it on all.
+TRIED = [(name, s) for name in SOUND for s in ("bookkeeping", "ghost")]
+TRIED += [(name, "vmap") for name in SOUND[::3]]
+
+
+@pytest.mark.parametrize(("name", "strategy"), TRIED)
 def test_a_clipped_sum_is_the_oracles_and_no_example_exceeds_the_clip_norm(
   name, strategy
 ):
