@@ -44,7 +44,8 @@ def table(
     case.loss, l2_clip_norm=CLIP, strategy=strategy, **options
   )
   each = np.eye(rows, dtype=bool)
-  masks = np.concatenate([np.zeros((1, rows), bool), each, ~each])
+  nobody = np.zeros((1, rows), bool)
+  masks = np.concatenate([nobody, each, ~each, ~nobody])
 
   def sums(params: Any, batch: Any, masks: Any) -> Any:
     def one(mask: jax.Array) -> Any:
@@ -60,13 +61,14 @@ def table(
     ],
     axis=1,
   )
-  whole, without, alone = found[0], found[1 : rows + 1], found[rows + 1 :]
+  whole, without, alone = found[0], found[1 : rows + 1], found[rows + 1 : -1]
   truth = [oracle.clip(g, CLIP) for g in _truth(case, rows)]
   for index in case.zeros:
     if not alone[index].any():
       truth[index] = alone[index]
   far = np.linalg.norm(whole - sum(truth)) - 1e-5 * np.linalg.norm(whole)
   off = max(far / rows, np.max(np.linalg.norm(alone - truth, axis=1)))
+  assert not found[-1].any(), "padding alone adds something"
   return (
     off / CLIP,
     np.max(np.linalg.norm(alone, axis=1)) / CLIP,

@@ -4,7 +4,6 @@ Ascent needs derivatives of the clipped sums themselves; where a method has none
 it is tried on the records that were found for another.
 """
 
-import functools
 from typing import Any
 
 import jax
@@ -151,7 +150,7 @@ def of_pairs(name: str, change: str) -> float:
     max_batch_size=PAIRS,
   )
   random = np.random.default_rng(0)
-  draw = functools.partial(random.normal)
+  draw = random.normal
   params = {
     "w": jnp.asarray(draw(size=(INPUTS, VECTOR)) / 2, jnp.float32),
     "b": jnp.asarray(draw(size=VECTOR), jnp.float32),
