@@ -198,8 +198,9 @@ def clipped_grad(
     else; it is refused where values or the trace show that, and by
     `check_independence`. An example whose loss, gradient or squared norm is not
     finite contributes zero. Up to float32 rounding of the sum, whatever
-    precision the loss computes in: norms from factors come with a bound of
-    their own rounding (`_rules.allowance`). Without ids a key is made from the
+    precision the loss computes in: tests hold half a percent, on CPUs, for
+    batches of up to 8,192. Norms from factors come with a bound of their own
+    rounding (`_rules.allowance`). Without ids a key is made from the
     example's place: the key has to be secret. Losses and norms in `Aux` are not
     protected. Public: the shapes, so also the padded batch size.
 

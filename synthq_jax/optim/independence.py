@@ -20,7 +20,7 @@ _COUPLED = 1e-2
 _BATCHED = {
   "custom_vmap_call": "a function with a rule of its own for jax.vmap",
   "rng_bit_generator": "random bits of a generator other than Threefry",
-  "rng_uniform": "random numbers that follow from no key",
+  "rng_uniform": "random bits that follow from no key",
 }
 """Primitives that may look at several examples where one is written down."""
 
