@@ -210,6 +210,9 @@ def _refuse_mixed(
   closed = jax.make_jaxpr(lambda params, batch: loss_fn(params, batch, *rest))(
     params, batch
   )
+  size = jnp.shape(jax.tree.leaves(batch)[0])[0]
+  if [aval.shape for aval in closed.out_avals] != [(size,)]:
+    return  # a loss that is written for one example alone
   states = _axes.of_batch(closed, len(jax.tree.leaves(params)))
   if _axes.MIXED in states:
     raise ValueError(_REFUSAL)
