@@ -12,10 +12,9 @@ import os
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core
 
 from synthq_jax import typing
-from synthq_jax.optim import _plan, _rules, bookkeeping, ghost
+from synthq_jax.optim import _axes, _plan, _rules, bookkeeping, ghost
 
 __all__ = ["Choice", "Cost", "Products", "choose", "count_products"]
 
@@ -221,23 +220,10 @@ def count_products(jaxpr: Any) -> Products:
       output = equation.outvars[0].aval
       flops += 2.0 * depth * output.size
       traffic += 2.0 * output.size * output.dtype.itemsize
-    inner = [count_products(each) for each in _inner(equation)]
+    inner = [count_products(each) for each in _axes.inner_jaxprs(equation)]
     if equation.primitive.name == "cond":
       inner = [max(inner)]
     repeats = equation.params.get("length", 1)
     flops += repeats * sum(each.flops for each in inner)
     traffic += repeats * sum(each.traffic_bytes for each in inner)
   return Products(flops, traffic)
-
-
-def _inner(equation: Any) -> list[Any]:
-  """Returns the jaxprs among an equation's parameters."""
-  found = []
-  for value in equation.params.values():
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    for each in values:
-      if isinstance(each, core.ClosedJaxpr):
-        found.append(each.jaxpr)
-      elif isinstance(each, core.Jaxpr):
-        found.append(each)
-  return found

@@ -17,7 +17,7 @@ __all__ = [
 
 EXAMPLE_ID = "example_id"
 """Feature [batch] int32 that names an example; of padding it is 0."""
-IS_PADDING = "is_padding_example"
+IS_PADDING = sampling.IS_PADDING
 """Feature [batch] bool."""
 
 
