@@ -1,8 +1,6 @@
 """Private optimization: clipped gradients, noise, optimizers, schedules."""
 
 from synthq_jax.optim import schedules
-from synthq_jax.optim.adafactor import adafactor
-from synthq_jax.optim.batch_clipping import batch_clipped_grad
 from synthq_jax.optim.clipping import ClippedGrad, clipped_grad
 from synthq_jax.optim.contrastive import (
   Batch,
@@ -10,11 +8,17 @@ from synthq_jax.optim.contrastive import (
   Group,
   Logit,
   Row,
+  batch_clipped_grad,
   contrastive_clipped_grad,
+  logit_dp,
 )
-from synthq_jax.optim.dp_optimizers import dp_adafactor, dp_adam, dp_aggregate
+from synthq_jax.optim.dp_optimizers import (
+  adafactor,
+  dp_adafactor,
+  dp_adam,
+  dp_aggregate,
+)
 from synthq_jax.optim.independence import check_independence
-from synthq_jax.optim.logit_dp import logit_dp
 from synthq_jax.optim.noise import banded, iid
 from synthq_jax.optim.privatize import privatize
 

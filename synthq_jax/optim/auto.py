@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 
 from synthq_jax import typing
-from synthq_jax.optim import _axes, _plan, _rules, bookkeeping, ghost
+from synthq_jax.optim import strategies
+from synthq_jax.optim.bookkeeping import jaxprs, plans, rules
 
-__all__ = ["Choice", "Cost", "Products", "choose", "count_products"]
+__all__ = ["Choice", "Cost", "choose"]
 
 _log = logging.getLogger(__name__)
 
@@ -106,9 +107,8 @@ def choose(
   if memory_bytes is None:
     memory_bytes = _memory(backend)
   arguments = (batch,) if keys is None else (batch, keys)
-  plan = _plan.make(
-    loss_fn, params, arguments, keep_ratio=bookkeeping.KEEP_RATIO
-  )
+  ratio = strategies.KEEP_RATIOS["bookkeeping"]
+  plan = plans.make(loss_fn, params, arguments, keep_ratio=ratio)
   size = jax.tree.leaves(batch)[0].shape[0]
   costs = _costs(plan, params, size)
   left = {
@@ -155,18 +155,18 @@ def _memory(backend: str) -> float:
   return 30.0 * 2**30
 
 
-def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
+def _costs(plan: plans.Plan, params: Any, size: int) -> dict[str, Cost]:
   """Counts each strategy for a microbatch of `size` examples."""
-  products = count_products(plan.closed.jaxpr)
+  products = jaxprs.count_products(plan.closed.jaxpr)
   factors = shared = bookkeeping_norms = ghost_norms = 0.0
-  metered = ghost.metered(plan)
+  metered = strategies.metered(plan)
   for site in plan.sites:
-    shape = _plan.matrices(site)
-    factors += _plan.factor_bytes(site)
-    shared += _plan.factor_bytes(site) * (site.leaf not in metered)
-    bookkeeping_norms += _rules.flops_from_factors(*shape)
+    shape = plans.matrices(site)
+    factors += plans.factor_bytes(site)
+    shared += plans.factor_bytes(site) * (site.leaf not in metered)
+    bookkeeping_norms += rules.flops_from_factors(*shape)
     ghost_norms += min(
-      _rules.flops_from_factors(*shape), _rules.flops_from_product(*shape)
+      rules.flops_from_factors(*shape), rules.flops_from_product(*shape)
     )
   leaves = jax.tree.leaves(params)
   formed = sum(
@@ -190,40 +190,3 @@ def _costs(plan: _plan.Plan, params: Any, size: int) -> dict[str, Cost]:
     "ghost": cost(5, ghost_norms, formed + shared, factors),
     "vmap": cost(3, 0.0, everything, _FORMED * everything),
   }
-
-
-class Products(NamedTuple):
-  """The matrix products of a jaxpr."""
-
-  flops: float
-  """Two for each product of two numbers that is added to a sum."""
-  traffic_bytes: float
-  """Results, written and read once."""
-
-
-def count_products(jaxpr: Any) -> Products:
-  """Counts the matrix products of a jaxpr, those of its inner jaxprs too.
-
-  Args:
-    jaxpr: an open jaxpr.
-
-  Returns:
-    The counts. Of branches the most expensive counts; a `while` loop counts
-    once.
-  """
-  flops = traffic = 0.0
-  for equation in jaxpr.eqns:
-    if equation.primitive.name == "dot_general":
-      (contracted, _), _ = equation.params["dimension_numbers"]
-      shape = equation.invars[0].aval.shape
-      depth = math.prod(shape[axis] for axis in contracted)
-      output = equation.outvars[0].aval
-      flops += 2.0 * depth * output.size
-      traffic += 2.0 * output.size * output.dtype.itemsize
-    inner = [count_products(each) for each in _axes.inner_jaxprs(equation)]
-    if equation.primitive.name == "cond":
-      inner = [max(inner)]
-    repeats = equation.params.get("length", 1)
-    flops += repeats * sum(each.flops for each in inner)
-    traffic += repeats * sum(each.traffic_bytes for each in inner)
-  return Products(flops, traffic)

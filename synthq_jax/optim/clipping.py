@@ -10,35 +10,19 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import (
-  _devices,
-  _padding,
-  _plan,
-  _rules,
-  auto,
-  bookkeeping,
-  ghost,
-  independence,
-  vmap,
-)
-from synthq_jax.privacy import _checks
+from synthq_jax.optim import auto, independence, strategies
+from synthq_jax.optim.bookkeeping import devices, plans, rules
+from synthq_jax.privacy import _checks, sampling
 
 __all__ = [
   "Aux",
   "ClippedGrad",
-  "STRATEGIES",
   "clipped_grad",
+  "split_padding",
   "sum_sensitivity",
 ]
 
 _Relation = dp_accounting.NeighboringRelation
-
-STRATEGIES = {
-  "vmap": vmap.clipped_sum,
-  "bookkeeping": bookkeeping.clipped_sum,
-  "ghost": ghost.clipped_sum,
-}
-"""How clipped gradients are computed: different speed, the same numbers."""
 
 
 class Aux(NamedTuple):
@@ -98,7 +82,7 @@ class ClippedGrad:
         the batch, the loss of an example depends on another beside it, or what
         it calls may see several examples at once.
     """
-    batch, is_padding_example = _padding.split(batch, is_padding_example)
+    batch, is_padding_example = split_padding(batch, is_padding_example)
     size = _batch_size(batch)
     keys = None if key is None else _example_keys(key, batch, size)
     if size > 1:
@@ -111,16 +95,16 @@ class ClippedGrad:
         f"expected is_padding_example of shape ({size},), got shape="
         f"{is_padding_example.shape}: one flag for each example"
       )
-    params = _devices.vary(
-      jax.tree.map(jnp.asarray, params), _devices.axes_of(batch, keys)
+    params = devices.vary(
+      jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
     )
     arguments = (batch,) if keys is None else (batch, keys)
     independence.refuse_batch_rules(
-      _plan.loss_of_one(self.loss_fn), params, arguments
+      plans.loss_of_one(self.loss_fn), params, arguments
     )
     if self.microbatch_size in (None, size):
-      return self._microbatch(params, batch, keys, is_padding_example)
-    return self._scan(params, (batch, keys, is_padding_example), size)
+      return self._microbatch(params, arguments, is_padding_example)
+    return self._scan(params, (arguments, is_padding_example), size)
 
   def sensitivity(self, relation: _Relation) -> float:
     """Returns the L2 sensitivity of the sum, as `sum_sensitivity` says.
@@ -133,16 +117,15 @@ class ClippedGrad:
   def _microbatch(
     self,
     params: typing.Params,
-    batch: typing.Batch,
-    keys: jax.Array | None,
+    arguments: tuple[Any, ...],
     is_padding: jax.Array,
   ) -> tuple[typing.Params, Aux]:
     """Sums the clipped gradients of examples that are processed together."""
     strategy = self.strategy
     if strategy == "auto":
-      strategy = auto.choose(self.loss_fn, params, batch, keys).strategy
-    total, losses, norms = STRATEGIES[strategy](
-      self.loss_fn, params, batch, keys, is_padding, self.l2_clip_norm
+      strategy = auto.choose(self.loss_fn, params, *arguments).strategy
+    total, losses, norms = strategies.STRATEGIES[strategy](
+      self.loss_fn, params, arguments, is_padding, self.l2_clip_norm
     )
     norms = jnp.where(
       jnp.isfinite(losses) & jnp.isfinite(norms), norms, jnp.nan
@@ -165,10 +148,10 @@ class ClippedGrad:
 
     def body(carry: Any, part: Any) -> tuple[Any, Aux]:
       partial, aux = self._microbatch(params, *part)
-      return _rules.add_exactly(*carry, partial), aux
+      return rules.add_exactly(*carry, partial), aux
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-    zeros = _devices.vary(zeros, _devices.axes_of(params))
+    zeros = devices.vary(zeros, devices.axes_of(params))
     (total, lost), aux = jax.lax.scan(body, (zeros, zeros), split)
     total = jax.tree.map(jnp.add, total, lost)
     return total, jax.tree.map(lambda x: x.reshape(size), aux)
@@ -200,7 +183,7 @@ def clipped_grad(
     finite contributes zero. Up to float32 rounding of the sum, whatever
     precision the loss computes in: tests hold half a percent, on CPUs, for
     batches of up to 8,192. Norms from factors come with a bound of their own
-    rounding (`_rules.allowance`). Without ids a key is made from the
+    rounding (`rules.allowance`). Without ids a key is made from the
     example's place: the key has to be secret. Losses and norms in `Aux` are not
     protected. Public: the shapes, so also the padded batch size.
 
@@ -239,8 +222,8 @@ def clipped_grad(
   """
   _check_signature(loss_fn)
   _checks.check_clip_norm(l2_clip_norm)
-  if strategy != "auto" and strategy not in STRATEGIES:
-    known = ", ".join(["auto", *sorted(STRATEGIES)])
+  if strategy != "auto" and strategy not in strategies.STRATEGIES:
+    known = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
     raise ValueError(f"expected a strategy among {known}, got {strategy=}")
   if microbatch_size is not None and microbatch_size < 1:
     raise ValueError(f"expected microbatch_size >= 1, got {microbatch_size=}")
@@ -271,6 +254,36 @@ def _check_signature(loss_fn: Callable[..., jax.Array]) -> None:
     "wrap it; a loss of similarities couples its examples and is for "
     "batch_clipped_grad"
   )
+
+
+def split_padding(
+  batch: typing.Batch, is_padding_example: jax.Array | None
+) -> tuple[typing.Batch, jax.Array | None]:
+  """Takes the mask out of a batch that a sampler has made.
+
+  Args:
+    batch: arrays with a leading axis [batch].
+    is_padding_example: bool [batch], or None.
+
+  Returns:
+    The batch without its mask, and which rows either of the two calls padding;
+    None where neither says anything.
+
+  Raises:
+    ValueError: if the two have different shapes.
+  """
+  if not isinstance(batch, Mapping) or sampling.IS_PADDING not in batch:
+    return batch, is_padding_example
+  own = jnp.asarray(batch[sampling.IS_PADDING], bool)
+  rest = {name: x for name, x in batch.items() if name != sampling.IS_PADDING}
+  if is_padding_example is None:
+    return rest, own
+  if jnp.shape(is_padding_example) != own.shape:
+    raise ValueError(
+      f"expected is_padding_example of shape {own.shape}, got shape="
+      f"{jnp.shape(is_padding_example)}: one flag for each example"
+    )
+  return rest, own | jnp.asarray(is_padding_example, bool)
 
 
 def _batch_size(batch: typing.Batch) -> int:

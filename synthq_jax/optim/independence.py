@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import typing
-from synthq_jax.optim import _axes, _devices
+from synthq_jax.optim.bookkeeping import axes, devices, jaxprs
 
 __all__ = ["check_independence", "refuse_batch_rules", "refuse_contrastive"]
 
@@ -103,9 +103,9 @@ def refuse_batch_rules(
     TypeError: if a parameter is no floating-point array.
     ValueError: if the loss or its gradient has such a primitive.
   """
-  example = _devices.first_of(arguments)
+  example = devices.first_of(arguments)
   jaxpr = jax.make_jaxpr(loss_of_one)(params, example).jaxpr
-  together = _axes.primitives(jaxpr) & _COLLECTIVES
+  together = jaxprs.primitives(jaxpr) & _COLLECTIVES
   if together:
     raise ValueError(
       "expected a loss of each example alone, got one with"
@@ -115,12 +115,12 @@ def refuse_batch_rules(
   _refuse_primitives(jaxpr)
   jaxpr = jax.make_jaxpr(jax.grad(loss_of_one))(params, example).jaxpr
   _refuse_primitives(jaxpr)
-  if "conv_general_dilated" in _axes.primitives(jaxpr):
-    _devices.refuse_divided(arguments)
+  if "conv_general_dilated" in jaxprs.primitives(jaxpr):
+    devices.refuse_divided(arguments)
 
 
 def _refuse_primitives(jaxpr: Any) -> None:
-  for equation in jaxpr.eqns:
+  for equation in jaxprs.equations(jaxpr):
     name, params = equation.primitive.name, equation.params
     what = _BATCHED.get(name)
     if any(_is_odd_key(atom.aval) for atom in equation.invars):
@@ -133,8 +133,6 @@ def _refuse_primitives(jaxpr: Any) -> None:
         " handed all examples of a batch at once and may couple them; write it"
         " in jax.numpy, with vmap_method='sequential', or with keys of Threefry"
       )
-    for inner in _axes.inner_jaxprs(equation):
-      _refuse_primitives(inner)
 
 
 def _is_odd_key(aval: Any) -> bool:
@@ -213,8 +211,8 @@ def _refuse_mixed(
   size = jnp.shape(jax.tree.leaves(batch)[0])[0]
   if [aval.shape for aval in closed.out_avals] != [(size,)]:
     return  # a loss that is written for one example alone
-  states = _axes.of_batch(closed, len(jax.tree.leaves(params)))
-  if _axes.MIXED in states:
+  states = axes.of_batch(closed, len(jax.tree.leaves(params)))
+  if axes.MIXED in states:
     raise ValueError(_REFUSAL)
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from synthq_jax.optim import _devices
 from synthq_jax.optim import noise as noise_lib
+from synthq_jax.optim.bookkeeping import devices
 
 __all__ = ["PrivatizeState", "privatize"]
 
@@ -124,7 +124,7 @@ def _check_whole(tree: Any) -> None:
         f"expected floating-point parameters, got {name} of {dtype}: noise"
         " means nothing there; keep it out of params"
       )
-  axes = _devices.axes_of(tree).union(_devices.unseen_axes())
+  axes = devices.axes_of(tree).union(devices.unseen_axes())
   if axes:
     raise ValueError(
       "expected a whole sum that all devices share, got one that differs, or"

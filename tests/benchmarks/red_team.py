@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from synthq_jax.optim import bookkeeping, ghost  # noqa: E402
+from synthq_jax.optim import strategies  # noqa: E402
 from tests.red_team import (  # noqa: E402
   attack,
   devices,
@@ -90,12 +90,12 @@ class kept:
     self._ratio = ratio
 
   def __enter__(self) -> None:
-    self._before = bookkeeping.KEEP_RATIO, ghost.KEEP_RATIO
+    self._before = dict(strategies.KEEP_RATIOS)
     if self._ratio is not None:
-      bookkeeping.KEEP_RATIO = ghost.KEEP_RATIO = self._ratio
+      strategies.KEEP_RATIOS.update(bookkeeping=self._ratio, ghost=self._ratio)
 
   def __exit__(self, *raised: Any) -> None:
-    bookkeeping.KEEP_RATIO, ghost.KEEP_RATIO = self._before
+    strategies.KEEP_RATIOS.update(self._before)
 
 
 def of_sweep() -> Iterator[Attack]:

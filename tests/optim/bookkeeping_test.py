@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
-from synthq_jax.optim import (
-  _plan,
-  _rules,
-  _sites,
-  bookkeeping,
-  clipping,
-  ghost,
-)
+from synthq_jax.optim import clipping, strategies
+from synthq_jax.optim.bookkeeping import plans, rules, use_sites
 
 BATCH, LENGTH, DIM, VOCAB = 4, 5, 6, 11
 
@@ -62,7 +56,7 @@ def compare(loss_fn, params, batch, clip=0.3, strategy="bookkeeping"):
   expected, losses, norms = oracle(loss_fn, params, batch, clip)
   grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=clip, strategy=strategy)
   with pytest.MonkeyPatch.context() as patch:  # the allowance has its own tests
-    patch.setattr(_rules, "allowance", lambda uses, squares: 0.0)
+    patch.setattr(rules, "allowance", lambda uses, squares: 0.0)
     total, aux = run(grad_fn, params, batch)
   assert_same(total, expected)
   np.testing.assert_allclose(aux.losses, losses, rtol=1e-5)
@@ -333,7 +327,7 @@ def make_batch():
 def test_gradients_kept_in_factors_agree_with_jax_privacy(
   loss_fn, strategy, monkeypatch
 ):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   compare(loss_fn, make_params(), make_batch(), strategy=strategy)
 
 
@@ -355,17 +349,17 @@ FORMED = {
 @pytest.mark.parametrize("loss_fn", FORMED, ids=lambda f: f.__name__)
 def test_bodies_of_scans_and_remat_keep_their_factors(loss_fn):
   params = make_params()
-  plan = _plan.make(loss_fn, params, (make_batch(),), keep_ratio=0.0)
+  plan = plans.make(loss_fn, params, (make_batch(),), keep_ratio=0.0)
   assert {sorted(params)[index] for index in plan.formed} == FORMED[loss_fn]
 
 
 def test_dropped_pairs_of_iterations_are_caught(monkeypatch):
   """A weight that all iterations share is not one weight for each."""
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   monkeypatch.setattr(
-    _rules, "_outer_outer",
+    rules, "_outer_outer",
     lambda a, b: sum(
-      _rules.sum_of_squares(_rules._product("btp,btq->bpq", x, y))
+      rules.sum_of_squares(rules._product("btp,btq->bpq", x, y))
       for x, y in zip(
         jnp.split(a.left[:, 0], a.left.shape[2], 1),
         jnp.split(b.right[:, 0], a.left.shape[2], 1),
@@ -378,7 +372,7 @@ def test_dropped_pairs_of_iterations_are_caught(monkeypatch):
 
 
 def test_a_shared_weight_with_a_token_for_each_iteration_is_caught(monkeypatch):
-  monkeypatch.setattr(_sites.Repeated, "is_shared", False)
+  monkeypatch.setattr(use_sites.Repeated, "is_shared", False)
 
   def only_in_a_scan(p, b):
     x, _ = jax.lax.scan(
@@ -405,7 +399,7 @@ def test_ghost_clipping_keeps_remat_and_bookkeeping_does_too():
 
 
 def test_gradients_formed_per_example_agree_with_jax_privacy(monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 1e9)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 1e9)
   compare(tied_logits, make_params(), make_batch())
 
 
@@ -422,7 +416,7 @@ def test_any_shape_mask_and_clip_norm_agrees(length, more, dim, clip, padded):
   batch = {"ids": ids(6, BATCH, length), "more": ids(7, BATCH, more)}
   batch["more"] = batch["more"].at[:, more - min(padded, more) :].set(0)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+    patch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
     expected, _, norms = oracle(tied_logits, params, batch, clip)
     grad_fn = clipping.clipped_grad(tied_logits, l2_clip_norm=clip)
     total, aux = run(grad_fn, params, batch)
@@ -431,16 +425,16 @@ def test_any_shape_mask_and_clip_norm_agrees(length, more, dim, clip, padded):
 
 
 def test_a_dropped_cross_term_of_the_tied_embedding_is_caught(monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
-  monkeypatch.setattr(_rules, "cross_terms", lambda uses: 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
+  monkeypatch.setattr(rules, "cross_terms", lambda uses: 0.0)
   with pytest.raises(AssertionError):
     compare(tied_logits, make_params(), make_batch())
 
 
 def test_half_a_cross_term_of_the_tied_embedding_is_caught(monkeypatch):
-  whole = _rules.cross_terms
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
-  monkeypatch.setattr(_rules, "cross_terms", lambda uses: whole(uses) / 2.0)
+  whole = rules.cross_terms
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
+  monkeypatch.setattr(rules, "cross_terms", lambda uses: whole(uses) / 2.0)
   with pytest.raises(AssertionError):
     compare(tied_logits, make_params(), make_batch())
 
@@ -484,7 +478,7 @@ def transformer():
 def test_a_t5_with_tied_logits_and_dropout_agrees_with_jax_privacy(
   monkeypatch,
 ):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.2)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.2)
   loss_fn, params, batch = transformer()
   key = jax.random.key(5)
   keys = jnp.stack([jax.random.fold_in(key, i) for i in range(3)])
@@ -500,9 +494,9 @@ def test_a_t5_with_tied_logits_and_dropout_agrees_with_jax_privacy(
 
 
 def test_a_t5_keeps_its_kernels_and_its_embedding_in_factors(monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   loss_fn, params, batch = transformer()
-  plan = _plan.make(loss_fn, params, (batch,), keep_ratio=0.0)
+  plan = plans.make(loss_fn, params, (batch,), keep_ratio=0.0)
   paths = [
     jax.tree_util.keystr(path)
     for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]
@@ -546,7 +540,7 @@ def test_a_large_parameter_used_in_an_odd_way_is_logged_once(caplog):
   def loss_fn(p, b):
     return jnp.sum(jnp.sin(p["odd"])) * b["x"]
 
-  params = {"odd": jnp.zeros(_plan.LARGE)}
+  params = {"odd": jnp.zeros(plans.LARGE)}
   grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=1.0)
   with caplog.at_level(logging.WARNING):
     for _ in range(2):
@@ -572,5 +566,7 @@ def test_a_small_table_that_is_looked_up_often_is_formed(rows, is_formed):
 
   params = {"rel": jnp.zeros((rows, 8))}
   batch = {"ids": jnp.zeros((BATCH, 50), int)}
-  plan = _plan.make(loss_fn, params, (batch,), keep_ratio=ghost.KEEP_RATIO)
+  plan = plans.make(
+    loss_fn, params, (batch,), keep_ratio=strategies.KEEP_RATIOS["ghost"]
+  )
   assert (plan.formed == (0,)) == is_formed

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from synthq_jax.losses import contrastive
-from synthq_jax.optim import clipping
+from synthq_jax.optim import clipping, strategies
 from synthq_jax.privacy import sampling
 
 Relation = dp_accounting.NeighboringRelation
-STRATEGIES = sorted(clipping.STRATEGIES)
+STRATEGIES = sorted(strategies.STRATEGIES)
 every = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
@@ -120,7 +120,7 @@ def test_examples_that_are_not_finite_contribute_zero(strategy):
 
 
 def test_factors_that_are_not_finite_contribute_zero(monkeypatch):
-  monkeypatch.setattr("synthq_jax.optim.bookkeeping.KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   test_examples_that_are_not_finite_contribute_zero("bookkeeping")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive as losses
-from synthq_jax.optim import _group
+from synthq_jax.optim.contrastive import group
 
 SIZE, CLIP = 6, 2.0
 TILT, SPEED = 0.0141, 1e5  # cos(TILT) is 1 - 1e-4
@@ -226,7 +226,7 @@ def test_a_record_turns_around_the_groups_it_leaves_and_enters(keeps_group):
   replaced = fn.sensitivity("REPLACE_ONE", "pair")
   assert replaced == (2 if keeps_group else 4) * CLIP
   ids = np.arange(100, dtype=np.int32)
-  (first, second), _ = _group.assign(ids, np.zeros(100, bool), 2, 8)
+  (first, second), _ = group.assign(ids, np.zeros(100, bool), 2, 8)
   extra = {"example_id": np.concatenate([second[:3], first[:3]])}
   if not keeps_group:
     extra["other_id"] = second[3:4]
@@ -236,7 +236,7 @@ def test_a_record_turns_around_the_groups_it_leaves_and_enters(keeps_group):
 def test_records_keep_their_groups_by_keys_of_their_own_and_not_by_places():
   def neighbours(ids):
     """Which records share a group with each, by position."""
-    places, is_filled = _group.assign(ids, np.zeros(len(ids), bool), 4, 16)
+    places, is_filled = group.assign(ids, np.zeros(len(ids), bool), 4, 16)
     together = np.zeros((len(ids), len(ids)), bool)
     for members, filled in zip(places, is_filled, strict=True):
       some = np.asarray(members)[np.asarray(filled)]

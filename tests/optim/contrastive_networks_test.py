@@ -14,7 +14,7 @@ from synthq_jax import optim
 from synthq_jax.data import shipped
 from synthq_jax.losses import contrastive as losses
 from synthq_jax.models import dual_encoder, image_encoders, t5_checkpoints
-from synthq_jax.optim import _rules
+from synthq_jax.optim.bookkeeping import rules
 
 SIZE, CHUNK = 8, 44
 LENGTH = 3  # tokens of a query and of a document
@@ -53,7 +53,7 @@ def blobs(rng, *shape):
 def _without_allowance():
   """What norms add for their rounding has tests of its own (rules_test)."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(_rules, "allowance", lambda uses, squares: 0.0)
+    patch.setattr(rules, "allowance", lambda uses, squares: 0.0)
     yield
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive as losses
-from synthq_jax.optim import _group
+from synthq_jax.optim.contrastive import group
 
 FEATURES, HIDDEN, DIM = 6, 10, 4
 CLIP = 2.0
@@ -337,7 +337,7 @@ def test_public_negatives_that_are_the_rows_own_document_do_not_count():
 
 def test_a_group_depends_on_the_keys_of_its_records_alone():
   ids = np.array([11, 5, 900, 77, 5_000_000, 3, 42, 8, 13, 14], np.uint32)
-  places = functools.partial(_group.assign, count=3, size=2)
+  places = functools.partial(group.assign, count=3, size=2)
 
   def groups(ids, padding):
     rows = zip(*map(np.asarray, places(jnp.asarray(ids), padding)), strict=True)
@@ -359,7 +359,7 @@ def test_groups_are_batches_of_their_own():
   ids = np.array([11, 5, 900, 77, 5_000_000, 3, 42, 8], np.uint32)
   fn = make(optim.Group(size=4))
   total, aux = call(fn, batch | {"example_id": jnp.asarray(ids)})
-  places, filled = _group.assign(jnp.asarray(ids), jnp.zeros(8, bool), 2, 4)
+  places, filled = group.assign(jnp.asarray(ids), jnp.zeros(8, bool), 2, 4)
   expected = 0
   for row, is_real in zip(np.asarray(places), np.asarray(filled), strict=True):
     members = {name: x[row[is_real]] for name, x in batch.items()}

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 from jax.extend import random as jax_random
 
-from synthq_jax.optim import _gaussian
+from synthq_jax.optim import noise as noise_lib
 
 KEY = jax.random.fold_in(jax.random.key(1), 5)
 SHAPES = [(), (1,), (3, 5), (7, 1, 13), (10_001,), (0, 4)]
@@ -25,7 +25,7 @@ def counters(shape):
 )
 def test_the_bits_are_those_of_jax_for_each_position(key, shape):
   expected = jax_random.threefry_2x32(jax.random.key_data(key), counters(shape))
-  first, second = _gaussian._words(key, shape)
+  first, second = noise_lib._words(key, shape)
   assert first.shape == second.shape == shape
   found = np.concatenate([np.ravel(first), np.ravel(second)])
   np.testing.assert_array_equal(found, expected)
@@ -33,17 +33,17 @@ def test_the_bits_are_those_of_jax_for_each_position(key, shape):
 
 @pytest.mark.parametrize("rotation", [0, 3])
 def test_a_wrong_rotation_is_caught(monkeypatch, rotation):
-  wrong = [list(group) for group in _gaussian._ROTATIONS]
+  wrong = [list(group) for group in noise_lib._ROTATIONS]
   wrong[1][rotation] += 1
-  monkeypatch.setattr(_gaussian, "_ROTATIONS", wrong)
+  monkeypatch.setattr(noise_lib, "_ROTATIONS", wrong)
   with pytest.raises(AssertionError):
     test_the_bits_are_those_of_jax_for_each_position(KEY, (50,))
 
 
 def transformed(monkeypatch, first, second):
   words = jnp.asarray(first, jnp.uint32), jnp.asarray(second, jnp.uint32)
-  monkeypatch.setattr(_gaussian, "_words", lambda key, shape: words)
-  return np.asarray(_gaussian.standard(KEY, words[0].shape), np.float64)
+  monkeypatch.setattr(noise_lib, "_words", lambda key, shape: words)
+  return np.asarray(noise_lib.standard(KEY, words[0].shape), np.float64)
 
 
 def test_the_transform_is_box_and_mullers_up_to_float32(monkeypatch):
@@ -66,7 +66,7 @@ def test_the_logarithm_is_right_over_all_of_its_range():
   x = np.concatenate([2.0 ** -np.arange(101.0), np.linspace(1e-4, 1, 99_999)])
   x = x.astype(np.float32)
   expected = np.log(x.astype(np.float64))
-  found = np.asarray(_gaussian._log(jnp.asarray(x)), np.float64)
+  found = np.asarray(noise_lib._log(jnp.asarray(x)), np.float64)
   assert np.all(np.abs(found - expected) <= 1e-7 * (1 - expected))
   assert np.all(found <= 0)
 
@@ -83,7 +83,7 @@ def test_the_extremes_of_the_bits_are_finite(monkeypatch, first, second):
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 def test_the_distribution_is_gaussian(implementation):
   key = jax.random.key(0, impl=implementation)
-  draw = jax.jit(_gaussian.standard, static_argnums=1)
+  draw = jax.jit(noise_lib.standard, static_argnums=1)
   values = np.asarray(draw(key, (COUNT,)), np.float64)
   assert values.dtype == np.float64 and np.isfinite(values).all()
   assert scipy.stats.kstest(values, "norm").pvalue > 1e-4
@@ -98,8 +98,8 @@ def test_the_distribution_is_gaussian(implementation):
 
 
 def test_neighbours_rows_and_keys_are_independent():
-  values = np.asarray(_gaussian.standard(KEY, (1000, 1000)))
-  other = np.asarray(_gaussian.standard(jax.random.key(6), (1000, 1000)))
+  values = np.asarray(noise_lib.standard(KEY, (1000, 1000)))
+  other = np.asarray(noise_lib.standard(jax.random.key(6), (1000, 1000)))
   pairs = {
     "neighbours": (values[:, :-1], values[:, 1:]),
     "rows": (values[:-1], values[1:]),
@@ -113,7 +113,7 @@ def test_neighbours_rows_and_keys_are_independent():
 
 def test_it_is_compiled_into_one_pass():
   def mean(key, total):
-    return (total + _gaussian.standard(key, total.shape)) / 3.0
+    return (total + noise_lib.standard(key, total.shape)) / 3.0
 
   total = jnp.zeros((64, 1024))
   compiled = jax.jit(mean).lower(jax.random.key(0), total).compile()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from synthq_jax import optim
-from synthq_jax.optim import clipping
+from synthq_jax.optim import strategies
 
 DIM, CLIP = 32, 1.0
-STRATEGIES = sorted(clipping.STRATEGIES)
+STRATEGIES = sorted(strategies.STRATEGIES)
 
 
 def length(tree):

@@ -9,7 +9,8 @@ import pytest
 from flax import linen, nnx
 from hypothesis import strategies as st
 
-from synthq_jax.optim import _plan, bookkeeping, clipping
+from synthq_jax.optim import clipping, strategies
+from synthq_jax.optim.bookkeeping import plans
 
 BATCH, LENGTH, DIM = 4, 6, 8
 STRATEGIES = ["bookkeeping", "ghost", "vmap"]
@@ -100,7 +101,7 @@ class Block(linen.Module):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("model", [Mixture(), Tied()], ids=["mixture", "tied"])
 def test_linen_layers_agree_with_jax_privacy(model, strategy, monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   data = batch()
   params = shaken(model.init(jax.random.key(0), data)["params"])
   loss = lambda p, b: square(model.apply({"params": p}, b))  # noqa: E731
@@ -111,7 +112,7 @@ def test_kernels_of_scanned_and_recomputed_layers_stay_in_factors():
   model, data = Tied(), batch()
   params = model.init(jax.random.key(0), data)["params"]
   loss = lambda p, b: square(model.apply({"params": p}, b))  # noqa: E731
-  plan = _plan.make(loss, params, (data,), keep_ratio=0.0)
+  plan = plans.make(loss, params, (data,), keep_ratio=0.0)
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   formed = {
     jax.tree_util.keystr(paths[i][0]).split("'")[-2] for i in plan.formed
@@ -143,7 +144,7 @@ class Stack(nnx.Module):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_nnx_layers_agree_with_jax_privacy(strategy, monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   graph, params, rest = nnx.split(Stack(nnx.Rngs(0)), nnx.Param, ...)
 
   def loss(params, batch):
@@ -155,7 +156,7 @@ def test_nnx_layers_agree_with_jax_privacy(strategy, monkeypatch):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_low_rank_additions_to_frozen_weights_agree(strategy, monkeypatch):
   """LoRA: the frozen weight is no parameter, so it costs nothing."""
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   rng = np.random.default_rng(2)
   frozen = jnp.asarray(rng.normal(size=(DIM, DIM)), jnp.float32)
   params = {
@@ -168,7 +169,7 @@ def test_low_rank_additions_to_frozen_weights_agree(strategy, monkeypatch):
     return square(x @ frozen)
 
   compare(loss, params, batch(), strategy)
-  plan = _plan.make(loss, params, (batch(),), keep_ratio=0.0)
+  plan = plans.make(loss, params, (batch(),), keep_ratio=0.0)
   assert plan.formed == () and len(plan.sites) == 2
 
 
@@ -220,5 +221,5 @@ def test_any_shape_and_clip_norm_agrees(
 ):
   loss, params = PROBLEMS[problem]()
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(bookkeeping, "KEEP_RATIO", ratio)
+    patch.setitem(strategies.KEEP_RATIOS, "bookkeeping", ratio)
     compare(loss, params, batch(size, length), strategy, clip)

@@ -7,13 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.optim import (
-  _jacobians,
-  _pair_norms,
-  _pair_products,
-  _rules,
-  _towers,
-)
+from synthq_jax.optim.bookkeeping import rules
+from synthq_jax.optim.contrastive import encoders, pair_norms
 
 RANDOM = np.random.default_rng(0)
 PARAMS = {
@@ -97,7 +92,7 @@ def by_hand(query, document):
 
 def norms(function, encoder, *, keep_ratio, **options):
   def run(queries, documents):
-    towers = _towers.towers(
+    towers = encoders.towers(
       encoder, encoder, PARAMS, queries, documents, keep_ratio=keep_ratio
     )
     return function(towers, queries, documents, **options)
@@ -111,7 +106,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
   name, keep_ratio, monkeypatch
 ):
   # What it adds for rounding has tests of its own.
-  monkeypatch.setattr(_rules, "allowance", lambda uses, squares: 0.0)
+  monkeypatch.setattr(rules, "allowance", lambda uses, squares: 0.0)
   encoder = ENCODERS[name]
   expected = by_hand(encoder, encoder)
   for options in (
@@ -119,7 +114,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
     {"memory_bytes": 2**30},
     {"memory_bytes": 0, "microbatch_size": 3},
   ):
-    found = norms(_pair_norms.exact, encoder, keep_ratio=keep_ratio, **options)
+    found = norms(pair_norms.exact, encoder, keep_ratio=keep_ratio, **options)
     # The rounding of a norm is relative to what it is summed from.
     np.testing.assert_allclose(
       found, expected, rtol=1e-5, atol=1e-6 * expected.max()
@@ -134,7 +129,7 @@ def test_gram_matrices_give_each_encoders_norms_and_never_less(
   encoder = ENCODERS[name]
   expected = by_hand(encoder, held(encoder)), by_hand(held(encoder), encoder)
   found = norms(
-    functools.partial(_pair_norms._both, memory_bytes=0),
+    functools.partial(pair_norms._both, memory_bytes=0),
     encoder,
     keep_ratio=keep_ratio,
   )
@@ -147,17 +142,18 @@ def test_gram_matrices_give_each_encoders_norms_and_never_less(
 def test_jacobians_are_combined_where_that_is_less_work():
   pays = {}
   for name in ("convolved", "tied"):
-    tower = _towers.towers(
+    tower = encoders.towers(
       ENCODERS[name], plain, PARAMS, QUERIES, DOCUMENTS
     ).query
-    vectors, _, pull = _towers.linearize(tower, QUERIES)
+    vectors, _, pull = encoders.linearize(tower, QUERIES)
     pays[name] = [
-      _jacobians.pays(pull, 5, vectors.shape[1], passes) for passes in (1, 1000)
+      pair_norms.combining_pays(pull, 5, vectors.shape[1], passes)
+      for passes in (1, 1000)
     ]
     cotangents = jnp.asarray(RANDOM.normal(size=vectors.shape), jnp.float32)
     direct = pull(cotangents)
-    rows = _jacobians.make(pull, 5, vectors.shape[1])
-    combined = _jacobians.combine(rows)(cotangents)
+    rows = pair_norms.jacobians(pull, 5, vectors.shape[1])
+    combined = pair_norms.combine(rows)(cotangents)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
       direct,
@@ -170,10 +166,10 @@ def test_jacobians_are_combined_where_that_is_less_work():
 def test_a_norm_that_nearly_vanishes_is_not_too_small():
   """The Jacobian of a unit vector takes the vector itself to zero."""
   others = plain(PARAMS, QUERIES)
-  towers = _towers.towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
+  towers = encoders.towers(plain, plain, PARAMS, QUERIES, DOCUMENTS)
 
   def own(vectors):
-    return _pair_norms.of_one_encoder(towers.query, QUERIES, vectors, 0)
+    return pair_norms.of_one_encoder(towers.query, QUERIES, vectors, 0)
 
   with jax.enable_x64(True):
     wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), PARAMS)
@@ -213,7 +209,7 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
     if number in jacobians[1]:
       gradients += np.einsum("kj...,ik->ij...", jacobians[1][number], q)
     expected += np.square(gradients).reshape(5, 7, -1).sum(axis=2)
-  found = jax.jit(_pair_products.squared_norms)(q, d, *jacobians)
+  found = jax.jit(pair_norms.squared_products)(q, d, *jacobians)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
   if left_out is None:  # then they are those of the similarities
     np.testing.assert_allclose(found, by_hand(plain, plain) ** 2, rtol=1e-4)
@@ -221,20 +217,20 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
 
 def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
   calls = []
-  products = _pair_products.squared_norms
+  products = pair_norms.squared_products
 
   def counted(*arguments):
     calls.append(1)
     return products(*arguments)
 
-  monkeypatch.setattr(_pair_products, "squared_norms", counted)
-  monkeypatch.setattr(_jacobians, "pays", lambda *_: True)
+  monkeypatch.setattr(pair_norms, "squared_products", counted)
+  monkeypatch.setattr(pair_norms, "combining_pays", lambda *_: True)
   for name in ("plain", "convolved"):
     encoder = ENCODERS[name]
     expected = by_hand(encoder, encoder)
     for keep_ratio in (0, 100):
       found = norms(
-        _pair_norms.exact, encoder, keep_ratio=keep_ratio, memory_bytes=2**30
+        pair_norms.exact, encoder, keep_ratio=keep_ratio, memory_bytes=2**30
       )
       np.testing.assert_allclose(
         found, expected, rtol=1e-5, atol=1e-6 * expected.max()
@@ -244,10 +240,10 @@ def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
 
 @pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
 def test_what_goes_back_holds_no_copy_of_a_kernel_for_each_example(keep_ratio):
-  towers = _towers.towers(
+  towers = encoders.towers(
     plain, plain, PARAMS, QUERIES, DOCUMENTS, keep_ratio=keep_ratio
   )
-  _, _, pull = _towers.linearize(towers.query, QUERIES)
+  _, _, pull = encoders.linearize(towers.query, QUERIES)
   (kept,) = pull.args
   assert (4, 4) in [x.shape for x in kept]
   assert (5, 4, 4) not in [x.shape for x in kept]

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from synthq_jax.optim import _plan, bookkeeping
+from synthq_jax.optim import strategies
+from synthq_jax.optim.bookkeeping import plans
 
 
 def is_formed(positions, rows, columns, dtype, keep_ratio):
@@ -14,7 +15,7 @@ def is_formed(positions, rows, columns, dtype, keep_ratio):
     out = batch.astype(dtype) @ params["kernel"].astype(dtype)
     return jnp.sum(jnp.square(out.astype(jnp.float32)), axis=(1, 2))
 
-  plan = _plan.make(
+  plan = plans.make(
     loss_fn,
     {"kernel": jax.ShapeDtypeStruct((rows, columns), jnp.float32)},
     (jax.ShapeDtypeStruct((2, positions, rows), jnp.float32),),
@@ -41,6 +42,8 @@ def is_formed(positions, rows, columns, dtype, keep_ratio):
 def test_half_precision_forms_what_saves_much_work(
   positions, rows, columns, dtype, formed
 ):
-  found = is_formed(positions, rows, columns, dtype, bookkeeping.KEEP_RATIO)
+  found = is_formed(
+    positions, rows, columns, dtype, strategies.KEEP_RATIOS["bookkeeping"]
+  )
   assert found == formed
   assert not is_formed(positions, rows, columns, dtype, keep_ratio=0.0)

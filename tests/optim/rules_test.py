@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.optim import _rules
+from synthq_jax.optim.bookkeeping import rules
 
 BATCH, ROWS, COLUMNS = 3, 7, 4
 
 
 def outer(seed, positions):
   random = np.random.default_rng(seed)
-  return _rules.Outer(
+  return rules.Outer(
     jnp.asarray(random.normal(size=(BATCH, 1, positions, ROWS)), jnp.float32),
     jnp.asarray(
       random.normal(size=(BATCH, 1, positions, COLUMNS)), jnp.float32
@@ -24,7 +24,7 @@ def outer(seed, positions):
 
 def rows(seed, positions):
   random = np.random.default_rng(seed)
-  return _rules.Rows(
+  return rules.Rows(
     jnp.asarray(random.integers(-1, 3, size=(BATCH, positions)), jnp.int32),
     jnp.asarray(random.normal(size=(BATCH, positions, COLUMNS)), jnp.float32),
   )
@@ -35,7 +35,7 @@ def gradients(uses):
   total = np.zeros((BATCH, ROWS, COLUMNS))
   for use in uses:
     for b, t in itertools.product(range(BATCH), range(use.right.shape[-2])):
-      if isinstance(use, _rules.Outer):
+      if isinstance(use, rules.Outer):
         total[b] += np.outer(use.left[b, 0, t], use.right[b, 0, t])
       elif use.ids[b, t] >= 0:
         total[b, use.ids[b, t]] += use.right[b, t]
@@ -58,18 +58,18 @@ def without_allowance(uses, squares):
 @pytest.mark.parametrize("uses", CASES.values(), ids=CASES.keys())
 def test_squared_norms_are_those_of_the_summed_gradient(uses, monkeypatch):
   expected = np.sum(gradients(uses) ** 2, axis=(1, 2))
-  found = _rules.squared_norms(uses)
+  found = rules.squared_norms(uses)
   assert np.all(found >= (1 - 1e-6) * expected)
   np.testing.assert_allclose(found, expected, rtol=1e-4)
-  monkeypatch.setattr(_rules, "allowance", without_allowance)
-  np.testing.assert_allclose(_rules.squared_norms(uses), expected, rtol=1e-5)
+  monkeypatch.setattr(rules, "allowance", without_allowance)
+  np.testing.assert_allclose(rules.squared_norms(uses), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("uses", CASES.values(), ids=CASES.keys())
 def test_weighted_sums_are_those_of_the_summed_gradient(uses):
   weights = np.array([0.5, 0.0, 2.0])
   expected = np.einsum("b,bpq->pq", weights, gradients(uses))
-  total = _rules.weighted_sum(
+  total = rules.weighted_sum(
     uses, jnp.asarray(weights, jnp.float32), (1, ROWS, COLUMNS)
   )
   np.testing.assert_allclose(total[0], expected, rtol=1e-4, atol=1e-5)
@@ -77,11 +77,11 @@ def test_weighted_sums_are_those_of_the_summed_gradient(uses):
 
 def test_half_precision_factors_are_summed_in_float32():
   """Weights and sums rounded to bfloat16 are off by 1e-3, each example's own."""
-  uses = [_rules.Outer(*[x.astype(jnp.bfloat16) for x in outer(4, 5)])]
+  uses = [rules.Outer(*[x.astype(jnp.bfloat16) for x in outer(4, 5)])]
   weights = np.array([0.3, 0.7, 1.1], np.float32)
-  exact = [_rules.Outer(*[np.asarray(x, np.float32) for x in uses[0]])]
+  exact = [rules.Outer(*[np.asarray(x, np.float32) for x in uses[0]])]
   expected = np.einsum("b,bpq->pq", weights, gradients(exact))
-  total = _rules.weighted_sum(uses, jnp.asarray(weights), (1, ROWS, COLUMNS))
+  total = rules.weighted_sum(uses, jnp.asarray(weights), (1, ROWS, COLUMNS))
   np.testing.assert_allclose(total[0], expected, atol=1e-4)
   rounded = np.asarray(jnp.asarray(expected, jnp.bfloat16), np.float32)
   assert np.abs(rounded - expected).max() > 1e-3
@@ -90,20 +90,20 @@ def test_half_precision_factors_are_summed_in_float32():
 def test_what_chunks_of_examples_round_away_is_added_at_the_end():
   """One after the other, 2^24 and many times 1 make 2^24 in float32."""
   chunks = 65
-  values = np.zeros((chunks, _rules.CHUNK), np.float32)
+  values = np.zeros((chunks, rules.CHUNK), np.float32)
   values[0, 0], values[1:, 0] = 2.0**24, 1.0
   for more in (0, 1):  # a last chunk that is not full
     batch = jnp.asarray(np.append(values, np.ones(more, np.float32)))
-    total = _rules.in_chunks(jnp.sum, batch)
+    total = rules.in_chunks(jnp.sum, batch)
     assert abs(float(total) - 2.0**24 - 64 - more) <= 1.0
 
 
 def test_an_example_of_weight_zero_adds_nothing_even_if_not_finite():
   left, right = outer(0, 2)
-  use = _rules.Outer(left.at[1].set(np.inf), right.at[1].set(np.nan))
+  use = rules.Outer(left.at[1].set(np.inf), right.at[1].set(np.nan))
   weights = jnp.array([1.0, 0.0, 1.0])
-  total = _rules.weighted_sum([use], weights, (1, ROWS, COLUMNS))
-  clean = _rules.weighted_sum([outer(0, 2)], weights, (1, ROWS, COLUMNS))
+  total = rules.weighted_sum([use], weights, (1, ROWS, COLUMNS))
+  clean = rules.weighted_sum([outer(0, 2)], weights, (1, ROWS, COLUMNS))
   np.testing.assert_array_equal(total, clean)
 
 
@@ -113,7 +113,7 @@ def cancelling(seed, positions, width, rest):
   left = random.normal(size=(positions, width))
   right = random.normal(size=(positions, width))
   moved = left + rest * random.normal(size=left.shape)
-  return _rules.Outer(
+  return rules.Outer(
     jnp.asarray(np.concatenate([left, moved])[None, None], jnp.float32),
     jnp.asarray(np.concatenate([right, -right])[None, None], jnp.float32),
   )
@@ -131,16 +131,16 @@ def test_norms_of_positions_that_cancel_are_not_too_small(positions, width):
   for rest in (1e-2, 1e-3, 1e-4, 1e-5):
     for seed in range(10):
       use = cancelling(seed, positions, width, rest)
-      found = float(_rules.squared_norms([use])[0]) ** 0.5
+      found = float(rules.squared_norms([use])[0]) ** 0.5
       assert found >= (1 - 1e-6) * norm_in_double(use)
 
 
 def test_without_the_allowance_they_are(monkeypatch):
-  monkeypatch.setattr(_rules, "allowance", without_allowance)
+  monkeypatch.setattr(rules, "allowance", without_allowance)
   ratios = []
   for seed in range(20):
     use = cancelling(seed, 1, 256, 1e-4)
-    squared = max(float(_rules.squared_norms([use])[0]), 0.0)
+    squared = max(float(rules.squared_norms([use])[0]), 0.0)
     ratios.append(squared**0.5 / norm_in_double(use))
   assert min(ratios) < 0.9
 
@@ -158,7 +158,7 @@ def aligned(seed, positions, width, size):
   sizes -= sizes.mean()
   sizes[0] += size * 10 ** random.uniform(-3, -0.7)
   left, right = left / np.linalg.norm(left), right / np.linalg.norm(right)
-  return _rules.Outer(
+  return rules.Outer(
     jnp.asarray((scale[:, None] * left)[None, None], jnp.float32),
     jnp.asarray(((sizes / scale)[:, None] * right)[None, None], jnp.float32),
   )
@@ -171,7 +171,7 @@ def test_norms_of_aligned_positions_that_cancel_are_not_too_small(
   """Of contributions of 1000 clip norms more than one was left before."""
 
   def largest_contribution():
-    of = jax.jit(lambda use: _rules.squared_norms([use]))
+    of = jax.jit(lambda use: rules.squared_norms([use]))
     found = [
       max(float(of(use)[0]), 0.0) ** 0.5 / norm
       for use, norm in zip(uses, norms, strict=True)
@@ -182,17 +182,17 @@ def test_norms_of_aligned_positions_that_cancel_are_not_too_small(
   norms = [norm_in_double(use) for use in uses]
   assert largest_contribution() <= 1.0
   monkeypatch.setattr(
-    _rules, "allowance", lambda uses, squares: by_position(*uses)
+    rules, "allowance", lambda uses, squares: by_position(*uses)
   )
   assert largest_contribution() > 1.005
-  monkeypatch.setattr(_rules, "allowance", without_allowance)
+  monkeypatch.setattr(rules, "allowance", without_allowance)
   assert largest_contribution() > 1.5
 
 
 def by_position(use):
   """What was allowed before: 16 units of the positions' squares."""
-  squares = _rules.lengths(use.left) ** 2 * _rules.lengths(use.right) ** 2
-  return 16 * _rules.UNIT * jnp.sum(squares, axis=(1, 2))
+  squares = rules.lengths(use.left) ** 2 * rules.lengths(use.right) ** 2
+  return 16 * rules.UNIT * jnp.sum(squares, axis=(1, 2))
 
 
 @pytest.mark.parametrize("small, large", [(1e-20, 1e17), (1e-30, 1e30)])
@@ -200,12 +200,12 @@ def test_norms_of_factors_beyond_the_range_of_float32_are_not_too_small(
   small, large
 ):
   for left, right in ((small, large), (large, small)):
-    use = _rules.Outer(
+    use = rules.Outer(
       jnp.full((1, 1, 4, 512), left), jnp.full((1, 1, 4, 512), right)
     )
-    found = float(_rules.squared_norms([use])[0]) ** 0.5
+    found = float(rules.squared_norms([use])[0]) ** 0.5
     assert not found < norm_in_double(use)  # infinite or nan counts as zero
-    found = float(_rules.squared_norm(use)[0]) ** 0.5
+    found = float(rules.squared_norm(use)[0]) ** 0.5
     assert not found < norm_in_double(use)
 
 
@@ -214,14 +214,14 @@ def test_a_weighted_sum_is_no_longer_than_its_norm_says():
   for seed in range(8):
     use = aligned(seed, 128, 256, 1e5)
     for dtype in (jnp.float32, jnp.bfloat16):
-      rounded = _rules.Outer(*[factor.astype(dtype) for factor in use])
-      total = _rules.weighted_sum([rounded], jnp.ones(1), (1, 256, 256))
+      rounded = rules.Outer(*[factor.astype(dtype) for factor in use])
+      total = rules.weighted_sum([rounded], jnp.ones(1), (1, 256, 256))
       length = np.linalg.norm(np.asarray(total, np.float64))
-      for of in (lambda u: _rules.squared_norms([u]), _rules.squared_norm):
+      for of in (lambda u: rules.squared_norms([u]), rules.squared_norm):
         assert length <= float(of(rounded)[0]) ** 0.5
 
 
 def test_the_allowance_is_small_where_nothing_cancels():
   use = outer(3, 50)
   expected = np.sum(gradients([use]) ** 2, axis=(1, 2))
-  np.testing.assert_allclose(_rules.squared_norms([use]), expected, rtol=1e-3)
+  np.testing.assert_allclose(rules.squared_norms([use]), expected, rtol=1e-3)

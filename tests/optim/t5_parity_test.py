@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
-from synthq_jax.optim import _plan, bookkeeping, clipping, ghost
+from synthq_jax.optim import clipping, strategies
+from synthq_jax.optim.bookkeeping import plans
 
 VOCAB, BATCH = 23, 3
 WAYS = ("bookkeeping", "ghost")
@@ -100,8 +101,8 @@ def test_all_shapes_masks_and_clip_norms_agree_with_jax_privacy(
 ):  # fmt: skip
   config = config_of(tied, encoders, decoders, activations, heads)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(bookkeeping, "KEEP_RATIO", ratio)
-    patch.setattr(ghost, "KEEP_RATIO", min(ratio, 1.0))
+    patch.setitem(strategies.KEEP_RATIOS, "bookkeeping", ratio)
+    patch.setitem(strategies.KEEP_RATIOS, "ghost", min(ratio, 1.0))
     compare(*problem(config, inputs, targets, padded), clip)
 
 
@@ -112,7 +113,7 @@ def half(tied):
 
 @pytest.mark.parametrize(("tied", "ratio"), [(False, 0.0), (True, 1e9)])
 def test_half_precision_agrees_to_its_rounding(tied, ratio, monkeypatch):
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", ratio)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", ratio)
   loss_fn, params, batch = half(tied)
   full, _, _ = problem(config_of(tied, 1, 1, ("gelu", "linear")), 6, 5, 2)
   exact = clipping.clipped_grad(full, l2_clip_norm=0.3, strategy="vmap")
@@ -144,7 +145,7 @@ def test_half_precision_keeps_formed_gradients_in_half_the_memory():
   loss_fn, params, batch = half(tied=True)
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   names = [jax.tree_util.keystr(path) for path, _ in paths]
-  plan = _plan.make(loss_fn, params, (batch,), keep_ratio=1e9)
+  plan = plans.make(loss_fn, params, (batch,), keep_ratio=1e9)
   dtypes = dict(zip((names[i] for i in plan.formed), plan.dtypes, strict=True))
   for name, dtype in dtypes.items():
     several = "embedding" in name or "scale" in name  # scales: not in products
@@ -171,7 +172,7 @@ def test_positions_that_cancel_in_half_precision_stay_within_the_clip_norm(
     y = batch["x"] @ params["w"].astype(jnp.bfloat16)
     return jnp.sum((y * batch["target"]).astype(jnp.float32), axis=(1, 2))
 
-  monkeypatch.setattr(bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   grad_fn = clipping.clipped_grad(
     loss_fn, l2_clip_norm=clip, strategy="bookkeeping"
   )

@@ -9,7 +9,9 @@ import optax
 
 from synthq_jax import typing
 from synthq_jax.losses import contrastive as losses_lib
-from synthq_jax.optim import _contrastive_batch, _rules, _towers, clipping
+from synthq_jax.optim import clipping
+from synthq_jax.optim.bookkeeping import rules
+from synthq_jax.optim.contrastive import batches, encoders
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Row"]
@@ -91,15 +93,9 @@ class Row:
     fn: Any,
     params: typing.Params,
     batch: typing.Batch,
-    is_padding_example: jax.Array | None,
+    pairs: batches.Pairs,
   ) -> tuple[typing.Params, jax.Array, jax.Array]:
     """Returns the sum, losses [batch] and the rows' norms [batch]."""
-    pairs = _contrastive_batch.read(
-      batch,
-      is_padding_example,
-      max_batch_size=fn.max_batch_size,
-      hard_negatives=getattr(fn.loss, "hard_negatives", 0),
-    )
     size, block = len(pairs.queries), fn.microbatch_size
     through_document = self.gradients == "pair"
     if self.gradients != "all" and (block is None or block >= size):
@@ -138,7 +134,7 @@ def _rows(
   fn: Any,
   params: typing.Params,
   batch: typing.Batch,
-  pairs: _contrastive_batch.Pairs,
+  pairs: batches.Pairs,
   q: jax.Array,
   d: jax.Array,
 ) -> _Rows:
@@ -146,8 +142,8 @@ def _rows(
   if method.negatives == "public":
     return _public_rows(fn, params, batch, pairs, q, d)
   size = len(q)
-  has_column = _contrastive_batch.finite_rows(d)
-  counts = pairs.has_query & _contrastive_batch.finite_rows(q)
+  has_column = batches.finite_rows(d)
+  counts = pairs.has_query & batches.finite_rows(q)
   columns = has_column.at[:size].set(True)  # a hard one that is not finite
   masks = {
     "is_padding_example": pairs.is_padding | ~has_column[:size],
@@ -161,9 +157,9 @@ def _rows(
   diagonal = jnp.eye(*weights.shape, dtype=bool)
   losses = fn.loss.losses(similarity, **masks)
   return _Rows(
-    queries=_contrastive_batch.sound(pairs.queries, counts),
+    queries=batches.sound(pairs.queries, counts),
     documents=pairs.columns[:size],
-    columns=_contrastive_batch.sound(pairs.columns, has_column),
+    columns=batches.sound(pairs.columns, has_column),
     vectors=d,
     own_vectors=d[:size],
     own=jnp.diagonal(weights),
@@ -177,7 +173,7 @@ def _public_rows(
   fn: Any,
   params: typing.Params,
   batch: typing.Batch,
-  pairs: _contrastive_batch.Pairs,
+  pairs: batches.Pairs,
   q: jax.Array,
   d: jax.Array,
 ) -> _Rows:
@@ -189,9 +185,9 @@ def _public_rows(
     )
   negatives = jnp.asarray(batch["public_negatives"])
   s = fn.encode("document", params, negatives)
-  has_column = _contrastive_batch.finite_rows(s)
+  has_column = batches.finite_rows(s)
   s = jnp.where(has_column[:, None], s, 0.0)
-  finite = _contrastive_batch.finite_rows(q) & _contrastive_batch.finite_rows(d)
+  finite = batches.finite_rows(q) & batches.finite_rows(d)
   counts = finite & pairs.has_query & ~pairs.is_padding
   q, d = (jnp.where(counts[:, None], x, 0.0) for x in (q, d))
   similarity = jnp.concatenate(
@@ -212,9 +208,9 @@ def _public_rows(
   losses, weights = jax.vmap(of_row)(similarity, masked)
   weights = jnp.where(counts[:, None], weights, 0.0)
   return _Rows(
-    queries=_contrastive_batch.sound(pairs.queries, counts),
-    documents=_contrastive_batch.sound(pairs.columns, counts),
-    columns=_contrastive_batch.sound(negatives, has_column),
+    queries=batches.sound(pairs.queries, counts),
+    documents=batches.sound(pairs.columns, counts),
+    columns=batches.sound(negatives, has_column),
     vectors=s,
     own_vectors=d,
     own=weights[:, 0],
@@ -239,7 +235,7 @@ def _at_once(
   fn: Any,
   params: typing.Params,
   batch: typing.Batch,
-  pairs: _contrastive_batch.Pairs,
+  pairs: batches.Pairs,
   through_document: bool,
 ) -> tuple[typing.Params, jax.Array, jax.Array]:
   """Returns the sum, losses and norms of `_clipped` from one forward pass.
@@ -250,14 +246,14 @@ def _at_once(
   encode_document = fn.encode_document
   if not through_document:  # its use of the parameters is nobody's concern
     encode_document = lambda _, x: fn.encode_document(params, x)  # noqa: E731
-  towers = _towers.towers(
+  towers = encoders.towers(
     fn.encode_query, encode_document, params, pairs.queries, pairs.columns
   )
-  q, q_records, pull_q = _towers.linearize(towers.query, pairs.queries)
+  q, q_records, pull_q = encoders.linearize(towers.query, pairs.queries)
   size = len(q)
   if through_document:
     own = pairs.columns[:size]
-    d, d_records, pull_d = _towers.linearize(towers.document, own)
+    d, d_records, pull_d = encoders.linearize(towers.document, own)
     if len(pairs.columns) > size:
       hard = fn.encode("document", params, pairs.columns[size:])
       d = jnp.concatenate([d, hard])
@@ -268,14 +264,14 @@ def _at_once(
   if through_document:
     cotangents = rows.own[:, None] * jnp.where(rows.counts[:, None], q, 0.0)
     parts.append((towers.document, d_records, pull_d(cotangents)))
-  parts = _towers.held(parts)
-  squares = _towers.squared_norms(parts, size)
-  norms = _rules.norms([squares], rows.losses)
-  weights = _rules.clip_weights(
+  parts = encoders.held(parts)
+  squares = encoders.squared_norms(parts, size)
+  norms = rules.norms([squares], rows.losses)
+  weights = rules.clip_weights(
     rows.losses, norms, ~rows.counts, fn.l2_clip_norm
   )
   total = jax.tree.unflatten(
-    jax.tree.structure(params), _towers.weighted_sums(parts, weights)
+    jax.tree.structure(params), encoders.weighted_sums(parts, weights)
   )
   return total, rows.losses, jnp.where(rows.counts, norms, 0.0)
 
@@ -302,7 +298,7 @@ def _clipped(
   examples = {"query": rows.queries, "toward": _toward(rows)}
   if through_document:
     # A row that does not count may have a document that is not finite.
-    examples["document"] = _contrastive_batch.sound(rows.documents, rows.counts)
+    examples["document"] = batches.sound(rows.documents, rows.counts)
     examples["own"] = rows.own
   size = fn.microbatch_size
   # Norm and sum from the same factors: weights of 1 / temperature cancel each
@@ -321,11 +317,7 @@ def _one_by_one(
   fn: Any, params: typing.Params, rows: _Rows
 ) -> tuple[typing.Params, jax.Array]:
   """Returns the sum and norms of whole rows, one gradient at a time."""
-  dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
-  wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
-
-  def narrow(wide: typing.Params) -> typing.Params:
-    return jax.tree.map(lambda x, dtype: x.astype(dtype), wide, dtypes)
+  wide, narrow = rules.widened(params)
 
   def of_pair(
     wide: typing.Params, query: Any, document: Any
@@ -361,6 +353,6 @@ def _one_by_one(
     return total, jnp.where(counts, norm, 0.0)
 
   zeros = jax.tree.map(jnp.zeros_like, wide)
-  documents = _contrastive_batch.sound(rows.documents, rows.counts)
+  documents = batches.sound(rows.documents, rows.counts)
   each = (rows.queries, documents, rows.own, rows.shared, rows.counts)
   return jax.lax.scan(add_row, zeros, each)

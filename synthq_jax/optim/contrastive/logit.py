@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import typing
-from synthq_jax.optim import _axes, _contrastive_batch, _pair_norms, _towers
+from synthq_jax.optim.bookkeeping import jaxprs, rules
+from synthq_jax.optim.contrastive import batches, encoders, pair_norms
 
 __all__ = ["Logit", "SEQUENTIAL_LIMIT"]
 
@@ -87,21 +88,14 @@ class Logit:
     fn: Any,
     params: typing.Params,
     batch: typing.Batch,
-    is_padding_example: jax.Array | None,
+    pairs: batches.Pairs,
   ) -> tuple[typing.Params, jax.Array, jax.Array]:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
-    pairs = _contrastive_batch.read(
-      batch,
-      is_padding_example,
-      max_batch_size=fn.max_batch_size,
-      hard_negatives=getattr(fn.loss, "hard_negatives", 0),
-    )
     losses, weights = _weights(fn, params, pairs)
-    if self.norms != "sequential":
-      _refuse_half(fn, params, pairs)
     if self.norms == "sequential":
       total, norms = _sequential(fn, params, pairs, weights)
     else:
+      _refuse_half(fn, params, pairs)
       norms = self._norms(fn, params, pairs)
       factors = weights * _clip_factors(norms, fn.l2_clip_norm)
       total = _weighted_gradient(fn, params, pairs, factors)
@@ -109,10 +103,10 @@ class Logit:
     return total, losses, jnp.max(seen, axis=1)
 
   def _norms(
-    self, fn: Any, params: typing.Params, pairs: _contrastive_batch.Pairs
+    self, fn: Any, params: typing.Params, pairs: batches.Pairs
   ) -> jax.Array:
     """Returns the norms to clip by, [batch, columns]."""
-    towers = _towers.towers(
+    towers = encoders.towers(
       fn.encode_query,
       fn.encode_document,
       params,
@@ -120,10 +114,10 @@ class Logit:
       pairs.columns,
     )
     if self.norms == "bound":
-      return _pair_norms.bound(
+      return pair_norms.bound(
         towers, pairs.queries, pairs.columns, memory_bytes=self.memory_bytes
       )
-    return _pair_norms.exact(
+    return pair_norms.exact(
       towers,
       pairs.queries,
       pairs.columns,
@@ -132,9 +126,7 @@ class Logit:
     )
 
 
-def _refuse_half(
-  fn: Any, params: typing.Params, pairs: _contrastive_batch.Pairs
-) -> None:
+def _refuse_half(fn: Any, params: typing.Params, pairs: batches.Pairs) -> None:
   """Refuses encoders whose passes back round to half precision.
 
   A pass back of many pairs at once rounds with all of them: one record that
@@ -145,7 +137,7 @@ def _refuse_half(
     (fn.encode_document, pairs.columns),
   ):
     one = jax.tree.map(lambda x: x[:1], examples)
-    found = _axes.half_precision(jax.make_jaxpr(encoder)(params, one).jaxpr)
+    found = jaxprs.half_precision(jax.make_jaxpr(encoder)(params, one).jaxpr)
     if found is not None:
       raise ValueError(
         "expected encoders that compute in float32 for Logit with norms of"
@@ -161,13 +153,13 @@ def _clip_factors(norms: jax.Array, l2_clip_norm: float) -> jax.Array:
 
 
 def _weights(
-  fn: Any, params: typing.Params, pairs: _contrastive_batch.Pairs
+  fn: Any, params: typing.Params, pairs: batches.Pairs
 ) -> tuple[jax.Array, jax.Array]:
   """Returns losses [batch] and derivatives of their sum [batch, columns]."""
   q = fn.encode("query", params, pairs.queries)
   d = fn.encode("document", params, pairs.columns)
-  has_query = pairs.has_query & _contrastive_batch.finite_rows(q)
-  has_column = _contrastive_batch.finite_rows(d)
+  has_query = pairs.has_query & batches.finite_rows(q)
+  has_column = batches.finite_rows(d)
   size = len(q)
   own = jnp.concatenate(  # [batch, 1 + hard]
     [has_column[:size, None], has_column[size:].reshape(size, -1)], axis=1
@@ -188,24 +180,23 @@ def _weights(
 def _weighted_gradient(
   fn: Any,
   params: typing.Params,
-  pairs: _contrastive_batch.Pairs,
+  pairs: batches.Pairs,
   factors: jax.Array,
 ) -> typing.Params:
   """Returns the gradient of sum_ij factors_ij S_ij, float32."""
   row_counts, column_counts = (factors != 0).any(1), (factors != 0).any(0)
-  queries = _contrastive_batch.sound(pairs.queries, row_counts)
-  columns = _contrastive_batch.sound(pairs.columns, column_counts)
-  dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
+  queries = batches.sound(pairs.queries, row_counts)
+  columns = batches.sound(pairs.columns, column_counts)
+  # Differentiated in float32, so that the sum over pairs is float32.
+  wide, narrow = rules.widened(params)
 
   def total(wide: typing.Params) -> jax.Array:
-    params = jax.tree.map(lambda x, dtype: x.astype(dtype), wide, dtypes)
+    params = narrow(wide)
     q = fn.encode("query", params, queries)
     d = fn.encode("document", params, columns)
     exact = jax.lax.Precision.HIGHEST
     return jnp.sum(factors * jnp.matmul(q, d.T, precision=exact))
 
-  # Differentiated in float32, so that the sum over pairs is float32.
-  wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
   gradient = jax.grad(total)(wide)
   return jax.tree.map(lambda x: jnp.where(row_counts.any(), x, 0.0), gradient)
 
@@ -213,7 +204,7 @@ def _weighted_gradient(
 def _sequential(
   fn: Any,
   params: typing.Params,
-  pairs: _contrastive_batch.Pairs,
+  pairs: batches.Pairs,
   weights: jax.Array,
 ) -> tuple[typing.Params, jax.Array]:
   """Returns the sum and the norms, from one gradient for each similarity."""
@@ -222,11 +213,10 @@ def _sequential(
       f"expected at most {SEQUENTIAL_LIMIT} pairs with norms='sequential', got "
       f"a batch of {len(pairs.queries)}: take norms='exact'"
     )
-  wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
-  dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
+  wide, narrow = rules.widened(params)
 
   def similarity(wide: typing.Params, query: Any, document: Any) -> jax.Array:
-    params = jax.tree.map(lambda x, dtype: x.astype(dtype), wide, dtypes)
+    params = narrow(wide)
     q = fn.encode("query", params, query[None])
     return jnp.sum(q * fn.encode("document", params, document[None]))
 

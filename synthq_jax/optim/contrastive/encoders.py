@@ -15,14 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import (
-  _plan,
-  _rules,
-  _sites,
-  _trace,
-  _views,
-  independence,
-)
+from synthq_jax.optim import independence
+from synthq_jax.optim.bookkeeping import plans, trace, use_sites
 
 __all__ = [
   "Factors",
@@ -148,11 +142,24 @@ class Factors(NamedTuple):
 class Tower(NamedTuple):
   """One encoder's trace, and how each parameter is handled in it."""
 
-  closed: Any
-  followed: tuple[int, ...]  # parameters whose gradient stays in factors
-  formed: tuple[int, ...]  # parameters whose gradient is formed per example
-  sites: tuple[_sites.Site, ...]  # uses of the followed ones
+  plan: plans.Plan
   leaves: tuple[jax.Array, ...]  # all parameters, flat
+
+  @property
+  def sites(self) -> tuple[use_sites.Site, ...]:
+    """Uses of the parameters whose gradient stays in factors."""
+    return self.plan.sites
+
+  @property
+  def formed(self) -> tuple[int, ...]:
+    """Parameters whose gradient is formed per example."""
+    return self.plan.formed
+
+  @property
+  def used(self) -> set[int]:
+    """Parameters that some equation reads."""
+    used = _used(self.plan.closed.jaxpr)
+    return {index for index in used if index < len(self.leaves)}
 
 
 class Towers(NamedTuple):
@@ -164,7 +171,7 @@ class Towers(NamedTuple):
   @property
   def are_disjoint(self) -> bool:
     """Whether no parameter is used by both."""
-    return not (_used_leaves(self.query) & _used_leaves(self.document))
+    return not (self.query.used & self.document.used)
 
 
 def towers(
@@ -195,7 +202,7 @@ def towers(
     lambda params, pair: (query(params, pair[0]), document(params, pair[1]))
   )(params, examples)
   # Traced together, so that a parameter of both has one layout.
-  plan = _plan.from_trace(both, params, keep_ratio=keep_ratio)
+  plan = plans.from_trace(both, params, keep_ratio=keep_ratio)
   return Towers(
     _tower(query, params, examples[0], plan),
     _tower(document, params, examples[1], plan),
@@ -206,22 +213,21 @@ def _tower(
   one: Callable[..., jax.Array],
   params: typing.Params,
   example: Any,
-  plan: _plan.Plan,
+  plan: plans.Plan,
 ) -> Tower:
   closed = jax.make_jaxpr(one)(params, example)
-  walk = _trace.Walk()
+  walk = trace.Walk()
   jax.eval_shape(
     lambda *values: walk.run(closed, values, plan.followed),
     *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals],
   )
   used = _used(closed.jaxpr)
-  return Tower(
+  own = plan._replace(
     closed=closed,
-    followed=plan.followed,
     formed=tuple(i for i in plan.formed if i in used),
     sites=tuple(walk.sites),
-    leaves=tuple(jnp.asarray(leaf) for leaf in jax.tree.leaves(params)),
   )
+  return Tower(own, tuple(map(jnp.asarray, jax.tree.leaves(params))))
 
 
 def _used(jaxpr: Any) -> set[int]:
@@ -231,11 +237,6 @@ def _used(jaxpr: Any) -> set[int]:
   # Literals are not hashable in all versions, variables are.
   atoms = [atom for atom in atoms + jaxpr.outvars if not hasattr(atom, "val")]
   return {places[atom] for atom in atoms if atom in places}
-
-
-def _used_leaves(tower: Tower) -> set[int]:
-  used = _used(tower.closed.jaxpr)
-  return {index for index in used if index < len(tower.leaves)}
 
 
 def linearize(
@@ -252,7 +253,7 @@ def linearize(
     and a function from cotangents [batch, dim] to the factors of the gradient
     of each example's <vector, cotangent>.
   """
-  zeros = [jnp.zeros(s.output.shape, s.output.dtype) for s in tower.sites]
+  zeros = tower.plan.zeros()
   formed = [tower.leaves[index] for index in tower.formed]
   structure = None
 
@@ -262,12 +263,8 @@ def linearize(
     def vector(
       zeros: list[jax.Array], formed: list[jax.Array]
     ) -> tuple[jax.Array, list[jax.Array]]:
-      values = list(tower.leaves)
-      for index, value in zip(tower.formed, formed, strict=True):
-        values[index] = value
-      walk = _trace.Walk(zeros)
-      values += jax.tree.leaves(example)
-      (result,) = walk.run(tower.closed, values, tower.followed)
+      walk = trace.Walk(zeros)
+      result = tower.plan.run(walk, tower.leaves, formed, example)
       return result, walk.records
 
     result, pull, records = jax.vjp(vector, zeros, formed, has_aux=True)
@@ -311,9 +308,9 @@ def vectors(tower: Tower, examples: Any) -> jax.Array:
   """Returns the vectors alone, [batch, dim]."""
 
   def one(example: Any) -> jax.Array:
-    walk = _trace.Walk()
+    walk = trace.Walk()
     values = [*tower.leaves, *jax.tree.leaves(example)]
-    return walk.run(tower.closed, values, ())[0]
+    return walk.run(tower.plan.closed, values, ())[0]
 
   return jax.vmap(one)(examples)
 
@@ -341,11 +338,7 @@ def squared_norms(parts: Sequence[Part], size: int) -> jax.Array:
       both encoders, whose common parameters are taken together.
     size: the number of examples.
   """
-  squares = [
-    _rules.squared_norms([use for _, use in pairs])
-    for pairs in _uses(parts).values()
-  ]
-  squares += [_rules.sum_of_squares(each) for each in _formed(parts).values()]
+  squares = plans.squares(_uses(parts), _formed(parts).values())
   return sum(squares, jnp.zeros(size, jnp.float32))
 
 
@@ -361,7 +354,7 @@ def weighted_sums(parts: Sequence[Part], weights: jax.Array) -> list[jax.Array]:
     float32, for every parameter in order.
   """
   shapes = [leaf.shape for leaf in parts[0][0].leaves]
-  return _plan.weighted_sums(shapes, _uses(parts), _formed(parts), weights)
+  return plans.weighted_sums(shapes, _uses(parts), _formed(parts), weights)
 
 
 def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
@@ -376,9 +369,9 @@ def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
 
 def _uses(
   parts: Sequence[Part],
-) -> dict[int, list[tuple[_views.Layout, _plan.Use]]]:
+) -> dict[int, list[tuple[use_sites.Layout, plans.Use]]]:
   """Collects the uses of each parameter in factors, over all parts."""
   sites = [site for tower, _, _ in parts for site in tower.sites]
   records = [record for _, records, _ in parts for record in records]
   cotangents = [each for _, _, factors in parts for each in factors.cotangents]
-  return _plan.uses(sites, records, cotangents)
+  return plans.uses(sites, records, cotangents)

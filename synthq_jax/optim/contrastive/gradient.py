@@ -5,29 +5,24 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from synthq_jax import typing
-from synthq_jax.optim import (
-  _contrastive_batch,
-  _padding,
-  _towers,
-  batch_clipping,
-)
-from synthq_jax.optim._group import Group
-from synthq_jax.optim._logit import Logit
-from synthq_jax.optim._row import Row
-from synthq_jax.privacy import _checks, sensitivity
+from synthq_jax.optim import clipping
+from synthq_jax.optim import noise as noise_lib
+from synthq_jax.optim.contrastive import batches, encoders
+
+# By name: the package's attribute `privatize` is a function.
+from synthq_jax.optim.privatize import privatize
+from synthq_jax.privacy import _checks
 
 __all__ = [
-  "Batch",
   "ContrastiveAux",
   "ContrastiveGrad",
-  "Group",
-  "Logit",
   "Loss",
   "Method",
-  "Row",
   "contrastive_clipped_grad",
+  "logit_dp",
 ]
 
 
@@ -58,9 +53,16 @@ class Method(Protocol):
     fn: Any,
     params: typing.Params,
     batch: typing.Batch,
-    is_padding_example: jax.Array | None,
+    pairs: batches.Pairs,
   ) -> tuple[typing.Params, jax.Array, jax.Array]:
-    """Returns the sum, losses and norms."""
+    """Returns the sum, losses and norms.
+
+    Args:
+      fn: the `ContrastiveGrad` that asks.
+      params: pytree of arrays.
+      batch: as the caller gave it, without a mask of padding.
+      pairs: what `fn.read` made of it.
+    """
 
 
 class ContrastiveAux(NamedTuple):
@@ -74,38 +76,6 @@ class ContrastiveAux(NamedTuple):
 
   losses: jax.Array
   norms: jax.Array
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
-  """Clips the gradient of the whole batch to norm C: the papers' baseline.
-
-  Formal guarantee:
-    That of `batch_clipped_grad`: 2C for any unit and relation. The public
-    divisor is 1 for each step.
-  """
-
-  def check(self, fn: Any) -> None:
-    """Refuses nothing: every loss will do."""
-
-  def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
-    """Returns 2C."""
-    del unit
-    return sensitivity.batch(l2_clip_norm=fn.l2_clip_norm, relation=relation)
-
-  def clipped_sum(
-    self,
-    fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    is_padding_example: jax.Array | None,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
-    """Returns the gradient, its loss and norm [1]."""
-    pairs = fn.read(batch, is_padding_example)
-    gradient, aux = batch_clipping.batch_clipped_grad(
-      fn.total_loss, l2_clip_norm=fn.l2_clip_norm
-    )(params, batch, is_padding_example=pairs.is_padding)
-    return gradient, aux.loss[None], aux.norm[None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,19 +135,19 @@ class ContrastiveGrad:
         "expected key=None, got a key: encoders are called without one, so "
         "train without dropout"
       )
-    batch, is_padding_example = _padding.split(batch, is_padding_example)
+    batch, is_padding_example = clipping.split_padding(
+      batch, is_padding_example
+    )
     pairs = self.read(batch, is_padding_example)
     for name, examples in (
       ("query", pairs.queries),
       ("document", pairs.columns),
     ):
       encoder = self._encoder(name)
-      _towers.check_cosines(encoder, params, examples, f"encode_{name}")
-      _towers.refuse_batch_rules(encoder, params, examples)
+      encoders.check_cosines(encoder, params, examples, f"encode_{name}")
+      encoders.refuse_batch_rules(encoder, params, examples)
     params = jax.tree.map(jnp.asarray, params)
-    total, losses, norms = self.method.clipped_sum(
-      self, params, batch, is_padding_example
-    )
+    total, losses, norms = self.method.clipped_sum(self, params, batch, pairs)
     return total, ContrastiveAux(losses, norms)
 
   def sensitivity(self, relation: Any, unit: str) -> float:
@@ -198,7 +168,7 @@ class ContrastiveGrad:
 
   def read(
     self, batch: typing.Batch, is_padding_example: jax.Array | None
-  ) -> _contrastive_batch.Pairs:
+  ) -> batches.Pairs:
     """Checks a batch and puts it into columns."""
     two_directions = getattr(self.loss, "directions", 1) == 2
     if two_directions and "has_query" in batch:
@@ -206,7 +176,7 @@ class ContrastiveGrad:
         "expected no has_query with directions=2, got one: documents would "
         "choose among queries that are not there"
       )
-    return _contrastive_batch.read(
+    return batches.read(
       batch,
       is_padding_example,
       max_batch_size=self.max_batch_size,
@@ -215,7 +185,7 @@ class ContrastiveGrad:
 
   def encode(self, name: str, params: typing.Params, examples: Any) -> Any:
     """Returns the vectors of queries or documents, [batch, dim]."""
-    return _towers.encode(
+    return encoders.encode(
       self._encoder(name), params, examples, self.microbatch_size
     )
 
@@ -227,8 +197,8 @@ class ContrastiveGrad:
     # Padding may hold anything, so a real pair's examples stand in for it.
     hard = len(pairs.columns) // len(is_real) - 1
     has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
-    queries = _contrastive_batch.sound(pairs.queries, is_real)
-    columns = _contrastive_batch.sound(pairs.columns, has_column)
+    queries = batches.sound(pairs.queries, is_real)
+    columns = batches.sound(pairs.columns, has_column)
     q = self.encode("query", params, queries)
     d = self.encode("document", params, columns)
     similarity = jnp.matmul(q, d.T, precision=jax.lax.Precision.HIGHEST)
@@ -274,9 +244,10 @@ def contrastive_clipped_grad(
   >>> def encode(params, x):
   ...   x = x * params[None]
   ...   return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+  >>> from synthq_jax import optim
   >>> fn = contrastive_clipped_grad(
   ...     encode, encode, loss=contrastive.Softmax(temperature=1.0),
-  ...     l2_clip_norm=0.5, method=Row(), max_batch_size=4)
+  ...     l2_clip_norm=0.5, method=optim.Row(), max_batch_size=4)
   >>> batch = {"queries": jnp.eye(2), "documents": jnp.eye(2)}
   >>> total, aux = fn(jnp.ones(2), batch)
   >>> fn.sensitivity("ADD_OR_REMOVE_ONE", "query")
@@ -325,3 +296,68 @@ def contrastive_clipped_grad(
   )
   method.check(fn)
   return fn
+
+
+def logit_dp(
+  fn: ContrastiveGrad,
+  *,
+  relation: Any,
+  unit: str,
+  noise_multiplier: float,
+  denominator: float,
+  key: jax.Array,
+  noise: noise_lib.Noise | None = None,
+) -> optax.GradientTransformation:
+  """Builds the transform from `fn`'s sum to a private mean.
+
+  Formal guarantee:
+    That of `privatize` for the unit and the relation, with the sensitivity that
+    `fn` has for them; so `noise_multiplier` has to be calibrated for this
+    relation. Under REPLACE_ONE the accountant doubles by itself what one unit
+    moves, so the noise is made for ADD_OR_REMOVE_ONE there, of which no method's
+    value more than doubles. It takes the sum of ONE call of `fn` a step: sums of
+    several batches must not be added before it, as `optax.MultiSteps` around it
+    would, since a record that comes or goes moves records from one batch to the
+    next. Accumulate inside: `microbatch_size` of `contrastive_clipped_grad`.
+
+  >>> import jax, jax.numpy as jnp
+  >>> from synthq_jax import optim
+  >>> from synthq_jax.losses import contrastive as losses
+  >>> fn = contrastive_clipped_grad(
+  ...     lambda params, x: x * params, lambda params, x: x * params,
+  ...     loss=losses.Softmax(temperature=1.0), l2_clip_norm=0.5,
+  ...     method=optim.Batch(), max_batch_size=4)
+  >>> tx = logit_dp(fn, relation="ADD_OR_REMOVE_ONE", unit="pair",
+  ...               noise_multiplier=0.0, denominator=1.0,
+  ...               key=jax.random.key(0))
+  >>> mean, _ = tx.update(jnp.array([0.5]), tx.init(jnp.array([0.5])))
+  >>> print(mean)
+  [0.5]
+
+  Args:
+    fn: from `contrastive_clipped_grad`.
+    relation: a `dp_accounting.NeighboringRelation` or its name.
+    unit: "pair" or "query".
+    noise_multiplier: standard deviation of the noise over the sensitivity.
+    denominator: public divisor: 1 for `Batch`, the expected number of groups
+      for `Group`, the expected batch size otherwise.
+    key: secret key, for the noise of all steps and nothing else.
+    noise: as in `privatize`.
+
+  Returns:
+    An optax transform, to be chained before an optimizer.
+
+  Raises:
+    ValueError: if `fn` does not protect the unit, or a number is out of range.
+  """
+  moved = fn.sensitivity(relation, unit)
+  if getattr(relation, "name", relation) == "REPLACE_ONE":
+    single = fn.sensitivity("ADD_OR_REMOVE_ONE", unit)
+    moved = max(single, moved / 2)
+  return privatize(
+    l2_sensitivity=moved,
+    noise_multiplier=noise_multiplier,
+    denominator=denominator,
+    key=key,
+    noise=noise,
+  )

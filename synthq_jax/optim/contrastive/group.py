@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _contrastive_batch, clipping
+from synthq_jax.optim import clipping
+from synthq_jax.optim.contrastive import batches
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Group"]
@@ -80,7 +81,7 @@ class Group:
     fn: Any,
     params: typing.Params,
     batch: typing.Batch,
-    is_padding_example: jax.Array | None,
+    pairs: batches.Pairs,
   ) -> tuple[typing.Params, jax.Array, jax.Array]:
     """Returns the sum, and losses and norms of the groups [groups]."""
     if "example_id" not in batch:
@@ -88,13 +89,6 @@ class Group:
         f"expected a batch with example_id, got {sorted(batch)}: a record's "
         "group has to come from its own key"
       )
-    hard = getattr(fn.loss, "hard_negatives", 0)
-    pairs = _contrastive_batch.read(
-      batch,
-      is_padding_example,
-      max_batch_size=fn.max_batch_size,
-      hard_negatives=hard,
-    )
     count = self.groups or fn.max_batch_size // self.size
     places, is_filled = assign(
       jnp.asarray(batch["example_id"]), pairs.is_padding, count, self.size

@@ -1,4 +1,4 @@
-"""What a batch of pairs holds, checked and put into columns."""
+"""Checks a batch of pairs and puts it into columns."""
 
 from typing import NamedTuple
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from synthq_jax.optim import _devices
+from synthq_jax.optim.bookkeeping import devices
 
 __all__ = [
-  "Outer",
   "CHUNK",
+  "Outer",
   "Rows",
   "UNIT",
   "add_exactly",
@@ -31,11 +31,14 @@ __all__ = [
   "in_chunks",
   "lengths",
   "norms",
+  "reduce",
   "squared_norm",
   "squared_norms",
   "sum_of_squares",
+  "units",
   "weigh",
   "weighted_sum",
+  "widened",
 ]
 
 
@@ -226,11 +229,14 @@ def lengths(vectors: jax.Array) -> jax.Array:
 
 
 def _units(use: Outer | Rows) -> int:
-  """Returns the rounding error of a use's squared norm, in units."""
   positions, columns = use.right.shape[-2:]
-  groups, rows = 1, 0
-  if isinstance(use, Outer):
-    groups, rows = use.left.shape[1], use.left.shape[3]
+  if isinstance(use, Rows):
+    return units(1, positions, 0, columns)
+  return units(use.left.shape[1], positions, use.left.shape[3], columns)
+
+
+def units(groups: int, positions: int, rows: int, columns: int) -> int:
+  """Returns the rounding error of one use's squared norm, in units."""
   return rows + columns + 2 * positions + groups + 4
 
 
@@ -358,7 +364,7 @@ def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:
   )
   total = of_chunk(first)
   carry = total, jax.tree.map(jnp.zeros_like, total)
-  carry = _devices.vary(carry, _devices.axes_of(total))
+  carry = devices.vary(carry, devices.axes_of(total))
   (total, lost), _ = jax.lax.scan(
     lambda carry, chunk: (add_exactly(*carry, of_chunk(chunk)), None),
     carry,
@@ -400,6 +406,20 @@ def weighted_sum(
   return in_chunks(of_chunk, (list(uses), weights))
 
 
+def widened(
+  params: Any,
+) -> tuple[Any, Callable[[Any], Any]]:
+  """Returns parameters in float32, and the function back to their dtypes.
+
+  What is differentiated in float32 has its norms and sums in float32.
+  """
+  dtypes = jax.tree.map(lambda x: jnp.asarray(x).dtype, params)
+  wide = jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.float32), params)
+  return wide, lambda wide: jax.tree.map(
+    lambda x, dtype: x.astype(dtype), wide, dtypes
+  )
+
+
 def weigh(gradients: jax.Array, weights: jax.Array) -> jax.Array:
   """Returns the weighted sum over the first axis, in float32."""
   return jnp.sum(_scaled(gradients.astype(jnp.float32), weights), axis=0)
@@ -435,3 +455,45 @@ def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
   ids = jnp.where(is_first, use.ids, total.shape[1])
   flat = right.reshape(-1, right.shape[-1])
   return total.at[0, ids.reshape(-1)].add(flat, mode="drop")
+
+
+def reduce(
+  function: Callable[..., Any], *, is_summed: Sequence[bool]
+) -> Callable[..., Any]:
+  """Returns the function of one example that is `function` of the whole batch.
+
+  Code under `jax.vmap` sees one example. A sum over examples that is written
+  there would first be made for each of them, in an array of their number times
+  the parameters. The batch as it is can be summed in one product.
+
+  Args:
+    function: from pytrees of arrays [batch, ...] to a tuple of arrays.
+    is_summed: for each result, whether it is one for the whole batch; the
+      others have a leading axis [batch].
+
+  Returns:
+    A function of the same arguments without the batch axis. Under `jax.vmap`
+    its summed results are the batch's and not mapped (`out_axes=None`);
+    elsewhere they are those of a batch of one.
+  """
+
+  @jax.custom_batching.custom_vmap
+  def of_one(*arguments: Any) -> tuple[Any, ...]:
+    results = function(*jax.tree.map(lambda x: x[None], arguments))
+    return tuple(
+      result if summed else result[0]
+      for result, summed in zip(results, is_summed, strict=True)
+    )
+
+  @of_one.def_vmap
+  def of_batch(axis_size: int, is_mapped: Any, *arguments: Any) -> Any:
+    arguments = jax.tree.map(
+      lambda x, mapped: (
+        x if mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x)))
+      ),
+      arguments,
+      tuple(is_mapped),
+    )
+    return tuple(function(*arguments)), tuple(not each for each in is_summed)
+
+  return of_one

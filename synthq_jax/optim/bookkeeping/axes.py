@@ -12,16 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.extend import core
 
-__all__ = [
-  "MIXED",
-  "half_precision",
-  "inner_jaxprs",
-  "of_batch",
-  "primitives",
-]
+from synthq_jax.optim.bookkeeping import jaxprs
+
+__all__ = ["MIXED", "of_batch"]
 
 NONE, MIXED, UNKNOWN = "none", "mixed", "unknown"
 
@@ -51,40 +45,6 @@ def follow(jaxpr: Any, states: Sequence[State]) -> list[State]:
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def inner_jaxprs(equation: Any) -> list[Any]:
-  """Returns the open jaxprs among an equation's parameters."""
-  found = []
-  for value in equation.params.values():
-    for each in value if isinstance(value, (tuple, list)) else (value,):
-      if isinstance(each, core.ClosedJaxpr):
-        found.append(each.jaxpr)
-      elif isinstance(each, core.Jaxpr):
-        found.append(each)
-  return found
-
-
-def primitives(jaxpr: Any) -> set[str]:
-  """Returns the names of a jaxpr's primitives, those of its inner ones too."""
-  found = {equation.primitive.name for equation in jaxpr.eqns}
-  for equation in jaxpr.eqns:
-    found = found.union(*map(primitives, inner_jaxprs(equation)))
-  return found
-
-
-def half_precision(jaxpr: Any) -> str | None:
-  """Returns the first dtype of half precision that a jaxpr computes in."""
-  for equation in jaxpr.eqns:
-    for var in equation.outvars:
-      dtype = getattr(var.aval, "dtype", None)
-      if dtype in (jnp.bfloat16, jnp.float16):
-        return str(dtype)
-    for inner in inner_jaxprs(equation):
-      found = half_precision(inner)
-      if found is not None:
-        return found
-  return None
-
-
 def _join(states: Sequence[State]) -> State:
   """Returns the state of a function of all of them, entry by entry."""
   axes = {state for state in states if isinstance(state, int)}
@@ -106,7 +66,7 @@ def _step(equation: Any, states: list[State]) -> list[State]:
   name = equation.primitive.name
   if name == "scan":
     return _scan(equation, states)
-  inner = inner_jaxprs(equation)
+  inner = jaxprs.inner(equation)
   if len(inner) == 1 and len(inner[0].invars) == len(states):
     return follow(inner[0], states)  # jit, remat, custom derivatives
   if inner:
@@ -272,7 +232,7 @@ _RULES: dict[str, Callable[..., State]] = {
 def _scan(equation: Any, states: list[State]) -> list[State]:
   """Follows the body of a scan until its carries stay what they are."""
   consts, carries = (equation.params[n] for n in ("num_consts", "num_carry"))
-  (body,) = inner_jaxprs(equation)
+  (body,) = jaxprs.inner(equation)
   first = consts + carries
   slices = []
   for state in states[first:]:

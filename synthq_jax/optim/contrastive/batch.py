@@ -1,8 +1,8 @@
-"""The naive private gradient of a coupled loss: clip the whole batch's."""
+"""Batch clipping: the gradient of a whole batch's coupled loss is clipped."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax import typing
-from synthq_jax.optim import _padding
-from synthq_jax.privacy import _checks
+from synthq_jax.optim import clipping
+from synthq_jax.optim.contrastive import batches
+from synthq_jax.privacy import _checks, sensitivity
 
-__all__ = ["BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
+__all__ = ["Batch", "BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
 
 
 class BatchAux(NamedTuple):
@@ -62,7 +63,9 @@ class BatchClippedGrad:
       The gradient, float32 in the structure of `params`, of norm at most the
       clip norm; zero if the loss or the gradient is not finite. A `BatchAux`.
     """
-    batch, is_padding_example = _padding.split(batch, is_padding_example)
+    batch, is_padding_example = clipping.split_padding(
+      batch, is_padding_example
+    )
     size = jnp.shape(jax.tree.leaves(batch)[0])[0]
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)
@@ -136,3 +139,34 @@ def batch_clipped_grad(
   """
   _checks.check_clip_norm(l2_clip_norm)
   return BatchClippedGrad(loss_fn=loss_fn, l2_clip_norm=float(l2_clip_norm))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+  """Clips the gradient of the whole batch to norm C: the papers' baseline.
+
+  Formal guarantee:
+    That of `batch_clipped_grad`: 2C for any unit and relation. The public
+    divisor is 1 for each step.
+  """
+
+  def check(self, fn: Any) -> None:
+    """Refuses nothing: every loss will do."""
+
+  def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
+    """Returns 2C."""
+    del unit
+    return sensitivity.batch(l2_clip_norm=fn.l2_clip_norm, relation=relation)
+
+  def clipped_sum(
+    self,
+    fn: Any,
+    params: typing.Params,
+    batch: typing.Batch,
+    pairs: batches.Pairs,
+  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    """Returns the gradient, its loss and norm [1]."""
+    gradient, aux = batch_clipped_grad(
+      fn.total_loss, l2_clip_norm=fn.l2_clip_norm
+    )(params, batch, is_padding_example=pairs.is_padding)
+    return gradient, aux.loss[None], aux.norm[None]

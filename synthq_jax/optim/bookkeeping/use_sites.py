@@ -1,5 +1,11 @@
 """Where a loss uses a parameter: products and lookups, perhaps in a scan.
 
+A parameter may be cast, reshaped, transposed and scaled before its use: a view
+of it. A view is described by strides into the flat parameter. Each of its axes is
+a sequence of atoms `(stride, size)`, major first. Two uses of one parameter can
+then be compared without touching its values: `w` and `w.T` have the same atoms
+in another order, and `w.reshape(a, b * c)` has one axis of two atoms.
+
 A site describes one use by the parameter's gradient that it makes. That is a
 sum over positions of left[position] right[position]^T for a product, and of
 right[position] added to the row ids[position] for a lookup. `left` and `ids`
@@ -14,10 +20,127 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from synthq_jax.optim import _views
+__all__ = [
+  "Atom",
+  "Dense",
+  "Layout",
+  "Lookup",
+  "Record",
+  "Repeated",
+  "Site",
+  "View",
+  "find",
+  "whole",
+]
 
-__all__ = ["Dense", "Lookup", "Record", "Repeated", "Site", "find"]
+Atom = tuple[int, int]
+"""Stride in the flat parameter, and size."""
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+  """One parameter, seen through linear maps that only move or scale entries.
+
+  Attributes:
+    leaf: position of the parameter among the flattened parameters.
+    axes: for each axis of the view its atoms, major first, sizes above 1.
+    scale: the factor all entries were multiplied with.
+  """
+
+  leaf: int
+  axes: tuple[tuple[Atom, ...], ...]
+  scale: float = 1.0
+
+  def transpose(self, permutation: tuple[int, ...]) -> "View":
+    """Returns the view with its axes in another order."""
+    axes = tuple(self.axes[axis] for axis in permutation)
+    return dataclasses.replace(self, axes=axes)
+
+  def scaled(self, factor: float) -> "View":
+    """Returns the view times a constant."""
+    return dataclasses.replace(self, scale=self.scale * factor)
+
+  def reshape(self, shape: tuple[int, ...]) -> "View | None":
+    """Returns the view in another shape, or None if strides cannot say it."""
+    waiting = [atom for axis in self.axes for atom in axis][::-1]
+    axes = []
+    for size in shape:
+      axis = _take(waiting, size)
+      if axis is None:
+        return None
+      axes.append(axis)
+    return dataclasses.replace(self, axes=tuple(axes))
+
+  def select(self, axes: tuple[int, ...]) -> tuple[Atom, ...]:
+    """Returns the atoms of some axes in order, neighbours merged."""
+    merged: list[Atom] = []
+    for stride, size in (atom for axis in axes for atom in self.axes[axis]):
+      if merged and merged[-1][0] == stride * size:
+        merged[-1] = (stride, merged[-1][1] * size)
+      else:
+        merged.append((stride, size))
+    return tuple(merged)
+
+
+def _take(waiting: list[Atom], size: int) -> tuple[Atom, ...] | None:
+  """Pops atoms that make up one axis of `size`; `waiting` is minor first."""
+  axis = []
+  while size > 1:
+    stride, extent = waiting.pop()
+    if size % extent == 0:
+      axis.append((stride, extent))
+      size //= extent
+    elif extent % size == 0:
+      inner = extent // size
+      axis.append((stride * inner, size))
+      waiting.append((stride, inner))
+      size = 1
+    else:
+      return None
+  return tuple(axis)
+
+
+def whole(leaf: int, shape: tuple[int, ...]) -> View:
+  """Returns the view of a parameter that is the parameter itself."""
+  strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+  axes = tuple(
+    ((stride, size),) if size > 1 else ()
+    for stride, size in zip(strides, shape, strict=True)
+  )
+  return View(leaf, axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How a gradient in the form [groups, rows, columns] lies in a parameter."""
+
+  groups: tuple[Atom, ...]
+  rows: tuple[Atom, ...]
+  columns: tuple[Atom, ...]
+
+  def swap(self) -> "Layout":
+    """Returns the layout of the transposed matrices."""
+    return Layout(self.groups, self.columns, self.rows)
+
+  @property
+  def num_rows(self) -> int:
+    """The number of rows."""
+    return math.prod(size for _, size in self.rows)
+
+  @property
+  def num_columns(self) -> int:
+    """The number of columns."""
+    return math.prod(size for _, size in self.columns)
+
+  def restore(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Puts a gradient [groups, rows, columns] into the parameter's shape."""
+    atoms = self.groups + self.rows + self.columns
+    order = np.argsort([-stride for stride, _ in atoms], kind="stable")
+    split = matrices.reshape([size for _, size in atoms])
+    return jnp.transpose(split, [int(axis) for axis in order]).reshape(shape)
+
 
 Record = Callable[[jax.Array], jax.Array]
 """What is kept of the other operand of a use."""
@@ -41,7 +164,7 @@ class Dense:
   """
 
   leaf: int
-  layout: _views.Layout
+  layout: Layout
   output: jax.ShapeDtypeStruct
   positions: int
   parameter_first: bool
@@ -75,7 +198,7 @@ class Lookup:
   """
 
   leaf: int
-  layout: _views.Layout
+  layout: Layout
   output: jax.ShapeDtypeStruct
   positions: int
   offsets: tuple[int, ...]
@@ -107,7 +230,7 @@ class Repeated:
   leaf: int
   site: "Site"
   length: int
-  own: tuple[_views.Atom, ...] | None
+  own: tuple[Atom, ...] | None
 
   @property
   def is_lookup(self) -> bool:
@@ -130,7 +253,7 @@ class Repeated:
     return self.own is None or self.site.is_shared
 
   @property
-  def layout(self) -> _views.Layout:
+  def layout(self) -> Layout:
     """Own slices are groups of a product, and further rows of a lookup."""
     layout = self.site.layout
     if self.own is None:
@@ -175,7 +298,7 @@ Site = Dense | Lookup | Repeated
 
 
 def find(
-  equation: Any, view: _views.View, values: list[Any], position: int
+  equation: Any, view: View, values: list[Any], position: int
 ) -> tuple[Dense | Lookup, Record] | None:
   """Describes the use that an equation makes of a view.
 
@@ -197,7 +320,7 @@ def find(
 
 
 def _dense(
-  equation: Any, view: _views.View, other: jax.Array, position: int
+  equation: Any, view: View, other: jax.Array, position: int
 ) -> tuple[Dense, Record] | None:
   """Describes a product of a parameter with data."""
   contracted, grouped = equation.params["dimension_numbers"]
@@ -206,9 +329,7 @@ def _dense(
   ndim = len(view.axes)
   groups, rows = tuple(grouped[position]), tuple(contracted[position])
   free = tuple(axis for axis in range(ndim) if axis not in groups + rows)
-  layout = _views.Layout(
-    view.select(groups), view.select(rows), view.select(free)
-  )
+  layout = Layout(view.select(groups), view.select(rows), view.select(free))
   groups, rows = tuple(grouped[1 - position]), tuple(contracted[1 - position])
   free = tuple(a for a in range(jnp.ndim(other)) if a not in groups + rows)
   positions = math.prod(jnp.shape(other)[axis] for axis in free)
@@ -231,7 +352,7 @@ def _dense(
 
 
 def _lookup(
-  equation: Any, view: _views.View, table: jax.Array, indices: jax.Array
+  equation: Any, view: View, table: jax.Array, indices: jax.Array
 ) -> tuple[Lookup, Record] | None:
   """Describes a gather that takes whole rows along one axis of a parameter."""
   shape = table.shape
@@ -244,7 +365,7 @@ def _lookup(
   if numbers.collapsed_slice_dims != (axis,) or tuple(sizes) != expected:
     return None
   rest = tuple(i for i in range(len(shape)) if i != axis)
-  layout = _views.Layout((), view.select((axis,)), view.select(rest))
+  layout = Layout((), view.select((axis,)), view.select(rest))
   output = equation.outvars[0].aval
   site = Lookup(
     leaf=view.leaf,

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from synthq_jax.optim import _batches, _devices, _rules, _sites, _views
+from synthq_jax.optim.bookkeeping import devices, rules, use_sites
 
 __all__ = ["NORMS", "Meters", "Walk"]
 
@@ -61,7 +61,7 @@ jax.tree_util.register_dataclass(Meters, ["token", "sinks"], [])
 class _Tracked:
   """A value of the walk that is a view of one parameter, and so its sink."""
 
-  view: _views.View
+  view: use_sites.View
   value: jax.Array
   sink: jax.Array | None = None
 
@@ -91,7 +91,7 @@ class Walk:
       meters: what metered uses are given; None where sites are only found.
       metered: parameters whose one use is metered.
     """
-    self.sites: list[_sites.Site] = []
+    self.sites: list[use_sites.Site] = []
     self.records: list[jax.Array] = []
     self.weight = jnp.zeros((), jnp.float32)
     self.odd: dict[int, str] = {}
@@ -115,7 +115,7 @@ class Walk:
     Returns:
       The outputs, flat.
     """
-    views = {i: _views.whole(i, arguments[i].shape) for i in followed}
+    views = {i: use_sites.whole(i, arguments[i].shape) for i in followed}
     return self._run(closed.jaxpr, closed.consts, arguments, views)
 
   def _run(
@@ -123,7 +123,7 @@ class Walk:
     jaxpr: Any,
     consts: Sequence[Any],
     arguments: Sequence[jax.Array],
-    views: Mapping[int, _views.View],
+    views: Mapping[int, use_sites.View],
   ) -> list[jax.Array]:
     """Evaluates a jaxpr some of whose arguments are views of parameters."""
     sinks = {} if self._meters is None else self._meters.sinks
@@ -169,7 +169,7 @@ class Walk:
       if view is not None:
         return [_seen(equation, values, position, view)]
       arrays = _arrays(values)
-      site = _sites.find(equation, values[position].view, arrays, position)
+      site = use_sites.find(equation, values[position].view, arrays, position)
       if site is not None:
         sink = values[position].sink
         return [self._use(equation, arrays, position, sink, *site)]
@@ -194,14 +194,16 @@ class Walk:
     values: list[jax.Array],
     position: int,
     sink: jax.Array | None,
-    site: _sites.Dense | _sites.Lookup,
-    record: _sites.Record,
+    site: use_sites.Dense | use_sites.Lookup,
+    record: use_sites.Record,
   ) -> jax.Array:
     """Meters one use of a parameter, or records it and perturbs its result."""
     if site.leaf in self._metered:
       if sink is None:
         return _bind(equation, values)[0]
-      view = dataclasses.replace(_views.whole(0, sink.shape), scale=site.scale)
+      view = dataclasses.replace(
+        use_sites.whole(0, sink.shape), scale=site.scale
+      )
       output, weight = _metered_use(
         equation, values, position, view, sink, self._meters.token
       )
@@ -276,7 +278,7 @@ class Walk:
     self._note_odd(found, views)
     first = len(self.sites)
     lifted = [
-      _sites.Repeated(
+      use_sites.Repeated(
         leaf=views[site.leaf].leaf,
         site=site,
         length=params["length"],
@@ -330,7 +332,7 @@ class Walk:
     jaxpr: Any,
     consts: Sequence[Any],
     examples: Sequence[Any],
-    views: Mapping[int, _views.View],
+    views: Mapping[int, use_sites.View],
     metered: frozenset[int],
   ) -> "Walk":
     """Finds the sites of a body."""
@@ -340,7 +342,9 @@ class Walk:
     )
     return walk
 
-  def _note_odd(self, found: "Walk", views: Mapping[int, _views.View]) -> None:
+  def _note_odd(
+    self, found: "Walk", views: Mapping[int, use_sites.View]
+  ) -> None:
     for index, name in found.odd.items():
       self.odd.setdefault(views[index].leaf, name)
 
@@ -354,7 +358,7 @@ def _tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
 
 
 def _seen(
-  equation: Any, values: list[Any], position: int, view: _views.View
+  equation: Any, values: list[Any], position: int, view: use_sites.View
 ) -> _Tracked:
   """Returns the view that an equation makes, and its sink.
 
@@ -373,7 +377,7 @@ def _metered_use(
   equation: Any,
   values: list[jax.Array],
   position: int,
-  view: _views.View,
+  view: use_sites.View,
   sink: jax.Array,
   token: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
@@ -383,9 +387,9 @@ def _metered_use(
   that of the sink 0, or the gradient's weighted sum over all examples that are
   mapped over. The view is of the operand, with the scale of the parameter.
   """
-  shape, axes = sink.shape, _devices.axes_of(sink)
-  site, record = _sites.find(equation, view, values, position)
-  kind = _rules.Rows if site.is_lookup else _rules.Outer
+  shape, axes = sink.shape, devices.axes_of(sink)
+  site, record = use_sites.find(equation, view, values, position)
+  kind = rules.Rows if site.is_lookup else rules.Outer
 
   def product(parameter: jax.Array, other: jax.Array) -> jax.Array:
     pair = (parameter, other) if position == 0 else (other, parameter)
@@ -399,15 +403,15 @@ def _metered_use(
     matrices = (groups, layout.num_rows, layout.num_columns)
 
     def summed() -> jax.Array:
-      total = _rules.weighted_sum([use], weights, matrices)
+      total = rules.weighted_sum([use], weights, matrices)
       return layout.restore(total, shape)
 
-    nothing = _devices.vary(
-      (jnp.zeros(weights.shape), jnp.zeros(shape)), _devices.axes_of(weights)
+    nothing = devices.vary(
+      (jnp.zeros(weights.shape), jnp.zeros(shape)), devices.axes_of(weights)
     )
     return jax.lax.cond(
       weights[0] == NORMS,
-      lambda: (_rules.squared_norm(use), nothing[1]),
+      lambda: (rules.squared_norm(use), nothing[1]),
       lambda: (nothing[0], summed()),
     )
 
@@ -417,14 +421,14 @@ def _metered_use(
   ) -> tuple[jax.Array, jax.Array]:
     del sink, token
     zero = jnp.zeros((), jnp.float32)
-    return product(parameter, other), _devices.vary(zero, axes)
+    return product(parameter, other), devices.vary(zero, axes)
 
   def forward(*inputs: jax.Array) -> tuple[Any, Any]:
     return use(*inputs), inputs[:2]
 
   def backward(saved: Any, cotangents: Any) -> tuple[Any, ...]:
     (parameter, other), (cotangent, weight) = saved, cotangents
-    squared, summed = _batches.reduce(measure, is_summed=(False, True))(
+    squared, summed = rules.reduce(measure, is_summed=(False, True))(
       record(other), site.columns(cotangent), weight
     )
     if site.is_lookup:
@@ -448,7 +452,7 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
 
 def _view_after(
   equation: Any, values: list[Any], position: int
-) -> _views.View | None:
+) -> use_sites.View | None:
   """Returns the view that an equation makes of a view, None if it is none."""
   name, view = equation.primitive.name, values[position].view
   output = equation.outvars[0].aval

@@ -9,14 +9,14 @@ right for everything and cheap for small parameters; a large one is logged.
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim import _devices, _rules, _sites, _trace, _views
+from synthq_jax.optim.bookkeeping import devices, rules, trace, use_sites
 
 __all__ = [
   "FLOPS_PER_BYTE",
@@ -29,6 +29,7 @@ __all__ = [
   "make",
   "matrices",
   "must_swap",
+  "squares",
   "uses",
   "weighted_sums",
 ]
@@ -42,7 +43,7 @@ FLOPS_PER_BYTE = 300.0
 """What a byte that is kept costs in work, about: in the time in which a TPU v4
 moves it once, the chip multiplies 230 times."""
 
-Use = _rules.Outer | _rules.Rows
+Use = rules.Outer | rules.Rows
 
 
 class Plan(NamedTuple):
@@ -52,7 +53,7 @@ class Plan(NamedTuple):
   followed: tuple[int, ...]  # parameters whose gradient stays in factors
   formed: tuple[int, ...]  # parameters whose gradient is formed per example
   dtypes: tuple[Any, ...]  # that the formed gradients are kept in
-  sites: tuple[_sites.Site, ...]  # uses of the followed ones
+  sites: tuple[use_sites.Site, ...]  # uses of the followed ones
 
   def zeros(self, leaves: frozenset[int] = frozenset()) -> list[jax.Array]:
     """Returns perturbations for all sites but those of some parameters."""
@@ -61,6 +62,33 @@ class Plan(NamedTuple):
       for site in self.sites
       if site.leaf not in leaves
     ]
+
+  def run(
+    self,
+    walk: trace.Walk,
+    leaves: Sequence[jax.Array],
+    formed: Sequence[jax.Array],
+    arguments: Any,
+  ) -> jax.Array:
+    """Returns the value of a walk through the trace.
+
+    Args:
+      walk: one that has not begun.
+      leaves: all parameters.
+      formed: those whose gradient is formed, which take the place of theirs.
+      arguments: of one example.
+    """
+    values = list(leaves)
+    for index, value in zip(self.formed, formed, strict=True):
+      values[index] = value
+    values += jax.tree.leaves(arguments)
+    (value,) = walk.run(self.closed, values, self.followed)
+    return value
+
+  def rounded(self, gradients: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns formed gradients in the dtypes that they are kept in."""
+    pairs = zip(gradients, self.dtypes, strict=True)
+    return [gradient.astype(dtype) for gradient, dtype in pairs]
 
 
 def loss_of_one(loss_fn: Any) -> Callable[[typing.Params, Any], jax.Array]:
@@ -107,7 +135,7 @@ def make(
   Returns:
     The plan.
   """
-  example = _devices.first_of(arguments)
+  example = devices.first_of(arguments)
   closed = jax.make_jaxpr(loss_of_one(loss_fn))(params, example)
   return from_trace(closed, params, keep_ratio=keep_ratio)
 
@@ -128,10 +156,10 @@ def from_trace(
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   names = [jax.tree_util.keystr(path) for path, _ in paths]
   shapes = [jnp.shape(leaf) for _, leaf in paths]
-  walk = _trace.Walk()
+  walk = trace.Walk()
   jax.eval_shape(
     lambda *values: walk.run(closed, values, range(len(shapes))),
-    *[_devices.shape_of(aval) for aval in closed.in_avals],
+    *[devices.shape_of(aval) for aval in closed.in_avals],
   )
   dtypes = [_dtype(index, walk) for index in range(len(shapes))]
   formed = tuple(
@@ -148,7 +176,7 @@ def from_trace(
   )
 
 
-def _dtype(leaf: int, walk: _trace.Walk) -> Any:
+def _dtype(leaf: int, walk: trace.Walk) -> Any:
   """Returns the dtype that holds a formed gradient without loss.
 
   The gradient of a parameter that is cast to half precision and used once has
@@ -163,7 +191,7 @@ def _dtype(leaf: int, walk: _trace.Walk) -> Any:
 
 def _must_form(
   leaf: int,
-  walk: _trace.Walk,
+  walk: trace.Walk,
   name: str,
   shape: tuple[int, ...],
   dtype: Any,
@@ -191,16 +219,16 @@ def _must_form(
   return bool(keep_ratio) and is_half and _saves_work(sites[0])
 
 
-def _saves_work(site: _sites.Site) -> bool:
+def _saves_work(site: use_sites.Site) -> bool:
   """Says whether forming a gradient in half precision is worth its memory.
 
   From factors, in half precision, the weighted sum is two products
-  (`_rules._outer_sum`) and the norm a third; formed, it is one.
+  (`rules._outer_sum`) and the norm a third; formed, it is one.
   """
   groups, positions, rows, columns = matrices(site)
   formed = 2 * groups * rows * columns
   saved = positions * formed
-  saved += _rules.flops_from_factors(groups, positions, rows, columns)
+  saved += rules.flops_from_factors(groups, positions, rows, columns)
   return saved >= FLOPS_PER_BYTE * (formed - factor_bytes(site))
 
 
@@ -212,13 +240,13 @@ def _log_formed(name: str, shape: tuple[int, ...], reason: str) -> None:
   )
 
 
-def factor_bytes(site: _sites.Site) -> int:
+def factor_bytes(site: use_sites.Site) -> int:
   """Returns the bytes of both factors of one use, for one example."""
   groups, positions, rows, columns = matrices(site)
   return groups * positions * (rows + columns) * site.output.dtype.itemsize
 
 
-def matrices(site: _sites.Site) -> tuple[int, int, int, int]:
+def matrices(site: use_sites.Site) -> tuple[int, int, int, int]:
   """Returns groups, positions, rows and columns of one use's gradient.
 
   A lookup counts no rows: its other factor is an id for each position.
@@ -228,13 +256,15 @@ def matrices(site: _sites.Site) -> tuple[int, int, int, int]:
   return groups, site.positions, rows, site.layout.num_columns
 
 
-def _reference(sites: Sequence[_sites.Site]) -> _views.Layout:
+def _reference(sites: Sequence[use_sites.Site]) -> use_sites.Layout:
   """Returns the layout for all uses of a parameter: a lookup's if any."""
   lookups = [site for site in sites if site.is_lookup]
   return (lookups or list(sites))[0].layout
 
 
-def _aligned(site: _sites.Site, sites: Sequence[_sites.Site]) -> bool | None:
+def _aligned(
+  site: use_sites.Site, sites: Sequence[use_sites.Site]
+) -> bool | None:
   """Says if a use must be transposed to align with the others; None: cannot."""
   layout = _reference(sites)
   if site.layout == layout:
@@ -243,14 +273,30 @@ def _aligned(site: _sites.Site, sites: Sequence[_sites.Site]) -> bool | None:
   return True if swaps else None
 
 
-def must_swap(sites: Sequence[_sites.Site]) -> bool:
+def must_swap(sites: Sequence[use_sites.Site]) -> bool:
   """Says if some use of one parameter must be transposed to fit the others."""
   return any(_aligned(site, sites) for site in sites)
 
 
+def squares(
+  uses: Mapping[int, Sequence[tuple[use_sites.Layout, Use]]],
+  formed: Iterable[jax.Array],
+) -> list[jax.Array]:
+  """Returns the squared norms of every parameter's gradients, [batch] each.
+
+  Args:
+    uses: from `uses`.
+    formed: gradients as they stand [batch, ...].
+  """
+  return [
+    *[rules.squared_norms([u for _, u in pairs]) for pairs in uses.values()],
+    *map(rules.sum_of_squares, formed),
+  ]
+
+
 def weighted_sums(
   shapes: Sequence[tuple[int, ...]],
-  uses: Mapping[int, Sequence[tuple[_views.Layout, Use]]],
+  uses: Mapping[int, Sequence[tuple[use_sites.Layout, Use]]],
   formed: Mapping[int, jax.Array],
   weights: jax.Array,
 ) -> list[jax.Array]:
@@ -271,18 +317,18 @@ def weighted_sums(
     layout = pairs[0][0]
     groups = math.prod(size for _, size in layout.groups)
     shape = (groups, layout.num_rows, layout.num_columns)
-    summed = _rules.weighted_sum([use for _, use in pairs], weights, shape)
+    summed = rules.weighted_sum([use for _, use in pairs], weights, shape)
     total[leaf] = layout.restore(summed, shapes[leaf])
   for leaf, gradient in formed.items():
-    total[leaf] = _rules.weigh(gradient, weights)
+    total[leaf] = rules.weigh(gradient, weights)
   return total
 
 
 def uses(
-  sites: Sequence[_sites.Site],
+  sites: Sequence[use_sites.Site],
   records: Sequence[jax.Array],
   cotangents: Sequence[jax.Array],
-) -> dict[int, list[tuple[_views.Layout, Use]]]:
+) -> dict[int, list[tuple[use_sites.Layout, Use]]]:
   """Collects each parameter's uses in its one layout.
 
   Args:
@@ -293,15 +339,15 @@ def uses(
   Returns:
     For each parameter its uses, all in the layout they come with.
   """
-  found: dict[int, list[tuple[_views.Layout, Use]]] = {}
+  found: dict[int, list[tuple[use_sites.Layout, Use]]] = {}
   for site, record, cotangent in zip(sites, records, cotangents, strict=True):
     others = [other for other in sites if other.leaf == site.leaf]
     right = jax.vmap(site.columns)(cotangent)
     if site.is_lookup:
-      use = _rules.Rows(record, right)
+      use = rules.Rows(record, right)
     elif _aligned(site, others):
-      use = _rules.Outer(right, record)
+      use = rules.Outer(right, record)
     else:
-      use = _rules.Outer(record, right)
+      use = rules.Outer(record, right)
     found.setdefault(site.leaf, []).append((_reference(others), use))
   return found

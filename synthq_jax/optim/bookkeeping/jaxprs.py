@@ -1,0 +1,89 @@
+"""Reads jaxprs, with those inside of their equations."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.extend import core
+
+__all__ = [
+  "Products",
+  "count_products",
+  "equations",
+  "half_precision",
+  "inner",
+  "primitives",
+]
+
+
+def inner(equation: Any) -> list[Any]:
+  """Returns the open jaxprs among an equation's parameters."""
+  found = []
+  for value in equation.params.values():
+    for each in value if isinstance(value, (tuple, list)) else (value,):
+      if isinstance(each, core.ClosedJaxpr):
+        found.append(each.jaxpr)
+      elif isinstance(each, core.Jaxpr):
+        found.append(each)
+  return found
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+  """Yields all equations of an open jaxpr; inner ones follow their own."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for each in inner(equation):
+      yield from equations(each)
+
+
+def primitives(jaxpr: Any) -> set[str]:
+  """Returns the names of a jaxpr's primitives, those of its inner ones too."""
+  return {equation.primitive.name for equation in equations(jaxpr)}
+
+
+def half_precision(jaxpr: Any) -> str | None:
+  """Returns the first dtype of half precision that a jaxpr computes in."""
+  for equation in equations(jaxpr):
+    for var in equation.outvars:
+      dtype = getattr(var.aval, "dtype", None)
+      if dtype in (jnp.bfloat16, jnp.float16):
+        return str(dtype)
+  return None
+
+
+class Products(NamedTuple):
+  """The matrix products of a jaxpr."""
+
+  flops: float
+  """Two for each product of two numbers that is added to a sum."""
+  traffic_bytes: float
+  """Results, written and read once."""
+
+
+def count_products(jaxpr: Any) -> Products:
+  """Counts the matrix products of a jaxpr, those of its inner jaxprs too.
+
+  Args:
+    jaxpr: an open jaxpr.
+
+  Returns:
+    The counts. Of branches the most expensive counts; a `while` loop counts
+    once.
+  """
+  flops = traffic = 0.0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      shape = equation.invars[0].aval.shape
+      depth = math.prod(shape[axis] for axis in contracted)
+      output = equation.outvars[0].aval
+      flops += 2.0 * depth * output.size
+      traffic += 2.0 * output.size * output.dtype.itemsize
+    parts = [count_products(each) for each in inner(equation)]
+    if equation.primitive.name == "cond":
+      parts = [max(parts)]
+    repeats = equation.params.get("length", 1)
+    flops += repeats * sum(each.flops for each in parts)
+    traffic += repeats * sum(each.traffic_bytes for each in parts)
+  return Products(flops, traffic)

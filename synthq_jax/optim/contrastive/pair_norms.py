@@ -1,0 +1,470 @@
+"""Norms of the gradients of all similarities of a batch.
+
+The gradient of S_ij = <q_i, d_j> is J_qi^T d_j + J_dj^T q_i, with J_q and J_d the
+Jacobians of the embeddings with respect to all parameters. Where the encoders
+share parameters, its squared norm has the cross term
+2 <J_qi^T d_j, J_dj^T q_i>, which no Gram matrix of one example holds.
+
+All pairs (i, i + shift) take one pass back through both encoders, with rows and
+columns as in an ordinary batch: a pass for each of the n shifts. Where dim is
+less than n, memory allows and it takes less work, there is a pass for each
+dimension instead: what is formed of the Jacobians is then multiplied for all
+pairs at once, what stays in factors is combined shift by shift. No array has an
+axis for pairs and one for parameters.
+
+Where the encoders share nothing, one pass back for each dimension gives the rows
+of an example's Jacobian in factors. Their Gram matrix [dim, dim] holds every
+|J^T v|^2 = v^T (J J^T) v, so that the number of vectors v costs next to nothing.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax.optim.bookkeeping import jaxprs, plans, rules, use_sites
+from synthq_jax.optim.contrastive import encoders
+
+__all__ = [
+  "bound",
+  "combine",
+  "exact",
+  "jacobians",
+  "of_one_encoder",
+  "squared_products",
+  "combining_pays",
+]
+
+_EXACT = jax.lax.Precision.HIGHEST
+_UNROLLED = 4  # products between which a sum stays where it is
+
+# A quadratic form cancels where v is close to a vector that J^T takes to zero,
+# as the embedding itself is for cosines. So units in the last place of what is
+# summed are added: for factors those of `rules`; for gradients that are formed,
+# whose inner products are long sums of squares, 16 were enough (measured).
+_FORMED_UNITS = 16
+
+
+def exact(
+  towers: encoders.Towers,
+  queries: Any,
+  documents: Any,
+  *,
+  memory_bytes: int,
+  microbatch_size: int | None = None,
+) -> jax.Array:
+  """Returns the norms of the gradients of all similarities.
+
+  Args:
+    towers: both encoders.
+    queries: arrays with a leading axis [query].
+    documents: arrays with a leading axis [document].
+    memory_bytes: what Jacobians may take.
+    microbatch_size: queries, and documents, taken at once; all pairs of blocks
+      are gone through. None: all.
+
+  Returns:
+    float32 [query, document].
+  """
+  if towers.are_disjoint:
+    return jnp.hypot(*_both(towers, queries, documents, memory_bytes))
+  n, m = (jax.tree.leaves(x)[0].shape[0] for x in (queries, documents))
+  block = functools.partial(_exact_block, towers, memory_bytes)
+  size = microbatch_size
+  if size is None or size >= m:
+    return block(queries, documents)
+  query_blocks = encoders.split(queries, n, min(size, n))
+  document_blocks = encoders.split(documents, m, size)
+  norms = jax.lax.map(
+    lambda q: jax.lax.map(lambda d: block(q, d), document_blocks), query_blocks
+  )  # [query block, document block, query, document]
+  swapped = jnp.swapaxes(norms, 1, 2)
+  return swapped.reshape(-1, norms.shape[1] * norms.shape[3])[:n, :m]
+
+
+class _Side(NamedTuple):
+  """One encoder and all its examples."""
+
+  tower: encoders.Tower
+  vectors: jax.Array  # [batch, dim]
+  records: list[jax.Array]
+  pull: Callable[[jax.Array], encoders.Factors]
+
+
+def _exact_block(
+  towers: encoders.Towers, memory_bytes: int, queries: Any, documents: Any
+) -> jax.Array:
+  """Returns the norms for queries and documents that are taken at once."""
+  query = _Side(towers.query, *encoders.linearize(towers.query, queries))
+  document = _Side(
+    towers.document, *encoders.linearize(towers.document, documents)
+  )
+  sides = query, document
+  (n, dim), m = query.vectors.shape, len(document.vectors)
+  needed = sum(
+    _jacobian_bytes(side.tower, len(side.vectors), dim) for side in sides
+  )
+  squares = jnp.zeros((n, m))
+  if dim < max(n, m) and needed <= memory_bytes:
+    pays = [
+      combining_pays(side.pull, len(side.vectors), dim, max(n, m))
+      for side in sides
+    ]
+    rows = [
+      jacobians(side.pull, len(side.vectors), dim) if pay else None
+      for side, pay in zip(sides, pays, strict=True)
+    ]
+    if all(pays):
+      squares = squared_products(
+        query.vectors,
+        document.vectors,
+        *[
+          dict(zip(side.tower.formed, row.formed, strict=True))
+          for side, row in zip(sides, rows, strict=True)
+        ],
+      )
+      sides = [
+        side._replace(
+          tower=side.tower._replace(plan=side.tower.plan._replace(formed=()))
+        )
+        for side in sides
+      ]
+      rows = [row._replace(formed=[]) for row in rows]
+    query, document = (
+      side if row is None else side._replace(pull=combine(row))
+      for side, row in zip(sides, rows, strict=True)
+    )
+  squares += _by_shifts(query, document)
+  return jnp.sqrt(jnp.maximum(squares, 0.0))
+
+
+def _by_shifts(query: _Side, document: _Side) -> jax.Array:
+  """Returns squared norms, with a pass through both encoders for each shift."""
+  q, d = query.vectors, document.vectors
+  n, m = len(q), len(d)
+  shifts = max(n, m)
+
+  def of_shift(shift: jax.Array) -> jax.Array:
+    columns = (jnp.arange(n) + shift) % shifts  # the document of each query
+    rows = (jnp.arange(m) - shift) % shifts  # the query of each document
+    columns = jnp.minimum(columns, m - 1)  # beyond the last there is none
+    own = jnp.where((rows < n)[:, None], q[jnp.minimum(rows, n - 1)], 0.0)
+    found, records = jax.tree.map(
+      lambda x: x[columns], (document.pull(own), document.records)
+    )
+    return encoders.squared_norms(
+      [
+        (query.tower, query.records, query.pull(d[columns])),
+        (document.tower, records, found),
+      ],
+      n,
+    )
+
+  squares = jax.lax.map(of_shift, jnp.arange(shifts))  # [shift, query]
+  return _unshifted(squares)[:, :m]
+
+
+def bound(
+  towers: encoders.Towers, queries: Any, documents: Any, *, memory_bytes: int
+) -> jax.Array:
+  """Returns |J_q^T d| + |J_d^T q|, at least the norm of each gradient.
+
+  Args:
+    towers: both encoders.
+    queries: arrays with a leading axis [query].
+    documents: arrays with a leading axis [document].
+    memory_bytes: what Jacobians may take.
+
+  Returns:
+    float32 [query, document].
+  """
+  return jnp.add(*_both(towers, queries, documents, memory_bytes))
+
+
+def _both(
+  towers: encoders.Towers, queries: Any, documents: Any, memory_bytes: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns |J_q^T d| and |J_d^T q|, [query, document] each."""
+  q = encoders.vectors(towers.query, queries)
+  d = encoders.vectors(towers.document, documents)
+  of_queries = of_one_encoder(towers.query, queries, d, memory_bytes)
+  of_documents = of_one_encoder(towers.document, documents, q, memory_bytes)
+  return of_queries, of_documents.T
+
+
+def of_one_encoder(
+  tower: encoders.Tower, examples: Any, others: jax.Array, memory_bytes: int
+) -> jax.Array:
+  """Returns |J^T v| for all examples and other vectors.
+
+  Args:
+    tower: the encoder.
+    examples: arrays with a leading axis [batch].
+    others: vectors [other, dim].
+    memory_bytes: what Jacobians may take.
+
+  Returns:
+    float32 [batch, other]; at most as much too large as rounding allows.
+  """
+  if others.shape[1] < others.shape[0]:
+    return _gram_norms(tower, examples, others, memory_bytes)
+  size = jax.tree.leaves(examples)[0].shape[0]
+  _, records, pull = encoders.linearize(tower, examples)
+
+  def of_shift(shift: jax.Array) -> jax.Array:
+    columns = (jnp.arange(size) + shift) % len(others)
+    return encoders.squared_norms(
+      [(tower, records, pull(others[columns]))], size
+    )
+
+  squares = jax.lax.map(of_shift, jnp.arange(len(others)))
+  return jnp.sqrt(jnp.maximum(_unshifted(squares), 0.0))
+
+
+def _unshifted(squares: jax.Array) -> jax.Array:
+  """Turns [shift, query] into [query, document]."""
+  shifts, size = squares.shape
+  rows = jnp.arange(size)[:, None]
+  return squares[(jnp.arange(shifts)[None, :] - rows) % shifts, rows]
+
+
+def squared_products(
+  q: jax.Array,
+  d: jax.Array,
+  of_queries: Mapping[int, jax.Array],
+  of_documents: Mapping[int, jax.Array],
+) -> jax.Array:
+  """Returns the squared norms over some parameters, from both Jacobians.
+
+  For entry p of a parameter the gradients of all similarities are one matrix
+  product, [J_q[p], q] [d, J_d[p]]^T: rows and columns of length 2 dim. Entry
+  after entry is multiplied, squared and added up, so that the Jacobians are read
+  once and what is written stays in cache. Nothing cancels: these are sums of
+  squares.
+
+  Jacobians are [dim, query, ...] and [dim, document, ...] by parameter; one that
+  is missing is zero.
+  """
+  total = jnp.zeros((len(q), len(d)))
+  for leaf in of_queries.keys() | of_documents.keys():
+    rows = _by_entry(of_queries.get(leaf))
+    columns = _by_entry(of_documents.get(leaf))
+
+    def add(total: jax.Array, entry: tuple) -> tuple[jax.Array, None]:
+      row, column = entry  # [query, dim] and [document, dim], or None
+      left = [x for x in (row, None if column is None else q) if x is not None]
+      right = [x for x in (None if row is None else d, column) if x is not None]
+      gradients = jnp.matmul(
+        jnp.concatenate(left, axis=1),
+        jnp.concatenate(right, axis=1).T,
+        precision=_EXACT,
+      )
+      return total + gradients * gradients, None
+
+    total, _ = jax.lax.scan(add, total, (rows, columns), unroll=_UNROLLED)
+  return total
+
+
+def _by_entry(jacobian: jax.Array | None) -> jax.Array | None:
+  """Turns [dim, batch, ...] into [entry, batch, dim], float32."""
+  if jacobian is None:
+    return None
+  dim, size = jacobian.shape[:2]
+  flat = jacobian.astype(jnp.float32).reshape(dim, size, -1)
+  return jnp.transpose(flat, (2, 1, 0))
+
+
+def combine(rows: encoders.Factors) -> Callable[[jax.Array], encoders.Factors]:
+  """Returns the function that `jacobians` was made from, without passes back.
+
+  Args:
+    rows: the factors for each dimension, [dim, batch, ...].
+  """
+
+  def contract(row: jax.Array, cotangents: jax.Array) -> jax.Array:
+    flat = row.astype(jnp.float32).reshape(*row.shape[:2], -1)
+    summed = jnp.einsum("kbp,bk->bp", flat, cotangents, precision=_EXACT)
+    return summed.reshape(row.shape[1:])
+
+  return lambda cotangents: jax.tree.map(
+    lambda row: contract(row, cotangents), rows
+  )
+
+
+def jacobians(
+  pull: Callable[[jax.Array], encoders.Factors], size: int, dim: int
+) -> encoders.Factors:
+  """Returns the factors for each dimension's unit vector, [dim, batch, ...]."""
+  basis = jnp.broadcast_to(jnp.eye(dim)[:, None, :], (dim, size, dim))
+  return jax.lax.map(pull, basis)
+
+
+def combining_pays(
+  pull: Callable[[jax.Array], encoders.Factors],
+  size: int,
+  dim: int,
+  passes: int,
+) -> bool:
+  """Says whether `combine` takes less work than that many passes.
+
+  Args:
+    pull: from `linearize`.
+    size: its number of examples.
+    dim: of the vectors.
+    passes: how many cotangents it will be given.
+  """
+  closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
+  once = jaxprs.count_products(closed.jaxpr).flops
+  once += sum(_convolution_flops(e) for e in closed.jaxpr.eqns)
+  contraction = 2 * dim * sum(a.size for a in closed.out_avals)
+  return dim * once + passes * contraction < passes * once
+
+
+def _convolution_flops(equation: Any) -> float:
+  """Returns the work of a convolution, 0 for anything else."""
+  if equation.primitive.name != "conv_general_dilated":
+    return 0.0
+  kernel = equation.invars[1].aval
+  outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+  return 2.0 * equation.outvars[0].aval.size * kernel.size / outputs
+
+
+def _jacobian_bytes(tower: encoders.Tower, size: int, dim: int) -> int:
+  """Returns what `jacobians` takes for `size` examples."""
+  each = sum(math.prod(site.output.shape) for site in tower.sites)
+  each += sum(tower.leaves[index].size for index in tower.formed)
+  return 4 * each * size * dim
+
+
+def _gram_norms(
+  tower: encoders.Tower, examples: Any, others: jax.Array, memory_bytes: int
+) -> jax.Array:
+  """Does what `of_one_encoder` does, from Gram matrices.
+
+  Norms are too large where rounding might make them too small, by about 1e-3 of
+  the Jacobian's norm where the product nearly vanishes.
+  """
+  size, dim = jax.tree.leaves(examples)[0].shape[0], others.shape[1]
+  each = max(1, _jacobian_bytes(tower, 1, dim))
+  block = int(min(size, max(1, memory_bytes // each)))
+
+  def of_one(example: Any) -> jax.Array:
+    one = jax.tree.map(lambda x: x[None], example)
+    _, records, pull = encoders.linearize(tower, one)
+    gram, errors = _gram(tower, records, jacobians(pull, 1, dim), dim)
+    squares = jnp.einsum("vk,kl,vl->v", others, gram, others, precision=_EXACT)
+    summed = jnp.abs(others) @ jnp.sqrt(errors)
+    return jnp.sqrt(jnp.maximum(squares, 0.0) + summed**2)
+
+  return jax.lax.map(of_one, examples, batch_size=block)
+
+
+def _gram(
+  tower: encoders.Tower,
+  records: list[jax.Array],
+  rows: encoders.Factors,
+  dim: int,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns J J^T [dim, dim], and [dim] the rounding error of its diagonal."""
+  gram, errors = jnp.zeros((dim, dim)), jnp.zeros(dim)
+  flat = [row.astype(jnp.float32).reshape(dim, -1) for row in rows.formed]
+  for leaf in tower.plan.followed:
+    own = [i for i, site in enumerate(tower.sites) if site.leaf == leaf]
+    if not own:
+      continue
+    sites = [tower.sites[i] for i in own]
+    lefts = [records[i][0] for i in own]
+    cotangents = [rows.cotangents[i][:, 0] for i in own]
+    if plans.must_swap(sites) or _is_long(sites):
+      flat.append(_formed(sites, lefts, cotangents, dim))
+      continue
+    uses = [
+      (site, left, _rights(site, cotangent, dim))
+      for site, left, cotangent in zip(sites, lefts, cotangents, strict=True)
+    ]
+    units = max(rules.units(*plans.matrices(site)) for site in sites)
+    errors += rules.UNIT * units * _lengths(uses) ** 2
+    for number, use in enumerate(uses):
+      gram += _product(_kernel(use, use), use[2], use[2])
+      for other in uses[number + 1 :]:
+        cross = _product(_kernel(use, other), use[2], other[2])
+        gram += cross + cross.T
+  for row in flat:
+    gram += jnp.matmul(row, row.T, precision=_EXACT)
+  errors += _FORMED_UNITS * rules.UNIT * jnp.diagonal(gram)
+  return gram, errors
+
+
+def _is_long(sites: list[use_sites.Site]) -> bool:
+  """Whether products have so many positions that the gradient is smaller."""
+  return any(
+    not site.is_lookup and site.positions > site.layout.num_rows
+    for site in sites
+  )
+
+
+def _formed(
+  sites: list[use_sites.Site],
+  lefts: list[jax.Array],
+  cotangents: list[jax.Array],
+  dim: int,
+) -> jax.Array:
+  """Returns one parameter's rows of the Jacobian, [dim, entries]."""
+  records = [left[None] for left in lefts]
+
+  def row(cotangents: list[jax.Array]) -> jax.Array:
+    expanded = [cotangent[None] for cotangent in cotangents]
+    (pairs,) = plans.uses(sites, records, expanded).values()
+    layout = pairs[0][0]
+    groups = math.prod(size for _, size in layout.groups)
+    shape = (groups, layout.num_rows, layout.num_columns)
+    return rules.weighted_sum([use for _, use in pairs], jnp.ones(1), shape)
+
+  return jax.vmap(row)(cotangents).reshape(dim, -1)
+
+
+_Use = tuple[use_sites.Site, jax.Array, jax.Array]
+
+
+def _rights(site: use_sites.Site, cotangents: jax.Array, dim: int) -> jax.Array:
+  """Returns the factors that depend on the dimension, [dim, groups, s, c]."""
+  rights = jax.vmap(site.columns)(cotangents).astype(jnp.float32)
+  return rights.reshape(dim, -1, *rights.shape[-2:])
+
+
+def _lengths(uses: list[_Use]) -> jax.Array:
+  """Returns the summed lengths of all positions' contributions, [dim]."""
+  total = 0.0
+  for site, left, right in uses:
+    lengths = rules.lengths(right)  # [dim, groups, s]
+    if not site.is_lookup:
+      lengths *= rules.lengths(left)[None]
+    total += jnp.sum(lengths, axis=(1, 2))
+  return total
+
+
+def _kernel(a: _Use, b: _Use) -> jax.Array:
+  """Returns the inner products of the other factors, [groups, s, t]."""
+  if a[0].is_lookup and b[0].is_lookup:
+    equal = (a[1][:, None] == b[1][None, :]) & (a[1] >= 0)[:, None]
+    return equal.astype(jnp.float32)[None]
+  if b[0].is_lookup:
+    found = a[1][0][:, jnp.maximum(b[1], 0)]
+    return jnp.where((b[1] >= 0)[None, :], found, 0.0)[None]
+  if a[0].is_lookup:
+    return jnp.swapaxes(_kernel(b, a), 1, 2)
+  return jnp.einsum(
+    "gsr,gtr->gst", a[1], b[1], precision=_EXACT,
+    preferred_element_type=jnp.float32,
+  )  # fmt: skip
+
+
+def _product(kernel: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+  """Returns sum_{g,s,t} kernel[g,s,t] <a[k,g,s], b[l,g,t]> for all k, l."""
+  moved = jnp.einsum("gst,lgtc->lgsc", kernel, b, precision=_EXACT)
+  return jnp.matmul(
+    a.reshape(len(a), -1), moved.reshape(len(b), -1).T, precision=_EXACT
+  )
