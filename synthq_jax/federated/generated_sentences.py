@@ -280,9 +280,9 @@ def fine_tune(
     dict(records),
     sampler=made.sampler,
     noise_multiplier=made.noise_multiplier,
-    steps=settings.steps,
-    optimizer="dp_adam",
-    learning_rate=settings.learning_rate,
+    optimizer=dp_step.Optimizer(
+      name="dp_adam", learning_rate=settings.learning_rate, steps=settings.steps
+    ),
     batch_seed=batch_seed,
     noise_key=key,
     directory=os.path.join(own, "state"),

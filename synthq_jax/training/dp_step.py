@@ -1,5 +1,6 @@
 """Training on Poisson batches with clipped sums and noise."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from synthq_jax.privacy import sampling
 from synthq_jax.training import distributed, loop, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["OPTIMIZERS", "State", "draw", "optimizer", "step", "train"]
+__all__ = ["OPTIMIZERS", "Optimizer", "State", "draw", "step", "train"]
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor")
 
@@ -32,58 +33,65 @@ class State(NamedTuple):
   opt_state: optax.OptState
 
 
-def optimizer(
-  name: str,
-  learning_rate: float,
-  steps: int,
-  *,
-  l2_sensitivity: float,
-  noise_multiplier: float,
-  denominator: float,
-  key: jax.Array,
-  noise_bands: int = 1,
-  second_moment_floor: float | None = None,
-) -> optax.GradientTransformation:
-  """Returns a private optimizer with warm-up and linear decay.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+  """A private optimizer with warm-up and linear decay.
 
-  Args:
+  Attributes:
     name: one of `OPTIMIZERS`.
     learning_rate: the peak, reached after a tenth of the steps.
     steps: optimizer steps in all.
-    l2_sensitivity: of the clipped sum, as the gradient reports it.
-    noise_multiplier: noise standard deviation over the sensitivity.
-    denominator: public constant that the noisy sum is divided by.
-    key: of the noise.
+    denominator: public constant that the noisy sum is divided by; None: the
+      sampler's expected batch size.
     noise_bands: of correlated noise; 1: independent in every step.
     second_moment_floor: as in `optim.dp_adam`, for which alone it is.
-
-  Returns:
-    An optax transformation that takes clipped sums.
   """
-  schedule = optim.schedules.linear(
-    learning_rate, steps=steps, warmup_steps=steps // 10
-  )
-  make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}[name]
-  options = {}
-  if second_moment_floor is not None:
-    options["second_moment_floor"] = second_moment_floor
-  return make(
-    schedule,
-    l2_sensitivity=l2_sensitivity,
-    noise_multiplier=noise_multiplier,
-    denominator=denominator,
-    key=key,
-    noise=_banded(steps, noise_bands) if noise_bands > 1 else optim.iid(),
-    **options,
-  )
 
+  name: str
+  learning_rate: float
+  steps: int
+  denominator: float | None = None
+  noise_bands: int = 1
+  second_moment_floor: float | None = None
 
-def _banded(steps: int, bands: int) -> noise_lib.Banded:
-  """Returns correlated noise whose numbers are those of process 0."""
-  coefficients = distributed.decided(  # processors may differ in the last bit
-    "bands", lambda: list(optim.banded(steps=steps, bands=bands).coefficients)
-  )
-  return noise_lib.Banded(steps, tuple(coefficients))
+  def build(
+    self, *, l2_sensitivity: float, noise_multiplier: float, key: jax.Array
+  ) -> optax.GradientTransformation:
+    """Returns an optax transformation that takes clipped sums.
+
+    Args:
+      l2_sensitivity: of the clipped sum, as the gradient reports it.
+      noise_multiplier: noise standard deviation over the sensitivity.
+      key: of the noise.
+    """
+    schedule = optim.schedules.linear(
+      self.learning_rate, steps=self.steps, warmup_steps=self.steps // 10
+    )
+    make = {"dp_adam": optim.dp_adam, "dp_adafactor": optim.dp_adafactor}
+    options = {}
+    if self.second_moment_floor is not None:
+      options["second_moment_floor"] = self.second_moment_floor
+    return make[self.name](
+      schedule,
+      l2_sensitivity=l2_sensitivity,
+      noise_multiplier=noise_multiplier,
+      denominator=self.denominator,
+      key=key,
+      noise=self._noise(),
+      **options,
+    )
+
+  def _noise(self) -> noise_lib.Noise:
+    """Returns the noise; correlated noise has the numbers of process 0."""
+    if self.noise_bands <= 1:
+      return optim.iid()
+    banded = functools.partial(
+      optim.banded, steps=self.steps, bands=self.noise_bands
+    )
+    coefficients = distributed.decided(  # processors may differ in the last bit
+      "bands", lambda: list(banded().coefficients)
+    )
+    return noise_lib.Banded(self.steps, tuple(coefficients))
 
 
 def step(
@@ -95,7 +103,7 @@ def step(
 
   Args:
     grad_fn: as in `train`.
-    tx: from `optimizer`.
+    tx: from `Optimizer.build`.
     mesh: as in `train`.
 
   Returns:
@@ -130,18 +138,13 @@ def train(
   *,
   sampler: sampling.Sampler,
   noise_multiplier: float,
-  steps: int,
-  optimizer: str,
-  learning_rate: float,
+  optimizer: Optimizer,
   batch_seed: Sequence[int],
   noise_key: jax.Array,
   directory: str | os.PathLike,
   metrics_path: str | os.PathLike,
   description: str,
   settings: loop.Settings,
-  denominator: float | None = None,
-  noise_bands: int = 1,
-  second_moment_floor: float | None = None,
   dropout_key: jax.Array | None = None,
   public: Any = None,
   extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
@@ -156,19 +159,14 @@ def train(
     params: where to start.
     records: arrays with one row per record.
     sampler: draws the batches, and was the basis of the accounting.
-    noise_multiplier: calibrated for `sampler` and `steps`.
-    steps: optimizer steps.
-    optimizer: one of `OPTIMIZERS`.
-    learning_rate: the peak.
+    noise_multiplier: calibrated for `sampler` and the optimizer's steps.
+    optimizer: what makes steps of the noisy sums.
     batch_seed: secret seed of the Poisson sampling.
     noise_key: secret key of the noise.
     directory: for the states of unfinished training.
     metrics_path: one JSON object a line; private.
     description: stands before the progress bar.
     settings: saving and reporting.
-    denominator: public divisor; None: the expected batch size.
-    noise_bands: of correlated noise; 1: independent in every step.
-    second_moment_floor: as in `optim.dp_adam`.
     dropout_key: given, the loss gets a key for each record and step.
     public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
       function of them that returns the clipped gradient: so they are arguments
@@ -189,11 +187,12 @@ def train(
     ValueError: if a record can come back sooner than the noise allows, or the
       loss that is clipped for each record depends on other records too.
   """
-  if noise_bands > 1 and noise_bands > sampler.min_separation:
+  bands, kept_apart = optimizer.noise_bands, sampler.min_separation
+  if bands > 1 and bands > kept_apart:
     raise ValueError(
-      f"expected noise_bands of at most {sampler.min_separation}, the steps that"
-      f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
-      " them with sampling.CyclicPoisson"
+      f"expected noise_bands of at most {kept_apart}, the steps that the sampler"
+      f" keeps a record's batches apart, got noise_bands={bands}: draw them with"
+      " sampling.CyclicPoisson"
     )
   if mesh is not None and extra_fn is not None:
     raise ValueError(
@@ -211,18 +210,14 @@ def train(
       _two_of(records),
     )
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-  tx = _optimizer(
-    optimizer,
-    learning_rate,
-    steps,
+  if optimizer.denominator is None:
+    optimizer = dataclasses.replace(
+      optimizer, denominator=sampler.expected_batch_size
+    )
+  tx = optimizer.build(
     l2_sensitivity=clipped.sensitivity(relation),
     noise_multiplier=noise_multiplier,
-    denominator=(
-      sampler.expected_batch_size if denominator is None else denominator
-    ),
     key=noise_key,
-    noise_bands=noise_bands,
-    second_moment_floor=second_moment_floor,
   )
   one_step = step(grad_fn, tx, mesh)
 
@@ -266,7 +261,7 @@ def train(
     ),
     state,
     batch_fn,
-    steps=steps,
+    steps=optimizer.steps,
     directory=directory,
     metrics_path=metrics_path,
     description=description,
@@ -307,9 +302,6 @@ def draw(
     return {name: values[rows] for name, values in records.items()}, is_padding
   batch = {name: place(values, rows) for name, values in records.items()}
   return batch, place(is_padding, np.arange(len(rows)))
-
-
-_optimizer = optimizer  # `train` has an argument of that name
 
 
 def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -161,15 +161,16 @@ def make_step(case: Case, way: str, mesh: Any) -> tuple[Any, Any]:
     tx = optax.chain(optax.scale(1 / ROWS), optim.adafactor(1e-3))
   else:
     grad_fn = clipped
-    tx = dp_step.optimizer(
-      "dp_adafactor",
-      1e-3,
-      1000,
+    tx = dp_step.Optimizer(
+      name="dp_adafactor",
+      learning_rate=1e-3,
+      steps=1000,
+      denominator=ROWS,
+    ).build(
       l2_sensitivity=clipped.sensitivity(
         dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
       ),
       noise_multiplier=0.554,
-      denominator=ROWS,
       key=jax.random.key(0),
     )
   params = jax.eval_shape(

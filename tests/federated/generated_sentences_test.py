@@ -113,7 +113,7 @@ def test_training_runs_with_the_planned_noise_and_clip_norm(
   made = claim()
   assert seen["noise_multiplier"] == made.noise_multiplier > 0
   assert seen["sampler"] == made.sampler
-  assert seen["steps"] == made.steps == SETTINGS.steps
+  assert seen["optimizer"].steps == made.steps == SETTINGS.steps
   assert seen["clip_norm"] == made.l2_clip_norm
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained, params)
   assert max(jax.tree.leaves(moved)) > 1e-4

@@ -227,8 +227,7 @@ def _ran(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
 
 
 _MECHANISM = (
-  "sampler", "noise_multiplier", "steps", "optimizer", "learning_rate",
-  "denominator", "noise_bands", "second_moment_floor", "rows_multiple",
+  "sampler", "noise_multiplier", "optimizer", "rows_multiple",
 )  # fmt: skip
 """Of a private training: what is not a key, a place or a bar."""
 

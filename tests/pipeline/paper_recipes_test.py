@@ -67,13 +67,14 @@ def test_a_recipe_builds_its_private_step(name):
     multiple_of=tuned.microbatch_size,
   )
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-  tx = dp_step.optimizer(
-    tuned.optimizer,
-    tuned.learning_rate,
-    tuned.steps,
+  tx = dp_step.Optimizer(
+    name=tuned.optimizer,
+    learning_rate=tuned.learning_rate,
+    steps=tuned.steps,
+    denominator=sampler.expected_batch_size,
+  ).build(
     l2_sensitivity=grad_fn.sensitivity(relation),
     noise_multiplier=0.554,
-    denominator=sampler.expected_batch_size,
     key=jax.random.key(0),
   )
   state = jax.eval_shape(lambda p: dp_step.State(p, tx.init(p)), params)

@@ -65,13 +65,15 @@ def run(root, *, clip=NO_CLIP, **changes):
   return train(root, grad_fn, **changes)
 
 
-def train(root, grad_fn, **changes):
+def train(root, grad_fn, params=START, records=RECORDS, **changes):
+  optimizer = dict(name="dp_adam", learning_rate=RATE, steps=STEPS)
+  for field in dataclasses.fields(dp_step.Optimizer):
+    if field.name in changes:
+      optimizer[field.name] = changes.pop(field.name)
   arguments = dict(
     sampler=SAMPLER,
     noise_multiplier=0.0,
-    steps=STEPS,
-    optimizer="dp_adam",
-    learning_rate=RATE,
+    optimizer=dp_step.Optimizer(**optimizer),
     batch_seed=SEED,
     noise_key=jax.random.key(3),
     directory=root / "state",
@@ -79,7 +81,7 @@ def train(root, grad_fn, **changes):
     description="test",
     settings=SETTINGS,
   )
-  return dp_step.train(grad_fn, START, RECORDS, **(arguments | changes))
+  return dp_step.train(grad_fn, params, records, **(arguments | changes))
 
 
 def schedule(step):
@@ -233,21 +235,13 @@ def test_the_noise_is_multiplier_times_sensitivity_over_the_denominator(
   grad_fn = optim.clipped_grad(
     lambda params, batch: 0.0 * batch["y"] * params["w"][0], l2_clip_norm=0.5
   )
-  params = dp_step.train(
+  params = train(
+    tmp_path,
     grad_fn,
     {"w": jnp.zeros(20_000)},
     {"y": RECORDS["y"]},
-    sampler=SAMPLER,
     noise_multiplier=3.0,
     steps=1,
-    optimizer="dp_adam",
-    learning_rate=RATE,
-    batch_seed=SEED,
-    noise_key=jax.random.key(3),
-    directory=tmp_path / "state",
-    metrics_path=tmp_path / "metrics.jsonl",
-    description="test",
-    settings=SETTINGS,
   )
 
   def accepted(std):
@@ -271,15 +265,9 @@ def test_the_rate_warms_up_in_a_tenth_of_the_steps_and_falls_to_zero(
     return optax.identity()
 
   monkeypatch.setattr(optim, "dp_adafactor", recorded)
-  dp_step.optimizer(
-    "dp_adafactor",
-    0.4,
-    20,
-    l2_sensitivity=1.0,
-    noise_multiplier=0.0,
-    denominator=1.0,
-    key=jax.random.key(0),
-  )
+  dp_step.Optimizer(
+    name="dp_adafactor", learning_rate=0.4, steps=20, denominator=1.0
+  ).build(l2_sensitivity=1.0, noise_multiplier=0.0, key=jax.random.key(0))
   falling = [0.4 * (18 - k) / 18 for k in range(1, 19)]
   np.testing.assert_allclose(rates, [0.2, 0.4, 0.4, *falling], atol=1e-7)
 

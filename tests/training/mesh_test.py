@@ -99,9 +99,9 @@ def train(root, shape, *, sampler=SAMPLER):
     make_records(),
     sampler=sampler,
     noise_multiplier=0.6,
-    steps=STEPS,
-    optimizer="dp_adafactor",
-    learning_rate=0.05,
+    optimizer=dp_step.Optimizer(
+      name="dp_adafactor", learning_rate=0.05, steps=STEPS
+    ),
     batch_seed=(5, 6),
     noise_key=jax.random.key(3),
     directory=root / "state",
