@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax.models import device_rows
-from synthq_jax.retrieval import _vectors
+from synthq_jax.retrieval import index
 
 __all__ = ["search"]
 
@@ -34,7 +34,7 @@ Best = tuple[
 
 def search(
   queries: Float[np.ndarray, "query dim"],
-  documents: _vectors.Rows | Float[Array, "document dim"],
+  documents: index.Rows | Float[Array, "document dim"],
   k: int,
   *,
   block_size: int = 16384,
@@ -72,9 +72,9 @@ def search(
       1, the queries have another dim, there are no devices, or a score is not
       finite.
   """
-  queries = _vectors.finite("queries", queries)
+  queries = index.finite("queries", queries)
   _check(documents, block_size, chunk_size)
-  _vectors.check_search(queries, k, documents.shape[1])
+  index.check_search(queries, k, documents.shape[1])
   k = min(k, len(documents))
   if not len(queries):
     return np.zeros((0, k), np.float32), np.zeros((0, k), np.int64)
@@ -91,7 +91,7 @@ def search(
 
 
 def _check(
-  documents: _vectors.Rows, block_size: int, chunk_size: int | None
+  documents: index.Rows, block_size: int, chunk_size: int | None
 ) -> None:
   shape = documents.shape
   if len(shape) != 2 or not 0 < shape[0] <= _MOST:
@@ -123,7 +123,7 @@ def _nothing_yet(shape: tuple[int, ...], k: int) -> Best:
 
 
 def _chunks(
-  documents: _vectors.Rows, chunk_size: int | None, mesh: jax.sharding.Mesh
+  documents: index.Rows, chunk_size: int | None, mesh: jax.sharding.Mesh
 ) -> Iterator[tuple[int, int, jax.Array]]:
   """Yields first position, number of documents, and them on the devices."""
   split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))

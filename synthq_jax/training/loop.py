@@ -21,11 +21,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.training import checkpoints, distributed, stopping, votes
+from synthq_jax.training import checkpoints, distributed, stopping
 
-__all__ = ["Log", "Settings", "train"]
+__all__ = ["Log", "Settings", "Votes", "train"]
+
+_AXIS = "device"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,54 @@ class Log:
     line = json.dumps({"step": step, **values})
     with open(self._path, "a") as stream:
       stream.write(line + "\n")
+
+
+class Votes:
+  """Flags that count as soon as one process raises them.
+
+  A signal may reach one process alone, and clocks differ. So each process votes
+  after each step, and whatever any of them wanted all of them do.
+
+  The votes on a step are counted by the devices behind that step, and read
+  after the next one: nobody waits for them. In one process they count at once.
+  """
+
+  def __init__(self):
+    self._last: jax.Array | None = None
+    self._count = None
+    if distributed.count() > 1:
+      mesh = jax.sharding.Mesh(np.array(distributed.devices()), (_AXIS,))
+      spec = jax.sharding.PartitionSpec
+      self._each = jax.sharding.NamedSharding(mesh, spec(_AXIS))
+      self._count = jax.jit(
+        lambda flags: jnp.max(flags, axis=0),
+        out_shardings=jax.sharding.NamedSharding(mesh, spec()),
+      )
+
+  def __call__(self, *flags: bool) -> tuple[bool, ...]:
+    """Casts the flags of this process after a step.
+
+    Args:
+      *flags: as many in every call and process.
+
+    Returns:
+      The flags that count now, the same in all processes: those that any of
+      them raised in the call before.
+    """
+    if self._count is None:
+      return flags
+    last, own = self._last, np.array(flags, np.int32)
+    rows = np.tile(own, (jax.local_device_count(), 1))
+    self._last = self._count(
+      jax.make_array_from_process_local_data(self._each, rows)
+    )
+    if last is None:
+      return (False,) * len(flags)
+    return tuple(bool(flag) for flag in np.asarray(last))
+
+  def forget(self) -> None:
+    """Drops votes that were cast and are not read, in all processes."""
+    self._last = None
 
 
 def train(
@@ -100,7 +152,7 @@ def train(
   log = Log(metrics_path, first) if distributed.is_main() else None
   pending = _read_pending(directory, first)
   saved_at = time.monotonic()
-  agreed, stop = votes.Votes(), None
+  agreed, stop = Votes(), None
   with (
     _bar(first, steps, description, settings) as bar,
     stopping.deferred() as asked,

@@ -131,10 +131,10 @@ def approximate_searches(
   options: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
   """Yields speed and recall of each index and setting."""
-  from synthq_jax.retrieval import approximate
+  from synthq_jax.retrieval import index
 
   lists = options.lists or round(len(documents) ** 0.5)
-  ivfpq = approximate.IVFPQ(
+  ivfpq = index.IVFPQ(
     lists=lists,
     subquantizers=options.subquantizers or documents.shape[1] // 4,
     bits=options.bits,
@@ -142,7 +142,7 @@ def approximate_searches(
     rerank=options.rerank,
     seed=0,
   )
-  hnsw = approximate.HNSW(
+  hnsw = index.HNSW(
     links=options.links,
     ef_construction=options.ef_construction,
     ef_search=1,

@@ -5,12 +5,12 @@ import faiss
 import numpy as np
 import pytest
 
-from synthq_jax.retrieval import approximate, index
+from synthq_jax.retrieval import index
 
-_IVFPQ = approximate.IVFPQ(
+_IVFPQ = index.IVFPQ(
   lists=64, subquantizers=16, bits=6, probes=16, rerank=50, seed=0
 )
-_HNSW = approximate.HNSW(links=8, ef_construction=40, ef_search=200, seed=0)
+_HNSW = index.HNSW(links=8, ef_construction=40, ef_search=200, seed=0)
 _DIM = 32
 
 
@@ -102,9 +102,9 @@ def test_results_are_in_order_and_their_scores_are_those_of_the_documents(
 @pytest.mark.parametrize(
   "config",
   [
-    approximate.IVFPQ(lists=32, subquantizers=4, bits=4, probes=1, seed=0),
+    index.IVFPQ(lists=32, subquantizers=4, bits=4, probes=1, seed=0),
     # So few links that parts of the graph are out of reach.
-    approximate.HNSW(links=2, ef_construction=2, ef_search=2, seed=0),
+    index.HNSW(links=2, ef_construction=2, ef_search=2, seed=0),
   ],
   ids=["ivfpq", "hnsw"],
 )
@@ -155,7 +155,7 @@ def test_training_uses_the_whole_sample():
 
 
 def test_training_reads_a_sample_and_building_reads_in_blocks(monkeypatch):
-  monkeypatch.setattr(approximate, "_BLOCK", 150)
+  monkeypatch.setattr(index, "_ADDED", 150)
   documents, read = clustered(400, 2), []
 
   class Rows:
@@ -183,7 +183,7 @@ def test_a_saved_index_answers_the_same(tmp_path, config):
   path = tmp_path / "folder" / "documents.faiss"
   built(config).save(path)
   assert [p.name for p in path.parent.iterdir()] == [path.name]
-  loaded = approximate.load(path, config, documents)
+  loaded = index.load(path, config, documents)
   for mine, theirs in zip(
     loaded.search(queries, 10), built(config).search(queries, 10), strict=True
   ):
@@ -193,20 +193,20 @@ def test_a_saved_index_answers_the_same(tmp_path, config):
 def test_a_file_that_is_not_that_index_is_refused(tmp_path):
   path = tmp_path / "documents.faiss"
   with pytest.raises(ValueError, match="documents.faiss: expected a whole"):
-    approximate.load(path, _HNSW)
+    index.load(path, _HNSW)
   built(_HNSW).save(path)
   for config in (_IVFPQ, dataclasses.replace(_HNSW, links=16)):
     with pytest.raises(ValueError, match="got a IndexHNSWFlat of other set"):
-      approximate.load(path, config)
+      index.load(path, config)
   l2 = faiss.IndexHNSWFlat(_DIM, _HNSW.links)
   l2.hnsw.efConstruction = _HNSW.ef_construction
   l2.add(collection()[0][:9])
   faiss.write_index(l2, str(tmp_path / "l2.faiss"))
   with pytest.raises(ValueError, match="expected an index of inner products"):
-    approximate.load(tmp_path / "l2.faiss", _HNSW)
+    index.load(tmp_path / "l2.faiss", _HNSW)
   path.write_bytes(path.read_bytes()[:-100])
   with pytest.raises(ValueError, match="expected a whole faiss index, got"):
-    approximate.load(path, _HNSW)
+    index.load(path, _HNSW)
 
 
 def test_reranking_needs_the_vectors_of_the_index(tmp_path):
@@ -214,8 +214,8 @@ def test_reranking_needs_the_vectors_of_the_index(tmp_path):
   built(_IVFPQ).save(path)
   for vectors, got in ((None, "None"), (np.ones((3, 32)), r"\(3, 32\)")):
     with pytest.raises(ValueError, match=f"rerank=50, got {got}"):
-      approximate.load(path, _IVFPQ, vectors)
-  approximate.load(path, dataclasses.replace(_IVFPQ, rerank=0))
+      index.load(path, _IVFPQ, vectors)
+  index.load(path, dataclasses.replace(_IVFPQ, rerank=0))
 
 
 def test_too_few_vectors_or_a_dim_that_cannot_be_cut_are_refused():

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from synthq_jax.retrieval import approximate, index, topk, vector_files
+from synthq_jax.retrieval import index, topk, vector_files
 
 _LAYOUT = vector_files.Layout(encoder="e", rows=23, dim=4, block_rows=5)
 
@@ -64,7 +64,7 @@ def test_every_search_takes_them(tmp_path):
   _write(tmp_path)
   whole, vectors = _vectors(), vector_files.open_vectors(tmp_path)
   best = index.exact(whole).search(whole[:6], 3)[1]
-  config = approximate.IVFPQ(
+  config = index.IVFPQ(
     lists=2, subquantizers=4, bits=2, probes=2, rerank=23, seed=0
   )
   for found in (

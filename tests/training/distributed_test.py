@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from synthq_jax import main
-from synthq_jax.training import cluster, distributed, votes
+from synthq_jax.training import cluster, distributed, loop
 
 
 class Session:
@@ -42,7 +42,7 @@ def test_one_process_decides_alone_and_waits_for_nobody():
 
 
 def test_votes_of_one_process_count_at_once():
-  agreed = votes.Votes()
+  agreed = loop.Votes()
   assert agreed(True, False) == (True, False)
   agreed.forget()
   assert agreed(False, True) == (False, True)
