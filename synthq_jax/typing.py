@@ -5,13 +5,16 @@ from typing import Any, Protocol
 
 import jax
 
-__all__ = ["Batch", "EncodeFn", "LossFn", "Params"]
+__all__ = ["Batch", "Clipped", "EncodeFn", "LossFn", "Params"]
 
 Params = Any
 """A pytree of arrays."""
 
 Batch = Mapping[str, jax.Array]
 """Arrays that all have the same leading axis, the examples."""
+
+Clipped = tuple[Params, jax.Array, jax.Array]
+"""A clipped sum (float32), and losses and norms of what was clipped."""
 
 
 class LossFn(Protocol):

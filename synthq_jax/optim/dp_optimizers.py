@@ -142,11 +142,8 @@ def dp_adafactor(
 
   Args:
     learning_rate: a number or a function of the step.
-    l2_sensitivity: as in `privatize`.
-    noise_multiplier: as in `privatize`.
-    denominator: as in `privatize`.
-    key: as in `privatize`.
-    noise: as in `privatize`.
+    l2_sensitivity, noise_multiplier, denominator, key, noise: as in
+      `privatize`.
     **options: the other arguments of `adafactor`.
 
   Returns:
@@ -193,11 +190,8 @@ def dp_adam(
 
   Args:
     learning_rate: a number or a function of the step.
-    l2_sensitivity: as in `privatize`.
-    noise_multiplier: as in `privatize`.
-    denominator: as in `privatize`.
-    key: as in `privatize`.
-    noise: as in `privatize`.
+    l2_sensitivity, noise_multiplier, denominator, key, noise: as in
+      `privatize`.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: added to the root of the second moment.
@@ -294,9 +288,7 @@ def dp_aggregate(
 
   Args:
     l2_clip_norm: the clip norm, finite and at least 1e-12.
-    noise_multiplier: as in `privatize`.
-    denominator: as in `privatize`.
-    key: as in `privatize`.
+    noise_multiplier, denominator, key: as in `privatize`.
 
   Returns:
     An optax transform; `update` takes gradients [batch, ...] and optionally

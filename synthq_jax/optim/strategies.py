@@ -54,7 +54,7 @@ KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
 
 
 class Strategy(Protocol):
-  """A way to clip and sum."""
+  """A way to clip and sum, with the arguments of every function of this kind."""
 
   def __call__(
     self,
@@ -63,7 +63,7 @@ class Strategy(Protocol):
     arguments: tuple[Any, ...],
     is_padding_example: jax.Array,
     l2_clip_norm: float,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+  ) -> typing.Clipped:
     """Returns the sum of clipped gradients, the losses and the norms.
 
     Args:
@@ -81,12 +81,8 @@ class Strategy(Protocol):
 
 
 def _vmap(
-  loss_fn: Any,
-  params: typing.Params,
-  arguments: tuple[Any, ...],
-  is_padding_example: jax.Array,
-  l2_clip_norm: float,
-) -> tuple[typing.Params, jax.Array, jax.Array]:
+  loss_fn, params, arguments, is_padding_example, l2_clip_norm
+) -> typing.Clipped:
   """Clips with jax_privacy: one gradient per example by vmap."""
   wide, narrow = rules.widened(params)
 
@@ -113,12 +109,8 @@ def _vmap(
 
 
 def _bookkeeping(
-  loss_fn: Any,
-  params: typing.Params,
-  arguments: tuple[Any, ...],
-  is_padding_example: jax.Array,
-  l2_clip_norm: float,
-) -> tuple[typing.Params, jax.Array, jax.Array]:
+  loss_fn, params, arguments, is_padding_example, l2_clip_norm
+) -> typing.Clipped:
   """Clips in one backward pass.
 
   References:
@@ -162,12 +154,8 @@ def _bookkeeping(
 
 
 def _ghost(
-  loss_fn: Any,
-  params: typing.Params,
-  arguments: tuple[Any, ...],
-  is_padding_example: jax.Array,
-  l2_clip_norm: float,
-) -> tuple[typing.Params, jax.Array, jax.Array]:
+  loss_fn, params, arguments, is_padding_example, l2_clip_norm
+) -> typing.Clipped:
   """Clips in two backward passes.
 
   References:

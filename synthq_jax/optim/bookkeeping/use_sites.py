@@ -148,17 +148,16 @@ Record = Callable[[jax.Array], jax.Array]
 _Mode = jax.lax.GatherScatterMode
 
 
-@dataclasses.dataclass(frozen=True)
-class Dense:
-  """A matrix product of a parameter with data.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Single:
+  """One use, outside of scans.
 
   Attributes:
     leaf: position of the parameter among the flattened parameters.
     layout: where the gradient [groups, rows, columns] lies in the parameter;
-      rows are the contracted axes.
-    output: shape and dtype of the product, and so of its perturbation.
-    positions: number of rows of data, `position` below.
-    parameter_first: whether the parameter is the left operand.
+      rows are the contracted axes, and those that are looked up.
+    output: shape and dtype of the result, and so of its perturbation.
+    positions: rows of data that the parameter is multiplied with, or lookups.
     scale: constant that the parameter is multiplied with before use.
     dtype: of the parameter where it is used.
   """
@@ -167,12 +166,23 @@ class Dense:
   layout: Layout
   output: jax.ShapeDtypeStruct
   positions: int
-  parameter_first: bool
   scale: float
   dtype: Any
 
-  is_lookup = False
   is_shared = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dense(_Single):
+  """A matrix product of a parameter with data.
+
+  Attributes:
+    parameter_first: whether the parameter is the left operand.
+  """
+
+  parameter_first: bool
+
+  is_lookup = False
 
   def columns(self, cotangent: jax.Array) -> jax.Array:
     """Returns an output cotangent as [groups, position, columns]."""
@@ -183,30 +193,17 @@ class Dense:
     return self.scale * cotangent.reshape(shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class Lookup:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lookup(_Single):
   """A lookup of rows of a parameter; `columns` makes it [position, columns].
 
   Attributes:
-    leaf: position of the parameter among the flattened parameters.
-    layout: where the gradient [rows, columns] lies in the parameter.
-    output: shape and dtype of the rows found, and so of their perturbation.
-    positions: number of lookups.
     offsets: axes of the output that run along a row.
-    scale: constant that the parameter is multiplied with before use.
-    dtype: of the parameter where it is used.
   """
 
-  leaf: int
-  layout: Layout
-  output: jax.ShapeDtypeStruct
-  positions: int
   offsets: tuple[int, ...]
-  scale: float
-  dtype: Any
 
   is_lookup = True
-  is_shared = False
 
   def columns(self, cotangent: jax.Array) -> jax.Array:
     """Returns an output cotangent as [position, columns]."""

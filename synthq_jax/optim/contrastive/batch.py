@@ -159,12 +159,8 @@ class Batch:
     return sensitivity.batch(l2_clip_norm=fn.l2_clip_norm, relation=relation)
 
   def clipped_sum(
-    self,
-    fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    pairs: batches.Pairs,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
+  ) -> typing.Clipped:
     """Returns the gradient, its loss and norm [1]."""
     gradient, aux = batch_clipped_grad(
       fn.total_loss, l2_clip_norm=fn.l2_clip_norm

@@ -49,12 +49,8 @@ class Method(Protocol):
     """Returns the L2 sensitivity of the sum."""
 
   def clipped_sum(
-    self,
-    fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    pairs: batches.Pairs,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
+  ) -> typing.Clipped:
     """Returns the sum, losses and norms.
 
     Args:

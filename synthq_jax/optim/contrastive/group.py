@@ -77,12 +77,8 @@ class Group:
     )
 
   def clipped_sum(
-    self,
-    fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    pairs: batches.Pairs,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
+  ) -> typing.Clipped:
     """Returns the sum, and losses and norms of the groups [groups]."""
     if "example_id" not in batch:
       raise ValueError(

@@ -84,12 +84,8 @@ class Logit:
     )
 
   def clipped_sum(
-    self,
-    fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    pairs: batches.Pairs,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
+  ) -> typing.Clipped:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
     losses, weights = _weights(fn, params, pairs)
     if self.norms == "sequential":

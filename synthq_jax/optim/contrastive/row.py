@@ -89,12 +89,8 @@ class Row:
     )
 
   def clipped_sum(
-    self,
-    fn: Any,
-    params: typing.Params,
-    batch: typing.Batch,
-    pairs: batches.Pairs,
-  ) -> tuple[typing.Params, jax.Array, jax.Array]:
+    self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
+  ) -> typing.Clipped:
     """Returns the sum, losses [batch] and the rows' norms [batch]."""
     size, block = len(pairs.queries), fn.microbatch_size
     through_document = self.gradients == "pair"
@@ -237,7 +233,7 @@ def _at_once(
   batch: typing.Batch,
   pairs: batches.Pairs,
   through_document: bool,
-) -> tuple[typing.Params, jax.Array, jax.Array]:
+) -> typing.Clipped:
   """Returns the sum, losses and norms of `_clipped` from one forward pass.
 
   The vectors that make the weights are those the gradients go back from, by
