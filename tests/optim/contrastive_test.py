@@ -9,6 +9,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive as losses
+from synthq_jax.optim.bookkeeping import jaxprs
 from synthq_jax.optim.contrastive import group
 
 FEATURES, HIDDEN, DIM = 6, 10, 4
@@ -225,14 +226,8 @@ def test_microbatches_change_no_number():
 
 
 def sizes(jaxpr):
-  for equation in jaxpr.eqns:
-    for var in equation.outvars:
-      yield var.aval.size
-    for value in equation.params.values():
-      for inner in value if isinstance(value, (tuple, list)) else [value]:
-        inner = getattr(inner, "jaxpr", inner)
-        if hasattr(inner, "eqns"):
-          yield from sizes(inner)
+  for equation in jaxprs.equations(jaxpr):
+    yield from (var.aval.size for var in equation.outvars)
 
 
 @pytest.mark.parametrize("norms", ["exact", "bound"])

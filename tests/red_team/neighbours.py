@@ -13,7 +13,7 @@ import optax
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive as losses
-from synthq_jax.optim import clipping
+from synthq_jax.optim import clipping, strategies
 from tests.red_team import losses as table
 
 STEPS, STARTS, RATE = 60, 6, 0.1
@@ -85,7 +85,7 @@ def of_examples(name: str, change: str) -> dict[str, float]:
   small = {"x": 0.01 * x, "g": g}
   found, _ = ascend(lambda point: moved("vmap", split(point)), small)
   worst = {}
-  for strategy in clipping.STRATEGIES:
+  for strategy in strategies.STRATEGIES:
     of = jax.jit(lambda point, s=strategy: moved(s, split(point)))
     values = []
     for start in range(STARTS):

@@ -41,12 +41,14 @@ def step_fn(state, batch, step):
   return state, {"loss": jnp.mean(w), "batch": batch[0]}
 
 
-def run(root, clock, *, stop_at=None, steps=STEPS, **settings):
-  """Trains for `steps`, stopped by an exception in a batch if asked to."""
+def run(root, clock, *, stop_at=None, told=None, steps=STEPS, **settings):
+  """Trains for `steps`; an exception, or a signal, stops it in a batch."""
 
   def batch_fn(step):
-    if step == stop_at:
+    if step == stop_at and told is None:
       raise Stop
+    if step == stop_at:
+      os.kill(os.getpid(), told)
     clock.now += 1.0
     return np.array([step, 0.5], np.float32)
 
@@ -163,26 +165,8 @@ def test_a_signal_waits_for_the_step_and_saves(tmp_path, clock, number):
   settings = {"log_every": 3, "save_seconds": 1e9}
   expected = run(tmp_path / "whole", clock, **settings)
 
-  def stopped_run():
-    def batch_fn(step):
-      if step == 4:
-        os.kill(os.getpid(), number)
-      return np.array([step, 0.5], np.float32)
-
-    return loop.train(
-      step_fn,
-      {"w": jnp.ones(5), "count": jnp.int32(0)},
-      batch_fn,
-      steps=STEPS,
-      directory=tmp_path / "cut" / "state",
-      metrics_path=tmp_path / "cut" / "log" / "metrics.jsonl",
-      description="test",
-      examples_per_step=4,
-      settings=loop.Settings(progress=False, log_every=3),
-    )
-
   with pytest.raises((stopping.Terminated, KeyboardInterrupt)):
-    stopped_run()
+    run(tmp_path / "cut", clock, stop_at=4, told=number, **settings)
   assert checkpoints.latest_step(tmp_path / "cut" / "state") == 5
   again = run(tmp_path / "cut", clock, **settings)
   assert equal(again, expected)

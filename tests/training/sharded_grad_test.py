@@ -8,12 +8,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from synthq_jax import optim
-from synthq_jax.optim import clipping
+from synthq_jax.optim import strategies
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import sharded_grad
 
 ROWS, LENGTH, DIM = 16, 5, 8
-STRATEGIES = sorted(clipping.STRATEGIES)
+STRATEGIES = sorted(strategies.STRATEGIES)
 
 
 def normal(seed, *shape):
