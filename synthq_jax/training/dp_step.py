@@ -187,12 +187,12 @@ def train(
     ValueError: if a record can come back sooner than the noise allows, or the
       loss that is clipped for each record depends on other records too.
   """
-  bands, kept_apart = optimizer.noise_bands, sampler.min_separation
-  if bands > 1 and bands > kept_apart:
+  noise_bands = optimizer.noise_bands
+  if noise_bands > 1 and noise_bands > sampler.min_separation:
     raise ValueError(
-      f"expected noise_bands of at most {kept_apart}, the steps that the sampler"
-      f" keeps a record's batches apart, got noise_bands={bands}: draw them with"
-      " sampling.CyclicPoisson"
+      f"expected noise_bands of at most {sampler.min_separation}, the steps that"
+      f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
+      " them with sampling.CyclicPoisson"
     )
   if mesh is not None and extra_fn is not None:
     raise ValueError(

@@ -204,7 +204,7 @@ def test_a_resumed_training_draws_the_same_noise(tmp_path, name):
   noisy = {
     "clip": 1.0,
     "noise_multiplier": 1.0,
-    "optimizer": name,
+    "name": name,
     "settings": dataclasses.replace(SETTINGS, save_seconds=-1.0),
   }
   whole = run(tmp_path / "whole", **noisy)
