@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from synthq_jax import optim
-from synthq_jax.optim import auto
+from synthq_jax.optim import auto, strategies
 from synthq_jax.optim.bookkeeping import jaxprs
 
 BATCH, LENGTH, ROWS, COLUMNS = 8, 16, 96, 64
@@ -24,7 +24,7 @@ FORWARD = 2 * LENGTH * ROWS * COLUMNS
 
 
 def test_costs_are_those_of_the_products(monkeypatch):
-  monkeypatch.setattr(auto.bookkeeping, "KEEP_RATIO", 0.0)
+  monkeypatch.setitem(strategies.KEEP_RATIOS, "bookkeeping", 0.0)
   costs = auto.choose(loss_fn, PARAMS, X, backend="tpu").costs
   gram = 2 * LENGTH**2 * (ROWS + COLUMNS)
   assert costs["vmap"].flops == BATCH * 3 * FORWARD
