@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import artifacts, typing
+from synthq_jax.data import blocks
 from synthq_jax.models import (
   device_rows,
   dual_encoder,
@@ -146,7 +147,7 @@ def to_files(
   for number in numbers:
     first, stop = layout.bounds(number)
     rows = np.ascontiguousarray(tokens[first:stop], np.int32)
-    source = vector_files.digest(rows)
+    source = blocks.digest(rows)
     if not writer.has(number, source):
       vectors = encode(
         params,
@@ -166,5 +167,5 @@ def _digest(params: typing.Params) -> str:
   leaves = jax.tree_util.tree_leaves_with_path(params)
   state = hashlib.sha256()
   for name, leaf in sorted((jax.tree_util.keystr(p), x) for p, x in leaves):
-    state.update(f"{name} {vector_files.digest(np.asarray(leaf))}\n".encode())
+    state.update(f"{name} {blocks.digest(np.asarray(leaf))}\n".encode())
   return state.hexdigest()

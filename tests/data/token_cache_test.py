@@ -210,7 +210,7 @@ def test_a_cache_goes_to_other_processes(small):
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_a_cache_that_is_let_go_closes_its_files(small):
   cache, _ = small
-  number = cache.columns["inputs"]._file
+  number = cache.columns["inputs"]._files[0]
   os.fstat(number)
   del cache
   small[0].columns.clear()
