@@ -8,13 +8,13 @@ batch: there is no batch normalisation.
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from synthq_jax.models import dual_encoder
+
 __all__ = ["Convolution", "EmbeddingNet", "ResNet18", "patches"]
 
-_SMALLEST_SQUARED_NORM = 1e-12
 _BY_INPUTS = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _BY_BOTH = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
@@ -113,7 +113,7 @@ class EmbeddingNet(nn.Module):
     for features in self.channels:
       x = nn.relu(Convolution(features, stride=2, use_bias=True)(x))
     x = jnp.mean(x, axis=(1, 2))
-    return _normalize(nn.Dense(self.dim, kernel_init=_BY_BOTH)(x))
+    return dual_encoder.normalize(nn.Dense(self.dim, kernel_init=_BY_BOTH)(x))
 
 
 class _Block(nn.Module):
@@ -160,10 +160,4 @@ class ResNet18(nn.Module):
         first = group > 0 and block == 0
         x = _Block(self.width * 2**group, 2 if first else 1, first)(x)
     x = jnp.mean(nn.relu(x), axis=(1, 2))
-    return _normalize(nn.Dense(self.dim)(x))
-
-
-def _normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
-  # The maximum keeps the gradient of a zero vector finite.
-  squared = jnp.sum(x * x, axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))
+    return dual_encoder.normalize(nn.Dense(self.dim)(x))

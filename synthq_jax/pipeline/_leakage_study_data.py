@@ -10,12 +10,12 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import sources
-from synthq_jax.leakage import encoders, near_duplicates, relations, splits
+from synthq_jax.leakage import near_duplicates, relations, splits
 from synthq_jax.pipeline import (
   _leakage_study_leaks,
   _leakage_study_results,
 )
-from synthq_jax.retrieval import bm25, trec
+from synthq_jax.retrieval import bm25, text_encoders, trec
 
 __all__ = ["Data", "build"]
 
@@ -280,7 +280,7 @@ def _facts(
         near_duplicates.Exact(),
         config.words(config.near_threshold),
         near_duplicates.Containment(),
-        near_duplicates.Embedding(encode=encoders.own()),
+        near_duplicates.Embedding(encode=text_encoders.load().encode),
       )
     },
   )

@@ -16,12 +16,11 @@ import safetensors.numpy
 from hypothesis import strategies as st
 
 from synthq_jax.models import (
-  _safetensors_format,
-  _tensors,
   t5,
   t5_checkpoints,
   t5_config,
 )
+from synthq_jax.models.checkpoints import tensors as tensors_lib
 
 TINY = t5_config.get("tiny")
 SMALL = dataclasses.replace(TINY, num_encoder_layers=1, num_decoder_layers=1)
@@ -32,10 +31,10 @@ WO = "encoder/layers_0/mlp/wo/kernel"
 def make(config, dtype=np.float32):
   """Random parameters of a shape, without the time of an initialisation."""
   rng = np.random.default_rng(0)
-  return _tensors.unflatten(
+  return tensors_lib.unflatten(
     {
       name: rng.normal(size=shape).astype(dtype)
-      for name, shape in sorted(_tensors.shapes(config).items())
+      for name, shape in sorted(t5.shapes(config).items())
     }
   )
 
@@ -80,18 +79,6 @@ def configs(draw):
     logits_via_embedding=draw(st.booleans()),
     relative_attention_num_buckets=2 * draw(st.integers(2, 10)),
   )
-
-
-@hypothesis.settings(max_examples=6, deadline=None)
-@hypothesis.given(config=configs())
-def test_the_shapes_that_are_exchanged_are_those_of_the_network(config):
-  abstract = jax.eval_shape(
-    functools.partial(t5.init_params, config), jax.random.key(0)
-  )
-  leaves = jax.tree_util.tree_leaves_with_path(abstract)
-  assert _tensors.shapes(config) == {
-    "/".join(entry.key for entry in path): leaf.shape for path, leaf in leaves
-  }
 
 
 @hypothesis.settings(max_examples=25, deadline=None)
@@ -207,7 +194,7 @@ def test_files_are_those_of_the_safetensors_library(tmp_path):
     np.testing.assert_array_equal(theirs[name], values, name, strict=True)
   assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
   safetensors.numpy.save_file(flat, tmp_path / "theirs.safetensors")
-  read = _safetensors_format.read(tmp_path / "theirs.safetensors")
+  read = tensors_lib.read_safetensors(tmp_path / "theirs.safetensors")
   for name, values in flat.items():
     np.testing.assert_array_equal(read[name].whole(), values, name)
 
@@ -215,15 +202,15 @@ def test_files_are_those_of_the_safetensors_library(tmp_path):
 def test_a_tensor_without_elements_and_a_scalar_go_through_a_file(tmp_path):
   values = {"a": np.zeros((0, 3), np.float32), "b": np.float32(2.5)}
   values = {name: np.asarray(value) for name, value in values.items()}
-  _safetensors_format.write(tmp_path / "x", _tensors.of_tree(values))
-  for name, tensor in _safetensors_format.read(tmp_path / "x").items():
+  tensors_lib.write_safetensors(tmp_path / "x", tensors_lib.of_tree(values))
+  for name, tensor in tensors_lib.read_safetensors(tmp_path / "x").items():
     np.testing.assert_array_equal(tensor.whole(), values[name], strict=True)
 
 
 def test_a_type_that_the_format_lacks_is_named(tmp_path):
-  tensors = _tensors.of_tree({"a": np.zeros(3, np.complex64)})
+  tensors = tensors_lib.of_tree({"a": np.zeros(3, np.complex64)})
   with pytest.raises(ValueError, match="tensor a of type .* got complex64"):
-    _safetensors_format.write(tmp_path / "x", tensors)
+    tensors_lib.write_safetensors(tmp_path / "x", tensors)
   assert not list(tmp_path.iterdir())
 
 
@@ -253,8 +240,10 @@ def test_every_device_gets_its_slice(name, form, tmp_path):
   params = jax.tree.map(lambda leaf: leaf.astype(np.float32), stored)
   given = shardings
   if form == "tree":
-    shapes = _tensors.shapes(SMALL)
-    given = _tensors.unflatten({k: shardings(k, s) for k, s in shapes.items()})
+    shapes = t5.shapes(SMALL)
+    given = tensors_lib.unflatten(
+      {k: shardings(k, s) for k, s in shapes.items()}
+    )
   loaded, _ = t5_checkpoints.load(tmp_path, sharding=given)
   assert_same_bits(loaded, params)
   leaves = jax.tree_util.tree_leaves_with_path(loaded)
@@ -281,7 +270,7 @@ def planted(shape, log, dtype=np.float32):
     log.append(values[index].size)
     return values[index]
 
-  tensor = _tensors.Tensor(
+  tensor = tensors_lib.Tensor(
     where="here", name="a", shape=shape, dtype=np.dtype(dtype), read=read
   )
   return tensor, values
@@ -303,7 +292,7 @@ def test_every_slice_is_read_once(axes, reads, transposed):
   if transposed:
     tensor, values = tensor.transposed(), values.T
   place = jax.sharding.NamedSharding(mesh(), jax.sharding.PartitionSpec(*axes))
-  found = _tensors.fetch({"a": tensor}, lambda path, shape: place, "float32")
+  found = tensors_lib.fetch({"a": tensor}, lambda path, shape: place, "float32")
   assert log == reads
   np.testing.assert_array_equal(found["a"], values)
 
@@ -311,7 +300,7 @@ def test_every_slice_is_read_once(axes, reads, transposed):
 def test_slices_are_converted_on_their_way():
   tensor, values = planted((8, 8), [], jnp.bfloat16)
   place = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-  found = _tensors.fetch({"a": tensor}, {"a": place}, "float32")["a"]
+  found = tensors_lib.fetch({"a": tensor}, {"a": place}, "float32")["a"]
   assert found.dtype == jnp.float32
   assert found.devices() == {jax.devices()[3]}
   np.testing.assert_array_equal(found, values.astype(np.float32))
@@ -320,9 +309,9 @@ def test_slices_are_converted_on_their_way():
 def test_a_tensor_without_a_sharding_is_named():
   tensor, _ = planted((8, 8), [])
   with pytest.raises(ValueError, match="sharding must hold one for a, got non"):
-    _tensors.fetch({"a": tensor}, {"b": jax.devices()[0]}, None)
+    tensors_lib.fetch({"a": tensor}, {"b": jax.devices()[0]}, None)
   with pytest.raises(ValueError, match="must give .* for a, got NoneType"):
-    _tensors.fetch({"a": tensor}, lambda path, shape: None, None)
+    tensors_lib.fetch({"a": tensor}, lambda path, shape: None, None)
 
 
 # Memory.

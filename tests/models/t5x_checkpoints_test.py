@@ -14,12 +14,12 @@ import tensorstore
 from flax import serialization
 
 from synthq_jax.models import (
-  _t5x_format,
-  _tensors,
   t5,
   t5_checkpoints,
   t5_config,
 )
+from synthq_jax.models.checkpoints import t5x
+from synthq_jax.models.checkpoints import tensors as tensors_lib
 
 T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
@@ -193,7 +193,7 @@ def test_some_tensors_lie_in_folders_and_some_in_the_file(tmp_path):
 
 
 def test_a_large_tensor_is_cut_into_chunks(tmp_path, monkeypatch):
-  monkeypatch.setattr(_t5x_format, "_CHUNK_BYTES", 2000)
+  monkeypatch.setattr(t5x, "_CHUNK_BYTES", 2000)
   params = make(T5_1_1)
   place = t5_checkpoints.save_t5x(tmp_path, params, 3)
   chunks = [
@@ -590,13 +590,13 @@ def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
 def test_the_shape_of_a_public_size_is_inferred(name):
   config = t5_config.get(name)
   tensors = {
-    path: _tensors.Tensor(
+    path: tensors_lib.Tensor(
       where="",
       name=path,
       shape=shape,
       dtype=np.dtype(np.float32),
       read=lambda index: pytest.fail("read"),
     )
-    for path, shape in _tensors.shapes(config).items()
+    for path, shape in t5.shapes(config).items()
   }
-  assert _tensors.infer("", tensors) == config
+  assert t5_checkpoints.infer("", tensors) == config

@@ -1,53 +1,73 @@
-"""What turns texts into the vectors that MAUVE compares.
+"""Texts to vectors: encoders of this library, GPT-2 and sentence-transformers.
 
-Each kind is a small frozen dataclass with one method, `featurize`, and a
-`description`, which goes into the result: scores of different featurizers are
-no more comparable than scores of different measures. All of them read local
-folders; nothing is ever downloaded.
+MAUVE, the detector of near-duplicates and the leakage study take any of them.
+Each is a small frozen dataclass with one method, `encode`, and a `description`,
+which goes into results: what different encoders say of texts is not
+comparable. All of them read local folders; nothing is ever downloaded.
 """
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.data import shipped
+from synthq_jax.data import shipped, wordpiece
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import t5_checkpoints
-from synthq_jax.retrieval import encode
+from synthq_jax.models import bert, t5_checkpoints
+from synthq_jax.retrieval import encode as encode_lib
 
-__all__ = ["Featurizer", "Gpt2", "OwnEncoder", "SentenceTransformer"]
+__all__ = [
+  "Bert",
+  "Gpt2",
+  "OwnEncoder",
+  "SentenceTransformer",
+  "TextEncoder",
+  "load",
+]
 
 
-class Featurizer(Protocol):
-  """Texts to vectors, and what to call it in a report."""
+class TextEncoder(Protocol):
+  """Texts to vectors, and what to call it in a report.
+
+  Formal guarantee:
+    None of its own: vectors of private texts are private, and so are those of
+    an encoder that was trained on them without noise.
+  """
 
   @property
   def description(self) -> str:
     """A few words without the path of this machine."""
 
-  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Returns one float32 vector per text."""
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Returns one float32 vector per text.
+
+    Raises:
+      ValueError: if a folder or a library is missing, or what is read does not
+        go together.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnEncoder:
   """The dual encoder of a checkpoint of this library; by default the shipped.
 
+  Its vectors are of length 1.
+
   Formal guarantee:
-    None of its own: vectors of private texts are private. Give it a public
+    None of its own, see `TextEncoder`. Where it grades queries, give it a public
     checkpoint; one that was fine-tuned on the private queries would grade
     itself.
   """
 
   checkpoint: str | os.PathLike = shipped.DIRECTORY
-  """A public T5, in any format that `t5_checkpoints.load` reads."""
+  """A T5, in any format that `t5_checkpoints.load` reads."""
   vocabulary: str | os.PathLike = shipped.VOCABULARY
   """The SentencePiece model that belongs to it."""
   length: int = 128
@@ -60,29 +80,75 @@ class OwnEncoder:
     """Names the folder of the checkpoint."""
     return f"dual encoder of {pathlib.Path(self.checkpoint).resolve().name}"
 
-  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts as the mean of the encoder's outputs, of length 1.
-
-    Args:
-      texts: what is read.
-
-    Returns:
-      One float32 vector per text.
-
-    Raises:
-      ValueError: if checkpoint or vocabulary is missing, or they don't go
-        together.
-    """
+  @functools.cached_property
+  def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
     params, config = t5_checkpoints.load(self.checkpoint)
-    tokens = vocabulary_lib.tokenize(
-      vocabulary_lib.load(self.vocabulary), texts, length=self.length
+    pieces = vocabulary_lib.load(self.vocabulary)
+    _check_pieces(self.vocabulary, pieces, self.checkpoint, config)
+    tokenize = functools.partial(
+      vocabulary_lib.tokenize, pieces, length=self.length
     )
-    if tokens.max(initial=0) >= config.vocab_size:
+    return params, config, tokenize
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts as the mean of the encoder's outputs, of length 1."""
+    return _encode(self._read, texts, self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bert:
+  """A BERT of Hugging Face or sentence-transformers, run in Flax.
+
+  A vector is the mean of the outputs, of length 1, as Sentence-BERT's are; a
+  folder that asks for another is refused.
+
+  References:
+    Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3.
+  """
+
+  folder: str | os.PathLike
+  """With config.json, model.safetensors and the vocabulary."""
+  length: int = 64
+  """Tokens of a text, [CLS] and [SEP] included, from 3 to the model's positions;
+  the rest is cut off."""
+  batch_size: int = 256
+  """Texts at a time; changes the speed only."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder."""
+    return f"mean of the outputs of {pathlib.Path(self.folder).resolve().name}"
+
+  @functools.cached_property
+  def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
+    params, config = bert.load_encoder(self.folder)
+    folder = pathlib.Path(self.folder)
+    pieces = wordpiece.load(_with_vocabulary(folder))
+    _check_pieces(folder, pieces, folder, config)
+    if not 3 <= self.length <= config.max_length:
       raise ValueError(
-        f"{self.vocabulary}: expected ids below vocab_size={config.vocab_size}"
-        f" of {self.checkpoint}, got {tokens.max()}: give its own vocabulary"
+        f"expected length from 3 to {config.max_length}, as many positions as"
+        f" {folder} has, got length={self.length}; change it"
       )
-    return encode.encode(params, config, tokens, batch_size=self.batch_size)
+    return params, config, functools.partial(pieces.rows, length=self.length)
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts as the mean of the outputs, of length 1."""
+    return _encode(self._read, texts, self.batch_size)
+
+
+def load(encoder: OwnEncoder | Bert | None = None) -> TextEncoder:
+  """Returns an encoder that has been read, so that what is wrong shows now.
+
+  Args:
+    encoder: which; None: the shipped one, for texts as short as queries.
+
+  Raises:
+    ValueError: if a file is missing or damaged, or they do not go together.
+  """
+  encoder = OwnEncoder(length=64) if encoder is None else encoder
+  encoder._read  # noqa: B018  kept for `encode`
+  return encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,18 +176,8 @@ class Gpt2:
     """Names the folder."""
     return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
 
-  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Returns the state at the last token; an empty text is an end of text.
-
-    Args:
-      texts: what is read.
-
-    Returns:
-      One float32 vector per text.
-
-    Raises:
-      ValueError: if the folder, torch or transformers is missing.
-    """
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Returns the state at the last token; an empty text is an end of text."""
     folder = _checked(self.folder, "torch", "transformers")
     import torch
     import transformers
@@ -165,18 +221,8 @@ class SentenceTransformer:
     """Names the folder."""
     return f"sentence-transformer {pathlib.Path(self.folder).resolve().name}"
 
-  def featurize(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts with the library.
-
-    Args:
-      texts: what is read.
-
-    Returns:
-      One float32 vector per text.
-
-    Raises:
-      ValueError: if the folder or the library is missing.
-    """
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts with the library."""
     folder = _checked(self.folder, "sentence_transformers")
     import sentence_transformers
 
@@ -188,6 +234,31 @@ class SentenceTransformer:
       list(texts), batch_size=self.batch_size, show_progress_bar=False
     )
     return np.asarray(vectors, np.float32)
+
+
+def _encode(read, texts: Sequence[str], batch_size: int) -> np.ndarray:
+  params, config, tokenize = read
+  return encode_lib.encode(
+    params, config, tokenize(texts), batch_size=batch_size
+  )
+
+
+def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:
+  """Refuses a vocabulary with more pieces than the model knows."""
+  if pieces.vocab_size > config.vocab_size:
+    raise ValueError(
+      f"{vocabulary}: expected at most vocab_size={config.vocab_size} pieces, as"
+      f" {checkpoint} has, got {pieces.vocab_size}: give its own vocabulary"
+    )
+
+
+def _with_vocabulary(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the folder, or that of its first module where the pieces lie."""
+  names = ("tokenizer.json", "vocab.txt")
+  for place in (folder, *sorted(folder.glob("0_*"))):
+    if any((place / name).is_file() for name in names):
+      return place
+  return folder
 
 
 def _checked(folder: str | os.PathLike, *modules: str) -> str:
