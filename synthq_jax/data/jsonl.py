@@ -99,8 +99,8 @@ def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
   """Makes a pair from a line."""
   query = _required(where, line, fields.query)
   text = _required(where, line, fields.document)
-  title = _optional(where, line, fields.title)
-  client = _optional(where, line, fields.client)
+  title = files.field(where, line, fields.title, default="")
+  client = files.field(where, line, fields.client, default="")
   return _Pair(
     collection_lib.Query(_digest("q", client, query), query, client),
     collection_lib.Document(_digest("d", title, text), text, title, client),
@@ -123,24 +123,13 @@ def _required(where: str, line: Mapping[str, Any], name: str) -> str:
       f'{where}: expected the key "{name}", got {sorted(line)}; rename the '
       "key or name it in fields"
     )
-  text = _optional(where, line, name).strip()
+  text = files.field(where, line, name, default="").strip()
   if not text:
     raise ValueError(
       f'{where}: expected text under "{name}", got none; fill it or remove '
       "the line"
     )
   return text
-
-
-def _optional(where: str, line: Mapping[str, Any], name: str) -> str:
-  """Returns a text, or "" where there is none."""
-  value = line.get(name)
-  if value is not None and not isinstance(value, str):
-    raise ValueError(
-      f'{where}: expected a string under "{name}", got {value!r}; correct '
-      "the line"
-    )
-  return value or ""
 
 
 def _merged_documents(

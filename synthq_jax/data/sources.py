@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 
 from synthq_jax.data import (
   beir,
+  beir_sets,
   collection,
   environment_docs,
   ir_datasets_sets,
   jsonl,
   msmarco,
   newsqa,
-  tfds_beir,
 )
 
 __all__ = ["KINDS", "Kind", "Source", "open"]
@@ -198,7 +198,7 @@ KINDS: dict[str, Kind] = {
   ),
   "tfds": Kind(
     form="tfds:NAME@QRELS",
-    read=lambda source: tfds_beir.read(*_prepared(source)),
+    read=lambda source: beir_sets.read(*_prepared(source)),
     digest=_digest_prepared,
   ),
 }

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from synthq_jax.data import (
-  _beir_rows,
   beir,
   beir_sets,
   files,
   msmarco,
-  tfds_beir,
-  written_queries,
 )
 from synthq_jax.data import collection as collection_lib
 
@@ -55,7 +52,7 @@ class Tfds:
   """A BEIR set that TFDS prepared; looked for when it is read.
 
   Pitfall: its splits of pairs keep one query for each document (see
-  `tfds_beir`). A `Folder` has them all.
+  `beir_sets`). A `Folder` has them all.
   """
 
   name: str
@@ -76,12 +73,12 @@ class Tfds:
 
       def get_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """Reads rows of a prepared set."""
-        tfds_beir.builder(config.name, config.data_dir)
+        beir_sets.builder(config.name, config.data_dir)
         return super().get_dataset(*args, **kwargs)
 
       def list_shards(self, split: str) -> Any:
         """Lists the files of a prepared set."""
-        tfds_beir.builder(config.name, config.data_dir)
+        beir_sets.builder(config.name, config.data_dir)
         return super().list_shards(split)
 
     return PreparedTfds(
@@ -153,7 +150,7 @@ class Synthetic:
 
   def _read(self) -> collection_lib.Collection:
     """Reads the queries; each is judged for its document alone."""
-    return written_queries.read_written(self.queries, self.corpus)
+    return beir.read_written(self.queries, self.corpus)
 
 
 def _table(source: Folder | MsMarco, negatives: bool) -> str:
@@ -266,7 +263,7 @@ def _negatives(
   path: str | os.PathLike, data: collection_lib.Collection
 ) -> dict[str, list[str]]:
   """Reads hard negatives; those judged relevant are refused."""
-  rows = files.headed_table(path, _beir_rows.NEGATIVES_HEADER)
+  rows = files.headed_table(path, beir.NEGATIVES_HEADER)
   queries = data.query_by_id().keys()
   documents = set(data.document_ids())
   relevant = {pair for split in data.qrels for pair in data.pairs(split)}

@@ -408,7 +408,7 @@ def test_written_queries_make_a_task(folder, vocabulary):
   [
     (
       {"_id": "s", "text": "a"},
-      ':1: expected the id of a document under "docu',
+      ':1: expected a string under "docu',
     ),
     ({"_id": "s", "text": "a", "document": "d9"}, "query 's' for 'd9'"),
     ({"_id": "s", "text": " ", "document": "d1"}, "expected text in query 's'"),
