@@ -238,7 +238,6 @@ def _documents(made) -> Iterator[tuple[str, collection_lib.Document]]:
 
 
 def _rows(made, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields where a row stands, and its fields as text."""
   import tensorflow_datasets as tfds
 
   for number, row in enumerate(tfds.as_numpy(made.as_dataset(split))):

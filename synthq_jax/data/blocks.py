@@ -114,7 +114,6 @@ class Rows:
     return _reopened, self._arguments
 
   def __len__(self) -> int:
-    """Returns the number of rows."""
     return self.shape[0]
 
   def __getitem__(self, rows: Any) -> np.ndarray:

@@ -89,7 +89,6 @@ class StreamedDocuments:
   read: Callable[[], Iterator[Document]] = dataclasses.field(repr=False)
 
   def __len__(self) -> int:
-    """Returns how many there are."""
     return len(self.ids)
 
   def __iter__(self) -> Iterator[Document]:
@@ -137,7 +136,6 @@ class Collection:
   qrels: dict[str, Qrels]
 
   def __post_init__(self):
-    """Checks the ids."""
     documents = _distinct("document", self.document_ids())
     queries = _distinct("query", (item.id for item in self.queries))
     for split, qrels in self.qrels.items():

@@ -96,7 +96,6 @@ def read_jsonl(
 
 
 def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
-  """Makes a pair from a line."""
   query = _required(where, line, fields.query)
   text = _required(where, line, fields.document)
   title = files.field(where, line, fields.title, default="")
@@ -117,7 +116,6 @@ def _digest(kind: str, *parts: str) -> str:
 
 
 def _required(where: str, line: Mapping[str, Any], name: str) -> str:
-  """Returns a text that must be there."""
   if name not in line:
     raise ValueError(
       f'{where}: expected the key "{name}", got {sorted(line)}; rename the '

@@ -72,7 +72,6 @@ def read_msmarco(
 
 
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
-  """Yields where each document or query stands, and what it is."""
   make = {"document": collection_lib.Document, "query": collection_lib.Query}
   for where, (id_, text) in files.table(path, columns=2):
     collection_lib.check_id(kind, id_, where)
@@ -81,7 +80,6 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
-  """Yields where, query, document and grade."""
   for where, line in files.lines(path):
     cells = line.split()
     if len(cells) != 4:

@@ -316,6 +316,5 @@ def _story_id(name: str) -> str:
 
 
 def _text(path: Path) -> str:
-  """Returns a text file whole, plain or gzipped, as it is."""
   with files.opened(path) as stream:
     return stream.read().decode("utf-8")

@@ -61,8 +61,6 @@ def parts(source: str) -> list[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """A file of lines or of JSON lines."""
-
   path: pathlib.Path
 
   @property

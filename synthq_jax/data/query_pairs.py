@@ -114,7 +114,6 @@ def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
 def _labels(
   where: str, line: Mapping[str, Any], key: str, known: Mapping[str, str]
 ) -> tuple[str, ...]:
-  """Returns our names of labels."""
   labels = files.field(where, line, key, list)
   odd = [label for label in labels if label not in known]
   if odd:
@@ -239,7 +238,6 @@ _HEADERS = ("query-id", "query_id", "qid", "id", "_id")
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  """Yields place, id and text of tab-separated lines."""
   for number, (where, line) in enumerate(files.lines(path)):
     name, tab, rest = line.partition("\t")
     if not tab:
@@ -253,7 +251,6 @@ def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  """Yields place, id and text of JSON objects."""
   for where, line in files.json_lines(path):
     name = next((line[key] for key in ("_id", "id") if key in line), None)
     text = next((line[key] for key in ("text", "query") if key in line), None)

@@ -89,42 +89,47 @@ class Tfds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Folder:
-  """A folder in the BEIR layout."""
-
+class _Tables:
   path: str
-  """corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
   negatives: str = ""
-  """A table of hard negatives, "query-id TAB corpus-id" with that header, whose
-  documents are in the folder; empty: none."""
 
   def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
-    names = files.splits(pathlib.Path(self.path) / "qrels")
+    if negatives and not self.negatives:
+      raise _no_negatives(self)
+    splits, read = self._reader()
     return _function_source(
-      lambda: beir.read_beir(self.path, in_memory=False),
-      names,
-      _table(self, negatives),
+      lambda: read(self.path, in_memory=False),
+      splits,
+      self.negatives if negatives else "",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MsMarco:
-  """A folder of MS MARCO's tables."""
+class Folder(_Tables):
+  """A folder in the BEIR layout.
 
-  path: str
-  """collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv."""
-  negatives: str = ""
-  """As in `Folder`."""
+  Attributes:
+    path: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv.
+    negatives: a table of hard negatives, "query-id TAB corpus-id" with that
+      header, whose documents are in the folder; empty: none.
+  """
 
-  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
-    """Returns the rows as SeqIO reads them."""
-    names = files.splits(self.path, "qrels.")
-    return _function_source(
-      lambda: msmarco.read_msmarco(self.path, in_memory=False),
-      names,
-      _table(self, negatives),
-    )
+  def _reader(self):
+    return files.splits(pathlib.Path(self.path) / "qrels"), beir.read_beir
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MsMarco(_Tables):
+  """A folder of MS MARCO's tables.
+
+  Attributes:
+    path: collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv.
+    negatives: as in `Folder`.
+  """
+
+  def _reader(self):
+    return files.splits(self.path, "qrels."), msmarco.read_msmarco
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,18 +151,9 @@ class Synthetic:
     """Returns the rows as SeqIO reads them."""
     if negatives:
       raise _no_negatives(self)
-    return _function_source(self._read, ["train"], "")
-
-  def _read(self) -> collection_lib.Collection:
-    """Reads the queries; each is judged for its document alone."""
-    return beir.read_written(self.queries, self.corpus)
-
-
-def _table(source: Folder | MsMarco, negatives: bool) -> str:
-  """Returns the table of hard negatives, or "" where none are wanted."""
-  if negatives and not source.negatives:
-    raise _no_negatives(source)
-  return source.negatives if negatives else ""
+    return _function_source(
+      lambda: beir.read_written(self.queries, self.corpus), ["train"], ""
+    )
 
 
 def _no_negatives(source: Source) -> ValueError:

@@ -45,7 +45,6 @@ class Names(Sequence[str]):
     self._bytes = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8)
 
   def __len__(self) -> int:
-    """Returns the number of records."""
     return len(self._ends)
 
   def __getitem__(self, row: Any) -> Any:
@@ -89,7 +88,6 @@ class Cache:
   facts: Mapping[str, Any]
 
   def __len__(self) -> int:
-    """Returns the number of records."""
     return len(next(iter(self.columns.values())))
 
   def take(
@@ -431,7 +429,6 @@ def verify(directory: str | os.PathLike) -> None:
 
 
 def _manifest(directory: pathlib.Path) -> dict[str, Any]:
-  """Reads the manifest of a finished cache."""
   path = directory / _MANIFEST
   try:
     manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -458,7 +455,6 @@ def _header(dtype: str, records: int, length: int) -> bytes:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-  """Returns the digest of what a manifest says of its files."""
   text = json.dumps(body, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 

@@ -188,20 +188,7 @@ def load(
     num_labels=0 if classifier is None else classifier.shape[0],
   )
   expected = tensors.shapes_of(functools.partial(init_params, config))
-  tensors.check(
-    path,
-    found,
-    {
-      _name(ours): size[::-1] if _is_transposed(ours) else size
-      for ours, size in expected.items()
-    },
-  )
-  described = {
-    ours: found[_name(ours)].transposed()
-    if _is_transposed(ours)
-    else found[_name(ours)]
-    for ours in expected
-  }
+  described = tensors.renamed(path, found, expected, _name, _is_transposed)
   return tensors.fetch(described, None, "float32"), config
 
 

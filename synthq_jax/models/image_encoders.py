@@ -75,7 +75,6 @@ class Convolution(nn.Module):
   def __call__(
     self, images: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch rows columns features"]:
-    """Returns the images' features."""
     return nn.Dense(
       self.features, use_bias=self.use_bias, kernel_init=_BY_INPUTS
     )(patches(images, self.size, self.stride))
@@ -108,7 +107,6 @@ class EmbeddingNet(nn.Module):
   def __call__(
     self, images: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch dim"]:
-    """Returns vectors of length 1."""
     x = images
     for features in self.channels:
       x = nn.relu(Convolution(features, stride=2, use_bias=True)(x))
@@ -152,7 +150,6 @@ class ResNet18(nn.Module):
   def __call__(
     self, images: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch dim"]:
-    """Returns vectors of length 1."""
     x = Convolution(self.width, size=7, stride=2)(images)
     x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
     for group in range(4):

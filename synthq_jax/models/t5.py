@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from synthq_jax.models import _layer_stacks, t5_config, t5_layers
+from synthq_jax.models import t5_config, t5_layers
 from synthq_jax.models.checkpoints import tensors
 
 __all__ = [
@@ -172,7 +172,7 @@ class Encoder(nn.Module):
       layers = EncoderLayer(config, name="layers")
     else:
       layers = [EncoderLayer(config, name=f"layers_{i}") for i in range(length)]
-    x = _layer_stacks.run(apply, layers, drop(x), config, length=length)
+    x = t5_layers.run_stack(apply, layers, drop(x), config, length=length)
     return drop(t5_layers.RMSNorm(config.dtype, name="encoder_norm")(x))
 
 
@@ -216,7 +216,7 @@ class Decoder(nn.Module):
         x, crossed, mask, input_mask, bias, deterministic=deterministic
       )[0]
 
-    x = _layer_stacks.run(
+    x = t5_layers.run_stack(
       apply,
       self.layers,
       self.dropout(x, deterministic=deterministic),

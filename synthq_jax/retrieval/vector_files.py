@@ -42,7 +42,6 @@ class Layout:
   block_rows: int
 
   def __post_init__(self):
-    """Checks the fields."""
     if min(self.rows, self.dim, self.block_rows) < 1:
       raise ValueError(
         "expected rows, dim and block_rows >= 1, got "
@@ -136,7 +135,6 @@ class Writer:
   num_shards: int
 
   def __post_init__(self):
-    """Refuses a folder with blocks of another encoder or collection."""
     for number, record in _records(self.directory).items():
       if record.layout != self.layout:
         raise ValueError(
@@ -264,7 +262,6 @@ def _blocks(directory: pathlib.Path) -> blocks.Blocks:
 
 
 def _records(directory: pathlib.Path) -> dict[int, _Record]:
-  """Returns what is known of the finished blocks, by number."""
   found = {}
   for mark in sorted(directory.glob("block_*.json")):
     number = mark.stem.removeprefix("block_")

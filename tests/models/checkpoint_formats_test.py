@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 
+import checkpoint_trees
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -28,17 +29,6 @@ EMBEDDING = "token_embedder/embedding"
 WO = "encoder/layers_0/mlp/wo/kernel"
 
 
-def make(config, dtype=np.float32):
-  """Random parameters of a shape, without the time of an initialisation."""
-  rng = np.random.default_rng(0)
-  return tensors_lib.unflatten(
-    {
-      name: rng.normal(size=shape).astype(dtype)
-      for name, shape in sorted(t5.shapes(config).items())
-    }
-  )
-
-
 def save_orbax(path, params):
   tree = {"target": jax.tree.map(jnp.asarray, params), "state": {"step": 3}}
   checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
@@ -54,13 +44,6 @@ WRITERS = {
   "t5x": lambda path, params, config: t5_checkpoints.save_t5x(path, params, 3),
   "orbax": lambda path, params, config: save_orbax(path, params),
 }
-
-
-def assert_same_bits(left, right):
-  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
-  assert list(left) == list(right)
-  for name in left:
-    np.testing.assert_array_equal(left[name], right[name], name, strict=True)
 
 
 @st.composite
@@ -87,7 +70,7 @@ def test_any_shape_goes_through_every_format_bit_for_bit(
   tmp_path_factory, config, decoder
 ):
   root = tmp_path_factory.mktemp("any")
-  params = make(config)
+  params = checkpoint_trees.make(config)
   if not decoder:
     del params["decoder"]
   t5_checkpoints.save(root / "ours", params, config)
@@ -104,23 +87,23 @@ def test_any_shape_goes_through_every_format_bit_for_bit(
   for place in (native, back):
     loaded, found = t5_checkpoints.load(place)
     assert found == wanted
-    assert_same_bits(loaded, params)
+    checkpoint_trees.assert_same_bits(loaded, params)
   ours = (root / "ours" / "params.safetensors").read_bytes()
   assert (root / "back" / "params.safetensors").read_bytes() == ours
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_is_recognised(name, tmp_path):
-  WRITERS[name](tmp_path, make(SMALL), SMALL)
+  WRITERS[name](tmp_path, checkpoint_trees.make(SMALL), SMALL)
   loaded, config = t5_checkpoints.load(tmp_path)
   assert config == t5_checkpoints.load_config(tmp_path) == SMALL
-  assert_same_bits(loaded, make(SMALL))
+  checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(SMALL))
   assert all(path.is_file() for path in t5_checkpoints.files(tmp_path))
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_shape_that_is_given_is_held_against_every_format(name, tmp_path):
-  WRITERS[name](tmp_path, make(SMALL), SMALL)
+  WRITERS[name](tmp_path, checkpoint_trees.make(SMALL), SMALL)
   other = dataclasses.replace(SMALL, mlp_dim=31)
   with pytest.raises(ValueError, match=r"expected tensor .* 31.*32"):
     t5_checkpoints.load(tmp_path, config=other)
@@ -129,7 +112,7 @@ def test_a_shape_that_is_given_is_held_against_every_format(name, tmp_path):
 @pytest.mark.parametrize("name", ["ours", "huggingface", "t5x"])
 def test_another_parameter_is_another_file(name, tmp_path):
   """Files say when results that rest on a checkpoint have to be made anew."""
-  params = make(SMALL)
+  params = checkpoint_trees.make(SMALL)
   contents = []
   for place in ("a", "b"):
     WRITERS[name](tmp_path / place, params, SMALL)
@@ -140,7 +123,7 @@ def test_another_parameter_is_another_file(name, tmp_path):
 
 
 def test_results_do_not_rest_on_an_optimizers_state(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, make(SMALL), 3)
+  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(SMALL), 3)
   before = t5_checkpoints.files(tmp_path)
   for name in ("state.param_states.decoder.v", "train_ds-000-of-001"):
     (place / name).mkdir()
@@ -150,8 +133,8 @@ def test_results_do_not_rest_on_an_optimizers_state(tmp_path):
 
 
 def test_our_own_folder_is_known_beside_checkpoints_of_training(tmp_path):
-  t5_checkpoints.save_t5x(tmp_path, make(TINY), 3)
-  t5_checkpoints.save(tmp_path, make(SMALL), SMALL)
+  t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(TINY), 3)
+  t5_checkpoints.save(tmp_path, checkpoint_trees.make(SMALL), SMALL)
   assert t5_checkpoints.load(tmp_path)[1] == SMALL
 
 
@@ -172,19 +155,21 @@ def test_a_format_that_is_not_known_is_refused(tmp_path):
 
 
 def test_the_type_of_the_values_survives_a_conversion(tmp_path):
-  params = make(SMALL, jnp.bfloat16)
+  params = checkpoint_trees.make(SMALL, jnp.bfloat16)
   t5_checkpoints.save(tmp_path / "ours", params, SMALL)
   place = tmp_path / "ours"
   for index, name in enumerate(("t5x", "huggingface", "safetensors")):
     place = t5_checkpoints.convert(place, tmp_path / f"to{index}", format=name)
-  assert_same_bits(t5_checkpoints.load(place, dtype=None)[0], params)
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(place, dtype=None)[0], params
+  )
 
 
 # Files of our own.
 
 
 def test_files_are_those_of_the_safetensors_library(tmp_path):
-  params = make(TINY)
+  params = checkpoint_trees.make(TINY)
   t5_checkpoints.save(tmp_path, params, TINY)
   path = tmp_path / "params.safetensors"
   flat = t5_checkpoints.flatten(params)
@@ -235,7 +220,9 @@ def shardings(path, shape):
 @pytest.mark.parametrize("form", ["function", "tree"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_device_gets_its_slice(name, form, tmp_path):
-  stored = make(SMALL, np.float32 if form == "function" else jnp.bfloat16)
+  stored = checkpoint_trees.make(
+    SMALL, np.float32 if form == "function" else jnp.bfloat16
+  )
   WRITERS[name](tmp_path, stored, SMALL)
   params = jax.tree.map(lambda leaf: leaf.astype(np.float32), stored)
   given = shardings
@@ -245,7 +232,7 @@ def test_every_device_gets_its_slice(name, form, tmp_path):
       {k: shardings(k, s) for k, s in shapes.items()}
     )
   loaded, _ = t5_checkpoints.load(tmp_path, sharding=given)
-  assert_same_bits(loaded, params)
+  checkpoint_trees.assert_same_bits(loaded, params)
   leaves = jax.tree_util.tree_leaves_with_path(loaded)
   for path, leaf in leaves:
     name = "/".join(entry.key for entry in path)
@@ -356,9 +343,9 @@ def test_memory_is_the_models_own_and_one_tensor(tmp_path):
     num_decoder_layers=2,
     logits_via_embedding=True,
   )
-  params = make(config)
+  params = checkpoint_trees.make(config)
   t5_checkpoints.save(tmp_path / "ours", params, config)
-  t5_checkpoints.save(tmp_path / "warm", make(SMALL), SMALL)
+  t5_checkpoints.save(tmp_path / "warm", checkpoint_trees.make(SMALL), SMALL)
   done = subprocess.run(
     [sys.executable, "-c", _MEASURE, str(tmp_path)],
     check=True,
@@ -384,8 +371,10 @@ def test_memory_is_the_models_own_and_one_tensor(tmp_path):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_parameters_that_lie_on_several_devices_are_written(name, tmp_path):
-  params = make(SMALL)
+  params = checkpoint_trees.make(SMALL)
   t5_checkpoints.save(tmp_path / "first", params, SMALL)
   placed, _ = t5_checkpoints.load(tmp_path / "first", sharding=shardings)
   WRITERS[name](tmp_path / "second", placed, SMALL)
-  assert_same_bits(t5_checkpoints.load(tmp_path / "second")[0], params)
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(tmp_path / "second")[0], params
+  )

@@ -113,15 +113,8 @@ def read(
   else:
     found.pop(_HEAD, None)
   expected = t5.shapes(shape, decoder=decoder)
-  _tensors.check(
-    folder,
-    found,
-    {
-      _name(path): size[::-1] if _is_transposed(path) else size
-      for path, size in expected.items()
-    },
-  )
-  return {path: _ours(path, found[_name(path)]) for path in expected}, shape
+  tensors = _tensors.renamed(folder, found, expected, _name, _is_transposed)
+  return tensors, shape
 
 
 def _ours(path: str, tensor: _tensors.Tensor) -> _tensors.Tensor:
@@ -153,7 +146,6 @@ def _name(path: str) -> str:
 
 
 def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
-  """Describes what lies in one file or in several."""
   if (folder / _MODEL).is_file():
     return _tensors.read_safetensors(folder / _MODEL)
   if not (folder / _INDEX).is_file():
@@ -364,7 +356,6 @@ def _is_tied(fields: Mapping[str, Any]) -> bool:
 
 
 def _has_decoder(fields: Mapping[str, Any]) -> bool:
-  """Whether a decoder ought to be there."""
   kinds = fields.get("architectures") or ()
   return fields.get("is_encoder_decoder", True) and _ENCODER not in kinds
 

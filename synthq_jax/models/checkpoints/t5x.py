@@ -144,7 +144,6 @@ def _without_state(unpacker: msgpack.Unpacker, nested: tuple[str, ...] = ()):
 def _describe(
   folder: pathlib.Path, node: Any, path: tuple[str, ...]
 ) -> dict[str, _tensors.Tensor]:
-  """Describes the tensors below one node of the tree."""
   if isinstance(node, dict) and not {"driver", "kvstore"} <= set(node):
     found: dict[str, _tensors.Tensor] = {}
     for key, child in node.items():

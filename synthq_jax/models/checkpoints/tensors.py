@@ -36,6 +36,7 @@ __all__ = [
   "num_bytes",
   "of_tree",
   "read_safetensors",
+  "renamed",
   "same",
   "shapes_of",
   "unflatten",
@@ -135,7 +136,6 @@ def shapes_of(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-  """Returns leaves by their joined path."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
   joined = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   return {joined(keys): leaf for keys, leaf in leaves}
@@ -185,7 +185,6 @@ def fetch(
 
 
 def _from_tree(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
-  """Looks shardings up by path."""
   flat = _leaves(tree, lambda x: isinstance(x, jax.sharding.Sharding))
 
   def find(path: str, shape: tuple[int, ...]):
@@ -252,6 +251,38 @@ def check(
         f"{where}: expected tensor {name} of a floating-point type, got"
         f" {tensors[name].dtype}"
       )
+
+
+def renamed(
+  where: str | os.PathLike,
+  tensors: Mapping[str, Tensor],
+  expected: Mapping[str, tuple[int, ...]],
+  name: Callable[[str], str],
+  is_transposed: Callable[[str], bool],
+) -> dict[str, Tensor]:
+  """Checks tensors of another library, and returns them by our paths.
+
+  Args:
+    where: where they lie, for messages.
+    tensors: by their own names.
+    expected: our paths, and the shapes of our tensors.
+    name: from one of our paths to their name.
+    is_transposed: whether they hold the tensor of a path transposed.
+
+  Raises:
+    ValueError: as in `check`.
+  """
+  wanted = {
+    name(path): size[::-1] if is_transposed(path) else size
+    for path, size in expected.items()
+  }
+  check(where, tensors, wanted)
+  return {
+    path: tensors[name(path)].transposed()
+    if is_transposed(path)
+    else tensors[name(path)]
+    for path in expected
+  }
 
 
 @contextlib.contextmanager
