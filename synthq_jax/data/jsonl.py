@@ -30,12 +30,7 @@ class Fields:
   client: str = "client"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-  """A line: what was asked, and the document that answers it."""
-
-  query: collection_lib.Query
-  document: collection_lib.Document
+_Pair = tuple[collection_lib.Query, collection_lib.Document]
 
 
 def read_jsonl(
@@ -79,18 +74,18 @@ def read_jsonl(
   """
   pairs = [_pair(where, line, fields) for where, line in files.json_lines(path)]
   sides = splits_lib.split_by_own_document(
-    [(pair.query.text, pair.document.id) for pair in pairs],
+    [(query.text, document.id) for query, document in pairs],
     fractions,
     seed=seed,
   )
   _check_sides(path, sides, fractions)
   qrels: dict[str, collection_lib.Qrels] = {split: {} for split in fractions}
-  for pair, side in zip(pairs, sides, strict=True):
+  for (query, document), side in zip(pairs, sides, strict=True):
     if side is not None:
-      qrels[side].setdefault(pair.query.id, {})[pair.document.id] = 1
+      qrels[side].setdefault(query.id, {})[document.id] = 1
   return collection_lib.Collection(
-    _merged_documents(pair.document for pair in pairs),
-    tuple({pair.query.id: pair.query for pair in pairs}.values()),
+    _merged_documents(document for _, document in pairs),
+    tuple({query.id: query for query, _ in pairs}.values()),
     qrels,
   )
 
@@ -100,7 +95,7 @@ def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
   text = _required(where, line, fields.document)
   title = files.field(where, line, fields.title, default="")
   client = files.field(where, line, fields.client, default="")
-  return _Pair(
+  return (
     collection_lib.Query(_digest("q", client, query), query, client),
     collection_lib.Document(_digest("d", title, text), text, title, client),
   )

@@ -35,8 +35,15 @@ class Encoder(Protocol):
     """
 
 
+class _Whole:
+  """An encoder that uses all of its parameters."""
+
+  def select(self, params: typing.Params) -> typing.Params:
+    return params
+
+
 @dataclasses.dataclass(frozen=True)
-class Bert:
+class Bert(_Whole):
   """The mean of a BERT's outputs; see `bert.encode`."""
 
   config: bert.BertConfig
@@ -45,9 +52,6 @@ class Bert:
   @property
   def dim(self) -> int:
     return self.config.emb_dim
-
-  def select(self, params: typing.Params) -> typing.Params:
-    return params
 
   def encode(
     self, params: typing.Params, inputs: Int[Array, "batch length"]
@@ -87,7 +91,7 @@ class T5:
 
 
 @dataclasses.dataclass(frozen=True)
-class Images:
+class Images(_Whole):
   """A Flax module from images to unit vectors; see `image_encoders`."""
 
   net: nn.Module
@@ -96,9 +100,6 @@ class Images:
   @property
   def dim(self) -> int:
     return self.net.dim
-
-  def select(self, params: typing.Params) -> typing.Params:
-    return params
 
   def encode(
     self,

@@ -21,7 +21,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from synthq_jax import artifacts
@@ -69,10 +68,8 @@ def flatten(params: Any) -> dict[str, np.ndarray]:
   >>> flatten({"a": {"b": np.ones(1)}})
   {'a/b': array([1.])}
   """
-  flat = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    flat["/".join(entry.key for entry in path)] = np.asarray(leaf)
-  return flat
+  leaves = _tensors.leaves(params)
+  return {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
 def save(
@@ -85,11 +82,8 @@ def save(
     params: nested dicts of arrays, all of T5 or its encoder alone.
     config: the shape they belong to.
   """
-  _save_ours(pathlib.Path(directory), _tensors.of_tree(params), config)
-
-
-def _save_ours(root: pathlib.Path, tensors, config) -> None:
-  _tensors.write_safetensors(root / _PARAMS, tensors)
+  root = pathlib.Path(directory)
+  _tensors.write_safetensors(root / _PARAMS, _tensors.of_tree(params))
   text = json.dumps(dataclasses.asdict(config), indent=1) + "\n"
   artifacts.write_atomically(root / _CONFIG, text)
 
@@ -112,14 +106,11 @@ def save_t5x(path: str | os.PathLike, params: Any, step: int) -> pathlib.Path:
   Raises:
     ValueError: if it exists already, or the parameters are not those of a T5.
   """
-  return _save_t5x(pathlib.Path(path), _tensors.of_tree(params), step)
-
-
-def _save_t5x(path: pathlib.Path, tensors, step: int) -> pathlib.Path:
   if step < 0:
     raise ValueError(f"step must be at least 0, got step={step}")
+  tensors = _tensors.of_tree(params)
   _check("params", tensors, infer("params", tensors))
-  place = path / f"checkpoint_{step}"
+  place = pathlib.Path(path) / f"checkpoint_{step}"
   with _tensors.new_folder(place) as folder:
     t5x.write(folder, tensors, step)
   return place
@@ -146,12 +137,7 @@ def save_huggingface(
     ValueError: if something is there already, parameters and shape do not fit,
       or transformers has no such T5.
   """
-  _save_huggingface(
-    pathlib.Path(path), _tensors.of_tree(params), config, max_shard_size
-  )
-
-
-def _save_huggingface(path, tensors, config, max_shard_size: int) -> None:
+  tensors = _tensors.of_tree(params)
   _check("params", tensors, config)
   with _tensors.new_folder(path) as folder:
     huggingface.write(folder, tensors, config, max_shard_size)
@@ -310,12 +296,12 @@ def convert(
   tensors, shape = _describe(pathlib.Path(source), None)
   to = pathlib.Path(to)
   if format == "t5x":
-    return _save_t5x(to, tensors, step)
+    return save_t5x(to, tensors, step)
   if format == "huggingface":
-    _save_huggingface(to, tensors, shape, max_shard_size)
+    save_huggingface(to, tensors, shape, max_shard_size=max_shard_size)
     return to
   with _tensors.new_folder(to) as folder:
-    _save_ours(folder, tensors, shape)
+    save(folder, tensors, shape)
   return to
 
 

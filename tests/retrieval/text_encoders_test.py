@@ -236,7 +236,7 @@ def test_a_bert_that_does_not_fit_its_vocabulary_or_length_is_refused(tmp_path):
     with pytest.raises(ValueError, match=f"got length={length}"):
       text_encoders.load(text_encoders.Bert(folder=tmp_path, length=length))
   (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "more"]) + "\n")
-  with pytest.raises(ValueError, match="at most vocab_size=8 pieces, got 9"):
+  with pytest.raises(ValueError, match="at most vocab_size=8 pieces, .* got 9"):
     text_encoders.load(text_encoders.Bert(folder=tmp_path, length=24))
   (tmp_path / "vocab.txt").unlink()
   (tmp_path / "tokenizer.json").unlink(missing_ok=True)

@@ -32,6 +32,7 @@ __all__ = [
   "check",
   "explained",
   "fetch",
+  "leaves",
   "new_folder",
   "num_bytes",
   "of_tree",
@@ -104,7 +105,8 @@ def explained(where: str, name: str) -> Iterator[None]:
 def of_tree(params: Any) -> dict[str, Tensor]:
   """Describes the leaves of nested dicts by their joined path.
 
-  Leaves on devices are copied to the host when they are read, one by one.
+  Leaves on devices are copied to the host when they are read, one by one; those
+  that are described already stay as they are.
   """
 
   def read(leaf, index: Index) -> np.ndarray:
@@ -114,14 +116,16 @@ def of_tree(params: Any) -> dict[str, Tensor]:
     return np.asarray(values)[index]
 
   return {
-    path: Tensor(
+    path: leaf
+    if isinstance(leaf, Tensor)
+    else Tensor(
       where="params",
       name=path,
       shape=tuple(leaf.shape),
       dtype=np.dtype(leaf.dtype),
       read=functools.partial(read, leaf),
     )
-    for path, leaf in _leaves(params).items()
+    for path, leaf in leaves(params).items()
   }
 
 
@@ -132,13 +136,14 @@ def shapes_of(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
     init: from a key to nested dicts; it is traced, not run.
   """
   params = jax.eval_shape(init, jax.random.key(0))
-  return {path: leaf.shape for path, leaf in _leaves(params).items()}
+  return {path: leaf.shape for path, leaf in leaves(params).items()}
 
 
-def _leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
-  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+def leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
+  """Returns the leaves of nested dicts by their joined path."""
+  found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
   joined = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return {joined(keys): leaf for keys, leaf in leaves}
+  return {joined(keys): leaf for keys, leaf in found}
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +190,7 @@ def fetch(
 
 
 def _from_tree(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
-  flat = _leaves(tree, lambda x: isinstance(x, jax.sharding.Sharding))
+  flat = leaves(tree, lambda x: isinstance(x, jax.sharding.Sharding))
 
   def find(path: str, shape: tuple[int, ...]):
     del shape
