@@ -56,24 +56,13 @@ def read_beir(
   """
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
-  documents = collection_lib.by_id(
-    corpus,
-    "document",
-    _lines(corpus, document_of),
-    keep=in_memory,
+  documents, ids = collection_lib.read_documents(
+    corpus, lambda: _lines(corpus, document_of), in_memory=in_memory
   )
   asked = files.find(directory, "queries.jsonl")
   queries = collection_lib.by_id(asked, "query", _lines(asked, query_of))
-  qrels = read_qrels(directory / "qrels", queries.keys(), documents.keys())
-  streamed = collection_lib.StreamedDocuments(
-    tuple(documents),
-    lambda: (item for _, item in _lines(corpus, document_of)),
-  )
-  return collection_lib.Collection(
-    tuple(documents.values()) if in_memory else streamed,
-    tuple(queries.values()),
-    qrels,
-  )
+  qrels = read_qrels(directory / "qrels", queries.keys(), ids)
+  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
 
 
 def read_judgements(
@@ -143,23 +132,19 @@ def read_written(
     ValueError: if a line is malformed, an id stands twice, a text is empty or
       there is no such document; the message says file:line.
   """
-
-  def stream():
-    return _lines(corpus, document_of)
-
-  documents = collection_lib.by_id(corpus, "document", stream(), keep=False)
+  documents, ids = collection_lib.read_documents(
+    corpus, lambda: _lines(corpus, document_of)
+  )
   owners: dict[str, str] = {}
   found = collection_lib.by_id(queries, "query", _written(queries, owners))
   for query, document in owners.items():
-    if document not in documents:
+    if document not in ids:
       raise ValueError(
         f"{queries}: expected queries for documents of {corpus}, got query"
         f" {query!r} for {document!r}; give the corpus they were written for"
       )
   return collection_lib.Collection(
-    collection_lib.StreamedDocuments(
-      tuple(documents), lambda: (item for _, item in stream())
-    ),
+    documents,
     tuple(found.values()),
     {"train": {query: {document: 1} for query, document in owners.items()}},
   )

@@ -198,19 +198,11 @@ def read(
   made = builder(name, data_dir)
   where = f"beir/{name}"
   queries = collection_lib.by_id(where, "query", _queries(made))
-  documents = collection_lib.by_id(
-    where, "document", _documents(made), keep=False
+  documents, ids = collection_lib.read_documents(
+    where, lambda: _documents(made)
   )
-  judged = beir.read_qrels(
-    pathlib.Path(qrels), queries.keys(), documents.keys()
-  )
-  return collection_lib.Collection(
-    collection_lib.StreamedDocuments(
-      tuple(documents), lambda: (item for _, item in _documents(made))
-    ),
-    tuple(queries.values()),
-    judged,
-  )
+  judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids)
+  return collection_lib.Collection(documents, tuple(queries.values()), judged)
 
 
 def _queries(made) -> Iterator[tuple[str, collection_lib.Query]]:

@@ -22,6 +22,7 @@ __all__ = [
   "check_text",
   "join_splits",
   "judge",
+  "read_documents",
 ]
 
 Qrels = dict[str, dict[str, int]]
@@ -269,6 +270,34 @@ def by_id(
   if not items:
     raise ValueError(f"{source}: expected a {kind} a line, got none; fill it")
   return items
+
+
+def read_documents(
+  source: object,
+  read: Callable[[], Iterable[tuple[str, Document]]],
+  *,
+  in_memory: bool = False,
+) -> tuple[tuple[Document, ...] | StreamedDocuments, Container[str]]:
+  """Reads documents once, checks them, and keeps them or leaves them there.
+
+  Args:
+    source: a path or name, for messages.
+    read: starts to read: where each stands, and what it is.
+    in_memory: whether they are kept; if not, each loop reads them again.
+
+  Returns:
+    The documents, and their ids.
+
+  Raises:
+    ValueError: as in `by_id`.
+  """
+  found = by_id(source, "document", read(), keep=in_memory)
+  if in_memory:
+    return tuple(found.values()), found.keys()
+  streamed = StreamedDocuments(
+    tuple(found), lambda: (item for _, item in read())
+  )
+  return streamed, found.keys()
 
 
 def check_text(where: str, kind: str, id_: str, text: str) -> None:

@@ -44,8 +44,8 @@ def read_msmarco(
   """
   directory = pathlib.Path(directory)
   passages = files.find(directory, "collection.tsv")
-  documents = collection_lib.by_id(
-    passages, "document", _items(passages, "document"), keep=in_memory
+  documents, ids = collection_lib.read_documents(
+    passages, lambda: _items(passages, "document"), in_memory=in_memory
   )
   queries: dict[str, collection_lib.Query] = {}
   qrels = {}
@@ -53,22 +53,14 @@ def read_msmarco(
     path = files.find(directory, f"queries.{split}.tsv")
     asked = collection_lib.by_id(path, "query", _items(path, "query"))
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
-    qrels[split] = collection_lib.judge(rows, asked, documents)
+    qrels[split] = collection_lib.judge(rows, asked, ids)
     for id_, query in asked.items():
       if id_ in qrels[split] and queries.setdefault(id_, query) != query:
         raise ValueError(
           f"{path}: expected one text for query {id_!r}, got another than in an"
           " earlier split; correct one"
         )
-  streamed = collection_lib.StreamedDocuments(
-    tuple(documents),
-    lambda: (item for _, item in _items(passages, "document")),
-  )
-  return collection_lib.Collection(
-    tuple(documents.values()) if in_memory else streamed,
-    tuple(queries.values()),
-    qrels,
-  )
+  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
 
 
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:

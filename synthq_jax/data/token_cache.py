@@ -7,26 +7,24 @@ names, and a manifest, which is written last.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import artifacts
 from synthq_jax.data import blocks
 
 __all__ = ["Cache", "Names", "Writer", "load", "verify", "writing"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
-_LOCK = ".lock"
 _HEADER_BYTES = 128
 _SMALL = 1 << 16
 """Vocabularies up to this size need two bytes a token."""
@@ -296,54 +294,22 @@ def writing(
   Raises:
     ValueError: if the folder exists, or there is no column.
   """
-  directory = pathlib.Path(directory)
-  if directory.exists():
-    raise ValueError(
-      f"{directory}: expected a new folder for the cache, got one that exists;"
-      " remove it or write elsewhere"
-    )
   if not lengths or min(lengths.values()) < 1:
     raise ValueError(
       f"expected columns of at least one token, got lengths={dict(lengths)}"
     )
   _check_columns([*lengths, *names])
-  hidden = directory.with_name(f".{directory.name}.unfinished")
-  hidden.mkdir(parents=True, exist_ok=True)
-  lock = _locked(hidden)
   dtype = "<u2" if vocab_size <= _SMALL else "<i4"
-  writer = Writer(hidden, lengths, names, dtype)
-  try:
-    yield writer
-    manifest = {**writer.finish(), "facts": dict(facts or {})}
-    with open(hidden / _MANIFEST, "w", encoding="utf-8") as stream:
-      json.dump(manifest, stream, indent=2)
-      stream.flush()
-      os.fsync(stream.fileno())
-    (hidden / _LOCK).unlink()
-    hidden.rename(directory)
-  except BaseException:
-    writer.abandon()
-    shutil.rmtree(hidden, ignore_errors=True)
-    raise
-  finally:
-    lock.close()
-
-
-def _locked(hidden: pathlib.Path) -> IO[bytes]:
-  """Takes an unfinished folder, emptied of what a killed run left."""
-  lock = open(hidden / _LOCK, "wb")  # noqa: SIM115  held until it is finished
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
-    lock.close()
-    raise ValueError(
-      f"{hidden}: expected nobody else to write this cache, got another"
-      " process; wait for it, or write elsewhere"
-    ) from error
-  for path in hidden.iterdir():
-    if path.name != _LOCK:
-      path.unlink()
-  return lock
+  with artifacts.new_folder(directory, "cache") as folder:
+    writer = Writer(folder, lengths, names, dtype)
+    try:
+      yield writer
+      manifest = {**writer.finish(), "facts": dict(facts or {})}
+    except BaseException:
+      writer.abandon()
+      raise
+    text = json.dumps(manifest, indent=2)
+    artifacts.write_atomically(folder / _MANIFEST, text)
 
 
 def _check_columns(columns: Sequence[str]) -> None:

@@ -111,7 +111,7 @@ def save_t5x(path: str | os.PathLike, params: Any, step: int) -> pathlib.Path:
   tensors = _tensors.of_tree(params)
   _check("params", tensors, infer("params", tensors))
   place = pathlib.Path(path) / f"checkpoint_{step}"
-  with _tensors.new_folder(place) as folder:
+  with artifacts.new_folder(place, "checkpoint") as folder:
     t5x.write(folder, tensors, step)
   return place
 
@@ -139,7 +139,7 @@ def save_huggingface(
   """
   tensors = _tensors.of_tree(params)
   _check("params", tensors, config)
-  with _tensors.new_folder(path) as folder:
+  with artifacts.new_folder(path, "checkpoint") as folder:
     huggingface.write(folder, tensors, config, max_shard_size)
 
 
@@ -300,7 +300,7 @@ def convert(
   if format == "huggingface":
     save_huggingface(to, tensors, shape, max_shard_size=max_shard_size)
     return to
-  with _tensors.new_folder(to) as folder:
+  with artifacts.new_folder(to, "checkpoint") as folder:
     save(folder, tensors, shape)
   return to
 

@@ -15,8 +15,6 @@ import functools
 import json
 import math
 import os
-import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -33,7 +31,6 @@ __all__ = [
   "explained",
   "fetch",
   "leaves",
-  "new_folder",
   "num_bytes",
   "of_tree",
   "read_safetensors",
@@ -288,37 +285,6 @@ def renamed(
     else tensors[name(path)]
     for path in expected
   }
-
-
-@contextlib.contextmanager
-def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """Makes a folder that appears, complete, when the block ends.
-
-  Args:
-    path: where it will be; must not exist, or be empty.
-
-  Yields:
-    A temporary folder beside it.
-
-  Raises:
-    ValueError: if there is something already.
-  """
-  path = pathlib.Path(path)
-  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-    raise ValueError(
-      f"{path}: expected a place for a new checkpoint, got one that is taken:"
-      " delete it, or give another"
-    )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}.partial")
-  shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-  partial.mkdir()
-  try:
-    yield partial
-    os.replace(partial, path)
-  except BaseException:
-    shutil.rmtree(partial, ignore_errors=True)
-    raise
 
 
 def num_bytes(tensor: Tensor) -> int:
