@@ -1,6 +1,7 @@
 """Holds a collection: documents, queries and judgements by split, checked."""
 
 import dataclasses
+import itertools
 from collections.abc import (
   Callable,
   Container,
@@ -94,20 +95,14 @@ class StreamedDocuments:
 
   def __iter__(self) -> Iterator[Document]:
     """Reads them, and refuses others than those it was made for."""
-    expected = iter(self.ids)
-    for document in self.read():
-      if next(expected, None) != document.id:
+    for document, id_ in itertools.zip_longest(self.read(), self.ids):
+      if document is None or document.id != id_:
+        got = f"{document.id!r} in another place" if document else f"no {id_!r}"
         raise ValueError(
-          f"expected the documents of the first reading, got {document.id!r}"
-          " in another place: the file changed meanwhile; start again"
+          f"expected the documents of the first reading, got {got}: the file"
+          " changed meanwhile; start again"
         )
       yield document
-    missing = next(expected, None)
-    if missing is not None:
-      raise ValueError(
-        f"expected the documents of the first reading, got no {missing!r}: the"
-        " file changed meanwhile; start again"
-      )
 
 
 @dataclasses.dataclass(frozen=True)

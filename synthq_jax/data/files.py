@@ -249,9 +249,12 @@ def field(
   if not isinstance(value, kind) or isinstance(value, bool):
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
+    # Texts may be private: a message shows none.
+    plain = isinstance(value, (int, float)) or value is None
     raise ValueError(
-      f'{where}: expected a {names} under "{key}", got {line.get(key)!r} among'
-      f" the keys {sorted(line)}; correct the line"
+      f'{where}: expected a {names} under "{key}", got'
+      f" {value if plain else type(value).__name__} among the keys"
+      f" {sorted(line)}; correct the line"
     )
   return value
 

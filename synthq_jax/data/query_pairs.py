@@ -252,11 +252,7 @@ def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
   for where, line in files.json_lines(path):
-    name = next((line[key] for key in ("_id", "id") if key in line), None)
-    text = next((line[key] for key in ("text", "query") if key in line), None)
-    if not isinstance(name, (str, int)) or not isinstance(text, str):
-      raise ValueError(
-        f'{where}: expected "_id" or "id", and a string under "text" or "query",'
-        f" got {sorted(line)}; rename the keys"
-      )
-    yield where, str(name), text
+    id_key = "_id" if "_id" in line else "id"
+    text_key = "text" if "text" in line else "query"
+    name = files.field(where, line, id_key, (int, str))
+    yield where, str(name), files.field(where, line, text_key)

@@ -195,13 +195,15 @@ class Gpt2:
     ]
     vectors = np.zeros((len(rows), model.config.hidden_size), np.float32)
     for chosen in _by_length(rows, self.batch_size):
-      ids, mask = _padded([rows[i] for i in chosen])
+      lengths = np.array([len(rows[i]) for i in chosen])
+      ids = vocabulary_lib.pad([rows[i] for i in chosen], lengths.max())
+      mask = np.arange(ids.shape[1]) < lengths[:, None]
       with torch.no_grad():
         states = model(
-          input_ids=torch.from_numpy(ids).to(self.device),
-          attention_mask=torch.from_numpy(mask).to(self.device),
+          input_ids=torch.tensor(ids, dtype=torch.int64).to(self.device),
+          attention_mask=torch.tensor(mask, dtype=torch.int64).to(self.device),
         ).last_hidden_state.cpu()
-      vectors[chosen] = states[np.arange(len(ids)), mask.sum(axis=1) - 1]
+      vectors[chosen] = states[np.arange(len(ids)), lengths - 1]
     return vectors
 
 
@@ -299,12 +301,3 @@ def _by_length(
   order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
   for start in range(0, len(order), batch_size):
     yield order[start : start + batch_size]
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  """Returns ids, padded on the right, and what of them is text."""
-  shape = len(rows), max(map(len, rows))
-  ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-  for at, row in enumerate(rows):
-    ids[at, : len(row)], mask[at, : len(row)] = row, 1
-  return ids, mask

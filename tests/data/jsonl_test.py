@@ -116,7 +116,7 @@ BAD = {
   ),
   "a query that is a list": (
     {"query": ["x"], "document": "y"},
-    r'log\.jsonl:41: expected a string under "query", got \[.x.\]',
+    r'log\.jsonl:41: expected a string under "query", got list',
   ),
   "a document that is NaN": (
     {"query": "x", "document": float("nan")},

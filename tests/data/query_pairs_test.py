@@ -45,7 +45,7 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
   ("key", "value", "said"),
   [
     ("query", None, 'string under "query", got None'),
-    ("cosine", "high", "number under .cosine., got .high"),
+    ("cosine", "high", "number under .cosine., got str"),
     ("cosine", float("nan"), "finite"),
     ("title_label", ["Synonym"], "got 'Synonym'"),
     ("title_label", "Identical", "expected a list"),
