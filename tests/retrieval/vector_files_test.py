@@ -1,4 +1,5 @@
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -58,6 +59,14 @@ def test_a_slice_inside_a_block_is_not_read(tmp_path):
   vectors = vector_files.open_vectors(tmp_path)
   assert isinstance(vectors[5:9], np.memmap)
   assert all(isinstance(block, np.memmap) for block in vectors.blocks)
+
+
+def test_another_process_opens_the_files_again(tmp_path):
+  _write(tmp_path)
+  vectors = vector_files.open_vectors(tmp_path)
+  packed = pickle.dumps(vectors)
+  assert len(packed) < 2000  # the places, not the numbers
+  np.testing.assert_array_equal(pickle.loads(packed)[:], _vectors())
 
 
 def test_every_search_takes_them(tmp_path):
