@@ -6,11 +6,13 @@ is written last and in one step. Whatever else lies there is work in progress.
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TypeVar
 
@@ -20,6 +22,7 @@ __all__ = [
   "from_json",
   "load",
   "load_array",
+  "new_folder",
   "read_fingerprint",
   "replacing",
   "save",
@@ -29,6 +32,7 @@ __all__ = [
 ]
 
 RESULT_NAME = "result.json"
+_LOCK = ".lock"
 _Result = TypeVar("_Result")
 
 
@@ -130,6 +134,50 @@ def replacing(
     raise OSError(error.errno, error.strerror, str(path)) from error
   os.replace(partial, path)
   _sync(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
+  """Makes a folder that appears, complete, when the block ends without error.
+
+  Args:
+    path: where it will be; must not exist, or be empty.
+    what: what it is, for messages.
+
+  Yields:
+    A hidden folder beside it, empty, which no other process writes to.
+
+  Raises:
+    ValueError: if there is something already, or somebody else is writing.
+  """
+  path = pathlib.Path(path)
+  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    raise ValueError(
+      f"{path}: expected a place for a new {what}, got one that is taken:"
+      " delete it, or give another"
+    )
+  hidden = path.with_name(f".{path.name}.partial")
+  hidden.mkdir(parents=True, exist_ok=True)
+  with open(hidden / _LOCK, "wb") as lock:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      raise ValueError(
+        f"{hidden}: expected nobody else to write this {what}, got another"
+        " process; wait for it, or write elsewhere"
+      ) from error
+    try:
+      for child in hidden.iterdir():  # of a run that was killed
+        if child.is_dir():
+          shutil.rmtree(child)
+        elif child.name != _LOCK:
+          child.unlink()
+      yield hidden
+      (hidden / _LOCK).unlink()
+      os.replace(hidden, path)
+    except BaseException:
+      shutil.rmtree(hidden, ignore_errors=True)
+      raise
 
 
 def _sync(folder: pathlib.Path) -> None:

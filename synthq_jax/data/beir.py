@@ -1,4 +1,4 @@
-"""The BEIR layout: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv.
+"""Reads and writes the BEIR layout: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv.
 
 References:
   Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of
@@ -8,19 +8,29 @@ References:
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
 
-from synthq_jax.data import _beir_rows, files
 from synthq_jax.data import collection as collection_lib
+from synthq_jax.data import files
 
 __all__ = [
+  "NEGATIVES_HEADER",
+  "document_of",
+  "query_of",
   "read_beir",
   "read_judgements",
   "read_key",
+  "read_qrels",
+  "read_written",
   "write_beir",
   "write_judged_queries",
   "write_negatives",
 ]
+
+_HEADER = ("query-id", "corpus-id", "score")
+NEGATIVES_HEADER = _HEADER[:2]
+"""Of a table of hard negatives."""
 
 
 def read_beir(
@@ -46,43 +56,35 @@ def read_beir(
   """
   directory = pathlib.Path(directory)
   corpus = files.find(directory, "corpus.jsonl")
-  documents = _beir_rows.by_id(
-    corpus,
-    "document",
-    _beir_rows.lines(corpus, _beir_rows.document),
-    keep=in_memory,
+  documents, ids = collection_lib.read_documents(
+    corpus, lambda: _lines(corpus, document_of), in_memory=in_memory
   )
   asked = files.find(directory, "queries.jsonl")
-  queries = _beir_rows.by_id(
-    asked, "query", _beir_rows.lines(asked, _beir_rows.query)
-  )
-  qrels = _beir_rows.read_qrels(
-    directory / "qrels", queries.keys(), documents.keys()
-  )
-  streamed = collection_lib.StreamedDocuments(
-    tuple(documents),
-    lambda: (item for _, item in _beir_rows.lines(corpus, _beir_rows.document)),
-  )
-  return collection_lib.Collection(
-    tuple(documents.values()) if in_memory else streamed,
-    tuple(queries.values()),
-    qrels,
-  )
+  queries = collection_lib.by_id(asked, "query", _lines(asked, query_of))
+  qrels = read_qrels(directory / "qrels", queries.keys(), ids)
+  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
 
 
-def read_judgements(path: str | os.PathLike) -> collection_lib.Qrels:
-  """Reads qrels/SPLIT.tsv alone, whatever ids it holds.
+def read_judgements(
+  path: str | os.PathLike,
+  queries: Container[str] | None = None,
+  documents: Container[str] | None = None,
+) -> collection_lib.Qrels:
+  """Reads qrels/SPLIT.tsv alone.
 
   Args:
     path: the file, plain or gzipped.
+    queries: the known ids; None takes any.
+    documents: the known ids; None takes any.
 
   Returns:
     Query id -> document id -> grade.
 
   Raises:
-    ValueError: if the header is missing or a line is malformed.
+    ValueError: if the header is missing, a line is malformed or an id unknown.
   """
-  return _beir_rows.read_judgements(pathlib.Path(path))
+  rows = ((where, *cells) for where, cells in files.headed_table(path, _HEADER))
+  return collection_lib.judge(rows, queries, documents)
 
 
 def read_key(
@@ -103,19 +105,49 @@ def read_key(
       than a string stands there; the message says file:line.
   """
   path = files.find(pathlib.Path(directory), name)
-  make = _beir_rows.query if name == "queries.jsonl" else _beir_rows.document
+  make = query_of if name == "queries.jsonl" else document_of
   found = {}
   for where, fields in files.json_lines(path):
-    value = fields.get(key)
-    if value is None:
+    value = files.field(where, fields, key, default="")
+    if fields.get(key) is None:
       continue
-    if not isinstance(value, str):
-      raise ValueError(
-        f'{where}: expected a string under "{key}", got a '
-        f"{type(value).__name__}; correct the line"
-      )
     found[make(where, fields).id] = value
   return found
+
+
+def read_written(
+  queries: str | os.PathLike, corpus: str | os.PathLike
+) -> collection_lib.Collection:
+  """Reads written queries as a collection whose split "train" they are.
+
+  Args:
+    queries: JSON lines with _id, text and document, the id of the document that
+      the query was written for.
+    corpus: corpus.jsonl with these documents; they stay on disk.
+
+  Returns:
+    The collection; every grade is 1.
+
+  Raises:
+    ValueError: if a line is malformed, an id stands twice, a text is empty or
+      there is no such document; the message says file:line.
+  """
+  documents, ids = collection_lib.read_documents(
+    corpus, lambda: _lines(corpus, document_of)
+  )
+  owners: dict[str, str] = {}
+  found = collection_lib.by_id(queries, "query", _written(queries, owners))
+  for query, document in owners.items():
+    if document not in ids:
+      raise ValueError(
+        f"{queries}: expected queries for documents of {corpus}, got query"
+        f" {query!r} for {document!r}; give the corpus they were written for"
+      )
+  return collection_lib.Collection(
+    documents,
+    tuple(found.values()),
+    {"train": {query: {document: 1} for query, document in owners.items()}},
+  )
 
 
 def write_beir(
@@ -170,7 +202,7 @@ def write_judged_queries(
       for document, grade in grades.items()
     )
     path = directory / "qrels" / f"{split}.tsv"
-    files.write_lines(path, ["\t".join(_beir_rows.HEADER), *rows])
+    files.write_lines(path, ["\t".join(_HEADER), *rows])
 
 
 def write_negatives(
@@ -183,7 +215,7 @@ def write_negatives(
     pairs: query id and document id.
   """
   rows = ("\t".join(pair) for pair in pairs)
-  files.write_lines(path, ["\t".join(_beir_rows.NEGATIVES_HEADER), *rows])
+  files.write_lines(path, ["\t".join(NEGATIVES_HEADER), *rows])
 
 
 def _line(**fields: str) -> str:
@@ -212,3 +244,65 @@ def _refuse_strangers(
       f"{directory}: expected a new folder, got {sorted(there - own)} of "
       "another collection; remove them or write elsewhere"
     )
+
+
+def _lines(
+  path: str | os.PathLike, make: Callable[[str, dict[str, Any]], Any]
+) -> Iterator[tuple[str, Any]]:
+  """Yields where each line stands, and what `document` or `query` makes of it."""
+  for where, fields in files.json_lines(path):
+    yield where, make(where, fields)
+
+
+def document_of(where: str, fields: dict[str, Any]) -> collection_lib.Document:
+  """Makes a document from a line of corpus.jsonl."""
+  document = collection_lib.Document(
+    id=_id(where, "document", fields),
+    text=files.field(where, fields, "text"),
+    title=files.field(where, fields, "title", default=""),
+    client=files.field(where, fields, "client", default=""),
+  )
+  collection_lib.check_text(where, "document", document.id, document.contents)
+  return document
+
+
+def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
+  """Makes a query from a line of queries.jsonl."""
+  query = collection_lib.Query(
+    id=_id(where, "query", fields),
+    text=files.field(where, fields, "text"),
+    client=files.field(where, fields, "client", default=""),
+  )
+  collection_lib.check_text(where, "query", query.id, query.text)
+  return query
+
+
+def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
+  """Returns the id of a line; whole numbers are taken as strings."""
+  value = fields.get("_id")
+  if isinstance(value, int) and not isinstance(value, bool):
+    value = str(value)
+  fields = {**fields, "_id": value}
+  return collection_lib.check_id(kind, files.field(where, fields, "_id"), where)
+
+
+def read_qrels(
+  directory: pathlib.Path, queries: Container[str], documents: Container[str]
+) -> dict[str, collection_lib.Qrels]:
+  """Reads a folder of SPLIT.tsv files."""
+  return {
+    split: read_judgements(
+      files.find(directory, f"{split}.tsv"), queries, documents
+    )
+    for split in files.splits(directory)
+  }
+
+
+def _written(
+  path, owners: dict[str, str]
+) -> Iterator[tuple[str, collection_lib.Query]]:
+  """Yields the queries, and notes the document of each."""
+  for where, line in files.json_lines(path):
+    query = query_of(where, line)
+    owners[query.id] = files.field(where, line, "document")
+    yield where, query

@@ -1,4 +1,9 @@
-"""The BEIR sets that TensorFlow Datasets knows, and how the papers group them.
+"""Lists the sets of BEIR, and reads those that TensorFlow Datasets prepared.
+
+Pitfall: where a document is judged for several queries, the splits of
+judgements that TFDS' builder writes (version 1.0.0) keep ONE of them and drop
+the others without a word. Pairs for training are merely fewer then; scores would
+be wrong. So `read` takes judgements from the qrels files of the download.
 
 References:
   Thakur et al., "BEIR: A Heterogeneous Benchmark for Zero-shot Evaluation of
@@ -6,9 +11,28 @@ References:
 """
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["GROUPS", "SETS", "ZERO_SHOT", "BeirSet", "get"]
+from synthq_jax.data import beir
+from synthq_jax.data import collection as collection_lib
+
+if TYPE_CHECKING:
+  import tensorflow_datasets as tfds
+
+__all__ = [
+  "GROUPS",
+  "SETS",
+  "ZERO_SHOT",
+  "BeirSet",
+  "builder",
+  "get",
+  "how_to_prepare",
+  "read",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,3 +130,111 @@ def get(name: str) -> BeirSet:
       return each
   known = ", ".join(each.name for each in SETS)
   raise ValueError(f"expected a BEIR set of {known}; got name={name!r}")
+
+
+def how_to_prepare(name: str, data_dir: str | os.PathLike | None = None) -> str:
+  """Returns the commands that prepare a dataset.
+
+  The command `tfds build` imports more packages than TFDS brings.
+
+  >>> print(how_to_prepare("beir/fiqa"))
+  pip install 'synthq_jax[tfds]' && python -c "import tensorflow_datasets as tfds; tfds.builder('beir/fiqa').download_and_prepare()"
+  """
+  where = f", data_dir='{os.fspath(data_dir)}'" if data_dir else ""
+  return (
+    "pip install 'synthq_jax[tfds]' && python -c \"import tensorflow_datasets as"
+    f" tfds; tfds.builder('{name}'{where}).download_and_prepare()\""
+  )
+
+
+def builder(
+  name: str, data_dir: str | os.PathLike | None = None
+) -> "tfds.core.DatasetBuilder":
+  """Returns the builder of a prepared set.
+
+  Args:
+    name: of the set, such as "fiqa".
+    data_dir: where TFDS keeps its data; None: its default, or TFDS_DATA_DIR.
+
+  Raises:
+    ValueError: if there is no such set, or it is not prepared; the message says
+      the command that prepares it.
+  """
+  import tensorflow_datasets as tfds
+
+  get(name)
+  place = None if data_dir is None else os.fspath(data_dir)
+  made = tfds.builder(f"beir/{name}", data_dir=place)
+  if not made.is_prepared():
+    raise ValueError(
+      f"{made.data_dir}: expected beir/{name} prepared by TFDS, got nothing; run"
+      f" {how_to_prepare(f'beir/{name}', place)}, or read its BEIR folder"
+      " instead"
+    )
+  return made
+
+
+def read(
+  name: str,
+  qrels: str | os.PathLike,
+  *,
+  data_dir: str | os.PathLike | None = None,
+) -> collection_lib.Collection:
+  """Reads a prepared set; its documents stay on disk.
+
+  Args:
+    name: of the set, such as "fiqa".
+    qrels: the folder with the judgements of the download (test.tsv and others):
+      those of TFDS lack some, see the module.
+    data_dir: where TFDS keeps its data; None: its default.
+
+  Returns:
+    The collection, its splits named as the files are.
+
+  Raises:
+    ValueError: as `builder`, or if an id stands twice, a text is empty or a
+      judgement names an unknown id.
+  """
+  made = builder(name, data_dir)
+  where = f"beir/{name}"
+  queries = collection_lib.by_id(where, "query", _queries(made))
+  documents, ids = collection_lib.read_documents(
+    where, lambda: _documents(made)
+  )
+  judged = beir.read_qrels(pathlib.Path(qrels), queries.keys(), ids)
+  return collection_lib.Collection(documents, tuple(queries.values()), judged)
+
+
+def _queries(made) -> Iterator[tuple[str, collection_lib.Query]]:
+  for where, row in _rows(made, "query"):
+    yield (
+      where,
+      beir.query_of(where, {"_id": row["query_id"], "text": row["query"]}),
+    )
+
+
+def _documents(made) -> Iterator[tuple[str, collection_lib.Document]]:
+  for where, row in _rows(made, "passage"):
+    metadata = json.loads(row["passage_metadata"] or "{}")
+    yield (
+      where,
+      beir.document_of(
+        where,
+        {
+          "_id": row["passage_id"],
+          "title": metadata.get("title", ""),
+          "text": row["passage"],
+        },
+      ),
+    )
+
+
+def _rows(made, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+  import tensorflow_datasets as tfds
+
+  for number, row in enumerate(tfds.as_numpy(made.as_dataset(split))):
+    fields = {
+      name: value.decode() if isinstance(value, bytes) else value
+      for name, value in row.items()
+    }
+    yield f"{made.name}/{split}:{number}", fields

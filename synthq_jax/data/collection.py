@@ -1,7 +1,16 @@
-"""A collection in memory: documents, queries, judgements by split."""
+"""Holds a collection: documents, queries and judgements by split, checked."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import (
+  Callable,
+  Container,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
+from typing import Any
 
 __all__ = [
   "Collection",
@@ -9,8 +18,12 @@ __all__ = [
   "Qrels",
   "Query",
   "StreamedDocuments",
+  "by_id",
   "check_id",
+  "check_text",
   "join_splits",
+  "judge",
+  "read_documents",
 ]
 
 Qrels = dict[str, dict[str, int]]
@@ -78,25 +91,18 @@ class StreamedDocuments:
   read: Callable[[], Iterator[Document]] = dataclasses.field(repr=False)
 
   def __len__(self) -> int:
-    """Returns how many there are."""
     return len(self.ids)
 
   def __iter__(self) -> Iterator[Document]:
     """Reads them, and refuses others than those it was made for."""
-    expected = iter(self.ids)
-    for document in self.read():
-      if next(expected, None) != document.id:
+    for document, id_ in itertools.zip_longest(self.read(), self.ids):
+      if document is None or document.id != id_:
+        got = f"{document.id!r} in another place" if document else f"no {id_!r}"
         raise ValueError(
-          f"expected the documents of the first reading, got {document.id!r}"
-          " in another place: the file changed meanwhile; start again"
+          f"expected the documents of the first reading, got {got}: the file"
+          " changed meanwhile; start again"
         )
       yield document
-    missing = next(expected, None)
-    if missing is not None:
-      raise ValueError(
-        f"expected the documents of the first reading, got no {missing!r}: the"
-        " file changed meanwhile; start again"
-      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +132,6 @@ class Collection:
   qrels: dict[str, Qrels]
 
   def __post_init__(self):
-    """Checks the ids."""
     documents = _distinct("document", self.document_ids())
     queries = _distinct("query", (item.id for item in self.queries))
     for split, qrels in self.qrels.items():
@@ -235,6 +240,106 @@ def check_id(kind: str, value: str, where: str = "") -> str:
   return value
 
 
+def by_id(
+  source: object, kind: str, found: Iterable[tuple[str, Any]], keep: bool = True
+) -> dict[str, Any]:
+  """Gathers documents or queries by id, or their ids alone.
+
+  Args:
+    source: a path or name, for messages.
+    kind: "document" or "query".
+    found: where each stands, and what it is.
+    keep: whether the values are kept; if not, they are None.
+
+  Raises:
+    ValueError: if there are none, or an id stands twice.
+  """
+  items: dict[str, Any] = {}
+  for where, item in found:
+    if item.id in items:
+      raise ValueError(
+        f"{where}: expected distinct {kind} ids, got {item.id!r} again; "
+        "rename or remove one"
+      )
+    items[item.id] = item if keep else None
+  if not items:
+    raise ValueError(f"{source}: expected a {kind} a line, got none; fill it")
+  return items
+
+
+def read_documents(
+  source: object,
+  read: Callable[[], Iterable[tuple[str, Document]]],
+  *,
+  in_memory: bool = False,
+) -> tuple[tuple[Document, ...] | StreamedDocuments, Container[str]]:
+  """Reads documents once, checks them, and keeps them or leaves them there.
+
+  Args:
+    source: a path or name, for messages.
+    read: starts to read: where each stands, and what it is.
+    in_memory: whether they are kept; if not, each loop reads them again.
+
+  Returns:
+    The documents, and their ids.
+
+  Raises:
+    ValueError: as in `by_id`.
+  """
+  found = by_id(source, "document", read(), keep=in_memory)
+  if in_memory:
+    return tuple(found.values()), found.keys()
+  streamed = StreamedDocuments(
+    tuple(found), lambda: (item for _, item in read())
+  )
+  return streamed, found.keys()
+
+
+def check_text(where: str, kind: str, id_: str, text: str) -> None:
+  """Refuses a document or query without text."""
+  if not text.strip():
+    raise ValueError(
+      f"{where}: expected text in {kind} {id_!r}, got none; fill it, or "
+      "remove the line and its judgements"
+    )
+
+
+def judge(
+  rows: Iterable[tuple[str, str, str, str]],
+  queries: Container[str] | None = None,
+  documents: Container[str] | None = None,
+) -> Qrels:
+  """Gathers judgements by query.
+
+  >>> judge([("qrels.tsv:1", "q1", "d7", "2")], {"q1"}, {"d7"})
+  {'q1': {'d7': 2}}
+
+  Args:
+    rows: where it stands ("file:line"), query id, document id and grade.
+    queries: the known query ids; None takes any.
+    documents: the known document ids; None takes any.
+
+  Returns:
+    Query id -> document id -> grade.
+
+  Raises:
+    ValueError: if an id is unknown, a grade is no whole number, or a pair has
+      two grades.
+  """
+  qrels: Qrels = {}
+  for where, query, document, grade in rows:
+    _check_known(where, "query", query, queries)
+    _check_known(where, "document", document, documents)
+    value = _grade(where, grade)
+    grades = qrels.setdefault(query, {})
+    if grades.setdefault(document, value) != value:
+      raise ValueError(
+        f"{where}: expected one grade for query {query!r} and document "
+        f"{document!r}, got {grades[document]} and {value}; keep one"
+      )
+  return qrels
+
+
 def _distinct(kind: str, ids: Iterable[str]) -> set[str]:
   """Returns the ids as a set after checking each."""
   seen: set[str] = set()
@@ -256,3 +361,23 @@ def _known(kind: str, where: str, unknown: set[str]) -> None:
       f"{kind} ids such as {min(unknown)!r}; add them or remove the "
       "judgements"
     )
+
+
+def _check_known(
+  where: str, kind: str, id_: str, known: Container[str] | None
+) -> None:
+  if known is not None and id_ not in known:
+    raise ValueError(
+      f"{where}: expected the id of a known {kind}, got {id_!r}; add that "
+      f"{kind} or remove the line"
+    )
+
+
+def _grade(where: str, text: str) -> int:
+  try:
+    return int(text)
+  except ValueError as error:
+    raise ValueError(
+      f"{where}: expected a whole number as the grade, got {text!r}; write "
+      "1 for relevant, 0 for not"
+    ) from error

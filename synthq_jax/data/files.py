@@ -9,12 +9,13 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from synthq_jax import artifacts
 
 __all__ = [
+  "field",
   "find",
   "headed_table",
   "json_lines",
@@ -26,6 +27,7 @@ __all__ = [
   "write_lines",
 ]
 
+_KINDS = {str: "string", int: "number", float: "number"}
 _GZIP_MAGIC = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Path = str | os.PathLike
@@ -222,6 +224,39 @@ def _refuse_half_characters(where: str, value: dict[str, Any]) -> None:
       f" ({error.object[error.start]!a}): the text was cut inside an emoji or"
       " the like; remove the half"
     ) from error
+
+
+def field(
+  where: str, line: Mapping[str, Any], key: str, kind: Any = str, **default: Any
+) -> Any:
+  """Returns what stands under a key of a JSON object, if it is of its kind.
+
+  >>> field("log:1", {"id": 3}, "id", (int, str)), field("", {}, "a", default="")
+  (3, '')
+
+  Args:
+    where: "path:number", for the message.
+    line: the object.
+    key: its key.
+    kind: a type, or several; a boolean is of none.
+    **default: what stands for a missing key or null; without it that is refused.
+
+  Raises:
+    ValueError: if something else stands there.
+  """
+  value = line.get(key)
+  value = default.get("default") if value is None else value
+  if not isinstance(value, kind) or isinstance(value, bool):
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    names = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
+    # Texts may be private: a message shows none.
+    plain = isinstance(value, (int, float)) or value is None
+    raise ValueError(
+      f'{where}: expected a {names} under "{key}", got'
+      f" {value if plain else type(value).__name__} among the keys"
+      f" {sorted(line)}; correct the line"
+    )
+  return value
 
 
 def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:

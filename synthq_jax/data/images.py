@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from synthq_jax.data import _tfds
+from synthq_jax.data import beir_sets
 
 __all__ = ["COARSE", "SOURCES", "Images", "load", "pairs", "split"]
 
@@ -176,7 +176,7 @@ def _cifar(name: str, data_dir: str | os.PathLike | None) -> tuple[Images, ...]:
     except Exception as error:  # of the network, of the disk, of a mirror
       raise ValueError(
         f"{name} is not on this machine and could not be downloaded"
-        f" ({type(error).__name__}): run {_tfds.how_to_prepare(name, place)}"
+        f" ({type(error).__name__}): run {beir_sets.how_to_prepare(name, place)}"
         " where there is a network, or take source 'digits'"
       ) from error
   parts = builder.as_dataset(split=["train", "test"], batch_size=-1)

@@ -30,12 +30,7 @@ class Fields:
   client: str = "client"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pair:
-  """A line: what was asked, and the document that answers it."""
-
-  query: collection_lib.Query
-  document: collection_lib.Document
+_Pair = tuple[collection_lib.Query, collection_lib.Document]
 
 
 def read_jsonl(
@@ -79,29 +74,28 @@ def read_jsonl(
   """
   pairs = [_pair(where, line, fields) for where, line in files.json_lines(path)]
   sides = splits_lib.split_by_own_document(
-    [(pair.query.text, pair.document.id) for pair in pairs],
+    [(query.text, document.id) for query, document in pairs],
     fractions,
     seed=seed,
   )
   _check_sides(path, sides, fractions)
   qrels: dict[str, collection_lib.Qrels] = {split: {} for split in fractions}
-  for pair, side in zip(pairs, sides, strict=True):
+  for (query, document), side in zip(pairs, sides, strict=True):
     if side is not None:
-      qrels[side].setdefault(pair.query.id, {})[pair.document.id] = 1
+      qrels[side].setdefault(query.id, {})[document.id] = 1
   return collection_lib.Collection(
-    _merged_documents(pair.document for pair in pairs),
-    tuple({pair.query.id: pair.query for pair in pairs}.values()),
+    _merged_documents(document for _, document in pairs),
+    tuple({query.id: query for query, _ in pairs}.values()),
     qrels,
   )
 
 
 def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
-  """Makes a pair from a line."""
   query = _required(where, line, fields.query)
   text = _required(where, line, fields.document)
-  title = _optional(where, line, fields.title)
-  client = _optional(where, line, fields.client)
-  return _Pair(
+  title = files.field(where, line, fields.title, default="")
+  client = files.field(where, line, fields.client, default="")
+  return (
     collection_lib.Query(_digest("q", client, query), query, client),
     collection_lib.Document(_digest("d", title, text), text, title, client),
   )
@@ -117,30 +111,18 @@ def _digest(kind: str, *parts: str) -> str:
 
 
 def _required(where: str, line: Mapping[str, Any], name: str) -> str:
-  """Returns a text that must be there."""
   if name not in line:
     raise ValueError(
       f'{where}: expected the key "{name}", got {sorted(line)}; rename the '
       "key or name it in fields"
     )
-  text = _optional(where, line, name).strip()
+  text = files.field(where, line, name, default="").strip()
   if not text:
     raise ValueError(
       f'{where}: expected text under "{name}", got none; fill it or remove '
       "the line"
     )
   return text
-
-
-def _optional(where: str, line: Mapping[str, Any], name: str) -> str:
-  """Returns a text, or "" where there is none."""
-  value = line.get(name)
-  if value is not None and not isinstance(value, str):
-    raise ValueError(
-      f'{where}: expected a string under "{name}", got {value!r}; correct '
-      "the line"
-    )
-  return value or ""
 
 
 def _merged_documents(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files, judgements
+from synthq_jax.data import files
 
 __all__ = ["read_msmarco"]
 
@@ -44,51 +44,34 @@ def read_msmarco(
   """
   directory = pathlib.Path(directory)
   passages = files.find(directory, "collection.tsv")
-  documents = _texts(passages, "document", keep=in_memory)
-  queries: dict[str, str] = {}
+  documents, ids = collection_lib.read_documents(
+    passages, lambda: _items(passages, "document"), in_memory=in_memory
+  )
+  queries: dict[str, collection_lib.Query] = {}
   qrels = {}
   for split in files.splits(directory, "qrels.") if splits is None else splits:
     path = files.find(directory, f"queries.{split}.tsv")
-    texts = _texts(path, "query")
+    asked = collection_lib.by_id(path, "query", _items(path, "query"))
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
-    qrels[split] = judgements.from_rows(rows, texts, documents)
-    judged = {id_: text for id_, text in texts.items() if id_ in qrels[split]}
-    _merge(path, queries, judged)
-  streamed = collection_lib.StreamedDocuments(
-    tuple(documents),
-    lambda: (
-      collection_lib.Document(id_, text)
-      for _, (id_, text) in files.table(passages, columns=2)
-    ),
-  )
-  return collection_lib.Collection(
-    _make(collection_lib.Document, documents) if in_memory else streamed,
-    _make(collection_lib.Query, queries),
-    qrels,
-  )
+    qrels[split] = collection_lib.judge(rows, asked, ids)
+    for id_, query in asked.items():
+      if id_ in qrels[split] and queries.setdefault(id_, query) != query:
+        raise ValueError(
+          f"{path}: expected one text for query {id_!r}, got another than in an"
+          " earlier split; correct one"
+        )
+  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
 
 
-def _texts(path: pathlib.Path, kind: str, keep: bool = True) -> dict[str, str]:
-  """Reads texts by id; without `keep` the texts are checked and dropped."""
-  texts: dict[str, str] = {}
+def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
+  make = {"document": collection_lib.Document, "query": collection_lib.Query}
   for where, (id_, text) in files.table(path, columns=2):
     collection_lib.check_id(kind, id_, where)
-    if id_ in texts:
-      raise ValueError(
-        f"{where}: expected distinct {kind} ids, got {id_!r} again; rename or"
-        " remove one"
-      )
-    if not text.strip():
-      raise ValueError(
-        f"{where}: expected text in {kind} {id_!r}, got none; fill it, or "
-        "remove the line and its judgements"
-      )
-    texts[id_] = text if keep else ""
-  return texts
+    collection_lib.check_text(where, kind, id_, text)
+    yield where, make[kind](id_, text)
 
 
 def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
-  """Yields where, query, document and grade."""
   for where, line in files.lines(path):
     cells = line.split()
     if len(cells) != 4:
@@ -98,19 +81,3 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
       )
     query, _, document, grade = cells
     yield where, query, document, grade
-
-
-def _merge(
-  path: pathlib.Path, queries: dict[str, str], more: dict[str, str]
-) -> None:
-  """Adds the queries of a split; one of two splits has one text."""
-  for id_, text in more.items():
-    if queries.setdefault(id_, text) != text:
-      raise ValueError(
-        f"{path}: expected one text for query {id_!r}, got another than in an"
-        " earlier split; correct one"
-      )
-
-
-def _make(kind: Any, texts: dict[str, str]) -> tuple[Any, ...]:
-  return tuple(kind(id_, text) for id_, text in texts.items())

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from synthq_jax.data import _tfds, files
+from synthq_jax.data import beir_sets, files
 
 __all__ = ["Part", "parts"]
 
@@ -61,8 +61,6 @@ def parts(source: str) -> list[Part]:
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """A file of lines or of JSON lines."""
-
   path: pathlib.Path
 
   @property
@@ -82,13 +80,7 @@ class _File:
         yield line
       return
     for where, entry in files.json_lines(self.path):
-      text = entry.get("text")
-      if not isinstance(text, str):
-        raise ValueError(
-          f'{where}: expected "text": "..." in each line of a corpus, got'
-          f" {sorted(entry)}"
-        )
-      yield text
+      yield files.field(where, entry, "text")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +114,7 @@ def _shards(name: str, split: str) -> list[Part]:
   builder = _builder(name)
   if split not in builder.info.splits:
     there = sorted(builder.info.splits)
-    command = _tfds.how_to_prepare(name, builder.data_dir_root)
+    command = beir_sets.how_to_prepare(name, builder.data_dir_root)
     raise ValueError(
       f"{_TFDS}{name}@{split}: expected a prepared dataset, got"
       f" {f'only {there}' if there else 'none in TFDS_DATA_DIR'}: run {command}"

@@ -5,11 +5,10 @@ Other packages repeat them word for word in their bodies, so passages that
 hold too much of a held-out query are dropped and counted.
 """
 
-import collections
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from synthq_jax.data import docstrings
 
@@ -48,21 +47,20 @@ class HeldOut:
   """
 
   def __init__(self, queries: Iterable[str]):
-    self._grams: dict[tuple[str, ...], None] = {}
-    self._lengths: set[int] = set()
-    for query in queries:
-      for gram in grams(query):
-        self._grams[gram] = None
-        self._lengths.add(len(gram))
+    self._grams = {gram for query in queries for gram in grams(query)}
+    self._lengths = {len(gram) for gram in self._grams}
+
+  def grams_in(self, text: str) -> Iterator[tuple[str, ...]]:
+    """Yields the n-grams of held-out queries that stand in the text."""
+    words = docstrings.words(text)
+    for length in self._lengths:
+      for i in range(len(words) - length + 1):
+        if (gram := tuple(words[i : i + length])) in self._grams:
+          yield gram
 
   def repeats(self, text: str) -> bool:
     """Whether the text holds any n-gram of a held-out query."""
-    words = docstrings.words(text)
-    return any(
-      tuple(words[i : i + length]) in self._grams
-      for length in self._lengths
-      for i in range(len(words) - length + 1)
-    )
+    return next(self.grams_in(text), None) is not None
 
 
 def grams(query: str) -> list[tuple[str, ...]]:
@@ -161,16 +159,12 @@ def containment(queries: Iterable[str], text: PublicText) -> list[float]:
   text: over the whole text, not passage by passage.
   """
   queries = list(queries)
-  wanted = {gram for query in queries for gram in grams(query)}
-  lengths = {len(gram) for gram in wanted}
-  present: collections.Counter = collections.Counter()
-  for passage in text.passages:
-    words = docstrings.words(" ".join(passage))
-    for length in lengths:
-      for i in range(len(words) - length + 1):
-        gram = tuple(words[i : i + length])
-        if gram in wanted:
-          present[gram] += 1
+  held_out = HeldOut(queries)
+  present = {
+    gram
+    for passage in text.passages
+    for gram in held_out.grams_in(" ".join(passage))
+  }
   shares = []
   for query in queries:
     own = grams(query)

@@ -92,18 +92,18 @@ def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
 
 
 def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
-  cosine = _value(where, line, "cosine", (int, float))
+  cosine = files.field(where, line, "cosine", (int, float))
   if not math.isfinite(cosine):
     raise ValueError(
       f'{where}: expected a finite "cosine", got {cosine}; correct the line'
     )
   other = _labels(where, line, "other_label", {_OTHER: _OTHER})
   return LabelledPair(
-    query_id=str(_value(where, line, "query-id", (int, str))),
-    query=_value(where, line, "query", str),
-    topic=str(_value(where, line, "topic", (int, str))),
-    title=_value(where, line, "title", str),
-    variant=_value(where, line, "variant", str),
+    query_id=str(files.field(where, line, "query-id", (int, str))),
+    query=files.field(where, line, "query", str),
+    topic=str(files.field(where, line, "topic", (int, str))),
+    title=files.field(where, line, "title", str),
+    variant=files.field(where, line, "variant", str),
     title_relations=_labels(where, line, "title_label", _RELATIONS),
     variant_relations=_labels(where, line, "variant_label", _RELATIONS),
     different_topic=bool(other),
@@ -111,24 +111,10 @@ def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
   )
 
 
-def _value(where: str, line: Mapping[str, Any], key: str, kind: Any) -> Any:
-  """Returns what stands under a key, if it is of the right kind."""
-  value = line.get(key)
-  if not isinstance(value, kind) or isinstance(value, bool):
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    names = " or ".join(each.__name__ for each in kinds)
-    raise ValueError(
-      f'{where}: expected {names} under "{key}", got'
-      f" {type(value).__name__}; correct the line"
-    )
-  return value
-
-
 def _labels(
   where: str, line: Mapping[str, Any], key: str, known: Mapping[str, str]
 ) -> tuple[str, ...]:
-  """Returns our names of labels."""
-  labels = _value(where, line, key, list)
+  labels = files.field(where, line, key, list)
   odd = [label for label in labels if label not in known]
   if odd:
     raise ValueError(
@@ -154,9 +140,9 @@ def agreement(path: Path) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
   """
   found: dict[str, dict[str, dict[str, frozenset[str]]]] = {}
   for where, line in files.json_lines(path):
-    pair = str(_value(where, line, "pair", (int, str)))
-    name = _value(where, line, "annotator", str)
-    said = _said(where, _value(where, line, "label", list))
+    pair = str(files.field(where, line, "pair", (int, str)))
+    name = files.field(where, line, "annotator", str)
+    said = _said(where, files.field(where, line, "label", list))
     if found.setdefault(pair, {}).setdefault(name, said) is not said:
       raise ValueError(
         f"{where}: expected one line of {name!r} for pair {pair}, got two;"
@@ -203,10 +189,10 @@ def topics(path: Path) -> tuple[Topic, ...]:
   found: dict[tuple[str, str], Topic] = {}
   for where, line in files.json_lines(path):
     topic = Topic(
-      collection=_value(where, line, "collection", str),
-      number=str(_value(where, line, "topic", (int, str))),
-      title=_value(where, line, "title", str),
-      description=_value(where, line, "description", str),
+      collection=files.field(where, line, "collection", str),
+      number=str(files.field(where, line, "topic", (int, str))),
+      title=files.field(where, line, "title", str),
+      description=files.field(where, line, "description", str),
     )
     key = topic.collection, topic.number
     if found.setdefault(key, topic) is not topic:
@@ -252,7 +238,6 @@ _HEADERS = ("query-id", "query_id", "qid", "id", "_id")
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  """Yields place, id and text of tab-separated lines."""
   for number, (where, line) in enumerate(files.lines(path)):
     name, tab, rest = line.partition("\t")
     if not tab:
@@ -266,13 +251,8 @@ def _table_rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-  """Yields place, id and text of JSON objects."""
   for where, line in files.json_lines(path):
-    name = next((line[key] for key in ("_id", "id") if key in line), None)
-    text = next((line[key] for key in ("text", "query") if key in line), None)
-    if not isinstance(name, (str, int)) or not isinstance(text, str):
-      raise ValueError(
-        f'{where}: expected "_id" or "id", and a string under "text" or "query",'
-        f" got {sorted(line)}; rename the keys"
-      )
-    yield where, str(name), text
+    id_key = "_id" if "_id" in line else "id"
+    text_key = "text" if "text" in line else "query"
+    name = files.field(where, line, id_key, (int, str))
+    yield where, str(name), files.field(where, line, text_key)

@@ -130,7 +130,6 @@ def split_by_own_document(
 
 
 def _sides(fractions: Mapping[str, float], seed: int) -> Callable[[str], str]:
-  """Returns what draws the side of a text."""
   _check_fractions(fractions)
   names = list(fractions)
   bounds = np.cumsum(list(fractions.values()))[:-1]

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from synthq_jax.data import (
-  _beir_rows,
   beir,
   beir_sets,
   files,
   msmarco,
-  tfds_beir,
-  written_queries,
 )
 from synthq_jax.data import collection as collection_lib
 
@@ -55,7 +52,7 @@ class Tfds:
   """A BEIR set that TFDS prepared; looked for when it is read.
 
   Pitfall: its splits of pairs keep one query for each document (see
-  `tfds_beir`). A `Folder` has them all.
+  `beir_sets`). A `Folder` has them all.
   """
 
   name: str
@@ -76,12 +73,12 @@ class Tfds:
 
       def get_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """Reads rows of a prepared set."""
-        tfds_beir.builder(config.name, config.data_dir)
+        beir_sets.builder(config.name, config.data_dir)
         return super().get_dataset(*args, **kwargs)
 
       def list_shards(self, split: str) -> Any:
         """Lists the files of a prepared set."""
-        tfds_beir.builder(config.name, config.data_dir)
+        beir_sets.builder(config.name, config.data_dir)
         return super().list_shards(split)
 
     return PreparedTfds(
@@ -92,42 +89,47 @@ class Tfds:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Folder:
-  """A folder in the BEIR layout."""
-
+class _Tables:
   path: str
-  """corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv."""
   negatives: str = ""
-  """A table of hard negatives, "query-id TAB corpus-id" with that header, whose
-  documents are in the folder; empty: none."""
 
   def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
-    names = files.splits(pathlib.Path(self.path) / "qrels")
+    if negatives and not self.negatives:
+      raise _no_negatives(self)
+    splits, read = self._reader()
     return _function_source(
-      lambda: beir.read_beir(self.path, in_memory=False),
-      names,
-      _table(self, negatives),
+      lambda: read(self.path, in_memory=False),
+      splits,
+      self.negatives if negatives else "",
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MsMarco:
-  """A folder of MS MARCO's tables."""
+class Folder(_Tables):
+  """A folder in the BEIR layout.
 
-  path: str
-  """collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv."""
-  negatives: str = ""
-  """As in `Folder`."""
+  Attributes:
+    path: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv.
+    negatives: a table of hard negatives, "query-id TAB corpus-id" with that
+      header, whose documents are in the folder; empty: none.
+  """
 
-  def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
-    """Returns the rows as SeqIO reads them."""
-    names = files.splits(self.path, "qrels.")
-    return _function_source(
-      lambda: msmarco.read_msmarco(self.path, in_memory=False),
-      names,
-      _table(self, negatives),
-    )
+  def _reader(self):
+    return files.splits(pathlib.Path(self.path) / "qrels"), beir.read_beir
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MsMarco(_Tables):
+  """A folder of MS MARCO's tables.
+
+  Attributes:
+    path: collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv.
+    negatives: as in `Folder`.
+  """
+
+  def _reader(self):
+    return files.splits(self.path, "qrels."), msmarco.read_msmarco
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,18 +151,9 @@ class Synthetic:
     """Returns the rows as SeqIO reads them."""
     if negatives:
       raise _no_negatives(self)
-    return _function_source(self._read, ["train"], "")
-
-  def _read(self) -> collection_lib.Collection:
-    """Reads the queries; each is judged for its document alone."""
-    return written_queries.read_written(self.queries, self.corpus)
-
-
-def _table(source: Folder | MsMarco, negatives: bool) -> str:
-  """Returns the table of hard negatives, or "" where none are wanted."""
-  if negatives and not source.negatives:
-    raise _no_negatives(source)
-  return source.negatives if negatives else ""
+    return _function_source(
+      lambda: beir.read_written(self.queries, self.corpus), ["train"], ""
+    )
 
 
 def _no_negatives(source: Source) -> ValueError:
@@ -266,7 +259,7 @@ def _negatives(
   path: str | os.PathLike, data: collection_lib.Collection
 ) -> dict[str, list[str]]:
   """Reads hard negatives; those judged relevant are refused."""
-  rows = files.headed_table(path, _beir_rows.NEGATIVES_HEADER)
+  rows = files.headed_table(path, beir.NEGATIVES_HEADER)
   queries = data.query_by_id().keys()
   documents = set(data.document_ids())
   relevant = {pair for split in data.qrels for pair in data.pairs(split)}

@@ -119,7 +119,7 @@ def register_msmarco(
   Args:
     vocabulary: T5's, from `vocabulary.load`.
     source: of MS MARCO; None: what TFDS prepared, whose pairs lack some (see
-      `tfds_beir`).
+      `beir_sets`).
 
   Returns:
     The names of the tasks.

@@ -7,29 +7,63 @@ names, and a manifest, which is written last.
 
 import contextlib
 import dataclasses
-import fcntl
+import hashlib
 import json
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax.data import _cache_files
+from synthq_jax import artifacts
+from synthq_jax.data import blocks
 
-__all__ = ["Cache", "Column", "Writer", "load", "verify", "writing"]
-
-Column = _cache_files.Column
+__all__ = ["Cache", "Names", "Writer", "load", "verify", "writing"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
-_LOCK = ".lock"
+_HEADER_BYTES = 128
 _SMALL = 1 << 16
 """Vocabularies up to this size need two bytes a token."""
+
+
+class Names(Sequence[str]):
+  """Strings on disk, one for each record."""
+
+  def __init__(self, path: pathlib.Path):
+    """Maps a file of lines and the places where they end."""
+    ends = np.load(_ends_path(path), mmap_mode="r")
+    blocks.check_size(_ends_path(path), ends.offset + ends.nbytes)
+    blocks.check_size(path, int(ends[-1]) + 1 if len(ends) else 0)
+    self._path, self._ends = path, ends
+    empty = not len(ends) or not ends[-1]  # an empty file cannot be mapped
+    self._bytes = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8)
+
+  def __len__(self) -> int:
+    return len(self._ends)
+
+  def __getitem__(self, row: Any) -> Any:
+    """Returns the name of a record, or a list of names for a slice."""
+    if isinstance(row, slice):
+      start, stop, step = row.indices(len(self))
+      if step == 1 and start < stop:
+        return self._block(start, stop)
+      return [self[place] for place in range(start, stop, step)]
+    row = range(len(self))[int(row)]
+    return self._block(row, row + 1)[0]
+
+  def __reduce__(self):
+    """Another process opens the file again."""
+    return Names, (self._path,)
+
+  def _block(self, start: int, stop: int) -> list[str]:
+    """Returns the names of records that lie together, at least one."""
+    first = int(self._ends[start - 1]) + 1 if start else 0
+    text = bytes(self._bytes[first : int(self._ends[stop - 1])]).decode()
+    return text.split("\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +80,12 @@ class Cache:
   """
 
   directory: pathlib.Path
-  columns: Mapping[str, _cache_files.Column]
-  names: Mapping[str, _cache_files.Names]
+  columns: Mapping[str, blocks.Rows]
+  names: Mapping[str, Names]
   digest: str
   facts: Mapping[str, Any]
 
   def __len__(self) -> int:
-    """Returns the number of records."""
     return len(next(iter(self.columns.values())))
 
   def take(
@@ -85,6 +118,52 @@ class Cache:
     return taken
 
 
+class _File:
+  """A file that is hashed while it is written."""
+
+  def __init__(self, path: pathlib.Path):
+    self._stream: BinaryIO = open(path, "wb")
+    self._hash = hashlib.sha256()
+
+  def write(self, content: Any, *, hashed: bool = True) -> None:
+    if hashed:
+      self._hash.update(content)
+    self._stream.write(content)
+
+  def close(self, header: bytes = b"") -> str:
+    """Overwrites the first bytes, makes it durable and returns the digest."""
+    self._stream.seek(0)
+    self._stream.write(header)
+    self._stream.flush()
+    os.fsync(self._stream.fileno())
+    self._stream.close()
+    return self._hash.hexdigest()
+
+  def abandon(self) -> None:
+    self._stream.close()
+
+
+class _NamesFile(_File):
+  """Lines, and where each ends: 8 bytes a record until the file is closed."""
+
+  def __init__(self, path: pathlib.Path):
+    super().__init__(path)
+    self._path, self._place = path, 0
+    self._ends: list[np.ndarray] = []
+
+  def write_names(self, content: Sequence[str]) -> None:
+    encoded = [text.encode() for text in content]
+    ends = self._place + np.cumsum([len(text) + 1 for text in encoded]) - 1
+    self._place = int(ends[-1]) + 1 if len(ends) else self._place
+    self._ends.append(ends.astype(np.int64))
+    self.write(b"".join(text + b"\n" for text in encoded))
+
+  def close(self, header: bytes = b"") -> str:
+    ends = np.concatenate([np.zeros(0, np.int64), *self._ends])
+    np.save(_ends_path(self._path), ends)
+    return super().close(header)
+
+
 class Writer:
   """Takes records block by block; made by `writing`."""
 
@@ -98,16 +177,12 @@ class Writer:
     """Opens the files of a new folder."""
     self._dtype, self._lengths = dtype, dict(lengths)
     self.num_records = 0
-    self._tokens = {
-      name: _cache_files.File(_cache_files.tokens_path(directory, name))
-      for name in lengths
-    }
+    self._tokens = {name: _File(directory / f"{name}.npy") for name in lengths}
     self._names = {
-      name: _cache_files.NamesFile(_cache_files.names_path(directory, name))
-      for name in names
+      name: _NamesFile(directory / f"{name}.txt") for name in names
     }
     for name, file in self._tokens.items():
-      file.write_unhashed(_cache_files.header(dtype, 0, self._lengths[name]))
+      file.write(_header(dtype, 0, self._lengths[name]), hashed=False)
 
   def append(
     self,
@@ -130,7 +205,7 @@ class Writer:
     for name, rows in tokens.items():
       self._tokens[name].write(np.ascontiguousarray(rows, self._dtype).data)
     for name, texts in names.items():
-      self._names[name].write(texts)
+      self._names[name].write_names(texts)
     self.num_records += count
 
   def _check(self, tokens, names, count) -> None:
@@ -165,7 +240,7 @@ class Writer:
     columns = {}
     for name, file in self._tokens.items():
       length = self._lengths[name]
-      header = _cache_files.header(self._dtype, self.num_records, length)
+      header = _header(self._dtype, self.num_records, length)
       columns[name] = {
         "length": length, "dtype": self._dtype, "sha256": file.close(header)
       }  # fmt: skip
@@ -176,7 +251,7 @@ class Writer:
       "columns": columns,
       "names": names,
     }
-    return {**body, "digest": _cache_files.digest(body)}
+    return {**body, "digest": _digest(body)}
 
   def abandon(self) -> None:
     """Closes the files as they are."""
@@ -219,54 +294,22 @@ def writing(
   Raises:
     ValueError: if the folder exists, or there is no column.
   """
-  directory = pathlib.Path(directory)
-  if directory.exists():
-    raise ValueError(
-      f"{directory}: expected a new folder for the cache, got one that exists;"
-      " remove it or write elsewhere"
-    )
   if not lengths or min(lengths.values()) < 1:
     raise ValueError(
       f"expected columns of at least one token, got lengths={dict(lengths)}"
     )
   _check_columns([*lengths, *names])
-  hidden = directory.with_name(f".{directory.name}.unfinished")
-  hidden.mkdir(parents=True, exist_ok=True)
-  lock = _locked(hidden)
   dtype = "<u2" if vocab_size <= _SMALL else "<i4"
-  writer = Writer(hidden, lengths, names, dtype)
-  try:
-    yield writer
-    manifest = {**writer.finish(), "facts": dict(facts or {})}
-    with open(hidden / _MANIFEST, "w", encoding="utf-8") as stream:
-      json.dump(manifest, stream, indent=2)
-      stream.flush()
-      os.fsync(stream.fileno())
-    (hidden / _LOCK).unlink()
-    hidden.rename(directory)
-  except BaseException:
-    writer.abandon()
-    shutil.rmtree(hidden, ignore_errors=True)
-    raise
-  finally:
-    lock.close()
-
-
-def _locked(hidden: pathlib.Path) -> IO[bytes]:
-  """Takes an unfinished folder, emptied of what a killed run left."""
-  lock = open(hidden / _LOCK, "wb")  # noqa: SIM115  held until it is finished
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError as error:
-    lock.close()
-    raise ValueError(
-      f"{hidden}: expected nobody else to write this cache, got another"
-      " process; wait for it, or write elsewhere"
-    ) from error
-  for path in hidden.iterdir():
-    if path.name != _LOCK:
-      path.unlink()
-  return lock
+  with artifacts.new_folder(directory, "cache") as folder:
+    writer = Writer(folder, lengths, names, dtype)
+    try:
+      yield writer
+      manifest = {**writer.finish(), "facts": dict(facts or {})}
+    except BaseException:
+      writer.abandon()
+      raise
+    text = json.dumps(manifest, indent=2)
+    artifacts.write_atomically(folder / _MANIFEST, text)
 
 
 def _check_columns(columns: Sequence[str]) -> None:
@@ -299,13 +342,10 @@ def load(directory: str | os.PathLike) -> Cache:
     cache = Cache(
       directory,
       {
-        n: _cache_files.Column(_cache_files.tokens_path(directory, n))
+        n: blocks.Rows([directory / f"{n}.npy"], dtype=np.int32, mapped=False)
         for n in manifest["columns"]
       },
-      {
-        n: _cache_files.Names(_cache_files.names_path(directory, n))
-        for n in manifest["names"]
-      },
+      {n: Names(directory / f"{n}.txt") for n in manifest["names"]},
       manifest["digest"],
       manifest["facts"],
     )
@@ -339,17 +379,15 @@ def verify(directory: str | os.PathLike) -> None:
   load(directory)
   found = json.loads(json.dumps(manifest))
   for name, column in found["columns"].items():
-    stored = np.load(_cache_files.tokens_path(directory, name), mmap_mode="r")
-    column["sha256"] = _cache_files.sha256(stored.reshape(-1).view(np.uint8))
+    column["sha256"] = _sha256(directory / f"{name}.npy", _HEADER_BYTES)
   for name in found["names"]:
-    path = _cache_files.names_path(directory, name)
-    content = np.fromfile(path, np.uint8)
-    found["names"][name] = _cache_files.sha256(content)
-    ends = np.load(_cache_files.ends_path(path))
-    if not np.array_equal(ends, np.flatnonzero(content == ord("\n"))):
+    path = directory / f"{name}.txt"
+    found["names"][name] = _sha256(path)
+    ends = np.flatnonzero(np.fromfile(path, np.uint8) == ord("\n"))
+    if not np.array_equal(np.load(_ends_path(path)), ends):
       found["names"][name] = "ends elsewhere"
   del found["digest"], found["facts"]
-  if _cache_files.digest(found) != manifest["digest"]:
+  if _digest(found) != manifest["digest"]:
     raise ValueError(
       f"{directory}: expected content with the digest of its manifest, got"
       " another: a file was changed or damaged; write the cache again"
@@ -357,7 +395,6 @@ def verify(directory: str | os.PathLike) -> None:
 
 
 def _manifest(directory: pathlib.Path) -> dict[str, Any]:
-  """Reads the manifest of a finished cache."""
   path = directory / _MANIFEST
   try:
     manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -372,3 +409,27 @@ def _manifest(directory: pathlib.Path) -> dict[str, Any]:
       " write the cache again"
     )
   return manifest
+
+
+def _header(dtype: str, records: int, length: int) -> bytes:
+  """Returns a .npy header, as long for any number of records."""
+  text = repr(
+    {"descr": dtype, "fortran_order": False, "shape": (records, length)}
+  )
+  body = text.ljust(117).encode() + b"\n"
+  return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+  text = json.dumps(body, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sha256(path: pathlib.Path, start: int = 0) -> str:
+  with open(path, "rb") as stream:
+    stream.seek(start)
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _ends_path(path: pathlib.Path) -> pathlib.Path:
+  return path.with_name(f"{path.stem}_ends.npy")

@@ -4,16 +4,16 @@ A vocabulary trained on private queries leaks their words, so `train` takes
 documents, and the pipeline never hands it anything else.
 """
 
+import contextlib
 import io
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int
-
-from synthq_jax.data import quiet
 
 if TYPE_CHECKING:
   import seqio
@@ -22,6 +22,7 @@ __all__ = [
   "EOS_ID",
   "PAD_ID",
   "load",
+  "native_stderr",
   "pad",
   "tokenize",
   "tokenize_and_count",
@@ -93,7 +94,7 @@ def load(
   """
   if not pathlib.Path(path).is_file():
     raise ValueError(f"expected a SentencePiece model, got no file {path}")
-  with quiet.native_stderr():  # TensorFlow greets while it is imported
+  with native_stderr():  # TensorFlow greets while it is imported
     import seqio
 
   vocabulary = seqio.SentencePieceVocabulary(os.fspath(path), extra_ids)
@@ -178,3 +179,21 @@ def pad(
     kept = row[:length]
     array[index, : len(kept)] = kept
   return array
+
+
+@contextlib.contextmanager
+def native_stderr() -> Iterator[None]:
+  """Sends the process's standard error nowhere while the block runs.
+
+  For libraries that print below Python, where warnings cannot be filtered;
+  exceptions are not touched. Other threads are silent meanwhile, too.
+  """
+  sys.stderr.flush()
+  saved = os.dup(2)
+  with open(os.devnull, "wb") as nowhere:
+    os.dup2(nowhere.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(saved, 2)
+      os.close(saved)

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from synthq_jax import typing
 from synthq_jax.federated import _rows
 from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.models import encoders as encoders_lib
 from synthq_jax.retrieval import encode
 
 __all__ = ["QUERY", "SENTENCE", "Encoders"]
@@ -44,11 +45,12 @@ class Encoders:
 
   def __post_init__(self):
     """Refuses an unknown pooling."""
-    if self.query_pooling not in dual_encoder.POOLINGS:
-      raise ValueError(
-        f"expected query_pooling among {dual_encoder.POOLINGS}, got"
-        f" query_pooling={self.query_pooling!r}"
-      )
+    self.tower(QUERY)
+
+  def tower(self, name: str) -> encoders_lib.Encoder:
+    """Returns the encoder of a part of the parameters."""
+    pooling = self.query_pooling if name == QUERY else "mean"
+    return encoders_lib.of(self.config, pooling=pooling)
 
   def init(self, params: typing.Params) -> dict[str, typing.Params]:
     """Returns two equal towers.
@@ -78,9 +80,7 @@ class Encoders:
     Returns:
       Unit vectors, float32; 0 for a row that is all padding.
     """
-    return dual_encoder.encode(
-      params[QUERY], self.config, tokens, pooling=self.query_pooling
-    )
+    return self.tower(QUERY).encode(params[QUERY], tokens)
 
   def sentences(
     self, params: typing.Params, tokens: Int[Array, "sentence length"]
@@ -94,7 +94,7 @@ class Encoders:
     Returns:
       Unit vectors, float32; 0 for a row that is all padding.
     """
-    return dual_encoder.encode(params[SENTENCE], self.config, tokens)
+    return self.tower(SENTENCE).encode(params[SENTENCE], tokens)
 
   def encode_queries(
     self,
@@ -114,11 +114,7 @@ class Encoders:
       What `queries` returns, on the host, up to rounding.
     """
     return encode.encode(
-      params[QUERY],
-      self.config,
-      tokens,
-      pooling=self.query_pooling,
-      batch_size=batch_size,
+      params[QUERY], self.tower(QUERY), tokens, batch_size=batch_size
     )
 
   def encode_sentences(
@@ -141,7 +137,8 @@ class Encoders:
       What `sentences` returns, on the host, up to rounding.
     """
     distinct, places = np.unique(_rows.first_equal(tokens), return_inverse=True)
+    tower = self.tower(SENTENCE)
     vectors = encode.encode(
-      params[SENTENCE], self.config, tokens[distinct], batch_size=batch_size
+      params[SENTENCE], tower, tokens[distinct], batch_size=batch_size
     )
     return vectors[places]

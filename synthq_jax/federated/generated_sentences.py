@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import artifacts, optim, typing
+from synthq_jax.data import blocks
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import _seeds, clients
 from synthq_jax.federated._exchange_types import (
@@ -32,7 +33,6 @@ from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement, terms
-from synthq_jax.retrieval import vector_files
 from synthq_jax.training import dp_step, loop
 
 __all__ = [
@@ -265,7 +265,7 @@ def fine_tune(
       made.noise_multiplier,
       settings,
       config,
-      [vector_files.digest(np.asarray(x)) for x in jax.tree.leaves(arrays)],
+      [blocks.digest(np.asarray(x)) for x in jax.tree.leaves(arrays)],
       list(batch_seed),
     ),
   )

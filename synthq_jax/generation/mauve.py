@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax.data import quiet
-from synthq_jax.generation import featurizers
+from synthq_jax.data import vocabulary
+from synthq_jax.retrieval import text_encoders
 
 __all__ = ["Config", "Mauve", "from_vectors", "is_installed", "score"]
 
@@ -88,7 +88,7 @@ def score(
   second: Sequence[str],
   *,
   config: Config,
-  featurizer: featurizers.Featurizer | None = None,
+  featurizer: text_encoders.TextEncoder | None = None,
 ) -> Mauve:
   """Returns how near two sets of texts are.
 
@@ -106,9 +106,9 @@ def score(
   Raises:
     ValueError: if a set is empty, or the featurizer refuses.
   """
-  featurizer = featurizer or featurizers.OwnEncoder()
+  featurizer = featurizer or text_encoders.OwnEncoder()
   _check_sizes(first, second)
-  vectors = featurizer.featurize([*first, *second])
+  vectors = featurizer.encode([*first, *second])
   return from_vectors(
     vectors[: len(first)],
     vectors[len(first) :],
@@ -199,7 +199,10 @@ def _compute(first, second, buckets: int, config: Config):
   try:
     # faiss complains of few points, which the method implies; equal vectors
     # have no variance, which is no reason to warn.
-    with quiet.native_stderr(), np.errstate(invalid="ignore", divide="ignore"):
+    with (
+      vocabulary.native_stderr(),
+      np.errstate(invalid="ignore", divide="ignore"),
+    ):
       return mauve.compute_mauve(
         first,
         second,

@@ -1,4 +1,7 @@
-"""BERT in Flax Linen, with the numbers of Hugging Face's.
+"""BERT in Flax Linen, read from Hugging Face's folders, with their numbers.
+
+BertModel, with its pooler or without, BertForSequenceClassification, and what
+sentence-transformers makes of them. Heads of the pre-training are passed over.
 
 References:
   Devlin, Chang, Lee, Toutanova: BERT: Pre-training of Deep Bidirectional
@@ -7,9 +10,13 @@ References:
   outputs).
 """
 
+import dataclasses
 import functools
+import json
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +24,67 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.models import _bert_format, bert_config
+from synthq_jax.models import dual_encoder
+from synthq_jax.models.checkpoints import tensors
 
-__all__ = ["Bert", "encode", "init_params", "load", "load_encoder"]
+__all__ = [
+  "Bert",
+  "BertConfig",
+  "encode",
+  "init_params",
+  "load",
+  "load_encoder",
+]
 
 _MASKED = -1e10
 _INITIAL = nn.initializers.normal(0.02)
-_SMALLEST_SQUARED_NORM = 1e-12
+_MODEL = "model.safetensors"
+_MODULES = "modules.json"
+_PREFIX = "bert."
+_POOLER = "pooler/kernel"
+_CLASSIFIER = "classifier/kernel"
+_IGNORED = ("cls.", "embeddings.position_ids")
+_TABLES = {
+  "word_embedding": "embeddings.word_embeddings",
+  "position_embedding": "embeddings.position_embeddings",
+  "segment_embedding": "embeddings.token_type_embeddings",
+}
+_OUTSIDE = {
+  "embedding_norm": "embeddings.LayerNorm",
+  "pooler": "pooler.dense",
+  "classifier": "classifier",
+}
+_PARTS = {
+  "query": "attention.self.query",
+  "key": "attention.self.key",
+  "value": "attention.self.value",
+  "out": "attention.output.dense",
+  "attention_norm": "attention.output.LayerNorm",
+  "wi": "intermediate.dense",
+  "wo": "output.dense",
+  "mlp_norm": "output.LayerNorm",
+}
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+_OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}  # of norms, until 2019
+_COUNTS = (
+  *("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers"),
+  *("max_length", "num_segments"),
+)
+_FIELDS = {
+  "vocab_size": "vocab_size",
+  "emb_dim": "hidden_size",
+  "num_heads": "num_attention_heads",
+  "mlp_dim": "intermediate_size",
+  "num_layers": "num_hidden_layers",
+}
+_OPTIONAL = {
+  "max_length": ("max_position_embeddings", 512),
+  "num_segments": ("type_vocab_size", 2),
+  "activation": ("hidden_act", "gelu"),
+  "dropout_rate": ("hidden_dropout_prob", 0.1),
+  "norm_epsilon": ("layer_norm_eps", 1e-12),
+}
+# BERT's gelu is the exact one; gelu_new is its approximation by tanh.
 _ACTIVATIONS = {
   "gelu": functools.partial(nn.gelu, approximate=False),
   "gelu_new": functools.partial(nn.gelu, approximate=True),
@@ -31,9 +92,65 @@ _ACTIVATIONS = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig:
+  """The shape of a BERT encoder; token 0 is padding."""
+
+  vocab_size: int
+  """Rows of the table of tokens."""
+  emb_dim: int
+  """Width of the states, a multiple of `num_heads`."""
+  num_heads: int
+  """Attention heads."""
+  mlp_dim: int
+  """Width of the feed-forward layer."""
+  num_layers: int
+  """Encoder layers."""
+  max_length: int = 512
+  """Positions that have a vector: the longest input."""
+  num_segments: int = 2
+  """Segments that have a vector."""
+  activation: str = "gelu"
+  """"gelu" (exact), "gelu_new" (its approximation by tanh) or "relu"."""
+  dropout_rate: float = 0.1
+  """Dropout in [0, 1), also of the weights of attention."""
+  norm_epsilon: float = 1e-12
+  """Added to variances."""
+  has_pooler: bool = True
+  """Whether a layer stands between the first token and the labels."""
+  num_labels: int = 0
+  """Labels of the classifier; 0 where there is none."""
+
+  def __post_init__(self):
+    for field in _COUNTS:
+      if getattr(self, field) < 1:
+        raise ValueError(
+          f"BertConfig.{field} must be at least 1, got {getattr(self, field)}"
+        )
+    if self.emb_dim % self.num_heads:
+      raise ValueError(
+        "BertConfig.emb_dim must be a multiple of num_heads, got"
+        f" emb_dim={self.emb_dim}, num_heads={self.num_heads}"
+      )
+    if not 0 <= self.dropout_rate < 1:
+      raise ValueError(
+        "BertConfig.dropout_rate must lie in [0, 1), got"
+        f" dropout_rate={self.dropout_rate}"
+      )
+    if self.activation not in _ACTIVATIONS:
+      raise ValueError(
+        f"BertConfig.activation knows {', '.join(_ACTIVATIONS)}, got"
+        f" {self.activation!r}"
+      )
+    if self.num_labels and not self.has_pooler:
+      raise ValueError(
+        "BertConfig.num_labels above 0 needs has_pooler=True, got False"
+      )
+
+
 def load(
   folder: str | os.PathLike,
-) -> tuple[typing.Params, bert_config.BertConfig]:
+) -> tuple[typing.Params, BertConfig]:
   """Reads a BERT of Hugging Face: config.json and model.safetensors.
 
   The shape says what is there: `has_pooler`, and `num_labels` where a
@@ -49,12 +166,35 @@ def load(
     ValueError: if a file is missing or damaged, it is no BERT, or a tensor is
       not as config.json says.
   """
-  return _bert_format.read(pathlib.Path(folder))
+  folder = pathlib.Path(folder)
+  config = _config(folder)
+  path = folder / _MODEL
+  if not path.is_file():
+    others = sorted(p.name for p in folder.glob("pytorch_model*.bin"))
+    raise ValueError(
+      f"expected a file {path}, got {', '.join(others) or 'none'}: save the"
+      " model as one file where you trust it, with transformers'"
+      " AutoModel.from_pretrained(A).save_pretrained(B)"
+    )
+  found = {
+    _current(name): tensor
+    for name, tensor in tensors.read_safetensors(path).items()
+    if not _current(name).startswith(_IGNORED)
+  }
+  classifier = found.get(_name(_CLASSIFIER))
+  config = dataclasses.replace(
+    config,
+    has_pooler=_name(_POOLER) in found,
+    num_labels=0 if classifier is None else classifier.shape[0],
+  )
+  expected = tensors.shapes_of(functools.partial(init_params, config))
+  described = tensors.renamed(path, found, expected, _name, _is_transposed)
+  return tensors.fetch(described, None, "float32"), config
 
 
 def load_encoder(
   folder: str | os.PathLike,
-) -> tuple[typing.Params, bert_config.BertConfig]:
+) -> tuple[typing.Params, BertConfig]:
   """Reads a BERT whose mean outputs are vectors of sentences, for `encode`.
 
   Args:
@@ -66,13 +206,13 @@ def load_encoder(
   Raises:
     ValueError: as in `load`, or if vectors are made otherwise than as a mean.
   """
-  return load(_bert_format.mean_pooled(pathlib.Path(folder)))
+  return load(_mean_pooled(pathlib.Path(folder)))
 
 
 class Layer(nn.Module):
   """Self-attention and feed-forward, each with a residual and then a norm."""
 
-  config: bert_config.BertConfig
+  config: BertConfig
 
   @nn.compact
   def __call__(self, x, mask, *, deterministic: bool):
@@ -103,7 +243,7 @@ class Layer(nn.Module):
 class Bert(nn.Module):
   """The encoder, and the labels where there is a classifier."""
 
-  config: bert_config.BertConfig
+  config: BertConfig
 
   @nn.compact
   def __call__(
@@ -151,22 +291,20 @@ class Bert(nn.Module):
     return x, labels(drop(first))
 
 
-def init_params(
-  config: bert_config.BertConfig, key: jax.Array
-) -> typing.Params:
+def init_params(config: BertConfig, key: jax.Array) -> typing.Params:
   """Returns fresh parameters, a nested dict of float32 arrays."""
   return _init(key, config=config)
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _init(key: jax.Array, *, config: bert_config.BertConfig) -> typing.Params:
+def _init(key: jax.Array, *, config: BertConfig) -> typing.Params:
   tokens = jnp.ones((1, 1), jnp.int32)
   return Bert(config).init(key, tokens, jnp.zeros_like(tokens))["params"]
 
 
 def encode(
   params: typing.Params,
-  config: bert_config.BertConfig,
+  config: BertConfig,
   tokens: Int[Array, "batch length"],
 ) -> Float[Array, "batch dim"]:
   """Encodes sequences of tokens as unit vectors: the mean of the outputs.
@@ -185,10 +323,103 @@ def encode(
   weights = (tokens != 0).astype(states.dtype)
   # The division by the number of tokens is lost in the length of 1.
   total = jnp.einsum("bl,bld->bd", weights, states)
-  squared = jnp.sum(total * total, axis=-1, keepdims=True)
-  return total * jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))
+  return dual_encoder.normalize(total)
 
 
-def _norm(config: bert_config.BertConfig, name: str) -> nn.LayerNorm:
+def _norm(config: BertConfig, name: str) -> nn.LayerNorm:
   # The fast variance is a difference of squares, and loses digits.
   return nn.LayerNorm(config.norm_epsilon, use_fast_variance=False, name=name)
+
+
+def _config(folder: pathlib.Path) -> BertConfig:
+  """Reads config.json, which does not say whether there is a classifier."""
+  path = folder / "config.json"
+  if not path.is_file():
+    raise ValueError(
+      f"expected a folder with a BERT of Hugging Face, got no file {path}"
+    )
+  try:
+    fields = json.loads(path.read_text())
+    _check_kind(fields)
+    values = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
+    values |= {
+      ours: fields.get(theirs, default)
+      for ours, (theirs, default) in _OPTIONAL.items()
+    }
+    return BertConfig(**values)
+  except KeyError as error:
+    raise ValueError(f"{path}: expected a BERT, got no {error}") from error
+  except (ValueError, TypeError, AttributeError) as error:
+    raise ValueError(f"{path}: expected a BERT, got {error}") from error
+
+
+def _check_kind(fields: Mapping[str, Any]) -> None:
+  """Refuses models that only look like a BERT."""
+  if fields.get("model_type") != "bert":
+    raise ValueError(f"model_type={fields.get('model_type')!r}")
+  if fields.get("is_decoder"):
+    raise ValueError("is_decoder=true")
+  positions = fields.get("position_embedding_type") or "absolute"
+  if positions != "absolute":
+    raise ValueError(f"position_embedding_type={positions!r}")
+
+
+def _mean_pooled(folder: pathlib.Path) -> pathlib.Path:
+  """Returns where the BERT of a sentence-transformers folder lies.
+
+  A folder without their files is taken for a BERT whose outputs are averaged.
+  """
+  if not (folder / _MODULES).is_file():
+    return folder
+  place = folder
+  for module in json.loads((folder / _MODULES).read_text()):
+    kind, path = module["type"].rsplit(".", 1)[-1], folder / module["path"]
+    if kind == "Transformer":
+      place = path
+    elif kind == "Pooling":
+      _check_pooling(path / "config.json")
+    elif kind != "Normalize":  # lengths change no cosine
+      raise ValueError(
+        f"{folder / _MODULES}: expected a BERT and the mean of its outputs, got"
+        f" a module {kind} besides"
+      )
+  return place
+
+
+def _check_pooling(path: pathlib.Path) -> None:
+  """Refuses anything but the mean; newer files say it in one field."""
+  fields = json.loads(path.read_text())
+  modes = [k for k, v in fields.items() if k.startswith("pooling_mode_") and v]
+  if (modes or [fields.get("pooling_mode")]) not in (
+    ["pooling_mode_mean_tokens"],
+    ["mean"],
+  ):
+    raise ValueError(f"{path}: expected the mean of all tokens, got {modes}")
+
+
+def _current(name: str) -> str:
+  """Drops the prefix of models with a head, and old names of norms."""
+  name = name.removeprefix(_PREFIX)
+  for old, new in _OLD_NAMES.items():
+    if name.endswith(old):
+      return name.removesuffix(old) + new
+  return name
+
+
+def _is_transposed(path: str) -> bool:
+  return path.endswith("/kernel")
+
+
+def _name(path: str) -> str:
+  """Translates one of our paths.
+
+  >>> _name("layers_3/query/kernel")
+  'encoder.layer.3.attention.self.query.weight'
+  """
+  if path in _TABLES:
+    return f"{_TABLES[path]}.weight"
+  *parents, leaf = path.split("/")
+  if len(parents) == 1:
+    return f"{_OUTSIDE[parents[0]]}.{_LEAVES[leaf]}"
+  layer = parents[0].removeprefix("layers_")
+  return f"encoder.layer.{layer}.{_PARTS[parents[1]]}.{_LEAVES[leaf]}"

@@ -18,6 +18,7 @@ __all__ = [
   "PROJECTION",
   "encode",
   "encoder_params",
+  "normalize",
   "with_projection",
 ]
 
@@ -112,7 +113,7 @@ def encode(
   pooled = pool(outputs.astype(jnp.float32), tokens)
   if PROJECTION in params:
     pooled = pooled @ params[PROJECTION]["kernel"].astype(jnp.float32)
-  return _normalize(pooled)
+  return normalize(pooled)
 
 
 def _mean(
@@ -129,7 +130,8 @@ def _first(
   return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
 
 
-def _normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
+def normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
+  """Returns vectors of length 1; one that is 0 stays 0."""
   # The maximum keeps the gradient of a zero vector finite.
   squared = jnp.sum(x * x, axis=-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))

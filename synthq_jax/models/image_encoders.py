@@ -8,13 +8,13 @@ batch: there is no batch normalisation.
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from synthq_jax.models import dual_encoder
+
 __all__ = ["Convolution", "EmbeddingNet", "ResNet18", "patches"]
 
-_SMALLEST_SQUARED_NORM = 1e-12
 _BY_INPUTS = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _BY_BOTH = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
 
@@ -75,7 +75,6 @@ class Convolution(nn.Module):
   def __call__(
     self, images: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch rows columns features"]:
-    """Returns the images' features."""
     return nn.Dense(
       self.features, use_bias=self.use_bias, kernel_init=_BY_INPUTS
     )(patches(images, self.size, self.stride))
@@ -108,12 +107,11 @@ class EmbeddingNet(nn.Module):
   def __call__(
     self, images: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch dim"]:
-    """Returns vectors of length 1."""
     x = images
     for features in self.channels:
       x = nn.relu(Convolution(features, stride=2, use_bias=True)(x))
     x = jnp.mean(x, axis=(1, 2))
-    return _normalize(nn.Dense(self.dim, kernel_init=_BY_BOTH)(x))
+    return dual_encoder.normalize(nn.Dense(self.dim, kernel_init=_BY_BOTH)(x))
 
 
 class _Block(nn.Module):
@@ -152,7 +150,6 @@ class ResNet18(nn.Module):
   def __call__(
     self, images: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch dim"]:
-    """Returns vectors of length 1."""
     x = Convolution(self.width, size=7, stride=2)(images)
     x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
     for group in range(4):
@@ -160,10 +157,4 @@ class ResNet18(nn.Module):
         first = group > 0 and block == 0
         x = _Block(self.width * 2**group, 2 if first else 1, first)(x)
     x = jnp.mean(nn.relu(x), axis=(1, 2))
-    return _normalize(nn.Dense(self.dim)(x))
-
-
-def _normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
-  # The maximum keeps the gradient of a zero vector finite.
-  squared = jnp.sum(x * x, axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt(jnp.maximum(squared, _SMALLEST_SQUARED_NORM))
+    return dual_encoder.normalize(nn.Dense(self.dim)(x))

@@ -8,6 +8,7 @@ are there: "lora" (`models/lora.py`) and "prompt" (`models/prompt.py`).
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from synthq_jax.models import _layer_stacks, t5_config, t5_layers
+from synthq_jax.models import t5_config, t5_layers
+from synthq_jax.models.checkpoints import tensors
 
 __all__ = [
   "DecodeCache",
@@ -23,6 +25,7 @@ __all__ = [
   "Transformer",
   "empty_cache",
   "init_params",
+  "shapes",
   "shift_right",
 ]
 
@@ -169,7 +172,7 @@ class Encoder(nn.Module):
       layers = EncoderLayer(config, name="layers")
     else:
       layers = [EncoderLayer(config, name=f"layers_{i}") for i in range(length)]
-    x = _layer_stacks.run(apply, layers, drop(x), config, length=length)
+    x = t5_layers.run_stack(apply, layers, drop(x), config, length=length)
     return drop(t5_layers.RMSNorm(config.dtype, name="encoder_norm")(x))
 
 
@@ -213,7 +216,7 @@ class Decoder(nn.Module):
         x, crossed, mask, input_mask, bias, deterministic=deterministic
       )[0]
 
-    x = _layer_stacks.run(
+    x = t5_layers.run_stack(
       apply,
       self.layers,
       self.dropout(x, deterministic=deterministic),
@@ -370,3 +373,22 @@ def init_params(config: t5_config.T5Config, key: jax.Array):
   config = dataclasses.replace(config, scan_layers=False, remat=False)
   tokens = jnp.ones((1, 2), jnp.int32)
   return Transformer(config).init(key, tokens, tokens)["params"]
+
+
+@functools.cache
+def shapes(
+  config: t5_config.T5Config, *, decoder: bool = True
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of every parameter, by path.
+
+  Args:
+    config: the shape of the model.
+    decoder: whether the decoder belongs to it.
+  """
+  return {
+    path: shape
+    for path, shape in tensors.shapes_of(
+      functools.partial(init_params, config)
+    ).items()
+    if decoder or not path.startswith("decoder/")
+  }

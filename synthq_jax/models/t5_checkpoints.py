@@ -18,26 +18,22 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.models import (
-  _formats,
-  _huggingface_format,
-  _safetensors_format,
-  _t5x_format,
-  _tensors,
-  t5_config,
-)
+from synthq_jax.models import t5, t5_config
+from synthq_jax.models.checkpoints import huggingface, t5x
+from synthq_jax.models.checkpoints import tensors as _tensors
 
 __all__ = [
   "FORMATS",
   "convert",
   "files",
   "flatten",
+  "infer",
   "load",
   "load_config",
   "load_huggingface",
@@ -53,8 +49,17 @@ FORMATS = ("t5x", "huggingface", "safetensors")
 
 _SHARD_SIZE = 5 * 10**9
 
-files = _formats.files
 unflatten = _tensors.unflatten
+
+_PARAMS = "params.safetensors"
+_CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
+_PROJECTION = "projection/kernel"
+_OURS, _HUGGINGFACE, _T5X = "ours", "huggingface", "t5x"
+_Described = tuple[dict[str, _tensors.Tensor], t5_config.T5Config]
+_EMBEDDING = "token_embedder/embedding"
+_HEAD = "decoder/logits_dense/kernel"
+_BIAS = "encoder/relpos_bias/rel_embedding"
+_QUERY = "encoder/layers_0/attention/query/kernel"
 
 
 def flatten(params: Any) -> dict[str, np.ndarray]:
@@ -63,10 +68,8 @@ def flatten(params: Any) -> dict[str, np.ndarray]:
   >>> flatten({"a": {"b": np.ones(1)}})
   {'a/b': array([1.])}
   """
-  flat = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-    flat["/".join(entry.key for entry in path)] = np.asarray(leaf)
-  return flat
+  leaves = _tensors.leaves(params)
+  return {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
 def save(
@@ -79,13 +82,10 @@ def save(
     params: nested dicts of arrays, all of T5 or its encoder alone.
     config: the shape they belong to.
   """
-  _save_ours(pathlib.Path(directory), _tensors.of_tree(params), config)
-
-
-def _save_ours(root: pathlib.Path, tensors, config) -> None:
-  _safetensors_format.write(root / _formats.PARAMS, tensors)
+  root = pathlib.Path(directory)
+  _tensors.write_safetensors(root / _PARAMS, _tensors.of_tree(params))
   text = json.dumps(dataclasses.asdict(config), indent=1) + "\n"
-  artifacts.write_atomically(root / _formats.CONFIG, text)
+  artifacts.write_atomically(root / _CONFIG, text)
 
 
 def save_t5x(path: str | os.PathLike, params: Any, step: int) -> pathlib.Path:
@@ -106,16 +106,13 @@ def save_t5x(path: str | os.PathLike, params: Any, step: int) -> pathlib.Path:
   Raises:
     ValueError: if it exists already, or the parameters are not those of a T5.
   """
-  return _save_t5x(pathlib.Path(path), _tensors.of_tree(params), step)
-
-
-def _save_t5x(path: pathlib.Path, tensors, step: int) -> pathlib.Path:
   if step < 0:
     raise ValueError(f"step must be at least 0, got step={step}")
-  _formats.check("params", tensors, _tensors.infer("params", tensors))
-  place = path / f"checkpoint_{step}"
-  with _tensors.new_folder(place) as folder:
-    _t5x_format.write(folder, tensors, step)
+  tensors = _tensors.of_tree(params)
+  _check("params", tensors, infer("params", tensors))
+  place = pathlib.Path(path) / f"checkpoint_{step}"
+  with artifacts.new_folder(place, "checkpoint") as folder:
+    t5x.write(folder, tensors, step)
   return place
 
 
@@ -140,15 +137,10 @@ def save_huggingface(
     ValueError: if something is there already, parameters and shape do not fit,
       or transformers has no such T5.
   """
-  _save_huggingface(
-    pathlib.Path(path), _tensors.of_tree(params), config, max_shard_size
-  )
-
-
-def _save_huggingface(path, tensors, config, max_shard_size: int) -> None:
-  _formats.check("params", tensors, config)
-  with _tensors.new_folder(path) as folder:
-    _huggingface_format.write(folder, tensors, config, max_shard_size)
+  tensors = _tensors.of_tree(params)
+  _check("params", tensors, config)
+  with artifacts.new_folder(path, "checkpoint") as folder:
+    huggingface.write(folder, tensors, config, max_shard_size)
 
 
 def load(
@@ -178,7 +170,7 @@ def load(
       tensor is missing, unknown or of another shape than the configuration asks
       for.
   """
-  tensors, shape = _formats.describe(pathlib.Path(directory), config)
+  tensors, shape = _describe(pathlib.Path(directory), config)
   return _tensors.fetch(tensors, sharding, dtype), shape
 
 
@@ -205,7 +197,7 @@ def load_t5x(
   Raises:
     ValueError: as `load` does.
   """
-  tensors, shape = _formats.describe_t5x(pathlib.Path(path), config)
+  tensors, shape = _describe_t5x(pathlib.Path(path), config)
   return _tensors.fetch(tensors, sharding, dtype), shape
 
 
@@ -226,7 +218,7 @@ def load_huggingface(
   Raises:
     ValueError: as `load` does.
   """
-  tensors, shape = _huggingface_format.read(pathlib.Path(path))
+  tensors, shape = huggingface.read(pathlib.Path(path))
   return _tensors.fetch(tensors, sharding, dtype), shape
 
 
@@ -236,7 +228,38 @@ def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
   Raises:
     ValueError: if there is none, or it is not a T5 shape.
   """
-  return _formats.config(pathlib.Path(directory))
+  root = pathlib.Path(directory)
+  kind = _kind(root)
+  if kind == _HUGGINGFACE:
+    return huggingface.config(root)
+  if kind == _T5X:
+    return _describe_t5x(root)[1]
+  path = root / _CONFIG
+  if not path.is_file():
+    raise ValueError(f"expected a T5 checkpoint, got no file {path}")
+  try:
+    fields = json.loads(path.read_text())
+    fields["mlp_activations"] = tuple(fields["mlp_activations"])
+    return t5_config.T5Config(**fields)
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path}: expected a T5 shape, got {error}") from error
+
+
+def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:
+  """Returns the files on which the parameters of a checkpoint rest, in order.
+
+  Those of our own format are named also where they are missing.
+  """
+  root = pathlib.Path(directory)
+  kind = _kind(root)
+  if kind == _T5X:
+    folder = t5x.newest(root)
+    found = (p for p in sorted(folder.rglob("*")) if p.is_file())
+    return tuple(p for p in found if not _is_beside(p.relative_to(folder)))
+  if kind == _HUGGINGFACE:
+    parts = (*root.glob("model*.safetensors"), *root.glob("model*.json"))
+    return (*sorted(parts), root / _CONFIG)
+  return root / _PARAMS, root / _CONFIG
 
 
 def convert(
@@ -270,13 +293,130 @@ def convert(
     raise ValueError(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
-  tensors, shape = _formats.describe(pathlib.Path(source), None)
+  tensors, shape = _describe(pathlib.Path(source), None)
   to = pathlib.Path(to)
   if format == "t5x":
-    return _save_t5x(to, tensors, step)
+    return save_t5x(to, tensors, step)
   if format == "huggingface":
-    _save_huggingface(to, tensors, shape, max_shard_size)
+    save_huggingface(to, tensors, shape, max_shard_size=max_shard_size)
     return to
-  with _tensors.new_folder(to) as folder:
-    _save_ours(folder, tensors, shape)
+  with artifacts.new_folder(to, "checkpoint") as folder:
+    save(folder, tensors, shape)
   return to
+
+
+def _describe(
+  root: pathlib.Path, shape: t5_config.T5Config | None = None
+) -> _Described:
+  """Says which tensors a checkpoint holds, and their shape, both checked."""
+  kind = _kind(root)
+  if kind == _T5X:
+    return _describe_t5x(root, shape)
+  if kind == _HUGGINGFACE:
+    tensors, found = huggingface.read(root)
+  else:
+    found = load_config(root) if shape is None else shape
+    if not (root / _PARAMS).is_file():
+      raise ValueError(
+        f"expected a T5 checkpoint, got no file {root / _PARAMS}"
+      )
+    tensors = _tensors.read_safetensors(root / _PARAMS)
+  shape = found if shape is None else shape
+  ours = kind == _OURS
+  _check(root / _PARAMS if ours else root, tensors, shape, projection=ours)
+  return tensors, shape
+
+
+def _describe_t5x(
+  root: pathlib.Path, shape: t5_config.T5Config | None = None
+) -> _Described:
+  """Does the same for a T5X checkpoint or a folder with several."""
+  place, tensors = t5x.read(root)
+  shape = infer(place, tensors) if shape is None else shape
+  _check(place, tensors, shape)
+  return tensors, shape
+
+
+def _check(
+  where: str | os.PathLike,
+  tensors: Mapping[str, _tensors.Tensor],
+  shape: t5_config.T5Config,
+  *,
+  projection: bool = False,
+) -> None:
+  """Holds tensors against a shape, whose decoder they may lack as a whole.
+
+  Our own files may hold the dual encoder's projection besides.
+  """
+  decoder = any(path.startswith("decoder/") for path in tensors)
+  expected = t5.shapes(shape, decoder=decoder)
+  if projection and _PROJECTION in tensors:
+    expected[_PROJECTION] = (shape.emb_dim, shape.emb_dim)
+  _tensors.check(where, tensors, expected)
+
+
+def _is_beside(path: pathlib.Path) -> bool:
+  """Whether a file of a T5X checkpoint is the optimizer's or the data's."""
+  return any(part.startswith(("state.", "train_ds")) for part in path.parts)
+
+
+def _kind(root: pathlib.Path) -> str:
+  """Recognises a format; what is none of the others is said to be ours."""
+  if (root / _PARAMS).exists():
+    return _OURS
+  if (root / _CONFIG).is_file():
+    text = (root / _CONFIG).read_text(errors="replace")
+    known = '"model_type"' in text or '"d_model"' in text
+    return _HUGGINGFACE if known else _OURS
+  return _T5X if t5x.is_checkpoint(t5x.newest(root)) else _OURS
+
+
+def infer(
+  where: str | os.PathLike, tensors: Mapping[str, _tensors.Tensor]
+) -> t5_config.T5Config:
+  """Reads the shape of a T5 off its tensors.
+
+  Taken for granted, since no tensor shows it: activations (relu, or a gated
+  gelu where there are two kernels), relative positions up to 128, no dropout.
+
+  Raises:
+    ValueError: if a tensor that tells is missing, or they contradict.
+  """
+
+  def shape(*names: str) -> tuple[int, ...]:
+    for name in names:
+      if name in tensors and len(tensors[name].shape) == 2:
+        return tensors[name].shape
+    raise ValueError(
+      f"{where}: expected a T5 with a matrix {names[-1]}, got"
+      f" {len(tensors)} tensors ({', '.join(sorted(tensors)[:3])}, ...);"
+      " stacked (scanned) layers are not read"
+    )
+
+  def layers(stack: str) -> int:
+    head = f"{stack}/layers_"
+    return len({k.split("/")[1] for k in tensors if k.startswith(head)})
+
+  vocab_size, emb_dim = shape(_EMBEDDING)
+  heads, buckets = shape(_BIAS)
+  mlp = "encoder/layers_0/mlp/wi"
+  gated = f"{mlp}_0/kernel" in tensors
+  width = shape(_QUERY)[1]
+  if heads < 1 or width % heads:
+    raise ValueError(
+      f"{where}: expected query kernels of a multiple of {heads} heads, got"
+      f" {width} columns"
+    )
+  complete = any(name.startswith("decoder/") for name in tensors)
+  return t5_config.T5Config(
+    vocab_size=vocab_size,
+    emb_dim=emb_dim,
+    num_heads=heads,
+    head_dim=width // heads,
+    mlp_dim=shape(f"{mlp}_0/kernel", f"{mlp}/kernel")[1],
+    num_encoder_layers=layers("encoder"),
+    num_decoder_layers=layers("decoder") if complete else layers("encoder"),
+    mlp_activations=("gelu", "linear") if gated else ("relu",),
+    logits_via_embedding=_HEAD not in tensors if complete else not gated,
+    relative_attention_num_buckets=buckets,
+  )

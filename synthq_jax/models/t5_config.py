@@ -77,93 +77,38 @@ class T5Config:
       )
 
 
-def _version_1_0(layers: int, **shape: int) -> T5Config:
-  return T5Config(
-    vocab_size=32128,
-    num_encoder_layers=layers,
-    num_decoder_layers=layers,
-    mlp_activations=("relu",),
-    logits_via_embedding=True,
-    **shape,
-  )
+_T5_1_0 = {"mlp_activations": ("relu",), "logits_via_embedding": True}
+_PUBLIC = {
+  # emb_dim, num_heads, head_dim, mlp_dim, layers of encoder and of decoder
+  "t5_1_0_small": (512, 8, 64, 2048, 6),
+  "t5_1_0_base": (768, 12, 64, 3072, 12),
+  "t5_1_0_large": (1024, 16, 64, 4096, 24),
+  "t5_1_0_3B": (1024, 32, 128, 16384, 24),
+  "t5_1_0_11B": (1024, 128, 128, 65536, 24),
+  "t5_1_1_small": (512, 6, 64, 1024, 8),
+  "t5_1_1_base": (768, 12, 64, 2048, 12),
+  "t5_1_1_large": (1024, 16, 64, 2816, 24),
+  "t5_1_1_xl": (2048, 32, 64, 5120, 24),
+  "t5_1_1_xxl": (4096, 64, 64, 10240, 24),
+}
 
 
-def _version_1_1(**shape: int) -> T5Config:
-  return T5Config(vocab_size=32128, head_dim=64, **shape)
+def _sized(vocab_size: int, *sizes: int, **fields: object) -> T5Config:
+  names = ("emb_dim", "num_heads", "head_dim", "mlp_dim", "num_encoder_layers")
+  shape = dict(zip(names, sizes, strict=True))
+  shape["num_decoder_layers"] = shape["num_encoder_layers"]
+  return T5Config(vocab_size=vocab_size, **shape, **fields)
 
 
 _SIZES = {
-  "t5_1_0_small": _version_1_0(
-    6, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=2048
-  ),
-  "t5_1_0_base": _version_1_0(
-    12, emb_dim=768, num_heads=12, head_dim=64, mlp_dim=3072
-  ),
-  "t5_1_0_large": _version_1_0(
-    24, emb_dim=1024, num_heads=16, head_dim=64, mlp_dim=4096
-  ),
-  "t5_1_0_3B": _version_1_0(
-    24, emb_dim=1024, num_heads=32, head_dim=128, mlp_dim=16384
-  ),
-  "t5_1_0_11B": _version_1_0(
-    24, emb_dim=1024, num_heads=128, head_dim=128, mlp_dim=65536
-  ),
-  "t5_1_1_small": _version_1_1(
-    emb_dim=512,
-    num_heads=6,
-    mlp_dim=1024,
-    num_encoder_layers=8,
-    num_decoder_layers=8,
-  ),
-  "t5_1_1_base": _version_1_1(
-    emb_dim=768,
-    num_heads=12,
-    mlp_dim=2048,
-    num_encoder_layers=12,
-    num_decoder_layers=12,
-  ),
-  "t5_1_1_large": _version_1_1(
-    emb_dim=1024,
-    num_heads=16,
-    mlp_dim=2816,
-    num_encoder_layers=24,
-    num_decoder_layers=24,
-  ),
-  "t5_1_1_xl": _version_1_1(
-    emb_dim=2048,
-    num_heads=32,
-    mlp_dim=5120,
-    num_encoder_layers=24,
-    num_decoder_layers=24,
-  ),
-  "t5_1_1_xxl": _version_1_1(
-    emb_dim=4096,
-    num_heads=64,
-    mlp_dim=10240,
-    num_encoder_layers=24,
-    num_decoder_layers=24,
-  ),
-  "tiny": T5Config(
-    vocab_size=128,
-    emb_dim=16,
-    num_heads=2,
-    head_dim=8,
-    mlp_dim=32,
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-  ),
+  **{
+    name: _sized(32128, *sizes, **(_T5_1_0 if "_1_0_" in name else {}))
+    for name, sizes in _PUBLIC.items()
+  },
+  "tiny": _sized(128, 16, 2, 8, 32, 2),
   # The shipped checkpoint: T5 1.1's gated layers, T5 1.0's tied logits,
   # which make copying from the input easy to learn for a small model.
-  "demo": T5Config(
-    vocab_size=4096,
-    emb_dim=128,
-    num_heads=4,
-    head_dim=32,
-    mlp_dim=384,
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    logits_via_embedding=True,
-  ),
+  "demo": _sized(4096, 128, 4, 32, 384, 2, logits_via_embedding=True),
 }
 
 

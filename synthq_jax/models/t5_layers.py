@@ -5,7 +5,8 @@ checkpoints go both ways. T5 has no 1/sqrt(d) in its attention: the initialiser
 of the query kernels carries it.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ __all__ = [
   "RMSNorm",
   "causal_mask",
   "relative_position_bucket",
+  "run_stack",
 ]
 
 _MASKED = -1e10
@@ -240,3 +242,36 @@ class Mlp(nn.Module):
       hidden, deterministic=deterministic
     )
     return Dense(config.emb_dim, config.dtype, name="wo")(hidden)
+
+
+def run_stack(
+  apply: Callable[[Any, jax.Array], jax.Array],
+  layers: Sequence[nn.Module] | nn.Module,
+  x: jax.Array,
+  config: t5_config.T5Config,
+  *,
+  length: int,
+) -> jax.Array:
+  """Runs layers one after the other or as one loop, and returns the output.
+
+  Args:
+    apply: from a layer and its input to its output.
+    layers: all of them, or the one whose parameters are stacked where
+      `config.scan_layers`.
+    x: the input of the first layer.
+    config: whether layers are scanned, and computed again on the way back.
+    length: how many layers there are.
+  """
+  if config.remat:
+    apply = nn.remat(apply, prevent_cse=not config.scan_layers)
+  if not config.scan_layers:
+    for layer in layers:
+      x = apply(layer, x)
+    return x
+  loop = nn.scan(
+    lambda layer, x: (apply(layer, x), None),
+    variable_axes={"params": 0, "lora": 0},
+    split_rngs={"params": True, "dropout": True},
+    length=length,
+  )
+  return loop(layers, x)[0]

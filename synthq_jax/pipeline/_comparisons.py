@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterable, Sequence
 
 from synthq_jax.data import files
-from synthq_jax.generation import featurizers, mauve, text_measures
+from synthq_jax.generation import mauve, text_measures
 from synthq_jax.pipeline import inputs, results
+from synthq_jax.retrieval import text_encoders
 
 __all__ = ["Comparison", "Side", "Similarity", "read", "similarity"]
 
@@ -115,7 +116,7 @@ def similarity(
   synthetic: Sequence[results.SyntheticQueries],
   *,
   split: str,
-  featurizer: featurizers.Featurizer | None,
+  featurizer: text_encoders.TextEncoder | None,
   limit: int,
   seed: int,
 ) -> list[Similarity]:
@@ -192,14 +193,14 @@ def _draw(
 
 def _mauve(
   drawn: Sequence[tuple[list[_Pair], list[_Pair]]],
-  featurizer: featurizers.Featurizer | None,
+  featurizer: text_encoders.TextEncoder | None,
   seed: int,
 ) -> list[tuple[mauve.Mauve, ...]]:
   """Compares both sides of each draw; every text is featurized once."""
   if featurizer is None or not any(real for real, _ in drawn):
     return [()] * len(drawn)
   texts = sorted({q for sides in drawn for side in sides for q, _ in side})
-  vectors = featurizer.featurize(texts)
+  vectors = featurizer.encode(texts)
   row = {text: number for number, text in enumerate(texts)}
   found = []
   for sides in drawn:

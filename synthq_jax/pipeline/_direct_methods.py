@@ -13,7 +13,7 @@ import numpy as np
 
 from synthq_jax import optim, typing
 from synthq_jax.losses import contrastive
-from synthq_jax.models import dual_encoder, t5_checkpoints, t5_config
+from synthq_jax.models import encoders, t5_checkpoints, t5_config
 from synthq_jax.optim import contrastive as contrastive_lib
 
 __all__ = [
@@ -193,7 +193,7 @@ def encoder(
 
   def encode(trained: typing.Params, tokens: jax.Array) -> jax.Array:
     params = t5_checkpoints.unflatten({**public, **trained})
-    return dual_encoder.encode(params, model_config, tokens)
+    return encoders.of(model_config).encode(params, tokens)
 
   return encode
 

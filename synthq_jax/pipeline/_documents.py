@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import collection, token_cache
+from synthq_jax.data import blocks, collection, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 
 __all__ = ["CORPUS_NAME", "Written", "read", "write"]
@@ -80,7 +80,7 @@ def write(
 
 def read(
   folder: pathlib.Path,
-) -> tuple[np.ndarray, token_cache.Column]:
+) -> tuple[np.ndarray, blocks.Rows]:
   """Opens what `write` wrote: ids [document], tokens [document, length].
 
   Raises:

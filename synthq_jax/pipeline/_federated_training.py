@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from synthq_jax import artifacts, typing
+from synthq_jax.data import blocks
 from synthq_jax.federated import (
   aggregation,
   batches,
@@ -29,7 +30,6 @@ from synthq_jax.federated import (
 )
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.pipeline import _federated_data, config_types
-from synthq_jax.retrieval import vector_files
 from synthq_jax.training import checkpoints
 
 __all__ = ["KINDS", "Context", "Recipe", "alone", "central", "federated"]
@@ -114,7 +114,7 @@ class Context:
       client: its place.
     """
     leaves = jax.tree.leaves(params[encoders_lib.SENTENCE])
-    tower = [vector_files.digest(np.asarray(leaf)) for leaf in leaves]
+    tower = [blocks.digest(np.asarray(leaf)) for leaf in leaves]
     if client not in self.kept or self.kept[client][0] != tower:
       vectors = self.encoders.encode_sentences(
         params, self.data.tokens[client].sentences

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax.data import blocks
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import _parts
 from synthq_jax.retrieval import encode, ranks
@@ -50,53 +51,42 @@ def of(
   """
   vectors = []
   for kind, tokens in (("documents", documents), ("queries", queries)):
-    parts = _parts.Parts(directory / kind)
+    parts = blocks.Blocks(directory / kind)
     with _parts.bar(f"{description}: {kind}", len(tokens), progress) as bar:
       for first in range(0, len(tokens), _PART):
         rows = tokens[first : first + _PART]
-        if parts.load(first, mapped=True) is None:
+        if parts.read(first, mapped=True) is None:
           encoded = encode.encode(
             params, model_config, np.asarray(rows), batch_size=batch_size
           )
-          parts.save(first, encoded)
+          parts.write(first, encoded)
         bar.update(len(rows))
     vectors.append(parts)
-  found = _parts.Parts(directory / "ranks")
+  found = blocks.Blocks(directory / "ranks")
   with _parts.bar(f"{description}: ranks", len(queries), progress) as bar:
     for first in range(0, len(queries), _PART):
       own = owners[first : first + _PART]
-      if found.load(first) is None:
-        found.save(first, _ranks(*vectors, first, own, len(documents)))
+      if found.read(first) is None:
+        found.write(first, _ranks(*vectors, first, own, len(documents)))
       bar.update(len(own))
   return np.concatenate(
-    [found.load(first) for first in range(0, len(queries), _PART)]
+    [found.read(first) for first in range(0, len(queries), _PART)]
   )
 
 
 def _ranks(
-  documents: _parts.Parts,
-  queries: _parts.Parts,
+  documents: blocks.Blocks,
+  queries: blocks.Blocks,
   first: int,
   owners: np.ndarray,
   total: int,
 ) -> np.ndarray:
   """Counts over all parts of the collection for one part of the queries."""
-  asked = queries.load(first)
-  scores = ranks.own_scores(asked, _gather(documents, owners))
+  asked = queries.read(first)
+  starts = range(0, total, _PART)
+  own = blocks.Rows([documents.path(start) for start in starts])[owners]
+  scores = ranks.own_scores(asked, own)
   counts = [
-    ranks.count_better(asked, scores, documents.load(start))
-    for start in range(0, total, _PART)
+    ranks.count_better(asked, scores, documents.read(start)) for start in starts
   ]
   return np.sum(counts, axis=0)
-
-
-def _gather(documents: _parts.Parts, owners: np.ndarray) -> np.ndarray:
-  """Returns the vectors of the documents at these positions."""
-  rows = None
-  for start in np.unique(owners // _PART) * _PART:
-    part = documents.load(int(start), mapped=True)
-    if rows is None:
-      rows = np.zeros((len(owners), part.shape[1]), part.dtype)
-    inside = owners // _PART * _PART == start
-    rows[inside] = part[owners[inside] - start]
-  return rows

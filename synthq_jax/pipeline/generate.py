@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from synthq_jax import artifacts
+from synthq_jax.data import blocks
 from synthq_jax.generation import decoding, filters, text_measures
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
-  _parts,
   _queries,
   config_types,
   inputs,
@@ -120,7 +120,7 @@ def run(
   )
   directory.mkdir(parents=True, exist_ok=True)
   source = space.root / generator.directory if generator else start_from
-  parts = _parts.Parts(directory / f"parts_{digest}")
+  parts = blocks.Blocks(directory / f"parts_{digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0
   write = functools.partial(
     _write, config, source, tokens, ids, chosen, vocabulary, name, parts,
@@ -196,7 +196,7 @@ def _write(
   ) as bar:  # fmt: skip
     for first in firsts:
       part = chosen[first : first + _PART]
-      if parts.load(first) is not None:
+      if parts.read(first) is not None:
         bar.update(len(part))
       else:
         read = inputs.with_prompt(
@@ -218,15 +218,15 @@ def _write(
           devices=distributed.own_devices(),
           progress=bar.update,
         )
-        parts.save(first, rows)
+        parts.write(first, rows)
 
 
 def _read(config: Config, parts, firsts, write) -> np.ndarray:
   """Returns all token rows, [document * queries_per_document, max_length]."""
-  missing = [first for first in firsts if parts.load(first) is None]
+  missing = [first for first in firsts if parts.read(first) is None]
   if missing:  # a part that was damaged after another process had written it
     write(missing, False)
-  rows = [parts.load(first) for first in firsts]
+  rows = [parts.read(first) for first in firsts]
   return np.concatenate([one.reshape(-1, config.max_length) for one in rows])
 
 

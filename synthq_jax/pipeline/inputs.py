@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, files, token_cache
+from synthq_jax.data import beir, blocks, files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
@@ -49,7 +49,7 @@ _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 def document_tokens(
   space: workspace.Folders, prepared: Documents
-) -> tuple[np.ndarray, token_cache.Column]:
+) -> tuple[np.ndarray, blocks.Rows]:
   """Returns the ids of the documents, and their tokens, which stay on disk."""
   folder = space.root / prepared.directory
   with _damage_explained(space, prepared, folder):

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from synthq_jax import artifacts
 from synthq_jax.data import files, query_pairs, shipped
-from synthq_jax.leakage import encoders, near_duplicates
+from synthq_jax.leakage import near_duplicates
 from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import _report_tables
+from synthq_jax.retrieval import text_encoders
 
 __all__ = ["DETECTORS", "Target", "count", "detector", "find", "run", "targets"]
 
@@ -127,7 +128,7 @@ def detector(
     threshold: None for its own.
     checkpoint: of the encoder of "embedding"; None for the shipped one.
     vocabulary: that belongs to the checkpoint.
-    bert: instead, a folder as `encoders.from_bert` reads it.
+    bert: instead, a folder as `text_encoders.Bert` reads it.
 
   Returns:
     The detector.
@@ -166,10 +167,13 @@ def _encoder(checkpoint, vocabulary, bert):
   if bert and checkpoint:
     raise ValueError("expected --bert or --checkpoint, got both: leave one out")
   if bert:
-    return encoders.from_bert(bert)
-  return encoders.own(
-    checkpoint or shipped.DIRECTORY, vocabulary or shipped.VOCABULARY
+    return text_encoders.load(text_encoders.Bert(folder=bert)).encode
+  own = text_encoders.OwnEncoder(
+    checkpoint=checkpoint or shipped.DIRECTORY,
+    vocabulary=vocabulary or shipped.VOCABULARY,
+    length=64,
   )
+  return text_encoders.load(own).encode
 
 
 def run(

@@ -32,7 +32,7 @@ import numpy as np
 import tqdm
 
 from synthq_jax import artifacts
-from synthq_jax.leakage import encoders, near_duplicates
+from synthq_jax.leakage import near_duplicates
 from synthq_jax.pipeline import (
   _query_comparisons,
   _query_leakage_results,
@@ -41,6 +41,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.retrieval import text_encoders
 
 __all__ = ["DETECTORS", "Config", "run"]
 
@@ -191,12 +192,14 @@ def _detector(
     return _Holding(
       detector=near_duplicates.Containment(threshold=config.containment)
     )
-  encode = encoders.own(
-    encoder,
-    space.root / prepared.vocabulary,
+  own = text_encoders.OwnEncoder(
+    checkpoint=encoder,
+    vocabulary=space.root / prepared.vocabulary,
     length=prepared.query_length,
   )
-  return near_duplicates.Embedding(encode=encode, threshold=config.embedding)
+  return near_duplicates.Embedding(
+    encode=text_encoders.load(own).encode, threshold=config.embedding
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

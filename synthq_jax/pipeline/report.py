@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from synthq_jax import artifacts
 from synthq_jax.data import files
-from synthq_jax.generation import featurizers, mauve
+from synthq_jax.generation import mauve
 from synthq_jax.pipeline import (
   _comparisons,
   _query_leakage_results,
@@ -28,6 +28,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.retrieval import text_encoders
 
 __all__ = ["Config", "run"]
 
@@ -195,11 +196,11 @@ def _featurizer(
   root: pathlib.Path,
   prepared: results.PreparedData,
   encoder: pathlib.Path | None,
-) -> featurizers.Featurizer | None:
+) -> text_encoders.TextEncoder | None:
   """Returns what makes vectors of queries: a model that saw none of them."""
   if encoder is None or not mauve.is_installed():
     return None
-  return featurizers.OwnEncoder(
+  return text_encoders.OwnEncoder(
     checkpoint=encoder,
     vocabulary=root / prepared.vocabulary,
     length=prepared.query_length,

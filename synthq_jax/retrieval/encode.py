@@ -12,12 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import artifacts, typing
-from synthq_jax.models import (
-  device_rows,
-  dual_encoder,
-  length_batches,
-  t5_config,
-)
+from synthq_jax.data import blocks
+from synthq_jax.models import device_rows, encoders, length_batches
 from synthq_jax.retrieval import vector_files
 
 __all__ = ["encode", "to_files"]
@@ -27,7 +23,7 @@ _AXIS = "batch"
 
 def encode(
   params: typing.Params,
-  config: t5_config.T5Config,
+  config: Any,
   tokens: Int[np.ndarray, "row length"],
   *,
   pooling: str = "mean",
@@ -35,7 +31,7 @@ def encode(
   devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
 ) -> Float[np.ndarray, "row dim"]:
-  """Encodes every row of tokens with the dual encoder.
+  """Encodes every row of tokens.
 
   Rows are batched by length and trimmed of padding; the batches have few
   shapes, so that few are compiled. A batch is split over the devices, each of
@@ -43,10 +39,10 @@ def encode(
   stands beside it, in whatever place: tested on CPUs, promised by no compiler.
 
   Args:
-    params: the parameters of a T5 or of its encoder.
-    config: the shape of the T5.
+    params: the encoder's parameters, e.g. those of a T5.
+    config: the shape of a T5 or a BERT, or any of `models.encoders`.
     tokens: tokens, 0 = padding at the end of a row.
-    pooling: one of `dual_encoder.POOLINGS`.
+    pooling: one of `dual_encoder.POOLINGS`, for a T5.
     batch_size: rows at a time on all devices together, rounded up to a multiple
       of their number; changes the speed only.
     devices: those of this process to use; JAX's default one if not given.
@@ -61,40 +57,34 @@ def encode(
     ValueError: if `tokens` is not a matrix, `batch_size` is below 1, there
       are no devices or the pooling is unknown.
   """
+  encoder = encoders.of(config, pooling=pooling)
   mesh = device_rows.mesh(devices, _AXIS)
-  params = device_rows.replicate(dual_encoder.encoder_params(params), mesh)
-  vectors = np.zeros((len(tokens), config.emb_dim), np.float32)
+  params = device_rows.replicate(encoder.select(params), mesh)
+  vectors = np.zeros((len(tokens), encoder.dim), np.float32)
   batch_size = -(-batch_size // mesh.size) * mesh.size
   for batch in length_batches.split(tokens, batch_size):
-    encoded = _encode(
-      params, batch.tokens, config=config, pooling=pooling, mesh=mesh
-    )
+    encoded = _encode(params, batch.tokens, encoder=encoder, mesh=mesh)
     vectors[batch.rows] = np.asarray(encoded)[: len(batch.rows)]
     if progress is not None:
       progress(len(batch.rows))
   return vectors
 
 
-@functools.partial(jax.jit, static_argnames=("config", "pooling", "mesh"))
+@functools.partial(jax.jit, static_argnames=("encoder", "mesh"))
 def _encode(
   params: typing.Params,
   tokens: Int[Array, "batch length"],
   *,
-  config: t5_config.T5Config,
-  pooling: str,
+  encoder: encoders.Encoder,
   mesh: jax.sharding.Mesh,
 ) -> Float[Array, "batch dim"]:
   """Encodes a batch, every device its own rows as if it were alone."""
-
-  def apply(params, tokens):
-    return dual_encoder.encode(params, config, tokens, pooling=pooling)
-
-  return device_rows.split(apply, mesh, whole=1)(params, tokens)
+  return device_rows.split(encoder.encode, mesh, whole=1)(params, tokens)
 
 
 def to_files(
   params: typing.Params,
-  config: t5_config.T5Config,
+  config: Any,
   tokens: Any,
   directory: str | os.PathLike,
   *,
@@ -114,8 +104,8 @@ def to_files(
   processes are done; they never talk to each other.
 
   Args:
-    params: the parameters of a T5 or of its encoder.
-    config: the shape of the T5.
+    params: as in `encode`.
+    config: as in `encode`.
     tokens: rows of tokens [row, length], 0 = padding at the end of a row. What
       has a length and slices will do, such as a memory map.
     directory: the folder, the same for all processes.
@@ -133,11 +123,12 @@ def to_files(
       number of rows or `block_rows`, there are no rows, or an argument is out of
       range.
   """
-  params = dual_encoder.encoder_params(params)
+  encoder = encoders.of(config)
+  params = encoder.select(params)
   layout = vector_files.Layout(
     encoder=artifacts.fingerprint(_digest(params), config, fingerprint),
     rows=len(tokens),
-    dim=config.emb_dim,
+    dim=encoder.dim,
     block_rows=block_rows,
   )
   numbers = layout.of_shard(shard, num_shards)
@@ -146,7 +137,7 @@ def to_files(
   for number in numbers:
     first, stop = layout.bounds(number)
     rows = np.ascontiguousarray(tokens[first:stop], np.int32)
-    source = vector_files.digest(rows)
+    source = blocks.digest(rows)
     if not writer.has(number, source):
       vectors = encode(
         params,
@@ -166,5 +157,5 @@ def _digest(params: typing.Params) -> str:
   leaves = jax.tree_util.tree_leaves_with_path(params)
   state = hashlib.sha256()
   for name, leaf in sorted((jax.tree_util.keystr(p), x) for p, x in leaves):
-    state.update(f"{name} {vector_files.digest(np.asarray(leaf))}\n".encode())
+    state.update(f"{name} {blocks.digest(np.asarray(leaf))}\n".encode())
   return state.hexdigest()

@@ -54,7 +54,7 @@ def search(
   Args:
     queries: the query vectors, float32.
     documents: the document vectors. What has a shape, a dtype and slices will
-      do: a memory map or `vector_files.Vectors` is read chunk by chunk. A
+      do: a memory map or `data.blocks.Rows` is read chunk by chunk. A
       `jax.Array` is searched where it lies if it is split evenly over
       `devices`, else moved. float16 and bfloat16 stay so in memory.
     k: how many documents; all of them where there are fewer.

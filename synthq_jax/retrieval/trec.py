@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax.data import collection, files, judgements
+from synthq_jax.data import collection, files
 
 __all__ = [
   "Qrels",
@@ -196,7 +196,7 @@ def read_qrels(path: str | os.PathLike) -> Qrels:
   Raises:
     ValueError: if a line is malformed or a pair has two grades.
   """
-  return judgements.from_rows(
+  return collection.judge(
     (where, query, document, grade)
     for where, (query, _, document, grade) in _cells(
       path, "query 0 document grade", 4

@@ -7,23 +7,19 @@ processes that write different blocks need not know of each other.
 """
 
 import dataclasses
-import functools
-import hashlib
 import json
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from synthq_jax import artifacts
+from synthq_jax.data import blocks
 
 __all__ = [
   "Layout",
-  "Vectors",
   "Writer",
-  "digest",
   "open_vectors",
   "rows_of_shard",
 ]
@@ -46,7 +42,6 @@ class Layout:
   block_rows: int
 
   def __post_init__(self):
-    """Checks the fields."""
     if min(self.rows, self.dim, self.block_rows) < 1:
       raise ValueError(
         "expected rows, dim and block_rows >= 1, got "
@@ -140,22 +135,25 @@ class Writer:
   num_shards: int
 
   def __post_init__(self):
-    """Refuses a folder with blocks of another encoder or collection."""
     for number, record in _records(self.directory).items():
       if record.layout != self.layout:
         raise ValueError(
-          f"{_path(self.directory, number)}: expected a block of "
+          f"{self._files.path(number)}: expected a block of "
           f"{self.layout}, got one of {record.layout}; use another directory, "
           "or delete this one"
         )
 
+  @property
+  def _files(self) -> blocks.Blocks:
+    return _blocks(self.directory)
+
   def has(self, number: int, source: str) -> bool:
     """Returns whether a block is there, undamaged, and made from `source`."""
-    record = _record(_path(self.directory, number))
+    record = _record(self._files.path(number))
     if record is None or record.source != source:
       return False
-    vectors = artifacts.load_array(_path(self.directory, number), mapped=True)
-    return vectors is not None and digest(vectors) == record.vectors
+    vectors = self._files.read(number, mapped=True)
+    return vectors is not None and blocks.digest(vectors) == record.vectors
 
   def write(
     self, number: int, source: str, vectors: Float[np.ndarray, "row dim"]
@@ -176,99 +174,20 @@ class Writer:
         f"expected vectors of shape {(stop - first, self.layout.dim)} in block "
         f"{number}, got shape {vectors.shape}; check the encoder"
       )
-    path = _path(self.directory, number)
-    mark = path.with_suffix(".json")
+    mark = self._files.path(number).with_suffix(".json")
     mark.unlink(missing_ok=True)  # it would describe the vectors before
-    artifacts.save_array(path, vectors)
+    self._files.write(number, vectors)
     record = _Record(
       layout=self.layout,
       num_shards=self.num_shards,
       source=source,
-      vectors=digest(vectors),
+      vectors=blocks.digest(vectors),
     )
     text = json.dumps(artifacts.to_json(record), indent=1, sort_keys=True)
     artifacts.write_atomically(mark, text + "\n")
 
 
-def digest(array: np.ndarray) -> str:
-  """Returns a digest of the type, shape and numbers of an array.
-
-  >>> digest(np.arange(2)) == digest(np.arange(2).reshape(1, 2))
-  False
-  """
-  array = np.ascontiguousarray(array)
-  state = hashlib.sha256(f"{array.dtype} {array.shape}\n".encode())
-  state.update(array.reshape(-1).view(np.uint8))
-  return state.hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Vectors:
-  """Vectors that stay on disk and are read where they are used.
-
-  `vectors[a:b]` and `vectors[positions]` are arrays in memory (a slice inside
-  one block is a memory map), `numpy.asarray(vectors)` reads all. `topk.search`
-  and the indexes of `approximate` take it as it is.
-
-  Attributes:
-    layout: how many there are, and whose.
-    blocks: memory maps of the files, in order.
-  """
-
-  layout: Layout
-  blocks: tuple[Float[np.ndarray, "row dim"], ...] = dataclasses.field(
-    repr=False
-  )
-
-  @property
-  def shape(self) -> tuple[int, int]:
-    return self.layout.rows, self.layout.dim
-
-  @property
-  def dtype(self) -> np.dtype:
-    return np.dtype(np.float32)
-
-  def __len__(self) -> int:
-    return self.layout.rows
-
-  def __getitem__(self, rows: Any) -> np.ndarray:
-    """Returns the vectors of a slice, or at a position or an array of them."""
-    if not isinstance(rows, slice):
-      return self._gather(np.asarray(rows))
-    start, stop, step = rows.indices(len(self))
-    if step != 1:
-      return self._gather(np.arange(start, stop, step))
-    stop, size = max(start, stop), self.layout.block_rows
-    parts = [
-      self.blocks[number][max(start - number * size, 0) : stop - number * size]
-      for number in range(start // size, -(-stop // size))
-    ]
-    empty = np.zeros((0, self.layout.dim), np.float32)
-    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
-
-  def _gather(self, at: Int[np.ndarray, "*k"]) -> Float[np.ndarray, "*k dim"]:
-    """Returns the vectors at these positions, block by block."""
-    if at.size and not np.issubdtype(at.dtype, np.integer):
-      raise IndexError(f"expected positions, got an array of {at.dtype}")
-    at = np.where(at < 0, at + len(self), at).astype(np.int64)
-    if at.size and not 0 <= at.min() <= at.max() < len(self):
-      raise IndexError(
-        f"expected positions below {len(self)}, got {at.min()} to {at.max()}"
-      )
-    found = np.zeros((*at.shape, self.layout.dim), np.float32)
-    for number in np.unique(at // self.layout.block_rows):
-      inside = at // self.layout.block_rows == number
-      first = number * self.layout.block_rows
-      found[inside] = self.blocks[number][at[inside] - first]
-    return found
-
-  def __array__(self, dtype: Any = None, copy: bool | None = None):
-    """Returns all vectors, in memory."""
-    del copy  # there is no way without one
-    return np.concatenate(self.blocks).astype(dtype or self.dtype, copy=False)
-
-
-def open_vectors(directory: str | os.PathLike) -> Vectors:
+def open_vectors(directory: str | os.PathLike) -> blocks.Rows:
   """Opens the vectors that `encode.to_files` wrote.
 
   The files are mapped, not read: a number that changed on disk is found by
@@ -304,8 +223,10 @@ def open_vectors(directory: str | os.PathLike) -> Vectors:
       f"{_listed(missing)}; finish encode.to_files for shard "
       f"{_listed(unfinished)} of {shards}"
     )
-  map_ = functools.partial(_mapped, directory, layout)
-  return Vectors(layout, tuple(map(map_, range(layout.num_blocks))))
+  files = _blocks(directory)
+  for number in range(layout.num_blocks):
+    _check(files, layout, number)
+  return blocks.Rows([files.path(n) for n in range(layout.num_blocks)])
 
 
 def _common_layout(
@@ -314,7 +235,9 @@ def _common_layout(
   """Returns the layout of all blocks, or says that there are several."""
   by_layout = {record.layout: number for number, record in records.items()}
   if len(by_layout) > 1:
-    names = " and ".join(_path(directory, n).name for n in by_layout.values())
+    names = " and ".join(
+      _blocks(directory).path(n).name for n in by_layout.values()
+    )
     raise ValueError(
       f"{directory}: expected blocks of one encoder and collection, got "
       f"different ones in {names}; delete the folder and encode again"
@@ -322,28 +245,23 @@ def _common_layout(
   return next(iter(by_layout))
 
 
-def _mapped(
-  directory: pathlib.Path, layout: Layout, number: int
-) -> Float[np.ndarray, "row dim"]:
-  """Maps the file of a block."""
-  path = _path(directory, number)
-  vectors = artifacts.load_array(path, mapped=True)
+def _check(files: blocks.Blocks, layout: Layout, number: int) -> None:
+  """Refuses a block that is damaged, missing or of another shape."""
+  vectors = files.read(number, mapped=True)
   first, stop = layout.bounds(number)
   shape = stop - first, layout.dim
   if vectors is None or vectors.shape != shape or vectors.dtype != np.float32:
     raise ValueError(
-      f"{path}: expected float32 vectors of shape {shape}, got a damaged or "
-      "missing file; run encode.to_files again, which mends it"
+      f"{files.path(number)}: expected float32 vectors of shape {shape}, got a"
+      " damaged or missing file; run encode.to_files again, which mends it"
     )
-  return vectors
 
 
-def _path(directory: pathlib.Path, number: int) -> pathlib.Path:
-  return directory / f"block_{number:05}.npy"
+def _blocks(directory: pathlib.Path) -> blocks.Blocks:
+  return blocks.Blocks(directory, "block_{:05}.npy")
 
 
 def _records(directory: pathlib.Path) -> dict[int, _Record]:
-  """Returns what is known of the finished blocks, by number."""
   found = {}
   for mark in sorted(directory.glob("block_*.json")):
     number = mark.stem.removeprefix("block_")

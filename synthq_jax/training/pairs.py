@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive
-from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.models import encoders, t5_config
 from synthq_jax.training import loop
 from synthq_jax.training import mesh as mesh_lib
 
@@ -51,10 +51,10 @@ def loss_fn(
   Args:
     params: of the encoder.
     batch: tokens of "queries" and "documents", and the documents' "rows".
-    model_config: the shape of the T5.
+    model_config: the shape of the encoder, see `models.encoders`.
     temperature: divides the cosines, above 0.
   """
-  encode = functools.partial(dual_encoder.encode, params, model_config)
+  encode = functools.partial(encoders.of(model_config).encode, params)
   similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
   same = batch["rows"][:, None] == batch["rows"][None, :]
   return contrastive.softmax(

@@ -21,11 +21,11 @@ import repository
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import (
   calibration,
-  encoders,
   near_duplicates,
   relations,
   shares,
 )
+from synthq_jax.retrieval import text_encoders
 
 PRECISION = 0.9
 POINTS = 60
@@ -258,7 +258,7 @@ def collect(folder: pathlib.Path, *, with_encoder: bool) -> dict:
   labelled = read(folder)
   detectors = DETECTORS
   if with_encoder:
-    own = near_duplicates.Embedding(encode=encoders.own())
+    own = near_duplicates.Embedding(encode=text_encoders.load().encode)
     detectors = DETECTORS | {"embedding": own}
   return {
     "benchmark": "leakage_detectors",

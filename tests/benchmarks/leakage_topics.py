@@ -21,9 +21,9 @@ import numpy as np
 import repository
 
 from synthq_jax.data import query_pairs
-from synthq_jax.leakage import encoders
 from synthq_jax.leakage import near_duplicates as detectors
 from synthq_jax.pipeline import near_duplicates
+from synthq_jax.retrieval import text_encoders
 
 SETTINGS = {
   "exact": detectors.Exact(),
@@ -116,7 +116,9 @@ def main() -> int:
   options = parser.parse_args()
   settings = {name: SETTINGS[name] for name in options.detectors}
   if options.encoder:
-    own = detectors.Embedding(encode=encoders.own(), threshold=0.804)
+    own = detectors.Embedding(
+      encode=text_encoders.load().encode, threshold=0.804
+    )
     settings["embedding, .804"] = own
   known = near_duplicates.targets(options.folder / "trec_topics.jsonl")
   path = options.folder / "msmarco_queries.tsv"

@@ -122,29 +122,9 @@ BAD = {
     {"corpus": CORPUS + '{"_id": "d\\t3", "text": "x"}\n'},
     r"corpus\.jsonl:3: expected a document id without white space, got 'd\\t3'",
   ),
-  "a raw tab in a text": (
-    {"corpus": CORPUS + '{"_id": "d3", "text": "one\ttwo"}\n'},
-    r"corpus\.jsonl:3: expected one JSON object a line, .*control character",
-  ),
   "documents in Latin-1": (
     {"corpus": CORPUS.encode() + b'{"_id": "d3", "text": "caf\xe9"}\n'},
     r"corpus\.jsonl:3: expected UTF-8, got byte 0xe9 at position 26.*iconv",
-  ),
-  "queries in Latin-1": (
-    {"queries": b'{"_id": "q1", "text": "\xfcber"}\n'},
-    r"queries\.jsonl:1: expected UTF-8, got byte 0xfc",
-  ),
-  "judgements in Latin-1": (
-    {"qrels": QRELS.encode() + b"q\xe9\td1\t1\n"},
-    r"test\.tsv:4: expected UTF-8, got byte 0xe9",
-  ),
-  "documents put together with a BOM": (
-    {"corpus": CORPUS + BOM + '{"_id": "d3", "text": "x"}\n'},
-    r"corpus\.jsonl:3: expected a byte order mark at the start .* remove it",
-  ),
-  "judgements put together with a BOM": (
-    {"qrels": QRELS + BOM + "q1\td1\t1\n"},
-    r"test\.tsv:4: expected a byte order mark at the start",
   ),
   "judgements put together with their headers": (
     {"qrels": QRELS + QRELS},
@@ -154,21 +134,9 @@ BAD = {
     {"qrels": QRELS + "q1 d1 1\n"},
     r"test\.tsv:4: expected 3 columns separated by tabs, got 1 in 'q1 d1 1'",
   ),
-  "a tab too many": (
-    {"qrels": QRELS + "q1\t\td1\t1\n"},
-    r"test\.tsv:4: expected 3 columns separated by tabs, got 4",
-  ),
   "TREC's columns": (
     {"qrels": "q1\t0\td1\t1\n"},
     r"test\.tsv:1: expected 3 columns separated by tabs, got 4",
-  ),
-  "half a grade": (
-    {"qrels": QRELS + "q1\td1\t0.5\n"},
-    r"test\.tsv:4: expected a whole number as the grade, got '0.5'",
-  ),
-  "a grade that is NaN": (
-    {"qrels": QRELS + "q1\td1\tnan\n"},
-    r"test\.tsv:4: expected a whole number as the grade, got 'nan'",
   ),
   "a text that is a number": (
     {"queries": '{"_id": "q1", "text": 3}\n'},
@@ -249,5 +217,5 @@ def test_another_key_of_the_lines_can_be_read_by_itself(tmp_path):
   assert beir.read_key(tmp_path, "doc") == {"s1": "p"}
   assert beir.read_key(tmp_path, "kind", name="queries.jsonl") == {"7": "count"}
   (tmp_path / "corpus.jsonl").write_text('{"_id": "s", "text": "x", "doc": 3}')
-  with pytest.raises(ValueError, match='corpus.jsonl:1: .* under "doc", got a'):
+  with pytest.raises(ValueError, match='corpus.jsonl:1: .* under "doc", got '):
     beir.read_key(tmp_path, "doc")

@@ -24,16 +24,6 @@ def test_split_queries_are_the_judged_ones_in_collection_order():
   assert [query.id for query in tiny.split_queries("b")] == ["q2"]
 
 
-def test_contents_put_the_title_before_the_text():
-  assert [item.contents for item in DOCUMENTS] == ["one", "Two two"]
-
-
-def test_lookups_by_id_give_the_items():
-  tiny = make({})
-  assert tiny.document_by_id()["d2"] is DOCUMENTS[1]
-  assert tiny.query_by_id()["q1"] is QUERIES[0]
-
-
 def test_a_missing_split_is_named_beside_those_there():
   with pytest.raises(ValueError, match=r"\['test'\], got split='dev'"):
     make({"test": {}}).pairs("dev")

@@ -172,9 +172,3 @@ def test_a_missing_package_is_refused_by_name():
 def test_the_version_is_the_distributions(install):
   install("fake_docs", {}, version="3.1.4")
   assert docstrings.version("fake_docs") == "3.1.4"
-
-
-def test_words_are_lower_case_letters_and_digits():
-  assert docstrings.words("The 2nd n-th_item, naïve!") == [
-    "the", "2nd", "n", "th", "item", "na", "ve",
-  ]  # fmt: skip

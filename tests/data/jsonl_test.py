@@ -105,16 +105,6 @@ def test_keys_can_have_other_names(tmp_path):
   assert {item.client for item in read.documents} == {"me"}
 
 
-@pytest.mark.parametrize("start", ["", "\ufeff"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_file_made_on_windows_is_read_as_it_is_meant(tmp_path, start, end):
-  path = write(tmp_path, log(40))
-  plain = jsonl.read_jsonl(path, fractions=HALVES)
-  text = start + path.read_text().replace("\n", end)
-  path.write_bytes(text.encode())
-  assert jsonl.read_jsonl(path, fractions=HALVES) == plain
-
-
 BAD = {
   "a line without the query": (
     {"question": "x", "document": "y"},
@@ -126,27 +116,15 @@ BAD = {
   ),
   "a query that is a list": (
     {"query": ["x"], "document": "y"},
-    r'log\.jsonl:41: expected a string under "query", got \[.x.\]',
+    r'log\.jsonl:41: expected a string under "query", got list',
   ),
   "a document that is NaN": (
     {"query": "x", "document": float("nan")},
     r'log\.jsonl:41: expected a string under "document", got nan',
   ),
-  "a line in Latin-1": (
-    b'{"query": "caf\xe9", "document": "y"}\n',
-    r"log\.jsonl:41: expected UTF-8, got byte 0xe9 at position 14",
-  ),
-  "a raw tab in a text": (
-    b'{"query": "x", "document": "y\tz"}\n',
-    r"log\.jsonl:41: expected one JSON object a line, .*control character",
-  ),
   "a tab-separated line": (
     b"x\ty\n",
     r"log\.jsonl:41: expected one JSON object a line, got 'x.ty'",
-  ),
-  "files put together with a BOM": (
-    b'\xef\xbb\xbf{"query": "x", "document": "y"}\n',
-    r"log\.jsonl:41: expected a byte order mark at the start",
   ),
 }
 

@@ -44,11 +44,11 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
 @pytest.mark.parametrize(
   ("key", "value", "said"),
   [
-    ("query", None, 'str under "query", got NoneType'),
-    ("cosine", "high", "got str"),
+    ("query", None, 'string under "query", got None'),
+    ("cosine", "high", "number under .cosine., got str"),
     ("cosine", float("nan"), "finite"),
     ("title_label", ["Synonym"], "got 'Synonym'"),
-    ("title_label", "Identical", "expected list"),
+    ("title_label", "Identical", "expected a list"),
     ("other_label", ["Identical"], "Different Topic"),
   ],
 )

@@ -13,7 +13,6 @@ from synthq_jax.data import (
   feature_converters,
   shipped,
   tasks,
-  tfds_beir,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 
@@ -192,7 +191,7 @@ def test_a_prepared_set_is_read_through_its_task(prepared, vocabulary):
 
 
 def test_tfds_keeps_one_query_of_a_document(prepared, vocabulary):
-  """The pitfall that `tfds_beir` names; delete both when this fails."""
+  """The pitfall that `beir_sets` names; delete both when this fails."""
   tasks.register_beir(vocabulary, data_dir=str(prepared[0]))
   assert len(JUDGED) == 3
   pairs = [(r["query_id"], r["passage_id"]) for r in rows_of("test")]
@@ -202,7 +201,7 @@ def test_tfds_keeps_one_query_of_a_document(prepared, vocabulary):
 
 def test_a_prepared_set_is_a_collection_with_all_judgements(prepared):
   data_dir, qrels = prepared
-  data = tfds_beir.read("scifact", qrels, data_dir=data_dir)
+  data = beir_sets.read("scifact", qrels, data_dir=data_dir)
   assert sorted(data.pairs("test")) == [
     ("q1", "d1"),
     ("q2", "d2"),
@@ -225,4 +224,4 @@ def test_judgements_of_another_set_are_refused(prepared, tmp_path):
   with pytest.raises(
     ValueError, match="test.tsv:2: expected the id of a known"
   ):
-    tfds_beir.read("scifact", tmp_path, data_dir=data_dir)
+    beir_sets.read("scifact", tmp_path, data_dir=data_dir)

@@ -210,7 +210,7 @@ def test_a_cache_goes_to_other_processes(small):
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_a_cache_that_is_let_go_closes_its_files(small):
   cache, _ = small
-  number = cache.columns["inputs"]._file
+  number = cache.columns["inputs"]._files[0]
   os.fstat(number)
   del cache
   small[0].columns.clear()
@@ -261,7 +261,7 @@ def test_a_kill_leaves_nothing_that_looks_finished(tmp_path):
 
 def test_what_is_there_is_not_written_over(small):
   cache, rows = small
-  with pytest.raises(ValueError, match="expected a new folder for the cache"):
+  with pytest.raises(ValueError, match="expected a place for a new cache"):
     write(cache.directory, rows, [""] * 10)
   np.testing.assert_array_equal(cache.columns["inputs"][:], rows)
 

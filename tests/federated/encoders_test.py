@@ -104,5 +104,5 @@ def test_questions_do_not_move_the_tower_of_sentences():
 
 
 def test_an_unknown_pooling_is_refused():
-  with pytest.raises(ValueError, match="query_pooling='last'"):
+  with pytest.raises(ValueError, match="pooling='last'"):
     _encoders("last")

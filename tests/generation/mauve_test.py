@@ -136,7 +136,7 @@ def test_texts_go_through_the_featurizer_once():
   class Lengths:
     description = "lengths"
 
-    def featurize(self, texts):
+    def encode(self, texts):
       calls.append(list(texts))
       return np.array([[len(text), 1.0] for text in texts], np.float32)
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 import safetensors.numpy  # noqa: E402
 
-from synthq_jax.models import bert, bert_config  # noqa: E402
+from synthq_jax.models import bert  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -260,4 +260,4 @@ def test_a_folder_that_is_no_bert_is_refused(tmp_path, spoil, message):
 def test_shapes_out_of_range_are_refused(fields, message):
   shape = {"vocab_size": 9, "emb_dim": 8, "num_heads": 4, "mlp_dim": 8}
   with pytest.raises(ValueError, match=re.escape(message)):
-    bert_config.BertConfig(**({"num_layers": 1} | shape | fields))
+    bert.BertConfig(**({"num_layers": 1} | shape | fields))

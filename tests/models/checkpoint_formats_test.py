@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 
+import checkpoint_trees
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -16,28 +17,16 @@ import safetensors.numpy
 from hypothesis import strategies as st
 
 from synthq_jax.models import (
-  _safetensors_format,
-  _tensors,
   t5,
   t5_checkpoints,
   t5_config,
 )
+from synthq_jax.models.checkpoints import tensors as tensors_lib
 
 TINY = t5_config.get("tiny")
 SMALL = dataclasses.replace(TINY, num_encoder_layers=1, num_decoder_layers=1)
 EMBEDDING = "token_embedder/embedding"
 WO = "encoder/layers_0/mlp/wo/kernel"
-
-
-def make(config, dtype=np.float32):
-  """Random parameters of a shape, without the time of an initialisation."""
-  rng = np.random.default_rng(0)
-  return _tensors.unflatten(
-    {
-      name: rng.normal(size=shape).astype(dtype)
-      for name, shape in sorted(_tensors.shapes(config).items())
-    }
-  )
 
 
 def save_orbax(path, params):
@@ -55,13 +44,6 @@ WRITERS = {
   "t5x": lambda path, params, config: t5_checkpoints.save_t5x(path, params, 3),
   "orbax": lambda path, params, config: save_orbax(path, params),
 }
-
-
-def assert_same_bits(left, right):
-  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
-  assert list(left) == list(right)
-  for name in left:
-    np.testing.assert_array_equal(left[name], right[name], name, strict=True)
 
 
 @st.composite
@@ -82,25 +64,13 @@ def configs(draw):
   )
 
 
-@hypothesis.settings(max_examples=6, deadline=None)
-@hypothesis.given(config=configs())
-def test_the_shapes_that_are_exchanged_are_those_of_the_network(config):
-  abstract = jax.eval_shape(
-    functools.partial(t5.init_params, config), jax.random.key(0)
-  )
-  leaves = jax.tree_util.tree_leaves_with_path(abstract)
-  assert _tensors.shapes(config) == {
-    "/".join(entry.key for entry in path): leaf.shape for path, leaf in leaves
-  }
-
-
 @hypothesis.settings(max_examples=25, deadline=None)
 @hypothesis.given(config=configs(), decoder=st.booleans())
 def test_any_shape_goes_through_every_format_bit_for_bit(
   tmp_path_factory, config, decoder
 ):
   root = tmp_path_factory.mktemp("any")
-  params = make(config)
+  params = checkpoint_trees.make(config)
   if not decoder:
     del params["decoder"]
   t5_checkpoints.save(root / "ours", params, config)
@@ -117,23 +87,23 @@ def test_any_shape_goes_through_every_format_bit_for_bit(
   for place in (native, back):
     loaded, found = t5_checkpoints.load(place)
     assert found == wanted
-    assert_same_bits(loaded, params)
+    checkpoint_trees.assert_same_bits(loaded, params)
   ours = (root / "ours" / "params.safetensors").read_bytes()
   assert (root / "back" / "params.safetensors").read_bytes() == ours
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_is_recognised(name, tmp_path):
-  WRITERS[name](tmp_path, make(SMALL), SMALL)
+  WRITERS[name](tmp_path, checkpoint_trees.make(SMALL), SMALL)
   loaded, config = t5_checkpoints.load(tmp_path)
   assert config == t5_checkpoints.load_config(tmp_path) == SMALL
-  assert_same_bits(loaded, make(SMALL))
+  checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(SMALL))
   assert all(path.is_file() for path in t5_checkpoints.files(tmp_path))
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_shape_that_is_given_is_held_against_every_format(name, tmp_path):
-  WRITERS[name](tmp_path, make(SMALL), SMALL)
+  WRITERS[name](tmp_path, checkpoint_trees.make(SMALL), SMALL)
   other = dataclasses.replace(SMALL, mlp_dim=31)
   with pytest.raises(ValueError, match=r"expected tensor .* 31.*32"):
     t5_checkpoints.load(tmp_path, config=other)
@@ -142,7 +112,7 @@ def test_a_shape_that_is_given_is_held_against_every_format(name, tmp_path):
 @pytest.mark.parametrize("name", ["ours", "huggingface", "t5x"])
 def test_another_parameter_is_another_file(name, tmp_path):
   """Files say when results that rest on a checkpoint have to be made anew."""
-  params = make(SMALL)
+  params = checkpoint_trees.make(SMALL)
   contents = []
   for place in ("a", "b"):
     WRITERS[name](tmp_path / place, params, SMALL)
@@ -153,7 +123,7 @@ def test_another_parameter_is_another_file(name, tmp_path):
 
 
 def test_results_do_not_rest_on_an_optimizers_state(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, make(SMALL), 3)
+  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(SMALL), 3)
   before = t5_checkpoints.files(tmp_path)
   for name in ("state.param_states.decoder.v", "train_ds-000-of-001"):
     (place / name).mkdir()
@@ -163,8 +133,8 @@ def test_results_do_not_rest_on_an_optimizers_state(tmp_path):
 
 
 def test_our_own_folder_is_known_beside_checkpoints_of_training(tmp_path):
-  t5_checkpoints.save_t5x(tmp_path, make(TINY), 3)
-  t5_checkpoints.save(tmp_path, make(SMALL), SMALL)
+  t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(TINY), 3)
+  t5_checkpoints.save(tmp_path, checkpoint_trees.make(SMALL), SMALL)
   assert t5_checkpoints.load(tmp_path)[1] == SMALL
 
 
@@ -185,19 +155,21 @@ def test_a_format_that_is_not_known_is_refused(tmp_path):
 
 
 def test_the_type_of_the_values_survives_a_conversion(tmp_path):
-  params = make(SMALL, jnp.bfloat16)
+  params = checkpoint_trees.make(SMALL, jnp.bfloat16)
   t5_checkpoints.save(tmp_path / "ours", params, SMALL)
   place = tmp_path / "ours"
   for index, name in enumerate(("t5x", "huggingface", "safetensors")):
     place = t5_checkpoints.convert(place, tmp_path / f"to{index}", format=name)
-  assert_same_bits(t5_checkpoints.load(place, dtype=None)[0], params)
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(place, dtype=None)[0], params
+  )
 
 
 # Files of our own.
 
 
 def test_files_are_those_of_the_safetensors_library(tmp_path):
-  params = make(TINY)
+  params = checkpoint_trees.make(TINY)
   t5_checkpoints.save(tmp_path, params, TINY)
   path = tmp_path / "params.safetensors"
   flat = t5_checkpoints.flatten(params)
@@ -207,7 +179,7 @@ def test_files_are_those_of_the_safetensors_library(tmp_path):
     np.testing.assert_array_equal(theirs[name], values, name, strict=True)
   assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
   safetensors.numpy.save_file(flat, tmp_path / "theirs.safetensors")
-  read = _safetensors_format.read(tmp_path / "theirs.safetensors")
+  read = tensors_lib.read_safetensors(tmp_path / "theirs.safetensors")
   for name, values in flat.items():
     np.testing.assert_array_equal(read[name].whole(), values, name)
 
@@ -215,15 +187,15 @@ def test_files_are_those_of_the_safetensors_library(tmp_path):
 def test_a_tensor_without_elements_and_a_scalar_go_through_a_file(tmp_path):
   values = {"a": np.zeros((0, 3), np.float32), "b": np.float32(2.5)}
   values = {name: np.asarray(value) for name, value in values.items()}
-  _safetensors_format.write(tmp_path / "x", _tensors.of_tree(values))
-  for name, tensor in _safetensors_format.read(tmp_path / "x").items():
+  tensors_lib.write_safetensors(tmp_path / "x", tensors_lib.of_tree(values))
+  for name, tensor in tensors_lib.read_safetensors(tmp_path / "x").items():
     np.testing.assert_array_equal(tensor.whole(), values[name], strict=True)
 
 
 def test_a_type_that_the_format_lacks_is_named(tmp_path):
-  tensors = _tensors.of_tree({"a": np.zeros(3, np.complex64)})
+  tensors = tensors_lib.of_tree({"a": np.zeros(3, np.complex64)})
   with pytest.raises(ValueError, match="tensor a of type .* got complex64"):
-    _safetensors_format.write(tmp_path / "x", tensors)
+    tensors_lib.write_safetensors(tmp_path / "x", tensors)
   assert not list(tmp_path.iterdir())
 
 
@@ -248,15 +220,19 @@ def shardings(path, shape):
 @pytest.mark.parametrize("form", ["function", "tree"])
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_device_gets_its_slice(name, form, tmp_path):
-  stored = make(SMALL, np.float32 if form == "function" else jnp.bfloat16)
+  stored = checkpoint_trees.make(
+    SMALL, np.float32 if form == "function" else jnp.bfloat16
+  )
   WRITERS[name](tmp_path, stored, SMALL)
   params = jax.tree.map(lambda leaf: leaf.astype(np.float32), stored)
   given = shardings
   if form == "tree":
-    shapes = _tensors.shapes(SMALL)
-    given = _tensors.unflatten({k: shardings(k, s) for k, s in shapes.items()})
+    shapes = t5.shapes(SMALL)
+    given = tensors_lib.unflatten(
+      {k: shardings(k, s) for k, s in shapes.items()}
+    )
   loaded, _ = t5_checkpoints.load(tmp_path, sharding=given)
-  assert_same_bits(loaded, params)
+  checkpoint_trees.assert_same_bits(loaded, params)
   leaves = jax.tree_util.tree_leaves_with_path(loaded)
   for path, leaf in leaves:
     name = "/".join(entry.key for entry in path)
@@ -281,7 +257,7 @@ def planted(shape, log, dtype=np.float32):
     log.append(values[index].size)
     return values[index]
 
-  tensor = _tensors.Tensor(
+  tensor = tensors_lib.Tensor(
     where="here", name="a", shape=shape, dtype=np.dtype(dtype), read=read
   )
   return tensor, values
@@ -303,7 +279,7 @@ def test_every_slice_is_read_once(axes, reads, transposed):
   if transposed:
     tensor, values = tensor.transposed(), values.T
   place = jax.sharding.NamedSharding(mesh(), jax.sharding.PartitionSpec(*axes))
-  found = _tensors.fetch({"a": tensor}, lambda path, shape: place, "float32")
+  found = tensors_lib.fetch({"a": tensor}, lambda path, shape: place, "float32")
   assert log == reads
   np.testing.assert_array_equal(found["a"], values)
 
@@ -311,7 +287,7 @@ def test_every_slice_is_read_once(axes, reads, transposed):
 def test_slices_are_converted_on_their_way():
   tensor, values = planted((8, 8), [], jnp.bfloat16)
   place = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-  found = _tensors.fetch({"a": tensor}, {"a": place}, "float32")["a"]
+  found = tensors_lib.fetch({"a": tensor}, {"a": place}, "float32")["a"]
   assert found.dtype == jnp.float32
   assert found.devices() == {jax.devices()[3]}
   np.testing.assert_array_equal(found, values.astype(np.float32))
@@ -320,9 +296,9 @@ def test_slices_are_converted_on_their_way():
 def test_a_tensor_without_a_sharding_is_named():
   tensor, _ = planted((8, 8), [])
   with pytest.raises(ValueError, match="sharding must hold one for a, got non"):
-    _tensors.fetch({"a": tensor}, {"b": jax.devices()[0]}, None)
+    tensors_lib.fetch({"a": tensor}, {"b": jax.devices()[0]}, None)
   with pytest.raises(ValueError, match="must give .* for a, got NoneType"):
-    _tensors.fetch({"a": tensor}, lambda path, shape: None, None)
+    tensors_lib.fetch({"a": tensor}, lambda path, shape: None, None)
 
 
 # Memory.
@@ -367,9 +343,9 @@ def test_memory_is_the_models_own_and_one_tensor(tmp_path):
     num_decoder_layers=2,
     logits_via_embedding=True,
   )
-  params = make(config)
+  params = checkpoint_trees.make(config)
   t5_checkpoints.save(tmp_path / "ours", params, config)
-  t5_checkpoints.save(tmp_path / "warm", make(SMALL), SMALL)
+  t5_checkpoints.save(tmp_path / "warm", checkpoint_trees.make(SMALL), SMALL)
   done = subprocess.run(
     [sys.executable, "-c", _MEASURE, str(tmp_path)],
     check=True,
@@ -395,8 +371,10 @@ def test_memory_is_the_models_own_and_one_tensor(tmp_path):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_parameters_that_lie_on_several_devices_are_written(name, tmp_path):
-  params = make(SMALL)
+  params = checkpoint_trees.make(SMALL)
   t5_checkpoints.save(tmp_path / "first", params, SMALL)
   placed, _ = t5_checkpoints.load(tmp_path / "first", sharding=shardings)
   WRITERS[name](tmp_path / "second", placed, SMALL)
-  assert_same_bits(t5_checkpoints.load(tmp_path / "second")[0], params)
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(tmp_path / "second")[0], params
+  )

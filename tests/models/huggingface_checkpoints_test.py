@@ -4,34 +4,25 @@ import dataclasses
 import json
 import re
 
+import checkpoint_trees
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from synthq_jax.models import t5, t5_checkpoints, t5_config
+from synthq_jax.models import t5_checkpoints, t5_config
 
 T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
   T5_1_1, mlp_activations=("relu",), logits_via_embedding=True
 )
-WI = "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
 WO = "decoder.block.1.layer.2.DenseReluDense.wo.weight"
 
 
-def make(config):
-  """Random parameters of a shape, without the time of an initialisation."""
-  rng = np.random.default_rng(0)
-  shapes = jax.eval_shape(
-    lambda key: t5.init_params(config, key), jax.random.key(0)
-  )
-  return jax.tree.map(
-    lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes
-  )
-
-
 def folder_of(path, config, **options):
-  t5_checkpoints.save_huggingface(path, make(config), config, **options)
+  t5_checkpoints.save_huggingface(
+    path, checkpoint_trees.make(config), config, **options
+  )
   return path
 
 
@@ -74,26 +65,19 @@ def refuse(folder, *words, load=t5_checkpoints.load):
     assert re.search(word, message), (word, message)
 
 
-def assert_same_bits(left, right):
-  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
-  assert list(left) == list(right)
-  for name in left:
-    np.testing.assert_array_equal(left[name], right[name], name, strict=True)
-
-
 @pytest.mark.parametrize("max_shard_size", [10**9, 20_000, 1])
 @pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
 def test_parameters_come_back_bit_for_bit(config, max_shard_size, tmp_path):
   folder = folder_of(tmp_path, config, max_shard_size=max_shard_size)
   loaded, found = t5_checkpoints.load(folder)
   assert found == config
-  assert_same_bits(loaded, make(config))
+  checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(config))
   assert all(leaf.flags.c_contiguous for leaf in jax.tree.leaves(loaded))
 
 
 def test_names_and_orientation_are_those_of_transformers(folder):
   tensors = safetensors.numpy.load_file(folder / "model.safetensors")
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   layer = params["decoder"]["layers_1"]
   same = {
     WO: layer["mlp"]["wo"]["kernel"].T,
@@ -123,10 +107,14 @@ def test_the_index_of_several_files_lists_every_tensor(sharded):
   count = len(files)
   assert count > 2
   assert files[0] == f"model-00001-of-{count:05}.safetensors"
-  total = sum(leaf.nbytes for leaf in jax.tree.leaves(make(T5_1_1)))
+  total = sum(
+    leaf.nbytes for leaf in jax.tree.leaves(checkpoint_trees.make(T5_1_1))
+  )
   assert index["metadata"]["total_size"] == total
   assert sorted(set(index["weight_map"].values())) == files
-  assert len(index["weight_map"]) == len(jax.tree.leaves(make(T5_1_1)))
+  assert len(index["weight_map"]) == len(
+    jax.tree.leaves(checkpoint_trees.make(T5_1_1))
+  )
 
 
 # What versions of transformers made of config.json.
@@ -178,12 +166,6 @@ def test_activations_are_translated(folder, written, found):
   assert t5_checkpoints.load_config(folder).mlp_activations == found
 
 
-@pytest.mark.parametrize("name", ["gelu", "gated-silu", "quick_gelu"])
-def test_activations_that_we_do_not_compute_are_refused(folder, name):
-  configure(folder, feed_forward_proj=name)
-  refuse(folder, "config.json", f"feed_forward_proj={name}")
-
-
 @pytest.mark.parametrize(
   "fields, drop, tied",
   [
@@ -206,25 +188,21 @@ def test_logits_are_tied_as_each_version_of_transformers_says(
   assert config.logits_via_embedding == tied
 
 
-def test_another_epsilon_is_refused(folder):
-  configure(folder, layer_norm_epsilon=1e-5)
-  refuse(folder, "config.json", "layer_norm_epsilon=1e-06.*=1e-05")
-
-
-@pytest.mark.parametrize("kind", ["mt5", "umt5", "bert", None])
-def test_another_kind_of_model_is_refused(folder, kind):
-  configure(folder, model_type=kind)
-  refuse(folder, f"config.json: expected model_type=t5, got model_type={kind}")
-
-
-def test_a_field_without_which_there_is_no_shape_is_named(folder):
-  configure(folder, drop=["d_kv"])
-  refuse(folder, "config.json: expected a T5 shape, got no d_kv")
-
-
-def test_a_field_that_is_no_number_is_refused(folder):
-  configure(folder, d_ff="many")
-  refuse(folder, "config.json: expected a T5 shape")
+@pytest.mark.parametrize(
+  "drop, fields, words",
+  [
+    ([], {"feed_forward_proj": "gelu"}, "feed_forward_proj=gelu"),
+    ([], {"feed_forward_proj": "gated-silu"}, "feed_forward_proj=gated-silu"),
+    ([], {"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon=1e-06.*=1e-05"),
+    ([], {"model_type": "umt5"}, "model_type=t5, got model_type=umt5"),
+    ([], {"model_type": None}, "model_type=t5, got model_type=None"),
+    (["d_kv"], {}, "expected a T5 shape, got no d_kv"),
+    ([], {"d_ff": "many"}, "expected a T5 shape"),
+  ],
+)
+def test_a_model_that_we_do_not_compute_is_refused(folder, drop, fields, words):
+  configure(folder, drop, **fields)
+  refuse(folder, f"config.json: .*{words}")
 
 
 @pytest.mark.parametrize("text", ['{"model_type": "t5"', '["model_type"]'])
@@ -242,9 +220,13 @@ def test_copies_of_the_embedding_are_taken_for_one(folder):
       tensors[f"{stack}.embed_tokens.weight"] = tensors["shared.weight"]
 
   edit(folder, copy)
-  assert_same_bits(t5_checkpoints.load(folder)[0], make(T5_1_1))
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(folder)[0], checkpoint_trees.make(T5_1_1)
+  )
   edit(folder, lambda tensors: tensors.pop("shared.weight"))
-  assert_same_bits(t5_checkpoints.load(folder)[0], make(T5_1_1))
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(folder)[0], checkpoint_trees.make(T5_1_1)
+  )
 
 
 def test_embeddings_that_differ_are_refused(folder):
@@ -262,7 +244,7 @@ def test_a_head_that_is_the_embedding_is_dropped_where_logits_are_tied(tied):
   edit(tied, copy)
   loaded, config = t5_checkpoints.load(tied)
   assert config == T5_1_0
-  assert_same_bits(loaded, make(T5_1_0))
+  checkpoint_trees.assert_same_bits(loaded, checkpoint_trees.make(T5_1_0))
 
 
 def test_a_head_of_its_own_is_refused_where_logits_are_tied(tied):
@@ -287,7 +269,9 @@ def test_what_old_conversions_hold_and_no_t5_uses_is_skipped(folder):
     tensors[f"{name}.weight"] = np.ones((32, 2), np.float32)
 
   edit(folder, add)
-  assert_same_bits(t5_checkpoints.load(folder)[0], make(T5_1_1))
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load(folder)[0], checkpoint_trees.make(T5_1_1)
+  )
 
 
 @pytest.mark.parametrize(
@@ -310,27 +294,32 @@ def test_an_encoder_alone_is_known_by_either_field(folder, fields):
 # Damage.
 
 
-def test_a_missing_tensor_is_named_as_the_file_names_it(folder):
-  edit(folder, lambda tensors: tensors.pop(WO))
-  refuse(folder, rf"tensor {WO} of shape \(16, 32\), got nothing")
-
-
-def test_a_missing_embedding_is_named(folder):
-  edit(folder, lambda tensors: tensors.pop("shared.weight"))
-  edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
-  refuse(folder, "tensor lm_head.weight .* got nothing")
-
-
-def test_an_unknown_tensor_is_named(folder):
-  extra = {"encoder.adapter.weight": np.ones((2, 3), np.float32)}
-  edit(folder, lambda tensors: tensors.update(extra))
-  refuse(folder, r"encoder.adapter.weight of shape nothing, got \(2, 3\)")
-
-
-def test_a_tensor_of_another_shape_is_named(folder):
-  wrong = {WO: np.ones((16, 33), np.float32)}
-  edit(folder, lambda tensors: tensors.update(wrong))
-  refuse(folder, rf"tensor {WO} of shape \(16, 32\), got \(16, 33\)")
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (lambda t: t.pop(WO), rf"{WO} of shape \(16, 32\), got nothing"),
+    (
+      lambda t: (t.pop("shared.weight"), t.pop("lm_head.weight")),
+      "lm_head.weight .* got nothing",
+    ),
+    (
+      lambda t: t.update({"encoder.a.weight": np.ones((2, 3), np.float32)}),
+      r"encoder.a.weight of shape nothing, got \(2, 3\)",
+    ),
+    (
+      lambda t: t.update({WO: np.ones((16, 33), np.float32)}),
+      rf"{WO} of shape \(16, 32\), got \(16, 33\)",
+    ),
+    (
+      lambda t: t.update({WO: np.ones((16, 32), np.int32)}),
+      f"{WO} of a floating-point type, got int32",
+    ),
+  ],
+  ids=["missing", "no embedding", "unknown", "another shape", "integers"],
+)
+def test_a_wrong_tensor_is_named_as_the_file_names_it(folder, change, words):
+  edit(folder, change)
+  refuse(folder, f"tensor {words}")
 
 
 def test_a_vocabulary_of_another_size_than_configured_is_named(folder):
@@ -338,57 +327,16 @@ def test_a_vocabulary_of_another_size_than_configured_is_named(folder):
   refuse(folder, r"lm_head.weight of shape \(100, 16\), got \(128, 16\)")
 
 
-def test_a_tensor_of_integers_is_named(folder):
-  wrong = {WO: np.ones((16, 32), np.int32)}
-  edit(folder, lambda tensors: tensors.update(wrong))
-  refuse(folder, f"tensor {WO} of a floating-point type, got int32")
-
-
-def header_of(data):
-  length = int.from_bytes(data[:8], "little")
-  return json.loads(data[8 : 8 + length]), data[8 + length :]
-
-
-def with_header(data, change):
-  header, rest = header_of(data)
-  change(header)
-  text = json.dumps(header).encode()
-  return len(text).to_bytes(8, "little") + text + rest
-
-
 @pytest.mark.parametrize(
   "damage",
   [
     lambda data: data[:5],
-    lambda data: data[:100],
     lambda data: data[:-1],
     lambda data: data + b"0",
-    lambda data: (2**40).to_bytes(8, "little") + data[8:],
-    lambda data: data[:8] + b"[" + data[9:],
-    lambda data: with_header(data, lambda h: h[WO].update(shape=[16, 31])),
-    lambda data: with_header(data, lambda h: h[WO].update(dtype="F13")),
-    lambda data: with_header(data, lambda h: h[WO].pop("shape")),
-    lambda data: with_header(data, lambda h: h.update({WO: 3})),
-    lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
-    lambda data: with_header(
-      data,
-      lambda h: h[WO].update(h[WO] | {"data_offsets": h[WI]["data_offsets"]}),
-    ),
+    lambda data: data.replace(b'"F32"', b'"F13"', 1),
+    lambda data: data.replace(b'"F32"', b'"U32"', 1),
   ],
-  ids=[
-    "5 bytes",
-    "part of the header",
-    "a byte less",
-    "a byte more",
-    "an endless header",
-    "no JSON",
-    "another shape",
-    "an unknown type",
-    "no shape",
-    "no entry",
-    "another place",
-    "two in one place",
-  ],
+  ids=["5 bytes", "a byte less", "a byte more", "no type", "no type of ours"],
 )
 def test_a_damaged_file_is_named(folder, damage):
   path = folder / "model.safetensors"
@@ -446,14 +394,18 @@ def test_a_folder_is_never_written_over(folder):
 
 def test_parameters_of_another_shape_are_not_written(tmp_path):
   with pytest.raises(ValueError, match="params: expected tensor .*mlp/wi"):
-    t5_checkpoints.save_huggingface(tmp_path / "t5", make(T5_1_0), T5_1_1)
+    t5_checkpoints.save_huggingface(
+      tmp_path / "t5", checkpoint_trees.make(T5_1_0), T5_1_1
+    )
   assert not list(tmp_path.iterdir())
 
 
 def test_a_shape_that_transformers_lacks_is_not_written(tmp_path):
   config = dataclasses.replace(T5_1_1, mlp_activations=("gelu", "relu"))
   with pytest.raises(ValueError, match="no T5 with mlp_activations"):
-    t5_checkpoints.save_huggingface(tmp_path / "t5", make(config), config)
+    t5_checkpoints.save_huggingface(
+      tmp_path / "t5", checkpoint_trees.make(config), config
+    )
   assert not list(tmp_path.iterdir())
 
 

@@ -1,30 +1,20 @@
 import dataclasses
 import json
 
+import checkpoint_trees
 import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
+from synthq_jax.models import dual_encoder, t5_checkpoints, t5_config
 
 TINY = t5_config.get("tiny")
 
 
-def make(config):
-  """Random parameters of a shape, without the time of an initialisation."""
-  rng = np.random.default_rng(0)
-  shapes = jax.eval_shape(
-    lambda key: t5.init_params(config, key), jax.random.key(0)
-  )
-  return jax.tree.map(
-    lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes
-  )
-
-
 @pytest.fixture(scope="module")
 def params():
-  return make(TINY)
+  return checkpoint_trees.make(TINY)
 
 
 @pytest.fixture
@@ -39,18 +29,6 @@ def rewrite(directory, change):
   flat = safetensors.numpy.load_file(path)
   change(flat)
   safetensors.numpy.save_file(flat, path)
-
-
-def test_parameters_come_back_bit_for_bit(params, saved):
-  loaded, config = t5_checkpoints.load(saved)
-  assert config == TINY
-  assert jax.tree.structure(loaded) == jax.tree.structure(params)
-  for old, new in zip(
-    jax.tree.leaves(params), jax.tree.leaves(loaded), strict=True
-  ):
-    assert isinstance(new, np.ndarray) and new.dtype == np.float32
-    assert new.shape == old.shape
-    assert new.tobytes() == np.asarray(old).tobytes()
 
 
 def test_unusual_numbers_come_back_bit_for_bit(params, tmp_path):
@@ -75,7 +53,7 @@ def test_every_field_of_the_shape_comes_back(tmp_path):
     relative_attention_num_buckets=8,
     relative_attention_max_distance=20,
   )
-  params = make(config)
+  params = checkpoint_trees.make(config)
   t5_checkpoints.save(tmp_path, params, config)
   assert t5_checkpoints.load_config(tmp_path) == config
   assert t5_checkpoints.load(tmp_path)[1] == config
@@ -110,24 +88,6 @@ def test_a_file_with_the_encoder_alone_loads_and_encodes(params, tmp_path):
 def test_a_missing_tensor_is_named(saved, name):
   rewrite(saved, lambda flat: flat.pop(name))
   with pytest.raises(ValueError, match=f"tensor {name} .* got nothing"):
-    t5_checkpoints.load(saved)
-
-
-def test_an_unknown_tensor_is_named(saved):
-  extra = {"decoder/layers_7/mlp/wo/kernel": np.ones((2, 3), np.float32)}
-  rewrite(saved, lambda flat: flat.update(extra))
-  with pytest.raises(
-    ValueError, match=r"layers_7/mlp/wo/kernel .*nothing, got \(2, 3\)"
-  ):
-    t5_checkpoints.load(saved)
-
-
-def test_a_tensor_of_another_shape_is_named_with_both(saved):
-  wrong = {"encoder/encoder_norm/scale": np.ones(17, np.float32)}
-  rewrite(saved, lambda flat: flat.update(wrong))
-  with pytest.raises(
-    ValueError, match=r"encoder_norm/scale of shape \(16,\), got \(17,\)"
-  ):
     t5_checkpoints.load(saved)
 
 

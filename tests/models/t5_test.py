@@ -34,16 +34,6 @@ def _logits(inputs, targets, config=_CONFIG):
   )
 
 
-def _shapes(config):
-  tree = jax.eval_shape(
-    lambda key: t5.init_params(config, key), jax.random.key(0)
-  )
-  leaves, _ = jax.tree.flatten_with_path(tree)
-  return {
-    "/".join(part.key for part in path): leaf.shape for path, leaf in leaves
-  }
-
-
 def _stack(name, layers, attentions):
   norms = [f"pre_{attention}_layer_norm" for attention in attentions]
   if "encoder_decoder_attention" in attentions:
@@ -65,7 +55,7 @@ def _stack(name, layers, attentions):
 
 
 def test_t5_1_1_small_has_the_parameters_of_t5x():
-  shapes = _shapes(t5_config.get("t5_1_1_small"))
+  shapes = t5.shapes(t5_config.get("t5_1_1_small"))
   assert sum(math.prod(shape) for shape in shapes.values()) == 76_961_152
   attentions = ["self_attention", "encoder_decoder_attention"]
   assert set(shapes) == (
@@ -84,7 +74,7 @@ def test_t5_1_0_has_one_relu_and_takes_its_logits_from_the_embedding():
   config = dataclasses.replace(
     _CONFIG, mlp_activations=("relu",), logits_via_embedding=True
   )
-  shapes = _shapes(config)
+  shapes = t5.shapes(config)
   assert not any("logits_dense" in path for path in shapes)
   assert not any("wi_" in path for path in shapes)
   assert shapes["encoder/layers_0/mlp/wi/kernel"] == (16, 32)

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shutil
 
+import checkpoint_trees
 import jax
 import jax.numpy as jnp
 import msgpack
@@ -14,12 +15,12 @@ import tensorstore
 from flax import serialization
 
 from synthq_jax.models import (
-  _t5x_format,
-  _tensors,
   t5,
   t5_checkpoints,
   t5_config,
 )
+from synthq_jax.models.checkpoints import t5x
+from synthq_jax.models.checkpoints import tensors as tensors_lib
 
 T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
@@ -32,17 +33,6 @@ T5_1_0 = dataclasses.replace(
 )
 KERNEL = "decoder/layers_1/mlp/wo/kernel"
 FOLDER = f"target.{KERNEL.replace('/', '.')}"
-
-
-def make(config, dtype=np.float32):
-  """Random parameters of a shape, without the time of an initialisation."""
-  rng = np.random.default_rng(0)
-  shapes = jax.eval_shape(
-    lambda key: t5.init_params(config, key), jax.random.key(0)
-  )
-  return jax.tree.map(
-    lambda leaf: rng.normal(size=leaf.shape).astype(dtype), shapes
-  )
 
 
 def specs(style, name, dtype, metadata):
@@ -133,38 +123,29 @@ def read(path):
   return t5_checkpoints.flatten(target), contents["optimizer"]["state"]
 
 
-def assert_same_bits(left, right):
-  left, right = t5_checkpoints.flatten(left), t5_checkpoints.flatten(right)
-  assert list(left) == list(right)
-  for name in left:
-    assert left[name].dtype == right[name].dtype, name
-    assert left[name].shape == right[name].shape, name
-    assert left[name].tobytes() == right[name].tobytes(), name
-
-
 @pytest.mark.parametrize("zarray", [True, False])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
 def test_a_checkpoint_of_t5x_is_read_with_its_shape(
   config, style, zarray, tmp_path
 ):
-  params = make(config)
+  params = checkpoint_trees.make(config)
   write(tmp_path / "checkpoint_7", params, style=style, zarray=zarray)
   loaded, found = t5_checkpoints.load_t5x(tmp_path / "checkpoint_7")
   assert found == config
-  assert_same_bits(loaded, params)
+  checkpoint_trees.assert_same_bits(loaded, params)
 
 
 @pytest.mark.parametrize("zarray", [True, False])
 def test_bfloat16_becomes_float32_unless_told_otherwise(zarray, tmp_path):
-  params = make(T5_1_1, jnp.bfloat16)
+  params = checkpoint_trees.make(T5_1_1, jnp.bfloat16)
   inline = ("encoder/encoder_norm/scale",)
   write(tmp_path / "checkpoint_7", params, zarray=zarray, inline=inline)
   kept, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
-  assert_same_bits(kept, params)
+  checkpoint_trees.assert_same_bits(kept, params)
   loaded, _ = t5_checkpoints.load_t5x(tmp_path)
   wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
-  assert_same_bits(loaded, wanted)
+  checkpoint_trees.assert_same_bits(loaded, wanted)
 
 
 @pytest.mark.parametrize("config", [T5_1_0, T5_1_1], ids=["1.0", "1.1"])
@@ -172,18 +153,18 @@ def test_bfloat16_becomes_float32_unless_told_otherwise(zarray, tmp_path):
 def test_from_t5x_and_back_the_tensors_hold_the_same_bits(
   config, dtype, tmp_path
 ):
-  write(tmp_path / "checkpoint_7", make(config, dtype))
+  write(tmp_path / "checkpoint_7", checkpoint_trees.make(config, dtype))
   params, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
   place = t5_checkpoints.save_t5x(tmp_path / "ours", params, 1_000_000)
   assert place == tmp_path / "ours" / "checkpoint_1000000"
   ours, state = read(place)
   theirs, _ = read(tmp_path / "checkpoint_7")
-  assert_same_bits(ours, theirs)
+  checkpoint_trees.assert_same_bits(ours, theirs)
   assert state["step"] == 1_000_000 and state["step"].dtype == np.int32
 
 
 def test_some_tensors_lie_in_folders_and_some_in_the_file(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, make(T5_1_1), 3)
+  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), 3)
   folders = {path.name for path in place.iterdir() if path.is_dir()}
   assert folders == {
     "target.token_embedder.embedding",
@@ -193,8 +174,8 @@ def test_some_tensors_lie_in_folders_and_some_in_the_file(tmp_path):
 
 
 def test_a_large_tensor_is_cut_into_chunks(tmp_path, monkeypatch):
-  monkeypatch.setattr(_t5x_format, "_CHUNK_BYTES", 2000)
-  params = make(T5_1_1)
+  monkeypatch.setattr(t5x, "_CHUNK_BYTES", 2000)
+  params = checkpoint_trees.make(T5_1_1)
   place = t5_checkpoints.save_t5x(tmp_path, params, 3)
   chunks = [
     path
@@ -203,7 +184,7 @@ def test_a_large_tensor_is_cut_into_chunks(tmp_path, monkeypatch):
   ]
   assert len(chunks) > 1
   assert all(path.stat().st_size <= 2000 for path in chunks)
-  assert_same_bits(t5_checkpoints.load(tmp_path)[0], params)
+  checkpoint_trees.assert_same_bits(t5_checkpoints.load(tmp_path)[0], params)
 
 
 def test_the_optimizers_state_is_that_of_a_fresh_adafactor(tmp_path):
@@ -211,7 +192,9 @@ def test_the_optimizers_state_is_that_of_a_fresh_adafactor(tmp_path):
   config = dataclasses.replace(
     T5_1_1, vocab_size=256, emb_dim=128, mlp_dim=192, head_dim=8
   )
-  _, state = read(t5_checkpoints.save_t5x(tmp_path, make(config), 3))
+  _, state = read(
+    t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(config), 3)
+  )
   shapes = {
     name: leaf.shape
     for name, leaf in t5_checkpoints.flatten(state["param_states"]).items()
@@ -245,31 +228,39 @@ def test_the_optimizers_state_is_skipped_unread(checkpoint):
   path.write_bytes(packed)
   with pytest.raises(UnicodeDecodeError):
     msgpack.unpackb(packed, strict_map_key=False)
-  assert_same_bits(t5_checkpoints.load_t5x(checkpoint)[0], make(T5_1_1))
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load_t5x(checkpoint)[0], checkpoint_trees.make(T5_1_1)
+  )
 
 
 def test_the_newest_step_is_taken_and_a_step_may_be_named(tmp_path):
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   for step in (9, 100, 20):
     changed = jax.tree.map(lambda leaf, step=step: leaf + step, params)
     t5_checkpoints.save_t5x(tmp_path, changed, step)
   (tmp_path / "checkpoint_300.tmp-1").mkdir()
   newest, _ = t5_checkpoints.load(tmp_path)
-  assert_same_bits(newest, jax.tree.map(lambda leaf: leaf + 100, params))
+  checkpoint_trees.assert_same_bits(
+    newest, jax.tree.map(lambda leaf: leaf + 100, params)
+  )
   named, _ = t5_checkpoints.load_t5x(tmp_path / "checkpoint_9" / "checkpoint")
-  assert_same_bits(named, jax.tree.map(lambda leaf: leaf + 9, params))
+  checkpoint_trees.assert_same_bits(
+    named, jax.tree.map(lambda leaf: leaf + 9, params)
+  )
 
 
 def test_an_encoder_alone_goes_both_ways(tmp_path):
-  params = {k: v for k, v in make(T5_1_1).items() if k != "decoder"}
+  params = {
+    k: v for k, v in checkpoint_trees.make(T5_1_1).items() if k != "decoder"
+  }
   t5_checkpoints.save_t5x(tmp_path, params, 0)
   loaded, config = t5_checkpoints.load(tmp_path)
-  assert_same_bits(loaded, params)
+  checkpoint_trees.assert_same_bits(loaded, params)
   assert config == T5_1_1
 
 
 def test_a_shape_that_is_given_wins_over_what_tensors_show(tmp_path):
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   t5_checkpoints.save_t5x(tmp_path, params, 0)
   given = dataclasses.replace(
     T5_1_1, dropout_rate=0.5, relative_attention_max_distance=64
@@ -284,7 +275,7 @@ def test_a_shape_that_is_given_wins_over_what_tensors_show(tmp_path):
 
 
 def test_a_checkpoint_is_never_written_over(tmp_path):
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   t5_checkpoints.save_t5x(tmp_path, params, 3)
   before = (tmp_path / "checkpoint_3" / "checkpoint").read_bytes()
   doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
@@ -300,7 +291,7 @@ def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
     def __array__(self, *args, **kwargs):
       raise RuntimeError("the device is gone")
 
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   params["token_embedder"] = dict(params["token_embedder"])
   params["encoder"]["encoder_norm"] = {"scale": Stubborn()}
   with pytest.raises(ValueError, match="encoder_norm/scale.*device is gone"):
@@ -311,12 +302,12 @@ def test_a_checkpoint_that_fails_half_way_leaves_nothing(tmp_path):
 def test_what_is_no_t5_is_not_written(tmp_path):
   with pytest.raises(ValueError, match="params: expected a T5 .*embedding"):
     t5_checkpoints.save_t5x(tmp_path, {"a": {"b": np.ones((2, 2))}}, 3)
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   params["adapter"] = {"a": np.ones(3, np.float32)}
   with pytest.raises(ValueError, match=r"adapter/a of shape nothing, got"):
     t5_checkpoints.save_t5x(tmp_path, params, 3)
   with pytest.raises(ValueError, match="step must be at least 0, got step=-1"):
-    t5_checkpoints.save_t5x(tmp_path, make(T5_1_1), -1)
+    t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), -1)
   assert not list(tmp_path.iterdir())
 
 
@@ -326,7 +317,7 @@ def test_what_is_no_t5_is_not_written(tmp_path):
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory):
   place = tmp_path_factory.mktemp("intact") / "checkpoint_7"
-  write(place, make(T5_1_1))
+  write(place, checkpoint_trees.make(T5_1_1))
   return place
 
 
@@ -382,26 +373,10 @@ def test_a_damaged_chunk_is_named(checkpoint, damage):
 
 
 def test_a_truncated_chunk_of_our_own_is_named(tmp_path):
-  place = t5_checkpoints.save_t5x(tmp_path, make(T5_1_1), 3)
+  place = t5_checkpoints.save_t5x(tmp_path, checkpoint_trees.make(T5_1_1), 3)
   path = place / "target.token_embedder.embedding" / "0.0"
   path.write_bytes(path.read_bytes()[:-1])
   refuse(tmp_path, "tensor token_embedder/embedding", "0.0")
-
-
-def test_a_missing_folder_is_named(checkpoint):
-  shutil.rmtree(checkpoint / FOLDER)
-  refuse(checkpoint, f"tensor {KERNEL}", f"no folder {FOLDER}")
-
-
-def test_a_damaged_zarray_is_named(checkpoint):
-  (checkpoint / FOLDER / ".zarray").write_text("{")
-  refuse(checkpoint, f"tensor {KERNEL}", "zarray")
-
-
-def test_neither_zarray_nor_metadata_is_too_little(checkpoint):
-  (checkpoint / FOLDER / ".zarray").unlink()
-  change(checkpoint, lambda target: spec_of(target).pop("metadata"))
-  refuse(checkpoint, f"tensor {KERNEL}", "no .zarray, and no metadata")
 
 
 @pytest.mark.parametrize("place", ["../../elsewhere", "/etc", ".", "", None])
@@ -415,18 +390,67 @@ def test_a_folder_outside_of_the_checkpoint_is_not_read(checkpoint, place):
   refuse(checkpoint, f"tensor {KERNEL}", "no folder|path=")
 
 
-def test_another_driver_is_named(checkpoint):
-  change(checkpoint, lambda target: spec_of(target).update(driver="n5"))
-  refuse(checkpoint, f"tensor {KERNEL}", "driver=n5")
-
-
-@pytest.mark.parametrize("leaf", [3, "text", None, [1, 2]])
-def test_what_is_no_tensor_is_named(checkpoint, leaf):
+def put(leaf):
   def replace(target):
     target["decoder"]["layers_1"]["mlp"]["wo"]["kernel"] = leaf
 
-  change(checkpoint, replace)
-  refuse(checkpoint, f"tensor {KERNEL}", "neither a tensor nor a spec")
+  return replace
+
+
+def rewrite(values):
+  """Replaces the zarr folder of the kernel."""
+
+  def damage(checkpoint):
+    shutil.rmtree(checkpoint / FOLDER)
+    shape = list(values.shape)
+    metadata = {"shape": shape, "chunks": shape, "compressor": None}
+    write_zarr(checkpoint / FOLDER, metadata, values)
+
+  return damage
+
+
+def no_metadata(checkpoint):
+  (checkpoint / FOLDER / ".zarray").unlink()
+  change(checkpoint, lambda target: spec_of(target).pop("metadata"))
+
+
+def editing(edit):
+  return lambda checkpoint: change(checkpoint, edit)
+
+
+@pytest.mark.parametrize(
+  "damage, words",
+  [
+    (lambda c: shutil.rmtree(c / FOLDER), f"{KERNEL}.*no folder {FOLDER}"),
+    (
+      lambda c: (c / FOLDER / ".zarray").write_text("{"),
+      f"{KERNEL}.*zarray",
+    ),
+    (no_metadata, f"{KERNEL}.*no .zarray, and no metadata"),
+    (editing(lambda t: spec_of(t).update(driver="n5")), f"{KERNEL}.*=n5"),
+    (editing(put(3)), f"{KERNEL}.*neither a tensor nor a spec"),
+    (editing(put(None)), f"{KERNEL}.*neither a tensor nor a spec"),
+    (
+      editing(lambda t: t["decoder"].update(adapter=spec_of(t))),
+      r"decoder/adapter of shape nothing, got \(32, 16\)",
+    ),
+    (
+      rewrite(np.ones((33, 16), np.float32)),
+      rf"{KERNEL} .*\(32, 16\), got \(33, 16\)",
+    ),
+    (
+      rewrite(np.ones((32, 16), np.uint16)),
+      f"{KERNEL} of a floating-point .* got uint16",
+    ),
+  ],
+  ids=[
+    "no folder", "zarray", "no metadata", "driver", "number", "null",
+    "unknown", "shape", "integers",
+  ],
+)  # fmt: skip
+def test_a_damaged_tensor_is_named(checkpoint, damage, words):
+  damage(checkpoint)
+  refuse(checkpoint, f"tensor {words}")
 
 
 @pytest.mark.parametrize(
@@ -449,7 +473,9 @@ def test_a_damaged_msgpack_file_is_named(checkpoint, damage):
 
 @pytest.mark.parametrize("version", [2, 4, None])
 def test_another_version_is_named(version, tmp_path):
-  write(tmp_path / "checkpoint_7", make(T5_1_1), version=version)
+  write(
+    tmp_path / "checkpoint_7", checkpoint_trees.make(T5_1_1), version=version
+  )
   refuse(tmp_path, f"version 3 .*got version={version}")
 
 
@@ -492,30 +518,8 @@ def test_a_tensor_that_tells_the_shape_is_missed_by_name(checkpoint, names):
   refuse(checkpoint, f"expected a T5 with a matrix {'/'.join(names)}")
 
 
-def test_an_unknown_tensor_is_named(checkpoint):
-  def add(target):
-    target["decoder"]["adapter"] = spec_of(target)
-
-  change(checkpoint, add)
-  refuse(checkpoint, r"decoder/adapter of shape nothing, got \(32, 16\)")
-
-
-def test_a_tensor_of_another_shape_is_named(checkpoint):
-  metadata = {"shape": [33, 16], "chunks": [33, 16], "compressor": None}
-  shutil.rmtree(checkpoint / FOLDER)
-  write_zarr(checkpoint / FOLDER, metadata, np.ones((33, 16), np.float32))
-  refuse(checkpoint, rf"tensor {KERNEL} .*\(32, 16\), got \(33, 16\)")
-
-
-def test_a_tensor_of_integers_is_named(checkpoint):
-  metadata = {"shape": [32, 16], "chunks": [32, 16], "compressor": None}
-  shutil.rmtree(checkpoint / FOLDER)
-  write_zarr(checkpoint / FOLDER, metadata, np.ones((32, 16), np.uint16))
-  refuse(checkpoint, f"tensor {KERNEL} of a floating-point .* got uint16")
-
-
 def test_heads_that_do_not_divide_the_kernels_are_named(tmp_path):
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   for stack in ("encoder", "decoder"):
     bias = np.ones((3, 32), np.float32)
     params[stack]["relpos_bias"]["rel_embedding"] = bias
@@ -546,19 +550,19 @@ def write_orbax(path, params, ocdbt=True):
 @pytest.mark.parametrize("ocdbt", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16], ids=["32", "16"])
 def test_a_checkpoint_that_t5x_wrote_with_orbax_is_read(ocdbt, dtype, tmp_path):
-  params = make(T5_1_0, dtype)
+  params = checkpoint_trees.make(T5_1_0, dtype)
   write_orbax(tmp_path / "checkpoint_3" / "state", params, ocdbt)
   for path in (tmp_path, tmp_path / "checkpoint_3"):
     loaded, config = t5_checkpoints.load(path)
     assert config == T5_1_0
     wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), params)
-    assert_same_bits(loaded, wanted)
+    checkpoint_trees.assert_same_bits(loaded, wanted)
   kept, _ = t5_checkpoints.load_t5x(tmp_path, dtype=None)
-  assert_same_bits(kept, params)
+  checkpoint_trees.assert_same_bits(kept, params)
 
 
 def test_placeholders_of_old_orbax_versions_are_followed(tmp_path):
-  params = make(T5_1_1)
+  params = checkpoint_trees.make(T5_1_1)
   place = tmp_path / "checkpoint_3" / "state"
   write(place, params)
   names = t5_checkpoints.flatten(params)
@@ -567,7 +571,9 @@ def test_placeholders_of_old_orbax_versions_are_followed(tmp_path):
   }
   contents = {"target": t5_checkpoints.unflatten(target), "state": {}}
   (place / "checkpoint").write_bytes(msgpack.packb(contents))
-  assert_same_bits(t5_checkpoints.load_t5x(tmp_path)[0], params)
+  checkpoint_trees.assert_same_bits(
+    t5_checkpoints.load_t5x(tmp_path)[0], params
+  )
 
 
 def test_an_orbax_checkpoint_without_a_target_says_what_it_has(tmp_path):
@@ -579,7 +585,7 @@ def test_an_orbax_checkpoint_without_a_target_says_what_it_has(tmp_path):
 
 def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
   place = tmp_path / "checkpoint_3" / "state"
-  write_orbax(place, make(T5_1_1), ocdbt=False)
+  write_orbax(place, checkpoint_trees.make(T5_1_1), ocdbt=False)
   (place / FOLDER / "0.0").unlink()
   refuse(tmp_path, f"tensor {KERNEL}", "0.0.* is missing")
   (place / "_METADATA").write_text("{")
@@ -590,13 +596,13 @@ def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
 def test_the_shape_of_a_public_size_is_inferred(name):
   config = t5_config.get(name)
   tensors = {
-    path: _tensors.Tensor(
+    path: tensors_lib.Tensor(
       where="",
       name=path,
       shape=shape,
       dtype=np.dtype(np.float32),
       read=lambda index: pytest.fail("read"),
     )
-    for path, shape in _tensors.shapes(config).items()
+    for path, shape in t5.shapes(config).items()
   }
-  assert _tensors.infer("", tensors) == config
+  assert t5_checkpoints.infer("", tensors) == config

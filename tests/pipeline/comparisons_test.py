@@ -29,7 +29,7 @@ class _Length:
   def __init__(self):
     self.calls = []
 
-  def featurize(self, texts):
+  def encode(self, texts):
     self.calls.append(list(texts))
     return np.array([[float("z" in text), 1.0] for text in texts], np.float32)
 

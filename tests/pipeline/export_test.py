@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from synthq_jax import artifacts, main
-from synthq_jax.models import _tensors, t5_checkpoints, t5_config
+from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
   _fingerprints,
   export,
@@ -32,9 +32,9 @@ def make():
   rng = np.random.default_rng(0)
   flat = {
     name: rng.normal(size=shape).astype(np.float32)
-    for name, shape in _tensors.shapes(TINY).items()
+    for name, shape in t5.shapes(TINY).items()
   }
-  return _tensors.unflatten(flat)
+  return t5_checkpoints.unflatten(flat)
 
 
 def claim():

@@ -12,7 +12,8 @@ import signal
 import sys
 
 from synthq_jax import main
-from synthq_jax.pipeline import _parts, evaluate, generate
+from synthq_jax.data import blocks
+from synthq_jax.pipeline import evaluate, generate
 from synthq_jax.retrieval import vector_files
 from synthq_jax.training import checkpoints, distributed
 
@@ -42,7 +43,14 @@ def patch(folder: pathlib.Path) -> None:
   evaluate._BLOCK = 32
   Writer = checkpoints.Writer
   Writer.save = after(Writer.save, die_once)
-  _parts.Parts.save = after(_parts.Parts.save, say("part"))
+
+  class Parts(blocks.Blocks):
+    def write(self, number, rows):
+      super().write(number, rows)
+      if self.directory.name.startswith("parts_"):
+        print("part", number, flush=True)
+
+  blocks.Blocks = Parts
   vector_files.Writer.write = after(vector_files.Writer.write, say("block"))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,14 @@ import pytest
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.leakage import encoders, manifests, rerankers
+from synthq_jax.leakage import manifests, rerankers
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.pipeline import _leakage_study_data as study_data
 from synthq_jax.pipeline import _leakage_study_models as models
 from synthq_jax.pipeline import _leakage_study_results as study_results
 from synthq_jax.pipeline import _leakage_study_training as study_training
 from synthq_jax.pipeline import leakage_study
-from synthq_jax.retrieval import trec
+from synthq_jax.retrieval import text_encoders, trec
 
 _BUCKETS = 997
 
@@ -103,7 +104,8 @@ def stand_in(patch) -> None:
     del documents
     return made.setdefault(model.name, Memorizer())
 
-  patch.setattr(encoders, "own", lambda: encode)
+  loaded = types.SimpleNamespace(encode=encode)
+  patch.setattr(text_encoders, "load", lambda: loaded)
   patch.setattr(models, "build", build)
   patch.setattr(models, "digest", lambda model: "")
 

@@ -10,7 +10,7 @@ from t5x import utils
 
 from synthq_jax.backends.t5x import batches
 from synthq_jax.backends.t5x import release as release_lib
-from synthq_jax.data import converted_task
+from synthq_jax.data import feature_converters
 
 __all__ = ["PoissonBatches", "get_dataset"]
 
@@ -69,7 +69,7 @@ def get_dataset(
     )
   if cfg.module:
     importlib.import_module(cfg.module)
-  records = converted_task.read(
+  records = feature_converters.read_task(
     cfg.mixture_or_task_name,
     cfg.split,
     cfg.task_feature_lengths,

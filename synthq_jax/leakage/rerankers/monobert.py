@@ -18,7 +18,7 @@ from synthq_jax import typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.data import wordpiece
 from synthq_jax.leakage.rerankers import _losses, _tokens, interface
-from synthq_jax.models import bert, bert_config
+from synthq_jax.models import bert
 
 __all__ = ["MonoBERT", "from_folder", "from_sentencepiece"]
 
@@ -45,7 +45,7 @@ class MonoBERT:
   """The piece that begins a row."""
   sep_id: int
   """The piece that ends query and document."""
-  config: bert_config.BertConfig
+  config: bert.BertConfig
   """The shape of the BERT, with one or two labels."""
   start: typing.Params | None = dataclasses.field(default=None, repr=False)
   """The parameters that training starts from; parts that are missing, such as
@@ -200,7 +200,7 @@ def from_sentencepiece(
     vocabulary=vocabulary,
     cls_id=vocabulary.vocab_size - 1,
     sep_id=vocabulary_lib.EOS_ID,
-    config=bert_config.BertConfig(
+    config=bert.BertConfig(
       vocab_size=rows,
       emb_dim=dim,
       num_heads=num_heads,

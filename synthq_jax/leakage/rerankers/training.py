@@ -20,9 +20,9 @@ import optax
 from jaxtyping import Array
 
 from synthq_jax import artifacts, typing
+from synthq_jax.data import blocks
 from synthq_jax.leakage.rerankers import _batches, interface
 from synthq_jax.optim import schedules
-from synthq_jax.retrieval import vector_files
 from synthq_jax.training import loop
 
 __all__ = ["Recipe", "train"]
@@ -276,7 +276,7 @@ def _claim(
     ValueError: if it holds another one.
   """
   arrays = [*jax.tree.leaves(params), *features.values()]
-  digests = [vector_files.digest(np.asarray(array)) for array in arrays]
+  digests = [blocks.digest(np.asarray(array)) for array in arrays]
   # The repr shows a reranker's settings; its tables are in the digests.
   own = artifacts.fingerprint(repr(reranker), recipe, seed, digests)
   path = root / _RECORD

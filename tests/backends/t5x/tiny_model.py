@@ -12,7 +12,7 @@ from t5x.examples.t5 import network
 
 from synthq_jax.backends.t5x import batches, dp_trainer, settings
 from synthq_jax.backends.t5x import release as release_lib
-from synthq_jax.data import converted_task
+from synthq_jax.data import feature_converters
 
 LENGTHS = {"inputs": 16, "targets": 8}
 ROWS = 16
@@ -64,7 +64,7 @@ def make_model(optimizer=None, dropout=0.0, **options):
 
 @functools.cache
 def make_records():
-  return converted_task.read(
+  return feature_converters.read_task(
     "synthq_tiny", "train", LENGTHS, seqio.EncDecFeatureConverter(pack=False)
   )
 

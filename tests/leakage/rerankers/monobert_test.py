@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from synthq_jax.leakage.rerankers import monobert
-from synthq_jax.models import bert_config
+from synthq_jax.models import bert
 
 QUERIES = ["apple stone", "river"]
 DOCUMENTS = ["the apple of a river , stone", "apple ! " * 20]
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused(vocabulary, fields, message):
     "num_layers": 1,
     "num_labels": 2,
   }
-  config = bert_config.BertConfig(**(shape | fields.get("config", {})))
+  config = bert.BertConfig(**(shape | fields.get("config", {})))
   with pytest.raises(ValueError, match=re.escape(message)):
     monobert.MonoBERT(
       vocabulary=vocabulary,

@@ -4,6 +4,11 @@ T5ForConditionalGeneration (1.0: one relu, logits from the embedding; 1.1: gated
 gelu, logits of its own) and T5EncoderModel. Their linear layers hold kernels
 transposed, their tables of relative positions too; embeddings and norms are as
 ours. Names are translated from ours, never the other way round.
+
+How the logits are made stands in two fields of config.json that changed their
+meaning: up to transformers 4 `tie_word_embeddings` says whether they are tied to
+the embedding and scaled by d_model**-0.5; transformers 5 writes it as true always,
+says `scale_decoder_outputs` instead, and ties unless there is another lm_head.
 """
 
 import json
@@ -11,12 +16,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from synthq_jax.models import (
-  _huggingface_config,
-  _safetensors_format,
-  _tensors,
-  t5_config,
-)
+from synthq_jax.models import t5, t5_config
+from synthq_jax.models.checkpoints import tensors as _tensors
 
 __all__ = ["config", "read", "write"]
 
@@ -24,6 +25,30 @@ _CONFIG = "config.json"
 _MODEL = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TORCH = "pytorch_model.bin"
+
+# gelu_new is the approximation by tanh, which our gelu is too; gelu is not.
+_ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu", "linear": "linear"}
+_FEED_FORWARDS = {
+  ("relu",): "relu",
+  ("gelu",): "gelu_new",
+  ("relu", "linear"): "gated-relu",
+  ("gelu", "linear"): "gated-gelu",
+}
+_FIELDS = {
+  "vocab_size": "vocab_size",
+  "emb_dim": "d_model",
+  "head_dim": "d_kv",
+  "mlp_dim": "d_ff",
+  "num_heads": "num_heads",
+  "num_encoder_layers": "num_layers",
+}
+_OPTIONAL = {
+  "relative_attention_num_buckets": 32,
+  "relative_attention_max_distance": 128,
+  "dropout_rate": 0.1,
+}
+_EPSILON = 1e-6
+_ENCODER = "T5EncoderModel"
 
 _EMBEDDING = "shared.weight"
 _EMBEDDINGS = (
@@ -63,7 +88,7 @@ def config(folder: pathlib.Path) -> t5_config.T5Config:
     ValueError: if it is no T5, or one that we cannot compute.
   """
   path = folder / _CONFIG
-  return _huggingface_config.from_fields(path, _huggingface_config.load(path))
+  return _from_fields(path, _load(path))
 
 
 def read(
@@ -75,28 +100,21 @@ def read(
     ValueError: if a file is missing or damaged, or a tensor is missing, unknown
       or of another shape than config.json asks for.
   """
-  fields = _huggingface_config.load(folder / _CONFIG)
-  shape = _huggingface_config.from_fields(folder / _CONFIG, fields)
+  fields = _load(folder / _CONFIG)
+  shape = _from_fields(folder / _CONFIG, fields)
   found = _files(folder)
   found.pop(_UNUSED, None)
   _join_embeddings(folder, found)
-  decoder = _huggingface_config.has_decoder(fields) or any(
+  decoder = _has_decoder(fields) or any(
     name.startswith("decoder.block.") for name in found
   )
   if decoder:
     _settle_logits(folder, found, shape)
   else:
     found.pop(_HEAD, None)
-  expected = _tensors.shapes(shape, decoder=decoder)
-  _tensors.check(
-    folder,
-    found,
-    {
-      _name(path): size[::-1] if _is_transposed(path) else size
-      for path, size in expected.items()
-    },
-  )
-  return {path: _ours(path, found[_name(path)]) for path in expected}, shape
+  expected = t5.shapes(shape, decoder=decoder)
+  tensors = _tensors.renamed(folder, found, expected, _name, _is_transposed)
+  return tensors, shape
 
 
 def _ours(path: str, tensor: _tensors.Tensor) -> _tensors.Tensor:
@@ -128,9 +146,8 @@ def _name(path: str) -> str:
 
 
 def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
-  """Describes what lies in one file or in several."""
   if (folder / _MODEL).is_file():
-    return _safetensors_format.read(folder / _MODEL)
+    return _tensors.read_safetensors(folder / _MODEL)
   if not (folder / _INDEX).is_file():
     if (folder / _TORCH).exists() or any(folder.glob("pytorch_model*.bin")):
       raise ValueError(
@@ -139,7 +156,7 @@ def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
         " T5ForConditionalGeneration.from_pretrained(A).save_pretrained(B)"
       )
     raise ValueError(f"expected a T5 checkpoint, got no file {folder / _MODEL}")
-  where = _huggingface_config.load(folder / _INDEX).get("weight_map")
+  where = _load(folder / _INDEX).get("weight_map")
   if not isinstance(where, dict):
     raise ValueError(f"{folder / _INDEX}: expected a weight_map, got none")
   found: dict[str, _tensors.Tensor] = {}
@@ -148,7 +165,7 @@ def _files(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
       raise ValueError(
         f"expected a part of a T5 checkpoint, got no file {folder / file}"
       )
-    for name, tensor in _safetensors_format.read(folder / file).items():
+    for name, tensor in _tensors.read_safetensors(folder / file).items():
       if where.get(name) != file:
         raise ValueError(
           f"{folder / file}: expected the tensors that {_INDEX} lists, got"
@@ -218,7 +235,7 @@ def write(
   """
   decoder = any(path.startswith("decoder/") for path in tensors)
   kinds = {tensor.dtype.name for tensor in tensors.values()}
-  fields = _huggingface_config.to_fields(
+  fields = _to_fields(
     shape,
     decoder=decoder,
     dtype=kinds.pop() if len(kinds) == 1 else "float32",
@@ -230,7 +247,7 @@ def write(
     file = f"model-{number:05}-of-{len(shards):05}.safetensors"
     file = _MODEL if len(shards) == 1 else file
     files |= dict.fromkeys(names, file)
-    _safetensors_format.write(
+    _tensors.write_safetensors(
       folder / file, {k: theirs[k] for k in names}, {"format": "pt"}
     )
   if len(shards) > 1:
@@ -266,3 +283,107 @@ def _shards(
     shards[-1].append(name)
     free -= size
   return shards
+
+
+def _load(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a file that must hold a JSON object."""
+  if not path.is_file():
+    raise ValueError(f"expected a T5 checkpoint, got no file {path}")
+  try:
+    fields = json.loads(path.read_text())
+    if not isinstance(fields, dict):
+      raise ValueError(f"a {type(fields).__name__}, not an object")
+  except ValueError as error:
+    raise ValueError(f"{path}: expected JSON, got {error}") from error
+  return fields
+
+
+def _from_fields(
+  path: pathlib.Path, fields: Mapping[str, Any]
+) -> t5_config.T5Config:
+  """Translates the fields of a config.json, named in messages by its path."""
+  _check_kind(path, fields)
+  missing = [name for name in _FIELDS.values() if name not in fields]
+  if missing:
+    raise ValueError(f"{path}: expected a T5 shape, got no {missing[0]}")
+  values = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
+  values |= {name: fields.get(name, value) for name, value in _OPTIONAL.items()}
+  layers = fields.get("num_decoder_layers")
+  try:
+    return t5_config.T5Config(
+      **values,
+      num_decoder_layers=fields["num_layers"] if layers is None else layers,
+      mlp_activations=_activations(fields),
+      logits_via_embedding=_is_tied(fields),
+    )
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path}: expected a T5 shape, got {error}") from error
+
+
+def _check_kind(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+  """Refuses models that only look like a T5."""
+  kind = fields.get("model_type")
+  if kind != "t5":
+    raise ValueError(f"{path}: expected model_type=t5, got model_type={kind}")
+  epsilon = fields.get("layer_norm_epsilon", _EPSILON)
+  if epsilon != _EPSILON:
+    raise ValueError(
+      f"{path}: expected layer_norm_epsilon={_EPSILON}, the one T5 was trained"
+      f" with, got layer_norm_epsilon={epsilon}"
+    )
+
+
+def _activations(fields: Mapping[str, Any]) -> tuple[str, ...]:
+  """Translates the feed-forward layer: relu, gated-gelu and the like."""
+  written = fields.get("feed_forward_proj", "relu")
+  name = written.removeprefix("gated-")
+  if written == "gated-gelu":
+    name = "gelu_new"  # what the name has always meant there
+  name = fields.get("dense_act_fn", name)
+  if name not in _ACTIVATIONS:
+    raise ValueError(
+      f"feed_forward_proj={written} with activation {name}, which is none of"
+      f" {', '.join(_ACTIVATIONS)}"
+    )
+  gated = fields.get("is_gated_act", written.startswith("gated-"))
+  return (_ACTIVATIONS[name], "linear") if gated else (_ACTIVATIONS[name],)
+
+
+def _is_tied(fields: Mapping[str, Any]) -> bool:
+  """Whether logits are scaled, hence taken from the embedding (T5 1.0)."""
+  tied = fields.get("tie_word_embeddings", True)
+  return bool(fields.get("scale_decoder_outputs", tied))
+
+
+def _has_decoder(fields: Mapping[str, Any]) -> bool:
+  kinds = fields.get("architectures") or ()
+  return fields.get("is_encoder_decoder", True) and _ENCODER not in kinds
+
+
+def _to_fields(
+  shape: t5_config.T5Config, *, decoder: bool, dtype: str
+) -> dict[str, Any]:
+  """Builds what config.json says, for transformers 4 and 5."""
+  if shape.mlp_activations not in _FEED_FORWARDS:
+    raise ValueError(
+      f"transformers has no T5 with mlp_activations={shape.mlp_activations}:"
+      f" expected one of {', '.join(map(str, _FEED_FORWARDS))}"
+    )
+  name = "T5ForConditionalGeneration" if decoder else _ENCODER
+  tied = shape.logits_via_embedding
+  return {
+    **{theirs: getattr(shape, ours) for ours, theirs in _FIELDS.items()},
+    **{field: getattr(shape, field) for field in _OPTIONAL},
+    "architectures": [name],
+    "decoder_start_token_id": 0,
+    "dtype": dtype,
+    "eos_token_id": 1,
+    "feed_forward_proj": _FEED_FORWARDS[shape.mlp_activations],
+    "is_encoder_decoder": decoder,
+    "layer_norm_epsilon": _EPSILON,
+    "model_type": "t5",
+    "num_decoder_layers": shape.num_decoder_layers,
+    "pad_token_id": 0,
+    "scale_decoder_outputs": tied,
+    "tie_word_embeddings": tied,
+  }

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synthq_jax.data import converted_task
+from synthq_jax.data import feature_converters
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ LENGTHS = {"inputs": 4, "targets": 6}
 
 
 def read(seqio, task="converted", split="train", pack=False):
-  return converted_task.read(
+  return feature_converters.read_task(
     task, split, LENGTHS, seqio.EncDecFeatureConverter(pack=pack)
   )
 

@@ -1,10 +1,11 @@
-"""T5X's native checkpoints, version 3: a msgpack file beside folders of zarr.
+"""Reads T5X's checkpoints, native (version 3) and Orbax, and writes native ones.
 
     checkpoint_STEP/checkpoint      {version, optimizer: {state, target}}
     checkpoint_STEP/target.a.b/0.0  the chunks of the large tensors
+    checkpoint_STEP/state           Orbax, with the keys target and state
 
-In the msgpack file stands either a tensor or, for the large ones, a tensorstore
-spec with the folder relative to it.
+In the native file, of msgpack, stands either a tensor or, for the large ones, a
+tensorstore spec with the folder relative to it.
 
 References:
   github.com/google-research/t5x, t5x/checkpoints.py and t5x/adafactor.py.
@@ -13,18 +14,25 @@ References:
 import math
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import msgpack
 import numpy as np
 
-from synthq_jax.models import _tensors
+from synthq_jax.models.checkpoints import tensors as _tensors
 
-__all__ = ["FILE", "read", "write"]
+__all__ = ["FILE", "is_checkpoint", "newest", "read", "write"]
 
 FILE = "checkpoint"
 """The msgpack file of a checkpoint."""
+
+_METADATA = "_METADATA"  # by which a folder of Orbax's is known
+_STATE, _TARGET = "state", "target"
+_STEP = re.compile(r"checkpoint_(\d+)")
 
 _VERSION = 3
 _ARRAY, _SCALAR = 1, 3  # the types of Flax's msgpack extensions
@@ -34,15 +42,57 @@ _CHUNK_BYTES = 64 * 2**20
 _SMALLEST_FACTORED = 128  # T5X's Adafactor.min_dim_size_to_factor
 
 
-def read(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
+def is_checkpoint(folder: pathlib.Path) -> bool:
+  """Returns whether a folder is a checkpoint_STEP."""
+  places = (folder, folder / _STATE)
+  names = (FILE, _METADATA)
+  return any((place / name).is_file() for place in places for name in names)
+
+
+def newest(path: pathlib.Path) -> pathlib.Path:
+  """Returns the last checkpoint_STEP of a folder that has some, else itself."""
+  if path.name == FILE and path.is_file():
+    return path.parent
+  steps = {}
+  for child in path.iterdir() if path.is_dir() else ():
+    match = _STEP.fullmatch(child.name)
+    if match and child.is_dir():
+      steps[int(match[1])] = child
+  return steps[max(steps)] if steps else path
+
+
+def read(
+  root: pathlib.Path,
+) -> tuple[pathlib.Path, dict[str, _tensors.Tensor]]:
   """Describes the parameters of a checkpoint; skips the optimizer's state.
 
   Args:
-    folder: checkpoint_STEP, or the `state` of one that an old Orbax wrote.
+    root: checkpoint_STEP, or a folder with some, of which the last is taken.
+
+  Returns:
+    The folder in which the tensors lie, and the tensors by path.
 
   Raises:
-    ValueError: if the file is damaged, of another version or another kind.
+    ValueError: if there is no checkpoint, or it is damaged, of another version
+      or another kind.
   """
+  folder = newest(root)
+  if not is_checkpoint(folder):
+    there = (
+      sorted(child.name for child in folder.iterdir())
+      if folder.is_dir()
+      else ["no such folder"]
+    )
+    raise ValueError(
+      f"{root}: expected a T5X checkpoint (checkpoint_STEP with a file {FILE} or"
+      f" a folder {_STATE}), got {', '.join(there[:5]) or 'an empty folder'}"
+    )
+  place = folder / _STATE if (folder / _STATE).is_dir() else folder
+  is_orbax = (place / _METADATA).is_file()
+  return place, (_read_orbax if is_orbax else _read_native)(place)
+
+
+def _read_native(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
   path = folder / FILE
   try:
     contents = _unpack(path)
@@ -94,7 +144,6 @@ def _without_state(unpacker: msgpack.Unpacker, nested: tuple[str, ...] = ()):
 def _describe(
   folder: pathlib.Path, node: Any, path: tuple[str, ...]
 ) -> dict[str, _tensors.Tensor]:
-  """Describes the tensors below one node of the tree."""
   if isinstance(node, dict) and not {"driver", "kvstore"} <= set(node):
     found: dict[str, _tensors.Tensor] = {}
     for key, child in node.items():
@@ -132,8 +181,6 @@ def _values(array: Any, index: _tensors.Index) -> np.ndarray:
 
 def _from_extension(data: bytes) -> np.ndarray:
   """Decodes Flax's form of an array: shape, name of the type, bytes."""
-  import jax.numpy as jnp
-
   shape, dtype, values = msgpack.unpackb(data, raw=False)
   return np.frombuffer(values, np.dtype(jnp.dtype(dtype))).reshape(shape)
 
@@ -168,6 +215,71 @@ def _open(folder: pathlib.Path, spec: Mapping[str, Any]):
     if "dtype" in spec:
       request["dtype"] = spec["dtype"]
   return tensorstore.open(request).result(), str(place)
+
+
+def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
+  import orbax.checkpoint as ocp
+
+  folder = folder.resolve()
+  try:
+    checkpointer = ocp.PyTreeCheckpointer()
+    tree = checkpointer.metadata(folder)
+    # Wrapped or plain: it depends on Orbax's version.
+    tree = getattr(tree, "item_metadata", tree)
+    tree = getattr(tree, "tree", tree)
+    if not isinstance(tree, dict):
+      raise ValueError("no tree of tensors in its metadata")
+  except Exception as error:
+    raise ValueError(
+      f"{folder}: expected an Orbax checkpoint, got a damaged one"
+      f" ({' '.join(str(error).split())[:300]}); copy it again"
+    ) from error
+  if _TARGET not in tree:
+    raise ValueError(
+      f"{folder}: expected a T5X checkpoint with the key {_TARGET}, got"
+      f" {sorted(tree)}"
+    )
+  leaves = jax.tree_util.tree_leaves_with_path(tree[_TARGET])
+  return {
+    "/".join(keys): _tensor(checkpointer, folder, keys, leaf)
+    for keys, leaf in ((_keys(path), leaf) for path, leaf in leaves)
+  }
+
+
+def _keys(path) -> tuple[str, ...]:
+  return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def _tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
+  import orbax.checkpoint as ocp
+
+  def restore(arguments) -> Any:
+    """Restores this leaf alone."""
+    item, wanted = leaf, arguments
+    for key in reversed((_TARGET, *keys)):
+      item, wanted = {key: item}, {key: wanted}
+    request = ocp.args.PyTreeRestore(
+      item=item, restore_args=wanted, partial_restore=True
+    )
+    found = checkpointer.restore(folder, args=request)
+    for key in (_TARGET, *keys):
+      found = found[key]
+    return found
+
+  def read_part(index: _tensors.Index) -> np.ndarray:
+    return restore(ocp.RestoreArgs(restore_type=np.ndarray))[index]
+
+  def place(sharding: jax.sharding.Sharding, dtype: np.dtype) -> jax.Array:
+    return restore(ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype))
+
+  return _tensors.Tensor(
+    where=str(folder),
+    name="/".join(keys),
+    shape=tuple(leaf.shape),
+    dtype=np.dtype(leaf.dtype),
+    read=read_part,
+    place=place,
+  )
 
 
 def write(

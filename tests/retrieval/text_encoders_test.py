@@ -1,4 +1,4 @@
-"""Featurizers against the libraries that they read models with."""
+"""Encoders of texts against the libraries that they read models with."""
 
 import importlib.util
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from synthq_jax.data import shipped, vocabulary
-from synthq_jax.generation import featurizers
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.retrieval import encode
+from synthq_jax.retrieval import encode, text_encoders
 
 _TEXTS = ["a red fox", "red", "", "the quick red fox and a lazy dog " * 5]
 
@@ -73,8 +72,10 @@ def _last_states(folder, texts, length):
 
 @pytest.mark.parametrize("batch_size, length", [(1, 32), (3, 32), (4, 8)])
 def test_gpt2_gives_the_last_state_of_each_text(gpt2, batch_size, length):
-  made = featurizers.Gpt2(folder=gpt2, batch_size=batch_size, max_length=length)
-  vectors = made.featurize(_TEXTS)
+  made = text_encoders.Gpt2(
+    folder=gpt2, batch_size=batch_size, max_length=length
+  )
+  vectors = made.encode(_TEXTS)
   assert vectors.dtype == np.float32
   np.testing.assert_allclose(
     vectors, _last_states(gpt2, _TEXTS, length), rtol=1e-4, atol=1e-4
@@ -83,21 +84,23 @@ def test_gpt2_gives_the_last_state_of_each_text(gpt2, batch_size, length):
 
 
 def test_our_own_encoder_is_the_dual_encoder_of_a_checkpoint():
-  made = featurizers.OwnEncoder(length=12)
+  made = text_encoders.OwnEncoder(length=12)
   params, config = t5_checkpoints.load(shipped.DIRECTORY)
   tokens = vocabulary.tokenize(
     vocabulary.load(shipped.VOCABULARY), _TEXTS, length=12
   )
   np.testing.assert_array_equal(
-    made.featurize(_TEXTS), encode.encode(params, config, tokens)
+    made.encode(_TEXTS), encode.encode(params, config, tokens)
   )
   assert made.description == "dual encoder of demo_t5"
 
 
 def test_a_vocabulary_too_large_for_the_checkpoint_is_refused(tmp_path):
-  made = featurizers.OwnEncoder(checkpoint=_tiny_checkpoint(tmp_path / "t5"))
-  with pytest.raises(ValueError, match="below vocab_size=64 .* own vocabulary"):
-    made.featurize(["the quick brown fox"])
+  made = text_encoders.OwnEncoder(checkpoint=_tiny_checkpoint(tmp_path / "t5"))
+  with pytest.raises(
+    ValueError, match="at most vocab_size=64 .* own vocabulary"
+  ):
+    made.encode(["the quick brown fox"])
 
 
 def _tiny_checkpoint(folder):
@@ -126,12 +129,10 @@ def test_sentence_transformers_pool_as_their_folder_says(gpt2, tmp_path):
   SentenceTransformer(modules=[part, pooling], device="cpu").save(
     str(tmp_path / "pooled")
   )
-  made = featurizers.SentenceTransformer(folder=tmp_path / "pooled")
+  made = text_encoders.SentenceTransformer(folder=tmp_path / "pooled")
   texts = [text for text in _TEXTS if text]
   expected = _mean_states(gpt2, texts)
-  np.testing.assert_allclose(
-    made.featurize(texts), expected, rtol=1e-4, atol=1e-4
-  )
+  np.testing.assert_allclose(made.encode(texts), expected, rtol=1e-4, atol=1e-4)
   assert made.description == "sentence-transformer pooled"
 
 
@@ -150,20 +151,20 @@ def _mean_states(folder, texts):
 
 
 @pytest.mark.parametrize(
-  "kind", [featurizers.Gpt2, featurizers.SentenceTransformer]
+  "kind", [text_encoders.Gpt2, text_encoders.SentenceTransformer]
 )
 def test_a_missing_folder_is_never_downloaded(kind, tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
   made = kind(folder=tmp_path / "gpt2-large")
   with pytest.raises(ValueError, match="no such folder; nothing is downloaded"):
-    made.featurize(["a"])
+    made.encode(["a"])
 
 
 @pytest.mark.parametrize(
   "kind, words",
   [
-    (featurizers.Gpt2, "got no torch: pip install torch transformers"),
-    (featurizers.SentenceTransformer, "pip install sentence-transformers"),
+    (text_encoders.Gpt2, "got no torch: pip install torch transformers"),
+    (text_encoders.SentenceTransformer, "pip install sentence-transformers"),
   ],
 )
 def test_a_missing_library_is_named_with_its_command(
@@ -171,4 +172,73 @@ def test_a_missing_library_is_named_with_its_command(
 ):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ValueError, match=words):
-    kind(folder=tmp_path).featurize(["a"])
+    kind(folder=tmp_path).encode(["a"])
+
+
+def test_another_checkpoints_vocabulary_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="no file"):
+    text_encoders.load(
+      text_encoders.OwnEncoder(vocabulary=tmp_path / "vocabulary.model")
+    )
+
+
+PIECES = [
+  "[PAD]",
+  "[UNK]",
+  "[CLS]",
+  "[SEP]",
+  "[MASK]",
+  "measles",
+  "out",
+  "##break",
+]
+
+
+def bert_folder(place):
+  """Saves a small BERT of random numbers, and returns transformers' own."""
+  torch = pytest.importorskip("torch")
+  transformers = pytest.importorskip("transformers")
+  torch.manual_seed(0)
+  shape = transformers.BertConfig(
+    vocab_size=len(PIECES),
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=24,
+  )
+  model = transformers.BertModel(shape).eval()
+  model.save_pretrained(place)
+  (place / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+  return torch, model
+
+
+def test_a_bert_of_hugging_face_gives_the_mean_of_its_outputs(tmp_path):
+  torch, model = bert_folder(tmp_path)
+  texts = ["Measles outbreak", "out", "measles measles out unknown"]
+  rows = [[2, 5, 6, 7, 3], [2, 6, 3], [2, 5, 5, 6, 1, 3]]
+  with torch.no_grad():
+    means = [
+      model(torch.tensor([row])).last_hidden_state[0].mean(dim=0).numpy()
+      for row in rows
+    ]
+  expected = np.stack([mean / np.linalg.norm(mean) for mean in means])
+  made = text_encoders.Bert(folder=tmp_path, length=24, batch_size=2)
+  np.testing.assert_allclose(made.encode(texts), expected, atol=1e-5)
+  same = made.encode(["MEASLES outbreak", "MEASLES outbreak!"]) @ expected[0]
+  assert same[0] > 0.9999 > same[1]
+  assert made.encode([]).shape == (0, 16)
+
+
+def test_a_bert_that_does_not_fit_its_vocabulary_or_length_is_refused(tmp_path):
+  bert_folder(tmp_path)
+  for length in (2, 25):
+    with pytest.raises(ValueError, match=f"got length={length}"):
+      text_encoders.load(text_encoders.Bert(folder=tmp_path, length=length))
+  (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "more"]) + "\n")
+  with pytest.raises(ValueError, match="at most vocab_size=8 pieces, .* got 9"):
+    text_encoders.load(text_encoders.Bert(folder=tmp_path, length=24))
+  (tmp_path / "vocab.txt").unlink()
+  (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+  with pytest.raises(ValueError, match="the vocabulary of a BERT, got neither"):
+    text_encoders.load(text_encoders.Bert(folder=tmp_path, length=24))

@@ -1,44 +1,55 @@
-"""Tensors of a T5 checkpoint: described first, read later, one at a time.
+"""Describes tensors of a checkpoint, and reads them later, one at a time.
 
 Every format is read in two steps: its module says which tensors there are, and
 this one checks their names and shapes and then fetches them, so that no more
-than one tensor is in memory besides the model itself.
+than one tensor is in memory besides the model itself. Files of safetensors, which
+several formats share, are read and written here.
+
+References:
+  https://github.com/huggingface/safetensors, section "Format".
 """
 
 import contextlib
 import dataclasses
 import functools
+import json
 import math
 import os
-import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors
 
-from synthq_jax.models import t5_config
+from synthq_jax import artifacts
 
 __all__ = [
   "Tensor",
   "check",
   "explained",
   "fetch",
-  "infer",
-  "new_folder",
+  "leaves",
   "num_bytes",
   "of_tree",
+  "read_safetensors",
+  "renamed",
   "same",
-  "shapes",
+  "shapes_of",
   "unflatten",
+  "write_safetensors",
 ]
 
-_EMBEDDING = "token_embedder/embedding"
-_HEAD = "decoder/logits_dense/kernel"
-_BIAS = "encoder/relpos_bias/rel_embedding"
-_QUERY = "encoder/layers_0/attention/query/kernel"
+_DTYPES = {
+  "F64": np.dtype(np.float64),
+  "F32": np.dtype(np.float32),
+  "F16": np.dtype(np.float16),
+  "BF16": np.dtype(jnp.bfloat16),
+  "I64": np.dtype(np.int64),
+  "I32": np.dtype(np.int32),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Index = tuple[slice, ...]
 
@@ -91,7 +102,8 @@ def explained(where: str, name: str) -> Iterator[None]:
 def of_tree(params: Any) -> dict[str, Tensor]:
   """Describes the leaves of nested dicts by their joined path.
 
-  Leaves on devices are copied to the host when they are read, one by one.
+  Leaves on devices are copied to the host when they are read, one by one; those
+  that are described already stay as they are.
   """
 
   def read(leaf, index: Index) -> np.ndarray:
@@ -100,24 +112,35 @@ def of_tree(params: Any) -> dict[str, Tensor]:
     values = leaf.copy() if isinstance(leaf, jax.Array) else leaf
     return np.asarray(values)[index]
 
-  def describe(path: str, leaf) -> Tensor:
-    return Tensor(
+  return {
+    path: leaf
+    if isinstance(leaf, Tensor)
+    else Tensor(
       where="params",
       name=path,
       shape=tuple(leaf.shape),
       dtype=np.dtype(leaf.dtype),
       read=functools.partial(read, leaf),
     )
-
-  leaves = jax.tree_util.tree_leaves_with_path(params)
-  return {
-    path: describe(path, leaf)
-    for path, leaf in ((_joined(keys), leaf) for keys, leaf in leaves)
+    for path, leaf in leaves(params).items()
   }
 
 
-def _joined(keys) -> str:
-  return jax.tree_util.keystr(keys, simple=True, separator="/")
+def shapes_of(init: Callable[[jax.Array], Any]) -> dict[str, tuple[int, ...]]:
+  """Returns the shape of each parameter that a network makes, by its path.
+
+  Args:
+    init: from a key to nested dicts; it is traced, not run.
+  """
+  params = jax.eval_shape(init, jax.random.key(0))
+  return {path: leaf.shape for path, leaf in leaves(params).items()}
+
+
+def leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
+  """Returns the leaves of nested dicts by their joined path."""
+  found = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+  joined = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  return {joined(keys): leaf for keys, leaf in found}
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,15 +181,13 @@ def fetch(
       flat[path] = _sharded(tensor, sharding(path, tensor.shape), wanted)
       continue
     with explained(tensor.where, tensor.name):
-      flat[path] = np.array(tensor.whole(), dtype=wanted, order="C")
+      whole = np.asarray(tensor.whole(), wanted)
+      flat[path] = np.require(whole, requirements=("C", "W"))
   return unflatten(flat)
 
 
 def _from_tree(tree: Any) -> Callable[[str, tuple[int, ...]], Any]:
-  """Looks shardings up by path."""
-  is_leaf = lambda x: isinstance(x, jax.sharding.Sharding)  # noqa: E731
-  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-  flat = {_joined(keys): leaf for keys, leaf in leaves}
+  flat = leaves(tree, lambda x: isinstance(x, jax.sharding.Sharding))
 
   def find(path: str, shape: tuple[int, ...]):
     del shape
@@ -209,48 +230,6 @@ def same(left: Tensor, right: Tensor) -> bool:
     return np.array_equal(left.whole(), right.whole())
 
 
-def shapes(
-  config: t5_config.T5Config, *, decoder: bool = True
-) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every tensor that a T5 exchanges, by path.
-
-  Args:
-    config: the shape of the model.
-    decoder: whether the decoder belongs to it.
-  """
-  dim, width = config.emb_dim, config.num_heads * config.head_dim
-  attention = {
-    **{f"{name}/kernel": (dim, width) for name in ("query", "key", "value")},
-    "out/kernel": (width, dim),
-  }
-  gates = len(config.mlp_activations)
-  names = ["wi"] if gates == 1 else [f"wi_{i}" for i in range(gates)]
-  mlp = {f"mlp/{name}/kernel": (dim, config.mlp_dim) for name in names}
-  mlp["mlp/wo/kernel"] = (config.mlp_dim, dim)
-  layers = {
-    "encoder": ("attention", "pre_attention_layer_norm"),
-    "decoder": (
-      *("self_attention", "pre_self_attention_layer_norm"),
-      *("encoder_decoder_attention", "pre_cross_attention_layer_norm"),
-    ),
-  }
-  found = {_EMBEDDING: (config.vocab_size, dim)}
-  for stack in ("encoder", "decoder") if decoder else ("encoder",):
-    buckets = config.relative_attention_num_buckets
-    bias = f"{stack}/relpos_bias/rel_embedding"
-    found[bias] = (config.num_heads, buckets)
-    found[f"{stack}/{stack}_norm/scale"] = (dim,)
-    for layer in range(getattr(config, f"num_{stack}_layers")):
-      head = f"{stack}/layers_{layer}"
-      for name in (*layers[stack], "pre_mlp_layer_norm"):
-        parts = {"scale": (dim,)} if name.endswith("norm") else attention
-        found |= {f"{head}/{name}/{k}": shape for k, shape in parts.items()}
-      found |= {f"{head}/{name}": shape for name, shape in mlp.items()}
-  if decoder and not config.logits_via_embedding:
-    found[_HEAD] = (dim, config.vocab_size)
-  return found
-
-
 def check(
   where: str | os.PathLike,
   tensors: Mapping[str, Tensor],
@@ -276,88 +255,114 @@ def check(
       )
 
 
-def infer(
-  where: str | os.PathLike, tensors: Mapping[str, Tensor]
-) -> t5_config.T5Config:
-  """Reads the shape of a T5 off its tensors.
-
-  Taken for granted, since no tensor shows it: activations (relu, or a gated
-  gelu where there are two kernels), relative positions up to 128, no dropout.
-
-  Raises:
-    ValueError: if a tensor that tells is missing, or they contradict.
-  """
-
-  def shape(*names: str) -> tuple[int, ...]:
-    for name in names:
-      if name in tensors and len(tensors[name].shape) == 2:
-        return tensors[name].shape
-    raise ValueError(
-      f"{where}: expected a T5 with a matrix {names[-1]}, got"
-      f" {len(tensors)} tensors ({', '.join(sorted(tensors)[:3])}, ...);"
-      " stacked (scanned) layers are not read"
-    )
-
-  def layers(stack: str) -> int:
-    head = f"{stack}/layers_"
-    return len({k.split("/")[1] for k in tensors if k.startswith(head)})
-
-  vocab_size, emb_dim = shape(_EMBEDDING)
-  heads, buckets = shape(_BIAS)
-  mlp = "encoder/layers_0/mlp/wi"
-  gated = f"{mlp}_0/kernel" in tensors
-  width = shape(_QUERY)[1]
-  if heads < 1 or width % heads:
-    raise ValueError(
-      f"{where}: expected query kernels of a multiple of {heads} heads, got"
-      f" {width} columns"
-    )
-  complete = any(name.startswith("decoder/") for name in tensors)
-  return t5_config.T5Config(
-    vocab_size=vocab_size,
-    emb_dim=emb_dim,
-    num_heads=heads,
-    head_dim=width // heads,
-    mlp_dim=shape(f"{mlp}_0/kernel", f"{mlp}/kernel")[1],
-    num_encoder_layers=layers("encoder"),
-    num_decoder_layers=layers("decoder") if complete else layers("encoder"),
-    mlp_activations=("gelu", "linear") if gated else ("relu",),
-    logits_via_embedding=_HEAD not in tensors if complete else not gated,
-    relative_attention_num_buckets=buckets,
-  )
-
-
-@contextlib.contextmanager
-def new_folder(path: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """Makes a folder that appears, complete, when the block ends.
+def renamed(
+  where: str | os.PathLike,
+  tensors: Mapping[str, Tensor],
+  expected: Mapping[str, tuple[int, ...]],
+  name: Callable[[str], str],
+  is_transposed: Callable[[str], bool],
+) -> dict[str, Tensor]:
+  """Checks tensors of another library, and returns them by our paths.
 
   Args:
-    path: where it will be; must not exist, or be empty.
-
-  Yields:
-    A temporary folder beside it.
+    where: where they lie, for messages.
+    tensors: by their own names.
+    expected: our paths, and the shapes of our tensors.
+    name: from one of our paths to their name.
+    is_transposed: whether they hold the tensor of a path transposed.
 
   Raises:
-    ValueError: if there is something already.
+    ValueError: as in `check`.
   """
-  path = pathlib.Path(path)
-  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-    raise ValueError(
-      f"{path}: expected a place for a new checkpoint, got one that is taken:"
-      " delete it, or give another"
-    )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(f".{path.name}.partial")
-  shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
-  partial.mkdir()
-  try:
-    yield partial
-    os.replace(partial, path)
-  except BaseException:
-    shutil.rmtree(partial, ignore_errors=True)
-    raise
+  wanted = {
+    name(path): size[::-1] if is_transposed(path) else size
+    for path, size in expected.items()
+  }
+  check(where, tensors, wanted)
+  return {
+    path: tensors[name(path)].transposed()
+    if is_transposed(path)
+    else tensors[name(path)]
+    for path in expected
+  }
 
 
 def num_bytes(tensor: Tensor) -> int:
   """Returns how much memory a tensor takes as it is stored."""
   return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
+def read_safetensors(path: str | os.PathLike) -> dict[str, Tensor]:
+  """Describes the tensors of a file.
+
+  Raises:
+    ValueError: if it is truncated, or its header is not one.
+  """
+  try:
+    with safetensors.safe_open(path, framework="numpy") as file:
+      return {name: _in_file(path, file, name) for name in file.keys()}  # noqa: SIM118
+  except (safetensors.SafetensorError, ValueError) as error:
+    raise ValueError(
+      f"{path}: expected safetensors, got a damaged file ({error});"
+      " copy it again"
+    ) from error
+
+
+def _in_file(path: str | os.PathLike, file: Any, name: str) -> Tensor:
+  part = file.get_slice(name)
+  if part.get_dtype() not in _DTYPES:
+    raise ValueError(
+      f"tensor {name} of type {part.get_dtype()}, not one of"
+      f" {', '.join(_DTYPES)}"
+    )
+  shape, dtype = tuple(part.get_shape()), _DTYPES[part.get_dtype()]
+
+  def read(index: Index) -> np.ndarray:
+    # Opened anew: the pages of one tensor are held at a time.
+    with safetensors.safe_open(path, framework="numpy") as file:
+      if shape and math.prod(shape):
+        return file.get_slice(name)[index]
+      return file.get_tensor(name)[index]
+
+  return Tensor(where=str(path), name=name, shape=shape, dtype=dtype, read=read)
+
+
+def write_safetensors(
+  path: str | os.PathLike,
+  tensors: Mapping[str, Tensor],
+  metadata: Mapping[str, str] | None = None,
+) -> None:
+  """Writes a file, complete or not at all.
+
+  The library's own writer wants all tensors in memory at once.
+
+  Args:
+    path: the file; its folder is made where it is missing.
+    tensors: what goes into it, read one at a time.
+    metadata: text for the header.
+
+  Raises:
+    ValueError: if a tensor has a type that the format does not know.
+  """
+  header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+  end = 0
+  for name, tensor in sorted(tensors.items()):
+    if tensor.dtype not in _NAMES:
+      raise ValueError(
+        f"{path}: expected tensor {name} of type {', '.join(map(str, _NAMES))},"
+        f" got {tensor.dtype}"
+      )
+    first, end = end, end + num_bytes(tensor)
+    header[name] = {
+      "dtype": _NAMES[tensor.dtype],
+      "shape": list(tensor.shape),
+      "data_offsets": [first, end],
+    }
+  text = json.dumps(header, separators=(",", ":")).encode()
+  text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+  with artifacts.replacing(path) as stream:
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for _, tensor in sorted(tensors.items()):
+      with explained(tensor.where, tensor.name):
+        values = np.ascontiguousarray(tensor.whole())
+      stream.write(values.reshape(-1).view(np.uint8))

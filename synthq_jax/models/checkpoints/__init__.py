@@ -1,0 +1,1 @@
+"""Formats of checkpoints: tensors described first, and read one at a time."""

@@ -1,0 +1,303 @@
+"""Texts to vectors: encoders of this library, GPT-2 and sentence-transformers.
+
+MAUVE, the detector of near-duplicates and the leakage study take any of them.
+Each is a small frozen dataclass with one method, `encode`, and a `description`,
+which goes into results: what different encoders say of texts is not
+comparable. All of them read local folders; nothing is ever downloaded.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Float
+
+from synthq_jax.data import shipped, wordpiece
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.models import bert, t5_checkpoints
+from synthq_jax.retrieval import encode as encode_lib
+
+__all__ = [
+  "Bert",
+  "Gpt2",
+  "OwnEncoder",
+  "SentenceTransformer",
+  "TextEncoder",
+  "load",
+]
+
+
+class TextEncoder(Protocol):
+  """Texts to vectors, and what to call it in a report.
+
+  Formal guarantee:
+    None of its own: vectors of private texts are private, and so are those of
+    an encoder that was trained on them without noise.
+  """
+
+  @property
+  def description(self) -> str:
+    """A few words without the path of this machine."""
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Returns one float32 vector per text.
+
+    Raises:
+      ValueError: if a folder or a library is missing, or what is read does not
+        go together.
+    """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnEncoder:
+  """The dual encoder of a checkpoint of this library; by default the shipped.
+
+  Its vectors are of length 1.
+
+  Formal guarantee:
+    None of its own, see `TextEncoder`. Where it grades queries, give it a public
+    checkpoint; one that was fine-tuned on the private queries would grade
+    itself.
+  """
+
+  checkpoint: str | os.PathLike = shipped.DIRECTORY
+  """A T5, in any format that `t5_checkpoints.load` reads."""
+  vocabulary: str | os.PathLike = shipped.VOCABULARY
+  """The SentencePiece model that belongs to it."""
+  length: int = 128
+  """Tokens of a text, EOS included; the rest is cut off."""
+  batch_size: int = 256
+  """Texts at a time; changes the speed only."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder of the checkpoint."""
+    return f"dual encoder of {pathlib.Path(self.checkpoint).resolve().name}"
+
+  @functools.cached_property
+  def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
+    params, config = t5_checkpoints.load(self.checkpoint)
+    pieces = vocabulary_lib.load(self.vocabulary)
+    _check_pieces(self.vocabulary, pieces, self.checkpoint, config)
+    tokenize = functools.partial(
+      vocabulary_lib.tokenize, pieces, length=self.length
+    )
+    return params, config, tokenize
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts as the mean of the encoder's outputs, of length 1."""
+    return _encode(self._read, texts, self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bert:
+  """A BERT of Hugging Face or sentence-transformers, run in Flax.
+
+  A vector is the mean of the outputs, of length 1, as Sentence-BERT's are; a
+  folder that asks for another is refused.
+
+  References:
+    Reimers and Gurevych, "Sentence-BERT", EMNLP 2019, section 3.
+  """
+
+  folder: str | os.PathLike
+  """With config.json, model.safetensors and the vocabulary."""
+  length: int = 64
+  """Tokens of a text, [CLS] and [SEP] included, from 3 to the model's positions;
+  the rest is cut off."""
+  batch_size: int = 256
+  """Texts at a time; changes the speed only."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder."""
+    return f"mean of the outputs of {pathlib.Path(self.folder).resolve().name}"
+
+  @functools.cached_property
+  def _read(self) -> tuple[Any, Any, Callable[[Sequence[str]], np.ndarray]]:
+    params, config = bert.load_encoder(self.folder)
+    folder = pathlib.Path(self.folder)
+    pieces = wordpiece.load(_with_vocabulary(folder))
+    _check_pieces(folder, pieces, folder, config)
+    if not 3 <= self.length <= config.max_length:
+      raise ValueError(
+        f"expected length from 3 to {config.max_length}, as many positions as"
+        f" {folder} has, got length={self.length}; change it"
+      )
+    return params, config, functools.partial(pieces.rows, length=self.length)
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts as the mean of the outputs, of length 1."""
+    return _encode(self._read, texts, self.batch_size)
+
+
+def load(encoder: OwnEncoder | Bert | None = None) -> TextEncoder:
+  """Returns an encoder that has been read, so that what is wrong shows now.
+
+  Args:
+    encoder: which; None: the shipped one, for texts as short as queries.
+
+  Raises:
+    ValueError: if a file is missing or damaged, or they do not go together.
+  """
+  encoder = OwnEncoder(length=64) if encoder is None else encoder
+  encoder._read  # noqa: B018  kept for `encode`
+  return encoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gpt2:
+  """The last token's state in GPT-2's last layer, as MAUVE's authors do it.
+
+  Their scores are of gpt2-large, read up to 1,024 tokens; another size gives
+  other scores. Any causal language model that transformers reads will do.
+
+  References:
+    Pillutla et al. 2021, MAUVE, section 4 and appendix A.
+  """
+
+  folder: str | os.PathLike
+  """Of Hugging Face: config.json, weights and tokenizer."""
+  max_length: int = 1024
+  """Tokens of a text; the rest is cut off."""
+  batch_size: int = 8
+  """Texts at a time; changes the speed only."""
+  device: str = "cpu"
+  """Where torch computes, e.g. "cuda:0"."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder."""
+    return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Returns the state at the last token; an empty text is an end of text."""
+    folder = _checked(self.folder, "torch", "transformers")
+    import torch
+    import transformers
+
+    local = {"local_files_only": True}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+    with _no_bars():
+      model = transformers.AutoModel.from_pretrained(folder, **local)
+    model = model.float().to(self.device).eval()
+    end = tokenizer.eos_token_id or 0
+    rows = [
+      tokenizer.encode(text, truncation=True, max_length=self.max_length)
+      or [end]
+      for text in texts
+    ]
+    vectors = np.zeros((len(rows), model.config.hidden_size), np.float32)
+    for chosen in _by_length(rows, self.batch_size):
+      lengths = np.array([len(rows[i]) for i in chosen])
+      ids = vocabulary_lib.pad([rows[i] for i in chosen], lengths.max())
+      mask = np.arange(ids.shape[1]) < lengths[:, None]
+      with torch.no_grad():
+        states = model(
+          input_ids=torch.tensor(ids, dtype=torch.int64).to(self.device),
+          attention_mask=torch.tensor(mask, dtype=torch.int64).to(self.device),
+        ).last_hidden_state.cpu()
+      vectors[chosen] = states[np.arange(len(ids)), lengths - 1]
+    return vectors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentenceTransformer:
+  """A model of the sentence-transformers library, pooled as its folder says."""
+
+  folder: str | os.PathLike
+  """As `SentenceTransformer.save` writes it: modules.json and their folders."""
+  batch_size: int = 32
+  """Texts at a time; changes the speed only."""
+  device: str = "cpu"
+  """Where torch computes, e.g. "cuda:0"."""
+
+  @property
+  def description(self) -> str:
+    """Names the folder."""
+    return f"sentence-transformer {pathlib.Path(self.folder).resolve().name}"
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts with the library."""
+    folder = _checked(self.folder, "sentence_transformers")
+    import sentence_transformers
+
+    with _no_bars():
+      model = sentence_transformers.SentenceTransformer(
+        folder, device=self.device, local_files_only=True
+      )
+    vectors = model.encode(
+      list(texts), batch_size=self.batch_size, show_progress_bar=False
+    )
+    return np.asarray(vectors, np.float32)
+
+
+def _encode(read, texts: Sequence[str], batch_size: int) -> np.ndarray:
+  params, config, tokenize = read
+  return encode_lib.encode(
+    params, config, tokenize(texts), batch_size=batch_size
+  )
+
+
+def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:
+  """Refuses a vocabulary with more pieces than the model knows."""
+  if pieces.vocab_size > config.vocab_size:
+    raise ValueError(
+      f"{vocabulary}: expected at most vocab_size={config.vocab_size} pieces, as"
+      f" {checkpoint} has, got {pieces.vocab_size}: give its own vocabulary"
+    )
+
+
+def _with_vocabulary(folder: pathlib.Path) -> pathlib.Path:
+  """Returns the folder, or that of its first module where the pieces lie."""
+  names = ("tokenizer.json", "vocab.txt")
+  for place in (folder, *sorted(folder.glob("0_*"))):
+    if any((place / name).is_file() for name in names):
+      return place
+  return folder
+
+
+def _checked(folder: str | os.PathLike, *modules: str) -> str:
+  """Returns the folder, if it and what reads it are there."""
+  missing = [one for one in modules if importlib.util.find_spec(one) is None]
+  if missing:
+    names = " ".join(one.replace("_", "-") for one in missing)
+    raise ValueError(
+      f"{folder}: expected {' and '.join(modules)} to read it with, got no"
+      f" {missing[0]}: pip install {names}"
+    )
+  if not pathlib.Path(folder).is_dir():
+    raise ValueError(
+      f"expected a folder with a model, got folder={os.fspath(folder)!r}: no"
+      " such folder; nothing is downloaded, so save the model there first"
+    )
+  return os.fspath(folder)
+
+
+@contextlib.contextmanager
+def _no_bars() -> Iterator[None]:
+  """Keeps transformers from drawing a bar of the weights it reads."""
+  from transformers.utils import logging
+
+  shown = logging.is_progress_bar_enabled()
+  logging.disable_progress_bar()
+  try:
+    yield
+  finally:
+    if shown:
+      logging.enable_progress_bar()
+
+
+def _by_length(
+  rows: Sequence[Sequence[int]], batch_size: int
+) -> Iterator[list[int]]:
+  """Yields positions in batches of about one length: little is padding."""
+  order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+  for start in range(0, len(order), batch_size):
+    yield order[start : start + batch_size]
