@@ -107,9 +107,8 @@ def mean_rank(
   (num_candidates + 1) / 2 is chance. Held-out canaries are independent given
   the model; inserted ones meet in training, so read theirs as a description.
 
-  >>> found = mean_rank(np.array([40, 60, 50, 50]), 100)
-  >>> print(f"{found.value} [{found.low:.1f}, {found.high:.1f}]")
-  50.0 [37.0, 63.0]
+  >>> f"{mean_rank(np.array([40, 60, 50, 50]), 100):.1f}"
+  '50.0 [37.0, 63.0]'
 
   Args:
     ranks: from `ranks`, at least one; a single one says nothing.
@@ -129,7 +128,7 @@ def mean_rank(
     )
   mean = intervals.student(values, confidence=confidence)
   return intervals.Interval(
-    value=mean.value,
+    mean=mean.mean,
     low=max(1.0, mean.low),
     high=min(float(num_candidates), mean.high),
   )

@@ -182,7 +182,7 @@ def audit(
     epsilon_one_run=one_run,
     epsilon_one_run_fdp=one_run_fdp,
     epsilon_clopper_pearson=_clopper_pearson(*sides, significance, delta),
-    epsilon_gdp_estimate=_gdp_estimate(area.value, num, others, delta),
+    epsilon_gdp_estimate=_gdp_estimate(area.mean, num, others, delta),
     auroc=area,
     tpr_at_1_fpr=tpr_at_fpr(*sides, fpr=_FPR, confidence=confidence),
   )
@@ -312,7 +312,7 @@ def auroc(
   inner = min(max(value, 1e-12), 1 - 1e-12)
   low = scipy.optimize.brentq(excess, 0, inner) if value > 0 else 0.0
   high = scipy.optimize.brentq(excess, inner, 1) if value < 1 else 1.0
-  return intervals.Interval(value=value, low=float(low), high=float(high))
+  return intervals.Interval(mean=value, low=float(low), high=float(high))
 
 
 def tpr_at_fpr(
@@ -359,7 +359,7 @@ def tpr_at_fpr(
       high = scipy.stats.beta.isf(each, found + 1, num - found)
   value = float(above / num)
   return intervals.Interval(
-    value=value, low=min(value, float(low)), high=max(value, float(high))
+    mean=value, low=min(value, float(low)), high=max(value, float(high))
   )
 
 

@@ -38,11 +38,13 @@ __all__ = [
 ]
 
 
-def wilson(found: float, total: float, *, confidence: float = 0.95) -> intervals.Interval:
+def wilson(
+  found: float, total: float, *, confidence: float = 0.95
+) -> intervals.Interval:
   """Returns a share with Wilson's interval, which holds for few texts, too.
 
   >>> share = wilson(0, 100)
-  >>> share.value, share.low, round(share.high, 3)
+  >>> share.mean, share.low, round(share.high, 3)
   (0.0, 0.0, 0.037)
 
   Args:
@@ -67,14 +69,17 @@ def wilson(found: float, total: float, *, confidence: float = 0.95) -> intervals
   half = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
   half /= 1 + z**2 / total
   return intervals.Interval(
-    value=float(share),
+    mean=float(share),
     low=float(min(share, max(0.0, middle - half))),
     high=float(max(share, min(1.0, middle + half))),
   )
 
 
 def difference(
-  first: intervals.Interval, second: intervals.Interval, *, correlation: float = 0.0
+  first: intervals.Interval,
+  second: intervals.Interval,
+  *,
+  correlation: float = 0.0,
 ) -> intervals.Interval:
   """Returns the difference of two shares with Newcombe's interval.
 
@@ -82,7 +87,7 @@ def difference(
   interval shrinks to a point.
 
   >>> gap = difference(wilson(10, 100), wilson(0, 100))
-  >>> round(gap.value, 3), round(gap.low, 3), round(gap.high, 3)
+  >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
   (0.1, 0.042, 0.174)
 
   Args:
@@ -93,11 +98,11 @@ def difference(
   Returns:
     `first` minus `second`, with the confidence of their intervals.
   """
-  value = first.value - second.value
-  down = (first.value - first.low, second.high - second.value)
-  up = (first.high - first.value, second.value - second.low)
+  value = first.mean - second.mean
+  down = (first.mean - first.low, second.high - second.mean)
+  up = (first.high - first.mean, second.mean - second.low)
   return intervals.Interval(
-    value=value,
+    mean=value,
     low=value - _third_side(*down, correlation),
     high=value + _third_side(*up, correlation),
   )

@@ -271,4 +271,4 @@ def _count(hit: Bool[np.ndarray, " text"]) -> found_lib.Found:
 
 
 def _measure(share: intervals.Interval) -> results.Measure:
-  return results.Measure(mean=share.value, low=share.low, high=share.high)
+  return results.Measure(mean=share.mean, low=share.low, high=share.high)
