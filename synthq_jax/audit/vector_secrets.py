@@ -25,9 +25,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from synthq_jax import intervals
-from synthq_jax.audit import exposure
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
+from synthq_jax.audit import exposure
 
 if TYPE_CHECKING:
   import seqio
