@@ -23,8 +23,8 @@ from synthq_jax.leakage import (
   calibration,
   encoders,
   near_duplicates,
-  relations,
   shares,
+  words,
 )
 
 PRECISION = 0.9
@@ -233,9 +233,9 @@ def confusion(labelled: Labelled, side: str) -> dict:
     if pair.different_topic:
       told = ("different topic",)
     if told:
-      said = relations.relation(pair.query, getattr(pair, side))
+      said = words.relation(pair.query, getattr(pair, side))
       counts[told[0], said] += 1
-  kinds = relations.RELATIONS
+  kinds = words.RELATIONS
   table = [[counts[one, other] for other in kinds] for one in kinds]
   right = sum(table[i][i] for i in range(len(kinds)))
   total = sum(counts.values())
