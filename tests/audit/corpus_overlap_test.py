@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from synthq_jax.audit import _word_ngrams, corpus_overlap, corpus_search
+from synthq_jax.audit import corpus_overlap, corpus_search
 from synthq_jax.generation import text_measures
 
 _LINE = "the quick brown fox jumps over the lazy dog near the old river bank"
@@ -62,7 +62,7 @@ def test_what_is_found_is_what_a_plain_search_finds(
   probe, rows = corpus_search.prepare(items, ngram)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(corpus_search, "_PIECE", piece)
-    patch.setattr(_word_ngrams, "_FILTER_BITS", (1, 3))  # many false marks
+    patch.setattr(corpus_search, "_FILTER_BITS", (1, 3))  # many false marks
     found = corpus_search.scan(probe, iter(corpus))
   exact, contained = zip(
     *(_plain(i, corpus, ngram) for i in items), strict=True
@@ -204,7 +204,7 @@ def test_equal_hashes_never_pass_for_one_another(monkeypatch):
   ]
   corpus = items[::5]
   seeds = []
-  draw = _word_ngrams._random
+  draw = corpus_search._random
 
   def coarse(rng, number):
     seeds.append(number)
@@ -215,7 +215,7 @@ def test_equal_hashes_never_pass_for_one_another(monkeypatch):
       else draw(rng, number)
     )
 
-  monkeypatch.setattr(_word_ngrams, "_random", coarse)
+  monkeypatch.setattr(corpus_search, "_random", coarse)
   found = _measure(items, corpus)
   assert len(seeds) == 6  # two collided
   assert found.exact.mean == len(corpus) / len(items)
