@@ -26,6 +26,7 @@ __all__ = [
   "Nucleus",
   "Temperature",
   "TopK",
+  "decode",
   "generate",
 ]
 
@@ -216,13 +217,13 @@ def _write(
   **settings: Any,
 ) -> Int[Array, "document num_samples max_length"]:
   """Writes the queries of one batch, every device those of its documents."""
-  write = functools.partial(_write_alone, **settings)
+  write = functools.partial(decode, **settings)
   return device_rows.split(write, mesh, whole=2)(
     params, banned, inputs, keys, real
   )
 
 
-def _write_alone(
+def decode(
   params: typing.Params,
   banned: Bool[Array, "1 vocab"],
   inputs: t5.Inputs,
@@ -232,9 +233,24 @@ def _write_alone(
   config: t5_config.T5Config,
   sampler: samplers.Sampler,
   max_length: int,
-  num_samples: int,
+  num_samples: int = 1,
 ) -> Int[Array, "document num_samples max_length"]:
-  """Writes the queries of some documents, until the last has ended."""
+  """Writes texts for what was read, until the last has ended; traced by JAX.
+
+  Args:
+    params: "token_embedder" and "decoder" of a T5.
+    banned: tokens that are never written.
+    inputs: what the decoder attends to, for each document.
+    keys: of the documents' randomness.
+    real: which rows count; the others need not end.
+    config: the shape of the T5.
+    sampler: how the next token is picked.
+    max_length: tokens at most, EOS included.
+    num_samples: texts for each document.
+
+  Returns:
+    Tokens, with EOS where a text ended and 0 after.
+  """
 
   def unfinished(state):
     position, _, _, ended, _ = state

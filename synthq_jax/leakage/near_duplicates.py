@@ -19,7 +19,6 @@ References:
 
 import dataclasses
 import functools
-import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -45,7 +44,6 @@ __all__ = [
   "MinHash",
   "Text",
   "TokenSet",
-  "best_of_each_target",
   "find",
   "pairs",
   "share_with_match",
@@ -465,45 +463,6 @@ def find(
           relation=words.relation(one.text, other.text),
         )
       bar.update(len(texts))
-
-
-def best_of_each_target(matches: Iterable[Match], k: int) -> list[Match]:
-  """Keeps the k queries most similar to each target, such as 100.
-
-  A detector by cosine looks at the nearest targets of a query; with a low
-  threshold this turns the question round. Memory holds k matches per target.
-
-  >>> topics = [Text(id="302", text="measles outbreak")]
-  >>> log = [Text(id=q, text=q) for q in ("measles", "measles outbreaks", "jax")]
-  >>> matches = find(log, topics, TokenSet(threshold=0.1))
-  >>> [match.query_id for match in best_of_each_target(matches, k=1)]
-  ['measles outbreaks']
-
-  Args:
-    matches: from `find`.
-    k: of each target, >= 1.
-
-  Returns:
-    Matches by target, in the order in which targets first came, the best
-    first; of equal ones the earlier.
-
-  Raises:
-    ValueError: if k is below 1.
-  """
-  _check_positive("k", k)
-  heaps: dict[str, list[tuple[float, int, Match]]] = {}
-  for number, match in enumerate(matches):
-    heap = heaps.setdefault(match.target_id, [])
-    entry = (match.score, -number, match)
-    if len(heap) < k:
-      heapq.heappush(heap, entry)
-    else:
-      heapq.heappushpop(heap, entry)
-  return [
-    match
-    for heap in heaps.values()
-    for _, _, match in sorted(heap, key=lambda x: x[:2], reverse=True)
-  ]
 
 
 def pairs(

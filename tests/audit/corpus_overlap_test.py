@@ -20,8 +20,13 @@ _LINE = "the quick brown fox jumps over the lazy dog near the old river bank"
 
 def _measure(items, corpus, **changes):
   config = corpus_overlap.Config(**{"ngram": 3, "runs": 2, **changes})
-  found = corpus_overlap.measure(config, {"queries": items}, corpus)
-  return found.kinds["queries"]
+  return _search(config, {"queries": items}, corpus)["queries"]
+
+
+def _search(config, items, corpus, **options):
+  plan = corpus_overlap.prepare(config, items)
+  found = corpus_search.scan(plan.probe, corpus, **options)
+  return corpus_overlap.summarize(plan, found).kinds
 
 
 def _holds(words, wanted):
@@ -246,9 +251,7 @@ def test_progress_counts_the_texts(monkeypatch):
   monkeypatch.setattr(corpus_search, "_PIECE", 6)
   seen = []
   config = corpus_overlap.Config()
-  corpus_overlap.measure(
-    config, {"q": ["a"]}, ["a b c"] * 7, progress=seen.append
-  )
+  _search(config, {"q": ["a"]}, ["a b c"] * 7, progress=seen.append)
   assert sum(seen) == 7 and len(seen) > 1
 
 
@@ -272,7 +275,7 @@ def test_real_c4_sentences_are_found_and_other_queries_hardly():
     "medquad": _field(data / "medquad/corpus.jsonl.gz")[:500],
   }
   config = corpus_overlap.Config(sample_size=300, runs=3)
-  found = corpus_overlap.measure(config, kinds, corpus).kinds
+  found = _search(config, kinds, corpus)
   assert found["sentences"].exact.mean == found["sentences"].full.mean == 1
   assert found["reversed"].exact.mean == 0
   assert found["reversed"].contained.mean < 0.01

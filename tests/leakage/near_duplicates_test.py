@@ -147,33 +147,6 @@ def test_pieces_of_a_search_change_nothing(monkeypatch):
       np.testing.assert_array_equal(one, other)
 
 
-@hypothesis.given(
-  st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 3))),
-  st.integers(1, 3),
-)
-def test_the_best_of_each_target_are_the_first_of_all_sorted(rows, k):
-  matches = [
-    near_duplicates.Match(
-      query_id=str(number),
-      query="",
-      target_id=target,
-      target="",
-      score=float(score),
-      detector="",
-      relation="",
-    )
-    for number, (target, score) in enumerate(rows)
-  ]
-  expected = [
-    match
-    for target in dict.fromkeys(match.target_id for match in matches)
-    for match in sorted(
-      (m for m in matches if m.target_id == target), key=lambda m: -m.score
-    )[:k]
-  ]
-  assert near_duplicates.best_of_each_target(iter(matches), k) == expected
-
-
 @hypothesis.given(TEXTS, TEXTS, st.integers(1, 4))
 def test_chunks_change_nothing(queries, targets, chunk):
   detector = near_duplicates.TokenSet(threshold=0.5)
@@ -247,8 +220,6 @@ def test_wrong_settings_are_refused():
     list(near_duplicates.find([], [], near_duplicates.Exact(), chunk=0))
   with pytest.raises(ValueError, match="chunk=0"):
     near_duplicates.share_with_match([], [], near_duplicates.Exact(), chunk=0)
-  with pytest.raises(ValueError, match="k=0"):
-    near_duplicates.best_of_each_target([], 0)
 
 
 SIMPLE = st.lists(st.text(alphabet="ab é", max_size=6), max_size=6)
