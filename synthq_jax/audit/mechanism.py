@@ -31,7 +31,7 @@ from synthq_jax.audit import lower_bounds
 from synthq_jax.privacy import accounting, sampling
 from synthq_jax.training import dp_step
 
-__all__ = ["Audit", "Mechanism", "audit", "loss_fn", "make_records", "run"]
+__all__ = ["Audit", "Mechanism", "audit", "loss_fn", "make_records"]
 
 _RELATION = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 _CANARY_NORM = 100.0  # gradient norm over the clip norm: clipping has to act
@@ -172,54 +172,6 @@ def audit(
   )
   return Audit(
     claim=mechanism.epsilon, bounds=bounds, inserted=inserted, releases=releases
-  )
-
-
-def run(
-  *,
-  epsilon: float,
-  delta: float,
-  num_examples: int,
-  batch_size: int,
-  steps: int = 1,
-  num_canaries: int | None = None,
-  seed: int,
-) -> str:
-  """Audits this library's own step, and says in one paragraph what was found.
-
-  Args:
-    epsilon: the claim.
-    delta: of the claim.
-    num_examples: records.
-    batch_size: of them in a step: all, or on average, drawn by Poisson
-      sampling.
-    steps: noisy sums.
-    num_canaries: at most the records; None: as many.
-    seed: of coins, batches and noise.
-
-  Raises:
-    ValueError: if a number is out of range.
-  """
-  if batch_size == num_examples:
-    sampler = sampling.FixedOrder(
-      num_examples=num_examples, batch_size=batch_size
-    )
-  else:
-    sampler = sampling.Poisson.with_margin(
-      num_examples=num_examples, expected_batch_size=batch_size
-    )
-  claimed = Mechanism(
-    epsilon=epsilon, delta=delta, sampler=sampler, steps=steps
-  )
-  found = audit(claimed, num_canaries=num_canaries or num_examples, seed=seed)
-  bound = found.bounds.epsilon_one_run_fdp
-  verdict = "REFUTED" if found.violates else "not refuted, which proves nothing"
-  return (
-    f"The step gives away epsilon >= {bound:.2f} at"
-    f" {found.bounds.confidence:.0%} confidence, by"
-    f" {found.bounds.num_correct} right guesses of {found.bounds.num_guesses}"
-    f" among {len(found.inserted)} canaries; the claim of {epsilon:g} is"
-    f" {verdict}."
   )
 
 
