@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import checks
 from synthq_jax.audit import corpus_search
 
 __all__ = [
@@ -47,13 +48,10 @@ class Config:
   """Of the samples."""
 
   def __post_init__(self):
-    least = {"sample_size": 1, "runs": 1, "ngram": 1, "seed": 0}
-    for name, low in least.items():
-      if getattr(self, name) < low:
-        raise ValueError(
-          f"corpus_overlap.Config.{name} must be at least {low}, got"
-          f" {name}={getattr(self, name)}"
-        )
+    checks.at_least(
+      1, sample_size=self.sample_size, runs=self.runs, ngram=self.ngram
+    )
+    checks.at_least(0, seed=self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import optim, typing
+from synthq_jax import checks, optim, typing
 from synthq_jax.audit import membership
 from synthq_jax.generation import decoding
 from synthq_jax.losses import seq2seq
@@ -109,11 +109,7 @@ class Gaussian:
   """Of the noise of each coordinate, at least 0."""
 
   def __post_init__(self):
-    if not self.standard_deviation >= 0:
-      raise ValueError(
-        "Gaussian.standard_deviation must be at least 0, got"
-        f" standard_deviation={self.standard_deviation}"
-      )
+    checks.at_least(0, standard_deviation=self.standard_deviation)
 
   def __call__(self, vectors, key):
     noise = jax.random.normal(key, vectors.shape, vectors.dtype)
@@ -148,11 +144,7 @@ class Inverter:
   """States that a vector is turned into."""
 
   def __post_init__(self):
-    if self.vector_dim < 1 or self.memories < 1:
-      raise ValueError(
-        "expected Inverter.vector_dim >= 1 and Inverter.memories >= 1, got"
-        f" vector_dim={self.vector_dim}, memories={self.memories}"
-      )
+    checks.at_least(1, vector_dim=self.vector_dim, memories=self.memories)
     if self.model.scan_layers:
       raise ValueError(
         "expected Inverter.model with scan_layers=False, got True: decoding"
@@ -415,11 +407,7 @@ def write(
     ValueError: if the vectors have another dimension or a number is below 1.
   """
   sent = _checked(sent, inverter.vector_dim)
-  if min(max_length, batch_size) < 1:
-    raise ValueError(
-      "expected max_length and batch_size of at least 1, got"
-      f" max_length={max_length}, batch_size={batch_size}"
-    )
+  checks.at_least(1, max_length=max_length, batch_size=batch_size)
   params = jax.device_put(params)
   return membership.in_batches(
     lambda rows: _write(

@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 
@@ -80,8 +80,7 @@ def log_likelihoods(
   """
   inputs, targets = np.asarray(inputs), np.asarray(targets)
   _check_records(inputs, targets, model_config.vocab_size)
-  if batch_size < 1:
-    raise ValueError(f"expected batch_size >= 1, got batch_size={batch_size}")
+  checks.at_least(1, batch_size=batch_size)
   params = jax.device_put(params)
   return scored(
     lambda rows: _score(
@@ -364,8 +363,7 @@ class NgramModel:
     Raises:
       ValueError: if there is no token, or what is no id.
     """
-    if order < 1:
-      raise ValueError(f"expected order >= 1, got order={order}")
+    checks.at_least(1, order=order)
     tokens = _sequences(tokens, vocab_size)
     targets = _back(tokens, 0)
     if not len(targets):

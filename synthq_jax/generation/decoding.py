@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.generation import samplers
 from synthq_jax.models import device_rows, length_batches, t5, t5_config
 
@@ -95,8 +95,8 @@ def generate(
   """
   tokens = np.asarray(tokens)
   _check(tokens, ids)
-  _check_positive(
-    max_length=max_length, num_samples=num_samples, batch_size=batch_size
+  checks.at_least(
+    1, max_length=max_length, num_samples=num_samples, batch_size=batch_size
   )
   keys = _document_keys(key, ids)
   banned = _forbidden_mask(config.vocab_size, forbidden)
@@ -136,12 +136,6 @@ def _check(tokens: np.ndarray, ids: Sequence[str]) -> None:
       f"ids must all be different, got {len(ids) - len(set(ids))} repeated:"
       " equal ids would draw equal queries (num_samples writes several)"
     )
-
-
-def _check_positive(**values: int) -> None:
-  for name, value in values.items():
-    if value < 1:
-      raise ValueError(f"{name} must be at least 1, got {name}={value}")
 
 
 def _document_keys(

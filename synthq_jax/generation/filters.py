@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
+from synthq_jax import checks
 from synthq_jax.generation import text_measures
 
 __all__ = [
@@ -158,11 +159,8 @@ def are_copies(
   ... ).tolist()
   [True, False]
   """
-  if not 0 < share <= 1 or min_words < 1:
-    raise ValueError(
-      "expected share in (0, 1] and min_words >= 1, got"
-      f" share={share} and min_words={min_words}"
-    )
+  checks.within("(0, 1]", share=share)
+  checks.at_least(1, min_words=min_words)
   found = []
   for query, document in zip(queries, documents, strict=True):
     own = text_measures.words(query)

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from synthq_jax import checks
+
 __all__ = ["Greedy", "Nucleus", "Sampler", "Temperature", "TopK"]
 
 _LANES = 128  # tokens of a block: a row of a TPU's registers
@@ -32,14 +34,6 @@ class Sampler(Protocol):
     self, logits: Float[Array, "batch vocab"], keys: Key[Array, " batch"]
   ) -> Int[Array, " batch"]:
     """Returns the tokens."""
-
-
-def _check_temperature(sampler: "Nucleus | Temperature | TopK") -> None:
-  if not sampler.temperature > 0:
-    raise ValueError(
-      f"{type(sampler).__name__}.temperature must be positive, got"
-      f" temperature={sampler.temperature}; use Greedy() for no randomness"
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Temperature:
   """Positive; below 1 sharpens the distribution."""
 
   def __post_init__(self):
-    _check_temperature(self)
+    checks.within("(0, inf)", temperature=self.temperature)
 
   def sample(self, logits, keys):
     table = _table(logits, self.temperature)
@@ -83,9 +77,8 @@ class TopK:
   """Positive; below 1 sharpens the distribution."""
 
   def __post_init__(self):
-    _check_temperature(self)
-    if self.k < 1:
-      raise ValueError(f"TopK.k must be at least 1, got k={self.k}")
+    checks.within("(0, inf)", temperature=self.temperature)
+    checks.at_least(1, k=self.k)
 
   def sample(self, logits, keys):
     table = _table(logits, self.temperature)
@@ -116,9 +109,8 @@ class Nucleus:
   """Positive; applied before the cut."""
 
   def __post_init__(self):
-    _check_temperature(self)
-    if not 0 < self.p <= 1:
-      raise ValueError(f"Nucleus.p must lie in (0, 1], got p={self.p}")
+    checks.within("(0, inf)", temperature=self.temperature)
+    checks.within("(0, 1]", p=self.p)
 
   def sample(self, logits, keys):
     if self.p == 1:  # a sum of weights could round to all of them

@@ -29,6 +29,7 @@ import Stemmer
 import tqdm
 from jaxtyping import Bool, Float, Int
 
+from synthq_jax import checks
 from synthq_jax.leakage import set_search, words
 from synthq_jax.retrieval import index as index_lib
 
@@ -157,15 +158,8 @@ class _OfSets:
 
   def __post_init__(self):
     """Checks the fields."""
-    if not 0 < self.threshold <= 1:
-      raise ValueError(
-        "expected a threshold in (0, 1], got"
-        f" threshold={self.threshold}; change it"
-      )
-    if getattr(self, "n", 1) < 1:
-      raise ValueError(
-        f"expected n-grams of n >= 1 characters, got n={self.n}; change it"
-      )
+    checks.within("(0, 1]", threshold=self.threshold)
+    checks.at_least(1, n=getattr(self, "n", 1))
 
   def index(self, targets: Sequence[str]) -> Index:
     sets = set_search.build(
@@ -282,13 +276,9 @@ class MinHash(_OfSets):
   def __post_init__(self):
     """Checks the fields."""
     super().__post_init__()
-    sound = self.num_hashes >= 2 and 0 < self.most_missed < 1
-    if not sound or self.seed < 0:
-      raise ValueError(
-        "expected num_hashes >= 2, most_missed in (0, 1) and seed >= 0, got"
-        f" num_hashes={self.num_hashes}, most_missed={self.most_missed},"
-        f" seed={self.seed}; change them"
-      )
+    checks.at_least(2, num_hashes=self.num_hashes)
+    checks.within("(0, 1)", most_missed=self.most_missed)
+    checks.at_least(0, seed=self.seed)
     if self.bands[0] == 0:
       raise ValueError(
         f"expected num_hashes enough for threshold={self.threshold} and"
@@ -363,11 +353,8 @@ class Embedding:
 
   def __post_init__(self):
     """Checks the fields."""
-    if not -1 < self.threshold <= 1 or self.top_k < 1:
-      raise ValueError(
-        "expected threshold in (-1, 1] and top_k >= 1, got "
-        f"threshold={self.threshold}, top_k={self.top_k}; change them"
-      )
+    checks.within("(-1, 1]", threshold=self.threshold)
+    checks.at_least(1, top_k=self.top_k)
 
   def index(self, targets: Sequence[str]) -> Index:
     exact = index_lib.exact(self.unit(targets)) if len(targets) else None
@@ -442,7 +429,7 @@ def find(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  _check_positive("chunk", chunk)
+  checks.at_least(1, chunk=chunk)
   targets = list(targets)
   index = detector.index([target.text for target in targets])
   queries = iter(queries)
@@ -511,12 +498,7 @@ def share_with_match(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  _check_positive("chunk", chunk)
+  checks.at_least(1, chunk=chunk)
   marked = np.zeros(len(queries), bool)
   marked[pairs(queries, detector.index(targets), chunk=chunk)[0]] = True
   return marked
-
-
-def _check_positive(name: str, value: int) -> None:
-  if value < 1:
-    raise ValueError(f"expected {name} >= 1, got {name}={value}; change it")

@@ -291,7 +291,7 @@ def _field(path):
 
 @pytest.mark.parametrize("name", ["sample_size", "runs", "ngram"])
 def test_settings_that_look_for_nothing_are_refused(name):
-  with pytest.raises(ValueError, match=f"at least 1, got {name}=0"):
+  with pytest.raises(ValueError, match=f"{name} >= 1, got {name}=0"):
     corpus_overlap.Config(**{name: 0})
 
 

@@ -207,7 +207,7 @@ def test_planted_near_duplicates_are_found():
 @pytest.mark.parametrize("threshold", [0.0, -1.0, 1.01, float("nan")])
 def test_a_threshold_that_means_nothing_is_refused(threshold):
   for kind in (near_duplicates.TokenSet, near_duplicates.Containment):
-    with pytest.raises(ValueError, match="expected a threshold in"):
+    with pytest.raises(ValueError, match="expected threshold in"):
       kind(threshold=threshold)
 
 
