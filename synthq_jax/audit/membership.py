@@ -121,11 +121,6 @@ def scored(
 ) -> Float[np.ndarray, " record"]:
   """Returns the log-likelihoods of `in_batches` as float64.
 
-  Args:
-    function: from rows to log-likelihoods.
-    total: of records, at least 1.
-    batch_size: records at once, at least 1.
-
   Raises:
     ValueError: if one is not finite.
   """

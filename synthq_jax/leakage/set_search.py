@@ -107,17 +107,11 @@ def _rows(sets: Sets, columns: dict[Hashable, int]) -> _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """Sets that others are compared with, made by `build`.
-
-  Attributes:
-    measure: the similarity.
-    threshold: the least similarity of a match, in (0, 1].
-    columns: the number of each element, the rarest first.
-  """
+  """Sets that others are compared with, made by `build`."""
 
   measure: Measure
-  threshold: float
-  columns: dict[Hashable, int] = dataclasses.field(repr=False)
+  threshold: float  # the least similarity of a match, in (0, 1]
+  columns: dict[Hashable, int] = dataclasses.field(repr=False)  # rarest first
   _rows: _Rows = dataclasses.field(repr=False)
   _first: scipy.sparse.csr_array = dataclasses.field(repr=False)
   _all: scipy.sparse.csr_array = dataclasses.field(repr=False)
@@ -125,12 +119,8 @@ class Index:
   def match(self, sets: Sets) -> Matches:
     """Finds all targets that are similar to each set.
 
-    Args:
-      sets: the distinct elements of each.
-
-    Returns:
-      Positions of sets and of targets, and similarities of at least
-      `threshold`, one per pair, in the order of the sets and then the targets.
+    Returns positions of sets and of targets, and similarities of at least
+    `threshold`, one per pair, in the order of the sets and then the targets.
     """
     rows = _rows(sets, self.columns)
     first = rows.first(self.threshold)
@@ -197,14 +187,6 @@ def build(sets: Sets, measure: Measure, threshold: float) -> Index:
   >>> left, right, scores = index.match([{"plum"}, {"apple", "red"}, {"red"}])
   >>> left.tolist(), right.tolist(), scores.tolist()
   ([1, 2], [0, 0], [1.0, 0.5])
-
-  Args:
-    sets: the distinct elements of each target.
-    measure: the similarity.
-    threshold: the least similarity of a match, in (0, 1].
-
-  Returns:
-    The index.
   """
   counts: dict[Hashable, int] = {}
   for element in itertools.chain.from_iterable(sets):
@@ -219,16 +201,7 @@ def build(sets: Sets, measure: Measure, threshold: float) -> Index:
 def pairwise(
   left: Sets, right: Sets, measure: Measure
 ) -> Float[np.ndarray, " pair"]:
-  """Measures the similarity of the i-th set of each side.
-
-  Args:
-    left: the distinct elements of each.
-    right: as many sets.
-    measure: the similarity.
-
-  Returns:
-    The similarities, in [0, 1].
-  """
+  """Measures the similarity of the i-th set of each side."""
   sizes = [
     np.fromiter(map(len, sets), np.int64, len(sets)) for sets in (left, right)
   ]

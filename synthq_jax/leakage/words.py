@@ -70,7 +70,7 @@ _SEPARATORS = _Separators({ord(each): "" for each in _APOSTROPHES})
 
 
 def normalize(text: str) -> str:
-  """Returns a text without case, punctuation and needless spaces.
+  """Returns a text without case, punctuation and needless spaces, perhaps "".
 
   Unicode's compatible forms become one (NFKC), also after case folding.
   Whatever is no letter, number or mark becomes a space, but an apostrophe
@@ -78,12 +78,6 @@ def normalize(text: str) -> str:
 
   >>> normalize("What\u2019s  a Stra\xdfe, ex-GDR\uff1f")
   'whats a strasse ex gdr'
-
-  Args:
-    text: any text.
-
-  Returns:
-    The text; "" where it has neither a letter nor a number.
   """
   if not text.isascii():
     text = unicodedata.normalize("NFKC", text)
@@ -153,13 +147,6 @@ def character_ngrams(texts: Sequence[str], *, n: int) -> list[set[str]]:
 
   >>> sorted(character_ngrams(["A cat"], n=4)[0])
   [' a c', ' cat', 'a ca', 'cat ']
-
-  Args:
-    texts: as they were written.
-    n: characters of an n-gram, at least 1.
-
-  Returns:
-    One set per text, empty for an empty text.
   """
   sets = []
   for text in map(normalize, texts):

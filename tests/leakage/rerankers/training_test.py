@@ -215,8 +215,8 @@ def test_nothing_to_train_on_is_refused():
   [
     ({"batch_size": 7}, "even batch_size of at least 2"),
     ({"batch_size": 0}, "even batch_size of at least 2"),
-    ({"epochs": 0}, "epochs=0, steps=None"),
-    ({"steps": 0}, "epochs=1, steps=0"),
+    ({"epochs": 0}, "epochs=0"),
+    ({"steps": 0}, "steps=0"),
     ({"warmup": 1.0}, "warmup in [0, 1), got warmup=1.0"),
     ({"learning_rate": 0.0}, "learning_rate=0.0"),
     ({"max_gradient_norm": 0.0}, "max_gradient_norm=0.0"),
