@@ -14,13 +14,12 @@ References:
 import functools
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import Stemmer
 
 __all__ = [
   "FUNCTION_WORDS",
-  "Features",
   "RELATIONS",
   "character_ngrams",
   "normalize",
@@ -29,9 +28,6 @@ __all__ = [
   "stem_sets",
   "whole",
 ]
-
-Features = Callable[[Sequence[str]], list[Collection[Hashable]]]
-"""From texts to the distinct features of each; none for an empty text."""
 
 _APOSTROPHES = "'\u2018\u2019\u02bc\uff07`\u00b4"
 _CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
