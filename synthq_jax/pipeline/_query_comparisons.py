@@ -151,8 +151,8 @@ def _of_written(
     sized.append(one)
   return {
     "size": size,
-    "written_train": sized[0].share.value,
-    "written_control": sized[1].share.value,
+    "written_train": sized[0].share.mean,
+    "written_control": sized[1].share.mean,
     "written_difference": _measure(shares.sized_difference(*sized, owners)),
   }
 
