@@ -38,8 +38,7 @@ References:
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +46,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import optim, typing
-from synthq_jax.audit import _beam_search
-from synthq_jax.audit._treatments import Gaussian, Treatment, hidden, raw, send
+from synthq_jax import checks, optim, typing
+from synthq_jax.audit import membership
+from synthq_jax.generation import decoding
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 from synthq_jax.training import loop
@@ -73,6 +72,66 @@ _SCALE = 0.1
 """Of fresh memory states: large ones would first drown what the decoder knows."""
 
 
+class Treatment(Protocol):
+  """What becomes of true vectors before they are sent; traced by JAX."""
+
+  def __call__(
+    self, vectors: Float[Array, "row dim"], key: Key[Array, ""]
+  ) -> Float[Array, "row sent_dim"]:
+    """Returns what is sent for each row; a fresh key is fresh noise."""
+
+
+def raw(
+  vectors: Float[Array, "row dim"], key: Key[Array, ""]
+) -> Float[Array, "row dim"]:
+  """Sends the vectors as they are."""
+  del key
+  return vectors
+
+
+def hidden(
+  vectors: Float[Array, "row dim"], key: Key[Array, ""]
+) -> Float[Array, "row dim"]:
+  """Sends zeros: for the decoder that others are compared with."""
+  del key
+  return jnp.zeros_like(vectors)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gaussian:
+  """Adds noise to every coordinate.
+
+  Who receives a vector k times, each time with noise of its own, knows it as
+  well as from one with this standard deviation over sqrt(k): audit that.
+  """
+
+  standard_deviation: float
+  """Of the noise of each coordinate, at least 0."""
+
+  def __post_init__(self):
+    checks.at_least(0, standard_deviation=self.standard_deviation)
+
+  def __call__(self, vectors, key):
+    noise = jax.random.normal(key, vectors.shape, vectors.dtype)
+    return vectors + self.standard_deviation * noise
+
+
+def send(
+  treatment: Treatment | None,
+  vectors: Float[np.ndarray, "row dim"],
+  key: Key[Array, ""],
+) -> Float[np.ndarray, "row sent_dim"]:
+  """Returns what is sent for true vectors.
+
+  Args:
+    treatment: what is done to them; None for nothing.
+    vectors: of sentences.
+    key: of the noise.
+  """
+  sent = jax.jit(treatment or raw)(jnp.asarray(vectors), key)
+  return np.asarray(sent, np.float32)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inverter:
   """The shape of the attacker's decoder."""
@@ -85,11 +144,7 @@ class Inverter:
   """States that a vector is turned into."""
 
   def __post_init__(self):
-    if self.vector_dim < 1 or self.memories < 1:
-      raise ValueError(
-        "expected Inverter.vector_dim >= 1 and Inverter.memories >= 1, got"
-        f" vector_dim={self.vector_dim}, memories={self.memories}"
-      )
+    checks.at_least(1, vector_dim=self.vector_dim, memories=self.memories)
     if self.model.scan_layers:
       raise ValueError(
         "expected Inverter.model with scan_layers=False, got True: decoding"
@@ -316,18 +371,11 @@ def log_likelihoods(
       f" {len(tokens)} sentences"
     )
   params = jax.device_put(params)
-  scored = [
-    -np.asarray(_losses(params, sent[rows], tokens[rows], inverter=inverter))
-    for rows in _batches(len(sent), batch_size)
-  ]
-  found = np.concatenate(scored)[: len(sent)].astype(np.float64)
-  if not np.isfinite(found).all():
-    raise ValueError(
-      "expected finite log-likelihoods, got others for"
-      f" {np.sum(~np.isfinite(found))} of {len(found)} sentences: train with a"
-      " lower Recipe.learning_rate"
-    )
-  return found
+  return membership.scored(
+    lambda rows: -_losses(params, sent[rows], tokens[rows], inverter=inverter),
+    len(sent),
+    batch_size,
+  )
 
 
 @functools.partial(jax.jit, static_argnames=("inverter",))
@@ -341,17 +389,15 @@ def write(
   sent: Float[np.ndarray, "row vector_dim"],
   *,
   max_length: int,
-  beams: int = 1,
   batch_size: int = 64,
 ) -> Int[np.ndarray, "row max_length"]:
-  """Writes the sentence that the attacker takes for the likeliest.
+  """Writes a sentence for each vector, always with the likeliest next token.
 
   Args:
     inverter: the shape.
     params: from `train`.
     sent: what was sent.
     max_length: tokens at most, EOS included.
-    beams: texts kept at each step; 1 is greedy.
     batch_size: rows at once, which changes memory and speed only.
 
   Returns:
@@ -361,32 +407,36 @@ def write(
     ValueError: if the vectors have another dimension or a number is below 1.
   """
   sent = _checked(sent, inverter.vector_dim)
-  if min(max_length, beams, batch_size) < 1:
-    raise ValueError(
-      "expected max_length, beams and batch_size of at least 1, got"
-      f" max_length={max_length}, beams={beams}, batch_size={batch_size}"
-    )
+  checks.at_least(1, max_length=max_length, batch_size=batch_size)
   params = jax.device_put(params)
+  return membership.in_batches(
+    lambda rows: _write(
+      params, sent[rows], inverter=inverter, max_length=max_length
+    ),
+    len(sent),
+    batch_size,
+  )
+
+
+@functools.partial(jax.jit, static_argnames=("inverter", "max_length"))
+def _write(params, sent, *, inverter: Inverter, max_length: int):
   decoder = {name: params[name] for name in _DECODER}
-  written = [
-    _beam_search.search(
-      decoder,
-      inverter.memory(params, sent[rows]),
-      config=inverter.model,
-      max_length=max_length,
-      beams=beams,
-    )
-    for rows in _batches(len(sent), batch_size)
-  ]
-  return np.concatenate([np.asarray(one) for one in written])[: len(sent)]
-
-
-def _batches(total: int, size: int) -> Iterator[Int[np.ndarray, " batch"]]:
-  """Yields rows in batches of one size; the last is filled with its first."""
-  size = min(size, total)
-  for begin in range(0, total, size):
-    rows = np.arange(begin, begin + size)
-    yield np.where(rows < total, rows, begin)
+  memory = inverter.memory(params, sent)
+  crossed = t5.Transformer(inverter.model).apply(
+    {"params": decoder}, memory, method=lambda model, x: model.decoder.cross(x)
+  )
+  mask = jnp.ones((len(memory), 1, 1, memory.shape[1]), bool)
+  written = decoding.decode(
+    decoder,
+    jnp.arange(inverter.model.vocab_size)[None] == decoding.PAD,
+    t5.Inputs(crossed, mask),
+    jax.random.split(jax.random.key(0), len(memory)),  # greedy: of no effect
+    jnp.ones(len(memory), bool),
+    config=inverter.model,
+    sampler=decoding.Greedy(),
+    max_length=max_length,
+  )
+  return written[:, 0]
 
 
 def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:

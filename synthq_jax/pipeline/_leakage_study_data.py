@@ -10,7 +10,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import sources
-from synthq_jax.leakage import near_duplicates, relations, splits
+from synthq_jax.leakage import near_duplicates, splits, words
 from synthq_jax.pipeline import (
   _leakage_study_leaks,
   _leakage_study_results,
@@ -255,7 +255,7 @@ def _facts(
     (text, test.texts[q]) for q, found in near.items() for _, text in found
   ]
   theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
-  kinds = [relations.relation(*pair) for pair in pairs]
+  kinds = [words.relation(*pair) for pair in pairs]
   return _leakage_study_results.Facts(
     source=sources.open(config.source).title,
     train_source=(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax.leakage import near_duplicates, reformulations
+from synthq_jax.leakage import near_duplicates, words
 from synthq_jax.retrieval import trec
 
 __all__ = ["NEAR", "choose", "relevant", "surely_clean"]
@@ -128,7 +128,7 @@ def _finder(
     return lambda query: [
       (f"{query}.near{place}", text)
       for place, text in enumerate(
-        reformulations.reformulations(texts[query], _REFORMULATIONS), 1
+        words.reformulations(texts[query], _REFORMULATIONS), 1
       )
     ]
   if config.near == "siblings":

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from synthq_jax.leakage import manifests, study
+from synthq_jax.leakage import splits, study
 
 __all__ = [
   "BASELINE",
@@ -64,7 +64,7 @@ class Training:
   """Instances."""
   seed: int
   """Of the set and of the training."""
-  manifest: manifests.Manifest
+  manifest: splits.Manifest
   """Of the set."""
   measures: dict[str, dict[str, float]]
   """Measure -> test query -> value."""

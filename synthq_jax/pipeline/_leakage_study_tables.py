@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax.leakage import memorization, splits, study
+from synthq_jax.leakage import splits, study
 from synthq_jax.pipeline import (
   _leakage_study_data,
   _leakage_study_results,
@@ -71,7 +71,7 @@ def _chance(config: Any, data: _leakage_study_data.Data) -> dict[str, float]:
     )
     for _ in range(_RANDOM_ORDERS)
   ]
-  return memorization.average(found)
+  return study.average(found)
 
 
 def _models(trainings: Trainings) -> list[str]:
@@ -84,7 +84,7 @@ def _fixed(name: str, trainings: Trainings) -> Values:
   for each in trainings:
     key = (each.model, each.leakage, each.size)
     groups.setdefault(key, []).append(each.measures[name])
-  return {key: memorization.average(group) for key, group in groups.items()}
+  return {key: study.average(group) for key, group in groups.items()}
 
 
 def _chosen(
@@ -103,7 +103,7 @@ def _chosen(
     )
     seeds.setdefault((model, leakage, 0), []).append(found.per_query)
     sizes.setdefault(f"{model}, {leakage}", []).extend(found.sizes)
-  return {key: memorization.average(v) for key, v in seeds.items()}, sizes
+  return {key: study.average(v) for key, v in seeds.items()}, sizes
 
 
 def _tables(
@@ -184,7 +184,7 @@ def memory_tables(
     study.compare(
       {
         _label(key): tuple(
-          memorization.average(getattr(pair[side], what) for pair in found)
+          study.average(getattr(pair[side], what) for pair in found)
           for side in (0, 1)
         )
         for key, found in pairs.items()
@@ -220,11 +220,11 @@ def _memory(
   key: tuple[str, str, int],
   trained_with: str,
   seed: int,
-) -> memorization.Memory:
+) -> study.Memory:
   """Looks up what kind `key[1]` leaks in a run of `trained_with`."""
   model, leakage, size = key
   place = _leakage_study_training.folder(root, model, trained_with, size, seed)
-  return memorization.measure(
+  return study.memory(
     trec.read_run(place / _leakage_study_training.RUN),
     [
       (each.target, each.relevant_id, each.non_relevant_id)
@@ -235,7 +235,7 @@ def _memory(
 
 
 def _mean_of(
-  found: Sequence[tuple[memorization.Memory, ...]], side: int, what: str
+  found: Sequence[tuple[study.Memory, ...]], side: int, what: str
 ) -> float:
   """Returns the mean over repetitions of the mean over test queries."""
   each = [getattr(pair[side], what) for pair in found]

@@ -13,7 +13,7 @@ import jax
 import tqdm
 
 from synthq_jax import artifacts
-from synthq_jax.leakage import manifests, rerankers, splits
+from synthq_jax.leakage import rerankers, splits
 from synthq_jax.pipeline import (
   _fingerprints,
   _leakage_study_data,
@@ -149,7 +149,7 @@ class _Job:
       leakage=self.leakage,
       size=self.size,
       seed=self.seed,
-      manifest=manifests.of(split, self.data.documents),
+      manifest=splits.manifest(split, self.data.documents),
       measures=found.per_query,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       steps=self.model.recipe.num_steps(self.size),

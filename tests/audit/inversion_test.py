@@ -310,3 +310,29 @@ def test_what_is_sent_is_what_the_treatment_says():
 def test_what_makes_no_sense_is_refused(make):
   with pytest.raises(ValueError, match="expected|must be"):
     make()
+
+
+def test_the_likeliest_token_is_written_each_time(victim):
+  """Against logits of the whole text, without a cache."""
+  vectors = 40 * victim["client"][0][:9]
+  params = INVERTER.init(victim["params"], vectors, jax.random.key(2))
+  written = np.zeros((9, 5), np.int32)
+  for position in range(5):
+    losses = [
+      -inversion.log_likelihoods(
+        INVERTER, params, vectors, _with(written, position, token)
+      )
+      for token in range(1, MODEL.vocab_size)
+    ]
+    ended = np.any(written == 1, axis=1)
+    best = 1 + np.argmin(losses, axis=0)
+    written[:, position] = np.where(ended, 0, best)
+  found = inversion.write(INVERTER, params, vectors, max_length=5)
+  np.testing.assert_array_equal(found, written)
+  assert len(np.unique(found)) > 3
+
+
+def _with(rows, position, token):
+  rows = rows.copy()
+  rows[:, position] = token
+  return rows

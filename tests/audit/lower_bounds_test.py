@@ -217,14 +217,6 @@ def test_nothing_is_found_where_nothing_is():
   assert sum(x.auroc.low <= 0.5 <= x.auroc.high for x in audits) >= LEAST
 
 
-def test_the_bounds_stand_in_their_order_and_grow_with_the_leak():
-  audits = [simulate("gaussian", e, DELTA, 500) for e in (1, 4, 8)]
-  medians = [np.median([x.epsilon_one_run_fdp for x in a]) for a in audits]
-  assert medians[0] < medians[1] < medians[2]
-  for audit in audits[2]:
-    assert audit.epsilon_one_run <= audit.epsilon_one_run_fdp
-
-
 def test_the_gdp_estimate_is_near_the_truth_and_no_bound():
   audits = simulate("gaussian", 1, DELTA, 500)
   found = np.array([x.epsilon_gdp_estimate for x in audits])
@@ -272,7 +264,7 @@ def test_the_auroc_counts_pairs_and_halves_ties():
   above = inserted[:, None] > held_out
   equal = inserted[:, None] == held_out
   expected = np.mean(above + 0.5 * equal)
-  assert run((inserted, held_out)).auroc.value == pytest.approx(expected)
+  assert run((inserted, held_out)).auroc.mean == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("mu", [0.0, 2.0, 4.0])
@@ -284,7 +276,7 @@ def test_the_interval_of_the_true_positives_covers(mu, others):
   for _ in range(200):
     sides = rng.normal(size=400) + mu, rng.normal(size=others)
     found = run(sides).tpr_at_1_fpr
-    assert found.low <= found.value <= found.high
+    assert found.low <= found.mean <= found.high
     hits += found.low <= truth <= found.high
     widths.append(found.high - found.low)
   assert hits >= LEAST
@@ -294,9 +286,9 @@ def test_the_interval_of_the_true_positives_covers(mu, others):
 def test_perfect_scores_leave_a_doubt():
   found = run((np.arange(50.0) + 100, np.arange(50.0)))
   assert found.num_correct == found.num_guesses == 43
-  assert found.auroc.value == found.auroc.high == 1
+  assert found.auroc.mean == found.auroc.high == 1
   assert 0.9 < found.auroc.low < 1
-  assert found.tpr_at_1_fpr.value == found.tpr_at_1_fpr.high == 1
+  assert found.tpr_at_1_fpr.mean == found.tpr_at_1_fpr.high == 1
   assert math.isfinite(found.epsilon_gdp_estimate)
   assert 2 < found.epsilon_one_run < found.epsilon_one_run_fdp < 30
 
@@ -321,8 +313,8 @@ def test_ties_are_broken_by_the_seed_and_not_by_the_coin():
   assert abs(np.mean(correct) - guesses / 2) < 3 * math.sqrt(guesses / 400)
   found = run(same, seed=1)
   assert found == run(same, seed=1)
-  assert found.auroc.value == 0.5
-  assert found.epsilon_clopper_pearson == found.tpr_at_1_fpr.value == 0
+  assert found.auroc.mean == 0.5
+  assert found.epsilon_clopper_pearson == found.tpr_at_1_fpr.mean == 0
 
 
 def test_many_ties_do_not_break_the_promise():
@@ -464,20 +456,6 @@ def audits_of_one_step(epsilon, seeds=20):
       run((scores[coins], scores[~coins]), seed=seed, num_guesses=GUESSES)
     )
   return audits
-
-
-@pytest.mark.parametrize("epsilon", [1, 4, 8])
-def test_the_noise_of_one_step_is_that_of_one_gaussian(epsilon):
-  noise, _ = one_step(epsilon)
-  exact = dp_accounting.get_sigma_gaussian(epsilon, DELTA)
-  assert exact <= noise <= 1.001 * exact
-  everything = sampling.Poisson(
-    num_examples=NUM, expected_batch_size=NUM, max_batch_size=NUM + 1
-  )
-  other = accounting.noise_multiplier(
-    epsilon=epsilon, delta=DELTA, sampler=everything, steps=1
-  )
-  assert other == pytest.approx(noise, rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [(1, 0.3), (4, 1.6), (8, 3.2)])

@@ -22,8 +22,8 @@ from synthq_jax.data import query_pairs
 from synthq_jax.leakage import (
   calibration,
   near_duplicates,
-  relations,
   shares,
+  words,
 )
 from synthq_jax.retrieval import text_encoders
 
@@ -88,7 +88,7 @@ def interval(hits, counted, labelled: Labelled) -> list[float]:
   alone = groups  # nan where nothing is counted
   if np.sum(counted):
     alone = shares.wilson(int(np.sum(hits)), int(np.sum(counted)))
-  ends = (alone.value, alone.low, alone.high, groups.low, groups.high)
+  ends = (alone.mean, alone.low, alone.high, groups.low, groups.high)
   return [round(float(each), 4) for each in ends]
 
 
@@ -233,9 +233,9 @@ def confusion(labelled: Labelled, side: str) -> dict:
     if pair.different_topic:
       told = ("different topic",)
     if told:
-      said = relations.relation(pair.query, getattr(pair, side))
+      said = words.relation(pair.query, getattr(pair, side))
       counts[told[0], said] += 1
-  kinds = relations.RELATIONS
+  kinds = words.RELATIONS
   table = [[counts[one, other] for other in kinds] for one in kinds]
   right = sum(table[i][i] for i in range(len(kinds)))
   total = sum(counts.values())

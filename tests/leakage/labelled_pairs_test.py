@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from synthq_jax.data import query_pairs
-from synthq_jax.leakage import calibration, near_duplicates, relations
+from synthq_jax.leakage import calibration, near_duplicates, words
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -118,7 +118,7 @@ def test_the_rule_of_relations_is_as_often_right_as_the_page_says(
   assert variant["accuracy"] > variant["commonest alone"]
   title = benchmark.confusion(labelled, "title")
   assert title["accuracy"] == pytest.approx(0.5061, abs=1e-4)
-  assert title["relations"] == relations.RELATIONS
+  assert title["relations"] == words.RELATIONS
 
 
 def test_every_file_is_read_whole(folder):

@@ -11,7 +11,7 @@ import pytest
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.leakage import manifests, rerankers
+from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.pipeline import _leakage_study_data as study_data
 from synthq_jax.pipeline import _leakage_study_models as models
@@ -372,7 +372,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
     q: set(s) for q, s in data.candidates.items()
   }
   result = artifacts.load(place, study_results.Training)
-  assert result.manifest == manifests.of(
+  assert result.manifest == splits.manifest(
     data.split("test leakage", 40, 1), data.documents
   )
 
