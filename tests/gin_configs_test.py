@@ -355,7 +355,7 @@ def test_a_built_wheel_holds_configurations_assets_and_licence(tmp_path):
   [wheel] = tmp_path.glob("*.whl")
   held = set(zipfile.ZipFile(wheel).namelist())
   expected = {f"synthq_jax/{p.relative_to(ROOT)}" for p in ALL_FILES}
-  for folder in ("assets", "pipeline"):
+  for folder in ("assets", "pipeline", "report"):
     files = (ROOT / "synthq_jax" / folder).rglob("*")
     expected |= {
       str(p.relative_to(ROOT))

@@ -1,0 +1,1 @@
+"""Draws results: blocks, tables, plots, and pages of them. Computes nothing."""

@@ -1,0 +1,278 @@
+"""The drawings of a report: small, inline, the same bytes for the same data."""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+
+from synthq_jax import intervals
+
+__all__ = ["against_epsilon", "curves", "in_rows", "ranks", "together"]
+
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)), (0, (8, 4)))
+_SETTINGS = {
+  "svg.hashsalt": "synthq",  # ids inside the drawing do not change by the run
+  "svg.fonttype": "none",  # text stays text
+  "font.family": "sans-serif",
+  "font.size": 10,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "grid.color": "#e6e9ed",
+  "axes.axisbelow": True,
+  "legend.frameon": False,
+}
+
+
+def against_epsilon(
+  points: Mapping[str, Sequence[tuple[float, intervals.Interval]]],
+  lines: Mapping[str, intervals.Interval],
+  *,
+  measure: str,
+) -> str:
+  """Draws a measure against epsilon, with intervals.
+
+  Args:
+    points: for each family of rows, (finite epsilon, measure) by epsilon.
+    lines: rows that have no finite epsilon, drawn from side to side.
+    measure: its name, which labels the axis.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  with matplotlib.rc_context(_SETTINGS):
+    figure, axes = _canvas(width=7.6, height=3.9)
+    for index, (name, measured) in enumerate(lines.items()):
+      axes.axhline(
+        measured.mean,
+        color="#5b6670",
+        linestyle=_DASHES[index % len(_DASHES)],
+        linewidth=1.3,
+        label=_plain(name),
+      )
+    for index, (name, row) in enumerate(points.items()):
+      _draw_points(axes, index, name, row)
+    _scale_epsilon(axes, {one for row in points.values() for one, _ in row})
+    axes.set_xlabel("epsilon (logarithmic; smaller protects more)")
+    axes.set_ylabel(f"{_plain(measure)} (mean over queries)")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def curves(
+  series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+  *,
+  label: str,
+) -> str:
+  """Draws learning curves, one panel for each.
+
+  Args:
+    series: (steps, values) by name, at least one.
+    label: what the values are, with their unit.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  columns = min(2, len(series))
+  rows = -(-len(series) // columns)
+  with matplotlib.rc_context(_SETTINGS):
+    figure, grid = _canvases(rows, columns, width=7.6, height=2.4 * rows)
+    for axes, (name, (steps, values)) in zip(
+      grid, series.items(), strict=False
+    ):
+      axes.plot(steps, values, color=_COLORS[0], linewidth=1.4)
+      axes.set_title(_plain(name), fontsize=10, loc="left")
+      axes.set_xlabel("optimizer steps")
+      axes.set_ylabel(_plain(label))
+    for axes in grid[len(series) :]:
+      axes.set_visible(False)
+    return _svg(figure)
+
+
+def together(
+  panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+  *,
+  label: str,
+  across: str = "optimizer steps",
+  level: float | None = None,
+) -> str:
+  """Draws curves that are compared with each other in one panel.
+
+  Args:
+    panels: for each panel, (steps, values) by name; at least one panel.
+    label: what the values are, with their unit.
+    across: what the steps are.
+    level: where a line is drawn from side to side, or None.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  rows = len(panels)
+  with matplotlib.rc_context(_SETTINGS):
+    figure, grid = _canvases(rows, 1, width=7.6, height=3.0 * rows)
+    for axes, (title, series) in zip(grid, panels.items(), strict=True):
+      for index, (name, (steps, values)) in enumerate(series.items()):
+        axes.plot(
+          steps,
+          values,
+          color=_COLORS[index % len(_COLORS)],
+          marker=_MARKERS[index % len(_MARKERS)],
+          markersize=4,
+          linewidth=1.4,
+          label=_plain(name),
+        )
+      if level is not None:
+        axes.axhline(level, color="#5b6670", linewidth=1.0, linestyle="--")
+      axes.set_title(_plain(title), fontsize=10, loc="left")
+      axes.set_xlabel(_plain(across))
+      axes.set_ylabel(_plain(label))
+      axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def in_rows(
+  labels: Sequence[str],
+  points: Mapping[str, Sequence[float]],
+  *,
+  label: str,
+) -> str:
+  """Draws a row for each label, with a point in it for each name.
+
+  A grey line goes from the smallest point of a row to its largest, so that rows
+  can be told apart even where many have the same size.
+
+  Args:
+    labels: of rows, the topmost first; at least one.
+    points: for each name, a value for each row.
+    label: what the values are, with their unit.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  heights = range(len(labels), 0, -1)
+  with matplotlib.rc_context(_SETTINGS):
+    figure, axes = _canvas(width=7.6, height=1.0 + 0.28 * len(labels))
+    together = list(zip(*points.values(), strict=True))
+    lows, highs = map(min, together), map(max, together)
+    axes.hlines(heights, list(lows), list(highs), color="#b4bcc4", zorder=1)
+    for index, (name, values) in enumerate(points.items()):
+      axes.scatter(
+        values,
+        heights,
+        s=34,
+        color=_COLORS[index % len(_COLORS)],
+        marker=_MARKERS[index % len(_MARKERS)],
+        label=_plain(name),
+      )
+    axes.set_yticks(heights, [_plain(one) for one in labels])
+    axes.set_ylim(0.4, len(labels) + 0.6)
+    axes.set_xlabel(_plain(label))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def ranks(
+  panels: Mapping[str, Mapping[str, Sequence[tuple[int, intervals.Interval]]]],
+  *,
+  num_ranked: int,
+) -> str:
+  """Draws mean ranks of secrets against how often each was trained on.
+
+  Args:
+    panels: for each generator and kind of canary, (repetitions, mean rank) in
+      ascending order; at least one panel.
+    num_ranked: how many secrets were ranked.
+
+  Returns:
+    An <svg> element.
+  """
+  import matplotlib
+
+  with matplotlib.rc_context(_SETTINGS):
+    figure, grid = _canvases(1, len(panels), width=9.2, height=3.2)
+    for axes, (title, series) in zip(grid, panels.items(), strict=True):
+      axes.axhline(
+        (num_ranked + 1) / 2,
+        color="#5b6670",
+        linestyle="--",
+        linewidth=1.0,
+        label="chance",
+      )
+      for index, (name, row) in enumerate(series.items()):
+        _draw_points(axes, index, name, row)
+      times = {one for row in series.values() for one, _ in row}
+      axes.set_xscale("log")
+      axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
+      axes.set_xticks(sorted(times), [f"{one:,}" for one in sorted(times)])
+      axes.set_xticks([], minor=True)
+      axes.set_ylim(0, num_ranked)
+      axes.set_title(_plain(title), fontsize=10, loc="left")
+      axes.set_xlabel("times in the private data (logarithmic)")
+    grid[0].set_ylabel(f"mean rank of {num_ranked:,} (1: by heart)")
+    grid[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def _canvas(*, width: float, height: float):
+  figure, grid = _canvases(1, 1, width=width, height=height)
+  return figure, grid[0]
+
+
+def _canvases(rows: int, columns: int, *, width: float, height: float):
+  """Returns a figure, drawn without a display, and its axes in a list."""
+  from matplotlib import figure as figure_lib
+
+  figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
+  return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _draw_points(axes, index: int, name: str, row) -> None:
+  """Draws one family, moved aside a little so that intervals don't overlap."""
+  shift = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
+  means = [measured.mean for _, measured in row]
+  below = [max(0.0, one.mean - one.low) for _, one in row]
+  above = [max(0.0, one.high - one.mean) for _, one in row]
+  axes.errorbar(
+    [epsilon * shift for epsilon, _ in row],
+    means,
+    yerr=[below, above],
+    color=_COLORS[index % len(_COLORS)],
+    marker=_MARKERS[index % len(_MARKERS)],
+    markersize=6,
+    linewidth=1.6,
+    capsize=3,
+    label=_plain(name),
+  )
+
+
+def _scale_epsilon(axes, epsilons: set[float]) -> None:
+  """Makes the axis logarithmic with a tick at each epsilon."""
+  axes.set_xscale("log")
+  axes.set_xlim(min(epsilons) / 1.8, max(epsilons) * 1.8)
+  ticks = sorted({float(f"{one:.2g}") for one in epsilons})
+  axes.set_xticks(ticks, [f"{one:g}" for one in ticks])
+  axes.set_xticks([], minor=True)
+
+
+def _plain(text: str) -> str:
+  """Keeps a name from being read as a formula or as a hidden label."""
+  return text.replace("_", " ").replace("$", r"\$").strip()
+
+
+def _svg(figure) -> str:
+  """Returns the drawing as an <svg> element, without date and preamble."""
+  stream = io.StringIO()
+  figure.savefig(stream, format="svg", metadata={"Date": None})
+  text = stream.getvalue()
+  text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+  return text[text.index("<svg") :].strip()

@@ -1,0 +1,168 @@
+"""Makes tables from columns, and writes the numbers in them."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from synthq_jax import intervals, text_tables
+from synthq_jax.privacy import rounding
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = [
+  "claimed",
+  "count",
+  "duration",
+  "epsilon",
+  "interval",
+  "measure_name",
+  "noted",
+  "of",
+  "p_value",
+  "percent",
+  "row_name",
+  "spread",
+]
+
+_Item = TypeVar("_Item")
+
+
+def of(
+  items: Iterable[_Item],
+  columns: Mapping[str, Callable[[_Item], str]],
+  *,
+  left: Sequence[str] | None = None,
+) -> text_tables.Table:
+  """Returns a table with a row for each item.
+
+  >>> print(of([2, 10], {"Number": str, "Square": lambda n: f"{n**2:,}"}).text())
+  Number  Square
+  ------  ------
+  2            4
+  10         100
+
+  Args:
+    items: of the rows, in order.
+    columns: title -> what writes the cell of an item.
+    left: titles of the columns that hold words and are set flush left; None:
+      the first one.
+  """
+  header = tuple(columns)
+  words = header[:1] if left is None else left
+  return text_tables.Table(
+    header=header,
+    rows=tuple(tuple(cell(one) for cell in columns.values()) for one in items),
+    numeric=tuple(title for title in header if title not in words),
+  )
+
+
+def epsilon(value: float | None) -> str:
+  """Writes epsilon with two decimals at most, rounded up; "-" is none needed.
+
+  >>> [epsilon(value) for value in (None, 0.0, 7.9999, 2.001, 1e999)]
+  ['-', '0', '8', '2.01', 'inf']
+  """
+  return "-" if value is None else rounding.up(value, places=2)
+
+
+def claimed(statement: statement_lib.PrivacyStatement) -> str:
+  """Writes the epsilon of a statement; "-" where no private record went in."""
+  return epsilon(None if statement.is_public else statement.epsilon)
+
+
+def interval(value: intervals.Interval | None, form: str = ".3f") -> str:
+  """Writes a mean with its interval; "-" is not measured.
+
+  >>> interval(intervals.Interval(mean=0.25, low=0.24, high=0.2604))
+  '0.250 [0.240, 0.260]'
+  """
+  return "-" if value is None else format(value, form)
+
+
+def percent(value: intervals.Interval | float | None, sign: str = "") -> str:
+  """Writes a share, or its interval, in percent; "-" is not measured.
+
+  >>> percent(0.25), percent(intervals.Interval(mean=0.1, low=0, high=0.2), "+")
+  ('25.00%', '+10.00% [+0.00, +20.00]')
+
+  Args:
+    value: a share.
+    sign: "+" also writes the sign of what is positive.
+  """
+  if value is None:
+    return "-"
+  written = format(100 * value, f"{sign}.2f")
+  mean, *ends = written.split(" ", 1)
+  return " ".join([f"{mean}%", *ends])
+
+
+def count(number: int) -> str:
+  """Writes a whole number with commas: 1,234."""
+  return f"{number:,}"
+
+
+def spread(values: Sequence[float], sign: str = "+-") -> str:
+  """Writes a mean, and the standard deviation where there are several.
+
+  >>> spread([0.5]), spread([0.5, 0.75])
+  ('0.500', '0.625 +- 0.177')
+  """
+  mean = f"{statistics.fmean(values):.3f}"
+  if len(values) == 1:
+    return mean
+  return f"{mean} {sign} {statistics.stdev(values):.3f}"
+
+
+def p_value(value: float | None) -> str:
+  """Writes a p value, "-" where nothing was tested.
+
+  >>> p_value(0.00012), p_value(0.25)
+  ('< 0.001', '0.250')
+  """
+  if value is None:
+    return "-"
+  return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def duration(seconds: float) -> str:
+  """Writes a duration.
+
+  >>> [duration(seconds) for seconds in (4.21, 59.8, 125, 7384)]
+  ['4.2 s', '59.8 s', '2 min 5 s', '2 h 3 min']
+  """
+  if seconds < 60:
+    return f"{seconds:.1f} s"
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes < 60:
+    return f"{minutes} min {rest} s"
+  return f"{minutes // 60} h {minutes % 60} min"
+
+
+def measure_name(name: str) -> str:
+  """Writes the name of a measure: "R@10" -> "Recall@10"."""
+  return f"Recall@{name[2:]}" if name.startswith("R@") else name
+
+
+def row_name(name: str) -> str:
+  """Turns the name of a row into words: "public_only" -> "public only"."""
+  return name.replace("_", " ")
+
+
+def noted(notes: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+  """Returns what holds for all, then what holds for some, with their names.
+
+  >>> noted([("a", ["One."]), ("b", ["One.", "Two."])])
+  ['One.', 'b: Two.']
+
+  Args:
+    notes: of each, its name and what holds for it.
+  """
+  owners: dict[str, list[str]] = {}
+  for name, sentences in notes:
+    for sentence in sentences:
+      owners.setdefault(sentence, []).append(name)
+  everywhere = [t for t, names in owners.items() if len(names) == len(notes)]
+  return everywhere + [
+    f"{', '.join(names)}: {text}"
+    for text, names in owners.items()
+    if len(names) < len(notes)
+  ]

@@ -1,0 +1,89 @@
+"""Writes tables of plain cells as lines of text and as Markdown."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+__all__ = ["Table", "escaped"]
+
+_MARKUP = re.compile(r"([\\`*_\[\]<>#|~$&])")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+  """A table of cells of plain text.
+
+  >>> table = Table(
+  ...   header=("row", "n"), rows=(("a|b", "1"), ("c", "12")), numeric=("n",)
+  ... )
+  >>> print(table.text())
+  row   n
+  ---  --
+  a|b   1
+  c    12
+  >>> print(table.markdown())
+  | row | n |
+  | --- | --: |
+  | a\\|b | 1 |
+  | c | 12 |
+
+  Raises:
+    ValueError: if a row is not as long as the header.
+  """
+
+  header: tuple[str, ...]
+  """One title per column."""
+  rows: tuple[tuple[str, ...], ...]
+  """Cells; each row as long as the header."""
+  numeric: tuple[str, ...] = ()
+  """Titles of the columns that are set flush right."""
+
+  def __post_init__(self):
+    for row in self.rows:
+      if len(row) != len(self.header):
+        raise ValueError(
+          f"expected {len(self.header)} cells a row, got {len(row)}: {row}"
+        )
+
+  def text(self) -> str:
+    """Returns header, rule and rows as lines of ASCII.
+
+    Columns are two spaces apart; characters outside ASCII become "?". There is
+    no line feed at the end.
+    """
+    cells = [[_ascii(cell) for cell in line] for line in self._lines()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    right = [title in self.numeric for title in self.header]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(_aligned(row, widths, right) for row in cells)
+
+  def markdown(self) -> str:
+    """Returns the table in Markdown's pipes; what looks like markup is escaped.
+
+    There is no line feed at the end.
+    """
+    header, *rows = [[escaped(cell) for cell in line] for line in self._lines()]
+    rule = ["--:" if title in self.numeric else "---" for title in self.header]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+
+  def _lines(self) -> tuple[tuple[str, ...], ...]:
+    return (self.header, *self.rows)
+
+
+def _aligned(
+  row: Sequence[str], widths: Sequence[int], right: Sequence[bool]
+) -> str:
+  padded = (
+    cell.rjust(width) if flush else cell.ljust(width)
+    for cell, width, flush in zip(row, widths, right, strict=True)
+  )
+  return "  ".join(padded).rstrip()
+
+
+def _ascii(text: str) -> str:
+  return " ".join(text.split()).encode("ascii", "replace").decode()
+
+
+def escaped(text: str) -> str:
+  """Puts text on one line and a backslash before what Markdown would read."""
+  return _MARKUP.sub(r"\\\1", " ".join(text.split()))

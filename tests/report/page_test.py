@@ -1,0 +1,147 @@
+"""Pages: HTML, Markdown and text of the same blocks; what may be shared."""
+
+import html.parser
+import re
+
+import pytest
+
+from synthq_jax.report import blocks, page
+
+TABLE = blocks.Table(
+  header=("a|b", "n"), rows=(("<i>x</i>", "1"), ("y & z", "12")), numeric=("n",)
+)
+PAGE = blocks.Page(
+  title="A <title>",
+  banner="Keep *this*.",
+  introduction=(blocks.Paragraph(text="Hello <b>you</b>."),),
+  parts=(
+    blocks.Part(
+      title="First & last",
+      blocks=(
+        blocks.Paragraph(lead="Note", text="of `code`"),
+        blocks.Heading(text="Inside"),
+        TABLE,
+        blocks.Items(texts=("one_two", "<three>")),
+      ),
+    ),
+    blocks.Part(
+      title="Drawn",
+      blocks=(
+        blocks.Figure(svg="<svg></svg>", caption="In <HTML>"),
+        blocks.Figure(svg="<svg/>", caption="Beside", file="page.svg"),
+        blocks.Preformatted(text="``` a\n   b <c>\n"),
+      ),
+    ),
+  ),
+)
+
+
+class Parser(html.parser.HTMLParser):
+  """Checks that tags close in order; gathers tags, texts and links."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.open, self.links, self.tags, self.texts = [], [], set(), []
+    self.feed(text)
+    self.close()
+    assert not self.open
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.add(tag)
+    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
+    if tag != "meta":
+      self.open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.tags.add(tag)
+    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    if data.strip() and "style" not in self.open:
+      self.texts.append(data.strip())
+
+
+def test_html_is_whole_escaped_and_loads_nothing():
+  text = page.html(PAGE)
+  parsed = Parser(text)
+  assert parsed.texts == [
+    *("A <title>", "Keep *this*.", "A <title>", "Hello <b>you</b>."),
+    *("First & last", "Drawn"),  # the links
+    *("First & last", "Note.", "of `code`", "Inside"),
+    *("a|b", "n", "<i>x</i>", "1", "y & z", "12", "one_two", "<three>"),
+    *("Drawn", "In <HTML>", "Beside", "``` a\n   b <c>"),
+  ]
+  assert not parsed.tags & {"script", "link", "img", "b", "i"}
+  assert parsed.links == ["#section-1", "#section-2"]
+  assert not re.search(r"@import|url\((?!#)", text)
+  assert '<td class="number">12</td>' in text and "<svg></svg>" in text
+  assert "color-scheme: light dark;" in text
+
+
+def test_markdown_has_a_blank_line_between_blocks_and_no_markup_of_texts():
+  assert page.markdown(PAGE) == (
+    "# A \\<title\\>\n\n> **Keep \\*this\\*.**\n\nHello \\<b\\>you\\</b\\>.\n\n"
+    "## First \\& last\n\n**Note.** of \\`code\\`\n\n### Inside\n\n"
+    "| a\\|b | n |\n| --- | --: |\n| \\<i\\>x\\</i\\> | 1 |\n| y \\& z | 12 |\n\n"
+    "- one\\_two\n- \\<three\\>\n\n## Drawn\n\n"
+    "(Figure, in the HTML page: In \\<HTML\\>)\n\n![Beside](page.svg)\n\n"
+    "    ``` a\n       b <c>\n"
+  )
+
+
+def test_text_is_for_the_screen():
+  content = [block for part in PAGE.parts for block in part.blocks]
+  assert page.text(content) == (
+    "of `code`\n\nInside\n\n"
+    "a|b        n\n--------  --\n<i>x</i>   1\ny & z     12\n\n"
+    "one_two\n<three>\n\n``` a\n   b <c>"
+  )
+
+
+def test_a_page_is_written_with_its_drawings_beside_it(tmp_path):
+  page.write(PAGE, tmp_path / "page.md")
+  assert (tmp_path / "page.md").read_text() == page.markdown(PAGE)
+  assert (tmp_path / "page.svg").read_text() == "<svg/>"
+
+
+@pytest.mark.parametrize("render", [page.html, page.markdown])
+def test_what_is_no_block_is_refused(render):
+  odd = blocks.Page(title="", introduction=("words",))
+  with pytest.raises(ValueError, match="expected a block of a page, got 'wor"):
+    render(odd)
+
+
+def test_a_table_has_rows_as_long_as_its_header():
+  with pytest.raises(ValueError, match="expected 2 cells a row, got 1"):
+    blocks.Table(header=("a", "b"), rows=(("1",),))
+
+
+def _said(**values):
+  return [blocks.Paragraph(text=f"{name} {v}") for name, v in values.items()]
+
+
+SECTIONS = (
+  page.Section(name="Open", needs=("public",), build=_said, shareable=True),
+  page.Section(name="Unmarked", needs=("public", "private"), build=_said),
+  page.Section(name="Empty", build=tuple, shareable=True),
+)
+
+
+def test_a_section_without_a_mark_is_private():
+  values = {"public": 1, "private": 2}
+  shared = page.parts(SECTIONS, values, shareable=True)
+  assert [part.title for part in shared] == ["Open"]
+  assert shared[0].blocks == (blocks.Paragraph(text="public 1"),)
+  private = page.parts(SECTIONS, values)
+  assert [part.title for part in private] == ["Unmarked"]
+
+
+def test_a_shareable_section_cannot_see_what_was_not_let_through():
+  greedy = page.Section(
+    name="x", needs=("private",), build=_said, shareable=True
+  )
+  with pytest.raises(ValueError, match=r"'x': .*got needs=\['private'\]"):
+    page.parts([greedy], {"public": 1}, shareable=True)
