@@ -41,11 +41,12 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from synthq_jax.data import files
+from synthq_jax.data import collection, files
 
 __all__ = [
   "Question",
   "Story",
+  "as_collection",
   "genre",
   "read",
   "read_splits",
@@ -129,6 +130,29 @@ def read(
       " a packed file, and for .csv what read_splits returns"
     )
   return tuple(_csv_stories(path, splits))
+
+
+def as_collection(stories: Iterable[Story]) -> collection.Collection:
+  """Returns stories as documents, each judged for the questions asked on it.
+
+  Args:
+    stories: from `read`.
+
+  Returns:
+    The collection, with a split for each that has questions; every grade is 1.
+  """
+  stories = tuple(stories)
+  asked = [
+    (story, question) for story in stories for question in story.questions
+  ]
+  qrels: dict[str, collection.Qrels] = {}
+  for story, question in asked:
+    qrels.setdefault(story.split, {})[question.id] = {story.id: 1}
+  return collection.Collection(
+    tuple(collection.Document(story.id, story.text) for story in stories),
+    tuple(collection.Query(each.id, each.text) for _, each in asked),
+    qrels,
+  )
 
 
 def read_splits(directory: Path) -> dict[str, str]:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, newsqa, shipped
+from synthq_jax.data import beir, newsqa, shipped, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import clients as clients_lib
 from synthq_jax.federated import federation as federation_lib
 from synthq_jax.federated import partitions, passages
 from synthq_jax.pipeline import _federated_results as results
-from synthq_jax.pipeline import _fingerprints, _sources
+from synthq_jax.pipeline import _fingerprints
 
 __all__ = ["PARTITIONS", "TRAIN", "Data", "build", "thinned", "vocabulary"]
 
@@ -22,8 +22,6 @@ PARTITIONS = ("client", "genre", "dirichlet", "iid")
 
 TRAIN = "train"
 """The split that is trained on."""
-
-_NEWSQA = "newsqa:"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,11 +115,10 @@ def vocabulary(config: Any) -> Any:
 
 def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
   """Returns the passages, and a digest of where they come from."""
-  if config.source.startswith(_NEWSQA):
-    path = pathlib.Path(config.source.removeprefix(_NEWSQA))
-    stories = newsqa.read(path)
-    return passages.from_stories(stories), _fingerprints.of_file(path)
-  source = _sources.parse(config.source, "federated_study.Config.source")
+  source = sources.open(config.source, "federated_study.Config.source")
+  if source.kind == "newsqa":  # its answers are spans of the text
+    stories = newsqa.read(source.place)
+    return passages.from_stories(stories), _fingerprints.of_file(source.place)
   collection, digest = source.read(), source.digest()
   if config.sentences_of is None:
     return (

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from synthq_jax import typing
+from synthq_jax.data import sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import (
   exchange,
@@ -32,7 +33,6 @@ from synthq_jax.models import t5_config
 from synthq_jax.pipeline import (
   _federated_methods,
   _federated_training,
-  _sources,
   config_types,
 )
 
@@ -93,9 +93,9 @@ class Exchanges:
       return ""
     return self.source().digest()
 
-  def source(self) -> _sources.Source:
+  def source(self) -> sources.Source:
     """Returns where public sentences come from."""
-    return _sources.parse(
+    return sources.open(
       self.public_source, "federated_study.Exchanges.public_source"
     )
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,18 +9,16 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import ir_datasets_sets
+from synthq_jax.data import sources
 from synthq_jax.leakage import encoders, near_duplicates, relations, splits
 from synthq_jax.pipeline import (
   _leakage_study_leaks,
   _leakage_study_results,
-  _sources,
 )
 from synthq_jax.retrieval import bm25, trec
 
-__all__ = ["Data", "build", "source"]
+__all__ = ["Data", "build"]
 
-_IR_DATASETS = "ir_datasets:"
 _TRAIN = "train:"  # before ids of another collection that is trained on
 _, _NEAR, _TEST = splits.NAMES
 
@@ -56,33 +53,6 @@ class Data:
     """Returns one of the training sets."""
     leaks = self.leaked[name][seed] if name in self.leaked else ()
     return splits.build(name, self.fillers[seed], leaks, size=size, seed=seed)
-
-
-def source(text: str, setting: str, *, seed: int = 0) -> Any:
-  """Reads a setting: any source of a run, or ir_datasets:ID.
-
-  Args:
-    text: such as "beir:DIR".
-    setting: its name, for the message.
-    seed: of splits, where the source has none.
-
-  Raises:
-    ValueError: if it is of no such kind.
-  """
-  if text.startswith(_IR_DATASETS):
-    return _IrDatasets(text.removeprefix(_IR_DATASETS))
-  return _sources.parse(text, setting, seed=seed)
-
-
-@dataclasses.dataclass(frozen=True)
-class _IrDatasets:
-  name: str
-
-  def read(self) -> collection_lib.Collection:
-    return ir_datasets_sets.read(self.name)
-
-  def digest(self) -> str:
-    return self.name  # the package checks what it downloads
 
 
 class _Searchable:
@@ -185,9 +155,9 @@ def build(config: Any) -> Data:
 def _read(config: Any) -> tuple[_Searchable, _Searchable | None, list[str]]:
   """Reads the collections of tests and, if it is another, of training."""
   name = "leakage_study.Config"
-  places = [source(config.source, f"{name}.source", seed=config.seed)]
+  places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
   if config.train_source is not None:
-    places.append(source(config.train_source, f"{name}.train_source"))
+    places.append(sources.open(config.train_source, f"{name}.train_source"))
   read = [
     _Searchable(place.read(), prefix)
     for place, prefix in zip(places, ("", _TRAIN), strict=False)
@@ -287,8 +257,10 @@ def _facts(
   theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
   kinds = [relations.relation(*pair) for pair in pairs]
   return _leakage_study_results.Facts(
-    source=_named_source(config.source),
-    train_source=_named_source(config.train_source or ""),
+    source=sources.open(config.source).title,
+    train_source=(
+      sources.open(config.train_source).title if config.train_source else ""
+    ),
     num_documents=len(test.data.documents),
     num_test_queries=len(near),
     num_found=sum(
@@ -312,16 +284,6 @@ def _facts(
       )
     },
   )
-
-
-def _named_source(text: str) -> str:
-  """Names a source without saying where it lies on this machine.
-
-  >>> [_named_source(text) for text in ("beir:/data/boolq/", "environment_docs")]
-  ['boolq', 'environment_docs']
-  """
-  kind, _, place = text.partition(":")
-  return place if kind == "ir_datasets" else pathlib.Path(place or kind).name
 
 
 def _spread(scores: np.ndarray) -> list[float]:

@@ -21,11 +21,11 @@ from synthq_jax.data import (
   jsonl,
   pretrain_tasks,
   public_text,
+  sources,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
   _documents,
-  _sources,
   config_types,
   results,
   workspace,
@@ -138,9 +138,9 @@ def run(
   return result
 
 
-def source_of(config: Config) -> _sources.Source:
+def source_of(config: Config) -> sources.Source:
   """Returns the source that the settings name, not read yet."""
-  return _sources.parse(
+  return sources.open(
     config.source,
     "prepare_data.source",
     seed=config.seed,

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, beir_sets, collection
+from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
   _documents,
-  _sources,
   config_types,
   inputs,
   results,
@@ -28,6 +27,7 @@ from synthq_jax.retrieval import tables
 
 __all__ = ["TestSet", "expand", "run"]
 
+_KINDS = ("beir", "msmarco", "tfds")
 _FOLDER_SPLITS = {"validation": "dev"}
 """What TFDS calls a split, and what it is called in a BEIR folder."""
 
@@ -40,7 +40,7 @@ class TestSet:
 
   name: str
   """In tables and file names; parts of a group of BEIR's are GROUP.PART."""
-  source: _sources.Source
+  source: sources.Source
   """Where it is."""
   split: str
   """The split that is scored."""
@@ -79,12 +79,7 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   """
   found = []
   for text in texts:
-    source = _sources.parse(text, "RunConfig.test_sets")
-    if source.kind not in ("beir", "msmarco", "tfds"):
-      raise ValueError(
-        "RunConfig.test_sets must be beir:DIR, msmarco:DIR or tfds:NAME@QRELS,"
-        f" got {text!r}"
-      )
+    source = sources.open(text, "RunConfig.test_sets", kinds=_KINDS)
     found += _named(source)
   titles = [*beir_sets.GROUPS, tables.AVERAGE]
   names = [one.name for one in found]
@@ -97,7 +92,7 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   return tuple(found)
 
 
-def _named(source: _sources.Source) -> list[TestSet]:
+def _named(source: sources.Source) -> list[TestSet]:
   """Names a set, or all sets below a folder."""
   if source.kind == "tfds":
     return [_test_set(source.place.partition("@")[0], source)]
@@ -134,7 +129,7 @@ def _called(path: pathlib.Path) -> str:
   return f"{parent}.{name}" if parent in beir_sets.GROUPS else name
 
 
-def _test_set(name: str, source: _sources.Source) -> TestSet:
+def _test_set(name: str, source: sources.Source) -> TestSet:
   """Applies BEIR's conventions; its folders have - where TFDS has _."""
   known = {one.name: one for one in beir_sets.SETS}.get(name.replace("-", "_"))
   split = known.scored if known else "test"

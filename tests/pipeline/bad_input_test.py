@@ -125,7 +125,7 @@ def test_a_missing_folder_or_file_is_named(folder, tmp_path, capsys):
 def test_an_unknown_source_is_told_what_there_is(tmp_path, capsys):
   argv = ["prepare_data", TINY, f"--workdir={tmp_path}", "--gin.SOURCE=trec:x"]
   message = refused(capsys, [*argv, "--gin.SECRET_SEED=None"])
-  assert "jsonl:FILE or tfds:NAME@QRELS, got source='trec:x'" in message
+  assert "or tfds:NAME@QRELS, got source='trec:x'" in message
 
 
 def test_gzip_that_was_cut_is_named(folder, tmp_path, capsys):

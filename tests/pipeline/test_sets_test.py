@@ -142,7 +142,7 @@ def test_linked_folders_are_found_and_known_by_what_is_in_them(tmp_path):
   [
     (["beir:{average}"], "must have different names, got 'Average' twice"),
     (["jsonl:x"], r"test_sets must be beir:DIR, msmarco:DIR or tfds"),
-    (["x"], "RunConfig.test_sets must be environment_docs, beir:DIR"),
+    (["x"], "RunConfig.test_sets must be beir:DIR, msmarco:DIR"),
     (
       ["beir:{root}/nowhere"],
       "expected a folder, got none: ",

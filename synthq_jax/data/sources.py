@@ -1,0 +1,205 @@
+"""Opens a collection by its name in settings, such as "beir:FOLDER".
+
+One table of kinds serves every stage and study. A new kind is a function that
+reads it and one entry in `KINDS`.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Iterable
+
+from synthq_jax.data import (
+  beir,
+  collection,
+  environment_docs,
+  ir_datasets_sets,
+  jsonl,
+  msmarco,
+  newsqa,
+  tfds_beir,
+)
+
+__all__ = ["KINDS", "Kind", "Source", "open"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+  """How the sources of one kind are named, read and digested.
+
+  Attributes:
+    form: how a setting names them, e.g. "beir:DIR"; "@" parts the place in two.
+    read: reads one; documents in files stay there.
+    digest: returns what the content of one depends on.
+  """
+
+  form: str
+  read: Callable[["Source"], collection.Collection]
+  digest: Callable[["Source"], str]
+
+  def fits(self, place: str) -> bool:
+    """Returns whether a place has the parts that the form asks for."""
+    asked = self.form.partition(":")[2]
+    return (
+      all(place.partition("@")) if "@" in asked else bool(asked) == bool(place)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A collection that has not been read yet.
+
+  Attributes:
+    kind: a key of `KINDS`.
+    place: what follows the kind: a folder, a file or a name; "" for the demo
+      set.
+    seed: of splits, where the source has none of its own.
+    fields: of a line, for jsonl.
+  """
+
+  kind: str
+  place: str
+  seed: int = 0
+  fields: jsonl.Fields = jsonl.Fields()  # noqa: RUF009  (frozen)
+
+  @property
+  def title(self) -> str:
+    """Its name for a report, without its place on this machine.
+
+    >>> [open(text).title for text in ("beir:/data/boolq/", "environment_docs")]
+    ['boolq', 'environment_docs']
+    """
+    if self.kind == "ir_datasets":
+      return self.place
+    return pathlib.Path(self.place or self.kind).name
+
+  def read(self) -> collection.Collection:
+    """Reads it; documents in files stay there.
+
+    Raises:
+      ValueError: if a file is missing or malformed.
+    """
+    return KINDS[self.kind].read(self)
+
+  def digest(self) -> str:
+    """Returns what the content depends on.
+
+    Names and versions of packages for the demo set, the name for what another
+    package keeps, and a digest of the content for files, so that a changed file
+    is read again and a moved one is not.
+    """
+    return KINDS[self.kind].digest(self)
+
+  def packages(self) -> str:
+    """Names the packages and versions of the demo set; "" for others."""
+    return self.digest() if self.kind == "environment_docs" else ""
+
+
+def open(  # noqa: A001
+  text: str,
+  setting: str = "source",
+  *,
+  kinds: Iterable[str] | None = None,
+  seed: int = 0,
+  fields: jsonl.Fields | None = None,
+) -> Source:
+  """Returns the source that a setting names; nothing is read yet.
+
+  >>> open("beir:scifact").kind
+  'beir'
+
+  Args:
+    text: the form of a kind, e.g. "beir:DIR" or "tfds:NAME@QRELS": a set that
+      TFDS has prepared, and the folder of its judgements.
+    setting: its name, for the message.
+    kinds: those that will do; None: all.
+    seed: of splits, where the source has none of its own.
+    fields: of a line, for jsonl.
+
+  Raises:
+    ValueError: if it is of no such kind.
+  """
+  kind, _, place = text.partition(":")
+  known = {name: KINDS[name] for name in kinds or KINDS}
+  if kind not in known or not known[kind].fits(place):
+    *forms, last = (each.form for each in known.values())
+    raise ValueError(
+      f"{setting} must be {', '.join(forms)} or {last}, got source={text!r}"
+    )
+  return Source(kind, place, seed, fields or jsonl.Fields())
+
+
+def _of_files(source: Source, place: str | None = None) -> str:
+  """Digests a file, or all files of a folder by their names below it."""
+  root = pathlib.Path(source.place if place is None else place)
+  files = [root]
+  if root.is_dir():
+    walked = os.walk(root, followlinks=True)
+    files = [
+      pathlib.Path(folder, n) for folder, _, names in walked for n in names
+    ]
+  state = hashlib.sha256()
+  for path in sorted(files):
+    if path.is_file():
+      state.update(path.relative_to(root).as_posix().encode() + b"\0")
+      with path.open("rb") as stream:
+        state.update(hashlib.file_digest(stream, "sha256").digest())
+  return state.hexdigest()
+
+
+def _demo(source: Source) -> environment_docs.EnvironmentDocs:
+  return environment_docs.EnvironmentDocs(seed=source.seed)
+
+
+def _prepared(source: Source) -> tuple[str, str]:
+  """Returns the name of a set that TFDS prepared, and its judgements' folder."""
+  name, _, qrels = source.place.partition("@")
+  return name, qrels
+
+
+def _digest_prepared(source: Source) -> str:
+  name, qrels = _prepared(source)
+  return f"{name} {_of_files(source, qrels)}"
+
+
+KINDS: dict[str, Kind] = {
+  "environment_docs": Kind(
+    form="environment_docs",
+    read=lambda source: environment_docs.build(_demo(source)),
+    digest=lambda source: environment_docs.digest(_demo(source)),
+  ),
+  "beir": Kind(
+    form="beir:DIR",
+    read=lambda source: beir.read_beir(source.place, in_memory=False),
+    digest=_of_files,
+  ),
+  "msmarco": Kind(
+    form="msmarco:DIR",
+    read=lambda source: msmarco.read_msmarco(source.place, in_memory=False),
+    digest=_of_files,
+  ),
+  "jsonl": Kind(
+    form="jsonl:FILE",
+    read=lambda source: jsonl.read_jsonl(
+      source.place, source.fields, seed=source.seed
+    ),
+    digest=_of_files,
+  ),
+  "newsqa": Kind(
+    form="newsqa:FILE",
+    read=lambda source: newsqa.as_collection(newsqa.read(source.place)),
+    digest=_of_files,
+  ),
+  "ir_datasets": Kind(
+    form="ir_datasets:ID",
+    read=lambda source: ir_datasets_sets.read(source.place),
+    digest=lambda source: source.place,  # the package checks its downloads
+  ),
+  "tfds": Kind(
+    form="tfds:NAME@QRELS",
+    read=lambda source: tfds_beir.read(*_prepared(source)),
+    digest=_digest_prepared,
+  ),
+}
+"""The kinds of sources, by the word that settings begin with."""
