@@ -11,26 +11,56 @@ References:
 """
 
 import dataclasses
-import os
-from collections.abc import Callable
 
-from synthq_jax import artifacts
-from synthq_jax.leakage import near_duplicates
-from synthq_jax.pipeline import (
-  _leakage_study_data,
-  _leakage_study_leaks,
-  _leakage_study_models,
-  _leakage_study_report,
-  _leakage_study_results,
-  _leakage_study_tables,
-  _leakage_study_training,
-  config_types,
-  workspace,
+from synthq_jax.leakage import near_duplicates, rerankers
+from synthq_jax.pipeline import config_types
+from synthq_jax.studies import frame
+from synthq_jax.studies.planted_leakage import (
+  data,
+  page,
+  tables,
+  training,
 )
 
-__all__ = ["Config", "Model", "run"]
+__all__ = ["STUDY", "Config", "Model"]
 
-Model = _leakage_study_models.Model
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+  """One reranker and how it is trained."""
+
+  kind: str
+  """One of `training.KINDS`."""
+  name: str = ""
+  """In tables, and a folder; "": the kind."""
+  seeds: int = 1
+  """Repetitions, each with training sets and a start of its own."""
+  recipe: rerankers.Recipe = dataclasses.field(default_factory=rerankers.Recipe)
+  """How it is trained."""
+  query_length: int = 24
+  """Pieces of a query that are read."""
+  document_length: int = 128
+  """Pieces of a document that are read; what is longer is cut."""
+  checkpoint: str | None = None
+  """monoBERT: folder of a Hugging Face BERT; None: a new, small one on the
+  package's vocabulary. The others: folder of the T5 that monoT5 starts from,
+  and whose vectors of pieces they start from; None: the package's."""
+  vocabulary: str | None = None
+  """SentencePiece model of the T5; None: the package's. A BERT brings its own."""
+
+  def __post_init__(self):
+    config_types.one_of(self, "kind", training.KINDS)
+    config_types.at_least(self, 1, "seeds", "query_length", "document_length")
+    if not self.name:
+      object.__setattr__(self, "name", self.kind)
+    config_types.named_as_folder(self)
+    needs_both = self.kind != training.BERT and self.checkpoint is not None
+    if needs_both != (self.vocabulary is not None):
+      raise ValueError(
+        "planted_leakage.Model.vocabulary must be given with the checkpoint of"
+        f" a T5, and only then, got kind={self.kind!r},"
+        f" checkpoint={self.checkpoint!r} and vocabulary={self.vocabulary!r}"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,8 +70,8 @@ class Config:
   models: tuple[Model, ...]
   """The rerankers."""
   source: str = "environment_docs"
-  """Of documents, test queries and judgements: a source of runs, or
-  "ir_datasets:ID", such as ir_datasets:trec-robust04."""
+  """Of documents, test queries and judgements: any of `data.sources`, such as
+  "beir:DIR" or "ir_datasets:trec-robust04"."""
   train_source: str | None = None
   """Of the queries and documents trained on; None: `source`."""
   train_split: str = "train"
@@ -55,7 +85,7 @@ class Config:
   num_leaked: int = 200
   """Leaked instances of those with leakage, whatever their size."""
   near: str = "siblings"
-  """Where near-duplicates come from: see `_leakage_study_leaks.NEAR`."""
+  """Where near-duplicates come from: one of `data.NEAR`."""
   near_threshold: float = 0.6
   """Of near-duplicates: stemmed words in common over all, function words
   aside."""
@@ -80,39 +110,34 @@ class Config:
   def __post_init__(self):
     config_types.at_least(self, 1, "num_leaked", "depth")
     config_types.at_least(self, 2, "num_test_queries", "folds")
-    config_types.one_of(self, "near", _leakage_study_leaks.NEAR)
-    for name in ("near_threshold", "filler_threshold", "filler_containment"):
-      if not 0 < getattr(self, name) <= 1:
-        raise ValueError(
-          f"leakage_study.Config.{name} must be in (0, 1], got"
-          f" {getattr(self, name)}"
-        )
+    config_types.one_of(self, "near", data.NEAR)
+    config_types.shares(
+      self, "near_threshold", "filler_threshold", "filler_containment"
+    )
     if self.filler_threshold > self.near_threshold:
       raise ValueError(
-        "leakage_study.Config.filler_threshold must be at most near_threshold,"
+        "planted_leakage.Config.filler_threshold must be at most near_threshold,"
         f" got {self.filler_threshold} and {self.near_threshold}: filler would"
         " hold near-duplicates"
       )
     if not 0 < self.alpha < 1:
       raise ValueError(
-        f"leakage_study.Config.alpha must be in (0, 1), got {self.alpha}"
+        f"planted_leakage.Config.alpha must be in (0, 1), got {self.alpha}"
       )
     if (self.near == "train_source") != (self.train_source is not None):
       raise ValueError(
-        "leakage_study.Config.near must be 'train_source' where there is a"
+        "planted_leakage.Config.near must be 'train_source' where there is a"
         f" train_source, and only there, got near={self.near!r} and"
         f" train_source={self.train_source!r}"
       )
     if not self.sizes or min(self.sizes) < self.num_leaked:
       raise ValueError(
-        "leakage_study.Config.sizes must be at least num_leaked, got"
+        "planted_leakage.Config.sizes must be at least num_leaked, got"
         f" sizes={self.sizes} and num_leaked={self.num_leaked}"
       )
-    names = [model.name for model in self.models]
-    if not names or len(set(names)) < len(names):
-      raise ValueError(
-        f"leakage_study.Config.models must have different names, got {names}"
-      )
+    if not self.models:
+      raise ValueError("planted_leakage.Config.models must be some, got none")
+    config_types.different_names(self, "models")
 
   def words(self, threshold: float) -> near_duplicates.TokenSet:
     """Returns the detector of near-duplicates at a threshold."""
@@ -121,47 +146,12 @@ class Config:
     )
 
 
-def run(
-  config: Config,
-  workdir: str | os.PathLike,
-  *,
-  progress: bool = True,
-  on_accepted: Callable[[], None] = lambda: None,
-) -> str:
-  """Trains, reranks and scores what is not finished, then writes the report.
-
-  Args:
-    config: the study.
-    workdir: gets a folder for each training, study.md, study.svg and
-      result.json, below private/ unless the data is public.
-    progress: whether bars are shown.
-    on_accepted: called once the working directory is ours.
-
-  Returns:
-    The tables, and where the report lies.
-
-  Raises:
-    ValueError: if another run uses the directory, a source is not there, or the
-      training sets cannot be built.
-  """
-  with workspace.study_root(
-    workdir, is_public=config.public_data, on_accepted=on_accepted
-  ) as root:
-    data = _leakage_study_data.build(config)
-    trainings = tuple(
-      _leakage_study_training.all_trainings(config, root, data, progress)
-    )
-    study = _leakage_study_results.Study(
-      facts=data.facts,
-      sizes=config.sizes,
-      folds=config.folds,
-      alpha=config.alpha,
-      depth=config.depth,
-      notes=tuple(map(_leakage_study_models.note, config.models)),
-      measures=_leakage_study_tables.measure_tables(config, data, trainings),
-      memory=_leakage_study_tables.memory_tables(config, root, data, trainings),
-      trainings=trainings,
-      seconds=sum(e.train_seconds + e.rerank_seconds for e in trainings),
-    )
-    artifacts.save(root, study, artifacts.fingerprint(config, data.digest))
-    return _leakage_study_report.write(study, root)
+STUDY = frame.Study(
+  config=Config,
+  prepare=lambda task: data.build(task.config),
+  jobs=training.jobs,
+  result=tables.result,
+  page=page.page,
+  num_shown=7,
+  digests=lambda data: (data.digest,),
+)

@@ -1,4 +1,4 @@
-"""The clients of a federated study, as texts and as tokens."""
+"""Deals passages and questions to clients, as texts and as tokens."""
 
 import dataclasses
 import pathlib
@@ -12,10 +12,18 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import clients as clients_lib
 from synthq_jax.federated import federation as federation_lib
 from synthq_jax.federated import partitions, passages
-from synthq_jax.pipeline import _federated_results as results
 from synthq_jax.pipeline import _fingerprints
 
-__all__ = ["PARTITIONS", "TRAIN", "Data", "build", "thinned", "vocabulary"]
+__all__ = [
+  "PARTITIONS",
+  "TRAIN",
+  "ClientFacts",
+  "Data",
+  "Facts",
+  "build",
+  "thinned",
+  "vocabulary",
+]
 
 PARTITIONS = ("client", "genre", "dirichlet", "iid")
 """How passages become clients'."""
@@ -25,12 +33,39 @@ TRAIN = "train"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientFacts:
+  """Counts of one client; as private as its texts."""
+
+  name: str
+  num_passages: int
+  num_sentences: int
+  num_train: int
+  """Questions that are trained on."""
+  num_test: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+  """Counts of the data."""
+
+  source: str
+  partition: str
+  num_left_out: int
+  """Clients with too few questions."""
+  num_foreign_judgements: int
+  """Judgements of another client's passage, left out."""
+  num_lost_questions: int
+  """Questions that nothing of their client answers."""
+  clients: tuple[ClientFacts, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
   """All clients, in one order."""
 
   clients: tuple[clients_lib.Client, ...] = dataclasses.field(repr=False)
   tokens: tuple[clients_lib.Tokens, ...] = dataclasses.field(repr=False)
-  facts: results.Facts
+  facts: Facts
   num_copies: int
   """Passages that a question brought to its client."""
   digest: str
@@ -41,7 +76,7 @@ def build(config: Any) -> Data:
   """Reads the source, deals passages and questions to clients, tokenizes.
 
   Args:
-    config: a `federated_study.Config`.
+    config: a `federated.Config`.
 
   Raises:
     ValueError: if the source cannot be read, or a client that is left has no
@@ -51,7 +86,7 @@ def build(config: Any) -> Data:
   for split in (TRAIN, config.test_split):
     if split not in judged.splits():
       raise ValueError(
-        f"federated_study.Config: expected a split {split!r} in"
+        f"federated.Config: expected a split {split!r} in"
         f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
       )
   federation = federation_lib.build(_dealt(config, judged))
@@ -62,7 +97,7 @@ def build(config: Any) -> Data:
   )
   if len(kept) < 2:
     raise ValueError(
-      f"federated_study.Config: expected two clients or more with {TRAIN}"
+      f"federated.Config: expected two clients or more with {TRAIN}"
       " questions and at least"
       f" {config.min_test_questions} {config.test_split} questions, got"
       f" {len(kept)} of {len(federation.clients)}: change the partition, the"
@@ -106,7 +141,7 @@ def vocabulary(config: Any) -> Any:
   """Returns the pieces of the configured T5, or of the package's.
 
   Args:
-    config: a `federated_study.Config`.
+    config: a `federated.Config`.
   """
   if config.vocabulary is not None:
     return vocabulary_lib.load(config.vocabulary)
@@ -115,7 +150,7 @@ def vocabulary(config: Any) -> Any:
 
 def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
   """Returns the passages, and a digest of where they come from."""
-  source = sources.open(config.source, "federated_study.Config.source")
+  source = sources.open(config.source, "federated.Config.source")
   if source.kind == "newsqa":  # its answers are spans of the text
     stories = newsqa.read(source.place)
     return passages.from_stories(stories), _fingerprints.of_file(source.place)
@@ -217,15 +252,15 @@ def _facts(
   config: Any,
   federation: federation_lib.Federation,
   kept: tuple[clients_lib.Client, ...],
-) -> results.Facts:
-  return results.Facts(
+) -> Facts:
+  return Facts(
     source=pathlib.Path(config.source.partition(":")[2] or config.source).name,
     partition=config.partition,
     num_left_out=len(federation.clients) - len(kept),
     num_foreign_judgements=federation.num_foreign_judgements,
     num_lost_questions=federation.num_lost_questions,
     clients=tuple(
-      results.ClientFacts(
+      ClientFacts(
         name=client.name,
         num_passages=len(client.passage_ids),
         num_sentences=len(client.sentences),

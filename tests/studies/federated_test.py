@@ -14,13 +14,9 @@ from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.federated import generated_sentences, personalisation
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import _federated_data as study_data
-from synthq_jax.pipeline import _federated_exchanges as exchanges
-from synthq_jax.pipeline import _federated_methods as methods
-from synthq_jax.pipeline import _federated_report as report
-from synthq_jax.pipeline import _federated_results as results
-from synthq_jax.pipeline import _federated_training as training
-from synthq_jax.pipeline import federated_study
+from synthq_jax.studies import federated, frame
+from synthq_jax.studies.federated import data as study_data
+from synthq_jax.studies.federated import exchanges, methods, page, training
 
 ROWS = tuple(one.name for one in methods.METHODS)
 
@@ -68,7 +64,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def config(source, checkpoint):
-  return federated_study.Config(
+  return federated.Config(
     source=source,
     checkpoint=checkpoint,
     vocabulary=str(shipped.VOCABULARY),
@@ -76,10 +72,10 @@ def config(source, checkpoint):
     query_length=8,
     sentence_length=16,
     seeds=1,
-    recipe=federated_study.Recipe(
+    recipe=federated.Recipe(
       warmup_rounds=1, rounds=1, batch_size=4, num_negatives=2, top=4
     ),
-    personal=federated_study.Personal(
+    personal=federated.Personal(
       rounds=1,
       settings=personalisation.Settings(
         epochs=1, batch_size=4, num_negatives=4
@@ -98,7 +94,7 @@ def finished(config, tmp_path_factory):
     tops_tried=(2,),
     rates_tried=(1e-3,),
     shares_tried=(0.5,),
-    exchanges=federated_study.Exchanges(
+    exchanges=federated.Exchanges(
       kinds=exchanges.KINDS,
       top=2,
       cells=3,
@@ -111,11 +107,15 @@ def finished(config, tmp_path_factory):
       generated=8,
     ),
   )
-  return varied, workdir, federated_study.run(varied, workdir, progress=False)
+  return varied, workdir, run(varied, workdir, progress=False)
+
+
+def run(config, workdir, *, progress):
+  return frame.run(federated.STUDY, config, workdir, progress=progress)
 
 
 def load(workdir):
-  return artifacts.load(workdir, results.Study)
+  return artifacts.load(workdir, methods.Study)
 
 
 def test_every_method_scores_every_test_question_of_every_client(finished):
@@ -127,12 +127,12 @@ def test_every_method_scores_every_test_question_of_every_client(finished):
     assert [r.client for r in one.ranks] == ["north", "south", "west"]
     assert all(len(r.sentence) == len(r.passage) == 3 for r in one.ranks)
   # BM25 finds passages by the two words that questions share with them.
-  assert report.values([main[0]], "MRR@10")[0].mean() > 0.5
+  assert page.values([main[0]])[0].mean() > 0.5
 
 
 def test_the_report_has_a_row_for_each_method_and_setting(finished):
   _, workdir, said = finished
-  page = (workdir / "study.md").read_text().replace("\\_", "_")
+  written = (workdir / "study.md").read_text().replace("\\_", "_")
   for name in (
     *ROWS,
     "top=2",
@@ -142,7 +142,7 @@ def test_the_report_has_a_row_for_each_method_and_setting(finished):
     ".309",
     ".338",
   ):
-    assert name in said and name in page, name
+    assert name in said and name in written, name
   drawing = (workdir / "study.svg").read_text()
   assert drawing.startswith("<svg")
   # A row for every client, though all have the same size.
@@ -157,8 +157,8 @@ def test_what_is_finished_is_read_again(finished, monkeypatch):
   def fail(*args, **kwargs):
     raise AssertionError("trained again")
 
-  monkeypatch.setattr(methods, "outcome", fail)
-  assert federated_study.run(config, workdir, progress=False) == said
+  monkeypatch.setattr(methods._Maker, "__call__", fail)
+  assert run(config, workdir, progress=False) == said
 
 
 def test_the_time_of_a_row_is_also_that_of_making_its_exchange(
@@ -173,7 +173,7 @@ def test_the_time_of_a_row_is_also_that_of_making_its_exchange(
   monkeypatch.setattr(exchanges, "build", slow)
   table = dataclasses.replace(config.exchanges, kinds=("none",))
   few = dataclasses.replace(config, methods=("BM25",), exchanges=table)
-  federated_study.run(few, tmp_path, progress=False)
+  run(few, tmp_path, progress=False)
   *_, row = load(tmp_path).outcomes
   assert row.method == methods.EXCHANGE and row.seconds >= 2
 
@@ -234,15 +234,15 @@ def test_towers_that_have_read_questions_make_every_vector_private(
   sentences = made.encoders.encode_sentences(
     made.start, made.data.tokens[0].sentences
   )
-  late = methods.party(made, 0, made.start, sentences, **own)
+  late = made.party(0, made.start, sentences, **own)
   assert late.query_encoder.epsilon == math.inf
   assert late.sentence_encoder.epsilon == 0
 
 
 def context(config, tmp_path, **recipe):
   data = study_data.build(config)
-  made = federated_study._Contexts(config, data, tmp_path / "states")
-  return made.of(dataclasses.replace(config.recipe, **recipe), 1.0)
+  made = training.contexts(config, data, tmp_path / "states")
+  return made(dataclasses.replace(config.recipe, **recipe), 1.0)
 
 
 def equal(one, other):
@@ -291,7 +291,7 @@ def test_a_training_that_goes_on_keeps_the_shapes_of_the_rounds_before(
 def test_a_split_that_is_not_there_is_named(config, tmp_path):
   wrong = dataclasses.replace(config, test_split="validation")
   with pytest.raises(ValueError, match="'validation' in .*got test, train"):
-    federated_study.run(wrong, tmp_path, progress=False)
+    run(wrong, tmp_path, progress=False)
 
 
 def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
@@ -313,7 +313,7 @@ def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
         config.exchanges, kinds=kinds, top=2, public_source=config.source
       ),
     )
-    return federated_study.run(tried, tmp_path / "run", progress=False)
+    return run(tried, tmp_path / "run", progress=False)
 
   for kind in ("noised questions", "summaries", "generated sentences"):
     with pytest.raises(ValueError, match="got 1 that a question brought"):
@@ -324,7 +324,7 @@ def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
 def test_another_public_corpus_is_another_row(config, tmp_path):
   folder = tmp_path / "public"
   beir.write_beir(folder, tiny(("north",)))
-  table = federated_study.Exchanges(
+  table = federated.Exchanges(
     kinds=("public corpus",), public_source=f"beir:{folder}"
   )
   before = table.public_digest()
@@ -376,27 +376,25 @@ def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
     config, methods=("STAR, each client alone", methods.BASE, methods.CENTRAL)
   )
   other = dataclasses.replace(few, central_learning_rate=1e-2)
-  said = [
-    federated_study.run(one, tmp_path, progress=False) for one in (few, other)
-  ]
+  said = [run(one, tmp_path, progress=False) for one in (few, other)]
   assert [f"({methods.CENTRAL} at 0.01)" in page for page in said] == [
     False,
     True,
   ]
   fast = context(config, tmp_path, learning_rate=1e-2)
   history = fast.recipe.history("static", "bm25")
-  central = artifacts.load(tmp_path, results.Study).outcomes[-1]
+  central = artifacts.load(tmp_path, methods.Study).outcomes[-1]
   again = context(config, tmp_path / "again", learning_rate=1e-2)
   towers = training.central(again, 0, history)
   assert equal(training.central(fast, 0, history), towers)
   assert not equal(
     training.central(context(config, tmp_path), 0, history), towers
   )
-  scored, _ = methods._scored(
+  scored, _ = methods.scored(
     again, methods.Towers([towers] * 3, [towers] * 3), 0, config.test_split
   )
   assert central.method == methods.CENTRAL
-  assert central.ranks == tuple(map(results.ranks, scored))
+  assert central.ranks == tuple(map(methods.Ranks.of, scored))
   assert not training._newest(fast, "federated", 0, history)[0]
 
 
@@ -428,7 +426,7 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
   secret = dataclasses.replace(
     config, public_data=False, methods=("BM25",), seeds=1
   )
-  federated_study.run(secret, tmp_path, progress=False)
+  run(secret, tmp_path, progress=False)
   outside = [
     path
     for path in tmp_path.rglob("*")
@@ -451,8 +449,8 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
   ],
 )
 def test_settings_out_of_range_are_refused(change, message):
-  with pytest.raises(ValueError, match="federated_study.Config") as error:
-    federated_study.Config(**change)
+  with pytest.raises(ValueError, match="federated.Config") as error:
+    federated.Config(**change)
   assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -466,10 +464,10 @@ def test_one_client_is_no_federation(config, tmp_path):
 def study(by_method):
   """A study of two clients: ranks by method, one list for each seed."""
   outcomes = [
-    results.Outcome(
+    methods.Outcome(
       method=name, seed=seed, variant="",
       ranks=tuple(
-        results.Ranks(client=client, sentence=ranks, passage=ranks)
+        methods.Ranks(client=client, sentence=ranks, passage=ranks)
         for client, ranks in zip("ab", found, strict=True)
       ),
       sent=[0, 0], received=[0, 0], exchanges=0, epsilon_questions=math.nan,
@@ -478,19 +476,23 @@ def study(by_method):
     for name, seeds in by_method.items()
     for seed, found in enumerate(seeds)
   ]  # fmt: skip
-  facts = results.Facts(
+  facts = study_data.Facts(
     source="s", partition="client", num_left_out=0, num_foreign_judgements=0,
     num_lost_questions=0,
     clients=tuple(
-      results.ClientFacts(
+      study_data.ClientFacts(
         name=name, num_passages=1, num_sentences=2, num_train=3, num_test=2
       )
       for name in "ab"
     ),
   )  # fmt: skip
-  return results.Study(
+  return methods.Study(
     facts=facts, notes=(), outcomes=tuple(outcomes), seconds=1.0
   )
+
+
+def table_of(found, number):
+  return page.page(found).parts[number].blocks[1]
 
 
 def test_tables_average_seeds_then_questions_then_clients():
@@ -500,8 +502,8 @@ def test_tables_average_seeds_then_questions_then_clients():
       "Central": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]],
     }
   )
-  _, _, (header, rows, _) = report.tables(found)[0]
-  base = dict(zip(header, rows[0], strict=True))
+  table = table_of(found, 0)
+  base = dict(zip(table.header, table.rows[0], strict=True))
   # Client a: 1. Client b: (1/2 + 0)/2 and (1/4 + 1)/2, mean .4375.
   assert base["MRR@10 [95%]"].startswith("0.719 ")
   assert base["Seeds"] == "0.625 to 0.812"
@@ -523,7 +525,7 @@ def test_a_drawing_shows_the_largest_of_many_clients():
     facts=dataclasses.replace(few.facts, clients=tuple(clients)),
     outcomes=(dataclasses.replace(few.outcomes[0], ranks=tuple(ranks)),),
   )
-  drawing = report._drawing(many)
+  drawing = page._drawing(many.facts, many.outcomes)
   shown = [one.name for one in clients if f">{one.name} (" in drawing]
   assert shown == [f"c{size}" for size in range(11, 51)]
 
@@ -538,9 +540,8 @@ def test_settings_are_tested_against_those_of_the_main_table():
     dataclasses.replace(base, variant="top=50", ranks=found.outcomes[1].ranks),
   ]
   with_settings = dataclasses.replace(found, outcomes=(base, *tried))
-  _, _, (header, rows, _) = report.tables(with_settings)[2]
-  at = header.index("p")
-  assert [row[at] for row in rows] == ["-", "1.000", "< 0.001"]
+  table = table_of(with_settings, 2)
+  at = table.header.index("p")
+  assert [row[at] for row in table.rows] == ["-", "1.000", "< 0.001"]
   without_base = dataclasses.replace(found, outcomes=tuple(tried))
-  _, _, (_, rows, _) = report.tables(without_base)[2]
-  assert [row[at] for row in rows] == ["-", "-"]
+  assert [row[at] for row in table_of(without_base, 2).rows] == ["-", "-"]

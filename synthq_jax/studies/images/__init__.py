@@ -15,30 +15,22 @@ Formal guarantee:
 """
 
 import dataclasses
-import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import artifacts, optim
+from synthq_jax import optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.models import image_encoders
-from synthq_jax.pipeline import (
-  _image_data,
-  _image_report,
-  _image_results,
-  _image_training,
-  config_types,
-  workspace,
-)
+from synthq_jax.pipeline import config_types
+from synthq_jax.studies import frame
+from synthq_jax.studies.images import page, training
 from synthq_jax.training import loop
 
-__all__ = ["NETS", "Config", "Encoder", "Row", "run"]
+__all__ = ["NETS", "STUDY", "Config", "Encoder", "Row"]
 
 NETS = ("embedding_net", "resnet18")
 """What `Encoder.net` may be."""
-
-_UNTRAINED = _image_training.UNTRAINED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,11 +50,7 @@ class Row:
 
   def __post_init__(self):
     config_types.positive(self, "learning_rate", "clip_norm")
-    if not config_types.is_file_name(self.name) or self.name == _UNTRAINED:
-      raise ValueError(
-        "image_study.Row.name must be a word for a folder, and not"
-        f" {_UNTRAINED!r}, got {self.name!r}"
-      )
+    config_types.named_as_folder(self, taken=training.UNTRAINED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,11 +81,7 @@ class Encoder:
       self, 1, "seeds", "steps", "batch_size", "image_size", "width", "dim"
     )
     config_types.one_of(self, "net", NETS)
-    names = [row.name for row in self.rows]
-    if len(set(names)) < len(names):
-      raise ValueError(
-        f"image_study.Encoder.rows must have different names, got {names}"
-      )
+    config_types.different_names(self, "rows")
 
   def build(self) -> Any:
     """Returns the Flax module."""
@@ -145,84 +129,61 @@ class Config:
     config_types.positive(self, "epsilon", "delta", "held_out_temperature")
     config_types.at_least(self, 1, "neighbours")
     config_types.at_least(self, 2, "held_out_pairs")
-    for source in filter(None, (self.source, self.head_source)):
-      if source not in images.SOURCES:
-        raise ValueError(
-          f"image_study.Config.source must be one of {images.SOURCES}, got"
-          f" {source!r}"
-        )
+    config_types.one_of(self, "source", images.SOURCES)
+    if self.head_source is not None:
+      config_types.one_of(self, "head_source", images.SOURCES)
 
 
-def run(
-  config: Config,
-  workdir: str | os.PathLike,
-  *,
-  progress: bool = True,
-  on_accepted: Callable[[], None] = lambda: None,
-) -> str:
-  """Trains and scores what is not finished, then writes the report.
-
-  Args:
-    config: the study.
-    workdir: gets a folder for each training and the ledger; study.md, study.svg
-      and result.json, below private/ unless the data is public.
-    progress: whether bars are shown.
-    on_accepted: called once the working directory is ours.
-
-  Returns:
-    The tables, and where the report lies.
-
-  Raises:
-    ValueError: if another run uses the directory, or a source is not there.
-  """
-  with workspace.study_root(
-    workdir, is_public=config.public_data, on_accepted=on_accepted
-  ) as root:
-    space = workspace.Workspace(workdir, config.secret_seed)
-    parts = images.load(
-      config.source, seed=config.seed, data_dir=config.data_dir
-    )
-    head = None
-    if config.head_source is not None:
-      head = images.load(config.head_source, data_dir=config.data_dir)
-    if not progress:
-      quiet = dataclasses.replace(config.settings, progress=False)
-      config = dataclasses.replace(config, settings=quiet)
-    done = [
-      training
-      for encoder in config.encoders
-      for training in _image_training.of_encoder(
-        config,
-        encoder,
-        space,
-        _image_data.build(config, encoder.image_size, *parts, head),
-      )
-    ]
-    num_pairs = len(images.pairs(parts[0].labels, seed=config.seed))
-    study = _study(config, num_pairs, len(parts[1]), done)
-    artifacts.save(root, study, artifacts.fingerprint(config))
-    return _image_report.write(study, root)
+def _jobs(
+  task: frame.Task, data: dict[int | None, training.Data]
+) -> list[frame.Job]:
+  """Lists the untrained weights, then every row, seed by seed."""
+  settings = task.config.settings
+  quiet = dataclasses.replace(
+    settings, progress=settings.progress and task.progress
+  )
+  config = dataclasses.replace(task.config, settings=quiet)
+  return [
+    training.Trainer(
+      config, encoder, row, seed, task.folders, data[encoder.image_size]
+    ).job()
+    for encoder in config.encoders
+    for row in (None, *encoder.rows)
+    for seed in range(encoder.seeds)
+  ]
 
 
-def _study(
-  config: Config,
-  num_pairs: int,
-  num_test: int,
-  done: list[_image_results.Training],
-) -> _image_results.Study:
+def _result(
+  task: frame.Task,
+  data: dict[int | None, training.Data],
+  found: Sequence[training.Training],
+) -> training.Study:
+  config, images_read = task.config, next(iter(data.values()))
+  num_pairs = len(images_read.pairs)
   head = (
     "one half of the public test images, tested on the other half"
     if config.head_source is None
     else f"the train images of {config.head_source}, tested on its test images"
   )
-  return _image_results.Study(
+  return training.Study(
     source=config.source,
     num_pairs=num_pairs,
-    num_test=num_test,
+    num_test=len(images_read.test),
     epsilon=config.epsilon,
     delta=config.delta or 1 / (2 * num_pairs),
     neighbours=config.neighbours,
     head=head,
-    trainings=tuple(done),
-    seconds=sum(one.seconds for one in done),
+    trainings=tuple(found),
+    seconds=sum(one.seconds for one in found),
   )
+
+
+STUDY = frame.Study(
+  config=Config,
+  prepare=lambda task: training.read(task.config),
+  jobs=_jobs,
+  result=_result,
+  page=page.page,
+  num_shown=4,
+  needs_secret=True,
+)

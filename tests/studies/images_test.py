@@ -15,18 +15,16 @@ import pytest
 from synthq_jax import artifacts, optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import (
-  _image_noise,
-  _image_report,
-  image_study,
-  workspace,
-)
-from synthq_jax.pipeline import _image_results as image_results
-from synthq_jax.pipeline import _image_training as image_training
-from synthq_jax.pipeline import _plots as plots
+from synthq_jax.pipeline import workspace
 from synthq_jax.privacy import accounting, ledger, sampling, sensitivity
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.report import page as report_page
+from synthq_jax.report import plots
 from synthq_jax.retrieval import neighbours
+from synthq_jax.studies import frame
+from synthq_jax.studies import images as study_lib
+from synthq_jax.studies.images import page as page_lib
+from synthq_jax.studies.images import published_noise, training
 from synthq_jax.training import image_pairs, loop
 
 
@@ -44,20 +42,20 @@ def blobs(seed: int, per_class: int) -> images.Images:
 
 
 ROWS = (
-  image_study.Row(
+  study_lib.Row(
     name="non_private",
     method=None,
     loss=contrastive.Softmax(temperature=1.0),
     learning_rate=0.02,
   ),
-  image_study.Row(
+  study_lib.Row(
     name="logit",
     method=optim.Logit(norms="bound"),
     loss=contrastive.Spreadout(),
     learning_rate=0.01,
     clip_norm=0.5,
   ),
-  image_study.Row(
+  study_lib.Row(
     name="naive",
     method=optim.Batch(),
     loss=contrastive.Softmax(temperature=1.0),
@@ -65,15 +63,19 @@ ROWS = (
     clip_norm=0.25,
   ),
 )
-NET = image_study.Encoder(
+NET = study_lib.Encoder(
   name="small", net="embedding_net", rows=ROWS, steps=6, batch_size=6, dim=4
 )
-CONFIG = image_study.Config(
+CONFIG = study_lib.Config(
   encoders=(NET,),
   held_out_pairs=9,
   public_data=True,
   settings=loop.Settings(log_every=3, progress=False),
 )
+
+
+def run(config, root):
+  return frame.run(study_lib.STUDY, config, root)
 
 
 @pytest.fixture(autouse=True)
@@ -94,8 +96,8 @@ def studied(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(images, "load", lambda *_, **__: (blobs(0, 20), blobs(1, 10)))
     root = tmp_path_factory.mktemp("study")
-    text = image_study.run(CONFIG, root)
-  return root, text, artifacts.load(root, image_results.Study)
+    text = run(CONFIG, root)
+  return root, text, artifacts.load(root, training.Study)
 
 
 def test_every_row_is_trained_scored_and_in_the_tables(studied):
@@ -158,8 +160,8 @@ def test_the_noise_has_the_scale_that_is_claimed(
   monkeypatch.setattr(optax, "adam", lambda schedule: optax.identity())
   data = types.SimpleNamespace(digest="d", pairs=np.zeros((30, 2), np.int32))
   space = workspace.Workspace(tmp_path)
-  job = image_training._Job(CONFIG, NET, row, 0, space, data)
-  fn = image_training._clipped(NET.build(), row, job.sampler.max_batch_size)
+  job = training.Trainer(CONFIG, NET, row, 0, space, data)
+  fn = training._clipped(NET.build(), row, job.sampler.max_batch_size)
   tx = job._optimizer(fn, 1.5, jax.random.key(3))
   zeros = {"a": jnp.zeros(40_000), "b": jnp.zeros(40_000)}
   drawn, _ = tx.update(zeros, tx.init(zeros), zeros)
@@ -187,9 +189,7 @@ def test_private_images_show_rows_without_privacy_below_private_alone(
   studied, tmp_path
 ):
   public, _, _ = studied
-  text = image_study.run(
-    dataclasses.replace(CONFIG, public_data=False), tmp_path
-  )
+  text = run(dataclasses.replace(CONFIG, public_data=False), tmp_path)
   shared = {
     path.relative_to(tmp_path).as_posix()
     for path in tmp_path.rglob("*")
@@ -243,7 +243,7 @@ def test_another_pair_shows_in_no_name_no_digest_and_no_size(
       images, "load", lambda *_, o=one, **__: (o, blobs(1, 10))
     )
     config = dataclasses.replace(CONFIG, public_data=False, secret_seed=secret)
-    image_study.run(config, tmp_path / f"run{name}")
+    run(config, tmp_path / f"run{name}")
     found[name], digests[name] = shareable(tmp_path / f"run{name}")
   assert len(found[""]) == 3  # results; metrics lie below private/
   assert found[""] == found["other"]
@@ -258,12 +258,12 @@ def test_what_is_finished_is_not_trained_again(studied, monkeypatch):
     raise AssertionError("trained again")
 
   monkeypatch.setattr(image_pairs, "train", refuse)
-  assert image_study.run(CONFIG, root) == text
+  assert run(CONFIG, root) == text
   changed = dataclasses.replace(
     NET, rows=(dataclasses.replace(ROWS[2], clip_norm=0.3),)
   )
   with pytest.raises(AssertionError, match="trained again"):
-    image_study.run(dataclasses.replace(CONFIG, encoders=(changed,)), root)
+    run(dataclasses.replace(CONFIG, encoders=(changed,)), root)
 
 
 def test_a_fixed_secret_repeats_the_run_and_says_so(tmp_path):
@@ -274,7 +274,7 @@ def test_a_fixed_secret_repeats_the_run_and_says_so(tmp_path):
   )
   losses = []
   for place in "ab":
-    image_study.run(fixed, tmp_path / place)
+    run(fixed, tmp_path / place)
     path = tmp_path / place / "trainings/small/naive_seed0/result.json"
     result = json.loads(path.read_text())["result"]
     losses.append(result["curve_losses"])
@@ -299,7 +299,7 @@ def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
     return image_pairs.Trained(params, math.nan)
 
   monkeypatch.setattr(optim, "logit_dp", noted)
-  scored = training("any", 1.0, 0.5, 0, ())
+  scored = trained("any", 1.0, 0.5, 0, ())
   scores = {
     "neighbours": scored.neighbours, "coarse_accuracy": scored.coarse_accuracy
   }  # fmt: skip
@@ -307,22 +307,22 @@ def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
     init=lambda key, images: {"w": images.mean()},
     apply=lambda params, images: params["w"] * images,
   )
-  monkeypatch.setattr(image_study.Encoder, "build", lambda self: net)
+  monkeypatch.setattr(study_lib.Encoder, "build", lambda self: net)
   monkeypatch.setattr(image_pairs, "train", skipped)
-  monkeypatch.setattr(image_training, "_scores", lambda *_: scores)
+  monkeypatch.setattr(training, "_scores", lambda *_: scores)
   two = dataclasses.replace(NET, seeds=2)
   other = dataclasses.replace(two, name="other", dim=3)
   config = dataclasses.replace(
     CONFIG, secret_seed=secret, encoders=(two, other)
   )
-  image_study.run(config, tmp_path)
+  run(config, tmp_path)
   assert len(set(noise)) == len(noise) == 2 * 2 * 2  # without the plain rows
   assert len(set(batches)) == len(batches) == 2 * 3 * 2
   entered = list(ledger.read(tmp_path / "private/ledger.jsonl"))
   assert len(entered) == len(batches)
   for path in tmp_path.rglob("result.json"):
     path.unlink()
-  image_study.run(config, tmp_path)
+  run(config, tmp_path)
   again = list(ledger.read(tmp_path / "private/ledger.jsonl"))
   times = 1 if secret is not None else 2
   assert len(set(noise)) == times * 8 and len(set(batches)) == times * 12
@@ -336,7 +336,7 @@ def test_batches_and_noise_depend_on_the_secret(tmp_path, secrets):
   for folder, secret in zip("ab", secrets, strict=True):
     data = types.SimpleNamespace(digest="d", pairs=np.zeros((30, 2), np.int32))
     space = workspace.Workspace(tmp_path / folder, secret_seed=secret)
-    job = image_training._Job(CONFIG, NET, ROWS[1], 0, space, data)
+    job = training.Trainer(CONFIG, NET, ROWS[1], 0, space, data)
     draws.append(job.release())
   one, other = draws
   assert not set(one.batch_seed) & set(other.batch_seed)
@@ -359,7 +359,7 @@ def test_nothing_of_an_unfinished_training_lies_outside_of_private(
   only = dataclasses.replace(NET, rows=ROWS[1:2])
   config = dataclasses.replace(CONFIG, encoders=(only,))
   with pytest.raises(KeyboardInterrupt):
-    image_study.run(config, tmp_path)
+    run(config, tmp_path)
   assert list(tmp_path.rglob("metrics_*"))
   public = [
     path.relative_to(tmp_path).as_posix()
@@ -378,7 +378,7 @@ def test_a_head_of_another_source_reads_that_source(source, tmp_path):
     head_source="cifar100",
     encoders=(dataclasses.replace(NET, rows=(), image_size=6),),
   )
-  text = image_study.run(other, tmp_path)
+  text = run(other, tmp_path)
   assert [name for name, _ in source] == ["cifar10", "cifar100"]
   assert "the train images of cifar100" in text
 
@@ -447,7 +447,7 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
 def test_the_published_noise_lacks_about_one_over_the_temperature(
   size, temperature
 ):
-  one = _image_noise.compare(batch_size=size, temperature=temperature)
+  one = published_noise.compare(batch_size=size, temperature=temperature)
   a = math.exp(2 / temperature)
   mass = (size - 1) * a / (1 + (size - 1) * a)
   newcomer = a / (a + size - 1)
@@ -465,14 +465,14 @@ def test_the_published_noise_lacks_about_one_over_the_temperature(
 # What it writes.
 
 
-def training(row: str, epsilon: float, accuracy: float, seed: int, curve):
+def trained(row: str, epsilon: float, accuracy: float, seed: int, curve):
   right = round(100 * accuracy)
   counts = ((right, 100 - right), (100 - right, right))
-  return image_results.Training(
+  return training.Training(
     encoder="net",
     row=row,
     seed=seed,
-    statement=image_study_statement(epsilon),
+    statement=statement_of(epsilon),
     num_parameters=10,
     steps=4,
     batch_size=8,
@@ -489,16 +489,16 @@ def training(row: str, epsilon: float, accuracy: float, seed: int, curve):
   )
 
 
-def image_study_statement(epsilon: float):
+def statement_of(epsilon: float):
   if math.isinf(epsilon):
     return statement_lib.non_private(unit="pair of images")
   return statement_lib.none(unit="pair of images")
 
 
 def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
-  tmp_path, monkeypatch
+  monkeypatch,
 ):
-  study = image_results.Study(
+  study = training.Study(
     source="digits",
     num_pairs=10,
     num_test=20,
@@ -507,10 +507,10 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
     neighbours=3,
     head="something",
     trainings=(
-      training("plain", math.inf, 0.8, 0, (4.0, 2.0)),
-      training("plain", math.inf, 0.9, 1, (4.0, 2.0)),
-      training("other", 0.0, 0.6, 0, (6.0, 5.0)),
-      training("other", 0.0, 0.7, 1, (2.0, 5.0)),
+      trained("plain", math.inf, 0.8, 0, (4.0, 2.0)),
+      trained("plain", math.inf, 0.9, 1, (4.0, 2.0)),
+      trained("other", 0.0, 0.6, 0, (6.0, 5.0)),
+      trained("other", 0.0, 0.7, 1, (2.0, 5.0)),
     ),
     seconds=4.0,
   )
@@ -518,20 +518,20 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
   monkeypatch.setattr(
     plots, "together", lambda panels, **_: drawn.append(panels) or "<svg/>"
   )
-  _image_report.write(study, tmp_path)
-  (_, (header, rows, _)), (_, trained), *_ = _image_report.tables(study)
-  cells = [dict(zip(header, row, strict=True)) for row in rows]
+  page = page_lib.page(study)
+  scored, described = page.parts[0].blocks[0], page.parts[1].blocks[0]
+  cells = [dict(zip(scored.header, row, strict=True)) for row in scored.rows]
   assert [one["k-NN accuracy"] for one in cells] == [
     "0.850 +- 0.071",
     "0.650 +- 0.071",
   ]
   assert [one["Relative"] for one in cells] == ["1.000", "0.765"]
-  assert [row[9] for row in trained[1]] == ["150", "150"]
+  assert [row[9] for row in described.rows] == ["150", "150"]
   assert drawn == [
     {"net": {"plain": ([2, 4], [1.0, 1.0]), "other": ([2, 4], [1.0, 2.5])}}
   ]
-  page = (tmp_path / "study.md").read_text()
-  assert "| 0 | 130 | 70 |" in page  # counts of both seeds
+  # Counts of both seeds.
+  assert "| 0 | 130 | 70 |" in report_page.markdown(page)
 
 
 @pytest.mark.parametrize(

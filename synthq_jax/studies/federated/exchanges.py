@@ -1,4 +1,4 @@
-"""What an exchange of negatives costs, promises and gives.
+"""Builds the exchanges of negatives whose cost, promise and gain are compared.
 
 All rows of this table start from the PUBLIC encoder, whose sentence tower stays:
 a promise about vectors holds only where the encoder has read nobody's texts, and
@@ -18,8 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from synthq_jax import typing
-from synthq_jax.data import sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import (
   exchange,
@@ -29,14 +27,9 @@ from synthq_jax.federated import (
 )
 from synthq_jax.federated import query_messages as messages
 from synthq_jax.federated import sentences as sentences_lib
-from synthq_jax.models import t5_config
-from synthq_jax.pipeline import (
-  _federated_methods,
-  _federated_training,
-  config_types,
-)
+from synthq_jax.studies.federated import training
 
-__all__ = ["KINDS", "Exchanges", "Public", "build"]
+__all__ = ["KINDS", "PROMISING", "Public", "build"]
 
 KINDS = (
   "none",
@@ -50,89 +43,22 @@ KINDS = (
   "public corpus",
 )
 """Rows of the table."""
-_PROMISING = KINDS[4:-1]  # a bound above 0, below infinity
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exchanges:
-  """The table of exchanges."""
-
-  kinds: tuple[str, ...] = ()
-  """Some of `KINDS`; () for no table."""
-  top: int = 10
-  """Sentences of each partner for a question; of what is searched at home, the
-  best of all partners, as many as they have together."""
-  noise_multiplier: float = 1.0
-  """Of noised questions, cells and summaries."""
-  capacity: int = 8192
-  """A public bound of a client's questions, and of its passages."""
-  cells: int = 40
-  """Centres, of public sentences."""
-  public_source: str = "environment_docs"
-  """Of public sentences: a source of runs."""
-  public_sentences: int = 10_000
-  """How many of them."""
-  generator: generated_sentences.Settings = dataclasses.field(
-    default_factory=lambda: generated_sentences.Settings(epsilon=4.0, steps=50)
-  )
-  """Of a client's generator of sentences."""
-  generated: int = 200
-  """Sentences that each generator writes."""
-
-  def __post_init__(self):
-    if self.kinds:
-      config_types.some_of(self, "kinds", KINDS)
-    config_types.at_least(
-      self, 1, "top", "capacity", "cells", "public_sentences"
-    )
-    config_types.positive(self, "noise_multiplier")
-
-  def public_digest(self) -> str:
-    """Returns what public sentences depend on, "" if no row needs any."""
-    if not {"noised cells", "summaries", "public corpus"} & set(self.kinds):
-      return ""
-    return self.source().digest()
-
-  def source(self) -> sources.Source:
-    """Returns where public sentences come from."""
-    return sources.open(
-      self.public_source, "federated_study.Exchanges.public_source"
-    )
-
-  def check(self, num_copies: int) -> None:
-    """Refuses promises that collections do not allow.
-
-    Args:
-      num_copies: passages that clients hold because a question is theirs:
-        whatever is sent of such a collection depends on that question.
-
-    Raises:
-      ValueError: if there are any, and something is promised.
-    """
-    promising = [kind for kind in self.kinds if kind in _PROMISING]
-    if num_copies and promising:
-      raise ValueError(
-        "federated_study.Exchanges.kinds: expected passages that all name their"
-        f" client, got {num_copies} that a question brought to it, for which"
-        f" {promising} would promise too much: name the clients of all passages"
-        " in the data, or leave these rows out"
-      )
+PROMISING = KINDS[4:-1]
+"""Rows with a bound above 0, below infinity."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Public:
-  """What every client has before anything is exchanged."""
+  """What every client has before anything is exchanged, beside the T5."""
 
-  settings: Exchanges
-  params: typing.Params
-  """Of the public T5, decoder included."""
-  model: t5_config.T5Config
+  settings: Any
+  """A `federated.Exchanges`."""
   vocabulary: Any
   length: int
   """Tokens of a sentence."""
 
   def vectors(
-    self, context: _federated_training.Context, texts: Sequence[str]
+    self, context: training.Context, texts: Sequence[str]
   ) -> np.ndarray:
     """Returns the vectors of texts by the public encoder."""
     tokens = vocabulary_lib.tokenize(self.vocabulary, texts, length=self.length)
@@ -150,10 +76,7 @@ class Public:
 
 
 def build(
-  public: Public,
-  kind: str,
-  context: _federated_training.Context,
-  seed: int,
+  public: Public, kind: str, context: training.Context, seed: int
 ) -> exchange.Exchange | None:
   """Builds one exchange.
 
@@ -175,7 +98,7 @@ def build(
       shared=_generated(public, context, seed), top=everybody
     )
   noise: Mapping[str, Any] = {
-    "run": _run(seed),
+    "run": f"exchange/seed {seed}",
     "noise_multiplier": settings.noise_multiplier,
     "capacity": settings.capacity,
   }
@@ -191,14 +114,10 @@ def build(
     return exchange.FedNegative(
       queries=messages.NoisedCells(centres=centres, **noise), top=settings.top
     )
-  own = {}
+  start, own = context.start, {}
   for at, tokens in enumerate(context.data.tokens):
-    party = _federated_methods.party(
-      context,
-      at,
-      context.start,
-      context.sentences(context.start, at),
-      is_public=True,
+    party = context.party(
+      at, start, context.sentences(start, at), is_public=True
     )
     own[tokens.name] = shared.summary(
       party, centres, key=_keys(seed, at)["summary"], **noise
@@ -207,18 +126,18 @@ def build(
 
 
 def _generated(
-  public: Public, context: _federated_training.Context, seed: int
+  public: Public, context: training.Context, seed: int
 ) -> dict[str, shared.Shared]:
   """Has every client train a generator, and shares what it writes."""
   settings, found = public.settings, {}
   for at, client in enumerate(context.data.clients):
     written = generated_sentences.from_collection(
-      public.params,
-      public.model,
+      context.params,
+      context.model,
       public.vocabulary,
       client,
       settings.generator,
-      run=_run(seed),
+      run=f"exchange/seed {seed}",
       count=settings.generated,
       key=_keys(seed, at)["generator"],
       batch_seed=(seed, at),
@@ -230,10 +149,6 @@ def _generated(
       generator=written.promise,
     )
   return found
-
-
-def _run(seed: int) -> str:
-  return f"exchange/seed {seed}"
 
 
 def _keys(seed: int, client: int) -> dict[str, jax.Array]:

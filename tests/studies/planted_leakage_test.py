@@ -12,12 +12,11 @@ from synthq_jax import artifacts, main
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import encoders, manifests, rerankers
 from synthq_jax.leakage.rerankers import training as training_lib
-from synthq_jax.pipeline import _leakage_study_data as study_data
-from synthq_jax.pipeline import _leakage_study_models as models
-from synthq_jax.pipeline import _leakage_study_results as study_results
-from synthq_jax.pipeline import _leakage_study_training as study_training
-from synthq_jax.pipeline import leakage_study
 from synthq_jax.retrieval import trec
+from synthq_jax.studies import frame, planted_leakage
+from synthq_jax.studies.planted_leakage import data as study_data
+from synthq_jax.studies.planted_leakage import tables
+from synthq_jax.studies.planted_leakage import training as study_training
 
 _BUCKETS = 997
 
@@ -85,7 +84,7 @@ def folder(tmp_path_factory):
   return place
 
 
-BUILD, DIGEST = models.build, models.digest
+BUILD, DIGEST = study_training.build, study_training.digest
 
 
 def stand_in(patch) -> None:
@@ -104,8 +103,8 @@ def stand_in(patch) -> None:
     return made.setdefault(model.name, Memorizer())
 
   patch.setattr(encoders, "own", lambda: encode)
-  patch.setattr(models, "build", build)
-  patch.setattr(models, "digest", lambda model: "")
+  patch.setattr(study_training, "build", build)
+  patch.setattr(study_training, "digest", lambda model: "")
 
 
 @pytest.fixture(autouse=True)
@@ -118,16 +117,20 @@ def studied(folder, tmp_path_factory):
   root = tmp_path_factory.mktemp("study")
   with pytest.MonkeyPatch.context() as patch:
     stand_in(patch)
-    text = leakage_study.run(config(folder), root, progress=False)
+    text = run(config(folder), root, progress=False)
   return root, text
 
 
-def config(folder, **changes) -> leakage_study.Config:
+def run(config, root, *, progress):
+  return frame.run(planted_leakage.STUDY, config, root, progress=progress)
+
+
+def config(folder, **changes) -> planted_leakage.Config:
   recipe = rerankers.Recipe(steps=40, batch_size=16, learning_rate=0.3)
-  made = leakage_study.Config(
+  made = planted_leakage.Config(
     models=(
-      leakage_study.Model(kind="KNRM", name="first", seeds=2, recipe=recipe),
-      leakage_study.Model(
+      planted_leakage.Model(kind="KNRM", name="first", seeds=2, recipe=recipe),
+      planted_leakage.Model(
         kind="KNRM",
         name="second",
         recipe=dataclasses.replace(recipe, learning_rate=1e-6),
@@ -157,7 +160,7 @@ def without_times(path) -> dict:
 
 def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
   root, text = studied
-  study = artifacts.load(root, study_results.Study)
+  study = artifacts.load(root, tables.Study)
   assert len(study.trainings) == 2 * 3 * 3
   for one in study.memory:
     if one.model == "first":  # it learns each document by heart
@@ -204,7 +207,7 @@ def test_texts_and_machine_paths_stand_in_no_file(studied, folder):
 
 def test_queries_that_may_be_private_leave_nothing_outside(folder, tmp_path):
   small = config(folder, public_data=False, sizes=(40,))
-  text = leakage_study.run(small, tmp_path, progress=False)
+  text = run(small, tmp_path, progress=False)
   outside = {p.name for p in tmp_path.iterdir()}
   assert outside == {".lock", "private"}
   assert "private/study.md" in text
@@ -214,7 +217,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   folder, tmp_path, monkeypatch
 ):
   settings = config(folder, sizes=(40,))
-  whole = leakage_study.run(settings, tmp_path / "whole", progress=False)
+  whole = run(settings, tmp_path / "whole", progress=False)
   trained = []
   train, rerank = rerankers.train, rerankers.rerank
 
@@ -230,7 +233,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   monkeypatch.setattr(rerankers, "train", counted)
   monkeypatch.setattr(rerankers, "rerank", killed)
   with pytest.raises(KeyboardInterrupt):
-    leakage_study.run(settings, tmp_path / "cut", progress=False)
+    run(settings, tmp_path / "cut", progress=False)
   assert not (tmp_path / "cut/result.json").exists()
   monkeypatch.setattr(rerankers, "rerank", rerank)
   steps = []
@@ -244,7 +247,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
     return of_step(step, *arguments, **options)
 
   monkeypatch.setattr(training_lib.loop, "train", watched)
-  again = leakage_study.run(settings, tmp_path / "cut", progress=False)
+  again = run(settings, tmp_path / "cut", progress=False)
   assert len(trained) == 4 + 6  # nine trainings; the fourth was not scored
   assert len(steps) == 5 * 40  # and its last state was found
   assert (
@@ -256,7 +259,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   for path in (tmp_path / "whole").rglob(study_training.RUN):
     other = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
     assert other.read_bytes() == path.read_bytes()
-  leakage_study.run(settings, tmp_path / "cut", progress=False)
+  run(settings, tmp_path / "cut", progress=False)
   assert len(trained) == 10
 
 
@@ -264,7 +267,7 @@ def test_another_model_or_size_keeps_what_is_finished(
   folder, tmp_path, monkeypatch
 ):
   settings = config(folder, sizes=(40,))
-  leakage_study.run(settings, tmp_path, progress=False)
+  run(settings, tmp_path, progress=False)
   trained = []
   train = rerankers.train
 
@@ -274,13 +277,13 @@ def test_another_model_or_size_keeps_what_is_finished(
 
   monkeypatch.setattr(rerankers, "train", counted)
   fewer = dataclasses.replace(settings, models=settings.models[:1], folds=3)
-  leakage_study.run(fewer, tmp_path, progress=False)
+  run(fewer, tmp_path, progress=False)
   assert not trained
   changed = dataclasses.replace(
     settings.models[1], recipe=rerankers.Recipe(steps=2)
   )
   other = dataclasses.replace(settings, models=(settings.models[0], changed))
-  leakage_study.run(other, tmp_path, progress=False)
+  run(other, tmp_path, progress=False)
   assert trained == [
     f"{kind}_leakage_40_seed0" for kind in ("no", "near", "test")
   ]
@@ -355,8 +358,8 @@ def test_another_collection_can_be_trained_on(folder, tmp_path):
     assert each.relevant_id in data.qrels[each.target]
   leaked = {e.query for e in data.leaked["near leakage"][0]}
   assert leaked.isdisjoint(e.query for e in data.fillers[0])
-  text = leakage_study.run(settings, tmp_path / "run", progress=False)
-  study = artifacts.load(tmp_path / "run", study_results.Study)
+  text = run(settings, tmp_path / "run", progress=False)
+  study = artifacts.load(tmp_path / "run", tables.Study)
   assert {one.leakage for one in study.memory} == {"test leakage"}
   assert "trained on train" in text
 
@@ -369,7 +372,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
   assert {q: set(s) for q, s in run.items()} == {
     q: set(s) for q, s in data.candidates.items()
   }
-  result = artifacts.load(place, study_results.Training)
+  result = artifacts.load(place, study_training.Training)
   assert result.manifest == manifests.of(
     data.split("test leakage", 40, 1), data.documents
   )
@@ -388,7 +391,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
 )
 def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
   with pytest.raises(ValueError, match=words) as caught:
-    leakage_study.run(config(folder, **changes), tmp_path, progress=False)
+    run(config(folder, **changes), tmp_path, progress=False)
   assert "\n" not in str(caught.value)
   assert "common" not in str(caught.value)
 
@@ -402,7 +405,7 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
     ({"sizes": (8,)}, r"at least num_leaked, got sizes=\(8,\)"),
     ({"alpha": 0.0}, "alpha must be in"),
     ({"near_threshold": 1.5}, "near_threshold must be in"),
-    ({"models": ()}, "different names, got"),
+    ({"models": ()}, "models must be some"),
     ({"folds": 1}, "folds must be at least 2"),
   ],
 )
@@ -420,23 +423,23 @@ def test_models_without_sense_are_refused():
     ({"kind": "monoBERT", "checkpoint": "b", "vocabulary": "v"}, "only then"),
   ):
     with pytest.raises(ValueError, match=words):
-      leakage_study.Model(**change)
-  assert leakage_study.Model(kind="PACRR").name == "PACRR"
+      planted_leakage.Model(**change)
+  assert planted_leakage.Model(kind="PACRR").name == "PACRR"
 
 
 def test_the_command_runs_the_tiny_study_with_real_rerankers(
   folder, tmp_path, monkeypatch, capsys
 ):
-  monkeypatch.setattr(models, "build", BUILD)
+  monkeypatch.setattr(study_training, "build", BUILD)
   argv = [
     "study",
-    "--gin_file=gin_configs/studies/query_leakage_tiny.gin",
+    "--gin_file=gin_configs/studies/planted_leakage_tiny.gin",
     f"--gin.SOURCE=beir:{folder}",
     f"--workdir={tmp_path}",
     "--quiet",
   ]
   main.main(argv)
-  study = artifacts.load(tmp_path / "private", study_results.Study)
+  study = artifacts.load(tmp_path / "private", tables.Study)
   assert {one.model for one in study.trainings} == {"KNRM", "PACRR"}
   assert all(np.isfinite(one.loss) for one in study.trainings)
   assert [one.steps for one in study.trainings] == [2] * 18
@@ -444,32 +447,33 @@ def test_the_command_runs_the_tiny_study_with_real_rerankers(
   assert "nDCG@10" in said and "study finished" in said
 
 
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", study_training.KINDS)
 def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
-  model = leakage_study.Model(kind=kind, query_length=6, document_length=20)
+  model = planted_leakage.Model(kind=kind, query_length=6, document_length=20)
   reranker = BUILD(model, {"a": "red apples", "b": "green pears"})
   assert reranker.name == kind
   rows = reranker.featurize(["red apples"], ["apples are red"])
   scores = reranker.score(reranker.init(jax.random.key(0)), rows)
   assert scores.shape == (1,) and np.isfinite(scores).all()
-  note = models.note(model)
+  note = study_training.note(model)
   assert note.startswith(f"{kind} ")
   assert ("not pre-trained" in note) == (kind == "monoBERT")
 
 
 def test_a_training_follows_the_checkpoint_it_starts_from(monkeypatch):
   digests = {
-    kind: DIGEST(leakage_study.Model(kind=kind)) for kind in models.KINDS
+    kind: DIGEST(planted_leakage.Model(kind=kind))
+    for kind in study_training.KINDS
   }
   assert len(set(digests.values())) == 1  # all take the package's T5
   monkeypatch.setattr(shipped, "VOCABULARY", shipped.DIRECTORY / "config.json")
-  assert DIGEST(leakage_study.Model(kind="KNRM")) != digests["KNRM"]
+  assert DIGEST(planted_leakage.Model(kind="KNRM")) != digests["KNRM"]
 
 
 def test_the_digest_of_a_bert_is_that_of_its_files(tmp_path):
   (tmp_path / "config.json").write_text("{}")
-  model = leakage_study.Model(kind="monoBERT", checkpoint=str(tmp_path))
+  model = planted_leakage.Model(kind="monoBERT", checkpoint=str(tmp_path))
   first = DIGEST(model)
   (tmp_path / "vocab.txt").write_text("[CLS]")
   assert DIGEST(model) != first
-  assert "public BERT" in models.note(model)
+  assert "public BERT" in study_training.note(model)

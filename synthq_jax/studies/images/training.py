@@ -1,24 +1,24 @@
-"""One training of the study of image encoders, and its scores."""
+"""Trains one image encoder on pairs, and scores it on public test images."""
 
 import dataclasses
+import functools
+import hashlib
 import json
-import pathlib
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Int32
 
 from synthq_jax import artifacts, optim
+from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.pipeline import (
   _fingerprints,
-  _image_data,
   _image_privacy,
-  _image_results,
   _release,
   private_training,
   workspace,
@@ -26,40 +26,192 @@ from synthq_jax.pipeline import (
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
+from synthq_jax.studies import frame
 from synthq_jax.training import image_pairs, linear_head
 
-__all__ = ["UNTRAINED", "of_encoder"]
+__all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "read"]
 
 UNTRAINED = "untrained"
 """The row of the initial weights."""
 
 
-def of_encoder(
-  config: Any, encoder: Any, space: workspace.Workspace, data: _image_data.Data
-) -> Iterator[_image_results.Training]:
-  """Yields the untrained weights' scores, then every row's, seed by seed.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """One encoder, trained once and scored on the public test images."""
 
-  Args:
-    config: an `image_study.Config`.
-    encoder: one of its `image_study.Encoder`s.
-    space: the working directory.
-    data: the images in the encoder's size.
-  """
-  for row in (None, *encoder.rows):
-    for seed in range(encoder.seeds):
-      yield _Job(config, encoder, row, seed, space, data).finished()
+  encoder: str
+  """Name of the encoder's configuration."""
+  row: str
+  """Name of the method's configuration; "untrained" for the initial weights."""
+  seed: int
+  """Of the initial weights; also tells the secrets apart."""
+  statement: statement_lib.PrivacyStatement
+  """What may be claimed about the encoder."""
+  num_parameters: int
+  """All of them trained."""
+  steps: int
+  """Optimizer steps."""
+  batch_size: int
+  """Expected pairs of a batch."""
+  max_batch_size: int
+  """Pairs of a batch with padding."""
+  noise_multiplier: float
+  """Noise over sensitivity; 0 without noise."""
+  l2_sensitivity: float
+  """Of the clipped sum when one pair comes or goes; 0 without clipping."""
+  l2_clip_norm: float
+  """0 without clipping."""
+  neighbours: neighbours.Scores
+  """Of the nearest test images' labels."""
+  coarse_accuracy: float
+  """Of a linear head on the frozen vectors."""
+  curve_steps: tuple[int, ...]
+  """Where the loss was written down."""
+  curve_losses: tuple[float, ...]
+  """Mean loss of the held-out pairs in the steps before."""
+  examples_per_second: float
+  """Pairs a second, compiling aside; nan if it was not timed."""
+  seconds: float
+  """How long it took, compiling included."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+  """All trainings of a study."""
+
+  source: str
+  """Which images."""
+  num_pairs: int
+  """Private pairs n."""
+  num_test: int
+  """Public test images."""
+  epsilon: float
+  """The target of each private training."""
+  delta: float
+  """Of each private training."""
+  neighbours: int
+  """Nearest neighbours of each test image that count."""
+  head: str
+  """What the linear head was trained and scored on, in one sentence."""
+  trainings: tuple[Training, ...]
+  """By encoder, row and seed."""
+  seconds: float
+  """Of all trainings, whenever they ran."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
-  """One row and seed; `row` is None for the untrained weights."""
+class Data:
+  """Images of one size.
+
+  Attributes:
+    train: private.
+    test: public.
+    head: what the linear head learns on and is tested on, public.
+    num_coarse: coarse classes of `head`.
+    pairs: rows of `train`.
+    held_out: public pairs, "queries" and "documents".
+    digest: of all of it, the private pairs too: not to be shared as it is.
+  """
+
+  train: images.Images
+  test: images.Images
+  head: tuple[images.Images, images.Images]
+  num_coarse: int
+  pairs: Int32[np.ndarray, "pair 2"]
+  held_out: dict[str, np.ndarray]
+  digest: str
+
+
+def read(config: Any) -> dict[int | None, Data]:
+  """Reads, pairs and digests the images, in the size of every encoder.
+
+  Args:
+    config: an `images.Config`.
+
+  Returns:
+    By `Encoder.image_size`.
+  """
+  train, test = images.load(
+    config.source, seed=config.seed, data_dir=config.data_dir
+  )
+  head = None
+  if config.head_source is not None:
+    head = images.load(config.head_source, data_dir=config.data_dir)
+  sizes = dict.fromkeys(encoder.image_size for encoder in config.encoders)
+  return {size: _sized(config, size, train, test, head) for size in sizes}
+
+
+def _sized(
+  config: Any,
+  size: int | None,
+  train: images.Images,
+  test: images.Images,
+  head: tuple[images.Images, images.Images] | None,
+) -> Data:
+  train, test = _resized(train, size), _resized(test, size)
+  if head is None:
+    head = images.split(test, test_share=0.5, seed=config.seed)
+  learned, tested = (_resized(part, size) for part in head)
+  public = images.pairs(test.labels, seed=config.seed)
+  pairs = images.pairs(train.labels, seed=config.seed)
+  return Data(
+    train=train,
+    test=test,
+    head=(learned, tested),
+    num_coarse=len(images.COARSE[config.head_source or config.source]),
+    pairs=pairs,
+    held_out=_sides(test, public[: config.held_out_pairs]),
+    digest=_digest(train, test, learned, tested, pairs),
+  )
+
+
+def _sides(
+  part: images.Images, pairs: Int32[np.ndarray, "pair 2"]
+) -> dict[str, np.ndarray]:
+  """Returns the first images of pairs as queries, the second as documents."""
+  return {
+    "queries": part.pixels[pairs[:, 0]],
+    "documents": part.pixels[pairs[:, 1]],
+  }
+
+
+def _resized(part: images.Images, size: int | None) -> images.Images:
+  if size is None or part.pixels.shape[1:3] == (size, size):
+    return part
+  shape = (len(part), size, size, part.pixels.shape[-1])
+  pixels = jax.image.resize(jnp.asarray(part.pixels), shape, "bilinear")
+  return dataclasses.replace(part, pixels=np.asarray(pixels))
+
+
+def _digest(*parts: Any) -> str:
+  found = hashlib.sha256()
+  for part in parts:
+    is_array = isinstance(part, np.ndarray)
+    for values in [part] if is_array else dataclasses.astuple(part):
+      found.update(f"{values.dtype} {values.shape}".encode())
+      found.update(np.ascontiguousarray(values).data)
+  return found.hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+  """Trains one row with one seed, and scores it.
+
+  Attributes:
+    config: an `images.Config`.
+    encoder: one of its encoders.
+    row: one of the encoder's rows; None for the untrained weights.
+    seed: of the repetition.
+    space: the working directory, with its secret.
+    data: the images in the encoder's size.
+  """
 
   config: Any
   encoder: Any
   row: Any
   seed: int
   space: workspace.Workspace
-  data: _image_data.Data
+  data: Data
 
   @property
   def name(self) -> str:
@@ -73,7 +225,7 @@ class _Job:
   def is_private(self) -> bool:
     return self.row is not None and self.row.method is not None
 
-  @property
+  @functools.cached_property
   def digest(self) -> str:
     """Of everything the training depends on, and no other row.
 
@@ -94,27 +246,27 @@ class _Job:
     )
 
   @property
-  def directory(self) -> pathlib.Path:
-    """A result without privacy is as private as the pairs."""
-    if self.row is None or self.is_private:
-      return self.space.public(self.stage)
-    return self.space.private(self.stage)
-
-  @property
-  def state(self) -> pathlib.Path:
-    return private_training.state_directory(self.space, self.stage, self.digest)
-
-  @property
   def sampler(self) -> sampling.Poisson:
     return sampling.Poisson.with_margin(
       num_examples=len(self.data.pairs),
       expected_batch_size=self.encoder.batch_size,
     )
 
-  def finished(self) -> _image_results.Training:
-    """Trains and scores, or reads what is finished."""
-    if artifacts.read_fingerprint(self.directory) == self.digest:
-      return artifacts.load(self.directory, _image_results.Training)
+  def job(self) -> frame.Job:
+    """Returns the training with its place and fingerprint."""
+    digest, folders = self.digest, self.space
+    # A result without privacy is as private as the pairs.
+    may_be_shared = self.row is None or self.is_private
+    place = folders.public if may_be_shared else folders.private
+    return frame.Job(
+      directory=place(self.stage),
+      kind=Training,
+      digest=digest,
+      make=self._make,
+      state=private_training.state_directory(folders, self.stage, digest),
+    )
+
+  def _make(self) -> Training:
     start = time.monotonic()
     net = self.encoder.build()
     key = jax.random.fold_in(jax.random.key(self.config.seed), self.seed)
@@ -122,7 +274,7 @@ class _Job:
     facts: dict[str, Any] = _UNTRAINED_FACTS
     if self.row is not None:
       params, facts = self._train(net, params)
-    result = _image_results.Training(
+    return Training(
       encoder=self.encoder.name,
       row=self.name,
       seed=self.seed,
@@ -133,9 +285,6 @@ class _Job:
       **facts,
       seconds=time.monotonic() - start,
     )
-    artifacts.save(self.directory, result, self.digest)
-    private_training.remove_state(self.space, self.stage, self.digest)
-    return result
 
   def _train(self, net: Any, params: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the parameters, and what is to be said of how they were made."""
@@ -163,7 +312,7 @@ class _Job:
       grad_fn,
       self._optimizer(grad_fn, claim.noise_multiplier, release.noise_key),
       params,
-      _image_data.sides(self.data.train, self.data.pairs),
+      _sides(self.data.train, self.data.pairs),
       is_private=self.is_private,
       held_out=self.data.held_out,
       held_out_loss=contrastive.Softmax(
@@ -172,7 +321,7 @@ class _Job:
       sampler=self.sampler,
       steps=encoder.steps,
       batch_seed=release.batch_seed,
-      directory=self.state,
+      directory=self.job().state,
       metrics_path=metrics_path,
       description=f"{encoder.name} {self.name} {self.seed}",
       settings=config.settings,
@@ -195,7 +344,7 @@ class _Job:
       self.space,
       self.stage,
       self.digest,
-      directory=self.state,
+      directory=self.job().state,
       program=_fingerprints.program({}, None),  # all settings are in the digest
     )
 
@@ -252,9 +401,7 @@ def _clipped(net: Any, row: Any, max_batch_size: int) -> optim.ContrastiveGrad:
   )
 
 
-def _scores(
-  net: Any, params: Any, data: _image_data.Data, k: int
-) -> dict[str, Any]:
+def _scores(net: Any, params: Any, data: Data, k: int) -> dict[str, Any]:
   """Scores vectors of public images: their neighbours, and a linear head."""
   apply = jax.jit(net.apply)
 

@@ -18,78 +18,39 @@ import numpy as np
 import optax
 
 from synthq_jax import artifacts, typing
+from synthq_jax.data import shipped
 from synthq_jax.federated import (
   aggregation,
   batches,
   cohorts,
+  exchange,
   fedavg,
   local_training,
   negatives,
   training,
 )
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.pipeline import _federated_data, config_types
+from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.pipeline import _fingerprints
+from synthq_jax.privacy import statement
 from synthq_jax.retrieval import vector_files
+from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.training import checkpoints
 
-__all__ = ["KINDS", "Context", "Recipe", "alone", "central", "federated"]
+__all__ = ["KINDS", "Context", "alone", "central", "contexts", "federated"]
 
 KINDS = ("random", "bm25", "static")
 """Negatives of a round."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
-  """How towers are trained, whoever has the data."""
-
-  warmup_rounds: int = 1
-  """Rounds with BM25's negatives before static hard ones."""
-  rounds: int = 3
-  """Rounds after those. Every method gets the sum of both."""
-  epochs: int = 1
-  """Of every client in every round."""
-  batch_size: int = 8
-  """Questions of a step."""
-  num_negatives: int = 4
-  """Of each question, beside the other questions' answers and negatives."""
-  top: int = 100
-  """The best sentences of the current encoders, from which static hard
-  negatives are drawn."""
-  learning_rate: float = 3e-4
-  """Of Adam, which starts afresh in every round of federated training."""
-  temperature: float = 0.05
-  """Divides the cosines."""
-
-  def __post_init__(self):
-    config_types.at_least(self, 0, "warmup_rounds", "rounds")
-    config_types.at_least(self, 1, "epochs", "batch_size", "num_negatives")
-    config_types.positive(self, "learning_rate", "temperature")
-    if self.top < self.num_negatives:
-      raise ValueError(
-        "federated_study.Recipe: expected top of at least num_negatives, got"
-        f" top={self.top} and num_negatives={self.num_negatives}"
-      )
-    if not self.warmup_rounds + self.rounds:
-      raise ValueError(
-        "federated_study.Recipe: expected rounds, got warmup_rounds=0 and"
-        " rounds=0"
-      )
-
-  def history(self, kind: str, warmup: str | None = None) -> tuple[str, ...]:
-    """Returns the negatives of all rounds.
-
-    >>> Recipe(warmup_rounds=1, rounds=2).history("static", "bm25")
-    ('bm25', 'static', 'static')
-    """
-    first = kind if warmup is None else warmup
-    return (first,) * self.warmup_rounds + (kind,) * self.rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
   """What all trainings share."""
 
-  data: _federated_data.Data
+  data: data_lib.Data
+  params: typing.Params
+  """Of the public T5, decoder included."""
+  model: t5_config.T5Config
   encoders: encoders_lib.Encoders
   start: typing.Params
   """The public towers."""
@@ -97,7 +58,7 @@ class Context:
   """Of data, encoders and start."""
   states: pathlib.Path
   """Where towers are kept between rounds."""
-  recipe: Recipe
+  recipe: Any
   kept: dict[int, tuple[list[str], np.ndarray]] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
@@ -127,7 +88,7 @@ class Context:
     """BM25's negatives of each client, [1, question, n]."""
     return [
       negatives.bm25_negatives(
-        client, n=self.recipe.num_negatives, split=_federated_data.TRAIN
+        client, n=self.recipe.num_negatives, split=data_lib.TRAIN
       )
       for client in self.data.clients
     ]
@@ -151,7 +112,7 @@ class Context:
       "n": recipe.num_negatives,
       "seed": seed,
       "round_number": number,
-      "split": _federated_data.TRAIN,
+      "split": data_lib.TRAIN,
       "epochs": recipe.epochs,
     }
     if kind == "random":
@@ -172,6 +133,81 @@ class Context:
     )
     return self.states / name
 
+  def party(
+    self,
+    client: int,
+    params: typing.Params,
+    sentences: np.ndarray,
+    *,
+    is_public: bool,
+    is_first: bool = True,
+  ) -> exchange.Party:
+    """Returns what a client brings to an exchange.
+
+    Args:
+      client: its place.
+      params: its towers.
+      sentences: vectors of its collection.
+      is_public: whether training has begun from public towers alone, of which
+        the sentence tower stays.
+      is_first: whether no query tower has been trained yet.
+    """
+    tokens = self.data.tokens[client]
+    return exchange.Party(
+      name=tokens.name,
+      queries=self.encoders.encode_queries(
+        params, tokens.questions[data_lib.TRAIN]
+      ),
+      sentences=sentences,
+      answers=tokens.answers[data_lib.TRAIN],
+      passages=tokens.passages,
+      query_encoder=_read_by(exchange.QUESTION_UNIT, is_public and is_first),
+      sentence_encoder=_read_by(exchange.COLLECTION_UNIT, is_public),
+    )
+
+
+def _read_by(unit: str, is_public: bool) -> statement.PrivacyStatement:
+  """States what an encoder has read."""
+  if is_public:
+    return statement.none(unit=unit)
+  return statement.non_private(
+    "The encoder was trained on the clients' texts without noise.", unit=unit
+  )
+
+
+def contexts(
+  config: Any, data: data_lib.Data, states: pathlib.Path
+) -> Callable[[Any, float], Context]:
+  """Returns what gives the one context of a recipe and a share of the data.
+
+  Args:
+    config: a `federated.Config`.
+    data: all of it.
+    states: where towers are kept between rounds.
+  """
+  place = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
+  params, model = t5_checkpoints.load(place)
+  encoders = encoders_lib.Encoders(
+    config=model, query_pooling=config.query_pooling
+  )
+  start, digest = encoders.init(params), _fingerprints.of_checkpoint(place)
+
+  @functools.cache
+  def context(recipe: Any, share: float) -> Context:
+    part = data_lib.thinned(data, share) if share < 1 else data
+    return Context(
+      data=part,
+      params=params,
+      model=model,
+      encoders=encoders,
+      start=start,
+      digest=artifacts.fingerprint(part.digest, digest, encoders.query_pooling),
+      states=states,
+      recipe=recipe,
+    )
+
+  return context
+
 
 def federated(
   context: Context,
@@ -191,7 +227,7 @@ def federated(
     The towers that all clients share.
   """
   members = context.data.tokens
-  weights = [len(one.answers[_federated_data.TRAIN]) for one in members]
+  weights = [len(one.answers[data_lib.TRAIN]) for one in members]
   begin, add, finish = _averaging(
     context.encoders, context.recipe.learning_rate, context.recipe.temperature
   )
@@ -208,7 +244,7 @@ def federated(
     steps = max(len(plan.questions) for plan in plans)
     total = begin(state)
     for at, (plan, tokens) in enumerate(zip(plans, members, strict=True)):
-      rows = batches.arrays(plan, tokens, slots, split=_federated_data.TRAIN)
+      rows = batches.arrays(plan, tokens, slots, split=data_lib.TRAIN)
       cohort = cohorts.stack([rows], [at], weights=[weights[at]], steps=steps)
       total = add(total, state, cohort, key)
     state, _ = finish(state, total)
@@ -302,7 +338,7 @@ def _alone(
     batch_size=context.recipe.batch_size,
     temperature=context.recipe.temperature,
     seed=seed,
-    split=_federated_data.TRAIN,
+    split=data_lib.TRAIN,
   )
   checkpoints.save(context.place(name, seed, history), len(history), params)
   return params
@@ -322,7 +358,7 @@ def _plan(
     batch_size=context.recipe.batch_size,
     seed=seed,
     round_number=number,
-    split=_federated_data.TRAIN,
+    split=data_lib.TRAIN,
   )
 
 
@@ -336,12 +372,7 @@ def _newest(
 ) -> tuple[int, typing.Params]:
   """Returns after how many rounds there are towers, and these.
 
-  Args:
-    context: data and recipe.
-    who: trains.
-    seed: of the training.
-    history: of all rounds.
-    whole: whether nothing but the end will do.
+  With `whole` nothing but the end of the history will do.
   """
   for done in range(len(history), len(history) - 1 if whole else 0, -1):
     place = context.place(who, seed, history[:done])
