@@ -1,8 +1,13 @@
 """Defines the one interval of the package: a value and its two ends."""
 
 import dataclasses
+import math
 
-__all__ = ["Interval"]
+import numpy as np
+import scipy.stats
+from jaxtyping import Num
+
+__all__ = ["Interval", "clopper_pearson", "student"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,3 +43,53 @@ class Interval:
     )
 
   __rmul__ = __mul__
+
+
+def student(
+  values: Num[np.ndarray, " value"], *, confidence: float = 0.95
+) -> Interval:
+  """Returns a mean with Student's interval.
+
+  It takes the values for independent draws and their mean for normal, which 30
+  values are enough for. A single value says nothing: its interval is endless.
+
+  >>> f"{student(np.array([40, 60, 50, 50])):.1f}"
+  '50.0 [37.0, 63.0]'
+
+  Args:
+    values: at least one.
+    confidence: in (0, 1).
+  """
+  mean, number = float(np.mean(values)), len(values)
+  if number == 1:
+    return Interval(mean=mean, low=-math.inf, high=math.inf)
+  error = float(np.std(values, ddof=1)) / math.sqrt(number)
+  half = float(scipy.stats.t.ppf((1 + confidence) / 2, number - 1)) * error
+  return Interval(mean=mean, low=mean - half, high=mean + half)
+
+
+def clopper_pearson(
+  hits: int, total: int, *, confidence: float = 0.95
+) -> Interval:
+  """Returns a share with Clopper and Pearson's interval.
+
+  >>> f"{clopper_pearson(0, 10):.3f}"
+  '0.000 [0.000, 0.308]'
+
+  Args:
+    hits: of independent trials.
+    total: trials, at least 1.
+    confidence: in (0, 1).
+
+  Returns:
+    Values in [0, 1]; the interval covers the truth at least so often.
+
+  References:
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated
+    in the case of the binomial", Biometrika 1934.
+  """
+  each = (1 - confidence) / 2
+  misses = total - hits
+  low = scipy.stats.beta.ppf(each, hits, misses + 1) if hits else 0.0
+  high = scipy.stats.beta.isf(each, hits + 1, misses) if misses else 1.0
+  return Interval(mean=hits / total, low=float(low), high=float(high))

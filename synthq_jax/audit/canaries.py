@@ -23,6 +23,7 @@ References:
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ __all__ = [
   "PAPERS",
   "Canary",
   "Kind",
+  "Written",
   "alphabet",
   "alphabets",
   "make",
@@ -52,6 +54,8 @@ _DOCUMENT_WORDS = 200
 _WORDS_OF_SECRET = 4
 _NEW_TOKENS_OF_SECRET = 3
 _FIRST_PIECE = 3  # behind padding, EOS and unknown
+_RUN = re.compile(r"[0-9](?:[\W_]*[0-9])*")
+_SIGNS = re.compile(r"[\W_]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,12 +169,17 @@ def make(
   """
   _check(texts, number, kinds, repetitions, digits)
   symbols = alphabets(kinds, vocabulary)
+  lengths = {
+    "digits": digits,
+    "words": _WORDS_OF_SECRET,
+    "new tokens": _NEW_TOKENS_OF_SECRET,
+  }
   rng = np.random.default_rng(seed)
   order = rng.permutation(len(texts))
   place = itertools.count()
   made = []
   for kind, times in itertools.product(kinds, repetitions):
-    length = _length(KINDS[kind].symbols, digits)
+    length = lengths[KINDS[kind].symbols]
     for _ in range(number):
       own, other = (texts[order[next(place) % len(texts)]] for _ in range(2))
       secret = tuple(rng.choice(symbols[kind], length).tolist())
@@ -299,6 +308,48 @@ def tokenize(
   }
 
 
+@dataclasses.dataclass(frozen=True)
+class Written:
+  """Texts, prepared once for the search of many secrets."""
+
+  digits: str
+  """Digits between which nothing but spaces and signs stands, run by run."""
+  words: str
+  """Words with one space between them, text by text."""
+
+  @classmethod
+  def of(cls, texts: Iterable[str]) -> "Written":
+    """Reads texts, each by itself: no secret goes on in the next.
+
+    Args:
+      texts: read once.
+    """
+    digits, words = [], []
+    for text in texts:
+      found = _RUN.findall(text)
+      digits += [_SIGNS.sub("", run) for run in found]
+      words.append(" ".join(text.split()))
+    return cls("\n".join(digits), " " + " \n ".join(words) + " ")
+
+  def tell(self, canary: Canary) -> bool:
+    """Says whether a text tells the secret, however its symbols are spaced.
+
+    False for new tokens, which no text can tell.
+
+    >>> canary = Canary(
+    ...     kind="own_query", document="", query="", secret=(5, 4), spelled="21",
+    ...     repetitions=1, inserted=True)
+    >>> [Written.of([t]).tell(canary) for t in ("code: 2-1", "code: 2 of 1")]
+    [True, False]
+    """
+    symbols = KINDS[canary.kind].symbols
+    if symbols == "new tokens":
+      return False
+    if symbols == "words":
+      return f" {canary.spelled} " in self.words
+    return canary.spelled in self.digits
+
+
 def _check(texts, number, kinds, repetitions, digits) -> None:
   unknown = [kind for kind in kinds if kind not in KINDS]
   if unknown or not kinds:
@@ -319,15 +370,6 @@ def _check(texts, number, kinds, repetitions, digits) -> None:
       f"expected at least 2 public documents, got {len(texts)}: canaries are"
       " made of them"
     )
-
-
-def _length(symbols: str, digits: int) -> int:
-  lengths = {
-    "digits": digits,
-    "words": _WORDS_OF_SECRET,
-    "new tokens": _NEW_TOKENS_OF_SECRET,
-  }
-  return lengths[symbols]
 
 
 def _query(kind: Kind, own: str, other: str) -> str:

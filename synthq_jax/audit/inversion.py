@@ -38,8 +38,7 @@ References:
 import dataclasses
 import functools
 import os
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +47,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import optim, typing
-from synthq_jax.audit import _beam_search
-from synthq_jax.audit._treatments import Gaussian, Treatment, hidden, raw, send
+from synthq_jax.audit import membership
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 from synthq_jax.training import loop
@@ -62,6 +60,7 @@ __all__ = [
   "hidden",
   "log_likelihoods",
   "raw",
+  "search",
   "send",
   "train",
   "write",
@@ -69,8 +68,73 @@ __all__ = [
 
 _DECODER = ("token_embedder", "decoder")
 _READER = "reader"
+_PAD, _EOS = 0, 1
 _SCALE = 0.1
 """Of fresh memory states: large ones would first drown what the decoder knows."""
+
+
+class Treatment(Protocol):
+  """What becomes of true vectors before they are sent; traced by JAX."""
+
+  def __call__(
+    self, vectors: Float[Array, "row dim"], key: Key[Array, ""]
+  ) -> Float[Array, "row sent_dim"]:
+    """Returns what is sent for each row; a fresh key is fresh noise."""
+
+
+def raw(
+  vectors: Float[Array, "row dim"], key: Key[Array, ""]
+) -> Float[Array, "row dim"]:
+  """Sends the vectors as they are."""
+  del key
+  return vectors
+
+
+def hidden(
+  vectors: Float[Array, "row dim"], key: Key[Array, ""]
+) -> Float[Array, "row dim"]:
+  """Sends zeros: for the decoder that others are compared with."""
+  del key
+  return jnp.zeros_like(vectors)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gaussian:
+  """Adds noise to every coordinate.
+
+  Who receives a vector k times, each time with noise of its own, knows it as
+  well as from one with this standard deviation over sqrt(k): audit that.
+  """
+
+  standard_deviation: float
+  """Of the noise of each coordinate, at least 0."""
+
+  def __post_init__(self):
+    if not self.standard_deviation >= 0:
+      raise ValueError(
+        "Gaussian.standard_deviation must be at least 0, got"
+        f" standard_deviation={self.standard_deviation}"
+      )
+
+  def __call__(self, vectors, key):
+    noise = jax.random.normal(key, vectors.shape, vectors.dtype)
+    return vectors + self.standard_deviation * noise
+
+
+def send(
+  treatment: Treatment | None,
+  vectors: Float[np.ndarray, "row dim"],
+  key: Key[Array, ""],
+) -> Float[np.ndarray, "row sent_dim"]:
+  """Returns what is sent for true vectors.
+
+  Args:
+    treatment: what is done to them; None for nothing.
+    vectors: of sentences.
+    key: of the noise.
+  """
+  sent = jax.jit(treatment or raw)(jnp.asarray(vectors), key)
+  return np.asarray(sent, np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -316,18 +380,11 @@ def log_likelihoods(
       f" {len(tokens)} sentences"
     )
   params = jax.device_put(params)
-  scored = [
-    -np.asarray(_losses(params, sent[rows], tokens[rows], inverter=inverter))
-    for rows in _batches(len(sent), batch_size)
-  ]
-  found = np.concatenate(scored)[: len(sent)].astype(np.float64)
-  if not np.isfinite(found).all():
-    raise ValueError(
-      "expected finite log-likelihoods, got others for"
-      f" {np.sum(~np.isfinite(found))} of {len(found)} sentences: train with a"
-      " lower Recipe.learning_rate"
-    )
-  return found
+  return membership.scored(
+    lambda rows: -_losses(params, sent[rows], tokens[rows], inverter=inverter),
+    len(sent),
+    batch_size,
+  )
 
 
 @functools.partial(jax.jit, static_argnames=("inverter",))
@@ -368,25 +425,17 @@ def write(
     )
   params = jax.device_put(params)
   decoder = {name: params[name] for name in _DECODER}
-  written = [
-    _beam_search.search(
+  return membership.in_batches(
+    lambda rows: search(
       decoder,
       inverter.memory(params, sent[rows]),
       config=inverter.model,
       max_length=max_length,
       beams=beams,
-    )
-    for rows in _batches(len(sent), batch_size)
-  ]
-  return np.concatenate([np.asarray(one) for one in written])[: len(sent)]
-
-
-def _batches(total: int, size: int) -> Iterator[Int[np.ndarray, " batch"]]:
-  """Yields rows in batches of one size; the last is filled with its first."""
-  size = min(size, total)
-  for begin in range(0, total, size):
-    rows = np.arange(begin, begin + size)
-    yield np.where(rows < total, rows, begin)
+    ),
+    len(sent),
+    batch_size,
+  )
 
 
 def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
@@ -397,3 +446,121 @@ def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
       f" one, got shape {vectors.shape}"
     )
   return vectors
+
+
+class _State(NamedTuple):
+  """Beams so far; a row's beams stand side by side in the cache."""
+
+  position: Array  # []
+  cache: t5.DecodeCache
+  written: Array  # [row, beam, max_length]
+  scores: Array  # [row, beam], log-probabilities
+  token: Array  # [row, beam], the last one
+  ended: Array  # [row, beam]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "max_length", "beams"))
+def search(
+  params: typing.Params,
+  memory: Float[Array, "row memory dim"],
+  *,
+  config: t5_config.T5Config,
+  max_length: int,
+  beams: int,
+) -> Int[Array, "row max_length"]:
+  """Writes the best text that a beam search finds for each row.
+
+  Scores are log-probabilities of whole texts, EOS included, without any
+  correction for length: what an attacker wants is the likeliest text. One beam
+  is greedy decoding.
+
+  Args:
+    params: "token_embedder" and "decoder" of a T5.
+    memory: what the decoder attends to in place of an encoder's output.
+    config: the shape of the T5; not scanned.
+    max_length: tokens at most, EOS included.
+    beams: texts kept at each step, at least 1.
+
+  Returns:
+    Tokens, with EOS where a text ended and 0 after it.
+  """
+
+  def unfinished(state: _State):
+    return (state.position < max_length) & ~jnp.all(state.ended)
+
+  def step(state: _State):
+    logits, cache = _apply(
+      params,
+      config,
+      "decode_step",
+      state.token.reshape(-1),
+      state.cache,
+      state.position,
+    )
+    logs = _log_probabilities(logits.reshape(len(memory), beams, -1), state)
+    totals = (state.scores[:, :, None] + logs).reshape(len(memory), -1)
+    scores, chosen = jax.lax.top_k(totals, beams)
+    source, token = jnp.divmod(chosen, logs.shape[-1])
+    written = _of_beams(state.written, source)
+    ended = _of_beams(state.ended, source) | (token == _EOS)
+    return _State(
+      state.position + 1,
+      _reordered(cache, source),
+      written.at[:, :, state.position].set(token),
+      scores,
+      token,
+      ended,
+    )
+
+  last = jax.lax.while_loop(
+    unfinished, step, _start(params, memory, config, max_length, beams)
+  )
+  return last.written[:, 0]  # top_k sorts: the first beam is the best
+
+
+def _start(params, memory, config, max_length: int, beams: int) -> _State:
+  rows = len(memory)
+  crossed = _apply(
+    params, config, lambda model, x: model.decoder.cross(x), memory
+  )
+  mask = jnp.ones((rows, 1, 1, memory.shape[1]), bool)
+  cache = t5.empty_cache(config, t5.Inputs(crossed, mask), max_length, beams)
+  # All beams begin alike: only the first may go on, or they would stay so.
+  scores = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)
+  zeros = jnp.zeros((rows, beams), jnp.int32)
+  return _State(
+    position=jnp.int32(0),
+    cache=cache,
+    written=jnp.zeros((rows, beams, max_length), jnp.int32),
+    scores=jnp.broadcast_to(scores, (rows, beams)),
+    token=zeros,
+    ended=zeros > 0,
+  )
+
+
+def _apply(params, config, method, *args):
+  return t5.Transformer(config).apply({"params": params}, *args, method=method)
+
+
+def _log_probabilities(
+  logits: Float[Array, "row beam vocab"], state: _State
+) -> Float[Array, "row beam vocab"]:
+  """Padding is never written, and all that follows an end."""
+  is_pad = jnp.broadcast_to(jnp.arange(logits.shape[-1]) == _PAD, logits.shape)
+  logs = jax.nn.log_softmax(jnp.where(is_pad, -jnp.inf, logits))
+  after_end = jnp.where(is_pad, 0.0, -jnp.inf)
+  return jnp.where(state.ended[:, :, None], after_end, logs)
+
+
+def _of_beams(values: Array, source: Int[Array, "row beam"]) -> Array:
+  """Returns the values [row, beam, ...] of the chosen beams."""
+  index = source.reshape(*source.shape, *(1,) * (values.ndim - 2))
+  return jnp.take_along_axis(values, index, axis=1)
+
+
+def _reordered(cache: t5.DecodeCache, source) -> t5.DecodeCache:
+  def reorder(leaf):
+    parts = leaf.reshape(*source.shape, *leaf.shape[1:])
+    return _of_beams(parts, source).reshape(leaf.shape)
+
+  return cache._replace(own=jax.tree.map(reorder, cache.own))

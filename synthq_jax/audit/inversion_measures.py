@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-import scipy.stats
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import typing
-from synthq_jax.audit import _rates, inversion, vector_secrets
+from synthq_jax import intervals, typing
+from synthq_jax.audit import inversion, vector_secrets
 from synthq_jax.generation import text_measures
 
 __all__ = ["Decoders", "Reading", "SecretsRead", "read_secrets", "reading"]
@@ -47,9 +46,9 @@ class Reading:
   """Per token, of the decoder trained without it."""
   perplexity_other: float
   """Per token, given the vector of another sentence."""
-  bits: _rates.Interval
+  bits: intervals.Interval
   """Bits a sentence that the vector saves, against the decoder without it."""
-  bits_other: _rates.Interval
+  bits_other: intervals.Interval
   """The same for the vector of another sentence: at most about 0."""
   bleu: float
   """Of what is written given the vector, 0 to 100."""
@@ -71,9 +70,9 @@ class SecretsRead:
   """By the decoder's likelihood of each candidate."""
   likelihood_other: vector_secrets.Recovery
   """The same, given another sentence's vector: chance."""
-  written: _rates.Interval
+  written: intervals.Interval
   """Share of secrets that stand in what the decoder writes."""
-  written_other: _rates.Interval
+  written_other: intervals.Interval
   """The same, given another sentence's vector: chance."""
 
 
@@ -145,9 +144,9 @@ def reading(
     written = [_text(row, to_text) for row in rows]
     return text_measures.bleu(written * (len(texts) // len(written)), texts)
 
-  def bits(name: str) -> _rates.Interval:
+  def bits(name: str) -> intervals.Interval:
     gains = (logs[name] - logs["hidden"]) / math.log(2)
-    return _mean(gains, confidence)
+    return intervals.student(gains, confidence=confidence)
 
   return Reading(
     num_sentences=len(tokens),
@@ -201,7 +200,7 @@ def read_secrets(
     )
     return found.reshape(secrets, candidates)
 
-  def written(sent: np.ndarray) -> _rates.Interval:
+  def written(sent: np.ndarray) -> intervals.Interval:
     rows = inversion.write(
       decoders.inverter,
       decoders.params,
@@ -210,7 +209,9 @@ def read_secrets(
       beams=beams,
     )
     found = vector_secrets.holds(rows, planted.secrets)
-    return _rates.share(int(np.sum(found)), len(found), confidence)
+    return intervals.clopper_pearson(
+      int(np.sum(found)), len(found), confidence=confidence
+    )
 
   return SecretsRead(
     nearest=ranked(vector_secrets.nearest(sent, vectors)),
@@ -231,13 +232,3 @@ def _text(
 ) -> str:
   """Returns the text before the first EOS or padding."""
   return to_text([int(token) for token in row if token > 1])
-
-
-def _mean(
-  values: Float[np.ndarray, " sentence"], confidence: float
-) -> _rates.Interval:
-  """Returns a mean with Student's interval."""
-  mean, number = float(np.mean(values)), len(values)
-  error = float(np.std(values, ddof=1)) / math.sqrt(number)
-  half = float(scipy.stats.t.ppf((1 + confidence) / 2, number - 1)) * error
-  return _rates.Interval(value=mean, low=mean - half, high=mean + half)

@@ -35,21 +35,22 @@ from collections.abc import Mapping, Sequence
 
 import dp_accounting
 import numpy as np
+import scipy.optimize
 import scipy.stats
 from jax_privacy import auditing
 from jaxtyping import Float
 
-from synthq_jax.audit import _rates
-from synthq_jax.audit._rates import Interval
+from synthq_jax import intervals
 
 __all__ = [
   "Audited",
   "AuditedJointly",
-  "Interval",
   "audit",
   "audit_several",
+  "auroc",
   "ceiling",
   "default_num_guesses",
+  "tpr_at_fpr",
 ]
 
 _FPR = 0.01
@@ -79,9 +80,9 @@ class Audited:
   """Lower bound if, besides, the scores are independent of each other."""
   epsilon_gdp_estimate: float
   """NO bound: of the Gaussian mechanism with this AUROC."""
-  auroc: Interval
+  auroc: intervals.Interval
   """Chance that an inserted canary scores higher; .5 is no leak."""
-  tpr_at_1_fpr: Interval
+  tpr_at_1_fpr: intervals.Interval
   """Share of inserted canaries found at 1% false alarms; .01 is no leak."""
 
 
@@ -170,7 +171,7 @@ def audit(
     len(scores), guesses, correct, significance, float(delta)
   )
   sides = scores[:num], scores[num:]
-  auroc = _rates.auroc(*sides, confidence)
+  area = auroc(*sides, confidence=confidence)
   return Audited(
     num_inserted=num,
     num_held_out=others,
@@ -181,9 +182,9 @@ def audit(
     epsilon_one_run=one_run,
     epsilon_one_run_fdp=one_run_fdp,
     epsilon_clopper_pearson=_clopper_pearson(*sides, significance, delta),
-    epsilon_gdp_estimate=_gdp_estimate(auroc.value, num, others, delta),
-    auroc=auroc,
-    tpr_at_1_fpr=_rates.tpr_at_fpr(*sides, _FPR, confidence),
+    epsilon_gdp_estimate=_gdp_estimate(area.mean, num, others, delta),
+    auroc=area,
+    tpr_at_1_fpr=tpr_at_fpr(*sides, fpr=_FPR, confidence=confidence),
   )
 
 
@@ -270,6 +271,96 @@ def ceiling(
   guesses = default_num_guesses(num_canaries)
   significance = 1 - confidence
   return _one_run(num_canaries, guesses, guesses, significance, delta)[0]
+
+
+def auroc(
+  inserted: Float[np.ndarray, " inserted"],
+  held_out: Float[np.ndarray, " held_out"],
+  *,
+  confidence: float = 0.95,
+) -> intervals.Interval:
+  """Returns the chance that an inserted score beats a held-out one.
+
+  Ties count half. The interval holds the values whose own standard error
+  reaches the measured one, so it does not shrink to a point where all inserted
+  scores lie above all others; a bootstrap would.
+
+  Args:
+    inserted: scores, finite.
+    held_out: scores, finite.
+    confidence: in (0, 1).
+
+  Returns:
+    Values in [0, 1]; .5 is chance.
+
+  References:
+    Newcombe, "Confidence intervals for an effect size measure based on the
+    Mann-Whitney statistic, part 2", Statistics in Medicine 2006, method 5.
+  """
+  num, others = len(inserted), len(held_out)
+  ranks = scipy.stats.rankdata(np.concatenate([inserted, held_out]))
+  wins = ranks[:num].sum() - num * (num + 1) / 2
+  value = float(wins / (num * others))
+  z = scipy.stats.norm.isf((1 - confidence) / 2)
+  half = (num + others) / 2 - 1
+
+  def excess(x: float) -> float:
+    spread = 1 + half * ((1 - x) / (2 - x) + x / (1 + x))
+    return abs(x - value) - z * math.sqrt(x * (1 - x) * spread / num / others)
+
+  # The distance from a value of 0 or 1 to itself is no end of the interval.
+  inner = min(max(value, 1e-12), 1 - 1e-12)
+  low = scipy.optimize.brentq(excess, 0, inner) if value > 0 else 0.0
+  high = scipy.optimize.brentq(excess, inner, 1) if value < 1 else 1.0
+  return intervals.Interval(mean=value, low=float(low), high=float(high))
+
+
+def tpr_at_fpr(
+  inserted: Float[np.ndarray, " inserted"],
+  held_out: Float[np.ndarray, " held_out"],
+  *,
+  fpr: float,
+  confidence: float = 0.95,
+) -> intervals.Interval:
+  """Returns the share of inserted scores found at a false positive rate.
+
+  The value is measured above the lowest threshold that at most this share of
+  the held-out scores passes. The interval is exact for independent scores: the
+  false positive rate of the j-th highest held-out score is a Beta variable
+  whatever the scores' distribution, which gives one rank that is surely strict
+  enough and one that is surely lax enough; at each the true positive rate has
+  Clopper and Pearson's bound. Few held-out scores say nothing about a small
+  rate: below 436 of them the low end at 1% and 95% is 0.
+
+  Args:
+    inserted: scores, finite.
+    held_out: scores, finite.
+    fpr: the false positive rate, in (0, 1).
+    confidence: in (0, 1).
+
+  Returns:
+    Values in [0, 1]; `fpr` is chance.
+  """
+  num, others = len(inserted), len(held_out)
+  each = (1 - confidence) / 4  # two ends, and a rank and a share for each
+  # P[rate at rank j <= fpr] = P[Binomial(others, fpr) >= j].
+  tails = scipy.stats.binom.sf(np.arange(others), others, fpr)
+  strict = int(np.sum(tails >= 1 - each))
+  lax = 1 + int(np.sum(tails > each))
+  down = np.sort(held_out)[::-1]
+  above = np.sum(inserted > down[int(others * fpr)])
+  low, high = 0.0, 1.0
+  if strict:
+    found = np.sum(inserted > down[strict - 1])
+    low = scipy.stats.beta.ppf(each, found, num - found + 1) if found else 0.0
+  if lax <= others:
+    found = np.sum(inserted >= down[lax - 1])
+    if found < num:
+      high = scipy.stats.beta.isf(each, found + 1, num - found)
+  value = float(above / num)
+  return intervals.Interval(
+    mean=value, low=min(value, float(low)), high=max(value, float(high))
+  )
 
 
 def _check(delta: float, confidence: float) -> None:

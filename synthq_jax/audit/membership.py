@@ -22,18 +22,27 @@ References:
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.audit._ngram_model import NgramModel
+from synthq_jax.audit import ngram_model
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 
-__all__ = ["NgramModel", "calibrated", "log_likelihoods", "similarities"]
+__all__ = [
+  "NgramModel",
+  "calibrated",
+  "in_batches",
+  "log_likelihoods",
+  "scored",
+  "similarities",
+]
+
+NgramModel = ngram_model.NgramModel
 
 
 def log_likelihoods(
@@ -72,21 +81,61 @@ def log_likelihoods(
   if batch_size < 1:
     raise ValueError(f"expected batch_size >= 1, got batch_size={batch_size}")
   params = jax.device_put(params)
-  size = min(batch_size, len(targets))
-  scored = [
-    np.asarray(
-      _score(params, inputs[rows], targets[rows], model_config=model_config)
-    )
-    for rows in _batches(len(targets), size)
-  ]
-  found = np.concatenate(scored)[: len(targets)].astype(np.float64)
-  if not np.isfinite(found).all():
+  return scored(
+    lambda rows: _score(
+      params, inputs[rows], targets[rows], model_config=model_config
+    ),
+    len(targets),
+    batch_size,
+  )
+
+
+def in_batches(
+  function: Callable[[Int[np.ndarray, " batch"]], Array],
+  total: int,
+  batch_size: int,
+) -> np.ndarray:
+  """Calls a function on rows in batches of one size, so that it compiles once.
+
+  Args:
+    function: from rows to one value for each; the last batch is filled up with
+      its first row.
+    total: of rows, at least 1.
+    batch_size: rows at once, at least 1.
+
+  Returns:
+    The values of all rows, in order.
+  """
+  size, parts = min(batch_size, total), []
+  for begin in range(0, total, size):
+    rows = np.arange(begin, begin + size)
+    parts.append(np.asarray(function(np.where(rows < total, rows, begin))))
+  return np.concatenate(parts)[:total]
+
+
+def scored(
+  function: Callable[[Int[np.ndarray, " batch"]], Array],
+  total: int,
+  batch_size: int,
+) -> Float[np.ndarray, " record"]:
+  """Returns the log-likelihoods of `in_batches` as float64.
+
+  Args:
+    function: from rows to log-likelihoods.
+    total: of records, at least 1.
+    batch_size: records at once, at least 1.
+
+  Raises:
+    ValueError: if one is not finite.
+  """
+  values = in_batches(function, total, batch_size).astype(np.float64)
+  if not np.isfinite(values).all():
     raise ValueError(
       "expected finite log-likelihoods, got others for"
-      f" {np.sum(~np.isfinite(found))} of {len(found)} records: look for a model"
-      " that diverged"
+      f" {np.sum(~np.isfinite(values))} of {total} records: look for a model"
+      " that diverged, or train with a lower learning rate"
     )
-  return found
+  return values
 
 
 def calibrated(
@@ -223,13 +272,6 @@ def _check_records(inputs, targets, vocab_size: int) -> None:
       f"expected targets with tokens, got {empty} of padding alone: they would"
       " be certain under every model"
     )
-
-
-def _batches(total: int, size: int) -> Iterator[Int[np.ndarray, " batch"]]:
-  """Yields rows in batches of one size; the last is filled with its first."""
-  for begin in range(0, total, size):
-    rows = np.arange(begin, begin + size)
-    yield np.where(rows < total, rows, begin)
 
 
 @functools.partial(jax.jit, static_argnames=("model_config",))

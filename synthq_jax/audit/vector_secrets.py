@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax.audit import _rates, exposure
+from synthq_jax import intervals
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
+from synthq_jax.audit import exposure
 
 if TYPE_CHECKING:
   import seqio
@@ -60,9 +61,9 @@ class Recovery:
   """Sentences with a secret each."""
   num_candidates: int
   """Candidates of each, the secret included; 1 over them is chance."""
-  first: _rates.Interval
+  first: intervals.Interval
   """Share of secrets that rank first (Clopper and Pearson's interval)."""
-  mean_rank: exposure.MeanRank
+  mean_rank: intervals.Interval
   """Of the secrets; (num_candidates + 1) / 2 is chance."""
   exposure_bits: float
   """Mean of log2(num_candidates / rank)."""
@@ -162,7 +163,7 @@ def recovery(
   attacker, as planted ones are.
 
   >>> found = recovery(np.array([[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]]))
-  >>> found.first.value, found.mean_rank.mean
+  >>> found.first.mean, found.mean_rank.mean
   (0.5, 2.0)
 
   Args:
@@ -181,8 +182,10 @@ def recovery(
   return Recovery(
     num_secrets=len(ranks),
     num_candidates=num_candidates,
-    first=_rates.share(int(np.sum(ranks == 1)), len(ranks), confidence),
-    mean_rank=exposure.mean_rank(ranks, num_candidates, level=confidence),
+    first=intervals.clopper_pearson(
+      int(np.sum(ranks == 1)), len(ranks), confidence=confidence
+    ),
+    mean_rank=exposure.mean_rank(ranks, num_candidates, confidence=confidence),
     exposure_bits=float(np.mean(exposure.exposure(ranks, num_candidates))),
   )
 

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax.leakage import shares
+from synthq_jax import intervals
 
 __all__ = [
   "Curve",
@@ -185,7 +185,7 @@ def grouped_interval(
   level: float = 0.95,
   samples: int = 2000,
   seed: int,
-) -> shares.Share:
+) -> intervals.Interval:
   """Returns a share and its bootstrap interval, whole groups drawn.
 
   The share is the sum of `hits` over the sum of `counted`, such as right pairs
@@ -194,7 +194,7 @@ def grouped_interval(
 
   >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
   >>> grouped_interval(hits, counted, topics, seed=0)
-  Share(value=0.6666666666666666, low=0.0, high=1.0)
+  Interval(mean=0.6666666666666666, low=0.0, high=1.0)
 
   Args:
     hits: what a pair adds above the line, at most what it adds below.
@@ -223,7 +223,7 @@ def grouped_interval(
       f" counted, {len(groups)} groups; change them"
     )
   if not counted.sum():
-    return shares.Share(value=math.nan, low=math.nan, high=math.nan)
+    return intervals.Interval(mean=math.nan, low=math.nan, high=math.nan)
   names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
   places = np.array([names[name] for name in groups])
   sums = np.stack(
@@ -235,7 +235,7 @@ def grouped_interval(
   drawn = above[below > 0] / below[below > 0]
   low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
   value = hits.sum() / counted.sum()
-  return shares.Share(value=float(value), low=float(low), high=float(high))
+  return intervals.Interval(mean=float(value), low=float(low), high=float(high))
 
 
 def cohens_kappa(

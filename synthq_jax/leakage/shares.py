@@ -23,8 +23,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 
+from synthq_jax import intervals
+
 __all__ = [
-  "Share",
   "Sized",
   "alone",
   "at_size",
@@ -37,20 +38,13 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
-  """A share, or the difference of two, and the ends of its interval."""
-
-  value: float
-  low: float
-  high: float
-
-
-def wilson(found: float, total: float, *, confidence: float = 0.95) -> Share:
+def wilson(
+  found: float, total: float, *, confidence: float = 0.95
+) -> intervals.Interval:
   """Returns a share with Wilson's interval, which holds for few texts, too.
 
   >>> share = wilson(0, 100)
-  >>> share.value, share.low, round(share.high, 3)
+  >>> share.mean, share.low, round(share.high, 3)
   (0.0, 0.0, 0.037)
 
   Args:
@@ -74,23 +68,26 @@ def wilson(found: float, total: float, *, confidence: float = 0.95) -> Share:
   middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
   half = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
   half /= 1 + z**2 / total
-  return Share(
-    value=float(share),
+  return intervals.Interval(
+    mean=float(share),
     low=float(min(share, max(0.0, middle - half))),
     high=float(max(share, min(1.0, middle + half))),
   )
 
 
 def difference(
-  first: Share, second: Share, *, correlation: float = 0.0
-) -> Share:
+  first: intervals.Interval,
+  second: intervals.Interval,
+  *,
+  correlation: float = 0.0,
+) -> intervals.Interval:
   """Returns the difference of two shares with Newcombe's interval.
 
   Exact for no sample size, but sound where a share is 0, where the usual
   interval shrinks to a point.
 
   >>> gap = difference(wilson(10, 100), wilson(0, 100))
-  >>> round(gap.value, 3), round(gap.low, 3), round(gap.high, 3)
+  >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
   (0.1, 0.042, 0.174)
 
   Args:
@@ -101,11 +98,11 @@ def difference(
   Returns:
     `first` minus `second`, with the confidence of their intervals.
   """
-  value = first.value - second.value
-  down = (first.value - first.low, second.high - second.value)
-  up = (first.high - first.value, second.value - second.low)
-  return Share(
-    value=value,
+  value = first.mean - second.mean
+  down = (first.mean - first.low, second.high - second.mean)
+  up = (first.high - first.mean, second.mean - second.low)
+  return intervals.Interval(
+    mean=value,
     low=value - _third_side(*down, correlation),
     high=value + _third_side(*up, correlation),
   )
@@ -149,7 +146,7 @@ def paired_difference(
   second: Bool[np.ndarray, " text"],
   *,
   confidence: float = 0.95,
-) -> Share:
+) -> intervals.Interval:
   """Returns by how much the share of two systems differs on the same texts.
 
   `difference` with the correlation of what the two find.
@@ -218,7 +215,7 @@ def alone(
 class Sized:
   """What `at_size` found: the share, and what its interval rests on."""
 
-  share: Share
+  share: intervals.Interval
   chances: Float[np.ndarray, " copy"]
   """Of each copy, to have a near-duplicate among so many originals."""
   variance: float
@@ -284,7 +281,7 @@ def at_size(
 
 def sized_difference(
   first: Sized, second: Sized, owners: Int[np.ndarray, " copy"]
-) -> Share:
+) -> intervals.Interval:
   """Returns the difference of two shares of the same copies.
 
   Args:

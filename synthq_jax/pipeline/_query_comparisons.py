@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Bool, Int
 
+from synthq_jax import intervals
 from synthq_jax.leakage import near_duplicates, shares
 from synthq_jax.pipeline import _query_leakage_results as found_lib
 from synthq_jax.pipeline import _query_sides, results
@@ -269,5 +270,5 @@ def _count(hit: Bool[np.ndarray, " text"]) -> found_lib.Found:
   return found_lib.Found(number=int(hit.sum()), total=len(hit))
 
 
-def _measure(share: shares.Share) -> results.Measure:
-  return results.Measure(mean=share.value, low=share.low, high=share.high)
+def _measure(share: intervals.Interval) -> results.Measure:
+  return results.Measure(mean=share.mean, low=share.low, high=share.high)

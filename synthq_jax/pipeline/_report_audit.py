@@ -182,8 +182,7 @@ def _figure(audits) -> blocks.Figure:
         found = _ranks(_cells(ours, repetitions, _GROUPS[group]))
         if found:
           mean = exposure.mean_rank(found, ours[0].num_ranked)
-          measure = results.Measure(**mean._asdict())
-          series[group].append((repetitions, measure))
+          series[group].append((repetitions, mean))
   return blocks.Figure(
     svg=_plots.ranks(panels, num_ranked=audits[0].num_ranked),
     caption="Mean rank of inserted secrets, with 95% intervals over canaries.",
@@ -298,8 +297,7 @@ def _ranks(cells: Sequence[results.AuditCell]) -> list[int]:
 def _interval(ranks: Sequence[int], num: int) -> str:
   if not ranks:
     return "-"
-  found = exposure.mean_rank(ranks, num)
-  return f"{found.mean:.1f} [{found.low:.1f}, {found.high:.1f}]"
+  return f"{exposure.mean_rank(ranks, num):.1f}"
 
 
 def _leaked(cells: Sequence[results.AuditCell], held_out: bool = False) -> str:

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
-from synthq_jax.audit import control, exposure, leaks
+from synthq_jax.audit import exposure
 from synthq_jax.data import files
 from synthq_jax.generation import decoding
 from synthq_jax.pipeline import (
@@ -296,11 +296,11 @@ def _synthetic_texts(space, released) -> list[str]:
 
 def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
   """Says whose secret stands in queries for its document, or in the set."""
-  shared = leaks.Written.of(synthetic)
+  shared = canaries_lib.Written.of(synthetic)
   return np.array(
     [
       canaries_lib.KINDS[canary.kind].can_leak
-      and (shared.tell(canary) or leaks.Written.of(texts).tell(canary))
+      and (shared.tell(canary) or canaries_lib.Written.of(texts).tell(canary))
       for canary, texts in zip(canaries, written, strict=True)
     ],
     bool,
@@ -337,7 +337,7 @@ def _control(found: _Found, inserted, num_ranked: int) -> float:
   """Tests that nobody knew the secrets who cannot have; two tests, so twice."""
   groups = (found.ranks[~inserted], found.public_ranks)
   tested = [ranks for ranks in groups if len(ranks)]
-  values = [control.uniform_ranks_p_value(one, num_ranked) for one in tested]
+  values = [exposure.uniform_ranks_p_value(one, num_ranked) for one in tested]
   return min(1.0, len(values) * min(values))
 
 

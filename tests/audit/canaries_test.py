@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.audit import leaks as leaks_lib
 from synthq_jax.data import shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 
@@ -149,7 +148,7 @@ def test_only_inserted_canaries_join_the_records_as_often_as_asked(vocabulary):
 )
 def test_a_leak_is_seen_however_digits_are_spaced(text, leaks):
   one = canary(spelled="1234")
-  assert leaks_lib.stands_in(one, text) == leaks
+  assert canaries_lib.Written.of([text]).tell(one) == leaks
 
 
 @pytest.mark.parametrize(
@@ -164,11 +163,11 @@ def test_a_leak_is_seen_however_digits_are_spaced(text, leaks):
 )
 def test_rare_words_leak_as_whole_words_in_their_order(text, leaks):
   one = canary(kind="rare_words", spelled="red house")
-  assert leaks_lib.stands_in(one, text) == leaks
+  assert canaries_lib.Written.of([text]).tell(one) == leaks
 
 
 def test_texts_are_searched_each_by_itself():
-  written = leaks_lib.Written.of(["a 1 2", "3 4", "7-8 x 9", "red", "house"])
+  written = canaries_lib.Written.of(["a 1 2", "3 4", "7-8 x 9", "red", "house"])
   for spelled, found in (("12", 1), ("123", 0), ("34", 1), ("789", 0)):
     assert written.tell(canary(spelled=spelled)) == found
   for spelled, found in (("red", 1), ("red house", 0)):
@@ -177,7 +176,7 @@ def test_texts_are_searched_each_by_itself():
 
 def test_no_text_tells_new_tokens():
   one = canary(kind="new_tokens", spelled="<7> <8>")
-  assert not leaks_lib.stands_in(one, "<7> <8>")
+  assert not canaries_lib.Written.of(["<7> <8>"]).tell(one)
 
 
 def test_long_text_is_cut_and_the_secret_never_is(vocabulary):

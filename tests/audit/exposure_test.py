@@ -1,5 +1,7 @@
-"""Ranks and exposure: exact values, ties, and an interval that holds."""
+"""Ranks and exposure: exact values, ties, an interval and a test that hold."""
 
+import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -45,14 +47,18 @@ def test_the_interval_is_students():
   ranks = np.array([30, 40, 60, 70, 75])
   found = exposure.mean_rank(ranks, 100)
   expected = stats.ttest_1samp(ranks, 0).confidence_interval(0.95)
-  np.testing.assert_allclose(found, (55, expected.low, expected.high))
+  np.testing.assert_allclose(
+    dataclasses.astuple(found), (55, expected.low, expected.high)
+  )
 
 
-def test_the_interval_stays_among_the_ranks():
-  assert exposure.mean_rank(np.array([1, 1]), 10) == (1, 1, 1)
-  found = exposure.mean_rank(np.array([1, 10]), 10)
-  assert (found.low, found.high) == (1, 10)
-  assert exposure.mean_rank(np.array([3]), 10) == (3, 1, 10)
+@pytest.mark.parametrize(
+  ("ranks", "interval"),
+  [([1, 1], (1, 1, 1)), ([1, 10], (5.5, 1, 10)), ([3], (3, 1, 10))],
+)
+def test_the_interval_stays_among_the_ranks(ranks, interval):
+  found = exposure.mean_rank(np.array(ranks), 10)
+  assert dataclasses.astuple(found) == interval
 
 
 def test_the_interval_holds_chance_and_rejects_another_mean():
@@ -80,6 +86,71 @@ def test_a_mean_rank_converts_to_the_papers_epsilon():
   assert exposure.epsilon_of_mean_rank(80, 100) == 0
 
 
+def p_values(draw, candidates, repeats=300):
+  rng = np.random.default_rng(0)
+  return np.array(
+    [
+      exposure.uniform_ranks_p_value(draw(rng), candidates)
+      for _ in range(repeats)
+    ]
+  )
+
+
+def test_it_is_the_share_of_all_outcomes_that_are_as_extreme():
+  candidates, number = 5, 3
+  score = np.floor(64 * np.log2(candidates / np.arange(1, candidates + 1)))
+  totals = np.array(
+    [sum(score[list(o)]) for o in itertools.product(range(5), repeat=number)]
+  )
+  for ranks in ([1, 1, 1], [1, 2, 5], [3, 3, 4], [5, 5, 5]):
+    observed = sum(score[r - 1] for r in ranks)
+    assert exposure.uniform_ranks_p_value(
+      np.array(ranks), candidates
+    ) == pytest.approx(np.mean(totals >= observed), abs=1e-12)
+
+
+@pytest.mark.parametrize("candidates", [100, 10_000])
+def test_uniform_ranks_are_accepted(candidates):
+  values = p_values(lambda rng: rng.integers(1, candidates + 1, 40), candidates)
+  assert stats.kstest(values, "uniform").pvalue > 1e-3
+  low, high = stats.binom.ppf([1e-3, 1 - 1e-3], len(values), 0.05)
+  assert low <= np.sum(values < 0.05) <= high
+
+
+def known(rng, number, share):
+  ranks = rng.integers(1, 101, number)
+  ranks[rng.random(number) < share] = 1
+  return ranks
+
+
+@pytest.mark.parametrize(("number", "share"), [(30, 0.2), (100, 0.1)])
+def test_a_few_known_secrets_are_noticed(number, share):
+  values = p_values(lambda rng: known(rng, number, share), 100)
+  assert np.mean(values < 0.05) > 0.87
+
+
+def test_ranks_that_are_a_tenth_too_low_are_noticed():
+  def shifted(rng):
+    return np.maximum(rng.integers(1, 101, 60) - 10, 1)
+
+  assert np.mean(p_values(shifted, 100) < 0.05) > 0.9
+
+
+def test_ranks_that_are_too_high_are_no_sign_of_contamination():
+  assert exposure.uniform_ranks_p_value(np.full(50, 90), 100) > 0.999
+
+
+def test_ties_in_the_middle_are_no_sign_either():
+  assert exposure.uniform_ranks_p_value(np.full(50, 51), 100) > 0.5
+
+
+def test_many_canaries_and_candidates_are_no_trouble():
+  rng = np.random.default_rng(3)
+  ranks = rng.integers(1, 10_001, 5000)
+  assert 1e-3 < exposure.uniform_ranks_p_value(ranks, 10_000) <= 1
+  assert exposure.uniform_ranks_p_value(np.ones(5000, int), 10_000) == 1e-12
+
+
 @pytest.mark.parametrize(
   ("call", "message"),
   [
@@ -88,7 +159,8 @@ def test_a_mean_rank_converts_to_the_papers_epsilon():
     (lambda: exposure.exposure(np.array([0]), 4), "0 to 0"),
     (lambda: exposure.exposure(np.array([5]), 4), "5 to 5"),
     (lambda: exposure.mean_rank(np.array([], int), 4), "at least one"),
-    (lambda: exposure.mean_rank(np.array([1]), 4, level=1.0), "level=1.0"),
+    (lambda: exposure.uniform_ranks_p_value(np.array([101]), 100), "101 to"),
+    (lambda: exposure.mean_rank(np.array([1]), 4, confidence=1.0), "=1.0"),
     (lambda: exposure.epsilon_of_mean_rank(0.5, 4), "mean_rank=0.5"),
     (lambda: exposure.epsilon_of_mean_rank(2, 4, 0), "repetitions=0"),
   ],

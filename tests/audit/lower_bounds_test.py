@@ -272,7 +272,7 @@ def test_the_auroc_counts_pairs_and_halves_ties():
   above = inserted[:, None] > held_out
   equal = inserted[:, None] == held_out
   expected = np.mean(above + 0.5 * equal)
-  assert run((inserted, held_out)).auroc.value == pytest.approx(expected)
+  assert run((inserted, held_out)).auroc.mean == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("mu", [0.0, 2.0, 4.0])
@@ -284,7 +284,7 @@ def test_the_interval_of_the_true_positives_covers(mu, others):
   for _ in range(200):
     sides = rng.normal(size=400) + mu, rng.normal(size=others)
     found = run(sides).tpr_at_1_fpr
-    assert found.low <= found.value <= found.high
+    assert found.low <= found.mean <= found.high
     hits += found.low <= truth <= found.high
     widths.append(found.high - found.low)
   assert hits >= LEAST
@@ -294,9 +294,9 @@ def test_the_interval_of_the_true_positives_covers(mu, others):
 def test_perfect_scores_leave_a_doubt():
   found = run((np.arange(50.0) + 100, np.arange(50.0)))
   assert found.num_correct == found.num_guesses == 43
-  assert found.auroc.value == found.auroc.high == 1
+  assert found.auroc.mean == found.auroc.high == 1
   assert 0.9 < found.auroc.low < 1
-  assert found.tpr_at_1_fpr.value == found.tpr_at_1_fpr.high == 1
+  assert found.tpr_at_1_fpr.mean == found.tpr_at_1_fpr.high == 1
   assert math.isfinite(found.epsilon_gdp_estimate)
   assert 2 < found.epsilon_one_run < found.epsilon_one_run_fdp < 30
 
@@ -321,8 +321,8 @@ def test_ties_are_broken_by_the_seed_and_not_by_the_coin():
   assert abs(np.mean(correct) - guesses / 2) < 3 * math.sqrt(guesses / 400)
   found = run(same, seed=1)
   assert found == run(same, seed=1)
-  assert found.auroc.value == 0.5
-  assert found.epsilon_clopper_pearson == found.tpr_at_1_fpr.value == 0
+  assert found.auroc.mean == 0.5
+  assert found.epsilon_clopper_pearson == found.tpr_at_1_fpr.mean == 0
 
 
 def test_many_ties_do_not_break_the_promise():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from synthq_jax.audit import _rates, canaries, exposure, vector_secrets
+from synthq_jax import intervals
+from synthq_jax.audit import canaries, exposure, vector_secrets
 from synthq_jax.data import shipped, vocabulary
 
 TEXTS = [f"the {word} is a word among others of a text" for word in "abcdefgh"]
@@ -97,7 +98,7 @@ def test_the_nearest_vector_separates_raw_from_noised_and_from_another():
       "other": true[vector_secrets.others(300, 0)],
     }.items()
   }
-  assert found["raw"].first.value == 1 and found["raw"].first.low > 0.98
+  assert found["raw"].first.mean == 1 and found["raw"].first.low > 0.98
   assert found["raw"].mean_rank.mean == 1
   assert found["noised"].first.high < 0.25
   assert found["other"].first.low <= 1 / 20 <= found["other"].first.high
@@ -125,10 +126,10 @@ def test_no_row_is_its_own_control(number):
 @pytest.mark.parametrize("total", [1, 7, 40])
 def test_shares_have_clopper_and_pearsons_interval(total):
   for hits in range(total + 1):
-    found = _rates.share(hits, total, 0.9)
+    found = intervals.clopper_pearson(hits, total, confidence=0.9)
     expected = stats.binomtest(hits, total).proportion_ci(0.9, "exact")
     np.testing.assert_allclose(
-      (found.value, found.low, found.high),
+      (found.mean, found.low, found.high),
       (hits / total, expected.low, expected.high),
       atol=1e-12,
     )

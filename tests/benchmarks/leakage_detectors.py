@@ -88,7 +88,7 @@ def interval(hits, counted, labelled: Labelled) -> list[float]:
   alone = groups  # nan where nothing is counted
   if np.sum(counted):
     alone = shares.wilson(int(np.sum(hits)), int(np.sum(counted)))
-  ends = (alone.value, alone.low, alone.high, groups.low, groups.high)
+  ends = (alone.mean, alone.low, alone.high, groups.low, groups.high)
   return [round(float(each), 4) for each in ends]
 
 

@@ -62,7 +62,7 @@ def measure(hit, num_train: int, planted: float, repeats: int, rng) -> dict:
     )
     alarms += p_value <= LEVEL
     covered += gap.low <= truth <= gap.high
-    differences.append(gap.value)
+    differences.append(gap.mean)
   return {
     "planted": planted,
     "alarms": round(float(alarms) / repeats, 4),

@@ -63,7 +63,7 @@ def test_average_precision_is_one_for_a_perfect_order_and_the_share_for_none():
 
 def test_a_share_of_nothing_is_no_number():
   empty = calibration.grouped_interval([0.0], [0.0], ["a"], seed=0)
-  assert math.isnan(empty.value)
+  assert math.isnan(empty.mean)
 
 
 def coverage(groups: int, each: int, repeats: int, joined: bool) -> float:

@@ -13,7 +13,7 @@ from synthq_jax.leakage import shares
 def test_wilsons_interval_is_where_the_score_test_turns():
   for hits, number in ((0, 5), (3, 10), (721, 827), (5, 5)):
     interval = shares.wilson(hits, number)
-    assert interval.low <= interval.value <= interval.high
+    assert interval.low <= interval.mean <= interval.high
     z = stats.norm.isf(0.025)
     for end in {interval.low, interval.high} - {0.0, 1.0}:
       error = math.sqrt(end * (1 - end) / number)
@@ -24,7 +24,7 @@ def test_wilsons_interval_is_that_of_scipy():
   for found, total in ((0, 7), (3, 11), (50, 50), (40, 4000)):
     ours = shares.wilson(found, total, confidence=0.9)
     theirs = stats.binomtest(found, total).proportion_ci(0.9, method="wilson")
-    assert ours.value == found / total
+    assert ours.mean == found / total
     assert ours.low == pytest.approx(theirs.low, abs=1e-12)
     assert ours.high == pytest.approx(theirs.high, abs=1e-12)
 
@@ -49,7 +49,7 @@ def test_the_interval_of_a_difference_is_newcombes(counts, low, high):
   gap = shares.difference(
     shares.wilson(found, total), shares.wilson(other, others)
   )
-  assert gap.value == found / total - other / others
+  assert gap.mean == found / total - other / others
   assert gap.low == pytest.approx(low, abs=5e-5)
   assert gap.high == pytest.approx(high, abs=5e-5)
 
@@ -87,13 +87,13 @@ def test_the_same_texts_are_compared_pair_by_pair():
   first = np.array([True] * 30 + [False] * 70)
   same = shares.paired_difference(first, first)
   apart = shares.difference(shares.wilson(30, 100), shares.wilson(30, 100))
-  assert same.value == 0
+  assert same.mean == 0
   assert same.high - same.low < 0.15 * (apart.high - apart.low)
   assert shares.paired_p_value(first, first) == 1.0
   more = np.array([True] * 40 + [False] * 60)
   gap = shares.paired_difference(more, first)
   apart = shares.difference(shares.wilson(40, 100), shares.wilson(30, 100))
-  assert gap.value == pytest.approx(0.1)
+  assert gap.mean == pytest.approx(0.1)
   assert gap.high - gap.low < apart.high - apart.low
   # Ten texts, all found by the first alone: 2 / 2^10.
   assert shares.paired_p_value(more, first) == pytest.approx(2 / 1024)
@@ -123,27 +123,27 @@ def test_a_share_at_a_size_is_the_mean_over_all_choices():
       for chosen in itertools.combinations(range(originals), size)
     ]
     found = _sized(pairs, range(copies), originals, size)
-    assert found.share.value == pytest.approx(np.mean(brute))
+    assert found.share.mean == pytest.approx(np.mean(brute))
 
 
 def test_copies_of_one_owner_count_as_one_draw():
   pairs = [(i, i) for i in range(10)]
   apart = _sized(pairs, range(100), 200, 50)
   together = _sized(pairs, [0] * 10 + [*range(1, 91)], 200, 50)
-  assert apart.share.value == together.share.value
+  assert apart.share.mean == together.share.mean
   assert together.variance > 2 * apart.variance
 
 
 def test_one_original_behind_all_copies_makes_the_share_unsure():
   spread = _sized([(i, i) for i in range(10)], range(100), 200, 50)
   single = _sized([(i, 0) for i in range(10)], range(100), 200, 50)
-  assert spread.share.value == pytest.approx(single.share.value)
+  assert spread.share.mean == pytest.approx(single.share.mean)
   assert single.variance > 5 * spread.variance
 
 
 def test_nothing_found_is_no_certainty():
   found = _sized([], range(40), 60, 30).share
-  assert (found.value, found.low) == (0, 0)
+  assert (found.mean, found.low) == (0, 0)
   assert found.high == pytest.approx(shares.wilson(0, 30).high)
 
 
@@ -186,7 +186,7 @@ def _gap(log, written):
 def test_written_queries_that_copy_nothing_are_nearer_to_no_group():
   rng = np.random.default_rng(2)
   gaps = [_gap(*_drawn(rng, 0.0)) for _ in range(200)]
-  means = [one.value for one in gaps]
+  means = [one.mean for one in gaps]
   assert abs(np.mean(means)) < 3 * np.std(means) / math.sqrt(200)
   assert np.mean([one.low <= 0 <= one.high for one in gaps]) >= 0.95
 
@@ -206,5 +206,5 @@ def test_a_bootstrap_of_the_originals_would_find_what_is_not_there():
     again = np.concatenate(
       [rng.choice(log[:400], 400), rng.choice(log[400:], 100)]
     )
-    biases.append(_gap(again, written).value - _gap(log, written).value)
+    biases.append(_gap(again, written).mean - _gap(log, written).mean)
   assert np.mean(biases) > 5 * np.std(biases) / math.sqrt(100)

@@ -1,8 +1,8 @@
 """Five rerankers behind one training interface.
 
 A reranker says how texts become rows of numbers (`featurize`), how rows are
-scored (`score`) and what its training minimises (`loss`). `train` and `rerank`
-do the rest, the same for all of them.
+scored (`logits`) and what its training minimises (`objective`). `train` and
+`rerank` do the rest, the same for all of them.
 
 | reranker | reads | trained with |
 |---|---|---|
@@ -14,14 +14,10 @@ do the rest, the same for all of them.
 """
 
 from synthq_jax.leakage.rerankers.duet import Duet
-from synthq_jax.leakage.rerankers.interface import Instance, Reranker
-from synthq_jax.leakage.rerankers.knrm import KNRM
-from synthq_jax.leakage.rerankers.monobert import MonoBERT
-from synthq_jax.leakage.rerankers.monot5 import MonoT5
-from synthq_jax.leakage.rerankers.pacrr import PACRR
-from synthq_jax.leakage.rerankers.reranking import rerank
-from synthq_jax.leakage.rerankers.terms import Terms
-from synthq_jax.leakage.rerankers.training import Recipe, train
+from synthq_jax.leakage.rerankers.mono import MonoBERT, MonoT5
+from synthq_jax.leakage.rerankers.reranker import Instance, Reranker
+from synthq_jax.leakage.rerankers.terms import KNRM, PACRR, Terms
+from synthq_jax.leakage.rerankers.training import Recipe, rerank, train
 
 __all__ = [
   "Duet",

@@ -6,7 +6,6 @@ References:
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from synthq_jax import typing
-from synthq_jax.leakage.rerankers import _losses
+from synthq_jax.leakage.rerankers import reranker
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
 __all__ = ["Duet", "matches", "windows", "window_max"]
@@ -51,9 +50,8 @@ class Duet(terms_lib.OfTerms):
   """Places of the document whose maximum is taken."""
   dropout_rate: float = 0.2
   """Dropout before the last layer of each part."""
-  train_embeddings: bool = True
-  """Whether the vectors of terms are trained, as in the paper."""
   name: ClassVar[str] = "Duet"
+  objective = staticmethod(reranker.softmax)
 
   def __post_init__(self):
     self.check_sizes("filters", "hidden", "width", "window")
@@ -67,24 +65,25 @@ class Duet(terms_lib.OfTerms):
     of_terms, of_local, of_distributed = jax.random.split(key, 3)
     embedding = self.terms.init(of_terms)
     lengths = self.terms.query_length, self.terms.document_length
+    vectors = [jnp.zeros((1, length, embedding.shape[1])) for length in lengths]
+    stands = [jnp.ones((1, length), bool) for length in lengths]
     return {
       "embedding": embedding,
-      "local": _init_local(of_local, network=self._local(), lengths=lengths),
-      "distributed": _init_distributed(
-        of_distributed,
-        network=self._distributed(),
-        lengths=lengths,
-        dim=embedding.shape[1],
+      "local": terms_lib.initial(
+        of_local, jnp.zeros((1, *lengths)), network=self._local()
+      ),
+      "distributed": terms_lib.initial(
+        of_distributed, *vectors, *stands, network=self._distributed()
       ),
     }
 
-  def score(
+  def logits(
     self,
     params: typing.Params,
     batch: Mapping[str, Array],
     *,
     key: jax.Array | None = None,
-  ) -> Float[Array, " batch"]:
+  ) -> Float[Array, "batch 1"]:
     """Returns f_l + f_d of each row."""
     embedding = self.vectors(params)
     keys = (None, None) if key is None else jax.random.split(key)
@@ -103,16 +102,6 @@ class Duet(terms_lib.OfTerms):
       rngs=rngs[1],
     )
     return local + distributed
-
-  def loss(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
-  ) -> Float[Array, ""]:
-    """Returns the mean cross-entropy of the pairs."""
-    return _losses.softmax(self.score(params, batch, key=key))
 
   def _local(self) -> "_Local":
     return _Local(
@@ -140,8 +129,8 @@ class _Local(nn.Module):
 
   @nn.compact
   def __call__(
-    self, matched: Float[Array, "batch query document"], drop: bool
-  ) -> Float[Array, " batch"]:
+    self, matched: Float[Array, "batch query document"], drop: bool = False
+  ) -> Float[Array, "batch 1"]:
     kernel = self.param("kernel", _BY_INPUTS, (self.length, self.filters))
     # [batch, query, filters]; no match and no bias: 0, also at padding.
     x = jnp.tanh(matched @ kernel[: matched.shape[2]])
@@ -149,7 +138,7 @@ class _Local(nn.Module):
     for _ in range(2):
       x = jnp.tanh(nn.Dense(self.hidden)(x))
     x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
-    return nn.Dense(1)(x)[:, 0]
+    return nn.Dense(1)(x)
 
 
 class _Distributed(nn.Module):
@@ -169,8 +158,8 @@ class _Distributed(nn.Module):
     document: Float[Array, "batch document dim"],
     query_stands: Bool[Array, "batch query"],
     document_stands: Bool[Array, "batch document"],
-    drop: bool,
-  ) -> Float[Array, " batch"]:
+    drop: bool = False,
+  ) -> Float[Array, "batch 1"]:
     # [batch, filters]
     q = self._convolved(query, query_stands, name="query_filters")
     q = window_max(q, query_stands, q.shape[1])[:, 0]
@@ -187,29 +176,13 @@ class _Distributed(nn.Module):
     x = jnp.tanh(product.reshape(len(product), -1) @ kernel + bias[None])
     x = jnp.tanh(nn.Dense(self.hidden, name="hidden")(x))
     x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
-    return nn.Dense(1, name="score")(x)[:, 0]
+    return nn.Dense(1, name="score")(x)
 
   def _convolved(self, vectors, stands, *, name: str) -> Array:
     vectors = jnp.where(stands[..., None], vectors, 0.0)
     return jnp.tanh(
       nn.Dense(self.filters, name=name)(windows(vectors, self.width))
     )
-
-
-@functools.partial(jax.jit, static_argnames=("network", "lengths"))
-def _init_local(
-  key: jax.Array, *, network: _Local, lengths: tuple[int, int]
-) -> typing.Params:
-  return network.init(key, jnp.zeros((1, *lengths)), False)["params"]
-
-
-@functools.partial(jax.jit, static_argnames=("network", "lengths", "dim"))
-def _init_distributed(
-  key: jax.Array, *, network: _Distributed, lengths: tuple[int, int], dim: int
-) -> typing.Params:
-  vectors = [jnp.zeros((1, length, dim)) for length in lengths]
-  stands = [jnp.ones((1, length), bool) for length in lengths]
-  return network.init(key, *vectors, *stands, False)["params"]
 
 
 def matches(

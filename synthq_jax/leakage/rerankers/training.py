@@ -1,6 +1,6 @@
-"""Trains any reranker on instances, and goes on where it was stopped.
+"""Trains any reranker on instances, and puts candidates in a new order.
 
-The batch of a step, its keys and its learning rate are functions of the seed,
+A training that was stopped goes on where it was. The batch of a step, its keys and its learning rate are functions of the seed,
 the recipe and the number of the step. There is no privacy in it: what comes out
 is as private as the instances are.
 """
@@ -17,15 +17,16 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
 from synthq_jax import artifacts, typing
-from synthq_jax.leakage.rerankers import _batches, interface
+from synthq_jax.leakage.rerankers import reranker as reranker_lib
+from synthq_jax.models import length_batches
 from synthq_jax.optim import schedules
-from synthq_jax.retrieval import vector_files
+from synthq_jax.retrieval import trec, vector_files
 from synthq_jax.training import loop
 
-__all__ = ["Recipe", "train"]
+__all__ = ["Recipe", "rerank", "train"]
 
 _BLOCK = 16
 """Batches among which instances are sorted by their length."""
@@ -83,8 +84,8 @@ class Recipe:
 
 
 def train(
-  reranker: interface.Reranker,
-  instances: Sequence[interface.Instance],
+  reranker: reranker_lib.Reranker,
+  instances: Sequence[reranker_lib.Instance],
   *,
   recipe: Recipe,
   seed: int,
@@ -118,7 +119,14 @@ def train(
     )
   key = jax.random.key(seed)
   params = reranker.init(jax.random.fold_in(key, 0))
-  features = _featurize(reranker, instances)
+  features = reranker.featurize(  # rows in pairs: 2i relevant, 2i + 1 not
+    [each.query for each in instances for _ in range(2)],
+    [
+      document
+      for each in instances
+      for document in (each.relevant, each.non_relevant)
+    ],
+  )
   steps = recipe.num_steps(len(instances))
   learning_rate = schedules.linear(
     recipe.learning_rate, steps=steps, warmup_steps=int(recipe.warmup * steps)
@@ -152,37 +160,15 @@ def train(
   return params
 
 
-def _featurize(
-  reranker: interface.Reranker, instances: Sequence[interface.Instance]
-) -> interface.Features:
-  """Returns rows in pairs: 2i relevant, 2i + 1 not."""
-  return reranker.featurize(
-    [each.query for each in instances for _ in range(2)],
-    [
-      document
-      for each in instances
-      for document in (each.relevant, each.non_relevant)
-    ],
-  )
-
-
 def _batch_fn(
-  reranker: interface.Reranker,
-  features: interface.Features,
+  reranker: reranker_lib.Reranker,
+  features: reranker_lib.Features,
   size: int,
   steps: int,
   seed: int,
-) -> Callable[[int], interface.Features]:
-  """Returns the batch of a step as a function of the step.
-
-  Args:
-    reranker: whose features they are.
-    features: rows in pairs.
-    size: instances in a batch.
-    steps: batches in all.
-    seed: of the order.
-  """
-  widths = _batches.widths(features, reranker.padded)
+) -> Callable[[int], reranker_lib.Features]:
+  """Returns what makes the batch of a step, of `size` instances of `steps`."""
+  widths = _widths(features, reranker.padded)
   pairs = widths.reshape(-1, 2).max(axis=1)
 
   @functools.lru_cache(maxsize=2)  # a block may lie in two epochs
@@ -201,10 +187,10 @@ def _batch_fn(
     generator = np.random.default_rng((seed, number, 1))
     return drawn.reshape(count, size)[generator.permutation(count)]
 
-  def batch(step: int) -> interface.Features:
+  def batch(step: int) -> reranker_lib.Features:
     drawn = block(step // _BLOCK)[step % _BLOCK]
     rows = np.stack([2 * drawn, 2 * drawn + 1], axis=1).ravel()
-    return _batches.cut(features, reranker.padded, rows, pairs[drawn].max())
+    return _cut(features, reranker.padded, rows, pairs[drawn].max())
 
   return batch
 
@@ -213,20 +199,17 @@ def _transform(
   weight_decay: float, max_norm: float
 ) -> optax.GradientTransformation:
   """Returns Adam's direction; the learning rate is multiplied afterwards."""
+
+  def is_decayed(path: Any, leaf: Array) -> bool:
+    return leaf.ndim > 1 and "embedding" not in jax.tree_util.keystr(path)
+
   return optax.chain(
     optax.clip_by_global_norm(max_norm),
     optax.scale_by_adam(),
-    optax.add_decayed_weights(weight_decay, mask=_is_decayed),
-  )
-
-
-def _is_decayed(params: typing.Params) -> Any:
-  """Says for each parameter whether it decays."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, leaf: (
-      leaf.ndim > 1 and "embedding" not in jax.tree_util.keystr(path)
+    optax.add_decayed_weights(
+      weight_decay,
+      mask=lambda params: jax.tree_util.tree_map_with_path(is_decayed, params),
     ),
-    params,
   )
 
 
@@ -239,7 +222,7 @@ def _step(
   learning_rate: Array,
   key: jax.Array,
   *,
-  reranker: interface.Reranker,
+  reranker: reranker_lib.Reranker,
   weight_decay: float,
   max_norm: float,
 ) -> tuple[tuple[typing.Params, optax.OptState], dict[str, Array]]:
@@ -264,17 +247,13 @@ def _place(directory: str | os.PathLike | None) -> Iterator[pathlib.Path]:
 
 def _claim(
   root: pathlib.Path,
-  reranker: interface.Reranker,
+  reranker: reranker_lib.Reranker,
   recipe: Recipe,
   seed: int,
   params: typing.Params,
-  features: interface.Features,
+  features: reranker_lib.Features,
 ) -> None:
-  """Makes sure that a folder holds this training and no other.
-
-  Raises:
-    ValueError: if it holds another one.
-  """
+  """Makes sure that a folder holds this training and no other."""
   arrays = [*jax.tree.leaves(params), *features.values()]
   digests = [vector_files.digest(np.asarray(array)) for array in arrays]
   # The repr shows a reranker's settings; its tables are in the digests.
@@ -287,3 +266,136 @@ def _claim(
       " another"
     )
   artifacts.write_atomically(path, own)
+
+
+def rerank(
+  reranker: reranker_lib.Reranker,
+  params: typing.Params,
+  candidates: trec.Run,
+  queries: Mapping[str, str],
+  documents: Mapping[str, str],
+  *,
+  batch_size: int = 16,
+  depth: int = 100,
+) -> trec.Run:
+  """Scores the best candidates of each query.
+
+  Rows are batched by their own length, and batches are of one size, so that
+  the score of a document depends on nothing but its query and its text.
+
+  Args:
+    reranker: whose parameters they are.
+    params: from `train`, or from the reranker's `init`.
+    candidates: query id -> document id -> score, of which only the order
+      counts, as `trec.ranking` sees it.
+    queries: the text of each query, by its id.
+    documents: the text of each candidate, by its id.
+    batch_size: rows scored at a time.
+    depth: candidates of a query that are scored; the others are left out.
+
+  Returns:
+    The run: each query's documents by descending score, and by ascending
+    document id where scores are equal, which `trec.ranking` keeps.
+
+  Raises:
+    ValueError: if a query or a candidate has no text, a score is not finite, or
+      `batch_size` or `depth` is below 1.
+  """
+  if batch_size < 1 or depth < 1:
+    raise ValueError(
+      "expected batch_size and depth of at least 1, got"
+      f" batch_size={batch_size}, depth={depth}"
+    )
+  kept = {id_: trec.ranking(run)[:depth] for id_, run in candidates.items()}
+  pairs = [(query, document) for query in kept for document in kept[query]]
+  for query, document in pairs:
+    if query not in queries or document not in documents:
+      missing = document if query in queries else query
+      kind = "document" if query in queries else "query"
+      raise ValueError(
+        f"expected a text for every candidate and its query, got none for"
+        f" {kind} {missing!r}; give the collection that the candidates are from"
+      )
+  scores = _score(
+    reranker,
+    params,
+    reranker.featurize(
+      [queries[query] for query, _ in pairs],
+      [documents[document] for _, document in pairs],
+    ),
+    batch_size,
+  )
+  scored = dict(zip(pairs, scores.tolist(), strict=True))
+  result = {}
+  for query, documents_of in kept.items():
+    run = {each: scored[query, each] for each in sorted(documents_of)}
+    result[query] = {each: run[each] for each in trec.ranking(run)}
+  return result
+
+
+def _score(
+  reranker: reranker_lib.Reranker,
+  params: typing.Params,
+  features: reranker_lib.Features,
+  batch_size: int,
+) -> Float[np.ndarray, " row"]:
+  """Scores rows in batches of one size and few widths, the widest first."""
+  widths = _widths(features, reranker.padded)
+  scores = np.zeros(len(widths), np.float32)
+  for width in sorted(set(widths.tolist()), reverse=True):
+    members = np.flatnonzero(widths == width)
+    for start in range(0, len(members), batch_size):
+      rows = members[start : start + batch_size]
+      batch = _cut(features, reranker.padded, rows, width, size=batch_size)
+      found = _score_batch(params, batch, reranker=reranker)
+      scores[rows] = np.asarray(found)[: len(rows)]
+  return scores
+
+
+@functools.partial(jax.jit, static_argnames="reranker")
+def _score_batch(
+  params: typing.Params,
+  batch: Mapping[str, Array],
+  *,
+  reranker: reranker_lib.Reranker,
+) -> Float[Array, " batch"]:
+  return reranker.score(params, batch)
+
+
+def _widths(
+  features: reranker_lib.Features, padded: Sequence[str]
+) -> Int[np.ndarray, " row"]:
+  """Returns the columns that each row needs, one of a few widths.
+
+  >>> tokens = np.array([[5, 6, 0] + [0] * 37, [5] * 40])
+  >>> _widths({"tokens": tokens}, ("tokens",))
+  array([16, 40])
+  """
+  needed = np.zeros(len(next(iter(features.values()))), int)
+  for name in padded:
+    stands = features[name] != 0
+    columns = stands.shape[1]
+    last = columns - np.argmax(stands[:, ::-1], axis=1)
+    lengths = np.where(stands.any(axis=1), last, 0)
+    rounded = [length_batches.bucket(n) for n in range(columns + 1)]
+    needed = np.maximum(needed, np.minimum(rounded, columns)[lengths])
+  return needed
+
+
+def _cut(
+  features: reranker_lib.Features,
+  padded: Sequence[str],
+  rows: Int[np.ndarray, " kept"],
+  width: int,
+  *,
+  size: int | None = None,
+) -> reranker_lib.Features:
+  """Takes rows, drops columns of padding, and fills up with rows of zeros."""
+  missing = 0 if size is None else size - len(rows)
+
+  def take(name: str, array: np.ndarray) -> np.ndarray:
+    taken = array[rows, :width] if name in padded else array[rows]
+    margins = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
+    return np.pad(taken, margins)
+
+  return {name: take(name, array) for name, array in features.items()}

@@ -14,7 +14,7 @@ import jax
 from synthq_jax import artifacts
 from synthq_jax.data import shipped, vocabulary
 from synthq_jax.leakage import manifests, rerankers, splits
-from synthq_jax.leakage.rerankers import monobert
+from synthq_jax.leakage.rerankers import mono
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import _fingerprints
@@ -205,12 +205,12 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
     "query_length": model.query_length,
   }
   if model.kind == BERT and model.checkpoint is not None:
-    return monobert.from_folder(model.checkpoint, **lengths)
+    return mono.bert_from_folder(model.checkpoint, **lengths)
   pieces = _vocabulary(model)
   params, config = t5_checkpoints.load(model.checkpoint or shipped.DIRECTORY)
   vectors = params["token_embedder"]["embedding"]
   if model.kind == BERT:
-    return monobert.from_sentencepiece(pieces, embeddings=vectors, **lengths)
+    return mono.bert_from_sentencepiece(pieces, embeddings=vectors, **lengths)
   if model.kind == "monoT5":
     return rerankers.MonoT5(
       vocabulary=pieces, config=config, start=params, **lengths

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from synthq_jax.leakage import rerankers
-from synthq_jax.leakage.rerankers import monobert
+from synthq_jax.leakage.rerankers import mono
 from synthq_jax.models import t5_config
 
 WORDS = (
@@ -102,7 +102,7 @@ def monot5(vocabulary, **options):
 
 def small_monobert(vocabulary, **options):
   shape = {"dim": 32, "num_heads": 2, "mlp_dim": 32, "num_layers": 1}
-  return monobert.from_sentencepiece(
+  return mono.bert_from_sentencepiece(
     vocabulary, **(shape | {"length": 20, "query_length": 4} | options)
   )
 

@@ -1,5 +1,6 @@
-"""What Duet, KNRM and PACRR read."""
+"""What Duet, KNRM and PACRR read, and each against a slow version of itself."""
 
+import math
 import re
 
 import jax
@@ -8,7 +9,39 @@ import numpy as np
 import pytest
 
 from synthq_jax.leakage import rerankers
+from synthq_jax.leakage.rerankers import duet
 from synthq_jax.leakage.rerankers import terms as terms_lib
+
+
+def dense(x, layer):
+  return x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+
+
+def weighted(vocabulary):
+  """A generator, and terms with random frequencies."""
+  rng = np.random.default_rng(0)
+  idf = rng.uniform(0, 3, vocabulary.vocab_size).astype(np.float32)
+  terms = rerankers.Terms(
+    vocabulary=vocabulary, dim=8, query_length=4, document_length=6, idf=idf
+  )
+  return rng, terms
+
+
+def started(model, rng):
+  """Parameters none of which is 0, and a batch with cut and short texts."""
+  params = jax.tree.map(
+    lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32),
+    model.init(jax.random.key(0)),
+  )
+  batch = model.featurize(
+    ["apple stone river", "good", "cloud table paper music garden"],
+    [
+      "stone apple apple river bad",
+      "good",
+      "garden music table cloud fine a b",
+    ],
+  )
+  return params, batch
 
 
 def test_terms_are_cut_padded_and_weighted(vocabulary):
@@ -74,6 +107,269 @@ def test_vectors_start_from_a_table_or_at_random(vocabulary):
     ({"document_length": 0}, "document_length=0"),
   ],
 )
-def test_what_does_not_fit_is_refused(vocabulary, fields, message):
+def test_tables_and_lengths_that_do_not_fit_are_refused(
+  vocabulary, fields, message
+):
   with pytest.raises(ValueError, match=re.escape(message)):
     rerankers.Terms(vocabulary=vocabulary, **fields)
+
+
+def pooled(similarity, terms, words, means, deviations):
+  """phi(M) of one query and document, as the paper writes it."""
+  found = []
+  for mu, sigma in zip(means, deviations, strict=True):
+    total = 0.0
+    for i in range(terms):
+      kernel = sum(
+        math.exp(-((similarity[i, j] - mu) ** 2) / (2 * sigma**2))
+        for j in range(words)
+      )
+      total += math.log(max(kernel, 1e-10))
+    found.append(total)
+  return found
+
+
+def test_pooling_is_the_papers(make_reranker):
+  model = make_reranker("KNRM")
+  rng = np.random.default_rng(0)
+  similarity = rng.uniform(-1, 1, size=(3, 4, 9))
+  similarity[0, 0, 2] = 1.0  # an exact match
+  sizes = [(4, 9), (2, 5), (3, 0)]
+  stands = np.zeros(similarity.shape, bool)
+  for row, (terms, words) in enumerate(sizes):
+    stands[row, :terms, :words] = True
+  found = terms_lib.pool(
+    jnp.asarray(similarity, jnp.float32),
+    jnp.asarray(stands),
+    model.means,
+    model.deviations,
+  )
+  for row in (0, 1):
+    expected = pooled(
+      similarity[row], *sizes[row], model.means, model.deviations
+    )
+    np.testing.assert_allclose(found[row], expected, rtol=2e-3, atol=1e-3)
+  # A term counts where the document has one to compare it with.
+  np.testing.assert_array_equal(found[2], np.zeros(11))
+
+
+def test_there_are_eleven_kernels_and_one_of_exact_matches(make_reranker):
+  model = make_reranker("KNRM")
+  assert len(model.means) == len(model.deviations) == 11
+  assert (model.means[-1], model.deviations[-1]) == (1.0, 0.001)
+
+
+def test_score_and_loss_follow_from_the_pooled_kernels(make_reranker):
+  model = make_reranker("KNRM")
+  params = model.init(jax.random.key(0))
+  params = params | {"weights": jnp.arange(11.0) / 10, "bias": jnp.float32(0.2)}
+  batch = model.featurize(
+    ["apple stone", "apple stone", "river", "river"],
+    ["stone good apple", "bad cloud", "river fine", "table wrong paper"],
+  )
+  vectors = np.asarray(params["embedding"], np.float64)
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  scores = []
+  for query, document in zip(batch["query"], batch["document"], strict=True):
+    query, document = query[query > 0], document[document > 0]
+    matrix = vectors[query] @ vectors[document].T
+    phi = pooled(matrix, *matrix.shape, model.means, model.deviations)
+    scores.append(0.01 * np.dot(phi, np.arange(11) / 10) + 0.2)
+  np.testing.assert_allclose(model.score(params, batch), scores, rtol=1e-3)
+  f = np.tanh(scores)
+  hinge = np.mean([max(0, 1 - f[0] + f[1]), max(0, 1 - f[2] + f[3])])
+  np.testing.assert_allclose(model.loss(params, batch), hinge, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+  "fields,message",
+  [
+    ({"means": (0.1,)}, "1 means and 11 deviations"),
+    ({"means": (), "deviations": ()}, "0 means and 0 deviations"),
+    ({"means": (0.1,), "deviations": (0.0,)}, "deviations=(0.0,)"),
+  ],
+)
+def test_kernels_that_do_not_fit_are_refused(vocabulary, fields, message):
+  terms = rerankers.Terms(vocabulary=vocabulary)
+  with pytest.raises(ValueError, match=re.escape(message)):
+    rerankers.KNRM(terms=terms, **fields)
+
+
+def top(values, k):
+  return [*sorted(values, reverse=True), *[0.0] * k][:k]
+
+
+def test_the_best_places_of_a_term_are_its_largest_values():
+  rng = np.random.default_rng(0)
+  values = rng.normal(size=(2, 3, 6)).astype(np.float32)
+  stands = np.zeros(values.shape, bool)
+  stands[0, :2, :5] = stands[1, :3, :1] = True
+  found = terms_lib.best(jnp.asarray(values), jnp.asarray(stands), 2)
+  for row in range(2):
+    for term in range(3):
+      expected = top(values[row, term][stands[row, term]].tolist(), 2)
+      np.testing.assert_allclose(found[row, term], expected)
+
+
+def slow_pacrr(params, query, document, idf, *, terms, longest, k):
+  """One document, one n-gram at a time."""
+  query, document = query[query > 0], document[document > 0]
+  vectors = np.asarray(params["embedding"])
+  vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+  size = terms + longest, len(document) + longest
+  matrix = np.zeros(size)
+  matrix[: len(query), : len(document)] = vectors[query] @ vectors[document].T
+  layers = params["network"]
+  shares = np.exp(idf[: len(query)]) / np.exp(idf[: len(query)]).sum()
+  signals = np.zeros((terms, longest * k + 1))
+  for i in range(len(query)):
+    row = top(matrix[i, : len(document)].tolist(), k) + [shares[i]]
+    for n in range(2, longest + 1):
+      places = []
+      for j in range(len(document)):
+        cells = matrix[i : i + n, j : j + n].ravel()
+        filtered = dense(cells, layers[f"Dense_{n - 2}"])
+        places.append(np.maximum(filtered, 0).max())
+      row += top(places, k)
+    signals[i] = row
+  x = signals.ravel()
+  for layer in (longest - 1, longest):
+    x = np.maximum(dense(x, layers[f"Dense_{layer}"]), 0)
+  return dense(x, layers[f"Dense_{longest + 1}"])[0]
+
+
+@pytest.mark.parametrize("longest,k", [(3, 2), (2, 3), (1, 1)])
+def test_pacrr_scores_are_those_of_the_slow_version(vocabulary, longest, k):
+  rng, terms = weighted(vocabulary)
+  model = rerankers.PACRR(
+    terms=terms,
+    longest=longest,
+    k=k,
+    filters=5,
+    hidden=7,
+  )
+  params, batch = started(model, rng)
+  rows = zip(batch["query"], batch["document"], batch["idf"], strict=True)
+  expected = [
+    slow_pacrr(params, *row, terms=4, longest=longest, k=k) for row in rows
+  ]
+  np.testing.assert_allclose(
+    jax.jit(model.score)(params, batch), expected, rtol=1e-4, atol=1e-5
+  )
+
+
+def test_the_loss_is_the_softmax_of_the_pair(make_reranker):
+  model = make_reranker("PACRR")
+  params = model.init(jax.random.key(0))
+  batch = model.featurize(["apple"] * 4, ["apple", "river", "fine", "apple a"])
+  s = np.asarray(jax.jit(model.score)(params, batch), np.float64)
+  expected = np.mean(
+    [-np.log(np.exp(s[i]) / np.exp(s[i : i + 2]).sum()) for i in (0, 2)]
+  )
+  np.testing.assert_allclose(
+    jax.jit(model.loss)(params, batch), expected, rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+  "name,own", [("KNRM", "weights"), ("PACRR", "network")]
+)
+def test_vectors_are_trained_only_where_asked_for(
+  make_reranker, name, own, train
+):
+  model = make_reranker(name, train_embeddings=train)
+  params = model.init(jax.random.key(0))
+  batch = model.featurize(["apple stone"] * 2, ["apple good", "river bad"])
+  gradient = jax.jit(jax.grad(model.loss))(params, batch)
+  assert bool(jnp.any(gradient["embedding"] != 0)) == train
+  assert any(jnp.any(leaf != 0) for leaf in jax.tree.leaves(gradient[own]))
+
+
+@pytest.mark.parametrize(
+  "name,field",
+  [("PACRR", field) for field in ("longest", "filters", "k", "hidden")]
+  + [("Duet", field) for field in ("filters", "hidden", "width", "window")],
+)
+def test_sizes_below_one_are_refused(make_reranker, name, field):
+  with pytest.raises(ValueError, match=f"got {field}=0"):
+    make_reranker(name, **{field: 0})
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 7, 8, 100])
+def test_maxima_are_those_of_the_places_under_each_window(window):
+  rng = np.random.default_rng(0)
+  values = rng.normal(size=(3, 7, 2)).astype(np.float32)
+  lengths = (7, 4, 0)
+  stands = np.arange(7)[None] < np.array(lengths)[:, None]
+  found = duet.window_max(jnp.asarray(values), jnp.asarray(stands), window)
+  expected = np.zeros_like(values)
+  for row, length in enumerate(lengths):
+    for place in range(length):
+      under = values[row, place : min(place + window, length)]
+      expected[row, place] = under.max(axis=0)
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_exact_matches_carry_the_weight_of_their_term(vocabulary):
+  idf = np.arange(vocabulary.vocab_size, dtype=np.float32)
+  model = rerankers.Duet(
+    terms=rerankers.Terms(
+      vocabulary=vocabulary, query_length=3, document_length=4, idf=idf
+    )
+  )
+  batch = model.featurize(["apple stone"], ["stone good stone"])
+  stone = vocabulary.encode("stone")[0]
+  assert duet.matches(batch).tolist() == [
+    [[0.0] * 4, [stone, 0.0, stone, 0.0], [0.0] * 4]
+  ]
+
+
+def slow_duet(model, params, query, document, idf):
+  """One document; the matrices are written out as the paper draws them."""
+  local, distributed = params["local"], params["distributed"]
+  terms, words = len(query), len(document)
+  matrix = np.zeros((terms, words))
+  for i in range(terms):
+    for j in range(words):
+      matrix[i, j] = idf[i] * (query[i] == document[j] != 0)
+  x = np.tanh(matrix @ np.asarray(local["kernel"])).ravel()
+  x = np.tanh(dense(np.tanh(dense(x, local["Dense_0"])), local["Dense_1"]))
+  score = dense(x, local["Dense_2"])[0]
+
+  def filtered(ids, layer):
+    ids = ids[ids > 0]
+    vectors = np.asarray(params["embedding"])[ids]
+    vectors = np.vstack([vectors, np.zeros((model.width, vectors.shape[1]))])
+    windows = [vectors[i : i + model.width].ravel() for i in range(len(ids))]
+    return np.tanh(dense(np.array(windows), distributed[layer]))
+
+  q = filtered(query, "query_filters").max(axis=0)
+  q = np.tanh(dense(q, distributed["query"]))
+  found = filtered(document, "document_filters")
+  product = np.zeros((words, model.filters))
+  for place in range(len(found)):
+    d = found[place : place + model.window].max(axis=0)
+    product[place] = q * np.tanh(dense(d, distributed["document"]))
+  x = np.tanh(dense(product.ravel(), distributed))
+  x = np.tanh(dense(x, distributed["hidden"]))
+  return score + dense(x, distributed["score"])[0]
+
+
+def test_duet_scores_are_those_of_the_slow_version(vocabulary):
+  rng, terms = weighted(vocabulary)
+  model = rerankers.Duet(
+    terms=terms,
+    window=2,
+  )
+  params, batch = started(model, rng)
+  rows = zip(batch["query"], batch["document"], batch["idf"], strict=True)
+  expected = [slow_duet(model, params, *row) for row in rows]
+  found = jax.jit(model.score)(params, batch)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  assert np.ptp(expected) > 0.1
+
+
+def test_a_dropout_rate_out_of_range_is_refused(make_reranker):
+  with pytest.raises(ValueError, match="dropout_rate in"):
+    make_reranker("Duet", dropout_rate=1.0)

@@ -1,4 +1,4 @@
-"""The loop around any reranker: its order, its seed and its folder."""
+"""The loop around any reranker, and the order of candidates that it scores."""
 
 import dataclasses
 import json
@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from synthq_jax.leakage import rerankers
+from synthq_jax.leakage.rerankers import reranker as reranker_lib
 from synthq_jax.leakage.rerankers import training
+from synthq_jax.retrieval import trec
 
 RECIPE = rerankers.Recipe(steps=8, batch_size=8, learning_rate=1e-2)
 
@@ -22,13 +24,14 @@ class Stop(Exception):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Linear:
+class Linear(reranker_lib.Reranker):
   """Scores by one weight, and notes which rows it was given."""
 
   seen: list = dataclasses.field(default_factory=list, repr=False)
   setting: int = 0
   name: ClassVar[str] = "linear"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
+  objective = staticmethod(reranker_lib.softmax)
 
   def init(self, key):
     return {"kernel": jax.random.normal(key, (3, 1)), "bias": jnp.zeros(1)}
@@ -41,18 +44,14 @@ class Linear:
       tokens[row, : int(query)] = int(document)
     return {"tokens": tokens}
 
-  def score(self, params, batch, *, key=None):
+  def logits(self, params, batch, *, key=None):
     del key
     tokens = batch["tokens"]
     jax.debug.callback(
       lambda x: self.seen.append(np.asarray(x)), tokens, ordered=True
     )
     inputs = jnp.stack([tokens[:, 0], tokens[:, 1], tokens[:, 2]], axis=1)
-    return (inputs @ params["kernel"])[:, 0] + params["bias"]
-
-  def loss(self, params, batch, *, key=None):
-    scores = self.score(params, batch, key=key)
-    return jnp.mean(jax.nn.softplus(scores[1::2] - scores[0::2]))
+    return inputs @ params["kernel"] + params["bias"][None]
 
 
 def instances(count, length=3):
@@ -226,3 +225,120 @@ def test_nothing_to_train_on_is_refused():
 def test_recipes_out_of_range_are_refused(fields, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     rerankers.Recipe(**fields)
+
+
+class Count:
+  """The score is how often the query's letter stands in the document."""
+
+  name: ClassVar[str] = "count"
+  padded: ClassVar[tuple[str, ...]] = ("same",)
+
+  def featurize(self, queries, documents):
+    same = np.zeros((len(queries), 48), np.int32)
+    for row, (query, text) in enumerate(zip(queries, documents, strict=True)):
+      same[row, : len(text)] = [1 + (letter == query) for letter in text]
+    return {"same": same}
+
+  def score(self, params, batch, *, key=None):
+    del key
+    return params * jnp.sum(batch["same"] == 2, axis=1)
+
+
+QUERIES = {"q1": "a", "q2": "b"}
+DOCUMENTS = {"d1": "a", "d2": "aab", "d3": "b" * 30, "d10": "ba", "d4": "a"}
+CANDIDATES = {
+  "q1": {"d4": 9.0, "d3": 8.0, "d2": 7.0, "d10": 6.0, "d1": 5.0},
+  "q2": {"d3": 2.0, "d1": 3.0},
+}
+
+
+def rerank(candidates=CANDIDATES, weight=1.0, **options):
+  return rerankers.rerank(
+    Count(), jnp.float32(weight), candidates, QUERIES, DOCUMENTS, **options
+  )
+
+
+def test_candidates_fall_by_score_and_equals_by_ascending_id():
+  run = rerank()
+  assert list(run["q1"].items()) == [
+    ("d2", 2.0), ("d1", 1.0), ("d10", 1.0), ("d4", 1.0), ("d3", 0.0),
+  ]  # fmt: skip
+  assert list(run["q2"].items()) == [("d3", 30.0), ("d1", 0.0)]
+  assert all(trec.ranking(scores) == list(scores) for scores in run.values())
+
+
+def test_the_order_of_candidates_and_of_queries_changes_nothing():
+  turned = {
+    query: dict(reversed(CANDIDATES[query].items())) for query in ("q2", "q1")
+  }
+  run, other = rerank(), rerank(turned)
+  assert {q: list(run[q].items()) for q in run} == {
+    q: list(other[q].items()) for q in run
+  }
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 64])
+def test_the_size_of_batches_changes_nothing(batch_size):
+  assert rerank(batch_size=batch_size) == rerank()
+
+
+@pytest.mark.parametrize("batch_size", [3, 64])
+def test_real_scores_do_not_depend_on_how_rows_are_batched(
+  reranker, make_toy, batch_size
+):
+  params = reranker.init(jax.random.key(0))
+  candidates, queries, documents, _ = make_toy(0).collection(3, 5)
+  run = rerankers.rerank(reranker, params, candidates, queries, documents)
+  other = rerankers.rerank(
+    reranker, params, candidates, queries, documents, batch_size=batch_size
+  )
+  for query in run:
+    assert run[query].keys() == other[query].keys() == candidates[query].keys()
+    for document, score in run[query].items():
+      assert other[query][document] == pytest.approx(score, rel=1e-4, abs=1e-5)
+
+
+def test_only_the_best_candidates_are_scored():
+  run = rerank(depth=2)
+  assert {query: set(run[query]) for query in run} == {
+    "q1": {"d4", "d3"},
+    "q2": {"d1", "d3"},
+  }
+
+
+def test_a_run_survives_its_file(tmp_path):
+  run = rerank()
+  trec.write_run(tmp_path / "run.trec", run)
+  read = trec.read_run(tmp_path / "run.trec")
+  assert {q: trec.ranking(read[q]) for q in read} == {
+    q: list(run[q]) for q in run
+  }
+
+
+def test_a_query_without_candidates_stays_without():
+  assert rerank({"q1": {}, "q2": {"d1": 1.0}}) == {"q1": {}, "q2": {"d1": 0.0}}
+  assert rerank({"q1": {}}) == {"q1": {}}
+
+
+@pytest.mark.parametrize(
+  "candidates,message",
+  [
+    ({"q1": {"d7": 1.0}}, "got none for document 'd7'"),
+    ({"q7": {"d1": 1.0}}, "got none for query 'q7'"),
+    ({"q1": {"d1": float("nan")}}, "expected finite scores"),
+  ],
+)
+def test_candidates_without_text_or_score_are_refused(candidates, message):
+  with pytest.raises(ValueError, match=message):
+    rerank(candidates)
+
+
+def test_scores_that_are_not_finite_are_refused():
+  with pytest.raises(ValueError, match="expected finite scores"):
+    rerank(weight=float("nan"))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"depth": 0}])
+def test_sizes_below_one_are_refused(options):
+  with pytest.raises(ValueError, match="batch_size and depth of at least 1"):
+    rerank(**options)

@@ -1,10 +1,13 @@
-"""monoBERT: a BERT that labels a query and a document as a pair.
+"""monoT5 and monoBERT: transformers that read query and document together.
 
 References:
+  Nogueira, Jiang, Pradeep, Lin: Document Ranking with a Pretrained
+  Sequence-to-Sequence Model. Findings of EMNLP 2020, section 3.
   Nogueira, Cho: Passage Re-ranking with BERT. 2019, arXiv:1901.04085, section 3.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,16 +20,126 @@ from jaxtyping import Array, Float
 from synthq_jax import typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.data import wordpiece
-from synthq_jax.leakage.rerankers import _losses, _tokens, interface
-from synthq_jax.models import bert, bert_config
+from synthq_jax.leakage.rerankers import reranker
+from synthq_jax.models import bert, bert_config, t5, t5_config
 
-__all__ = ["MonoBERT", "from_folder", "from_sentencepiece"]
+__all__ = ["MonoBERT", "MonoT5", "bert_from_folder", "bert_from_sentencepiece"]
 
 _LABELS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MonoBERT:
+class MonoT5(reranker.Reranker):
+  """Scores a document by how likely "true" is as the T5's first word.
+
+  The input is "Query: QUERY Document: DOCUMENT Relevant:", in which the
+  document is cut so that everything else stays. The score is the logarithm of
+  the softmax over the logits of two pieces, those of "true" and "false", at
+  "true". Training minimises the cross-entropy of the two.
+
+  "true" and "false" are single pieces of T5's own vocabulary and of the shipped
+  one. Where a vocabulary splits them, the first pieces in which the two differ
+  stand for them: training gives them their meaning. Released models for other
+  languages have words of their own.
+  """
+
+  vocabulary: Any = dataclasses.field(repr=False)
+  """The T5's SentencePiece vocabulary, from `data.vocabulary.load`."""
+  config: t5_config.T5Config
+  """The shape of the T5; its dropout is the training's."""
+  start: typing.Params | None = dataclasses.field(default=None, repr=False)
+  """The parameters that training starts from; random ones if not given."""
+  length: int = 512
+  """Pieces of an input at most."""
+  query_length: int = 64
+  """Pieces of a query that are kept."""
+  words: tuple[str, str] = ("false", "true")
+  """What the T5 says of documents that are not relevant, and that are."""
+  name: ClassVar[str] = "monoT5"
+  padded: ClassVar[tuple[str, ...]] = ("tokens",)
+  objective = staticmethod(reranker.cross_entropy)
+
+  def __post_init__(self):
+    reranker.check_vocabulary(
+      self.name, self.vocabulary, self.config.vocab_size
+    )
+    frame = sum(len(part) for part in self._frame())
+    if self.query_length < 1 or self.length <= frame + self.query_length:
+      raise ValueError(
+        "expected query_length of at least 1 and room for a document, got"
+        f" query_length={self.query_length}, length={self.length}: the words"
+        f" around them take {frame} pieces"
+      )
+
+  def labels(self) -> tuple[int, int]:
+    """Returns the ids of the pieces for "false" and "true".
+
+    Raises:
+      ValueError: if the vocabulary reads both words alike.
+    """
+    pieces = (self.vocabulary.encode(word) for word in self.words)
+    for false, true in zip(*pieces, strict=False):
+      if false != true:
+        return false, true
+    raise ValueError(
+      f"expected a vocabulary that tells the words={self.words} apart, got the"
+      " same pieces for both: give other words"
+    )
+
+  def init(self, key: jax.Array) -> typing.Params:
+    """Returns the given parameters, or random ones."""
+    if self.start is None:
+      return _init_t5(key, config=self.config)
+    return jax.tree.map(jnp.asarray, self.start)
+
+  def featurize(
+    self, queries: Sequence[str], documents: Sequence[str]
+  ) -> reranker.Features:
+    """Returns "tokens", the inputs of the T5."""
+    rows, _ = reranker.joined(
+      self.vocabulary,
+      queries,
+      documents,
+      length=self.length,
+      query_length=self.query_length,
+      frame=self._frame(),
+    )
+    return {"tokens": vocabulary_lib.pad(rows, self.length)}
+
+  def logits(
+    self,
+    params: typing.Params,
+    batch: Mapping[str, Array],
+    *,
+    key: jax.Array | None = None,
+  ) -> Float[Array, "batch 2"]:
+    """Returns the logits of "false" and "true" as the first piece written."""
+    start = jnp.zeros((len(batch["tokens"]), 1), jnp.int32)
+    logits = t5.Transformer(self.config).apply(
+      {"params": params},
+      batch["tokens"],
+      start,
+      enable_dropout=key is not None,
+      rngs=None if key is None else {"dropout": key},
+    )
+    return logits[:, 0][:, jnp.array(self.labels())]
+
+  def _frame(self) -> tuple[list[int], list[int], list[int]]:
+    encode = self.vocabulary.encode
+    return (
+      encode("Query:"),
+      encode("Document:"),
+      [*encode("Relevant:"), vocabulary_lib.EOS_ID],
+    )
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _init_t5(key: jax.Array, *, config: t5_config.T5Config) -> typing.Params:
+  return t5.init_params(config, key)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MonoBERT(reranker.Reranker):
   """Scores a document by a label of "[CLS] QUERY [SEP] DOCUMENT [SEP]".
 
   The query and what frames it is segment 0, the document segment 1; queries and
@@ -35,8 +148,8 @@ class MonoBERT:
   label are scored by its logit, and trained by its sigmoid. Training minimises
   the cross-entropy.
 
-  `from_folder` builds one of a public BERT, `from_sentencepiece` a new one of
-  any size on a vocabulary of this project.
+  `bert_from_folder` builds one of a public BERT, `bert_from_sentencepiece` a
+  new one of any size on a vocabulary of this project.
   """
 
   vocabulary: Any = dataclasses.field(repr=False)
@@ -56,9 +169,12 @@ class MonoBERT:
   """Pieces of a query that are kept, as in the paper."""
   name: ClassVar[str] = "monoBERT"
   padded: ClassVar[tuple[str, ...]] = ("tokens", "segments")
+  objective = staticmethod(reranker.cross_entropy)
 
   def __post_init__(self):
-    _tokens.check_vocabulary(self.name, self.vocabulary, self.config.vocab_size)
+    reranker.check_vocabulary(
+      self.name, self.vocabulary, self.config.vocab_size
+    )
     if self.config.num_labels not in (1, _LABELS):
       raise ValueError(
         "expected a BERT with one or two labels, got"
@@ -78,48 +194,20 @@ class MonoBERT:
 
   def featurize(
     self, queries: Sequence[str], documents: Sequence[str]
-  ) -> interface.Features:
+  ) -> reranker.Features:
     """Returns "tokens" and "segments"."""
-    rows, starts = _tokens.joined(
+    rows, starts = reranker.joined(
       self.vocabulary,
       queries,
       documents,
       length=self.length,
       query_length=self.query_length,
-      before=[self.cls_id],
-      between=[self.sep_id],
-      after=[self.sep_id],
+      frame=([self.cls_id], [self.sep_id], [self.sep_id]),
     )
     tokens = vocabulary_lib.pad(rows, self.length)
     places = np.arange(self.length)[None]
     in_document = (places >= np.array(starts)[:, None]) & (tokens != 0)
     return {"tokens": tokens, "segments": in_document.astype(np.int32)}
-
-  def score(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
-  ) -> Float[Array, " batch"]:
-    """Returns log p(relevant) of each row, or the only label's logit."""
-    found = self.logits(params, batch, key=key)
-    if self.config.num_labels == 1:
-      return found[:, 0]
-    return jax.nn.log_softmax(found)[:, 1]
-
-  def loss(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
-  ) -> Float[Array, ""]:
-    """Returns the mean cross-entropy of the labels."""
-    found = self.logits(params, batch, key=key)
-    if self.config.num_labels == 1:  # log sigmoid(x) is log softmax of 0 and x
-      found = jnp.pad(found, ((0, 0), (1, 0)))
-    return _losses.cross_entropy(jax.nn.log_softmax(found))
 
   def logits(
     self,
@@ -139,7 +227,7 @@ class MonoBERT:
     return found
 
 
-def from_folder(folder: str | os.PathLike, **options: Any) -> MonoBERT:
+def bert_from_folder(folder: str | os.PathLike, **options: Any) -> MonoBERT:
   """Builds a reranker of a public BERT; needs the extra `bert`.
 
   Args:
@@ -164,7 +252,7 @@ def from_folder(folder: str | os.PathLike, **options: Any) -> MonoBERT:
   )
 
 
-def from_sentencepiece(
+def bert_from_sentencepiece(
   vocabulary: Any,
   *,
   embeddings: Any = None,
