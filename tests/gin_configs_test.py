@@ -15,7 +15,13 @@ import pytest
 from synthq_jax import _flags, main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import plan, pretrain_recipe
-from synthq_jax.studies import federated, images, planted_leakage
+from synthq_jax.studies import (
+  detectors,
+  federated,
+  images,
+  planted_leakage,
+  vectors,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALL_FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
@@ -25,6 +31,7 @@ DEMO = "gin_configs/recipes/demo.gin"
 PAPER = "gin_configs/recipes/paper_t5_base.gin"
 PAPER_NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
 NEEDS = {
+  "detectors": ("FOLDER=d",),
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
@@ -38,11 +45,13 @@ NEEDS = {
   },
 }
 STUDIES = {
+  "detectors": detectors.Config,
   "federated": federated.Config,
   "federated_tiny": federated.Config,
   "logit_dp_images": images.Config,
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
+  "vectors": vectors.Config,
 }
 
 
