@@ -20,6 +20,7 @@ from synthq_jax.studies import (
   federated,
   images,
   planted_leakage,
+  private_step,
   vectors,
 )
 
@@ -51,6 +52,7 @@ STUDIES = {
   "logit_dp_images": images.Config,
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
+  "private_step": private_step.Config,
   "vectors": vectors.Config,
 }
 

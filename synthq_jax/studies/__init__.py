@@ -7,5 +7,12 @@ its data, `jobs` lists the results to be made, `result` puts them together and
 
 __all__ = ["NAMES"]
 
-NAMES = ("images", "planted_leakage", "federated", "vectors", "detectors")
+NAMES = (
+  "images",
+  "planted_leakage",
+  "federated",
+  "vectors",
+  "detectors",
+  "private_step",
+)
 """Packages with a `STUDY`; they are imported when a study is asked for."""

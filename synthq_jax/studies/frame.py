@@ -10,8 +10,8 @@ import os
 import pathlib
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import tqdm
 
@@ -20,7 +20,9 @@ from synthq_jax.pipeline import _release, workspace
 from synthq_jax.report import blocks
 from synthq_jax.report import page as page_lib
 
-__all__ = ["Job", "Study", "Task", "part", "run", "words"]
+__all__ = ["Job", "Study", "Task", "Words", "grouped", "part", "run"]
+
+_Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,11 +143,32 @@ def part(title: str, *content: blocks.Block) -> blocks.Part:
   return blocks.Part(title=title, blocks=content)
 
 
-def words(study: str) -> dict[str, str]:
-  """Returns the sentences of a study's page, with places to be filled in.
+def grouped(
+  items: Iterable[_Item], key: Callable[[_Item], Any]
+) -> dict[Any, list[_Item]]:
+  """Returns items by their key, both in the order in which they came.
 
-  Args:
-    study: its package, which has them in words.toml.
+  >>> grouped(["a1", "b1", "a2"], lambda text: text[0])
+  {'a': ['a1', 'a2'], 'b': ['b1']}
   """
-  path = pathlib.Path(__file__).parent / study / "words.toml"
-  return tomllib.loads(path.read_text())
+  groups: dict[Any, list[_Item]] = {}
+  for item in items:
+    groups.setdefault(key(item), []).append(item)
+  return groups
+
+
+class Words:
+  """The sentences of a study's page, with places to be filled in."""
+
+  def __init__(self, study: str):
+    """Reads them from words.toml in the package of a study."""
+    path = pathlib.Path(__file__).parent / study / "words.toml"
+    self._sentences: dict[str, str] = tomllib.loads(path.read_text())
+
+  def text(self, name: str, /, **values: Any) -> str:
+    """Returns a sentence."""
+    return self._sentences[name].format(**values)
+
+  def __call__(self, name: str, /, **values: Any) -> blocks.Paragraph:
+    """Returns a sentence as a paragraph."""
+    return blocks.Paragraph(text=self.text(name, **values))

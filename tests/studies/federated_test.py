@@ -304,7 +304,7 @@ def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
     dataclasses.replace(texts, documents=(nobodys, *texts.documents[1:])),
   )
 
-  def run(*kinds):
+  def with_kinds(*kinds):
     tried = dataclasses.replace(
       config,
       source=f"beir:{folder}",
@@ -317,8 +317,8 @@ def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
 
   for kind in ("noised questions", "summaries", "generated sentences"):
     with pytest.raises(ValueError, match="got 1 that a question brought"):
-      run(kind)
-  assert "raw int8" in run("none", "raw int8")
+      with_kinds(kind)
+  assert "raw int8" in with_kinds("none", "raw int8")
 
 
 def test_another_public_corpus_is_another_row(config, tmp_path):

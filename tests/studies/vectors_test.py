@@ -26,7 +26,11 @@ def config(tmp_path_factory):
     for number in range(total)
   ]
   folder = tmp_path_factory.mktemp("source") / "tiny"
-  beir.write_beir(folder, collection.Collection(tuple(documents), (), {}))
+  asked = collection.Query(id="q", text="what is known")
+  qrels = {"test": {"q": {"other0": 1}}}
+  beir.write_beir(
+    folder, collection.Collection(tuple(documents), (asked,), qrels)
+  )
   return vectors.Config(
     source=f"beir:{folder}", victim="victim", noise=(0.0, 1.0), steps=2,
     language_steps=2, batch_size=8, length=32, num_sentences=40,

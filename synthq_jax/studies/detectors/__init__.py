@@ -61,7 +61,7 @@ DETECTORS = {
 _COSINE = "cosine of the paper"
 _EMBEDDING = "embedding"
 _POINTS = 60  # of a curve
-_WORDS = frame.words("detectors")
+_WORDS = frame.Words("detectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -415,9 +415,6 @@ def _result(
 
 
 def _page(study: Study) -> blocks.Page:
-  def words(name: str, **values: object) -> blocks.Paragraph:
-    return blocks.Paragraph(text=_WORDS[name].format(**values))
-
   counts = {
     "At": lambda at: f"{at.threshold:.3f}",
     "Found": lambda at: str(at.found),
@@ -470,7 +467,7 @@ def _page(study: Study) -> blocks.Page:
     header = ("People, rule", *relations.RELATIONS)
     relations_said += [
       blocks.Heading(text=f"Query beside {side}"),
-      words(
+      _WORDS(
         "relations",
         accuracy=accuracy.mean,
         low=accuracy.low,
@@ -484,7 +481,7 @@ def _page(study: Study) -> blocks.Page:
       ),
     ]
   share = study.num_positive / study.num_pairs
-  setting = words(
+  setting = _WORDS(
     "setting",
     pairs=study.num_pairs,
     positive=study.num_positive,
@@ -499,13 +496,13 @@ def _page(study: Study) -> blocks.Page:
     parts=(
       frame.part(
         "Detectors",
-        words("detectors", wanted=wanted, draws=study.draws),
+        _WORDS("detectors", wanted=wanted, draws=study.draws),
         tables.of(points, detectors, left=left),
         curves,
       ),
       frame.part(
         "The paper's cosine",
-        words(
+        _WORDS(
           "cosine",
           wanted=wanted,
           lowest=study.lowest_cosine,
@@ -514,7 +511,7 @@ def _page(study: Study) -> blocks.Page:
         tables.of(study.cosines, counts, left=()),
       ),
       frame.part(
-        "Annotators", words("kappa"), tables.of(study.kappa.items(), kappa)
+        "Annotators", _WORDS("kappa"), tables.of(study.kappa.items(), kappa)
       ),
       frame.part("Relations", *relations_said),
     ),

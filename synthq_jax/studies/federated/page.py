@@ -27,7 +27,7 @@ THESIS: Mapping[str, float] = {
 """Sentence MRR@10 on Fed-NewsQA as the thesis reports it: other texts, another
 model."""
 
-_WORDS = frame.words("federated")
+_WORDS = frame.Words("federated")
 _MAIN = "MRR@10"
 _DRAWN = 40  # clients
 
@@ -53,7 +53,7 @@ def notes(config: Any) -> tuple[str, ...]:
     "partners": config.exchange_partners or "all",
   }
   said = ("towers", "training", "personal")
-  return tuple(_WORDS[name].format(**values) for name in said)
+  return tuple(_WORDS.text(name, **values) for name in said)
 
 
 def page(found: methods.Study) -> blocks.Page:
@@ -70,7 +70,7 @@ def page(found: methods.Study) -> blocks.Page:
     columns: Columns = {
       "Exchange": lambda one: f"{one.method}, seed {one.seed}"
     }
-    words = _WORDS["traffic"].format(units=_WORDS["units"])
+    words = _WORDS.text("traffic", units=_WORDS.text("units"))
     parts.append(_table("Traffic", words, moved, columns | _SENT))
   if once:
     parts.append(_exchanges(once))
@@ -80,7 +80,7 @@ def page(found: methods.Study) -> blocks.Page:
     "Together": lambda group: tables.duration(sum(x.seconds for x in group)),
   }
   groups = _groups(found.outcomes).values()
-  parts.append(_table("Times", _WORDS["times"], groups, together))
+  parts.append(_table("Times", _WORDS.text("times"), groups, together))
   drawing = blocks.Figure(
     svg=_drawing(found.facts, main),
     caption="MRR@10 of clients, with their train questions",
@@ -105,7 +105,8 @@ def _table(title: str, words: str, rows: Any, columns: Columns) -> blocks.Part:
 
 def _setting(facts: data.Facts) -> str:
   left_out = facts.num_left_out
-  return _WORDS["setting"].format(
+  return _WORDS.text(
+    "setting",
     facts=facts,
     clients=len(facts.clients),
     sentences=sum(one.num_sentences for one in facts.clients),
@@ -137,10 +138,7 @@ def values(
 
 
 def _groups(outcomes: Group) -> dict[str, Group]:
-  groups: dict[str, list[methods.Outcome]] = {}
-  for one in outcomes:
-    groups.setdefault(one.method, []).append(one)
-  return groups
+  return frame.grouped(outcomes, lambda one: one.method)
 
 
 def _mean(group: Group, measure: str = _MAIN, level: str = "sentence") -> float:
@@ -192,7 +190,7 @@ def _effectiveness(main: Group) -> blocks.Part:
   }
   return _table(
     "Retrieval of answer sentences",
-    _WORDS["effectiveness"],
+    _WORDS.text("effectiveness"),
     groups.values(),
     columns,
   )
@@ -223,7 +221,7 @@ def _by_client(facts: data.Facts, main: Group) -> blocks.Part:
     sizes = [one.num_train for one in facts.clients]
     if len(gains) > 2 and np.ptp(sizes) and np.ptp(gains):
       value = _spearman(sizes, gains)
-      said = _WORDS["correlation"].format(base=methods.BASE, value=value)
+      said = _WORDS.text("correlation", base=methods.BASE, value=value)
       words = f"{words} {said}"
   return _table("Clients", words, _largest_first(facts.clients), columns)
 
@@ -239,7 +237,7 @@ def _variants(group: Group) -> blocks.Part:
     "Hubness": lambda one: f"{one.hubness:.2f}",
   }
   title = f"{methods.BASE} with other settings"
-  return _table(title, _WORDS["variants"], group, columns)
+  return _table(title, _WORDS.text("variants"), group, columns)
 
 
 def _exchanges(once: Group) -> blocks.Part:
@@ -250,7 +248,7 @@ def _exchanges(once: Group) -> blocks.Part:
     "MRR@10 [95%]": lambda one: _with_interval([one]),
     "p against none": lambda one: _p_value([one], base, len(once) - 1),
   }
-  words = _WORDS["exchanges"].format(units=_WORDS["units"])
+  words = _WORDS.text("exchanges", units=_WORDS.text("units"))
   return _table("Exchanges", words, once, columns | _SENT)
 
 

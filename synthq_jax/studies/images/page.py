@@ -16,6 +16,8 @@ __all__ = ["page"]
 _PAPER = (("embedding net", 0.819, 0.827), ("ResNet-18", 0.730, 0.599))
 _PAPER_NOISE = ((100, 0.2), (100, 1.0))  # batch size and temperature
 
+_WORDS = frame.Words("images")
+
 Group = Sequence[training.Training]
 """All seeds of one row."""
 Groups = dict[tuple[str, str], list[training.Training]]
@@ -24,9 +26,7 @@ Groups = dict[tuple[str, str], list[training.Training]]
 
 def page(study: training.Study) -> blocks.Page:
   """Returns the page, whose first four parts are the tables."""
-  groups: Groups = {}
-  for one in study.trainings:
-    groups.setdefault((one.encoder, one.row), []).append(one)
+  groups = frame.grouped(study.trainings, lambda one: (one.encoder, one.row))
   classes, statements = [], []
   for (encoder, row), group in groups.items():
     title = f"{encoder}, {row}"
@@ -38,7 +38,15 @@ def page(study: training.Study) -> blocks.Page:
     ]
   return blocks.Page(
     title=f"Image encoders: {study.source}",
-    introduction=(blocks.Paragraph(text=_headline(study)),),
+    introduction=(
+      _WORDS(
+        "headline",
+        study=study,
+        epsilon=rounding.epsilon(study.epsilon),
+        delta=rounding.delta(study.delta),
+        took=tables.duration(study.seconds),
+      ),
+    ),
     parts=(
       frame.part(
         "Neighbours and linear head, means over seeds", _scores(groups)
@@ -62,10 +70,7 @@ def page(study: training.Study) -> blocks.Page:
       ),
       frame.part(
         "Relative loss",
-        blocks.Paragraph(
-          text="Softmax loss of public pairs that nothing trained on, over that"
-          " of the first row without privacy, means over seeds."
-        ),
+        _WORDS("relative_loss"),
         blocks.Figure(
           svg=_curves(groups),
           caption="Loss against steps, for each row",
@@ -74,36 +79,15 @@ def page(study: training.Study) -> blocks.Page:
       ),
       frame.part(
         "Each class",
-        blocks.Paragraph(
-          text="Counts over seeds of the neighbours' labels (columns) for the"
-          " test images of each class (rows), then precision, recall and F1."
-        ),
+        _WORDS("each_class"),
         *classes,
       ),
       frame.part(
         "Privacy",
         *statements,
-        blocks.Paragraph(
-          text="Every seed of every row is a release of its own:"
-          " private/ledger.jsonl lists them, and `synthq privacy --ledger=` adds"
-          " them up. The rows without privacy read the pairs unprotected: this"
-          " page may be shared only where the images are public."
-        ),
+        _WORDS("releases"),
       ),
     ),
-  )
-
-
-def _headline(study: training.Study) -> str:
-  return (
-    f"{study.num_pairs:,} private pairs of {study.source} images, unit: one"
-    f" pair; epsilon {rounding.epsilon(study.epsilon)} and delta"
-    f" {rounding.delta(study.delta)} for each training with privacy. Accuracy:"
-    f" share of right labels among the {study.neighbours} nearest of the other"
-    f" test images, over all {study.num_test:,} test images; +- is the standard"
-    " deviation over seeds. Coarse head: a linear classifier on the frozen"
-    f" vectors, trained without privacy on {study.head}. All trainings together"
-    f" took {tables.duration(study.seconds)}."
   )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ _, _NEAR, _TEST = splits.NAMES
 Drawn = tuple[splits.Instance, ...]
 Found = dict[str, list[tuple[str, str]]]
 """Test query -> (id, text) of its near-duplicates."""
+Near = Callable[[str], list[tuple[str, str]]]
+"""Finds the near-duplicates of a test query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,10 +121,6 @@ class _Searchable:
       (document.contents for document in self.data.documents),
     )
 
-  @functools.cached_property
-  def all_judgements(self) -> trec.Qrels:
-    return self.judgements("+".join(self.data.qrels))
-
   def judgements(self, split: str) -> trec.Qrels:
     found = collection_lib.join_splits(self.data, split).judgements(split)
     return {
@@ -151,234 +150,265 @@ def build(config: Any) -> Data:
   Raises:
     ValueError: if a source cannot be read, or has too few queries.
   """
-  test, train, digests = _read(config)
-  searched = train or test
-  judged = test.judgements(config.test_split)
-  trained = searched.judgements(config.train_split)
-  pool = {query: searched.texts[query] for query in trained}
-  near = _choose(config, test.texts, judged, test.all_judgements, pool)
-  judged = {query: judged[query] for query in near}
-  candidates = test.search(near, config.depth)
-  leaks = _leaks(config, test, train, near, judged, candidates)
-  texts = {test.texts[query] for query in near}
-  texts |= {leak.query for leak in leaks[_NEAR]}
-  kept = _surely_clean(config, pool, sorted(texts))
-  if train is None:
-    kept = {query: text for query, text in kept.items() if query not in near}
-  drawn_from = splits.Pool(
-    queries=kept,
-    qrels=trained,
-    search=lambda ids: searched.search(ids, config.depth),
-    forbidden=_forbidden(train, test, near),
-  )
-  seeds = range(max(model.seeds for model in config.models))
-  fillers = tuple(
-    splits.filler(drawn_from, max(config.sizes), seed=seed) for seed in seeds
-  )
-  leaked = {
-    name: tuple(
-      splits.leaked(e, config.num_leaked, seed=seed) for seed in seeds
+  return _Sampler(config).data()
+
+
+class _Sampler:
+  """The collections of tests and of training, and what is drawn from them."""
+
+  def __init__(self, config: Any):
+    self.config, name = config, "planted_leakage.Config"
+    places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
+    if config.train_source is not None:
+      places.append(sources.open(config.train_source, f"{name}.train_source"))
+    self.titles = [place.title for place in places]
+    self.digests = [place.digest() for place in places]
+    self.test = _Searchable(places[0].read())
+    self.train = None
+    if len(places) > 1:
+      self.train = _Searchable(places[1].read(), _TRAIN)
+    self.searched = self.train or self.test
+    self.judged = self.test.judgements(config.test_split)
+    self.everything = self.test.judgements("+".join(self.test.data.qrels))
+    self.trained = self.searched.judgements(config.train_split)
+    self.pool = {query: self.searched.texts[query] for query in self.trained}
+
+  def data(self) -> Data:
+    """Draws everything."""
+    config, texts = self.config, self.test.texts
+    near = self.choose()
+    judged = {query: self.judged[query] for query in near}
+    candidates = self.test.search(near, config.depth)
+    leaks = self.leaks(near, judged, candidates)
+    leaked_texts = {texts[query] for query in near}
+    leaked_texts |= {leak.query for leak in leaks[_NEAR]}
+    kept = self.surely_clean(sorted(leaked_texts))
+    if self.train is None:
+      kept = {query: text for query, text in kept.items() if query not in near}
+    # Documents relevant to a test query, where they could be trained on.
+    forbidden = set() if self.train else _relevant(self.everything, near)
+    drawn_from = splits.Pool(
+      queries=kept,
+      qrels=self.trained,
+      search=lambda ids: self.searched.search(ids, config.depth),
+      forbidden=frozenset(forbidden),
     )
-    for name, e in leaks.items()
-  }
-  wanted = _named(candidates, [*fillers, *leaked[_NEAR], *leaked[_TEST]])
-  return Data(
-    queries={query: test.texts[query] for query in near},
-    qrels=judged,
-    candidates=candidates,
-    fillers=fillers,
-    leaked=leaked,
-    documents=test.contents(wanted)
-    | ({} if train is None else train.contents(wanted)),
-    facts=_facts(config, test, near, judged, candidates, pool, kept),
-    digest=artifacts.fingerprint(
-      digests,
-      candidates,
-      *map(_key, [*fillers, *leaked[_NEAR], *leaked[_TEST]]),
-    ),
-  )
+    seeds = range(max(model.seeds for model in config.models))
+    fillers = tuple(
+      splits.filler(drawn_from, max(config.sizes), seed=seed) for seed in seeds
+    )
+    leaked = {
+      name: tuple(
+        splits.leaked(e, config.num_leaked, seed=seed) for seed in seeds
+      )
+      for name, e in leaks.items()
+    }
+    drawn = [*fillers, *leaked[_NEAR], *leaked[_TEST]]
+    wanted = {id_ for scores in candidates.values() for id_ in scores}
+    for each in itertools.chain(*drawn):
+      wanted |= {each.relevant_id, each.non_relevant_id}
+    documents = self.test.contents(wanted)
+    if self.train is not None:
+      documents |= self.train.contents(wanted)
+    return Data(
+      queries={query: texts[query] for query in near},
+      qrels=judged,
+      candidates=candidates,
+      fillers=fillers,
+      leaked=leaked,
+      documents=documents,
+      facts=self.facts(near, judged, candidates, kept),
+      digest=artifacts.fingerprint(
+        self.digests,
+        candidates,
+        *([dataclasses.astuple(each) for each in one] for one in drawn),
+      ),
+    )
 
+  def choose(self) -> Found:
+    """Draws test queries, with the near-duplicates of each.
 
-def _read(config: Any) -> tuple[_Searchable, _Searchable | None, list[str]]:
-  """Reads the collections of tests and, if it is another, of training."""
-  name = "planted_leakage.Config"
-  places = [sources.open(config.source, f"{name}.source", seed=config.seed)]
-  if config.train_source is not None:
-    places.append(sources.open(config.train_source, f"{name}.train_source"))
-  read = [
-    _Searchable(place.read(), prefix)
-    for place, prefix in zip(places, ("", _TRAIN), strict=False)
-  ]
-  train = read[1] if len(read) > 1 else None
-  return read[0], train, [place.digest() for place in places]
+    Where near-duplicates are siblings, two test queries have no relevant
+    document in common: one might be the near-duplicate of the other.
+    """
+    config, judged = self.config, self.judged
+    answerable = sorted(q for q in judged if _relevant(judged, [q]))
+    order = np.random.default_rng([config.seed, 1]).permutation(len(answerable))
+    drawn = [answerable[place] for place in order]
+    near = getattr(self, f"from_{config.near}")(drawn)
+    found: Found = {}
+    taken: set[str] = set()
+    for query in drawn:
+      if len(found) == config.num_test_queries:
+        break
+      others = near(query)
+      if not others and config.near != "train_source":
+        continue
+      if config.near == "siblings":
+        documents = _relevant(self.everything, [query])
+        if documents & taken:
+          continue
+        taken |= documents
+      found[query] = others
+    if len(found) < (config.num_test_queries or 2):
+      raise ValueError(
+        f"expected {config.num_test_queries or 2} test queries with"
+        f" near-duplicates ({config.near}), got"
+        f" {len(found)} of {len(answerable)}: ask for fewer"
+        " (planted_leakage.Config.num_test_queries), lower near_threshold, or"
+        " set near to another way"
+      )
+    return found
 
-
-def _leaks(
-  config: Any,
-  test: _Searchable,
-  train: _Searchable | None,
-  near: Found,
-  judged: trec.Qrels,
-  candidates: trec.Run,
-) -> dict[str, list[splits.Leak]]:
-  """Returns what leaks the test queries, with documents to train on.
-
-  Where the near-duplicates come with no documents of their own, they are leaked
-  with those of the test query: the two kinds then differ in the query alone.
-  """
-  forbidden = _forbidden(None, test, near)
-  others = splits.negatives_of(candidates, judged, forbidden)
-  own = [
-    _leak(query, query, test.texts[query], judged[query], others.get(query, ()))
-    for query in near
-  ]
-  if train is None:
-    copies = [
-      _leak(query, id_, text, judged[query], others.get(query, ()))
-      for query, found in near.items()
-      for id_, text in found
+  def from_reformulations(self, drawn: Sequence[str]) -> Near:
+    """Makes near-duplicates of a test query by rule."""
+    del drawn
+    return lambda query: [
+      (f"{query}.near{place}", text)
+      for place, text in enumerate(
+        reformulations.reformulations(self.test.texts[query], _REFORMULATIONS),
+        1,
+      )
     ]
-    return {_NEAR: copies, _TEST: own}
-  qrels = train.judgements(config.train_split)
-  ids = {id_ for found in near.values() for id_, _ in found}
-  run = train.search(sorted(ids), config.depth)
-  theirs = splits.negatives_of(run, {id_: qrels[id_] for id_ in run})
-  foreign = [
-    _leak(query, id_, text, qrels[id_], theirs.get(id_, ()))
-    for query, found in near.items()
-    for id_, text in found
-  ]
-  return {_NEAR: foreign, _TEST: own}
+
+  def from_siblings(self, drawn: Sequence[str]) -> Near:
+    """Finds queries that share a relevant document, and words."""
+    del drawn
+    everything, texts = self.everything, self.test.texts
+    places = {query: place for place, query in enumerate(everything)}
+    asking: dict[str, list[str]] = {}
+    for query in everything:
+      for document in _relevant(everything, [query]):
+        asking.setdefault(document, []).append(query)
+    threshold = self.config.near_threshold
+
+    def near(query: str) -> list[tuple[str, str]]:
+      own = _relevant(everything, [query])
+      sharing = {other for document in own for other in asking[document]}
+      others = [
+        (other, texts[other])
+        for other in sorted(sharing, key=places.__getitem__)
+        if texts[other] != texts[query]
+      ]
+      scores = self.config.words(threshold).scores(
+        [text for _, text in others], [texts[query]] * len(others)
+      )
+      scored = zip(others, scores, strict=True)
+      return [other for other, score in scored if score >= threshold]
+
+    return near
+
+  def from_train_source(self, drawn: Sequence[str]) -> Near:
+    """Finds near-duplicates among the queries that are trained on."""
+    found: Found = {query: [] for query in drawn}
+    text_of = near_duplicates.Text
+    for match in near_duplicates.find(
+      (text_of(id=id_, text=text) for id_, text in self.pool.items()),
+      [text_of(id=query, text=self.test.texts[query]) for query in drawn],
+      self.config.words(self.config.near_threshold),
+    ):
+      found[match.target_id].append((match.query_id, match.query))
+    return found.__getitem__
+
+  def leaks(
+    self, near: Found, judged: trec.Qrels, candidates: trec.Run
+  ) -> dict[str, list[splits.Leak]]:
+    """Returns what leaks the test queries, with documents to train on.
+
+    Where the near-duplicates come with no documents of their own, they are
+    leaked with those of the test query: the two kinds then differ in the query
+    alone.
+    """
+    forbidden = frozenset(_relevant(self.everything, near))
+    others = splits.negatives_of(candidates, judged, forbidden)
+    own = [
+      _leak(query, query, self.test.texts[query], judged, others, query)
+      for query in near
+    ]
+    copies = [
+      (query, id_, text) for query, found in near.items() for id_, text in found
+    ]
+    if self.train is None:
+      near_leaks = [_leak(*copy, judged, others, copy[0]) for copy in copies]
+    else:
+      ids = sorted({id_ for _, id_, _ in copies})
+      run = self.train.search(ids, self.config.depth)
+      judged = {id_: self.trained[id_] for id_ in ids}
+      theirs = splits.negatives_of(run, {id_: judged[id_] for id_ in run})
+      near_leaks = [_leak(*copy, judged, theirs, copy[1]) for copy in copies]
+    return {_NEAR: near_leaks, _TEST: own}
+
+  def surely_clean(self, leaked: Sequence[str]) -> dict[str, str]:
+    """Leaves out the queries that any detector matches with one that leaks."""
+    texts = list(self.pool.values())
+    marked = np.zeros(len(texts), bool)
+    for detector in (
+      near_duplicates.Exact(),
+      self.config.words(self.config.filler_threshold),
+      near_duplicates.Containment(threshold=self.config.filler_containment),
+    ):
+      marked |= near_duplicates.share_with_match(texts, leaked, detector)
+    items = zip(self.pool.items(), marked, strict=True)
+    return {query: text for (query, text), is_near in items if not is_near}
+
+  def facts(
+    self,
+    near: Found,
+    judged: trec.Qrels,
+    candidates: trec.Run,
+    kept: Mapping[str, str],
+  ) -> Facts:
+    """Counts what was drawn."""
+    config, texts = self.config, self.test.texts
+    pairs = [(text, texts[q]) for q, found in near.items() for _, text in found]
+    theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
+    kinds = [relations.relation(*pair) for pair in pairs]
+    similarities = {}
+    for detector in (
+      near_duplicates.Exact(),
+      config.words(config.near_threshold),
+      near_duplicates.Containment(),
+      near_duplicates.Embedding(encode=encoders.own()),
+    ):
+      scores = detector.scores(theirs, own)
+      ends = scores.min(), scores.mean(), scores.max()
+      similarities[detector.name] = [float(score) for score in ends]
+    return Facts(
+      source=self.titles[0],
+      train_source=self.titles[1] if self.train is not None else "",
+      num_documents=len(self.test.data.documents),
+      num_test_queries=len(near),
+      num_found=sum(
+        bool(_relevant(judged, [query]) & scores.keys())
+        for query, scores in candidates.items()
+      ),
+      num_pool=len(self.pool),
+      num_left_out=len(self.pool) - len(kept),
+      near=config.near,
+      num_near=len(pairs),
+      num_near_targets=sum(bool(found) for found in near.values()),
+      num_leaked=config.num_leaked,
+      relations={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+      similarities=similarities,
+    )
 
 
 def _leak(
   target: str,
   query_id: str,
   query: str,
-  grades: Mapping[str, int],
-  non_relevant: Sequence[str],
+  judged: trec.Qrels,
+  negatives: Mapping[str, Sequence[str]],
+  documents_of: str,
 ) -> splits.Leak:
+  grades = judged[documents_of]
   return splits.Leak(
     target=target,
     query_id=query_id,
     query=query,
     relevant=tuple(id_ for id_, grade in grades.items() if grade > 0),
-    non_relevant=tuple(non_relevant),
+    non_relevant=tuple(negatives.get(documents_of, ())),
   )
-
-
-def _forbidden(
-  train: _Searchable | None, test: _Searchable, queries: Iterable[str]
-) -> frozenset[str]:
-  """Returns documents relevant to a test query, if they can be trained on."""
-  if train is not None:
-    return frozenset()
-  return frozenset(_relevant(test.all_judgements, queries))
-
-
-def _named(candidates: trec.Run, drawn: Iterable[Drawn]) -> set[str]:
-  """Returns the documents whose text is needed."""
-  found = {id_ for scores in candidates.values() for id_ in scores}
-  for instances in drawn:
-    found |= {each.relevant_id for each in instances}
-    found |= {each.non_relevant_id for each in instances}
-  return found
-
-
-def _key(instances: Drawn) -> list[tuple[str, ...]]:
-  return [dataclasses.astuple(each) for each in instances]
-
-
-def _facts(
-  config: Any,
-  test: _Searchable,
-  near: Found,
-  judged: trec.Qrels,
-  candidates: trec.Run,
-  pool: Mapping[str, str],
-  kept: Mapping[str, str],
-) -> Facts:
-  pairs = [
-    (text, test.texts[q]) for q, found in near.items() for _, text in found
-  ]
-  theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
-  kinds = [relations.relation(*pair) for pair in pairs]
-  return Facts(
-    source=sources.open(config.source).title,
-    train_source=(
-      sources.open(config.train_source).title if config.train_source else ""
-    ),
-    num_documents=len(test.data.documents),
-    num_test_queries=len(near),
-    num_found=sum(
-      bool(_relevant(judged, [query]) & scores.keys())
-      for query, scores in candidates.items()
-    ),
-    num_pool=len(pool),
-    num_left_out=len(pool) - len(kept),
-    near=config.near,
-    num_near=len(pairs),
-    num_near_targets=sum(bool(found) for found in near.values()),
-    num_leaked=config.num_leaked,
-    relations={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
-    similarities={
-      detector.name: _spread(detector.scores(theirs, own))
-      for detector in (
-        near_duplicates.Exact(),
-        config.words(config.near_threshold),
-        near_duplicates.Containment(),
-        near_duplicates.Embedding(encode=encoders.own()),
-      )
-    },
-  )
-
-
-def _spread(scores: np.ndarray) -> list[float]:
-  return [float(scores.min()), float(scores.mean()), float(scores.max())]
-
-
-# Which test queries there are, and the near-duplicates that leak them.
-
-
-def _choose(
-  config: Any,
-  texts: Mapping[str, str],
-  judged: trec.Qrels,
-  everything: trec.Qrels,
-  pool: Mapping[str, str],
-) -> Found:
-  """Draws test queries, with the near-duplicates of each.
-
-  Where near-duplicates are siblings, two test queries have no relevant document
-  in common: one might be the near-duplicate of the other.
-  """
-  answerable = [query for query in judged if _relevant(judged, [query])]
-  order = np.random.default_rng([config.seed, 1]).permutation(len(answerable))
-  drawn = [sorted(answerable)[place] for place in order]
-  near = _finder(config, texts, everything, pool, drawn)
-  found: Found = {}
-  taken: set[str] = set()
-  for query in drawn:
-    if len(found) == config.num_test_queries:
-      break
-    others = near(query)
-    if not others and config.near != "train_source":
-      continue
-    if config.near == "siblings":
-      documents = _relevant(everything, [query])
-      if documents & taken:
-        continue
-      taken |= documents
-    found[query] = others
-  if len(found) < (config.num_test_queries or 2):
-    raise ValueError(
-      f"expected {config.num_test_queries or 2} test queries with"
-      f" near-duplicates ({config.near}), got"
-      f" {len(found)} of {len(answerable)}: ask for fewer"
-      " (planted_leakage.Config.num_test_queries), lower near_threshold, or set"
-      " near to another way"
-    )
-  return found
 
 
 def _relevant(qrels: trec.Qrels, queries: Iterable[str]) -> set[str]:
@@ -389,90 +419,3 @@ def _relevant(qrels: trec.Qrels, queries: Iterable[str]) -> set[str]:
     for document, grade in qrels.get(query, {}).items()
     if grade > 0
   }
-
-
-def _surely_clean(
-  config: Any, pool: Mapping[str, str], leaked: Sequence[str]
-) -> dict[str, str]:
-  """Leaves out the queries that any detector matches with one that is leaked."""
-  marked = np.zeros(len(pool), bool)
-  for detector in (
-    near_duplicates.Exact(),
-    config.words(config.filler_threshold),
-    near_duplicates.Containment(threshold=config.filler_containment),
-  ):
-    marked |= near_duplicates.share_with_match(
-      list(pool.values()), leaked, detector
-    )
-  return {
-    query: text
-    for (query, text), is_near in zip(pool.items(), marked, strict=True)
-    if not is_near
-  }
-
-
-def _finder(
-  config: Any,
-  texts: Mapping[str, str],
-  everything: trec.Qrels,
-  pool: Mapping[str, str],
-  drawn: Sequence[str],
-) -> Callable[[str], list[tuple[str, str]]]:
-  """Returns what finds the near-duplicates of a test query."""
-  if config.near == "reformulations":
-    return lambda query: [
-      (f"{query}.near{place}", text)
-      for place, text in enumerate(
-        reformulations.reformulations(texts[query], _REFORMULATIONS), 1
-      )
-    ]
-  if config.near == "siblings":
-    return _siblings(config, texts, everything)
-  return _in_pool(config, texts, pool, drawn).__getitem__
-
-
-def _siblings(
-  config: Any, texts: Mapping[str, str], everything: trec.Qrels
-) -> Callable[[str], list[tuple[str, str]]]:
-  """Returns what finds queries that share a relevant document, and words."""
-  places = {query: place for place, query in enumerate(everything)}
-  asking: dict[str, list[str]] = {}
-  for query in everything:
-    for document in _relevant(everything, [query]):
-      asking.setdefault(document, []).append(query)
-
-  def near(query: str) -> list[tuple[str, str]]:
-    own = _relevant(everything, [query])
-    sharing = {other for document in own for other in asking[document]}
-    others = [
-      other
-      for other in sorted(sharing, key=places.__getitem__)
-      if texts[other] != texts[query]
-    ]
-    scores = config.words(config.near_threshold).scores(
-      [texts[other] for other in others], [texts[query]] * len(others)
-    )
-    return [
-      (other, texts[other])
-      for other, score in zip(others, scores, strict=True)
-      if score >= config.near_threshold
-    ]
-
-  return near
-
-
-def _in_pool(
-  config: Any,
-  texts: Mapping[str, str],
-  pool: Mapping[str, str],
-  drawn: Sequence[str],
-) -> Found:
-  found: Found = {query: [] for query in drawn}
-  matches = near_duplicates.find(
-    (near_duplicates.Text(id=id_, text=text) for id_, text in pool.items()),
-    [near_duplicates.Text(id=query, text=texts[query]) for query in drawn],
-    config.words(config.near_threshold),
-  )
-  for match in matches:
-    found[match.target_id].append((match.query_id, match.query))
-  return found

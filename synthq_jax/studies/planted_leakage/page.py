@@ -7,12 +7,12 @@ from synthq_jax.leakage import manifests, splits, study
 from synthq_jax.report import blocks, plots
 from synthq_jax.report import tables as cells
 from synthq_jax.studies import frame
-from synthq_jax.studies.planted_leakage import data, tables, training
+from synthq_jax.studies.planted_leakage import data, tables
 
 __all__ = ["page"]
 
 _NONE, *_LEAKING = splits.NAMES
-_WORDS = frame.words("planted_leakage")
+_WORDS = frame.Words("planted_leakage")
 
 
 def page(found: tables.Study) -> blocks.Page:
@@ -25,15 +25,14 @@ def page(found: tables.Study) -> blocks.Page:
   chosen = [table for table in found.measures if not table.size]
   fixed = [table for table in found.measures if table.size]
   other = f", trained on {facts.train_source}" if facts.train_source else ""
-  reading = _WORDS["reading"].format(alpha=found.alpha, level=1 - found.alpha)
   return blocks.Page(
     title="Query leakage, planted",
-    introduction=(_said("setting", facts=facts, other=other),),
+    introduction=(_WORDS("setting", facts=facts, other=other),),
     parts=(
       frame.part(
         "What is significant",
         blocks.Items(texts=tuple(_outcomes(found))),
-        blocks.Paragraph(text=reading),
+        _WORDS("reading", alpha=found.alpha, level=1 - found.alpha),
       ),
       *(_effectiveness(found, table) for table in chosen),
       *_memories(found),
@@ -52,24 +51,20 @@ def page(found: tables.Study) -> blocks.Page:
       ),
       frame.part(
         "Test queries and near-duplicates",
-        _said("queries", facts=facts),
+        _WORDS("queries", facts=facts),
         _near_duplicates(facts),
       ),
       frame.part("Rerankers", blocks.Items(texts=found.notes)),
-      frame.part("What this does not say", _said("limits")),
+      frame.part("What this does not say", _WORDS("limits")),
     ),
   )
 
 
-def _said(name: str, **values: object) -> blocks.Paragraph:
-  return blocks.Paragraph(text=_WORDS[name].format(**values))
-
-
 def _near_duplicates(facts: data.Facts) -> blocks.Paragraph:
-  return _said(
+  return _WORDS(
     "near_duplicates",
     facts=facts,
-    origin=_WORDS[facts.near],
+    origin=_WORDS.text(facts.near),
     kinds=", ".join(
       f"{n} {kind}" for kind, n in sorted(facts.relations.items())
     ),
@@ -124,7 +119,8 @@ def _without(table: tables.MeasureTable) -> str:
   decimals, means = _decimals(table.measure), _means(table, _NONE)
   name = tables.BASELINE
   ranked = study.order(means | {name: table.baseline}, table.measure)
-  return _WORDS["without"].format(
+  return _WORDS.text(
+    "without",
     measure=cells.measure_name(table.measure),
     each=", ".join(f"{name} {x:.{decimals}f}" for name, x in means.items()),
     baseline=f"{name} {table.baseline:.{decimals}f}",
@@ -140,11 +136,12 @@ def _family(
   """Describes one family of tests."""
   significant = [one for one in compared if one.is_significant]
   half = statistics.median((one.high - one.low) / 2 for one in compared)
-  wide = _WORDS["half_width"].format(half=f"{half:.{decimals}f}")
+  wide = _WORDS.text("half_width", half=f"{half:.{decimals}f}")
   if not significant:
-    return _WORDS["none"].format(total=len(compared), wide=wide)
+    return _WORDS.text("none", total=len(compared), wide=wide)
   rest = len(compared) - len(significant)
-  return _WORDS["some"].format(
+  return _WORDS.text(
+    "some",
     number=len(significant),
     total=len(compared),
     each="; ".join(
@@ -217,7 +214,7 @@ def _effectiveness(
   better = "less" if table.measure in study.FEWER_IS_BETTER else "more"
   return frame.part(
     f"{cells.measure_name(table.measure)}, {size}",
-    _said("effectiveness", number=found.facts.num_test_queries, better=better),
+    _WORDS("effectiveness", number=found.facts.num_test_queries, better=better),
     blocks.Table(header=header, rows=tuple(rows), numeric=header[1:]),
   )
 
@@ -248,7 +245,7 @@ def _memories(found: tables.Study) -> list[blocks.Part]:
   return [
     frame.part(
       title,
-      _said(words, last=depth + 1, depth=depth),
+      _WORDS(words, last=depth + 1, depth=depth),
       cells.of(found.memory, same | columns, left=tuple(same)[:2]),
     )
     for title, words, columns in (
@@ -278,13 +275,11 @@ def _sizes(chosen: Iterable[tables.MeasureTable]) -> blocks.Part:
     ),
   }
   table = cells.of(rows, columns, left=tuple(columns))
-  return frame.part("Chosen sizes", _said("sizes"), table)
+  return frame.part("Chosen sizes", _WORDS("sizes"), table)
 
 
 def _trainings(found: tables.Study) -> blocks.Part:
-  groups: dict[tuple[str, int], list[training.Training]] = {}
-  for one in found.trainings:
-    groups.setdefault((one.model, one.size), []).append(one)
+  groups = frame.grouped(found.trainings, lambda one: (one.model, one.size))
 
   def median(name: str):
     return lambda group: cells.duration(
@@ -293,7 +288,7 @@ def _trainings(found: tables.Study) -> blocks.Part:
 
   return frame.part(
     "Trainings",
-    _said("trainings"),
+    _WORDS("trainings"),
     cells.of(
       groups.values(),
       {
@@ -319,7 +314,7 @@ def _sets(found: tables.Study) -> blocks.Part:
     seen[made.size, made.seed, splits.NAMES.index(made.name)] = made
   return frame.part(
     "Training sets",
-    _said("sets"),
+    _WORDS("sets"),
     cells.of(
       [made for _, made in sorted(seen.items())],
       {

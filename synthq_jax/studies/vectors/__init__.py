@@ -13,7 +13,6 @@ below private/ unless `Config.public_data`.
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Sequence
 
 import jax
@@ -39,7 +38,7 @@ __all__ = ["STUDY", "Config", "Level", "Nearest", "Study"]
 
 _KINDS = {"digits": "own_query", "words": "rare_words"}
 _MADE_UP = 0.1  # sentences with made-up secrets of a kind, over the attacker's
-_WORDS = frame.words("vectors")
+_WORDS = frame.Words("vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,8 +145,10 @@ class _Text:
 class _Attack:
   """The victim's vectors and secrets, and what decoders are trained from."""
 
-  def __init__(self, config: Config, states: pathlib.Path):
-    self.config, self._states = config, states
+  def __init__(self, task: frame.Task):
+    config: Config = task.config
+    self.config, self._states = config, task.root / "states"
+    self._settings = loop.Settings(log_every=50, progress=task.progress)
     source = sources.open(config.source, "vectors.Config.source")
     self.digest = artifacts.fingerprint(
       source.digest(),
@@ -294,7 +295,7 @@ class _Attack:
         learning_rate=config.learning_rate,
         warmup_steps=min(50, steps // 4),
         seed=config.seed,
-        settings=loop.Settings(log_every=50),
+        settings=self._settings,
       ),
       directory=place / "state",
       metrics_path=place / "metrics.jsonl",
@@ -425,7 +426,7 @@ def _page(study: Study) -> blocks.Page:
   }
 
   def words(name: str) -> blocks.Paragraph:
-    return blocks.Paragraph(text=_WORDS[name].format(**said))
+    return _WORDS(name, **said)
 
   nearest = tables.of(
     study.nearest,
@@ -502,7 +503,7 @@ def _share(kind: str, name: str):
 
 STUDY = frame.Study(
   config=Config,
-  prepare=lambda task: _Attack(task.config, task.root / "states"),
+  prepare=_Attack,
   jobs=_jobs,
   result=_result,
   page=_page,
