@@ -21,6 +21,7 @@ from synthq_jax.pipeline import _report_blocks as blocks
 from synthq_jax.pipeline import _report_html as report_html
 from synthq_jax.pipeline import _report_markdown as report_markdown
 from synthq_jax.pipeline import _report_tables as tables
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 
 SECRET = "zanzibar"  # stands in everything private below
@@ -28,8 +29,7 @@ SCORE = 0.7777  # and this only in scores that are private
 
 
 def dp_statement(name):
-  return statement.training(
-    identifier=f"{name}/1a2b",
+  return claim_lib.Claim(
     sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
     relation="REPLACE_SPECIAL",
     accountant="rdp",
@@ -37,7 +37,7 @@ def dp_statement(name):
     l2_clip_norm=0.1,
     steps=8,
     delta=1 / 128,
-  )
+  ).statement(f"{name}/1a2b")
 
 
 GENERATOR = dp_statement("finetune_dp")
@@ -654,15 +654,14 @@ def test_epsilon_is_never_rounded_down(value, text):
 
 
 def test_epsilon_0_of_a_release_is_not_that_of_public_data():
-  claim = statement.training(
-    identifier="x",
+  claim = claim_lib.Claim(
     sampler=sampling.FixedOrder(num_examples=64, batch_size=64),
     relation="REPLACE_SPECIAL",
     noise_multiplier=100.0,
     l2_clip_norm=0.1,
     steps=1,
     delta=1 / 128,
-  )
+  ).statement("x")
   assert claim.epsilon == 0
   assert tables.claimed(claim) == "0"
   assert tables.claimed(PUBLIC) == "-"

@@ -113,7 +113,6 @@ def image(grad_fn, *, is_fixed=True, epsilon=2.0):
     num_examples=N, expected_batch_size=100
   )
   made = _image_privacy.claim(
-    "images/row/0",
     grad_fn and grad_fn(sampler.max_batch_size),
     sampler=sampler,
     epsilon=epsilon,
@@ -121,7 +120,9 @@ def image(grad_fn, *, is_fixed=True, epsilon=2.0):
     steps=30,
     is_fixed=is_fixed,
   )
-  return made.noise_multiplier, ledger.line("images/row/0", made.statement)
+  return made.noise_multiplier, ledger.line(
+    "images/row/0", made.statement("images/row/0")
+  )
 
 
 def contrastive_grad(method):
@@ -139,7 +140,7 @@ def contrastive_grad(method):
 
 
 def client(noise_multiplier=1.1, **changes):
-  made = silo_privacy.SiloPrivacy(
+  made = silo_privacy.claim(
     sampler=sampling.Poisson.with_margin(
       num_examples=N, expected_batch_size=64
     ),
@@ -153,7 +154,7 @@ def client(noise_multiplier=1.1, **changes):
 
 
 def users(noise_multiplier=1.1):
-  made = user_privacy.UserPrivacy(
+  made = user_privacy.claim(
     sampler=sampling.Poisson.with_margin(
       num_examples=N, expected_batch_size=64
     ),
@@ -167,10 +168,9 @@ def users(noise_multiplier=1.1):
 
 def sentences(**changes):
   settings = generated_sentences.Settings(epsilon=4.0, **changes)
-  made = generated_sentences.plan(
-    settings, num_records=N, unit="passage", identifier="run/client/generator"
-  )
-  line = ledger.line("run/client/generator", made.statement)
+  made = generated_sentences.claim(settings, num_records=N, unit="passage")
+  name = "run/client/generator"
+  line = ledger.line(name, made.statement(name))
   return made.noise_multiplier, line
 
 
@@ -184,8 +184,8 @@ def t5x(**changes):
     "l2_clip_norm": 0.1,
   }
   made = t5x_settings.Settings(**(known | changes))
-  statement = made.statement("t5x/name")
-  return made.noise_multiplier(), ledger.line("t5x/name", statement)
+  statement = made.claim.statement("t5x/name")
+  return made.claim.noise_multiplier, ledger.line("t5x/name", statement)
 
 
 def vectors(noise_multiplier):
