@@ -18,18 +18,18 @@ from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.pipeline import (
   _fingerprints,
-  _image_privacy,
   _release,
   private_training,
   workspace,
 )
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
 from synthq_jax.studies import frame
 from synthq_jax.training import image_pairs, linear_head
 
-__all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "read"]
+__all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "claim", "read"]
 
 UNTRAINED = "untrained"
 """The row of the initial weights."""
@@ -193,6 +193,63 @@ def _digest(*parts: Any) -> str:
   return found.hexdigest()[:16]
 
 
+def claim(
+  grad_fn: optim.ContrastiveGrad | None,
+  *,
+  sampler: sampling.Poisson,
+  epsilon: float,
+  delta: float | None,
+  steps: int,
+  is_fixed: bool,
+) -> claim_lib.Claim:
+  """Returns the promise of a training, with the least noise for its target.
+
+  Formal guarantee: that of `claim.Claim`, for one pair of images that is added
+  or removed, and noise on each of `steps` sums of `grad_fn` over batches of
+  `sampler`.
+
+  Args:
+    grad_fn: clips; None where nothing is clipped and nothing is claimed.
+    sampler: draws the batches.
+    epsilon: the target, finite.
+    delta: the target; None: 1 / (2n).
+    steps: noisy sums.
+    is_fixed: whether the secret is known to everybody.
+
+  Raises:
+    ValueError: if accounting refuses.
+  """
+  if grad_fn is None:
+    return claim_lib.Claim(
+      sampler=sampler,
+      steps=steps,
+      noise_multiplier=0.0,
+      l2_clip_norm=0.0,
+      words=terms.IMAGE_PAIRS,
+    )
+  return claim_lib.calibrated(
+    epsilon=epsilon,
+    sampler=sampler,
+    steps=steps,
+    l2_clip_norm=grad_fn.l2_clip_norm,
+    l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE", "pair"),
+    delta=delta,
+    words=terms.IMAGE_PAIRS.but(
+      assumptions=(terms.fixed_secret("study"),) if is_fixed else (),
+      mechanism=_mechanism(grad_fn),
+    ),
+  )
+
+
+def _mechanism(grad_fn: optim.ContrastiveGrad) -> str:
+  what = (
+    "the gradient of a whole batch, clipped as one"
+    if isinstance(grad_fn.method, optim.Batch)
+    else "gradients of similarities, each clipped, weighted and summed"
+  )
+  return f"{type(grad_fn.loss).__name__} loss: {what}, Gaussian noise"
+
+
 @dataclasses.dataclass(frozen=True)
 class Trainer:
   """Trains one row with one seed, and scores it.
@@ -291,7 +348,7 @@ class Trainer:
     config, encoder, row = self.config, self.encoder, self.row
     grad_fn = _clipped(net, row, self.sampler.max_batch_size)
     release = self.release()
-    claim = _image_privacy.claim(
+    promise = claim(
       grad_fn if self.is_private else None,
       sampler=self.sampler,
       epsilon=config.epsilon,
@@ -299,7 +356,7 @@ class Trainer:
       steps=encoder.steps,
       is_fixed=self.space.is_fixed,
     )
-    statement = claim.enter(
+    statement = promise.enter(
       self.space.private(private_training.LEDGER), release.identifier
     )
     metrics_path = self.space.private(
@@ -307,7 +364,7 @@ class Trainer:
     )
     trained = image_pairs.train(
       grad_fn,
-      self._optimizer(grad_fn, claim.noise_multiplier, release.noise_key),
+      self._optimizer(grad_fn, promise.noise_multiplier, release.noise_key),
       params,
       _sides(self.data.train, self.data.pairs),
       is_private=self.is_private,
@@ -327,8 +384,8 @@ class Trainer:
     return trained.params, {
       "statement": statement,
       "steps": encoder.steps,
-      "noise_multiplier": claim.noise_multiplier,
-      "l2_sensitivity": claim.l2_sensitivity,
+      "noise_multiplier": promise.noise_multiplier,
+      "l2_sensitivity": promise.l2_sensitivity,
       "l2_clip_norm": row.clip_norm if self.is_private else 0.0,
       "curve_steps": tuple(line["step"] for line in lines),
       "curve_losses": tuple(line["loss"] for line in lines),
@@ -371,7 +428,7 @@ class Trainer:
 
 
 _UNTRAINED_FACTS = {
-  "statement": statement_lib.none(unit=_image_privacy.UNIT),
+  "statement": statement_lib.none(unit=terms.IMAGE_PAIRS.unit),
   "steps": 0,
   "noise_multiplier": 0.0,
   "l2_sensitivity": 0.0,
