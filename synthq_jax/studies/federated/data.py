@@ -8,7 +8,6 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, newsqa, shipped, sources
-from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import clients as clients_lib
 from synthq_jax.federated import federation as federation_lib
 from synthq_jax.federated import partitions, passages
@@ -22,7 +21,6 @@ __all__ = [
   "Facts",
   "build",
   "thinned",
-  "vocabulary",
 ]
 
 PARTITIONS = ("client", "genre", "dirichlet", "iid")
@@ -30,6 +28,12 @@ PARTITIONS = ("client", "genre", "dirichlet", "iid")
 
 TRAIN = "train"
 """The split that is trained on."""
+
+_SETTINGS = (  # that the data depends on beside its source, in their order
+  "partition", "sentences_of", "num_clients", "alpha", "partition_seed",
+  "test_split", "max_train_questions", "min_test_questions", "max_sentences",
+  "query_length", "sentence_length",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,7 @@ def build(config: Any) -> Data:
       " splits or min_test_questions"
     )
   kept = tuple(_cut(client, config) for client in kept)
-  pieces = vocabulary(config)
+  pieces = shipped.vocabulary(config.vocabulary)
   return Data(
     clients=kept,
     tokens=tuple(
@@ -121,31 +125,10 @@ def build(config: Any) -> Data:
     digest=artifacts.fingerprint(
       source,
       _fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),
-      config.partition,
-      config.sentences_of,
-      config.num_clients,
-      config.alpha,
-      config.partition_seed,
-      config.test_split,
-      config.max_train_questions,
-      config.min_test_questions,
-      config.max_sentences,
-      config.query_length,
-      config.sentence_length,
+      *(getattr(config, name) for name in _SETTINGS),
       _fingerprints.versions(),
     ),
   )
-
-
-def vocabulary(config: Any) -> Any:
-  """Returns the pieces of the configured T5, or of the package's.
-
-  Args:
-    config: a `federated.Config`.
-  """
-  if config.vocabulary is not None:
-    return vocabulary_lib.load(config.vocabulary)
-  return vocabulary_lib.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
 
 
 def _read(config: Any) -> tuple[passages.JudgedPassages, str]:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from synthq_jax import artifacts, typing
+from synthq_jax.data import shipped
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange as exchange_lib
 from synthq_jax.federated import (
@@ -170,7 +171,7 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
   contexts = training.contexts(config, data, task.root / "states")
   public = exchanges.Public(
     settings=config.exchanges,
-    vocabulary=data_lib.vocabulary(config),
+    vocabulary=shipped.vocabulary(config.vocabulary),
     length=config.sentence_length,
   )
   listed = []

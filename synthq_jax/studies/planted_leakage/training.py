@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from synthq_jax import artifacts
-from synthq_jax.data import shipped, vocabulary
+from synthq_jax.data import shipped
 from synthq_jax.leakage import manifests, rerankers, splits
 from synthq_jax.leakage.rerankers import mono
 from synthq_jax.leakage.rerankers import terms as terms_lib
@@ -42,6 +42,8 @@ BERT = "monoBERT"
 
 RUN = "run.txt"
 """The candidates in the order of a training."""
+
+_WORDS = frame.Words("planted_leakage")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +208,7 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
   }
   if model.kind == BERT and model.checkpoint is not None:
     return mono.bert_from_folder(model.checkpoint, **lengths)
-  pieces = _vocabulary(model)
+  pieces = shipped.vocabulary(model.vocabulary)
   params, config = t5_checkpoints.load(model.checkpoint or shipped.DIRECTORY)
   vectors = params["token_embedder"]["embedding"]
   if model.kind == BERT:
@@ -232,12 +234,6 @@ _OF_TERMS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _vocabulary(model: Any) -> Any:
-  if model.vocabulary is not None:
-    return vocabulary.load(model.vocabulary)
-  return vocabulary.load(shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS)
-
-
 def digest(model: Any) -> str:
   """Returns what the start of a training depends on, beside its settings."""
   if model.kind == BERT and model.checkpoint is not None:
@@ -258,24 +254,15 @@ def note(model: Any) -> str:
   length = (
     f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
   )
-  return (
-    f"{model.name} {_start(model)}; {length} in batches of"
-    f" {recipe.batch_size // 2} instances, learning rate"
-    f" {recipe.learning_rate:g}; reads {model.query_length} pieces of a query"
-    f" and {model.document_length} of a document; repetitions: {model.seeds}."
-  )
-
-
-def _start(model: Any) -> str:
   given = model.checkpoint is not None
+  start = "t5" if model.kind == "monoT5" else "vectors"
   if model.kind == BERT:
-    if given:
-      return "starts from a public BERT"
-    return (
-      "is a new BERT of two layers that was not pre-trained; it starts at random"
-      " but for the vectors of pieces, the package's T5's"
-    )
+    start = "bert" if given else "new_bert"
   whose = "a given T5" if given else "the package's small T5"
-  if model.kind == "monoT5":
-    return f"starts from {whose}"
-  return f"starts at random but for the vectors of pieces, {whose}'s"
+  return _WORDS.text(
+    "reranker",
+    model=model,
+    start=_WORDS.text(start, whose=whose),
+    length=length,
+    instances=recipe.batch_size // 2,
+  )

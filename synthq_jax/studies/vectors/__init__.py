@@ -155,9 +155,7 @@ class _Attack:
       _fingerprints.of_checkpoint(shipped.DIRECTORY),
       _fingerprints.versions(),
     )
-    self.vocab = vocabulary.load(
-      shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS
-    )
+    self.vocab = shipped.vocabulary()
     self._params, self._model = t5_checkpoints.load(shipped.DIRECTORY)
     clients: dict[str, str] = {}
     for document in source.read().documents:
