@@ -44,7 +44,7 @@ class Job:
   """One result of a study."""
 
   directory: pathlib.Path
-  """Of the result, and of nothing that is as private as another result's."""
+  """Of the result; below private/ where the result must not be shared."""
   kind: type
   """Of the result, a frozen dataclass."""
   digest: str

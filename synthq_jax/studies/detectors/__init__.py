@@ -414,6 +414,40 @@ def _result(
   )
 
 
+def _curves(study: Study) -> blocks.Figure:
+  panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+  for one in study.detectors:
+    _, precision, recall = (
+      list(column) for column in zip(*one.curve, strict=True)
+    )
+    panel = panels.setdefault(f"query beside {one.side}", {})
+    panel[one.name] = recall, precision
+  return blocks.Figure(
+    svg=plots.together(
+      panels, label="precision", across="recall", level=study.precision
+    ),
+    caption="Precision against recall of each detector",
+    file="study.svg",
+  )
+
+
+def _relations(study: Study) -> list[blocks.Block]:
+  shown: list[blocks.Block] = []
+  for side, one in study.relations.items():
+    rows = zip(relations.RELATIONS, one.counts, strict=True)
+    header = ("People, rule", *relations.RELATIONS)
+    shown += [
+      blocks.Heading(text=f"Query beside {side}"),
+      _WORDS("relations", one=one),
+      blocks.Table(
+        header=header,
+        rows=tuple((name, *map(str, counts)) for name, counts in rows),
+        numeric=header[1:],
+      ),
+    ]
+  return shown
+
+
 def _page(study: Study) -> blocks.Page:
   counts = {
     "At": lambda at: f"{at.threshold:.3f}",
@@ -446,74 +480,28 @@ def _page(study: Study) -> blocks.Page:
     "Agreed": lambda row: f"{row[1][1]:.0f}",
     "Pairs": lambda row: f"{row[1][2]:.0f}",
   }
-  panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
-  for one in study.detectors:
-    _, precision, recall = (
-      list(column) for column in zip(*one.curve, strict=True)
-    )
-    panel = panels.setdefault(f"query beside {one.side}", {})
-    panel[one.name] = recall, precision
-  curves = blocks.Figure(
-    svg=plots.together(
-      panels, label="precision", across="recall", level=study.precision
-    ),
-    caption="Precision against recall of each detector",
-    file="study.svg",
-  )
-  relations_said = []
-  for side, one in study.relations.items():
-    accuracy = one.accuracy
-    rows = zip(relations.RELATIONS, one.counts, strict=True)
-    header = ("People, rule", *relations.RELATIONS)
-    relations_said += [
-      blocks.Heading(text=f"Query beside {side}"),
-      _WORDS(
-        "relations",
-        accuracy=accuracy.mean,
-        low=accuracy.low,
-        high=accuracy.high,
-        commonest=one.commonest,
-      ),
-      blocks.Table(
-        header=header,
-        rows=tuple((name, *map(str, counts)) for name, counts in rows),
-        numeric=header[1:],
-      ),
-    ]
-  share = study.num_positive / study.num_pairs
-  setting = _WORDS(
-    "setting",
-    pairs=study.num_pairs,
-    positive=study.num_positive,
-    topics=study.num_topics,
-    all=share,
-  )
-  wanted = study.precision
   left = ("Detector", "With", "Threshold")
   return blocks.Page(
     title="Detectors of near-duplicates",
-    introduction=(setting,),
+    introduction=(
+      _WORDS("setting", study=study, all=study.num_positive / study.num_pairs),
+    ),
     parts=(
       frame.part(
         "Detectors",
-        _WORDS("detectors", wanted=wanted, draws=study.draws),
+        _WORDS("detectors", study=study),
         tables.of(points, detectors, left=left),
-        curves,
+        _curves(study),
       ),
       frame.part(
         "The paper's cosine",
-        _WORDS(
-          "cosine",
-          wanted=wanted,
-          lowest=study.lowest_cosine,
-          rounded=study.rounded_cosine,
-        ),
+        _WORDS("cosine", study=study),
         tables.of(study.cosines, counts, left=()),
       ),
       frame.part(
         "Annotators", _WORDS("kappa"), tables.of(study.kappa.items(), kappa)
       ),
-      frame.part("Relations", *relations_said),
+      frame.part("Relations", *_relations(study)),
     ),
   )
 

@@ -414,18 +414,6 @@ def _result(
 
 
 def _page(study: Study) -> blocks.Page:
-  said = {
-    "client": study.victim,
-    "sentences": study.num_read,
-    "attackers": study.num_attackers,
-    "secrets": study.num_secrets,
-    "candidates": study.num_candidates,
-    "chance": 1 / study.num_candidates,
-  }
-
-  def words(name: str) -> blocks.Paragraph:
-    return _WORDS(name, **said)
-
   nearest = tables.of(
     study.nearest,
     {
@@ -437,17 +425,17 @@ def _page(study: Study) -> blocks.Page:
       "No attacker exceeds": lambda one: f"{one.bound:.3f}",
     },
   )
-  parts = [frame.part("Nearest candidate", words("nearest"), nearest)]
+  parts = [frame.part("Nearest candidate", _WORDS("nearest"), nearest)]
   if study.levels:
-    parts += _decoded(study, words)
+    parts += _decoded(study)
   return blocks.Page(
     title="Secrets in exchanged vectors",
-    introduction=(words("setting"),),
+    introduction=(_WORDS("setting", study=study),),
     parts=tuple(parts),
   )
 
 
-def _decoded(study: Study, words) -> list[blocks.Part]:
+def _decoded(study: Study) -> list[blocks.Part]:
   def three(name: str, form: str):
     """Writes a figure with the vector, without it, and with another's."""
     return lambda level: ", ".join(
@@ -470,12 +458,12 @@ def _decoded(study: Study, words) -> list[blocks.Part]:
   parts = [
     frame.part(
       "A decoder's reading",
-      words("reading"),
+      _WORDS("reading", study=study),
       tables.of(study.levels, noise | reading),
     ),
     frame.part(
       "Secrets read by a decoder",
-      words("secrets"),
+      _WORDS("secrets"),
       tables.of(study.levels, noise | secrets),
     ),
   ]
@@ -487,7 +475,7 @@ def _decoded(study: Study, words) -> list[blocks.Part]:
       "Read": lambda row: row[2],
     }
     shown = tables.of(rows, columns, left=tuple(columns))
-    parts.append(frame.part("Sentences", words("shown"), shown))
+    parts.append(frame.part("Sentences", _WORDS("shown"), shown))
   return parts
 
 
