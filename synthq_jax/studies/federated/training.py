@@ -69,10 +69,6 @@ class Context:
 
     Methods that share a sentence tower encode once: the vectors of the last
     tower that each client was encoded with are kept.
-
-    Args:
-      params: the towers, of which that of sentences is read.
-      client: its place.
     """
     leaves = jax.tree.leaves(params[encoders_lib.SENTENCE])
     tower = [vector_files.digest(np.asarray(leaf)) for leaf in leaves]
@@ -99,10 +95,10 @@ class Context:
     """Returns a client's negatives of a round, [epoch, question, n].
 
     Args:
-      kind: one of `KINDS`.
-      params: the towers, for static hard negatives.
+      kind: one of `KINDS`; static hard ones are mined by the towers `params`.
+      params: the towers.
       seed: of the draws.
-      client: its place.
+      client: its place among all.
       number: of the round.
     """
     recipe, tokens = self.recipe, self.data.tokens[client]
@@ -145,7 +141,7 @@ class Context:
     """Returns what a client brings to an exchange.
 
     Args:
-      client: its place.
+      client: its place among all.
       params: its towers.
       sentences: vectors of its collection.
       is_public: whether training has begun from public towers alone, of which
@@ -234,11 +230,21 @@ def federated(
   key = jax.random.key(seed)
   first, params = _newest(context, "federated", seed, history)
   state = fedavg.State(params, (), jnp.int32(first))
-  slots = _read_slots(context.place("federated", seed, history[:first]))
+  slots: batches.Slots = ()
+  path = _slots(context.place("federated", seed, history[:first]))
+  if path.exists():
+    slots = tuple(map(tuple, json.loads(path.read_text())))
   for number in range(first, len(history)):
     plans = [
-      _plan(context, history[number], state.params, seed, at, number)
-      for at in range(len(members))
+      batches.plan(
+        tokens,
+        context.table(history[number], state.params, seed, at, number),
+        batch_size=context.recipe.batch_size,
+        seed=seed,
+        round_number=number,
+        split=data_lib.TRAIN,
+      )
+      for at, tokens in enumerate(members)
     ]
     slots = batches.slots(plans, members[0].sentences.shape[1], at_least=slots)
     steps = max(len(plan.questions) for plan in plans)
@@ -250,22 +256,15 @@ def federated(
     state, _ = finish(state, total)
     done = number + 1
     place = context.place("federated", seed, history[:done])
-    artifacts.write_atomically(_slots_path(place), json.dumps(slots))
+    artifacts.write_atomically(_slots(place), json.dumps(slots))
     checkpoints.save(place, done, state.params)
     after()
   return state.params
 
 
-def _slots_path(place: pathlib.Path) -> pathlib.Path:
+def _slots(place: pathlib.Path) -> pathlib.Path:
+  """Returns where the shapes of rounds are kept: they change last bits."""
   return place.with_name(f"{place.name}.slots.json")
-
-
-def _read_slots(place: pathlib.Path) -> batches.Slots:
-  """Returns the shapes that the rounds before had: they change last bits."""
-  path = _slots_path(place)
-  if not path.exists():
-    return ()
-  return tuple((width, rows) for width, rows in json.loads(path.read_text()))
 
 
 @functools.lru_cache(maxsize=4)
@@ -285,13 +284,16 @@ def alone(
   context: Context, seed: int, history: Sequence[str], client: int
 ) -> typing.Params:
   """Trains one client on its own questions, as many rounds as the others."""
-
-  def table(kind: str, params: typing.Params, number: int) -> np.ndarray:
-    return context.table(kind, params, seed, client, number)
-
-  name = f"client {client}"
-  return _alone(
-    context, seed, history, name, context.data.tokens[client], table
+  tokens = context.data.tokens[client]
+  return _in_one_place(
+    context,
+    seed,
+    history,
+    f"client {client}",
+    tokens,
+    lambda kind, params, number: context.table(
+      kind, params, seed, client, number
+    ),
   )
 
 
@@ -313,10 +315,10 @@ def central(
     return training.join_tables(tables, members)
 
   everyone = training.pool(members, "everyone")
-  return _alone(context, seed, history, "everyone", everyone, table)
+  return _in_one_place(context, seed, history, "everyone", everyone, table)
 
 
-def _alone(
+def _in_one_place(
   context: Context,
   seed: int,
   history: Sequence[str],
@@ -342,24 +344,6 @@ def _alone(
   )
   checkpoints.save(context.place(name, seed, history), len(history), params)
   return params
-
-
-def _plan(
-  context: Context,
-  kind: str,
-  params: typing.Params,
-  seed: int,
-  client: int,
-  number: int,
-) -> batches.Plan:
-  return batches.plan(
-    context.data.tokens[client],
-    context.table(kind, params, seed, client, number),
-    batch_size=context.recipe.batch_size,
-    seed=seed,
-    round_number=number,
-    split=data_lib.TRAIN,
-  )
 
 
 def _newest(
