@@ -9,7 +9,6 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import beir, newsqa, shipped, sources
 from synthq_jax.federated import clients as clients_lib
-from synthq_jax.federated import federation as federation_lib
 from synthq_jax.federated import partitions, passages
 from synthq_jax.pipeline import _fingerprints
 
@@ -93,7 +92,7 @@ def build(config: Any) -> Data:
         f"federated.Config: expected a split {split!r} in"
         f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
       )
-  federation = federation_lib.build(_dealt(config, judged))
+  federation = clients_lib.build(_dealt(config, judged))
   kept = clients_lib.with_questions(
     clients_lib.with_questions(federation.clients, TRAIN),
     config.test_split,
@@ -233,7 +232,7 @@ def _drawn(total: int, size: int, seed: int) -> np.ndarray:
 
 def _facts(
   config: Any,
-  federation: federation_lib.Federation,
+  federation: clients_lib.Federation,
   kept: tuple[clients_lib.Client, ...],
 ) -> Facts:
   return Facts(

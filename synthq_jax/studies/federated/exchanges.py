@@ -22,11 +22,10 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import (
   exchange,
   generated_sentences,
+  messages,
   noised_vectors,
-  shared,
+  passages,
 )
-from synthq_jax.federated import query_messages as messages
-from synthq_jax.federated import sentences as sentences_lib
 from synthq_jax.studies.federated import training
 
 __all__ = ["KINDS", "PROMISING", "Public", "build"]
@@ -69,7 +68,7 @@ class Public:
     """Public sentences, taken evenly over their collection."""
     found: dict[str, None] = {}
     for document in self.settings.source().read().documents:
-      found |= dict.fromkeys(sentences_lib.split(document.contents))
+      found |= dict.fromkeys(passages.split_sentences(document.contents))
     texts = list(found)
     at = np.linspace(0, len(texts) - 1, self.settings.public_sentences)
     return tuple(texts[i] for i in np.unique(at.astype(int)))
@@ -119,7 +118,7 @@ def build(
     party = context.party(
       at, start, context.sentences(start, at), is_public=True
     )
-    own[tokens.name] = shared.summary(
+    own[tokens.name] = messages.summary(
       party, centres, key=_keys(seed, at)["summary"], **noise
     )
   return exchange.SharedOnce(shared=own, top=everybody)
@@ -127,7 +126,7 @@ def build(
 
 def _generated(
   public: Public, context: training.Context, seed: int
-) -> dict[str, shared.Shared]:
+) -> dict[str, messages.Shared]:
   """Has every client train a generator, and shares what it writes."""
   settings, found = public.settings, {}
   for at, client in enumerate(context.data.clients):
@@ -143,7 +142,7 @@ def _generated(
       batch_seed=(seed, at),
       directory=context.place(f"generator {at}", seed, ()),
     )
-    found[client.name] = shared.sentences(
+    found[client.name] = messages.sentences(
       written.texts,
       public.vectors(context, written.texts),
       generator=written.promise,

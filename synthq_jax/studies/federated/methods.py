@@ -14,9 +14,7 @@ from synthq_jax.data import shipped
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange as exchange_lib
 from synthq_jax.federated import (
-  hubness,
   negatives,
-  partners,
   personalisation,
   ranking,
 )
@@ -301,9 +299,9 @@ class _Maker:
     return Towers([shared] * count, [shared] * count)
 
   def _fed_negative(self) -> exchange_lib.FedNegative:
-    count, chosen = self.config.exchange_partners, partners.Everyone()
+    count, chosen = self.config.exchange_partners, exchange_lib.Everyone()
     if count is not None:
-      chosen = partners.Random(count=count, seed=self.row.seed)
+      chosen = exchange_lib.RandomPartners(count=count, seed=self.row.seed)
     return exchange_lib.FedNegative(
       top=self.config.exchange_top, partners=chosen
     )
@@ -391,7 +389,7 @@ def scored(
       split=data_lib.TRAIN,
       sentence_vectors=vectors,
     )
-    skewness.append(hubness.measure(table, len(vectors)).skewness)
+    skewness.append(negatives.hubness(table, len(vectors)))
     weights.append(table.shape[1])
   return found, float(np.average(skewness, weights=weights))
 

@@ -21,7 +21,6 @@ from synthq_jax import artifacts, typing
 from synthq_jax.data import shipped
 from synthq_jax.federated import (
   aggregation,
-  batches,
   cohorts,
   exchange,
   fedavg,
@@ -230,13 +229,13 @@ def federated(
   key = jax.random.key(seed)
   first, params = _newest(context, "federated", seed, history)
   state = fedavg.State(params, (), jnp.int32(first))
-  slots: batches.Slots = ()
+  slots: training.Slots = ()
   path = _slots(context.place("federated", seed, history[:first]))
   if path.exists():
     slots = tuple(map(tuple, json.loads(path.read_text())))
   for number in range(first, len(history)):
     plans = [
-      batches.plan(
+      training.plan(
         tokens,
         context.table(history[number], state.params, seed, at, number),
         batch_size=context.recipe.batch_size,
@@ -246,11 +245,11 @@ def federated(
       )
       for at, tokens in enumerate(members)
     ]
-    slots = batches.slots(plans, members[0].sentences.shape[1], at_least=slots)
+    slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
     steps = max(len(plan.questions) for plan in plans)
     total = begin(state)
     for at, (plan, tokens) in enumerate(zip(plans, members, strict=True)):
-      rows = batches.arrays(plan, tokens, slots, split=data_lib.TRAIN)
+      rows = training.arrays(plan, tokens, slots, split=data_lib.TRAIN)
       cohort = cohorts.stack([rows], [at], weights=[weights[at]], steps=steps)
       total = add(total, state, cohort, key)
     state, _ = finish(state, total)
