@@ -19,6 +19,7 @@ LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 RANKS = {
   "typing": 0,
   "artifacts": 0,
+  "checks": 0,
   "intervals": 0,
   "text_tables": 0,
   "privacy": 1,

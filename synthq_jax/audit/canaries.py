@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import checks
 from synthq_jax.data import vocabulary as vocabulary_lib
 
 if TYPE_CHECKING:
@@ -356,15 +357,8 @@ def _check(texts, number, kinds, repetitions, digits) -> None:
     raise ValueError(
       f"expected kinds of {', '.join(KINDS)}, got kinds={tuple(kinds)}"
     )
-  if number < 1 or not repetitions or min(repetitions) < 1:
-    raise ValueError(
-      "expected number >= 1 and repetitions >= 1, got"
-      f" number={number}, repetitions={tuple(repetitions)}"
-    )
-  if not 2 <= digits <= 18:
-    raise ValueError(
-      f"expected 2 to 18 digits, got digits={digits}: 6 are plenty"
-    )
+  checks.at_least(1, number=number, repetitions=min(repetitions, default=0))
+  checks.within("[2, 18]", digits=digits)
   if len(texts) < 2:
     raise ValueError(
       f"expected at least 2 public documents, got {len(texts)}: canaries are"

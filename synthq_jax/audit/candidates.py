@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import membership
 from synthq_jax.models import t5, t5_config
@@ -65,8 +65,7 @@ def draw(
   Raises:
     ValueError: if there are not that many secrets of that length.
   """
-  if num < 2:
-    raise ValueError(f"expected num_candidates >= 2, got num_candidates={num}")
+  checks.at_least(2, num_candidates=num)
   first, last = canary.secret[:-1], canary.secret[-1]
   # As many last symbols as beginnings, if there are so many: they come for
   # nothing.

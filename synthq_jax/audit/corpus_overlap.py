@@ -2,7 +2,10 @@
 
 A model that was pre-trained on a query needs no private data to repeat it, and
 a test query that the pre-training saw is no fair test. So the papers look for
-random samples of both in the pre-training corpus.
+random samples of both in the pre-training corpus. Words are compared in lower
+case and without punctuation (`\w+` after case folding), and an n-gram never
+reaches over the border of a text. `prepare` draws the samples,
+`corpus_search.scan` goes over the corpus once, and `summarize` gives shares.
 
 Formal guarantee:
   None. Whatever is computed from private queries here, also the marks of
@@ -12,11 +15,12 @@ Formal guarantee:
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import checks
 from synthq_jax.audit import corpus_search
 
 __all__ = [
@@ -25,7 +29,6 @@ __all__ = [
   "Overlap",
   "Plan",
   "Spread",
-  "measure",
   "prepare",
   "summarize",
 ]
@@ -45,13 +48,10 @@ class Config:
   """Of the samples."""
 
   def __post_init__(self):
-    least = {"sample_size": 1, "runs": 1, "ngram": 1, "seed": 0}
-    for name, low in least.items():
-      if getattr(self, name) < low:
-        raise ValueError(
-          f"corpus_overlap.Config.{name} must be at least {low}, got"
-          f" {name}={getattr(self, name)}"
-        )
+    checks.at_least(
+      1, sample_size=self.sample_size, runs=self.runs, ngram=self.ngram
+    )
+    checks.at_least(0, seed=self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,59 +115,26 @@ class Plan:
   """All drawn items; `corpus_search.scan` takes it to a part of a corpus."""
 
 
-def measure(
-  config: Config,
-  items: Mapping[str, Sequence[str]],
-  corpus: Iterable[str],
-  *,
-  progress: Callable[[int], object] | None = None,
-) -> Overlap:
-  """Searches a corpus, in one pass, for samples of several kinds of items.
-
-  Words are compared in lower case and without punctuation (`\\w+` after case
-  folding). An n-gram never reaches over the border of a text. Memory holds the
-  samples' n-grams and about 10^5 words of the corpus, whatever its length.
-
-  Args:
-    config: what is looked for.
-    items: by kind, for example {"queries": ..., "documents": ...}; only items
-      that are drawn are read.
-    corpus: texts, read once.
-    progress: called with the number of texts after each piece.
-
-  Returns:
-    Shares with their spread over the runs. Private if an item is.
-
-  Raises:
-    ValueError: if there is no kind, or one without items.
-
-  >>> found = measure(
-  ...     Config(ngram=2),
-  ...     {"queries": ["Red apples!", "red apples rot", "blue"]},
-  ...     ["All red apples.", "Rot."],
-  ... )
-  >>> round(found.kinds["queries"].exact.mean, 3)  # the first
-  0.333
-  >>> found.kinds["queries"].contained.mean  # all, half and nothing
-  0.5
-  """
-  plan = prepare(config, items)
-  found = corpus_search.scan(plan.probe, corpus, progress=progress)
-  return summarize(plan, found)
-
-
 def prepare(config: Config, items: Mapping[str, Sequence[str]]) -> Plan:
   """Draws the samples and lays out their n-grams.
 
   Args:
     config: what is looked for.
-    items: as in `measure`.
+    items: by kind, for example {"queries": ..., "documents": ...}; only items
+      that are drawn are read.
 
   Returns:
     The same for the same settings and items, on every machine.
 
   Raises:
     ValueError: if there is no kind, or one without items.
+
+  >>> plan = prepare(
+  ...     Config(ngram=2), {"queries": ["Red apples!", "red apples rot", "blue"]}
+  ... )
+  >>> found = corpus_search.scan(plan.probe, ["All red apples.", "Rot."])
+  >>> summarize(plan, found).kinds["queries"].contained.mean  # all, half, nothing
+  0.5
   """
   if not items or not all(map(len, items.values())):
     sizes = {kind: len(texts) for kind, texts in items.items()}
@@ -219,7 +186,7 @@ def summarize(plan: Plan, found: corpus_search.Found) -> Overlap:
     found: in the whole corpus: `corpus_search.merge` joins its parts.
 
   Returns:
-    The result of `measure`.
+    Shares with their spread over the runs. Private if an item is.
   """
   lengths, shares = plan.probe.lengths, plan.probe.shares(found.ngrams)
   values = {

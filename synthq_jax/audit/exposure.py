@@ -17,7 +17,7 @@ import numpy as np
 import scipy.fft
 from jaxtyping import Float, Int
 
-from synthq_jax import intervals
+from synthq_jax import checks, intervals
 
 __all__ = [
   "epsilon_of_mean_rank",
@@ -122,10 +122,7 @@ def mean_rank(
     ValueError: if there is no rank, one lies outside, or the confidence does.
   """
   values = _checked(ranks, num_candidates)
-  if not 0 < confidence < 1:
-    raise ValueError(
-      f"expected confidence in (0, 1), got confidence={confidence}"
-    )
+  checks.within("(0, 1)", confidence=confidence)
   mean = intervals.student(values, confidence=confidence)
   return intervals.Interval(
     mean=mean.mean,
@@ -172,11 +169,8 @@ def epsilon_of_mean_rank(
   Raises:
     ValueError: if the mean rank or the repetitions are out of range.
   """
-  if not 1 <= mean_rank <= num_candidates or repetitions < 1:
-    raise ValueError(
-      f"expected mean_rank in [1, {num_candidates}] and repetitions >= 1, got"
-      f" mean_rank={mean_rank}, repetitions={repetitions}"
-    )
+  checks.within(f"[1, {num_candidates}]", mean_rank=mean_rank)
+  checks.at_least(1, repetitions=repetitions)
   chance = (num_candidates + 1) / 2
   return max(0.0, math.log(chance / mean_rank) / repetitions)
 

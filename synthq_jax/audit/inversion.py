@@ -38,7 +38,7 @@ References:
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import optim, typing
+from synthq_jax import checks, optim, typing
 from synthq_jax.audit import membership
+from synthq_jax.generation import decoding
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 from synthq_jax.training import loop
@@ -60,7 +61,6 @@ __all__ = [
   "hidden",
   "log_likelihoods",
   "raw",
-  "search",
   "send",
   "train",
   "write",
@@ -68,7 +68,6 @@ __all__ = [
 
 _DECODER = ("token_embedder", "decoder")
 _READER = "reader"
-_PAD, _EOS = 0, 1
 _SCALE = 0.1
 """Of fresh memory states: large ones would first drown what the decoder knows."""
 
@@ -110,11 +109,7 @@ class Gaussian:
   """Of the noise of each coordinate, at least 0."""
 
   def __post_init__(self):
-    if not self.standard_deviation >= 0:
-      raise ValueError(
-        "Gaussian.standard_deviation must be at least 0, got"
-        f" standard_deviation={self.standard_deviation}"
-      )
+    checks.at_least(0, standard_deviation=self.standard_deviation)
 
   def __call__(self, vectors, key):
     noise = jax.random.normal(key, vectors.shape, vectors.dtype)
@@ -149,11 +144,7 @@ class Inverter:
   """States that a vector is turned into."""
 
   def __post_init__(self):
-    if self.vector_dim < 1 or self.memories < 1:
-      raise ValueError(
-        "expected Inverter.vector_dim >= 1 and Inverter.memories >= 1, got"
-        f" vector_dim={self.vector_dim}, memories={self.memories}"
-      )
+    checks.at_least(1, vector_dim=self.vector_dim, memories=self.memories)
     if self.model.scan_layers:
       raise ValueError(
         "expected Inverter.model with scan_layers=False, got True: decoding"
@@ -398,17 +389,15 @@ def write(
   sent: Float[np.ndarray, "row vector_dim"],
   *,
   max_length: int,
-  beams: int = 1,
   batch_size: int = 64,
 ) -> Int[np.ndarray, "row max_length"]:
-  """Writes the sentence that the attacker takes for the likeliest.
+  """Writes a sentence for each vector, always with the likeliest next token.
 
   Args:
     inverter: the shape.
     params: from `train`.
     sent: what was sent.
     max_length: tokens at most, EOS included.
-    beams: texts kept at each step; 1 is greedy.
     batch_size: rows at once, which changes memory and speed only.
 
   Returns:
@@ -418,24 +407,36 @@ def write(
     ValueError: if the vectors have another dimension or a number is below 1.
   """
   sent = _checked(sent, inverter.vector_dim)
-  if min(max_length, beams, batch_size) < 1:
-    raise ValueError(
-      "expected max_length, beams and batch_size of at least 1, got"
-      f" max_length={max_length}, beams={beams}, batch_size={batch_size}"
-    )
+  checks.at_least(1, max_length=max_length, batch_size=batch_size)
   params = jax.device_put(params)
-  decoder = {name: params[name] for name in _DECODER}
   return membership.in_batches(
-    lambda rows: search(
-      decoder,
-      inverter.memory(params, sent[rows]),
-      config=inverter.model,
-      max_length=max_length,
-      beams=beams,
+    lambda rows: _write(
+      params, sent[rows], inverter=inverter, max_length=max_length
     ),
     len(sent),
     batch_size,
   )
+
+
+@functools.partial(jax.jit, static_argnames=("inverter", "max_length"))
+def _write(params, sent, *, inverter: Inverter, max_length: int):
+  decoder = {name: params[name] for name in _DECODER}
+  memory = inverter.memory(params, sent)
+  crossed = t5.Transformer(inverter.model).apply(
+    {"params": decoder}, memory, method=lambda model, x: model.decoder.cross(x)
+  )
+  mask = jnp.ones((len(memory), 1, 1, memory.shape[1]), bool)
+  written = decoding.decode(
+    decoder,
+    jnp.arange(inverter.model.vocab_size)[None] == decoding.PAD,
+    t5.Inputs(crossed, mask),
+    jax.random.split(jax.random.key(0), len(memory)),  # greedy: of no effect
+    jnp.ones(len(memory), bool),
+    config=inverter.model,
+    sampler=decoding.Greedy(),
+    max_length=max_length,
+  )
+  return written[:, 0]
 
 
 def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
@@ -446,121 +447,3 @@ def _checked(vectors: np.ndarray, dim: int) -> np.ndarray:
       f" one, got shape {vectors.shape}"
     )
   return vectors
-
-
-class _State(NamedTuple):
-  """Beams so far; a row's beams stand side by side in the cache."""
-
-  position: Array  # []
-  cache: t5.DecodeCache
-  written: Array  # [row, beam, max_length]
-  scores: Array  # [row, beam], log-probabilities
-  token: Array  # [row, beam], the last one
-  ended: Array  # [row, beam]
-
-
-@functools.partial(jax.jit, static_argnames=("config", "max_length", "beams"))
-def search(
-  params: typing.Params,
-  memory: Float[Array, "row memory dim"],
-  *,
-  config: t5_config.T5Config,
-  max_length: int,
-  beams: int,
-) -> Int[Array, "row max_length"]:
-  """Writes the best text that a beam search finds for each row.
-
-  Scores are log-probabilities of whole texts, EOS included, without any
-  correction for length: what an attacker wants is the likeliest text. One beam
-  is greedy decoding.
-
-  Args:
-    params: "token_embedder" and "decoder" of a T5.
-    memory: what the decoder attends to in place of an encoder's output.
-    config: the shape of the T5; not scanned.
-    max_length: tokens at most, EOS included.
-    beams: texts kept at each step, at least 1.
-
-  Returns:
-    Tokens, with EOS where a text ended and 0 after it.
-  """
-
-  def unfinished(state: _State):
-    return (state.position < max_length) & ~jnp.all(state.ended)
-
-  def step(state: _State):
-    logits, cache = _apply(
-      params,
-      config,
-      "decode_step",
-      state.token.reshape(-1),
-      state.cache,
-      state.position,
-    )
-    logs = _log_probabilities(logits.reshape(len(memory), beams, -1), state)
-    totals = (state.scores[:, :, None] + logs).reshape(len(memory), -1)
-    scores, chosen = jax.lax.top_k(totals, beams)
-    source, token = jnp.divmod(chosen, logs.shape[-1])
-    written = _of_beams(state.written, source)
-    ended = _of_beams(state.ended, source) | (token == _EOS)
-    return _State(
-      state.position + 1,
-      _reordered(cache, source),
-      written.at[:, :, state.position].set(token),
-      scores,
-      token,
-      ended,
-    )
-
-  last = jax.lax.while_loop(
-    unfinished, step, _start(params, memory, config, max_length, beams)
-  )
-  return last.written[:, 0]  # top_k sorts: the first beam is the best
-
-
-def _start(params, memory, config, max_length: int, beams: int) -> _State:
-  rows = len(memory)
-  crossed = _apply(
-    params, config, lambda model, x: model.decoder.cross(x), memory
-  )
-  mask = jnp.ones((rows, 1, 1, memory.shape[1]), bool)
-  cache = t5.empty_cache(config, t5.Inputs(crossed, mask), max_length, beams)
-  # All beams begin alike: only the first may go on, or they would stay so.
-  scores = jnp.where(jnp.arange(beams) == 0, 0.0, -jnp.inf)
-  zeros = jnp.zeros((rows, beams), jnp.int32)
-  return _State(
-    position=jnp.int32(0),
-    cache=cache,
-    written=jnp.zeros((rows, beams, max_length), jnp.int32),
-    scores=jnp.broadcast_to(scores, (rows, beams)),
-    token=zeros,
-    ended=zeros > 0,
-  )
-
-
-def _apply(params, config, method, *args):
-  return t5.Transformer(config).apply({"params": params}, *args, method=method)
-
-
-def _log_probabilities(
-  logits: Float[Array, "row beam vocab"], state: _State
-) -> Float[Array, "row beam vocab"]:
-  """Padding is never written, and all that follows an end."""
-  is_pad = jnp.broadcast_to(jnp.arange(logits.shape[-1]) == _PAD, logits.shape)
-  logs = jax.nn.log_softmax(jnp.where(is_pad, -jnp.inf, logits))
-  after_end = jnp.where(is_pad, 0.0, -jnp.inf)
-  return jnp.where(state.ended[:, :, None], after_end, logs)
-
-
-def _of_beams(values: Array, source: Int[Array, "row beam"]) -> Array:
-  """Returns the values [row, beam, ...] of the chosen beams."""
-  index = source.reshape(*source.shape, *(1,) * (values.ndim - 2))
-  return jnp.take_along_axis(values, index, axis=1)
-
-
-def _reordered(cache: t5.DecodeCache, source) -> t5.DecodeCache:
-  def reorder(leaf):
-    parts = leaf.reshape(*source.shape, *leaf.shape[1:])
-    return _of_beams(parts, source).reshape(leaf.shape)
-
-  return cache._replace(own=jax.tree.map(reorder, cache.own))

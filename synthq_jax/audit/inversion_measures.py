@@ -83,7 +83,6 @@ def reading(
   *,
   to_text: Callable[[Sequence[int]], str],
   key: Key[Array, ""],
-  beams: int = 1,
   confidence: float = 0.95,
 ) -> Reading:
   """Measures how well the attacker reads a client's sentences.
@@ -104,7 +103,6 @@ def reading(
     tokens: the sentences, with EOS, 0 = padding.
     to_text: turns tokens without padding and EOS into text.
     key: of the noise and of the order of the control.
-    beams: of the decoding; 1 is greedy.
     confidence: of the intervals, in (0, 1).
 
   Returns:
@@ -139,7 +137,6 @@ def reading(
       parameters,
       given[some],
       max_length=tokens.shape[1],
-      beams=beams,
     )
     written = [_text(row, to_text) for row in rows]
     return text_measures.bleu(written * (len(texts) // len(written)), texts)
@@ -167,7 +164,6 @@ def read_secrets(
   vectors: Float[np.ndarray, "secret candidate dim"],
   *,
   key: Key[Array, ""],
-  beams: int = 1,
   confidence: float = 0.95,
 ) -> SecretsRead:
   """Measures how well both attackers find planted secrets.
@@ -177,7 +173,6 @@ def read_secrets(
     planted: from `vector_secrets.plant`.
     vectors: true vectors of `planted.rows`, by the clients' encoder.
     key: of the noise and of the order of the control.
-    beams: of the decoding; 1 is greedy.
     confidence: of the intervals, in (0, 1).
 
   Returns:
@@ -206,7 +201,6 @@ def read_secrets(
       decoders.params,
       sent,
       max_length=planted.rows.shape[-1],
-      beams=beams,
     )
     found = vector_secrets.holds(rows, planted.secrets)
     return intervals.clopper_pearson(

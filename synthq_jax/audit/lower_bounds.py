@@ -40,7 +40,7 @@ import scipy.stats
 from jax_privacy import auditing
 from jaxtyping import Float
 
-from synthq_jax import intervals
+from synthq_jax import checks, intervals
 
 __all__ = [
   "Audited",
@@ -364,10 +364,8 @@ def tpr_at_fpr(
 
 
 def _check(delta: float, confidence: float) -> None:
-  if not 0 < delta < 1:
-    raise ValueError(f"expected delta in (0, 1), got {delta=}")
-  if not 0.5 < confidence < 1:
-    raise ValueError(f"expected confidence in (0.5, 1), got {confidence=}")
+  checks.within("(0, 1)", delta=delta)
+  checks.within("(0.5, 1)", confidence=confidence)
 
 
 def _ranked(

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
-from synthq_jax import optim
+from synthq_jax import checks, optim
 from synthq_jax.audit import lower_bounds
 from synthq_jax.privacy import accounting, sampling
 from synthq_jax.training import dp_step
@@ -67,11 +67,7 @@ class Mechanism:
 
   def __post_init__(self):
     """Refuses a claim that says nothing."""
-    if not 0 < self.epsilon < math.inf:
-      raise ValueError(
-        "expected a positive finite Mechanism.epsilon, got"
-        f" epsilon={self.epsilon}: another claim cannot be refuted"
-      )
+    checks.within("(0, inf)", epsilon=self.epsilon)
 
   @property
   def noise_multiplier(self) -> float:
@@ -149,11 +145,7 @@ def audit(
     ValueError: if a number is out of range.
   """
   sampler = mechanism.sampler
-  if not 2 <= num_canaries <= sampler.num_examples:
-    raise ValueError(
-      f"expected 2 to {sampler.num_examples} canaries, the records of the"
-      f" sampler, got num_canaries={num_canaries}"
-    )
+  checks.within(f"[2, {sampler.num_examples}]", num_canaries=num_canaries)
   records, inserted = make_records(sampler.num_examples, num_canaries, seed)
   records["norm"] *= np.float32(mechanism.l2_clip_norm)
   first, second = _train(mechanism, records, num_canaries, seed)

@@ -20,6 +20,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float
 
+from synthq_jax import checks
+
 __all__ = ["enclosing_radius", "information_bits", "success"]
 
 
@@ -65,10 +67,7 @@ def success(
   Raises:
     ValueError: if an argument is out of range.
   """
-  if num_candidates < 2:
-    raise ValueError(
-      f"expected num_candidates >= 2, got num_candidates={num_candidates}"
-    )
+  checks.at_least(2, num_candidates=num_candidates)
   shift = _shift(radius, standard_deviation, releases)
   chance = scipy.stats.norm.ppf(1 / num_candidates)
   return float(scipy.stats.norm.cdf(chance + shift))
@@ -107,8 +106,7 @@ def information_bits(
   Raises:
     ValueError: if an argument is out of range.
   """
-  if dim < 1:
-    raise ValueError(f"expected dim >= 1, got dim={dim}")
+  checks.at_least(1, dim=dim)
   shift = _shift(radius, standard_deviation, releases)
   return dim / 2 * math.log2(1 + shift**2 / dim)
 
@@ -134,12 +132,8 @@ def enclosing_radius(
 
 def _shift(radius: float, standard_deviation: float, releases: int) -> float:
   """Returns how many standard deviations all releases together move."""
-  if not (radius >= 0 and standard_deviation >= 0 and releases >= 1):
-    raise ValueError(
-      "expected radius >= 0, standard_deviation >= 0 and releases >= 1, got"
-      f" radius={radius}, standard_deviation={standard_deviation},"
-      f" releases={releases}"
-    )
+  checks.at_least(0, radius=radius, standard_deviation=standard_deviation)
+  checks.at_least(1, releases=releases)
   if radius == 0:
     return 0.0
   if standard_deviation == 0:

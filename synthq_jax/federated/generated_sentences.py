@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int, Key
 from synthq_jax import artifacts, optim, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import clients, messages
-from synthq_jax.generation import decoding, samplers
+from synthq_jax.generation import decoding
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.privacy import claim as claim_lib
@@ -311,7 +311,7 @@ def write(
   prompts: Int[np.ndarray, "prompt length"],
   *,
   key: Key[Array, ""],
-  sampler: samplers.Sampler = decoding.Nucleus(p=0.9),  # noqa: B008
+  sampler: decoding.Sampler = decoding.Nucleus(p=0.9),  # noqa: B008
   max_length: int = 48,
   forbidden: Sequence[int] = (),
 ) -> Int[np.ndarray, "sentence length"]:

@@ -7,13 +7,25 @@ Formal guarantee:
   for the same unit and relation, as long as nothing private is passed in.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-__all__ = ["Kept", "has_ended", "keep", "normalize", "removed"]
+from synthq_jax import checks
+from synthq_jax.generation import text_measures
+
+__all__ = [
+  "Kept",
+  "are_copies",
+  "has_ended",
+  "keep",
+  "longest_run",
+  "normalize",
+  "removed",
+]
 
 _EOS = 1
 _OUTCOMES = (
@@ -75,7 +87,7 @@ def keep(
     ended: whether each query ended by itself (`has_ended`); None keeps the
       truncated ones.
     copied: whether each query was copied from its document
-      (`copies.are_copies`); None keeps the copies.
+      (`are_copies`); None keeps the copies.
     found: whether a public search engine finds each query's document, for
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
       takes out queries about nothing, and those that BM25 cannot answer.
@@ -111,6 +123,60 @@ def keep(
       kept.append(index)
       seen.add((document_id, text))
   return Kept(np.array(kept, np.int64), counts)
+
+
+def are_copies(
+  queries: Sequence[str],
+  documents: Iterable[str],
+  *,
+  share: float,
+  min_words: int,
+) -> Bool[np.ndarray, " query"]:
+  """Says which queries are, for the most part, one run of their document.
+
+  A query is a copy if the longest run of consecutive words that stands in its
+  document, too, has at least `min_words` words and makes up at least `share` of
+  the query. Words are those of `text_measures.words`: case and punctuation do
+  not count. A copy teaches a retriever to look for equal words, and a query of
+  a few words (a name, a title) is none, however it came about.
+
+  Args:
+    queries: the queries.
+    documents: the text that each was written for; read once.
+    share: in (0, 1]; 1 names the queries that were copied as a whole.
+    min_words: of the run, >= 1.
+
+  Returns:
+    One value per query; False for a query without words.
+
+  Raises:
+    ValueError: if there are more of one than of the other, or a setting is out
+      of range.
+
+  >>> are_copies(
+  ...   ["all red apples rot", "why do apples rot"],
+  ...   ["All red apples rot."] * 2, share=0.75, min_words=3,
+  ... ).tolist()
+  [True, False]
+  """
+  checks.within("(0, 1]", share=share)
+  checks.at_least(1, min_words=min_words)
+  found = []
+  for query, document in zip(queries, documents, strict=True):
+    own = text_measures.words(query)
+    run = longest_run(own, text_measures.words(document))
+    found.append(run >= min_words and run >= share * len(own))
+  return np.array(found, bool)
+
+
+def longest_run(query: Sequence[str], document: Sequence[str]) -> int:
+  """Returns the length of the longest run of consecutive words that both have.
+
+  >>> longest_run("the red apples".split(), "all the red pears".split())
+  2
+  """
+  matcher = difflib.SequenceMatcher(None, document, query, autojunk=False)
+  return matcher.find_longest_match().size
 
 
 def removed(*kept: Kept) -> dict[str, int]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from synthq_jax import checks
 from synthq_jax.data import quiet
 from synthq_jax.generation import featurizers
 
@@ -40,23 +41,14 @@ class Config:
   """Of each clustering."""
 
   def __post_init__(self):
-    for name, least in (("seed", 0), ("restarts", 1), ("max_iterations", 1)):
-      if getattr(self, name) < least:
-        raise ValueError(
-          f"mauve.Config.{name} must be at least {least}, got"
-          f" {name}={getattr(self, name)}"
-        )
-    if self.num_buckets is not None and self.num_buckets < 2:
-      raise ValueError(
-        "mauve.Config.num_buckets must be at least 2, or None for a tenth of"
-        f" the smaller set, got num_buckets={self.num_buckets}"
-      )
-    if not self.scaling > 0 or not 0 < self.explained_variance < 1:
-      raise ValueError(
-        "mauve.Config needs scaling > 0 and explained_variance in (0, 1), got"
-        f" scaling={self.scaling},"
-        f" explained_variance={self.explained_variance}"
-      )
+    checks.at_least(0, seed=self.seed)
+    checks.at_least(
+      1, restarts=self.restarts, max_iterations=self.max_iterations
+    )
+    if self.num_buckets is not None:
+      checks.at_least(2, num_buckets=self.num_buckets)
+    checks.within("(0, inf)", scaling=self.scaling)
+    checks.within("(0, 1)", explained_variance=self.explained_variance)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from synthq_jax import checks
 from synthq_jax.retrieval import bm25
 
 __all__ = [
@@ -215,8 +216,7 @@ def distinct_n(queries: Sequence[str], n: int = 1) -> float:
 
 
 def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-  if n < 1:
-    raise ValueError(f"n must be at least 1, got n={n}")
+  checks.at_least(1, n=n)
   tokens = words(text)
   return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 

@@ -9,14 +9,16 @@ References:
   Psychological Measurement 1960.
 """
 
+import collections
 import dataclasses
 import math
+import operator
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import intervals
+from synthq_jax import checks, intervals
 
 __all__ = [
   "Curve",
@@ -134,10 +136,7 @@ def threshold(
   Raises:
     ValueError: if no threshold reaches it, or as `curve`.
   """
-  if not 0 < precision <= 1:
-    raise ValueError(
-      f"expected precision in (0, 1], got precision={precision}; change it"
-    )
+  checks.within("(0, 1]", precision=precision)
   found = curve(scores, labels)
   enough = np.flatnonzero(found.precision >= precision)
   if not len(enough):
@@ -212,15 +211,12 @@ def grouped_interval(
       range.
   """
   hits, counted = np.asarray(hits, float), np.asarray(counted, float)
-  if (
-    not 0 < level < 1
-    or samples < 1
-    or not len(hits) == len(counted) == len(groups)
-  ):
+  checks.within("(0, 1)", level=level)
+  checks.at_least(1, samples=samples)
+  if not len(hits) == len(counted) == len(groups):
     raise ValueError(
-      "expected level in (0, 1), samples >= 1 and a group for each pair, got"
-      f" level={level}, samples={samples}, {len(hits)} hits, {len(counted)}"
-      f" counted, {len(groups)} groups; change them"
+      f"expected a group for each pair, got {len(hits)} hits, {len(counted)}"
+      f" counted, {len(groups)} groups; check the pairs"
     )
   if not counted.sum():
     return intervals.Interval(mean=math.nan, low=math.nan, high=math.nan)
@@ -262,12 +258,11 @@ def cohens_kappa(
       f"expected two labels of each item, got {len(first)} and {len(second)};"
       " check the annotations"
     )
-  pairs = list(zip(first, second, strict=True))
-  agreed = sum(one == other for one, other in pairs) / len(pairs)
-  by_label = [
-    (list(first).count(name) / len(pairs))
-    * (list(second).count(name) / len(pairs))
-    for name in set(first)
-  ]
-  chance = math.fsum(by_label)
+  number = len(first)
+  agreed = sum(map(operator.eq, first, second)) / number
+  counts = collections.Counter(first), collections.Counter(second)
+  chance = math.fsum(
+    (count / number) * (counts[1][name] / number)
+    for name, count in counts[0].items()
+  )
   return 1.0 if agreed == 1 else (agreed - chance) / (1 - chance)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from synthq_jax.data import shipped, wordpiece
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.leakage import _embedding
+from synthq_jax.leakage import near_duplicates
 from synthq_jax.models import bert, length_batches, t5_checkpoints
 from synthq_jax.retrieval import encode as encode_lib
 
@@ -24,7 +24,7 @@ def own(
   *,
   length: int = 64,
   batch_size: int = 256,
-) -> _embedding.Encode:
+) -> near_duplicates.Encode:
   """Loads a dual encoder of this library; by default the shipped one.
 
   Formal guarantee:
@@ -61,7 +61,7 @@ def own(
 
 def from_bert(
   folder: str | os.PathLike, *, length: int = 64, batch_size: int = 256
-) -> _embedding.Encode:
+) -> near_duplicates.Encode:
   """Loads a BERT of Hugging Face or sentence-transformers, and runs it in Flax.
 
   A vector is the mean of the outputs, as Sentence-BERT's are; a folder that asks

@@ -9,31 +9,35 @@ people labelled.
 Formal guarantee:
   None. Matches are functions of single queries, without noise. Where one side
   is private, so are its matches, their number, and which targets have one.
+
+References:
+  Broder, "On the Resemblance and Containment of Documents", SEQUENCES 1997,
+  section 3: MinHash.
+  Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4:
+  bands.
 """
 
 import dataclasses
 import functools
-import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+import datasketch
 import numpy as np
+import Stemmer
 import tqdm
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax.leakage import (
-  _embedding,
-  _min_hash,
-  _set_search,
-  _words,
-  relations,
-)
+from synthq_jax import checks
+from synthq_jax.leakage import set_search, words
+from synthq_jax.retrieval import index as index_lib
 
 __all__ = [
   "Containment",
   "Detector",
   "Embedding",
+  "Encode",
   "Exact",
   "FUNCTION_WORDS",
   "Index",
@@ -41,18 +45,19 @@ __all__ = [
   "MinHash",
   "Text",
   "TokenSet",
-  "best_of_each_target",
   "find",
   "pairs",
   "share_with_match",
 ]
 
-FUNCTION_WORDS = _words.FUNCTION_WORDS
-Embedding = _embedding.Embedding
-MinHash = _min_hash.MinHash
-Matches = _set_search.Matches
+FUNCTION_WORDS = words.FUNCTION_WORDS
+Matches = set_search.Matches
+Encode = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
+"""From texts to one float32 vector each, of length 1; 0 for an empty text."""
 
 _CHUNK = 1 << 14
+_BLOCK = 1024  # queries whose cosines are searched at a time
+_LENGTH_ERROR = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,7 @@ class Match:
     target: its text.
     score: their similarity, at least the detector's threshold.
     detector: its name.
-    relation: one of `relations.RELATIONS`, the query seen from the target.
+    relation: one of `words.RELATIONS`, the query seen from the target.
   """
 
   query_id: str
@@ -137,14 +142,10 @@ class Detector(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class _SetIndex:
-  """Texts as sets."""
+class _Index:
+  """Targets, as what finds the matches of queries among them."""
 
-  features: _words.Features
-  sets: _set_search.Index
-
-  def match(self, queries: Sequence[str]) -> Matches:
-    return self.sets.match(self.features(queries))
+  match: Callable[[Sequence[str]], Matches]
 
 
 class _OfSets:
@@ -153,13 +154,21 @@ class _OfSets:
   Subclasses have `threshold`, `_features` and `_measure`.
   """
 
+  _measure = staticmethod(set_search.jaccard)
+
+  def __post_init__(self):
+    """Checks the fields."""
+    checks.within("(0, 1]", threshold=self.threshold)
+    checks.at_least(1, n=getattr(self, "n", 1))
+
   def index(self, targets: Sequence[str]) -> Index:
-    sets = self._features(targets)
-    index = _set_search.build(sets, self._measure, self.threshold)
-    return _SetIndex(self._features, index)
+    sets = set_search.build(
+      self._features(targets), self._measure, self.threshold
+    )
+    return _Index(lambda queries: sets.match(self._features(queries)))
 
   def scores(self, left, right):
-    return _set_search.pairwise(
+    return set_search.pairwise(
       self._features(left), self._features(right), self._measure
     )
 
@@ -174,8 +183,7 @@ class Exact(_OfSets):
 
   name = "exact"
   threshold = 1.0
-  _features = staticmethod(_words.whole)
-  _measure = _set_search.Jaccard()
+  _features = staticmethod(words.whole)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,18 +205,18 @@ class TokenSet(_OfSets):
   stemmer: str = "english"
   ignored: tuple[str, ...] = ()
   name = "token set"
-  _measure = _set_search.Jaccard()
 
   def __post_init__(self):
     """Checks the fields."""
-    _set_search.check_threshold(self.threshold)
-    _words.check_stemmer(self.stemmer)
+    super().__post_init__()
+    if self.stemmer and self.stemmer not in Stemmer.algorithms():
+      raise ValueError(
+        f"expected a stemmer of {Stemmer.algorithms()}, got"
+        f" stemmer={self.stemmer!r}; choose one, or '' for none"
+      )
 
-  @functools.cached_property
-  def _features(self) -> _words.Features:
-    return functools.partial(
-      _words.stem_sets, stemmer=self.stemmer, ignored=self.ignored
-    )
+  def _features(self, texts: Sequence[str]) -> list[set[str]]:
+    return words.stem_sets(texts, stemmer=self.stemmer, ignored=self.ignored)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,16 +238,167 @@ class Containment(_OfSets):
   threshold: float = 0.9
   n: int = 4
   name = "containment"
-  _measure = _set_search.Containment()
+  _measure = staticmethod(set_search.containment)
+
+  def _features(self, texts: Sequence[str]) -> list[set[str]]:
+    return words.character_ngrams(texts, n=self.n)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinHash(_OfSets):
+  """Jaccard's coefficient of n-grams of characters, searched with MinHash-LSH.
+
+  Equal bands of signatures make candidates, whose coefficient is then computed
+  exactly: nothing is found that is not there. Some pairs are missed; bands are
+  as long as they may be with a chance of at most `most_missed` to miss a pair
+  at the threshold, which falls quickly above it. Hashes are fixed by the seed,
+  so that the same pairs are found each time.
+
+  >>> detector = MinHash(threshold=0.6)
+  >>> detector.scores(["measles outbreak"], ["measles outbreaks"]).round(2).tolist()
+  [0.83]
+
+  Attributes:
+    threshold: the least coefficient of a match, in (0, 1].
+    n: characters of an n-gram.
+    num_hashes: of a signature; more make fewer false candidates.
+    most_missed: the chance to miss a pair at the threshold, in (0, 1).
+    seed: of the hashes, >= 0.
+  """
+
+  threshold: float = 0.6
+  n: int = 3
+  num_hashes: int = 128
+  most_missed: float = 0.05
+  seed: int = 1
+  name = "minhash"
 
   def __post_init__(self):
     """Checks the fields."""
-    _set_search.check_threshold(self.threshold)
-    _words.check_ngrams(self.n)
+    super().__post_init__()
+    checks.at_least(2, num_hashes=self.num_hashes)
+    checks.within("(0, 1)", most_missed=self.most_missed)
+    checks.at_least(0, seed=self.seed)
+    if self.bands[0] == 0:
+      raise ValueError(
+        f"expected num_hashes enough for threshold={self.threshold} and"
+        f" most_missed={self.most_missed}, got num_hashes={self.num_hashes};"
+        " raise one of them"
+      )
 
-  @functools.cached_property
-  def _features(self) -> _words.Features:
-    return functools.partial(_words.character_ngrams, n=self.n)
+  @property
+  def bands(self) -> tuple[int, int]:
+    """The number of bands and the hashes in each; (0, 0) if none will do."""
+    for length in range(self.num_hashes // 2, 0, -1):
+      number = self.num_hashes // length
+      if (1 - self.threshold**length) ** number <= self.most_missed:
+        return number, length
+    return 0, 0
+
+  def _features(self, texts: Sequence[str]) -> list[set[str]]:
+    return words.character_ngrams(texts, n=self.n)
+
+  def _signatures(
+    self, sets: set_search.Sets
+  ) -> Iterator[tuple[int, datasketch.MinHash]]:
+    """Yields the positions of the sets that are not empty, and signatures."""
+    kept = [place for place, each in enumerate(sets) if each]
+    signatures = datasketch.MinHash.generator(
+      ([ngram.encode() for ngram in sets[place]] for place in kept),
+      num_perm=self.num_hashes,
+      seed=self.seed,
+      scheme="affine32",
+    )
+    return zip(kept, signatures, strict=True)
+
+  def index(self, targets: Sequence[str]) -> Index:
+    sets = self._features(targets)
+    bands = datasketch.MinHashLSH(num_perm=self.num_hashes, params=self.bands)
+    for place, signature in self._signatures(sets):
+      bands.insert(place, signature, check_duplication=False)
+    return _Index(functools.partial(self._match, sets, bands))
+
+  def _match(self, sets, bands, queries: Sequence[str]) -> Matches:
+    """Finds the targets that share a band, and keeps the similar ones."""
+    own = self._features(queries)
+    pairs = [
+      (query, target)
+      for query, signature in self._signatures(own)
+      for target in sorted(bands.query(signature))
+    ]
+    left, right = np.array(pairs, np.int64).reshape(-1, 2).T
+    scores = set_search.pairwise(
+      [own[i] for i in left], [sets[j] for j in right], self._measure
+    )
+    kept = scores >= self.threshold
+    return left[kept], right[kept], scores[kept]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Embedding:
+  """Texts whose vectors point the same way: the cosine.
+
+  Attributes:
+    encode: from texts to vectors of length 1, see `leakage.encoders`.
+    threshold: the least cosine of a match, in (-1, 1]. Cosines of different
+      encoders mean different things: calibrate it.
+    top_k: the nearest targets of a query that are looked at, >= 1.
+    name: for tables and files.
+  """
+
+  encode: Encode
+  threshold: float = 0.9
+  top_k: int = 100
+  name: str = "embedding"
+
+  def __post_init__(self):
+    """Checks the fields."""
+    checks.within("(-1, 1]", threshold=self.threshold)
+    checks.at_least(1, top_k=self.top_k)
+
+  def index(self, targets: Sequence[str]) -> Index:
+    exact = index_lib.exact(self.unit(targets)) if len(targets) else None
+    return _Index(functools.partial(self._match, exact))
+
+  def scores(self, left, right):
+    if not len(left):
+      return np.zeros(0)
+    sides = [self.unit(texts).astype(np.float64) for texts in (left, right)]
+    return np.einsum("pd,pd->p", *sides)
+
+  def unit(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts and checks the vectors.
+
+    Args:
+      texts: at least one.
+
+    Raises:
+      ValueError: if a vector is neither of length 1 nor 0, or one is missing.
+    """
+    vectors = np.asarray(self.encode(texts), np.float32)
+    lengths = np.linalg.norm(vectors, axis=-1)
+    sound = (abs(lengths - 1) < _LENGTH_ERROR) | (lengths == 0)
+    if (
+      vectors.shape[:1] != (len(texts),) or vectors.ndim != 2 or not sound.all()
+    ):
+      raise ValueError(
+        f"expected {len(texts)} vectors of length 1 from encode, got shape"
+        f" {vectors.shape} and lengths up to {lengths.max(initial=0):.3g};"
+        " normalise them"
+      )
+    return vectors
+
+  def _match(self, exact, queries: Sequence[str]) -> Matches:
+    """Finds the nearest targets that are near enough, block by block."""
+    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+    vectors = self.unit(queries) if exact is not None and len(queries) else ()
+    for start in range(0, len(vectors), _BLOCK):
+      scores, places = exact.search(vectors[start : start + _BLOCK], self.top_k)
+      rows, columns = np.nonzero(scores >= self.threshold)
+      right, scores = places[rows, columns], scores[rows, columns]
+      order = np.lexsort((right, rows))
+      parts.append((rows[order] + start, right[order], scores[order]))
+    return tuple(map(np.concatenate, zip(*parts, strict=True)))
 
 
 def find(
@@ -270,7 +429,7 @@ def find(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  _check_positive("chunk", chunk)
+  checks.at_least(1, chunk=chunk)
   targets = list(targets)
   index = detector.index([target.text for target in targets])
   queries = iter(queries)
@@ -280,59 +439,17 @@ def find(
       for query, target, score in zip(
         *map(np.ndarray.tolist, found), strict=True
       ):
-        yield _match(texts[query], targets[target], score, detector.name)
+        one, other = texts[query], targets[target]
+        yield Match(
+          query_id=one.id,
+          query=one.text,
+          target_id=other.id,
+          target=other.text,
+          score=score,
+          detector=detector.name,
+          relation=words.relation(one.text, other.text),
+        )
       bar.update(len(texts))
-
-
-def _match(query: Text, target: Text, score: float, name: str) -> Match:
-  return Match(
-    query_id=query.id,
-    query=query.text,
-    target_id=target.id,
-    target=target.text,
-    score=score,
-    detector=name,
-    relation=relations.relation(query.text, target.text),
-  )
-
-
-def best_of_each_target(matches: Iterable[Match], k: int) -> list[Match]:
-  """Keeps the k queries most similar to each target, such as 100.
-
-  A detector by cosine looks at the nearest targets of a query; with a low
-  threshold this turns the question round. Memory holds k matches per target.
-
-  >>> topics = [Text(id="302", text="measles outbreak")]
-  >>> log = [Text(id=q, text=q) for q in ("measles", "measles outbreaks", "jax")]
-  >>> matches = find(log, topics, TokenSet(threshold=0.1))
-  >>> [match.query_id for match in best_of_each_target(matches, k=1)]
-  ['measles outbreaks']
-
-  Args:
-    matches: from `find`.
-    k: of each target, >= 1.
-
-  Returns:
-    Matches by target, in the order in which targets first came, the best
-    first; of equal ones the earlier.
-
-  Raises:
-    ValueError: if k is below 1.
-  """
-  _check_positive("k", k)
-  heaps: dict[str, list[tuple[float, int, Match]]] = {}
-  for number, match in enumerate(matches):
-    heap = heaps.setdefault(match.target_id, [])
-    entry = (match.score, -number, match)
-    if len(heap) < k:
-      heapq.heappush(heap, entry)
-    else:
-      heapq.heappushpop(heap, entry)
-  return [
-    match
-    for heap in heaps.values()
-    for _, _, match in sorted(heap, key=lambda x: x[:2], reverse=True)
-  ]
 
 
 def pairs(
@@ -381,12 +498,7 @@ def share_with_match(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  _check_positive("chunk", chunk)
+  checks.at_least(1, chunk=chunk)
   marked = np.zeros(len(queries), bool)
   marked[pairs(queries, detector.index(targets), chunk=chunk)[0]] = True
   return marked
-
-
-def _check_positive(name: str, value: int) -> None:
-  if value < 1:
-    raise ValueError(f"expected {name} >= 1, got {name}={value}; change it")

@@ -32,7 +32,7 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import files
-from synthq_jax.generation import copies, filters
+from synthq_jax.generation import filters
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import (
   _own_ranks,
@@ -226,7 +226,7 @@ def _by_text(
   """Drops what can be told from query and document alone."""
   copied = None
   if config.copied_share:
-    copied = copies.are_copies(
+    copied = filters.are_copies(
       written.texts,
       _queries.texts_of(corpus, written.owners),
       share=config.copied_share,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from synthq_jax.audit import _word_ngrams, corpus_overlap, corpus_search
+from synthq_jax.audit import corpus_overlap, corpus_search
 from synthq_jax.generation import text_measures
 
 _LINE = "the quick brown fox jumps over the lazy dog near the old river bank"
@@ -20,8 +20,13 @@ _LINE = "the quick brown fox jumps over the lazy dog near the old river bank"
 
 def _measure(items, corpus, **changes):
   config = corpus_overlap.Config(**{"ngram": 3, "runs": 2, **changes})
-  found = corpus_overlap.measure(config, {"queries": items}, corpus)
-  return found.kinds["queries"]
+  return _search(config, {"queries": items}, corpus)["queries"]
+
+
+def _search(config, items, corpus, **options):
+  plan = corpus_overlap.prepare(config, items)
+  found = corpus_search.scan(plan.probe, corpus, **options)
+  return corpus_overlap.summarize(plan, found).kinds
 
 
 def _holds(words, wanted):
@@ -62,7 +67,7 @@ def test_what_is_found_is_what_a_plain_search_finds(
   probe, rows = corpus_search.prepare(items, ngram)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(corpus_search, "_PIECE", piece)
-    patch.setattr(_word_ngrams, "_FILTER_BITS", (1, 3))  # many false marks
+    patch.setattr(corpus_search, "_FILTER_BITS", (1, 3))  # many false marks
     found = corpus_search.scan(probe, iter(corpus))
   exact, contained = zip(
     *(_plain(i, corpus, ngram) for i in items), strict=True
@@ -204,7 +209,7 @@ def test_equal_hashes_never_pass_for_one_another(monkeypatch):
   ]
   corpus = items[::5]
   seeds = []
-  draw = _word_ngrams._random
+  draw = corpus_search._random
 
   def coarse(rng, number):
     seeds.append(number)
@@ -215,7 +220,7 @@ def test_equal_hashes_never_pass_for_one_another(monkeypatch):
       else draw(rng, number)
     )
 
-  monkeypatch.setattr(_word_ngrams, "_random", coarse)
+  monkeypatch.setattr(corpus_search, "_random", coarse)
   found = _measure(items, corpus)
   assert len(seeds) == 6  # two collided
   assert found.exact.mean == len(corpus) / len(items)
@@ -246,9 +251,7 @@ def test_progress_counts_the_texts(monkeypatch):
   monkeypatch.setattr(corpus_search, "_PIECE", 6)
   seen = []
   config = corpus_overlap.Config()
-  corpus_overlap.measure(
-    config, {"q": ["a"]}, ["a b c"] * 7, progress=seen.append
-  )
+  _search(config, {"q": ["a"]}, ["a b c"] * 7, progress=seen.append)
   assert sum(seen) == 7 and len(seen) > 1
 
 
@@ -272,7 +275,7 @@ def test_real_c4_sentences_are_found_and_other_queries_hardly():
     "medquad": _field(data / "medquad/corpus.jsonl.gz")[:500],
   }
   config = corpus_overlap.Config(sample_size=300, runs=3)
-  found = corpus_overlap.measure(config, kinds, corpus).kinds
+  found = _search(config, kinds, corpus)
   assert found["sentences"].exact.mean == found["sentences"].full.mean == 1
   assert found["reversed"].exact.mean == 0
   assert found["reversed"].contained.mean < 0.01
@@ -288,7 +291,7 @@ def _field(path):
 
 @pytest.mark.parametrize("name", ["sample_size", "runs", "ngram"])
 def test_settings_that_look_for_nothing_are_refused(name):
-  with pytest.raises(ValueError, match=f"at least 1, got {name}=0"):
+  with pytest.raises(ValueError, match=f"{name} >= 1, got {name}=0"):
     corpus_overlap.Config(**{name: 0})
 
 

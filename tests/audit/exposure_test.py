@@ -11,13 +11,6 @@ from scipy import stats
 from synthq_jax.audit import exposure
 
 
-def test_a_rank_counts_the_candidates_that_are_more_likely():
-  values = np.array(
-    [[-1.0, -2.0, -3.0, -4.0], [-2.5, -2.0, -3.0, -4.0], [-5.0, -2, -3, -4]]
-  )
-  np.testing.assert_array_equal(exposure.ranks(values), [1, 2, 4])
-
-
 @pytest.mark.parametrize(
   ("row", "rank"),
   [

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from synthq_jax import optim
-from synthq_jax.audit import control, exposure, mechanism
+from synthq_jax.audit import exposure, mechanism
 from synthq_jax.privacy import accounting, sampling
 from synthq_jax.training import dp_step, loop
 
@@ -254,7 +254,9 @@ def finetuned(logits, inserted, epsilon):
 
 
 def p_value(logits, rows):
-  return control.uniform_ranks_p_value(exposure.ranks(logits[rows]), CANDIDATES)
+  return exposure.uniform_ranks_p_value(
+    exposure.ranks(logits[rows]), CANDIDATES
+  )
 
 
 def test_the_control_group_tells_of_canaries_in_the_pretraining():

@@ -3,6 +3,7 @@ import functools
 import math
 import re
 
+import draws
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,9 @@ def _next_logits(document, written):
   """Logits of the next token by the full, uncached forward pass."""
   inputs = t5.shift_right(jnp.asarray(np.append(written, 0), jnp.int32)[None])
   logits = _teacher_forced()({"params": _params()}, document[None], inputs)
-  return np.array(logits[0, -1])
+  logits = np.array(logits[0, -1])
+  logits[decoding.PAD] = -np.inf
+  return logits
 
 
 def test_greedy_decoding_equals_teacher_forced_argmax_token_for_token():
@@ -122,35 +125,6 @@ def test_keys_and_ids_choose_the_randomness():
   assert (other != queries).any(axis=(1, 2)).all()
 
 
-def test_an_old_style_key_gives_the_same_queries():
-  tokens, ids = _documents(3)
-  old = _generate(tokens, ids, key=jax.random.PRNGKey(7))
-  np.testing.assert_array_equal(old, _generate(tokens, ids))
-
-
-def _nucleus(logits, p):
-  """The nucleus by sorting, in float64, without padding."""
-  weights = np.exp(logits.astype(np.float64) - logits.max())
-  weights[decoding.PAD] = 0
-  order = np.argsort(-weights)
-  shares = np.cumsum(weights[order]) / weights.sum()
-  kept = order[: np.searchsorted(shares, p) + 1]
-  result = np.zeros_like(weights)
-  result[kept] = weights[kept] / weights[kept].sum()
-  return result
-
-
-def _p_value(tokens, expected):
-  """Chi-square of the draws; 0 if a draw was impossible."""
-  observed = np.bincount(tokens, minlength=len(expected))
-  possible = expected > 0
-  if observed[~possible].any():
-    return 0.0
-  return stats.chisquare(
-    observed[possible], len(tokens) * expected[possible]
-  ).pvalue
-
-
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
 def test_keys_that_vmap_by_place_do_not_make_queries_depend_on_it(impl):
   tokens, ids = _documents(5)
@@ -162,6 +136,12 @@ def test_keys_that_vmap_by_place_do_not_make_queries_depend_on_it(impl):
   assert (other != queries).any()
 
 
+def test_an_old_style_key_gives_the_same_queries():
+  tokens, ids = _documents(3)
+  old = _generate(tokens, ids, key=jax.random.PRNGKey(7))
+  np.testing.assert_array_equal(old, _generate(tokens, ids))
+
+
 def test_50000_written_tokens_follow_the_exact_nucleus_of_the_model():
   tokens, ids = _documents(5)
   queries = _generate(tokens, ids, num_samples=10_000, max_length=1)[..., 0]
@@ -170,7 +150,7 @@ def test_50000_written_tokens_follow_the_exact_nucleus_of_the_model():
 
   def p_value(p):
     each = [
-      _p_value(written, _nucleus(row, p))
+      draws.p_value(written, draws.nucleus(row, p))
       for row, written in zip(logits, queries, strict=True)
     ]
     return stats.combine_pvalues(np.maximum(each, 1e-300)).pvalue
@@ -187,18 +167,10 @@ def test_second_tokens_follow_the_nucleus_given_the_first():
   first = np.bincount(queries[:, 0], minlength=2)[2:].argmax() + 2
   seconds = queries[queries[:, 0] == first, 1]
   assert len(seconds) > 500
-  expected = _nucleus(_next_logits(tokens[0], [first]), 0.8)
-  assert _p_value(seconds, expected) > 1e-3
-  other = _nucleus(_next_logits(tokens[0], []), 0.8)
-  assert _p_value(seconds, other) < 1e-9
-
-
-def test_a_run_that_stopped_and_went_on_writes_the_same():
-  tokens, ids = _documents(11)
-  whole = _generate(tokens, ids, num_samples=2)
-  before = _generate(tokens[:4], ids[:4], num_samples=2)
-  after = _generate(tokens[4:], ids[4:], num_samples=2, batch_size=6)
-  np.testing.assert_array_equal(np.concatenate([before, after]), whole)
+  expected = draws.nucleus(_next_logits(tokens[0], [first]), 0.8)
+  assert draws.p_value(seconds, expected) > 1e-3
+  other = draws.nucleus(_next_logits(tokens[0], []), 0.8)
+  assert draws.p_value(seconds, other) < 1e-9
 
 
 def test_rows_that_fill_the_last_batch_do_not_delay_its_end():

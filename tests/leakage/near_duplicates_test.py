@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from synthq_jax.leakage import _set_search, _words, near_duplicates
+from synthq_jax.leakage import near_duplicates, set_search
 
 # Few letters, so that words, n-grams and whole texts meet often.
 WORD = st.text(alphabet="abcÄß-é’", max_size=4)
@@ -121,27 +121,15 @@ def test_words_that_do_not_count_do_where_there_are_no_others():
   assert detector.scores(left, right).tolist() == [1, 0]
 
 
-def test_forgotten_stems_are_worked_out_again(monkeypatch):
-  queries = [f"running {number} outbreaks" for number in range(20)]
-  detector = near_duplicates.TokenSet(stemmer="porter", threshold=0.5)
-  whole = detector.index(queries).match(queries)
-  monkeypatch.setattr(_words, "_CACHED", 3)
-  _words._stems.cache_clear()
-  again = detector.index(queries).match(queries)
-  for one, other in zip(whole, again, strict=True):
-    np.testing.assert_array_equal(one, other)
-  assert len(_words._stems("porter")) <= 3
-
-
 def test_a_word_that_all_targets_share_needs_no_look_at_all_pairs(monkeypatch):
   looked = []
-  verify = _set_search.Index._verify
+  verify = set_search.Index._verify
 
   def counted(self, rows, left, right):
     looked.append(len(left))
     return verify(self, rows, left, right)
 
-  monkeypatch.setattr(_set_search.Index, "_verify", counted)
+  monkeypatch.setattr(set_search.Index, "_verify", counted)
   targets = [f"what is word{number}" for number in range(500)]
   found = near_duplicates.TokenSet(threshold=0.7).index(targets).match(targets)
   assert len(found[0]) == 500
@@ -153,37 +141,10 @@ def test_pieces_of_a_search_change_nothing(monkeypatch):
   for detector in detectors(0.5):
     whole = detector.index(targets).match(targets)
     with monkeypatch.context() as patch:
-      patch.setattr(_set_search, "_POSTINGS", 5)
+      patch.setattr(set_search, "_POSTINGS", 5)
       parts = detector.index(targets).match(targets)
     for one, other in zip(whole, parts, strict=True):
       np.testing.assert_array_equal(one, other)
-
-
-@hypothesis.given(
-  st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 3))),
-  st.integers(1, 3),
-)
-def test_the_best_of_each_target_are_the_first_of_all_sorted(rows, k):
-  matches = [
-    near_duplicates.Match(
-      query_id=str(number),
-      query="",
-      target_id=target,
-      target="",
-      score=float(score),
-      detector="",
-      relation="",
-    )
-    for number, (target, score) in enumerate(rows)
-  ]
-  expected = [
-    match
-    for target in dict.fromkeys(match.target_id for match in matches)
-    for match in sorted(
-      (m for m in matches if m.target_id == target), key=lambda m: -m.score
-    )[:k]
-  ]
-  assert near_duplicates.best_of_each_target(iter(matches), k) == expected
 
 
 @hypothesis.given(TEXTS, TEXTS, st.integers(1, 4))
@@ -246,7 +207,7 @@ def test_planted_near_duplicates_are_found():
 @pytest.mark.parametrize("threshold", [0.0, -1.0, 1.01, float("nan")])
 def test_a_threshold_that_means_nothing_is_refused(threshold):
   for kind in (near_duplicates.TokenSet, near_duplicates.Containment):
-    with pytest.raises(ValueError, match="expected a threshold in"):
+    with pytest.raises(ValueError, match="expected threshold in"):
       kind(threshold=threshold)
 
 
@@ -259,5 +220,81 @@ def test_wrong_settings_are_refused():
     list(near_duplicates.find([], [], near_duplicates.Exact(), chunk=0))
   with pytest.raises(ValueError, match="chunk=0"):
     near_duplicates.share_with_match([], [], near_duplicates.Exact(), chunk=0)
-  with pytest.raises(ValueError, match="k=0"):
-    near_duplicates.best_of_each_target([], 0)
+
+
+SIMPLE = st.lists(st.text(alphabet="ab é", max_size=6), max_size=6)
+
+
+def ngrams(text: str, n: int) -> set[str]:
+  """By hand, of lower-case letters and single spaces."""
+  text = f" {' '.join(text.split())} "
+  if not text.strip():
+    return set()
+  return {text[i : i + n] for i in range(max(1, len(text) - n + 1))}
+
+
+def jaccard(left: str, right: str, n: int) -> float:
+  a, b = ngrams(left, n), ngrams(right, n)
+  return len(a & b) / len(a | b) if a and b else 0.0
+
+
+@hypothesis.given(SIMPLE, SIMPLE, st.sampled_from([0.3, 0.6, 1.0]))
+def test_what_it_finds_has_the_exact_coefficient(queries, targets, threshold):
+  detector = near_duplicates.MinHash(threshold=threshold, num_hashes=32)
+  for i, j, score in zip(*detector.index(targets).match(queries), strict=True):
+    assert score == jaccard(queries[i], targets[j], 3) >= threshold
+
+
+@hypothesis.given(SIMPLE)
+def test_a_text_always_finds_itself(texts):
+  found = near_duplicates.MinHash(threshold=1.0).index(texts).match(texts)
+  pairs = set(zip(found[0].tolist(), found[1].tolist(), strict=True))
+  assert pairs >= {(i, i) for i, text in enumerate(texts) if text.strip()}
+
+
+def pairs_at(threshold: float) -> tuple[list[str], list[str]]:
+  """Texts and their counterparts with just that coefficient, at n = 1."""
+  letters = "".join(map(chr, range(ord("\u4e00"), ord("\u4e00") + 4000)))
+  size, common = 16, round(32 * threshold / (1 + threshold))
+  left, right = [], []
+  for start in range(0, 3000, 10):
+    one = letters[start : start + size]
+    other = one[:common] + letters[-(size - common) :]
+    left.append(one)
+    right.append(other)
+  return left, right
+
+
+@pytest.mark.parametrize("most_missed", [0.1, 0.5])
+def test_as_many_pairs_at_the_threshold_are_missed_as_was_said(most_missed):
+  left, right = pairs_at(0.5)
+  settings = {"n": 1, "num_hashes": 64, "most_missed": most_missed}
+  exact = near_duplicates.MinHash(threshold=0.3, **settings)
+  (level,) = set(exact.scores(left, right).tolist())
+  misses = []
+  for seed in range(5):
+    detector = near_duplicates.MinHash(threshold=level, seed=seed, **settings)
+    found = detector.index(right).match(left)
+    pairs = set(zip(found[0].tolist(), found[1].tolist(), strict=True))
+    misses += [(i, i) not in pairs for i in range(len(left))]
+  number, length = detector.bands
+  expected = (1 - level**length) ** number
+  assert expected <= most_missed
+  assert expected > 0.2 or most_missed < 0.5
+  assert np.mean(misses) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize(
+  "wrong",
+  [
+    {"threshold": 0.0},
+    {"n": 0},
+    {"num_hashes": 1},
+    {"seed": -1},
+    {"most_missed": 0.0},
+    {"num_hashes": 8, "threshold": 0.1},
+  ],
+)
+def test_wrong_settings_of_minhash_are_refused(wrong):
+  with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+    near_duplicates.MinHash(**wrong)

@@ -145,7 +145,7 @@ def test_a_damaged_part_is_named(place, capsys):
   [
     (["--share=2/2"], "expected --share=i/n with 0 <= i < n, got '2/2'"),
     (["--share=half"], "got 'half'"),
-    (["--ngram=0"], "must be at least 1, got ngram=0"),
+    (["--ngram=0"], "ngram >= 1, got ngram=0"),
     (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
     (["--workdir=/none"], "expected a finished PreparedData"),
   ],

@@ -10,7 +10,7 @@ import pytest
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.leakage import encoders, manifests, rerankers
+from synthq_jax.leakage import encoders, rerankers, splits
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.retrieval import trec
 from synthq_jax.studies import frame, planted_leakage
@@ -373,7 +373,7 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
     q: set(s) for q, s in data.candidates.items()
   }
   result = artifacts.load(place, study_training.Training)
-  assert result.manifest == manifests.of(
+  assert result.manifest == splits.manifest(
     data.split("test leakage", 40, 1), data.documents
   )
 

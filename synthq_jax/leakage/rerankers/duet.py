@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.leakage.rerankers import reranker
 from synthq_jax.leakage.rerankers import terms as terms_lib
 
@@ -54,11 +54,14 @@ class Duet(terms_lib.OfTerms):
   objective = staticmethod(reranker.softmax)
 
   def __post_init__(self):
-    self.check_sizes("filters", "hidden", "width", "window")
-    if not 0 <= self.dropout_rate < 1:
-      raise ValueError(
-        f"expected dropout_rate in [0, 1), got {self.dropout_rate}"
-      )
+    checks.at_least(
+      1,
+      filters=self.filters,
+      hidden=self.hidden,
+      width=self.width,
+      window=self.window,
+    )
+    checks.within("[0, 1)", dropout_rate=self.dropout_rate)
 
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the parameters of both parts."""

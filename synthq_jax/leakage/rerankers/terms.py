@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import reranker
 
@@ -66,12 +66,12 @@ class Terms:
   `inverse_document_frequencies` returns; 1 for all if not given."""
 
   def __post_init__(self):
-    if min(self.dim, self.query_length, self.document_length) < 1:
-      raise ValueError(
-        "expected dim, query_length and document_length of at least 1, got"
-        f" dim={self.dim}, query_length={self.query_length},"
-        f" document_length={self.document_length}"
-      )
+    checks.at_least(
+      1,
+      dim=self.dim,
+      query_length=self.query_length,
+      document_length=self.document_length,
+    )
     for name in ("embeddings", "idf"):
       if (table := getattr(self, name)) is not None:
         reranker.check_vocabulary(name, self.vocabulary, len(table))
@@ -125,14 +125,6 @@ class OfTerms(reranker.Reranker):
     if self.train_embeddings:
       return embedding
     return jax.lax.stop_gradient(embedding)
-
-  def check_sizes(self, *fields: str) -> None:
-    """Refuses fields below 1."""
-    for field in fields:
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"expected {field} of at least 1, got {field}={getattr(self, field)}"
-        )
 
 
 @functools.partial(jax.jit, static_argnames="network")
@@ -295,7 +287,13 @@ class PACRR(OfTerms):
   objective = staticmethod(reranker.softmax)
 
   def __post_init__(self):
-    self.check_sizes("longest", "filters", "k", "hidden")
+    checks.at_least(
+      1,
+      longest=self.longest,
+      filters=self.filters,
+      k=self.k,
+      hidden=self.hidden,
+    )
 
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the network's parameters."""

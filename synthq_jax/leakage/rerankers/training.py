@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import artifacts, typing
+from synthq_jax import artifacts, checks, typing
 from synthq_jax.leakage.rerankers import reranker as reranker_lib
 from synthq_jax.models import length_batches
 from synthq_jax.optim import schedules
@@ -58,19 +58,15 @@ class Recipe:
         "expected an even batch_size of at least 2, two rows for each"
         f" instance, got batch_size={self.batch_size}"
       )
-    if self.epochs < 1 or (self.steps is not None and self.steps < 1):
-      raise ValueError(
-        "expected epochs and steps of at least 1, got"
-        f" epochs={self.epochs}, steps={self.steps}"
-      )
-    if not 0 <= self.warmup < 1:
-      raise ValueError(f"expected warmup in [0, 1), got warmup={self.warmup}")
-    if self.learning_rate <= 0 or self.max_gradient_norm <= 0:
-      raise ValueError(
-        "expected learning_rate and max_gradient_norm above 0, got"
-        f" learning_rate={self.learning_rate},"
-        f" max_gradient_norm={self.max_gradient_norm}"
-      )
+    checks.at_least(
+      1, epochs=self.epochs, steps=1 if self.steps is None else self.steps
+    )
+    checks.within("[0, 1)", warmup=self.warmup)
+    checks.within(
+      "(0, inf)",
+      learning_rate=self.learning_rate,
+      max_gradient_norm=self.max_gradient_norm,
+    )
 
   def num_steps(self, num_instances: int) -> int:
     """Returns the optimizer steps of a training.
@@ -301,11 +297,7 @@ def rerank(
     ValueError: if a query or a candidate has no text, a score is not finite, or
       `batch_size` or `depth` is below 1.
   """
-  if batch_size < 1 or depth < 1:
-    raise ValueError(
-      "expected batch_size and depth of at least 1, got"
-      f" batch_size={batch_size}, depth={depth}"
-    )
+  checks.at_least(1, batch_size=batch_size, depth=depth)
   kept = {id_: trec.ranking(run)[:depth] for id_, run in candidates.items()}
   pairs = [(query, document) for query in kept for document in kept[query]]
   for query, document in pairs:

@@ -22,8 +22,8 @@ from synthq_jax.leakage import (
   calibration,
   encoders,
   near_duplicates,
-  relations,
   shares,
+  words,
 )
 from synthq_jax.pipeline import _fingerprints, config_types
 from synthq_jax.report import blocks, plots, tables
@@ -129,7 +129,7 @@ class Relations:
   """What the rule on words says against what people said."""
 
   counts: tuple[tuple[int, ...], ...]
-  """By `relations.RELATIONS`; rows are people's."""
+  """By `words.RELATIONS`; rows are people's."""
   accuracy: intervals.Interval
   """Share of pairs on the diagonal, Wilson's interval."""
   commonest: float
@@ -342,9 +342,9 @@ def confusion(labelled: Labelled, side: str) -> Relations:
     if pair.different_topic:
       told = ("different topic",)
     if told:
-      said = relations.relation(pair.query, getattr(pair, side))
+      said = words.relation(pair.query, getattr(pair, side))
       counts[told[0], said] += 1
-  kinds = relations.RELATIONS
+  kinds = words.RELATIONS
   table = tuple(tuple(counts[one, other] for other in kinds) for one in kinds)
   right = sum(table[i][i] for i in range(len(kinds)))
   total = sum(counts.values())
@@ -434,8 +434,8 @@ def _curves(study: Study) -> blocks.Figure:
 def _relations(study: Study) -> list[blocks.Block]:
   shown: list[blocks.Block] = []
   for side, one in study.relations.items():
-    rows = zip(relations.RELATIONS, one.counts, strict=True)
-    header = ("People, rule", *relations.RELATIONS)
+    rows = zip(words.RELATIONS, one.counts, strict=True)
+    header = ("People, rule", *words.RELATIONS)
     shown += [
       blocks.Heading(text=f"Query beside {side}"),
       _WORDS("relations", one=one),

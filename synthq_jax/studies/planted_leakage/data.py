@@ -11,13 +11,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import sources
-from synthq_jax.leakage import (
-  encoders,
-  near_duplicates,
-  reformulations,
-  relations,
-  splits,
-)
+from synthq_jax.leakage import encoders, near_duplicates, splits, words
 from synthq_jax.retrieval import bm25, trec
 
 __all__ = ["NEAR", "Data", "Facts", "build"]
@@ -266,7 +260,7 @@ class _Sampler:
     return lambda query: [
       (f"{query}.near{place}", text)
       for place, text in enumerate(
-        reformulations.reformulations(self.test.texts[query], _REFORMULATIONS),
+        words.reformulations(self.test.texts[query], _REFORMULATIONS),
         1,
       )
     ]
@@ -362,7 +356,7 @@ class _Sampler:
     config, texts = self.config, self.test.texts
     pairs = [(text, texts[q]) for q, found in near.items() for _, text in found]
     theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
-    kinds = [relations.relation(*pair) for pair in pairs]
+    kinds = [words.relation(*pair) for pair in pairs]
     similarities = {}
     for detector in (
       near_duplicates.Exact(),

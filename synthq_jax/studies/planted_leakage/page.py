@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
-from synthq_jax.leakage import manifests, splits, study
+from synthq_jax.leakage import splits, study
 from synthq_jax.report import blocks, plots
 from synthq_jax.report import tables as cells
 from synthq_jax.studies import frame
@@ -308,7 +308,7 @@ def _trainings(found: tables.Study) -> blocks.Part:
 
 
 def _sets(found: tables.Study) -> blocks.Part:
-  seen: dict[tuple[int, int, int], manifests.Manifest] = {}
+  seen: dict[tuple[int, int, int], splits.Manifest] = {}
   for one in found.trainings:
     made = one.manifest
     seen[made.size, made.seed, splits.NAMES.index(made.name)] = made

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax.leakage import memorization, splits, study
+from synthq_jax.leakage import splits, study
 from synthq_jax.retrieval import measures, trec
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
@@ -173,7 +173,7 @@ def _chance(config: Any, data: data_lib.Data) -> dict[str, float]:
     )
     for _ in range(_RANDOM_ORDERS)
   ]
-  return memorization.average(found)
+  return study.average(found)
 
 
 def _fixed(name: str, trainings: Trainings) -> Values:
@@ -182,7 +182,7 @@ def _fixed(name: str, trainings: Trainings) -> Values:
   for each in trainings:
     key = (each.model, each.leakage, each.size)
     groups.setdefault(key, []).append(each.measures[name])
-  return {key: memorization.average(group) for key, group in groups.items()}
+  return {key: study.average(group) for key, group in groups.items()}
 
 
 def _chosen(
@@ -201,7 +201,7 @@ def _chosen(
     )
     seeds.setdefault((model, leakage, 0), []).append(found.per_query)
     sizes.setdefault(f"{model}, {leakage}", []).extend(found.sizes)
-  return {key: memorization.average(v) for key, v in seeds.items()}, sizes
+  return {key: study.average(v) for key, v in seeds.items()}, sizes
 
 
 def _tables(
@@ -259,7 +259,7 @@ def _memory_tables(
   """
   config = task.config
   kinds = _LEAKING if config.train_source is None else _LEAKING[1:]
-  memories: dict[Key, list[list[memorization.Memory]]] = {
+  memories: dict[Key, list[list[study.Memory]]] = {
     (model.name, kind, size): [
       [
         _memory(task, data, (model.name, kind, size), trained_with, seed)
@@ -275,7 +275,7 @@ def _memory_tables(
     study.compare(
       {
         _label(key): tuple(
-          memorization.average(getattr(one, what) for one in side)
+          study.average(getattr(one, what) for one in side)
           for side in (leaking, without)
         )
         for key, (without, leaking) in memories.items()
@@ -309,11 +309,11 @@ def _memory(
   key: Key,
   trained_with: str,
   seed: int,
-) -> memorization.Memory:
+) -> study.Memory:
   """Looks up what kind `key[1]` leaks in a run of `trained_with`."""
   model, leakage, size = key
   place = training.folder(task.root, model, trained_with, size, seed)
-  return memorization.measure(
+  return study.memory(
     trec.read_run(place / training.RUN),
     [
       (each.target, each.relevant_id, each.non_relevant_id)
@@ -323,7 +323,7 @@ def _memory(
   )
 
 
-def _mean_of(side: Sequence[memorization.Memory], what: str) -> float:
+def _mean_of(side: Sequence[study.Memory], what: str) -> float:
   """Returns the mean over repetitions of the mean over test queries."""
   each = [getattr(one, what).values() for one in side]
   means = [statistics.fmean(values) for values in each if values]

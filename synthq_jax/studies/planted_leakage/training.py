@@ -13,7 +13,7 @@ import jax
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.leakage import manifests, rerankers, splits
+from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import mono
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.models import t5_checkpoints
@@ -58,7 +58,7 @@ class Training:
   """Instances."""
   seed: int
   """Of the set and of the training."""
-  manifest: manifests.Manifest
+  manifest: splits.Manifest
   """Of the set."""
   measures: dict[str, dict[str, float]]
   """Measure -> test query -> value."""
@@ -175,7 +175,7 @@ class _Trainer:
       leakage=self.leakage,
       size=self.size,
       seed=self.seed,
-      manifest=manifests.of(split, data.documents),
+      manifest=splits.manifest(split, data.documents),
       measures=found.per_query,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       steps=self.model.recipe.num_steps(self.size),

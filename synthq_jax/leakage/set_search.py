@@ -14,23 +14,21 @@ References:
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
 import numpy as np
 import scipy.sparse
 from jaxtyping import Float, Int
 
 __all__ = [
-  "Containment",
   "Index",
-  "Jaccard",
   "Matches",
   "Measure",
   "Sets",
   "blocks",
   "build",
-  "check_threshold",
+  "containment",
+  "jaccard",
   "pairwise",
 ]
 
@@ -43,52 +41,32 @@ Matches = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions on one side, on the other, and similarities: one of each a pair."""
 
 
-class Measure(Protocol):
-  """A similarity of two sets that depends on three counts."""
-
-  short: bool
-  """Whether an element in common among the first of ONE of the sets will do."""
-
-  def __call__(
-    self,
-    common: Int[np.ndarray, " pair"],
-    left: Int[np.ndarray, " pair"],
-    right: Int[np.ndarray, " pair"],
-  ) -> Float[np.ndarray, " pair"]:
-    """Returns the similarities; 0 where a set is empty."""
+Counts = Int[np.ndarray, " pair"]
+Measure = Callable[[Counts, Counts, Counts], Float[np.ndarray, " pair"]]
+"""From elements in common, and those of the one and the other set, to their
+similarity: `jaccard` or `containment`."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Jaccard:
-  """Elements in common over all elements; at least t of EACH set's size."""
-
-  short = False
-
-  def __call__(self, common, left, right):
-    return common / np.maximum(left + right - common, 1)
+def jaccard(
+  common: Counts, left: Counts, right: Counts
+) -> Float[np.ndarray, " pair"]:
+  """Returns elements in common over all elements; 0 where a set is empty."""
+  return common / np.maximum(left + right - common, 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Containment:
-  """Elements in common over those of the smaller set."""
-
-  short = True
-
-  def __call__(self, common, left, right):
-    return common / np.maximum(np.minimum(left, right), 1)
+def containment(
+  common: Counts, left: Counts, right: Counts
+) -> Float[np.ndarray, " pair"]:
+  """Returns elements in common over those of the smaller set; 0 if empty."""
+  return common / np.maximum(np.minimum(left, right), 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-  """Sets as rows of zeros and ones.
+  """Sets as rows of zeros and ones."""
 
-  Attributes:
-    table: [set, element], the elements that the targets have.
-    sizes: of the sets, with elements that no target has.
-  """
-
-  table: scipy.sparse.csr_array
-  sizes: Int[np.ndarray, " set"]
+  table: scipy.sparse.csr_array  # [set, element], elements that targets have
+  sizes: Int[np.ndarray, " set"]  # with elements that no target has
 
   def first(self, threshold: float) -> scipy.sparse.csr_array:
     """Returns the rows with the elements to be looked up."""
@@ -129,17 +107,11 @@ def _rows(sets: Sets, columns: dict[Hashable, int]) -> _Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-  """Sets that others are compared with, made by `build`.
-
-  Attributes:
-    measure: the similarity.
-    threshold: the least similarity of a match, in (0, 1].
-    columns: the number of each element, the rarest first.
-  """
+  """Sets that others are compared with, made by `build`."""
 
   measure: Measure
-  threshold: float
-  columns: dict[Hashable, int] = dataclasses.field(repr=False)
+  threshold: float  # the least similarity of a match, in (0, 1]
+  columns: dict[Hashable, int] = dataclasses.field(repr=False)  # rarest first
   _rows: _Rows = dataclasses.field(repr=False)
   _first: scipy.sparse.csr_array = dataclasses.field(repr=False)
   _all: scipy.sparse.csr_array = dataclasses.field(repr=False)
@@ -147,17 +119,15 @@ class Index:
   def match(self, sets: Sets) -> Matches:
     """Finds all targets that are similar to each set.
 
-    Args:
-      sets: the distinct elements of each.
-
-    Returns:
-      Positions of sets and of targets, and similarities of at least
-      `threshold`, one per pair, in the order of the sets and then the targets.
+    Returns positions of sets and of targets, and similarities of at least
+    `threshold`, one per pair, in the order of the sets and then the targets.
     """
     rows = _rows(sets, self.columns)
     first = rows.first(self.threshold)
     lookups = [(first, self._first)]
-    if self.measure.short:
+    # Jaccard's is at least t of EACH set's size; for containment an element in
+    # common among the first of ONE of the sets will do.
+    if self.measure is containment:
       lookups = [(first, self._all), (rows.table, self._first)]
     found = [self._verify(rows, *pair) for pair in _candidates(lookups)]
     found = [np.concatenate(parts) for parts in zip(*found, strict=True)]
@@ -199,13 +169,6 @@ def blocks(
 
   >>> list(blocks(np.array([2, 2, 9, 1]), most=4))
   [(0, 2), (2, 3), (3, 4)]
-
-  Args:
-    costs: of each row.
-    most: of a run of several rows.
-
-  Yields:
-    The first row of a run, and the one behind its last.
   """
   ends = np.cumsum(costs)
   start = 0
@@ -220,18 +183,10 @@ def blocks(
 def build(sets: Sets, measure: Measure, threshold: float) -> Index:
   """Indexes the smaller side.
 
-  >>> index = build([{"red", "apple"}, {"pear"}], Jaccard(), threshold=0.5)
+  >>> index = build([{"red", "apple"}, {"pear"}], jaccard, threshold=0.5)
   >>> left, right, scores = index.match([{"plum"}, {"apple", "red"}, {"red"}])
   >>> left.tolist(), right.tolist(), scores.tolist()
   ([1, 2], [0, 0], [1.0, 0.5])
-
-  Args:
-    sets: the distinct elements of each target.
-    measure: the similarity.
-    threshold: the least similarity of a match, in (0, 1].
-
-  Returns:
-    The index.
   """
   counts: dict[Hashable, int] = {}
   for element in itertools.chain.from_iterable(sets):
@@ -246,34 +201,10 @@ def build(sets: Sets, measure: Measure, threshold: float) -> Index:
 def pairwise(
   left: Sets, right: Sets, measure: Measure
 ) -> Float[np.ndarray, " pair"]:
-  """Measures the similarity of the i-th set of each side.
-
-  Args:
-    left: the distinct elements of each.
-    right: as many sets.
-    measure: the similarity.
-
-  Returns:
-    The similarities, in [0, 1].
-  """
+  """Measures the similarity of the i-th set of each side."""
   sizes = [
     np.fromiter(map(len, sets), np.int64, len(sets)) for sets in (left, right)
   ]
   pairs = zip(left, right, strict=True)
   common = [sum(map(set(b).__contains__, a)) for a, b in pairs]
   return measure(np.array(common, np.int64), *sizes)
-
-
-def check_threshold(threshold: float) -> None:
-  """Refuses a threshold that is no similarity of two sets, or 0.
-
-  Args:
-    threshold: of a detector.
-
-  Raises:
-    ValueError: if it lies outside (0, 1].
-  """
-  if not 0 < threshold <= 1:
-    raise ValueError(
-      f"expected a threshold in (0, 1], got threshold={threshold}; change it"
-    )

@@ -1,0 +1,86 @@
+"""The plain rules on words: stems, relations and reformulations."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from synthq_jax.leakage import near_duplicates, words
+
+WORDS = st.lists(st.sampled_from("measles bridge ship what the".split())).map(
+  " ".join
+)
+MIRRORED = {"generalisation": "specialisation"}
+MIRRORED |= {other: one for one, other in MIRRORED.items()}
+
+
+@pytest.mark.parametrize(
+  ("query", "target", "expected"),
+  [
+    ("Measles?", "measles", "identical"),
+    ("outbreaks of measles", "measles outbreak", "identical"),
+    ("what is measles", "Measles", "identical"),
+    ("measles", "measles outbreaks", "generalisation"),
+    ("measles outbreaks in 1950", "measles outbreaks", "specialisation"),
+    ("measles vaccine", "measles outbreaks", "reformulation"),
+    ("ship", "measles", "different topic"),
+    ("who are you", "what is the", "different topic"),
+    ("", "", "different topic"),
+    ("to be", "to be", "identical"),
+  ],
+)
+def test_the_rule_says_what_its_words_say(query, target, expected):
+  assert words.relation(query, target) == expected
+
+
+@hypothesis.given(WORDS, WORDS)
+def test_seen_from_the_other_side_a_relation_is_mirrored(query, target):
+  one = words.relation(query, target)
+  assert one in words.RELATIONS
+  assert words.relation(target, query) == MIRRORED.get(one, one)
+
+
+def test_the_rules_come_in_their_order():
+  made = words.reformulations(
+    "Does the Golden Eagle build its nests in trees?", 9
+  )
+  assert made == [
+    "golden eagle build nests trees",
+    "build nests trees golden eagle",
+    "goldens eagle build nests trees",
+    "trees nests build eagle goldens",
+    "does the goldens eagle build its nests in trees",
+  ]
+
+
+def test_a_query_of_one_word_has_few_and_one_of_none_has_none():
+  assert words.reformulations("Cats", 4) == ["cat"]
+  assert words.reformulations("is it", 4) == [
+    "it is",
+    "is its",
+    "its is",
+  ]
+  assert words.reformulations("?!", 4) == []
+
+
+@pytest.mark.parametrize(
+  "query", ["deep red green seas", "who is the king of Rome?"]
+)
+def test_none_is_the_query_and_none_comes_twice(query):
+  made = words.reformulations(query, 9)
+  assert len(set(made)) == len(made) >= 3
+  assert query.lower().strip("?") not in made
+  assert made == words.reformulations(query, 9)
+  assert words.reformulations(query, 2) == made[:2]
+
+
+def test_forgotten_stems_are_worked_out_again(monkeypatch):
+  queries = [f"running {number} outbreaks" for number in range(20)]
+  detector = near_duplicates.TokenSet(stemmer="porter", threshold=0.5)
+  whole = detector.index(queries).match(queries)
+  monkeypatch.setattr(words, "_CACHED", 3)
+  words._stems.cache_clear()
+  again = detector.index(queries).match(queries)
+  for one, other in zip(whole, again, strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert len(words._stems("porter")) <= 3
