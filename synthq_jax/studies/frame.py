@@ -8,7 +8,6 @@ setting makes anew only what depends on it.
 import dataclasses
 import os
 import pathlib
-import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -61,10 +60,7 @@ class Job:
       found = self.make()
       artifacts.save(self.directory, found, self.digest)
     if self.state is not None:
-      # The name of a private training goes first: what is left if this is
-      # interrupted belongs to no release, and nothing goes on from it.
-      (self.state / _release.RECORD).unlink(missing_ok=True)
-      shutil.rmtree(self.state, ignore_errors=True)
+      _release.remove(self.state)
     return found
 
 
