@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 
 __all__ = [
   "RESULT_NAME",
+  "find",
   "fingerprint",
   "from_json",
   "load",
@@ -244,6 +245,21 @@ def read_fingerprint(directory: str | os.PathLike) -> str | None:
   if not path.exists():
     return None
   return _read(path)["fingerprint"]
+
+
+def find(
+  directory: str | os.PathLike, kind: type[_Result], digest: str
+) -> _Result | None:
+  """Returns the finished result of a fingerprint, or None if there is none.
+
+  Args:
+    directory: where it would lie.
+    kind: the dataclass that it would be.
+    digest: the fingerprint.
+  """
+  if read_fingerprint(directory) != digest:
+    return None
+  return load(directory, kind)
 
 
 def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:

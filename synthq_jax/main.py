@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import dataclasses
 import difflib
+import importlib
 import math
 import os
 import pathlib
@@ -26,7 +27,7 @@ from typing import Any, TextIO
 
 import gin
 
-from synthq_jax import _flags, _screen, _studies, _tools
+from synthq_jax import _flags, _screen, _tools, studies
 from synthq_jax.training import distributed, stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
@@ -37,7 +38,7 @@ UsageError = _flags.UsageError
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
-_NAMESPACES = ("pipeline", "models", "training", "data")
+_NAMESPACES = ("studies", "pipeline", "models", "training", "data")
 # Lines of the written configuration that would undo the noise.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
@@ -187,13 +188,23 @@ def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
 
 
 def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
-  """Runs the study that the files configure, and prints its tables."""
+  """Runs the first study that the files configure, and prints its tables."""
+  from synthq_jax.studies import frame
 
-  def configured(kind: type) -> tuple[Any, Callable[[], None]] | None:
-    with contextlib.suppress(_NothingSaidError):
-      return _configured(kind, options, bindings, workdir)
-
-  print(_studies.run(configured, workdir, progress=not options.quiet))
+  for name in studies.NAMES:
+    study = importlib.import_module(f"{studies.__name__}.{name}").STUDY
+    try:
+      config, note = _configured(study.config, options, bindings, workdir)
+    except _NothingSaidError:
+      continue
+    progress = not options.quiet
+    print(
+      frame.run(study, config, workdir, progress=progress, on_accepted=note)
+    )
+    return
+  raise UsageError(
+    "the gin files configure no study: give one of gin_configs/studies"
+  )
 
 
 def _configured(

@@ -43,7 +43,7 @@ _LONG = (
   "training/mesh_test.py",
   "pipeline/direct_dp_test.py",
   "optim/t5_parity_test.py",
-  "pipeline/federated_study_test.py",
+  "studies/federated_test.py",
   "pipeline/adapters_test.py",
   "data/tfds_beir_test.py",
 )

@@ -14,12 +14,14 @@ import pytest
 
 from synthq_jax import _flags, main
 from synthq_jax.models import t5_config
-from synthq_jax.pipeline import (
-  federated_study,
-  image_study,
-  leakage_study,
-  plan,
-  pretrain_recipe,
+from synthq_jax.pipeline import plan, pretrain_recipe
+from synthq_jax.studies import (
+  detectors,
+  federated,
+  images,
+  planted_leakage,
+  private_step,
+  vectors,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -30,10 +32,11 @@ DEMO = "gin_configs/recipes/demo.gin"
 PAPER = "gin_configs/recipes/paper_t5_base.gin"
 PAPER_NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
 NEEDS = {
+  "detectors": ("FOLDER=d",),
   "beir": ("SOURCE=beir:b",),
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
-  "query_leakage": ("SOURCE=beir:b",),
+  "planted_leakage": ("SOURCE=beir:b",),
   "federated": ("SOURCE=beir:b",),
   "federated_tiny": ("SOURCE=beir:b",),
   "paper_t5_base": PAPER_NEEDS,
@@ -43,11 +46,14 @@ NEEDS = {
   },
 }
 STUDIES = {
-  "federated": federated_study.Config,
-  "federated_tiny": federated_study.Config,
-  "logit_dp_images": image_study.Config,
-  "query_leakage": leakage_study.Config,
-  "query_leakage_tiny": leakage_study.Config,
+  "detectors": detectors.Config,
+  "federated": federated.Config,
+  "federated_tiny": federated.Config,
+  "logit_dp_images": images.Config,
+  "planted_leakage": planted_leakage.Config,
+  "planted_leakage_tiny": planted_leakage.Config,
+  "private_step": private_step.Config,
+  "vectors": vectors.Config,
 }
 
 
@@ -100,7 +106,7 @@ def test_what_a_file_leaves_open_stands_in_its_header(path):
 ADVERTISED = {
   "EXCHANGES": "('none', 'noised questions')",
   "audit.Config.num_candidates": "100",
-  "monot5/leakage_study.Model.document_length": "48",
+  "monot5/planted_leakage.Model.document_length": "48",
   "monot5/rerankers.Recipe.epochs": "2",
   "plan.Canaries.kinds": "('rare_words',)",
   "plan.Canaries.number": "8",
@@ -183,7 +189,7 @@ def test_every_macro_that_a_header_names_is_there(path):
 def test_the_files_show_and_bind_what_stages_do_not_hold():
   """The readers above see what they must."""
   studies = ROOT / "gin_configs/studies"
-  shown = advertised(studies / "query_leakage.gin")
+  shown = advertised(studies / "planted_leakage.gin")
   assert {"monot5/rerankers.Recipe.epochs": "2"} in shown
   [robust] = [one for one in shown if "TRAIN_SOURCE" in one]
   assert robust["SOURCE"] == "ir_datasets:trec-robust04"
@@ -301,8 +307,8 @@ def test_the_pretraining_goes_from_short_inputs_to_long_ones():
 
 def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
   config, text = main.configure(
-    leakage_study.Config,
-    ["studies/query_leakage.gin"],
+    planted_leakage.Config,
+    ["studies/planted_leakage.gin"],
     ["SOURCE=beir:b", "DOCUMENT_LENGTH=200"],
   )
   seeds = {model.kind: model.seeds for model in config.models}
@@ -320,7 +326,7 @@ def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
 
 def test_the_study_of_images_compares_the_methods_on_both_encoders():
   config, _ = main.configure(
-    image_study.Config, ["studies/logit_dp_images.gin"], ["SEEDS=2"]
+    images.Config, ["studies/logit_dp_images.gin"], ["SEEDS=2"]
   )
   net, resnet = config.encoders
   assert (config.source, config.epsilon, config.delta) == ("digits", 8.0, None)

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from synthq_jax import main
-from synthq_jax.pipeline import image_study, plan, pretrain_recipe, results
+from synthq_jax.pipeline import plan, pretrain_recipe, results
+from synthq_jax.studies import frame, images
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEMO = "--gin_file=gin_configs/recipes/demo.gin"
@@ -233,17 +234,17 @@ def test_study_runs_the_study_that_the_files_configure(
 ):
   calls = []
 
-  def recorded(config, where, *, progress, on_accepted):
+  def recorded(study, config, where, *, progress, on_accepted):
     on_accepted()
     calls.append((config, where, progress))
     return "row  accuracy"
 
-  monkeypatch.setattr(image_study, "run", recorded)
+  monkeypatch.setattr(frame, "run", recorded)
   file = "--gin_file=gin_configs/studies/logit_dp_images.gin"
   argv = ["study", file, f"--workdir={tmp_path}", "--gin.EPSILON=3", "--quiet"]
   assert main.main(argv) == 0
   [(config, where, progress)] = calls
-  assert isinstance(config, image_study.Config)
+  assert isinstance(config, images.Config)
   assert (where, config.epsilon, progress) == (tmp_path, 3.0, False)
   assert "row  accuracy\nstudy finished: " in capsys.readouterr().out
   assert "EPSILON = 3" in (tmp_path / "config.gin").read_text()

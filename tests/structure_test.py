@@ -36,12 +36,12 @@ RANKS = {
   "results": 9,
   "report": 10,
   "pipeline": 11,
-  "backends": 12,
-  "_flags": 13,
-  "_screen": 14,
-  "_studies": 14,
-  "_tools": 14,
-  "main": 15,
+  "studies": 12,
+  "backends": 13,
+  "_flags": 14,
+  "_screen": 15,
+  "_tools": 15,
+  "main": 16,
 }
 LIGHT = {"typing", "privacy", "losses", "optim"}
 LIGHT_LIBRARIES = {

@@ -1,8 +1,13 @@
 """Where the checkpoint that comes with the package lies."""
 
+import os
 import pathlib
+from typing import TYPE_CHECKING
 
-__all__ = ["DIRECTORY", "EXTRA_IDS", "VOCABULARY"]
+if TYPE_CHECKING:
+  import seqio
+
+__all__ = ["DIRECTORY", "EXTRA_IDS", "VOCABULARY", "vocabulary"]
 
 DIRECTORY = pathlib.Path(__file__).parents[1] / "assets" / "demo_t5"
 """params.safetensors, config.json, vocabulary.model and MODEL_CARD.md."""
@@ -12,3 +17,14 @@ VOCABULARY = DIRECTORY / "vocabulary.model"
 
 EXTRA_IDS = 32
 """Sentinels behind the pieces of the vocabulary."""
+
+
+def vocabulary(
+  path: str | os.PathLike | None = None,
+) -> "seqio.SentencePieceVocabulary":
+  """Returns the vocabulary of a file; None: the package's."""
+  from synthq_jax.data import vocabulary as vocabulary_lib
+
+  if path is not None:
+    return vocabulary_lib.load(path)
+  return vocabulary_lib.load(VOCABULARY, extra_ids=EXTRA_IDS)

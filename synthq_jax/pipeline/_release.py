@@ -17,7 +17,7 @@ from synthq_jax import artifacts
 from synthq_jax.pipeline import workspace
 from synthq_jax.training import checkpoints, distributed
 
-__all__ = ["RECORD", "Release", "start"]
+__all__ = ["RECORD", "Release", "remove", "start"]
 
 RECORD = "release.json"
 """Beside the states of a training; states without it are nobody's."""
@@ -92,6 +92,19 @@ def start(
     dropout_key=space.key(purpose("dropout", batches)),
     noise_key=space.key(purpose("noise", noise)),
   )
+
+
+def remove(directory: pathlib.Path) -> None:
+  """Removes the states of a training whose result is saved.
+
+  A private training's name goes first: what is left if this is interrupted
+  belongs to no release, and nothing goes on from it.
+
+  Args:
+    directory: of the states; it need not be there.
+  """
+  (directory / RECORD).unlink(missing_ok=True)
+  shutil.rmtree(directory, ignore_errors=True)
 
 
 def _drawn(directory: pathlib.Path, program: str) -> tuple[str, str]:

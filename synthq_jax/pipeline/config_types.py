@@ -16,11 +16,14 @@ from typing import Any
 __all__ = [
   "at_least",
   "conform",
+  "different_names",
   "hints",
   "is_file_name",
+  "named_as_folder",
   "nested",
   "one_of",
   "positive",
+  "shares",
   "some_of",
 ]
 
@@ -70,6 +73,39 @@ def some_of(config: Any, name: str, known: Sequence[str]) -> None:
     raise ValueError(
       f"{_label(config, name)} must be of {', '.join(known)}, got"
       f" {name}={values}"
+    )
+
+
+def shares(config: Any, *names: str) -> None:
+  """Refuses shares of a configuration that are not in (0, 1]."""
+  for name in names:
+    if not 0 < getattr(config, name) <= 1:
+      raise ValueError(
+        f"{_label(config, name)} must be in (0, 1], got {getattr(config, name)}"
+      )
+
+
+def different_names(config: Any, name: str) -> None:
+  """Refuses parts of a configuration of which two have one `name`."""
+  names = [one.name for one in getattr(config, name)]
+  if len(set(names)) < len(names):
+    raise ValueError(
+      f"{_label(config, name)} must have different names, got {names}"
+    )
+
+
+def named_as_folder(config: Any, taken: str = "") -> None:
+  """Refuses a configuration whose `name` is no word for a folder of its own.
+
+  Args:
+    config: a dataclass.
+    taken: a name that something else has.
+  """
+  if not is_file_name(config.name) or config.name == taken:
+    other = f", and not {taken!r}" if taken else ""
+    raise ValueError(
+      f"{_label(config, 'name')} must be a word for a folder{other}, got"
+      f" {config.name!r}"
     )
 
 

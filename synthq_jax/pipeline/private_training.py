@@ -7,7 +7,6 @@ was earned.
 
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -128,14 +127,8 @@ def state_directory(
 
 
 def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
-  """Removes the states of a stage whose result is saved.
-
-  A private training's name goes first: what is left if this is interrupted
-  belongs to no release, and nothing goes on from it.
-  """
-  directory = state_directory(space, stage, digest)
-  (directory / _release.RECORD).unlink(missing_ok=True)
-  shutil.rmtree(directory, ignore_errors=True)
+  """Removes the states of a stage whose result is saved."""
+  _release.remove(state_directory(space, stage, digest))
 
 
 def train(

@@ -11,7 +11,7 @@ import hashlib
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.pipeline import results
 
-__all__ = ["Folders", "Workspace", "locked", "study_root"]
+__all__ = ["Folders", "Workspace", "locked"]
 
 
 @contextlib.contextmanager
@@ -51,32 +51,6 @@ def locked(root: str | os.PathLike) -> Iterator[None]:
     stream.write(f"process {os.getpid()}\n")
     stream.flush()
     yield
-
-
-@contextlib.contextmanager
-def study_root(
-  workdir: str | os.PathLike,
-  *,
-  is_public: bool,
-  on_accepted: Callable[[], None],
-) -> Iterator[pathlib.Path]:
-  """Locks the working directory of a study, and says where results go.
-
-  Args:
-    workdir: of the study.
-    is_public: whether the data is; if not, all goes below private/.
-    on_accepted: called once the directory is ours.
-
-  Yields:
-    The folder of the results.
-
-  Raises:
-    ValueError: if another run is in it.
-  """
-  with locked(workdir):
-    folders = Folders(workdir)
-    on_accepted()
-    yield folders.public() if is_public else folders.private()
 
 
 class Folders:

@@ -27,14 +27,10 @@ from synthq_jax.federated import (
   user_privacy,
 )
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import (
-  _image_privacy,
-  direct_dp,
-  private_training,
-  workspace,
-)
+from synthq_jax.pipeline import direct_dp, private_training, workspace
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.studies.images import training as image_training
 from synthq_jax.training import dp_step, loop
 
 RECORDED = pathlib.Path(__file__).with_name("recorded_claims.jsonl")
@@ -112,7 +108,7 @@ def image(grad_fn, *, is_fixed=True, epsilon=2.0):
   sampler = sampling.Poisson.with_margin(
     num_examples=N, expected_batch_size=100
   )
-  made = _image_privacy.claim(
+  made = image_training.claim(
     grad_fn and grad_fn(sampler.max_batch_size),
     sampler=sampler,
     epsilon=epsilon,

@@ -1,0 +1,264 @@
+"""Answer-sentence retrieval over clients that may not share texts.
+
+The rows of a thesis' main table (PDD-AS2 on Fed-NewsQA) on any collection whose
+passages fall to clients: BM25, federated training with negatives at random and
+of BM25, each client alone, federated training with static hard negatives, query
+encoders of clients' own, the same with negatives of other clients, and all data
+in one place. There is no privacy in these rows beyond what federated training
+itself keeps apart: `federated.user_privacy`, `federated.silo` and the private
+exchanges are for that.
+"""
+
+import dataclasses
+
+from synthq_jax.data import sources
+from synthq_jax.federated import generated_sentences, personalisation
+from synthq_jax.pipeline import config_types
+from synthq_jax.studies import frame
+from synthq_jax.studies.federated import data as data_lib
+from synthq_jax.studies.federated import exchanges as exchanges_lib
+from synthq_jax.studies.federated import methods as methods_lib
+from synthq_jax.studies.federated import page
+
+__all__ = ["STUDY", "Config", "Exchanges", "Personal", "Recipe"]
+
+_METHODS = tuple(one.name for one in methods_lib.METHODS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+  """How towers are trained, whoever has the data."""
+
+  warmup_rounds: int = 1
+  """Rounds with BM25's negatives before static hard ones."""
+  rounds: int = 3
+  """Rounds after those. Every method gets the sum of both."""
+  epochs: int = 1
+  """Of every client in every round."""
+  batch_size: int = 8
+  """Questions of a step."""
+  num_negatives: int = 4
+  """Of each question, beside the other questions' answers and negatives."""
+  top: int = 100
+  """The best sentences of the current encoders, from which static hard
+  negatives are drawn."""
+  learning_rate: float = 3e-4
+  """Of Adam, which starts afresh in every round of federated training."""
+  temperature: float = 0.05
+  """Divides the cosines."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 0, "warmup_rounds", "rounds")
+    config_types.at_least(self, 1, "epochs", "batch_size", "num_negatives")
+    config_types.positive(self, "learning_rate", "temperature")
+    if self.top < self.num_negatives:
+      raise ValueError(
+        "federated.Recipe: expected top of at least num_negatives, got"
+        f" top={self.top} and num_negatives={self.num_negatives}"
+      )
+    if not self.warmup_rounds + self.rounds:
+      raise ValueError(
+        "federated.Recipe: expected rounds, got warmup_rounds=0 and rounds=0"
+      )
+
+  def history(self, kind: str, warmup: str | None = None) -> tuple[str, ...]:
+    """Returns the negatives of all rounds.
+
+    >>> Recipe(warmup_rounds=1, rounds=2).history("static", "bm25")
+    ('bm25', 'static', 'static')
+    """
+    first = kind if warmup is None else warmup
+    return (first,) * self.warmup_rounds + (kind,) * self.rounds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Personal:
+  """How clients train query towers of their own."""
+
+  rounds: int = 2
+  """In each of which negatives are exchanged, where they are."""
+  settings: personalisation.Settings = dataclasses.field(
+    default_factory=personalisation.Settings
+  )
+  """Of a client in a round."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exchanges:
+  """The table of exchanges."""
+
+  kinds: tuple[str, ...] = ()
+  """Some of `exchanges.KINDS`; () for no table."""
+  top: int = 10
+  """Sentences of each partner for a question; of what is searched at home, the
+  best of all partners, as many as they have together."""
+  noise_multiplier: float = 1.0
+  """Of noised questions, cells and summaries."""
+  capacity: int = 8192
+  """A public bound of a client's questions, and of its passages."""
+  cells: int = 40
+  """Centres, of public sentences."""
+  public_source: str = "environment_docs"
+  """Of public sentences: a source of runs."""
+  public_sentences: int = 10_000
+  """How many of them."""
+  generator: generated_sentences.Settings = dataclasses.field(
+    default_factory=lambda: generated_sentences.Settings(epsilon=4.0, steps=50)
+  )
+  """Of a client's generator of sentences."""
+  generated: int = 200
+  """Sentences that each generator writes."""
+
+  def __post_init__(self):
+    if self.kinds:
+      config_types.some_of(self, "kinds", exchanges_lib.KINDS)
+    config_types.at_least(
+      self, 1, "top", "capacity", "cells", "public_sentences"
+    )
+    config_types.positive(self, "noise_multiplier")
+
+  def source(self) -> sources.Source:
+    """Returns where public sentences come from."""
+    return sources.open(self.public_source, "federated.Exchanges.public_source")
+
+  def public_digest(self) -> str:
+    """Returns what public sentences depend on, "" if no row needs any."""
+    if not {"noised cells", "summaries", "public corpus"} & set(self.kinds):
+      return ""
+    return self.source().digest()
+
+  def check(self, num_copies: int) -> None:
+    """Refuses promises that collections do not allow.
+
+    Args:
+      num_copies: passages that clients hold because a question is theirs:
+        whatever is sent of such a collection depends on that question.
+
+    Raises:
+      ValueError: if there are any, and something is promised.
+    """
+    promising = [k for k in self.kinds if k in exchanges_lib.PROMISING]
+    if num_copies and promising:
+      raise ValueError(
+        "federated.Exchanges.kinds: expected passages that all name their"
+        f" client, got {num_copies} that a question brought to it, for which"
+        f" {promising} would promise too much: name the clients of all passages"
+        " in the data, or leave these rows out"
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """The whole study."""
+
+  source: str = "environment_docs"
+  """Of passages and questions: a source of runs, or "newsqa:FILE"."""
+  partition: str = "client"
+  """Who holds a passage: the "client" that the source names, the "genre" of its
+  URL (NewsQA), or a random one: "dirichlet", by how questions begin, or
+  "iid"."""
+  sentences_of: str | None = None
+  """Where documents are sentences: the key of their line that names the
+  passage. None: documents are passages, and are split."""
+  urls: tuple[str, ...] = ()
+  """Files of URLs, for "genre"."""
+  num_clients: int = 10
+  """Of "dirichlet" and "iid"."""
+  alpha: float = 0.3
+  """Of "dirichlet": small ones make clients more different."""
+  partition_seed: int = 0
+  """Of random partitions, and of which train questions are kept."""
+  test_split: str = "test"
+  """Whose questions are scored."""
+  max_train_questions: int | None = None
+  """Of a client; None: all."""
+  min_test_questions: int = 5
+  """Clients with fewer are left out; 2 or more, for a variance."""
+  max_sentences: int | None = None
+  """Of a passage; None: all."""
+  query_length: int = 32
+  """Tokens of a question."""
+  sentence_length: int = 128
+  """Tokens of a sentence."""
+  checkpoint: str | None = None
+  """The public T5 that both towers start from; None: the package's."""
+  vocabulary: str | None = None
+  """Its SentencePiece model."""
+  query_pooling: str = "mean"
+  """How a question's vector is taken: "mean" or "first" token."""
+  methods: tuple[str, ...] = _METHODS
+  """Rows of the main table."""
+  seeds: int = 3
+  """Repetitions of the main table."""
+  recipe: Recipe = dataclasses.field(default_factory=Recipe)
+  """Of all trainings."""
+  central_learning_rate: float | None = None
+  """Of "Central", which takes many steps where federated training averages
+  few, and is a bound only where its own is tuned; None: the recipe's."""
+  personal: Personal = dataclasses.field(default_factory=Personal)
+  """Of clients' own query towers."""
+  exchange_top: int = 10
+  """Of Fed-Negative: sentences that each partner returns for a question."""
+  exchange_partners: int | None = None
+  """Of Fed-Negative: partners that a client asks, drawn anew in each round;
+  None: all."""
+  negatives_tried: tuple[int, ...] = ()
+  """Numbers of negatives of the base method, with the first seed alone."""
+  tops_tried: tuple[int, ...] = ()
+  """Values of `recipe.top`, the same way."""
+  rates_tried: tuple[float, ...] = ()
+  """Values of `recipe.learning_rate`, the same way."""
+  shares_tried: tuple[float, ...] = ()
+  """Shares of every client's train questions, the same way."""
+  exchanges: Exchanges = dataclasses.field(default_factory=Exchanges)
+  """The table of exchanges, with the first seed alone."""
+  public_data: bool = False
+  """Whether the texts are public. If not, everything lies in private/."""
+
+  def __post_init__(self):
+    config_types.one_of(self, "partition", data_lib.PARTITIONS)
+    config_types.some_of(self, "methods", _METHODS)
+    config_types.positive(self, "alpha", "central_learning_rate")
+    config_types.at_least(
+      self, 1, "seeds", "exchange_top", "query_length",
+      "sentence_length", "max_train_questions", "exchange_partners",
+    )  # fmt: skip
+    config_types.at_least(self, 2, "num_clients", "min_test_questions")
+    if (self.partition == "genre") != bool(self.urls):
+      raise ValueError(
+        "federated.Config.urls must be given with partition='genre', and only"
+        f" then, got partition={self.partition!r} and urls={self.urls}"
+      )
+    if (self.checkpoint is None) != (self.vocabulary is None):
+      raise ValueError(
+        "federated.Config.vocabulary must be given with checkpoint, and only"
+        f" then, got checkpoint={self.checkpoint!r} and"
+        f" vocabulary={self.vocabulary!r}"
+      )
+    if not all(0 < share <= 1 for share in self.shares_tried):
+      raise ValueError(
+        f"federated.Config.shares_tried must be in (0, 1], got"
+        f" {self.shares_tried}"
+      )
+
+
+def _prepare(task: frame.Task) -> data_lib.Data:
+  data = data_lib.build(task.config)
+  task.config.exchanges.check(data.num_copies)
+  return data
+
+
+STUDY = frame.Study(
+  config=Config,
+  prepare=_prepare,
+  jobs=methods_lib.jobs,
+  result=lambda task, data, outcomes: methods_lib.Study(
+    facts=data.facts,
+    notes=page.notes(task.config),
+    outcomes=tuple(outcomes),
+    seconds=sum(one.seconds for one in outcomes),
+  ),
+  page=page.page,
+  num_shown=6,
+  digests=lambda data: (data.digest,),
+)

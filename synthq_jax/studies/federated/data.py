@@ -1,0 +1,254 @@
+"""Deals passages and questions to clients, as texts and as tokens."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from synthq_jax import artifacts
+from synthq_jax.data import beir, newsqa, shipped, sources
+from synthq_jax.federated import clients as clients_lib
+from synthq_jax.federated import partitions, passages
+from synthq_jax.pipeline import _fingerprints
+
+__all__ = [
+  "PARTITIONS",
+  "TRAIN",
+  "ClientFacts",
+  "Data",
+  "Facts",
+  "build",
+  "thinned",
+]
+
+PARTITIONS = ("client", "genre", "dirichlet", "iid")
+"""How passages become clients'."""
+
+TRAIN = "train"
+"""The split that is trained on."""
+
+_SETTINGS = (  # that the data depends on beside its source, in their order
+  "partition", "sentences_of", "num_clients", "alpha", "partition_seed",
+  "test_split", "max_train_questions", "min_test_questions", "max_sentences",
+  "query_length", "sentence_length",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientFacts:
+  """Counts of one client; as private as its texts."""
+
+  name: str
+  num_passages: int
+  num_sentences: int
+  num_train: int
+  """Questions that are trained on."""
+  num_test: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+  """Counts of the data."""
+
+  source: str
+  partition: str
+  num_left_out: int
+  """Clients with too few questions."""
+  num_foreign_judgements: int
+  """Judgements of another client's passage, left out."""
+  num_lost_questions: int
+  """Questions that nothing of their client answers."""
+  clients: tuple[ClientFacts, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Data:
+  """All clients, in one order."""
+
+  clients: tuple[clients_lib.Client, ...] = dataclasses.field(repr=False)
+  tokens: tuple[clients_lib.Tokens, ...] = dataclasses.field(repr=False)
+  facts: Facts
+  num_copies: int
+  """Passages that a question brought to its client."""
+  digest: str
+  """Of everything above and of the settings that made it."""
+
+
+def build(config: Any) -> Data:
+  """Reads the source, deals passages and questions to clients, tokenizes.
+
+  Args:
+    config: a `federated.Config`.
+
+  Raises:
+    ValueError: if the source cannot be read, or a client that is left has no
+      questions to train or to test on.
+  """
+  judged, source = _read(config)
+  for split in (TRAIN, config.test_split):
+    if split not in judged.splits():
+      raise ValueError(
+        f"federated.Config: expected a split {split!r} in"
+        f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
+      )
+  federation = clients_lib.build(_dealt(config, judged))
+  kept = clients_lib.with_questions(
+    clients_lib.with_questions(federation.clients, TRAIN),
+    config.test_split,
+    config.min_test_questions,
+  )
+  if len(kept) < 2:
+    raise ValueError(
+      f"federated.Config: expected two clients or more with {TRAIN}"
+      " questions and at least"
+      f" {config.min_test_questions} {config.test_split} questions, got"
+      f" {len(kept)} of {len(federation.clients)}: change the partition, the"
+      " splits or min_test_questions"
+    )
+  kept = tuple(_cut(client, config) for client in kept)
+  pieces = shipped.vocabulary(config.vocabulary)
+  return Data(
+    clients=kept,
+    tokens=tuple(
+      clients_lib.tokenize(
+        client,
+        pieces,
+        query_length=config.query_length,
+        sentence_length=config.sentence_length,
+      )
+      for client in kept
+    ),
+    facts=_facts(config, federation, kept),
+    num_copies=federation.num_copies,
+    digest=artifacts.fingerprint(
+      source,
+      _fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),
+      *(getattr(config, name) for name in _SETTINGS),
+      _fingerprints.versions(),
+    ),
+  )
+
+
+def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
+  """Returns the passages, and a digest of where they come from."""
+  source = sources.open(config.source, "federated.Config.source")
+  if source.kind == "newsqa":  # its answers are spans of the text
+    stories = newsqa.read(source.place)
+    return passages.from_stories(stories), _fingerprints.of_file(source.place)
+  collection, digest = source.read(), source.digest()
+  if config.sentences_of is None:
+    return (
+      passages.from_documents(collection, max_sentences=config.max_sentences),
+      digest,
+    )
+  owner = beir.read_key(source.place, config.sentences_of)
+  return passages.from_sentences(collection, owner), digest
+
+
+def _dealt(
+  config: Any, judged: passages.JudgedPassages
+) -> passages.JudgedPassages:
+  """Gives every passage the client that the partition says."""
+  if config.partition == "client":
+    return judged
+  if config.partition == "genre":
+    urls = newsqa.read_urls([pathlib.Path(one) for one in config.urls])
+    return partitions.by_genre(judged, urls)
+  if config.partition == "iid":
+    return partitions.iid(
+      judged, num_clients=config.num_clients, seed=config.partition_seed
+    )
+  labels = partitions.labels_of_questions(judged, _first_word)
+  return partitions.dirichlet(
+    judged,
+    labels,
+    num_clients=config.num_clients,
+    alpha=config.alpha,
+    seed=config.partition_seed,
+  )
+
+
+def _first_word(question: passages.Question) -> str:
+  """Labels a question by how it begins, such as "what" or "who"."""
+  return next(iter(question.text.lower().split()), "")
+
+
+def thinned(data: Data, share: float) -> Data:
+  """Returns the data with a share of every client's train questions.
+
+  Args:
+    data: all of it.
+    share: in (0, 1]; a client keeps one question at least, and the questions
+      of a share are among those of a larger one.
+  """
+  rows = [
+    _drawn(total, max(1, round(share * total)), 0)
+    for total in (len(one.splits[TRAIN]) for one in data.clients)
+  ]
+  return dataclasses.replace(
+    data,
+    clients=tuple(map(_with_rows, data.clients, rows)),
+    tokens=tuple(
+      dataclasses.replace(
+        one,
+        questions={**one.questions, TRAIN: one.questions[TRAIN][at]},
+        answers={
+          **one.answers,
+          TRAIN: tuple(one.answers[TRAIN][i] for i in at),
+        },
+      )
+      for one, at in zip(data.tokens, rows, strict=True)
+    ),
+    digest=artifacts.fingerprint(data.digest, share),
+  )
+
+
+def _cut(client: clients_lib.Client, config: Any) -> clients_lib.Client:
+  """Leaves so many train questions at most, drawn at random, in their order."""
+  total, limit = len(client.splits[TRAIN]), config.max_train_questions
+  if limit is None or total <= limit:
+    return client
+  return _with_rows(client, _drawn(total, limit, config.partition_seed))
+
+
+def _with_rows(
+  client: clients_lib.Client, rows: np.ndarray
+) -> clients_lib.Client:
+  """Returns a client with some of its train questions."""
+  questions = client.splits[TRAIN]
+  kept = clients_lib.Questions(
+    ids=tuple(questions.ids[i] for i in rows),
+    texts=tuple(questions.texts[i] for i in rows),
+    answers=tuple(questions.answers[i] for i in rows),
+  )
+  return dataclasses.replace(client, splits={**client.splits, TRAIN: kept})
+
+
+def _drawn(total: int, size: int, seed: int) -> np.ndarray:
+  """Returns positions, in order; fewer are among those of more."""
+  return np.sort(np.random.default_rng([seed, total]).permutation(total)[:size])
+
+
+def _facts(
+  config: Any,
+  federation: clients_lib.Federation,
+  kept: tuple[clients_lib.Client, ...],
+) -> Facts:
+  return Facts(
+    source=pathlib.Path(config.source.partition(":")[2] or config.source).name,
+    partition=config.partition,
+    num_left_out=len(federation.clients) - len(kept),
+    num_foreign_judgements=federation.num_foreign_judgements,
+    num_lost_questions=federation.num_lost_questions,
+    clients=tuple(
+      ClientFacts(
+        name=client.name,
+        num_passages=len(client.passage_ids),
+        num_sentences=len(client.sentences),
+        num_train=len(client.splits[TRAIN]),
+        num_test=len(client.splits[config.test_split]),
+      )
+      for client in kept
+    ),
+  )

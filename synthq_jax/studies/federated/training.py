@@ -1,0 +1,363 @@
+"""Trains the towers of a federated study, round by round.
+
+What has been trained is known by its history: the kinds of negatives of its
+rounds, in order. Methods that begin alike share their first rounds, and a study
+that was killed goes on after the last round that was finished.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from synthq_jax import artifacts, typing
+from synthq_jax.data import blocks, shipped
+from synthq_jax.federated import (
+  aggregation,
+  cohorts,
+  exchange,
+  fedavg,
+  local_training,
+  negatives,
+  training,
+)
+from synthq_jax.federated import encoders as encoders_lib
+from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.pipeline import _fingerprints
+from synthq_jax.privacy import statement
+from synthq_jax.studies.federated import data as data_lib
+from synthq_jax.training import checkpoints
+
+__all__ = ["KINDS", "Context", "alone", "central", "contexts", "federated"]
+
+KINDS = ("random", "bm25", "static")
+"""Negatives of a round."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Context:
+  """What all trainings share."""
+
+  data: data_lib.Data
+  params: typing.Params
+  """Of the public T5, decoder included."""
+  model: t5_config.T5Config
+  encoders: encoders_lib.Encoders
+  start: typing.Params
+  """The public towers."""
+  digest: str
+  """Of data, encoders and start."""
+  states: pathlib.Path
+  """Where towers are kept between rounds."""
+  recipe: Any
+  kept: dict[int, tuple[list[str], np.ndarray]] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
+  """By client the digests of a sentence tower, and its vectors."""
+
+  def sentences(self, params: typing.Params, client: int) -> np.ndarray:
+    """Returns the vectors of a client's sentences.
+
+    Methods that share a sentence tower encode once: the vectors of the last
+    tower that each client was encoded with are kept.
+    """
+    leaves = jax.tree.leaves(params[encoders_lib.SENTENCE])
+    tower = [blocks.digest(np.asarray(leaf)) for leaf in leaves]
+    if client not in self.kept or self.kept[client][0] != tower:
+      vectors = self.encoders.encode_sentences(
+        params, self.data.tokens[client].sentences
+      )
+      self.kept[client] = tower, vectors
+    return self.kept[client][1]
+
+  @functools.cached_property
+  def bm25(self) -> list[np.ndarray]:
+    """BM25's negatives of each client, [1, question, n]."""
+    return [
+      negatives.bm25_negatives(
+        client, n=self.recipe.num_negatives, split=data_lib.TRAIN
+      )
+      for client in self.data.clients
+    ]
+
+  def table(
+    self, kind: str, params: typing.Params, seed: int, client: int, number: int
+  ) -> np.ndarray:
+    """Returns a client's negatives of a round, [epoch, question, n].
+
+    Args:
+      kind: one of `KINDS`; static hard ones are mined by the towers `params`.
+      params: the towers.
+      seed: of the draws.
+      client: its place among all.
+      number: of the round.
+    """
+    recipe, tokens = self.recipe, self.data.tokens[client]
+    if kind == "bm25":
+      return np.repeat(self.bm25[client], recipe.epochs, axis=0)
+    options = {
+      "n": recipe.num_negatives,
+      "seed": seed,
+      "round_number": number,
+      "split": data_lib.TRAIN,
+      "epochs": recipe.epochs,
+    }
+    if kind == "random":
+      return negatives.random_negatives(tokens, **options)
+    return negatives.mine(
+      self.encoders,
+      params,
+      tokens,
+      k=recipe.top,
+      sentence_vectors=self.sentences(params, client),
+      **options,
+    )
+
+  def place(self, who: str, seed: int, history: Sequence[str]) -> pathlib.Path:
+    """Returns where the towers after some rounds are kept."""
+    name = artifacts.fingerprint(
+      self.digest, self.recipe, who, seed, list(history)
+    )
+    return self.states / name
+
+  def party(
+    self,
+    client: int,
+    params: typing.Params,
+    sentences: np.ndarray,
+    *,
+    is_public: bool,
+    is_first: bool = True,
+  ) -> exchange.Party:
+    """Returns what a client brings to an exchange.
+
+    Args:
+      client: its place among all.
+      params: its towers.
+      sentences: vectors of its collection.
+      is_public: whether training has begun from public towers alone, of which
+        the sentence tower stays.
+      is_first: whether no query tower has been trained yet.
+    """
+    tokens = self.data.tokens[client]
+    return exchange.Party(
+      name=tokens.name,
+      queries=self.encoders.encode_queries(
+        params, tokens.questions[data_lib.TRAIN]
+      ),
+      sentences=sentences,
+      answers=tokens.answers[data_lib.TRAIN],
+      passages=tokens.passages,
+      query_encoder=_read_by(exchange.QUESTION_UNIT, is_public and is_first),
+      sentence_encoder=_read_by(exchange.COLLECTION_UNIT, is_public),
+    )
+
+
+def _read_by(unit: str, is_public: bool) -> statement.PrivacyStatement:
+  """States what an encoder has read."""
+  if is_public:
+    return statement.none(unit=unit)
+  return statement.non_private(
+    "The encoder was trained on the clients' texts without noise.", unit=unit
+  )
+
+
+def contexts(
+  config: Any, data: data_lib.Data, states: pathlib.Path
+) -> Callable[[Any, float], Context]:
+  """Returns what gives the one context of a recipe and a share of the data.
+
+  Args:
+    config: a `federated.Config`.
+    data: all of it.
+    states: where towers are kept between rounds.
+  """
+  place = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
+  params, model = t5_checkpoints.load(place)
+  encoders = encoders_lib.Encoders(
+    config=model, query_pooling=config.query_pooling
+  )
+  start, digest = encoders.init(params), _fingerprints.of_checkpoint(place)
+
+  @functools.cache
+  def context(recipe: Any, share: float) -> Context:
+    part = data_lib.thinned(data, share) if share < 1 else data
+    return Context(
+      data=part,
+      params=params,
+      model=model,
+      encoders=encoders,
+      start=start,
+      digest=artifacts.fingerprint(part.digest, digest, encoders.query_pooling),
+      states=states,
+      recipe=recipe,
+    )
+
+  return context
+
+
+def federated(
+  context: Context,
+  seed: int,
+  history: Sequence[str],
+  after: Callable[[], object] = lambda: None,
+) -> typing.Params:
+  """Trains by federated averaging, clients weighted by their questions.
+
+  Args:
+    context: data and recipe.
+    seed: of the order, and of the negatives.
+    history: kinds of negatives, by round.
+    after: called when a round ends.
+
+  Returns:
+    The towers that all clients share.
+  """
+  members = context.data.tokens
+  weights = [len(one.answers[data_lib.TRAIN]) for one in members]
+  begin, add, finish = _averaging(
+    context.encoders, context.recipe.learning_rate, context.recipe.temperature
+  )
+  key = jax.random.key(seed)
+  first, params = _newest(context, "federated", seed, history)
+  state = fedavg.State(params, (), jnp.int32(first))
+  slots: training.Slots = ()
+  path = _slots(context.place("federated", seed, history[:first]))
+  if path.exists():
+    slots = tuple(map(tuple, json.loads(path.read_text())))
+  for number in range(first, len(history)):
+    plans = [
+      training.plan(
+        tokens,
+        context.table(history[number], state.params, seed, at, number),
+        batch_size=context.recipe.batch_size,
+        seed=seed,
+        round_number=number,
+        split=data_lib.TRAIN,
+      )
+      for at, tokens in enumerate(members)
+    ]
+    slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
+    steps = max(len(plan.questions) for plan in plans)
+    total = begin(state)
+    for at, (plan, tokens) in enumerate(zip(plans, members, strict=True)):
+      rows = training.arrays(plan, tokens, slots, split=data_lib.TRAIN)
+      cohort = cohorts.stack([rows], [at], weights=[weights[at]], steps=steps)
+      total = add(total, state, cohort, key)
+    state, _ = finish(state, total)
+    done = number + 1
+    place = context.place("federated", seed, history[:done])
+    artifacts.write_atomically(_slots(place), json.dumps(slots))
+    checkpoints.save(place, done, state.params)
+    after()
+  return state.params
+
+
+def _slots(place: pathlib.Path) -> pathlib.Path:
+  """Returns where the shapes of rounds are kept: they change last bits."""
+  return place.with_name(f"{place.name}.slots.json")
+
+
+@functools.lru_cache(maxsize=4)
+def _averaging(
+  encoders: encoders_lib.Encoders, learning_rate: float, temperature: float
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+  """Returns compiled parts of a round: begin, add a client, finish."""
+  update = local_training.local_training(
+    training.loss_fn(encoders, temperature=temperature),
+    optax.adam(learning_rate),
+  )
+  found = fedavg.fedavg(update, aggregation=aggregation.Mean())
+  return jax.jit(found.begin), jax.jit(found.add), jax.jit(found.finish)
+
+
+def alone(
+  context: Context, seed: int, history: Sequence[str], client: int
+) -> typing.Params:
+  """Trains one client on its own questions, as many rounds as the others."""
+  tokens = context.data.tokens[client]
+  return _in_one_place(
+    context,
+    seed,
+    history,
+    f"client {client}",
+    tokens,
+    lambda kind, params, number: context.table(
+      kind, params, seed, client, number
+    ),
+  )
+
+
+def central(
+  context: Context, seed: int, history: Sequence[str]
+) -> typing.Params:
+  """Trains on all questions in one place: the upper bound of no privacy.
+
+  The negatives of a question are its own client's sentences, which are what it
+  competes with when it is scored.
+  """
+  members = context.data.tokens
+
+  def table(kind: str, params: typing.Params, number: int) -> np.ndarray:
+    tables = [
+      context.table(kind, params, seed, at, number)
+      for at in range(len(members))
+    ]
+    return training.join_tables(tables, members)
+
+  everyone = training.pool(members, "everyone")
+  return _in_one_place(context, seed, history, "everyone", everyone, table)
+
+
+def _in_one_place(
+  context: Context,
+  seed: int,
+  history: Sequence[str],
+  name: str,
+  tokens: Any,
+  table: Callable[[str, typing.Params, int], np.ndarray],
+) -> typing.Params:
+  """Trains without averaging; the optimizer goes on from round to round."""
+  done, params = _newest(context, name, seed, history, whole=True)
+  if done:
+    return params
+  params = training.train_alone(
+    context.encoders,
+    params,
+    tokens,
+    rounds=len(history),
+    negatives=lambda params, number: table(history[number], params, number),
+    optimizer=optax.adam(context.recipe.learning_rate),
+    batch_size=context.recipe.batch_size,
+    temperature=context.recipe.temperature,
+    seed=seed,
+    split=data_lib.TRAIN,
+  )
+  checkpoints.save(context.place(name, seed, history), len(history), params)
+  return params
+
+
+def _newest(
+  context: Context,
+  who: str,
+  seed: int,
+  history: Sequence[str],
+  *,
+  whole: bool = False,
+) -> tuple[int, typing.Params]:
+  """Returns after how many rounds there are towers, and these.
+
+  With `whole` nothing but the end of the history will do.
+  """
+  for done in range(len(history), len(history) - 1 if whole else 0, -1):
+    place = context.place(who, seed, history[:done])
+    if checkpoints.latest_step(place) == done:
+      return done, checkpoints.restore(place, done, context.start)
+  return 0, context.start

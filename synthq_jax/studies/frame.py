@@ -1,0 +1,170 @@
+"""Runs a study: reads its data, makes what is not finished, writes one page.
+
+Each result of a study is a job with a fingerprint of its own: what is finished
+is read, so that a study that was killed goes on where it stopped, and another
+setting makes anew only what depends on it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import tqdm
+
+from synthq_jax import artifacts
+from synthq_jax.pipeline import _release, workspace
+from synthq_jax.report import blocks
+from synthq_jax.report import page as page_lib
+
+__all__ = ["Job", "Study", "Task", "Words", "grouped", "part", "run"]
+
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """What the functions of a study are given."""
+
+  config: Any
+  """The study's own configuration."""
+  folders: workspace.Folders
+  """Of the working directory; a `Workspace` for a study with `needs_secret`."""
+  root: pathlib.Path
+  """Where results go: below private/ unless the data is public."""
+  progress: bool
+  """Whether bars are shown."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """One result of a study."""
+
+  directory: pathlib.Path
+  """Of the result; below private/ where the result must not be shared."""
+  kind: type
+  """Of the result, a frozen dataclass."""
+  digest: str
+  """Of everything the result depends on, and of no other result."""
+  make: Callable[[], Any]
+  """Returns the result."""
+  state: pathlib.Path | None = None
+  """Of an unfinished training; removed when the result is saved."""
+
+  def finished(self) -> Any:
+    """Makes and saves the result, or reads what is finished."""
+    found = artifacts.find(self.directory, self.kind, self.digest)
+    if found is None:
+      found = self.make()
+      artifacts.save(self.directory, found, self.digest)
+    if self.state is not None:
+      _release.remove(self.state)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+  """A configuration, and what is done with it."""
+
+  config: type
+  """A frozen dataclass; `public_data` says whether results may be shared."""
+  prepare: Callable[[Task], Any]
+  """Reads the data, from which the other functions work."""
+  jobs: Callable[[Task, Any], Sequence[Job]]
+  """Lists the results to be made, in order."""
+  result: Callable[[Task, Any, Sequence[Any]], Any]
+  """Puts the results of all jobs together: a frozen dataclass."""
+  page: Callable[[Any], blocks.Page]
+  """Shows the result."""
+  num_shown: int
+  """Parts of the page, from the first, whose tables the screen shows."""
+  digests: Callable[[Any], tuple[str, ...]] = lambda data: ()
+  """Of the data, for the fingerprint of the whole result, which may be shared
+  where the results may."""
+  needs_secret: bool = False
+  """Whether it trains with privacy, and so is given the secret."""
+
+
+def run(
+  study: Study,
+  config: Any,
+  workdir: str | os.PathLike,
+  *,
+  progress: bool = True,
+  on_accepted: Callable[[], None] = lambda: None,
+) -> str:
+  """Makes what is not finished of a study, then writes its page.
+
+  Args:
+    study: what to run.
+    config: an instance of its `config`.
+    workdir: gets the results of all jobs, study.md, study.svg and result.json,
+      below private/ unless the data is public; one run at a time.
+    progress: whether bars are shown.
+    on_accepted: called once the working directory is ours.
+
+  Returns:
+    The tables, and where the page lies.
+
+  Raises:
+    ValueError: if another run uses the directory, or the data cannot be read.
+  """
+  with workspace.locked(workdir):
+    folders = workspace.Folders(workdir)
+    on_accepted()
+    if study.needs_secret:
+      folders = workspace.Workspace(workdir, config.secret_seed)
+    root = folders.public() if config.public_data else folders.private()
+    task = Task(config=config, folders=folders, root=root, progress=progress)
+    data = study.prepare(task)
+    jobs = study.jobs(task, data)
+    bar = tqdm.tqdm(jobs, unit=" results", disable=not progress)
+    result = study.result(task, data, [job.finished() for job in bar])
+    digest = artifacts.fingerprint(config, *study.digests(data))
+    artifacts.save(root, result, digest)
+    page = study.page(result)
+    page_lib.write(page, root / "study.md")
+  said = [page_lib.text(page.introduction)]
+  for part in page.parts[: study.num_shown]:
+    shown = [b for b in part.blocks if not isinstance(b, blocks.Paragraph)]
+    if any(isinstance(block, blocks.Table | blocks.Items) for block in shown):
+      said.append(page_lib.text([blocks.Heading(text=part.title), *shown]))
+  return "\n\n".join([*said, f"report: {root / 'study.md'}"])
+
+
+def part(title: str, *content: blocks.Block) -> blocks.Part:
+  """Returns a part of a page."""
+  return blocks.Part(title=title, blocks=content)
+
+
+def grouped(
+  items: Iterable[_Item], key: Callable[[_Item], Any]
+) -> dict[Any, list[_Item]]:
+  """Returns items by their key, both in the order in which they came.
+
+  >>> grouped(["a1", "b1", "a2"], lambda text: text[0])
+  {'a': ['a1', 'a2'], 'b': ['b1']}
+  """
+  groups: dict[Any, list[_Item]] = {}
+  for item in items:
+    groups.setdefault(key(item), []).append(item)
+  return groups
+
+
+class Words:
+  """The sentences of a study's page, with places to be filled in."""
+
+  def __init__(self, study: str):
+    """Reads them from words.toml in the package of a study."""
+    path = pathlib.Path(__file__).parent / study / "words.toml"
+    self._sentences: dict[str, str] = tomllib.loads(path.read_text())
+
+  def text(self, name: str, /, **values: Any) -> str:
+    """Returns a sentence."""
+    return self._sentences[name].format(**values)
+
+  def __call__(self, name: str, /, **values: Any) -> blocks.Paragraph:
+    """Returns a sentence as a paragraph."""
+    return blocks.Paragraph(text=self.text(name, **values))

@@ -1,0 +1,268 @@
+"""Builds the rerankers of the study, trains each once and has it rerank."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from synthq_jax import artifacts
+from synthq_jax.data import shipped
+from synthq_jax.leakage import rerankers, splits
+from synthq_jax.leakage.rerankers import mono
+from synthq_jax.leakage.rerankers import terms as terms_lib
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import _fingerprints
+from synthq_jax.retrieval import measures, trec
+from synthq_jax.studies import frame
+from synthq_jax.studies.planted_leakage import data as data_lib
+
+__all__ = [
+  "BERT",
+  "KINDS",
+  "RUN",
+  "Training",
+  "build",
+  "digest",
+  "folder",
+  "jobs",
+  "note",
+]
+
+KINDS = ("monoT5", "monoBERT", "Duet", "KNRM", "PACRR")
+"""What `Model.kind` may be."""
+
+BERT = "monoBERT"
+"""The kind that may start from a Hugging Face BERT."""
+
+RUN = "run.txt"
+"""The candidates in the order of a training."""
+
+_WORDS = frame.Words("planted_leakage")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """One reranker, trained once on one set, and what it does to the candidates."""
+
+  model: str
+  """Its name in tables."""
+  leakage: str
+  """One of `splits.NAMES`."""
+  size: int
+  """Instances."""
+  seed: int
+  """Of the set and of the training."""
+  manifest: splits.Manifest
+  """Of the set."""
+  measures: dict[str, dict[str, float]]
+  """Measure -> test query -> value."""
+  num_parameters: int
+  """All of them trained."""
+  steps: int
+  """Optimizer steps."""
+  loss: float
+  """Mean of the training loss in the last lines of the log."""
+  train_seconds: float
+  """Compiling included."""
+  rerank_seconds: float
+  """Compiling included."""
+
+
+def folder(
+  root: pathlib.Path, model: str, leakage: str, size: int, seed: int
+) -> pathlib.Path:
+  """Returns where a training lies."""
+  kind = leakage.replace(" ", "_")
+  return root / "trainings" / model / f"{kind}_{size}_seed{seed}"
+
+
+def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
+  """Lists the trainings of every reranker, seed, size and kind of leakage."""
+  # One reranker for all its trainings: programs are compiled once.
+  reranker = functools.lru_cache(maxsize=1)(
+    lambda model: build(model, data.documents)
+  )
+  listed = []
+  for model in task.config.models:
+    start = digest(model)
+    for seed in range(model.seeds):
+      for size in task.config.sizes:
+        for leakage in splits.NAMES:
+          trainer = _Trainer(task, data, model, reranker, leakage, size, seed)
+          listed.append(trainer.job(start))
+  return listed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trainer:
+  """One reranker, kind of leakage, size and seed."""
+
+  task: frame.Task
+  data: data_lib.Data
+  model: Any
+  reranker: Callable[[Any], rerankers.Reranker]
+  leakage: str
+  size: int
+  seed: int
+
+  def job(self, start: str) -> frame.Job:
+    """Returns the training; `start` is a digest of what it starts from."""
+    config = self.task.config
+    place = folder(
+      self.task.root, self.model.name, self.leakage, self.size, self.seed
+    )
+    digest = artifacts.fingerprint(
+      "leakage_study",
+      dataclasses.replace(self.model, seeds=1),
+      start,
+      self.leakage,
+      self.size,
+      self.seed,
+      config.num_leaked,
+      config.depth,
+      list(config.measures),
+      self.data.digest,
+      _fingerprints.versions(),
+    )
+    state = place / f"state_{digest}"
+    return frame.Job(
+      directory=place,
+      kind=Training,
+      digest=digest,
+      make=lambda: self._make(state),
+      state=state,
+    )
+
+  def _make(self, state: pathlib.Path) -> Training:
+    data, config = self.data, self.task.config
+    for other in set(state.parent.glob("state_*")) - {state}:
+      shutil.rmtree(other, ignore_errors=True)  # of other settings
+    split = data.split(self.leakage, self.size, self.seed)
+    reranker = self.reranker(self.model)
+    began = time.monotonic()
+    params = rerankers.train(
+      reranker,
+      [self._instance(each) for each in split.instances],
+      recipe=self.model.recipe,
+      seed=self.seed,
+      directory=state,
+      progress=self.task.progress,
+    )
+    trained = time.monotonic()
+    run = rerankers.rerank(
+      reranker,
+      params,
+      data.candidates,
+      data.queries,
+      data.documents,
+      depth=config.depth,
+    )
+    trec.write_run(state.parent / RUN, run)
+    # What is scored is the file, in which scores fall strictly.
+    run = trec.read_run(state.parent / RUN)
+    found = measures.evaluate(
+      data.qrels, run, config.measures, drop_identical=False
+    )
+    lines = (state / "metrics.jsonl").read_text().splitlines()
+    return Training(
+      model=self.model.name,
+      leakage=self.leakage,
+      size=self.size,
+      seed=self.seed,
+      manifest=splits.manifest(split, data.documents),
+      measures=found.per_query,
+      num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+      steps=self.model.recipe.num_steps(self.size),
+      loss=float(json.loads(lines[-1])["loss"]) if lines else float("nan"),
+      train_seconds=trained - began,
+      rerank_seconds=time.monotonic() - trained,
+    )
+
+  def _instance(self, instance: splits.Instance) -> rerankers.Instance:
+    return rerankers.Instance(
+      query=instance.query,
+      relevant=self.data.documents[instance.relevant_id],
+      non_relevant=self.data.documents[instance.non_relevant_id],
+    )
+
+
+def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
+  """Builds a reranker.
+
+  Args:
+    model: a `planted_leakage.Model`.
+    documents: texts in which pieces are counted for their document frequency.
+
+  Raises:
+    ValueError: if a checkpoint or vocabulary cannot be read.
+  """
+  lengths = {
+    "length": model.query_length + model.document_length,
+    "query_length": model.query_length,
+  }
+  if model.kind == BERT and model.checkpoint is not None:
+    return mono.bert_from_folder(model.checkpoint, **lengths)
+  pieces = shipped.vocabulary(model.vocabulary)
+  params, config = t5_checkpoints.load(model.checkpoint or shipped.DIRECTORY)
+  vectors = params["token_embedder"]["embedding"]
+  if model.kind == BERT:
+    return mono.bert_from_sentencepiece(pieces, embeddings=vectors, **lengths)
+  if model.kind == "monoT5":
+    return rerankers.MonoT5(
+      vocabulary=pieces, config=config, start=params, **lengths
+    )
+  terms = rerankers.Terms(
+    vocabulary=pieces,
+    embeddings=vectors,
+    query_length=model.query_length,
+    document_length=model.document_length,
+    idf=terms_lib.inverse_document_frequencies(pieces, documents.values()),
+  )
+  return _OF_TERMS[model.kind](terms=terms)
+
+
+_OF_TERMS: dict[str, Callable[..., Any]] = {
+  "Duet": rerankers.Duet,
+  "KNRM": rerankers.KNRM,
+  "PACRR": rerankers.PACRR,
+}
+
+
+def digest(model: Any) -> str:
+  """Returns what the start of a training depends on, beside its settings."""
+  if model.kind == BERT and model.checkpoint is not None:
+    files = sorted(pathlib.Path(model.checkpoint).glob("*"))
+    return artifacts.fingerprint(
+      [(p.name, _fingerprints.of_file(p)) for p in files if p.is_file()]
+    )
+  place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
+  return artifacts.fingerprint(
+    _fingerprints.of_checkpoint(place),
+    _fingerprints.of_file(model.vocabulary or shipped.VOCABULARY),
+  )
+
+
+def note(model: Any) -> str:
+  """Says in one sentence what a reader must know of a reranker."""
+  recipe = model.recipe
+  length = (
+    f"{recipe.steps:,} steps" if recipe.steps else f"{recipe.epochs} epochs"
+  )
+  given = model.checkpoint is not None
+  start = "t5" if model.kind == "monoT5" else "vectors"
+  if model.kind == BERT:
+    start = "bert" if given else "new_bert"
+  whose = "a given T5" if given else "the package's small T5"
+  return _WORDS.text(
+    "reranker",
+    model=model,
+    start=_WORDS.text(start, whose=whose),
+    length=length,
+    instances=recipe.batch_size // 2,
+  )

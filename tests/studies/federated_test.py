@@ -1,0 +1,548 @@
+"""The federated study: on a tiny collection, from end to end."""
+
+import dataclasses
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from synthq_jax import artifacts
+from synthq_jax.data import beir, collection, shipped
+from synthq_jax.federated import generated_sentences, personalisation
+from synthq_jax.models import t5, t5_checkpoints, t5_config
+from synthq_jax.studies import federated, frame
+from synthq_jax.studies.federated import data as study_data
+from synthq_jax.studies.federated import exchanges, methods, page, training
+
+ROWS = tuple(one.name for one in methods.METHODS)
+
+
+def tiny(clients=("north", "south", "west"), train=6, test=3):
+  """Passages of two sentences; a question repeats two words of its passage."""
+  rng = np.random.default_rng(0)
+  words = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in "lmnr"]
+  documents, queries = [], []
+  qrels = {"train": {}, "test": {}}
+  for client in clients:
+    for number in range(train + test):
+      drawn = rng.choice(words, 14).tolist()
+      name = f"{client}{number}"
+      text = f"{' '.join(drawn[:7])} is one. {' '.join(drawn[7:])} is two."
+      documents.append(
+        collection.Document(id=f"d{name}", text=text, client=client)
+      )
+      asked = " ".join(drawn[:2])
+      queries.append(collection.Query(id=f"q{name}", text=asked, client=client))
+      split = "train" if number < train else "test"
+      qrels[split][f"q{name}"] = {f"d{name}": 1}
+  return collection.Collection(tuple(documents), tuple(queries), qrels)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("source") / "tiny"
+  beir.write_beir(folder, tiny())
+  return f"beir:{folder}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("t5") / "checkpoint"
+  model = dataclasses.replace(
+    t5_config.get("demo"),
+    emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16,
+    num_encoder_layers=1, num_decoder_layers=1,
+  )  # fmt: skip
+  params = t5.init_params(model, jax.random.key(0))
+  t5_checkpoints.save(folder, params, model)
+  return str(folder)
+
+
+@pytest.fixture(scope="module")
+def config(source, checkpoint):
+  return federated.Config(
+    source=source,
+    checkpoint=checkpoint,
+    vocabulary=str(shipped.VOCABULARY),
+    min_test_questions=2,
+    query_length=8,
+    sentence_length=16,
+    seeds=1,
+    recipe=federated.Recipe(
+      warmup_rounds=1, rounds=1, batch_size=4, num_negatives=2, top=4
+    ),
+    personal=federated.Personal(
+      rounds=1,
+      settings=personalisation.Settings(
+        epochs=1, batch_size=4, num_negatives=4
+      ),
+    ),
+    exchange_top=2,
+    public_data=True,
+  )
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("study")
+  varied = dataclasses.replace(
+    config,
+    tops_tried=(2,),
+    rates_tried=(1e-3,),
+    shares_tried=(0.5,),
+    exchanges=federated.Exchanges(
+      kinds=exchanges.KINDS,
+      top=2,
+      cells=3,
+      capacity=16,
+      public_source=config.source,
+      public_sentences=20,
+      generator=generated_sentences.Settings(
+        epsilon=8.0, batch_size=4, steps=2
+      ),
+      generated=8,
+    ),
+  )
+  return varied, workdir, run(varied, workdir, progress=False)
+
+
+def run(config, workdir, *, progress):
+  return frame.run(federated.STUDY, config, workdir, progress=progress)
+
+
+def load(workdir):
+  return artifacts.load(workdir, methods.Study)
+
+
+def test_every_method_scores_every_test_question_of_every_client(finished):
+  _, workdir, _ = finished
+  study = load(workdir)
+  main = [one for one in study.outcomes if not one.variant]
+  assert tuple(one.method for one in main) == ROWS
+  for one in study.outcomes:
+    assert [r.client for r in one.ranks] == ["north", "south", "west"]
+    assert all(len(r.sentence) == len(r.passage) == 3 for r in one.ranks)
+  # BM25 finds passages by the two words that questions share with them.
+  assert page.values([main[0]])[0].mean() > 0.5
+
+
+def test_the_report_has_a_row_for_each_method_and_setting(finished):
+  _, workdir, said = finished
+  written = (workdir / "study.md").read_text().replace("\\_", "_")
+  for name in (
+    *ROWS,
+    "top=2",
+    "learning_rate=0.001",
+    "share=0.5",
+    "none promised",
+    ".309",
+    ".338",
+  ):
+    assert name in said and name in written, name
+  drawing = (workdir / "study.svg").read_text()
+  assert drawing.startswith("<svg")
+  # A row for every client, though all have the same size.
+  for client in load(workdir).facts.clients:
+    assert f">{client.name} ({client.num_train})</text>" in drawing
+  assert not (workdir / "private").exists()
+
+
+def test_what_is_finished_is_read_again(finished, monkeypatch):
+  config, workdir, said = finished
+
+  def fail(*args, **kwargs):
+    raise AssertionError("trained again")
+
+  monkeypatch.setattr(methods._Maker, "__call__", fail)
+  assert run(config, workdir, progress=False) == said
+
+
+def test_the_time_of_a_row_is_also_that_of_making_its_exchange(
+  config, tmp_path, monkeypatch
+):
+  build = exchanges.build
+
+  def slow(*args):
+    time.sleep(2)
+    return build(*args)
+
+  monkeypatch.setattr(exchanges, "build", slow)
+  table = dataclasses.replace(config.exchanges, kinds=("none",))
+  few = dataclasses.replace(config, methods=("BM25",), exchanges=table)
+  run(few, tmp_path, progress=False)
+  *_, row = load(tmp_path).outcomes
+  assert row.method == methods.EXCHANGE and row.seconds >= 2
+
+
+def test_only_fed_negative_moves_bytes_and_promises_nothing(finished):
+  _, workdir, _ = finished
+  for one in load(workdir).outcomes:
+    if one.method == "+ Fed-Negative":
+      # 6 vectors of 16 floats to two partners, with a header.
+      assert min(one.sent) > 2 * 6 * 16 * 4
+      assert sum(one.sent) == sum(one.received)
+      assert one.epsilon_questions == one.epsilon_collection == math.inf
+    elif one.method != methods.EXCHANGE:
+      assert one.sent == one.received == [0, 0, 0]
+      assert math.isnan(one.epsilon_questions)
+
+
+def delta(epsilon):
+  """Of one Gaussian mechanism with noise multiplier 1 (Balle and Wang 2018)."""
+  below = scipy.stats.norm.cdf
+  return below(0.5 - epsilon) - math.exp(epsilon) * below(-0.5 - epsilon)
+
+
+def test_exchanges_claim_what_their_noise_covers_and_no_more(finished):
+  _, workdir, said = finished
+  made = {
+    one.variant: one
+    for one in load(workdir).outcomes
+    if one.method == methods.EXCHANGE
+  }
+  assert tuple(made) == exchanges.KINDS
+  claims = {
+    name: (one.epsilon_questions, one.epsilon_collection)
+    for name, one in made.items()
+  }
+  for name in ("raw float32", "raw float16", "raw int8"):
+    assert claims[name] == (math.inf, math.inf)
+  for name in ("noised questions", "noised cells"):
+    # One Gaussian of noise multiplier 1, and sentences that are sent back.
+    assert delta(claims[name][0]) == pytest.approx(1 / 32, rel=0.01)
+    assert claims[name][1] == math.inf
+  assert claims["summaries"][0] == 0
+  assert delta(claims["summaries"][1]) == pytest.approx(1 / 32, rel=0.01)
+  assert claims["generated sentences"][0] == 0
+  assert 7.9 < claims["generated sentences"][1] <= 8
+  assert claims["public corpus"] == (0, 0)
+  sizes = {name: sum(one.sent) for name, one in made.items()}
+  assert sizes["none"] == sizes["public corpus"] == 0
+  assert sizes["raw int8"] < sizes["raw float16"] < sizes["raw float32"]
+  assert "none promised" in said
+
+
+def test_towers_that_have_read_questions_make_every_vector_private(
+  config, tmp_path
+):
+  made = context(config, tmp_path)
+  own = {"is_public": True, "is_first": False}
+  sentences = made.encoders.encode_sentences(
+    made.start, made.data.tokens[0].sentences
+  )
+  late = made.party(0, made.start, sentences, **own)
+  assert late.query_encoder.epsilon == math.inf
+  assert late.sentence_encoder.epsilon == 0
+
+
+def context(config, tmp_path, **recipe):
+  data = study_data.build(config)
+  made = training.contexts(config, data, tmp_path / "states")
+  return made(dataclasses.replace(config.recipe, **recipe), 1.0)
+
+
+def equal(one, other):
+  leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+  return all(np.array_equal(a, b) for a, b in leaves)
+
+
+def test_methods_that_begin_alike_share_their_rounds(config, tmp_path):
+  made = context(config, tmp_path)
+  ended = []
+  training.federated(made, 0, ("bm25", "bm25"), lambda: ended.append("bm25"))
+  training.federated(made, 0, ("bm25", "static"), lambda: ended.append("more"))
+  assert ended == ["bm25", "bm25", "more"]
+
+
+def test_a_training_that_was_killed_ends_the_same_to_the_bit(config, tmp_path):
+  history = ("bm25", "static")
+  whole = training.federated(context(config, tmp_path / "a"), 0, history)
+  made = context(config, tmp_path / "b")
+  training.federated(made, 0, history[:1])
+  ended = []
+  again = training.federated(made, 0, history, lambda: ended.append(1))
+  assert len(ended) == 1 and equal(whole, again)
+
+
+def test_a_training_that_goes_on_keeps_the_shapes_of_the_rounds_before(
+  config, tmp_path, monkeypatch
+):
+  """Other shapes are other sums, and other last bits."""
+  real, asked = training.training.slots, []
+
+  def slots(plans, longest, *, at_least):
+    asked.append(at_least)
+    return real(plans, longest, at_least=at_least)
+
+  monkeypatch.setattr(training.training, "slots", slots)
+  history = ("bm25", "static")
+  whole = training.federated(context(config, tmp_path / "a"), 0, history)
+  training.federated(context(config, tmp_path / "b"), 0, history[:1])
+  again = training.federated(context(config, tmp_path / "b"), 0, history)
+  assert equal(whole, again)
+  assert asked[0] == asked[2] == ()
+  assert asked[1] == asked[3] != ()
+
+
+def test_a_split_that_is_not_there_is_named(config, tmp_path):
+  wrong = dataclasses.replace(config, test_split="validation")
+  with pytest.raises(ValueError, match="'validation' in .*got test, train"):
+    run(wrong, tmp_path, progress=False)
+
+
+def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
+  """The asker's collection would be another without its question."""
+  texts = tiny()
+  nobodys = dataclasses.replace(texts.documents[0], client="")
+  folder = tmp_path / "source"
+  beir.write_beir(
+    folder,
+    dataclasses.replace(texts, documents=(nobodys, *texts.documents[1:])),
+  )
+
+  def with_kinds(*kinds):
+    tried = dataclasses.replace(
+      config,
+      source=f"beir:{folder}",
+      methods=("BM25",),
+      exchanges=dataclasses.replace(
+        config.exchanges, kinds=kinds, top=2, public_source=config.source
+      ),
+    )
+    return run(tried, tmp_path / "run", progress=False)
+
+  for kind in ("noised questions", "summaries", "generated sentences"):
+    with pytest.raises(ValueError, match="got 1 that a question brought"):
+      with_kinds(kind)
+  assert "raw int8" in with_kinds("none", "raw int8")
+
+
+def test_another_public_corpus_is_another_row(config, tmp_path):
+  folder = tmp_path / "public"
+  beir.write_beir(folder, tiny(("north",)))
+  table = federated.Exchanges(
+    kinds=("public corpus",), public_source=f"beir:{folder}"
+  )
+  before = table.public_digest()
+  beir.write_beir(folder, tiny(("south",)))
+  assert table.public_digest() != before
+  assert dataclasses.replace(table, kinds=("raw int8",)).public_digest() == ""
+
+
+def test_keys_of_a_client_are_not_each_others_children():
+  keys = exchanges._keys(0, 1)
+  data = {name: jax.random.key_data(key) for name, key in keys.items()}
+  children = {
+    name: [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(50)]
+    for name, key in keys.items()
+  }
+  for one, other in (("summary", "generator"), ("generator", "summary")):
+    assert not np.array_equal(data[one], data[other])
+    assert not any(np.array_equal(x, data[other]) for x in children[one])
+
+
+def test_vectors_are_those_of_the_tower_that_is_asked_for(config, tmp_path):
+  made = context(config, tmp_path)
+  other = {
+    **made.start,
+    "sentence": jax.tree.map(jnp.tanh, made.start["query"]),
+  }
+  for params in (made.start, made.start, other, made.start):
+    for client, tokens in enumerate(made.data.tokens):
+      expected = made.encoders.encode_sentences(params, tokens.sentences)
+      assert np.array_equal(made.sentences(params, client), expected)
+  assert made.sentences(other, 0) is made.sentences(other, 0)
+  found = [made.sentences(params, 0) for params in (other, made.start)]
+  assert not np.array_equal(*found)
+
+
+def test_seeds_and_negatives_change_what_is_trained(config, tmp_path):
+  made = context(config, tmp_path)
+  first = training.federated(made, 0, ("bm25",))
+  assert not equal(first, training.federated(made, 1, ("bm25",)))
+  assert not equal(first, training.federated(made, 0, ("random",)))
+  assert not equal(first, training.central(made, 0, ("bm25",)))
+  assert not equal(
+    training.alone(made, 0, ("bm25",), 0), training.alone(made, 0, ("bm25",), 1)
+  )
+
+
+def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
+  few = dataclasses.replace(
+    config, methods=("STAR, each client alone", methods.BASE, methods.CENTRAL)
+  )
+  other = dataclasses.replace(few, central_learning_rate=1e-2)
+  said = [run(one, tmp_path, progress=False) for one in (few, other)]
+  assert [f"({methods.CENTRAL} at 0.01)" in page for page in said] == [
+    False,
+    True,
+  ]
+  fast = context(config, tmp_path, learning_rate=1e-2)
+  history = fast.recipe.history("static", "bm25")
+  central = artifacts.load(tmp_path, methods.Study).outcomes[-1]
+  again = context(config, tmp_path / "again", learning_rate=1e-2)
+  towers = training.central(again, 0, history)
+  assert equal(training.central(fast, 0, history), towers)
+  assert not equal(
+    training.central(context(config, tmp_path), 0, history), towers
+  )
+  scored, _ = methods.scored(
+    again, methods.Towers([towers] * 3, [towers] * 3), 0, config.test_split
+  )
+  assert central.method == methods.CENTRAL
+  assert central.ranks == tuple(map(methods.Ranks.of, scored))
+  assert not training._newest(fast, "federated", 0, history)[0]
+
+
+def test_a_personal_tower_leaves_the_sentences_where_they_are(config, tmp_path):
+  made = context(config, tmp_path)
+  towers = methods.personalised(made, made.start, 0, config.personal, None)
+  for own in towers.query:
+    assert equal(own["sentence"], made.start["sentence"])
+    assert not equal(own["query"], made.start["query"])
+  assert towers.traffic == ()
+
+
+def test_a_smaller_share_is_part_of_a_larger_one(config):
+  data = study_data.build(config)
+  half, third = (study_data.thinned(data, share) for share in (0.5, 0.34))
+  for small, large, full in zip(
+    third.clients, half.clients, data.clients, strict=True
+  ):
+    ids = [set(one.splits["train"].ids) for one in (small, large, full)]
+    assert [len(one) for one in ids] == [2, 3, 6]
+    assert ids[0] < ids[1] < ids[2]
+    assert small.splits["test"] == full.splits["test"]
+  assert half.digest != data.digest != third.digest
+  for client, tokens in zip(half.clients, half.tokens, strict=True):
+    assert tokens.answers["train"] == client.splits["train"].answers
+
+
+def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
+  secret = dataclasses.replace(
+    config, public_data=False, methods=("BM25",), seeds=1
+  )
+  run(secret, tmp_path, progress=False)
+  outside = [
+    path
+    for path in tmp_path.rglob("*")
+    if path.is_file() and "private" not in path.relative_to(tmp_path).parts
+  ]
+  assert not [path for path in outside if path.suffix in (".md", ".json")]
+  assert (tmp_path / "private" / "study.md").exists()
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"partition": "site"}, "partition"),
+    ({"partition": "genre"}, "urls must be given"),
+    ({"methods": ("BM25", "magic")}, "methods"),
+    ({"shares_tried": (0.0,)}, "shares_tried must be in (0, 1]"),
+    ({"checkpoint": "folder"}, "vocabulary must be given"),
+    ({"central_learning_rate": 0.0}, "central_learning_rate must be above 0"),
+    ({"num_clients": 1}, "num_clients must be at least 2"),
+  ],
+)
+def test_settings_out_of_range_are_refused(change, message):
+  with pytest.raises(ValueError, match="federated.Config") as error:
+    federated.Config(**change)
+  assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_client_is_no_federation(config, tmp_path):
+  beir.write_beir(tmp_path / "one", tiny(clients=("north",)))
+  alone = dataclasses.replace(config, source=f"beir:{tmp_path / 'one'}")
+  with pytest.raises(ValueError, match="two clients or more"):
+    study_data.build(alone)
+
+
+def study(by_method):
+  """A study of two clients: ranks by method, one list for each seed."""
+  outcomes = [
+    methods.Outcome(
+      method=name, seed=seed, variant="",
+      ranks=tuple(
+        methods.Ranks(client=client, sentence=ranks, passage=ranks)
+        for client, ranks in zip("ab", found, strict=True)
+      ),
+      sent=[0, 0], received=[0, 0], exchanges=0, epsilon_questions=math.nan,
+      epsilon_collection=math.nan, hubness=0.0, seconds=1.0,
+    )
+    for name, seeds in by_method.items()
+    for seed, found in enumerate(seeds)
+  ]  # fmt: skip
+  facts = study_data.Facts(
+    source="s", partition="client", num_left_out=0, num_foreign_judgements=0,
+    num_lost_questions=0,
+    clients=tuple(
+      study_data.ClientFacts(
+        name=name, num_passages=1, num_sentences=2, num_train=3, num_test=2
+      )
+      for name in "ab"
+    ),
+  )  # fmt: skip
+  return methods.Study(
+    facts=facts, notes=(), outcomes=tuple(outcomes), seconds=1.0
+  )
+
+
+def table_of(found, number):
+  return page.page(found).parts[number].blocks[1]
+
+
+def test_tables_average_seeds_then_questions_then_clients():
+  found = study(
+    {
+      methods.BASE: [[[1, 1], [2, 0]], [[1, 1], [4, 1]]],
+      "Central": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]],
+    }
+  )
+  table = table_of(found, 0)
+  base = dict(zip(table.header, table.rows[0], strict=True))
+  # Client a: 1. Client b: (1/2 + 0)/2 and (1/4 + 1)/2, mean .4375.
+  assert base["MRR@10 [95%]"].startswith("0.719 ")
+  assert base["Seeds"] == "0.625 to 0.812"
+  assert base["Worst client"] == "0.438"
+  assert base["R@1"] == "0.625"
+  assert base["Thesis, Fed-NewsQA"] == "0.261"
+  assert base[f"p against {methods.BASE}"] == "-"
+
+
+def test_a_drawing_shows_the_largest_of_many_clients():
+  few = study({methods.BASE: [[[1, 1], [2, 0]]]})
+  clients = [
+    dataclasses.replace(few.facts.clients[0], name=f"c{size}", num_train=size)
+    for size in range(1, 51)
+  ]
+  ranks = [few.outcomes[0].ranks[0]] * 50
+  many = dataclasses.replace(
+    few,
+    facts=dataclasses.replace(few.facts, clients=tuple(clients)),
+    outcomes=(dataclasses.replace(few.outcomes[0], ranks=tuple(ranks)),),
+  )
+  drawing = page._drawing(many.facts, many.outcomes)
+  shown = [one.name for one in clients if f">{one.name} (" in drawing]
+  assert shown == [f"c{size}" for size in range(11, 51)]
+
+
+def test_settings_are_tested_against_those_of_the_main_table():
+  ranks = [[1, 2, 0, 3] * 5, [4, 1, 0, 2] * 5]
+  worse = [[one and one + 3 for one in client] for client in ranks]
+  found = study({methods.BASE: [ranks, worse]})
+  base = found.outcomes[0]
+  tried = [
+    dataclasses.replace(base, variant="top=10"),
+    dataclasses.replace(base, variant="top=50", ranks=found.outcomes[1].ranks),
+  ]
+  with_settings = dataclasses.replace(found, outcomes=(base, *tried))
+  table = table_of(with_settings, 2)
+  at = table.header.index("p")
+  assert [row[at] for row in table.rows] == ["-", "1.000", "< 0.001"]
+  other = dataclasses.replace(base, method="BM25")
+  without_base = dataclasses.replace(found, outcomes=(other, *tried))
+  assert [row[at] for row in table_of(without_base, 2).rows] == ["-", "-"]

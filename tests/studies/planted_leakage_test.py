@@ -1,0 +1,481 @@
+"""The study of planted leakage: on a tiny collection, from end to end."""
+
+import dataclasses
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.data import beir, collection, shipped
+from synthq_jax.leakage import rerankers, splits
+from synthq_jax.leakage.rerankers import training as training_lib
+from synthq_jax.retrieval import text_encoders, trec
+from synthq_jax.studies import frame, planted_leakage
+from synthq_jax.studies.planted_leakage import data as study_data
+from synthq_jax.studies.planted_leakage import tables
+from synthq_jax.studies.planted_leakage import training as study_training
+
+_BUCKETS = 997
+
+
+def bucket(text: str) -> int:
+  return sum(ord(c) * 31**i for i, c in enumerate(text)) % _BUCKETS
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Memorizer:
+  """Knows nothing of language: one number for each document it has seen."""
+
+  name = "memorizer"
+  padded = ()
+
+  def init(self, key):
+    return {"table": 0.01 * jax.random.normal(key, (_BUCKETS,))}
+
+  def featurize(self, queries, documents):
+    del queries
+    return {"document": np.array([bucket(text) for text in documents])}
+
+  def score(self, params, batch, *, key=None):
+    del key
+    return params["table"][batch["document"]]
+
+  def loss(self, params, batch, *, key=None):
+    found = self.score(params, batch, key=key)
+    return jnp.mean(jax.nn.softplus(found[1::2] - found[0::2]))
+
+
+def words_of(document: int) -> list[str]:
+  """Four made-up words that end in q, which no other text here does."""
+  letters = np.array(list("bcdfghjklmnprtvwxz"))
+  drawn = np.random.default_rng(document).choice(letters, (4, 7))
+  return ["".join(word) + "q" for word in drawn]
+
+
+def tiny(num_train: int = 40, num_test: int = 10) -> collection.Collection:
+  """Every document has words of its own and one that all have in common.
+
+  Those of the test queries come last, so that BM25's candidates are a query's
+  own document and the first of the others.
+  """
+  documents, queries = [], []
+  qrels: dict[str, dict[str, dict[str, int]]] = {"train": {}, "test": {}}
+  for i in range(num_train + num_test):
+    a, b, c, d = words_of(i)
+    documents.append(collection.Document(f"d{i}", f"common {a} {b} {c} {d}"))
+    split = "train" if i < num_train else "test"
+    texts = [f"the common {a} and {b}"]
+    if split == "test":  # a sibling: another order and other function words
+      texts += [f"is {b} common in {a}", f"about {d}"]
+    for j, text in enumerate(texts):
+      queries.append(collection.Query(f"q{i}.{j}", text))
+      qrels[split][f"q{i}.{j}"] = {f"d{i}": 1}
+  qrels = {split: found for split, found in qrels.items() if found}
+  return collection.Collection(tuple(documents), tuple(queries), qrels)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  place = tmp_path_factory.mktemp("data") / "tiny"
+  beir.write_beir(place, tiny())
+  return place
+
+
+BUILD, DIGEST = study_training.build, study_training.digest
+
+
+def stand_in(patch) -> None:
+  """No checkpoint is read: the encoder and the rerankers are stand-ins."""
+
+  def encode(texts):
+    rows = [np.bincount([bucket(w) % 8 for w in t.split()], minlength=8)
+            for t in texts]  # fmt: skip
+    vectors = np.array(rows, np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+  made: dict[str, Memorizer] = {}
+
+  def build(model, documents):
+    del documents
+    return made.setdefault(model.name, Memorizer())
+
+  loaded = types.SimpleNamespace(encode=encode)
+  patch.setattr(text_encoders, "load", lambda: loaded)
+  patch.setattr(study_training, "build", build)
+  patch.setattr(study_training, "digest", lambda model: "")
+
+
+@pytest.fixture(autouse=True)
+def light(monkeypatch):
+  stand_in(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def studied(folder, tmp_path_factory):
+  root = tmp_path_factory.mktemp("study")
+  with pytest.MonkeyPatch.context() as patch:
+    stand_in(patch)
+    text = run(config(folder), root, progress=False)
+  return root, text
+
+
+def run(config, root, *, progress):
+  return frame.run(planted_leakage.STUDY, config, root, progress=progress)
+
+
+def config(folder, **changes) -> planted_leakage.Config:
+  recipe = rerankers.Recipe(steps=40, batch_size=16, learning_rate=0.3)
+  made = planted_leakage.Config(
+    models=(
+      planted_leakage.Model(kind="KNRM", name="first", seeds=2, recipe=recipe),
+      planted_leakage.Model(
+        kind="KNRM",
+        name="second",
+        recipe=dataclasses.replace(recipe, learning_rate=1e-6),
+      ),
+    ),
+    source=f"beir:{folder}",
+    num_test_queries=8,
+    sizes=(40, 60),
+    num_leaked=32,
+    depth=20,
+    folds=4,
+    public_data=True,
+  )
+  return dataclasses.replace(made, **changes)
+
+
+def without_times(path) -> dict:
+  """A result without what differs from run to run."""
+  found = json.loads(path.read_text())["result"]
+  trainings = found.get("trainings", [found])
+  for each in trainings:
+    for name in ("train_seconds", "rerank_seconds"):
+      each.pop(name)
+  found.pop("seconds", None)
+  return found
+
+
+def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
+  root, text = studied
+  study = artifacts.load(root, tables.Study)
+  assert len(study.trainings) == 2 * 3 * 3
+  for one in study.memory:
+    if one.model == "first":  # it learns each document by heart
+      assert one.rank_with < one.rank_without - 2
+      assert one.offset_increase > 3
+      assert one.offset.is_significant and one.offset.corrected < 0.05
+      assert one.score_with > one.score_without
+    else:  # its learning rate is next to none
+      assert abs(one.rank_with - one.rank_without) < 0.5
+      assert not one.rank.is_significant and not one.offset.is_significant
+  [ndcg, mfr, precision] = [t for t in study.measures if not t.size]
+  assert (ndcg.measure, mfr.measure, precision.measure) == (
+    "nDCG@10", "MFR", "P@1",
+  )  # fmt: skip
+  assert ndcg.baseline == 1.0 and mfr.baseline == 1.0
+  assert mfr.chance == pytest.approx(10.5, abs=1)  # of 20 candidates
+  cells = {(c.model, c.leakage): c for c in ndcg.cells}
+  assert cells["first", "test leakage"].comparison.is_significant
+  assert not cells["second", "test leakage"].comparison.is_significant
+  assert cells["first", "no leakage"].comparison is None
+  page = (root / "study.md").read_text()
+  for written in (text, page):
+    for table in (ndcg, mfr):
+      for cell in table.cells:
+        assert f"{cell.mean:.{1 if table is mfr else 3}f}" in written
+    assert "first, test leakage" in written
+    assert "are significant" in written
+  assert "Random order" in page
+  assert "Not significant: the other 2." in page
+  assert "first, test leakage, 40 instances: -" in page  # its rank, earlier
+  assert ", earlier; " in page and ", wider" in page
+  assert (root / "study.svg").read_text().startswith("<svg")
+  assert not list(root.rglob("state_*"))
+
+
+def test_texts_and_machine_paths_stand_in_no_file(studied, folder):
+  root, _ = studied
+  for path in root.rglob("*"):
+    if path.is_file():
+      content = path.read_text()
+      assert not [i for i in range(50) if words_of(i)[0] in content], path
+      assert str(folder.parent) not in content, path
+
+
+def test_queries_that_may_be_private_leave_nothing_outside(folder, tmp_path):
+  small = config(folder, public_data=False, sizes=(40,))
+  text = run(small, tmp_path, progress=False)
+  outside = {p.name for p in tmp_path.iterdir()}
+  assert outside == {".lock", "private"}
+  assert "private/study.md" in text
+
+
+def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
+  folder, tmp_path, monkeypatch
+):
+  settings = config(folder, sizes=(40,))
+  whole = run(settings, tmp_path / "whole", progress=False)
+  trained = []
+  train, rerank = rerankers.train, rerankers.rerank
+
+  def counted(*arguments, **options):
+    trained.append(options["directory"].parent.name)
+    return train(*arguments, **options)
+
+  def killed(*arguments, **options):
+    if len(trained) == 4:
+      raise KeyboardInterrupt
+    return rerank(*arguments, **options)
+
+  monkeypatch.setattr(rerankers, "train", counted)
+  monkeypatch.setattr(rerankers, "rerank", killed)
+  with pytest.raises(KeyboardInterrupt):
+    run(settings, tmp_path / "cut", progress=False)
+  assert not (tmp_path / "cut/result.json").exists()
+  monkeypatch.setattr(rerankers, "rerank", rerank)
+  steps = []
+  of_step = training_lib.loop.train
+
+  def watched(step_fn, *arguments, **options):
+    def step(*inputs):
+      steps.append(1)
+      return step_fn(*inputs)
+
+    return of_step(step, *arguments, **options)
+
+  monkeypatch.setattr(training_lib.loop, "train", watched)
+  again = run(settings, tmp_path / "cut", progress=False)
+  assert len(trained) == 4 + 6  # nine trainings; the fourth was not scored
+  assert len(steps) == 5 * 40  # and its last state was found
+  assert (
+    again.replace("cut", "whole").splitlines()[:-1] == (whole.splitlines()[:-1])
+  )
+  for path in (tmp_path / "whole").rglob("result.json"):
+    other = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
+    assert without_times(other) == without_times(path)
+  for path in (tmp_path / "whole").rglob(study_training.RUN):
+    other = tmp_path / "cut" / path.relative_to(tmp_path / "whole")
+    assert other.read_bytes() == path.read_bytes()
+  run(settings, tmp_path / "cut", progress=False)
+  assert len(trained) == 10
+
+
+def test_another_model_or_size_keeps_what_is_finished(
+  folder, tmp_path, monkeypatch
+):
+  settings = config(folder, sizes=(40,))
+  run(settings, tmp_path, progress=False)
+  trained = []
+  train = rerankers.train
+
+  def counted(*arguments, **options):
+    trained.append(options["directory"].parent.name)
+    return train(*arguments, **options)
+
+  monkeypatch.setattr(rerankers, "train", counted)
+  fewer = dataclasses.replace(settings, models=settings.models[:1], folds=3)
+  run(fewer, tmp_path, progress=False)
+  assert not trained
+  changed = dataclasses.replace(
+    settings.models[1], recipe=rerankers.Recipe(steps=2)
+  )
+  other = dataclasses.replace(settings, models=(settings.models[0], changed))
+  run(other, tmp_path, progress=False)
+  assert trained == [
+    f"{kind}_leakage_40_seed0" for kind in ("no", "near", "test")
+  ]
+
+
+def test_test_queries_have_siblings_and_documents_of_their_own(folder):
+  data = study_data.build(config(folder))
+  assert len(data.queries) == 8
+  assert data.facts.num_near == 8 == data.facts.num_near_targets
+  assert data.facts.relations == {"identical": 8}
+  documents = [set(grades) for grades in data.qrels.values()]
+  assert len(set.union(*documents)) == 8
+  near = data.leaked["near leakage"][0]
+  for each in near:
+    assert each.query_id != each.target
+    assert each.query_id.split(".")[0] == each.target.split(".")[0]
+    assert each.relevant_id in data.qrels[each.target]
+    assert each.non_relevant_id in data.candidates[each.target]
+  test = data.leaked["test leakage"][0]
+  assert [e.relevant_id for e in near] == [e.relevant_id for e in test]
+  assert {e.query_id for e in test} == set(data.queries)
+  relevant = set.union(*documents)
+  for instances in data.fillers:
+    for each in instances:
+      assert not {each.relevant_id, each.non_relevant_id} & relevant
+      assert each.query_id.split(".")[0] not in {
+        query.split(".")[0] for query in data.queries
+      }
+
+
+def test_a_near_duplicate_is_no_filler(tmp_path):
+  data = tiny()
+  one, other, *_ = words_of(45)
+  copy = collection.Query("copy", f"COMMON {other}, {one}?")
+  grades = {"copy": {"d20": 1}}
+  beir.write_beir(
+    tmp_path / "data",
+    dataclasses.replace(
+      data,
+      queries=(*data.queries, copy),
+      qrels=data.qrels | {"train": data.qrels["train"] | grades},
+    ),
+  )
+  settings = config(tmp_path / "data", num_test_queries=10)
+  found = study_data.build(settings)
+  assert found.facts.num_pool == 41 and found.facts.num_left_out == 1
+  assert "copy" not in {e.query_id for e in found.fillers[0]}
+
+
+def test_near_duplicates_can_be_made_by_rule(folder):
+  data = study_data.build(config(folder, near="reformulations"))
+  assert len(data.queries) == 8
+  texts = {each.query for each in data.leaked["near leakage"][0]}
+  assert texts.isdisjoint(data.queries.values())
+  assert len({e.query_id for e in data.leaked["near leakage"][0]}) > 8
+
+
+def test_another_collection_can_be_trained_on(folder, tmp_path):
+  shared = tiny(num_test=0, num_train=50)
+  beir.write_beir(tmp_path / "train", shared)
+  settings = config(
+    folder,
+    near="train_source",
+    train_source=f"beir:{tmp_path / 'train'}",
+    sizes=(40,),
+  )
+  data = study_data.build(settings)
+  assert data.facts.train_source == "train"
+  for each in data.leaked["near leakage"][0]:
+    assert each.relevant_id.startswith("train:d")
+  for each in data.leaked["test leakage"][0]:
+    assert each.relevant_id in data.qrels[each.target]
+  leaked = {e.query for e in data.leaked["near leakage"][0]}
+  assert leaked.isdisjoint(e.query for e in data.fillers[0])
+  text = run(settings, tmp_path / "run", progress=False)
+  study = artifacts.load(tmp_path / "run", tables.Study)
+  assert {one.leakage for one in study.memory} == {"test leakage"}
+  assert "trained on train" in text
+
+
+def test_runs_are_the_candidates_in_a_new_order(studied, folder):
+  root, _ = studied
+  data = study_data.build(config(folder))
+  place = study_training.folder(root, "first", "test leakage", 40, 1)
+  run = trec.read_run(place / study_training.RUN)
+  assert {q: set(s) for q, s in run.items()} == {
+    q: set(s) for q, s in data.candidates.items()
+  }
+  result = artifacts.load(place, study_training.Training)
+  assert result.manifest == splits.manifest(
+    data.split("test leakage", 40, 1), data.documents
+  )
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"num_test_queries": 11}, "expected 11 test queries .* got 10 of 30"),
+    ({"num_leaked": 199, "sizes": (200,)}, "got 152 from 8 leaked queries"),
+    ({"sizes": (4000,)}, "for 4,000 instances without leakage"),
+    ({"test_split": "held_out"}, "expected a split of"),
+    ({"source": "ir_datasets:no-such-thing"}, "ir_datasets:no-such-thing"),
+    ({"source": "trec:x"}, "source must be"),
+  ],
+)
+def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
+  with pytest.raises(ValueError, match=words) as caught:
+    run(config(folder, **changes), tmp_path, progress=False)
+  assert "\n" not in str(caught.value)
+  assert "common" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    ({"near": "guesses"}, "near='guesses'"),
+    ({"near": "train_source"}, "train_source=None"),
+    ({"filler_threshold": 0.9}, "filler would hold near-duplicates"),
+    ({"sizes": (8,)}, r"at least num_leaked, got sizes=\(8,\)"),
+    ({"alpha": 0.0}, "alpha must be in"),
+    ({"near_threshold": 1.5}, "near_threshold must be in"),
+    ({"models": ()}, "models must be some"),
+    ({"folds": 1}, "folds must be at least 2"),
+  ],
+)
+def test_settings_without_sense_are_refused(change, words):
+  with pytest.raises(ValueError, match=words):
+    config("x", **change)
+
+
+def test_models_without_sense_are_refused():
+  for change, words in (
+    ({"kind": "BM25"}, "kind='BM25'"),
+    ({"kind": "KNRM", "name": "a/b"}, "'a/b'"),
+    ({"kind": "KNRM", "seeds": 0}, "seeds must be at least 1"),
+    ({"kind": "monoT5", "checkpoint": "t5"}, "vocabulary=None"),
+    ({"kind": "monoBERT", "checkpoint": "b", "vocabulary": "v"}, "only then"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      planted_leakage.Model(**change)
+  assert planted_leakage.Model(kind="PACRR").name == "PACRR"
+
+
+def test_the_command_runs_the_tiny_study_with_real_rerankers(
+  folder, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(study_training, "build", BUILD)
+  argv = [
+    "study",
+    "--gin_file=gin_configs/studies/planted_leakage_tiny.gin",
+    f"--gin.SOURCE=beir:{folder}",
+    f"--workdir={tmp_path}",
+    "--quiet",
+  ]
+  main.main(argv)
+  study = artifacts.load(tmp_path / "private", tables.Study)
+  assert {one.model for one in study.trainings} == {"KNRM", "PACRR"}
+  assert all(np.isfinite(one.loss) for one in study.trainings)
+  assert [one.steps for one in study.trainings] == [2] * 18
+  said = capsys.readouterr().out
+  assert "nDCG@10" in said and "study finished" in said
+
+
+@pytest.mark.parametrize("kind", study_training.KINDS)
+def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
+  model = planted_leakage.Model(kind=kind, query_length=6, document_length=20)
+  reranker = BUILD(model, {"a": "red apples", "b": "green pears"})
+  assert reranker.name == kind
+  rows = reranker.featurize(["red apples"], ["apples are red"])
+  scores = reranker.score(reranker.init(jax.random.key(0)), rows)
+  assert scores.shape == (1,) and np.isfinite(scores).all()
+  note = study_training.note(model)
+  assert note.startswith(f"{kind} ")
+  assert ("not pre-trained" in note) == (kind == "monoBERT")
+
+
+def test_a_training_follows_the_checkpoint_it_starts_from(monkeypatch):
+  digests = {
+    kind: DIGEST(planted_leakage.Model(kind=kind))
+    for kind in study_training.KINDS
+  }
+  assert len(set(digests.values())) == 1  # all take the package's T5
+  monkeypatch.setattr(shipped, "VOCABULARY", shipped.DIRECTORY / "config.json")
+  assert DIGEST(planted_leakage.Model(kind="KNRM")) != digests["KNRM"]
+
+
+def test_the_digest_of_a_bert_is_that_of_its_files(tmp_path):
+  (tmp_path / "config.json").write_text("{}")
+  model = planted_leakage.Model(kind="monoBERT", checkpoint=str(tmp_path))
+  first = DIGEST(model)
+  (tmp_path / "vocab.txt").write_text("[CLS]")
+  assert DIGEST(model) != first
+  assert "public BERT" in study_training.note(model)

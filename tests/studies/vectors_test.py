@@ -1,0 +1,80 @@
+"""The study of what is read out of vectors: on a tiny collection."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.audit import inversion
+from synthq_jax.data import beir, collection
+from synthq_jax.studies import frame, vectors
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+  """Two clients with made-up sentences, and next to no training."""
+  rng = np.random.default_rng(0)
+  words = [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in "lmnr"]
+  documents = [
+    collection.Document(
+      id=f"{client}{number}",
+      text=f"{' '.join(rng.choice(words, 6).tolist())} is known.",
+      client=client,
+    )
+    for client, total in (("victim", 12), ("other", 60))
+    for number in range(total)
+  ]
+  folder = tmp_path_factory.mktemp("source") / "tiny"
+  asked = collection.Query(id="q", text="what is known")
+  qrels = {"test": {"q": {"other0": 1}}}
+  beir.write_beir(
+    folder, collection.Collection(tuple(documents), (asked,), qrels)
+  )
+  return vectors.Config(
+    source=f"beir:{folder}", victim="victim", noise=(0.0, 1.0), steps=2,
+    language_steps=2, batch_size=8, length=32, num_sentences=40,
+    num_victims=10, num_secrets=8, num_candidates=4, num_shown=1,
+  )  # fmt: skip
+
+
+def test_a_raw_vector_gives_secrets_away_and_nothing_is_made_twice(
+  config, tmp_path, monkeypatch
+):
+  said = frame.run(vectors.STUDY, config, tmp_path, progress=False)
+  study = artifacts.load(tmp_path / "private", vectors.Study)
+  assert study.victim == "victim" and len(study.levels) == 2
+  raw = {one.kind: one for one in study.nearest if not one.noise}
+  assert set(raw) == {"digits", "words"}
+  for one in raw.values():
+    assert one.own.first.mean == 1.0 and one.own.mean_rank.mean == 1.0
+    assert one.other.first.mean < 1.0 and one.bound == 1.0
+  noised = [one for one in study.nearest if one.noise]
+  assert all(one.bound < 1.0 for one in noised)
+  assert [level.bits for level in study.levels][0] == np.inf
+  assert len(study.levels[0].shown) == 1
+  assert "Nearest candidate" in said and "digits written, other" in said
+  # The victim's text lies below private/ alone.
+  outside = {path.name for path in tmp_path.iterdir()}
+  assert outside == {".lock", "private"}
+
+  def fail(*arguments, **options):
+    raise AssertionError("trained again")
+
+  monkeypatch.setattr(inversion, "train", fail)
+  assert frame.run(vectors.STUDY, config, tmp_path, progress=False) == said
+  fewer = dataclasses.replace(config, noise=(1.0,), decoders=False)
+  frame.run(vectors.STUDY, fewer, tmp_path, progress=False)
+  with pytest.raises(AssertionError, match="trained again"):
+    frame.run(
+      vectors.STUDY,
+      dataclasses.replace(config, steps=3),
+      tmp_path,
+      progress=False,
+    )
+
+
+def test_a_victim_that_is_not_there_is_named(config, tmp_path):
+  wrong = dataclasses.replace(config, victim="nobody")
+  with pytest.raises(ValueError, match="got 'nobody' of 2 in"):
+    frame.run(vectors.STUDY, wrong, tmp_path, progress=False)
