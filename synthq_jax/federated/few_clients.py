@@ -2,8 +2,9 @@
 
 import math
 
-from synthq_jax.federated import sampling, user_privacy
-from synthq_jax.privacy import accounting, rounding
+from synthq_jax.federated import sampling
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import rounding, terms
 
 __all__ = ["check_meaningful", "clients_needed", "signal_to_noise"]
 
@@ -11,9 +12,7 @@ _MAX_EPSILON = 10.0
 _MAX_DELTA = 1e-3
 
 
-def signal_to_noise(
-  privacy: user_privacy.UserPrivacy, num_parameters: int
-) -> float:
+def signal_to_noise(privacy: claim_lib.Claim, num_parameters: int) -> float:
   """Returns how far clients can move the model, over how far noise moves it.
 
   With clip norm C, m clients expected in a round, noise multiplier s, T rounds
@@ -34,12 +33,10 @@ def signal_to_noise(
   if noise == 0:
     return math.inf
   clients = privacy.sampler.expected_batch_size
-  return math.sqrt(privacy.rounds) * clients / noise
+  return math.sqrt(privacy.steps) * clients / noise
 
 
-def check_meaningful(
-  privacy: user_privacy.UserPrivacy, num_parameters: int
-) -> None:
+def check_meaningful(privacy: claim_lib.Claim, num_parameters: int) -> None:
   """Refuses settings whose claim would be true and yet say nothing.
 
   The mathematics holds for any number of clients. But a claim is worth making
@@ -97,7 +94,7 @@ def check_meaningful(
   if signal < 1:
     drawn = privacy.sampler.expected_batch_size
     raise ValueError(
-      f"{start}in {privacy.rounds} rounds noise would move the"
+      f"{start}in {privacy.steps} rounds noise would move the"
       f" {num_parameters:,} parameters {1 / signal:.3g} times as far as clients"
       f" could that all agree{end}have about {math.ceil(drawn / signal):,} of"
       f" them in a round, not {drawn:,}, for this noise"
@@ -140,21 +137,18 @@ def clients_needed(
 
 def _calibrated(
   clients: int, epsilon: float, rounds: int, share: float, exponent: float
-) -> user_privacy.UserPrivacy:
+) -> claim_lib.Claim:
   """Returns settings that reach epsilon with so many clients."""
   sampler = sampling.poisson(
     num_clients=clients, clients_per_round=max(1, round(share * clients))
   )
-  delta = clients**-exponent
-  noise = accounting.noise_multiplier(
-    epsilon=epsilon, delta=delta, sampler=sampler, steps=rounds
-  )
-  return user_privacy.UserPrivacy(
+  return claim_lib.calibrated(
+    epsilon=epsilon,
     sampler=sampler,
-    rounds=rounds,
+    steps=rounds,
     l2_clip_norm=1.0,
-    noise_multiplier=noise,
-    delta=delta,
+    delta=clients**-exponent,
+    words=terms.CLIENT,
   )
 
 

@@ -6,7 +6,7 @@ a whole unit of privacy: `one_per_unit` keeps one sentence of every passage.
 
 Nothing here knows a folder but the one for states of unfinished training, and
 nothing enters a ledger: whoever runs it does, BEFORE the first step, with the
-statement of `plan`.
+statement of `claim`.
 """
 
 import dataclasses
@@ -30,26 +30,21 @@ from synthq_jax.federated._exchange_types import (
 from synthq_jax.generation import decoding, samplers
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.privacy import accounting, sampling, statement
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import sampling, statement, terms
 from synthq_jax.retrieval import vector_files
 from synthq_jax.training import dp_step, loop
 
 __all__ = [
   "Generated",
-  "Plan",
   "Settings",
+  "claim",
   "fine_tune",
   "from_collection",
   "loss_fn",
   "one_per_unit",
-  "plan",
   "write",
 ]
-
-_MECHANISM = (
-  "gradients of a T5 that writes a sentence for a prompt, one record per"
-  " {unit}, clipped and summed over a Poisson sample, with Gaussian noise"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,14 +65,6 @@ class Settings:
   """Peak of Adam's."""
   strategy: str = "bookkeeping"
   """How gradients are clipped; changes the speed only."""
-
-
-class Plan(NamedTuple):
-  """What is known of a private training before its first step."""
-
-  sampler: sampling.Poisson
-  noise_multiplier: float
-  statement: statement.PrivacyStatement
 
 
 class Generated(NamedTuple):
@@ -107,7 +94,7 @@ def from_collection(
   Every record has the same public prompt, so that what is written says what the
   generator has learned and nothing else.
 
-  Formal guarantee: that of `plan`, for one passage of the client with all its
+  Formal guarantee: that of `claim`, for one passage of the client with all its
   sentences. No question is read, if none has brought a passage to the client
   (`federation.Federation.num_copies` is 0).
 
@@ -137,12 +124,7 @@ def from_collection(
       vocabulary, [client.sentences[i] for i in drawn], length=max_length
     ),
   }
-  made = plan(
-    settings,
-    num_records=len(drawn),
-    unit=COLLECTION_UNIT,
-    identifier=f"{run}/{client.name}/generator",
-  )
+  made = claim(settings, num_records=len(drawn), unit=COLLECTION_UNIT)
   noise_key, writing_key = jax.random.split(key)
   trained = fine_tune(
     made, settings, params, config, records,
@@ -164,7 +146,8 @@ def from_collection(
   return Generated(
     tuple(dict.fromkeys(filter(None, texts))),
     Promise(
-      questions=statement.none(unit=QUESTION_UNIT), collection=made.statement
+      questions=statement.none(unit=QUESTION_UNIT),
+      collection=made.statement(f"{run}/{client.name}/generator"),
     ),
   )
 
@@ -197,67 +180,38 @@ def one_per_unit(
   return starts + np.array(places, np.int64)
 
 
-def plan(
-  settings: Settings, *, num_records: int, unit: str, identifier: str
-) -> Plan:
-  """Calibrates the noise, and states what the training will have earned.
+def claim(
+  settings: Settings, *, num_records: int, unit: str
+) -> claim_lib.Claim:
+  """Returns what the training will promise, with the least noise for it.
 
   Args:
     settings: target and length.
     num_records: n, which is treated as public.
     unit: what one record is, e.g. "passage" or "query".
-    identifier: names this training and no other.
 
   Returns:
-    How batches are drawn, the noise, and the claim.
+    How batches are drawn, the noise, and the words of the promise.
 
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  sampler = sampling.Poisson.with_margin(
-    num_examples=num_records,
-    expected_batch_size=settings.batch_size,
-    multiple_of=8,
-  )
-  delta = settings.delta
-  if delta is None:
-    delta = 1 / (2 * num_records)
-  noise_multiplier = accounting.noise_multiplier(
+  return claim_lib.calibrated(
     epsilon=settings.epsilon,
-    delta=delta,
-    sampler=sampler,
+    sampler=sampling.Poisson.with_margin(
+      num_examples=num_records,
+      expected_batch_size=settings.batch_size,
+      multiple_of=8,
+    ),
     steps=settings.steps,
-  )
-  earned = statement.training(
-    identifier=identifier,
-    sampler=sampler,
-    noise_multiplier=noise_multiplier,
     l2_clip_norm=settings.clip_norm,
-    steps=settings.steps,
-    delta=delta,
-    unit=unit,
-    mechanism=_MECHANISM.format(unit=unit),
-    public=(
-      f"The number of records, one for each {unit}.",
-      "The settings: model, vocabulary, prompts of the generation, learning"
-      " rate, clip norm, batch sizes, number of steps and noise.",
-    ),
-    assumptions=(
-      f"One record is one {unit}, drawn and clipped as one.",
-      statement.SECRET_SEEDS,
-      "Which records were in which batch stays secret; every intermediate"
-      " model may be published.",
-      "Losses and gradient norms are not published.",
-      "The settings were chosen without looking at the client's texts.",
-      statement.IDEAL_NUMBERS,
-    ),
-    not_protected=("What many records have in common.",),
+    delta=settings.delta,
+    words=terms.records(unit),
   )
-  return Plan(sampler, noise_multiplier, earned)
 
 
 def fine_tune(
-  made: Plan,
+  made: claim_lib.Claim,
   settings: Settings,
   params: typing.Params,
   config: t5_config.T5Config,
@@ -270,18 +224,18 @@ def fine_tune(
 ) -> typing.Params:
   """Fine-tunes a public T5 on a client's records.
 
-  Formal guarantee: that of `made.statement`, for one record, if `params` are
+  Formal guarantee: that of `made`, for one record, if `params` are
   public, and `key` and `batch_seed` secret and given to no other training. One
   with another strategy is another, and so is one that is made again on other
   devices or by other code after `directory` was removed: their noises would
-  cancel where the gradients do not. Each takes a plan with an identifier of its
+  cancel where the gradients do not. Each takes a statement with an identifier of its
   own. States and metrics in `directory` are private, and a state is gone on
-  from by the same training alone: same plan, settings, parameters, records and
+  from by the same training alone: same claim, settings, parameters, records and
   secrets.
 
   Args:
-    made: from `plan`, for as many records.
-    settings: those of the plan.
+    made: from `claim`, for as many records.
+    settings: those of the claim.
     params: of the public T5.
     config: its shape.
     records: "inputs" and "targets", 0 = padding at the end of a row.
@@ -295,13 +249,13 @@ def fine_tune(
     The parameters of the generator, which may be published.
 
   Raises:
-    ValueError: if the plan is for another number of records.
+    ValueError: if the claim is for another number of records.
   """
   count = len(records["targets"])
   if count != made.sampler.num_examples:
     raise ValueError(
-      f"expected as many records as the plan has, {made.sampler.num_examples},"
-      f" got {count}: plan again"
+      f"expected as many records as the claim has, {made.sampler.num_examples},"
+      f" got {count}: make it again"
     )
   arrays = (params, dict(records), jax.random.key_data(key))
   own = os.path.join(

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import optim
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import sampling, statement, terms
 
 __all__ = [
   "L2_SENSITIVITY",
@@ -277,33 +278,15 @@ def promise(
     expected_batch_size=capacity,
     max_batch_size=capacity + 1,
   )
-  own = statement.training(
-    identifier=identifier,
+  own = claim_lib.Claim(
     sampler=sampler,
+    steps=releases,
     noise_multiplier=noise_multiplier,
     l2_clip_norm=L2_SENSITIVITY,
-    l2_sensitivity=L2_SENSITIVITY,
-    steps=releases,
-    delta=1 / (2 * capacity) if delta is None else delta,
+    delta=delta,
     relation=relation,
-    unit=unit,
-    mechanism=mechanism,
-    public=(
-      "The settings: dim, clip norm, noise, number of rows or cells.",
-      f"That the client holds at most {capacity} of the units: a bound, not"
-      " their number.",
-    ),
-    assumptions=(
-      f"One record is one {unit} of this client; who stands behind several, here"
-      " or at other clients, is protected less.",
-      "The encoder reads no private record but through the releases listed"
-      " here, and a vector is the same to the last bit whatever is encoded"
-      " beside it.",
-      "The key of the noise stays secret and is used for one release only.",
-      statement.IDEAL_NUMBERS,
-    ),
-    not_protected=("What many records have in common.",),
-  )
+    words=terms.vectors(unit, mechanism, capacity=capacity),
+  ).statement(identifier)
   return statement.compose([own, encoder])
 
 

@@ -27,6 +27,7 @@ from synthq_jax.federated import (
 )
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import negatives as negatives_lib
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step
 
@@ -204,7 +205,7 @@ def batches(
 
   Args:
     rows: from `records`, a row for each record of the sampler.
-    sampler: that of the client's `silo_privacy.SiloPrivacy`.
+    sampler: that of the client's `silo_privacy.claim`.
     client: its name, so that clients of one seed draw different batches.
     seed: the client's secret.
     first_step: how many steps of the client were drawn before.
@@ -234,7 +235,7 @@ def batches(
 
 def private_training(
   grad_fn: optim.ClippedGrad,
-  privacy: silo_privacy.SiloPrivacy,
+  privacy: claim_lib.Claim,
   optimizer: optax.GradientTransformation,
 ) -> local_training.ClientUpdate:
   """Builds a client's round of noisy steps, for `fedavg.fedavg`.
@@ -243,7 +244,7 @@ def private_training(
   step, of noise alone: that nobody was drawn must not show. So the clients of a
   cohort have the same number of steps.
 
-  Formal guarantee: that of `silo_privacy.SiloPrivacy`, if the client's key is
+  Formal guarantee: that of `silo_privacy.claim`, if the client's key is
   secret, another one in each round, also in one that is made again, and used
   for nothing else. `fedavg.apply` derives all clients' keys from one, and
   whoever has that one can take the noise away: it is a simulation by one trusted
@@ -255,7 +256,7 @@ def private_training(
 
   Args:
     grad_fn: from `clipped_grad`, with the clip norm of `privacy`.
-    privacy: the settings.
+    privacy: from `silo_privacy.claim`.
     optimizer: takes the noisy mean; its state does not survive the round.
 
   Returns:

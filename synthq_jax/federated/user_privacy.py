@@ -1,12 +1,10 @@
 """User-level privacy: noise that hides whole clients.
 
 DP-FedAvg: each client's update is clipped, the sum gets noise and is divided by
-a fixed number. `fedavg` trains so, and `UserPrivacy.statement` says what it
-earns. Ask `few_clients.check_meaningful` first: there is a number of clients
+a fixed number. `fedavg` trains so, and `claim` says what that promises. Ask `few_clients.check_meaningful` first: there is a number of clients
 below which the claim would be true and say nothing.
 """
 
-import dataclasses
 import math
 
 import dp_accounting
@@ -16,56 +14,32 @@ import optax
 from synthq_jax import optim
 from synthq_jax.federated import aggregation, local_training
 from synthq_jax.federated import fedavg as fedavg_lib
-from synthq_jax.privacy import accounting, sampling
-from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import sampling, terms
 
 __all__ = [
-  "ASSUMPTIONS",
-  "NOT_PROTECTED",
-  "PUBLIC",
-  "UserPrivacy",
+  "claim",
   "fedavg",
 ]
-
-PUBLIC = (
-  "The number of clients.",
-  "The settings: model, vocabulary, where training starts, learning rates, "
-  "clip norm, clients per round, local steps, number of rounds and noise.",
-)
-ASSUMPTIONS = (
-  "A client is one record with everything it holds, and takes part in a round "
-  "once at most.",
-  "What a client sends depends on the published models, its own data and its "
-  "own key, not on who else takes part.",
-  "Whether a client drops out, is late or fails does not depend on another "
-  "client's data, and no round is repeated, prolonged or given up because of "
-  "it: a client that is missing adds zero to a sum whose denominator is fixed.",
-  "The sums are made by somebody whom the clients trust, or by a protocol that "
-  "shows no more than the noisy sum.",
-  "Who took part in a round, who dropped out and the norms of updates stay "
-  "secret; every intermediate model may be published.",
-  statement_lib.SECRET_SEEDS,
-  "The settings were chosen without looking at the clients' data; trials that "
-  "did look are listed as releases of their own.",
-  statement_lib.IDEAL_NUMBERS,
-)
-NOT_PROTECTED = (
-  "How many clients there are.",
-  "What many clients have in common: learning that is the purpose.",
-)
 
 _RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserPrivacy:
-  """The public settings of DP-FedAvg.
+def claim(
+  *,
+  sampler: sampling.Poisson,
+  rounds: int,
+  l2_clip_norm: float,
+  noise_multiplier: float,
+  delta: float,
+) -> claim_lib.Claim:
+  """Returns the promise of DP-FedAvg, from its public settings.
 
   Formal guarantee:
     Unit: one client, with everything it holds. Relation: ADD_OR_REMOVE_ONE.
-    `epsilon` at `delta`, for everybody who sees all models of `rounds` rounds
+    That of `claim.Claim`, for everybody who sees all models of `rounds` rounds
     of `fedavg` whose cohorts `sampler` drew, each a new draw. Public: these
-    settings. Assumes `ASSUMPTIONS`.
+    settings. Assumes what `terms.CLIENT` says.
 
     Dropping out. A client that is drawn and sends nothing, or nan, adds zero,
     whose norm is below the clip norm as that of any update is, and the divisor
@@ -80,82 +54,44 @@ class UserPrivacy:
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=10_000, expected_batch_size=500)
-  >>> privacy = UserPrivacy(sampler=sampler, rounds=100, l2_clip_norm=0.5,
-  ...                       noise_multiplier=1.0, delta=1e-5)
+  >>> privacy = claim(sampler=sampler, rounds=100, l2_clip_norm=0.5,
+  ...                 noise_multiplier=1.0, delta=1e-5)
   >>> round(privacy.epsilon, 2)
   3.5
+
+  Args:
+    sampler: draws the clients of a round, which are its records.
+    rounds: of the whole training: the steps of the claim.
+    l2_clip_norm: of a client's update, over all parameters.
+    noise_multiplier: noise standard deviation over the clip norm.
+    delta: below 1 / num_clients; see `few_clients`.
+
+  Raises:
+    ValueError: for draws that nothing is claimed for, and without clipping.
   """
-
-  sampler: sampling.Poisson
-  """Draws the clients of a round, which are its records."""
-  rounds: int
-  """Of the whole training."""
-  l2_clip_norm: float
-  """Of a client's update, over all parameters."""
-  noise_multiplier: float
-  """Noise standard deviation over the clip norm."""
-  delta: float
-  """Of the claim, below 1 / num_clients; see `few_clients`."""
-
-  def __post_init__(self):
-    """Refuses draws that nothing is claimed for, and no clipping."""
-    if not isinstance(self.sampler, sampling.Poisson):
-      raise ValueError(
-        "expected a privacy.sampling.Poisson as UserPrivacy.sampler, got"
-        f" {type(self.sampler).__name__}: draw clients with"
-        " federated.sampling.poisson"
-      )
-    if not (self.l2_clip_norm > 0 and math.isfinite(self.l2_clip_norm)):
-      raise ValueError(
-        "expected UserPrivacy.l2_clip_norm > 0 and finite, got l2_clip_norm="
-        f"{self.l2_clip_norm}"
-      )
-
-  @property
-  def aggregation(self) -> aggregation.Sum:
-    """The clipped sum, before the denominator."""
-    return aggregation.Sum(l2_clip_norm=self.l2_clip_norm)
-
-  @property
-  def epsilon(self) -> float:
-    """Of the whole training, at `delta`; infinite without noise."""
-    return accounting.epsilon(
-      noise_multiplier=self.noise_multiplier,
-      delta=self.delta,
-      sampler=self.sampler,
-      steps=self.rounds,
-      relation=_RELATION,
+  if not isinstance(sampler, sampling.Poisson):
+    raise ValueError(
+      "expected a privacy.sampling.Poisson as the sampler of clients, got"
+      f" {type(sampler).__name__}: draw clients with federated.sampling.poisson"
     )
-
-  def statement(self, identifier: str) -> statement_lib.PrivacyStatement:
-    """Returns the claim, to be entered into a ledger before the first round.
-
-    Args:
-      identifier: names this run and no other.
-
-    Raises:
-      ValueError: if accounting refuses the settings.
-    """
-    return statement_lib.training(
-      identifier=identifier,
-      sampler=self.sampler,
-      noise_multiplier=self.noise_multiplier,
-      l2_clip_norm=self.l2_clip_norm,
-      l2_sensitivity=self.aggregation.sensitivity(_RELATION),
-      steps=self.rounds,
-      delta=self.delta,
-      relation=_RELATION,
-      unit="client",
-      mechanism="per-client updates, clipped, summed, Gaussian noise",
-      public=PUBLIC,
-      assumptions=ASSUMPTIONS,
-      not_protected=NOT_PROTECTED,
+  if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
+    raise ValueError(
+      f"expected l2_clip_norm > 0 and finite, got l2_clip_norm={l2_clip_norm}"
     )
+  return claim_lib.Claim(
+    sampler=sampler,
+    steps=rounds,
+    noise_multiplier=noise_multiplier,
+    l2_clip_norm=l2_clip_norm,
+    delta=delta,
+    relation=_RELATION,
+    words=terms.CLIENT,
+  )
 
 
 def fedavg(
   update: local_training.ClientUpdate,
-  privacy: UserPrivacy,
+  privacy: claim_lib.Claim,
   *,
   noise_key: jax.Array,
   server: optax.GradientTransformation | None = None,
@@ -164,8 +100,8 @@ def fedavg(
 ) -> fedavg_lib.FedAvg:
   """Builds federated averaging that hides whole clients.
 
-  Formal guarantee: that of `UserPrivacy`, if `apply` is called at most
-  `privacy.rounds` times, each time with the clients that `privacy.sampler` drew
+  Formal guarantee: that of `claim`, if `apply` is called at most
+  `privacy.steps` times, each time with the clients that `privacy.sampler` drew
   for that round, `is_dropped` where it drew padding. What `server` does to the
   noisy mean is post-processing. The metrics are private.
 
@@ -177,7 +113,7 @@ def fedavg(
 
   Args:
     update: what a client does.
-    privacy: clip norm, noise, denominator.
+    privacy: from `claim`: clip norm, noise, denominator.
     noise_key: secret key for the noise, and for nothing else. A key of
       `jax.random.key(number)` has 32 bits: make it with
       `jax.random.wrap_key_data` from two secret words.
@@ -193,7 +129,7 @@ def fedavg(
     McMahan et al. (2018), arXiv:1710.06963, algorithm 1 with the estimator
     that divides by a fixed number.
   """
-  sums = privacy.aggregation
+  sums = aggregation.Sum(l2_clip_norm=privacy.l2_clip_norm)
   private_mean = optim.privatize(
     l2_sensitivity=sums.sensitivity(_RELATION),
     noise_multiplier=privacy.noise_multiplier,

@@ -23,7 +23,7 @@ from synthq_jax.pipeline import (
   private_training,
   workspace,
 )
-from synthq_jax.privacy import ledger, sampling
+from synthq_jax.privacy import sampling
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
 from synthq_jax.training import image_pairs, linear_head
@@ -143,7 +143,6 @@ class _Job:
     grad_fn = _clipped(net, row, self.sampler.max_batch_size)
     release = self.release()
     claim = _image_privacy.claim(
-      release.identifier,
       grad_fn if self.is_private else None,
       sampler=self.sampler,
       epsilon=config.epsilon,
@@ -151,10 +150,8 @@ class _Job:
       steps=encoder.steps,
       is_fixed=self.space.is_fixed,
     )
-    ledger.enter(
-      self.space.private(private_training.LEDGER),
-      release.identifier,
-      claim.statement,
+    statement = claim.enter(
+      self.space.private(private_training.LEDGER), release.identifier
     )
     metrics_path = self.space.private(
       self.stage, f"metrics_{self.digest}.jsonl"
@@ -179,7 +176,7 @@ class _Job:
     )
     lines = list(map(json.loads, metrics_path.read_text().splitlines()))
     return trained.params, {
-      "statement": claim.statement,
+      "statement": statement,
       "steps": encoder.steps,
       "noise_multiplier": claim.noise_multiplier,
       "l2_sensitivity": claim.l2_sensitivity,

@@ -6,7 +6,6 @@ was earned.
 """
 
 import dataclasses
-import math
 import pathlib
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,7 +15,8 @@ import dp_accounting
 import numpy as np
 
 from synthq_jax.pipeline import _fingerprints, _release, results, workspace
-from synthq_jax.privacy import accounting, ledger, sampling
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import distributed, dp_step, loop
 
@@ -33,14 +33,10 @@ __all__ = [
 LEDGER = "ledger.jsonl"
 """In the private folder: every private training that was ever started."""
 
-_FIXED_SECRET = (
-  "The secret of this run was fixed by its settings, as only public data"
-  " allows: anybody can recompute the noise, so this statement shows what would"
-  " be claimed, and protects nobody."
-)
 _SPLIT = (
   "Which queries are for training and which for testing is treated as fixed."
 )
+_OF_PAIRS = ("jsonl", "environment_docs")
 _FROM_PAIRS = (
   "That a document of the collection was asked about: this collection was read"
   " from the queries' own documents."
@@ -191,52 +187,38 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  drawn = sampler(settings, len(next(iter(records.values()))))
-  delta = settings.delta
-  if delta is None:
-    delta = 1 / (2 * drawn.num_examples)
-  sigma = distributed.decided(  # processors may differ in the last bit
-    f"{stage} noise multiplier",
-    lambda: accounting.noise_multiplier(
-      epsilon=settings.epsilon,
-      delta=delta,
-      sampler=drawn,
-      steps=settings.steps,
-      relation=settings.relation,
-    ),
+  claim = _claim(
+    settings,
+    sampler(settings, len(next(iter(records.values())))),
+    grad_fn if public is None else grad_fn(public),
+    _terms(settings, space, prepared),
   )
-  directory = state_directory(space, stage, digest)
+  sigma = distributed.decided(  # processors may differ in the last bit
+    f"{stage} noise multiplier", lambda: claim.noise_multiplier
+  )
+  claim = dataclasses.replace(claim, noise_multiplier=sigma)
   release = _release.start(
     space,
     stage,
     digest,
-    directory=directory,
+    directory=state_directory(space, stage, digest),
     program=_fingerprints.program(config, mesh),
   )
-  statement = _statement(
-    settings,
-    space,
-    release.identifier,
-    grad_fn if public is None else grad_fn(public),
-    drawn,
-    sigma,
-    delta,
-    prepared,
-  )
+  statement = claim.statement(release.identifier)
   if distributed.is_main():
-    ledger.enter(space.private(LEDGER), release.identifier, statement)
+    claim.enter(space.private(LEDGER), release.identifier)
   params = dp_step.train(
     grad_fn,
     params,
     records,
-    sampler=drawn,
-    noise_multiplier=sigma,
+    sampler=claim.sampler,
+    noise_multiplier=claim.noise_multiplier,
     steps=settings.steps,
     optimizer=settings.optimizer,
     learning_rate=settings.learning_rate,
     batch_seed=release.batch_seed,
     noise_key=release.noise_key,
-    directory=directory,
+    directory=state_directory(space, stage, digest),
     metrics_path=metrics_path,
     description=stage.replace("/", " "),
     settings=loop_settings,
@@ -278,40 +260,42 @@ def sampler(settings: Settings, num_examples: int) -> sampling.Sampler:
   )
 
 
-def _statement(
+def _claim(
   settings: Settings,
-  space: workspace.Workspace,
-  identifier: str,
-  grad_fn: Any,
   sampler: sampling.Sampler,
-  sigma: float,
-  delta: float,
-  prepared: results.PreparedData,
-) -> statement_lib.PrivacyStatement:
-  """States what the training will have earned."""
-  if math.isinf(settings.epsilon):
-    return statement_lib.non_private(
-      "Trained on the private queries without noise."
-    )
+  grad_fn: Any,
+  words: terms.Terms,
+) -> claim_lib.Claim:
+  """Returns the promise, with the least noise that reaches the target."""
   relation = dp_accounting.NeighboringRelation[settings.relation]
-  assumptions = (*statement_lib.ASSUMPTIONS, _SPLIT)
-  if space.is_fixed:
-    assumptions = (_FIXED_SECRET, *assumptions)
-  not_protected = (*statement_lib.NOT_PROTECTED, *settings.not_protected)
-  if prepared.source.partition(":")[0] in ("jsonl", "environment_docs"):
-    not_protected = (*not_protected, _FROM_PAIRS)
-  return statement_lib.training(
-    identifier=identifier,
+  return claim_lib.calibrated(
+    epsilon=settings.epsilon,
     sampler=sampler,
-    noise_multiplier=sigma,
+    steps=settings.steps,
     l2_clip_norm=grad_fn.l2_clip_norm,
     l2_sensitivity=grad_fn.sensitivity(relation),
-    steps=settings.steps,
-    delta=delta,
-    unit=settings.unit,
+    delta=settings.delta,
     relation=relation,
-    mechanism=settings.mechanism,
     noise_bands=settings.noise_bands,
-    assumptions=assumptions,
-    not_protected=not_protected,
+    words=words,
+  )
+
+
+def _terms(
+  settings: Settings, space: workspace.Workspace, prepared: results.PreparedData
+) -> terms.Terms:
+  """Returns the words of the promise, for this training and this data."""
+  known = dataclasses.replace(
+    terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, _SPLIT)
+  )
+  from_pairs = prepared.source.partition(":")[0] in _OF_PAIRS
+  return known.but(
+    assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),
+    not_protected=(
+      *settings.not_protected,
+      *((_FROM_PAIRS,) if from_pairs else ()),
+    ),
+    unit=settings.unit,
+    mechanism=settings.mechanism,
+    without_noise="Trained on the private queries without noise.",
   )

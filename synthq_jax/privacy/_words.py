@@ -1,4 +1,4 @@
-"""The sentences of privacy statements."""
+"""Writes privacy statements as plain English; `terms` has their own sentences."""
 
 import math
 from typing import Any
@@ -6,44 +6,10 @@ from typing import Any
 from synthq_jax.privacy import rounding
 
 __all__ = [
-  "ASSUMPTIONS",
-  "NOT_PROTECTED",
-  "PUBLIC",
   "claim",
   "release",
   "several",
 ]
-
-PUBLIC = (
-  "The documents.",
-  "The number of private queries.",
-  "The settings: model, vocabulary, learning rate, clip norm, batch sizes, "
-  "number of steps and noise.",
-)
-SECRET_SEEDS = (
-  "The seeds of sampling and noise stay secret: whoever knows them can "
-  "recompute the noise and take it away."
-)
-IDEAL_NUMBERS = (
-  "Pseudo-random numbers stand for random ones and floating point numbers "
-  "for real ones: attacks on the low bits of the noise are not covered."
-)
-ASSUMPTIONS = (
-  "A query is one record, drawn and clipped as one, with the one of its "
-  "relevant documents that was kept.",
-  SECRET_SEEDS,
-  "Which queries were in which batch stays secret; every intermediate model "
-  "may be published.",
-  "Losses, gradient norms and scores on private queries are not published.",
-  "The settings were chosen without looking at the private queries; trials "
-  "that did look are listed as releases of their own.",
-  IDEAL_NUMBERS,
-)
-NOT_PROTECTED = (
-  "Which documents exist and what they say.",
-  "How many private queries there are.",
-  "What many queries have in common: learning that is the purpose.",
-)
 
 _RELATIONS = {
   "ADD_OR_REMOVE_ONE": "one {unit} is added or removed",

@@ -1,8 +1,8 @@
 """What is promised to whom: one record that every result carries.
 
-A statement is made next to the code that earns it (`training`), passed on by
-what only post-processes (`inherit`), and added up by what uses several private
-results (`compose`). Its ledger lists every noisy release behind the claim, so
+A statement is made by the training that earns it (`claim.Claim.statement`),
+passed on by what only post-processes (`inherit`), and added up by what uses
+several private results (`compose`). Its ledger lists every noisy release behind the claim, so
 that adding up is exact and counts a release once however often it is inherited.
 `in_words` turns it into text.
 """
@@ -12,38 +12,24 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax.privacy import _checks, _words, accounting, releases, sampling
+from synthq_jax.privacy import _checks, _words, accounting, releases
 
 __all__ = [
-  "ASSUMPTIONS",
-  "IDEAL_NUMBERS",
-  "NOT_PROTECTED",
-  "PUBLIC",
   "PrivacyStatement",
-  "SECRET_SEEDS",
   "compose",
   "group",
   "in_words",
   "inherit",
   "non_private",
   "none",
-  "training",
 ]
-
-PUBLIC = _words.PUBLIC
-ASSUMPTIONS = _words.ASSUMPTIONS
-SECRET_SEEDS = _words.SECRET_SEEDS
-"""One of them, for claims of other units."""
-IDEAL_NUMBERS = _words.IDEAL_NUMBERS
-"""Another."""
-NOT_PROTECTED = _words.NOT_PROTECTED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
   """A differential privacy claim with everything needed to read it.
 
-  Made by `training`, `compose`, `inherit`, `none` and `non_private`, not by
+  Made by `claim.Claim`, `compose`, `inherit`, `none` and `non_private`, not by
   hand: they compute epsilon from the ledger.
   """
 
@@ -81,7 +67,7 @@ class PrivacyStatement:
     if self.epsilon > 0 or self.delta > 0:
       raise ValueError(
         f"expected a ledger behind epsilon={self.epsilon}, delta={self.delta},"
-        " got none; make the statement with statement.training"
+        " got none; make the statement with claim.Claim"
       )
 
   @property
@@ -115,88 +101,6 @@ class PrivacyStatement:
 
   def _of_single(self, name: str) -> Any:
     return getattr(self.ledger[0], name) if len(self.ledger) == 1 else None
-
-
-def training(
-  *,
-  identifier: str,
-  sampler: sampling.Sampler,
-  noise_multiplier: float,
-  l2_clip_norm: float,
-  steps: int,
-  delta: float,
-  l2_sensitivity: float | None = None,
-  noise_bands: int = 1,
-  relation: Any = "ADD_OR_REMOVE_ONE",
-  accountant: str = "pld",
-  unit: str = "query",
-  mechanism: str = "per-record gradients, clipped, summed, Gaussian noise",
-  public: tuple[str, ...] = PUBLIC,
-  assumptions: tuple[str, ...] = ASSUMPTIONS,
-  not_protected: tuple[str, ...] = NOT_PROTECTED,
-) -> PrivacyStatement:
-  """States what training with clipped, noised sums guarantees.
-
-  Formal guarantee: that of `accounting.epsilon`, computed here from the same
-  arguments, for records that are each one `unit`. A noisy statistic of all n
-  records is one step of `Poisson(n, n, n + 1)`: a neighbour has one more.
-
-  Args:
-    identifier: names this run and no other, e.g. "finetune_dp/FINGERPRINT".
-    sampler: how batches were drawn.
-    noise_multiplier: noise standard deviation over `l2_sensitivity`; 0 claims
-      nothing.
-    l2_clip_norm: the norm that gradients were clipped to.
-    steps: the number of noisy sums.
-    delta: of the claim, in (0, 1 / num_examples).
-    l2_sensitivity: of the sum for ADD_OR_REMOVE_ONE; the clip norm if None.
-    noise_bands: of `optim.banded` noise; 1: independent in every step.
-    relation: a `dp_accounting.NeighboringRelation` or its name.
-    accountant: "pld" or "rdp".
-    unit: what one record is.
-    mechanism: what was clipped and noised, in words.
-    public: sentences; add to `PUBLIC`.
-    assumptions: sentences; add to `ASSUMPTIONS`.
-    not_protected: sentences; add to `NOT_PROTECTED`.
-
-  Returns:
-    The statement.
-
-  Raises:
-    ValueError: if the identifier is empty, a norm is not positive, or
-      accounting refuses.
-  """
-  value = accounting.epsilon(
-    noise_multiplier=noise_multiplier,
-    delta=delta,
-    sampler=sampler,
-    steps=steps,
-    relation=relation,
-    accountant=accountant,
-  )
-  release = releases.Release(
-    identifier=identifier,
-    mechanism=mechanism,
-    **releases.sampler_fields(sampler),
-    noise_multiplier=float(noise_multiplier),
-    l2_clip_norm=float(l2_clip_norm),
-    l2_sensitivity=float(
-      l2_clip_norm if l2_sensitivity is None else l2_sensitivity
-    ),
-    steps=int(steps),
-    noise_bands=int(noise_bands),
-  )
-  return PrivacyStatement(
-    unit=unit,
-    relation=_checks.relation_name(relation),
-    epsilon=value,
-    delta=float(delta),
-    accountant=accountant,
-    ledger=(release,),
-    public=tuple(public),
-    assumptions=tuple(assumptions),
-    not_protected=tuple(not_protected),
-  )
 
 
 def none(

@@ -106,7 +106,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     num_clients=options.case,
     clients_per_round=options.case if options.everybody else options.cohort,
   )
-  privacy = user_privacy.UserPrivacy(
+  privacy = user_privacy.claim(
     sampler=sampler,
     rounds=options.epsilon_rounds,
     l2_clip_norm=CLIP,

@@ -18,7 +18,7 @@ def settings(num_clients, *, per_round=None, delta=None, noise=None, epsilon=8):
     noise = accounting.noise_multiplier(
       epsilon=epsilon, delta=delta, sampler=sampler, steps=100
     )
-  return user_privacy.UserPrivacy(
+  return user_privacy.claim(
     sampler=sampler,
     rounds=100,
     l2_clip_norm=1.0,

@@ -55,24 +55,25 @@ def test_draws_by_number_are_caught():
     check_removal(lambda units, ids: draw(units, names[: len(ids)]))
 
 
-def plan(**changes):
-  options = dict(num_records=RECORDS, unit="passage", identifier="run/a")
-  return generated_sentences.plan(SETTINGS, **(options | changes))
+def claim(**changes):
+  options = dict(num_records=RECORDS, unit="passage")
+  return generated_sentences.claim(SETTINGS, **(options | changes))
 
 
-def test_the_plan_states_what_its_noise_earns():
-  made = plan()
+def test_the_claim_states_what_its_noise_earns():
+  made = claim()
+  statement = made.statement("run/a")
   again = accounting.epsilon(
     noise_multiplier=made.noise_multiplier,
     delta=1 / (2 * RECORDS),
     sampler=made.sampler,
     steps=SETTINGS.steps,
   )
-  assert made.statement.epsilon == again
+  assert statement.epsilon == again
   assert 7.9 < again <= 8.0
-  assert made.statement.unit == "passage"
-  assert made.statement.l2_clip_norm == 0.5
-  assert made.statement.noise_multiplier == made.noise_multiplier
+  assert statement.unit == "passage"
+  assert statement.l2_clip_norm == 0.5
+  assert statement.noise_multiplier == made.noise_multiplier
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def make_records(count=RECORDS):
 
 def fine_tune(params, directory, records=None):
   return generated_sentences.fine_tune(
-    plan(), SETTINGS, params, CONFIG, records or make_records(),
+    claim(), SETTINGS, params, CONFIG, records or make_records(),
     key=jax.random.key(1), batch_seed=(1, 2), directory=directory,
   )  # fmt: skip
 
@@ -109,11 +110,11 @@ def test_training_runs_with_the_planned_noise_and_clip_norm(
   train = dp_step.train
   monkeypatch.setattr(dp_step, "train", spy)
   trained = fine_tune(params, tmp_path)
-  made = plan()
+  made = claim()
   assert seen["noise_multiplier"] == made.noise_multiplier > 0
   assert seen["sampler"] == made.sampler
-  assert seen["steps"] == made.statement.steps == SETTINGS.steps
-  assert seen["clip_norm"] == made.statement.l2_clip_norm
+  assert seen["steps"] == made.steps == SETTINGS.steps
+  assert seen["clip_norm"] == made.l2_clip_norm
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained, params)
   assert max(jax.tree.leaves(moved)) > 1e-4
 
@@ -136,7 +137,7 @@ def test_another_training_begins_anew_in_the_same_folder(params, tmp_path):
 
 
 def test_records_that_were_not_planned_for_are_refused(params, tmp_path):
-  with pytest.raises(ValueError, match="the plan has, 20, got 19"):
+  with pytest.raises(ValueError, match="the claim has, 20, got 19"):
     fine_tune(params, tmp_path, make_records(19))
 
 

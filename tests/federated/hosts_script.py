@@ -60,7 +60,7 @@ def models(mesh=None):
     "second": rng.normal(size=8).astype(np.float32),
   }
   update = local_training.local_training(loss_fn, optax.adam(0.05))
-  privacy = user_privacy.UserPrivacy(
+  privacy = user_privacy.claim(
     sampler=sampling.poisson(num_clients=100, clients_per_round=7),
     rounds=1,
     l2_clip_norm=0.2,

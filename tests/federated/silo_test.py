@@ -241,7 +241,7 @@ def _privacy(**options):
     "delta": 1e-2,
     **options,
   }
-  return silo_privacy.SiloPrivacy(**options)
+  return silo_privacy.claim(**options)
 
 
 def _batches(tokens, privacy, **options):
@@ -335,7 +335,7 @@ def test_a_clients_claim_says_its_unit_and_goes_into_its_ledger(tmp_path):
   assert claim.unit == "question with its answer"
   ledger.enter(tmp_path / "ledger.jsonl", "silo/one/seed0", claim)
   assert "epsilon" in ledger.describe(tmp_path / "ledger.jsonl")
-  own = dataclasses.replace(privacy, negatives="own").statement("own")
+  own = _privacy(negatives="own").statement("own")
   assert own.unit == "question"
   assert any("sentences say" in line for line in own.not_protected)
   small = dataclasses.replace(

@@ -58,7 +58,7 @@ def settings(**changes):
     "noise_multiplier": 0.0,
     "delta": 1e-5,
   }
-  return user_privacy.UserPrivacy(**(known | changes))
+  return user_privacy.claim(**(known | changes))
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def test_one_client_moves_the_sum_by_the_clip_norm_and_no_more(name, at_once):
   moved = np.linalg.norm(with_it - without)
   # Attained, so a smaller sensitivity would be a false claim.
   assert moved == pytest.approx(CLIP, rel=1e-4)
-  assert settings().aggregation.sensitivity(
+  assert aggregation.Sum(l2_clip_norm=settings().l2_clip_norm).sensitivity(
     RELATION.ADD_OR_REMOVE_ONE
   ) == pytest.approx(moved, rel=1e-4)
 
@@ -113,7 +113,7 @@ def test_a_replaced_client_moves_the_sum_by_twice_the_clip_norm():
     change(cohort_of([*others, far])) - change(cohort_of([*others, -far]))
   )
   assert moved == pytest.approx(2 * CLIP, rel=1e-4)
-  sums = settings().aggregation
+  sums = aggregation.Sum(l2_clip_norm=settings().l2_clip_norm)
   assert sums.sensitivity(RELATION.REPLACE_ONE) == 2 * CLIP
   assert sums.sensitivity(RELATION.REPLACE_SPECIAL) == CLIP
 

@@ -71,7 +71,9 @@ def statistics_carried_by_a_scan(params, batch):
   def layer(x, _):
     return x - jnp.mean(x @ params["w"], axis=0, keepdims=True), None
 
-  return jnp.sum(jax.lax.scan(layer, batch["x"], None, length=2)[0] ** 2, axis=1)
+  return jnp.sum(
+    jax.lax.scan(layer, batch["x"], None, length=2)[0] ** 2, axis=1
+  )
 
 
 def inside_a_checkpoint(params, batch):

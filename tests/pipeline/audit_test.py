@@ -23,6 +23,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 
 MODEL = dataclasses.replace(
@@ -159,15 +160,14 @@ def _audited(tmp_path, monkeypatch):
 def claimed(epsilon):
   """Returns the statement of one Gaussian step."""
   sigma = dp_accounting.get_sigma_gaussian(epsilon, 1e-5)
-  return statement.training(
-    identifier="finetune_dp/1a2b",
+  return claim_lib.Claim(
     sampler=sampling.FixedOrder(num_examples=64, batch_size=64),
     relation="REPLACE_SPECIAL",
     noise_multiplier=sigma,
     l2_clip_norm=1.0,
     steps=1,
     delta=1e-5,
-  )
+  ).statement("finetune_dp/1a2b")
 
 
 @pytest.fixture(name="learned", scope="module")

@@ -14,7 +14,8 @@ import dp_accounting
 import pytest
 
 from synthq_jax.pipeline import comparison_results, report, results
-from synthq_jax.privacy import joint, ledger, sampling, statement
+from synthq_jax.privacy import claim as claim_lib
+from synthq_jax.privacy import joint, ledger, sampling, statement, terms
 from synthq_jax.report import blocks, page
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
@@ -76,17 +77,16 @@ class Released:
   def statements(self, name):
     """As many trainings as `times` says."""
     return [
-      statement.training(
-        identifier=f"{name}/{i}",
+      claim_lib.Claim(
         sampler=self.sampler(),
         noise_multiplier=self.noise,
         l2_clip_norm=0.1,
         steps=self.steps,
         delta=self.delta,
-        unit=self.unit,
         relation=self.relation,
         accountant=self.accountant,
-      )
+        words=terms.QUERIES.but(unit=self.unit),
+      ).statement(f"{name}/{i}")
       for i in range(self.times)
     ]
 

@@ -18,6 +18,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 
 TINY = t5_config.get("tiny")
@@ -38,8 +39,7 @@ def make():
 
 def claim():
   """The statement of a short private training."""
-  return statement.training(
-    identifier="x",
+  return claim_lib.Claim(
     sampler=sampling.Poisson(
       num_examples=1000, expected_batch_size=50, max_batch_size=100
     ),
@@ -47,7 +47,7 @@ def claim():
     l2_clip_norm=0.1,
     steps=3,
     delta=1e-4,
-  )
+  ).statement("x")
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +113,13 @@ def test_a_release_of_epsilon_0_is_no_public_checkpoint(tmp_path):
   everything = sampling.Poisson(
     num_examples=150, expected_batch_size=150, max_batch_size=151
   )
-  made = statement.training(
-    identifier="x",
+  made = claim_lib.Claim(
     sampler=everything,
     noise_multiplier=100.0,
     l2_clip_norm=1.0,
     steps=1,
     delta=0.005,
-  )
+  ).statement("x")
   assert made.epsilon == 0
   result = results.Checkpoint(
     directory=PUBLIC,

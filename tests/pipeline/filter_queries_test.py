@@ -23,6 +23,7 @@ from synthq_jax.pipeline import (
   train_retriever,
   workspace,
 )
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.retrieval import encode
 from synthq_jax.training import pairs as contrastive_pairs
@@ -36,8 +37,7 @@ ALL = filter_queries.Config(
 )
 DROP_TRUNCATED = filter_queries.Config(drop_truncated=True)
 ZERO = filter_queries.Config(top_k=0)
-PRIVATE_GENERATOR = statement.training(
-  identifier="finetune_dp/1a2b",
+PRIVATE_GENERATOR = claim_lib.Claim(
   sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
   relation="REPLACE_SPECIAL",
   accountant="rdp",
@@ -45,7 +45,7 @@ PRIVATE_GENERATOR = statement.training(
   l2_clip_norm=0.1,
   steps=8,
   delta=1 / 128,
-)
+).statement("finetune_dp/1a2b")
 
 
 def pairs():

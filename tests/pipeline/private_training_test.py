@@ -62,6 +62,10 @@ class Seen:
     return jax.tree.map(lambda x: jnp.full_like(x, self.value), params), aux
 
 
+class Untrained(Seen):
+  """Of a training that is asked for its secrets alone."""
+
+
 def settings_of(steps, **changes):
   settings = {
     "epsilon": 8.0,
@@ -353,7 +357,7 @@ def fixture_keys(monkeypatch):
 
   def noted(grad_fn, params, records, **named):
     given.append(drawn_by(named))
-    if grad_fn is None:
+    if isinstance(grad_fn, Untrained):
       return params
     return right(grad_fn, params, records, **named)
 
@@ -518,20 +522,14 @@ def given_to(keys, root, secret):
   keys.clear()
   for stage, digest in itertools.product(STAGES, ("0a", "0b", "0c")):
     trained(
-      root, None, stage=stage, digest=digest, secret=secret, has_dropout=True
+      root,
+      Untrained(),
+      stage=stage,
+      digest=digest,
+      secret=secret,
+      has_dropout=True,
     )
   return dict(zip(KINDS, zip(*keys, strict=True), strict=True))
-
-
-@pytest.fixture(autouse=True)
-def _statement_of_none(monkeypatch):
-  """A training that is not run has no gradient to ask."""
-  right = private_training._statement
-
-  def stated(settings, space, identifier, grad_fn, *rest):
-    return right(settings, space, identifier, grad_fn or Seen(), *rest)
-
-  monkeypatch.setattr(private_training, "_statement", stated)
 
 
 @pytest.mark.parametrize("secret", [7, None])

@@ -18,6 +18,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import blocks, leakage, page
 
@@ -35,8 +36,7 @@ def _query(rng) -> str:
 def _claim(epsilon: float):
   if math.isinf(epsilon):
     return statement.non_private("No noise.")
-  return statement.training(
-    identifier=f"finetune_dp/{epsilon}",
+  return claim_lib.Claim(
     sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
     relation="REPLACE_SPECIAL",
     accountant="rdp",
@@ -44,7 +44,7 @@ def _claim(epsilon: float):
     l2_clip_norm=0.1,
     steps=8,
     delta=1 / 128,
-  )
+  ).statement(f"finetune_dp/{epsilon}")
 
 
 class _Workdir:

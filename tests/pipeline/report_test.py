@@ -18,6 +18,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
 
@@ -26,8 +27,7 @@ SCORE = 0.7777  # and this only in scores that are private
 
 
 def dp_statement(name):
-  return statement.training(
-    identifier=f"{name}/1a2b",
+  return claim_lib.Claim(
     sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
     relation="REPLACE_SPECIAL",
     accountant="rdp",
@@ -35,7 +35,7 @@ def dp_statement(name):
     l2_clip_norm=0.1,
     steps=8,
     delta=1 / 128,
-  )
+  ).statement(f"{name}/1a2b")
 
 
 GENERATOR = dp_statement("finetune_dp")
@@ -626,15 +626,14 @@ def test_epsilon_is_never_rounded_down(value, text):
 
 
 def test_epsilon_0_of_a_release_is_not_that_of_public_data():
-  claim = statement.training(
-    identifier="x",
+  claim = claim_lib.Claim(
     sampler=sampling.FixedOrder(num_examples=64, batch_size=64),
     relation="REPLACE_SPECIAL",
     noise_multiplier=100.0,
     l2_clip_norm=0.1,
     steps=1,
     delta=1 / 128,
-  )
+  ).statement("x")
   assert claim.epsilon == 0
   assert tables.claimed(claim) == "0"
   assert tables.claimed(PUBLIC) == "-"

@@ -15,6 +15,7 @@ from synthq_jax.privacy import (
   sampling,
   statement,
 )
+from tests.privacy import statements
 
 NUM = 1000
 DELTA = 1 / (2 * NUM)
@@ -33,7 +34,7 @@ def query(identifier="query", **changes):
     "steps": 100,
     "delta": DELTA,
   }
-  return statement.training(identifier=identifier, **(settings | changes))
+  return statements.made(identifier, **(settings | changes))
 
 
 def text(identifier="text", **changes):

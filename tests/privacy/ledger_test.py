@@ -6,6 +6,7 @@ import pytest
 
 from synthq_jax import main
 from synthq_jax.privacy import ledger, sampling, statement
+from tests.privacy import statements
 
 SAMPLER = sampling.Poisson.with_margin(
   num_examples=6000, expected_batch_size=256
@@ -20,7 +21,7 @@ def made(identifier, **changes):
     "steps": 300,
     "delta": 1 / 12000,
   }
-  return statement.training(identifier=identifier, **(settings | changes))
+  return statements.made(identifier, **(settings | changes))
 
 
 @pytest.fixture(name="path")

@@ -7,7 +7,8 @@ import dp_accounting
 import pytest
 
 from synthq_jax import artifacts
-from synthq_jax.privacy import accounting, sampling, statement
+from synthq_jax.privacy import accounting, sampling, statement, terms
+from tests.privacy import statements
 
 SAMPLER = sampling.Poisson.with_margin(
   num_examples=6000, expected_batch_size=256
@@ -22,7 +23,7 @@ SETTINGS = {
 
 
 def made(identifier="finetune_dp/1", **changes):
-  return statement.training(identifier=identifier, **(SETTINGS | changes))
+  return statements.made(identifier, **(SETTINGS | changes))
 
 
 def test_the_claim_is_the_accountants():
@@ -262,9 +263,9 @@ def test_the_words_say_what_the_numbers_say():
     "clip norm 0.1",
     "1 x 0.2",
     "It was read aloud.",
-    *statement.PUBLIC,
-    *statement.ASSUMPTIONS,
-    *statement.NOT_PROTECTED,
+    *terms.QUERIES.public,
+    *terms.QUERIES.assumptions,
+    *terms.QUERIES.not_protected,
   ):
     assert part in text
   assert text.count("\n\n") == 6
@@ -301,7 +302,7 @@ def test_correlated_noise_is_claimed_with_cyclic_batches_alone():
     "steps": 40,
     "delta": 1e-4,
   }
-  made = statement.training(sampler=sampler, noise_bands=4, **options)
+  made = statements.made(sampler=sampler, noise_bands=4, **options)
   words = statement.in_words(made)
   assert "correlated over 4 steps" in words and "4 x 50/1000" in words
   assert made.ledger[0].sampler() == sampler
@@ -311,4 +312,4 @@ def test_correlated_noise_is_claimed_with_cyclic_batches_alone():
   for wrong in ({"sampler": plain, "noise_bands": 2},
                 {"sampler": sampler, "noise_bands": 5}):  # fmt: skip
     with pytest.raises(ValueError, match="CyclicPoisson"):
-      statement.training(**wrong, **options)
+      statements.made(**wrong, **options)

@@ -70,7 +70,7 @@ class Release:
         was begun with other settings or another secret.
     """
     self.settings = settings
-    self.noise_multiplier = settings.noise_multiplier()
+    self.noise_multiplier = settings.claim.noise_multiplier
     self._folder = epath.Path(model_dir) / FOLDER
     secret_file = epath.Path(secret_file)
     if _is_inside(secret_file, epath.Path(model_dir)):
@@ -138,7 +138,7 @@ class Release:
 
   def statement(self) -> statement_lib.PrivacyStatement:
     """Returns what this training promises."""
-    return self.settings.statement(f"t5x/{self.identifier}")
+    return self.settings.claim.statement(f"t5x/{self.identifier}")
 
   def _key(self, purpose: str) -> jax.Array:
     """Returns a secret key for one purpose of this training."""

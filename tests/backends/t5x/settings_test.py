@@ -19,7 +19,7 @@ SMALL = settings.Settings(
 
 
 def test_the_noise_reaches_the_target_and_hardly_more():
-  sigma = SMALL.noise_multiplier()
+  sigma = SMALL.claim.noise_multiplier
 
   def epsilon(noise):
     return accounting.epsilon(
@@ -31,10 +31,10 @@ def test_the_noise_reaches_the_target_and_hardly_more():
 
 
 def test_the_statement_says_what_is_done():
-  one = SMALL.statement("t5x/name")
+  one = SMALL.claim.statement("t5x/name")
   assert one.epsilon <= 4.0 and one.delta == 1 / 2000
   assert (one.steps, one.l2_clip_norm, one.sampling) == (20, 0.1, "poisson")
-  assert one.noise_multiplier == SMALL.noise_multiplier()
+  assert one.noise_multiplier == SMALL.claim.noise_multiplier
   [release] = one.ledger
   assert release.identifier == "t5x/name"
   assert (release.expected_batch_size, release.max_batch_size) == (50, 96)
@@ -42,8 +42,8 @@ def test_the_statement_says_what_is_done():
 
 def test_without_noise_nothing_is_claimed():
   plain = dataclasses.replace(SMALL, epsilon=math.inf)
-  assert plain.noise_multiplier() == 0.0
-  assert plain.statement("t5x/name").epsilon == math.inf
+  assert plain.claim.noise_multiplier == 0.0
+  assert plain.claim.statement("t5x/name").epsilon == math.inf
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_numbers_that_contradict_each_other_are_refused(change):
 def test_a_delta_that_lets_an_example_be_published_is_refused():
   loose = dataclasses.replace(SMALL, delta=0.1)
   with pytest.raises(ValueError, match="delta"):
-    loose.noise_multiplier()
+    _ = loose.claim

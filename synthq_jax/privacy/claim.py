@@ -1,0 +1,204 @@
+"""A promise about one private training: the one place where promises are made.
+
+`terms.Terms` are the words of a promise: what one record is, what is public,
+assumed, and not protected. A `Claim` adds the numbers: how batches are drawn,
+how many noisy sums are taken, over which sensitivity, with how much noise. It
+computes epsilon from these, enters the ledger before the first record is read,
+and becomes the statement that results carry. Every private training of the
+project, T5X's among them, makes its promise here.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+from typing import Any
+
+from synthq_jax.privacy import (
+  _checks,
+  accounting,
+  ledger,
+  releases,
+  sampling,
+  terms,
+)
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = ["Claim", "calibrated"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+  """Noise on clipped sums over drawn batches, and what that promises.
+
+  Formal guarantee:
+    For one `words.unit` and the neighbouring relation `relation`, whoever sees
+    all `steps` noisy sums, and whatever is computed from them and public data,
+    is promised (`epsilon`, `delta`)-differential privacy, that of
+    `accounting.epsilon` for the same arguments. Asked of the caller: each sum
+    is over one batch of `sampler`, drawn for no other sum; one record moves it
+    by at most `l2_sensitivity` when it comes to the batch or leaves it; the
+    noise has standard deviation `noise_multiplier * l2_sensitivity`,
+    independent of all else, or `noise_bands` bands of `optim.banded`; and
+    what `words` assume. A noisy statistic of all n records is one step of
+    `Poisson(n, n, n + 1)`: a neighbour has one more.
+
+  >>> sampler = sampling.Poisson.with_margin(
+  ...     num_examples=4000, expected_batch_size=64)
+  >>> claim = Claim(sampler=sampler, steps=600, noise_multiplier=1.0,
+  ...               l2_clip_norm=0.1, delta=1e-4)
+  >>> round(claim.epsilon, 2)
+  1.97
+  >>> claim.statement("my_training/1").unit
+  'query'
+  """
+
+  sampler: sampling.Sampler
+  """How batches are drawn."""
+  steps: int
+  """The number of noisy sums."""
+  noise_multiplier: float
+  """Noise standard deviation over `l2_sensitivity`; 0 claims nothing."""
+  l2_clip_norm: float
+  """The norm that gradients are clipped to."""
+  delta: float | None = None
+  """Of the promise, in (0, 1 / num_examples); None: 1 / (2 num_examples)."""
+  l2_sensitivity: float | None = None
+  """Of the sum, for ADD_OR_REMOVE_ONE; None: the clip norm."""
+  relation: Any = "ADD_OR_REMOVE_ONE"
+  """A `dp_accounting.NeighboringRelation` or its name."""
+  noise_bands: int = 1
+  """Of `optim.banded` noise; 1: independent in every step."""
+  accountant: str = "pld"
+  """"pld" or "rdp"."""
+  words: terms.Terms = terms.QUERIES
+  """The words."""
+
+  def __post_init__(self):
+    """Fills in what is None, and takes the relation by its name."""
+    if self.delta is None:
+      object.__setattr__(self, "delta", 1 / (2 * self.sampler.num_examples))
+    if self.l2_sensitivity is None:
+      object.__setattr__(self, "l2_sensitivity", self.l2_clip_norm)
+    name = _checks.relation_name(self.relation)
+    object.__setattr__(self, "relation", name)
+
+  @functools.cached_property
+  def epsilon(self) -> float:
+    """Of all sums together, at `delta`; infinite without noise."""
+    return accounting.epsilon(
+      noise_multiplier=self.noise_multiplier,
+      delta=self.delta,
+      sampler=self.sampler,
+      steps=self.steps,
+      relation=self.relation,
+      accountant=self.accountant,
+    )
+
+  def statement(self, identifier: str) -> statement_lib.PrivacyStatement:
+    """Returns the promise as results carry it.
+
+    Args:
+      identifier: names this training and no other, e.g.
+        "finetune_dp/FINGERPRINT".
+
+    Returns:
+      The statement, with one release in its ledger; one that claims nothing
+      where there is no noise and `words` have a sentence for that.
+
+    Raises:
+      ValueError: if the identifier is empty, a norm is not positive, or
+        accounting refuses.
+    """
+    words = self.words
+    if self.noise_multiplier == 0 and words.without_noise:
+      return statement_lib.non_private(words.without_noise, unit=words.unit)
+    release = releases.Release(
+      identifier=identifier,
+      mechanism=words.mechanism,
+      **releases.sampler_fields(self.sampler),
+      noise_multiplier=float(self.noise_multiplier),
+      l2_clip_norm=float(self.l2_clip_norm),
+      l2_sensitivity=float(self.l2_sensitivity),
+      steps=int(self.steps),
+      noise_bands=int(self.noise_bands),
+    )
+    return statement_lib.PrivacyStatement(
+      unit=words.unit,
+      relation=self.relation,
+      epsilon=self.epsilon,
+      delta=float(self.delta),
+      accountant=self.accountant,
+      ledger=(release,),
+      public=words.public,
+      assumptions=words.assumptions,
+      not_protected=words.not_protected,
+      notes=words.notes,
+    )
+
+  def enter(
+    self, path: str | os.PathLike, identifier: str
+  ) -> statement_lib.PrivacyStatement:
+    """Enters the promise into a ledger; do it before the first record is read.
+
+    Args:
+      path: the ledger; made where it is missing.
+      identifier: of the training; one that is there already, as that of a
+        resumed training, is not entered again.
+
+    Returns:
+      The statement that was entered.
+    """
+    made = self.statement(identifier)
+    ledger.enter(path, identifier, made)
+    return made
+
+
+def calibrated(
+  *,
+  epsilon: float,
+  sampler: sampling.Sampler,
+  steps: int,
+  l2_clip_norm: float,
+  delta: float | None = None,
+  relation: Any = "ADD_OR_REMOVE_ONE",
+  **fields: Any,
+) -> Claim:
+  """Returns the claim with the least noise that reaches a target.
+
+  >>> sampler = sampling.Poisson.with_margin(
+  ...     num_examples=6000, expected_batch_size=256)
+  >>> claim = calibrated(epsilon=8, sampler=sampler, steps=299, l2_clip_norm=1)
+  >>> round(claim.noise_multiplier, 3), claim.epsilon <= 8
+  (0.747, True)
+
+  Args:
+    epsilon: the target; inf: no noise, and nothing is claimed.
+    sampler: how batches are drawn.
+    steps: the number of noisy sums.
+    l2_clip_norm: the norm that gradients are clipped to.
+    delta: of the promise; None: 1 / (2 num_examples).
+    relation: a `dp_accounting.NeighboringRelation` or its name.
+    **fields: of `Claim`.
+
+  Raises:
+    ValueError: if the target cannot be met.
+  """
+  known = Claim(
+    sampler=sampler,
+    steps=steps,
+    noise_multiplier=math.nan,
+    l2_clip_norm=l2_clip_norm,
+    delta=delta,
+    relation=relation,
+    **fields,
+  )
+  noise_multiplier = accounting.noise_multiplier(
+    epsilon=epsilon,
+    delta=known.delta,
+    sampler=sampler,
+    steps=steps,
+    relation=known.relation,
+    accountant=known.accountant,
+  )
+  return dataclasses.replace(known, noise_multiplier=noise_multiplier)

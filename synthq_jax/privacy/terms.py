@@ -1,0 +1,320 @@
+"""The words of every promise: unit, what is public, assumed, not protected.
+
+One value of `Terms` for each kind of private training of the project, so that
+whoever asks what is promised reads them side by side. `claim` adds the numbers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+__all__ = [
+  "CLIENT",
+  "IDEAL_NUMBERS",
+  "IMAGE_PAIRS",
+  "QUERIES",
+  "SECRET_SEEDS",
+  "T5X",
+  "Terms",
+  "fixed_secret",
+  "records",
+  "silo",
+  "vectors",
+]
+
+SECRET_SEEDS = (
+  "The seeds of sampling and noise stay secret: whoever knows them can "
+  "recompute the noise and take it away."
+)
+IDEAL_NUMBERS = (
+  "Pseudo-random numbers stand for random ones and floating point numbers "
+  "for real ones: attacks on the low bits of the noise are not covered."
+)
+_IN_COMMON = "What many {} have in common: learning that is the purpose."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Terms:
+  """What is promised to whom, in sentences that statements carry."""
+
+  unit: str = "query"
+  """What one record is."""
+  mechanism: str = "per-record gradients, clipped, summed, Gaussian noise"
+  """What is clipped and noised."""
+  public: tuple[str, ...] = ()
+  """What everybody is taken to know."""
+  assumptions: tuple[str, ...] = ()
+  """What must hold for the promise to hold."""
+  not_protected: tuple[str, ...] = ()
+  """What is not promised."""
+  notes: tuple[str, ...] = ()
+  """How the result is derived."""
+  without_noise: str = ""
+  """What is said instead where there is no noise; empty: epsilon is infinite."""
+
+  def but(
+    self,
+    *,
+    assumptions: Sequence[str] = (),
+    not_protected: Sequence[str] = (),
+    **fields: str,
+  ) -> "Terms":
+    """Returns these terms with more sentences, and other fields.
+
+    Args:
+      assumptions: sentences that come first.
+      not_protected: sentences that come last.
+      **fields: values in place of these.
+    """
+    return dataclasses.replace(
+      self,
+      assumptions=(*assumptions, *self.assumptions),
+      not_protected=(*self.not_protected, *not_protected),
+      **fields,
+    )
+
+
+QUERIES = Terms(
+  public=(
+    "The documents.",
+    "The number of private queries.",
+    "The settings: model, vocabulary, learning rate, clip norm, batch sizes, "
+    "number of steps and noise.",
+  ),
+  assumptions=(
+    "A query is one record, drawn and clipped as one, with the one of its "
+    "relevant documents that was kept.",
+    SECRET_SEEDS,
+    "Which queries were in which batch stays secret; every intermediate model "
+    "may be published.",
+    "Losses, gradient norms and scores on private queries are not published.",
+    "The settings were chosen without looking at the private queries; trials "
+    "that did look are listed as releases of their own.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "Which documents exist and what they say.",
+    "How many private queries there are.",
+    _IN_COMMON.format("queries"),
+  ),
+)
+"""Of a generator or retriever that is trained on private queries."""
+
+T5X = Terms(
+  unit="example",
+  mechanism="per-example gradients in T5X, clipped, summed, Gaussian noise",
+  public=(
+    "The number of private examples.",
+    "The settings: model, vocabulary, initial checkpoint, learning rate, clip "
+    "norm, batch sizes, number of steps and noise.",
+  ),
+  assumptions=(
+    "An example of the task is one record, drawn and clipped as one, and a "
+    "person's or query's data is in one example.",
+    SECRET_SEEDS,
+    "Which examples were in which batch stays secret; every checkpoint may be "
+    "published.",
+    "Losses, gradient norms and scores on private examples are not published: "
+    "what T5X's evaluation of a private split writes is outside this claim.",
+    "The settings were chosen without looking at the private examples; trials "
+    "that did look are releases of their own, each in its own MODEL_DIR.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many private examples there are.",
+    _IN_COMMON.format("examples"),
+  ),
+  without_noise="Trained in T5X on private examples without noise.",
+)
+"""Of a task that is trained inside T5X."""
+
+IMAGE_PAIRS = Terms(
+  unit="pair of images",
+  public=(
+    "The test images with their labels, and which images are for testing.",
+    "The number of private pairs.",
+    "The settings: encoder, loss, temperature, learning rate, clip norm, batch"
+    " sizes, number of steps and noise.",
+  ),
+  assumptions=(
+    "An image is in one pair at most, and a pair is drawn as one.",
+    SECRET_SEEDS,
+    "Which pairs were in which batch stays secret; every intermediate encoder"
+    " may be published.",
+    "The settings were chosen without looking at the private pairs. Those of"
+    " the study's files were chosen on the public set itself: for private"
+    " images such trials would be releases of their own.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many private pairs there are.",
+    "Somebody with images in several pairs is protected less.",
+    "What many images have in common: learning that is the purpose.",
+  ),
+  notes=(
+    "A linear head was trained on the frozen vectors of separate public images"
+    " and labels, without privacy: post-processing of the encoder.",
+  ),
+  without_noise="Trained on the pairs without clipping and noise.",
+)
+"""Of an image encoder that is trained on pairs of images."""
+
+CLIENT = Terms(
+  unit="client",
+  mechanism="per-client updates, clipped, summed, Gaussian noise",
+  public=(
+    "The number of clients.",
+    "The settings: model, vocabulary, where training starts, learning rates, "
+    "clip norm, clients per round, local steps, number of rounds and noise.",
+  ),
+  assumptions=(
+    "A client is one record with everything it holds, and takes part in a round "
+    "once at most.",
+    "What a client sends depends on the published models, its own data and its "
+    "own key, not on who else takes part.",
+    "Whether a client drops out, is late or fails does not depend on another "
+    "client's data, and no round is repeated, prolonged or given up because of "
+    "it: a client that is missing adds zero to a sum whose denominator is "
+    "fixed.",
+    "The sums are made by somebody whom the clients trust, or by a protocol "
+    "that shows no more than the noisy sum.",
+    "Who took part in a round, who dropped out and the norms of updates stay "
+    "secret; every intermediate model may be published.",
+    SECRET_SEEDS,
+    "The settings were chosen without looking at the clients' data; trials that "
+    "did look are listed as releases of their own.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many clients there are.",
+    _IN_COMMON.format("clients"),
+  ),
+)
+"""Of federated averaging that hides whole clients."""
+
+
+def silo(negatives: str) -> Terms:
+  """Returns the terms of one client's private training.
+
+  Args:
+    negatives: where those of a question come from, "public" or "own".
+  """
+  return _SILO[negatives]
+
+
+_SILO_PUBLIC = (
+  "The number of the client's train questions, and which client it is.",
+  "The settings: model, vocabulary, where training starts, learning rates, "
+  "clip norm, batch size, steps of a round, rounds and noise.",
+)
+_OWN_SENTENCES = Terms(
+  unit="question",
+  mechanism="per-question gradients in a client, clipped, summed, Gaussian"
+  " noise",
+  public=_SILO_PUBLIC,
+  assumptions=(
+    "A record is one question with the one of its answers that is trained on, "
+    "in one client, and is drawn and clipped as one.",
+    "In a round a client starts from published parameters, which saw its "
+    "records through noisy sums that this claim counts, and nowhere else.",
+    "A record's negatives are mined for it alone: the encoder gives a text the "
+    "same vector, to the last bit, whatever is encoded beside it (tested on "
+    "CPUs).",
+    "The client takes part in no more rounds than are counted, and every round "
+    "is counted whether its result was used or not.",
+    "The seeds of sampling and noise stay with the client: whoever knows them "
+    "can recompute the noise and take it away.",
+    "Losses, gradient norms, scores, batches and mined negatives of the client "
+    "are not published; every intermediate model may be, the server's eyes "
+    "included.",
+    "The settings were chosen without looking at the client's questions; trials "
+    "that did look are listed as releases of their own.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many train questions the client has.",
+    "A sentence that answers several questions is protected less: it is in the "
+    "record of each.",
+    _IN_COMMON.format("questions"),
+    "What the client's sentences say: they are negatives of many questions.",
+  ),
+)
+_SILO = {
+  "own": _OWN_SENTENCES,
+  "public": dataclasses.replace(
+    _OWN_SENTENCES,
+    unit="question with its answer",
+    public=(*_SILO_PUBLIC, "The corpus that negatives come from."),
+    not_protected=_OWN_SENTENCES.not_protected[:-1],
+  ),
+}
+
+
+def records(unit: str) -> Terms:
+  """Returns the terms of a client's generator of sentences.
+
+  Args:
+    unit: what one of its records is, e.g. "passage".
+  """
+  return Terms(
+    unit=unit,
+    mechanism="gradients of a T5 that writes a sentence for a prompt, one record"
+    f" per {unit}, clipped and summed over a Poisson sample, with Gaussian"
+    " noise",
+    public=(
+      f"The number of records, one for each {unit}.",
+      "The settings: model, vocabulary, prompts of the generation, learning"
+      " rate, clip norm, batch sizes, number of steps and noise.",
+    ),
+    assumptions=(
+      f"One record is one {unit}, drawn and clipped as one.",
+      SECRET_SEEDS,
+      "Which records were in which batch stays secret; every intermediate"
+      " model may be published.",
+      "Losses and gradient norms are not published.",
+      "The settings were chosen without looking at the client's texts.",
+      IDEAL_NUMBERS,
+    ),
+    not_protected=("What many records have in common.",),
+  )
+
+
+def vectors(unit: str, mechanism: str, *, capacity: int) -> Terms:
+  """Returns the terms of vectors that a client sends with noise.
+
+  Args:
+    unit: what one record is, e.g. "query".
+    mechanism: what was clipped and noised, in words.
+    capacity: a public bound of the number of units.
+  """
+  return Terms(
+    unit=unit,
+    mechanism=mechanism,
+    public=(
+      "The settings: dim, clip norm, noise, number of rows or cells.",
+      f"That the client holds at most {capacity} of the units: a bound, not"
+      " their number.",
+    ),
+    assumptions=(
+      f"One record is one {unit} of this client; who stands behind several, here"
+      " or at other clients, is protected less.",
+      "The encoder reads no private record but through the releases listed"
+      " here, and a vector is the same to the last bit whatever is encoded"
+      " beside it.",
+      "The key of the noise stays secret and is used for one release only.",
+      IDEAL_NUMBERS,
+    ),
+    not_protected=("What many records have in common.",),
+  )
+
+
+def fixed_secret(what: str) -> str:
+  """Returns what is assumed where the secret is known to everybody.
+
+  Args:
+    what: "run" or "study".
+  """
+  return (
+    f"The secret of this {what} was fixed by its settings, as only public data"
+    " allows: anybody can recompute the noise, so this statement shows what"
+    " would be claimed, and protects nobody."
+  )

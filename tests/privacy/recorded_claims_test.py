@@ -1,0 +1,262 @@
+"""Every promise of the project is the one that was recorded, byte by byte.
+
+`recorded_claims.jsonl` holds, for settings of every private training that the
+project offers, the noise and the line of the ledger, statement included. It was
+written before all promises were made in one place (`privacy.claim`), and any
+change of it changes what users were promised: say why in docs/changelog.md.
+
+  python tests/privacy/recorded_claims_test.py    # writes the file again
+"""
+
+import itertools
+import json
+import math
+import pathlib
+import tempfile
+import types
+
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.backends.t5x import settings as t5x_settings
+from synthq_jax.federated import (
+  generated_sentences,
+  noised_vectors,
+  silo_privacy,
+  user_privacy,
+)
+from synthq_jax.losses import contrastive
+from synthq_jax.pipeline import (
+  _image_privacy,
+  direct_dp,
+  private_training,
+  workspace,
+)
+from synthq_jax.privacy import ledger, sampling
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.training import dp_step, loop
+
+RECORDED = pathlib.Path(__file__).with_name("recorded_claims.jsonl")
+N = 2_000
+GENERATOR = {
+  "epsilon": 8.0,
+  "delta": None,
+  "batch_size": 64,
+  "multiple_of": 8,
+  "steps": 90,
+  "optimizer": "dp_adafactor",
+  "learning_rate": 1e-3,
+  "mechanism": "gradients of single pairs",
+}
+DIRECT = (
+  {"method": "logit"},
+  {"method": "logit", "loss": "sigmoid", "norms": "bound"},
+  {"method": "batch", "microbatch_size": 16},
+  {"method": "group"},
+  {"method": "row", "negatives": "public", "gradients": "query"},
+  {"method": "row", "negatives": "batch", "unit": "query"},
+  {"method": "row", "negatives": "public", "unit": "query"},
+  {"method": "logit", "unit": "query"},
+)
+
+
+def training(settings, source="beir:folder", secret=None, grad_fn=None):
+  """Returns sigma and the ledger of a training that takes no step."""
+  clipped = types.SimpleNamespace(
+    l2_clip_norm=0.1, sensitivity=lambda relation: 0.1
+  )
+  seen = {}
+
+  def take_no_step(grad_fn, params, records, **known):
+    seen.update(known)
+    return params
+
+  with (
+    pytest.MonkeyPatch.context() as patch,
+    tempfile.TemporaryDirectory() as d,
+  ):
+    patch.setattr(dp_step, "train", take_no_step)
+    space = workspace.Workspace(d, secret_seed=secret)
+    private_training.train(
+      settings,
+      space,
+      "stage/name",
+      "digest",
+      grad_fn=grad_fn or clipped,
+      params={},
+      records={"record": np.arange(N)},
+      prepared=types.SimpleNamespace(source=source),
+      metrics_path=pathlib.Path(d, "metrics.jsonl"),
+      config={},
+      loop_settings=loop.Settings(),
+    )
+    line = space.private(private_training.LEDGER).read_text()
+  if secret is None:  # the identifier ends with what was drawn
+    name = json.loads(line)["identifier"]
+    line = line.replace(name, name.partition("-")[0])
+  return seen["noise_multiplier"], line
+
+
+def direct(**changes):
+  config = direct_dp.Config(**changes)
+  settings = direct_dp._settings(config, 8.0)
+  sampler = private_training.sampler(settings, N)
+  built = direct_dp._direct_methods.build(
+    config, sampler.max_batch_size, lambda params, tokens: None
+  )
+  return training(settings, grad_fn=built)
+
+
+def image(grad_fn, *, is_fixed=True, epsilon=2.0):
+  sampler = sampling.Poisson.with_margin(
+    num_examples=N, expected_batch_size=100
+  )
+  made = _image_privacy.claim(
+    grad_fn and grad_fn(sampler.max_batch_size),
+    sampler=sampler,
+    epsilon=epsilon,
+    delta=None,
+    steps=30,
+    is_fixed=is_fixed,
+  )
+  return made.noise_multiplier, ledger.line(
+    "images/row/0", made.statement("images/row/0")
+  )
+
+
+def contrastive_grad(method):
+  def build(size):
+    return optim.contrastive_clipped_grad(
+      lambda params, tokens: None,
+      lambda params, tokens: None,
+      loss=contrastive.Softmax(temperature=0.2),
+      l2_clip_norm=0.5,
+      method=method,
+      max_batch_size=size,
+    )
+
+  return build
+
+
+def client(noise_multiplier=1.1, **changes):
+  made = silo_privacy.claim(
+    sampler=sampling.Poisson.with_margin(
+      num_examples=N, expected_batch_size=64
+    ),
+    steps=200,
+    l2_clip_norm=0.1,
+    noise_multiplier=noise_multiplier,
+    delta=1e-4,
+    **changes,
+  )
+  return noise_multiplier, ledger.line("client/1", made.statement("client/1"))
+
+
+def users(noise_multiplier=1.1):
+  made = user_privacy.claim(
+    sampler=sampling.Poisson.with_margin(
+      num_examples=N, expected_batch_size=64
+    ),
+    rounds=100,
+    l2_clip_norm=0.5,
+    noise_multiplier=noise_multiplier,
+    delta=1e-5,
+  )
+  return noise_multiplier, ledger.line("users", made.statement("users"))
+
+
+def sentences(**changes):
+  settings = generated_sentences.Settings(epsilon=4.0, **changes)
+  made = generated_sentences.claim(settings, num_records=N, unit="passage")
+  name = "run/client/generator"
+  line = ledger.line(name, made.statement(name))
+  return made.noise_multiplier, line
+
+
+def t5x(**changes):
+  known = {
+    "num_examples": N,
+    "expected_batch_size": 64,
+    "max_batch_size": 104,
+    "steps": 80,
+    "epsilon": 8.0,
+    "l2_clip_norm": 0.1,
+  }
+  made = t5x_settings.Settings(**(known | changes))
+  statement = made.claim.statement("t5x/name")
+  return made.claim.noise_multiplier, ledger.line("t5x/name", statement)
+
+
+def vectors(noise_multiplier):
+  made = noised_vectors.promise(
+    identifier="client/1/vectors",
+    unit="question",
+    mechanism="vectors",
+    capacity=256,
+    noise_multiplier=noise_multiplier,
+    delta=None,
+    relation="REPLACE_ONE",
+    encoder=statement_lib.none(unit="question", relation="REPLACE_ONE"),
+    releases=3,
+  )
+  return noise_multiplier, ledger.line("client/1/vectors", made)
+
+
+def cases():
+  """Yields (name of the setting, noise multiplier, line of the ledger)."""
+  generator = {
+    "generator": {},
+    "generator, epsilon 1": {"epsilon": 1.0},
+    "generator, delta 1e-5, dropout": {"delta": 1e-5, "has_dropout": True},
+    "generator, no noise": {"epsilon": math.inf},
+    "generator, 4 bands": {"noise_bands": 4, "optimizer": "dp_adam"},
+  }
+  for name, changes in generator.items():
+    settings = private_training.Settings(**(GENERATOR | changes))
+    yield name, *training(settings)
+  settings = private_training.Settings(**GENERATOR)
+  for source in ("jsonl:log", "environment_docs"):
+    yield f"generator, from {source}", *training(settings, source=source)
+  yield "generator, fixed secret", *training(settings, secret=7)
+  for changes in DIRECT:
+    yield f"direct {changes}", *direct(**changes)
+  methods = {"logit": optim.Logit(), "batch": optim.Batch()}
+  for (name, method), is_fixed in itertools.product(
+    methods.items(), (True, False)
+  ):
+    made = image(contrastive_grad(method), is_fixed=is_fixed)
+    yield f"images {name}, fixed secret {is_fixed}", *made
+  yield "images, not private", *image(None)
+  for negatives in silo_privacy.NEGATIVES:
+    yield f"client, {negatives} negatives", *client(negatives=negatives)
+  yield "client, no noise", *client(noise_multiplier=0.0)
+  yield "users", *users()
+  yield "users, no noise", *users(noise_multiplier=0.0)
+  yield "sentences", *sentences()
+  yield "sentences, delta 1e-5", *sentences(delta=1e-5, steps=30)
+  for changes in ({}, {"epsilon": math.inf, "unit": "query"}, {"delta": 1e-6}):
+    yield f"t5x {changes}", *t5x(**changes)
+  for noise in (0.0, 0.5, 2.0):
+    yield f"vectors, noise {noise}", *vectors(noise)
+
+
+def test_promises_are_those_that_were_recorded():
+  recorded = [json.loads(line) for line in RECORDED.open()]
+  found = list(cases())
+  assert [one["setting"] for one in recorded] == [name for name, *_ in found]
+  for old, (name, sigma, line) in zip(recorded, found, strict=True):
+    assert old["noise_multiplier"] == pytest.approx(sigma, rel=1e-12), name
+    assert old["ledger"] == json.loads(line), name
+    assert line == json.dumps(old["ledger"], sort_keys=True) + "\n", name
+
+
+if __name__ == "__main__":
+  with RECORDED.open("w") as stream:
+    for name, sigma, line in cases():
+      row = {
+        "setting": name,
+        "noise_multiplier": float(sigma),
+        "ledger": json.loads(line),
+      }
+      stream.write(json.dumps(row, sort_keys=True) + "\n")
