@@ -38,6 +38,7 @@ STAGES = {
   "evaluate": "scores of every row of the table",
   "query_leakage": "real queries among the synthetic ones: more than by chance?",
   "audit": "canaries: did a generator learn them?",
+  "compare_queries": "rows against each other, synthetic beside real queries",
   "report": "the shareable pages and the private one",
   "study": "a study of gin_configs/studies; no stage of the pipeline",
 }

@@ -118,13 +118,13 @@ def say(stage: str, audits: Sequence[Any], searches: Sequence[Any]) -> None:
 
 
 def _audited(audits: Sequence[Any]) -> str:
-  from synthq_jax.pipeline import _report_audit
+  from synthq_jax.report import audit
 
-  return f"\n{_PRIVATE}\n\n{_report_audit.text(audits)}\n"
+  return f"\n{_PRIVATE}\n\n{audit.text(audits)}\n"
 
 
 def _searched(searches: Sequence[Any]) -> str:
-  from synthq_jax.pipeline import _report_leakage
+  from synthq_jax.report import leakage
 
   done = [one for one in searches if one is not None]
   if not done:
@@ -132,7 +132,7 @@ def _searched(searches: Sequence[Any]) -> str:
       "nothing was looked for: no generator wrote queries, or"
       " query_leakage.Config.enabled is False"
     )
-  text = "\n\n".join(_report_leakage.text(one) for one in done)
+  text = "\n\n".join(leakage.text(one) for one in done)
   return f"\n{_FROM_QUERIES}\n\n{text}\n"
 
 

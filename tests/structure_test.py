@@ -49,6 +49,7 @@ LIGHT_LIBRARIES = {
   "dp_accounting",
 }  # fmt: skip
 SHARED_BY_STAGES = {
+  "comparison_results",
   "config_types",
   "inputs",
   "private_training",

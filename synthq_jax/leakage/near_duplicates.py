@@ -339,7 +339,8 @@ class Embedding:
   """Texts whose vectors point the same way: the cosine.
 
   Attributes:
-    encode: from texts to vectors of length 1, see `leakage.encoders`.
+    encode: from texts to vectors of length 1, see
+      `retrieval.text_encoders`.
     threshold: the least cosine of a match, in (-1, 1]. Cosines of different
       encoders mean different things: calibrate it.
     top_k: the nearest targets of a query that are looked at, >= 1.

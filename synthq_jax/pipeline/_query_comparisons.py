@@ -1,4 +1,4 @@
-"""Near-duplicates of real queries among written ones, counted and compared."""
+"""Counts near-duplicates of real queries among written ones, and compares."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,7 @@ from synthq_jax.leakage import near_duplicates, shares
 from synthq_jax.pipeline import _query_leakage_results as found_lib
 from synthq_jax.pipeline import _query_sides, results
 
-__all__ = [
-  "Detector",
-  "NearDuplicates",
-  "examples",
-  "memberships",
-  "overlaps",
-  "search",
-]
+__all__ = ["Detector", "NearDuplicates", "search"]
 
 _TRAIN = "train"
 
@@ -34,34 +27,31 @@ class Detector(Protocol):
     """Indexes the targets."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NearDuplicates:
-  """Pairs of some targets with the private queries and with the written ones."""
-
-  num_targets: int
-  real: Pairs
-  written: Mapping[str, Pairs]
-
-
 def search(
   detector: Detector,
   targets: Sequence[str],
   real: _query_sides.Real,
   written: Sequence[_query_sides.Written],
-) -> NearDuplicates:
-  """Looks for all of them in one index.
+  *,
+  name: str = "",
+  confidence: float = 0.95,
+) -> "NearDuplicates":
+  """Looks for all queries in one index.
 
   Args:
     detector: what finds them.
     targets: the texts that are indexed.
     real: the private queries.
     written: those of each generator.
-
-  Returns:
-    The pairs.
+    name: of the detector, in results.
+    confidence: of each interval by itself, in (0, 1).
   """
   index = detector.index(targets)
   return NearDuplicates(
+    detector=name,
+    confidence=confidence,
+    queries=real,
+    generators=tuple(written),
     num_targets=len(targets),
     real=near_duplicates.pairs(real.texts, index),
     written={
@@ -70,192 +60,167 @@ def search(
   )
 
 
-def memberships(
-  found: NearDuplicates,
-  real: _query_sides.Real,
-  written: Sequence[_query_sides.Written],
-  *,
-  detector: str,
-  confidence: float,
-) -> Iterator[found_lib.Membership]:
-  """Compares private queries that were trained on with the others.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NearDuplicates:
+  """Pairs of targets with private queries and with written ones."""
 
-  Args:
-    found: near-duplicates of the private queries.
-    real: these.
-    written: what each generator wrote.
-    detector: its name.
-    confidence: of each interval.
+  detector: str
+  """Its name."""
+  confidence: float
+  """Of each interval by itself."""
+  queries: _query_sides.Real
+  """The private queries."""
+  generators: tuple[_query_sides.Written, ...]
+  """What each generator wrote."""
+  num_targets: int
+  """Texts that were indexed."""
+  real: Pairs
+  """Of private queries and targets."""
+  written: Mapping[str, Pairs]
+  """Of each generator's queries and targets."""
 
-  Yields:
-    One for each generator.
-  """
-  pairs = zip(*map(np.ndarray.tolist, found.real), strict=True)
-  alone = shares.alone(pairs, found.num_targets)
-  for one in written:
-    pairs = found.written[one.name]
-    hit = _marked(pairs[1], found.num_targets)
-    groups = [alone & real.trained, alone & ~real.trained]
-    train, control = (_count(hit[group]) for group in groups)
-    difference = p_value = None
-    if train.total and control.total:
-      ends = (
-        shares.wilson(each.number, each.total, confidence=confidence)
-        for each in (train, control)
+  def memberships(self) -> Iterator[found_lib.Membership]:
+    """Yields, for each generator, queries trained on beside the others.
+
+    The targets are the private queries.
+    """
+    trained = self.queries.trained
+    pairs = zip(*map(np.ndarray.tolist, self.real), strict=True)
+    alone = shares.alone(pairs, self.num_targets)
+    for one in self.generators:
+      pairs = self.written[one.name]
+      hit = _marked(pairs[1], self.num_targets)
+      train, control = (
+        _count(hit[alone & trained]),
+        _count(hit[alone & ~trained]),
       )
-      difference = _measure(shares.difference(*ends))
-      p_value = shares.two_sample_p_value(
-        train.number, train.total, control.number, control.total
+      difference = p_value = None
+      if train.total and control.total:
+        ends = (self._share(each) for each in (train, control))
+        difference = shares.difference(*ends)
+        p_value = shares.two_sample_p_value(
+          train.number, train.total, control.number, control.total
+        )
+      yield found_lib.Membership(
+        name=one.name,
+        detector=self.detector,
+        train=train,
+        control=control,
+        difference=difference,
+        p_value=p_value,
+        train_all=_count(hit[trained]),
+        control_all=_count(hit[~trained]),
+        **self._of_written(pairs, one.owners),
       )
-    yield found_lib.Membership(
-      name=one.name,
-      detector=detector,
-      train=train,
-      control=control,
-      difference=difference,
-      p_value=p_value,
-      train_all=_count(hit[real.trained]),
-      control_all=_count(hit[~real.trained]),
-      **_of_written(pairs, real.trained, one.owners, confidence),
-    )
 
-
-def _of_written(
-  pairs: Pairs,
-  trained: Bool[np.ndarray, " query"],
-  owners: Int[np.ndarray, " written"],
-  confidence: float,
-) -> dict[str, Any]:
-  """Compares shares of the written queries, at one number of private ones."""
-  sides = (trained, ~trained)
-  size = min(int(side.sum()) for side in sides) - 1
-  if size < 1 or not len(owners):
+  def _of_written(
+    self, pairs: Pairs, owners: Int[np.ndarray, " written"]
+  ) -> dict[str, Any]:
+    """Compares shares of the written queries, at one number of private ones."""
+    sides = (self.queries.trained, ~self.queries.trained)
+    size = min(int(side.sum()) for side in sides) - 1
+    if size < 1 or not len(owners):
+      shown, difference, size = (0.0, 0.0), None, 0
+    else:
+      sized = []
+      for side in sides:
+        inside = side[pairs[1]]
+        numbers = np.cumsum(side) - 1  # of a query among those of its side
+        one = shares.at_size(
+          pairs[0][inside],
+          numbers[pairs[1][inside]],
+          owners=owners,
+          num_originals=int(side.sum()),
+          size=size,
+          confidence=self.confidence,
+        )
+        sized.append(one)
+      shown = [one.share.mean for one in sized]
+      difference = shares.sized_difference(*sized, owners)
     return {
-      "size": 0,
-      "written_train": 0.0,
-      "written_control": 0.0,
-      "written_difference": None,
+      "size": size,
+      "written_train": shown[0],
+      "written_control": shown[1],
+      "written_difference": difference,
     }
-  sized = []
-  for side in sides:
-    inside = side[pairs[1]]
-    numbers = np.cumsum(side) - 1  # of a private query among those of its side
-    one = shares.at_size(
-      pairs[0][inside],
-      numbers[pairs[1][inside]],
-      owners=owners,
-      num_originals=int(side.sum()),
-      size=size,
-      confidence=confidence,
-    )
-    sized.append(one)
-  return {
-    "size": size,
-    "written_train": sized[0].share.mean,
-    "written_control": sized[1].share.mean,
-    "written_difference": _measure(shares.sized_difference(*sized, owners)),
-  }
 
+  def overlaps(
+    self,
+    test_set: str,
+    tested: Bool[np.ndarray, " target"],
+    hidden: set[str] | None,
+  ) -> Iterator[found_lib.TestOverlap]:
+    """Looks for test queries among those that a retriever may be trained on.
 
-def overlaps(
-  found: NearDuplicates,
-  real: _query_sides.Real,
-  written: Sequence[_query_sides.Written],
-  *,
-  detector: str,
-  confidence: float,
-  test_set: str,
-  tested: Bool[np.ndarray, " target"],
-  hidden: set[str] | None,
-) -> Iterator[found_lib.TestOverlap]:
-  """Looks for test queries among those that a retriever may be trained on.
+    Args:
+      test_set: its name.
+      tested: which targets are test queries.
+      hidden: generators whose queries are private; None: the test queries are.
 
-  Args:
-    found: near-duplicates of targets, test queries among them.
-    real: the private queries; of these, those that are trained on.
-    written: what each generator wrote.
-    detector: its name.
-    confidence: of each interval.
-    test_set: its name.
-    tested: which targets are test queries.
-    hidden: generators whose queries are private; None: the test queries are.
-
-  Yields:
-    One for the private train queries and one for each generator; none without
-    test queries.
-  """
-  if not tested.any():
-    return
-  queries, targets = found.real
-  kept = real.trained[queries]
-  sides = [(_TRAIN, (queries[kept], targets[kept]), int(real.trained.sum()))]
-  sides += [(o.name, found.written[o.name], len(o.texts)) for o in written]
-  hits = {
-    name: _marked(pairs[1], found.num_targets)[tested]
-    for name, pairs, _ in sides
-  }
-  for name, (queries, targets), total in sides:
-    hit, public = hits[name], hits.get(_public(name))
-    beyond = p_value = None
-    if public is not None and name != _public(name):
-      beyond = _measure(
-        shares.paired_difference(hit, public, confidence=confidence)
+    Yields:
+      One for the private train queries and one for each generator; none without
+      test queries.
+    """
+    if not tested.any():
+      return
+    trained = self.queries.trained
+    queries, targets = self.real
+    kept = trained[queries]
+    sides = {_TRAIN: ((queries[kept], targets[kept]), int(trained.sum()))}
+    for one in self.generators:
+      sides[one.name] = (self.written[one.name], len(one.texts))
+    hits = {
+      name: _marked(pairs[1], self.num_targets)[tested]
+      for name, (pairs, _) in sides.items()
+    }
+    for name, ((queries, targets), total) in sides.items():
+      hit, public = hits[name], hits.get(_public(name))
+      beyond = p_value = None
+      if public is not None and name != _public(name):
+        beyond = shares.paired_difference(
+          hit, public, confidence=self.confidence
+        )
+        p_value = shares.paired_p_value(hit, public)
+      count = _count(hit)
+      yield found_lib.TestOverlap(
+        test_set=test_set,
+        name=name,
+        detector=self.detector,
+        private=hidden is None or name in hidden | {_TRAIN},
+        tested=count,
+        share=self._share(count),
+        written=_count(_marked(queries[tested[targets]], total)),
+        beyond_public=beyond,
+        p_value=p_value,
       )
-      p_value = shares.paired_p_value(hit, public)
-    count = _count(hit)
-    share = shares.wilson(count.number, count.total, confidence=confidence)
-    yield found_lib.TestOverlap(
-      test_set=test_set,
-      name=name,
-      detector=detector,
-      private=hidden is None or name in hidden | {_TRAIN},
-      tested=count,
-      share=_measure(share),
-      written=_count(_marked(queries[tested[targets]], total)),
-      beyond_public=beyond,
-      p_value=p_value,
-    )
+
+  def examples(self, number: int, seed: int) -> Iterator[found_lib.Example]:
+    """Draws some train queries that came out, with one that is like them.
+
+    Args:
+      number: train queries of each generator, at most.
+      seed: of the draw.
+    """
+    rng = np.random.default_rng([seed, 6])
+    for one in self.generators:
+      queries, targets = self.written[one.name]
+      order = rng.permutation(np.flatnonzero(self.queries.trained[targets]))
+      _, firsts = np.unique(targets[order], return_index=True)
+      for i in order[np.sort(firsts)[:number]]:
+        yield found_lib.Example(
+          name=one.name,
+          detector=self.detector,
+          written=one.texts[queries[i]],
+          real=self.queries.texts[targets[i]],
+        )
+
+  def _share(self, one: found_lib.Found) -> intervals.Interval:
+    return shares.wilson(one.number, one.total, confidence=self.confidence)
 
 
 def _public(name: str) -> str:
   """Returns the name of the public checkpoint's queries of the same seed."""
   return "public_only" + name.removeprefix(results.row_of(name))
-
-
-def examples(
-  found: NearDuplicates,
-  real: _query_sides.Real,
-  written: Sequence[_query_sides.Written],
-  *,
-  detector: str,
-  number: int,
-  seed: int,
-) -> Iterator[found_lib.Example]:
-  """Draws some train queries that came out.
-
-  Args:
-    found: near-duplicates of the private queries.
-    real: these.
-    written: what each generator wrote.
-    detector: its name.
-    number: train queries of each generator, at most.
-    seed: of the draw.
-
-  Yields:
-    A train query with one of those that are like it.
-  """
-  rng = np.random.default_rng([seed, 6])
-  for one in written:
-    queries, targets = found.written[one.name]
-    order = rng.permutation(np.flatnonzero(real.trained[targets]))
-    _, firsts = np.unique(targets[order], return_index=True)
-    for i in order[np.sort(firsts)[:number]]:
-      yield found_lib.Example(
-        name=one.name,
-        detector=detector,
-        written=one.texts[queries[i]],
-        real=real.texts[targets[i]],
-      )
 
 
 def _marked(
@@ -268,7 +233,3 @@ def _marked(
 
 def _count(hit: Bool[np.ndarray, " text"]) -> found_lib.Found:
   return found_lib.Found(number=int(hit.sum()), total=len(hit))
-
-
-def _measure(share: intervals.Interval) -> results.Measure:
-  return results.Measure(mean=share.mean, low=share.low, high=share.high)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from synthq_jax.pipeline import results
+from synthq_jax import intervals
 
 __all__ = ["Example", "Found", "Membership", "QueryLeakage", "TestOverlap"]
 
@@ -30,7 +30,7 @@ class Membership:
   a near-duplicate among the other private ones."""
   control: Found
   """The same of private queries that were not trained on: coincidence."""
-  difference: results.Measure | None
+  difference: intervals.Interval | None
   """Share of `train` minus share of `control`; None: one of them is empty."""
   p_value: float | None
   """Two-sided, of the hypothesis that being trained on changes nothing."""
@@ -46,7 +46,7 @@ class Membership:
   trained on."""
   written_control: float
   """The same for those that were not."""
-  written_difference: results.Measure | None
+  written_difference: intervals.Interval | None
   """The first minus the second."""
 
 
@@ -67,11 +67,11 @@ class TestOverlap:
   compared with them."""
   tested: Found
   """Test queries with a near-duplicate among the queries."""
-  share: results.Measure
+  share: intervals.Interval
   """Their share."""
   written: Found
   """Queries with a near-duplicate among the test queries."""
-  beyond_public: results.Measure | None
+  beyond_public: intervals.Interval | None
   """`share` minus that of the public checkpoint's queries; None: there are
   none."""
   p_value: float | None

@@ -22,8 +22,8 @@ from synthq_jax import artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.data import files, public_corpus
-from synthq_jax.pipeline import _report_blocks as blocks
-from synthq_jax.pipeline import _report_tables, inputs, results, workspace
+from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.report import tables
 
 __all__ = ["run"]
 
@@ -159,32 +159,32 @@ def _table(corpus: str, found: overlap_lib.Overlap) -> str:
   """Says what was found."""
   config = found.config
   size = f"{config.ngram}-grams"
-  header = (
-    "Shares in %",
-    "Of",
-    "Each run",
-    "Exact",
-    size,
-    "Half of them",
-    "All of them",
-    f"Under {config.ngram} words",
+  shares = {
+    "Exact": "exact",
+    size: "contained",
+    "Half of them": "half",
+    "All of them": "full",
+    f"Under {config.ngram} words": "short",
+  }
+  table = tables.of(
+    found.kinds.items(),
+    {
+      "Shares in %": lambda pair: pair[0],
+      "Of": lambda pair: f"{pair[1].num_items:,}",
+      "Each run": lambda pair: f"{pair[1].sample_size:,}",
+      **{
+        title: lambda pair, name=name: _share(getattr(pair[1], name))
+        for title, name in shares.items()
+      },
+    },
   )
-  rows = tuple(
-    (
-      kind,
-      f"{one.num_items:,}",
-      f"{one.sample_size:,}",
-      *(
-        f"{100 * share.mean:.3f} +- {100 * share.deviation:.3f}"
-        for share in (one.exact, one.contained, one.half, one.full, one.short)
-      ),
-    )
-    for kind, one in found.kinds.items()
-  )
-  table = blocks.Table(header=header, rows=rows, numeric=header[1:])
   return (
     "PRIVATE: computed from real queries; do not share it\n"
     f"{corpus}: {found.num_texts:,} texts, {found.num_words:,} words;"
     f" mean and standard deviation of {config.runs} runs\n\n"
-    f"{_report_tables.aligned(table)}"
+    f"{table.text()}"
   )
+
+
+def _share(share: overlap_lib.Spread) -> str:
+  return f"{100 * share.mean:.3f} +- {100 * share.deviation:.3f}"

@@ -20,7 +20,6 @@ from synthq_jax.data import beir, files
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   _parts,
-  _repeats,
   config_types,
   inputs,
   results,
@@ -31,6 +30,7 @@ from synthq_jax.retrieval import (
   encode,
   index,
   measures,
+  significance,
   trec,
   vector_files,
 )
@@ -157,7 +157,7 @@ def run(
     epsilon=statement.epsilon if statement else None,
     delta=statement.delta if statement else None,
     measures={
-      measure: _repeats.interval(
+      measure: significance.bootstrap_interval(
         values, samples=config.bootstrap_samples, seed=config.seed
       )
       for measure, values in scores.per_query.items()

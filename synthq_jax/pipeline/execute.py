@@ -19,10 +19,12 @@ from synthq_jax.pipeline import (
   _fingerprints,
   _query_stages,
   _scoring,
+  comparison_results,
   inputs,
   private_training,
   results,
 )
+from synthq_jax.pipeline import compare_queries as compare_queries_lib
 from synthq_jax.pipeline import direct_dp as direct_dp_lib
 from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
 from synthq_jax.pipeline import generate as generate_lib
@@ -75,9 +77,12 @@ class Pipeline:
     if self._wants("audit"):
       audits = self._audits(generators, written, queries, retrievers)
       self.audits = [report for report, _ in audits.values()]
+    if not self._wants("compare_queries"):
+      return None
+    compared = {"compared": self._compared(queries, scores)}
     if not self._wants("report"):
       return None
-    groups = (generators, queries, retrievers, scores, audits, leakage)
+    groups = (generators, queries, retrievers, compared, audits, leakage)
     digests = [digest for group in groups for _, digest in group.values()]
     values = [[value for value, _ in group.values()] for group in groups]
     made, _ = self._runner(
@@ -89,15 +94,32 @@ class Pipeline:
         self._space,
         digest,
         prepared=self._prepared,
-        evaluations=values[3],
+        comparison=values[3][0],
         synthetic=values[1],
         checkpoints=[*values[0], *values[2]],
         audits=values[4],
         leakage=self.leakage,
-        encoder=self._encoder,
       ),
     )
     return made
+
+  def _compared(self, queries, scores):
+    settings = self._config.compare_queries
+    digests = [*queries.values(), *scores.values()]
+    return self._runner(
+      "compare_queries",
+      comparison_results.QueryComparison,
+      (settings, *self._encoder_data, *(digest for _, digest in digests)),
+      lambda digest: compare_queries_lib.run(
+        settings,
+        self._space,
+        digest,
+        prepared=self._prepared,
+        evaluations=[value for value, _ in scores.values()],
+        synthetic=[value for value, _ in queries.values()],
+        encoder=self._encoder,
+      ),
+    )
 
   def _wants(self, stage: str) -> bool:
     return stage in self._wanted

@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from synthq_jax import artifacts
 from synthq_jax.data import files, query_pairs, shipped
 from synthq_jax.leakage import near_duplicates
-from synthq_jax.pipeline import _report_blocks as blocks
-from synthq_jax.pipeline import _report_tables
+from synthq_jax.report import tables
 from synthq_jax.retrieval import text_encoders
 
 __all__ = ["DETECTORS", "Target", "count", "detector", "find", "run", "targets"]
@@ -286,22 +285,24 @@ def count(
 
 def _table(found: Sequence[_Counts], times, output) -> str:
   """Says what was found, and what it took."""
-  header = ("Detector", "Collection", "Pairs", "Queries", "Topics", "Of")
-  rows = tuple(
-    (
-      each.detector,
-      each.collection or "-",
-      *(f"{n:,}" for n in (each.pairs, each.queries, each.topics, each.of)),
-    )
-    for each in found
+  table = tables.of(
+    found,
+    {
+      "Detector": lambda each: each.detector,
+      "Collection": lambda each: each.collection or "-",
+      "Pairs": lambda each: f"{each.pairs:,}",
+      "Queries": lambda each: f"{each.queries:,}",
+      "Topics": lambda each: f"{each.topics:,}",
+      "Of": lambda each: f"{each.of:,}",
+    },
+    left=("Detector", "Collection"),
   )
-  table = blocks.Table(header=header, rows=rows, numeric=header[2:])
   took = ", ".join(
-    f"{name} {_report_tables.duration(seconds)}" for name, seconds in times
+    f"{name} {tables.duration(seconds)}" for name, seconds in times
   )
   return (
     "PRIVATE if the log is: counts and pairs come from single queries\n\n"
-    f"{_report_tables.aligned(table)}\n\n"
+    f"{table.text()}\n\n"
     f"Time: {took}; peak memory {_peak_mib():,} MiB\n"
     f"Pairs with their texts, readable by you alone: {output}"
   )

@@ -23,6 +23,7 @@ from synthq_jax.pipeline import (
   workspace,
 )
 from synthq_jax.pipeline import audit as audit_lib
+from synthq_jax.pipeline import compare_queries as compare_queries_lib
 from synthq_jax.pipeline import direct_dp as direct_dp_lib
 from synthq_jax.pipeline import evaluate as evaluate_lib
 from synthq_jax.pipeline import filter_queries as filter_queries_lib
@@ -47,6 +48,7 @@ STAGES = (
   "evaluate",
   "query_leakage",
   "audit",
+  "compare_queries",
   "report",
 )
 
@@ -161,6 +163,10 @@ class RunConfig:
   """What the audit plants."""
   audit: audit_lib.Config = _default(audit_lib.Config)
   """How the audit asks."""
+  compare_queries: compare_queries_lib.Config = _default(
+    compare_queries_lib.Config
+  )
+  """Which rows and queries the report sets side by side."""
   report: report_lib.Config = _default(report_lib.Config)
   """The pages."""
   rows: Rows = _default(Rows)

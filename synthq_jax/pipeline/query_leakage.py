@@ -24,6 +24,7 @@ and of queries that may be shared are post-processing.
 """
 
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -137,32 +138,25 @@ def run(
   sets = [(one.name, _query_sides.tests(space, one)) for one in test_sets]
   hidden = {one.name for one in synthetic if not results.is_shareable(one)}
   memberships, overlaps, examples = [], [], []
-  compare = _query_comparisons
   with tqdm.tqdm(
     total=len(config.detectors) * (1 + len(sets)), desc="query_leakage",
     unit="search", disable=not progress,
   ) as bar:  # fmt: skip
     for name in config.detectors:
       detector = _detector(name, config, space, prepared, encoder)
-      found = compare.search(detector, real.texts, real, written)
-      memberships += compare.memberships(
-        found, real, written, detector=name, confidence=config.confidence
+      search = functools.partial(
+        _query_comparisons.search,
+        name=name,
+        confidence=config.confidence,
       )
-      overlaps += compare.overlaps(
-        found, real, written, detector=name, confidence=config.confidence,
-        test_set=results.OWN_TEST_SETS[0], tested=real.tested, hidden=None,
-      )  # fmt: skip
-      examples += compare.examples(
-        found, real, written, detector=name, number=config.num_examples,
-        seed=config.seed,
-      )  # fmt: skip
+      found = search(detector, real.texts, real, written)
+      memberships += found.memberships()
+      overlaps += found.overlaps(results.OWN_TEST_SETS[0], real.tested, None)
+      examples += found.examples(config.num_examples, config.seed)
       bar.update()
       for test_set, texts in sets:
-        found = compare.search(detector, texts, real, written)
-        overlaps += compare.overlaps(
-          found, real, written, detector=name, confidence=config.confidence,
-          test_set=test_set, tested=np.ones(len(texts), bool), hidden=hidden,
-        )  # fmt: skip
+        found = search(detector, texts, real, written)
+        overlaps += found.overlaps(test_set, np.ones(len(texts), bool), hidden)
         bar.update()
   directory = space.private("query_leakage")
   result = _query_leakage_results.QueryLeakage(

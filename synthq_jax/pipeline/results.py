@@ -8,7 +8,10 @@ import dataclasses
 import math
 import pathlib
 import re
+from collections.abc import Sequence
+from typing import TypeVar
 
+from synthq_jax import intervals
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = [
@@ -19,17 +22,20 @@ __all__ = [
   "AuditReport",
   "Checkpoint",
   "Evaluation",
-  "Measure",
   "PreparedData",
   "PublicDocuments",
   "Report",
   "SyntheticQueries",
   "TestSet",
   "is_private_path",
+  "first_seeds",
   "is_shareable",
+  "is_shareable_score",
   "public_documents",
   "row_of",
 ]
+
+_Named = TypeVar("_Named", "Checkpoint", "SyntheticQueries")
 
 OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
@@ -49,6 +55,20 @@ def is_shareable(made: "Checkpoint | SyntheticQueries") -> bool:
   """Says whether a model, or queries, may be given away: by claim and folder."""
   finite = not math.isinf(made.statement.epsilon)
   return finite and not is_private_path(made.directory)
+
+
+def is_shareable_score(scored: "Evaluation") -> bool:
+  """Says whether scores may be given away: by what they say, claim and folder."""
+  finite = scored.epsilon is None or not math.isinf(scored.epsilon)
+  return not scored.private and finite and not is_private_path(scored.directory)
+
+
+def first_seeds(named: Sequence[_Named]) -> list[_Named]:
+  """Returns the first result of each row: what there is room to show."""
+  by_row: dict[str, _Named] = {}
+  for one in named:
+    by_row.setdefault(f"{type(one)} {row_of(one.name)}", one)
+  return list(by_row.values())
 
 
 def row_of(name: str) -> str:
@@ -228,18 +248,6 @@ class SyntheticQueries:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Measure:
-  """A mean over queries with its bootstrap interval."""
-
-  mean: float
-  """Mean over all judged queries."""
-  low: float
-  """Lower end of the 95% interval."""
-  high: float
-  """Upper end of the 95% interval."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
   """Scores of one retriever on one set of test queries."""
 
@@ -258,8 +266,9 @@ class Evaluation:
   """Of the retriever; inf without privacy, None where no private data was."""
   delta: float | None
   """Of the retriever, or None."""
-  measures: dict[str, Measure]
-  """By name, e.g. "nDCG@10" and "R@10"."""
+  measures: dict[str, intervals.Interval]
+  """By name, e.g. "nDCG@10" and "R@10": means over all judged queries, with 95%
+  bootstrap intervals over them."""
   num_queries: int
   """Judged queries averaged over."""
   traps: tuple[str, ...]

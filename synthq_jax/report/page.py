@@ -7,6 +7,7 @@ values that were let through for it, so that a section cannot see more.
 
 import dataclasses
 import functools
+import inspect
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from synthq_jax.report import blocks
 __all__ = ["Section", "html", "markdown", "parts", "text", "write"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Section:
   """A part of a page that is yet to be built.
 
@@ -33,8 +34,9 @@ class Section:
   build: Callable[..., Sequence[blocks.Block]]
   """Returns the content, given the needed values by name; nothing: the part is
   left out."""
-  needs: tuple[str, ...] = ()
-  """Names of the values that it is built from."""
+  needs: tuple[str, ...] | None = None
+  """Names of the values that it is built from; None: of the parameters of
+  `build`."""
   shareable: bool = False
   """Whether it stands on the page that is shared, else on the private one."""
 
@@ -63,13 +65,16 @@ def parts(
   for section in sections:
     if section.shareable != shareable:
       continue
-    missing = [name for name in section.needs if name not in values]
+    needs = section.needs
+    if needs is None:
+      needs = tuple(inspect.signature(section.build).parameters)
+    missing = [name for name in needs if name not in values]
     if missing:
       raise ValueError(
         f"section {section.name!r}: expected values of {sorted(values)}, got"
         f" needs={missing}: hand them over, or mark the section private"
       )
-    content = section.build(**{name: values[name] for name in section.needs})
+    content = section.build(**{name: values[name] for name in needs})
     if content:
       built.append(blocks.Part(title=section.name, blocks=tuple(content)))
   return tuple(built)

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
+from synthq_jax import intervals
+
 __all__ = [
   "Interval",
   "TTest",
@@ -29,26 +31,10 @@ __all__ = [
   "stratified_t_test",
 ]
 
+Interval = intervals.Interval
 Values = Mapping[str, float] | Sequence[float] | np.ndarray
 _BLOCK = 1 << 20  # numbers resampled at a time: 8 MiB
 _ROUNDING = 1e-12
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-  """A mean and the interval around it.
-
-  Attributes:
-    mean: the mean over queries.
-    low: the lower end.
-    high: the upper end.
-    level: the share of such intervals that hold the true mean, in (0, 1).
-  """
-
-  mean: float
-  low: float
-  high: float
-  level: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +61,7 @@ def bootstrap_interval(
   `level` of the means. With fewer than some twenty queries it is too narrow.
 
   >>> bootstrap_interval([0.5, 0.5, 0.5], seed=0)
-  Interval(mean=0.5, low=0.5, high=0.5, level=0.95)
+  Interval(mean=0.5, low=0.5, high=0.5)
 
   Args:
     values: one per query, an array [query] or query id -> value.
@@ -137,9 +123,8 @@ def stratified_interval(
   )
   tail = (1 - level) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
-  return Interval(
-    _weighted_mean(shares, arrays), float(low), float(high), level
-  )
+  mean = _weighted_mean(shares, arrays)
+  return Interval(mean=mean, low=float(low), high=float(high))
 
 
 def _shares(weights: Sequence[float] | None, number: int) -> np.ndarray:

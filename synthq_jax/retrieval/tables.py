@@ -8,7 +8,9 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from synthq_jax.retrieval import measures, significance, text_tables
+from synthq_jax import intervals as intervals_lib
+from synthq_jax import text_tables
+from synthq_jax.retrieval import measures, significance
 
 __all__ = ["AVERAGE", "Cell", "Table", "compare"]
 
@@ -34,7 +36,7 @@ class Cell:
       there is none to compare with.
   """
 
-  interval: significance.Interval
+  interval: intervals_lib.Interval
   num_queries: int
   p_value: float | None
 
@@ -103,8 +105,8 @@ class Table:
       intervals: whether the ends of the intervals stand beside the means.
       digits: after the point.
     """
-    table = text_tables.aligned(*self.cells(intervals=intervals, digits=digits))
-    return f"{table}\n\n{self.caption}"
+    table = self.cells(intervals=intervals, digits=digits)
+    return f"{table.text()}\n\n{self.caption}"
 
   def markdown(self, *, intervals: bool = False, digits: int = 3) -> str:
     """Returns the table in Markdown, with its caption below.
@@ -113,39 +115,36 @@ class Table:
       intervals: whether the ends of the intervals stand beside the means.
       digits: after the point.
     """
-    table = text_tables.markdown(
-      *self.cells(intervals=intervals, digits=digits)
-    )
-    return f"{table}\n\n{text_tables.escaped(self.caption)}"
+    table = self.cells(intervals=intervals, digits=digits)
+    return f"{table.markdown()}\n\n{text_tables.escaped(self.caption)}"
 
   def cells(
     self, *, intervals: bool = False, digits: int = 3
-  ) -> tuple[tuple[str, ...], list[tuple[str, ...]], tuple[str, ...]]:
-    """Returns header, rows and the titles of numeric columns, all as text.
+  ) -> text_tables.Table:
+    """Returns the cells as text, without the caption.
 
     Args:
       intervals: whether the ends of the intervals stand beside the means.
       digits: after the point.
     """
-    titles = tuple(self.columns)
-    rows = [
-      (
-        row,
-        *(self._written(cells[title], intervals, digits) for title in titles),
-      )
-      for row, cells in self.rows.items()
-    ]
-    return ("Row", *titles), rows, titles
 
-  def _written(self, cell: Cell | None, intervals: bool, digits: int) -> str:
-    if cell is None:
-      return "-"
-    found = cell.interval
-    differs = cell.p_value is not None and cell.p_value < self.alpha
-    mean = f"{found.mean:.{digits}f}{'*' if differs else ''}"
-    if not intervals:
-      return mean
-    return f"{mean} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    def written(cell: Cell | None) -> str:
+      if cell is None:
+        return "-"
+      differs = cell.p_value is not None and cell.p_value < self.alpha
+      mean, ends = f"{cell.interval:.{digits}f}".split(" ", 1)
+      mean += "*" if differs else ""
+      return f"{mean} {ends}" if intervals else mean
+
+    titles = tuple(self.columns)
+    return text_tables.Table(
+      header=("Row", *titles),
+      rows=tuple(
+        (row, *(written(cells[title]) for title in titles))
+        for row, cells in self.rows.items()
+      ),
+      numeric=titles,
+    )
 
 
 def compare(

@@ -13,9 +13,10 @@ import re
 import dp_accounting
 import pytest
 
-from synthq_jax.pipeline import _report_markdown, _report_shareable, results
+from synthq_jax.pipeline import comparison_results, report, results
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import joint, ledger, sampling, statement, terms
+from synthq_jax.report import blocks, page
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
 NUM = 1000
@@ -196,18 +197,31 @@ def prepared():
 
 def sections(checkpoints):
   """The headings of the shareable page with what stands below them."""
-  page = _report_shareable.page(
-    "title",
+  nothing = comparison_results.QueryComparison(
+    directory="",
+    measures=(),
+    test_set="test",
+    rows=(),
+    differences=(),
+    side_by_side=(),
+    shareable_side_by_side=(),
+    generators=(),
+    asked=(),
+    similarity=(),
+    seconds=0.0,
+  )
+  values = report.shareable_values(
+    report.Config(),
     prepared=prepared(),
-    evaluations=(),
+    comparison=nothing,
     synthetic=(),
     checkpoints=checkpoints,
+    leakage=None,
     curves={},
-    measures=(),
-    num_examples=0,
-    document_words=1,
   )
-  text = _report_markdown.render(page).replace("*", "").replace("\\", "")
+  parts = page.parts(report.SECTIONS, values, shareable=True)
+  shown = page.markdown(blocks.Page(title="title", parts=parts))
+  text = shown.replace("*", "").replace("\\", "")
   parts = text.partition("## Privacy")[2].partition("\n## ")[0].split("### ")
   return {p.partition("\n")[0]: p.partition("\n")[2] for p in parts[1:]}
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
   _query_leakage_results,
   _query_sides,
-  _report_leakage,
   config_types,
   query_leakage,
   results,
@@ -20,6 +20,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
+from synthq_jax.report import blocks, leakage, page
 
 _WORDS = [
   first + second
@@ -317,7 +318,7 @@ def test_the_result_lies_in_the_private_folder(planted):
 
 def test_the_private_section_shows_what_came_out(planted):
   workdir, found = planted
-  words = _text(_report_leakage.section(found))
+  words = _text(leakage.PRIVATE.build(found))
   assert "60 of 340 (15.00%)" in words
   assert "train queries come out more often than by coincidence" in words
   assert "queries that were not trained on come out more often" in words
@@ -329,31 +330,30 @@ def test_the_private_section_shows_what_came_out(planted):
 
 def test_the_shareable_section_holds_public_comparisons_alone(planted):
   workdir, found = planted
-  names = {"public_only", "eps8", "eps3"}
-  [section] = _report_leakage.shareable(found, names)
-  words = _text(section.blocks)
+  shared = [
+    types.SimpleNamespace(name=name) for name in ("public_only", "eps8", "eps3")
+  ]
+  part = leakage.shareable_part(found, shared)
+  words = _text(leakage.PUBLIC.build(part))
   assert "10 of 11" in words
   for secret in ("inf", "340", "150", "train |", *workdir.texts.values()):
     assert secret not in words
   quiet = dataclasses.replace(found, overlaps=())
   other = dataclasses.replace(quiet, memberships=(), num_train=0, examples=())
-  assert _report_leakage.shareable(quiet, names) == _report_leakage.shareable(
-    other, names
+  assert leakage.shareable_part(quiet, shared) == leakage.shareable_part(
+    other, shared
   )
-  assert _report_leakage.shareable(None, names) == ()
+  assert leakage.PUBLIC.build(leakage.shareable_part(None, shared)) == ()
 
 
-def _text(blocks) -> str:
-  parts = []
-  for one in blocks:
-    parts.append(getattr(one, "lead", "") + " " + getattr(one, "text", ""))
-    parts += [" | ".join(row) for row in getattr(one, "rows", ())]
-  return "\n".join(parts)
+def _text(content) -> str:
+  shown = blocks.Page(title="", introduction=tuple(content))
+  return page.markdown(shown)
 
 
 def test_the_screen_shows_tables_but_no_query(planted):
   workdir, found = planted
-  words = _report_leakage.text(found)
+  words = leakage.text(found)
   assert "60 of 340" in words
   assert not [text for text in workdir.texts.values() if text in words]
 
@@ -436,7 +436,7 @@ def test_a_log_of_doubles_leaves_nothing_to_compare(tmp_path):
   assert one.difference is None and one.p_value is None
   assert one.written_difference is None and one.size == 0
   assert one.train_all.number == 3
-  assert "| - | -" in _text(_report_leakage.section(found))
+  assert "| - | -" in _text(leakage.PRIVATE.build(found))
 
 
 def test_equal_runs_find_the_same(tmp_path):

@@ -1,28 +1,26 @@
 """Reports: nothing private gets out, everything is escaped, numbers are exact."""
 
 import dataclasses
-import html.parser
+import html
 import json
 import math
 import re
 
+import pages
 import pytest
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, intervals
+from synthq_jax.pipeline import _query_leakage_results as leakage_lib
 from synthq_jax.pipeline import (
-  _plots,
-  _report_audit,
+  compare_queries,
+  comparison_results,
   report,
   results,
   workspace,
 )
-from synthq_jax.pipeline import _query_leakage_results as leakage_lib
-from synthq_jax.pipeline import _report_blocks as blocks
-from synthq_jax.pipeline import _report_html as report_html
-from synthq_jax.pipeline import _report_markdown as report_markdown
-from synthq_jax.pipeline import _report_tables as tables
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
+from synthq_jax.report import audit, plots, tables
 
 SECRET = "zanzibar"  # stands in everything private below
 SCORE = 0.7777  # and this only in scores that are private
@@ -82,8 +80,10 @@ def evaluation(name, mean=SCORE, *, test_set="test", epsilon=None, **changes):
     epsilon=epsilon,
     delta=None,
     measures={
-      "nDCG@10": results.Measure(mean=mean, low=mean - 0.01, high=mean + 0.02),
-      "R@10": results.Measure(mean=mean, low=mean / 2, high=mean + 0.1),
+      "nDCG@10": intervals.Interval(
+        mean=mean, low=mean - 0.01, high=mean + 0.02
+      ),
+      "R@10": intervals.Interval(mean=mean, low=mean / 2, high=mean + 0.1),
     },
     num_queries=500,
     traps=(f"{SECRET} trap.",) if is_private else ("Ties go by id.",),
@@ -180,7 +180,7 @@ def leakage():
         detector="words",
         private=hidden,
         tested=leakage_lib.Found(number=number, total=total),
-        share=results.Measure(mean=0.01, low=0.0, high=0.02),
+        share=intervals.Interval(mean=0.01, low=0.0, high=0.02),
         written=leakage_lib.Found(number=3, total=9),
         beyond_public=None,
         p_value=None,
@@ -205,7 +205,7 @@ def leakage():
         detector="words",
         train=leakage_lib.Found(number=4321, total=65432),
         control=leakage_lib.Found(number=1, total=54321),
-        difference=results.Measure(mean=SCORE, low=0.7, high=0.8),
+        difference=intervals.Interval(mean=SCORE, low=0.7, high=0.8),
         p_value=1e-9,
         train_all=leakage_lib.Found(number=4322, total=76543),
         control_all=leakage_lib.Found(number=1, total=54321),
@@ -303,52 +303,38 @@ def made_up(root):
   }
 
 
-def run_report(config, space, **arguments):
-  write_scores(space.root, arguments["evaluations"])
-  return report.run(config, space, "digest", **arguments)
+def run_report(root, compared=None, **changes):
+  """Compares and reports, as a run does; returns the result."""
+  space = workspace.Workspace(root, secret_seed=1)
+  arguments = {**made_up(root), **changes}
+  evaluations = arguments.pop("evaluations")
+  write_scores(root, evaluations)
+  comparison = compare_queries.run(
+    compared or compare_queries.Config(),
+    space,
+    "digest",
+    prepared=arguments["prepared"],
+    evaluations=evaluations,
+    synthetic=arguments["synthetic"],
+  )
+  kind = comparison_results.QueryComparison
+  saved = artifacts.load(root / "private/compare_queries", kind)
+  assert saved == comparison
+  return report.run(
+    report.Config(), space, "digest", comparison=saved, **arguments
+  )
 
 
 @pytest.fixture(name="written", scope="module")
 def _written(tmp_path_factory):
   """Returns a working directory with reports, and the result."""
   root = tmp_path_factory.mktemp("run")
-  space = workspace.Workspace(root, secret_seed=1)
-  made = run_report(report.Config(), space, **made_up(root))
-  return root, made
+  return root, run_report(root)
 
 
 def read(written, name):
   root, made = written
   return (root / getattr(made, name)).read_text()
-
-
-class Parser(html.parser.HTMLParser):
-  """Checks that tags close in order; gathers headings, texts and links."""
-
-  void = {"meta", "br", "hr", "img", "link"}
-
-  def __init__(self, text):
-    super().__init__()
-    self.open, self.headings, self.links, self.tags = [], [], [], set()
-    self.feed(text)
-    self.close()
-    assert not self.open
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.add(tag)
-    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
-    if tag not in self.void:
-      self.open.append(tag)
-
-  def handle_startendtag(self, tag, attrs):
-    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-  def handle_data(self, data):
-    if self.open and self.open[-1] in ("h2", "h3"):
-      self.headings.append(data)
 
 
 def test_nothing_private_stands_outside_the_private_folder(written):
@@ -375,8 +361,8 @@ def test_nothing_private_stands_outside_the_private_folder(written):
 def test_real_queries_among_written_ones_are_told_where_they_may_be(written):
   shareable, private = read(written, "html"), read(written, "private_html")
   title = "Real queries among the synthetic ones"
-  assert title in Parser(shareable).headings
-  assert title in Parser(private).headings
+  assert title in pages.Parser(shareable).headings
+  assert title in pages.Parser(private).headings
   assert "8,642 of 9,753" in shareable  # of a public test set
   assert "777 of 54,321" in private
   assert "4,321 of 65,432" in private
@@ -385,9 +371,7 @@ def test_real_queries_among_written_ones_are_told_where_they_may_be(written):
 
 
 def test_without_a_search_the_shareable_page_says_nothing_of_it(tmp_path):
-  space = workspace.Workspace(tmp_path, secret_seed=1)
-  arguments = {**made_up(tmp_path), "leakage": None}
-  made = run_report(report.Config(), space, **arguments)
+  made = run_report(tmp_path, leakage=None)
   title = "Real queries among the synthetic ones"
   assert title not in (tmp_path / made.html).read_text()
   assert "Nothing was looked for." in (tmp_path / made.private_html).read_text()
@@ -405,7 +389,7 @@ def test_curves_are_drawn_only_where_losses_are_not_private(written):
 @pytest.mark.parametrize("name", ["html", "private_html"])
 def test_pages_are_whole_and_load_nothing(written, name):
   text = read(written, name)
-  page = Parser(text)
+  page = pages.Parser(text)
   assert "script" not in page.tags
   assert page.links and all(link.startswith("#") for link in page.links)
   assert not re.search(r"@import|url\((?!#)", text)
@@ -413,7 +397,7 @@ def test_pages_are_whole_and_load_nothing(written, name):
 
 def test_the_shareable_page_has_its_sections(written):
   page = read(written, "html")
-  Parser(page)
+  pages.Parser(page)
   assert re.findall("<h2>(.*)</h2>", page) == [
     "Scores on public queries",
     "Synthetic queries",
@@ -449,7 +433,7 @@ def test_the_private_page_counts_what_filters_took_from_every_generator(
 
 
 def test_every_shareable_result_has_its_statement_in_words(written):
-  page = Parser(read(written, "html"))
+  page = pages.Parser(read(written, "html"))
   assert "Generator eps8, queries eps8, retriever synthetic eps8" in (
     page.headings
   )
@@ -465,9 +449,10 @@ def test_every_shareable_result_has_its_statement_in_words(written):
     section = next(one for one in sections if one.startswith(title))
     for paragraph in statement.in_words(claim).split("\n\n"):
       lead, _, rest = paragraph.partition(". ")
-      block = report_html._block(blocks.Paragraph(lead=lead, text=rest))
+      block = f"<strong>{html.escape(lead)}.</strong> {html.escape(rest)}</p>"
       is_common = lead in ("Treated as public", "Assumed", "Not protected")
-      assert block in (together if is_common else section)
+      shown = html.unescape(together if is_common else section)
+      assert html.unescape(block) in shown
 
 
 def test_the_page_claims_the_sum_of_all_its_releases(written):
@@ -521,13 +506,6 @@ def test_real_queries_stand_beside_synthetic_ones_of_their_document(written):
   ]
 
 
-def test_markup_in_texts_is_escaped(written):
-  page, text = read(written, "html"), read(written, "markdown")
-  assert "made &lt;b&gt;bold&lt;/b&gt; | query" in page
-  assert "<b>" not in page
-  assert r"made \<b\>bold\</b\> \| query" in text
-
-
 def test_the_table_is_exact(written):
   _, made = written
   epsilon = tables.epsilon(GENERATOR.epsilon)
@@ -555,33 +533,9 @@ def test_the_table_is_exact(written):
   assert made.table.isascii()
 
 
-def test_what_holds_for_some_rows_only_is_said_with_their_names():
-  rows = [
-    dataclasses.replace(evaluation(name, test_set="public"), traps=traps)
-    for name, traps in (
-      ("bm25", ("Empty: 3.", "Ties go by id.")),
-      ("public_only", ("Ties go by id.", "Empty: 0.")),
-      ("synthetic_eps8", ("Ties go by id.", "Empty: 0.")),
-    )
-  ]
-  *_, scored = tables.scores(rows, ("nDCG@10",))
-  assert scored.lead == "How it was scored"
-  assert scored.text == (
-    "Ties go by id. bm25: Empty: 3. public only, synthetic eps8: Empty: 0."
-  )
-
-
-def test_a_tiny_table_is_aligned():
-  table = blocks.Table(
-    header=("a", "n"), rows=(("long", "1"), ("é", "10")), numeric=("n",)
-  )
-  assert tables.aligned(table) == "a      n\n----  --\nlong   1\n?     10"
-
-
 def test_the_same_results_give_the_same_bytes(written, tmp_path):
   root, made = written
-  space = workspace.Workspace(tmp_path, secret_seed=1)
-  again = run_report(report.Config(), space, **made_up(tmp_path))
+  again = run_report(tmp_path)
   assert again == made
   for name in (made.html, made.markdown, made.private_html):
     assert (tmp_path / name).read_bytes() == (root / name).read_bytes()
@@ -603,36 +557,54 @@ def test_the_result_is_saved_in_the_private_folder(written):
   ],
 )
 def test_one_sign_of_privacy_keeps_a_score_out(tmp_path, changes):
-  arguments = made_up(tmp_path)
   shown = evaluation("mine", 0.6543, test_set="public", epsilon=1.0)
   hidden = dataclasses.replace(shown, **changes)
-  config = report.Config(num_comparisons=1)
   for one, expected in ((shown, True), (hidden, False)):
-    arguments["evaluations"] = [*made_up(tmp_path)["evaluations"], one]
-    space = workspace.Workspace(tmp_path, secret_seed=1)
-    made = run_report(config, space, **arguments)
+    evaluations = [*made_up(tmp_path)["evaluations"], one]
+    made = run_report(tmp_path, evaluations=evaluations)
     text = (tmp_path / made.markdown).read_text()
     assert ("0.654 " in text) == expected
 
 
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"private": True},
+    {"epsilon": math.inf},
+    {"directory": "private/evaluate/x"},
+  ],
+)
+def test_one_sign_of_privacy_keeps_a_row_out_of_further_sets(tmp_path, changes):
+  rows = [
+    evaluation("bm25", 0.2),
+    evaluation("public_only", 0.25, test_set="fiqa"),
+    evaluation("mine", 0.6543, test_set="fiqa", epsilon=1.0),
+  ]
+  made = run_report(tmp_path, evaluations=rows)
+  assert "0.654" in (tmp_path / made.markdown).read_text()
+  rows[-1] = dataclasses.replace(rows[-1], **changes)
+  made = run_report(tmp_path, evaluations=rows)
+  text = (tmp_path / made.markdown).read_text()
+  assert "0.250" in text and "mine" not in text and "0.654" not in text
+  assert "for 1 tests" not in text  # of the row that is left out
+  assert "0.654" in (tmp_path / made.private_html).read_text()
+
+
 def test_a_run_without_dp_rows_audits_or_public_scores_still_reports(tmp_path):
-  arguments = made_up(tmp_path) | {
-    "evaluations": [evaluation("bm25", 0.2)],
-    "synthetic": [],
-    "checkpoints": [],
-    "audits": [],
-  }
-  space = workspace.Workspace(tmp_path, secret_seed=1)
-  made = run_report(report.Config(), space, **arguments)
-  Parser((tmp_path / made.html).read_text())
-  Parser((tmp_path / made.private_html).read_text())
+  made = run_report(
+    tmp_path,
+    evaluations=[evaluation("bm25", 0.2)],
+    synthetic=[],
+    checkpoints=[],
+    audits=[],
+  )
+  pages.Parser((tmp_path / made.html).read_text())
+  pages.Parser((tmp_path / made.private_html).read_text())
 
 
 def test_a_missing_test_set_is_refused(tmp_path):
-  arguments = made_up(tmp_path)
-  space = workspace.Workspace(tmp_path, secret_seed=1)
   with pytest.raises(ValueError, match="test_set='dev', got .*public.*test"):
-    run_report(report.Config(test_set="dev"), space, **arguments)
+    run_report(tmp_path, compare_queries.Config(test_set="dev"))
 
 
 @pytest.mark.parametrize(
@@ -669,8 +641,8 @@ def test_epsilon_0_of_a_release_is_not_that_of_public_data():
 
 
 def test_names_are_no_formulas_in_drawings():
-  measure = results.Measure(mean=0.2, low=0.1, high=0.3)
-  svg = _plots.against_epsilon(
+  measure = intervals.Interval(mean=0.2, low=0.1, high=0.3)
+  svg = plots.against_epsilon(
     {"_a $x$ <b>": [(8.0, measure)]}, {"b": measure}, measure="nDCG@10"
   )
   assert "a $x$ &lt;b&gt;</text>" in svg
@@ -679,58 +651,42 @@ def test_names_are_no_formulas_in_drawings():
 
 
 @pytest.mark.parametrize(
-  "text", ["`a`", "a|b", "*a*", "<a>", "[a](b)", "a\nb", "\\|", "# a"]
+  ("stage", "changes"),
+  [
+    (report, {"num_examples": 0}),
+    (report, {"document_words": 0}),
+    (compare_queries, {"measures": ()}),
+    (compare_queries, {"num_similar": 0}),
+  ],
 )
-def test_markdown_cells_stay_one_cell(text):
-  table = blocks.Table(header=("t", "u"), rows=((text, "v"),))
-  line = report_markdown._block(table).splitlines()[2]
-  assert len(re.split(r"(?<!\\)(?:\\\\)*\|", line)) == 4
-
-
-@pytest.mark.parametrize(
-  "changes", [{"num_examples": 0}, {"document_words": 0}, {"measures": ()}]
-)
-def test_settings_that_show_nothing_are_refused(changes):
-  with pytest.raises(ValueError, match="report.Config"):
-    report.Config(**changes)
+def test_settings_that_show_nothing_are_refused(stage, changes):
+  with pytest.raises(ValueError, match="(report|compare_queries).Config"):
+    stage.Config(**changes)
 
 
 def test_seeds_of_a_row_become_one_row_with_its_mean(tmp_path):
-  arguments = made_up(tmp_path)
-  arguments["evaluations"] = [
+  evaluations = [
     evaluation("public_only_seed0", 0.20),
     evaluation("public_only_seed1", 0.22),
     evaluation("original_seed0", 0.30, epsilon=math.inf),
     evaluation("original_seed1", 0.34, epsilon=math.inf),
+    evaluation("synthetic_eps8_seed4", 0.24, epsilon=8.0),  # alone
   ]
-  space = workspace.Workspace(tmp_path, secret_seed=1)
-  made = run_report(report.Config(), space, **arguments)
+  made = run_report(tmp_path, evaluations=evaluations)
   lines = made.table.splitlines()[2:]
-  assert [line.split("  ")[0] for line in lines] == ["public only", "original"]
+  rows = ["public only", "original", "synthetic eps8"]
+  assert [line.split("  ")[0] for line in lines] == rows
   assert " 0.210 [" in lines[0] and " 0.320 [" in lines[1]
   page = (tmp_path / made.private_html).read_text()
   cells = re.findall(r"<td.*?>(.*?)</td>", page)
   at = cells.index("original", cells.index("0.220"))
   assert cells[at + 1 : at + 3] == ["0.300", "0.340"]  # each seed
   # The made-up values differ by the same amount on every query.
-  difference = "+0.110 [+0.110, +0.110]"
-  assert cells[cells.index(difference) - 2 :][:2] == ["original", "public only"]
+  for difference, first in (("+0.110", rows[1]), ("+0.030", rows[2])):
+    at = cells.index(f"{difference} [{difference}, {difference}]")
+    assert cells[at - 2 : at] == [first, "public only"]
   assert "all of them together cost more" in page
-  assert "public only 0.656." in page  # of original's score
-
-
-def test_a_single_seed_is_a_row_without_its_number(tmp_path):
-  arguments = made_up(tmp_path)
-  arguments["evaluations"] = [
-    evaluation("public_only_seed4", 0.20),
-    evaluation("original_seed4", 0.30, epsilon=math.inf),
-  ]
-  space = workspace.Workspace(tmp_path, secret_seed=1)
-  made = run_report(report.Config(), space, **arguments)
-  lines = made.table.splitlines()[2:]
-  assert [line.split("  ")[0] for line in lines] == ["public only", "original"]
-  page = (tmp_path / made.private_html).read_text()
-  assert "+0.100 [+0.100, +0.100]" in page
+  assert "public only 0.656, synthetic eps8 0.750." in page  # of original's
 
 
 def test_bleu_of_the_synthetic_queries_is_private(written):
@@ -750,7 +706,7 @@ def test_seeds_of_an_audit_are_one_row_beside_the_papers_table(written):
     dataclasses.replace(one, name="inf_seed1", cells=(cell,)),
     dataclasses.replace(one, name="eps16_seed0"),
   ]
-  lines = _report_audit.text(audits).splitlines()
+  lines = audit.text(audits).splitlines()
   (ours,) = [line for line in lines if line.startswith("inf ")][:1]
   # Generator, repetitions, the papers' rank and leaks, our rank and leaks.
   assert re.split(r"  +", ours) == [
@@ -761,8 +717,8 @@ def test_seeds_of_an_audit_are_one_row_beside_the_papers_table(written):
 
 def test_a_contaminated_audit_says_so_first(written):
   (one,) = made_up(written[0])["audits"]
-  text = _report_audit.text([dataclasses.replace(one, control=1e-5)])
+  text = audit.text([dataclasses.replace(one, control=1e-5)])
   assert text.startswith("eps8: secrets that nobody can know rank too low")
   refuted = dataclasses.replace(one, lower_bound=8.5)
-  assert "REFUTES THE CLAIM" in _report_audit.text([refuted])
-  assert "REFUTES" not in _report_audit.text([one])
+  assert "REFUTES THE CLAIM" in audit.text([refuted])
+  assert "REFUTES" not in audit.text([one])

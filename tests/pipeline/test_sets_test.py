@@ -261,6 +261,7 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
     "[evaluate/scifact/untrained] running",
     "[evaluate/scifact/public_only] running",
     "[evaluate/scifact/original] running",
+    "[compare_queries] running",
     "[report] running",
   ]
 

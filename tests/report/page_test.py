@@ -1,8 +1,8 @@
 """Pages: HTML, Markdown and text of the same blocks; what may be shared."""
 
-import html.parser
 import re
 
+import pages
 import pytest
 
 from synthq_jax.report import blocks, page
@@ -36,37 +36,9 @@ PAGE = blocks.Page(
 )
 
 
-class Parser(html.parser.HTMLParser):
-  """Checks that tags close in order; gathers tags, texts and links."""
-
-  def __init__(self, text):
-    super().__init__()
-    self.open, self.links, self.tags, self.texts = [], [], set(), []
-    self.feed(text)
-    self.close()
-    assert not self.open
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.add(tag)
-    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
-    if tag != "meta":
-      self.open.append(tag)
-
-  def handle_startendtag(self, tag, attrs):
-    self.tags.add(tag)
-    self.links += [v for k, v in attrs if k in ("href", "src", "xlink:href")]
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag
-
-  def handle_data(self, data):
-    if data.strip() and "style" not in self.open:
-      self.texts.append(data.strip())
-
-
 def test_html_is_whole_escaped_and_loads_nothing():
   text = page.html(PAGE)
-  parsed = Parser(text)
+  parsed = pages.Parser(text)
   assert parsed.texts == [
     *("A <title>", "Keep *this*.", "A <title>", "Hello <b>you</b>."),
     *("First & last", "Drawn"),  # the links
@@ -126,7 +98,7 @@ def _said(**values):
 SECTIONS = (
   page.Section(name="Open", needs=("public",), build=_said, shareable=True),
   page.Section(name="Unmarked", needs=("public", "private"), build=_said),
-  page.Section(name="Empty", build=tuple, shareable=True),
+  page.Section(name="Empty", build=lambda: (), shareable=True),
 )
 
 

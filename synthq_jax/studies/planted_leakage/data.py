@@ -11,8 +11,8 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import sources
-from synthq_jax.leakage import encoders, near_duplicates, splits, words
-from synthq_jax.retrieval import bm25, trec
+from synthq_jax.leakage import near_duplicates, splits, words
+from synthq_jax.retrieval import bm25, text_encoders, trec
 
 __all__ = ["NEAR", "Data", "Facts", "build"]
 
@@ -362,7 +362,7 @@ class _Sampler:
       near_duplicates.Exact(),
       config.words(config.near_threshold),
       near_duplicates.Containment(),
-      near_duplicates.Embedding(encode=encoders.own()),
+      near_duplicates.Embedding(encode=text_encoders.load().encode),
     ):
       scores = detector.scores(theirs, own)
       ends = scores.min(), scores.mean(), scores.max()

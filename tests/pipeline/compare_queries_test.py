@@ -9,7 +9,8 @@ import sacrebleu
 
 from synthq_jax import artifacts
 from synthq_jax.generation import mauve
-from synthq_jax.pipeline import _comparisons, _report_rows
+from synthq_jax.pipeline import compare_queries
+from synthq_jax.report import queries
 
 _DOCUMENTS = {"d1": "one two three four five", "d2": "red blue", "d3": "unseen"}
 _REAL = {"q1": "one two three four", "q2": "a b", "q3": "a b", "q4": "x"}
@@ -63,15 +64,14 @@ def _place(tmp_path):
 
 
 def _similarity(place, featurizer=None, limit=100):
-  found = _comparisons.similarity(
+  texts = compare_queries.HeldOut(
     place,
-    types.SimpleNamespace(directory="public", private_directory="private"),
+    types.SimpleNamespace(
+      directory="public", private_directory="private", test_split="test"
+    ),
     [types.SimpleNamespace(name=name, directory=name) for name in _WRITTEN],
-    split="test",
-    featurizer=featurizer,
-    limit=limit,
-    seed=0,
   )
+  found = compare_queries.similarity(texts, featurizer, limit=limit, seed=0)
   return {one.name: one for one in found}
 
 
@@ -83,7 +83,7 @@ def test_both_sides_are_measured_on_the_same_documents(place):
   assert same.real.words == (4 + 2 + 2) / 3
   assert same.real.distinct == 4 / 5  # "a b" twice
   assert same.real.copied == 1.0  # one 4-gram, and d1 holds it
-  assert same.bleu.score == pytest.approx(100)
+  assert same.bleu == pytest.approx(100)
 
 
 def test_the_sides_are_as_large_as_the_smaller_one(place):
@@ -110,7 +110,7 @@ def test_mauve_sees_every_text_once_and_says_who_made_the_vectors(place):
 
 def test_the_report_says_how_every_number_was_made(place):
   found = list(_similarity(place, _Length()).values())
-  table, *paragraphs = _report_rows.similarity(found)
+  table, *paragraphs = queries.similarity(found)
   assert table.header[:4] == ("Generator", "Queries", "BLEU", "MAUVE")
   same, other = table.rows  # "none" has nothing to show
   assert same[:4] == ("same", "3", "100.00", "1.000 ± 0.000")
@@ -124,19 +124,15 @@ def test_the_report_says_how_every_number_was_made(place):
 
 
 def test_a_report_without_mauve_does_not_speak_of_it(place):
-  table, *paragraphs = _report_rows.similarity(
-    list(_similarity(place).values())
-  )
+  table, *paragraphs = queries.similarity(list(_similarity(place).values()))
   assert [row[3] for row in table.rows] == ["-", "-"]
   assert not any(one.lead == "MAUVE" for one in paragraphs)
-  assert _report_rows.similarity([_similarity(place)["none"]]) == ()
+  assert queries.similarity([_similarity(place)["none"]]) == ()
 
 
 def test_a_report_says_what_mauve_takes_where_it_is_missing(place, monkeypatch):
   monkeypatch.setattr(mauve, "is_installed", lambda: False)
-  table, *paragraphs = _report_rows.similarity(
-    list(_similarity(place).values())
-  )
+  table, *paragraphs = queries.similarity(list(_similarity(place).values()))
   assert [row[3] for row in table.rows] == ["-", "-"]
   (said,) = [one.text for one in paragraphs if one.lead == "MAUVE"]
   assert "pip install 'synthq_jax[mauve]'" in said

@@ -1,0 +1,511 @@
+"""Compares rows with each other, and synthetic with real queries.
+
+Scores of several seeds become one row, rows are tested against each other query
+by query, further test sets stand side by side, and the synthetic queries for
+documents of held-out pairs are held against the real ones: BLEU, MAUVE, words,
+copies. The report draws what this stage found.
+
+Formal guarantee: none, the result lies under `private/`. Its `shareable_side_by_side`
+alone is a function of scores that may be shared (`results.is_shareable_score`).
+"""
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from synthq_jax import artifacts
+from synthq_jax.data import beir_sets, files
+from synthq_jax.generation import mauve, text_measures
+from synthq_jax.pipeline import (
+  comparison_results,
+  config_types,
+  inputs,
+  results,
+  workspace,
+)
+from synthq_jax.retrieval import significance, tables, text_encoders
+
+__all__ = ["Config", "HeldOut", "run", "similarity"]
+
+_SEEDS_EXPLAINED = (
+  "A row with several seeds is the mean of their retrievers, and its epsilon"
+  " that of each of them: all of them together cost more."
+)
+_REFERENCE = "public only"
+_CLUSTERINGS = 5
+"""Behind each MAUVE: with 500 queries, one alone is off by 0.05."""
+
+_Pair = tuple[str, str]  # a query, and the id of its document
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What is compared, and with how many draws."""
+
+  measures: tuple[str, ...] = ("nDCG@10", "R@10")
+  """Columns of the report's tables; rows are compared by the first, which is
+  drawn against epsilon."""
+  test_set: str = "test"
+  """The test set of the main table: a split of private queries."""
+  num_comparisons: int = 10
+  """Documents with real beside synthetic queries, on the private page."""
+  num_similar: int = 5000
+  """Real and synthetic queries behind MAUVE, at most; MAUVE's authors take
+  5,000 of each."""
+  bootstrap_samples: int = 2000
+  """Resamples of the queries behind means over seeds and differences."""
+  seed: int = 0
+  """Of all draws: resamples, documents, queries, clusterings."""
+
+  def __post_init__(self):
+    config_types.at_least(
+      self, 1, "num_comparisons", "num_similar", "bootstrap_samples"
+    )
+    if not self.measures:
+      raise ValueError(
+        "expected a measure in compare_queries.Config.measures, got none: name"
+        ' one of the evaluate stage, e.g. "nDCG@10"'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Scored:
+  """A row, and its values by measure and query: means over seeds."""
+
+  row: comparison_results.Row
+  per_query: Mapping[str, Mapping[str, float]]
+
+
+def run(
+  config: Config,
+  space: workspace.Workspace,
+  digest: str,
+  *,
+  prepared: results.PreparedData,
+  evaluations: Sequence[results.Evaluation],
+  synthetic: Sequence[results.SyntheticQueries],
+  encoder: pathlib.Path | None = None,
+) -> comparison_results.QueryComparison:
+  """Compares all rows, and the queries of every generator with the real ones.
+
+  Args:
+    config: what is compared.
+    space: the working directory.
+    digest: fingerprint to save the result under.
+    prepared: the data.
+    evaluations: all scores; rows keep their order.
+    synthetic: all synthetic queries.
+    encoder: the public checkpoint whose vectors MAUVE compares; None: no MAUVE.
+
+  Returns:
+    The comparisons, under `private/`.
+
+  Raises:
+    ValueError: if no evaluation is of the main table's test set, or a file that
+      a result names is missing or malformed.
+  """
+  start = time.monotonic()
+  if not any(one.test_set == config.test_set for one in evaluations):
+    found = sorted({one.test_set for one in evaluations})
+    raise ValueError(
+      f"expected evaluations with test_set={config.test_set!r}, got "
+      f"{found or 'none'}: evaluate on it or change "
+      "compare_queries.Config.test_set"
+    )
+  scored = _rows(config, space.root, evaluations)
+  own_sets = {*results.OWN_TEST_SETS, config.test_set}
+  further = [
+    one for one in scored if one.row.evaluation.test_set not in own_sets
+  ]
+  shareable = [
+    one for one in further if results.is_shareable_score(one.row.evaluation)
+  ]
+  directory = space.private("compare_queries")
+  result = comparison_results.QueryComparison(
+    directory=space.relative(directory),
+    measures=tuple(config.measures),
+    test_set=config.test_set,
+    rows=tuple(one.row for one in scored),
+    differences=tuple(_differences(config, scored)),
+    side_by_side=tuple(_side_by_side(config, further)),
+    shareable_side_by_side=tuple(_side_by_side(config, shareable)),
+    **_held_out(config, space.root, prepared, synthetic, encoder),
+    seconds=time.monotonic() - start,
+  )
+  artifacts.save(directory, result, digest)
+  return result
+
+
+def _rows(
+  config: Config,
+  root: pathlib.Path,
+  evaluations: Sequence[results.Evaluation],
+) -> list[_Scored]:
+  """Gathers the seeds of each row, test set by test set.
+
+  The interval of a mean over seeds is the bootstrap interval of the queries'
+  means over seeds: it says how far other queries could move the row, for these
+  seeds; `by_seed` says how far other seeds do.
+  """
+  sets: dict[str, dict[str, list[results.Evaluation]]] = {}
+  for one in evaluations:
+    groups = sets.setdefault(one.test_set, {})
+    groups.setdefault(results.row_of(one.name), []).append(one)
+  return [
+    _row(config, root, name, group)
+    for groups in sets.values()
+    for name, group in groups.items()
+  ]
+
+
+def _row(
+  config: Config,
+  root: pathlib.Path,
+  name: str,
+  group: Sequence[results.Evaluation],
+) -> _Scored:
+  values = [
+    json.loads((root / one.directory / "per_query.json").read_text())
+    for one in group
+  ]
+  merged = {
+    measure: {
+      query: math.fsum(table[measure][query] for table in values) / len(values)
+      for query in queries
+    }
+    for measure, queries in values[0].items()
+  }
+  first = dataclasses.replace(group[0], name=name)
+  if len(group) > 1:
+    first = dataclasses.replace(
+      first,
+      epsilon=_largest([one.epsilon for one in group]),
+      delta=_largest([one.delta for one in group]),
+      measures={
+        measure: significance.bootstrap_interval(
+          queries, samples=config.bootstrap_samples, seed=config.seed
+        )
+        for measure, queries in merged.items()
+      },
+      traps=tuple(
+        dict.fromkeys(
+          trap for one in group for trap in (*one.traps, _SEEDS_EXPLAINED)
+        )
+      ),
+      seconds=math.fsum(one.seconds for one in group),
+    )
+  by_seed = {
+    measure: tuple(one.measures[measure].mean for one in group)
+    for measure in merged
+  }
+  row = comparison_results.Row(evaluation=first, by_seed=by_seed)
+  return _Scored(row=row, per_query=merged)
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+  return max((value for value in values if value is not None), default=None)
+
+
+def _differences(
+  config: Config, scored: Sequence[_Scored]
+) -> Iterator[comparison_results.Difference]:
+  """Tests the pairs of rows that a reader of the table asks about.
+
+  Every row that trained on private queries against the two public ones; in each
+  family every epsilon against the next smaller one; synthetic queries against
+  every direct DP row at the same epsilon; the real queries against every
+  synthetic row. P values count all of them.
+  """
+  rows = {
+    one.row.evaluation.name: one
+    for one in scored
+    if one.row.evaluation.test_set == config.test_set
+  }
+  values = {
+    name: one.per_query[config.measures[0]] for name, one in rows.items()
+  }
+  pairs = _pairs([one.row.evaluation for one in rows.values()])
+  pairs = [(a, b) for a, b in pairs if a in values and b in values]
+  tests = [significance.paired_t_test(values[a], values[b]) for a, b in pairs]
+  corrected = significance.bonferroni([test.p_value for test in tests])
+  for (a, b), p_value in zip(pairs, corrected, strict=True):
+    interval = significance.paired_bootstrap(
+      values[a],
+      values[b],
+      samples=config.bootstrap_samples,
+      seed=config.seed,
+    )
+    yield comparison_results.Difference(
+      first=a, second=b, interval=interval, p_value=p_value
+    )
+
+
+def _pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
+  """Names the pairs, better expected first."""
+  families = collections.defaultdict(list)
+  for one in rows:
+    if one.epsilon is not None and "_" in one.name:
+      families[one.name.rpartition("_")[0]].append((one.epsilon, one.name))
+  public = ("public_only", "untrained")
+  pairs = [("original", name) for name in public]
+  for members in families.values():
+    members.sort(reverse=True)
+    names = [name for _, name in members]
+    pairs += zip(names, names[1:], strict=False)
+    pairs += [(name, other) for name in names for other in public]
+  synthetic = sorted(families["synthetic"], reverse=True)
+  pairs += [("original", name) for _, name in synthetic]
+  for epsilon, name in synthetic:
+    pairs += [
+      (name, other)
+      for family, members in families.items()
+      for value, other in members
+      if family.startswith("direct_dp") and value == epsilon
+    ]
+  return pairs
+
+
+def _side_by_side(
+  config: Config, scored: Sequence[_Scored]
+) -> Iterator[comparison_results.SideBySide]:
+  """Yields a table for each measure, over sets that are not the run's own.
+
+  The parts of a group of BEIR's count as one. Rows are tested against the one of
+  the public checkpoint, where there is one.
+  """
+  sets = dict.fromkeys(one.row.evaluation.test_set for one in scored)
+  groups = {
+    group: [name for name in sets if name.startswith(f"{group}.")]
+    for group in beir_sets.GROUPS
+  }
+  names = {_words(one.row.evaluation.name) for one in scored}
+  for measure in config.measures:
+    scores: dict = collections.defaultdict(dict)
+    for one in scored:
+      if measure in one.per_query:
+        row = one.row.evaluation
+        scores[_words(row.name)][row.test_set] = one.per_query[measure]
+    if scores:
+      table = tables.compare(
+        scores,
+        measure,
+        reference=_REFERENCE if _REFERENCE in names else None,
+        groups={group: parts for group, parts in groups.items() if parts},
+        samples=config.bootstrap_samples,
+        seed=config.seed,
+      )
+      yield comparison_results.SideBySide(
+        measure=measure, table=table.cells(), caption=table.caption
+      )
+
+
+def _words(name: str) -> str:
+  return name.replace("_", " ")
+
+
+def _held_out(
+  config: Config,
+  root: pathlib.Path,
+  prepared: results.PreparedData,
+  synthetic: Sequence[results.SyntheticQueries],
+  encoder: pathlib.Path | None,
+) -> dict[str, tuple]:
+  """Holds the queries of generators against those of the test split."""
+  featurizer = None
+  if encoder is not None and mauve.is_installed():
+    featurizer = text_encoders.OwnEncoder(
+      checkpoint=encoder,  # a model that saw none of the queries
+      vocabulary=root / prepared.vocabulary,
+      length=prepared.query_length,
+    )
+  texts = HeldOut(root, prepared, synthetic)
+  names = tuple(one.name for one in results.first_seeds(synthetic))
+  return {
+    "generators": names,
+    "asked": tuple(
+      texts.asked_and_written(names, config.num_comparisons, config.seed)
+    ),
+    "similarity": tuple(
+      similarity(texts, featurizer, limit=config.num_similar, seed=config.seed)
+    ),
+  }
+
+
+class HeldOut:
+  """Real and synthetic queries for the documents of the test split.
+
+  Attributes:
+    documents: id -> title and text, of documents that private queries ask for.
+    real: document -> the queries that it answers.
+    written: generator -> document -> its queries.
+  """
+
+  def __init__(
+    self,
+    root: pathlib.Path,
+    prepared: results.PreparedData,
+    synthetic: Sequence[results.SyntheticQueries],
+  ):
+    private = root / prepared.private_directory
+    asked: dict[str, list[str]] = {}
+    for query, grades in inputs.qrels(private, prepared.test_split).items():
+      for document, grade in grades.items():
+        if grade > 0:
+          asked.setdefault(document, []).append(query)
+    ids = {query for queries in asked.values() for query in queries}
+    texts = _texts(files.find(private, "queries.jsonl"), ids)
+    corpus = files.find(root / prepared.directory, "corpus.jsonl")
+    self.documents = _texts(corpus, set(asked))
+    self.real = {
+      document: [texts[query] for query in queries]
+      for document, queries in asked.items()
+    }
+    self.written = {
+      one.name: self._written(root / one.directory) for one in synthetic
+    }
+
+  def _written(self, directory: pathlib.Path) -> dict[str, list[str]]:
+    """Returns the synthetic queries for the documents that matter."""
+    written: dict[str, list[str]] = {}
+    for _, line in files.json_lines(files.find(directory, "queries.jsonl")):
+      if line["document"] in self.real:
+        written.setdefault(line["document"], []).append(line["text"])
+    return written
+
+  def asked_and_written(
+    self, names: Sequence[str], number: int, seed: int
+  ) -> list[comparison_results.Asked]:
+    """Draws documents, those that most generators wrote for first."""
+    written = [self.written[name] for name in names]
+    counts = {
+      document: sum(document in one for one in written)
+      for document in sorted(self.real)
+    }
+    drawn = [document for document, count in counts.items() if count]
+    random.Random(seed).shuffle(drawn)
+    drawn.sort(key=lambda document: -counts[document])
+    return [
+      comparison_results.Asked(
+        document=self.documents[document],
+        real=tuple(self.real[document]),
+        synthetic=tuple(tuple(one.get(document, ())) for one in written),
+      )
+      for document in drawn[:number]
+    ]
+
+
+def similarity(
+  texts: HeldOut,
+  featurizer: text_encoders.TextEncoder | None,
+  *,
+  limit: int,
+  seed: int,
+) -> list[comparison_results.Similarity]:
+  """Compares synthetic queries for the documents of a held-out split.
+
+  Distinct n-grams and MAUVE depend on how many texts there are: as many of one
+  side are drawn as of the other.
+
+  Args:
+    texts: of a split that no generator was trained on.
+    featurizer: makes MAUVE's vectors; None: no MAUVE.
+    limit: queries of each side, at most, behind all but BLEU.
+    seed: of the draw, and of MAUVE's clustering.
+
+  Returns:
+    One for each generator.
+  """
+  pairs, drawn = [], []
+  for written in texts.written.values():
+    own, real = _pairs_of(written, written), _pairs_of(texts.real, written)
+    number = min(len(real), len(own), limit)
+    sample = random.Random(seed).sample
+    pairs.append(own)
+    drawn.append((sample(real, number), sample(own, number)))
+  scores = _mauve(drawn, featurizer, seed)
+  found = []
+  for name, own, (real, ours), score in zip(
+    texts.written, pairs, drawn, scores, strict=True
+  ):
+    bleu = text_measures.signed_bleu(
+      [query for query, _ in own],
+      [texts.real[document] for _, document in own],
+    )
+    found.append(
+      comparison_results.Similarity(
+        name=name,
+        num_queries=len(own),
+        bleu=bleu.score,
+        bleu_signature=bleu.signature,
+        num_compared=len(real),
+        mauve=score,
+        real=_side(real, texts.documents),
+        synthetic=_side(ours, texts.documents),
+      )
+    )
+  return found
+
+
+def _pairs_of(
+  queries: Mapping[str, Sequence[str]], documents: Iterable[str]
+) -> list[_Pair]:
+  """Returns the queries of these documents, each with its document."""
+  return [
+    (query, document)
+    for document in sorted(documents)
+    for query in queries[document]
+  ]
+
+
+def _mauve(
+  drawn: Sequence[tuple[list[_Pair], list[_Pair]]],
+  featurizer: text_encoders.TextEncoder | None,
+  seed: int,
+) -> list[tuple[mauve.Mauve, ...]]:
+  """Compares both sides of each draw; every text is featurized once."""
+  if featurizer is None or not any(real for real, _ in drawn):
+    return [()] * len(drawn)
+  texts = sorted({q for sides in drawn for side in sides for q, _ in side})
+  vectors = featurizer.encode(texts)
+  place = {text: number for number, text in enumerate(texts)}
+  scores = []
+  for sides in drawn:
+    first, second = (vectors[[place[q] for q, _ in side]] for side in sides)
+    scores.append(
+      tuple(
+        mauve.from_vectors(
+          first,
+          second,
+          config=mauve.Config(seed=seed + number),
+          featurizer=featurizer.description,
+        )
+        for number in range(_CLUSTERINGS if len(first) else 0)
+      )
+    )
+  return scores
+
+
+def _side(
+  pairs: Sequence[_Pair], documents: Mapping[str, str]
+) -> comparison_results.Side:
+  queries = [query for query, _ in pairs]
+  owners = [documents[document] for _, document in pairs]
+  return comparison_results.Side(
+    words=text_measures.mean_length(queries),
+    distinct=text_measures.distinct_n(queries, 2),
+    copied=text_measures.copy_rate(queries, owners, 4),
+  )
+
+
+def _texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
+  """Returns title and text of the lines with these ids."""
+  return {
+    line["_id"]: f"{line.get('title') or ''} {line['text']}".strip()
+    for _, line in files.json_lines(path)
+    if line["_id"] in ids
+  }

@@ -1,0 +1,144 @@
+"""Draws claims, for a whole page and for each result, and facts of the data."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from synthq_jax.pipeline import results
+from synthq_jax.privacy import joint
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.report import blocks, page, tables, words
+
+__all__ = ["CLAIMS", "DATA", "PUBLIC_DATA"]
+
+Release = results.Checkpoint | results.SyntheticQueries
+
+
+def _claims(
+  checkpoints: Sequence[results.Checkpoint],
+  synthetic: Sequence[results.SyntheticQueries],
+) -> tuple[blocks.Block, ...]:
+  """States what holds for all together, then what each result adds to it."""
+  releases = [*checkpoints, *synthetic]
+  if not releases:
+    return (words.paragraph("privacy.nothing"),)
+  content: list[blocks.Block] = [
+    blocks.Heading(text="Everything on this page together")
+  ]
+  statements = [one.statement for one in releases]
+  together = joint.claim(statements)
+  if together is None:
+    content.append(_no_joint_claim(statements))
+  else:
+    content += [
+      one
+      for one in _in_words(dataclasses.replace(together, notes=()))
+      if not one.lead.startswith("Mechanism")  # they stand with each result
+    ]
+    content.append(words.paragraph("privacy.each"))
+  for title, claim, notes in _grouped(releases):
+    content.append(blocks.Heading(text=title))
+    content += _in_words(_without_common(claim, together))
+    content += notes
+  return tuple(content)
+
+
+def _no_joint_claim(
+  statements: Sequence[statement_lib.PrivacyStatement],
+) -> blocks.Paragraph:
+  """Says that nothing is claimed for whoever sees the page."""
+  protected = ", ".join(
+    f"one {unit} ({relation})" for unit, relation in joint.kinds(statements)
+  )
+  return words.paragraph("privacy.no_joint_claim", protected=protected)
+
+
+def _without_common(
+  claim: statement_lib.PrivacyStatement,
+  together: statement_lib.PrivacyStatement | None,
+) -> statement_lib.PrivacyStatement:
+  """Empties the lists of sentences that are those of the joint claim."""
+  if together is None:
+    return claim
+  names = ("public", "assumptions", "not_protected")
+  equal = (n for n in names if getattr(claim, n) == getattr(together, n))
+  return dataclasses.replace(claim, **dict.fromkeys(equal, ()))
+
+
+def _grouped(
+  releases: Sequence[Release],
+) -> Iterator[
+  tuple[str, statement_lib.PrivacyStatement, list[blocks.Paragraph]]
+]:
+  """Yields title, claim and notes of results that make the same claim."""
+  groups: dict[statement_lib.PrivacyStatement, dict[str, tuple[str, ...]]] = {}
+  for one in releases:
+    claim = dataclasses.replace(one.statement, notes=())
+    kind = getattr(one, "kind", "queries")
+    title = f"{kind} {tables.row_name(one.name)}"
+    groups.setdefault(claim, {})[title] = one.statement.notes
+  for claim, notes in groups.items():
+    ordered = sorted(notes)  # generator, queries, retriever
+    yield (
+      ", ".join(ordered).capitalize(),
+      claim,
+      [
+        words.paragraph("privacy.notes", name=one, notes=" ".join(notes[one]))
+        for one in ordered
+        if notes[one]
+      ],
+    )
+
+
+def _in_words(
+  statement: statement_lib.PrivacyStatement,
+) -> tuple[blocks.Paragraph, ...]:
+  """Returns the statement in words, the first words of paragraphs in bold."""
+  texts = statement_lib.in_words(statement).split("\n\n")
+  parts = [text.partition(". ") for text in texts]
+  return tuple(
+    blocks.Paragraph(lead=lead, text=rest) for lead, _, rest in parts
+  )
+
+
+def _public_data(
+  documents: results.PublicDocuments, source: str, unit: str, versions: str
+) -> tuple[blocks.Block, ...]:
+  """Says what is public about the data: no count or digest of queries."""
+  facts = {
+    "Source": source,
+    "Unit of privacy": unit,
+    "Documents": f"{documents.num_documents:,}",
+    "Vocabulary": f"{documents.vocab_size:,} ids",
+    "Tokens of a document": f"at most {documents.document_length:,}",
+    "Tokens of a query": f"at most {documents.query_length:,}",
+  }
+  if not versions:
+    return (_facts(facts),)
+  return (_facts(facts), words.paragraph("page.versions", versions=versions))
+
+
+def _private_data(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:
+  """Returns everything that preparing the data counted."""
+  facts = {
+    field.name.replace("_", " "): _value(getattr(prepared, field.name))
+    for field in dataclasses.fields(prepared)
+    if field.name not in ("directory", "private_directory", "seconds")
+  }
+  return (_facts({**facts, "time": tables.duration(prepared.seconds)}),)
+
+
+def _facts(facts: Mapping[str, str]) -> blocks.Table:
+  return blocks.Table(header=("Data", ""), rows=tuple(facts.items()))
+
+
+def _value(value: object) -> str:
+  if isinstance(value, dict):
+    return ", ".join(f"{name}: {_value(one)}" for name, one in value.items())
+  if isinstance(value, float):
+    return f"{value:.4g}"
+  return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+CLAIMS = page.Section("Privacy", _claims, shareable=True)
+PUBLIC_DATA = page.Section("Data and versions", _public_data, shareable=True)
+DATA = page.Section("Data", _private_data)

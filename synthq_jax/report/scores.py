@@ -1,0 +1,336 @@
+"""Draws scores: tables of rows, against epsilon, over seeds, over test sets."""
+
+import collections
+import math
+from collections.abc import Mapping, Sequence
+
+from synthq_jax.pipeline import comparison_results, results
+from synthq_jax.report import blocks, page, plots, tables, words
+from synthq_jax.retrieval import measures as measures_lib
+
+__all__ = [
+  "FURTHER",
+  "LEARNING",
+  "OTHERS",
+  "PRIVATE",
+  "PRIVATE_TRAINING",
+  "PUBLIC",
+  "PUBLIC_FURTHER",
+  "TIMES",
+  "TRAINING",
+  "main_table",
+]
+
+_NAME = tables.row_name
+Content = tuple[blocks.Block, ...]
+
+
+def _public(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> Content:
+  """Returns scores on public queries."""
+  if not evaluations:
+    return (words.paragraph("scores.nothing_public"),)
+  return (words.paragraph("scores.public"), *_scores(evaluations, measures))
+
+
+def _private(
+  main: Sequence[results.Evaluation],
+  comparison: comparison_results.QueryComparison,
+) -> Content:
+  """Returns scores on the run's own private queries."""
+  measure = comparison.measures[0]
+  return (
+    *_scores(main, comparison.measures),
+    *_kept(main, measure),
+    *_against_epsilon(main, measure),
+    *_seeds(comparison, measure),
+    *_differences(comparison.differences, measure),
+  )
+
+
+def _scores(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> Content:
+  """Returns a table for each test set and what a reader should know of it."""
+  content: list[blocks.Block] = []
+  for test_set in dict.fromkeys(one.test_set for one in evaluations):
+    chosen = [one for one in evaluations if one.test_set == test_set]
+    counts = sorted({one.num_queries for one in chosen})
+    content += [
+      main_table(chosen, measures),
+      words.paragraph(
+        "scores.test_set",
+        test_set=test_set,
+        counts=" or ".join(map(tables.count, counts)),
+      ),
+    ]
+    notes = [
+      (_NAME(one.name), [*one.traps, *filter(None, [one.met])])
+      for one in chosen
+    ]
+    if traps := tables.noted(notes):
+      content.append(words.paragraph("scores.traps", traps=" ".join(traps)))
+  return tuple(content)
+
+
+def main_table(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> blocks.Table:
+  """Returns one row per evaluation, in the order given.
+
+  Args:
+    evaluations: all of one test set.
+    measures: names of `Evaluation.measures`; "R@10" is written "Recall@10".
+  """
+  scored = {
+    tables.measure_name(name): lambda one, name=name: tables.interval(
+      one.measures.get(name)
+    )
+    for name in measures
+  }
+  return tables.of(
+    evaluations,
+    {
+      "Row": lambda one: _NAME(one.name),
+      "epsilon": lambda one: tables.epsilon(one.epsilon),
+      **scored,
+      "Trained on": lambda one: one.label,
+    },
+    left=("Row", "Trained on"),
+  )
+
+
+def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
+  """Returns what every row keeps of the score of the real queries."""
+  means = {
+    one.name: one.measures[measure].mean
+    for one in main
+    if measure in one.measures
+  }
+  whole = means.pop("original", 0.0)
+  if not whole:
+    return ()
+  shares = (f"{_NAME(name)} {mean / whole:.3f}" for name, mean in means.items())
+  return (
+    words.paragraph("scores.kept", measure=measure, shares=", ".join(shares)),
+  )
+
+
+def _against_epsilon(
+  main: Sequence[results.Evaluation], measure: str
+) -> Content:
+  """Draws rows with a positive finite epsilon as points, others as lines.
+
+  Rows named alike up to "_eps" are one family: synthetic_eps3, synthetic_eps8.
+  """
+  points, lines = collections.defaultdict(list), {}
+  for one in main:
+    if measure not in one.measures:
+      continue
+    if one.epsilon is not None and 0 < one.epsilon < math.inf:
+      family = one.name.rpartition("_eps")[0] or one.name
+      points[_NAME(family)].append((one.epsilon, one.measures[measure]))
+    else:
+      lines[_NAME(one.name)] = one.measures[measure]
+  if not points:
+    return (words.paragraph("scores.no_epsilon"),)
+  for row in points.values():
+    row.sort(key=lambda point: point[0])
+  return (
+    blocks.Figure(
+      svg=plots.against_epsilon(points, lines, measure=measure),
+      caption=words.paragraph.text("scores.against_epsilon", measure=measure),
+    ),
+  )
+
+
+def _seeds(
+  comparison: comparison_results.QueryComparison, measure: str
+) -> Content:
+  """Returns what each seed scored, where there were several."""
+  several = [
+    row
+    for row in comparison.rows
+    if row.evaluation.test_set == comparison.test_set
+    and len(row.by_seed[measure]) > 1
+  ]
+  if not several:
+    return ()
+  number = max(len(row.by_seed[measure]) for row in several)
+  seeds = {
+    f"Seed {i + 1}": lambda row, i=i: f"{row.by_seed[measure][i]:.3f}"
+    for i in range(number)
+  }
+  columns = {"Row": lambda row: _NAME(row.evaluation.name), **seeds}
+  return (
+    blocks.Heading(text=f"{measure} of each seed"),
+    tables.of(several, columns),
+  )
+
+
+def _differences(
+  differences: Sequence[comparison_results.Difference], measure: str
+) -> Content:
+  """Returns the paired tests."""
+  if not differences:
+    return ()
+  table = tables.of(
+    differences,
+    {
+      "Row": lambda one: _NAME(one.first),
+      "Against": lambda one: _NAME(one.second),
+      f"Difference in {measure}": lambda one: f"{one.interval:+.3f}",
+      "p": lambda one: tables.p_value(one.p_value),
+    },
+    left=("Row", "Against"),
+  )
+  return (
+    blocks.Heading(text="Differences, query by query"),
+    table,
+    words.paragraph("scores.differences", tests=len(differences)),
+  )
+
+
+def _further(
+  side_by_side: Sequence[comparison_results.SideBySide],
+  further: Sequence[results.Evaluation],
+) -> Content:
+  """Returns rows side by side over the further test sets, and the sets."""
+  content: list[blocks.Block] = []
+  for table in side_by_side:
+    content += [
+      blocks.Heading(text=tables.measure_name(table.measure)),
+      table.table,
+      blocks.Paragraph(text=table.caption),
+    ]
+  return (*content, *(_sets(further) if further else ()))
+
+
+def _sets(evaluations: Sequence[results.Evaluation]) -> Content:
+  """Says how each set was scored, and once what holds for all of them."""
+  table = tables.of(
+    {one.test_set: one for one in evaluations}.values(),
+    {
+      "Set": lambda one: one.test_set,
+      "Split": lambda one: one.split,
+      "Judged queries": lambda one: f"{one.num_queries:,}",
+      "A query's own id": lambda one: (
+        "dropped" if one.drop_identical else "kept"
+      ),
+    },
+    left=("Set", "Split", "A query's own id"),
+  )
+  # What holds for some sets alone is in the table; for some rows, it is said.
+  said = dict.fromkeys(trap for one in evaluations for trap in one.traps)
+  notes: dict[str, dict[str, None]] = {}
+  for one in evaluations:
+    notes.setdefault(_NAME(one.name), {}).update(dict.fromkeys(one.traps))
+  shared = [
+    (
+      name,
+      [t for t in said if t in own and not t.startswith(measures_lib.OWN_ID)],
+    )
+    for name, own in notes.items()
+  ]
+  return (
+    blocks.Heading(text="The sets"),
+    table,
+    words.paragraph("scores.set_traps", traps=" ".join(tables.noted(shared))),
+  )
+
+
+def _training(checkpoints: Sequence[results.Checkpoint]) -> Content:
+  """Returns what was trained, for how long, and with which epsilon."""
+  return (
+    tables.of(
+      checkpoints,
+      {
+        "Model": lambda one: one.kind,
+        "For row": lambda one: _NAME(one.name),
+        "epsilon": lambda one: tables.claimed(one.statement),
+        "Steps": lambda one: f"{one.steps:,}",
+        "Batch size": lambda one: f"{one.batch_size:,}",
+        "Parameters": lambda one: f"{one.num_parameters:,}",
+        "Time": lambda one: tables.duration(one.seconds),
+      },
+      left=("Model", "For row"),
+    ),
+  )
+
+
+def _learning(
+  curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+) -> Content:
+  """Returns a drawing of learning curves, or nothing where there are none."""
+  if not curves:
+    return ()
+  return (
+    blocks.Figure(
+      svg=plots.curves(curves, label="loss (nats)"),
+      caption=words.paragraph.text("scores.curves"),
+    ),
+  )
+
+
+def _times(
+  comparison: comparison_results.QueryComparison,
+  checkpoints: Sequence[results.Checkpoint],
+  synthetic: Sequence[results.SyntheticQueries],
+) -> Content:
+  """Returns how long each row took from the public checkpoint to its score.
+
+  Means over seeds; the cost of a row is its time on this machine.
+  """
+  seconds = collections.defaultdict(list)
+  for one in checkpoints:
+    seconds[one.kind, results.row_of(one.name)].append(one.seconds)
+  for one in synthetic:
+    seconds["queries", results.row_of(one.name)].append(one.seconds)
+  spent = {}
+  for row in comparison.rows:
+    name = row.evaluation.name
+    writer = name.removeprefix("synthetic_")
+    kinds = ("generator" if writer != name else "", writer), ("queries", writer)
+    means = [
+      sum(values) / len(values) if (values := seconds.get(kind)) else 0.0
+      for kind in (*kinds, ("retriever", name))
+    ]
+    repeats = len(next(iter(row.by_seed.values())))
+    if row.evaluation.test_set == comparison.test_set:
+      spent[name] = [*means, row.evaluation.seconds / repeats]
+  parts = {
+    title: lambda name, i=i: (
+      tables.duration(spent[name][i]) if spent[name][i] else "-"
+    )
+    for i, title in enumerate(
+      ("Fine-tuning", "Writing", "Retriever", "Scoring")
+    )
+  }
+  together = {"Together": lambda name: tables.duration(sum(spent[name]))}
+  return (tables.of(spent, {"Row": _NAME, **parts, **together}),)
+
+
+def _trained(
+  checkpoints: Sequence[results.Checkpoint],
+  curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+) -> Content:
+  return (*_training(checkpoints), *_learning(curves))
+
+
+def _private_curves(
+  curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+) -> Content:
+  return _learning(curves) or (words.paragraph("scores.no_curves"),)
+
+
+_FURTHER = "Scores on further test sets"
+PUBLIC = page.Section("Scores on public queries", _public, shareable=True)
+PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
+TRAINING = page.Section("Training", _trained, shareable=True)
+PRIVATE = page.Section("Scores on private queries", _private)
+LEARNING = page.Section("Learning curves", _private_curves)
+OTHERS = page.Section("Scores on other queries", _scores)
+FURTHER = page.Section(_FURTHER, _further)
+PRIVATE_TRAINING = page.Section("Training", _training)
+TIMES = page.Section("Time of each row", _times)

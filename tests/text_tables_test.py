@@ -1,0 +1,31 @@
+import re
+
+import pytest
+
+from synthq_jax import text_tables
+
+
+def test_columns_are_aligned_left_but_for_numbers():
+  table = text_tables.Table(
+    header=("name", "n", "note"),
+    rows=(("long one", "1.5", "x"), ("b", "10", "")),
+    numeric=("n",),
+  )
+  assert table.text() == (
+    "name        n  note\n--------  ---  ----\nlong one  1.5  x\nb          10"
+  )
+
+
+def test_what_no_terminal_could_show_becomes_a_question_mark():
+  table = text_tables.Table(header=("é\n b",), rows=(("…",),))
+  assert table.text() == "? b\n---\n?"
+
+
+@pytest.mark.parametrize(
+  "text", ["`a`", "a|b", "*a*", "<a>", "[a](b)", "a\nb", "\\|", "# a"]
+)
+def test_markdown_cells_stay_one_cell(text):
+  table = text_tables.Table(header=("t*", "u"), rows=((text, "v"),))
+  title, rule, line = table.markdown().splitlines()
+  assert (title, rule) == (r"| t\* | u |", "| --- | --- |")
+  assert len(re.split(r"(?<!\\)(?:\\\\)*\|", line)) == 4
