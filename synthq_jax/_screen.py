@@ -15,18 +15,11 @@ __all__ = [
   "check_gate",
   "cost",
   "hold_claims",
-  "say",
   "summary",
 ]
 
 
 _AUDITED = ("audit", "report", "run")
-_PRIVATE = (
-  "PRIVATE: computed from secrets and coins. Do not share these tables."
-)
-_FROM_QUERIES = (
-  "PRIVATE: computed from real queries. Do not share these tables."
-)
 
 
 class RefutedError(Exception):
@@ -101,39 +94,6 @@ def check_audit(stage: str, config: Any, with_gate: bool) -> None:
       "--fail_above_claim: expected a finite epsilon to hold, got"
       f" plan.Rows.synthetic={config.rows.synthetic}"
     )
-
-
-def say(stage: str, audits: Sequence[Any], searches: Sequence[Any]) -> None:
-  """Prints what a stage found that has tables of its own.
-
-  Args:
-    stage: what was run.
-    audits: of type `results.AuditReport`.
-    searches: of type `QueryLeakage`; None where nothing was looked for.
-  """
-  if stage == "audit":
-    print(_audited(audits))
-  if stage == "query_leakage":
-    print(_searched(searches))
-
-
-def _audited(audits: Sequence[Any]) -> str:
-  from synthq_jax.pipeline import _report_audit
-
-  return f"\n{_PRIVATE}\n\n{_report_audit.text(audits)}\n"
-
-
-def _searched(searches: Sequence[Any]) -> str:
-  from synthq_jax.pipeline import _report_leakage
-
-  done = [one for one in searches if one is not None]
-  if not done:
-    return (
-      "nothing was looked for: no generator wrote queries, or"
-      " query_leakage.Config.enabled is False"
-    )
-  text = "\n\n".join(_report_leakage.text(one) for one in done)
-  return f"\n{_FROM_QUERIES}\n\n{text}\n"
 
 
 def hold_claims(audits: Sequence[Any]) -> None:

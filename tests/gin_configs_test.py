@@ -19,8 +19,8 @@ from synthq_jax.pipeline import (
   image_study,
   leakage_study,
   plan,
-  pretrain_recipe,
 )
+from synthq_jax.stages import pretrain_recipe
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALL_FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
@@ -53,11 +53,6 @@ STUDIES = {
 
 def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
   """The dataclass that a file configures, and the files it takes."""
-  if path.parent.name == "models":
-    return pretrain_recipe.Config, [
-      "gin_configs/recipes/demo_pretrain.gin",
-      str(path),
-    ]
   if path.stem == "demo_pretrain":
     return pretrain_recipe.Config, [str(path)]
   if path.parent.name == "studies":
@@ -65,13 +60,6 @@ def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
   if path.parent.name == "recipes":
     return plan.RunConfig, [str(path)]
   return plan.RunConfig, [DEMO, str(path)]
-
-
-def test_the_folders_of_the_design_are_there():
-  folders = {p.parent.name for p in ALL_FILES}
-  assert folders == {
-    "models", "optim", "data", "stages", "recipes", "studies", "t5x",
-  }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -177,7 +165,7 @@ def test_every_macro_that_a_header_names_is_there(path):
   named = macros(path)
   assert named <= set(_flags.names(text))
   if path.stem == "demo":
-    assert path.parent.name == "models" or {"EPSILON", "TRAINED"} <= named
+    assert {"EPSILON", "TRAINED"} <= named
 
 
 def test_the_files_show_and_bind_what_stages_do_not_hold():
@@ -218,18 +206,15 @@ def test_a_recipe_refuses_to_run_without_what_it_requires():
   assert "SOURCE" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-  "name", [p.stem for p in FILES if p.parent.name == "models"]
-)
-def test_a_model_file_says_what_the_library_knows_by_name(name):
-  files = ["recipes/demo_pretrain.gin", f"models/{name}.gin"]
-  config, _ = main.configure(pretrain_recipe.Config, files)
-  assert config.model == t5_config.get(name)
-
-
-def test_every_size_known_by_name_has_a_model_file():
-  models = {p.stem for p in FILES if p.parent.name == "models"}
-  assert models == set(t5_config.names())
+@pytest.mark.parametrize("name", t5_config.names())
+def test_a_model_is_known_by_its_name(name):
+  flags = [f"MODEL={name}"]
+  for kind, recipe in (
+    (pretrain_recipe.Config, "recipes/demo_pretrain.gin"),
+    (plan.RunConfig, DEMO),
+  ):
+    config, _ = main.configure(kind, [recipe], flags)
+    assert config.model == t5_config.get(name)
 
 
 @pytest.mark.parametrize("name", ["dp_adafactor", "dp_adam"])
@@ -355,7 +340,7 @@ def test_a_built_wheel_holds_configurations_assets_and_licence(tmp_path):
   [wheel] = tmp_path.glob("*.whl")
   held = set(zipfile.ZipFile(wheel).namelist())
   expected = {f"synthq_jax/{p.relative_to(ROOT)}" for p in ALL_FILES}
-  for folder in ("assets", "pipeline"):
+  for folder in ("assets", "pipeline", "stages"):
     files = (ROOT / "synthq_jax" / folder).rglob("*")
     expected |= {
       str(p.relative_to(ROOT))

@@ -100,7 +100,7 @@ class PreparedData:
   """Tokens of a document, EOS included."""
   query_length: int
   """Tokens of a query, EOS included."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
 
 
@@ -157,7 +157,7 @@ class TestSet:
   """Queries with a relevant document."""
   cut_documents: float
   """Share of documents longer than the document length."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
 
 
@@ -182,7 +182,7 @@ class Checkpoint:
   metrics: str
   """JSON lines of step, loss, ...; under `private/` when data was private;
   empty where nothing was trained."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
   prompt_tokens: int = 0
   """The last ids of the vocabulary that stand before each input: a prompt
@@ -221,7 +221,7 @@ class SyntheticQueries:
   """Mean length of a query in words."""
   examples: tuple[tuple[str, str], ...]
   """A few (query, document) pairs, drawn at random."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took; both stages together."""
   filters: str = ""
   """What filter_queries did, in one sentence; empty: it did not run."""
@@ -264,7 +264,7 @@ class Evaluation:
   """Judged queries averaged over."""
   traps: tuple[str, ...]
   """Choices of the evaluation a reader should know."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
   split: str = ""
   """Whose judgements they are."""
@@ -356,7 +356,7 @@ class AuditReport:
   """p-value of the control: held-out secrets rank as by chance, and all do under
   the public checkpoint. Tiny: canaries were known before the private training,
   and nothing else here means anything."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
 
   @property

@@ -16,15 +16,10 @@ from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import (
-  _audit_scores,
-  audit,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
+from synthq_jax.stages import _audit_scores, audit, stage
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
@@ -142,17 +137,21 @@ def _audited(tmp_path, monkeypatch):
       seconds=1.0,
     )
     few = {"num_candidates": 200, "num_ranked": 20, "queries_per_canary": 4}
-    return audit.run(
-      audit.Config(**few | changes),
-      space,
-      "digest",
-      prepared=PREPARED,
-      start_from=start,
-      prefix=PREFIX,
-      released=_audit_scores.Released(generator=generator),
-      canaries=canaries,
+    task = stage.Task(
+      place="audit/eps8",
+      digest="digest",
+      settings=audit.Config(**few | changes),
+      folders=space,
       progress=False,
+      inputs={
+        "prepared": PREPARED,
+        "start": start,
+        "prefix": PREFIX,
+        "released": _audit_scores.Released(generator=generator),
+        "canaries": canaries,
+      },
     )
+    return audit.STAGE.make(task)
 
   return audited
 

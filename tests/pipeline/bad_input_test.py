@@ -14,7 +14,7 @@ import pytest
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import _queries
+from synthq_jax.stages import _queries
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
 TRAIN = 30
@@ -302,10 +302,7 @@ def test_a_checkpoint_that_is_damaged_or_does_not_fit_is_refused(
 def test_a_checkpoint_of_another_size_than_was_said_is_refused(
   folder, tmp_path, capsys
 ):
-  flags = (
-    "--gin_file=gin_configs/models/t5_1_1_small.gin",
-    "--gin.plan.RunConfig.model=%MODEL",
-  )
+  flags = ("--gin.MODEL=t5_1_1_small",)
   message = refused(capsys, command(folder, tmp_path / "run", *flags))
   assert "vocab_size=32128, got vocab_size=4096" in message
   assert "give another CHECKPOINT" in message

@@ -9,17 +9,9 @@ import pytest
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  _direct_methods,
-  direct_dp,
-  evaluate,
-  inputs,
-  plan,
-  prepare_data,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import sensitivity
+from synthq_jax.stages import direct_dp, evaluate, prepare_data, stage
 
 _EPSILON = 8.0
 _BASE = direct_dp.Config(steps=2, batch_size=8, public_negatives=5)
@@ -146,22 +138,22 @@ def test_a_head_leaves_everything_else_as_it_was(finished):
 def test_groups_go_by_content_so_that_nobody_moves_who_stays(finished):
   space = workspace.Workspace(finished, 7)
   pairs = inputs.real_pairs(space, _prepared(finished))
-  keys = _direct_methods.keys(pairs, "pair")
+  keys = direct_dp.keys(pairs, "pair")
   fewer = {name: np.delete(values, 3, axis=0) for name, values in pairs.items()}
   np.testing.assert_array_equal(
-    _direct_methods.keys(fewer, "pair"), np.delete(keys, 3)
+    direct_dp.keys(fewer, "pair"), np.delete(keys, 3)
   )
   assert len(set(keys)) == len(keys)
   other = {**pairs, "rows": pairs["rows"] + 1}
-  assert (_direct_methods.keys(other, "pair") != keys).all()
+  assert (direct_dp.keys(other, "pair") != keys).all()
 
 
 def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(finished):
   space = workspace.Workspace(finished, 7)
   pairs = inputs.real_pairs(space, _prepared(finished))
   empty = {**pairs, "queries": np.zeros_like(pairs["queries"])}
-  keys = _direct_methods.keys(pairs, "query")
-  np.testing.assert_array_equal(_direct_methods.keys(empty, "query"), keys)
+  keys = direct_dp.keys(pairs, "query")
+  np.testing.assert_array_equal(direct_dp.keys(empty, "query"), keys)
   assert len(set(keys)) == len(set(pairs["rows"]))
 
 
@@ -220,11 +212,15 @@ def test_a_pattern_that_matches_nothing_is_refused(finished):
   space = workspace.Workspace(finished, 7)
   with pytest.raises(ValueError, match="trained must match a parameter"):
     direct_dp.run(
-      dataclasses.replace(_BASE, trained="projection/.*"),
-      space,
-      "0",
-      prepared=_prepared(finished),
-      start_from=shipped.DIRECTORY,
-      epsilon=8.0,
-      name="x",
+      stage.Task(
+        place="train_retriever/x",
+        digest="0",
+        settings=dataclasses.replace(_BASE, trained="projection/.*"),
+        folders=space,
+        inputs={
+          "prepared": _prepared(finished),
+          "start": shipped.DIRECTORY,
+          "epsilon": 8.0,
+        },
+      )
     )

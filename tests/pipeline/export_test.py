@@ -255,7 +255,7 @@ def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
   tmp_path,
 ):
   from synthq_jax.data import shipped
-  from synthq_jax.pipeline import prepare_data
+  from synthq_jax.stages import prepare_data
 
   folder = tmp_path / "hf"
   export.run(shipped.DIRECTORY, folder, format="huggingface")

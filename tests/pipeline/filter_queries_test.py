@@ -4,28 +4,24 @@ import dataclasses
 import json
 import shutil
 import sys
-import typing
 
 import numpy as np
 import pytest
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import (
-  _documents,
-  _own_ranks,
-  evaluate,
-  filter_queries,
-  generate,
-  plan,
-  prepare_data,
-  results,
-  train_retriever,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.retrieval import encode
+from synthq_jax.stages import (
+  evaluate,
+  filter_queries,
+  generate,
+  prepare_data,
+  stage,
+  train_retriever,
+)
 from synthq_jax.training import pairs as contrastive_pairs
 
 TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
@@ -104,7 +100,7 @@ def _hand_made(finished, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
-  ids, tokens = _documents.read(root / "prepare_data")
+  ids, tokens = inputs.read_documents(root / "prepare_data")
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)
   queries[:, :7], queries[:, 7] = tokens[:, :7], 1  # each like its document
@@ -131,15 +127,19 @@ def _hand_made(finished, tmp_path):
 
 def run(root, documents, made, config=TOP, digest="digest", **changes):
   settings = dataclasses.replace(RECIPE.settings, progress=False)
-  return filter_queries.run(
-    config,
-    workspace.Folders(root),
-    digest,
-    documents=documents,
-    start_from=changes.pop("start_from", shipped.DIRECTORY),
-    synthetic=made,
-    recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
+  task = stage.Task(
+    place=f"filter_queries/{made.name}",
+    digest=digest,
+    settings=config,
+    folders=workspace.Folders(root),
+    inputs={
+      "documents": documents,
+      "start": changes.pop("start", shipped.DIRECTORY),
+      "synthetic": made,
+      "recipe": dataclasses.replace(RECIPE, settings=settings, **changes),
+    },
   )
+  return filter_queries.STAGE.make(task)
 
 
 @pytest.fixture(name="by_first_token")
@@ -225,11 +225,12 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   shutil.copytree(root, tmp_path / "run")
   trained, given = load(root, "train_retriever", results.Checkpoint), []
 
-  def noted(config, space, digest, *, name, synthetic, **others):
-    given.append(synthetic.directory)
-    artifacts.save(space.public("train_retriever", name), trained, digest)
+  def noted(task):
+    given.append(task.inputs["synthetic"].directory)
+    return trained
 
-  monkeypatch.setattr(train_retriever, "run", noted)
+  changed = dataclasses.replace(train_retriever.STAGE, run=noted)
+  monkeypatch.setattr(train_retriever, "STAGE", changed)
   for filters in (
     config.filter_queries,
     DROP_TRUNCATED,
@@ -287,9 +288,11 @@ def test_a_planted_shift_of_documents_empties_the_round_trip(
   hand_made, by_first_token, monkeypatch
 ):
   root, documents, made = hand_made
-  right = _own_ranks._gather
+  right = filter_queries._gather
   monkeypatch.setattr(
-    _own_ranks, "_gather", lambda parts, rows: right(parts, (rows + 1) % COUNT)
+    filter_queries,
+    "_gather",
+    lambda parts, rows: right(parts, (rows + 1) % COUNT),
   )
   with pytest.raises(ValueError, match="left none of the 60 queries of eps8"):
     run(root, documents, made)
@@ -316,18 +319,33 @@ def test_settings_without_meaning_are_refused(bad):
 # Post-processing.
 
 
-def test_the_stage_is_given_public_things_and_synthetic_queries_alone():
-  given = typing.get_type_hints(filter_queries.run)
-  given.pop("return")
-  assert {name: kind.__name__ for name, kind in given.items()} == {
-    "config": "Config",
-    "folders": "Folders",  # paths without the secret of a Workspace
-    "digest": "str",
+def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
+  finished, tmp_path, monkeypatch
+):
+  config, root, _ = finished
+  shutil.copytree(root, tmp_path / "run")
+  tasks = []
+
+  def noted(task):
+    tasks.append(task)
+    return load(root, "filter_queries")
+
+  changed = dataclasses.replace(filter_queries.STAGE, run=noted)
+  monkeypatch.setattr(filter_queries, "STAGE", changed)
+  config = dataclasses.replace(config, filter_queries=DROP_TRUNCATED)
+  stages = ["filter_queries"]
+  plan.run(config, tmp_path / "run", stages=stages, progress=False)
+  (task,) = tasks
+  assert type(task.folders) is workspace.Folders  # without the secret
+  given = {name: type(value).__name__ for name, value in task.inputs.items()}
+  assert given == {
     "documents": "PublicDocuments",
-    "start_from": "Path",
+    "start": "PosixPath",
     "synthetic": "SyntheticQueries",
-    "recipe": "Recipe",
+    "recipe": "Config",
   }
+  assert task.inputs["start"] == shipped.DIRECTORY
+  assert type(task.inputs["recipe"]) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {
     "directory",
@@ -459,7 +477,7 @@ def test_a_retriever_that_saw_real_queries_is_refused(
   trained = load(finished[1], "train_retriever", results.Checkpoint)
   artifacts.save(retriever, dataclasses.replace(trained, statement=claim), "x")
   with pytest.raises(ValueError, match="trained on private queries"):
-    run(root, documents, made, start_from=retriever)
+    run(root, documents, made, start=retriever)
 
 
 # Stopped and started again.
@@ -469,7 +487,7 @@ def test_a_killed_stage_ends_like_one_that_was_not(
   hand_made, tmp_path, monkeypatch
 ):
   root, documents, made = hand_made
-  monkeypatch.setattr(_own_ranks, "_PART", 16)  # 4 parts of each kind
+  monkeypatch.setattr(filter_queries, "_PART", 16)  # 4 parts of each kind
   whole = tmp_path / "whole"
   shutil.copytree(root, whole)
   expected = run(whole, documents, made, ALL)

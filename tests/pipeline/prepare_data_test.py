@@ -6,7 +6,8 @@ import json
 import pytest
 
 from synthq_jax.data import collection
-from synthq_jax.pipeline import prepare_data, workspace
+from synthq_jax.pipeline import workspace
+from synthq_jax.stages import prepare_data, stage
 
 TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
 PLACES = "harbor museum forest station bridge castle market valley".split()
@@ -55,7 +56,10 @@ def prepare(root, query_of):
     public_test_documents=20,
   )
   space = workspace.Workspace(root / "run", secret_seed=7)
-  return prepare_data.run(config, space, "digest")
+  task = stage.Task(
+    place="prepare_data", digest="digest", settings=config, folders=space
+  )
+  return prepare_data.STAGE.make(task)
 
 
 def shared(root):

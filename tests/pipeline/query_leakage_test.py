@@ -14,12 +14,12 @@ from synthq_jax.pipeline import (
   _query_sides,
   _report_leakage,
   config_types,
-  query_leakage,
   results,
   workspace,
 )
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
+from synthq_jax.stages import query_leakage, stage
 
 _WORDS = [
   first + second
@@ -128,15 +128,20 @@ class _Workdir:
     )
 
   def run(self, *synthetic, test_sets=(), encoder=None, **settings):
-    return query_leakage.run(
-      query_leakage.Config(**settings),
-      self.space,
-      "digest",
-      prepared=self.prepared,
-      encoder=encoder,
-      synthetic=synthetic,
-      test_sets=test_sets,
+    task = stage.Task(
+      place="query_leakage",
+      digest="digest",
+      settings=query_leakage.Config(**settings),
+      folders=self.space,
+      progress=False,
+      inputs={
+        "prepared": self.prepared,
+        "start": encoder,
+        "synthetic": synthetic,
+        "test_sets": test_sets,
+      },
     )
+    return query_leakage.STAGE.make(task)
 
 
 def _write(path, texts, documents=None):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from synthq_jax import artifacts, main
-from synthq_jax.pipeline import prepare_test_set, results
+from synthq_jax.pipeline import results
 from synthq_jax.retrieval import bm25, measures, trec
+from synthq_jax.stages import prepare_test_set
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
 

@@ -28,11 +28,20 @@ from synthq_jax.models import (
   t5_checkpoints,
   t5_config,
 )
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import inputs, results
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import stage
 from synthq_jax.training import loop
 
-__all__ = ["Config", "Phase", "examples", "fresh", "run", "train"]
+__all__ = [
+  "STAGE",
+  "Config",
+  "Phase",
+  "examples",
+  "fresh",
+  "run",
+  "train",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,27 +107,29 @@ class Config:
         )
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-) -> results.Checkpoint:
+def jobs(run):
+  """Yields one checkpoint where a curriculum is given."""
+  config = run.config.pretrain
+  if config.phases:
+    yield stage.Job(
+      depends=(config, *run.data),
+      settings=config,
+      inputs={"prepared": run.prepared, "start": run.start},
+    )
+
+
+def run(task: stage.Task) -> results.Checkpoint:
   """Goes on with the user's own public documents.
 
   Args:
-    config: the curriculum.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: the public documents.
-    start_from: a public checkpoint.
+    task: its inputs are "prepared", of which the documents are read, and
+      "start", the folder of a public checkpoint.
 
   Returns:
     A public checkpoint.
   """
-  began = time.monotonic()
+  config, space = task.settings, task.folders
+  prepared = task.inputs["prepared"]
   vocabulary = inputs.vocabulary(space, prepared)
   passages = [
     passage
@@ -127,21 +138,21 @@ def run(
       public_text.split_sentences(text), max_words=90
     )
   ]
-  params, model_config = start(config, prepared, start_from)
-  directory = space.public("pretrain")
+  params, model_config = start(config, prepared, task.inputs["start"])
+  directory = task.folder(private=False)
   params, _ = train(
     config,
     jax.tree.map(jnp.asarray, params),
     model_config,
     pretrain_tasks.tokenize_passages(vocabulary, passages),
-    directory=space.private("pretrain", f"state_{digest}"),
+    directory=space.private("pretrain", f"state_{task.digest}"),
     metrics_path=directory / "metrics.jsonl",
   )
   params = jax.device_get(params)
   t5_checkpoints.save(directory, params, model_config)
   model = (space.root / prepared.vocabulary).read_bytes()
   artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, model)
-  result = results.Checkpoint(
+  return results.Checkpoint(
     directory=space.relative(directory),
     kind="generator",
     name="pretrain",
@@ -150,10 +161,7 @@ def run(
     batch_size=sum(config.phases[-1].batch_sizes),
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(directory / "metrics.jsonl"),
-    seconds=time.monotonic() - began,
   )
-  artifacts.save(directory, result, digest)
-  return result
 
 
 def start(config: Config, prepared: results.PreparedData, start_from):
@@ -352,3 +360,13 @@ def _batch(
       [e.targets[r] for e, r in zip(made, rows, strict=True)]
     ),
   }
+
+
+STAGE = stage.Stage(
+  name="pretrain",
+  result=results.Checkpoint,
+  needs=("prepare_data",),
+  config=Config,
+  jobs=jobs,
+  run=run,
+)
