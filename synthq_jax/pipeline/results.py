@@ -61,50 +61,6 @@ def row_of(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreparedData:
-  """Documents (public), queries (private), splits and token arrays."""
-
-  directory: str
-  """Public part: corpus.jsonl, tokens and ids of it, and the vocabulary."""
-  private_directory: str
-  """Private part: queries.jsonl, qrels and the arrays of pairs."""
-  source: str
-  """Where the data came from, in one line."""
-  digest: str
-  """Digest of all data, keyed with the run's secret: it confirms nothing."""
-  versions: str
-  """Versions of the packages the demo set came from, or empty."""
-  unit: str
-  """The unit of privacy; always "query" here."""
-  num_documents: int
-  """Documents in the public collection."""
-  num_queries: dict[str, int]
-  """Queries with a relevant document, for each split."""
-  num_pairs: dict[str, int]
-  """(query, document) pairs kept for each split."""
-  max_positives: int
-  """Documents kept for one query of the train split: more were cut off."""
-  test_split: str
-  """The split that is scored."""
-  num_public_test: int
-  """Pseudo-queries of the public test set; 0 if no document gave one."""
-  cut_documents: float
-  """Share of documents longer than the document length."""
-  vocabulary: str
-  """The SentencePiece model."""
-  vocab_size: int
-  """Ids of the vocabulary, extra ids included."""
-  extra_ids: int
-  """Sentinels among them."""
-  document_length: int
-  """Tokens of a document, EOS included."""
-  query_length: int
-  """Tokens of a query, EOS included."""
-  seconds: float = 0.0
-  """How long the stage took."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicDocuments:
   """What PreparedData says of public things, and nothing else.
 
@@ -128,6 +84,36 @@ class PublicDocuments:
   """Tokens of a document, EOS included."""
   query_length: int
   """Tokens of a query, EOS included."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedData(PublicDocuments):
+  """Documents (public), queries (private), splits and token arrays."""
+
+  private_directory: str
+  """Private part: queries.jsonl, qrels and the arrays of pairs."""
+  source: str
+  """Where the data came from, in one line."""
+  digest: str
+  """Digest of all data, keyed with the run's secret: it confirms nothing."""
+  versions: str
+  """Versions of the packages the demo set came from, or empty."""
+  unit: str
+  """The unit of privacy; always "query" here."""
+  num_queries: dict[str, int]
+  """Queries with a relevant document, for each split."""
+  num_pairs: dict[str, int]
+  """(query, document) pairs kept for each split."""
+  max_positives: int
+  """Documents kept for one query of the train split: more were cut off."""
+  test_split: str
+  """The split that is scored."""
+  num_public_test: int
+  """Pseudo-queries of the public test set; 0 if no document gave one."""
+  cut_documents: float
+  """Share of documents longer than the document length."""
+  seconds: float = 0.0
+  """How long the stage took."""
 
 
 def public_documents(prepared: PreparedData) -> PublicDocuments:
