@@ -173,7 +173,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
 def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   """From scratch where the files say how, else the pipeline's own stage."""
-  from synthq_jax.pipeline import pretrain_recipe
+  from synthq_jax.stages import pretrain_recipe
 
   try:
     config, note = _configured(

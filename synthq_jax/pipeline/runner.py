@@ -89,6 +89,11 @@ class Run:
     return self.made["prepare_data"][""].value
 
   @property
+  def documents(self) -> results.PublicDocuments:
+    """What is public of the data."""
+    return results.public_documents(self.prepared)
+
+  @property
   def start(self) -> pathlib.Path:
     """The public checkpoint that generators start from."""
     if self.rows("pretrain"):
@@ -204,7 +209,7 @@ class Run:
       name=job.name,
       digest=digest,
       settings=job.settings,
-      inputs=job.inputs,
+      inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
       folders=self._space if one.needs_secret else folders,
       progress=self._progress,
     )

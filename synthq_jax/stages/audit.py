@@ -114,7 +114,6 @@ def jobs(run):
       given["retriever"] = run.retrievers.get(f"synthetic_{name}")
       given["public_retriever"] = run.retrievers.get("untrained")
     given = {key: made for key, made in given.items() if made}
-    released = {key: made.value for key, made in given.items()}
     yield stage.Job(
       name=name,
       depends=(
@@ -125,11 +124,10 @@ def jobs(run):
       ),
       settings=config.audit,
       inputs={
-        "prepared": run.prepared,
-        "start": run.start,
         "prefix": config.finetune_dp.prefix,
-        "released": _audit_scores.Released(generator=generator, **released),
         "canaries": run.canaries(seed),
+        "generator": generator,
+        **{key: made.value for key, made in given.items()},
       },
     )
 
@@ -187,9 +185,11 @@ def run(task: stage.Task) -> results.AuditReport:
     task: with the working directory's secret; its inputs are "prepared",
       vocabulary and lengths; "start", the folder of the public checkpoint that
       fine-tuning started from; "prefix", what stood before each document in
-      fine-tuning; "released", an `_audit_scores.Released`: the generator,
-      fine-tuned with these canaries among its private records, and what was
-      made with it; and "canaries", inserted and held out.
+      fine-tuning; "canaries", inserted and held out; "generator", fine-tuned
+      with these among its private records; and what is there of what was made
+      with it: its queries as they were "written", those that filters kept,
+      "synthetic", a "retriever" trained on these, and "public_synthetic" and
+      "public_retriever", the same of the public checkpoint.
 
   Returns:
     The report, with the claim beside what was found.
@@ -203,7 +203,7 @@ def run(task: stage.Task) -> results.AuditReport:
   _check_coins(canaries)
   inserted = np.array([canary.inserted for canary in canaries], bool)
   found = _find(task)
-  checkpoint = task.inputs["released"].generator
+  checkpoint = task.inputs["generator"]
   directory = task.folder(private=True)
   _save_lines(directory, canaries, found)
   delta = _delta(checkpoint.statement, task.inputs["prepared"], canaries)
@@ -237,10 +237,9 @@ def _find(task: stage.Task) -> _Found:
   import tqdm
 
   config, space, given = task.settings, task.folders, task.inputs
-  prepared, canaries, released = (
-    given[name] for name in ("prepared", "canaries", "released")
+  prepared, canaries, generator = (
+    given[name] for name in ("prepared", "canaries", "generator")
   )
-  generator = released.generator
   model = _audit_scores.load(
     space.root / generator.directory, generator.prompt_tokens
   )
@@ -280,7 +279,7 @@ def _find(task: stage.Task) -> _Found:
     written = _write(
       config, model, records, vocabulary, prepared, space, bar.update
     )
-  texts = _synthetic_texts(space, released)
+  texts = _synthetic_texts(task)
   return _Found(
     ranks=ranks,
     exposure=bits,
@@ -289,14 +288,7 @@ def _find(task: stage.Task) -> _Found:
     num_searched=len(texts),
     public_ranks=public_ranks,
     scores=_audit_scores.scores(
-      config.attacks,
-      space,
-      prepared,
-      released,
-      model=model,
-      public=public,
-      records=records,
-      batch_size=config.batch_size,
+      task, model=model, public=public, records=records
     ),
   )
 
@@ -351,13 +343,15 @@ def _write(
   ]
 
 
-def _synthetic_texts(space, released) -> list[str]:
+def _synthetic_texts(task: stage.Task) -> list[str]:
   """Returns all queries written, whatever for, those that filters drop too."""
-  sets = [one for one in (released.written, released.synthetic) if one]
+  sets = filter(None, map(task.inputs.get, ("written", "synthetic")))
   return [
     line["text"]
     for directory in dict.fromkeys(one.directory for one in sets)
-    for _, line in files.json_lines(space.root / directory / "queries.jsonl")
+    for _, line in files.json_lines(
+      task.folders.root / directory / "queries.jsonl"
+    )
   ]
 
 
@@ -536,6 +530,7 @@ STAGE = stage.Stage(
   narrowed=needs,
   config=Config,
   check=check,
+  reads=("prepared", "start"),
   jobs=jobs,
   run=run,
   needs_secret=True,

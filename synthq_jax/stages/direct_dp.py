@@ -46,11 +46,9 @@ __all__ = [
   "LOSSES",
   "METHODS",
   "STAGE",
-  "Claim",
   "Clipped",
   "Config",
   "build",
-  "claim",
   "comparison",
   "groups",
   "keys",
@@ -167,7 +165,7 @@ class Config:
 
   def _check_fixed_order(self) -> None:
     size = self.microbatch_size
-    if claim(self).fixed_order and self.batch_size % (size or 1):
+    if self.unit == "query" and self.batch_size % (size or 1):
       raise ValueError(
         "direct_dp.Config.batch_size must be a multiple of microbatch_size for"
         f" batches in a fixed order, got {self.batch_size} and {size}"
@@ -237,11 +235,7 @@ def jobs(run):
         *run.encoder_data,
       ),
       settings=settings,
-      inputs={
-        "prepared": run.prepared,
-        "start": run.encoder,
-        "epsilon": epsilon,
-      },
+      inputs={"epsilon": epsilon},
     )
 
 
@@ -263,7 +257,7 @@ def run(task: stage.Task) -> results.Checkpoint:
 
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
-      documents and private train queries; "start", the folder of a public
+      documents and private train queries; "encoder", the folder of a public
       checkpoint; and "epsilon", the target, finite.
 
   Returns:
@@ -274,7 +268,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space = task.settings, task.folders
   prepared = task.inputs["prepared"]
-  params, model_config = inputs.load_public(task.inputs["start"], prepared)
+  params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
   start, public = _split(config, dual_encoder.encoder_params(params))
   metrics_path = space.private(task.place, f"metrics_{task.digest}.jsonl")
   records = _records(config, space, prepared)
@@ -315,7 +309,19 @@ def run(task: stage.Task) -> results.Checkpoint:
 
 
 def _settings(config: Config, epsilon: float) -> private_training.Settings:
-  promise = claim(config)
+  """Returns what is promised, and for what.
+
+  Formal guarantee:
+    Unit "pair" is claimed under Poisson sampling. For unit "query" the document
+    stays, and where documents are negatives it moves the whole sum when its
+    pair is drawn: who was drawn is visible, sampling amplifies nothing
+    (docs/sensitivities.md), and batches are read in a fixed order, accounted as
+    one release an epoch.
+  """
+  text_alone = config.unit == "query"
+  mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
+  over = "" if text_alone else ", over Poisson samples"
+  divisors = {"batch": 1.0, "group": float(groups(config))}
   return private_training.Settings(
     epsilon=epsilon,
     delta=config.delta,
@@ -324,12 +330,12 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
     steps=config.steps,
     optimizer=config.optimizer,
     learning_rate=config.learning_rate,
-    mechanism=promise.mechanism,
-    denominator=_denominator(config),
-    unit=promise.record,
-    relation=promise.relation,
-    fixed_order=promise.fixed_order,
-    not_protected=promise.not_protected,
+    mechanism=f"{mechanism}{over}, with Gaussian noise",
+    denominator=divisors.get(config.method),
+    unit="query text" if text_alone else "query",
+    relation="REPLACE_SPECIAL" if text_alone else "ADD_OR_REMOVE_ONE",
+    fixed_order=text_alone,
+    not_protected=(_NOT_THE_DOCUMENTS,) if text_alone else (),
   )
 
 
@@ -362,7 +368,7 @@ def _public_negatives(
   config: Config, space: workspace.Workspace, prepared: results.PreparedData
 ) -> Callable[[int], dict[str, np.ndarray]] | None:
   """Returns the function that draws documents for a step, or None."""
-  if not _has_public_negatives(config):
+  if config.method != "row" or config.negatives != "public":
     return None
   ids, documents = inputs.document_tokens(space, prepared)
   size = min(config.public_negatives, len(ids))
@@ -376,52 +382,6 @@ def _public_negatives(
     }
 
   return draw
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Claim:
-  """What a method protects, under which sampling."""
-
-  relation: str
-  """The neighbouring relation."""
-  fixed_order: bool
-  """Whether batches are public, and sampling amplifies nothing."""
-  mechanism: str
-  """In words."""
-  record: str
-  """What one record is, for the statement."""
-  not_protected: tuple[str, ...]
-  """Sentences for the statement."""
-
-
-def claim(config: Any) -> Claim:
-  """Returns what a configuration protects.
-
-  Formal guarantee:
-    Unit "pair" is claimed under Poisson sampling. For unit "query" the document
-    stays, and where documents are negatives it moves the whole sum when its
-    pair is drawn: who was drawn is visible, sampling amplifies nothing
-    (docs/sensitivities.md), and batches are read in a fixed order, accounted as
-    one release an epoch.
-
-  Args:
-    config: a `direct_dp.Config`.
-  """
-  text_alone = config.unit == "query"
-  mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
-  over = "" if text_alone else ", over Poisson samples"
-  return Claim(
-    relation="REPLACE_SPECIAL" if text_alone else "ADD_OR_REMOVE_ONE",
-    fixed_order=text_alone,
-    mechanism=f"{mechanism}{over}, with Gaussian noise",
-    record="query text" if text_alone else "query",
-    not_protected=(_NOT_THE_DOCUMENTS,) if text_alone else (),
-  )
-
-
-def _has_public_negatives(config: Any) -> bool:
-  """Says whether batches hold public negatives."""
-  return config.method == "row" and config.negatives == "public"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -507,11 +467,6 @@ def groups(config: Any) -> int:
   return max(1, config.batch_size // config.group_size)
 
 
-def _denominator(config: Any) -> float | None:
-  """Returns the public divisor; None: the expected batch size."""
-  return {"batch": 1.0, "group": float(groups(config))}.get(config.method)
-
-
 def _encoder(
   model_config: t5_config.T5Config, public: typing.Params
 ) -> Callable[..., jax.Array]:
@@ -556,6 +511,7 @@ STAGE = stage.Stage(
   needs=("pretrain",),
   config=Config,
   check=check,
+  reads=("prepared", "encoder"),
   jobs=jobs,
   run=run,
   folder="train_retriever",

@@ -98,12 +98,7 @@ def jobs(run):
         name=f"{called}/{name}",
         depends=(config.evaluate, *of_set, source),
         settings=config.evaluate,
-        inputs={
-          "prepared": prepared,
-          "retriever": retriever,
-          "row": name,
-          "test_set": test_set,
-        },
+        inputs={"retriever": retriever, "row": name, "test_set": test_set},
       )
 
 
@@ -328,6 +323,7 @@ STAGE = stage.Stage(
   result=results.Evaluation,
   needs=("prepare_test_set", "train_retriever"),
   config=Config,
+  reads=("prepared",),
   jobs=jobs,
   run=run,
   together=True,

@@ -107,12 +107,7 @@ def jobs(run):
       name=name,
       depends=(settings, recipe, *run.encoder_data, source),
       settings=settings,
-      inputs={
-        "documents": results.public_documents(run.prepared),
-        "start": run.encoder,
-        "synthetic": written,
-        "recipe": recipe,
-      },
+      inputs={"synthetic": written, "recipe": recipe},
     )
 
 
@@ -128,8 +123,8 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   Cheap filters come first: the retriever is trained on what they leave.
 
   Args:
-    task: its inputs are "documents", the public collection; "start", the folder
-      of the public checkpoint; "synthetic", what the generator wrote; and
+    task: its inputs are "documents", the public collection; "encoder", the
+      folder of the public checkpoint; "synthetic", what the generator wrote; and
       "recipe" of the retriever, for example a `train_retriever.Config`.
 
   Returns:
@@ -265,7 +260,7 @@ def _ranks(task: stage.Task, left: _Written, directory) -> np.ndarray:
   state = _state(directory, task.digest)
   description = f"filter_queries {directory.name}"
   stored = {"tokens": left.tokens, "documents": left.owners}
-  params, model_config = inputs.load_public(task.inputs["start"], documents)
+  params, model_config = inputs.load_public(task.inputs["encoder"], documents)
   params = pairs.train(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
     dual_encoder.encoder_params(params),
@@ -435,6 +430,7 @@ STAGE = stage.Stage(
   needs=("generate",),
   config=Config,
   check=check,
+  reads=("documents", "encoder"),
   jobs=jobs,
   run=run,
 )

@@ -150,12 +150,7 @@ def jobs(run):
         *run.data,
       ),
       settings=config.finetune_dp,
-      inputs={
-        "prepared": run.prepared,
-        "start": run.start,
-        "epsilon": epsilon,
-        "canaries": run.canaries(seed),
-      },
+      inputs={"epsilon": epsilon, "canaries": run.canaries(seed)},
     )
 
 
@@ -409,6 +404,7 @@ STAGE = stage.Stage(
   needs=("pretrain",),
   config=Config,
   check=check,
+  reads=("prepared", "start"),
   jobs=jobs,
   run=run,
   needs_secret=True,

@@ -77,11 +77,7 @@ def jobs(run):
       name=name,
       depends=(settings, *run.data, source),
       settings=settings,
-      inputs={
-        "prepared": run.prepared,
-        "start": run.start,
-        "generator": generator,
-      },
+      inputs={"generator": generator},
     )
 
 
@@ -237,6 +233,7 @@ STAGE = stage.Stage(
   result=results.SyntheticQueries,
   needs=("finetune_dp",),
   config=Config,
+  reads=("prepared", "start"),
   jobs=jobs,
   run=run,
   together=True,

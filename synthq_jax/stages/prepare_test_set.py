@@ -151,7 +151,7 @@ def _answers_itself(judged: collection.Qrels) -> bool:
 
 def jobs(run):
   """Yields the further test sets, which are given nothing that is private."""
-  documents = results.public_documents(run.prepared)
+  documents = run.documents
   how = (
     _fingerprints.of_file(run.root / documents.vocabulary),
     documents.extra_ids,
@@ -165,7 +165,6 @@ def jobs(run):
         one.name, one.split, one.drop_identical, one.source.digest(), *how
       ),
       settings=one,
-      inputs={"documents": documents},
     )  # fmt: skip
 
 
@@ -239,6 +238,7 @@ STAGE = stage.Stage(
   name="prepare_test_set",
   result=results.TestSet,
   needs=("prepare_data",),
+  reads=("documents",),
   jobs=jobs,
   run=run,
 )

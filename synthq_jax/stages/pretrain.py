@@ -111,11 +111,7 @@ def jobs(run):
   """Yields one checkpoint where a curriculum is given."""
   config = run.config.pretrain
   if config.phases:
-    yield stage.Job(
-      depends=(config, *run.data),
-      settings=config,
-      inputs={"prepared": run.prepared, "start": run.start},
-    )
+    yield stage.Job(depends=(config, *run.data), settings=config)
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -367,6 +363,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   needs=("prepare_data",),
   config=Config,
+  reads=("prepared", "start"),
   jobs=jobs,
   run=run,
 )

@@ -109,8 +109,6 @@ def jobs(run):
       ),
       settings=config,
       inputs={
-        "prepared": run.prepared,
-        "start": run.start,
         "synthetic": [made.value for made in written.values()],
         "test_sets": [made.value for made in further.values()],
       },
@@ -260,6 +258,7 @@ STAGE = stage.Stage(
   result=_query_leakage_results.QueryLeakage,
   needs=("prepare_test_set", "generate"),
   config=Config,
+  reads=("prepared", "start"),
   jobs=jobs,
   run=run,
   screen=_screen,

@@ -26,13 +26,11 @@ def jobs(run):
     depends=(run.config.report, *run.encoder_data, *digests),
     settings=run.config.report,
     inputs={
-      "prepared": run.prepared,
       "evaluations": scores,
       "synthetic": queries,
       "checkpoints": [*generators, *retrievers],
       "audits": audits,
       "leakage": next(iter(searches), None),
-      "encoder": run.encoder,
     },
   )
 
@@ -54,6 +52,7 @@ STAGE = stage.Stage(
     "audit",
   ),
   config=report_lib.Config,
+  reads=("prepared", "encoder"),
   jobs=jobs,
   run=run,
   place_of=lambda made: f"{results.PRIVATE}/report",

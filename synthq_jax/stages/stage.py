@@ -104,6 +104,10 @@ class Stage:
   """A frozen dataclass of `pipeline.results`; its `seconds` are filled in."""
   needs: tuple[str, ...]
   """Stages whose results it reads; they run first."""
+  reads: tuple[str, ...] = ()
+  """What every task holds beside its own inputs: "prepared", the data; the
+  public "documents" alone; "start" or "encoder", the folders of the public
+  checkpoints of generators and of retrievers."""
   jobs: Callable[[Any], Iterable[Job]]
   """From the run so far (`pipeline.runner.Run`) to what there is to make."""
   run: Callable[[Task], Any]

@@ -57,9 +57,9 @@ class Config:
 
 def jobs(run):
   """Yields a retriever for each set of queries, and the untrained one."""
-  config, common = run.config, {"prepared": run.prepared, "start": run.encoder}
+  config = run.config
   if config.rows.untrained:
-    yield stage.Job(name="untrained", depends=run.encoder_data, inputs=common)
+    yield stage.Job(name="untrained", depends=run.encoder_data)
   sources = {
     name if name.startswith("public_only") else f"synthetic_{name}": made
     for name, made in run.queries.items()
@@ -75,7 +75,7 @@ def jobs(run):
       name=name,
       depends=(settings, *run.encoder_data, source),
       settings=settings,
-      inputs={**common, "synthetic": synthetic},
+      inputs={"synthetic": synthetic},
     )
 
 
@@ -84,7 +84,7 @@ def run(task: stage.Task) -> results.Checkpoint:
 
   Args:
     task: without settings nothing is trained; its inputs are "prepared", the
-      documents and private train queries; "start", the folder of a public
+      documents and private train queries; "encoder", the folder of a public
       checkpoint; and "synthetic", the queries to train on, or None for the real
       ones.
 
@@ -93,7 +93,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space = task.settings, task.folders
   prepared = task.inputs["prepared"]
-  params, model_config = inputs.load_public(task.inputs["start"], prepared)
+  params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
   params = dual_encoder.encoder_params(params)
   if config is None:
     return inputs.save_checkpoint(
@@ -156,6 +156,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   needs=("filter_queries", "direct_dp"),
   config=Config,
+  reads=("prepared", "encoder"),
   jobs=jobs,
   run=run,
   together=True,

@@ -19,7 +19,7 @@ from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
-from synthq_jax.stages import _audit_scores, audit, stage
+from synthq_jax.stages import audit, stage
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
@@ -147,7 +147,7 @@ def _audited(tmp_path, monkeypatch):
         "prepared": PREPARED,
         "start": start,
         "prefix": PREFIX,
-        "released": _audit_scores.Released(generator=generator),
+        "generator": generator,
         "canaries": canaries,
       },
     )

@@ -219,7 +219,7 @@ def test_a_pattern_that_matches_nothing_is_refused(finished):
         folders=space,
         inputs={
           "prepared": _prepared(finished),
-          "start": shipped.DIRECTORY,
+          "encoder": shipped.DIRECTORY,
           "epsilon": 8.0,
         },
       )

@@ -134,7 +134,7 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
     folders=workspace.Folders(root),
     inputs={
       "documents": documents,
-      "start": changes.pop("start", shipped.DIRECTORY),
+      "encoder": changes.pop("encoder", shipped.DIRECTORY),
       "synthetic": made,
       "recipe": dataclasses.replace(RECIPE, settings=settings, **changes),
     },
@@ -340,11 +340,11 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
   given = {name: type(value).__name__ for name, value in task.inputs.items()}
   assert given == {
     "documents": "PublicDocuments",
-    "start": "PosixPath",
+    "encoder": "PosixPath",
     "synthetic": "SyntheticQueries",
     "recipe": "Config",
   }
-  assert task.inputs["start"] == shipped.DIRECTORY
+  assert task.inputs["encoder"] == shipped.DIRECTORY
   assert type(task.inputs["recipe"]) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {
@@ -477,7 +477,7 @@ def test_a_retriever_that_saw_real_queries_is_refused(
   trained = load(finished[1], "train_retriever", results.Checkpoint)
   artifacts.save(retriever, dataclasses.replace(trained, statement=claim), "x")
   with pytest.raises(ValueError, match="trained on private queries"):
-    run(root, documents, made, start=retriever)
+    run(root, documents, made, encoder=retriever)
 
 
 # Stopped and started again.
