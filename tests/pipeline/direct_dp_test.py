@@ -5,13 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import sensitivity
-from synthq_jax.stages import direct_dp, evaluate, prepare_data, stage
+from synthq_jax.stages import direct_dp, stage
 
 _EPSILON = 8.0
 _BASE = direct_dp.Config(steps=2, batch_size=8, public_negatives=5)
@@ -46,18 +47,10 @@ def finished(tmp_path_factory):
   folder = tmp_path_factory.mktemp("direct")
   source = folder / "pairs.jsonl"
   source.write_text("\n".join(_lines(60)) + "\n")
-  config = plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=12,
-      query_length=8,
-      public_test_documents=10,
-    ),
+  config = tiny_runs.config(
+    f"jsonl:{source}",
     direct_dp_methods=_METHODS,
     rows=plan.Rows(bm25=False, public_only=False, original=False, synthetic=()),
-    evaluate=evaluate.Config(bootstrap_samples=20),
-    secret_seed=7,
-    public_data=True,
   )
   root = folder / "run"
   plan.run(config, root, stages=["evaluate"], progress=False)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
@@ -15,10 +16,8 @@ from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.retrieval import encode
 from synthq_jax.stages import (
-  evaluate,
   filter_queries,
   generate,
-  prepare_data,
   stage,
   train_retriever,
 )
@@ -55,22 +54,13 @@ def pairs():
 
 
 def configured(source):
-  return plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=16,
-      query_length=12,
-      public_test_documents=20,
-    ),
+  return tiny_runs.config(
+    f"jsonl:{source}",
     generate=generate.Config(
       max_length=8, gauge_queries=10, batch_size=COUNT, queries_per_document=2
     ),
     filter_queries=filter_queries.Config(top_k=30),
-    train_retriever=RECIPE,
-    evaluate=evaluate.Config(bootstrap_samples=20),
     rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
-    secret_seed=7,
-    public_data=True,
   )
 
 

@@ -8,6 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
@@ -21,14 +22,11 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.stages import (
   audit,
-  direct_dp,
-  evaluate,
   finetune_dp,
   generate,
   prepare_data,
   query_leakage,
   stage,
-  train_retriever,
 )
 
 _TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
@@ -52,34 +50,12 @@ def _lines(count: int) -> list[str]:
   return lines
 
 
-def _config(source: pathlib.Path) -> plan.RunConfig:
-  return plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=16,
-      query_length=12,
-      public_test_documents=20,
-    ),
-    finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
-    generate=generate.Config(
-      num_documents=24, max_length=8, gauge_queries=10, batch_size=24
-    ),
-    train_retriever=train_retriever.Config(
-      steps=2, batch_size=8, warmup_steps=1
-    ),
-    direct_dp=direct_dp.Config(steps=2, batch_size=8),
-    evaluate=evaluate.Config(bootstrap_samples=20),
-    secret_seed=7,
-    public_data=True,
-  )
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   root = tmp_path_factory.mktemp("plan")
   source = root / "pairs.jsonl"
   source.write_text("\n".join(_lines(120)) + "\n")
-  config = _config(source)
+  config = tiny_runs.config(f"jsonl:{source}")
   report = plan.run(config, root / "run", progress=False)
   return config, root / "run", report
 
