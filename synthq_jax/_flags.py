@@ -75,9 +75,6 @@ def os_error(error: OSError) -> str:
 def exit_code(error: BaseException) -> int:
   """Returns what a command exits with that failed so.
 
-  Args:
-    error: a ValueError or an OSError.
-
   Returns:
     2 for what the user can mend; 75 (EX_TEMPFAIL) for what a file system or a
     connection may not do again: launchers start the command anew.
@@ -87,11 +84,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-  """Returns a message without line breaks, carets and gin's inner names.
-
-  Args:
-    error: whose message.
-  """
+  """Returns a message without line breaks, carets and gin's inner names."""
   lines = [line.strip() for line in (str(error) or repr(error)).splitlines()]
   text = " ".join(
     line
@@ -200,9 +193,6 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
 
 def processes(options: argparse.Namespace) -> cluster.Settings:
   """Returns how the processes of a run find each other.
-
-  Args:
-    options: the parsed flags of a stage.
 
   Raises:
     ValueError: if flags do not go together, or the stage takes one process.

@@ -27,12 +27,7 @@ class RefutedError(Exception):
 
 
 def summary(report: Any, workdir: pathlib.Path) -> str:
-  """Returns the main table, and where the reports are.
-
-  Args:
-    report: a `results.Report`.
-    workdir: of the run.
-  """
+  """Returns the main table, and where the reports are."""
   return (
     f"\n{report.table.rstrip()}\n\n"
     f"shareable report: {workdir / report.html}\n"
@@ -53,9 +48,6 @@ def cost(seconds: float) -> str:
 def check_gate(stage: str) -> None:
   """Refuses --fail_above_claim with a stage that comes to no audit.
 
-  Args:
-    stage: what is run.
-
   Raises:
     UsageError: if it is none of them.
   """
@@ -67,11 +59,6 @@ def check_gate(stage: str) -> None:
 
 def check_audit(stage: str, config: Any, with_gate: bool) -> None:
   """Refuses an audit of nothing, before any work.
-
-  Args:
-    stage: what is run.
-    config: a `plan.RunConfig`.
-    with_gate: whether --fail_above_claim was given.
 
   Raises:
     UsageError: if no canary is planted, or the gate has no claim to hold.
@@ -98,9 +85,6 @@ def check_audit(stage: str, config: Any, with_gate: bool) -> None:
 
 def hold_claims(audits: Sequence[Any]) -> None:
   """Lets nothing pass that an audit refutes, or whose audit is void.
-
-  Args:
-    audits: of type `results.AuditReport`.
 
   Raises:
     RefutedError: naming the first such generator.

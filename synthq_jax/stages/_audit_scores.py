@@ -56,12 +56,6 @@ def scores(
 ) -> dict[str, Float[np.ndarray, " canary"]]:
   """Scores every canary by each attack for which there is material.
 
-  Args:
-    task: of the audit.
-    model: the generator.
-    public: the checkpoint it started from.
-    records: tokens of all canaries, without a prompt.
-
   Returns:
     For each attack the scores, calibrated by what is public.
   """
