@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import random_t5
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import jsonl, shipped, splits
@@ -39,7 +40,6 @@ from synthq_jax.stages import (
   generate,
   prepare_data,
   pretrain,
-  stage,
   train_retriever,
 )
 
@@ -178,13 +178,9 @@ def _prepared(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
   config = _config(_SOURCES[kind](root / "data", log, sides))
   config = dataclasses.replace(config, vocabulary="train")
   space = workspace.Workspace(root / "run", secret_seed=7)
-  task = stage.Task(
-    place="prepare_data",
-    digest="fingerprint-of-prepare-data",
-    settings=config,
-    folders=space,
+  tiny_runs.make(
+    prepare_data.STAGE, config, space, digest="fingerprint-of-prepare-data"
   )
-  prepare_data.STAGE.make(task)
   return root / "run"
 
 

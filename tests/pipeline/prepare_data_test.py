@@ -7,7 +7,7 @@ import tiny_runs
 
 from synthq_jax.data import collection
 from synthq_jax.pipeline import workspace
-from synthq_jax.stages import prepare_data, stage
+from synthq_jax.stages import prepare_data
 
 TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
 PLACES = "harbor museum forest station bridge castle market valley".split()
@@ -46,10 +46,7 @@ def prepare(root, query_of):
     public_test_documents=20,
   )
   space = workspace.Workspace(root / "run", secret_seed=7)
-  task = stage.Task(
-    place="prepare_data", digest="digest", settings=config, folders=space
-  )
-  return prepare_data.STAGE.make(task)
+  return tiny_runs.make(prepare_data.STAGE, config, space)
 
 
 def shared(root):

@@ -13,6 +13,7 @@ from synthq_jax.stages import (
   finetune_dp,
   generate,
   prepare_data,
+  stage,
   train_retriever,
 )
 
@@ -75,3 +76,25 @@ def config(source: str, **changes: Any) -> plan.RunConfig:
     public_data=True,
   )
   return dataclasses.replace(base, **changes)
+
+
+def make(
+  one: stage.Stage,
+  settings: Any,
+  folders: Any,
+  *,
+  name: str = "",
+  digest: str = "digest",
+  **inputs: Any,
+) -> Any:
+  """Makes one result of a stage, and saves it."""
+  task = stage.Task(
+    place="/".join(filter(None, (one.folder or one.name, name))),
+    name=name,
+    digest=digest,
+    settings=settings,
+    folders=folders,
+    inputs=inputs,
+    progress=False,
+  )
+  return one.make(task)
