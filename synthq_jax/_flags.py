@@ -133,7 +133,7 @@ class _Parser(argparse.ArgumentParser):
     raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def parser(tools: Mapping[str, Any]) -> argparse.ArgumentParser:
+def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
   """Describes the command line.
 
   Args:
@@ -157,7 +157,7 @@ def parser(tools: Mapping[str, Any]) -> argparse.ArgumentParser:
   for name, words in STAGES.items():
     _add_stage_flags(add(commands, name, words, epilog=_HELP))
   groups: dict[str, Any] = {}
-  for name, tool in tools.items():
+  for name, tool in (tools or {}).items():
     group, _, own = name.rpartition(" ")
     if group and group not in groups:
       groups[group] = add(commands, group, tool.group).add_subparsers(
