@@ -176,7 +176,7 @@ def test_a_new_stage_is_one_new_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     for cached in (stage._sources, stage.summaries):
       cached.cache_clear()
-  assert names["translate"] == "Translates the queries"
+  assert names["translate"] == "translates the queries"
   assert list(names).index("generate") < list(names).index("translate")
   assert {**stage.summaries(), "translate": names["translate"]} == names
 

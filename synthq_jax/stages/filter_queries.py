@@ -1,4 +1,4 @@
-"""Drops synthetic queries that teach a retriever little; optional.
+"""Drops synthetic queries that teach a retriever little, if filters are set.
 
 Three filters, each off by itself: queries that were cut at full length; queries
 that are copied from their document; and round-trip consistency, which keeps a

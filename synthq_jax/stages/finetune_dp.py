@@ -1,4 +1,4 @@
-"""DP fine-tuning of a public T5 to write a query for a document.
+"""Fine-tunes a public T5 with DP to write a query for a document.
 
 Formal guarantee:
   Unit: one query, with the one document that is kept for it. Neighbours: two

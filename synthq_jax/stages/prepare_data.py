@@ -1,4 +1,4 @@
-"""Raw data into documents (public), queries (private), splits and arrays.
+"""Turns raw data into documents (public), queries (private), splits and arrays.
 
 The unit of privacy is the query. A query with several relevant documents is
 one record all the same: one of them, drawn with the seed, is kept for training.

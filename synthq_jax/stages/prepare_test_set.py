@@ -1,4 +1,4 @@
-"""Further test sets, such as those of BEIR: public collections with queries.
+"""Prepares further test sets, such as BEIR's: public collections with queries.
 
 Every retriever of the run is scored on them as it is: nothing is trained or
 chosen on them.

@@ -1,4 +1,4 @@
-"""Public pre-training: a T5 that reads, copies, names and compares.
+"""Pre-trains a T5 on public text: it reads, copies, names and compares.
 
 Two uses: from scratch, which made the checkpoint that is shipped
 (gin_configs/recipes/demo_pretrain.gin), and as the first stage of a run, going

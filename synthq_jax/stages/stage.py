@@ -171,7 +171,8 @@ def _sources() -> dict[str, _Source]:
         given = {one.arg: one.value for one in node.value.keywords}
         summary = ast.get_docstring(tree).partition("\n")[0]
         needs = ast.literal_eval(given["needs"])
-        found[path.stem] = _Source(summary.rstrip("."), needs)
+        words = summary[:1].lower() + summary[1:].rstrip(".")
+        found[path.stem] = _Source(words, needs)
   return found
 
 
