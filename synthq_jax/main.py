@@ -360,22 +360,21 @@ def _modules() -> dict[str, str]:
 def _nearest(name: str) -> str:
   """The name that a parameter is closest to, where one of its parts is wrong."""
   module, *rest = name.rpartition("/")[2].split(".")
-  known = list(_modules())
-  if not rest:
-    return ""
-  if module not in known:
-    return next(iter(difflib.get_close_matches(module, known, 1)), "")
-  [line] = _imports(f"{module}.")
-  _, package, _, module = line.split()
-  scope = importlib.import_module(f"{package}.{module}")
-  for part in rest:
-    if dataclasses.is_dataclass(scope):
-      names = [field.name for field in dataclasses.fields(scope)]
-    else:
-      names = list(getattr(scope, "__all__", vars(scope)))
+  names, scope = list(_modules()), None
+  for part in (module, *rest) if rest else ():
     if part not in names:
       return next(iter(difflib.get_close_matches(part, names, 1)), "")
-    scope = getattr(scope, part, None)
+    if scope is None:
+      place = re.match(r"from (\S+) import (\w+)", *_imports(f"{module}."))
+      try:
+        scope = importlib.import_module(".".join(place.groups()))
+      except (AttributeError, ImportError):  # of an extra that is not there
+        return ""
+    else:
+      scope = getattr(scope, part, None)
+    names = list(getattr(scope, "__all__", dir(scope)))
+    if dataclasses.is_dataclass(scope):
+      names = [field.name for field in dataclasses.fields(scope)]
   return ""
 
 

@@ -261,6 +261,19 @@ def test_queries_about_other_documents_do_not_come_back(
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
 
 
+def test_bm25_may_rank_instead_of_a_retriever(hand_made, monkeypatch):
+  root, documents, made = hand_made
+  monkeypatch.delattr(contrastive_pairs, "train")
+  path = root / "generate/eps8/queries.jsonl"
+  path.write_text(path.read_text().replace('in report 3"', 'nowhere"'))
+  config = filter_queries.Config(top_k=1, ranker="bm25")
+  result = run(root, documents, made, config)
+  assert "s3" not in kept_names(root) and "s4" in kept_names(root)
+  assert result.removed["not found"] >= 1 == result.removed["round trip"] + 1
+  assert "whose document BM25 does not rank" in result.filters
+  assert "retriever" not in result.statement.notes[-1]
+
+
 def test_positions_that_belong_to_other_queries_are_refused(hand_made):
   root, documents, made = hand_made
   path = root / "generate/eps8/tokens.npz"
