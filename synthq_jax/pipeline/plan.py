@@ -83,11 +83,8 @@ class Canaries:
         f"plan.Canaries.digits must be at most 18, got digits={self.digits}"
       )
     config_types.some_of(self, "kinds", tuple(canaries_lib.KINDS))
-    if (
-      not isinstance(self.repetitions, (tuple, list))
-      or not self.repetitions
-      or min(self.repetitions) < 1
-    ):
+    times = self.repetitions
+    if not (isinstance(times, (tuple, list)) and times and min(times) > 0):
       raise ValueError(
         "plan.Canaries.repetitions must be numbers above 0, got"
         f" repetitions={self.repetitions}"

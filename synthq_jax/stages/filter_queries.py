@@ -22,6 +22,7 @@ References:
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -135,12 +136,19 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   """
   config, folders = task.settings, task.folders
   documents, synthetic = task.inputs["documents"], task.inputs["synthetic"]
-  _check(config, documents)
+  if config.top_k and config.top_k >= documents.num_documents:
+    raise ValueError(
+      f"filter_queries.Config.top_k must be below {documents.num_documents},"
+      f" the size of the collection, got {config.top_k}: it would keep all"
+    )
   directory = task.folder(private=results.is_private_path(synthetic.directory))
+  state = directory / f"state_{task.digest}"  # not below `private/`
   corpus = inputs.corpus(folders, documents)
   ids, _ = inputs.document_tokens(folders, documents)
-  index = bm25.BM25().build(
-    [str(i) for i in ids], inputs.document_texts(corpus)
+  index = functools.cache(  # not in memory while a retriever is trained
+    lambda: bm25.BM25().build(
+      [str(i) for i in ids], inputs.document_texts(corpus)
+    )
   )
   written = _read(folders, ids, synthetic)
   first = _by_text(config, written, corpus)
@@ -149,10 +157,10 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   if config.top_k and left.texts:
     if config.ranker == "bm25":
       found = text_measures.own_document_gauge(
-        left.texts, left.documents, index, k=config.top_k
+        left.texts, left.documents, index(), k=config.top_k
       )
     else:
-      ranked = _ranks(task, left, directory)
+      ranked = _ranks(task, left, directory, state)
   second = filters.keep(
     left.texts,
     left.documents,
@@ -171,7 +179,6 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     directory, kept.names, kept.texts, kept.owners, ids, kept.tokens
   )
   _save_removed(directory, written, first, second, ranked)
-  state = _state(directory, task.digest)
   task.when_saved.append(lambda: shutil.rmtree(state, ignore_errors=True))
   return dataclasses.replace(
     synthetic,
@@ -182,21 +189,13 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     **_queries.measured(
       kept.texts,
       kept.owners,
-      index=index,
+      index=index(),
       corpus=corpus,
       seed=config.seed,
       gauge_queries=config.gauge_queries,
       num_examples=len(synthetic.examples),
     ),
   )
-
-
-def _check(config: Config, documents: results.PublicDocuments) -> None:
-  if config.top_k and config.top_k >= documents.num_documents:
-    raise ValueError(
-      f"filter_queries.Config.top_k must be below {documents.num_documents},"
-      f" the size of the collection, got {config.top_k}: it would keep all"
-    )
 
 
 class _Written(NamedTuple):
@@ -253,11 +252,10 @@ def _by_text(
   )
 
 
-def _ranks(task: stage.Task, left: _Written, directory) -> np.ndarray:
+def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
   config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]
   documents = task.inputs["documents"]
-  state = _state(directory, task.digest)
   description = f"filter_queries {directory.name}"
   stored = {"tokens": left.tokens, "documents": left.owners}
   params, model_config = inputs.load_public(task.inputs["encoder"], documents)
@@ -281,11 +279,6 @@ def _ranks(task: stage.Task, left: _Written, directory) -> np.ndarray:
     batch_size=config.batch_size,
     progress=task.progress,
   )
-
-
-def _state(directory: pathlib.Path, digest: str) -> pathlib.Path:
-  """Where unfinished work lies: beside the queries, not below `private/`."""
-  return directory / f"state_{digest}"
 
 
 def _save_removed(directory, written, first, second, ranks) -> None:
