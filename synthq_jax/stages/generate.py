@@ -4,7 +4,8 @@ Formal guarantee:
   Post-processing: which documents are written for, how many queries each gets
   and what the filters drop depend on the public collection, on the settings
   and on the generator alone, never on which documents were clicked. So the
-  queries carry the generator's statement unchanged.
+  queries carry the generator's statement unchanged. The stage is handed the
+  public documents and neither PreparedData nor the secret.
 """
 
 import dataclasses
@@ -88,8 +89,8 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   rest.
 
   Args:
-    task: its inputs are "prepared", of which the documents are read; "start",
-      the folder of the public checkpoint; and "generator", from finetune_dp, or
+    task: its inputs are "documents", the public collection; "start", the
+      folder of the public checkpoint; and "generator", from finetune_dp, or
       None for the public checkpoint, before any private step.
 
   Returns:
@@ -97,11 +98,11 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     processes other than 0.
   """
   config, space, name = task.settings, task.folders, task.name
-  prepared, generator = task.inputs["prepared"], task.inputs["generator"]
-  ids, tokens = inputs.document_tokens(space, prepared)
-  corpus = inputs.corpus(space, prepared)
+  documents, generator = task.inputs["documents"], task.inputs["generator"]
+  ids, tokens = inputs.document_tokens(space, documents)
+  corpus = inputs.corpus(space, documents)
   chosen = _choose(config, len(ids))
-  vocabulary = inputs.vocabulary(space, prepared)
+  vocabulary = inputs.vocabulary(space, documents)
   directory = task.folder(
     private=generator is not None
     and results.is_private_path(generator.directory)
@@ -233,7 +234,7 @@ STAGE = stage.Stage(
   result=results.SyntheticQueries,
   needs=("finetune_dp",),
   config=Config,
-  reads=("prepared", "start"),
+  reads=("documents", "start"),
   jobs=jobs,
   run=run,
   together=True,

@@ -118,23 +118,23 @@ def run(task: stage.Task) -> results.Checkpoint:
   """Goes on with the user's own public documents.
 
   Args:
-    task: its inputs are "prepared", of which the documents are read, and
-      "start", the folder of a public checkpoint.
+    task: its inputs are "documents", the public collection, and "start", the
+      folder of a public checkpoint.
 
   Returns:
     A public checkpoint.
   """
   config, space = task.settings, task.folders
-  prepared = task.inputs["prepared"]
-  vocabulary = inputs.vocabulary(space, prepared)
+  documents = task.inputs["documents"]
+  vocabulary = inputs.vocabulary(space, documents)
   passages = [
     passage
-    for text in inputs.document_texts(inputs.corpus(space, prepared))
+    for text in inputs.document_texts(inputs.corpus(space, documents))
     for passage in public_text.passages(
       public_text.split_sentences(text), max_words=90
     )
   ]
-  params, model_config = start(config, prepared, task.inputs["start"])
+  params, model_config = start(config, documents, task.inputs["start"])
   directory = task.folder(private=False)
   params, _ = train(
     config,
@@ -146,7 +146,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   )
   params = jax.device_get(params)
   t5_checkpoints.save(directory, params, model_config)
-  model = (space.root / prepared.vocabulary).read_bytes()
+  model = (space.root / documents.vocabulary).read_bytes()
   artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, model)
   return results.Checkpoint(
     directory=space.relative(directory),
@@ -160,15 +160,15 @@ def run(task: stage.Task) -> results.Checkpoint:
   )
 
 
-def start(config: Config, prepared: results.PreparedData, start_from):
+def start(config: Config, documents: results.PublicDocuments, start_from):
   """Returns parameters and shape to begin with."""
   if config.from_scratch is None:
-    return inputs.load_public(start_from, prepared)
+    return inputs.load_public(start_from, documents)
   shape = config.from_scratch
-  if shape.vocab_size < prepared.vocab_size:
+  if shape.vocab_size < documents.vocab_size:
     raise ValueError(
       f"pretrain.from_scratch.vocab_size must be at least"
-      f" {prepared.vocab_size}, got vocab_size={shape.vocab_size}"
+      f" {documents.vocab_size}, got vocab_size={shape.vocab_size}"
     )
   return fresh(shape, config.seed), shape
 
@@ -363,7 +363,7 @@ STAGE = stage.Stage(
   result=results.Checkpoint,
   needs=("prepare_data",),
   config=Config,
-  reads=("prepared", "start"),
+  reads=("documents", "start"),
   jobs=jobs,
   run=run,
 )
