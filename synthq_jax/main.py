@@ -22,7 +22,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -247,6 +247,7 @@ def configure(
       read.append([])
       with _explained(f"--gin_file={name}"):
         gin.parse_config_file(name)
+    meant = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
       _bind(binding, read)
     _check_required()
@@ -256,7 +257,7 @@ def configure(
       gin.finalize()
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, _gin_name(kind))
-    _note_unused()
+    _note_unused(meant)
     return config, gin.operative_config_str()
 
 
@@ -397,14 +398,17 @@ def _join(kind: type) -> None:
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
 
 
-def _note_unused() -> None:
-  """Says what was set to no effect: likely a slip of the pen."""
+def _note_unused(meant: Collection[str]) -> None:
+  """Says what was set to no effect: likely a slip of the pen.
+
+  Macros that files use are meant, also where a flag binds what they stand for.
+  """
   if not distributed.is_main():
     return
   operative = _flags.names(gin.operative_config_str())
   used = {name.rpartition("/")[2] for name in operative}
   for name in _flags.names(gin.config_str()):
-    if name.rpartition("/")[2] in used:
+    if name.rpartition("/")[2] in used or name in meant:
       continue
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
 
