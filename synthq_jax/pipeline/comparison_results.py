@@ -130,5 +130,5 @@ class QueryComparison:
   """Some documents of held-out pairs."""
   similarity: tuple[Similarity, ...]
   """Of each generator."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""

@@ -1,11 +1,11 @@
 """LoRA and prompts in a run: trained privately, merged, and read as trained."""
 
-import json
 import re
 
 import jax
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import shipped
@@ -21,19 +21,13 @@ EMBEDDING = "token_embedder/embedding"
 def _folder(tmp_path_factory):
   """Forty documents, each with one query."""
   folder = tmp_path_factory.mktemp("beir")
-  (folder / "qrels").mkdir()
-  documents = [
-    {"_id": f"d{i}", "text": f"the number {i} and what it is good for"}
-    for i in range(40)
-  ]
-  queries = [{"_id": f"q{i}", "text": f"what is {i} for"} for i in range(40)]
-  for name, items in (("corpus", documents), ("queries", queries)):
-    lines = "".join(json.dumps(item) + "\n" for item in items)
-    (folder / f"{name}.jsonl").write_text(lines)
-  for split, ids in (("train", range(32)), ("test", range(32, 40))):
-    rows = "".join(f"q{i}\td{i}\t1\n" for i in ids)
-    text = f"query-id\tcorpus-id\tscore\n{rows}"
-    (folder / "qrels" / f"{split}.tsv").write_text(text)
+  tiny_runs.write_beir(
+    folder,
+    range(40),
+    {"train": range(32), "test": range(32, 40)},
+    document=lambda i: f"the number {i} and what it is good for",
+    query=lambda i: f"what is {i} for",
+  )
   return folder
 
 

@@ -11,20 +11,16 @@ import jax
 import numpy as np
 import optax
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import (
-  _audit_scores,
-  audit,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
+from synthq_jax.stages import audit
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
@@ -142,16 +138,16 @@ def _audited(tmp_path, monkeypatch):
       seconds=1.0,
     )
     few = {"num_candidates": 200, "num_ranked": 20, "queries_per_canary": 4}
-    return audit.run(
+    return tiny_runs.make(
+      audit.STAGE,
       audit.Config(**few | changes),
       space,
-      "digest",
+      name="eps8",
       prepared=PREPARED,
-      start_from=start,
+      start=start,
       prefix=PREFIX,
-      released=_audit_scores.Released(generator=generator),
       canaries=canaries,
-      progress=False,
+      generator=generator,
     )
 
   return audited
@@ -283,20 +279,3 @@ def test_an_audit_needs_inserted_and_held_out_canaries(audited):
     one_side = [one for one in canaries if one.inserted is side]
     with pytest.raises(ValueError, match="inserted and held-out canaries"):
       audited(untrained(0), one_side)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"num_candidates": 1}, "num_candidates"),
-    ({"num_ranked": 1}, "num_ranked"),
-    ({"queries_per_canary": 0}, "queries_per_canary"),
-    ({"batch_size": 0}, "batch_size"),
-    ({"attacks": ("guess",)}, "attacks=.'guess'"),
-    ({"attacks": ()}, "attacks=."),
-    ({"confidence": 0.4}, "confidence=0.4"),
-  ],
-)
-def test_settings_that_make_no_sense_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    audit.Config(**changes)

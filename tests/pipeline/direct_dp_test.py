@@ -5,21 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  _direct_methods,
-  direct_dp,
-  evaluate,
-  inputs,
-  plan,
-  prepare_data,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import sensitivity
+from synthq_jax.stages import direct_dp
 
 _EPSILON = 8.0
 _BASE = direct_dp.Config(steps=2, batch_size=8, public_negatives=5)
@@ -54,18 +47,10 @@ def finished(tmp_path_factory):
   folder = tmp_path_factory.mktemp("direct")
   source = folder / "pairs.jsonl"
   source.write_text("\n".join(_lines(60)) + "\n")
-  config = plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=12,
-      query_length=8,
-      public_test_documents=10,
-    ),
+  config = tiny_runs.config(
+    f"jsonl:{source}",
     direct_dp_methods=_METHODS,
     rows=plan.Rows(bm25=False, public_only=False, original=False, synthetic=()),
-    evaluate=evaluate.Config(bootstrap_samples=20),
-    secret_seed=7,
-    public_data=True,
   )
   root = folder / "run"
   plan.run(config, root, stages=["evaluate"], progress=False)
@@ -146,22 +131,22 @@ def test_a_head_leaves_everything_else_as_it_was(finished):
 def test_groups_go_by_content_so_that_nobody_moves_who_stays(finished):
   space = workspace.Workspace(finished, 7)
   pairs = inputs.real_pairs(space, _prepared(finished))
-  keys = _direct_methods.keys(pairs, "pair")
+  keys = direct_dp.keys(pairs, "pair")
   fewer = {name: np.delete(values, 3, axis=0) for name, values in pairs.items()}
   np.testing.assert_array_equal(
-    _direct_methods.keys(fewer, "pair"), np.delete(keys, 3)
+    direct_dp.keys(fewer, "pair"), np.delete(keys, 3)
   )
   assert len(set(keys)) == len(keys)
   other = {**pairs, "rows": pairs["rows"] + 1}
-  assert (_direct_methods.keys(other, "pair") != keys).all()
+  assert (direct_dp.keys(other, "pair") != keys).all()
 
 
 def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(finished):
   space = workspace.Workspace(finished, 7)
   pairs = inputs.real_pairs(space, _prepared(finished))
   empty = {**pairs, "queries": np.zeros_like(pairs["queries"])}
-  keys = _direct_methods.keys(pairs, "query")
-  np.testing.assert_array_equal(_direct_methods.keys(empty, "query"), keys)
+  keys = direct_dp.keys(pairs, "query")
+  np.testing.assert_array_equal(direct_dp.keys(empty, "query"), keys)
   assert len(set(keys)) == len(set(pairs["rows"]))
 
 
@@ -183,34 +168,6 @@ def test_public_negatives_are_drawn_without_the_private_pairs(finished):
   assert direct_dp._public_negatives(_METHODS[3], space, None) is None
 
 
-@pytest.mark.parametrize(
-  ("settings", "words"),
-  [
-    ({"method": "rows"}, "direct_dp.Config.method must be one of"),
-    ({"loss": "hinge"}, "direct_dp.Config.loss must be one of"),
-    ({"method": "row", "loss": "sigmoid"}, "expected losses.contrastive.Soft"),
-    ({"method": "row", "gradients": "none"}, "expected gradients among"),
-    ({"method": "logit", "norms": "rough"}, "expected norms among"),
-    ({"unit": "document"}, "direct_dp.Config.unit must be one of"),
-    (
-      {"method": "row", "negatives": "batch"},
-      "a pair's document moves all rows",
-    ),
-    ({"label": "a/b"}, "direct_dp.Config.label must be letters"),
-    ({"group_size": 1}, "direct_dp.Config.group_size must be at least 2"),
-    ({"clip_norm": 0.0}, "direct_dp.Config.clip_norm must be above 0"),
-    (
-      {"method": "batch", "unit": "query", "microbatch_size": 3},
-      "batch_size must be a multiple of microbatch_size",
-    ),
-  ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, words):
-  with pytest.raises(ValueError, match=words) as caught:
-    dataclasses.replace(_BASE, **settings)
-  assert "\n" not in str(caught.value)
-
-
 def test_two_methods_need_two_names():
   with pytest.raises(ValueError, match="must have different labels"):
     plan.RunConfig(direct_dp_methods=(_BASE, _BASE))
@@ -219,12 +176,11 @@ def test_two_methods_need_two_names():
 def test_a_pattern_that_matches_nothing_is_refused(finished):
   space = workspace.Workspace(finished, 7)
   with pytest.raises(ValueError, match="trained must match a parameter"):
-    direct_dp.run(
+    tiny_runs.make(
+      direct_dp.STAGE,
       dataclasses.replace(_BASE, trained="projection/.*"),
       space,
-      "0",
       prepared=_prepared(finished),
-      start_from=shipped.DIRECTORY,
+      encoder=shipped.DIRECTORY,
       epsilon=8.0,
-      name="x",
     )

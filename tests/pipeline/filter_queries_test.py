@@ -4,28 +4,22 @@ import dataclasses
 import json
 import shutil
 import sys
-import typing
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import (
-  _documents,
-  _own_ranks,
-  evaluate,
-  filter_queries,
-  generate,
-  plan,
-  prepare_data,
-  results,
-  train_retriever,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.retrieval import encode
+from synthq_jax.stages import (
+  filter_queries,
+  generate,
+  train_retriever,
+)
 from synthq_jax.training import pairs as contrastive_pairs
 
 TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
@@ -59,22 +53,13 @@ def pairs():
 
 
 def configured(source):
-  return plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=16,
-      query_length=12,
-      public_test_documents=20,
-    ),
+  return tiny_runs.config(
+    f"jsonl:{source}",
     generate=generate.Config(
       max_length=8, gauge_queries=10, batch_size=COUNT, queries_per_document=2
     ),
     filter_queries=filter_queries.Config(top_k=30),
-    train_retriever=RECIPE,
-    evaluate=evaluate.Config(bootstrap_samples=20),
     rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
-    secret_seed=7,
-    public_data=True,
   )
 
 
@@ -104,7 +89,7 @@ def _hand_made(finished, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
-  ids, tokens = _documents.read(root / "prepare_data")
+  ids, tokens = inputs.read_documents(root / "prepare_data")
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)
   queries[:, :7], queries[:, 7] = tokens[:, :7], 1  # each like its document
@@ -131,12 +116,14 @@ def _hand_made(finished, tmp_path):
 
 def run(root, documents, made, config=TOP, digest="digest", **changes):
   settings = dataclasses.replace(RECIPE.settings, progress=False)
-  return filter_queries.run(
+  return tiny_runs.make(
+    filter_queries.STAGE,
     config,
     workspace.Folders(root),
-    digest,
+    name=made.name,
+    digest=digest,
     documents=documents,
-    start_from=changes.pop("start_from", shipped.DIRECTORY),
+    encoder=changes.pop("encoder", shipped.DIRECTORY),
     synthetic=made,
     recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
   )
@@ -225,11 +212,12 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   shutil.copytree(root, tmp_path / "run")
   trained, given = load(root, "train_retriever", results.Checkpoint), []
 
-  def noted(config, space, digest, *, name, synthetic, **others):
-    given.append(synthetic.directory)
-    artifacts.save(space.public("train_retriever", name), trained, digest)
+  def noted(task):
+    given.append(task.inputs["synthetic"].directory)
+    return trained
 
-  monkeypatch.setattr(train_retriever, "run", noted)
+  changed = dataclasses.replace(train_retriever.STAGE, run=noted)
+  monkeypatch.setattr(train_retriever, "STAGE", changed)
   for filters in (
     config.filter_queries,
     DROP_TRUNCATED,
@@ -273,6 +261,20 @@ def test_queries_about_other_documents_do_not_come_back(
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
 
 
+def test_bm25_may_rank_instead_of_a_retriever(hand_made, monkeypatch):
+  root, documents, made = hand_made
+  monkeypatch.delattr(contrastive_pairs, "train")
+  config = filter_queries.Config(top_k=1, ranker="bm25")
+  result = run(root, documents, made, config)
+  names = kept_names(root)
+  assert "s9" in names  # its words stand in its own document
+  assert "s8" not in names  # it names the number of another one
+  assert result.removed["not found"] == COUNT - len(names) > COUNT / 2
+  assert result.removed["round trip"] == 0
+  assert "whose document BM25 does not rank" in result.filters
+  assert "retriever" not in result.statement.notes[-1]
+
+
 def test_positions_that_belong_to_other_queries_are_refused(hand_made):
   root, documents, made = hand_made
   path = root / "generate/eps8/tokens.npz"
@@ -287,9 +289,11 @@ def test_a_planted_shift_of_documents_empties_the_round_trip(
   hand_made, by_first_token, monkeypatch
 ):
   root, documents, made = hand_made
-  right = _own_ranks._gather
+  right = filter_queries._gather
   monkeypatch.setattr(
-    _own_ranks, "_gather", lambda parts, rows: right(parts, (rows + 1) % COUNT)
+    filter_queries,
+    "_gather",
+    lambda parts, rows: right(parts, (rows + 1) % COUNT),
   )
   with pytest.raises(ValueError, match="left none of the 60 queries of eps8"):
     run(root, documents, made)
@@ -301,33 +305,36 @@ def test_a_filter_that_would_keep_all_is_refused(hand_made):
     run(root, documents, made, filter_queries.Config(top_k=COUNT))
 
 
-@pytest.mark.parametrize(
-  "bad",
-  [
-    {"top_k": -1}, {"copied_share": 1.5}, {"copied_share": 0.0}, {"steps": 0},
-    {"copied_words": 0},
-  ],
-)  # fmt: skip
-def test_settings_without_meaning_are_refused(bad):
-  with pytest.raises(ValueError, match=f"filter_queries.Config.{[*bad][0]}"):
-    filter_queries.Config(**bad)
-
-
 # Post-processing.
 
 
-def test_the_stage_is_given_public_things_and_synthetic_queries_alone():
-  given = typing.get_type_hints(filter_queries.run)
-  given.pop("return")
-  assert {name: kind.__name__ for name, kind in given.items()} == {
-    "config": "Config",
-    "folders": "Folders",  # paths without the secret of a Workspace
-    "digest": "str",
+def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
+  finished, tmp_path, monkeypatch
+):
+  config, root, _ = finished
+  shutil.copytree(root, tmp_path / "run")
+  tasks = []
+
+  def noted(task):
+    tasks.append(task)
+    return load(root, "filter_queries")
+
+  changed = dataclasses.replace(filter_queries.STAGE, run=noted)
+  monkeypatch.setattr(filter_queries, "STAGE", changed)
+  config = dataclasses.replace(config, filter_queries=DROP_TRUNCATED)
+  stages = ["filter_queries"]
+  plan.run(config, tmp_path / "run", stages=stages, progress=False)
+  (task,) = tasks
+  assert type(task.folders) is workspace.Folders  # without the secret
+  given = {name: type(value).__name__ for name, value in task.inputs.items()}
+  assert given == {
     "documents": "PublicDocuments",
-    "start_from": "Path",
+    "encoder": "PosixPath",
     "synthetic": "SyntheticQueries",
-    "recipe": "Recipe",
+    "recipe": "Config",
   }
+  assert task.inputs["encoder"] == shipped.DIRECTORY
+  assert type(task.inputs["recipe"]) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {
     "directory",
@@ -459,7 +466,7 @@ def test_a_retriever_that_saw_real_queries_is_refused(
   trained = load(finished[1], "train_retriever", results.Checkpoint)
   artifacts.save(retriever, dataclasses.replace(trained, statement=claim), "x")
   with pytest.raises(ValueError, match="trained on private queries"):
-    run(root, documents, made, start_from=retriever)
+    run(root, documents, made, encoder=retriever)
 
 
 # Stopped and started again.
@@ -469,7 +476,7 @@ def test_a_killed_stage_ends_like_one_that_was_not(
   hand_made, tmp_path, monkeypatch
 ):
   root, documents, made = hand_made
-  monkeypatch.setattr(_own_ranks, "_PART", 16)  # 4 parts of each kind
+  monkeypatch.setattr(filter_queries, "_PART", 16)  # 4 parts of each kind
   whole = tmp_path / "whole"
   shutil.copytree(root, whole)
   expected = run(whole, documents, made, ALL)

@@ -13,8 +13,8 @@ import sys
 
 from synthq_jax import main
 from synthq_jax.data import blocks
-from synthq_jax.pipeline import evaluate, generate
 from synthq_jax.retrieval import vector_files
+from synthq_jax.stages import evaluate, generate
 from synthq_jax.training import checkpoints, distributed
 
 

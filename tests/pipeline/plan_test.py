@@ -8,25 +8,25 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import prompt, t5_checkpoints
 from synthq_jax.pipeline import (
-  _documents,
   _fingerprints,
+  inputs,
+  plan,
+  private_training,
+  results,
+)
+from synthq_jax.stages import (
   audit,
-  direct_dp,
-  evaluate,
   finetune_dp,
   generate,
-  plan,
   prepare_data,
-  private_training,
   query_leakage,
-  results,
-  runner,
-  train_retriever,
+  stage,
 )
 
 _TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
@@ -50,34 +50,12 @@ def _lines(count: int) -> list[str]:
   return lines
 
 
-def _config(source: pathlib.Path) -> plan.RunConfig:
-  return plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=16,
-      query_length=12,
-      public_test_documents=20,
-    ),
-    finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
-    generate=generate.Config(
-      num_documents=24, max_length=8, gauge_queries=10, batch_size=24
-    ),
-    train_retriever=train_retriever.Config(
-      steps=2, batch_size=8, warmup_steps=1
-    ),
-    direct_dp=direct_dp.Config(steps=2, batch_size=8),
-    evaluate=evaluate.Config(bootstrap_samples=20),
-    secret_seed=7,
-    public_data=True,
-  )
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   root = tmp_path_factory.mktemp("plan")
   source = root / "pairs.jsonl"
   source.write_text("\n".join(_lines(120)) + "\n")
-  config = _config(source)
+  config = tiny_runs.config(f"jsonl:{source}")
   report = plan.run(config, root / "run", progress=False)
   return config, root / "run", report
 
@@ -86,16 +64,13 @@ def finished(tmp_path_factory):
 def made(monkeypatch):
   """The names of the stages that a run really runs."""
   names = []
-  call = runner.Runner.together
+  make = stage.Stage.make
 
-  def recording(self, name, kind, parts, make):
-    def noted(digest):
-      names.append(name)
-      return make(digest)
+  def noted(self, task, **named):
+    names.append(task.place)
+    return make(self, task, **named)
 
-    return call(self, name, kind, parts, noted)
-
-  monkeypatch.setattr(runner.Runner, "together", recording)
+  monkeypatch.setattr(stage.Stage, "make", noted)
   return names
 
 
@@ -114,20 +89,6 @@ def test_the_table_has_every_row_and_both_pages_exist(finished):
   assert "direct dp eps8" in report.table
   for page in (report.html, report.markdown, report.private_html):
     assert (root / page).stat().st_size > 1000
-
-
-def test_every_evaluation_names_the_traps_and_its_split(finished):
-  _, root, _ = finished
-  private = artifacts.load(
-    root / "private/evaluate/test/bm25", results.Evaluation
-  )
-  public = artifacts.load(root / "evaluate/public/bm25", results.Evaluation)
-  for one, split in ((private, "test"), (public, "public")):
-    traps = " ".join(one.traps)
-    assert f"{one.num_queries} judged queries of split '{split}'" in one.met
-    for words in ("a grade of 1 or more", "own id is dropped", "Ties", "BM25"):
-      assert words in traps
-    assert "without any relevant document are not among them" in traps
 
 
 def test_the_private_page_compares_queries_with_the_public_encoder(finished):
@@ -175,14 +136,15 @@ def test_the_search_for_real_queries_needs_no_retriever(
     shutil.rmtree(copied / folder)
   search = query_leakage.Config(detectors=("exact",))
   other = dataclasses.replace(config, query_leakage=search)
-  found = []
+  made_by = {}
   plan.run(
     other,
     copied,
     stages=["query_leakage"],
     progress=False,
-    on_searched=found.append,
+    on_finished=made_by.update,
   )
+  found = made_by["query_leakage"]
   assert made == ["query_leakage"]
   assert {one.name for one in found[0].memberships} == {"public_only", "eps8"}
   assert {one.detector for one in found[0].memberships} == {"exact"}
@@ -271,7 +233,7 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished):
   config, root, _ = finished
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
-  total = len(_documents.read(root / "prepare_data")[0])
+  total = len(inputs.read_documents(root / "prepare_data")[0])
   expected = generate._choose(config.generate, total)
   assert set(written) <= set(expected) and set(first) <= set(expected)
 
@@ -313,11 +275,11 @@ def _planted(finished, tmp_path_factory):
 
 
 def audited(config, root):
-  audits = []
+  made = {}
   plan.run(
-    config, root, stages=["audit"], progress=False, on_audited=audits.extend
+    config, root, stages=["audit"], progress=False, on_finished=made.update
   )
-  (report,) = audits
+  (report,) = made["audit"]
   return report
 
 
@@ -376,21 +338,6 @@ def test_attackers_get_what_they_ask_for_and_no_more_is_made(planted):
   assert not (root / "evaluate").exists()
   made = {path.name for path in (root / "train_retriever").iterdir()}
   assert made == {"untrained", "synthetic_eps8"}
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"repetitions": 10}, "repetitions=10"),
-    ({"repetitions": (0,)}, r"repetitions=\(0,\)"),
-    ({"digits": 19}, "digits=19"),
-    ({"digits": 1}, "digits"),
-    ({"kinds": ("secret",)}, "kinds=.'secret'"),
-  ],
-)
-def test_canaries_that_make_no_sense_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    plan.Canaries(**changes)
 
 
 def test_an_attack_without_its_reference_is_refused():

@@ -1,12 +1,13 @@
 """What is prepared for everybody is made without the private queries."""
 
 import dataclasses
-import json
 
 import pytest
+import tiny_runs
 
 from synthq_jax.data import collection
-from synthq_jax.pipeline import prepare_data, workspace
+from synthq_jax.pipeline import workspace
+from synthq_jax.stages import prepare_data
 
 TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
 PLACES = "harbor museum forest station bridge castle market valley".split()
@@ -25,23 +26,13 @@ def document(number):
 
 def write(folder, query_of):
   """Writes a BEIR folder in which only the queries' texts are to differ."""
-  (folder / "qrels").mkdir(parents=True)
-
-  def lines(name, rows):
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-  lines(
-    "corpus.jsonl",
-    [{"_id": f"d{i}", "title": "", "text": document(i)} for i in range(COUNT)],
+  tiny_runs.write_beir(
+    folder,
+    range(COUNT),
+    {"train": range(30), "test": range(30, COUNT)},
+    document=document,
+    query=query_of,
   )
-  lines(
-    "queries.jsonl",
-    [{"_id": f"q{i}", "text": query_of(i)} for i in range(COUNT)],
-  )
-  for split, numbers in (("train", range(30)), ("test", range(30, COUNT))):
-    rows = "".join(f"q{i}\td{i}\t1\n" for i in numbers)
-    text = f"query-id\tcorpus-id\tscore\n{rows}"
-    (folder / "qrels" / f"{split}.tsv").write_text(text)
 
 
 def prepare(root, query_of):
@@ -55,7 +46,7 @@ def prepare(root, query_of):
     public_test_documents=20,
   )
   space = workspace.Workspace(root / "run", secret_seed=7)
-  return prepare_data.run(config, space, "digest")
+  return tiny_runs.make(prepare_data.STAGE, config, space)
 
 
 def shared(root):

@@ -7,20 +7,20 @@ import types
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
   _query_leakage_results,
   _query_sides,
-  config_types,
-  query_leakage,
   results,
   workspace,
 )
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import blocks, leakage, page
+from synthq_jax.stages import query_leakage
 
 _WORDS = [
   first + second
@@ -129,12 +129,12 @@ class _Workdir:
     )
 
   def run(self, *synthetic, test_sets=(), encoder=None, **settings):
-    return query_leakage.run(
+    return tiny_runs.make(
+      query_leakage.STAGE,
       query_leakage.Config(**settings),
       self.space,
-      "digest",
       prepared=self.prepared,
-      encoder=encoder,
+      start=encoder,
       synthetic=synthetic,
       test_sets=test_sets,
     )
@@ -447,32 +447,3 @@ def test_equal_runs_find_the_same(tmp_path):
   assert dataclasses.replace(first, seconds=0.0) == dataclasses.replace(
     second, seconds=0.0
   )
-
-
-@pytest.mark.parametrize(
-  "wrong",
-  [
-    {"detectors": ()},
-    {"detectors": ("exact", "smell")},
-    {"token_set": 0.0},
-    {"containment": 1.5},
-    {"embedding": 1.01},
-    {"confidence": 0.4},
-    {"max_real": 1},
-    {"max_written": 0},
-    {"num_examples": -1},
-  ],
-)
-def test_wrong_settings_are_refused(wrong):
-  [name] = wrong
-  with pytest.raises(ValueError, match=rf"query_leakage\.Config\.{name}"):
-    query_leakage.Config(**wrong)
-
-
-def test_the_settings_come_from_text():
-  config = config_types.conform(
-    query_leakage.Config(token_set=1),
-    query_leakage.Config,
-    "query_leakage.Config",
-  )
-  assert config.token_set == 1.0

@@ -5,10 +5,12 @@ import pathlib
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts, main
-from synthq_jax.pipeline import prepare_test_set, results
+from synthq_jax.pipeline import results
 from synthq_jax.retrieval import bm25, measures, trec
+from synthq_jax.stages import prepare_test_set
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
 
@@ -17,20 +19,17 @@ def write(
   folder: pathlib.Path, *, first: int, split: str = "test", count: int = 30
 ) -> None:
   """Writes a BEIR folder of pairs, every second of them relevant."""
-  (folder / "qrels").mkdir(parents=True)
-  ids = range(first, first + count)
-  documents = [
-    {"_id": f"d{i}", "text": f"Report {i} on the station of row {i % 7}."}
-    for i in ids
-  ]
-  queries = [{"_id": f"q{i}", "text": f"row {i % 7} report {i}"} for i in ids]
-  for name, items in (("corpus", documents), ("queries", queries)):
-    lines = "".join(json.dumps(item) + "\n" for item in items)
-    (folder / f"{name}.jsonl").write_text(lines)
-  rows = "".join(f"q{i}\td{i}\t1\n" for i in ids if i % 2)
-  rows += "".join(f"q{i}\td{i}\t0\n" for i in ids if not i % 2)
+  tiny_runs.write_beir(
+    folder,
+    range(first, first + count),
+    {},
+    document=lambda i: f"Report {i} on the station of row {i % 7}.",
+    query=lambda i: f"row {i % 7} report {i}",
+  )
+  rows = (f"q{i}\td{i}\t{i % 2}\n" for i in range(first, first + count))
+  (folder / "qrels").mkdir()
   (folder / "qrels" / f"{split}.tsv").write_text(
-    f"query-id\tcorpus-id\tscore\n{rows}"
+    "query-id\tcorpus-id\tscore\n" + "".join(rows)
   )
 
 
@@ -59,11 +58,8 @@ def finished(root, tmp_path_factory):
 
 def write_train(data: pathlib.Path) -> None:
   """Adds a train split of the queries that test lacks."""
-  rows = "".join(f"q{i}\td{i}\t1\n" for i in range(0, 30, 2))
-  header = "query-id\tcorpus-id\tscore\n"
-  (data / "qrels" / "train.tsv").write_text(header + rows)
-  rows = "".join(f"q{i}\td{i}\t1\n" for i in range(1, 30, 2))
-  (data / "qrels" / "test.tsv").write_text(header + rows)
+  tiny_runs.write_qrels(data, "train", range(0, 30, 2))
+  tiny_runs.write_qrels(data, "test", range(1, 30, 2))
 
 
 def command(data, root, run, *flags):

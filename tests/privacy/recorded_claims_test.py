@@ -27,9 +27,10 @@ from synthq_jax.federated import (
   user_privacy,
 )
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import direct_dp, private_training, workspace
+from synthq_jax.pipeline import private_training, workspace
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import direct_dp
 from synthq_jax.studies.images import training as image_training
 from synthq_jax.training import dp_step, loop
 
@@ -98,7 +99,7 @@ def direct(**changes):
   config = direct_dp.Config(**changes)
   settings = direct_dp._settings(config, 8.0)
   sampler = private_training.sampler(settings, N)
-  built = direct_dp._direct_methods.build(
+  built = direct_dp.build(
     config, sampler.max_batch_size, lambda params, tokens: None
   )
   return training(settings, grad_fn=built)

@@ -15,10 +15,8 @@ import json
 import math
 import pathlib
 import random
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from synthq_jax import artifacts
 from synthq_jax.data import beir_sets, files
 from synthq_jax.generation import mauve, text_measures
 from synthq_jax.pipeline import (
@@ -26,11 +24,11 @@ from synthq_jax.pipeline import (
   config_types,
   inputs,
   results,
-  workspace,
 )
 from synthq_jax.retrieval import significance, tables, text_encoders
+from synthq_jax.stages import stage
 
-__all__ = ["Config", "HeldOut", "run", "similarity"]
+__all__ = ["STAGE", "Config", "HeldOut", "run", "similarity"]
 
 _SEEDS_EXPLAINED = (
   "A row with several seeds is the mean of their retrievers, and its epsilon"
@@ -81,26 +79,31 @@ class _Scored:
   per_query: Mapping[str, Mapping[str, float]]
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  evaluations: Sequence[results.Evaluation],
-  synthetic: Sequence[results.SyntheticQueries],
-  encoder: pathlib.Path | None = None,
-) -> comparison_results.QueryComparison:
+def jobs(run):
+  """Yields one comparison of everything that was written and scored."""
+  scores = run.rows("evaluate")
+  digests = [*run.queries.values(), *scores.values()]
+  yield stage.Job(
+    depends=(
+      run.config.compare_queries,
+      *run.encoder_data,
+      *(made.digest for made in digests),
+    ),
+    settings=run.config.compare_queries,
+    inputs={
+      "evaluations": [made.value for made in scores.values()],
+      "synthetic": [made.value for made in run.queries.values()],
+    },
+  )
+
+
+def run(task: stage.Task) -> comparison_results.QueryComparison:
   """Compares all rows, and the queries of every generator with the real ones.
 
   Args:
-    config: what is compared.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: the data.
-    evaluations: all scores; rows keep their order.
-    synthetic: all synthetic queries.
-    encoder: the public checkpoint whose vectors MAUVE compares; None: no MAUVE.
+    task: its inputs are "prepared", the data; "encoder", the folder of the
+      public checkpoint whose vectors MAUVE compares; "evaluations", all scores,
+      whose order rows keep; and "synthetic", all synthetic queries.
 
   Returns:
     The comparisons, under `private/`.
@@ -109,7 +112,8 @@ def run(
     ValueError: if no evaluation is of the main table's test set, or a file that
       a result names is missing or malformed.
   """
-  start = time.monotonic()
+  config, space = task.settings, task.folders
+  evaluations = task.inputs["evaluations"]
   if not any(one.test_set == config.test_set for one in evaluations):
     found = sorted({one.test_set for one in evaluations})
     raise ValueError(
@@ -125,20 +129,23 @@ def run(
   shareable = [
     one for one in further if results.is_shareable_score(one.row.evaluation)
   ]
-  directory = space.private("compare_queries")
-  result = comparison_results.QueryComparison(
-    directory=space.relative(directory),
+  held_out = _held_out(
+    config,
+    space.root,
+    task.inputs["prepared"],
+    task.inputs["synthetic"],
+    task.inputs["encoder"],
+  )
+  return comparison_results.QueryComparison(
+    directory=space.relative(task.folder(private=True)),
     measures=tuple(config.measures),
     test_set=config.test_set,
     rows=tuple(one.row for one in scored),
     differences=tuple(_differences(config, scored)),
     side_by_side=tuple(_side_by_side(config, further)),
     shareable_side_by_side=tuple(_side_by_side(config, shareable)),
-    **_held_out(config, space.root, prepared, synthetic, encoder),
-    seconds=time.monotonic() - start,
+    **held_out,
   )
-  artifacts.save(directory, result, digest)
-  return result
 
 
 def _rows(
@@ -509,3 +516,14 @@ def _texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
     for _, line in files.json_lines(path)
     if line["_id"] in ids
   }
+
+
+STAGE = stage.Stage(
+  name="compare_queries",
+  result=comparison_results.QueryComparison,
+  needs=("filter_queries", "evaluate"),
+  config=Config,
+  reads=("prepared", "encoder"),
+  jobs=jobs,
+  run=run,
+)
