@@ -39,19 +39,28 @@ class Aggregation(Protocol):
   """Whether clients may have different weights."""
 
   def of(self, params: typing.Params, model: Any, weight: Any = 1.0) -> Total:
-    """Returns the total of one client, which started from `params`."""
+    """Returns the total of one client.
+
+    Args:
+      params: where it started.
+      model: its parameters afterwards.
+      weight: at least 0; 0 leaves it out. Where no weights are taken, what is
+        above 0 counts as 1.
+    """
 
   def merge(self, one: Total, other: Total) -> Total:
-    """Returns the total of both."""
+    """Returns the total of both; the order makes no more than rounding."""
 
   def join(self, total: Total, axis: str) -> Total:
     """Returns the total of all devices along an axis of a mesh."""
 
   def params(self, total: Total, params: typing.Params) -> typing.Params:
-    """Returns the parameters after the round, `params` being those before."""
+    """Returns the parameters after the round, in the types of `params`, which
+    are those before: the mean, or `params` plus the sum over its denominator."""
 
   def gradient(self, total: Total, params: typing.Params) -> typing.Params:
-    """Returns what a server optimizer takes for a gradient."""
+    """Returns what a server optimizer takes for a gradient, float32: less the
+    change that `params` would make."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +81,12 @@ class Mean:
   takes_weights = True
 
   def of(self, params: typing.Params, model: Any, weight: Any = 1.0) -> Total:
-    """Returns the total of one client.
-
-    Args:
-      params: where it started.
-      model: its parameters afterwards.
-      weight: at least 0; 0 leaves it out.
-    """
     _, norm = _update(params, model)
     counts, total = _counted(norm, weight)
     value = jax.tree.map(lambda x: jnp.where(counts, _float32(x), 0.0), model)
     return total._replace(value=value)
 
   def merge(self, one: Total, other: Total) -> Total:
-    """Returns the total of both; the order makes no more than rounding."""
     total = _add(one, other)
     share = _ratio(other.weight, total.weight)
     value = jax.tree.map(
@@ -94,14 +95,12 @@ class Mean:
     return total._replace(value=value)
 
   def join(self, total: Total, axis: str) -> Total:
-    """Returns the total of all devices along an axis of a mesh."""
     joined = jax.lax.psum(total._replace(value=()), axis)
     share = _ratio(total.weight, joined.weight)
     value = jax.tree.map(lambda x: jax.lax.psum(share * x, axis), total.value)
     return joined._replace(value=value)
 
   def params(self, total: Total, params: typing.Params) -> typing.Params:
-    """Returns the mean, in the types of `params`."""
     return jax.tree.map(
       lambda x, before: jnp.where(
         total.weight > 0, x.astype(before.dtype), before
@@ -111,7 +110,6 @@ class Mean:
     )
 
   def gradient(self, total: Total, params: typing.Params) -> typing.Params:
-    """Returns the parameters before the round less the mean, float32."""
     return jax.tree.map(
       lambda x, before: jnp.where(total.weight > 0, _float32(before) - x, 0.0),
       total.value,
@@ -177,13 +175,6 @@ class Sum:
     return clipping.sum_sensitivity(self.l2_clip_norm, relation)
 
   def of(self, params: typing.Params, model: Any, weight: Any = 1.0) -> Total:
-    """Returns the total of one client.
-
-    Args:
-      params: where it started.
-      model: its parameters afterwards.
-      weight: at least 0, and 0 or 1 where updates are clipped; 0 leaves it out.
-    """
     update, norm = _update(params, model)
     counts, total = _counted(norm, weight)
     scale = total.weight
@@ -195,21 +186,17 @@ class Sum:
     return total._replace(value=value)
 
   def merge(self, one: Total, other: Total) -> Total:
-    """Returns the total of both."""
     value = jax.tree.map(jnp.add, one.value, other.value)
     return _add(one, other)._replace(value=value)
 
   def join(self, total: Total, axis: str) -> Total:
-    """Returns the total of all devices along an axis of a mesh."""
     return jax.lax.psum(total, axis)
 
   def params(self, total: Total, params: typing.Params) -> typing.Params:
-    """Returns parameters plus sum over denominator, in the types of `params`."""
     mean = jax.tree.map(lambda x: x / self.denominator, total.value)
     return optax.apply_updates(params, mean)
 
   def gradient(self, total: Total, params: typing.Params) -> typing.Params:
-    """Returns less the sum over the denominator, float32."""
     del params
     return jax.tree.map(lambda x: -x / self.denominator, total.value)
 

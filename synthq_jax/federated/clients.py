@@ -1,26 +1,47 @@
-"""Clients: each with its own sentences, passages and questions.
+"""Makes clients of judged passages: each with its own sentences and questions.
 
-`federation.build` makes them. A client may lack questions of a split; its
-sentences may stand twice, in several passages: rankings break their ties by
-position, and losses mask what is equal.
+`build` hands passages and questions to the clients that they name:
+
+- A passage belongs to the client it names, and to no other. One that names
+  nobody ("": shared text) is given to each client one of whose questions it
+  answers.
+- A question belongs to the client it names, or, where it names none, to the
+  client of the first passage that answers it.
+- A judgement of another client's passage is left out: clients share no text.
+  With `copy_passages` the passage is copied to the asking client instead,
+  which suits documents that are public. A question that is left without any
+  answer is dropped. `Federation` counts all of these.
+
+So what is judged to answer a question is always among its client's sentences.
+Clients may lack train questions, or questions at all; a client without a
+passage does not exist. Equal sentences of different passages, and equal
+questions, all stay: rankings break their ties by position, and losses mask what
+is equal. Which questions stand in which split is left as it is.
 """
 
+import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
 from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.federated import passages as passages_lib
 
 if TYPE_CHECKING:
   import seqio
 
 __all__ = [
   "Client",
+  "Federation",
   "Questions",
   "Tokens",
+  "build",
+  "first_equal",
+  "seed_words",
   "tokenize",
   "with_questions",
 ]
@@ -183,6 +204,177 @@ def with_questions(
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Federation:
+  """All clients, and what no client got.
+
+  Attributes:
+    clients: sorted by name.
+    num_foreign_judgements: judgements of passages that another client holds;
+      left out, or met by a copy.
+    num_copies: passages that a client got for a question: without it, its
+      collection would be another, so that what is promised for questions while
+      something of the collection leaves the client would not hold.
+    num_lost_questions: questions left without any answer.
+    num_lost_passages: passages that name no client and answer nobody.
+  """
+
+  clients: tuple[Client, ...] = dataclasses.field(repr=False)
+  num_foreign_judgements: int
+  num_copies: int
+  num_lost_questions: int
+  num_lost_passages: int
+
+
+def build(
+  judged: passages_lib.JudgedPassages, *, copy_passages: bool = False
+) -> Federation:
+  """Hands passages and questions to their clients.
+
+  The head of this module says who gets what.
+
+  >>> Passage, Question = passages_lib.Passage, passages_lib.Question
+  >>> judged = passages_lib.JudgedPassages(
+  ...     passages=(
+  ...         Passage(id="p", sentences=("Red.", "Round."), client="one"),
+  ...         Passage(id="r", sentences=("Green.",), client="two"),
+  ...     ),
+  ...     questions=(
+  ...         Question(id="q", text="?", split="test", answers={"p": (1, 0)}),
+  ...         Question(id="s", text="?", split="test", answers={"r": (0,)}),
+  ...     ),
+  ... )
+  >>> federation = build(judged)
+  >>> [(c.name, c.splits["test"].answers) for c in federation.clients]
+  [('one', ((1, 0),)), ('two', ((0,),))]
+
+  Args:
+    judged: passages and questions with their clients, as a function of
+      `partitions` returns them.
+    copy_passages: whether a client gets copies of other clients' passages that
+      answer its questions.
+
+  Returns:
+    The clients, and counts of what no client got.
+
+  Raises:
+    ValueError: if no passage has a client.
+  """
+  owner = {passage.id: passage.client for passage in judged.passages}
+  held: dict[str, set[str]] = collections.defaultdict(set)
+  for name, client in owner.items():
+    if client:
+      held[client].add(name)
+  asked: dict[str, list[passages_lib.Question]] = collections.defaultdict(list)
+  foreign = copies = 0
+  for question in judged.questions:
+    client = _asker(question, owner)
+    elsewhere = {p for p in question.answers if owner[p] not in ("", client)}
+    foreign += len(elsewhere)
+    left_out = set() if copy_passages else elsewhere
+    kept = {p: q for p, q in question.answers.items() if p not in left_out}
+    if client and kept:
+      copies += len(kept.keys() - held[client])
+      held[client] |= kept.keys()
+      asked[client].append(dataclasses.replace(question, answers=kept))
+  if not held:
+    raise ValueError(
+      "expected passages with clients, got none; set them, or use a function "
+      "of federated.partitions"
+    )
+  splits = judged.splits()
+  place = {passage.id: i for i, passage in enumerate(judged.passages)}
+  return Federation(
+    clients=tuple(
+      _client(
+        name,
+        [judged.passages[i] for i in sorted(place[id_] for id_ in held[name])],
+        asked[name],
+        splits,
+      )
+      for name in sorted(held)
+    ),
+    num_foreign_judgements=foreign,
+    num_copies=copies,
+    num_lost_questions=len(judged.questions) - sum(map(len, asked.values())),
+    num_lost_passages=len(owner.keys() - set().union(*held.values())),
+  )
+
+
+def _asker(question: passages_lib.Question, owner: Mapping[str, str]) -> str:
+  """Returns whose question it is, or ""."""
+  owners = (owner[passage] for passage in question.answers)
+  return question.client or next(filter(None, owners), "")
+
+
+def _client(
+  name: str,
+  passages: Sequence[passages_lib.Passage],
+  questions: Sequence[passages_lib.Question],
+  splits: Sequence[str],
+) -> Client:
+  """Lays one client's passages behind each other."""
+  sizes = [len(passage.sentences) for passage in passages]
+  starts = np.cumsum([0, *sizes])
+  start = {p.id: int(s) for p, s in zip(passages, starts[:-1], strict=True)}
+  parts = {s: [q for q in questions if q.split == s] for s in splits}
+  return Client(
+    name=name,
+    sentences=tuple(text for p in passages for text in p.sentences),
+    passages=np.repeat(np.arange(len(sizes), dtype=np.int32), sizes),
+    passage_ids=tuple(start),
+    splits={
+      split: Questions(
+        ids=tuple(question.id for question in part),
+        texts=tuple(question.text for question in part),
+        answers=tuple(
+          tuple(start[p] + i for p, places in q.answers.items() for i in places)
+          for q in part
+        ),
+      )
+      for split, part in parts.items()
+    },
+  )
+
+
+def first_equal(
+  sentences: Int[np.ndarray, "sentence length"],
+) -> Int[np.ndarray, " sentence"]:
+  """Returns for each sentence the position of the first one equal to it.
+
+  >>> first_equal(np.array([[5, 1], [7, 1], [5, 1]], np.int32)).tolist()
+  [0, 1, 0]
+
+  Args:
+    sentences: tokens, 0 = padding at the end of a row.
+
+  Returns:
+    Positions.
+  """
+  firsts: dict[bytes, int] = {}
+  rows = np.ascontiguousarray(sentences)
+  return np.array(
+    [firsts.setdefault(row.tobytes(), at) for at, row in enumerate(rows)],
+    np.int32,
+  )
+
+
+def seed_words(text: str | bytes) -> list[int]:
+  """Returns a digest of a text as four numbers of 32 bits, parts of a seed.
+
+  Unlike `hash` it is the same in every process.
+
+  >>> len(seed_words("NINDS")), seed_words("NINDS") == seed_words(b"NINDS")
+  (4, True)
+
+  Args:
+    text: such as the name of a client.
+  """
+  text = text.encode() if isinstance(text, str) else text
+  digest = hashlib.sha256(text).digest()[:16]
+  return np.frombuffer(digest, "<u4").tolist()
+
+
 def _check_passages(name: str, passages: np.ndarray, sentences: int) -> None:
   """Refuses numbers of passages that do not count up from 0."""
   sound = len(passages) == sentences > 0 and passages[0] == 0
@@ -197,10 +389,7 @@ def _check_passages(name: str, passages: np.ndarray, sentences: int) -> None:
 def _check_answers(
   name: str, split: str, answers: Answers, sentences: int
 ) -> None:
-  """Refuses answers that are no sentences."""
   for positions in answers:
-    if not positions or min(positions) < 0 or max(positions) >= sentences:
-      raise ValueError(
-        f"client {name!r}: expected answers among {sentences} sentences, got "
-        f"{positions} in split {split!r}; correct them"
-      )
+    passages_lib.check_positions(
+      positions, sentences, f"client {name!r}, split {split!r}"
+    )

@@ -1,5 +1,6 @@
-"""Cohorts of fixed shape out of clients of different sizes."""
+"""Draws the clients of a round, and puts their batches into one fixed shape."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -7,8 +8,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax.federated import fedavg
+from synthq_jax.privacy import sampling
 
-__all__ = ["cut", "drop", "stack"]
+__all__ = ["cut", "drop", "poisson", "stack"]
+
+
+def poisson(
+  *, num_clients: int, clients_per_round: int, multiple_of: int = 1
+) -> sampling.Poisson:
+  """Returns the sampler in which each client throws a coin of its own.
+
+  Formal guarantee: that of `privacy.sampling.Poisson`, whose records are
+  clients here: a round has rows for so many that hardly ever one is cut, which
+  is accounted for all the same. With clients_per_round = num_clients everybody
+  takes part in every round. Public: all arguments. Secret: seed and draws.
+
+  >>> sampler = poisson(num_clients=1000, clients_per_round=50)
+  >>> sampler.probability, sampler.max_batch_size
+  (0.05, 105)
+
+  Args:
+    num_clients: how many there are.
+    clients_per_round: the expected number of a round.
+    multiple_of: rows of a round are a multiple of this, for example the devices
+      of a mesh times `clients_at_once`.
+  """
+  sampler = sampling.Poisson.with_margin(
+    num_examples=num_clients,
+    expected_batch_size=clients_per_round,
+    multiple_of=multiple_of,
+  )
+  if sampler.max_batch_size != num_clients:
+    return sampler
+  # A neighbour with one client more has room, too: nothing is ever cut.
+  rows = -(-(num_clients + 1) // multiple_of) * multiple_of
+  return dataclasses.replace(sampler, max_batch_size=rows)
 
 
 def stack(

@@ -1,4 +1,4 @@
-"""Negatives from beyond a client's own collection, and what they cost.
+"""Exchanges negatives between clients, and counts what that costs.
 
 One interface for all: `negatives(parties, round_number=, key=)` returns the
 extra negatives of each client, the bytes it sent and received, and what is
@@ -25,33 +25,21 @@ where they are public, as documents are elsewhere in this project, say so with
 `collections_are_public`. A partner that answers from public or generated
 sentences alone would be safe and pointless: such sentences can be fetched, and
 searched at home with the exact vectors.
+
+Who is asked is a choice of names, public settings and the number of the round
+(`Partners`): it says nothing about the texts of who asks.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax.federated import (
-  _exchange_rows,
-  _seeds,
-  _wire,
-  query_messages,
-  shared,
-)
-from synthq_jax.federated import partners as partners_lib
-from synthq_jax.federated._exchange_types import (
-  COLLECTION_UNIT,
-  QUESTION_UNIT,
-  Exchange,
-  Exchanged,
-  Negatives,
-  Party,
-  Promise,
-  Traffic,
-)
+from synthq_jax.federated import clients, messages
+from synthq_jax.federated.messages import Party, Promise
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import index
 
@@ -59,23 +47,121 @@ __all__ = [
   "COLLECTION_UNIT",
   "QUESTION_UNIT",
   "SAME_AS",
+  "Everyone",
   "Exchange",
   "Exchanged",
   "FedNegative",
   "Negatives",
+  "Partners",
   "Party",
   "Promise",
   "PublicCorpus",
+  "RandomPartners",
   "SharedOnce",
   "Traffic",
   "over_rounds",
 ]
+
+COLLECTION_UNIT = messages.COLLECTION_UNIT
+QUESTION_UNIT = messages.QUESTION_UNIT
+
 
 SAME_AS = 0.95
 """Cosine to a known answer from which on a sentence counts as that answer.
 
 With the public T5 and two sites of MedQuAD without a common sentence, the ten
 nearest sentences of the other site come up to 0.84 close to an answer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Negatives:
+  """Vectors that answer none of a client's questions, as far as is known."""
+
+  vectors: Float[np.ndarray, "vector dim"]
+  """Unit vectors, float32."""
+  rows: Int[np.ndarray, "question extra"]
+  """For each question positions in `vectors`, int32; -1: none."""
+
+
+class Traffic(NamedTuple):
+  """Bytes of one client in one round, over all its partners."""
+
+  sent: int
+  received: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Exchanged:
+  """One round, by names of clients."""
+
+  negatives: Mapping[str, Negatives]
+  traffic: Mapping[str, Traffic]
+  promises: Mapping[str, Promise]
+
+
+class Exchange(Protocol):
+  """A way to get negatives from beyond a client's own collection."""
+
+  def negatives(
+    self,
+    parties: Sequence[Party],
+    *,
+    round_number: int,
+    key: Key[Array, ""],
+  ) -> Exchanged:
+    """Runs one round.
+
+    Args:
+      parties: all clients, with different names.
+      round_number: from 0; with the key it chooses all randomness, so a number
+        is used for one round only, and a round that is made again is another.
+      key: secret; what an exchange draws for a client is that client's secret.
+    """
+
+
+class Partners(Protocol):
+  """Chooses the partners of one client."""
+
+  def choose(
+    self, asking: str, names: Sequence[str], round_number: int
+  ) -> tuple[str, ...]:
+    """Returns names, without the client's own, in the order of `names`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Everyone:
+  """All other clients."""
+
+  def choose(self, asking, names, round_number):
+    del round_number
+    return tuple(name for name in names if name != asking)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RandomPartners:
+  """Some of the others, drawn anew in each round.
+
+  >>> RandomPartners(count=1, seed=0).choose("a", ["a", "b"], 0)
+  ('b',)
+  """
+
+  count: int
+  """How many; all where there are fewer."""
+  seed: int
+  """Public."""
+
+  def __post_init__(self):
+    if self.count < 0:
+      raise ValueError(
+        f"RandomPartners.count must be at least 0, got {self.count}"
+      )
+
+  def choose(self, asking, names, round_number):
+    others = [name for name in names if name != asking]
+    place = list(names).index(asking)
+    rng = np.random.default_rng([self.seed, round_number, place])
+    drawn = rng.permutation(len(others))[: self.count]
+    return tuple(others[i] for i in np.sort(drawn))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,11 +173,11 @@ class FedNegative:
   declared public: then that of the encoder of their vectors.
   """
 
-  queries: query_messages.QueryMessage = query_messages.Raw()
+  queries: messages.QueryMessage = messages.Raw()
   """What is asked with."""
   top: int = 10
   """Sentences that each partner returns for each row of the message."""
-  partners: partners_lib.Partners = partners_lib.Everyone()
+  partners: Partners = Everyone()
   """Who is asked."""
   dtype: str = "float32"
   """How vectors travel, both ways: "float32", "float16" or "int8"."""
@@ -100,24 +186,17 @@ class FedNegative:
   collections_are_public: bool = False
   """Whether whoever runs this declares that sentences need no protection."""
 
-  def negatives(
-    self,
-    parties: Sequence[Party],
-    *,
-    round_number: int,
-    key: Key[Array, ""],
-  ) -> Exchanged:
-    """Runs one round; see `Exchange`."""
-    by_name = _exchange_rows.by_name(parties)
-    messages = {
+  def negatives(self, parties, *, round_number, key):
+    by_name = _by_name(parties)
+    written = {
       name: self.queries.write(
         party, round_number, _own_key(key, round_number, name)
       )
       for name, party in by_name.items()
     }
     requests = {
-      name: _wire.pack(_wire.vectors(message.vectors, self.dtype))
-      for name, message in messages.items()
+      name: messages.pack(messages.pack_vectors(message.vectors, self.dtype))
+      for name, message in written.items()
     }
     asked = {
       name: self.partners.choose(name, tuple(by_name), round_number)
@@ -130,24 +209,29 @@ class FedNegative:
       replies |= {
         (name, answering): one for name, one in zip(asking, found, strict=True)
       }
-    received = {
-      name: [replies[name, other] for other in asked[name]] for name in by_name
-    }
+    crossed = [(one, other, len(requests[one])) for one, other in replies]
+    crossed += [(who, to, len(reply)) for (to, who), reply in replies.items()]
     return Exchanged(
       negatives={
-        name: self._read(party, messages[name].places, received[name])
+        name: self._read(
+          party,
+          written[name].places,
+          [replies[name, other] for other in asked[name]],
+        )
         for name, party in by_name.items()
       },
-      traffic=_exchange_rows.traffic(by_name, _sizes(asked, requests, replies)),
+      traffic=_traffic(by_name, crossed),
       promises={
-        name: self._promise(party, messages[name].promise, asked)
+        name: self._promise(party, written[name].promise, asked)
         for name, party in by_name.items()
       },
     )
 
   def _replies(self, party: Party, requests: Sequence[bytes]) -> list[bytes]:
     """Answers several clients with one search."""
-    asked = [_wire.unpack_vectors(_wire.unpack(one)[0]) for one in requests]
+    asked = [
+      messages.unpack_vectors(messages.unpack(one)[0]) for one in requests
+    ]
     if not asked:
       return []
     _, at = index.exact(party.sentences).search(np.concatenate(asked), self.top)
@@ -155,9 +239,9 @@ class FedNegative:
     for found in np.split(at, np.cumsum([len(one) for one in asked])[:-1]):
       # A sentence that many questions find travels once.
       used, rows = np.unique(found, return_inverse=True)
-      vectors = _wire.vectors(party.sentences[used], self.dtype)
+      vectors = messages.pack_vectors(party.sentences[used], self.dtype)
       rows = rows.reshape(found.shape).astype(np.int32)
-      replies.append(_wire.pack(vectors, rows))
+      replies.append(messages.pack(vectors, rows))
     return replies
 
   def _read(
@@ -168,15 +252,15 @@ class FedNegative:
     rows = [np.zeros((len(places), 0), np.int32)]
     count = 0
     for reply in replies:
-      sent, at = _wire.unpack(reply)
-      vectors.append(_wire.unpack_vectors(sent))
+      sent, at = messages.unpack(reply)
+      vectors.append(messages.unpack_vectors(sent))
       rows.append(at[places] + count)
       count += len(sent)
     found = Negatives(
       vectors=np.concatenate(vectors),
       rows=np.concatenate(rows, axis=1).astype(np.int32),
     )
-    return _exchange_rows.without_answers(found, party, self.same_as)
+    return _without_answers(found, party, self.same_as)
 
   def _promise(
     self,
@@ -218,25 +302,16 @@ class PublicCorpus:
   same_as: float = SAME_AS
   """See `SAME_AS`."""
 
-  def negatives(
-    self,
-    parties: Sequence[Party],
-    *,
-    round_number: int,
-    key: Key[Array, ""],
-  ) -> Exchanged:
-    """Searches for every client; see `Exchange`."""
+  def negatives(self, parties, *, round_number, key):
     del round_number, key
-    by_name = _exchange_rows.by_name(parties)
+    by_name = _by_name(parties)
     return Exchanged(
       negatives={
-        name: _exchange_rows.searched(
-          party, self.vectors, self.top, self.same_as
-        )
+        name: _searched(party, self.vectors, self.top, self.same_as)
         for name, party in by_name.items()
       },
-      traffic=_exchange_rows.traffic(by_name, ()),
-      promises={name: shared.nothing() for name in by_name},
+      traffic=_traffic(by_name, ()),
+      promises=dict.fromkeys(by_name, messages.nothing()),
     )
 
 
@@ -248,26 +323,19 @@ class SharedOnce:
   what was received is post-processing. Traffic counts in round 0.
   """
 
-  shared: Mapping[str, shared.Shared]
-  """By client, from `shared.sentences` or `shared.summary`; a client may be
+  shared: Mapping[str, messages.Shared]
+  """By client, from `messages.sentences` or `messages.summary`; a client may be
   missing."""
   top: int = 100
   """Sentences for each question, over all partners."""
-  partners: partners_lib.Partners = partners_lib.Everyone()
+  partners: Partners = Everyone()
   """Whose, as they are in round 0."""
   same_as: float = SAME_AS
   """See `SAME_AS`."""
 
-  def negatives(
-    self,
-    parties: Sequence[Party],
-    *,
-    round_number: int,
-    key: Key[Array, ""],
-  ) -> Exchanged:
-    """Searches for every client; see `Exchange`."""
+  def negatives(self, parties, *, round_number, key):
     del key
-    by_name = _exchange_rows.by_name(parties)
+    by_name = _by_name(parties)
     read = {
       name: [
         other
@@ -285,14 +353,14 @@ class SharedOnce:
     ]
     return Exchanged(
       negatives={
-        name: _exchange_rows.searched(
+        name: _searched(
           party, self._pool(party, read[name]), self.top, self.same_as
         )
         for name, party in by_name.items()
       },
-      traffic=_exchange_rows.traffic(by_name, sent),
+      traffic=_traffic(by_name, sent),
       promises={
-        name: self.shared[name].promise if name in used else shared.nothing()
+        name: self.shared[name].promise if name in used else messages.nothing()
         for name in by_name
       },
     )
@@ -324,23 +392,64 @@ def over_rounds(promises: Sequence[Promise]) -> Promise:
   )
 
 
-def _sizes(
-  asked: Mapping[str, Sequence[str]],
-  requests: Mapping[str, bytes],
-  replies: Mapping[tuple[str, str], bytes],
-) -> Iterator[tuple[str, str, int]]:
-  """Yields sender, receiver and bytes of every message of a round."""
-  for name, others in asked.items():
-    for other in others:
-      yield name, other, len(requests[name])
-      yield other, name, len(replies[name, other])
-
-
 def _own_key(
   key: Key[Array, ""], round_number: int, name: str
 ) -> Key[Array, ""]:
   """Returns a client's key of a round, whoever else takes part."""
   key = jax.random.fold_in(key, round_number)
-  for word in _seeds.words(name)[:2]:
+  for word in clients.seed_words(name)[:2]:
     key = jax.random.fold_in(key, word)
   return key
+
+
+def _by_name(parties: Sequence[Party]) -> dict[str, Party]:
+  """Returns the clients by name, in order; refuses two of one name."""
+  found = {party.name: party for party in parties}
+  if len(found) < len(parties):
+    raise ValueError(
+      f"expected clients with different names, got {len(parties)} with"
+      f" {len(found)} names: rename some"
+    )
+  return found
+
+
+def _searched(
+  party: Party,
+  vectors: Float[np.ndarray, "vector dim"],
+  top: int,
+  same_as: float,
+) -> Negatives:
+  """Finds the nearest of some vectors for each question, at home."""
+  rows = np.zeros((len(party.queries), 0), np.int32)
+  if len(vectors) and len(party.queries):
+    _, rows = index.exact(vectors).search(party.queries, top)
+  used, rows = np.unique(rows, return_inverse=True)
+  found = Negatives(
+    vectors=np.asarray(vectors[used], np.float32),
+    rows=rows.reshape(len(party.queries), -1).astype(np.int32),
+  )
+  return _without_answers(found, party, same_as)
+
+
+def _without_answers(
+  found: Negatives, party: Party, same_as: float
+) -> Negatives:
+  """Drops, for each question, what is too similar to one of its answers."""
+  rows = found.rows.copy()
+  for row, answers in zip(rows, party.answers, strict=True):
+    known = party.sentences[np.asarray(answers, np.int64)]
+    cosines = found.vectors[row] @ known.T
+    row[np.max(cosines, axis=1, initial=-np.inf) >= same_as] = -1
+  return Negatives(vectors=found.vectors, rows=rows)
+
+
+def _traffic(
+  names: Iterable[str], crossed: Iterable[tuple[str, str, int]]
+) -> dict[str, Traffic]:
+  """Adds up messages (sender, receiver, bytes) for each client."""
+  sent = dict.fromkeys(names, 0)
+  received = dict.fromkeys(sent, 0)
+  for sender, receiver, size in crossed:
+    sent[sender] += size
+    received[receiver] += size
+  return {name: Traffic(sent[name], received[name]) for name in sent}

@@ -2,7 +2,7 @@
 
 import math
 
-from synthq_jax.federated import sampling
+from synthq_jax.federated import cohorts
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import rounding, terms
 
@@ -139,7 +139,7 @@ def _calibrated(
   clients: int, epsilon: float, rounds: int, share: float, exponent: float
 ) -> claim_lib.Claim:
   """Returns settings that reach epsilon with so many clients."""
-  sampler = sampling.poisson(
+  sampler = cohorts.poisson(
     num_clients=clients, clients_per_round=max(1, round(share * clients))
   )
   return claim_lib.calibrated(

@@ -9,7 +9,7 @@ import optax
 
 from synthq_jax import typing
 
-__all__ = ["Batches", "ClientUpdate", "local_training"]
+__all__ = ["Batches", "ClientUpdate", "local_training", "step"]
 
 Batches = Mapping[str, jax.Array]
 """Arrays [step, batch, ...]; "is_padding", bool [step, batch], is one of them.
@@ -27,6 +27,35 @@ class ClientUpdate(Protocol):
     self, params: typing.Params, batches: Batches, key: jax.Array
   ) -> typing.Params:
     """Returns the parameters after local training."""
+
+
+def step(
+  loss_fn: Callable[..., jax.Array], optimizer: optax.GradientTransformation
+) -> Callable[..., tuple[typing.Params, optax.OptState, jax.Array]]:
+  """Builds a step on the mean loss of a batch's rows that are no padding.
+
+  Args:
+    loss_fn: as in `local_training`.
+    optimizer: takes the gradient of the mean loss.
+
+  Returns:
+    From (params, optimizer's state, batch, key) to (params, state, mean loss);
+    the key, which `loss_fn` gets, may be None.
+  """
+
+  def mean_loss(params: typing.Params, batch: Any, key: Any) -> jax.Array:
+    is_real = ~batch["is_padding"]
+    losses = jnp.where(is_real, loss_fn(params, batch, key), 0.0)
+    return jnp.sum(losses) / jnp.maximum(jnp.sum(is_real), 1)
+
+  def train(
+    params: typing.Params, state: optax.OptState, batch: Any, key: Any = None
+  ) -> tuple[typing.Params, optax.OptState, jax.Array]:
+    loss, grads = jax.value_and_grad(mean_loss)(params, batch, key)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  return train
 
 
 def local_training(
@@ -58,11 +87,7 @@ def local_training(
   """
   if epochs < 1:
     raise ValueError(f"expected epochs of 1 or more, got {epochs=}")
-
-  def mean_loss(params: typing.Params, batch: Any, key: jax.Array) -> jax.Array:
-    is_real = ~batch["is_padding"]
-    losses = jnp.where(is_real, loss_fn(params, batch, key), 0.0)
-    return jnp.sum(losses) / jnp.maximum(jnp.sum(is_real), 1)
+  train = step(loss_fn, optimizer)
 
   def update(
     params: typing.Params, batches: Batches, key: jax.Array
@@ -72,19 +97,17 @@ def local_training(
     number = jnp.arange(1, len(is_empty) + 1)
     steps = jnp.max(jnp.where(is_empty, 0, number), initial=0)
 
-    def step(i: jax.Array, carry: Any) -> Any:
+    def one_step(i: jax.Array, carry: Any) -> Any:
       place = i % jnp.maximum(steps, 1)
       batch = jax.tree.map(lambda x: x[place], batches)
-
-      def train(carry: Any) -> Any:
-        params, state = carry
-        grads = jax.grad(mean_loss)(params, batch, jax.random.fold_in(key, i))
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-      return jax.lax.cond(is_empty[place], lambda carry: carry, train, carry)
+      return jax.lax.cond(
+        is_empty[place],
+        lambda carry: carry,
+        lambda carry: train(*carry, batch, jax.random.fold_in(key, i))[:2],
+        carry,
+      )
 
     start = (params, optimizer.init(params))
-    return jax.lax.fori_loop(0, epochs * steps, step, start)[0]
+    return jax.lax.fori_loop(0, epochs * steps, one_step, start)[0]
 
   return update

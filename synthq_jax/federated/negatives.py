@@ -1,4 +1,4 @@
-"""Sentences that do not answer: at random, by BM25, by the current encoders.
+"""Finds sentences that do not answer: at random, by BM25, by the encoders.
 
 A table of negatives is int32 [epoch, question, n]: positions in the client's
 sentences, -1 where a question has no further one. Equal sentences count as
@@ -6,14 +6,16 @@ one: the first of them stands for all, and none is drawn where one answers.
 
 What is drawn for a question depends on (seed, client, round), on that question
 and on the collection, never on the other questions: each has a generator of its
-own. `silo` needs that for its guarantee; here it means that one question more
-does not change what the others learn from.
+own. `silo` needs that for its guarantee; elsewhere it means that one question
+more does not change what the others learn from.
 
 References:
   Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for
   Dense Text Retrieval", ICLR 2021.
   Zhan et al., "Optimizing Dense Retrieval Model Training with Hard Negatives",
   SIGIR 2021 (static hard negatives, STAR).
+  Radovanovic et al., "Hubs in Space: Popular Nearest Neighbors in
+  High-Dimensional Data", JMLR 11, 2010, section 2 (skewness of N_k).
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,17 +24,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import _seeds, clients
+from synthq_jax.federated import clients
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.federated._rows import first_equal
 from synthq_jax.retrieval import bm25, index
 
 __all__ = [
   "bm25_negatives",
-  "draw",
-  "first_equal",
-  "generators",
   "hardest",
+  "hubness",
   "mine",
   "random_negatives",
 ]
@@ -66,11 +65,11 @@ def random_negatives(
     ValueError: if `n` or `epochs` is out of range.
   """
   _check(n, epochs)
-  same = first_equal(tokens.sentences)
+  same = clients.first_equal(tokens.sentences)
   candidates = np.unique(same)
   excluded = _excluded(same, tokens.answers[split])
   found = np.full((epochs, len(excluded), n), -1, np.int32)
-  streams = generators(tokens, seed, round_number, split)
+  streams = _generators(tokens, seed, round_number, split)
   for row, (generator, answers) in enumerate(
     zip(streams, excluded, strict=True)
   ):
@@ -136,6 +135,7 @@ def mine(
   round_number: int = 0,
   split: str = "train",
   epochs: int = 1,
+  corpus: Int[np.ndarray, "sentence length"] | None = None,
   sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
 ) -> Int[np.ndarray, "epoch question n"]:
   """Draws static hard negatives: n of the k best of the current encoders.
@@ -145,38 +145,69 @@ def mine(
   negative if the best n were taken; drawn uniformly from the best k, with k
   much larger than n, they are drawn as often as any other of the k.
 
+  Formal guarantee: with a public `corpus`, what is drawn for a question depends
+  on that question, its answers, the corpus, `params` and the other arguments,
+  and not on the client's other questions or sentences. So a record's gradient
+  at published `params` depends on no other record. The search is exact in
+  float64, question by question. Assumed: a vector does not depend, to the bit,
+  on the rows that are encoded beside it, for which `retrieval.encode` has
+  batches of fixed shapes; that holds on CPUs, where it is tested. Without
+  `corpus`: none for what the client's sentences say.
+
   Args:
     encoders: how texts become vectors.
     params: the two towers.
     tokens: of the client.
     n: negatives of a question.
     k: how many of the best that are no answers they are drawn from, >= n.
-    seed: with the client's name and the round, of the draws.
+    seed: with the client's name and the round, of the draws; not secret.
     round_number: of the federated training, from 0.
     split: whose questions.
     epochs: tables, drawn one after the other from the same k.
-    sentence_vectors: where the caller has encoded the sentences already.
+    corpus: tokens of public sentences, of the length of the client's, from
+      which negatives come instead of the client's own.
+    sentence_vectors: of these sentences, where the caller has encoded them
+      already.
 
   Returns:
-    The tables.
+    The tables: positions in the corpus where there is one.
 
   Raises:
-    ValueError: if `n`, `k` or `epochs` is out of range.
+    ValueError: if `n`, `k` or `epochs` is out of range, or the corpus has
+      sentences of another length.
   """
   _check(n, epochs)
   if k < n:
     raise ValueError(f"expected k of at least n={n} negatives, got {k=}")
+  sentences, length = tokens.sentences, tokens.sentences.shape[1]
+  answers = tokens.answers[split]
+  if corpus is not None:
+    if corpus.shape[1] != length:
+      raise ValueError(
+        f"expected public sentences of {length} tokens as the client's are, got"
+        f" {corpus.shape[1]}: equal ones could not be told"
+      )
+    places = {row.tobytes(): at for at, row in enumerate(corpus)}
+    texts = ([sentences[at].tobytes() for at in one] for one in answers)
+    answers = [[places[x] for x in one if x in places] for one in texts]
+    sentences = corpus
   if sentence_vectors is None:
-    sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
+    sentence_vectors = encoders.encode_sentences(params, sentences)
   pool = hardest(
     encoders.encode_queries(params, tokens.questions[split]),
     sentence_vectors,
     k=k,
-    answers=tokens.answers[split],
-    same=first_equal(tokens.sentences),
+    answers=answers,
+    same=clients.first_equal(sentences),
   )
-  streams = generators(tokens, seed, round_number, split)
-  return draw(pool, streams, n=n, epochs=epochs)
+  found = np.full((epochs, len(pool), n), -1, np.int32)
+  sizes = (pool >= 0).sum(axis=1)
+  streams = _generators(tokens, seed, round_number, split)
+  for row, (generator, size) in enumerate(zip(streams, sizes, strict=True)):
+    for epoch in range(epochs):
+      chosen = generator.choice(size, min(n, size), replace=False)
+      found[epoch, row, : len(chosen)] = pool[row, chosen]
+  return found
 
 
 def hardest(
@@ -194,7 +225,7 @@ def hardest(
     sentence_vectors: of the sentences.
     k: how many.
     answers: positions of the sentences that answer each question.
-    same: from `first_equal`.
+    same: from `clients.first_equal`.
 
   Returns:
     Positions, best first, equal scores in the order of the sentences; -1 where
@@ -224,51 +255,48 @@ def hardest(
   return pool
 
 
-def draw(
-  pool: Int[np.ndarray, "question k"],
-  streams: Iterator[np.random.Generator],
-  *,
-  n: int,
-  epochs: int = 1,
-) -> Int[np.ndarray, "epoch question n"]:
-  """Draws n of each row, uniformly and without replacement.
+def hubness(table: Int[np.ndarray, "... n"], num_sentences: int) -> float:
+  """Returns the skewness of how often each sentence is a negative.
+
+  In many dimensions some points, the hubs, are among the nearest of very many
+  others. Taken as negatives, they are what all questions learn to avoid, while
+  most sentences are never seen. The skewness says how negatives are spread, not
+  whether they are hard or false; and compares tables of equal size alone.
+
+  >>> hubness(np.array([[0, 1], [1, 0]]), 2)
+  0.0
 
   Args:
-    pool: candidates; -1 at the end of a row stands for none.
-    streams: a generator for each row.
-    n: how many; -1 where a row has fewer.
-    epochs: tables, drawn one after the other.
+    table: positions of sentences, -1 for none; the last axis are those of one
+      question, all different.
+    num_sentences: how many could occur.
 
   Returns:
-    The tables.
+    0 if the numbers of occurrences are symmetric about their mean or all
+    equal, large where few sentences occur very often.
+
+  Raises:
+    ValueError: if the table is empty or holds a position that is no sentence's.
   """
-  found = np.full((epochs, len(pool), n), -1, np.int32)
-  sizes = (pool >= 0).sum(axis=1)
-  for row, (generator, size) in enumerate(zip(streams, sizes, strict=True)):
-    for epoch in range(epochs):
-      chosen = generator.choice(size, min(n, size), replace=False)
-      found[epoch, row, : len(chosen)] = pool[row, chosen]
-  return found
+  if not table.size or table.max() >= num_sentences:
+    raise ValueError(
+      f"expected negatives below num_sentences={num_sentences}, got a table of"
+      f" shape {table.shape}; give the client's number of sentences"
+    )
+  counts = np.bincount(table[table >= 0], minlength=num_sentences)
+  spread = counts.std()
+  deviations = counts - counts.mean()
+  return float(np.mean((deviations / spread) ** 3)) if spread else 0.0
 
 
-def generators(
+def _generators(
   tokens: clients.Tokens, seed: int, round_number: int, split: str
 ) -> Iterator[np.random.Generator]:
-  """Yields a generator for each question.
-
-  Args:
-    tokens: of the client.
-    seed: at least 0.
-    round_number: at least 0.
-    split: whose questions.
-
-  Yields:
-    Generators that depend on the arguments, the client's name and the
-    question's own tokens alone.
-  """
-  words = [_TAG, seed, round_number, *_seeds.words(tokens.name)]
+  """Yields a generator for each question, of the question's own tokens."""
+  words = [_TAG, seed, round_number, *clients.seed_words(tokens.name)]
   for question in tokens.questions[split]:
-    yield np.random.default_rng([*words, *_seeds.words(question.tobytes())])
+    own = clients.seed_words(question.tobytes())
+    yield np.random.default_rng([*words, *own])
 
 
 def _excluded(

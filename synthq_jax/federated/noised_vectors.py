@@ -23,6 +23,7 @@ __all__ = [
   "Rows",
   "cells",
   "centres",
+  "check_capacity",
   "nearest",
   "promise",
   "rows",
@@ -78,11 +79,7 @@ def rows(
     ValueError: if there are more vectors than rows, or a vector is not finite.
   """
   vectors = _clipped(_finite(vectors))
-  if len(vectors) > capacity:
-    raise ValueError(
-      f"expected at most capacity={capacity} vectors, got more: raise the"
-      " public bound before anything is sent"
-    )
+  check_capacity(capacity, len(vectors), "vectors")
   order_key, noise_key = jax.random.split(key)
   order = np.asarray(jax.random.permutation(order_key, capacity))
   places = order[: len(vectors)]
@@ -288,6 +285,24 @@ def promise(
     words=terms.vectors(unit, mechanism, capacity=capacity),
   ).statement(identifier)
   return statement.compose([own, encoder])
+
+
+def check_capacity(capacity: int, count: int, units: str) -> None:
+  """Refuses more units than a public bound, without saying how many.
+
+  Args:
+    capacity: the bound.
+    count: of the units, which is private.
+    units: what they are called.
+
+  Raises:
+    ValueError: if there are more.
+  """
+  if count > capacity:
+    raise ValueError(
+      f"expected at most capacity={capacity} {units}, got more: raise the"
+      " public bound before anything is sent"
+    )
 
 
 def _finite(vectors: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Which client gets which passage, where the collection does not say.
 
 Each function sets the clients of passages and takes those of questions away,
-so that `federation.build` gives each question to the client that holds the
+so that `clients.build` gives each question to the client that holds the
 first passage that answers it. A collection that names its clients (MedQuAD's
 sites, the packages of the demo set) needs none of them.
 

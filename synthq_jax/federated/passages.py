@@ -1,4 +1,4 @@
-"""Passages as sentences, and which of them answer which question.
+"""Splits passages into sentences, and says which answer which question.
 
 Judgements come in three kinds, each with a function:
 
@@ -14,30 +14,82 @@ Judgements come in three kinds, each with a function:
   a sentence with the question: an answer chosen by common words would make
   BM25 right by construction. Sentences that end with a question mark are
   left out, since many passages begin with the question itself, which
-  would be found by its words and answers nothing.
+  would be found by its words and answers nothing; a passage of nothing else
+  keeps them.
 
 Sentences that stand twice in a passage count once. Those of several passages
 stay, each with its own passage.
+
+A sentence ends at a blank line, or at a mark that no lower-case word follows:
+not behind an abbreviation, an initial, the number of a list's item or inside of
+a decimal. Items of a list (" - ") begin sentences only behind such a mark: an
+item such as "fever" alone says nothing. A sentence with too many words is cut,
+where possible before an item, else behind a semicolon or a comma. The rules are
+for English. They know no headings: one without a mark at its end stays in front
+of the sentence that follows.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import newsqa
-from synthq_jax.federated import sentences as sentences_lib
 
 __all__ = [
+  "MAX_WORDS",
+  "MIN_WORDS",
   "JudgedPassages",
   "Passage",
   "Question",
+  "check_positions",
   "from_documents",
   "from_sentences",
   "from_stories",
+  "sentence_spans",
+  "split_sentences",
 ]
+
+MAX_WORDS = 60
+"""The words of the longest sentence: about 100 tokens of a small vocabulary."""
 
 MIN_WORDS = 6
 """The words that a sentence to train on has at least."""
+
+
+_END = re.compile(r"""[.!?\u2026]+["'\u201d\u2019)\]]*(?=\s)|\n\s*\n""")
+_NEXT = re.compile(r"""\s*([-*\u2022]\s+)?["'\u201c\u2018(\[]*(\w+|\S)?""")
+_BULLET = re.compile(r"(?:[-*\u2022]\s+)+")
+_BULLETS = {"-", "*", "\u2022"}
+_WORD = re.compile(r"\S+")
+_LAST_WORD = re.compile(r"[\w.]*$")
+_ITEM_NUMBER = re.compile(r"\(?(?:\d{1,3}|[A-Za-z])")
+_INITIALS = re.compile(r"(?:[A-Za-z]\.)+[A-Za-z]|[A-Z]")
+
+
+_ABBREVIATIONS = frozenset(
+  "al approx cf dept dr e.g eds eqs esp figs fig ft i.e inc jr ltd mr mrs ms "
+  "pp prof sr st vol vs".split()
+)
+
+
+_BEFORE_NUMBERS = frozenset(
+  "ed eq no nos p sec jan feb mar apr jun jul aug sep sept oct nov dec".split()
+)
+"""Abbreviations in front of a number alone: "No. 5", but "She said no."."""
+
+
+_TITLES = frozenset("capt col gen gov lt mt rep rev sen sgt".split())
+"""Abbreviations where they begin with a capital: "Rep. Doe", but "a rep."."""
+
+
+_STARTERS = frozenset(
+  "a although an and are as at because but by each for from he her his how "
+  "however if in is it its many most no not on or our she since some such that "
+  "the their then there these they this those to we what when where which who "
+  "with you your".split()
+)
+"""Words that begin a sentence: behind them, initials end the one before."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,20 +159,44 @@ class JudgedPassages:
         "collection without any; leave it out"
       )
     for question in self.questions:
-      _check_answers(question, sizes)
+      if not question.answers:
+        raise ValueError(
+          f"expected an answer to each question, got none to {question.id!r};"
+          " leave it out"
+        )
+      for name, positions in question.answers.items():
+        check_positions(positions, sizes.get(name, 0), f"passage {name!r}")
 
   def splits(self) -> tuple[str, ...]:
     """Returns the names of the splits, sorted."""
     return tuple(sorted({question.split for question in self.questions}))
 
 
+def check_positions(
+  positions: Sequence[int], num_sentences: int, where: str
+) -> None:
+  """Refuses answers that are no sentences.
+
+  Args:
+    positions: of the sentences that answer a question.
+    num_sentences: how many there are.
+    where: whose sentences, for the error.
+
+  Raises:
+    ValueError: if there is no position, or one that is no sentence's.
+  """
+  if not positions or min(positions) < 0 or max(positions) >= num_sentences:
+    raise ValueError(
+      f"{where}: expected answers among {num_sentences} sentences, got"
+      f" {positions}; correct them"
+    )
+
+
 def from_documents(
   collection: collection_lib.Collection,
   *,
-  max_words: int = sentences_lib.MAX_WORDS,
   min_words: int = MIN_WORDS,
   max_sentences: int | None = None,
-  keep_questions: bool = False,
 ) -> JudgedPassages:
   """Splits documents into sentences; all those of a judged one are answers.
 
@@ -129,13 +205,10 @@ def from_documents(
 
   Args:
     collection: its documents become passages; its clients are taken over.
-    max_words: the words of the longest sentence; longer ones are cut.
     min_words: a model is trained on the first sentence of a judged passage
       that has so many, or on the longest where none has.
     max_sentences: what stands behind so many in a passage is left out; None
       keeps all.
-    keep_questions: whether sentences that end with a question mark stay. A
-      passage of nothing else keeps them anyway.
 
   Returns:
     The passages in order of the documents, without those that have no letter
@@ -162,11 +235,10 @@ def from_documents(
     found = [
       sentence
       for part in (document.title, document.text)
-      for sentence in sentences_lib.split(part, max_words=max_words)
+      for sentence in split_sentences(part)
     ]
     told = [text for text in found if not text.rstrip("\"')").endswith("?")]
-    kept = found if keep_questions or not told else told
-    if kept:
+    if kept := told or found:
       distinct = tuple(dict.fromkeys(kept))[:max_sentences]
       passages[document.id] = Passage(
         id=document.id, sentences=distinct, client=document.client
@@ -229,9 +301,7 @@ def from_sentences(
   return _judged(collection, passages, answers)
 
 
-def from_stories(
-  stories: Iterable[newsqa.Story], *, max_words: int = sentences_lib.MAX_WORDS
-) -> JudgedPassages:
+def from_stories(stories: Iterable[newsqa.Story]) -> JudgedPassages:
   """Splits news stories into sentences; those with an answer's span answer.
 
   Of several sentences that a span lies in, the one with the most of it is
@@ -239,7 +309,6 @@ def from_stories(
 
   Args:
     stories: from `newsqa.read`.
-    max_words: the words of the longest sentence; longer ones are cut.
 
   Returns:
     The passages, one for each story that has a sentence, and the questions
@@ -247,7 +316,7 @@ def from_stories(
   """
   passages, questions = [], []
   for story in stories:
-    places = sentences_lib.spans(story.text, max_words=max_words)
+    places = sentence_spans(story.text)
     texts = [story.text[start:end] for start, end in places]
     position = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     if not position:
@@ -256,8 +325,8 @@ def from_stories(
     for question in story.questions:
       shares = {
         position[text]: -overlap
-        for text, place in zip(texts, places, strict=True)
-        if (overlap := _overlap(place, (question.start, question.end))) > 0
+        for text, (start, end) in zip(texts, places, strict=True)
+        if (overlap := min(end, question.end) - max(start, question.start)) > 0
       }
       if shares:
         answers = {
@@ -274,35 +343,17 @@ def from_stories(
   return JudgedPassages(passages=tuple(passages), questions=tuple(questions))
 
 
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
-  """Returns how many characters two spans share; below 1 for none."""
-  return min(one[1], other[1]) - max(one[0], other[0])
-
-
 def _judged(
   collection: collection_lib.Collection,
   passages: Mapping[str, Passage],
   answers: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> JudgedPassages:
-  """Puts passages and the judged queries of all splits together.
+  """Puts passages and the judged queries that something answers together.
 
-  Args:
-    collection: whose judgements.
-    passages: by id.
-    answers: document id -> its passage, and what its judgement means there.
+  `answers` gives each document's passage, and what its judgement means there.
   """
-  return JudgedPassages(
-    passages=tuple(passages.values()),
-    questions=tuple(_questions(collection, answers)),
-  )
-
-
-def _questions(
-  collection: collection_lib.Collection,
-  answers: Mapping[str, tuple[str, tuple[int, ...]]],
-) -> Iterator[Question]:
-  """Yields the judged queries that something answers."""
   queries = collection.query_by_id()
+  questions = []
   for split, qrels in collection.qrels.items():
     for query, grades in qrels.items():
       found: dict[str, tuple[int, ...]] = {}
@@ -312,26 +363,137 @@ def _questions(
           joined = (*found.get(name, ()), *positions)
           found[name] = tuple(dict.fromkeys(joined))
       if found:
-        yield Question(
-          id=query,
-          text=queries[query].text,
-          split=split,
-          answers=found,
-          client=queries[query].client,
+        questions.append(
+          Question(
+            id=query,
+            text=queries[query].text,
+            split=split,
+            answers=found,
+            client=queries[query].client,
+          )
         )
+  return JudgedPassages(
+    passages=tuple(passages.values()), questions=tuple(questions)
+  )
 
 
-def _check_answers(question: Question, sizes: Mapping[str, int]) -> None:
-  """Refuses answers that are not there."""
-  for name, positions in question.answers.items():
-    size = sizes.get(name, 0)
-    if not positions or min(positions) < 0 or max(positions) >= size:
-      raise ValueError(
-        f"expected answers among the sentences of a passage, got {positions} "
-        f"of {size} in {name!r}; correct them"
-      )
-  if not question.answers:
+def sentence_spans(
+  text: str, *, max_words: int = MAX_WORDS
+) -> list[tuple[int, int]]:
+  """Returns where each sentence begins and ends.
+
+  >>> text = "Dr. J. Doe took 2.5 mg. - Fever. - A rash."
+  >>> [text[start:end] for start, end in sentence_spans(text)]
+  ['Dr. J. Doe took 2.5 mg.', 'Fever.', 'A rash.']
+
+  Args:
+    text: a passage.
+    max_words: the words of the longest sentence, >= 1.
+
+  Returns:
+    Beginnings and ends (exclusive) in order. They leave out white space, the
+    dash of an item, and pieces without a letter or digit.
+
+  Raises:
+    ValueError: if max_words < 1.
+  """
+  if max_words < 1:
     raise ValueError(
-      f"expected an answer to each question, got none to {question.id!r}; "
-      "leave it out"
+      f"expected max_words >= 1, got max_words={max_words}; raise it"
     )
+  found, start = [], 0
+  for match in _END.finditer(text):
+    if _ends(text, start, match):
+      found += _cut(text, start, match.end(), max_words)
+      start = match.end()
+  return found + _cut(text, start, len(text), max_words)
+
+
+def split_sentences(text: str, *, max_words: int = MAX_WORDS) -> list[str]:
+  """Returns the sentences of a text.
+
+  >>> split_sentences("It is sold in the U.S. The U.S. Army buys it, e.g. in Ft. Knox.")
+  ['It is sold in the U.S.', 'The U.S. Army buys it, e.g. in Ft. Knox.']
+  >>> split_sentences("one two, three four five", max_words=3)
+  ['one two,', 'three four five']
+
+  Args:
+    text: a passage.
+    max_words: as in `sentence_spans`.
+
+  Returns:
+    Sentences in order, white space inside them as it was.
+  """
+  return [
+    text[start:end] for start, end in sentence_spans(text, max_words=max_words)
+  ]
+
+
+def _ends(text: str, start: int, match: re.Match) -> bool:
+  """Whether a sentence ends where one could."""
+  mark = match.group()
+  if not mark.strip():
+    return True  # a blank line
+  bullet, following = _NEXT.match(text, match.end()).groups()
+  if following is None or bullet:
+    return True
+  if following[0].islower():
+    return False
+  return mark[0] != "." or not _is_abbreviation(
+    text[start : match.start()], following
+  )
+
+
+def _is_abbreviation(sentence: str, following: str) -> bool:
+  """Whether a full stop belongs to the last word of what stands before it."""
+  if _ITEM_NUMBER.fullmatch(sentence.strip()):
+    return True
+  word = _LAST_WORD.search(sentence).group()
+  if _INITIALS.fullmatch(word) and word.lower() not in _ABBREVIATIONS:
+    return following.lower() not in _STARTERS
+  return (
+    word.lower() in _ABBREVIATIONS
+    or (word.lower() in _BEFORE_NUMBERS and following[0].isdigit())
+    or (word.lower() in _TITLES and word[0].isupper())
+  )
+
+
+def _cut(
+  text: str, start: int, end: int, max_words: int
+) -> list[tuple[int, int]]:
+  """Returns a sentence, or the pieces of a long one, without what is around."""
+  words = [
+    (match.start(), match.end()) for match in _WORD.finditer(text, start, end)
+  ]
+  pieces = []
+  while words:
+    size = _size(text, words, max_words)
+    pieces.append(_bare(text, words[0][0], words[size - 1][1]))
+    words = words[size:]
+  return [piece for piece in pieces if piece]
+
+
+def _size(text: str, words: list[tuple[int, int]], max_words: int) -> int:
+  """Returns how many words the first piece has."""
+  if len(words) <= max_words:
+    return len(words)
+  places = range(max_words, max_words // 2, -1)
+  tests = (
+    lambda place: text[slice(*words[place])] in _BULLETS,
+    lambda place: text[words[place - 1][1] - 1] in ";:",
+    lambda place: text[words[place - 1][1] - 1] == ",",
+  )
+  for test in tests:
+    for place in places:
+      if test(place):
+        return place
+  return max_words
+
+
+def _bare(text: str, start: int, end: int) -> tuple[int, int] | None:
+  """Takes the dash of an item away; None where nothing is left to read."""
+  bullet = _BULLET.match(text, start, end)
+  start = bullet.end() if bullet else start
+  if not any(character.isalnum() for character in text[start:end]):
+    return None
+  return start, end

@@ -1,4 +1,4 @@
-"""A query tower of a client's own: the sentences stay, the questions move.
+"""Trains a query tower of a client's own: the sentences stay, questions move.
 
 The sentence tower is frozen, so the vectors of a collection are computed once
 and are only numbers from then on: a negative costs a row of a matrix product
@@ -11,21 +11,28 @@ tower that is published, or whose vectors are, is not private.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import _frozen_sentences, clients, ranking
+from synthq_jax.federated import clients, local_training, ranking
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.federated._exchange_types import Negatives
+from synthq_jax.federated.exchange import Negatives
 
-__all__ = ["Customised", "Settings", "customise"]
+__all__ = [
+  "Collection",
+  "Customised",
+  "Settings",
+  "collect",
+  "customise",
+  "search",
+]
 
 _TAG = 0x70657273  # keeps other uses of the same seed apart
 
@@ -98,7 +105,6 @@ def customise(
   seed: int,
   extra: Negatives | None = None,
   sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
-  progress: Callable[[int, float], object] | None = None,
 ) -> Customised:
   """Trains a client's query tower on its train questions.
 
@@ -116,7 +122,6 @@ def customise(
     extra: from `exchange`, rows in the order of the train questions.
     sentence_vectors: of all sentences by the sentence tower, where they are
       there already; one row each.
-    progress: called after each epoch with its number and mean loss.
 
   Returns:
     The tower. A client without train questions gets the one it had.
@@ -127,41 +132,42 @@ def customise(
   if sentence_vectors is None:
     sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
   tower, questions = params[encoders_lib.QUERY], tokens.questions["train"]
-  rows = _extra_rows(extra, len(questions))
+  if extra is None:
+    extra = Negatives(
+      vectors=np.zeros((0, sentence_vectors.shape[1]), np.float32),
+      rows=np.zeros((len(questions), 0), np.int32),
+    )
+  if len(extra.rows) != len(questions):
+    raise ValueError(
+      f"expected extra negatives for {len(questions)} train questions, got"
+      f" {len(extra.rows)} rows: pass those of this client"
+    )
   if not len(questions):
     return Customised(tower, np.zeros(0, np.float32), (), 0)
-  collection, answers = _frozen_sentences.collect(tokens, sentence_vectors)
-  extra_vectors = _frozen_sentences.padded(
-    np.zeros((0, sentence_vectors.shape[1]), np.float32)
-    if extra is None
-    else extra.vectors
-  )
-  arrays = {
-    "questions": questions,
-    "extra": rows,
-    "answers": answers,
-  }
+  collection, answers = collect(tokens, sentence_vectors)
+  extra_vectors = _padded(extra.vectors)
+  arrays = {"questions": questions, "extra": extra.rows, "answers": answers}
   # Arguments of the compiled step, as clients may try several.
-  rates = _Rates(
-    np.float32(settings.learning_rate), np.float32(settings.temperature)
-  )
-  state = optax.adam(rates.learning).init(tower)
+  rates = np.float32([settings.learning_rate, settings.temperature])
+  state = optax.adam(rates[0]).init(tower)
   watch = _Watch(encoders, tokens, sentence_vectors, settings.patience)
   watch.look(tower, 0)
   losses: list[Any] = []
   for epoch in range(settings.epochs):
     before = len(losses)
     for block in _blocks(arrays, settings, seed, epoch):
-      found = _found_ahead(encoders, settings, tower, block, collection)
-      for batch in _steps(block, found, settings.batch_size):
+      if settings.search_every > 1 and settings.num_negatives is not None:
+        block["found"] = _encode_and_search(
+          tower, block["questions"], block["answers"], collection,
+          encoders=encoders, num_negatives=settings.num_negatives,
+        )  # fmt: skip
+      for batch in _steps(block, settings.batch_size):
         tower, state, loss = _step(
-          tower, state, batch, collection, extra_vectors, rates,
+          tower, state, batch, collection, extra_vectors, *rates,
           encoders=encoders, num_negatives=settings.num_negatives,
         )  # fmt: skip
         losses.append(loss)
     losses[before:] = jax.device_get(losses[before:])
-    if progress is not None:
-      progress(epoch, float(np.mean(losses[before:])))
     if watch.look(tower, epoch + 1):
       break
   tower, epochs = watch.best or (tower, settings.epochs)
@@ -171,11 +177,6 @@ def customise(
     tuple(watch.scores),
     epochs,
   )
-
-
-class _Rates(NamedTuple):
-  learning: Any
-  temperature: Any
 
 
 class _Watch:
@@ -202,19 +203,6 @@ class _Watch:
     return epoch - self.best[1] >= self._patience
 
 
-def _extra_rows(
-  extra: Negatives | None, questions: int
-) -> Int[np.ndarray, "question extra"]:
-  if extra is None:
-    return np.zeros((questions, 0), np.int32)
-  if len(extra.rows) != questions:
-    raise ValueError(
-      f"expected extra negatives for {questions} train questions, got"
-      f" {len(extra.rows)} rows: pass those of this client"
-    )
-  return extra.rows
-
-
 def _blocks(
   arrays: Mapping[str, np.ndarray], settings: Settings, seed: int, epoch: int
 ) -> Iterator[dict[str, np.ndarray]]:
@@ -232,35 +220,14 @@ def _blocks(
 
 
 def _steps(
-  block: Mapping[str, np.ndarray], found: Array | None, batch_size: int
+  block: Mapping[str, Any], batch_size: int
 ) -> Iterator[dict[str, Any]]:
   """Cuts a block into steps, without those that would be all padding."""
-  rows = block if found is None else {**block, "found": found}
   for first in range(0, len(block["is_padding"]), batch_size):
     if not block["is_padding"][first]:
       yield {
-        name: one[first : first + batch_size] for name, one in rows.items()
+        name: one[first : first + batch_size] for name, one in block.items()
       }
-
-
-def _found_ahead(
-  encoders: encoders_lib.Encoders,
-  settings: Settings,
-  tower: typing.Params,
-  block: Mapping[str, np.ndarray],
-  collection: _frozen_sentences.Collection,
-) -> Int[Array, "question found"] | None:
-  """Searches for all steps of a block at once; None: each searches itself."""
-  if settings.search_every == 1 or settings.num_negatives is None:
-    return None
-  return _encode_and_search(
-    tower,
-    block["questions"],
-    block["answers"],
-    collection,
-    encoders=encoders,
-    num_negatives=settings.num_negatives,
-  )
 
 
 @functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
@@ -268,15 +235,14 @@ def _encode_and_search(
   tower: typing.Params,
   questions: Int[Array, "question length"],
   answers: Int[Array, "question answer"],
-  collection: _frozen_sentences.Collection,
+  collection: "Collection",
   *,
   encoders: encoders_lib.Encoders,
   num_negatives: int,
 ) -> Int[Array, "question found"]:
   queries = encoders.queries({encoders_lib.QUERY: tower}, questions)
-  return _frozen_sentences.search(
-    queries @ collection.vectors.T, answers, collection, num_negatives
-  )
+  scores = queries @ collection.vectors.T
+  return search(scores, answers, collection, num_negatives)
 
 
 @functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
@@ -284,24 +250,135 @@ def _step(
   tower: typing.Params,
   state: optax.OptState,
   batch: Mapping[str, Array],
-  collection: _frozen_sentences.Collection,
+  collection: "Collection",
   extra_vectors: Float[Array, "extra dim"],
-  rates: _Rates,
+  learning_rate: Any,
+  temperature: Any,
   *,
   encoders: encoders_lib.Encoders,
   num_negatives: int | None,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
   """Takes one step of the query tower."""
 
-  def mean_loss(tower: typing.Params) -> Float[Array, ""]:
+  def losses(tower: typing.Params, batch: Any, key: None) -> Array:
+    del key
     queries = encoders.queries({encoders_lib.QUERY: tower}, batch["questions"])
-    losses = _frozen_sentences.losses(
+    return _losses(
       queries, batch, collection, extra_vectors,
-      num_negatives=num_negatives, temperature=rates.temperature,
+      num_negatives=num_negatives, temperature=temperature,
     )  # fmt: skip
-    losses = jnp.where(batch["is_padding"], 0.0, losses)
-    return jnp.sum(losses) / jnp.maximum(jnp.sum(~batch["is_padding"]), 1)
 
-  loss, grads = jax.value_and_grad(mean_loss)(tower)
-  updates, state = optax.adam(rates.learning).update(grads, state, tower)
-  return optax.apply_updates(tower, updates), state, loss
+  step = local_training.step(losses, optax.adam(learning_rate))
+  return step(tower, state, batch)
+
+
+class Collection(NamedTuple):
+  """A client's distinct sentences, padded to one of few shapes."""
+
+  vectors: Float[Array, "sentence dim"]
+  count: Int[Array, ""]  # of those that are no padding
+
+
+def collect(
+  tokens: clients.Tokens, vectors: Float[np.ndarray, "sentence dim"]
+) -> tuple[Collection, Int[np.ndarray, "question answer"]]:
+  """Lays out the distinct sentences, and which of them answer.
+
+  Args:
+    tokens: of the client.
+    vectors: of all its sentences; of equal ones the first counts.
+
+  Returns:
+    The sentences, and for each train question the positions among them that
+    answer: first the one to train on, then the others in any order, then -1.
+  """
+  same = clients.first_equal(tokens.sentences)
+  firsts, place = np.unique(same, return_inverse=True)
+  known = tokens.answers["train"]
+  width = _power_of_two(max(map(len, known)))
+  answers = np.full((len(known), width), -1, np.int32)
+  for row, positions in zip(answers, known, strict=True):
+    # The one that is trained on comes first.
+    distinct = list(dict.fromkeys(place[list(positions)].tolist()))
+    row[: len(distinct)] = distinct
+  return Collection(_padded(vectors[firsts]), jnp.int32(len(firsts))), answers
+
+
+def _padded(vectors: np.ndarray) -> Float[Array, "row dim"]:
+  """Appends zeros, so that many clients share few compiled steps."""
+  rows = _power_of_two(len(vectors))
+  return jnp.pad(
+    jnp.asarray(vectors, jnp.float32), ((0, rows - len(vectors)), (0, 0))
+  )
+
+
+def _power_of_two(count: int) -> int:
+  return 1 << max(count - 1, 0).bit_length()
+
+
+def search(
+  scores: Float[Array, "question sentence"],
+  answers: Int[Array, "question answer"],
+  collection: Collection,
+  num_negatives: int,
+) -> Int[Array, "question found"]:
+  """Returns the best sentences that do not answer; -1 where there are no more."""
+  scores = jnp.where(_is_negative(answers, collection), scores, -jnp.inf)
+  best, found = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
+  return jnp.where(jnp.isneginf(best), -1, found)
+
+
+def _is_negative(
+  answers: Int[Array, "question answer"], collection: Collection
+) -> Bool[Array, "question sentence"]:
+  """Marks sentences that are there and do not answer."""
+  total = collection.vectors.shape[0]
+  there = jnp.arange(total) < collection.count
+  there = jnp.broadcast_to(there[None], (answers.shape[0], total))
+  outside = jnp.where(answers < 0, total, answers)
+  rows = jnp.arange(answers.shape[0])[:, None]
+  return there.at[rows, outside].set(False, mode="drop")
+
+
+def _losses(
+  queries: Float[Array, "question dim"],
+  batch: Mapping[str, Array],
+  collection: Collection,
+  extra_vectors: Float[Array, "extra dim"],
+  *,
+  num_negatives: int | None,
+  temperature: float,
+) -> Float[Array, " question"]:
+  """Returns the softmax loss of each question's answer, in nats.
+
+  Gradients flow through `queries` alone. A batch has "found" where the own
+  negatives were searched for before.
+  """
+  # [question, dim]
+  positive = collection.vectors[batch["answers"][:, 0]]
+  right = jnp.sum(queries * positive, axis=1, keepdims=True)
+  if num_negatives is None:
+    # [question, sentence]
+    own = queries @ collection.vectors.T
+    counts = _is_negative(batch["answers"], collection)
+    own = jnp.where(counts, own, -jnp.inf)
+  else:
+    found = batch.get("found")
+    if found is None:
+      scores = jax.lax.stop_gradient(queries) @ collection.vectors.T
+      found = search(scores, batch["answers"], collection, num_negatives)
+    own = _cosines(queries, collection.vectors, found)
+  extra = _cosines(queries, extra_vectors, batch["extra"])
+  # [question, 1 + own + extra]
+  logits = jnp.concatenate([right, own, extra], axis=1) / temperature
+  return jax.nn.logsumexp(logits, axis=1) - logits[:, 0]
+
+
+def _cosines(
+  queries: Float[Array, "question dim"],
+  vectors: Float[Array, "row dim"],
+  rows: Int[Array, "question some"],
+) -> Float[Array, "question some"]:
+  """Returns products with some rows for each question; -inf where -1."""
+  products = jnp.einsum("qd,qnd->qn", queries, vectors[rows])
+  return jnp.where(rows < 0, -jnp.inf, products)

@@ -1,4 +1,4 @@
-"""Private training inside of a client, which hides its single questions.
+"""Trains privately inside of a client, which hides its single questions.
 
 Every step of a client's local training clips the gradient of each record, sums,
 and adds noise (`clipped_grad`, `private_training`), so that whatever the client
@@ -6,7 +6,8 @@ sends, its records are hidden, also from the server. The loss of a record is
 that of its question with its answer and negatives of its own: other questions'
 answers are no negatives, since they would couple the records.
 
-`silo_privacy` has the claim, and what it says of which negatives.
+`silo_privacy` has the claim, and what it says of which negatives; those of a
+public corpus come from `negatives.mine`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,96 +20,13 @@ import optax
 from jaxtyping import Float, Int
 
 from synthq_jax import optim, typing
-from synthq_jax.federated import (
-  _seeds,
-  clients,
-  local_training,
-  silo_privacy,
-)
+from synthq_jax.federated import clients, local_training, silo_privacy
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.federated import negatives as negatives_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step
 
-__all__ = [
-  "batches",
-  "clipped_grad",
-  "mine_public",
-  "private_training",
-  "records",
-]
-
-
-def mine_public(
-  encoders: encoders_lib.Encoders,
-  params: typing.Params,
-  tokens: clients.Tokens,
-  corpus: Int[np.ndarray, "sentence length"],
-  *,
-  n: int,
-  k: int,
-  seed: int,
-  round_number: int = 0,
-  split: str = "train",
-  corpus_vectors: Float[np.ndarray, "sentence dim"] | None = None,
-) -> Int[np.ndarray, "question n"]:
-  """Draws n of the k sentences of a public corpus nearest to each question.
-
-  Formal guarantee: what is drawn for a question depends on that question, its
-  answers, the public corpus, `params` and the other arguments, and not on the
-  client's other questions or sentences. So a record's gradient at published
-  `params` depends on no other record. The search is exact in float64, question
-  by question. Assumed: a vector does not depend, to the bit, on the rows that
-  are encoded beside it, for which `retrieval.encode` has batches of fixed
-  shapes; that holds on CPUs, where it is tested.
-
-  Args:
-    encoders: how texts become vectors.
-    params: the two towers as the round begins, which may be published.
-    tokens: of the client.
-    corpus: tokens of public sentences, of the length of the client's.
-    n: negatives of a question.
-    k: how many of the nearest they are drawn from, >= n.
-    seed: with the client's name and the round, of the draws; not secret.
-    round_number: of the federated training, from 0.
-    split: whose questions.
-    corpus_vectors: where the caller has encoded the corpus already.
-
-  Returns:
-    Positions in the corpus, none equal to an answer of the question.
-
-  Raises:
-    ValueError: if n or k is out of range, or sentences have another length.
-  """
-  if not 0 <= n <= k:
-    raise ValueError(f"expected n from 0 to k={k}, got {n=}; change them")
-  length = tokens.sentences.shape[1]
-  if corpus.shape[1] != length:
-    raise ValueError(
-      f"expected public sentences of {length} tokens as the client's are, got"
-      f" {corpus.shape[1]}: equal ones could not be told"
-    )
-  if corpus_vectors is None:
-    corpus_vectors = encoders.encode_sentences(params, corpus)
-  same = negatives_lib.first_equal(corpus)
-  known = {corpus[at].tobytes(): int(at) for at in np.unique(same)}
-  equal = [
-    [known[text] for text in texts if text in known]
-    for texts in (
-      [tokens.sentences[at].tobytes() for at in answers]
-      for answers in tokens.answers[split]
-    )
-  ]
-  pool = negatives_lib.hardest(
-    encoders.encode_queries(params, tokens.questions[split]),
-    corpus_vectors,
-    k=k,
-    answers=equal,
-    same=same,
-  )
-  streams = negatives_lib.generators(tokens, seed, round_number, split)
-  return negatives_lib.draw(pool, streams, n=n)[0]
+__all__ = ["batches", "clipped_grad", "private_training", "records"]
 
 
 def records(
@@ -222,7 +140,7 @@ def batches(
       f"expected {sampler.num_examples} records for the sampler, got"
       f" {len(rows['questions'])}; make it for this client"
     )
-  words = [*seed, *_seeds.words(client)]
+  words = [*seed, *clients.seed_words(client)]
   drawn = [
     dp_step.draw(rows, sampler, words, first_step + step)
     for step in range(steps)

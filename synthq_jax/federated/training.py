@@ -1,8 +1,14 @@
-"""Local training of the two towers, and a client alone with its data.
+"""Trains the two towers on a client's questions: steps, loss, a client alone.
 
-The loss is for clients of a federation and for those that train alone. Which
-negatives there are (at random, of BM25, static hard ones) is the business of
-`negatives`, and with which of them a training begins that of its caller.
+What a client trains on in a round becomes arrays of shapes that clients share.
+First a plan, in positions: which questions stand together in a step, with which
+sentences, and which of these may not count as a question's negatives. Then the
+slots, the same for all clients that are trained side by side. Then arrays.
+
+Most sentences are short and a few are long. Encoded as rows of the longest,
+four of five tokens would be padding. So the sentences of a step are sorted by
+length into slots of several widths; how many slots of each are needed is the
+most that any step needs.
 
 Central training, the upper bound, is `train_alone` on the `pool` of all clients.
 Negatives from the union of all sentences are what only whoever has all texts
@@ -10,25 +16,262 @@ can do; what a test question competes with are its own client's sentences, and
 `join_tables` gives the training these. Either may be the better bound.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import batches as batches_lib
-from synthq_jax.federated import clients
+from synthq_jax.federated import clients, local_training
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.losses import contrastive
+from synthq_jax.models import length_batches
 
-__all__ = ["join_tables", "loss_fn", "pool", "train_alone"]
+__all__ = [
+  "WIDTHS",
+  "Plan",
+  "Slots",
+  "arrays",
+  "join_tables",
+  "loss_fn",
+  "plan",
+  "pool",
+  "slots",
+  "train_alone",
+]
+
+WIDTHS = (32, 64, 128)
+"""Of slots, in tokens."""
+
+Slots = tuple[tuple[int, int], ...]
+"""For widths in rising order: (width, how many columns of a step are laid into
+slots of this width or a larger one)."""
 
 Negatives = Callable[[typing.Params, int], Int[np.ndarray, "epoch question n"]]
 """From the parameters and number of a round to its tables of negatives."""
+
+_SENTENCES = "sentences_"  # begins the names of arrays; the width follows
+_ORDER_TAG = 0x6F726472
+_ROUNDED = 8  # slots of a width, so that few programs are compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """Which questions and sentences stand together in a step.
+
+  The columns of a step are the answers of its questions, and then the negatives
+  of the first question, of the second, and so on.
+
+  Attributes:
+    questions: positions in the split's questions; -1 is padding.
+    columns: positions in the sentences; -1 is padding.
+    is_masked: whether a column may not count as a question's negative: it is
+      padding, or equal to a sentence that answers the question. Its own answer
+      is not masked.
+    lengths: tokens of each column; 0 for padding.
+  """
+
+  questions: Int[np.ndarray, "step batch"]
+  columns: Int[np.ndarray, "step column"]
+  is_masked: Bool[np.ndarray, "step batch column"]
+  lengths: Int[np.ndarray, "step column"]
+
+
+def plan(
+  tokens: clients.Tokens,
+  table: Int[np.ndarray, "epoch question n"],
+  *,
+  batch_size: int,
+  seed: int,
+  round_number: int = 0,
+  split: str = "train",
+) -> Plan:
+  """Lays out a client's epochs in shuffled batches.
+
+  Every epoch goes once through all questions; its last batch is filled up with
+  padding. The order depends on (seed, client, round, epoch) alone.
+
+  Args:
+    tokens: of the client.
+    table: a table of negatives for each epoch, from `negatives`.
+    batch_size: questions of a step.
+    seed: of the order.
+    round_number: of the federated training, from 0.
+    split: whose questions.
+
+  Returns:
+    The plan.
+
+  Raises:
+    ValueError: if the table is of other questions or `batch_size` is below 1.
+  """
+  answers = tokens.answers[split]
+  if table.ndim != 3 or table.shape[1] != len(answers):
+    raise ValueError(
+      f"expected a table of negatives of {len(answers)} questions, got shape"
+      f" {table.shape}; make it with federated.negatives"
+    )
+  if batch_size < 1:
+    raise ValueError(f"expected batch_size >= 1, got {batch_size=}")
+  epochs, total, n = table.shape
+  per_epoch = -(-total // batch_size)
+  rows = np.full((epochs, per_epoch * batch_size), -1, np.int32)
+  for epoch in range(epochs):
+    words = [
+      _ORDER_TAG,
+      seed,
+      round_number,
+      epoch,
+      *clients.seed_words(tokens.name),
+    ]
+    rows[epoch, :total] = np.random.default_rng(words).permutation(total)
+  epoch_of = np.repeat(np.arange(epochs), per_epoch)  # [step]
+  rows = rows.reshape(-1, batch_size)  # [step, batch]
+  trained = np.array([of_question[0] for of_question in answers], np.int32)
+  own = np.where(rows < 0, -1, trained[rows])
+  others = np.where(rows[:, :, None] < 0, -1, table[epoch_of[:, None], rows])
+  columns = np.concatenate(
+    [own, others.reshape(len(rows), batch_size * n)], axis=1
+  )
+  lengths = length_batches.lengths(tokens.sentences)
+  return Plan(
+    questions=rows,
+    columns=columns.astype(np.int32),
+    is_masked=_is_masked(tokens, split, rows, columns),
+    lengths=np.where(columns < 0, 0, lengths[columns]).astype(np.int32),
+  )
+
+
+def _is_masked(
+  tokens: clients.Tokens, split: str, rows: np.ndarray, columns: np.ndarray
+) -> Bool[np.ndarray, "step batch column"]:
+  """Marks columns that are padding or answer a row's question."""
+  same = clients.first_equal(tokens.sentences).astype(np.int64)
+  answers = tokens.answers[split]
+  size = len(same)
+  keys = [q * size + same[a] for q, of in enumerate(answers) for a in of]
+  asked = rows.astype(np.int64)[:, :, None] * size  # padding is below 0
+  found = asked + np.where(columns < 0, 0, same[columns])[:, None, :]
+  is_masked = np.isin(found, np.array(keys, np.int64)) & (asked >= 0)
+  is_masked |= (columns < 0)[:, None, :]
+  batch = np.arange(rows.shape[1])
+  is_masked[:, batch, batch] = False
+  return is_masked
+
+
+def slots(
+  plans: Iterable[Plan],
+  sentence_length: int,
+  *,
+  widths: tuple[int, ...] = WIDTHS,
+  at_least: Slots = (),
+) -> Slots:
+  """Returns the fewest slots into which all steps of all plans fit.
+
+  Counts are rounded up to multiples of 8. Clients that are trained side by side
+  need the same slots, and a program is compiled for each: `at_least`, the slots
+  of the rounds before, lets later rounds run what is compiled.
+
+  Args:
+    plans: one or more, with the same number of columns.
+    sentence_length: columns of the sentences' tokens.
+    widths: in rising order; instead of those that are not below
+      `sentence_length` there is one of that.
+    at_least: slots of the same widths and number of columns, or none.
+
+  Returns:
+    The slots.
+
+  Raises:
+    ValueError: if there is no plan, or widths or columns differ.
+  """
+  fitting = (*(w for w in widths if w < sentence_length), sentence_length)
+  found = [
+    tuple(
+      (width, min(-(-count // _ROUNDED) * _ROUNDED, one.columns.shape[1]))
+      for width, count in zip(fitting, _counts(one, fitting), strict=True)
+    )
+    for one in plans
+  ]
+  if not found:
+    raise ValueError("expected a plan, got none; pass one for each client")
+  found += [at_least] if at_least else []
+  heads = {(one[0][1], *(width for width, _ in one)) for one in found}
+  if len(heads) > 1:
+    raise ValueError(
+      "expected one number of columns and the same widths for all plans, got"
+      f" {sorted(heads)} (columns, widths); take the same batch size, number of"
+      " negatives and sentence length"
+    )
+  return tuple(
+    (same[0][0], max(count for _, count in same))
+    for same in zip(*found, strict=True)
+  )
+
+
+def _counts(one: Plan, widths: tuple[int, ...]) -> list[int]:
+  """Returns how many columns of a step need each width or more, at most."""
+  longer = ((one.lengths > w).sum(axis=1) for w in widths[:-1])
+  columns = one.columns.shape[1]
+  return [columns, *(int(count.max(initial=0)) for count in longer)]
+
+
+def arrays(
+  one: Plan, tokens: clients.Tokens, slots: Slots, *, split: str = "train"
+) -> dict[str, np.ndarray]:
+  """Turns a plan into arrays, each with a leading axis of steps.
+
+  Args:
+    one: the client's plan.
+    tokens: of the same client.
+    slots: from `slots`, for this plan and maybe others.
+    split: whose questions.
+
+  Returns:
+    "questions" [step, batch, length]; "sentences_WIDTH" [step, slot, WIDTH] for
+    each width that has slots; "places" [step, column], the slot of each column,
+    counted from the widest; "is_masked" [step, batch, column]; "is_padding"
+    [step, batch].
+
+  Raises:
+    ValueError: if the plan does not fit into the slots.
+  """
+  columns = one.columns.shape[1]
+  counts = _counts(one, tuple(width for width, _ in slots))
+  there = [count for _, count in slots]
+  if columns != there[0] or any(np.greater(counts, there)):
+    raise ValueError(
+      f"expected a plan that fits into slots={slots}, got {counts} columns for"
+      " these widths; make the slots of all plans together"
+    )
+  order = np.argsort(-one.lengths, axis=1, kind="stable")  # slot -> column
+  laid = np.take_along_axis(one.columns, order, axis=1)
+  result = {
+    "questions": _rows(tokens.questions[split], one.questions),
+    "places": np.argsort(order, axis=1).astype(np.int32),
+    "is_masked": one.is_masked,
+    "is_padding": one.questions < 0,
+  }
+  start = 0
+  for width, stop in reversed(slots):
+    if stop > start:
+      name = f"{_SENTENCES}{width:03d}"
+      result[name] = _rows(tokens.sentences[:, :width], laid[:, start:stop])
+    start = max(start, stop)
+  return result
+
+
+def _rows(
+  tokens: Int[np.ndarray, "row length"], positions: np.ndarray
+) -> np.ndarray:
+  """Returns the rows at positions, and rows of 0 at -1."""
+  found = tokens[positions]
+  found[positions < 0] = 0
+  return found
 
 
 def loss_fn(
@@ -49,7 +292,7 @@ def loss_fn(
 
   Returns:
     From (params, batch, key) to losses [batch], 0 for padding; `batch` is a
-    step of `batches.arrays`. The key is not used.
+    step of `arrays`. The key is not used.
   """
 
   def losses(
@@ -59,8 +302,8 @@ def loss_fn(
   ) -> Float[jax.Array, " batch"]:
     del key
     names = sorted(
-      (name for name in batch if name.startswith(batches_lib.SENTENCES)),
-      key=lambda name: int(name.removeprefix(batches_lib.SENTENCES)),
+      (name for name in batch if name.startswith(_SENTENCES)),
+      key=lambda name: int(name.removeprefix(_SENTENCES)),
       reverse=True,  # the widest first, as the slots are counted
     )
     laid = [encoders.sentences(params, batch[name]) for name in names]
@@ -87,8 +330,6 @@ def train_alone(
   batch_size: int,
   temperature: float,
   seed: int,
-  first_round: int = 0,
-  max_steps: int | None = None,
   split: str = "train",
   after: Callable[[int, typing.Params, float], object] | None = None,
 ) -> typing.Params:
@@ -108,8 +349,6 @@ def train_alone(
     batch_size: questions of a step.
     temperature: as in `loss_fn`.
     seed: of the order of the questions.
-    first_round: the number of the first one.
-    max_steps: of a round, at most.
     split: whose questions.
     after: called with the number of the round that ended, the parameters, and
       the mean loss of its steps.
@@ -126,43 +365,27 @@ def train_alone(
       " clients without (clients.with_questions)"
     )
   loss = loss_fn(encoders, temperature=temperature)
-
-  def mean_loss(params: typing.Params, batch: Any) -> jax.Array:
-    count = jnp.sum(~batch["is_padding"])
-    return jnp.sum(loss(params, batch)) / jnp.maximum(count, 1)
-
-  @jax.jit
-  def step(
-    params: typing.Params, state: Any, batch: Any
-  ) -> tuple[typing.Params, Any, jax.Array]:
-    value, grads = jax.value_and_grad(mean_loss)(params, batch)
-    updates, state = optimizer.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, value
-
-  state, slots = optimizer.init(params), ()
-  for number in range(first_round, first_round + rounds):
-    plan = batches_lib.plan(
+  step = jax.jit(local_training.step(loss, optimizer))
+  state, shapes = optimizer.init(params), ()
+  for number in range(rounds):
+    laid = plan(
       tokens,
       negatives(params, number),
       batch_size=batch_size,
       seed=seed,
       round_number=number,
       split=split,
-      max_steps=max_steps,
     )
-    slots = batches_lib.slots([plan], tokens.sentences.shape[1], at_least=slots)
+    shapes = slots([laid], tokens.sentences.shape[1], at_least=shapes)
+    rows = arrays(laid, tokens, shapes, split=split)
     values = []
-    for batch in _steps(batches_lib.arrays(plan, tokens, slots, split=split)):
+    for place in range(len(laid.questions)):
+      batch = {name: array[place] for name, array in rows.items()}
       params, state, value = step(params, state, batch)
       values.append(value)
     if after is not None:
       after(number, params, float(np.mean(jax.device_get(values))))
   return params
-
-
-def _steps(arrays: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-  for step in range(len(arrays["is_padding"])):
-    yield {name: array[step] for name, array in arrays.items()}
 
 
 def pool(members: Sequence[clients.Tokens], name: str) -> clients.Tokens:

@@ -95,14 +95,13 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     cohorts,
     few_clients,
     local_training,
-    sampling,
     user_privacy,
   )
   from synthq_jax.models import dual_encoder, t5_checkpoints
 
   params, config = t5_checkpoints.load(shipped.DIRECTORY)
   clients = deal(dict(np.load(options.tokens)), options.case)
-  sampler = sampling.poisson(
+  sampler = cohorts.poisson(
     num_clients=options.case,
     clients_per_round=options.case if options.everybody else options.cohort,
   )

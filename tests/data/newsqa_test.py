@@ -8,7 +8,7 @@ import json
 import pytest
 
 from synthq_jax.data import newsqa
-from synthq_jax.federated import federation, partitions, passages
+from synthq_jax.federated import clients, partitions, passages
 
 TEXT = "NAIROBI (CNN) -- A ship came on Monday.\n\n\nIts crew of 12 is safe."
 URL = "http://web.archive.org/web/2015id_/http://www.cnn.com/2009/WORLD/africa/"
@@ -146,7 +146,7 @@ def test_stories_become_clients_of_genres_with_sentences_that_answer(tmp_path):
   stories = newsqa.read(packed_json(tmp_path / "n.json"))
   judged = passages.from_stories(stories)
   data = partitions.by_genre(judged, {name_of(SHIP): SHIP})
-  (client,) = federation.build(data).clients
+  (client,) = clients.build(data).clients
   assert client.name == "world"
   assert client.sentences == (
     "NAIROBI (CNN) -- A ship came on Monday.",

@@ -1,4 +1,4 @@
-"""Clients of different sizes in one shape; stragglers and those who are away."""
+"""Clients of different sizes in one shape; who takes part, is late or away."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from synthq_jax.federated import cohorts, fedavg, local_training
+from synthq_jax.privacy import sampling
 
 KEY = jax.random.key(8)
 
@@ -97,3 +98,24 @@ def test_a_round_without_clients_has_the_shape_of_any_other():
 def test_cohorts_that_cannot_be_are_refused(clients, ids, options, words):
   with pytest.raises(ValueError, match=words):
     cohorts.stack([client(steps, 1.0) for steps in clients], ids, **options)
+
+
+def test_poisson_rounds_are_those_that_can_be_accounted_for():
+  sampler = cohorts.poisson(
+    num_clients=1000, clients_per_round=50, multiple_of=8
+  )
+  assert isinstance(sampler, sampling.Poisson)
+  assert sampler.max_batch_size % 8 == 0
+  assert sampler.overflow_delta(1000) < 1e-9
+  sizes = [(~sampler.batch(1, step).is_padding).sum() for step in range(200)]
+  assert 45 < np.mean(sizes) < 55 and len(set(sizes)) > 10
+
+
+@pytest.mark.parametrize("multiple_of", [1, 4])
+def test_a_round_of_everybody_has_room_for_one_more(multiple_of):
+  sampler = cohorts.poisson(
+    num_clients=8, clients_per_round=8, multiple_of=multiple_of
+  )
+  assert sampler.max_batch_size == {1: 9, 4: 12}[multiple_of]
+  assert sampler.overflow_delta(100) == 0.0
+  assert sorted(sampler.batch(0, 0).indices.tolist())[-8:] == list(range(8))

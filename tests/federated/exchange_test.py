@@ -9,11 +9,8 @@ import pytest
 
 from synthq_jax.federated import (
   exchange,
-  noise_table,
+  messages,
   noised_vectors,
-  partners,
-  query_messages,
-  shared,
 )
 from synthq_jax.privacy import statement
 
@@ -53,15 +50,23 @@ def best(queries, sentences, top=TOP):
 
 
 def noised_rows(noise=0.2, **changes):
-  return query_messages.NoisedRows(
+  return messages.NoisedRows(
     run="run", noise_multiplier=noise, capacity=8, **changes
   )
 
 
 def noised_cells(noise=0.2):
-  return query_messages.NoisedCells(
+  return messages.NoisedCells(
     run="run", noise_multiplier=noise, capacity=8, centres=np.eye(4, DIM)
   )
+
+
+class Fixed:
+  """Client a asks b, and nobody else asks anybody."""
+
+  def choose(self, asking, names, round_number):
+    del names, round_number
+    return ("b",) if asking == "a" else ()
 
 
 # Fed-Negative.
@@ -123,12 +128,12 @@ def test_what_is_as_similar_as_an_answer_to_an_answer_is_dropped():
 
 
 def test_only_the_chosen_partners_hear_of_a_question():
-  choice = partners.Fixed(lists={"a": ["b"]})
+  choice = Fixed()
   result = run(exchange.FedNegative(top=TOP, partners=choice))
   assert result.traffic["c"] == (0, 0)
   assert result.negatives["b"].rows.shape == (QUESTIONS, 0)
   assert result.negatives["a"].rows.shape == (QUESTIONS, TOP)
-  assert result.promises["c"] == shared.nothing()
+  assert result.promises["c"] == messages.nothing()
   assert result.promises["a"].questions.epsilon == math.inf
   assert result.promises["a"].collection.epsilon == 0
   assert result.promises["b"].questions.epsilon == 0
@@ -175,11 +180,11 @@ class Overheard:
   """Keeps every message that is written."""
 
   def __init__(self, inner):
-    self.inner, self.messages = inner, []
+    self.inner, self.heard = inner, []
 
   def write(self, party, round_number, key):
     message = self.inner.write(party, round_number, key)
-    self.messages.append((party.name, round_number, message))
+    self.heard.append((party.name, round_number, message))
     return message
 
 
@@ -188,7 +193,7 @@ def overheard(parties=PARTIES):
   made = exchange.FedNegative(top=TOP, queries=ear)
   for round_number in range(2):
     run(made, parties, round_number)
-  return ear.messages
+  return ear.heard
 
 
 def check_noise_is_fresh():
@@ -225,7 +230,7 @@ def test_a_clients_message_does_not_hang_on_who_else_is_there():
 
 def test_the_number_of_questions_does_not_show_in_the_traffic():
   made = exchange.FedNegative(
-    top=TOP, queries=noised_rows(5.0), partners=partners.Fixed(lists={"a": "b"})
+    top=TOP, queries=noised_rows(5.0), partners=Fixed()
   )
   fewer = make_party("a", queries=A.queries[:1], answers=[(0,)])
   sent = [run(made, [one, B]).traffic["a"].sent for one in (A, fewer)]
@@ -302,7 +307,7 @@ def test_a_query_tower_trained_without_noise_voids_the_claim():
 
 def summaries(noise=1.0):
   return {
-    party.name: shared.summary(
+    party.name: messages.summary(
       party,
       np.eye(4, DIM, dtype=np.float32),
       run="run",
@@ -344,7 +349,7 @@ def test_a_summary_holds_a_passage_to_norm_one():
   )
   assert np.linalg.norm(sums) == pytest.approx(1.0)
   with pytest.raises(ValueError, match="capacity=3 passages"):
-    shared.summary(
+    messages.summary(
       A, centres, run="r", noise_multiplier=1.0, capacity=3, key=KEY
     )
 
@@ -358,7 +363,9 @@ def test_generated_sentences_carry_their_generators_promise():
       relation="ADD_OR_REMOVE_ONE", encoder=statement.none(unit="passage"),
     ),
   )  # fmt: skip
-  made = shared.sentences(["one", "two"], B.sentences[:2], generator=generator)
+  made = messages.sentences(
+    ["one", "two"], B.sentences[:2], generator=generator
+  )
   result = run(exchange.SharedOnce(shared={"b": made}, top=5))
   assert result.traffic["a"].received == len(b'"one"\n"two"\n')
   promise = result.promises["b"].collection
@@ -366,7 +373,7 @@ def test_generated_sentences_carry_their_generators_promise():
   assert promise.ledger == generator.collection.ledger
   assert result.negatives["a"].rows.shape == (QUESTIONS, 2)
   assert result.negatives["b"].rows.shape == (QUESTIONS, 0)
-  assert result.promises["a"] == shared.nothing()
+  assert result.promises["a"] == messages.nothing()
 
 
 def test_a_public_corpus_is_searched_at_home():
@@ -379,27 +386,24 @@ def test_a_public_corpus_is_searched_at_home():
   assert all(one.is_private for one in result.promises.values())
 
 
-# The table of noises.
+# Partners.
 
 
-def test_more_noise_costs_agreement_and_less_epsilon():
-  lines = noise_table.table(
-    noised_rows, (0.0, 0.1, 1.0, 30.0), A, C.sentences, top=TOP, key=KEY
-  )
-  assert lines[0].epsilon == math.inf
-  assert lines[0].agreement == 1.0
-  epsilons = [line.epsilon for line in lines]
-  assert epsilons == sorted(epsilons, reverse=True)
-  assert lines[1].agreement > 0.5 > lines[3].agreement
+NAMES = ("a", "b", "c", "d")
 
 
-def test_agreement_is_the_share_of_the_exact_sentences():
-  message = query_messages.Message(
-    B.queries, np.arange(QUESTIONS), statement.none()
-  )
-  exact, found = best(A.queries, C.sentences), best(B.queries, C.sentences)
-  expected = np.mean(
-    [len(set(e) & set(f)) / TOP for e, f in zip(exact, found, strict=True)]
-  )
-  same = noise_table.agreement(message, A, C.sentences, top=TOP)
-  assert same == pytest.approx(expected)
+def test_everyone_is_all_others():
+  assert exchange.Everyone().choose("b", NAMES, 0) == ("a", "c", "d")
+
+
+def test_random_partners_change_with_the_round_and_not_with_time():
+  choice = exchange.RandomPartners(count=2, seed=3)
+  rounds = [choice.choose("a", NAMES, i) for i in range(20)]
+  assert rounds == [choice.choose("a", NAMES, i) for i in range(20)]
+  assert set(rounds) == {("b", "c"), ("b", "d"), ("c", "d")}
+  assert choice.choose("a", ("a", "b"), 0) == ("b",)
+
+
+def test_a_negative_count_is_refused():
+  with pytest.raises(ValueError, match="RandomPartners.count"):
+    exchange.RandomPartners(count=-1, seed=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from synthq_jax.federated import few_clients, sampling, user_privacy
+from synthq_jax.federated import cohorts, few_clients, user_privacy
 from synthq_jax.privacy import accounting
 
 ENCODER = 951_040  # parameters of the shipped encoder
@@ -10,7 +10,7 @@ ENCODER = 951_040  # parameters of the shipped encoder
 
 def settings(num_clients, *, per_round=None, delta=None, noise=None, epsilon=8):
   """Settings of 100 rounds that reach epsilon, or have so much noise."""
-  sampler = sampling.poisson(
+  sampler = cohorts.poisson(
     num_clients=num_clients, clients_per_round=per_round or num_clients
   )
   delta = min(1e-3, 0.4 / num_clients) if delta is None else delta

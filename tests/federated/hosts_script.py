@@ -49,7 +49,6 @@ def models(mesh=None):
     cohorts,
     fedavg,
     local_training,
-    sampling,
     user_privacy,
   )
   from synthq_jax.training import mesh as mesh_lib
@@ -61,7 +60,7 @@ def models(mesh=None):
   }
   update = local_training.local_training(loss_fn, optax.adam(0.05))
   privacy = user_privacy.claim(
-    sampler=sampling.poisson(num_clients=100, clients_per_round=7),
+    sampler=cohorts.poisson(num_clients=100, clients_per_round=7),
     rounds=1,
     l2_clip_norm=0.2,
     noise_multiplier=1.0,

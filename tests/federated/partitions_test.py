@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from synthq_jax.federated import clients, federation, partitions, passages
+from synthq_jax.federated import clients, partitions, passages
 
 
 def judged(number, questions=1):
@@ -33,7 +33,7 @@ def sizes(data):
 
 def test_each_label_is_a_client_and_takes_its_questions_with_it():
   data = partitions.by_label(judged(3, 2), {"p0": "x", "p1": "y", "p2": "x"})
-  built = {c.name: c for c in federation.build(data).clients}
+  built = {c.name: c for c in clients.build(data).clients}
   assert built["x"].passage_ids == ("p0", "p2")
   assert built["x"].splits["test"].ids == ("q0",)
   assert built["y"].splits["train"].ids == ("q1",)
@@ -131,7 +131,7 @@ def test_a_seed_gives_the_same_clients_again_and_another_seed_others():
 def test_thousands_of_clients_come_out_of_a_small_collection():
   started = time.process_time()
   data = deal(0.3, num_clients=1500)
-  built = federation.build(data)
+  built = clients.build(data)
   assert time.process_time() - started < 20
   assert len(built.clients) == 1500
   assert built.num_lost_questions == built.num_foreign_judgements == 0

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from synthq_jax.data import collection, newsqa
 from synthq_jax.federated import passages
@@ -63,8 +65,6 @@ def test_sentences_that_ask_are_left_out_unless_there_are_no_others():
     told,
     ("What is it?", "Who knows?"),
   ]
-  kept = passages.from_documents(data, keep_questions=True)
-  assert len(kept.passages[0].sentences) == 4
 
 
 def test_repeated_sentences_and_those_behind_the_limit_are_left_out():
@@ -147,9 +147,9 @@ def test_a_span_in_a_repeated_sentence_is_its_first_place():
   "ids, answers, message",
   [
     (("p", "p"), {"p": (0,)}, "some twice among 2 passages"),
-    (("p",), {"p": (1,)}, r"got \(1,\) of 1 in 'p'"),
-    (("p",), {"p": ()}, r"got \(\) of 1 in 'p'"),
-    (("p",), {"r": (0,)}, r"got \(0,\) of 0 in 'r'"),
+    (("p",), {"p": (1,)}, r"'p': .* among 1 sentences, got \(1,\)"),
+    (("p",), {"p": ()}, r"'p': .* among 1 sentences, got \(\)"),
+    (("p",), {"r": (0,)}, r"'r': .* among 0 sentences, got \(0,\)"),
     (("p",), {}, "an answer to each question, got none to 'q'"),
   ],
 )
@@ -167,3 +167,78 @@ def test_passages_without_a_sentence_are_refused():
   with pytest.raises(ValueError, match="one sentence or more"):
     empty = passages.Passage(id="p", sentences=())
     passages.JudgedPassages(passages=(empty,), questions=())
+
+
+@pytest.mark.parametrize(
+  "text, expected",
+  [
+    ("One is here. Two is not.", ["One is here.", "Two is not."]),
+    ("Really?! Yes. (It is.) So.", ["Really?!", "Yes.", "(It is.)", "So."]),
+    ('He said "no." Then he left.', ['He said "no."', "Then he left."]),
+    ("See Dr. Doe, e.g. at 5 p.m. on Monday.", None),
+    ("It weighs 2.5 kg. 3 of 4 do.", ["It weighs 2.5 kg.", "3 of 4 do."]),
+    ("Take no. 5 of them. She said no. He ran.", None),
+    ("Ask Rep. Doe or a rep. Then go.", ["Ask Rep. Doe or a rep.", "Then go."]),
+    ("J. R. R. Doe wrote of E. coli, cf. p. 3.", None),
+    ("The U.S. Army is large.", None),
+    ("It is in the U.S. It grows.", ["It is in the U.S.", "It grows."]),
+    ("1. Wash. 2. Rinse well.", ["1. Wash.", "2. Rinse well."]),
+    ("Signs: - Fever. - A rash.", ["Signs: - Fever.", "A rash."]),
+    ("Signs include - fever - a rash", ["Signs include - fever - a rash"]),
+    ("- well-known\n\n* item", ["well-known", "item"]),
+    ("a wrapped\nline. Next", ["a wrapped\nline.", "Next"]),
+    ("Wait... what? ... Fine.", ["Wait... what?", "Fine."]),
+    ("", []),
+    (" - ... !", []),
+  ],
+)
+def test_a_sentence_ends_where_a_reader_would_end_it(text, expected):
+  if text.startswith("Take no."):  # one word, an abbreviation and a word
+    expected = ["Take no. 5 of them.", "She said no.", "He ran."]
+  assert passages.split_sentences(text) == (
+    [text] if expected is None else expected
+  )
+
+
+def test_a_long_sentence_is_cut_before_an_item_then_behind_marks():
+  items = "w1 w2 - w3 w4; w5 w6, w7"
+  assert passages.split_sentences(items, max_words=4) == [
+    "w1 w2 - w3",
+    "w4; w5 w6, w7",
+  ]
+  assert passages.split_sentences("a b c - d e f", max_words=4) == [
+    "a b c",
+    "d e f",
+  ]
+  assert passages.split_sentences("a b c; d, e f", max_words=4) == [
+    "a b c;",
+    "d, e f",
+  ]
+  assert passages.split_sentences("a b c, d e f", max_words=4) == [
+    "a b c,",
+    "d e f",
+  ]
+  assert passages.split_sentences("a b c d e f", max_words=4) == [
+    "a b c d",
+    "e f",
+  ]
+
+
+@given(
+  st.text(alphabet="aB1.?!-*,;() \n\u201d", max_size=200), st.integers(1, 7)
+)
+def test_sentences_cover_each_letter_once_in_order(text, max_words):
+  places = passages.sentence_spans(text, max_words=max_words)
+  flat = [place for pair in places for place in pair]
+  assert flat == sorted(flat)
+  covered = "".join(text[start:end] for start, end in places)
+  letters = [c for c in text if c.isalnum()]
+  assert [c for c in covered if c.isalnum()] == letters
+  for start, end in places:
+    assert text[start:end] == text[start:end].strip()
+    assert len(text[start:end].split()) <= max_words
+
+
+def test_a_limit_below_one_word_is_refused():
+  with pytest.raises(ValueError, match="max_words >= 1, got max_words=0"):
+    passages.split_sentences("text", max_words=0)

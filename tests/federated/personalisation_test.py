@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from synthq_jax.federated import (
-  _frozen_sentences,
   clients,
   encoders,
   exchange,
@@ -127,10 +126,10 @@ def test_extra_negatives_of_another_client_are_refused(params):
 
 def test_answers_and_sentences_of_their_text_are_never_found(params):
   _, sentences = vectors(params)
-  collection, answers = _frozen_sentences.collect(TOKENS, sentences)
+  collection, answers = personalisation.collect(TOKENS, sentences)
   assert collection.count == SENTENCES - 1
   scores = jnp.ones((QUESTIONS, collection.vectors.shape[0]))
-  found = np.asarray(_frozen_sentences.search(scores, answers, collection, 99))
+  found = np.asarray(personalisation.search(scores, answers, collection, 99))
   for row, known in zip(found, answers, strict=True):
     kept = set(row.tolist()) - {-1}
     assert not kept & set(known.tolist())
@@ -206,16 +205,6 @@ def test_clients_of_similar_size_share_one_compiled_step(params):
   for questions in (5, 7, 10):
     customise(params, make_tokens(seed=questions, questions=questions))
   assert personalisation._step._cache_size() == 1
-
-
-def test_progress_is_told_after_each_epoch(params):
-  heard = []
-  personalisation.customise(
-    ENCODERS, params, TOKENS, SETTINGS, seed=0,
-    progress=lambda *values: heard.append(values),
-  )  # fmt: skip
-  assert [epoch for epoch, _ in heard] == [0, 1]
-  assert all(loss > 0 for _, loss in heard)
 
 
 @pytest.mark.parametrize(

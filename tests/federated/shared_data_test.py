@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from synthq_jax.data import beir, environment_docs
-from synthq_jax.federated import federation, partitions, passages, ranking
+from synthq_jax.federated import clients, partitions, passages, ranking
 
 
 def shared(name):
@@ -38,7 +38,7 @@ def counts(client):
 
 def test_medquad_has_nine_sites_with_these_sentences_and_questions():
   collection = beir.read_beir(shared("medquad"))
-  built = federation.build(passages.from_documents(collection))
+  built = clients.build(passages.from_documents(collection))
   assert {c.name: counts(c) for c in built.clients} == MEDQUAD
   # All documents and questions are there; judgements across sites are not.
   assert sum(row[0] for row in MEDQUAD.values()) == 15775
@@ -58,7 +58,7 @@ def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
     judged, lambda question: question.text.split()[0]
   )
   data = partitions.dirichlet(judged, labels, num_clients=10, alpha=0.5, seed=0)
-  built = federation.build(data)
+  built = clients.build(data)
   assert len(built.clients) == 10
   rows = [counts(client) for client in built.clients]
   assert sum(row[1] for row in rows) == 26325
@@ -77,7 +77,7 @@ def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
 def test_the_demo_sets_packages_are_clients():
   config = environment_docs.EnvironmentDocs(packages=("optax", "chex"))
   judged = passages.from_documents(environment_docs.build(config))
-  built = federation.build(judged)
+  built = clients.build(judged)
   assert [client.name for client in built.clients] == ["chex", "optax"]
   for client in built.clients:
     assert len(client.splits["train"]) > 20

@@ -76,7 +76,9 @@ def _vectors():
 
 def _mine(tokens, corpus=_CORPUS, **options):
   options = {"n": 2, "k": 5, "seed": 0, **options}
-  return silo.mine_public(_ENCODERS, _params(), tokens, corpus, **options)
+  return negatives.mine(_ENCODERS, _params(), tokens, corpus=corpus, **options)[
+    0
+  ]
 
 
 def _clipped(clip=_CLIP):
@@ -109,7 +111,9 @@ def test_public_negatives_of_a_question_do_not_depend_on_the_others():
   table = _mine(tokens)
   assert (table != _mine(tokens, round_number=1)).any()
   assert table.min() >= 0
-  np.testing.assert_array_equal(table, _mine(tokens, corpus_vectors=_vectors()))
+  np.testing.assert_array_equal(
+    table, _mine(tokens, sentence_vectors=_vectors())
+  )
 
 
 def test_nearly_equal_sentences_are_chosen_for_each_question_by_itself(
@@ -123,7 +127,7 @@ def test_nearly_equal_sentences_are_chosen_for_each_question_by_itself(
   nearly = (close + 1e-7 * noise).astype(np.float32)
 
   def mined(tokens):
-    return _mine(tokens, corpus, n=4, corpus_vectors=nearly)
+    return _mine(tokens, corpus, n=4, sentence_vectors=nearly)
 
   def check():
     whole = mined(tokens)

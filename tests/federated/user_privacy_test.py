@@ -15,7 +15,6 @@ from synthq_jax import artifacts
 from synthq_jax.federated import (
   aggregation,
   cohorts,
-  sampling,
   user_privacy,
 )
 from synthq_jax.privacy import ledger, statement
@@ -50,7 +49,7 @@ def cohort_of(updates, ids=None, **options):
 
 
 def settings(**changes):
-  sampler = sampling.poisson(num_clients=10_000, clients_per_round=200)
+  sampler = cohorts.poisson(num_clients=10_000, clients_per_round=200)
   known = {
     "sampler": sampler,
     "rounds": 50,
@@ -244,7 +243,7 @@ def test_epsilon_is_the_closed_form_where_everybody_takes_part():
   Balle and Wang (2018), arXiv:1805.06530, theorem 8.
   """
   privacy = settings(
-    sampler=sampling.poisson(num_clients=2000, clients_per_round=2000),
+    sampler=cohorts.poisson(num_clients=2000, clients_per_round=2000),
     noise_multiplier=8.0,
     rounds=36,
     delta=1e-4,
@@ -256,7 +255,7 @@ def test_epsilon_is_the_closed_form_where_everybody_takes_part():
 def test_sampling_clients_amplifies():
   sampled = settings(noise_multiplier=1.0).epsilon
   everybody = settings(
-    sampler=sampling.poisson(num_clients=10_000, clients_per_round=10_000),
+    sampler=cohorts.poisson(num_clients=10_000, clients_per_round=10_000),
     noise_multiplier=1.0,
   ).epsilon
   assert 0 < sampled < everybody / 10
@@ -296,7 +295,6 @@ def test_no_clipping_is_refused(clip):
 @pytest.mark.parametrize(
   "sampler",
   [
-    sampling.Uniform(num_clients=100, clients_per_round=10),
     private_sampling.FixedOrder(num_examples=100, batch_size=10),
   ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from synthq_jax.federated import _wire, noised_vectors
+from synthq_jax.federated import messages, noised_vectors
 
 
 def vectors():
@@ -12,9 +12,9 @@ def vectors():
 
 
 def through(dtype):
-  message = _wire.pack(_wire.vectors(vectors(), dtype))
-  (read,) = _wire.unpack(message)
-  return _wire.unpack_vectors(read), len(message)
+  message = messages.pack(messages.pack_vectors(vectors(), dtype))
+  (read,) = messages.unpack(message)
+  return messages.unpack_vectors(read), len(message)
 
 
 def test_float32_arrives_bit_for_bit():
@@ -44,7 +44,7 @@ def test_a_message_is_its_numbers_and_a_header(dtype, size):
 
 def test_several_arrays_come_back_in_order():
   first, second = np.arange(3, dtype=np.int32), np.zeros((0, 4), np.float32)
-  read = _wire.unpack(_wire.pack(first, second))
+  read = messages.unpack(messages.pack(first, second))
   assert len(read) == 2
   np.testing.assert_array_equal(read[0], first)
   assert read[1].shape == (0, 4)
@@ -52,11 +52,11 @@ def test_several_arrays_come_back_in_order():
 
 def test_zeros_stay_zeros():
   zeros = np.zeros((2, 4), np.float32)
-  for dtype in _wire.DTYPES:
-    read = _wire.unpack_vectors(_wire.vectors(zeros, dtype))
+  for dtype in messages.DTYPES:
+    read = messages.unpack_vectors(messages.pack_vectors(zeros, dtype))
     np.testing.assert_array_equal(read, zeros)
 
 
 def test_an_unknown_type_is_refused():
   with pytest.raises(ValueError, match="int4"):
-    _wire.vectors(vectors(), "int4")
+    messages.pack_vectors(vectors(), "int4")
