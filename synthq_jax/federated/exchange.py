@@ -204,11 +204,10 @@ class FedNegative:
     }
     replies: dict[tuple[str, str], bytes] = {}
     for answering, party in by_name.items():
-      asking = [name for name in by_name if answering in asked[name]]
-      found = self._replies(party, [requests[name] for name in asking])
-      replies |= {
-        (name, answering): one for name, one in zip(asking, found, strict=True)
-      }
+      searched = index.exact(party.sentences)
+      for name in by_name:
+        if answering in asked[name]:
+          replies[name, answering] = self._reply(searched, requests[name])
     crossed = [(one, other, len(requests[one])) for one, other in replies]
     crossed += [(who, to, len(reply)) for (to, who), reply in replies.items()]
     return Exchanged(
@@ -227,22 +226,13 @@ class FedNegative:
       },
     )
 
-  def _replies(self, party: Party, requests: Sequence[bytes]) -> list[bytes]:
-    """Answers several clients with one search."""
-    asked = [
-      messages.unpack_vectors(messages.unpack(one)[0]) for one in requests
-    ]
-    if not asked:
-      return []
-    _, at = index.exact(party.sentences).search(np.concatenate(asked), self.top)
-    replies = []
-    for found in np.split(at, np.cumsum([len(one) for one in asked])[:-1]):
-      # A sentence that many questions find travels once.
-      used, rows = np.unique(found, return_inverse=True)
-      vectors = messages.pack_vectors(party.sentences[used], self.dtype)
-      rows = rows.reshape(found.shape).astype(np.int32)
-      replies.append(messages.pack(vectors, rows))
-    return replies
+  def _reply(self, searched: index.Index, request: bytes) -> bytes:
+    """Returns the best sentences for a request, each of them once."""
+    asked = messages.unpack_vectors(messages.unpack(request)[0])
+    _, at = searched.search(asked, self.top)
+    used, rows = np.unique(at, return_inverse=True)
+    vectors = messages.pack_vectors(searched.vectors[used], self.dtype)
+    return messages.pack(vectors, rows.reshape(at.shape).astype(np.int32))
 
   def _read(
     self, party: Party, places: np.ndarray, replies: Sequence[bytes]

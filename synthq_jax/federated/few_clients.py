@@ -78,7 +78,7 @@ def check_meaningful(privacy: claim_lib.Claim, num_parameters: int) -> None:
   n = privacy.sampler.num_examples
   start = f"user-level privacy of {n:,} clients would not be meaningful: "
   end = "; claim privacy for the examples inside of each client, or "
-  limit = _delta_limit(n)
+  limit = min(1 / (2 * n), _MAX_DELTA)
   if privacy.delta > limit * (1 + 1e-9):
     raise ValueError(
       f"{start}delta={rounding.delta(privacy.delta)} lets {n * privacy.delta:.2g} of them"
@@ -127,30 +127,19 @@ def clients_needed(
   )
   clients = math.ceil(least - 1e-6)
   while True:
-    privacy = _calibrated(clients, epsilon, rounds, share, delta_exponent)
+    sampler = cohorts.poisson(
+      num_clients=clients, clients_per_round=max(1, round(share * clients))
+    )
+    privacy = claim_lib.calibrated(
+      epsilon=epsilon,
+      sampler=sampler,
+      steps=rounds,
+      l2_clip_norm=1.0,
+      delta=clients**-delta_exponent,
+      words=terms.CLIENT,
+    )
     signal = signal_to_noise(privacy, num_parameters)
     if signal >= 1:
       return clients
     # At one noise the ratio grows as n does, and the noise grows slowly.
     clients = math.ceil(1.003 * clients / signal)
-
-
-def _calibrated(
-  clients: int, epsilon: float, rounds: int, share: float, exponent: float
-) -> claim_lib.Claim:
-  """Returns settings that reach epsilon with so many clients."""
-  sampler = cohorts.poisson(
-    num_clients=clients, clients_per_round=max(1, round(share * clients))
-  )
-  return claim_lib.calibrated(
-    epsilon=epsilon,
-    sampler=sampler,
-    steps=rounds,
-    l2_clip_norm=1.0,
-    delta=clients**-exponent,
-    words=terms.CLIENT,
-  )
-
-
-def _delta_limit(num_clients: int) -> float:
-  return min(1 / (2 * num_clients), _MAX_DELTA)

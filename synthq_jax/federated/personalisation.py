@@ -61,20 +61,15 @@ class Settings:
 
   def __post_init__(self):
     """Refuses what is out of range."""
-    counts = {
-      "epochs": self.epochs,
-      "batch_size": self.batch_size,
-      "search_every": self.search_every,
-      "patience": 1 if self.patience is None else self.patience,
-    }
-    for name, value in counts.items():
-      if value < 1:
-        raise ValueError(f"Settings.{name} must be at least 1, got {value}")
-    if self.num_negatives is not None and self.num_negatives < 0:
-      raise ValueError(
-        "Settings.num_negatives must be at least 0, or None for all, got"
-        f" {self.num_negatives}"
-      )
+    least = dict.fromkeys(
+      ("epochs", "batch_size", "search_every", "patience"), 1
+    )
+    for name, limit in (least | {"num_negatives": 0}).items():
+      value = getattr(self, name)
+      if value is not None and value < limit:
+        raise ValueError(
+          f"Settings.{name} must be at least {limit}, got {value}"
+        )
     if not (self.temperature > 0 and self.learning_rate > 0):
       raise ValueError(
         "Settings.temperature and learning_rate must be positive, got"
