@@ -1,7 +1,7 @@
 """Sentences that stand for a client's collection, from a private generator.
 
 A client fine-tunes a public T5 on (prompt, sentence) records with DP, samples
-sentences for public prompts, and shares them (`shared.sentences`). A record is
+sentences for public prompts, and shares them (`messages.sentences`). A record is
 a whole unit of privacy: `one_per_unit` keeps one sentence of every passage.
 
 Nothing here knows a folder but the one for states of unfinished training, and
@@ -21,12 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from synthq_jax import artifacts, optim, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.federated import _seeds, clients
-from synthq_jax.federated._exchange_types import (
-  COLLECTION_UNIT,
-  QUESTION_UNIT,
-  Promise,
-)
+from synthq_jax.federated import clients, messages
 from synthq_jax.generation import decoding, samplers
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
@@ -71,7 +66,7 @@ class Generated(NamedTuple):
   """Sentences, and what is promised about the generator that wrote them."""
 
   texts: tuple[str, ...]
-  promise: Promise
+  promise: messages.Promise
 
 
 def from_collection(
@@ -96,7 +91,7 @@ def from_collection(
 
   Formal guarantee: that of `claim`, for one passage of the client with all its
   sentences. No question is read, if none has brought a passage to the client
-  (`federation.Federation.num_copies` is 0).
+  (`clients.Federation.num_copies` is 0).
 
   Args:
     params: of a public T5.
@@ -113,7 +108,7 @@ def from_collection(
     max_length: tokens of a sentence, EOS included; longer ones are cut.
 
   Returns:
-    What `shared.sentences` shares.
+    What `messages.sentences` shares.
   """
   drawn = one_per_unit(client.passages, client.passage_ids, seed=0)
   records = {
@@ -124,7 +119,7 @@ def from_collection(
       vocabulary, [client.sentences[i] for i in drawn], length=max_length
     ),
   }
-  made = claim(settings, num_records=len(drawn), unit=COLLECTION_UNIT)
+  made = claim(settings, num_records=len(drawn), unit=messages.COLLECTION_UNIT)
   noise_key, writing_key = jax.random.split(key)
   trained = fine_tune(
     made, settings, params, config, records,
@@ -145,8 +140,8 @@ def from_collection(
   )
   return Generated(
     tuple(dict.fromkeys(filter(None, texts))),
-    Promise(
-      questions=statement.none(unit=QUESTION_UNIT),
+    messages.Promise(
+      questions=statement.none(unit=messages.QUESTION_UNIT),
       collection=made.statement(f"{run}/{client.name}/generator"),
     ),
   )
@@ -174,7 +169,9 @@ def one_per_unit(
     units, return_index=True, return_counts=True
   )
   places = [
-    np.random.default_rng([seed, *_seeds.words(ids[number])]).integers(count)
+    np.random.default_rng([seed, *clients.seed_words(ids[number])]).integers(
+      count
+    )
     for number, count in zip(numbers, counts, strict=True)
   ]
   return starts + np.array(places, np.int64)

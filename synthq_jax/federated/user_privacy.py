@@ -72,7 +72,7 @@ def claim(
   if not isinstance(sampler, sampling.Poisson):
     raise ValueError(
       "expected a privacy.sampling.Poisson as the sampler of clients, got"
-      f" {type(sampler).__name__}: draw clients with federated.sampling.poisson"
+      f" {type(sampler).__name__}: draw clients with federated.cohorts.poisson"
     )
   if not (l2_clip_norm > 0 and math.isfinite(l2_clip_norm)):
     raise ValueError(

@@ -299,7 +299,7 @@ def test_no_clipping_is_refused(clip):
   ],
 )
 def test_draws_that_nothing_is_claimed_for_are_refused(sampler):
-  with pytest.raises(ValueError, match="federated.sampling.poisson"):
+  with pytest.raises(ValueError, match="federated.cohorts.poisson"):
     settings(sampler=sampler)
 
 
