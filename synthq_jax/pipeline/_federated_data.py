@@ -10,7 +10,6 @@ from synthq_jax import artifacts
 from synthq_jax.data import beir, newsqa, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import clients as clients_lib
-from synthq_jax.federated import federation as federation_lib
 from synthq_jax.federated import partitions, passages
 from synthq_jax.pipeline import _federated_results as results
 from synthq_jax.pipeline import _fingerprints, _sources
@@ -56,7 +55,7 @@ def build(config: Any) -> Data:
         f"federated_study.Config: expected a split {split!r} in"
         f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
       )
-  federation = federation_lib.build(_dealt(config, judged))
+  federation = clients_lib.build(_dealt(config, judged))
   kept = clients_lib.with_questions(
     clients_lib.with_questions(federation.clients, TRAIN),
     config.test_split,
@@ -218,7 +217,7 @@ def _drawn(total: int, size: int, seed: int) -> np.ndarray:
 
 def _facts(
   config: Any,
-  federation: federation_lib.Federation,
+  federation: clients_lib.Federation,
   kept: tuple[clients_lib.Client, ...],
 ) -> results.Facts:
   return results.Facts(

@@ -23,11 +23,10 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import (
   exchange,
   generated_sentences,
+  messages,
   noised_vectors,
-  shared,
+  passages,
 )
-from synthq_jax.federated import query_messages as messages
-from synthq_jax.federated import sentences as sentences_lib
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import (
   _federated_methods,
@@ -143,7 +142,7 @@ class Public:
     """Public sentences, taken evenly over their collection."""
     found: dict[str, None] = {}
     for document in self.settings.source().read().documents:
-      found |= dict.fromkeys(sentences_lib.split(document.contents))
+      found |= dict.fromkeys(passages.split_sentences(document.contents))
     texts = list(found)
     at = np.linspace(0, len(texts) - 1, self.settings.public_sentences)
     return tuple(texts[i] for i in np.unique(at.astype(int)))
@@ -200,7 +199,7 @@ def build(
       context.sentences(context.start, at),
       is_public=True,
     )
-    own[tokens.name] = shared.summary(
+    own[tokens.name] = messages.summary(
       party, centres, key=_keys(seed, at)["summary"], **noise
     )
   return exchange.SharedOnce(shared=own, top=everybody)
@@ -208,7 +207,7 @@ def build(
 
 def _generated(
   public: Public, context: _federated_training.Context, seed: int
-) -> dict[str, shared.Shared]:
+) -> dict[str, messages.Shared]:
   """Has every client train a generator, and shares what it writes."""
   settings, found = public.settings, {}
   for at, client in enumerate(context.data.clients):
@@ -224,7 +223,7 @@ def _generated(
       batch_seed=(seed, at),
       directory=context.place(f"generator {at}", seed, ()),
     )
-    found[client.name] = shared.sentences(
+    found[client.name] = messages.sentences(
       written.texts,
       public.vectors(context, written.texts),
       generator=written.promise,

@@ -12,7 +12,7 @@ import numpy as np
 from synthq_jax import typing
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange as exchange_lib
-from synthq_jax.federated import hubness, negatives, personalisation, ranking
+from synthq_jax.federated import negatives, personalisation, ranking
 from synthq_jax.pipeline import _federated_data, _federated_training
 from synthq_jax.pipeline import _federated_results as results
 from synthq_jax.privacy import statement
@@ -345,7 +345,7 @@ def _scored(
       split=_federated_data.TRAIN,
       sentence_vectors=vectors,
     )
-    skewness.append(hubness.measure(table, len(vectors)).skewness)
+    skewness.append(negatives.hubness(table, len(vectors)))
     weights.append(table.shape[1])
   return found, float(np.average(skewness, weights=weights))
 

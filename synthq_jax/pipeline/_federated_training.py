@@ -20,7 +20,6 @@ import optax
 from synthq_jax import artifacts, typing
 from synthq_jax.federated import (
   aggregation,
-  batches,
   cohorts,
   fedavg,
   local_training,
@@ -204,11 +203,11 @@ def federated(
       _plan(context, history[number], state.params, seed, at, number)
       for at in range(len(members))
     ]
-    slots = batches.slots(plans, members[0].sentences.shape[1], at_least=slots)
+    slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
     steps = max(len(plan.questions) for plan in plans)
     total = begin(state)
     for at, (plan, tokens) in enumerate(zip(plans, members, strict=True)):
-      rows = batches.arrays(plan, tokens, slots, split=_federated_data.TRAIN)
+      rows = training.arrays(plan, tokens, slots, split=_federated_data.TRAIN)
       cohort = cohorts.stack([rows], [at], weights=[weights[at]], steps=steps)
       total = add(total, state, cohort, key)
     state, _ = finish(state, total)
@@ -224,7 +223,7 @@ def _slots_path(place: pathlib.Path) -> pathlib.Path:
   return place.with_name(f"{place.name}.slots.json")
 
 
-def _read_slots(place: pathlib.Path) -> batches.Slots:
+def _read_slots(place: pathlib.Path) -> training.Slots:
   """Returns the shapes that the rounds before had: they change last bits."""
   path = _slots_path(place)
   if not path.exists():
@@ -315,8 +314,8 @@ def _plan(
   seed: int,
   client: int,
   number: int,
-) -> batches.Plan:
-  return batches.plan(
+) -> training.Plan:
+  return training.plan(
     context.data.tokens[client],
     context.table(kind, params, seed, client, number),
     batch_size=context.recipe.batch_size,

@@ -20,7 +20,7 @@ import tqdm
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.federated import exchange, partners
+from synthq_jax.federated import exchange
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   _federated_data,
@@ -314,7 +314,7 @@ def _finished(
 
 
 def _fed_negative(config: Config, seed: int) -> exchange.FedNegative:
-  chosen = partners.Everyone()
+  chosen = exchange.Everyone()
   if config.exchange_partners is not None:
-    chosen = partners.Random(count=config.exchange_partners, seed=seed)
+    chosen = exchange.RandomPartners(count=config.exchange_partners, seed=seed)
   return exchange.FedNegative(top=config.exchange_top, partners=chosen)

@@ -272,13 +272,13 @@ def test_a_training_that_goes_on_keeps_the_shapes_of_the_rounds_before(
   config, tmp_path, monkeypatch
 ):
   """Other shapes are other sums, and other last bits."""
-  real, asked = training.batches.slots, []
+  real, asked = training.training.slots, []
 
   def slots(plans, longest, *, at_least):
     asked.append(at_least)
     return real(plans, longest, at_least=at_least)
 
-  monkeypatch.setattr(training.batches, "slots", slots)
+  monkeypatch.setattr(training.training, "slots", slots)
   history = ("bm25", "static")
   whole = training.federated(context(config, tmp_path / "a"), 0, history)
   training.federated(context(config, tmp_path / "b"), 0, history[:1])
