@@ -21,9 +21,13 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import clients, local_training, ranking
+from synthq_jax.federated import (
+  clients,
+  exchange,
+  local_training,
+  ranking,
+)
 from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.federated.exchange import Negatives
 
 __all__ = [
   "Collection",
@@ -98,7 +102,7 @@ def customise(
   settings: Settings,
   *,
   seed: int,
-  extra: Negatives | None = None,
+  extra: exchange.Negatives | None = None,
   sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
 ) -> Customised:
   """Trains a client's query tower on its train questions.
@@ -128,7 +132,7 @@ def customise(
     sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
   tower, questions = params[encoders_lib.QUERY], tokens.questions["train"]
   if extra is None:
-    extra = Negatives(
+    extra = exchange.Negatives(
       vectors=np.zeros((0, sentence_vectors.shape[1]), np.float32),
       rows=np.zeros((len(questions), 0), np.int32),
     )

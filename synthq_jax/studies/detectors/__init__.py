@@ -20,13 +20,13 @@ from synthq_jax import artifacts, intervals
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import (
   calibration,
-  encoders,
   near_duplicates,
   shares,
   words,
 )
 from synthq_jax.pipeline import _fingerprints, config_types
 from synthq_jax.report import blocks, plots, tables
+from synthq_jax.retrieval import text_encoders
 from synthq_jax.studies import frame
 
 __all__ = [
@@ -274,7 +274,7 @@ def _measured(
     scores = labelled.cosines
   else:
     own = near_duplicates.Embedding
-    detector = DETECTORS.get(name) or own(encode=encoders.own())
+    detector = DETECTORS.get(name) or own(encode=text_encoders.load().encode)
     scores = detector.scores(
       [pair.query for pair in labelled.pairs],
       [getattr(pair, side) for pair in labelled.pairs],
