@@ -23,7 +23,7 @@ def jobs(run):
     [made.value for made in group.values()] for group in groups
   )
   yield stage.Job(
-    depends=(run.config.report, *run.encoder_data, *digests),
+    depends=(run.config.report, *run.data, *digests),
     settings=run.config.report,
     inputs={
       "comparison": compared[0],
@@ -53,7 +53,7 @@ STAGE = stage.Stage(
     "compare_queries",
   ),
   config=report_lib.Config,
-  reads=("prepared", "encoder"),
+  reads=("prepared",),
   jobs=jobs,
   run=run,
   place_of=lambda made: f"{results.PRIVATE}/report",
