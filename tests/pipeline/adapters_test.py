@@ -1,11 +1,11 @@
 """LoRA and prompts in a run: trained privately, merged, and read as trained."""
 
-import json
 import re
 
 import jax
 import numpy as np
 import pytest
+import small_data
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import shipped
@@ -17,33 +17,20 @@ TINY = "--gin_file=gin_configs/recipes/demo_tiny.gin"
 EMBEDDING = "token_embedder/embedding"
 
 
-@pytest.fixture(name="folder", scope="module")
-def _folder(tmp_path_factory):
+@pytest.fixture(name="source", scope="module")
+def _source(tmp_path_factory):
   """Forty documents, each with one query."""
   folder = tmp_path_factory.mktemp("beir")
-  (folder / "qrels").mkdir()
-  documents = [
-    {"_id": f"d{i}", "text": f"the number {i} and what it is good for"}
-    for i in range(40)
-  ]
-  queries = [{"_id": f"q{i}", "text": f"what is {i} for"} for i in range(40)]
-  for name, items in (("corpus", documents), ("queries", queries)):
-    lines = "".join(json.dumps(item) + "\n" for item in items)
-    (folder / f"{name}.jsonl").write_text(lines)
-  for split, ids in (("train", range(32)), ("test", range(32, 40))):
-    rows = "".join(f"q{i}\td{i}\t1\n" for i in ids)
-    text = f"query-id\tcorpus-id\tscore\n{rows}"
-    (folder / "qrels" / f"{split}.tsv").write_text(text)
-  return folder
+  return small_data.write_split_beir(folder, train=32, test=8)
 
 
-def run(folder, workdir, name, *flags):
+def run(source, workdir, name, *flags):
   """Runs up to generate; returns the checkpoint and public parameters."""
   argv = [
     "generate",
     TINY,
     f"--gin_file=gin_configs/optim/{name}.gin",
-    f"--gin.SOURCE=beir:{folder}",
+    f"--gin.SOURCE={source}",
     f"--workdir={workdir}",
     "--gin.NUM_DOCUMENTS=16",
     "--gin.LEARNING_RATE=0.1",
@@ -58,10 +45,10 @@ def run(folder, workdir, name, *flags):
   return made, config, *flat
 
 
-def test_lora_changes_its_kernels_alone(folder, tmp_path):
+def test_lora_changes_its_kernels_alone(source, tmp_path):
   kernels = ".*attention/(query|value)/kernel"
   made, _, before, after = run(
-    folder,
+    source,
     tmp_path,
     "lora",
     "--gin.LORA_RANK=2",
@@ -76,9 +63,9 @@ def test_lora_changes_its_kernels_alone(folder, tmp_path):
     assert rank == 2, name
 
 
-def test_a_prompt_is_read_as_it_was_trained(folder, tmp_path):
+def test_a_prompt_is_read_as_it_was_trained(source, tmp_path):
   made, config, before, after = run(
-    folder, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
+    source, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
   )
   changed = {k for k in before if not np.array_equal(before[k], after[k])}
   assert changed == {EMBEDDING}

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import gzip
-import json
 import os
 import pathlib
 import re
@@ -11,10 +10,12 @@ import shutil
 import subprocess
 
 import pytest
+import small_data
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import _queries
+from synthq_jax.training import pairs
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
 TRAIN = 30
@@ -23,21 +24,8 @@ TRAIN = 30
 @pytest.fixture(name="folder")
 def _folder(tmp_path):
   """A sound BEIR folder of 40 pairs."""
-  folder = tmp_path / "data"
-  (folder / "qrels").mkdir(parents=True)
-  documents = [
-    {"_id": f"d{i}", "text": f"Report {i} was written near station {i}."}
-    for i in range(40)
-  ]
-  queries = [{"_id": f"q{i}", "text": f"who wrote {i}"} for i in range(40)]
-  for name, items in (("corpus", documents), ("queries", queries)):
-    lines = "".join(json.dumps(item) + "\n" for item in items)
-    (folder / f"{name}.jsonl").write_text(lines)
-  for split, ids in (("train", range(TRAIN)), ("test", range(TRAIN, 40))):
-    rows = "".join(f"q{i}\td{i}\t1\n" for i in ids)
-    text = f"query-id\tcorpus-id\tscore\n{rows}"
-    (folder / "qrels" / f"{split}.tsv").write_text(text)
-  return folder
+  small_data.write_split_beir(tmp_path / "data", train=TRAIN, test=40 - TRAIN)
+  return tmp_path / "data"
 
 
 def command(folder, workdir, *flags, stage="prepare_data"):
@@ -195,7 +183,7 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  ("flag", "words"),
+  ("flags", "words"),
   [
     (
       f"--gin.DELTA={1 / TRAIN}",
@@ -207,32 +195,22 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
       "--gin.direct_dp.Config.batch_size=31",
       "direct_dp.Config.batch_size must be at most",
     ),
+    (
+      "--gin.RETRIEVER_BATCH_SIZE=31 --gin.plan.Rows.synthetic=()"
+      " --gin.plan.Rows.direct_dp=() --gin.plan.Rows.untrained=False"
+      " --gin.plan.Rows.public_only=False",
+      f"must be at most {TRAIN}, the number of pairs",
+    ),
   ],
 )
 def test_what_the_data_rules_out_is_refused_before_any_training(
-  folder, tmp_path, capsys, flag, words
+  folder, tmp_path, capsys, flags, words
 ):
-  flags = ["--gin.direct_dp.Config.batch_size=8", flag]
+  flags = ["--gin.direct_dp.Config.batch_size=8", *flags.split()]
   argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
   assert words in refused(capsys, argv)
   assert finished(tmp_path / "run") == ["private/prepare_data"]
   assert not (tmp_path / "run/private/ledger.jsonl").exists()
-
-
-def test_a_batch_of_pairs_larger_than_there_are_is_refused(
-  folder, tmp_path, capsys
-):
-  flags = (
-    "--gin.RETRIEVER_BATCH_SIZE=31",
-    "--gin.plan.Rows.synthetic=()",
-    "--gin.plan.Rows.direct_dp=()",
-    "--gin.plan.Rows.untrained=False",
-    "--gin.plan.Rows.public_only=False",
-  )
-  argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
-  message = refused(capsys, argv)
-  assert f"must be at most {TRAIN}, the number of pairs" in message
-  assert finished(tmp_path / "run") == ["private/prepare_data"]
 
 
 def test_a_vocabulary_of_another_checkpoint_is_refused(
@@ -252,27 +230,17 @@ def test_a_vocabulary_of_another_checkpoint_is_refused(
   assert finished(tmp_path / "run2") == []
 
 
-@pytest.fixture(name="checkpoint")
-def _checkpoint(tmp_path):
-  """A copy of the shipped checkpoint, to be spoiled."""
-  copy = tmp_path / "checkpoint"
-  shutil.copytree(shipped.DIRECTORY, copy)
-  return copy
+def change_config(old, new):
+  def change(checkpoint):
+    path = checkpoint / "config.json"
+    path.write_text(path.read_text().replace(old, new))
+
+  return change
 
 
-def spoil_shape(checkpoint):
-  path = checkpoint / "config.json"
-  path.write_text(path.read_text().replace('"mlp_dim": 384', '"mlp_dim": 96'))
-
-
-def spoil_weights(checkpoint):
+def cut_weights(checkpoint):
   path = checkpoint / "params.safetensors"
   path.write_bytes(path.read_bytes()[:1_000_000])
-
-
-def spoil_vocab_size(checkpoint):
-  path = checkpoint / "config.json"
-  path.write_text(path.read_text().replace("4096", "2048"))
 
 
 def lose_weights(checkpoint):
@@ -282,15 +250,22 @@ def lose_weights(checkpoint):
 @pytest.mark.parametrize(
   ("spoil", "words"),
   [
-    (spoil_shape, "params.safetensors: expected tensor"),
-    (spoil_weights, "got a damaged file"),
-    (spoil_vocab_size, "params.safetensors: expected tensor token_embedder"),
+    (
+      change_config('"mlp_dim": 384', '"mlp_dim": 96'),
+      "params.safetensors: expected tensor",
+    ),
+    (cut_weights, "got a damaged file"),
+    (
+      change_config("4096", "2048"),
+      "params.safetensors: expected tensor token_embedder",
+    ),
     (lose_weights, "expected a file of a checkpoint, got no file"),
   ],
 )
 def test_a_checkpoint_that_is_damaged_or_does_not_fit_is_refused(
-  folder, tmp_path, capsys, checkpoint, spoil, words
+  folder, tmp_path, capsys, spoil, words
 ):
+  checkpoint = shutil.copytree(shipped.DIRECTORY, tmp_path / "checkpoint")
   spoil(checkpoint)
   flag = f"--gin.plan.RunConfig.checkpoint={checkpoint}"
   argv = command(folder, tmp_path / "run", flag, stage="finetune_dp")
@@ -362,18 +337,20 @@ def test_a_damaged_result_says_which(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  "name",
+  ("name", "content"),
   [
-    "prepare_data/documents/tokens.npy",
-    "prepare_data/documents/ids_ends.npy",
-    "prepare_data/documents/manifest.json",
-    "private/prepare_data/train.npz",
+    ("prepare_data/documents/tokens.npy", None),
+    ("prepare_data/documents/tokens.npy", "half"),
+    ("prepare_data/documents/ids_ends.npy", b""),
+    ("prepare_data/documents/manifest.json", "half"),
+    ("private/prepare_data/train.npz", b"PK"),
+    ("private/prepare_data/train.npz", None),
   ],
 )
-@pytest.mark.parametrize("content", [None, b"", b"PK", "half"])
 def test_damaged_arrays_say_what_to_delete(
-  folder, tmp_path, capsys, name, content
+  folder, tmp_path, capsys, monkeypatch, name, content
 ):
+  monkeypatch.setattr(pairs, "train", lambda recipe, params, *_, **__: params)
   assert main.main(command(folder, tmp_path / "run")) == 0
   path = tmp_path / "run" / name
   whole = path.read_bytes()
@@ -384,7 +361,6 @@ def test_damaged_arrays_say_what_to_delete(
   argv = command(
     folder,
     tmp_path / "run",
-    "--gin.plan.Rows.original=True",
     "--gin.plan.Rows.public_only=False",
     "--gin.plan.Rows.synthetic=()",
     "--gin.plan.Rows.direct_dp=()",

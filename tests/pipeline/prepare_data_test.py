@@ -1,47 +1,26 @@
 """What is prepared for everybody is made without the private queries."""
 
 import dataclasses
-import json
 
 import pytest
+import small_data
 
 from synthq_jax.data import collection
 from synthq_jax.pipeline import prepare_data, workspace
 
-TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
-PLACES = "harbor museum forest station bridge castle market valley".split()
 COUNT = 40
 RARE = "zyzzyva"
 
 
-def document(number):
-  topic, place = TOPICS[number % 8], PLACES[number // 8 % 8]
-  return (
-    f"Report {number} is about the {topic} of the {place}. It was written by"
-    f" somebody who studied it. Winters there are long, and the {topic} sleeps"
-    f" under the {place}."
-  )
-
-
 def write(folder, query_of):
   """Writes a BEIR folder in which only the queries' texts are to differ."""
-  (folder / "qrels").mkdir(parents=True)
-
-  def lines(name, rows):
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-  lines(
-    "corpus.jsonl",
-    [{"_id": f"d{i}", "title": "", "text": document(i)} for i in range(COUNT)],
+  rows = [(f"q{i}", f"d{i}", 1) for i in range(COUNT)]
+  small_data.write_beir(
+    folder,
+    {f"d{i}": small_data.document(i) for i in range(COUNT)},
+    {f"q{i}": query_of(i) for i in range(COUNT)},
+    {"train": rows[:30], "test": rows[30:]},
   )
-  lines(
-    "queries.jsonl",
-    [{"_id": f"q{i}", "text": query_of(i)} for i in range(COUNT)],
-  )
-  for split, numbers in (("train", range(30)), ("test", range(30, COUNT))):
-    rows = "".join(f"q{i}\td{i}\t1\n" for i in numbers)
-    text = f"query-id\tcorpus-id\tscore\n{rows}"
-    (folder / "qrels" / f"{split}.tsv").write_text(text)
 
 
 def prepare(root, query_of):
@@ -67,17 +46,13 @@ def shared(root):
   }
 
 
-def plain_query(number):
-  return f"who saw the {TOPICS[number % 8]} {number}"
-
-
 def rare_query(number):
   """Holds a word of no document, which all of them say 1,000 times."""
   return f"{number} " + f"{RARE} " * 25
 
 
 def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):
-  prepare(tmp_path / "plain", plain_query)
+  prepare(tmp_path / "plain", small_data.query)
   prepare(tmp_path / "rare", rare_query)
   expected, found = shared(tmp_path / "plain"), shared(tmp_path / "rare")
   assert {"vocabulary.model", "public_test.npz", "corpus.jsonl"} <= set(found)
