@@ -110,12 +110,6 @@ def test_a_missing_folder_or_file_is_named(folder, tmp_path, capsys):
   assert finished(tmp_path) == []
 
 
-def test_an_unknown_source_is_told_what_there_is(tmp_path, capsys):
-  argv = ["prepare_data", TINY, f"--workdir={tmp_path}", "--gin.SOURCE=trec:x"]
-  message = refused(capsys, [*argv, "--gin.SECRET_SEED=None"])
-  assert "jsonl:FILE or tfds:NAME@QRELS, got source='trec:x'" in message
-
-
 def test_gzip_that_was_cut_is_named(folder, tmp_path, capsys):
   path = folder / "corpus.jsonl"
   data = gzip.compress(path.read_bytes())
@@ -155,10 +149,6 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
     ("--gin.finetune_dp.Config.optimizer=sgd", "one of dp_adam, dp_adafactor"),
     ("--gin.EPSILN=3", "did you mean EPSILON?"),
     ("--gin.generate.Config.q=1", "doesn't have a parameter named 'q'"),
-    (
-      "--gin.BATCH_SIZE=many",
-      "--gin.BATCH_SIZE=many: finetune_dp.Config.batch",
-    ),
   ],
 )
 def test_a_setting_that_cannot_be_is_refused_before_any_work(
