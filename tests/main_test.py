@@ -111,17 +111,11 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert re.search(cost, printed)
 
 
-def test_a_stage_runs_alone_and_prints_no_table(ran, tmp_path, capsys):
-  assert main.main(["generate", DEMO, f"--workdir={tmp_path}"]) == 0
-  [(_, _, stages, progress)] = ran
-  assert (stages, progress) == (("generate",), True)
-  assert REPORT.table not in capsys.readouterr().out
-
-
-def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path):
+def test_every_stage_of_the_pipeline_has_a_command(ran, tmp_path, capsys):
   assert set(plan.STAGES) <= set(main.STAGES)
   for stage in plan.STAGES:
     assert main.main([stage, PLANTED, DEMO, f"--workdir={tmp_path}"]) == 0
+    assert (REPORT.table in capsys.readouterr().out) == (stage == "report")
   assert [stages for _, _, stages, _ in ran] == [(s,) for s in plan.STAGES]
 
 
@@ -257,11 +251,13 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(ran, tmp_path):
   later.write_text("BATCH_SIZE = 7\nTRAIN_STEPS = 8\n")
   argv = ["run", DEMO, f"--gin_file={later}", f"--workdir={tmp_path}"]
   flags = ["--gin.TRAIN_STEPS=9", "--gin.generate.Config.p=0.5"]
+  flags.append("--gin.SOURCE=beir:/data/my set")  # text needs no quotes
   assert main.main(argv + flags) == 0
   config = ran[0][0]
   assert config.finetune_dp.batch_size == 7
   assert config.finetune_dp.steps == 9
   assert config.generate.p == 0.5
+  assert config.prepare_data.source == "beir:/data/my set"
 
 
 @pytest.mark.parametrize(
@@ -278,12 +274,6 @@ def test_epsilons_become_floats(ran, tmp_path, flag, epsilons):
   synthetic = ran[0][0].rows.synthetic
   assert synthetic == epsilons
   assert all(type(value) is float for value in synthetic)
-
-
-def test_text_needs_no_quotes(ran, tmp_path):
-  flag = "--gin.SOURCE=beir:/data/my set"
-  assert main.main(["run", DEMO, f"--workdir={tmp_path}", flag]) == 0
-  assert ran[0][0].prepare_data.source == "beir:/data/my set"
 
 
 def test_files_are_found_from_anywhere(ran, tmp_path, monkeypatch):
@@ -403,16 +393,6 @@ def test_errors_of_the_pipeline_end_politely(monkeypatch, tmp_path, capsys):
   assert fails(capsys, *argv) == "synthq: x.tsv:3: expected 2 columns got 1"
   with pytest.raises(ValueError, match="expected 2 columns"):
     main.main([*argv, "--debug"])
-
-
-def test_an_interruption_ends_with_130(monkeypatch, tmp_path, capsys):
-  def run(*args, **kwargs):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(plan, "run", run)
-  assert main.main(["run", DEMO, f"--workdir={tmp_path}"]) == 130
-  lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 1 and "interrupted" in lines[0]
 
 
 def test_a_defect_of_ours_is_not_dressed_up(monkeypatch, tmp_path):

@@ -27,38 +27,38 @@ def softmax(temperature=0.5, **masks):
   )
 
 
-@pytest.mark.parametrize("temperature", [0.05, 1.0])
-def test_it_is_minus_the_log_probability_of_the_own_document(temperature):
-  np.testing.assert_allclose(
-    softmax(temperature), oracle(temperature), rtol=1e-5, atol=1e-6
-  )
+ROWS = np.array([False, True, False])
+DUPLICATES = np.zeros((3, 5), bool)
+DUPLICATES[0, 2] = DUPLICATES[1, 1] = True  # a row's own column stays
+
+
+@pytest.mark.parametrize(
+  ("options", "dropped", "factors"),
+  [
+    ({"temperature": 0.05}, (), 1),
+    ({"temperature": 1.0}, (), 1),
+    (
+      {"is_padding_document": [False] * 4 + [True]},
+      ((0, 4), (1, 4), (2, 4)),
+      1,
+    ),
+    ({"duplicate_mask": DUPLICATES}, ((0, 2),), 1),
+    ({"weights": [2.0, 0.0, 1.0]}, (), [2, 0, 1]),
+  ],
+  ids=["cold", "warm", "padding documents", "duplicates", "weights"],
+)
+def test_it_is_minus_the_log_probability_of_the_own_document(
+  options, dropped, factors
+):
+  expected = oracle(options.get("temperature", 0.5), dropped) * factors
+  np.testing.assert_allclose(softmax(**options), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_padding_rows_cost_nothing_and_are_nobodys_negatives():
-  losses = softmax(is_padding_example=[False, True, False])
+  losses = softmax(is_padding_example=ROWS)
   expected = oracle(0.5, dropped={(0, 1), (2, 1)})
   expected[1] = 0.0
   np.testing.assert_allclose(losses, expected, rtol=1e-5)
-
-
-def test_padding_documents_are_dropped():
-  losses = softmax(is_padding_document=[False] * 4 + [True])
-  dropped = {(i, 4) for i in range(3)}
-  np.testing.assert_allclose(losses, oracle(0.5, dropped), rtol=1e-5)
-
-
-def test_duplicates_are_dropped_from_their_row_alone():
-  mask = np.zeros((3, 5), bool)
-  mask[0, 2] = mask[1, 1] = True  # A row's own column cannot be dropped.
-  np.testing.assert_allclose(
-    softmax(duplicate_mask=mask), oracle(0.5, {(0, 2)}), rtol=1e-5
-  )
-
-
-def test_weights_multiply_the_losses():
-  np.testing.assert_allclose(
-    softmax(weights=[2.0, 0.0, 1.0]), oracle(0.5) * [2, 0, 1], rtol=1e-5
-  )
 
 
 def test_dropped_columns_have_a_gradient_of_exactly_zero():

@@ -283,20 +283,3 @@ def test_an_audit_needs_inserted_and_held_out_canaries(audited):
     one_side = [one for one in canaries if one.inserted is side]
     with pytest.raises(ValueError, match="inserted and held-out canaries"):
       audited(untrained(0), one_side)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"num_candidates": 1}, "num_candidates"),
-    ({"num_ranked": 1}, "num_ranked"),
-    ({"queries_per_canary": 0}, "queries_per_canary"),
-    ({"batch_size": 0}, "batch_size"),
-    ({"attacks": ("guess",)}, "attacks=.'guess'"),
-    ({"attacks": ()}, "attacks=."),
-    ({"confidence": 0.4}, "confidence=0.4"),
-  ],
-)
-def test_settings_that_make_no_sense_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    audit.Config(**changes)

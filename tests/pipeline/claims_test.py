@@ -15,7 +15,7 @@ import pytest
 
 from synthq_jax.pipeline import _report_markdown, _report_shareable, results
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import joint, ledger, sampling, statement, terms
+from synthq_jax.privacy import ledger, sampling, statement, terms
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
 NUM = 1000
@@ -283,18 +283,6 @@ def test_the_lines_of_a_ledger_claim_no_less_than_the_truth(run, tmp_path):
     ).groups()
     one = dataclasses.replace(one, times=1)
     assert float(epsilon) >= truth((one,), one.relation, float(delta))
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_the_card_of_a_joint_claim_claims_no_less_than_the_truth(run):
-  released, kind = RUNS[run]
-  whole = joint.claim([one for one, _ in statements(run).values()])
-  if kind is None:
-    assert whole is None
-    return
-  [(unit, epsilon, delta, relation)] = _CLAIM.findall(statement.in_words(whole))
-  assert (unit, relation) == kind
-  hold(released, epsilon, delta, relation)
 
 
 def asks_epsilon_whether_public(node):

@@ -135,34 +135,6 @@ def test_public_negatives_are_drawn_without_the_private_pairs(
   assert direct_dp._public_negatives(text, space, None) is None
 
 
-@pytest.mark.parametrize(
-  ("settings", "words"),
-  [
-    ({"method": "rows"}, "direct_dp.Config.method must be one of"),
-    ({"loss": "hinge"}, "direct_dp.Config.loss must be one of"),
-    ({"method": "row", "loss": "sigmoid"}, "expected losses.contrastive.Soft"),
-    ({"method": "row", "gradients": "none"}, "expected gradients among"),
-    ({"method": "logit", "norms": "rough"}, "expected norms among"),
-    ({"unit": "document"}, "direct_dp.Config.unit must be one of"),
-    (
-      {"method": "row", "negatives": "batch"},
-      "a pair's document moves all rows",
-    ),
-    ({"label": "a/b"}, "direct_dp.Config.label must be letters"),
-    ({"group_size": 1}, "direct_dp.Config.group_size must be at least 2"),
-    ({"clip_norm": 0.0}, "direct_dp.Config.clip_norm must be above 0"),
-    (
-      {"method": "batch", "unit": "query", "microbatch_size": 3},
-      "batch_size must be a multiple of microbatch_size",
-    ),
-  ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, words):
-  with pytest.raises(ValueError, match=words) as caught:
-    dataclasses.replace(_BASE, **settings)
-  assert "\n" not in str(caught.value)
-
-
 def test_two_methods_need_two_names():
   with pytest.raises(ValueError, match="must have different labels"):
     plan.RunConfig(direct_dp_methods=(_BASE, _BASE))

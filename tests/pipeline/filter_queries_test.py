@@ -260,18 +260,6 @@ def test_a_filter_that_would_keep_all_is_refused(hand_made):
     run(root, documents, made, filter_queries.Config(top_k=NUM_PAIRS))
 
 
-@pytest.mark.parametrize(
-  "bad",
-  [
-    {"top_k": -1}, {"copied_share": 1.5}, {"copied_share": 0.0}, {"steps": 0},
-    {"copied_words": 0},
-  ],
-)  # fmt: skip
-def test_settings_without_meaning_are_refused(bad):
-  with pytest.raises(ValueError, match=f"filter_queries.Config.{[*bad][0]}"):
-    filter_queries.Config(**bad)
-
-
 # Post-processing.
 
 

@@ -13,7 +13,6 @@ from synthq_jax.pipeline import (
   _query_leakage_results,
   _query_sides,
   _report_leakage,
-  config_types,
   query_leakage,
   results,
   workspace,
@@ -447,32 +446,3 @@ def test_equal_runs_find_the_same(tmp_path):
   assert dataclasses.replace(first, seconds=0.0) == dataclasses.replace(
     second, seconds=0.0
   )
-
-
-@pytest.mark.parametrize(
-  "wrong",
-  [
-    {"detectors": ()},
-    {"detectors": ("exact", "smell")},
-    {"token_set": 0.0},
-    {"containment": 1.5},
-    {"embedding": 1.01},
-    {"confidence": 0.4},
-    {"max_real": 1},
-    {"max_written": 0},
-    {"num_examples": -1},
-  ],
-)
-def test_wrong_settings_are_refused(wrong):
-  [name] = wrong
-  with pytest.raises(ValueError, match=rf"query_leakage\.Config\.{name}"):
-    query_leakage.Config(**wrong)
-
-
-def test_the_settings_come_from_text():
-  config = config_types.conform(
-    query_leakage.Config(token_set=1),
-    query_leakage.Config,
-    "query_leakage.Config",
-  )
-  assert config.token_set == 1.0
