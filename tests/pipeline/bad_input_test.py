@@ -1,13 +1,11 @@
 """Bad input from the command line: one line that helps, nothing half done."""
 
-import contextlib
 import errno
 import gzip
 import os
 import pathlib
 import re
 import shutil
-import subprocess
 
 import pytest
 import small_data
@@ -88,16 +86,6 @@ def test_a_bad_line_is_named_with_its_file_and_number(
   assert f"{folder / name}:{line}: " in message
   assert words in message and advice in message
   assert finished(tmp_path) == []
-
-
-def test_what_was_mended_is_read_by_the_same_command(folder, tmp_path, capsys):
-  path = folder / "queries.jsonl"
-  sound = path.read_bytes()
-  change(path, 2, "{")
-  refused(capsys, command(folder, tmp_path / "run"))
-  path.write_bytes(sound)
-  assert main.main(command(folder, tmp_path / "run")) == 0
-  assert finished(tmp_path / "run") == ["private/prepare_data"]
 
 
 def test_a_missing_folder_or_file_is_named(folder, tmp_path, capsys):
@@ -371,33 +359,6 @@ def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):
   message = refused(capsys, command(folder, tmp_path / "file" / "run"))
   assert str(tmp_path / "file") in message
   assert "choose a --workdir that you may write to" in message
-
-
-@contextlib.contextmanager
-def small_disk(path, size):
-  """Mounts a small file system, which needs root and a kernel that allows it."""
-  path.mkdir()
-  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
-  made = subprocess.run(["mount", *options], capture_output=True, check=False)
-  if made.returncode:
-    pytest.skip("no small disk: mounting a tmpfs is not allowed here")
-  try:
-    yield path
-  finally:
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-@pytest.mark.skipif(shutil.which("mount") is None, reason="no mount command")
-def test_a_full_disk_ends_in_one_line_and_nothing_looks_finished(
-  folder, tmp_path, capsys
-):
-  with small_disk(tmp_path / "small", "200k") as disk:
-    message = refused(capsys, command(folder, disk / "run"))
-    assert "No space left on device" in message and "free some space" in message
-    assert finished(disk) == []
-    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
-    assert main.main(command(folder, disk / "run")) == 0
-    assert finished(disk / "run") == ["private/prepare_data"]
 
 
 def test_a_disk_that_fills_up_while_writing_is_reported(

@@ -6,6 +6,7 @@ import shutil
 import sys
 import typing
 
+import made_up
 import numpy as np
 import pytest
 from finished_runs import NUM_PAIRS
@@ -21,8 +22,7 @@ from synthq_jax.pipeline import (
   train_retriever,
   workspace,
 )
-from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
 from synthq_jax.training import pairs as contrastive_pairs
 
@@ -33,15 +33,7 @@ ALL = filter_queries.Config(
 )
 DROP_TRUNCATED = filter_queries.Config(drop_truncated=True)
 ZERO = filter_queries.Config(top_k=0)
-PRIVATE_GENERATOR = claim_lib.Claim(
-  sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
-  relation="REPLACE_SPECIAL",
-  accountant="rdp",
-  noise_multiplier=4.0,
-  l2_clip_norm=0.1,
-  steps=8,
-  delta=1 / 128,
-).statement("finetune_dp/1a2b")
+PRIVATE_GENERATOR = made_up.claim()
 
 
 def load(root, stage, kind=results.SyntheticQueries):
