@@ -18,7 +18,6 @@ from synthq_jax.pipeline import (
   plan,
   workspace,
 )
-from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 
 TINY = t5_config.get("tiny")
