@@ -88,12 +88,6 @@ def test_a_missing_optional_part_and_no_number_come_back(tmp_path):
   assert math.isnan(loaded.epsilon)
 
 
-def test_a_whole_number_in_a_float_field_comes_back_as_float(tmp_path):
-  artifacts.save(tmp_path, Score(mean=2, count=2), "abc")
-  loaded = artifacts.load(tmp_path, Score)
-  assert type(loaded.mean) is float and type(loaded.count) is int
-
-
 def test_the_file_is_json_that_any_reader_takes(tmp_path):
   artifacts.save(tmp_path, RESULT, "abc")
   text = (tmp_path / artifacts.RESULT_NAME).read_text()

@@ -1,10 +1,11 @@
 """Test setup: 8 virtual CPU devices, silent rank promotion is an error.
 
-Files that take minutes begin first, so that no worker is left alone with one at
-the end (with --no-loadscope-reorder, as launch/local.sh says).
+Files that take minutes are marked `slow` and begin first, so that no worker is
+left alone with one at the end (with --no-loadscope-reorder, as launch/local.sh
+says).
 
-Workers, and the processes that tests start, share what they have compiled in a
-folder that ends with the tests.
+Workers, and the processes that tests start, share what they have compiled and
+one finished run, in a folder that ends with the tests.
 """
 
 import gc
@@ -24,9 +25,12 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-_OWN_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
-if _OWN_CACHE:
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
+_FOLDER = "SYNTHQ_TESTS_FOLDER"  # which workers get from who started them
+_IS_FIRST = _FOLDER not in os.environ
+if _IS_FIRST:
+  os.environ[_FOLDER] = tempfile.mkdtemp(prefix="tests-")
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[_FOLDER]}/compiled"
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
 import jax  # noqa: E402
@@ -34,30 +38,52 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-_LONG = (
+_SLOW = (
   "pipeline/hosts_test.py",
   "pipeline/kill_test.py",
-  "pipeline/plan_test.py",
   "pipeline/neighbours_test.py",
   "tutorials_test.py",
   "training/mesh_test.py",
-  "pipeline/direct_dp_test.py",
+  "training/hosts_test.py",
+  "federated/hosts_test.py",
+  "optim/contrastive_networks_test.py",
   "optim/t5_parity_test.py",
   "studies/federated_test.py",
   "pipeline/adapters_test.py",
   "data/tfds_beir_test.py",
+  "launch/tpu_driver_test.py",
+  "launch/processes_test.py",
+  "launch/xm_test.py",
 )
+"""Processes, kills, hosts, tutorials and whole runs; the longest come first."""
+_LONG = ("pipeline/plan_test.py", *_SLOW)
+"""Begin first; of the plan's tests, some say of themselves that they are slow."""
 
 
 def pytest_collection_modifyitems(items):
   tests = pathlib.Path(__file__).parent
   places = {tests / name: place for place, name in enumerate(_LONG)}
+  slow = {tests / name for name in _SLOW}
+  for item in items:
+    if item.path in slow:
+      item.add_marker(pytest.mark.slow)
   items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_unconfigure():
-  if _OWN_CACHE:
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+  if _IS_FIRST:
+    shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
+
+
+@pytest.fixture(name="finished_run", scope="module")
+def _finished_run():
+  """A run of every stage that all tests share: to be read, or copied."""
+  import finished_runs
+
+  run = finished_runs.shared(f"{os.environ[_FOLDER]}/finished")
+  before = finished_runs.state(run)
+  yield run
+  assert finished_runs.state(run) == before, "the shared run was changed"
 
 
 @pytest.fixture(autouse=True, scope="module")

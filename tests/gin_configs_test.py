@@ -143,9 +143,18 @@ def bound(path: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize(
   "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
 )
-def test_every_flag_that_a_file_shows_can_be_given(path):
+def test_a_file_builds_what_it_configures_with_what_its_header_names(
+  path, capsys
+):
   kind, files = recipe(path)
   needs = NEEDS.get(path.stem, ())
+  config, text = main.configure(kind, files, needs)
+  assert isinstance(config, kind)
+  assert "dynamic_registration" in text
+  assert capsys.readouterr().err == "", "something is set to no effect"
+  assert macros(path) <= set(_flags.names(text))
+  again, _ = main.configure(kind, files, [*needs, *bound(path)])
+  assert again == config, "what a file binds, a flag can bind"
   for command in advertised(path):
     flags = [f"{name}={value}" for name, value in command.items()]
     _, text = main.configure(kind, files, [*needs, *flags])
@@ -165,6 +174,8 @@ def test_what_a_file_binds_can_be_bound_by_a_flag(path):
 
 def test_the_files_show_and_bind_what_stages_do_not_hold():
   """The readers above see what they must."""
+  demo = ROOT / "gin_configs/recipes/demo.gin"
+  assert {"EPSILON", "TRAINED"} <= macros(demo)
   studies = ROOT / "gin_configs/studies"
   shown = advertised(studies / "planted_leakage.gin")
   assert {"monot5/rerankers.Recipe.epochs": "2"} in shown
@@ -202,22 +213,6 @@ def test_a_model_is_known_by_its_name(name):
     assert config.model == t5_config.get(name)
 
 
-@pytest.mark.parametrize("name", ["dp_adafactor", "dp_adam"])
-def test_an_optimizer_file_chooses_the_optimizer_of_its_name(name):
-  files = [DEMO, f"optim/{name}.gin"]
-  config, _ = main.configure(plan.RunConfig, files, ["CLIP_NORM=0.25"])
-  assert config.finetune_dp.optimizer == name
-  assert config.finetune_dp.clip_norm == 0.25
-
-
-@pytest.mark.parametrize("name", ["lora", "prompt"])
-def test_an_adapter_file_replaces_what_the_demo_trains(name):
-  config, _ = main.configure(plan.RunConfig, [DEMO, f"optim/{name}.gin"])
-  assert type(config.finetune_dp.adapter).__name__.lower() == name
-  assert config.finetune_dp.trained == ".*"
-  assert config.finetune_dp.learning_rate == 5e-3
-
-
 def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():
   config, text = main.configure(plan.RunConfig, [DEMO])
   rows = config.rows
@@ -250,15 +245,6 @@ def test_the_paper_recipe_has_the_papers_settings():
     assert (trained.batch_size, trained.learning_rate) == (32, 1e-3)
     assert trained.temperature == 1.0
     assert config.checkpoint == "c"
-
-
-def test_the_pretraining_goes_from_short_inputs_to_long_ones():
-  config, _ = main.configure(
-    pretrain_recipe.Config, ["recipes/demo_pretrain.gin"]
-  )
-  lengths = [phase.input_length for phase in config.pretrain.phases]
-  assert len(lengths) >= 2 and lengths == sorted(set(lengths))
-  assert config.model == t5_config.get("demo")
 
 
 def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():

@@ -5,24 +5,15 @@ All of them: `python tests/benchmarks/planted_bugs.py`.
 
 import ast
 import dataclasses
-import importlib.util
 import pathlib
-import sys
 
 import pytest
+
+from tests.benchmarks import planted_bugs
 
 TESTS = pathlib.Path(__file__).resolve().parent
 
 
-def load():
-  path = TESTS / "benchmarks/planted_bugs.py"
-  spec = importlib.util.spec_from_file_location("planted_bugs", path)
-  module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
-planted_bugs = load()
 BUGS = {bug.name: bug for bug in planted_bugs.read()}
 QUICK = BUGS["printed epsilons are rounded to the nearest"]
 
@@ -57,6 +48,7 @@ def fixture_copy():
     yield root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [
@@ -74,6 +66,7 @@ def test_a_planted_bug_is_caught(copy, name):
   assert bug.path(copy).read_bytes() == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("wrong", "by"),
   [

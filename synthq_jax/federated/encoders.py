@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import typing
-from synthq_jax.federated import _rows
+from synthq_jax.federated import clients
 from synthq_jax.models import dual_encoder, t5_config
 from synthq_jax.models import encoders as encoders_lib
 from synthq_jax.retrieval import encode
@@ -136,7 +136,9 @@ class Encoders:
     Returns:
       What `sentences` returns, on the host, up to rounding.
     """
-    distinct, places = np.unique(_rows.first_equal(tokens), return_inverse=True)
+    distinct, places = np.unique(
+      clients.first_equal(tokens), return_inverse=True
+    )
     tower = self.tower(SENTENCE)
     vectors = encode.encode(
       params[SENTENCE], tower, tokens[distinct], batch_size=batch_size

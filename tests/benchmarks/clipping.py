@@ -9,10 +9,6 @@ time of the ordinary gradient and 1.2 times its memory in the first two cases.
   python tests/benchmarks/clipping.py --cases=growth   # batch and model sizes
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -21,11 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import measuring
 import numpy as np
-import repository
 
 from synthq_jax import optim
-from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
 
 ORDINARY = "ordinary"
@@ -73,19 +68,13 @@ SMOKE = (Case(4, 16, 8, dim=64, layers=1, vocab=128),)
 def problem(case: Case) -> tuple[Callable[..., jax.Array], Any, Any]:
   """Returns loss, parameters and batch."""
   config = case.config()
-
-  def loss_fn(params: Any, batch: Any) -> jax.Array:
-    logits = t5.Transformer(config).apply(
-      {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
-    )
-    return seq2seq.cross_entropy(logits, batch["targets"])
-
   rng = np.random.default_rng(0)
   batch = {
     name: jnp.asarray(rng.integers(2, case.vocab, (case.batch, length)))
     for name, length in (("inputs", case.inputs), ("targets", case.targets))
   }
-  return loss_fn, t5.init_params(config, jax.random.key(0)), batch
+  params = t5.init_params(config, jax.random.key(0))
+  return measuring.t5_loss(config), params, batch
 
 
 def gradient(loss_fn: Callable[..., jax.Array], way: str) -> Callable[..., Any]:
@@ -110,17 +99,18 @@ def measure(case: Case, ways: tuple[str, ...], repeats: int) -> dict[str, Any]:
       "compile_s": round(time.perf_counter() - start, 1),
       "runs_s": [],
     }
-    _say(f"{case.batch} x {case.inputs}/{case.targets} {way}: {found[way]}")
+    measuring.say(
+      f"{case.batch} x {case.inputs}/{case.targets} {way}: {found[way]}"
+    )
     if temporaries > LIMIT_GIB:
       del compiled[way]
   for number in range(repeats + 1):  # the first is not counted
     for way, run in compiled.items():
       if number and found[way]["runs_s"][-1] > SLOW_S:
         continue
-      start = time.perf_counter()
-      jax.block_until_ready(run(params, batch))
-      found[way]["runs_s"].append(round(time.perf_counter() - start, 4))
-      _say(f"{way} {found[way]['runs_s'][-1]} s")
+      took = measuring.timed(run, params, batch)
+      found[way]["runs_s"].append(round(took["wall_s"], 4))
+      measuring.say(f"{way} {found[way]['runs_s'][-1]} s")
   for values in found.values():
     values["runs_s"] = values["runs_s"][1:] or values["runs_s"]
     if values["runs_s"]:
@@ -142,7 +132,7 @@ def measure(case: Case, ways: tuple[str, ...], repeats: int) -> dict[str, Any]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument(
     "--cases", choices=("bars", "growth", "smoke"), default="bars"
   )
@@ -159,22 +149,13 @@ def main() -> int:
     for one in books
   )
   result = {
-    "benchmark": "clipping",
-    "commit": repository.commit(),
-    "jax": jax.__version__,
-    "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "limits": {"time_ratio": TIME_LIMIT, "memory_ratio": MEMORY_LIMIT},
     "cases": found,
   }
-  if options.cases == "bars":
-    result["passed"] = passed
-  print(json.dumps(result, indent=1))
-  return 0 if passed or options.cases != "bars" else 1
-
-
-def _say(line: str) -> None:
-  """Shows progress; the document alone goes to the standard output."""
-  print(line, file=sys.stderr, flush=True)
+  has_bars = options.cases == "bars"
+  return measuring.finish(
+    "clipping", result, passed=passed if has_bars else None
+  )
 
 
 if __name__ == "__main__":

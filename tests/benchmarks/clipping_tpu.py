@@ -9,50 +9,32 @@ minutes for each compilation.
   python tests/benchmarks/clipping_tpu.py --models t5_1_1_small t5_1_1_base
 """
 
-import argparse
 import dataclasses
-import json
-import multiprocessing
-import os
 import sys
 import time
-from concurrent import futures
 from typing import Any
 
-import repository
+import measuring
 
 WAYS = ("ordinary", "bookkeeping", "ghost", "vmap")
 INPUTS, TARGETS = 384, 128
 BATCHES = (8, 32)
 DEVICE_GIB = 30.0
-TOPOLOGY = {
-  "platform": "tpu",
-  "topology_name": "v4:2x2x1",
-  "chip_config_name": "megacore",
-}
+TOPOLOGY = "v4:2x2x1"
 LIMITS = {"flops_ratio": 1.25, "temporaries_ratio": 1.45}
 
 
 def compile_step(model: str, way: str, batch: int) -> dict[str, Any]:
   """Compiles one gradient in bfloat16; counts what it does and needs."""
-  os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-  os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nothing touches a chip
+  device = measuring.for_tpu(TOPOLOGY)[0]
   import jax
   import jax.numpy as jnp
-  from jax.experimental import topologies
 
   from synthq_jax import optim
-  from synthq_jax.losses import seq2seq
   from synthq_jax.models import t5, t5_config
 
-  jax.config.update("jax_platforms", "cpu")
   config = dataclasses.replace(t5_config.get(model), dtype=jnp.bfloat16)
-
-  def loss_fn(params: Any, batch: Any) -> jax.Array:
-    logits = t5.Transformer(config).apply(
-      {"params": params}, batch["inputs"], t5.shift_right(batch["targets"])
-    )
-    return seq2seq.cross_entropy(logits, batch["targets"])
+  loss_fn = measuring.t5_loss(config)
 
   def step(params: Any, batch: Any) -> Any:
     if way == "ordinary":
@@ -61,7 +43,6 @@ def compile_step(model: str, way: str, batch: int) -> dict[str, Any]:
       params, batch
     )[0]
 
-  device = topologies.get_topology_desc(**TOPOLOGY).devices[0]
   place = jax.sharding.SingleDeviceSharding(device)
 
   def on_device(shape: Any) -> jax.ShapeDtypeStruct:
@@ -107,15 +88,12 @@ def measure(
   model: str, ways: list[str], batches: list[int]
 ) -> dict[str, dict[str, Any]]:
   """Compiles every way, each in a process of its own."""
-  context = multiprocessing.get_context("spawn")
   found = {}
   for way in ways:
     compiled = []
     for batch in batches:
-      with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        job = pool.submit(compile_step, model, way, batch)
-        compiled.append(job.result())
-      print(model, way, compiled[-1], file=sys.stderr, flush=True)
+      compiled.append(measuring.in_own_process(compile_step, model, way, batch))
+      measuring.say(model, way, compiled[-1])
     found[way] = {"compiled": compiled}
     if not all(one.get("fits", True) for one in compiled):
       continue
@@ -131,7 +109,7 @@ def measure(
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   models = ["t5_1_1_small", "t5_1_1_base"]
   parser.add_argument("--models", nargs="+", default=models)
   parser.add_argument("--ways", nargs="+", default=list(WAYS))
@@ -150,16 +128,12 @@ def main() -> int:
     for name, limit in LIMITS.items()
   )
   result = {
-    "benchmark": "clipping_tpu",
-    "commit": repository.commit(),
     "topology": TOPOLOGY,
     "tokens": [INPUTS, TARGETS],
     "limits": LIMITS,
     "models": found,
-    "passed": passed,
   }
-  print(json.dumps(result, indent=1))
-  return 0 if passed else 1
+  return measuring.finish("clipping_tpu", result, passed=passed)
 
 
 if __name__ == "__main__":

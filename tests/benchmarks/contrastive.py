@@ -11,20 +11,14 @@ the head and the net at n = 256; Row without gradients of negatives 1.5 times.
   python tests/benchmarks/contrastive.py --cases head --sizes 16 256
 """
 
-import argparse
-import functools
-import json
-import os
-import platform
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import measuring
 import numpy as np
-import repository
 
 from synthq_jax import optim, typing
 from synthq_jax.data import shipped
@@ -183,13 +177,12 @@ def measure(name: str, case: Case, size: int, options: Any) -> dict[str, Any]:
         continue
       if number and found[way]["wall_s"][-1] > SLOW_S:
         continue
-      wall, cpu = time.perf_counter(), time.process_time()
-      jax.block_until_ready(compiled[way](case.params, batch))
-      found[way]["wall_s"].append(time.perf_counter() - wall)
-      found[way]["cpu_s"].append(time.process_time() - cpu)
+      took = measuring.timed(compiled[way], case.params, batch)
+      for clock, seconds in took.items():
+        found[way][clock].append(seconds)
   for way, values in found.items():
     _summarize(values, found[ORDINARY])
-    _say(_line(name, size, case.dim, way, values))
+    measuring.say(_line(name, size, case.dim, way, values))
   return {
     "case": name,
     "size": size,
@@ -281,7 +274,7 @@ def growth(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument("--cases", nargs="*", choices=CASES, default=tuple(CASES))
   parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
   parser.add_argument("--ways", nargs="*", choices=tuple(_METHODS))
@@ -304,21 +297,13 @@ def main() -> int:
           if "wall_s" in values:
             options.before[way] = (size, values["wall_s"])
   except KeyboardInterrupt:
-    _say("interrupted: the sizes that are done are printed")
-  result = {
-    "benchmark": "contrastive",
-    "commit": repository.commit(),
-    "jax": jax.__version__,
-    "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-    "cases": found,
-    "bars": verdicts(found),
-    "growth": growth(found),
-  }
-  print(json.dumps(result, indent=1))
-  return 0 if all(bar["passed"] for bar in result["bars"]) else 1
-
-
-_say = functools.partial(print, file=sys.stderr, flush=True)
+    measuring.say("interrupted: the sizes that are done are printed")
+  bars = verdicts(found)
+  return measuring.finish(
+    "contrastive",
+    {"cases": found, "bars": bars, "growth": growth(found)},
+    passed=all(bar["passed"] for bar in bars),
+  )
 
 
 if __name__ == "__main__":

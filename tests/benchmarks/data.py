@@ -9,21 +9,16 @@ system allows it), and what 8.8 million passages would take.
   python tests/benchmarks/data.py --records=500000
 """
 
-import argparse
 import json
 import os
 import pathlib
-import platform
-import resource
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 
+import measuring
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LENGTH = 384
 WORDS = 56
 BATCH = 1024
@@ -66,7 +61,7 @@ def write(place: pathlib.Path, threads: int) -> dict:
   vocabulary = vocabulary_lib.load(
     shipped.VOCABULARY, extra_ids=shipped.EXTRA_IDS
   )
-  held = peak_mib()
+  held = measuring.peak_mib()
   rows = (row for _, row in files.table(table_of(place), columns=2))
   start = time.monotonic()
   cache = cache_writers.from_texts(
@@ -76,8 +71,8 @@ def write(place: pathlib.Path, threads: int) -> dict:
   return {
     "seconds": round(seconds, 2),
     "records_per_second": round(len(cache) / seconds),
-    "peak_mib": round(peak_mib()),
-    "peak_mib_added": round(peak_mib() - held, 1),
+    "peak_mib": round(measuring.peak_mib()),
+    "peak_mib_added": round(measuring.peak_mib() - held, 1),
     "gib_on_disk": round(size_of(place) / 2**30, 3),
   }
 
@@ -87,7 +82,7 @@ def read(place: pathlib.Path, steps: int) -> dict:
   from synthq_jax.data import token_cache
   from synthq_jax.privacy import sampling
 
-  before = peak_mib()
+  before = measuring.peak_mib()
   cache = token_cache.load(place)
   sampler = sampling.Poisson.with_margin(
     num_examples=len(cache), expected_batch_size=BATCH, multiple_of=8
@@ -103,7 +98,7 @@ def read(place: pathlib.Path, steps: int) -> dict:
     "warm_ms_max": round(max(warm), 2),
     "cold_ms_median": round(float(np.median(cold)), 2) if dropped else None,
     "limit_ms": LIMIT_MS,
-    "peak_mib_added": round(peak_mib() - before, 1),
+    "peak_mib_added": round(measuring.peak_mib() - before, 1),
   }
 
 
@@ -125,61 +120,38 @@ def drop_pages(place: pathlib.Path) -> bool:
   return True
 
 
-def peak_mib() -> float:
-  """Peak resident memory of this process."""
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def size_of(place: pathlib.Path) -> int:
   return sum(path.stat().st_size for path in place.iterdir())
 
 
-def fresh(arguments: list[str]) -> dict:
-  """Runs one part in a process of its own."""
-  done = subprocess.run(
-    [sys.executable, __file__, *arguments],
-    cwd=ROOT,
-    env={**os.environ, "PYTHONPATH": str(ROOT)},
-    check=True,
-    capture_output=True,
-    text=True,
-  )
-  return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument("--records", type=int, default=500_000)
   parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
   parser.add_argument("--steps", type=int, default=200)
   parser.add_argument("--part", choices=("make", "write", "read"))
   parser.add_argument("--place", type=pathlib.Path)
   flags = parser.parse_args()
-  if flags.part == "make":
-    print(json.dumps(make(flags.place, flags.records)))
+  if flags.part:
+    parts = {
+      "make": lambda: make(flags.place, flags.records),
+      "write": lambda: write(flags.place, flags.threads),
+      "read": lambda: read(flags.place, flags.steps),
+    }
+    print(json.dumps(parts[flags.part]()))
     return 0
-  if flags.part == "write":
-    print(json.dumps(write(flags.place, flags.threads)))
-    return 0
-  if flags.part == "read":
-    print(json.dumps(read(flags.place, flags.steps)))
-    return 0
-  root = pathlib.Path(tempfile.mkdtemp())
-  place = root / "cache"
-  try:
-    common = [f"--place={place}", f"--records={flags.records}"]
-    made = fresh(["--part=make", *common])
-    written = fresh(["--part=write", *common, f"--threads={flags.threads}"])
-    batches = fresh(["--part=read", *common, f"--steps={flags.steps}"])
-  finally:
-    shutil.rmtree(root, ignore_errors=True)
+  with tempfile.TemporaryDirectory() as root:
+    common = [f"--place={root}/cache", f"--records={flags.records}"]
+    common += [f"--threads={flags.threads}", f"--steps={flags.steps}"]
+    made, written, batches = (
+      measuring.fresh(__file__, f"--part={part}", *common)
+      for part in ("make", "write", "read")
+    )
   scale = PASSAGES / flags.records
   report = {
     "records": flags.records,
     "length": LENGTH,
-    "cores": os.cpu_count(),
     "threads": flags.threads,
-    "python": platform.python_version(),
     "passages": made,
     "write": written,
     "poisson_batch": batches,
@@ -188,8 +160,8 @@ def main() -> int:
       "gib_on_disk": round(scale * written["gib_on_disk"], 2),
     },
   }
-  print(json.dumps(report, indent=2))
-  return 0 if batches["warm_ms_max"] < LIMIT_MS else 1
+  passed = batches["warm_ms_max"] < LIMIT_MS
+  return measuring.finish("data", report, passed=passed)
 
 
 if __name__ == "__main__":

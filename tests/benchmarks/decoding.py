@@ -12,34 +12,20 @@ times as long at 128 tokens as at 32.
   python tests/benchmarks/decoding.py --cores=1   # on a busy machine
 """
 
-import argparse
 import importlib.metadata
-import json
 import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-import repository
+import measuring
 
 INPUT, WRITTEN, P = 384, 32, 0.8
 LENGTHS = (32, 64, 128)
 FLAT_BATCH = 8
 BARS = {1: 2.0, 2: 2.0, 4: 2.0, 8: 2.0, 64: 1.0}
 FLAT_LIMIT = 1.25
-
-
-def timed(run: Callable[[], Any]) -> dict[str, float]:
-  """Returns seconds of the clock and of the processors."""
-  wall, cpu = time.perf_counter(), time.process_time()
-  run()
-  return {
-    "wall_s": time.perf_counter() - wall,
-    "cpu_s": time.process_time() - cpu,
-  }
 
 
 def documents(batch: int, vocab: int) -> Any:
@@ -195,11 +181,11 @@ def measure(
     name: [] for name in ("encode", "write", "their_encode", "their_write")
   }
   for _ in range(repeats):
-    runs["write"].append(timed(write))
+    runs["write"].append(measuring.timed(write))
     runs["their_write"].append(their_write())
   for _ in range(2):
-    runs["encode"].append(timed(encode))
-    runs["their_encode"].append(timed(their_encode))
+    runs["encode"].append(measuring.timed(encode))
+    runs["their_encode"].append(measuring.timed(their_encode))
   tokens = batch * WRITTEN
   pairs = zip(runs["write"], runs["their_write"], strict=True)
   ratios = [b["wall_s"] / a["wall_s"] for a, b in pairs]
@@ -240,7 +226,7 @@ def flatness(ours: Ours, repeats: int) -> dict[str, Any]:
   runs: dict[int, list[dict[str, float]]] = {length: [] for length in LENGTHS}
   for _ in range(repeats):
     for length, write in writes.items():
-      runs[length].append(timed(write))
+      runs[length].append(measuring.timed(write))
 
   def step_ms(length: int, field: str) -> float:
     return round(1e3 * min(r[field] for r in runs[length]) / length, 3)
@@ -254,7 +240,7 @@ def flatness(ours: Ours, repeats: int) -> dict[str, Any]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument("--model", default="t5_1_1_small")
   parser.add_argument(
     "--batches", type=int, nargs="*", default=(1, 2, 4, 8, 16, 64)
@@ -262,30 +248,26 @@ def main() -> int:
   parser.add_argument("--repeats", type=int, default=9)
   parser.add_argument("--cores", type=int, default=2)
   options = parser.parse_args()
-  allowed = sorted(os.sched_getaffinity(0))[-options.cores :]
-  os.sched_setaffinity(0, allowed)  # before either library counts cores
+  measuring.keep_to(options.cores)
   before = os.getloadavg()[0]
   import jax
 
   ours = Ours(options.model)
-  theirs = Theirs(ours, len(allowed))
+  theirs = Theirs(ours, options.cores)
   found = []
   for batch in options.batches:
     repeats = options.repeats if batch <= 8 else max(3, options.repeats // 2)
     found.append(measure(ours, theirs, batch, repeats))
-    print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    measuring.say(found[-1])
   flat = flatness(ours, max(3, options.repeats // 2))
   passed = flat["growth"] <= FLAT_LIMIT and all(
     one["ratio"] >= BARS.get(one["batch"], 0) for one in found
   )
   result = {
-    "benchmark": "decoding",
-    "commit": repository.commit(),
     "versions": {
       name: importlib.metadata.version(name)
       for name in ("jax", "flax", "torch", "transformers")
     },
-    "machine": f"{len(allowed)} cores, {platform.machine()}",
     "load": [round(before, 1), round(os.getloadavg()[0], 1)],
     "backend": jax.default_backend(),
     "model": options.model,
@@ -293,10 +275,8 @@ def main() -> int:
     "limits": {"ratio": BARS, "growth": FLAT_LIMIT},
     "batches": found,
     "flatness": flat,
-    "passed": passed,
   }
-  print(json.dumps(result, indent=1))
-  return 0 if passed else 1
+  return measuring.finish("decoding", result, passed=passed)
 
 
 if __name__ == "__main__":

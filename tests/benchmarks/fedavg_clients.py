@@ -14,19 +14,14 @@ epsilon is that of `--epsilon_rounds` such rounds. Prints one JSON document.
 import argparse
 import functools
 import json
-import os
 import pathlib
-import platform
-import resource
-import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from typing import Any
 
+import measuring
 import numpy as np
-import repository
 
 PAIRS, QUERY_LENGTH, DOCUMENT_LENGTH = 8, 32, 64
 CLIP, NOISE = 0.1, 1.0
@@ -138,10 +133,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     state, metrics = finish(state, total)
     return state, jax.device_get(metrics)
 
-  def peak_mib() -> int:
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-
-  before = peak_mib()
+  before = round(measuring.peak_mib())
   one_round(state, 0, at_most=part)  # compiles
   trained, started = 0, time.perf_counter()
   processor = time.process_time()
@@ -150,7 +142,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
     trained += int(metrics["clients"])
   wall = time.perf_counter() - started
   processor = time.process_time() - processor
-  peak = peak_mib()
+  peak = round(measuring.peak_mib())
   try:
     few_clients.check_meaningful(privacy, parameters)
     refusal = None
@@ -177,7 +169,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   flag = parser.add_argument
   flag("--clients", type=int, nargs="+", default=[100, 1000, 3000])
   flag("--cohort", type=int, default=100)
@@ -195,13 +187,13 @@ def main() -> int:
     return 0
   if options.only_tokens:
     write_tokens(pathlib.Path(options.tokens))
+    print("null")
     return 0
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(options.tokens or pathlib.Path(folder) / "tokens.npz")
     if not path.exists():
       # In a process of its own: what this one takes, its children begin with.
-      command = [sys.executable, __file__, f"--tokens={path}", "--only_tokens"]
-      subprocess.run(command, check=True)
+      measuring.fresh(__file__, f"--tokens={path}", "--only_tokens")
     pairs = len(np.load(path)["queries"])
     shared = [
       f"--{name}={getattr(options, name)}"
@@ -212,23 +204,17 @@ def main() -> int:
       for number in options.clients
     ]
     cases.append(["--case=1000", "--rounds=1", "--everybody"])
-    found = []
-    for flags in cases:
-      command = [sys.executable, __file__, f"--tokens={path}", *shared, *flags]
-      done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-      found.append(json.loads(done.stdout))
+    found = [
+      measuring.fresh(__file__, f"--tokens={path}", *shared, *flags)
+      for flags in cases
+    ]
   result = {
-    "benchmark": "fedavg_clients",
-    "commit": repository.commit(),
-    "jax": metadata.version("jax"),
-    "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "model": "the shipped T5's encoder, float32",
     "data": f"the demo set, {pairs} pairs of queries and documents",
     "clients_at_once": options.clients_at_once,
     "cases": found,
   }
-  print(json.dumps(result, indent=1))
-  return 0
+  return measuring.finish("fedavg_clients", result)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@ Prints JSON. The bar is 0.3 s, median of 5 fresh processes:
   python tests/benchmarks/import_time.py
 """
 
-import json
-import pathlib
 import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+import measuring
+
 REPEATS = 5
 LIMIT = 0.3
 SCRIPT = """
@@ -27,7 +26,7 @@ def measure() -> tuple[float, float]:
   """Seconds of the dependencies, and of ours on top, in a fresh process."""
   done = subprocess.run(
     [sys.executable, "-c", SCRIPT],
-    cwd=ROOT,
+    cwd=measuring.ROOT,
     check=True,
     capture_output=True,
     text=True,
@@ -42,15 +41,12 @@ def main() -> int:
   dependencies, ours = zip(*runs, strict=True)
   median = statistics.median(ours)
   result = {
-    "benchmark": "import_time",
     "dependencies_s": round(statistics.median(dependencies), 3),
     "added_s": round(median, 3),
     "added_runs_s": [round(seconds, 3) for seconds in ours],
     "limit_s": LIMIT,
-    "passed": median <= LIMIT,
   }
-  print(json.dumps(result, indent=1))
-  return 0 if result["passed"] else 1
+  return measuring.finish("import_time", result, passed=median <= LIMIT)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ steps. Prints one JSON document; the memory is that of the whole run.
   python tests/benchmarks/large_collection.py --documents=1000000
 """
 
-import argparse
 import itertools
 import json
 import pathlib
@@ -16,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import measuring
 
 from synthq_jax import artifacts
 from synthq_jax.data import environment_docs, files
@@ -79,21 +80,18 @@ def measure(folder: pathlib.Path, workdir: pathlib.Path) -> dict:
   }
 
 
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> int:
+  parser = measuring.parser(__doc__)
   parser.add_argument("--documents", type=int, default=1_000_000)
   options = parser.parse_args()
   with tempfile.TemporaryDirectory() as place:
     root = pathlib.Path(place)
     write(root / "data", options.documents)
     found = measure(root / "data", root / "run")
-  found |= {
-    "benchmark": "large_collection",
-    "limit_gib": LIMIT_GIB,
-    "passed": found["peak_gib"] <= LIMIT_GIB,
-  }
-  print(json.dumps(found, indent=1))
+  found["limit_gib"] = LIMIT_GIB
+  passed = found["peak_gib"] <= LIMIT_GIB
+  return measuring.finish("large_collection", found, passed=passed)
 
 
 if __name__ == "__main__":
-  main()
+  sys.exit(main())

@@ -7,10 +7,6 @@ every coordinate and divides. Prints one JSON document. Bar: 1.5 times the time.
   python tests/benchmarks/optimizer_overhead.py
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import time
@@ -19,8 +15,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measuring
 import optax
-import repository
 
 from synthq_jax import optim
 from synthq_jax.models import t5, t5_config
@@ -57,7 +53,7 @@ def stepper(tx: optax.GradientTransformation) -> Callable[..., Any]:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument("--model", default="t5_1_1_small")
   parser.add_argument("--repeats", type=int, default=11)
   options = parser.parse_args()
@@ -81,20 +77,14 @@ def main() -> int:
     name: statistics.median(a / b for a, b in zip(times, base, strict=True))
     for name, times in seconds.items()
   }
-  passed = ratios["dp_adafactor"] <= LIMIT
   result = {
-    "benchmark": "optimizer_overhead",
-    "commit": repository.commit(),
-    "jax": jax.__version__,
-    "machine": f"{os.cpu_count()} cores, {platform.machine()}",
     "parameters": size,
     "median_s": {k: round(statistics.median(v), 4) for k, v in seconds.items()},
     "time_ratio": {k: round(v, 3) for k, v in ratios.items()},
     "limit": LIMIT,
-    "passed": passed,
   }
-  print(json.dumps(result, indent=1))
-  return 0 if passed else 1
+  passed = ratios["dp_adafactor"] <= LIMIT
+  return measuring.finish("optimizer_overhead", result, passed=passed)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def run(
     # Compiled files of a bug would be younger than the right source.
     "PYTHONDONTWRITEBYTECODE": "1" if stop else "",
   }
+  environment.pop("SYNTHQ_TESTS_FOLDER", "")  # a run that was made without
   began = time.monotonic()
   try:
     done = subprocess.run(

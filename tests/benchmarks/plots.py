@@ -50,7 +50,16 @@ def load(name: str):
   return json.loads((DOCS / "data" / name).read_text())
 
 
-def save(figure, name: str) -> None:
+def save(figure, name: str, legend=None, *, columns=4, room=0.08, **more):
+  """Writes a figure, with the legend of these axes below it."""
+  if legend is not None:
+    handles, labels = legend.get_legend_handles_labels()
+    more = {"handles": handles, "labels": labels} | more
+  if more:
+    figure.legend(
+      **more, ncol=columns, frameon=False, loc="lower center", fontsize=8
+    )
+  figure.tight_layout(rect=(0, room if more else 0, 1, 1))
   figure.savefig(
     DOCS / "images" / name, bbox_inches="tight", metadata={"Date": None}
   )
@@ -86,7 +95,6 @@ def slices(found) -> None:
   ]
   for axes in (left, right):
     axes.set_xticks(range(len(labels)), labels, fontsize=7)
-  figure.tight_layout()
   save(figure, "tpu_v4.svg")
 
 
@@ -119,7 +127,6 @@ def growth(cases) -> None:
     axes.set_xticks(batches, [str(b) for b in batches])
     axes.minorticks_off()
   right.legend(frameon=False, fontsize=8, loc="lower right")
-  figure.tight_layout()
   save(figure, "clipping_cpu.svg")
 
 
@@ -138,12 +145,7 @@ def tpu(models) -> None:
     names = [m.replace("t5_1_1_", "T5 ").title() for m in models]
     axes.set_xticks(range(len(models)), names)
     axes.set_title(title, fontsize=9)
-  handles, labels = every[0].get_legend_handles_labels()
-  figure.legend(
-    handles, labels, ncol=4, frameon=False, loc="lower center", fontsize=8
-  )
-  figure.tight_layout(rect=(0, 0.08, 1, 1))
-  save(figure, "clipping_tpu.svg")
+  save(figure, "clipping_tpu.svg", every[0])
 
 
 def search(report) -> None:
@@ -173,12 +175,7 @@ def search(report) -> None:
       axes.axvline(speed, color="gray", linestyle=style, linewidth=1)
       axes.text(speed, 0.5, f" exact, {name}", fontsize=7, rotation=90)
     axes.set(xscale="log", xlabel="queries a second", ylabel=field)
-  handles, labels = every[0].get_legend_handles_labels()
-  figure.legend(
-    handles, labels, ncol=3, frameon=False, loc="lower center", fontsize=8
-  )
-  figure.tight_layout(rect=(0, 0.08, 1, 1))
-  save(figure, "search.svg")
+  save(figure, "search.svg", every[0], columns=3)
 
 
 def contrastive(report, field: str, scale: float, label: str) -> None:
@@ -216,12 +213,8 @@ def contrastive(report, field: str, scale: float, label: str) -> None:
   if field == "temporaries":
     text = "n\u00b2 gradients of full size"
     handles.append(plt.Line2D([], [], color="gray", ls=":", label=text))
-  figure.legend(
-    handles=handles, ncol=5, frameon=False, loc="lower center", fontsize=8
-  )
-  figure.tight_layout(rect=(0, 0.14, 1, 1))
   name = "memory" if field == "temporaries" else "time"
-  save(figure, f"contrastive_{name}.svg")
+  save(figure, f"contrastive_{name}.svg", columns=5, room=0.14, handles=handles)
 
 
 def detectors(found) -> None:
@@ -241,12 +234,7 @@ def detectors(found) -> None:
     axes.set(xlabel="recall", xlim=(0, 1.02), ylim=(0.84, 1.005))
     axes.set_title(f"query beside {title}", fontsize=9)
   every[0].set_ylabel("precision")
-  handles, labels = every[0].get_legend_handles_labels()
-  figure.legend(
-    handles, labels, ncol=4, frameon=False, loc="lower center", fontsize=8
-  )
-  figure.tight_layout(rect=(0, 0.14, 1, 1))
-  save(figure, "leakage_detectors.svg")
+  save(figure, "leakage_detectors.svg", every[0], room=0.14)
 
 
 def main() -> None:

@@ -15,10 +15,8 @@ the last are the queries. Prints one JSON document. Bar: exact results agree.
 import argparse
 import dataclasses
 import importlib.metadata
-import json
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,8 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import measuring
 import numpy as np
-import repository
 
 CUTOFFS = (10, 100)
 ROUNDING = 2e-6  # of scores of unit vectors in float32
@@ -52,9 +50,7 @@ def timed(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
     run()
   for _ in range(repeats):
     for name, run in runs.items():
-      start = time.perf_counter()
-      run()
-      walls[name].append(time.perf_counter() - start)
+      walls[name].append(measuring.timed(run)["wall_s"])
   return walls
 
 
@@ -189,7 +185,7 @@ def _size(index: Any) -> int:
 
 
 def parse() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument("--vectors", help="a .npy file of vectors")
   parser.add_argument("--documents", type=int, default=100_000)
   parser.add_argument("--dim", type=int, default=128)
@@ -215,8 +211,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
   options = parse()
-  allowed = sorted(os.sched_getaffinity(0))[-options.cores :]
-  os.sched_setaffinity(0, allowed)  # before either library counts cores
+  measuring.keep_to(options.cores)
   before = os.getloadavg()[0]
   if options.vectors:
     rows = np.load(options.vectors).astype(np.float32)
@@ -224,22 +219,19 @@ def main() -> int:
     rows = generated(options.documents, options.queries, options.dim)
   documents, queries = rows[: -options.queries], rows[-options.queries :]
   exact, best = exact_searches(documents, queries, options)
-  print(json.dumps(exact), file=sys.stderr, flush=True)
+  measuring.say(exact)
   found = []
   for one in approximate_searches(documents, queries, best, options):
     found.append(one)
-    print(json.dumps(one), file=sys.stderr, flush=True)
+    measuring.say(one)
   passed = not (
     exact["clear_places_that_differ"] or exact["clear_places_that_are_wrong"]
   )
   result = {
-    "benchmark": "search",
-    "commit": repository.commit(),
     "versions": {
       name: importlib.metadata.version(name)
       for name in ("jax", "faiss-cpu", "numpy")
     },
-    "machine": f"{len(allowed)} cores, {platform.machine()}",
     "load": [round(before, 1), round(os.getloadavg()[0], 1)],
     "vectors": options.vectors or "generated",
     "documents": documents.shape,
@@ -248,10 +240,8 @@ def main() -> int:
     "limits": {"rounding_of_scores": ROUNDING},
     "exact": exact,
     "approximate": found,
-    "passed": passed,
   }
-  print(json.dumps(result, indent=1))
-  return 0 if passed else 1
+  return measuring.finish("search", result, passed=passed)
 
 
 if __name__ == "__main__":

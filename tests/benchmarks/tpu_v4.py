@@ -16,19 +16,16 @@ in highest precision, 1 for others). Bytes of collectives are counted from the
 compiled program, a loop as often as it turns.
 """
 
-import argparse
 import dataclasses
 import json
 import math
-import multiprocessing
-import os
 import pathlib
 import re
 import sys
 import time
-from concurrent import futures
 from typing import Any
 
+import measuring
 import repository
 
 WAYS = ("ordinary", "bookkeeping", "vmap")
@@ -82,18 +79,12 @@ CASES = {
 
 def compile_case(name: str, way: str) -> dict[str, Any]:
   """Compiles one step; says what it needs of each device."""
-  os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-  os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # nothing touches a chip
+  case = CASES[name]
+  devices = measuring.for_tpu(case.topology)
   import jax
-  from jax.experimental import topologies
 
   from synthq_jax.training import mesh as mesh_lib
 
-  jax.config.update("jax_platforms", "cpu")
-  case = CASES[name]
-  devices = topologies.get_topology_desc(
-    platform="tpu", topology_name=case.topology, chip_config_name="megacore"
-  ).devices
   data, fsdp, tensor = case.mesh
   mesh = mesh_lib.make(
     mesh_lib.Shape(data=data, fsdp=fsdp, tensor=tensor), devices
@@ -348,7 +339,7 @@ def holds(found: dict[str, Any]) -> bool:
 
 
 def main() -> int:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = measuring.parser(__doc__)
   parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
   parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
   parser.add_argument("--output", type=pathlib.Path, help="kept and added to")
@@ -356,17 +347,15 @@ def main() -> int:
   found: dict[str, Any] = {}
   if options.output and options.output.exists():
     found = json.loads(options.output.read_text())["cases"]
-  context = multiprocessing.get_context("spawn")
   for name in options.cases:
     ways = found.setdefault(name, {})
     for way in options.ways:
       if way in ways:
         continue
-      with futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        ways[way] = pool.submit(compile_case, name, way).result()
+      ways[way] = measuring.in_own_process(compile_case, name, way)
       ways[way]["commit"] = repository.commit()
       ratios(ways)
-      print(name, way, ways[way], file=sys.stderr, flush=True)
+      measuring.say(name, way, ways[way])
       result = {
         "benchmark": "tpu_v4",
         "tokens": [INPUTS, TARGETS],

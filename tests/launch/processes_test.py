@@ -1,6 +1,5 @@
 """The launcher of local processes, with children that need no JAX."""
 
-import importlib.util
 import os
 import pathlib
 import signal
@@ -10,12 +9,10 @@ import time
 
 import pytest
 
+import processes
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCHER = ROOT / "launch" / "processes.py"
-SPEC = importlib.util.spec_from_file_location("processes", LAUNCHER)
-processes = importlib.util.module_from_spec(SPEC)
-sys.modules["processes"] = processes  # dataclasses look their module up
-SPEC.loader.exec_module(processes)
 
 OUTCOMES = [([2, -9], 137), ([-6, 1], 134), ([143, 143], 143), ([1, 2], 2)]
 

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import small_data
 
 import xm
 
@@ -42,22 +43,6 @@ def _launched(experiment) -> list[list[str]]:
   return [job.args.to_list(str) for job in experiment.launched_jobs]
 
 
-def _files(folder: pathlib.Path) -> str:
-  """A hundred pairs, as data of one's own."""
-  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
-  pairs = [
-    {
-      "query": f"who wrote report {i} on the {topics[i % 8]}",
-      "document": f"Report {i} is about a {topics[i % 8]} near station {i}."
-      f" It was written in winter by a student of {topics[i // 8]}s.",
-    }
-    for i in range(64)
-  ]
-  path = folder / "pairs.jsonl"
-  path.write_text("\n".join(map(json.dumps, pairs)) + "\n")
-  return str(path)
-
-
 def launched(tmp_path, *flags):
   """Runs an experiment of the tiny recipe on this machine, to its end."""
   return subprocess.run(
@@ -78,7 +63,7 @@ def test_a_local_experiment_really_fine_tunes(xmanager, tmp_path):
     tmp_path,
     "--executor=local",
     "--stage=finetune_dp",
-    f"--gin.SOURCE=jsonl:{_files(tmp_path)}",
+    f"--gin.SOURCE={small_data.write_pairs(tmp_path / 'pairs.jsonl', 64)}",
     "--gin.prepare_data.Config.public_test_documents=20",
     "--sweep=EPSILON=3",
   )

@@ -5,7 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
-import tiny_runs
+import small_data
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import shipped
@@ -17,27 +17,20 @@ TINY = "--gin_file=gin_configs/recipes/demo_tiny.gin"
 EMBEDDING = "token_embedder/embedding"
 
 
-@pytest.fixture(name="folder", scope="module")
-def _folder(tmp_path_factory):
+@pytest.fixture(name="source", scope="module")
+def _source(tmp_path_factory):
   """Forty documents, each with one query."""
   folder = tmp_path_factory.mktemp("beir")
-  tiny_runs.write_beir(
-    folder,
-    range(40),
-    {"train": range(32), "test": range(32, 40)},
-    document=lambda i: f"the number {i} and what it is good for",
-    query=lambda i: f"what is {i} for",
-  )
-  return folder
+  return small_data.write_split_beir(folder, train=32, test=8)
 
 
-def run(folder, workdir, name, *flags):
+def run(source, workdir, name, *flags):
   """Runs up to generate; returns the checkpoint and public parameters."""
   argv = [
     "generate",
     TINY,
     f"--gin_file=gin_configs/optim/{name}.gin",
-    f"--gin.SOURCE=beir:{folder}",
+    f"--gin.SOURCE={source}",
     f"--workdir={workdir}",
     "--gin.NUM_DOCUMENTS=16",
     "--gin.LEARNING_RATE=0.1",
@@ -52,10 +45,10 @@ def run(folder, workdir, name, *flags):
   return made, config, *flat
 
 
-def test_lora_changes_its_kernels_alone(folder, tmp_path):
+def test_lora_changes_its_kernels_alone(source, tmp_path):
   kernels = ".*attention/(query|value)/kernel"
   made, _, before, after = run(
-    folder,
+    source,
     tmp_path,
     "lora",
     "--gin.LORA_RANK=2",
@@ -70,9 +63,9 @@ def test_lora_changes_its_kernels_alone(folder, tmp_path):
     assert rank == 2, name
 
 
-def test_a_prompt_is_read_as_it_was_trained(folder, tmp_path):
+def test_a_prompt_is_read_as_it_was_trained(source, tmp_path):
   made, config, before, after = run(
-    folder, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
+    source, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
   )
   changed = {k for k in before if not np.array_equal(before[k], after[k])}
   assert changed == {EMBEDDING}

@@ -8,6 +8,7 @@ import types
 
 import dp_accounting
 import jax
+import made_up
 import numpy as np
 import optax
 import pytest
@@ -126,17 +127,7 @@ def _audited(tmp_path, monkeypatch):
     if public is None:
       public = untrained(0)
     t5_checkpoints.save(start, public, MODEL)
-    generator = results.Checkpoint(
-      directory="finetune_dp/eps8",
-      kind="generator",
-      name="eps8",
-      statement=claim or statement.non_private(),
-      steps=1,
-      batch_size=1,
-      num_parameters=1,
-      metrics="",
-      seconds=1.0,
-    )
+    generator = made_up.checkpoint(statement=claim or statement.non_private())
     few = {"num_candidates": 200, "num_ranked": 20, "queries_per_canary": 4}
     return tiny_runs.make(
       audit.STAGE,

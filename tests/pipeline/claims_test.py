@@ -11,11 +11,12 @@ import pathlib
 import re
 
 import dp_accounting
+import made_up
 import pytest
 
-from synthq_jax.pipeline import comparison_results, report, results
+from synthq_jax.pipeline import comparison_results, report
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import joint, ledger, sampling, statement, terms
+from synthq_jax.privacy import ledger, sampling, statement, terms
 from synthq_jax.report import blocks, page
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
@@ -156,45 +157,6 @@ _CLAIM = re.compile(
 )
 
 
-def made(name, claim):
-  """A retriever that may be shared."""
-  return results.Checkpoint(
-    directory=f"train_retriever/{name}",
-    kind="retriever",
-    name=name,
-    statement=claim,
-    steps=1,
-    batch_size=1,
-    num_parameters=1,
-    metrics="private/metrics.jsonl",
-    seconds=1.0,
-  )
-
-
-def prepared():
-  return results.PreparedData(
-    directory="prepare_data",
-    private_directory="private/prepare_data",
-    source="beir:b",
-    digest="d",
-    versions="",
-    unit="query",
-    num_documents=1,
-    num_queries={"train": NUM},
-    num_pairs={"train": NUM},
-    max_positives=1,
-    test_split="test",
-    num_public_test=1,
-    cut_documents=0.0,
-    vocabulary="v",
-    vocab_size=1,
-    extra_ids=0,
-    document_length=1,
-    query_length=1,
-    seconds=1.0,
-  )
-
-
 def sections(checkpoints):
   """The headings of the shareable page with what stands below them."""
   nothing = comparison_results.QueryComparison(
@@ -208,11 +170,10 @@ def sections(checkpoints):
     generators=(),
     asked=(),
     similarity=(),
-    seconds=0.0,
   )
   values = report.shareable_values(
     report.Config(),
-    prepared=prepared(),
+    prepared=made_up.prepared(num_queries={"train": NUM}),
     comparison=nothing,
     synthetic=(),
     checkpoints=checkpoints,
@@ -239,8 +200,16 @@ def statements(run):
 def test_the_page_claims_no_less_than_the_truth(run):
   released, kind = RUNS[run]
   by_name = statements(run)
-  checkpoints = [made(name, claim) for name, (claim, _) in by_name.items()]
-  checkpoints.append(made("public_only", statement.none()))
+  claims = {name: claim for name, (claim, _) in by_name.items()}
+  checkpoints = [
+    made_up.checkpoint(
+      directory=f"train_retriever/{name}",
+      kind="retriever",
+      name=name,
+      statement=claim,
+    )
+    for name, claim in {**claims, "public_only": statement.none()}.items()
+  ]
   shown = sections(checkpoints)
   together = shown.pop("Everything on this page together")
   claims = _CLAIM.findall(together)
@@ -297,18 +266,6 @@ def test_the_lines_of_a_ledger_claim_no_less_than_the_truth(run, tmp_path):
     ).groups()
     one = dataclasses.replace(one, times=1)
     assert float(epsilon) >= truth((one,), one.relation, float(delta))
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_the_card_of_a_joint_claim_claims_no_less_than_the_truth(run):
-  released, kind = RUNS[run]
-  whole = joint.claim([one for one, _ in statements(run).values()])
-  if kind is None:
-    assert whole is None
-    return
-  [(unit, epsilon, delta, relation)] = _CLAIM.findall(statement.in_words(whole))
-  assert (unit, relation) == kind
-  hold(released, epsilon, delta, relation)
 
 
 def asks_epsilon_whether_public(node):

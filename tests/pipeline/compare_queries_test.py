@@ -9,8 +9,8 @@ import sacrebleu
 
 from synthq_jax import artifacts
 from synthq_jax.generation import mauve
-from synthq_jax.pipeline import compare_queries
 from synthq_jax.report import queries
+from synthq_jax.stages import compare_queries
 
 _DOCUMENTS = {"d1": "one two three four five", "d2": "red blue", "d3": "unseen"}
 _REAL = {"q1": "one two three four", "q2": "a b", "q3": "a b", "q4": "x"}

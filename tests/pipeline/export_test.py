@@ -5,6 +5,7 @@ import re
 import shutil
 
 import jax
+import made_up
 import numpy as np
 import pytest
 import tiny_runs
@@ -16,10 +17,8 @@ from synthq_jax.pipeline import (
   export,
   inputs,
   plan,
-  results,
   workspace,
 )
-from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 
 TINY = t5_config.get("tiny")
@@ -38,17 +37,7 @@ def make():
   return t5_checkpoints.unflatten(flat)
 
 
-def claim():
-  """The statement of a short private training."""
-  return claim_lib.Claim(
-    sampler=sampling.Poisson(
-      num_examples=1000, expected_batch_size=50, max_batch_size=100
-    ),
-    noise_multiplier=1.0,
-    l2_clip_norm=0.1,
-    steps=3,
-    delta=1e-4,
-  ).statement("x")
+CLAIM = made_up.claim("x")
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +46,10 @@ def run_folder(tmp_path_factory):
   root = tmp_path_factory.mktemp("run")
   (root / "prepare_data").mkdir()
   (root / "prepare_data" / "vocabulary.model").write_bytes(WORDS)
-  claims = {PUBLIC: claim(), HIDDEN: statement.non_private()}
+  claims = {PUBLIC: CLAIM, HIDDEN: statement.non_private()}
   for directory, made in claims.items():
     t5_checkpoints.save(root / directory, make(), TINY)
-    result = results.Checkpoint(
-      directory=directory,
-      kind="generator",
-      name="synthetic",
-      statement=made,
-      steps=3,
-      batch_size=50,
-      num_parameters=1,
-      metrics="private/metrics.jsonl",
-      seconds=1.0,
-    )
+    result = made_up.checkpoint(directory=directory, statement=made)
     artifacts.save(root / directory, result, "digest")
   return root
 
@@ -101,38 +80,29 @@ def test_an_export_holds_the_model_its_vocabulary_and_its_claim(
   assert_same(params, make())
   assert (to / made / vocabulary).read_bytes() == WORDS
   words = (to / made / export.CLAIM).read_text()
-  assert words == f"{statement.in_words(claim())}\n"
+  assert words == f"{statement.in_words(CLAIM)}\n"
   printed = capsys.readouterr().out
   assert f"written: {to / made}" in printed
   numbers = re.search(r"epsilon = ([\d.]+), delta = ([\d.e-]+) for", printed)
   epsilon, delta = map(float, numbers.groups())
-  assert claim().epsilon <= epsilon <= 1.001 * claim().epsilon  # not .8535
-  assert claim().delta <= delta <= 1.01 * claim().delta
+  assert CLAIM.epsilon <= epsilon <= 1.001 * CLAIM.epsilon  # not .8535
+  assert CLAIM.delta <= delta <= 1.01 * CLAIM.delta
 
 
 def test_a_release_of_epsilon_0_is_no_public_checkpoint(tmp_path):
   everything = sampling.Poisson(
     num_examples=150, expected_batch_size=150, max_batch_size=151
   )
-  made = claim_lib.Claim(
+  made = made_up.claim(
     sampler=everything,
+    relation="ADD_OR_REMOVE_ONE",
+    accountant="pld",
     noise_multiplier=100.0,
-    l2_clip_norm=1.0,
     steps=1,
     delta=0.005,
-  ).statement("x")
-  assert made.epsilon == 0
-  result = results.Checkpoint(
-    directory=PUBLIC,
-    kind="generator",
-    name="synthetic",
-    statement=made,
-    steps=1,
-    batch_size=150,
-    num_parameters=1,
-    metrics="private/metrics.jsonl",
-    seconds=1.0,
   )
+  assert made.epsilon == 0
+  result = made_up.checkpoint(statement=made)
   artifacts.save(tmp_path, result, "digest")
   with pytest.raises(ValueError, match="trained on private queries"):
     inputs.load_public(tmp_path, None)

@@ -5,25 +5,20 @@ import json
 import shutil
 import sys
 
+import made_up
 import numpy as np
 import pytest
 import tiny_runs
+from finished_runs import NUM_PAIRS
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import inputs, plan, results, workspace
-from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
-from synthq_jax.stages import (
-  filter_queries,
-  generate,
-  train_retriever,
-)
+from synthq_jax.stages import filter_queries, train_retriever
 from synthq_jax.training import pairs as contrastive_pairs
 
-TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
-COUNT = 60
 RECIPE = train_retriever.Config(steps=2, batch_size=8, warmup_steps=1)
 TOP = filter_queries.Config(top_k=1)
 ALL = filter_queries.Config(
@@ -31,46 +26,7 @@ ALL = filter_queries.Config(
 )
 DROP_TRUNCATED = filter_queries.Config(drop_truncated=True)
 ZERO = filter_queries.Config(top_k=0)
-PRIVATE_GENERATOR = claim_lib.Claim(
-  sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
-  relation="REPLACE_SPECIAL",
-  accountant="rdp",
-  noise_multiplier=4.0,
-  l2_clip_norm=0.1,
-  steps=8,
-  delta=1 / 128,
-).statement("finetune_dp/1a2b")
-
-
-def pairs():
-  for number in range(COUNT):
-    topic, other = TOPICS[number % 8], TOPICS[(number // 8 + 3) % 8]
-    yield {
-      "query": f"who saw the {topic} number {number}",
-      "document": f"Report {number} is about the {topic} and the {other}. It"
-      f" was written near station {number} by somebody who studied it.",
-    }
-
-
-def configured(source):
-  return tiny_runs.config(
-    f"jsonl:{source}",
-    generate=generate.Config(
-      max_length=8, gauge_queries=10, batch_size=COUNT, queries_per_document=2
-    ),
-    filter_queries=filter_queries.Config(top_k=30),
-    rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
-  )
-
-
-@pytest.fixture(name="finished", scope="module")
-def _finished(tmp_path_factory):
-  """A run with the stage switched on."""
-  root = tmp_path_factory.mktemp("filtered")
-  source = root / "pairs.jsonl"
-  source.write_text("\n".join(map(json.dumps, pairs())) + "\n")
-  config = configured(source)
-  return config, root / "run", plan.run(config, root / "run", progress=False)
+PRIVATE_GENERATOR = made_up.claim()
 
 
 def load(root, stage, kind=results.SyntheticQueries):
@@ -83,9 +39,9 @@ def prepared(root):
 
 
 @pytest.fixture(name="hand_made")
-def _hand_made(finished, tmp_path):
+def _hand_made(finished_run, tmp_path):
   """Queries with known faults by a DP generator, and no private folder."""
-  _, done, _ = finished
+  done = finished_run.root
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
@@ -155,62 +111,64 @@ def kept_names(root, name="eps8"):
 # In the pipeline.
 
 
-def test_a_run_trains_and_reports_on_what_the_filter_kept(finished):
-  _, root, report = finished
+def test_a_run_trains_and_reports_on_what_the_filter_kept(finished_run):
+  root, report = finished_run.root, finished_run.report
   before, after = load(root, "generate"), load(root, "filter_queries")
   assert 0 < after.num_queries < before.num_queries
   tokens = np.load(root / after.directory / "tokens.npz")["tokens"]
-  assert (
-    len(tokens) == len(kept_names(root, "public_only")) == (after.num_queries)
-  )
+  kept = kept_names(root, "public_only")
+  assert len(tokens) == len(kept) == after.num_queries
   page = (root / report.markdown).read_text()
   assert f"{after.removed['round trip']:,} (round trip)" in page
-  assert "rank among the first 30 of the collection" in page
+  assert "rank among the first 60 of the collection" in page
   private = (root / report.private_html).read_text()
   assert ">Round trip</th>" in private
   assert after.seconds > before.seconds
   assert not list((root / "filter_queries").rglob("state_*"))
 
 
-def test_counts_of_both_stages_add_up_to_what_was_written(finished):
-  _, root, _ = finished
+def test_counts_of_both_stages_add_up_to_what_was_written(finished_run):
+  root = finished_run.root
   after = load(root, "filter_queries")
   written = after.num_documents * after.queries_per_document
-  assert written == 2 * COUNT
+  assert written == 2 * finished_run.config.generate.num_documents
   assert after.num_queries + sum(after.removed.values()) == written
   assert set(after.removed) == {
     "empty", "truncated", "duplicate", "copied", "not found", "round trip",
   }  # fmt: skip
-  place = root / after.directory
-  removed = (place / "removed.jsonl").read_text().splitlines()
+  removed = (root / after.directory / "removed.jsonl").read_text().splitlines()
   assert len(removed) == after.removed["round trip"]
-  assert all(json.loads(line)["rank"] >= 30 for line in removed)
+  assert all(json.loads(line)["rank"] >= 60 for line in removed)
   names = {json.loads(line)["_id"] for line in removed}
   assert not names & set(kept_names(root, "public_only"))
 
 
 def test_without_a_filter_the_stage_and_its_traces_are_not_there(
-  finished, tmp_path
+  finished_run, tmp_path
 ):
-  config, root, _ = finished
-  off = dataclasses.replace(config, filter_queries=filter_queries.Config())
-  shutil.copytree(root, tmp_path / "run")
-  shutil.rmtree(tmp_path / "run/filter_queries")
-  before = artifacts.read_fingerprint(root / "generate/public_only")
+  root = finished_run.copy(tmp_path)
+  off = dataclasses.replace(
+    finished_run.config, filter_queries=filter_queries.Config()
+  )
+  shutil.rmtree(root / "filter_queries")
+  place = root / "generate/public_only"
+  before = artifacts.read_fingerprint(place)
   for setting in (off, dataclasses.replace(off, filter_queries=ZERO)):
-    plan.run(setting, tmp_path / "run", stages=["generate"], progress=False)
-  plan.run(off, tmp_path / "run", stages=["filter_queries"], progress=False)
-  assert not (tmp_path / "run/filter_queries").exists()
-  place = tmp_path / "run/generate/public_only"
+    plan.run(setting, root, stages=["generate"], progress=False)
+  plan.run(off, root, stages=["filter_queries"], progress=False)
+  assert not (root / "filter_queries").exists()
   assert artifacts.read_fingerprint(place) == before
 
 
 def test_the_retriever_is_trained_again_when_the_filter_changes(
-  finished, tmp_path, by_first_token, monkeypatch
+  finished_run, tmp_path, by_first_token, monkeypatch
 ):
-  config, root, _ = finished
-  shutil.copytree(root, tmp_path / "run")
-  trained, given = load(root, "train_retriever", results.Checkpoint), []
+  root, given = finished_run.copy(tmp_path), []
+  trained = load(root, "train_retriever", results.Checkpoint)
+  alone = dataclasses.replace(
+    finished_run.config,
+    rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
+  )
 
   def noted(task):
     given.append(task.inputs["synthetic"].directory)
@@ -219,13 +177,12 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   changed = dataclasses.replace(train_retriever.STAGE, run=noted)
   monkeypatch.setattr(train_retriever, "STAGE", changed)
   for filters in (
-    config.filter_queries,
+    alone.filter_queries,
     DROP_TRUNCATED,
     filter_queries.Config(),
   ):
-    changed = dataclasses.replace(config, filter_queries=filters)
-    stages = ["train_retriever"]
-    plan.run(changed, tmp_path / "run", stages=stages, progress=False)
+    changed = dataclasses.replace(alone, filter_queries=filters)
+    plan.run(changed, root, stages=["train_retriever"], progress=False)
   assert given == ["filter_queries/public_only", "generate/public_only"]
 
 
@@ -237,14 +194,14 @@ def test_each_filter_takes_what_it_names(hand_made, by_first_token):
   result = run(root, documents, made, ALL)
   names = kept_names(root)
   assert "s5" not in names and "s9" not in names
-  assert len(names) == COUNT - 2 == result.num_queries
+  assert len(names) == NUM_PAIRS - 2 == result.num_queries
   assert result.removed == {
     "empty": 0, "truncated": 1, "duplicate": 4, "copied": 1, "not found": 0,
     "round trip": 0,
   }  # fmt: skip
   only = dataclasses.replace(ALL, top_k=None, copied_share=None)
   assert run(root, documents, made, only).removed["copied"] == 0
-  assert kept_names(root) == [f"s{i}" for i in range(COUNT) if i != 5]
+  assert kept_names(root) == [f"s{i}" for i in range(NUM_PAIRS) if i != 5]
 
 
 def test_queries_about_other_documents_do_not_come_back(
@@ -269,7 +226,7 @@ def test_bm25_may_rank_instead_of_a_retriever(hand_made, monkeypatch):
   names = kept_names(root)
   assert "s9" in names  # its words stand in its own document
   assert "s8" not in names  # it names the number of another one
-  assert result.removed["not found"] == COUNT - len(names) > COUNT / 2
+  assert result.removed["not found"] == NUM_PAIRS - len(names) > NUM_PAIRS / 2
   assert result.removed["round trip"] == 0
   assert "whose document BM25 does not rank" in result.filters
   assert "retriever" not in result.statement.notes[-1]
@@ -289,20 +246,22 @@ def test_a_planted_shift_of_documents_empties_the_round_trip(
   hand_made, by_first_token, monkeypatch
 ):
   root, documents, made = hand_made
-  right = filter_queries._gather
+  right = filter_queries.own_ranks
   monkeypatch.setattr(
     filter_queries,
-    "_gather",
-    lambda parts, rows: right(parts, (rows + 1) % COUNT),
+    "own_ranks",
+    lambda params, config, queries, documents, owners, **known: right(
+      params, config, queries, documents, (owners + 1) % NUM_PAIRS, **known
+    ),
   )
-  with pytest.raises(ValueError, match="left none of the 60 queries of eps8"):
+  with pytest.raises(ValueError, match="left none of the 120 queries of eps8"):
     run(root, documents, made)
 
 
 def test_a_filter_that_would_keep_all_is_refused(hand_made):
   root, documents, made = hand_made
-  with pytest.raises(ValueError, match=f"below {COUNT}, the size"):
-    run(root, documents, made, filter_queries.Config(top_k=COUNT))
+  with pytest.raises(ValueError, match=f"below {NUM_PAIRS}, the size"):
+    run(root, documents, made, filter_queries.Config(top_k=NUM_PAIRS))
 
 
 # Post-processing.
@@ -368,11 +327,11 @@ def test_the_stage_opens_nothing_private_for_a_dp_generator(hand_made):
 
 
 @pytest.fixture(name="poisoned")
-def _poisoned(finished, hand_made):
+def _poisoned(finished_run, hand_made):
   """Queries whose private folder holds real ones, equal to some of them."""
   root, documents, made = hand_made
   private = root / results.PRIVATE
-  shutil.copytree(finished[1] / results.PRIVATE, private)
+  shutil.copytree(finished_run.root / results.PRIVATE, private)
   lines = (root / made.directory / "queries.jsonl").read_text().splitlines()
   for path in private.rglob("queries.jsonl"):
     path.write_text("\n".join(lines[20:30]) + "\n")
@@ -458,12 +417,13 @@ def test_queries_of_a_generator_without_privacy_stay_private(
   [PRIVATE_GENERATOR, statement.non_private("Trained on real queries.")],
 )
 def test_a_retriever_that_saw_real_queries_is_refused(
-  finished, hand_made, tmp_path, claim
+  finished_run, hand_made, tmp_path, claim
 ):
   root, documents, made = hand_made
   retriever = tmp_path / "retriever"
-  shutil.copytree(finished[1] / "train_retriever/public_only", retriever)
-  trained = load(finished[1], "train_retriever", results.Checkpoint)
+  done = finished_run.root
+  shutil.copytree(done / "train_retriever/public_only", retriever)
+  trained = load(done, "train_retriever", results.Checkpoint)
   artifacts.save(retriever, dataclasses.replace(trained, statement=claim), "x")
   with pytest.raises(ValueError, match="trained on private queries"):
     run(root, documents, made, encoder=retriever)

@@ -2,8 +2,6 @@
 
 import contextlib
 import fcntl
-import importlib.util
-import json
 import os
 import pathlib
 import re
@@ -12,36 +10,22 @@ import subprocess
 import sys
 
 import pytest
+import small_data
 
 from synthq_jax.privacy import ledger
+from tests.pipeline import kills
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = pathlib.Path(__file__).with_name("hosts_script.py")
 LAUNCHER = ROOT / "launch" / "processes.py"
-SPEC = importlib.util.spec_from_file_location(
-  "kills_of_hosts", pathlib.Path(__file__).with_name("kills.py")
-)
-kills = importlib.util.module_from_spec(SPEC)
-sys.modules["kills_of_hosts"] = kills
-SPEC.loader.exec_module(kills)
 
 
 @pytest.fixture(name="flags", scope="module")
 def _flags(tmp_path_factory):
-  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
-  lines = [
-    {
-      "query": f"who wrote report {i} on the {topics[i % 8]}",
-      "document": f"Report {i} is about a {topics[i % 8]} near station {i}."
-      f" It was written in winter by a student of {topics[i // 8 % 8]}s.",
-    }
-    for i in range(100)
-  ]
   path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-  path.write_text("\n".join(map(json.dumps, lines)) + "\n")
   return [
     "--gin_file=recipes/demo_tiny.gin",
-    f"--gin.SOURCE=jsonl:{path}",
+    f"--gin.SOURCE={small_data.write_pairs(path, 100)}",
     "--gin.plan.RunConfig.public_data=True",
     "--gin.SECRET_SEED=5",
     "--gin.TRAIN_STEPS=5",

@@ -4,36 +4,20 @@ A few kills of a small run; `python tests/pipeline/kills.py` does twenty of a
 larger one.
 """
 
-import importlib.util
 import json
-import pathlib
 import random
 
 import pytest
+import small_data
 
-_SPEC = importlib.util.spec_from_file_location(
-  "kills", pathlib.Path(__file__).with_name("kills.py")
-)
-kills = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(kills)
+from tests.pipeline import kills
 
 
 @pytest.fixture(name="flags")
 def _flags(tmp_path):
-  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
-  lines = [
-    {
-      "query": f"who wrote report {i} on the {topics[i % 8]}",
-      "document": f"Report {i} is about a {topics[i % 8]} near station {i}."
-      f" It was written in winter by a student of {topics[i // 8 % 8]}s.",
-    }
-    for i in range(100)
-  ]
-  path = tmp_path / "pairs.jsonl"
-  path.write_text("\n".join(map(json.dumps, lines)) + "\n")
   return [
     f"--gin_file={kills.RECIPE}",
-    f"--gin.SOURCE=jsonl:{path}",
+    f"--gin.SOURCE={small_data.write_pairs(tmp_path / 'pairs.jsonl', 100)}",
     "--gin.plan.RunConfig.public_data=True",
     "--gin.prepare_data.Config.public_test_documents=20",
     "--gin.plan.Rows.public_only=False",

@@ -8,18 +8,18 @@ name, a size, an order, a count.
 
 import dataclasses
 import functools
-import importlib.util
 import json
 import pathlib
 import random
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import random_t5
+import small_data
 import tiny_runs
 
 from synthq_jax import artifacts
@@ -42,15 +42,8 @@ from synthq_jax.stages import (
   pretrain,
   train_retriever,
 )
+from tests.pipeline import kills
 
-_SPEC = importlib.util.spec_from_file_location(
-  "kills", pathlib.Path(__file__).with_name("kills.py")
-)
-kills = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(kills)
-
-_TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
-_PLACES = "harbor museum forest station bridge castle market valley".split()
 _COUNT = 64
 _SPLITS = ("train", "dev", "test")
 
@@ -58,52 +51,37 @@ Log = Sequence[tuple[str, int]]
 """What was asked, and the number of the document that answers it."""
 
 
-def _document(number: int) -> str:
-  topic, place = _TOPICS[number % 8], _PLACES[number // 8 % 8]
-  return (
-    f"Report {number} is about the {topic} of the {place}. It was written by"
-    f" somebody who studied it for {number} years. Winters there are long, and"
-    f" the {topic} sleeps under the {place}."
-  )
-
-
 def _jsonl(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
   del sides  # the reader's own
-  lines = [{"query": q, "document": _document(d)} for q, d in log]
-  _write(place / "log.jsonl", map(json.dumps, lines))
+  lines = [{"query": q, "document": small_data.document(d)} for q, d in log]
+  small_data.write_lines(place / "log.jsonl", map(json.dumps, lines))
   return f"jsonl:{place / 'log.jsonl'}"
 
 
 def _beir(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
-  corpus = [{"_id": f"d{i}", "text": _document(i)} for i in range(_COUNT)]
-  asked = [{"_id": _name(q), "text": q} for q, _ in log]
-  _write(place / "corpus.jsonl", map(json.dumps, corpus))
-  _write(place / "queries.jsonl", map(json.dumps, asked))
-  for split in _SPLITS:
-    rows = [f"{_name(q)}\td{d}\t1" for q, d in log if sides[d] == split]
-    head = "query-id\tcorpus-id\tscore"
-    _write(place / "qrels" / f"{split}.tsv", [head, *rows])
-  return f"beir:{place}"
+  judged = {
+    split: [(_name(q), f"d{d}", 1) for q, d in log if sides[d] == split]
+    for split in _SPLITS
+  }
+  documents = {f"d{i}": small_data.document(i) for i in range(_COUNT)}
+  return small_data.write_beir(
+    place, documents, {_name(q): q for q, _ in log}, judged
+  )
 
 
 def _msmarco(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
-  passages = (f"{i}\t{_document(i)}" for i in range(_COUNT))
-  _write(place / "collection.tsv", passages)
+  passages = (f"{i}\t{small_data.document(i)}" for i in range(_COUNT))
+  small_data.write_lines(place / "collection.tsv", passages)
   for split in _SPLITS:
     own = [(q, d) for q, d in log if sides[d] == split]
     asked = (f"{_name(q)}\t{q}" for q, _ in own)
-    _write(place / f"queries.{split}.tsv", asked)
+    small_data.write_lines(place / f"queries.{split}.tsv", asked)
     judged = (f"{_name(q)} 0 {d} 1" for q, d in own)
-    _write(place / f"qrels.{split}.tsv", judged)
+    small_data.write_lines(place / f"qrels.{split}.tsv", judged)
   return f"msmarco:{place}"
 
 
 _SOURCES = {"jsonl": _jsonl, "beir": _beir, "msmarco": _msmarco}
-
-
-def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def _name(query: str) -> str:
@@ -121,7 +99,7 @@ def sides(tmp_path_factory):
     for split, judged in read.qrels.items()
     for grades in judged.values()
   }
-  number = {_document(i): i for i in range(_COUNT)}
+  number = {small_data.document(i): i for i in range(_COUNT)}
   found = {number[d.text]: split_of[d.id] for d in read.documents}
   assert set(found.values()) == set(_SPLITS)
   return [found[i] for i in range(_COUNT)]
@@ -139,7 +117,7 @@ class _Logs:
 def _logs(sides: Sequence[str]) -> _Logs:
   """Asks for each document twice, in an order of chance."""
   log = [
-    (f"{time} {_TOPICS[i % 8]} {i}", i)
+    (f"{time} {small_data.TOPICS[i % 8]} {i}", i)
     for i in range(_COUNT)
     for time in ("early", "late")
   ]
@@ -363,7 +341,7 @@ def runs(tmp_path_factory, sides):
     def train(grad_fn, params, records, *, metrics_path, **settings):
       del grad_fn
       given.append((records, {key: settings[key] for key in _MECHANISM}))
-      _write(metrics_path, ())
+      small_data.write_lines(metrics_path, ())
       return params
 
     with pytest.MonkeyPatch.context() as patch:

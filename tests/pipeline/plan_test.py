@@ -5,10 +5,10 @@ import json
 import pathlib
 import shutil
 
+import finished_runs
 import jax
 import numpy as np
 import pytest
-import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
@@ -22,42 +22,13 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.stages import (
   audit,
+  filter_queries,
   finetune_dp,
   generate,
   prepare_data,
   query_leakage,
   stage,
 )
-
-_TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
-_SECRETS = "quince marzipan zeppelin gondola thimble walrus".split()
-
-
-def _lines(count: int) -> list[str]:
-  """Pairs whose queries hold words that no document holds."""
-  rng = np.random.default_rng(0)
-  lines = []
-  for number in range(count):
-    topic, other = rng.choice(_TOPICS, 2, replace=False)
-    secret = rng.choice(_SECRETS, 2, replace=False)
-    query = f"where does {secret[0]}{number} meet the {topic} {secret[1]}"
-    document = (
-      f"Report {number} is about the {topic} and the {other}. It was written"
-      f" near station {number} by somebody who studied the {topic} for years."
-      f" The {topic} is seen with the {other} in winter. Nobody knows why."
-    )
-    lines.append(json.dumps({"query": query, "document": document}))
-  return lines
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-  root = tmp_path_factory.mktemp("plan")
-  source = root / "pairs.jsonl"
-  source.write_text("\n".join(_lines(120)) + "\n")
-  config = tiny_runs.config(f"jsonl:{source}")
-  report = plan.run(config, root / "run", progress=False)
-  return config, root / "run", report
 
 
 @pytest.fixture
@@ -82,8 +53,8 @@ def _shareable(root: pathlib.Path) -> list[pathlib.Path]:
   ]
 
 
-def test_the_table_has_every_row_and_both_pages_exist(finished):
-  _, root, report = finished
+def test_the_table_has_every_row_and_both_pages_exist(finished_run):
+  root, report = finished_run.root, finished_run.report
   for row in ("bm25", "public only", "original", "synthetic eps8"):
     assert row in report.table
   assert "direct dp eps8" in report.table
@@ -91,8 +62,24 @@ def test_the_table_has_every_row_and_both_pages_exist(finished):
     assert (root / page).stat().st_size > 1000
 
 
-def test_the_private_page_compares_queries_with_the_public_encoder(finished):
-  _, root, report = finished
+def test_every_evaluation_names_the_traps_and_its_split(finished_run):
+  root = finished_run.root
+  private = artifacts.load(
+    root / "private/evaluate/test/bm25", results.Evaluation
+  )
+  public = artifacts.load(root / "evaluate/public/bm25", results.Evaluation)
+  for one, split in ((private, "test"), (public, "public")):
+    traps = " ".join(one.traps)
+    assert f"{one.num_queries} judged queries of split '{split}'" in one.met
+    for words in ("a grade of 1 or more", "own id is dropped", "Ties", "BM25"):
+      assert words in traps
+    assert "without any relevant document are not among them" in traps
+
+
+def test_the_private_page_compares_queries_with_the_public_encoder(
+  finished_run,
+):
+  root, report = finished_run.root, finished_run.report
   private = (root / report.private_html).read_text()
   assert "vectors from the dual encoder of demo_t5" in private
   assert "tok:13a|smooth:exp|version:" in private
@@ -101,41 +88,43 @@ def test_the_private_page_compares_queries_with_the_public_encoder(finished):
     assert "MAUVE" not in text and "BLEU" not in text
 
 
-def test_a_second_run_makes_nothing(finished, made):
-  config, root, report = finished
-  again = plan.run(config, root, progress=False)
+def test_a_second_run_makes_nothing(finished_run, made, tmp_path):
+  copied = finished_run.copy(tmp_path)
+  again = plan.run(finished_run.config, copied, progress=False)
   assert made == []
-  assert again == report
+  assert again == finished_run.report
 
 
-def test_a_late_setting_reruns_only_what_depends_on_it(finished, made):
-  config, root, _ = finished
+def test_a_late_setting_reruns_only_what_depends_on_it(
+  finished_run, made, tmp_path
+):
+  copied, config = finished_run.copy(tmp_path), finished_run.config
   late = dataclasses.replace(
-    config, evaluate=dataclasses.replace(config.evaluate, relevance_level=2)
+    config,
+    evaluate=dataclasses.replace(config.evaluate, relevance_level=2),
+    query_leakage=query_leakage.Config(enabled=False),
+    test_sets=(),
   )
-  plan.run(late, root, progress=False)
-  assert {name.split("/")[0] for name in made} == {
-    "evaluate",
-    "compare_queries",
-    "report",
-  }
-  scores = artifacts.load(root / "evaluate/public/bm25", results.Evaluation)
+  plan.run(late, copied, progress=False)
+  assert {name.split("/")[0] for name in made} == {"evaluate", "report"}
+  scores = artifacts.load(copied / "evaluate/public/bm25", results.Evaluation)
   assert "Relevant is a grade of 2 or more" in " ".join(scores.traps)
   assert scores.measures["R@10"].mean == 0  # every grade is 1
   assert scores.measures["nDCG@10"].mean > 0.5  # whose gain is the grade
-  plan.run(config, root, progress=False)  # back, for the other tests
+  text = (copied / "report/report.md").read_text()
+  assert "Real queries among" not in text
+  whole = (finished_run.root / "report/report.md").read_text()
+  assert "Real queries among" in whole
 
 
 def test_the_search_for_real_queries_needs_no_retriever(
-  finished, made, tmp_path
+  finished_run, made, tmp_path
 ):
-  config, root, _ = finished
-  copied = tmp_path / "run"
-  shutil.copytree(root, copied)
+  copied = finished_run.copy(tmp_path)
   for folder in ("train_retriever", "evaluate", "report", "private/evaluate"):
     shutil.rmtree(copied / folder)
   search = query_leakage.Config(detectors=("exact",))
-  other = dataclasses.replace(config, query_leakage=search)
+  other = dataclasses.replace(finished_run.config, query_leakage=search)
   made_by = {}
   plan.run(
     other,
@@ -152,22 +141,8 @@ def test_the_search_for_real_queries_needs_no_retriever(
   assert found[0].num_train + found[0].num_control == queries
 
 
-def test_without_the_search_only_the_report_changes(finished, made, tmp_path):
-  config, root, _ = finished
-  copied = tmp_path / "run"
-  shutil.copytree(root, copied)
-  off = query_leakage.Config(enabled=False)
-  plan.run(
-    dataclasses.replace(config, query_leakage=off), copied, progress=False
-  )
-  assert made == ["report"]
-  text = (copied / "report/report.md").read_text()
-  assert "Real queries among" not in text
-  assert "Real queries among" in (root / "report/report.md").read_text()
-
-
-def test_no_private_query_stands_in_anything_shareable(finished):
-  _, root, _ = finished
+def test_no_private_query_stands_in_anything_shareable(finished_run):
+  root = finished_run.root
   private = root / results.PRIVATE / "prepare_data"
   texts = [
     json.loads(line)["text"]
@@ -185,8 +160,8 @@ def test_no_private_query_stands_in_anything_shareable(finished):
       assert secret.encode() not in content, f"{path.name} holds a query word"
 
 
-def test_no_private_token_row_stands_in_shareable_arrays(finished):
-  _, root, _ = finished
+def test_no_private_token_row_stands_in_shareable_arrays(finished_run):
+  root = finished_run.root
   private = root / results.PRIVATE / "prepare_data"
   held = {
     tuple(row[row > 0])
@@ -201,18 +176,19 @@ def test_no_private_token_row_stands_in_shareable_arrays(finished):
           assert not rows & held, f"{path.name}: {name} holds a query"
 
 
-def test_no_score_on_private_queries_and_no_loss_is_shareable(finished):
-  _, root, _ = finished
+def test_no_score_on_private_queries_and_no_loss_is_shareable(finished_run):
+  root = finished_run.root
   for path in _shareable(root):
     relative = path.relative_to(root).as_posix()
     assert "evaluate/test" not in relative
     assert "original" not in relative
     if path.name.startswith("metrics"):
-      assert "synthetic" in relative or "public_only" in relative
+      is_of_written = {"train_retriever", "filter_queries"} & set(path.parts)
+      assert is_of_written and "direct" not in relative, relative
 
 
-def test_every_released_model_carries_its_statement(finished):
-  _, root, _ = finished
+def test_every_released_model_carries_its_statement(finished_run):
+  root = finished_run.root
   generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
   assert generator.statement.epsilon <= 8.0
   assert generator.statement.unit == "query"
@@ -229,8 +205,8 @@ def test_every_released_model_carries_its_statement(finished):
   assert release.l2_sensitivity == 2 * release.l2_clip_norm
 
 
-def test_documents_are_chosen_without_looking_at_who_was_clicked(finished):
-  config, root, _ = finished
+def test_documents_are_chosen_without_looking_at_who_was_clicked(finished_run):
+  config, root = finished_run.config, finished_run.root
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
   total = len(inputs.read_documents(root / "prepare_data")[0])
@@ -238,28 +214,24 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished):
   assert set(written) <= set(expected) and set(first) <= set(expected)
 
 
+@pytest.mark.slow
 def test_another_secret_gives_another_model_and_the_same_one_the_same(
-  finished, tmp_path
+  finished_run, tmp_path
 ):
-  config, root, _ = finished
-  models = []
+  name, models = "finetune_dp/eps8/params.safetensors", []
   for secret in (7, 8):
-    other = dataclasses.replace(config, secret_seed=secret)
-    plan.run(
-      other, tmp_path / str(secret), stages=["finetune_dp"], progress=False
-    )
-    path = tmp_path / str(secret) / "finetune_dp/eps8/params.safetensors"
-    models.append(path.read_bytes())
-  assert (
-    models[0] == (root / "finetune_dp/eps8/params.safetensors").read_bytes()
-  )
+    other = dataclasses.replace(finished_run.config, secret_seed=secret)
+    root = tmp_path / str(secret)
+    plan.run(other, root, stages=["finetune_dp"], progress=False)
+    models.append((root / name).read_bytes())
+  assert models[0] == (finished_run.root / name).read_bytes()
   assert models[0] != models[1]
 
 
 @pytest.fixture(name="planted", scope="module")
-def _planted(finished, tmp_path_factory):
+def _planted(finished_run, tmp_path_factory):
   """Returns settings with canaries, where they ran, and the audit."""
-  config, _, _ = finished
+  config = finished_run.config
   planted = dataclasses.replace(
     config,
     canaries=plan.Canaries(
@@ -269,6 +241,8 @@ def _planted(finished, tmp_path_factory):
       num_candidates=100, queries_per_canary=2, attacks=("likelihood",)
     ),
     rows=plan.Rows(bm25=False, original=False, direct_dp=()),
+    filter_queries=filter_queries.Config(),
+    test_sets=(),
   )
   root = tmp_path_factory.mktemp("planted")
   return planted, root, audited(planted, root)
@@ -288,6 +262,7 @@ def canary_lines(root, report):
   return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_canaries_are_records_and_are_audited(planted):
   _, root, report = planted
   made = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
@@ -307,6 +282,7 @@ def test_canaries_are_records_and_are_audited(planted):
     assert len(cell.ranks) + len(cell.held_out_ranks) == 8
 
 
+@pytest.mark.slow
 def test_no_canary_is_evaluated_or_shared(planted):
   _, root, report = planted
   secrets = [one["spelled"] for one in canary_lines(root, report)]
@@ -321,6 +297,7 @@ def test_no_canary_is_evaluated_or_shared(planted):
     assert not any(secret in text for secret in secrets), path
 
 
+@pytest.mark.slow
 def test_attackers_get_what_they_ask_for_and_no_more_is_made(planted):
   config, root, report = planted
   assert {one.attack for one in report.bounds} == {"likelihood"}
@@ -352,6 +329,7 @@ def test_an_attack_without_its_reference_is_refused():
     plan.RunConfig(canaries=few, finetune_dp=tuned)
 
 
+@pytest.mark.slow
 def test_canaries_that_no_audit_can_ask_for_are_refused_before_training(
   planted, tmp_path
 ):
@@ -372,29 +350,23 @@ def test_canaries_that_no_audit_can_ask_for_are_refused_before_training(
 
 
 def test_another_version_of_numpy_is_another_release(
-  finished, tmp_path, monkeypatch
+  finished_run, tmp_path, monkeypatch
 ):
-  config, _, _ = finished
   keys = []
-  train = private_training.dp_step.train
 
-  def noted(*args, noise_key, batch_seed, **named):
+  def noted(grad_fn, params, records, *, noise_key, batch_seed, **named):
     keys.append((bytes(jax.random.key_data(noise_key)), tuple(batch_seed)))
-    return train(*args, noise_key=noise_key, batch_seed=batch_seed, **named)
+    return {name: np.asarray(value) for name, value in params.items()}
 
   monkeypatch.setattr(private_training.dp_step, "train", noted)
   for version in (np.__version__, "1.99"):
     monkeypatch.setattr(_fingerprints.np, "__version__", version)
-    plan.run(config, tmp_path, stages=["finetune_dp"], progress=False)
+    plan.run(
+      finished_run.config, tmp_path, stages=["finetune_dp"], progress=False
+    )
   assert len(set(keys)) == 2 and len({batch for _, batch in keys}) == 2
   ledger = tmp_path / results.PRIVATE / "ledger.jsonl"
   assert len(ledger.read_text().splitlines()) == 2
-
-
-def test_an_epsilon_that_promises_nothing_is_refused():
-  for bad in (0.0, -1.0, float("nan")):
-    with pytest.raises(ValueError, match="epsilons above 0"):
-      plan.Rows(synthetic=(bad,))
 
 
 def test_a_fixed_secret_is_refused_for_private_data():
@@ -415,21 +387,28 @@ def test_one_query_less_changes_no_other_record():
   assert set(positions) == {0, 1, 2}
 
 
-def test_the_ledger_holds_every_private_training_once(finished):
-  _, root, _ = finished
-  lines = (root / results.PRIVATE / "ledger.jsonl").read_text().splitlines()
-  names = [json.loads(line)["identifier"].rsplit("/", 1)[0] for line in lines]
-  assert names == ["finetune_dp/eps8", "train_retriever/direct_dp_eps8"]
+def test_the_ledger_holds_every_private_training_once(finished_run):
+  path = finished_run.root / results.PRIVATE / "ledger.jsonl"
+  entered = [json.loads(line) for line in path.read_text().splitlines()]
+  names = [one["identifier"].rsplit("/", 1)[0] for one in entered]
+  direct = [f"train_retriever/{m}_eps8" for m in finished_runs.DIRECT_METHODS]
+  assert names == ["finetune_dp/eps8", *direct]
 
 
+@pytest.mark.slow
 def test_retrievers_may_start_from_a_checkpoint_of_their_own(
-  finished, made, tmp_path
+  finished_run, made, tmp_path
 ):
-  config, root, _ = finished
   params, shape = t5_checkpoints.load(shipped.DIRECTORY)
   params["encoder"]["encoder_norm"]["scale"] *= 1.5
   t5_checkpoints.save(tmp_path / "own", params, shape)
-  own = dataclasses.replace(config, retriever_checkpoint=str(tmp_path / "own"))
+  own = dataclasses.replace(
+    finished_run.config,
+    retriever_checkpoint=str(tmp_path / "own"),
+    filter_queries=filter_queries.Config(),
+    direct_dp_methods=(finished_runs.DIRECT_METHODS["direct_dp"],),
+  )
+  root = finished_run.copy(tmp_path)
   plan.run(own, root, stages=["train_retriever"], progress=False)
   assert made and {name.split("/")[0] for name in made} == {"train_retriever"}
   scale = "encoder/encoder_norm/scale"
@@ -439,14 +418,15 @@ def test_retrievers_may_start_from_a_checkpoint_of_their_own(
     trained = t5_checkpoints.flatten(t5_checkpoints.load(place)[0])[scale]
     start = np.asarray(params["encoder"]["encoder_norm"]["scale"])
     assert np.abs(trained / start - 1).max() < 0.1, name  # two small steps
-  plan.run(config, root, progress=False)  # back, for the other tests
 
 
-def test_retrievers_of_another_vocabulary_are_refused(finished, tmp_path):
-  config, root, _ = finished
-  copy = tmp_path / "own"
-  shutil.copytree(shipped.DIRECTORY, copy)
-  (copy / "vocabulary.model").write_bytes(b"another")
-  own = dataclasses.replace(config, retriever_checkpoint=str(copy))
+def test_retrievers_of_another_vocabulary_are_refused(finished_run, tmp_path):
+  other = tmp_path / "own"
+  shutil.copytree(shipped.DIRECTORY, other)
+  (other / "vocabulary.model").write_bytes(b"another")
+  own = dataclasses.replace(
+    finished_run.config, retriever_checkpoint=str(other)
+  )
+  root = finished_run.copy(tmp_path)
   with pytest.raises(ValueError, match="belongs to vocabulary.model beside it"):
     plan.run(own, root, progress=False)

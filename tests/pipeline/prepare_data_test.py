@@ -3,35 +3,25 @@
 import dataclasses
 
 import pytest
+import small_data
 import tiny_runs
 
 from synthq_jax.data import collection
 from synthq_jax.pipeline import workspace
 from synthq_jax.stages import prepare_data
 
-TOPICS = "otter violin glacier saffron turbine lagoon compass beetle".split()
-PLACES = "harbor museum forest station bridge castle market valley".split()
 COUNT = 40
 RARE = "zyzzyva"
 
 
-def document(number):
-  topic, place = TOPICS[number % 8], PLACES[number // 8 % 8]
-  return (
-    f"Report {number} is about the {topic} of the {place}. It was written by"
-    f" somebody who studied it. Winters there are long, and the {topic} sleeps"
-    f" under the {place}."
-  )
-
-
 def write(folder, query_of):
   """Writes a BEIR folder in which only the queries' texts are to differ."""
-  tiny_runs.write_beir(
+  rows = [(f"q{i}", f"d{i}", 1) for i in range(COUNT)]
+  small_data.write_beir(
     folder,
-    range(COUNT),
-    {"train": range(30), "test": range(30, COUNT)},
-    document=document,
-    query=query_of,
+    {f"d{i}": small_data.document(i) for i in range(COUNT)},
+    {f"q{i}": query_of(i) for i in range(COUNT)},
+    {"train": rows[:30], "test": rows[30:]},
   )
 
 
@@ -58,17 +48,13 @@ def shared(root):
   }
 
 
-def plain_query(number):
-  return f"who saw the {TOPICS[number % 8]} {number}"
-
-
 def rare_query(number):
   """Holds a word of no document, which all of them say 1,000 times."""
   return f"{number} " + f"{RARE} " * 25
 
 
 def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):
-  prepare(tmp_path / "plain", plain_query)
+  prepare(tmp_path / "plain", small_data.query)
   prepare(tmp_path / "rare", rare_query)
   expected, found = shared(tmp_path / "plain"), shared(tmp_path / "rare")
   assert {"vocabulary.model", "public_test.npz", "corpus.jsonl"} <= set(found)

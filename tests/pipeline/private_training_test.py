@@ -18,6 +18,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+import small_data
 
 from synthq_jax import artifacts, optim
 from synthq_jax.pipeline import (
@@ -560,27 +561,16 @@ def test_everything_a_release_draws_depends_on_the_secret(
     assert not one & other, f"{kind} do not depend on the secret"
 
 
-@pytest.fixture(name="pairs", scope="module")
-def fixture_pairs(tmp_path_factory):
-  topics = "otter violin glacier saffron turbine lagoon compass beetle".split()
-  lines = [
-    {
-      "query": f"who wrote report {i} on the {topics[i % 8]}",
-      "document": f"Report {i} is about a {topics[i % 8]} near station {i}.",
-    }
-    for i in range(60)
-  ]
+@pytest.fixture(name="source", scope="module")
+def fixture_source(tmp_path_factory):
   path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
-  path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-  return path
+  return small_data.write_pairs(path, 60)
 
 
-def run_of(pairs, secret, **changes):
+def run_of(source, secret, **changes):
   """Two epsilons and none, two seeds, a generator and two direct methods."""
   return plan.RunConfig(
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{pairs}", public_test_documents=10
-    ),
+    prepare_data=prepare_data.Config(source=source, public_test_documents=10),
     finetune_dp=finetune_dp.Config(
       steps=2, batch_size=8, dropout_rate=0.1, **changes
     ),
@@ -605,7 +595,7 @@ def run_of(pairs, secret, **changes):
 
 @pytest.mark.parametrize("secret", [7, None])
 def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
-  tmp_path, monkeypatch, pairs, secret
+  tmp_path, monkeypatch, source, secret
 ):
   """Through the stages, which name their trainings; nothing is trained."""
   given = []
@@ -616,7 +606,7 @@ def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
 
   monkeypatch.setattr(dp_step, "train", noted)
   for changes in ({}, {"learning_rate": 0.5}):
-    config = run_of(pairs, secret, **changes)
+    config = run_of(source, secret, **changes)
     direct = dataclasses.replace(config.rows, synthetic=())
     for stage, rows in (
       ("finetune_dp", config.rows),
@@ -638,7 +628,7 @@ def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
 
 
 def test_what_was_trained_without_privacy_lies_below_private(
-  tmp_path, monkeypatch, pairs
+  tmp_path, monkeypatch, source
 ):
   """Nothing is trained; where a result goes follows from what it read."""
 
@@ -649,7 +639,7 @@ def test_what_was_trained_without_privacy_lies_below_private(
   monkeypatch.setattr(
     training_pairs, "train", lambda config, params, *rest, **named: params
   )
-  config = run_of(pairs, 7)
+  config = run_of(source, 7)
   for stage, rows in (
     ("finetune_dp", {"synthetic": (8.0, math.inf)}),
     ("train_retriever", {"synthetic": (), "direct_dp": (), "original": True}),

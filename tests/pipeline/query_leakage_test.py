@@ -5,6 +5,7 @@ import json
 import math
 import types
 
+import made_up
 import numpy as np
 import pytest
 import tiny_runs
@@ -17,8 +18,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
-from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import statement
 from synthq_jax.report import blocks, leakage, page
 from synthq_jax.stages import query_leakage
 
@@ -36,15 +36,7 @@ def _query(rng) -> str:
 def _claim(epsilon: float):
   if math.isinf(epsilon):
     return statement.non_private("No noise.")
-  return claim_lib.Claim(
-    sampler=sampling.FixedOrder(num_examples=64, batch_size=16),
-    relation="REPLACE_SPECIAL",
-    accountant="rdp",
-    noise_multiplier=4.0,
-    l2_clip_norm=0.1,
-    steps=8,
-    delta=1 / 128,
-  ).statement(f"finetune_dp/{epsilon}")
+  return made_up.claim(f"finetune_dp/{epsilon}")
 
 
 class _Workdir:
@@ -63,26 +55,9 @@ class _Workdir:
     for split, texts in splits.items():
       ids = np.array([f"{split}{i}" for i in range(len(texts))])
       np.savez(folder / f"{split}.npz", ids=ids)
-    self.prepared = results.PreparedData(
-      directory="prepare_data",
-      private_directory="private/prepare_data",
-      source="jsonl:x",
-      digest="d",
-      versions="",
-      unit="query",
-      num_documents=9,
+    self.prepared = made_up.prepared(
       num_queries={split: len(texts) for split, texts in splits.items()},
-      num_pairs={},
-      max_positives=1,
       test_split=test_split,
-      num_public_test=0,
-      cut_documents=0.0,
-      vocabulary="v",
-      vocab_size=9,
-      extra_ids=0,
-      document_length=9,
-      query_length=24,
-      seconds=0.0,
     )
 
   def synthetic(self, name, texts, epsilon=8.0, per_document=2):

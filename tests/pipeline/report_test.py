@@ -11,16 +11,11 @@ import pytest
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.pipeline import _query_leakage_results as leakage_lib
-from synthq_jax.pipeline import (
-  compare_queries,
-  comparison_results,
-  report,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import comparison_results, report, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
+from synthq_jax.stages import compare_queries
 
 SECRET = "zanzibar"  # stands in everything private below
 SCORE = 0.7777  # and this only in scores that are private

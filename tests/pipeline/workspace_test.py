@@ -3,7 +3,6 @@ import re
 import stat
 
 import jax
-import numpy as np
 import pytest
 
 from synthq_jax.pipeline import workspace
@@ -79,14 +78,6 @@ def test_a_given_secret_leaves_the_drawn_one_alone(tmp_path):
   drawn = workspace.Workspace(tmp_path).seed("noise")
   given = workspace.Workspace(tmp_path, secret_seed=7).seed("noise")
   assert given != drawn == workspace.Workspace(tmp_path).seed("noise")
-
-
-def test_seeds_serve_numpy(tmp_path):
-  space = workspace.Workspace(tmp_path, secret_seed=7)
-  draws = [
-    np.random.default_rng(space.seed(purpose)).random() for purpose in PURPOSES
-  ]
-  assert len(set(draws)) == len(PURPOSES)
 
 
 @pytest.mark.parametrize("parts", [("a",), ("a", "b.json")])

@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 from scipy import optimize, stats
@@ -72,24 +71,6 @@ def test_a_query_and_its_text_cost_together_what_their_gaussians_do():
   assert (whole.unit, whole.relation) == ("query text", "REPLACE_SPECIAL")
   assert exact <= whole.epsilon <= 1.002 * exact
   assert max(one.epsilon for one in parts) < 0.95 * exact
-
-
-def test_the_joint_claim_is_dp_accountings_for_replaced_by_empty():
-  parts = [query(), text()]
-  whole = joint.claim(parts)
-  accountant = dp_accounting.pld.PLDAccountant(
-    dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-  )
-  sampled = dp_accounting.PoissonSampledDpEvent(
-    0.05, dp_accounting.GaussianDpEvent(1.0)
-  )
-  accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, 100))
-  accountant.compose(
-    dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), 2)
-  )
-  assert whole.delta == DELTA
-  assert whole.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
-  assert whole.ledger == (*parts[0].ledger, *parts[1].ledger)
 
 
 def test_two_results_at_epsilon_8_cost_together_what_privacy_md_says():
@@ -198,13 +179,6 @@ def test_the_claim_says_which_claims_it_replaces():
   assert "Where one query text is empty" in words
   same = statement.in_words(joint.claim([query(), text(unit="query")]))
   assert "Where one" not in same
-
-
-def test_a_smaller_delta_costs_epsilon():
-  parts = [query(), text()]
-  stricter = joint.claim(parts, delta=1e-6)
-  assert stricter.delta == 1e-6
-  assert stricter.epsilon > joint.claim(parts).epsilon
 
 
 def test_compose_still_refuses_and_says_where_to_look():

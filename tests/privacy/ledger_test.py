@@ -83,23 +83,6 @@ def test_different_units_are_not_added_up(path):
   assert any(x.startswith("no joint claim") for x in printed)
 
 
-def test_a_query_and_its_text_have_one_joint_claim(path):
-  alone = float(numbers(ledger.describe(path)))
-  text = made(
-    "text",
-    unit="query text",
-    relation="REPLACE_SPECIAL",
-    sampler=sampling.FixedOrder(num_examples=6000, batch_size=256),
-    noise_multiplier=4.0,
-  )
-  ledger.enter(path, "text", text)
-  printed = ledger.describe(path)
-  assert "together (3): epsilon" in printed
-  assert "for one query text (REPLACE_SPECIAL)" in printed
-  assert float(numbers(printed)) > max(alone, text.epsilon)
-  assert printed.count("alone (") == 2
-
-
 @pytest.mark.parametrize(
   "line", ["{", "[]", "{}", '{"identifier": "a", "statement": {}}']
 )
@@ -107,18 +90,3 @@ def test_a_broken_line_is_named(path, line):
   path.write_text(path.read_text() + line + "\n")
   with pytest.raises(ValueError, match=r"ledger\.jsonl:4: expected an entry"):
     ledger.read(path)
-
-
-@pytest.mark.parametrize(
-  "flags, words",
-  [
-    ([], "expected --examples and --batch_size, or --ledger=FILE"),
-    (["--examples=10"], "expected --batch_size, or --ledger=FILE"),
-    (["--ledger=x", "--epsilon=3"], "--delta alone, got --epsilon"),
-    (["--ledger=nothing.jsonl"], "nothing.jsonl"),
-  ],
-)
-def test_flags_that_do_not_go_together_are_refused(capsys, flags, words):
-  assert main.main(["privacy", *flags]) == 2
-  lines = capsys.readouterr().err.splitlines()
-  assert len(lines) == 1 and words in lines[0]

@@ -213,14 +213,6 @@ def test_sizes_that_contradict_each_other_are_refused(num, mean, room, name):
     )
 
 
-def test_a_negative_step_is_refused():
-  sampler = sampling.Poisson(
-    num_examples=10, expected_batch_size=5, max_batch_size=8
-  )
-  with pytest.raises(ValueError, match="step"):
-    sampler.batch(0, -1)
-
-
 def cyclic(**changes):
   values = {
     "num_examples": 60,

@@ -1,0 +1,137 @@
+"""One finished run of every stage, made once for all processes of the tests.
+
+The tiny demo recipe on a small log, with a filter, two kinds of direct training
+and more, and further test sets. Nobody writes to it: who changes a run changes
+a copy.
+"""
+
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import pickle
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+import small_data
+
+from synthq_jax import main
+from synthq_jax.pipeline import plan, results
+from synthq_jax.stages import direct_dp
+
+NUM_PAIRS = 120
+_SECRETS = "quince marzipan zeppelin gondola thimble walrus".split()
+_DIRECT = direct_dp.Config(steps=2, batch_size=8, public_negatives=5)
+DIRECT_METHODS = {
+  "direct_dp": _DIRECT,
+  "direct_dp_group": dataclasses.replace(
+    _DIRECT, label="group", method="group", group_size=4
+  ),
+  "direct_dp_row": dataclasses.replace(_DIRECT, label="row", method="row"),
+  "direct_dp_text": dataclasses.replace(
+    _DIRECT, label="text", method="row", negatives="batch", unit="query"
+  ),
+  "direct_dp_logit": dataclasses.replace(
+    _DIRECT,
+    label="logit",
+    method="logit",
+    temperature=1.0,
+    projection=True,
+    trained="projection/.*",
+  ),
+}
+"""By the name of the row."""
+TEST_SETS = ("cqadupstack.gis", "cqadupstack.tex", "msmarco", "scifact", "tiny")
+
+
+class Run(NamedTuple):
+  """A working directory that nothing is missing in."""
+
+  config: plan.RunConfig
+  root: pathlib.Path
+  report: results.Report
+  test_sets: pathlib.Path
+
+  def copy(self, folder: pathlib.Path) -> pathlib.Path:
+    """Copies the working directory into a folder."""
+    return shutil.copytree(self.root, folder / "run")
+
+
+def log() -> list[dict[str, str]]:
+  """Pairs whose queries hold words that no document holds."""
+  rng = np.random.default_rng(0)
+  pairs = []
+  for number in range(NUM_PAIRS):
+    first, second = rng.choice(_SECRETS, 2, replace=False)
+    topic = small_data.TOPICS[number % 8]
+    query = f"where does {first}{number} meet the {topic} {second}"
+    pairs.append({"query": query, "document": small_data.document(number)})
+  return pairs
+
+
+def write_test_set(folder, *, first, split="test", count=30):
+  """Writes a BEIR folder of pairs, every second of them relevant."""
+  ids = range(first, first + count)
+  small_data.write_beir(
+    folder,
+    {f"d{i}": f"Report {i} on the station of row {i % 7}." for i in ids},
+    {f"q{i}": f"row {i % 7} report {i}" for i in ids},
+    {split: [(f"q{i}", f"d{i}", i % 2) for i in ids]},
+  )
+
+
+def write_test_sets(root: pathlib.Path) -> None:
+  """Writes a folder of sets, as BEIR's downloads are unzipped."""
+  write_test_set(root / "scifact", first=100)
+  write_test_set(root / "msmarco", first=200, split="dev")
+  write_test_set(root / "cqadupstack" / "gis", first=300)
+  write_test_set(root / "cqadupstack" / "tex", first=400, count=20)
+  write_test_set(root / "tiny", first=500, count=2)  # one judged query
+
+
+def configure(folder: pathlib.Path) -> plan.RunConfig:
+  """Returns the settings of the run on data in a folder."""
+  flags = [
+    f"SOURCE=jsonl:{folder / 'log.jsonl'}",
+    f'TEST_SETS=("beir:{folder / "sets"}",)',
+    "SECRET_SEED=7",
+    "plan.RunConfig.public_data=True",
+    "prepare_data.Config.public_test_documents=20",
+    "NUM_DOCUMENTS=72",
+    "RETRIEVER_BATCH_SIZE=8",
+    "generate.Config.max_length=8",
+    "generate.Config.gauge_queries=10",
+    "generate.Config.queries_per_document=2",
+    "generate.Config.batch_size=24",
+    "filter_queries.Config.top_k=60",
+    "evaluate.Config.bootstrap_samples=20",
+  ]
+  recipe = ["recipes/demo_tiny.gin"]
+  config, _ = main.configure(plan.RunConfig, recipe, flags)
+  methods = tuple(DIRECT_METHODS.values())
+  return dataclasses.replace(config, direct_dp_methods=methods)
+
+
+def shared(folder: str | os.PathLike) -> Run:
+  """Returns the run in a folder; the first process to ask makes it."""
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  config, done = configure(folder), folder / "report.pickle"
+  with open(folder / "lock", "w") as stream:
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    if not done.exists():
+      small_data.write_lines(folder / "log.jsonl", map(json.dumps, log()))
+      write_test_sets(folder / "sets")
+      report = plan.run(config, folder / "run", progress=False)
+      done.write_bytes(pickle.dumps(report))
+  report = pickle.loads(done.read_bytes())
+  return Run(config, folder / "run", report, folder / "sets")
+
+
+def state(run: Run) -> dict[str, tuple[int, int]]:
+  """Returns size and time of every file, by which a change shows."""
+  paths = (p for p in run.root.parent.rglob("*") if p.is_file())
+  stats = {str(path): path.stat() for path in paths}
+  return {p: (one.st_size, one.st_mtime_ns) for p, one in stats.items()}
