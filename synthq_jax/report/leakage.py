@@ -130,9 +130,9 @@ def _summary(leakage: found_lib.QueryLeakage) -> blocks.Paragraph:
 
 
 def _kinds(leakage: found_lib.QueryLeakage) -> str:
-  return "; ".join(
-    f"{name}: {said}" for name, said in leakage.detectors.items()
-  )
+  compared = leakage.memberships or leakage.overlaps
+  names = dict.fromkeys(one.detector for one in compared)
+  return "; ".join(f"{name}: {leakage.detectors[name]}" for name in names)
 
 
 def _warnings(leakage: found_lib.QueryLeakage) -> list[blocks.Paragraph]:
