@@ -8,7 +8,6 @@ setting makes anew only what depends on it.
 import dataclasses
 import os
 import pathlib
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -18,8 +17,9 @@ from synthq_jax import artifacts
 from synthq_jax.pipeline import _release, workspace
 from synthq_jax.report import blocks
 from synthq_jax.report import page as page_lib
+from synthq_jax.report import words as words_lib
 
-__all__ = ["Job", "Study", "Task", "Words", "grouped", "part", "run"]
+__all__ = ["Job", "Study", "Task", "grouped", "part", "run", "words"]
 
 _Item = TypeVar("_Item")
 
@@ -153,18 +153,6 @@ def grouped(
   return groups
 
 
-class Words:
-  """The sentences of a study's page, with places to be filled in."""
-
-  def __init__(self, study: str):
-    """Reads them from words.toml in the package of a study."""
-    path = pathlib.Path(__file__).parent / study / "words.toml"
-    self._sentences: dict[str, str] = tomllib.loads(path.read_text())
-
-  def text(self, name: str, /, **values: Any) -> str:
-    """Returns a sentence."""
-    return self._sentences[name].format(**values)
-
-  def __call__(self, name: str, /, **values: Any) -> blocks.Paragraph:
-    """Returns a sentence as a paragraph."""
-    return blocks.Paragraph(text=self.text(name, **values))
+def words(study: str) -> words_lib.Words:
+  """Returns the sentences of a study's page, from its words.toml."""
+  return words_lib.Words(pathlib.Path(__file__).parent / study / "words.toml")

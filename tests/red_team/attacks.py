@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from synthq_jax.optim import bookkeeping, ghost
+from synthq_jax.optim import strategies
 from tests.red_team import attack, devices, losses, neighbours, sums
 
 BOUND, ALIGNED, CLIMBED = 1 + 1e-4, 1 + 2e-3, 1 + 1e-3
@@ -66,12 +66,12 @@ class kept:
     self._ratio = ratio
 
   def __enter__(self) -> None:
-    self._before = bookkeeping.KEEP_RATIO, ghost.KEEP_RATIO
+    self._before = dict(strategies.KEEP_RATIOS)
     if self._ratio is not None:
-      bookkeeping.KEEP_RATIO = ghost.KEEP_RATIO = self._ratio
+      strategies.KEEP_RATIOS.update(bookkeeping=self._ratio, ghost=self._ratio)
 
   def __exit__(self, *raised: Any) -> None:
-    bookkeeping.KEEP_RATIO, ghost.KEEP_RATIO = self._before
+    strategies.KEEP_RATIOS.update(self._before)
 
 
 def of_sweep() -> Iterator[Attack]:

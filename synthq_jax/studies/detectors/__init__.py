@@ -61,7 +61,7 @@ DETECTORS = {
 _COSINE = "cosine of the paper"
 _EMBEDDING = "embedding"
 _POINTS = 60  # of a curve
-_WORDS = frame.Words("detectors")
+_WORDS = frame.words("detectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ THESIS: Mapping[str, float] = {
 """Sentence MRR@10 on Fed-NewsQA as the thesis reports it: other texts, another
 model."""
 
-_WORDS = frame.Words("federated")
+_WORDS = frame.words("federated")
 _MAIN = "MRR@10"
 _DRAWN = 40  # clients
 

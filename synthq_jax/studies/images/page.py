@@ -16,7 +16,7 @@ __all__ = ["page"]
 _PAPER = (("embedding net", 0.819, 0.827), ("ResNet-18", 0.730, 0.599))
 _PAPER_NOISE = ((100, 0.2), (100, 1.0))  # batch size and temperature
 
-_WORDS = frame.Words("images")
+_WORDS = frame.words("images")
 
 Group = Sequence[training.Training]
 """All seeds of one row."""

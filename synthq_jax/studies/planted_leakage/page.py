@@ -12,7 +12,7 @@ from synthq_jax.studies.planted_leakage import data, tables
 __all__ = ["page"]
 
 _NONE, *_LEAKING = splits.NAMES
-_WORDS = frame.Words("planted_leakage")
+_WORDS = frame.words("planted_leakage")
 
 
 def page(found: tables.Study) -> blocks.Page:

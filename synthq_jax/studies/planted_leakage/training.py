@@ -43,7 +43,7 @@ BERT = "monoBERT"
 RUN = "run.txt"
 """The candidates in the order of a training."""
 
-_WORDS = frame.Words("planted_leakage")
+_WORDS = frame.words("planted_leakage")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ SAMPLERS = ("one sum", "poisson")
 """One noisy sum of all records, or an epoch of Poisson batches."""
 
 _EPOCH = 50  # steps of an epoch
-_WORDS = frame.Words("private_step")
+_WORDS = frame.words("private_step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ __all__ = ["STUDY", "Config", "Level", "Nearest", "Study"]
 
 _KINDS = {"digits": "own_query", "words": "rare_words"}
 _MADE_UP = 0.1  # sentences with made-up secrets of a kind, over the attacker's
-_WORDS = frame.Words("vectors")
+_WORDS = frame.words("vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
