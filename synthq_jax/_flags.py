@@ -6,9 +6,10 @@ import errno
 import os
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from synthq_jax.stages import stage
 from synthq_jax.training import cluster
 
 __all__ = [
@@ -22,26 +23,15 @@ __all__ = [
   "os_error",
   "parser",
   "place",
-  "privacy_question",
   "processes",
-  "share",
 ]
 
 STAGES = {
   "run": "the whole pipeline; finished stages are skipped",
-  "prepare_data": "documents, queries, splits and tokens",
-  "pretrain": "a public T5 (from scratch: recipes/demo_pretrain.gin)",
-  "finetune_dp": "the private generators",
-  "generate": "synthetic queries",
-  "filter_queries": "the queries that filters keep; optional",
-  "train_retriever": "the dual encoders",
-  "evaluate": "scores of every row of the table",
-  "query_leakage": "real queries among the synthetic ones: more than by chance?",
-  "audit": "canaries: did a generator learn them?",
-  "report": "the shareable pages and the private one",
+  **stage.summaries(),
   "study": "a study of gin_configs/studies; no stage of the pipeline",
 }
-"""Stages by name, each with what it makes."""
+"""Commands that gin files configure, each with what it does."""
 
 _HELP = (
   "--gin.NAME=value sets a macro (--gin.EPSILON=3) or a parameter"
@@ -50,6 +40,7 @@ _HELP = (
 )
 
 
+_DEBUG = "show tracebacks"
 _FULL = "free some space, and the same command goes on"
 _FORBIDDEN = "choose a --workdir that you may write to"
 _HINTS = {
@@ -84,9 +75,6 @@ def os_error(error: OSError) -> str:
 def exit_code(error: BaseException) -> int:
   """Returns what a command exits with that failed so.
 
-  Args:
-    error: a ValueError or an OSError.
-
   Returns:
     2 for what the user can mend; 75 (EX_TEMPFAIL) for what a file system or a
     connection may not do again: launchers start the command anew.
@@ -96,11 +84,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def one_line(error: BaseException) -> str:
-  """Returns a message without line breaks, carets and gin's inner names.
-
-  Args:
-    error: whose message.
-  """
+  """Returns a message without line breaks, carets and gin's inner names."""
   lines = [line.strip() for line in (str(error) or repr(error)).splitlines()]
   text = " ".join(
     line
@@ -137,9 +121,6 @@ def place(
   return name
 
 
-_COMMON = ("stage", "debug")
-
-
 class UsageError(ValueError):
   """What the user can mend; its text is one line."""
 
@@ -152,8 +133,13 @@ class _Parser(argparse.ArgumentParser):
     raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def parser() -> argparse.ArgumentParser:
-  """Describes the command line."""
+def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
+  """Describes the command line.
+
+  Args:
+    tools: commands that are no stages, of type `_tools.Tool`, by name; "a b" is
+      the tool b of the group a.
+  """
   top = _Parser(
     prog="synthq",
     allow_abbrev=False,
@@ -162,66 +148,28 @@ def parser() -> argparse.ArgumentParser:
   commands = top.add_subparsers(
     dest="stage", required=True, metavar="STAGE", title="stages"
   )
+
+  def add(parent: Any, name: str, words: str, **named: Any) -> Any:
+    return parent.add_parser(
+      name, help=words, description=words, allow_abbrev=False, **named
+    )
+
   for name, words in STAGES.items():
-    _add_stage_flags(
-      commands.add_parser(
-        name, help=words, description=words, epilog=_HELP, allow_abbrev=False
+    _add_stage_flags(add(commands, name, words, epilog=_HELP))
+  groups: dict[str, Any] = {}
+  for name, tool in (tools or {}).items():
+    group, _, own = name.rpartition(" ")
+    if group and group not in groups:
+      groups[group] = add(commands, group, tool.group).add_subparsers(
+        dest="tool", required=True, metavar="TOOL"
       )
-    )
-  words = "calculator: noise from epsilon, and back; adds up a ledger"
-  _add_privacy_flags(
-    commands.add_parser(
-      "privacy", help=words, description=words, allow_abbrev=False
-    )
-  )
-  words = "writes a checkpoint for T5X or transformers, or in our own format"
-  _add_export_flags(
-    commands.add_parser(
-      "export", help=words, description=words, allow_abbrev=False
-    )
-  )
-  words = "private: how much of queries and documents a public corpus holds"
-  _add_overlap_flags(
-    commands.add_parser(
-      "corpus_overlap", help=words, description=words, allow_abbrev=False
-    )
-  )
-  _add_leakage(commands)
+    command = add(groups.get(group, commands), own, tool.words)
+    for flag, named in tool.flags.items():
+      if isinstance(named, str):
+        named = {"help": named}
+      command.add_argument(flag, **named)
+    command.add_argument("--debug", action="store_true", help=_DEBUG)
   return top
-
-
-def _add_leakage(commands: Any) -> None:
-  words = "private: leaks between a query log and other texts"
-  group = commands.add_parser(
-    "leakage", help=words, description=words, allow_abbrev=False
-  )
-  tools = group.add_subparsers(dest="tool", required=True, metavar="TOOL")
-  words = "pairs of queries and targets that say the same"
-  _add_duplicates_flags(
-    tools.add_parser(
-      "near_duplicates", help=words, description=words, allow_abbrev=False
-    )
-  )
-
-
-def _add_duplicates_flags(command: argparse.ArgumentParser) -> None:
-  flag = command.add_argument
-  words = "the log, streamed: id, tab, query; or JSONL with _id and text"
-  flag("--queries", required=True, help=words)
-  words = "the smaller side: topics (JSONL), or a file like the log"
-  flag("--targets", required=True, help=words)
-  words = "exact, token_set, containment, minhash or embedding; several times"
-  flag("--detector", action="append", required=True, help=words)
-  flag("--threshold", type=float, help="least similarity, of all of them")
-  words = "JSONL of pairs with their texts; its owner alone may read it"
-  flag("--output", required=True, help=words)
-  words = "of the encoder of embedding: a folder of any known format"
-  flag("--checkpoint", help=words)
-  flag("--vocabulary", help="the SentencePiece model of --checkpoint")
-  words = "instead: a BERT of Hugging Face or sentence-transformers"
-  flag("--bert", metavar="FOLDER", help=words)
-  flag("--quiet", action="store_true", help="no progress bars")
-  flag("--debug", action="store_true", help="show tracebacks")
 
 
 def _add_stage_flags(command: argparse.ArgumentParser) -> None:
@@ -232,13 +180,8 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   flag("--quiet", action="store_true", help="no progress bars")
   words = "exit with 3 if an audit refutes a claim"
   flag("--fail_above_claim", action="store_true", help=words)
-  flag("--debug", action="store_true", help="show tracebacks")
-  _add_cluster_flags(
-    command.add_argument_group("several processes").add_argument
-  )
-
-
-def _add_cluster_flags(flag: Callable[..., Any]) -> None:
+  flag("--debug", action="store_true", help=_DEBUG)
+  flag = command.add_argument_group("several processes").add_argument
   modes = "; ".join(f"{name}: {words}" for name, words in cluster.MODES.items())
   flag("--distributed", choices=cluster.MODES, help=modes)
   flag("--coordinator_address", metavar="HOST:PORT", help="of process 0")
@@ -248,51 +191,8 @@ def _add_cluster_flags(flag: Callable[..., Any]) -> None:
   flag("--cpu_devices", type=int, help=words)
 
 
-def _add_privacy_flags(command: argparse.ArgumentParser) -> None:
-  flag = command.add_argument
-  flag("--epsilon", type=float, help="the target, or")
-  flag("--noise_multiplier", type=float, help="noise over sensitivity")
-  flag("--epochs", type=float, help="passes over the records, or")
-  flag("--steps", type=int)
-  flag("--examples", type=int, dest="num_examples")
-  flag("--batch_size", type=int)
-  flag("--delta", type=float, help="1 / (2 examples) where it is not given")
-  flag("--ledger", help="instead: add up a private/ledger.jsonl")
-  flag("--debug", action="store_true", help="show tracebacks")
-
-
-def _add_export_flags(command: argparse.ArgumentParser) -> None:
-  flag = command.add_argument
-  flag("--checkpoint", required=True, help="a folder of any known format")
-  flag("--to", required=True, help="the new folder")
-  formats = ("t5x", "huggingface", "safetensors")
-  flag("--format", required=True, choices=formats)
-  flag("--step", type=int, default=0, help="of a T5X checkpoint")
-  words = "also what was trained without differential privacy"
-  flag("--allow_private", action="store_true", help=words)
-  flag("--debug", action="store_true", help="show tracebacks")
-
-
-def _add_overlap_flags(command: argparse.ArgumentParser) -> None:
-  flag = command.add_argument
-  words = "a glob of text or JSONL files, in quotes, or tfds:NAME[@SPLIT]"
-  flag("--corpus", required=True, help=words)
-  flag("--workdir", required=True, help="of a run whose data is prepared")
-  flag("--sample_size", type=int, default=10_000, help="items of each run")
-  flag("--runs", type=int, default=5, help="random samples")
-  flag("--ngram", type=int, default=8, help="words of an n-gram")
-  flag("--seed", type=int, default=0, help="of the samples")
-  words = "i/n: this process searches every n-th part of the corpus"
-  flag("--share", default="0/1", help=words)
-  flag("--quiet", action="store_true", help="no progress bar")
-  flag("--debug", action="store_true", help="show tracebacks")
-
-
 def processes(options: argparse.Namespace) -> cluster.Settings:
   """Returns how the processes of a run find each other.
-
-  Args:
-    options: the parsed flags of a stage.
 
   Raises:
     ValueError: if flags do not go together, or the stage takes one process.
@@ -304,54 +204,6 @@ def processes(options: argparse.Namespace) -> cluster.Settings:
       f" --distributed={settings.mode}: leave it out"
     )
   return settings
-
-
-def share(text: str) -> tuple[int, int]:
-  """Reads a share of the parts of a corpus.
-
-  >>> share("3/8")
-  (3, 8)
-
-  Args:
-    text: i/n, 0 <= i < n.
-
-  Returns:
-    Both numbers.
-
-  Raises:
-    UsageError: if it is no such thing.
-  """
-  found = re.fullmatch(r"(\d+)/(\d+)", text)
-  if not found or int(found[1]) >= int(found[2]):
-    raise UsageError(f"expected --share=i/n with 0 <= i < n, got {text!r}")
-  return int(found[1]), int(found[2])
-
-
-def privacy_question(options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the flags of `synthq privacy` for the calculator or the ledger.
-
-  Args:
-    options: the parsed flags.
-
-  Returns:
-    Either `ledger` and `delta`, or the arguments of `calculator.describe`.
-
-  Raises:
-    UsageError: if flags are missing or do not go together.
-  """
-  given = {k: v for k, v in vars(options).items() if k not in _COMMON}
-  path = given.pop("ledger")
-  missing = [k for k in ("num_examples", "batch_size") if given[k] is None]
-  if path is None and missing:
-    names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
-    raise UsageError(f"expected {names}, or --ledger=FILE, got none")
-  if path is None:
-    return given
-  delta = given.pop("delta")
-  others = [k for k, value in given.items() if value is not None]
-  if others:
-    raise UsageError(f"--ledger goes with --delta alone, got --{others[0]}")
-  return {"ledger": path, "delta": delta}
 
 
 def literal(value: str) -> str:

@@ -15,18 +15,11 @@ __all__ = [
   "check_gate",
   "cost",
   "hold_claims",
-  "say",
   "summary",
 ]
 
 
 _AUDITED = ("audit", "report", "run")
-_PRIVATE = (
-  "PRIVATE: computed from secrets and coins. Do not share these tables."
-)
-_FROM_QUERIES = (
-  "PRIVATE: computed from real queries. Do not share these tables."
-)
 
 
 class RefutedError(Exception):
@@ -34,12 +27,7 @@ class RefutedError(Exception):
 
 
 def summary(report: Any, workdir: pathlib.Path) -> str:
-  """Returns the main table, and where the reports are.
-
-  Args:
-    report: a `results.Report`.
-    workdir: of the run.
-  """
+  """Returns the main table, and where the reports are."""
   return (
     f"\n{report.table.rstrip()}\n\n"
     f"shareable report: {workdir / report.html}\n"
@@ -60,9 +48,6 @@ def cost(seconds: float) -> str:
 def check_gate(stage: str) -> None:
   """Refuses --fail_above_claim with a stage that comes to no audit.
 
-  Args:
-    stage: what is run.
-
   Raises:
     UsageError: if it is none of them.
   """
@@ -74,11 +59,6 @@ def check_gate(stage: str) -> None:
 
 def check_audit(stage: str, config: Any, with_gate: bool) -> None:
   """Refuses an audit of nothing, before any work.
-
-  Args:
-    stage: what is run.
-    config: a `plan.RunConfig`.
-    with_gate: whether --fail_above_claim was given.
 
   Raises:
     UsageError: if no canary is planted, or the gate has no claim to hold.
@@ -103,44 +83,8 @@ def check_audit(stage: str, config: Any, with_gate: bool) -> None:
     )
 
 
-def say(stage: str, audits: Sequence[Any], searches: Sequence[Any]) -> None:
-  """Prints what a stage found that has tables of its own.
-
-  Args:
-    stage: what was run.
-    audits: of type `results.AuditReport`.
-    searches: of type `QueryLeakage`; None where nothing was looked for.
-  """
-  if stage == "audit":
-    print(_audited(audits))
-  if stage == "query_leakage":
-    print(_searched(searches))
-
-
-def _audited(audits: Sequence[Any]) -> str:
-  from synthq_jax.pipeline import _report_audit
-
-  return f"\n{_PRIVATE}\n\n{_report_audit.text(audits)}\n"
-
-
-def _searched(searches: Sequence[Any]) -> str:
-  from synthq_jax.pipeline import _report_leakage
-
-  done = [one for one in searches if one is not None]
-  if not done:
-    return (
-      "nothing was looked for: no generator wrote queries, or"
-      " query_leakage.Config.enabled is False"
-    )
-  text = "\n\n".join(_report_leakage.text(one) for one in done)
-  return f"\n{_FROM_QUERIES}\n\n{text}\n"
-
-
 def hold_claims(audits: Sequence[Any]) -> None:
   """Lets nothing pass that an audit refutes, or whose audit is void.
-
-  Args:
-    audits: of type `results.AuditReport`.
 
   Raises:
     RefutedError: naming the first such generator.

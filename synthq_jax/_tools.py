@@ -1,21 +1,57 @@
 """Commands that are no stages: calculator, export, corpora, leaks."""
 
 import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from synthq_jax import _flags
 
-__all__ = ["TOOLS"]
+__all__ = ["TOOLS", "Tool", "find"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tool:
+  """A command without gin files."""
+
+  words: str
+  """What it does."""
+  group: str = ""
+  """What the group of its name does."""
+  flags: Mapping[str, str | Mapping[str, Any]]
+  """Help, or all arguments of `add_argument`, by flag."""
+  run: Callable[[argparse.Namespace], str]
+  """From the parsed flags to what is printed."""
+
+
+def find(options: argparse.Namespace) -> Tool | None:
+  """Returns the tool that was asked for, or None for a stage."""
+  names = (options.stage, getattr(options, "tool", ""))
+  return TOOLS.get(" ".join(filter(None, names)))
 
 
 def _privacy(options: argparse.Namespace) -> str:
-  """What the calculator or the ledger says."""
+  """Asks the calculator, or adds up a ledger."""
   from synthq_jax.privacy import calculator, ledger
 
-  given = _flags.privacy_question(options)
-  path = given.pop("ledger", None)
-  return (
-    ledger.describe(path, **given) if path else calculator.describe(**given)
-  )
+  given = {
+    k: v for k, v in vars(options).items() if k not in ("stage", "debug")
+  }
+  path = given.pop("ledger")
+  if path is None:
+    missing = [k for k in ("num_examples", "batch_size") if given[k] is None]
+    if missing:
+      names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
+      raise _flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
+    return calculator.describe(**given)
+  delta = given.pop("delta")
+  others = [k for k, value in given.items() if value is not None]
+  if others:
+    raise _flags.UsageError(
+      f"--ledger goes with --delta alone, got --{others[0]}"
+    )
+  return ledger.describe(path, delta=delta)
 
 
 def _export(options: argparse.Namespace) -> str:
@@ -36,22 +72,26 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
   from synthq_jax.audit import corpus_overlap as overlap_lib
   from synthq_jax.pipeline import corpus_overlap
 
-  config = overlap_lib.Config(
-    sample_size=options.sample_size,
-    runs=options.runs,
-    ngram=options.ngram,
-    seed=options.seed,
-  )
+  found = re.fullmatch(r"(\d+)/(\d+)", options.share)
+  if not found or int(found[1]) >= int(found[2]):
+    raise _flags.UsageError(
+      f"expected --share=i/n with 0 <= i < n, got {options.share!r}"
+    )
   return corpus_overlap.run(
     options.workdir,
     options.corpus,
-    config=config,
-    share=_flags.share(options.share),
+    config=overlap_lib.Config(
+      sample_size=options.sample_size,
+      runs=options.runs,
+      ngram=options.ngram,
+      seed=options.seed,
+    ),
+    share=(int(found[1]), int(found[2])),
     progress=not options.quiet,
   )
 
 
-def _leakage(options: argparse.Namespace) -> str:
+def _near_duplicates(options: argparse.Namespace) -> str:
   """Looks for queries of a log among other texts."""
   from synthq_jax.pipeline import near_duplicates
 
@@ -74,10 +114,92 @@ def _leakage(options: argparse.Namespace) -> str:
   )
 
 
+_QUIET = {"action": "store_true", "help": "no progress bars"}
+
+
+def _required(words: str, **named: Any) -> dict[str, Any]:
+  return {"required": True, "help": words, **named}
+
+
+def _number(words: str = "", kind: type = int, **named: Any) -> dict[str, Any]:
+  return {"type": kind, "help": words, **named}
+
+
 TOOLS = {
-  "privacy": _privacy,
-  "export": _export,
-  "corpus_overlap": _corpus_overlap,
-  "leakage": _leakage,
+  "privacy": Tool(
+    words="calculator: noise from epsilon, and back; adds up a ledger",
+    run=_privacy,
+    flags={
+      "--epsilon": _number("the target, or", float),
+      "--noise_multiplier": _number("noise over sensitivity", float),
+      "--epochs": _number("passes over the records, or", float),
+      "--steps": _number(),
+      "--examples": _number(dest="num_examples"),
+      "--batch_size": _number(),
+      "--delta": _number("1 / (2 examples) where it is not given", float),
+      "--ledger": "instead: add up a private/ledger.jsonl",
+    },
+  ),
+  "export": Tool(
+    words="writes a checkpoint for T5X or transformers, or in our own format",
+    run=_export,
+    flags={
+      "--checkpoint": _required("a folder of any known format"),
+      "--to": _required("the new folder"),
+      "--format": _required("", choices=("t5x", "huggingface", "safetensors")),
+      "--step": _number("of a T5X checkpoint", default=0),
+      "--allow_private": {
+        "action": "store_true",
+        "help": "also what was trained without differential privacy",
+      },
+    },
+  ),
+  "corpus_overlap": Tool(
+    words="private: how much of queries and documents a public corpus holds",
+    run=_corpus_overlap,
+    flags={
+      "--corpus": _required(
+        "a glob of text or JSONL files, in quotes, or tfds:NAME[@SPLIT]"
+      ),
+      "--workdir": _required("of a run whose data is prepared"),
+      "--sample_size": _number("items of each run", default=10_000),
+      "--runs": _number("random samples", default=5),
+      "--ngram": _number("words of an n-gram", default=8),
+      "--seed": _number("of the samples", default=0),
+      "--share": {
+        "default": "0/1",
+        "help": "i/n: this process searches every n-th part of the corpus",
+      },
+      "--quiet": _QUIET,
+    },
+  ),
+  "leakage near_duplicates": Tool(
+    words="pairs of queries and targets that say the same",
+    group="private: leaks between a query log and other texts",
+    run=_near_duplicates,
+    flags={
+      "--queries": _required(
+        "the log, streamed: id, tab, query; or JSONL with _id and text"
+      ),
+      "--targets": _required(
+        "the smaller side: topics (JSONL), or a file like the log"
+      ),
+      "--detector": _required(
+        "exact, token_set, containment, minhash or embedding; several times",
+        action="append",
+      ),
+      "--threshold": _number("least similarity, of all of them", float),
+      "--output": _required(
+        "JSONL of pairs with their texts; its owner alone may read it"
+      ),
+      "--checkpoint": "of the encoder of embedding: a folder of any known format",
+      "--vocabulary": "the SentencePiece model of --checkpoint",
+      "--bert": {
+        "metavar": "FOLDER",
+        "help": "instead: a BERT of Hugging Face or sentence-transformers",
+      },
+      "--quiet": _QUIET,
+    },
+  ),
 }
-"""By command: takes the parsed flags, returns what is printed."""
+"""By the words of the command."""

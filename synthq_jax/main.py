@@ -14,10 +14,11 @@ import contextlib
 import contextvars
 import dataclasses
 import difflib
+import functools
+import importlib
 import math
 import os
 import pathlib
-import pkgutil
 import re
 import sys
 import time
@@ -27,6 +28,7 @@ from typing import Any, TextIO
 import gin
 
 from synthq_jax import _flags, _screen, _studies, _tools
+from synthq_jax.stages import stage as stage_lib
 from synthq_jax.training import distributed, stopping
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
@@ -37,7 +39,8 @@ UsageError = _flags.UsageError
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
-_NAMESPACES = ("pipeline", "models", "training", "data")
+_FIRST = ("pipeline", "stages", "models", "training", "data")
+"""Packages whose modules a flag means where others have one of the name."""
 # Lines of the written configuration that would undo the noise.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
@@ -115,16 +118,16 @@ def _stop(message: str, code: int) -> int:
 def _dispatch(argv: Sequence[str]) -> None:
   """Parses the arguments and runs the stage or the tool."""
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
-  options = _flags.parser().parse_args(
+  options = _flags.parser(_tools.TOOLS).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  tool = _tools.TOOLS.get(options.stage)
+  tool = _tools.find(options)
   if tool is None:
     _run_stage(options, bindings)
   elif bindings:
     raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
   else:
-    print(tool(options))
+    print(tool.run(options))
 
 
 # A stage: configure, run, say what came out.
@@ -151,26 +154,26 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
   config, note = _configured(plan.RunConfig, options, bindings, workdir)
   _screen.check_audit(options.stage, config, options.fail_above_claim)
-  audits, searches = [], []
+  made: dict[str, Sequence[Any]] = {}
   report = plan.run(
     config,
     workdir,
     stages=None if options.stage == "run" else (options.stage,),
     progress=not options.quiet,
     on_accepted=note,
-    on_audited=audits.extend,
-    on_searched=searches.append,
+    on_finished=made.update,
   )
-  if distributed.is_main():
-    _screen.say(options.stage, audits, searches)
+  if distributed.is_main() and options.stage != "run":
+    words = stage_lib.get(options.stage).screen(made.get(options.stage, ()))
+    print(words, end="")
   if options.fail_above_claim:
-    _screen.hold_claims(audits)
+    _screen.hold_claims(made.get("audit", ()))
   return report
 
 
 def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   """From scratch where the files say how, else the pipeline's own stage."""
-  from synthq_jax.pipeline import pretrain_recipe
+  from synthq_jax.stages import pretrain_recipe
 
   try:
     config, note = _configured(
@@ -251,6 +254,7 @@ def configure(
     for binding in bindings:
       _bind(binding)
     _check_required()
+    _join(kind)
     _check_values(kind, bindings)
     with _explained(_gin_name(kind)):
       gin.finalize()
@@ -319,20 +323,84 @@ def _bind(binding: str) -> None:
       f" {', '.join(close) or 'another gin file'}?"
     )
   text = f"{name} = {_flags.literal(value)}"
-  with _explained(f"{_FLAG}{binding}"):
-    gin.parse_config([_DYNAMIC, *_imports(text), text])
+  try:
+    with _explained(f"{_FLAG}{binding}"):
+      gin.parse_config([_DYNAMIC, *_imports(text), text])
+  except UsageError as error:
+    near = _nearest(name)
+    near = f"; did you mean {near}?" if near else ""
+    raise UsageError(f"{error}{near}") from error
 
 
 def _imports(text: str) -> list[str]:
   """A binding's gin imports: as the files have them, else by module name."""
-  found = {}
-  for space in reversed(_NAMESPACES):
-    for module in pkgutil.iter_modules([str(_PACKAGE / space)]):
-      found[module.name] = f"from synthq_jax.{space} import {module.name}"
+  found = dict(_modules())
   for path in (path for paths in _read.get() for path in paths):
     found |= _flags.imports(path.read_text())
   names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
   return [found[name] for name in names]
+
+
+@functools.cache
+def _modules() -> dict[str, str]:
+  """The packages and modules of this package by name, each with its import."""
+  found = {}
+  folders = {path.parent for path in _PACKAGE.rglob("__init__.py")} - {_PACKAGE}
+  place = {name: number for number, name in enumerate(_FIRST)}
+  for folder in sorted(
+    folders, key=lambda one: (place.get(one.name, len(place)), one)
+  ):
+    for path in (folder, *sorted(folder.glob("[a-z]*.py"))):
+      parts = path.relative_to(_PACKAGE).with_suffix("").parts
+      package = ".".join(("synthq_jax", *parts[:-1]))
+      found.setdefault(path.stem, f"from {package} import {parts[-1]}")
+  return found
+
+
+def _nearest(name: str) -> str:
+  """The name that a parameter is closest to, where one of its parts is wrong."""
+  module, *rest = name.rpartition("/")[2].split(".")
+  names, scope = list(_modules()), None
+  for part in (module, *rest) if rest else ():
+    if part not in names:
+      return next(iter(difflib.get_close_matches(part, names, 1)), "")
+    if scope is None:
+      place = re.match(r"from (\S+) import (\w+)", *_imports(f"{module}."))
+      try:
+        scope = importlib.import_module(".".join(place.groups()))
+      except (AttributeError, ImportError):  # of an extra that is not there
+        return ""
+    else:
+      scope = getattr(scope, part, None)
+    names = list(getattr(scope, "__all__", dir(scope)))
+    if dataclasses.is_dataclass(scope):
+      names = [field.name for field in dataclasses.fields(scope)]
+  return ""
+
+
+def _join(kind: type) -> None:
+  """Has gin build the parts of a class that files and flags say something of.
+
+  A file then binds parameters of a stage, and need not say that they are meant.
+  """
+  from synthq_jax.pipeline import config_types
+
+  if not _bound(kind):
+    return
+  for outer in config_types.nested(kind):
+    said = _bound(outer)
+    for name, inner in config_types.hints(outer).items():
+      if (
+        name in said or not dataclasses.is_dataclass(inner) or not _bound(inner)
+      ):
+        continue
+      ends = [
+        f"from {c.__module__.rpartition('.')[0]} import"
+        f" {c.__module__.rpartition('.')[2]}"
+        for c in (outer, inner)
+      ]
+      text = f"{_gin_name(outer)}.{name} = @{_gin_name(inner)}()"
+      gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
 
 
 def _note_unused() -> None:

@@ -17,8 +17,8 @@ from synthq_jax.pipeline import (
   image_study,
   leakage_study,
   plan,
-  pretrain_recipe,
 )
+from synthq_jax.stages import pretrain_recipe
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALL_FILES = sorted((ROOT / "gin_configs").rglob("*.gin"))
@@ -51,11 +51,6 @@ STUDIES = {
 
 def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
   """The dataclass that a file configures, and the files it takes."""
-  if path.parent.name == "models":
-    return pretrain_recipe.Config, [
-      "gin_configs/recipes/demo_pretrain.gin",
-      str(path),
-    ]
   if path.stem == "demo_pretrain":
     return pretrain_recipe.Config, [str(path)]
   if path.parent.name == "studies":
@@ -169,16 +164,6 @@ def test_the_files_show_and_bind_what_stages_do_not_hold():
     assert re.search(rf"(?m)^(\w+/)?{module}\.[A-Z]", flags), module
 
 
-def test_recipes_open_with_command_cost_and_what_to_expect():
-  for path in FILES:
-    if path.parent.name in ("recipes", "studies"):
-      header = path.read_text().partition("from __gin__")[0]
-      for word in ("Command:", "Required:", "Usual overrides:", "Expected"):
-        assert word in header, path
-      assert re.search("Hours:|[Tt]ime:", header), path
-      assert f"gin_configs/{path.parent.name}/{path.name}" in header
-
-
 def test_a_recipe_refuses_to_run_without_what_it_requires():
   with pytest.raises(main.UsageError) as caught:
     main.configure(plan.RunConfig, [PAPER], PAPER_NEEDS[:1])
@@ -186,18 +171,15 @@ def test_a_recipe_refuses_to_run_without_what_it_requires():
   assert "SOURCE" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-  "name", [p.stem for p in FILES if p.parent.name == "models"]
-)
-def test_a_model_file_says_what_the_library_knows_by_name(name):
-  files = ["recipes/demo_pretrain.gin", f"models/{name}.gin"]
-  config, _ = main.configure(pretrain_recipe.Config, files)
-  assert config.model == t5_config.get(name)
-
-
-def test_every_size_known_by_name_has_a_model_file():
-  models = {p.stem for p in FILES if p.parent.name == "models"}
-  assert models == set(t5_config.names())
+@pytest.mark.parametrize("name", t5_config.names())
+def test_a_model_is_known_by_its_name(name):
+  flags = [f"MODEL={name}"]
+  for kind, recipe in (
+    (pretrain_recipe.Config, "recipes/demo_pretrain.gin"),
+    (plan.RunConfig, DEMO),
+  ):
+    config, _ = main.configure(kind, [recipe], flags)
+    assert config.model == t5_config.get(name)
 
 
 def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():
@@ -211,14 +193,6 @@ def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():
     assert text.count(f"%{name}") >= 1, name
   assert config.generate.p == 0.8
   assert config.secret_seed is None
-
-
-def test_the_tiny_demo_differs_in_size_alone():
-  tiny, _ = main.configure(plan.RunConfig, ["recipes/demo_tiny.gin"])
-  demo, _ = main.configure(plan.RunConfig, [DEMO])
-  assert tiny.rows == demo.rows
-  for stage in (tiny.finetune_dp, tiny.train_retriever, tiny.direct_dp):
-    assert stage.steps == 2
 
 
 def test_the_paper_recipe_has_the_papers_settings():
@@ -273,7 +247,7 @@ def test_a_built_wheel_holds_configurations_assets_and_licence(tmp_path):
   [wheel] = tmp_path.glob("*.whl")
   held = set(zipfile.ZipFile(wheel).namelist())
   expected = {f"synthq_jax/{p.relative_to(ROOT)}" for p in ALL_FILES}
-  for folder in ("assets", "pipeline"):
+  for folder in ("assets", "pipeline", "stages"):
     files = (ROOT / "synthq_jax" / folder).rglob("*")
     expected |= {
       str(p.relative_to(ROOT))

@@ -1,5 +1,6 @@
 """The command line: what it runs, what it prints, how it fails."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -8,7 +9,8 @@ import re
 import pytest
 
 from synthq_jax import main
-from synthq_jax.pipeline import image_study, plan, pretrain_recipe, results
+from synthq_jax.pipeline import image_study, plan, results
+from synthq_jax.stages import pretrain_recipe
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEMO = "--gin_file=gin_configs/recipes/demo.gin"
@@ -74,12 +76,10 @@ def ran(monkeypatch):
     stages=None,
     progress=True,
     on_accepted,
-    on_audited,
-    on_searched,
+    on_finished,
   ):
     on_accepted()
-    on_audited(AUDITS)
-    on_searched(None)
+    on_finished({"audit": AUDITS})
     calls.append((config, workdir, stages, progress))
     return REPORT if stages in (None, ("report",)) else None
 
@@ -276,6 +276,35 @@ def test_epsilons_become_floats(ran, tmp_path, flag, epsilons):
   assert all(type(value) is float for value in synthetic)
 
 
+@pytest.mark.parametrize(
+  "flag",
+  [
+    "personalisation.Settings.epochs=2",
+    "contrastive.Softmax.temperature=0.2",
+    "optim.Logit.norms='bound'",
+    "monot5/rerankers.Recipe.epochs=2",
+    "filters_of.Config.x=1",
+  ],
+)
+def test_a_flag_reaches_every_package_of_the_library(flag):
+  known = flag != "filters_of.Config.x=1"
+  with contextlib.nullcontext() if known else pytest.raises(main.UsageError):
+    main.configure(plan.RunConfig, ["recipes/demo.gin"], [flag])
+
+
+def test_a_part_that_a_flag_configures_is_built_of_it():
+  flags = ["loop.Settings.save_seconds=3.0", "report.Config.title=t"]
+  config, _ = main.configure(plan.RunConfig, ["recipes/demo.gin"], flags)
+  assert config.finetune_dp.settings.save_seconds == 3.0
+  assert config.report.title == "t"
+
+
+def test_text_needs_no_quotes(ran, tmp_path):
+  flag = "--gin.SOURCE=beir:/data/my set"
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}", flag]) == 0
+  assert ran[0][0].prepare_data.source == "beir:/data/my set"
+
+
 def test_files_are_found_from_anywhere(ran, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ("gin_configs/recipes/demo.gin", "recipes/demo.gin"):
@@ -339,8 +368,10 @@ def test_a_macro_that_nothing_uses_is_noted(ran, tmp_path, capsys):
     (["--gin.EPSILON=three"], "plan.Rows.synthetic[0]: expected float, got"),
     (["--gin.BATCH_SIZE=1.5"], "expected int, got 1.5"),
     (["--gin.DELTA=high"], "expected float | None, got 'high'"),
-    (["--gin.generate.Confg.p=1"], "has no attribute Confg"),
-    (["--gin.genrate.Config.p=1"], "'genrate' was not provided"),
+    (["--gin.generate.Config.q=1"], "doesn't have a parameter named 'q'"),
+    (["--gin.generate.Config.sead=1"], "did you mean seed?"),
+    (["--gin.generate.Confg.p=1"], "did you mean Config?"),
+    (["--gin.genrate.Config.p=1"], "did you mean generate?"),
     (["--gin.EPSILON"], "expected --gin.NAME=value"),
     (["--gin.plan.Rows.synthetic=(8,"], "--gin.plan.Rows.synthetic=(8,:"),
     (["--gin_file=gin_configs/data/beir.gin"], "give --gin.SOURCE=..."),

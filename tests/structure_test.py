@@ -4,10 +4,13 @@ import ast
 import doctest
 import importlib
 import pathlib
+import shutil
 import subprocess
 import sys
 
 import pytest
+
+from synthq_jax.stages import stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "synthq_jax"
@@ -29,6 +32,7 @@ RANKS = {
   "audit": 8,
   "federated": 8,
   "leakage": 8,
+  "stages": 9,
   "pipeline": 9,
   "backends": 10,
   "_flags": 11,
@@ -42,15 +46,10 @@ LIGHT_LIBRARIES = {
   "numpy", "scipy", "jax", "jaxtyping", "optax", "jax_privacy",
   "dp_accounting",
 }  # fmt: skip
-SHARED_BY_STAGES = {
-  "config_types",
-  "inputs",
-  "private_training",
-  "results",
-  "workspace",
-}
-# A run, and pre-training from scratch.
-COMPOSERS = {"execute", "plan", "pretrain_recipe", "runner"}
+TOGETHER = {"stages", "pipeline"}
+"""Stages use what `pipeline` has for all of them; `plan` and `runner` use
+stages."""
+COMPOSERS = {"plan", "runner"}
 
 
 def place(path: pathlib.Path) -> str:
@@ -99,7 +98,7 @@ def test_a_package_imports_only_what_stands_before_it(path):
   for name in imports(path):
     if name.startswith("synthq_jax."):
       other = name.split(".")[1]
-      allowed = other == own or RANKS[other] < RANKS[own]
+      allowed = RANKS[other] < RANKS[own] or {own, other} in ({own}, TOGETHER)
       assert allowed, f"{own} imports {name}"
 
 
@@ -143,15 +142,54 @@ def test_the_core_uses_few_libraries(path):
   assert others <= LIGHT_LIBRARIES
 
 
-def test_stages_never_import_each_other():
-  folder = PACKAGE / "pipeline"
-  stages = {p.stem for p in folder.glob("[a-z]*.py")}
-  stages -= SHARED_BY_STAGES | COMPOSERS
-  assert {"prepare_data", "finetune_dp", "generate", "evaluate"} <= stages
-  for stage in stages:
-    seen = imports(folder / f"{stage}.py")
-    others = {f"synthq_jax.pipeline.{s}" for s in stages | COMPOSERS}
-    assert not {n for n in seen if ".".join(n.split(".")[:3]) in others}, stage
+def test_stages_import_neither_each_other_nor_what_runs_them():
+  names = stage.summaries()
+  assert {"prepare_data", "finetune_dp", "generate", "evaluate"} <= set(names)
+  others = {f"synthq_jax.stages.{name}" for name in names}
+  others |= {f"synthq_jax.pipeline.{name}" for name in COMPOSERS}
+  for name in names:
+    seen = imports(PACKAGE / "stages" / f"{name}.py")
+    assert not {n for n in seen if ".".join(n.split(".")[:3]) in others}, name
+
+
+def test_a_stage_is_what_its_text_says():
+  order = list(stage.summaries())
+  for name in order:
+    one = stage.get(name)
+    assert one.name == name
+    assert {*one.needs} <= {*order[: order.index(name)]}
+
+
+def test_few_stages_hold_the_secret_or_read_private_queries():
+  stages = [stage.get(name) for name in stage.summaries()]
+  holders = {one.name for one in stages if one.needs_secret}
+  assert holders == {"prepare_data", "finetune_dp", "direct_dp", "audit"}
+  public = {one.name for one in stages if "prepared" not in one.reads}
+  assert public == {
+    *("prepare_data", "prepare_test_set", "pretrain", "generate"),
+    "filter_queries",
+  }
+
+
+def test_a_new_stage_is_one_new_file(tmp_path, monkeypatch):
+  folder = tmp_path / "stages"
+  shutil.copytree(PACKAGE / "stages", folder)
+  (folder / "translate.py").write_text(
+    '"""Translates the queries.\n\nMore."""\n'
+    'STAGE = stage.Stage(name="translate", needs=("generate",), run=None)\n'
+  )
+  monkeypatch.setattr(stage, "_FOLDER", folder)
+  for cached in (stage._sources, stage.summaries):
+    cached.cache_clear()
+  try:
+    names = stage.summaries()
+  finally:
+    monkeypatch.undo()
+    for cached in (stage._sources, stage.summaries):
+      cached.cache_clear()
+  assert names["translate"] == "translates the queries"
+  assert list(names).index("generate") < list(names).index("translate")
+  assert {**stage.summaries(), "translate": names["translate"]} == names
 
 
 @pytest.mark.parametrize("path", LAUNCHERS, ids=lambda p: p.stem)

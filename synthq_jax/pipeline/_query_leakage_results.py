@@ -114,5 +114,5 @@ class QueryLeakage:
   """Each test set, each generator with each detector."""
   examples: tuple[Example, ...]
   """Some of what was found."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""

@@ -39,19 +39,11 @@ def real(
   limit: int,
   seed: int,
 ) -> Real:
-  """Reads the private queries that have a relevant document.
+  """Reads private queries with a relevant document, those trained on first.
 
   A query of several splits, train among them, was trained on. The seed draws
-  both groups alike, so that neither prefers some kind of query.
-
-  Args:
-    space: the working directory.
-    prepared: the data.
-    limit: queries of each group, at most; the others are left out.
-    seed: of the draw.
-
-  Returns:
-    First those that were trained on.
+  at most `limit` of each group alike, so that neither prefers some kind of
+  query.
   """
   folder = space.root / prepared.private_directory
   ids = {
@@ -91,17 +83,7 @@ def written(
   limit: int,
   seed: int,
 ) -> Written:
-  """Reads the queries of a generator, all of a document or none.
-
-  Args:
-    folders: the working directory.
-    made: the queries.
-    limit: queries, about; beyond it, documents are drawn.
-    seed: of the draw.
-
-  Returns:
-    Texts and documents.
-  """
+  """Reads about `limit` queries of a generator, all of a document or none."""
   path = files.find(folders.root / made.directory, "queries.jsonl")
   lines = [line for _, line in files.json_lines(path)]
   _, owners, counts = np.unique(

@@ -59,12 +59,6 @@ def rows(
   means over seeds: it says how far other queries could move the row, for these
   seeds; `by_seed` says how far other seeds do.
 
-  Args:
-    root: the working directory.
-    evaluations: of one test set.
-    samples: bootstrap resamples.
-    seed: of the bootstrap.
-
   Returns:
     One for each row, in the order of their first evaluations.
   """
@@ -132,12 +126,6 @@ def differences(
   Every row that trained on private queries against the two public ones; in each
   family every epsilon against the next smaller one; synthetic queries against
   every direct DP row at the same epsilon; the real queries against every synthetic row.
-
-  Args:
-    found: the rows.
-    measure: what is compared.
-    samples: bootstrap resamples.
-    seed: of the bootstrap.
 
   Returns:
     The differences; p values count all of them.

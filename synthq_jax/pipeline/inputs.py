@@ -1,24 +1,29 @@
-"""What several stages read of prepared data and checkpoints."""
+"""Reads and writes what stages share: documents, arrays, checkpoints."""
 
 import contextlib
+import itertools
 import json
 import pathlib
+import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, files, token_cache
+from synthq_jax.data import beir, collection, files, token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import _documents, results, workspace
+from synthq_jax.pipeline import private_training, results, workspace
 from synthq_jax.privacy import rounding
+from synthq_jax.training import distributed
 
 __all__ = [
   "VOCABULARY_NAME",
+  "WrittenDocuments",
   "arrays",
   "check_prompt",
   "check_shape",
@@ -30,13 +35,17 @@ __all__ = [
   "load_public",
   "pairs",
   "qrels",
+  "read_documents",
   "real_pairs",
   "refuse_other_data",
+  "save_checkpoint",
+  "split_parameters",
   "vocabulary",
   "vocabulary_beside",
   "with_documents",
   "with_prefix",
   "with_prompt",
+  "write_documents",
 ]
 
 
@@ -44,6 +53,10 @@ Documents = results.PreparedData | results.PublicDocuments | results.TestSet
 """What knows where the public documents are."""
 VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
+_CORPUS_NAME = "corpus.jsonl"
+_CACHE, _TOKENS, _IDS = "documents", "tokens", "ids"
+_CHUNK = 4096
+"""Documents in memory at the same time."""
 _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 
@@ -53,7 +66,7 @@ def document_tokens(
   """Returns the ids of the documents, and their tokens, which stay on disk."""
   folder = space.root / prepared.directory
   with _damage_explained(space, prepared, folder):
-    return _documents.read(folder)
+    return read_documents(folder)
 
 
 def arrays(
@@ -134,7 +147,7 @@ def with_documents(
 
 def corpus(space: workspace.Folders, prepared: Documents) -> pathlib.Path:
   """Returns the file of the public documents."""
-  return space.root / prepared.directory / _documents.CORPUS_NAME
+  return space.root / prepared.directory / _CORPUS_NAME
 
 
 def document_texts(path: pathlib.Path) -> Iterator[str]:
@@ -329,3 +342,135 @@ def check_vocabulary(
       f" data tokenized with {used}: leave prepare_data.vocabulary empty, or"
       " pre-train from scratch (pretrain.from_scratch)"
     )
+
+
+class WrittenDocuments(NamedTuple):
+  """What was seen while the documents were written."""
+
+  cut: float  # share of the documents that are longer than `length`
+  chosen: list[collection.Document]  # in the order they were asked for
+
+
+def write_documents(
+  documents: Iterable[collection.Document],
+  folder: pathlib.Path,
+  vocabulary,
+  *,
+  length: int,
+  choose: Sequence[int],
+  digest: Callable[[bytes], object],
+) -> WrittenDocuments:
+  """Writes texts, tokens and ids, in the order of the documents.
+
+  Args:
+    documents: read once.
+    folder: gets corpus.jsonl and a token cache, which `read_documents` opens.
+    vocabulary: from `vocabulary.load`.
+    length: tokens of a document, EOS included.
+    choose: positions of the documents that are handed back.
+    digest: called with the content of each document.
+
+  Returns:
+    What was seen on the way.
+  """
+  slots = {int(position): slot for slot, position in enumerate(choose)}
+  chosen: list[collection.Document | None] = [None] * len(slots)
+  documents, first, cut = iter(documents), 0, 0
+  with (
+    artifacts.replacing(folder / _CORPUS_NAME) as corpus,
+    token_cache.writing(
+      folder / _CACHE,
+      {_TOKENS: length},
+      vocab_size=vocabulary.vocab_size,
+      names=[_IDS],
+    ) as cache,
+  ):
+    while chunk := list(itertools.islice(documents, _CHUNK)):
+      corpus.writelines(map(_line, chunk))
+      rows, num_cut = vocabulary_lib.tokenize_and_count(
+        vocabulary, [d.contents for d in chunk], length=length
+      )
+      cache.append({_TOKENS: rows}, {_IDS: [d.id for d in chunk]})
+      cut += num_cut
+      for position, document in enumerate(chunk, first):
+        digest(f"{document.id}\0{document.contents}\0".encode())
+        if position in slots:
+          chosen[slots[position]] = document
+      first += len(chunk)
+  return WrittenDocuments(cut / first, chosen)
+
+
+def read_documents(
+  folder: pathlib.Path,
+) -> tuple[np.ndarray, token_cache.Column]:
+  """Opens what `write_documents` wrote: ids [document], tokens [document, length].
+
+  Raises:
+    ValueError: if it is missing or damaged.
+  """
+  cache = token_cache.load(folder / _CACHE)
+  return np.array(cache.names[_IDS][:]), cache.columns[_TOKENS]
+
+
+def _line(document: collection.Document) -> bytes:
+  fields = {
+    "_id": document.id, "title": document.title, "text": document.text
+  }  # fmt: skip
+  return f"{json.dumps(fields)}\n".encode()
+
+
+def split_parameters(
+  params: Mapping[str, Any], pattern: str, name: str, hint: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Parts parameters by path into what is trained and what stays.
+
+  Args:
+    params: by path.
+    pattern: regular expression that the paths of the first match in full.
+    name: of the setting, for the message.
+    hint: ends the message.
+
+  Raises:
+    ValueError: if nothing matches.
+  """
+  trained = {k: v for k, v in params.items() if re.fullmatch(pattern, k)}
+  if not trained:
+    raise ValueError(
+      f"{name} must match a parameter, got trained={pattern!r}; there are"
+      f" {', '.join(sorted(params)[:3])}, ...{hint}"
+    )
+  return trained, {k: v for k, v in params.items() if k not in trained}
+
+
+def save_checkpoint(
+  task: Any,
+  directory: pathlib.Path,
+  params: Any,
+  model_config: t5_config.T5Config,
+  *,
+  kind: str,
+  **fields: Any,
+) -> results.Checkpoint:
+  """Writes a trained model; its unfinished states go once its result is saved.
+
+  Of several processes that trained it together process 0 does so.
+
+  Args:
+    task: a `stage.Task`.
+    directory: where it goes, private or not.
+    params: nested dicts of arrays.
+    model_config: the shape they belong to.
+    kind: "generator" or "retriever".
+    **fields: the other fields of the result.
+  """
+  if distributed.is_main():
+    t5_checkpoints.save(directory, params, model_config)
+  task.when_saved.append(
+    lambda: private_training.remove_state(task.folders, task.place, task.digest)
+  )
+  return results.Checkpoint(
+    directory=task.folders.relative(directory),
+    kind=kind,
+    name=task.name,
+    **fields,
+  )

@@ -12,6 +12,7 @@ Formal guarantee:
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import resource
@@ -29,15 +30,14 @@ __all__ = ["DETECTORS", "Target", "count", "detector", "find", "run", "targets"]
 
 _Text = near_duplicates.Text
 
-DETECTORS = ("exact", "token_set", "containment", "minhash", "embedding")
-"""The names that `--detector` takes."""
-
 _KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
   "exact": near_duplicates.Exact,
   "token_set": near_duplicates.TokenSet,
   "containment": near_duplicates.Containment,
   "minhash": near_duplicates.MinHash,
 }
+DETECTORS = (*_KINDS, "embedding")
+"""The names that `--detector` takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ def targets(path: str | os.PathLike) -> list[Target]:
   Raises:
     ValueError: if the file is missing, empty or malformed.
   """
-  if _holds_topics(path):
+  lines = files.json_lines(path) if ".jsonl" in os.fspath(path) else ()
+  if any("topic" in line for _, line in itertools.islice(lines, 1)):
     return [
       Target(
         text=_Text(id=f"{topic.number} {field}", text=getattr(topic, field)),
@@ -97,19 +98,6 @@ def targets(path: str | os.PathLike) -> list[Target]:
   if not found:
     raise ValueError(f"{path}: expected a target, got an empty file; add some")
   return found
-
-
-def _holds_topics(path: str | os.PathLike) -> bool:
-  if ".jsonl" not in os.fspath(path):
-    return False
-  return any("topic" in line for _, line in _first(files.json_lines(path)))
-
-
-def _first(rows: Iterator) -> Iterator:
-  """Yields the first of rows, if there is one."""
-  for row in rows:
-    yield row
-    return
 
 
 def detector(
@@ -141,6 +129,12 @@ def detector(
       " choose one"
     )
   given = {} if threshold is None else {"threshold": threshold}
+  if name == "exact" and given == {"threshold": 1.0}:
+    given = {}
+  if name == "exact" and given:
+    raise ValueError(
+      f"--detector=exact takes no threshold, got --threshold={threshold}"
+    )
   if name != "embedding" and (checkpoint or vocabulary or bert):
     raise ValueError(
       "--checkpoint, --vocabulary and --bert go with --detector=embedding, got"
@@ -149,11 +143,7 @@ def detector(
   if name == "embedding":
     encode = _encoder(checkpoint, vocabulary, bert)
     return near_duplicates.Embedding(encode=encode, **given)
-  if name == "exact" and given not in ({}, {"threshold": 1.0}):
-    raise ValueError(
-      f"--detector=exact takes no threshold, got --threshold={threshold}"
-    )
-  return _KINDS[name](**(given if name != "exact" else {}))
+  return _KINDS[name](**given)
 
 
 def _encoder(checkpoint, vocabulary, bert):

@@ -1,54 +1,34 @@
-"""The whole pipeline: which stages make which rows, in which order.
+"""The whole pipeline: all settings of a run in one value, and what runs it.
 
-All settings of a run in one value. How they are carried out, and what is
-skipped because it is finished, is in `execute`.
+Which stages there are, and what each reads, is said by the modules of
+`synthq_jax.stages`; how results are made and skipped is in `runner`.
 """
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from synthq_jax.audit import canaries as canaries_lib
+from synthq_jax.data import shipped
 from synthq_jax.models import prompt, t5_config
 from synthq_jax.pipeline import (
-  _auditing,
-  _query_leakage_results,
-  _query_stages,
   config_types,
-  execute,
+  inputs,
   results,
   runner,
   workspace,
 )
-from synthq_jax.pipeline import audit as audit_lib
-from synthq_jax.pipeline import direct_dp as direct_dp_lib
-from synthq_jax.pipeline import evaluate as evaluate_lib
-from synthq_jax.pipeline import filter_queries as filter_queries_lib
-from synthq_jax.pipeline import finetune_dp as finetune_dp_lib
-from synthq_jax.pipeline import generate as generate_lib
-from synthq_jax.pipeline import prepare_data as prepare_data_lib
-from synthq_jax.pipeline import pretrain as pretrain_lib
-from synthq_jax.pipeline import query_leakage as query_leakage_lib
-from synthq_jax.pipeline import report as report_lib
-from synthq_jax.pipeline import train_retriever as train_retriever_lib
-from synthq_jax.training import distributed
+from synthq_jax.stages import direct_dp as direct_dp_lib
+from synthq_jax.stages import prepare_test_set, stage
+from synthq_jax.training import distributed, loop
 
 __all__ = ["STAGES", "Canaries", "Rows", "RunConfig", "run"]
 
-STAGES = (
-  "prepare_data",
-  "pretrain",
-  "finetune_dp",
-  "generate",
-  "filter_queries",
-  "train_retriever",
-  "evaluate",
-  "query_leakage",
-  "audit",
-  "report",
-)
+STAGES = tuple(stage.summaries())
+"""The names of the stages, in the order in which they run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,67 +83,35 @@ class Canaries:
         f"plan.Canaries.digits must be at most 18, got digits={self.digits}"
       )
     config_types.some_of(self, "kinds", tuple(canaries_lib.KINDS))
-    if (
-      not isinstance(self.repetitions, (tuple, list))
-      or not self.repetitions
-      or min(self.repetitions) < 1
-    ):
+    times = self.repetitions
+    if not (isinstance(times, (tuple, list)) and times and min(times) > 0):
       raise ValueError(
         "plan.Canaries.repetitions must be numbers above 0, got"
         f" repetitions={self.repetitions}"
       )
 
 
-def _default(kind: type) -> Any:
-  return dataclasses.field(default_factory=kind)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
-  """Everything that `synthq run` does."""
+class _Settings:
+  """The settings of a run that belong to no single stage."""
 
   checkpoint: str = ""
   """Public T5 that generator and retriever start from, in our own format, T5X's
   or Hugging Face's; empty: the shipped."""
-  model: t5_config.T5Config | None = None
-  """Shape that the checkpoint must have; None: whatever it has."""
+  model: str | t5_config.T5Config | None = None
+  """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
+  None: whatever it has."""
   retriever_checkpoint: str = ""
   """Public T5 that retrievers start from, of the same vocabulary; empty: that of
   the generator."""
-  prepare_data: prepare_data_lib.Config = _default(prepare_data_lib.Config)
-  """Data, vocabulary, splits."""
-  pretrain: pretrain_lib.Config = _default(pretrain_lib.Config)
-  """Public pre-training on the run's own documents; skipped without phases."""
-  finetune_dp: finetune_dp_lib.Config = _default(finetune_dp_lib.Config)
-  """The generator's private fine-tuning, once for each synthetic row."""
-  generate: generate_lib.Config = _default(generate_lib.Config)
-  """Sampling of queries."""
-  filter_queries: filter_queries_lib.Config = _default(
-    filter_queries_lib.Config
-  )
-  """Which of them are kept; left out without a filter."""
-  train_retriever: train_retriever_lib.Config = _default(
-    train_retriever_lib.Config
-  )
-  """The retriever's recipe."""
-  direct_dp: direct_dp_lib.Config = _default(direct_dp_lib.Config)
-  """The retriever trained with DP, once for each direct row."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
-  """Several instead of that one, each with a label of its own."""
-  evaluate: evaluate_lib.Config = _default(evaluate_lib.Config)
-  """Measures."""
+  """Several instead of `direct_dp`, each with a label of its own."""
   test_sets: tuple[str, ...] = ()
   """Public collections on which every row is scored, too, e.g. "beir:DIR"; a
   folder of such folders stands for all of them (`prepare_test_set.expand`)."""
-  query_leakage: query_leakage_lib.Config = _default(query_leakage_lib.Config)
-  """The search for real queries among the synthetic ones."""
-  canaries: Canaries = _default(Canaries)
+  canaries: Canaries = dataclasses.field(default_factory=Canaries)
   """What the audit plants."""
-  audit: audit_lib.Config = _default(audit_lib.Config)
-  """How the audit asks."""
-  report: report_lib.Config = _default(report_lib.Config)
-  """The pages."""
-  rows: Rows = _default(Rows)
+  rows: Rows = dataclasses.field(default_factory=Rows)
   """What the table compares."""
   seeds: tuple[int, ...] = ()
   """Everything trained or sampled is made once for each of these; the table
@@ -182,6 +130,8 @@ class RunConfig:
         "RunConfig.seeds must be different integers, 0 or above, got"
         f" seeds={self.seeds}"
       )
+    if isinstance(self.model, str):
+      object.__setattr__(self, "model", t5_config.get(self.model))
     self._check_audit()
     labels = [one.label for one in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
@@ -222,6 +172,23 @@ class RunConfig:
       )
 
 
+RunConfig = dataclasses.make_dataclass(
+  "RunConfig",
+  [
+    (name, config, dataclasses.field(default_factory=config))
+    for name in STAGES
+    if (config := stage.get(name).config)
+  ],
+  bases=(_Settings,),
+  frozen=True,
+  kw_only=True,
+  namespace={
+    "__doc__": "Everything that `synthq run` does: a field for each stage's Config.",
+    "__module__": __name__,
+  },
+)
+
+
 def run(
   config: RunConfig,
   workdir: str | os.PathLike,
@@ -229,12 +196,9 @@ def run(
   stages: Sequence[str] | None = None,
   progress: bool = True,
   on_accepted: Callable[[], None] = lambda: None,
-  on_audited: Callable[[Sequence[results.AuditReport]], None] = lambda _: None,
-  on_searched: Callable[
-    [_query_leakage_results.QueryLeakage | None], None
-  ] = lambda _: None,
+  on_finished: Callable[[Mapping[str, Sequence[Any]]], None] = lambda _: None,
 ) -> results.Report | None:
-  """Runs the pipeline, or its first stages.
+  """Runs the pipeline, or some of its stages.
 
   Args:
     config: all settings.
@@ -243,9 +207,7 @@ def run(
     progress: whether bars are shown.
     on_accepted: called once the working directory is ours and holds no results
       of other data, before anything else is written to it.
-    on_audited: called with the audits once all is done.
-    on_searched: called with what was found of real queries among the synthetic
-      ones; None: nothing was looked for.
+    on_finished: called with the results of each stage once all is done.
 
   Returns:
     The report, or None where it was not wanted.
@@ -254,10 +216,10 @@ def run(
     ValueError: if a setting or the data cannot be used, or another run is in
       the working directory.
   """
-  unknown = set(stages or ()) - set(STAGES)
-  if unknown:
-    raise ValueError(f"expected stages of {STAGES}, got {sorted(unknown)}")
-  wanted = _wanted(config, stages or STAGES)
+  wanted = stage.with_needs(stages or STAGES, config)
+  start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
+  inputs.check_shape(start, config.model)
+  prepare_test_set.expand(config.test_sets)  # refused before any work
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
   with contextlib.ExitStack() as stack:
@@ -274,12 +236,21 @@ def run(
       space.seed("the same in all processes"),
       f"give all of them one --workdir, not a {workdir} of their own",
     )
-    make = runner.Runner(space, _say if distributed.is_main() else _nothing)
-    pipeline = execute.Pipeline(config, space, make, wanted, progress)
-    report = pipeline.run(on_accepted if distributed.is_main() else _nothing)
-    on_audited(pipeline.audits)
-    on_searched(pipeline.leakage)
-    return report
+    is_main = distributed.is_main()
+    this = runner.Run(
+      config,
+      space,
+      wanted,
+      say=_say if is_main else _nothing,
+      progress=progress,
+    )
+    this.execute(on_accepted if is_main else _nothing)
+    made = {
+      name: [one.value for one in rows.values()]
+      for name, rows in this.made.items()
+    }
+    on_finished(made)
+    return next(iter(made.get("report", ())), None)
 
 
 def _say(text: str) -> None:
@@ -290,33 +261,14 @@ def _nothing(*told: str) -> None:
   del told
 
 
-def _wanted(config: RunConfig, stages: Sequence[str]) -> tuple[str, ...]:
-  """Returns the stages up to the last wanted, without what it does not read."""
-  last = max(STAGES.index(stage) for stage in stages)
-  wanted = STAGES[: last + 1]
-  needs = {
-    "audit": _auditing.needed(config.audit),
-    "query_leakage": _query_stages.LEAKAGE_NEEDS,
-  }
-  if wanted[-1] not in needs:
-    return wanted
-  read = {*needs[wanted[-1]], *stages}
-  return tuple(stage for stage in wanted if stage in read)
-
-
-def _with_progress(config: RunConfig, progress: bool) -> RunConfig:
-  """Hands the choice of progress bars to every loop."""
-
-  def chosen(stage):
-    if isinstance(stage, tuple):
-      return tuple(chosen(one) for one in stage)
-    settings = dataclasses.replace(stage.settings, progress=progress)
-    return dataclasses.replace(stage, settings=settings)
-
-  names = (
-    *("pretrain", "finetune_dp", "train_retriever"),
-    *("direct_dp", "direct_dp_methods"),
-  )
-  return dataclasses.replace(
-    config, **{name: chosen(getattr(config, name)) for name in names}
-  )
+def _with_progress(value: Any, progress: bool) -> Any:
+  """Hands the choice of progress bars to every loop below some settings."""
+  if isinstance(value, loop.Settings):
+    return dataclasses.replace(value, progress=progress)
+  if isinstance(value, tuple):
+    return tuple(_with_progress(one, progress) for one in value)
+  if not dataclasses.is_dataclass(value):
+    return value
+  fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+  changed = {k: _with_progress(v, progress) for k, v in fields.items()}
+  return dataclasses.replace(value, **changed) if changed != fields else value

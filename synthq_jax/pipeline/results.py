@@ -61,50 +61,6 @@ def row_of(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreparedData:
-  """Documents (public), queries (private), splits and token arrays."""
-
-  directory: str
-  """Public part: corpus.jsonl, tokens and ids of it, and the vocabulary."""
-  private_directory: str
-  """Private part: queries.jsonl, qrels and the arrays of pairs."""
-  source: str
-  """Where the data came from, in one line."""
-  digest: str
-  """Digest of all data, keyed with the run's secret: it confirms nothing."""
-  versions: str
-  """Versions of the packages the demo set came from, or empty."""
-  unit: str
-  """The unit of privacy; always "query" here."""
-  num_documents: int
-  """Documents in the public collection."""
-  num_queries: dict[str, int]
-  """Queries with a relevant document, for each split."""
-  num_pairs: dict[str, int]
-  """(query, document) pairs kept for each split."""
-  max_positives: int
-  """Documents kept for one query of the train split: more were cut off."""
-  test_split: str
-  """The split that is scored."""
-  num_public_test: int
-  """Pseudo-queries of the public test set; 0 if no document gave one."""
-  cut_documents: float
-  """Share of documents longer than the document length."""
-  vocabulary: str
-  """The SentencePiece model."""
-  vocab_size: int
-  """Ids of the vocabulary, extra ids included."""
-  extra_ids: int
-  """Sentinels among them."""
-  document_length: int
-  """Tokens of a document, EOS included."""
-  query_length: int
-  """Tokens of a query, EOS included."""
-  seconds: float
-  """How long the stage took."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class PublicDocuments:
   """What PreparedData says of public things, and nothing else.
 
@@ -128,6 +84,36 @@ class PublicDocuments:
   """Tokens of a document, EOS included."""
   query_length: int
   """Tokens of a query, EOS included."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedData(PublicDocuments):
+  """Documents (public), queries (private), splits and token arrays."""
+
+  private_directory: str
+  """Private part: queries.jsonl, qrels and the arrays of pairs."""
+  source: str
+  """Where the data came from, in one line."""
+  digest: str
+  """Digest of all data, keyed with the run's secret: it confirms nothing."""
+  versions: str
+  """Versions of the packages the demo set came from, or empty."""
+  unit: str
+  """The unit of privacy; always "query" here."""
+  num_queries: dict[str, int]
+  """Queries with a relevant document, for each split."""
+  num_pairs: dict[str, int]
+  """(query, document) pairs kept for each split."""
+  max_positives: int
+  """Documents kept for one query of the train split: more were cut off."""
+  test_split: str
+  """The split that is scored."""
+  num_public_test: int
+  """Pseudo-queries of the public test set; 0 if no document gave one."""
+  cut_documents: float
+  """Share of documents longer than the document length."""
+  seconds: float = 0.0
+  """How long the stage took."""
 
 
 def public_documents(prepared: PreparedData) -> PublicDocuments:
@@ -157,7 +143,7 @@ class TestSet:
   """Queries with a relevant document."""
   cut_documents: float
   """Share of documents longer than the document length."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
 
 
@@ -182,7 +168,7 @@ class Checkpoint:
   metrics: str
   """JSON lines of step, loss, ...; under `private/` when data was private;
   empty where nothing was trained."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
   prompt_tokens: int = 0
   """The last ids of the vocabulary that stand before each input: a prompt
@@ -221,7 +207,7 @@ class SyntheticQueries:
   """Mean length of a query in words."""
   examples: tuple[tuple[str, str], ...]
   """A few (query, document) pairs, drawn at random."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took; both stages together."""
   filters: str = ""
   """What filter_queries did, in one sentence; empty: it did not run."""
@@ -264,7 +250,7 @@ class Evaluation:
   """Judged queries averaged over."""
   traps: tuple[str, ...]
   """Choices of the evaluation a reader should know."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
   split: str = ""
   """Whose judgements they are."""
@@ -356,7 +342,7 @@ class AuditReport:
   """p-value of the control: held-out secrets rank as by chance, and all do under
   the public checkpoint. Tiny: canaries were known before the private training,
   and nothing else here means anything."""
-  seconds: float
+  seconds: float = 0.0
   """How long the stage took."""
 
   @property

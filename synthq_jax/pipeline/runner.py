@@ -1,126 +1,250 @@
-"""Finished results: a stage runs only if its result is not there yet.
+"""Runs stages: each result is made once, and found finished from then on.
 
-A stage whose fingerprint (its settings and the fingerprints of what it reads)
-equals that of the result on disk is skipped. With several processes process 0
+A result whose fingerprint (its settings and the fingerprints of what it reads)
+equals that of the one on disk is skipped. With several processes process 0
 decides, and works alone while the others wait, or all of them work together.
 """
 
+import contextlib
+import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import synthq_jax
 from synthq_jax import artifacts
-from synthq_jax.pipeline import workspace
+from synthq_jax.data import shipped
+from synthq_jax.pipeline import _fingerprints, inputs, results, workspace
+from synthq_jax.stages import finetune_dp, stage
 from synthq_jax.training import distributed
 
-__all__ = ["Runner"]
+__all__ = ["Run"]
 
 _FORMAT = 4  # raise when a stage's files change, so that old ones are remade
-_Result = TypeVar("_Result")
+_Settings = TypeVar("_Settings")
 
 
-class Runner:
-  """Makes results, or finds them finished."""
+class Run:
+  """One run: what is wanted, what is made so far, and what comes next of it."""
 
-  def __init__(self, space: workspace.Workspace, say: Callable[[str], None]):
-    self._space = space
-    self._say = say
-    self.made: list[str] = []
-
-  def __call__(
+  def __init__(
     self,
-    name: str,
-    kind: type[_Result],
-    parts: Sequence[Any],
-    make: Callable[[str], _Result],
-  ) -> tuple[_Result, str]:
-    """Returns a result, which process 0 makes, and its fingerprint.
+    config: Any,
+    space: workspace.Workspace,
+    wanted: Sequence[str],
+    *,
+    say: Callable[[str], None] = print,
+    progress: bool = True,
+  ):
+    """Starts with nothing made.
 
     Args:
-      name: of the stage and row, e.g. "finetune_dp/eps8".
-      kind: of the result.
-      parts: what it depends on.
-      make: from the fingerprint; saves the result. Called in process 0, on its
-        own devices.
-
-    Returns:
-      Both, in every process.
+      config: a `plan.RunConfig`.
+      space: the working directory.
+      wanted: stages, in the order in which they run.
+      say: prints a line.
+      progress: whether bars are shown.
     """
+    self.config = config
+    self.wanted = tuple(wanted)
+    self.made: dict[str, dict[str, stage.Made]] = {}
+    self.root = space.root
+    self.say = say
+    self._space = space
+    self._progress = progress
+    self._of_checkpoint = functools.cache(_fingerprints.of_checkpoint)
+    self.canaries = functools.cache(self._canaries)
 
-    def make_alone(digest: str) -> None:
-      if distributed.is_main():
-        with distributed.alone():
-          make(digest)
+  # What jobs read.
 
-    return self.together(name, kind, parts, make_alone)
+  def rows(self, name: str) -> Mapping[str, stage.Made]:
+    """Returns the results of a stage by row; none where it did not run."""
+    return self.made.get(name, {})
 
-  def together(
-    self,
-    name: str,
-    kind: type[_Result],
-    parts: Sequence[Any],
-    make: Callable[[str], _Result | None],
-  ) -> tuple[_Result, str]:
-    """Returns a result that all processes make, and its fingerprint.
+  @property
+  def for_audit(self) -> bool:
+    """Whether retrievers are wanted for an audit alone."""
+    return "audit" in self.wanted and "evaluate" not in self.wanted
+
+  @property
+  def generators(self) -> Mapping[str, stage.Made]:
+    """The fine-tuned generators."""
+    return self.rows("finetune_dp")
+
+  @property
+  def queries(self) -> Mapping[str, stage.Made]:
+    """What filters kept of the synthetic queries, or all."""
+    return self.rows("filter_queries") or self.rows("generate")
+
+  @property
+  def retrievers(self) -> Mapping[str, stage.Made]:
+    """Everything that can be scored, but for BM25."""
+    return {**self.rows("train_retriever"), **self.rows("direct_dp")}
+
+  @property
+  def prepared(self) -> results.PreparedData:
+    """The data."""
+    return self.made["prepare_data"][""].value
+
+  @property
+  def documents(self) -> results.PublicDocuments:
+    """What is public of the data."""
+    return results.public_documents(self.prepared)
+
+  @property
+  def start(self) -> pathlib.Path:
+    """The public checkpoint that generators start from."""
+    if self.rows("pretrain"):
+      return self._space.public("pretrain")
+    return pathlib.Path(self.config.checkpoint or shipped.DIRECTORY)
+
+  @property
+  def encoder(self) -> pathlib.Path:
+    """The public checkpoint that retrievers start from."""
+    return pathlib.Path(self.config.retriever_checkpoint or self.start)
+
+  @property
+  def data(self) -> tuple[str, ...]:
+    """The fingerprints of the data and of `start`."""
+    digest = self.made["prepare_data"][""].digest
+    return (digest, self.prepared.digest, self._of_checkpoint(self.start))
+
+  @property
+  def encoder_data(self) -> tuple[str, ...]:
+    """The fingerprints of the data, of `start` and of another `encoder`."""
+    if not self.config.retriever_checkpoint:
+      return self.data
+    return (*self.data, self._of_checkpoint(self.encoder))
+
+  @property
+  def secret_digest(self) -> list[int]:
+    """What stands for the secret in the fingerprint of the data."""
+    return self._space.seed("digest")
+
+  @property
+  def seeds(self) -> Sequence[str]:
+    """The ends of the names of repetitions."""
+    return [f"_seed{seed}" for seed in self.config.seeds] or [""]
+
+  def seeded(self, settings: _Settings, name: str) -> _Settings:
+    """Returns settings with the seed of the repetition of that name."""
+    if not self.config.seeds:
+      return settings
+    seed = int(re.search(r"_seed(\d+)$", name)[1])
+    return dataclasses.replace(settings, seed=seed)
+
+  def _canaries(self, seed: str = ""):
+    """Makes the canaries of a repetition, which has its own."""
+    return finetune_dp.planted(
+      self.config.canaries, self._space, self.prepared, seed
+    )
+
+  def check_vocabulary(self, checkpoint: pathlib.Path) -> None:
+    """Refuses a checkpoint that was trained with another vocabulary."""
+    inputs.check_vocabulary(checkpoint, self._space, self.prepared)
+
+  # What makes results.
+
+  def execute(self, on_accepted: Callable[[], None]) -> None:
+    """Makes all that is wanted.
 
     Args:
-      name: of the stage and row.
-      kind: of the result.
-      parts: what it depends on.
-      make: from the fingerprint; called in every process, for its devices or
-        its share of the work. Process 0 saves the result.
+      on_accepted: called once the working directory is known to hold no results
+        of other data, before anything is written to it.
+
+    Raises:
+      ValueError: if a setting or the data cannot be used.
+    """
+    stages = [stage.get(name) for name in self.wanted]
+    for place, one in enumerate(stages):
+      made = self.made[one.name] = {}
+      for job in one.jobs(self):
+        if not place:
+          self._accept(one, job)
+          on_accepted()
+        made[job.name] = self.make(one, job)
+      if not place:
+        for other in stages:
+          other.check(self)
+
+  def _accept(self, one: stage.Stage, job: stage.Job) -> None:
+    """Refuses to write over the results of other data."""
+    place = _place(one, job)
+    is_there = self._is_there(place, _digest(place, job))
+    if distributed.is_main() and not is_there:
+      inputs.refuse_other_data(self._space, job.settings.source)
+
+  def make(self, one: stage.Stage, job: stage.Job) -> stage.Made:
+    """Makes a result, or finds it finished.
+
+    Args:
+      one: the stage.
+      job: of the stage.
 
     Returns:
-      Both, in every process.
+      The result as it is on disk, in every process.
 
     Raises:
       ValueError: if the processes would make different results.
     """
-    digest, places = self._digest(name, parts), self._places(name)
+    place = _place(one, job)
+    digest = _digest(place, job)
     distributed.check_same(
-      f"settings, data and versions for {name}",
+      f"settings, data and versions for {place}",
       digest,
       "give all processes the same command, packages and --workdir",
     )
-    if distributed.decided(name, lambda: self._is_there(places, digest)):
-      self._say(f"[{name}] finished earlier, skipped")
-      return self._found(name, places, kind, digest), digest
+    if distributed.decided(place, lambda: self._is_there(place, digest)):
+      self.say(f"[{place}] finished earlier, skipped")
+      return stage.Made(self._load(place, one.result, digest), digest)
     if distributed.is_main():
-      for place in places:
-        (place / artifacts.RESULT_NAME).unlink(missing_ok=True)
-    self._say(f"[{name}] running")
-    self.made.append(name)
-    make(digest)
-    distributed.barrier(name)
-    # As it is on disk: a later run, which finds it there, gets the same value.
-    return self._found(name, places, kind, digest), digest
-
-  def will_make(self, name: str, parts: Sequence[Any]) -> bool:
-    """Says whether this process writes a result that is not there yet."""
-    if not distributed.is_main():
-      return False
-    return not self._is_there(self._places(name), self._digest(name, parts))
-
-  def _is_there(self, places: Sequence[pathlib.Path], digest: str) -> bool:
-    return any(artifacts.read_fingerprint(place) == digest for place in places)
-
-  def _digest(self, name: str, parts: Sequence[Any]) -> str:
-    version = synthq_jax.__version__
-    return artifacts.fingerprint(_FORMAT, version, name, *parts)
-
-  def _places(self, name: str) -> tuple[pathlib.Path, pathlib.Path]:
-    return self._space.public(name), self._space.private(name)
-
-  def _found(
-    self, name: str, places, kind: type[_Result], digest: str
-  ) -> _Result:
-    for place in places:
-      if artifacts.read_fingerprint(place) == digest:
-        return artifacts.load(place, kind)
-    if distributed.is_main():
-      raise RuntimeError(f"{name} did not save its result: report this bug")
-    raise ValueError(
-      f"{places[0]}: expected the result that process 0 has saved, got none:"
-      " give all processes one --workdir on a file system that they share"
+      for folder in self._folders(place):
+        (folder / artifacts.RESULT_NAME).unlink(missing_ok=True)
+    self.say(f"[{place}] running")
+    folders = workspace.Folders(self._space.root)
+    task = stage.Task(
+      place=place,
+      name=job.name,
+      digest=digest,
+      settings=job.settings,
+      inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
+      folders=self._space if one.needs_secret else folders,
+      progress=self._progress,
     )
+    if one.together or distributed.is_main():
+      alone = contextlib.nullcontext if one.together else distributed.alone
+      with alone():
+        one.make(task, saves=distributed.is_main())
+    distributed.barrier(place)
+    # As it is on disk: a later run, which finds it there, gets the same value.
+    return stage.Made(self._load(place, one.result, digest), digest)
+
+  def _folders(self, place: str) -> tuple[pathlib.Path, pathlib.Path]:
+    return self._space.public(place), self._space.private(place)
+
+  def _is_there(self, place: str, digest: str) -> bool:
+    found = map(artifacts.read_fingerprint, self._folders(place))
+    return digest in found
+
+  def _load(self, place: str, kind: type, digest: str) -> Any:
+    for folder in self._folders(place):
+      if artifacts.read_fingerprint(folder) == digest:
+        return artifacts.load(folder, kind)
+    if distributed.is_main():
+      raise RuntimeError(f"{place} did not save its result: report this bug")
+    raise ValueError(
+      f"{self._space.root / place}: expected the result that process 0 has"
+      " saved, got none: give all processes one --workdir on a file system that"
+      " they share"
+    )
+
+
+def _place(one: stage.Stage, job: stage.Job) -> str:
+  return "/".join(filter(None, (one.folder or one.name, job.name)))
+
+
+def _digest(place: str, job: stage.Job) -> str:
+  version = synthq_jax.__version__
+  return artifacts.fingerprint(_FORMAT, version, place, *job.depends)

@@ -134,7 +134,7 @@ def make_step(case: Case, way: str, mesh: Any) -> tuple[Any, Any]:
 
   from synthq_jax import optim
   from synthq_jax.models import t5, t5_config
-  from synthq_jax.pipeline import finetune_dp
+  from synthq_jax.stages import finetune_dp
   from synthq_jax.training import dp_step
   from synthq_jax.training import mesh as mesh_lib
 

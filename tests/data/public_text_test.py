@@ -12,7 +12,7 @@ from synthq_jax.data import (
   public_text,
   shipped,
 )
-from synthq_jax.pipeline import pretrain_recipe
+from synthq_jax.stages import pretrain_recipe
 
 LONG = "returns the sum of all array elements over a given axis"  # 11 words
 SHORT = "joins many arrays"

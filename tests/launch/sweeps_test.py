@@ -149,7 +149,7 @@ def test_long_names_are_cut_and_stay_different():
     (["CLIP_NORM=1"], (*NEEDS[:3], "CLIP_NORM=2"), "keep one"),
     ([], (*NEEDS[:3], "CLIP_NROM=2"), "did you mean CLIP_NORM?"),
     ([], NEEDS[:1], "give --gin.CHECKPOINT=... --gin.VOCABULARY=..."),
-    ([], (*NEEDS[:3], "RETRIEVER_CHECKPOINT=x"), "no gin file defines"),
+    ([], (*NEEDS[:3], "EXCHANGES=x"), "no gin file defines"),
   ],
 )
 def test_what_is_wrong_is_said_in_one_line(texts, bindings, words):

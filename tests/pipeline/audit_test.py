@@ -12,20 +12,16 @@ import made_up
 import numpy as np
 import optax
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import (
-  _audit_scores,
-  audit,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
+from synthq_jax.stages import audit
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
@@ -133,16 +129,16 @@ def _audited(tmp_path, monkeypatch):
     t5_checkpoints.save(start, public, MODEL)
     generator = made_up.checkpoint(statement=claim or statement.non_private())
     few = {"num_candidates": 200, "num_ranked": 20, "queries_per_canary": 4}
-    return audit.run(
+    return tiny_runs.make(
+      audit.STAGE,
       audit.Config(**few | changes),
       space,
-      "digest",
+      name="eps8",
       prepared=PREPARED,
-      start_from=start,
+      start=start,
       prefix=PREFIX,
-      released=_audit_scores.Released(generator=generator),
       canaries=canaries,
-      progress=False,
+      generator=generator,
     )
 
   return audited

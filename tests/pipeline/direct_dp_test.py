@@ -5,19 +5,14 @@ import dataclasses
 import finished_runs
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  _direct_methods,
-  direct_dp,
-  inputs,
-  plan,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import sensitivity
+from synthq_jax.stages import direct_dp
 
 _EPSILON = 8.0
 _METHODS = finished_runs.DIRECT_METHODS
@@ -101,20 +96,20 @@ def _pairs(finished_run):
 
 
 def test_groups_go_by_content_so_that_nobody_moves_who_stays(pairs):
-  keys = _direct_methods.keys(pairs, "pair")
+  keys = direct_dp.keys(pairs, "pair")
   fewer = {name: np.delete(values, 3, axis=0) for name, values in pairs.items()}
   np.testing.assert_array_equal(
-    _direct_methods.keys(fewer, "pair"), np.delete(keys, 3)
+    direct_dp.keys(fewer, "pair"), np.delete(keys, 3)
   )
   assert len(set(keys)) == len(keys)
   other = {**pairs, "rows": pairs["rows"] + 1}
-  assert (_direct_methods.keys(other, "pair") != keys).all()
+  assert (direct_dp.keys(other, "pair") != keys).all()
 
 
 def test_a_text_that_becomes_empty_stays_in_the_group_of_its_document(pairs):
   empty = {**pairs, "queries": np.zeros_like(pairs["queries"])}
-  keys = _direct_methods.keys(pairs, "query")
-  np.testing.assert_array_equal(_direct_methods.keys(empty, "query"), keys)
+  keys = direct_dp.keys(pairs, "query")
+  np.testing.assert_array_equal(direct_dp.keys(empty, "query"), keys)
   assert len(set(keys)) == len(set(pairs["rows"]))
 
 
@@ -143,12 +138,11 @@ def test_two_methods_need_two_names():
 def test_a_pattern_that_matches_nothing_is_refused(finished_run):
   space = workspace.Workspace(finished_run.root, 7)
   with pytest.raises(ValueError, match="trained must match a parameter"):
-    direct_dp.run(
+    tiny_runs.make(
+      direct_dp.STAGE,
       dataclasses.replace(_BASE, trained="projection/.*"),
       space,
-      "0",
       prepared=_prepared(finished_run),
-      start_from=shipped.DIRECTORY,
+      encoder=shipped.DIRECTORY,
       epsilon=8.0,
-      name="x",
     )

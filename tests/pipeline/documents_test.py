@@ -6,7 +6,8 @@ import pytest
 
 from synthq_jax.data import collection, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import _documents, _queries
+from synthq_jax.pipeline import inputs
+from synthq_jax.stages import _queries
 
 TEXTS = ["red apples", "a " * 40, "pears", "sea", "blue"]
 DOCUMENTS = [
@@ -18,7 +19,7 @@ DOCUMENTS = [
 def write(folder, length=8):
   folder.mkdir()
   state = hashlib.sha256()
-  written = _documents.write(
+  written = inputs.write_documents(
     iter(DOCUMENTS),
     folder,
     vocabulary_lib.load(shipped.VOCABULARY),
@@ -36,7 +37,7 @@ def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
   lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
   texts = [(line["_id"], line["text"]) for line in map(json.loads, lines)]
   assert texts == [(document.id, document.text) for document in DOCUMENTS]
-  ids, tokens = _documents.read(tmp_path / "a")
+  ids, tokens = inputs.read_documents(tmp_path / "a")
   np.testing.assert_array_equal(
     tokens[:],
     vocabulary_lib.tokenize(
@@ -51,7 +52,7 @@ def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
   whole = write(tmp_path / "whole")
-  monkeypatch.setattr(_documents, "_CHUNK", chunk)
+  monkeypatch.setattr(inputs, "_CHUNK", chunk)
   assert write(tmp_path / "parts") == whole
   files = [p for p in (tmp_path / "whole").rglob("*") if p.is_file()]
   assert len(files) == 5

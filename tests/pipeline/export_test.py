@@ -8,6 +8,7 @@ import jax
 import made_up
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts, main
 from synthq_jax.models import _tensors, t5_checkpoints, t5_config
@@ -225,7 +226,6 @@ def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
   tmp_path,
 ):
   from synthq_jax.data import shipped
-  from synthq_jax.pipeline import prepare_data
 
   folder = tmp_path / "hf"
   export.run(shipped.DIRECTORY, folder, format="huggingface")
@@ -233,17 +233,7 @@ def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
   lines = '{"query": "who wrote %d", "document": "A report of ours, %d."}\n'
   source = tmp_path / "pairs.jsonl"
   source.write_text("".join(lines % (i, i) for i in range(40)))
-  config = plan.RunConfig(
-    checkpoint=str(folder),
-    prepare_data=prepare_data.Config(
-      source=f"jsonl:{source}",
-      document_length=16,
-      query_length=12,
-      public_test_documents=5,
-    ),
-    secret_seed=7,
-    public_data=True,
-  )
+  config = tiny_runs.config(f"jsonl:{source}", checkpoint=str(folder))
   plan.run(config, tmp_path / "run", stages=("prepare_data",), progress=False)
   used = tmp_path / "run" / "prepare_data" / "vocabulary.model"
   assert used.read_bytes() == shipped.VOCABULARY.read_bytes()

@@ -4,26 +4,22 @@ import dataclasses
 import json
 import shutil
 import sys
-import typing
 
 import made_up
 import numpy as np
 import pytest
+import tiny_runs
 from finished_runs import NUM_PAIRS
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import (
-  _documents,
-  _own_ranks,
-  filter_queries,
-  plan,
-  results,
-  train_retriever,
-  workspace,
-)
+from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import encode
+from synthq_jax.stages import (
+  filter_queries,
+  train_retriever,
+)
 from synthq_jax.training import pairs as contrastive_pairs
 
 RECIPE = train_retriever.Config(steps=2, batch_size=8, warmup_steps=1)
@@ -52,7 +48,7 @@ def _hand_made(finished_run, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
-  ids, tokens = _documents.read(root / "prepare_data")
+  ids, tokens = inputs.read_documents(root / "prepare_data")
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)
   queries[:, :7], queries[:, 7] = tokens[:, :7], 1  # each like its document
@@ -79,12 +75,14 @@ def _hand_made(finished_run, tmp_path):
 
 def run(root, documents, made, config=TOP, digest="digest", **changes):
   settings = dataclasses.replace(RECIPE.settings, progress=False)
-  return filter_queries.run(
+  return tiny_runs.make(
+    filter_queries.STAGE,
     config,
     workspace.Folders(root),
-    digest,
+    name=made.name,
+    digest=digest,
     documents=documents,
-    start_from=changes.pop("start_from", shipped.DIRECTORY),
+    encoder=changes.pop("encoder", shipped.DIRECTORY),
     synthetic=made,
     recipe=dataclasses.replace(RECIPE, settings=settings, **changes),
   )
@@ -175,11 +173,12 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
     rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
   )
 
-  def noted(config, space, digest, *, name, synthetic, **others):
-    given.append(synthetic.directory)
-    artifacts.save(space.public("train_retriever", name), trained, digest)
+  def noted(task):
+    given.append(task.inputs["synthetic"].directory)
+    return trained
 
-  monkeypatch.setattr(train_retriever, "run", noted)
+  changed = dataclasses.replace(train_retriever.STAGE, run=noted)
+  monkeypatch.setattr(train_retriever, "STAGE", changed)
   for filters in (
     alone.filter_queries,
     DROP_TRUNCATED,
@@ -222,6 +221,19 @@ def test_queries_about_other_documents_do_not_come_back(
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
 
 
+def test_bm25_may_rank_instead_of_a_retriever(hand_made, monkeypatch):
+  root, documents, made = hand_made
+  monkeypatch.delattr(contrastive_pairs, "train")
+  path = root / "generate/eps8/queries.jsonl"
+  path.write_text(path.read_text().replace('in report 3"', 'nowhere"'))
+  config = filter_queries.Config(top_k=1, ranker="bm25")
+  result = run(root, documents, made, config)
+  assert "s3" not in kept_names(root) and "s4" in kept_names(root)
+  assert result.removed["not found"] >= 1 == result.removed["round trip"] + 1
+  assert "whose document BM25 does not rank" in result.filters
+  assert "retriever" not in result.statement.notes[-1]
+
+
 def test_positions_that_belong_to_other_queries_are_refused(hand_made):
   root, documents, made = hand_made
   path = root / "generate/eps8/tokens.npz"
@@ -236,9 +248,9 @@ def test_a_planted_shift_of_documents_empties_the_round_trip(
   hand_made, by_first_token, monkeypatch
 ):
   root, documents, made = hand_made
-  right = _own_ranks._gather
+  right = filter_queries._gather
   monkeypatch.setattr(
-    _own_ranks,
+    filter_queries,
     "_gather",
     lambda parts, rows: right(parts, (rows + 1) % NUM_PAIRS),
   )
@@ -255,18 +267,33 @@ def test_a_filter_that_would_keep_all_is_refused(hand_made):
 # Post-processing.
 
 
-def test_the_stage_is_given_public_things_and_synthetic_queries_alone():
-  given = typing.get_type_hints(filter_queries.run)
-  given.pop("return")
-  assert {name: kind.__name__ for name, kind in given.items()} == {
-    "config": "Config",
-    "folders": "Folders",  # paths without the secret of a Workspace
-    "digest": "str",
+def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
+  finished, tmp_path, monkeypatch
+):
+  config, root, _ = finished
+  shutil.copytree(root, tmp_path / "run")
+  tasks = []
+
+  def noted(task):
+    tasks.append(task)
+    return load(root, "filter_queries")
+
+  changed = dataclasses.replace(filter_queries.STAGE, run=noted)
+  monkeypatch.setattr(filter_queries, "STAGE", changed)
+  config = dataclasses.replace(config, filter_queries=DROP_TRUNCATED)
+  stages = ["filter_queries"]
+  plan.run(config, tmp_path / "run", stages=stages, progress=False)
+  (task,) = tasks
+  assert type(task.folders) is workspace.Folders  # without the secret
+  given = {name: type(value).__name__ for name, value in task.inputs.items()}
+  assert given == {
     "documents": "PublicDocuments",
-    "start_from": "Path",
+    "encoder": "PosixPath",
     "synthetic": "SyntheticQueries",
-    "recipe": "Recipe",
+    "recipe": "Config",
   }
+  assert task.inputs["encoder"] == shipped.DIRECTORY
+  assert type(task.inputs["recipe"]) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {
     "directory",
@@ -399,7 +426,7 @@ def test_a_retriever_that_saw_real_queries_is_refused(
   trained = load(done, "train_retriever", results.Checkpoint)
   artifacts.save(retriever, dataclasses.replace(trained, statement=claim), "x")
   with pytest.raises(ValueError, match="trained on private queries"):
-    run(root, documents, made, start_from=retriever)
+    run(root, documents, made, encoder=retriever)
 
 
 # Stopped and started again.
@@ -409,7 +436,7 @@ def test_a_killed_stage_ends_like_one_that_was_not(
   hand_made, tmp_path, monkeypatch
 ):
   root, documents, made = hand_made
-  monkeypatch.setattr(_own_ranks, "_PART", 16)  # 4 parts of each kind
+  monkeypatch.setattr(filter_queries, "_PART", 16)  # 4 parts of each kind
   whole = tmp_path / "whole"
   shutil.copytree(root, whole)
   expected = run(whole, documents, made, ALL)

@@ -10,7 +10,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.models import lora, prompt, t5, t5_checkpoints, t5_config
-from synthq_jax.pipeline import finetune_dp
+from synthq_jax.stages import finetune_dp
 
 CONFIG = t5_config.T5Config(
   vocab_size=23,

@@ -12,8 +12,9 @@ import signal
 import sys
 
 from synthq_jax import main
-from synthq_jax.pipeline import _parts, evaluate, generate
+from synthq_jax.pipeline import _parts
 from synthq_jax.retrieval import vector_files
+from synthq_jax.stages import evaluate, generate
 from synthq_jax.training import checkpoints, distributed
 
 

@@ -20,25 +20,27 @@ import numpy as np
 import pytest
 import random_t5
 import small_data
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import jsonl, shipped, splits
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
-  _documents,
+  inputs,
+  plan,
+  private_training,
+  results,
+  workspace,
+)
+from synthq_jax.stages import (
   direct_dp,
   evaluate,
   filter_queries,
   finetune_dp,
   generate,
-  inputs,
-  plan,
   prepare_data,
   pretrain,
-  private_training,
-  results,
   train_retriever,
-  workspace,
 )
 from tests.pipeline import kills
 
@@ -154,7 +156,9 @@ def _prepared(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
   config = _config(_SOURCES[kind](root / "data", log, sides))
   config = dataclasses.replace(config, vocabulary="train")
   space = workspace.Workspace(root / "run", secret_seed=7)
-  prepare_data.run(config, space, "fingerprint-of-prepare-data")
+  tiny_runs.make(
+    prepare_data.STAGE, config, space, digest="fingerprint-of-prepare-data"
+  )
   return root / "run"
 
 
@@ -246,7 +250,7 @@ def _differing(ours: Files, theirs: Files) -> list[str]:
 
 def _train(root: pathlib.Path) -> set[tuple]:
   """Returns the records of the train split, as what they are made of."""
-  ids, _ = _documents.read(root / "prepare_data")
+  ids, _ = inputs.read_documents(root / "prepare_data")
   with np.load(root / results.PRIVATE / "prepare_data/train.npz") as stored:
     rows = zip(stored["tokens"], stored["documents"], strict=True)
     return {(tuple(tokens.tolist()), ids[place]) for tokens, place in rows}

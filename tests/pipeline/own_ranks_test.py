@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from synthq_jax.pipeline import _own_ranks
 from synthq_jax.retrieval import encode
+from synthq_jax.stages import filter_queries
 
 DIM = 12
 DOCUMENTS = np.arange(1, 51).reshape(50, 1)
@@ -36,12 +36,12 @@ def _encoded(monkeypatch):
     return np.stack([vector(token) for token in tokens[:, 0]])
 
   monkeypatch.setattr(encode, "encode", fake)
-  monkeypatch.setattr(_own_ranks, "_PART", 8)
+  monkeypatch.setattr(filter_queries, "_PART", 8)
   return state
 
 
 def ranks(directory, owners=OWNERS):
-  return _own_ranks.of(
+  return filter_queries.own_ranks(
     None, None, QUERIES, DOCUMENTS, owners,
     directory=directory, description="x", batch_size=4, progress=False,
   )  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_kill_costs_one_part_and_changes_nothing(tmp_path, encoded):
 
 def test_a_kill_between_ranks_changes_nothing(tmp_path, encoded, monkeypatch):
   whole = ranks(tmp_path / "whole")
-  count, calls = _own_ranks.ranks.count_better, []
+  count, calls = filter_queries.ranks.count_better, []
 
   def stopping(*args):
     calls.append(1)
@@ -93,7 +93,7 @@ def test_a_kill_between_ranks_changes_nothing(tmp_path, encoded, monkeypatch):
     return count(*args)
 
   with monkeypatch.context() as patch:
-    patch.setattr(_own_ranks.ranks, "count_better", stopping)
+    patch.setattr(filter_queries.ranks, "count_better", stopping)
     with pytest.raises(KeyboardInterrupt):
       ranks(tmp_path / "cut")
   assert len(list((tmp_path / "cut/ranks").iterdir())) == 1

@@ -10,8 +10,9 @@ import pytest
 
 from synthq_jax import main
 from synthq_jax.models import t5
-from synthq_jax.pipeline import finetune_dp, plan
+from synthq_jax.pipeline import plan
 from synthq_jax.privacy import sampling
+from synthq_jax.stages import finetune_dp
 from synthq_jax.training import dp_step
 
 NEEDS = ("SOURCE=msmarco:m", "CHECKPOINT=c", "VOCABULARY=v.model")
@@ -31,10 +32,10 @@ GATED = {  # T5 1.1
 }
 
 
-def configure(name, *more):
+def configure(name, *flags):
   recipe = f"recipes/paper_t5_{name}.gin"
   needs = NEEDS if name == "base" else (*NEEDS, "RETRIEVER_CHECKPOINT=r")
-  config, _ = main.configure(plan.RunConfig, [recipe, *more], needs)
+  config, _ = main.configure(plan.RunConfig, [recipe], [*needs, *flags])
   return config
 
 
@@ -111,7 +112,7 @@ def shape_and_type(leaf):
 
 @pytest.mark.parametrize("name", GATED)
 def test_a_recipe_takes_the_shape_of_t5_1_1_too(name):
-  config = configure(name, f"models/t5_1_1_{name}.gin")
+  config = configure(name, f"MODEL=t5_1_1_{name}")
   assert count(abstract(config.model)) == GATED[name]
 
 

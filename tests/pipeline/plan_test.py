@@ -14,18 +14,20 @@ from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import prompt, t5_checkpoints
 from synthq_jax.pipeline import (
-  _documents,
   _fingerprints,
+  inputs,
+  plan,
+  private_training,
+  results,
+)
+from synthq_jax.stages import (
   audit,
   filter_queries,
   finetune_dp,
   generate,
-  plan,
   prepare_data,
-  private_training,
   query_leakage,
-  results,
-  runner,
+  stage,
 )
 
 
@@ -33,16 +35,13 @@ from synthq_jax.pipeline import (
 def made(monkeypatch):
   """The names of the stages that a run really runs."""
   names = []
-  call = runner.Runner.together
+  make = stage.Stage.make
 
-  def recording(self, name, kind, parts, make):
-    def noted(digest):
-      names.append(name)
-      return make(digest)
+  def noted(self, task, **named):
+    names.append(task.place)
+    return make(self, task, **named)
 
-    return call(self, name, kind, parts, noted)
-
-  monkeypatch.setattr(runner.Runner, "together", recording)
+  monkeypatch.setattr(stage.Stage, "make", noted)
   return names
 
 
@@ -125,14 +124,15 @@ def test_the_search_for_real_queries_needs_no_retriever(
     shutil.rmtree(copied / folder)
   search = query_leakage.Config(detectors=("exact",))
   other = dataclasses.replace(finished_run.config, query_leakage=search)
-  found = []
+  made_by = {}
   plan.run(
     other,
     copied,
     stages=["query_leakage"],
     progress=False,
-    on_searched=found.append,
+    on_finished=made_by.update,
   )
+  found = made_by["query_leakage"]
   assert made == ["query_leakage"]
   assert {one.name for one in found[0].memberships} == {"public_only", "eps8"}
   assert {one.detector for one in found[0].memberships} == {"exact"}
@@ -207,7 +207,7 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished_run):
   config, root = finished_run.config, finished_run.root
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
-  total = len(_documents.read(root / "prepare_data")[0])
+  total = len(inputs.read_documents(root / "prepare_data")[0])
   expected = generate._choose(config.generate, total)
   assert set(written) <= set(expected) and set(first) <= set(expected)
 
@@ -247,11 +247,11 @@ def _planted(finished_run, tmp_path_factory):
 
 
 def audited(config, root):
-  audits = []
+  made = {}
   plan.run(
-    config, root, stages=["audit"], progress=False, on_audited=audits.extend
+    config, root, stages=["audit"], progress=False, on_finished=made.update
   )
-  (report,) = audits
+  (report,) = made["audit"]
   return report
 
 

@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 import small_data
+import tiny_runs
 
 from synthq_jax.data import collection
-from synthq_jax.pipeline import prepare_data, workspace
+from synthq_jax.pipeline import workspace
+from synthq_jax.stages import prepare_data
 
 COUNT = 40
 RARE = "zyzzyva"
@@ -34,7 +36,7 @@ def prepare(root, query_of):
     public_test_documents=20,
   )
   space = workspace.Workspace(root / "run", secret_seed=7)
-  return prepare_data.run(config, space, "digest")
+  return tiny_runs.make(prepare_data.STAGE, config, space)
 
 
 def shared(root):

@@ -24,14 +24,12 @@ from synthq_jax import artifacts, optim
 from synthq_jax.pipeline import (
   _fingerprints,
   _release,
-  direct_dp,
-  finetune_dp,
   plan,
-  prepare_data,
   private_training,
   workspace,
 )
 from synthq_jax.privacy import ledger, sampling
+from synthq_jax.stages import direct_dp, finetune_dp, prepare_data
 from synthq_jax.training import checkpoints, distributed, dp_step, loop
 from synthq_jax.training import pairs as training_pairs
 

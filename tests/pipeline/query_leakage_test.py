@@ -7,6 +7,7 @@ import math
 import made_up
 import numpy as np
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
@@ -14,11 +15,11 @@ from synthq_jax.pipeline import (
   _query_leakage_results,
   _query_sides,
   _report_leakage,
-  query_leakage,
   results,
   workspace,
 )
 from synthq_jax.privacy import statement
+from synthq_jax.stages import query_leakage
 
 _WORDS = [
   first + second
@@ -102,12 +103,12 @@ class _Workdir:
     )
 
   def run(self, *synthetic, test_sets=(), encoder=None, **settings):
-    return query_leakage.run(
+    return tiny_runs.make(
+      query_leakage.STAGE,
       query_leakage.Config(**settings),
       self.space,
-      "digest",
       prepared=self.prepared,
-      encoder=encoder,
+      start=encoder,
       synthetic=synthetic,
       test_sets=test_sets,
     )

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import plan, prepare_test_set, results
+from synthq_jax.pipeline import plan, results
 from synthq_jax.retrieval import bm25, measures, trec
+from synthq_jax.stages import prepare_test_set
 
 NAMES = finished_runs.TEST_SETS
 QUERIES = {"cqadupstack.tex": 10, "tiny": 1}

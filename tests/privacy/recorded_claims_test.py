@@ -27,14 +27,10 @@ from synthq_jax.federated import (
   user_privacy,
 )
 from synthq_jax.losses import contrastive
-from synthq_jax.pipeline import (
-  _image_privacy,
-  direct_dp,
-  private_training,
-  workspace,
-)
+from synthq_jax.pipeline import _image_privacy, private_training, workspace
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import direct_dp
 from synthq_jax.training import dp_step, loop
 
 RECORDED = pathlib.Path(__file__).with_name("recorded_claims.jsonl")
@@ -102,7 +98,7 @@ def direct(**changes):
   config = direct_dp.Config(**changes)
   settings = direct_dp._settings(config, 8.0)
   sampler = private_training.sampler(settings, N)
-  built = direct_dp._direct_methods.build(
+  built = direct_dp.build(
     config, sampler.max_batch_size, lambda params, tokens: None
   )
   return training(settings, grad_fn=built)

@@ -18,7 +18,8 @@ import numpy as np
 import small_data
 
 from synthq_jax import main
-from synthq_jax.pipeline import direct_dp, plan, results
+from synthq_jax.pipeline import plan, results
+from synthq_jax.stages import direct_dp
 
 NUM_PAIRS = 120
 _SECRETS = "quince marzipan zeppelin gondola thimble walrus".split()

@@ -24,14 +24,11 @@ and of queries that may be shared are post-processing.
 """
 
 import dataclasses
-import pathlib
-import time
 from collections.abc import Sequence
 
 import numpy as np
 import tqdm
 
-from synthq_jax import artifacts
 from synthq_jax.leakage import encoders, near_duplicates
 from synthq_jax.pipeline import (
   _query_comparisons,
@@ -39,10 +36,10 @@ from synthq_jax.pipeline import (
   _query_sides,
   config_types,
   results,
-  workspace,
 )
+from synthq_jax.stages import stage
 
-__all__ = ["DETECTORS", "Config", "run"]
+__all__ = ["DETECTORS", "STAGE", "Config", "run"]
 
 DETECTORS = {
   "exact": "the same words in the same order, without case and punctuation",
@@ -98,34 +95,40 @@ class Config:
       )
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  encoder: pathlib.Path | None,
-  synthetic: Sequence[results.SyntheticQueries],
-  test_sets: Sequence[results.TestSet] = (),
-  progress: bool = False,
-) -> _query_leakage_results.QueryLeakage:
+def jobs(run):
+  """Yields one search, where somebody wrote queries and it is wanted."""
+  config, written = run.config.query_leakage, run.rows("generate")
+  further = run.rows("prepare_test_set")
+  if written and config.enabled:
+    yield stage.Job(
+      depends=(
+        config,
+        *run.data,
+        {name: made.digest for name, made in written.items()},
+        {name: made.digest for name, made in further.items()},
+      ),
+      settings=config,
+      inputs={
+        "synthetic": [made.value for made in written.values()],
+        "test_sets": [made.value for made in further.values()],
+      },
+    )
+
+
+def run(task: stage.Task) -> _query_leakage_results.QueryLeakage:
   """Compares each generator's queries with real ones.
 
   Args:
-    config: what is looked for.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: the private queries.
-    encoder: the public checkpoint that makes vectors, which saw no private
-      query; None only without the detector "embedding".
-    synthetic: what each generator wrote.
-    test_sets: public sets, whose queries are looked for, too.
-    progress: whether a bar is shown.
+    task: its inputs are "prepared", the private queries; "start", the folder of
+      the public checkpoint that makes vectors, which saw no private query, for
+      the detector "embedding" alone; "synthetic", what each generator wrote;
+      and "test_sets", public ones, whose queries are looked for, too.
 
   Returns:
     The comparisons, under `private/`.
   """
-  start = time.monotonic()
+  config, space = task.settings, task.folders
+  prepared, synthetic = task.inputs["prepared"], task.inputs["synthetic"]
   real = _query_sides.real(
     space, prepared, limit=config.max_real, seed=config.seed
   )
@@ -133,16 +136,19 @@ def run(
     _query_sides.written(space, one, limit=config.max_written, seed=config.seed)
     for one in synthetic
   ]
-  sets = [(one.name, _query_sides.tests(space, one)) for one in test_sets]
+  sets = [
+    (one.name, _query_sides.tests(space, one))
+    for one in task.inputs["test_sets"]
+  ]
   hidden = {one.name for one in synthetic if not results.is_shareable(one)}
   memberships, overlaps, examples = [], [], []
   compare = _query_comparisons
   with tqdm.tqdm(
     total=len(config.detectors) * (1 + len(sets)), desc="query_leakage",
-    unit="search", disable=not progress,
+    unit="search", disable=not task.progress,
   ) as bar:  # fmt: skip
     for name in config.detectors:
-      detector = _detector(name, config, space, prepared, encoder)
+      detector = _detector(name, config, space, prepared, task.inputs["start"])
       found = compare.search(detector, real.texts, real, written)
       memberships += compare.memberships(
         found, real, written, detector=name, confidence=config.confidence
@@ -163,9 +169,8 @@ def run(
           test_set=test_set, tested=np.ones(len(texts), bool), hidden=hidden,
         )  # fmt: skip
         bar.update()
-  directory = space.private("query_leakage")
-  result = _query_leakage_results.QueryLeakage(
-    directory=space.relative(directory),
+  return _query_leakage_results.QueryLeakage(
+    directory=space.relative(task.folder(private=True)),
     detectors={one: _in_words(config, one) for one in config.detectors},
     num_train=int(real.trained.sum()),
     num_control=int((~real.trained).sum()),
@@ -174,10 +179,7 @@ def run(
     memberships=tuple(memberships),
     overlaps=tuple(overlaps),
     examples=tuple(examples),
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(directory, result, digest)
-  return result
 
 
 def _detector(
@@ -234,3 +236,30 @@ def _lengths(texts: Sequence[str]) -> np.ndarray:
 
 def _in_words(config: Config, name: str) -> str:
   return DETECTORS[name].format(getattr(config, name, None))
+
+
+def _screen(searches: Sequence[_query_leakage_results.QueryLeakage]) -> str:
+  from synthq_jax.pipeline import _report_leakage
+
+  if not searches:
+    return (
+      "nothing was looked for: no generator wrote queries, or"
+      " query_leakage.Config.enabled is False\n"
+    )
+  text = "\n\n".join(map(_report_leakage.text, searches))
+  return (
+    "\nPRIVATE: computed from real queries. Do not share these tables.\n\n"
+    f"{text}\n\n"
+  )
+
+
+STAGE = stage.Stage(
+  name="query_leakage",
+  result=_query_leakage_results.QueryLeakage,
+  needs=("prepare_test_set", "generate"),
+  config=Config,
+  reads=("prepared", "start"),
+  jobs=jobs,
+  run=run,
+  screen=_screen,
+)

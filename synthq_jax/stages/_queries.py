@@ -28,16 +28,7 @@ def save(
   ids: np.ndarray,
   tokens: np.ndarray,
 ) -> None:
-  """Writes queries.jsonl and tokens.npz.
-
-  Args:
-    directory: where.
-    names: ids of the queries.
-    queries: their texts.
-    owners: the position of each query's document, ascending.
-    ids: of all documents.
-    tokens: of the queries.
-  """
+  """Writes queries.jsonl and tokens.npz; `owners`, positions in `ids`, ascend."""
   lines = [
     json.dumps({"_id": name, "text": query, "document": str(ids[owner])})
     for name, query, owner in zip(names, queries, owners, strict=True)
@@ -85,12 +76,7 @@ def measured(
 
 
 def forbidden(vocabulary: Any, vocab_size: int) -> tuple[int, ...]:
-  """Returns the ids that no query may hold: unknown, sentinels, no pieces.
-
-  Args:
-    vocabulary: of the generator.
-    vocab_size: rows of its embedding.
-  """
+  """Returns the ids that no query may hold: unknown, sentinels, no pieces."""
   first_extra = vocabulary.vocab_size - vocabulary.extra_ids
   return (2, *range(first_extra, vocab_size))
 

@@ -14,8 +14,8 @@ import functools
 import json
 import math
 import pathlib
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,21 +23,23 @@ from jaxtyping import Bool, Float, Int
 from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
-from synthq_jax.audit import control, exposure, leaks
+from synthq_jax.audit import control, exposure, leaks, lower_bounds
 from synthq_jax.data import files
 from synthq_jax.generation import decoding
-from synthq_jax.pipeline import (
-  _audit_bounds,
-  _audit_scores,
-  _canaries,
-  _queries,
-  config_types,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import _audit_scores, _queries, stage
 
-__all__ = ["Config", "run"]
+__all__ = ["STAGE", "Config", "run"]
+
+_MATERIAL = {
+  "likelihood": (),
+  "synthetic": ("generate", "filter_queries"),
+  "retriever": ("generate", "filter_queries", "train_retriever"),
+}
+"""The stages whose results each attack reads, beside finetune_dp."""
+_LEAST = 2
+"""Canaries of each side that a bound needs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,33 +90,106 @@ class _Found:
   scores: dict[str, Float[np.ndarray, " canary"]]
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-  prefix: str,
-  released: _audit_scores.Released,
-  canaries: Sequence[canaries_lib.Canary],
-  progress: bool = True,
-) -> results.AuditReport:
+def needs(config) -> tuple[str, ...]:
+  """Returns the stages that the attacks of a run's audit read."""
+  read = [name for one in config.audit.attacks for name in _MATERIAL[one]]
+  return ("finetune_dp", *dict.fromkeys(read))
+
+
+def jobs(run):
+  """Yields an audit of each generator that canaries were planted for."""
+  config = run.config
+  if not config.canaries.number:
+    return
+  attacks = {*config.audit.attacks}
+  written, queries = run.rows("generate"), run.queries
+  for name, (generator, source) in run.generators.items():
+    seed = name.removeprefix(results.row_of(name))
+    given = {"written": written.get(name)}  # searched for secrets
+    if "synthetic" in attacks:
+      given["public_synthetic"] = queries.get(f"public_only{seed}")
+    if {"synthetic", "retriever"} & attacks:
+      given["synthetic"] = queries.get(name)
+    if "retriever" in attacks:
+      given["retriever"] = run.retrievers.get(f"synthetic_{name}")
+      given["public_retriever"] = run.retrievers.get("untrained")
+    given = {key: made for key, made in given.items() if made}
+    yield stage.Job(
+      name=name,
+      depends=(
+        config.audit,
+        config.canaries,
+        source,
+        {key: made.digest for key, made in given.items()},
+      ),
+      settings=config.audit,
+      inputs={
+        "prefix": config.finetune_dp.prefix,
+        "canaries": run.canaries(seed),
+        "generator": generator,
+        **{key: made.value for key, made in given.items()},
+      },
+    )
+
+
+def check(run) -> None:
+  """Refuses what the audit would refuse once everything is trained.
+
+  Raises:
+    ValueError: if a coin has fallen to one side only, a secret does not fit the
+      lengths, or there are fewer secrets than candidates.
+  """
+  config, prepared = run.config, run.prepared
+  if not config.canaries.number:
+    return
+  vocabulary = inputs.vocabulary(run, prepared)
+  rng = np.random.default_rng(0)  # to see whether it can be done
+  for canaries in map(run.canaries, run.seeds):
+    _check_coins(canaries)
+    each = tuple({canary.kind: canary for canary in canaries}.values())
+    _tokenized(each, vocabulary, config.finetune_dp.prefix, prepared)
+    symbols = canaries_lib.alphabets((c.kind for c in each), vocabulary)
+    for canary in each:
+      own = symbols[canary.kind]
+      candidates_lib.draw(canary, own, config.audit.num_ranked, rng)
+      if canaries_lib.KINDS[canary.kind].side == "query":
+        candidates_lib.draw(canary, own, config.audit.num_candidates, rng)
+
+
+def _check_coins(canaries: Sequence[canaries_lib.Canary]) -> None:
+  """Refuses canaries without a control group, or without anything to find."""
+  inserted = sum(canary.inserted for canary in canaries)
+  if not 0 < inserted < len(canaries):
+    raise ValueError(
+      f"expected inserted and held-out canaries, got {inserted} inserted of"
+      f" {len(canaries)}: set a greater plan.Canaries.number"
+    )
+
+
+def _tokenized(canaries, vocabulary, prefix: str, prepared):
+  return canaries_lib.tokenize(
+    canaries,
+    vocabulary,
+    prefix=prefix,
+    document_length=prepared.document_length,
+    query_length=prepared.query_length,
+  )
+
+
+def run(task: stage.Task) -> results.AuditReport:
   """Ranks the secrets, looks for them in written queries, bounds epsilon.
 
   Writes private/audit/NAME/canaries.jsonl beside the result.
 
   Args:
-    config: how to score.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: vocabulary and lengths.
-    start_from: the public checkpoint that fine-tuning started from.
-    prefix: stood before each document in fine-tuning.
-    released: the generator, fine-tuned with these canaries among its private
-      records, and what was made with it.
-    canaries: inserted and held out.
-    progress: whether a bar is shown.
+    task: with the working directory's secret; its inputs are "prepared",
+      vocabulary and lengths; "start", the folder of the public checkpoint that
+      fine-tuning started from; "prefix", what stood before each document in
+      fine-tuning; "canaries", inserted and held out; "generator", fine-tuned
+      with these among its private records; and what is there of what was made
+      with it: its queries as they were "written", those that filters kept,
+      "synthetic", a "retriever" trained on these, and "public_synthetic" and
+      "public_retriever", the same of the public checkpoint.
 
   Returns:
     The report, with the claim beside what was found.
@@ -123,17 +198,16 @@ def run(
     ValueError: if no canary was inserted, a secret does not fit the lengths, or
       there are fewer secrets than candidates.
   """
-  start = time.monotonic()
-  _canaries.check_coins(canaries)
+  config, space = task.settings, task.folders
+  canaries = task.inputs["canaries"]
+  _check_coins(canaries)
   inserted = np.array([canary.inserted for canary in canaries], bool)
-  found = _find(
-    config, space, prepared, start_from, prefix, released, canaries, progress
-  )
-  checkpoint = released.generator
-  directory = space.private("audit", checkpoint.name)
+  found = _find(task)
+  checkpoint = task.inputs["generator"]
+  directory = task.folder(private=True)
   _save_lines(directory, canaries, found)
-  delta = _audit_bounds.delta(checkpoint.statement, prepared, canaries)
-  bounds = _audit_bounds.bounds(
+  delta = _delta(checkpoint.statement, task.inputs["prepared"], canaries)
+  bounds = _bounds(
     checkpoint.statement,
     canaries,
     found.scores,
@@ -141,7 +215,7 @@ def run(
     confidence=config.confidence,
     seed=space.seed(f"audit ties {checkpoint.name}"),
   )
-  report = results.AuditReport(
+  return results.AuditReport(
     directory=space.relative(directory),
     name=checkpoint.name,
     cells=_cells(canaries, found),
@@ -155,31 +229,23 @@ def run(
     lower_bound=bounds.lowest,
     ceiling=bounds.ceiling,
     control=_control(found, inserted, config.num_ranked),
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(directory, report, digest)
-  return report
 
 
-def _find(
-  config, space, prepared, start_from, prefix, released, canaries, progress
-) -> _Found:
+def _find(task: stage.Task) -> _Found:
   """Puts all questions to the models."""
   import tqdm
 
-  generator = released.generator
+  config, space, given = task.settings, task.folders, task.inputs
+  prepared, canaries, generator = (
+    given[name] for name in ("prepared", "canaries", "generator")
+  )
   model = _audit_scores.load(
     space.root / generator.directory, generator.prompt_tokens
   )
-  public = _audit_scores.load(start_from)
+  public = _audit_scores.load(given["start"])
   vocabulary = inputs.vocabulary(space, prepared)
-  records = canaries_lib.tokenize(
-    canaries,
-    vocabulary,
-    prefix=prefix,
-    document_length=prepared.document_length,
-    query_length=prepared.query_length,
-  )
+  records = _tokenized(canaries, vocabulary, given["prefix"], prepared)
   rng = np.random.default_rng(space.seed("audit candidates"))
   symbols = canaries_lib.alphabets((c.kind for c in canaries), vocabulary)
   few = _draw(canaries, symbols, config.num_ranked, rng)
@@ -201,7 +267,7 @@ def _find(
   with tqdm.tqdm(
       total=2 * len(every) + len(in_query) + len(asked),
       desc=f"audit {generator.name}", unit="question", mininterval=1.0,
-      disable=not progress,
+      disable=not task.progress,
   ) as bar:  # fmt: skip
     ask = functools.partial(_ranks, config, canaries, records, bar.update)
     if len(asked):
@@ -213,7 +279,7 @@ def _find(
     written = _write(
       config, model, records, vocabulary, prepared, space, bar.update
     )
-  texts = _synthetic_texts(space, released)
+  texts = _synthetic_texts(task)
   return _Found(
     ranks=ranks,
     exposure=bits,
@@ -222,14 +288,7 @@ def _find(
     num_searched=len(texts),
     public_ranks=public_ranks,
     scores=_audit_scores.scores(
-      config.attacks,
-      space,
-      prepared,
-      released,
-      model=model,
-      public=public,
-      records=records,
-      batch_size=config.batch_size,
+      task, model=model, public=public, records=records
     ),
   )
 
@@ -284,13 +343,15 @@ def _write(
   ]
 
 
-def _synthetic_texts(space, released) -> list[str]:
+def _synthetic_texts(task: stage.Task) -> list[str]:
   """Returns all queries written, whatever for, those that filters drop too."""
-  sets = [one for one in (released.written, released.synthetic) if one]
+  sets = filter(None, map(task.inputs.get, ("written", "synthetic")))
   return [
     line["text"]
     for directory in dict.fromkeys(one.directory for one in sets)
-    for _, line in files.json_lines(space.root / directory / "queries.jsonl")
+    for _, line in files.json_lines(
+      task.folders.root / directory / "queries.jsonl"
+    )
   ]
 
 
@@ -358,3 +419,120 @@ def _save_lines(directory: pathlib.Path, canaries, found: _Found) -> None:
   ]
   text = "\n".join(lines) + "\n"
   artifacts.write_atomically(directory / "canaries.jsonl", text)
+
+
+class _Bounds(NamedTuple):
+  """What an audit shows about epsilon."""
+
+  made: tuple[results.AuditBound, ...]
+  """By repetitions and attack."""
+  lowest: float | None
+  """Of all attacks together, from canaries that stand there once, or None."""
+  ceiling: float
+  """What it would be if every guess were right."""
+
+
+def _delta(
+  statement: statement_lib.PrivacyStatement,
+  prepared: results.PreparedData,
+  canaries: Sequence[canaries_lib.Canary],
+) -> float:
+  """Returns the claim's delta, or what it would be: 1 / (2n)."""
+  if 0 < statement.delta < 1:
+    return statement.delta
+  records = prepared.num_queries["train"] + len(canaries_lib.repeated(canaries))
+  return 1 / (2 * records)
+
+
+def _bounds(
+  statement: statement_lib.PrivacyStatement,
+  canaries: Sequence[canaries_lib.Canary],
+  scores: Mapping[str, Float[np.ndarray, " canary"]],
+  *,
+  delta: float,
+  confidence: float,
+  seed: Sequence[int],
+) -> _Bounds:
+  """Returns each attack's bounds, and the one that the claim has to stand.
+
+  Formal guarantee:
+    `lowest` exceeds a true claim with probability at most 1 - confidence: it is
+    the largest one-run bound of all attacks, each at a significance divided by
+    their number, from canaries that are one record each. Canaries that are k
+    records audit the claim for groups of k. As in every claim of the pipeline,
+    n, which counts the inserted canaries, is treated as fixed.
+
+  Args:
+    statement: of the audited generator.
+    canaries: inserted and held out.
+    scores: of each attack.
+    delta: of the claim.
+    confidence: of all attacks together.
+    seed: drawn for this audit alone; breaks ties.
+  """
+  made, lowest, ceiling = [], None, 0.0
+  for repetitions in sorted({canary.repetitions for canary in canaries}):
+    sides = [
+      np.array(
+        [c.inserted is side and c.repetitions == repetitions for c in canaries],
+        bool,
+      )
+      for side in (True, False)
+    ]
+    if min(map(np.sum, sides)) < _LEAST:
+      continue
+    epsilon, group_delta = statement_lib.group(statement, repetitions)
+    if math.isinf(statement.epsilon) or group_delta >= 1:
+      epsilon, group_delta = math.inf, delta
+    joint = lower_bounds.audit_several(
+      {k: tuple(v[side] for side in sides) for k, v in scores.items()},
+      delta=group_delta if 0 < group_delta < 1 else delta,
+      confidence=confidence,
+      seed=seed,
+    )
+    if repetitions == 1:
+      lowest = joint.epsilon_one_run
+      ceiling = lower_bounds.ceiling(
+        int(sum(map(np.sum, sides))),
+        delta=delta,
+        confidence=1 - (1 - confidence) / len(scores),
+      )
+    made += [
+      results.AuditBound(
+        attack=attack,
+        repetitions=repetitions,
+        claimed_epsilon=epsilon,
+        num_inserted=one.num_inserted,
+        num_held_out=one.num_held_out,
+        epsilon_one_run=one.epsilon_one_run,
+        epsilon_one_run_fdp=one.epsilon_one_run_fdp,
+        auroc=dataclasses.astuple(one.auroc),
+        tpr_at_1_fpr=dataclasses.astuple(one.tpr_at_1_fpr),
+      )
+      for attack, one in joint.attacks.items()
+    ]
+  return _Bounds(tuple(made), lowest, ceiling)
+
+
+def _screen(audits: Sequence[results.AuditReport]) -> str:
+  from synthq_jax.pipeline import _report_audit
+
+  return (
+    "\nPRIVATE: computed from secrets and coins. Do not share these tables.\n\n"
+    f"{_report_audit.text(audits)}\n\n"
+  )
+
+
+STAGE = stage.Stage(
+  name="audit",
+  result=results.AuditReport,
+  needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
+  narrowed=needs,
+  config=Config,
+  check=check,
+  reads=("prepared", "start"),
+  jobs=jobs,
+  run=run,
+  needs_secret=True,
+  screen=_screen,
+)

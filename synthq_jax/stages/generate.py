@@ -4,33 +4,25 @@ Formal guarantee:
   Post-processing: which documents are written for, how many queries each gets
   and what the filters drop depend on the public collection, on the settings
   and on the generator alone, never on which documents were clicked. So the
-  queries carry the generator's statement unchanged.
+  queries carry the generator's statement unchanged. The stage is handed the
+  public documents and neither PreparedData nor the secret.
 """
 
 import dataclasses
 import functools
-import pathlib
-import time
 
 import jax
 import numpy as np
 
-from synthq_jax import artifacts
-from synthq_jax.generation import decoding, filters, text_measures
+from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import (
-  _parts,
-  _queries,
-  config_types,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.pipeline import _parts, config_types, inputs, results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25
+from synthq_jax.stages import _queries, stage
 from synthq_jax.training import distributed
 
-__all__ = ["Config", "run"]
+__all__ = ["STAGE", "Config", "run"]
 
 _PART = 2048
 """Documents between two saves: under a minute on two cores."""
@@ -52,9 +44,6 @@ class Config:
   """Divides the logits first."""
   max_length: int = 24
   """Tokens of a query, EOS included."""
-  round_trip: int = 0
-  """Keep queries for which BM25 finds the own document among this many; 0:
-  all. Public rule on public documents: post-processing."""
   gauge_queries: int = 1000
   """Queries that BM25 is asked for the gauge, at most."""
   num_examples: int = 30
@@ -72,75 +61,76 @@ class Config:
       self, 1, "num_documents", "queries_per_document", "max_length",
       "gauge_queries", "batch_size",
     )  # fmt: skip
-    config_types.at_least(self, 0, "round_trip", "num_examples", "seed")
+    config_types.at_least(self, 0, "num_examples", "seed")
     if self.p > 1:
       raise ValueError(f"generate.Config.p must be at most 1, got {self.p}")
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-  generator: results.Checkpoint | None,
-  name: str,
-  progress: bool = True,
-) -> results.SyntheticQueries | None:
+def jobs(run):
+  """Yields the queries of the public checkpoint and of each generator."""
+  wanted = {k: (made.value, made.digest) for k, made in run.generators.items()}
+  if run.config.rows.public_only:
+    public = {f"public_only{seed}": (None, "public") for seed in run.seeds}
+    wanted = {**public, **wanted}
+  for name, (generator, source) in wanted.items():
+    settings = run.seeded(run.config.generate, name)
+    yield stage.Job(
+      name=name,
+      depends=(settings, *run.data, source),
+      settings=settings,
+      inputs={"generator": generator},
+    )
+
+
+def run(task: stage.Task) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
 
   Of several processes each samples its share of the parts; process 0 does the
   rest.
 
   Args:
-    config: what to write.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: the public documents.
-    start_from: the public checkpoint.
-    generator: from finetune_dp; None: the public checkpoint, before any
-      private step.
-    name: "public_only" or the generator's.
-    progress: whether a bar is shown.
+    task: its inputs are "documents", the public collection; "start", the
+      folder of the public checkpoint; and "generator", from finetune_dp, or
+      None for the public checkpoint, before any private step.
 
   Returns:
     The queries, under `private/` if the generator is not private; None in
     processes other than 0.
   """
-  start = time.monotonic()
-  ids, tokens = inputs.document_tokens(space, prepared)
-  corpus = inputs.corpus(space, prepared)
+  config, space, name = task.settings, task.folders, task.name
+  documents, generator = task.inputs["documents"], task.inputs["generator"]
+  ids, tokens = inputs.document_tokens(space, documents)
+  corpus = inputs.corpus(space, documents)
   chosen = _choose(config, len(ids))
-  vocabulary = inputs.vocabulary(space, prepared)
-  directory = (
-    space.private(f"generate/{name}")
-    if generator and results.is_private_path(generator.directory)
-    else space.public(f"generate/{name}")
+  vocabulary = inputs.vocabulary(space, documents)
+  directory = task.folder(
+    private=generator is not None
+    and results.is_private_path(generator.directory)
   )
-  directory.mkdir(parents=True, exist_ok=True)
-  source = space.root / generator.directory if generator else start_from
-  parts = _parts.Parts(directory / f"parts_{digest}")
+  source = task.inputs["start"]
+  if generator is not None:
+    source = space.root / generator.directory
+  parts = _parts.Parts(directory / f"parts_{task.digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0
   write = functools.partial(
     _write, config, source, tokens, ids, chosen, vocabulary, name, parts,
     prompt_tokens,
   )  # fmt: skip
   firsts = range(0, len(chosen), _PART)
-  write(firsts[distributed.index() :: distributed.count()], progress)
+  write(firsts[distributed.index() :: distributed.count()], task.progress)
   distributed.barrier(f"generate {name}")
   if not distributed.is_main():
     return None
   written = _read(config, parts, firsts, write)
-  index = bm25.BM25().build(
-    [str(i) for i in ids], inputs.document_texts(corpus)
-  )
-  queries, owners, kept = _filter(
-    written, chosen, index, vocabulary, config.round_trip
-  )
+  owners = np.repeat(chosen, config.queries_per_document)
+  texts = [_queries.decoded(vocabulary, row) for row in written]
+  kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
+  queries = [texts[i] for i in kept.indices]
+  owners = owners[kept.indices]
   names = [f"s{i}" for i in range(len(queries))]
   _queries.save(directory, names, queries, owners, ids, written[kept.indices])
-  result = results.SyntheticQueries(
+  task.when_saved.append(parts.remove)
+  return results.SyntheticQueries(
     directory=space.relative(directory),
     name=name,
     statement=_statement(generator),
@@ -153,17 +143,15 @@ def run(
     **_queries.measured(
       queries,
       owners,
-      index=index,
+      index=bm25.BM25().build(
+        [str(i) for i in ids], inputs.document_texts(corpus)
+      ),
       corpus=corpus,
       seed=config.seed,
       gauge_queries=config.gauge_queries,
       num_examples=config.num_examples,
     ),
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(directory, result, digest)
-  parts.remove()
-  return result
 
 
 def _choose(config: Config, num_documents: int) -> np.ndarray:
@@ -230,22 +218,6 @@ def _read(config: Config, parts, firsts, write) -> np.ndarray:
   return np.concatenate([one.reshape(-1, config.max_length) for one in rows])
 
 
-def _filter(written, chosen, index, vocabulary, round_trip: int):
-  """Turns rows into texts and drops what the filters name."""
-  per_document = len(written) // len(chosen)
-  owners = np.repeat(chosen, per_document)
-  queries = [_queries.decoded(vocabulary, row) for row in written]
-  names = [index.ids[i] for i in owners]
-  found = None
-  if round_trip:
-    found = text_measures.own_document_gauge(
-      queries, names, index, k=round_trip
-    )
-  kept = filters.keep(queries, names, found=found)
-  queries = [queries[i] for i in kept.indices]
-  return queries, owners[kept.indices], kept
-
-
 def _statement(generator: results.Checkpoint | None):
   if generator is None:
     return statement_lib.none()
@@ -255,3 +227,15 @@ def _statement(generator: results.Checkpoint | None):
     " private records, the same number for each, and filtered by public"
     " rules: post-processing.",
   )
+
+
+STAGE = stage.Stage(
+  name="generate",
+  result=results.SyntheticQueries,
+  needs=("finetune_dp",),
+  config=Config,
+  reads=("documents", "start"),
+  jobs=jobs,
+  run=run,
+  together=True,
+)

@@ -4,7 +4,7 @@ Formal guarantee: none; whatever is computed of canaries is private.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,32 +13,15 @@ from jaxtyping import Float, Int
 from synthq_jax import typing
 from synthq_jax.audit import membership
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import inputs
 from synthq_jax.retrieval import encode
+from synthq_jax.stages import stage
 
-__all__ = ["ATTACKS", "Model", "Released", "load", "scores"]
+__all__ = ["ATTACKS", "Model", "load", "scores"]
 
 ATTACKS = ("likelihood", "synthetic", "retriever")
 """The generator itself; its synthetic queries alone; a retriever trained on
 them."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Released:
-  """What came of a generator, beside what came of the public checkpoint."""
-
-  generator: results.Checkpoint
-  """Fine-tuned with the canaries."""
-  written: results.SyntheticQueries | None = None
-  """Its queries as they were written; None: they were not."""
-  synthetic: results.SyntheticQueries | None = None
-  """Those that filters kept, or all."""
-  public_synthetic: results.SyntheticQueries | None = None
-  """Those of the public checkpoint."""
-  retriever: results.Checkpoint | None = None
-  """Trained on `synthetic`."""
-  public_retriever: results.Checkpoint | None = None
-  """Before any training of this run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,31 +48,19 @@ def load(directory: Any, prompt_tokens: int = 0) -> Model:
 
 
 def scores(
-  wanted: Sequence[str],
-  space: workspace.Workspace,
-  prepared: results.PreparedData,
-  released: Released,
+  task: stage.Task,
   *,
   model: Model,
   public: Model,
   records: Mapping[str, Int[np.ndarray, "canary length"]],
-  batch_size: int,
 ) -> dict[str, Float[np.ndarray, " canary"]]:
   """Scores every canary by each attack for which there is material.
-
-  Args:
-    wanted: of `ATTACKS`.
-    space: the working directory.
-    prepared: vocabulary and lengths.
-    released: what the attackers are given.
-    model: the generator.
-    public: the checkpoint it started from.
-    records: tokens of all canaries, without a prompt.
-    batch_size: records scored at once.
 
   Returns:
     For each attack the scores, calibrated by what is public.
   """
+  wanted, space, given = task.settings.attacks, task.folders, task.inputs
+  prepared = given["prepared"]
   found = {}
   if "likelihood" in wanted:
     found["likelihood"] = membership.calibrated(
@@ -99,17 +70,17 @@ def scores(
           one.config,
           one.read(records["inputs"]),
           records["targets"],
-          batch_size=batch_size,
+          batch_size=task.settings.batch_size,
         )
         for one in (model, public)
       )
     )
-  pair = released.synthetic, released.public_synthetic
+  pair = given.get("synthetic"), given.get("public_synthetic")
   if "synthetic" in wanted and None not in pair:
     found["synthetic"] = membership.calibrated(
       *(_under_ngrams(space, one, prepared, records["targets"]) for one in pair)
     )
-  pair = released.retriever, released.public_retriever
+  pair = given.get("retriever"), given.get("public_retriever")
   if "retriever" in wanted and None not in pair:
     # A retriever reads documents without the generator's prefix.
     sides = (

@@ -1,4 +1,4 @@
-"""Public pre-training: a T5 that reads, copies, names and compares.
+"""Pre-trains a T5 on public text: it reads, copies, names and compares.
 
 Two uses: from scratch, which made the checkpoint that is shipped
 (gin_configs/recipes/demo_pretrain.gin), and as the first stage of a run, going
@@ -28,11 +28,20 @@ from synthq_jax.models import (
   t5_checkpoints,
   t5_config,
 )
-from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import inputs, results
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import stage
 from synthq_jax.training import loop
 
-__all__ = ["Config", "Phase", "examples", "fresh", "run", "train"]
+__all__ = [
+  "STAGE",
+  "Config",
+  "Phase",
+  "examples",
+  "fresh",
+  "run",
+  "train",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,50 +107,48 @@ class Config:
         )
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-) -> results.Checkpoint:
+def jobs(run):
+  """Yields one checkpoint where a curriculum is given."""
+  config = run.config.pretrain
+  if config.phases:
+    yield stage.Job(depends=(config, *run.data), settings=config)
+
+
+def run(task: stage.Task) -> results.Checkpoint:
   """Goes on with the user's own public documents.
 
   Args:
-    config: the curriculum.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: the public documents.
-    start_from: a public checkpoint.
+    task: its inputs are "documents", the public collection, and "start", the
+      folder of a public checkpoint.
 
   Returns:
     A public checkpoint.
   """
-  began = time.monotonic()
-  vocabulary = inputs.vocabulary(space, prepared)
+  config, space = task.settings, task.folders
+  documents = task.inputs["documents"]
+  vocabulary = inputs.vocabulary(space, documents)
   passages = [
     passage
-    for text in inputs.document_texts(inputs.corpus(space, prepared))
+    for text in inputs.document_texts(inputs.corpus(space, documents))
     for passage in public_text.passages(
       public_text.split_sentences(text), max_words=90
     )
   ]
-  params, model_config = start(config, prepared, start_from)
-  directory = space.public("pretrain")
+  params, model_config = start(config, documents, task.inputs["start"])
+  directory = task.folder(private=False)
   params, _ = train(
     config,
     jax.tree.map(jnp.asarray, params),
     model_config,
     pretrain_tasks.tokenize_passages(vocabulary, passages),
-    directory=space.private("pretrain", f"state_{digest}"),
+    directory=space.private("pretrain", f"state_{task.digest}"),
     metrics_path=directory / "metrics.jsonl",
   )
   params = jax.device_get(params)
   t5_checkpoints.save(directory, params, model_config)
-  model = (space.root / prepared.vocabulary).read_bytes()
+  model = (space.root / documents.vocabulary).read_bytes()
   artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, model)
-  result = results.Checkpoint(
+  return results.Checkpoint(
     directory=space.relative(directory),
     kind="generator",
     name="pretrain",
@@ -150,21 +157,18 @@ def run(
     batch_size=sum(config.phases[-1].batch_sizes),
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(directory / "metrics.jsonl"),
-    seconds=time.monotonic() - began,
   )
-  artifacts.save(directory, result, digest)
-  return result
 
 
-def start(config: Config, prepared: results.PreparedData, start_from):
+def start(config: Config, documents: results.PublicDocuments, start_from):
   """Returns parameters and shape to begin with."""
   if config.from_scratch is None:
-    return inputs.load_public(start_from, prepared)
+    return inputs.load_public(start_from, documents)
   shape = config.from_scratch
-  if shape.vocab_size < prepared.vocab_size:
+  if shape.vocab_size < documents.vocab_size:
     raise ValueError(
       f"pretrain.from_scratch.vocab_size must be at least"
-      f" {prepared.vocab_size}, got vocab_size={shape.vocab_size}"
+      f" {documents.vocab_size}, got vocab_size={shape.vocab_size}"
     )
   return fresh(shape, config.seed), shape
 
@@ -352,3 +356,14 @@ def _batch(
       [e.targets[r] for e, r in zip(made, rows, strict=True)]
     ),
   }
+
+
+STAGE = stage.Stage(
+  name="pretrain",
+  result=results.Checkpoint,
+  needs=("prepare_data",),
+  config=Config,
+  reads=("documents", "start"),
+  jobs=jobs,
+  run=run,
+)

@@ -21,7 +21,8 @@ from synthq_jax.data import (
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import pretrain, results, workspace
+from synthq_jax.pipeline import results, workspace
+from synthq_jax.stages import pretrain
 
 __all__ = ["PACKAGES", "Config", "Pretrained", "run"]
 
@@ -40,14 +41,18 @@ class Config:
 
   pretrain: pretrain.Config
   """Curriculum and optimizer."""
-  model: t5_config.T5Config = t5_config.get("demo")
-  """Shape; its vocab_size is pieces and extra ids together."""
+  model: str | t5_config.T5Config = "demo"
+  """Shape, or its name; its vocab_size is pieces and extra ids together."""
   packages: tuple[str, ...] = PACKAGES
   """Whose docstring bodies are read."""
   extra_ids: int = 32
   """Sentinels for span corruption."""
   seed: int = 0
   """Of the initialisation."""
+
+  def __post_init__(self):
+    if isinstance(self.model, str):
+      object.__setattr__(self, "model", t5_config.get(self.model))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,14 @@
-"""Drops synthetic queries that teach a retriever little; optional.
+"""Drops synthetic queries that teach a retriever little, if filters are set.
 
 Three filters, each off by itself: queries that were cut at full length; queries
 that are copied from their document; and round-trip consistency, which keeps a
-query if a retriever that was trained on the synthetic queries themselves finds
-the query's document among the first of the whole collection.
+query if its document is found among the first of the whole collection, by BM25
+or by a retriever that was trained on the synthetic queries themselves.
 
 Formal guarantee:
   Post-processing. The stage is given synthetic queries, public documents, a
-  public checkpoint and settings; from the checkpoint it trains a retriever of
-  its own, on the very queries that it filters. It takes neither PreparedData,
+  public checkpoint and settings; from the checkpoint it may train a retriever
+  of its own, on the very queries that it filters. It takes neither PreparedData,
   nor another retriever, nor the secret of the working directory, and opens no
   file under `private/`, unless that is where the queries are. So what it keeps
   has the statement of what it was given. A retriever that was trained on real
@@ -22,31 +22,31 @@ References:
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
-import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from synthq_jax import artifacts
 from synthq_jax.data import files
-from synthq_jax.generation import copies, filters
-from synthq_jax.models import dual_encoder
-from synthq_jax.pipeline import (
-  _own_ranks,
-  _queries,
-  config_types,
-  inputs,
-  results,
-  workspace,
-)
+from synthq_jax.generation import copies, filters, text_measures
+from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.pipeline import _parts, config_types, inputs, results
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import bm25
+from synthq_jax.retrieval import bm25, encode, ranks
+from synthq_jax.stages import _queries, stage
 from synthq_jax.training import pairs
 
-__all__ = ["Config", "run"]
+__all__ = ["STAGE", "Config", "own_ranks", "run"]
+
+_RANKERS = ("retriever", "bm25")
+_PART = 8192
+"""Rows between two saves: a kill costs one part, and memory holds two parts at
+a time whatever the size of the collection."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,10 @@ class Config:
   """Which filters run; without any, the stage is left out."""
 
   top_k: int | None = None
-  """Keep queries whose document the retriever ranks among the first this many
-  of the whole collection; None or 0: all."""
+  """Keep queries whose document is ranked among the first this many of the
+  whole collection; None or 0: all."""
+  ranker: str = "retriever"
+  """What ranks: "bm25", or a "retriever" that is trained on the queries."""
   steps: int | None = None
   """Of the retriever's training; None: those of train_retriever.Config, whose
   recipe it follows."""
@@ -81,6 +83,7 @@ class Config:
       self, 1, "steps", "copied_words", "gauge_queries", "batch_size"
     )
     config_types.positive(self, "copied_share")
+    config_types.one_of(self, "ranker", _RANKERS)
     if self.copied_share is not None and self.copied_share > 1:
       raise ValueError(
         "filter_queries.Config.copied_share must be at most 1, got"
@@ -93,28 +96,37 @@ class Config:
     return bool(self.top_k or self.copied_share or self.drop_truncated)
 
 
-def run(
-  config: Config,
-  folders: workspace.Folders,
-  digest: str,
-  *,
-  documents: results.PublicDocuments,
-  start_from: pathlib.Path,
-  synthetic: results.SyntheticQueries,
-  recipe: pairs.Recipe,
-) -> results.SyntheticQueries:
+def jobs(run):
+  """Yields what is kept of each set of queries, where a filter is wanted."""
+  config = run.config.filter_queries
+  for name, (written, source) in run.rows("generate").items():
+    if not config.is_wanted:
+      break
+    settings = run.seeded(config, name)
+    recipe = run.seeded(run.config.train_retriever, name)
+    yield stage.Job(
+      name=name,
+      depends=(settings, recipe, *run.encoder_data, source),
+      settings=settings,
+      inputs={"synthetic": written, "recipe": recipe},
+    )
+
+
+def check(run) -> None:
+  """Refuses a checkpoint for retrievers of another vocabulary."""
+  if run.config.retriever_checkpoint:
+    run.check_vocabulary(run.encoder)
+
+
+def run(task: stage.Task) -> results.SyntheticQueries:
   """Filters the queries of one generator, and measures what is left.
 
   Cheap filters come first: the retriever is trained on what they leave.
 
   Args:
-    config: which filters.
-    folders: the working directory.
-    digest: fingerprint to save the result under.
-    documents: the public collection.
-    start_from: the public checkpoint.
-    synthetic: what the generator wrote.
-    recipe: of the retriever, for example `train_retriever.Config`; a dataclass.
+    task: its inputs are "documents", the public collection; "encoder", the
+      folder of the public checkpoint; "synthetic", what the generator wrote; and
+      "recipe" of the retriever, for example a `train_retriever.Config`.
 
   Returns:
     The kept queries, with all counts; under `private/` if the queries are.
@@ -122,24 +134,39 @@ def run(
   Raises:
     ValueError: if no query is left, or top_k is the whole collection.
   """
-  start = time.monotonic()
-  _check(config, documents)
-  is_private = results.is_private_path(synthetic.directory)
-  directory = (folders.private if is_private else folders.public)(
-    f"filter_queries/{synthetic.name}"
-  )
+  config, folders = task.settings, task.folders
+  documents, synthetic = task.inputs["documents"], task.inputs["synthetic"]
+  if config.top_k and config.top_k >= documents.num_documents:
+    raise ValueError(
+      f"filter_queries.Config.top_k must be below {documents.num_documents},"
+      f" the size of the collection, got {config.top_k}: it would keep all"
+    )
+  directory = task.folder(private=results.is_private_path(synthetic.directory))
+  state = directory / f"state_{task.digest}"  # not below `private/`
   corpus = inputs.corpus(folders, documents)
   ids, _ = inputs.document_tokens(folders, documents)
+  index = functools.cache(  # not in memory while a retriever is trained
+    lambda: bm25.BM25().build(
+      [str(i) for i in ids], inputs.document_texts(corpus)
+    )
+  )
   written = _read(folders, ids, synthetic)
   first = _by_text(config, written, corpus)
   left = written.take(first.indices)
-  ranks = None
+  found, ranked = None, None
   if config.top_k and left.texts:
-    ranks = _ranks(
-      config, folders, digest, documents, start_from, recipe, left, directory
-    )
-  found = None if ranks is None else ranks < config.top_k
-  second = filters.keep(left.texts, left.documents, retrieved=found)
+    if config.ranker == "bm25":
+      found = text_measures.own_document_gauge(
+        left.texts, left.documents, index(), k=config.top_k
+      )
+    else:
+      ranked = _ranks(task, left, directory, state)
+  second = filters.keep(
+    left.texts,
+    left.documents,
+    found=found,
+    retrieved=None if ranked is None else ranked < config.top_k,
+  )
   now = filters.removed(first, second)
   kept = left.take(second.indices)
   if not kept.texts:
@@ -151,8 +178,9 @@ def run(
   _queries.save(
     directory, kept.names, kept.texts, kept.owners, ids, kept.tokens
   )
-  _save_removed(directory, written, first, second, ranks)
-  result = dataclasses.replace(
+  _save_removed(directory, written, first, second, ranked)
+  task.when_saved.append(lambda: shutil.rmtree(state, ignore_errors=True))
+  return dataclasses.replace(
     synthetic,
     directory=folders.relative(directory),
     statement=statement_lib.inherit(synthetic.statement, _note(config)),
@@ -161,27 +189,13 @@ def run(
     **_queries.measured(
       kept.texts,
       kept.owners,
-      index=bm25.BM25().build(
-        [str(i) for i in ids], inputs.document_texts(corpus)
-      ),
+      index=index(),
       corpus=corpus,
       seed=config.seed,
       gauge_queries=config.gauge_queries,
       num_examples=len(synthetic.examples),
     ),
-    seconds=synthetic.seconds + time.monotonic() - start,
   )
-  artifacts.save(directory, result, digest)
-  shutil.rmtree(_state(directory, digest), ignore_errors=True)
-  return result
-
-
-def _check(config: Config, documents: results.PublicDocuments) -> None:
-  if config.top_k and config.top_k >= documents.num_documents:
-    raise ValueError(
-      f"filter_queries.Config.top_k must be below {documents.num_documents},"
-      f" the size of the collection, got {config.top_k}: it would keep all"
-    )
 
 
 class _Written(NamedTuple):
@@ -238,24 +252,23 @@ def _by_text(
   )
 
 
-def _ranks(
-  config, folders, digest, documents, start_from, recipe, left, directory
-) -> np.ndarray:
+def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
   """Trains a retriever on the queries and ranks their own documents with it."""
-  state = _state(directory, digest)
+  config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]
+  documents = task.inputs["documents"]
   description = f"filter_queries {directory.name}"
   stored = {"tokens": left.tokens, "documents": left.owners}
-  params, model_config = inputs.load_public(start_from, documents)
+  params, model_config = inputs.load_public(task.inputs["encoder"], documents)
   params = pairs.train(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
     dual_encoder.encoder_params(params),
     model_config,
     inputs.with_documents(folders, documents, stored),
     directory=state / "training",
-    metrics_path=directory / f"metrics_{digest}.jsonl",
+    metrics_path=directory / f"metrics_{task.digest}.jsonl",
     description=description,
   )
-  return _own_ranks.of(
+  return own_ranks(
     params,
     model_config,
     left.tokens,
@@ -264,13 +277,8 @@ def _ranks(
     directory=state,
     description=description,
     batch_size=config.batch_size,
-    progress=recipe.settings.progress,
+    progress=task.progress,
   )
-
-
-def _state(directory: pathlib.Path, digest: str) -> pathlib.Path:
-  """Where unfinished work lies: beside the queries, not below `private/`."""
-  return directory / f"state_{digest}"
 
 
 def _save_removed(directory, written, first, second, ranks) -> None:
@@ -293,7 +301,7 @@ def _save_removed(directory, written, first, second, ranks) -> None:
 
 def _note(config: Config) -> str:
   """What happened to the queries, for their statement."""
-  if not config.top_k:
+  if not config.top_k or config.ranker == "bm25":
     return "They were filtered by public rules: post-processing."
   return (
     "They were filtered by public rules and by a retriever that was trained,"
@@ -314,8 +322,108 @@ def _in_words(config: Config) -> str:
       " document"
     )
   if config.top_k:
+    who = {
+      "bm25": "BM25",
+      "retriever": "a retriever trained on all the others",
+    }
     done.append(
-      "queries whose document a retriever trained on all the others does not"
-      f" rank among the first {config.top_k} of the collection"
+      f"queries whose document {who[config.ranker]} does not rank among the"
+      f" first {config.top_k} of the collection"
     )
   return f"Dropped were {'; '.join(done)}."
+
+
+def own_ranks(
+  params: Any,
+  model_config: t5_config.T5Config,
+  queries: Int[np.ndarray, "query length"],
+  documents: Int[np.ndarray, "document longer"],
+  owners: Int[np.ndarray, " query"],
+  *,
+  directory: pathlib.Path,
+  description: str,
+  batch_size: int,
+  progress: bool,
+) -> Int[np.ndarray, " query"]:
+  """Returns how many documents the encoder scores above each query's own.
+
+  Vectors and ranks are written to disk part by part, and found there again.
+
+  Args:
+    params: of the encoder.
+    model_config: its shape.
+    queries: tokens.
+    documents: tokens of the whole collection.
+    owners: the position of each query's own document.
+    directory: where parts are saved; that of this encoder and these queries.
+    description: stands before the progress bars.
+    batch_size: rows encoded at once.
+    progress: whether bars are shown.
+
+  Returns:
+    Ranks, 0 for the best; equal scores share the best rank among them.
+  """
+  vectors = []
+  for kind, tokens in (("documents", documents), ("queries", queries)):
+    parts = _parts.Parts(directory / kind)
+    with _parts.bar(f"{description}: {kind}", len(tokens), progress) as bar:
+      for first in range(0, len(tokens), _PART):
+        rows = tokens[first : first + _PART]
+        if parts.load(first, mapped=True) is None:
+          encoded = encode.encode(
+            params, model_config, np.asarray(rows), batch_size=batch_size
+          )
+          parts.save(first, encoded)
+        bar.update(len(rows))
+    vectors.append(parts)
+  found = _parts.Parts(directory / "ranks")
+  with _parts.bar(f"{description}: ranks", len(queries), progress) as bar:
+    for first in range(0, len(queries), _PART):
+      own = owners[first : first + _PART]
+      if found.load(first) is None:
+        found.save(first, _ranks_of(*vectors, first, own, len(documents)))
+      bar.update(len(own))
+  return np.concatenate(
+    [found.load(first) for first in range(0, len(queries), _PART)]
+  )
+
+
+def _ranks_of(
+  documents: _parts.Parts,
+  queries: _parts.Parts,
+  first: int,
+  owners: np.ndarray,
+  total: int,
+) -> np.ndarray:
+  """Counts over all parts of the collection for one part of the queries."""
+  asked = queries.load(first)
+  scores = ranks.own_scores(asked, _gather(documents, owners))
+  counts = [
+    ranks.count_better(asked, scores, documents.load(start))
+    for start in range(0, total, _PART)
+  ]
+  return np.sum(counts, axis=0)
+
+
+def _gather(documents: _parts.Parts, owners: np.ndarray) -> np.ndarray:
+  """Returns the vectors of the documents at these positions."""
+  rows = None
+  for start in np.unique(owners // _PART) * _PART:
+    part = documents.load(int(start), mapped=True)
+    if rows is None:
+      rows = np.zeros((len(owners), part.shape[1]), part.dtype)
+    inside = owners // _PART * _PART == start
+    rows[inside] = part[owners[inside] - start]
+  return rows
+
+
+STAGE = stage.Stage(
+  name="filter_queries",
+  result=results.SyntheticQueries,
+  needs=("generate",),
+  config=Config,
+  check=check,
+  reads=("documents", "encoder"),
+  jobs=jobs,
+  run=run,
+)

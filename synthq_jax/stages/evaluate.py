@@ -9,7 +9,6 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +23,6 @@ from synthq_jax.pipeline import (
   config_types,
   inputs,
   results,
-  workspace,
 )
 from synthq_jax.retrieval import (
   bm25,
@@ -34,9 +32,10 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
+from synthq_jax.stages import stage
 from synthq_jax.training import distributed
 
-__all__ = ["Config", "run"]
+__all__ = ["STAGE", "Config", "run"]
 
 _BLOCK = 8192
 """Rows between two saves of vectors, and what one process takes at a time."""
@@ -75,56 +74,79 @@ class Config:
     config_types.at_least(self, 0, "seed")
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  retriever: results.Checkpoint | None,
-  name: str,
-  label: str,
-  test_set: str | results.TestSet,
-  progress: bool = False,
-) -> results.Evaluation | None:
+def jobs(run):
+  """Yields every row on every test set.
+
+  Retrievers trained without privacy are not scored on the public pseudo-queries,
+  which nobody asked; on further sets they are, in the private folder.
+  """
+  config, prepared = run.config, run.prepared
+  rows = {k: (made.value, made.digest) for k, made in run.retrievers.items()}
+  if config.rows.bm25:
+    rows = {"bm25": (None, "bm25"), **rows}
+  if not prepared.num_public_test:
+    run.say("[evaluate/public] no document gives a pseudo-query: left out")
+  sets = {name: (name, run.data) for name in results.OWN_TEST_SETS}
+  for name, (test_set, digest) in run.rows("prepare_test_set").items():
+    sets[name] = (test_set, (digest,))
+  for called, (test_set, of_set) in sets.items():
+    for name, (retriever, source) in rows.items():
+      hidden = retriever and results.is_private_path(retriever.directory)
+      if called == "public" and (hidden or not prepared.num_public_test):
+        continue  # its scores could not be shared, or there is no such set
+      yield stage.Job(
+        name=f"{called}/{name}",
+        depends=(config.evaluate, *of_set, source),
+        settings=config.evaluate,
+        inputs={"retriever": retriever, "row": name, "test_set": test_set},
+      )
+
+
+def _label(name: str, retriever: results.Checkpoint | None) -> str:
+  """Says in words what a row was trained on."""
+  if retriever is None:
+    return "nothing"
+  words = {
+    "untrained": "nothing, the public encoder",
+    "public_only": "queries written before any private step",
+    "original": "real queries, no privacy",
+    "synthetic": "synthetic queries",
+  }
+  known = (words[start] for start in words if name.startswith(start))
+  return next(known, "real queries, DP directly")
+
+
+def run(task: stage.Task) -> results.Evaluation | None:
   """Retrieves for every judged query and averages over all of them.
 
   Of several processes each encodes its share of the collection; process 0 does
   the rest.
 
   Args:
-    config: what is measured.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: documents, and the private test queries.
-    retriever: an encoder; None: BM25.
-    name: the row of the table.
-    label: the row in words.
-    test_set: "test" (private), "public", or a further set.
-    progress: whether bars are shown.
+    task: its inputs are "prepared", the documents and the private test queries;
+      "retriever", an encoder, or None for BM25; "row", its name; and
+      "test_set": "test" (private), "public", or a further set.
 
   Returns:
     Means with intervals, under `private/` unless queries and retriever are fit
     to be shared; None in processes other than 0.
   """
-  start = time.monotonic()
+  config, space = task.settings, task.folders
+  name, retriever = task.inputs["row"], task.inputs["retriever"]
+  test_set = task.inputs["test_set"]
   further = isinstance(test_set, results.TestSet)
   called = test_set.name if further else test_set
   private = called == "test" or (
     retriever is not None and results.is_private_path(retriever.directory)
   )
-  place = space.private if private else space.public
-  directory = place(f"evaluate/{called}/{name}")
-  directory.mkdir(parents=True, exist_ok=True)
-  state = directory / f"vectors_{digest}"
-  test = (
-    _load_further(space, test_set)
-    if further
-    else _load(space, prepared, test_set)
-  )
-  qrels = test.qrels
+  directory = task.folder(private=private)
+  if further:
+    test = _load_further(space, test_set)
+  else:
+    test = _load(space, task.inputs["prepared"], test_set)
   if retriever is not None:
-    vectors = _vectors(config, space, retriever, test, state, progress)
+    state = directory / f"vectors_{task.digest}"
+    vectors = _vectors(config, space, retriever, test, state, task.progress)
     distributed.barrier(f"evaluate {called} {name}")
   if not distributed.is_main():
     return None
@@ -135,7 +157,7 @@ def run(
   )
   trec.write_run(directory / "run.trec", run_, tag=name)
   scores = measures.evaluate(
-    qrels,
+    test.qrels,
     run_,
     config.measures,
     drop_identical=config.drop_identical and test.drop_identical,
@@ -148,10 +170,11 @@ def run(
   statement = retriever.statement if retriever is not None else None
   if statement is not None and statement.is_public:
     statement = None
-  result = results.Evaluation(
+  task.when_saved.append(lambda: _remove_vectors(directory))
+  return results.Evaluation(
     directory=space.relative(directory),
     name=name,
-    label=label,
+    label=_label(name, retriever),
     test_set=called,
     private=private,
     epsilon=statement.epsilon if statement else None,
@@ -164,15 +187,16 @@ def run(
     },
     num_queries=scores.num_queries,
     traps=(*scores.traps, *_TRAPS),
-    seconds=time.monotonic() - start,
     split=scores.split,
     drop_identical=scores.drop_identical,
     met=scores.met,
   )
-  artifacts.save(directory, result, digest)
-  for vectors in directory.glob("vectors_*"):  # also those of older settings
+
+
+def _remove_vectors(directory: pathlib.Path) -> None:
+  """Removes the vectors of this result, and of older settings."""
+  for vectors in directory.glob("vectors_*"):
     shutil.rmtree(vectors, ignore_errors=True)
-  return result
 
 
 class _TestSet(NamedTuple):
@@ -292,3 +316,15 @@ def _dense(config, test, folders: Sequence[pathlib.Path]) -> trec.Run:
   return trec.to_run(
     list(test.qrels), [str(i) for i in test.ids], scores, positions
   )
+
+
+STAGE = stage.Stage(
+  name="evaluate",
+  result=results.Evaluation,
+  needs=("prepare_test_set", "train_retriever"),
+  config=Config,
+  reads=("prepared",),
+  jobs=jobs,
+  run=run,
+  together=True,
+)

@@ -1,4 +1,4 @@
-"""DP fine-tuning of a public T5 to write a query for a document.
+"""Fine-tunes a public T5 with DP to write a query for a document.
 
 Formal guarantee:
   Unit: one query, with the one document that is kept for it. Neighbours: two
@@ -12,10 +12,9 @@ Formal guarantee:
 
 import dataclasses
 import functools
+import itertools
 import math
-import pathlib
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -33,18 +32,20 @@ from synthq_jax.models import (
   t5_config,
 )
 from synthq_jax.pipeline import (
-  _checkpoints,
+  _fingerprints,
   config_types,
   inputs,
   private_training,
   results,
   workspace,
 )
+from synthq_jax.stages import stage
 from synthq_jax.training import dp_step, loop, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["Config", "grad_fn", "loss_fn", "run"]
+__all__ = ["STAGE", "Config", "grad_fn", "loss_fn", "planted", "run"]
 
+_TEXTS_PER_CANARY = 2
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per query,"
   " clipped and summed over a Poisson sample, with Gaussian noise"
@@ -135,29 +136,47 @@ class Config:
     config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-  epsilon: float,
-  name: str,
-  canaries: Sequence[canaries_lib.Canary] = (),
-) -> results.Checkpoint:
-  """Fine-tunes the generator, calibrated before step 0.
+def jobs(run):
+  """Yields a generator for each epsilon and seed."""
+  config = run.config
+  for epsilon, seed in itertools.product(config.rows.synthetic, run.seeds):
+    yield stage.Job(
+      name=stage.row_name(epsilon) + seed,
+      depends=(
+        config.finetune_dp,
+        float(epsilon),
+        config.canaries,
+        _fingerprints.versions(),
+        *run.data,
+      ),
+      settings=config.finetune_dp,
+      inputs={"epsilon": epsilon, "canaries": run.canaries(seed)},
+    )
+
+
+def check(run) -> None:
+  """Refuses what the accountant and the checkpoint would refuse later."""
+  if not run.config.pretrain.phases:
+    run.check_vocabulary(run.start)
+  config = run.config.finetune_dp
+  if run.config.rows.synthetic:
+    private_training.check(
+      "finetune_dp.Config",
+      batch_size=config.batch_size,
+      delta=config.delta,
+      num_examples=run.prepared.num_queries["train"],
+      noise_bands=config.noise_bands,
+    )
+
+
+def run(task: stage.Task) -> results.Checkpoint:
+  """Trains a generator for one epsilon.
 
   Args:
-    config: delta, optimizer, length of training.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: documents and private train queries.
-    start_from: a public checkpoint.
-    epsilon: the target; inf trains without noise and claims nothing.
-    name: of the generator, e.g. "eps8".
-    canaries: for an audit. Those that are inserted join the private records,
-      each as often as it says; they count in n and in the accounting.
+    task: with the working directory's secret; its inputs are "prepared", the
+      documents and private train queries; "start", the folder of a public
+      checkpoint; "epsilon", the target, inf for no privacy; and "canaries", of
+      which the inserted ones are records, too.
 
   Returns:
     The checkpoint with its statement; under `private/` where epsilon is inf.
@@ -165,15 +184,16 @@ def run(
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
   """
-  began = time.monotonic()
-  stage = f"finetune_dp/{name}"
-  records = _records(config, space, prepared, canaries)
-  params, model_config = inputs.load_public(start_from, prepared)
+  config, space, digest = task.settings, task.folders, task.digest
+  prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
+  records = _records(config, space, prepared, task.inputs["canaries"])
+  params, model_config = inputs.load_public(task.inputs["start"], prepared)
   params = t5_checkpoints.flatten(params)
-  start, public = _split(config, params, space.key(f"{stage} start {digest}"))
+  key = space.key(f"{task.place} start {digest}")
+  start, public = _split(config, params, key)
   if isinstance(config.adapter, prompt.Prompt):
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
-  metrics_path = space.private(stage, f"metrics_{digest}.jsonl")
+  metrics_path = space.private(task.place, f"metrics_{digest}.jsonl")
   on_device, mesh, rows_multiple = _spread(config)
   trained, statement = private_training.train(
     private_training.Settings(
@@ -190,7 +210,7 @@ def run(
       has_dropout=config.dropout_rate > 0,
     ),
     space,
-    stage,
+    task.place,
     digest,
     grad_fn=lambda public: grad_fn(on_device, public, model_config),
     public=public,
@@ -208,16 +228,12 @@ def run(
   else:
     params = config.adapter.merge(public, trained)
   place = space.private if math.isinf(epsilon) else space.public
-  return _checkpoints.save(
-    space,
-    stage,
-    digest,
-    place(stage),
+  return inputs.save_checkpoint(
+    task,
+    place(task.place),
     t5_checkpoints.unflatten(params),
     model_config,
-    began=began,
     kind="generator",
-    name=name,
     statement=statement,
     steps=config.steps,
     batch_size=config.batch_size,
@@ -310,7 +326,7 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
   """Parts parameters into where training starts and what stays, by path."""
   if config.adapter is not None:
     return config.adapter.init(params, key), params
-  return _checkpoints.split(params, config.trained, "finetune_dp.trained")
+  return inputs.split_parameters(params, config.trained, "finetune_dp.trained")
 
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
@@ -339,3 +355,58 @@ def _with_canaries(config, vocabulary, prepared, canaries, records):
   )
   rows = canaries_lib.repeated(canaries)
   return {k: np.concatenate([records[k], planted[k][rows]]) for k in records}
+
+
+def planted(
+  settings: Any,
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
+  seed: str = "",
+) -> tuple[canaries_lib.Canary, ...]:
+  """Makes the canaries of a repetition, the same ones each time.
+
+  Args:
+    settings: a `plan.Canaries`.
+    space: the working directory, whose secret draws texts, secrets and coins.
+    prepared: documents and vocabulary; no private query is read.
+    seed: the end of the names of the repetition, which has canaries of its own.
+
+  Returns:
+    The canaries; none where none are wanted.
+
+  Raises:
+    ValueError: if the vocabulary has no symbols for a kind.
+  """
+  if not settings.number:
+    return ()
+  cells = len(settings.kinds) * len(settings.repetitions)
+  rng = np.random.default_rng(space.seed(f"canary texts{seed}"))
+  wanted = _TEXTS_PER_CANARY * cells * settings.number
+  chosen = set(rng.permutation(prepared.num_documents)[:wanted].tolist())
+  # Without reading all documents into memory.
+  with open(inputs.corpus(space, prepared), encoding="utf-8") as stream:
+    lines = [line for i, line in enumerate(stream) if i in chosen]
+  texts = [inputs.document_text(line) for line in lines]
+  return canaries_lib.make(
+    [text for text in texts if text.split()],
+    inputs.vocabulary(space, prepared),
+    number=settings.number,
+    kinds=settings.kinds,
+    repetitions=settings.repetitions,
+    digits=settings.digits,
+    seed=space.seed(f"canaries{seed}"),
+  )
+
+
+STAGE = stage.Stage(
+  name="finetune_dp",
+  result=results.Checkpoint,
+  needs=("pretrain",),
+  config=Config,
+  check=check,
+  reads=("prepared", "start"),
+  jobs=jobs,
+  run=run,
+  needs_secret=True,
+  together=True,
+)

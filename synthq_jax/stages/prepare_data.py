@@ -1,4 +1,4 @@
-"""Raw data into documents (public), queries (private), splits and arrays.
+"""Turns raw data into documents (public), queries (private), splits and arrays.
 
 The unit of privacy is the query. A query with several relevant documents is
 one record all the same: one of them, drawn with the seed, is kept for training.
@@ -10,7 +10,6 @@ import hashlib
 import json
 import pathlib
 import shutil
-import time
 
 import numpy as np
 
@@ -24,14 +23,15 @@ from synthq_jax.data import (
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
-  _documents,
+  _fingerprints,
   _sources,
   config_types,
+  inputs,
   results,
-  workspace,
 )
+from synthq_jax.stages import stage
 
-__all__ = ["Config", "run", "source_of"]
+__all__ = ["STAGE", "Config", "run"]
 
 TRAIN, TEST = "train", "test"
 _MOST_SENTENCES = 20_000
@@ -72,15 +72,28 @@ class Config:
     config_types.at_least(self, 1, "vocab_size")
 
 
-def run(
-  config: Config, space: workspace.Workspace, digest: str
-) -> results.PreparedData:
+def jobs(run):
+  """Yields the one collection of the run, in which a vocabulary is named."""
+  settings = run.config.prepare_data
+  if not settings.vocabulary:
+    beside = inputs.vocabulary_beside(run.start)
+    settings = dataclasses.replace(settings, vocabulary=str(beside))
+  # Files are known by their content: data that was moved is the same data.
+  kind = settings.source.partition(":")[0]
+  depends = (
+    dataclasses.replace(run.config.prepare_data, source=kind),
+    _fingerprints.of_file(settings.vocabulary),
+    run.secret_digest,
+    _source(settings).digest(),
+  )
+  yield stage.Job(depends=depends, settings=settings)
+
+
+def run(task: stage.Task) -> results.PreparedData:
   """Reads, splits and tokenizes the data.
 
   Args:
-    config: which data, and how.
-    space: the working directory.
-    digest: fingerprint to save the result under.
+    task: with the working directory's secret, which keys the digest.
 
   Returns:
     Where everything lies, and how much there is.
@@ -88,8 +101,8 @@ def run(
   Raises:
     ValueError: if the data cannot be read or a split has no pairs.
   """
-  start = time.monotonic()
-  source = source_of(config)
+  config, space = task.settings, task.folders
+  source = _source(config)
   data = collection.join_splits(source.read(), config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
@@ -99,7 +112,7 @@ def run(
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   state = hashlib.sha256(str(space.seed("digest")).encode())
-  written = _documents.write(
+  written = inputs.write_documents(
     data.documents,
     public,
     vocabulary,
@@ -110,7 +123,7 @@ def run(
   counts = _write_queries(config, data, vocabulary, private)
   public_test = _write_public_test(config, written.chosen, vocabulary, public)
   beir.write_judged_queries(private, data)
-  result = results.PreparedData(
+  return results.PreparedData(
     directory=space.relative(public),
     private_directory=space.relative(private),
     source=config.source,
@@ -132,13 +145,10 @@ def run(
     extra_ids=config.extra_ids,
     document_length=config.document_length,
     query_length=config.query_length,
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(private, result, digest)
-  return result
 
 
-def source_of(config: Config) -> _sources.Source:
+def _source(config: Config) -> _sources.Source:
   """Returns the source that the settings name, not read yet."""
   return _sources.parse(
     config.source,
@@ -278,3 +288,15 @@ def _digest(state, data: collection.Collection) -> str:
     state.update(f"{query.id}\0{query.text}\0".encode())
   state.update(json.dumps(data.qrels, sort_keys=True).encode())
   return state.hexdigest()[:16]
+
+
+STAGE = stage.Stage(
+  name="prepare_data",
+  result=results.PreparedData,
+  needs=(),
+  config=Config,
+  jobs=jobs,
+  run=run,
+  needs_secret=True,
+  place_of=lambda made: made.private_directory,
+)

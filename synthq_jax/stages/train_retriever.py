@@ -6,25 +6,22 @@ real pairs with DP is `direct_dp`.
 """
 
 import dataclasses
-import pathlib
-import time
 
 import jax
 
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import (
-  _checkpoints,
   config_types,
   inputs,
   private_training,
   results,
-  workspace,
 )
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import stage
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["Config", "run", "run_untrained"]
+__all__ = ["STAGE", "Config", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,106 +55,88 @@ class Config:
     config_types.at_least(self, 0, "warmup_steps", "seed")
 
 
-def run(
-  config: Config,
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-  synthetic: results.SyntheticQueries | None,
-  name: str,
-) -> results.Checkpoint:
+def jobs(run):
+  """Yields a retriever for each set of queries, and the untrained one."""
+  config = run.config
+  if config.rows.untrained:
+    yield stage.Job(name="untrained", depends=run.encoder_data)
+  sources = {
+    name if name.startswith("public_only") else f"synthetic_{name}": made
+    for name, made in run.queries.items()
+  }
+  if run.for_audit:  # which reads those of private generators alone
+    sources = {k: v for k, v in sources.items() if k.startswith("synthetic")}
+  elif config.rows.original:
+    real = {f"original{seed}": (None, "original") for seed in run.seeds}
+    sources |= real
+  for name, (synthetic, source) in sources.items():
+    settings = run.seeded(config.train_retriever, name)
+    yield stage.Job(
+      name=name,
+      depends=(settings, *run.encoder_data, source),
+      settings=settings,
+      inputs={"synthetic": synthetic},
+    )
+
+
+def run(task: stage.Task) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 
   Args:
-    config: the recipe.
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: documents and private train queries.
-    start_from: a public checkpoint.
-    synthetic: the queries to train on; None: the real ones.
-    name: the row of the table.
+    task: without settings nothing is trained; its inputs are "prepared", the
+      documents and private train queries; "encoder", the folder of a public
+      checkpoint; and "synthetic", the queries to train on, or None for the real
+      ones.
 
   Returns:
     The encoder; under `private/` if the queries are.
   """
-  start = time.monotonic()
-  stage = f"train_retriever/{name}"
+  config, space = task.settings, task.folders
+  prepared = task.inputs["prepared"]
+  params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
+  params = dual_encoder.encoder_params(params)
+  if config is None:
+    return inputs.save_checkpoint(
+      task,
+      task.folder(private=False),
+      params,
+      model_config,
+      kind="retriever",
+      statement=statement_lib.none(),
+      steps=0,
+      batch_size=0,
+      num_parameters=0,
+      metrics="",
+    )
+  synthetic = task.inputs["synthetic"]
   private = synthetic is None or results.is_private_path(synthetic.directory)
-  directory = (space.private if private else space.public)(stage)
+  directory = task.folder(private=private)
   if synthetic is None:
     records = inputs.real_pairs(space, prepared)
   else:
     records = inputs.pairs(space, prepared, synthetic)
-  params, model_config = inputs.load_public(start_from, prepared)
-  metrics_path = directory / f"metrics_{digest}.jsonl"
+  metrics_path = directory / f"metrics_{task.digest}.jsonl"
   params = pairs.train(
     config,
-    dual_encoder.encoder_params(params),
+    params,
     model_config,
     records,
-    directory=private_training.state_directory(space, stage, digest),
+    directory=private_training.state_directory(space, task.place, task.digest),
     metrics_path=metrics_path,
-    description=f"train_retriever {name}",
+    description=f"train_retriever {task.name}",
     mesh=mesh_lib.of_all(config.mesh),
   )
-  return _checkpoints.save(
-    space,
-    stage,
-    digest,
+  return inputs.save_checkpoint(
+    task,
     directory,
     params,
     model_config,
-    began=start,
     kind="retriever",
-    name=name,
     statement=_inherited(synthetic),
     steps=config.steps,
     batch_size=config.batch_size,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(metrics_path),
-  )
-
-
-def run_untrained(
-  space: workspace.Workspace,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  start_from: pathlib.Path,
-  name: str,
-) -> results.Checkpoint:
-  """Saves the encoder of the public checkpoint as it is.
-
-  Args:
-    space: the working directory.
-    digest: fingerprint to save the result under.
-    prepared: whose vocabulary it must have room for.
-    start_from: the public checkpoint.
-    name: the row of the table.
-
-  Returns:
-    The encoder, which has read nothing private.
-  """
-  start = time.monotonic()
-  params, model_config = inputs.load_public(start_from, prepared)
-  stage = f"train_retriever/{name}"
-  return _checkpoints.save(
-    space,
-    stage,
-    digest,
-    space.public(stage),
-    dual_encoder.encoder_params(params),
-    model_config,
-    began=start,
-    kind="retriever",
-    name=name,
-    statement=statement_lib.none(),
-    steps=0,
-    batch_size=0,
-    num_parameters=0,
-    metrics="",
   )
 
 
@@ -170,3 +149,15 @@ def _inherited(synthetic: results.SyntheticQueries | None):
     synthetic.statement,
     "A retriever was trained on the synthetic queries: post-processing.",
   )
+
+
+STAGE = stage.Stage(
+  name="train_retriever",
+  result=results.Checkpoint,
+  needs=("filter_queries", "direct_dp"),
+  config=Config,
+  reads=("prepared", "encoder"),
+  jobs=jobs,
+  run=run,
+  together=True,
+)

@@ -1,4 +1,4 @@
-"""Further test sets, such as those of BEIR: public collections with queries.
+"""Prepares further test sets, such as BEIR's: public collections with queries.
 
 Every retriever of the run is scored on them as it is: nothing is trained or
 chosen on them.
@@ -8,25 +8,23 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.data import beir, beir_sets, collection
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
-  _documents,
+  _fingerprints,
   _sources,
   config_types,
   inputs,
   results,
-  workspace,
 )
 from synthq_jax.retrieval import tables
+from synthq_jax.stages import stage
 
-__all__ = ["TestSet", "expand", "run"]
+__all__ = ["STAGE", "TestSet", "expand", "run"]
 
 _FOLDER_SPLITS = {"validation": "dev"}
 """What TFDS calls a split, and what it is called in a BEIR folder."""
@@ -151,13 +149,26 @@ def _answers_itself(judged: collection.Qrels) -> bool:
   return any(grades.get(query, 0) > 0 for query, grades in judged.items())
 
 
-def run(
-  test_set: TestSet,
-  folders: workspace.Folders,
-  digest: str,
-  *,
-  documents: results.PublicDocuments,
-) -> results.TestSet:
+def jobs(run):
+  """Yields the further test sets, which are given nothing that is private."""
+  documents = run.documents
+  how = (
+    _fingerprints.of_file(run.root / documents.vocabulary),
+    documents.extra_ids,
+    documents.document_length,
+    documents.query_length,
+  )
+  for one in expand(run.config.test_sets):
+    yield stage.Job(
+      name=one.name,
+      depends=(
+        one.name, one.split, one.drop_identical, one.source.digest(), *how
+      ),
+      settings=one,
+    )  # fmt: skip
+
+
+def run(task: stage.Task) -> results.TestSet:
   """Tokenizes a set as the run's own data was.
 
   Formal guarantee:
@@ -165,10 +176,8 @@ def run(
     PreparedData nor the secret of the working directory is handed in.
 
   Args:
-    test_set: which.
-    folders: the working directory.
-    digest: fingerprint to save the result under.
-    documents: the run's own, whose vocabulary and lengths are used.
+    task: its settings are a `TestSet`; its input "documents" are the run's own,
+      whose vocabulary and lengths are used.
 
   Returns:
     Where everything lies; nothing of it is private.
@@ -176,7 +185,7 @@ def run(
   Raises:
     ValueError: if the set cannot be read or has no judged query in its split.
   """
-  start = time.monotonic()
+  test_set, documents = task.settings, task.inputs["documents"]
   data = test_set.source.read()
   judged = {
     query: grades
@@ -188,11 +197,11 @@ def run(
       f"{test_set.source.place}: expected judged queries in split"
       f" {test_set.split!r}, got none with a grade above 0"
     )
-  folder = folders.public(f"prepare_test_set/{test_set.name}")
+  folder = task.folders.public(task.place)
   shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
   folder.mkdir(parents=True)
-  vocabulary = inputs.vocabulary(folders, documents)
-  written = _documents.write(
+  vocabulary = inputs.vocabulary(task.folders, documents)
+  written = inputs.write_documents(
     data.documents,
     folder,
     vocabulary,
@@ -214,15 +223,22 @@ def run(
       length=documents.query_length,
     ),
   )
-  result = results.TestSet(
-    directory=folders.relative(folder),
+  return results.TestSet(
+    directory=task.folders.relative(folder),
     name=test_set.name,
     split=test_set.split,
     drop_identical=test_set.drop_identical and not _answers_itself(judged),
     num_documents=len(data.documents),
     num_queries=len(queries),
     cut_documents=written.cut,
-    seconds=time.monotonic() - start,
   )
-  artifacts.save(folder, result, digest)
-  return result
+
+
+STAGE = stage.Stage(
+  name="prepare_test_set",
+  result=results.TestSet,
+  needs=("prepare_data",),
+  reads=("documents",),
+  jobs=jobs,
+  run=run,
+)

@@ -1,0 +1,1 @@
+"""The stages of a run, one module each; `stage` says what a stage is."""

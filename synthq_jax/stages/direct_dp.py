@@ -1,0 +1,519 @@
+"""Trains a dual encoder on the real pairs with DP directly.
+
+The alternative to synthetic queries. A contrastive loss couples the pairs of a
+batch, so that clipping each example says nothing; the methods clip other
+things (`optim.contrastive_clipped_grad`). "batch" is the papers' baseline, whose
+noise does not shrink with the batch.
+
+Formal guarantee:
+  Stated with each result, since there are two units. "pair": one query with its
+  document; neighbours, add or remove one; Poisson batches; all methods but
+  "row" with the negatives of its batch. "query": the text of one query while its
+  document stays; neighbours, the text is replaced by an empty one; batches in a
+  fixed order, without amplification; all methods. Public: the documents, the
+  number of records, every setting here. Assumed: settings were not chosen on
+  the private queries, and the secret of the working directory stays secret.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dp_accounting
+import jax
+import numpy as np
+
+from synthq_jax import optim, typing
+from synthq_jax.losses import contrastive
+from synthq_jax.models import dual_encoder, t5_checkpoints, t5_config
+from synthq_jax.optim import contrastive as contrastive_lib
+from synthq_jax.pipeline import (
+  _fingerprints,
+  config_types,
+  inputs,
+  private_training,
+  results,
+  workspace,
+)
+from synthq_jax.stages import stage
+from synthq_jax.training import dp_step, loop
+
+__all__ = [
+  "LOSSES",
+  "METHODS",
+  "STAGE",
+  "Clipped",
+  "Config",
+  "build",
+  "comparison",
+  "groups",
+  "keys",
+  "run",
+]
+
+METHODS = ("batch", "group", "logit", "row")
+LOSSES = ("softmax", "sigmoid", "spreadout")
+
+_MECHANISMS = {
+  "batch": "the contrastive gradient of a whole batch, clipped as one",
+  "group": (
+    "contrastive gradients of groups of pairs, which a pair's own content"
+    " assigns, clipped for each group and summed"
+  ),
+  "logit": (
+    "gradients of the similarity of every query and document of a batch,"
+    " clipped one by one, weighted and summed"
+  ),
+  "row": "gradients of each query's loss against {}, clipped and summed",
+}
+_AGAINST = {"public": "public documents", "batch": "the batch's documents"}
+_NOT_THE_DOCUMENTS = (
+  "Which documents were asked about, how often, and which of them were in one"
+  " batch: the claim is about the texts of the queries alone."
+)
+_NEGATIVES = ("batch", "public")
+_GRADIENTS = ("all", "pair", "query")
+_UNITS = ("pair", "query")
+_EMPTY = np.zeros((2, 2), np.float32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """One method of direct DP training; every value is public."""
+
+  label: str = ""
+  """In the names of its rows, where a table compares several."""
+  method: str = "batch"
+  """What is clipped: "batch", "group", "logit" (every similarity) or "row"
+  (every query's loss)."""
+  loss: str = "softmax"
+  """"softmax", "sigmoid" (balanced) or "spreadout"."""
+  negatives: str = "public"
+  """Of "row": "public" documents, drawn anew for each step, or those of the
+  "batch", for unit "query" alone."""
+  unit: str = "pair"
+  """What is protected: the "pair" of a query and its document, or the text of a
+  "query" while its document stays, is known, and sampling amplifies nothing."""
+  public_negatives: int = 128
+  """How many of them, the same for all rows of a batch."""
+  gradients: str = "pair"
+  """Of "row": through "all" documents, those of its own "pair", or the "query"
+  alone. What is left out costs nothing and is not learnt from."""
+  group_size: int = 16
+  """Of "group": how many pairs are each other's negatives, in the mean."""
+  norms: str = "exact"
+  """Of "logit": "exact", or a "bound" that is cheaper."""
+  delta: float | None = None
+  """Target; None: 1 / (2n)."""
+  clip_norm: float = 0.1
+  """L2 clip norm of whatever the method clips."""
+  batch_size: int = 32
+  """Expected records of a batch."""
+  steps: int = 100
+  """Optimizer steps."""
+  optimizer: str = "dp_adafactor"
+  """"dp_adam" or "dp_adafactor"."""
+  learning_rate: float = 1e-3
+  """Peak; warm-up over a tenth of the steps, then linear decay."""
+  temperature: float = 0.05
+  """Divides the cosines; the noise of "logit" with softmax grows as
+  exp(2 / temperature)."""
+  bias: float = 0.0
+  """Of the sigmoid loss, added to similarity / temperature."""
+  projection: bool = False
+  """Whether a linear map follows the mean over tokens; it starts as the
+  identity and is part of what `trained` may match."""
+  trained: str = ".*"
+  """Regular expression that the paths of trained parameters match in full, e.g.
+  "projection/.*"; the others stay the public ones."""
+  microbatch_size: int | None = None
+  """Records encoded at once, to save memory; None: the whole batch."""
+  seed: int = 0
+  """Of the public negatives."""
+  settings: loop.Settings = dataclasses.field(
+    default_factory=loop.Settings, metadata={"speed_only": True}
+  )
+  """Saving and reporting."""
+
+  def __post_init__(self):
+    config_types.positive(
+      self, "temperature", "learning_rate", "clip_norm", "delta"
+    )
+    config_types.at_least(
+      self, 1, "batch_size", "steps", "microbatch_size", "public_negatives"
+    )
+    config_types.at_least(self, 2, "group_size")
+    config_types.at_least(self, 0, "seed")
+    config_types.one_of(self, "method", METHODS)
+    config_types.one_of(self, "loss", LOSSES)
+    config_types.one_of(self, "negatives", _NEGATIVES)
+    config_types.one_of(self, "unit", _UNITS)
+    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
+    if self.label and not config_types.is_file_name(self.label):
+      raise ValueError(
+        "direct_dp.Config.label must be letters, digits, '_' and '-', got"
+        f" label={self.label!r}"
+      )
+    self._check_fixed_order()
+    # Refuses what does not go together, before anything is read.
+    built = build(self, max(2, self.batch_size), lambda params, tokens: _EMPTY)
+    built.sensitivity("ADD_OR_REMOVE_ONE")
+
+  def _check_fixed_order(self) -> None:
+    size = self.microbatch_size
+    if self.unit == "query" and self.batch_size % (size or 1):
+      raise ValueError(
+        "direct_dp.Config.batch_size must be a multiple of microbatch_size for"
+        f" batches in a fixed order, got {self.batch_size} and {size}"
+      )
+
+
+def comparison(base: Config) -> tuple[Config, ...]:
+  """Returns the rows of studies/direct_dp.gin: what is clipped, and how large.
+
+  Args:
+    base: what the rows have in common.
+  """
+  row = {"method": "row"}
+  text = {**row, "negatives": "batch", "unit": "query"}
+  pair = {**row, "gradients": "pair"}
+  methods: dict[str, dict[str, Any]] = {
+    "batch": {"method": "batch"},
+    "group": {"method": "group"},
+    "logit_softmax": {"method": "logit"},
+    "logit_sigmoid": {"method": "logit", "loss": "sigmoid"},
+    **{f"row_{g}": {**row, "gradients": g} for g in _GRADIENTS},
+    **{f"text_{g}": {**text, "gradients": g} for g in _GRADIENTS},
+  }
+  rows = {
+    f"{name}_{end}": {**changes, "temperature": temperature}
+    for end, temperature in (("t05", 0.05), ("t1", 1.0))
+    for name, changes in methods.items()
+  }
+  rows["logit_spreadout"] = {"method": "logit", "loss": "spreadout"}
+  ends: dict[str, dict[str, Any]] = {
+    "b32": {"batch_size": 32},
+    "b1024": {"batch_size": 1024},
+    "whole": {"trained": ".*", "learning_rate": 0.001},
+  }
+  for end, changes in ends.items():
+    changes = {**changes, "temperature": 0.05}
+    rows[f"batch_{end}"] = {"method": "batch", **changes}
+    rows[f"row_{end}"] = {**pair, **changes}
+  return tuple(
+    dataclasses.replace(base, label=label, **changes)
+    for label, changes in rows.items()
+  )
+
+
+def _methods(run) -> dict[str, Config]:
+  """Returns the methods by the beginning of their rows' names."""
+  methods = run.config.direct_dp_methods or (run.config.direct_dp,)
+  return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
+
+
+def jobs(run):
+  """Yields a retriever for each method, epsilon and seed."""
+  if run.for_audit:
+    return
+  epsilons = filter(math.isfinite, run.config.rows.direct_dp)
+  for (row, method), epsilon, seed in itertools.product(
+    _methods(run).items(), epsilons, run.seeds
+  ):
+    name = f"{row}_{stage.row_name(epsilon)}{seed}"
+    settings = run.seeded(method, name)
+    yield stage.Job(
+      name=name,
+      depends=(
+        settings,
+        float(epsilon),
+        _fingerprints.versions(),
+        *run.encoder_data,
+      ),
+      settings=settings,
+      inputs={"epsilon": epsilon},
+    )
+
+
+def check(run) -> None:
+  """Refuses what the accountant would refuse later."""
+  if not run.config.rows.direct_dp or run.for_audit:
+    return
+  for method in _methods(run).values():
+    private_training.check(
+      "direct_dp.Config",
+      batch_size=method.batch_size,
+      delta=method.delta,
+      num_examples=run.prepared.num_queries["train"],
+    )
+
+
+def run(task: stage.Task) -> results.Checkpoint:
+  """Trains on the real queries, calibrated before step 0.
+
+  Args:
+    task: with the working directory's secret; its inputs are "prepared", the
+      documents and private train queries; "encoder", the folder of a public
+      checkpoint; and "epsilon", the target, finite.
+
+  Returns:
+    The encoder with its own statement.
+
+  Raises:
+    ValueError: if the settings cannot be met or the checkpoint does not fit.
+  """
+  config, space = task.settings, task.folders
+  prepared = task.inputs["prepared"]
+  params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
+  start, public = _split(config, dual_encoder.encoder_params(params))
+  metrics_path = space.private(task.place, f"metrics_{task.digest}.jsonl")
+  records = _records(config, space, prepared)
+  settings = _settings(config, task.inputs["epsilon"])
+  declared = private_training.sampler(settings, len(records["queries"]))
+
+  def grad_fn(public: Mapping[str, Any]) -> Clipped:
+    encode = _encoder(model_config, public)
+    return build(config, declared.max_batch_size, encode)
+
+  trained, statement = private_training.train(
+    settings,
+    space,
+    task.place,
+    task.digest,
+    grad_fn=grad_fn,
+    public=public,
+    params=start,
+    records=records,
+    prepared=prepared,
+    metrics_path=metrics_path,
+    config=config,
+    loop_settings=config.settings,
+    extra_fn=_public_negatives(config, space, prepared),
+  )
+  return inputs.save_checkpoint(
+    task,
+    space.public(task.place),
+    t5_checkpoints.unflatten({**public, **trained}),
+    model_config,
+    kind="retriever",
+    statement=statement,
+    steps=config.steps,
+    batch_size=config.batch_size,
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(trained)),
+    metrics=space.relative(metrics_path),
+  )
+
+
+def _settings(config: Config, epsilon: float) -> private_training.Settings:
+  """Returns what is promised, and for what.
+
+  Formal guarantee:
+    Unit "pair" is claimed under Poisson sampling. For unit "query" the document
+    stays, and where documents are negatives it moves the whole sum when its
+    pair is drawn: who was drawn is visible, sampling amplifies nothing
+    (docs/sensitivities.md), and batches are read in a fixed order, accounted as
+    one release an epoch.
+  """
+  text_alone = config.unit == "query"
+  mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
+  over = "" if text_alone else ", over Poisson samples"
+  divisors = {"batch": 1.0, "group": float(groups(config))}
+  return private_training.Settings(
+    epsilon=epsilon,
+    delta=config.delta,
+    batch_size=config.batch_size,
+    multiple_of=config.microbatch_size or 8,
+    steps=config.steps,
+    optimizer=config.optimizer,
+    learning_rate=config.learning_rate,
+    mechanism=f"{mechanism}{over}, with Gaussian noise",
+    denominator=divisors.get(config.method),
+    unit="query text" if text_alone else "query",
+    relation="REPLACE_SPECIAL" if text_alone else "ADD_OR_REMOVE_ONE",
+    fixed_order=text_alone,
+    not_protected=(_NOT_THE_DOCUMENTS,) if text_alone else (),
+  )
+
+
+def _split(config: Config, params: Any):
+  """Parts parameters into what is trained and what stays, by path."""
+  if config.projection:
+    params = dual_encoder.with_projection(params)
+  return inputs.split_parameters(
+    t5_checkpoints.flatten(params),
+    config.trained,
+    "direct_dp.Config.trained",
+    " (and projection/kernel with projection=True)",
+  )
+
+
+def _records(
+  config: Config, space: workspace.Workspace, prepared: results.PreparedData
+) -> dict[str, np.ndarray]:
+  """Returns the pairs, with the names that clipped gradients know."""
+  pairs = inputs.real_pairs(space, prepared)
+  return {
+    "queries": pairs["queries"],
+    "documents": pairs["documents"],
+    "document_ids": pairs["rows"],
+    "example_id": keys(pairs, config.unit),
+  }
+
+
+def _public_negatives(
+  config: Config, space: workspace.Workspace, prepared: results.PreparedData
+) -> Callable[[int], dict[str, np.ndarray]] | None:
+  """Returns the function that draws documents for a step, or None."""
+  if config.method != "row" or config.negatives != "public":
+    return None
+  ids, documents = inputs.document_tokens(space, prepared)
+  size = min(config.public_negatives, len(ids))
+
+  def draw(step: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng([config.seed, step])
+    rows = generator.choice(len(ids), size, replace=False)
+    return {
+      "public_negatives": documents[rows],
+      "public_negative_ids": rows.astype(np.int32),
+    }
+
+  return draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped:
+  """A clipped contrastive gradient whose unit is chosen, for `dp_step`."""
+
+  fn: contrastive_lib.ContrastiveGrad
+  unit: str
+
+  @property
+  def l2_clip_norm(self) -> float:
+    """The norm of what is clipped."""
+    return self.fn.l2_clip_norm
+
+  def sensitivity(
+    self, relation: dp_accounting.NeighboringRelation | str
+  ) -> float:
+    """Returns the L2 sensitivity of the sum for the unit."""
+    return self.fn.sensitivity(relation, self.unit)
+
+  def __call__(
+    self,
+    params: typing.Params,
+    batch: typing.Batch,
+    *,
+    is_padding_example: jax.Array | None = None,
+  ) -> tuple[typing.Params, contrastive_lib.ContrastiveAux]:
+    """Returns the sum, and private losses and norms."""
+    return self.fn(params, batch, is_padding_example=is_padding_example)
+
+
+def build(config: Any, max_batch_size: int, encode: typing.EncodeFn) -> Clipped:
+  """Builds the clipped gradient of a configuration.
+
+  Args:
+    config: a `direct_dp.Config`.
+    max_batch_size: the sampler's.
+    encode: `(params, tokens)` to vectors, of queries and documents.
+
+  Raises:
+    ValueError: if method and loss do not go together.
+  """
+  fn = optim.contrastive_clipped_grad(
+    encode,
+    encode,
+    loss=_loss(config, max_batch_size),
+    l2_clip_norm=config.clip_norm,
+    method=_method(config),
+    max_batch_size=max_batch_size,
+    microbatch_size=config.microbatch_size,
+  )
+  return Clipped(fn, config.unit)
+
+
+def _loss(config: Any, max_batch_size: int) -> Any:
+  if config.loss == "softmax":
+    return contrastive.Softmax(temperature=config.temperature)
+  declared = max(2, max_batch_size)
+  if config.loss == "sigmoid":
+    return contrastive.Sigmoid(
+      temperature=config.temperature,
+      bias=config.bias,
+      max_batch_size=declared,
+    )
+  return contrastive.Spreadout(max_batch_size=declared)
+
+
+def _method(config: Any) -> Any:
+  if config.method == "logit":
+    return optim.Logit(norms=config.norms)
+  if config.method == "row":
+    return optim.Row(negatives=config.negatives, gradients=config.gradients)
+  if config.method == "group":
+    mean = config.group_size  # sizes are uneven: room for two deviations more
+    return optim.Group(
+      size=mean + math.ceil(2 * math.sqrt(mean)), groups=groups(config)
+    )
+  return optim.Batch()
+
+
+def groups(config: Any) -> int:
+  """Returns the public number of groups."""
+  return max(1, config.batch_size // config.group_size)
+
+
+def _encoder(
+  model_config: t5_config.T5Config, public: typing.Params
+) -> Callable[..., jax.Array]:
+  """Returns the encoder as a function of the trained parameters by path."""
+
+  def encode(trained: typing.Params, tokens: jax.Array) -> jax.Array:
+    params = t5_checkpoints.unflatten({**public, **trained})
+    return dual_encoder.encode(params, model_config, tokens)
+
+  return encode
+
+
+def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
+  """Returns a number for each record that depends on its content alone.
+
+  A group that went by the record's place would change for all that come after
+  one that was removed. For unit "query" the number is the document's, which
+  stays: a text that became empty must not take its pair to another group.
+
+  Args:
+    records: "queries" [record, length] and "rows" [record].
+    unit: "pair" or "query".
+
+  Returns:
+    int32 [record].
+  """
+  names = ("queries", "rows") if unit == "pair" else ("rows",)
+  parts = [
+    np.ascontiguousarray(records[name]).astype(np.int32) for name in names
+  ]
+  digests = (
+    functools.reduce(lambda d, x: zlib.crc32(x.tobytes(), d), record, 0)
+    for record in zip(*parts, strict=True)
+  )
+  found = np.fromiter(digests, np.uint32, count=len(parts[0]))
+  return found.view(np.int32)
+
+
+STAGE = stage.Stage(
+  name="direct_dp",
+  result=results.Checkpoint,
+  needs=("pretrain",),
+  config=Config,
+  check=check,
+  reads=("prepared", "encoder"),
+  jobs=jobs,
+  run=run,
+  folder="train_retriever",
+  needs_secret=True,
+)

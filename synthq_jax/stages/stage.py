@@ -1,0 +1,238 @@
+"""Defines what a stage of a run is, and finds the stages of this folder.
+
+A module of this folder that assigns `STAGE` is a stage. The command line and
+its help, the settings of a run and the order of the work all derive from these
+modules, so that a new stage is one new file. A stage makes results; whether one
+is finished already, who makes it and where work goes on after a kill is the
+business of `pipeline.runner` alone.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import math
+import operator
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from synthq_jax import artifacts
+
+__all__ = [
+  "Job",
+  "Made",
+  "Stage",
+  "Task",
+  "get",
+  "row_name",
+  "summaries",
+  "with_needs",
+]
+
+_FOLDER = pathlib.Path(__file__).parent
+_LAST = "report"
+"""The stage that reads all others: the order in which it names them is theirs."""
+
+
+class Made(NamedTuple):
+  """A finished result and the fingerprint of all that it depends on."""
+
+  value: Any
+  digest: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """One result that a stage has to make."""
+
+  name: str = ""
+  """Its row, e.g. "eps8"; empty where the stage has one result."""
+  depends: tuple[Any, ...]
+  """Settings, and the fingerprints of what is read: the result is made again
+  when one of these changes, and never otherwise."""
+  settings: Any = None
+  """What the task hands over as its settings."""
+  inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  """Earlier results, and what else the task hands over, by name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """What a stage is given to make one result."""
+
+  place: str
+  """The result's folder, e.g. "finetune_dp/eps8", below the working directory
+  or its `private/`."""
+  name: str = ""
+  """The result's row."""
+  digest: str
+  """The result's fingerprint, in the names of unfinished work."""
+  settings: Any = None
+  """The stage's Config."""
+  inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  """Earlier results by name."""
+  folders: Any
+  """A `workspace.Folders`; a `workspace.Workspace`, which has the secret, if the
+  stage declares that it needs it."""
+  progress: bool = True
+  """Whether bars are shown."""
+  when_saved: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
+  """What a stage adds is called once its result is saved: it removes unfinished
+  work."""
+
+  def folder(self, *, private: bool) -> pathlib.Path:
+    """Returns the result's folder, which is made.
+
+    Args:
+      private: whether what the result says must not be shared.
+    """
+    place = self.folders.private if private else self.folders.public
+    directory = place(self.place)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+  """A kind of result, and how it is made of others."""
+
+  name: str
+  """Of the module, the command and the field of `plan.RunConfig`."""
+  result: type
+  """A frozen dataclass of `pipeline.results`; its `seconds` are filled in."""
+  needs: tuple[str, ...]
+  """Stages whose results it reads; they run first."""
+  reads: tuple[str, ...] = ()
+  """What every task holds beside its own inputs: "prepared", the data; the
+  public "documents" alone; "start" or "encoder", the folders of the public
+  checkpoints of generators and of retrievers."""
+  jobs: Callable[[Any], Iterable[Job]]
+  """From the run so far (`pipeline.runner.Run`) to what there is to make."""
+  run: Callable[[Task], Any]
+  """Makes one result, and writes its files; None in processes other than 0."""
+  config: type | None = None
+  """Its settings, a field of `plan.RunConfig`."""
+  check: Callable[[Any], None] = lambda run: None
+  """Refuses settings that the prepared data rules out, before any other work."""
+  narrowed: Callable[[Any], tuple[str, ...]] | None = None
+  """Which of `needs` it reads under these settings; None: all."""
+  folder: str = ""
+  """Where its results lie, if not under its name."""
+  needs_secret: bool = False
+  """Whether tasks hold the secret, from which batches and noise are drawn."""
+  together: bool = False
+  """Whether all processes of a run work on a result; else process 0 does."""
+  screen: Callable[[Sequence[Any]], str] = lambda made: ""
+  """From its results to what its command prints when it is done."""
+  place_of: Callable[[Any], str] = operator.attrgetter("directory")
+  """From a result to the folder of its result.json."""
+
+  def make(self, task: Task, *, saves: bool = True) -> Any:
+    """Makes a result and saves it.
+
+    Args:
+      task: from the runner.
+      saves: False in processes other than 0.
+
+    Returns:
+      The result.
+    """
+    start = time.monotonic()
+    result = self.run(task)
+    if not saves:
+      return result
+    if hasattr(result, "seconds"):
+      seconds = result.seconds + time.monotonic() - start
+      result = dataclasses.replace(result, seconds=seconds)
+    place = task.folders.root / self.place_of(result)
+    artifacts.save(place, result, task.digest)
+    for clean in task.when_saved:
+      clean()
+    return result
+
+
+class _Source(NamedTuple):
+  """What the text of a stage's module says."""
+
+  summary: str
+  needs: tuple[str, ...]
+
+
+@functools.cache
+def _sources() -> dict[str, _Source]:
+  """Reads the stages without importing them, which takes seconds."""
+  found = {}
+  for path in sorted(_FOLDER.glob("[a-z]*.py")):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+      if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "STAGE":
+        given = {one.arg: one.value for one in node.value.keywords}
+        summary = ast.get_docstring(tree).partition("\n")[0]
+        needs = ast.literal_eval(given["needs"])
+        words = summary[:1].lower() + summary[1:].rstrip(".")
+        found[path.stem] = _Source(words, needs)
+  return found
+
+
+@functools.cache
+def summaries() -> dict[str, str]:
+  """Returns what each stage does, in the order in which stages run."""
+  sources = _sources()
+  ordered: dict[str, str] = {}
+
+  def add(name: str) -> None:
+    for needed in sources[name].needs:
+      add(needed)
+    ordered.setdefault(name, sources[name].summary)
+
+  for name in sorted(sources, key=lambda name: name != _LAST):
+    add(name)
+  return ordered
+
+
+def get(name: str) -> Stage:
+  """Imports a stage.
+
+  Args:
+    name: one of `summaries()`.
+  """
+  return importlib.import_module(f"{__package__}.{name}").STAGE
+
+
+def with_needs(names: Iterable[str], config: Any) -> tuple[str, ...]:
+  """Returns stages with all that they need, in the order in which they run.
+
+  Args:
+    names: of the stages.
+    config: a `plan.RunConfig`.
+
+  Raises:
+    ValueError: if there is no such stage.
+  """
+  known, wanted = summaries(), set()
+  unknown = set(names) - set(known)
+  if unknown:
+    raise ValueError(
+      f"expected stages of {', '.join(known)}, got {sorted(unknown)}"
+    )
+
+  def add(name: str) -> None:
+    one = get(name)
+    wanted.add(name)
+    for needed in one.narrowed(config) if one.narrowed else one.needs:
+      add(needed)
+
+  for name in names:
+    add(name)
+  return tuple(name for name in known if name in wanted)
+
+
+def row_name(epsilon: float) -> str:
+  """Names the row of a training at this epsilon.
+
+  >>> row_name(8.0), row_name(math.inf)
+  ('eps8', 'inf')
+  """
+  return "inf" if math.isinf(epsilon) else f"eps{epsilon:g}"

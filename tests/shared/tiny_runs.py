@@ -1,0 +1,61 @@
+"""Settings of the smallest runs, and one stage of them alone."""
+
+import dataclasses
+from typing import Any
+
+from synthq_jax.pipeline import plan
+from synthq_jax.stages import (
+  direct_dp,
+  evaluate,
+  finetune_dp,
+  generate,
+  prepare_data,
+  stage,
+  train_retriever,
+)
+
+
+def config(source: str, **changes: Any) -> plan.RunConfig:
+  """Every stage with two steps, on public data."""
+  base = plan.RunConfig(
+    prepare_data=prepare_data.Config(
+      source=source,
+      document_length=16,
+      query_length=12,
+      public_test_documents=20,
+    ),
+    finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
+    generate=generate.Config(
+      num_documents=24, max_length=8, gauge_queries=10, batch_size=24
+    ),
+    train_retriever=train_retriever.Config(
+      steps=2, batch_size=8, warmup_steps=1
+    ),
+    direct_dp=direct_dp.Config(steps=2, batch_size=8),
+    evaluate=evaluate.Config(bootstrap_samples=20),
+    secret_seed=7,
+    public_data=True,
+  )
+  return dataclasses.replace(base, **changes)
+
+
+def make(
+  one: stage.Stage,
+  settings: Any,
+  folders: Any,
+  *,
+  name: str = "",
+  digest: str = "digest",
+  **inputs: Any,
+) -> Any:
+  """Makes one result of a stage, and saves it."""
+  task = stage.Task(
+    place="/".join(filter(None, (one.folder or one.name, name))),
+    name=name,
+    digest=digest,
+    settings=settings,
+    folders=folders,
+    inputs=inputs,
+    progress=False,
+  )
+  return one.make(task)
