@@ -2,7 +2,7 @@
 # One command on a fresh machine: installs into .venv, then runs the demo.
 #
 #   bash launch/local.sh [synthq flags]        the demo, e.g. --gin.EPSILON=3
-#   bash launch/local.sh test [pytest flags]   the tests
+#   bash launch/local.sh test [pytest flags]   the tests, e.g. -m "not slow"
 #
 # Works from any folder and goes on with a .venv that is there. PYTHON names the
 # interpreter to make it with, WORKDIR the folder of the demo (runs/demo).

@@ -41,24 +41,31 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _SLOW = (
   "pipeline/hosts_test.py",
   "pipeline/kill_test.py",
-  "pipeline/plan_test.py",
   "pipeline/neighbours_test.py",
   "tutorials_test.py",
   "training/mesh_test.py",
-  "pipeline/direct_dp_test.py",
+  "training/hosts_test.py",
+  "federated/hosts_test.py",
+  "optim/contrastive_networks_test.py",
   "optim/t5_parity_test.py",
   "pipeline/federated_study_test.py",
   "pipeline/adapters_test.py",
   "data/tfds_beir_test.py",
+  "launch/tpu_driver_test.py",
+  "launch/processes_test.py",
+  "launch/xm_test.py",
 )
-"""Processes, kills, hosts, tutorials, whole runs: those that take longest."""
+"""Processes, kills, hosts, tutorials and whole runs; the longest come first."""
+_LONG = ("pipeline/plan_test.py", *_SLOW)
+"""Begin first; of the plan's tests, some say of themselves that they are slow."""
 
 
 def pytest_collection_modifyitems(items):
   tests = pathlib.Path(__file__).parent
-  places = {tests / name: place for place, name in enumerate(_SLOW)}
+  places = {tests / name: place for place, name in enumerate(_LONG)}
+  slow = {tests / name for name in _SLOW}
   for item in items:
-    if item.path in places:
+    if item.path in slow:
       item.add_marker(pytest.mark.slow)
   items.sort(key=lambda item: places.get(item.path, len(places)))
 

@@ -235,6 +235,7 @@ def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
     assert text.count(f"%{name}") >= 1, name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   importlib.util.find_spec("hatchling") is None,
   reason="hatchling, which builds wheels, is not installed",

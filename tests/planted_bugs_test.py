@@ -48,6 +48,7 @@ def fixture_copy():
     yield root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [
@@ -65,6 +66,7 @@ def test_a_planted_bug_is_caught(copy, name):
   assert bug.path(copy).read_bytes() == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("wrong", "by"),
   [

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tarfile
 
 import pytest
 
@@ -45,6 +46,17 @@ def _remote(job: tpu_steps.Job, phase: str) -> str:
   return flag.removeprefix("--command=")
 
 
+def _shell(command: str, home: pathlib.Path, path: str, *, check=True):
+  """Runs what a worker, or who reads a dry run, would."""
+  return subprocess.run(
+    ["/bin/sh", "-c", command],
+    env={"HOME": str(home), "PATH": path},
+    capture_output=True,
+    text=True,
+    check=check,
+  )
+
+
 def test_a_dry_run_prints_what_it_always_printed(cloud):
   done = cloud.run(
     "--dry_run",
@@ -72,13 +84,7 @@ def test_what_is_printed_is_what_runs(tmp_path):
   tool.chmod(0o755)
   for name in ("gcloud", "git", "mkdir", "tar", "rm"):
     (tmp_path / name).symlink_to(tool)
-  printed = subprocess.run(
-    ["/bin/sh", "-c", tpu_steps.script(job)],
-    env={"PATH": str(tmp_path)},
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  printed = _shell(tpu_steps.script(job), tmp_path, str(tmp_path)).stdout
   read = [words.split("\0")[:-1] for words in printed.split("END\0")[:-1]]
   read = [[pathlib.Path(words[0]).name, *words[1:]] for words in read]
   assert read == [list(step.argv) for step in tpu_steps.steps(job)]
@@ -110,11 +116,8 @@ def test_synthq_understands_what_the_workers_are_told():
 def test_a_worker_without_its_mount_does_not_start_synthq(tmp_path):
   """Its own disk has no ledger, and the secret would be another."""
   _stubs(tmp_path, is_mounted=False)
-  done = subprocess.run(
-    ["/bin/sh", "-c", _remote(_job(), "run")],
-    env={"HOME": str(tmp_path), "PATH": _path(tmp_path)},
-    check=False,
-  )
+  run = _remote(_job(), "run")
+  done = _shell(run, tmp_path, _path(tmp_path), check=False)
   assert done.returncode == 255, "which the driver tries again"
   assert not (tmp_path / "log").exists()
 
@@ -150,11 +153,8 @@ def test_a_mount_that_no_longer_answers_makes_way(tmp_path):
     sudo = folder / "bin/sudo"
     sudo.write_text('#!/bin/sh\necho "$1" >> "$HOME/log"\nexec true\n')
     sudo.chmod(0o755)
-    subprocess.run(
-      ["/bin/sh", "-c", _remote(_job(bucket="", nfs="h:/e"), "mount")],
-      env={"HOME": str(folder), "PATH": _path(folder)},
-      check=True,
-    )
+    mount = _remote(_job(bucket="", nfs="h:/e"), "mount")
+    _shell(mount, folder, _path(folder))
     log = folder / "log"
     called = log.read_text().split() if log.exists() else []
     assert [word for word in called if word != "apt-get"] == done
@@ -237,13 +237,12 @@ def test_the_archive_on_the_slice_is_for_its_user_alone(tmp_path, private):
   job = _job(bucket="", nfs="h:/e", with_private=private, keep=True)
   work = str(tmp_path / "work")
   command = _remote(job, "results").replace("/mnt/synthq/demo", work)
-  shell = {"env": {"HOME": str(tmp_path), "PATH": "/bin:/usr/bin"}}
-  subprocess.run(["/bin/sh", "-c", command], check=True, **shell)
+  _shell(command, tmp_path, "/bin:/usr/bin")
   assert archive.stat().st_mode & 0o777 == 0o600
   # A slice that is kept would keep it.
   (flag,) = [w for w in tpu_steps.steps(job)[-1].argv if "--command" in w]
   clean = flag.removeprefix("--command=")
-  subprocess.run(["/bin/sh", "-c", clean], check=True, **shell)
+  _shell(clean, tmp_path, "/bin:/usr/bin")
   assert not archive.exists()
 
 
@@ -255,13 +254,8 @@ def test_what_is_printed_makes_private_results_for_this_user_alone(tmp_path):
   tool.chmod(0o755)
   for name in ("git", "mkdir"):
     (tmp_path / name).symlink_to("/bin/true")
-  printed = subprocess.run(
-    ["/bin/sh", "-c", "umask 022\n" + tpu_steps.script(job) + "umask"],
-    env={"PATH": str(tmp_path)},
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  script = "umask 022\n" + tpu_steps.script(job) + "umask"
+  printed = _shell(script, tmp_path, str(tmp_path)).stdout
   assert printed.split() == ["0077", "0022"]
 
 
@@ -272,17 +266,9 @@ def test_tar_keeps_private_files_back(tmp_path):
     (work / name).write_text("x")
   job = _job(bucket="", nfs="h:/e")
   command = _remote(job, "results").replace("/mnt/synthq/demo", str(work))
-  subprocess.run(
-    ["/bin/sh", "-c", command],
-    env={"HOME": str(tmp_path), "PATH": "/bin:/usr/bin"},
-    check=True,
-  )
-  listed = subprocess.run(
-    ["tar", "-tzf", tmp_path / "demo.results.tar.gz"],
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  _shell(command, tmp_path, "/bin:/usr/bin")
+  with tarfile.open(tmp_path / "demo.results.tar.gz") as archive:
+    listed = " ".join(archive.getnames())
   assert "report.html" in listed
   assert "secret" not in listed
 

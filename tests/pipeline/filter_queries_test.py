@@ -134,7 +134,7 @@ def test_counts_of_both_stages_add_up_to_what_was_written(finished_run):
   root = finished_run.root
   after = load(root, "filter_queries")
   written = after.num_documents * after.queries_per_document
-  assert written == 2 * 24
+  assert written == 2 * finished_run.config.generate.num_documents
   assert after.num_queries + sum(after.removed.values()) == written
   assert set(after.removed) == {
     "empty", "truncated", "duplicate", "copied", "not found", "round trip",

@@ -99,7 +99,7 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     "SECRET_SEED=7",
     "plan.RunConfig.public_data=True",
     "prepare_data.Config.public_test_documents=20",
-    "NUM_DOCUMENTS=24",
+    "NUM_DOCUMENTS=72",
     "RETRIEVER_BATCH_SIZE=8",
     "generate.Config.max_length=8",
     "generate.Config.gauge_queries=10",
