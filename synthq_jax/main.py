@@ -11,18 +11,18 @@ where and what to do, and exit code 2; `--debug` shows the traceback instead.
 
 import argparse
 import contextlib
-import contextvars
 import dataclasses
 import difflib
 import functools
 import importlib
+import itertools
 import math
 import os
 import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 import gin
@@ -44,6 +44,8 @@ _FIRST = ("pipeline", "stages", "models", "training", "data")
 # Lines of the written configuration that would undo the noise.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
+_Read = list[list[pathlib.Path]]
+"""For each --gin_file, the file and what it includes."""
 _QUIET = {
   "TF_CPP_MIN_LOG_LEVEL": "3",
   "TF_ENABLE_ONEDNN_OPTS": "0",
@@ -55,12 +57,6 @@ class _NothingSaidError(UsageError):
   """The gin files do not configure what was asked for."""
 
 
-_folders: contextvars.ContextVar[tuple[pathlib.Path, ...]] = (
-  contextvars.ContextVar("folders", default=())
-)
-_read: contextvars.ContextVar[list[list[pathlib.Path]]] = (
-  contextvars.ContextVar("read")
-)
 gin.constant("synthq.INF", math.inf)  # %INF: gin has no word for it
 
 
@@ -246,54 +242,51 @@ def configure(
       "expected --gin_file=FILE, got none; try"
       " --gin_file=gin_configs/recipes/demo.gin"
     )
-  with _session(search_paths):
+  with _session(search_paths) as read:
     for name in gin_files:
-      _read.get().append([])
+      read.append([])
       with _explained(f"--gin_file={name}"):
         gin.parse_config_file(name)
+    meant = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
-      _bind(binding)
+      _bind(binding, read)
     _check_required()
     _join(kind)
-    _check_values(kind, bindings)
+    _check_values(kind, bindings, read)
     with _explained(_gin_name(kind)):
       gin.finalize()
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, _gin_name(kind))
-    _note_unused()
+    _note_unused(meant)
     return config, gin.operative_config_str()
 
 
 @contextlib.contextmanager
-def _session(search_paths: Sequence[str]) -> Iterator[None]:
-  """An empty gin that finds our files."""
+def _session(search_paths: Sequence[str]) -> Iterator[_Read]:
+  """An empty gin that finds our files; yields the files that are read."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = (p for r in (root, _PACKAGE) for p in (r, r / "gin_configs"))
   given = map(pathlib.Path, filter(None, search_paths))
-  token = _folders.set((here, *given, here / "gin_configs", *ours))
-  _read.set([])
+  folders = (here, *given, here / "gin_configs", *ours)
+  read: _Read = []
+
+  def find(name: str) -> pathlib.Path | None:
+    places = (folder / name for folder in folders)
+    return next((place for place in places if place.is_file()), None)
+
+  def opened(name: str) -> TextIO:
+    read[-1].append(find(name))
+    return open(read[-1][-1], encoding="utf-8")
+
   # gin's second reader looks for files in Python packages and stumbles over a
   # folder without __init__.py; there is no public way to leave it out.
   readers = gin.config._FILE_READERS[:]
-  gin.config._FILE_READERS[:] = [(_open, _find)]
+  gin.config._FILE_READERS[:] = [(opened, find)]
   gin.clear_config()
   try:
-    yield
+    yield read
   finally:
     gin.config._FILE_READERS[:] = readers
-    _folders.reset(token)
-
-
-def _find(name: str) -> pathlib.Path | None:
-  """Returns the first file of that name below the session's folders."""
-  places = (folder / name for folder in _folders.get())
-  return next((place for place in places if place.is_file()), None)
-
-
-def _open(name: str) -> TextIO:
-  path = _find(name)
-  _read.get()[-1].append(path)
-  return open(path, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -310,7 +303,7 @@ def _explained(where: str) -> Iterator[None]:
     raise UsageError(f"{where}: {_flags.one_line(error)}") from error
 
 
-def _bind(binding: str) -> None:
+def _bind(binding: str, read: _Read) -> None:
   """Applies one flag: a macro that a file defined, or a parameter."""
   name, equals, value = binding.partition("=")
   if not equals:
@@ -325,17 +318,17 @@ def _bind(binding: str) -> None:
   text = f"{name} = {_flags.literal(value)}"
   try:
     with _explained(f"{_FLAG}{binding}"):
-      gin.parse_config([_DYNAMIC, *_imports(text), text])
+      gin.parse_config([_DYNAMIC, *_imports(text, read), text])
   except UsageError as error:
-    near = _nearest(name)
+    near = _nearest(name, read)
     near = f"; did you mean {near}?" if near else ""
     raise UsageError(f"{error}{near}") from error
 
 
-def _imports(text: str) -> list[str]:
+def _imports(text: str, read: _Read) -> list[str]:
   """A binding's gin imports: as the files have them, else by module name."""
   found = dict(_modules())
-  for path in (path for paths in _read.get() for path in paths):
+  for path in itertools.chain(*read):
     found |= _flags.imports(path.read_text())
   names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
   return [found[name] for name in names]
@@ -357,7 +350,7 @@ def _modules() -> dict[str, str]:
   return found
 
 
-def _nearest(name: str) -> str:
+def _nearest(name: str, read: _Read) -> str:
   """The name that a parameter is closest to, where one of its parts is wrong."""
   module, *rest = name.rpartition("/")[2].split(".")
   names, scope = list(_modules()), None
@@ -365,7 +358,9 @@ def _nearest(name: str) -> str:
     if part not in names:
       return next(iter(difflib.get_close_matches(part, names, 1)), "")
     if scope is None:
-      place = re.match(r"from (\S+) import (\w+)", *_imports(f"{module}."))
+      place = re.match(
+        r"from (\S+) import (\w+)", *_imports(f"{module}.", read)
+      )
       try:
         scope = importlib.import_module(".".join(place.groups()))
       except (AttributeError, ImportError):  # of an extra that is not there
@@ -403,14 +398,17 @@ def _join(kind: type) -> None:
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
 
 
-def _note_unused() -> None:
-  """Says what was set to no effect: likely a slip of the pen."""
+def _note_unused(meant: Collection[str]) -> None:
+  """Says what was set to no effect: likely a slip of the pen.
+
+  Macros that files use are meant, also where a flag binds what they stand for.
+  """
   if not distributed.is_main():
     return
   operative = _flags.names(gin.operative_config_str())
   used = {name.rpartition("/")[2] for name in operative}
   for name in _flags.names(gin.config_str()):
-    if name.rpartition("/")[2] in used:
+    if name.rpartition("/")[2] in used or name in meant:
       continue
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
 
@@ -424,7 +422,7 @@ def _check_required() -> None:
     raise UsageError(f"values are missing: give {flags} (see the gin file)")
 
 
-def _check_values(kind: type, flags: Sequence[str]) -> None:
+def _check_values(kind: type, flags: Sequence[str], read: _Read) -> None:
   """Holds every bound value against its field's type, inner classes first."""
   from synthq_jax.pipeline import config_types
 
@@ -444,7 +442,7 @@ def _check_values(kind: type, flags: Sequence[str]) -> None:
         text = f"{label}.{name} = {raw[name]}"
         macro = re.findall(r"%(\w+)", text)
         where = _flags.place(
-          macro[-1] if macro else f"{label}.{name}", _read.get(), flags
+          macro[-1] if macro else f"{label}.{name}", read, flags
         )
         raise UsageError(f"{where}: {error}; correct {text}") from error
 

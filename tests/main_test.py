@@ -362,6 +362,13 @@ def test_a_macro_that_nothing_uses_is_noted(ran, tmp_path, capsys):
   assert noted == "synthq: note: EPSILN is set, but nothing uses it\n"
 
 
+def test_a_parameter_given_by_its_name_leaves_no_note(ran, tmp_path, capsys):
+  flag = "--gin.plan.RunConfig.checkpoint=folder"
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}", flag]) == 0
+  assert ran[0][0].checkpoint == "folder"
+  assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
   "flags, words",
   [

@@ -80,7 +80,7 @@ def keep(
       example `text_measures.own_document_gauge(...) > 0`; None keeps all. It
       takes out queries about nothing, and those that BM25 cannot answer.
     retrieved: whether a retriever that was trained on the synthetic queries
-      themselves finds each query's document (`pipeline.filter_queries`); None
+      themselves finds each query's document (`stages.filter_queries`); None
       keeps all.
 
   Returns:

@@ -6,6 +6,7 @@ Which stages there are, and what each reads, is said by the modules of
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -241,7 +242,7 @@ def run(
       config,
       space,
       wanted,
-      say=_say if is_main else _nothing,
+      say=functools.partial(print, flush=True) if is_main else _nothing,
       progress=progress,
     )
     this.execute(on_accepted if is_main else _nothing)
@@ -251,10 +252,6 @@ def run(
     }
     on_finished(made)
     return next(iter(made.get("report", ())), None)
-
-
-def _say(text: str) -> None:
-  print(text, flush=True)
 
 
 def _nothing(*told: str) -> None:

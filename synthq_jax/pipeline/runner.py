@@ -172,8 +172,8 @@ class Run:
   def _accept(self, one: stage.Stage, job: stage.Job) -> None:
     """Refuses to write over the results of other data."""
     place = _place(one, job)
-    is_there = self._is_there(place, _digest(place, job))
-    if distributed.is_main() and not is_there:
+    digest = _digest(place, job)
+    if distributed.is_main() and not self._is_there(place, digest):
       inputs.refuse_other_data(self._space, job.settings.source)
 
   def make(self, one: stage.Stage, job: stage.Job) -> stage.Made:

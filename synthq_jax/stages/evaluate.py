@@ -134,16 +134,12 @@ def run(task: stage.Task) -> results.Evaluation | None:
   config, space = task.settings, task.folders
   name, retriever = task.inputs["row"], task.inputs["retriever"]
   test_set = task.inputs["test_set"]
-  further = isinstance(test_set, results.TestSet)
-  called = test_set.name if further else test_set
+  called = getattr(test_set, "name", test_set)
   private = called == "test" or (
     retriever is not None and results.is_private_path(retriever.directory)
   )
   directory = task.folder(private=private)
-  if further:
-    test = _load_further(space, test_set)
-  else:
-    test = _load(space, task.inputs["prepared"], test_set)
+  test = _load(space, task.inputs["prepared"], test_set)
   if retriever is not None:
     state = directory / f"vectors_{task.digest}"
     vectors = _vectors(config, space, retriever, test, state, task.progress)
@@ -212,38 +208,33 @@ class _TestSet(NamedTuple):
   drop_identical: bool = True
 
 
-def _load(space, prepared, test_set: str) -> _TestSet:
+def _load(space, prepared, test_set: str | results.TestSet) -> _TestSet:
   """Reads a test set; texts of documents stay on disk until BM25 reads them."""
+  if isinstance(test_set, results.TestSet):
+    folder = space.root / test_set.directory
+    queries = folder / results.TestSet.QUERIES
+    test = _asked(space, test_set, folder, "test", queries)
+    return test._replace(
+      split=test_set.split, drop_identical=test_set.drop_identical
+    )
+  if test_set == "test":
+    folder = space.root / prepared.private_directory
+    split = prepared.test_split
+    return _asked(space, prepared, folder, split, folder / f"{split}.npz")
   public = space.root / prepared.directory
-  if test_set == "public":
-    data = beir.read_beir(public / "public_test")
-    arrays = inputs.arrays(space, prepared, public / "public_test.npz")
-    texts = data.query_by_id()
-    qrels = data.qrels["test"]
-    return _TestSet(
-      split=test_set,
-      qrels=qrels,
-      queries=[texts[query].text for query in qrels],
-      query_tokens=arrays["query_tokens"],
-      ids=np.array([document.id for document in data.documents]),
-      tokens=arrays["tokens"],
-      corpus=public / "public_test" / "corpus.jsonl",
-    )
-  if test_set != "test":
-    raise ValueError(
-      f"evaluate.test_set must be one of {results.OWN_TEST_SETS}, got {test_set!r}"
-    )
-  folder = space.root / prepared.private_directory
-  split = prepared.test_split
-  return _asked(space, prepared, folder, split, folder / f"{split}.npz")
-
-
-def _load_further(space, made: results.TestSet) -> _TestSet:
-  """Reads a further test set."""
-  folder = space.root / made.directory
-  queries = folder / results.TestSet.QUERIES
-  test = _asked(space, made, folder, "test", queries)
-  return test._replace(split=made.split, drop_identical=made.drop_identical)
+  data = beir.read_beir(public / "public_test")
+  arrays = inputs.arrays(space, prepared, public / "public_test.npz")
+  texts = data.query_by_id()
+  qrels = data.qrels["test"]
+  return _TestSet(
+    split=test_set,
+    qrels=qrels,
+    queries=[texts[query].text for query in qrels],
+    query_tokens=arrays["query_tokens"],
+    ids=np.array([document.id for document in data.documents]),
+    tokens=arrays["tokens"],
+    corpus=public / "public_test" / "corpus.jsonl",
+  )
 
 
 def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:

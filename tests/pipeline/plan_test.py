@@ -62,20 +62,6 @@ def test_the_table_has_every_row_and_both_pages_exist(finished_run):
     assert (root / page).stat().st_size > 1000
 
 
-def test_every_evaluation_names_the_traps_and_its_split(finished_run):
-  root = finished_run.root
-  private = artifacts.load(
-    root / "private/evaluate/test/bm25", results.Evaluation
-  )
-  public = artifacts.load(root / "evaluate/public/bm25", results.Evaluation)
-  for one, split in ((private, "test"), (public, "public")):
-    traps = " ".join(one.traps)
-    assert f"{one.num_queries} judged queries of split '{split}'" in one.met
-    for words in ("a grade of 1 or more", "own id is dropped", "Ties", "BM25"):
-      assert words in traps
-    assert "without any relevant document are not among them" in traps
-
-
 def test_the_private_page_compares_queries_with_the_public_encoder(
   finished_run,
 ):
