@@ -268,10 +268,13 @@ def test_a_filter_that_would_keep_all_is_refused(hand_made):
 
 
 def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
-  finished, tmp_path, monkeypatch
+  finished_run, tmp_path, monkeypatch
 ):
-  config, root, _ = finished
-  shutil.copytree(root, tmp_path / "run")
+  root = finished_run.copy(tmp_path)
+  config = dataclasses.replace(
+    finished_run.config,
+    rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
+  )
   tasks = []
 
   def noted(task):
@@ -282,7 +285,7 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
   monkeypatch.setattr(filter_queries, "STAGE", changed)
   config = dataclasses.replace(config, filter_queries=DROP_TRUNCATED)
   stages = ["filter_queries"]
-  plan.run(config, tmp_path / "run", stages=stages, progress=False)
+  plan.run(config, root, stages=stages, progress=False)
   (task,) = tasks
   assert type(task.folders) is workspace.Folders  # without the secret
   given = {name: type(value).__name__ for name, value in task.inputs.items()}

@@ -1,9 +1,6 @@
-"""Data and settings of the smallest runs."""
+"""Settings of the smallest runs, and one stage of them alone."""
 
 import dataclasses
-import json
-import pathlib
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from synthq_jax.pipeline import plan
@@ -16,42 +13,6 @@ from synthq_jax.stages import (
   stage,
   train_retriever,
 )
-
-
-def write_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
-  """Writes JSONL."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_qrels(
-  folder: pathlib.Path, split: str, numbers: Iterable[int], grade: int = 1
-) -> None:
-  """Judges the document of each query's own number."""
-  path = folder / "qrels" / f"{split}.tsv"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  rows = "".join(f"q{i}\td{i}\t{grade}\n" for i in numbers)
-  path.write_text(f"query-id\tcorpus-id\tscore\n{rows}")
-
-
-def write_beir(
-  folder: pathlib.Path,
-  numbers: Iterable[int],
-  splits: Mapping[str, Iterable[int]],
-  *,
-  document: Callable[[int], str],
-  query: Callable[[int], str],
-) -> None:
-  """Writes a BEIR folder in which query i asks for document i."""
-  numbers = list(numbers)
-  for name, letter, text in (
-    ("corpus", "d", document),
-    ("queries", "q", query),
-  ):
-    rows = ({"_id": f"{letter}{i}", "text": text(i)} for i in numbers)
-    write_lines(folder / f"{name}.jsonl", rows)
-  for split, judged in splits.items():
-    write_qrels(folder, split, judged)
 
 
 def config(source: str, **changes: Any) -> plan.RunConfig:
