@@ -9,6 +9,8 @@ are there: "lora" (`models/lora.py`) and "prompt" (`models/prompt.py`).
 
 import dataclasses
 import functools
+import types
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -378,17 +380,18 @@ def init_params(config: t5_config.T5Config, key: jax.Array):
 @functools.cache
 def shapes(
   config: t5_config.T5Config, *, decoder: bool = True
-) -> dict[str, tuple[int, ...]]:
-  """Returns the shape of every parameter, by path.
+) -> Mapping[str, tuple[int, ...]]:
+  """Returns the shape of every parameter, by path; nobody may change it.
 
   Args:
     config: the shape of the model.
     decoder: whether the decoder belongs to it.
   """
-  return {
+  found = {
     path: shape
     for path, shape in tensors.shapes_of(
       functools.partial(init_params, config)
     ).items()
     if decoder or not path.startswith("decoder/")
   }
+  return types.MappingProxyType(found)

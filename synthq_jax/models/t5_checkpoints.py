@@ -349,7 +349,7 @@ def _check(
   Our own files may hold the dual encoder's projection besides.
   """
   decoder = any(path.startswith("decoder/") for path in tensors)
-  expected = t5.shapes(shape, decoder=decoder)
+  expected = dict(t5.shapes(shape, decoder=decoder))
   if projection and _PROJECTION in tensors:
     expected[_PROJECTION] = (shape.emb_dim, shape.emb_dim)
   _tensors.check(where, tensors, expected)
