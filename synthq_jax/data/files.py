@@ -250,10 +250,10 @@ def field(
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
     # Texts may be private: a message shows none.
-    plain = isinstance(value, (int, float)) or value is None
+    shown = "nothing" if value is None else type(value).__name__
     raise ValueError(
       f'{where}: expected a {names} under "{key}", got'
-      f" {value if plain else type(value).__name__} among the keys"
+      f" {shown} among the keys"
       f" {sorted(line)}; correct the line"
     )
   return value

@@ -32,11 +32,14 @@ class Kind:
     form: how a setting names them, e.g. "beir:DIR"; "@" parts the place in two.
     read: reads one; documents in files stay there.
     digest: returns what the content of one depends on.
+    from_pairs: whether its documents are those that somebody asked about, so
+      that the collection itself says that they were; a promise says so.
   """
 
   form: str
   read: Callable[["Source"], collection.Collection]
   digest: Callable[["Source"], str]
+  from_pairs: bool
 
   def fits(self, place: str) -> bool:
     """Returns whether a place has the parts that the form asks for."""
@@ -168,16 +171,19 @@ KINDS: dict[str, Kind] = {
     form="environment_docs",
     read=lambda source: environment_docs.build(_demo(source)),
     digest=lambda source: environment_docs.digest(_demo(source)),
+    from_pairs=True,
   ),
   "beir": Kind(
     form="beir:DIR",
     read=lambda source: beir.read_beir(source.place, in_memory=False),
     digest=_of_files,
+    from_pairs=False,
   ),
   "msmarco": Kind(
     form="msmarco:DIR",
     read=lambda source: msmarco.read_msmarco(source.place, in_memory=False),
     digest=_of_files,
+    from_pairs=False,
   ),
   "jsonl": Kind(
     form="jsonl:FILE",
@@ -185,21 +191,25 @@ KINDS: dict[str, Kind] = {
       source.place, source.fields, seed=source.seed
     ),
     digest=_of_files,
+    from_pairs=True,
   ),
   "newsqa": Kind(
     form="newsqa:FILE",
     read=lambda source: newsqa.as_collection(newsqa.read(source.place)),
     digest=_of_files,
+    from_pairs=True,
   ),
   "ir_datasets": Kind(
     form="ir_datasets:ID",
     read=lambda source: ir_datasets_sets.read(source.place),
     digest=lambda source: source.place,  # the package checks its downloads
+    from_pairs=False,
   ),
   "tfds": Kind(
     form="tfds:NAME@QRELS",
     read=lambda source: beir_sets.read(*_prepared(source)),
     digest=_digest_prepared,
+    from_pairs=False,
   ),
 }
 """The kinds of sources, by the word that settings begin with."""

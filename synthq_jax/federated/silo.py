@@ -23,7 +23,7 @@ from synthq_jax import optim, typing
 from synthq_jax.federated import clients, local_training, silo_privacy
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import sampling, terms
 from synthq_jax.training import dp_step
 
 __all__ = ["batches", "clipped_grad", "private_training", "records"]
@@ -183,6 +183,7 @@ def private_training(
   Raises:
     ValueError: if the clip norms differ.
   """
+  privacy.check_plain(*map(terms.silo, silo_privacy.NEGATIVES))
   if grad_fn.l2_clip_norm != privacy.l2_clip_norm:
     raise ValueError(
       f"expected a gradient of l2_clip_norm={privacy.l2_clip_norm}, got"

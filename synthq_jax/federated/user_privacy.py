@@ -129,6 +129,7 @@ def fedavg(
     McMahan et al. (2018), arXiv:1710.06963, algorithm 1 with the estimator
     that divides by a fixed number.
   """
+  privacy.check_plain(terms.CLIENT)
   sums = aggregation.Sum(l2_clip_norm=privacy.l2_clip_norm)
   private_mean = optim.privatize(
     l2_sensitivity=sums.sensitivity(_RELATION),

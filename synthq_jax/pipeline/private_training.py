@@ -13,6 +13,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
+from synthq_jax.data import sources
 from synthq_jax.pipeline import _fingerprints, _release, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, terms
@@ -35,7 +36,6 @@ LEDGER = "ledger.jsonl"
 _SPLIT = (
   "Which queries are for training and which for testing is treated as fixed."
 )
-_OF_PAIRS = ("jsonl", "environment_docs")
 _FROM_PAIRS = (
   "That a document of the collection was asked about: this collection was read"
   " from the queries' own documents."
@@ -283,7 +283,7 @@ def _terms(
   known = dataclasses.replace(
     terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, _SPLIT)
   )
-  from_pairs = prepared.source.partition(":")[0] in _OF_PAIRS
+  from_pairs = sources.KINDS[prepared.source.partition(":")[0]].from_pairs
   return known.but(
     assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),
     not_protected=(

@@ -19,7 +19,7 @@ from synthq_jax.federated import (
   silo_privacy,
 )
 from synthq_jax.models import t5_config
-from synthq_jax.privacy import ledger, sampling
+from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.retrieval import index
 
 _CONFIG = t5_config.get("tiny")
@@ -356,6 +356,9 @@ def test_settings_that_do_not_fit_are_refused():
     _privacy(negatives="batch")
   with pytest.raises(ValueError, match="FixedOrder"):
     _privacy(sampler=sampling.FixedOrder(num_examples=6, batch_size=3))
+  users = dataclasses.replace(_privacy(), words=terms.CLIENT)
+  with pytest.raises(ValueError, match="one client: make it"):
+    silo.private_training(_clipped(_CLIP), users, optax.sgd(1.0))
   with pytest.raises(ValueError, match="l2_clip_norm=0.001, got 0.5"):
     silo.private_training(_clipped(0.5), _privacy(), optax.sgd(1.0))
   with pytest.raises(ValueError, match="k=1"):

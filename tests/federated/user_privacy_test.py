@@ -1,5 +1,6 @@
 """User-level privacy: what one client moves, the noise, and the claim."""
 
+import dataclasses
 import functools
 
 import dp_accounting
@@ -17,7 +18,7 @@ from synthq_jax.federated import (
   cohorts,
   user_privacy,
 )
-from synthq_jax.privacy import ledger, statement
+from synthq_jax.privacy import ledger, statement, terms
 from synthq_jax.privacy import sampling as private_sampling
 
 KEY, NOISE_KEY = jax.random.key(1), jax.random.key(2)
@@ -320,3 +321,27 @@ def test_noise_goes_on_where_the_rounds_do():
       for one, other in zip(states[1:], states[:-1], strict=True)
     ]
     assert np.abs(moved[0] - moved[1]).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"relation": "REPLACE_SPECIAL"},
+    {"l2_sensitivity": 2 * CLIP},
+    {"words": terms.silo("public")},
+    {
+      "noise_bands": 4,
+      "sampler": private_sampling.CyclicPoisson(
+        num_examples=10_000,
+        expected_batch_size=200,
+        max_batch_size=400,
+        cycle_length=4,
+      ),
+    },
+  ],
+  ids=str,
+)
+def test_a_claim_about_another_training_is_refused(change):
+  other = dataclasses.replace(settings(noise_multiplier=1.0), **change)
+  with pytest.raises(ValueError, match="expected a claim for Poisson"):
+    user_privacy.fedavg(send, other, noise_key=NOISE_KEY)

@@ -116,6 +116,8 @@ def content(path: pathlib.Path) -> bytes:
 def _without_times(value):
   if isinstance(value, dict):
     return {k: _without_times(v) for k, v in value.items() if k != "seconds"}
+  if isinstance(value, list):
+    return [_without_times(v) for v in value]
   return value
 
 

@@ -106,7 +106,11 @@ def test_a_late_setting_reruns_only_what_depends_on_it(
     test_sets=(),
   )
   plan.run(late, copied, progress=False)
-  assert {name.split("/")[0] for name in made} == {"evaluate", "report"}
+  assert {name.split("/")[0] for name in made} == {
+    "evaluate",
+    "compare_queries",
+    "report",
+  }
   scores = artifacts.load(copied / "evaluate/public/bm25", results.Evaluation)
   assert "Relevant is a grade of 2 or more" in " ".join(scores.traps)
   assert scores.measures["R@10"].mean == 0  # every grade is 1

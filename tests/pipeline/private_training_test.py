@@ -21,6 +21,7 @@ import scipy.stats
 import small_data
 
 from synthq_jax import artifacts, optim
+from synthq_jax.data import sources
 from synthq_jax.pipeline import (
   _fingerprints,
   _release,
@@ -107,6 +108,17 @@ def trained(
     loop_settings=loop.Settings(
       log_every=steps, save_seconds=save_seconds, progress=False
     ),
+  )
+
+
+@pytest.mark.parametrize("kind", sources.KINDS)
+def test_the_promise_says_where_documents_come_from_the_queries(kind, tmp_path):
+  """NewsQA's were forgotten when a run could read them."""
+  one = types.SimpleNamespace(source=f"{kind}:place")
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  said = private_training._terms(settings_of(1), space, one).not_protected
+  assert any("was asked about" in line for line in said) == (
+    kind in ("environment_docs", "jsonl", "newsqa")
   )
 
 

@@ -8,6 +8,7 @@ import re
 
 import pages
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.pipeline import _query_leakage_results as leakage_lib
@@ -304,13 +305,14 @@ def run_report(root, compared=None, **changes):
   arguments = {**made_up(root), **changes}
   evaluations = arguments.pop("evaluations")
   write_scores(root, evaluations)
-  comparison = compare_queries.run(
+  comparison = tiny_runs.make(
+    compare_queries.STAGE,
     compared or compare_queries.Config(),
-    space,
-    "digest",
+    workspace.Folders(root),
     prepared=arguments["prepared"],
     evaluations=evaluations,
     synthetic=arguments["synthetic"],
+    encoder=None,
   )
   kind = comparison_results.QueryComparison
   saved = artifacts.load(root / "private/compare_queries", kind)

@@ -182,6 +182,7 @@ def test_a_changed_set_is_searched_and_scored_again_and_nothing_else_is(
   assert others == [
     "[prepare_test_set/scifact] running",
     "[query_leakage] running",
+    "[compare_queries] running",
     "[report] running",
   ]
 

@@ -76,7 +76,7 @@ class Config:
   """What a threshold is wanted for."""
   draws: int = 500
   """Draws of topics, and splits of them into halves."""
-  public_data: bool = True
+  public_data: bool = False
   """Whether the pairs are public, as those of SPIRE 2022 are. If not,
   everything lies in private/."""
 
