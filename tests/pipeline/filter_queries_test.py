@@ -48,7 +48,10 @@ def _hand_made(finished_run, tmp_path):
   ids, tokens = inputs.read_documents(root / "prepare_data")
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)
-  queries[:, :7], queries[:, 7] = tokens[:, :7], 1  # each like its document
+  queries[:, :7], queries[:, 7] = (
+    np.asarray(tokens)[:, :7],
+    1,
+  )  # each like its document
   texts = [f"what was written in report {i}" for i in range(len(ids))]
   queries[5, 7] = 9  # cut
   texts[9] = json.loads(corpus[9])["text"][20:70]  # copied
@@ -275,11 +278,11 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
     finished_run.config,
     rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
   )
-  tasks = []
+  tasks, done = [], load(root, "filter_queries")
 
   def noted(task):
     tasks.append(task)
-    return load(root, "filter_queries")
+    return done
 
   changed = dataclasses.replace(filter_queries.STAGE, run=noted)
   monkeypatch.setattr(filter_queries, "STAGE", changed)

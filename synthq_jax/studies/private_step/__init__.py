@@ -19,7 +19,7 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.audit import mechanism
 from synthq_jax.pipeline import _fingerprints, config_types
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import rounding, sampling
 from synthq_jax.report import blocks, tables
 from synthq_jax.studies import frame
 
@@ -136,7 +136,7 @@ def _result(task: frame.Task, code: str, rows: Sequence[Row]) -> Study:
 def _page(study: Study) -> blocks.Page:
   columns = {
     "Training": lambda row: row.sampler,
-    "Claimed epsilon": lambda row: f"{row.epsilon:g}",
+    "Claimed epsilon": lambda row: rounding.epsilon(row.epsilon),
     "Canaries": lambda row: f"{row.num_canaries:,}",
     "Median bound": lambda row: f"{np.median(row.bounds):.2f}",
     "Largest bound": lambda row: f"{max(row.bounds):.2f}",
