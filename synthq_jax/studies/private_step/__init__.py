@@ -21,6 +21,7 @@ from synthq_jax.audit import mechanism
 from synthq_jax.pipeline import _fingerprints, config_types
 from synthq_jax.privacy import rounding, sampling
 from synthq_jax.report import blocks, tables
+from synthq_jax.stages import stage
 from synthq_jax.studies import frame
 
 __all__ = ["SAMPLERS", "STUDY", "Config", "Row", "Study"]
@@ -113,7 +114,9 @@ def _jobs(task: frame.Task, code: str) -> list[frame.Job]:
   config: Config = task.config
   return [
     frame.Job(
-      directory=task.root / "audits" / f"{name}_{epsilon:g}_{number}",
+      directory=task.root
+      / "audits"
+      / f"{name}_{stage.row_name(epsilon)}_{number}",
       kind=Row,
       digest=artifacts.fingerprint(
         "private_step",
