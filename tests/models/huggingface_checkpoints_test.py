@@ -16,6 +16,7 @@ T5_1_1 = t5_config.get("tiny")
 T5_1_0 = dataclasses.replace(
   T5_1_1, mlp_activations=("relu",), logits_via_embedding=True
 )
+WI = "decoder.block.1.layer.2.DenseReluDense.wi_0.weight"
 WO = "decoder.block.1.layer.2.DenseReluDense.wo.weight"
 
 
@@ -327,16 +328,49 @@ def test_a_vocabulary_of_another_size_than_configured_is_named(folder):
   refuse(folder, r"lm_head.weight of shape \(100, 16\), got \(128, 16\)")
 
 
+def with_header(data, change):
+  length = int.from_bytes(data[:8], "little")
+  header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
+  change(header)
+  text = json.dumps(header).encode()
+  return len(text).to_bytes(8, "little") + text + rest
+
+
 @pytest.mark.parametrize(
   "damage",
   [
     lambda data: data[:5],
+    lambda data: data[:100],
     lambda data: data[:-1],
     lambda data: data + b"0",
-    lambda data: data.replace(b'"F32"', b'"F13"', 1),
-    lambda data: data.replace(b'"F32"', b'"U32"', 1),
+    lambda data: (2**40).to_bytes(8, "little") + data[8:],
+    lambda data: data[:8] + b"[" + data[9:],
+    lambda data: with_header(data, lambda h: h[WO].update(shape=[16, 31])),
+    lambda data: with_header(data, lambda h: h[WO].update(dtype="F13")),
+    lambda data: with_header(data, lambda h: h[WO].update(dtype="U32")),
+    lambda data: with_header(data, lambda h: h[WO].pop("shape")),
+    lambda data: with_header(data, lambda h: h.update({WO: 3})),
+    lambda data: with_header(data, lambda h: h[WO].update(data_offsets=[0, 4])),
+    lambda data: with_header(
+      data,
+      lambda h: h[WO].update(h[WO] | {"data_offsets": h[WI]["data_offsets"]}),
+    ),
   ],
-  ids=["5 bytes", "a byte less", "a byte more", "no type", "no type of ours"],
+  ids=[
+    "5 bytes",
+    "part of the header",
+    "a byte less",
+    "a byte more",
+    "an endless header",
+    "no JSON",
+    "another shape",
+    "an unknown type",
+    "no type of ours",
+    "no shape",
+    "no entry",
+    "another place",
+    "two in one place",
+  ],
 )
 def test_a_damaged_file_is_named(folder, damage):
   path = folder / "model.safetensors"

@@ -294,3 +294,11 @@ def test_a_batch_carries_its_padding():
   assert not batch["x"][~real].any() and not batch["deep"]["y"][~real].any()
   assert batch["deep"]["y"].shape == (9, 2)
   np.testing.assert_array_equal(records["x"], np.arange(1.0, 11.0))
+
+
+def test_a_negative_step_is_refused():
+  sampler = sampling.Poisson(
+    num_examples=10, expected_batch_size=5, max_batch_size=8
+  )
+  with pytest.raises(ValueError, match="step"):
+    sampler.batch(0, -1)
