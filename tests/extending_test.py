@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs/extending.md").read_text()
 EXAMPLES = dict(
   re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
 )
-_BLOCK = re.compile(r"([^\n]*)\n\n```(python|bash)\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"([^\n]*)\n\n```(python|bash|diff)\n(.*?)```", re.DOTALL)
 _FILE = re.compile(r"^`(synthq_jax/\S+)`:$")
 _PLACE = re.compile(r"^In `(synthq_jax/\S+)`, after `(.*)`:$")
 # What makes a whole run a small one, which the page need not say.
@@ -34,6 +34,7 @@ def put_in(example: str, root: pathlib.Path) -> tuple[set[str], list, list]:
       (root / new[1]).write_text(text)
       touched.add(new[1])
     elif place := _PLACE.match(before):
+      text = re.sub(r"(?m)^\+", "", text)
       path, (name, anchor) = root / place[1], place.groups()
       old = path.read_text()
       assert old.count(f"\n{anchor}\n") == 1, anchor

@@ -250,7 +250,7 @@ def field(
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
     # Texts may be private: a message shows none.
-    shown = "nothing" if value is None else type(value).__name__
+    shown = "None" if value is None else type(value).__name__
     raise ValueError(
       f'{where}: expected a {names} under "{key}", got'
       f" {shown} among the keys"

@@ -140,7 +140,7 @@ BAD = {
   ),
   "a text that is a number": (
     {"queries": '{"_id": "q1", "text": 3}\n'},
-    r'queries\.jsonl:1: expected a string under "text", got 3',
+    r'queries\.jsonl:1: expected a string under "text", got int',
   ),
   "an empty query": (
     {"queries": QUERIES + '{"_id": "q2", "text": "  "}\n'},

@@ -120,7 +120,7 @@ BAD = {
   ),
   "a document that is NaN": (
     {"query": "x", "document": float("nan")},
-    r'log\.jsonl:41: expected a string under "document", got nan',
+    r'log\.jsonl:41: expected a string under "document", got float',
   ),
   "a tab-separated line": (
     b"x\ty\n",

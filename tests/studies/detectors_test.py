@@ -29,7 +29,9 @@ def labelled(folder):
 
 
 def test_the_study_finds_what_its_page_in_the_docs_says(folder, tmp_path):
-  config = detectors.Config(folder=str(folder), encoder=False, draws=4)
+  config = detectors.Config(
+    folder=str(folder), encoder=False, draws=4, public_data=True
+  )
   said = frame.run(detectors.STUDY, config, tmp_path, progress=False)
   study = artifacts.load(tmp_path, detectors.Study)
   assert (study.num_pairs, study.num_positive) == (827, 721)
