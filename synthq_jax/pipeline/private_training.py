@@ -180,16 +180,22 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  claim = _claim(
-    settings,
-    sampler(settings, len(next(iter(records.values())))),
-    grad_fn if public is None else grad_fn(public),
-    _terms(settings, space, prepared),
+  clipped = grad_fn if public is None else grad_fn(public)
+  relation = dp_accounting.NeighboringRelation[settings.relation]
+  claim = claim_lib.calibrated(
+    epsilon=settings.epsilon,
+    sampler=sampler(settings, len(next(iter(records.values())))),
+    steps=settings.steps,
+    l2_clip_norm=clipped.l2_clip_norm,
+    l2_sensitivity=clipped.sensitivity(relation),
+    delta=settings.delta,
+    relation=relation,
+    noise_bands=settings.noise_bands,
+    words=_terms(settings, space, prepared),
+    decide=lambda find: distributed.decided(  # processors may differ
+      f"{stage} noise multiplier", find
+    ),
   )
-  sigma = distributed.decided(  # processors may differ in the last bit
-    f"{stage} noise multiplier", lambda: claim.noise_multiplier
-  )
-  claim = dataclasses.replace(claim, noise_multiplier=sigma)
   release = _release.start(
     space,
     stage,
@@ -252,27 +258,6 @@ def sampler(settings: Settings, num_examples: int) -> sampling.Sampler:
     expected_batch_size=settings.batch_size,
     max_batch_size=poisson.max_batch_size,  # the batch size has one law
     cycle_length=settings.noise_bands,
-  )
-
-
-def _claim(
-  settings: Settings,
-  sampler: sampling.Sampler,
-  grad_fn: Any,
-  words: terms.Terms,
-) -> claim_lib.Claim:
-  """Returns the promise, with the least noise that reaches the target."""
-  relation = dp_accounting.NeighboringRelation[settings.relation]
-  return claim_lib.calibrated(
-    epsilon=settings.epsilon,
-    sampler=sampler,
-    steps=settings.steps,
-    l2_clip_norm=grad_fn.l2_clip_norm,
-    l2_sensitivity=grad_fn.sensitivity(relation),
-    delta=settings.delta,
-    relation=relation,
-    noise_bands=settings.noise_bands,
-    words=words,
   )
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 from synthq_jax.privacy import (
@@ -192,6 +193,7 @@ def calibrated(
   l2_clip_norm: float,
   delta: float | None = None,
   relation: Any = "ADD_OR_REMOVE_ONE",
+  decide: Callable[[Callable[[], float]], float] = lambda find: find(),
   **fields: Any,
 ) -> Claim:
   """Returns the claim with the least noise that reaches a target.
@@ -209,6 +211,8 @@ def calibrated(
     l2_clip_norm: the norm that gradients are clipped to.
     delta: of the promise; None: 1 / (2 num_examples).
     relation: a `dp_accounting.NeighboringRelation` or its name.
+    decide: returns what finding the noise gives; for several processes, of
+      which one finds it and the others are told.
     **fields: of `Claim`.
 
   Raises:
@@ -223,12 +227,14 @@ def calibrated(
     relation=relation,
     **fields,
   )
-  noise_multiplier = accounting.noise_multiplier(
-    epsilon=epsilon,
-    delta=known.delta,
-    sampler=sampler,
-    steps=steps,
-    relation=known.relation,
-    accountant=known.accountant,
+  noise_multiplier = decide(
+    lambda: accounting.noise_multiplier(
+      epsilon=epsilon,
+      delta=known.delta,
+      sampler=sampler,
+      steps=steps,
+      relation=known.relation,
+      accountant=known.accountant,
+    )
   )
   return dataclasses.replace(known, noise_multiplier=noise_multiplier)

@@ -21,7 +21,6 @@ from scipy import stats
 from synthq_jax import intervals
 
 __all__ = [
-  "Interval",
   "TTest",
   "bonferroni",
   "bootstrap_interval",
@@ -31,7 +30,6 @@ __all__ = [
   "stratified_t_test",
 ]
 
-Interval = intervals.Interval
 Values = Mapping[str, float] | Sequence[float] | np.ndarray
 _BLOCK = 1 << 20  # numbers resampled at a time: 8 MiB
 _ROUNDING = 1e-12
@@ -54,7 +52,7 @@ class TTest:
 
 def bootstrap_interval(
   values: Values, *, level: float = 0.95, samples: int = 2000, seed: int
-) -> Interval:
+) -> intervals.Interval:
   """Returns the percentile bootstrap interval of a mean over queries.
 
   Queries are drawn again with replacement; the interval holds the middle
@@ -86,7 +84,7 @@ def stratified_interval(
   level: float = 0.95,
   samples: int = 2000,
   seed: int,
-) -> Interval:
+) -> intervals.Interval:
   """Returns the bootstrap interval of a mean over several sets of queries.
 
   Queries are drawn again inside each set, as many as it has.
@@ -124,7 +122,7 @@ def stratified_interval(
   tail = (1 - level) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
   mean = _weighted_mean(shares, arrays)
-  return Interval(mean=mean, low=float(low), high=float(high))
+  return intervals.Interval(mean=mean, low=float(low), high=float(high))
 
 
 def _shares(weights: Sequence[float] | None, number: int) -> np.ndarray:
@@ -168,7 +166,7 @@ def paired_bootstrap(
   level: float = 0.95,
   samples: int = 2000,
   seed: int,
-) -> Interval:
+) -> intervals.Interval:
   """Returns the bootstrap interval of the mean difference, query by query.
 
   Where it leaves out 0, the two systems differ at level 1 - `level`.

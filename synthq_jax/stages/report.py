@@ -1,10 +1,56 @@
-"""Draws the shareable pages, the private one, and the table on the screen."""
+"""Draws the shareable pages, the private one, and the table on the screen.
 
-from synthq_jax.pipeline import report as report_lib
-from synthq_jax.pipeline import results
+Each section of `SECTIONS` says whether it may be shared, and is private if it
+says nothing. `shareable_values` lets through what shareable sections may see.
+Everything that this stage writes outside `private/` comes from those alone.
+`Report.table` holds scores on private queries, so the result.json of this stage
+lies under `private/`, too.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from synthq_jax import artifacts
+from synthq_jax.data import files
+from synthq_jax.pipeline import (
+  _query_leakage_results,
+  comparison_results,
+  config_types,
+  results,
+)
+from synthq_jax.report import (
+  audit,
+  blocks,
+  page,
+  privacy,
+  queries,
+  scores,
+  tables,
+  words,
+)
+from synthq_jax.report import leakage as leakage_lib
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "run"]
+__all__ = ["SECTIONS", "STAGE", "Config", "run", "shareable_values"]
+
+_Curves = dict[str, tuple[list[float], list[float]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What the reports show; all of it is computed by earlier stages."""
+
+  title: str = "Retrieval from differentially private synthetic queries"
+  """The title of both pages."""
+  num_examples: int = 10
+  """Synthetic queries shown for each generator, at most those it kept."""
+  document_words: int = 40
+  """Words shown of a document."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 1, "num_examples", "document_words")
 
 
 def jobs(run):
@@ -36,8 +82,192 @@ def jobs(run):
 
 
 def run(task: stage.Task) -> results.Report:
-  """Writes the pages of `pipeline.report` from its inputs."""
-  return report_lib.run(task.settings, task.folders, task.digest, **task.inputs)
+  """Writes report/report.html, report/report.md and the private page.
+
+  Formal guarantee: report/ is post-processing of results with finite epsilon
+  and of public data (see `shareable_values`). private/report/ has none.
+
+  Args:
+    task: its inputs are "prepared", the data; "comparison", of all rows, and of
+      real and synthetic queries; "synthetic", all synthetic queries;
+      "checkpoints", all trained models; "audits", all of them; and "leakage",
+      real queries among the synthetic ones, None where nothing was looked for.
+
+  Returns:
+    Paths relative to the working directory, and the main table, which is private.
+
+  Raises:
+    ValueError: if a file that a result names is missing or malformed.
+  """
+  config, root = task.settings, task.folders.root
+  prepared, comparison = task.inputs["prepared"], task.inputs["comparison"]
+  synthetic, leakage = task.inputs["synthetic"], task.inputs["leakage"]
+  checkpoints = task.inputs["checkpoints"]
+  measures = comparison.measures
+  main, others, further = _test_sets(comparison)
+  table = scores.main_table(main, measures).text()
+  public = shareable_values(
+    config,
+    prepared=prepared,
+    comparison=comparison,
+    synthetic=synthetic,
+    checkpoints=checkpoints,
+    leakage=leakage,
+    curves=_curves(root, checkpoints, private=False),
+  )
+  private = {
+    "main": main,
+    "evaluations": others,
+    "further": further,
+    "side_by_side": comparison.side_by_side,
+    "measures": measures,
+    "comparison": comparison,
+    "synthetic": synthetic,
+    "checkpoints": checkpoints,
+    "curves": _curves(root, checkpoints, private=True),
+    "audits": task.inputs["audits"],
+    "leakage": leakage,
+    "prepared": prepared,
+    "document_words": config.document_words,
+    "table": table,
+  }
+  shared = blocks.Page(
+    title=config.title,
+    introduction=(
+      words.paragraph("page.introduction", source=public["source"]),
+      words.paragraph("page.shareable"),
+    ),
+    parts=page.parts(SECTIONS, public, shareable=True),
+  )
+  kept = blocks.Page(
+    title=f"{config.title} (private)",
+    banner=words.paragraph.text("page.banner"),
+    introduction=(
+      words.paragraph("page.private_source", source=prepared.source),
+    ),
+    parts=page.parts(SECTIONS, private),
+  )
+  report = results.Report(
+    html="report/report.html",
+    markdown="report/report.md",
+    private_html=f"{results.PRIVATE}/report/report.private.html",
+    table=table,
+  )
+  write = artifacts.write_atomically
+  write(root / report.html, page.html(shared))
+  write(root / report.markdown, page.markdown(shared))
+  write(root / report.private_html, page.html(kept))
+  return report
+
+
+def shareable_values(
+  config: Config,
+  *,
+  prepared: results.PreparedData,
+  comparison: comparison_results.QueryComparison,
+  synthetic: Sequence[results.SyntheticQueries],
+  checkpoints: Sequence[results.Checkpoint],
+  leakage: _query_leakage_results.QueryLeakage | None,
+  curves: _Curves,
+) -> dict[str, Any]:
+  """Returns what shareable sections may see: public or post-processed values.
+
+  Formal guarantee: the values are functions of public data and of results that
+  each carry a finite epsilon for the private queries, so publishing a page of
+  them costs no more than its own "Everything on this page together" says, for
+  that one statement's unit and relation (`joint.claim`). Where results protect
+  different units that no claim covers, the page says that it has none. It relies
+  on what stages declare: `Evaluation.private`, the folder `private/`, and their
+  privacy statements. What is private by any of the three is left out.
+
+  Args:
+    config: what to show.
+    prepared: of which only documents, settings and versions are let through.
+    comparison: of which only scores of shareable rows are.
+    synthetic: of which the non-private ones are left out.
+    checkpoints: of which the non-private ones are left out.
+    leakage: of which only what is about public test sets is let through.
+    curves: learning curves of stages whose metrics are not private.
+  """
+  scored = [row.evaluation for row in comparison.rows]
+  scored = [one for one in scored if results.is_shareable_score(one)]
+  own = {*results.OWN_TEST_SETS, comparison.test_set}
+  synthetic = [one for one in synthetic if results.is_shareable(one)]
+  return {
+    "evaluations": [one for one in scored if one.test_set in own],
+    "further": [one for one in scored if one.test_set not in own],
+    "side_by_side": comparison.shareable_side_by_side,
+    "measures": comparison.measures,
+    "synthetic": synthetic,
+    "checkpoints": [one for one in checkpoints if results.is_shareable(one)],
+    "curves": curves,
+    "leakage": leakage_lib.shareable_part(leakage, synthetic),
+    "documents": results.public_documents(prepared),
+    "source": prepared.source.partition(":")[0],  # its kind, not its place
+    "unit": prepared.unit,
+    "versions": prepared.versions,
+    "num_examples": config.num_examples,
+    "document_words": config.document_words,
+  }
+
+
+def _test_sets(
+  comparison: comparison_results.QueryComparison,
+) -> tuple[list[results.Evaluation], ...]:
+  """Returns the rows of the main table, of the run's other sets, of further."""
+  groups: tuple[list[results.Evaluation], ...] = ([], [], [])
+  for row in comparison.rows:
+    test_set = row.evaluation.test_set
+    at = 1 if test_set in results.OWN_TEST_SETS else 2
+    groups[0 if test_set == comparison.test_set else at].append(row.evaluation)
+  return groups
+
+
+def _curves(
+  root: pathlib.Path, checkpoints: Sequence[results.Checkpoint], private: bool
+) -> _Curves:
+  """Reads the losses of private stages, or of those that may be shared."""
+  curves = {}
+  for one in results.first_seeds(checkpoints):
+    is_private = not results.is_shareable(one) or results.is_private_path(
+      one.metrics
+    )
+    if not one.metrics or is_private != private:
+      continue
+    lines = [x for _, x in files.json_lines(root / one.metrics) if "loss" in x]
+    if lines:
+      curves[f"{one.kind} {tables.row_name(one.name)}"] = (
+        [float(line["step"]) for line in lines],
+        [float(line["loss"]) for line in lines],
+      )
+  return curves
+
+
+def _as_text(table: str) -> tuple[blocks.Block, ...]:
+  return (blocks.Preformatted(text=table),)
+
+
+SECTIONS = (
+  scores.PUBLIC,
+  scores.PUBLIC_FURTHER,
+  queries.SYNTHETIC,
+  leakage_lib.PUBLIC,
+  privacy.CLAIMS,
+  scores.TRAINING,
+  privacy.PUBLIC_DATA,
+  scores.PRIVATE,
+  queries.BESIDE_REAL,
+  scores.LEARNING,
+  leakage_lib.PRIVATE,
+  audit.PRIVATE,
+  scores.OTHERS,
+  scores.FURTHER,
+  scores.PRIVATE_TRAINING,
+  scores.TIMES,
+  privacy.DATA,
+  page.Section("As text", _as_text),
+)
+"""The sections of both pages, in order."""
 
 
 STAGE = stage.Stage(
@@ -52,7 +282,7 @@ STAGE = stage.Stage(
     "audit",
     "compare_queries",
   ),
-  config=report_lib.Config,
+  config=Config,
   reads=("prepared",),
   jobs=jobs,
   run=run,

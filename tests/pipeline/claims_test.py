@@ -14,10 +14,11 @@ import dp_accounting
 import made_up
 import pytest
 
-from synthq_jax.pipeline import comparison_results, report
+from synthq_jax.pipeline import comparison_results
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, statement, terms
 from synthq_jax.report import blocks, page
+from synthq_jax.stages import report
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "synthq_jax"
 NUM = 1000

@@ -12,11 +12,11 @@ import tiny_runs
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.pipeline import _query_leakage_results as leakage_lib
-from synthq_jax.pipeline import comparison_results, report, results, workspace
+from synthq_jax.pipeline import comparison_results, results, workspace
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
-from synthq_jax.stages import compare_queries
+from synthq_jax.stages import compare_queries, report
 
 SECRET = "zanzibar"  # stands in everything private below
 SCORE = 0.7777  # and this only in scores that are private
@@ -301,14 +301,14 @@ def made_up(root):
 
 def run_report(root, compared=None, **changes):
   """Compares and reports, as a run does; returns the result."""
-  space = workspace.Workspace(root, secret_seed=1)
+  folders = workspace.Folders(root)
   arguments = {**made_up(root), **changes}
   evaluations = arguments.pop("evaluations")
   write_scores(root, evaluations)
   comparison = tiny_runs.make(
     compare_queries.STAGE,
     compared or compare_queries.Config(),
-    workspace.Folders(root),
+    folders,
     prepared=arguments["prepared"],
     evaluations=evaluations,
     synthetic=arguments["synthetic"],
@@ -317,8 +317,12 @@ def run_report(root, compared=None, **changes):
   kind = comparison_results.QueryComparison
   saved = artifacts.load(root / "private/compare_queries", kind)
   assert saved == comparison
-  return report.run(
-    report.Config(), space, "digest", comparison=saved, **arguments
+  return tiny_runs.make(
+    report.STAGE,
+    report.Config(),
+    folders,
+    comparison=saved,
+    **{"audits": (), "leakage": None, **arguments},
   )
 
 
