@@ -1,18 +1,22 @@
 """Columns, masks and weights of pairs in a matrix of similarities."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 __all__ = [
   "check_declared",
+  "check_hard_negatives",
   "check_shape",
   "check_temperature",
   "derivative",
   "dropped",
   "hard_negatives",
   "padding_columns",
+  "weights",
   "without_padding",
 ]
 
@@ -52,6 +56,15 @@ def hard_negatives(similarity: jax.Array) -> int:
       f"{similarity.shape}: fill up, and mark what is missing as a duplicate"
     )
   return each
+
+
+def check_hard_negatives(similarity: jax.Array, declared: int) -> None:
+  """Raises ValueError unless each row brings the declared number."""
+  if hard_negatives(similarity) != declared:
+    raise ValueError(
+      f"expected similarity [batch, {1 + declared} * batch] for hard_negatives="
+      f"{declared}, got shape={similarity.shape}: the noise depends on it"
+    )
 
 
 def padding_columns(
@@ -106,3 +119,18 @@ def derivative(
   inside = jax.lax.stop_gradient(jnp.where(unknown, low, inside))
   weights = jax.grad(lambda s: jnp.sum(losses(s)))(inside)
   return jnp.where(unknown, 0.0, weights)
+
+
+def weights(
+  loss: Any,
+  similarity: jax.Array,  # [batch, documents]
+  is_padding_example: jax.Array | None,  # [batch]
+  is_duplicate: jax.Array | None,  # [batch, documents]
+) -> jax.Array:  # [batch, documents]
+  """Returns d sum(loss.losses) / d similarity; see `derivative`."""
+  losses = functools.partial(
+    loss.losses,
+    is_padding_example=is_padding_example,
+    is_duplicate=is_duplicate,
+  )
+  return derivative(losses, similarity, loss.similarity_range)

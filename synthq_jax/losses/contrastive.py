@@ -7,7 +7,7 @@ of single examples; `optim.batch_clipped_grad` clips a coupled gradient.
 `softmax` is the usual loss. `Softmax`, `Sigmoid` and `Spreadout` are losses for
 training with DP, where the gradient of each similarity is clipped: they also
 know the derivatives by which those gradients are weighted, what may be masked,
-and how far one record then moves the sum.
+and how far one record then moves the sum. `Bounded` makes one of any function.
 """
 
 import dataclasses
@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax.losses import _pairs
+from synthq_jax.losses.bounded import Bounded
 from synthq_jax.privacy import sensitivity
 
-__all__ = ["Sigmoid", "Softmax", "Spreadout", "softmax"]
+__all__ = ["Bounded", "Sigmoid", "Softmax", "Spreadout", "softmax"]
 
 
 def softmax(
@@ -129,7 +130,7 @@ class Softmax:
     is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
   ) -> jax.Array:  # [batch]
     """Returns each pair's loss, of both directions if there are two."""
-    _check_hard_negatives(similarity, self.hard_negatives)
+    _pairs.check_hard_negatives(similarity, self.hard_negatives)
     batch = len(similarity)
     if is_duplicate is not None:
       masked = is_duplicate & ~jnp.eye(*similarity.shape, dtype=bool)
@@ -156,7 +157,7 @@ class Softmax:
     is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
   ) -> jax.Array:  # [batch, batch * (1 + hard)]
     """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _weights(self, similarity, is_padding_example, is_duplicate)
+    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
 
   def sensitivity(
     self,
@@ -225,7 +226,7 @@ class Sigmoid:
     is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
   ) -> jax.Array:  # [batch]
     """Returns each row's loss; 0 for padding."""
-    _check_hard_negatives(similarity, self.hard_negatives)
+    _pairs.check_hard_negatives(similarity, self.hard_negatives)
     _pairs.check_declared(len(similarity), self.max_batch_size)
     dropped = _pairs.dropped(similarity, is_padding_example, is_duplicate)
     logits = similarity.astype(jnp.float32) / self.temperature + self.bias
@@ -243,7 +244,7 @@ class Sigmoid:
     is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
   ) -> jax.Array:  # [batch, batch * (1 + hard)]
     """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _weights(self, similarity, is_padding_example, is_duplicate)
+    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
 
   def sensitivity(
     self,
@@ -308,7 +309,7 @@ class Spreadout:
     is_duplicate: jax.Array | None = None,  # [batch, batch]
   ) -> jax.Array:  # [batch]
     """Returns each row's loss; 0 for padding, and for one real pair."""
-    _check_hard_negatives(similarity, 0)
+    _pairs.check_hard_negatives(similarity, 0)
     n = len(similarity)
     if self.max_batch_size is not None:
       _pairs.check_declared(n, self.max_batch_size)
@@ -329,7 +330,7 @@ class Spreadout:
     is_duplicate: jax.Array | None = None,  # [batch, batch]
   ) -> jax.Array:  # [batch, batch]
     """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _weights(self, similarity, is_padding_example, is_duplicate)
+    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
 
   def sensitivity(
     self,
@@ -347,22 +348,4 @@ class Spreadout:
       unit=unit,
       declared_batch_size=self.max_batch_size,
       similarity_range=self.similarity_range,
-    )
-
-
-def _weights(loss, similarity, is_padding_example, is_duplicate):
-  losses = functools.partial(
-    loss.losses,
-    is_padding_example=is_padding_example,
-    is_duplicate=is_duplicate,
-  )
-  return _pairs.derivative(losses, similarity, loss.similarity_range)
-
-
-def _check_hard_negatives(similarity: jax.Array, declared: int) -> None:
-  """Raises ValueError unless each row brings the declared number."""
-  if _pairs.hard_negatives(similarity) != declared:
-    raise ValueError(
-      f"expected similarity [batch, {1 + declared} * batch] for hard_negatives="
-      f"{declared}, got shape={similarity.shape}: the noise depends on it"
     )

@@ -1,12 +1,16 @@
 """Private optimization: clipped gradients, noise, optimizers, schedules."""
 
 from synthq_jax.optim import schedules
+from synthq_jax.optim.accumulation import accumulate
+from synthq_jax.optim.adaptive import AdaptiveClip, AdaptiveClipState
+from synthq_jax.optim.buffered import blt
 from synthq_jax.optim.clipping import ClippedGrad, clipped_grad
 from synthq_jax.optim.contrastive import (
   Batch,
   ContrastiveGrad,
   Group,
   Logit,
+  Loss,
   Row,
   batch_clipped_grad,
   contrastive_clipped_grad,
@@ -23,15 +27,20 @@ from synthq_jax.optim.noise import banded, iid
 from synthq_jax.optim.privatize import privatize
 
 __all__ = [
+  "AdaptiveClip",
+  "AdaptiveClipState",
   "Batch",
   "ClippedGrad",
   "ContrastiveGrad",
   "Group",
   "Logit",
+  "Loss",
   "Row",
+  "accumulate",
   "adafactor",
   "banded",
   "batch_clipped_grad",
+  "blt",
   "check_independence",
   "clipped_grad",
   "contrastive_clipped_grad",

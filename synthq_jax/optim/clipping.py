@@ -1,16 +1,17 @@
 """Sums of clipped per-example gradients behind one interface."""
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
 from synthq_jax.optim import auto, independence, strategies
+from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.bookkeeping import devices, plans, rules
 from synthq_jax.privacy import _checks, sampling
 
@@ -22,7 +23,8 @@ __all__ = [
   "sum_sensitivity",
 ]
 
-_Relation = dp_accounting.NeighboringRelation
+_MOST_ARGUMENTS = 8  # of a loss, beyond those that are named
+_CLIP_RANGE = (1e-12, 1e30)  # of clip norms that calls give
 
 
 class Aux(NamedTuple):
@@ -32,10 +34,14 @@ class Aux(NamedTuple):
     losses: float32 [batch]; 0 for a padding example.
     norms: float32 [batch], gradient norms before clipping; 0 for a padding
       example, nan for one whose loss or gradient is not finite.
+    aux: what the loss returned beside its value, with rows [batch, ...]; None
+      without `has_aux`.
   """
 
   losses: jax.Array
   norms: jax.Array
+  aux: Any = None
+  is_beside_sum = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,47 +53,68 @@ class ClippedGrad:
     l2_clip_norm: the largest norm that one example contributes.
     strategy: "auto", "vmap", "bookkeeping" or "ghost".
     microbatch_size: examples processed at once, or None for all.
+    has_aux: whether the loss returns (losses, aux).
+    argnums: which arguments of the loss are differentiated.
+    batch_argnum: which of them has the examples as rows.
+    rescale_to_unit_norm: whether the sum is divided by the clip norm.
   """
 
-  loss_fn: Callable[..., jax.Array]
+  loss_fn: Callable[..., Any]
   l2_clip_norm: float
   strategy: str
   microbatch_size: int | None = None
+  has_aux: bool = False
+  argnums: int | tuple[int, ...] = 0
+  batch_argnum: int = 1
+  rescale_to_unit_norm: bool = False
 
   def __call__(
     self,
-    params: typing.Params,
-    batch: typing.Batch,
-    *,
+    *arguments: Any,
     key: jax.Array | None = None,
     is_padding_example: jax.Array | None = None,
+    l2_clip_norm: jax.typing.ArrayLike | None = None,
   ) -> tuple[typing.Params, Aux]:
     """Returns the sum of clipped gradients and per-example losses and norms.
 
     Args:
-      params: pytree of floating-point arrays.
-      batch: arrays with a common leading axis [batch]. If it has a field
-        "example_id" (integers [batch]), keys are made from it.
-      key: key of this step; given, the loss gets a key for each example,
-        fold_in(key, example id), or by position where there are no ids.
+      *arguments: of the loss: `params, batch` and whatever else it takes, but
+        for its key. Parameters are pytrees of floating-point arrays. A batch is
+        a pytree of arrays with a common leading axis [batch]; if it has a field
+        "example_id" (integers [batch]), keys are made from it. Other arguments
+        are public, or follow from earlier private sums.
+      key: one key of this step; given, the loss gets a key for each example,
+        fold_in(key, example id), or by position where there are no ids. Or an
+        array of keys [batch], one for each example, which then must not depend
+        on the other examples.
       is_padding_example: bool [batch]; such examples contribute zero, and so do
         those that the batch's own field of that name says are padding
         (`sampler.take`), which the loss does not see.
+      l2_clip_norm: in place of the declared one: a number or a traced scalar,
+        public or computed from earlier private sums (`optim.AdaptiveClip`).
+        Only with `rescale_to_unit_norm`, where the sensitivity does not depend
+        on it.
 
     Returns:
-      The sum, float32 in the structure of `params`, and an `Aux`.
+      The sum, float32 in the structure of what is differentiated, and an `Aux`.
 
     Raises:
+      TypeError: if a parameter is no floating-point array, or the key is none.
       ValueError: if the batch's axes disagree, microbatch_size does not divide
-        the batch, the loss of an example depends on another beside it, or what
-        it calls may see several examples at once.
+        the batch, the loss has no key or takes none, the loss of an example
+        depends on another beside it, or what it calls may see several examples
+        at once.
     """
+    _check_arguments(self.loss_fn, len(arguments), key is not None)
+    params, batch, loss_fn = self._canonical(arguments)
+    _check_params(params)
     batch, is_padding_example = split_padding(batch, is_padding_example)
     size = _batch_size(batch)
-    keys = None if key is None else _example_keys(key, batch, size)
+    keys = None if key is None else keys_lib.of_examples(key, batch, size)
+    losses_of = self._losses_of(loss_fn)
     if size > 1:
       first = None if keys is None else keys[0]
-      independence.refuse_contrastive(self.loss_fn, params, batch, first)
+      independence.refuse_contrastive(losses_of, params, batch, first)
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)
     if is_padding_example.shape != (size,):
@@ -98,43 +125,126 @@ class ClippedGrad:
     params = devices.vary(
       jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
     )
-    arguments = (batch,) if keys is None else (batch, keys)
+    examples = (batch,) if keys is None else (batch, keys)
     independence.refuse_batch_rules(
-      plans.loss_of_one(self.loss_fn), params, arguments
+      plans.loss_of_one(losses_of), params, examples
     )
+    clip = self._clip_norm(l2_clip_norm)
+    part = functools.partial(self._microbatch, loss_fn, losses_of, clip)
     if self.microbatch_size in (None, size):
-      return self._microbatch(params, arguments, is_padding_example)
-    return self._scan(params, (arguments, is_padding_example), size)
+      total, aux = part(params, examples, is_padding_example)
+    else:
+      total, aux = self._scan(
+        part, params, (examples, is_padding_example), size
+      )
+    if self.rescale_to_unit_norm:
+      total = jax.tree.map(lambda x: x / clip, total)
+    return total, aux
 
-  def sensitivity(self, relation: _Relation) -> float:
+  def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity of the sum, as `sum_sensitivity` says.
 
     Args:
-      relation: a dp_accounting.NeighboringRelation.
+      relation: a `dp_accounting.NeighboringRelation` or its name.
     """
-    return sum_sensitivity(self.l2_clip_norm, relation)
+    norm = 1.0 if self.rescale_to_unit_norm else self.l2_clip_norm
+    return sum_sensitivity(norm, relation)
+
+  def _clip_norm(
+    self, given: jax.typing.ArrayLike | None
+  ) -> jax.typing.ArrayLike:
+    """Returns the norm to clip to in this call."""
+    if given is None:
+      return self.l2_clip_norm
+    if not self.rescale_to_unit_norm:
+      raise ValueError(
+        "expected l2_clip_norm in the call with rescale_to_unit_norm=True alone,"
+        " got it without: the noise is made for the sensitivity of the declared"
+        f" {self.l2_clip_norm}"
+      )
+    if not isinstance(given, jax.core.Tracer):
+      _checks.check_clip_norm(float(given))
+    return jnp.clip(jnp.asarray(given, jnp.float32), *_CLIP_RANGE)
+
+  @functools.cached_property
+  def _losses(self) -> Callable[..., jax.Array]:
+    """The loss without its aux: one object, so that it is compiled once."""
+    return lambda *arguments: self._split_aux(self.loss_fn(*arguments))[0]
+
+  def _losses_of(self, loss_fn: Callable[..., Any]) -> Callable[..., jax.Array]:
+    """Returns a loss, maybe one of fewer arguments, without its aux."""
+    if loss_fn is self.loss_fn:
+      return self._losses
+    return lambda *arguments: self._split_aux(loss_fn(*arguments))[0]
+
+  def _split_aux(self, value: Any) -> tuple[Any, Any]:
+    """Returns losses and aux of what the loss returned."""
+    if not self.has_aux and not isinstance(value, tuple):
+      return value, None
+    if self.has_aux and isinstance(value, tuple) and len(value) == 2:
+      return value
+    form = "(losses [batch], aux)" if self.has_aux else "losses [batch]"
+    raise ValueError(
+      f"expected a loss_fn that returns {form} with has_aux={self.has_aux}, got"
+      f" {type(value).__name__}: has_aux=True is for losses with a second value"
+    )
+
+  def _canonical(
+    self, arguments: Sequence[Any]
+  ) -> tuple[typing.Params, typing.Batch, Callable[..., Any]]:
+    """Returns parameters, batch, and the loss as a function of these two."""
+    several = not isinstance(self.argnums, int)
+    at = self.argnums if several else (self.argnums,)
+    params = tuple(arguments[i] for i in at)
+    batch = arguments[self.batch_argnum]
+    if (*at, self.batch_argnum) == (0, 1) and len(arguments) == 2:
+      return (params if several else params[0]), batch, self.loss_fn
+
+    def loss_fn(params: Any, batch: Any, *key: jax.Array) -> Any:
+      given = dict(enumerate(arguments))
+      given |= zip(at, params if several else (params,), strict=True)
+      given[self.batch_argnum] = batch
+      return self.loss_fn(*(given[i] for i in range(len(given))), *key)
+
+    return (params if several else params[0]), batch, loss_fn
 
   def _microbatch(
     self,
+    loss_fn: Callable[..., Any],
+    losses_of: Callable[..., jax.Array],
+    l2_clip_norm: jax.typing.ArrayLike,
     params: typing.Params,
-    arguments: tuple[Any, ...],
+    examples: tuple[Any, ...],
     is_padding: jax.Array,
   ) -> tuple[typing.Params, Aux]:
     """Sums the clipped gradients of examples that are processed together."""
     strategy = self.strategy
     if strategy == "auto":
-      strategy = auto.choose(self.loss_fn, params, *arguments).strategy
+      strategy = auto.choose(losses_of, params, *examples).strategy
     total, losses, norms = strategies.STRATEGIES[strategy](
-      self.loss_fn, params, arguments, is_padding, self.l2_clip_norm
+      losses_of, params, examples, is_padding, l2_clip_norm
     )
     norms = jnp.where(
       jnp.isfinite(losses) & jnp.isfinite(norms), norms, jnp.nan
     )
     norms = jnp.where(is_padding, 0.0, norms)
-    return total, Aux(jnp.where(is_padding, 0.0, losses), norms)
+    losses = jnp.where(is_padding, 0.0, losses)
+    if not self.has_aux:
+      return total, Aux(losses, norms)
+
+    def of_one(example: tuple[Any, ...]) -> Any:
+      batch = jax.tree.map(lambda x: x[None], example[0])
+      _, aux = self._split_aux(loss_fn(params, batch, *example[1:]))
+      return jax.tree_util.tree_map_with_path(_first_row, aux)
+
+    return total, Aux(losses, norms, jax.vmap(of_one)(examples))
 
   def _scan(
-    self, params: typing.Params, examples: Any, size: int
+    self,
+    part_fn: Callable[..., tuple[typing.Params, Aux]],
+    params: typing.Params,
+    examples: Any,
+    size: int,
   ) -> tuple[typing.Params, Aux]:
     """Processes one microbatch after the other."""
     if size % self.microbatch_size:
@@ -147,22 +257,26 @@ class ClippedGrad:
     )
 
     def body(carry: Any, part: Any) -> tuple[Any, Aux]:
-      partial, aux = self._microbatch(params, *part)
+      partial, aux = part_fn(params, *part)
       return rules.add_exactly(*carry, partial), aux
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
     zeros = devices.vary(zeros, devices.axes_of(params))
     (total, lost), aux = jax.lax.scan(body, (zeros, zeros), split)
     total = jax.tree.map(jnp.add, total, lost)
-    return total, jax.tree.map(lambda x: x.reshape(size), aux)
+    return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), aux)
 
 
 def clipped_grad(
-  loss_fn: Callable[..., jax.Array],
+  loss_fn: Callable[..., Any],
   *,
   l2_clip_norm: float,
   strategy: str = "auto",
   microbatch_size: int | None = None,
+  has_aux: bool = False,
+  argnums: int | Sequence[int] = 0,
+  batch_argnum: int = 1,
+  rescale_to_unit_norm: bool = False,
 ) -> ClippedGrad:
   """Builds a function that sums per-example gradients clipped to a norm.
 
@@ -184,8 +298,12 @@ def clipped_grad(
     precision the loss computes in: tests hold half a percent, on CPUs, for
     batches of up to 8,192. Norms from factors come with a bound of their own
     rounding (`rules.allowance`). Without ids a key is made from the
-    example's place: the key has to be secret. Losses and norms in `Aux` are not
-    protected. Public: the shapes, so also the padded batch size.
+    example's place: the key has to be secret. Losses, norms and aux in `Aux` are
+    not protected. Public: the shapes, so also the padded batch size, and every
+    argument of the loss that is no batch, or it follows from earlier private
+    sums. With `rescale_to_unit_norm` the sum is divided by the clip norm, and 1
+    and 2 take the place of the clip norm and twice it, whatever clip norm a
+    call gives: it only must not depend on the examples but through private sums.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -197,8 +315,9 @@ def clipped_grad(
 
   Args:
     loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if a
-      key is given in the call. It is always called with a batch of one
-      example (and that example's own key).
+      key is given in the call. Further arguments, such as frozen parameters or
+      public negatives, stand before the key. It is always called with a batch
+      of one example (and that example's own key).
     l2_clip_norm: the clip norm, finite and at least 1e-12.
     strategy: "bookkeeping" (one backward pass, gradients kept in factors),
       "ghost" (two backward passes, keeps what ordinary training keeps),
@@ -207,10 +326,18 @@ def clipped_grad(
       backend; it logs what it chose (`optim.auto.choose` returns it).
     microbatch_size: examples processed at once; it must divide the batch and
       changes memory and speed only. None: all.
+    has_aux: whether the loss returns (losses [batch], aux), where aux is a tree
+      of arrays [batch, ...]; it comes back as `Aux.aux`, for one more forward
+      pass where the compiler does not join the two.
+    argnums: the argument of the loss that is differentiated, or several, whose
+      gradients are clipped together and come as a tuple.
+    batch_argnum: the argument that has the examples as rows.
+    rescale_to_unit_norm: whether to divide the sum by the clip norm, so that its
+      sensitivity is 1 and the clip norm may change from call to call.
 
   Returns:
-    A function `(params, batch, *, key=None, is_padding_example=None)` to
-    `(sum, Aux)`, with a method `sensitivity(relation)`.
+    A function `(params, batch, *, key=None, is_padding_example=None,
+    l2_clip_norm=None)` to `(sum, Aux)`, with a method `sensitivity(relation)`.
 
   Raises:
     TypeError: if `loss_fn` cannot be called so, as the losses of
@@ -220,7 +347,15 @@ def clipped_grad(
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
-  _check_signature(loss_fn)
+  at = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+  if (
+    not at or len({*at, batch_argnum}) <= len(at) or min(*at, batch_argnum) < 0
+  ):
+    raise ValueError(
+      "expected argnums and batch_argnum to be different places from 0, got"
+      f" {argnums=} and {batch_argnum=}"
+    )
+  _check_signature(loss_fn, 1 + max(*at, batch_argnum))
   _checks.check_clip_norm(l2_clip_norm)
   if strategy != "auto" and strategy not in strategies.STRATEGIES:
     known = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
@@ -232,28 +367,81 @@ def clipped_grad(
     l2_clip_norm=float(l2_clip_norm),
     strategy=strategy,
     microbatch_size=microbatch_size,
+    has_aux=has_aux,
+    argnums=argnums if isinstance(argnums, int) else at,
+    batch_argnum=batch_argnum,
+    rescale_to_unit_norm=rescale_to_unit_norm,
   )
 
 
-def _check_signature(loss_fn: Callable[..., jax.Array]) -> None:
-  """Refuses a function that takes anything but (params, batch[, key])."""
+def _fits(loss_fn: Callable[..., Any], count: int) -> bool:
+  """Whether a function can be called with so many arguments."""
   try:
-    signature = inspect.signature(loss_fn)
-  except ValueError:  # some compiled functions have none
+    inspect.signature(loss_fn).bind(*(None,) * count)
+  except TypeError:
+    return False
+  except ValueError:  # some compiled functions have no signature
+    pass
+  return True
+
+
+def _check_signature(loss_fn: Callable[..., Any], least: int) -> None:
+  """Refuses a function that takes anything but (params, batch[, ...][, key])."""
+  if any(_fits(loss_fn, n) for n in range(least, least + _MOST_ARGUMENTS)):
     return
-  for arguments in ((None, None), (None, None, None)):
-    try:
-      signature.bind(*arguments)
-      return
-    except TypeError:
-      pass
   name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+  parameters = inspect.signature(loss_fn).parameters
   raise TypeError(
     "expected a loss_fn(params, batch) or (params, batch, key) to losses "
-    f"[batch], got {name} of {', '.join(signature.parameters) or 'nothing'}: "
+    f"[batch], got {name} of {', '.join(parameters) or 'nothing'}: "
     "wrap it; a loss of similarities couples its examples and is for "
     "batch_clipped_grad"
   )
+
+
+def _check_arguments(
+  loss_fn: Callable[..., Any], count: int, has_key: bool
+) -> None:
+  """Refuses a call that the loss could not follow."""
+  if _fits(loss_fn, count + has_key):
+    return
+  given = f"{count} arguments and {'a' if has_key else 'no'} key"
+  if not has_key and _fits(loss_fn, count + 1):
+    hint = "its last argument is a key, so call it with key=step_key"
+  elif has_key and _fits(loss_fn, count):
+    hint = "it takes no key, so leave key out, or add it as last argument"
+  else:
+    hint = "call it with the arguments of the loss"
+  names = ", ".join(inspect.signature(loss_fn).parameters)
+  raise ValueError(f"expected a call for loss_fn({names}), got {given}: {hint}")
+
+
+def _check_params(params: typing.Params) -> None:
+  """Refuses parameters with leaves that have no gradient."""
+  for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None and isinstance(leaf, (bool, int, float, complex)):
+      dtype = jnp.result_type(leaf)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+      name = jax.tree_util.keystr(path) or "it"
+      kind = type(leaf).__name__ if dtype is None else dtype
+      raise TypeError(
+        "expected params of floating-point arrays, all of them trained, got"
+        f" {name} of {kind}: split it off (equinox.partition(model,"
+        " equinox.is_inexact_array), flax.nnx.split) and close over it, or give"
+        " it as another argument"
+      )
+
+
+def _first_row(path: Any, leaf: Any) -> jax.Array:
+  """Returns the only row of one example's aux."""
+  if jnp.shape(leaf)[:1] != (1,):
+    raise ValueError(
+      "expected aux with rows [batch, ...], got aux"
+      f"{jax.tree_util.keystr(path)} of shape {jnp.shape(leaf)} for a batch of"
+      " one: no means over the batch"
+    )
+  return jnp.asarray(leaf)[0]
 
 
 def split_padding(
@@ -288,6 +476,13 @@ def split_padding(
 
 def _batch_size(batch: typing.Batch) -> int:
   """Returns the length of the common leading axis."""
+  for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+    if not isinstance(leaf, (int, float)) and not hasattr(leaf, "dtype"):
+      raise TypeError(
+        "expected a batch of arrays, got batch"
+        f"{jax.tree_util.keystr(path)} of {type(leaf).__name__}: leave it out,"
+        " or make it an array with a row for each example"
+      )
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
   if len(sizes) != 1 or () in sizes:
     raise ValueError(
@@ -297,27 +492,19 @@ def _batch_size(batch: typing.Batch) -> int:
   return sizes.pop()[0]
 
 
-def _example_keys(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
-  """Returns a key for each example, from its id if it has one."""
-  ids = jnp.arange(size)
-  if isinstance(batch, Mapping) and "example_id" in batch:
-    ids = batch["example_id"]
-  return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
-
-
-def sum_sensitivity(l2_clip_norm: float, relation: _Relation) -> float:
+def sum_sensitivity(l2_clip_norm: float, relation: Any) -> float:
   """Returns how far one record moves a sum of vectors that are each clipped.
 
   Formal guarantee: for records whose vectors depend on no other record and have
   at most this norm; attained by one of that norm, and by two in opposite
   directions.
 
-  >>> sum_sensitivity(0.5, _Relation.REPLACE_ONE)
+  >>> sum_sensitivity(0.5, "REPLACE_ONE")
   1.0
 
   Args:
     l2_clip_norm: the largest norm of a record's vector.
-    relation: a dp_accounting.NeighboringRelation.
+    relation: a `dp_accounting.NeighboringRelation` or its name.
 
   Returns:
     The clip norm for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL, twice the clip
@@ -326,10 +513,5 @@ def sum_sensitivity(l2_clip_norm: float, relation: _Relation) -> float:
   Raises:
     ValueError: for any other relation.
   """
-  if relation in (_Relation.ADD_OR_REMOVE_ONE, _Relation.REPLACE_SPECIAL):
-    return l2_clip_norm
-  if relation == _Relation.REPLACE_ONE:
-    return 2.0 * l2_clip_norm
-  raise ValueError(
-    f"expected a known dp_accounting.NeighboringRelation, got {relation=}"
-  )
+  replaces = _checks.relation_name(relation) == "REPLACE_ONE"
+  return 2.0 * l2_clip_norm if replaces else l2_clip_norm

@@ -10,7 +10,7 @@ from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import rules
 
 # By name: the package's attribute `privatize` is a function.
-from synthq_jax.optim.privatize import privatize
+from synthq_jax.optim.privatize import Number, privatize
 from synthq_jax.privacy import _checks
 
 __all__ = ["adafactor", "dp_adafactor", "dp_adam", "dp_aggregate"]
@@ -128,9 +128,9 @@ def _in_float32(
 def dp_adafactor(
   learning_rate: optax.ScalarOrSchedule,
   *,
-  l2_sensitivity: float,
-  noise_multiplier: float,
-  denominator: float,
+  l2_sensitivity: Number,
+  noise_multiplier: Number,
+  denominator: Number,
   key: jax.Array,
   noise: noise_lib.Noise | None = None,
   **options: object,
@@ -167,9 +167,9 @@ def dp_adafactor(
 def dp_adam(
   learning_rate: optax.ScalarOrSchedule,
   *,
-  l2_sensitivity: float,
-  noise_multiplier: float,
-  denominator: float,
+  l2_sensitivity: Number,
+  noise_multiplier: Number,
+  denominator: Number,
   key: jax.Array,
   noise: noise_lib.Noise | None = None,
   b1: float = 0.9,
@@ -221,6 +221,11 @@ def dp_adam(
         "expected second_moment_floor > 0 and finite, or None, got"
         f" {second_moment_floor=}"
       )
+    if any(map(callable, (l2_sensitivity, noise_multiplier, denominator))):
+      raise ValueError(
+        "expected numbers, and no schedules, with second_moment_floor="
+        f"{second_moment_floor}, which takes out one variance"
+      )
     if noise is not None and noise.min_separation > 1:
       raise ValueError(
         "expected independent noise, whose variance is the same in every step,"
@@ -270,9 +275,9 @@ def _adam_without_noise(
 
 def dp_aggregate(
   *,
-  l2_clip_norm: float,
-  noise_multiplier: float,
-  denominator: float,
+  l2_clip_norm: float | jax.Array,
+  noise_multiplier: Number,
+  denominator: Number,
   key: jax.Array,
 ) -> optax.GradientTransformationExtraArgs:
   """Builds the transform from stacked per-example gradients to a private mean.
@@ -287,7 +292,7 @@ def dp_aggregate(
     of `privatize`. Assumes that each entry depends on its example alone.
 
   Args:
-    l2_clip_norm: the clip norm, finite and at least 1e-12.
+    l2_clip_norm: the clip norm, finite and at least 1e-12, or a traced scalar.
     noise_multiplier, denominator, key: as in `privatize`.
 
   Returns:
@@ -297,7 +302,8 @@ def dp_aggregate(
   Raises:
     ValueError: if a number is out of its range.
   """
-  _checks.check_clip_norm(l2_clip_norm)
+  if not isinstance(l2_clip_norm, jax.core.Tracer):
+    _checks.check_clip_norm(l2_clip_norm)
 
   def update_fn(
     updates: optax.Updates,

@@ -1,16 +1,28 @@
 """From a clipped sum to a private mean: noise and a public divisor."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import devices
 
-__all__ = ["PrivatizeState", "privatize"]
+__all__ = [
+  "Number",
+  "PrivatizeState",
+  "check_number",
+  "check_whole",
+  "privatize",
+]
+
+Number = float | jax.Array | Callable[[jax.Array], Any]
+"""A constant, a scalar that may be traced, or a schedule: a function of the step,
+as those of optax."""
 
 
 class PrivatizeState(NamedTuple):
@@ -22,9 +34,9 @@ class PrivatizeState(NamedTuple):
 
 def privatize(
   *,
-  l2_sensitivity: float,
-  noise_multiplier: float,
-  denominator: float,
+  l2_sensitivity: Number,
+  noise_multiplier: Number,
+  denominator: Number,
   key: jax.Array,
   noise: noise_lib.Noise | None = None,
 ) -> optax.GradientTransformation:
@@ -44,7 +56,12 @@ def privatize(
     for anything else: step t draws from `fold_in(key, t)`, so another key that
     is a child of this one is this one again: take both from the `split` of a
     third. Gaussians are drawn in float32: attacks on the low bits of
-    floating-point noise are outside this claim. It has to see the whole sum:
+    floating-point noise are outside this claim. A number that is a schedule has
+    to be public; so has one that is traced, or it follows from earlier private
+    sums alone. The mechanism of a step then has that step's noise multiplier,
+    and a claim is one about the least of them all, or, for a schedule, about
+    each step's own (`claim.Claim`): a multiplier that follows from the data
+    needs a least one that was declared before. It has to see the whole sum:
     what `optax.masked` or `optax.multi_transform` would keep from it is refused,
     as are parts of parameters inside of `jax.shard_map`.
 
@@ -56,12 +73,14 @@ def privatize(
   [2.] 1
 
   Args:
-    l2_sensitivity: `grad_fn.sensitivity(ADD_OR_REMOVE_ONE)` of the clipped
-      gradient, above 0.
+    l2_sensitivity: `grad_fn.sensitivity("ADD_OR_REMOVE_ONE")` of the clipped
+      gradient, above 0. Like the two that follow a number, a traced scalar (as
+      of `optax.inject_hyperparams(privatize, static_args="key")`) or a schedule
+      of the step; of these, one that is out of range gives nan.
     noise_multiplier: standard deviation of the noise over the sensitivity, at
       least 0; 0 adds none.
     denominator: public divisor, above 0.
-    key: secret key, for the noise of all steps and nothing else.
+    key: one secret key, for the noise of all steps and nothing else.
     noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise asks
       for a sampler that keeps a record's steps apart: see `banded`.
 
@@ -69,23 +88,28 @@ def privatize(
     An optax transform; its state is the step count and that of the noise.
 
   Raises:
+    TypeError: if the key is none.
     ValueError: if a number is out of its range; when it is called, if it is
-      not given the whole sum in floating-point numbers.
+      not given the whole sum in floating-point numbers, and nothing else.
 
   References:
     Abadi et al. (2016), arXiv:1607.00133, algorithm 1.
   """
-  _check_positive("l2_sensitivity", l2_sensitivity)
-  _check_positive("denominator", denominator)
-  if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-    raise ValueError(
-      f"expected noise_multiplier >= 0 and finite, got {noise_multiplier=}"
+  numbers = (l2_sensitivity, noise_multiplier, denominator)
+  fixed = [
+    check_number(name, value, above_zero=name != "noise_multiplier")
+    for name, value in zip(
+      ("l2_sensitivity", "noise_multiplier", "denominator"),
+      numbers,
+      strict=True,
     )
+  ]
+  if keys_lib.check("key", key):
+    raise ValueError(f"expected one key, got keys of shape {key.shape}")
   noise = noise_lib.iid() if noise is None else noise
-  std = noise_multiplier * l2_sensitivity
 
   def init_fn(params: optax.Params) -> PrivatizeState:
-    _check_whole(params)
+    check_whole(params)
     return PrivatizeState(jnp.zeros([], jnp.int32), noise.init(params))
 
   def update_fn(
@@ -94,21 +118,50 @@ def privatize(
     params: optax.Params | None = None,
   ) -> tuple[optax.Updates, PrivatizeState]:
     del params
-    _check_whole(updates)
+    check_whole(updates)
     step = optax.safe_increment(state.step)
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
-    if std == 0:
-      mean = jax.tree.map(lambda x: x / denominator, total)
+    if all(fixed):
+      std, divisor = noise_multiplier * l2_sensitivity, denominator
+    else:
+      std, divisor = _of_step(numbers, state.step)
+    if all(fixed) and std == 0:
+      mean = jax.tree.map(lambda x: x / divisor, total)
       return mean, PrivatizeState(step, state.noise)
     drawn, noise_state = noise.draw(key, state.step, updates, state.noise)
-    mean = jax.tree.map(lambda x, z: (x + std * z) / denominator, total, drawn)
+    mean = jax.tree.map(lambda x, z: (x + std * z) / divisor, total, drawn)
     return mean, PrivatizeState(step, noise_state)
 
   return optax.GradientTransformation(init_fn, update_fn)
 
 
-def _check_whole(tree: Any) -> None:
-  """Refuses a tree of which a part is elsewhere, or is no gradient."""
+def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:
+  """Returns the noise's standard deviation and the divisor of one step."""
+  sensitivity, multiplier, divisor = (
+    jnp.asarray(value(step) if callable(value) else value, jnp.float32)
+    for value in numbers
+  )
+  good = (sensitivity > 0) & (multiplier >= 0) & (divisor > 0)
+  std = multiplier * sensitivity
+  std = jnp.where(good & jnp.isfinite(std), std, jnp.nan)
+  return std, jnp.where(jnp.isfinite(divisor), divisor, jnp.nan)
+
+
+def check_whole(tree: Any) -> None:
+  """Refuses a tree of which a part is elsewhere, or is no gradient.
+
+  Args:
+    tree: a clipped sum, or parameters.
+
+  Raises:
+    ValueError: if leaves are masked, are no floating-point arrays, differ
+      between devices, or are losses and norms that stand beside a sum.
+  """
+  if any(map(_is_beside_sum, jax.tree.leaves(tree, is_leaf=_is_beside_sum))):
+    raise ValueError(
+      "expected the clipped sum alone, got what stands beside it, losses and"
+      " norms, too: write total, aux = grad_fn(...) and update(total, ...)"
+    )
   nodes = jax.tree.leaves(tree, is_leaf=_is_masked)
   if any(_is_masked(node) for node in nodes):
     raise ValueError(
@@ -118,7 +171,7 @@ def _check_whole(tree: Any) -> None:
     )
   for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
     name = jax.tree_util.keystr(path) or "the parameter"
-    dtype = jnp.result_type(leaf)
+    dtype = getattr(leaf, "dtype", None) or type(leaf)
     if not jnp.issubdtype(dtype, jnp.floating):
       raise ValueError(
         f"expected floating-point parameters, got {name} of {dtype}: noise"
@@ -138,6 +191,32 @@ def _is_masked(node: Any) -> bool:
   return isinstance(node, optax.MaskedNode)
 
 
-def _check_positive(name: str, value: float) -> None:
-  if not (value > 0 and math.isfinite(value)):
-    raise ValueError(f"expected {name} > 0 and finite, got {name}={value!r}")
+def _is_beside_sum(node: Any) -> bool:
+  return getattr(node, "is_beside_sum", False) is True
+
+
+def check_number(name: str, value: Number, *, above_zero: bool = True) -> bool:
+  """Refuses a number out of its range; says whether it is a constant.
+
+  Args:
+    name: of the argument, for the message.
+    value: a number, a scalar or a schedule; of what is traced and of schedules
+      the values are not known here.
+    above_zero: whether 0 is refused, too.
+
+  Returns:
+    Whether the value is known.
+
+  Raises:
+    ValueError: if it is not finite, negative, or 0 where that is refused.
+  """
+  if callable(value) or isinstance(value, jax.core.Tracer):
+    return False
+  if jnp.shape(value) == () and math.isfinite(value):
+    if value > 0 or (value == 0 and not above_zero):
+      return True
+  least = "> 0" if above_zero else ">= 0"
+  raise ValueError(
+    f"expected {name} {least} and finite, got {name}={value!r}: a number, a"
+    " scalar or a schedule of the step"
+  )

@@ -1,5 +1,6 @@
 """What all samplers share: batches, the protocol, seeded draws."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +14,9 @@ __all__ = [
   "Sampler",
   "binomial_tail",
   "generator",
+  "max_batch_size",
   "padded",
+  "split",
   "take",
 ]
 
@@ -104,6 +107,35 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   return {**fields, IS_PADDING: drawn.is_padding}
 
 
+def split(drawn: Batch, parts: int) -> list[Batch]:
+  """Divides ONE drawn batch into parts, for `optim.accumulate`.
+
+  Formal guarantee: each record of the batch is in one part, so that the sum over
+  all parts is that over the batch.
+
+  >>> [part.indices.tolist() for part in split(padded(np.array([2, 0, 5]), 4), 2)]
+  [[2, 0], [5, -1]]
+
+  Args:
+    drawn: from `batch`.
+    parts: how many; they have to divide the batch's rows.
+
+  Returns:
+    Batches of rows / parts each.
+
+  Raises:
+    ValueError: if the rows cannot be divided.
+  """
+  rows = len(drawn.indices)
+  if parts < 1 or rows % parts:
+    raise ValueError(
+      f"expected parts that divide the batch's {rows} rows, got {parts=}: make"
+      " the sampler with_margin(..., multiple_of=parts)"
+    )
+  pairs = zip(*(np.split(x, parts) for x in drawn), strict=True)
+  return [Batch(*pair) for pair in pairs]
+
+
 def padded(indices: np.ndarray, size: int) -> Batch:
   """Returns a batch of `size` rows, the first of them the given records."""
   rows = np.full(size, -1, np.int32)
@@ -119,6 +151,33 @@ def generator(
   # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
   sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
   return np.random.Generator(np.random.PCG64(sequence))
+
+
+def max_batch_size(
+  *, count: int, probability: float, multiple_of: int, overflow: float
+) -> int:
+  """Returns the fewest rows that hold hardly less than any batch.
+
+  Args:
+    count: of records.
+    probability: with which a step draws any of them, in (0, 1].
+    multiple_of: the rows are rounded up to a multiple of this.
+    overflow: the largest acceptable probability that one batch has more.
+
+  Raises:
+    ValueError: if an argument is out of range.
+  """
+  _checks.check_count("multiple_of", multiple_of, 1)
+  if not 0 < overflow < 1:
+    raise ValueError(f"expected overflow in (0, 1), got {overflow=}")
+  mean = math.ceil(count * probability)
+  # Above the mean, Bernstein's inequality bounds the search.
+  log = math.log(1 / overflow)
+  room = math.ceil(2 * log + math.sqrt(2 * mean * log)) + 1
+  sizes = mean + np.arange(room + 1)
+  tails = binomial_tail(count, probability, sizes + 1)
+  size = min(int(sizes[np.argmax(tails <= overflow)]), count + 1)
+  return -(-size // multiple_of) * multiple_of
 
 
 def binomial_tail(count: int, probability: float, at: np.ndarray) -> Any:

@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from synthq_jax.privacy import _checks, sampling
 
-__all__ = ["Run", "composed_epsilon", "epsilon", "noise_multiplier"]
+__all__ = [
+  "Run",
+  "check_delta",
+  "composed_epsilon",
+  "epsilon",
+  "noise_multiplier",
+]
 
 ACCOUNTANTS = ("pld", "rdp")
 
@@ -305,13 +311,27 @@ def _check(
       'expected accountant="pld" for relation=REPLACE_ONE, '
       "got accountant='rdp', which has no bound for it"
     )
+  if delta is not None:
+    check_delta(delta, sampler)
+  return name
+
+
+def check_delta(delta: float, sampler: sampling.Sampler) -> None:
+  """Refuses a delta at which a record may be published as it stands.
+
+  Args:
+    delta: of a promise about one training.
+    sampler: of its batches.
+
+  Raises:
+    ValueError: unless it is in (0, 1 / num_examples).
+  """
   limit = 1 / sampler.num_examples
-  if delta is not None and not 0 < delta < limit:
+  if not 0 < delta < limit:
     raise ValueError(
       f"expected delta in (0, 1/num_examples = {limit:.3g}), got {delta=}; "
       "1 / (2 num_examples) is usual"
     )
-  return name
 
 
 def _check_noise(value: float) -> None:

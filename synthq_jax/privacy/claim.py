@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from synthq_jax.privacy import (
   _checks,
   accounting,
@@ -26,6 +28,8 @@ from synthq_jax.privacy import (
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["Claim", "calibrated"]
+
+_MOST_LEVELS = 32  # of noise, in the ledger of a schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,14 @@ class Claim:
     by at most `l2_sensitivity` when it comes to the batch or leaves it; the
     noise has standard deviation `noise_multiplier * l2_sensitivity`,
     independent of all else, or `noise_bands` bands of `optim.banded`; and
-    what `words` assume. A noisy statistic of all n records is one step of
+    what `words` assume. A noise multiplier that is a schedule is public and was
+    fixed before; under Poisson sampling each step counts with its own, rounded
+    down, and under other samplers, where a record may be in whichever step of a
+    cycle, all count with the least. Where noise follows from earlier private
+    sums, or is traced, the claim is one about a number that it never falls
+    below: whoever trains has to keep to it. A clip norm that changes, of a
+    schedule or of `optim.AdaptiveClip`, asks for sums of unit norm, and then for
+    `l2_sensitivity=1`. A noisy statistic of all n records is one step of
     `Poisson(n, n, n + 1)`: a neighbour has one more.
 
   >>> sampler = sampling.Poisson.with_margin(
@@ -58,8 +69,9 @@ class Claim:
   """How batches are drawn."""
   steps: int
   """The number of noisy sums."""
-  noise_multiplier: float
-  """Noise standard deviation over `l2_sensitivity`; 0 claims nothing."""
+  noise_multiplier: float | Callable[[int], Any]
+  """Noise standard deviation over `l2_sensitivity`, or a schedule of the step
+  from 0, as `optim.privatize` takes it; 0 claims nothing."""
   l2_clip_norm: float
   """The norm that gradients are clipped to."""
   delta: float | None = None
@@ -70,6 +82,8 @@ class Claim:
   """A `dp_accounting.NeighboringRelation` or its name."""
   noise_bands: int = 1
   """Of `optim.banded` noise; 1: independent in every step."""
+  noise_buffers: int = 0
+  """Of `optim.blt` noise that was made for `sampler` and at least `steps`."""
   accountant: str = "pld"
   """"pld" or "rdp"."""
   words: terms.Terms = terms.QUERIES
@@ -87,13 +101,27 @@ class Claim:
   @functools.cached_property
   def epsilon(self) -> float:
     """Of all sums together, at `delta`; infinite without noise."""
-    return accounting.epsilon(
-      noise_multiplier=self.noise_multiplier,
+    accounting.check_delta(self.delta, self.sampler)
+    return accounting.composed_epsilon(
+      self._runs,
       delta=self.delta,
-      sampler=self.sampler,
-      steps=self.steps,
       relation=self.relation,
       accountant=self.accountant,
+    )
+
+  @functools.cached_property
+  def _runs(self) -> tuple[accounting.Run, ...]:
+    """The steps by their noise, which may be rounded down."""
+    schedule = self.noise_multiplier
+    if not callable(schedule):
+      return (accounting.Run(self.sampler, float(schedule), int(self.steps)),)
+    values = np.array([float(schedule(i)) for i in range(self.steps)])
+    if not isinstance(self.sampler, sampling.Poisson):
+      values[:] = values.min()
+    levels, counts = _levels(values)
+    return tuple(
+      accounting.Run(self.sampler, float(level), int(count))
+      for level, count in zip(levels, counts, strict=True)
     )
 
   def statement(self, identifier: str) -> statement_lib.PrivacyStatement:
@@ -104,7 +132,8 @@ class Claim:
         "finetune_dp/FINGERPRINT".
 
     Returns:
-      The statement, with one release in its ledger; one that claims nothing
+      The statement, with a release in its ledger for each level of noise, of
+      which there is one but for schedules; one that claims nothing
       where there is no noise and `words` have a sentence for that.
 
     Raises:
@@ -112,19 +141,33 @@ class Claim:
         accounting refuses.
     """
     words = self.words
-    if self.noise_multiplier == 0 and words.without_noise:
+    is_quiet = any(run.noise_multiplier == 0 for run in self._runs)
+    if is_quiet and words.without_noise:
       return statement_lib.non_private(
         words.without_noise, unit=words.unit, relation=self.relation
       )
-    release = releases.Release(
-      identifier=identifier,
-      mechanism=words.mechanism,
-      **releases.sampler_fields(self.sampler),
-      noise_multiplier=float(self.noise_multiplier),
-      l2_clip_norm=float(self.l2_clip_norm),
-      l2_sensitivity=float(self.l2_sensitivity),
-      steps=int(self.steps),
-      noise_bands=int(self.noise_bands),
+    mechanism = words.mechanism
+    if self.noise_buffers:
+      if not isinstance(self.sampler, sampling.BallsInBins):
+        raise ValueError(
+          "expected batches of sampling.BallsInBins for noise of optim.blt, got"
+          f" {type(self.sampler).__name__}: nothing is claimed for others"
+        )
+      mechanism += (
+        f", correlated over all steps in {self.noise_buffers} buffers"
+      )
+    entries = tuple(
+      releases.Release(
+        identifier=identifier if number == 0 else f"{identifier}#{number}",
+        mechanism=mechanism,
+        **releases.sampler_fields(self.sampler),
+        noise_multiplier=run.noise_multiplier,
+        l2_clip_norm=float(self.l2_clip_norm),
+        l2_sensitivity=float(self.l2_sensitivity),
+        steps=run.steps,
+        noise_bands=int(self.noise_bands),
+      )
+      for number, run in enumerate(self._runs)
     )
     return statement_lib.PrivacyStatement(
       unit=words.unit,
@@ -132,7 +175,7 @@ class Claim:
       epsilon=self.epsilon,
       delta=float(self.delta),
       accountant=self.accountant,
-      ledger=(release,),
+      ledger=entries,
       public=words.public,
       assumptions=words.assumptions,
       not_protected=words.not_protected,
@@ -153,7 +196,7 @@ class Claim:
     """
     plain = (
       isinstance(self.sampler, sampling.Poisson)
-      and self.noise_bands == 1
+      and (self.noise_bands, self.noise_buffers) == (1, 0)
       and self.relation == "ADD_OR_REMOVE_ONE"
       and self.l2_sensitivity == self.l2_clip_norm
       and self.words in words
@@ -183,6 +226,19 @@ class Claim:
     made = self.statement(identifier)
     ledger.enter(path, identifier, made)
     return made
+
+
+def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns few noise multipliers, rounded down, and the steps of each."""
+  found, counts = np.unique(values, return_counts=True)
+  low, high = found[0], found[-1]
+  if len(found) <= _MOST_LEVELS or not 0 < low <= high < math.inf:
+    return found, counts
+  levels = np.geomspace(low, high, _MOST_LEVELS)
+  levels[0] = low
+  places = np.searchsorted(levels, values, side="right") - 1
+  found, counts = np.unique(places, return_counts=True)
+  return levels[found], counts
 
 
 def calibrated(

@@ -17,7 +17,8 @@ class Release:
   mechanism: str
   """What was clipped and noised, in words."""
   sampling: str
-  """How batches were drawn: "poisson", "cyclic_poisson" or "fixed_order"."""
+  """How batches were drawn: "poisson", "cyclic_poisson", "balls_in_bins" or
+  "fixed_order"."""
   num_examples: int
   """The number of private records."""
   expected_batch_size: int
@@ -33,7 +34,7 @@ class Release:
   steps: int
   """The number of noisy sums."""
   cycle_length: int = 1
-  """Groups of the records that batches go through, "cyclic_poisson" alone."""
+  """Groups or bins of the records that batches go through."""
   noise_bands: int = 1
   """Bands of `optim.banded` noise; 1: independent in every step."""
 
@@ -55,6 +56,12 @@ class Release:
 
   def sampler(self) -> sampling.Sampler:
     """Returns the sampler that this entry describes."""
+    if self.sampling == "balls_in_bins":
+      return sampling.BallsInBins(
+        num_examples=self.num_examples,
+        cycle_length=self.cycle_length,
+        max_batch_size=self.max_batch_size,
+      )
     if self.sampling == "fixed_order":
       return sampling.FixedOrder(
         num_examples=self.num_examples, batch_size=self.max_batch_size
@@ -73,8 +80,8 @@ class Release:
         cycle_length=self.cycle_length,
       )
     raise ValueError(
-      'expected "poisson", "cyclic_poisson" or "fixed_order", got sampling='
-      f"{self.sampling!r}"
+      'expected "poisson", "cyclic_poisson", "balls_in_bins" or "fixed_order",'
+      f" got sampling={self.sampling!r}"
     )
 
   def run(self) -> accounting.Run:
@@ -98,6 +105,7 @@ def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
   names = {
     sampling.Poisson: "poisson",
     sampling.CyclicPoisson: "cyclic_poisson",
+    sampling.BallsInBins: "balls_in_bins",
     sampling.FixedOrder: "fixed_order",
   }
   if type(sampler) not in names:

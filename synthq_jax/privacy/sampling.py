@@ -8,7 +8,6 @@ let `num_examples` count queries.
 
 import dataclasses
 import functools
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +15,18 @@ from typing import Any
 import numpy as np
 
 from synthq_jax.privacy import _checks, _draws
-from synthq_jax.privacy._cyclic import CyclicPoisson
-from synthq_jax.privacy._draws import IS_PADDING, Batch, Sampler, take
+from synthq_jax.privacy._cyclic import BallsInBins, CyclicPoisson
+from synthq_jax.privacy._draws import IS_PADDING, Batch, Sampler, split, take
 
 __all__ = [
   "IS_PADDING",
+  "BallsInBins",
   "Batch",
   "CyclicPoisson",
   "FixedOrder",
   "Poisson",
   "Sampler",
+  "split",
   "take",
 ]
 
@@ -113,22 +114,18 @@ class Poisson:
     Raises:
       ValueError: if an argument is out of range.
     """
-    _checks.check_count("multiple_of", multiple_of, 1)
-    if not 0 < overflow < 1:
-      raise ValueError(f"expected overflow in (0, 1), got {overflow=}")
     small = cls(
       num_examples=num_examples,
       expected_batch_size=expected_batch_size,
       max_batch_size=expected_batch_size,
     )
-    # Above the mean, Bernstein's inequality bounds the search.
-    log = math.log(1 / overflow)
-    room = math.ceil(2 * log + math.sqrt(2 * expected_batch_size * log)) + 1
-    sizes = expected_batch_size + np.arange(room + 1)
-    tails = _draws.binomial_tail(num_examples, small.probability, sizes + 1)
-    size = min(int(sizes[np.argmax(tails <= overflow)]), num_examples + 1)
-    rounded = -(-size // multiple_of) * multiple_of
-    return dataclasses.replace(small, max_batch_size=rounded)
+    rows = _draws.max_batch_size(
+      count=num_examples,
+      probability=small.probability,
+      multiple_of=multiple_of,
+      overflow=overflow,
+    )
+    return dataclasses.replace(small, max_batch_size=rows)
 
   @property
   def probability(self) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 __all__ = [
   "CLIENT",
+  "EXAMPLES",
   "IDEAL_NUMBERS",
   "IMAGE_PAIRS",
   "QUERIES",
@@ -98,6 +99,31 @@ QUERIES = Terms(
   ),
 )
 """Of a generator or retriever that is trained on private queries."""
+
+EXAMPLES = Terms(
+  unit="example",
+  mechanism="per-example gradients, clipped, summed, Gaussian noise",
+  public=(
+    "The number of private examples.",
+    "The settings: model, where training starts, learning rate, clip norm, "
+    "batch sizes, number of steps and noise.",
+  ),
+  assumptions=(
+    "An example is one record, drawn and clipped as one.",
+    SECRET_SEEDS,
+    "Which examples were in which batch stays secret; every intermediate model "
+    "may be published.",
+    "Losses, gradient norms and scores on private examples are not published.",
+    "The settings were chosen without looking at the private examples; trials "
+    "that did look are listed as releases of their own.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many private examples there are.",
+    _IN_COMMON.format("examples"),
+  ),
+)
+"""Of any model that is trained on private examples, as a classifier."""
 
 T5X = Terms(
   unit="example",

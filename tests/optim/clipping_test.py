@@ -82,7 +82,7 @@ def test_the_sensitivity_is_the_clip_norm_or_twice_it():
   assert grad_fn.sensitivity(Relation.ADD_OR_REMOVE_ONE) == 0.75
   assert grad_fn.sensitivity(Relation.REPLACE_SPECIAL) == 0.75
   assert grad_fn.sensitivity(Relation.REPLACE_ONE) == 1.5
-  with pytest.raises(ValueError, match="relation=3"):
+  with pytest.raises(ValueError, match="relation in .*got 3"):
     grad_fn.sensitivity(3)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import optax
@@ -27,6 +26,7 @@ class BatchAux(NamedTuple):
 
   loss: jax.Array
   norm: jax.Array
+  is_beside_sum = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,11 +80,11 @@ class BatchClippedGrad:
     clipped = jax.tree.map(lambda x: jnp.where(finite, scale * x, 0), gradient)
     return clipped, BatchAux(loss.astype(jnp.float32), norm)
 
-  def sensitivity(self, relation: dp_accounting.NeighboringRelation) -> float:
+  def sensitivity(self, relation: Any) -> float:
     """Returns the L2 sensitivity: twice the clip norm, whatever the relation.
 
     Args:
-      relation: a dp_accounting.NeighboringRelation.
+      relation: a `dp_accounting.NeighboringRelation` or its name.
 
     Returns:
       2 x l2_clip_norm.
@@ -92,11 +92,7 @@ class BatchClippedGrad:
     Raises:
       ValueError: if it is not a neighbouring relation.
     """
-    if not isinstance(relation, dp_accounting.NeighboringRelation):
-      raise ValueError(
-        f"expected a dp_accounting.NeighboringRelation, got {relation=}"
-      )
-    return 2.0 * self.l2_clip_norm
+    return sensitivity.batch(l2_clip_norm=self.l2_clip_norm, relation=relation)
 
 
 def batch_clipped_grad(

@@ -27,16 +27,32 @@ __all__ = [
 
 
 class Loss(Protocol):
-  """A loss of similarities, as `losses.contrastive.Softmax`."""
+  """A loss of similarities, as `losses.contrastive.Softmax`.
+
+  What a loss of one's own has to be. Its sensitivity is taken at its word by
+  `Logit`: derive it, or declare bounds with `losses.contrastive.Bounded`, which
+  tries them. Masks are "is_padding_example", bool [batch], and "is_duplicate",
+  bool [batch, columns]; columns are the documents and then all hard negatives.
+  Nothing that is learnt is in a loss, and it has no keys: rows that do not look
+  at each other's documents may have both (docs/examples/contrastive_rows.py).
+  """
 
   def losses(self, similarity: jax.Array, **masks: Any) -> jax.Array:
-    """Returns losses [batch] of similarities [batch, columns]."""
+    """Returns losses [batch] of similarities [batch, columns]; 0 for padding."""
 
   def weights(self, similarity: jax.Array, **masks: Any) -> jax.Array:
-    """Returns the derivative of their sum, [batch, columns]."""
+    """Returns the derivative of their sum, [batch, columns].
+
+    For any similarity whatever: they are to be brought into the range that the
+    sensitivity is derived for.
+    """
 
   def sensitivity(self, **declared: Any) -> float:
-    """Returns how far one record moves a sum of clipped pairs."""
+    """Returns how far one record moves a sum of clipped pairs.
+
+    Args:
+      **declared: max_batch_size, l2_clip_norm, relation, unit.
+    """
 
 
 class Method(Protocol):
@@ -72,6 +88,7 @@ class ContrastiveAux(NamedTuple):
 
   losses: jax.Array
   norms: jax.Array
+  is_beside_sum = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,8 +145,9 @@ class ContrastiveGrad:
     """
     if key is not None:
       raise ValueError(
-        "expected key=None, got a key: encoders are called without one, so "
-        "train without dropout"
+        "expected key=None, got a key: encoders are called without one; a loss"
+        " with dropout and public negatives is one for clipped_grad"
+        " (docs/examples/contrastive_rows.py)"
       )
     batch, is_padding_example = clipping.split_padding(
       batch, is_padding_example
@@ -254,7 +272,8 @@ def contrastive_clipped_grad(
       is called with one example at a time, under `jax.vmap`.
     encode_document: the same for documents and negatives. Parameters may be
       shared. What is frozen is closed over, not in params.
-    loss: `losses.contrastive.Softmax`, `Sigmoid` or `Spreadout`.
+    loss: `losses.contrastive.Softmax`, `Sigmoid`, `Spreadout`, `Bounded` with
+      bounds of its weights, whose `check` runs here, or any `Loss`.
     l2_clip_norm: of what the method clips, finite and at least 1e-12.
     method: `Logit(...)`, `Row(...)`, `Group(...)` or `Batch()`.
     max_batch_size: the most pairs of a batch with padding, at least 1: the
@@ -281,6 +300,11 @@ def contrastive_clipped_grad(
     raise ValueError(
       f"expected a loss such as losses.contrastive.Softmax(...), got {loss}"
     )
+  if isinstance(method, type) or not hasattr(method, "clipped_sum"):
+    raise ValueError(
+      "expected a method such as optim.Logit(), Row(), Group(size=16) or"
+      f" Batch(), got {method!r}"
+    )
   fn = ContrastiveGrad(
     encode_query=encode_query,
     encode_document=encode_document,
@@ -291,6 +315,8 @@ def contrastive_clipped_grad(
     microbatch_size=microbatch_size,
   )
   method.check(fn)
+  if hasattr(loss, "check"):
+    loss.check()
   return fn
 
 
@@ -344,10 +370,17 @@ def logit_dp(
     An optax transform, to be chained before an optimizer.
 
   Raises:
+    TypeError: if `fn` is something else, as a `clipped_grad`.
     ValueError: if `fn` does not protect the unit, or a number is out of range.
   """
+  if not isinstance(fn, ContrastiveGrad):
+    raise TypeError(
+      "expected fn from contrastive_clipped_grad, got"
+      f" {type(fn).__name__}: for a clipped_grad take privatize(l2_sensitivity="
+      "grad_fn.sensitivity(relation), ...)"
+    )
   moved = fn.sensitivity(relation, unit)
-  if getattr(relation, "name", relation) == "REPLACE_ONE":
+  if _checks.relation_name(relation) == "REPLACE_ONE":
     single = fn.sensitivity("ADD_OR_REMOVE_ONE", unit)
     moved = max(single, moved / 2)
   return privatize(

@@ -70,13 +70,21 @@ class Row:
         "expected a loss with directions=1 for rows, got directions="
         f"{fn.loss.directions}: the other direction has all queries in it"
       )
+    known = (losses_lib.Softmax, losses_lib.Sigmoid, losses_lib.Spreadout)
+    if not isinstance(fn.loss, known):
+      raise ValueError(
+        "expected a loss whose rows are known to depend on no other query, as"
+        f" losses.contrastive.Softmax, got {type(fn.loss).__name__}: clip pairs"
+        " with Logit, or give rows of public negatives to clipped_grad"
+      )
     fits = (
       isinstance(fn.loss, losses_lib.Softmax) and not fn.loss.hard_negatives
     )
     if self.negatives == "public" and not fits:
       raise ValueError(
         "expected losses.contrastive.Softmax without hard_negatives for public "
-        f"negatives, got {fn.loss}"
+        f"negatives, got {fn.loss}: with hard ones it is a loss for clipped_grad"
+        " (docs/examples/contrastive_rows.py)"
       )
 
   def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:

@@ -1,0 +1,68 @@
+"""Checks random keys where they are given, and makes one for each example."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from synthq_jax import typing
+
+__all__ = ["check", "of_examples"]
+
+_WORDS = (2, 4)  # of a raw key: Threefry's and that of other generators
+
+
+def check(name: str, key: Any) -> tuple[int, ...]:
+  """Refuses what is no random key; returns the shape of the array of keys.
+
+  >>> check("key", jax.random.split(jax.random.key(0), 3))
+  (3,)
+
+  Args:
+    name: of the argument, for the message.
+    key: from `jax.random.key` or `jax.random.PRNGKey`, or an array of them.
+
+  Returns:
+    () for one key.
+
+  Raises:
+    TypeError: if it is something else, as a seed.
+  """
+  dtype, shape = getattr(key, "dtype", None), jnp.shape(key)
+  if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    return shape
+  if dtype == jnp.uint32 and shape and shape[-1] in _WORDS:
+    return shape[:-1]
+  raise TypeError(
+    f"expected {name} from jax.random.key(...) or wrap_key_data(...), got"
+    f" {type(key).__name__} of shape {shape}: a seed is no key"
+  )
+
+
+def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
+  """Returns a key for each example.
+
+  Args:
+    key: one, of the step, from which each example's follows by `fold_in` of its
+      "example_id", or of its place where there is none; or an array of `size`
+      keys, which are taken as they are.
+    batch: arrays with a leading axis [batch].
+    size: of the batch.
+
+  Raises:
+    TypeError: if there is no key.
+    ValueError: if there are several, but not one for each example.
+  """
+  shape = check("key", key)
+  if shape == (size,):
+    return key
+  if shape:
+    raise ValueError(
+      f"expected one key, or an array of ({size},) keys, got keys of shape"
+      f" {shape}: give the step's key, and each example gets one of its own"
+    )
+  ids = jnp.arange(size)
+  if isinstance(batch, Mapping) and "example_id" in batch:
+    ids = batch["example_id"]
+  return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)

@@ -1,0 +1,128 @@
+"""Sums over parts of a batch: one noise, one step, one sensitivity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.privacy import sampling
+
+KEY = jax.random.key(2)
+SAMPLER = sampling.Poisson.with_margin(
+  num_examples=40, expected_batch_size=12, multiple_of=4
+)
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32) * 5
+
+
+def linear(w, batch):
+  return batch["x"] @ w
+
+
+GRAD = optim.clipped_grad(linear, l2_clip_norm=1.0)
+W = jnp.zeros(3)
+
+
+def private(noise_multiplier):
+  return optim.privatize(
+    l2_sensitivity=1.0,
+    noise_multiplier=noise_multiplier,
+    denominator=12.0,
+    key=KEY,
+  )
+
+
+def updates(tx, x, number=3, w=W):
+  """All updates of the parts of some draws, one after the other."""
+  state, update, found = tx.init(w), jax.jit(tx.update), []
+  for step in range(number):
+    drawn = SAMPLER.batch(9, step)
+    for part in sampling.split(drawn, 4):
+      total, _ = GRAD(W, SAMPLER.take({"x": x}, part))
+      made, state = update(total, state, w)
+      found.append(np.asarray(made))
+  return np.array(found)
+
+
+def test_parts_make_the_step_that_the_whole_batch_makes():
+  found = updates(optim.accumulate(private(2.0), parts=4), X)
+  tx = private(2.0)
+  state = tx.init(W)
+  for step in range(3):
+    total, _ = GRAD(W, SAMPLER.take({"x": X}, SAMPLER.batch(9, step)))
+    whole, state = tx.update(total, state)
+    np.testing.assert_allclose(found[4 * step + 3], whole, rtol=1e-5)
+    assert not found[4 * step : 4 * step + 3].any()
+
+
+def test_a_record_moves_the_whole_as_far_as_one_part():
+  """Formal guarantee: the sum of all parts has the sensitivity of one."""
+  tx = optim.accumulate(private(0.0), parts=4)
+  record = SAMPLER.batch(9, 0).indices[0]
+  far, away = X.copy(), X.copy()
+  far[record], away[record] = [1e5, 0, 0], [-1e5, 0, 0]
+  moved = 12 * (updates(tx, far, 1)[-1] - updates(tx, away, 1)[-1])
+  assert np.linalg.norm(moved) == pytest.approx(
+    GRAD.sensitivity("REPLACE_ONE"), rel=1e-5
+  )
+
+
+def test_a_mean_of_parts_would_change_the_claim_and_multisteps_can_be_told():
+  sums = optax.MultiSteps(private(2.0), 4, use_grad_mean=False)
+  means = optax.MultiSteps(private(2.0), 4)
+  ours = updates(optim.accumulate(private(2.0), parts=4), X)
+  np.testing.assert_allclose(updates(sums, X), ours, rtol=1e-4, atol=1e-6)
+  assert np.abs(updates(means, X) - ours).max() > 0.1
+
+
+def test_sums_of_half_precision_parameters_stay_float32():
+  tx = optim.accumulate(private(0.0), parts=4)
+  state = tx.init(jnp.zeros(2, jnp.bfloat16))
+  for _ in range(4):
+    made, state = tx.update(jnp.array([0.25, 1.001]), state)
+  np.testing.assert_allclose(12 * made, [1.0, 4.004], rtol=1e-6)
+  assert state.total.dtype == jnp.float32
+
+
+def test_losses_masks_and_odd_numbers_of_parts_are_refused():
+  tx = optim.accumulate(private(1.0), parts=2)
+  with pytest.raises(ValueError, match="the clipped sum alone"):
+    tx.update(GRAD(W, {"x": jnp.ones((2, 3))}), tx.init(W))
+  with pytest.raises(ValueError, match="masked"):
+    tx.init({"w": optax.MaskedNode()})
+  for parts in (0, 1.5):
+    with pytest.raises(ValueError, match="parts"):
+      optim.accumulate(private(1.0), parts=parts)
+  for parts in (0, 7, 400):
+    with pytest.raises(ValueError, match=f"parts={parts}"):
+      sampling.split(SAMPLER.batch(1, 0), parts)
+
+
+def test_each_row_of_a_draw_is_in_one_part():
+  drawn = SAMPLER.batch(1, 0)
+  parts = sampling.split(drawn, 4)
+  assert len({len(part.indices) for part in parts}) == 1
+  for joined, whole in zip(zip(*parts, strict=True), drawn, strict=True):
+    np.testing.assert_array_equal(np.concatenate(joined), whole)
+
+
+@pytest.mark.parametrize("frozen_first", [False, True])
+def test_frozen_parts_go_behind_the_noise(frozen_first):
+  """`multi_transform` after `privatize` is right; around it, one line says so."""
+  params = {"head": jnp.ones(3), "body": jnp.ones(2)}
+  labels = {"head": "train", "body": "freeze"}
+  total = {"head": jnp.full(3, 2.0), "body": jnp.full(2, 3.0)}
+  if frozen_first:
+    tx = optax.multi_transform(
+      {"train": private(1.0), "freeze": optax.set_to_zero()}, labels
+    )
+    with pytest.raises(ValueError, match=r"optax.chain\(privatize"):
+      tx.init(params)
+    return
+  parts = {"train": optax.sgd(1.0), "freeze": optax.set_to_zero()}
+  tx = optax.chain(private(1.0), optax.multi_transform(parts, labels))
+  made, _ = tx.update(total, tx.init(params), params)
+  noisy, _ = private(1.0).update(total, private(1.0).init(params))
+  np.testing.assert_allclose(made["head"], -noisy["head"], rtol=1e-6)
+  assert not made["body"].any()

@@ -1,0 +1,285 @@
+"""What other people's code asks of the transforms, and one line where it errs."""
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.losses import contrastive
+from synthq_jax.optim import strategies
+
+KEY = jax.random.key(0)
+BATCH = {"x": jnp.array([[0.1, 0.2], [3.0, -4.0], [0.0, 9.0], [1.0, 1.0]])}
+W = jnp.array([0.5, -1.0])
+every = pytest.mark.parametrize("strategy", sorted(strategies.STRATEGIES))
+
+
+def linear(w, batch):
+  return batch["x"] @ w
+
+
+def with_aux(w, batch):
+  return batch["x"] @ w, {"square": batch["x"] ** 2}
+
+
+def distance(first, second):
+  return float(optax.tree.norm(jax.tree.map(jnp.subtract, first, second)))
+
+
+@every
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_aux_comes_back_with_a_row_for_each_example(strategy, microbatch):
+  options = dict(
+    l2_clip_norm=1.0, strategy=strategy, microbatch_size=microbatch
+  )
+  total, aux = jax.jit(optim.clipped_grad(with_aux, has_aux=True, **options))(
+    W, BATCH
+  )
+  plain, _ = jax.jit(optim.clipped_grad(linear, **options))(W, BATCH)
+  np.testing.assert_array_equal(total, plain)
+  np.testing.assert_array_equal(aux.aux["square"], BATCH["x"] ** 2)
+
+
+def test_aux_that_is_not_asked_for_or_has_no_rows_is_one_line():
+  with pytest.raises(ValueError, match="has_aux=False, got tuple"):
+    optim.clipped_grad(with_aux, l2_clip_norm=1.0)(W, BATCH)
+  with pytest.raises(ValueError, match="has_aux=True, got"):
+    optim.clipped_grad(linear, l2_clip_norm=1.0, has_aux=True)(W, BATCH)
+  grad_fn = optim.clipped_grad(
+    lambda w, b: (b["x"] @ w, {"mean": b["x"].mean()}),
+    l2_clip_norm=1.0,
+    has_aux=True,
+  )
+  with pytest.raises(ValueError, match=r"aux\['mean'\] of shape \(\)"):
+    grad_fn(W, BATCH)
+
+
+@every
+def test_argnums_choose_what_is_clipped_together(strategy):
+  def loss_fn(frozen, x, w, b):
+    return frozen * (x @ w + b)
+
+  grad_fn = optim.clipped_grad(
+    loss_fn, l2_clip_norm=1.5, argnums=(2, 3), batch_argnum=1, strategy=strategy
+  )
+  (w, b), _ = jax.jit(grad_fn)(2.0, BATCH["x"], W, jnp.array(0.5))
+  each = 2 * np.concatenate([BATCH["x"], np.ones((4, 1))], axis=1)
+  norms = np.linalg.norm(each, axis=1, keepdims=True)
+  expected = (each * np.minimum(1, 1.5 / norms)).sum(axis=0)
+  np.testing.assert_allclose([*w, b], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("places", [((), 1), ((0, 0), 1), (1, 1), (-1, 1)])
+def test_places_that_overlap_are_refused(places):
+  with pytest.raises(ValueError, match="argnums and batch_argnum"):
+    optim.clipped_grad(
+      linear, l2_clip_norm=1.0, argnums=places[0], batch_argnum=places[1]
+    )
+
+
+def test_parameters_without_a_gradient_are_named():
+  grad_fn = optim.clipped_grad(lambda p, b: b["x"] @ p["w"], l2_clip_norm=1.0)
+  for leaf, kind in ((jax.nn.relu, "custom_jvp"), (3, "int"), ("a", "str")):
+    with pytest.raises(TypeError, match=rf"\['f'\] of {kind}"):
+      grad_fn({"w": W, "f": leaf}, BATCH)
+  grad_fn({"w": W, "f": None}, BATCH)  # what a partition leaves behind
+  with pytest.raises(TypeError, match=r"batch\['name'\] of str"):
+    grad_fn({"w": W}, {**BATCH, "name": "train"})
+
+
+def noisy(w, batch, key):
+  return batch["x"] @ w * jax.random.uniform(key)
+
+
+def test_keys_are_one_or_one_for_each_example():
+  grad_fn = optim.clipped_grad(noisy, l2_clip_norm=9.0)
+  _, folded = grad_fn(W, BATCH, key=KEY)
+  keys = jax.vmap(lambda i: jax.random.fold_in(KEY, i))(jnp.arange(4))
+  _, given = grad_fn(W, BATCH, key=keys)
+  np.testing.assert_array_equal(folded.losses, given.losses)
+  raw = jax.random.key_data(keys)
+  np.testing.assert_array_equal(
+    grad_fn(W, BATCH, key=raw)[1].losses, given.losses
+  )
+  with pytest.raises(ValueError, match=r"array of \(4,\) keys, got .*\(3,\)"):
+    grad_fn(W, BATCH, key=keys[:3])
+  with pytest.raises(TypeError, match="a seed is no key"):
+    grad_fn(W, BATCH, key=0)
+
+
+def test_a_missing_key_and_one_too_many_are_one_line():
+  with pytest.raises(ValueError, match="call it with key=step_key"):
+    optim.clipped_grad(noisy, l2_clip_norm=1.0)(W, BATCH)
+  with pytest.raises(ValueError, match="leave key out"):
+    optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH, key=KEY)
+  with pytest.raises(ValueError, match="the arguments of the loss"):
+    optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH, W, W)
+
+
+NOISE = dict(l2_sensitivity=1.0, noise_multiplier=0.5, denominator=4.0)
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda **kw: optim.privatize(**NOISE, **kw),
+    lambda **kw: optim.dp_adam(1e-3, **NOISE, **kw),
+    lambda **kw: optim.dp_adafactor(1e-3, **NOISE, **kw),
+  ],
+)
+def test_a_seed_in_a_key_s_place_is_refused_where_it_is_given(make):
+  for wrong in (0, None, 1.5, np.arange(3)):
+    with pytest.raises(TypeError, match="a seed is no key"):
+      make(key=wrong)
+  with pytest.raises(ValueError, match="one key, got keys"):
+    make(key=jax.random.split(KEY, 2))
+  make(key=jax.random.PRNGKey(1))
+
+
+def encode(params, x):
+  x = x * params[None]
+  return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+def contrastive_grad(method):
+  return optim.contrastive_clipped_grad(
+    encode,
+    encode,
+    loss=contrastive.Softmax(temperature=1.0),
+    l2_clip_norm=1.0,
+    method=method,
+    max_batch_size=4,
+  )
+
+
+def test_losses_and_norms_get_no_noise():
+  tx = optim.privatize(**NOISE, key=KEY)
+  pairs = {"queries": BATCH["x"], "documents": BATCH["x"]}
+  for made in (
+    optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH),
+    contrastive_grad(optim.Logit())(W, pairs),
+    optim.batch_clipped_grad(
+      lambda w, b, real: jnp.sum(b["x"] @ w * real), l2_clip_norm=1.0
+    )(W, BATCH),
+  ):
+    with pytest.raises(ValueError, match="the clipped sum alone"):
+      tx.update(made, tx.init(W))
+    tx.update(made[0], tx.init(W))
+
+
+def test_names_of_methods_and_foreign_gradients_are_one_line():
+  for wrong in ("logit", optim.Logit, None):
+    with pytest.raises(ValueError, match=r"a method such as optim.Logit\(\)"):
+      contrastive_grad(wrong)
+  with pytest.raises(TypeError, match="take privatize"):
+    optim.logit_dp(
+      optim.clipped_grad(linear, l2_clip_norm=1.0),
+      relation="ADD_OR_REMOVE_ONE",
+      unit="pair",
+      noise_multiplier=1.0,
+      denominator=1.0,
+      key=KEY,
+    )
+
+
+def test_relations_are_names_or_constants_everywhere():
+  batch = optim.batch_clipped_grad(lambda w, b, r: 0.0, l2_clip_norm=0.5)
+  clipped = optim.clipped_grad(linear, l2_clip_norm=0.5)
+  for relation in dp_accounting.NeighboringRelation:
+    for grad_fn in (clipped, batch):
+      assert grad_fn.sensitivity(relation) == grad_fn.sensitivity(relation.name)
+    pair = contrastive_grad(optim.Logit()).sensitivity
+    assert pair(relation, "pair") == pair(relation.name, "pair")
+  for grad_fn in (clipped, batch):
+    with pytest.raises(ValueError, match="REPLACE_TWO"):
+      grad_fn.sensitivity("REPLACE_TWO")
+
+
+@every
+def test_a_sum_of_unit_norm_moves_by_one_at_any_clip_norm(strategy):
+  """Formal guarantee: 1, or 2 if replaced, whatever clip norm the call gives."""
+  grad_fn = optim.clipped_grad(
+    linear, l2_clip_norm=1.0, strategy=strategy, rescale_to_unit_norm=True
+  )
+  call = jax.jit(lambda x, c: grad_fn(W, {"x": x}, l2_clip_norm=c)[0])
+  rest = jnp.array([[0.3, 0.1], [-0.2, 0.4]])
+  far = jnp.array([[50.0, 0.0]])
+  padding = jnp.zeros((1, 2))  # whose gradient is zero
+  for clip in (1e-6, 0.3, 7.0, 0.0, -2.0):
+    sums = [
+      call(jnp.concatenate([rest, last]), clip) for last in (far, -far, padding)
+    ]
+    added, replaced = distance(sums[0], sums[2]), distance(sums[0], sums[1])
+    assert added <= grad_fn.sensitivity("ADD_OR_REMOVE_ONE") * (1 + 1e-5)
+    assert replaced <= grad_fn.sensitivity("REPLACE_ONE") * (1 + 1e-5)
+    if clip > 0:  # attained
+      np.testing.assert_allclose([added, replaced], [1, 2], rtol=1e-3)
+  assert not np.isfinite(call(rest, jnp.nan)).any()
+
+
+def test_a_clip_norm_that_changes_needs_sums_of_unit_norm():
+  with pytest.raises(ValueError, match="noise is made for .* declared 1.0"):
+    optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH, l2_clip_norm=2.0)
+  unit = optim.clipped_grad(linear, l2_clip_norm=1.0, rescale_to_unit_norm=True)
+  with pytest.raises(ValueError, match="l2_clip_norm"):
+    unit(W, BATCH, l2_clip_norm=0.0)
+
+
+def stds(tx, steps, size=40_000):
+  """The noise of each step, on a sum of zeros."""
+  zeros, state, found = jnp.zeros(size), tx.init(jnp.zeros(size)), []
+  update = jax.jit(tx.update)
+  for _ in range(steps):
+    drawn, state = update(zeros, state, zeros)
+    found.append(float(jnp.std(drawn)))
+  return found
+
+
+def test_schedules_say_each_step_s_noise():
+  tx = optim.privatize(
+    l2_sensitivity=lambda step: 2.0 - step / 2,
+    noise_multiplier=optax.linear_schedule(1.0, 3.0, 2),
+    denominator=lambda step: 1.0 + step,
+    key=KEY,
+  )
+  expected = [1.0 * 2.0 / 1, 2.0 * 1.5 / 2, 3.0 * 1.0 / 3]
+  np.testing.assert_allclose(stds(tx, 3), expected, rtol=0.02)
+
+
+def test_injected_numbers_make_the_noise_that_constants_make():
+  fixed = optim.privatize(**NOISE, key=KEY)
+  injected = optax.inject_hyperparams(optim.privatize, static_args=("key",))(
+    **NOISE, key=KEY
+  )
+  total = jnp.arange(5.0)
+  expected, _ = fixed.update(total, fixed.init(total))
+  state = injected.init(total)
+  found, state = jax.jit(injected.update)(total, state, total)
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  state.hyperparams["noise_multiplier"] = jnp.array(2.0)
+  np.testing.assert_allclose(
+    stds(optax.GradientTransformation(lambda _: state, injected.update), 1),
+    2.0 / 4.0,
+    rtol=0.02,
+  )
+
+
+@pytest.mark.parametrize(
+  "wrong",
+  [
+    {"l2_sensitivity": 0.0},
+    {"noise_multiplier": -1.0},
+    {"noise_multiplier": jnp.inf},
+    {"denominator": 0.0},
+  ],
+)
+def test_numbers_out_of_range_are_refused_or_give_nan(wrong):
+  with pytest.raises(ValueError, match=next(iter(wrong))):
+    optim.privatize(**{**NOISE, **wrong}, key=KEY)
+  scheduled = {name: lambda _, x=x: x for name, x in wrong.items()}
+  tx = optim.privatize(**{**NOISE, **scheduled}, key=KEY)
+  mean, _ = tx.update(jnp.zeros(3), tx.init(None))
+  assert not np.isfinite(mean).any()

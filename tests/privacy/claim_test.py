@@ -1,0 +1,135 @@
+"""Claims about noise that changes from step to step."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from synthq_jax.privacy import accounting, claim, sampling, statement, terms
+
+WHOLE = sampling.Poisson(
+  num_examples=50, expected_batch_size=50, max_batch_size=51
+)
+SAMPLED = sampling.Poisson.with_margin(
+  num_examples=2000, expected_batch_size=50
+)
+
+
+def promise(schedule, sampler=SAMPLED, steps=60, **fields):
+  return claim.Claim(
+    sampler=sampler,
+    steps=steps,
+    noise_multiplier=schedule,
+    l2_clip_norm=1.0,
+    **fields,
+  )
+
+
+def gaussian_epsilon(noise, delta):
+  """Balle and Wang (2018), theorem 8."""
+
+  def excess(epsilon):
+    a, b = 0.5 / noise, epsilon * noise
+    return (
+      stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b) - delta
+    )
+
+  return optimize.brentq(excess, 0, 200)
+
+
+@pytest.mark.parametrize("number", [3, 90])
+def test_steps_of_whole_batches_add_up_with_their_own_noise(number):
+  """Formal guarantee: no less than what all sums together really cost."""
+  schedule = lambda step: 20.0 + 60.0 * (step / number) ** 2  # noqa: E731
+  made = promise(schedule, WHOLE, steps=number)
+  noise = sum(schedule(i) ** -2 for i in range(number)) ** -0.5
+  true = gaussian_epsilon(noise, made.delta)
+  assert true <= made.epsilon <= 1.08 * true + 1e-3
+  assert len(made.statement("it").ledger) == min(number, 32)
+
+
+def test_a_schedule_costs_between_its_least_and_its_most_noise():
+  schedule = lambda step: 0.8 if step < 20 else 1.6  # noqa: E731
+  epsilons = [promise(z).epsilon for z in (1.6, schedule, 0.8)]
+  assert epsilons == sorted(set(epsilons))
+  by_hand = accounting.composed_epsilon(
+    [accounting.Run(SAMPLED, 0.8, 20), accounting.Run(SAMPLED, 1.6, 40)],
+    delta=1 / 4000,
+  )
+  assert epsilons[1] == by_hand
+
+
+def test_a_constant_schedule_is_the_constant():
+  fixed, made = promise(1.1), promise(lambda step: 1.1)
+  assert made.epsilon == fixed.epsilon
+  assert made.statement("a") == fixed.statement("a")
+
+
+@pytest.mark.parametrize(
+  "sampler",
+  [
+    sampling.FixedOrder(num_examples=2000, batch_size=50),
+    sampling.CyclicPoisson.with_margin(
+      num_examples=2000, expected_batch_size=50, cycle_length=4
+    ),
+  ],
+)
+def test_where_a_record_may_be_in_any_step_the_least_noise_counts(sampler):
+  """One loud step in a cycle is enough: it may be everybody's."""
+  relation = "REPLACE_SPECIAL"
+  made = promise(
+    lambda step: 1.0 if step == 7 else 9.0, sampler, relation=relation
+  )
+  assert made.epsilon == promise(1.0, sampler, relation=relation).epsilon
+
+
+def test_a_step_without_noise_claims_nothing():
+  words = terms.EXAMPLES.but(without_noise="No noise.")
+  made = promise(lambda step: float(step != 3), words=words)
+  assert made.epsilon == math.inf
+  assert made.statement("a").notes == ("No noise.",)
+
+
+def test_a_delta_that_publishes_a_record_is_refused():
+  with pytest.raises(ValueError, match="delta"):
+    _ = promise(lambda step: 1.0 + step, delta=1e-3).epsilon
+
+
+def test_the_ledger_composes_the_levels_again():
+  made = promise(lambda step: 1.0 + (step // 20)).statement("training/1")
+  assert len({one.identifier for one in made.ledger}) == len(made.ledger)
+  assert sum(one.steps for one in made.ledger) == 60
+  other = promise(1.0).statement("training/2")
+  both = statement.compose([made, other])
+  assert both.epsilon > max(made.epsilon, other.epsilon)
+  assert len(both.ledger) == len(made.ledger) + 1
+
+
+def test_a_classifier_s_promise_speaks_of_no_documents():
+  text = statement.in_words(promise(1.0, words=terms.EXAMPLES).statement("a"))
+  for word in ("document", "query", "queries", "vocabulary"):
+    assert word not in text
+  assert "one example" in text
+
+
+def test_cyclic_batches_with_a_margin_hardly_overflow():
+  for length in (1, 5, 40):
+    sampler = sampling.CyclicPoisson.with_margin(
+      num_examples=2000,
+      expected_batch_size=50,
+      cycle_length=length,
+      multiple_of=8,
+    )
+    assert sampler.max_batch_size % 8 == 0
+    assert sampler.overflow_delta(1000) < 1e-9
+    narrow = dataclasses.replace(
+      sampler, max_batch_size=sampler.max_batch_size // 2
+    )
+    assert narrow.overflow_delta(1000) > sampler.overflow_delta(1000)
+    assert np.isfinite(promise(1.0, sampler).epsilon)
+  with pytest.raises(ValueError, match="overflow"):
+    sampling.CyclicPoisson.with_margin(
+      num_examples=9, expected_batch_size=1, cycle_length=2, overflow=0
+    )
