@@ -42,7 +42,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax_privacy import clipping
 
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices, plans, rules, trace, use_sites
@@ -84,6 +83,8 @@ def _vmap(
   loss_fn, params, arguments, is_padding_example, l2_clip_norm
 ) -> typing.Clipped:
   """Clips with jax_privacy: one gradient per example by vmap."""
+  from jax_privacy import clipping  # loads SciPy's statistics: late
+
   wide, narrow = rules.widened(params)
 
   def loss(wide: typing.Params, batch: Any, *keys: jax.Array) -> jax.Array:

@@ -66,5 +66,5 @@ def test_a_clip_norm_out_of_range_is_refused(clip):
 
 def test_a_relation_that_is_none_is_refused():
   grad_fn = optim.batch_clipped_grad(coupled, l2_clip_norm=1.0)
-  with pytest.raises(ValueError, match="relation='add'"):
+  with pytest.raises(ValueError, match="a relation in .* got 'add'"):
     grad_fn.sensitivity("add")

@@ -3,7 +3,13 @@
 import subprocess
 import sys
 
-HEAVY = ("tensorflow", "seqio", "flax", "gin", "orbax", "faiss", "matplotlib")
+import pytest
+
+LATE = {
+  *("tensorflow", "seqio", "flax", "gin", "orbax", "faiss", "matplotlib"),
+  *("scipy.stats", "scipy.signal", "dp_accounting", "jax_privacy"),
+}
+"""Slow or optional: loaded where they are used."""
 
 
 def loaded_after(statement):
@@ -11,17 +17,20 @@ def loaded_after(statement):
   run = subprocess.run(
     [sys.executable, "-c", script], capture_output=True, text=True, check=True
   )
-  return {name.split(".")[0] for name in run.stdout.split()}
+  return set(run.stdout.split())
 
 
-def test_optim_and_losses_load_no_tensorflow_flax_or_gin():
-  loaded = loaded_after("import synthq_jax.optim, synthq_jax.losses")
-  assert "jax_privacy" in loaded
-  assert not loaded & set(HEAVY)
+@pytest.mark.parametrize("part", ["privacy", "losses", "optim"])
+def test_the_core_loads_nothing_slow(part):
+  assert not loaded_after(f"import synthq_jax.{part}") & LATE
 
 
-def test_optim_needs_jax_optax_jax_privacy_and_numpy_alone():
-  theirs = loaded_after("import jax, optax, jax_privacy, numpy, dp_accounting")
-  ours = loaded_after("from synthq_jax import optim") - {"synthq_jax"}
-  standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
-  assert {name for name in ours - theirs - standard if name[0] != "_"} == set()
+def roots_after(statement):
+  return {name.split(".")[0] for name in loaded_after(statement)}
+
+
+def test_optim_needs_jax_optax_and_numpy_alone():
+  theirs = roots_after("import jax, optax, numpy, jaxtyping")
+  others = roots_after("from synthq_jax import optim") - theirs
+  others -= {*sys.stdlib_module_names, *sys.builtin_module_names}
+  assert {name for name in others if name[0] != "_"} == {"synthq_jax"}
