@@ -1,15 +1,37 @@
-"""Reads the docstrings of installed packages, without importing them."""
+"""Reads the docstrings of installed packages, without importing them.
+
+"python" names Python's own standard library beside them.
+"""
 
 import ast
 import dataclasses
 import importlib.metadata
 import importlib.util
 import pathlib
+import platform
 import re
+import sys
+import sysconfig
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["Docstring", "read", "version", "words"]
+__all__ = [
+  "STANDARD_LIBRARY",
+  "Docstring",
+  "read",
+  "read_file",
+  "version",
+  "words",
+]
+
+STANDARD_LIBRARY = "python"
+"""Stands for the modules that come with the interpreter."""
+
+# Parts of it that distributions leave out or later versions lack.
+_NOT_EVERYWHERE = frozenset(
+  "antigravity distutils ensurepip idlelib lib2to3 pydoc_data this tkinter"
+  " turtle turtledemo venv".split()
+)
 
 _SKIPPED = re.compile(
   r"(^|[/_])(tests?|testing|_vendor|vendored|third_party)([/_.]|$)"
@@ -46,7 +68,9 @@ def words(text: str) -> list[str]:
 
 
 def version(package: str) -> str:
-  """Returns the installed version of a top-level package."""
+  """Returns the installed version of a top-level package, or of Python."""
+  if package == STANDARD_LIBRARY:
+    return platform.python_version()
   names = importlib.metadata.packages_distributions().get(package, [package])
   return importlib.metadata.version(names[0])
 
@@ -58,23 +82,53 @@ def read(package: str) -> Iterator[Docstring]:
   out, and so are docstrings of a single paragraph.
 
   Args:
-    package: the top-level name to import it by, e.g. "numpy".
+    package: the top-level name to import it by, e.g. "numpy", or
+      `STANDARD_LIBRARY`.
 
   Raises:
     ValueError: if the package is not installed.
   """
-  spec = importlib.util.find_spec(package)
-  if spec is None:
-    raise ValueError(f"expected package {package!r} to be installed: pip it")
-  for root in spec.submodule_search_locations or ():
-    for path in sorted(pathlib.Path(root).rglob("*.py")):
-      relative = path.relative_to(root).as_posix()
-      if not _SKIPPED.search(relative):
-        module = f"{package}.{relative[:-3].replace('/', '.')}"
-        yield from _read_file(path, package, module)
+  for path, relative in _files(package):
+    if not _SKIPPED.search(relative):
+      module = f"{package}.{relative[:-3].replace('/', '.')}"
+      yield from read_file(path, package, module)
 
 
-def _read_file(path, package: str, module: str) -> Iterator[Docstring]:
+def _files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
+  """Yields the source files and their names within the package, in order."""
+  if package == STANDARD_LIBRARY:
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    names = sorted(sys.stdlib_module_names - _NOT_EVERYWHERE)
+    parts = [root / name for name in names if not name.startswith("_")]
+    paths = [path.with_suffix(".py") for path in parts]
+    paths = [path for path in paths if path.is_file()]
+    roots = [(root, [*paths, *_below(*parts)])]
+  else:
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+      raise ValueError(f"expected package {package!r} to be installed: pip it")
+    locations = map(pathlib.Path, spec.submodule_search_locations or ())
+    roots = [(root, _below(root)) for root in locations]
+  for root, paths in roots:
+    for path in paths:
+      yield path, path.relative_to(root).as_posix()
+
+
+def _below(*folders: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the Python files of each folder, sorted within it."""
+  return [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+
+
+def read_file(
+  path: pathlib.Path, package: str = "", module: str = ""
+) -> Iterator[Docstring]:
+  """Yields the public docstrings of one source file; none if it is no Python.
+
+  Args:
+    path: the file.
+    package: the distribution it belongs to.
+    module: the dotted name of its module.
+  """
   try:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")  # other people's invalid escapes

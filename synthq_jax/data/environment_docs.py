@@ -1,8 +1,9 @@
-"""The demo set that every machine has: the documentation of its packages.
+"""The demo set that every machine has: the documentation of Python and packages.
 
 The first paragraph of a docstring plays the private query, the rest of it the
 public document, and the package the client. What comes out depends on the
-installed versions, which the digest names.
+versions of Python and of the packages of a fixed list, which the digest names:
+with the same versions it is the same on every machine.
 """
 
 import dataclasses
@@ -15,12 +16,13 @@ from synthq_jax.data import docstrings, splits
 __all__ = ["PACKAGES", "EnvironmentDocs", "build", "digest", "private_queries"]
 
 PACKAGES = (
-    "absl", "bm25s", "chex", "dp_accounting", "etils", "faiss", "flax",
-    "ir_measures", "jax", "jax_privacy", "keras", "matplotlib", "numpy", "optax",
-    "orbax", "pyarrow", "safetensors", "scipy", "sentencepiece", "seqio",
-    "tensorflow_datasets", "tensorstore", "tqdm",
+    docstrings.STANDARD_LIBRARY, "absl", "attr", "bm25s", "chex", "dateutil",
+    "dp_accounting", "etils", "faiss", "flax", "fontTools", "ir_measures", "jax",
+    "jax_privacy", "jaxtyping", "jinja2", "matplotlib", "mpmath", "numpy", "optax",
+    "orbax", "PIL", "pydantic", "pygments", "pyparsing", "rich", "sacrebleu",
+    "safetensors", "scipy", "sentencepiece", "tensorstore", "tqdm",
 )  # fmt: skip
-"""Direct dependencies of this project and what they bring along."""
+"""Python itself, and what a run of the pipeline needs and brings along."""
 
 _SIGNATURE = re.compile(r"\w\(.*\)|->|::|[={}\\]|^\W")
 _SHINGLE = 5

@@ -1,4 +1,5 @@
 import collections
+import sys
 
 import numpy as np
 import pytest
@@ -153,6 +154,36 @@ def test_the_digest_names_versions_and_absence(install):
   )
   wanted = "fake_docs==2.7, not_there_at_all absent"
   assert environment_docs.digest(config) == wanted
+
+
+def test_the_standard_library_is_read_and_named_by_its_version():
+  entries = list(docstrings.read(docstrings.STANDARD_LIBRARY))
+  firsts = {entry.name: entry.first for entry in entries}
+  assert firsts["python.textwrap.dedent"] == (
+    "Remove any common leading whitespace from every line in text."
+  )
+  assert {entry.package for entry in entries} == {"python"}
+  tops = [name.split(".")[1] for name in firsts]
+  assert tops.index("argparse") < tops.index("textwrap")
+  config = environment_docs.EnvironmentDocs(packages=("python",))
+  assert environment_docs.digest(config) == f"python=={sys.version.split()[0]}"
+
+
+def test_nothing_of_what_only_some_installations_have_is_read():
+  names = {e.name for e in docstrings.read(docstrings.STANDARD_LIBRARY)}
+  tops = {name.split(".")[1] for name in names}
+  assert not tops & {"tkinter", "idlelib", "test", "site-packages", "lib2to3"}
+
+
+def test_the_demo_set_needs_none_of_tensorflows_packages():
+  tensorflow = {
+    "keras",
+    "pyarrow",
+    "seqio",
+    "tensorflow",
+    "tensorflow_datasets",
+  }
+  assert not tensorflow & set(environment_docs.PACKAGES)
 
 
 def test_the_installed_packages_give_a_clean_demo_set(read_once):
