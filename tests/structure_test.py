@@ -238,23 +238,6 @@ def test_every_folder_of_the_package_is_a_documented_package():
     assert ast.get_docstring(tree), folder
 
 
-def test_the_core_loads_no_tensorflow_seqio_flax_or_gin():
-  script = (
-    "import sys, synthq_jax, synthq_jax.optim, synthq_jax.privacy,"
-    " synthq_jax.losses, synthq_jax.typing\n"
-    "slow = {'tensorflow', 'seqio', 'flax', 'gin'}\n"
-    "print('optax' in sys.modules, sorted(slow & set(sys.modules)))"
-  )
-  done = subprocess.run(
-    [sys.executable, "-c", script],
-    cwd=ROOT,
-    check=True,
-    capture_output=True,
-    text=True,
-  )
-  assert done.stdout.split(maxsplit=1) == ["True", "[]\n"]
-
-
 def test_the_command_line_loads_nothing_slow_before_it_knows_the_stage():
   script = (
     "import sys, synthq_jax.main\n"

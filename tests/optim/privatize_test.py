@@ -192,8 +192,10 @@ def test_parts_of_a_sum_inside_shard_map_are_refused():
     return transform.update(total, transform.init(None))[0]
 
   def sharded(spec, **options):
-    return jax.shard_map(
-      step, mesh=mesh, in_specs=(spec,), out_specs=spec, **options
+    return jax.jit(
+      jax.shard_map(
+        step, mesh=mesh, in_specs=(spec,), out_specs=spec, **options
+      )
     )
 
   with pytest.raises(ValueError, match=r"mesh axes \['parts'\]"):

@@ -120,8 +120,8 @@ def cancelling(seed, positions, width, rest):
 
 
 def norm_in_double(use):
-  factors = (np.asarray(part[0, 0], np.float64) for part in use)
-  return np.linalg.norm(np.einsum("tp,tq->pq", *factors))
+  left, right = (np.asarray(part[0, 0], np.float64) for part in use)
+  return np.linalg.norm(left.T @ right)
 
 
 @pytest.mark.parametrize("positions", [1, 8, 64])

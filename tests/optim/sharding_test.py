@@ -4,24 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from synthq_jax import optim
 from synthq_jax.losses import seq2seq
-from synthq_jax.models import t5, t5_config
+from synthq_jax.models import t5
 
-CONFIG = t5_config.T5Config(
-  vocab_size=48,
-  emb_dim=16,
-  num_heads=4,
-  head_dim=4,
-  mlp_dim=32,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-  mlp_activations=("gelu", "linear"),
-  logits_via_embedding=True,
-)
+CONFIG = random_t5.config(vocab_size=48, emb_dim=16, num_heads=4, mlp_dim=32)
 
 
 def loss_fn(params, batch):
@@ -37,9 +28,7 @@ def make():
     name: jnp.asarray(rng.integers(2, 48, (8, length)))
     for name, length in (("inputs", 10), ("targets", 6))
   }
-  params = t5.init_params(CONFIG, jax.random.key(0))
-  params = jax.tree.map(lambda x: x + 0.1, params)
-  return params, batch, jnp.arange(8) == 5
+  return random_t5.params(CONFIG), batch, jnp.arange(8) == 5
 
 
 @pytest.mark.parametrize(

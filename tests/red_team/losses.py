@@ -212,6 +212,13 @@ def batched_product_on_the_left(p, b):
   return total(jnp.einsum("gde,bgle->bgld", p["s"], x))
 
 
+@case({"s": S})
+def contracted_over_different_axes(p, b):
+  first = jnp.einsum("bld,gde->blge", b["x"], p["s"])
+  second = jnp.einsum("blg,gde->blde", b["x"][..., :3], p["s"])
+  return total(first) + total(second)
+
+
 @case({"w": W})
 def repeated_axes(p, b):
   return total(jnp.einsum("ii,bli->bl", p["w"], b["x"]))
@@ -268,6 +275,12 @@ def lookup_of_columns(p, b):
 @case({"e": E}, lambda n: rows(n) | {"ids": np.full((n, 6), 3, np.int32)})
 def one_id_many_times(p, b):
   return total(p["e"][b["ids"]] * (1 + b["x"][:, :1, :1]))
+
+
+@case({"e": E})
+def two_lookups(p, b):
+  first, second = p["e"][b["ids"][:, :3]], p["e"][b["ids"][:, 2:]]
+  return total(first * (1 + b["x"][:, :1, :1])) + total(jnp.tanh(second))
 
 
 @case({"e": E})
@@ -332,6 +345,71 @@ def shared_by_remat_and_scan(p, b):
   step = lambda x, _: (part(p["w"], x), None)  # noqa: E731
   y = jax.lax.scan(step, part(p["w"], b["x"]), length=2)[0]
   return total(y @ p["v"])
+
+
+@case({"s": S, "w": W})
+def stacked_and_shared_in_scans(p, b):
+  inner = lambda x, w: (jnp.tanh(x @ w + x @ p["w"]), None)  # noqa: E731
+  outer = lambda x, _: (jax.lax.scan(inner, x, p["s"])[0], None)  # noqa: E731
+  return total(jax.lax.scan(outer, b["x"], length=2)[0])
+
+
+@case({"s": S, "w": W})
+def scan_in_remat(p, b):
+  @jax.checkpoint
+  def layers(p, x):
+    step = lambda x, w: (jnp.tanh(x @ w @ p["w"]), None)  # noqa: E731
+    return jax.lax.scan(step, x, p["s"])[0]
+
+  return total(layers(p, b["x"]))
+
+
+@case({"s": S, "e": E})
+def tied_around_a_rematerialised_scan(p, b):
+  @jax.checkpoint
+  def layer(x, w):
+    return jnp.tanh(jax.checkpoint(jnp.dot)(x, w)) + x, None
+
+  x = b["x"] + p["e"][b["ids"][:, :LENGTH]]
+  return total(jax.lax.scan(layer, x, p["s"])[0] @ p["e"].T)
+
+
+@case({"s": S, "e": E, "k": normal(17, 1, 2, 8, DIM)})
+def lookups_in_a_scan(p, b):
+  ids = b["ids"][:, :LENGTH]
+
+  def step(x, each):
+    table, head = each
+    y = jnp.einsum("bld,hdk->blhk", x[..., :8], head)
+    x = jnp.tanh(x + table[ids % DIM] + p["e"][ids])
+    return x, jnp.sum(y**2, axis=(1, 2, 3))
+
+  heads = jnp.concatenate([p["k"]] * len(p["s"]))
+  x, sums = jax.lax.scan(step, b["x"], (p["s"], heads), reverse=True)
+  return total(x) + jnp.sum(sums, axis=0)
+
+
+@case({"s": S, "w": W})
+def parameter_in_the_carry(p, b):
+  def step(carry, w):
+    x, kept = carry
+    return (jnp.tanh(x @ w @ kept), 0.5 * kept), None
+
+  (x, kept), _ = jax.lax.scan(step, (b["x"], p["w"]), p["s"])
+  return total(x @ kept)
+
+
+@case({"s": S})
+def slices_that_are_returned(p, b):
+  x, slices = jax.lax.scan(lambda x, w: (x @ w, w), b["x"], p["s"])
+  return total(x @ slices[0])
+
+
+@case({"s": S, "w": W})
+def scans_of_one_iteration(p, b):
+  step = lambda x, w: (x @ w, None)  # noqa: E731
+  x, _ = jax.lax.scan(step, b["x"], p["s"][:1])
+  return total(jax.lax.scan(step, x, p["w"][None])[0])
 
 
 @case({"w": W, "v": V})
