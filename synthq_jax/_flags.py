@@ -178,6 +178,8 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   flag("--gin_search_paths", default="", help="more folders, by comma")
   flag("--workdir", required=True, help="where all results lie")
   flag("--quiet", action="store_true", help="no progress bars")
+  words = "stop at a judgement of an unknown query or document"
+  flag("--strict", action="store_true", help=words)
   words = "exit with 3 if an audit refutes a claim"
   flag("--fail_above_claim", action="store_true", help=words)
   flag("--debug", action="store_true", help=_DEBUG)

@@ -55,16 +55,49 @@ def _privacy(options: argparse.Namespace) -> str:
 
 
 def _export(options: argparse.Namespace) -> str:
-  """Writes a checkpoint in another format; says what holds for it."""
+  """Writes a result in another format; says what holds for it."""
   from synthq_jax.pipeline import export
 
+  given = [options.checkpoint, options.queries]
+  if sum(map(bool, given)) != 1:
+    raise _flags.UsageError(
+      "expected --checkpoint=FOLDER or --queries=FOLDER, got"
+      f" {'both' if all(given) else 'none'}"
+    )
   return export.run(
-    options.checkpoint,
+    options.checkpoint or options.queries,
     options.to,
     format=options.format,
     step=options.step,
     allow_private=options.allow_private,
   )
+
+
+def _search(options: argparse.Namespace) -> str:
+  """Answers a query with the systems of a run, or serves a page that does."""
+  from synthq_jax.pipeline import search, search_page
+
+  if options.serve == (options.query is not None):
+    raise _flags.UsageError(
+      'expected a query in quotes ("..."), or --serve, got'
+      f" {'both' if options.serve else 'none'}"
+    )
+  searcher = search.open_run(
+    options.workdir,
+    options.system or (),
+    private=options.private,
+    progress=not options.quiet,
+  )
+  if not options.serve:
+    return search.describe(searcher.search(options.query, options.k))
+  page = search_page.server(
+    searcher, port=options.port, k=options.k, private=options.private
+  )
+  address = f"http://{search_page.HOST}:{page.server_port}"
+  print(f"{address} answers until Ctrl-C", flush=True)
+  with page:
+    page.serve_forever()
+  return ""
 
 
 def _corpus_overlap(options: argparse.Namespace) -> str:
@@ -141,17 +174,45 @@ TOOLS = {
     },
   ),
   "export": Tool(
-    words="writes a checkpoint for T5X or transformers, or in our own format",
+    words="hands on a model or queries in a format that others read",
     run=_export,
     flags={
-      "--checkpoint": _required("a folder of any known format"),
+      "--checkpoint": "a folder of any known format, or",
+      "--queries": "a folder of synthetic queries, e.g. runs/demo/generate/eps8",
       "--to": _required("the new folder"),
-      "--format": _required("", choices=("t5x", "huggingface", "safetensors")),
+      "--format": _required(
+        "of a model: t5x, huggingface, safetensors or sentence-transformers;"
+        " of queries: beir, hf (parquet), tevatron or pyserini"
+      ),
       "--step": _number("of a T5X checkpoint", default=0),
       "--allow_private": {
         "action": "store_true",
         "help": "also what was trained without differential privacy",
       },
+    },
+  ),
+  "search": Tool(
+    words="asks the systems of a finished run, on the screen or on a page",
+    run=_search,
+    flags={
+      "query": {"nargs": "?", "help": "in quotes"},
+      "--workdir": _required("of the run"),
+      "--system": {
+        "action": "append",
+        "help": "bm25 or the row of a retriever; several times; by default bm25"
+        " and the first synthetic row",
+      },
+      "--k": _number("documents of each system", default=10),
+      "--private": {
+        "action": "store_true",
+        "help": "also retrievers that must not be shared",
+      },
+      "--serve": {
+        "action": "store_true",
+        "help": "a page for the browser of this machine, at 127.0.0.1",
+      },
+      "--port": _number("of that page; 0 takes a free one", default=8000),
+      "--quiet": _QUIET,
     },
   ),
   "corpus_overlap": Tool(

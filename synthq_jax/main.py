@@ -148,6 +148,8 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   from synthq_jax.pipeline import plan
 
+  if options.strict:
+    bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, note = _configured(plan.RunConfig, options, bindings, workdir)
   _screen.check_audit(options.stage, config, options.fail_above_claim)
   made: dict[str, Sequence[Any]] = {}

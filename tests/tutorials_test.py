@@ -10,6 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+import small_data
 
 from synthq_jax import main
 
@@ -76,6 +77,7 @@ def _commands(name: str) -> list[tuple[list[str], int]]:
   """The arguments of each `synthq` of a page, and its exit code."""
   text = (TUTORIALS / name).read_text()
   lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+  lines = lines.replace("\\\n", " ")
   return [
     (shlex.split(line, comments=True)[1:], 2 if "exit code 2" in line else 0)
     for line in lines.splitlines()
@@ -116,6 +118,42 @@ def test_the_tutorial_on_leaks_finds_those_it_planted(
   assert ["token", "set", "mine", "1", "1", "1", "1"] in rows
   pairs = map(json.loads, pathlib.Path("pairs.jsonl").read_text().splitlines())
   assert {pair["query_id"] for pair in pairs} == {"q1"}
+
+
+def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  numbers = range(120)
+  documents = [
+    {"_id": f"d{i}", "text": small_data.document(i)} for i in numbers
+  ]
+  clicks = [f"u{i % 9},{small_data.query(i)},d{i},{i % 5}" for i in numbers]
+  lost = "u1,boat to the island,d999,1"
+  small_data.write_lines(
+    pathlib.Path("clicks.csv"), ["user,query,document,clicks", *clicks, lost]
+  )
+  small_data.write_lines(
+    pathlib.Path("corpus.jsonl"), map(json.dumps, documents)
+  )
+  run, *others = [arguments for arguments, _ in _commands("ship_it.md")]
+  run = [
+    one.replace("recipes/demo.gin", "recipes/demo_tiny.gin") for one in run
+  ]
+  small = ["BATCH_SIZE=8", "RETRIEVER_BATCH_SIZE=8", "plan.Rows.direct_dp=()"]
+  run += [f"--gin.{one}" for one in (*small, "SECRET_SEED=None")]
+  assert main.main([*run, "--strict"]) == 2
+  assert "known document, got 'd999'" in capsys.readouterr().err
+  assert main.main(run) == 0
+  assert "1 unknown document ids" in capsys.readouterr().err
+  *others, serve = others
+  assert serve[-1] == "--serve"  # until Ctrl-C; tests/pipeline/search_test.py
+  for arguments in others:
+    assert main.main(arguments) == 0
+  shown = capsys.readouterr().out
+  assert "hf upload YOUR_NAME/retriever" in shown
+  assert "--repo-type=dataset" in shown and "synthetic_eps8:\n  1. " in shown
+  assert len(run) < 20 and len([run, *others, serve]) <= 6
 
 
 _SHOWN = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files
+from synthq_jax.data import files, table_files
 
 __all__ = [
   "NEGATIVES_HEADER",
   "document_of",
   "query_of",
   "read_beir",
+  "read_hub",
   "read_judgements",
   "read_key",
   "read_qrels",
@@ -34,7 +35,10 @@ NEGATIVES_HEADER = _HEADER[:2]
 
 
 def read_beir(
-  directory: str | os.PathLike, *, in_memory: bool = True
+  directory: str | os.PathLike,
+  *,
+  in_memory: bool = True,
+  dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
   """Reads a BEIR folder; each file may be gzipped (corpus.jsonl.gz).
 
@@ -46,6 +50,8 @@ def read_beir(
     directory: the folder.
     in_memory: whether the documents are kept; if not, each is checked all the
       same, and read again by each loop over them.
+    dangling: counts judgements of unknown ids, which are left out; None: they
+      are refused.
 
   Returns:
     The collection, one split for each file of qrels.
@@ -61,7 +67,55 @@ def read_beir(
   )
   asked = files.find(directory, "queries.jsonl")
   queries = collection_lib.by_id(asked, "query", _lines(asked, query_of))
-  qrels = read_qrels(directory / "qrels", queries.keys(), ids)
+  qrels = read_qrels(directory / "qrels", queries.keys(), ids, dangling)
+  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+
+
+def read_hub(
+  directory: str | os.PathLike,
+  *,
+  dangling: collection_lib.Dangling | None = None,
+) -> collection_lib.Collection:
+  """Reads a set as BEIR has them on Hugging Face's hub, from disk.
+
+  A folder of tables (`table_files.rows`) for each of "corpus" (_id, text and
+  possibly title), "queries" (_id, text) and "qrels" or "default" (query-id,
+  corpus-id, score), as they are downloaded or as `save_to_disk` writes them.
+
+  Args:
+    directory: the folder.
+    dangling: as in `read_beir`.
+
+  Returns:
+    The collection; documents stay on disk. The splits are those of the qrels.
+
+  Raises:
+    ValueError: as `read_beir`.
+  """
+  root = pathlib.Path(directory)
+  judged = next(
+    (root / n for n in ("qrels", "default") if (root / n).is_dir()), None
+  )
+  if judged is None:
+    raise ValueError(
+      f"{root}: expected folders corpus, queries and qrels with tables, got no"
+      " qrels; for a log in one table, name it log:FILE@CORPUS"
+    )
+  corpus, asked = root / "corpus", root / "queries"
+  documents, ids = collection_lib.read_documents(
+    corpus, lambda: _made(table_files.rows(corpus), document_of)
+  )
+  queries = collection_lib.by_id(
+    asked, "query", _made(table_files.rows(asked), query_of)
+  )
+  rows: dict[str, list[tuple[str, str, str, str]]] = {}
+  for where, row in table_files.rows(judged):
+    cells = (str(row.get(name, "")) for name in _HEADER)
+    rows.setdefault(row["split"], []).append((where, *cells))
+  qrels = {
+    split: collection_lib.judge(found, queries, ids, dangling=dangling)
+    for split, found in rows.items()
+  }
   return collection_lib.Collection(documents, tuple(queries.values()), qrels)
 
 
@@ -69,6 +123,7 @@ def read_judgements(
   path: str | os.PathLike,
   queries: Container[str] | None = None,
   documents: Container[str] | None = None,
+  dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Qrels:
   """Reads qrels/SPLIT.tsv alone.
 
@@ -76,6 +131,7 @@ def read_judgements(
     path: the file, plain or gzipped.
     queries: the known ids; None takes any.
     documents: the known ids; None takes any.
+    dangling: as in `read_beir`.
 
   Returns:
     Query id -> document id -> grade.
@@ -84,7 +140,7 @@ def read_judgements(
     ValueError: if the header is missing, a line is malformed or an id unknown.
   """
   rows = ((where, *cells) for where, cells in files.headed_table(path, _HEADER))
-  return collection_lib.judge(rows, queries, documents)
+  return collection_lib.judge(rows, queries, documents, dangling=dangling)
 
 
 def read_key(
@@ -250,8 +306,14 @@ def _lines(
   path: str | os.PathLike, make: Callable[[str, dict[str, Any]], Any]
 ) -> Iterator[tuple[str, Any]]:
   """Yields where each line stands, and what `document` or `query` makes of it."""
-  for where, fields in files.json_lines(path):
-    yield where, make(where, fields)
+  return _made(files.json_lines(path), make)
+
+
+def _made(
+  rows: Iterable[tuple[str, dict[str, Any]]],
+  make: Callable[[str, dict[str, Any]], Any],
+) -> Iterator[tuple[str, Any]]:
+  return ((where, make(where, fields)) for where, fields in rows)
 
 
 def document_of(where: str, fields: dict[str, Any]) -> collection_lib.Document:
@@ -287,12 +349,15 @@ def _id(where: str, kind: str, fields: dict[str, Any]) -> str:
 
 
 def read_qrels(
-  directory: pathlib.Path, queries: Container[str], documents: Container[str]
+  directory: pathlib.Path,
+  queries: Container[str],
+  documents: Container[str],
+  dangling: collection_lib.Dangling | None = None,
 ) -> dict[str, collection_lib.Qrels]:
   """Reads a folder of SPLIT.tsv files."""
   return {
     split: read_judgements(
-      files.find(directory, f"{split}.tsv"), queries, documents
+      files.find(directory, f"{split}.tsv"), queries, documents, dangling
     )
     for split in files.splits(directory)
   }

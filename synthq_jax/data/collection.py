@@ -1,5 +1,6 @@
 """Holds a collection: documents, queries and judgements by split, checked."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import (
@@ -14,6 +15,7 @@ from typing import Any
 
 __all__ = [
   "Collection",
+  "Dangling",
   "Document",
   "Qrels",
   "Query",
@@ -21,6 +23,7 @@ __all__ = [
   "by_id",
   "check_id",
   "check_text",
+  "is_known",
   "join_splits",
   "judge",
   "read_documents",
@@ -28,6 +31,9 @@ __all__ = [
 
 Qrels = dict[str, dict[str, int]]
 """Judgements: query id -> document id -> grade; above 0 means relevant."""
+
+Dangling = collections.Counter[str]
+"""How many judgements name an unknown "query" or "document"."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -308,6 +314,8 @@ def judge(
   rows: Iterable[tuple[str, str, str, str]],
   queries: Container[str] | None = None,
   documents: Container[str] | None = None,
+  *,
+  dangling: Dangling | None = None,
 ) -> Qrels:
   """Gathers judgements by query.
 
@@ -318,6 +326,8 @@ def judge(
     rows: where it stands ("file:line"), query id, document id and grade.
     queries: the known query ids; None takes any.
     documents: the known document ids; None takes any.
+    dangling: counts judgements of unknown ids, which are left out; None: they
+      are refused.
 
   Returns:
     Query id -> document id -> grade.
@@ -328,8 +338,11 @@ def judge(
   """
   qrels: Qrels = {}
   for where, query, document, grade in rows:
-    _check_known(where, "query", query, queries)
-    _check_known(where, "document", document, documents)
+    if not (
+      is_known(where, "query", query, queries, dangling)
+      and is_known(where, "document", document, documents, dangling)
+    ):
+      continue
     value = _grade(where, grade)
     grades = qrels.setdefault(query, {})
     if grades.setdefault(document, value) != value:
@@ -363,14 +376,34 @@ def _known(kind: str, where: str, unknown: set[str]) -> None:
     )
 
 
-def _check_known(
-  where: str, kind: str, id_: str, known: Container[str] | None
-) -> None:
-  if known is not None and id_ not in known:
+def is_known(
+  where: str,
+  kind: str,
+  id_: str,
+  known: Container[str] | None,
+  dangling: Dangling | None = None,
+) -> bool:
+  """Says whether a judged id is in the collection; counts or refuses others.
+
+  Args:
+    where: "file:line", for the message.
+    kind: "query" or "document".
+    id_: the id.
+    known: the ids of the collection; None takes any.
+    dangling: counts by kind what is unknown; None: it is refused.
+
+  Raises:
+    ValueError: if it is unknown and refused.
+  """
+  if known is None or id_ in known:
+    return True
+  if dangling is None:
     raise ValueError(
       f"{where}: expected the id of a known {kind}, got {id_!r}; add that "
       f"{kind} or remove the line"
     )
+  dangling[kind] += 1
+  return False
 
 
 def _grade(where: str, text: str) -> int:

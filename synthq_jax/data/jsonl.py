@@ -1,16 +1,19 @@
-"""One JSONL file of (query, document) pairs, the shape of a click log."""
+"""Click logs: a table of pairs, or of clicks beside a corpus.
+
+Tables are JSONL, CSV, TSV, parquet or Arrow (`table_files`).
+"""
 
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from synthq_jax.data import beir, files, table_files
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files
 from synthq_jax.data import splits as splits_lib
 
-__all__ = ["Fields", "read_jsonl"]
+__all__ = ["Fields", "read_jsonl", "read_log"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,13 +24,19 @@ class Fields:
     query: the key of the query's text.
     document: the key of the document's text.
     title: the key of the document's title; a line may lack it.
-    client: the key of who asked; a line may lack it.
+    client: the key of who asked, or "user"; a line may lack it.
+    clicks: the key of how often the document was clicked; a line may lack it,
+      and with 0 it is left out.
+    split: the key of the split that a line of a log with a corpus belongs to;
+      either all lines have it or none.
   """
 
   query: str = "query"
   document: str = "document"
   title: str = "title"
   client: str = "client"
+  clicks: str = "clicks"
+  split: str = "split"
 
 
 _Pair = tuple[collection_lib.Query, collection_lib.Document]
@@ -59,7 +68,7 @@ def read_jsonl(
     most. The other splits may differ in more: they are private.
 
   Args:
-    path: the file, plain or gzipped.
+    path: a table, of any kind that `table_files.rows` reads.
     fields: the names of the keys.
     fractions: split name -> share of the documents, in expectation; the first
       is the one that is trained on.
@@ -72,7 +81,11 @@ def read_jsonl(
     ValueError: if a line is malformed or a text is empty (the message says
       file:line), or if a split would hold no pair.
   """
-  pairs = [_pair(where, line, fields) for where, line in files.json_lines(path)]
+  pairs = [
+    _pair(where, line, fields)
+    for where, line in table_files.rows(path)
+    if _is_clicked(where, line, fields)
+  ]
   sides = splits_lib.split_by_own_document(
     [(query.text, document.id) for query, document in pairs],
     fractions,
@@ -90,13 +103,116 @@ def read_jsonl(
   )
 
 
+def read_log(
+  path: str | os.PathLike,
+  corpus: str | os.PathLike,
+  fields: Fields = Fields(),  # noqa: B008  (frozen)
+  *,
+  fractions: Mapping[str, float] = splits_lib.FRACTIONS,
+  seed: int = 0,
+  dangling: collection_lib.Dangling | None = None,
+) -> collection_lib.Collection:
+  """Reads a log of queries and clicked documents beside a corpus.
+
+  A query is a text and who asked it, however often the log holds it; its id is
+  a digest of them. Lines belong to the split that they name; where they name
+  none, no document and no set of query words is on two sides, as in
+  `read_jsonl`.
+
+  Formal guarantee:
+    The documents are those of the corpus, whatever the log holds. Where lines
+    name no split, which queries are in the first, and with which of their
+    documents, is a function of each query's own lines, of the corpus'
+    ids, of `fractions` and `seed`; so one query more or less changes no other
+    record of the first split.
+
+  Args:
+    path: the log, of any kind that `table_files.rows` reads; under
+      `fields.document` stands the id of a document.
+    corpus: the documents, of any such kind, or a BEIR corpus.jsonl: _id or id,
+      text or contents, and possibly title.
+    fields: the names of the log's keys.
+    fractions: split name -> share of the documents, in expectation; the first
+      is the one that is trained on.
+    seed: another seed gives other splits.
+    dangling: counts lines of unknown documents, which are left out; None: they
+      are refused.
+
+  Returns:
+    The collection; documents stay on disk, every grade is 1.
+
+  Raises:
+    ValueError: as in `read_jsonl`, or if some lines name a split and some not.
+  """
+  documents, known = collection_lib.read_documents(
+    corpus, lambda: _documents(corpus)
+  )
+  pairs, named = [], []
+  for where, line in table_files.rows(path):
+    id_ = str(files.field(where, line, fields.document, (str, int)))
+    if _is_clicked(where, line, fields) and collection_lib.is_known(
+      where, "document", id_, known, dangling
+    ):
+      pairs.append((_query(where, line, fields), id_))
+      named.append(files.field(where, line, fields.split, default=""))
+  if all(named) and named:
+    sides = named
+  elif any(named):
+    raise ValueError(
+      f'{path}: expected "{fields.split}" in all lines or in none, got it in'
+      " some: fill it, or leave the column out"
+    )
+  else:
+    asked = [(query.text, id_) for query, id_ in pairs]
+    sides = splits_lib.split_by_own_document(asked, fractions, seed=seed)
+    _check_sides(path, sides, fractions)
+  qrels: dict[str, collection_lib.Qrels] = {}
+  for (query, id_), side in zip(pairs, sides, strict=True):
+    if side is not None:
+      qrels.setdefault(side, {}).setdefault(query.id, {})[id_] = 1
+  queries = tuple({query.id: query for query, _ in pairs}.values())
+  return collection_lib.Collection(documents, queries, qrels)
+
+
+def _documents(
+  corpus: str | os.PathLike,
+) -> Iterator[tuple[str, collection_lib.Document]]:
+  for where, line in table_files.rows(corpus):
+    aliases = {"_id": line.get("id"), "text": line.get("contents")}
+    yield where, beir.document_of(where, aliases | line)
+
+
+def _is_clicked(where: str, line: Mapping[str, Any], fields: Fields) -> bool:
+  """Whether a line has clicks, or says nothing of them."""
+  value = line.get(fields.clicks)
+  if value is None or value == "":
+    return True
+  try:
+    return float(value) > 0
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      f'{where}: expected a number under "{fields.clicks}", got another value;'
+      " correct the line"
+    ) from error
+
+
+def _query(
+  where: str, line: Mapping[str, Any], fields: Fields
+) -> collection_lib.Query:
+  text = _required(where, line, fields.query)
+  kinds = (str, int)
+  user = files.field(where, line, "user", kinds, default="")
+  client = str(files.field(where, line, fields.client, kinds, default=user))
+  return collection_lib.Query(_digest("q", client, text), text, client)
+
+
 def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
-  query = _required(where, line, fields.query)
+  query = _query(where, line, fields)
+  client = query.client
   text = _required(where, line, fields.document)
   title = files.field(where, line, fields.title, default="")
-  client = files.field(where, line, fields.client, default="")
   return (
-    collection_lib.Query(_digest("q", client, query), query, client),
+    query,
     collection_lib.Document(_digest("d", title, text), text, title, client),
   )
 

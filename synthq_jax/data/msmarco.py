@@ -1,4 +1,4 @@
-"""MS MARCO's layout: collection.tsv, queries.SPLIT.tsv and qrels.SPLIT.tsv.
+"""MS MARCO's layout (collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv), and Anserini's.
 
 References:
   Bajaj et al., "MS MARCO: A Human Generated MAchine Reading COmprehension
@@ -7,13 +7,19 @@ References:
 
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files
+from synthq_jax.data import files, table_files
 
-__all__ = ["read_msmarco"]
+__all__ = ["read_anserini", "read_msmarco"]
+
+_TOPIC = re.compile(
+  r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?:</num>\s*)?<title>\s*(?:Topic:)?"
+  r"\s*([^<]+)"
+)
 
 
 def read_msmarco(
@@ -21,6 +27,7 @@ def read_msmarco(
   splits: Sequence[str] | None = None,
   *,
   in_memory: bool = True,
+  dangling: collection_lib.Dangling | None = None,
 ) -> collection_lib.Collection:
   """Reads a folder of MS MARCO style tables; each file may be gzipped.
 
@@ -34,6 +41,8 @@ def read_msmarco(
       that have judgements. The official "dev.small" is a part of "dev".
     in_memory: whether the passages are kept; if not, each is checked all the
       same, and read again by each loop over them.
+    dangling: counts judgements of unknown ids, which are left out; None: they
+      are refused.
 
   Returns:
     The collection, with the queries that are judged in these splits.
@@ -53,7 +62,7 @@ def read_msmarco(
     path = files.find(directory, f"queries.{split}.tsv")
     asked = collection_lib.by_id(path, "query", _items(path, "query"))
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
-    qrels[split] = collection_lib.judge(rows, asked, ids)
+    qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
     for id_, query in asked.items():
       if id_ in qrels[split] and queries.setdefault(id_, query) != query:
         raise ValueError(
@@ -61,6 +70,68 @@ def read_msmarco(
           " earlier split; correct one"
         )
   return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+
+
+def read_anserini(
+  directory: str | os.PathLike,
+  *,
+  dangling: collection_lib.Dangling | None = None,
+) -> collection_lib.Collection:
+  """Reads a folder as Anserini and Pyserini lay it out.
+
+  corpus/ holds JSON lines with "id" and "contents"; topics.SPLIT.tsv "qid TAB
+  text", or topics.SPLIT.txt TREC topics, whose titles are the queries; and
+  qrels.SPLIT.txt "qid 0 docid grade". Each file may be gzipped.
+
+  Args:
+    directory: the folder.
+    dangling: as in `read_msmarco`.
+
+  Returns:
+    The collection; documents stay on disk.
+
+  Raises:
+    ValueError: as `read_msmarco`.
+  """
+  directory = pathlib.Path(directory)
+  corpus = directory / "corpus"
+  documents, ids = collection_lib.read_documents(
+    corpus, lambda: _contents(corpus)
+  )
+  queries, qrels = {}, {}
+  for path in sorted(directory.glob("topics.*")):
+    split = files.unsuffixed(
+      path.name.removeprefix("topics."),
+      *(".tsv", ".tsv.gz"),
+      *(".txt", ".txt.gz"),
+    )
+    items = _items(path, "query") if ".tsv" in path.name else _topics(path)
+    asked = collection_lib.by_id(path, "query", items)
+    rows = _rows(files.find(directory, f"qrels.{split}.txt"))
+    qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
+    queries |= asked
+  if not queries:
+    raise ValueError(
+      f"{directory}: expected topics.SPLIT.tsv or topics.SPLIT.txt, got none"
+    )
+  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+
+
+def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
+  for where, line in table_files.rows(corpus):
+    id_ = str(files.field(where, line, "id", (str, int)))
+    text = files.field(where, line, "contents")
+    collection_lib.check_text(where, "document", id_, text)
+    yield where, collection_lib.Document(id_, text)
+
+
+def _topics(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
+  """Yields the titles of TREC topics."""
+  text = "\n".join(line for _, line in files.lines(path))
+  for number, title in _TOPIC.findall(text):
+    query = " ".join(title.split())
+    collection_lib.check_text(str(path), "query", number, query)
+    yield f"{path}: topic {number}", collection_lib.Query(number, query)
 
 
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:

@@ -4,10 +4,12 @@ One table of kinds serves every stage and study. A new kind is a function that
 reads it and one entry in `KINDS`.
 """
 
+import collections
 import dataclasses
 import hashlib
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterable
 
 from synthq_jax.data import (
@@ -58,13 +60,20 @@ class Source:
     place: what follows the kind: a folder, a file or a name; "" for the demo
       set.
     seed: of splits, where the source has none of its own.
-    fields: of a line, for jsonl.
+    fields: of a line, for jsonl and log.
+    strict: whether judgements of unknown documents or queries are refused; else
+      they are left out, and counted.
+    left_out: how many were, by kind.
   """
 
   kind: str
   place: str
   seed: int = 0
   fields: jsonl.Fields = jsonl.Fields()  # noqa: RUF009  (frozen)
+  strict: bool = False
+  left_out: collection.Dangling = dataclasses.field(
+    default_factory=collections.Counter, compare=False, repr=False
+  )
 
   @property
   def title(self) -> str:
@@ -75,15 +84,34 @@ class Source:
     """
     if self.kind == "ir_datasets":
       return self.place
-    return pathlib.Path(self.place or self.kind).name
+    place = self.place.partition("@")[0] if self.kind == "log" else self.place
+    return pathlib.Path(place or self.kind).name
 
   def read(self) -> collection.Collection:
     """Reads it; documents in files stay there.
 
+    What was left out is counted, and said on standard error in one line.
+
     Raises:
       ValueError: if a file is missing or malformed.
     """
-    return KINDS[self.kind].read(self)
+    self.left_out.clear()
+    data = KINDS[self.kind].read(self)
+    if self.left_out:
+      counts = " and ".join(
+        f"{n:,} unknown {k}" for k, n in self.left_out.items()
+      )
+      print(
+        f"synthq: note: {self.place}: left out judgements of {counts} ids;"
+        " --strict stops there",
+        file=sys.stderr,
+      )
+    return data
+
+  @property
+  def dangling(self) -> collection.Dangling | None:
+    """What readers count unknown ids in; None: they refuse them."""
+    return None if self.strict else self.left_out
 
   def digest(self) -> str:
     """Returns what the content depends on.
@@ -106,6 +134,7 @@ def open(  # noqa: A001
   kinds: Iterable[str] | None = None,
   seed: int = 0,
   fields: jsonl.Fields | None = None,
+  strict: bool = False,
 ) -> Source:
   """Returns the source that a setting names; nothing is read yet.
 
@@ -118,7 +147,8 @@ def open(  # noqa: A001
     setting: its name, for the message.
     kinds: those that will do; None: all.
     seed: of splits, where the source has none of its own.
-    fields: of a line, for jsonl.
+    fields: of a line, for jsonl and log.
+    strict: whether judgements of unknown ids are refused, not left out.
 
   Raises:
     ValueError: if it is of no such kind.
@@ -130,7 +160,7 @@ def open(  # noqa: A001
     raise ValueError(
       f"{setting} must be {', '.join(forms)} or {last}, got source={text!r}"
     )
-  return Source(kind, place, seed, fields or jsonl.Fields())
+  return Source(kind, place, seed, fields or jsonl.Fields(), strict)
 
 
 def _of_files(source: Source, place: str | None = None) -> str:
@@ -155,14 +185,17 @@ def _demo(source: Source) -> environment_docs.EnvironmentDocs:
   return environment_docs.EnvironmentDocs(seed=source.seed)
 
 
-def _prepared(source: Source) -> tuple[str, str]:
-  """Returns the name of a set that TFDS prepared, and its judgements' folder."""
-  name, _, qrels = source.place.partition("@")
-  return name, qrels
+def _parts(source: Source) -> tuple[str, str]:
+  """Returns what stands before and behind the "@" of a place.
+
+  A set that TFDS prepared, and its judgements' folder; a log, and its corpus.
+  """
+  first, _, second = source.place.partition("@")
+  return first, second
 
 
 def _digest_prepared(source: Source) -> str:
-  name, qrels = _prepared(source)
+  name, qrels = _parts(source)
   return f"{name} {_of_files(source, qrels)}"
 
 
@@ -175,14 +208,45 @@ KINDS: dict[str, Kind] = {
   ),
   "beir": Kind(
     form="beir:DIR",
-    read=lambda source: beir.read_beir(source.place, in_memory=False),
+    read=lambda source: beir.read_beir(
+      source.place, in_memory=False, dangling=source.dangling
+    ),
     digest=_of_files,
     from_pairs=False,
   ),
   "msmarco": Kind(
     form="msmarco:DIR",
-    read=lambda source: msmarco.read_msmarco(source.place, in_memory=False),
+    read=lambda source: msmarco.read_msmarco(
+      source.place, in_memory=False, dangling=source.dangling
+    ),
     digest=_of_files,
+    from_pairs=False,
+  ),
+  "anserini": Kind(
+    form="anserini:DIR",
+    read=lambda source: msmarco.read_anserini(
+      source.place, dangling=source.dangling
+    ),
+    digest=_of_files,
+    from_pairs=False,
+  ),
+  "hf": Kind(
+    form="hf:DIR",
+    read=lambda source: beir.read_hub(source.place, dangling=source.dangling),
+    digest=_of_files,
+    from_pairs=False,
+  ),
+  "log": Kind(
+    form="log:FILE@CORPUS",
+    read=lambda source: jsonl.read_log(
+      *_parts(source),
+      source.fields,
+      seed=source.seed,
+      dangling=source.dangling,
+    ),
+    digest=lambda source: " ".join(
+      _of_files(source, place) for place in _parts(source)
+    ),
     from_pairs=False,
   ),
   "jsonl": Kind(
@@ -201,13 +265,15 @@ KINDS: dict[str, Kind] = {
   ),
   "ir_datasets": Kind(
     form="ir_datasets:ID",
-    read=lambda source: ir_datasets_sets.read(source.place),
+    read=lambda source: ir_datasets_sets.read(
+      source.place, dangling=source.dangling
+    ),
     digest=lambda source: source.place,  # the package checks its downloads
     from_pairs=False,
   ),
   "tfds": Kind(
     form="tfds:NAME@QRELS",
-    read=lambda source: beir_sets.read(*_prepared(source)),
+    read=lambda source: beir_sets.read(*_parts(source)),
     digest=_digest_prepared,
     from_pairs=False,
   ),

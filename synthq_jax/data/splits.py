@@ -9,21 +9,30 @@ memory. There are two ways to keep them apart:
   so this way is for public queries.
 - `split_by_own_document` sends a pair to the side of its document, whatever the
   other pairs are, and leaves out pairs whose words are on an earlier side.
+
+Where a set of judged queries has one split for all, `where_none` sends each query
+to the side of its words, with all of its documents: these may be on several sides
+then, as in MS MARCO.
 """
 
+import dataclasses
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from synthq_jax.data import collection
+
 __all__ = [
   "FRACTIONS",
   "split_by_document",
   "split_by_own_document",
   "token_set",
+  "where_none",
 ]
 
 FRACTIONS = {"train": 0.8, "dev": 0.1, "test": 0.1}
@@ -127,6 +136,44 @@ def split_by_own_document(
     side if place[side] == first[own] else None
     for own, side in zip(words, sides, strict=True)
   ]
+
+
+def where_none(
+  data: collection.Collection,
+  fractions: Mapping[str, float] = FRACTIONS,
+  *,
+  seed: int = 0,
+) -> collection.Collection:
+  """Splits the queries of a collection that has one split for all of them.
+
+  Says so on standard error. A collection with several splits stays as it is.
+
+  Formal guarantee: a query's side is a function of its own words, of the
+  fractions and of the seed; no other query moves it.
+
+  Args:
+    data: the collection.
+    fractions: split name -> share; the shares are positive and add to 1.
+    seed: another seed gives other splits.
+
+  Returns:
+    The collection, with a split for each of the fractions.
+  """
+  if len(data.qrels) != 1:
+    return data
+  [(name, judged)] = data.qrels.items()
+  side_of = _sides(fractions, seed)
+  sides: dict[str, collection.Qrels] = {side: {} for side in fractions}
+  for query in data.split_queries(name):
+    side = side_of(" ".join(sorted(token_set(query.text))))
+    sides[side][query.id] = judged[query.id]
+  shares = ", ".join(f"{side} {share:.0%}" for side, share in fractions.items())
+  print(
+    f"synthq: note: all judgements are of one split, {name!r}: queries are"
+    f" divided ({shares}) by a hash of their words",
+    file=sys.stderr,
+  )
+  return dataclasses.replace(data, qrels=sides)
 
 
 def _sides(fractions: Mapping[str, float], seed: int) -> Callable[[str], str]:

@@ -85,6 +85,9 @@ def load(
 ) -> "seqio.SentencePieceVocabulary":
   """Reads a vocabulary through seqio.
 
+  What is encoded is text: "<extra_id_0>" and "</s>" in it become pieces like any
+  other word, never the ids of sentinels and of the end.
+
   Args:
     path: a SentencePiece `.model` file.
     extra_ids: how many sentinels are appended for span corruption.
@@ -95,16 +98,21 @@ def load(
   if not pathlib.Path(path).is_file():
     raise ValueError(f"expected a SentencePiece model, got no file {path}")
   with native_stderr():  # TensorFlow greets while it is imported
+    import sentencepiece
     import seqio
 
   vocabulary = seqio.SentencePieceVocabulary(os.fspath(path), extra_ids)
   try:
     vocabulary.vocab_size  # noqa: B018  reads the file
+    vocabulary.plain = sentencepiece.SentencePieceProcessor(
+      model_file=os.fspath(path)
+    )
   except Exception as error:
     raise ValueError(
       f"{path}: expected a SentencePiece model, got something that cannot"
       f" be read as one ({type(error).__name__}); give another file"
     ) from error
+  vocabulary._encode = vocabulary.plain.encode
   return vocabulary
 
 
@@ -167,7 +175,7 @@ def _encode(vocabulary, texts: Sequence[str], threads: int) -> list[list[int]]:
   """Encodes texts; with several threads below Python, by SentencePiece."""
   if threads == 1:
     return [vocabulary.encode(text) for text in texts]
-  return vocabulary.tokenizer.encode(list(texts), num_threads=threads)
+  return vocabulary.plain.encode(list(texts), num_threads=threads)
 
 
 def pad(

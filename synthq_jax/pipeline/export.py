@@ -1,123 +1,356 @@
-"""Hands a checkpoint on: another format, its vocabulary and its claim beside it.
+"""Hands a result on: a model or queries, in a format that others read.
 
-What was trained on private queries without differential privacy lies under
+With it go its claim (PRIVACY.txt), a card that says what is and what is not
+protected, and the command that would publish it, which nobody runs but its
+owner. What was made of private queries without differential privacy lies under
 `private/`, and does not leave it by accident.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Callable
+
+import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, results
+from synthq_jax.data import beir, query_sets, tokenizer_json
+from synthq_jax.models import dual_encoder, t5_checkpoints
+from synthq_jax.models.checkpoints import tensors
+from synthq_jax.pipeline import cards, inputs, results
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["CLAIM", "run"]
+__all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
 
 CLAIM = "PRIVACY.txt"
-"""In the exported folder: what may be claimed about the model, in words."""
+"""In the exported folder: what may be claimed about it, in words."""
 
-_NAMES = {"huggingface": "spiece.model"}
+_README = "README.md"
+_LENGTH = 512
+"""Tokens of a text where no run says how many."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """What is exported."""
+
+  folder: pathlib.Path
+  """Where it lies."""
+  result: results.Checkpoint | results.SyntheticQueries | None
+  """What its run says of it; None where no run made it, or one that pre-trained
+  on public text."""
+  root: pathlib.Path | None
+  """The working directory of that run."""
+  prepared: results.PreparedData | None
+  """That run's data, of which the settings are read."""
+
+  @property
+  def vocabulary(self) -> pathlib.Path | None:
+    """The vocabulary beside a checkpoint, or that of its run."""
+    places = [inputs.vocabulary_beside(self.folder)]
+    if self.root is not None:
+      places.append(self.root / "prepare_data" / inputs.VOCABULARY_NAME)
+    return next((place for place in places if place.is_file()), None)
+
+  @property
+  def is_private(self) -> bool:
+    """Whether it must not be shared: by its folder, wherever it was moved to,
+    and by its claim."""
+    if results.is_private_path(self.folder.resolve().as_posix()):
+      return True
+    return self.result is not None and not results.is_shareable(self.result)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format:
+  """A form in which a result leaves its run."""
+
+  of: type
+  """The kind of result, of `results`."""
+  write: Callable[[Source, pathlib.Path], object]
+  """Writes the files into a new folder; the rest is done for it."""
+  hub: str = ""
+  """The kind of repository on Hugging Face's hub; "": it goes nowhere."""
+  is_dated: bool = False
+  """Whether the folder's name ends in a step, as T5X's does."""
 
 
 def run(
-  checkpoint: str | os.PathLike,
+  source: str | os.PathLike,
   to: str | os.PathLike,
   *,
   format: str,  # noqa: A002
   step: int = 0,
   allow_private: bool = False,
 ) -> str:
-  """Writes a checkpoint in another format, with what belongs to it.
+  """Writes a model or queries in a format, with what belongs to them.
 
-  Formal guarantee: post-processing. The export is as private as the
-  checkpoint, for the same unit and relation; it reads no private record.
+  Formal guarantee: post-processing. The export is as private as the result, for
+  the same unit and relation. It is made of the result's own folder, of public
+  documents and of settings; it reads no private record.
 
   Args:
-    checkpoint: a folder of any format that `t5_checkpoints.load` reads.
+    source: a checkpoint's folder, of any format that `t5_checkpoints.load`
+      reads, or a folder of synthetic queries that a run wrote.
     to: the new folder, not there yet or empty (T5X: the parent of the step).
-    format: one of `t5_checkpoints.FORMATS`.
+    format: one of `FORMATS`.
     step: the step that a T5X checkpoint gets.
     allow_private: exports also what must not be shared.
 
   Returns:
-    What was written and what holds for it, in words.
+    What was written, what holds for it, and the command that would publish it.
 
   Raises:
-    ValueError: if the checkpoint must not be shared and `allow_private` does
-      not say otherwise, or `t5_checkpoints.convert` refuses.
+    ValueError: if the result must not be shared and `allow_private` does not
+      say otherwise, is of another kind, or cannot be read.
   """
-  source = pathlib.Path(checkpoint)
-  result = _result(source)
-  hidden = _must_not_be_shared(source, result)
-  if hidden and not allow_private:
+  if format not in FORMATS:
     raise ValueError(
-      f"{source}: expected a checkpoint that may be shared, got one under"
-      f" {results.PRIVATE}/, trained on private queries without differential"
+      f"--format must be one of {', '.join(FORMATS)}, got format={format}"
+    )
+  if step < 0:
+    raise ValueError(f"step must be at least 0, got step={step}")
+  chosen, given = FORMATS[format], _source(pathlib.Path(source))
+  if given.is_private and not allow_private:
+    raise ValueError(
+      f"{source}: expected a result that may be shared, got one under"
+      f" {results.PRIVATE}/, made of private queries without differential"
       " privacy: --allow_private exports it all the same"
     )
-  made = t5_checkpoints.convert(source, to, format=format, step=step)
-  vocabulary = _vocabulary(source, result)
-  if vocabulary is not None:
-    name = _NAMES.get(format, inputs.VOCABULARY_NAME)
-    artifacts.write_atomically(made / name, vocabulary.read_bytes())
-  if result is not None:
-    words = statement_lib.in_words(result.statement)
-    artifacts.write_atomically(made / CLAIM, f"{words}\n")
-  return _summary(made, hidden, vocabulary, result)
+  kind = results.Checkpoint if given.result is None else type(given.result)
+  if kind is not chosen.of:
+    fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
+    raise ValueError(
+      f"{source}: expected a {chosen.of.__name__} for --format={format}, got a"
+      f" {kind.__name__}: give one of {fitting}"
+    )
+  place = pathlib.Path(to)
+  if chosen.is_dated:
+    place /= f"checkpoint_{step}"
+  with artifacts.new_folder(place, "export") as folder:
+    chosen.write(given, folder)
+    if given.result is not None:
+      words = statement_lib.in_words(given.result.statement)
+      (folder / CLAIM).write_text(f"{words}\n", encoding="utf-8")
+  return _summary(place, given, chosen)
 
 
-def _summary(made, hidden: bool, vocabulary, result) -> str:
+def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
   """Says what was written, and what may be done with it."""
-  lines = [f"written: {made}"]
-  if vocabulary is None:
+  lines = [f"written: {place}"]
+  if chosen.of is results.Checkpoint and given.vocabulary is None:
     lines.append("no vocabulary lies beside the checkpoint: add its own")
-  if hidden:
+  if given.is_private:
     lines.append("PRIVATE: it gives private queries away; do not share it")
-  elif result is None:
+    return "\n".join(lines)
+  if given.result is None:
     lines.append("nothing is known here about the privacy of its training")
   else:
-    claim = result.statement
+    claim = given.result.statement
     lines.append(
       f"epsilon = {rounding.epsilon(claim.epsilon)},"
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
+  if chosen.hub:
+    lines.append(
+      f"to publish it: hf upload YOUR_NAME/{place.name} {place}"
+      f" --repo-type={chosen.hub}"
+    )
   return "\n".join(lines)
 
 
-def _result(source: pathlib.Path) -> results.Checkpoint | None:
-  """Reads what a run says about its checkpoint.
-
-  Returns None where no run made it, or one that pre-trained on public text.
-  """
-  if artifacts.read_fingerprint(source) is None:
-    return None
-  content = json.loads((source / artifacts.RESULT_NAME).read_text())
-  if content["result"].get("_type") != results.Checkpoint.__name__:
-    return None
-  return artifacts.load(source, results.Checkpoint)
-
-
-def _must_not_be_shared(
-  source: pathlib.Path, result: results.Checkpoint | None
-) -> bool:
-  """Goes by the folder, wherever it was moved to, and by the claim."""
-  if results.is_private_path(source.resolve().as_posix()):
-    return True
-  if result is None:
-    return False
-  return not results.is_shareable(result)
-
-
-def _vocabulary(
-  source: pathlib.Path, result: results.Checkpoint | None
-) -> pathlib.Path | None:
-  """Finds the vocabulary beside a checkpoint, or that of its run."""
-  places = [inputs.vocabulary_beside(source)]
+def _source(folder: pathlib.Path) -> Source:
+  """Reads what a run says about its result, and about its data."""
+  kinds = {
+    kind.__name__: kind
+    for kind in (results.Checkpoint, results.SyntheticQueries)
+  }
+  result = root = prepared = None
+  if artifacts.read_fingerprint(folder) is not None:
+    content = json.loads((folder / artifacts.RESULT_NAME).read_text())
+    kind = kinds.get(content["result"].get("_type"))
+    result = kind and artifacts.load(folder, kind)
   if result is not None:
     depth = len(pathlib.PurePosixPath(result.directory).parts)
-    root = source.resolve().parents[depth - 1]
-    places.append(root / "prepare_data" / inputs.VOCABULARY_NAME)
-  return next((place for place in places if place.is_file()), None)
+    root = folder.resolve().parents[depth - 1]
+    data = root / results.PRIVATE / "prepare_data"
+    if artifacts.read_fingerprint(data) is not None:
+      prepared = artifacts.load(data, results.PreparedData)
+  return Source(folder=folder, result=result, root=root, prepared=prepared)
+
+
+# Models.
+
+
+def _t5(name: str) -> Callable[[Source, pathlib.Path], None]:
+  """Returns what writes a checkpoint of a T5, its vocabulary beside it."""
+
+  def write(given: Source, folder: pathlib.Path) -> None:
+    made = folder / "made"
+    _move_up(t5_checkpoints.convert(given.folder, made, format=name), folder)
+    if given.vocabulary is not None:
+      content = given.vocabulary.read_bytes()
+      (folder / inputs.VOCABULARY_NAME).write_bytes(content)
+
+  return write
+
+
+def _huggingface(given: Source, folder: pathlib.Path) -> None:
+  """Writes what transformers loads, its tokenizer included."""
+  made = t5_checkpoints.convert(
+    given.folder, folder / "made", format="huggingface"
+  )
+  _move_up(made, folder)
+  _write_tokenizer(given, folder)
+  generation = folder / "generation_config.json"
+  if given.vocabulary is not None and generation.is_file():
+    fields = json.loads(generation.read_text())
+    rows = t5_checkpoints.load_config(folder).vocab_size
+    pieces = tokenizer_json.num_pieces(given.vocabulary)
+    fields["suppress_tokens"] = [2, *range(pieces, rows)]  # no text
+    _write_json(generation, fields)
+  if given.result is not None:
+    text = cards.of_transformers(given.result, _prefix(given))
+    (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _prefix(given: Source) -> str:
+  """Returns what stood before the documents that a generator wrote for."""
+  written = given.root / "generate" / given.result.name
+  if artifacts.read_fingerprint(written) is None:
+    return ""
+  return artifacts.load(written, results.SyntheticQueries).prefix
+
+
+def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
+  """Writes a dual encoder with its pooling, projection and lengths."""
+  if given.result is not None and given.result.kind != "retriever":
+    raise ValueError(
+      f"{given.folder}: expected a retriever, got a {given.result.kind}: export"
+      " it with --format=huggingface"
+    )
+  if given.vocabulary is None:
+    raise ValueError(
+      f"{given.folder}: expected the vocabulary of the checkpoint beside it, got"
+      f" none: put it there as {inputs.VOCABULARY_NAME}"
+    )
+  params, shape = t5_checkpoints.load(given.folder, dtype=None)
+  params = dict(dual_encoder.encoder_params(params))
+  projection = params.pop(dual_encoder.PROJECTION, None)
+  t5_checkpoints.save_huggingface(folder / "made", params, shape)
+  _move_up(folder / "made", folder)
+  _write_tokenizer(given, folder)
+  lengths = {"max_seq_length": _length(given)}
+  if given.prepared and given.prepared.query_length != _length(given):
+    lengths["query_length"] = given.prepared.query_length
+  parts = {"Transformer": lengths, "Pooling": _pooling(shape.emb_dim)}
+  if projection is not None:
+    parts["Dense"] = _dense(shape.emb_dim)
+  modules = []
+  for number, (name, config) in enumerate((parts | {"Normalize": {}}).items()):
+    path = f"{number}_{name}" if number else ""
+    kind = f"sentence_transformers.models.{name}"
+    modules.append(
+      {"idx": number, "name": str(number), "path": path, "type": kind}
+    )
+    (folder / path).mkdir(exist_ok=True)
+    file = "config.json" if number else "sentence_bert_config.json"
+    _write_json(folder / path / file, config)
+  if projection is not None:
+    kernel = {"linear.weight": np.ascontiguousarray(projection["kernel"].T)}
+    file = folder / "2_Dense" / "model.safetensors"
+    tensors.write_safetensors(file, tensors.of_tree(kernel))
+  _write_json(folder / "modules.json", modules)
+  _write_json(
+    folder / "config_sentence_transformers.json",
+    {"prompts": {}, "similarity_fn_name": "dot"},
+  )
+  text = cards.of_retriever(given.result, lengths)
+  (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _pooling(width: int) -> dict[str, object]:
+  return {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+
+
+def _dense(width: int) -> dict[str, object]:
+  return {
+    "in_features": width,
+    "out_features": width,
+    "bias": False,
+    "activation_function": "torch.nn.modules.linear.Identity",
+  }
+
+
+def _length(given: Source) -> int:
+  return given.prepared.document_length if given.prepared else _LENGTH
+
+
+def _write_tokenizer(given: Source, folder: pathlib.Path) -> None:
+  """Writes SentencePiece's model and what transformers reads in its place."""
+  vocabulary = given.vocabulary
+  if vocabulary is None:
+    return
+  pieces = tokenizer_json.num_pieces(vocabulary)
+  rows = t5_checkpoints.load_config(folder).vocab_size
+  if pieces > rows:
+    raise ValueError(
+      f"{vocabulary}: expected at most {rows} pieces, as the checkpoint has, got"
+      f" {pieces}: put its own vocabulary beside it"
+    )
+  (folder / "spiece.model").write_bytes(vocabulary.read_bytes())
+  files = tokenizer_json.files(vocabulary, max_length=_length(given))
+  for name, text in files.items():
+    (folder / name).write_text(text, encoding="utf-8")
+
+
+def _move_up(made: pathlib.Path, folder: pathlib.Path) -> None:
+  """Moves what a writer of whole folders made into an export."""
+  for path in made.iterdir():
+    path.rename(folder / path.name)
+  while made != folder:
+    made.rmdir()
+    made = made.parent
+
+
+def _write_json(path: pathlib.Path, content: object) -> None:
+  path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+# Queries.
+
+
+def _layout(layout: query_sets.Layout) -> Format:
+  """Returns the format of synthetic queries and the documents they are for."""
+
+  def write(given: Source, folder: pathlib.Path) -> None:
+    claim = given.result.statement
+    data = beir.read_written(
+      given.folder / "queries.jsonl",
+      given.root / "prepare_data" / "corpus.jsonl",
+    )
+    origin = query_sets.Origin(
+      generator=given.result.name, epsilon=claim.epsilon, delta=claim.delta
+    )
+    layout.write(folder, data, origin)
+    text = cards.of_queries(given.result, data, layout)
+    (folder / _README).write_text(text, encoding="utf-8")
+
+  hub = "dataset" if layout.tables(()) else ""
+  return Format(of=results.SyntheticQueries, write=write, hub=hub)
+
+
+def _model(write: Callable, **fields) -> Format:
+  return Format(of=results.Checkpoint, write=write, **fields)
+
+
+FORMATS: dict[str, Format] = {
+  "t5x": _model(_t5("t5x"), is_dated=True),
+  "safetensors": _model(_t5("safetensors")),
+  "huggingface": _model(_huggingface, hub="model"),
+  "sentence-transformers": _model(_sentence_transformers, hub="model"),
+  **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
+}
+"""By the name that `synthq export --format` has for it."""

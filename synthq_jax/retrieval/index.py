@@ -32,6 +32,7 @@ __all__ = [
   "exact",
   "finite",
   "load",
+  "load_exact",
 ]
 
 _MARGIN = 16  # candidates beyond k, so that ties at the border are rarely cut
@@ -146,6 +147,14 @@ class Index:
       scores[open_], places[open_] = found, at
       open_ = open_[~sure]
     return scores, places
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes the faiss index, vectors included; it appears when complete.
+
+    Args:
+      path: the file, which `load_exact` and faiss itself read.
+    """
+    _write(self.flat, path)
 
   def _candidates(
     self, queries: np.ndarray, k: int, width: int
@@ -439,8 +448,40 @@ class Approximate:
     Args:
       path: the file. The original vectors are not in it.
     """
-    with artifacts.replacing(path) as stream:
-      faiss.write_index(self.inner, faiss.PyCallbackIOWriter(stream.write))
+    _write(self.inner, path)
+
+
+def _write(inner: faiss.Index, path: str | os.PathLike) -> None:
+  with artifacts.replacing(path) as stream:
+    faiss.write_index(inner, faiss.PyCallbackIOWriter(stream.write))
+
+
+def _read(path: str | os.PathLike) -> faiss.Index:
+  try:
+    return faiss.read_index(os.fspath(path))
+  except (RuntimeError, MemoryError) as error:
+    raise ValueError(
+      f"{path}: expected a whole faiss index, got {str(error).splitlines()[-1]}"
+      "; build it again"
+    ) from error
+
+
+def load_exact(path: str | os.PathLike) -> Index:
+  """Reads an index that `Index.save` wrote.
+
+  Args:
+    path: the file.
+
+  Raises:
+    ValueError: if it is missing, damaged or an index of another kind.
+  """
+  flat = _read(path)
+  if not isinstance(flat, faiss.IndexFlatIP):
+    raise ValueError(
+      f"{path}: expected all vectors, for inner products, got a"
+      f" {type(flat).__name__}; build it again"
+    )
+  return exact(flat.reconstruct_n(0, flat.ntotal))
 
 
 def load(
@@ -462,13 +503,7 @@ def load(
     ValueError: if the file is missing, damaged or of another configuration, or
       the vectors are not those of the index.
   """
-  try:
-    inner = faiss.read_index(os.fspath(path))
-  except (RuntimeError, MemoryError) as error:
-    raise ValueError(
-      f"{path}: expected a whole faiss index, got {str(error).splitlines()[-1]}"
-      "; build it again"
-    ) from error
+  inner = _read(path)
   product = inner.metric_type == faiss.METRIC_INNER_PRODUCT
   if not product or not config._made(inner):
     raise ValueError(

@@ -21,6 +21,7 @@ from synthq_jax.data import (
   pretrain_tasks,
   public_text,
   sources,
+  splits,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
@@ -43,12 +44,12 @@ class Config:
   """Which data, and how it is cut."""
 
   source: str = "environment_docs"
-  """"environment_docs", "beir:DIR", "msmarco:DIR", "jsonl:FILE" or
-  "tfds:NAME@QRELS" (what TFDS prepared, and the folder of its judgements)."""
+  """The form of one of `data.sources.KINDS`, e.g. "environment_docs",
+  "beir:DIR", "jsonl:FILE" or "log:FILE@CORPUS"."""
   query_field: str = "query"
-  """Field of a JSONL line that holds the query."""
+  """Column of a log, or key of a JSONL line, that holds the query."""
   document_field: str = "document"
-  """Field of a JSONL line that holds the document."""
+  """The one that holds the document, or its id where there is a corpus."""
   vocabulary: str = ""
   """SentencePiece model; empty: the checkpoint's; "train": from documents."""
   vocab_size: int = 4064
@@ -65,6 +66,9 @@ class Config:
   """Documents of the public test set, at most."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
+  strict: bool = dataclasses.field(default=False, metadata={"speed_only": True})
+  """Whether a judgement of an unknown query or document stops the run; else
+  such are left out, and counted."""
 
   def __post_init__(self):
     config_types.at_least(self, 2, "document_length", "query_length")
@@ -103,7 +107,8 @@ def run(task: stage.Task) -> results.PreparedData:
   """
   config, space = task.settings, task.folders
   source = _source(config)
-  data = collection.join_splits(source.read(), config.test_split)
+  data = splits.where_none(source.read(), seed=config.seed)
+  data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
   for folder in (public, private):
@@ -157,6 +162,7 @@ def _source(config: Config) -> sources.Source:
     fields=jsonl.Fields(
       query=config.query_field, document=config.document_field
     ),
+    strict=config.strict,
   )
 
 

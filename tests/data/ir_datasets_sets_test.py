@@ -1,5 +1,6 @@
 """Collections of ir_datasets, with a stand-in for the package."""
 
+import collections
 import sys
 import types
 
@@ -41,7 +42,9 @@ def install(monkeypatch, **datasets):
 
 def test_a_dataset_becomes_a_collection_whose_documents_stay_away(monkeypatch):
   install(monkeypatch, robust=Dataset())
-  found = ir_datasets_sets.read("robust")
+  lost = collections.Counter()
+  found = ir_datasets_sets.read("robust", dangling=lost)
+  assert lost == {"document": 1, "query": 1}
   assert [each.contents for each in found.documents] == [
     "A text about polio.",
     "Another.",
@@ -52,6 +55,9 @@ def test_a_dataset_becomes_a_collection_whose_documents_stay_away(monkeypatch):
 
 
 def test_what_cannot_be_read_is_one_line(monkeypatch):
+  install(monkeypatch, robust=Dataset())
+  with pytest.raises(ValueError, match="known document, got 'lost'"):
+    ir_datasets_sets.read("robust")
   install(monkeypatch, robust=Dataset(missing="qrels"))
   with pytest.raises(ValueError, match="robust: .* got no qrels"):
     ir_datasets_sets.read("robust")

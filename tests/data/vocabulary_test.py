@@ -126,3 +126,15 @@ def test_threads_change_nothing(small):
   one = vocabulary.tokenize(small, TEXTS, length=12, prefix="an")
   two = vocabulary.tokenize(small, TEXTS, length=12, prefix="an", threads=2)
   np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_special_pieces_in_a_text_are_text(path, threads):
+  texts = ["<extra_id_0>", "an <extra_id_3> row</s>", "<pad> <unk>", "</s>"]
+  plain = sentencepiece.SentencePieceProcessor(model_file=str(path))
+  loaded = vocabulary.load(path, extra_ids=4)
+  rows = vocabulary.tokenize(loaded, texts, length=40, threads=threads)
+  for text, row in zip(texts, rows.tolist(), strict=True):
+    end = row.index(vocabulary.EOS_ID)
+    assert row[:end] == plain.encode(text) == loaded.encode(text)
+    assert max(row) < SIZE and not any(row[end + 1 :])

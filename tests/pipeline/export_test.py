@@ -8,9 +8,11 @@ import jax
 import made_up
 import numpy as np
 import pytest
+import small_data
 import tiny_runs
 
 from synthq_jax import artifacts, main
+from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
   _fingerprints,
@@ -45,7 +47,9 @@ def run_folder(tmp_path_factory):
   """A working directory with a private and a shareable generator."""
   root = tmp_path_factory.mktemp("run")
   (root / "prepare_data").mkdir()
-  (root / "prepare_data" / "vocabulary.model").write_bytes(WORDS)
+  texts = [small_data.document(number) for number in range(64)]
+  model = root / "prepare_data" / "vocabulary.model"
+  vocabulary_lib.train(texts, model, vocab_size=80)
   claims = {PUBLIC: CLAIM, HIDDEN: statement.non_private()}
   for directory, made in claims.items():
     t5_checkpoints.save(root / directory, make(), TINY)
@@ -78,7 +82,8 @@ def test_an_export_holds_the_model_its_vocabulary_and_its_claim(
   params, config = t5_checkpoints.load(to)
   assert config == TINY
   assert_same(params, make())
-  assert (to / made / vocabulary).read_bytes() == WORDS
+  used = run_folder / "prepare_data" / "vocabulary.model"
+  assert (to / made / vocabulary).read_bytes() == used.read_bytes()
   words = (to / made / export.CLAIM).read_text()
   assert words == f"{statement.in_words(CLAIM)}\n"
   printed = capsys.readouterr().out
@@ -152,7 +157,10 @@ def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):
   "flags, words",
   [
     (["--gin.X=1"], "takes no --gin.X=1"),
-    (["--format=gguf"], "invalid choice: 'gguf'"),
+    (["--format=gguf"], "--format must be one of t5x, safetensors, hugging"),
+    (["--format=beir"], "expected a SyntheticQueries for --format=beir"),
+    (["--queries=somewhere"], "or --queries=FOLDER, got both"),
+    (["--format=sentence-transformers"], "expected the vocabulary"),
     (["--checkpoint=nowhere"], "expected a T5 checkpoint, got no file"),
     (["--step=-1"], "step must be at least 0"),
   ],

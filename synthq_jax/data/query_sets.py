@@ -1,0 +1,232 @@
+"""Writes queries and their documents as other libraries read them.
+
+| layout | read by | files |
+|---|---|---|
+| BEIR | `beir.datasets.data_loader.GenericDataLoader` | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv |
+| parquet | `datasets.load_dataset`, mteb | queries, corpus and qrels, by split |
+| Tevatron | `tevatron` | train.jsonl with the passages in place, corpus.jsonl |
+| Pyserini | `pyserini.index`, Anserini | corpus/, topics.SPLIT.tsv, qrels.SPLIT.txt |
+
+All of them hold what a `Collection` holds, and stream its documents.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from synthq_jax.data import beir, files
+from synthq_jax.data import collection as collection_lib
+
+__all__ = ["LAYOUTS", "Layout", "Origin"]
+
+_ROWS = 4096
+"""Of a part of a parquet file that is in memory."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+  """Who wrote the queries, and what is promised; in each row of a table."""
+
+  generator: str
+  """Its name in the run."""
+  epsilon: float
+  """Of its claim; inf: nothing is claimed."""
+  delta: float
+  """Of its claim."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+  """A form of a collection on disk."""
+
+  write: Callable[[pathlib.Path, collection_lib.Collection, Origin], object]
+  """Writes it into a folder."""
+  use: str
+  """How it is read: a block of Markdown for a card."""
+  tables: Callable[[Iterable[str]], Sequence[Mapping[str, Any]]] = lambda _: ()
+  """From the splits to what a card of Hugging Face's lists as its tables."""
+
+
+def _write_beir(
+  folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
+) -> None:
+  del origin  # there is no place for it
+  beir.write_beir(folder, data)
+
+
+def _write_parquet(
+  folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
+) -> None:
+  """Writes three tables, with the names of columns that BEIR has on the hub."""
+  texts = data.query_by_id()
+  written = dataclasses.asdict(origin)
+  for split, judged in data.qrels.items():
+    queries = (
+      {
+        "_id": query,
+        "text": texts[query].text,
+        "document": document,
+        **written,
+      }
+      for query, document in data.pairs(split)
+    )
+    _write_table(folder / "queries" / f"{split}.parquet", queries)
+    rows = (
+      {"query-id": query, "corpus-id": document, "score": grade}
+      for query, grades in judged.items()
+      for document, grade in grades.items()
+    )
+    _write_table(folder / "qrels" / f"{split}.parquet", rows)
+  documents = (
+    {"_id": item.id, "title": item.title, "text": item.text}
+    for item in data.documents
+  )
+  _write_table(folder / "corpus" / "corpus.parquet", documents)
+
+
+def _write_tevatron(
+  folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
+) -> None:
+  """Writes SPLIT.jsonl, where passages stand beside their query, and a corpus."""
+  del origin
+  texts = data.query_by_id()
+  wanted = {
+    document
+    for judged in data.qrels.values()
+    for grades in judged.values()
+    for document in grades
+  }
+  passages = {
+    item.id: {"docid": item.id, "title": item.title, "text": item.text}
+    for item in data.documents
+    if item.id in wanted
+  }
+  for split, judged in data.qrels.items():
+    _write_json_lines(
+      folder / f"{split}.jsonl",
+      (
+        {
+          "query_id": query,
+          "query": texts[query].text,
+          "positive_passages": [
+            passages[d] for d, g in grades.items() if g > 0
+          ],
+          "negative_passages": [
+            passages[d] for d, g in grades.items() if g < 1
+          ],
+        }
+        for query, grades in judged.items()
+      ),
+    )
+  _write_json_lines(
+    folder / "corpus.jsonl",
+    (
+      {"docid": item.id, "title": item.title, "text": item.text}
+      for item in data.documents
+    ),
+  )
+
+
+def _write_pyserini(
+  folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
+) -> None:
+  """Writes a folder to index, topics and TREC judgements."""
+  del origin
+  _write_json_lines(
+    folder / "corpus" / "documents.jsonl",
+    ({"id": item.id, "contents": item.contents} for item in data.documents),
+  )
+  texts = data.query_by_id()
+  for split, judged in data.qrels.items():
+    topics = (f"{q}\t{' '.join(texts[q].text.split())}" for q in judged)
+    files.write_lines(folder / f"topics.{split}.tsv", topics)
+    rows = (
+      f"{query} 0 {document} {grade}"
+      for query, grades in judged.items()
+      for document, grade in grades.items()
+    )
+    files.write_lines(folder / f"qrels.{split}.txt", rows)
+
+
+def _write_json_lines(
+  path: pathlib.Path, rows: Iterable[Mapping[str, Any]]
+) -> None:
+  files.write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
+
+
+def _write_table(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
+  """Writes a parquet file, a part of it in memory at a time."""
+  pyarrow = files.library("pyarrow", path)
+  parquet = files.library("pyarrow.parquet", path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  writer = None
+  while chunk := list(itertools.islice(rows, _ROWS)):
+    table = pyarrow.Table.from_pylist(chunk, writer and writer.schema)
+    if writer is None:
+      writer = parquet.ParquetWriter(path, table.schema)
+    writer.write_table(table)
+  if writer is not None:
+    writer.close()
+
+
+def _parquet_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
+  names = [*splits]
+  return [
+    _table("queries", names, "queries/{}.parquet") | {"default": True},
+    _table("corpus", ["corpus"], "corpus/{}.parquet"),
+    _table("qrels", names, "qrels/{}.parquet"),
+  ]
+
+
+def _beir_tables(splits: Iterable[str]) -> list[dict[str, Any]]:
+  del splits  # tables of one card are of one kind, and judgements are none
+  names = ("queries", "corpus")
+  return [_table(name, [name], "{}.jsonl") for name in names]
+
+
+def _table(name: str, splits: Iterable[str], path: str) -> dict[str, Any]:
+  files_ = [{"split": s, "path": path.format(s)} for s in splits]
+  return {"config_name": name, "data_files": files_}
+
+
+LAYOUTS: dict[str, Layout] = {
+  "beir": Layout(
+    write=_write_beir,
+    tables=_beir_tables,
+    use="""```python
+from beir.datasets.data_loader import GenericDataLoader
+
+corpus, queries, qrels = GenericDataLoader("FOLDER").load(split="train")
+```""",
+  ),
+  "hf": Layout(
+    write=_write_parquet,
+    tables=_parquet_tables,
+    use="""```python
+from datasets import load_dataset
+
+queries = load_dataset("FOLDER", "queries", split="train")
+corpus = load_dataset("FOLDER", "corpus", split="corpus")
+```""",
+  ),
+  "tevatron": Layout(
+    write=_write_tevatron,
+    use="""```bash
+python -m tevatron.retriever.driver.train --dataset_name json \
+  --dataset_path FOLDER/train.jsonl --corpus_path FOLDER/corpus.jsonl
+```""",
+  ),
+  "pyserini": Layout(
+    write=_write_pyserini,
+    use="""```bash
+python -m pyserini.index.lucene --collection JsonCollection \
+  --input FOLDER/corpus --index FOLDER/index --generator DefaultLuceneDocumentGenerator
+python -m pyserini.search.lucene --index FOLDER/index --bm25 \
+  --topics FOLDER/topics.train.tsv --output FOLDER/run.trec
+```""",
+  ),
+}
+"""By the name that `synthq export --format` has for it."""

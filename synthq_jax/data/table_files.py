@@ -1,0 +1,154 @@
+"""Reads rows of tables as logs come: CSV, TSV, JSONL, parquet, Arrow.
+
+Each row is a mapping with the name of the place where it stands, whatever the
+file; those of text may be gzipped. A folder stands for all tables in it, as
+Hugging Face's `datasets` saves them; a row then has the split it lies in.
+"""
+
+import contextlib
+import csv
+import io
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from synthq_jax.data import files
+
+__all__ = ["SUFFIXES", "rows"]
+
+_Rows = Iterator[tuple[str, dict[str, Any]]]
+_MOST = 2**31 - 1
+"""Characters of a cell: a document may stand in one."""
+_DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+
+def rows(path: str | os.PathLike) -> _Rows:
+  """Yields where each row stands, and its values by the name of their column.
+
+  Args:
+    path: a file of one of `SUFFIXES`, with a header where the format has one;
+      or a folder of such files. There a row gets the key "split", if it has
+      none: the name of the file's folder below `path`, or what stands before
+      the first "-" of the file's name.
+
+  Raises:
+    ValueError: if there is no such file, its kind is not known, what reads it is
+      not installed or a row is malformed; the message says where.
+  """
+  path = pathlib.Path(path)
+  if not path.is_dir():
+    yield from _reader(path)(path)
+    return
+  found = [p for p in sorted(path.rglob("*")) if _suffix(p) and p.is_file()]
+  found = [p for p in found if p.suffix in (".parquet", ".arrow")] or found
+  found = [p for p in found if p.name not in _DESCRIPTIONS]
+  if not found:
+    raise ValueError(
+      f"{path}: expected tables ({', '.join(SUFFIXES)}) in the folder, got none:"
+      " check the path"
+    )
+  for file in found:
+    below = file.relative_to(path).parts[:-1]
+    split = below[0] if below else re.split(r"[-.]", file.name)[0]
+    for where, row in _reader(file)(file):
+      yield where, {"split": split, **row}
+
+
+def _suffix(path: pathlib.Path) -> str:
+  """Returns the suffix that says how a file is read, or ""."""
+  suffix = pathlib.Path(path.name.removesuffix(".gz")).suffix.lower()
+  return suffix if suffix in SUFFIXES else ""
+
+
+def _reader(path: pathlib.Path) -> Callable[[pathlib.Path], _Rows]:
+  suffix = _suffix(path)
+  if not path.is_file():
+    raise ValueError(f"expected a table, got {path}: no such file")
+  if not suffix:
+    raise ValueError(
+      f"{path}: expected a table ({', '.join(SUFFIXES)}), got another suffix:"
+      " rename or convert it"
+    )
+  return SUFFIXES[suffix]
+
+
+def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
+  def read(path: pathlib.Path) -> _Rows:
+    csv.field_size_limit(_MOST)
+    with files.opened(path) as stream:
+      text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+      reader = csv.DictReader(
+        text, delimiter=delimiter, quoting=quoting, strict=True
+      )
+      try:
+        for row in reader:
+          where = f"{path}:{reader.line_num}"
+          if None in row or None in row.values():
+            raise ValueError(
+              f"{where}: expected {len(reader.fieldnames)} cells, as the header"
+              " has, got another number; correct the line"
+            )
+          yield where, row
+      except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(
+          f"{path}:{reader.line_num + 1}: expected a table in UTF-8 with a"
+          f" header, got {type(error).__name__}; correct the line"
+        ) from error
+
+  return read
+
+
+def _parquet(path: pathlib.Path) -> _Rows:
+  parquet = files.library("pyarrow.parquet", path)
+  with _explained(path), parquet.ParquetFile(path) as file:
+    yield from _of_batches(path, file.iter_batches())
+
+
+def _arrow(path: pathlib.Path) -> _Rows:
+  """Reads Arrow's stream format, in which `datasets` saves, or its files."""
+  ipc = files.library("pyarrow.ipc", path)
+  with open(path, "rb") as stream:
+    is_file = stream.read(6) == b"ARROW1"
+    stream.seek(0)
+    with _explained(path):
+      if not is_file:
+        yield from _of_batches(path, ipc.open_stream(stream))
+        return
+      opened = ipc.open_file(stream)
+      numbers = range(opened.num_record_batches)
+      yield from _of_batches(path, map(opened.get_batch, numbers))
+
+
+@contextlib.contextmanager
+def _explained(path: pathlib.Path) -> Iterator[None]:
+  """Says which file is no table."""
+  try:
+    yield
+  except Exception as error:
+    if "Arrow" not in type(error).__name__:
+      raise
+    raise ValueError(
+      f"{path}: expected a table, got a damaged file ({type(error).__name__}):"
+      " copy it again"
+    ) from error
+
+
+def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:
+  number = 0
+  for batch in batches:
+    for row in batch.to_pylist():
+      number += 1
+      yield f"{path}:{number}", row
+
+
+SUFFIXES: dict[str, Callable[[pathlib.Path], _Rows]] = {
+  ".jsonl": files.json_lines,
+  ".json": files.json_lines,
+  ".csv": _separated(",", csv.QUOTE_MINIMAL),
+  ".tsv": _separated("\t", csv.QUOTE_NONE),
+  ".parquet": _parquet,
+  ".arrow": _arrow,
+}
+"""How a file is read, by its suffix without .gz."""

@@ -1,0 +1,144 @@
+"""Writes a SentencePiece vocabulary as the tokenizer.json of Hugging Face.
+
+Libraries that read it give the ids that `vocabulary.tokenize` gives. Text stays
+text: a document that holds `</s>`, `<pad>` or `<extra_id_0>` is cut into pieces
+like any other, here as in training. Two habits of Hugging Face's are in the way:
+a unigram model matches its special pieces in texts, and sentinels are appended
+that the model may have no rows for. So special pieces are named with a space in
+front, which no normalized text holds, and there are no sentinels.
+"""
+
+import base64
+import json
+import os
+import pathlib
+from typing import Any
+
+__all__ = ["SPECIAL", "files", "num_pieces"]
+
+SPECIAL = {"pad_token": " <pad>", "eos_token": " </s>", "unk_token": " <unk>"}
+"""Names of the special pieces; their ids are T5's."""
+
+_UNKNOWN, _CONTROL, _BYTE, _NORMAL = 2, 3, 6, 1  # of a piece, in the model
+_UNIGRAM = 1
+
+
+def files(path: str | os.PathLike, *, max_length: int) -> dict[str, str]:
+  """Returns what goes beside a checkpoint of Hugging Face's, by file name.
+
+  Not the same as SentencePiece where a character that has a simpler form is
+  followed by a combining mark, which the library drops, and where two ways to
+  cut a text score the same to the last bits of single precision (1 in 3,500
+  passages of the web).
+
+  Args:
+    path: a SentencePiece unigram model with T5's special ids.
+    max_length: tokens of a text, EOS included, unless its reader says otherwise.
+
+  Returns:
+    tokenizer.json and tokenizer_config.json.
+
+  Raises:
+    ValueError: if it is another kind of model.
+  """
+  model = _read(path)
+  config = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    **SPECIAL,
+    "model_max_length": max_length,
+    "split_special_tokens": True,  # in texts
+    "clean_up_tokenization_spaces": False,
+  }
+  return {
+    "tokenizer.json": json.dumps(_tokenizer(model), ensure_ascii=False),
+    "tokenizer_config.json": json.dumps(config, indent=1) + "\n",
+  }
+
+
+def num_pieces(path: str | os.PathLike) -> int:
+  """Returns how many ids of a SentencePiece model stand for text.
+
+  Raises:
+    ValueError: as `files` does.
+  """
+  return len(_read(path).pieces)
+
+
+def _read(path: str | os.PathLike) -> Any:
+  """Reads the model, and refuses what has no counterpart."""
+  from sentencepiece import sentencepiece_model_pb2
+
+  model = sentencepiece_model_pb2.ModelProto()
+  try:
+    model.ParseFromString(pathlib.Path(path).read_bytes())
+  except Exception as error:  # of protobuf, whose classes differ by version
+    raise ValueError(
+      f"{path}: expected a SentencePiece model, got a file that is none"
+    ) from error
+  kinds = {piece.type for piece in model.pieces}
+  named = [piece.piece for piece in model.pieces[:3]]
+  spec = model.trainer_spec
+  is_ours = (
+    spec.model_type == _UNIGRAM
+    and not spec.treat_whitespace_as_suffix
+    and kinds <= {_NORMAL, _UNKNOWN, _CONTROL, _BYTE}
+    and [f" {name}" for name in named] == list(SPECIAL.values())
+  )
+  if not is_ours:
+    raise ValueError(
+      f"{path}: expected a unigram SentencePiece model that begins with <pad>,"
+      f" </s> and <unk> and has no pieces of its user's own, got another kind:"
+      " export in another format, and add its tokenizer"
+    )
+  return model
+
+
+def _tokenizer(model: Any) -> dict[str, Any]:
+  """Translates a model: normalizer, splitter, pieces, and an EOS at the end."""
+  normalizer = model.normalizer_spec
+  steps: list[dict[str, Any]] = []
+  if charsmap := normalizer.precompiled_charsmap:
+    text = base64.b64encode(charsmap).decode()
+    steps.append({"type": "Precompiled", "precompiled_charsmap": text})
+  if normalizer.remove_extra_whitespaces:
+    steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
+    several = {"Regex": " {2,}"}
+    steps.append({"type": "Replace", "pattern": several, "content": " "})
+  spaces = {
+    "type": "Metaspace",
+    "replacement": "▁",
+    "prepend_scheme": "always" if normalizer.add_dummy_prefix else "never",
+    "split": model.trainer_spec.split_by_whitespace,
+  }
+  end, first, second = SPECIAL["eos_token"], *map(_part, "AB")
+  special = {"SpecialToken": {"id": end, "type_id": 0}}
+  return {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": {"type": "Sequence", "normalizers": steps},
+    "pre_tokenizer": spaces,
+    "post_processor": {
+      "type": "TemplateProcessing",
+      "single": [first, special],
+      "pair": [first, special, second, special],
+      "special_tokens": {end: {"id": end, "ids": [1], "tokens": [end]}},
+    },
+    "decoder": spaces,
+    "model": {
+      "type": "Unigram",
+      "unk_id": 2,
+      "vocab": [[_name(piece), piece.score] for piece in model.pieces],
+      "byte_fallback": model.trainer_spec.byte_fallback,
+    },
+  }
+
+
+def _part(name: str) -> dict[str, Any]:
+  return {"Sequence": {"id": name, "type_id": 0}}
+
+
+def _name(piece: Any) -> str:
+  is_special = piece.type in (_UNKNOWN, _CONTROL)
+  return f" {piece.piece}" if is_special else piece.piece

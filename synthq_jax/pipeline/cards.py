@@ -1,0 +1,205 @@
+"""Writes the README of an export: what it is, how to use it, what it promises.
+
+Hugging Face shows these as model cards and dataset cards; the lines between
+dashes are YAML that it reads. The claim stands there, too, as numbers.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import synthq_jax
+from synthq_jax.data import collection, query_sets
+from synthq_jax.pipeline import results
+from synthq_jax.privacy import rounding, terms
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = ["of_queries", "of_retriever", "of_transformers"]
+
+_CITATION = """\
+```bibtex
+@software{synthq_jax,
+  title = {synthq\\_jax: private query logs into retrieval systems that can be shared},
+  version = {%s},
+  license = {Apache-2.0}
+}
+```"""
+_SIZES = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+_SIZE_NAMES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B")
+
+
+def of_retriever(
+  made: results.Checkpoint | None, lengths: Mapping[str, int]
+) -> str:
+  """Returns the card of a dual encoder for sentence-transformers.
+
+  Args:
+    made: the checkpoint; None: nothing is known of its training.
+    lengths: "max_seq_length" and, where queries are cut at another place,
+      "query_length": tokens, EOS included.
+  """
+  query = lengths.get("query_length", lengths["max_seq_length"])
+  return _page(
+    {
+      "library_name": "sentence-transformers",
+      "pipeline_tag": "sentence-similarity",
+      "tags": ["sentence-transformers", "dense-retrieval"],
+    },
+    made and made.statement,
+    f"Dual encoder {made.name if made else ''}".strip(),
+    "A T5 encoder that queries and documents share: mean of its outputs, of"
+    f" length 1, so that dot products are cosines. Queries are cut at {query}"
+    f" tokens, documents at {lengths['max_seq_length']}, as in training. It was"
+    f" written by synthq_jax {synthq_jax.__version__} and tried with"
+    " sentence-transformers 6.2.",
+    """```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("FOLDER")  # where this file is
+documents = model.encode_document(["first document", "second document"])
+scores = model.encode_query("a query") @ documents.T
+```""",
+  )
+
+
+def of_transformers(made: results.Checkpoint, prefix: str) -> str:
+  """Returns the card of a generator or an encoder for transformers alone.
+
+  Args:
+    made: the checkpoint.
+    prefix: what stood before each document, where it is known.
+  """
+  if made.kind == "retriever":
+    name, task = "Encoder", "feature-extraction"
+    what = "The encoder of a T5; the mean of its outputs stands for a text."
+    kind = "AutoModelForTextEncoding"
+    use = f"model = {kind}.from_pretrained(folder)  # a T5EncoderModel"
+  else:
+    name, task, kind = (
+      "Generator",
+      "text2text-generation",
+      "AutoModelForSeq2SeqLM",
+    )
+    what = f"A T5 that writes a query for {prefix!r} and a document."
+    if made.prompt_tokens:
+      what += (
+        f" A prompt is part of it: the last {made.prompt_tokens} ids of the"
+        " embedding, in order, stand before the ids of each input."
+      )
+    use = f"""model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+inputs = tokenizer({prefix!r} + "a document", return_tensors="pt")
+written = model.generate(**inputs, do_sample=True, top_p=0.8, top_k=0)
+print(tokenizer.batch_decode(written, skip_special_tokens=True))"""
+  return _page(
+    {"library_name": "transformers", "pipeline_tag": task, "tags": ["t5"]},
+    made.statement,
+    f"{name} {made.name}",
+    what,
+    f"""```python
+from transformers import {kind}, AutoTokenizer
+
+folder = "FOLDER"  # where this file is
+tokenizer = AutoTokenizer.from_pretrained(folder)
+{use}
+```""",
+  )
+
+
+def of_queries(
+  made: results.SyntheticQueries,
+  data: collection.Collection,
+  layout: query_sets.Layout,
+) -> str:
+  """Returns the card of synthetic queries and the documents they are for.
+
+  Args:
+    made: the queries.
+    data: what is exported.
+    layout: how.
+  """
+  header: dict[str, Any] = {
+    "pretty_name": f"Synthetic queries {made.name}",
+    "task_categories": ["text-retrieval"],
+    "tags": ["synthetic", "information-retrieval"],
+    "size_categories": [_size(len(data.queries))],
+  }
+  if tables := layout.tables(data.qrels):
+    header["configs"] = tables
+  filters = f" {made.filters}" if made.filters else ""
+  return _page(
+    header,
+    made.statement,
+    f"Synthetic queries {made.name}",
+    f"{len(data.queries):,} queries that a T5 wrote for {made.num_documents:,} of"
+    f" {len(data.documents):,} public documents, {made.queries_per_document} each:"
+    f" {made.sampler}, after the prefix {made.prefix!r}.{filters} No person asked"
+    " them. A query's document counts as relevant, and nobody judged that.",
+    layout.use,
+  )
+
+
+def _page(
+  header: dict[str, Any],
+  claim: statement_lib.PrivacyStatement | None,
+  title: str,
+  what: str,
+  use: str,
+) -> str:
+  """Puts a card together; the header is JSON, which is YAML, too."""
+  parts = [f"# {title}", what, "## Use", use, "## Privacy"]
+  if claim is None:
+    parts.append("Nothing is known here about the privacy of its training.")
+  else:
+    header = header | {"differential_privacy": _numbers(claim)}
+    if not claim.is_public:
+      header["tags"] = [*header["tags"], "differential-privacy"]
+    parts += _promise(claim)
+  parts += ["## Citation", _CITATION % synthq_jax.__version__]
+  lines = (
+    f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in header.items()
+  )
+  return "\n".join(("---", *lines, "---", "", "\n\n".join(parts), ""))
+
+
+def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
+  """The claim in words, and what bounds it as lists."""
+  first = statement_lib.in_words(claim).partition("\n\n")[0]
+  voids = [*map(terms.fixed_secret, ("run", "study"))]
+  parts = [f"**{one}**" for one in claim.assumptions if one in voids]
+  parts.append(first.removeprefix("Privacy. "))
+  for name, sentences in (
+    ("What is NOT protected", claim.not_protected),
+    ("What is assumed", claim.assumptions),
+    ("What is treated as public", claim.public),
+  ):
+    if sentences:
+      parts += [f"### {name}", "\n".join(f"- {one}" for one in sentences)]
+  return [*parts, "Every step of the claim is in PRIVACY.txt."]
+
+
+def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
+  """The claim as Hugging Face's YAML holds it, rounded up."""
+  return {
+    "epsilon": rounding.epsilon(claim.epsilon),
+    "delta": rounding.delta(claim.delta),
+    "unit": claim.unit,
+    "relation": claim.relation,
+    "accountant": claim.accountant,
+    "releases": [one.identifier for one in claim.ledger],
+    "public": list(claim.public),
+    "assumptions": list(claim.assumptions),
+    "not_protected": list(claim.not_protected),
+  }
+
+
+def _size(count: int) -> str:
+  """The category of sizes that Hugging Face has for a number of rows.
+
+  >>> _size(721), _size(8431), _size(2 * 10**9)
+  ('n<1K', '1K<n<10K', '1B<n<10B')
+  """
+  place = sum(count >= size for size in _SIZES)
+  if not place:
+    return "n<1K"
+  above = (*_SIZE_NAMES, "10B")[place]
+  return f"{_SIZE_NAMES[place - 1]}<n<{above}"

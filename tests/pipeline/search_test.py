@@ -1,0 +1,133 @@
+"""A finished run answers queries, on the screen and on a page."""
+
+import http.client
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from synthq_jax import artifacts, main
+from synthq_jax.data import files
+from synthq_jax.pipeline import search, search_page
+from synthq_jax.retrieval import trec
+
+
+@pytest.fixture(scope="module")
+def root(finished_run, tmp_path_factory):
+  return finished_run.copy(tmp_path_factory.mktemp("searched"))
+
+
+def queries(root):
+  path = root / "private" / "prepare_data" / "queries.jsonl"
+  return {line["_id"]: line["text"] for _, line in files.json_lines(path)}
+
+
+@pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original"])
+def test_a_search_finds_what_the_evaluation_found(name, root):
+  searcher = search.open_run(root, [name], private=True, progress=False)
+  place = root / "private" / "evaluate" / "test" / name
+  expected = trec.read_run(place / "run.trec")
+  texts = queries(root)
+  assert len(expected) > 5
+  for query, scores in expected.items():
+    hits = searcher.search(texts[query], 5)[name]
+    assert [hit.id for hit in hits] == trec.ranking(scores)[:5]
+    np.testing.assert_allclose(
+      [hit.score for hit in hits], list(scores.values())[:5], atol=1e-4
+    )
+
+
+def test_vectors_are_made_once_for_each_retriever(root):
+  search.open_run(root, ["untrained"], progress=False)
+  folder = root / "search" / "untrained"
+  file = folder / "documents.faiss"
+  before = file.stat().st_mtime_ns
+  search.open_run(root, ["untrained"], progress=False)
+  assert file.stat().st_mtime_ns == before
+  assert sorted(p.name for p in folder.iterdir()) == [
+    "documents.faiss", "result.json",
+  ]  # fmt: skip
+  made = root / "train_retriever" / "untrained" / artifacts.RESULT_NAME
+  content = json.loads(made.read_text())
+  made.write_text(json.dumps(content | {"fingerprint": "of another training"}))
+  search.open_run(root, ["untrained"], progress=False)
+  assert file.stat().st_mtime_ns > before
+  file.write_bytes(file.read_bytes()[:100])
+  with pytest.raises(ValueError, match="expected a whole faiss index"):
+    search.open_run(root, ["untrained"], progress=False)
+
+
+def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
+  root, capsys
+):
+  argv = ["search", f"--workdir={root}", "--system=original", "--quiet"]
+  assert main.main([*argv, "otter"]) == 2
+  [line] = capsys.readouterr().err.splitlines()
+  assert "got original; --private adds the private ones" in line
+  assert main.main([*argv, "--private", "--k=2", "otter"]) == 0
+  shown = capsys.readouterr().out
+  assert shown.startswith("original:\n  1. ") and "otter" in shown
+  assert not (root / "search" / "original").exists()
+  assert (root / "private" / "search" / "original").exists()
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    ([], "expected a query in quotes"),
+    (["otter", "--serve"], "got both"),
+    (["otter", "--system=bm26"], "expected --system among bm25, "),
+    (["otter", "--k=0"], "expected k >= 1"),
+    (["otter", "--workdir=nowhere"], "run `synthq run` first"),
+  ],
+)
+def test_a_wrong_search_is_one_line(flags, words, root, capsys):
+  argv = ["search", f"--workdir={root}", "--quiet", *flags]
+  assert main.main(argv) == 2
+  [line] = capsys.readouterr().err.splitlines()
+  assert words in line
+
+
+@pytest.fixture
+def page(root):
+  searcher = search.open_run(root, ["bm25", "synthetic_eps8"], progress=False)
+  server = search_page.server(searcher, port=0, k=3, private=False)
+  thread = threading.Thread(target=server.serve_forever)
+  thread.start()
+
+  def get(path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer, text
+
+  yield server, get
+  server.shutdown()
+  thread.join()
+  server.server_close()
+
+
+def test_the_page_shows_the_systems_side_by_side(page, root, capfd):
+  server, get = page
+  assert server.server_address[0] == "127.0.0.1"
+  answer, text = get("/?q=otter+of+the+harbor")
+  assert answer.status == 200 and "synthetic_eps8" in text
+  assert text.count("<li>") == 6 and "Private" not in text
+  assert "Nothing." in get("/")[1]
+  captured = capfd.readouterr()
+  assert (
+    "otter" not in captured.out + captured.err
+  )  # what was asked is not kept
+  assert not [q for q in queries(root).values() if q in text]
+
+
+def test_the_page_runs_nothing_and_answers_no_other_site(page):
+  _, get = page
+  answer, text = get("/?q=%3Cscript%3Ealert(1)%3C/script%3E")
+  assert "<script>" not in text and "&lt;script&gt;" in text
+  assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+  assert get("/", Host="evil.example:80")[0].status == 403
+  assert get("/private/prepare_data/queries.jsonl")[0].status == 404
