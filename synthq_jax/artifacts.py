@@ -337,6 +337,8 @@ def _convert(hint: Any, value: Any) -> Any:
     return None
   if origin in (typing.Union, types.UnionType):
     chosen = [kind for kind in arguments if kind is not type(None)]
+    if isinstance(value, dict) and "_type" in value:  # one of several classes
+      chosen = [kind for kind in chosen if kind.__name__ == value["_type"]]
     return _convert(chosen[0], value) if len(chosen) == 1 else value
   if dataclasses.is_dataclass(hint):
     return from_json(hint, value)

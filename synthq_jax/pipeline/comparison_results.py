@@ -29,6 +29,14 @@ class Row:
   """Measures are means over seeds, intervals are over queries."""
   by_seed: dict[str, tuple[float, ...]]
   """Measure -> the mean over queries of each seed."""
+  over_bm25: intervals.Interval | None = None
+  """By the first measure: mean minus that of BM25, 95%, paired bootstrap; None
+  where BM25 was not scored."""
+  gain_kept: intervals.Interval | None = None
+  """By the first measure: what is kept of the gain that the real queries bring
+  to the same system, (row - untrained) / (original - untrained); 95%, Fieller.
+  BM25 stands for an expansion without queries. None where a row is lacking, or
+  the real queries bring no gain that is clear of 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

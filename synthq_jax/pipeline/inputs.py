@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, blocks, collection, files, token_cache
+from synthq_jax.data import (
+  beir,
+  blocks,
+  collection,
+  files,
+  search_engines,
+  token_cache,
+)
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
@@ -32,6 +39,8 @@ __all__ = [
   "document_text",
   "document_texts",
   "document_tokens",
+  "expanded",
+  "held_out",
   "load_public",
   "pairs",
   "qrels",
@@ -145,6 +154,23 @@ def with_documents(
   }
 
 
+def held_out(num_documents: int, share: float) -> Bool[np.ndarray, " document"]:
+  """Draws the documents whose queries train no retriever of the run.
+
+  Formal guarantee: a function of the number of documents and of `share`, so that
+  the draw says nothing about which documents were asked for.
+
+  Args:
+    num_documents: of the public collection.
+    share: how many of them, in [0, 1); 0: none.
+
+  Returns:
+    Whether each is held out.
+  """
+  order = np.random.default_rng([num_documents, 5]).permutation(num_documents)
+  return order < round(share * num_documents)
+
+
 def corpus(space: workspace.Folders, prepared: Documents) -> pathlib.Path:
   """Returns the file of the public documents."""
   return space.root / prepared.directory / _CORPUS_NAME
@@ -161,6 +187,37 @@ def document_text(line: str | bytes) -> str:
   """Returns title and text of a line of the run's own corpus.jsonl."""
   entry = json.loads(line)
   return f"{entry['title']} {entry['text']}".strip()
+
+
+def expanded(
+  corpus: pathlib.Path, expansion: pathlib.Path
+) -> Iterator[search_engines.Entry]:
+  """Yields documents with the queries that a file has for them, one at a time.
+
+  Args:
+    corpus: the run's own corpus.jsonl.
+    expansion: the file of a `system_results.Expansion`, in the same order.
+
+  Raises:
+    ValueError: if a document of the expansion stands out of order, or nowhere.
+  """
+  lines = (line for _, line in files.json_lines(expansion))
+  line = next(lines, None)
+  for _, document in files.json_lines(corpus):
+    queries: tuple[str, ...] = ()
+    if line is not None and line["_id"] == document["_id"]:
+      queries, line = tuple(line["queries"]), next(lines, None)
+    yield search_engines.Entry(
+      id=document["_id"],
+      title=document["title"],
+      text=document["text"],
+      queries=queries,
+    )
+  if line is not None:
+    raise ValueError(
+      f"{expansion}: expected documents in the order of the collection, got"
+      f" {line['_id']!r} out of it: delete this folder, and it is made again"
+    )
 
 
 def vocabulary(

@@ -50,8 +50,17 @@ class Rows:
   direct_dp: tuple[float, ...] = (8.0,)
   """The real queries with DP directly, at these epsilons; inf is left out,
   since `original` is that row."""
+  fused: bool = False
+  """Each dense retriever beside BM25, a row each."""
+  expanded: bool = False
+  """BM25 over documents and their queries, a row for each set of queries."""
 
   def __post_init__(self):
+    if self.fused and not self.bm25:
+      raise ValueError(
+        "Rows.fused needs the row that is fused with, got bm25=False: set it,"
+        " or leave fused out"
+      )
     for field in ("synthetic", "direct_dp"):
       for epsilon in getattr(self, field):
         if not epsilon > 0:

@@ -267,6 +267,13 @@ class Evaluation:
   """Whether results with the query's own id were dropped."""
   met: str = ""
   """How often these choices mattered, in one sentence."""
+  system: str = "dense"
+  """"bm25", "dense", "fused", "expanded" or "reranked"."""
+
+  @property
+  def source(self) -> str:
+    """What the system was made of: its name without that of the system."""
+    return self.name.removeprefix(f"{self.system}_")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

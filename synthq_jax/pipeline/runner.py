@@ -80,8 +80,17 @@ class Run:
 
   @property
   def retrievers(self) -> Mapping[str, stage.Made]:
-    """Everything that can be scored, but for BM25."""
+    """Every dense retriever."""
     return {**self.rows("train_retriever"), **self.rows("direct_dp")}
+
+  @property
+  def systems(self) -> Mapping[str, stage.Made]:
+    """Everything that can be scored, but for BM25, by the names of rows."""
+    made = dict(self.retrievers)
+    for name in ("fuse", "expand"):
+      rows = self.rows(name).values()
+      made.update({one.value.name: one for one in rows})
+    return made
 
   @property
   def prepared(self) -> results.PreparedData:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from synthq_jax import intervals
 
-__all__ = ["against_epsilon", "curves", "in_rows", "ranks", "together"]
+__all__ = ["curves", "in_rows", "over_places", "ranks", "together"]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -25,17 +25,19 @@ _SETTINGS = {
 }
 
 
-def against_epsilon(
-  points: Mapping[str, Sequence[tuple[float, intervals.Interval]]],
+def over_places(
+  points: Mapping[str, Sequence[tuple[int, intervals.Interval]]],
+  places: Sequence[str],
   lines: Mapping[str, intervals.Interval],
   *,
   measure: str,
 ) -> str:
-  """Draws a measure against epsilon, with intervals.
+  """Draws a measure of systems over what they were made of, with intervals.
 
   Args:
-    points: for each family of rows, (finite epsilon, measure) by epsilon.
-    lines: rows that have no finite epsilon, drawn from side to side.
+    points: for each system, (number of the place, measure) from left to right.
+    places: what stands below them, such as epsilons.
+    lines: what has no place, drawn from side to side with its interval.
     measure: its name, which labels the axis.
 
   Returns:
@@ -44,8 +46,9 @@ def against_epsilon(
   import matplotlib
 
   with matplotlib.rc_context(_SETTINGS):
-    figure, axes = _canvas(width=7.6, height=3.9)
+    figure, axes = _canvas(width=8.4, height=4.2)
     for index, (name, measured) in enumerate(lines.items()):
+      axes.axhspan(measured.low, measured.high, color="#5b6670", alpha=0.12)
       axes.axhline(
         measured.mean,
         color="#5b6670",
@@ -54,11 +57,13 @@ def against_epsilon(
         label=_plain(name),
       )
     for index, (name, row) in enumerate(points.items()):
-      _draw_points(axes, index, name, row)
-    _scale_epsilon(axes, {one for row in points.values() for one, _ in row})
-    axes.set_xlabel("epsilon (logarithmic; smaller protects more)")
+      aside = 0.05 * (-1) ** index * ((index + 1) // 2)
+      moved = [(place + aside, measured) for place, measured in row]
+      _draw_points(axes, index, name, moved)
+    axes.set_xticks(range(len(places)), [_plain(one) for one in places])
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    axes.set_xlabel("made of queries at this epsilon")
     axes.set_ylabel(f"{_plain(measure)} (mean over queries)")
-    axes.set_ylim(bottom=0)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)
 
@@ -209,7 +214,9 @@ def ranks(
         label="chance",
       )
       for index, (name, row) in enumerate(series.items()):
-        _draw_points(axes, index, name, row)
+        aside = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
+        moved = [(times * aside, rank) for times, rank in row]
+        _draw_points(axes, index, name, moved)
       times = {one for row in series.values() for one, _ in row}
       axes.set_xscale("log")
       axes.set_xlim(min(times) / 1.8, max(times) * 1.8)
@@ -237,13 +244,12 @@ def _canvases(rows: int, columns: int, *, width: float, height: float):
 
 
 def _draw_points(axes, index: int, name: str, row) -> None:
-  """Draws one family, moved aside a little so that intervals don't overlap."""
-  shift = 1 + 0.025 * (-1) ** index * ((index + 1) // 2)
+  """Draws one family of intervals."""
   means = [measured.mean for _, measured in row]
   below = [max(0.0, one.mean - one.low) for _, one in row]
   above = [max(0.0, one.high - one.mean) for _, one in row]
   axes.errorbar(
-    [epsilon * shift for epsilon, _ in row],
+    [place for place, _ in row],
     means,
     yerr=[below, above],
     color=_COLORS[index % len(_COLORS)],
@@ -253,15 +259,6 @@ def _draw_points(axes, index: int, name: str, row) -> None:
     capsize=3,
     label=_plain(name),
   )
-
-
-def _scale_epsilon(axes, epsilons: set[float]) -> None:
-  """Makes the axis logarithmic with a tick at each epsilon."""
-  axes.set_xscale("log")
-  axes.set_xlim(min(epsilons) / 1.8, max(epsilons) * 1.8)
-  ticks = sorted({float(f"{one:.2g}") for one in epsilons})
-  axes.set_xticks(ticks, [f"{one:g}" for one in ticks])
-  axes.set_xticks([], minor=True)
 
 
 def _plain(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import collections
 import math
+import sys
 from collections.abc import Mapping, Sequence
 
 from synthq_jax.pipeline import comparison_results, results
@@ -41,16 +42,19 @@ def _private(
   """Returns scores on the run's own private queries."""
   measure = comparison.measures[0]
   return (
-    *_scores(main, comparison.measures),
+    *_scores(main, comparison.measures, comparison.rows),
+    words.paragraph("scores.headline", measure=measure),
     *_kept(main, measure),
-    *_against_epsilon(main, measure),
+    *_systems(main, measure),
     *_seeds(comparison, measure),
     *_differences(comparison.differences, measure),
   )
 
 
 def _scores(
-  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+  evaluations: Sequence[results.Evaluation],
+  measures: Sequence[str],
+  headlined: Sequence[comparison_results.Row] = (),
 ) -> Content:
   """Returns a table for each test set and what a reader should know of it."""
   content: list[blocks.Block] = []
@@ -58,7 +62,7 @@ def _scores(
     chosen = [one for one in evaluations if one.test_set == test_set]
     counts = sorted({one.num_queries for one in chosen})
     content += [
-      main_table(chosen, measures),
+      main_table(chosen, measures, headlined),
       words.paragraph(
         "scores.test_set",
         test_set=test_set,
@@ -75,19 +79,33 @@ def _scores(
 
 
 def main_table(
-  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+  evaluations: Sequence[results.Evaluation],
+  measures: Sequence[str],
+  headlined: Sequence[comparison_results.Row] = (),
 ) -> blocks.Table:
   """Returns one row per evaluation, in the order given.
 
   Args:
     evaluations: all of one test set.
     measures: names of `Evaluation.measures`; "R@10" is written "Recall@10".
+    headlined: rows of a comparison, which is private, as what they add is: the
+      difference from BM25, and the share of the real queries' gain.
   """
+  rows = {(o.evaluation.test_set, o.evaluation.name): o for o in headlined}
   scored = {
     tables.measure_name(name): lambda one, name=name: tables.interval(
       one.measures.get(name)
     )
     for name in measures
+  }
+  headline = {
+    "over BM25": lambda row: tables.interval(row.over_bm25, "+.3f"),
+    "gain kept": lambda row: tables.interval(row.gain_kept, ".2f"),
+  }
+  added = {
+    title: lambda one, cell=cell: cell(rows[one.test_set, one.name])
+    for title, cell in headline.items()
+    if rows
   }
   return tables.of(
     evaluations,
@@ -95,6 +113,7 @@ def main_table(
       "Row": lambda one: _NAME(one.name),
       "epsilon": lambda one: tables.epsilon(one.epsilon),
       **scored,
+      **added,
       "Trained on": lambda one: one.label,
     },
     left=("Row", "Trained on"),
@@ -117,32 +136,48 @@ def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
   )
 
 
-def _against_epsilon(
-  main: Sequence[results.Evaluation], measure: str
-) -> Content:
-  """Draws rows with a positive finite epsilon as points, others as lines.
-
-  Rows named alike up to "_eps" are one family: synthetic_eps3, synthetic_eps8.
-  """
-  points, lines = collections.defaultdict(list), {}
-  for one in main:
-    if measure not in one.measures:
-      continue
-    if one.epsilon is not None and 0 < one.epsilon < math.inf:
-      family = one.name.rpartition("_eps")[0] or one.name
-      points[_NAME(family)].append((one.epsilon, one.measures[measure]))
-    else:
-      lines[_NAME(one.name)] = one.measures[measure]
-  if not points:
-    return (words.paragraph("scores.no_epsilon"),)
-  for row in points.values():
-    row.sort(key=lambda point: point[0])
+def _systems(main: Sequence[results.Evaluation], measure: str) -> Content:
+  """Draws every system against what it was made of, BM25 as a line."""
+  scored = [one for one in main if measure in one.measures]
+  placed = [(one, place) for one in scored if (place := _place(one))]
+  if not placed:
+    return (words.paragraph("scores.no_systems"),)
+  places = sorted({place for _, place in placed})
+  series = collections.defaultdict(list)
+  for one, place in placed:
+    name = one.system
+    if one.source.startswith("direct_dp"):
+      name += f", {_NAME(one.source.rpartition('_')[0])}"
+    series[name].append((places.index(place), one.measures[measure]))
   return (
     blocks.Figure(
-      svg=plots.against_epsilon(points, lines, measure=measure),
-      caption=words.paragraph.text("scores.against_epsilon", measure=measure),
+      svg=plots.over_places(
+        {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
+        [label for _, label in places],
+        {
+          _NAME(one.name): one.measures[measure]
+          for one in scored
+          if not _place(one)
+        },
+        measure=measure,
+      ),
+      caption=words.paragraph.text("scores.systems", measure=measure),
     ),
   )
+
+
+def _place(one: results.Evaluation) -> tuple[float, str] | None:
+  """Returns where a row stands from left to right, and its label there."""
+  known = {
+    "untrained": (-2.0, "untrained"),
+    "public_only": (-1.0, "public only"),
+    "original": (math.inf, "real queries"),
+  }
+  if one.source in known or one.epsilon is None:
+    return known.get(one.source)
+  if math.isinf(one.epsilon):
+    return (sys.float_info.max, "inf")
+  return (one.epsilon, tables.epsilon(one.epsilon))
 
 
 def _seeds(
@@ -318,6 +353,13 @@ def _trained(
   return (*_training(checkpoints), *_learning(curves))
 
 
+def _others(
+  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+) -> Content:
+  """Returns scores on sets that are not the main one."""
+  return _scores(evaluations, measures)
+
+
 def _private_curves(
   curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> Content:
@@ -330,7 +372,7 @@ PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
 TRAINING = page.Section("Training", _trained, shareable=True)
 PRIVATE = page.Section("Scores on private queries", _private)
 LEARNING = page.Section("Learning curves", _private_curves)
-OTHERS = page.Section("Scores on other queries", _scores)
+OTHERS = page.Section("Scores on other queries", _others)
 FURTHER = page.Section(_FURTHER, _further)
 PRIVATE_TRAINING = page.Section("Training", _training)
 TIMES = page.Section("Time of each row", _times)

@@ -8,6 +8,7 @@ from more of their own kind ("strata").
 References:
   Smucker, Allan and Carterette, "A Comparison of Statistical Significance Tests
   for Information Retrieval Evaluation", CIKM 2007.
+  Fieller, "Some Problems in Interval Estimation", JRSS B 1954 (shares).
   Welch, "The Generalization of 'Student's' Problem When Several Different
   Population Variances Are Involved", Biometrika 1947.
 """
@@ -26,6 +27,7 @@ __all__ = [
   "bootstrap_interval",
   "paired_bootstrap",
   "paired_t_test",
+  "share_of_gain",
   "stratified_interval",
   "stratified_t_test",
 ]
@@ -249,6 +251,54 @@ def stratified_t_test(
   statistic = mean / np.sqrt(variances.sum())
   p_value = 2 * stats.t.sf(abs(statistic), welch)
   return TTest(mean, float(statistic), float(p_value))
+
+
+def share_of_gain(
+  row: Values, nothing: Values, whole: Values, *, level: float = 0.95
+) -> intervals.Interval | None:
+  """Returns (row - nothing) / (whole - nothing) with Fieller's interval.
+
+  The means are over the same queries, whose differences are taken for normal.
+  Below 0 the row is worse than nothing, above 1 better than the whole.
+
+  >>> nothing, whole = [0.0, 0.1, 0.0, 0.1], [0.9, 1.0, 1.0, 0.9]
+  >>> half = [0.4, 0.6, 0.5, 0.5]
+  >>> f"{share_of_gain(half, nothing, whole):.2f}"
+  '0.50 [0.41, 0.59]'
+
+  Args:
+    row: values of the row in question, an array [query] or query id -> value.
+    nothing: of what the gain begins with.
+    whole: of what has all of it.
+    level: the level of the interval, in (0, 1).
+
+  Returns:
+    The share and its interval; None where the whole is not above nothing at
+    this level: a share of no gain is no number, and its interval is endless.
+
+  Raises:
+    ValueError: if the queries differ or there are fewer than two.
+  """
+  top, bottom = _difference(row, nothing), _difference(whole, nothing)
+  number = len(top)
+  if number < 2 or not 0 < level < 1:
+    raise ValueError(
+      f"expected at least 2 queries and level in (0, 1), got {number} and"
+      f" level={level}"
+    )
+  a, b = float(top.mean()), float(bottom.mean())
+  (va, vab), (_, vb) = np.cov(top, bottom) / number
+  t = float(stats.t.ppf((1 + level) / 2, number - 1))
+  g = t**2 * vb / b**2 if b else np.inf
+  if b <= 0 or g >= 1:
+    return None
+  share = a / b
+  middle = share - (g * vab / vb if vb else 0.0)
+  left = va - 2 * share * vab + share**2 * vb
+  left -= g * (va - (vab**2 / vb if vb else 0.0))
+  half = t / b * max(left, 0.0) ** 0.5
+  low, high = (middle - half) / (1 - g), (middle + half) / (1 - g)
+  return intervals.Interval(mean=share, low=float(low), high=float(high))
 
 
 def _variance_of_mean(difference: np.ndarray) -> float:

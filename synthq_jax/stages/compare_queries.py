@@ -24,6 +24,7 @@ from synthq_jax.pipeline import (
   config_types,
   inputs,
   results,
+  system_results,
 )
 from synthq_jax.retrieval import significance, tables, text_encoders
 from synthq_jax.stages import stage
@@ -35,6 +36,7 @@ _SEEDS_EXPLAINED = (
   " that of each of them: all of them together cost more."
 )
 _REFERENCE = "public only"
+_BM25 = system_results.LEXICAL
 _CLUSTERINGS = 5
 """Behind each MAUVE: with 500 queries, one alone is off by 0.05."""
 
@@ -121,7 +123,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
       f"{found or 'none'}: evaluate on it or change "
       "compare_queries.Config.test_set"
     )
-  scored = _rows(config, space.root, evaluations)
+  scored = _headlined(config, _rows(config, space.root, evaluations))
   own_sets = {*results.OWN_TEST_SETS, config.test_set}
   further = [
     one for one in scored if one.row.evaluation.test_set not in own_sets
@@ -168,6 +170,39 @@ def _rows(
     for groups in sets.values()
     for name, group in groups.items()
   ]
+
+
+def _headlined(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
+  """Adds the two headline columns to the rows of every test set."""
+  measure = config.measures[0]
+  values = {
+    (one.row.evaluation.test_set, one.row.evaluation.name): one.per_query.get(
+      measure
+    )
+    for one in scored
+  }
+  return [_with_headline(config, one, values, measure) for one in scored]
+
+
+def _with_headline(config: Config, one: _Scored, values, measure) -> _Scored:
+  made = one.row.evaluation
+  prefix = made.name.removesuffix(made.source)
+
+  def of(name: str):
+    return values.get((made.test_set, name))
+
+  own, lexical, whole = of(made.name), of(_BM25), of(f"{prefix}original")
+  nothing = of(f"{prefix}untrained") or (lexical if prefix else None)
+  over, kept = None, None
+  if own and lexical and made.name != _BM25:
+    over = significance.paired_bootstrap(
+      own, lexical, samples=config.bootstrap_samples, seed=config.seed
+    )
+  ends = {_BM25, f"{prefix}untrained", f"{prefix}original"}
+  if own and nothing and whole and made.name not in ends and len(own) > 1:
+    kept = significance.share_of_gain(own, nothing, whole)
+  row = dataclasses.replace(one.row, over_bm25=over, gain_kept=kept)
+  return dataclasses.replace(one, row=row)
 
 
 def _row(
@@ -226,7 +261,8 @@ def _differences(
   Every row that trained on private queries against the two public ones; in each
   family every epsilon against the next smaller one; synthetic queries against
   every direct DP row at the same epsilon; the real queries against every
-  synthetic row. P values count all of them.
+  synthetic row; all of that for each system, and systems other than dense
+  retrievers against BM25. P values count all of them.
   """
   rows = {
     one.row.evaluation.name: one
@@ -254,10 +290,26 @@ def _differences(
 
 def _pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
   """Names the pairs, better expected first."""
+  pairs = [(one.name, _BM25) for one in rows if one.source != one.name]
+  for prefix in dict.fromkeys(
+    one.name.removesuffix(one.source) for one in rows
+  ):
+    own = [one for one in rows if one.name == f"{prefix}{one.source}"]
+    pairs += [
+      (f"{prefix}{first}", f"{prefix}{second}")
+      for first, second in _pairs_of_system(own)
+    ]
+  return pairs
+
+
+def _pairs_of_system(
+  rows: Sequence[results.Evaluation],
+) -> list[tuple[str, str]]:
+  """Names the pairs of rows that one system was made of."""
   families = collections.defaultdict(list)
   for one in rows:
-    if one.epsilon is not None and "_" in one.name:
-      families[one.name.rpartition("_")[0]].append((one.epsilon, one.name))
+    if one.epsilon is not None and "_" in one.source:
+      families[one.source.rpartition("_")[0]].append((one.epsilon, one.source))
   public = ("public_only", "untrained")
   pairs = [("original", name) for name in public]
   for members in families.values():

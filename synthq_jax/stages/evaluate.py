@@ -1,4 +1,4 @@
-"""Scores a retriever, or BM25, on a set of test queries.
+"""Scores a system, or BM25, on a set of test queries.
 
 "test" are the private test queries, whose scores are private; "public" are
 sentences taken out of public documents, and further sets are public collections
@@ -8,37 +8,26 @@ such as BEIR's: their scores may be shared for every retriever that may be.
 import dataclasses
 import json
 import pathlib
-import shutil
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, files
-from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
-  _parts,
   config_types,
   inputs,
   results,
+  system_results,
 )
-from synthq_jax.retrieval import (
-  bm25,
-  encode,
-  index,
-  measures,
-  significance,
-  trec,
-  vector_files,
-)
-from synthq_jax.stages import stage
+from synthq_jax.retrieval import fusion, measures, significance, trec
+from synthq_jax.stages import _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
 
-_BLOCK = 8192
-"""Rows between two saves of vectors, and what one process takes at a time."""
+_BM25 = system_results.LEXICAL
+_RUN = "run.trec"
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
   "BM25 reads whole documents, the encoders their first tokens.",
@@ -78,34 +67,69 @@ def jobs(run):
   """Yields every row on every test set.
 
   Retrievers trained without privacy are not scored on the public pseudo-queries,
-  which nobody asked; on further sets they are, in the private folder.
+  which nobody asked; on further sets they are, in the private folder. Expanded
+  documents are searched on the run's own queries alone: nothing was written for
+  other collections, and the pseudo-queries were taken out of documents that the
+  generator had read whole.
   """
   config, prepared = run.config, run.prepared
-  rows = {k: (made.value, made.digest) for k, made in run.retrievers.items()}
+  rows = {k: (made.value, made.digest) for k, made in run.systems.items()}
   if config.rows.bm25:
-    rows = {"bm25": (None, "bm25"), **rows}
+    rows = {_BM25: (None, _BM25), **rows}
   if not prepared.num_public_test:
     run.say("[evaluate/public] no document gives a pseudo-query: left out")
   sets = {name: (name, run.data) for name in results.OWN_TEST_SETS}
   for name, (test_set, digest) in run.rows("prepare_test_set").items():
     sets[name] = (test_set, (digest,))
   for called, (test_set, of_set) in sets.items():
-    for name, (retriever, source) in rows.items():
-      hidden = retriever and results.is_private_path(retriever.directory)
+    for name, (system, source) in rows.items():
+      hidden = system and results.is_private_path(system.directory)
       if called == "public" and (hidden or not prepared.num_public_test):
         continue  # its scores could not be shared, or there is no such set
+      if isinstance(system, system_results.Expansion) and called != "test":
+        continue
+      parts = {}
+      if isinstance(system, system_results.Fusion):
+        finished = run.rows("evaluate")  # the rows before this one
+        parts = {
+          system_results.LEXICAL: finished[f"{called}/{_BM25}"],
+          system_results.DENSE: finished[f"{called}/{system.retriever}"],
+        }
+      vectors = run.rows("encode_documents").get(name)
       yield stage.Job(
         name=f"{called}/{name}",
-        depends=(config.evaluate, *of_set, source),
+        depends=(
+          config.evaluate,
+          *of_set,
+          source,
+          *(made.digest for made in parts.values()),
+        ),
         settings=config.evaluate,
-        inputs={"retriever": retriever, "row": name, "test_set": test_set},
+        inputs={
+          "system": system,
+          "row": name,
+          "test_set": test_set,
+          "parts": {kind: made.value for kind, made in parts.items()},
+          "vectors": vectors.value if vectors and called == "test" else None,
+        },
       )
 
 
-def _label(name: str, retriever: results.Checkpoint | None) -> str:
-  """Says in words what a row was trained on."""
-  if retriever is None:
+def _label(name: str, system: Any) -> str:
+  """Says in words what a row is made of."""
+  if system is None:
     return "nothing"
+  if isinstance(system, system_results.Fusion):
+    return (
+      f"{_trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
+    )
+  if isinstance(system, system_results.Expansion):
+    return f"nothing; BM25 also reads {system.queries}"
+  return _trained_on(name)
+
+
+def _trained_on(name: str) -> str:
+  """Says in words what a retriever was trained on."""
   words = {
     "untrained": "nothing, the public encoder",
     "public_only": "queries written before any private step",
@@ -124,34 +148,28 @@ def run(task: stage.Task) -> results.Evaluation | None:
 
   Args:
     task: its inputs are "prepared", the documents and the private test queries;
-      "retriever", an encoder, or None for BM25; "row", its name; and
-      "test_set": "test" (private), "public", or a further set.
+      "system", an encoder, a fusion, an expansion, or None for BM25; "row", its
+      name; "test_set": "test" (private), "public", or a further set; "vectors"
+      of the documents, None where they are not the run's own; and "parts",
+      earlier evaluations of the systems that it is made of.
 
   Returns:
-    Means with intervals, under `private/` unless queries and retriever are fit
-    to be shared; None in processes other than 0.
+    Means with intervals, under `private/` unless queries and system are fit to
+    be shared; None in processes other than 0.
   """
   config, space = task.settings, task.folders
-  name, retriever = task.inputs["row"], task.inputs["retriever"]
+  name, system = task.inputs["row"], task.inputs["system"]
   test_set = task.inputs["test_set"]
   called = getattr(test_set, "name", test_set)
   private = called == "test" or (
-    retriever is not None and results.is_private_path(retriever.directory)
+    system is not None and results.is_private_path(system.directory)
   )
   directory = task.folder(private=private)
   test = _load(space, task.inputs["prepared"], test_set)
-  if retriever is not None:
-    state = directory / f"vectors_{task.digest}"
-    vectors = _vectors(config, space, retriever, test, state, task.progress)
-    distributed.barrier(f"evaluate {called} {name}")
-  if not distributed.is_main():
+  run_ = _search_with(task, system, test, directory)
+  if run_ is None:
     return None
-  run_ = (
-    _bm25(test, config.depth)
-    if retriever is None
-    else _dense(config, test, vectors)
-  )
-  trec.write_run(directory / "run.trec", run_, tag=name)
+  trec.write_run(directory / _RUN, run_, tag=name)
   scores = measures.evaluate(
     test.qrels,
     run_,
@@ -163,16 +181,17 @@ def run(task: stage.Task) -> results.Evaluation | None:
   artifacts.write_atomically(
     directory / "per_query.json", json.dumps(scores.per_query, sort_keys=True)
   )
-  statement = retriever.statement if retriever is not None else None
+  statement = system.statement if system is not None else None
   if statement is not None and statement.is_public:
     statement = None
-  task.when_saved.append(lambda: _remove_vectors(directory))
+  kind = system_results.system_of(system)
   return results.Evaluation(
     directory=space.relative(directory),
     name=name,
-    label=_label(name, retriever),
+    label=_label(name, system),
     test_set=called,
     private=private,
+    system=kind,
     epsilon=statement.epsilon if statement else None,
     delta=statement.delta if statement else None,
     measures={
@@ -189,26 +208,31 @@ def run(task: stage.Task) -> results.Evaluation | None:
   )
 
 
-def _remove_vectors(directory: pathlib.Path) -> None:
-  """Removes the vectors of this result, and of older settings."""
-  for vectors in directory.glob("vectors_*"):
-    shutil.rmtree(vectors, ignore_errors=True)
+def _search_with(
+  task: stage.Task, system: Any, test: _search.Judged, directory: pathlib.Path
+) -> trec.Run | None:
+  """Returns what a system finds; None in processes other than 0."""
+  config, space = task.settings, task.folders
+  if isinstance(system, results.Checkpoint):
+    vectors = task.inputs["vectors"]
+    return _search.dense(task, system, test, directory, vectors, config.depth)
+  if not distributed.is_main():
+    return None
+  if isinstance(system, system_results.Fusion):
+    lexical, dense = (
+      trec.read_run(space.root / task.inputs["parts"][part].directory / _RUN)
+      for part in (system_results.LEXICAL, system_results.DENSE)
+    )
+    return fusion.fuse(
+      system.method, lexical, dense, weight=system.weight, depth=config.depth
+    )
+  expansion = None
+  if isinstance(system, system_results.Expansion):
+    expansion = space.root / system.directory / system.FILE
+  return _search.lexical(test, config.depth, expansion)
 
 
-class _TestSet(NamedTuple):
-  """Judged queries and the collection they are asked of."""
-
-  split: str  # whose judgements
-  qrels: dict[str, dict[str, int]]
-  queries: list[str]  # texts, in the order of qrels
-  query_tokens: np.ndarray  # [query, length]
-  ids: np.ndarray  # [document]
-  tokens: np.ndarray  # [document, length]
-  corpus: pathlib.Path  # texts of the documents, in that order
-  drop_identical: bool = True
-
-
-def _load(space, prepared, test_set: str | results.TestSet) -> _TestSet:
+def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
   """Reads a test set; texts of documents stay on disk until BM25 reads them."""
   if isinstance(test_set, results.TestSet):
     folder = space.root / test_set.directory
@@ -226,7 +250,7 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _TestSet:
   arrays = inputs.arrays(space, prepared, public / "public_test.npz")
   texts = data.query_by_id()
   qrels = data.qrels["test"]
-  return _TestSet(
+  return _search.Judged(
     split=test_set,
     qrels=qrels,
     queries=[texts[query].text for query in qrels],
@@ -237,7 +261,9 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _TestSet:
   )
 
 
-def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:
+def _asked(
+  space, made, folder, split: str, queries: pathlib.Path
+) -> _search.Judged:
   """Reads judged queries of a folder and the collection they are asked of."""
   arrays = inputs.arrays(space, made, queries)
   judged = inputs.qrels(folder, split)
@@ -247,7 +273,7 @@ def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:
   }
   names = [str(query) for query in arrays["ids"]]  # with a relevant document
   ids, tokens = inputs.document_tokens(space, made)
-  return _TestSet(
+  return _search.Judged(
     split=split,
     qrels={query: judged[query] for query in names},
     queries=[texts[query] for query in names],
@@ -258,61 +284,10 @@ def _asked(space, made, folder, split: str, queries: pathlib.Path) -> _TestSet:
   )
 
 
-def _bm25(test: _TestSet, depth: int) -> trec.Run:
-  """Runs BM25 over whole documents, not cut at the encoder's length."""
-  built = bm25.BM25().build(
-    [str(i) for i in test.ids], inputs.document_texts(test.corpus)
-  )
-  return built.search_run(list(test.qrels), test.queries, depth)
-
-
-def _vectors(
-  config, space, retriever, test, state, progress
-) -> list[pathlib.Path]:
-  """Encodes documents and queries into files, this process its share.
-
-  They are kept in `state`, block by block, until the result is saved.
-  """
-  params, model_config = t5_checkpoints.load(space.root / retriever.directory)
-  folders = []
-  asked = (("documents", test.tokens), ("queries", test.query_tokens))
-  shard, num_shards = distributed.index(), distributed.count()
-  for kind, tokens in asked:
-    title = f"evaluate {retriever.name}: {kind}"
-    own = vector_files.rows_of_shard(
-      len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
-    )
-    with _parts.bar(title, own, progress) as bar:
-      encode.to_files(
-        params,
-        model_config,
-        tokens,
-        state / kind,
-        shard=shard,
-        num_shards=num_shards,
-        block_rows=_BLOCK,
-        batch_size=config.batch_size,
-        devices=distributed.own_devices(),
-        progress=bar.update,
-      )
-    folders.append(state / kind)
-  return folders
-
-
-def _dense(config, test, folders: Sequence[pathlib.Path]) -> trec.Run:
-  """Searches the vectors with faiss' exact inner product."""
-  vectors = [np.asarray(vector_files.open_vectors(one)) for one in folders]
-  depth = min(config.depth, len(test.tokens))
-  scores, positions = index.exact(vectors[0]).search(vectors[1], depth)
-  return trec.to_run(
-    list(test.qrels), [str(i) for i in test.ids], scores, positions
-  )
-
-
 STAGE = stage.Stage(
   name="evaluate",
   result=results.Evaluation,
-  needs=("prepare_test_set", "train_retriever"),
+  needs=("prepare_test_set", "encode_documents", "fuse", "expand"),
   config=Config,
   reads=("prepared",),
   jobs=jobs,

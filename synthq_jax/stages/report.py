@@ -105,7 +105,7 @@ def run(task: stage.Task) -> results.Report:
   checkpoints = task.inputs["checkpoints"]
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
-  table = scores.main_table(main, measures).text()
+  table = scores.main_table(main, measures, comparison.rows).text()
   public = shareable_values(
     config,
     prepared=prepared,

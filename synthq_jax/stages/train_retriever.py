@@ -8,6 +8,7 @@ real pairs with DP is `direct_dp`.
 import dataclasses
 
 import jax
+import numpy as np
 
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import (
@@ -69,13 +70,14 @@ def jobs(run):
   elif config.rows.original:
     real = {f"original{seed}": (None, "original") for seed in run.seeds}
     sources |= real
+  held_out = config.fuse.held_out if config.rows.fused else 0.0
   for name, (synthetic, source) in sources.items():
     settings = run.seeded(config.train_retriever, name)
     yield stage.Job(
       name=name,
-      depends=(settings, *run.encoder_data, source),
+      depends=(settings, held_out, *run.encoder_data, source),
       settings=settings,
-      inputs={"synthetic": synthetic},
+      inputs={"synthetic": synthetic, "held_out": held_out},
     )
 
 
@@ -85,8 +87,8 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: without settings nothing is trained; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
-      checkpoint; and "synthetic", the queries to train on, or None for the real
-      ones.
+      checkpoint; "synthetic", the queries to train on, or None for the real
+      ones; and "held_out", the share of documents whose queries are left out.
 
   Returns:
     The encoder; under `private/` if the queries are.
@@ -115,6 +117,10 @@ def run(task: stage.Task) -> results.Checkpoint:
     records = inputs.real_pairs(space, prepared)
   else:
     records = inputs.pairs(space, prepared, synthetic)
+  if task.inputs["held_out"]:
+    left_out = inputs.held_out(prepared.num_documents, task.inputs["held_out"])
+    trained = np.flatnonzero(~left_out[records["rows"]])
+    records = {name: values[trained] for name, values in records.items()}
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   params = pairs.train(
     config,

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, intervals
 from synthq_jax.generation import mauve
+from synthq_jax.pipeline import results
 from synthq_jax.report import queries
 from synthq_jax.stages import compare_queries
 
@@ -149,3 +150,67 @@ def test_every_clustering_has_a_seed_of_its_own(place, monkeypatch):
   monkeypatch.setattr(mauve, "from_vectors", noted)
   _similarity(place, _Length())
   assert seeds == [0, 1, 2, 3, 4] * 2
+
+
+def _scored(root, name, system, values, epsilon=None):
+  directory = f"private/{name}"
+  artifacts.write_atomically(
+    root / directory / "per_query.json", json.dumps({"nDCG@10": values})
+  )
+  mean = float(np.mean(list(values.values())))
+  return results.Evaluation(
+    directory=directory,
+    name=name,
+    label="",
+    test_set="test",
+    private=True,
+    epsilon=epsilon,
+    delta=None,
+    measures={"nDCG@10": intervals.Interval(mean=mean, low=mean, high=mean)},
+    num_queries=len(values),
+    traps=(),
+    system=system,
+  )
+
+
+def test_every_system_is_held_against_bm25_and_its_own_real_queries(tmp_path):
+  rng = np.random.default_rng(0)
+  base = {f"q{i}": float(x) for i, x in enumerate(rng.uniform(size=200))}
+
+  def moved(by):
+    return {q: x + by + 0.1 * rng.normal() for q, x in base.items()}
+
+  rows = [
+    _scored(tmp_path, "bm25", "bm25", base),
+    _scored(tmp_path, "untrained", "dense", moved(-0.5)),
+    _scored(tmp_path, "synthetic_eps8", "dense", moved(-0.35), 8.0),
+    _scored(tmp_path, "original", "dense", moved(-0.3), np.inf),
+    _scored(tmp_path, "fused_untrained", "fused", moved(0.0)),
+    _scored(tmp_path, "fused_public_only", "fused", moved(0.05)),
+    _scored(tmp_path, "fused_synthetic_eps8", "fused", moved(0.1), 8.0),
+    _scored(tmp_path, "fused_original", "fused", moved(0.2), np.inf),
+    _scored(tmp_path, "expanded_synthetic_eps8", "expanded", moved(0.1), 8.0),
+    _scored(tmp_path, "expanded_original", "expanded", moved(0.0), np.inf),
+  ]
+  config = compare_queries.Config(measures=("nDCG@10",))
+  scored = compare_queries._headlined(
+    config, compare_queries._rows(config, tmp_path, rows)
+  )
+  found = {one.row.evaluation.name: one.row for one in scored}
+  over = {name: row.over_bm25 for name, row in found.items()}
+  assert over["bm25"] is None
+  assert over["fused_synthetic_eps8"].mean == pytest.approx(0.1, abs=0.03)
+  assert over["fused_synthetic_eps8"].low > 0 > over["synthetic_eps8"].high
+  kept = {name: row.gain_kept for name, row in found.items()}
+  assert kept["synthetic_eps8"].mean == pytest.approx(0.75, abs=0.1)
+  assert kept["fused_synthetic_eps8"].mean == pytest.approx(0.5, abs=0.1)
+  assert kept["fused_public_only"].mean == pytest.approx(0.25, abs=0.1)
+  # Real queries that expand add nothing that is clear of 0 to BM25.
+  assert kept["expanded_synthetic_eps8"] is None
+  assert kept["untrained"] is kept["original"] is kept["fused_original"] is None
+  pairs = compare_queries._pairs(rows)
+  assert ("fused_synthetic_eps8", "bm25") in pairs
+  assert ("fused_synthetic_eps8", "fused_public_only") in pairs
+  assert ("synthetic_eps8", "untrained") in pairs
+  assert ("synthetic_eps8", "fused_untrained") not in pairs
+  assert len(set(pairs)) == len(pairs)

@@ -14,7 +14,7 @@ import sys
 from synthq_jax import main
 from synthq_jax.data import blocks
 from synthq_jax.retrieval import vector_files
-from synthq_jax.stages import evaluate, generate
+from synthq_jax.stages import _search, generate
 from synthq_jax.training import checkpoints, distributed
 
 
@@ -40,7 +40,7 @@ def patch(folder: pathlib.Path) -> None:
     return lambda number: print(what, number, flush=True)
 
   generate._PART = 16
-  evaluate._BLOCK = 32
+  _search._BLOCK = 32
   Writer = checkpoints.Writer
   Writer.save = after(Writer.save, die_once)
 

@@ -490,15 +490,18 @@ def test_the_table_is_exact(written):
     + "nDCG@10".rjust(20)
     + "  "
     + "Recall@10".rjust(20)
-    + "  Trained on"
+    + "  "
+    + "over BM25".rjust(23)
+    + "  gain kept  Trained on"
   )
   assert set(lines[1]) == {"-", " "}
   assert len(lines) == 6
   assert lines[2] == (
     "bm25".ljust(width)
     + "        -  0.200 [0.190, 0.220]  0.200 [0.100, 0.300]"
-    + f"  {SECRET} label"
+    + f"  {'-':>23}  {'-':>9}  {SECRET} label"
   )
+  assert "  +0.578 [+0.578, +0.578]          -  " in lines[3]
   assert lines[3].split()[:3] == ["original", "inf", "0.778"]
   assert lines[4].split()[2:4] == [epsilon, "0.220"]
   assert lines[4].startswith("synthetic eps8  " + epsilon.rjust(7))
@@ -591,8 +594,8 @@ def test_epsilon_0_of_a_release_is_not_that_of_public_data():
 
 def test_names_are_no_formulas_in_drawings():
   measure = intervals.Interval(mean=0.2, low=0.1, high=0.3)
-  svg = plots.against_epsilon(
-    {"_a $x$ <b>": [(8.0, measure)]}, {"b": measure}, measure="nDCG@10"
+  svg = plots.over_places(
+    {"_a $x$ <b>": [(0, measure)]}, ["8"], {"b": measure}, measure="nDCG@10"
   )
   assert "a $x$ &lt;b&gt;</text>" in svg
   assert svg.startswith("<svg") and svg.endswith("</svg>")

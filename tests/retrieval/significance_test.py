@@ -267,3 +267,35 @@ def test_weights_that_fit_no_sets_are_refused(weights):
       call()
   with pytest.raises(ValueError, match="got 0 sets"):
     significance.stratified_interval([], seed=0)
+
+
+def test_a_share_of_a_gain_covers_the_truth_as_often_as_it_says():
+  rng, hits, tries = np.random.default_rng(0), 0, 400
+  for _ in range(tries):
+    nothing = rng.normal(0.2, 0.3, 300)
+    whole = nothing + rng.normal(0.1, 0.3, 300)
+    row = nothing + rng.normal(0.06, 0.2, 300) + 0.2 * (whole - nothing - 0.1)
+    found = significance.share_of_gain(row, nothing, whole)
+    hits += found is None or found.low <= 0.6 <= found.high
+  assert 0.92 <= hits / tries <= 0.98  # 3 standard deviations of .95
+
+
+def test_a_share_is_one_of_the_whole_and_none_of_nothing():
+  rng = np.random.default_rng(1)
+  nothing = rng.normal(size=50)
+  whole = nothing + rng.normal(1, 0.5, 50)
+  one = significance.share_of_gain(whole, nothing, whole)
+  assert (one.mean, one.low, one.high) == pytest.approx((1, 1, 1))
+  none = significance.share_of_gain(nothing, nothing, whole)
+  assert (none.mean, none.low, none.high) == pytest.approx((0, 0, 0))
+  half = significance.share_of_gain((nothing + whole) / 2, nothing, whole)
+  assert half.mean == pytest.approx(0.5)
+
+
+def test_a_share_of_no_gain_is_no_number():
+  rng = np.random.default_rng(2)
+  nothing = rng.normal(size=50)
+  for whole in (nothing, nothing + rng.normal(0, 1, 50), nothing - 1):
+    assert significance.share_of_gain(nothing, nothing, whole) is None
+  with pytest.raises(ValueError, match="at least 2 queries"):
+    significance.share_of_gain([1.0], [0.0], [1.0])

@@ -107,6 +107,9 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     "generate.Config.batch_size=24",
     "filter_queries.Config.top_k=60",
     "evaluate.Config.bootstrap_samples=20",
+    "fuse.Config.held_out=0.2",
+    "fuse.Config.min_queries=5",
+    "expand.Config.repeat=2",
   ]
   recipe = ["recipes/demo_tiny.gin"]
   config, _ = main.configure(plan.RunConfig, recipe, flags)

@@ -1,0 +1,103 @@
+"""Defines what the stages of fused, expanded and reranking systems hand on.
+
+A system is made of one row of training pairs, has that row's statement, and a
+name that begins with the system's: "fused_synthetic_eps8".
+"""
+
+import dataclasses
+
+from synthq_jax.pipeline import results
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import fusion
+
+__all__ = [
+  "DENSE",
+  "LEXICAL",
+  "Expansion",
+  "Fusion",
+  "Vectors",
+  "system_of",
+]
+
+DENSE, LEXICAL = "dense", "bm25"
+"""The systems that a fusion is made of."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vectors:
+  """The collection as one retriever encodes it."""
+
+  directory: str
+  """Private if the retriever is."""
+  vectors: str
+  """The folder that `retrieval.vector_files` opens."""
+  name: str
+  """The row of the retriever."""
+  statement: statement_lib.PrivacyStatement
+  """The retriever's: documents are public."""
+  num_bytes: int
+  """Size of the vectors."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fusion:
+  """How BM25 and one retriever are fused, and on which queries it was chosen."""
+
+  SYSTEM = "fused"
+
+  directory: str
+  """Private if the retriever or the queries are."""
+  name: str
+  """Of the row, e.g. "fused_synthetic_eps8"."""
+  retriever: str
+  """The row of the retriever."""
+  statement: statement_lib.PrivacyStatement
+  """The retriever's: a weight chosen on its own queries is post-processing."""
+  method: fusion.Convex | fusion.ReciprocalRanks
+  """How scores become comparable."""
+  weight: float
+  """Share of the retriever, in [0, 1]."""
+  chosen_on: str
+  """The queries that chose the weight, in words."""
+  num_queries: int
+  """How many these are; 0: the weight was set."""
+  scores: tuple[tuple[float, float], ...]
+  """Each weight that was tried, and its nDCG@10 on these queries."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Expansion:
+  """Queries that BM25 reads together with their documents."""
+
+  SYSTEM = "expanded"
+  FILE = "expansion.jsonl"
+  """In the directory: `_id` of a document and its `queries`, in the order of
+  the collection; documents without any are left out."""
+
+  directory: str
+  """Private if the queries are."""
+  name: str
+  """Of the row, e.g. "expanded_synthetic_eps8"."""
+  statement: statement_lib.PrivacyStatement
+  """That of the queries: post-processing."""
+  queries: str
+  """Where the queries came from, in words."""
+  queries_per_document: int | None
+  """How many a document gets at most; None: all that it has."""
+  repeat: int
+  """How often each is read."""
+  num_documents: int
+  """Documents that got one."""
+  num_queries: int
+  """Queries that were added, repetitions not counted."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+def system_of(made: results.Checkpoint | Fusion | Expansion | None) -> str:
+  """Names the system that a result is; None is BM25."""
+  return LEXICAL if made is None else getattr(made, "SYSTEM", DENSE)

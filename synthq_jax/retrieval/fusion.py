@@ -1,0 +1,203 @@
+"""Fuses the runs of a lexical and of a dense system.
+
+Formal guarantee: post-processing. A fused run is a function of two runs and a
+weight; `choose` reads nothing but the runs and judgements that it is given, so
+that a weight chosen on released synthetic queries is as private as they are.
+
+References:
+  Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval",
+  TOIS 2023, equations 3 and 5 (convex) and 6 (reciprocal ranks).
+  Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion outperforms Condorcet and
+  individual Rank Learning Methods", SIGIR 2009.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from synthq_jax.retrieval import measures, trec
+
+__all__ = ["WEIGHTS", "Choice", "Convex", "ReciprocalRanks", "choose", "fuse"]
+
+WEIGHTS = tuple(round(0.05 * i, 2) for i in range(21))
+"""Shares of the dense run that are tried: 0, 0.05, ..., 1."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convex:
+  """Scores of each query, moved to [0, 1] and averaged.
+
+  A query's best result of a run gets 1 and `floor`, or the worst result where
+  there is no floor, gets 0; a document that a run does not hold gets 0 there.
+  Results of which all score the same get 1.
+
+  Attributes:
+    lexical_floor: the least score that BM25 could give, 0; None: that of its
+      results.
+    dense_floor: the least score of the dense run; None: that of its results.
+  """
+
+  lexical_floor: float | None = None
+  dense_floor: float | None = None
+
+  def values(
+    self, scores: Mapping[str, float], *, dense: bool
+  ) -> dict[str, float]:
+    """Returns document id -> value in [0, 1], in the order of `scores`."""
+    if not scores:
+      return {}
+    floor = self.dense_floor if dense else self.lexical_floor
+    low = min(scores.values()) if floor is None else floor
+    width = max(scores.values()) - low
+    if not width > 0:
+      return dict.fromkeys(scores, 1.0)
+    return {id_: (score - low) / width for id_, score in scores.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReciprocalRanks:
+  """One over each document's rank, so that scores need no common scale.
+
+  Attributes:
+    k: is added to every rank, >= 0; the larger, the flatter.
+  """
+
+  k: float = 60.0
+
+  def __post_init__(self):
+    """Checks the field."""
+    if not self.k >= 0:
+      raise ValueError(f"ReciprocalRanks.k must be at least 0, got k={self.k}")
+
+  def values(
+    self, scores: Mapping[str, float], *, dense: bool
+  ) -> dict[str, float]:
+    """Returns document id -> 1 / (k + rank), best first."""
+    del dense
+    ranked = trec.ranking(scores)
+    return {id_: 1 / (self.k + rank) for rank, id_ in enumerate(ranked, 1)}
+
+
+Method = Convex | ReciprocalRanks
+
+
+def fuse(
+  method: Method,
+  lexical: trec.Run,
+  dense: trec.Run,
+  *,
+  weight: float,
+  depth: int = 100,
+) -> trec.Run:
+  """Returns the run of the weighted mean of both systems' values.
+
+  Equal values stand in the order of the lexical run, then of the dense one. A
+  query that one run has no results for keeps the order of the other; one that
+  neither has results for has none.
+
+  >>> lexical = {"q": {"a": 9.0, "b": 3.0}}
+  >>> dense = {"q": {"b": 0.9, "c": 0.1}}
+  >>> fuse(Convex(), lexical, dense, weight=0.5)
+  {'q': {'a': 0.5, 'b': 0.5, 'c': 0.0}}
+
+  Args:
+    method: how scores become comparable.
+    lexical: query id -> document id -> finite score.
+    dense: the same of the dense system.
+    weight: share of the dense system, in [0, 1]; at 0 its documents follow those
+      of the lexical one.
+    depth: documents of each query, at most.
+
+  Returns:
+    Query id -> document id -> value, best first, for the queries of either.
+
+  Raises:
+    ValueError: if the weight is outside [0, 1], or a score is not finite.
+  """
+  if not 0 <= weight <= 1:
+    raise ValueError(f"expected a weight in [0, 1], got weight={weight}")
+  fused: trec.Run = {}
+  for query in {**lexical, **dense}:
+    values: dict[str, float] = {}
+    for is_dense, run in enumerate((lexical, dense)):
+      share = weight if is_dense else 1 - weight
+      scores = run.get(query, {})
+      ranked = {id_: scores[id_] for id_ in trec.ranking(scores)}  # all finite
+      for id_, value in method.values(ranked, dense=bool(is_dense)).items():
+        values[id_] = values.get(id_, 0.0) + share * value
+    best = trec.ranking(values)[:depth]
+    fused[query] = {id_: values[id_] for id_ in best}
+  return fused
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """A weight, and what each weight scored.
+
+  Attributes:
+    weight: the chosen one.
+    scores: the mean of the measure at each weight that was tried, ascending.
+  """
+
+  weight: float
+  scores: tuple[tuple[float, float], ...]
+
+
+def choose(
+  method: Method,
+  lexical: trec.Run,
+  dense: trec.Run,
+  qrels: trec.Qrels,
+  *,
+  weights: Sequence[float] = WEIGHTS,
+  measure: str = "nDCG@10",
+  standard_errors: float = 1.0,
+  depth: int = 100,
+) -> Choice:
+  """Finds the least dense weight that is about as good as the best.
+
+  About as good is less than so many standard errors of the paired difference
+  below the best: synthetic queries are nearer to a retriever that was trained on
+  their like than real ones are, so that what they cannot tell apart is decided
+  for BM25.
+
+  Args:
+    method: how scores become comparable.
+    lexical: the lexical run of the queries.
+    dense: the dense one.
+    qrels: what is relevant to them; at least one query.
+    weights: what is tried, each in [0, 1].
+    measure: what is best, of `retrieval.measures`.
+    standard_errors: at least 0; 0 takes the best, of equal ones the least.
+    depth: documents of each query, at most.
+
+  Returns:
+    The weight, and the score of each.
+
+  Raises:
+    ValueError: as `fuse`, or if nothing is judged.
+
+  References:
+    Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees",
+    1984, section 3.4.3 (the rule of one standard error).
+  """
+  values = {}
+  for weight in sorted(weights):
+    run = fuse(method, lexical, dense, weight=weight, depth=depth)
+    found = measures.evaluate(qrels, run, (measure,), drop_identical=False)
+    values[weight] = np.array(list(found.per_query[measure].values()))
+  best = max(values, key=lambda weight: values[weight].mean())
+  chosen = next(
+    weight
+    for weight, of_each in values.items()
+    if _is_near(values[best] - of_each, standard_errors)
+  )
+  means = tuple((weight, float(one.mean())) for weight, one in values.items())
+  return Choice(chosen, means)
+
+
+def _is_near(losses: np.ndarray, standard_errors: float) -> bool:
+  """Whether a mean loss is explained by so many of its standard errors."""
+  error = losses.std(ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else 0.0
+  return bool(losses.mean() <= standard_errors * error)

@@ -1,0 +1,161 @@
+"""Searches the collection of a run with BM25 or with a retriever.
+
+Formal guarantee: none of its own; a run says of queries and retriever what
+these give away.
+"""
+
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synthq_jax.data import blocks
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import (
+  _parts,
+  inputs,
+  results,
+  system_results,
+  workspace,
+)
+from synthq_jax.retrieval import bm25, encode, index, trec, vector_files
+from synthq_jax.training import distributed
+
+__all__ = ["Judged", "dense", "encode_rows", "lexical", "remove_vectors"]
+
+_BLOCK = 8192
+"""Rows between two saves of vectors, and what one process takes at a time."""
+
+
+class Judged(NamedTuple):
+  """Judged queries and the collection they are asked of."""
+
+  split: str  # whose judgements
+  qrels: dict[str, dict[str, int]]
+  queries: list[str]  # texts, in the order of qrels
+  query_tokens: np.ndarray  # [query, length]
+  ids: np.ndarray  # [document]
+  tokens: np.ndarray  # [document, length]
+  corpus: pathlib.Path  # texts of the documents, in that order
+  drop_identical: bool = True
+
+
+def lexical(
+  judged: Judged, depth: int, expansion: pathlib.Path | None = None
+) -> trec.Run:
+  """Runs BM25 over whole documents, not cut at the encoder's length.
+
+  Args:
+    judged: queries and documents.
+    depth: documents of each query, at most.
+    expansion: a file of `system_results.Expansion`; None: documents alone.
+  """
+  texts = inputs.document_texts(judged.corpus)
+  if expansion is not None:
+    texts = (one.contents for one in inputs.expanded(judged.corpus, expansion))
+  built = bm25.BM25().build([str(i) for i in judged.ids], texts)
+  return built.search_run(list(judged.qrels), judged.queries, depth)
+
+
+def encode_rows(
+  folders: workspace.Folders,
+  retriever: results.Checkpoint,
+  tokens: blocks.Rows | np.ndarray,
+  folder: pathlib.Path,
+  *,
+  title: str,
+  batch_size: int,
+  progress: bool,
+) -> None:
+  """Encodes texts into files, this process its share; goes on where it was.
+
+  Args:
+    folders: the working directory.
+    retriever: what encodes.
+    tokens: of the texts [row, length].
+    folder: where vectors are kept, block by block.
+    title: stands before the progress bar.
+    batch_size: rows encoded at once.
+    progress: whether a bar is shown.
+  """
+  params, model_config = t5_checkpoints.load(folders.root / retriever.directory)
+  shard, num_shards = distributed.index(), distributed.count()
+  own = vector_files.rows_of_shard(
+    len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
+  )
+  with _parts.bar(title, own, progress) as bar:
+    encode.to_files(
+      params,
+      model_config,
+      tokens,
+      folder,
+      shard=shard,
+      num_shards=num_shards,
+      block_rows=_BLOCK,
+      batch_size=batch_size,
+      devices=distributed.own_devices(),
+      progress=bar.update,
+    )
+
+
+def dense(
+  task: Any,
+  retriever: results.Checkpoint,
+  judged: Judged,
+  directory: pathlib.Path,
+  documents: system_results.Vectors | None,
+  depth: int,
+) -> trec.Run | None:
+  """Searches vectors with faiss' exact inner product.
+
+  What is encoded lies in the directory until the result is saved.
+
+  Args:
+    task: a `stage.Task` whose settings have a `batch_size`.
+    retriever: what encodes.
+    judged: queries and documents.
+    directory: of the task's result.
+    documents: vectors of the documents; None: they are encoded, too.
+    depth: documents of each query, at most.
+
+  Returns:
+    The run; None in processes other than 0.
+  """
+  state = directory / f"vectors_{task.digest}"
+  wanted = {"queries": judged.query_tokens}
+  if documents is None:
+    wanted["documents"] = judged.tokens
+  for kind, tokens in wanted.items():
+    encode_rows(
+      task.folders,
+      retriever,
+      tokens,
+      state / kind,
+      title=f"{task.place}: {kind}",
+      batch_size=task.settings.batch_size,
+      progress=task.progress,
+    )
+  task.when_saved.append(lambda: remove_vectors(directory))
+  distributed.barrier(task.place)
+  if not distributed.is_main():
+    return None
+  own = state / "documents"
+  if documents is not None:
+    own = task.folders.root / documents.vectors
+  collection, asked = (
+    np.asarray(vector_files.open_vectors(folder))
+    for folder in (own, state / "queries")
+  )
+  depth = min(depth, len(collection))
+  scores, positions = index.exact(collection).search(asked, depth)
+  return trec.to_run(
+    list(judged.qrels), [str(i) for i in judged.ids], scores, positions
+  )
+
+
+def remove_vectors(directory: pathlib.Path, but: str = "") -> None:
+  """Removes the vectors of a result, and of older settings, but for one."""
+  for vectors in directory.glob("vectors_*"):
+    if vectors.name != but:
+      shutil.rmtree(vectors, ignore_errors=True)

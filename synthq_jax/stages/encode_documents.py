@@ -1,0 +1,91 @@
+"""Encodes the collection with every retriever, once for all that search it.
+
+Formal guarantee: post-processing of the retriever, whose statement the vectors
+have; the task holds the public documents and the retriever alone.
+"""
+
+import dataclasses
+
+from synthq_jax.pipeline import config_types, inputs, results, system_results
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import _search, stage
+from synthq_jax.training import distributed
+
+__all__ = ["STAGE", "Config", "run"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """How documents are encoded."""
+
+  batch_size: int = dataclasses.field(
+    default=256, metadata={"speed_only": True}
+  )
+  """Rows encoded at once."""
+
+  def __post_init__(self):
+    config_types.at_least(self, 1, "batch_size")
+
+
+def jobs(run):
+  """Yields the vectors of each retriever."""
+  for name, (retriever, trained) in run.retrievers.items():
+    yield stage.Job(
+      name=name,
+      depends=(*run.data, trained),
+      settings=run.config.encode_documents,
+      inputs={"retriever": retriever},
+    )
+
+
+def run(task: stage.Task) -> system_results.Vectors | None:
+  """Encodes every document, each process its share.
+
+  What is finished stays: a run that was killed goes on after the last block.
+
+  Args:
+    task: its inputs are "documents", the public collection, and "retriever".
+
+  Returns:
+    Where the vectors are; None in processes other than 0.
+  """
+  folders, retriever = task.folders, task.inputs["retriever"]
+  directory = task.folder(private=results.is_private_path(retriever.directory))
+  _, tokens = inputs.document_tokens(folders, task.inputs["documents"])
+  vectors = directory / f"vectors_{task.digest}"
+  _search.encode_rows(
+    folders,
+    retriever,
+    tokens,
+    vectors,
+    title=f"{task.place}: documents",
+    batch_size=task.settings.batch_size,
+    progress=task.progress,
+  )
+  distributed.barrier(task.place)
+  if not distributed.is_main():
+    return None
+  task.when_saved.append(
+    lambda: _search.remove_vectors(directory, but=vectors.name)
+  )
+  return system_results.Vectors(
+    directory=folders.relative(directory),
+    vectors=folders.relative(vectors),
+    name=task.name,
+    statement=statement_lib.inherit(
+      retriever.statement, "Public documents were encoded: post-processing."
+    ),
+    num_bytes=sum(one.stat().st_size for one in vectors.glob("*.npy")),
+  )
+
+
+STAGE = stage.Stage(
+  name="encode_documents",
+  result=system_results.Vectors,
+  needs=("train_retriever",),
+  config=Config,
+  reads=("documents",),
+  jobs=jobs,
+  run=run,
+  together=True,
+)

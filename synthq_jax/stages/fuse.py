@@ -1,0 +1,213 @@
+"""Chooses how much each retriever weighs beside BM25.
+
+The weight is the one that finds the documents of queries best which the
+retriever was not trained on: those of documents that a public draw keeps out of
+training.
+
+Formal guarantee:
+  Post-processing. A retriever that was trained on synthetic queries is weighed
+  by queries of the same generator; one trained on the private queries with DP,
+  and the untrained one, by queries that the public checkpoint wrote before any
+  private step. These tasks hold the public documents, the queries and the
+  retriever: neither PreparedData nor the secret, and they open no file under
+  `private/` unless queries or retriever lie there. Which documents are kept out
+  is drawn with a public seed. So the weight has the retriever's statement. The
+  weight of `original`, which real queries choose, has no guarantee.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from synthq_jax.data import files
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  results,
+  system_results,
+)
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import fusion
+from synthq_jax.stages import _search, stage
+from synthq_jax.training import distributed
+
+__all__ = ["STAGE", "Config", "run"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """How two runs are fused, and what chooses the weight."""
+
+  method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
+  """How scores of the two become comparable."""
+  held_out: float = 0.05
+  """Share of the documents whose queries train no retriever of the run and
+  choose the weight, in (0, 1)."""
+  num_queries: int = 1000
+  """Queries that choose, at most."""
+  min_queries: int = 100
+  """Where there are fewer, the weight is `default_weight`."""
+  standard_errors: float = 1.0
+  """The weight is the least that is no more than so many standard errors below
+  the best one; 0: the best."""
+  default_weight: float = 0.2
+  """The retriever's share where nothing can choose, in [0, 1]."""
+  depth: int = 100
+  """Documents of each run that are fused."""
+  seed: int = 0
+  """Which queries choose where there are too many; public."""
+  batch_size: int = dataclasses.field(
+    default=256, metadata={"speed_only": True}
+  )
+  """Rows encoded at once."""
+
+  def __post_init__(self):
+    config_types.at_least(
+      self, 1, "num_queries", "min_queries", "depth", "batch_size"
+    )
+    config_types.at_least(self, 0, "seed", "standard_errors")
+    for name, low, high in (
+      ("held_out", 0 < self.held_out, self.held_out < 1),
+      ("default_weight", self.default_weight >= 0, self.default_weight <= 1),
+    ):
+      if not (low and high):
+        raise ValueError(
+          f"fuse.Config.{name} must be a share, got {getattr(self, name)}"
+        )
+
+
+def jobs(run):
+  """Yields a weight for every retriever, where fused rows are wanted."""
+  config = run.config
+  written = run.rows("generate")
+  public = next((k for k in written if k.startswith("public_only")), None)
+  for name, (retriever, trained) in run.retrievers.items():
+    if not config.rows.fused:
+      break
+    real, queries = name.startswith("original"), None
+    if not real:
+      own = name.removeprefix("synthetic_")
+      queries = written.get(own) or written.get(public)
+    vectors = run.rows("encode_documents")[name]
+    yield stage.Job(
+      name=name,
+      depends=(
+        config.fuse,
+        *run.data,
+        trained,
+        vectors.digest,
+        queries.digest if queries else "none",
+      ),
+      settings=config.fuse,
+      inputs={
+        "documents": run.prepared if real else run.documents,
+        "retriever": retriever,
+        "vectors": vectors.value,
+        "synthetic": queries.value if queries else None,
+      },
+    )
+
+
+def run(task: stage.Task) -> system_results.Fusion | None:
+  """Searches with BM25 and with the retriever, and tries the weights.
+
+  Args:
+    task: its inputs are "documents", the public collection, or for `original`
+      the prepared data; "retriever"; "vectors" of the documents; and
+      "synthetic", all that one generator wrote, filtered or not: None for
+      `original`, or where there is none.
+
+  Returns:
+    The weight; None in processes other than 0.
+  """
+  config, folders = task.settings, task.folders
+  retriever, documents = task.inputs["retriever"], task.inputs["documents"]
+  directory = task.folder(private=results.is_private_path(retriever.directory))
+  judged, words = _held_out(task, documents)
+  choice = fusion.Choice(config.default_weight, ())
+  if judged is not None:
+    vectors, depth = task.inputs["vectors"], config.depth
+    dense = _search.dense(task, retriever, judged, directory, vectors, depth)
+    if dense is not None:
+      lexical = _search.lexical(judged, depth)
+      choice = fusion.choose(
+        config.method,
+        lexical,
+        dense,
+        judged.qrels,
+        standard_errors=config.standard_errors,
+        depth=depth,
+      )
+  if not distributed.is_main():
+    return None
+  return system_results.Fusion(
+    directory=folders.relative(directory),
+    name=f"{system_results.Fusion.SYSTEM}_{task.name}",
+    retriever=task.name,
+    statement=_statement(retriever, words),
+    method=config.method,
+    weight=choice.weight,
+    chosen_on=words,
+    num_queries=len(judged.qrels) if judged else 0,
+    scores=choice.scores,
+  )
+
+
+def _held_out(
+  task: stage.Task, documents: results.PublicDocuments
+) -> tuple[_search.Judged | None, str]:
+  """Reads the queries that choose, and says which these are."""
+  config, folders = task.settings, task.folders
+  synthetic = task.inputs["synthetic"]
+  if isinstance(documents, results.PreparedData):
+    folder = folders.root / documents.private_directory
+    arrays = inputs.arrays(folders, documents, folder / "train.npz")
+    names, whose = [str(name) for name in arrays["ids"]], "real queries"
+  elif synthetic is not None:
+    folder = folders.root / synthetic.directory
+    arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+    names, whose = None, f"synthetic queries of {synthetic.name}"
+  else:
+    return None, "set, without any query to choose it"
+  ids, tokens = inputs.document_tokens(folders, documents)
+  held_out = inputs.held_out(len(ids), config.held_out)
+  rows = np.flatnonzero(held_out[arrays["documents"]])
+  order = np.random.default_rng([config.seed, 6]).permutation(len(rows))
+  rows = np.sort(rows[order[: config.num_queries]])
+  if len(rows) < config.min_queries:
+    return None, "set, for want of queries that could choose it"
+  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
+  if names is None:
+    names = [line["_id"] for line in lines]
+  texts = {line["_id"]: line["text"] for line in lines}
+  chosen = [names[row] for row in rows]
+  judged = _search.Judged(
+    split="held out",
+    qrels={
+      name: {str(ids[arrays["documents"][row]]): 1}
+      for name, row in zip(chosen, rows, strict=True)
+    },
+    queries=[texts[name] for name in chosen],
+    query_tokens=arrays["tokens"][rows],
+    ids=ids,
+    tokens=tokens,
+    corpus=inputs.corpus(folders, documents),
+  )
+  return judged, f"{whose} whose documents trained no retriever"
+
+
+def _statement(retriever: results.Checkpoint, words: str):
+  return statement_lib.inherit(
+    retriever.statement, f"The weight beside BM25 was chosen on: {words}."
+  )
+
+
+STAGE = stage.Stage(
+  name="fuse",
+  result=system_results.Fusion,
+  needs=("generate", "encode_documents"),
+  config=Config,
+  jobs=jobs,
+  run=run,
+  together=True,
+)

@@ -1,0 +1,393 @@
+"""Fused and expanded rows: what they are made of, and what chose them."""
+
+import collections
+import dataclasses
+import json
+import math
+import re
+import shutil
+import sys
+
+import made_up
+import numpy as np
+import pytest
+import Stemmer
+import tiny_runs
+from bm25s import stopwords
+
+from synthq_jax import artifacts
+from synthq_jax.data import beir, search_engines
+from synthq_jax.pipeline import (
+  inputs,
+  plan,
+  results,
+  system_results,
+  workspace,
+)
+from synthq_jax.privacy import statement
+from synthq_jax.retrieval import fusion, measures, trec
+from synthq_jax.stages import expand, fuse
+
+PRIVATE_GENERATOR = made_up.claim()
+OPENED = []
+sys.addaudithook(
+  lambda event, arguments: event == "open" and OPENED.append(str(arguments[0]))
+)  # hooks stay: this one only notes names
+
+
+def load(root, place, kind):
+  return artifacts.load(root / place, kind)
+
+
+def prepared(root):
+  return load(root, "private/prepare_data", results.PreparedData)
+
+
+def evaluation(root, row):
+  return load(root, f"private/evaluate/test/{row}", results.Evaluation)
+
+
+def systems(root, system):
+  folders = (root / "private/evaluate/test").glob(f"{system}_*")
+  return sorted(one.name.removeprefix(f"{system}_") for one in folders)
+
+
+# In the pipeline.
+
+
+def test_every_source_of_pairs_has_its_fused_row(finished_run):
+  dense = ["original", "public_only", "synthetic_eps8", "untrained"]
+  found = systems(finished_run.root, "fused")
+  assert set(dense) < set(found)
+  assert set(found) - set(dense) == set(
+    one.name.removeprefix("fused_")
+    for one in (finished_run.root / "evaluate/public").glob("fused_direct_dp*")
+  )
+  for row in ("fused synthetic eps8", "expanded public only", "over BM25"):
+    assert row in finished_run.report.table
+  assert "gain kept" in finished_run.report.table
+
+
+def test_every_set_of_queries_has_its_expanded_row(finished_run):
+  found = systems(finished_run.root, "expanded")
+  assert found == ["original", "public_only", "synthetic_eps8"]
+  assert not list((finished_run.root / "evaluate").rglob("expanded_*"))
+
+
+@pytest.mark.parametrize("row", ["synthetic_eps8", "original"])
+def test_a_fused_row_is_bm25_and_its_retriever_at_the_chosen_weight(
+  finished_run, row
+):
+  root = finished_run.root
+  place = "private/fuse" if row == "original" else "fuse"
+  made = load(root, f"{place}/{row}", system_results.Fusion)
+  scored = evaluation(root, f"fused_{row}")
+  assert scored.system == "fused" and scored.source == row
+  lexical, dense, fused = (
+    trec.read_run(root / evaluation(root, name).directory / "run.trec")
+    for name in ("bm25", row, f"fused_{row}")
+  )
+  expected = fusion.fuse(made.method, lexical, dense, weight=made.weight)
+  assert {query: list(ids) for query, ids in fused.items()} == {
+    query: list(ids) for query, ids in expected.items()
+  }
+  assert scored.epsilon == evaluation(root, row).epsilon
+  assert f"{made.weight:.0%}" in scored.label
+
+
+def test_the_queries_that_choose_train_no_retriever(finished_run, monkeypatch):
+  root, documents = finished_run.root, prepared(finished_run.root)
+  made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
+  held_out = inputs.held_out(documents.num_documents, 0.2)
+  assert held_out.sum() == round(0.2 * documents.num_documents)
+  with np.load(root / "generate/eps8/tokens.npz") as stored:
+    assert made.num_queries == held_out[stored["documents"]].sum() >= 5
+  assert len(made.scores) == len(fusion.WEIGHTS)
+  assert "eps8 whose documents trained no retriever" in made.chosen_on
+  real = load(root, "private/fuse/original", system_results.Fusion)
+  assert real.statement.epsilon == math.inf
+  assert "real queries" in real.chosen_on
+  for row in ("untrained", "direct_dp_eps8"):
+    one = load(root, f"fuse/{row}", system_results.Fusion)
+    assert "of public_only" in one.chosen_on
+
+
+def test_without_enough_queries_the_weight_is_the_set_one(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  config = dataclasses.replace(
+    finished_run.config,
+    fuse=fuse.Config(held_out=0.2, min_queries=10_000, default_weight=0.35),
+  )
+  plan.run(config, root, stages=["fuse"], progress=False)
+  made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
+  assert (made.weight, made.num_queries, made.scores) == (0.35, 0, ())
+  assert "for want of queries" in made.chosen_on
+
+
+def test_a_fusion_without_bm25_is_refused():
+  with pytest.raises(ValueError, match=r"Rows\.fused needs the row"):
+    plan.Rows(bm25=False, fused=True)
+
+
+# Post-processing: what chooses is given no private file.
+
+
+@pytest.fixture(name="shared")
+def _shared(finished_run, tmp_path):
+  """What may be shared of a run: a working directory without `private/`."""
+  done, root = finished_run.root, tmp_path / "shared"
+  for name in ("prepare_data", "generate", "train_retriever"):
+    shutil.copytree(done / name, root / name)
+  shutil.copytree(done / "encode_documents", root / "encode_documents")
+  assert not (root / results.PRIVATE).exists()
+  return root, results.public_documents(prepared(done))
+
+
+def make_fusion(root, documents, row="synthetic_eps8", **changes):
+  retriever = load(root, f"train_retriever/{row}", results.Checkpoint)
+  written = row.removeprefix("synthetic_")
+  given = {
+    "documents": documents,
+    "retriever": retriever,
+    "vectors": load(root, f"encode_documents/{row}", system_results.Vectors),
+    "synthetic": load(root, f"generate/{written}", results.SyntheticQueries),
+  }
+  return tiny_runs.make(
+    fuse.STAGE,
+    fuse.Config(held_out=0.2, min_queries=5),
+    workspace.Folders(root),
+    name=row,
+    **(given | changes),
+  )
+
+
+def make_expansion(root, documents, config=None, **changes):
+  given = {
+    "documents": documents,
+    "synthetic": load(root, "generate/eps8", results.SyntheticQueries),
+  }
+  return tiny_runs.make(
+    expand.STAGE,
+    config or expand.Config(),
+    workspace.Folders(root),
+    name="synthetic_eps8",
+    **(given | changes),
+  )
+
+
+def opened_in_private(root):
+  mine = [name for name in OPENED if name.startswith(str(root))]
+  assert len(mine) > 3
+  return [name for name in mine if name.startswith(str(root / "private"))]
+
+
+@pytest.mark.parametrize("make", [make_fusion, make_expansion])
+def test_a_chooser_has_and_opens_nothing_private(finished_run, shared, make):
+  root, documents = shared
+  del OPENED[:]
+  first = make(root, documents)
+  assert not (root / results.PRIVATE).exists()
+  # The same beside private files: none is opened, and nothing changes.
+  shutil.copytree(finished_run.root / "private", root / "private")
+  del OPENED[:]
+  again = make(root, documents)
+  assert not opened_in_private(root)
+  assert dataclasses.replace(again, seconds=first.seconds) == first
+  retriever = load(root, "train_retriever/synthetic_eps8", results.Checkpoint)
+  assert first.statement.ledger == retriever.statement.ledger
+  assert first.statement.epsilon == retriever.statement.epsilon
+
+
+def test_a_chooser_that_looks_at_real_queries_is_caught(
+  finished_run, shared, monkeypatch
+):
+  root, documents = shared
+  shutil.copytree(finished_run.root / "private", root / "private")
+  right = fuse._held_out
+
+  def wrong(task, documents):
+    np.load(root / "private/prepare_data/dev.npz")
+    return right(task, documents)
+
+  monkeypatch.setattr(fuse, "_held_out", wrong)
+  del OPENED[:]
+  make_fusion(root, documents)
+  assert opened_in_private(root)
+
+
+@pytest.mark.parametrize("name", ["fuse", "expand"])
+def test_tasks_of_shareable_rows_hold_public_documents_alone(
+  finished_run, tmp_path, monkeypatch, name
+):
+  root, tasks = finished_run.copy(tmp_path), {}
+  one = {"fuse": fuse, "expand": expand}[name]
+  changed = dataclasses.replace(
+    one.STAGE, run=lambda task: tasks.update({task.name: task}) or _Stopped()
+  )
+  monkeypatch.setattr(one, "STAGE", changed)
+  monkeypatch.setattr(
+    type(changed), "make", lambda self, task, **_: self.run(task)
+  )
+  shutil.rmtree(root / name)
+  shutil.rmtree(root / "private" / name)
+  with pytest.raises(RuntimeError, match="did not save"):
+    plan.run(finished_run.config, root, stages=[name], progress=False)
+  for row, task in tasks.items():
+    assert row != "original"
+    assert type(task.folders) is workspace.Folders  # without the secret
+    assert type(task.inputs["documents"]) is results.PublicDocuments
+  assert tasks
+
+
+class _Stopped:
+  """No result."""
+
+
+def test_a_statement_is_that_of_the_queries(shared):
+  root, documents = shared
+  made = load(root, "generate/eps8", results.SyntheticQueries)
+  claimed = statement.inherit(PRIVATE_GENERATOR, "Queries were sampled.")
+  made = dataclasses.replace(made, statement=claimed)
+  result = make_expansion(root, documents, synthetic=made)
+  assert result.statement.ledger == PRIVATE_GENERATOR.ledger
+  assert "post-processing" in result.statement.notes[-1]
+  assert result.directory == "expand/synthetic_eps8"
+
+
+def test_real_queries_expand_in_the_private_folder_alone(finished_run):
+  root = finished_run.root
+  made = load(root, "private/expand/original", system_results.Expansion)
+  assert made.statement.epsilon == math.inf
+  assert not (root / "expand/original").exists()
+  lines = (root / made.directory / made.FILE).read_text().splitlines()
+  read = {line["_id"]: line["queries"] for line in map(json.loads, lines)}
+  folder = root / "private/prepare_data"
+  texts = {
+    line["_id"]: line["text"]
+    for line in map(json.loads, (folder / "queries.jsonl").open())
+  }
+  with np.load(folder / "train.npz") as stored:
+    ids, _ = inputs.read_documents(root / "prepare_data")
+    for name, row in zip(stored["ids"], stored["documents"], strict=True):
+      assert read[str(ids[row])].count(texts[str(name)]) == 2  # repeat=2
+
+
+# Expansion.
+
+
+def test_how_many_and_how_often_are_choices(shared):
+  root, documents = shared
+  folder = root / "generate/eps8"
+  written = collections.defaultdict(list)
+  for line in map(json.loads, (folder / "queries.jsonl").open()):
+    written[line["document"]].append(line["text"])
+  for most, repeat in ((None, 1), (1, 3)):
+    config = expand.Config(queries_per_document=most, repeat=repeat)
+    made = make_expansion(root, documents, config)
+    lines = map(json.loads, (root / made.directory / made.FILE).open())
+    read = {line["_id"]: line["queries"] for line in lines}
+    assert read == {
+      id_: texts[:most] * repeat for id_, texts in written.items()
+    }
+    assert made.num_documents == len(read)
+    assert made.num_queries == sum(len(t[:most]) for t in written.values())
+
+
+def test_the_exported_collection_scores_the_same_in_another_bm25(
+  finished_run, tmp_path
+):
+  root = finished_run.root
+  made = load(root, "expand/synthetic_eps8", system_results.Expansion)
+  search_engines.write_pyserini(
+    tmp_path,
+    inputs.expanded(
+      root / "prepare_data/corpus.jsonl", root / made.directory / made.FILE
+    ),
+  )
+  lines = map(json.loads, (tmp_path / "documents.jsonl").open())
+  documents = {line["id"]: line["contents"] for line in lines}
+  folder = root / "private/prepare_data"
+  qrels = beir.read_judgements(folder / "qrels/test.tsv")
+  texts = {
+    line["_id"]: line["text"]
+    for line in map(json.loads, (folder / "queries.jsonl").open())
+  }
+  run = second_bm25(documents, {query: texts[query] for query in qrels})
+  theirs = measures.evaluate(qrels, run, ("nDCG@10",)).mean["nDCG@10"]
+  ours = evaluation(root, "expanded_synthetic_eps8").measures["nDCG@10"].mean
+  assert ours == pytest.approx(theirs, abs=0.005)
+  plain = {id_: text.split(" ")[0] for id_, text in documents.items()}
+  other = measures.evaluate(
+    qrels, second_bm25(plain, {q: texts[q] for q in qrels}), ("nDCG@10",)
+  )
+  assert abs(other.mean["nDCG@10"] - ours) > 0.005  # the test can fail
+
+
+def second_bm25(documents, queries, k1=1.2, b=0.75):
+  """Lucene's formula, written out over dictionaries."""
+  stem = Stemmer.Stemmer("english").stemWord
+  stopped = set(stopwords.STOPWORDS_EN)
+
+  def words(text):
+    found = re.findall(r"\w+", text.lower())
+    return [stem(word) for word in found if word not in stopped]
+
+  counts = {id_: collections.Counter(words(t)) for id_, t in documents.items()}
+  lengths = {id_: sum(one.values()) for id_, one in counts.items()}
+  mean = sum(lengths.values()) / len(lengths)
+  holding = collections.Counter(word for one in counts.values() for word in one)
+  run = {}
+  for query, text in queries.items():
+    scores = {}
+    for id_, own in counts.items():
+      norm = k1 * (1 - b + b * lengths[id_] / mean)
+      score = sum(
+        math.log(1 + (len(counts) - holding[w] + 0.5) / (holding[w] + 0.5))
+        * own[w]
+        / (own[w] + norm)
+        for w in words(text)
+        if own[w]
+      )
+      if score > 0:
+        scores[id_] = score
+    run[query] = scores
+  return run
+
+
+def test_a_document_out_of_order_is_refused(tmp_path):
+  lines = [{"_id": f"d {i}", "title": "", "text": "x"} for i in range(3)]
+  write = artifacts.write_atomically
+  write(tmp_path / "corpus", "".join(json.dumps(x) + "\n" for x in lines))
+  added = [{"_id": "d 2", "queries": ["b"]}, {"_id": "d 1", "queries": ["a"]}]
+  write(tmp_path / "added", "".join(json.dumps(x) + "\n" for x in added))
+  with pytest.raises(ValueError, match=r"order of the collection, got 'd 1'"):
+    list(inputs.expanded(tmp_path / "corpus", tmp_path / "added"))
+
+
+def test_titles_alone_and_ids_with_spaces_are_expanded(tmp_path):
+  entry = search_engines.Entry(
+    id="a b", title="Pie", text="", queries=("how to bake", "how to bake")
+  )
+  assert entry.contents == "Pie how to bake how to bake"
+  others = [
+    search_engines.Entry(id=f"n{i}", title="", text="word " * 20)
+    for i in range(5)
+  ]
+  search_engines.write_bulk(tmp_path, [entry, *others], most_bytes=600)
+  parts = sorted(tmp_path.glob("bulk_*.ndjson"))
+  assert len(parts) > 1
+  assert all(path.stat().st_size <= 600 for path in parts)
+  lines = [x for p in parts for x in map(json.loads, p.open())]
+  assert [x["index"]["_id"] for x in lines[::2]] == [
+    "a b", "n0", "n1", "n2", "n3", "n4",
+  ]  # fmt: skip
+  assert lines[1] == {
+    "title": "Pie",
+    "text": "",
+    "queries": ["how to bake", "how to bake"],
+    "contents": "Pie how to bake how to bake",
+  }
+  body = json.loads((tmp_path / "index.json").read_text())
+  assert body["settings"]["index"]["similarity"]["default"]["b"] == 0.75

@@ -1,0 +1,138 @@
+"""Fused runs against sums by hand, weights against planted answers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from synthq_jax.retrieval import fusion
+
+CONVEX, RANKS = fusion.Convex(), fusion.ReciprocalRanks()
+LEXICAL = {"q": {"a": 9.0, "b": 6.0, "c": 3.0}}
+DENSE = {"q": {"c": 0.8, "d": 0.6, "b": 0.4}}
+
+
+def test_convex_is_the_weighted_mean_of_scores_moved_to_0_and_1():
+  found = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.25)["q"]
+  by_hand = {
+    "a": 0.75 * 1.0,
+    "b": 0.75 * 0.5 + 0.25 * 0.0,
+    "c": 0.75 * 0.0 + 0.25 * 1.0,
+    "d": 0.25 * 0.5,
+  }
+  assert found == pytest.approx(by_hand)
+  assert list(found) == ["a", "b", "c", "d"]
+
+
+def test_a_floor_takes_the_place_of_the_least_score():
+  method = fusion.Convex(lexical_floor=0.0, dense_floor=-1.0)
+  found = fusion.fuse(method, LEXICAL, DENSE, weight=0.5)["q"]
+  assert found["c"] == pytest.approx(0.5 * 3 / 9 + 0.5)
+  assert found["d"] == pytest.approx(0.5 * 1.6 / 1.8)
+
+
+def test_reciprocal_ranks_are_those_of_the_paper():
+  found = fusion.fuse(RANKS, LEXICAL, DENSE, weight=0.5)["q"]
+  by_hand = {
+    "a": 1 / 61,
+    "b": 1 / 62 + 1 / 63,
+    "c": 1 / 63 + 1 / 61,
+    "d": 1 / 62,
+  }
+  assert found == pytest.approx({k: v / 2 for k, v in by_hand.items()})
+  assert list(found) == ["c", "b", "a", "d"]
+
+
+@pytest.mark.parametrize("method", [CONVEX, RANKS])
+def test_at_both_ends_one_system_stands_alone(method):
+  only = fusion.fuse(method, LEXICAL, DENSE, weight=0.0)["q"]
+  assert list(only)[:3] == ["a", "b", "c"]
+  only = fusion.fuse(method, LEXICAL, DENSE, weight=1.0)["q"]
+  assert list(only)[:2] == ["c", "d"]
+
+
+@pytest.mark.parametrize("method", [CONVEX, RANKS])
+def test_queries_without_results_have_a_defined_answer(method):
+  lexical = {"none": {}, "dense": {}, "lexical": {"a b": 2.0, "c": 1.0}}
+  dense = {"none": {}, "dense": {"x": 0.1}, "alone": {"y": -0.2, "z": -0.3}}
+  found = fusion.fuse(method, lexical, dense, weight=0.3)
+  assert {query: list(ids) for query, ids in found.items()} == {
+    "none": [],
+    "dense": ["x"],
+    "lexical": ["a b", "c"],
+    "alone": ["y", "z"],
+  }
+  assert fusion.fuse(method, {}, {}, weight=0.3) == {}
+
+
+def test_equal_scores_keep_the_order_of_the_lexical_run():
+  same = {"q": dict.fromkeys("abc", 4.0)}
+  other = {"q": dict.fromkeys("cd", 0.5)}
+  found = fusion.fuse(CONVEX, same, other, weight=0.5)["q"]
+  assert found == {"c": 1.0, "a": 0.5, "b": 0.5, "d": 0.5}
+  assert list(found) == ["c", "a", "b", "d"]
+
+
+def test_one_run_may_be_both():
+  found = fusion.fuse(CONVEX, LEXICAL, LEXICAL, weight=0.5)["q"]
+  assert found == {"a": 1.0, "b": 0.5, "c": 0.0}
+
+
+def test_results_are_cut_at_the_depth():
+  found = fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.25, depth=2)
+  assert list(found["q"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("method", [CONVEX, RANKS])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_scores_that_are_no_numbers_are_refused_with_their_document(
+  method, value
+):
+  with pytest.raises(ValueError, match=r"finite scores, got .* document 'd'"):
+    fusion.fuse(method, LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan])
+def test_a_weight_is_a_share(weight):
+  with pytest.raises(ValueError, match=r"a weight in \[0, 1\]"):
+    fusion.fuse(CONVEX, LEXICAL, DENSE, weight=weight)
+  with pytest.raises(ValueError, match=r"k must be at least 0, got k=-1"):
+    fusion.ReciprocalRanks(k=-1)
+
+
+def _planted(best, number=400):
+  """Runs in which the right document wins above a weight of each query's own."""
+  rng = np.random.default_rng(0)
+  lexical, dense, qrels = {}, {}, {}
+  for i in range(number):
+    query = f"q{i}"
+    edge = np.clip(rng.normal(best, 0.05), 0.01, 0.99)  # it wins from there
+    lexical[query] = {"wrong": 1.0, "right": 1 - edge / (1 - edge), "z": -99.0}
+    dense[query] = {"right": 1.0, "wrong": 0.0}
+    qrels[query] = {"right": 1}
+  method = fusion.Convex(lexical_floor=0.0, dense_floor=0.0)
+  return method, lexical, dense, qrels
+
+
+def test_the_weight_that_finds_the_planted_documents_is_chosen():
+  choice = fusion.choose(*_planted(0.3))
+  assert 0.35 <= choice.weight <= 0.5
+  scores = dict(choice.scores)
+  assert scores[0.0] < scores[0.25] < scores[choice.weight]
+  assert list(scores) == list(fusion.WEIGHTS)
+
+
+def test_what_the_queries_cannot_tell_apart_is_decided_for_bm25():
+  method, lexical, dense, qrels = _planted(0.3)
+  equal = {query: {"right": 1.0, "wrong": 0.5} for query in qrels}
+  assert fusion.choose(method, equal, dense, qrels).weight == 0
+  few = {query: qrels[query] for query in list(qrels)[:3]}
+  exact = fusion.choose(method, lexical, dense, qrels, standard_errors=0.0)
+  near = fusion.choose(method, lexical, dense, qrels, standard_errors=2.0)
+  assert near.weight < exact.weight
+  assert fusion.choose(method, lexical, dense, few).weight <= exact.weight
+
+
+def test_a_choice_without_judgements_is_refused():
+  with pytest.raises(ValueError, match="expected judged queries"):
+    fusion.choose(CONVEX, LEXICAL, DENSE, {})
