@@ -264,7 +264,7 @@ def share_of_gain(
   >>> nothing, whole = [0.0, 0.1, 0.0, 0.1], [0.9, 1.0, 1.0, 0.9]
   >>> half = [0.4, 0.6, 0.5, 0.5]
   >>> f"{share_of_gain(half, nothing, whole):.2f}"
-  '0.50 [0.41, 0.59]'
+  '0.50 [0.43, 0.57]'
 
   Args:
     row: values of the row in question, an array [query] or query id -> value.

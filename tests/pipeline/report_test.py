@@ -440,8 +440,8 @@ def test_the_page_claims_the_sum_of_all_its_releases(written):
 def test_the_private_page_is_marked_and_has_everything(written):
   text = read(written, "private_html")
   assert re.search(r'class="banner">PRIVATE', text)
-  assert ">direct</text>" in text and ">synthetic</text>" in text  # the plot
-  assert ">bm25</text>" in text and ">original</text>" in text
+  assert ">dense</text>" in text and ">bm25</text>" in text  # the plot
+  assert ">real queries</text>" in text
   for found in (
     "44.0 [31.3, 56.7]",  # the mean rank, Student's interval
     "52.0",  # of the control group
