@@ -23,6 +23,7 @@ from synthq_jax.optim.dp_optimizers import (
   dp_aggregate,
 )
 from synthq_jax.optim.independence import check_independence
+from synthq_jax.optim.keys import secret_key
 from synthq_jax.optim.noise import banded, iid
 from synthq_jax.optim.privatize import privatize
 
@@ -51,4 +52,5 @@ __all__ = [
   "logit_dp",
   "privatize",
   "schedules",
+  "secret_key",
 ]

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from synthq_jax import typing
 
-__all__ = ["check", "of_examples"]
+__all__ = ["check", "of_examples", "secret_key"]
 
 _WORDS = (2, 4)  # of a raw key: Threefry's and that of other generators
 
@@ -66,3 +67,27 @@ def of_examples(key: jax.Array, batch: typing.Batch, size: int) -> jax.Array:
   if isinstance(batch, Mapping) and "example_id" in batch:
     ids = batch["example_id"]
   return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, ids)
+
+
+def secret_key(secret: int, purpose: str) -> jax.Array:
+  """Returns the key of one purpose, from a secret that is kept.
+
+  Keys of different purposes have nothing to do with each other, so one secret
+  serves the noise, the dropout and, as `[secret, 1]`, the batches of a training.
+
+  >>> import numpy as np
+  >>> secret = np.random.SeedSequence().entropy  # 128 bits: keep, tell nobody
+  >>> keys = [secret_key(secret, name) for name in ("noise", "dropout")]
+  >>> bool((keys[0] == keys[1]).all())
+  False
+
+  Args:
+    secret: not negative; as unknown to others as the noise has to be.
+    purpose: such as "noise".
+
+  Returns:
+    A key of JAX's default generator.
+  """
+  words = np.random.SeedSequence([secret, *purpose.encode()])
+  shape = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
+  return jax.random.wrap_key_data(words.generate_state(shape[0]))

@@ -279,9 +279,9 @@ class BallsInBins:
     generator = _draws.generator(seed, _DRAW_TAG, step)
     key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
     groups = _groups(self.num_examples, self.cycle_length, key)
-    members = groups[step % self.cycle_length]
-    size = min(len(members), self.max_batch_size)
-    chosen = generator.choice(members, size=size, replace=False)
+    in_bin = groups[step % self.cycle_length]
+    size = min(len(in_bin), self.max_batch_size)
+    chosen = generator.choice(in_bin, size=size, replace=False)
     return _draws.padded(chosen, self.max_batch_size)
 
   def overflow_delta(self, steps: int) -> float:
