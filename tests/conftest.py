@@ -43,6 +43,7 @@ _SLOW = (
   "pipeline/kill_test.py",
   "pipeline/neighbours_test.py",
   "tutorials_test.py",
+  "examples_test.py",
   "training/mesh_test.py",
   "training/hosts_test.py",
   "federated/hosts_test.py",

@@ -18,6 +18,7 @@ from synthq_jax.privacy import _checks, sampling
 __all__ = [
   "Aux",
   "ClippedGrad",
+  "check_arguments",
   "clipped_grad",
   "split_padding",
   "sum_sensitivity",
@@ -105,7 +106,7 @@ class ClippedGrad:
         depends on another beside it, or what it calls may see several examples
         at once.
     """
-    _check_arguments(self.loss_fn, len(arguments), key is not None)
+    check_arguments(self.loss_fn, len(arguments), key is not None)
     params, batch, loss_fn = self._canonical(arguments)
     _check_params(params)
     batch, is_padding_example = split_padding(batch, is_padding_example)
@@ -327,8 +328,8 @@ def clipped_grad(
     microbatch_size: examples processed at once; it must divide the batch and
       changes memory and speed only. None: all.
     has_aux: whether the loss returns (losses [batch], aux), where aux is a tree
-      of arrays [batch, ...]; it comes back as `Aux.aux`, for one more forward
-      pass where the compiler does not join the two.
+      of arrays [batch, ...]; it comes back as `Aux.aux`, at the cost of one
+      more forward pass.
     argnums: the argument of the loss that is differentiated, or several, whose
       gradients are clipped together and come as a tuple.
     batch_argnum: the argument that has the examples as rows.
@@ -356,6 +357,12 @@ def clipped_grad(
       f" {argnums=} and {batch_argnum=}"
     )
   _check_signature(loss_fn, 1 + max(*at, batch_argnum))
+  if callable(l2_clip_norm) or isinstance(l2_clip_norm, jax.core.Tracer):
+    raise TypeError(
+      "expected a number for l2_clip_norm, got a schedule or a traced value:"
+      " declare a first one with rescale_to_unit_norm=True, and give each call"
+      " its own"
+    )
   _checks.check_clip_norm(l2_clip_norm)
   if strategy != "auto" and strategy not in strategies.STRATEGIES:
     known = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
@@ -399,10 +406,19 @@ def _check_signature(loss_fn: Callable[..., Any], least: int) -> None:
   )
 
 
-def _check_arguments(
+def check_arguments(
   loss_fn: Callable[..., Any], count: int, has_key: bool
 ) -> None:
-  """Refuses a call that the loss could not follow."""
+  """Refuses a call that a loss could not follow.
+
+  Args:
+    loss_fn: any function, whose last argument may be a key.
+    count: of the arguments that it gets.
+    has_key: whether it gets a key behind them.
+
+  Raises:
+    ValueError: if it takes other arguments, or has a key and gets none.
+  """
   if _fits(loss_fn, count + has_key):
     return
   given = f"{count} arguments and {'a' if has_key else 'no'} key"

@@ -211,7 +211,7 @@ def dp_adam(
     Tang et al. (2023), arXiv:2312.14334 (the second moment's correction).
   """
   for name, value in (("b1", b1), ("b2", b2)):
-    if not 0 <= value < 1:
+    if not isinstance(value, jax.core.Tracer) and not 0 <= value < 1:
       raise ValueError(f"expected {name} in [0, 1), got {name}={value!r}")
   if second_moment_floor is None:
     adam = optax.scale_by_adam(b1, b2, eps)

@@ -119,6 +119,18 @@ def test_a_missing_key_and_one_too_many_are_one_line():
     optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH, W, W)
 
 
+def test_a_key_of_a_batch_s_loss_is_not_forgotten():
+  grad_fn = optim.batch_clipped_grad(
+    lambda w, batch, real, key: jnp.sum(noisy(w, batch, key) * real),
+    l2_clip_norm=1.0,
+  )
+  grad_fn(W, BATCH, key=KEY)
+  with pytest.raises(ValueError, match="call it with key=step_key"):
+    grad_fn(W, BATCH)
+  with pytest.raises(TypeError, match="a seed is no key"):
+    grad_fn(W, BATCH, key=0)
+
+
 NOISE = dict(l2_sensitivity=1.0, noise_multiplier=0.5, denominator=4.0)
 
 
@@ -221,6 +233,10 @@ def test_a_sum_of_unit_norm_moves_by_one_at_any_clip_norm(strategy):
 
 
 def test_a_clip_norm_that_changes_needs_sums_of_unit_norm():
+  with pytest.raises(TypeError, match="give each call its own"):
+    optim.clipped_grad(linear, l2_clip_norm=lambda step: 1.0)
+  with pytest.raises(TypeError, match="give each call its own"):
+    jax.jit(lambda c: optim.clipped_grad(linear, l2_clip_norm=c) and c)(1.0)
   with pytest.raises(ValueError, match="noise is made for .* declared 1.0"):
     optim.clipped_grad(linear, l2_clip_norm=1.0)(W, BATCH, l2_clip_norm=2.0)
   unit = optim.clipped_grad(linear, l2_clip_norm=1.0, rescale_to_unit_norm=True)
@@ -265,6 +281,42 @@ def test_injected_numbers_make_the_noise_that_constants_make():
     2.0 / 4.0,
     rtol=0.02,
   )
+
+
+def test_whole_optimizers_take_injected_numbers():
+  injected = optax.inject_hyperparams(
+    optim.dp_adam, static_args=("key", "noise")
+  )(1e-3, **NOISE, key=KEY)
+  fixed = optim.dp_adam(1e-3, **NOISE, key=KEY)
+  total = jnp.arange(5.0)
+  found, state = jax.jit(injected.update)(total, injected.init(total), total)
+  expected, _ = fixed.update(total, fixed.init(total), total)
+  np.testing.assert_allclose(found, expected, rtol=1e-4)
+  assert "key" not in state.hyperparams
+
+
+def test_jax_privacys_noise_takes_our_sums():
+  from jax_privacy.experimental import execution_plan
+
+  plan = execution_plan.BandMFExecutionPlanConfig(
+    iterations=10,
+    strategy=np.ones(1),
+    epsilon=None,
+    delta=None,
+    noise_multiplier=0.5,
+    noise_seed=0,
+  ).plan
+  grad_fn = optim.clipped_grad(
+    linear, l2_clip_norm=1.0, rescale_to_unit_norm=True
+  )
+  theirs = plan.clipped_grad(lambda w, x: jnp.sum(x @ w), batch_argnums=1)
+  total, _ = grad_fn(W, BATCH)
+  np.testing.assert_allclose(theirs(W, BATCH["x"]), total, rtol=1e-5)
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  moved = theirs.sensitivity(relation)
+  assert moved == grad_fn.sensitivity(relation)
+  tx = plan.noise_addition_transform
+  assert stds(tx, 1) == pytest.approx([0.5 * moved], rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import optax
 
 from synthq_jax import typing
 from synthq_jax.optim import clipping
+from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.contrastive import batches
 from synthq_jax.privacy import _checks, sensitivity
 
@@ -69,6 +70,9 @@ class BatchClippedGrad:
     size = jnp.shape(jax.tree.leaves(batch)[0])[0]
     if is_padding_example is None:
       is_padding_example = jnp.zeros(size, bool)
+    clipping.check_arguments(self.loss_fn, 3, key is not None)
+    if key is not None:
+      keys_lib.check("key", key)
     rest = () if key is None else (key,)
     loss, gradient = jax.value_and_grad(self.loss_fn)(
       params, batch, ~is_padding_example, *rest
