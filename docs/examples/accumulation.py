@@ -5,44 +5,24 @@ not, `clipped_grad(..., microbatch_size=64)` is all it takes.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+import toy
 
 from synthq_jax import optim
-from synthq_jax.privacy import claim, sampling, terms
+from synthq_jax.privacy import sampling
 
-PARTS = 4
-rng = np.random.default_rng(0)
-x = rng.normal(size=(4000, 8)).astype(np.float32)
-records = {"x": x, "y": (x[:, 0] > x[:, 1]).astype(np.int32)}
-params = {"kernel": np.zeros((8, 2), np.float32)}
+PARTS = 4  # divide the batch's rows: with_margin(..., multiple_of=...)
+params = {"kernel": np.zeros((toy.DIM, 2), np.float32)}
 
 
 def loss_fn(params, batch):
-  scores, labels = batch["x"] @ params["kernel"], batch["y"]
-  return optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+  return toy.cross_entropy(batch["x"] @ params["kernel"], batch)
 
 
-secret = np.random.SeedSequence().entropy
-sampler = sampling.Poisson.with_margin(
-  num_examples=4000, expected_batch_size=256, multiple_of=PARTS
-)
 grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
-promise = claim.calibrated(
-  epsilon=8.0,
-  sampler=sampler,
-  steps=60,
-  l2_clip_norm=grad_fn.l2_clip_norm,
-  words=terms.EXAMPLES,
-)
-private_adam = optim.dp_adam(
-  1e-2,
-  l2_sensitivity=promise.l2_sensitivity,
-  noise_multiplier=promise.noise_multiplier,
-  denominator=sampler.expected_batch_size,  # of the whole batch
-  key=optim.secret_key(secret, "noise"),
-)
+# The denominator is that of the whole batch.
+private_adam = optim.dp_adam(1e-2, **toy.numbers(grad_fn))
 tx = optim.accumulate(private_adam, parts=PARTS)
 # With optax: optax.MultiSteps(private_adam, PARTS, use_grad_mean=False). Its
 # default divides the sum by PARTS, before noise that is made for the sum.
@@ -56,9 +36,8 @@ def add(params, state, part):
 
 
 state = tx.init(params)
-for number in range(promise.steps):
-  drawn = sampler.batch([secret, 1], number)  # one draw for all parts
+for number in range(toy.STEPS):
+  drawn = toy.SAMPLER.batch([toy.SECRET, 1], number)  # one draw for all parts
   for part in sampling.split(drawn, PARTS):
-    params, state = add(params, state, sampler.take(records, part))
-
-accuracy = jnp.mean(jnp.argmax(x @ params["kernel"], axis=1) == records["y"])
+    params, state = add(params, state, toy.SAMPLER.take(toy.RECORDS, part))
+accuracy = toy.accuracy(toy.x @ params["kernel"])

@@ -26,7 +26,7 @@ class AdaptiveClipState(NamedTuple):
   step: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AdaptiveClip:
   """Moves the clip norm towards a quantile of the gradients' norms.
 
