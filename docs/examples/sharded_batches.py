@@ -21,7 +21,7 @@ def loss_fn(params, batch):
   return toy.cross_entropy(batch["x"] @ params["kernel"], batch)
 
 
-mesh = jax.make_mesh((jax.device_count(),), ("data",))  # divides a batch's rows
+mesh = jax.sharding.Mesh(jax.devices(), ("data",))  # divides a batch's rows
 grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
 
 
