@@ -70,7 +70,7 @@ def check_independence(
   ...     jnp.array(2.0), {"x": jnp.array([1.0, 2.0])})
 
   Args:
-    loss_fn: `(params, batch)` to losses [batch].
+    loss_fn: `(params, batch)` to losses [batch], or to (losses, aux).
     params: the parameters.
     batch: arrays with a leading axis [batch], at least 2 different examples.
 
@@ -253,7 +253,10 @@ def _losses(
   batch: typing.Batch,
 ) -> np.ndarray:
   size = jax.tree.leaves(batch)[0].shape[0]
-  losses = np.asarray(loss_fn(params, batch), np.float64)
+  losses = loss_fn(params, batch)
+  if isinstance(losses, tuple):  # with aux behind them
+    losses = losses[0]
+  losses = np.asarray(losses, np.float64)
   if losses.shape != (size,):
     raise ValueError(
       f"expected losses of shape ({size},), got shape={losses.shape}: "

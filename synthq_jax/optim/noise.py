@@ -41,7 +41,9 @@ class Noise(Protocol):
   """What `privatize` asks of its noise."""
 
   min_separation: int
-  """Steps between two uses of one record that the guarantee needs, at least 1."""
+  """Steps between two uses of one record that the guarantee needs, at least 1.
+
+  It may need more: `optim.blt` is made for one sampler."""
 
   def init(self, tree: optax.Updates) -> Any:
     """Returns the state before the first step, for updates like `tree`."""

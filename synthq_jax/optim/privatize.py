@@ -81,8 +81,8 @@ def privatize(
       least 0; 0 adds none.
     denominator: public divisor, above 0.
     key: one secret key, for the noise of all steps and nothing else.
-    noise: `iid()` or `banded(...)`; None means `iid()`. Correlated noise asks
-      for a sampler that keeps a record's steps apart: see `banded`.
+    noise: `iid()`, `banded(...)` or `blt(...)`; None means `iid()`. Correlated
+      noise asks for a sampler that keeps a record's steps apart: see there.
 
   Returns:
     An optax transform; its state is the step count and that of the noise.

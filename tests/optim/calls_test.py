@@ -43,6 +43,14 @@ def test_aux_comes_back_with_a_row_for_each_example(strategy, microbatch):
   np.testing.assert_array_equal(aux.aux["square"], BATCH["x"] ** 2)
 
 
+def test_losses_with_aux_are_looked_at_for_what_couples_them():
+  optim.check_independence(with_aux, W, BATCH)
+  with pytest.raises(ValueError, match="independent losses"):
+    optim.check_independence(
+      lambda w, b: (b["x"] @ w - jnp.mean(b["x"]), b), W, BATCH
+    )
+
+
 def test_aux_that_is_not_asked_for_or_has_no_rows_is_one_line():
   with pytest.raises(ValueError, match="has_aux=False, got tuple"):
     optim.clipped_grad(with_aux, l2_clip_norm=1.0)(W, BATCH)
