@@ -81,7 +81,23 @@ def _msmarco(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
   return f"msmarco:{place}"
 
 
-_SOURCES = {"jsonl": _jsonl, "beir": _beir, "msmarco": _msmarco}
+def _clicks(place: pathlib.Path, log: Log, sides: Sequence[str]) -> str:
+  del sides  # the reader's own, by the ids of documents: those of `_jsonl`
+  texts = [small_data.document(i) for i in range(_COUNT)]
+  ids = [jsonl._digest("d", "", text) for text in texts]
+  lines = [{"id": i, "text": t} for i, t in zip(ids, texts, strict=True)]
+  small_data.write_lines(place / "corpus.jsonl", map(json.dumps, lines))
+  rows = (f"{query},{ids[document]},1" for query, document in log)
+  small_data.write_lines(place / "log.csv", ["query,document,clicks", *rows])
+  return f"log:{place / 'log.csv'}@{place / 'corpus.jsonl'}"
+
+
+_SOURCES = {
+  "jsonl": _jsonl,
+  "log": _clicks,
+  "beir": _beir,
+  "msmarco": _msmarco,
+}
 
 
 def _name(query: str) -> str:
