@@ -86,7 +86,6 @@ def _search(options: argparse.Namespace) -> str:
     options.workdir,
     options.system or (),
     private=options.private,
-    progress=not options.quiet,
   )
   if not options.serve:
     return search.describe(searcher.search(options.query, options.k))
@@ -199,8 +198,8 @@ TOOLS = {
       "--workdir": _required("of the run"),
       "--system": {
         "action": "append",
-        "help": "bm25 or the row of a retriever; several times; by default bm25"
-        " and the first synthetic row",
+        "help": "bm25 or a row of the run; several times; by default bm25, the"
+        " first synthetic row, and what is made of it",
       },
       "--k": _number("documents of each system", default=10),
       "--private": {
@@ -212,7 +211,6 @@ TOOLS = {
         "help": "a page for the browser of this machine, at 127.0.0.1",
       },
       "--port": _number("of that page; 0 takes a free one", default=8000),
-      "--quiet": _QUIET,
     },
   ),
   "corpus_overlap": Tool(

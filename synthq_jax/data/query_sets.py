@@ -17,7 +17,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax.data import beir, files
+from synthq_jax.data import beir, files, search_engines
 from synthq_jax.data import collection as collection_lib
 
 __all__ = ["LAYOUTS", "Layout", "Origin"]
@@ -135,10 +135,11 @@ def _write_pyserini(
 ) -> None:
   """Writes a folder to index, topics and TREC judgements."""
   del origin
-  _write_json_lines(
-    folder / "corpus" / "documents.jsonl",
-    ({"id": item.id, "contents": item.contents} for item in data.documents),
+  entries = (
+    search_engines.Entry(id=item.id, title=item.title, text=item.text)
+    for item in data.documents
   )
+  search_engines.write_pyserini(folder / "corpus", entries)
   texts = data.query_by_id()
   for split, judged in data.qrels.items():
     topics = (f"{q}\t{' '.join(texts[q].text.split())}" for q in judged)

@@ -1,15 +1,15 @@
 """Searches the documents of a finished run with its systems, side by side.
 
-The vectors of the documents are made once for each retriever, and kept as a
-faiss index with the fingerprint of what they depend on: `search/ROW` beside the
-retriever, below `private/` where that is private.
+What `encode_documents` kept is indexed once for each retriever; the faiss index
+lies in `search/ROW`, below `private/` where the retriever does, with the
+fingerprint of its vectors.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,19 +18,23 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import _parts, inputs, results, workspace
-from synthq_jax.retrieval import bm25, encode, index, vector_files
+from synthq_jax.pipeline import inputs, results, system_results, workspace
+from synthq_jax.retrieval import (
+  bm25,
+  encode,
+  fusion,
+  index,
+  trec,
+  vector_files,
+)
 
-__all__ = ["BM25", "Hit", "SavedIndex", "Searcher", "describe", "open_run"]
+__all__ = ["Hit", "SavedIndex", "Searcher", "describe", "open_run"]
 
-BM25 = "bm25"
-"""The name of the system that reads words."""
-
+_DEPTH = 100
+"""Documents of each system that are fused, as many as are scored."""
 _INDEX = "documents.faiss"
 _SNIPPET = 240
 """Characters of a document that are shown."""
-_DOCUMENTS = 8192
-"""Encoded between two saves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,8 +65,8 @@ class Hit:
   """The part of its text where the query's words stand."""
 
 
-_Search = Callable[[str, int], tuple[Sequence[float], Sequence[int]]]
-"""From a query and a count to scores and positions of documents."""
+_Search = Callable[[str, int], dict[str, float]]
+"""From a query and a count to scores by the documents' positions, best first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,35 +95,31 @@ class Searcher:
     return {
       name: [
         self._hit(query, score, position)
-        for score, position in zip(*find(query, k), strict=True)
+        for position, score in find(query, k).items()
       ]
       for name, find in self.systems.items()
     }
 
-  def _hit(self, query: str, score: float, position: int) -> Hit:
+  def _hit(self, query: str, score: float, position: str) -> Hit:
     found = self.documents[int(position)]
     text = _snippet(found["text"], query)
     return Hit(found["_id"], float(score), found["title"], text)
 
 
 def open_run(
-  workdir: str,
-  names: Sequence[str] = (),
-  *,
-  private: bool = False,
-  progress: bool = True,
+  workdir: str, names: Sequence[str] = (), *, private: bool = False
 ) -> Searcher:
-  """Opens the systems of a finished run; what has no vectors gets them.
+  """Opens the systems of a finished run.
 
-  Formal guarantee: post-processing of retrievers and public documents: an index
-  is as private as its retriever. Private queries are never read.
+  Formal guarantee: post-processing of systems and public documents: an index is
+  as private as its retriever. Private queries are never read.
 
   Args:
     workdir: of the run.
-    names: `BM25` and rows of retrievers; none: BM25, and the first retriever
-      that was trained on synthetic queries of a private generator.
-    private: whether retrievers under `private/` are taken, too.
-    progress: whether bars are shown.
+    names: "bm25", and rows of retrievers, fused or expanded systems; none: BM25,
+      and the first retriever that was trained on synthetic queries, with what is
+      made of it.
+    private: whether systems under `private/` are taken, too.
 
   Raises:
     ValueError: if the run is not finished, or has no such row.
@@ -132,21 +132,20 @@ def open_run(
       " prepared data: run `synthq run` first, or check --workdir"
     )
   prepared = artifacts.load(data, results.PreparedData)
-  known = _retrievers(folders, private=private)
-  chosen = tuple(names) or (BM25, *_first(known))
-  unknown = [name for name in chosen if name not in {BM25, *known}]
-  if unknown:
-    hint = "" if private else "; --private adds the private ones"
-    raise ValueError(
-      f"{workdir}: expected --system among {', '.join((BM25, *known))}, got"
-      f" {unknown[0]}{hint}"
-    )
-  systems = {
-    name: _words(folders, prepared)
-    if name == BM25
-    else _vectors(folders, prepared, known[name], progress)
-    for name in dict.fromkeys(chosen)
-  }
+  known = _known(folders, private=private)
+  first = next((name for name in known if name.startswith("synthetic")), "none")
+  beside = [f"{system}_{first}" for system in ("fused", "expanded")]
+  usual = [system_results.LEXICAL, first, *beside]
+  chosen = tuple(names) or [name for name in usual if name in known]
+  for name in chosen:
+    if name not in known:
+      hint = "" if private else "; --private adds the private ones"
+      raise ValueError(
+        f"{workdir}: expected --system among {', '.join(known)}, got"
+        f" {name}{hint}"
+      )
+  opened = _Opened(folders, prepared, known)
+  systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
   return Searcher(systems, _Lines(inputs.corpus(folders, prepared)))
 
 
@@ -162,96 +161,119 @@ def describe(found: dict[str, list[Hit]]) -> str:
   return "\n\n".join(parts)
 
 
-def _retrievers(
-  folders: workspace.Folders, *, private: bool
-) -> dict[str, results.Checkpoint]:
-  """Returns the finished retrievers by row, those that may be shared first."""
-  places = [folders.public("train_retriever")]
-  if private:
-    places.append(folders.private("train_retriever"))
-  found = {}
-  for folder in (one for place in places for one in sorted(place.glob("*"))):
-    if artifacts.read_fingerprint(folder) is not None:
-      made = artifacts.load(folder, results.Checkpoint)
-      found.setdefault(made.name, made)
+def _known(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
+  """Returns what is finished by row, what may be shared first; None is BM25."""
+  kinds = {
+    "train_retriever": results.Checkpoint,
+    "fuse": system_results.Fusion,
+    "expand": system_results.Expansion,
+  }
+  found: dict[str, Any] = {system_results.LEXICAL: None}
+  for place in (folders.public, folders.private)[: 1 + private]:
+    for stage, kind in kinds.items():
+      for folder in sorted(place(stage).glob("*")):
+        if artifacts.read_fingerprint(folder) is not None:
+          made = artifacts.load(folder, kind)
+          found.setdefault(made.name, made)
   return found
 
 
-def _first(known: Sequence[str]) -> list[str]:
-  return [name for name in known if name.startswith("synthetic")][:1]
+class _Opened:
+  """The systems of a run, each opened once however many are made of it."""
+
+  def __init__(
+    self,
+    folders: workspace.Folders,
+    prepared: results.PreparedData,
+    known: dict[str, Any],
+  ):
+    self._folders, self._prepared, self._known = folders, prepared, known
+
+  @functools.cache  # noqa: B019  (lives as long as its searches)
+  def system(self, name: str) -> _Search:
+    made = self._known[name]
+    if isinstance(made, results.Checkpoint):
+      return _vectors(self._folders, self._prepared, made)
+    if isinstance(made, system_results.Fusion):
+      return self._fused(made)
+    return _words(self._folders, self._prepared, made)
+
+  def _fused(self, made: system_results.Fusion) -> _Search:
+    lexical = self.system(system_results.LEXICAL)
+    dense = self.system(made.retriever)
+
+    def find(query: str, k: int) -> dict[str, float]:
+      runs = ({"": one(query, max(k, _DEPTH))} for one in (lexical, dense))
+      fused = fusion.fuse(made.method, *runs, weight=made.weight, depth=k)
+      return fused[""]
+
+    return find
 
 
-def _words(folders, prepared) -> _Search:
-  """Returns the search by BM25; it is built each time."""
-  texts = inputs.document_texts(inputs.corpus(folders, prepared))
+def _words(
+  folders: workspace.Folders,
+  prepared: results.PreparedData,
+  expansion: system_results.Expansion | None,
+) -> _Search:
+  """Returns the search by BM25; its index is built each time."""
+  corpus = inputs.corpus(folders, prepared)
+  texts = inputs.document_texts(corpus)
+  if expansion is not None:
+    file = folders.root / expansion.directory / expansion.FILE
+    texts = (one.contents for one in inputs.expanded(corpus, file))
   positions = [str(n) for n in range(prepared.num_documents)]
   built = bm25.BM25().build(positions, texts)
-
-  def find(query: str, k: int):
-    [scores], [places] = built.search([query], k)
-    return scores.tolist(), list(map(int, places))
-
-  return find
+  return lambda query, k: built.search_run([""], [query], k)[""]
 
 
 def _vectors(
   folders: workspace.Folders,
   prepared: results.PreparedData,
   retriever: results.Checkpoint,
-  progress: bool,
 ) -> _Search:
   """Returns the search by a retriever's vectors."""
   params, shape = t5_checkpoints.load(folders.root / retriever.directory)
   vocabulary = inputs.vocabulary(folders, prepared)
-  built = _index(folders, prepared, retriever, params, shape, progress)
+  positions = [str(n) for n in range(prepared.num_documents)]
+  built = _index(folders, retriever)
 
-  def find(query: str, k: int):
+  def find(query: str, k: int) -> dict[str, float]:
     tokens = vocabulary_lib.tokenize(
       vocabulary, [query], length=prepared.query_length
     )
     asked = encode.encode(params, shape, tokens, batch_size=1)
-    scores, places = built.search(asked, k)
-    return scores[0].tolist(), places[0].tolist()
+    return trec.to_run([""], positions, *built.search(asked, k))[""]
 
   return find
 
 
 def _index(
-  folders, prepared, retriever, params: Any, shape: Any, progress: bool
+  folders: workspace.Folders, retriever: results.Checkpoint
 ) -> index.Index:
   """Reads the index of a retriever, or makes and saves it."""
   private = results.is_private_path(retriever.directory)
   place = folders.private if private else folders.public
+  source = place("encode_documents", retriever.name)
+  digest = artifacts.read_fingerprint(source)
+  if digest is None:
+    raise ValueError(
+      f"{source}: expected the vectors of {retriever.name}, got none: run"
+      " `synthq run` again with the run's settings, which makes what is missing"
+    )
   folder = place("search", retriever.name)
-  digest = artifacts.fingerprint(
-    artifacts.read_fingerprint(folders.root / retriever.directory),
-    artifacts.read_fingerprint(folders.private("prepare_data")),
-  )
   if artifacts.read_fingerprint(folder) == digest:
     return index.load_exact(folder / _INDEX)
-  shutil.rmtree(folder, ignore_errors=True)  # of an earlier retriever
-  _, tokens = inputs.document_tokens(folders, prepared)
-  state = folder / "vectors"
-  with _parts.bar(f"search {retriever.name}", len(tokens), progress) as bar:
-    encode.to_files(
-      params,
-      shape,
-      tokens,
-      state,
-      fingerprint=digest,
-      block_rows=_DOCUMENTS,
-      progress=bar.update,
-    )
-  built = index.exact(np.asarray(vector_files.open_vectors(state)))
+  made = artifacts.load(source, system_results.Vectors)
+  vectors = vector_files.open_vectors(folders.root / made.vectors)
+  built = index.exact(np.asarray(vectors))
   built.save(folder / _INDEX)
   saved = SavedIndex(
     directory=folders.relative(folder),
     name=retriever.name,
-    num_documents=len(tokens),
-    dim=built.vectors.shape[1],
+    num_documents=len(vectors),
+    dim=vectors.shape[1],
   )
   artifacts.save(folder, saved, digest)
-  shutil.rmtree(state)
   return built
 
 

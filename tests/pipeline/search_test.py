@@ -12,6 +12,8 @@ from synthq_jax.data import files
 from synthq_jax.pipeline import search, search_page
 from synthq_jax.retrieval import trec
 
+MADE = ["fused_synthetic_eps8", "expanded_synthetic_eps8"]
+
 
 @pytest.fixture(scope="module")
 def root(finished_run, tmp_path_factory):
@@ -23,9 +25,9 @@ def queries(root):
   return {line["_id"]: line["text"] for _, line in files.json_lines(path)}
 
 
-@pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original"])
+@pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original", *MADE])
 def test_a_search_finds_what_the_evaluation_found(name, root):
-  searcher = search.open_run(root, [name], private=True, progress=False)
+  searcher = search.open_run(root, [name], private=True)
   place = root / "private" / "evaluate" / "test" / name
   expected = trec.read_run(place / "run.trec")
   texts = queries(root)
@@ -39,29 +41,32 @@ def test_a_search_finds_what_the_evaluation_found(name, root):
 
 
 def test_vectors_are_made_once_for_each_retriever(root):
-  search.open_run(root, ["untrained"], progress=False)
+  search.open_run(root, ["untrained"])
   folder = root / "search" / "untrained"
   file = folder / "documents.faiss"
   before = file.stat().st_mtime_ns
-  search.open_run(root, ["untrained"], progress=False)
+  search.open_run(root, ["untrained"])
   assert file.stat().st_mtime_ns == before
   assert sorted(p.name for p in folder.iterdir()) == [
     "documents.faiss", "result.json",
   ]  # fmt: skip
-  made = root / "train_retriever" / "untrained" / artifacts.RESULT_NAME
+  made = root / "encode_documents" / "untrained" / artifacts.RESULT_NAME
   content = json.loads(made.read_text())
-  made.write_text(json.dumps(content | {"fingerprint": "of another training"}))
-  search.open_run(root, ["untrained"], progress=False)
+  made.write_text(json.dumps(content | {"fingerprint": "of other vectors"}))
+  search.open_run(root, ["untrained"])
   assert file.stat().st_mtime_ns > before
   file.write_bytes(file.read_bytes()[:100])
   with pytest.raises(ValueError, match="expected a whole faiss index"):
-    search.open_run(root, ["untrained"], progress=False)
+    search.open_run(root, ["untrained"])
+  made.unlink()
+  with pytest.raises(ValueError, match="run `synthq run` again"):
+    search.open_run(root, ["untrained"])
 
 
 def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
   root, capsys
 ):
-  argv = ["search", f"--workdir={root}", "--system=original", "--quiet"]
+  argv = ["search", f"--workdir={root}", "--system=original"]
   assert main.main([*argv, "otter"]) == 2
   [line] = capsys.readouterr().err.splitlines()
   assert "got original; --private adds the private ones" in line
@@ -83,7 +88,7 @@ def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
   ],
 )
 def test_a_wrong_search_is_one_line(flags, words, root, capsys):
-  argv = ["search", f"--workdir={root}", "--quiet", *flags]
+  argv = ["search", f"--workdir={root}", *flags]
   assert main.main(argv) == 2
   [line] = capsys.readouterr().err.splitlines()
   assert words in line
@@ -91,7 +96,7 @@ def test_a_wrong_search_is_one_line(flags, words, root, capsys):
 
 @pytest.fixture
 def page(root):
-  searcher = search.open_run(root, ["bm25", "synthetic_eps8"], progress=False)
+  searcher = search.open_run(root, ["bm25", "synthetic_eps8"])
   server = search_page.server(searcher, port=0, k=3, private=False)
   thread = threading.Thread(target=server.serve_forever)
   thread.start()
