@@ -25,7 +25,8 @@ from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "TestSet", "expand", "run"]
 
-_KINDS = ("beir", "msmarco", "tfds")
+_FOLDERS = ("beir", "msmarco", "hf", "anserini")
+_BY_NAME = ("tfds", "ir_datasets")
 _FOLDER_SPLITS = {"validation": "dev"}
 """What TFDS calls a split, and what it is called in a BEIR folder."""
 
@@ -77,7 +78,9 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   """
   found = []
   for text in texts:
-    source = sources.open(text, "RunConfig.test_sets", kinds=_KINDS)
+    source = sources.open(
+      text, "RunConfig.test_sets", kinds=(*_FOLDERS, *_BY_NAME)
+    )
     found += _named(source)
   titles = [*beir_sets.GROUPS, tables.AVERAGE]
   names = [one.name for one in found]
@@ -92,14 +95,15 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
 
 def _named(source: sources.Source) -> list[TestSet]:
   """Names a set, or all sets below a folder."""
-  if source.kind == "tfds":
-    return [_test_set(source.place.partition("@")[0], source)]
+  if source.kind in _BY_NAME:
+    name = source.place.partition("@")[0].replace("/", ".")
+    return [_test_set(name, source)]
   root = pathlib.Path(source.place)
   if not root.is_dir():
     raise ValueError(
       f"RunConfig.test_sets: expected a folder, got none: {root}"
     )
-  if source.kind == "msmarco" or _has_corpus(os.listdir(root)):
+  if source.kind != "beir" or _has_corpus(os.listdir(root)):
     return [_test_set(_called(root), source)]
   below = sorted(
     pathlib.Path(place)

@@ -44,6 +44,17 @@ def test_sets_that_hold_their_queries_drop_them(tmp_path):
   assert [one.drop_identical for one in found] == [True, True, True]
 
 
+def test_sets_of_other_kinds_are_called_as_their_folder_or_id(tmp_path):
+  (tmp_path / "mine").mkdir()
+  texts = ["ir_datasets:nyt/trec-core-2017"]
+  texts += [f"{kind}:{tmp_path / 'mine'}" for kind in ("hf", "anserini")]
+  for text, name in zip(
+    texts, ["nyt.trec-core-2017", "mine", "mine"], strict=True
+  ):
+    (one,) = prepare_test_set.expand([text])
+    assert (one.name, one.source.kind) == (name, text.partition(":")[0])
+
+
 def test_the_place_above_or_below_changes_no_convention(tmp_path):
   root = tmp_path / "all"
   for name in ("msmarco", "quora", "cqadupstack/gis", "scifact.v2"):
@@ -78,7 +89,7 @@ def test_linked_folders_are_found_and_known_by_what_is_in_them(tmp_path):
   ("texts", "message"),
   [
     (["beir:{average}"], "must have different names, got 'Average' twice"),
-    (["jsonl:x"], r"test_sets must be beir:DIR, msmarco:DIR or tfds"),
+    (["jsonl:x"], r"test_sets must be beir:DIR, msmarco:DIR, .* or ir_d"),
     (["x"], "RunConfig.test_sets must be beir:DIR, msmarco:DIR"),
     (
       ["beir:{root}/nowhere"],
