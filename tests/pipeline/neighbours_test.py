@@ -382,7 +382,8 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(
   log, other = runs(kind, "log"), runs(kind, "in the words of a test query")
   assert {name.partition("/")[0] for name in log.files} == {
     "prepare_data", "prepare_test_set", "pretrain", "finetune_dp", "generate",
-    "filter_queries", "train_retriever", "evaluate", "report",
+    "filter_queries", "train_retriever", "encode_documents", "evaluate",
+    "report",
   }  # fmt: skip
   assert not _differing(log.files, other.files)
   # A training learns of the query by its record, and by nothing else.
