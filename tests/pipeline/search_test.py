@@ -9,10 +9,10 @@ import pytest
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import files
-from synthq_jax.pipeline import search, search_page
-from synthq_jax.retrieval import trec
+from synthq_jax.pipeline import search, search_page, system_results
+from synthq_jax.retrieval import fusion, trec
 
-MADE = ["fused_synthetic_eps8", "expanded_synthetic_eps8"]
+FUSED = "fused_synthetic_eps8"
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def queries(root):
   return {line["_id"]: line["text"] for _, line in files.json_lines(path)}
 
 
-@pytest.mark.parametrize("name", ["bm25", "synthetic_eps8", "original", *MADE])
+@pytest.mark.parametrize(
+  "name", ["bm25", "synthetic_eps8", "original", "expanded_synthetic_eps8"]
+)
 def test_a_search_finds_what_the_evaluation_found(name, root):
   searcher = search.open_run(root, [name], private=True)
   place = root / "private" / "evaluate" / "test" / name
@@ -38,6 +40,18 @@ def test_a_search_finds_what_the_evaluation_found(name, root):
     np.testing.assert_allclose(
       [hit.score for hit in hits], list(scores.values())[:5], atol=1e-4
     )
+
+
+def test_a_fused_search_weighs_what_both_systems_find(root):
+  names = ["bm25", "synthetic_eps8"]
+  searcher = search.open_run(root, [*names, FUSED])
+  made = artifacts.load(root / "fuse" / "synthetic_eps8", system_results.Fusion)
+  for text in [*queries(root).values()][:10]:
+    hits = searcher.search(text, 100)
+    runs = ({"q": {h.id: h.score for h in hits[name]}} for name in names)
+    expected = fusion.fuse(made.method, *runs, weight=made.weight)["q"]
+    assert {h.id: h.score for h in hits[FUSED]} == pytest.approx(expected)
+    assert [h.id for h in searcher.search(text, 3)[FUSED]] == [*expected][:3]
 
 
 def test_vectors_are_made_once_for_each_retriever(root):
