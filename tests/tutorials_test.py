@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import pytest
 import small_data
@@ -56,14 +55,6 @@ def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
   assert names["accuracy"](names["start"]) < 0.6
   assert names["accuracy"](names["params"]) > 0.8
   assert names["earned"].epsilon == pytest.approx(4.0, abs=0.01)
-  assert names["on"].size == 8
-  leaves = zip(
-    jax.tree.leaves(names["one_sum"]),
-    jax.tree.leaves(names["same_sum"]),
-    strict=True,
-  )
-  for one, same in leaves:
-    assert jnp.abs(one - same).max() <= 1e-5 * jnp.abs(one).max()
 
 
 def test_the_tutorial_on_clients_trains_refuses_and_counts():
