@@ -294,6 +294,12 @@ def convert(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
   tensors, shape = _describe(pathlib.Path(source), None)
+  if _PROJECTION in tensors and format != "safetensors":
+    raise ValueError(
+      f"{source}: expected a T5 alone for format={format}, got a retriever with a"
+      " projection, which has no place there: write sentence-transformers or"
+      " safetensors"
+    )
   to = pathlib.Path(to)
   if format == "t5x":
     return save_t5x(to, tensors, step)

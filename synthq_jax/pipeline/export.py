@@ -122,9 +122,10 @@ def run(
   kind = results.Checkpoint if given.result is None else type(given.result)
   if kind is not chosen.of:
     fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
+    got = kind.__name__ if given.result else "folder that no run made"
     raise ValueError(
       f"{source}: expected a {chosen.of.__name__} for --format={format}, got a"
-      f" {kind.__name__}: give one of {fitting}"
+      f" {got}: give a result of a run, or one of {fitting}"
     )
   place = pathlib.Path(to)
   if chosen.is_dated:

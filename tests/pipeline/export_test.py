@@ -13,7 +13,7 @@ import tiny_runs
 
 from synthq_jax import artifacts, main
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import t5, t5_checkpoints, t5_config
+from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
   _fingerprints,
   export,
@@ -151,6 +151,19 @@ def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):
   assert not (tmp_path / "hf" / export.CLAIM).exists()
   with pytest.raises(ValueError, match="taken"):
     export.run(tmp_path / "public", tmp_path / "hf", format="huggingface")
+
+
+@pytest.mark.parametrize("name", ["t5x", "huggingface"])
+def test_a_projection_is_not_lost_where_there_is_no_place_for_it(
+  name, tmp_path
+):
+  params = dual_encoder.encoder_params(dual_encoder.with_projection(make()))
+  t5_checkpoints.save(tmp_path / "public", params, TINY)
+  with pytest.raises(ValueError, match="write sentence-transformers or safet"):
+    export.run(tmp_path / "public", tmp_path / "to", format=name)
+  assert not list(tmp_path.glob("to/*"))
+  export.run(tmp_path / "public", tmp_path / "to", format="safetensors")
+  assert_same(t5_checkpoints.load(tmp_path / "to")[0], params)
 
 
 @pytest.mark.parametrize(
