@@ -46,13 +46,13 @@ is_installed() {
     "$ROOT/gin_configs" -type f -newer "$1" -not -name '*.pyc' -not -name __pycache__ -print -quit)" ]]
 }
 
-# install EXTRA: "" or "[test]".
+# install EXTRA SIZE: "[run]" or "[test]".
 install() {
   local stamp="$VENV/.synthq_jax$1" start=$SECONDS
   if is_installed "$stamp"; then
     return
   fi
-  echo "installing into $VENV (3 GB the first time)"
+  echo "installing into $VENV (${2:-1 GB} the first time)"
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$ROOT$1" ||
     fail "pip could not install the project (its message stands above); check the network and the disk, then repeat"
   touch "$stamp"
@@ -62,13 +62,13 @@ install() {
 make_venv
 if [[ "${1:-}" == test ]]; then
   shift
-  install "[test]"
+  install "[test]" "4 GB"
   cd "$ROOT"
   # Two at a time: what two cores and 16 GB hold. `-n 0` behind: one.
   exec "$VENV/bin/python" -m pytest -n 2 --dist loadfile \
     --no-loadscope-reorder "$@"
 fi
-install ""
+install "[run]"
 # The demo's data is public, so its secret may be fixed: the same versions of
 # the packages give the same table. With a SOURCE of one's own it is drawn.
 secret=(--gin.SECRET_SEED=0)

@@ -253,7 +253,7 @@ def _set_up(job: Job) -> list[Step]:
     "PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv",
     f'python3 -m uv venv --quiet --clear --python 3.11 "{_VENV}"',
     f'python3 -m uv pip install --quiet --python "{_VENV}/bin/python" \\',
-    f'  "{_CODE}[tpu]"',
+    f'  "{_CODE}[run,tpu]"',
   )
   return [
     Step(phase="copy", argv=copy),

@@ -341,7 +341,7 @@ def _packageable(options: argparse.Namespace):
       docker_instructions=[
         f"COPY {clean.name}/ {clean.name}",
         f"WORKDIR {clean.name}",
-        "RUN pip install '.[tpu]'",
+        "RUN pip install '.[run,tpu]'",
       ],
     )
 

@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-import gin
-
-from synthq_jax import _flags, _screen, _tools, studies
+from synthq_jax import _flags, _screen, _tools, extras, studies
 from synthq_jax.stages import stage as stage_lib
 from synthq_jax.training import distributed, stopping
+
+with extras.required("run"):
+  import gin
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
 
@@ -98,7 +99,7 @@ def _outcome(argv: Sequence[str] | None) -> int:
     return _stop(words, stopping.EXIT_CODE)
   except distributed.Left as left:
     return left.code
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, extras.MissingExtraError) as error:
     if "--debug" in argv or distributed.is_loss(error):
       raise
     explain = _flags.os_error if isinstance(error, OSError) else _flags.one_line

@@ -23,6 +23,7 @@ RANKS = {
   "typing": 0,
   "artifacts": 0,
   "checks": 0,
+  "extras": 0,
   "intervals": 0,
   "text_tables": 0,
   "privacy": 1,

@@ -25,16 +25,12 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
 from synthq_jax import checks
 from synthq_jax.data import vocabulary as vocabulary_lib
-
-if TYPE_CHECKING:
-  import seqio
 
 __all__ = [
   "KINDS",
@@ -139,7 +135,7 @@ class Canary:
 
 def make(
   texts: Sequence[str],
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: vocabulary_lib.SentencePiece,
   *,
   number: int,
   kinds: Sequence[str] = tuple(KINDS),
@@ -199,7 +195,7 @@ def make(
 
 
 def alphabets(
-  kinds: Iterable[str], vocabulary: "seqio.SentencePieceVocabulary"
+  kinds: Iterable[str], vocabulary: vocabulary_lib.SentencePiece
 ) -> dict[str, Int[np.ndarray, " symbol"]]:
   """Returns the alphabet of each kind; each is looked for once.
 
@@ -218,7 +214,7 @@ def alphabets(
 
 
 def alphabet(
-  symbols: str, vocabulary: "seqio.SentencePieceVocabulary"
+  symbols: str, vocabulary: vocabulary_lib.SentencePiece
 ) -> Int[np.ndarray, " symbol"]:
   """Returns the ids a secret is made of, each one token of the vocabulary.
 
@@ -272,7 +268,7 @@ def repeated(canaries: Sequence[Canary]) -> Int[np.ndarray, " record"]:
 
 def tokenize(
   canaries: Sequence[Canary],
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: vocabulary_lib.SentencePiece,
   *,
   prefix: str,
   document_length: int,
@@ -377,7 +373,7 @@ def _head(text: str, words: int) -> str:
   return " ".join(text.split()[:words])
 
 
-def _is_word(vocabulary: "seqio.SentencePieceVocabulary", token: int) -> bool:
+def _is_word(vocabulary: vocabulary_lib.SentencePiece, token: int) -> bool:
   """Says whether an id is a whole word that is read as that id again."""
   text = vocabulary.decode([token])
   return len(text) > 2 and text.isalpha() and vocabulary.encode(text) == [token]

@@ -19,7 +19,6 @@ independent of it, so the true one ranks as any other: chance by construction.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -28,9 +27,7 @@ from synthq_jax import intervals
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure
-
-if TYPE_CHECKING:
-  import seqio
+from synthq_jax.data import vocabulary as vocabulary_lib
 
 __all__ = [
   "Planted",
@@ -71,7 +68,7 @@ class Recovery:
 
 def plant(
   canaries: Sequence[canaries_lib.Canary],
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: vocabulary_lib.SentencePiece,
   *,
   length: int,
   num_candidates: int,

@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from synthq_jax import extras
 from synthq_jax.data import beir
 from synthq_jax.data import collection as collection_lib
 
@@ -160,7 +161,8 @@ def builder(
     ValueError: if there is no such set, or it is not prepared; the message says
       the command that prepares it.
   """
-  import tensorflow_datasets as tfds
+  with extras.required("seqio"):
+    import tensorflow_datasets as tfds
 
   get(name)
   place = None if data_dir is None else os.fspath(data_dir)
@@ -230,7 +232,8 @@ def _documents(made) -> Iterator[tuple[str, collection_lib.Document]]:
 
 
 def _rows(made, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  import tensorflow_datasets as tfds
+  with extras.required("seqio"):
+    import tensorflow_datasets as tfds
 
   for number, row in enumerate(tfds.as_numpy(made.as_dataset(split))):
     fields = {

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from synthq_jax import extras
 from synthq_jax.data import token_cache
 from synthq_jax.data import vocabulary as vocabulary_lib
 
@@ -25,7 +26,7 @@ Progress = Callable[[int], object]
 def from_texts(
   directory: str | os.PathLike,
   texts: Iterable[tuple[str, str]],
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: vocabulary_lib.SentencePiece,
   *,
   length: int,
   prefix: str = "",
@@ -104,7 +105,8 @@ def from_task(
     ValueError: if the folder exists, it is a mixture, or the task lacks a
       feature, name or split.
   """
-  import seqio
+  with extras.required("seqio"):
+    import seqio
 
   task = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
   names = tuple(names)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from synthq_jax import extras
+
 if TYPE_CHECKING:
   import seqio
 
@@ -82,7 +84,8 @@ def read_task(
   Raises:
     ValueError: if it is a mixture, records are to be packed, or there are none.
   """
-  import seqio
+  with extras.required("seqio"):
+    import seqio
 
   task = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
   if isinstance(task, seqio.Mixture):
@@ -117,8 +120,9 @@ def read_task(
 @functools.cache
 def _classes() -> dict[bool, Any]:
   """Makes the classes when SeqIO, and with it TensorFlow, is wanted."""
-  import seqio
-  import tensorflow as tf
+  with extras.required("seqio"):
+    import seqio
+    import tensorflow as tf
 
   spec = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 

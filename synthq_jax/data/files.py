@@ -5,7 +5,6 @@ Every error says file:line, what was expected, what was found and what to do.
 
 import contextlib
 import gzip
-import importlib
 import json
 import os
 import pathlib
@@ -20,7 +19,6 @@ __all__ = [
   "find",
   "headed_table",
   "json_lines",
-  "library",
   "lines",
   "opened",
   "splits",
@@ -307,27 +305,6 @@ def headed_table(
       f"got {' '.join(first)!r}; add it"
     )
   yield from rows
-
-
-def library(name: str, where: object, extra: str = "parquet") -> Any:
-  """Imports a module that an extra of this package installs.
-
-  Args:
-    name: of the module.
-    where: what it is needed for, such as a path; for the message.
-    extra: its name.
-
-  Raises:
-    ValueError: if it is not installed; the message says how it is.
-  """
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    package = name.partition(".")[0].replace("_", "-")
-    raise ValueError(
-      f"{where}: expected the package {package}, got none; install it with pip"
-      f' install "synthq_jax[{extra}]"'
-    ) from error
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:

@@ -5,13 +5,13 @@ where it can be downloaded.
 """
 
 import dataclasses
-import importlib
 import os
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from synthq_jax import extras
 from synthq_jax.data import beir_sets
 
 __all__ = ["COARSE", "SOURCES", "Images", "load", "pairs", "split"]
@@ -149,13 +149,9 @@ def pairs(
 
 
 def _digits() -> Images:
-  try:
-    datasets = importlib.import_module("sklearn.datasets")
-  except ImportError as error:
-    raise ValueError(
-      "the source 'digits' needs scikit-learn, which is not installed: run pip"
-      " install 'synthq_jax[images]'"
-    ) from error
+  with extras.required("images"):
+    from sklearn import datasets
+
   read = datasets.load_digits()
   labels = read.target.astype(np.int32)
   return Images(
@@ -166,7 +162,8 @@ def _digits() -> Images:
 
 
 def _cifar(name: str, data_dir: str | os.PathLike | None) -> tuple[Images, ...]:
-  import tensorflow_datasets as tfds
+  with extras.required("seqio"):
+    import tensorflow_datasets as tfds
 
   place = None if data_dir is None else os.fspath(data_dir)
   builder = tfds.builder(name, data_dir=place)

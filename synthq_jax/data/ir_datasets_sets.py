@@ -7,18 +7,13 @@ what is licensed, such as the documents of the TREC disks.
 from collections.abc import Iterator
 from typing import Any
 
+from synthq_jax import extras
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import files
 
 __all__ = ["read"]
 
 
-def read(
-  name: str,
-  *,
-  split: str = "test",
-  dangling: collection_lib.Dangling | None = None,
-) -> collection_lib.Collection:
+def read(name: str, *, split: str = "test") -> collection_lib.Collection:
   """Reads a dataset; its documents stay where ir_datasets keeps them.
 
   A query's text is what ir_datasets calls its default: a TREC topic's title.
@@ -27,16 +22,14 @@ def read(
     name: its id, such as "trec-robust04", "nyt/trec-core-2017" or
       "wapo/v2/trec-core-2018".
     split: the name of its judgements, which are one split.
-    dangling: counts judgements of unknown ids, which are left out, as are
-      queries without text; None: they are refused.
 
   Returns:
-    The collection.
+    The collection. Documents that are judged and not there are left out of the
+    judgements, and so are queries without text.
 
   Raises:
     ValueError: if the package is not installed, or there is no such dataset, or
-      it lacks documents, queries or judgements, or a judgement names an unknown
-      id.
+      it lacks documents, queries or judgements.
   """
   dataset = _load(name)
   for what in ("docs", "queries", "qrels"):
@@ -54,12 +47,12 @@ def read(
     for each in dataset.queries_iter()
     if (text := " ".join(each.default_text().split()))
   )
-  rows = (
-    (f"ir_datasets:{name}", each.query_id, each.doc_id, str(each.relevance))
-    for each in dataset.qrels_iter()
-  )
   asked, known = {query.id for query in queries}, set(streamed.ids)
-  qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
+  qrels: dict[str, dict[str, int]] = {}
+  for each in dataset.qrels_iter():
+    if each.query_id in asked and each.doc_id in known:
+      grades = qrels.setdefault(each.query_id, {})
+      grades[each.doc_id] = int(each.relevance)
   return collection_lib.Collection(streamed, queries, {split: qrels})
 
 
@@ -69,9 +62,9 @@ def _documents(dataset: Any) -> Iterator[collection_lib.Document]:
 
 
 def _load(name: str) -> Any:
-  ir_datasets = files.library(
-    "ir_datasets", f"ir_datasets:{name}", "ir-datasets"
-  )
+  with extras.required("ir-datasets"):
+    import ir_datasets
+
   try:
     return ir_datasets.load(name)
   except KeyError as error:

@@ -15,15 +15,11 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from synthq_jax.data import docstrings
 from synthq_jax.data import vocabulary as vocabulary_lib
-
-if TYPE_CHECKING:
-  import seqio
 
 __all__ = [
   "PREFIXES",
@@ -81,7 +77,7 @@ def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def tokenize_passages(
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: vocabulary_lib.SentencePiece,
   passages: Sequence[Sequence[str]],
 ) -> Tokenized:
   """Tokenizes passages once, for all tasks and lengths."""

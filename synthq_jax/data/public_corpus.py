@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Protocol
 
+from synthq_jax import extras
 from synthq_jax.data import beir_sets, files
 
 __all__ = ["Part", "parts"]
@@ -99,7 +100,8 @@ class _Shard:
 
   def texts(self) -> Iterator[str]:
     """Yields the feature "text" of the shard's examples."""
-    import tensorflow_datasets as tfds
+    with extras.required("seqio"):
+      import tensorflow_datasets as tfds
 
     examples = _builder(self.name).as_dataset(
       split=f"{self.split}[{self.number}shard:{self.number + 1}shard]",
@@ -131,7 +133,8 @@ def _shards(name: str, split: str) -> list[Part]:
 
 
 def _builder(name: str):
-  import tensorflow_datasets as tfds
+  with extras.required("seqio"):
+    import tensorflow_datasets as tfds
 
   try:
     return tfds.builder(name)

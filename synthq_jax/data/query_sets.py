@@ -17,6 +17,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from synthq_jax import extras
 from synthq_jax.data import beir, files, search_engines
 from synthq_jax.data import collection as collection_lib
 
@@ -160,8 +161,10 @@ def _write_json_lines(
 
 def _write_table(path: pathlib.Path, rows: Iterator[dict[str, Any]]) -> None:
   """Writes a parquet file, a part of it in memory at a time."""
-  pyarrow = files.library("pyarrow", path)
-  parquet = files.library("pyarrow.parquet", path)
+  with extras.required("parquet"):
+    import pyarrow
+    from pyarrow import parquet
+
   path.parent.mkdir(parents=True, exist_ok=True)
   writer = None
   while chunk := list(itertools.islice(rows, _ROWS)):

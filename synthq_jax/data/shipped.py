@@ -2,10 +2,8 @@
 
 import os
 import pathlib
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-  import seqio
+from synthq_jax.data import vocabulary as vocabulary_lib
 
 __all__ = ["DIRECTORY", "EXTRA_IDS", "VOCABULARY", "vocabulary"]
 
@@ -21,10 +19,8 @@ EXTRA_IDS = 32
 
 def vocabulary(
   path: str | os.PathLike | None = None,
-) -> "seqio.SentencePieceVocabulary":
+) -> vocabulary_lib.SentencePiece:
   """Returns the vocabulary of a file; None: the package's."""
-  from synthq_jax.data import vocabulary as vocabulary_lib
-
   if path is not None:
     return vocabulary_lib.load(path)
   return vocabulary_lib.load(VOCABULARY, extra_ids=EXTRA_IDS)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from synthq_jax import extras
 from synthq_jax.data import files
 
 __all__ = ["SUFFIXES", "rows"]
@@ -101,14 +102,18 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
 
 
 def _parquet(path: pathlib.Path) -> _Rows:
-  parquet = files.library("pyarrow.parquet", path)
+  with extras.required("parquet"):
+    from pyarrow import parquet
+
   with _explained(path), parquet.ParquetFile(path) as file:
     yield from _of_batches(path, file.iter_batches())
 
 
 def _arrow(path: pathlib.Path) -> _Rows:
   """Reads Arrow's stream format, in which `datasets` saves, or its files."""
-  ipc = files.library("pyarrow.ipc", path)
+  with extras.required("parquet"):
+    from pyarrow import ipc
+
   with open(path, "rb") as stream:
     is_file = stream.read(6) == b"ARROW1"
     stream.seek(0)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from synthq_jax import extras
 from synthq_jax.data import (
   beir,
   beir_sets,
@@ -62,7 +63,8 @@ class Tfds:
 
   def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
     """Returns the rows as SeqIO reads them."""
-    import seqio
+    with extras.required("seqio"):
+      import seqio
 
     if negatives:
       raise _no_negatives(self)
@@ -169,8 +171,9 @@ def _function_source(
   negatives: str,
 ) -> "seqio.DataSource":
   """Makes a source of a collection, which is read when it is first needed."""
-  import seqio
-  import tensorflow as tf
+  with extras.required("seqio"):
+    import seqio
+    import tensorflow as tf
 
   splits = tuple(splits)
   if {QUERY, PASSAGE} & set(splits):

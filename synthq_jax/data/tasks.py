@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from synthq_jax import extras
 from synthq_jax.data import beir_sets, task_sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 
@@ -34,7 +35,7 @@ GENERATION_LENGTHS = {"inputs": 384, "targets": 128}
 RETRIEVAL_LENGTHS = {"inputs": 128, "targets": 384}
 """A query, a document; "negative_targets" as "targets"."""
 
-Vocabulary = Any  # of SeqIO, which is imported late
+Vocabulary = Any  # from `vocabulary.load`, or of SeqIO
 Preprocessor = Callable[..., Any]
 
 
@@ -149,7 +150,8 @@ def register_beir(
   Returns:
     The names of tasks and mixtures.
   """
-  import seqio
+  with extras.required("seqio"):
+    import seqio
 
   names = []
   for each in beir_sets.SETS:
@@ -179,10 +181,12 @@ def _register(
   name, source, vocabulary, preprocessors, *, prefix="", negatives=False
 ) -> "seqio.Task":
   """Registers a task of tokenised, cut and ended features."""
-  import seqio
-  import tensorflow as tf
+  with extras.required("seqio"):
+    import seqio
+    import tensorflow as tf
 
   _check_vocabulary(vocabulary)
+  vocabulary = vocabulary_lib.as_seqio(vocabulary)
   feature = seqio.Feature(vocabulary, add_eos=True, dtype=tf.int32)
   features = {"inputs": feature, "targets": feature}
   if negatives:
@@ -208,7 +212,8 @@ def _pairs(*, inputs: str, targets: str, negatives: bool = False):
 
   def pairs(dataset):
     """Keeps relevant pairs, and rows that hold one side alone."""
-    import tensorflow as tf
+    with extras.required("seqio"):
+      import tensorflow as tf
 
     def keep(row):
       one_sided = (row["query_id"] == "") | (row["passage_id"] == "")
@@ -239,7 +244,8 @@ def _pairs(*, inputs: str, targets: str, negatives: bool = False):
 
 def _contents(metadata, text):
   """Returns title and text as one string, as `Document.contents` does."""
-  import tensorflow as tf
+  with extras.required("seqio"):
+    import tensorflow as tf
 
   def titled(metadata, text):
     title = json.loads(metadata.decode() or "{}").get("title") or ""
@@ -262,7 +268,8 @@ def _with_prefix(vocabulary, prefix: str) -> Preprocessor:
   head = vocabulary.encode(prefix) if prefix else []
 
   def with_prefix(dataset):
-    import tensorflow as tf
+    with extras.required("seqio"):
+      import tensorflow as tf
 
     if not head:
       return dataset

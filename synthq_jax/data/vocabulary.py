@@ -1,10 +1,12 @@
-"""SentencePiece vocabularies: trained on PUBLIC text only, read through seqio.
+"""SentencePiece vocabularies: trained on PUBLIC text only; ids as SeqIO's.
 
 A vocabulary trained on private queries leaks their words, so `train` takes
 documents, and the pipeline never hands it anything else.
 """
 
 import contextlib
+import dataclasses
+import functools
 import io
 import os
 import pathlib
@@ -15,12 +17,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import extras
+
+with extras.required("run"):
+  import sentencepiece
+
+
 if TYPE_CHECKING:
   import seqio
 
 __all__ = [
   "EOS_ID",
   "PAD_ID",
+  "SentencePiece",
+  "as_seqio",
   "load",
   "native_stderr",
   "pad",
@@ -53,8 +63,6 @@ def train(
   Raises:
     ValueError: if the text is too small for that many pieces.
   """
-  import sentencepiece
-
   model = io.BytesIO()
   rule = "nmt_nfkc_cf" if case_folding else "nmt_nfkc"
   try:
@@ -80,13 +88,78 @@ def train(
   pathlib.Path(path).write_bytes(model.getvalue())
 
 
-def load(
-  path: str | os.PathLike, *, extra_ids: int = 0
-) -> "seqio.SentencePieceVocabulary":
-  """Reads a vocabulary through seqio.
+@dataclasses.dataclass(frozen=True)
+class SentencePiece:
+  """A SentencePiece model: texts to ids and back.
 
-  What is encoded is text: "<extra_id_0>" and "</s>" in it become pieces like any
-  other word, never the ids of sentinels and of the end.
+  Ids and texts are those of `seqio.SentencePieceVocabulary`, whose sentinels lie
+  behind the pieces, `<extra_id_0>` last. One thing differs: what is encoded is
+  text, so "<extra_id_0>" in it becomes pieces like any other word, never the id
+  of a sentinel.
+  """
+
+  path: str
+  """A `.model` file."""
+  extra_ids: int = 0
+  """Sentinels behind its pieces, for span corruption."""
+
+  pad_id = PAD_ID
+
+  @functools.cached_property
+  def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
+    """The model without its sentinels, read when it is first needed."""
+    return sentencepiece.SentencePieceProcessor(model_file=self.path)
+
+  @functools.cached_property
+  def _with_sentinels(self) -> sentencepiece.SentencePieceProcessor:
+    """The model that reads ids of sentinels."""
+    model = pathlib.Path(self.path).read_bytes()
+    pieces = map(_sentinel, reversed(range(self.extra_ids)))
+    return sentencepiece.SentencePieceProcessor(
+      model_proto=model + b"".join(pieces)
+    )
+
+  @property
+  def vocab_size(self) -> int:
+    """Pieces and sentinels."""
+    return self.tokenizer.get_piece_size() + self.extra_ids
+
+  @property
+  def eos_id(self) -> int:
+    """The end of a text; T5's is 1."""
+    return self.tokenizer.eos_id()
+
+  @property
+  def unk_id(self) -> int:
+    """What stands for characters without a piece; T5's is 2."""
+    return self.tokenizer.unk_id()
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the ids of a text, without EOS."""
+    return self.tokenizer.encode(text)
+
+  def decode(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids up to the first EOS; unknown ids read as one."""
+    size, unknown = self.vocab_size, self.unk_id
+    known = [int(i) if i < size else unknown for i in ids]
+    if self.eos_id in known:
+      known = known[: known.index(self.eos_id) + 1]
+    return self._with_sentinels.decode(known)
+
+
+def _sentinel(number: int) -> bytes:
+  """Returns a user-defined piece as it stands in a serialized ModelProto.
+
+  Repeated fields of protocol buffers may be appended. The fields of a piece
+  (sentencepiece_model.proto) are 1: text, 2: score (float32 0), 3: kind (4).
+  """
+  text = f"\u2581<extra_id_{number}>".encode()
+  piece = b"\x0a%c%b\x15\0\0\0\0\x18\x04" % (len(text), text)
+  return b"\x0a%c%b" % (len(piece), piece)
+
+
+def load(path: str | os.PathLike, *, extra_ids: int = 0) -> SentencePiece:
+  """Reads a vocabulary.
 
   Args:
     path: a SentencePiece `.model` file.
@@ -97,27 +170,33 @@ def load(
   """
   if not pathlib.Path(path).is_file():
     raise ValueError(f"expected a SentencePiece model, got no file {path}")
-  with native_stderr():  # TensorFlow greets while it is imported
-    import sentencepiece
-    import seqio
-
-  vocabulary = seqio.SentencePieceVocabulary(os.fspath(path), extra_ids)
+  vocabulary = SentencePiece(os.fspath(path), extra_ids)
   try:
-    vocabulary.vocab_size  # noqa: B018  reads the file
-    vocabulary.plain = sentencepiece.SentencePieceProcessor(
-      model_file=os.fspath(path)
-    )
+    vocabulary.tokenizer  # noqa: B018  reads the file
   except Exception as error:
     raise ValueError(
       f"{path}: expected a SentencePiece model, got something that cannot"
       f" be read as one ({type(error).__name__}); give another file"
     ) from error
-  vocabulary._encode = vocabulary.plain.encode
   return vocabulary
 
 
+def as_seqio(vocabulary: Any) -> "seqio.Vocabulary":
+  """Returns SeqIO's own object for a vocabulary, as tasks and T5X need it.
+
+  Args:
+    vocabulary: from `load`; one of SeqIO's is returned as it is.
+  """
+  if not isinstance(vocabulary, SentencePiece):
+    return vocabulary
+  with extras.required("seqio"), native_stderr():  # TensorFlow greets
+    import seqio
+
+  return seqio.SentencePieceVocabulary(vocabulary.path, vocabulary.extra_ids)
+
+
 def tokenize(
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: SentencePiece,
   texts: Sequence[str],
   *,
   length: int,
@@ -148,7 +227,7 @@ def tokenize(
 
 
 def tokenize_and_count(
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: SentencePiece,
   texts: Sequence[str],
   *,
   length: int,
@@ -175,7 +254,7 @@ def _encode(vocabulary, texts: Sequence[str], threads: int) -> list[list[int]]:
   """Encodes texts; with several threads below Python, by SentencePiece."""
   if threads == 1:
     return [vocabulary.encode(text) for text in texts]
-  return vocabulary.plain.encode(list(texts), num_threads=threads)
+  return vocabulary.tokenizer.encode(list(texts), num_threads=threads)
 
 
 def pad(

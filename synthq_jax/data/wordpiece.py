@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import extras
 from synthq_jax.data import vocabulary
 
 __all__ = ["WordPiece", "load"]
@@ -54,16 +55,12 @@ def load(folder: str | os.PathLike) -> WordPiece:
     folder: as Hugging Face writes it.
 
   Raises:
-    ValueError: if the library is not installed, there is no such file, it
-      cannot be read, or it is not one of BERT's, whose piece 0 is [PAD].
+    MissingExtraError: if the library is not installed.
+    ValueError: if there is no such file, it cannot be read, or it is not one of
+      BERT's, whose piece 0 is [PAD].
   """
-  try:
+  with extras.required("bert"):
     import tokenizers
-  except ImportError as error:
-    raise ValueError(
-      f"{folder}: the vocabulary of a BERT needs tokenizers, which is not"
-      " installed: run pip install 'synthq_jax[bert]'"
-    ) from error
 
   folder = pathlib.Path(folder)
   whole, pieces = folder / "tokenizer.json", folder / "vocab.txt"

@@ -23,16 +23,12 @@ import collections
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
 
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.federated import passages as passages_lib
-
-if TYPE_CHECKING:
-  import seqio
 
 __all__ = [
   "Client",
@@ -149,7 +145,7 @@ class Tokens:
 
 def tokenize(
   client: Client,
-  vocabulary: "seqio.SentencePieceVocabulary",
+  vocabulary: vocabulary_lib.SentencePiece,
   *,
   query_length: int = 32,
   sentence_length: int = 128,

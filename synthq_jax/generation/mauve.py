@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import checks
+from synthq_jax import checks, extras
 from synthq_jax.data import vocabulary
 from synthq_jax.retrieval import text_encoders
 
@@ -142,7 +142,8 @@ def from_vectors(
 
   Raises:
     ValueError: if a set is empty, dimensions differ, a number is not finite,
-      there are fewer vectors than clusters, or mauve-text is not installed.
+      or there are fewer vectors than clusters.
+    MissingExtraError: if mauve-text (GPL-3.0) is not installed.
 
   References:
     Pillutla et al. 2021, MAUVE: Measuring the Gap Between Neural Text and
@@ -150,11 +151,7 @@ def from_vectors(
     MAUVE Scores for Generative Models: Theory and Practice.
   """
   first, second = np.asarray(first), np.asarray(second)
-  if not is_installed():
-    raise ValueError(
-      "MAUVE takes the package mauve-text (GPL-3.0), got none: pip install"
-      " 'synthq_jax[mauve]'"
-    )
+  extras.check("mauve", "mauve")
   _check_sizes(first, second)
   _check_vectors(first, second)
   buckets = config.num_buckets
@@ -182,8 +179,10 @@ def from_vectors(
 
 def _compute(first, second, buckets: int, config: Config):
   """Calls mauve-text on one thread, and without its warnings."""
-  import faiss
-  import mauve  # slow: scikit-learn, and torch where it is installed
+  with extras.required("run"):
+    import faiss
+  with extras.required("mauve"):
+    import mauve  # slow: scikit-learn, and torch where it is installed
 
   threads = faiss.omp_get_max_threads()
   # k-means is a loop of small steps: more threads wait more than they compute.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import checks
+from synthq_jax import checks, extras
 from synthq_jax.retrieval import bm25
 
 __all__ = [
@@ -132,7 +132,8 @@ def signed_bleu(
   >>> signed_bleu(["a b c d"], [["a b c d"]]).signature.split("|")[:4]
   ['nrefs:1', 'case:lc', 'eff:no', 'tok:13a']
   """
-  from sacrebleu import metrics
+  with extras.required("run"):
+    from sacrebleu import metrics
 
   _same_length("queries", queries, "references", references)
   if not queries:

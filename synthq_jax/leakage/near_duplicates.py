@@ -23,15 +23,17 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-import datasketch
 import numpy as np
-import Stemmer
-import tqdm
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import checks
+from synthq_jax import checks, extras
 from synthq_jax.leakage import set_search, words
 from synthq_jax.retrieval import index as index_lib
+
+with extras.required("run"):
+  import datasketch
+  import Stemmer
+  import tqdm
 
 __all__ = [
   "Containment",

@@ -16,7 +16,11 @@ import sys
 import unicodedata
 from collections.abc import Collection, Hashable, Sequence
 
-import Stemmer
+from synthq_jax import extras
+
+with extras.required("run"):
+  import Stemmer
+
 
 __all__ = [
   "FUNCTION_WORDS",

@@ -20,12 +20,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import extras, typing
 from synthq_jax.models import dual_encoder
 from synthq_jax.models.checkpoints import tensors
+
+with extras.required("run"):
+  from flax import linen as nn
 
 __all__ = [
   "Bert",

@@ -7,11 +7,13 @@ search, leakage and federated code take any of them.
 import dataclasses
 from typing import Any, Protocol
 
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import extras, typing
 from synthq_jax.models import bert, dual_encoder, t5_config
+
+with extras.required("run"):
+  from flax import linen as nn
 
 __all__ = ["T5", "Bert", "Encoder", "Images", "of"]
 

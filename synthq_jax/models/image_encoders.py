@@ -7,11 +7,14 @@ batch: there is no batch normalisation.
 
 from collections.abc import Sequence
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from synthq_jax import extras
 from synthq_jax.models import dual_encoder
+
+with extras.required("run"):
+  import flax.linen as nn
 
 __all__ = ["Convolution", "EmbeddingNet", "ResNet18", "patches"]
 

@@ -15,11 +15,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from synthq_jax import extras
 from synthq_jax.models import t5_config, t5_layers
 from synthq_jax.models.checkpoints import tensors
+
+with extras.required("run"):
+  from flax import linen as nn
 
 __all__ = [
   "DecodeCache",

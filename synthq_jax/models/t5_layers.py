@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from synthq_jax import extras
 from synthq_jax.models import t5_config
+
+with extras.required("run"):
+  from flax import linen as nn
 
 __all__ = [
   "Attention",

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from synthq_jax import extras
+
 __all__ = ["bar"]
 
 
 def bar(description: str, total: int, progress: bool) -> Any:
   """Returns a bar of rows; it shows nothing without `progress`."""
-  import tqdm
+  with extras.required("run"):
+    import tqdm
 
   return tqdm.tqdm(
     total=total, desc=description, unit="row", disable=not progress,

@@ -16,14 +16,16 @@ import zipfile
 from collections.abc import Sequence
 
 import numpy as np
-import tqdm
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.data import files, public_corpus
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.report import tables
+
+with extras.required("run"):
+  import tqdm
 
 __all__ = ["run"]
 

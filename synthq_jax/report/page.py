@@ -12,10 +12,11 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jinja2
-
-from synthq_jax import artifacts, text_tables
+from synthq_jax import artifacts, extras, text_tables
 from synthq_jax.report import blocks
+
+with extras.required("run"):
+  import jinja2
 
 __all__ = ["Section", "html", "markdown", "parts", "text", "write"]
 

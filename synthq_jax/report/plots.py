@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 
-from synthq_jax import intervals
+from synthq_jax import extras, intervals
 
 __all__ = ["curves", "in_rows", "over_places", "ranks", "together"]
 
@@ -43,7 +43,8 @@ def over_places(
   Returns:
     An <svg> element.
   """
-  import matplotlib
+  with extras.required("run"):
+    import matplotlib
 
   with matplotlib.rc_context(_SETTINGS):
     figure, axes = _canvas(width=8.4, height=4.2)
@@ -82,7 +83,8 @@ def curves(
   Returns:
     An <svg> element.
   """
-  import matplotlib
+  with extras.required("run"):
+    import matplotlib
 
   columns = min(2, len(series))
   rows = -(-len(series) // columns)
@@ -118,7 +120,8 @@ def together(
   Returns:
     An <svg> element.
   """
-  import matplotlib
+  with extras.required("run"):
+    import matplotlib
 
   rows = len(panels)
   with matplotlib.rc_context(_SETTINGS):
@@ -162,7 +165,8 @@ def in_rows(
   Returns:
     An <svg> element.
   """
-  import matplotlib
+  with extras.required("run"):
+    import matplotlib
 
   heights = range(len(labels), 0, -1)
   with matplotlib.rc_context(_SETTINGS):
@@ -201,7 +205,8 @@ def ranks(
   Returns:
     An <svg> element.
   """
-  import matplotlib
+  with extras.required("run"):
+    import matplotlib
 
   with matplotlib.rc_context(_SETTINGS):
     figure, grid = _canvases(1, len(panels), width=9.2, height=3.2)
@@ -237,7 +242,8 @@ def _canvas(*, width: float, height: float):
 
 def _canvases(rows: int, columns: int, *, width: float, height: float):
   """Returns a figure, drawn without a display, and its axes in a list."""
-  from matplotlib import figure as figure_lib
+  with extras.required("run"):
+    from matplotlib import figure as figure_lib
 
   figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
   return figure, list(figure.subplots(rows, columns, squeeze=False).flat)

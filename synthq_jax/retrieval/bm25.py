@@ -17,9 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import Stemmer
 
+from synthq_jax import extras
 from synthq_jax.retrieval import trec
+
+with extras.required("run"):
+  import Stemmer
 
 __all__ = ["BM25", "Index"]
 
@@ -228,7 +231,8 @@ class Index:
 
 def _bm25s() -> Any:
   """Imports bm25s and silences its debugging messages."""
-  import bm25s  # noqa: PLC0415
+  with extras.required("run"):
+    import bm25s  # noqa: PLC0415
 
   logging.getLogger("bm25s").setLevel(logging.WARNING)
   return bm25s

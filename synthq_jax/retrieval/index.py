@@ -16,11 +16,13 @@ import os
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-import faiss
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
+
+with extras.required("run"):
+  import faiss
 
 __all__ = [
   "Approximate",

@@ -9,9 +9,11 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-import ir_measures
-
+from synthq_jax import extras
 from synthq_jax.retrieval import trec
+
+with extras.required("run"):
+  import ir_measures
 
 __all__ = ["ALL", "DEFAULT", "OWN_ID", "Evaluation", "evaluate"]
 

@@ -9,7 +9,6 @@ comparable. All of them read local folders; nothing is ever downloaded.
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float
 
+from synthq_jax import extras
 from synthq_jax.data import shipped, wordpiece
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import bert, t5_checkpoints
@@ -179,8 +179,9 @@ class Gpt2:
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Returns the state at the last token; an empty text is an end of text."""
     folder = _checked(self.folder, "torch", "transformers")
-    import torch
-    import transformers
+    with extras.required("transformers"):
+      import torch
+      import transformers
 
     local = {"local_files_only": True}
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
@@ -226,7 +227,8 @@ class SentenceTransformer:
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Encodes texts with the library."""
     folder = _checked(self.folder, "sentence_transformers")
-    import sentence_transformers
+    with extras.required("transformers"):
+      import sentence_transformers
 
     with _no_bars():
       model = sentence_transformers.SentenceTransformer(
@@ -265,13 +267,7 @@ def _with_vocabulary(folder: pathlib.Path) -> pathlib.Path:
 
 def _checked(folder: str | os.PathLike, *modules: str) -> str:
   """Returns the folder, if it and what reads it are there."""
-  missing = [one for one in modules if importlib.util.find_spec(one) is None]
-  if missing:
-    names = " ".join(one.replace("_", "-") for one in missing)
-    raise ValueError(
-      f"{folder}: expected {' and '.join(modules)} to read it with, got no"
-      f" {missing[0]}: pip install {names}"
-    )
+  extras.check("transformers", *modules)
   if not pathlib.Path(folder).is_dir():
     raise ValueError(
       f"expected a folder with a model, got folder={os.fspath(folder)!r}: no"
@@ -283,7 +279,8 @@ def _checked(folder: str | os.PathLike, *modules: str) -> str:
 @contextlib.contextmanager
 def _no_bars() -> Iterator[None]:
   """Keeps transformers from drawing a bar of the weights it reads."""
-  from transformers.utils import logging
+  with extras.required("transformers"):
+    from transformers.utils import logging
 
   shown = logging.is_progress_bar_enabled()
   logging.disable_progress_bar()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
@@ -234,7 +234,8 @@ def run(task: stage.Task) -> results.AuditReport:
 
 def _find(task: stage.Task) -> _Found:
   """Puts all questions to the models."""
-  import tqdm
+  with extras.required("run"):
+    import tqdm
 
   config, space, given = task.settings, task.folders, task.inputs
   prepared, canaries, generator = (

@@ -14,6 +14,7 @@ import functools
 import jax
 import numpy as np
 
+from synthq_jax import extras
 from synthq_jax.data import blocks
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
@@ -174,7 +175,8 @@ def _write(
   firsts, progress,
 ) -> None:  # fmt: skip
   """Samples the parts of these numbers, as far as they are not there."""
-  import tqdm
+  with extras.required("run"):
+    import tqdm
 
   params, model_config = t5_checkpoints.load(source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)

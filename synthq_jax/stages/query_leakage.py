@@ -28,8 +28,8 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-import tqdm
 
+from synthq_jax import extras
 from synthq_jax.leakage import near_duplicates
 from synthq_jax.pipeline import (
   _query_comparisons,
@@ -41,6 +41,9 @@ from synthq_jax.pipeline import (
 from synthq_jax.report import leakage as leakage_report
 from synthq_jax.retrieval import text_encoders
 from synthq_jax.stages import stage
+
+with extras.required("run"):
+  import tqdm
 
 __all__ = ["DETECTORS", "STAGE", "Config", "run"]
 

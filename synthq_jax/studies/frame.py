@@ -11,13 +11,14 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-import tqdm
-
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
 from synthq_jax.pipeline import _release, workspace
 from synthq_jax.report import blocks
 from synthq_jax.report import page as page_lib
 from synthq_jax.report import words as words_lib
+
+with extras.required("run"):
+  import tqdm
 
 __all__ = ["Job", "Study", "Task", "grouped", "part", "run", "words"]
 

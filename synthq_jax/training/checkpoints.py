@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from synthq_jax import extras
 from synthq_jax.training import distributed
 
 __all__ = ["Writer", "latest_step", "restore", "save"]
@@ -118,7 +119,9 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
     ValueError: if it cannot be read, or is one of another training.
   """
   import numpy as np
-  import orbax.checkpoint as ocp
+
+  with extras.required("run"):
+    import orbax.checkpoint as ocp
 
   def expected(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array) and not _is_apart():
@@ -154,7 +157,8 @@ def _is_apart() -> bool:
 
 
 def _checkpointer():
-  import orbax.checkpoint as ocp
+  with extras.required("run"):
+    import orbax.checkpoint as ocp
 
   if not _is_apart():
     return ocp.StandardCheckpointer()

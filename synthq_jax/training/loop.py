@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
 from synthq_jax.training import checkpoints, distributed, stopping
 
 __all__ = ["Log", "Settings", "Votes", "train"]
@@ -217,7 +217,8 @@ def _pending_path(directory, step: int | str) -> pathlib.Path:
 
 
 def _bar(first: int, steps: int, description: str, settings: Settings):
-  import tqdm
+  with extras.required("run"):
+    import tqdm
 
   return tqdm.tqdm(
     total=steps,

@@ -64,6 +64,6 @@ def test_what_cannot_be_read_is_one_line(monkeypatch):
   with pytest.raises(ValueError, match="got 'nonsense'; see https"):
     ir_datasets_sets.read("nonsense")
   monkeypatch.setitem(sys.modules, "ir_datasets", None)
-  with pytest.raises(ValueError, match="pip install .*ir-datasets") as caught:
+  with pytest.raises(ImportError, match="pip install .*ir-datasets") as caught:
     ir_datasets_sets.read("robust")
   assert "\n" not in str(caught.value)

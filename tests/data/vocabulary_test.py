@@ -1,8 +1,18 @@
+import copy
+import itertools
+import json
+import os
+import pathlib
+import pickle
+
 import numpy as np
 import pytest
 import sentencepiece
 
-from synthq_jax.data import vocabulary
+from synthq_jax.data import shipped, vocabulary
+
+_DEFAULT = pathlib.Path(__file__).resolve().parents[3] / "shared/data"
+SHARED = pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", _DEFAULT))
 
 TEXTS = (
   "The array holds numbers in rows and columns.",
@@ -138,3 +148,91 @@ def test_special_pieces_in_a_text_are_text(path, threads):
     end = row.index(vocabulary.EOS_ID)
     assert row[:end] == plain.encode(text) == loaded.encode(text)
     assert max(row) < SIZE and not any(row[end + 1 :])
+
+
+def seqio_texts():
+  """Texts of all kinds: the shared ones where they are, and awkward ones."""
+  yield from TEXTS
+  yield from (
+    *(
+      "",
+      " ",
+      "  two  spaces ",
+      "tab\tand\nline",
+      "\u2581",
+      "\u3000",
+      "\x00\x7f",
+    ),
+    *(
+      "\u00e9t\u00e9 e\u0301",
+      "\u6771\u4eac",
+      "\U0001f600 ok",
+      "\u200b\ufeff",
+      "x" * 3000,
+    ),
+    *("<extra_id_0>", "a <extra_id_3> b<extra_id_1>", "</s>", "<pad> <unk>"),
+    *("<extra_id_99>", "\u2581<extra_id_2>", "\ufffd", "fi \ufb01 \u2460"),
+  )
+  for path in sorted(SHARED.glob("*/queries.jsonl")):
+    for line in path.read_text().splitlines()[:1500]:
+      yield json.loads(line)["text"]
+  for path in sorted(SHARED.glob("*/corpus.jsonl")):
+    with path.open() as lines:
+      for line in itertools.islice(lines, 300):
+        yield json.loads(line)["text"]
+
+
+@pytest.fixture(scope="module")
+def fallback(tmp_path_factory):
+  """A model that writes what it does not know as bytes."""
+  path = tmp_path_factory.mktemp("bytes") / "bytes.model"
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXTS),
+    model_prefix=str(path.with_suffix("")),
+    vocab_size=330,
+    byte_fallback=True,
+    pad_id=0,
+    eos_id=1,
+    unk_id=2,
+    bos_id=-1,
+    minloglevel=2,
+  )
+  return path
+
+
+@pytest.mark.parametrize("model", ["small", "bytes", "shipped", "t5"])
+@pytest.mark.parametrize("extra_ids", [0, 1, 100])
+def test_ids_and_texts_are_those_of_seqio(model, extra_ids, path, fallback):
+  seqio = pytest.importorskip("seqio", reason="the extra [seqio]")
+  places = {
+    "small": path,
+    "bytes": fallback,
+    "shipped": shipped.VOCABULARY,
+    "t5": SHARED / "t5_vocab_c4/spiece.model",
+  }
+  place = places[model]
+  if not place.is_file():
+    pytest.skip("T5's own vocabulary is not on this machine")
+  theirs = seqio.SentencePieceVocabulary(str(place), extra_ids)
+  ours = vocabulary.load(place, extra_ids=extra_ids)
+  for name in ("vocab_size", "extra_ids", "pad_id", "eos_id", "unk_id"):
+    assert getattr(ours, name) == getattr(theirs, name), name
+  plain = seqio.SentencePieceVocabulary(str(place))
+  last = theirs.vocab_size - 1
+  for text in seqio_texts():
+    # Sentinels that a text spells are text to us, as they are without any.
+    same = plain if "<extra_id_" in text else theirs
+    assert ours.encode(text) == list(same.encode(text)), text
+    ids = list(theirs.encode(text))
+    assert ours.decode(ids) == theirs.decode(ids), text
+    odd = [*ids, last, last + 7, 5, 1, 6]
+    assert ours.decode(np.array(odd)) == theirs.decode(odd), text
+  assert vocabulary.as_seqio(ours) == theirs
+  assert vocabulary.as_seqio(theirs) is theirs
+
+
+def test_a_vocabulary_can_be_copied_and_sent_to_processes(path):
+  first = vocabulary.load(path, extra_ids=3)
+  second = pickle.loads(pickle.dumps(first))
+  assert second == first and hash(second) == hash(first)
+  assert second.encode("red apple") == copy.deepcopy(first).encode("red apple")

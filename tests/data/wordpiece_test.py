@@ -101,5 +101,5 @@ def test_what_is_no_vocabulary_of_bert_is_refused(folder, spoil, message):
 
 def test_a_missing_library_is_named(folder, monkeypatch):
   monkeypatch.setitem(sys.modules, "tokenizers", None)
-  with pytest.raises(ValueError, match=re.escape("synthq_jax[bert]")):
+  with pytest.raises(ImportError, match=re.escape("synthq_jax[bert]")):
     wordpiece.load(folder)

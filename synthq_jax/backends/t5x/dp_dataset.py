@@ -5,12 +5,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from clu.data import dataset_iterator
-from t5x import utils
 
+from synthq_jax import extras
 from synthq_jax.backends.t5x import batches
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.data import feature_converters
+
+with extras.required("seqio"):
+  from clu.data import dataset_iterator
+
+with extras.required("t5x"):
+  from t5x import utils
 
 __all__ = ["PoissonBatches", "get_dataset"]
 

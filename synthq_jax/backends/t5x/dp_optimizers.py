@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 import optax
-from t5x import optimizers
 
-from synthq_jax import optim
+from synthq_jax import extras, optim
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.optim.privatize import PrivatizeState
+
+with extras.required("t5x"):
+  from t5x import optimizers
 
 __all__ = ["PrivateOptimizer", "dp_adafactor", "dp_adam", "register_states"]
 

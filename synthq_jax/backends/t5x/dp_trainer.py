@@ -7,15 +7,17 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 import optax
-from t5x import metrics as metrics_lib
-from t5x import optimizers, partitioning, utils
-from t5x import train_state as train_state_lib
-from t5x import trainer as trainer_lib
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
 from synthq_jax.backends.t5x import dp_optimizers, gradients
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.optim.privatize import PrivatizeState
+
+with extras.required("t5x"):
+  from t5x import metrics as metrics_lib
+  from t5x import optimizers, partitioning, utils
+  from t5x import train_state as train_state_lib
+  from t5x import trainer as trainer_lib
 
 __all__ = ["DPTrainer"]
 

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from flax.linen import partitioning
 
-from synthq_jax import optim
+from synthq_jax import extras, optim
 from synthq_jax.backends.t5x import batches
+
+with extras.required("run"):
+  from flax.linen import partitioning
 
 __all__ = ["Model", "clipped_grad", "private_mean", "split"]
 

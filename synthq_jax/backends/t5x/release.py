@@ -14,13 +14,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 from jax.experimental import multihost_utils
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
 from synthq_jax.backends.t5x import settings as settings_lib
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
+
+with extras.required("run"):
+  from etils import epath
 
 __all__ = ["FOLDER", "LEDGER", "Release"]
 

@@ -11,12 +11,14 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from synthq_jax import checks, typing
+from synthq_jax import checks, extras, typing
 from synthq_jax.leakage.rerankers import reranker
 from synthq_jax.leakage.rerankers import terms as terms_lib
+
+with extras.required("run"):
+  from flax import linen as nn
 
 __all__ = ["Duet", "matches", "windows", "window_max"]
 

@@ -18,12 +18,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from synthq_jax import checks, typing
+from synthq_jax import checks, extras, typing
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import reranker
+
+with extras.required("run"):
+  from flax import linen as nn
 
 __all__ = [
   "KNRM",

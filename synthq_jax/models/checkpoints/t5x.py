@@ -20,10 +20,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgpack
 import numpy as np
 
+from synthq_jax import extras
 from synthq_jax.models.checkpoints import tensors as _tensors
+
+with extras.required("run"):
+  import msgpack
 
 __all__ = ["FILE", "is_checkpoint", "newest", "read", "write"]
 
@@ -192,7 +195,8 @@ def _open(folder: pathlib.Path, spec: Mapping[str, Any]):
   tensorstore wrote them to a bucket. A public copy may lack the .zarray files;
   then the spec says what they would.
   """
-  import tensorstore
+  with extras.required("run"):
+    import tensorstore
 
   driver = spec.get("driver", "zarr")
   given = spec["kvstore"].get("path", spec.get("path"))
@@ -218,7 +222,8 @@ def _open(folder: pathlib.Path, spec: Mapping[str, Any]):
 
 
 def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
-  import orbax.checkpoint as ocp
+  with extras.required("run"):
+    import orbax.checkpoint as ocp
 
   folder = folder.resolve()
   try:
@@ -251,7 +256,8 @@ def _keys(path) -> tuple[str, ...]:
 
 
 def _tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
-  import orbax.checkpoint as ocp
+  with extras.required("run"):
+    import orbax.checkpoint as ocp
 
   def restore(arguments) -> Any:
     """Restores this leaf alone."""
@@ -325,7 +331,8 @@ def _write_zarr(
   folder: pathlib.Path, path: str, values: np.ndarray
 ) -> dict[str, Any]:
   """Writes one tensor into its folder; returns the spec that refers to it."""
-  import tensorstore
+  with extras.required("run"):
+    import tensorstore
 
   name = f"target.{path.replace('/', '.')}"
   spec = {

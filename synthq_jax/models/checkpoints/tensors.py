@@ -21,9 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, extras
+
+with extras.required("run"):
+  import safetensors
 
 __all__ = [
   "Tensor",
