@@ -14,6 +14,8 @@ import os
 import pathlib
 from typing import Any
 
+from synthq_jax import extras
+
 __all__ = ["SPECIAL", "files", "num_pieces"]
 
 SPECIAL = {"pad_token": " <pad>", "eos_token": " </s>", "unk_token": " <unk>"}
@@ -66,7 +68,8 @@ def num_pieces(path: str | os.PathLike) -> int:
 
 def _read(path: str | os.PathLike) -> Any:
   """Reads the model, and refuses what has no counterpart."""
-  from sentencepiece import sentencepiece_model_pb2
+  with extras.required("run"):
+    from sentencepiece import sentencepiece_model_pb2
 
   model = sentencepiece_model_pb2.ModelProto()
   try:

@@ -9,9 +9,11 @@ import http.server
 import urllib.parse
 from typing import Any
 
-import jinja2
-
+from synthq_jax import extras
 from synthq_jax.pipeline import search
+
+with extras.required("run"):
+  import jinja2
 
 __all__ = ["HOST", "server"]
 
