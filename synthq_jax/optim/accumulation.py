@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from synthq_jax.optim.bookkeeping import rules
+from synthq_jax.optim.bookkeeping import sums
 from synthq_jax.optim.privatize import check_whole
 
 __all__ = ["AccumulateState", "accumulate"]
@@ -92,7 +92,7 @@ def accumulate(
     **extra: Any,
   ) -> tuple[optax.Updates, AccumulateState]:
     check_whole(updates)
-    total, lost = rules.add_exactly(state.total, state.lost, updates)
+    total, lost = sums.add_exactly(state.total, state.lost, updates)
 
     def step() -> tuple[optax.Updates, AccumulateState]:
       whole = jax.tree.map(jnp.add, total, lost)

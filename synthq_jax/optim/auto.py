@@ -1,8 +1,9 @@
-"""Chooses how to clip, from counted work and memory.
+"""Chooses how to clip and how many examples at once, from counted work and memory.
 
-Work is what the matrix products of the loss's trace cost; memory is what
-clipping keeps beyond ordinary training. Both are counted for one example from
-its trace, so a choice takes one tracing and no compilation.
+Work is what the products and convolutions of the loss's trace cost; memory is
+what clipping keeps beyond ordinary training. Both are counted for one example
+from its trace, so a choice takes one tracing and no compilation, and depends on
+shapes alone.
 """
 
 import functools
@@ -33,24 +34,28 @@ class _Machine(NamedTuple):
 
   flops: float  # in a second
   bandwidth: float  # bytes in a second
+  fresh: float = math.inf  # bytes in a second of memory used for the first time
+  turn: float = 0.0  # seconds for each equation of a loop's body
 
 
+# XLA returns a program's memory to the system when it ends: on CPUs every page
+# is made anew in the next step, which takes ten times as long as to read it.
 _MACHINES = {
-  "cpu": _Machine(1.5e11, 2e10),
+  "cpu": _Machine(1.5e11, 2e10, 2e9, 3e-5),
   "gpu": _Machine(4e14, 3e12),
   "tpu": _Machine(2.75e14, 1.2e12),  # v4
 }
 _UNMEASURED = ("gpu", "tpu")
-_SLOW = {"cpu": ("vmap",)}
-"""Left out though counts favour them: jax_privacy's clipping was measured to be
-tens of times slower there than its counts say (docs/benchmarks.md)."""
+_LAST = {"cpu": ("ghost",)}
+"""Taken only where nothing else fits: its second pass was measured to cost more
+than the memory that it saves, which few examples at once save as well."""
 
 
 class Cost(NamedTuple):
   """What one way of clipping a microbatch costs."""
 
   flops: float
-  """Of matrix products, all passes."""
+  """Of matrix products and convolutions, all passes."""
   extra_bytes: float
   """Kept beyond ordinary training."""
   traffic_bytes: float
@@ -66,6 +71,8 @@ class Choice(NamedTuple):
   """By strategy."""
   reason: str
   """One sentence."""
+  microbatch_size: int
+  """Examples at once."""
 
 
 def choose(
@@ -76,14 +83,17 @@ def choose(
   *,
   backend: str | None = None,
   memory_bytes: float | None = None,
+  microbatch_size: int | None = None,
 ) -> Choice:
   """Chooses the fastest way of clipping that fits.
 
   Of "bookkeeping", "ghost" and "vmap" those that keep at most half of the
   memory beyond ordinary training; of these the one whose products and memory
-  traffic take the least time at the backend's speeds. On CPUs "vmap" is left
-  out, because it was measured to be many times slower than its counts say; on
-  TPUs and GPUs counts are all that is known, and the reason says so.
+  traffic take the least time at the backend's speeds; "ghost" where none fits,
+  and on CPUs only there. On CPUs also how many examples are processed at once:
+  few, where they have work enough to make up for adding their sum to that of the
+  others, because memory that is used again is fast. On TPUs and GPUs counts are
+  all that is known, and the reason says so.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -95,13 +105,15 @@ def choose(
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     params: the parameters; arrays or shapes.
-    batch: arrays or shapes with a leading axis [batch]: one microbatch.
+    batch: arrays or shapes with a leading axis [batch].
     keys: one key per example, or None.
     backend: "cpu", "gpu" or "tpu"; None: JAX's default.
     memory_bytes: of the device; None: what the device says.
+    microbatch_size: examples at once, a divisor of the batch; None: all, or
+      on CPUs what is fastest.
 
   Returns:
-    The choice with all costs.
+    The choice, with the costs of all strategies for that many examples.
   """
   backend = jax.default_backend() if backend is None else backend
   if memory_bytes is None:
@@ -110,19 +122,22 @@ def choose(
   ratio = strategies.KEEP_RATIOS["bookkeeping"]
   plan = plans.make(loss_fn, params, arguments, keep_ratio=ratio)
   size = jax.tree.leaves(batch)[0].shape[0]
-  costs = _costs(plan, params, size)
-  left = {
-    name: cost
-    for name, cost in costs.items()
-    if cost.extra_bytes <= SHARE * memory_bytes
-    and name not in _SLOW.get(backend, ())
-  }
   machine = _MACHINES.get(backend, _MACHINES["gpu"])
-  seconds = {name: _seconds(cost, machine) for name, cost in left.items()}
-  best = min(seconds, key=seconds.__getitem__) if seconds else "ghost"
+  sizes = [microbatch_size or size]
+  if microbatch_size is None and machine.turn:
+    sizes = [n for n in range(1, size + 1) if size % n == 0]
+  found = []
+  for together in sizes:
+    for name, cost in _costs(plan, params, together).items():
+      is_last = name in _LAST.get(backend, ())
+      if cost.extra_bytes <= SHARE * memory_bytes and not is_last:
+        seconds = _seconds(cost, machine, plan, params, together, size)
+        found.append((seconds, together, name))
+  _, together, best = min(found) if found else (0.0, sizes[0], "ghost")
   known = "counted, not measured" if backend in _UNMEASURED else "counted"
+  costs = _costs(plan, params, together)
   reason = (
-    f"{best} on {backend} for {size} examples at once: "
+    f"{best} on {backend} for {together} of {size} examples at once: "
     + ", ".join(
       f"{name} {cost.flops:.2e} FLOPs and {cost.extra_bytes / 2**30:.2f} GiB"
       for name, cost in costs.items()
@@ -130,12 +145,34 @@ def choose(
     + f" ({known})"
   )
   _say(reason)
-  return Choice(best, costs, reason)
+  return Choice(best, costs, reason, together)
 
 
-def _seconds(cost: Cost, machine: _Machine) -> float:
-  """Returns about how long a step takes."""
-  return cost.flops / machine.flops + cost.traffic_bytes / machine.bandwidth
+def _seconds(
+  cost: Cost,
+  machine: _Machine,
+  plan: plans.Plan,
+  params: Any,
+  together: int,
+  size: int,
+) -> float:
+  """Returns about how long a batch takes in microbatches of some examples."""
+  turns = size // together
+  kept = cost.extra_bytes
+  kept += together * jaxprs.count_products(plan.closed.jaxpr).traffic_bytes
+  each = cost.flops / machine.flops + cost.traffic_bytes / machine.bandwidth
+  if turns > 1:
+    sums = _size(params)
+    kept += sums
+    # Made, read and added to the sum so far.
+    each += 4 * sums / machine.bandwidth
+    each += machine.turn * sum(1 for _ in jaxprs.equations(plan.closed.jaxpr))
+  return turns * each + kept / machine.fresh
+
+
+def _size(params: Any) -> float:
+  """Returns the bytes of a float32 gradient."""
+  return _WORD * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 @functools.cache
@@ -163,17 +200,24 @@ def _costs(plan: plans.Plan, params: Any, size: int) -> dict[str, Cost]:
   for site in plan.sites:
     shape = plans.matrices(site)
     factors += plans.factor_bytes(site)
-    shared += plans.factor_bytes(site) * (site.leaf not in metered)
-    bookkeeping_norms += rules.flops_from_factors(*shape)
-    ghost_norms += min(
-      rules.flops_from_factors(*shape), rules.flops_from_product(*shape)
-    )
+    norms = rules.flops_from_factors(*shape)
+    bookkeeping_norms += norms
+    if site.leaf in metered:
+      norms = min(norms, rules.flops_from_product(*shape))
+    else:
+      shared += plans.factor_bytes(site)
+    ghost_norms += norms
   leaves = jax.tree.leaves(params)
   formed = sum(
     math.prod(leaves[index].shape) * dtype.itemsize
     for index, dtype in zip(plan.formed, plan.dtypes, strict=True)
   )
-  everything = _WORD * sum(math.prod(leaf.shape) for leaf in leaves)
+  everything = _size(params)
+  # A loop adds to the gradients of all examples in each of its turns.
+  again = sum(
+    2 * _WORD * (site.turns - 1) * math.prod(leaves[site.leaf].shape)
+    for site in plan.sites
+  )
 
   def cost(passes: int, norms: float, extra: float, moved: float) -> Cost:
     return Cost(
@@ -188,5 +232,5 @@ def _costs(plan: plans.Plan, params: Any, size: int) -> dict[str, Cost]:
   return {
     "bookkeeping": cost(3, bookkeeping_norms, factors + formed, kept),
     "ghost": cost(5, ghost_norms, formed + shared, factors),
-    "vmap": cost(3, 0.0, everything, _FORMED * everything),
+    "vmap": cost(3, 0.0, everything, _FORMED * everything + again),
   }

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from synthq_jax import typing
 from synthq_jax.optim import auto, independence, strategies
 from synthq_jax.optim import keys as keys_lib
-from synthq_jax.optim.bookkeeping import devices, plans, rules
+from synthq_jax.optim.bookkeeping import devices, plans
 from synthq_jax.privacy import _checks, sampling
 
 __all__ = [
@@ -53,7 +53,7 @@ class ClippedGrad:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
     l2_clip_norm: the largest norm that one example contributes.
     strategy: "auto", "vmap", "bookkeeping" or "ghost".
-    microbatch_size: examples processed at once, or None for all.
+    microbatch_size: examples processed at once; None: all, or as "auto" chooses.
     has_aux: whether the loss returns (losses, aux).
     argnums: which arguments of the loss are differentiated.
     batch_argnum: which of them has the examples as rows.
@@ -131,13 +131,14 @@ class ClippedGrad:
       plans.loss_of_one(losses_of), params, examples
     )
     clip = self._clip_norm(l2_clip_norm)
-    part = functools.partial(self._microbatch, loss_fn, losses_of, clip)
-    if self.microbatch_size in (None, size):
-      total, aux = part(params, examples, is_padding_example)
-    else:
-      total, aux = self._scan(
-        part, params, (examples, is_padding_example), size
-      )
+    strategy, together = self._choice(losses_of, params, examples, size)
+
+    def of_part(part: Any) -> tuple[typing.Params, Aux]:
+      return self._microbatch(strategy, loss_fn, losses_of, clip, params, *part)
+
+    total, aux = strategies.in_microbatches(
+      of_part, params, (examples, is_padding_example), together
+    )
     if self.rescale_to_unit_norm:
       total = jax.tree.map(lambda x: x / clip, total)
     return total, aux
@@ -209,8 +210,30 @@ class ClippedGrad:
 
     return (params if several else params[0]), batch, loss_fn
 
+  def _choice(
+    self,
+    losses_of: Callable[..., jax.Array],
+    params: typing.Params,
+    examples: tuple[Any, ...],
+    size: int,
+  ) -> tuple[str, int]:
+    """Returns the strategy, and how many examples are processed at once."""
+    together = self.microbatch_size or size
+    if size % together:
+      raise ValueError(
+        "expected microbatch_size to divide the batch, got microbatch_size="
+        f"{together} for a batch of {size}: choose a divisor"
+      )
+    if self.strategy != "auto":
+      return self.strategy, together
+    choice = auto.choose(
+      losses_of, params, *examples, microbatch_size=self.microbatch_size
+    )
+    return choice.strategy, choice.microbatch_size
+
   def _microbatch(
     self,
+    strategy: str,
     loss_fn: Callable[..., Any],
     losses_of: Callable[..., jax.Array],
     l2_clip_norm: jax.typing.ArrayLike,
@@ -219,9 +242,6 @@ class ClippedGrad:
     is_padding: jax.Array,
   ) -> tuple[typing.Params, Aux]:
     """Sums the clipped gradients of examples that are processed together."""
-    strategy = self.strategy
-    if strategy == "auto":
-      strategy = auto.choose(losses_of, params, *examples).strategy
     total, losses, norms = strategies.STRATEGIES[strategy](
       losses_of, params, examples, is_padding, l2_clip_norm
     )
@@ -239,33 +259,6 @@ class ClippedGrad:
       return jax.tree_util.tree_map_with_path(_first_row, aux)
 
     return total, Aux(losses, norms, jax.vmap(of_one)(examples))
-
-  def _scan(
-    self,
-    part_fn: Callable[..., tuple[typing.Params, Aux]],
-    params: typing.Params,
-    examples: Any,
-    size: int,
-  ) -> tuple[typing.Params, Aux]:
-    """Processes one microbatch after the other."""
-    if size % self.microbatch_size:
-      raise ValueError(
-        "expected microbatch_size to divide the batch, got microbatch_size="
-        f"{self.microbatch_size} for a batch of {size}: choose a divisor"
-      )
-    split = jax.tree.map(
-      lambda x: x.reshape(-1, self.microbatch_size, *x.shape[1:]), examples
-    )
-
-    def body(carry: Any, part: Any) -> tuple[Any, Aux]:
-      partial, aux = part_fn(params, *part)
-      return rules.add_exactly(*carry, partial), aux
-
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-    zeros = devices.vary(zeros, devices.axes_of(params))
-    (total, lost), aux = jax.lax.scan(body, (zeros, zeros), split)
-    total = jax.tree.map(jnp.add, total, lost)
-    return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), aux)
 
 
 def clipped_grad(
@@ -320,13 +313,13 @@ def clipped_grad(
       public negatives, stand before the key. It is always called with a batch
       of one example (and that example's own key).
     l2_clip_norm: the clip norm, finite and at least 1e-12.
-    strategy: "bookkeeping" (one backward pass, gradients kept in factors),
-      "ghost" (two backward passes, keeps what ordinary training keeps),
-      "vmap" (jax_privacy's; slow on CPUs, takes the memory of all per-example
-      gradients) or "auto", which counts FLOPs and memory and chooses for the
+    strategy: "bookkeeping" (one backward pass, gradients kept in factors where
+      that is less), "ghost" (two backward passes, keeps what ordinary training
+      keeps), "vmap" (one backward pass, takes the memory of all per-example
+      gradients) or "auto", which counts work and memory and chooses for the
       backend; it logs what it chose (`optim.auto.choose` returns it).
     microbatch_size: examples processed at once; it must divide the batch and
-      changes memory and speed only. None: all.
+      changes memory and speed only. None: all; of "auto": as it chooses.
     has_aux: whether the loss returns (losses [batch], aux), where aux is a tree
       of arrays [batch, ...]; it comes back as `Aux.aux`, at the cost of one
       more forward pass.

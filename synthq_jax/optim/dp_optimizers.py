@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from synthq_jax.optim import noise as noise_lib
-from synthq_jax.optim.bookkeeping import rules
+from synthq_jax.optim.bookkeeping import sums
 
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import Number, privatize
@@ -322,7 +322,7 @@ def dp_aggregate(
     if is_padding_example is not None:
       counted &= ~is_padding_example
     weights = jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
-    total = jax.tree.map(lambda x: rules.weigh(x, weights), updates)
+    total = jax.tree.map(lambda x: sums.weigh(x, weights), updates)
     return total, state
 
   return optax.chain(

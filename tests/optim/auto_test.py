@@ -49,7 +49,62 @@ def test_products_inside_other_functions_count():
   assert counted.traffic_bytes == (5 + 2) * 2 * 4 * 7**2
 
 
-def test_a_cpu_never_gets_vmap_and_a_full_device_gets_ghost():
+def test_a_convolution_counts():
+  def convolved(kernel, x):
+    return jax.lax.conv(x, kernel, (2, 2), "SAME")
+
+  shapes = [
+    jax.ShapeDtypeStruct(shape, jnp.float32)
+    for shape in ((32, 8, 3, 3), (1, 8, 16, 16))
+  ]
+  counted = jaxprs.count_products(jax.make_jaxpr(convolved)(*shapes).jaxpr)
+  assert counted.flops == 2 * (8 * 3 * 3) * (32 * 8 * 8)
+  assert counted.traffic_bytes == 2 * 4 * (32 * 8 * 8)
+
+
+def test_a_weight_used_in_every_turn_of_a_loop_is_not_formed_there():
+  """Its gradient would be written for each example in each turn."""
+
+  def recurrent(params, batch):
+    def turn(h, x):
+      joined = jnp.concatenate([params["w"], params["v"]], axis=1)
+      return jnp.tanh((h + x) @ joined), None
+
+    xs = jnp.swapaxes(batch["x"], 0, 1)
+    h, _ = jax.lax.scan(turn, jnp.zeros_like(xs[0]), xs)
+    return jnp.sum(h, axis=1)
+
+  half = jax.ShapeDtypeStruct((ROWS, ROWS // 2), jnp.float32)
+  long = {"x": jax.ShapeDtypeStruct((BATCH, 256, ROWS), jnp.float32)}
+  found = auto.choose(recurrent, {"w": half, "v": half}, long, backend="cpu")
+  factors = BATCH * 2 * 256 * (ROWS + ROWS // 2) * 4
+  costs = auto.choose(
+    recurrent,
+    {"w": half, "v": half},
+    long,
+    backend="cpu",
+    microbatch_size=BATCH,
+  ).costs
+  assert costs["bookkeeping"].extra_bytes == factors
+  assert costs["vmap"].traffic_bytes > 10 * costs["bookkeeping"].traffic_bytes
+  assert found.strategy == "bookkeeping"
+
+
+def test_a_cpu_takes_few_examples_with_much_work_at_once():
+  few = {"x": jax.ShapeDtypeStruct((64, 512, 1024), jnp.float32)}
+  wide = {"w": jax.ShapeDtypeStruct((1024, 4096), jnp.float32)}
+  found = auto.choose(loss_fn, wide, few, backend="cpu")
+  assert found.microbatch_size < 64
+  many = {"x": jax.ShapeDtypeStruct((64, 1, 1024), jnp.float32)}
+  found = auto.choose(loss_fn, wide, many, backend="cpu")
+  assert found.microbatch_size == 64
+  fixed = auto.choose(loss_fn, wide, few, backend="cpu", microbatch_size=32)
+  assert fixed.microbatch_size == 32
+  assert fixed.costs["vmap"].extra_bytes == 32 * 4 * 1024 * 4096
+  assert auto.choose(loss_fn, wide, few, backend="tpu").microbatch_size == 64
+
+
+def test_a_full_device_gets_ghost():
   for memory, expected in ((1e12, "bookkeeping"), (1.0, "ghost")):
     found = auto.choose(loss_fn, PARAMS, X, backend="cpu", memory_bytes=memory)
     assert found.strategy == expected
@@ -89,4 +144,4 @@ def test_auto_says_what_it_chose_and_agrees(caplog, microbatch):
   np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
   (record,) = caplog.records
   size = microbatch or 4
-  assert f"on cpu for {size} examples at once" in record.getMessage()
+  assert f"on cpu for {size} of 4 examples at once" in record.getMessage()

@@ -20,6 +20,7 @@ BATCH = 4
 
 FORMED = {
   "tied_through_a_scan": set(),
+  "joined_before_their_use": {"e", "u"},  # also along a summed axis
   "shared_in_nested_scans": set(),
   "own_slices_of_a_scan": set(),
   "slices_and_constant_of_a_scan": {"w"},  # transposed first

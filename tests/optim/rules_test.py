@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax.optim.bookkeeping import rules
+from synthq_jax.optim.bookkeeping import rules, sums
 
 BATCH, ROWS, COLUMNS = 3, 7, 4
 
@@ -90,11 +90,11 @@ def test_half_precision_factors_are_summed_in_float32():
 def test_what_chunks_of_examples_round_away_is_added_at_the_end():
   """One after the other, 2^24 and many times 1 make 2^24 in float32."""
   chunks = 65
-  values = np.zeros((chunks, rules.CHUNK), np.float32)
+  values = np.zeros((chunks, sums.CHUNK), np.float32)
   values[0, 0], values[1:, 0] = 2.0**24, 1.0
   for more in (0, 1):  # a last chunk that is not full
     batch = jnp.asarray(np.append(values, np.ones(more, np.float32)))
-    total = rules.in_chunks(jnp.sum, batch)
+    total = sums.in_chunks(jnp.sum, batch)
     assert abs(float(total) - 2.0**24 - 64 - more) <= 1.0
 
 

@@ -100,7 +100,7 @@ def of_drift() -> Iterator[Attack]:
           if strategy == "vmap" and name == "lookup":
             continue  # gigabytes of gradients
           yield _drift(name, strategy, size, f"block {block}", block=block)
-    for size, rows in ((512, 1), (8192, 1), (8192, 8), (8192, 64)):
+    for size, rows in ((256, 1), (512, 1), (8192, 1), (8192, 8), (8192, 64)):
       yield _drift(
         "summand", strategy, size, f"by {rows}", microbatch_size=rows
       )

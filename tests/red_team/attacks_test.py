@@ -15,7 +15,7 @@ from tests.red_team import attack, attacks, losses, neighbours
 _DRIFTS = re.compile(
   r"drift: (summand|product), block (512 of 512|4096 of 4096)|"
   r"drift: lookup, block 8192 of 8192|drift: lookup, of 128 of 1024|"
-  r"drift: summand, by 1 of 8192"
+  r"drift: summand, by 1 of (256|8192)"
 )
 _ASCENTS = {"batch": "ascent: removed", "row batch query": "ascent: replaced"}
 _DEVICES = re.compile(r"8 devices.*: normalises|4 devices.*: shared")

@@ -315,6 +315,22 @@ def tied_through_a_scan(p, b):
   return total(jax.lax.scan(step, b["x"], length=4)[0])
 
 
+@case({"w": W, "v": V, "u": U, "e": E})
+def joined_before_their_use(p, b):
+  """As the gates of an LSTM; one of the parameters is used in another way, too."""
+
+  def step(h, x):
+    gates = jnp.concatenate([p["w"], p["v"]], axis=1).astype(jnp.float32)
+    y = jnp.tanh((x + h) @ gates)
+    return y[..., :DIM] * y[..., DIM:], None
+
+  h, _ = jax.lax.scan(step, b["x"][:, 0], jnp.swapaxes(b["x"], 0, 1))
+  rows = jnp.concatenate([p["e"], p["u"]])  # along the axis that stays
+  h = jnp.tanh(jnp.einsum("bd,vd->bv", h, rows))
+  summed = jnp.concatenate([p["u"], p["e"]])  # along the axis that goes
+  return total(b["x"] @ p["v"]) + total(h @ summed)
+
+
 @case({"w": W})
 def shared_in_nested_scans(p, b):
   inner = lambda x, _: (jnp.tanh(x @ p["w"]), None)  # noqa: E731

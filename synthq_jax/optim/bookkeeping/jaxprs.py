@@ -53,7 +53,7 @@ def half_precision(jaxpr: Any) -> str | None:
 
 
 class Products(NamedTuple):
-  """The matrix products of a jaxpr."""
+  """The matrix products and convolutions of a jaxpr."""
 
   flops: float
   """Two for each product of two numbers that is added to a sum."""
@@ -62,7 +62,7 @@ class Products(NamedTuple):
 
 
 def count_products(jaxpr: Any) -> Products:
-  """Counts the matrix products of a jaxpr, those of its inner jaxprs too.
+  """Counts the products of a jaxpr, those of its inner jaxprs too.
 
   Args:
     jaxpr: an open jaxpr.
@@ -73,10 +73,8 @@ def count_products(jaxpr: Any) -> Products:
   """
   flops = traffic = 0.0
   for equation in jaxpr.eqns:
-    if equation.primitive.name == "dot_general":
-      (contracted, _), _ = equation.params["dimension_numbers"]
-      shape = equation.invars[0].aval.shape
-      depth = math.prod(shape[axis] for axis in contracted)
+    depth = _depth(equation)
+    if depth:
       output = equation.outvars[0].aval
       flops += 2.0 * depth * output.size
       traffic += 2.0 * output.size * output.dtype.itemsize
@@ -87,3 +85,16 @@ def count_products(jaxpr: Any) -> Products:
     flops += repeats * sum(each.flops for each in parts)
     traffic += repeats * sum(each.traffic_bytes for each in parts)
   return Products(flops, traffic)
+
+
+def _depth(equation: Any) -> int:
+  """Returns how many products make one entry of a result, 0 for none."""
+  name, params = equation.primitive.name, equation.params
+  if name == "dot_general":
+    (contracted, _), _ = params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return math.prod(shape[axis] for axis in contracted)
+  if name == "conv_general_dilated":
+    kernel = equation.invars[1].aval.shape
+    return math.prod(kernel) // kernel[params["dimension_numbers"].rhs_spec[0]]
+  return 0

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim.bookkeeping import devices, rules, trace, use_sites
+from synthq_jax.optim.bookkeeping import devices, rules, sums, trace, use_sites
 
 __all__ = [
   "FLOPS_PER_BYTE",
@@ -156,22 +156,31 @@ def from_trace(
   paths = jax.tree_util.tree_flatten_with_path(params)[0]
   names = [jax.tree_util.keystr(path) for path, _ in paths]
   shapes = [jnp.shape(leaf) for _, leaf in paths]
-  walk = trace.Walk()
-  jax.eval_shape(
-    lambda *values: walk.run(closed, values, range(len(shapes))),
-    *[devices.shape_of(aval) for aval in closed.in_avals],
-  )
-  dtypes = [_dtype(index, walk) for index in range(len(shapes))]
-  formed = tuple(
-    i
-    for i in range(len(shapes))
-    if _must_form(i, walk, names[i], shapes[i], dtypes[i], keep_ratio)
-  )
+  formed: dict[int, Any] = {}  # and the dtype of each
+  while True:
+    followed = [i for i in range(len(shapes)) if i not in formed]
+    walk = trace.Walk()
+    jax.eval_shape(
+      lambda *values, walk=walk, followed=followed: walk.run(
+        closed, values, followed
+      ),
+      *[devices.shape_of(aval) for aval in closed.in_avals],
+    )
+    dtypes = {index: _dtype(index, walk) for index in followed}
+    more = {
+      i: dtype
+      for i, dtype in dtypes.items()
+      if _must_form(i, walk, names[i], shapes[i], dtype, keep_ratio)
+    }
+    formed |= more
+    # Those that are joined to one whose gradient is formed are joined no more.
+    if not (more and walk.joins):
+      break
   return Plan(
     closed=closed,
     followed=tuple(i for i in range(len(shapes)) if i not in formed),
-    formed=formed,
-    dtypes=tuple(dtypes[index] for index in formed),
+    formed=tuple(sorted(formed)),
+    dtypes=tuple(formed[index] for index in sorted(formed)),
     sites=tuple(site for site in walk.sites if site.leaf not in formed),
   )
 
@@ -213,7 +222,9 @@ def _must_form(
   kept = sum(factor_bytes(site) for site in sites)
   # Norms from factors compare all pairs of lookups.
   pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
-  if size * dtype.itemsize <= keep_ratio * max(kept, pairs):
+  # In a loop it is added to in every turn.
+  turns = max(site.turns for site in sites)
+  if turns * size * dtype.itemsize <= keep_ratio * max(kept, pairs):
     return True
   is_half = dtype == jnp.bfloat16 and not sites[0].is_lookup
   return bool(keep_ratio) and is_half and _saves_work(sites[0])
@@ -320,7 +331,7 @@ def weighted_sums(
     summed = rules.weighted_sum([use for _, use in pairs], weights, shape)
     total[leaf] = layout.restore(summed, shapes[leaf])
   for leaf, gradient in formed.items():
-    total[leaf] = rules.weigh(gradient, weights)
+    total[leaf] = sums.weigh(gradient, weights)
   return total
 
 

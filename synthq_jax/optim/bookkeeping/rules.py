@@ -15,20 +15,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from synthq_jax.optim.bookkeeping import devices
+from synthq_jax.optim.bookkeeping import sums
 
 __all__ = [
-  "CHUNK",
   "Outer",
   "Rows",
   "UNIT",
-  "add_exactly",
   "allowance",
   "clip_weights",
   "cross_terms",
   "flops_from_factors",
   "flops_from_product",
-  "in_chunks",
   "lengths",
   "norms",
   "reduce",
@@ -36,7 +33,6 @@ __all__ = [
   "squared_norms",
   "sum_of_squares",
   "units",
-  "weigh",
   "weighted_sum",
   "widened",
 ]
@@ -309,73 +305,6 @@ def clip_weights(
   return jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
 
 
-CHUNK = 256
-"""Examples that are summed at once."""
-
-
-def add_exactly(total: Any, lost: Any, more: Any) -> tuple[Any, Any]:
-  """Adds to a running sum, and what that rounds away to what was lost.
-
-  One after the other, thousands of sums round alike: who adds the first of them
-  could move all others by a rounding error each, by more than a clip norm.
-
-  Args:
-    total: the sum so far, a tree of float32.
-    lost: what it has lost so far.
-    more: what to add.
-
-  Returns:
-    Both after it.
-
-  References:
-    Knuth (1997), The Art of Computer Programming 2, section 4.2.2, theorem B.
-  """
-
-  def rest(lost: jax.Array, t: jax.Array, m: jax.Array) -> jax.Array:
-    summed = t + m
-    seen = summed - t
-    return lost + ((t - (summed - seen)) + (m - seen))
-
-  return jax.tree.map(jnp.add, total, more), jax.tree.map(
-    rest, lost, total, more
-  )
-
-
-def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:
-  """Adds up what a function makes of every `CHUNK` examples.
-
-  Args:
-    of_chunk: from arrays with a leading axis to a tree of float32 sums over it.
-    batch: arrays with a leading axis [batch].
-
-  Returns:
-    The sums over the whole batch.
-  """
-  size = jax.tree.leaves(batch)[0].shape[0]
-  if size <= CHUNK:
-    return of_chunk(batch)
-  whole = size // CHUNK * CHUNK
-  chunks = jax.tree.map(
-    lambda x: x[:whole].reshape(-1, CHUNK, *x.shape[1:]), batch
-  )
-  first, others = (
-    jax.tree.map(lambda x, part=part: x[part], chunks)
-    for part in (0, slice(1, None))
-  )
-  total = of_chunk(first)
-  carry = total, jax.tree.map(jnp.zeros_like, total)
-  carry = devices.vary(carry, devices.axes_of(total))
-  (total, lost), _ = jax.lax.scan(
-    lambda carry, chunk: (add_exactly(*carry, of_chunk(chunk)), None),
-    carry,
-    others,
-  )
-  if whole < size:
-    rest = jax.tree.map(lambda x: x[whole:], batch)
-    total, lost = add_exactly(total, lost, of_chunk(rest))
-  return jax.tree.map(jnp.add, total, lost)
-
-
 def weighted_sum(
   uses: Sequence[Outer | Rows],
   weights: jax.Array,
@@ -403,7 +332,7 @@ def weighted_sum(
         total = _rows_sum(use, weights, total)
     return total
 
-  return in_chunks(of_chunk, (list(uses), weights))
+  return sums.in_chunks(of_chunk, (list(uses), weights))
 
 
 def widened(
@@ -420,11 +349,6 @@ def widened(
   )
 
 
-def weigh(gradients: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns the weighted sum over the first axis, in float32."""
-  return jnp.sum(_scaled(gradients.astype(jnp.float32), weights), axis=0)
-
-
 def _scaled(factors: jax.Array, weights: jax.Array) -> jax.Array:
   """Returns factors times weights, zero where the weight is zero."""
   weights = weights.reshape(weights.shape + (1,) * (factors.ndim - 1))
@@ -432,8 +356,25 @@ def _scaled(factors: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _outer_sum(use: Outer, weights: jax.Array) -> jax.Array:
-  left = _scaled(use.left, jnp.sign(weights)).astype(use.left.dtype)
   right = _scaled(use.right.astype(jnp.float32), weights)
+
+  def of_all() -> jax.Array:
+    return _outer_product(use.left, right)
+
+  def of_counted() -> jax.Array:
+    left = _scaled(use.left, jnp.sign(weights)).astype(use.left.dtype)
+    return _outer_product(left, right)
+
+  # Zero times what is not finite is not zero. To multiply what is left out with
+  # zero first costs processors an array of the same size.
+  return jax.lax.platform_dependent(
+    cpu=lambda: jax.lax.cond(jnp.isfinite(use.left).all(), of_all, of_counted),
+    default=of_counted,
+  )
+
+
+def _outer_product(left: jax.Array, right: jax.Array) -> jax.Array:
+  """Returns the sum over examples and positions of products, exactly."""
   spec = "bgtp,bgtq->gpq"
   if left.dtype != jnp.bfloat16:
     return _product(spec, left, right)

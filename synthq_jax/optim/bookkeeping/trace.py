@@ -2,7 +2,8 @@
 
 The loss of one example is a jaxpr. `Walk` evaluates it equation by equation
 and follows each parameter through casts, reshapes, transposes, scalings, inner
-functions, rematerialised parts and the bodies of scans. Where a parameter meets
+functions, rematerialised parts and the bodies of scans. Parameters that are put
+beside each other are multiplied one by one. Where a parameter meets
 data in a matrix product or a lookup, the walk adds a perturbation to the result
 and records the other operand: the cotangent of the perturbation and the record
 together are the parameter's gradient, kept apart as two small factors. Every
@@ -66,6 +67,15 @@ class _Tracked:
   sink: jax.Array | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+  """Views of several parameters, one beside the other along an axis."""
+
+  parts: tuple[_Tracked, ...]
+  axis: int
+  value: jax.Array
+
+
 class Walk:
   """One evaluation of a traced loss.
 
@@ -75,6 +85,7 @@ class Walk:
       product; of a lookup the ids [position], -1 where out of bounds.
     weight: zero; what its cotangent says all metered uses are told.
     odd: for each parameter used in any other way, the first such primitive.
+    joins: whether parameters are put beside each other before their use.
   """
 
   def __init__(
@@ -95,6 +106,7 @@ class Walk:
     self.records: list[jax.Array] = []
     self.weight = jnp.zeros((), jnp.float32)
     self.odd: dict[int, str] = {}
+    self.joins = False
     self._perturbations = perturbations
     self._meters = meters
     self._metered = metered
@@ -153,16 +165,23 @@ class Walk:
 
   def _step(self, equation: Any, values: list[Any]) -> list[Any]:
     """Evaluates one equation."""
+    name = equation.primitive.name
+    if name in _CALLS:
+      tracked = any(isinstance(v, (_Tracked, _Joined)) for v in values)
+      return (self._inline if tracked else _bind)(equation, values)
+    if any(isinstance(value, _Joined) for value in values):
+      return self._step_joined(equation, values)
     tracked = [i for i, v in enumerate(values) if isinstance(v, _Tracked)]
     if not tracked:
       return _bind(equation, values)
-    name = equation.primitive.name
-    if name in _CALLS:
-      return self._inline(equation, values)
     if name in _REMAT:
       return self._remat(equation, values)
     if name == "scan":
       return self._scan(equation, values)
+    if name == "concatenate" and len(tracked) == len(values) > 1:
+      (value,) = _bind(equation, _arrays(values))
+      self.joins = True
+      return [_Joined(tuple(values), equation.params["dimension"], value)]
     if len(tracked) == 1:
       (position,) = tracked
       view = _view_after(equation, values, position)
@@ -175,6 +194,38 @@ class Walk:
         return [self._use(equation, arrays, position, sink, *site)]
     return _bind(equation, [self._plain(value, name) for value in values])
 
+  def _step_joined(self, equation: Any, values: list[Any]) -> list[Any]:
+    """Evaluates an equation of joined parameters: a product part by part."""
+    name = equation.primitive.name
+    (position, *others) = [
+      i for i, v in enumerate(values) if isinstance(v, _Joined)
+    ]
+    joined = values[position]
+    if name == "convert_element_type":
+      parts = [self._step(equation, [part])[0] for part in joined.parts]
+      if all(isinstance(part, _Tracked) for part in parts):
+        (value,) = _bind(equation, [joined.value])
+        return [_Joined(tuple(parts), joined.axis, value)]
+    axis = None
+    if name == "dot_general" and not others:
+      axis = _output_axis(equation, values, position)
+    if axis is None:
+      return self._step(
+        equation,
+        [self._plain(v, name) if isinstance(v, _Joined) else v for v in values],
+      )
+    first, outputs = len(self.records), []
+    for part in joined.parts:
+      operands = list(values)
+      operands[position] = part
+      small = jax.make_jaxpr(lambda *v: _bind(equation, v)[0])(
+        *_arrays(operands)
+      )
+      outputs += self._step(small.jaxpr.eqns[0], operands)
+    if len(self.records) == first + len(outputs):  # all of the same operand
+      self.records[first:] = [self.records[first]] * len(outputs)
+    return [jnp.concatenate(outputs, axis)]
+
   def _inline(self, equation: Any, values: list[Any]) -> list[Any]:
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     if isinstance(inner, core.ClosedJaxpr):
@@ -183,6 +234,10 @@ class Walk:
 
   def _plain(self, value: Any, name: str) -> Any:
     """Returns a value; one that is a parameter was used in an odd way."""
+    if isinstance(value, _Joined):
+      for part in value.parts:
+        self._plain(part, name)
+      return value.value
     if not isinstance(value, _Tracked):
       return value
     self.odd.setdefault(value.view.leaf, name)
@@ -293,6 +348,7 @@ class Walk:
     meters = self._meters_of(values, metered)
     sinks = {} if meters is None else meters.sinks
     of_slices = {i: sink for i, sink in sinks.items() if i >= first_x}
+    places: list[int] = []  # of each record among those that differ
 
     def body(carry: list[jax.Array], each: Any) -> tuple[Any, Any]:
       xs, zeros, slices = each
@@ -302,7 +358,10 @@ class Walk:
       walk = Walk(zeros, meters=own, metered=metered)
       inputs = [*arrays[:consts], *carry, *xs]
       outputs = walk._run(inner.jaxpr, inner.consts, inputs, local)
-      return outputs[:carries], (outputs[carries:], walk.records, walk.weight)
+      records = {id(record): record for record in walk.records}
+      places[:] = [list(records).index(id(each)) for each in walk.records]
+      kept = list(records.values()), walk.weight
+      return outputs[:carries], (outputs[carries:], *kept)
 
     zeros = list(self._perturbations[first : len(self.sites)])
     carry, (ys, records, weights) = jax.lax.scan(
@@ -313,8 +372,8 @@ class Walk:
       reverse=params["reverse"],
       unroll=params["unroll"],
     )
-    pairs = zip(lifted, records, strict=True)
-    self.records += [site.join(record) for site, record in pairs]
+    pairs = zip(lifted, places, strict=True)
+    self.records += [site.join(records[place]) for site, place in pairs]
     self.weight += jnp.sum(weights)
     return [*carry, *ys]
 
@@ -345,6 +404,7 @@ class Walk:
   def _note_odd(
     self, found: "Walk", views: Mapping[int, use_sites.View]
   ) -> None:
+    self.joins |= found.joins
     for index, name in found.odd.items():
       self.odd.setdefault(views[index].leaf, name)
 
@@ -355,6 +415,24 @@ def _arrays(values: Sequence[Any]) -> list[jax.Array]:
 
 def _tracked(values: Sequence[Any]) -> list[tuple[int, _Tracked]]:
   return [(i, v) for i, v in enumerate(values) if isinstance(v, _Tracked)]
+
+
+def _output_axis(
+  equation: Any, values: Sequence[Any], position: int
+) -> int | None:
+  """Returns where a product's result has the axis of joined parameters.
+
+  None if that axis is summed over, or shared with the other operand.
+  """
+  contracted, grouped = equation.params["dimension_numbers"]
+  axis = values[position].axis
+  used = [*contracted[position], *grouped[position]]
+  if axis in used:
+    return None
+  before = len(grouped[0]) + sum(1 for a in range(axis) if a not in used)
+  if position == 1:
+    before += jnp.ndim(values[0]) - len(contracted[0]) - len(grouped[0])
+  return before
 
 
 def _seen(

@@ -170,6 +170,7 @@ class _Single:
   dtype: Any
 
   is_shared = False
+  turns = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,6 +249,11 @@ class Repeated:
   def is_shared(self) -> bool:
     """Whether an entry of the parameter is used in several iterations."""
     return self.own is None or self.site.is_shared
+
+  @property
+  def turns(self) -> int:
+    """How often an entry of the parameter is used."""
+    return self.site.turns * (self.length if self.own is None else 1)
 
   @property
   def layout(self) -> Layout:
