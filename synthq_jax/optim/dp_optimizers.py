@@ -301,8 +301,14 @@ def dp_aggregate(
     `is_padding_example`, bool [batch], for entries that do not count.
 
   Raises:
+    TypeError: if the clip norm is a schedule, or the key is none.
     ValueError: if a number is out of its range.
   """
+  if callable(l2_clip_norm):
+    raise TypeError(
+      "expected a number for l2_clip_norm, got a schedule: give it to"
+      " optax.inject_hyperparams(dp_aggregate, static_args='key')"
+    )
   if not isinstance(l2_clip_norm, jax.core.Tracer):
     _checks.check_clip_norm(l2_clip_norm)
 
