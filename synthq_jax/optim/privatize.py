@@ -39,7 +39,7 @@ def privatize(
   denominator: Number,
   key: jax.Array,
   noise: noise_lib.Noise | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Builds the transform from a clipped sum to a private mean.
 
   The update is (sum + noise) / denominator, with noise of standard deviation
@@ -61,7 +61,9 @@ def privatize(
     sums alone. The mechanism of a step then has that step's noise multiplier,
     and a claim is one about the least of them all, or, for a schedule, about
     each step's own (`claim.Claim`): a multiplier that follows from the data
-    needs a least one that was declared before. It has to see the whole sum:
+    needs a least one that was declared before. An optimizer behind it that is
+    told the loss, or a function of it (line searches, Polyak's steps, Hessians),
+    would read the records again, and is refused. It has to see the whole sum:
     what `optax.masked` or `optax.multi_transform` would keep from it is refused,
     as are parts of parameters inside of `jax.shard_map`.
 
@@ -116,8 +118,10 @@ def privatize(
     updates: optax.Updates,
     state: PrivatizeState,
     params: optax.Params | None = None,
+    **extra: Any,
   ) -> tuple[optax.Updates, PrivatizeState]:
     del params
+    _check_extra(extra)
     check_whole(updates)
     step = optax.safe_increment(state.step)
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
@@ -132,7 +136,7 @@ def privatize(
     mean = jax.tree.map(lambda x, z: (x + std * z) / divisor, total, drawn)
     return mean, PrivatizeState(step, noise_state)
 
-  return optax.GradientTransformation(init_fn, update_fn)
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:
@@ -184,6 +188,21 @@ def check_whole(tree: Any) -> None:
       f" may differ, along the mesh axes {sorted(axes)}: every device would add"
       " the same noise to its part; add the devices' sums (jax.lax.psum) under"
       " check_vma=True, or call privatize outside of jax.shard_map"
+    )
+
+
+_READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")
+"""What optax calls losses, gradients and functions of them, beside updates."""
+
+
+def _check_extra(extra: dict[str, Any]) -> None:
+  """Refuses arguments through which optimizers see records without noise."""
+  found = [name for name in _READ_AGAIN if extra.get(name) is not None]
+  if found:
+    raise ValueError(
+      f"expected no {', '.join(found)} beside a private sum, got some: the"
+      " optimizer would read private records again; one that is public goes to"
+      " an optimizer that is updated behind privatize, by itself"
     )
 
 

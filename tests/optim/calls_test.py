@@ -303,6 +303,42 @@ def test_whole_optimizers_take_injected_numbers():
   assert "key" not in state.hyperparams
 
 
+@pytest.mark.parametrize(
+  "name",
+  ["adabelief", "adafactor", "adagrad", "adamw", "amsgrad", "lamb", "lars",
+   "lion", "nadamw", "novograd", "radam", "rmsprop", "sgd", "yogi"],
+)  # fmt: skip
+def test_any_optimizer_of_optax_goes_behind_the_noise(name):
+  make = getattr(optax, name, None) or getattr(optax.contrib, name)
+  optimizer = make(learning_rate=1e-2)
+  private = optim.privatize(**NOISE, key=KEY)
+  total = {"w": jnp.arange(6.0).reshape(2, 3)}
+  params = jax.tree.map(jnp.ones_like, total)
+  tx = optax.chain(private, optimizer)
+  found, _ = tx.update(total, tx.init(params), params)
+  noisy, _ = private.update(total, private.init(params))
+  expected, _ = optimizer.update(noisy, optimizer.init(params), params)
+  np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-5)
+  assert jnp.abs(found["w"]).max() > 0
+
+
+def test_optimizers_that_read_the_records_again_are_refused():
+  """The loss of a batch beside its noisy gradient is no post-processing."""
+  total = jnp.ones(3)
+  for optimizer, more in (
+    (optax.polyak_sgd(), {"value": 1.0}),
+    (optax.contrib.reduce_on_plateau(), {"value": 1.0}),
+    (optax.contrib.sophia(1e-3), {"obj_fn": jnp.sum}),
+    (optax.lbfgs(), {"value": 1.0, "grad": total, "value_fn": jnp.sum}),
+  ):
+    tx = optax.chain(optim.privatize(**NOISE, key=KEY), optimizer)
+    with pytest.raises(ValueError, match="read private records again"):
+      tx.update(total, tx.init(total), total, **more)
+  tx = optim.accumulate(optim.dp_adam(1e-3, **NOISE, key=KEY), parts=1)
+  with pytest.raises(ValueError, match="read private records again"):
+    tx.update(total, tx.init(total), total, value=1.0)
+
+
 def test_an_injected_clip_norm_clips_and_is_covered_by_the_noise():
   rest = dict(noise_multiplier=0.5, denominator=4.0, key=KEY)
   gradients = 3 * jnp.eye(4)

@@ -329,7 +329,7 @@ def logit_dp(
   denominator: float,
   key: jax.Array,
   noise: noise_lib.Noise | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
   """Builds the transform from `fn`'s sum to a private mean.
 
   Formal guarantee:
