@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from synthq_jax import artifacts, main
-from synthq_jax.data import beir, collection, vocabulary
+from synthq_jax.data import beir, collection, sources, vocabulary
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import export, results
 from synthq_jax.privacy import terms
@@ -269,6 +269,21 @@ def test_datasets_loads_exported_queries_by_the_card(
     assert set(queries["epsilon"]) == {made.statement.epsilon}
     default = datasets.load_dataset(folder, cache_dir=str(tmp_path))
     assert default["train"].column_names == queries.column_names
+
+
+def test_a_source_reads_what_datasets_saves(finished_run, exported, tmp_path):
+  datasets = pytest.importorskip("datasets")
+  data, folder = (
+    our_queries(finished_run.root, QUERIES),
+    exported(QUERIES, "hf"),
+  )
+  for name in ("queries", "corpus", "qrels"):
+    table = datasets.load_dataset(folder, name, cache_dir=str(tmp_path / "c"))
+    table.save_to_disk(tmp_path / "saved" / name)
+  read = sources.open(f"hf:{tmp_path / 'saved'}").read()
+  assert tuple(read.documents) == tuple(data.documents)
+  assert set(read.queries) == set(data.queries)
+  assert read.qrels == data.qrels
 
 
 @pytest.mark.parametrize("name", ["hf", "beir", "tevatron", "pyserini"])
