@@ -157,7 +157,7 @@ def _synthq(stage: str, point: sweeps.Point, workdir: str) -> tuple[str, ...]:
   """The arguments of Python that run a stage."""
   return (
     "-m",
-    "synthq_jax.main",
+    "synthq_jax.cli.main",
     stage,
     "--quiet",
     f"--gin_file={point.gin_file}",
@@ -221,7 +221,7 @@ def _script(
   for unit in todo:
     needs = "".join(f" on {name}={n}" for name, n in unit.resources)
     lines.append(f"# {options.executor}: {unit.name}{needs}")
-    module = ("-m", "synthq_jax.main") if unit.resources else ()
+    module = ("-m", "synthq_jax.cli.main") if unit.resources else ()
     lines.append(shlex.join([python, *module, *unit.args]))
   text = "\n".join(lines) + "\n"
   if options.executor == "tpu_vm":
@@ -335,7 +335,7 @@ def _packageable(options: argparse.Namespace):
     _export(options.source, clean)
     yield xm.python_container(
       xm_local.Vertex.Spec(),
-      entrypoint=xm.ModuleName("synthq_jax.main"),
+      entrypoint=xm.ModuleName("synthq_jax.cli.main"),
       path=str(clean),
       base_image=_IMAGE,
       docker_instructions=[

@@ -28,6 +28,7 @@ __all__ = [
   "replacing",
   "save",
   "save_array",
+  "speed_only",
   "to_json",
   "write_atomically",
 ]
@@ -76,7 +77,7 @@ def to_json(value: Any) -> Any:
 def fingerprint(*parts: Any) -> str:
   """Returns a short digest of configurations and of earlier fingerprints.
 
-  Fields whose dataclass metadata says `speed_only` do not count: they may
+  Fields from `speed_only` do not count: they may
   change how fast a result is made, never the result.
 
   >>> fingerprint({"a": 1}, "b") == fingerprint({"a": 1}, "b")
@@ -84,6 +85,17 @@ def fingerprint(*parts: Any) -> str:
   """
   text = json.dumps([_without_speed(part) for part in parts], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def speed_only(default: Any = dataclasses.MISSING, *, make: Any = None) -> Any:
+  """Returns a dataclass's field that no fingerprint depends on.
+
+  Args:
+    default: its value; or
+    make: what makes it.
+  """
+  given = {"default": default} if make is None else {"default_factory": make}
+  return dataclasses.field(**given, metadata={"speed_only": True})
 
 
 def _without_speed(value: Any) -> Any:

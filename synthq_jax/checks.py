@@ -1,8 +1,13 @@
 """Refuses arguments out of range, in one line that names them."""
 
+import math
+import numbers
 from typing import Any
 
-__all__ = ["at_least", "within"]
+__all__ = ["at_least", "clip_norm", "count", "relation", "within"]
+
+_RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")
+_SMALLEST_CLIP_NORM = 1e-12
 
 
 def at_least(low: float, **values: Any) -> None:
@@ -44,3 +49,44 @@ def within(interval: str, **values: Any) -> None:
     is_below = value <= high if interval[-1] == "]" else value < high
     if not (is_above and is_below):
       raise ValueError(f"expected {name} in {interval}, got {name}={value}")
+
+
+def clip_norm(l2_clip_norm: float) -> None:
+  """Raises ValueError unless gradients can be clipped to a norm in float32.
+
+  Squares below 2^-126 are lost. Of a million numbers they may hide a norm of
+  1e-16, which is nothing beside the smallest clip norm.
+  """
+  if not (_SMALLEST_CLIP_NORM <= l2_clip_norm and math.isfinite(l2_clip_norm)):
+    raise ValueError(
+      f"expected l2_clip_norm >= {_SMALLEST_CLIP_NORM:g} and finite, got"
+      f" {l2_clip_norm=}: squares of smaller numbers leave the range of float32,"
+      " so scale the loss"
+    )
+
+
+def count(name: str, value: Any, low: int, high: int = 2**31 - 1) -> None:
+  """Raises ValueError unless `value` is an integer in [low, high]."""
+  is_integer = isinstance(value, numbers.Integral)
+  if not is_integer or isinstance(value, bool) or not low <= value <= high:
+    raise ValueError(
+      f"expected an integer {name} in [{low}, {high}], got {name}={value!r}"
+    )
+
+
+def relation(relation: Any) -> str:
+  """Returns the name of a neighbouring relation.
+
+  Args:
+    relation: a `dp_accounting.NeighboringRelation` or the name of one.
+
+  Returns:
+    "ADD_OR_REMOVE_ONE", "REPLACE_ONE" or "REPLACE_SPECIAL".
+
+  Raises:
+    ValueError: if it is neither.
+  """
+  name = getattr(relation, "name", relation)
+  if name not in _RELATIONS:
+    raise ValueError(f"expected a relation in {_RELATIONS}, got {relation!r}")
+  return name

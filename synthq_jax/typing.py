@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import jax
 
-__all__ = ["Batch", "Clipped", "EncodeFn", "LossFn", "Params"]
+__all__ = ["Batch", "Clipped", "EncodeFn", "Params"]
 
 Params = Any
 """A pytree of arrays."""
@@ -15,13 +15,6 @@ Batch = Mapping[str, jax.Array]
 
 Clipped = tuple[Params, jax.Array, jax.Array]
 """A clipped sum (float32), and losses and norms of what was clipped."""
-
-
-class LossFn(Protocol):
-  """A loss per example: the loss of one example depends on it alone."""
-
-  def __call__(self, params: Params, batch: Batch) -> jax.Array:
-    """Returns the losses, shape [batch]."""
 
 
 class EncodeFn(Protocol):

@@ -68,7 +68,7 @@ def test_an_example_works_as_printed_and_touches_few_files(name, tmp_path):
     small_data.write_split_beir(tmp_path / "data", train=32, test=8)
     program, *flags = shlex.split(text.replace("\\\n", " "))
     assert program == "synthq"
-    command = [sys.executable, "-m", "synthq_jax.main", *flags, *_SMALL]
+    command = [sys.executable, "-m", "synthq_jax.cli.main", *flags, *_SMALL]
     source = f"--gin.SOURCE=beir:{tmp_path / 'data'}"
     output = run([*command, source], tmp_path, own)
     assert "[count_words/public_only] running" in output

@@ -12,7 +12,8 @@ import zipfile
 
 import pytest
 
-from synthq_jax import _flags, main
+from synthq_jax.cli import flags as flags_lib
+from synthq_jax.cli import main
 from synthq_jax.models import t5_config
 from synthq_jax.pipeline import plan
 from synthq_jax.stages import pretrain_recipe
@@ -76,7 +77,7 @@ def test_a_file_builds_what_it_configures(path, capsys):
   kind, files = recipe(path)
   config, text = main.configure(kind, files, NEEDS.get(path.stem, ()))
   assert isinstance(config, kind)
-  assert macros(path) <= set(_flags.names(text)), "its header names others"
+  assert macros(path) <= set(flags_lib.names(text)), "its header names others"
   assert capsys.readouterr().err == "", "something is set to no effect"
 
 
@@ -152,13 +153,13 @@ def test_a_file_builds_what_it_configures_with_what_its_header_names(
   assert isinstance(config, kind)
   assert "dynamic_registration" in text
   assert capsys.readouterr().err == "", "something is set to no effect"
-  assert macros(path) <= set(_flags.names(text))
+  assert macros(path) <= set(flags_lib.names(text))
   again, _ = main.configure(kind, files, [*needs, *bound(path)])
   assert again == config, "what a file binds, a flag can bind"
   for command in advertised(path):
     flags = [f"{name}={value}" for name, value in command.items()]
     _, text = main.configure(kind, files, [*needs, *flags])
-    assert command.keys() <= set(_flags.names(text)), flags
+    assert command.keys() <= set(flags_lib.names(text)), flags
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
 
 def test_the_study_of_images_compares_the_methods_on_both_encoders():
   config, _ = main.configure(
-    images.Config, ["studies/logit_dp_images.gin"], ["SEEDS=2"]
+    images.Config, ["studies/logit_dp_images.gin"], ["REPETITIONS=2"]
   )
   net, resnet = config.encoders
   assert (config.source, config.epsilon, config.delta) == ("digits", 8.0, None)
@@ -285,7 +286,7 @@ def test_the_wheel_takes_the_configurations_along():
   wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
   assert wheel["packages"] == ["synthq_jax"]
   assert wheel["force-include"] == {"gin_configs": "synthq_jax/gin_configs"}
-  assert project["project"]["scripts"] == {"synthq": "synthq_jax.main:main"}
+  assert project["project"]["scripts"] == {"synthq": "synthq_jax.cli.main:main"}
   ignored = (ROOT / ".gitignore").read_text().split()
   shipped = [p.name for p in (ROOT / "synthq_jax/assets").rglob("*.*")]
   assert not [n for n in shipped for i in ignored if fnmatch.fnmatch(n, i)]

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import frame, images

@@ -43,10 +43,7 @@ RANKS = {
   "pipeline": 11,
   "studies": 12,
   "backends": 13,
-  "_flags": 14,
-  "_screen": 15,
-  "_tools": 15,
-  "main": 16,
+  "cli": 14,
 }
 LIGHT = {"typing", "privacy", "losses", "optim"}
 LIGHT_LIBRARIES = {
@@ -122,7 +119,7 @@ def test_slow_and_optional_libraries_stay_where_they_belong(path):
     used = {name.split(".")[0] for name in imports_of(runtime)}
     heavy = {"tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio"}
     assert not used & heavy
-  if place(path) != "main":
+  if place(path) != "cli":
     assert "gin" not in roots
   if place(path) != "backends":
     assert "t5x" not in roots
@@ -242,7 +239,7 @@ def test_every_folder_of_the_package_is_a_documented_package():
 
 def test_the_command_line_loads_nothing_slow_before_it_knows_the_stage():
   script = (
-    "import sys, synthq_jax.main\n"
+    "import sys, synthq_jax.cli.main\n"
     "print(sorted({'tensorflow', 'seqio', 'flax', 'jax'} & set(sys.modules)))"
   )
   done = subprocess.run(

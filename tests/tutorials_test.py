@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 import small_data
 
-from synthq_jax import main
+from synthq_jax.cli import main
 
 TUTORIALS = pathlib.Path(__file__).parents[1] / "docs/tutorials"
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)

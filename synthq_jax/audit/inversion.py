@@ -46,17 +46,16 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from synthq_jax import checks, optim, typing
+from synthq_jax import checks, typing
 from synthq_jax.audit import membership
 from synthq_jax.generation import decoding
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
-from synthq_jax.training import loop
+from synthq_jax.training import recipe as recipe_lib
 
 __all__ = [
   "Gaussian",
   "Inverter",
-  "Recipe",
   "Treatment",
   "hidden",
   "log_likelihoods",
@@ -219,26 +218,6 @@ def _logits(transformer: t5.Transformer, memory, tokens):
   return transformer.decoder.logits(x, transformer.token_embedder.embedding)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
-  """How the attacker trains."""
-
-  steps: int
-  """Optimizer steps."""
-  batch_size: int = 64
-  """Sentences of a step."""
-  learning_rate: float = 2e-3
-  """Adam's, at its peak; linear warm-up and decay."""
-  warmup_steps: int = 50
-  """Steps of the warm-up."""
-  seed: int = 0
-  """Of the order of sentences and of the attacker's own noise."""
-  settings: loop.Settings = dataclasses.field(
-    default_factory=loop.Settings, metadata={"speed_only": True}
-  )
-  """How it saves and reports."""
-
-
 def train(
   inverter: Inverter,
   params: typing.Params,
@@ -246,7 +225,7 @@ def train(
   tokens: Int[np.ndarray, "row length"],
   *,
   treatment: Treatment | None,
-  recipe: Recipe,
+  recipe: recipe_lib.Recipe,
   directory: str | os.PathLike,
   metrics_path: str | os.PathLike,
   description: str = "inverter",
@@ -276,45 +255,28 @@ def train(
     ValueError: if there are fewer sentences than a batch has, or not as many
       as vectors.
   """
-  total, size = len(tokens), recipe.batch_size
-  if not 1 <= size <= total == len(vectors):
+  if len(tokens) != len(vectors):
     raise ValueError(
-      "expected as many vectors as sentences and at least Recipe.batch_size of"
-      f" them, got {len(vectors)} and {total}, batch_size={size}"
+      "expected as many vectors as sentences, got"
+      f" {len(vectors)} and {len(tokens)}: encode them all"
     )
-
-  def batch_fn(step: int) -> dict[str, Any]:
-    epoch, position = divmod(step, total // size)
-    order = np.random.default_rng([recipe.seed, epoch]).permutation(total)
-    chosen = order[position * size : (position + 1) * size]
-    return {"vectors": vectors[chosen], "tokens": tokens[chosen]}
-
   key = jax.random.key(recipe.seed)
   step_fn = functools.partial(
     _step, inverter=inverter, treatment=treatment or raw, recipe=recipe
   )
   params = jax.tree.map(jnp.asarray, params)
-  state, _ = loop.train(
+  state, _ = recipe.train(
     lambda state, batch, step: step_fn(
       state, batch, jax.random.fold_in(key, step)
     ),
-    (params, _optimizer(recipe).init(params)),
-    batch_fn,
-    steps=recipe.steps,
+    (params, recipe.optimizer().init(params)),
+    lambda rows: {"vectors": vectors[rows], "tokens": tokens[rows]},
+    len(tokens),
     directory=directory,
     metrics_path=metrics_path,
     description=description,
-    examples_per_step=size,
-    settings=recipe.settings,
   )
   return jax.device_get(state)
-
-
-def _optimizer(recipe: Recipe) -> optax.GradientTransformation:
-  schedule = optim.schedules.linear(
-    recipe.learning_rate, steps=recipe.steps, warmup_steps=recipe.warmup_steps
-  )
-  return optax.adam(schedule, b2=0.98)
 
 
 @functools.partial(jax.jit, static_argnames=("inverter", "treatment", "recipe"))
@@ -325,7 +287,7 @@ def _step(
   *,
   inverter: Inverter,
   treatment: Treatment,
-  recipe: Recipe,
+  recipe: recipe_lib.Recipe,
 ) -> tuple[Any, dict[str, Array]]:
   """Sends the vectors of a batch anew, and learns from what was sent."""
   sent = treatment(batch["vectors"], key)
@@ -336,7 +298,7 @@ def _step(
 
   params, opt_state = state
   loss, grads = jax.value_and_grad(nats_per_token)(params)
-  updates, opt_state = _optimizer(recipe).update(grads, opt_state, params)
+  updates, opt_state = recipe.optimizer().update(grads, opt_state, params)
   return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 
 

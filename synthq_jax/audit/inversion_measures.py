@@ -83,7 +83,6 @@ def reading(
   *,
   to_text: Callable[[Sequence[int]], str],
   key: Key[Array, ""],
-  confidence: float = 0.95,
 ) -> Reading:
   """Measures how well the attacker reads a client's sentences.
 
@@ -95,7 +94,7 @@ def reading(
   the truth).
 
   Formal guarantee: none; a lower bound in the sense of `inversion`'s formal
-  statement. The intervals are Student's, over sentences taken as independent.
+  statement. The 95% intervals are Student's, over sentences taken as independent.
 
   Args:
     decoders: the attacker.
@@ -103,7 +102,6 @@ def reading(
     tokens: the sentences, with EOS, 0 = padding.
     to_text: turns tokens without padding and EOS into text.
     key: of the noise and of the order of the control.
-    confidence: of the intervals, in (0, 1).
 
   Returns:
     The figures.
@@ -143,7 +141,7 @@ def reading(
 
   def bits(name: str) -> intervals.Interval:
     gains = (logs[name] - logs["hidden"]) / math.log(2)
-    return intervals.student(gains, confidence=confidence)
+    return intervals.student(gains)
 
   return Reading(
     num_sentences=len(tokens),
@@ -164,7 +162,6 @@ def read_secrets(
   vectors: Float[np.ndarray, "secret candidate dim"],
   *,
   key: Key[Array, ""],
-  confidence: float = 0.95,
 ) -> SecretsRead:
   """Measures how well both attackers find planted secrets.
 
@@ -173,7 +170,6 @@ def read_secrets(
     planted: from `vector_secrets.plant`.
     vectors: true vectors of `planted.rows`, by the clients' encoder.
     key: of the noise and of the order of the control.
-    confidence: of the intervals, in (0, 1).
 
   Returns:
     Shares and ranks of both, beside chance.
@@ -183,7 +179,7 @@ def read_secrets(
   other = sent[vector_secrets.others(len(sent), _seed(order_key))]
 
   def ranked(scores: np.ndarray) -> vector_secrets.Recovery:
-    return vector_secrets.recovery(scores, confidence=confidence)
+    return vector_secrets.recovery(scores)
 
   def likelihoods(sent: np.ndarray) -> np.ndarray:
     secrets, candidates, length = planted.rows.shape
@@ -203,9 +199,7 @@ def read_secrets(
       max_length=planted.rows.shape[-1],
     )
     found = vector_secrets.holds(rows, planted.secrets)
-    return intervals.clopper_pearson(
-      int(np.sum(found)), len(found), confidence=confidence
-    )
+    return intervals.clopper_pearson(int(np.sum(found)), len(found))
 
   return SecretsRead(
     nearest=ranked(vector_secrets.nearest(sent, vectors)),

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import intervals
+from synthq_jax import checks, intervals
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure
@@ -223,8 +223,7 @@ def others(number: int, seed: int | Sequence[int]) -> Int[np.ndarray, " row"]:
   Raises:
     ValueError: if there is no other row.
   """
-  if number < 2:
-    raise ValueError(f"expected at least 2 rows to swap, got {number}")
+  checks.at_least(2, number=number)
   circle = np.random.default_rng(seed).permutation(number)
   found = np.empty(number, np.int64)
   found[circle] = np.roll(circle, 1)  # one circle: no row keeps its own

@@ -1,6 +1,6 @@
-"""Token caches from texts, and from SeqIO tasks.
+"""Caches the tokens of SeqIO tasks.
 
-The cache itself is `token_cache`; this module needs a vocabulary or SeqIO.
+The cache itself is `token_cache`; this module needs SeqIO.
 """
 
 import itertools
@@ -15,66 +15,10 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 if TYPE_CHECKING:
   import seqio
 
-__all__ = ["from_task", "from_texts"]
+__all__ = ["from_task"]
 
 _CHUNK = 4096
 """Records in memory at the same time."""
-
-Progress = Callable[[int], object]
-
-
-def from_texts(
-  directory: str | os.PathLike,
-  texts: Iterable[tuple[str, str]],
-  vocabulary: vocabulary_lib.SentencePiece,
-  *,
-  length: int,
-  prefix: str = "",
-  column: str = "inputs",
-  threads: int = 1,
-  facts: Mapping[str, Any] | None = None,
-  progress: Progress | None = None,
-) -> token_cache.Cache:
-  """Caches the tokens of a collection in one pass.
-
-  Args:
-    directory: a folder that does not exist yet.
-    texts: id and text of each record; read once.
-    vocabulary: from `vocabulary.load`.
-    length: tokens of a record, EOS included; longer texts are cut.
-    prefix: stands before each text.
-    column: the name of the tokens; the ids are the names "ids".
-    threads: that tokenise at once; changes the speed only.
-    facts: noted in the manifest, with the prefix and the share of texts that
-      were cut.
-    progress: called with the number of records after each block.
-
-  Returns:
-    The finished cache.
-
-  Raises:
-    ValueError: if the folder exists.
-  """
-  texts, num_cut = iter(texts), 0
-  noted = {**(facts or {}), "prefix": prefix}
-  with token_cache.writing(
-    directory,
-    {column: length},
-    vocab_size=vocabulary.vocab_size,
-    names=["ids"],
-    facts=noted,
-  ) as writer:
-    while chunk := list(itertools.islice(texts, _CHUNK)):
-      ids, bodies = zip(*chunk, strict=True)
-      rows, cut = vocabulary_lib.tokenize_and_count(
-        vocabulary, bodies, length=length, prefix=prefix, threads=threads
-      )
-      writer.append({column: rows}, {"ids": ids})
-      num_cut += cut
-      if progress is not None:
-        progress(len(chunk))
-    noted["share_cut"] = num_cut / max(writer.num_records, 1)
-  return token_cache.load(directory)
 
 
 def from_task(
@@ -85,7 +29,7 @@ def from_task(
   *,
   names: Iterable[str] = ("query_id", "passage_id"),
   facts: Mapping[str, Any] | None = None,
-  progress: Progress | None = None,
+  progress: Callable[[int], object] | None = None,
 ) -> token_cache.Cache:
   """Caches a split of a SeqIO task, in the order of its source.
 

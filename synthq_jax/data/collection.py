@@ -179,15 +179,6 @@ class Collection:
       )
     return self.qrels[split]
 
-  def split_queries(self, split: str) -> tuple[Query, ...]:
-    """Returns the judged queries of a split, in the order of `queries`."""
-    judged = self.judgements(split)
-    return tuple(query for query in self.queries if query.id in judged)
-
-  def document_by_id(self) -> Mapping[str, Document]:
-    """Returns the documents by their id."""
-    return {document.id: document for document in self.documents}
-
   def query_by_id(self) -> Mapping[str, Query]:
     """Returns the queries by their id."""
     return {query.id: query for query in self.queries}

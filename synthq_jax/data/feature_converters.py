@@ -135,7 +135,6 @@ def _classes() -> dict[bool, Any]:
     PACKING_FEATURE_DTYPES = None
 
     def _convert_features(self, ds, task_feature_lengths):
-      """Pads, and renames."""
       ds = self._pack_or_pad(ds, task_feature_lengths)
       passed = self._passthrough_features
       return ds.map(

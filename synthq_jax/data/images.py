@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from synthq_jax import extras
+from synthq_jax import checks, extras
 from synthq_jax.data import beir_sets
 
 __all__ = ["COARSE", "SOURCES", "Images", "load", "pairs", "split"]
@@ -110,8 +110,7 @@ def split(
   Raises:
     ValueError: if the share is out of its range.
   """
-  if not 0 < test_share < 1:
-    raise ValueError(f"expected test_share in (0, 1), got {test_share=}")
+  checks.within("(0, 1)", test_share=test_share)
   rng = np.random.default_rng(seed)
   train, test = [], []
   for label in np.unique(images.labels):

@@ -47,6 +47,7 @@ __all__ = [
   "Question",
   "Story",
   "as_collection",
+  "from_place",
   "genre",
   "read",
   "read_splits",
@@ -127,9 +128,22 @@ def read(
   if not name.endswith(".csv") or splits is None:
     raise ValueError(
       f"{path}: expected .json, or .csv with splits, got splits={splits}; give"
-      " a packed file, and for .csv what read_splits returns"
+      " a packed file, and for .csv its lists of stories: newsqa:FILE.csv@LISTS"
     )
   return tuple(_csv_stories(path, splits))
+
+
+def from_place(place: str) -> tuple[Story, ...]:
+  """Reads what a source names.
+
+  Args:
+    place: "FILE.json", or "FILE.csv@LISTS" with the folder of `read_splits`.
+
+  Raises:
+    ValueError: as `read` and `read_splits`.
+  """
+  path, _, lists = place.partition("@")
+  return read(path, read_splits(lists) if lists else None)
 
 
 def as_collection(stories: Iterable[Story]) -> collection.Collection:

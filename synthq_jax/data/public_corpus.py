@@ -112,7 +112,6 @@ class _Shard:
 
 
 def _shards(name: str, split: str) -> list[Part]:
-  """Returns the shards of a split that is there and holds texts."""
   builder = _builder(name)
   if split not in builder.info.splits:
     there = sorted(builder.info.splits)

@@ -31,7 +31,8 @@ class Kind:
   """How the sources of one kind are named, read and digested.
 
   Attributes:
-    form: how a setting names them, e.g. "beir:DIR"; "@" parts the place in two.
+    form: how a setting names them, e.g. "beir:DIR"; "@" parts the place in
+      two, of which "[@" leaves the second out.
     read: reads one; documents in files stay there.
     digest: returns what the content of one depends on.
     from_pairs: whether its documents are those that somebody asked about, so
@@ -46,9 +47,9 @@ class Kind:
   def fits(self, place: str) -> bool:
     """Returns whether a place has the parts that the form asks for."""
     asked = self.form.partition(":")[2]
-    return (
-      all(place.partition("@")) if "@" in asked else bool(asked) == bool(place)
-    )
+    if "@" in asked and ("[@" not in asked or "@" in place):
+      return all(place.partition("@"))
+    return bool(asked) == bool(place)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,9 @@ class Source:
     """
     if self.kind == "ir_datasets":
       return self.place
-    place = self.place.partition("@")[0] if self.kind == "log" else self.place
+    place = self.place
+    if self.kind in ("log", "newsqa"):
+      place = place.partition("@")[0]
     return pathlib.Path(place or self.kind).name
 
   def read(self) -> collection.Collection:
@@ -258,9 +261,11 @@ KINDS: dict[str, Kind] = {
     from_pairs=True,
   ),
   "newsqa": Kind(
-    form="newsqa:FILE",
-    read=lambda source: newsqa.as_collection(newsqa.read(source.place)),
-    digest=_of_files,
+    form="newsqa:FILE[@LISTS]",
+    read=lambda source: newsqa.as_collection(newsqa.from_place(source.place)),
+    digest=lambda source: " ".join(
+      _of_files(source, part) for part in source.place.split("@")
+    ),
     from_pairs=True,
   ),
   "ir_datasets": Kind(

@@ -164,9 +164,10 @@ def where_none(
   [(name, judged)] = data.qrels.items()
   side_of = _sides(fractions, seed)
   sides: dict[str, collection.Qrels] = {side: {} for side in fractions}
-  for query in data.split_queries(name):
-    side = side_of(" ".join(sorted(token_set(query.text))))
-    sides[side][query.id] = judged[query.id]
+  for query in data.queries:
+    if query.id in judged:
+      side = side_of(" ".join(sorted(token_set(query.text))))
+      sides[side][query.id] = judged[query.id]
   shares = ", ".join(f"{side} {share:.0%}" for side, share in fractions.items())
   print(
     f"synthq: note: all judgements are of one split, {name!r}: queries are"

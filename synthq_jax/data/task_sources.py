@@ -74,12 +74,10 @@ class Tfds:
       """Says how a set is prepared; SeqIO alone would find no splits."""
 
       def get_dataset(self, *args: Any, **kwargs: Any) -> Any:
-        """Reads rows of a prepared set."""
         beir_sets.builder(config.name, config.data_dir)
         return super().get_dataset(*args, **kwargs)
 
       def list_shards(self, split: str) -> Any:
-        """Lists the files of a prepared set."""
         beir_sets.builder(config.name, config.data_dir)
         return super().list_shards(split)
 
@@ -96,7 +94,6 @@ class _Tables:
   negatives: str = ""
 
   def data_source(self, *, negatives: bool = False) -> "seqio.DataSource":
-    """Returns the rows as SeqIO reads them."""
     if negatives and not self.negatives:
       raise _no_negatives(self)
     splits, read = self._reader()
@@ -245,7 +242,6 @@ def _row(
   grade: float = -1.0,
   negative: str = "",
 ) -> dict[str, Any]:
-  """Returns a row; what is missing is empty, as TFDS has it."""
   title = document.title if document else ""
   return {
     "query_id": query.id if query else "",

@@ -98,7 +98,6 @@ def load(folder: str | os.PathLike) -> WordPiece:
 
 
 def _from_pieces(tokenizers: Any, path: pathlib.Path) -> Any:
-  """Builds a tokenizer as BERT's authors did, lower case where asked for."""
   settings = path.with_name("tokenizer_config.json")
   fields = json.loads(settings.read_text()) if settings.is_file() else {}
   model = tokenizers.models.WordPiece.from_file(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 
 __all__ = ["Aggregation", "Mean", "Sum", "Total"]
@@ -150,15 +150,8 @@ class Sum:
 
   def __post_init__(self):
     """Refuses numbers that are not above 0."""
-    if not (self.denominator > 0 and math.isfinite(self.denominator)):
-      raise ValueError(
-        "expected Sum.denominator > 0 and finite, got denominator="
-        f"{self.denominator}"
-      )
-    if not self.l2_clip_norm > 0:
-      raise ValueError(
-        f"expected Sum.l2_clip_norm > 0, got l2_clip_norm={self.l2_clip_norm}"
-      )
+    checks.within("(0, inf)", denominator=self.denominator)
+    checks.within("(0, inf]", l2_clip_norm=self.l2_clip_norm)
 
   @property
   def takes_weights(self) -> bool:

@@ -31,8 +31,8 @@ SENTENCE = "sentence"
 class Encoders:
   """How questions and sentences become unit vectors.
 
-  Parameters are a dict of two encoders, "query" and "sentence". `queries` and
-  `sentences` are for traced code and differentiation; `encode_queries` and
+  Parameters are a dict of two encoders, "query" and "sentence". `encode` is for
+  traced code and differentiation; `encode_queries` and
   `encode_sentences` are for a whole collection on the host.
 
   Attributes:
@@ -68,33 +68,23 @@ class Encoders:
     tower = jax.tree.map(jnp.asarray, dual_encoder.encoder_params(params))
     return {QUERY: tower, SENTENCE: tower}
 
-  def queries(
-    self, params: typing.Params, tokens: Int[Array, "query length"]
-  ) -> Float[Array, "query dim"]:
-    """Encodes questions.
+  def encode(
+    self,
+    params: typing.Params,
+    part: str,
+    tokens: Int[Array, "text length"],
+  ) -> Float[Array, "text dim"]:
+    """Encodes texts, inside of traced code.
 
     Args:
-      params: from `init`.
+      params: from `init`; that of `part` will do.
+      part: `QUERY` or `SENTENCE`.
       tokens: tokens, 0 = padding at the end of a row.
 
     Returns:
       Unit vectors, float32; 0 for a row that is all padding.
     """
-    return self.tower(QUERY).encode(params[QUERY], tokens)
-
-  def sentences(
-    self, params: typing.Params, tokens: Int[Array, "sentence length"]
-  ) -> Float[Array, "sentence dim"]:
-    """Encodes sentences.
-
-    Args:
-      params: from `init`.
-      tokens: tokens, 0 = padding at the end of a row.
-
-    Returns:
-      Unit vectors, float32; 0 for a row that is all padding.
-    """
-    return self.tower(SENTENCE).encode(params[SENTENCE], tokens)
+    return self.tower(part).encode(params[part], tokens)
 
   def encode_queries(
     self,
@@ -111,7 +101,7 @@ class Encoders:
       batch_size: changes speed and memory only.
 
     Returns:
-      What `queries` returns, on the host, up to rounding.
+      What `encode` returns, on the host, up to rounding.
     """
     return encode.encode(
       params[QUERY], self.tower(QUERY), tokens, batch_size=batch_size
@@ -134,7 +124,7 @@ class Encoders:
       batch_size: changes speed and memory only.
 
     Returns:
-      What `sentences` returns, on the host, up to rounding.
+      What `encode` returns, on the host, up to rounding.
     """
     distinct, places = np.unique(
       clients.first_equal(tokens), return_inverse=True

@@ -38,14 +38,12 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from synthq_jax import checks
 from synthq_jax.federated import clients, messages
-from synthq_jax.federated.messages import Party, Promise
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import index
 
 __all__ = [
-  "COLLECTION_UNIT",
-  "QUESTION_UNIT",
   "SAME_AS",
   "Everyone",
   "Exchange",
@@ -53,18 +51,12 @@ __all__ = [
   "FedNegative",
   "Negatives",
   "Partners",
-  "Party",
-  "Promise",
   "PublicCorpus",
   "RandomPartners",
   "SharedOnce",
   "Traffic",
   "over_rounds",
 ]
-
-COLLECTION_UNIT = messages.COLLECTION_UNIT
-QUESTION_UNIT = messages.QUESTION_UNIT
-
 
 SAME_AS = 0.95
 """Cosine to a known answer from which on a sentence counts as that answer.
@@ -96,7 +88,7 @@ class Exchanged:
 
   negatives: Mapping[str, Negatives]
   traffic: Mapping[str, Traffic]
-  promises: Mapping[str, Promise]
+  promises: Mapping[str, messages.Promise]
 
 
 class Exchange(Protocol):
@@ -104,7 +96,7 @@ class Exchange(Protocol):
 
   def negatives(
     self,
-    parties: Sequence[Party],
+    parties: Sequence[messages.Party],
     *,
     round_number: int,
     key: Key[Array, ""],
@@ -151,10 +143,7 @@ class RandomPartners:
   """Public."""
 
   def __post_init__(self):
-    if self.count < 0:
-      raise ValueError(
-        f"RandomPartners.count must be at least 0, got {self.count}"
-      )
+    checks.at_least(0, count=self.count)
 
   def choose(self, asking, names, round_number):
     others = [name for name in names if name != asking]
@@ -235,7 +224,7 @@ class FedNegative:
     return messages.pack(vectors, rows.reshape(at.shape).astype(np.int32))
 
   def _read(
-    self, party: Party, places: np.ndarray, replies: Sequence[bytes]
+    self, party: messages.Party, places: np.ndarray, replies: Sequence[bytes]
   ) -> Negatives:
     """Joins what the partners have sent, row by row of the message."""
     vectors = [np.zeros((0, party.sentences.shape[1]), np.float32)]
@@ -254,12 +243,12 @@ class FedNegative:
 
   def _promise(
     self,
-    party: Party,
+    party: messages.Party,
     questions: statement.PrivacyStatement,
     asked: Mapping[str, Sequence[str]],
-  ) -> Promise:
+  ) -> messages.Promise:
     """States what left: nothing of who asked nobody, or was not asked."""
-    collection = statement.none(unit=COLLECTION_UNIT)
+    collection = statement.none(unit=messages.COLLECTION_UNIT)
     if any(party.name in others for others in asked.values()):
       if self.collections_are_public:
         collection = statement.inherit(
@@ -269,11 +258,11 @@ class FedNegative:
       else:
         collection = statement.non_private(
           "Vectors of the collection's sentences were sent as they are.",
-          unit=COLLECTION_UNIT,
+          unit=messages.COLLECTION_UNIT,
         )
     if not asked[party.name]:
-      questions = statement.none(unit=QUESTION_UNIT)
-    return Promise(questions=questions, collection=collection)
+      questions = statement.none(unit=messages.QUESTION_UNIT)
+    return messages.Promise(questions=questions, collection=collection)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -355,7 +344,7 @@ class SharedOnce:
       },
     )
 
-  def _pool(self, party: Party, others: Sequence[str]) -> np.ndarray:
+  def _pool(self, party: messages.Party, others: Sequence[str]) -> np.ndarray:
     """Returns what a client has received, in the order of its partners."""
     nothing = np.zeros((0, party.queries.shape[1]), np.float32)
     return np.concatenate(
@@ -363,7 +352,7 @@ class SharedOnce:
     )
 
 
-def over_rounds(promises: Sequence[Promise]) -> Promise:
+def over_rounds(promises: Sequence[messages.Promise]) -> messages.Promise:
   """Adds up what is promised about one client in several rounds.
 
   Formal guarantee: that of `statement.compose` for questions and for the
@@ -376,7 +365,7 @@ def over_rounds(promises: Sequence[Promise]) -> Promise:
   Returns:
     One promise.
   """
-  return Promise(
+  return messages.Promise(
     questions=statement.compose([one.questions for one in promises]),
     collection=statement.compose([one.collection for one in promises]),
   )
@@ -392,7 +381,7 @@ def _own_key(
   return key
 
 
-def _by_name(parties: Sequence[Party]) -> dict[str, Party]:
+def _by_name(parties: Sequence[messages.Party]) -> dict[str, messages.Party]:
   """Returns the clients by name, in order; refuses two of one name."""
   found = {party.name: party for party in parties}
   if len(found) < len(parties):
@@ -404,7 +393,7 @@ def _by_name(parties: Sequence[Party]) -> dict[str, Party]:
 
 
 def _searched(
-  party: Party,
+  party: messages.Party,
   vectors: Float[np.ndarray, "vector dim"],
   top: int,
   same_as: float,
@@ -422,7 +411,7 @@ def _searched(
 
 
 def _without_answers(
-  found: Negatives, party: Party, same_as: float
+  found: Negatives, party: messages.Party, same_as: float
 ) -> Negatives:
   """Drops, for each question, what is too similar to one of its answers."""
   rows = found.rows.copy()

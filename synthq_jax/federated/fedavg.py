@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.federated import aggregation as aggregation_lib
 from synthq_jax.federated import local_training
 from synthq_jax.training import mesh as mesh_lib
@@ -115,8 +115,7 @@ def fedavg(
     McMahan et al. (2017), arXiv:1602.05629. Reddi et al. (2021),
     arXiv:2003.00295, algorithm 1.
   """
-  if clients_at_once < 1:
-    raise ValueError(f"expected 1 or more clients at once, {clients_at_once=}")
+  checks.at_least(1, clients_at_once=clients_at_once)
   _check_mesh(mesh)
   aggregation = aggregation_lib.Mean() if aggregation is None else aggregation
 
@@ -218,8 +217,6 @@ def _train(
   chunk: Cohort,
   key: jax.Array,
 ) -> aggregation_lib.Total:
-  """Trains a chunk's clients; returns their totals, [client, ...] each."""
-
   def one(client: Cohort) -> aggregation_lib.Total:
     own_key = client_key(key, state.round, client.ids)
     model = update(state.params, client.batches, own_key)

@@ -41,6 +41,9 @@ __all__ = [
   "write",
 ]
 
+_PROMPT = "write_sentence: "
+_LENGTH = 48  # tokens of a sentence, EOS included; longer ones are cut
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -81,8 +84,6 @@ def from_collection(
   key: Key[Array, ""],
   batch_seed: Sequence[int],
   directory: str | os.PathLike,
-  prompt: str = "write_sentence: ",
-  max_length: int = 48,
 ) -> Generated:
   """Fine-tunes on one sentence of every passage of a client, and writes.
 
@@ -104,8 +105,6 @@ def from_collection(
     key: secret of the client, for this call alone.
     batch_seed: secret seed of the sampling.
     directory: private; see `fine_tune`.
-    prompt: public.
-    max_length: tokens of a sentence, EOS included; longer ones are cut.
 
   Returns:
     What `messages.sentences` shares.
@@ -113,10 +112,10 @@ def from_collection(
   drawn = one_per_unit(client.passages, client.passage_ids, seed=0)
   records = {
     "inputs": vocabulary_lib.tokenize(
-      vocabulary, [prompt] * len(drawn), length=16
+      vocabulary, [_PROMPT] * len(drawn), length=16
     ),
     "targets": vocabulary_lib.tokenize(
-      vocabulary, [client.sentences[i] for i in drawn], length=max_length
+      vocabulary, [client.sentences[i] for i in drawn], length=_LENGTH
     ),
   }
   made = claim(settings, num_records=len(drawn), unit=messages.COLLECTION_UNIT)
@@ -131,7 +130,7 @@ def from_collection(
     config,
     np.repeat(records["inputs"][:1], count, axis=0),
     key=writing_key,
-    max_length=max_length,
+    max_length=_LENGTH,
     forbidden=(2, *range(first_extra, config.vocab_size)),
   )
   texts = (
@@ -217,7 +216,6 @@ def fine_tune(
   key: Key[Array, ""],
   batch_seed: Sequence[int],
   directory: str | os.PathLike,
-  loop_settings: loop.Settings | None = None,
 ) -> typing.Params:
   """Fine-tunes a public T5 on a client's records.
 
@@ -240,7 +238,6 @@ def fine_tune(
     batch_seed: secret, of the sampling.
     directory: for states of unfinished training and for metrics, each training
       in a folder of its own.
-    loop_settings: saving and reporting.
 
   Returns:
     The parameters of the generator, which may be published.
@@ -285,7 +282,7 @@ def fine_tune(
     directory=os.path.join(own, "state"),
     metrics_path=os.path.join(own, "metrics.jsonl"),
     description="generator of sentences",
-    settings=loop_settings or loop.Settings(progress=False),
+    settings=loop.Settings(progress=False),
   )
   return t5_checkpoints.unflatten(trained)
 
@@ -311,9 +308,8 @@ def write(
   prompts: Int[np.ndarray, "prompt length"],
   *,
   key: Key[Array, ""],
-  sampler: decoding.Sampler = decoding.Nucleus(p=0.9),  # noqa: B008
-  max_length: int = 48,
-  forbidden: Sequence[int] = (),
+  max_length: int,
+  forbidden: Sequence[int],
 ) -> Int[np.ndarray, "sentence length"]:
   """Samples a sentence for each public prompt.
 
@@ -326,7 +322,6 @@ def write(
     prompts: public, 0 = padding at the end of a row; equal ones get different
       sentences.
     key: for this and nothing else.
-    sampler: how tokens are drawn.
     max_length: tokens of a sentence, EOS included.
     forbidden: tokens that no sentence may hold, such as sentinels.
 
@@ -339,7 +334,7 @@ def write(
     prompts,
     ids=[str(number) for number in range(len(prompts))],
     key=key,
-    sampler=sampler,
+    sampler=decoding.Nucleus(p=0.9),
     max_length=max_length,
     forbidden=forbidden,
   ).reshape(-1, max_length)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 
 __all__ = ["Batches", "ClientUpdate", "local_training", "step"]
 
@@ -85,8 +85,7 @@ def local_training(
   Raises:
     ValueError: if `epochs` is below 1.
   """
-  if epochs < 1:
-    raise ValueError(f"expected epochs of 1 or more, got {epochs=}")
+  checks.at_least(1, epochs=epochs)
   train = step(loss_fn, optimizer)
 
   def update(

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.federated import clients
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.retrieval import bm25, index
@@ -87,7 +87,6 @@ def bm25_negatives(
   n: int,
   split: str = "train",
   epochs: int = 1,
-  config: bm25.BM25 | None = None,
 ) -> Int[np.ndarray, "epoch question n"]:
   """Takes the best sentences of BM25 that are no answers.
 
@@ -96,7 +95,6 @@ def bm25_negatives(
     n: negatives of a question; fewer where fewer share a word with it.
     split: whose questions.
     epochs: tables, all the same.
-    config: how words are read and weighed.
 
   Returns:
     The tables, in each row the best first.
@@ -111,7 +109,7 @@ def bm25_negatives(
     [positions.setdefault(x, at) for at, x in enumerate(client.sentences)]
   )
   excluded = _excluded(same, questions.answers)
-  searched = (config or bm25.BM25()).build(
+  searched = bm25.BM25().build(
     [str(at) for at in positions.values()], list(positions)
   )
   found = np.full((len(excluded), n), -1, np.int32)
@@ -307,7 +305,5 @@ def _excluded(
 
 
 def _check(n: int, epochs: int) -> None:
-  if n < 0 or epochs < 1:
-    raise ValueError(
-      f"expected n >= 0 negatives and epochs >= 1, got {n=}, {epochs=}"
-    )
+  checks.at_least(0, n=n)
+  checks.at_least(1, epochs=epochs)

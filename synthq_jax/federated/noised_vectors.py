@@ -36,6 +36,7 @@ L2_SENSITIVITY = 1.0
 LEAST_NOISE = 0.05
 """Below this noise multiplier nothing is claimed: one release would have an
 epsilon of 270, which protects nobody and takes the accountant minutes."""
+_ITERATIONS = 10  # of k-means
 
 
 class Rows(NamedTuple):
@@ -140,11 +141,7 @@ def cells(
 
 
 def centres(
-  vectors: Float[np.ndarray, "vector dim"],
-  count: int,
-  *,
-  seed: int,
-  iterations: int = 10,
+  vectors: Float[np.ndarray, "vector dim"], count: int, *, seed: int
 ) -> Float[np.ndarray, "cell dim"]:
   """Chooses centres of cells by k-means on the sphere.
 
@@ -155,7 +152,6 @@ def centres(
     vectors: of public texts, unit vectors.
     count: how many centres, at most as many as vectors.
     seed: of the vectors to begin with; public.
-    iterations: of Lloyd's algorithm.
 
   Returns:
     Unit vectors, float32. A centre that nothing is near to stays where it is.
@@ -170,7 +166,7 @@ def centres(
     )
   rng = np.random.default_rng(seed)
   found = unit(vectors[np.sort(rng.permutation(len(vectors))[:count])])
-  for _ in range(iterations):
+  for _ in range(_ITERATIONS):
     total = np.zeros(found.shape)
     np.add.at(total, nearest(vectors, found), vectors.astype(np.float64))
     moved = np.any(total != 0, axis=1)

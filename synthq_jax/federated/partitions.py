@@ -207,7 +207,6 @@ def _deal(
 def _draw(
   shares: np.ndarray, left: np.ndarray, size: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Returns how many of each label a client takes, shape [label]."""
   taken = np.zeros_like(left)
   while (missing := size - taken.sum()) > 0:
     open_ = taken < left

@@ -33,6 +33,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from synthq_jax import checks
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import newsqa
 
@@ -397,10 +398,7 @@ def sentence_spans(
   Raises:
     ValueError: if max_words < 1.
   """
-  if max_words < 1:
-    raise ValueError(
-      f"expected max_words >= 1, got max_words={max_words}; raise it"
-    )
+  checks.at_least(1, max_words=max_words)
   found, start = [], 0
   for match in _END.finditer(text):
     if _ends(text, start, match):

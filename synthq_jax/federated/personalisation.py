@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.federated import (
   clients,
   exchange,
@@ -65,20 +65,17 @@ class Settings:
 
   def __post_init__(self):
     """Refuses what is out of range."""
-    least = dict.fromkeys(
-      ("epochs", "batch_size", "search_every", "patience"), 1
+    checks.at_least(
+      1,
+      epochs=self.epochs,
+      batch_size=self.batch_size,
+      search_every=self.search_every,
+      patience=1 if self.patience is None else self.patience,
     )
-    for name, limit in (least | {"num_negatives": 0}).items():
-      value = getattr(self, name)
-      if value is not None and value < limit:
-        raise ValueError(
-          f"Settings.{name} must be at least {limit}, got {value}"
-        )
-    if not (self.temperature > 0 and self.learning_rate > 0):
-      raise ValueError(
-        "Settings.temperature and learning_rate must be positive, got"
-        f" {self.temperature} and {self.learning_rate}"
-      )
+    checks.at_least(0, num_negatives=self.num_negatives)
+    checks.within(
+      "(0, inf]", temperature=self.temperature, learning_rate=self.learning_rate
+    )
 
 
 class Customised(NamedTuple):
@@ -188,7 +185,6 @@ class _Watch:
     self._patience = patience if len(tokens.answers.get("dev", ())) else None
 
   def look(self, tower: typing.Params, epoch: int) -> bool:
-    """Scores a tower; returns whether it is time to stop."""
     if self._patience is None:
       return False
     queries = self._encoders.encode_queries(
@@ -239,7 +235,9 @@ def _encode_and_search(
   encoders: encoders_lib.Encoders,
   num_negatives: int,
 ) -> Int[Array, "question found"]:
-  queries = encoders.queries({encoders_lib.QUERY: tower}, questions)
+  queries = encoders.encode(
+    {encoders_lib.QUERY: tower}, encoders_lib.QUERY, questions
+  )
   scores = queries @ collection.vectors.T
   return search(scores, answers, collection, num_negatives)
 
@@ -257,11 +255,11 @@ def _step(
   encoders: encoders_lib.Encoders,
   num_negatives: int | None,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
-  """Takes one step of the query tower."""
-
   def losses(tower: typing.Params, batch: Any, key: None) -> Array:
     del key
-    queries = encoders.queries({encoders_lib.QUERY: tower}, batch["questions"])
+    queries = encoders.encode(
+      {encoders_lib.QUERY: tower}, encoders_lib.QUERY, batch["questions"]
+    )
     return _losses(
       queries, batch, collection, extra_vectors,
       num_negatives=num_negatives, temperature=temperature,

@@ -33,27 +33,24 @@ def records(
   tokens: clients.Tokens,
   table: Int[np.ndarray, "question n"],
   collection: Int[np.ndarray, "sentence length"],
-  *,
-  split: str = "train",
 ) -> dict[str, np.ndarray]:
-  """Returns a row for each of a client's questions.
+  """Returns a row for each of a client's train questions.
 
   Args:
     tokens: of the client.
     table: of negatives; -1 for none.
     collection: tokens of the sentences that `table` counts: the public corpus,
       or the client's own.
-    split: whose questions.
 
   Returns:
     "questions" [question, length], "answers" [question, longer], "negatives"
     [question, n, longer].
   """
-  answers = [of_question[0] for of_question in tokens.answers[split]]
+  answers = [of_question[0] for of_question in tokens.answers["train"]]
   negatives = collection[table]
   negatives[table < 0] = 0
   return {
-    "questions": tokens.questions[split],
+    "questions": tokens.questions["train"],
     "answers": tokens.sentences[np.array(answers, np.int32)],
     "negatives": negatives,
   }
@@ -94,9 +91,11 @@ def clipped_grad(
       [batch["answers"][:, None], batch["negatives"]], axis=1
     )
     size, columns, length = shown.shape
-    sentences = encoders.sentences(params, shown.reshape(-1, length))
+    sentences = encoders.encode(
+      params, encoders_lib.SENTENCE, shown.reshape(-1, length)
+    )
     sentences = sentences.reshape(size, columns, -1)
-    questions = encoders.queries(params, batch["questions"])
+    questions = encoders.encode(params, encoders_lib.QUERY, batch["questions"])
     logits = jnp.einsum("qd,qcd->qc", questions, sentences) / temperature
     is_none = jnp.all(shown == 0, axis=2).at[:, 0].set(False)
     total = jax.nn.logsumexp(jnp.where(is_none, -jnp.inf, logits), axis=1)

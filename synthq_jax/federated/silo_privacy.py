@@ -54,12 +54,11 @@ def claim(
     this client's noisy sums alone, so no more is lost by their training: each
     client has its own ledger, and its epsilon is that of its records.
 
-  >>> sampler = sampling.Poisson.with_margin(
-  ...     num_examples=4000, expected_batch_size=64)
-  >>> privacy = claim(sampler=sampler, steps=600, l2_clip_norm=0.1,
-  ...                 noise_multiplier=1.0, delta=1e-4)
-  >>> round(privacy.epsilon, 2)
-  1.97
+  >>> draws = sampling.Poisson(
+  ...     num_examples=9, expected_batch_size=3, max_batch_size=9)
+  >>> own = {"l2_clip_norm": 0.1, "noise_multiplier": 1.0, "negatives": "own"}
+  >>> claim(sampler=draws, steps=60, delta=1e-4, **own).words.unit
+  'question'
 
   Args:
     sampler: draws the train questions of a step.

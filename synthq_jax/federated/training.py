@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.federated import clients, local_training
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.losses import contrastive
@@ -115,8 +115,7 @@ def plan(
       f"expected a table of negatives of {len(answers)} questions, got shape"
       f" {table.shape}; make it with federated.negatives"
     )
-  if batch_size < 1:
-    raise ValueError(f"expected batch_size >= 1, got {batch_size=}")
+  checks.at_least(1, batch_size=batch_size)
   epochs, total, n = table.shape
   per_epoch = -(-total // batch_size)
   rows = np.full((epochs, per_epoch * batch_size), -1, np.int32)
@@ -306,9 +305,12 @@ def loss_fn(
       key=lambda name: int(name.removeprefix(_SENTENCES)),
       reverse=True,  # the widest first, as the slots are counted
     )
-    laid = [encoders.sentences(params, batch[name]) for name in names]
+    laid = [
+      encoders.encode(params, encoders_lib.SENTENCE, batch[name])
+      for name in names
+    ]
     columns = jnp.concatenate(laid)[batch["places"]]  # [column, dim]
-    questions = encoders.queries(params, batch["questions"])
+    questions = encoders.encode(params, encoders_lib.QUERY, batch["questions"])
     return contrastive.softmax(
       questions @ columns.T,
       temperature=temperature,

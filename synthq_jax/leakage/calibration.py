@@ -181,11 +181,10 @@ def grouped_interval(
   counted: Sequence[float],
   groups: Sequence[Hashable],
   *,
-  level: float = 0.95,
   samples: int = 2000,
   seed: int,
 ) -> intervals.Interval:
-  """Returns a share and its bootstrap interval, whole groups drawn.
+  """Returns a share and its 95% bootstrap interval, whole groups drawn.
 
   The share is the sum of `hits` over the sum of `counted`, such as right pairs
   over found ones; both sums vary from draw to draw. Draws that count nothing are
@@ -199,7 +198,6 @@ def grouped_interval(
     hits: what a pair adds above the line, at most what it adds below.
     counted: what it adds below the line, >= 0.
     groups: which belong together, one per pair.
-    level: the level of the interval, in (0, 1).
     samples: how often to draw.
     seed: of NumPy's generator.
 
@@ -207,11 +205,9 @@ def grouped_interval(
     The share and its interval; nan where nothing counts.
 
   Raises:
-    ValueError: if numbers of pairs differ, or `level` or `samples` is out of
-      range.
+    ValueError: if numbers of pairs differ, or `samples` is out of range.
   """
   hits, counted = np.asarray(hits, float), np.asarray(counted, float)
-  checks.within("(0, 1)", level=level)
   checks.at_least(1, samples=samples)
   if not len(hits) == len(counted) == len(groups):
     raise ValueError(
@@ -229,7 +225,7 @@ def grouped_interval(
   even = np.full(len(names), 1 / len(names))
   above, below = sums @ rng.multinomial(len(names), even, size=samples).T
   drawn = above[below > 0] / below[below > 0]
-  low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+  low, high = np.quantile(drawn, [0.025, 0.975])
   value = hits.sum() / counted.sum()
   return intervals.Interval(mean=float(value), low=float(low), high=float(high))
 

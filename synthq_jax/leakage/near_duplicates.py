@@ -29,11 +29,11 @@ from jaxtyping import Bool, Float, Int
 from synthq_jax import checks, extras
 from synthq_jax.leakage import set_search, words
 from synthq_jax.retrieval import index as index_lib
+from synthq_jax.training import progress as progress_lib
 
 with extras.required("run"):
   import datasketch
   import Stemmer
-  import tqdm
 
 __all__ = [
   "Containment",
@@ -159,7 +159,6 @@ class _OfSets:
   _measure = staticmethod(set_search.jaccard)
 
   def __post_init__(self):
-    """Checks the fields."""
     checks.within("(0, 1]", threshold=self.threshold)
     checks.at_least(1, n=getattr(self, "n", 1))
 
@@ -436,7 +435,7 @@ def find(
   targets = list(targets)
   index = detector.index([target.text for target in targets])
   queries = iter(queries)
-  with tqdm.tqdm(unit=" queries", disable=not progress) as bar:
+  with progress_lib.bar("", None, progress, unit=" queries") as bar:
     while texts := list(itertools.islice(queries, chunk)):
       found = index.match([query.text for query in texts])
       for query, target, score in zip(

@@ -84,7 +84,6 @@ class _Rows:
 
 
 def _table(indices, ends, columns: int) -> scipy.sparse.csr_array:
-  """Makes a table of ones from the columns of each row, ascending."""
   shape = (len(ends) - 1, columns)
   ones = np.ones(len(indices), np.int32)
   return scipy.sparse.csr_array((ones, indices, ends), shape=shape)

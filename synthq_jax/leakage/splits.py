@@ -15,8 +15,7 @@ leaks less of itself. Sets of one size and seed share their filler, and of one
 seed a smaller filler begins a larger one: they differ in nothing else.
 
 References:
-  Fröbe, Akiki, Potthast and Hagen, "How Train-Test Leakage Affects Zero-shot
-  Retrieval", SPIRE 2022, arXiv:2206.14759.
+  Fröbe et al., SPIRE 2022, as in `leakage.study`.
 """
 
 import dataclasses
@@ -397,7 +396,6 @@ def _digest(instances: Iterable[Instance], documents: Mapping[str, str]) -> str:
 
 
 def _shuffled(items: Sequence[str], seed: int, *key: str) -> list[str]:
-  """Returns the items in an order that depends on seed and key alone."""
   digest = hashlib.sha256("\n".join(key).encode()).digest()
   words = np.frombuffer(digest[:16], np.uint32).tolist()
   order = np.random.default_rng([seed, *words]).permutation(len(items))

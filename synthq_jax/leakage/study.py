@@ -31,7 +31,6 @@ __all__ = [
   "DEPTH",
   "FEWER_IS_BETTER",
   "Chosen",
-  "Comparison",
   "Memory",
   "average",
   "choose_sizes",
@@ -68,30 +67,6 @@ class Chosen:
   def mean(self) -> float:
     """Over all queries."""
     return math.fsum(self.per_query.values()) / len(self.per_query)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-  """One system against another on the same queries.
-
-  Attributes:
-    label: what is compared.
-    difference: mean of the system minus mean of the baseline.
-    low: of the bootstrap interval of the difference, level 1 - alpha, not
-      corrected for the number of tests.
-    high: of that interval.
-    p_value: of the paired t test, two-sided, not corrected.
-    corrected: the p value after Bonferroni's correction.
-    is_significant: whether `corrected` is below alpha.
-  """
-
-  label: str
-  difference: float
-  low: float
-  high: float
-  p_value: float
-  corrected: float
-  is_significant: bool
 
 
 def folds_of(
@@ -172,52 +147,19 @@ def compare(
   *,
   alpha: float = 0.05,
   seed: int = 0,
-) -> tuple[Comparison, ...]:
-  """Tests several systems, each against its baseline, as one family.
-
-  Formal guarantee:
-    If no system differs from its baseline, the chance that any comparison is
-    called significant is at most `alpha`, however the tests depend on each
-    other, as far as the t test holds for so many queries.
+) -> tuple[significance.Comparison, ...]:
+  """Tests several systems whatever the order of their queries.
 
   Args:
-    pairs: label -> values of the system and of its baseline, on one set of
-      queries each. All tests that are made belong here, also those whose
-      outcome nobody reports.
+    pairs: as in `significance.compare`.
     alpha: the level, in (0, 1).
     seed: of the bootstrap.
-
-  Returns:
-    One comparison for each pair, in their order.
-
-  Raises:
-    ValueError: if the queries of a pair differ or are fewer than two.
   """
-  # The bootstrap draws places: they must not depend on the order of a mapping.
-  pairs = {
-    label: tuple(
-      {query: side[query] for query in sorted(side)} for side in pair
-    )
+  ordered = {
+    label: tuple(dict(sorted(side.items())) for side in pair)
     for label, pair in pairs.items()
   }
-  tests = [significance.paired_t_test(*pair) for pair in pairs.values()]
-  corrected = significance.bonferroni([test.p_value for test in tests])
-  rows = zip(pairs.items(), tests, corrected, strict=True)
-  found = []
-  for (label, pair), test, p_value in rows:
-    interval = significance.paired_bootstrap(*pair, level=1 - alpha, seed=seed)
-    found.append(
-      Comparison(
-        label=label,
-        difference=test.mean,
-        low=interval.low,
-        high=interval.high,
-        p_value=test.p_value,
-        corrected=p_value,
-        is_significant=p_value < alpha,
-      )
-    )
-  return tuple(found)
+  return significance.compare(ordered, alpha=alpha, seed=seed)
 
 
 def order(means: Mapping[str, float], measure: str) -> list[str]:

@@ -156,7 +156,7 @@ def character_ngrams(texts: Sequence[str], *, n: int) -> list[set[str]]:
   return sets
 
 
-def relation(query: str, target: str, *, stemmer: str = "english") -> str:
+def relation(query: str, target: str) -> str:
   """Returns how a query relates to a target.
 
   Compared are the sets of stemmed words without the commonest English words of
@@ -172,13 +172,12 @@ def relation(query: str, target: str, *, stemmer: str = "english") -> str:
   Args:
     query: a text.
     target: the text it is compared with.
-    stemmer: a Snowball algorithm, or "" for none.
 
   Returns:
     One of `RELATIONS`.
   """
   own, other = stem_sets(
-    [query, target], stemmer=stemmer, ignored=FUNCTION_WORDS
+    [query, target], stemmer="english", ignored=FUNCTION_WORDS
   )
   if own == other and own:
     return "identical"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax.losses import _pairs
+from synthq_jax.losses import pairs
 from synthq_jax.privacy import sensitivity
 
 __all__ = ["Bounded"]
@@ -21,7 +21,7 @@ _SLACK = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bounded:
+class Bounded(pairs.PairLoss):
   """Any loss of similarities, whose sensitivity follows from declared bounds.
 
   The gradient of a coupled loss is the sum of w_ij times the gradient of
@@ -79,23 +79,15 @@ class Bounded:
   hard_negatives: int = 0
   similarity_range: tuple[float, float] = (-1.0, 1.0)
 
+  _sensitivity = staticmethod(sensitivity.bounded)
+
   def __post_init__(self):
     """Refuses bounds that are none."""
-    _pairs.check_declared(2, self.max_batch_size)
-    self.sensitivity(
-      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
-    )
+    pairs.check_declared(2, self.max_batch_size)
+    super().__post_init__()
 
-  def losses(
-    self,
-    similarity: jax.Array,  # [batch, batch * (1 + hard)]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
-  ) -> jax.Array:  # [batch]
-    """Returns each pair's loss; 0 for padding."""
-    _pairs.check_hard_negatives(similarity, self.hard_negatives)
-    _pairs.check_declared(len(similarity), self.max_batch_size)
+  def _losses(self, similarity, is_padding_example, is_duplicate):
+    pairs.check_declared(len(similarity), self.max_batch_size)
     if is_padding_example is None:
       is_padding_example = jnp.zeros(len(similarity), bool)
     if is_duplicate is None:
@@ -108,38 +100,15 @@ class Bounded:
         f"expected losses of shape ({len(similarity)},) of losses_fn, got"
         f" shape={jnp.shape(losses)}: one for each pair"
       )
-    return _pairs.without_padding(losses, is_padding_example)
+    return pairs.without_padding(losses, is_padding_example)
 
-  def weights(
-    self,
-    similarity: jax.Array,  # [batch, batch * (1 + hard)]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
-  ) -> jax.Array:  # [batch, batch * (1 + hard)]
-    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
-
-  def sensitivity(
-    self,
-    *,
-    max_batch_size: float,
-    l2_clip_norm: float,
-    relation: Any,
-    unit: str,
-  ) -> float:
-    """Returns `privacy.sensitivity.bounded` of this loss."""
-    return sensitivity.bounded(
-      max_batch_size=max_batch_size,
-      declared_batch_size=self.max_batch_size,
-      l2_clip_norm=l2_clip_norm,
-      relation=relation,
-      unit=unit,
-      pair=(self.pair_weights, self.others_change),
-      query=None
-      if self.query_weights is None
-      else (self.query_weights, self.query_change),
-    )
+  def _declared(self) -> dict[str, Any]:
+    query = self.query_weights, self.query_change
+    return {
+      "declared_batch_size": self.max_batch_size,
+      "pair": (self.pair_weights, self.others_change),
+      "query": None if self.query_weights is None else query,
+    }
 
   def check(self, *, seed: int = 0) -> None:
     """Refuses bounds that a matrix breaks.
@@ -227,7 +196,7 @@ def _moved(
     padding[order],
     duplicate[order][:, places],
   )
-  columns = _pairs.padding_columns(padding, loss.hard_negatives)
+  columns = pairs.padding_columns(padding, loss.hard_negatives)
   outside = padding[:, None] | columns[None, :]
   return {
     "pair_weights": jnp.sum(jnp.where(own, jnp.abs(before), 0.0)),

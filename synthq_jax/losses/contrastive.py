@@ -12,12 +12,13 @@ and how far one record then moves the sum. `Bounded` makes one of any function.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from synthq_jax.losses import _pairs
+from synthq_jax import checks
+from synthq_jax.losses import pairs
 from synthq_jax.losses.bounded import Bounded
 from synthq_jax.privacy import sensitivity
 
@@ -68,8 +69,8 @@ def softmax(
   References:
     Henderson et al. (2017), arXiv:1705.00652, section 4.3 (in-batch softmax).
   """
-  _pairs.check_temperature(temperature)
-  batch, documents = _pairs.check_shape(similarity)
+  checks.within("(0, inf]", temperature=temperature)
+  batch, documents = pairs.check_shape(similarity)
   dropped = jnp.zeros((batch, documents), bool)
   if is_padding_document is not None:
     dropped |= is_padding_document[None, :]
@@ -84,11 +85,11 @@ def softmax(
   losses = total - jnp.diagonal(logits)  # [batch]
   if weights is not None:
     losses *= weights
-  return _pairs.without_padding(losses, is_padding_example)
+  return pairs.without_padding(losses, is_padding_example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Softmax:
+class Softmax(pairs.PairLoss):
   """The in-batch softmax for gradients of pairs that are clipped.
 
   Unlike in `softmax`, a duplicate stays in its row's denominator, as the
@@ -117,20 +118,9 @@ class Softmax:
   hard_negatives: int = 0
   similarity_range: tuple[float, float] = (-1.0, 1.0)
 
-  def __post_init__(self):
-    self.sensitivity(
-      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
-    )
+  _sensitivity = staticmethod(sensitivity.softmax)
 
-  def losses(
-    self,
-    similarity: jax.Array,  # [batch, batch * (1 + hard)]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
-  ) -> jax.Array:  # [batch]
-    """Returns each pair's loss, of both directions if there are two."""
-    _pairs.check_hard_negatives(similarity, self.hard_negatives)
+  def _losses(self, similarity, is_padding_example, is_duplicate):
     batch = len(similarity)
     if is_duplicate is not None:
       masked = is_duplicate & ~jnp.eye(*similarity.shape, dtype=bool)
@@ -138,7 +128,7 @@ class Softmax:
       similarity = jnp.where(masked, low, similarity)
     columns = None
     if is_padding_example is not None:
-      columns = _pairs.padding_columns(is_padding_example, self.hard_negatives)
+      columns = pairs.padding_columns(is_padding_example, self.hard_negatives)
     loss = functools.partial(
       softmax,
       temperature=self.temperature,
@@ -149,36 +139,9 @@ class Softmax:
       losses += loss(similarity[:, :batch].T)
     return losses
 
-  def weights(
-    self,
-    similarity: jax.Array,  # [batch, batch * (1 + hard)]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
-  ) -> jax.Array:  # [batch, batch * (1 + hard)]
-    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
-
-  def sensitivity(
-    self,
-    *,
-    max_batch_size: float,
-    l2_clip_norm: float,
-    relation: Any,
-    unit: str,
-  ) -> float:
-    """Returns `privacy.sensitivity.softmax` of this loss."""
-    return sensitivity.softmax(
-      max_batch_size=max_batch_size,
-      l2_clip_norm=l2_clip_norm,
-      relation=relation,
-      unit=unit,
-      **dataclasses.asdict(self),
-    )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sigmoid:
+class Sigmoid(pairs.PairLoss):
   """The balanced sigmoid loss, where every pair is a question of its own.
 
   With z = similarity / temperature + bias the loss of row i is softplus(-z_ii)
@@ -212,62 +175,25 @@ class Sigmoid:
   hard_negatives: int = 0
   similarity_range: tuple[float, float] = (-1.0, 1.0)
 
-  def __post_init__(self):
-    _pairs.check_declared(2, self.max_batch_size)
-    self.sensitivity(
-      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
-    )
+  _sensitivity = staticmethod(sensitivity.sigmoid)
 
-  def losses(
-    self,
-    similarity: jax.Array,  # [batch, batch * (1 + hard)]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
-  ) -> jax.Array:  # [batch]
-    """Returns each row's loss; 0 for padding."""
-    _pairs.check_hard_negatives(similarity, self.hard_negatives)
-    _pairs.check_declared(len(similarity), self.max_batch_size)
-    dropped = _pairs.dropped(similarity, is_padding_example, is_duplicate)
+  def __post_init__(self):
+    pairs.check_declared(2, self.max_batch_size)
+    super().__post_init__()
+
+  def _losses(self, similarity, is_padding_example, is_duplicate):
+    pairs.check_declared(len(similarity), self.max_batch_size)
+    dropped = pairs.dropped(similarity, is_padding_example, is_duplicate)
     logits = similarity.astype(jnp.float32) / self.temperature + self.bias
     costs = jnp.where(dropped, 0.0, jax.nn.softplus(logits))
     negatives = self.max_batch_size * (1 + self.hard_negatives) - 1
     losses = jax.nn.softplus(-jnp.diagonal(logits))
     losses += jnp.sum(costs, axis=1) / negatives
-    return _pairs.without_padding(losses, is_padding_example)
-
-  def weights(
-    self,
-    similarity: jax.Array,  # [batch, batch * (1 + hard)]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch * (1 + hard)]
-  ) -> jax.Array:  # [batch, batch * (1 + hard)]
-    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
-
-  def sensitivity(
-    self,
-    *,
-    max_batch_size: float,
-    l2_clip_norm: float,
-    relation: Any,
-    unit: str,
-  ) -> float:
-    """Returns `privacy.sensitivity.sigmoid` of this loss."""
-    fields = dataclasses.asdict(self)
-    return sensitivity.sigmoid(
-      max_batch_size=max_batch_size,
-      l2_clip_norm=l2_clip_norm,
-      relation=relation,
-      unit=unit,
-      declared_batch_size=fields.pop("max_batch_size"),
-      **fields,
-    )
+    return pairs.without_padding(losses, is_padding_example)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spreadout:
+class Spreadout(pairs.PairLoss):
   """The spreadout loss: how far different pairs are from orthogonal.
 
   The loss of row i is the sum of similarity_ij^2 over j != i, divided by n - 1
@@ -291,61 +217,26 @@ class Spreadout:
     Zhang et al. (2017), arXiv:1708.06320 (the second moment of negatives).
   """
 
+  hard_negatives: ClassVar[int] = 0
   max_batch_size: int | None = None
   similarity_range: tuple[float, float] = (-1.0, 1.0)
 
+  _sensitivity = staticmethod(sensitivity.spreadout)
+
   def __post_init__(self):
     if self.max_batch_size is not None:
-      _pairs.check_declared(2, self.max_batch_size)
-    self.sensitivity(
-      max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
-    )
+      pairs.check_declared(2, self.max_batch_size)
+    super().__post_init__()
 
-  def losses(
-    self,
-    similarity: jax.Array,  # [batch, batch]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch]
-  ) -> jax.Array:  # [batch]
-    """Returns each row's loss; 0 for padding, and for one real pair."""
-    _pairs.check_hard_negatives(similarity, 0)
+  def _losses(self, similarity, is_padding_example, is_duplicate):
     n = len(similarity)
     if self.max_batch_size is not None:
-      _pairs.check_declared(n, self.max_batch_size)
+      pairs.check_declared(n, self.max_batch_size)
       n = self.max_batch_size
     elif is_padding_example is not None:
       n = jnp.sum(~is_padding_example)
-    dropped = _pairs.dropped(similarity, is_padding_example, is_duplicate)
+    dropped = pairs.dropped(similarity, is_padding_example, is_duplicate)
     squares = jnp.square(similarity.astype(jnp.float32))
     total = jnp.sum(jnp.where(dropped, 0.0, squares), axis=1)
     losses = total / jnp.maximum(n - 1, 1)
-    return _pairs.without_padding(losses, is_padding_example)
-
-  def weights(
-    self,
-    similarity: jax.Array,  # [batch, batch]
-    *,
-    is_padding_example: jax.Array | None = None,  # [batch]
-    is_duplicate: jax.Array | None = None,  # [batch, batch]
-  ) -> jax.Array:  # [batch, batch]
-    """Returns d sum(losses) / d similarity; see `_pairs.derivative`."""
-    return _pairs.weights(self, similarity, is_padding_example, is_duplicate)
-
-  def sensitivity(
-    self,
-    *,
-    max_batch_size: float,
-    l2_clip_norm: float,
-    relation: Any,
-    unit: str,
-  ) -> float:
-    """Returns `privacy.sensitivity.spreadout` of this loss."""
-    return sensitivity.spreadout(
-      max_batch_size=max_batch_size,
-      l2_clip_norm=l2_clip_norm,
-      relation=relation,
-      unit=unit,
-      declared_batch_size=self.max_batch_size,
-      similarity_range=self.similarity_range,
-    )
+    return pairs.without_padding(losses, is_padding_example)

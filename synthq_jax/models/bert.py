@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import extras, typing
+from synthq_jax import checks, extras, typing
 from synthq_jax.models import dual_encoder
 from synthq_jax.models.checkpoints import tensors
 
@@ -124,21 +124,13 @@ class BertConfig:
   """Labels of the classifier; 0 where there is none."""
 
   def __post_init__(self):
-    for field in _COUNTS:
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"BertConfig.{field} must be at least 1, got {getattr(self, field)}"
-        )
+    checks.at_least(1, **{name: getattr(self, name) for name in _COUNTS})
     if self.emb_dim % self.num_heads:
       raise ValueError(
         "BertConfig.emb_dim must be a multiple of num_heads, got"
         f" emb_dim={self.emb_dim}, num_heads={self.num_heads}"
       )
-    if not 0 <= self.dropout_rate < 1:
-      raise ValueError(
-        "BertConfig.dropout_rate must lie in [0, 1), got"
-        f" dropout_rate={self.dropout_rate}"
-      )
+    checks.within("[0, 1)", dropout_rate=self.dropout_rate)
     if self.activation not in _ACTIVATIONS:
       raise ValueError(
         f"BertConfig.activation knows {', '.join(_ACTIVATIONS)}, got"

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from synthq_jax import checks
+
 __all__ = ["LengthBatch", "bucket", "lengths", "split"]
 
 
@@ -54,8 +56,7 @@ def split(
     raise ValueError(
       f"tokens must have shape [row, length], got shape {tokens.shape}"
     )
-  if batch_size < 1:
-    raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+  checks.at_least(1, batch_size=batch_size)
   full = tokens.shape[1]
   widths = np.array([bucket(length) for length in range(full + 1)])
   widths = np.minimum(widths, max(full, 1))[lengths(tokens)]  # [row]

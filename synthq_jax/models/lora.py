@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from synthq_jax import checks
+
 __all__ = ["LoRA"]
 
 
@@ -40,10 +42,8 @@ class LoRA:
   """Regular expression that the paths of the kernels match in full."""
 
   def __post_init__(self):
-    if self.rank < 1:
-      raise ValueError(f"LoRA.rank must be at least 1, got rank={self.rank}")
-    if not (self.alpha > 0 and math.isfinite(self.alpha)):
-      raise ValueError(f"LoRA.alpha must be above 0, got alpha={self.alpha}")
+    checks.at_least(1, rank=self.rank)
+    checks.within("(0, inf)", alpha=self.alpha)
 
   def init(
     self, params: Mapping[str, Any], key: Key[Array, ""]

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from synthq_jax import checks
+
 __all__ = ["Prompt"]
 
 _EMBEDDING = "token_embedder/embedding"
@@ -35,10 +37,7 @@ class Prompt:
   """Vectors, at most as many as the vocabulary has ids without a piece."""
 
   def __post_init__(self):
-    if self.length < 1:
-      raise ValueError(
-        f"Prompt.length must be at least 1, got length={self.length}"
-      )
+    checks.at_least(1, length=self.length)
 
   def init(
     self, params: Mapping[str, Any], key: Key[Array, ""]

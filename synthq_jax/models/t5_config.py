@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from synthq_jax import checks
+
 __all__ = ["SHAPE", "T5Config", "get", "names"]
 
 _COUNTS = (
@@ -59,16 +61,8 @@ class T5Config:
   """Distances beyond this share a bucket."""
 
   def __post_init__(self):
-    for field in _COUNTS:
-      if getattr(self, field) < 1:
-        raise ValueError(
-          f"T5Config.{field} must be at least 1, got {getattr(self, field)}"
-        )
-    if not 0 <= self.dropout_rate < 1:
-      raise ValueError(
-        "T5Config.dropout_rate must lie in [0, 1), got"
-        f" dropout_rate={self.dropout_rate}"
-      )
+    checks.at_least(1, **{name: getattr(self, name) for name in _COUNTS})
+    checks.within("[0, 1)", dropout_rate=self.dropout_rate)
     unknown = set(self.mlp_activations) - {"relu", "gelu", "linear"}
     if unknown:
       raise ValueError(

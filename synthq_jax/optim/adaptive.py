@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from synthq_jax import checks
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
-from synthq_jax.privacy import _checks
 
 __all__ = ["AdaptiveClip", "AdaptiveClipState"]
 
@@ -87,7 +87,7 @@ class AdaptiveClip:
   def __post_init__(self):
     """Refuses what is out of range, and fills in what is None."""
     low, high = self.range
-    _checks.check_clip_norm(low)
+    checks.clip_norm(low)
     if keys_lib.check("key", self.key):
       raise ValueError(f"expected one key, got keys of shape {self.key.shape}")
     if not low <= self.initial <= high < math.inf:

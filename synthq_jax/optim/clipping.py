@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.optim import auto, independence, strategies
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.bookkeeping import devices, plans
-from synthq_jax.privacy import _checks, sampling
+from synthq_jax.privacy import sampling
 
 __all__ = [
   "Aux",
@@ -165,7 +165,7 @@ class ClippedGrad:
         f" {self.l2_clip_norm}"
       )
     if not isinstance(given, jax.core.Tracer):
-      _checks.check_clip_norm(float(given))
+      checks.clip_norm(float(given))
     return jnp.clip(jnp.asarray(given, jnp.float32), *_CLIP_RANGE)
 
   @functools.cached_property
@@ -356,7 +356,7 @@ def clipped_grad(
       " declare a first one with rescale_to_unit_norm=True, and give each call"
       " its own"
     )
-  _checks.check_clip_norm(l2_clip_norm)
+  checks.clip_norm(l2_clip_norm)
   if strategy != "auto" and strategy not in strategies.STRATEGIES:
     known = ", ".join(["auto", *sorted(strategies.STRATEGIES)])
     raise ValueError(f"expected a strategy among {known}, got {strategy=}")
@@ -522,5 +522,5 @@ def sum_sensitivity(l2_clip_norm: float, relation: Any) -> float:
   Raises:
     ValueError: for any other relation.
   """
-  replaces = _checks.relation_name(relation) == "REPLACE_ONE"
+  replaces = checks.relation(relation) == "REPLACE_ONE"
   return 2.0 * l2_clip_norm if replaces else l2_clip_norm

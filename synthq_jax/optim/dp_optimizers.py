@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from synthq_jax import checks
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import sums
 
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import Number, privatize
-from synthq_jax.privacy import _checks
 
 __all__ = ["adafactor", "dp_adafactor", "dp_adam", "dp_aggregate"]
 
@@ -310,7 +310,7 @@ def dp_aggregate(
       " optax.inject_hyperparams(dp_aggregate, static_args='key')"
     )
   if not isinstance(l2_clip_norm, jax.core.Tracer):
-    _checks.check_clip_norm(l2_clip_norm)
+    checks.clip_norm(l2_clip_norm)
 
   def update_fn(
     updates: optax.Updates,

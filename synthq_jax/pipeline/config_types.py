@@ -13,18 +13,21 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from synthq_jax import checks
+
 __all__ = [
   "at_least",
   "conform",
   "different_names",
   "hints",
   "is_file_name",
+  "label",
   "named_as_folder",
   "nested",
   "one_of",
   "positive",
-  "shares",
   "some_of",
+  "within",
 ]
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -76,13 +79,17 @@ def some_of(config: Any, name: str, known: Sequence[str]) -> None:
     )
 
 
-def shares(config: Any, *names: str) -> None:
-  """Refuses shares of a configuration that are not in (0, 1]."""
+def within(config: Any, interval: str, *names: str) -> None:
+  """Refuses numbers of a configuration outside of an interval.
+
+  Args:
+    config: a dataclass; None passes.
+    interval: as `checks.within` has it, e.g. "(0, 1]".
+    *names: of its fields.
+  """
   for name in names:
-    if not 0 < getattr(config, name) <= 1:
-      raise ValueError(
-        f"{_label(config, name)} must be in (0, 1], got {getattr(config, name)}"
-      )
+    if (value := getattr(config, name)) is not None:
+      checks.within(interval, **{_label(config, name): value})
 
 
 def different_names(config: Any, name: str) -> None:
@@ -118,9 +125,13 @@ def is_file_name(text: str) -> bool:
   return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text))
 
 
+def label(kind: type) -> str:
+  """Returns the name of a configuration in gin files: module.Class."""
+  return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
+
+
 def _label(config: Any, name: str) -> str:
-  kind = type(config)
-  return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}.{name}"
+  return f"{label(type(config))}.{name}"
 
 
 def hints(kind: type) -> dict[str, Any]:

@@ -17,15 +17,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synthq_jax import artifacts, extras
+from synthq_jax import artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.data import files, public_corpus
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.report import tables
-
-with extras.required("run"):
-  import tqdm
+from synthq_jax.training import progress as progress_lib
 
 __all__ = ["run"]
 
@@ -91,7 +89,7 @@ def run(
 def _search(probe, parts, paths, share: tuple[int, int], progress: bool):
   """Searches the parts of a share that were not searched before."""
   first, step = share
-  with tqdm.tqdm(unit=" texts", disable=not progress) as bar:
+  with progress_lib.bar("", None, progress, unit=" texts") as bar:
     for number in range(first, len(parts), step):
       bar.set_description(f"part {number + 1}/{len(parts)}")
       if not paths[number].is_file():
@@ -158,7 +156,6 @@ class _Documents(Sequence[str]):
 
 
 def _table(corpus: str, found: overlap_lib.Overlap) -> str:
-  """Says what was found."""
   config = found.config
   size = f"{config.ngram}-grams"
   shares = {

@@ -228,7 +228,6 @@ def find(
 
 
 def _written(pairs: Iterable, stream) -> Iterator:
-  """Writes matches while they pass."""
   for target, match in pairs:
     line = dataclasses.asdict(match)
     if target.collection:

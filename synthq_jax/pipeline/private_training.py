@@ -11,10 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dp_accounting
+import jax
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.data import sources
-from synthq_jax.pipeline import _fingerprints, _release, results, workspace
+from synthq_jax.pipeline import (
+  config_types,
+  fingerprints,
+  results,
+  workspace,
+)
+from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, terms
 from synthq_jax.privacy import statement as statement_lib
@@ -22,8 +30,9 @@ from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
   "LEDGER",
+  "Config",
   "Settings",
-  "check",
+  "of_task",
   "remove_state",
   "sampler",
   "state_directory",
@@ -40,6 +49,84 @@ _FROM_PAIRS = (
   "That a document of the collection was asked about: this collection was read"
   " from the queries' own documents."
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What every stage that trains with privacy is set by; every value is public."""
+
+  delta: float | None = None
+  """Target; None: 1 / (2n)."""
+  clip_norm: float = 0.1
+  """L2 clip norm of a record's gradient, or of whatever else is clipped."""
+  batch_size: int = 512
+  """Expected records of a batch."""
+  steps: int = 100
+  """Optimizer steps."""
+  optimizer: str = "dp_adam"
+  """"dp_adam" or "dp_adafactor"."""
+  learning_rate: float = 1e-3
+  """Peak; warm-up over a tenth of the steps, then linear decay."""
+  trained: str = ".*"
+  """Regular expression that the paths of trained parameters match in
+  full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
+  the square root of their number, whatever a record can say."""
+  microbatch_size: int | None = None
+  """Records processed at once, to save memory; None: the whole batch. It rounds
+  up the padded batch, so it is part of what is accounted."""
+  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
+  """Saving and reporting."""
+
+  def __post_init__(self):
+    """Refuses values out of range."""
+    config_types.positive(self, "clip_norm", "learning_rate", "delta")
+    config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
+    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
+
+  def training(self, **fields: Any) -> "Settings":
+    """Returns the settings of a training.
+
+    Args:
+      **fields: of `Settings`: epsilon, mechanism, and others that differ.
+    """
+    return Settings(
+      delta=self.delta,
+      batch_size=self.batch_size,
+      multiple_of=self.microbatch_size or 8,
+      steps=self.steps,
+      optimizer=self.optimizer,
+      learning_rate=self.learning_rate,
+      **fields,
+    )
+
+  def check(self, num_examples: int, *, noise_bands: int = 1) -> None:
+    """Refuses what the accountant will refuse, before anything was trained.
+
+    Args:
+      num_examples: n, the number of private train queries.
+      noise_bands: of correlated noise; batches come from n / noise_bands queries.
+
+    Raises:
+      ValueError: if the batch is larger than the data, or delta is 1 / n or more.
+    """
+    name = config_types.label(type(self))
+    if noise_bands > 1 and self.batch_size * noise_bands > num_examples:
+      raise ValueError(
+        f"{name}.batch_size x noise_bands must be at most {num_examples:,}, the"
+        f" number of private train queries, got {self.batch_size} x"
+        f" {noise_bands}: take smaller ones"
+      )
+    if self.batch_size > num_examples:
+      raise ValueError(
+        f"{name}.batch_size must be at most {num_examples:,}, the number of"
+        f" private train queries, got {self.batch_size}: take a smaller one"
+      )
+    if self.delta is not None and not 0 < self.delta < 1 / num_examples:
+      raise ValueError(
+        f"{name}.delta must be above 0 and below 1/n = {1 / num_examples:.3g}"
+        f" (n private train queries), got {self.delta}: a larger one allows a"
+        " query to be published; leave DELTA out for 1/(2n)"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,45 +167,6 @@ class Settings:
   """Further sentences about what the claim says nothing about."""
 
 
-def check(
-  name: str,
-  *,
-  batch_size: int,
-  delta: float | None,
-  num_examples: int,
-  noise_bands: int = 1,
-) -> None:
-  """Refuses what the accountant will refuse, before anything was trained.
-
-  Args:
-    name: of the configuration, e.g. "finetune_dp.Config".
-    batch_size: expected records of a Poisson batch.
-    delta: target; None: 1 / (2n).
-    num_examples: n, the number of private train queries.
-    noise_bands: of correlated noise; batches come from n / noise_bands queries.
-
-  Raises:
-    ValueError: if the batch is larger than the data, or delta is 1 / n or more.
-  """
-  if noise_bands > 1 and batch_size * noise_bands > num_examples:
-    raise ValueError(
-      f"{name}.batch_size x noise_bands must be at most {num_examples:,}, the"
-      f" number of private train queries, got {batch_size} x {noise_bands}: take"
-      " smaller ones"
-    )
-  if batch_size > num_examples:
-    raise ValueError(
-      f"{name}.batch_size must be at most {num_examples:,}, the number of"
-      f" private train queries, got {batch_size}: take a smaller one"
-    )
-  if delta is not None and not 0 < delta < 1 / num_examples:
-    raise ValueError(
-      f"{name}.delta must be above 0 and below 1/n = {1 / num_examples:.3g}"
-      f" (n private train queries), got {delta}: a larger one allows a query to"
-      " be published; leave DELTA out for 1/(2n)"
-    )
-
-
 def state_directory(
   space: workspace.Workspace, stage: str, digest: str
 ) -> pathlib.Path:
@@ -128,7 +176,7 @@ def state_directory(
 
 def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
   """Removes the states of a stage whose result is saved."""
-  _release.remove(state_directory(space, stage, digest))
+  release_lib.remove(state_directory(space, stage, digest))
 
 
 def train(
@@ -152,7 +200,7 @@ def train(
   """Calibrates, enters the release into the ledger, trains.
 
   Formal guarantee: that of the statement, for the parameters; and that of
-  `_release.start` for all trainings of the working directory together: a
+  `release.start` for all trainings of the working directory together: a
   training that is made again, whatever it shares with the first one, is another
   release, with batches and noise of its own and a line of its own in the ledger.
 
@@ -196,12 +244,12 @@ def train(
       f"{stage} noise multiplier", find
     ),
   )
-  release = _release.start(
+  release = release_lib.start(
     space,
     stage,
     digest,
     directory=state_directory(space, stage, digest),
-    program=_fingerprints.program(config, mesh),
+    program=fingerprints.program(config, mesh),
   )
   statement = claim.statement(release.identifier)
   if distributed.is_main():
@@ -233,6 +281,42 @@ def train(
     rows_multiple=rows_multiple,
   )
   return params, statement
+
+
+def of_task(
+  task: Any, config: Config, settings: Settings, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+  """Trains for a task of the pipeline; see `train`.
+
+  Args:
+    task: a `stage.Task` with the secret; one of its inputs is "prepared".
+    config: the stage's.
+    settings: from `config.training`.
+    **options: of `train`: grad_fn, params, records, and others.
+
+  Returns:
+    The trained parameters, and fields of `results.Checkpoint`.
+  """
+  space = task.folders
+  metrics_path = space.private(task.place, f"metrics_{task.digest}.jsonl")
+  trained, statement = train(
+    settings,
+    space,
+    task.place,
+    task.digest,
+    prepared=task.inputs["prepared"],
+    metrics_path=metrics_path,
+    config=config,
+    loop_settings=config.settings,
+    **options,
+  )
+  return trained, {
+    "statement": statement,
+    "steps": config.steps,
+    "batch_size": config.batch_size,
+    "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
+    "metrics": space.relative(metrics_path),
+  }
 
 
 def sampler(settings: Settings, num_examples: int) -> sampling.Sampler:

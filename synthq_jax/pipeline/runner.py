@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import _fingerprints, inputs, results, workspace
+from synthq_jax.pipeline import fingerprints, inputs, results, workspace
 from synthq_jax.stages import finetune_dp, stage
 from synthq_jax.training import distributed
 
@@ -54,7 +54,7 @@ class Run:
     self.say = say
     self._space = space
     self._progress = progress
-    self._of_checkpoint = functools.cache(_fingerprints.of_checkpoint)
+    self._of_checkpoint = functools.cache(fingerprints.of_checkpoint)
     self.canaries = functools.cache(self._canaries)
 
   # What jobs read.

@@ -16,7 +16,8 @@ import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from synthq_jax.privacy import _checks, sampling
+from synthq_jax import checks
+from synthq_jax.privacy import sampling
 
 __all__ = [
   "Run",
@@ -300,10 +301,9 @@ def _check(
   relation: Any,
   accountant: str,
 ) -> str:
-  """Checks what both directions share; returns the relation's name."""
-  _checks.check_count("steps", steps, 1)
+  checks.count("steps", steps, 1)
   sampler.check_relation(relation)
-  name = _checks.relation_name(relation)
+  name = checks.relation(relation)
   if accountant not in ACCOUNTANTS:
     raise ValueError(f"expected accountant in {ACCOUNTANTS}, got {accountant=}")
   if accountant == "rdp" and name == "REPLACE_ONE":
@@ -335,7 +335,6 @@ def check_delta(delta: float, sampler: sampling.Sampler) -> None:
 
 
 def _check_noise(value: float) -> None:
-  """Refuses what is no noise multiplier."""
   if not isinstance(value, numbers.Real) or not 0 <= value < math.inf:
     raise ValueError(
       f"expected a finite noise_multiplier >= 0, got noise_multiplier={value}"

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from synthq_jax import checks
 from synthq_jax.privacy import (
-  _checks,
   accounting,
   ledger,
   releases,
@@ -95,7 +95,7 @@ class Claim:
       object.__setattr__(self, "delta", 1 / (2 * self.sampler.num_examples))
     if self.l2_sensitivity is None:
       object.__setattr__(self, "l2_sensitivity", self.l2_clip_norm)
-    name = _checks.relation_name(self.relation)
+    name = checks.relation(self.relation)
     object.__setattr__(self, "relation", name)
 
   @functools.cached_property

@@ -132,8 +132,9 @@ def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
 def _line(name: str, one: statement_lib.PrivacyStatement) -> str:
   if one.epsilon == math.inf:
     return f"{name}: no claim"
-  noise = one.noise_multiplier
-  words = "" if noise is None else f", noise multiplier {noise:.4g}"
+  words = ""
+  if len(one.ledger) == 1:
+    words = f", noise multiplier {one.ledger[0].noise_multiplier:.4g}"
   return f"{name}: {_numbers(one)}{words}"
 
 

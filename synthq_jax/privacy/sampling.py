@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax.privacy import _checks, _draws
-from synthq_jax.privacy._cyclic import BallsInBins, CyclicPoisson
-from synthq_jax.privacy._draws import IS_PADDING, Batch, Sampler, split, take
+from synthq_jax import checks
+from synthq_jax.privacy import batches
+from synthq_jax.privacy.batches import IS_PADDING, Batch, Sampler, split, take
 
 __all__ = [
   "IS_PADDING",
@@ -32,10 +32,12 @@ __all__ = [
 
 _POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
 _ORDER_TAG = 0x6F726472
+_GROUP_TAG = 0x67727073
+_CYCLIC_TAG = 0x6379636C
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson:
+class Poisson(Sampler):
   """Takes every record into a batch independently, with one probability.
 
   The batch has `max_batch_size` rows, the rest of them padding; it may be all
@@ -67,18 +69,13 @@ class Poisson:
   max_batch_size: int
   """The number of rows of a batch, at least expected_batch_size."""
 
-  take = staticmethod(_draws.take)
-  min_separation = 1
-  """Steps between two batches that may hold the same record, at least."""
-  knows_truncation = True
-
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
-    _checks.check_count("num_examples", self.num_examples, 1)
-    _checks.check_count(
+    checks.count("num_examples", self.num_examples, 1)
+    checks.count(
       "expected_batch_size", self.expected_batch_size, 1, self.num_examples
     )
-    _checks.check_count(
+    checks.count(
       "max_batch_size", self.max_batch_size, self.expected_batch_size
     )
 
@@ -119,7 +116,7 @@ class Poisson:
       expected_batch_size=expected_batch_size,
       max_batch_size=expected_batch_size,
     )
-    rows = _draws.max_batch_size(
+    rows = batches.max_batch_size(
       count=num_examples,
       probability=small.probability,
       multiple_of=multiple_of,
@@ -148,11 +145,11 @@ class Poisson:
     Returns:
       Indices of records in random order, then padding.
     """
-    generator = _draws.generator(seed, _POISSON_TAG, step)
+    generator = batches.generator(seed, _POISSON_TAG, step)
     drawn = generator.binomial(self.num_examples, self.probability)
     size = min(int(drawn), self.max_batch_size)
     chosen = generator.choice(self.num_examples, size=size, replace=False)
-    return _draws.padded(chosen, self.max_batch_size)
+    return batches.padded(chosen, self.max_batch_size)
 
   def overflow_delta(self, steps: int) -> float:
     """Bounds the probability that truncation ever concerns a given record.
@@ -181,10 +178,7 @@ class Poisson:
     Returns:
       steps q P[binomial(n, q) >= max_batch_size].
     """
-    tail = _draws.binomial_tail(
-      self.num_examples, self.probability, np.array(self.max_batch_size)
-    )
-    return float(steps * self.probability * tail)
+    return _overflow(self, steps)
 
   def event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns what the steps release, for an accountant that can truncate.
@@ -208,20 +202,281 @@ class Poisson:
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the event without truncation: owes `overflow_delta` on top."""
-    import dp_accounting
-
-    step = dp_accounting.PoissonSampledDpEvent(
-      self.probability, dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    return dp_accounting.SelfComposedDpEvent(step, steps)
-
-  def check_relation(self, relation: Any) -> None:
-    """Raises ValueError if the relation is unknown; all three are claimed."""
-    _checks.relation_name(relation)
+    return _sampled(self.probability, noise_multiplier, steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedOrder:
+class CyclicPoisson(Sampler):
+  """Poisson batches from one group of the records after the other.
+
+  Each record belongs to one of `cycle_length` groups, drawn independently for
+  each record with the secret seed. Step t draws from group t mod cycle_length:
+  each of its records independently, with cycle_length times the probability of
+  plain Poisson sampling, so that the expected batch is the same.
+
+  Formal guarantee: two batches with the same record are at least cycle_length
+  steps apart, and a record is drawn in at most ceil(steps / cycle_length) steps,
+  in each independently with `probability`, apart from truncation, whose price
+  `overflow_delta` bounds. Groups and draws of a record do not depend on the
+  others, so adding or removing one leaves those alone. The numbers are public;
+  seed, groups and batches are secret. This is what `optim.banded` noise asks for
+  (with cycle_length of at least its bands); with independent noise it is valid
+  and amplifies less than plain Poisson sampling.
+
+  >>> sampler = CyclicPoisson(
+  ...     num_examples=1000, expected_batch_size=50, max_batch_size=100,
+  ...     cycle_length=4)
+  >>> sampler.probability
+  0.2
+
+  References:
+    Choquette-Choo et al. (2023), arXiv:2306.08153, section 4.
+  """
+
+  num_examples: int
+  """The number of private records n, public."""
+  expected_batch_size: int
+  """The mean number of records in a batch, before truncation."""
+  max_batch_size: int
+  """The number of rows of a batch, at least expected_batch_size."""
+  cycle_length: int
+  """Groups; times expected_batch_size it is at most num_examples."""
+
+  knows_truncation = False
+
+  def __post_init__(self):
+    """Refuses sizes that contradict each other."""
+    checks.count("num_examples", self.num_examples, 1)
+    checks.count("cycle_length", self.cycle_length, 1, self.num_examples)
+    most = self.num_examples // self.cycle_length
+    checks.count("expected_batch_size", self.expected_batch_size, 1, most)
+    checks.count(
+      "max_batch_size", self.max_batch_size, self.expected_batch_size
+    )
+
+  @classmethod
+  def with_margin(
+    cls,
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    cycle_length: int,
+    multiple_of: int = 1,
+    overflow: float = 1e-12,
+  ) -> "CyclicPoisson":
+    """Chooses max_batch_size so that hardly any batch is ever truncated.
+
+    Groups are drawn, too: over them and the coins, a step draws each of the n
+    records with probability expected_batch_size / n.
+
+    >>> CyclicPoisson.with_margin(num_examples=6000, expected_batch_size=256,
+    ...                           cycle_length=4, multiple_of=32).max_batch_size
+    384
+
+    Args:
+      num_examples: the number of private records.
+      expected_batch_size: the mean number of records in a batch.
+      cycle_length: the number of groups.
+      multiple_of: max_batch_size is rounded up to a multiple of this.
+      overflow: the largest acceptable probability, in (0, 1), that one batch
+        is truncated.
+
+    Returns:
+      A sampler.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    small = cls(
+      num_examples=num_examples,
+      expected_batch_size=expected_batch_size,
+      max_batch_size=expected_batch_size,
+      cycle_length=cycle_length,
+    )
+    rows = batches.max_batch_size(
+      count=num_examples,
+      probability=expected_batch_size / num_examples,
+      multiple_of=multiple_of,
+      overflow=overflow,
+    )
+    return dataclasses.replace(small, max_batch_size=rows)
+
+  @property
+  def min_separation(self) -> int:
+    """Steps between two batches that may hold the same record, at least."""
+    return self.cycle_length
+
+  @property
+  def probability(self) -> float:
+    """The probability that a step draws a given record of its group."""
+    return self.cycle_length * self.expected_batch_size / self.num_examples
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Draws the batch of one step, a function of (seed, step) alone.
+
+    Args:
+      seed: a non-negative integer, or several; secret.
+      step: the number of the step, from 0.
+
+    Returns:
+      Indices of records in random order, then padding.
+    """
+    generator = batches.generator(seed, _CYCLIC_TAG, step)
+    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    groups = _groups(self.num_examples, self.cycle_length, key)
+    members = groups[step % self.cycle_length]
+    drawn = generator.binomial(len(members), self.probability)
+    size = min(int(drawn), self.max_batch_size)
+    chosen = generator.choice(members, size=size, replace=False)
+    return batches.padded(chosen, self.max_batch_size)
+
+  def overflow_delta(self, steps: int) -> float:
+    """Bounds the probability that truncation ever concerns a given record.
+
+    As for `Poisson.overflow_delta`: of the others, the step's batch holds
+    binomial(n, expected_batch_size / n) many, whatever the record's own group
+    and coins are, and the record itself is drawn with that probability too.
+    """
+    return _overflow(self, steps)
+
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns one Poisson-sampled release for every cycle begun."""
+    rounds = -(-steps // self.cycle_length)
+    return _sampled(self.probability, noise_multiplier, rounds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BallsInBins(Sampler):
+  """Puts each record into one of `cycle_length` bins, and reads bin after bin.
+
+  Each record is in one bin, drawn independently for each record with the secret
+  seed, and in every batch of that bin: step t reads bin t mod cycle_length, so a
+  cycle is one pass over all records.
+
+  Formal guarantee: a record is in at most ceil(steps / cycle_length) batches,
+  cycle_length steps apart, apart from truncation, whose price `overflow_delta`
+  bounds. Nothing is claimed from the secrecy of the bins (no amplification): the
+  known amplification bounds are Monte Carlo estimates, which hold with a
+  confidence only. The bin of a record does not depend on the others, so adding
+  or removing one leaves those alone, unlike batches in a fixed order. The
+  numbers are public; seed, bins and batches are secret. This is what `optim.blt`
+  noise asks for.
+
+  >>> sampler = BallsInBins.with_margin(num_examples=1000, cycle_length=10)
+  >>> sampler.expected_batch_size
+  100
+
+  References:
+    Chua et al. (2024), arXiv:2412.16802. Choquette-Choo et al. (2024),
+    arXiv:2410.06266.
+  """
+
+  num_examples: int
+  """The number of private records n, public."""
+  cycle_length: int
+  """Bins, at most num_examples."""
+  max_batch_size: int
+  """The number of rows of a batch, at least expected_batch_size."""
+
+  knows_truncation = False
+
+  def __post_init__(self):
+    """Refuses sizes that contradict each other."""
+    checks.count("num_examples", self.num_examples, 1)
+    checks.count("cycle_length", self.cycle_length, 1, self.num_examples)
+    checks.count(
+      "max_batch_size", self.max_batch_size, self.expected_batch_size
+    )
+
+  @classmethod
+  def with_margin(
+    cls,
+    *,
+    num_examples: int,
+    cycle_length: int,
+    multiple_of: int = 1,
+    overflow: float = 1e-12,
+  ) -> "BallsInBins":
+    """Chooses max_batch_size so that hardly any bin is ever truncated.
+
+    Args:
+      num_examples: the number of private records.
+      cycle_length: the number of bins.
+      multiple_of: max_batch_size is rounded up to a multiple of this.
+      overflow: the largest acceptable probability, in (0, 1), that one bin has
+        more records than a batch has rows.
+
+    Returns:
+      A sampler.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    checks.count("num_examples", num_examples, 1)
+    checks.count("cycle_length", cycle_length, 1, num_examples)
+    rows = batches.max_batch_size(
+      count=num_examples,
+      probability=1 / cycle_length,
+      multiple_of=multiple_of,
+      overflow=overflow,
+    )
+    return cls(
+      num_examples=num_examples, cycle_length=cycle_length, max_batch_size=rows
+    )
+
+  @property
+  def expected_batch_size(self) -> int:
+    """The mean number of records in a batch, rounded down."""
+    return self.num_examples // self.cycle_length
+
+  @property
+  def min_separation(self) -> int:
+    """Steps between two batches that may hold the same record, at least."""
+    return self.cycle_length
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Returns the batch of one step, a function of (seed, step) alone.
+
+    Args:
+      seed: a non-negative integer, or several; secret.
+      step: the number of the step, from 0.
+
+    Returns:
+      Indices of records in random order, then padding.
+    """
+    generator = batches.generator(seed, _CYCLIC_TAG, step)
+    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    groups = _groups(self.num_examples, self.cycle_length, key)
+    in_bin = groups[step % self.cycle_length]
+    size = min(len(in_bin), self.max_batch_size)
+    chosen = generator.choice(in_bin, size=size, replace=False)
+    return batches.padded(chosen, self.max_batch_size)
+
+  def overflow_delta(self, steps: int) -> float:
+    """Bounds the probability that truncation ever concerns a given record.
+
+    As for `Poisson.overflow_delta`, with bins that stay: it does if the record's
+    own bin holds max_batch_size of the others, which is decided once.
+    """
+    del steps
+    return float(
+      batches.binomial_tail(
+        self.num_examples, 1 / self.cycle_length, np.array(self.max_batch_size)
+      )
+    )
+
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
+    """Returns one Gaussian release for every cycle begun."""
+    import dp_accounting
+
+    return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.GaussianDpEvent(noise_multiplier),
+      -(-steps // self.cycle_length),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedOrder(Sampler):
   """Goes through the shuffled records in full batches, epoch by epoch.
 
   Each epoch has a fresh order and leaves out the last num_examples %
@@ -242,14 +497,10 @@ class FixedOrder:
   batch_size: int
   """The number of records in each batch."""
 
-  take = staticmethod(_draws.take)
-  min_separation = 1
-  knows_truncation = True
-
   def __post_init__(self):
     """Refuses a batch larger than the data."""
-    _checks.check_count("num_examples", self.num_examples, 1)
-    _checks.check_count("batch_size", self.batch_size, 1, self.num_examples)
+    checks.count("num_examples", self.num_examples, 1)
+    checks.count("batch_size", self.batch_size, 1, self.num_examples)
 
   @property
   def expected_batch_size(self) -> int:
@@ -276,7 +527,7 @@ class FixedOrder:
     Returns:
       batch_size distinct indices and no padding.
     """
-    _checks.check_count("step", step, 0)
+    checks.count("step", step, 0)
     epoch, place = divmod(step, self.steps_per_epoch)
     key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
     order = _order(self.num_examples, key, epoch)
@@ -289,7 +540,7 @@ class FixedOrder:
     del steps
     return 0.0
 
-  def event(self, noise_multiplier: float, steps: int) -> Any:
+  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns one Gaussian release per epoch begun, as a `DpEvent`."""
     import dp_accounting
 
@@ -298,13 +549,9 @@ class FixedOrder:
       -(-steps // self.steps_per_epoch),
     )
 
-  def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
-    """Returns the same as `event`: nothing is ever truncated."""
-    return self.event(noise_multiplier, steps)
-
   def check_relation(self, relation: Any) -> None:
     """Raises ValueError unless the relation is REPLACE_SPECIAL."""
-    name = _checks.relation_name(relation)
+    name = checks.relation(relation)
     if name != "REPLACE_SPECIAL":
       raise ValueError(
         "expected relation=REPLACE_SPECIAL for batches in a fixed order, "
@@ -315,5 +562,36 @@ class FixedOrder:
 @functools.lru_cache(maxsize=2)
 def _order(num_examples: int, seed: tuple[int, ...], epoch: int) -> np.ndarray:
   """Returns the order of one epoch, [num_examples] int32."""
-  generator = _draws.generator(seed, _ORDER_TAG, epoch)
+  generator = batches.generator(seed, _ORDER_TAG, epoch)
   return generator.permutation(num_examples).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=2)
+def _groups(
+  num_examples: int, cycle_length: int, seed: tuple[int, ...]
+) -> tuple[np.ndarray, ...]:
+  """Returns the records of each group, int32."""
+  generator = batches.generator(seed, _GROUP_TAG, 0)
+  group = generator.integers(cycle_length, size=num_examples)
+  return tuple(
+    np.flatnonzero(group == i).astype(np.int32) for i in range(cycle_length)
+  )
+
+
+def _sampled(probability: float, noise_multiplier: float, times: int) -> Any:
+  """Returns the event of so many Poisson-sampled noisy sums."""
+  import dp_accounting
+
+  step = dp_accounting.PoissonSampledDpEvent(
+    probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+  )
+  return dp_accounting.SelfComposedDpEvent(step, times)
+
+
+def _overflow(sampler: Poisson | CyclicPoisson, steps: int) -> float:
+  """Returns the bound that `Poisson.overflow_delta` derives."""
+  share = sampler.expected_batch_size / sampler.num_examples
+  tail = batches.binomial_tail(
+    sampler.num_examples, share, np.array(sampler.max_batch_size)
+  )
+  return float(steps * share * tail)

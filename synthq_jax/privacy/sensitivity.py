@@ -8,9 +8,11 @@ every relation: the accountant doubles it by itself under REPLACE_ONE, and no
 value here more than doubles. docs/sensitivities.md derives every formula.
 """
 
+import math
+import numbers
 from typing import Any
 
-from synthq_jax.privacy import _bounds, _checks
+from synthq_jax import checks
 
 __all__ = [
   "batch",
@@ -21,6 +23,8 @@ __all__ = [
   "softmax",
   "spreadout",
 ]
+
+_UNITS = ("pair", "query")
 
 
 def softmax(
@@ -95,26 +99,26 @@ def softmax(
     Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, algorithm 1 (the
     mechanism).
   """
-  replaces = _bounds.replaces(relation)
-  _bounds.check_unit(unit)
-  low, high = _bounds.similarity_range(similarity_range)
+  replaces = _replaces(relation)
+  _check_unit(unit)
+  low, high = _similarity_range(similarity_range)
   scale = (
     2
-    * _bounds.positive("l2_clip_norm", l2_clip_norm)
-    / (_bounds.positive("temperature", temperature))
+    * _positive("l2_clip_norm", l2_clip_norm)
+    / (_positive("temperature", temperature))
   )
-  n = _bounds.batch_size("max_batch_size", max_batch_size)
-  _checks.check_count("hard_negatives", hard_negatives, 0)
-  _checks.check_count("directions", directions, 1, 2)
+  n = _batch_size("max_batch_size", max_batch_size)
+  checks.count("hard_negatives", hard_negatives, 0)
+  checks.count("directions", directions, 1, 2)
   gap = (high - low) / temperature
-  own = _bounds.mass_of_negatives(n * (1 + hard_negatives) - 1, gap)
+  own = _mass_of_negatives(n * (1 + hard_negatives) - 1, gap)
   moved = 2 * own if replaces else own
   if unit == "pair":
-    moved += _bounds.mass_on_newcomer(n, gap)
+    moved += _mass_on_newcomer(n, gap)
   if directions == 2:
-    own = _bounds.mass_of_negatives(n - 1, gap)
+    own = _mass_of_negatives(n - 1, gap)
     twice = replaces and unit == "pair"
-    moved += (2 * own if twice else own) + _bounds.mass_on_newcomer(n, gap)
+    moved += (2 * own if twice else own) + _mass_on_newcomer(n, gap)
   return scale * moved
 
 
@@ -175,21 +179,21 @@ def sigmoid(
   Raises:
     ValueError: if an argument is out of range.
   """
-  times = 2 if _bounds.replaces(relation) else 1
-  _bounds.check_unit(unit)
-  low, high = _bounds.similarity_range(similarity_range)
-  scale = _bounds.positive("l2_clip_norm", l2_clip_norm) / (
-    _bounds.positive("temperature", temperature)
+  times = 2 if _replaces(relation) else 1
+  _check_unit(unit)
+  low, high = _similarity_range(similarity_range)
+  scale = _positive("l2_clip_norm", l2_clip_norm) / (
+    _positive("temperature", temperature)
   )
-  _bounds.check_finite("bias", bias)
-  n, declared = _bounds.batch_sizes(max_batch_size, declared_batch_size)
-  _checks.check_count("hard_negatives", hard_negatives, 0)
+  _check_finite("bias", bias)
+  n, declared = _batch_sizes(max_batch_size, declared_batch_size)
+  checks.count("hard_negatives", hard_negatives, 0)
   columns = 1 + hard_negatives
   negatives = declared * columns - 1
-  row_share = _bounds.share(n * columns - 1, negatives)
-  column_share = _bounds.share((n - 1) * columns, negatives)
-  positive = _bounds.logistic(-low / temperature - bias)
-  negative = _bounds.logistic(high / temperature + bias)
+  row_share = _share(n * columns - 1, negatives)
+  column_share = _share((n - 1) * columns, negatives)
+  positive = _logistic(-low / temperature - bias)
+  negative = _logistic(high / temperature + bias)
   share = row_share + (column_share if unit == "pair" else 0.0)
   return times * scale * (positive + negative * share)
 
@@ -241,17 +245,15 @@ def spreadout(
   Raises:
     ValueError: if an argument is out of range.
   """
-  replaces = _bounds.replaces(relation)
-  _bounds.check_unit(unit)
-  largest = max(
-    abs(bound) for bound in _bounds.similarity_range(similarity_range)
-  )
-  scale = 2 * _bounds.positive("l2_clip_norm", l2_clip_norm) * largest
-  n = _bounds.batch_size("max_batch_size", max_batch_size)
+  replaces = _replaces(relation)
+  _check_unit(unit)
+  largest = max(abs(bound) for bound in _similarity_range(similarity_range))
+  scale = 2 * _positive("l2_clip_norm", l2_clip_norm) * largest
+  n = _batch_size("max_batch_size", max_batch_size)
   share = 1.0 if n > 1 else 0.0
   if declared_batch_size is not None:
-    n, declared = _bounds.batch_sizes(max_batch_size, declared_batch_size)
-    share = _bounds.share(n - 1, declared - 1)
+    n, declared = _batch_sizes(max_batch_size, declared_batch_size)
+    share = _share(n - 1, declared - 1)
   lines = 2 if unit == "pair" else 1  # The row, and the column with "pair".
   moved = lines * share * (2 if replaces else 1)
   divisor_moves = unit == "pair" and not replaces
@@ -302,9 +304,9 @@ def bounded(
     ValueError: if an argument is out of range, or no bounds were declared for
       the unit.
   """
-  times = 2 if _bounds.replaces(relation) else 1
-  _bounds.check_unit(unit)
-  _bounds.batch_sizes(max_batch_size, declared_batch_size)
+  times = 2 if _replaces(relation) else 1
+  _check_unit(unit)
+  _batch_sizes(max_batch_size, declared_batch_size)
   bounds = pair if unit == "pair" else query
   if bounds is None:
     raise ValueError(
@@ -312,10 +314,10 @@ def bounded(
       " query_weights, or protect the pair"
     )
   for name, value in zip(("weights", "change"), bounds, strict=True):
-    _bounds.check_finite(f"bound of the {unit}'s {name}", value)
+    _check_finite(f"bound of the {unit}'s {name}", value)
     if value < 0:
       raise ValueError(f"expected a bound of {name} >= 0, got {value}")
-  return times * _bounds.positive("l2_clip_norm", l2_clip_norm) * sum(bounds)
+  return times * _positive("l2_clip_norm", l2_clip_norm) * sum(bounds)
 
 
 def row(
@@ -351,9 +353,9 @@ def row(
     ValueError: if an argument is out of range, or for unit "pair" with
       negatives from the batch: removing a pair changes all other rows.
   """
-  norm = _bounds.positive("l2_clip_norm", l2_clip_norm)
-  replaces = _bounds.replaces(relation)
-  _bounds.check_unit(unit)
+  norm = _positive("l2_clip_norm", l2_clip_norm)
+  replaces = _replaces(relation)
+  _check_unit(unit)
   if negatives not in ("public", "batch"):
     raise ValueError(
       f"expected negatives 'public' or 'batch', got {negatives=}"
@@ -394,8 +396,8 @@ def group(*, l2_clip_norm: float, relation: Any, keeps_group: bool) -> float:
   Raises:
     ValueError: if the norm is out of range or the relation is unknown.
   """
-  norm = _bounds.positive("l2_clip_norm", l2_clip_norm)
-  moves = _bounds.replaces(relation) and not keeps_group
+  norm = _positive("l2_clip_norm", l2_clip_norm)
+  moves = _replaces(relation) and not keeps_group
   return 4 * norm if moves else 2 * norm
 
 
@@ -429,5 +431,99 @@ def batch(*, l2_clip_norm: float, relation: Any = "ADD_OR_REMOVE_ONE") -> float:
     ValueError: if the norm is not positive and finite, or the relation is
       unknown.
   """
-  _checks.relation_name(relation)
-  return 2 * _bounds.positive("l2_clip_norm", l2_clip_norm)
+  checks.relation(relation)
+  return 2 * _positive("l2_clip_norm", l2_clip_norm)
+
+
+def _mass_of_negatives(negatives: float, gap: float) -> float:
+  """Returns the largest probability that a row's negatives have together.
+
+  Args:
+    negatives: how many columns beside the own one, at least 0, or math.inf.
+    gap: width of the similarity range over the temperature.
+  """
+  if negatives == 0:
+    return 0.0
+  return 1.0 / (1.0 + math.exp(-gap) / negatives)
+
+
+def _mass_on_newcomer(n: float, gap: float) -> float:
+  """Returns the most that n - 1 rows together give to the n-th pair's columns.
+
+  Args:
+    n: pairs, the newcomer among them, or math.inf.
+    gap: width of the similarity range over the temperature.
+  """
+  if n == 1:
+    return 0.0
+  inverse = 1.0 / (n - 1) + math.exp(-gap)
+  if inverse < 1e-300:
+    raise ValueError(
+      f"expected a finite limit, got max_batch_size={n} and a similarity range "
+      f"of {gap:.0f} temperatures: give a finite max_batch_size"
+    )
+  return 1.0 / inverse
+
+
+def _share(count: float, total: float) -> float:
+  """Returns count / total, its limit 1, or 0 where there is nothing."""
+  if math.isinf(count):
+    return 1.0
+  return count / total if total else 0.0
+
+
+def _logistic(x: float) -> float:
+  return (1.0 + math.tanh(x / 2)) / 2
+
+
+def _replaces(relation: Any) -> bool:
+  return checks.relation(relation) == "REPLACE_ONE"
+
+
+def _check_unit(unit: str) -> None:
+  if unit not in _UNITS:
+    raise ValueError(f"expected a unit in {_UNITS}, got {unit=}")
+
+
+def _check_finite(name: str, value: Any) -> None:
+  if not isinstance(value, numbers.Real) or not math.isfinite(value):
+    raise ValueError(f"expected a finite {name}, got {name}={value!r}")
+
+
+def _positive(name: str, value: Any) -> float:
+  if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    raise ValueError(f"expected a positive finite {name}, got {name}={value!r}")
+  return float(value)
+
+
+def _batch_size(name: str, value: Any) -> float:
+  """Returns a number of pairs: an integer of at least 1, or math.inf."""
+  if value != math.inf:
+    checks.count(name, value, 1)
+  return value
+
+
+def _batch_sizes(largest: Any, declared: Any) -> tuple[float, float]:
+  """Returns the largest batch and the one that weights are made for."""
+  largest = _batch_size("max_batch_size", largest)
+  if declared is None:
+    return largest, largest
+  declared = _batch_size("declared_batch_size", declared)
+  if largest > declared:
+    raise ValueError(
+      "expected max_batch_size of at most declared_batch_size, got "
+      f"max_batch_size={largest} and declared_batch_size={declared}"
+    )
+  return largest, declared
+
+
+def _similarity_range(bounds: Any) -> tuple[float, float]:
+  """Returns (low, high), which are finite and in this order."""
+  low, high = bounds
+  _check_finite("similarity_range[0]", low)
+  _check_finite("similarity_range[1]", high)
+  if not low < high:
+    raise ValueError(
+      f"expected similarity_range (low, high), got similarity_range={bounds!r}"
+    )
+  return float(low), float(high)

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax.privacy import _checks, _words, accounting, releases
+from synthq_jax import checks
+from synthq_jax.privacy import accounting, releases, rounding
 
 __all__ = [
   "PrivacyStatement",
@@ -23,6 +24,36 @@ __all__ = [
   "non_private",
   "none",
 ]
+
+_RELATIONS = {
+  "ADD_OR_REMOVE_ONE": "one {unit} is added or removed",
+  "REPLACE_ONE": "one {unit} is replaced by any other",
+  "REPLACE_SPECIAL": "one {unit} is replaced by an empty record",
+}
+_SAMPLINGS = {
+  "poisson": (
+    "each step drew every record independently with probability "
+    "{expected_batch_size}/{num_examples} (Poisson sampling; batches over "
+    "{max_batch_size} records were cut at random, which is accounted for)"
+  ),
+  "cyclic_poisson": (
+    "each record belongs to one of {cycle_length} groups, drawn at random, and "
+    "each step drew every record of the next group independently with "
+    "probability {cycle_length} x {expected_batch_size}/{num_examples} (cyclic "
+    "Poisson sampling; batches over {max_batch_size} records were cut at "
+    "random, which is accounted for)"
+  ),
+  "balls_in_bins": (
+    "each record belongs to one of {cycle_length} bins, drawn at random, and "
+    "each step read the next bin (balls in bins; bins over {max_batch_size} "
+    "records were cut at random, which is accounted for), and nothing is "
+    "claimed from the secrecy of the bins"
+  ),
+  "fixed_order": (
+    "the {num_examples} records were read in shuffled epochs of full "
+    "batches of {max_batch_size}, and nothing is claimed from the order"
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +87,7 @@ class PrivacyStatement:
 
   def __post_init__(self):
     """Refuses a claim that nothing in the ledger backs."""
-    _checks.relation_name(self.relation)
+    checks.relation(self.relation)
     if not self.epsilon >= 0 or not 0 <= self.delta <= 1:
       raise ValueError(
         "expected epsilon >= 0 and delta in [0, 1], "
@@ -79,29 +110,6 @@ class PrivacyStatement:
     """
     return not self.ledger and self.epsilon < math.inf
 
-  @property
-  def noise_multiplier(self) -> float | None:
-    """The noise multiplier, if the ledger has exactly one entry."""
-    return self._of_single("noise_multiplier")
-
-  @property
-  def l2_clip_norm(self) -> float | None:
-    """The clip norm, if the ledger has exactly one entry."""
-    return self._of_single("l2_clip_norm")
-
-  @property
-  def steps(self) -> int | None:
-    """The number of noisy sums, if the ledger has exactly one entry."""
-    return self._of_single("steps")
-
-  @property
-  def sampling(self) -> str | None:
-    """The kind of batches, if the ledger has exactly one entry."""
-    return self._of_single("sampling")
-
-  def _of_single(self, name: str) -> Any:
-    return getattr(self.ledger[0], name) if len(self.ledger) == 1 else None
-
 
 def none(
   *, unit: str = "query", relation: Any = "ADD_OR_REMOVE_ONE"
@@ -113,7 +121,7 @@ def none(
   """
   return PrivacyStatement(
     unit=unit,
-    relation=_checks.relation_name(relation),
+    relation=checks.relation(relation),
     epsilon=0.0,
     delta=0.0,
     notes=("Made from public data alone; no private record was read.",),
@@ -133,7 +141,7 @@ def non_private(
   """
   return PrivacyStatement(
     unit=unit,
-    relation=_checks.relation_name(relation),
+    relation=checks.relation(relation),
     epsilon=math.inf,
     delta=0.0,
     notes=(note,),
@@ -228,7 +236,7 @@ def group(statement: PrivacyStatement, size: int) -> tuple[float, float]:
   Returns:
     The epsilon and the delta, at most 1, of the group.
   """
-  _checks.check_count("size", size, 1)
+  checks.count("size", size, 1)
   if statement.delta == 0 or statement.epsilon == math.inf:
     return size * statement.epsilon, statement.delta
   largest = (size - 1) * statement.epsilon
@@ -251,11 +259,11 @@ def in_words(statement: PrivacyStatement) -> str:
     Paragraphs separated by empty lines, without markup.
   """
   paragraphs = [
-    _words.claim(statement),
-    *(_words.release(one) for one in statement.ledger),
+    _claim(statement),
+    *(_release(one) for one in statement.ledger),
   ]
   if statement.ledger and statement.epsilon < math.inf:
-    paragraphs.append(_words.several(statement, *group(statement, 2)))
+    paragraphs.append(_several(statement, *group(statement, 2)))
   for title, sentences in (
     ("Treated as public", statement.public),
     ("Assumed", statement.assumptions),
@@ -302,3 +310,60 @@ def _not_contained(
 def _union(*parts: tuple[Any, ...]) -> tuple[Any, ...]:
   """Joins tuples, each element once, in order of first appearance."""
   return tuple(dict.fromkeys(item for part in parts for item in part))
+
+
+def _claim(statement: PrivacyStatement) -> str:
+  if statement.is_public:
+    return (
+      "Privacy. No private record went into this result: it says nothing "
+      f"about any {statement.unit}."
+    )
+  if statement.epsilon == math.inf:
+    return (
+      "Privacy. NO differential privacy is claimed (epsilon is infinite): "
+      f"this result may reveal any {statement.unit} it was made from."
+    )
+  change = _RELATIONS[statement.relation].format(unit=statement.unit)
+  epsilon = rounding.epsilon(statement.epsilon)
+  delta = rounding.delta(statement.delta)
+  return (
+    f"Privacy. The unit of protection is one {statement.unit}. This result "
+    f"is ({epsilon}, {delta})-differentially "
+    f"private: when {change}, the probability of any outcome changes by a "
+    f"factor of at most e^{epsilon}, apart from a slack of "
+    f"{delta} (delta). Relation: {statement.relation}. "
+    f"Accountant: {statement.accountant.upper()}, an upper bound."
+  )
+
+
+def _release(one: releases.Release) -> str:
+  drawn = _SAMPLINGS[one.sampling].format(
+    num_examples=one.num_examples,
+    expected_batch_size=one.expected_batch_size,
+    max_batch_size=one.max_batch_size,
+    cycle_length=one.cycle_length,
+  )
+  noise = ""
+  if one.noise_bands > 1:
+    noise = f", correlated over {one.noise_bands} steps (banded matrix)"
+  return (
+    f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
+    f"norm {one.l2_clip_norm:g}, noise of standard deviation "
+    f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
+    f"x sensitivity) on each sum{noise}; {drawn}."
+  )
+
+
+def _several(statement: PrivacyStatement, epsilon: float, delta: float) -> str:
+  if delta >= 1:
+    bound = "for two records nothing follows from this statement"
+  else:
+    bound = (
+      f"for two records together only ({rounding.epsilon(epsilon)},"
+      f" {rounding.delta(delta)}) follows"
+    )
+  return (
+    f"Several records of one person. A person behind several units "
+    f"(unit: {statement.unit}) is protected less: {bound}, and for more of "
+    "them less still."
+  )

@@ -35,7 +35,6 @@ Audits = Sequence[results.AuditReport]
 
 
 def _private(audits: Audits) -> tuple[blocks.Block, ...]:
-  """Returns what the private page shows."""
   if not audits:
     return (words.paragraph("audit.nothing"),)
   return (
@@ -152,7 +151,6 @@ class _Row(NamedTuple):
     return f"{exposure.epsilon_of_mean_rank(mean, num, self.repetitions):.3f}"
 
   def papers(self) -> tuple[str, str]:
-    """Returns rank and leaks at the epsilon by which the row is named."""
     name = self.name
     target = math.inf if name == "inf" else float(name.removeprefix("eps"))
     return _PAPERS.get((target, self.repetitions), ("-", "-"))
@@ -180,7 +178,6 @@ def _rows(audits: Audits) -> list[_Row]:
 
 
 def _summary(audits: Audits) -> blocks.Table:
-  """Sets groups of kinds side by side, and beside the papers' table."""
   columns = {
     "Generator": lambda row: _NAME(row.name),
     "Repetitions": lambda row: f"{row.repetitions:,}",
@@ -199,7 +196,6 @@ def _summary(audits: Audits) -> blocks.Table:
 
 
 def _figure(audits: Audits) -> blocks.Figure:
-  """Draws ranks against repetitions."""
   panels: dict[str, dict[str, list]] = {}
   for row in _rows(audits):
     panel = panels.setdefault(_NAME(row.name), {})
@@ -214,7 +210,6 @@ def _figure(audits: Audits) -> blocks.Figure:
 
 
 def _details(audits: Audits) -> blocks.Table:
-  """Returns every cell, all seeds together."""
   rows = [
     row._replace(kinds=(kind,))
     for _, ours in itertools.groupby(_rows(audits), lambda row: row.name)
@@ -282,7 +277,6 @@ def _groups(audits: Audits) -> dict[str, Sequence[str]]:
 
 
 def _kinds(audits: Audits) -> list[str]:
-  """Returns the kinds in their order."""
   return [*dict.fromkeys(cell.kind for one in audits for cell in one.cells)]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from synthq_jax.pipeline import _query_leakage_results as found_lib
+from synthq_jax.pipeline import comparison_results as found_lib
 from synthq_jax.pipeline import results
 from synthq_jax.report import blocks, page, tables, words
 from synthq_jax.retrieval import significance
@@ -15,7 +15,6 @@ Content = tuple[blocks.Block, ...]
 
 
 def _private(leakage: found_lib.QueryLeakage | None) -> Content:
-  """Returns what the private page shows."""
   if leakage is None:
     return (words.paragraph("leakage.nothing"),)
   content: list[blocks.Block] = [

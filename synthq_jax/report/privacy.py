@@ -56,7 +56,6 @@ def _without_common(
   claim: statement_lib.PrivacyStatement,
   together: statement_lib.PrivacyStatement | None,
 ) -> statement_lib.PrivacyStatement:
-  """Empties the lists of sentences that are those of the joint claim."""
   if together is None:
     return claim
   names = ("public", "assumptions", "not_protected")

@@ -114,7 +114,6 @@ def _gauges(
   main: Sequence[results.Evaluation],
   synthetic: Sequence[results.SyntheticQueries],
 ) -> Content:
-  """Sets the generators' gauges beside that of the real queries."""
   gauges = [
     ("real queries", one.measures["nDCG@10"].mean)
     for one in main

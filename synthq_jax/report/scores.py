@@ -29,7 +29,6 @@ Content = tuple[blocks.Block, ...]
 def _public(
   evaluations: Sequence[results.Evaluation], measures: Sequence[str]
 ) -> Content:
-  """Returns scores on public queries."""
   if not evaluations:
     return (words.paragraph("scores.nothing_public"),)
   return (words.paragraph("scores.public"), *_scores(evaluations, measures))
@@ -39,7 +38,6 @@ def _private(
   main: Sequence[results.Evaluation],
   comparison: comparison_results.QueryComparison,
 ) -> Content:
-  """Returns scores on the run's own private queries."""
   measure = comparison.measures[0]
   return (
     *_scores(main, comparison.measures, comparison.rows),
@@ -183,7 +181,6 @@ def _place(one: results.Evaluation) -> tuple[float, str] | None:
 def _seeds(
   comparison: comparison_results.QueryComparison, measure: str
 ) -> Content:
-  """Returns what each seed scored, where there were several."""
   several = [
     row
     for row in comparison.rows
@@ -207,7 +204,6 @@ def _seeds(
 def _differences(
   differences: Sequence[comparison_results.Difference], measure: str
 ) -> Content:
-  """Returns the paired tests."""
   if not differences:
     return ()
   table = tables.of(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import extras
+from synthq_jax import checks, extras
 from synthq_jax.retrieval import trec
 
 with extras.required("run"):
@@ -54,11 +54,8 @@ class BM25:
 
   def __post_init__(self):
     """Checks the fields."""
-    if self.k1 < 0 or not 0 <= self.b <= 1:
-      raise ValueError(
-        f"expected k1 >= 0 and b in [0, 1], got k1={self.k1}, b={self.b}; "
-        "change them"
-      )
+    checks.at_least(0, k1=self.k1)
+    checks.within("[0, 1]", b=self.b)
     if self.stemmer and self.stemmer not in Stemmer.algorithms():
       raise ValueError(
         f"expected a stemmer of {Stemmer.algorithms()}, got "
@@ -172,8 +169,7 @@ class Index:
     Raises:
       ValueError: if k < 1.
     """
-    if k < 1:
-      raise ValueError(f"expected k >= 1, got k={k}; ask for a document")
+    checks.at_least(1, k=k)
     found = [self._search_one(words, k) for words in self.config.words(queries)]
     scores = [values for values, _ in found]
     return scores, [
@@ -230,7 +226,6 @@ class Index:
 
 
 def _bm25s() -> Any:
-  """Imports bm25s and silences its debugging messages."""
   with extras.required("run"):
     import bm25s  # noqa: PLC0415
 

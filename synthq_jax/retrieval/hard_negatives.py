@@ -7,6 +7,7 @@ References:
 
 import os
 
+from synthq_jax import checks
 from synthq_jax.data import beir
 from synthq_jax.retrieval import trec
 
@@ -40,11 +41,8 @@ def mine(
   Raises:
     ValueError: if `per_query` < 1 or `skip` < 0.
   """
-  if per_query < 1 or skip < 0:
-    raise ValueError(
-      f"expected per_query >= 1 and skip >= 0, got per_query={per_query} and"
-      f" skip={skip}; change them"
-    )
+  checks.at_least(1, per_query=per_query)
+  checks.at_least(0, skip=skip)
   found = {}
   for query, grades in qrels.items():
     others = [

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import artifacts, extras
+from synthq_jax import artifacts, checks, extras
 
 with extras.required("run"):
   import faiss
@@ -69,7 +69,6 @@ def finite(
 
 
 def _blocks(vectors: Rows, size: int) -> Iterator[np.ndarray]:
-  """Yields checked float32 vectors in order, `size` at a time."""
   for start in range(0, len(vectors), size):
     yield finite("vectors", vectors[start : start + size])
 
@@ -242,12 +241,8 @@ class IVFPQ:
     """Checks the fields."""
     _at_least(self, 1, "lists", "subquantizers", "training_sample")
     _at_least(self, 0, "rerank", "seed")
-    if not 1 <= self.bits <= 12 or not 1 <= self.probes <= self.lists:
-      raise ValueError(
-        "expected bits in [1, 12] and probes in [1, lists], got "
-        f"bits={self.bits}, probes={self.probes}, lists={self.lists}; change "
-        "them"
-      )
+    checks.within("[1, 12]", bits=self.bits)
+    checks.within(f"[1, {self.lists}]", probes=self.probes)
 
   def build(self, vectors: Rows) -> "Approximate":
     """Trains on a sample and adds all vectors, block by block.

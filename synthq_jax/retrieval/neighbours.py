@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
+from synthq_jax import checks
+
 __all__ = ["Scores", "confusion", "nearest", "score", "scores_of"]
 
 
@@ -56,11 +58,7 @@ def nearest(
   Raises:
     ValueError: if k is out of range, or a vector is not finite.
   """
-  if not 1 <= k < len(vectors):
-    raise ValueError(
-      f"expected k of at least 1 and below {len(vectors)}, the number of"
-      f" vectors, got {k=}"
-    )
+  checks.within(f"[1, {len(vectors)})", k=k)
   if not np.isfinite(vectors).all():
     raise ValueError(
       "expected finite vectors, got some that are not: the training diverged,"
@@ -151,7 +149,6 @@ def score(
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-  """Divides; 0 where there is nothing to divide by."""
   return np.where(whole > 0, part / np.maximum(whole, 1), 0.0)
 
 

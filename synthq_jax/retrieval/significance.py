@@ -19,12 +19,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from synthq_jax import intervals
+from synthq_jax import checks, intervals
 
 __all__ = [
+  "Comparison",
   "TTest",
   "bonferroni",
   "bootstrap_interval",
+  "compare",
   "paired_bootstrap",
   "paired_t_test",
   "share_of_gain",
@@ -111,11 +113,8 @@ def stratified_interval(
   """
   arrays = [_array("values", values) for values in strata]
   shares = _shares(weights, len(arrays))
-  if not 0 < level < 1 or samples < 1:
-    raise ValueError(
-      "expected level in (0, 1) and samples >= 1, got "
-      f"level={level}, samples={samples}; change them"
-    )
+  checks.within("(0, 1)", level=level)
+  checks.at_least(1, samples=samples)
   rng = np.random.default_rng(seed)
   means = sum(
     share * _means(array, samples, rng)
@@ -128,7 +127,6 @@ def stratified_interval(
 
 
 def _shares(weights: Sequence[float] | None, number: int) -> np.ndarray:
-  """Returns weights that sum to one, shape [number]."""
   shares = np.asarray([1.0] * number if weights is None else weights, float)
   sound = np.isfinite(shares).all() and (shares > 0).all()
   if not number or shares.shape != (number,) or not sound:
@@ -157,7 +155,6 @@ def _means(
 
 
 def _blocks(total: int, block: int) -> list[int]:
-  """Splits `total` into parts of at most `block`."""
   return [min(block, total - start) for start in range(0, total, block)]
 
 
@@ -311,6 +308,72 @@ def _variance_of_mean(difference: np.ndarray) -> float:
 _SAME = TTest(mean=0.0, statistic=0.0, p_value=1.0)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """One system against another on the same queries.
+
+  Attributes:
+    label: what is compared.
+    difference: mean of the system minus mean of the baseline, with its bootstrap
+      interval, which is not corrected for the number of tests.
+    p_value: of the paired t test, two-sided, not corrected.
+    corrected: the p value after Bonferroni's correction.
+    is_significant: whether `corrected` is below alpha.
+  """
+
+  label: str
+  difference: intervals.Interval
+  p_value: float
+  corrected: float
+  is_significant: bool
+
+
+def compare(
+  pairs: Mapping[str, tuple[Values, Values]],
+  *,
+  alpha: float = 0.05,
+  samples: int = 2000,
+  seed: int,
+) -> tuple[Comparison, ...]:
+  """Tests several systems, each against its baseline, as one family.
+
+  Formal guarantee:
+    If no system differs from its baseline, the chance that any comparison is
+    called significant is at most `alpha`, however the tests depend on each
+    other, as far as the t test holds for so many queries.
+
+  Args:
+    pairs: label -> values of the system and of its baseline, on one set of
+      queries each. All tests that are made belong here, also those whose
+      outcome nobody reports.
+    alpha: the level, in (0, 1); intervals have level 1 - alpha.
+    samples: of the bootstrap.
+    seed: of the bootstrap, which depends on the order of the queries, too.
+
+  Returns:
+    One comparison for each pair, in their order.
+
+  Raises:
+    ValueError: if the queries of a pair differ or are fewer than two.
+  """
+  tests = [paired_t_test(*pair) for pair in pairs.values()]
+  corrected = bonferroni([test.p_value for test in tests])
+  return tuple(
+    Comparison(
+      label=label,
+      difference=paired_bootstrap(
+        *pair, level=1 - alpha, samples=samples, seed=seed
+      ),
+      p_value=test.p_value,
+      corrected=p_value,
+      is_significant=p_value < alpha,
+    )
+    for (label, pair), test, p_value in zip(
+      pairs.items(), tests, corrected, strict=True
+    )
+  )
+
+
 def bonferroni(p_values: Sequence[float]) -> list[float]:
   """Corrects p values for the number of tests.
 
@@ -362,7 +425,6 @@ def _difference(first: Values, second: Values) -> np.ndarray:
 
 
 def _array(name: str, values: Values) -> np.ndarray:
-  """Returns the values as an array [query]."""
   if isinstance(values, Mapping):
     values = list(values.values())
   array = np.asarray(values, np.float64)

@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from synthq_jax import checks, text_tables
 from synthq_jax import intervals as intervals_lib
-from synthq_jax import text_tables
 from synthq_jax.retrieval import measures, significance
 
 __all__ = ["AVERAGE", "Cell", "Table", "compare"]
@@ -108,16 +108,6 @@ class Table:
     table = self.cells(intervals=intervals, digits=digits)
     return f"{table.text()}\n\n{self.caption}"
 
-  def markdown(self, *, intervals: bool = False, digits: int = 3) -> str:
-    """Returns the table in Markdown, with its caption below.
-
-    Args:
-      intervals: whether the ends of the intervals stand beside the means.
-      digits: after the point.
-    """
-    table = self.cells(intervals=intervals, digits=digits)
-    return f"{table.markdown()}\n\n{text_tables.escaped(self.caption)}"
-
   def cells(
     self, *, intervals: bool = False, digits: int = 3
   ) -> text_tables.Table:
@@ -153,7 +143,6 @@ def compare(
   *,
   reference: str | None = None,
   groups: Mapping[str, Sequence[str]] | None = None,
-  level: float = 0.95,
   alpha: float = 0.05,
   samples: int = 2000,
   seed: int = 0,
@@ -180,7 +169,6 @@ def compare(
     reference: the row that the others are tested against; None: no tests.
     groups: title -> sets that count as one. A row that lacks one of them has
       none of the column.
-    level: of the intervals, in (0, 1).
     alpha: the level of the tests, in (0, 1).
     samples: bootstrap resamples.
     seed: of the bootstrap.
@@ -212,7 +200,7 @@ def compare(
       for name, weight in weights[title].items()
     }
   p_values = _p_values(values, weights, reference)
-  options = {"level": level, "samples": samples, "seed": seed}
+  options = {"samples": samples, "seed": seed}
   return Table(
     measure=measure,
     rows={
@@ -242,8 +230,7 @@ def _check(results, reference: str | None, alpha: float) -> None:
       f"expected one of the rows {list(results)}, got reference={reference!r};"
       " choose one, or None for no tests"
     )
-  if not 0 < alpha < 1:
-    raise ValueError(f"expected alpha in (0, 1), got alpha={alpha}; change it")
+  checks.within("(0, 1)", alpha=alpha)
 
 
 def _per_query(results, measure: str) -> _PerQuery:
@@ -268,7 +255,6 @@ def _per_query(results, measure: str) -> _PerQuery:
 
 
 def _values(row: str, name: str, scores: Scores, measure: str):
-  """Returns query id -> value."""
   if not isinstance(scores, measures.Evaluation):
     return scores
   if measure not in scores.per_query:
@@ -352,7 +338,6 @@ def _cell(
   p_values: Mapping[tuple[str, str], float],
   options: Mapping[str, float],
 ) -> Cell | None:
-  """Returns mean and interval of one row in one column."""
   if not _has(values[row], mixture):
     return None
   strata = [values[row][name] for name in mixture]

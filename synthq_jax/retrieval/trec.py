@@ -20,7 +20,6 @@ __all__ = [
   "read_qrels",
   "read_run",
   "to_run",
-  "write_qrels",
   "write_run",
 ]
 
@@ -161,27 +160,6 @@ def _score(where: str, text: str) -> float:
       "it, or remove the line"
     )
   return score
-
-
-def write_qrels(path: str | os.PathLike, qrels: Qrels) -> None:
-  """Writes "query 0 document grade".
-
-  Args:
-    path: the file; it appears only when complete.
-    qrels: the judgements.
-
-  Raises:
-    ValueError: if an id holds white space.
-  """
-  files.write_lines(
-    path,
-    (
-      f"{collection.check_id('query', query)} 0 "
-      f"{collection.check_id('document', document)} {grade}"
-      for query, grades in qrels.items()
-      for document, grade in grades.items()
-    ),
-  )
 
 
 def read_qrels(path: str | os.PathLike) -> Qrels:

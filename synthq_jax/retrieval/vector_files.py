@@ -14,7 +14,7 @@ import pathlib
 import numpy as np
 from jaxtyping import Float
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, checks
 from synthq_jax.data import blocks
 
 __all__ = [
@@ -42,12 +42,7 @@ class Layout:
   block_rows: int
 
   def __post_init__(self):
-    if min(self.rows, self.dim, self.block_rows) < 1:
-      raise ValueError(
-        "expected rows, dim and block_rows >= 1, got "
-        f"rows={self.rows}, dim={self.dim}, block_rows={self.block_rows}; "
-        "check the tokens"
-      )
+    checks.at_least(1, rows=self.rows, dim=self.dim, block_rows=self.block_rows)
 
   @property
   def num_blocks(self) -> int:
@@ -75,11 +70,7 @@ class Layout:
     Raises:
       ValueError: if `shard` is out of range.
     """
-    if not 0 <= shard < num_shards:
-      raise ValueError(
-        "expected shard in [0, num_shards), got "
-        f"shard={shard}, num_shards={num_shards}; count from 0"
-      )
+    checks.within(f"[0, {num_shards})", shard=shard)
     total = self.num_blocks
     return range(total * shard // num_shards, total * (shard + 1) // num_shards)
 
@@ -272,7 +263,6 @@ def _records(directory: pathlib.Path) -> dict[int, _Record]:
 
 
 def _record(path: pathlib.Path) -> _Record | None:
-  """Returns what is known of a block, or None if it is not finished."""
   try:
     content = json.loads(path.with_suffix(".json").read_text())
     return artifacts.from_json(_Record, content)

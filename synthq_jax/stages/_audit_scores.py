@@ -94,7 +94,6 @@ def scores(
 
 
 def _under_ngrams(space, synthetic, prepared, targets):
-  """Returns log-likelihoods under n-grams of a set of synthetic queries."""
   path = space.root / synthetic.directory / "tokens.npz"
   written = inputs.arrays(space, synthetic, path)["tokens"]
   fitted = membership.NgramModel.fit(written, vocab_size=prepared.vocab_size)
@@ -102,7 +101,6 @@ def _under_ngrams(space, synthetic, prepared, targets):
 
 
 def _similarities(space, retriever, sides):
-  """Returns cosines of each canary's query and document under a retriever."""
   model = load(space.root / retriever.directory)
   vectors = [
     encode.encode(model.params, model.config, tokens) for tokens in sides

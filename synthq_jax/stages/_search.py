@@ -13,7 +13,6 @@ import numpy as np
 from synthq_jax.data import blocks
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
-  _parts,
   inputs,
   results,
   system_results,
@@ -21,6 +20,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.retrieval import bm25, encode, index, trec, vector_files
 from synthq_jax.training import distributed
+from synthq_jax.training import progress as progress_lib
 
 __all__ = ["Judged", "dense", "encode_rows", "lexical", "remove_vectors"]
 
@@ -84,7 +84,7 @@ def encode_rows(
   own = vector_files.rows_of_shard(
     len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
   )
-  with _parts.bar(title, own, progress) as bar:
+  with progress_lib.bar(title, own, progress) as bar:
     encode.to_files(
       params,
       model_config,

@@ -20,15 +20,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import artifacts, extras
+from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
 from synthq_jax.data import files
 from synthq_jax.generation import decoding
 from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.stages import _audit_scores, _queries, stage
+from synthq_jax.stages import _audit_scores, stage
+from synthq_jax.training import progress
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -60,20 +62,14 @@ class Config:
   p: float = 0.8
   """Nucleus of the queries that are written for canaries; at temperature 1,
   whatever the generate stage takes."""
-  batch_size: int = dataclasses.field(
-    default=256, metadata={"speed_only": True}
-  )
+  batch_size: int = artifacts.speed_only(256)
   """Records scored at once."""
 
   def __post_init__(self):
     config_types.at_least(self, 2, "num_candidates", "num_ranked")
     config_types.at_least(self, 1, "queries_per_canary", "batch_size")
     config_types.some_of(self, "attacks", _audit_scores.ATTACKS)
-    if not 0.5 < self.confidence < 1:
-      raise ValueError(
-        "audit.Config.confidence must lie in (0.5, 1), got"
-        f" confidence={self.confidence}"
-      )
+    config_types.within(self, "(0.5, 1)", "confidence")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,10 +229,6 @@ def run(task: stage.Task) -> results.AuditReport:
 
 
 def _find(task: stage.Task) -> _Found:
-  """Puts all questions to the models."""
-  with extras.required("run"):
-    import tqdm
-
   config, space, given = task.settings, task.folders, task.inputs
   prepared, canaries, generator = (
     given[name] for name in ("prepared", "canaries", "generator")
@@ -265,11 +257,10 @@ def _find(task: stage.Task) -> _Found:
     )
   )
   bits = np.full(len(canaries), math.nan)
-  with tqdm.tqdm(
-      total=2 * len(every) + len(in_query) + len(asked),
-      desc=f"audit {generator.name}", unit="question", mininterval=1.0,
-      disable=not task.progress,
-  ) as bar:  # fmt: skip
+  total = 2 * len(every) + len(in_query) + len(asked)
+  with progress.bar(
+    f"audit {generator.name}", total, task.progress, unit="question"
+  ) as bar:
     ask = functools.partial(_ranks, config, canaries, records, bar.update)
     if len(asked):
       bits[asked] = exposure.exposure(
@@ -335,12 +326,12 @@ def _write(
     sampler=decoding.Nucleus(p=config.p),
     max_length=prepared.query_length,
     num_samples=config.queries_per_canary,
-    forbidden=_queries.forbidden(vocabulary, model.config.vocab_size),
+    forbidden=queries_lib.forbidden(vocabulary, model.config.vocab_size),
     batch_size=config.batch_size,
     progress=progress,
   )
   return [
-    [_queries.decoded(vocabulary, row) for row in rows] for rows in tokens
+    [queries_lib.decoded(vocabulary, row) for row in rows] for rows in tokens
   ]
 
 
@@ -370,7 +361,6 @@ def _leaked(canaries, written, synthetic) -> Bool[np.ndarray, " canary"]:
 
 
 def _cells(canaries, found: _Found) -> tuple[results.AuditCell, ...]:
-  """Gathers canaries by kind and number of repetitions."""
   groups: dict[tuple[str, int], list[int]] = {}
   for index, canary in enumerate(canaries):
     groups.setdefault((canary.kind, canary.repetitions), []).append(index)
@@ -404,7 +394,6 @@ def _control(found: _Found, inserted, num_ranked: int) -> float:
 
 
 def _save_lines(directory: pathlib.Path, canaries, found: _Found) -> None:
-  """Writes what was found for each canary."""
   lines = [
     json.dumps(
       {
@@ -524,16 +513,12 @@ def _screen(audits: Sequence[results.AuditReport]) -> str:
   )
 
 
-STAGE = stage.Stage(
-  name="audit",
+STAGE = stage.of(
+  __name__,
   result=results.AuditReport,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
   narrowed=needs,
-  config=Config,
-  check=check,
   reads=("prepared", "start"),
-  jobs=jobs,
-  run=run,
   needs_secret=True,
   screen=_screen,
 )

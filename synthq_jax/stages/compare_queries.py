@@ -274,17 +274,14 @@ def _differences(
   }
   pairs = _pairs([one.row.evaluation for one in rows.values()])
   pairs = [(a, b) for a, b in pairs if a in values and b in values]
-  tests = [significance.paired_t_test(values[a], values[b]) for a, b in pairs]
-  corrected = significance.bonferroni([test.p_value for test in tests])
-  for (a, b), p_value in zip(pairs, corrected, strict=True):
-    interval = significance.paired_bootstrap(
-      values[a],
-      values[b],
-      samples=config.bootstrap_samples,
-      seed=config.seed,
-    )
+  compared = significance.compare(
+    {f"{a} - {b}": (values[a], values[b]) for a, b in pairs},
+    samples=config.bootstrap_samples,
+    seed=config.seed,
+  )
+  for (a, b), one in zip(pairs, compared, strict=True):
     yield comparison_results.Difference(
-      first=a, second=b, interval=interval, p_value=p_value
+      first=a, second=b, interval=one.difference, p_value=one.corrected
     )
 
 
@@ -429,7 +426,6 @@ class HeldOut:
     }
 
   def _written(self, directory: pathlib.Path) -> dict[str, list[str]]:
-    """Returns the synthetic queries for the documents that matter."""
     written: dict[str, list[str]] = {}
     for _, line in files.json_lines(files.find(directory, "queries.jsonl")):
       if line["document"] in self.real:
@@ -513,7 +509,6 @@ def similarity(
 def _pairs_of(
   queries: Mapping[str, Sequence[str]], documents: Iterable[str]
 ) -> list[_Pair]:
-  """Returns the queries of these documents, each with its document."""
   return [
     (query, document)
     for document in sorted(documents)
@@ -562,7 +557,6 @@ def _side(
 
 
 def _texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
-  """Returns title and text of the lines with these ids."""
   return {
     line["_id"]: f"{line.get('title') or ''} {line['text']}".strip()
     for _, line in files.json_lines(path)
@@ -570,12 +564,9 @@ def _texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
   }
 
 
-STAGE = stage.Stage(
-  name="compare_queries",
+STAGE = stage.of(
+  __name__,
   result=comparison_results.QueryComparison,
   needs=("filter_queries", "evaluate"),
-  config=Config,
   reads=("prepared", "encoder"),
-  jobs=jobs,
-  run=run,
 )

@@ -37,15 +37,14 @@ from synthq_jax.models import (
 )
 from synthq_jax.optim import contrastive as contrastive_lib
 from synthq_jax.pipeline import (
-  _fingerprints,
   config_types,
+  fingerprints,
   inputs,
   private_training,
   results,
   workspace,
 )
 from synthq_jax.stages import stage
-from synthq_jax.training import dp_step, loop
 
 __all__ = [
   "LOSSES",
@@ -87,7 +86,7 @@ _EMPTY = np.zeros((2, 2), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(private_training.Config):
   """One method of direct DP training; every value is public."""
 
   label: str = ""
@@ -112,18 +111,8 @@ class Config:
   """Of "group": how many pairs are each other's negatives, in the mean."""
   norms: str = "exact"
   """Of "logit": "exact", or a "bound" that is cheaper."""
-  delta: float | None = None
-  """Target; None: 1 / (2n)."""
-  clip_norm: float = 0.1
-  """L2 clip norm of whatever the method clips."""
   batch_size: int = 32
-  """Expected records of a batch."""
-  steps: int = 100
-  """Optimizer steps."""
   optimizer: str = "dp_adafactor"
-  """"dp_adam" or "dp_adafactor"."""
-  learning_rate: float = 1e-3
-  """Peak; warm-up over a tenth of the steps, then linear decay."""
   temperature: float = 0.05
   """Divides the cosines; the noise of "logit" with softmax grows as
   exp(2 / temperature)."""
@@ -132,32 +121,19 @@ class Config:
   projection: bool = False
   """Whether a linear map follows the mean over tokens; it starts as the
   identity and is part of what `trained` may match."""
-  trained: str = ".*"
-  """Regular expression that the paths of trained parameters match in full, e.g.
-  "projection/.*"; the others stay the public ones."""
-  microbatch_size: int | None = None
-  """Records encoded at once, to save memory; None: the whole batch."""
   seed: int = 0
   """Of the public negatives."""
-  settings: loop.Settings = dataclasses.field(
-    default_factory=loop.Settings, metadata={"speed_only": True}
-  )
-  """Saving and reporting."""
 
   def __post_init__(self):
-    config_types.positive(
-      self, "temperature", "learning_rate", "clip_norm", "delta"
-    )
-    config_types.at_least(
-      self, 1, "batch_size", "steps", "microbatch_size", "public_negatives"
-    )
+    super().__post_init__()
+    config_types.positive(self, "temperature")
+    config_types.at_least(self, 1, "public_negatives")
     config_types.at_least(self, 2, "group_size")
     config_types.at_least(self, 0, "seed")
     config_types.one_of(self, "method", METHODS)
     config_types.one_of(self, "loss", LOSSES)
     config_types.one_of(self, "negatives", _NEGATIVES)
     config_types.one_of(self, "unit", _UNITS)
-    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
     if self.label and not config_types.is_file_name(self.label):
       raise ValueError(
         "direct_dp.Config.label must be letters, digits, '_' and '-', got"
@@ -236,7 +212,7 @@ def jobs(run):
       depends=(
         settings,
         float(epsilon),
-        _fingerprints.versions(),
+        fingerprints.versions(),
         *run.encoder_data,
       ),
       settings=settings,
@@ -249,12 +225,7 @@ def check(run) -> None:
   if not run.config.rows.direct_dp or run.for_audit:
     return
   for method in _methods(run).values():
-    private_training.check(
-      "direct_dp.Config",
-      batch_size=method.batch_size,
-      delta=method.delta,
-      num_examples=run.prepared.num_queries["train"],
-    )
+    method.check(run.prepared.num_queries["train"])
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -275,7 +246,6 @@ def run(task: stage.Task) -> results.Checkpoint:
   prepared = task.inputs["prepared"]
   params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
   start, public = _split(config, dual_encoder.encoder_params(params))
-  metrics_path = space.private(task.place, f"metrics_{task.digest}.jsonl")
   records = _records(config, space, prepared)
   settings = _settings(config, task.inputs["epsilon"])
   declared = private_training.sampler(settings, len(records["queries"]))
@@ -284,19 +254,14 @@ def run(task: stage.Task) -> results.Checkpoint:
     encode = _encoder(model_config, public)
     return build(config, declared.max_batch_size, encode)
 
-  trained, statement = private_training.train(
+  trained, fields = private_training.of_task(
+    task,
+    config,
     settings,
-    space,
-    task.place,
-    task.digest,
     grad_fn=grad_fn,
     public=public,
     params=start,
     records=records,
-    prepared=prepared,
-    metrics_path=metrics_path,
-    config=config,
-    loop_settings=config.settings,
     extra_fn=_public_negatives(config, space, prepared),
   )
   return inputs.save_checkpoint(
@@ -305,11 +270,7 @@ def run(task: stage.Task) -> results.Checkpoint:
     t5_checkpoints.unflatten({**public, **trained}),
     model_config,
     kind="retriever",
-    statement=statement,
-    steps=config.steps,
-    batch_size=config.batch_size,
-    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(trained)),
-    metrics=space.relative(metrics_path),
+    **fields,
   )
 
 
@@ -327,14 +288,8 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
   mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
   over = "" if text_alone else ", over Poisson samples"
   divisors = {"batch": 1.0, "group": float(groups(config))}
-  return private_training.Settings(
+  return config.training(
     epsilon=epsilon,
-    delta=config.delta,
-    batch_size=config.batch_size,
-    multiple_of=config.microbatch_size or 8,
-    steps=config.steps,
-    optimizer=config.optimizer,
-    learning_rate=config.learning_rate,
     mechanism=f"{mechanism}{over}, with Gaussian noise",
     denominator=divisors.get(config.method),
     unit="query text" if text_alone else "query",
@@ -359,7 +314,6 @@ def _split(config: Config, params: Any):
 def _records(
   config: Config, space: workspace.Workspace, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
-  """Returns the pairs, with the names that clipped gradients know."""
   pairs = inputs.real_pairs(space, prepared)
   return {
     "queries": pairs["queries"],
@@ -510,15 +464,11 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
   return found.view(np.int32)
 
 
-STAGE = stage.Stage(
-  name="direct_dp",
+STAGE = stage.of(
+  __name__,
   result=results.Checkpoint,
   needs=("pretrain",),
-  config=Config,
-  check=check,
   reads=("prepared", "encoder"),
-  jobs=jobs,
-  run=run,
   folder="train_retriever",
   needs_secret=True,
 )

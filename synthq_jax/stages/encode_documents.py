@@ -6,6 +6,7 @@ have; the task holds the public documents and the retriever alone.
 
 import dataclasses
 
+from synthq_jax import artifacts
 from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import _search, stage
@@ -18,9 +19,7 @@ __all__ = ["STAGE", "Config", "run"]
 class Config:
   """How documents are encoded."""
 
-  batch_size: int = dataclasses.field(
-    default=256, metadata={"speed_only": True}
-  )
+  batch_size: int = artifacts.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -79,13 +78,10 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   )
 
 
-STAGE = stage.Stage(
-  name="encode_documents",
+STAGE = stage.of(
+  __name__,
   result=system_results.Vectors,
   needs=("train_retriever",),
-  config=Config,
   reads=("documents",),
-  jobs=jobs,
-  run=run,
   together=True,
 )

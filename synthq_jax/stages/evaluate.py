@@ -52,9 +52,7 @@ class Config:
   """Resamples of the queries behind the 95% intervals."""
   seed: int = 0
   """Of the bootstrap."""
-  batch_size: int = dataclasses.field(
-    default=256, metadata={"speed_only": True}
-  )
+  batch_size: int = artifacts.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -284,13 +282,10 @@ def _asked(
   )
 
 
-STAGE = stage.Stage(
-  name="evaluate",
+STAGE = stage.of(
+  __name__,
   result=results.Evaluation,
   needs=("prepare_test_set", "encode_documents", "fuse", "expand"),
-  config=Config,
   reads=("prepared",),
-  jobs=jobs,
-  run=run,
   together=True,
 )

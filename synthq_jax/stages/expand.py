@@ -157,11 +157,8 @@ def _statement(synthetic: results.SyntheticQueries | None):
   )
 
 
-STAGE = stage.Stage(
-  name="expand",
+STAGE = stage.of(
+  __name__,
   result=system_results.Expansion,
   needs=("filter_queries",),
-  config=Config,
-  jobs=jobs,
-  run=run,
 )

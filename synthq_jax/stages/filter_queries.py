@@ -35,11 +35,13 @@ from synthq_jax import artifacts
 from synthq_jax.data import blocks, files
 from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import dual_encoder, t5_config
-from synthq_jax.pipeline import _parts, config_types, inputs, results
+from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25, encode, ranks
-from synthq_jax.stages import _queries, stage
+from synthq_jax.stages import stage
 from synthq_jax.training import pairs
+from synthq_jax.training import progress as progress_lib
 
 __all__ = ["STAGE", "Config", "own_ranks", "run"]
 
@@ -72,9 +74,7 @@ class Config:
   """Queries that BM25 is asked for the gauge, at most."""
   seed: int = 0
   """Queries of the gauge and of the examples; public."""
-  batch_size: int = dataclasses.field(
-    default=256, metadata={"speed_only": True}
-  )
+  batch_size: int = artifacts.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -82,13 +82,8 @@ class Config:
     config_types.at_least(
       self, 1, "steps", "copied_words", "gauge_queries", "batch_size"
     )
-    config_types.positive(self, "copied_share")
+    config_types.within(self, "(0, 1]", "copied_share")
     config_types.one_of(self, "ranker", _RANKERS)
-    if self.copied_share is not None and self.copied_share > 1:
-      raise ValueError(
-        "filter_queries.Config.copied_share must be at most 1, got"
-        f" {self.copied_share}"
-      )
 
   @property
   def is_wanted(self) -> bool:
@@ -175,7 +170,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       f" {synthetic.name}, got {now}: take a larger top_k or copied_share, or"
       " train the retriever for longer"
     )
-  _queries.save(
+  queries_lib.save(
     directory, kept.names, kept.texts, kept.owners, ids, kept.tokens
   )
   _save_removed(directory, written, first, second, ranked)
@@ -186,7 +181,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     statement=statement_lib.inherit(synthetic.statement, _note(config)),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in now.items()},
     filters=_in_words(config),
-    **_queries.measured(
+    **queries_lib.measured(
       kept.texts,
       kept.owners,
       index=index(),
@@ -213,7 +208,6 @@ class _Written(NamedTuple):
 
 
 def _read(folders, ids, synthetic) -> _Written:
-  """Reads queries, and refuses files that do not belong together."""
   folder = folders.root / synthetic.directory
   lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
   stored = inputs.arrays(folders, synthetic, folder / "tokens.npz")
@@ -242,7 +236,7 @@ def _by_text(
   if config.copied_share:
     copied = filters.are_copies(
       written.texts,
-      _queries.texts_of(corpus, written.owners),
+      queries_lib.texts_of(corpus, written.owners),
       share=config.copied_share,
       min_words=config.copied_words,
     )
@@ -366,7 +360,9 @@ def own_ranks(
   vectors = []
   for kind, tokens in (("documents", documents), ("queries", queries)):
     parts = blocks.Blocks(directory / kind)
-    with _parts.bar(f"{description}: {kind}", len(tokens), progress) as bar:
+    with progress_lib.bar(
+      f"{description}: {kind}", len(tokens), progress
+    ) as bar:
       for first in range(0, len(tokens), _PART):
         rows = tokens[first : first + _PART]
         if parts.read(first, mapped=True) is None:
@@ -377,7 +373,7 @@ def own_ranks(
         bar.update(len(rows))
     vectors.append(parts)
   found = blocks.Blocks(directory / "ranks")
-  with _parts.bar(f"{description}: ranks", len(queries), progress) as bar:
+  with progress_lib.bar(f"{description}: ranks", len(queries), progress) as bar:
     for first in range(0, len(queries), _PART):
       own = owners[first : first + _PART]
       if found.read(first) is None:
@@ -406,13 +402,9 @@ def _ranks_of(
   return np.sum(counts, axis=0)
 
 
-STAGE = stage.Stage(
-  name="filter_queries",
+STAGE = stage.of(
+  __name__,
   result=results.SyntheticQueries,
   needs=("generate",),
-  config=Config,
-  check=check,
   reads=("documents", "encoder"),
-  jobs=jobs,
-  run=run,
 )

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from synthq_jax import optim
+from synthq_jax import artifacts, optim
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import (
@@ -32,16 +32,16 @@ from synthq_jax.models import (
   t5_config,
 )
 from synthq_jax.pipeline import (
-  _fingerprints,
   config_types,
+  fingerprints,
   inputs,
   private_training,
   results,
   workspace,
 )
 from synthq_jax.stages import stage
-from synthq_jax.training import dp_step, loop, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
+from synthq_jax.training import sharded_grad
 
 __all__ = ["STAGE", "Config", "grad_fn", "loss_fn", "planted", "run"]
 
@@ -53,27 +53,11 @@ _MECHANISM = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(private_training.Config):
   """Private fine-tuning; every value here is public."""
 
   prefix: str = "generate_query: "
   """Stands before each document."""
-  delta: float | None = None
-  """Target; None: 1 / (2n)."""
-  clip_norm: float = 0.1
-  """L2 clip norm of a record's gradient."""
-  batch_size: int = 512
-  """Expected records of a Poisson batch, and the public divisor."""
-  steps: int = 100
-  """Optimizer steps."""
-  optimizer: str = "dp_adam"
-  """"dp_adam" or "dp_adafactor"."""
-  learning_rate: float = 1e-3
-  """Peak; warm-up over a tenth of the steps, then linear decay."""
-  trained: str = ".*"
-  """Regular expression that the paths of trained parameters match in
-  full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
-  the square root of their number, whatever a record can say."""
   adapter: lora.LoRA | prompt.Prompt | None = None
   """What is trained instead of parameters of the model; merged into them
   afterwards, so that the checkpoint is a plain one. None: `trained`."""
@@ -87,33 +71,18 @@ class Config:
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
-  strategy: str = dataclasses.field(
-    default="bookkeeping", metadata={"speed_only": True}
-  )
+  strategy: str = artifacts.speed_only("bookkeeping")
   """How gradients are clipped."""
-  remat: bool = dataclasses.field(default=False, metadata={"speed_only": True})
+  remat: bool = artifacts.speed_only(False)
   """Whether layers are computed again on the way back: less memory."""
-  scan_layers: bool = dataclasses.field(
-    default=False, metadata={"speed_only": True}
-  )
+  scan_layers: bool = artifacts.speed_only(False)
   """Whether layers are one loop: compiles in a fraction of the time."""
-  microbatch_size: int | None = None
-  """Records processed at once; None: the whole batch. It rounds up the padded
-  batch, so it is part of what is accounted."""
-  mesh: mesh_lib.Shape = dataclasses.field(
-    default_factory=mesh_lib.Shape, metadata={"speed_only": True}
-  )
+  mesh: mesh_lib.Shape = artifacts.speed_only(make=mesh_lib.Shape)
   """How all devices of all processes share the work."""
-  settings: loop.Settings = dataclasses.field(
-    default_factory=loop.Settings, metadata={"speed_only": True}
-  )
-  """Saving and reporting."""
 
   def __post_init__(self):
-    config_types.positive(self, "clip_norm", "learning_rate", "delta")
-    config_types.at_least(
-      self, 1, "batch_size", "steps", "microbatch_size", "noise_bands"
-    )
+    super().__post_init__()
+    config_types.at_least(self, 1, "noise_bands")
     config_types.positive(self, "second_moment_floor")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
@@ -133,7 +102,6 @@ class Config:
         "finetune_dp.Config.noise_bands must be at most steps, got"
         f" {self.noise_bands} for steps={self.steps}"
       )
-    config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
 
 
 def jobs(run):
@@ -146,7 +114,7 @@ def jobs(run):
         config.finetune_dp,
         float(epsilon),
         config.canaries,
-        _fingerprints.versions(),
+        fingerprints.versions(),
         *run.data,
       ),
       settings=config.finetune_dp,
@@ -160,12 +128,8 @@ def check(run) -> None:
     run.check_vocabulary(run.start)
   config = run.config.finetune_dp
   if run.config.rows.synthetic:
-    private_training.check(
-      "finetune_dp.Config",
-      batch_size=config.batch_size,
-      delta=config.delta,
-      num_examples=run.prepared.num_queries["train"],
-      noise_bands=config.noise_bands,
+    config.check(
+      run.prepared.num_queries["train"], noise_bands=config.noise_bands
     )
 
 
@@ -193,33 +157,21 @@ def run(task: stage.Task) -> results.Checkpoint:
   start, public = _split(config, params, key)
   if isinstance(config.adapter, prompt.Prompt):
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
-  metrics_path = space.private(task.place, f"metrics_{digest}.jsonl")
   on_device, mesh, rows_multiple = _spread(config)
-  trained, statement = private_training.train(
-    private_training.Settings(
+  trained, fields = private_training.of_task(
+    task,
+    config,
+    config.training(
       epsilon=epsilon,
-      delta=config.delta,
-      batch_size=config.batch_size,
-      multiple_of=config.microbatch_size or 8,
-      steps=config.steps,
-      optimizer=config.optimizer,
-      learning_rate=config.learning_rate,
       mechanism=_MECHANISM,
       noise_bands=config.noise_bands,
       second_moment_floor=config.second_moment_floor,
       has_dropout=config.dropout_rate > 0,
     ),
-    space,
-    task.place,
-    digest,
     grad_fn=lambda public: grad_fn(on_device, public, model_config),
     public=public,
     params=start,
     records=records,
-    prepared=prepared,
-    metrics_path=metrics_path,
-    config=config,
-    loop_settings=config.settings,
     mesh=mesh,
     rows_multiple=rows_multiple,
   )
@@ -234,12 +186,8 @@ def run(task: stage.Task) -> results.Checkpoint:
     t5_checkpoints.unflatten(params),
     model_config,
     kind="generator",
-    statement=statement,
-    steps=config.steps,
-    batch_size=config.batch_size,
-    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(trained)),
     prompt_tokens=getattr(config.adapter, "length", 0),
-    metrics=space.relative(metrics_path),
+    **fields,
   )
 
 
@@ -330,7 +278,6 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
 
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
-  """Returns one (document, query) record for each private train query."""
   _, documents = inputs.document_tokens(space, prepared)
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
@@ -398,15 +345,11 @@ def planted(
   )
 
 
-STAGE = stage.Stage(
-  name="finetune_dp",
+STAGE = stage.of(
+  __name__,
   result=results.Checkpoint,
   needs=("pretrain",),
-  config=Config,
-  check=check,
   reads=("prepared", "start"),
-  jobs=jobs,
-  run=run,
   needs_secret=True,
   together=True,
 )

@@ -19,6 +19,7 @@ import dataclasses
 
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.pipeline import (
   config_types,
@@ -56,9 +57,7 @@ class Config:
   """Documents of each run that are fused."""
   seed: int = 0
   """Which queries choose where there are too many; public."""
-  batch_size: int = dataclasses.field(
-    default=256, metadata={"speed_only": True}
-  )
+  batch_size: int = artifacts.speed_only(256)
   """Rows encoded at once."""
 
   def __post_init__(self):
@@ -202,12 +201,9 @@ def _statement(retriever: results.Checkpoint, words: str):
   )
 
 
-STAGE = stage.Stage(
-  name="fuse",
+STAGE = stage.of(
+  __name__,
   result=system_results.Fusion,
   needs=("generate", "encode_documents"),
-  config=Config,
-  jobs=jobs,
-  run=run,
   together=True,
 )

@@ -14,15 +14,17 @@ import functools
 import jax
 import numpy as np
 
-from synthq_jax import extras
+from synthq_jax import artifacts
 from synthq_jax.data import blocks
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25
-from synthq_jax.stages import _queries, stage
+from synthq_jax.stages import stage
 from synthq_jax.training import distributed
+from synthq_jax.training import progress as progress_lib
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -52,9 +54,7 @@ class Config:
   """(query, document) pairs that the result holds for people to read."""
   seed: int = 0
   """Documents and draws; public."""
-  batch_size: int = dataclasses.field(
-    default=128, metadata={"speed_only": True}
-  )
+  batch_size: int = artifacts.speed_only(128)
   """Documents written for at once."""
 
   def __post_init__(self):
@@ -125,12 +125,14 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     return None
   written = _read(config, parts, firsts, write)
   owners = np.repeat(chosen, config.queries_per_document)
-  texts = [_queries.decoded(vocabulary, row) for row in written]
+  texts = [queries_lib.decoded(vocabulary, row) for row in written]
   kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
   queries = [texts[i] for i in kept.indices]
   owners = owners[kept.indices]
   names = [f"s{i}" for i in range(len(queries))]
-  _queries.save(directory, names, queries, owners, ids, written[kept.indices])
+  queries_lib.save(
+    directory, names, queries, owners, ids, written[kept.indices]
+  )
   task.when_saved.append(parts.remove)
   return results.SyntheticQueries(
     directory=space.relative(directory),
@@ -142,7 +144,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     num_documents=len(chosen),
     queries_per_document=config.queries_per_document,
     removed=filters.removed(kept),
-    **_queries.measured(
+    **queries_lib.measured(
       queries,
       owners,
       index=bm25.BM25().build(
@@ -174,17 +176,10 @@ def _write(
   config, source, tokens, ids, chosen, vocabulary, name, parts, prompt_tokens,
   firsts, progress,
 ) -> None:  # fmt: skip
-  """Samples the parts of these numbers, as far as they are not there."""
-  with extras.required("run"):
-    import tqdm
-
   params, model_config = t5_checkpoints.load(source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
   total = sum(len(chosen[first : first + _PART]) for first in firsts)
-  with tqdm.tqdm(
-      total=total, desc=f"generate {name}", unit="doc", disable=not progress,
-      mininterval=1.0,
-  ) as bar:  # fmt: skip
+  with progress_lib.bar(f"generate {name}", total, progress, unit="doc") as bar:
     for first in firsts:
       part = chosen[first : first + _PART]
       if parts.read(first) is not None:
@@ -204,7 +199,7 @@ def _write(
           sampler=sampler,
           max_length=config.max_length,
           num_samples=config.queries_per_document,
-          forbidden=_queries.forbidden(vocabulary, model_config.vocab_size),
+          forbidden=queries_lib.forbidden(vocabulary, model_config.vocab_size),
           batch_size=config.batch_size,
           devices=distributed.own_devices(),
           progress=bar.update,
@@ -232,13 +227,10 @@ def _statement(generator: results.Checkpoint | None):
   )
 
 
-STAGE = stage.Stage(
-  name="generate",
+STAGE = stage.of(
+  __name__,
   result=results.SyntheticQueries,
   needs=("finetune_dp",),
-  config=Config,
   reads=("documents", "start"),
-  jobs=jobs,
-  run=run,
   together=True,
 )

@@ -25,8 +25,8 @@ from synthq_jax.data import (
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
-  _fingerprints,
   config_types,
+  fingerprints,
   inputs,
   results,
 )
@@ -66,7 +66,7 @@ class Config:
   """Documents of the public test set, at most."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
-  strict: bool = dataclasses.field(default=False, metadata={"speed_only": True})
+  strict: bool = artifacts.speed_only(False)
   """Whether a judgement of an unknown query or document stops the run; else
   such are left out, and counted."""
 
@@ -86,7 +86,7 @@ def jobs(run):
   kind = settings.source.partition(":")[0]
   depends = (
     dataclasses.replace(run.config.prepare_data, source=kind),
-    _fingerprints.of_file(settings.vocabulary),
+    fingerprints.of_file(settings.vocabulary),
     run.secret_digest,
     _source(settings).digest(),
   )
@@ -187,7 +187,6 @@ def _check_splits(data: collection.Collection, config: Config) -> None:
 def _vocabulary(
   config: Config, data: collection.Collection, public: pathlib.Path
 ) -> pathlib.Path:
-  """Puts the vocabulary into the working directory."""
   model = public / "vocabulary.model"
   if config.vocabulary == "train":
     vocabulary_lib.train(
@@ -296,13 +295,10 @@ def _digest(state, data: collection.Collection) -> str:
   return state.hexdigest()[:16]
 
 
-STAGE = stage.Stage(
-  name="prepare_data",
+STAGE = stage.of(
+  __name__,
   result=results.PreparedData,
   needs=(),
-  config=Config,
-  jobs=jobs,
-  run=run,
   needs_secret=True,
   place_of=lambda made: made.private_directory,
 )

@@ -15,8 +15,8 @@ import numpy as np
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
-  _fingerprints,
   config_types,
+  fingerprints,
   inputs,
   results,
 )
@@ -152,7 +152,7 @@ def jobs(run):
   """Yields the further test sets, which are given nothing that is private."""
   documents = run.documents
   how = (
-    _fingerprints.of_file(run.root / documents.vocabulary),
+    fingerprints.of_file(run.root / documents.vocabulary),
     documents.extra_ids,
     documents.document_length,
     documents.query_length,
@@ -233,11 +233,9 @@ def run(task: stage.Task) -> results.TestSet:
   )
 
 
-STAGE = stage.Stage(
-  name="prepare_test_set",
+STAGE = stage.of(
+  __name__,
   result=results.TestSet,
   needs=("prepare_data",),
   reads=("documents",),
-  jobs=jobs,
-  run=run,
 )

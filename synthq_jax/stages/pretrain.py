@@ -88,9 +88,7 @@ class Config:
   """Of the contrastive softmax."""
   seed: int = 0
   """Windows, gaps and the order of the examples."""
-  settings: loop.Settings = dataclasses.field(
-    default_factory=loop.Settings, metadata={"speed_only": True}
-  )
+  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
   """Saving and reporting."""
 
   def __post_init__(self):
@@ -312,7 +310,6 @@ def train(
 
 
 def _num_pairs(phase: Phase, config: Config) -> int:
-  """Counts the leading examples whose task is a pair of texts."""
   count = 0
   for task, size in zip(phase.tasks, phase.batch_sizes, strict=True):
     if task not in config.contrastive_tasks:
@@ -358,12 +355,9 @@ def _batch(
   }
 
 
-STAGE = stage.Stage(
-  name="pretrain",
+STAGE = stage.of(
+  __name__,
   result=results.Checkpoint,
   needs=("prepare_data",),
-  config=Config,
   reads=("documents", "start"),
-  jobs=jobs,
-  run=run,
 )

@@ -29,21 +29,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synthq_jax import extras
 from synthq_jax.leakage import near_duplicates
 from synthq_jax.pipeline import (
-  _query_comparisons,
-  _query_leakage_results,
-  _query_sides,
+  comparison_results,
   config_types,
+  query_comparisons,
   results,
 )
 from synthq_jax.report import leakage as leakage_report
 from synthq_jax.retrieval import text_encoders
 from synthq_jax.stages import stage
-
-with extras.required("run"):
-  import tqdm
+from synthq_jax.training import progress
 
 __all__ = ["DETECTORS", "STAGE", "Config", "run"]
 
@@ -88,17 +84,8 @@ class Config:
     config_types.at_least(self, 2, "max_real")
     config_types.at_least(self, 1, "max_written")
     config_types.at_least(self, 0, "num_examples", "seed")
-    for name in ("token_set", "containment", "embedding"):
-      if not 0 < getattr(self, name) <= 1:
-        raise ValueError(
-          f"query_leakage.Config.{name} must lie in (0, 1], got"
-          f" {name}={getattr(self, name)}"
-        )
-    if not 0.5 < self.confidence < 1:
-      raise ValueError(
-        "query_leakage.Config.confidence must lie in (0.5, 1), got"
-        f" confidence={self.confidence}"
-      )
+    config_types.within(self, "(0, 1]", "token_set", "containment", "embedding")
+    config_types.within(self, "(0.5, 1)", "confidence")
 
 
 def jobs(run):
@@ -121,7 +108,7 @@ def jobs(run):
     )
 
 
-def run(task: stage.Task) -> _query_leakage_results.QueryLeakage:
+def run(task: stage.Task) -> comparison_results.QueryLeakage:
   """Compares each generator's queries with real ones.
 
   Args:
@@ -135,27 +122,31 @@ def run(task: stage.Task) -> _query_leakage_results.QueryLeakage:
   """
   config, space = task.settings, task.folders
   prepared, synthetic = task.inputs["prepared"], task.inputs["synthetic"]
-  real = _query_sides.real(
+  real = query_comparisons.real(
     space, prepared, limit=config.max_real, seed=config.seed
   )
   written = [
-    _query_sides.written(space, one, limit=config.max_written, seed=config.seed)
+    query_comparisons.written(
+      space, one, limit=config.max_written, seed=config.seed
+    )
     for one in synthetic
   ]
   sets = [
-    (one.name, _query_sides.tests(space, one))
+    (one.name, query_comparisons.tests(space, one))
     for one in task.inputs["test_sets"]
   ]
   hidden = {one.name for one in synthetic if not results.is_shareable(one)}
   memberships, overlaps, examples = [], [], []
-  with tqdm.tqdm(
-    total=len(config.detectors) * (1 + len(sets)), desc="query_leakage",
-    unit="search", disable=not task.progress,
-  ) as bar:  # fmt: skip
+  total = len(config.detectors) * (1 + len(sets))
+  with progress.bar(
+    "query_leakage", total, task.progress, unit="search"
+  ) as bar:
     for name in config.detectors:
       detector = _detector(name, config, space, prepared, task.inputs["start"])
       search = functools.partial(
-        _query_comparisons.search, name=name, confidence=config.confidence
+        query_comparisons.NearDuplicates,
+        name=name,
+        confidence=config.confidence,
       )
       found = search(detector, real.texts, real, written)
       memberships += found.memberships()
@@ -166,7 +157,7 @@ def run(task: stage.Task) -> _query_leakage_results.QueryLeakage:
         found = search(detector, texts, real, written)
         overlaps += found.overlaps(test_set, np.ones(len(texts), bool), hidden)
         bar.update()
-  return _query_leakage_results.QueryLeakage(
+  return comparison_results.QueryLeakage(
     directory=space.relative(task.folder(private=True)),
     detectors={one: _in_words(config, one) for one in config.detectors},
     num_train=int(real.trained.sum()),
@@ -181,7 +172,7 @@ def run(task: stage.Task) -> _query_leakage_results.QueryLeakage:
 
 def _detector(
   name: str, config: Config, space, prepared, encoder
-) -> _query_comparisons.Detector:
+) -> query_comparisons.Detector:
   if name == "exact":
     return near_duplicates.Exact()
   if name == "token_set":
@@ -237,7 +228,7 @@ def _in_words(config: Config, name: str) -> str:
   return DETECTORS[name].format(getattr(config, name, None))
 
 
-def _screen(searches: Sequence[_query_leakage_results.QueryLeakage]) -> str:
+def _screen(searches: Sequence[comparison_results.QueryLeakage]) -> str:
   if not searches:
     return (
       "nothing was looked for: no generator wrote queries, or"
@@ -250,13 +241,10 @@ def _screen(searches: Sequence[_query_leakage_results.QueryLeakage]) -> str:
   )
 
 
-STAGE = stage.Stage(
-  name="query_leakage",
-  result=_query_leakage_results.QueryLeakage,
+STAGE = stage.of(
+  __name__,
+  result=comparison_results.QueryLeakage,
   needs=("prepare_test_set", "generate"),
-  config=Config,
   reads=("prepared", "start"),
-  jobs=jobs,
-  run=run,
   screen=_screen,
 )

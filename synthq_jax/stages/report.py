@@ -15,7 +15,6 @@ from typing import Any
 from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.pipeline import (
-  _query_leakage_results,
   comparison_results,
   config_types,
   results,
@@ -167,7 +166,7 @@ def shareable_values(
   comparison: comparison_results.QueryComparison,
   synthetic: Sequence[results.SyntheticQueries],
   checkpoints: Sequence[results.Checkpoint],
-  leakage: _query_leakage_results.QueryLeakage | None,
+  leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
 ) -> dict[str, Any]:
   """Returns what shareable sections may see: public or post-processed values.
@@ -226,7 +225,6 @@ def _test_sets(
 def _curves(
   root: pathlib.Path, checkpoints: Sequence[results.Checkpoint], private: bool
 ) -> _Curves:
-  """Reads the losses of private stages, or of those that may be shared."""
   curves = {}
   for one in results.first_seeds(checkpoints):
     is_private = not results.is_shareable(one) or results.is_private_path(
@@ -270,8 +268,8 @@ SECTIONS = (
 """The sections of both pages, in order."""
 
 
-STAGE = stage.Stage(
-  name="report",
+STAGE = stage.of(
+  __name__,
   result=results.Report,
   needs=(
     "prepare_data",
@@ -282,9 +280,6 @@ STAGE = stage.Stage(
     "audit",
     "compare_queries",
   ),
-  config=Config,
   reads=("prepared",),
-  jobs=jobs,
-  run=run,
   place_of=lambda made: f"{results.PRIVATE}/report",
 )

@@ -14,6 +14,7 @@ import importlib
 import math
 import operator
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ __all__ = [
   "Stage",
   "Task",
   "get",
+  "of",
   "row_name",
   "summaries",
   "with_needs",
@@ -151,6 +153,22 @@ class Stage:
     for clean in task.when_saved:
       clean()
     return result
+
+
+def of(module: str, **fields: Any) -> Stage:
+  """Describes the stage that a module is.
+
+  Its name is the module's; `Config`, `check`, `jobs` and `run` are those that the
+  module defines.
+
+  Args:
+    module: its `__name__`.
+    **fields: of `Stage`.
+  """
+  defined = vars(sys.modules[module])
+  names = {"config": "Config", "check": "check", "jobs": "jobs", "run": "run"}
+  own = {f: defined[name] for f, name in names.items() if name in defined}
+  return Stage(name=module.rpartition(".")[2], **own, **fields)
 
 
 class _Source(NamedTuple):

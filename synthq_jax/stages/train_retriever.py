@@ -10,6 +10,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import (
   config_types,
@@ -19,36 +20,18 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import stage
-from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
+from synthq_jax.training import pairs
 
 __all__ = ["STAGE", "Config", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(pairs.Recipe):
   """The recipe shared by all rows that train without noise."""
 
-  steps: int = 300
-  """Optimizer steps."""
-  batch_size: int = 128
-  """Pairs of a batch, each the negative of the others."""
-  learning_rate: float = 1e-3
-  """Peak of Adam's; warm-up, then linear decay."""
-  warmup_steps: int = 30
-  """Linear warm-up."""
-  temperature: float = 0.05
-  """Divides the cosines."""
-  seed: int = 0
-  """Order of the pairs."""
-  mesh: mesh_lib.Shape = dataclasses.field(
-    default_factory=mesh_lib.Shape, metadata={"speed_only": True}
-  )
+  mesh: mesh_lib.Shape = artifacts.speed_only(make=mesh_lib.Shape)
   """How all devices of all processes share the work."""
-  settings: loop.Settings = dataclasses.field(
-    default_factory=loop.Settings, metadata={"speed_only": True}
-  )
-  """Saving and reporting."""
 
   def __post_init__(self):
     config_types.positive(self, "temperature", "learning_rate")
@@ -157,13 +140,10 @@ def _inherited(synthetic: results.SyntheticQueries | None):
   )
 
 
-STAGE = stage.Stage(
-  name="train_retriever",
+STAGE = stage.of(
+  __name__,
   result=results.Checkpoint,
   needs=("filter_queries", "direct_dp"),
-  config=Config,
   reads=("prepared", "encoder"),
-  jobs=jobs,
-  run=run,
   together=True,
 )

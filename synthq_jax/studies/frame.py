@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from synthq_jax import artifacts, extras
-from synthq_jax.pipeline import _release, workspace
+from synthq_jax.pipeline import release as release_lib
+from synthq_jax.pipeline import workspace
 from synthq_jax.report import blocks
 from synthq_jax.report import page as page_lib
 from synthq_jax.report import words as words_lib
@@ -61,7 +62,7 @@ class Job:
       found = self.make()
       artifacts.save(self.directory, found, self.digest)
     if self.state is not None:
-      _release.remove(self.state)
+      release_lib.remove(self.state)
     return found
 
 

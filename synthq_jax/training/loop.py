@@ -24,8 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts, extras
-from synthq_jax.training import checkpoints, distributed, stopping
+from synthq_jax import artifacts
+from synthq_jax.training import (
+  checkpoints,
+  distributed,
+  progress,
+  stopping,
+)
 
 __all__ = ["Log", "Settings", "Votes", "train"]
 
@@ -154,7 +159,13 @@ def train(
   saved_at = time.monotonic()
   agreed, stop = Votes(), None
   with (
-    _bar(first, steps, description, settings) as bar,
+    progress.bar(
+      description,
+      steps,
+      settings.progress and distributed.is_main(),
+      unit="step",
+      initial=first,
+    ) as bar,
     stopping.deferred() as asked,
     checkpoints.Writer(directory) as writer,
   ):
@@ -193,7 +204,6 @@ def train(
 
 
 def _save(writer, directory, step: int, state: Any, pending: list[Any]) -> None:
-  """Saves a state, and the metrics that no line holds yet before it."""
   writer.wait()  # which forgets the metrics of older states
   path = _pending_path(directory, step)
   if distributed.is_main():
@@ -216,21 +226,6 @@ def _pending_path(directory, step: int | str) -> pathlib.Path:
   return pathlib.Path(directory) / f"pending_{step}.json"
 
 
-def _bar(first: int, steps: int, description: str, settings: Settings):
-  with extras.required("run"):
-    import tqdm
-
-  return tqdm.tqdm(
-    total=steps,
-    initial=first,
-    desc=description,
-    unit="step",
-    disable=not (settings.progress and distributed.is_main()),
-    mininterval=1.0,
-    dynamic_ncols=True,
-  )
-
-
 def _numbers(metrics: list[Any]) -> list[dict[str, float]]:
   """Waits for the device once; JSON keeps these numbers to the last bit."""
   return [
@@ -240,7 +235,6 @@ def _numbers(metrics: list[Any]) -> list[dict[str, float]]:
 
 
 def _means(metrics: list[Any]) -> dict[str, float]:
-  """Averages the metrics of some steps."""
   numbers = _numbers(metrics)
   return {
     key: round(math.fsum(one[key] for one in numbers) / len(numbers), 6)

@@ -4,11 +4,12 @@ In-batch softmax over shuffled epochs, Adam. What comes out is as private as the
 pairs are: nothing here adds noise.
 """
 
+import dataclasses
 import functools
 import operator
 import os
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,25 +17,20 @@ import numpy as np
 import optax
 from jaxtyping import Float
 
-from synthq_jax import optim
 from synthq_jax.losses import contrastive
 from synthq_jax.models import encoders, t5_config
-from synthq_jax.training import loop
 from synthq_jax.training import mesh as mesh_lib
+from synthq_jax.training import recipe as recipe_lib
 
 __all__ = ["Recipe", "loss_fn", "train"]
 
 
-class Recipe(Protocol):
-  """What a training needs to know, for example `train_retriever.Config`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(recipe_lib.Recipe):
+  """How a dual encoder is trained."""
 
-  steps: int
-  batch_size: int
-  learning_rate: float
-  warmup_steps: int
-  temperature: float
-  seed: int
-  settings: loop.Settings
+  temperature: float = 0.05
+  """Divides the cosines."""
 
 
 def loss_fn(
@@ -97,10 +93,7 @@ def train(
   Raises:
     ValueError: if there are fewer pairs than a batch has.
   """
-  schedule = optim.schedules.linear(
-    recipe.learning_rate, steps=recipe.steps, warmup_steps=recipe.warmup_steps
-  )
-  tx = optax.adam(schedule, b2=0.98)
+  tx = recipe.optimizer()
 
   def step_fn(state, batch):
     params, opt_state = state
@@ -119,20 +112,6 @@ def train(
     updates, opt_state = tx.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 
-  total, size = len(pairs["rows"]), recipe.batch_size
-  if size > total:
-    raise ValueError(
-      f"train_retriever.Config.batch_size must be at most {total}, the number"
-      f" of pairs for {description}, got {size}: take a smaller one"
-    )
-  per_epoch = total // size
-
-  def batch_fn(step):
-    epoch, position = divmod(step, per_epoch)
-    order = np.random.default_rng([recipe.seed, epoch]).permutation(total)
-    chosen = order[position * size : (position + 1) * size]
-    return {name: read(values, chosen) for name, values in pairs.items()}
-
   if mesh is None:
     params = jax.tree.map(jnp.asarray, params)
     state, jitted = (params, tx.init(params)), jax.jit(step_fn)
@@ -140,19 +119,17 @@ def train(
   else:
     state, where = mesh_lib.place_state(params, tx.init, mesh)
     jitted = jax.jit(step_fn, out_shardings=(where, mesh_lib.whole(mesh)))
-    rows = mesh_lib.batch_sharding(mesh)
-    if size % mesh_lib.batch_ways(mesh):
-      rows = mesh_lib.whole(mesh)
-    read = functools.partial(mesh_lib.place_rows, sharding=rows)
-  state = loop.train(
+    sharding = mesh_lib.batch_sharding(mesh)
+    if recipe.batch_size % mesh_lib.batch_ways(mesh):
+      sharding = mesh_lib.whole(mesh)
+    read = functools.partial(mesh_lib.place_rows, sharding=sharding)
+  state = recipe.train(
     lambda state, batch, step: jitted(state, batch),
     state,
-    batch_fn,
-    steps=recipe.steps,
+    lambda rows: {name: read(values, rows) for name, values in pairs.items()},
+    len(pairs["rows"]),
     directory=directory,
     metrics_path=metrics_path,
     description=description,
-    examples_per_step=size,
-    settings=recipe.settings,
   )
   return mesh_lib.gather(state[0])

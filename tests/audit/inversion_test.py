@@ -18,6 +18,7 @@ from synthq_jax.audit import (
 from synthq_jax.models import t5, t5_config
 from synthq_jax.retrieval import encode
 from synthq_jax.training import loop
+from synthq_jax.training import recipe as recipe_lib
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"),
@@ -79,7 +80,7 @@ def _victim():
 def fit(victim, folder, treatment, **changes):
   vectors, tokens = victim["own"]
   sent = inversion.send(treatment, vectors, jax.random.key(1))
-  recipe = inversion.Recipe(
+  recipe = recipe_lib.Recipe(
     steps=STEPS,
     batch_size=128,
     learning_rate=5e-3,

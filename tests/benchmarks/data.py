@@ -9,6 +9,7 @@ system allows it), and what 8.8 million passages would take.
   python tests/benchmarks/data.py --records=500000
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -55,7 +56,7 @@ def table_of(place: pathlib.Path) -> pathlib.Path:
 
 def write(place: pathlib.Path, threads: int) -> dict:
   """Caches passages, from the table to the finished cache."""
-  from synthq_jax.data import cache_writers, files, shipped
+  from synthq_jax.data import files, shipped, token_cache
   from synthq_jax.data import vocabulary as vocabulary_lib
 
   vocabulary = vocabulary_lib.load(
@@ -64,9 +65,16 @@ def write(place: pathlib.Path, threads: int) -> dict:
   held = measuring.peak_mib()
   rows = (row for _, row in files.table(table_of(place), columns=2))
   start = time.monotonic()
-  cache = cache_writers.from_texts(
-    place, rows, vocabulary, length=LENGTH, threads=threads
-  )
+  with token_cache.writing(
+    place, {"inputs": LENGTH}, vocab_size=vocabulary.vocab_size, names=["ids"]
+  ) as writer:
+    while chunk := list(itertools.islice(rows, 4096)):
+      ids, texts = zip(*chunk, strict=True)
+      tokens, _ = vocabulary_lib.tokenize_and_count(
+        vocabulary, texts, length=LENGTH, threads=threads
+      )
+      writer.append({"inputs": tokens}, {"ids": ids})
+  cache = token_cache.load(place)
   seconds = time.monotonic() - start
   return {
     "seconds": round(seconds, 2),

@@ -88,7 +88,6 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
   from synthq_jax.data import shipped
   from synthq_jax.federated import (
     cohorts,
-    few_clients,
     local_training,
     user_privacy,
   )
@@ -144,7 +143,7 @@ def case(options: argparse.Namespace) -> dict[str, Any]:
   processor = time.process_time() - processor
   peak = round(measuring.peak_mib())
   try:
-    few_clients.check_meaningful(privacy, parameters)
+    user_privacy.check_meaningful(privacy, parameters)
     refusal = None
   except ValueError as error:
     refusal = str(error)

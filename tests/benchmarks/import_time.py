@@ -23,7 +23,7 @@ print(json.dumps([between - start, time.perf_counter() - between]))
 HELP = """
 import contextlib, io, json, time
 start = time.perf_counter()
-from synthq_jax import main
+from synthq_jax.cli import main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
   main.main(["--help"])
 print(json.dumps(time.perf_counter() - start))

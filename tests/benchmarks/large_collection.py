@@ -56,7 +56,7 @@ def write(folder: pathlib.Path, documents: int) -> None:
 
 def measure(folder: pathlib.Path, workdir: pathlib.Path) -> dict:
   """Runs the stages in a process of their own; returns what they took."""
-  command = [sys.executable, "-m", "synthq_jax.main", "evaluate", "--quiet"]
+  command = [sys.executable, "-m", "synthq_jax.cli.main", "evaluate", "--quiet"]
   command += [f"--workdir={workdir}", f"--gin.SOURCE=beir:{folder}", *FLAGS]
   start = time.monotonic()
   made = subprocess.run(command, capture_output=True, text=True, check=False)

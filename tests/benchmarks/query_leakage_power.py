@@ -20,8 +20,7 @@ import repository
 from synthq_jax import artifacts
 from synthq_jax.leakage import near_duplicates, shares
 from synthq_jax.pipeline import (
-  _query_comparisons,
-  _query_sides,
+  query_comparisons,
   results,
   workspace,
 )
@@ -80,9 +79,9 @@ def main() -> int:
   options = parser.parse_args()
   space = workspace.Folders(options.workdir)
   prepared = artifacts.load(space.private("prepare_data"), results.PreparedData)
-  real = _query_sides.real(space, prepared, limit=20_000, seed=0)
+  real = query_comparisons.real(space, prepared, limit=20_000, seed=0)
   written = [
-    _query_sides.written(
+    query_comparisons.written(
       space,
       artifacts.load(path.parent, results.SyntheticQueries),
       limit=100_000,
@@ -94,7 +93,9 @@ def main() -> int:
   rng = np.random.default_rng(0)
   rows = []
   for name, detector in DETECTORS.items():
-    found = _query_comparisons.search(detector, real.texts, real, written)
+    found = query_comparisons.NearDuplicates(
+      detector, real.texts, real, written
+    )
     for one in written:
       hit, num_train = counted(found, one.name, real)
       rows += [

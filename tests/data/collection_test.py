@@ -18,12 +18,6 @@ def test_pairs_leave_out_grade_zero_and_keep_the_order():
   assert tiny.pairs("test") == [("q2", "d2"), ("q1", "d1")]
 
 
-def test_split_queries_are_the_judged_ones_in_collection_order():
-  tiny = make({"a": {"q2": {"d2": 1}, "q1": {"d1": 1}}, "b": {"q2": {"d1": 0}}})
-  assert [query.id for query in tiny.split_queries("a")] == ["q1", "q2"]
-  assert [query.id for query in tiny.split_queries("b")] == ["q2"]
-
-
 def test_a_missing_split_is_named_beside_those_there():
   with pytest.raises(ValueError, match=r"\['test'\], got split='dev'"):
     make({"test": {}}).pairs("dev")
@@ -56,7 +50,6 @@ def streamed(*documents):
 def test_streamed_documents_are_read_as_often_as_they_are_looped_over():
   tiny = make({"test": {"q1": {"d2": 1}}}, documents=streamed())
   assert list(tiny.documents) == list(tiny.documents) == list(DOCUMENTS)
-  assert tiny.document_by_id() == make({}).document_by_id()
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,8 @@ def test_the_demo_set_needs_none_of_tensorflows_packages():
 
 def test_the_installed_packages_give_a_clean_demo_set(read_once):
   installed = environment_docs.build(environment_docs.EnvironmentDocs())
-  queries, documents = installed.query_by_id(), installed.document_by_id()
+  queries = installed.query_by_id()
+  documents = {one.id: one for one in installed.documents}
   pairs = {split: installed.pairs(split) for split in installed.qrels}
   count = sum(map(len, pairs.values()))
   assert count >= 5_000 and count == len(documents)

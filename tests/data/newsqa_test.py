@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from synthq_jax.data import newsqa
+from synthq_jax.data import newsqa, sources
 from synthq_jax.federated import clients, partitions, passages
 
 TEXT = "NAIROBI (CNN) -- A ship came on Monday.\n\n\nIts crew of 12 is safe."
@@ -116,6 +116,16 @@ def test_splits_are_read_from_the_lists_of_stories(tmp_path):
     "dev1": "dev",
     "test1": "test",
   }
+  path = packed_csv(tmp_path / "n.csv", [row("most", "17:23")])
+  with pytest.raises(ValueError, match="newsqa:FILE.csv@LISTS"):
+    newsqa.from_place(str(path))
+  with (tmp_path / "dev_story_ids.csv").open("a") as stream:
+    stream.write(f"{story_id(SHIP)}\n")
+  source = sources.open(f"newsqa:{path}@{tmp_path}")
+  assert source.title == "n.csv" and list(source.read().qrels) == ["dev"]
+  before = source.digest()
+  (tmp_path / "dev_story_ids.csv").write_text(f"story_id\n{story_id(SHIP)}\n")
+  assert source.digest() != before
 
 
 def test_urls_are_found_by_the_names_of_their_stories(tmp_path):

@@ -433,29 +433,29 @@ def test_a_task_is_cached_as_it_is_read(folder, vocabulary, tmp_path):
   assert cache.facts == {"task": "msmarco_dual_encoder", "split": "train"}
 
 
-def test_texts_and_task_give_the_same_cache(folder, vocabulary, tmp_path):
+def test_a_task_without_names_of_pairs_is_cached(folder, vocabulary, tmp_path):
   tasks.register_query_generation(
     "generation", sources(folder)["beir"], vocabulary
   )
   seen = []
-  direct = cache_writers.from_texts(
-    tmp_path / "direct",
-    ((id_, contents(id_)) for id_ in DOCUMENTS),
-    vocabulary,
-    length=24,
-    prefix=tasks.PREFIX,
-    threads=2,
+  cache = cache_writers.from_task(
+    tmp_path / "task",
+    "generation",
+    "passage",
+    LENGTHS,
+    facts={"by": "a test"},
     progress=seen.append,
   )
-  task = cache_writers.from_task(
-    tmp_path / "task", "generation", "passage", LENGTHS
-  )
   assert seen == [4]
-  assert direct.facts == {"prefix": tasks.PREFIX, "share_cut": 0.25}
-  assert list(direct.names["ids"]) == list(task.names["passage_id"])
-  np.testing.assert_array_equal(
-    direct.columns["inputs"][:], task.columns["inputs"][:]
+  assert cache.facts["by"] == "a test"
+  assert list(cache.names["passage_id"]) == list(DOCUMENTS)
+  expected, _ = vocabulary_lib.tokenize_and_count(
+    vocabulary,
+    [contents(id_) for id_ in DOCUMENTS],
+    length=24,
+    prefix=tasks.PREFIX,
   )
+  np.testing.assert_array_equal(cache.columns["inputs"][:], expected)
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,14 @@ def test_a_collection_gets_the_vectors_that_training_sees(pooling):
   params = encoders.init(_params())
   tokens = np.tile(_TOKENS, (3, 1))
   for one, all_ in (
-    (encoders.queries, encoders.encode_queries),
-    (encoders.sentences, encoders.encode_sentences),
+    (encoders_lib.QUERY, encoders.encode_queries),
+    (encoders_lib.SENTENCE, encoders.encode_sentences),
   ):
     np.testing.assert_allclose(
       all_(params, tokens, batch_size=4),
-      jax.jit(one)(params, tokens),
+      jax.jit(functools.partial(encoders.encode, part=one))(
+        params, tokens=tokens
+      ),
       atol=1e-6,
     )
 
@@ -84,7 +86,9 @@ def test_equal_sentences_are_encoded_once(monkeypatch):
   vectors = _encoders().encode_sentences(params, tokens, batch_size=4)
   np.testing.assert_array_equal(seen[0], _TOKENS[[1, 0, 2]])
   np.testing.assert_array_equal(vectors[[0, 1]], vectors[[2, 5]])
-  expected = jax.jit(_encoders().sentences)(params, tokens)
+  expected = jax.jit(functools.partial(_encoders().encode, part="sentence"))(
+    params, tokens=tokens
+  )
   np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
@@ -92,7 +96,11 @@ def test_questions_do_not_move_the_tower_of_sentences():
   encoders = _encoders("first")
   params = encoders.init(_params())
   gradient = jax.jit(
-    jax.grad(lambda params: jnp.sum(encoders.queries(params, _TOKENS) ** 3))
+    jax.grad(
+      lambda params: jnp.sum(
+        encoders.encode(params, encoders_lib.QUERY, _TOKENS) ** 3
+      )
+    )
   )(params)
   moved = {
     name: any(np.asarray(leaf).any() for leaf in jax.tree.leaves(tower))

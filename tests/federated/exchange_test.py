@@ -30,10 +30,10 @@ def make_party(name, **changes):
     sentences=sentences,
     answers=[(i,) for i in range(QUESTIONS)],
     passages=np.arange(SIZES[name]) // 2,
-    query_encoder=statement.none(unit=exchange.QUESTION_UNIT),
-    sentence_encoder=statement.none(unit=exchange.COLLECTION_UNIT),
+    query_encoder=statement.none(unit=messages.QUESTION_UNIT),
+    sentence_encoder=statement.none(unit=messages.COLLECTION_UNIT),
   )
-  return exchange.Party(**(fields | changes))
+  return messages.Party(**(fields | changes))
 
 
 PARTIES = [make_party(name) for name in SIZES]
@@ -261,7 +261,7 @@ def test_public_sentences_promise_what_their_encoder_does():
   made = exchange.FedNegative(
     queries=noised_rows(2.0), collections_are_public=True
   )
-  has_read = statement.non_private(unit=exchange.COLLECTION_UNIT)
+  has_read = statement.non_private(unit=messages.COLLECTION_UNIT)
   parties = [
     dataclasses.replace(one, sentence_encoder=has_read) for one in PARTIES
   ]
@@ -355,7 +355,7 @@ def test_a_summary_holds_a_passage_to_norm_one():
 
 
 def test_generated_sentences_carry_their_generators_promise():
-  generator = exchange.Promise(
+  generator = messages.Promise(
     questions=statement.none(),
     collection=noised_vectors.promise(
       identifier="generator", unit="passage", mechanism="training",
@@ -405,5 +405,5 @@ def test_random_partners_change_with_the_round_and_not_with_time():
 
 
 def test_a_negative_count_is_refused():
-  with pytest.raises(ValueError, match="RandomPartners.count"):
+  with pytest.raises(ValueError, match="count >= 0"):
     exchange.RandomPartners(count=-1, seed=0)

@@ -72,8 +72,9 @@ def test_the_claim_states_what_its_noise_earns():
   assert statement.epsilon == again
   assert 7.9 < again <= 8.0
   assert statement.unit == "passage"
-  assert statement.l2_clip_norm == 0.5
-  assert statement.noise_multiplier == made.noise_multiplier
+  [release] = statement.ledger
+  assert release.l2_clip_norm == 0.5
+  assert release.noise_multiplier == made.noise_multiplier
 
 
 @pytest.fixture(scope="module")

@@ -113,5 +113,5 @@ def test_clients_side_by_side_wait_for_the_longest_and_change_no_more():
 
 @pytest.mark.parametrize("epochs", [0, -2])
 def test_no_epochs_are_refused(epochs):
-  with pytest.raises(ValueError, match=f"1 or more, got epochs={epochs}"):
+  with pytest.raises(ValueError, match=f"epochs >= 1, got epochs={epochs}"):
     local_training.local_training(loss_fn, optax.sgd(0.1), epochs=epochs)

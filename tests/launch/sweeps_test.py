@@ -10,7 +10,7 @@ import pytest
 
 import gin_text
 import sweeps
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.pipeline import plan
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import tarfile
 import pytest
 
 import tpu_steps
-from synthq_jax import _flags
+from synthq_jax.cli import flags as flags_lib
 
 GOLDEN = pathlib.Path(__file__).with_name("tpu_vm_dry_run.txt")
 
@@ -105,7 +105,7 @@ def test_synthq_understands_what_the_workers_are_told():
   words = shlex.split(command.replace("\\\n", " "))
   first = next(i for i, word in enumerate(words) if word.endswith("bin/synthq"))
   flags = [w for w in words[first + 1 :] if not w.startswith("--gin.")]
-  options = _flags.parser().parse_args(flags)
+  options = flags_lib.parser().parse_args(flags)
   assert options.distributed == "tpu"
   assert options.stage == "run"
   assert options.gin_file == ["gin_configs/recipes/demo.gin"]
@@ -141,7 +141,9 @@ def test_stages_of_one_process_start_without_a_cluster(stage):
   command = _remote(_job(stage=stage), "run")
   words = shlex.split(command.replace("\\\n", " "))
   flags = [w for w in words[words.index(stage) :] if not w.startswith("--gin.")]
-  assert _flags.processes(_flags.parser().parse_args(flags)).mode == "none"
+  assert (
+    flags_lib.processes(flags_lib.parser().parse_args(flags)).mode == "none"
+  )
 
 
 def test_a_mount_that_no_longer_answers_makes_way(tmp_path):

@@ -103,7 +103,7 @@ def test_a_sweep_adds_one_job_for_each_point(mock, tmp_path):
   ]
   assert _launched(mock)[2] == [
     "-m",
-    "synthq_jax.main",
+    "synthq_jax.cli.main",
     "finetune_dp",
     "--quiet",
     TINY,

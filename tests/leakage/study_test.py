@@ -76,9 +76,10 @@ def test_tests_are_scipys_with_bonferronis_correction():
     assert each.p_value == pytest.approx(want.pvalue, rel=1e-9)
     assert each.corrected == pytest.approx(min(1, 4 * want.pvalue), rel=1e-9)
     assert each.is_significant == (4 * want.pvalue < 0.05)
-    assert each.low < each.difference < each.high
+    gap = each.difference
+    assert gap.low < gap.mean < gap.high
     differences = [system[q] - base[q] for q in base]
-    assert each.difference == pytest.approx(np.mean(differences))
+    assert gap.mean == pytest.approx(np.mean(differences))
   assert [each.label for each in found] == list(pairs)
 
 
@@ -100,7 +101,7 @@ def test_a_planted_effect_is_found_and_a_null_one_is_not():
     helped = {q: min(1.0, x + 0.2) for q, x in base.items()}
     noisy = {q: x + rng.normal(0, 0.1) for q, x in helped.items()}
     *nulls, planted = study.compare({**null, "p": (noisy, base)})
-    found += planted.is_significant and planted.difference > 0
+    found += planted.is_significant and planted.difference.mean > 0
     false += any(each.is_significant for each in nulls)
   assert found == 300
   # At most 5% of the families may hold a false alarm (4 standard errors more).
@@ -120,7 +121,11 @@ def test_without_the_correction_a_null_effect_is_often_found():
 def test_equal_systems_do_not_differ():
   same = {"a": 0.1, "b": 0.2}
   [found] = study.compare({"s": (same, same)})
-  assert (found.difference, found.p_value, found.corrected) == (0.0, 1.0, 1.0)
+  assert (found.difference.mean, found.p_value, found.corrected) == (
+    0.0,
+    1.0,
+    1.0,
+  )
   assert not found.is_significant
 
 

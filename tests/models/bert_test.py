@@ -250,7 +250,7 @@ def test_a_folder_that_is_no_bert_is_refused(tmp_path, spoil, message):
 @pytest.mark.parametrize(
   "fields,message",
   [
-    ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+    ({"num_layers": 0}, "num_layers >= 1, got num_layers=0"),
     ({"emb_dim": 10}, "multiple of num_heads, got emb_dim=10, num_heads=4"),
     ({"dropout_rate": 1.0}, "dropout_rate=1.0"),
     ({"activation": "silu"}, "knows gelu, gelu_new, relu, got 'silu'"),

@@ -93,5 +93,5 @@ def test_a_pattern_without_kernels_is_refused(params, kernels):
 
 @pytest.mark.parametrize("name, value", [("rank", 0), ("alpha", float("nan"))])
 def test_numbers_out_of_range_are_refused(name, value):
-  with pytest.raises(ValueError, match=f"LoRA.{name} must be .*{name}={value}"):
+  with pytest.raises(ValueError, match=f"expected {name} .*{name}={value}"):
     lora.LoRA(**{name: value})

@@ -112,7 +112,7 @@ def test_a_prompt_starts_from_pieces_of_the_vocabulary(params):
 
 
 def test_lengths_out_of_range_are_refused(params):
-  with pytest.raises(ValueError, match="at least 1, got length=0"):
+  with pytest.raises(ValueError, match="length >= 1, got length=0"):
     prompt.Prompt(length=0)
   with pytest.raises(ValueError, match="length=70 for 128 rows"):
     prompt.Prompt(length=70).init(params, jax.random.key(0))

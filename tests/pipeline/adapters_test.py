@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import small_data
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import shipped
 from synthq_jax.generation import decoding
 from synthq_jax.models import t5_checkpoints

@@ -10,9 +10,10 @@ import shutil
 import pytest
 import small_data
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import shipped
-from synthq_jax.stages import _queries
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.training import pairs
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
@@ -373,7 +374,7 @@ def test_ctrl_c_stops_in_one_line_and_the_same_command_goes_on(
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patched:
-    patched.setattr(_queries, "save", interrupted)
+    patched.setattr(queries_lib, "save", interrupted)
     message = refused(capsys, argv, code=130)
   assert message.endswith("the same command goes on where it stopped")
   assert finished(tmp_path / "run") == ["private/prepare_data"]

@@ -5,9 +5,10 @@ import types
 
 import pytest
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
+from synthq_jax.cli import main
 from synthq_jax.pipeline import corpus_overlap, results
 
 _QUERIES = ["what is a red apple", "who ate all the pears", "zanzibar"]

@@ -7,7 +7,7 @@ import pytest
 from synthq_jax.data import collection, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import inputs
-from synthq_jax.stages import _queries
+from synthq_jax.pipeline import queries as queries_lib
 
 TEXTS = ["red apples", "a " * 40, "pears", "sea", "blue"]
 DOCUMENTS = [
@@ -63,5 +63,5 @@ def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
 
 def test_texts_of_owners_are_streamed(tmp_path):
   write(tmp_path / "a")
-  found = _queries.texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])
+  found = queries_lib.texts_of(tmp_path / "a" / "corpus.jsonl", [0, 0, 3, 4, 4])
   assert list(found) == ["red apples", "red apples", "sea", "blue", "blue"]

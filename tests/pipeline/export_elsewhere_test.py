@@ -13,7 +13,8 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, sources, vocabulary
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import export, results

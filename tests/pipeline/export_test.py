@@ -11,12 +11,13 @@ import pytest
 import small_data
 import tiny_runs
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
-  _fingerprints,
   export,
+  fingerprints,
   inputs,
   plan,
   workspace,
@@ -215,7 +216,7 @@ def test_results_rest_on_every_parameter_of_the_checkpoint(name, tmp_path):
     t5_checkpoints.save(tmp_path / place, params, TINY)
     to = tmp_path / f"{place}_{name}"
     t5_checkpoints.convert(tmp_path / place, to, format=name)
-    digests.append(_fingerprints.of_checkpoint(to))
+    digests.append(fingerprints.of_checkpoint(to))
     if place == "b":
       params["decoder"]["decoder_norm"]["scale"][3] += 1
   assert digests[0] == digests[1] != digests[2]

@@ -11,7 +11,7 @@ import pathlib
 import signal
 import sys
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.data import blocks
 from synthq_jax.retrieval import vector_files
 from synthq_jax.stages import _search, generate

@@ -103,7 +103,7 @@ def occupied(workdir):
 
 def test_what_the_user_can_mend_ends_both_with_one_line(tmp_path, flags):
   """Process 0 alone finds it; the other one waits for it at that time."""
-  command = ["-m", "synthq_jax.main", "prepare_data", *flags]
+  command = ["-m", "synthq_jax.cli.main", "prepare_data", *flags]
   with occupied(tmp_path / "run"):
     done = in_two(*command, f"--workdir={tmp_path / 'run'}", max_restarts=2)
   assert done.returncode == 2
@@ -122,7 +122,7 @@ def test_processes_with_working_directories_of_their_own_are_refused(
     place.mkdir(parents=True)
     if leftovers:
       (place / "secret_seed").write_text(f"{number}abc\n")
-  command = [sys.executable, "-m", "synthq_jax.main", "finetune_dp", *flags]
+  command = [sys.executable, "-m", "synthq_jax.cli.main", "finetune_dp", *flags]
   line = shlex.join([*command, "--gin.SECRET_SEED=None"])
   own = f"exec {line} --workdir={tmp_path}/$SYNTHQ_PROCESS_ID"
   done = run(

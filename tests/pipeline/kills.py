@@ -44,7 +44,7 @@ class Kill:
 
 def start(workdir: pathlib.Path, flags: Sequence[str]) -> subprocess.Popen:
   """Starts a run as a process of its own."""
-  command = [sys.executable, "-m", "synthq_jax.main", "run", "--quiet"]
+  command = [sys.executable, "-m", "synthq_jax.cli.main", "run", "--quiet"]
   command += [f"--workdir={workdir}", *flags]
   environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
   log = open(workdir.with_suffix(".log"), "w+")

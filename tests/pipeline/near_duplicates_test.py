@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.leakage import near_duplicates as detectors
 from synthq_jax.pipeline import near_duplicates
 

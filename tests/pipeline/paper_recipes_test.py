@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.models import t5
 from synthq_jax.pipeline import plan
 from synthq_jax.privacy import sampling

@@ -14,7 +14,7 @@ from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.models import prompt, t5_checkpoints
 from synthq_jax.pipeline import (
-  _fingerprints,
+  fingerprints,
   inputs,
   plan,
   private_training,
@@ -364,7 +364,7 @@ def test_another_version_of_numpy_is_another_release(
 
   monkeypatch.setattr(private_training.dp_step, "train", noted)
   for version in (np.__version__, "1.99"):
-    monkeypatch.setattr(_fingerprints.np, "__version__", version)
+    monkeypatch.setattr(fingerprints.np, "__version__", version)
     plan.run(
       finished_run.config, tmp_path, stages=["finetune_dp"], progress=False
     )

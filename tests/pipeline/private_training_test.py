@@ -23,12 +23,12 @@ import small_data
 from synthq_jax import artifacts, optim
 from synthq_jax.data import sources
 from synthq_jax.pipeline import (
-  _fingerprints,
-  _release,
+  fingerprints,
   plan,
   private_training,
   workspace,
 )
+from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import ledger, sampling
 from synthq_jax.stages import direct_dp, finetune_dp, prepare_data
 from synthq_jax.training import checkpoints, distributed, dp_step, loop
@@ -223,7 +223,7 @@ def entries(root):
 
 
 def record_of(root, digest="digest"):
-  path = root / f"private/stage/name/state_{digest}" / _release.RECORD
+  path = root / f"private/stage/name/state_{digest}" / release_lib.RECORD
   return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -265,13 +265,13 @@ def test_a_fixed_secret_makes_the_same_training_again(tmp_path):
   assert len(set(made)) == 1
   assert made[0][1] == "stage/name/digest"
   assert entries(tmp_path / "a") == ["stage/name/digest"]
-  assert not list(tmp_path.rglob(_release.RECORD))
+  assert not list(tmp_path.rglob(release_lib.RECORD))
 
 
 def test_a_fixed_secret_draws_what_it_always_drew(tmp_path):
   """Tables that were made with one stay as they are."""
   space = workspace.Workspace(tmp_path, secret_seed=7)
-  one = _release.start(
+  one = release_lib.start(
     space, "a/b", "0f", directory=tmp_path / "state", program="any"
   )
   assert one.batch_seed == space.seed("a/b batches 0f")
@@ -317,7 +317,7 @@ def test_a_training_killed_at_any_write_ends_as_one_that_was_not(
   kill.update(left=2, seen=[])
   with pytest.raises(Killed):
     trained(begun, Seen(), **options)
-  assert kill["seen"] == [_release.RECORD, "ledger.jsonl"]
+  assert kill["seen"] == [release_lib.RECORD, "ledger.jsonl"]
   assert not (begun / "private/ledger.jsonl").exists()
   whole = tmp_path / "whole"
   shutil.copytree(begun, whole)
@@ -432,7 +432,7 @@ def test_states_without_their_record_are_not_gone_on_with(
   interrupted(tmp_path, monkeypatch, at=3)
   state = tmp_path / "private/stage/name/state_digest"
   assert checkpoints.latest_step(state) == 3
-  (state / _release.RECORD).unlink()
+  (state / release_lib.RECORD).unlink()
   interrupted(tmp_path, monkeypatch, at=0)
   assert checkpoints.latest_step(state) is None
   assert keys[0][2] != keys[1][2] and len(entries(tmp_path)) == 2
@@ -444,7 +444,7 @@ def test_only_the_owner_may_read_what_was_drawn_and_no_name_tells_it(tmp_path):
     _, said = trained(tmp_path, Seen())
   finally:
     os.umask(before)
-  path = tmp_path / "private/stage/name/state_digest" / _release.RECORD
+  path = tmp_path / "private/stage/name/state_digest" / release_lib.RECORD
   assert path.stat().st_mode & 0o077 == 0
   record = record_of(tmp_path)
   assert len(record["noise"]) == 32
@@ -460,7 +460,7 @@ def test_a_process_that_follows_takes_what_process_0_has_drawn(
   space = workspace.Workspace(tmp_path)
 
   def start(directory):
-    made = _release.start(
+    made = release_lib.start(
       space, "a", "0", directory=tmp_path / directory, program="any"
     )
     keys = (made.dropout_key, made.noise_key)
@@ -492,13 +492,13 @@ SPEED = [
 
 def test_whatever_changes_the_speed_is_another_program():
   config = finetune_dp.Config()
-  programs = [_fingerprints.program(config, None)]
+  programs = [fingerprints.program(config, None)]
   for name, value in SPEED:
     other = dataclasses.replace(config, **{name: value})
     assert artifacts.fingerprint(other) == artifacts.fingerprint(config)
-    programs.append(_fingerprints.program(other, None))
+    programs.append(fingerprints.program(other, None))
   mesh = finetune_dp.mesh_lib.make(finetune_dp.mesh_lib.Shape(data=2))
-  programs.append(_fingerprints.program(config, mesh))
+  programs.append(fingerprints.program(config, mesh))
   assert len(set(programs)) == len(programs)
   known = {name for name, _ in SPEED} | {"settings"}
   assert known == {
@@ -507,14 +507,14 @@ def test_whatever_changes_the_speed_is_another_program():
     if field.metadata.get("speed_only")
   }
   saving = dataclasses.replace(config, settings=loop.Settings(progress=False))
-  assert _fingerprints.program(saving, None) == programs[0]
+  assert fingerprints.program(saving, None) == programs[0]
 
 
 def test_other_code_is_another_program(monkeypatch):
-  before = _fingerprints.program({}, None)
-  assert _fingerprints.program({}, None) == before
-  monkeypatch.setattr(_fingerprints, "_code", lambda: "another")
-  assert _fingerprints.program({}, None) != before
+  before = fingerprints.program({}, None)
+  assert fingerprints.program({}, None) == before
+  monkeypatch.setattr(fingerprints, "_code", lambda: "another")
+  assert fingerprints.program({}, None) != before
 
 
 # No two releases of a run share anything secret.

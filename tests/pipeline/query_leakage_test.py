@@ -13,8 +13,8 @@ import tiny_runs
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
-  _query_leakage_results,
-  _query_sides,
+  comparison_results,
+  query_comparisons,
   results,
   workspace,
 )
@@ -286,7 +286,7 @@ def test_the_result_lies_in_the_private_folder(planted):
   workdir, found = planted
   assert found.directory == "private/query_leakage"
   place = workdir.space.private("query_leakage")
-  kind = _query_leakage_results.QueryLeakage
+  kind = comparison_results.QueryLeakage
   assert artifacts.load(place, kind) == found
   assert not workdir.space.public("query_leakage").exists()
 
@@ -369,7 +369,9 @@ def test_a_generator_that_learned_the_common_queries_is_rarely_accused(
 def test_more_queries_than_wanted_are_drawn_alike(tmp_path):
   rng = np.random.default_rng(6)
   workdir = _Workdir(tmp_path, _log(rng))
-  real = _query_sides.real(workdir.space, workdir.prepared, limit=70, seed=0)
+  real = query_comparisons.real(
+    workdir.space, workdir.prepared, limit=70, seed=0
+  )
   assert (real.trained.sum(), len(real.texts)) == (70, 140)
   names = {text: name for name, text in workdir.texts.items()}
   of = [names[text] for text in real.texts]
@@ -383,12 +385,12 @@ def test_written_queries_of_a_document_are_taken_together(tmp_path):
   workdir = _Workdir(tmp_path, _log(np.random.default_rng(6), 5, 2, 3))
   texts = [f"query {i} of {i // 5}" for i in range(50)]
   made = workdir.synthetic("eps8", texts, per_document=5)
-  some = _query_sides.written(workdir.space, made, limit=12, seed=0)
+  some = query_comparisons.written(workdir.space, made, limit=12, seed=0)
   assert len(some.texts) == 15
   documents = [text.rpartition(" ")[2] for text in some.texts]
   assert len(set(documents)) == 3
   assert len(set(zip(documents, some.owners.tolist(), strict=True))) == 3
-  every = _query_sides.written(workdir.space, made, limit=50, seed=0)
+  every = query_comparisons.written(workdir.space, made, limit=50, seed=0)
   assert every.texts == texts
 
 
@@ -399,7 +401,9 @@ def test_a_query_of_train_and_dev_was_trained_on(tmp_path):
     workdir.space.private("prepare_data") / "dev.npz",
     ids=np.array(["train1", "dev0"]),
   )
-  real = _query_sides.real(workdir.space, workdir.prepared, limit=9, seed=0)
+  real = query_comparisons.real(
+    workdir.space, workdir.prepared, limit=9, seed=0
+  )
   assert len(real.texts) == 5 + 1 + 3
   assert real.trained.sum() == 5
 

@@ -12,8 +12,8 @@ import pytest
 import tiny_runs
 
 from synthq_jax import artifacts, intervals
-from synthq_jax.pipeline import _query_leakage_results as leakage_lib
 from synthq_jax.pipeline import comparison_results, results, workspace
+from synthq_jax.pipeline import comparison_results as leakage_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
 from synthq_jax.stages import compare_queries, report

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import files
 from synthq_jax.pipeline import search, search_page, system_results
 from synthq_jax.retrieval import fusion, trec

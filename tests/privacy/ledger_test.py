@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.privacy import ledger, sampling, statement
 from tests.privacy import statements
 

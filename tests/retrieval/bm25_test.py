@@ -151,7 +151,7 @@ def searched(data, config, document=as_it_is, query=as_it_is):
     [item.id for item in data.documents],
     [document(item.contents) for item in data.documents],
   )
-  queries = data.split_queries("test")
+  queries = [q for q in data.queries if q.id in data.qrels["test"]]
   return index.search_run(
     [item.id for item in queries], [query(item.text) for item in queries], k=100
   )

@@ -64,7 +64,7 @@ def test_copies_of_a_vector_find_each_other_and_never_themselves():
 @pytest.mark.parametrize(
   "vectors, k, words",
   [
-    (np.ones((3, 2)), 3, "below 3"),
+    (np.ones((3, 2)), 3, "k in .1, 3., got k=3"),
     (np.ones((3, 2)), 0, "got k=0"),
     (np.full((3, 2), np.nan), 1, "diverged"),
   ],

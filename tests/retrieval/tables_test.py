@@ -64,14 +64,14 @@ def test_a_gain_on_one_set_alone_may_not_be_one_of_the_average():
 
 
 def test_markdown_holds_the_same_cells_with_its_markup_escaped():
-  lines = by_hand().markdown(digits=2).splitlines()
-  assert lines[:4] == [
+  lines = by_hand().cells(digits=2).markdown().splitlines()
+  assert lines == [
     "| Row | fiqa | cqadup | touche | Average |",
     "| --- | --: | --: | --: | --: |",
     "| BM25 | 0.25 | 0.30 | 0.90 | 0.28 |",
     r"| original | 0.75\* | 0.30 | - | 0.52 |",
+    "| direct DP | 0.25 | 0.30 | 0.90 | 0.28 |",
   ]
-  assert lines[-1].startswith("nDCG@10, means") and r" \* differs" in lines[-1]
 
 
 def test_intervals_stand_beside_the_means_when_asked_for():
@@ -250,7 +250,7 @@ ONE = {"BM25": {"fiqa": per_query(1.0, 2.0)}}
       {},
       "row 'BM25', column 'fiqa': expected finite values",
     ),
-    (ONE, {"level": 1}, "expected level in .0, 1."),
+    (ONE, {"samples": 0}, "expected samples >= 1"),
   ],
 )
 def test_what_cannot_be_compared_is_named(results, options, message):

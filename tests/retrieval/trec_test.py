@@ -60,15 +60,6 @@ def test_runs_and_judgements_are_read_gzipped(tmp_path):
   assert trec.read_qrels(path) == {"q": {"d": 2}}
 
 
-def test_judgements_written_are_read_back(tmp_path):
-  qrels = {"q1": {"d1": 2, "d2": 0}, "q2": {"d1": -1}}
-  trec.write_qrels(tmp_path / "qrels", qrels)
-  assert (
-    tmp_path / "qrels"
-  ).read_text() == "q1 0 d1 2\nq1 0 d2 0\nq2 0 d1 -1\n"
-  assert trec.read_qrels(tmp_path / "qrels") == qrels
-
-
 BOM = b"\xef\xbb\xbf"
 RUN = b"q1 Q0 a 1 2.5 t\nq1 Q0 b 2 -1e-3 t\nq2 Q0 a 1 0 t\n"
 QRELS = b"q1 0 a 2\nq1 0 b 0\nq2 0 a -1\n"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import small_data
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import direct_dp
 

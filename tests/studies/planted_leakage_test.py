@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, main
+from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import training as training_lib
@@ -405,7 +406,7 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
     ({"near": "train_source"}, "train_source=None"),
     ({"filler_threshold": 0.9}, "filler would hold near-duplicates"),
     ({"sizes": (8,)}, r"at least num_leaked, got sizes=\(8,\)"),
-    ({"alpha": 0.0}, "alpha must be in"),
+    ({"alpha": 0.0}, "alpha in .0, 1., got"),
     ({"near_threshold": 1.5}, "near_threshold must be in"),
     ({"models": ()}, "models must be some"),
     ({"folds": 1}, "folds must be at least 2"),

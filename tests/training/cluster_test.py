@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.training import cluster
 
 FLAGS = (

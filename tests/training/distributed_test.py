@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from synthq_jax import main
+from synthq_jax.cli import main
 from synthq_jax.training import cluster, distributed, loop
 
 

@@ -24,7 +24,7 @@ CONFIG = t5_config.T5Config(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(pairs.Recipe):
   steps: int = 30
   batch_size: int = 8
   learning_rate: float = 1e-2

@@ -83,19 +83,15 @@ class Duet(terms_lib.OfTerms):
     }
 
   def logits(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch 1"]:
     """Returns f_l + f_d of each row."""
     embedding = self.vectors(params)
-    keys = (None, None) if key is None else jax.random.split(key)
-    rngs = [None if one is None else {"dropout": one} for one in keys]
-    drop = key is not None
+    drop, own = rngs is not None, [None, None]
+    if drop:
+      own = [{"dropout": key} for key in jax.random.split(rngs["dropout"])]
     local = self._local().apply(
-      {"params": params["local"]}, matches(batch), drop, rngs=rngs[0]
+      {"params": params["local"]}, matches(batch), drop, rngs=own[0]
     )
     distributed = self._distributed().apply(
       {"params": params["distributed"]},
@@ -104,7 +100,7 @@ class Duet(terms_lib.OfTerms):
       batch["query"] != 0,
       batch["document"] != 0,
       drop,
-      rngs=rngs[1],
+      rngs=own[1],
     )
     return local + distributed
 

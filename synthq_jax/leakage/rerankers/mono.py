@@ -6,10 +6,11 @@ References:
   Nogueira, Cho: Passage Re-ranking with BERT. 2019, arXiv:1901.04085, section 3.
 """
 
+import abc
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -29,7 +30,47 @@ _LABELS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MonoT5(reranker.Reranker):
+class _Mono(reranker.Reranker):
+  """What transformers share that read both texts as one row."""
+
+  vocabulary: Any = dataclasses.field(repr=False)
+  """What texts are read with: has `encode` and `vocab_size`; for a T5 from
+  `data.vocabulary.load`."""
+  start: typing.Params | None = dataclasses.field(default=None, repr=False)
+  """The parameters that training starts from; what is missing, such as a
+  classifier or all of them, starts at random."""
+  length: int = 512
+  """Pieces of a row at most."""
+  query_length: int = 64
+  """Pieces of a query that are kept, as in monoBERT's paper."""
+  objective = staticmethod(reranker.cross_entropy)
+
+  def __post_init__(self):
+    reranker.check_vocabulary(
+      self.name, self.vocabulary, self.config.vocab_size
+    )
+
+  @abc.abstractmethod
+  def _frame(self) -> tuple[list[int], list[int], list[int]]:
+    """Returns the pieces before the query, after it, and at the end."""
+
+  def _rows(
+    self, queries: Sequence[str], documents: Sequence[str]
+  ) -> tuple[np.ndarray, list[int]]:
+    """Returns padded rows, and where in each of them the document begins."""
+    rows, starts = reranker.joined(
+      self.vocabulary,
+      queries,
+      documents,
+      length=self.length,
+      query_length=self.query_length,
+      frame=self._frame(),
+    )
+    return vocabulary_lib.pad(rows, self.length), starts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MonoT5(_Mono):
   """Scores a document by how likely "true" is as the T5's first word.
 
   The input is "Query: QUERY Document: DOCUMENT Relevant:", in which the
@@ -43,26 +84,15 @@ class MonoT5(reranker.Reranker):
   languages have words of their own.
   """
 
-  vocabulary: Any = dataclasses.field(repr=False)
-  """The T5's SentencePiece vocabulary, from `data.vocabulary.load`."""
   config: t5_config.T5Config
   """The shape of the T5; its dropout is the training's."""
-  start: typing.Params | None = dataclasses.field(default=None, repr=False)
-  """The parameters that training starts from; random ones if not given."""
-  length: int = 512
-  """Pieces of an input at most."""
-  query_length: int = 64
-  """Pieces of a query that are kept."""
   words: tuple[str, str] = ("false", "true")
   """What the T5 says of documents that are not relevant, and that are."""
   name: ClassVar[str] = "monoT5"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
-  objective = staticmethod(reranker.cross_entropy)
 
   def __post_init__(self):
-    reranker.check_vocabulary(
-      self.name, self.vocabulary, self.config.vocab_size
-    )
+    super().__post_init__()
     frame = sum(len(part) for part in self._frame())
     if self.query_length < 1 or self.length <= frame + self.query_length:
       raise ValueError(
@@ -96,22 +126,10 @@ class MonoT5(reranker.Reranker):
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> reranker.Features:
     """Returns "tokens", the inputs of the T5."""
-    rows, _ = reranker.joined(
-      self.vocabulary,
-      queries,
-      documents,
-      length=self.length,
-      query_length=self.query_length,
-      frame=self._frame(),
-    )
-    return {"tokens": vocabulary_lib.pad(rows, self.length)}
+    return {"tokens": self._rows(queries, documents)[0]}
 
   def logits(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch 2"]:
     """Returns the logits of "false" and "true" as the first piece written."""
     start = jnp.zeros((len(batch["tokens"]), 1), jnp.int32)
@@ -119,8 +137,8 @@ class MonoT5(reranker.Reranker):
       {"params": params},
       batch["tokens"],
       start,
-      enable_dropout=key is not None,
-      rngs=None if key is None else {"dropout": key},
+      enable_dropout=rngs is not None,
+      rngs=rngs,
     )
     return logits[:, 0][:, jnp.array(self.labels())]
 
@@ -139,7 +157,7 @@ def _init_t5(key: jax.Array, *, config: t5_config.T5Config) -> typing.Params:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class MonoBERT(reranker.Reranker):
+class MonoBERT(_Mono):
   """Scores a document by a label of "[CLS] QUERY [SEP] DOCUMENT [SEP]".
 
   The query and what frames it is segment 0, the document segment 1; queries and
@@ -152,29 +170,17 @@ class MonoBERT(reranker.Reranker):
   new one of any size on a vocabulary of this project.
   """
 
-  vocabulary: Any = dataclasses.field(repr=False)
-  """What texts are read with: has `encode` and `vocab_size`."""
   cls_id: int
   """The piece that begins a row."""
   sep_id: int
   """The piece that ends query and document."""
   config: bert.BertConfig
   """The shape of the BERT, with one or two labels."""
-  start: typing.Params | None = dataclasses.field(default=None, repr=False)
-  """The parameters that training starts from; parts that are missing, such as
-  the classifier, start at random."""
-  length: int = 512
-  """Pieces of a row at most."""
-  query_length: int = 64
-  """Pieces of a query that are kept, as in the paper."""
   name: ClassVar[str] = "monoBERT"
   padded: ClassVar[tuple[str, ...]] = ("tokens", "segments")
-  objective = staticmethod(reranker.cross_entropy)
 
   def __post_init__(self):
-    reranker.check_vocabulary(
-      self.name, self.vocabulary, self.config.vocab_size
-    )
+    super().__post_init__()
     if self.config.num_labels not in (1, _LABELS):
       raise ValueError(
         "expected a BERT with one or two labels, got"
@@ -196,35 +202,26 @@ class MonoBERT(reranker.Reranker):
     self, queries: Sequence[str], documents: Sequence[str]
   ) -> reranker.Features:
     """Returns "tokens" and "segments"."""
-    rows, starts = reranker.joined(
-      self.vocabulary,
-      queries,
-      documents,
-      length=self.length,
-      query_length=self.query_length,
-      frame=([self.cls_id], [self.sep_id], [self.sep_id]),
-    )
-    tokens = vocabulary_lib.pad(rows, self.length)
+    tokens, starts = self._rows(queries, documents)
     places = np.arange(self.length)[None]
     in_document = (places >= np.array(starts)[:, None]) & (tokens != 0)
     return {"tokens": tokens, "segments": in_document.astype(np.int32)}
 
   def logits(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch label"]:
     """Returns the logits of the labels."""
     _, found = bert.Bert(self.config).apply(
       {"params": params},
       batch["tokens"],
       batch["segments"],
-      deterministic=key is None,
-      rngs=None if key is None else {"dropout": key},
+      deterministic=rngs is None,
+      rngs=rngs,
     )
     return found
+
+  def _frame(self) -> tuple[list[int], list[int], list[int]]:
+    return [self.cls_id], [self.sep_id], [self.sep_id]
 
 
 def bert_from_folder(folder: str | os.PathLike, **options: Any) -> MonoBERT:

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -16,6 +16,7 @@ __all__ = [
   "Features",
   "Instance",
   "Reranker",
+  "Rngs",
   "check_vocabulary",
   "cross_entropy",
   "encode",
@@ -26,6 +27,8 @@ __all__ = [
 
 Features = dict[str, np.ndarray]
 """Arrays by name, all with a leading axis of rows; a row is a pair of texts."""
+Rngs = dict[str, jax.Array]
+"""Keys by what they are for, as Flax takes them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,26 +106,18 @@ class Reranker(abc.ABC):
 
   @abc.abstractmethod
   def logits(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs: Rngs | None = None
   ) -> Float[Array, "batch label"]:
     """Returns one number for each row, or the logits of "no" and "yes".
 
     Args:
       params: of this reranker.
       batch: features of the rows; a row's logits depend on that row alone.
-      key: randomness of dropout; None switches it off.
+      rngs: "dropout", the key of its randomness; None switches it off.
     """
 
   def score(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch
   ) -> Float[Array, " batch"]:
     """Returns the score of each row, higher for more relevant ones.
 
@@ -131,19 +126,14 @@ class Reranker(abc.ABC):
     Args:
       params: of this reranker.
       batch: features of the rows; a row's score depends on that row alone.
-      key: randomness of dropout; None switches it off.
     """
-    logits = self.logits(params, batch, key=key)
+    logits = self.logits(params, batch)
     if logits.shape[1] == 1:
       return logits[:, 0]
     return jax.nn.log_softmax(logits)[:, 1]
 
   def loss(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs: Rngs | None = None
   ) -> Float[Array, ""]:
     """Returns the mean loss of the rows.
 
@@ -151,9 +141,9 @@ class Reranker(abc.ABC):
       params: of this reranker.
       batch: features of pairs of rows: row 2i holds the relevant document of a
         query, row 2i + 1 the one that is not relevant.
-      key: randomness of dropout; None switches it off.
+      rngs: as in `logits`.
     """
-    return type(self).objective(self.logits(params, batch, key=key))
+    return type(self).objective(self.logits(params, batch, rngs))
 
 
 def encode(vocabulary: Any, texts: Sequence[str]) -> list[list[int]]:

@@ -205,10 +205,7 @@ class KNRM(OfTerms):
         "expected a deviation for each mean, got"
         f" {len(self.means)} means and {len(self.deviations)} deviations"
       )
-    if min(self.deviations) <= 0:
-      raise ValueError(
-        f"expected deviations above 0, got deviations={self.deviations}"
-      )
+    checks.within("(0, inf]", deviations=min(self.deviations))
 
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the layer that combines the kernels."""
@@ -220,14 +217,10 @@ class KNRM(OfTerms):
     }
 
   def logits(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch 1"]:
     """Returns w . phi(M) + b of each row; there is no dropout."""
-    del key
+    del rngs
     similarity, stands = cosines(self.vectors(params), batch)
     pooled = pool(similarity, stands, self.means, self.deviations)
     return (_SCALE * pooled @ params["weights"] + params["bias"])[:, None]
@@ -309,14 +302,10 @@ class PACRR(OfTerms):
     }
 
   def logits(
-    self,
-    params: typing.Params,
-    batch: Mapping[str, Array],
-    *,
-    key: jax.Array | None = None,
+    self, params: typing.Params, batch: typing.Batch, rngs=None
   ) -> Float[Array, "batch 1"]:
     """Returns the network's output for each row; there is no dropout."""
-    del key
+    del rngs
     similarity, stands = cosines(self.vectors(params), batch)
     is_term = batch["query"] != 0
     # Not infinite: rows that fill a batch up hold no term at all.

@@ -225,7 +225,9 @@ def _step(
 ) -> tuple[tuple[typing.Params, optax.OptState], dict[str, Array]]:
   """Takes one step; compiled once for a reranker and a shape of batch."""
   params, moments = state
-  loss, gradient = jax.value_and_grad(reranker.loss)(params, batch, key=key)
+  loss, gradient = jax.value_and_grad(reranker.loss)(
+    params, batch, {"dropout": key}
+  )
   transform = _transform(weight_decay, max_norm)
   updates, moments = transform.update(gradient, moments, params)
   updates = jax.tree.map(lambda x: -learning_rate * x, updates)

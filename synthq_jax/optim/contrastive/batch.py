@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim.contrastive import batches
-from synthq_jax.privacy import _checks, sensitivity
+from synthq_jax.privacy import sensitivity
 
 __all__ = ["Batch", "BatchAux", "BatchClippedGrad", "batch_clipped_grad"]
 
@@ -137,7 +137,7 @@ def batch_clipped_grad(
   Raises:
     ValueError: if the clip norm is out of range.
   """
-  _checks.check_clip_norm(l2_clip_norm)
+  checks.clip_norm(l2_clip_norm)
   return BatchClippedGrad(loss_fn=loss_fn, l2_clip_norm=float(l2_clip_norm))
 
 

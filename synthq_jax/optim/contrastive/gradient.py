@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from synthq_jax import typing
+from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.contrastive import batches, encoders
 
 # By name: the package's attribute `privatize` is a function.
 from synthq_jax.optim.privatize import privatize
-from synthq_jax.privacy import _checks
 
 __all__ = [
   "ContrastiveAux",
@@ -289,7 +288,7 @@ def contrastive_clipped_grad(
     ValueError: if an argument is out of range, or the method cannot clip the
       loss.
   """
-  _checks.check_clip_norm(l2_clip_norm)
+  checks.clip_norm(l2_clip_norm)
   for name, count in (
     ("max_batch_size", max_batch_size),
     ("microbatch_size", 1 if microbatch_size is None else microbatch_size),
@@ -380,7 +379,7 @@ def logit_dp(
       "grad_fn.sensitivity(relation), ...)"
     )
   moved = fn.sensitivity(relation, unit)
-  if _checks.relation_name(relation) == "REPLACE_ONE":
+  if checks.relation(relation) == "REPLACE_ONE":
     single = fn.sensitivity("ADD_OR_REMOVE_ONE", unit)
     moved = max(single, moved / 2)
   return privatize(

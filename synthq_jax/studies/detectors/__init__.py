@@ -5,8 +5,7 @@ whose cosine with a variant of a TREC topic is at least .90, and whether people
 took query and topic for near-duplicates.
 
 References:
-  Fröbe, Akiki, Potthast and Hagen, "How Train-Test Leakage Affects Zero-shot
-  Retrieval", SPIRE 2022, arXiv:2206.14759.
+  Fröbe et al., SPIRE 2022, as in `leakage.study`.
 """
 
 import collections
@@ -24,7 +23,7 @@ from synthq_jax.leakage import (
   shares,
   words,
 )
-from synthq_jax.pipeline import _fingerprints, config_types
+from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, plots, tables
 from synthq_jax.retrieval import text_encoders
 from synthq_jax.studies import frame
@@ -81,7 +80,7 @@ class Config:
   everything lies in private/."""
 
   def __post_init__(self):
-    config_types.shares(self, "precision")
+    config_types.within(self, "(0, 1]", "precision")
     config_types.at_least(self, 1, "draws")
 
 
@@ -369,10 +368,10 @@ def _jobs(task: frame.Task, labelled: Labelled) -> list[frame.Job]:
   for name, side in _names(config):
     digest = artifacts.fingerprint(
       "detectors",
-      _fingerprints.of_file(folder / "spire22_annotations.jsonl"),
+      fingerprints.of_file(folder / "spire22_annotations.jsonl"),
       repr(DETECTORS.get(name)),
       (name, side, config.precision, config.draws),
-      _fingerprints.versions(),
+      fingerprints.versions(),
     )
     listed.append(
       frame.Job(

@@ -152,7 +152,7 @@ class Config:
   """The whole study."""
 
   source: str = "environment_docs"
-  """Of passages and questions: a source of runs, or "newsqa:FILE"."""
+  """Of passages and questions: a source of runs."""
   partition: str = "client"
   """Who holds a passage: the "client" that the source names, the "genre" of its
   URL (NewsQA), or a random one: "dirichlet", by how questions begin, or

@@ -10,7 +10,7 @@ from synthq_jax import artifacts
 from synthq_jax.data import beir, newsqa, shipped, sources
 from synthq_jax.federated import clients as clients_lib
 from synthq_jax.federated import partitions, passages
-from synthq_jax.pipeline import _fingerprints
+from synthq_jax.pipeline import fingerprints
 
 __all__ = [
   "PARTITIONS",
@@ -123,9 +123,9 @@ def build(config: Any) -> Data:
     num_copies=federation.num_copies,
     digest=artifacts.fingerprint(
       source,
-      _fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),
+      fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),
       *(getattr(config, name) for name in _SETTINGS),
-      _fingerprints.versions(),
+      fingerprints.versions(),
     ),
   )
 
@@ -134,8 +134,8 @@ def _read(config: Any) -> tuple[passages.JudgedPassages, str]:
   """Returns the passages, and a digest of where they come from."""
   source = sources.open(config.source, "federated.Config.source")
   if source.kind == "newsqa":  # its answers are spans of the text
-    stories = newsqa.read(source.place)
-    return passages.from_stories(stories), _fingerprints.of_file(source.place)
+    stories = newsqa.from_place(source.place)
+    return passages.from_stories(stories), source.digest()
   collection, digest = source.read(), source.digest()
   if config.sentences_of is None:
     return (
@@ -170,7 +170,6 @@ def _dealt(
 
 
 def _first_word(question: passages.Question) -> str:
-  """Labels a question by how it begins, such as "what" or "who"."""
   return next(iter(question.text.lower().split()), "")
 
 
@@ -215,7 +214,6 @@ def _cut(client: clients_lib.Client, config: Any) -> clients_lib.Client:
 def _with_rows(
   client: clients_lib.Client, rows: np.ndarray
 ) -> clients_lib.Client:
-  """Returns a client with some of its train questions."""
   questions = client.splits[TRAIN]
   kept = clients_lib.Questions(
     ids=tuple(questions.ids[i] for i in rows),

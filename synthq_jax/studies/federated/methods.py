@@ -267,7 +267,6 @@ class _Maker:
     )
 
   def _towers(self) -> Towers:
-    """Trains what the method needs."""
     context, method, seed = self.context, self.row.method, self.row.seed
     personal, start = self.config.personal, context.start
     count = len(context.data.tokens)

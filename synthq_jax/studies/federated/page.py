@@ -147,7 +147,6 @@ def _mean(group: Group, measure: str = _MAIN, level: str = "sentence") -> float:
 
 
 def _with_interval(group: Group) -> str:
-  """Writes the mean of MRR@10 over clients with its interval."""
   one = significance.stratified_interval(values(group), seed=0)
   return f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
 
@@ -161,7 +160,6 @@ def _p_value(group: Group, reference: Group | None, tested: int) -> str:
 
 
 def _effectiveness(main: Group) -> blocks.Part:
-  """The main table, as the thesis lays it out."""
   groups = _groups(main)
   reference = groups.get(methods.BASE)
 
@@ -197,7 +195,6 @@ def _effectiveness(main: Group) -> blocks.Part:
 
 
 def _by_client(facts: data.Facts, main: Group) -> blocks.Part:
-  """MRR@10 of every client, the largest first, and what methods gain."""
   found = {name: values(group) for name, group in _groups(main).items()}
 
   def mean(name: str) -> Callable[[int], str]:
@@ -227,7 +224,6 @@ def _by_client(facts: data.Facts, main: Group) -> blocks.Part:
 
 
 def _variants(group: Group) -> blocks.Part:
-  """The base method with one setting changed."""
   base = [one for one in group if not one.variant]
   columns: Columns = {
     "Setting": lambda one: one.variant or "as in the main table",
@@ -241,7 +237,6 @@ def _variants(group: Group) -> blocks.Part:
 
 
 def _exchanges(once: Group) -> blocks.Part:
-  """What each exchange gives, costs and promises."""
   base = [one for one in once if not one.exchanges][:1]
   columns: Columns = {
     "Exchange": lambda one: one.variant,
@@ -293,7 +288,6 @@ def _spearman(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def _drawing(facts: data.Facts, outcomes: Group) -> str:
-  """Draws MRR@10 of each client, or of the largest ones."""
   main, clients = _groups(outcomes), facts.clients
   order = _largest_first(clients)[:_DRAWN]
   wanted = ("STAR, each client alone", methods.BASE, methods.CENTRAL)

@@ -22,15 +22,15 @@ from synthq_jax.data import blocks, shipped
 from synthq_jax.federated import (
   aggregation,
   cohorts,
-  exchange,
   fedavg,
   local_training,
+  messages,
   negatives,
   training,
 )
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import _fingerprints
+from synthq_jax.pipeline import fingerprints
 from synthq_jax.privacy import statement
 from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.training import checkpoints
@@ -135,7 +135,7 @@ class Context:
     *,
     is_public: bool,
     is_first: bool = True,
-  ) -> exchange.Party:
+  ) -> messages.Party:
     """Returns what a client brings to an exchange.
 
     Args:
@@ -147,7 +147,7 @@ class Context:
       is_first: whether no query tower has been trained yet.
     """
     tokens = self.data.tokens[client]
-    return exchange.Party(
+    return messages.Party(
       name=tokens.name,
       queries=self.encoders.encode_queries(
         params, tokens.questions[data_lib.TRAIN]
@@ -155,8 +155,8 @@ class Context:
       sentences=sentences,
       answers=tokens.answers[data_lib.TRAIN],
       passages=tokens.passages,
-      query_encoder=_read_by(exchange.QUESTION_UNIT, is_public and is_first),
-      sentence_encoder=_read_by(exchange.COLLECTION_UNIT, is_public),
+      query_encoder=_read_by(messages.QUESTION_UNIT, is_public and is_first),
+      sentence_encoder=_read_by(messages.COLLECTION_UNIT, is_public),
     )
 
 
@@ -184,7 +184,7 @@ def contexts(
   encoders = encoders_lib.Encoders(
     config=model, query_pooling=config.query_pooling
   )
-  start, digest = encoders.init(params), _fingerprints.of_checkpoint(place)
+  start, digest = encoders.init(params), fingerprints.of_checkpoint(place)
 
   @functools.cache
   def context(recipe: Any, share: float) -> Context:

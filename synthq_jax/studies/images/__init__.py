@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import optim
+from synthq_jax import artifacts, optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.models import image_encoders
@@ -117,9 +117,7 @@ class Config:
   """Of the split, the pairs and the initial weights; public."""
   secret_seed: int | None = None
   """Fixes batches and noise, which voids every claim; None draws a secret."""
-  settings: loop.Settings = dataclasses.field(
-    default_factory=loop.Settings, metadata={"speed_only": True}
-  )
+  settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
   """Saving and reporting."""
   public_data: bool = False
   """Whether the train images are public. If not, all that comes from rows
@@ -137,7 +135,6 @@ class Config:
 def _jobs(
   task: frame.Task, data: dict[int | None, training.Data]
 ) -> list[frame.Job]:
-  """Lists the untrained weights, then every row, seed by seed."""
   settings = task.config.settings
   quiet = dataclasses.replace(
     settings, progress=settings.progress and task.progress

@@ -192,7 +192,6 @@ def _noise(study: training.Study) -> blocks.Table:
 
 
 def _curves(groups: Groups) -> str:
-  """Draws each row's held-out loss over that of the row without privacy."""
   panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
   for (encoder, row), group in groups.items():
     reference = _reference(groups, encoder)

@@ -17,11 +17,11 @@ from synthq_jax import artifacts, optim
 from synthq_jax.data import images
 from synthq_jax.losses import contrastive
 from synthq_jax.pipeline import (
-  _fingerprints,
-  _release,
+  fingerprints,
   private_training,
   workspace,
 )
+from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import sampling, terms
 from synthq_jax.privacy import statement as statement_lib
@@ -299,7 +299,7 @@ class Trainer:
       self.seed,
       self.data.digest,
       self.space.seed("digest"),
-      _fingerprints.versions(),
+      fingerprints.versions(),
     )
 
   @property
@@ -392,14 +392,14 @@ class Trainer:
       "examples_per_second": trained.examples_per_second,
     }
 
-  def release(self) -> _release.Release:
+  def release(self) -> release_lib.Release:
     """Starts the training, or goes on with it."""
-    return _release.start(
+    return release_lib.start(
       self.space,
       self.stage,
       self.digest,
       directory=self.job().state,
-      program=_fingerprints.program({}, None),  # all settings are in the digest
+      program=fingerprints.program({}, None),  # all settings are in the digest
     )
 
   def _optimizer(

@@ -6,8 +6,7 @@ rerank BM25's best documents of the same test queries. Fröbe et al. do so with
 MS MARCO and ORCAS for Robust04 and Common Core; here it is any collection.
 
 References:
-  Fröbe, Akiki, Potthast and Hagen, "How Train-Test Leakage Affects Zero-shot
-  Retrieval", SPIRE 2022, arXiv:2206.14759.
+  Fröbe et al., SPIRE 2022, as in `leakage.study`.
 """
 
 import dataclasses
@@ -111,8 +110,8 @@ class Config:
     config_types.at_least(self, 1, "num_leaked", "depth")
     config_types.at_least(self, 2, "num_test_queries", "folds")
     config_types.one_of(self, "near", data.NEAR)
-    config_types.shares(
-      self, "near_threshold", "filler_threshold", "filler_containment"
+    config_types.within(
+      self, "(0, 1]", "near_threshold", "filler_threshold", "filler_containment"
     )
     if self.filler_threshold > self.near_threshold:
       raise ValueError(
@@ -120,10 +119,7 @@ class Config:
         f" got {self.filler_threshold} and {self.near_threshold}: filler would"
         " hold near-duplicates"
       )
-    if not 0 < self.alpha < 1:
-      raise ValueError(
-        f"planted_leakage.Config.alpha must be in (0, 1), got {self.alpha}"
-      )
+    config_types.within(self, "(0, 1)", "alpha")
     if (self.near == "train_source") != (self.train_source is not None):
       raise ValueError(
         "planted_leakage.Config.near must be 'train_source' where there is a"

@@ -168,7 +168,6 @@ class _Sampler:
     self.pool = {query: self.searched.texts[query] for query in self.trained}
 
   def data(self) -> Data:
-    """Draws everything."""
     config, texts = self.config, self.test.texts
     near = self.choose()
     judged = {query: self.judged[query] for query in near}
@@ -352,7 +351,6 @@ class _Sampler:
     candidates: trec.Run,
     kept: Mapping[str, str],
   ) -> Facts:
-    """Counts what was drawn."""
     config, texts = self.config, self.test.texts
     pairs = [(text, texts[q]) for q, found in near.items() for _, text in found]
     theirs, own = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -406,7 +404,6 @@ def _leak(
 
 
 def _relevant(qrels: trec.Qrels, queries: Iterable[str]) -> set[str]:
-  """Returns the documents that are relevant to any of the queries."""
   return {
     document
     for query in queries

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from synthq_jax.leakage import splits, study
 from synthq_jax.report import blocks, plots
 from synthq_jax.report import tables as cells
+from synthq_jax.retrieval import significance
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data, tables
 
@@ -131,11 +132,12 @@ def _without(table: tables.MeasureTable) -> str:
 
 
 def _family(
-  compared: list[study.Comparison], signs: tuple[str, str], decimals: int
+  compared: list[significance.Comparison], signs: tuple[str, str], decimals: int
 ) -> str:
-  """Describes one family of tests."""
   significant = [one for one in compared if one.is_significant]
-  half = statistics.median((one.high - one.low) / 2 for one in compared)
+  half = statistics.median(
+    (one.difference.high - one.difference.low) / 2 for one in compared
+  )
   wide = _WORDS.text("half_width", half=f"{half:.{decimals}f}")
   if not significant:
     return _WORDS.text("none", total=len(compared), wide=wide)
@@ -146,7 +148,7 @@ def _family(
     total=len(compared),
     each="; ".join(
       f"{one.label}: {_difference(one, decimals)},"
-      f" {signs[0] if one.difference > 0 else signs[1]}"
+      f" {signs[0] if one.difference.mean > 0 else signs[1]}"
       for one in significant
     ),
     rest=f" Not significant: the other {rest}." if rest else "",
@@ -169,14 +171,12 @@ def _orders(table: tables.MeasureTable) -> str:
   return f"The order of the rerankers: {'; '.join(each)}."
 
 
-def _difference(one: study.Comparison, decimals: int) -> str:
-  """Writes a difference, its interval and its corrected p value."""
-  low, high = f"{one.low:+.{decimals}f}", f"{one.high:+.{decimals}f}"
+def _difference(one: significance.Comparison, decimals: int) -> str:
   p_value = "p < .001" if one.corrected < 0.001 else f"p = {one.corrected:.3f}"
-  return f"{one.difference:+.{decimals}f} [{low}, {high}], {p_value}"
+  return f"{one.difference:+.{decimals}f}, {p_value}"
 
 
-def _starred(text: str, comparison: study.Comparison) -> str:
+def _starred(text: str, comparison: significance.Comparison) -> str:
   return f"{text} *" if comparison.is_significant else text
 
 
@@ -333,7 +333,6 @@ def _sets(found: tables.Study) -> blocks.Part:
 
 
 def _drawing(found: tables.Study) -> str:
-  """Draws the first measure against the size, a panel for each reranker."""
   name = found.measures[0].measure
   fixed = [t for t in found.measures if t.measure == name and t.size]
   panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax.leakage import splits, study
-from synthq_jax.retrieval import measures, trec
+from synthq_jax.retrieval import measures, significance, trec
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
 from synthq_jax.studies.planted_leakage import training
@@ -40,7 +40,7 @@ class Cell:
   """One of `splits.NAMES`."""
   mean: float
   """Over test queries."""
-  comparison: study.Comparison | None
+  comparison: significance.Comparison | None
   """With the same reranker without leakage; None where this is it."""
 
 
@@ -83,9 +83,9 @@ class MemoryTable:
   offset_increase: float
   """Increase of the rank of leaked non-relevant documents minus that of the
   relevant ones."""
-  rank: study.Comparison
+  rank: significance.Comparison
   """Ranks with leakage against those without."""
-  offset: study.Comparison
+  offset: significance.Comparison
   """Offsets with leakage against those without."""
 
 
@@ -295,7 +295,7 @@ def _memory_tables(
       rank_with=_mean_of(leaking, "ranks"),
       score_without=_mean_of(without, "scores"),
       score_with=_mean_of(leaking, "scores"),
-      offset_increase=offset.difference,
+      offset_increase=offset.difference.mean,
       rank=rank,
       offset=offset,
     )

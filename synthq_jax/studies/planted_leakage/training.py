@@ -17,7 +17,7 @@ from synthq_jax.leakage import rerankers, splits
 from synthq_jax.leakage.rerankers import mono
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import _fingerprints
+from synthq_jax.pipeline import fingerprints
 from synthq_jax.retrieval import measures, trec
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
@@ -128,7 +128,7 @@ class _Trainer:
       config.depth,
       list(config.measures),
       self.data.digest,
-      _fingerprints.versions(),
+      fingerprints.versions(),
     )
     state = place / f"state_{digest}"
     return frame.Job(
@@ -239,12 +239,12 @@ def digest(model: Any) -> str:
   if model.kind == BERT and model.checkpoint is not None:
     files = sorted(pathlib.Path(model.checkpoint).glob("*"))
     return artifacts.fingerprint(
-      [(p.name, _fingerprints.of_file(p)) for p in files if p.is_file()]
+      [(p.name, fingerprints.of_file(p)) for p in files if p.is_file()]
     )
   place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
   return artifacts.fingerprint(
-    _fingerprints.of_checkpoint(place),
-    _fingerprints.of_file(model.vocabulary or shipped.VOCABULARY),
+    fingerprints.of_checkpoint(place),
+    fingerprints.of_file(model.vocabulary or shipped.VOCABULARY),
   )
 
 

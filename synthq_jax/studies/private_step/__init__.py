@@ -18,7 +18,7 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.audit import mechanism
-from synthq_jax.pipeline import _fingerprints, config_types
+from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.privacy import rounding, sampling
 from synthq_jax.report import blocks, tables
 from synthq_jax.stages import stage
@@ -83,7 +83,6 @@ class Study:
 
 
 def _row(config: Config, name: str, epsilon: float, number: int) -> Row:
-  """Audits one claim, seed by seed."""
   steps = 1
   sampler: sampling.Sampler = sampling.FixedOrder(
     num_examples=number, batch_size=number
@@ -157,7 +156,7 @@ def _page(study: Study) -> blocks.Page:
 
 STUDY = frame.Study(
   config=Config,
-  prepare=lambda task: _fingerprints.program({}, None),
+  prepare=lambda task: fingerprints.program({}, None),
   jobs=_jobs,
   result=_result,
   page=_page,

@@ -28,11 +28,12 @@ from synthq_jax.audit import (
 )
 from synthq_jax.data import public_text, shipped, sources, vocabulary
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import _fingerprints, config_types
+from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, tables
 from synthq_jax.retrieval import encode
 from synthq_jax.studies import frame
 from synthq_jax.training import loop
+from synthq_jax.training import recipe as recipe_lib
 
 __all__ = ["STUDY", "Config", "Level", "Nearest", "Study"]
 
@@ -152,8 +153,8 @@ class _Attack:
     source = sources.open(config.source, "vectors.Config.source")
     self.digest = artifacts.fingerprint(
       source.digest(),
-      _fingerprints.of_checkpoint(shipped.DIRECTORY),
-      _fingerprints.versions(),
+      fingerprints.of_checkpoint(shipped.DIRECTORY),
+      fingerprints.versions(),
     )
     self.vocab = shipped.vocabulary()
     self._params, self._model = t5_checkpoints.load(shipped.DIRECTORY)
@@ -232,7 +233,6 @@ class _Attack:
     return planted
 
   def nearest(self, kind: str, noise: float) -> Nearest:
-    """Ranks the secrets of a kind by the nearest candidate's vector."""
     vectors = self.planted[kind][1]
     treatment = inversion.Gaussian(standard_deviation=noise)
     sent = inversion.send(treatment, vectors[:, 0], jax.random.key(5))
@@ -287,7 +287,7 @@ class _Attack:
       vectors,
       tokens,
       treatment=treatment,
-      recipe=inversion.Recipe(
+      recipe=recipe_lib.Recipe(
         steps=steps,
         batch_size=config.batch_size,
         learning_rate=config.learning_rate,

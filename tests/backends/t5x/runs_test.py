@@ -141,7 +141,7 @@ def test_three_steps_and_two_are_five_bit_for_bit(meshes, suffix):
     np.testing.assert_array_equal(whole[name], halves[name], err_msg=name)
   entries = ledger.read(meshes / f"halves{suffix}" / "privacy" / "ledger.jsonl")
   [statement] = entries.values()
-  assert statement.steps == 5 and 7.9 < statement.epsilon <= 8.0
+  assert statement.ledger[0].steps == 5 and 7.9 < statement.epsilon <= 8.0
 
 
 def test_two_by_two_devices_make_the_steps_of_one(meshes):

@@ -33,9 +33,10 @@ def test_the_noise_reaches_the_target_and_hardly_more():
 def test_the_statement_says_what_is_done():
   one = SMALL.claim.statement("t5x/name")
   assert one.epsilon <= 4.0 and one.delta == 1 / 2000
-  assert (one.steps, one.l2_clip_norm, one.sampling) == (20, 0.1, "poisson")
-  assert one.noise_multiplier == SMALL.claim.noise_multiplier
   [release] = one.ledger
+  assert (release.steps, release.l2_clip_norm) == (20, 0.1)
+  assert release.sampling == "poisson"
+  assert release.noise_multiplier == SMALL.claim.noise_multiplier
   assert release.identifier == "t5x/name"
   assert (release.expected_batch_size, release.max_batch_size) == (50, 96)
 

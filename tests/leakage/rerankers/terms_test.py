@@ -186,7 +186,7 @@ def test_score_and_loss_follow_from_the_pooled_kernels(make_reranker):
   [
     ({"means": (0.1,)}, "1 means and 11 deviations"),
     ({"means": (), "deviations": ()}, "0 means and 0 deviations"),
-    ({"means": (0.1,), "deviations": (0.0,)}, "deviations=(0.0,)"),
+    ({"means": (0.1,), "deviations": (0.0,)}, "deviations=0.0"),
   ],
 )
 def test_kernels_that_do_not_fit_are_refused(vocabulary, fields, message):

@@ -44,8 +44,8 @@ class Linear(reranker_lib.Reranker):
       tokens[row, : int(query)] = int(document)
     return {"tokens": tokens}
 
-  def logits(self, params, batch, *, key=None):
-    del key
+  def logits(self, params, batch, rngs=None):
+    del rngs
     tokens = batch["tokens"]
     jax.debug.callback(
       lambda x: self.seen.append(np.asarray(x)), tokens, ordered=True
@@ -239,8 +239,7 @@ class Count:
       same[row, : len(text)] = [1 + (letter == query) for letter in text]
     return {"same": same}
 
-  def score(self, params, batch, *, key=None):
-    del key
+  def score(self, params, batch):
     return params * jnp.sum(batch["same"] == 2, axis=1)
 
 

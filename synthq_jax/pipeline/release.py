@@ -71,7 +71,7 @@ def start(
     stage: name of the stage and row, e.g. "finetune_dp/eps8".
     digest: fingerprint of everything the training depends on.
     directory: of its states.
-    program: from `_fingerprints.program`.
+    program: from `fingerprints.program`.
   """
   batches = noise = ""
   if not space.is_fixed:

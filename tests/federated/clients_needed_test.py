@@ -2,7 +2,7 @@
 
 import pytest
 
-from synthq_jax.federated import cohorts, few_clients, user_privacy
+from synthq_jax.federated import cohorts, user_privacy
 from synthq_jax.privacy import accounting
 
 ENCODER = 951_040  # parameters of the shipped encoder
@@ -29,7 +29,7 @@ def settings(num_clients, *, per_round=None, delta=None, noise=None, epsilon=8):
 
 def refusal(privacy, num_parameters=ENCODER):
   with pytest.raises(ValueError) as caught:
-    few_clients.check_meaningful(privacy, num_parameters)
+    user_privacy.check_meaningful(privacy, num_parameters)
   words = str(caught.value)
   assert "\n" not in words and "would not be meaningful" in words
   assert "claim privacy for the examples inside of each client" in words
@@ -57,24 +57,24 @@ def test_the_refusal_says_how_far_noise_goes_and_how_many_clients_it_takes():
   # So many do, at that noise.
   noise = privacy.noise_multiplier
   many = settings(469, delta=1e-3, noise=noise)
-  few_clients.check_meaningful(many, ENCODER)
+  user_privacy.check_meaningful(many, ENCODER)
   fewer = settings(460, delta=1e-3, noise=noise)
   assert "times as far" in refusal(fewer)
 
 
 def test_a_thousand_clients_and_more_are_not_refused():
-  few_clients.check_meaningful(settings(1024, per_round=102), ENCODER)
-  few_clients.check_meaningful(settings(10_000, per_round=200), ENCODER)
+  user_privacy.check_meaningful(settings(1024, per_round=102), ENCODER)
+  user_privacy.check_meaningful(settings(10_000, per_round=200), ENCODER)
 
 
 def test_delta_is_bounded_by_the_number_of_clients():
-  few_clients.check_meaningful(settings(5000, delta=1e-4), ENCODER)
+  user_privacy.check_meaningful(settings(5000, delta=1e-4), ENCODER)
   words = refusal(settings(5000, delta=1.1e-4))
   assert "lets 0.55 of them be laid bare" in words
 
 
 def test_an_epsilon_above_ten_is_refused():
-  few_clients.check_meaningful(settings(5000, epsilon=9.9), ENCODER)
+  user_privacy.check_meaningful(settings(5000, epsilon=9.9), ENCODER)
   assert "expected at most 10" in refusal(settings(5000, epsilon=10.5))
 
 
@@ -82,7 +82,7 @@ def test_signal_to_noise_is_that_of_clients_who_all_agree():
   """100 rounds of noise 2/400 on each of 2500 coordinates, clip norm 1."""
   privacy = settings(500, per_round=400, noise=2.0)
   noise = (100 * 2500 * (2.0 / 400) ** 2) ** 0.5
-  ratio = few_clients.signal_to_noise(privacy, 2500)
+  ratio = user_privacy.signal_to_noise(privacy, 2500)
   assert ratio == pytest.approx(100 * 1.0 / noise)
 
 
@@ -93,10 +93,10 @@ def test_signal_to_noise_is_that_of_clients_who_all_agree():
 def test_the_table_of_clients_needed_is_right(
   num_parameters, share, documented
 ):
-  found = few_clients.clients_needed(
+  found = user_privacy.clients_needed(
     epsilon=8.0, rounds=100, share=share, num_parameters=num_parameters
   )
   assert found == pytest.approx(documented, rel=0.01)
-  table = few_clients.check_meaningful.__doc__
+  table = user_privacy.check_meaningful.__doc__
   row = next(x for x in table.splitlines() if f"{num_parameters:,}" in x)
   assert f"{documented:,}" in row

@@ -1,23 +1,136 @@
 """Counts near-duplicates of real queries among written ones, and compares."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from synthq_jax import intervals
+from synthq_jax.data import files
 from synthq_jax.leakage import near_duplicates, shares
-from synthq_jax.pipeline import _query_leakage_results as found_lib
-from synthq_jax.pipeline import _query_sides, results
+from synthq_jax.pipeline import comparison_results, inputs, results, workspace
 
-__all__ = ["Detector", "NearDuplicates", "search"]
+__all__ = [
+  "Detector",
+  "NearDuplicates",
+  "Real",
+  "Written",
+  "real",
+  "tests",
+  "written",
+]
 
 _TRAIN = "train"
 
 Pairs = tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]
 """Positions of a query and of a target that are near-duplicates."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Real:
+  """Private queries: those that were trained on, and all others."""
+
+  texts: list[str]
+  trained: Bool[np.ndarray, " query"]
+  tested: Bool[np.ndarray, " query"]  # of the test split
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Written:
+  """Synthetic queries."""
+
+  name: str
+  texts: list[str]
+  owners: Int[np.ndarray, " query"]  # numbers of their documents
+
+
+def real(
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
+  *,
+  limit: int,
+  seed: int,
+) -> Real:
+  """Reads private queries with a relevant document, those trained on first.
+
+  A query of several splits, train among them, was trained on. The seed draws
+  at most `limit` of each group alike, so that neither prefers some kind of
+  query.
+  """
+  folder = space.root / prepared.private_directory
+  ids = {
+    split: inputs.arrays(space, prepared, folder / f"{split}.npz")["ids"]
+    for split in prepared.num_queries
+  }
+  trained = dict.fromkeys(ids[_TRAIN].tolist())
+  others = dict.fromkeys(
+    query
+    for split, queries in ids.items()
+    for query in queries.tolist()
+    if query not in trained
+  )
+  rng = np.random.default_rng([seed, 4])
+  chosen = [_draw([*group], limit, rng) for group in (trained, others)]
+  names = [*chosen[0], *chosen[1]]
+  texts = _texts(folder, set(names))
+  tested = {*ids[prepared.test_split].tolist()}
+  return Real(
+    texts=[texts[name] for name in names],
+    trained=np.arange(len(names)) < len(chosen[0]),
+    tested=np.array([name in tested for name in names], bool),
+  )
+
+
+def _draw(names: list[str], limit: int, rng) -> list[str]:
+  if len(names) <= limit:
+    return names
+  kept = rng.permutation(len(names))[:limit]
+  return [names[i] for i in np.sort(kept)]
+
+
+def written(
+  folders: workspace.Folders,
+  made: results.SyntheticQueries,
+  *,
+  limit: int,
+  seed: int,
+) -> Written:
+  """Reads about `limit` queries of a generator, all of a document or none."""
+  path = files.find(folders.root / made.directory, "queries.jsonl")
+  lines = [line for _, line in files.json_lines(path)]
+  _, owners, counts = np.unique(
+    np.array([line["document"] for line in lines]),
+    return_inverse=True,
+    return_counts=True,
+  )
+  order = np.random.default_rng([seed, 5]).permutation(len(counts))
+  before = np.cumsum(counts[order]) - counts[order]
+  kept = np.zeros(len(counts), bool)
+  kept[order[before < limit]] = True
+  rows = np.flatnonzero(kept[owners])
+  return Written(
+    name=made.name,
+    texts=[lines[i]["text"] for i in rows],
+    owners=owners[rows],
+  )
+
+
+def tests(folders: workspace.Folders, made: results.TestSet) -> list[str]:
+  """Reads the judged queries of a public test set."""
+  folder = folders.root / made.directory
+  ids = inputs.arrays(folders, made, folder / results.TestSet.QUERIES)["ids"]
+  texts = _texts(folder, {*ids.tolist()})
+  return [texts[name] for name in ids.tolist()]
+
+
+def _texts(folder: pathlib.Path, names: set[str]) -> dict[str, str]:
+  lines = files.json_lines(files.find(folder, "queries.jsonl"))
+  return {
+    line["_id"]: line["text"] for _, line in lines if line["_id"] in names
+  }
 
 
 class Detector(Protocol):
@@ -27,59 +140,39 @@ class Detector(Protocol):
     """Indexes the targets."""
 
 
-def search(
-  detector: Detector,
-  targets: Sequence[str],
-  real: _query_sides.Real,
-  written: Sequence[_query_sides.Written],
-  *,
-  name: str = "",
-  confidence: float = 0.95,
-) -> "NearDuplicates":
-  """Looks for all queries in one index.
-
-  Args:
-    detector: what finds them.
-    targets: the texts that are indexed.
-    real: the private queries.
-    written: those of each generator.
-    name: of the detector, in results.
-    confidence: of each interval by itself, in (0, 1).
-  """
-  index = detector.index(targets)
-  return NearDuplicates(
-    detector=name,
-    confidence=confidence,
-    queries=real,
-    generators=tuple(written),
-    num_targets=len(targets),
-    real=near_duplicates.pairs(real.texts, index),
-    written={
-      one.name: near_duplicates.pairs(one.texts, index) for one in written
-    },
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class NearDuplicates:
   """Pairs of targets with private queries and with written ones."""
 
-  detector: str
-  """Its name."""
-  confidence: float
-  """Of each interval by itself."""
-  queries: _query_sides.Real
-  """The private queries."""
-  generators: tuple[_query_sides.Written, ...]
-  """What each generator wrote."""
-  num_targets: int
-  """Texts that were indexed."""
-  real: Pairs
-  """Of private queries and targets."""
-  written: Mapping[str, Pairs]
-  """Of each generator's queries and targets."""
+  def __init__(
+    self,
+    detector: Detector,
+    targets: Sequence[str],
+    queries: Real,
+    generators: Sequence[Written],
+    *,
+    name: str = "",
+    confidence: float = 0.95,
+  ):
+    """Looks for all queries in one index.
 
-  def memberships(self) -> Iterator[found_lib.Membership]:
+    Args:
+      detector: what finds them.
+      targets: the texts that are indexed.
+      queries: the private queries.
+      generators: what each generator wrote.
+      name: of the detector, in results.
+      confidence: of each interval by itself, in (0, 1).
+    """
+    index = detector.index(targets)
+    self.detector, self.confidence = name, confidence
+    self.queries, self.generators = queries, tuple(generators)
+    self.num_targets = len(targets)
+    self.real = near_duplicates.pairs(queries.texts, index)
+    self.written = {
+      one.name: near_duplicates.pairs(one.texts, index) for one in generators
+    }
+
+  def memberships(self) -> Iterator[comparison_results.Membership]:
     """Yields, for each generator, queries trained on beside the others.
 
     The targets are the private queries.
@@ -101,7 +194,7 @@ class NearDuplicates:
         p_value = shares.two_sample_p_value(
           train.number, train.total, control.number, control.total
         )
-      yield found_lib.Membership(
+      yield comparison_results.Membership(
         name=one.name,
         detector=self.detector,
         train=train,
@@ -149,7 +242,7 @@ class NearDuplicates:
     test_set: str,
     tested: Bool[np.ndarray, " target"],
     hidden: set[str] | None,
-  ) -> Iterator[found_lib.TestOverlap]:
+  ) -> Iterator[comparison_results.TestOverlap]:
     """Looks for test queries among those that a retriever may be trained on.
 
     Args:
@@ -182,7 +275,7 @@ class NearDuplicates:
         )
         p_value = shares.paired_p_value(hit, public)
       count = _count(hit)
-      yield found_lib.TestOverlap(
+      yield comparison_results.TestOverlap(
         test_set=test_set,
         name=name,
         detector=self.detector,
@@ -194,7 +287,9 @@ class NearDuplicates:
         p_value=p_value,
       )
 
-  def examples(self, number: int, seed: int) -> Iterator[found_lib.Example]:
+  def examples(
+    self, number: int, seed: int
+  ) -> Iterator[comparison_results.Example]:
     """Draws some train queries that came out, with one that is like them.
 
     Args:
@@ -207,14 +302,14 @@ class NearDuplicates:
       order = rng.permutation(np.flatnonzero(self.queries.trained[targets]))
       _, firsts = np.unique(targets[order], return_index=True)
       for i in order[np.sort(firsts)[:number]]:
-        yield found_lib.Example(
+        yield comparison_results.Example(
           name=one.name,
           detector=self.detector,
           written=one.texts[queries[i]],
           real=self.queries.texts[targets[i]],
         )
 
-  def _share(self, one: found_lib.Found) -> intervals.Interval:
+  def _share(self, one: comparison_results.Found) -> intervals.Interval:
     return shares.wilson(one.number, one.total, confidence=self.confidence)
 
 
@@ -231,5 +326,5 @@ def _marked(
   return marked
 
 
-def _count(hit: Bool[np.ndarray, " text"]) -> found_lib.Found:
-  return found_lib.Found(number=int(hit.sum()), total=len(hit))
+def _count(hit: Bool[np.ndarray, " text"]) -> comparison_results.Found:
+  return comparison_results.Found(number=int(hit.sum()), total=len(hit))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from synthq_jax import _flags
+from synthq_jax.cli import flags
 
 __all__ = ["TOOLS", "Tool", "find"]
 
@@ -32,7 +32,6 @@ def find(options: argparse.Namespace) -> Tool | None:
 
 
 def _privacy(options: argparse.Namespace) -> str:
-  """Asks the calculator, or adds up a ledger."""
   from synthq_jax.privacy import calculator, ledger
 
   given = {
@@ -43,24 +42,23 @@ def _privacy(options: argparse.Namespace) -> str:
     missing = [k for k in ("num_examples", "batch_size") if given[k] is None]
     if missing:
       names = " and ".join(f"--{k.removeprefix('num_')}" for k in missing)
-      raise _flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
+      raise flags.UsageError(f"expected {names}, or --ledger=FILE, got none")
     return calculator.describe(**given)
   delta = given.pop("delta")
   others = [k for k, value in given.items() if value is not None]
   if others:
-    raise _flags.UsageError(
+    raise flags.UsageError(
       f"--ledger goes with --delta alone, got --{others[0]}"
     )
   return ledger.describe(path, delta=delta)
 
 
 def _export(options: argparse.Namespace) -> str:
-  """Writes a result in another format; says what holds for it."""
   from synthq_jax.pipeline import export
 
   given = [options.checkpoint, options.queries]
   if sum(map(bool, given)) != 1:
-    raise _flags.UsageError(
+    raise flags.UsageError(
       "expected --checkpoint=FOLDER or --queries=FOLDER, got"
       f" {'both' if all(given) else 'none'}"
     )
@@ -78,7 +76,7 @@ def _search(options: argparse.Namespace) -> str:
   from synthq_jax.pipeline import search, search_page
 
   if options.serve == (options.query is not None):
-    raise _flags.UsageError(
+    raise flags.UsageError(
       'expected a query in quotes ("..."), or --serve, got'
       f" {'both' if options.serve else 'none'}"
     )
@@ -100,13 +98,12 @@ def _search(options: argparse.Namespace) -> str:
 
 
 def _corpus_overlap(options: argparse.Namespace) -> str:
-  """Looks for a run's queries and documents in a pre-training corpus."""
   from synthq_jax.audit import corpus_overlap as overlap_lib
   from synthq_jax.pipeline import corpus_overlap
 
   found = re.fullmatch(r"(\d+)/(\d+)", options.share)
   if not found or int(found[1]) >= int(found[2]):
-    raise _flags.UsageError(
+    raise flags.UsageError(
       f"expected --share=i/n with 0 <= i < n, got {options.share!r}"
     )
   return corpus_overlap.run(
@@ -124,7 +121,6 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
 
 
 def _near_duplicates(options: argparse.Namespace) -> str:
-  """Looks for queries of a log among other texts."""
   from synthq_jax.pipeline import near_duplicates
 
   detectors = [

@@ -137,7 +137,7 @@ def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
   """Describes the command line.
 
   Args:
-    tools: commands that are no stages, of type `_tools.Tool`, by name; "a b" is
+    tools: commands that are no stages, of type `tools.Tool`, by name; "a b" is
       the tool b of the group a.
   """
   top = _Parser(

@@ -25,7 +25,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-from synthq_jax import _flags, _screen, _tools, extras, studies
+from synthq_jax import extras, studies
+from synthq_jax.cli import flags, screen, tools
+from synthq_jax.pipeline import config_types
 from synthq_jax.stages import stage as stage_lib
 from synthq_jax.training import distributed, stopping
 
@@ -34,10 +36,10 @@ with extras.required("run"):
 
 __all__ = ["STAGES", "UsageError", "configure", "main"]
 
-STAGES = _flags.STAGES
-UsageError = _flags.UsageError
+STAGES = flags.STAGES
+UsageError = flags.UsageError
 
-_PACKAGE = pathlib.Path(__file__).resolve().parent
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
 _FIRST = ("studies", "pipeline", "stages", "models", "training", "data")
@@ -90,7 +92,7 @@ def _outcome(argv: Sequence[str] | None) -> int:
     with stopping.raising():
       _dispatch(argv)
     return 0
-  except _screen.RefutedError as error:
+  except screen.RefutedError as error:
     return _stop(str(error), 3)
   except KeyboardInterrupt:
     return _stop("interrupted; the same command goes on where it stopped", 130)
@@ -102,8 +104,8 @@ def _outcome(argv: Sequence[str] | None) -> int:
   except (ValueError, OSError, extras.MissingExtraError) as error:
     if "--debug" in argv or distributed.is_loss(error):
       raise
-    explain = _flags.os_error if isinstance(error, OSError) else _flags.one_line
-    return _stop(explain(error), _flags.exit_code(error))
+    explain = flags.os_error if isinstance(error, OSError) else flags.one_line
+    return _stop(explain(error), flags.exit_code(error))
 
 
 def _stop(message: str, code: int) -> int:
@@ -113,12 +115,11 @@ def _stop(message: str, code: int) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> None:
-  """Parses the arguments and runs the stage or the tool."""
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
-  options = _flags.parser(_tools.TOOLS).parse_args(
+  options = flags.parser(tools.TOOLS).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  tool = _tools.find(options)
+  tool = tools.find(options)
   if tool is None:
     _run_stage(options, bindings)
   elif bindings:
@@ -131,19 +132,18 @@ def _dispatch(argv: Sequence[str]) -> None:
 
 
 def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
-  """Runs a stage and what it needs that is not finished."""
   start = time.monotonic()
   if options.fail_above_claim:
-    _screen.check_gate(options.stage)
-  distributed.start(_flags.processes(options))
+    screen.check_gate(options.stage)
+  distributed.start(flags.processes(options))
   workdir = pathlib.Path(options.workdir)
   runners = {"pretrain": _pretrain, "study": _study}
   report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
   if not distributed.is_main():
     return
   if report is not None:
-    print(_screen.summary(report, workdir))
-  print(f"{options.stage} finished: {_screen.cost(time.monotonic() - start)}")
+    print(screen.summary(report, workdir))
+  print(f"{options.stage} finished: {screen.cost(time.monotonic() - start)}")
 
 
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
@@ -152,7 +152,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
   config, note = _configured(plan.RunConfig, options, bindings, workdir)
-  _screen.check_audit(options.stage, config, options.fail_above_claim)
+  screen.check_audit(options.stage, config, options.fail_above_claim)
   made: dict[str, Sequence[Any]] = {}
   report = plan.run(
     config,
@@ -166,7 +166,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
     words = stage_lib.get(options.stage).screen(made.get(options.stage, ()))
     print(words, end="")
   if options.fail_above_claim:
-    _screen.hold_claims(made.get("audit", ()))
+    screen.hold_claims(made.get("audit", ()))
   return report
 
 
@@ -189,7 +189,6 @@ def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
 
 
 def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
-  """Runs the first study that the files configure, and prints its tables."""
   from synthq_jax.studies import frame
 
   for name in studies.NAMES:
@@ -248,8 +247,6 @@ def configure(
   Raises:
     UsageError: if a name, a value or a file is wrong or missing.
   """
-  from synthq_jax.pipeline import config_types
-
   if not gin_files:
     raise UsageError(
       "expected --gin_file=FILE, got none; try"
@@ -266,10 +263,10 @@ def configure(
     _check_required()
     _join(kind)
     _check_values(kind, bindings, read)
-    with _explained(_gin_name(kind)):
+    with _explained(config_types.label(kind)):
       gin.finalize()
       config = gin.get_configurable(kind)()
-      config = config_types.conform(config, kind, _gin_name(kind))
+      config = config_types.conform(config, kind, config_types.label(kind))
     _note_unused(meant)
     return config, gin.operative_config_str()
 
@@ -308,12 +305,12 @@ def _explained(where: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    words = _flags.one_line(error).partition(" Searched config paths")[0]
+    words = flags.one_line(error).partition(" Searched config paths")[0]
     raise UsageError(
       f"{where}: {words} Check the name, or give --gin_search_paths=FOLDER"
     ) from error
   except Exception as error:
-    raise UsageError(f"{where}: {_flags.one_line(error)}") from error
+    raise UsageError(f"{where}: {flags.one_line(error)}") from error
 
 
 def _bind(binding: str, read: _Read) -> None:
@@ -321,14 +318,14 @@ def _bind(binding: str, read: _Read) -> None:
   name, equals, value = binding.partition("=")
   if not equals:
     raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
-  known = {n for n in _flags.names(gin.config_str()) if "." not in n}
+  known = {n for n in flags.names(gin.config_str()) if "." not in n}
   if "." not in name and name not in known:
     close = difflib.get_close_matches(name, known, 1) or sorted(known)
     raise UsageError(
       f"{_FLAG}{binding}: no gin file defines {name}; did you mean"
       f" {', '.join(close) or 'another gin file'}?"
     )
-  text = f"{name} = {_flags.literal(value)}"
+  text = f"{name} = {flags.literal(value)}"
   try:
     with _explained(f"{_FLAG}{binding}"):
       gin.parse_config([_DYNAMIC, *_imports(text, read), text])
@@ -342,7 +339,7 @@ def _imports(text: str, read: _Read) -> list[str]:
   """A binding's gin imports: as the files have them, else by module name."""
   found = dict(_modules())
   for path in itertools.chain(*read):
-    found |= _flags.imports(path.read_text())
+    found |= flags.imports(path.read_text())
   names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
   return [found[name] for name in names]
 
@@ -391,8 +388,6 @@ def _join(kind: type) -> None:
 
   A file then binds parameters of a stage, and need not say that they are meant.
   """
-  from synthq_jax.pipeline import config_types
-
   if not _bound(kind):
     return
   for outer in config_types.nested(kind):
@@ -407,7 +402,9 @@ def _join(kind: type) -> None:
         f" {c.__module__.rpartition('.')[2]}"
         for c in (outer, inner)
       ]
-      text = f"{_gin_name(outer)}.{name} = @{_gin_name(inner)}()"
+      text = (
+        f"{config_types.label(outer)}.{name} = @{config_types.label(inner)}()"
+      )
       gin.parse_config([_DYNAMIC, *dict.fromkeys(ends), text])
 
 
@@ -418,9 +415,9 @@ def _note_unused(meant: Collection[str]) -> None:
   """
   if not distributed.is_main():
     return
-  operative = _flags.names(gin.operative_config_str())
+  operative = flags.names(gin.operative_config_str())
   used = {name.rpartition("/")[2] for name in operative}
-  for name in _flags.names(gin.config_str()):
+  for name in flags.names(gin.config_str()):
     if name.rpartition("/")[2] in used or name in meant:
       continue
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
@@ -431,21 +428,23 @@ def _check_required() -> None:
   pattern = r"(?m)^([\w./]+) =\s+(?:\\\n\s+)?%gin\.REQUIRED$"
   missing = re.findall(pattern, gin.config_str())
   if missing:
-    flags = " ".join(f"{_FLAG}{name}=..." for name in missing)
-    raise UsageError(f"values are missing: give {flags} (see the gin file)")
+    words = " ".join(f"{_FLAG}{name}=..." for name in missing)
+    raise UsageError(f"values are missing: give {words} (see the gin file)")
 
 
-def _check_values(kind: type, flags: Sequence[str], read: _Read) -> None:
+def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
   """Holds every bound value against its field's type, inner classes first."""
-  from synthq_jax.pipeline import config_types
-
   if not _bound(kind):
     raise _NothingSaidError(
-      f"the gin files say nothing about {_gin_name(kind)}: give a recipe for"
+      f"the gin files say nothing about {config_types.label(kind)}: give a recipe for"
       " this stage with --gin_file"
     )
   for part in config_types.nested(kind):
-    label, hints, raw = _gin_name(part), config_types.hints(part), _bound(part)
+    label, hints, raw = (
+      config_types.label(part),
+      config_types.hints(part),
+      _bound(part),
+    )
     with _explained(label):
       values = gin.get_bindings(part) if raw else {}
     for name, value in values.items():
@@ -454,8 +453,8 @@ def _check_values(kind: type, flags: Sequence[str], read: _Read) -> None:
       except ValueError as error:
         text = f"{label}.{name} = {raw[name]}"
         macro = re.findall(r"%(\w+)", text)
-        where = _flags.place(
-          macro[-1] if macro else f"{label}.{name}", read, flags
+        where = flags.place(
+          macro[-1] if macro else f"{label}.{name}", read, bindings
         )
         raise UsageError(f"{where}: {error}; correct {text}") from error
 
@@ -466,11 +465,6 @@ def _bound(kind: type) -> dict[str, Any]:
     return gin.get_bindings(kind, resolve_references=False)
   except ValueError:  # no file or flag names the class
     return {}
-
-
-def _gin_name(kind: type) -> str:
-  """The name of a class in gin files: module.Class."""
-  return f"{kind.__module__.rpartition('.')[2]}.{kind.__qualname__}"
 
 
 if __name__ == "__main__":

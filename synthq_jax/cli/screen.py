@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import _flags
+from synthq_jax.cli import flags
 
 __all__ = [
   "RefutedError",
@@ -52,7 +52,7 @@ def check_gate(stage: str) -> None:
     UsageError: if it is none of them.
   """
   if stage not in _AUDITED:
-    raise _flags.UsageError(
+    raise flags.UsageError(
       f"--fail_above_claim goes with {' or '.join(_AUDITED)}, got {stage}"
     )
 
@@ -64,20 +64,20 @@ def check_audit(stage: str, config: Any, with_gate: bool) -> None:
     UsageError: if no canary is planted, or the gate has no claim to hold.
   """
   if not config.canaries.number and (with_gate or stage == "audit"):
-    raise _flags.UsageError(
+    raise flags.UsageError(
       "expected canaries to audit, got none: set --gin.plan.Canaries.number=N"
       " (64, for example), which plants some in the private data"
     )
   if not with_gate:
     return
   if 1 not in config.canaries.repetitions:
-    raise _flags.UsageError(
+    raise flags.UsageError(
       "--fail_above_claim: expected canaries that stand in the data once, which"
       " the claim is about, got plan.Canaries.repetitions="
       f"{config.canaries.repetitions}: add 1"
     )
   if not any(map(math.isfinite, config.rows.synthetic)):
-    raise _flags.UsageError(
+    raise flags.UsageError(
       "--fail_above_claim: expected a finite epsilon to hold, got"
       f" plan.Rows.synthetic={config.rows.synthetic}"
     )

@@ -1,12 +1,13 @@
-"""What all samplers share: batches, the protocol, seeded draws."""
+"""Batches of a sampler: their rows, their seeds, and how many rows suffice."""
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from synthq_jax.privacy import _checks
+from synthq_jax import checks
 
 __all__ = [
   "IS_PADDING",
@@ -34,42 +35,43 @@ class Batch(NamedTuple):
   is_padding: np.ndarray  # [max_batch_size] bool
 
 
-class Sampler(Protocol):
+class Sampler(abc.ABC):
   """What training and accounting ask of a sampler."""
 
   num_examples: int
+  """The number of private records n, public."""
+  expected_batch_size: int
+  """The public divisor of a clipped sum."""
+  max_batch_size: int
+  """The fixed number of rows of every batch."""
+  min_separation: int = 1
+  """Steps between two batches that may hold the same record, at least."""
+  knows_truncation: bool = True
+  """Whether `event` says what truncation costs; else it is paid from delta."""
 
-  @property
-  def expected_batch_size(self) -> int:
-    """The public divisor of a clipped sum."""
-
-  @property
-  def max_batch_size(self) -> int:
-    """The fixed number of rows of every batch."""
-
+  @abc.abstractmethod
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
     """Returns the batch of one step, a function of (seed, step) alone."""
 
   def event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the `dp_accounting.DpEvent` of `steps` noisy sums."""
+    return self.untruncated_event(noise_multiplier, steps)
 
+  @abc.abstractmethod
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the event as if every batch had room for all its records."""
 
-  def take(self, records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
-    """Returns the rows of a batch, with their padding; see `take`."""
-
-  min_separation: int
-  """Steps between two batches that may hold the same record, at least."""
-
-  knows_truncation: bool
-  """Whether `event` says what truncation costs; else it is paid from delta."""
-
+  @abc.abstractmethod
   def overflow_delta(self, steps: int) -> float:
     """Returns what to add to delta when using `untruncated_event`."""
 
+  def take(self, records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
+    """Returns the rows of a batch, with their padding; see `take`."""
+    return take(records, drawn)
+
   def check_relation(self, relation: Any) -> None:
     """Raises ValueError if nothing is claimed for that relation."""
+    checks.relation(relation)
 
 
 def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   "is_padding_example" by themselves and leave these rows out, so that nobody has
   to remember it: a row of padding that counts is some record many times over.
 
-  >>> drawn = padded(np.array([2, 0]), 3)
+  >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
   >>> batch = take({"x": np.array([5.0, 6.0, 7.0])}, drawn)
   >>> print(batch["x"], batch["is_padding_example"])
   [7. 5. 0.] [False False  True]
@@ -113,7 +115,8 @@ def split(drawn: Batch, parts: int) -> list[Batch]:
   Formal guarantee: each record of the batch is in one part, so that the sum over
   all parts is that over the batch.
 
-  >>> [part.indices.tolist() for part in split(padded(np.array([2, 0, 5]), 4), 2)]
+  >>> drawn = Batch(np.array([2, 0, 5, -1]), np.array([0, 0, 0, 1], bool))
+  >>> [part.indices.tolist() for part in split(drawn, 2)]
   [[2, 0], [5, -1]]
 
   Args:
@@ -147,7 +150,7 @@ def generator(
   seed: int | Sequence[int], tag: int, number: int
 ) -> np.random.Generator:
   """Returns the generator of one step or epoch."""
-  _checks.check_count("step", number, 0)
+  checks.count("step", number, 0)
   # A spawn key, because SeedSequence([s]) equals SeedSequence([s, 0]).
   sequence = np.random.SeedSequence(seed, spawn_key=(tag, number))
   return np.random.Generator(np.random.PCG64(sequence))
@@ -167,7 +170,7 @@ def max_batch_size(
   Raises:
     ValueError: if an argument is out of range.
   """
-  _checks.check_count("multiple_of", multiple_of, 1)
+  checks.count("multiple_of", multiple_of, 1)
   if not 0 < overflow < 1:
     raise ValueError(f"expected overflow in (0, 1), got {overflow=}")
   mean = math.ceil(count * probability)

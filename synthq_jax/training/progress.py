@@ -1,0 +1,38 @@
+"""Shows how far a long computation is."""
+
+from typing import Any
+
+from synthq_jax import extras
+
+__all__ = ["bar"]
+
+
+def bar(
+  description: str,
+  total: int | None,
+  progress: bool,
+  *,
+  unit: str = "row",
+  initial: int = 0,
+) -> Any:
+  """Returns a bar, for `with`; its `update(number)` moves it on.
+
+  Args:
+    description: stands before it.
+    total: of the units; None: unknown.
+    progress: False shows nothing.
+    unit: what is counted.
+    initial: what was done before.
+  """
+  with extras.required("run"):
+    import tqdm
+
+  return tqdm.tqdm(
+    total=total,
+    initial=initial,
+    desc=description or None,
+    unit=unit,
+    disable=not progress,
+    mininterval=1.0,
+    dynamic_ncols=True,
+  )
