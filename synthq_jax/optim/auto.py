@@ -158,15 +158,15 @@ def _seconds(
 ) -> float:
   """Returns about how long a batch takes in microbatches of some examples."""
   turns = size // together
-  kept = cost.extra_bytes
-  kept += together * jaxprs.count_products(plan.closed.jaxpr).traffic_bytes
+  products = jaxprs.count_products(plan.closed.jaxpr)
+  kept = cost.extra_bytes + together * products.traffic_bytes
   each = cost.flops / machine.flops + cost.traffic_bytes / machine.bandwidth
   if turns > 1:
     sums = _size(params)
     kept += sums
     # Made, read and added to the sum so far.
     each += 4 * sums / machine.bandwidth
-    each += machine.turn * sum(1 for _ in jaxprs.equations(plan.closed.jaxpr))
+    each += machine.turn * products.equations
   return turns * each + kept / machine.fresh
 
 

@@ -59,6 +59,8 @@ class Products(NamedTuple):
   """Two for each product of two numbers that is added to a sum."""
   traffic_bytes: float
   """Results, written and read once."""
+  equations: float
+  """Of every kind, as often as they are evaluated."""
 
 
 def count_products(jaxpr: Any) -> Products:
@@ -71,7 +73,7 @@ def count_products(jaxpr: Any) -> Products:
     The counts. Of branches the most expensive counts; a `while` loop counts
     once.
   """
-  flops = traffic = 0.0
+  flops = traffic = total = 0.0
   for equation in jaxpr.eqns:
     depth = _depth(equation)
     if depth:
@@ -84,7 +86,8 @@ def count_products(jaxpr: Any) -> Products:
     repeats = equation.params.get("length", 1)
     flops += repeats * sum(each.flops for each in parts)
     traffic += repeats * sum(each.traffic_bytes for each in parts)
-  return Products(flops, traffic)
+    total += 1 + repeats * sum(each.equations for each in parts)
+  return Products(flops, traffic, total)
 
 
 def _depth(equation: Any) -> int:
