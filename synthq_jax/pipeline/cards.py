@@ -180,8 +180,8 @@ def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
 def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
   """The claim as Hugging Face's YAML holds it, rounded up."""
   return {
-    "epsilon": rounding.epsilon(claim.epsilon),
-    "delta": rounding.delta(claim.delta),
+    "epsilon": _number(rounding.epsilon(claim.epsilon)),
+    "delta": _number(rounding.delta(claim.delta)),
     "unit": claim.unit,
     "relation": claim.relation,
     "accountant": claim.accountant,
@@ -190,6 +190,11 @@ def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
     "assumptions": list(claim.assumptions),
     "not_protected": list(claim.not_protected),
   }
+
+
+def _number(text: str) -> float | str:
+  """A number of a claim; YAML's readers know no infinity in JSON's words."""
+  return text if text == "inf" else float(text)
 
 
 def _size(count: int) -> str:
