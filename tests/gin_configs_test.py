@@ -248,39 +248,6 @@ def test_the_paper_recipe_has_the_papers_settings():
     assert config.checkpoint == "c"
 
 
-def test_the_study_of_leakage_has_five_rerankers_and_three_sizes():
-  config, text = main.configure(
-    planted_leakage.Config,
-    ["studies/planted_leakage.gin"],
-    ["SOURCE=beir:b", "DOCUMENT_LENGTH=200"],
-  )
-  seeds = {model.kind: model.seeds for model in config.models}
-  assert seeds == {
-    "monoT5": 3, "monoBERT": 1, "KNRM": 3, "Duet": 1, "PACRR": 1,
-  }  # fmt: skip
-  assert len(config.sizes) == 3 and config.num_test_queries == 50
-  for model in config.models:
-    attends = model.kind in ("monoT5", "monoBERT")
-    assert model.document_length == (64 if attends else 200)
-  assert len({model.recipe.learning_rate for model in config.models}) > 1
-  for name in re.findall(r"(?m)^([A-Z_]+) =", text):
-    assert text.count(f"%{name}") >= 1, name
-
-
-def test_the_study_of_images_compares_the_methods_on_both_encoders():
-  config, _ = main.configure(
-    images.Config, ["studies/logit_dp_images.gin"], ["REPETITIONS=2"]
-  )
-  net, resnet = config.encoders
-  assert (config.source, config.epsilon, config.delta) == ("digits", 8.0, None)
-  assert (net.net, net.seeds) == ("embedding_net", 2)
-  assert (resnet.net, resnet.seeds, resnet.width) == ("resnet18", 1, 64)
-  for encoder in config.encoders:
-    methods = [type(row.method).__name__ for row in encoder.rows]
-    assert {"NoneType", "Logit", "Batch"} == set(methods)
-    assert encoder.rows[0].method is None  # what the others are relative to
-
-
 def test_the_wheel_takes_the_configurations_along():
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())
   wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]

@@ -82,9 +82,15 @@ def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
   text = (TUTORIALS / "gin_experiment.md").read_text()
   (experiment,) = re.findall(r"```gin\n(.*?)```", text, re.DOTALL)
   pathlib.Path("clip_study.gin").write_text(experiment)
+  small = [  # what the page runs on takes a minute to read and to search
+    f"--gin.SOURCE={small_data.write_pairs(tmp_path / 'pairs.jsonl', 100)}",
+    "--gin.plan.RunConfig.public_data=True",
+    "--gin.prepare_data.Config.public_test_documents=20",
+  ]
   said = []
   for arguments, code in _commands("gin_experiment.md"):
-    assert main.main(arguments) == code, capsys.readouterr().err
+    flags = small if arguments[0] != "privacy" else []
+    assert main.main([*arguments, *flags]) == code, capsys.readouterr().err
     said.append(capsys.readouterr())
   first, second, mistake, ledger = said
   assert "synthetic eps3" in first.out and "direct dp" not in first.out

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import random_t5
 from scipy import stats
 
 from synthq_jax.audit import canaries as canaries_lib
@@ -78,7 +79,7 @@ def test_other_secrets_take_the_place_of_the_own_one():
 
 @pytest.fixture(name="params", scope="module")
 def _params():
-  return t5.init_params(MODEL, jax.random.key(0))
+  return random_t5.params(MODEL)
 
 
 def oracle(params, source, targets, begin, end):

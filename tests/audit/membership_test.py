@@ -6,8 +6,8 @@ import math
 
 import jax
 import numpy as np
-import optax
 import pytest
+import random_t5
 import scipy.special
 import scipy.stats
 
@@ -18,36 +18,10 @@ from synthq_jax.models import dual_encoder, t5, t5_config
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
 )
-QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 EOS = 1
 
 
-def untrained(seed):
-  """Makes parameters with NumPy, which spares compiling an initializer."""
-  rng = np.random.default_rng(seed)
-  shapes = jax.eval_shape(lambda: t5.init_params(MODEL, jax.random.key(0)))
-
-  def draw(path, leaf):
-    if path[-1].key == "scale":
-      return np.ones(leaf.shape, np.float32)
-    fan_in = 1 if path[-1].key == "embedding" else leaf.shape[0]
-    return rng.normal(0, fan_in**-0.5, leaf.shape).astype(np.float32)
-
-  return jax.tree_util.tree_map_with_path(draw, shapes)
-
-
-def trained(loss, params, steps, rate=1e-2):
-  tx = optax.adam(rate)
-
-  @functools.partial(jax.jit, compiler_options=QUICK)
-  def step(params, opt):
-    updates, opt = tx.update(jax.grad(loss)(params), opt)
-    return optax.apply_updates(params, updates), opt
-
-  opt = tx.init(params)
-  for _ in range(steps):
-    params, opt = step(params, opt)
-  return params
+untrained = functools.partial(random_t5.params, MODEL, spread=0.0)
 
 
 def random_records(seed, number=40):
@@ -84,14 +58,14 @@ HALF = np.random.default_rng(1).permutation(40) < 20
 
 
 def test_the_score_is_the_log_likelihood_of_the_whole_query():
-  params = untrained(2)
+  params = untrained(seed=2)
   inputs = np.array([[5, 6, 1, 0], [7, 1, 0, 0]])
   targets = np.array([[9, 8, 1], [4, 1, 0]])
   scored = membership.log_likelihoods(
     params, MODEL, inputs, targets, batch_size=2
   )
   shifted = np.array([[0, 9, 8], [0, 4, 1]])
-  logits = jax.jit(t5.Transformer(MODEL).apply, compiler_options=QUICK)(
+  logits = jax.jit(t5.Transformer(MODEL).apply)(
     {"params": params}, inputs, shifted
   )
   logs = scipy.special.log_softmax(np.asarray(logits, np.float64), axis=-1)
@@ -135,17 +109,17 @@ def test_the_generator_tells_what_it_was_trained_on_from_what_it_was_not():
     )
     return seq2seq.cross_entropy(logits, mine["targets"]).mean()
 
-  start = untrained(3)
+  start = untrained(seed=3)
   score = functools.partial(
     membership.log_likelihoods, model_config=MODEL, batch_size=20, **records
   )
   before = score(start)
-  after = score(trained(loss, start, 60))
+  after = score(random_t5.trained(loss, start, 60))
   calibrated = membership.calibrated(after, before)
   assert auroc(calibrated, HALF) > 0.95
   assert np.all(calibrated[HALF] > 0)
   assert is_chance(auroc(before, HALF), HALF)
-  other = membership.calibrated(score(untrained(4)), before)
+  other = membership.calibrated(score(untrained(seed=4)), before)
   assert is_chance(auroc(other, HALF), HALF)
   assert not is_chance(auroc(calibrated, HALF), HALF)
 
@@ -396,16 +370,14 @@ def test_vectors_without_a_direction_are_refused(queries, documents, message):
 def test_a_retriever_tells_its_pairs_from_others():
   records = random_records(5)
   mine = {name: rows[HALF] for name, rows in records.items()}
-  start = dual_encoder.encoder_params(untrained(6))
+  start = dual_encoder.encoder_params(untrained(seed=6))
 
   def loss(params):
     queries = dual_encoder.encode(params, MODEL, mine["targets"])
     documents = dual_encoder.encode(params, MODEL, mine["inputs"])
     return contrastive.softmax(queries @ documents.T, temperature=0.05).mean()
 
-  encode = jax.jit(
-    dual_encoder.encode, static_argnums=1, compiler_options=QUICK
-  )
+  encode = jax.jit(dual_encoder.encode, static_argnums=1)
 
   def score(params):
     return membership.similarities(
@@ -413,7 +385,10 @@ def test_a_retriever_tells_its_pairs_from_others():
       encode(params, MODEL, records["inputs"]),
     )
 
-  before, after = score(start), score(trained(loss, start, 60, rate=3e-3))
+  before, after = (
+    score(start),
+    score(random_t5.trained(loss, start, 60, rate=3e-3)),
+  )
   calibrated = membership.calibrated(after, before)
   assert auroc(calibrated, HALF) > 0.95
   assert is_chance(auroc(before, HALF), HALF)

@@ -186,6 +186,7 @@ def test_the_demo_set_needs_none_of_tensorflows_packages():
   assert not tensorflow & set(environment_docs.PACKAGES)
 
 
+@pytest.mark.slow
 def test_the_installed_packages_give_a_clean_demo_set(read_once):
   installed = environment_docs.build(environment_docs.EnvironmentDocs())
   queries = installed.query_by_id()

@@ -178,6 +178,7 @@ def private(read_once):
   return environment_docs.private_queries(config)
 
 
+@pytest.mark.slow
 def test_no_private_query_is_in_the_text_of_the_shipped_checkpoint(private):
   assert set(HANDFUL) <= set(pretrain_recipe.PACKAGES)
   assert len(private) > 5_000
@@ -187,6 +188,7 @@ def test_no_private_query_is_in_the_text_of_the_shipped_checkpoint(private):
   assert len(text.passages) > 1_000
 
 
+@pytest.mark.slow
 def test_text_without_holding_out_would_break_that_promise(private):
   text = read(NOTHING, *HANDFUL)
   assert max(public_text.containment(private, text)) >= 0.5

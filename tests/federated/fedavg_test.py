@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import random_t5
 
 from synthq_jax.federated import aggregation, cohorts, fedavg, local_training
 from synthq_jax.losses import contrastive
-from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.models import dual_encoder
 from synthq_jax.training import mesh
 
 KEY = jax.random.key(5)
@@ -20,18 +21,7 @@ AS_USERS = {
   "xla_backend_optimization_level": 3,
   "xla_cpu_use_fusion_emitters": True,
 }
-CONFIG = t5_config.T5Config(
-  vocab_size=64,
-  emb_dim=16,
-  num_heads=2,
-  head_dim=8,
-  mlp_dim=24,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-  mlp_activations=("gelu", "linear"),
-  logits_via_embedding=True,
-  dropout_rate=0.0,
-)
+CONFIG = random_t5.config(vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=24)
 
 
 def net_loss(params, batch, key):
@@ -84,8 +74,7 @@ def net_params():
 
 @functools.cache
 def encoder_params():
-  whole = t5.init_params(CONFIG, jax.random.key(0))
-  return dual_encoder.encoder_params(whole)
+  return dual_encoder.encoder_params(random_t5.params(CONFIG))
 
 
 PROBLEMS = {
@@ -149,7 +138,9 @@ def differs(one, other):
   )
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+  "name", ["net", pytest.param("encoder", marks=pytest.mark.slow)]
+)
 def test_one_client_is_plain_training_to_the_bit(name):
   loss_fn, make, start = PROBLEMS[name]
   client = make(np.random.default_rng(0), 3)
@@ -164,7 +155,9 @@ def test_one_client_is_plain_training_to_the_bit(name):
   assert metrics["clients"] == 1 and state.round == 1
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+  "name", ["net", pytest.param("encoder", marks=pytest.mark.slow)]
+)
 def test_one_client_is_a_plain_loop_with_optax_to_the_bit(name):
   loss_fn, make, start = PROBLEMS[name]
   client = make(np.random.default_rng(0), 3)
@@ -199,8 +192,14 @@ def test_identical_clients_are_one_of_them_to_the_bit():
   assert_close(side_by_side.params, alone.params)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("clients_at_once", [2, 8])
+@pytest.mark.parametrize(
+  ("clients_at_once", "name"),
+  [
+    (2, "net"),
+    (8, "net"),
+    pytest.param(2, "encoder", marks=pytest.mark.slow),
+  ],
+)
 def test_clients_side_by_side_are_clients_one_by_one(name, clients_at_once):
   loss_fn, make, start = PROBLEMS[name]
   cohort = cohorts.stack(

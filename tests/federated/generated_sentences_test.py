@@ -120,6 +120,7 @@ def test_training_runs_with_the_planned_noise_and_clip_norm(
   assert max(jax.tree.leaves(moved)) > 1e-4
 
 
+@pytest.mark.slow
 def test_another_training_begins_anew_in_the_same_folder(params, tmp_path):
   """Or the claim of one would stand beside the generator of another."""
   first = fine_tune(params, tmp_path)

@@ -1,16 +1,12 @@
 """Three real processes make the same global model as one."""
 
 import importlib.util
-import os
 import pathlib
-import re
-import subprocess
-import sys
 
+import hosts
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tests" / "federated" / "hosts_script.py"
+SCRIPT = pathlib.Path(__file__).with_name("hosts_script.py")
 
 
 def load_script():
@@ -20,25 +16,8 @@ def load_script():
   return module
 
 
-def environment():
-  flags = os.environ.get("XLA_FLAGS", "")
-  flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)
-  own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-  return {**os.environ, **own}
-
-
 def in_three(folder):
-  launcher = ROOT / "launch" / "processes.py"
-  flags = "--num_processes=3 --devices_per_process=1 --max_restarts=0".split()
-  child = ["--", sys.executable, SCRIPT, folder]
-  done = subprocess.run(
-    [sys.executable, *map(str, [launcher, *flags, *child])],
-    env=environment(),
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stdout + done.stderr
+  hosts.ended(hosts.launch(SCRIPT, folder, processes=3, devices=1))
   return {
     name: dict(np.load(folder / f"{name}.npz")) for name in ("plain", "private")
   }

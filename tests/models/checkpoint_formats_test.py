@@ -332,6 +332,7 @@ for place in places:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_the_models_own_and_one_tensor(tmp_path):
   config = dataclasses.replace(

@@ -189,6 +189,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=5, deadline=None, derandomize=True)
 @hypothesis.given(
   problem=st.sampled_from(sorted(PROBLEMS)),

@@ -33,7 +33,12 @@ def make():
 
 @pytest.mark.parametrize(
   "strategy, microbatch",
-  [("bookkeeping", None), ("bookkeeping", 4), ("ghost", None), ("vmap", None)],
+  [
+    ("bookkeeping", None),
+    pytest.param("bookkeeping", 4, marks=pytest.mark.slow),
+    pytest.param("ghost", None, marks=pytest.mark.slow),
+    pytest.param("vmap", None, marks=pytest.mark.slow),
+  ],
 )
 def test_data_and_model_shards_change_nothing(strategy, microbatch):
   params, batch, padding = make()

@@ -7,11 +7,10 @@ import math
 import types
 
 import dp_accounting
-import jax
 import made_up
 import numpy as np
-import optax
 import pytest
+import random_t5
 import tiny_runs
 
 from synthq_jax import artifacts
@@ -33,7 +32,6 @@ PREPARED = types.SimpleNamespace(
   num_queries={"train": 100},
 )
 PREFIX = "ask: "
-QUICK = {"xla_backend_optimization_level": 0}  # compiles in half the time
 
 
 class WordVocabulary:
@@ -53,19 +51,7 @@ class WordVocabulary:
     return " ".join(self.words[i] for i in ids if i < len(self.words))
 
 
-def untrained(seed):
-  """Makes parameters with NumPy, which spares compiling an initializer."""
-  rng = np.random.default_rng(seed)
-  key = jax.random.key(0)
-  shapes = jax.eval_shape(lambda: t5.init_params(MODEL, key))
-
-  def draw(path, leaf):
-    if path[-1].key == "scale":
-      return np.ones(leaf.shape, np.float32)
-    fan_in = 1 if path[-1].key == "embedding" else leaf.shape[0]
-    return rng.normal(0, fan_in**-0.5, leaf.shape).astype(np.float32)
-
-  return jax.tree_util.tree_map_with_path(draw, shapes)
+untrained = functools.partial(random_t5.params, MODEL, spread=0.0)
 
 
 def trained(params, records, steps):
@@ -77,17 +63,7 @@ def trained(params, records, steps):
     )
     return seq2seq.cross_entropy(logits, records["targets"]).mean()
 
-  tx = optax.adam(1e-2)
-
-  @functools.partial(jax.jit, compiler_options=QUICK)
-  def step(params, opt):
-    updates, opt = tx.update(jax.grad(loss)(params), opt)
-    return optax.apply_updates(params, updates), opt
-
-  opt = tx.init(params)
-  for _ in range(steps):
-    params, opt = step(params, opt)
-  return params
+  return random_t5.trained(loss, params, steps)
 
 
 TEXTS = [
@@ -125,7 +101,7 @@ def _audited(tmp_path, monkeypatch):
     t5_checkpoints.save(space.public("finetune_dp/eps8"), params, MODEL)
     start = tmp_path / "start"
     if public is None:
-      public = untrained(0)
+      public = untrained(seed=0)
     t5_checkpoints.save(start, public, MODEL)
     generator = made_up.checkpoint(statement=claim or statement.non_private())
     few = {"num_candidates": 200, "num_ranked": 20, "queries_per_canary": 4}
@@ -163,7 +139,7 @@ def _learned():
   canaries = make(14, seed=1)
   rows = canaries_lib.repeated(canaries)
   records = {k: v[rows] for k, v in tokenized(canaries).items()}
-  return canaries, trained(untrained(0), records, 250)
+  return canaries, trained(untrained(seed=0), records, 250)
 
 
 def test_a_model_that_knows_canaries_by_heart_ranks_and_writes_them(
@@ -209,7 +185,9 @@ def test_a_claim_that_memory_refutes_is_refuted(audited, learned):
 
 def test_an_untrained_model_ranks_by_chance_and_leaks_nothing(audited):
   canaries = make(60, seed=1, kinds=("own_query", "own_document"))
-  report = audited(untrained(1), canaries, public=untrained(2), num_ranked=9)
+  report = audited(
+    untrained(seed=1), canaries, public=untrained(seed=2), num_ranked=9
+  )
   for cell in report.cells:
     # Uniform ranks in 1..9: mean 5, deviation 2.58 / sqrt(30).
     assert abs(np.mean(cell.ranks) - 5) < 4 * 2.58 / math.sqrt(30)
@@ -223,7 +201,7 @@ def test_an_untrained_model_ranks_by_chance_and_leaks_nothing(audited):
 
 def test_the_papers_kinds_alone_have_ranks_and_no_exposure(audited):
   canaries = make(6, seed=2, kinds=("digits_document",))
-  (cell,) = audited(untrained(1), canaries).cells
+  (cell,) = audited(untrained(seed=1), canaries).cells
   assert len(cell.ranks) + len(cell.held_out_ranks) == 6
   assert cell.exposure == ()
   assert cell.leaked is cell.leaked_held_out is None
@@ -234,9 +212,9 @@ def test_canaries_in_the_public_checkpoint_void_the_audit(audited, learned):
   canaries, params = learned
   assert audited(params, canaries, public=params).is_contaminated
   every = {k: v for k, v in tokenized(canaries).items()}
-  knows_all = trained(untrained(0), every, 250)
-  assert audited(knows_all, canaries, public=untrained(0)).is_contaminated
-  assert not audited(params, canaries, public=untrained(0)).is_contaminated
+  knows_all = trained(untrained(seed=0), every, 250)
+  assert audited(knows_all, canaries, public=untrained(seed=0)).is_contaminated
+  assert not audited(params, canaries, public=untrained(seed=0)).is_contaminated
 
 
 def test_groups_are_held_against_the_claim_for_groups(audited, learned):
@@ -269,4 +247,4 @@ def test_an_audit_needs_inserted_and_held_out_canaries(audited):
   for side in (True, False):
     one_side = [one for one in canaries if one.inserted is side]
     with pytest.raises(ValueError, match="inserted and held-out canaries"):
-      audited(untrained(0), one_side)
+      audited(untrained(seed=0), one_side)

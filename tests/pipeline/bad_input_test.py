@@ -1,12 +1,15 @@
 """Bad input from the command line: one line that helps, nothing half done."""
 
+import contextlib
 import errno
 import gzip
 import os
 import pathlib
 import re
 import shutil
+import subprocess
 
+import finished_runs
 import pytest
 import small_data
 
@@ -183,6 +186,22 @@ def test_what_the_data_rules_out_is_refused_before_any_training(
   assert not (tmp_path / "run/private/ledger.jsonl").exists()
 
 
+def test_a_bad_test_set_is_refused_before_any_training(
+  folder, tmp_path, capsys
+):
+  finished_runs.write_test_set(tmp_path / "bad", first=0, split="dev")
+  flags = (
+    f'--gin.TEST_SETS=("beir:{tmp_path / "bad"}",)',
+    "--gin.plan.Rows.synthetic=()",
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Rows.direct_dp=()",
+  )
+  argv = command(folder, tmp_path / "run", *flags, stage="run")
+  message = refused(capsys, argv)
+  assert "expected a split of ['dev'], got split='test'" in message
+  assert not (tmp_path / "run" / "train_retriever").exists()
+
+
 def test_a_vocabulary_of_another_checkpoint_is_refused(
   folder, tmp_path, capsys
 ):
@@ -348,6 +367,32 @@ def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):
   message = refused(capsys, command(folder, tmp_path / "file" / "run"))
   assert str(tmp_path / "file") in message
   assert "choose a --workdir that you may write to" in message
+
+
+@contextlib.contextmanager
+def small_disk(path, size):
+  """Mounts a small file system, which needs root and a kernel that allows it."""
+  path.mkdir()
+  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+  mount = shutil.which("mount")
+  if not mount or subprocess.run([mount, *options], check=False).returncode:
+    pytest.skip("no small disk: mounting a tmpfs is not allowed here")
+  try:
+    yield path
+  finally:
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def test_a_full_disk_ends_in_one_line_and_nothing_looks_finished(
+  folder, tmp_path, capsys
+):
+  with small_disk(tmp_path / "small", "200k") as disk:
+    message = refused(capsys, command(folder, disk / "run"))
+    assert "No space left on device" in message and "free some space" in message
+    assert finished(disk) == []
+    subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+    assert main.main(command(folder, disk / "run")) == 0
+    assert finished(disk / "run") == ["private/prepare_data"]
 
 
 def test_a_disk_that_fills_up_while_writing_is_reported(

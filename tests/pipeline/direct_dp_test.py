@@ -77,7 +77,7 @@ def test_rows_against_their_batch_claim_the_texts_alone(finished_run):
 
 
 def test_a_head_leaves_everything_else_as_it_was(finished_run):
-  start, _ = t5_checkpoints.load(shipped.DIRECTORY)
+  start, _ = t5_checkpoints.load(finished_run.config.checkpoint)
   trained, _ = t5_checkpoints.load(
     finished_run.root / "train_retriever/direct_dp_logit_eps8"
   )

@@ -81,7 +81,7 @@ def test_the_private_page_compares_queries_with_the_public_encoder(
 ):
   root, report = finished_run.root, finished_run.report
   private = (root / report.private_html).read_text()
-  assert "vectors from the dual encoder of demo_t5" in private
+  assert "vectors from the dual encoder of t5" in private
   assert "tok:13a|smooth:exp|version:" in private
   for page in (report.html, report.markdown):
     text = (root / page).read_text()
@@ -115,6 +115,17 @@ def test_a_late_setting_reruns_only_what_depends_on_it(
   assert "Relevant is a grade of 2 or more" in " ".join(scores.traps)
   assert scores.measures["R@10"].mean == 0  # every grade is 1
   assert scores.measures["nDCG@10"].mean > 0.5  # whose gain is the grade
+
+
+def test_without_the_search_for_real_queries_only_the_report_changes(
+  finished_run, made, tmp_path
+):
+  copied = finished_run.copy(tmp_path)
+  off = dataclasses.replace(
+    finished_run.config, query_leakage=query_leakage.Config(enabled=False)
+  )
+  plan.run(off, copied, progress=False)
+  assert made == ["report"]
   text = (copied / "report/report.md").read_text()
   assert "Real queries among" not in text
   whole = (finished_run.root / "report/report.md").read_text()
@@ -403,7 +414,7 @@ def test_the_ledger_holds_every_private_training_once(finished_run):
 def test_retrievers_may_start_from_a_checkpoint_of_their_own(
   finished_run, made, tmp_path
 ):
-  params, shape = t5_checkpoints.load(shipped.DIRECTORY)
+  params, shape = t5_checkpoints.load(finished_run.config.checkpoint)
   params["encoder"]["encoder_norm"]["scale"] *= 1.5
   t5_checkpoints.save(tmp_path / "own", params, shape)
   own = dataclasses.replace(

@@ -307,6 +307,7 @@ def fixture_kill(monkeypatch):
   return writes
 
 
+@pytest.mark.slow
 def test_a_training_killed_at_any_write_ends_as_one_that_was_not(
   tmp_path, kill
 ):

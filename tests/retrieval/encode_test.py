@@ -272,6 +272,7 @@ encode.to_files(
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_does(tmp_path):
   params = {name: _params()[name] for name in ("token_embedder", "encoder")}
   leaves = {

@@ -1,7 +1,7 @@
 """One finished run of every stage, made once for all processes of the tests.
 
-The tiny demo recipe on a small log, with a filter, two kinds of direct training
-and more, and further test sets. Nobody writes to it: who changes a run changes
+The tiny demo recipe with a T5 of chance on a small log, with a filter, all kinds
+of direct training and further test sets. Nobody writes to it: who changes a run changes
 a copy.
 """
 
@@ -15,6 +15,7 @@ import shutil
 from typing import NamedTuple
 
 import numpy as np
+import random_t5
 import small_data
 
 from synthq_jax.cli import main
@@ -95,6 +96,7 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
   """Returns the settings of the run on data in a folder."""
   flags = [
     f"SOURCE=jsonl:{folder / 'log.jsonl'}",
+    f"CHECKPOINT='{folder / 't5'}'",
     f'TEST_SETS=("beir:{folder / "sets"}",)',
     "SECRET_SEED=7",
     "plan.RunConfig.public_data=True",
@@ -127,6 +129,7 @@ def shared(folder: str | os.PathLike) -> Run:
     if not done.exists():
       small_data.write_lines(folder / "log.jsonl", map(json.dumps, log()))
       write_test_sets(folder / "sets")
+      random_t5.save(folder / "t5")
       report = plan.run(config, folder / "run", progress=False)
       done.write_bytes(pickle.dumps(report))
   report = pickle.loads(done.read_bytes())

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 import scipy.stats
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.federated import generated_sentences, personalisation
-from synthq_jax.models import t5, t5_checkpoints, t5_config
 from synthq_jax.studies import federated, frame
 from synthq_jax.studies.federated import data as study_data
 from synthq_jax.studies.federated import exchanges, methods, page, training
@@ -51,15 +51,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("t5") / "checkpoint"
-  model = dataclasses.replace(
-    t5_config.get("demo"),
-    emb_dim=16, num_heads=2, head_dim=8, mlp_dim=16,
-    num_encoder_layers=1, num_decoder_layers=1,
-  )  # fmt: skip
-  params = t5.init_params(model, jax.random.key(0))
-  t5_checkpoints.save(folder, params, model)
-  return str(folder)
+  return random_t5.save(tmp_path_factory.mktemp("t5") / "checkpoint")
 
 
 @pytest.fixture(scope="module")

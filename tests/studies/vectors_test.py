@@ -38,6 +38,7 @@ def config(tmp_path_factory):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_raw_vector_gives_secrets_away_and_nothing_is_made_twice(
   config, tmp_path, monkeypatch
 ):

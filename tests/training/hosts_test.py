@@ -7,56 +7,27 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import time
 
+import hosts
 import numpy as np
 import pytest
+from hosts import ended
 
 from synthq_jax.privacy import ledger
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tests" / "training" / "hosts_script.py"
-LAUNCHER = ROOT / "launch" / "processes.py"
-
-
-def environment():
-  flags = os.environ.get("XLA_FLAGS", "")
-  flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)
-  own = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-  return {**os.environ, **own}
-
-
-def start(command):
-  return subprocess.Popen(
-    [sys.executable, *map(str, command)],
-    env=environment(),
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
+SCRIPT = pathlib.Path(__file__).with_name("hosts_script.py")
 
 
 def launch(folder, *flags, max_restarts=0):
   """Starts two processes with two devices each."""
   folder.mkdir(exist_ok=True)
-  counts = "--num_processes=2 --devices_per_process=2".split()
-  limit = f"--max_restarts={max_restarts}"
-  child = ["--", sys.executable, SCRIPT, folder, *flags]
-  return start([LAUNCHER, *counts, limit, *child])
-
-
-def ended(process, code=0):
-  """Waits; returns what was printed."""
-  output, _ = process.communicate(timeout=120)
-  assert process.returncode == code, output
-  return output
+  return hosts.launch(SCRIPT, folder, *flags, max_restarts=max_restarts)
 
 
 def in_one(folder, *flags):
   folder.mkdir(exist_ok=True)
-  ended(start([SCRIPT, folder, "--cpu_devices=4", *flags]))
+  ended(hosts.start(SCRIPT, folder, "--cpu_devices=4", *flags))
 
 
 @pytest.fixture(name="whole", scope="module")
@@ -98,31 +69,25 @@ def test_a_state_moves_from_two_processes_to_one_and_back(tmp_path, whole):
     assert state == ["pending_8.json", "step_8"]
 
 
-@pytest.mark.parametrize("process", [0, 1])
 def test_all_start_again_when_one_is_killed_and_nothing_shows_it(
-  tmp_path, whole, process
+  tmp_path, whole
 ):
-  output = ended(
-    launch(
-      tmp_path / "cut",
-      "--save_seconds=0",
-      f"--signal={signal.SIGKILL:d},{process},6",
-      max_restarts=1,
-    )
-  )
-  assert "ended with 137: restart 1 of 1" in output
-  assert_equal(tmp_path / "cut", whole)
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_sigterm_to_one_stops_both_after_the_same_step(
-  tmp_path, whole, process
-):
+  killed = [f"--signal={signal.SIGKILL:d},{at}" for at in ("0,4", "1,6")]
   cut = tmp_path / "cut"
-  ended(launch(cut, f"--signal={signal.SIGTERM:d},{process},3"), code=143)
-  # Step 3 is the fourth; its vote is read behind the next one.
-  assert states(cut) == ["pending_5.json", "step_5"]
-  assert not (cut / "result.npy").exists()
+  output = ended(launch(cut, "--save_seconds=0", *killed, max_restarts=2))
+  assert "ended with 137: restart 1 of 2" in output
+  assert "ended with 137: restart 2 of 2" in output
+  assert_equal(cut, whole)
+
+
+def test_sigterm_to_one_stops_both_after_the_same_step(tmp_path, whole):
+  cut = tmp_path / "cut"
+  # Step 2 is the third; its vote is read behind the next one.
+  for process, step, last in ((0, 2, 4), (1, 5, 7)):
+    told = f"--signal={signal.SIGTERM:d},{process},{step}"
+    ended(launch(cut, told), code=143)
+    assert states(cut) == [f"pending_{last}.json", f"step_{last}"]
+    assert not (cut / "result.npy").exists()
   ended(launch(cut))
   assert_equal(cut, whole)
 

@@ -3,24 +3,14 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 
-from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.models import dual_encoder
 from synthq_jax.training import loop, mesh, pairs
 
-CONFIG = t5_config.T5Config(
-  vocab_size=40,
-  emb_dim=8,
-  num_heads=2,
-  head_dim=4,
-  mlp_dim=12,
-  num_encoder_layers=1,
-  num_decoder_layers=1,
-  mlp_activations=("gelu", "linear"),
-  logits_via_embedding=True,
-)
+CONFIG = random_t5.config()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,9 +26,7 @@ class Recipe(pairs.Recipe):
 
 @pytest.fixture(name="params", scope="module")
 def _params():
-  tokens = jnp.ones((1, 3), jnp.int32)
-  init = t5.Transformer(CONFIG).init(jax.random.key(0), tokens, tokens)
-  return dual_encoder.encoder_params(init["params"])
+  return dual_encoder.encoder_params(random_t5.params(CONFIG))
 
 
 def records():

@@ -1,6 +1,7 @@
 """Each reranker learns what can be learnt, and nothing where nothing can."""
 
 import numpy as np
+import pytest
 
 from synthq_jax.leakage import rerankers
 from synthq_jax.retrieval import measures
@@ -28,6 +29,14 @@ def reached(reranker, toy, seed, *, shuffled):
   return measures.evaluate(qrels, run, ("nDCG@10",)).mean["nDCG@10"]
 
 
+@pytest.mark.parametrize(
+  "reranker",
+  [
+    pytest.param(name, marks=[] if name == "KNRM" else pytest.mark.slow)
+    for name in RECIPES
+  ],
+  indirect=True,
+)
 def test_a_separable_task_is_learnt_and_shuffled_labels_are_not(
   reranker, make_toy
 ):
