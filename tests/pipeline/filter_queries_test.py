@@ -181,7 +181,7 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   monkeypatch.setattr(train_retriever, "STAGE", changed)
   for filters in (
     alone.filter_queries,
-    DROP_TRUNCATED,
+    filter_queries.Config(copied_share=0.5),
     filter_queries.Config(),
   ):
     changed = dataclasses.replace(alone, filter_queries=filters)
@@ -298,7 +298,7 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
     "synthetic": "SyntheticQueries",
     "recipe": "Config",
   }
-  assert task.inputs["encoder"] == shipped.DIRECTORY
+  assert str(task.inputs["encoder"]) == config.checkpoint
   assert type(task.inputs["recipe"]) is train_retriever.Config
   fields = {f.name for f in dataclasses.fields(results.PublicDocuments)}
   assert fields == {
