@@ -124,6 +124,7 @@ def reading(decoders, vectors, tokens):
   )
 
 
+@pytest.mark.slow
 def test_the_decoder_reads_raw_vectors(victim, decoders):
   found = reading(decoders["raw"], *victim["client"])
   # Two words and two symbols of ten each: 4 log2(10) bits, 13.3, over 7 tokens.
@@ -133,6 +134,7 @@ def test_the_decoder_reads_raw_vectors(victim, decoders):
   assert found.bleu > 30 > 15 > max(found.bleu_hidden, found.bleu_other)
 
 
+@pytest.mark.slow
 def test_the_vector_of_another_sentence_is_no_gain(victim, decoders):
   """The bug to catch: vectors in another order than their sentences."""
   found = reading(decoders["raw"], *victim["client"])
@@ -143,6 +145,7 @@ def test_the_vector_of_another_sentence_is_no_gain(victim, decoders):
   assert shuffled.bits.high < 0 and shuffled.bleu < 15
 
 
+@pytest.mark.slow
 def test_much_noise_leaves_nothing_to_read(victim, decoders):
   found = reading(decoders["noised"], *victim["client"])
   bound = vector_bounds.information_bits(
@@ -153,6 +156,7 @@ def test_much_noise_leaves_nothing_to_read(victim, decoders):
   assert found.bleu < 15
 
 
+@pytest.mark.slow
 def test_planted_secrets_separate_raw_from_noised(victim, decoders):
   planted, vectors = victim["planted"]
   raw, noised = (

@@ -115,6 +115,7 @@ def test_the_gaussian_that_the_bound_assumes_covers_poisson_batches():
     assert ours <= assumed + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [False, True])
 def test_a_whole_training_is_audited_as_its_pieces_are(
   tmp_path, monkeypatch, bug

@@ -248,6 +248,7 @@ def results(update, cohort):
   return dict(seen)
 
 
+@pytest.mark.slow
 def test_a_dropped_client_changes_nothing_else():
   clients, ids = some_clients(), [9, 4, 0, 7, 2]
   update = training(random_loss)
@@ -325,8 +326,8 @@ def test_both_sides_work_without_each_other():
   "server",
   [
     optax.sgd(0.5, momentum=0.9),
-    optax.adam(0.1),
-    optax.yogi(0.1),
+    pytest.param(optax.adam(0.1), marks=pytest.mark.slow),
+    pytest.param(optax.yogi(0.1), marks=pytest.mark.slow),
   ],
   ids=["momentum", "adam", "yogi"],
 )
@@ -394,7 +395,10 @@ def test_a_round_of_nobody_leaves_the_parameters_alone(server):
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-@pytest.mark.parametrize("number", [3, 8, 13])
+@pytest.mark.parametrize(
+  "number",
+  [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 13))],
+)
 def test_a_mesh_shares_clients_and_changes_rounding_alone(at_once, number):
   clients = some_clients(number)
   cohort = cohorts.stack(clients, range(number), weights=range(1, number + 1))

@@ -99,6 +99,7 @@ def fine_tune(params, directory, records=None):
   )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_training_runs_with_the_planned_noise_and_clip_norm(
   params, tmp_path, monkeypatch
 ):

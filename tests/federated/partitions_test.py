@@ -99,6 +99,7 @@ def test_a_smaller_alpha_skews_more_and_an_infinite_one_not_at_all():
   assert skews[-2] < 0.2
 
 
+@pytest.mark.slow
 def test_a_clients_shares_have_the_variance_of_the_dirichlet_distribution():
   # The first client draws freely. Of L equal labels, Dirichlet(alpha / L, ...)
   # has variance (1/L)(1 - 1/L) / (alpha + 1); 100 draws add p(1 - p) / 100.

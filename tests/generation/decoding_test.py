@@ -142,6 +142,7 @@ def test_an_old_style_key_gives_the_same_queries():
   np.testing.assert_array_equal(old, _generate(tokens, ids))
 
 
+@pytest.mark.slow
 def test_50000_written_tokens_follow_the_exact_nucleus_of_the_model():
   tokens, ids = _documents(5)
   queries = _generate(tokens, ids, num_samples=10_000, max_length=1)[..., 0]

@@ -53,6 +53,7 @@ def test_wrong_settings_are_refused(wrong):
     near_duplicates.Embedding(encode=letters, **wrong)
 
 
+@pytest.mark.slow
 def test_the_shipped_encoder_knows_equal_texts_in_whatever_batches():
   encode = text_encoders.load().encode
   texts = ["sort an array", "the inverse of a matrix", "", "sort an array"]

@@ -81,7 +81,11 @@ def one_by_one(key=None, **options):
   return jax.jit(clipped("vmap", **options))(start(), batch(), **keys)
 
 
-WAYS = [(True, False), (False, True), (True, True)]
+WAYS = [
+  pytest.param(True, False, marks=pytest.mark.slow),
+  pytest.param(False, True, marks=pytest.mark.slow),
+  (True, True),
+]
 
 
 @pytest.mark.parametrize("remat, scan_layers", WAYS)
@@ -97,7 +101,12 @@ def test_recomputed_and_scanned_layers_give_the_same_logits(
 
 @pytest.mark.parametrize(
   "strategy, remat, scan_layers",
-  [*(("bookkeeping", *way) for way in WAYS), ("ghost", True, True)],
+  [
+    pytest.param("bookkeeping", True, False, marks=pytest.mark.slow),
+    pytest.param("bookkeeping", False, True, marks=pytest.mark.slow),
+    ("bookkeeping", True, True),
+    pytest.param("ghost", True, True, marks=pytest.mark.slow),
+  ],
 )
 def test_recomputed_and_scanned_layers_give_the_same_clipped_sum(
   params, strategy, remat, scan_layers

@@ -215,6 +215,7 @@ def test_bounds_are_the_sums_of_both_encoders_norms(size):
   assert np.all(np.asarray(aux.norms) >= norms.max(axis=1) * (1 - 1e-6))
 
 
+@pytest.mark.slow
 def test_microbatches_change_no_number():
   batch = make_batch(7, hard=1)
   loss = losses.Softmax(temperature=0.5, hard_negatives=1)

@@ -74,6 +74,13 @@ ENCODERS = {
 }
 
 
+BOTH = pytest.mark.parametrize(
+  "keep_ratio",
+  [0, pytest.param(100, marks=pytest.mark.slow)],
+  ids=["factors", "formed"],
+)
+
+
 def held(encoder):
   return lambda params, x: jax.lax.stop_gradient(encoder(params, x))
 
@@ -100,7 +107,7 @@ def norms(function, encoder, *, keep_ratio, **options):
   return jax.jit(run)(QUERIES, DOCUMENTS)
 
 
-@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+@BOTH
 @pytest.mark.parametrize("name", ENCODERS)
 def test_exact_norms_have_the_cross_terms_of_shared_parameters(
   name, keep_ratio, monkeypatch
@@ -121,7 +128,7 @@ def test_exact_norms_have_the_cross_terms_of_shared_parameters(
     )
 
 
-@pytest.mark.parametrize("keep_ratio", [0, 100], ids=["factors", "formed"])
+@BOTH
 @pytest.mark.parametrize("name", ENCODERS)
 def test_gram_matrices_give_each_encoders_norms_and_never_less(
   name, keep_ratio
@@ -215,6 +222,7 @@ def test_products_of_jacobians_are_the_plain_gradients_of_all_pairs(left_out):
     np.testing.assert_allclose(found, by_hand(plain, plain) ** 2, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_held_jacobians_are_multiplied_for_all_pairs_at_once(monkeypatch):
   calls = []
   products = pair_norms.squared_products

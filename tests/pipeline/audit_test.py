@@ -142,6 +142,7 @@ def _learned():
   return canaries, trained(untrained(seed=0), records, 250)
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_canaries_by_heart_ranks_and_writes_them(
   audited, learned, tmp_path
 ):
@@ -207,6 +208,7 @@ def test_the_papers_kinds_alone_have_ranks_and_no_exposure(audited):
   assert cell.leaked is cell.leaked_held_out is None
 
 
+@pytest.mark.slow
 def test_canaries_in_the_public_checkpoint_void_the_audit(audited, learned):
   """Planted: pre-training has met the inserted ones, or all of them."""
   canaries, params = learned

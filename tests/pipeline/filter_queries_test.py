@@ -438,6 +438,7 @@ def test_a_retriever_that_saw_real_queries_is_refused(
 # Stopped and started again.
 
 
+@pytest.mark.slow
 def test_a_killed_stage_ends_like_one_that_was_not(
   hand_made, tmp_path, monkeypatch
 ):

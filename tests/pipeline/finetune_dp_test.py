@@ -108,7 +108,9 @@ def adapted(name, **changes):
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize(
+  "scan_layers", [pytest.param(False, marks=pytest.mark.slow), True]
+)
 def test_an_adapter_is_clipped_alone_and_in_every_form(
   params, name, scan_layers
 ):

@@ -238,6 +238,7 @@ def cases():
     yield f"vectors, noise {noise}", *vectors(noise)
 
 
+@pytest.mark.slow
 def test_promises_are_those_that_were_recorded():
   recorded = [json.loads(line) for line in RECORDED.open()]
   found = list(cases())

@@ -207,6 +207,7 @@ def climb(loss, relation, unit, random, n):
   return worst_moved(loss, relation, unit, s, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
 def test_a_greedy_adversary_comes_close_and_not_beyond(name, relation, unit):
   loss, random = LOSSES[name], np.random.default_rng(1)

@@ -148,6 +148,7 @@ def noisy_means(num):
   return [made(str(i), delta=0.005, **changes) for i in range(num)]
 
 
+@pytest.mark.slow
 def test_releases_of_epsilon_0_add_up():
   means = noisy_means(400)
   assert {(one.epsilon, one.delta) for one in means} == {(0.0, 0.005)}

@@ -31,7 +31,8 @@ def tried():
     every = one.strategy in ("bookkeeping, factors", "ghost")
     formed = one.strategy in ("bookkeeping", "vmap")
     if every or formed and (one.refused or one.name in some):
-      yield one, 0.0, not one.refused and one.name not in some
+      quick = "ghost" if one.name in some else "bookkeeping, factors"
+      yield one, 0.0, not one.refused and one.strategy != quick
   for one in attacks.of_sweep():
     if one.batch in (1, 1024):
       yield one, 0.99, False

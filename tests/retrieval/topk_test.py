@@ -78,6 +78,7 @@ def test_ties_stand_by_position_however_the_work_is_cut(
   assert found[0].dtype == np.float32 and found[1].dtype == np.int64
 
 
+@pytest.mark.slow
 def test_it_agrees_with_faiss_on_a_hundred_thousand_vectors():
   documents, queries = normal(100_000, 128, 0), normal(300, 128, 1)
   scores, places = topk.search(queries, documents, 100, devices=jax.devices())

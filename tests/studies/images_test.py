@@ -185,6 +185,7 @@ def test_results_without_privacy_lie_among_the_private_ones(studied):
   assert not list(root.rglob("state_*"))
 
 
+@pytest.mark.slow
 def test_private_images_show_rows_without_privacy_below_private_alone(
   studied, tmp_path
 ):
@@ -266,6 +267,7 @@ def test_what_is_finished_is_not_trained_again(studied, monkeypatch):
     run(dataclasses.replace(CONFIG, encoders=(changed,)), root)
 
 
+@pytest.mark.slow
 def test_a_fixed_secret_repeats_the_run_and_says_so(tmp_path):
   fixed = dataclasses.replace(
     CONFIG,
@@ -345,6 +347,7 @@ def test_batches_and_noise_depend_on_the_secret(tmp_path, secrets):
   )
 
 
+@pytest.mark.slow
 def test_nothing_of_an_unfinished_training_lies_outside_of_private(
   tmp_path, monkeypatch
 ):
@@ -394,6 +397,7 @@ def pairs_of(part: images.Images) -> dict[str, np.ndarray]:
   }
 
 
+@pytest.mark.slow
 def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
   net = NET.build()
   train, test = blobs(0, 40), blobs(1, 10)

@@ -216,6 +216,7 @@ def test_queries_that_may_be_private_leave_nothing_outside(folder, tmp_path):
   assert "private/study.md" in text
 
 
+@pytest.mark.slow
 def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   folder, tmp_path, monkeypatch
 ):
@@ -430,6 +431,7 @@ def test_models_without_sense_are_refused():
   assert planted_leakage.Model(kind="PACRR").name == "PACRR"
 
 
+@pytest.mark.slow
 def test_the_command_runs_the_tiny_study_with_real_rerankers(
   folder, tmp_path, monkeypatch, capsys
 ):

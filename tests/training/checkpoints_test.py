@@ -151,6 +151,7 @@ def noise():
   return {"w": jax.random.normal(jax.random.key(0), (2_000_000,))}
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_save_leaves_the_older_state(tmp_path):
   script = f"""
 import os, signal, sys
