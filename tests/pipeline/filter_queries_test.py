@@ -170,7 +170,9 @@ def test_the_retriever_is_trained_again_when_the_filter_changes(
   trained = load(root, "train_retriever", results.Checkpoint)
   alone = dataclasses.replace(
     finished_run.config,
-    rows=plan.Rows(bm25=False, original=False, synthetic=(), direct_dp=()),
+    rows=dataclasses.replace(
+      finished_run.config.rows, original=False, synthetic=(), direct_dp=()
+    ),
   )
 
   def noted(task):
