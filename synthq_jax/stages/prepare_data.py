@@ -67,8 +67,9 @@ class Config:
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
   strict: bool = artifacts.speed_only(False)
-  """Whether a judgement of an unknown query or document stops the run; else
-  such are left out, and counted."""
+  """Whether judgements of unknown queries or documents, and judgements of one
+  split alone, stop the run; else the first are left out and counted, and queries
+  are divided by their words."""
 
   def __post_init__(self):
     config_types.at_least(self, 2, "document_length", "query_length")
@@ -107,7 +108,9 @@ def run(task: stage.Task) -> results.PreparedData:
   """
   config, space = task.settings, task.folders
   source = _source(config)
-  data = splits.where_none(source.read(), seed=config.seed)
+  data = source.read()
+  if not config.strict:
+    data = splits.where_none(data, seed=config.seed)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
