@@ -176,8 +176,9 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
   public = {one.name for one in stages if "prepared" not in one.reads}
   assert public == {
     *("prepare_data", "prepare_test_set", "pretrain", "generate"),
-    *("filter_queries", "encode_documents"),
-    *("fuse", "expand"),  # the row `original` aside, as their tests hold
+    *("filter_queries", "encode_documents", "measure_costs"),
+    # The row `original` aside, as their tests hold.
+    *("fuse", "expand", "train_reranker", "rerank"),
   }
 
 

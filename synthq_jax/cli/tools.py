@@ -173,11 +173,13 @@ TOOLS = {
     run=_export,
     flags={
       "--checkpoint": "a folder of any known format, or",
-      "--queries": "a folder of synthetic queries, e.g. runs/demo/generate/eps8",
+      "--queries": "a folder of synthetic queries, e.g. runs/demo/generate/eps8,"
+      " or of what they expand, e.g. runs/demo/expand/synthetic_eps8",
       "--to": _required("the new folder"),
       "--format": _required(
         "of a model: t5x, huggingface, safetensors or sentence-transformers;"
-        " of queries: beir, hf (parquet), tevatron or pyserini"
+        " of queries: beir, hf (parquet), tevatron or pyserini; of what they"
+        " expand: anserini or elasticsearch (OpenSearch, too)"
       ),
       "--step": _number("of a T5X checkpoint", default=0),
       "--allow_private": {

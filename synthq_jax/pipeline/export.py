@@ -15,10 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, query_sets, tokenizer_json
+from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, t5_checkpoints
 from synthq_jax.models.checkpoints import tensors
-from synthq_jax.pipeline import cards, inputs, results
+from synthq_jax.pipeline import cards, inputs, results, system_results
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 
@@ -38,7 +38,12 @@ class Source:
 
   folder: pathlib.Path
   """Where it lies."""
-  result: results.Checkpoint | results.SyntheticQueries | None
+  result: (
+    results.Checkpoint
+    | results.SyntheticQueries
+    | system_results.Expansion
+    | None
+  )
   """What its run says of it; None where no run made it, or one that pre-trained
   on public text."""
   root: pathlib.Path | None
@@ -93,7 +98,8 @@ def run(
 
   Args:
     source: a checkpoint's folder, of any format that `t5_checkpoints.load`
-      reads, or a folder of synthetic queries that a run wrote.
+      reads, or a folder of synthetic queries, or of documents that they expand,
+      that a run wrote.
     to: the new folder, not there yet or empty (T5X: the parent of the step).
     format: one of `FORMATS`.
     step: the step that a T5X checkpoint gets.
@@ -166,7 +172,11 @@ def _source(folder: pathlib.Path) -> Source:
   """Reads what a run says about its result, and about its data."""
   kinds = {
     kind.__name__: kind
-    for kind in (results.Checkpoint, results.SyntheticQueries)
+    for kind in (
+      results.Checkpoint,
+      results.SyntheticQueries,
+      system_results.Expansion,
+    )
   }
   result = root = prepared = None
   if artifacts.read_fingerprint(folder) is not None:
@@ -343,6 +353,17 @@ def _layout(layout: query_sets.Layout) -> Format:
   return Format(of=results.SyntheticQueries, write=write, hub=hub)
 
 
+def _engine(write: Callable) -> Format:
+  """Returns the format of a collection with its queries, for a search engine."""
+
+  def written(given: Source, folder: pathlib.Path) -> None:
+    corpus = given.root / "prepare_data" / "corpus.jsonl"
+    expansion = given.folder / system_results.Expansion.FILE
+    write(folder, inputs.expanded(corpus, expansion))
+
+  return Format(of=system_results.Expansion, write=written)
+
+
 def _model(write: Callable, **fields) -> Format:
   return Format(of=results.Checkpoint, write=write, **fields)
 
@@ -353,5 +374,7 @@ FORMATS: dict[str, Format] = {
   "huggingface": _model(_huggingface, hub="model"),
   "sentence-transformers": _model(_sentence_transformers, hub="model"),
   **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
+  "anserini": _engine(search_engines.write_pyserini),
+  "elasticsearch": _engine(search_engines.write_bulk),
 }
 """By the name that `synthq export --format` has for it."""

@@ -15,9 +15,9 @@ from jaxtyping import Bool, Int
 from synthq_jax import artifacts
 from synthq_jax.data import (
   beir,
-  blocks,
   collection,
   files,
+  passages,
   search_engines,
   token_cache,
 )
@@ -49,6 +49,9 @@ __all__ = [
   "refuse_other_data",
   "save_checkpoint",
   "split_parameters",
+  "texts_at",
+  "texts_of",
+  "training_pairs",
   "vocabulary",
   "vocabulary_beside",
   "with_documents",
@@ -64,6 +67,7 @@ VOCABULARY_NAME = "vocabulary.model"
 """Beside a public checkpoint: the vocabulary it was trained with."""
 _CORPUS_NAME = "corpus.jsonl"
 _CACHE, _TOKENS, _IDS = "documents", "tokens", "ids"
+_NAMES = 1 << 18
 _CHUNK = 4096
 """Documents in memory at the same time."""
 _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
@@ -71,8 +75,8 @@ _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 
 def document_tokens(
   space: workspace.Folders, prepared: Documents
-) -> tuple[np.ndarray, blocks.Rows]:
-  """Returns the ids of the documents, and their tokens, which stay on disk."""
+) -> passages.Passages:
+  """Returns the ids of the documents, and their passages, on disk."""
   folder = space.root / prepared.directory
   with _damage_explained(space, prepared, folder):
     return read_documents(folder)
@@ -124,8 +128,8 @@ def pairs(
     synthetic: the queries.
 
   Returns:
-    "queries" and "documents", tokens of each pair, and "rows", the positions
-    of the documents.
+    "queries" and "documents", tokens of each pair (of the document its
+    passage), and "rows", the positions of the documents.
   """
   path = folders.root / synthetic.directory / "tokens.npz"
   return with_documents(folders, prepared, arrays(folders, synthetic, path))
@@ -144,13 +148,12 @@ def with_documents(
   prepared: Documents,
   stored: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-  """Turns stored "tokens" and "documents" into pairs, see `pairs`."""
-  _, documents = document_tokens(folders, prepared)
-  rows = stored["documents"]
+  """Turns stored "tokens", "documents", "passages" into pairs, see `pairs`."""
+  documents = document_tokens(folders, prepared)
   return {
     "queries": stored["tokens"],
-    "documents": documents[rows],
-    "rows": rows.astype(np.int32),
+    "documents": documents.tokens[stored["passages"]],
+    "rows": stored["documents"].astype(np.int32),
   }
 
 
@@ -171,6 +174,31 @@ def held_out(num_documents: int, share: float) -> Bool[np.ndarray, " document"]:
   return order < round(share * num_documents)
 
 
+def training_pairs(
+  folders: workspace.Folders,
+  prepared: Documents,
+  synthetic: results.SyntheticQueries | None,
+  held_out_share: float,
+) -> dict[str, np.ndarray]:
+  """Returns the pairs that something is trained on, see `pairs`.
+
+  Args:
+    folders: the working directory.
+    prepared: the documents; with the private queries where `synthetic` is None.
+    synthetic: the queries; None: the real train queries.
+    held_out_share: of the documents, whose queries are left out.
+  """
+  if synthetic is None:
+    records = real_pairs(folders, prepared)
+  else:
+    records = pairs(folders, prepared, synthetic)
+  if not held_out_share:
+    return records
+  left_out = held_out(prepared.num_documents, held_out_share)
+  kept = np.flatnonzero(~left_out[records["rows"]])
+  return {name: values[kept] for name, values in records.items()}
+
+
 def corpus(space: workspace.Folders, prepared: Documents) -> pathlib.Path:
   """Returns the file of the public documents."""
   return space.root / prepared.directory / _CORPUS_NAME
@@ -181,6 +209,21 @@ def document_texts(path: pathlib.Path) -> Iterator[str]:
   with open(path, encoding="utf-8") as stream:
     for line in stream:
       yield document_text(line)
+
+
+def texts_at(path: pathlib.Path, positions: set[int]) -> dict[int, str]:
+  """Returns title and text of some lines of a corpus.jsonl."""
+  texts = enumerate(document_texts(path))
+  return {place: text for place, text in texts if place in positions}
+
+
+def texts_of(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
+  """Returns title and text of the lines of a JSONL file with these ids."""
+  return {
+    line["_id"]: f"{line.get('title') or ''} {line['text']}".strip()
+    for _, line in files.json_lines(path)
+    if line["_id"] in ids
+  }
 
 
 def document_text(line: str | bytes) -> str:
@@ -405,6 +448,7 @@ class WrittenDocuments(NamedTuple):
   """What was seen while the documents were written."""
 
   cut: float  # share of the documents that are longer than `length`
+  num_passages: int
   chosen: list[collection.Document]  # in the order they were asked for
 
 
@@ -414,6 +458,7 @@ def write_documents(
   vocabulary,
   *,
   length: int,
+  stride: int = 0,
   choose: Sequence[int],
   digest: Callable[[bytes], object],
 ) -> WrittenDocuments:
@@ -423,7 +468,9 @@ def write_documents(
     documents: read once.
     folder: gets corpus.jsonl and a token cache, which `read_documents` opens.
     vocabulary: from `vocabulary.load`.
-    length: tokens of a document, EOS included.
+    length: tokens of a document, or of a passage, EOS included.
+    stride: of passages, see `passages.windows`; 0: documents are cut at the
+      length.
     choose: positions of the documents that are handed back.
     digest: called with the content of each document.
 
@@ -432,7 +479,7 @@ def write_documents(
   """
   slots = {int(position): slot for slot, position in enumerate(choose)}
   chosen: list[collection.Document | None] = [None] * len(slots)
-  documents, first, cut = iter(documents), 0, 0
+  documents, first, cut, num_passages = iter(documents), 0, 0, 0
   with (
     artifacts.replacing(folder / _CORPUS_NAME) as corpus,
     token_cache.writing(
@@ -444,29 +491,47 @@ def write_documents(
   ):
     while chunk := list(itertools.islice(documents, _CHUNK)):
       corpus.writelines(map(_line, chunk))
-      rows, num_cut = vocabulary_lib.tokenize_and_count(
-        vocabulary, [d.contents for d in chunk], length=length
-      )
-      cache.append({_TOKENS: rows}, {_IDS: [d.id for d in chunk]})
-      cut += num_cut
+      ids = [d.id for d in chunk]
+      if stride:
+        rows, counts = passages.cut(
+          vocabulary, chunk, length=length, stride=stride
+        )
+        ids = np.repeat(ids, counts).tolist()
+        cut += int(np.sum(counts > 1))
+      else:
+        rows, num_cut = vocabulary_lib.tokenize_and_count(
+          vocabulary, [d.contents for d in chunk], length=length
+        )
+        cut += num_cut
+      num_passages += len(rows)
+      cache.append({_TOKENS: rows}, {_IDS: ids})
       for position, document in enumerate(chunk, first):
         digest(f"{document.id}\0{document.contents}\0".encode())
         if position in slots:
           chosen[slots[position]] = document
       first += len(chunk)
-  return WrittenDocuments(cut / first, chosen)
+  return WrittenDocuments(cut / first, num_passages, chosen)
 
 
 def read_documents(
   folder: pathlib.Path,
-) -> tuple[np.ndarray, blocks.Rows]:
-  """Opens what `write_documents` wrote: ids [document], tokens [document, length].
+) -> passages.Passages:
+  """Opens what `write_documents` wrote.
 
   Raises:
     ValueError: if it is missing or damaged.
   """
   cache = token_cache.load(folder / _CACHE)
-  return np.array(cache.names[_IDS][:]), cache.columns[_TOKENS]
+  ids: list[np.ndarray] = []
+  owners = np.zeros(len(cache), np.int32)
+  last, count = None, 0
+  for start in range(0, len(cache), _NAMES):  # a name stands at each passage
+    names = np.array(cache.names[_IDS][start : start + _NAMES])
+    begins = np.concatenate([[names[0] != last], names[1:] != names[:-1]])
+    ids.append(names[begins])
+    owners[start : start + _NAMES] = count + np.cumsum(begins) - 1
+    last, count = names[-1], count + int(begins.sum())
+  return passages.Passages(np.concatenate(ids), cache.columns[_TOKENS], owners)
 
 
 def _line(document: collection.Document) -> bytes:

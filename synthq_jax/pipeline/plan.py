@@ -54,13 +54,17 @@ class Rows:
   """Each dense retriever beside BM25, a row each."""
   expanded: bool = False
   """BM25 over documents and their queries, a row for each set of queries."""
+  reranked: bool = False
+  """The first results of BM25, or of the fusion, in a new order by a reranker, a
+  row for each set of pairs."""
 
   def __post_init__(self):
-    if self.fused and not self.bm25:
-      raise ValueError(
-        "Rows.fused needs the row that is fused with, got bm25=False: set it,"
-        " or leave fused out"
-      )
+    for field in ("fused", "reranked"):
+      if getattr(self, field) and not self.bm25:
+        raise ValueError(
+          f"Rows.{field} needs the row that it is made of, got bm25=False: set"
+          f" it, or leave {field} out"
+        )
     for field in ("synthetic", "direct_dp"):
       for epsilon in getattr(self, field):
         if not epsilon > 0:
@@ -143,6 +147,12 @@ class _Settings:
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
     self._check_audit()
+    if self.rows.reranked and not self.rows.fused:
+      if self.rerank.first_stage == "fused":
+        raise ValueError(
+          "rerank.Config.first_stage is 'fused', got plan.Rows.fused=False: set"
+          " it, or rerank what BM25 finds"
+        )
     labels = [one.label for one in self.direct_dp_methods]
     if len(set(labels)) < len(labels):
       raise ValueError(

@@ -27,6 +27,7 @@ def save(
   owners: np.ndarray,
   ids: np.ndarray,
   tokens: np.ndarray,
+  passages: np.ndarray,
 ) -> None:
   """Writes queries.jsonl and tokens.npz; `owners`, positions in `ids`, ascend."""
   lines = [
@@ -36,7 +37,12 @@ def save(
   artifacts.write_atomically(
     directory / "queries.jsonl", "\n".join(lines) + "\n"
   )
-  np.savez(directory / "tokens.npz", tokens=tokens, documents=owners)
+  np.savez(
+    directory / "tokens.npz",
+    tokens=tokens,
+    documents=owners,
+    passages=passages,
+  )
 
 
 def measured(

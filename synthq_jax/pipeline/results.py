@@ -101,9 +101,14 @@ class PublicDocuments:
   extra_ids: int
   """Sentinels among them."""
   document_length: int
-  """Tokens of a document, EOS included."""
+  """Tokens of a document, or of a passage, EOS included."""
   query_length: int
   """Tokens of a query, EOS included."""
+  passage_stride: int = 0
+  """Tokens from the beginning of a passage to that of the next; 0: a document
+  is cut at its length."""
+  num_passages: int = 0
+  """What encoders and generators read of the collection; 0: not counted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +136,8 @@ class PreparedData(PublicDocuments):
   num_public_test: int
   """Pseudo-queries of the public test set; 0 if no document gave one."""
   cut_documents: float
-  """Share of documents longer than the document length."""
+  """Share of documents longer than the document length; of those that have
+  passages, all of it is read."""
   seconds: float = 0.0
   """How long the stage took."""
 

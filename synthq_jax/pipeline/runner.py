@@ -84,10 +84,30 @@ class Run:
     return {**self.rows("train_retriever"), **self.rows("direct_dp")}
 
   @property
+  def pair_sources(self) -> Mapping[str, tuple[Any, str]]:
+    """What is trained on, by row: queries, None for the real ones; a digest."""
+    sources: dict[str, tuple[Any, str]] = {
+      name if name.startswith("public_only") else f"synthetic_{name}": made
+      for name, made in self.queries.items()
+    }
+    if self.for_audit:  # which reads those of private generators alone
+      return {k: v for k, v in sources.items() if k.startswith("synthetic")}
+    if self.config.rows.original:
+      real = {f"original{seed}": (None, "original") for seed in self.seeds}
+      sources |= real
+    return sources
+
+  @property
+  def held_out(self) -> float:
+    """The share of documents whose queries train nothing, and choose weights."""
+    rows = self.config.rows
+    return self.config.fuse.held_out if rows.fused or rows.reranked else 0.0
+
+  @property
   def systems(self) -> Mapping[str, stage.Made]:
     """Everything that can be scored, but for BM25, by the names of rows."""
     made = dict(self.retrievers)
-    for name in ("fuse", "expand"):
+    for name in ("fuse", "expand", "rerank"):
       rows = self.rows(name).values()
       made.update({one.value.name: one for one in rows})
     return made

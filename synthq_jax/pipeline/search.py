@@ -20,6 +20,7 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, results, system_results, workspace
 from synthq_jax.retrieval import (
+  best_passages,
   bm25,
   encode,
   fusion,
@@ -28,7 +29,7 @@ from synthq_jax.retrieval import (
   vector_files,
 )
 
-__all__ = ["Hit", "SavedIndex", "Searcher", "describe", "open_run"]
+__all__ = ["Hit", "SavedIndex", "Searcher", "describe", "open_run", "rows"]
 
 _DEPTH = 100
 """Documents of each system that are fused, as many as are scored."""
@@ -77,6 +78,8 @@ class Searcher:
   """By name, in the order in which they are shown."""
   documents: Sequence[dict[str, str]]
   """Lines of corpus.jsonl by position."""
+  num_bytes: dict[str, int]
+  """By name: the size of an index in memory."""
 
   def search(self, query: str, k: int = 10) -> dict[str, list[Hit]]:
     """Returns the best documents of each system, best first.
@@ -107,7 +110,11 @@ class Searcher:
 
 
 def open_run(
-  workdir: str, names: Sequence[str] = (), *, private: bool = False
+  workdir: str,
+  names: Sequence[str] = (),
+  *,
+  private: bool = False,
+  hnsw: index.HNSW | None = None,
 ) -> Searcher:
   """Opens the systems of a finished run.
 
@@ -120,6 +127,8 @@ def open_run(
       and the first retriever that was trained on synthetic queries, with what is
       made of it.
     private: whether systems under `private/` are taken, too.
+    hnsw: an approximate index, in which the first retriever is searched, too, as
+      "ROW (HNSW)"; None: none.
 
   Raises:
     ValueError: if the run is not finished, or has no such row.
@@ -132,7 +141,7 @@ def open_run(
       " prepared data: run `synthq run` first, or check --workdir"
     )
   prepared = artifacts.load(data, results.PreparedData)
-  known = _known(folders, private=private)
+  known = rows(folders, private=private)
   first = next((name for name in known if name.startswith("synthetic")), "none")
   beside = [f"{system}_{first}" for system in ("fused", "expanded")]
   usual = [system_results.LEXICAL, first, *beside]
@@ -146,7 +155,11 @@ def open_run(
       )
   opened = _Opened(folders, prepared, known)
   systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
-  return Searcher(systems, _Lines(inputs.corpus(folders, prepared)))
+  dense = (name for name in systems if opened.is_dense(name))
+  if hnsw is not None and (name := next(dense, None)) is not None:
+    systems[f"{name} (HNSW)"] = opened.approximate(name, hnsw)
+  corpus = inputs.corpus(folders, prepared)
+  return Searcher(systems, _Lines(corpus), opened.num_bytes)
 
 
 def describe(found: dict[str, list[Hit]]) -> str:
@@ -161,8 +174,13 @@ def describe(found: dict[str, list[Hit]]) -> str:
   return "\n\n".join(parts)
 
 
-def _known(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
-  """Returns what is finished by row, what may be shared first; None is BM25."""
+def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
+  """Returns what is finished by row, what may be shared first; None is BM25.
+
+  Args:
+    folders: the working directory.
+    private: whether systems under `private/` are taken, too.
+  """
   kinds = {
     "train_retriever": results.Checkpoint,
     "fuse": system_results.Fusion,
@@ -188,19 +206,37 @@ class _Opened:
     known: dict[str, Any],
   ):
     self._folders, self._prepared, self._known = folders, prepared, known
+    self.num_bytes: dict[str, int] = {}
+
+  def is_dense(self, name: str) -> bool:
+    return isinstance(self._known[name], results.Checkpoint)
 
   @functools.cache  # noqa: B019  (lives as long as its searches)
   def system(self, name: str) -> _Search:
     made = self._known[name]
     if isinstance(made, results.Checkpoint):
-      return _vectors(self._folders, self._prepared, made)
+      built = _index(self._folders, made)
+      self.num_bytes[name] = built.vectors.nbytes
+      return _vectors(self._folders, self._prepared, made, built)
     if isinstance(made, system_results.Fusion):
       return self._fused(made)
-    return _words(self._folders, self._prepared, made)
+    built = _words(self._folders, self._prepared, made)
+    self.num_bytes[name] = built.num_bytes
+    return lambda query, k: built.search_run([""], [query], k)[""]
+
+  def approximate(self, name: str, hnsw: index.HNSW) -> _Search:
+    made = self._known[name]
+    vectors = _index(self._folders, made).vectors
+    size = vectors.nbytes + 8 * hnsw.links * len(vectors)
+    self.num_bytes[f"{name} (HNSW)"] = size
+    built = hnsw.build(vectors)
+    return _vectors(self._folders, self._prepared, made, built)
 
   def _fused(self, made: system_results.Fusion) -> _Search:
     lexical = self.system(system_results.LEXICAL)
     dense = self.system(made.retriever)
+    parts = (system_results.LEXICAL, made.retriever)
+    self.num_bytes[made.name] = sum(self.num_bytes[part] for part in parts)
 
     def find(query: str, k: int) -> dict[str, float]:
       runs = ({"": one(query, max(k, _DEPTH))} for one in (lexical, dense))
@@ -214,35 +250,36 @@ def _words(
   folders: workspace.Folders,
   prepared: results.PreparedData,
   expansion: system_results.Expansion | None,
-) -> _Search:
-  """Returns the search by BM25; its index is built each time."""
+) -> bm25.Index:
+  """Returns the index of BM25, which is built each time."""
   corpus = inputs.corpus(folders, prepared)
   texts = inputs.document_texts(corpus)
   if expansion is not None:
     file = folders.root / expansion.directory / expansion.FILE
     texts = (one.contents for one in inputs.expanded(corpus, file))
   positions = [str(n) for n in range(prepared.num_documents)]
-  built = bm25.BM25().build(positions, texts)
-  return lambda query, k: built.search_run([""], [query], k)[""]
+  return bm25.BM25().build(positions, texts)
 
 
 def _vectors(
   folders: workspace.Folders,
   prepared: results.PreparedData,
   retriever: results.Checkpoint,
+  built: index.Index | index.Approximate,
 ) -> _Search:
   """Returns the search by a retriever's vectors."""
   params, shape = t5_checkpoints.load(folders.root / retriever.directory)
   vocabulary = inputs.vocabulary(folders, prepared)
   positions = [str(n) for n in range(prepared.num_documents)]
-  built = _index(folders, retriever)
+  owners = inputs.document_tokens(folders, prepared).owners
 
   def find(query: str, k: int) -> dict[str, float]:
     tokens = vocabulary_lib.tokenize(
       vocabulary, [query], length=prepared.query_length
     )
     asked = encode.encode(params, shape, tokens, batch_size=1)
-    return trec.to_run([""], positions, *built.search(asked, k))[""]
+    found = best_passages.documents(built, asked, owners, k)
+    return trec.to_run([""], positions, *found)[""]
 
   return find
 

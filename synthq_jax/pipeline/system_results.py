@@ -13,8 +13,12 @@ from synthq_jax.retrieval import fusion
 __all__ = [
   "DENSE",
   "LEXICAL",
+  "Cost",
+  "Costs",
   "Expansion",
   "Fusion",
+  "Reranker",
+  "Reranking",
   "Vectors",
   "system_of",
 ]
@@ -98,6 +102,88 @@ class Expansion:
   """How long the stage took."""
 
 
-def system_of(made: results.Checkpoint | Fusion | Expansion | None) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reranker:
+  """A trained reranker."""
+
+  directory: str
+  """Private if the queries are."""
+  name: str
+  """The row of pairs that it was trained on."""
+  kind: str
+  """One of `rerankers.building.KINDS`."""
+  statement: statement_lib.PrivacyStatement
+  """That of the queries: post-processing."""
+  num_pairs: int
+  """Pairs that it was trained on, each with a negative."""
+  num_parameters: int
+  """Trained parameters."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reranking:
+  """A reranker over a first stage, and how much it weighs."""
+
+  SYSTEM = "reranked"
+
+  directory: str
+  """Private if the reranker is."""
+  name: str
+  """Of the row, e.g. "reranked_synthetic_eps8"."""
+  reranker: Reranker
+  """What gives the new order."""
+  first_stage: str
+  """The row that gives the candidates."""
+  statement: statement_lib.PrivacyStatement
+  """The reranker's."""
+  depth: int
+  """Candidates of each query."""
+  weight: float
+  """Share of the reranker beside the score of the first stage, in [0, 1]."""
+  chosen_on: str
+  """The queries that chose the weight, in words."""
+  num_queries: int
+  """How many these are; 0: the weight was set."""
+  scores: tuple[tuple[float, float], ...]
+  """Each weight that was tried, and its nDCG@10 on these queries."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+  """What a system takes, on this machine."""
+
+  name: str
+  """Of the row, with the kind of index where it is not the exact one."""
+  index_bytes: int
+  """In memory."""
+  encode_seconds: float | None
+  """To encode the collection; None where nothing is encoded."""
+  p50: float
+  """Milliseconds in which half of the queries are answered, on one core."""
+  p95: float
+  """Milliseconds in which 95% of them are."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+  """What every system takes; private, since some of them are."""
+
+  directory: str
+  """Holds nothing but the result."""
+  num_queries: int
+  """Synthetic queries that each was asked, one after the other."""
+  rows: tuple[Cost, ...]
+  """Rerankers are left out."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+def system_of(
+  made: results.Checkpoint | Fusion | Expansion | Reranking | None,
+) -> str:
   """Names the system that a result is; None is BM25."""
   return LEXICAL if made is None else getattr(made, "SYSTEM", DENSE)

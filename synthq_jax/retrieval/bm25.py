@@ -151,6 +151,12 @@ class Index:
   config: BM25
   model: Any = dataclasses.field(repr=False)
 
+  @property
+  def num_bytes(self) -> int:
+    """The size of its words and weights in memory."""
+    arrays = sum(np.asarray(one).nbytes for one in self.model.scores.values())
+    return arrays + sum(len(word.encode()) for word in self.model.vocab_dict)
+
   def search(
     self, queries: Sequence[str], k: int
   ) -> tuple[list[np.ndarray], list[list[str]]]:

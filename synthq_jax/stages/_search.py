@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synthq_jax.data import blocks
+from synthq_jax.data import blocks, passages
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   inputs,
@@ -18,11 +18,24 @@ from synthq_jax.pipeline import (
   system_results,
   workspace,
 )
-from synthq_jax.retrieval import bm25, encode, index, trec, vector_files
+from synthq_jax.retrieval import (
+  best_passages,
+  bm25,
+  encode,
+  index,
+  trec,
+  vector_files,
+)
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
 
-__all__ = ["Judged", "dense", "encode_rows", "lexical", "remove_vectors"]
+__all__ = [
+  "Judged",
+  "dense",
+  "encode_rows",
+  "lexical",
+  "remove_vectors",
+]
 
 _BLOCK = 8192
 """Rows between two saves of vectors, and what one process takes at a time."""
@@ -35,8 +48,7 @@ class Judged(NamedTuple):
   qrels: dict[str, dict[str, int]]
   queries: list[str]  # texts, in the order of qrels
   query_tokens: np.ndarray  # [query, length]
-  ids: np.ndarray  # [document]
-  tokens: np.ndarray  # [document, length]
+  passages: passages.Passages
   corpus: pathlib.Path  # texts of the documents, in that order
   drop_identical: bool = True
 
@@ -54,7 +66,7 @@ def lexical(
   texts = inputs.document_texts(judged.corpus)
   if expansion is not None:
     texts = (one.contents for one in inputs.expanded(judged.corpus, expansion))
-  built = bm25.BM25().build([str(i) for i in judged.ids], texts)
+  built = bm25.BM25().build([str(i) for i in judged.passages.ids], texts)
   return built.search_run(list(judged.qrels), judged.queries, depth)
 
 
@@ -125,7 +137,7 @@ def dense(
   state = directory / f"vectors_{task.digest}"
   wanted = {"queries": judged.query_tokens}
   if documents is None:
-    wanted["documents"] = judged.tokens
+    wanted["documents"] = judged.passages.tokens
   for kind, tokens in wanted.items():
     encode_rows(
       task.folders,
@@ -147,11 +159,17 @@ def dense(
     np.asarray(vector_files.open_vectors(folder))
     for folder in (own, state / "queries")
   )
-  depth = min(depth, len(collection))
-  scores, positions = index.exact(collection).search(asked, depth)
-  return trec.to_run(
-    list(judged.qrels), [str(i) for i in judged.ids], scores, positions
+  rows = zip(
+    *best_passages.documents(
+      index.exact(collection), asked, judged.passages.owners, depth
+    ),
+    strict=True,
   )
+  ids = judged.passages.ids
+  return {
+    query: dict(zip(map(str, ids[at]), scores.tolist(), strict=True))
+    for query, (scores, at) in zip(judged.qrels, rows, strict=True)
+  }
 
 
 def remove_vectors(directory: pathlib.Path, but: str = "") -> None:

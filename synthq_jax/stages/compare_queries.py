@@ -414,9 +414,9 @@ class HeldOut:
         if grade > 0:
           asked.setdefault(document, []).append(query)
     ids = {query for queries in asked.values() for query in queries}
-    texts = _texts(files.find(private, "queries.jsonl"), ids)
+    texts = inputs.texts_of(files.find(private, "queries.jsonl"), ids)
     corpus = files.find(root / prepared.directory, "corpus.jsonl")
-    self.documents = _texts(corpus, set(asked))
+    self.documents = inputs.texts_of(corpus, set(asked))
     self.real = {
       document: [texts[query] for query in queries]
       for document, queries in asked.items()
@@ -554,14 +554,6 @@ def _side(
     distinct=text_measures.distinct_n(queries, 2),
     copied=text_measures.copy_rate(queries, owners, 4),
   )
-
-
-def _texts(path: pathlib.Path, ids: set[str]) -> dict[str, str]:
-  return {
-    line["_id"]: f"{line.get('title') or ''} {line['text']}".strip()
-    for _, line in files.json_lines(path)
-    if line["_id"] in ids
-  }
 
 
 STAGE = stage.of(

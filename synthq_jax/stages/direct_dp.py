@@ -329,15 +329,16 @@ def _public_negatives(
   """Returns the function that draws documents for a step, or None."""
   if config.method != "row" or config.negatives != "public":
     return None
-  ids, documents = inputs.document_tokens(space, prepared)
-  size = min(config.public_negatives, len(ids))
+  documents = inputs.document_tokens(space, prepared)
+  total = len(documents.owners)
+  size = min(config.public_negatives, total)
 
   def draw(step: int) -> dict[str, np.ndarray]:
     generator = np.random.default_rng([config.seed, step])
-    rows = generator.choice(len(ids), size, replace=False)
+    rows = generator.choice(total, size, replace=False)
     return {
-      "public_negatives": documents[rows],
-      "public_negative_ids": rows.astype(np.int32),
+      "public_negatives": documents.tokens[rows],
+      "public_negative_ids": documents.owners[rows],
     }
 
   return draw

@@ -50,7 +50,7 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   """
   folders, retriever = task.folders, task.inputs["retriever"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  _, tokens = inputs.document_tokens(folders, task.inputs["documents"])
+  tokens = inputs.document_tokens(folders, task.inputs["documents"]).tokens
   vectors = directory / f"vectors_{task.digest}"
   _search.encode_rows(
     folders,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, files
+from synthq_jax.data import beir, files, passages
 from synthq_jax.pipeline import (
   config_types,
   inputs,
@@ -21,13 +21,13 @@ from synthq_jax.pipeline import (
   system_results,
 )
 from synthq_jax.retrieval import fusion, measures, significance, trec
-from synthq_jax.stages import _search, stage
+from synthq_jax.stages import _reranking, _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
 
 _BM25 = system_results.LEXICAL
-_RUN = "run.trec"
+_RUN, _FIRST = "run.trec", "first stage"
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
   "BM25 reads whole documents, the encoders their first tokens.",
@@ -87,12 +87,14 @@ def jobs(run):
       if isinstance(system, system_results.Expansion) and called != "test":
         continue
       parts = {}
+      finished = run.rows("evaluate")  # the rows before this one
       if isinstance(system, system_results.Fusion):
-        finished = run.rows("evaluate")  # the rows before this one
         parts = {
           system_results.LEXICAL: finished[f"{called}/{_BM25}"],
           system_results.DENSE: finished[f"{called}/{system.retriever}"],
         }
+      if isinstance(system, system_results.Reranking):
+        parts = {_FIRST: finished[f"{called}/{system.first_stage}"]}
       vectors = run.rows("encode_documents").get(name)
       yield stage.Job(
         name=f"{called}/{name}",
@@ -108,6 +110,12 @@ def jobs(run):
           "row": name,
           "test_set": test_set,
           "parts": {kind: made.value for kind, made in parts.items()},
+          "encoder": run.encoder,
+          "reranker_settings": run.seeded(
+            config.train_reranker, getattr(system, "name", "")
+          )
+          if isinstance(system, system_results.Reranking)
+          else None,
           "vectors": vectors.value if vectors and called == "test" else None,
         },
       )
@@ -120,6 +128,12 @@ def _label(name: str, system: Any) -> str:
   if isinstance(system, system_results.Fusion):
     return (
       f"{_trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
+    )
+  if isinstance(system, system_results.Reranking):
+    source = name.removeprefix(f"{system.SYSTEM}_")
+    return (
+      f"{_trained_on(source)}; {system.reranker.kind} over {system.first_stage},"
+      f" {system.weight:.0%} of it"
     )
   if isinstance(system, system_results.Expansion):
     return f"nothing; BM25 also reads {system.queries}"
@@ -146,10 +160,11 @@ def run(task: stage.Task) -> results.Evaluation | None:
 
   Args:
     task: its inputs are "prepared", the documents and the private test queries;
-      "system", an encoder, a fusion, an expansion, or None for BM25; "row", its
-      name; "test_set": "test" (private), "public", or a further set; "vectors"
-      of the documents, None where they are not the run's own; and "parts",
-      earlier evaluations of the systems that it is made of.
+      "system", an encoder, a fusion, an expansion, a reranking, or None for BM25;
+      "row", its name; "test_set": "test" (private), "public", or a further set;
+      "vectors" of the documents, None where they are not the run's own; "parts",
+      earlier evaluations of the systems that it is made of; and for a reranking
+      the "encoder" that its training started from and its "reranker_settings".
 
   Returns:
     Means with intervals, under `private/` unless queries and system are fit to
@@ -216,13 +231,35 @@ def _search_with(
     return _search.dense(task, system, test, directory, vectors, config.depth)
   if not distributed.is_main():
     return None
+  parts = {
+    name: trec.read_run(space.root / part.directory / _RUN)
+    for name, part in task.inputs["parts"].items()
+  }
   if isinstance(system, system_results.Fusion):
-    lexical, dense = (
-      trec.read_run(space.root / task.inputs["parts"][part].directory / _RUN)
-      for part in (system_results.LEXICAL, system_results.DENSE)
+    return fusion.fuse(
+      system.method,
+      parts[system_results.LEXICAL],
+      parts[system_results.DENSE],
+      weight=system.weight,
+      depth=config.depth,
+    )
+  if isinstance(system, system_results.Reranking):
+    scores = _reranking.score(
+      space,
+      system.reranker,
+      parts[_FIRST],
+      test,
+      documents=task.inputs["prepared"],
+      encoder=task.inputs["encoder"],
+      settings=task.inputs["reranker_settings"],
+      depth=system.depth,
     )
     return fusion.fuse(
-      system.method, lexical, dense, weight=system.weight, depth=config.depth
+      fusion.Convex(),
+      parts[_FIRST],
+      scores,
+      weight=system.weight,
+      depth=config.depth,
     )
   expansion = None
   if isinstance(system, system_results.Expansion):
@@ -253,8 +290,11 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
     qrels=qrels,
     queries=[texts[query].text for query in qrels],
     query_tokens=arrays["query_tokens"],
-    ids=np.array([document.id for document in data.documents]),
-    tokens=arrays["tokens"],
+    passages=passages.Passages(
+      np.array([document.id for document in data.documents]),
+      arrays["tokens"],
+      np.arange(len(data.documents)),
+    ),
     corpus=public / "public_test" / "corpus.jsonl",
   )
 
@@ -270,14 +310,12 @@ def _asked(
     for _, line in files.json_lines(folder / "queries.jsonl")
   }
   names = [str(query) for query in arrays["ids"]]  # with a relevant document
-  ids, tokens = inputs.document_tokens(space, made)
   return _search.Judged(
     split=split,
     qrels={query: judged[query] for query in names},
     queries=[texts[query] for query in names],
     query_tokens=arrays["tokens"],
-    ids=ids,
-    tokens=tokens,
+    passages=inputs.document_tokens(space, made),
     corpus=inputs.corpus(space, made),
   )
 
@@ -285,7 +323,7 @@ def _asked(
 STAGE = stage.of(
   __name__,
   result=results.Evaluation,
-  needs=("prepare_test_set", "encode_documents", "fuse", "expand"),
+  needs=("prepare_test_set", "encode_documents", "fuse", "expand", "rerank"),
   reads=("prepared",),
   together=True,
 )

@@ -104,7 +104,7 @@ def run(task: stage.Task) -> system_results.Expansion:
 
 def _added(config, folders, documents, synthetic) -> Iterator[dict[str, Any]]:
   """Yields the lines of the file, in the order of the collection."""
-  ids, _ = inputs.document_tokens(folders, documents)
+  ids = inputs.document_tokens(folders, documents).ids
   owners, texts = _queries(folders, documents, synthetic)
   order = np.argsort(owners, kind="stable")
   starts = np.flatnonzero(np.diff(owners[order], prepend=-1))

@@ -139,7 +139,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   directory = task.folder(private=results.is_private_path(synthetic.directory))
   state = directory / f"state_{task.digest}"  # not below `private/`
   corpus = inputs.corpus(folders, documents)
-  ids, _ = inputs.document_tokens(folders, documents)
+  ids = inputs.document_tokens(folders, documents).ids
   index = functools.cache(  # not in memory while a retriever is trained
     lambda: bm25.BM25().build(
       [str(i) for i in ids], inputs.document_texts(corpus)
@@ -171,7 +171,13 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       " train the retriever for longer"
     )
   queries_lib.save(
-    directory, kept.names, kept.texts, kept.owners, ids, kept.tokens
+    directory,
+    kept.names,
+    kept.texts,
+    kept.owners,
+    ids,
+    kept.tokens,
+    kept.passages,
   )
   _save_removed(directory, written, first, second, ranked)
   task.when_saved.append(lambda: shutil.rmtree(state, ignore_errors=True))
@@ -201,10 +207,11 @@ class _Written(NamedTuple):
   documents: list[str]  # ids
   tokens: np.ndarray  # [query, length]
   owners: np.ndarray  # [query], positions of the documents, ascending
+  passages: np.ndarray  # [query], positions of their passages
 
   def take(self, indices: np.ndarray) -> "_Written":
     lists = ([one[i] for i in indices] for one in self[:3])
-    return _Written(*lists, self.tokens[indices], self.owners[indices])
+    return _Written(*lists, *(one[indices] for one in self[3:]))
 
 
 def _read(folders, ids, synthetic) -> _Written:
@@ -225,6 +232,7 @@ def _read(folders, ids, synthetic) -> _Written:
     documents=named,
     tokens=stored["tokens"],
     owners=owners,
+    passages=stored["passages"],
   )
 
 
@@ -251,7 +259,11 @@ def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
   config, folders, recipe = task.settings, task.folders, task.inputs["recipe"]
   documents = task.inputs["documents"]
   description = f"filter_queries {directory.name}"
-  stored = {"tokens": left.tokens, "documents": left.owners}
+  stored = {
+    "tokens": left.tokens,
+    "documents": left.owners,
+    "passages": left.passages,
+  }
   params, model_config = inputs.load_public(task.inputs["encoder"], documents)
   params = pairs.train(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
@@ -266,8 +278,8 @@ def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
     params,
     model_config,
     left.tokens,
-    inputs.document_tokens(folders, documents)[1],
-    left.owners,
+    inputs.document_tokens(folders, documents).tokens,
+    left.passages,
     directory=state,
     description=description,
     batch_size=config.batch_size,

@@ -278,11 +278,11 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
 
 
 def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
-  _, documents = inputs.document_tokens(space, prepared)
+  documents = inputs.document_tokens(space, prepared).tokens
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
   train = inputs.arrays(space, prepared, place / "train.npz")
-  read = documents[train["documents"]]  # not the whole collection
+  read = documents[train["passages"]]  # not the whole collection
   source = inputs.with_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": train["tokens"]}
   if any(canary.inserted for canary in canaries):

@@ -17,19 +17,15 @@ Formal guarantee:
 
 import dataclasses
 
-import numpy as np
-
 from synthq_jax import artifacts
-from synthq_jax.data import files
 from synthq_jax.pipeline import (
   config_types,
-  inputs,
   results,
   system_results,
 )
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
-from synthq_jax.stages import _search, stage
+from synthq_jax.stages import _held_out, _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
@@ -78,15 +74,10 @@ class Config:
 def jobs(run):
   """Yields a weight for every retriever, where fused rows are wanted."""
   config = run.config
-  written = run.rows("generate")
-  public = next((k for k in written if k.startswith("public_only")), None)
   for name, (retriever, trained) in run.retrievers.items():
     if not config.rows.fused:
       break
-    real, queries = name.startswith("original"), None
-    if not real:
-      own = name.removeprefix("synthetic_")
-      queries = written.get(own) or written.get(public)
+    real, queries = name.startswith("original"), _held_out.source(run, name)
     vectors = run.rows("encode_documents")[name]
     yield stage.Job(
       name=name,
@@ -122,7 +113,9 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   config, folders = task.settings, task.folders
   retriever, documents = task.inputs["retriever"], task.inputs["documents"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  judged, words = _held_out(task, documents)
+  judged, words = _held_out.read(
+    folders, documents, task.inputs["synthetic"], config
+  )
   choice = fusion.Choice(config.default_weight, ())
   if judged is not None:
     vectors, depth = task.inputs["vectors"], config.depth
@@ -150,49 +143,6 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     num_queries=len(judged.qrels) if judged else 0,
     scores=choice.scores,
   )
-
-
-def _held_out(
-  task: stage.Task, documents: results.PublicDocuments
-) -> tuple[_search.Judged | None, str]:
-  """Reads the queries that choose, and says which these are."""
-  config, folders = task.settings, task.folders
-  synthetic = task.inputs["synthetic"]
-  if isinstance(documents, results.PreparedData):
-    folder = folders.root / documents.private_directory
-    arrays = inputs.arrays(folders, documents, folder / "train.npz")
-    names, whose = [str(name) for name in arrays["ids"]], "real queries"
-  elif synthetic is not None:
-    folder = folders.root / synthetic.directory
-    arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
-    names, whose = None, f"synthetic queries of {synthetic.name}"
-  else:
-    return None, "set, without any query to choose it"
-  ids, tokens = inputs.document_tokens(folders, documents)
-  held_out = inputs.held_out(len(ids), config.held_out)
-  rows = np.flatnonzero(held_out[arrays["documents"]])
-  order = np.random.default_rng([config.seed, 6]).permutation(len(rows))
-  rows = np.sort(rows[order[: config.num_queries]])
-  if len(rows) < config.min_queries:
-    return None, "set, for want of queries that could choose it"
-  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
-  if names is None:
-    names = [line["_id"] for line in lines]
-  texts = {line["_id"]: line["text"] for line in lines}
-  chosen = [names[row] for row in rows]
-  judged = _search.Judged(
-    split="held out",
-    qrels={
-      name: {str(ids[arrays["documents"][row]]): 1}
-      for name, row in zip(chosen, rows, strict=True)
-    },
-    queries=[texts[name] for name in chosen],
-    query_tokens=arrays["tokens"][rows],
-    ids=ids,
-    tokens=tokens,
-    corpus=inputs.corpus(folders, documents),
-  )
-  return judged, f"{whose} whose documents trained no retriever"
 
 
 def _statement(retriever: results.Checkpoint, words: str):

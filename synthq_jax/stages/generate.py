@@ -16,6 +16,7 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import blocks
+from synthq_jax.data import passages as passages_lib
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, inputs, results
@@ -39,7 +40,7 @@ class Config:
   num_documents: int | None = None
   """Drawn from the whole public collection; None: all."""
   queries_per_document: int = 1
-  """The same for each document."""
+  """The same for each document, and for each passage where it has several."""
   prefix: str = "generate_query: "
   """Stands before each document, as in fine-tuning."""
   p: float = 0.8
@@ -101,9 +102,11 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   """
   config, space, name = task.settings, task.folders, task.name
   documents, generator = task.inputs["documents"], task.inputs["generator"]
-  ids, tokens = inputs.document_tokens(space, documents)
+  passages = inputs.document_tokens(space, documents)
+  ids = passages.ids
   corpus = inputs.corpus(space, documents)
   chosen = _choose(config, len(ids))
+  read = np.flatnonzero(np.isin(passages.owners, chosen))
   vocabulary = inputs.vocabulary(space, documents)
   directory = task.folder(
     private=generator is not None
@@ -115,23 +118,30 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   parts = blocks.Blocks(directory / f"parts_{task.digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0
   write = functools.partial(
-    _write, config, source, tokens, ids, chosen, vocabulary, name, parts,
+    _write, config, source, passages, read, vocabulary, name, parts,
     prompt_tokens,
   )  # fmt: skip
-  firsts = range(0, len(chosen), _PART)
+  firsts = range(0, len(read), _PART)
   write(firsts[distributed.index() :: distributed.count()], task.progress)
   distributed.barrier(f"generate {name}")
   if not distributed.is_main():
     return None
   written = _read(config, parts, firsts, write)
-  owners = np.repeat(chosen, config.queries_per_document)
+  read = np.repeat(read, config.queries_per_document)
+  owners = passages.owners[read]
   texts = [queries_lib.decoded(vocabulary, row) for row in written]
   kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
   queries = [texts[i] for i in kept.indices]
   owners = owners[kept.indices]
   names = [f"s{i}" for i in range(len(queries))]
   queries_lib.save(
-    directory, names, queries, owners, ids, written[kept.indices]
+    directory,
+    names,
+    queries,
+    owners,
+    ids,
+    written[kept.indices],
+    read[kept.indices],
   )
   task.when_saved.append(parts.remove)
   return results.SyntheticQueries(
@@ -173,7 +183,7 @@ def _choose(config: Config, num_documents: int) -> np.ndarray:
 
 
 def _write(
-  config, source, tokens, ids, chosen, vocabulary, name, parts, prompt_tokens,
+  config, source, passages, chosen, vocabulary, name, parts, prompt_tokens,
   firsts, progress,
 ) -> None:  # fmt: skip
   params, model_config = t5_checkpoints.load(source)
@@ -186,7 +196,7 @@ def _write(
         bar.update(len(part))
       else:
         read = inputs.with_prompt(
-          inputs.with_prefix(tokens[part], vocabulary, config.prefix),
+          inputs.with_prefix(passages.tokens[part], vocabulary, config.prefix),
           prompt_tokens,
           model_config.vocab_size,
         )
@@ -194,7 +204,7 @@ def _write(
           params,
           model_config,
           read,
-          ids=[str(i) for i in ids[part]],
+          ids=_names(passages, part),
           key=jax.random.key(config.seed),
           sampler=sampler,
           max_length=config.max_length,
@@ -207,8 +217,18 @@ def _write(
         parts.write(first, rows)
 
 
+def _names(passages: passages_lib.Passages, rows: np.ndarray) -> list[str]:
+  """Names passages for their draws: documents by their ids alone."""
+  owners = passages.owners[rows]
+  numbers = rows - passages.of(owners)[0]
+  return [
+    f"{passages.ids[owner]} {number}" if number else str(passages.ids[owner])
+    for owner, number in zip(owners, numbers, strict=True)
+  ]
+
+
 def _read(config: Config, parts, firsts, write) -> np.ndarray:
-  """Returns all token rows, [document * queries_per_document, max_length]."""
+  """Returns all token rows, [passage * queries_per_document, max_length]."""
   missing = [first for first in firsts if parts.read(first) is None]
   if missing:  # a part that was damaged after another process had written it
     write(missing, False)

@@ -18,6 +18,7 @@ from synthq_jax.data import (
   beir,
   collection,
   jsonl,
+  passages,
   pretrain_tasks,
   public_text,
   sources,
@@ -57,7 +58,11 @@ class Config:
   extra_ids: int = 32
   """Sentinels of the vocabulary."""
   document_length: int = 64
-  """Tokens of a document, EOS included."""
+  """Tokens of a document, or of a passage, EOS included."""
+  passage_stride: int = 0
+  """Cut longer documents into passages, which all begin with the title: tokens
+  of the text from the beginning of one to that of the next. 0: read nothing
+  beyond `document_length`."""
   query_length: int = 24
   """Tokens of a query, EOS included."""
   test_split: str = "test"
@@ -73,7 +78,9 @@ class Config:
 
   def __post_init__(self):
     config_types.at_least(self, 2, "document_length", "query_length")
-    config_types.at_least(self, 0, "extra_ids", "public_test_documents", "seed")
+    config_types.at_least(
+      self, 0, "extra_ids", "public_test_documents", "seed", "passage_stride"
+    )
     config_types.at_least(self, 1, "vocab_size")
 
 
@@ -125,10 +132,13 @@ def run(task: stage.Task) -> results.PreparedData:
     public,
     vocabulary,
     length=config.document_length,
+    stride=config.passage_stride,
     choose=_sample(config, len(data.documents)),
     digest=state.update,
   )
-  counts = _write_queries(config, data, vocabulary, private)
+  counts = _write_queries(
+    config, data, vocabulary, private, inputs.read_documents(public)
+  )
   public_test = _write_public_test(config, written.chosen, vocabulary, public)
   beir.write_judged_queries(private, data)
   return results.PreparedData(
@@ -153,6 +163,8 @@ def run(task: stage.Task) -> results.PreparedData:
     extra_ids=config.extra_ids,
     document_length=config.document_length,
     query_length=config.query_length,
+    passage_stride=config.passage_stride,
+    num_passages=written.num_passages,
   )
 
 
@@ -208,8 +220,10 @@ def _vocabulary(
   return model
 
 
-def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
-  """Writes SPLIT.npz: ids and tokens of queries, and one document of each."""
+def _write_queries(
+  config, data, vocabulary, private, documents: passages.Passages
+) -> dict[str, int]:
+  """Writes SPLIT.npz: ids and tokens of queries, a document of each, a passage."""
   texts = {query.id: query.text for query in data.queries}
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
@@ -220,13 +234,16 @@ def _write_queries(config, data, vocabulary, private) -> dict[str, int]:
       if relevant:
         ids.append(query)
         chosen.append(position[_keep_one(relevant, query, config.seed)])
+    tokens = vocabulary_lib.tokenize(
+      vocabulary, [texts[q] for q in ids], length=config.query_length
+    )
+    owners = np.array(chosen, np.int32)
     np.savez(
       private / f"{split}.npz",
       ids=np.array(ids),
-      tokens=vocabulary_lib.tokenize(
-        vocabulary, [texts[q] for q in ids], length=config.query_length
-      ),
-      documents=np.array(chosen, np.int32),
+      tokens=tokens,
+      documents=owners,
+      passages=passages.best(documents, owners, tokens),
     )
     counts[split] = len(ids)
   return counts

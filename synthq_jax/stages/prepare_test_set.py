@@ -155,6 +155,7 @@ def jobs(run):
     fingerprints.of_file(run.root / documents.vocabulary),
     documents.extra_ids,
     documents.document_length,
+    documents.passage_stride,
     documents.query_length,
   )
   for one in expand(run.config.test_sets):
@@ -205,6 +206,7 @@ def run(task: stage.Task) -> results.TestSet:
     folder,
     vocabulary,
     length=documents.document_length,
+    stride=documents.passage_stride,
     choose=[],
     digest=lambda content: None,
   )

@@ -61,10 +61,11 @@ def jobs(run):
     run.retrievers,
     run.rows("compare_queries"),
     run.rows("audit"),
+    run.rows("measure_costs"),
     leakage,
   )
   digests = [made.digest for group in groups for made in group.values()]
-  generators, queries, retrievers, compared, audits, searches = (
+  generators, queries, retrievers, compared, audits, costs, searches = (
     [made.value for made in group.values()] for group in groups
   )
   yield stage.Job(
@@ -76,6 +77,7 @@ def jobs(run):
       "checkpoints": [*generators, *retrievers],
       "audits": audits,
       "leakage": next(iter(searches), None),
+      "costs": next(iter(costs), None),
     },
   )
 
@@ -89,8 +91,9 @@ def run(task: stage.Task) -> results.Report:
   Args:
     task: its inputs are "prepared", the data; "comparison", of all rows, and of
       real and synthetic queries; "synthetic", all synthetic queries;
-      "checkpoints", all trained models; "audits", all of them; and "leakage",
-      real queries among the synthetic ones, None where nothing was looked for.
+      "checkpoints", all trained models; "audits", all of them; "leakage", real
+      queries among the synthetic ones, and "costs" of all systems, None where
+      nothing was looked for or measured.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -125,6 +128,7 @@ def run(task: stage.Task) -> results.Report:
     "checkpoints": checkpoints,
     "curves": _curves(root, checkpoints, private=True),
     "audits": task.inputs["audits"],
+    "costs": task.inputs["costs"],
     "leakage": leakage,
     "prepared": prepared,
     "document_words": config.document_words,
@@ -254,6 +258,7 @@ SECTIONS = (
   scores.TRAINING,
   privacy.PUBLIC_DATA,
   scores.PRIVATE,
+  scores.COSTS,
   queries.BESIDE_REAL,
   scores.LEARNING,
   leakage_lib.PRIVATE,
@@ -278,6 +283,7 @@ STAGE = stage.of(
     "query_leakage",
     "evaluate",
     "audit",
+    "measure_costs",
     "compare_queries",
   ),
   reads=("prepared",),

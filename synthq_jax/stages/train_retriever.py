@@ -19,24 +19,62 @@ from synthq_jax.pipeline import (
   results,
 )
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.stages import stage
+from synthq_jax.stages import _mining, _reranking, stage
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import pairs
 
 __all__ = ["STAGE", "Config", "run"]
+
+_MINERS = ("bm25", "itself")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(pairs.Recipe):
   """The recipe shared by all rows that train without noise."""
 
+  miners: tuple[str, ...] = ()
+  """What finds hard negatives, "bm25" or "itself", the retriever as it is by
+  then; the training has a part of equal length for each. Empty: none."""
+  hard_negatives: int = 1
+  """Documents that are mined for each query."""
+  mining_depth: int = 100
+  """Documents that a miner looks at for each query."""
+  mining_skip: int = 0
+  """The best so many are passed over: they may answer the query, too."""
+  mining_below: float = 0.95
+  """A negative's score is below this share of that of the query's own document,
+  in (0, 1]; a query whose own is not found gets negatives at random."""
+  distilled: float = 0.0
+  """Share of the loss, in [0, 1], that takes margins from a reranker of the
+  same pairs, between a query's own document and its hard negatives (GPL's
+  MarginMSE); it needs `miners`. 0: no reranker is trained for it."""
+  microbatch_size: int | None = artifacts.speed_only(None)
+  """Texts encoded at a time, so that large batches fit into memory, for one
+  forward pass more; divides `batch_size`. None: all."""
   mesh: mesh_lib.Shape = artifacts.speed_only(make=mesh_lib.Shape)
   """How all devices of all processes share the work."""
 
   def __post_init__(self):
     config_types.positive(self, "temperature", "learning_rate")
-    config_types.at_least(self, 1, "batch_size", "steps")
-    config_types.at_least(self, 0, "warmup_steps", "seed")
+    config_types.at_least(
+      self, 1, "batch_size", "steps", "hard_negatives", "mining_depth",
+      "microbatch_size",
+    )  # fmt: skip
+    config_types.shares(self, "mining_below")
+    if self.miners:
+      config_types.some_of(self, "miners", _MINERS)
+    if not 0 <= self.distilled <= 1 or (self.distilled and not self.miners):
+      raise ValueError(
+        "train_retriever.Config.distilled must be in [0, 1], and needs miners,"
+        f" whose negatives have margins, got {self.distilled}"
+      )
+    size = self.microbatch_size or 1
+    if self.batch_size % size:
+      raise ValueError(
+        "train_retriever.Config.microbatch_size must divide"
+        f" batch_size={self.batch_size}, got {size}"
+      )
+    config_types.at_least(self, 0, "warmup_steps", "seed", "mining_skip")
 
 
 def jobs(run):
@@ -44,23 +82,27 @@ def jobs(run):
   config = run.config
   if config.rows.untrained:
     yield stage.Job(name="untrained", depends=run.encoder_data)
-  sources = {
-    name if name.startswith("public_only") else f"synthetic_{name}": made
-    for name, made in run.queries.items()
-  }
-  if run.for_audit:  # which reads those of private generators alone
-    sources = {k: v for k, v in sources.items() if k.startswith("synthetic")}
-  elif config.rows.original:
-    real = {f"original{seed}": (None, "original") for seed in run.seeds}
-    sources |= real
-  held_out = config.fuse.held_out if config.rows.fused else 0.0
-  for name, (synthetic, source) in sources.items():
+  for name, (synthetic, source) in run.pair_sources.items():
     settings = run.seeded(config.train_retriever, name)
+    teacher = (
+      run.rows("train_reranker").get(name) if settings.distilled else None
+    )
     yield stage.Job(
       name=name,
-      depends=(settings, held_out, *run.encoder_data, source),
+      depends=(
+        settings,
+        run.held_out,
+        *run.encoder_data,
+        source,
+        teacher.digest if teacher else "",
+      ),
       settings=settings,
-      inputs={"synthetic": synthetic, "held_out": held_out},
+      inputs={
+        "synthetic": synthetic,
+        "held_out": run.held_out,
+        "teacher": teacher.value if teacher else None,
+        "teacher_settings": run.seeded(config.train_reranker, name),
+      },
     )
 
 
@@ -71,7 +113,9 @@ def run(task: stage.Task) -> results.Checkpoint:
     task: without settings nothing is trained; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
       checkpoint; "synthetic", the queries to train on, or None for the real
-      ones; and "held_out", the share of documents whose queries are left out.
+      ones; "held_out", the share of documents whose queries are left out; and
+      where a reranker of the same pairs is distilled, this "teacher" and its
+      "teacher_settings".
 
   Returns:
     The encoder; under `private/` if the queries are.
@@ -96,25 +140,11 @@ def run(task: stage.Task) -> results.Checkpoint:
   synthetic = task.inputs["synthetic"]
   private = synthetic is None or results.is_private_path(synthetic.directory)
   directory = task.folder(private=private)
-  if synthetic is None:
-    records = inputs.real_pairs(space, prepared)
-  else:
-    records = inputs.pairs(space, prepared, synthetic)
-  if task.inputs["held_out"]:
-    left_out = inputs.held_out(prepared.num_documents, task.inputs["held_out"])
-    trained = np.flatnonzero(~left_out[records["rows"]])
-    records = {name: values[trained] for name, values in records.items()}
-  metrics_path = directory / f"metrics_{task.digest}.jsonl"
-  params = pairs.train(
-    config,
-    params,
-    model_config,
-    records,
-    directory=private_training.state_directory(space, task.place, task.digest),
-    metrics_path=metrics_path,
-    description=f"train_retriever {task.name}",
-    mesh=mesh_lib.of_all(config.mesh),
+  records = inputs.training_pairs(
+    space, prepared, synthetic, task.inputs["held_out"]
   )
+  metrics_path = directory / f"metrics_{task.digest}.jsonl"
+  params = _train(task, params, model_config, records, metrics_path)
   return inputs.save_checkpoint(
     task,
     directory,
@@ -126,6 +156,91 @@ def run(task: stage.Task) -> results.Checkpoint:
     batch_size=config.batch_size,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(metrics_path),
+  )
+
+
+def _train(task, params, model_config, records, metrics_path):
+  """Trains, in a part for each miner, which starts from the one before."""
+  config, folders = task.settings, task.folders
+  state = private_training.state_directory(folders, task.place, task.digest)
+  collection = inputs.document_tokens(folders, task.inputs["prepared"])
+  parts = config.miners or ("",)
+  for part, miner in enumerate(parts):
+    place, pairs_, metrics = state / f"part_{part}", records, metrics_path
+    if part < len(parts) - 1:  # the last one's are the result's
+      metrics = metrics_path.with_suffix(f".part_{part}.jsonl")
+    if miner:
+      negatives = _mined(task, params, model_config, records, miner, place)
+      pairs_ = _mining.with_negatives(records, collection, negatives)
+      if config.distilled:
+        pairs_["margins"] = _margins(task, records, negatives)
+    first, stop = (config.steps * i // len(parts) for i in (part, part + 1))
+    params = pairs.train(
+      dataclasses.replace(config, steps=stop - first),
+      params,
+      model_config,
+      pairs_,
+      directory=place / "training" if miner else state,
+      metrics_path=metrics,
+      description=f"train_retriever {task.name}",
+      mesh=mesh_lib.of_all(config.mesh),
+      distilled=config.distilled if miner else 0.0,
+      microbatch_size=config.microbatch_size,
+    )
+  return params
+
+
+def _margins(task, records, negatives) -> np.ndarray:
+  """Returns by how much a reranker prefers each pair's own document."""
+  folders, documents = task.folders, task.inputs["prepared"]
+  collection = inputs.document_tokens(folders, documents)
+  ids = [str(i) for i in collection.ids]
+  rows = np.concatenate([records["rows"][:, None], negatives], axis=1)
+  candidates = {
+    str(pair): {ids[row]: 0.0 for row in of_pair}
+    for pair, of_pair in enumerate(rows.tolist())
+  }
+  judged = _mining.judged(folders, documents, records)
+  scores = _reranking.score(
+    folders,
+    task.inputs["teacher"],
+    candidates,
+    judged,
+    documents=documents,
+    encoder=task.inputs["encoder"],
+    settings=task.inputs["teacher_settings"],
+    depth=rows.shape[1],
+  )
+  found = np.array(
+    [
+      [scores[str(pair)][ids[row]] for row in of_pair]
+      for pair, of_pair in enumerate(rows.tolist())
+    ],
+    np.float32,
+  )
+  return found[:, :1] - found[:, 1:]
+
+
+def _mined(task, params, model_config, records, miner: str, place):
+  """Returns the hard negatives of every pair."""
+  config, folders = task.settings, task.folders
+  documents = task.inputs["prepared"]
+  collection = inputs.document_tokens(folders, documents)
+  depth = config.mining_depth
+  if miner == "bm25":
+    run = _mining.searched(folders, documents, records, depth)
+  else:
+    run = _mining.searched_by(
+      params, model_config, collection, records, depth, place / "vectors"
+    )
+  return _mining.mined(
+    run,
+    collection,
+    records,
+    per_query=config.hard_negatives,
+    skip=config.mining_skip,
+    below=config.mining_below,
+    seed=config.seed,
   )
 
 
@@ -143,7 +258,7 @@ def _inherited(synthetic: results.SyntheticQueries | None):
 STAGE = stage.of(
   __name__,
   result=results.Checkpoint,
-  needs=("filter_queries", "direct_dp"),
+  needs=("filter_queries", "direct_dp", "train_reranker"),
   reads=("prepared", "encoder"),
   together=True,
 )

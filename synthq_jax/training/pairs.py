@@ -22,7 +22,13 @@ from synthq_jax.models import encoders, t5_config
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import recipe as recipe_lib
 
-__all__ = ["Recipe", "loss_fn", "train"]
+__all__ = [
+  "Recipe",
+  "cached_value_and_grad",
+  "loss_fn",
+  "margin_mse",
+  "train",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,25 +45,142 @@ def loss_fn(
   *,
   model_config: t5_config.T5Config,
   temperature: float,
+  distilled: float = 0.0,
 ) -> Float[jax.Array, " batch"]:
   """Returns the in-batch softmax loss of each pair.
 
-  Another pair of the same document is no negative: its column is left out.
+  Another pair of the same document is no negative: its column is left out, and
+  so is a hard negative that is the row's own document.
 
   Args:
     params: of the encoder.
-    batch: tokens of "queries" and "documents", and the documents' "rows".
+    batch: tokens of "queries" and "documents", and the documents' "rows"; where
+      there are hard negatives, their tokens "negatives" [batch, hard, length]
+      and "negative_rows" [batch, hard], which are negatives of all rows; and
+      "margins" [batch, hard] of a reranker, to be distilled.
     model_config: the shape of the encoder, see `models.encoders`.
     temperature: divides the cosines, above 0.
+    distilled: share of `margin_mse` in the loss, in [0, 1].
   """
   encode = functools.partial(encoders.of(model_config).encode, params)
-  similarity = encode(batch["queries"]) @ encode(batch["documents"]).T
-  same = batch["rows"][:, None] == batch["rows"][None, :]
-  return contrastive.softmax(
+  vectors = {name: encode(tokens) for name, tokens in _texts(batch).items()}
+  return _loss_of_vectors(vectors, batch, temperature, distilled)
+
+
+def margin_mse(
+  similarity: Float[jax.Array, "batch columns"],
+  margins: Float[jax.Array, "batch hard"],
+  *,
+  temperature: float,
+) -> Float[jax.Array, " batch"]:
+  """Returns how far margins are from those of a reranker, squared.
+
+  >>> similarity = jnp.array([[1.0, 0.5]])
+  >>> margin_mse(similarity, jnp.array([[4.0]]), temperature=0.25)
+  Array([4.], dtype=float32)
+
+  Args:
+    similarity: cosines; column i is row i's own document, and columns
+      batch + i * hard onwards are its hard negatives.
+    margins: by how much a reranker scores the own document above each.
+    temperature: divides the cosines.
+
+  References:
+    Hofstätter et al. (2020), arXiv:2010.02666, equation 4.
+    Wang et al., GPL, NAACL 2022, equation 2.
+  """
+  batch, hard = margins.shape
+  own = jnp.diagonal(similarity)[:, None]
+  columns = batch + jnp.arange(batch * hard).reshape(batch, hard)
+  others = jnp.take_along_axis(similarity, columns, axis=1)
+  return jnp.mean(((own - others) / temperature - margins) ** 2, axis=1)
+
+
+def _texts(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  """Returns the tokens of queries and of all documents, hard negatives last."""
+  documents = [batch["documents"]]
+  if "negatives" in batch:
+    hard = batch["negatives"]
+    documents.append(hard.reshape(-1, hard.shape[-1]))
+  return {"queries": batch["queries"], "documents": jnp.concatenate(documents)}
+
+
+def _loss_of_vectors(
+  vectors: Mapping[str, jax.Array],
+  batch: Mapping[str, jax.Array],
+  temperature: float,
+  distilled: float,
+) -> Float[jax.Array, " batch"]:
+  similarity = vectors["queries"] @ vectors["documents"].T
+  rows = batch["rows"]
+  if "negatives" in batch:
+    rows = jnp.concatenate([rows, batch["negative_rows"].reshape(-1)])
+  same = batch["rows"][:, None] == rows[None, :]
+  losses = contrastive.softmax(
     similarity,
     temperature=temperature,
-    duplicate_mask=same & ~jnp.eye(len(same), dtype=bool),
+    duplicate_mask=same & ~jnp.eye(*same.shape, dtype=bool),
   )
+  if not distilled:
+    return losses
+  squared = margin_mse(similarity, batch["margins"], temperature=temperature)
+  return (1 - distilled) * losses + distilled * squared
+
+
+def cached_value_and_grad(
+  params: Any,
+  batch: Mapping[str, jax.Array],
+  *,
+  model_config: t5_config.T5Config,
+  temperature: float,
+  distilled: float = 0.0,
+  microbatch_size: int,
+) -> tuple[Float[jax.Array, ""], Any]:
+  """Returns mean loss and gradient of `loss_fn`, some texts in memory at a time.
+
+  Vectors first, without what a gradient needs; then the gradient of the loss in
+  these, where all texts meet; then a second pass that carries it into the
+  parameters. The same numbers but for rounding, for one forward pass more.
+
+  Args:
+    params: as in `loss_fn`.
+    batch: as in `loss_fn`.
+    model_config: as in `loss_fn`.
+    temperature: as in `loss_fn`.
+    distilled: as in `loss_fn`.
+    microbatch_size: texts encoded at a time; divides the pairs of a batch.
+
+  References:
+    Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory
+    Limited Setup", RepL4NLP 2021, section 3.2.
+  """
+  encode = encoders.of(model_config).encode
+  parts = {
+    name: tokens.reshape(-1, microbatch_size, tokens.shape[-1])
+    for name, tokens in _texts(batch).items()
+  }
+  vectors = {
+    name: jax.lax.map(functools.partial(encode, params), tokens)
+    for name, tokens in parts.items()
+  }
+
+  def mean_loss(vectors):
+    whole = {k: v.reshape(-1, v.shape[-1]) for k, v in vectors.items()}
+    losses = _loss_of_vectors(whole, batch, temperature, distilled)
+    return jnp.mean(losses)
+
+  loss, cotangents = jax.value_and_grad(mean_loss)(vectors)
+
+  def carry_back(total, part):
+    tokens, cotangent = part
+    _, vjp = jax.vjp(lambda params: encode(params, tokens), params)
+    (grads,) = vjp(cotangent)
+    return jax.tree.map(jnp.add, total, grads), None
+
+  grads = jax.tree.map(jnp.zeros_like, params)
+  for name, tokens in parts.items():
+    grads, _ = jax.lax.scan(carry_back, grads, (tokens, cotangents[name]))
+  return loss, grads
 
 
 def train(
@@ -70,6 +193,8 @@ def train(
   metrics_path: str | os.PathLike,
   description: str,
   mesh: jax.sharding.Mesh | None = None,
+  distilled: float = 0.0,
+  microbatch_size: int | None = None,
 ) -> Any:
   """Trains with Adam; goes on from the newest state in `directory`.
 
@@ -78,7 +203,8 @@ def train(
     params: of the encoder, where to start.
     model_config: its shape.
     pairs: "queries" [pair, length], "documents" [pair, longer] and "rows"
-      [pair], the positions of the documents.
+      [pair], the positions of the documents; and what else `loss_fn` reads of a
+      batch, with a leading axis of pairs.
     directory: where states are saved.
     metrics_path: JSON lines of step and loss.
     description: of the training, for the progress bar and messages.
@@ -86,6 +212,9 @@ def train(
       number divides by that of the devices, and split parameters and optimizer.
       Every pair is still the negative of all others. Every process of the mesh
       calls this with the same arguments. None: one device.
+    distilled: as in `loss_fn`.
+    microbatch_size: texts in memory at a time, see `cached_value_and_grad`;
+      None: all.
 
   Returns:
     The trained parameters, on the host of every process.
@@ -98,17 +227,19 @@ def train(
   def step_fn(state, batch):
     params, opt_state = state
 
-    def mean_loss(params):
-      return jnp.mean(
-        loss_fn(
-          params,
-          batch,
-          model_config=model_config,
-          temperature=recipe.temperature,
-        )
+    known = {
+      "model_config": model_config,
+      "temperature": recipe.temperature,
+      "distilled": distilled,
+    }
+    if microbatch_size is None:
+      loss, grads = jax.value_and_grad(
+        lambda params: jnp.mean(loss_fn(params, batch, **known))
+      )(params)
+    else:
+      loss, grads = cached_value_and_grad(
+        params, batch, microbatch_size=microbatch_size, **known
       )
-
-    loss, grads = jax.value_and_grad(mean_loss)(params)
     updates, opt_state = tx.update(grads, opt_state, params)
     return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 

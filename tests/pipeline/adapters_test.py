@@ -78,7 +78,8 @@ def test_a_prompt_is_read_as_it_was_trained(source, tmp_path):
     tmp_path / "private/prepare_data", results.PreparedData
   )
   written = np.load(tmp_path / "generate/eps8/tokens.npz")
-  ids, tokens = inputs.document_tokens(space, prepared)
+  read = inputs.document_tokens(space, prepared)
+  ids, tokens = read.ids, read.tokens
   vocabulary = inputs.vocabulary(space, prepared)
   rows = written["documents"]
   head = np.array([4093, 4094, 4095, *vocabulary.encode("generate_query: ")])

@@ -37,16 +37,17 @@ def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
   lines = (tmp_path / "a" / "corpus.jsonl").read_text().splitlines()
   texts = [(line["_id"], line["text"]) for line in map(json.loads, lines)]
   assert texts == [(document.id, document.text) for document in DOCUMENTS]
-  ids, tokens = inputs.read_documents(tmp_path / "a")
+  read = inputs.read_documents(tmp_path / "a")
+  assert read.are_documents and written.num_passages == len(DOCUMENTS)
   np.testing.assert_array_equal(
-    tokens[:],
+    read.tokens[:],
     vocabulary_lib.tokenize(
       vocabulary_lib.load(shipped.VOCABULARY),
       [document.contents for document in DOCUMENTS],
       length=8,
     ),
   )
-  assert ids.tolist() == [document.id for document in DOCUMENTS]
+  assert read.ids.tolist() == [document.id for document in DOCUMENTS]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])

@@ -17,12 +17,13 @@ from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, sources, vocabulary
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import export, results
+from synthq_jax.pipeline import export, results, system_results
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode
 
 RETRIEVERS = ("synthetic_eps8", "direct_dp_logit_eps8")  # one has a projection
 RETRIEVER = f"train_retriever/{RETRIEVERS[0]}"
+EXPANSION = "expand/synthetic_eps8"
 HARD = (
   "a document with <extra_id_0> in it",
   "<extra_id_31><extra_id_32><extra_id_99>",
@@ -40,7 +41,8 @@ def exported(finished_run, tmp_path_factory):
 
   def export_(source: str, name: str) -> str:
     to = folder / f"{name}_{source.replace('/', '_')}"
-    kind = "queries" if source.startswith(("generate", "filter")) else None
+    of_queries = source.startswith(("generate", "filter", "expand"))
+    kind = "queries" if of_queries else None
     flag = f"--{kind or 'checkpoint'}={finished_run.root / source}"
     if not to.exists():
       assert main.main(["export", flag, f"--format={name}", f"--to={to}"]) == 0
@@ -307,8 +309,12 @@ def test_no_export_holds_a_private_text(name, finished_run, exported):
   log = (finished_run.root.parent / "log.jsonl").read_text().splitlines()
   private = {json.loads(line)["query"] for line in log}
   assert len(private) > 100
-  of_model = export.FORMATS[name].of is results.Checkpoint
-  folder = exported(RETRIEVER if of_model else QUERIES, name)
+  given = {
+    results.Checkpoint: RETRIEVER,
+    results.SyntheticQueries: QUERIES,
+    system_results.Expansion: EXPANSION,
+  }
+  folder = exported(given[export.FORMATS[name].of], name)
   texts = []
   for path in sorted(export.pathlib.Path(folder).rglob("*")):
     if path.suffix == ".parquet":

@@ -45,7 +45,8 @@ def _hand_made(finished_run, tmp_path):
   documents = results.public_documents(prepared(done))
   root = tmp_path / "shared"
   shutil.copytree(done / "prepare_data", root / "prepare_data")
-  ids, tokens = inputs.read_documents(root / "prepare_data")
+  read = inputs.read_documents(root / "prepare_data")
+  ids, tokens = read.ids, read.tokens
   corpus = (root / "prepare_data/corpus.jsonl").read_text().splitlines()
   queries = np.zeros((len(ids), 8), np.int32)
   queries[:, :7], queries[:, 7] = (
@@ -61,7 +62,8 @@ def _hand_made(finished_run, tmp_path):
   ]
   place = root / "generate/eps8"
   artifacts.write_atomically(place / "queries.jsonl", "\n".join(lines) + "\n")
-  np.savez(place / "tokens.npz", tokens=queries, documents=np.arange(len(ids)))
+  rows = np.arange(len(ids))
+  np.savez(place / "tokens.npz", tokens=queries, documents=rows, passages=rows)
   made = dataclasses.replace(
     load(done, "generate"),
     directory="generate/eps8",
@@ -217,7 +219,7 @@ def test_queries_about_other_documents_do_not_come_back(
   with np.load(path) as stored:
     tokens, owners = stored["tokens"], stored["documents"]
   tokens[20:30] = np.roll(tokens[20:30], 1, axis=0)
-  np.savez(path, tokens=tokens, documents=owners)
+  np.savez(path, tokens=tokens, documents=owners, passages=owners)
   result = run(root, documents, made)
   assert result.removed["round trip"] == 10
   assert not {f"s{i}" for i in range(20, 30)} & set(kept_names(root))
@@ -242,7 +244,8 @@ def test_positions_that_belong_to_other_queries_are_refused(hand_made):
   path = root / "generate/eps8/tokens.npz"
   with np.load(path) as stored:
     tokens, owners = stored["tokens"], stored["documents"]
-  np.savez(path, tokens=tokens, documents=np.roll(owners, 1))
+  moved = np.roll(owners, 1)
+  np.savez(path, tokens=tokens, documents=moved, passages=moved)
   with pytest.raises(ValueError, match="of the same queries"):
     run(root, documents, made)
 
@@ -311,6 +314,8 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
     "extra_ids",
     "document_length",
     "query_length",
+    "passage_stride",
+    "num_passages",
   }
   assert not hasattr(workspace.Folders, "seed")
   assert not hasattr(workspace.Folders, "key")

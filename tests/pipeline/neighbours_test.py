@@ -251,7 +251,7 @@ def _differing(ours: Files, theirs: Files) -> list[str]:
 
 def _train(root: pathlib.Path) -> set[tuple]:
   """Returns the records of the train split, as what they are made of."""
-  ids, _ = inputs.read_documents(root / "prepare_data")
+  ids = inputs.read_documents(root / "prepare_data").ids
   with np.load(root / results.PRIVATE / "prepare_data/train.npz") as stored:
     rows = zip(stored["tokens"], stored["documents"], strict=True)
     return {(tuple(tokens.tolist()), ids[place]) for tokens, place in rows}

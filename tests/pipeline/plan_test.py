@@ -224,7 +224,7 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished_run):
   config, root = finished_run.config, finished_run.root
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
-  total = len(inputs.read_documents(root / "prepare_data")[0])
+  total = len(inputs.read_documents(root / "prepare_data").ids)
   expected = generate._choose(config.generate, total)
   assert set(written) <= set(expected) and set(first) <= set(expected)
 

@@ -293,7 +293,7 @@ def run_report(root, compared=None, **changes):
     report.Config(),
     folders,
     comparison=saved,
-    **{"audits": (), "leakage": None, **arguments},
+    **{"audits": (), "leakage": None, "costs": None, **arguments},
   )
 
 

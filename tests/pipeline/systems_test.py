@@ -18,6 +18,7 @@ from bm25s import stopwords
 from synthq_jax import artifacts
 from synthq_jax.data import beir, search_engines
 from synthq_jax.pipeline import (
+  export,
   inputs,
   plan,
   results,
@@ -26,7 +27,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import fusion, measures, trec
-from synthq_jax.stages import expand, fuse
+from synthq_jax.stages import _held_out, expand, fuse
 
 PRIVATE_GENERATOR = made_up.claim()
 OPENED = []
@@ -103,7 +104,7 @@ def test_the_queries_that_choose_train_no_retriever(finished_run, monkeypatch):
   with np.load(root / "generate/eps8/tokens.npz") as stored:
     assert made.num_queries == held_out[stored["documents"]].sum() >= 5
   assert len(made.scores) == len(fusion.WEIGHTS)
-  assert "eps8 whose documents trained no retriever" in made.chosen_on
+  assert "eps8 whose documents trained nothing" in made.chosen_on
   real = load(root, "private/fuse/original", system_results.Fusion)
   assert real.statement.epsilon == math.inf
   assert "real queries" in real.chosen_on
@@ -205,13 +206,13 @@ def test_a_chooser_that_looks_at_real_queries_is_caught(
 ):
   root, documents = shared
   shutil.copytree(finished_run.root / "private", root / "private")
-  right = fuse._held_out
+  right = _held_out.read
 
-  def wrong(task, documents):
+  def wrong(*given):
     np.load(root / "private/prepare_data/dev.npz")
-    return right(task, documents)
+    return right(*given)
 
-  monkeypatch.setattr(fuse, "_held_out", wrong)
+  monkeypatch.setattr(_held_out, "read", wrong)
   del OPENED[:]
   make_fusion(root, documents)
   assert opened_in_private(root)
@@ -269,7 +270,7 @@ def test_real_queries_expand_in_the_private_folder_alone(finished_run):
     for line in map(json.loads, (folder / "queries.jsonl").open())
   }
   with np.load(folder / "train.npz") as stored:
-    ids, _ = inputs.read_documents(root / "prepare_data")
+    ids = inputs.read_documents(root / "prepare_data").ids
     for name, row in zip(stored["ids"], stored["documents"], strict=True):
       assert read[str(ids[row])].count(texts[str(name)]) == 2  # repeat=2
 
@@ -299,14 +300,16 @@ def test_the_exported_collection_scores_the_same_in_another_bm25(
   finished_run, tmp_path
 ):
   root = finished_run.root
+  place, to = root / "expand/synthetic_eps8", tmp_path / "shipped"
+  said = export.run(place, to, format="anserini")
   made = load(root, "expand/synthetic_eps8", system_results.Expansion)
-  search_engines.write_pyserini(
-    tmp_path,
-    inputs.expanded(
-      root / "prepare_data/corpus.jsonl", root / made.directory / made.FILE
-    ),
-  )
-  lines = map(json.loads, (tmp_path / "documents.jsonl").open())
+  assert f"epsilon = {made.statement.epsilon:g}"[:11] in said
+  assert (to / export.CLAIM).read_text()
+  with pytest.raises(ValueError, match="may be shared"):
+    export.run(
+      root / "private/expand/original", tmp_path / "o", format="anserini"
+    )
+  lines = map(json.loads, (to / "documents.jsonl").open())
   documents = {line["id"]: line["contents"] for line in lines}
   folder = root / "private/prepare_data"
   qrels = beir.read_judgements(folder / "qrels/test.tsv")
@@ -391,3 +394,26 @@ def test_titles_alone_and_ids_with_spaces_are_expanded(tmp_path):
   }
   body = json.loads((tmp_path / "index.json").read_text())
   assert body["settings"]["index"]["similarity"]["default"]["b"] == 0.75
+
+
+# What a query costs.
+
+
+def test_every_system_is_timed_and_what_it_holds_is_added_up(finished_run):
+  root = finished_run.root
+  made = load(root, "private/measure_costs", system_results.Costs)
+  rows = {one.name: one for one in made.rows}
+  fused, dense = rows["fused_synthetic_eps8"], rows["synthetic_eps8"]
+  assert fused.index_bytes == dense.index_bytes + rows["bm25"].index_bytes
+  assert rows["untrained (HNSW)"].index_bytes > rows["untrained"].index_bytes
+  size = load(
+    root, "encode_documents/synthetic_eps8", system_results.Vectors
+  ).num_bytes
+  assert 0.9 * size < dense.index_bytes <= size  # less the header
+  for name, one in rows.items():
+    assert 0 < one.p50 <= one.p95
+    has_vectors = not name.startswith(("bm25", "expanded"))
+    assert (one.encode_seconds is not None) == has_vectors
+  page = (root / finished_run.report.private_html).read_text()
+  assert "p95 (ms)" in page
+  assert "p95 (ms)" not in (root / finished_run.report.html).read_text()

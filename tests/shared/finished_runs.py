@@ -112,6 +112,7 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     "fuse.Config.held_out=0.2",
     "fuse.Config.min_queries=5",
     "expand.Config.repeat=2",
+    "measure_costs.Config.num_queries=4",
   ]
   recipe = ["recipes/demo_tiny.gin"]
   config, _ = main.configure(plan.RunConfig, recipe, flags)

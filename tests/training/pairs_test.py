@@ -97,3 +97,87 @@ def test_on_a_mesh_every_pair_is_still_the_negative_of_all_others(
   ]
   for one, many in zip(*map(jax.tree.leaves, found), strict=True):
     assert np.abs(one - many).max() <= 1e-5 * np.abs(one).max()
+
+
+def with_negatives(seed=1):
+  """A batch with two hard negatives for each pair, and margins."""
+  rng, batch = np.random.default_rng(seed), records()
+  rows = rng.integers(0, 16, (16, 2)).astype(np.int32)
+  return batch | {
+    "negatives": batch["documents"][rows],
+    "negative_rows": rows,
+    "margins": rng.normal(size=(16, 2)).astype(np.float32),
+  }
+
+
+@pytest.mark.parametrize("distilled", [0.0, 0.3, 1.0])
+def test_hard_negatives_are_columns_of_every_row_but_their_own(
+  params, distilled
+):
+  batch = with_negatives()
+  found = pairs.loss_fn(
+    params, batch, model_config=CONFIG, temperature=0.1, distilled=distilled
+  )
+  encode = dual_encoder.encode
+  queries = np.asarray(encode(params, CONFIG, batch["queries"]), np.float64)
+  own = np.asarray(encode(params, CONFIG, batch["documents"]), np.float64)
+  for i in range(16):
+    columns = [(own[j], batch["rows"][j]) for j in range(16)]
+    hard = batch["negative_rows"].ravel()
+    columns += [(own[row], row) for row in hard]
+    scores = [
+      queries[i] @ vector / 0.1
+      for j, (vector, row) in enumerate(columns)
+      if j == i or row != batch["rows"][i]
+    ]
+    softmax = np.log(np.exp(scores).sum()) - queries[i] @ own[i] / 0.1
+    margins = [
+      (queries[i] @ own[i] - queries[i] @ own[row]) / 0.1
+      for row in batch["negative_rows"][i]
+    ]
+    squared = np.mean((np.array(margins) - batch["margins"][i]) ** 2)
+    expected = (1 - distilled) * softmax + distilled * squared
+    assert found[i] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_cached_gradient_is_the_gradient(params, size, hard):
+  batch = with_negatives() if hard else records()
+  known = {
+    "model_config": CONFIG,
+    "temperature": 0.1,
+    "distilled": 0.5 if hard else 0.0,
+  }
+  loss, grads = pairs.cached_value_and_grad(
+    params, batch, microbatch_size=size, **known
+  )
+  expected, of_all = jax.value_and_grad(
+    lambda params: pairs.loss_fn(params, batch, **known).mean()
+  )(params)
+  assert loss == pytest.approx(expected, rel=1e-5)
+  largest = max(np.abs(one).max() for one in jax.tree.leaves(of_all))
+  for one, other in zip(
+    jax.tree.leaves(grads), jax.tree.leaves(of_all), strict=True
+  ):
+    np.testing.assert_allclose(one, other, atol=1e-5 * largest)
+
+
+def test_a_cached_gradient_holds_fewer_texts_in_memory(params):
+  rows = np.ones((512, 32), np.int32)
+  batch = {"queries": rows, "documents": rows, "rows": np.arange(512)}
+
+  def size(gradient):
+    compiled = jax.jit(gradient).lower(params).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  known = {"model_config": CONFIG, "temperature": 0.1}
+  whole = size(
+    jax.grad(lambda params: pairs.loss_fn(params, batch, **known).mean())
+  )
+  cached = size(
+    lambda params: pairs.cached_value_and_grad(
+      params, batch, microbatch_size=8, **known
+    )
+  )
+  assert cached < whole / 8

@@ -320,6 +320,13 @@ def rerank(
     ),
     batch_size,
   )
+  if not np.isfinite(scores).all():
+    at = int(np.argmin(np.isfinite(scores)))
+    raise ValueError(
+      f"{reranker.name}: expected finite scores, got {scores[at]} for query"
+      f" {pairs[at][0]!r} and document {pairs[at][1]!r}: its training diverged,"
+      " take a smaller learning rate"
+    )
   scored = dict(zip(pairs, scores.tolist(), strict=True))
   result = {}
   for query, documents_of in kept.items():

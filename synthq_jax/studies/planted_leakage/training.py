@@ -14,7 +14,7 @@ import jax
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.leakage import rerankers, splits
-from synthq_jax.leakage.rerankers import mono
+from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import terms as terms_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import fingerprints
@@ -34,10 +34,10 @@ __all__ = [
   "note",
 ]
 
-KINDS = ("monoT5", "monoBERT", "Duet", "KNRM", "PACRR")
+KINDS = building.KINDS
 """What `Model.kind` may be."""
 
-BERT = "monoBERT"
+BERT = building.BERT
 """The kind that may start from a Hugging Face BERT."""
 
 RUN = "run.txt"
@@ -202,36 +202,23 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
   Raises:
     ValueError: if a checkpoint or vocabulary cannot be read.
   """
-  lengths = {
-    "length": model.query_length + model.document_length,
-    "query_length": model.query_length,
-  }
-  if model.kind == BERT and model.checkpoint is not None:
-    return mono.bert_from_folder(model.checkpoint, **lengths)
   pieces = shipped.vocabulary(model.vocabulary)
-  params, config = t5_checkpoints.load(model.checkpoint or shipped.DIRECTORY)
-  vectors = params["token_embedder"]["embedding"]
-  if model.kind == BERT:
-    return mono.bert_from_sentencepiece(pieces, embeddings=vectors, **lengths)
-  if model.kind == "monoT5":
-    return rerankers.MonoT5(
-      vocabulary=pieces, config=config, start=params, **lengths
-    )
-  terms = rerankers.Terms(
+  is_bert = model.kind == BERT
+  given = None if is_bert else model.checkpoint
+  params, config = t5_checkpoints.load(given or shipped.DIRECTORY)
+  idf = None
+  if model.kind in building.OF_TERMS:
+    idf = terms_lib.inverse_document_frequencies(pieces, documents.values())
+  return building.build(
+    model.kind,
     vocabulary=pieces,
-    embeddings=vectors,
+    params=params,
+    config=config,
     query_length=model.query_length,
     document_length=model.document_length,
-    idf=terms_lib.inverse_document_frequencies(pieces, documents.values()),
+    idf=idf,
+    bert=model.checkpoint if is_bert else None,
   )
-  return _OF_TERMS[model.kind](terms=terms)
-
-
-_OF_TERMS: dict[str, Callable[..., Any]] = {
-  "Duet": rerankers.Duet,
-  "KNRM": rerankers.KNRM,
-  "PACRR": rerankers.PACRR,
-}
 
 
 def digest(model: Any) -> str:

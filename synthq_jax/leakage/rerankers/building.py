@@ -1,0 +1,78 @@
+"""Builds a reranker of any kind on a public T5 and its vocabulary."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from synthq_jax import typing
+from synthq_jax.leakage.rerankers import duet, mono, reranker, terms
+from synthq_jax.models import t5_config
+
+__all__ = ["BERT", "KINDS", "OF_TERMS", "build"]
+
+BERT = "monoBERT"
+"""The kind that may start from a Hugging Face BERT."""
+
+OF_TERMS: dict[str, Callable[..., reranker.Reranker]] = {
+  "Duet": duet.Duet,
+  "KNRM": terms.KNRM,
+  "PACRR": terms.PACRR,
+}
+"""The kinds that weigh terms by their document frequency."""
+
+KINDS = ("monoT5", BERT, *OF_TERMS)
+"""What `build` knows."""
+
+
+def build(
+  kind: str,
+  *,
+  vocabulary: Any,
+  params: typing.Params,
+  config: t5_config.T5Config,
+  query_length: int,
+  document_length: int,
+  idf: Any = None,
+  bert: str | os.PathLike | None = None,
+) -> reranker.Reranker:
+  """Builds a reranker, not trained yet.
+
+  Args:
+    kind: one of `KINDS`.
+    vocabulary: of the T5.
+    params: of the T5: monoT5 starts from them, all others but a given BERT from
+      its vectors of pieces.
+    config: its shape.
+    query_length: pieces of a query that are read.
+    document_length: pieces of a document that are read.
+    idf: of `terms.inverse_document_frequencies`; None: 1 for all.
+    bert: folder of a Hugging Face BERT; None: a new, small one on the vocabulary.
+
+  Raises:
+    ValueError: if the kind is unknown, or something cannot be read.
+  """
+  lengths = {
+    "length": query_length + document_length,
+    "query_length": query_length,
+  }
+  vectors = params["token_embedder"]["embedding"]
+  if kind == BERT:
+    if bert is not None:
+      return mono.bert_from_folder(bert, **lengths)
+    return mono.bert_from_sentencepiece(
+      vocabulary, embeddings=vectors, **lengths
+    )
+  if kind == "monoT5":
+    return mono.MonoT5(
+      vocabulary=vocabulary, config=config, start=params, **lengths
+    )
+  if kind not in OF_TERMS:
+    raise ValueError(f"expected a reranker of {', '.join(KINDS)}, got {kind!r}")
+  read = terms.Terms(
+    vocabulary=vocabulary,
+    embeddings=vectors,
+    query_length=query_length,
+    document_length=document_length,
+    idf=idf,
+  )
+  return OF_TERMS[kind](terms=read)

@@ -1,0 +1,89 @@
+"""Reads the queries that choose weights: those that train nothing.
+
+Formal guarantee: with synthetic queries post-processing. Which documents are
+held out is drawn with a public seed (`inputs.held_out`), and no private file is
+opened unless the queries lie in one.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from synthq_jax.data import files
+from synthq_jax.pipeline import inputs, results
+from synthq_jax.stages import _search
+
+__all__ = ["read", "source"]
+
+
+def source(run: Any, name: str) -> Any:
+  """Returns whose queries choose for a row; None: real ones, or nobody's.
+
+  Args:
+    run: a `runner.Run`.
+    name: of the row: synthetic queries choose for what they trained, those of
+      the public checkpoint for direct DP and for what is not trained.
+
+  Returns:
+    What `generate` made of it (`stage.Made`), all of it, filtered or not.
+  """
+  if name.startswith("original"):
+    return None
+  written = run.rows("generate")
+  public = next((k for k in written if k.startswith("public_only")), None)
+  return written.get(name.removeprefix("synthetic_")) or written.get(public)
+
+
+def read(
+  folders: Any,
+  documents: results.PublicDocuments,
+  synthetic: results.SyntheticQueries | None,
+  chooser: Any,
+) -> tuple[_search.Judged | None, str]:
+  """Returns the queries that choose, and says which these are.
+
+  Args:
+    folders: the working directory.
+    documents: the public collection, or the prepared data, whose train queries
+      then choose.
+    synthetic: all that one generator wrote; None where there is none.
+    chooser: a `fuse.Config`.
+
+  Returns:
+    The queries with the documents that they were written for; None where there
+    are too few.
+  """
+  if isinstance(documents, results.PreparedData):
+    folder = folders.root / documents.private_directory
+    arrays = inputs.arrays(folders, documents, folder / "train.npz")
+    names, whose = [str(name) for name in arrays["ids"]], "real queries"
+  elif synthetic is not None:
+    folder = folders.root / synthetic.directory
+    arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
+    names, whose = None, f"synthetic queries of {synthetic.name}"
+  else:
+    return None, "set, without any query to choose it"
+  passages = inputs.document_tokens(folders, documents)
+  held_out = inputs.held_out(len(passages.ids), chooser.held_out)
+  rows = np.flatnonzero(held_out[arrays["documents"]])
+  order = np.random.default_rng([chooser.seed, 6]).permutation(len(rows))
+  rows = np.sort(rows[order[: chooser.num_queries]])
+  if len(rows) < chooser.min_queries:
+    return None, "set, for want of queries that could choose it"
+  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
+  if names is None:
+    names = [line["_id"] for line in lines]
+  texts = {line["_id"]: line["text"] for line in lines}
+  chosen = [names[row] for row in rows]
+  judged = _search.Judged(
+    split="held out",
+    qrels={
+      name: {str(passages.ids[arrays["documents"][row]]): 1}
+      for name, row in zip(chosen, rows, strict=True)
+    },
+    queries=[texts[name] for name in chosen],
+    query_tokens=arrays["tokens"][rows],
+    passages=passages,
+    corpus=inputs.corpus(folders, documents),
+  )
+  return judged, f"{whose} whose documents trained nothing"

@@ -1,0 +1,203 @@
+"""Finds hard negatives for the pairs that a retriever is trained on.
+
+Formal guarantee: post-processing where the queries are synthetic: negatives are
+a function of these, of public documents and, where the retriever mines for
+itself, of what the same queries made of it.
+"""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from synthq_jax.data import passages
+from synthq_jax.pipeline import inputs
+from synthq_jax.pipeline import queries as queries_lib
+from synthq_jax.retrieval import (
+  best_passages,
+  encode,
+  hard_negatives,
+  index,
+  trec,
+  vector_files,
+)
+from synthq_jax.stages import _search
+from synthq_jax.training import distributed
+
+__all__ = [
+  "Rows",
+  "judged",
+  "mined",
+  "searched",
+  "searched_by",
+  "with_negatives",
+]
+
+
+class Rows:
+  """Tokens of several documents for each pair, read where they are used.
+
+  Attributes:
+    shape: (pairs, documents of each, tokens of each).
+  """
+
+  def __init__(self, tokens: Any, at: Int[np.ndarray, "pair hard"]):
+    """Keeps where the documents stand.
+
+    Args:
+      tokens: of all passages [passage, length]; may stay on disk.
+      at: positions of passages.
+    """
+    self._tokens, self._at = tokens, at
+    self.shape = (*at.shape, tokens.shape[1])
+
+  def __getitem__(self, pairs: np.ndarray) -> np.ndarray:
+    """Returns the tokens of some pairs' documents [some, hard, length]."""
+    at = self._at[pairs]
+    rows = np.asarray(self._tokens[at.reshape(-1)])
+    return rows.reshape(*at.shape, rows.shape[-1])
+
+
+def searched(
+  folders: Any, documents: Any, records: dict[str, Any], depth: int
+) -> trec.Run:
+  """Searches the collection with BM25 for the query of each pair.
+
+  Args:
+    folders: the working directory.
+    documents: the public collection.
+    records: of `inputs.pairs`.
+    depth: documents of each query, at most.
+
+  Returns:
+    The number of the pair -> document id -> score.
+  """
+  return _search.lexical(judged(folders, documents, records), depth)
+
+
+def judged(
+  folders: Any, documents: Any, records: dict[str, Any]
+) -> _search.Judged:
+  """Returns the queries of pairs, named by their numbers, and the collection.
+
+  Args:
+    folders: the working directory.
+    documents: the public collection.
+    records: of `inputs.pairs`; queries are read as they were tokenized.
+  """
+  vocabulary = inputs.vocabulary(folders, documents)
+  texts = [queries_lib.decoded(vocabulary, row) for row in records["queries"]]
+  return _search.Judged(
+    split="train",
+    qrels={str(i): {} for i in range(len(texts))},
+    queries=texts,
+    query_tokens=records["queries"],
+    passages=inputs.document_tokens(folders, documents),
+    corpus=inputs.corpus(folders, documents),
+  )
+
+
+def searched_by(
+  params: Any,
+  model_config: Any,
+  collection: passages.Passages,
+  records: dict[str, Any],
+  depth: int,
+  folder: pathlib.Path,
+) -> trec.Run:
+  """Searches the collection with the retriever itself; see `searched`.
+
+  Args:
+    params: of the encoder.
+    model_config: its shape.
+    collection: what is searched.
+    records: of `inputs.pairs`.
+    depth: documents of each query, at most.
+    folder: where vectors are kept; each process encodes its share.
+  """
+  encode.to_files(
+    params,
+    model_config,
+    collection.tokens,
+    folder,
+    shard=distributed.index(),
+    num_shards=distributed.count(),
+    devices=distributed.own_devices(),
+  )
+  distributed.barrier(f"mining {folder.name}")
+  vectors = np.asarray(vector_files.open_vectors(folder))
+  asked = encode.encode(
+    params,
+    model_config,
+    records["queries"],
+    devices=distributed.own_devices(),
+  )
+  found = best_passages.documents(
+    index.exact(vectors), asked, collection.owners, depth
+  )
+  names = [str(i) for i in range(len(asked))]
+  return trec.to_run(names, [str(i) for i in collection.ids], *found)
+
+
+def mined(
+  run: trec.Run,
+  collection: passages.Passages,
+  records: dict[str, Any],
+  *,
+  per_query: int,
+  skip: int,
+  below: float,
+  seed: int,
+) -> Int[np.ndarray, "pair hard"]:
+  """Picks documents that a run ranks high, and that are not the pair's own.
+
+  Args:
+    run: of `searched` or `searched_by`.
+    collection: the documents.
+    records: of `inputs.pairs`.
+    per_query: how many.
+    skip: see `hard_negatives.mine`.
+    below: see `hard_negatives.mine`.
+    seed: of the draw that takes the place of what was not found.
+
+  Returns:
+    Positions of documents. What the guard leaves none for, or too few, gets
+    documents that are drawn from the whole collection.
+  """
+  ids = [str(i) for i in collection.ids]
+  position = {id_: i for i, id_ in enumerate(ids)}
+  qrels = {
+    str(i): {ids[own]: 1} for i, own in enumerate(records["rows"].tolist())
+  }
+  found = hard_negatives.mine(
+    run, qrels, per_query=per_query, skip=skip, below=below
+  )
+  rng = np.random.default_rng([seed, 7])
+  drawn = rng.integers(len(ids), size=(len(qrels), per_query))
+  for pair, documents in found.items():
+    drawn[int(pair), : len(documents)] = [position[one] for one in documents]
+  return drawn
+
+
+def with_negatives(
+  records: dict[str, Any],
+  collection: passages.Passages,
+  negatives: Int[np.ndarray, "pair hard"],
+) -> dict[str, Any]:
+  """Adds what `training.pairs.loss_fn` reads of hard negatives.
+
+  Args:
+    records: of `inputs.pairs`.
+    collection: the documents.
+    negatives: of `mined`; of a document its passage that is most like the query.
+  """
+  hard = negatives.shape[1]
+  at = passages.best(
+    collection, negatives.reshape(-1), np.repeat(records["queries"], hard, 0)
+  )
+  return {
+    **records,
+    "negatives": Rows(collection.tokens, at.reshape(negatives.shape)),
+    "negative_rows": negatives.astype(np.int32),
+  }

@@ -1,0 +1,185 @@
+"""Trains a reranker on pairs, real or synthetic, without noise.
+
+Each pair gets one document that is not its own, which BM25 ranks high.
+
+Formal guarantee: post-processing where the queries are synthetic: a task then
+holds these, the public documents and a public checkpoint, and the reranker has
+the statement of the queries. The row `original` reads the private queries and
+has no guarantee.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from synthq_jax.leakage import rerankers
+from synthq_jax.leakage.rerankers import building
+from synthq_jax.leakage.rerankers import terms as terms_lib
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  results,
+  system_results,
+)
+from synthq_jax.pipeline import queries as queries_lib
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import _mining, _reranking, stage
+
+__all__ = ["STAGE", "Config", "run"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Which reranker, and how it is trained."""
+
+  kind: str = "KNRM"
+  """"monoT5", "monoBERT", "KNRM", "PACRR" or "Duet"."""
+  bert: str | None = None
+  """Folder of the Hugging Face BERT that monoBERT starts from; None: a new one."""
+  query_length: int = 24
+  """Pieces of a query that are read."""
+  document_length: int = 128
+  """Pieces of a document that are read."""
+  recipe: rerankers.Recipe = dataclasses.field(default_factory=rerankers.Recipe)
+  """Epochs, batches and learning rate."""
+  most_pairs: int = 20_000
+  """Pairs that are trained on, at most, drawn with the seed."""
+  mining_depth: int = 100
+  """Documents of BM25 that a negative is taken from."""
+  mining_skip: int = 0
+  """The best so many are passed over: they may answer the query, too."""
+  mining_below: float = 0.95
+  """A negative's score is below this share of that of the query's own document,
+  in (0, 1]; a query whose own is not found gets one at random."""
+  seed: int = 0
+  """Of what starts at random, of pairs, their order and random negatives."""
+
+  def __post_init__(self):
+    config_types.one_of(self, "kind", building.KINDS)
+    config_types.at_least(
+      self, 1, "query_length", "document_length", "most_pairs", "mining_depth"
+    )
+    config_types.at_least(self, 0, "mining_skip", "seed")
+    config_types.shares(self, "mining_below")
+
+
+def jobs(run):
+  """Yields a reranker for each set of queries, where they are wanted."""
+  config = run.config
+  if not (config.rows.reranked or config.train_retriever.distilled):
+    return
+  for name, (synthetic, source) in run.pair_sources.items():
+    settings = run.seeded(config.train_reranker, name)
+    yield stage.Job(
+      name=name,
+      depends=(settings, run.held_out, *run.encoder_data, source),
+      settings=settings,
+      inputs={
+        "documents": run.documents if synthetic else run.prepared,
+        "synthetic": synthetic,
+        "held_out": run.held_out,
+      },
+    )
+
+
+def run(task: stage.Task) -> system_results.Reranker:
+  """Trains on synthetic queries, or on the real ones without privacy.
+
+  Args:
+    task: its inputs are "documents", the public collection, or for `original`
+      the prepared data; "encoder", the folder of a public checkpoint;
+      "synthetic", the queries, or None for the real ones; and "held_out", the
+      share of documents whose queries are left out.
+
+  Returns:
+    The reranker; under `private/` if the queries are.
+  """
+  config, folders = task.settings, task.folders
+  documents, synthetic = task.inputs["documents"], task.inputs["synthetic"]
+  private = synthetic is None or results.is_private_path(synthetic.directory)
+  directory = task.folder(private=private)
+  records = inputs.training_pairs(
+    folders, documents, synthetic, task.inputs["held_out"]
+  )
+  total = len(records["rows"])
+  drawn = np.random.default_rng([config.seed, 8]).permutation(total)
+  drawn = np.sort(drawn[: config.most_pairs])
+  records = {name: values[drawn] for name, values in records.items()}
+  corpus, idf = inputs.corpus(folders, documents), None
+  vocabulary = inputs.vocabulary(folders, documents)
+  if config.kind in building.OF_TERMS:
+    idf = terms_lib.inverse_document_frequencies(
+      vocabulary, inputs.document_texts(corpus)
+    )
+  reranker = _reranking.build(
+    config, task.inputs["encoder"], documents, vocabulary, idf
+  )
+  state = directory / f"state_{task.digest}"
+  params = rerankers.train(
+    reranker,
+    _instances(config, folders, documents, records, vocabulary),
+    recipe=config.recipe,
+    seed=config.seed,
+    directory=state,
+    progress=task.progress,
+  )
+  _reranking.save(directory, params, idf)
+  task.when_saved.append(lambda: _reranking.remove(state))
+  return system_results.Reranker(
+    directory=folders.relative(directory),
+    name=task.name,
+    kind=config.kind,
+    statement=_inherited(synthetic),
+    num_pairs=len(drawn),
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+  )
+
+
+def _instances(
+  config, folders, documents, records, vocabulary
+) -> list[rerankers.Instance]:
+  """Returns texts: of a query, of its own document, and of another."""
+  collection = inputs.document_tokens(folders, documents)
+  found = _mining.searched(folders, documents, records, config.mining_depth)
+  others = _mining.mined(
+    found,
+    collection,
+    records,
+    per_query=1,
+    skip=config.mining_skip,
+    below=config.mining_below,
+    seed=config.seed,
+  )[:, 0]
+  own = records["rows"]
+  corpus = inputs.corpus(folders, documents)
+  texts = inputs.texts_at(corpus, {*own.tolist(), *others.tolist()})
+  return [
+    rerankers.Instance(
+      query=queries_lib.decoded(vocabulary, query),
+      relevant=texts[relevant],
+      non_relevant=texts[other],
+    )
+    for query, relevant, other in zip(
+      records["queries"], own.tolist(), others.tolist(), strict=True
+    )
+  ]
+
+
+def _inherited(synthetic: results.SyntheticQueries | None):
+  if synthetic is None:
+    return statement_lib.non_private(
+      "A reranker was trained on the private queries without privacy."
+    )
+  return statement_lib.inherit(
+    synthetic.statement,
+    "A reranker was trained on the synthetic queries: post-processing.",
+  )
+
+
+STAGE = stage.of(
+  __name__,
+  result=system_results.Reranker,
+  needs=("filter_queries",),
+  reads=("encoder",),
+)

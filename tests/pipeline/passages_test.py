@@ -1,0 +1,221 @@
+"""Documents in passages: cut, written for, encoded, and found by their best."""
+
+import collections
+import dataclasses
+import hashlib
+import itertools
+import json
+
+import numpy as np
+import pytest
+import small_data
+import tiny_runs
+
+from synthq_jax import artifacts
+from synthq_jax.data import collection, passages, shipped
+from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.pipeline import inputs, plan, results, system_results
+from synthq_jax.retrieval import best_passages, index, trec, vector_files
+from synthq_jax.stages import fuse
+
+LENGTH, STRIDE, NUM = 16, 8, 40
+
+
+# How documents are cut.
+
+
+@pytest.mark.parametrize("stride", [1, 3, 7, 100])
+@pytest.mark.parametrize("words", [0, 1, 6, 7, 8, 13, 14, 15, 50])
+@pytest.mark.parametrize("title", [0, 1, 4, 30])
+def test_windows_hold_every_token_and_begin_with_the_title(
+  title, words, stride
+):
+  head, text = list(range(1000, 1000 + title)), list(range(10, 10 + words))
+  cut = passages.windows(head, text, length=8, stride=stride)
+  kept = head[:4]
+  seen = []
+  for row in cut:
+    assert len(row) <= 8 and row[-1] == vocabulary_lib.EOS_ID
+    assert row[: len(kept)] == kept
+    seen.append(row[len(kept) : -1])
+  assert set(itertools.chain(*seen)) == set(text)
+  assert all(len(part) == 8 - len(kept) - 1 for part in seen[:-1])
+  starts = [part[0] for part in seen if part]
+  assert set(np.diff(starts)) <= {min(stride, 8 - len(kept) - 1)}
+  if len(seen) > 1:  # the one before did not reach the end
+    assert seen[-2][-1] < text[-1]
+
+
+TEXTS = ["short", "a longer text " * 20, "", "end"]
+DOCUMENTS = [
+  collection.Document(f"d {i}", text, title="The title" * (i % 2))
+  for i, text in enumerate(TEXTS)
+] + [collection.Document("d 4", "", title="Title alone")]
+
+
+def write(folder, stride=STRIDE):
+  folder.mkdir()
+  state = hashlib.sha256()
+  written = inputs.write_documents(
+    iter(DOCUMENTS),
+    folder,
+    vocabulary_lib.load(shipped.VOCABULARY),
+    length=LENGTH,
+    stride=stride,
+    choose=[],
+    digest=state.update,
+  )
+  return written, state.hexdigest()
+
+
+def test_ids_map_back_and_titles_alone_are_one_passage(tmp_path):
+  written, _ = write(tmp_path / "a")
+  read = inputs.read_documents(tmp_path / "a")
+  assert read.ids.tolist() == [one.id for one in DOCUMENTS]
+  counts = np.bincount(read.owners)
+  assert counts[1] > 3 and counts[[0, 2, 3, 4]].tolist() == [1, 1, 1, 1]
+  assert not read.are_documents
+  assert written.num_passages == len(read.owners) == len(read.tokens)
+  assert written.cut == 1 / 5
+  first, stop = read.of(np.array([1, 4]))
+  assert (first.tolist(), stop.tolist()) == (
+    [1, counts[0] + counts[1] + 2],
+    [1 + counts[1], len(read.owners)],
+  )
+  vocabulary = vocabulary_lib.load(shipped.VOCABULARY)
+  for row in read.tokens[1 : 1 + counts[1]]:
+    text = vocabulary.decode([int(t) for t in row if t > 1])
+    assert text.startswith("the title")
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_chunks_change_nothing(tmp_path, monkeypatch, chunk):
+  whole = write(tmp_path / "whole")
+  monkeypatch.setattr(inputs, "_CHUNK", chunk)
+  monkeypatch.setattr(inputs, "_NAMES", chunk + 1)
+  assert write(tmp_path / "parts") == whole
+  for path in (p for p in (tmp_path / "whole").rglob("*") if p.is_file()):
+    other = tmp_path / "parts" / path.relative_to(tmp_path / "whole")
+    assert other.read_bytes() == path.read_bytes(), path.name
+  parts = inputs.read_documents(tmp_path / "parts")
+  monkeypatch.undo()
+  read = inputs.read_documents(tmp_path / "parts")
+  np.testing.assert_array_equal(parts.owners, read.owners)
+  np.testing.assert_array_equal(parts.ids, read.ids)
+
+
+def test_a_query_gets_the_passage_that_has_most_of_it():
+  tokens = np.array([[5, 6, 7], [8, 9, 1], [8, 9, 5], [4, 4, 4]])
+  read = passages.Passages(np.array(["a", "b"]), tokens, np.array([0, 0, 0, 1]))
+  queries = np.array([[9, 8, 1], [7, 7, 1], [9, 5, 8], [2, 2, 1], [5, 1, 0]])
+  owners = np.array([0, 0, 0, 0, 1])
+  assert passages.best(read, owners, queries).tolist() == [1, 0, 2, 0, 3]
+  alone = [
+    passages.best(read, owners[i : i + 1], queries[i : i + 1])[0]
+    for i in range(5)
+  ]
+  assert alone == [1, 0, 2, 0, 3]  # no other query moves a record's passage
+
+
+# How documents are found.
+
+
+@pytest.mark.parametrize("depth", [1, 3, 5, 100])
+def test_a_document_is_found_by_its_best_passage(depth):
+  rng = np.random.default_rng(0)
+  owners = np.repeat(np.arange(8), [1, 40, 1, 2, 30, 1, 1, 5])
+  documents = rng.normal(size=(len(owners), 4)).astype(np.float32)
+  documents[owners == 1] *= 5  # one document has all of the best passages
+  queries = rng.normal(size=(6, 4)).astype(np.float32)
+  scores, found = best_passages.documents(
+    index.exact(documents), queries, owners, depth
+  )
+  products = queries.astype(np.float64) @ documents.T.astype(np.float64)
+  best = np.stack([products[:, owners == d].max(axis=1) for d in range(8)], 1)
+  expected = np.argsort(-best, axis=1)[:, :depth]
+  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_allclose(
+    scores, np.take_along_axis(best, expected, axis=1), rtol=1e-6
+  )
+
+
+def test_passages_that_score_the_same_are_one_document():
+  owners = np.array([0, 0, 1])
+  documents = np.ones((3, 2), np.float32)
+  scores, found = best_passages.documents(
+    index.exact(documents), documents[:1], owners, 10
+  )
+  assert found.tolist() == [[0, 1]] and scores.tolist() == [[2.0, 2.0]]
+
+
+# In the pipeline.
+
+
+@pytest.fixture(name="run", scope="module")
+def _run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("passages")
+  source = small_data.write_pairs(folder / "log.jsonl", NUM)
+  config = tiny_runs.config(
+    source,
+    rows=plan.Rows(
+      synthetic=(), direct_dp=(), original=True, fused=True, expanded=True
+    ),
+    fuse=fuse.Config(held_out=0.2, min_queries=1),
+  )
+  config = dataclasses.replace(
+    config,
+    prepare_data=dataclasses.replace(
+      config.prepare_data, passage_stride=STRIDE, test_split="dev+test"
+    ),
+    generate=dataclasses.replace(
+      config.generate, queries_per_document=2, num_documents=30
+    ),
+  )
+  plan.run(config, folder / "run", stages=["evaluate"], progress=False)
+  return folder / "run"
+
+
+def test_every_passage_is_written_for_as_often(run):
+  read = inputs.read_documents(run / "prepare_data")
+  assert len(read.owners) > 2 * len(read.ids)
+  made = artifacts.load(run / "generate/public_only", results.SyntheticQueries)
+  with np.load(run / made.directory / "tokens.npz") as stored:
+    rows, owners = stored["passages"], stored["documents"]
+  np.testing.assert_array_equal(read.owners[rows], owners)
+  chosen = np.unique(owners)
+  total = made.num_queries + sum(made.removed.values())
+  assert total == 2 * np.isin(read.owners, chosen).sum()
+  assert made.num_documents == 30
+  lines = map(json.loads, (run / made.directory / "queries.jsonl").open())
+  assert [line["document"] for line in lines] == read.ids[owners].tolist()
+  texts = collections.defaultdict(set)
+  with np.load(run / made.directory / "tokens.npz") as stored:
+    for row, owner in zip(stored["tokens"], owners, strict=True):
+      texts[owner].add(tuple(row))
+  assert max(map(len, texts.values())) > 2  # passages draw by themselves
+
+
+def test_every_passage_is_encoded_and_documents_are_found(run):
+  read = inputs.read_documents(run / "prepare_data")
+  made = artifacts.load(
+    run / "encode_documents/untrained", system_results.Vectors
+  )
+  vectors = np.asarray(vector_files.open_vectors(run / made.vectors))
+  assert len(vectors) == len(read.owners)
+  for name in ("untrained", "original", "bm25", "fused_public_only"):
+    found = trec.read_run(run / f"private/evaluate/test/{name}/run.trec")
+    assert set().union(*found.values()) <= set(read.ids.tolist())
+    if name in ("untrained", "original"):
+      assert {len(one) for one in found.values()} == {len(read.ids)}
+
+
+def test_real_pairs_are_trained_with_a_passage_of_their_document(run):
+  read = inputs.read_documents(run / "prepare_data")
+  with np.load(run / "private/prepare_data/train.npz") as stored:
+    np.testing.assert_array_equal(
+      read.owners[stored["passages"]], stored["documents"]
+    )
+    np.testing.assert_array_equal(
+      passages.best(read, stored["documents"], stored["tokens"]),
+      stored["passages"],
+    )
