@@ -61,7 +61,7 @@ class Config:
       self, 1, "query_length", "document_length", "most_pairs", "mining_depth"
     )
     config_types.at_least(self, 0, "mining_skip", "seed")
-    config_types.shares(self, "mining_below")
+    config_types.within(self, "(0, 1]", "mining_below")
 
 
 def jobs(run):

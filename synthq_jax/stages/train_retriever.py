@@ -60,7 +60,7 @@ class Config(pairs.Recipe):
       self, 1, "batch_size", "steps", "hard_negatives", "mining_depth",
       "microbatch_size",
     )  # fmt: skip
-    config_types.shares(self, "mining_below")
+    config_types.within(self, "(0, 1]", "mining_below")
     if self.miners:
       config_types.some_of(self, "miners", _MINERS)
     if not 0 <= self.distilled <= 1 or (self.distilled and not self.miners):
