@@ -93,7 +93,7 @@ def test_a_retriever_is_trained_with_what_it_mined(tmp_path, miners):
   ("changes", "message"),
   [
     ({"miners": ("tfidf",)}, "miners must be of bm25, itself"),
-    ({"mining_below": 1.5}, "mining_below must be in"),
+    ({"mining_below": 1.5}, r"mining_below in \(0, 1\]"),
     ({"hard_negatives": 0}, "hard_negatives must be at least 1"),
     ({"batch_size": 10, "microbatch_size": 4}, "must divide batch_size=10"),
   ],
