@@ -71,8 +71,11 @@ def version(package: str) -> str:
   """Returns the installed version of a top-level package, or of Python."""
   if package == STANDARD_LIBRARY:
     return platform.python_version()
-  names = importlib.metadata.packages_distributions().get(package, [package])
-  return importlib.metadata.version(names[0])
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:  # slower: reads every one
+    owners = importlib.metadata.packages_distributions()
+    return importlib.metadata.version(owners.get(package, [package])[0])
 
 
 def read(package: str) -> Iterator[Docstring]:

@@ -1,71 +1,95 @@
-"""Tasks of the public pre-training, made from passages of sentences.
+"""Tasks of the public pre-training, drawn from one cache of tokens.
 
-Each turns a passage into an input and a target of token ids:
+A record of public text is a passage and, of most, something that was written
+or asked about it: its *query*, of a kind. The tasks of an input and a target:
 
-* `copy`: some consecutive tokens of the input, which teaches to read it;
+* `copy`: some consecutive tokens of a passage, which teaches to read it;
 * `fill`: T5's span corruption (Raffel et al. 2020, section 3.1.4);
-* `keywords`: the words that set the passage apart, in their order;
-* `query`: the sentence that shares most with the rest, taken out of the input
-  (the gap sentence of Zhang et al. 2020, PEGASUS, section 3.1). It carries the
-  prefix that private fine-tuning uses, and is the nearest that public text
-  comes to a query.
+* any kind of query: the query is the target, its passage the input. `question`
+  was asked by a person, `rule` made by a rule, `summary` is a docstring's
+  first paragraph, `heading` stands above the passage; `sentence` says most of
+  what the passage says (the gap sentence of Zhang et al. 2020, PEGASUS,
+  section 3.1) and `keywords` are the words that set it apart. All but headings
+  and keywords carry the prefix of private fine-tuning.
 """
 
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.data import docstrings
 from synthq_jax.data import vocabulary as vocabulary_lib
 
 __all__ = [
+  "KINDS",
   "PREFIXES",
-  "Examples",
-  "Tokenized",
+  "Cache",
+  "Record",
   "inverse_frequency",
   "make",
+  "records_of",
   "telling_sentence",
-  "tokenize_passages",
+  "tokenize",
 ]
 
 PREFIXES = {
   "copy": "copy: ",
   "fill": "fill: ",
+  "heading": "title: ",
   "keywords": "keywords: ",
-  "query": "generate_query: ",
+  "question": "generate_query: ",
+  "rule": "generate_query: ",
+  "sentence": "generate_query: ",
+  "summary": "generate_query: ",
 }
+"""What stands before the input of each task."""
+
+KINDS = ("", "heading", "keywords", "question", "rule", "sentence", "summary")
+"""Kinds of queries; a passage that has none is of the first kind."""
+
+_PASSAGE, _QUERY = 80, 24  # tokens that are kept
 _NOISE_DENSITY = 0.15
 _MEAN_SPAN = 3
 _NUM_KEYWORDS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokenized:
-  """Passages as ids, with what the tasks need to choose words."""
+class Record:
+  """A passage, and a query about it."""
 
-  sentences: list[list[str]]
-  """Per passage: its sentences."""
-  passages: list[list[list[int]]]
-  """Per passage and sentence: token ids."""
-  word_ids: dict[str, list[int]]
-  """Token ids of each word on its own."""
-  idf: dict[str, float]
-  """Inverse passage frequency of each word."""
-  prefixes: dict[str, list[int]]
-  """Token ids of each task's prefix."""
-  sentinels: list[int]
-  """Ids that stand for the gaps of span corruption."""
+  kind: str
+  """One of `KINDS`."""
+  query: str
+  """Empty where the kind is."""
+  passage: str
+  """What the query is about."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Examples:
-  """Fixed-shape examples of one task."""
+class Cache:
+  """Records as ids, and the ids that the tasks add: two bytes a token."""
 
-  inputs: np.ndarray  # int32 [example, input_length]
-  targets: np.ndarray  # int32 [example, target_length]
+  passages: np.ndarray  # uint16 [record, token]
+  queries: np.ndarray  # uint16 [record, token]
+  kinds: np.ndarray  # uint8 [record], a position in KINDS
+  prefixes: np.ndarray  # uint16 [task, token], tasks in the order of PREFIXES
+  sentinels: np.ndarray  # uint16, ids that stand for gaps
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes the cache as a compressed .npz file."""
+    with artifacts.replacing(path) as stream:
+      np.savez_compressed(stream, **dataclasses.asdict(self))
+
+  @classmethod
+  def load(cls, path: str | os.PathLike) -> "Cache":
+    """Reads what `save` wrote."""
+    with np.load(path) as arrays:
+      return cls(**arrays)
 
 
 def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -76,21 +100,33 @@ def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:
   return {w: math.log(len(passages) / n) for w, n in frequency.items()}
 
 
-def tokenize_passages(
-  vocabulary: vocabulary_lib.SentencePiece,
-  passages: Sequence[Sequence[str]],
-) -> Tokenized:
-  """Tokenizes passages once, for all tasks and lengths."""
+def records_of(passages: Sequence[Sequence[str]]) -> list[Record]:
+  """Makes records of passages that nobody wrote anything about.
+
+  Args:
+    passages: each a sequence of sentences.
+
+  Returns:
+    Each passage alone, with its keywords, and with its telling sentence where
+    there is one; that sentence stays in every second passage, as in PEGASUS'
+    own variant: writing a query is partly copying.
+  """
   idf = inverse_frequency(passages)
-  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
-  return Tokenized(
-    sentences=[list(passage) for passage in passages],
-    passages=[[list(vocabulary.encode(s)) for s in p] for p in passages],
-    word_ids={word: list(vocabulary.encode(word)) for word in idf},
-    idf=idf,
-    prefixes={k: list(vocabulary.encode(p)) for k, p in PREFIXES.items()},
-    sentinels=list(range(vocabulary.vocab_size - 1, first_extra - 1, -1)),
-  )
+  found = []
+  for number, passage in enumerate(passages):
+    text = " ".join(passage)
+    found.append(Record("", "", text))
+    words = docstrings.words(text)
+    counts = collections.Counter(w for w in words if len(w) > 2)
+    if len(counts) >= _NUM_KEYWORDS:
+      salient = sorted(counts, key=lambda w: -counts[w] * idf[w])
+      chosen = sorted(salient[:_NUM_KEYWORDS], key=words.index)
+      found.append(Record("keywords", " ".join(chosen), text))
+    best = telling_sentence(passage, idf)
+    if best is not None:
+      rest = [*passage[:best], *passage[best + number % 2 :]]
+      found.append(Record("sentence", passage[best], " ".join(rest)))
+  return found
 
 
 def telling_sentence(
@@ -124,101 +160,107 @@ def telling_sentence(
   return best
 
 
+def tokenize(
+  vocabulary: vocabulary_lib.SentencePiece, records: Iterable[Record]
+) -> Cache:
+  """Tokenizes records once, for all tasks and lengths.
+
+  Args:
+    vocabulary: of at most 65,536 ids.
+    records: what to keep; a query that is longer than a cache keeps is left
+      out with its record, a passage is cut.
+
+  Returns:
+    The cache, in the order of the records.
+  """
+  passages, queries, kinds = [], [], []
+  for record in records:
+    query = vocabulary.encode(record.query) if record.query else []
+    if len(query) < _QUERY:
+      passages.append(vocabulary.encode(record.passage)[:_PASSAGE])
+      queries.append(query)
+      kinds.append(KINDS.index(record.kind))
+  first_extra = vocabulary.vocab_size - vocabulary.extra_ids
+  prefixes = [vocabulary.encode(prefix) for prefix in PREFIXES.values()]
+  return Cache(
+    passages=vocabulary_lib.pad(passages, _PASSAGE).astype(np.uint16),
+    queries=vocabulary_lib.pad(queries, _QUERY).astype(np.uint16),
+    kinds=np.array(kinds, np.uint8),
+    prefixes=vocabulary_lib.pad(prefixes, max(map(len, prefixes))).astype(
+      np.uint16
+    ),
+    sentinels=np.arange(
+      vocabulary.vocab_size - 1, first_extra - 1, -1, dtype=np.uint16
+    ),
+  )
+
+
+def rows_of(cache: Cache, task: str, target_length: int) -> np.ndarray:
+  """Returns which records have an example of a task, int64."""
+  if task in ("copy", "fill"):
+    return np.flatnonzero(cache.passages[:, 16] > 0)
+  lengths = np.count_nonzero(cache.queries, axis=1)
+  fits = (lengths > 0) & (lengths < target_length)
+  return np.flatnonzero(fits & (cache.kinds == KINDS.index(task)))
+
+
 def make(
-  data: Tokenized,
+  cache: Cache,
   task: str,
+  rows: np.ndarray,
   *,
   input_length: int,
   target_length: int,
-  seed: int,
-) -> Examples:
-  """Makes one example of a task from every passage that has one.
+  rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Makes one example of a task from each of some records.
 
   Args:
-    data: from `tokenize_passages`.
+    cache: from `tokenize`.
     task: a key of `PREFIXES`.
+    rows: positions of the records, from `rows_of`.
     input_length: columns of the input, prefix and EOS included.
     target_length: columns of the target, EOS included.
-    seed: decides which windows and gaps are drawn.
+    rng: draws windows and gaps.
 
   Returns:
-    The examples, in the order of the passages.
+    The inputs and the targets, int32, padded with 0.
   """
-  rng = np.random.default_rng([seed, sorted(PREFIXES).index(task)])
-  head = data.prefixes[task]
+  prefix = cache.prefixes[list(PREFIXES).index(task)]
+  head = prefix[prefix > 0].tolist()
   room = input_length - len(head) - 1
   inputs, targets = [], []
-  for index in range(len(data.passages)):
-    made = _TASKS[task](data, index, room, target_length - 1, rng)
-    if made is not None:
-      body, target = made
-      inputs.append(head + body[:room] + [vocabulary_lib.EOS_ID])
-      targets.append(target[: target_length - 1] + [vocabulary_lib.EOS_ID])
-  return Examples(
+  for row in rows:
+    body = cache.passages[row]
+    body = body[body > 0].tolist()
+    if task in ("copy", "fill"):
+      start = rng.integers(0, max(1, len(body) - room + 1))
+      body = body[start : start + room]
+    if task == "copy":
+      start = rng.integers(0, max(1, len(body) - target_length + 2))
+      target = body[start : start + target_length - 1]
+    elif task == "fill":
+      body, target = _fill(body, target_length - 1, cache.sentinels, rng)
+    else:
+      target = cache.queries[row]
+      target = target[target > 0].tolist()
+    inputs.append([*head, *body[:room], vocabulary_lib.EOS_ID])
+    targets.append([*target[: target_length - 1], vocabulary_lib.EOS_ID])
+  return (
     vocabulary_lib.pad(inputs, input_length),
     vocabulary_lib.pad(targets, target_length),
   )
 
 
-def _flat(sentences: Sequence[list[int]]) -> list[int]:
-  return [token for sentence in sentences for token in sentence]
-
-
-def _window(ids: list[int], room: int, rng) -> list[int]:
-  """Returns `room` consecutive ids from a random place."""
-  start = rng.integers(0, max(1, len(ids) - room + 1))
-  return ids[start : start + room]
-
-
-def _copy(data: Tokenized, index: int, room: int, length: int, rng):
-  body = _window(_flat(data.passages[index]), room, rng)
-  if len(body) < 8:
-    return None
-  start = rng.integers(0, max(1, len(body) - length + 1))
-  return body, body[start : start + length]
-
-
-def _fill(data: Tokenized, index: int, room: int, length: int, rng):
-  ids = _window(_flat(data.passages[index]), room, rng)
-  if len(ids) < 12:
-    return None
+def _fill(ids: list[int], length: int, sentinels: np.ndarray, rng):
+  """Takes spans out of the ids; returns what is left, and the spans."""
   spans = max(1, round(len(ids) * _NOISE_DENSITY / _MEAN_SPAN))
-  spans = min(spans, length // (_MEAN_SPAN + 1), len(data.sentinels))
+  spans = min(spans, length // (_MEAN_SPAN + 1), len(sentinels))
   stride = len(ids) // spans
   body, target, position = [], [], 0
   for span in range(spans):
-    start = span * stride + rng.integers(0, max(1, stride - _MEAN_SPAN))
-    body += ids[position:start] + [data.sentinels[span]]
+    start = span * stride + int(rng.integers(0, max(1, stride - _MEAN_SPAN)))
+    body += [*ids[position:start], int(sentinels[span])]
     position = start + _MEAN_SPAN
-    target += [data.sentinels[span]] + ids[start:position]
+    target += [int(sentinels[span]), *ids[start:position]]
   return body + ids[position:], target
-
-
-def _keywords(data: Tokenized, index: int, room: int, length: int, rng):
-  del rng
-  body = _flat(data.passages[index])[:room]
-  words = docstrings.words(" ".join(data.sentences[index]))
-  words = words[: max(8, int(len(body) / 1.5))]  # those that fit the input
-  counts = collections.Counter(w for w in words if len(w) > 2)
-  if len(counts) < _NUM_KEYWORDS:
-    return None
-  salient = sorted(counts, key=lambda w: -counts[w] * data.idf[w])
-  chosen = sorted(salient[:_NUM_KEYWORDS], key=words.index)
-  return body, _flat([data.word_ids[word] for word in chosen])[:length]
-
-
-def _query(data: Tokenized, index: int, room: int, length: int, rng):
-  """Picks the sentence that shares most of its weight with the rest.
-
-  Half of the time it stays in the input, as in PEGASUS' own variant: writing
-  a query is partly copying.
-  """
-  passage = data.passages[index]
-  best = telling_sentence(data.sentences[index], data.idf)
-  if best is None or len(passage[best]) > length:
-    return None
-  kept = passage[:best] + passage[best + rng.integers(0, 2) :]
-  return _flat(kept)[:room], passage[best]
-
-
-_TASKS = {"copy": _copy, "fill": _fill, "keywords": _keywords, "query": _query}

@@ -1,66 +1,109 @@
-"""Public text for pre-training: the bodies of installed packages' docstrings.
+"""Public text for pre-training: records without what is held out.
 
-First paragraphs never enter: they play the private queries of the demo set.
-Other packages repeat them word for word in their bodies, so passages that
-hold too much of a held-out query are dropped and counted.
+What strangers wrote repeats private queries word for word now and then, and a
+checkpoint that has read a test set says nothing about privacy. So every
+sentence with 8 words of a held-out query in a row is dropped and counted.
 """
 
-import dataclasses
+import collections
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from synthq_jax.data import docstrings
+import numpy as np
+
+from synthq_jax.data import docstrings, open_text, pretrain_tasks
 
 __all__ = [
   "HeldOut",
-  "PublicText",
-  "containment",
-  "digest",
+  "grams",
   "passages",
-  "read",
+  "records",
+  "repeated",
   "split_sentences",
 ]
 
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'])")
+_SIGNATURE = re.compile(r"\w\(.*\)|->|::|[={}\\]|^\W")
+_LATIN = re.compile(r"^[\x00-\x7f\u00e0-\u00ff\u2010-\u2026]*$")
+_SHORT, _PASSAGE_WORDS = 40, 30
+_WORDS = {  # of a title, from and to
+  "heading": (1, 12),
+  "question": (3, 25),
+  "rule": (3, 25),
+  "summary": (3, 30),
+}
 _NGRAM = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class PublicText:
-  """Passages for pre-training, each a tuple of sentences."""
-
-  passages: tuple[tuple[str, ...], ...]
-  """Public passages, none of which gives a held-out query away."""
-  dropped: int
-  """Sentences left out because they repeat a held-out query."""
-  packages: tuple[str, ...]
-  """Name and version of every package that was read."""
+_FACTORS = tuple(pow(0x9E3779B97F4A7C15, i + 1, 2**64) for i in range(_NGRAM))
 
 
 class HeldOut:
   """Finds text that repeats held-out queries.
 
-  A query counts as repeated where half or more of its 8-grams of words stand
-  in the text; a query of fewer than 8 words where it stands there whole. One
-  or two words are nobody's secret and do not count.
+  A text repeats a query where any 8 consecutive words of it, lower-cased, stand
+  in the text; of a query of 3 to 8 words, all of them. One or two words are
+  nobody's secret and do not count.
   """
 
   def __init__(self, queries: Iterable[str]):
-    self._grams = {gram for query in queries for gram in grams(query)}
-    self._lengths = {len(gram) for gram in self._grams}
+    self._words: dict[str, int] = {}
+    hashes: dict[int, set[int]] = {}
+    for gram in {gram for query in queries for gram in grams(query)}:
+      total = sum(
+        self._hash(w) * f for w, f in zip(gram, _FACTORS, strict=False)
+      )
+      hashes.setdefault(len(gram), set()).add(total % 2**64)
+    self._hashes = {
+      length: np.sort(np.fromiter(found, np.uint64, len(found)))
+      for length, found in hashes.items()
+    }
 
-  def grams_in(self, text: str) -> Iterator[tuple[str, ...]]:
-    """Yields the n-grams of held-out queries that stand in the text."""
-    words = docstrings.words(text)
-    for length in self._lengths:
-      for i in range(len(words) - length + 1):
-        if (gram := tuple(words[i : i + length])) in self._grams:
-          yield gram
+  def _hash(self, word: str) -> int:
+    if word not in self._words:
+      digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+      self._words[word] = int.from_bytes(digest, "little")
+    return self._words[word]
+
+  def flags(self, texts: Sequence[Sequence[str]]) -> list[list[bool]]:
+    """Tells which sentences of each text take part in a repetition.
+
+    Args:
+      texts: each a sequence of sentences; what is repeated may go over the
+        ends of sentences, not over those of texts.
+
+    Returns:
+      For each text one flag for each sentence.
+    """
+    words, owners, number = [], [], 0
+    for text in texts:
+      for sentence in text:
+        own = [self._hash(word) for word in docstrings.words(sentence)]
+        words += own
+        owners += [number] * len(own)
+        number += 1
+      words += [0] * _NGRAM  # no word: ends every n-gram
+      owners += [-1] * _NGRAM
+    ids, owner = np.array(words, np.uint64), np.array(owners, np.int64)
+    flagged = np.zeros(number + 1, bool)
+    for length, wanted in self._hashes.items():
+      count = max(0, len(ids) - length + 1)
+      sums = np.zeros(count, np.uint64)
+      for i in range(length):
+        sums += ids[i : i + count] * np.uint64(_FACTORS[i])
+      places = np.searchsorted(wanted, sums)
+      places = np.minimum(places, len(wanted) - 1)
+      starts = np.flatnonzero(wanted[places] == sums)
+      for i in range(length):
+        flagged[owner[starts + i]] = True
+    result, number = [], 0
+    for text in texts:
+      result.append(flagged[number : number + len(text)].tolist())
+      number += len(text)
+    return result
 
   def repeats(self, text: str) -> bool:
-    """Whether the text holds any n-gram of a held-out query."""
-    return next(self.grams_in(text), None) is not None
+    """Whether the text repeats any held-out query."""
+    return self.flags([[text]])[0][0]
 
 
 def grams(query: str) -> list[tuple[str, ...]]:
@@ -79,39 +122,87 @@ def grams(query: str) -> list[tuple[str, ...]]:
   return [words[i : i + _NGRAM] for i in range(len(words) - _NGRAM + 1)]
 
 
-def read(
-  packages: Iterable[str], held_out: HeldOut, *, max_words: int = 90
-) -> PublicText:
-  """Reads the docstring bodies of packages as passages of sentences.
+def records(
+  entries: Iterable[open_text.Entry],
+  held_out: HeldOut,
+  seen: set[str],
+  dropped: collections.Counter,
+  *,
+  max_words: int = 90,
+) -> Iterator[pretrain_tasks.Record]:
+  """Makes records of entries: passages, and what was asked or said of them.
 
   Args:
-    packages: top-level names; one that is not installed is left out.
+    entries: of one source.
     held_out: what must not come through.
+    seen: sentences of earlier sources, which are left out; grows.
+    dropped: counts titles, sentences and records that repeat what is held out.
     max_words: length at which a passage is closed.
 
-  Returns:
-    The passages, in the order of packages and files, without repetitions.
+  Yields:
+    The records, in the order of the entries; none of them repeats anything
+    that is held out.
   """
-  found, dropped, versions = [], 0, []
-  seen: set[str] = set()
-  for package in packages:
-    try:
-      entries = list(docstrings.read(package))
-    except ValueError:
-      continue
-    versions.append(f"{package}=={docstrings.version(package)}")
-    for entry in entries:
-      kept = []
-      for sentence in split_sentences(entry.rest):
-        if held_out.repeats(sentence):
-          dropped += 1
-        elif sentence not in seen:
-          seen.add(sentence)
-          kept.append(sentence)
-      found.extend(passages(kept, max_words))
-  clean = tuple(p for p in found if not held_out.repeats(" ".join(p)))
-  dropped += sum(len(p) for p in found) - sum(len(p) for p in clean)
-  return PublicText(clean, dropped, tuple(versions))
+  entries = list(entries)
+  split = [[e.title, *split_sentences(e.text)] for e in entries]
+  made = []
+  flags = held_out.flags(split)
+  for entry, sentences, flagged in zip(entries, split, flags, strict=True):
+    dropped["titles"] += flagged[0]
+    dropped["sentences"] += sum(flagged[1:])
+    kept = []
+    for sentence, is_flagged in zip(sentences[1:], flagged[1:], strict=True):
+      if is_flagged or not _is_english(sentence):
+        continue
+      if entry.kind != "question" and len(sentence) > _SHORT:
+        if sentence in seen:
+          continue
+        seen.add(sentence)
+      kept.append(sentence.strip())
+    title = entry.title if _is_title(entry) and not flagged[0] else ""
+    made.extend(_records_of(entry.kind, title, passages(kept, max_words)))
+  flags = held_out.flags([[m.query, "", m.passage] for m in made])
+  for record, flagged in zip(made, flags, strict=True):
+    dropped["records"] += any(flagged)  # across two sentences, or by a rule
+    if not any(flagged):
+      yield record
+
+
+def _records_of(kind, title, found) -> Iterator[pretrain_tasks.Record]:
+  for number, passage in enumerate(found):
+    text = " ".join(passage)
+    if title and number == 0:
+      yield pretrain_tasks.Record(kind, title, text)
+    elif sum(len(s.split()) for s in passage) >= _PASSAGE_WORDS:
+      yield pretrain_tasks.Record("", "", text)
+    if kind == "heading":
+      asked = open_text.ask(title if number == 0 else "", passage[0])
+      for query in asked[:2]:
+        yield pretrain_tasks.Record("rule", query, text)
+
+
+def _is_title(entry: open_text.Entry) -> bool:
+  fewest, most = _WORDS[entry.kind]
+  fits = fewest <= len(entry.title.split()) <= most and len(entry.title) > 3
+  if entry.kind == "summary" and _SIGNATURE.search(entry.title):
+    return False
+  return fits and _is_english(entry.title)
+
+
+def _is_english(text: str) -> bool:
+  letters = sum(c.isalpha() or c == " " for c in text)
+  return (
+    len(text) >= 3 and letters >= 0.8 * len(text) and bool(_LATIN.match(text))
+  )
+
+
+def repeated(
+  queries: Iterable[str], made: Iterable[pretrain_tasks.Record]
+) -> int:
+  """Counts the records that repeat a query: the promise is that none does."""
+  held_out = HeldOut(queries)
+  flags = held_out.flags([[r.query, "", r.passage] for r in made])
+  return sum(map(any, flags))
 
 
 def split_sentences(text: str) -> list[str]:
@@ -142,31 +233,3 @@ def passages(sentences: Iterable[str], max_words: int) -> list[tuple[str, ...]]:
   return [
     p for p in done if sum(len(s.split()) for s in p) >= min(8, max_words)
   ]
-
-
-def digest(text: PublicText) -> str:
-  """Returns the SHA-256 of all passages, in order."""
-  state = hashlib.sha256()
-  for passage in text.passages:
-    state.update("\n".join(passage).encode() + b"\n\n")
-  return state.hexdigest()
-
-
-def containment(queries: Iterable[str], text: PublicText) -> list[float]:
-  """Returns for each query the share of its n-grams that stand in the text.
-
-  The measure behind the promise that no held-out query is in the pre-training
-  text: over the whole text, not passage by passage.
-  """
-  queries = list(queries)
-  held_out = HeldOut(queries)
-  present = {
-    gram
-    for passage in text.passages
-    for gram in held_out.grams_in(" ".join(passage))
-  }
-  shares = []
-  for query in queries:
-    own = grams(query)
-    shares.append(sum(g in present for g in own) / len(own) if own else 0.0)
-  return shares

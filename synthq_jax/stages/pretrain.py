@@ -82,7 +82,14 @@ class Config:
   """Linear warm-up at the start of the first phase."""
   contrastive_weight: float = 0.1
   """Weight of the loss that tells the targets' own inputs apart."""
-  contrastive_tasks: tuple[str, ...] = ("query", "keywords")
+  contrastive_tasks: tuple[str, ...] = (
+    "question",
+    "summary",
+    "rule",
+    "heading",
+    "sentence",
+    "keywords",
+  )
   """Tasks whose target and input are a public pair of texts."""
   temperature: float = 0.05
   """Of the contrastive softmax."""
@@ -138,7 +145,7 @@ def run(task: stage.Task) -> results.Checkpoint:
     config,
     jax.tree.map(jnp.asarray, params),
     model_config,
-    pretrain_tasks.tokenize_passages(vocabulary, passages),
+    pretrain_tasks.tokenize(vocabulary, pretrain_tasks.records_of(passages)),
     directory=space.private("pretrain", f"state_{task.digest}"),
     metrics_path=directory / "metrics.jsonl",
   )
@@ -180,27 +187,18 @@ def fresh(shape: t5_config.T5Config, seed: int):
   return copy_circuit.add(params, shape, jax.random.key(seed + 1))
 
 
-def examples(
-  data: pretrain_tasks.Tokenized, phase: Phase, seed: int
-) -> list[pretrain_tasks.Examples]:
-  """Makes the examples of every task of a phase."""
-  made = [
-    pretrain_tasks.make(
-      data,
-      task,
-      input_length=phase.input_length,
-      target_length=phase.target_length,
-      seed=seed,
-    )
-    for task in phase.tasks
-  ]
-  for task, example in zip(phase.tasks, made, strict=True):
-    if not len(example.inputs):
+def examples(cache: pretrain_tasks.Cache, phase: Phase) -> list[np.ndarray]:
+  """Returns the records that have an example of each task of a phase."""
+  found = []
+  for task in phase.tasks:
+    rows = pretrain_tasks.rows_of(cache, task, phase.target_length)
+    if not len(rows):
       raise ValueError(
         f"no public passage is long enough for task {task!r}: give more"
         " public text or take the task out of the phase"
       )
-  return made
+    found.append(rows)
+  return found
 
 
 def optimizer(config: Config, params: Any) -> optax.GradientTransformation:
@@ -265,7 +263,7 @@ def train(
   config: Config,
   params: Any,
   model_config: t5_config.T5Config,
-  data: pretrain_tasks.Tokenized,
+  data: pretrain_tasks.Cache,
   *,
   directory: pathlib.Path,
   metrics_path: pathlib.Path,
@@ -276,7 +274,7 @@ def train(
     config: the curriculum and the optimizer.
     params: where to start.
     model_config: their shape.
-    data: tokenized public passages.
+    data: tokenized public records.
     directory: for the states of unfinished training.
     metrics_path: metrics.jsonl.
 
@@ -287,8 +285,8 @@ def train(
   tx = optimizer(config, params)
   state = (params, tx.init(params))
   done = 0
-  for number, phase in enumerate(config.phases):
-    made = examples(data, phase, config.seed + number)
+  for phase in config.phases:
+    made = examples(data, phase)
     step_fn = functools.partial(
         _step, tx=tx, model_config=model_config, config=config,
         num_pairs=_num_pairs(phase, config),
@@ -298,7 +296,7 @@ def train(
     state = loop.train(
       lambda state, batch, step, run=compiled: run(state, batch),
       state,
-      functools.partial(_batch, made, phase.batch_sizes, config.seed),
+      functools.partial(_batch, data, phase, made, config.seed),
       steps=done,
       directory=directory,
       metrics_path=metrics_path,
@@ -334,25 +332,29 @@ def _step(state, batch, *, tx, model_config, config, num_pairs):
 
 
 def _batch(
-  made: Sequence[pretrain_tasks.Examples],
-  sizes: Sequence[int],
+  cache: pretrain_tasks.Cache,
+  phase: Phase,
+  made: Sequence[np.ndarray],
   seed: int,
   step: int,
 ) -> dict[str, np.ndarray]:
   """Draws a batch that depends on (seed, step) alone."""
   rng = np.random.default_rng([seed, step])
-  rows = [
-    rng.integers(0, len(e.inputs), size)
-    for e, size in zip(made, sizes, strict=True)
+  parts = [
+    pretrain_tasks.make(
+      cache,
+      task,
+      rng.choice(rows, size),
+      input_length=phase.input_length,
+      target_length=phase.target_length,
+      rng=rng,
+    )
+    for task, rows, size in zip(
+      phase.tasks, made, phase.batch_sizes, strict=True
+    )
   ]
-  return {
-    "inputs": np.concatenate(
-      [e.inputs[r] for e, r in zip(made, rows, strict=True)]
-    ),
-    "targets": np.concatenate(
-      [e.targets[r] for e, r in zip(made, rows, strict=True)]
-    ),
-  }
+  inputs, targets = map(np.concatenate, zip(*parts, strict=True))
+  return {"inputs": inputs, "targets": targets}
 
 
 STAGE = stage.of(

@@ -1,54 +1,70 @@
-"""Makes a public checkpoint from scratch, as the shipped one was made.
+"""Makes a public checkpoint of public text, as the shipped one was made.
 
-Public text, a vocabulary, a fresh T5 with the copy circuit, the curriculum.
-The queries of the demo set are held out of all of it; `result.json` says how
-many sentences were dropped for repeating one and how much of any query is left.
+Text of a manifest, a vocabulary, one cache of tokens, a T5, the curriculum. The
+queries of the demo set and of every other set that is named are held out of all
+of it: no 8 words of any of them in a row are left, and `result.json` says how
+many sentences were dropped for that. A finished checkpoint may be where a next
+sitting starts.
 """
 
+import collections
 import dataclasses
+import hashlib
 import os
 import pathlib
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
 from synthq_jax import artifacts
 from synthq_jax.data import (
+  beir,
   environment_docs,
   pretrain_tasks,
   public_text,
+  shipped,
+  text_sources,
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.models import t5_checkpoints, t5_config, transfer
 from synthq_jax.pipeline import results, workspace
 from synthq_jax.stages import pretrain
 
-__all__ = ["PACKAGES", "Config", "Pretrained", "run"]
+__all__ = ["Config", "Pretrained", "run"]
 
-PACKAGES = (
-    *environment_docs.PACKAGES,
-    "tensorflow", "sympy", "pandas", "sklearn", "networkx", "statsmodels",
-    "astropy", "xarray", "dask", "skimage", "nltk", "sqlalchemy", "IPython",
-    "django", "docutils", "sphinx",
-)  # fmt: skip
-"""The demo set's packages (their bodies are public) and the extra `pretrain`."""
+CACHE_NAME = "tokens.npz"
+"""The cache of tokens, in the working directory: enough for another machine."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-  """A checkpoint from scratch."""
+  """A checkpoint of public text."""
 
   pretrain: pretrain.Config
   """Curriculum and optimizer."""
   model: str | t5_config.T5Config = "demo"
   """Shape, or its name; its vocab_size is pieces and extra ids together."""
-  packages: tuple[str, ...] = PACKAGES
-  """Whose docstring bodies are read."""
-  extra_ids: int = 32
+  manifest: str = str(shipped.DIRECTORY / "sources.json")
+  """The list of sources, for `text_sources.manifest`."""
+  store: str | None = None
+  """Folder for what is fetched; None: `sources` in the working directory."""
+  held_out: tuple[str, ...] = ()
+  """Folders in the BEIR layout whose queries are held out, and the questions in
+  their documents; or files with a query in the last column of each line. The
+  queries of the demo set always are."""
+  start_from: str | None = None
+  """Folder of a checkpoint to go on from, with its vocabulary; "shipped" is the
+  package's. None: from scratch."""
+  new_vocabulary: bool = False
+  """Whether a vocabulary of this text takes the place of the start's."""
+  most: tuple[tuple[str, int], ...] = (("", 90_000), ("heading", 70_000))
+  """Most records of a kind; more are drawn from."""
+  extra_ids: int = shipped.EXTRA_IDS
   """Sentinels for span corruption."""
   seed: int = 0
-  """Of the initialisation."""
+  """Of the draws of records and of the initialisation."""
 
   def __post_init__(self):
     if isinstance(self.model, str):
@@ -61,22 +77,26 @@ class Pretrained:
 
   directory: str
   """params.safetensors, config.json, vocabulary.model."""
-  packages: tuple[str, ...]
-  """Name and version of every package that was read."""
-  num_passages: int
-  """Passages of text."""
+  sources: tuple[str, ...]
+  """Name, version, licence and words of every source."""
+  demo_set: str
+  """Versions of the demo set that was held out."""
+  num_records: dict[str, int]
+  """Records of each kind; "" counts passages nobody wrote anything about."""
   num_words: int
   """Words of text."""
   text_digest: str
-  """SHA-256 of all passages, in order."""
-  dropped_sentences: int
-  """Sentences dropped for repeating a held-out query."""
-  num_held_out: int
-  """Queries held out."""
-  largest_containment: float
-  """Largest share of a held-out query's 8-grams left in the text."""
+  """SHA-256 of all records, in order."""
+  dropped: dict[str, int]
+  """Sentences, titles and records that repeated what is held out."""
+  num_held_out: dict[str, int]
+  """Queries held out, by set."""
+  num_repeated: int
+  """Records that repeat a held-out query after all: 0."""
   num_parameters: int
   """Trained parameters."""
+  start_from: str | None
+  """What it goes on from."""
   seconds: float
   """Training time of the last call."""
 
@@ -91,8 +111,9 @@ def run(
 
   Args:
     config: what to read and to train.
-    workdir: gets params.safetensors, config.json, vocabulary.model,
-      metrics.jsonl and result.json.
+    workdir: gets params.safetensors, config.json, vocabulary.model, tokens.npz,
+      metrics.jsonl and result.json. Where it holds tokens.npz, text.json and
+      vocabulary.model of an earlier call, no text is read.
     on_accepted: called once the working directory is ours and holds no run of
       the pipeline, before anything else is written to it.
 
@@ -100,7 +121,8 @@ def run(
     What was made, and of what.
 
   Raises:
-    ValueError: if another run is in the working directory.
+    ValueError: if another run is in the working directory, a source cannot be
+      fetched, or the text repeats what is held out.
   """
   with workspace.locked(workdir):
     return _run(config, pathlib.Path(workdir), on_accepted)
@@ -113,63 +135,149 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
       " another --workdir"
     )
   on_accepted()
-  queries = environment_docs.private_queries(environment_docs.EnvironmentDocs())
-  text = public_text.read(config.packages, public_text.HeldOut(queries))
-  text_digest = public_text.digest(text)
-  digest = artifacts.fingerprint("pretrain_recipe", config, text_digest)
+  start = shipped.DIRECTORY
+  if config.start_from not in (None, "shipped"):
+    start = pathlib.Path(config.start_from)
+  if not (root / CACHE_NAME).exists():
+    _read(config, root, start)
+  text = artifacts.load(root / "text", Pretrained)
+  digest = artifacts.fingerprint("pretrain_recipe", config, text.text_digest)
   if artifacts.read_fingerprint(root) == digest:
     print("[pretrain] finished earlier, skipped", flush=True)
     return artifacts.load(root, Pretrained)
-  print(
-    f"[pretrain] {len(text.passages)} passages of {len(text.packages)}"
-    f" packages; {text.dropped} sentences dropped",
-    flush=True,
-  )
-  data = _tokenize(config, root, text, digest)
-  params = pretrain.fresh(config.model, config.seed)
   params, seconds = pretrain.train(
     config.pretrain,
-    params,
+    _start(config, root, start),
     config.model,
-    data,
+    pretrain_tasks.Cache.load(root / CACHE_NAME),
     directory=root / "state" / digest,
     metrics_path=root / "metrics.jsonl",
   )
   t5_checkpoints.save(root, params, config.model)
-  result = _result(config, root, text, queries, params, seconds)
+  result = dataclasses.replace(
+    text,
+    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    seconds=seconds,
+  )
   artifacts.save(root, result, digest)
   return result
 
 
-def _tokenize(config, root, text, digest) -> pretrain_tasks.Tokenized:
-  """Trains the vocabulary on the same public text, once, and uses it."""
-  state = root / "state" / digest
-  state.mkdir(parents=True, exist_ok=True)
-  model = state / "vocabulary.model"
-  start = time.monotonic()
-  if not model.exists():
+def _start(config: Config, root: pathlib.Path, start: pathlib.Path):
+  """Returns the parameters to begin with."""
+  if config.start_from is None:
+    return pretrain.fresh(config.model, config.seed)
+  params, shape = t5_checkpoints.load(start)
+  old = vocabulary_lib.load(
+    start / "vocabulary.model",
+    extra_ids=shape.vocab_size
+    - vocabulary_lib.load(start / "vocabulary.model").vocab_size,
+  )
+  new = vocabulary_lib.load(
+    root / "vocabulary.model", extra_ids=config.extra_ids
+  )
+  return transfer.transfer(
+    params,
+    transfer.pieces(old, new),
+    config.model,
+    jax.random.key(config.seed + 1),
+  )
+
+
+def _held_out(config: Config) -> dict[str, list[str]]:
+  """Returns the queries that must not be in the text, by set."""
+  demo = environment_docs.private_queries(environment_docs.EnvironmentDocs())
+  found = {"demo": demo}
+  for place in map(pathlib.Path, config.held_out):
+    found[place.name] = _queries_of(place)
+  return found
+
+
+def _queries_of(place: pathlib.Path) -> list[str]:
+  """Returns the queries of a set and the questions in its documents."""
+  if place.is_file():
+    return [line.split("\t")[-1] for line in place.read_text().splitlines()]
+  collection = beir.read_beir(place)
+  asked = [
+    sentence
+    for document in collection.documents
+    for sentence in public_text.split_sentences(document.text)
+    if sentence.endswith("?")
+  ]
+  return [query.text for query in collection.queries] + asked
+
+
+def _read(config: Config, root: pathlib.Path, start: pathlib.Path) -> None:
+  """Fetches and reads the text; writes vocabulary, cache and account."""
+  begun = time.monotonic()
+  held_out = _held_out(config)
+  queries = [query for part in held_out.values() for query in part]
+  dropped: collections.Counter = collections.Counter()
+  names: list[str] = []
+  made = _drawn(config, list(_records(config, root, queries, dropped, names)))
+  text = [f"{r.kind}\n{r.query}\n{r.passage}\n\n" for r in made]
+  repeated = public_text.repeated(queries, made)
+  if repeated:
+    raise ValueError(f"{repeated} records repeat held-out queries: a defect")
+  model = root / "vocabulary.model"
+  if config.start_from is None or config.new_vocabulary:
     vocabulary_lib.train(
-      (sentence for passage in text.passages for sentence in passage),
+      (line for r in made for line in (r.query, r.passage) if line),
       model,
       vocab_size=config.model.vocab_size - config.extra_ids,
     )
-  artifacts.write_atomically(root / "vocabulary.model", model.read_bytes())
+  else:
+    artifacts.write_atomically(model, (start / "vocabulary.model").read_bytes())
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
-  data = pretrain_tasks.tokenize_passages(vocabulary, text.passages)
-  print(f"[pretrain] vocabulary and tokens: {time.monotonic() - start:.0f} s")
-  return data
-
-
-def _result(config, root, text, queries, params, seconds) -> Pretrained:
-  return Pretrained(
+  cache = pretrain_tasks.tokenize(vocabulary, made)
+  account = Pretrained(
     directory=root.name,
-    packages=text.packages,
-    num_passages=len(text.passages),
-    num_words=sum(len(s.split()) for p in text.passages for s in p),
-    text_digest=public_text.digest(text),
-    dropped_sentences=text.dropped,
-    num_held_out=len(queries),
-    largest_containment=max(public_text.containment(queries, text)),
-    num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-    seconds=seconds,
+    sources=tuple(names),
+    demo_set=environment_docs.digest(environment_docs.EnvironmentDocs()),
+    num_records=dict(collections.Counter(r.kind for r in made)),
+    num_words=sum(len(line.split()) for line in text),
+    text_digest=hashlib.sha256("".join(text).encode()).hexdigest(),
+    dropped=dict(dropped),
+    num_held_out={name: len(part) for name, part in held_out.items()},
+    num_repeated=repeated,
+    num_parameters=0,
+    start_from=config.start_from,
+    seconds=time.monotonic() - begun,
   )
+  artifacts.save(root / "text", account, account.text_digest)
+  cache.save(root / CACHE_NAME)
+  print(f"[pretrain] text and tokens: {account.seconds:.0f} s", flush=True)
+
+
+def _records(
+  config, root, queries, dropped, names
+) -> Iterator[pretrain_tasks.Record]:
+  """Yields the records of all sources, and of the demo set's documents."""
+  held_out = public_text.HeldOut(queries)
+  store = pathlib.Path(config.store or root / "sources")
+  seen: set[str] = set()
+  for source in text_sources.manifest(config.manifest):
+    entries, words = text_sources.entries(source, store), 0
+    for record in public_text.records(entries, held_out, seen, dropped):
+      words += len(record.passage.split())
+      yield record
+    names.append(
+      f"{source.name} {source.version} ({source.licence}): {words} words"
+    )
+    print(f"[pretrain] {names[-1]}", flush=True)
+
+
+def _drawn(config: Config, made: list) -> list:
+  """Draws from the kinds of which there are too many; mixes the order."""
+  rng = random.Random(config.seed)
+  rng.shuffle(made)
+  left = collections.Counter(dict(config.most))
+  limited = set(left)
+  kept = []
+  for record in made:
+    if record.kind in limited:
+      left[record.kind] -= 1
+      if left[record.kind] < 0:
+        continue
+    kept.append(record)
+  return kept

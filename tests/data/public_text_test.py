@@ -1,18 +1,9 @@
-import hashlib
-import os
-import re
+import collections
 
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts
-from synthq_jax.data import (
-  docstrings,
-  environment_docs,
-  public_text,
-  shipped,
-)
-from synthq_jax.stages import pretrain_recipe
+from synthq_jax.data import open_text, public_text
 
 LONG = "returns the sum of all array elements over a given axis"  # 11 words
 SHORT = "joins many arrays"
@@ -20,11 +11,22 @@ NOTHING = public_text.HeldOut([])
 
 
 def words(count, start=0):
-  return " ".join(f"word{i}" for i in range(start, start + count))
+  letters = str.maketrans("0123456789", "abcdefghij")
+  return " ".join(
+    f"word{i}".translate(letters) for i in range(start, start + count)
+  )
 
 
-def read(held_out, *packages, **options):
-  return public_text.read(packages or ("fake_docs",), held_out, **options)
+def entry(text, title="Some heading", kind="heading"):
+  return open_text.Entry(kind, title, text)
+
+
+def records(entries, held_out=NOTHING, seen=None, **options):
+  """Returns the records and what was dropped."""
+  dropped = collections.Counter()
+  seen = set() if seen is None else seen
+  made = public_text.records(entries, held_out, seen, dropped, **options)
+  return list(made), dropped
 
 
 def test_grams_are_eight_words_or_the_whole_of_less():
@@ -88,141 +90,101 @@ def test_sentences_end_behind_a_stop_that_a_capital_follows():
   assert public_text.split_sentences(" ".join(parts)) == parts
 
 
-def test_first_paragraphs_never_enter(install):
-  install("fake_docs", [(f"Secret {LONG}.", f"Body {words(10)}.")])
-  text = read(NOTHING)
-  assert text.passages == ((f"Body {words(10)}.",),)
-  assert text.packages == ("fake_docs==1.0",)
-  assert text.dropped == 0
-
-
-def test_planted_repeats_of_a_query_are_dropped_and_counted(install):
-  bodies = [
-    f"Clean {words(9, 0)}. It {LONG}. Also {words(9, 20)}.",
-    f"Clean {words(9, 40)}. What {SHORT} is this. More {words(9, 60)}.",
+def test_what_is_flagged_are_the_sentences_that_repeat():
+  held_out = public_text.HeldOut([LONG, SHORT])
+  half, other = " ".join(LONG.split()[:5]), " ".join(LONG.split()[5:])
+  texts = [
+    [f"It {LONG}.", "No.", f"So {SHORT}"],
+    [f"Well, {half}.", f"{other}."],  # over the end of a sentence
+    [f"Well, {half}."],
+    [f"{other}."],  # not over the end of a text
+    [],
   ]
-  install("fake_docs", [("First one.", body) for body in bodies])
-  text = read(public_text.HeldOut([LONG, SHORT]))
-  assert text.dropped == 2
-  assert text.passages == (
-    (f"Clean {words(9, 0)}.", f"Also {words(9, 20)}."),
-    (f"Clean {words(9, 40)}.", f"More {words(9, 60)}."),
-  )
-  assert public_text.containment([LONG, SHORT], text) == [0.0, 0.0]
-  planted = read(NOTHING)
-  assert planted.dropped == 0
-  assert public_text.containment([LONG, SHORT], planted) == [1.0, 1.0]
+  assert held_out.flags(texts) == [
+    [True, False, True], [True, True], [False], [False], [],
+  ]  # fmt: skip
 
 
-def test_a_query_across_two_sentences_takes_the_passage_with_it(install):
-  half, other = LONG.split()[:5], LONG.split()[5:]
-  body = f"So {words(8)} {' '.join(half)}. {' '.join(other).capitalize()} it."
-  install("fake_docs", [("First one.", body)])
-  assert read(NOTHING).passages != ()
-  text = read(public_text.HeldOut([LONG]))
-  assert text.passages == () and text.dropped == 2
-
-
-def test_a_sentence_enters_once_and_absent_packages_not_at_all(install):
-  same = f"Same {words(9)}."
-  install("fake_one", [("First one.", f"{same} Other {words(9, 20)}.")])
-  install("fake_two", [("First two.", f"{same} Third {words(9, 40)}.")])
-  text = read(NOTHING, "fake_one", "not_there_at_all", "fake_two")
-  assert text.passages == (
-    (same, f"Other {words(9, 20)}."),
-    (f"Third {words(9, 40)}.",),
-  )
-  assert text.packages == ("fake_one==1.0", "fake_two==1.0")
-
-
-def test_containment_is_the_share_of_grams_in_the_whole_text():
+def test_flags_are_those_of_a_search_word_by_word():
   rng = np.random.default_rng(0)
   draw = lambda count: " ".join(rng.choice(["a", "b"], count))  # noqa: E731
-  passages = tuple((draw(9), draw(15)) for _ in range(12))
-  text = public_text.PublicText(passages, 0, ())
-  queries = [draw(n) for n in rng.integers(1, 20, 200)]
-  whole = [f" {' '.join(passage)} " for passage in passages]
-  shares = []
-  for query in queries:
-    own = query.split()
-    size = min(8, len(own))
-    grams = [own[i : i + size] for i in range(len(own) - size + 1)]
-    found = [any(f" {' '.join(g)} " in p for p in whole) for g in grams]
-    shares.append(np.mean(found) if size > 2 else 0.0)
-  np.testing.assert_allclose(public_text.containment(queries, text), shares)
-  assert len(set(shares)) > 5
+  texts = [[draw(n)] for n in rng.integers(1, 40, 300)]
+  queries = [draw(n) for n in rng.integers(1, 20, 30)]
+  grams = [" ".join(g) for q in queries for g in public_text.grams(q)]
+  wanted = [any(f" {g} " in f" {t} " for g in grams) for [t] in texts]
+  flags = public_text.HeldOut(queries).flags(texts)
+  assert [f for [f] in flags] == wanted
+  assert len(set(wanted)) == 2
 
 
-def test_the_digest_is_of_all_passages_in_order():
-  def digest(*passages):
-    return public_text.digest(public_text.PublicText(passages, 0, ()))
-
-  wanted = hashlib.sha256(b"One.\nTwo.\n\nThree.\n\n").hexdigest()
-  assert digest(("One.", "Two."), ("Three.",)) == wanted
-  others = [
-    digest(("Three.",), ("One.", "Two.")),
-    digest(("One.",), ("Two.", "Three.")),
-    digest(("One.", "Two.")),
+def test_a_title_stands_over_the_first_passage_of_its_text():
+  parts = [f"Part {words(12, 20 * i)}." for i in range(3)]
+  made, dropped = records([entry(" ".join(parts))], max_words=13)
+  assert [(r.kind, r.query, r.passage) for r in made] == [
+    ("heading", "Some heading", parts[0])
+  ]  # the others are too short to be read without a title
+  assert not sum(dropped.values())
+  long = [f"Part {words(40, 50 * i)}." for i in range(2)]
+  made, _ = records([entry(" ".join(long))], max_words=41)
+  assert [(r.kind, r.passage) for r in made] == [
+    ("heading", long[0]),
+    ("", long[1]),
   ]
-  assert len({wanted, *others}) == 4
 
 
-HANDFUL = ("numpy", "scipy", "optax", "flax", "jax")
-"""Some of the packages whose text the shipped checkpoint was trained on."""
+def test_planted_repeats_of_a_query_are_dropped_and_counted():
+  bodies = [
+    f"Clean {words(19, 0)}. It {LONG}. Also {words(19, 20)}.",
+    f"Clean {words(19, 40)}. What {SHORT} is this. More {words(19, 60)}.",
+  ]
+  entries = [entry(bodies[0]), entry(bodies[1], f"On {SHORT}")]
+  made, dropped = records(entries, public_text.HeldOut([LONG, SHORT]))
+  assert +dropped == {"sentences": 2, "titles": 1}
+  assert [(r.query, r.passage) for r in made] == [
+    ("Some heading", f"Clean {words(19, 0)}. Also {words(19, 20)}."),
+    ("", f"Clean {words(19, 40)}. More {words(19, 60)}."),
+  ]
+  assert public_text.repeated([LONG, SHORT], made) == 0
+  planted, _ = records(entries)
+  assert public_text.repeated([LONG, SHORT], planted) == 2
 
 
-@pytest.fixture
-def private(read_once):
-  """Every query the demo set may hold on this machine."""
-  config = environment_docs.EnvironmentDocs()
-  return environment_docs.private_queries(config)
+def test_what_a_dropped_sentence_brings_together_is_dropped_too():
+  half, other = " ".join(LONG.split()[:5]), " ".join(LONG.split()[5:])
+  text = f"So {words(8)} {half}. And {SHORT} it. {other.capitalize()} it."
+  held_out = public_text.HeldOut([LONG, SHORT])
+  made, dropped = records([entry(text)], held_out)
+  assert made == [] and dropped["records"] == 1
 
 
-@pytest.mark.slow
-def test_no_private_query_is_in_the_text_of_the_shipped_checkpoint(private):
-  assert set(HANDFUL) <= set(pretrain_recipe.PACKAGES)
-  assert len(private) > 5_000
-  text = read(public_text.HeldOut(private), *HANDFUL)
-  assert max(public_text.containment(private, text)) < 0.5
-  assert text.dropped > 100
-  assert len(text.passages) > 1_000
+def test_a_question_that_a_rule_makes_is_checked_as_well():
+  text = f"A bolt is a pin with a thread. It {words(30)}."
+  asked = "what is a bolt"
+  made, _ = records([entry(text, "Bolts")])
+  assert asked in {r.query for r in made if r.kind == "rule"}
+  made, dropped = records([entry(text, "Bolts")], public_text.HeldOut([asked]))
+  assert asked not in {r.query for r in made} and dropped["records"] == 1
 
 
-@pytest.mark.slow
-def test_text_without_holding_out_would_break_that_promise(private):
-  text = read(NOTHING, *HANDFUL)
-  assert max(public_text.containment(private, text)) >= 0.5
+def test_a_sentence_enters_once():
+  same = f"The same sentence is {words(39)}."
+  seen = set()
+  assert len(records([entry(same)], seen=seen)[0]) == 1
+  assert records([entry(same, "Another title")], seen=seen)[0] == []
 
 
-@pytest.fixture
-def recorded():
-  if not (shipped.DIRECTORY / artifacts.RESULT_NAME).exists():
-    pytest.skip("no result.json beside the shipped checkpoint")
-  return artifacts.load(shipped.DIRECTORY, pretrain_recipe.Pretrained)
-
-
-def test_the_shipped_checkpoint_records_that_no_query_was_left(recorded):
-  assert recorded.largest_containment < 0.5
-  assert recorded.dropped_sentences > 0
-  assert recorded.num_held_out >= 5_000
-  assert re.fullmatch("[0-9a-f]{64}", recorded.text_digest)
-
-
-def test_the_text_of_the_shipped_checkpoint_can_be_made_again(recorded):
-  if os.environ.get("SYNTHQ_SLOW_TESTS") != "1":
-    pytest.skip("slow: set SYNTHQ_SLOW_TESTS=1")
-  for entry in recorded.packages:
-    package, version = entry.split("==")
-    try:
-      found = docstrings.version(package)
-    except Exception:
-      found = "none"
-    if found != version:
-      pytest.skip(f"made with {entry}, got version {found}")
-  config = environment_docs.EnvironmentDocs()
-  queries = environment_docs.private_queries(config)
-  if len(queries) != recorded.num_held_out:
-    pytest.skip("made with other versions of the demo set's packages")
-  packages = [entry.split("==")[0] for entry in recorded.packages]
-  text = read(public_text.HeldOut(queries), *packages)
-  assert public_text.digest(text) == recorded.text_digest
+@pytest.mark.parametrize(
+  ("kind", "title"),
+  [
+    ("question", "Is it so"),
+    ("summary", "stack(arrays) joins many arrays"),
+    ("heading", words(13)),
+    ("heading", "\u4e2d\u6587\u6807\u9898"),
+    ("heading", "--- 1 2 3 ---"),
+  ],
+)
+def test_what_is_no_title_leaves_the_passage_alone(kind, title):
+  text = f"A passage of {words(40)}."
+  [made], _ = records([entry(text, title, kind)])
+  is_kept = title == "Is it so"
+  assert (made.kind, made.query) == ((kind, title) if is_kept else ("", ""))

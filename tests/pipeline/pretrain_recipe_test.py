@@ -1,0 +1,145 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from synthq_jax.data import environment_docs, pretrain_tasks, vocabulary
+from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.stages import pretrain, pretrain_recipe
+from synthq_jax.training import loop
+
+SHAPE = t5_config.T5Config(
+  vocab_size=64,
+  emb_dim=16,
+  num_heads=2,
+  head_dim=8,
+  mlp_dim=16,
+  num_encoder_layers=1,
+  num_decoder_layers=1,
+  logits_via_embedding=True,
+)
+SECRET = "when does the red harbour ferry leave"
+NOUNS = "river bridge tower garden market valley forest castle".split()
+
+
+def curriculum(steps):
+  phase = pretrain.Phase(
+    steps=steps,
+    input_length=40,
+    target_length=24,
+    tasks=("question", "heading", "fill", "copy"),
+    batch_sizes=(2, 2, 2, 2),
+  )
+  quiet = loop.Settings(progress=False, log_every=1)
+  return pretrain.Config(phases=(phase,), settings=quiet)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+  """Public text with a planted query, and a set that holds the query."""
+  root = tmp_path_factory.mktemp("world")
+  (root / "text").mkdir()
+  for number, noun in enumerate(NOUNS):
+    body = " ".join(
+      f"The {noun} of part {i} was built by many people of the old {other}."
+      for i, other in enumerate(NOUNS)
+    )
+    (root / "text" / f"{noun}.md").write_text(
+      f"# The {noun} {number}\n\n{body}\n\n"
+      f"## How old is the {noun}?\n\nIt is {number} years old. {body}\n\n"
+      f"## {SECRET}?\n\nAnd {SECRET} at noon? The {noun} is very near.\n"
+    )
+  (root / "set.txt").write_text(f"1\t{SECRET}\n2\tno such words anywhere\n")
+  row = {
+    "name": f"folder:{root / 'text'}",
+    "version": "1",
+    "licence": "CC0-1.0",
+    "files": [["*.md", "markdown"]],
+  }
+  (root / "manifest.json").write_text(json.dumps([row]))
+  return root
+
+
+@pytest.fixture
+def config(world, monkeypatch):
+  monkeypatch.setattr(
+    environment_docs, "private_queries", lambda config: ["the demo's query"]
+  )
+  monkeypatch.setattr(environment_docs, "digest", lambda config: "versions")
+  return pretrain_recipe.Config(
+    pretrain=curriculum(3),
+    model=SHAPE,
+    manifest=str(world / "manifest.json"),
+    held_out=(str(world / "set.txt"),),
+    extra_ids=8,
+  )
+
+
+def params(folder):
+  return t5_checkpoints.flatten(t5_checkpoints.load(folder)[0])
+
+
+def equal(one, other):
+  assert one.keys() == other.keys()
+  return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_checkpoint_is_made_and_made_again_to_the_bit(
+  config, tmp_path, capsys
+):
+  made = pretrain_recipe.run(config, tmp_path / "one")
+  assert made.num_repeated == 0
+  assert made.dropped["titles"] == made.dropped["sentences"] == len(NOUNS)
+  assert made.num_held_out == {"demo": 1, "set.txt": 2}
+  assert made.num_records["question"] == len(NOUNS)
+  assert [s.split(": ")[0] for s in made.sources] == [
+    f"folder:{config.manifest.removesuffix('manifest.json')}text 1 (CC0-1.0)"
+  ]
+  again = pretrain_recipe.run(config, tmp_path / "two")
+  assert again.text_digest == made.text_digest
+  first = params(tmp_path / "one")
+  assert equal(first, params(tmp_path / "two"))
+  assert made.num_parameters == sum(leaf.size for leaf in first.values())
+  capsys.readouterr()
+  assert pretrain_recipe.run(config, tmp_path / "one") == made
+  assert "finished earlier, skipped" in capsys.readouterr().out
+
+
+def test_nothing_that_is_held_out_is_in_the_tokens(config, tmp_path):
+  pretrain_recipe.run(config, tmp_path)
+  cache = pretrain_tasks.Cache.load(tmp_path / pretrain_recipe.CACHE_NAME)
+  words = vocabulary.load(tmp_path / "vocabulary.model", extra_ids=8)
+  texts = [
+    words.decode(row[row > 0].tolist())
+    for row in (*cache.passages, *cache.queries)
+  ]
+  assert any("bridge" in text for text in texts)
+  assert not any("harbour ferry" in text for text in texts)
+
+
+def test_the_tokens_alone_are_enough_elsewhere(config, tmp_path):
+  pretrain_recipe.run(config, tmp_path / "here")
+  elsewhere = tmp_path / "there"
+  elsewhere.mkdir()
+  for name in ("tokens.npz", "text", "vocabulary.model"):
+    (tmp_path / "here" / name).rename(elsewhere / name)
+  no_text = dataclasses.replace(config, manifest="not there")
+  pretrain_recipe.run(no_text, elsewhere)
+  assert equal(params(tmp_path / "here"), params(elsewhere))
+
+
+def test_a_further_sitting_goes_on_from_a_checkpoint(config, tmp_path):
+  pretrain_recipe.run(config, tmp_path / "one")
+  silent = dataclasses.replace(
+    curriculum(1), learning_rate=0.0, other_learning_rate=0.0
+  )
+  further = dataclasses.replace(
+    config, start_from=str(tmp_path / "one"), pretrain=silent
+  )
+  made = pretrain_recipe.run(further, tmp_path / "two")
+  assert made.start_from == str(tmp_path / "one")
+  start, end = params(tmp_path / "one"), params(tmp_path / "two")
+  assert equal(start, end)
+  one, two = (tmp_path / name / "vocabulary.model" for name in ("one", "two"))
+  assert one.read_bytes() == two.read_bytes()
