@@ -155,7 +155,7 @@ def test_a_cached_gradient_is_the_gradient(params, size, hard):
   expected, of_all = jax.value_and_grad(
     lambda params: pairs.loss_fn(params, batch, **known).mean()
   )(params)
-  assert loss == pytest.approx(expected, rel=1e-5)
+  assert float(loss) == pytest.approx(float(expected), rel=1e-5)
   largest = max(np.abs(one).max() for one in jax.tree.leaves(of_all))
   for one, other in zip(
     jax.tree.leaves(grads), jax.tree.leaves(of_all), strict=True
