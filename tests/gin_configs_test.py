@@ -256,7 +256,7 @@ def test_the_wheel_takes_the_configurations_along():
   wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
   assert wheel["packages"] == ["synthq_jax"]
   assert wheel["force-include"] == {"gin_configs": "synthq_jax/gin_configs"}
-  assert project["project"]["scripts"] == {"synthq": "synthq_jax.cli.main:main"}
+  assert project["project"]["scripts"] == {"synthq": "synthq_jax.__main__:main"}
   ignored = (ROOT / ".gitignore").read_text().split()
   shipped = [p.name for p in (ROOT / "synthq_jax/assets").rglob("*.*")]
   assert not [n for n in shipped for i in ignored if fnmatch.fnmatch(n, i)]

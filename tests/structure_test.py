@@ -44,6 +44,7 @@ RANKS = {
   "studies": 12,
   "backends": 13,
   "cli": 14,
+  "__main__": 15,
 }
 LIGHT = {"typing", "privacy", "losses", "optim"}
 LIGHT_LIBRARIES = {

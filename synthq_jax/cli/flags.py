@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import synthq_jax
 from synthq_jax.stages import stage
 from synthq_jax.training import cluster
 
@@ -144,6 +145,9 @@ def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
     prog="synthq",
     allow_abbrev=False,
     description="Private query logs into retrievers that can be shared.",
+  )
+  top.add_argument(
+    "--version", action="version", version=f"synthq {synthq_jax.__version__}"
   )
   commands = top.add_subparsers(
     dest="stage", required=True, metavar="STAGE", title="stages"

@@ -1,0 +1,205 @@
+"""The wheel and the sdist, installed; and what runs beside few packages."""
+
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+
+import pytest
+import small_data
+
+import synthq_jax
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HEAVY = (
+  *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio"),
+  *("keras", "pyarrow"),
+)
+BLOCK = """
+import sys
+
+class Blocked:
+  names = {names!r}
+
+  def find_spec(self, name, *_):
+    if name.split(".")[0] in self.names:
+      raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run(*command, cwd, **settings):
+  done = subprocess.run(
+    [str(part) for part in command],
+    cwd=cwd,
+    capture_output=True,
+    text=True,
+    **settings,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  return done.stdout
+
+
+def build(kind, place, root=ROOT):
+  run(
+    *(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", place),
+    cwd=root,
+  )
+  [made] = place.iterdir()
+  return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+  pytest.importorskip("hatchling", reason="builds wheels")
+  return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+  """An environment with the wheel alone; returns its folder."""
+  place = tmp_path_factory.mktemp("env") / "env"
+  venv.create(place, with_pip=False)
+  run(
+    *(sys.executable, "-m", "pip", "--python", place / "bin/python"),
+    *("install", "--quiet", "--no-deps", "--no-index", wheel),
+    cwd=place,
+  )
+  return place
+
+
+def base():
+  """Names that the base brings, by what its packages ask for."""
+  todo = [re.match(r"[\w-]+", line)[0] for line in PROJECT["dependencies"]]
+  found = set()
+  while todo:
+    name = todo.pop().lower().replace("_", "-")
+    if name in found:
+      continue
+    found.add(name)
+    for line in importlib.metadata.requires(name) or ():
+      if "extra ==" not in line:
+        todo.append(re.match(r"[\w.-]+", line)[0])
+  return found
+
+
+def others():
+  """Packages by the names of imports that the base does not bring."""
+  wanted = base()
+  brought = importlib.metadata.packages_distributions()
+  return {
+    name
+    for name, owners in brought.items()
+    if not {owner.lower().replace("_", "-") for owner in owners} & wanted
+  } - {"synthq_jax"}
+
+
+def with_base(place):
+  """Lets an environment see the packages of the base, and no others."""
+  [site] = place.glob("lib/*/site-packages")
+  script = BLOCK.format(names=others())
+  (site / "block.py").write_text(script)
+  seen = importlib.util.find_spec("jax").origin
+  beside = pathlib.Path(seen).parents[1]
+  (site / "base.pth").write_text(f"{beside}\nimport block\n")
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_works_beside_the_base_alone(installed):
+  python, synthq = installed / "bin/python", installed / "bin/synthq"
+  clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+  version = run(synthq, "--version", cwd=installed, env=clean)
+  assert version == f"synthq {synthq_jax.__version__}\n"
+  with_base(installed)
+  script = """
+import pathlib, jax, jax.numpy as jnp, synthq_jax
+from synthq_jax import losses, optim, privacy
+folder = pathlib.Path(synthq_jax.__file__).parent
+assert (folder / "py.typed").is_file()
+grad_fn = optim.clipped_grad(
+  lambda params, batch: (batch @ params) ** 2, l2_clip_norm=0.1)
+tx = optim.dp_adam(
+  1e-3, l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE"),
+  noise_multiplier=1.0, denominator=4, key=jax.random.key(0))
+params = jnp.ones(3)
+total, _ = grad_fn(params, jnp.ones((4, 3)))
+updates, _ = tx.update(total, tx.init(params), params)
+assert jnp.isfinite(updates).all()
+from synthq_jax.privacy import accounting, sampling
+sampler = sampling.Poisson.with_margin(
+  num_examples=1000, expected_batch_size=50)
+accounting.noise_multiplier(
+  epsilon=8.0, delta=1e-4, sampler=sampler, steps=10)
+print(folder)
+"""
+  where = run(python, "-c", script, cwd=installed, env=clean)
+  assert pathlib.Path(where.strip()).is_relative_to(installed)
+  done = subprocess.run(
+    [synthq, "run"], cwd=installed, env=clean, capture_output=True, text=True
+  )
+  assert done.returncode == 2
+  assert done.stderr == (
+    "synthq: gin is not installed: pip install 'synthq_jax[run]'\n"
+  )
+
+
+@pytest.mark.slow
+def test_the_source_archive_builds_the_same_wheel(wheel, tmp_path):
+  archive = build("sdist", tmp_path / "sdist")
+  with tarfile.open(archive) as opened:
+    opened.extractall(tmp_path / "source", filter="data")
+  [source] = (tmp_path / "source").iterdir()
+  again = build("wheel", tmp_path / "wheel", source)
+  names = zipfile.ZipFile(wheel).namelist()
+  assert sorted(zipfile.ZipFile(again).namelist()) == sorted(names)
+  assert "synthq_jax/py.typed" in names
+
+
+@pytest.mark.slow
+def test_the_demo_runs_to_its_report_without_tensorflow(tmp_path):
+  count = 60
+  ids = range(count)
+  small_data.write_beir(
+    tmp_path / "beir",
+    {f"d{i}": small_data.document(i) for i in ids},
+    {f"q{i}": small_data.query(i) for i in ids},
+    {
+      "train": [(f"q{i}", f"d{i}", 1) for i in range(40)],
+      "dev": [(f"q{i}", f"d{i}", 1) for i in range(40, 50)],
+      "test": [(f"q{i}", f"d{i}", 1) for i in range(50, 60)],
+    },
+  )
+  script = (
+    BLOCK.format(names=set(HEAVY))
+    + f"""
+from synthq_jax.cli import main
+code = main.main([
+  "run", "--gin_file=recipes/demo_tiny.gin", "--workdir=run", "--quiet",
+  "--gin.SOURCE=beir:{tmp_path / "beir"}", "--gin.BATCH_SIZE=4",
+  "--gin.NUM_DOCUMENTS=16", "--gin.RETRIEVER_BATCH_SIZE=4",
+])
+print(sorted(Blocked.names & set(sys.modules)))
+sys.exit(code)
+"""
+  )
+  shown = run(
+    *(sys.executable, "-c", script),
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+  )
+  assert shown.splitlines()[-1] == "[]"
+  assert (tmp_path / "run/report/report.html").is_file()
+
+
+def test_the_version_is_said_once():
+  assert PROJECT["dynamic"] == ["version"]
+  assert re.fullmatch(r"\d+\.\d+\.\d+", synthq_jax.__version__)
