@@ -14,6 +14,7 @@ import zipfile
 
 import pytest
 import small_data
+from packaging import requirements
 
 import synthq_jax
 
@@ -87,8 +88,9 @@ def base():
       continue
     found.add(name)
     for line in importlib.metadata.requires(name) or ():
-      if "extra ==" not in line:
-        todo.append(re.match(r"[\w.-]+", line)[0])
+      asked = requirements.Requirement(line)
+      if asked.marker is None or asked.marker.evaluate({"extra": ""}):
+        todo.append(asked.name)
   return found
 
 
