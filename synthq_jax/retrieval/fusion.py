@@ -30,7 +30,7 @@ class Convex:
 
   A query's best result of a run gets 1 and `floor`, or the worst result where
   there is no floor, gets 0; a document that a run does not hold gets 0 there.
-  Results of which all score the same get 1.
+  Results of which all score the same, in single precision, get 1.
 
   Attributes:
     lexical_floor: the least score that BM25 could give, 0; None: that of its
@@ -48,9 +48,11 @@ class Convex:
     if not scores:
       return {}
     floor = self.dense_floor if dense else self.lexical_floor
+    high = max(scores.values())
     low = min(scores.values()) if floor is None else floor
-    width = max(scores.values()) - low
-    if not width > 0:
+    width = high - low
+    # Files of runs keep equal scores as ones that fall by single steps.
+    if not width > len(scores) * np.spacing(np.float32(abs(high))):
       return dict.fromkeys(scores, 1.0)
     return {id_: (score - low) / width for id_, score in scores.items()}
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from synthq_jax.retrieval import fusion
+from synthq_jax.retrieval import fusion, trec
 
 CONVEX, RANKS = fusion.Convex(), fusion.ReciprocalRanks()
 LEXICAL = {"q": {"a": 9.0, "b": 6.0, "c": 3.0}}
@@ -71,6 +71,14 @@ def test_equal_scores_keep_the_order_of_the_lexical_run():
   found = fusion.fuse(CONVEX, same, other, weight=0.5)["q"]
   assert found == {"c": 1.0, "a": 0.5, "b": 0.5, "d": 0.5}
   assert list(found) == ["c", "a", "b", "d"]
+
+
+def test_equal_scores_are_equal_after_a_file_too(tmp_path):
+  same = {"q": dict.fromkeys("abc", 7.3)}
+  trec.write_run(tmp_path / "run.trec", same)
+  again = trec.read_run(tmp_path / "run.trec")
+  assert len(set(again["q"].values())) == 3  # what the file is for
+  assert CONVEX.values(again["q"], dense=False) == dict.fromkeys("abc", 1.0)
 
 
 def test_one_run_may_be_both():
