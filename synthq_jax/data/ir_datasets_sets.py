@@ -13,7 +13,12 @@ from synthq_jax.data import collection as collection_lib
 __all__ = ["read"]
 
 
-def read(name: str, *, split: str = "test") -> collection_lib.Collection:
+def read(
+  name: str,
+  *,
+  split: str = "test",
+  dangling: collection_lib.Dangling | None = None,
+) -> collection_lib.Collection:
   """Reads a dataset; its documents stay where ir_datasets keeps them.
 
   A query's text is what ir_datasets calls its default: a TREC topic's title.
@@ -22,14 +27,16 @@ def read(name: str, *, split: str = "test") -> collection_lib.Collection:
     name: its id, such as "trec-robust04", "nyt/trec-core-2017" or
       "wapo/v2/trec-core-2018".
     split: the name of its judgements, which are one split.
+    dangling: counts judgements of unknown ids, which are left out, as are
+      queries without text; None: they are refused.
 
   Returns:
-    The collection. Documents that are judged and not there are left out of the
-    judgements, and so are queries without text.
+    The collection.
 
   Raises:
-    ValueError: if the package is not installed, or there is no such dataset, or
-      it lacks documents, queries or judgements.
+    ImportError: if the package is not installed.
+    ValueError: if there is no such dataset, or it lacks documents, queries or
+      judgements, or a judgement names an unknown id.
   """
   dataset = _load(name)
   for what in ("docs", "queries", "qrels"):
@@ -48,11 +55,11 @@ def read(name: str, *, split: str = "test") -> collection_lib.Collection:
     if (text := " ".join(each.default_text().split()))
   )
   asked, known = {query.id for query in queries}, set(streamed.ids)
-  qrels: dict[str, dict[str, int]] = {}
-  for each in dataset.qrels_iter():
-    if each.query_id in asked and each.doc_id in known:
-      grades = qrels.setdefault(each.query_id, {})
-      grades[each.doc_id] = int(each.relevance)
+  rows = (
+    (f"ir_datasets:{name}", each.query_id, each.doc_id, str(each.relevance))
+    for each in dataset.qrels_iter()
+  )
+  qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
   return collection_lib.Collection(streamed, queries, {split: qrels})
 
 

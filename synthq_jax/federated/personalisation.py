@@ -72,7 +72,8 @@ class Settings:
       search_every=self.search_every,
       patience=1 if self.patience is None else self.patience,
     )
-    checks.at_least(0, num_negatives=self.num_negatives)
+    if self.num_negatives is not None:
+      checks.at_least(0, num_negatives=self.num_negatives)
     checks.within(
       "(0, inf]", temperature=self.temperature, learning_rate=self.learning_rate
     )

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import faiss
 import numpy as np
 
+from synthq_jax import extras
 from synthq_jax.data import files
 from synthq_jax.pipeline import (
   config_types,
@@ -23,6 +23,9 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.retrieval import index
 from synthq_jax.stages import stage
+
+with extras.required("run"):
+  import faiss
 
 __all__ = ["STAGE", "Config", "run"]
 

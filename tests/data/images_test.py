@@ -111,7 +111,7 @@ def test_what_is_not_on_the_machine_is_one_line(monkeypatch):
   assert "\n" not in str(caught.value)
   assert "download_and_prepare" in str(caught.value)
   monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-  with pytest.raises(ValueError, match=r"pip install 'synthq_jax\[images\]'"):
+  with pytest.raises(ImportError, match=r"pip install 'synthq_jax\[images\]'"):
     images.load("digits")
 
 

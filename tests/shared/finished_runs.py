@@ -139,6 +139,7 @@ def shared(folder: str | os.PathLike) -> Run:
 
 def state(run: Run) -> dict[str, tuple[int, int]]:
   """Returns size and time of every file, by which a change shows."""
-  paths = (p for p in run.root.parent.rglob("*") if p.is_file())
+  lock = run.root.parent / "lock"  # every process that asks for the run
+  paths = (p for p in run.root.parent.rglob("*") if p.is_file() and p != lock)
   stats = {str(path): path.stat() for path in paths}
   return {p: (one.st_size, one.st_mtime_ns) for p, one in stats.items()}
