@@ -110,7 +110,7 @@ def test_what_is_not_on_the_machine_is_one_line(monkeypatch):
     images.load("cifar10")
   assert "\n" not in str(caught.value)
   assert "download_and_prepare" in str(caught.value)
-  monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+  monkeypatch.setitem(sys.modules, "sklearn", None)
   with pytest.raises(ImportError, match=r"pip install 'synthq_jax\[images\]'"):
     images.load("digits")
 
