@@ -141,9 +141,11 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   small = ["BATCH_SIZE=8", "RETRIEVER_BATCH_SIZE=8", "plan.Rows.direct_dp=()"]
   run += [f"--gin.{one}" for one in (*small, "SECRET_SEED=None")]
   assert main.main([*run, "--strict"]) == 2
-  assert "known document, got 'd999'" in capsys.readouterr().err
+  assert "the id of a known document" in capsys.readouterr().err
   assert main.main(run) == 0
-  assert "1 unknown document ids" in capsys.readouterr().err
+  assert (
+    "left out judgements of unknown document ids" in capsys.readouterr().err
+  )
   *others, serve = others
   assert serve[-1] == "--serve"  # until Ctrl-C; tests/pipeline/search_test.py
   for arguments in others:

@@ -87,7 +87,8 @@ def read_hub(
     dangling: as in `read_beir`.
 
   Returns:
-    The collection; documents stay on disk. The splits are those of the qrels.
+    The collection; documents stay on disk. The splits are those that the tables
+    of judgements are named after, or else a column "split" names.
 
   Raises:
     ValueError: as `read_beir`.
@@ -108,15 +109,23 @@ def read_hub(
   queries = collection_lib.by_id(
     asked, "query", _made(table_files.rows(asked), query_of)
   )
-  rows: dict[str, list[tuple[str, str, str, str]]] = {}
+  found, named = [], []
   for where, row in table_files.rows(judged):
-    cells = (str(row.get(name, "")) for name in _HEADER)
-    rows.setdefault(row["split"], []).append((where, *cells))
-  qrels = {
-    split: collection_lib.judge(found, queries, ids, dangling=dangling)
-    for split, found in rows.items()
+    named.append(files.field(where, row, "split", default=""))
+    found.append((where, *(str(row.get(name, "")) for name in _HEADER)))
+  by_column = table_files.by_column(judged, named, "split")
+  rows: dict[str, list[tuple[str, str, str, str]]] = {
+    split: [] for split in ([] if by_column else table_files.splits(judged))
   }
-  return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+  for split, row in zip(named, found, strict=True):
+    rows.setdefault(split, []).append(row)
+  qrels = {
+    split: collection_lib.judge(each, queries, ids, dangling=dangling)
+    for split, each in rows.items()
+  }
+  return collection_lib.Collection(
+    documents, tuple(queries.values()), qrels, by_column
+  )
 
 
 def read_judgements(
@@ -193,11 +202,11 @@ def read_written(
   )
   owners: dict[str, str] = {}
   found = collection_lib.by_id(queries, "query", _written(queries, owners))
-  for query, document in owners.items():
+  for document in owners.values():
     if document not in ids:
       raise ValueError(
-        f"{queries}: expected queries for documents of {corpus}, got query"
-        f" {query!r} for {document!r}; give the corpus they were written for"
+        f"{queries}: expected queries for documents of {corpus}, got one for"
+        " another; give the corpus they were written for"
       )
   return collection_lib.Collection(
     documents,

@@ -127,6 +127,8 @@ class Collection:
     documents: with distinct ids, in memory or streamed from their file.
     queries: with distinct ids, of all splits.
     qrels: split -> query id -> document id -> grade, with ids found above.
+    split_by_record: whether each record names its split, so that which splits
+      there are depends on the records.
 
   Raises:
     ValueError: if an id is empty, holds white space, stands twice or is judged
@@ -136,6 +138,7 @@ class Collection:
   documents: tuple[Document, ...] | StreamedDocuments
   queries: tuple[Query, ...]
   qrels: dict[str, Qrels]
+  split_by_record: bool = False
 
   def __post_init__(self):
     documents = _distinct("document", self.document_ids())
@@ -173,8 +176,11 @@ class Collection:
   def judgements(self, split: str) -> Qrels:
     """Returns the judgements of a split, or says which splits there are."""
     if split not in self.qrels:
+      known = sorted(self.qrels)
+      if self.split_by_record:  # a name may be a cell of a private table
+        known = "those that its records name"
       raise ValueError(
-        f"expected a split of {sorted(self.qrels)}, got split={split!r}; "
+        f"expected a split of {known}, got split={split!r}; "
         "choose one of these or add its judgements"
       )
     return self.qrels[split]
@@ -231,10 +237,15 @@ def check_id(kind: str, value: str, where: str = "") -> str:
   if value.split() != [value]:
     prefix = f"{where}: " if where else ""
     raise ValueError(
-      f"{prefix}expected a {kind} id without white space, got {value!r}; "
-      "give it another"
+      f"{prefix}expected a {kind} id without white space, got"
+      f" {_shown(kind, value)}; give it another"
     )
   return value
+
+
+def _shown(kind: str, id_: str) -> str:
+  """Returns what a message may say of an id in a corpus or a list of queries."""
+  return repr(id_) if kind == "document" else "one"
 
 
 def by_id(
@@ -255,8 +266,8 @@ def by_id(
   for where, item in found:
     if item.id in items:
       raise ValueError(
-        f"{where}: expected distinct {kind} ids, got {item.id!r} again; "
-        "rename or remove one"
+        f"{where}: expected distinct {kind} ids, got {_shown(kind, item.id)}"
+        " again; rename or remove one"
       )
     items[item.id] = item if keep else None
   if not items:
@@ -296,8 +307,9 @@ def check_text(where: str, kind: str, id_: str, text: str) -> None:
   """Refuses a document or query without text."""
   if not text.strip():
     raise ValueError(
-      f"{where}: expected text in {kind} {id_!r}, got none; fill it, or "
-      "remove the line and its judgements"
+      f"{where}: expected text in {kind}"
+      f"{f' {id_!r}' if kind == 'document' else ''}, got none; fill it, or"
+      " remove the line and its judgements"
     )
 
 
@@ -338,8 +350,8 @@ def judge(
     grades = qrels.setdefault(query, {})
     if grades.setdefault(document, value) != value:
       raise ValueError(
-        f"{where}: expected one grade for query {query!r} and document "
-        f"{document!r}, got {grades[document]} and {value}; keep one"
+        f"{where}: expected one grade for a query and a document, got another"
+        " than above; keep one"
       )
   return qrels
 
@@ -350,8 +362,8 @@ def _distinct(kind: str, ids: Iterable[str]) -> set[str]:
   for value in ids:
     if check_id(kind, value) in seen:
       raise ValueError(
-        f"expected distinct {kind} ids, got {value!r} twice; rename or "
-        "remove one"
+        f"expected distinct {kind} ids, got {_shown(kind, value)} twice; rename"
+        " or remove one"
       )
     seen.add(value)
   return seen
@@ -361,9 +373,8 @@ def _known(kind: str, where: str, unknown: set[str]) -> None:
   """Refuses judgements of what is not in the collection."""
   if unknown:
     raise ValueError(
-      f"{where}: expected ids of the collection, got {len(unknown)} unknown "
-      f"{kind} ids such as {min(unknown)!r}; add them or remove the "
-      "judgements"
+      f"{where}: expected ids of the collection, got unknown {kind} ids; add"
+      " them or remove the judgements"
     )
 
 
@@ -390,8 +401,8 @@ def is_known(
     return True
   if dangling is None:
     raise ValueError(
-      f"{where}: expected the id of a known {kind}, got {id_!r}; add that "
-      f"{kind} or remove the line"
+      f"{where}: expected the id of a known {kind}, got another; add that"
+      f" {kind} or remove the line"
     )
   dangling[kind] += 1
   return False
@@ -400,8 +411,8 @@ def is_known(
 def _grade(where: str, text: str) -> int:
   try:
     return int(text)
-  except ValueError as error:
+  except ValueError:
     raise ValueError(
-      f"{where}: expected a whole number as the grade, got {text!r}; write "
-      "1 for relevant, 0 for not"
-    ) from error
+      f"{where}: expected a whole number as the grade, got another text; write"
+      " 1 for relevant, 0 for not"
+    ) from None

@@ -1,6 +1,7 @@
 """Line-by-line reading of text files, plain or gzipped, with clear errors.
 
-Every error says file:line, what was expected, what was found and what to do.
+Every error says file:line, what was expected and what to do. Files may be private,
+so no error of a line, nor its cause, holds a key, a cell or a byte of it.
 """
 
 import contextlib
@@ -179,9 +180,9 @@ def _decode(raw: bytes, where: str, first: bool) -> str:
     return raw.decode("utf-8").rstrip("\r\n")
   except UnicodeDecodeError as error:
     raise ValueError(
-      f"{where}: expected UTF-8, got byte {raw[error.start]:#04x} at position"
-      f" {error.start}; convert the file (iconv -t utf-8)"
-    ) from error
+      f"{where}: expected UTF-8, got another byte at position {error.start};"
+      " convert the file (iconv -t utf-8)"
+    ) from None
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -201,9 +202,9 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
       value = json.loads(text)
     except ValueError as error:
       raise ValueError(
-        f"{where}: expected one JSON object a line, got {text[:40]!r} "
-        f"({error}); correct or remove the line"
-      ) from error
+        f"{where}: expected one JSON object a line, got other text ({error});"
+        " correct or remove the line"
+      ) from None
     if not isinstance(value, dict):
       raise ValueError(
         f"{where}: expected a JSON object, got a {type(value).__name__}; "
@@ -218,12 +219,11 @@ def _refuse_half_characters(where: str, value: dict[str, Any]) -> None:
   """Refuses halves of surrogate pairs, which JSON can spell and UTF-8 not."""
   try:
     json.dumps(value, ensure_ascii=False).encode()
-  except UnicodeEncodeError as error:
+  except UnicodeEncodeError:
     raise ValueError(
-      f"{where}: expected whole characters, got half of one"
-      f" ({error.object[error.start]!a}): the text was cut inside an emoji or"
-      " the like; remove the half"
-    ) from error
+      f"{where}: expected whole characters, got half of one: the text was cut"
+      " inside an emoji or the like; remove the half"
+    ) from None
 
 
 def field(
@@ -249,12 +249,11 @@ def field(
   if not isinstance(value, kind) or isinstance(value, bool):
     kinds = kind if isinstance(kind, tuple) else (kind,)
     names = " or ".join(_KINDS.get(each, each.__name__) for each in kinds)
-    # Texts may be private: a message shows none.
+    # Texts may be private, and keys are texts where a table has no header.
     shown = "None" if value is None else type(value).__name__
     raise ValueError(
-      f'{where}: expected a {names} under "{key}", got'
-      f" {shown} among the keys"
-      f" {sorted(line)}; correct the line"
+      f'{where}: expected a {names} under "{key}", got {shown} among'
+      f" {len(line)} keys; correct the line, or add the header"
     )
   return value
 
@@ -277,7 +276,7 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
     if len(cells) != columns:
       raise ValueError(
         f"{where}: expected {columns} columns separated by tabs, got "
-        f"{len(cells)} in {text[:40]!r}; correct the line"
+        f"{len(cells)}; correct the line"
       )
     yield where, cells
 
@@ -302,7 +301,7 @@ def headed_table(
   if first != list(header):
     raise ValueError(
       f"{where}: expected the header {' '.join(header)} separated by tabs, "
-      f"got {' '.join(first)!r}; add it"
+      "got another line; add it"
     )
   yield from rows
 

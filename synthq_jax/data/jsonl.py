@@ -28,7 +28,7 @@ class Fields:
     clicks: the key of how often the document was clicked; a line may lack it,
       and with 0 it is left out.
     split: the key of the split that a line of a log with a corpus belongs to;
-      either all lines have it or none.
+      either all lines have it or none. A log with it is never divided.
   """
 
   query: str = "query"
@@ -124,7 +124,8 @@ def read_log(
     name no split, which queries are in the first, and with which of their
     documents, is a function of each query's own lines, of the corpus'
     ids, of `fractions` and `seed`; so one query more or less changes no other
-    record of the first split.
+    record of the first split. Where lines name theirs, each query is in those
+    that its own lines name, and no rule divides them (`splits.where_none`).
 
   Args:
     path: the log, of any kind that `table_files.rows` reads; under
@@ -147,31 +148,31 @@ def read_log(
   documents, known = collection_lib.read_documents(
     corpus, lambda: _documents(corpus)
   )
-  pairs, named = [], []
+  pairs, named, every = [], [], []
   for where, line in table_files.rows(path):
     id_ = str(files.field(where, line, fields.document, (str, int)))
+    side = files.field(where, line, fields.split, default="")
+    every.append(side if fields.split in line else None)
     if _is_clicked(where, line, fields) and collection_lib.is_known(
       where, "document", id_, known, dangling
     ):
       pairs.append((_query(where, line, fields), id_))
-      named.append(files.field(where, line, fields.split, default=""))
-  if all(named) and named:
+      named.append(side)
+  qrels: dict[str, collection_lib.Qrels] = {}
+  by_column = table_files.by_column(path, every, fields.split)
+  if by_column:
     sides = named
-  elif any(named):
-    raise ValueError(
-      f'{path}: expected "{fields.split}" in all lines or in none, got it in'
-      " some: fill it, or leave the column out"
-    )
+  elif any(every):
+    sides, qrels = named, {split: {} for split in table_files.splits(path)}
   else:
     asked = [(query.text, id_) for query, id_ in pairs]
     sides = splits_lib.split_by_own_document(asked, fractions, seed=seed)
     _check_sides(path, sides, fractions)
-  qrels: dict[str, collection_lib.Qrels] = {}
   for (query, id_), side in zip(pairs, sides, strict=True):
     if side is not None:
       qrels.setdefault(side, {}).setdefault(query.id, {})[id_] = 1
   queries = tuple({query.id: query for query, _ in pairs}.values())
-  return collection_lib.Collection(documents, queries, qrels)
+  return collection_lib.Collection(documents, queries, qrels, by_column)
 
 
 def _documents(
@@ -189,11 +190,11 @@ def _is_clicked(where: str, line: Mapping[str, Any], fields: Fields) -> bool:
     return True
   try:
     return float(value) > 0
-  except (TypeError, ValueError) as error:
+  except (TypeError, ValueError):
     raise ValueError(
       f'{where}: expected a number under "{fields.clicks}", got another value;'
       " correct the line"
-    ) from error
+    ) from None
 
 
 def _query(
@@ -229,8 +230,8 @@ def _digest(kind: str, *parts: str) -> str:
 def _required(where: str, line: Mapping[str, Any], name: str) -> str:
   if name not in line:
     raise ValueError(
-      f'{where}: expected the key "{name}", got {sorted(line)}; rename the '
-      "key or name it in fields"
+      f'{where}: expected the key "{name}", got {len(line)} others; rename the'
+      " key, name it in fields or add the header"
     )
   text = files.field(where, line, name, default="").strip()
   if not text:
@@ -263,9 +264,9 @@ def _check_sides(
   fractions: Mapping[str, float],
 ) -> None:
   """Refuses a file so small, or so entangled, that a split stays empty."""
-  counts = {split: sides.count(split) for split in fractions}
-  if min(counts.values()) == 0:
+  empty = [split for split in fractions if split not in sides]
+  if empty:
     raise ValueError(
-      f"{path}: expected pairs in every split, got {counts}; give more "
-      "documents, other fractions or another seed"
+      f"{path}: expected pairs in every split, got none in {empty}; give more"
+      " documents, other fractions or another seed"
     )

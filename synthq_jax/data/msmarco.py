@@ -66,7 +66,7 @@ def read_msmarco(
     for id_, query in asked.items():
       if id_ in qrels[split] and queries.setdefault(id_, query) != query:
         raise ValueError(
-          f"{path}: expected one text for query {id_!r}, got another than in an"
+          f"{path}: expected one text for each query, got another than in an"
           " earlier split; correct one"
         )
   return collection_lib.Collection(documents, tuple(queries.values()), qrels)
@@ -128,10 +128,10 @@ def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:
 def _topics(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
   """Yields the titles of TREC topics."""
   text = "\n".join(line for _, line in files.lines(path))
-  for number, title in _TOPIC.findall(text):
-    query = " ".join(title.split())
-    collection_lib.check_text(str(path), "query", number, query)
-    yield f"{path}: topic {number}", collection_lib.Query(number, query)
+  for place, (number, title) in enumerate(_TOPIC.findall(text), 1):
+    where, query = f"{path}: topic {place}", " ".join(title.split())
+    collection_lib.check_text(where, "query", number, query)
+    yield where, collection_lib.Query(number, query)
 
 
 def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
@@ -147,8 +147,8 @@ def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
     cells = line.split()
     if len(cells) != 4:
       raise ValueError(
-        f"{where}: expected query id, 0, passage id and grade, got "
-        f"{line[:40]!r}; correct the line"
+        f"{where}: expected query id, 0, passage id and grade, got"
+        f" {len(cells)} cells; correct the line"
       )
     query, _, document, grade = cells
     yield where, query, document, grade

@@ -166,6 +166,7 @@ def as_collection(stories: Iterable[Story]) -> collection.Collection:
     tuple(collection.Document(story.id, story.text) for story in stories),
     tuple(collection.Query(each.id, each.text) for _, each in asked),
     qrels,
+    split_by_record=True,
   )
 
 

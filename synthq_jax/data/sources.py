@@ -64,7 +64,7 @@ class Source:
     fields: of a line, for jsonl and log.
     strict: whether judgements of unknown documents or queries are refused; else
       they are left out, and counted.
-    left_out: how many were, by kind.
+    left_out: how many were, by kind; as private as the queries.
   """
 
   kind: str
@@ -93,7 +93,10 @@ class Source:
   def read(self) -> collection.Collection:
     """Reads it; documents in files stay there.
 
-    What was left out is counted, and said on standard error in one line.
+    What was left out is counted in `left_out`. One line on standard error says
+    that there was some, and of which kind, without the number: of a private log,
+    it is an exact count of private records. The line itself still tells whether
+    there was any; treat the terminal's output as private.
 
     Raises:
       ValueError: if a file is missing or malformed.
@@ -101,12 +104,10 @@ class Source:
     self.left_out.clear()
     data = KINDS[self.kind].read(self)
     if self.left_out:
-      counts = " and ".join(
-        f"{n:,} unknown {k}" for k, n in self.left_out.items()
-      )
+      kinds = " and ".join(sorted(self.left_out))
       print(
-        f"synthq: note: {self.place}: left out judgements of {counts} ids;"
-        " --strict stops there",
+        f"synthq: note: {self.place}: left out judgements of unknown {kinds}"
+        " ids; --strict stops there",
         file=sys.stderr,
       )
     return data

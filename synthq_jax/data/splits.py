@@ -10,7 +10,7 @@ memory. There are two ways to keep them apart:
 - `split_by_own_document` sends a pair to the side of its document, whatever the
   other pairs are, and leaves out pairs whose words are on an earlier side.
 
-Where a set of judged queries has one split for all, `where_none` sends each query
+Where a source declares one split for all queries, `where_none` sends each query
 to the side of its words, with all of its documents: these may be on several sides
 then, as in MS MARCO.
 """
@@ -144,12 +144,16 @@ def where_none(
   *,
   seed: int = 0,
 ) -> collection.Collection:
-  """Splits the queries of a collection that has one split for all of them.
+  """Splits the queries of a source that declares one split for all of them.
 
-  Says so on standard error. A collection with several splits stays as it is.
+  Says so on standard error. A collection with several splits stays as it is, and
+  so does one whose records name theirs: one record with another name would
+  otherwise decide for all whether they are divided.
 
-  Formal guarantee: a query's side is a function of its own words, of the
-  fractions and of the seed; no other query moves it.
+  Formal guarantee: whether queries are divided is a function of the names of the
+  source's files and of whether it has a column of splits; a query's side then is
+  one of its own words, of the fractions and of the seed. No other query moves
+  it.
 
   Args:
     data: the collection.
@@ -159,7 +163,7 @@ def where_none(
   Returns:
     The collection, with a split for each of the fractions.
   """
-  if len(data.qrels) != 1:
+  if data.split_by_record or len(data.qrels) != 1:
     return data
   [(name, judged)] = data.qrels.items()
   side_of = _sides(fractions, seed)

@@ -11,18 +11,22 @@ import io
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from synthq_jax import extras
 from synthq_jax.data import files
 
-__all__ = ["SUFFIXES", "rows"]
+__all__ = ["SUFFIXES", "OfFile", "by_column", "rows", "splits"]
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _MOST = 2**31 - 1
 """Characters of a cell: a document may stand in one."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+
+class OfFile(str):
+  """The split of a row whose file or folder names it, and no column."""
 
 
 def rows(path: str | os.PathLike) -> _Rows:
@@ -31,8 +35,8 @@ def rows(path: str | os.PathLike) -> _Rows:
   Args:
     path: a file of one of `SUFFIXES`, with a header where the format has one;
       or a folder of such files. There a row gets the key "split", if it has
-      none: the name of the file's folder below `path`, or what stands before
-      the first "-" of the file's name.
+      none, an `OfFile`: the name of the file's folder below `path`, or what
+      stands before the first "-" of the file's name.
 
   Raises:
     ValueError: if there is no such file, its kind is not known, what reads it is
@@ -42,6 +46,56 @@ def rows(path: str | os.PathLike) -> _Rows:
   if not path.is_dir():
     yield from _reader(path)(path)
     return
+  for split, file in _tables(path):
+    for where, row in _reader(file)(file):
+      yield where, {"split": OfFile(split), **row}
+
+
+def splits(path: str | os.PathLike) -> list[str]:
+  """Returns the splits that a folder's files name, also those without a row.
+
+  They are none for a file. Errors are those of `rows`.
+  """
+  path = pathlib.Path(path)
+  return sorted({split for split, _ in _tables(path)}) if path.is_dir() else []
+
+
+def by_column(
+  path: str | os.PathLike, named: Sequence[str | None], key: str
+) -> bool:
+  """Says whether a column names the split of each row.
+
+  A function of which rows have the column, not of the splits that they name.
+
+  >>> by_column("log", ["train", "train"], "split"), by_column("log", [None], "")
+  (True, False)
+
+  Args:
+    path: for the message.
+    named: what stands under `key` in each row, "" for nothing; None where the
+      row has no such key.
+    key: the name of the column.
+
+  Raises:
+    ValueError: if some rows name their split and some do not, or one is no name
+      for a file.
+  """
+  own = [x for x in named if x is not None and not isinstance(x, OfFile)]
+  if own and not (len(own) == len(named) and all(own)):
+    raise ValueError(
+      f'{path}: expected "{key}" in all lines or in none, got it in some: fill'
+      " it, or leave the column out"
+    )
+  if not all(re.fullmatch(r"[\w.-]+", each) for each in own):
+    raise ValueError(
+      f'{path}: expected names of splits under "{key}" (letters, digits, ".",'
+      ' "_" and "-"), got another; correct them'
+    )
+  return bool(own)
+
+
+def _tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+  """Yields the split and the path of each table in a folder."""
   found = [p for p in sorted(path.rglob("*")) if _suffix(p) and p.is_file()]
   found = [p for p in found if p.suffix in (".parquet", ".arrow")] or found
   found = [p for p in found if p.name not in _DESCRIPTIONS]
@@ -52,9 +106,7 @@ def rows(path: str | os.PathLike) -> _Rows:
     )
   for file in found:
     below = file.relative_to(path).parts[:-1]
-    split = below[0] if below else re.split(r"[-.]", file.name)[0]
-    for where, row in _reader(file)(file):
-      yield where, {"split": split, **row}
+    yield below[0] if below else re.split(r"[-.]", file.name)[0], file
 
 
 def _suffix(path: pathlib.Path) -> str:
@@ -96,7 +148,7 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
         raise ValueError(
           f"{path}:{reader.line_num + 1}: expected a table in UTF-8 with a"
           f" header, got {type(error).__name__}; correct the line"
-        ) from error
+        ) from None
 
   return read
 
@@ -137,7 +189,7 @@ def _explained(path: pathlib.Path) -> Iterator[None]:
     raise ValueError(
       f"{path}: expected a table, got a damaged file ({type(error).__name__}):"
       " copy it again"
-    ) from error
+    ) from None
 
 
 def _of_batches(path: pathlib.Path, batches: Any) -> _Rows:

@@ -266,13 +266,12 @@ def _negatives(
   for where, (query, document) in rows:
     if query not in queries or document not in documents:
       raise ValueError(
-        f"{where}: expected ids of the collection, got query {query!r} and"
-        f" document {document!r}; remove the line"
+        f"{where}: expected ids of the collection, got others; remove the line"
       )
     if (query, document) in relevant:
       raise ValueError(
-        f"{where}: expected a negative, got document {document!r}, which is"
-        f" judged relevant to query {query!r}; remove the line"
+        f"{where}: expected a negative, got a document that is judged relevant"
+        " to the query; remove the line"
       )
     found.setdefault(query, []).append(document)
   return found

@@ -37,7 +37,7 @@ def test_a_byte_order_mark_further_down_is_named(tmp_path):
 
 def test_a_file_in_utf16_is_told_to_be_converted(tmp_path):
   path = write(tmp_path / "a", "one\n".encode("utf-16"))
-  with pytest.raises(ValueError, match=r"a:1: .* byte 0xff at .*iconv"):
+  with pytest.raises(ValueError, match=r"a:1: .* position 0; .*iconv"):
     list(files.lines(path))
 
 
@@ -48,7 +48,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_bytes_that_are_not_utf8_are_named_with_their_line(tmp_path):
   path = write(tmp_path / "a", b"fine\nbad \xe9 byte\n")
-  with pytest.raises(ValueError, match=r"a:2: expected UTF-8, got byte 0xe9"):
+  with pytest.raises(ValueError, match=r"a:2: expected UTF-8, got another"):
     list(files.lines(path))
 
 

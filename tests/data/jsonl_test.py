@@ -109,7 +109,7 @@ def test_keys_can_have_other_names(tmp_path):
 BAD = {
   "a line without the query": (
     {"question": "x", "document": "y"},
-    r'log\.jsonl:41: expected the key "query", got \[.document., .quest',
+    r'log\.jsonl:41: expected the key "query", got 2 others',
   ),
   "an empty document": (
     {"query": "x", "document": " "},
@@ -125,7 +125,7 @@ BAD = {
   ),
   "a tab-separated line": (
     b"x\ty\n",
-    r"log\.jsonl:41: expected one JSON object a line, got 'x.ty'",
+    r"log\.jsonl:41: expected one JSON object a line, got other text",
   ),
 }
 
@@ -141,5 +141,5 @@ def test_bad_input_is_named_with_file_and_line(tmp_path, name):
 
 
 def test_a_file_too_small_for_three_splits_is_refused(tmp_path):
-  with pytest.raises(ValueError, match=r"pairs in every split, got \{'train'"):
+  with pytest.raises(ValueError, match=r"pairs in every split, got none in"):
     jsonl.read_jsonl(write(tmp_path, log(2)))

@@ -321,7 +321,7 @@ def test_negatives_of_a_source_without_any_are_refused(folder, vocabulary):
   [
     ("q1\td2\n", "expected the header query-id corpus-id"),
     ("query-id\tcorpus-id\nq1\td9\n", ":2: expected ids of the collection"),
-    ("query-id\tcorpus-id\nq1\td1\n", "judged relevant to query 'q1'"),
+    ("query-id\tcorpus-id\nq1\td1\n", "judged relevant to the query"),
     ("query-id\tcorpus-id\nq1 d2\n", "expected 2 columns separated by tabs"),
   ],
 )

@@ -65,10 +65,10 @@ def change(path, line, text):
   [
     ("corpus.jsonl", 3, '{"_id": "d2", ', "one JSON object", "correct or"),
     ("corpus.jsonl", 3, "[1]", "expected a JSON object, got a list", "write {"),
-    ("queries.jsonl", 2, b'{"_id": "q1", "text": "\xff"}\n', "0xff", "iconv"),
+    ("queries.jsonl", 2, b'{"_id": "q1", "text": "\xff"}\n', "UTF-8", "iconv"),
     ("corpus.jsonl", 5, '{"_id": "d1", "text": "x"}', "'d1' again", "rename"),
     ("corpus.jsonl", 4, '{"_id": "d3", "text": " "}', "text in doc", "fill it"),
-    ("qrels/train.tsv", 2, "q0\tnone\t1", "'none'", "add"),
+    ("qrels/train.tsv", 2, "q0\tnone\t1", "known document", "add"),
     ("qrels/train.tsv", 2, "q0 d0 1", "expected 3 columns", "correct"),
     ("qrels/train.tsv", 1, "q0\td0\t1", "expected the header", "add it"),
     ("corpus.jsonl", 3, '\ufeff{"_id": "d2"}', "order mark", "remove it"),
