@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from synthq_jax import checks
 from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
+from synthq_jax.optim.bookkeeping import devices
 
 __all__ = ["AdaptiveClip", "AdaptiveClipState"]
 
@@ -48,8 +49,9 @@ class AdaptiveClip:
     amplify it as any other; replaced, it moves by twice that, which accountants
     of REPLACE_ONE allow for. The clip norm of a step follows from earlier noisy
     sums alone: adaptive composition covers it. Asked of the caller: the clip
-    norm goes into the gradient of the same step, whose norms come back; the key
-    is used for nothing else. Public: the settings. A claim is made with
+    norm goes into the gradient of the same step, whose norms come back, all of
+    them (a part inside of `jax.shard_map` is refused); the key is used for
+    nothing else. Public: the settings. A claim is made with
     `noise_multiplier`, `l2_sensitivity=1` and the initial clip norm.
 
   >>> clip = AdaptiveClip(initial=1.0, noise_multiplier=1.0, denominator=100,
@@ -156,7 +158,16 @@ class AdaptiveClip:
       is_padding_example: bool [batch], as `drawn.is_padding`: padding that
         counts is an example that nobody accounts for. None only where no batch
         ever has padding, as of `sampling.FixedOrder`.
+
+    Raises:
+      ValueError: if a device has norms, padding or a state of its own inside of
+        `jax.shard_map`: all would add the same noise to their parts.
     """
+    devices.refuse_parts(
+      (norms, state, is_padding_example),
+      "norms and a state",
+      "return the norms from jax.shard_map and call update outside of it",
+    )
     count = self.counted(norms, state.l2_clip_norm, is_padding_example)
     step_key = jax.random.fold_in(self.key, state.step)
     count += self.count_std * noise_lib.standard(step_key, ())

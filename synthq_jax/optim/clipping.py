@@ -309,9 +309,12 @@ def clipped_grad(
 
   Args:
     loss_fn: `(params, batch)` to losses [batch]; `(params, batch, key)` if a
-      key is given in the call. Further arguments, such as frozen parameters or
-      public negatives, stand before the key. It is always called with a batch
-      of one example (and that example's own key).
+      key is given in the call. Only a batch that is a mapping carries the mask
+      of `sampler.take`: `grad_fn(params, batch["x"])` counts padding, unless
+      the call gives `is_padding_example=batch["is_padding_example"]`. Further
+      arguments, such as frozen parameters or public negatives, stand before the
+      key. It is always called with a batch of one example (and that example's
+      own key).
     l2_clip_norm: the clip norm, finite and at least 1e-12.
     strategy: "bookkeeping" (one backward pass, gradients kept in factors where
       that is less), "ghost" (two backward passes, keeps what ordinary training
@@ -467,12 +470,15 @@ def split_padding(
     None where neither says anything.
 
   Raises:
-    ValueError: if the two have different shapes.
+    ValueError: if the two have different shapes, or the batch has a mask in
+      another place than beside its fields.
   """
   if not isinstance(batch, Mapping) or sampling.IS_PADDING not in batch:
+    _refuse_inner_mask(batch)
     return batch, is_padding_example
   own = jnp.asarray(batch[sampling.IS_PADDING], bool)
   rest = {name: x for name, x in batch.items() if name != sampling.IS_PADDING}
+  _refuse_inner_mask(rest)
   if is_padding_example is None:
     return rest, own
   if jnp.shape(is_padding_example) != own.shape:
@@ -481,6 +487,19 @@ def split_padding(
       f"{jnp.shape(is_padding_example)}: one flag for each example"
     )
   return rest, own | jnp.asarray(is_padding_example, bool)
+
+
+def _refuse_inner_mask(batch: typing.Batch) -> None:
+  """Refuses a mask that would be taken for a field of the examples."""
+  for path, _ in jax.tree_util.tree_flatten_with_path(batch)[0]:
+    names = [getattr(key, "key", getattr(key, "name", None)) for key in path]
+    if sampling.IS_PADDING in names:
+      raise ValueError(
+        f"expected {sampling.IS_PADDING} beside the fields of a batch that is a"
+        f" mapping, got batch{jax.tree_util.keystr(path)}, which no one would"
+        f" find there: give the call {sampling.IS_PADDING}=, and leave it out of"
+        " the batch"
+      )
 
 
 def _batch_size(batch: typing.Batch) -> int:

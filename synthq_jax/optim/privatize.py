@@ -181,14 +181,12 @@ def check_whole(tree: Any) -> None:
         f"expected floating-point parameters, got {name} of {dtype}: noise"
         " means nothing there; keep it out of params"
       )
-  axes = devices.axes_of(tree).union(devices.unseen_axes())
-  if axes:
-    raise ValueError(
-      "expected a whole sum that all devices share, got one that differs, or"
-      f" may differ, along the mesh axes {sorted(axes)}: every device would add"
-      " the same noise to its part; add the devices' sums (jax.lax.psum) under"
-      " check_vma=True, or call privatize outside of jax.shard_map"
-    )
+  devices.refuse_parts(
+    tree,
+    "a whole sum",
+    "add the devices' sums (jax.lax.psum) under check_vma=True, or call"
+    " privatize outside of jax.shard_map",
+  )
 
 
 _READ_AGAIN = ("grad", "obj_fn", "value", "value_and_grad_fn", "value_fn")

@@ -48,6 +48,8 @@ class Sampler(abc.ABC):
   """Steps between two batches that may hold the same record, at least."""
   knows_truncation: bool = True
   """Whether `event` says what truncation costs; else it is paid from delta."""
+  keeps_bins: bool = False
+  """Whether a record's steps are one bin's, as noise of `optim.blt` asks."""
 
   @abc.abstractmethod
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
@@ -73,6 +75,31 @@ class Sampler(abc.ABC):
     """Raises ValueError if nothing is claimed for that relation."""
     checks.relation(relation)
 
+  def check_noise(self, bands: int, buffers: int = 0) -> None:
+    """Refuses correlated noise for which nothing is claimed with these batches.
+
+    Args:
+      bands: of `optim.banded` noise; 1: independent in every step.
+      buffers: of `optim.blt` noise; 0: none.
+
+    Raises:
+      ValueError: if a record can come back sooner than the bands allow, or
+        buffers meet other batches than those of `BallsInBins`.
+    """
+    if not 1 <= bands <= self.min_separation:
+      raise ValueError(
+        f"expected noise_bands of at most {self.min_separation}, the steps that"
+        " the sampler keeps a record's batches apart, got noise_bands="
+        f"{bands}: draw batches with sampling.CyclicPoisson"
+      )
+    checks.count("noise_buffers", buffers, 0)
+    if buffers and not self.keeps_bins:
+      raise ValueError(
+        "expected batches of sampling.BallsInBins for noise of optim.blt, got"
+        f" {type(self).__name__} and noise_buffers={buffers}: nothing is claimed"
+        " for others"
+      )
+
 
 def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   """Returns the records of a batch, and beside them which rows are padding.
@@ -80,6 +107,8 @@ def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:
   Rows of padding are zero. Clipped gradients find the field
   "is_padding_example" by themselves and leave these rows out, so that nobody has
   to remember it: a row of padding that counts is some record many times over.
+  Only the mapping carries the mask: for `grad_fn(params, batch["x"])` every row
+  is a record, unless `is_padding_example=batch["is_padding_example"]` is given.
 
   >>> drawn = Batch(np.array([2, 0, -1]), np.array([False, False, True]))
   >>> batch = take({"x": np.array([5.0, 6.0, 7.0])}, drawn)

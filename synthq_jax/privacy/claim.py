@@ -45,10 +45,11 @@ class Claim:
     by at most `l2_sensitivity` when it comes to the batch or leaves it; the
     noise has standard deviation `noise_multiplier * l2_sensitivity`,
     independent of all else, or `noise_bands` bands of `optim.banded`; and
-    what `words` assume. A noise multiplier that is a schedule is public and was
-    fixed before; under Poisson sampling each step counts with its own, rounded
-    down, and under other samplers, where a record may be in whichever step of a
-    cycle, all count with the least. Where noise follows from earlier private
+    what `words` assume. Correlated noise with batches for which nothing is
+    claimed is refused (ValueError). A noise multiplier that is a schedule is
+    public and was fixed before; under Poisson sampling each step counts with its
+    own, rounded down, and under other samplers, where a record may be in
+    whichever step of a cycle, all count with the least. Where noise follows from earlier private
     sums, or is traced, the claim is one about a number that it never falls
     below: whoever trains has to keep to it. A clip norm that changes, of a
     schedule or of `optim.AdaptiveClip`, asks for sums of unit norm, and then for
@@ -90,7 +91,8 @@ class Claim:
   """The words."""
 
   def __post_init__(self):
-    """Fills in what is None, and takes the relation by its name."""
+    """Refuses noise that does not fit the batches; fills in what is None."""
+    self.sampler.check_noise(self.noise_bands, self.noise_buffers)
     if self.delta is None:
       object.__setattr__(self, "delta", 1 / (2 * self.sampler.num_examples))
     if self.l2_sensitivity is None:
@@ -148,11 +150,6 @@ class Claim:
       )
     mechanism = words.mechanism
     if self.noise_buffers:
-      if not isinstance(self.sampler, sampling.BallsInBins):
-        raise ValueError(
-          "expected batches of sampling.BallsInBins for noise of optim.blt, got"
-          f" {type(self.sampler).__name__}: nothing is claimed for others"
-        )
       mechanism += (
         f", correlated over all steps in {self.noise_buffers} buffers"
       )
@@ -272,7 +269,8 @@ def calibrated(
     **fields: of `Claim`.
 
   Raises:
-    ValueError: if the target cannot be met.
+    ValueError: if the target cannot be met, or nothing is claimed for such
+      noise with these batches.
   """
   known = Claim(
     sampler=sampler,

@@ -47,12 +47,7 @@ class Release:
         "expected a positive clip norm and sensitivity, got l2_clip_norm="
         f"{self.l2_clip_norm}, l2_sensitivity={self.l2_sensitivity}"
       )
-    if not 1 <= self.noise_bands <= self.sampler().min_separation:
-      raise ValueError(
-        "expected noise_bands of at most the steps between two batches of a"
-        f" record, {self.sampler().min_separation}, got noise_bands="
-        f"{self.noise_bands}: draw batches with sampling.CyclicPoisson"
-      )
+    self.sampler().check_noise(self.noise_bands)
 
   def sampler(self) -> sampling.Sampler:
     """Returns the sampler that this entry describes."""

@@ -379,6 +379,7 @@ class BallsInBins(Sampler):
   """The number of rows of a batch, at least expected_batch_size."""
 
   knows_truncation = False
+  keeps_bins = True
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""

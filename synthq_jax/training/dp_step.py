@@ -187,13 +187,7 @@ def train(
     ValueError: if a record can come back sooner than the noise allows, or the
       loss that is clipped for each record depends on other records too.
   """
-  noise_bands = optimizer.noise_bands
-  if noise_bands > 1 and noise_bands > sampler.min_separation:
-    raise ValueError(
-      f"expected noise_bands of at most {sampler.min_separation}, the steps that"
-      f" the sampler keeps a record's batches apart, got {noise_bands=}: draw"
-      " them with sampling.CyclicPoisson"
-    )
+  sampler.check_noise(optimizer.noise_bands)
   if mesh is not None and extra_fn is not None:
     raise ValueError(
       "expected extra_fn=None with a mesh, got both: losses of pairs need the"

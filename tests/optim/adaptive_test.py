@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from synthq_jax import optim
 
@@ -107,3 +109,49 @@ def test_a_seed_is_refused_and_the_key_is_not_shown():
   with pytest.raises(TypeError, match="a seed is no key"):
     optim.AdaptiveClip(**{**SETTINGS, "key": 0})
   assert "key" not in repr(optim.AdaptiveClip(**SETTINGS))
+
+
+ROWS, WHOLE = P("rows"), P()
+
+
+def clip_norms_of_two_devices(norms_spec, states_spec, **options):
+  """The clip norm of each device, and that of one device with all norms."""
+  clip = optim.AdaptiveClip(**SETTINGS)
+  norms = jnp.concatenate([jnp.full(11, 0.1), jnp.full(5, 9.0)])
+  padding = jnp.arange(16) == 3
+  states = optim.AdaptiveClipState(
+    jnp.full(2, clip.initial), jnp.zeros(2, jnp.int32)
+  )
+
+  def step(norms, padding, states):
+    state = jax.tree.map(lambda x: x[0], states)
+    state = clip.update(norms, state, is_padding_example=padding)
+    return state.l2_clip_norm[None]
+
+  mapped = jax.shard_map(
+    step,
+    mesh=Mesh(np.array(jax.devices()[:2]), ("rows",)),
+    in_specs=(norms_spec, norms_spec, states_spec),
+    out_specs=ROWS,
+    **options,
+  )
+  return jax.jit(mapped)(norms, padding, states), step(norms, padding, states)
+
+
+@pytest.mark.parametrize(
+  "specs, options",
+  [
+    ((ROWS, WHOLE), {}),
+    ((ROWS, WHOLE), {"check_vma": False}),
+    ((WHOLE, ROWS), {}),
+  ],
+)
+def test_norms_of_one_device_of_several_are_refused(specs, options):
+  """Equal noise on two parts: the difference was the exact count."""
+  with pytest.raises(ValueError, match=r"mesh axes \['rows'\]"):
+    clip_norms_of_two_devices(*specs, **options)
+
+
+def test_norms_that_devices_share_are_updated_as_on_one():
+  found, wanted = clip_norms_of_two_devices(WHOLE, WHOLE)
+  np.testing.assert_allclose(found, [wanted[0], wanted[0]], rtol=1e-6)

@@ -106,7 +106,7 @@ def test_a_pass_over_the_bins_costs_one_release():
     num_examples=600, expected_batch_size=85
   )
   with pytest.raises(ValueError, match="BallsInBins"):
-    promise(sampler=poisson, noise_buffers=2).statement("a")
+    promise(sampler=poisson, noise_buffers=2)
 
 
 def test_other_samplers_and_numbers_are_refused():

@@ -1,6 +1,7 @@
 """The interface of clipped gradients, for every strategy."""
 
 import functools
+from typing import NamedTuple
 
 import dp_accounting
 import jax
@@ -285,3 +286,31 @@ def test_padding_of_the_batch_and_of_the_caller_both_count():
   np.testing.assert_array_equal(total["w"], [0.0, 2.0])
   with pytest.raises(ValueError, match=r"of shape \(3,\), got shape=\(2,\)"):
     grad_fn(PARAMS, batch, is_padding_example=jnp.zeros(2, bool))
+
+
+class Masked(NamedTuple):
+  x: jax.Array
+  is_padding_example: jax.Array
+
+
+@pytest.mark.parametrize(
+  "wrapped",
+  [
+    lambda batch: (batch, jnp.zeros(3)),
+    lambda batch: {"pair": batch},
+    lambda batch: Masked(**batch),
+  ],
+  ids=["tuple", "inner mapping", "named tuple"],
+)
+def test_a_mask_where_nobody_looks_is_refused(wrapped):
+  """It went to the loss as one more field, and padding counted."""
+  batch = {"x": jnp.ones((3, 2)), "is_padding_example": jnp.arange(3) > 1}
+
+  def loss_fn(params, batch):
+    leaves = jax.tree.leaves(batch)
+    (x,) = (leaf for leaf in leaves if leaf.ndim == 2)
+    return linear(params, {"x": x})
+
+  grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=9.0)
+  with pytest.raises(ValueError, match="leave it out"):
+    grad_fn(PARAMS, wrapped(batch))

@@ -16,6 +16,10 @@ SAMPLED = sampling.Poisson.with_margin(
   num_examples=2000, expected_batch_size=50
 )
 
+CYCLIC = sampling.CyclicPoisson.with_margin(
+  num_examples=2000, expected_batch_size=50, cycle_length=4
+)
+
 
 def promise(schedule, sampler=SAMPLED, steps=60, **fields):
   return claim.Claim(
@@ -90,6 +94,39 @@ def test_a_step_without_noise_claims_nothing():
   made = promise(lambda step: float(step != 3), words=words)
   assert made.epsilon == math.inf
   assert made.statement("a").notes == ("No noise.",)
+
+
+@pytest.mark.parametrize(
+  "fields, hint",
+  [
+    ({"noise_buffers": 3}, "BallsInBins"),
+    ({"noise_bands": 8}, "CyclicPoisson"),
+    ({"noise_bands": 0}, "CyclicPoisson"),
+    ({"noise_bands": 5, "sampler": CYCLIC}, "CyclicPoisson"),
+    ({"noise_buffers": 3, "sampler": CYCLIC}, "BallsInBins"),
+    ({"noise_buffers": -1}, "noise_buffers"),
+  ],
+  ids=str,
+)
+def test_correlated_noise_without_a_claim_has_no_epsilon(fields, hint):
+  """It had the one of independent noise, and only a statement was refused."""
+  fields = {"sampler": SAMPLED, "steps": 60, "l2_clip_norm": 1.0, **fields}
+  with pytest.raises(ValueError, match=hint):
+    claim.Claim(noise_multiplier=1.0, **fields)
+  with pytest.raises(ValueError, match=hint):
+    claim.calibrated(epsilon=8.0, **fields)
+
+
+def test_correlated_noise_with_batches_that_fit_has_an_epsilon():
+  bins = sampling.BallsInBins.with_margin(num_examples=2000, cycle_length=40)
+  for sampler, fields in (
+    (CYCLIC, {"noise_bands": 4}),
+    (bins, {"noise_bands": 40}),
+    (bins, {"noise_buffers": 3}),
+  ):
+    made = promise(2.0, sampler, **fields)
+    assert 0 < made.epsilon == promise(2.0, sampler).epsilon < math.inf
+    assert made.statement("it").epsilon == made.epsilon
 
 
 def test_a_delta_that_publishes_a_record_is_refused():

@@ -19,6 +19,7 @@ __all__ = [
   "axes_of",
   "first_of",
   "refuse_divided",
+  "refuse_parts",
   "shape_of",
   "unseen_axes",
   "vary",
@@ -60,6 +61,26 @@ def _refuse_sharding(sharding: jax.sharding.Sharding | None) -> None:
       "expected a batch on one device for a loss with a convolution, got one"
       " divided among several: the compiler's partitioner loses examples there;"
       " take training.sharded_grad.ShardedGrad, which divides the rows itself"
+    )
+
+
+def refuse_parts(tree: Any, name: str, advice: str) -> None:
+  """Refuses values that get noise and are no whole inside of `jax.shard_map`.
+
+  Args:
+    tree: arrays.
+    name: of the tree, for the message.
+    advice: what to do instead.
+
+  Raises:
+    ValueError: if a leaf differs, or may differ, between devices.
+  """
+  axes = axes_of(tree).union(unseen_axes())
+  if axes:
+    raise ValueError(
+      f"expected {name} that all devices share, got one that differs, or may"
+      f" differ, along the mesh axes {sorted(axes)}: every device would add the"
+      f" same noise to its part; {advice}"
     )
 
 
