@@ -187,7 +187,8 @@ def train(
     ValueError: if a record can come back sooner than the noise allows, or the
       loss that is clipped for each record depends on other records too.
   """
-  sampler.check_noise(optimizer.noise_bands)
+  if optimizer.noise_bands > 1:
+    sampler.check_noise(optimizer.noise_bands)
   if mesh is not None and extra_fn is not None:
     raise ValueError(
       "expected extra_fn=None with a mesh, got both: losses of pairs need the"
