@@ -131,7 +131,7 @@ def of_queries(
     made.statement,
     f"Synthetic queries {made.name}",
     f"{len(data.queries):,} queries that a T5 wrote for {made.num_documents:,} of"
-    f" {len(data.documents):,} public documents, {made.queries_per_document} each:"
+    f" {len(data.documents):,} documents, {made.queries_per_document} each:"
     f" {made.sampler}, after the prefix {made.prefix!r}.{filters} No person asked"
     " them. A query's document counts as relevant, and nobody judged that.",
     layout.use,

@@ -93,8 +93,9 @@ def run(
   """Writes a model or queries in a format, with what belongs to them.
 
   Formal guarantee: post-processing. The export is as private as the result, for
-  the same unit and relation. It is made of the result's own folder, of public
-  documents and of settings; it reads no private record.
+  the same unit and relation. It is made of the result's own folder, of the
+  documents, which are treated as public, and of settings; it reads no private
+  record. What the documents themselves tell of queries (`sources.Kind`), it says.
 
   Args:
     source: a checkpoint's folder, of any format that `t5_checkpoints.load`
@@ -160,6 +161,8 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       f"epsilon = {rounding.epsilon(claim.epsilon)},"
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
+    if given.prepared is not None:
+      lines += [f"not protected: {one}" for one in given.prepared.not_protected]
   if chosen.hub:
     lines.append(
       f"to publish it: hf upload YOUR_NAME/{place.name} {place}"
@@ -189,7 +192,22 @@ def _source(folder: pathlib.Path) -> Source:
     data = root / results.PRIVATE / "prepare_data"
     if artifacts.read_fingerprint(data) is not None:
       prepared = artifacts.load(data, results.PreparedData)
+      result = _explained(result, prepared)
   return Source(folder=folder, result=result, root=root, prepared=prepared)
+
+
+def _explained(result, prepared: results.PreparedData):
+  """Adds to a result of an earlier version what its documents tell of queries."""
+  claim = result.statement
+  if set(prepared.not_protected) <= set(claim.not_protected):
+    return result
+  of_documents = prepared.statement()
+  told = (*claim.not_protected, *of_documents.not_protected)
+  claim = dataclasses.replace(claim, not_protected=told)
+  if claim.is_public:
+    notes = (*of_documents.notes, *claim.notes[1:])
+    claim = dataclasses.replace(claim, public=of_documents.public, notes=notes)
+  return dataclasses.replace(result, statement=claim)
 
 
 # Models.

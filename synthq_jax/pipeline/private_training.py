@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import sources
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -44,10 +43,6 @@ LEDGER = "ledger.jsonl"
 
 _SPLIT = (
   "Which queries are for training and which for testing is treated as fixed."
-)
-_FROM_PAIRS = (
-  "That a document of the collection was asked about: this collection was read"
-  " from the queries' own documents."
 )
 
 
@@ -352,12 +347,11 @@ def _terms(
   known = dataclasses.replace(
     terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, _SPLIT)
   )
-  from_pairs = sources.KINDS[prepared.source.partition(":")[0]].from_pairs
   return known.but(
     assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),
     not_protected=(
       *settings.not_protected,
-      *((_FROM_PAIRS,) if from_pairs else ()),
+      *prepared.not_protected,
     ),
     unit=settings.unit,
     mechanism=settings.mechanism,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from synthq_jax import intervals
+from synthq_jax.data import sources
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = [
@@ -41,6 +42,11 @@ OWN_TEST_SETS = ("test", "public")
 """The test sets that every run has: private queries, and public sentences."""
 
 _CONTAMINATED = 1e-3
+
+_FROM_PAIRS = (
+  "That a document of the collection was asked about: this collection was read"
+  " from the queries' own documents."
+)
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
@@ -109,6 +115,26 @@ class PublicDocuments:
   is cut at its length."""
   num_passages: int = 0
   """What encoders and generators read of the collection; 0: not counted."""
+  from_pairs: bool = False
+  """Whether private queries chose them: what was asked about is a document
+  (`sources.Kind`)."""
+
+  @property
+  def not_protected(self) -> tuple[str, ...]:
+    """What nothing made of these documents protects, as sentences."""
+    return (_FROM_PAIRS,) if self.from_pairs else ()
+
+  def statement(self) -> statement_lib.PrivacyStatement:
+    """Returns the statement of what is made of these documents alone.
+
+    Formal guarantee: no private record is read beside the documents. Where the
+    documents were read from the queries' own, they depend on each of them, and
+    the statement says so instead of that it tells nothing.
+    """
+    return statement_lib.none(
+      public=("The documents.",) if self.from_pairs else (),
+      not_protected=self.not_protected,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,6 +166,11 @@ class PreparedData(PublicDocuments):
   passages, all of it is read."""
   seconds: float = 0.0
   """How long the stage took."""
+
+  def __post_init__(self):
+    """Follows the source, also where an earlier version wrote the result."""
+    kind = sources.KINDS[self.source.partition(":")[0]]
+    object.__setattr__(self, "from_pairs", kind.from_pairs)
 
 
 def public_documents(prepared: PreparedData) -> PublicDocuments:

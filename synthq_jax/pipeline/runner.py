@@ -99,7 +99,7 @@ class Run:
 
   @property
   def held_out(self) -> float:
-    """The share of documents whose queries train nothing, and choose weights."""
+    """The share of documents whose queries choose weights (`inputs.held_out`)."""
     rows = self.config.rows
     return self.config.fuse.held_out if rows.fused or rows.reranked else 0.0
 

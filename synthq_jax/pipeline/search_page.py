@@ -1,8 +1,9 @@
 """Serves a page that searches, to the browser of this machine alone.
 
 Formal guarantee: it binds to 127.0.0.1, answers only requests that name this
-machine as their host (a page of another site cannot ask under its own name), and
-keeps no query: what is typed may be private.
+machine as their host (a page of another site cannot ask under its own name). What
+is typed may be private: no query is kept here, nor in an address, which the
+browser's history would keep. It is posted, and other sites' posts are refused.
 """
 
 import http.server
@@ -20,11 +21,12 @@ __all__ = ["HOST", "server"]
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
 _LONGEST = 1000  # characters of a query
+_MOST_BYTES = 1 << 16  # of a form
 _HEADERS = {
   "Content-Type": "text/html; charset=utf-8",
   "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline';"
   " form-action 'self'; frame-ancestors 'none'",
-  "Referrer-Policy": "no-referrer",
+  "Referrer-Policy": "same-origin",  # without one a browser's Origin is "null"
   "Cache-Control": "no-store",
 }
 
@@ -51,16 +53,33 @@ def server(
   template = environment.get_template("search.html")
 
   class Handler(http.server.BaseHTTPRequestHandler):
+    timeout = 10  # seconds; a post that does not end holds nobody up
+
     def do_GET(self):  # noqa: N802  (the library's name)
-      asked = urllib.parse.urlsplit(self.path)
-      host = self.headers.get("Host", "").rpartition(":")[0]
-      if host not in _NAMES:
+      if self._is_allowed():
+        self._send("")
+
+    def do_POST(self):  # noqa: N802
+      length = self.headers.get("Content-Length", "")
+      if not length.isdecimal() or int(length) > _MOST_BYTES:
+        self.send_error(413)
+        return
+      form = self.rfile.read(int(length)).decode(errors="replace")
+      if self._is_allowed():
+        given = urllib.parse.parse_qs(form).get("q", [""])
+        self._send(given[0][:_LONGEST])
+
+    def _is_allowed(self) -> bool:
+      """Refuses what another site asks for, and all but the page."""
+      host = self.headers.get("Host", "")
+      origin = self.headers.get("Origin", f"http://{host}")
+      if host.rpartition(":")[0] not in _NAMES or origin != f"http://{host}":
         self.send_error(403)
-      elif asked.path != "/":
+      elif self.path != "/":
         self.send_error(404)
       else:
-        given = urllib.parse.parse_qs(asked.query).get("q", [""])
-        self._send(given[0][:_LONGEST])
+        return True
+      return False
 
     def _send(self, query: str) -> None:
       found = searcher.search(query, k)
@@ -74,6 +93,6 @@ def server(
       self.wfile.write(content)
 
     def log_message(self, *told: Any) -> None:
-      """Keeps nothing: a path holds the query."""
+      """Keeps nothing."""
 
   return http.server.HTTPServer((HOST, port), Handler)

@@ -112,19 +112,35 @@ class PrivacyStatement:
 
 
 def none(
-  *, unit: str = "query", relation: Any = "ADD_OR_REMOVE_ONE"
+  *,
+  unit: str = "query",
+  relation: Any = "ADD_OR_REMOVE_ONE",
+  public: tuple[str, ...] = (),
+  not_protected: tuple[str, ...] = (),
 ) -> PrivacyStatement:
   """Returns the statement of what was made from public data alone.
+
+  Args:
+    unit: what one record is.
+    relation: the neighbouring relation.
+    public: what is treated as public, as sentences.
+    not_protected: what it tells of private records all the same, as sentences;
+      then the statement does not say that it tells nothing.
 
   >>> none().epsilon
   0.0
   """
+  note = "Made from public data alone; no private record was read."
+  if not_protected:
+    note = "Made from what is treated as public; nothing else was read."
   return PrivacyStatement(
     unit=unit,
     relation=checks.relation(relation),
     epsilon=0.0,
     delta=0.0,
-    notes=("Made from public data alone; no private record was read.",),
+    public=public,
+    not_protected=not_protected,
+    notes=(note,),
   )
 
 
@@ -175,8 +191,8 @@ def compose(
   records were in fact disjoint, the result is an overestimate).
 
   Formal guarantee: adaptive composition of all releases of all ledgers, those
-  of epsilon 0 included. What is public adds nothing; what is not private makes
-  all not private.
+  of epsilon 0 included. What is public adds nothing but what it does not
+  protect; what is not private makes all not private.
 
   Args:
     statements: at least one; all that read private data with the same unit
@@ -194,10 +210,12 @@ def compose(
   if not statements:
     raise ValueError("expected at least one statement, got none")
   private = [one for one in statements if not one.is_public]
+  told = _union(*(one.not_protected for one in [*private, *statements]))
   if not private:
-    return statements[0]
+    first = max(statements, key=lambda one: bool(one.not_protected))
+    return dataclasses.replace(first, not_protected=told)
   _check_alike(private)
-  merged = _merged(private)
+  merged = dataclasses.replace(_merged(private), not_protected=told)
   releases.check_identifiers(merged.ledger)
   if any(one.epsilon == math.inf for one in private):
     largest = max(one.delta for one in private)
@@ -313,6 +331,12 @@ def _union(*parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _claim(statement: PrivacyStatement) -> str:
+  if statement.is_public and statement.not_protected:
+    return (
+      "Privacy. This result was made from what is treated as public alone, but"
+      f" that may itself depend on private records: of each {statement.unit} it"
+      " may tell what is listed as not protected."
+    )
   if statement.is_public:
     return (
       "Privacy. No private record went into this result: it says nothing "

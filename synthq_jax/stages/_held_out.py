@@ -1,4 +1,4 @@
-"""Reads the queries that choose weights: those that train nothing.
+"""Reads the queries that choose weights, of documents that a draw holds out.
 
 Formal guarantee: with synthetic queries post-processing. Which documents are
 held out is drawn with a public seed (`inputs.held_out`), and no private file is
@@ -39,6 +39,7 @@ def read(
   documents: results.PublicDocuments,
   synthetic: results.SyntheticQueries | None,
   chooser: Any,
+  row: str,
 ) -> tuple[_search.Judged | None, str]:
   """Returns the queries that choose, and says which these are.
 
@@ -48,6 +49,7 @@ def read(
       then choose.
     synthetic: all that one generator wrote; None where there is none.
     chooser: a `fuse.Config`.
+    row: whose weight it is.
 
   Returns:
     The queries with the documents that they were written for; None where there
@@ -86,4 +88,6 @@ def read(
     passages=passages,
     corpus=inputs.corpus(folders, documents),
   )
-  return judged, f"{whose} whose documents trained nothing"
+  if row.startswith("direct_dp"):
+    return judged, f"{whose}; it trained on the real ones of all documents"
+  return judged, f"{whose}, of documents held out of its training"

@@ -2,7 +2,8 @@
 
 The weight is the one that finds the documents of queries best which the
 retriever was not trained on: those of documents that a public draw keeps out of
-training.
+training. Direct DP trains on the real queries of all documents, which no draw
+keeps out; queries of the public checkpoint choose for it.
 
 Formal guarantee:
   Post-processing. A retriever that was trained on synthetic queries is weighed
@@ -38,8 +39,8 @@ class Config:
   method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
   """How scores of the two become comparable."""
   held_out: float = 0.05
-  """Share of the documents whose queries train no retriever of the run and
-  choose the weight, in (0, 1)."""
+  """Share of the documents whose queries choose the weight, and train no
+  retriever but direct DP's, in (0, 1)."""
   num_queries: int = 1000
   """Queries that choose, at most."""
   min_queries: int = 100
@@ -114,7 +115,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   retriever, documents = task.inputs["retriever"], task.inputs["documents"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
   judged, words = _held_out.read(
-    folders, documents, task.inputs["synthetic"], config
+    folders, documents, task.inputs["synthetic"], config, task.name
   )
   choice = fusion.Choice(config.default_weight, ())
   if judged is not None:

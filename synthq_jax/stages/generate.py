@@ -147,7 +147,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   return results.SyntheticQueries(
     directory=space.relative(directory),
     name=name,
-    statement=_statement(generator),
+    statement=_statement(generator, documents),
     prefix=config.prefix,
     sampler=f"nucleus p={config.p}, temperature {config.temperature},"
     f" at most {config.max_length} tokens, seed {config.seed}",
@@ -236,9 +236,11 @@ def _read(config: Config, parts, firsts, write) -> np.ndarray:
   return np.concatenate([one.reshape(-1, config.max_length) for one in rows])
 
 
-def _statement(generator: results.Checkpoint | None):
+def _statement(
+  generator: results.Checkpoint | None, documents: results.PublicDocuments
+):
   if generator is None:
-    return statement_lib.none()
+    return documents.statement()
   return statement_lib.inherit(
     generator.statement,
     "Queries were sampled for public documents chosen without looking at"

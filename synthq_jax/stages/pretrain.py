@@ -29,7 +29,6 @@ from synthq_jax.models import (
   t5_config,
 )
 from synthq_jax.pipeline import inputs, results
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import stage
 from synthq_jax.training import loop
 
@@ -157,7 +156,7 @@ def run(task: stage.Task) -> results.Checkpoint:
     directory=space.relative(directory),
     kind="generator",
     name="pretrain",
-    statement=statement_lib.none(),
+    statement=documents.statement(),
     steps=sum(phase.steps for phase in config.phases),
     batch_size=sum(config.phases[-1].batch_sizes),
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),

@@ -1,9 +1,9 @@
 """Chooses how much a reranker weighs beside the first stage, for every source.
 
 Formal guarantee:
-  Post-processing, as in `fuse`: synthetic queries choose whose documents
-  trained nothing, a task then holds them, the public documents and what was
-  trained on queries of the same generator, and opens no file under `private/`
+  Post-processing, as in `fuse`: synthetic queries choose whose documents were
+  held out of its training, a task then holds them, the public documents and what
+  was trained on queries of the same generator, and opens no file under `private/`
   unless these lie there. The row `original` has no guarantee.
 """
 
@@ -97,7 +97,11 @@ def run(task: stage.Task) -> system_results.Reranking | None:
   reranker, chooser = task.inputs["reranker"], task.inputs["chooser"]
   directory = task.folder(private=results.is_private_path(reranker.directory))
   judged, words = _held_out.read(
-    folders, task.inputs["documents"], task.inputs["synthetic"], chooser
+    folders,
+    task.inputs["documents"],
+    task.inputs["synthetic"],
+    chooser,
+    task.name,
   )
   choice = fusion.Choice(chooser.default_weight, ())
   if config.weight is not None:

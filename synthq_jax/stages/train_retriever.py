@@ -131,7 +131,7 @@ def run(task: stage.Task) -> results.Checkpoint:
       params,
       model_config,
       kind="retriever",
-      statement=statement_lib.none(),
+      statement=prepared.statement(),
       steps=0,
       batch_size=0,
       num_parameters=0,

@@ -1,6 +1,8 @@
 """Checkpoints leave a run, and come into one, in every format."""
 
 import dataclasses
+import json
+import math
 import re
 import shutil
 
@@ -13,6 +15,7 @@ import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.cli import main
+from synthq_jax.data import shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
@@ -20,6 +23,7 @@ from synthq_jax.pipeline import (
   fingerprints,
   inputs,
   plan,
+  results,
   workspace,
 )
 from synthq_jax.privacy import sampling, statement
@@ -247,8 +251,6 @@ def test_the_vocabulary_beside_a_checkpoint_is_found_and_checked(
 def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
   tmp_path,
 ):
-  from synthq_jax.data import shipped
-
   folder = tmp_path / "hf"
   export.run(shipped.DIRECTORY, folder, format="huggingface")
   assert (folder / "spiece.model").is_file()
@@ -259,3 +261,64 @@ def test_a_run_prepares_data_with_the_vocabulary_of_a_hugging_face_folder(
   plan.run(config, tmp_path / "run", stages=("prepare_data",), progress=False)
   used = tmp_path / "run" / "prepare_data" / "vocabulary.model"
   assert used.read_bytes() == shipped.VOCABULARY.read_bytes()
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+@pytest.mark.parametrize(
+  "place, kind, name",
+  [
+    ("generate/public_only", results.SyntheticQueries, "beir"),
+    ("train_retriever/untrained", results.Checkpoint, "huggingface"),
+  ],
+)
+def test_an_export_over_documents_of_queries_does_not_claim_to_say_nothing(
+  place, kind, name, is_earlier, finished_run, tmp_path
+):
+  """Public queries are written for documents that private ones asked about."""
+  root = finished_run.copy(tmp_path)
+  made = artifacts.load(root / place, kind)
+  assert made.statement.is_public
+  if is_earlier:  # as results were written that claimed it
+    made = dataclasses.replace(made, statement=statement.none())
+    artifacts.save(root / place, made, "earlier")
+  told = export.run(root / place, tmp_path / "to", format=name)
+  data = artifacts.load(root / "private" / "prepare_data", results.PreparedData)
+  [caveat] = data.not_protected
+  for text in (
+    told,
+    (tmp_path / "to" / export.CLAIM).read_text(),
+    (tmp_path / "to" / "README.md").read_text(),
+  ):
+    assert caveat in text
+    assert "No private record" not in text and "no private record" not in text
+    assert "public documents" not in text
+
+
+def test_everything_that_reads_documents_of_queries_says_so(finished_run):
+  found = set()
+  for path in finished_run.root.rglob("result.json"):
+    result = json.loads(path.read_text())["result"]
+    claim = result.get("statement")
+    if claim and claim["epsilon"] != "inf" and claim["epsilon"] < math.inf:
+      assert any("asked about" in one for one in claim["not_protected"]), path
+      found.add(path.parent.parent.name)
+  assert found >= {
+    "generate", "train_retriever", "expand", "fuse", "encode_documents",
+  }  # fmt: skip
+
+
+def test_one_record_more_shows_in_the_collection_of_its_own_documents(tmp_path):
+  collections = {}
+  for count in (40, 41):
+    source = small_data.write_pairs(tmp_path / f"{count}.jsonl", count)
+    config = tiny_runs.config(source, checkpoint=str(shipped.DIRECTORY))
+    root = tmp_path / f"run{count}"
+    plan.run(config, root, stages=("prepare_data",), progress=False)
+    data = artifacts.load(root / "private/prepare_data", results.PreparedData)
+    collections[count] = (root / "prepare_data/corpus.jsonl").read_bytes()
+    claim = results.public_documents(data).statement()
+    assert claim.is_public and claim.not_protected
+    assert "may tell" in statement.in_words(claim)
+  assert collections[40] != collections[41]
+  elsewhere = results.public_documents(made_up.prepared(source="beir:b"))
+  assert elsewhere.statement() == statement.none()

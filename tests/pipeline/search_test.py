@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import re
 import threading
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -116,9 +118,10 @@ def page(root):
   thread = threading.Thread(target=server.serve_forever)
   thread.start()
 
-  def get(path, **headers):
+  def get(path, query=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
-    connection.request("GET", path, headers=headers)
+    form = None if query is None else urllib.parse.urlencode({"q": query})
+    connection.request("POST" if form else "GET", path, form, headers)
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
@@ -133,7 +136,7 @@ def page(root):
 def test_the_page_shows_the_systems_side_by_side(page, root, capfd):
   server, get = page
   assert server.server_address[0] == "127.0.0.1"
-  answer, text = get("/?q=otter+of+the+harbor")
+  answer, text = get("/", "otter of the harbor")
   assert answer.status == 200 and "synthetic_eps8" in text
   assert text.count("<li>") == 6 and "Private" not in text
   assert "Nothing." in get("/")[1]
@@ -146,8 +149,31 @@ def test_the_page_shows_the_systems_side_by_side(page, root, capfd):
 
 def test_the_page_runs_nothing_and_answers_no_other_site(page):
   _, get = page
-  answer, text = get("/?q=%3Cscript%3Ealert(1)%3C/script%3E")
+  answer, text = get("/", "<script>alert(1)</script>")
   assert "<script>" not in text and "&lt;script&gt;" in text
   assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
   assert get("/", Host="evil.example:80")[0].status == 403
   assert get("/private/prepare_data/queries.jsonl")[0].status == 404
+
+
+def test_a_query_stands_in_no_address_and_no_other_site_posts_one(page):
+  server, get = page
+  form = re.search(r"<form[^>]*>", get("/")[1]).group()
+  assert 'method="post"' in form and 'action="/"' in form
+  assert get("/?q=otter")[0].status == 404
+  answer, text = get("/", "otter of the harbor")
+  assert "otter" not in re.search(r"<title>(.*)</title>", text).group()
+  # Under "no-referrer" a browser says "null" of this page's own form, too.
+  assert answer.headers["Referrer-Policy"] == "same-origin"
+  own = f"http://127.0.0.1:{server.server_port}"
+  assert get("/", "otter", Origin=own)[0].status == 200
+  for other in ("http://evil.example", "null", f"{own}0"):
+    answer, text = get("/", "otter", Origin=other)
+    assert answer.status == 403 and "harbor" not in text
+  assert get("/", "otter", Host="evil.example:80")[0].status == 403
+  connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+  connection.putrequest("POST", "/")
+  connection.putheader("Content-Length", str(1 << 20))
+  connection.endheaders()
+  assert connection.getresponse().status == 413
+  connection.close()

@@ -27,7 +27,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import fusion, measures, trec
-from synthq_jax.stages import _held_out, expand, fuse
+from synthq_jax.stages import _held_out, direct_dp, expand, fuse
 
 PRIVATE_GENERATOR = made_up.claim()
 OPENED = []
@@ -104,13 +104,27 @@ def test_the_queries_that_choose_train_no_retriever(finished_run, monkeypatch):
   with np.load(root / "generate/eps8/tokens.npz") as stored:
     assert made.num_queries == held_out[stored["documents"]].sum() >= 5
   assert len(made.scores) == len(fusion.WEIGHTS)
-  assert "eps8 whose documents trained nothing" in made.chosen_on
+  assert "eps8, of documents held out of its training" in made.chosen_on
   real = load(root, "private/fuse/original", system_results.Fusion)
   assert real.statement.epsilon == math.inf
   assert "real queries" in real.chosen_on
   for row in ("untrained", "direct_dp_eps8"):
     one = load(root, f"fuse/{row}", system_results.Fusion)
     assert "of public_only" in one.chosen_on
+    assert ("held out" in one.chosen_on) == (row == "untrained")
+
+
+def test_direct_dp_trains_on_held_out_documents_and_says_so(finished_run):
+  """Whoever leaves them out of its training may call them held out, too."""
+  root, data = finished_run.root, prepared(finished_run.root)
+  config = finished_run.config.direct_dp_methods[0]
+  trained = direct_dp._records(config, workspace.Folders(root), data)
+  held_out = inputs.held_out(data.num_documents, 0.2)
+  share = np.mean(held_out[trained["document_ids"]])
+  made = load(root, "fuse/direct_dp_eps8", system_results.Fusion)
+  assert 0.05 < share < 0.5
+  assert "trained on the real ones of all documents" in made.chosen_on
+  assert made.chosen_on in made.statement.notes[-1]
 
 
 def test_without_enough_queries_the_weight_is_the_set_one(

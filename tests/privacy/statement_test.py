@@ -268,6 +268,13 @@ def test_no_privacy_and_no_private_data_sound_different():
   assert "NO differential privacy" in statement.in_words(
     statement.non_private()
   )
+  told = statement.none(not_protected=("That it was asked.",))
+  for claim in (told, statement.compose([statement.none(), told])):
+    words = statement.in_words(claim)
+    assert "That it was asked." in words and claim.is_public
+    assert "no private record" not in words.lower()
+  both = statement.compose([statement.none(), told, statement.non_private()])
+  assert both.not_protected == told.not_protected
   public = statement.in_words(statement.none())
   assert "No private record" in public
   assert "differentially private" not in public
