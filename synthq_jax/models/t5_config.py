@@ -102,7 +102,10 @@ _SIZES = {
   "tiny": _sized(128, 16, 2, 8, 32, 2),
   # The shipped checkpoint: T5 1.1's gated layers, T5 1.0's tied logits,
   # which make copying from the input easy to learn for a small model.
-  "demo": _sized(4096, 128, 4, 32, 384, 2, logits_via_embedding=True),
+  "demo": dataclasses.replace(
+    _sized(8192, 128, 4, 32, 384, 2, logits_via_embedding=True),
+    num_encoder_layers=3,
+  ),
 }
 
 

@@ -1,9 +1,12 @@
 import collections
+import re
 
 import numpy as np
 import pytest
 
-from synthq_jax.data import open_text, public_text
+from synthq_jax import artifacts
+from synthq_jax.data import open_text, public_text, shipped, text_sources
+from synthq_jax.stages import pretrain_recipe
 
 LONG = "returns the sum of all array elements over a given axis"  # 11 words
 SHORT = "joins many arrays"
@@ -188,3 +191,23 @@ def test_what_is_no_title_leaves_the_passage_alone(kind, title):
   [made], _ = records([entry(text, title, kind)])
   is_kept = title == "Is it so"
   assert (made.kind, made.query) == ((kind, title) if is_kept else ("", ""))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+  return artifacts.load(shipped.DIRECTORY, pretrain_recipe.Pretrained)
+
+
+def test_the_shipped_checkpoint_records_that_no_query_was_left(recorded):
+  assert recorded.num_repeated == 0
+  assert recorded.dropped["sentences"] > 0
+  assert recorded.num_held_out["demo"] >= 5_000
+  assert re.fullmatch("[0-9a-f]{64}", recorded.text_digest)
+
+
+def test_the_shipped_checkpoint_was_made_of_what_its_manifest_names(recorded):
+  named = {
+    f"{source.name} {source.version} ({source.licence})"
+    for source in text_sources.manifest(shipped.DIRECTORY / "sources.json")
+  }
+  assert {line.partition("): ")[0] + ")" for line in recorded.sources} == named

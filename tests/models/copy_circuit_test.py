@@ -9,7 +9,9 @@ import scipy.special
 
 from synthq_jax.models import copy_circuit, t5, t5_config, t5_layers
 
-DEMO = t5_config.get("demo")
+DEMO = dataclasses.replace(
+  t5_config.get("demo"), vocab_size=4096, num_encoder_layers=2
+)
 LENGTH = 24
 
 
