@@ -2,13 +2,13 @@
 
 import contextlib
 import fcntl
+import json
 import pathlib
 import re
 import shlex
 import sys
 
 import hosts
-import numpy as np
 import pytest
 import random_t5
 import small_data
@@ -46,34 +46,29 @@ def in_two(*command, code=0, max_restarts=0):
   )
 
 
-def assert_alike(alone, whole):
-  """Vectors alone may differ, in last bits: a process has fewer rows a device."""
-  for name in kills.differences(alone, whole):
-    assert name.startswith("encode_documents/")
-    if name.endswith(".npy"):
-      vectors = [np.load(root / name) for root in (alone, whole)]
-      np.testing.assert_allclose(*vectors, rtol=0, atol=2**-20)
-    else:  # names the digest of the vectors
-      assert re.search(r"/vectors_\w+/block_\d+\.json$", name)
-  assert kills.files(alone).keys() == kills.files(whole).keys()
+def without_shards(path):
+  """What a block of vectors says of itself, but for how many processes wrote."""
+  assert re.fullmatch(r"block_\d+\.json", path.name) and path.is_file(), path
+  return {
+    k: v for k, v in json.loads(path.read_text()).items() if k != "num_shards"
+  }
 
 
 def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   tmp_path, flags
 ):
-  places = (tmp_path / name for name in ("whole", "alone", "cut", "dead"))
-  whole, alone, cut, dead = places
+  whole, cut, dead = (tmp_path / name for name in ("whole", "cut", "dead"))
   stage = ["evaluate", "--quiet", *flags]
-  one = [SCRIPT, "-", *stage, "--cpu_devices=2", f"--workdir={alone}"]
+  one = [SCRIPT, "-", *stage, "--cpu_devices=2", f"--workdir={whole}"]
   one = hosts.ended(hosts.start(*one))
-  in_two(SCRIPT, "-", *stage, f"--workdir={whole}")
   dead.mkdir()
   two = in_two(SCRIPT, dead, *stage, f"--workdir={cut}", max_restarts=1)
   assert [path.name for path in dead.iterdir()] == ["in_a_save_2"]
   assert two.count(": restart ") == 1
   assert len(kills.files(whole)) > 30
-  assert kills.differences(whole, cut) == []
-  assert_alike(alone, whole)
+  for name in kills.differences(whole, cut):
+    marks = [without_shards(place / name) for place in (whole, cut)]
+    assert marks[0] == marks[1], name
   assert list(ledger.read(cut / "private" / "ledger.jsonl")) == list(
     ledger.read(whole / "private" / "ledger.jsonl")
   )
