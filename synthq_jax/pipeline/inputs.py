@@ -160,8 +160,7 @@ def with_documents(
 def held_out(num_documents: int, share: float) -> Bool[np.ndarray, " document"]:
   """Draws the documents whose queries train no retriever, but for direct DP's.
 
-  Direct DP trains on the real queries of all documents: on fewer its noise would
-  weigh more. Generators are fine-tuned on all of them, too.
+  Direct DP trains on the real queries of all documents, and so do generators.
 
   Formal guarantee: a function of the number of documents and of `share`, so that
   the draw says nothing about which documents were asked for.

@@ -363,8 +363,11 @@ def test_written_queries_make_a_task(folder, vocabulary):
       {"_id": "s", "text": "a"},
       ':1: expected a string under "docu',
     ),
-    ({"_id": "s", "text": "a", "document": "d9"}, "query 's' for 'd9'"),
-    ({"_id": "s", "text": " ", "document": "d1"}, "expected text in query 's'"),
+    ({"_id": "s", "text": "a", "document": "d9"}, "got one for another"),
+    (
+      {"_id": "s", "text": " ", "document": "d1"},
+      ":1: expected text in query, got none",
+    ),
   ],
 )
 def test_bad_written_queries_are_named(

@@ -246,7 +246,7 @@ def lose_weights(checkpoint):
     ),
     (cut_weights, "got a damaged file"),
     (
-      change_config("4096", "2048"),
+      change_config("8192", "2048"),
       "params.safetensors: expected tensor token_embedder",
     ),
     (lose_weights, "expected a file of a checkpoint, got no file"),
@@ -269,7 +269,7 @@ def test_a_checkpoint_of_another_size_than_was_said_is_refused(
 ):
   flags = ("--gin.MODEL=t5_1_1_small",)
   message = refused(capsys, command(folder, tmp_path / "run", *flags))
-  assert "vocab_size=32128, got vocab_size=4096" in message
+  assert "vocab_size=32128, got vocab_size=8192" in message
   assert "give another CHECKPOINT" in message
   assert finished(tmp_path / "run") == []
 
