@@ -107,7 +107,7 @@ BAD_RUNS = {
     b"q1 Q0 a 3 1 t",
     "each document once for query 'q1', got 'a' again; remove one",
   ),
-  "Latin-1": (b"q1 Q0 caf\xe9 3 2 t", "UTF-8, got byte 0xe9 at position 9"),
+  "Latin-1": (b"q1 Q0 caf\xe9 3 2 t", "UTF-8, got another byte at position 9"),
   "a BOM in the middle": (BOM + b"q1 Q0 c 3 2 t", "start of the file only"),
 }
 BAD_QRELS = {
@@ -118,7 +118,7 @@ BAD_QRELS = {
   "a grade in words": (b"q1 0 c yes", "got 'yes'; write 1 for relevant"),
   "NaN": (b"q1 0 c nan", "whole number as the grade, got 'nan'"),
   "two grades": (b"q1 0 a 1", "one grade .* 'a', got 2 and 1; keep one"),
-  "Latin-1": (b"q1 0 caf\xe9 1", "UTF-8, got byte 0xe9 at position 8"),
+  "Latin-1": (b"q1 0 caf\xe9 1", "UTF-8, got another byte at position 8"),
   "a BOM in the middle": (BOM + b"q1 0 c 1", "start of the file only"),
 }
 
