@@ -100,8 +100,11 @@ class Run:
   @property
   def held_out(self) -> float:
     """The share of documents whose queries choose weights (`inputs.held_out`)."""
-    rows = self.config.rows
-    return self.config.fuse.held_out if rows.fused or rows.reranked else 0.0
+    config = self.config
+    chooses = (config.rows.fused and config.fuse.weight is None) or (
+      config.rows.reranked and config.rerank.weight is None
+    )
+    return config.fuse.held_out if chooses else 0.0
 
   @property
   def systems(self) -> Mapping[str, stage.Made]:

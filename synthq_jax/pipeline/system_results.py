@@ -20,6 +20,7 @@ __all__ = [
   "Reranker",
   "Reranking",
   "Vectors",
+  "Weighed",
   "system_of",
 ]
 
@@ -46,23 +47,17 @@ class Vectors:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fusion:
-  """How BM25 and one retriever are fused, and on which queries it was chosen."""
-
-  SYSTEM = "fused"
+class Weighed:
+  """A trained model beside other scores, and how its weight was chosen."""
 
   directory: str
-  """Private if the retriever or the queries are."""
+  """Private if the model or the queries that chose are."""
   name: str
-  """Of the row, e.g. "fused_synthetic_eps8"."""
-  retriever: str
-  """The row of the retriever."""
+  """Of the row, with its system, e.g. "fused_synthetic_eps8"."""
   statement: statement_lib.PrivacyStatement
-  """The retriever's: a weight chosen on its own queries is post-processing."""
-  method: fusion.Convex | fusion.ReciprocalRanks
-  """How scores become comparable."""
+  """The model's: a weight that its own queries chose is post-processing."""
   weight: float
-  """Share of the retriever, in [0, 1]."""
+  """Share of the model, in [0, 1]."""
   chosen_on: str
   """The queries that chose the weight, in words."""
   num_queries: int
@@ -71,6 +66,18 @@ class Fusion:
   """Each weight that was tried, and its nDCG@10 on these queries."""
   seconds: float = 0.0
   """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fusion(Weighed):
+  """How BM25 and one retriever are fused."""
+
+  SYSTEM = "fused"
+
+  retriever: str
+  """The row of the retriever."""
+  method: fusion.Convex | fusion.ReciprocalRanks
+  """How scores become comparable."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,33 +130,17 @@ class Reranker:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reranking:
-  """A reranker over a first stage, and how much it weighs."""
+class Reranking(Weighed):
+  """A reranker over the candidates of a first stage."""
 
   SYSTEM = "reranked"
 
-  directory: str
-  """Private if the reranker is."""
-  name: str
-  """Of the row, e.g. "reranked_synthetic_eps8"."""
   reranker: Reranker
   """What gives the new order."""
   first_stage: str
   """The row that gives the candidates."""
-  statement: statement_lib.PrivacyStatement
-  """The reranker's."""
   depth: int
   """Candidates of each query."""
-  weight: float
-  """Share of the reranker beside the score of the first stage, in [0, 1]."""
-  chosen_on: str
-  """The queries that chose the weight, in words."""
-  num_queries: int
-  """How many these are; 0: the weight was set."""
-  scores: tuple[tuple[float, float], ...]
-  """Each weight that was tried, and its nDCG@10 on these queries."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

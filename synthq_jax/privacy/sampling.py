@@ -321,10 +321,7 @@ class CyclicPoisson(Sampler):
     Returns:
       Indices of records in random order, then padding.
     """
-    generator = batches.generator(seed, _CYCLIC_TAG, step)
-    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
-    groups = _groups(self.num_examples, self.cycle_length, key)
-    members = groups[step % self.cycle_length]
+    generator, members = _group_of(self, seed, step)
     drawn = generator.binomial(len(members), self.probability)
     size = min(int(drawn), self.max_batch_size)
     chosen = generator.choice(members, size=size, replace=False)
@@ -445,10 +442,7 @@ class BallsInBins(Sampler):
     Returns:
       Indices of records in random order, then padding.
     """
-    generator = batches.generator(seed, _CYCLIC_TAG, step)
-    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
-    groups = _groups(self.num_examples, self.cycle_length, key)
-    in_bin = groups[step % self.cycle_length]
+    generator, in_bin = _group_of(self, seed, step)
     size = min(len(in_bin), self.max_batch_size)
     chosen = generator.choice(in_bin, size=size, replace=False)
     return batches.padded(chosen, self.max_batch_size)
@@ -565,6 +559,14 @@ def _order(num_examples: int, seed: tuple[int, ...], epoch: int) -> np.ndarray:
   """Returns the order of one epoch, [num_examples] int32."""
   generator = batches.generator(seed, _ORDER_TAG, epoch)
   return generator.permutation(num_examples).astype(np.int32)
+
+
+def _group_of(sampler, seed, step):
+  """Returns the step's generator, and the records of the group it reads."""
+  generator = batches.generator(seed, _CYCLIC_TAG, step)
+  key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+  groups = _groups(sampler.num_examples, sampler.cycle_length, key)
+  return generator, groups[step % sampler.cycle_length]
 
 
 @functools.lru_cache(maxsize=2)

@@ -11,9 +11,10 @@ import numpy as np
 
 from synthq_jax.data import files
 from synthq_jax.pipeline import inputs, results
-from synthq_jax.stages import _search
+from synthq_jax.retrieval import fusion, trec
+from synthq_jax.stages import _search, stage
 
-__all__ = ["read", "source"]
+__all__ = ["chosen", "read", "source"]
 
 
 def source(run: Any, name: str) -> Any:
@@ -35,26 +36,25 @@ def source(run: Any, name: str) -> Any:
 
 
 def read(
-  folders: Any,
-  documents: results.PublicDocuments,
-  synthetic: results.SyntheticQueries | None,
-  chooser: Any,
-  row: str,
+  task: stage.Task, chooser: Any, weight: float | None
 ) -> tuple[_search.Judged | None, str]:
   """Returns the queries that choose, and says which these are.
 
   Args:
-    folders: the working directory.
-    documents: the public collection, or the prepared data, whose train queries
-      then choose.
-    synthetic: all that one generator wrote; None where there is none.
+    task: its name is the row whose weight it is; its inputs are "documents", the
+      public collection, or the prepared data, whose train queries then choose;
+      and "synthetic", all that one generator wrote; None where there is none.
     chooser: a `fuse.Config`.
-    row: whose weight it is.
+    weight: the one that is set, so that nothing is read; None: one is chosen.
 
   Returns:
-    The queries with the documents that they were written for; None where there
-    are too few.
+    The queries with the documents that they were written for; None where none
+    choose, or where there are too few.
   """
+  folders, documents = task.folders, task.inputs["documents"]
+  synthetic = task.inputs["synthetic"]
+  if weight is not None:
+    return None, "nothing, it was set"
   if isinstance(documents, results.PreparedData):
     folder = folders.root / documents.private_directory
     arrays = inputs.arrays(folders, documents, folder / "train.npz")
@@ -64,14 +64,14 @@ def read(
     arrays = inputs.arrays(folders, synthetic, folder / "tokens.npz")
     names, whose = None, f"synthetic queries of {synthetic.name}"
   else:
-    return None, "set, without any query to choose it"
+    return None, "nothing, it was set: there are no queries to choose it"
   passages = inputs.document_tokens(folders, documents)
   held_out = inputs.held_out(len(passages.ids), chooser.held_out)
   rows = np.flatnonzero(held_out[arrays["documents"]])
   order = np.random.default_rng([chooser.seed, 6]).permutation(len(rows))
   rows = np.sort(rows[order[: chooser.num_queries]])
   if len(rows) < chooser.min_queries:
-    return None, "set, for want of queries that could choose it"
+    return None, "nothing, it was set for want of queries that could choose it"
   lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
   if names is None:
     names = [line["_id"] for line in lines]
@@ -88,6 +88,43 @@ def read(
     passages=passages,
     corpus=inputs.corpus(folders, documents),
   )
-  if row.startswith("direct_dp"):
+  if task.name.startswith("direct_dp"):
     return judged, f"{whose}; it trained on the real ones of all documents"
   return judged, f"{whose}, of documents held out of its training"
+
+
+def chosen(
+  weight: float | None,
+  judged: _search.Judged | None,
+  runs: tuple[trec.Run, trec.Run] | None,
+  chooser: Any,
+  *,
+  method: fusion.Method,
+  depth: int,
+) -> dict[str, Any]:
+  """Chooses a weight, and returns what `system_results.Weighed` says of it.
+
+  Args:
+    weight: the one that is set; None: `judged` choose.
+    judged: what `read` returned first.
+    runs: of these queries, without and with the model; None as `judged` is.
+    chooser: a `fuse.Config`.
+    method: how scores of the two runs become comparable.
+    depth: documents of each run.
+  """
+  choice = fusion.Choice(
+    chooser.default_weight if weight is None else weight, ()
+  )
+  if judged is not None:
+    choice = fusion.choose(
+      method,
+      *runs,
+      judged.qrels,
+      standard_errors=chooser.standard_errors,
+      depth=depth,
+    )
+  return {
+    "weight": choice.weight,
+    "num_queries": len(judged.qrels) if judged else 0,
+    "scores": choice.scores,
+  }

@@ -19,11 +19,7 @@ Formal guarantee:
 import dataclasses
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import (
-  config_types,
-  results,
-  system_results,
-)
+from synthq_jax.pipeline import config_types, results, system_results
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 from synthq_jax.stages import _held_out, _search, stage
@@ -38,6 +34,9 @@ class Config:
 
   method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
   """How scores of the two become comparable."""
+  weight: float | None = None
+  """The retriever's share, in [0, 1]. None: queries that it was not trained on
+  choose."""
   held_out: float = 0.05
   """Share of the documents whose queries choose the weight, and train no
   retriever but direct DP's, in (0, 1)."""
@@ -62,14 +61,8 @@ class Config:
       self, 1, "num_queries", "min_queries", "depth", "batch_size"
     )
     config_types.at_least(self, 0, "seed", "standard_errors")
-    for name, low, high in (
-      ("held_out", 0 < self.held_out, self.held_out < 1),
-      ("default_weight", self.default_weight >= 0, self.default_weight <= 1),
-    ):
-      if not (low and high):
-        raise ValueError(
-          f"fuse.Config.{name} must be a share, got {getattr(self, name)}"
-        )
+    config_types.within(self, "(0, 1)", "held_out")
+    config_types.within(self, "[0, 1]", "default_weight", "weight")
 
 
 def jobs(run):
@@ -112,25 +105,10 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     The weight; None in processes other than 0.
   """
   config, folders = task.settings, task.folders
-  retriever, documents = task.inputs["retriever"], task.inputs["documents"]
+  retriever = task.inputs["retriever"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  judged, words = _held_out.read(
-    folders, documents, task.inputs["synthetic"], config, task.name
-  )
-  choice = fusion.Choice(config.default_weight, ())
-  if judged is not None:
-    vectors, depth = task.inputs["vectors"], config.depth
-    dense = _search.dense(task, retriever, judged, directory, vectors, depth)
-    if dense is not None:
-      lexical = _search.lexical(judged, depth)
-      choice = fusion.choose(
-        config.method,
-        lexical,
-        dense,
-        judged.qrels,
-        standard_errors=config.standard_errors,
-        depth=depth,
-      )
+  judged, words = _held_out.read(task, config, config.weight)
+  runs = judged and _runs(task, judged, directory)
   if not distributed.is_main():
     return None
   return system_results.Fusion(
@@ -139,11 +117,24 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     retriever=task.name,
     statement=_statement(retriever, words),
     method=config.method,
-    weight=choice.weight,
     chosen_on=words,
-    num_queries=len(judged.qrels) if judged else 0,
-    scores=choice.scores,
+    **_held_out.chosen(
+      config.weight,
+      judged,
+      runs,
+      config,
+      method=config.method,
+      depth=config.depth,
+    ),
   )
+
+
+def _runs(task, judged, directory):
+  """Returns what BM25 and the retriever find; None in processes other than 0."""
+  vectors, depth = task.inputs["vectors"], task.settings.depth
+  retriever = task.inputs["retriever"]
+  dense = _search.dense(task, retriever, judged, directory, vectors, depth)
+  return None if dense is None else (_search.lexical(judged, depth), dense)
 
 
 def _statement(retriever: results.Checkpoint, words: str):

@@ -38,10 +38,7 @@ class Config:
   def __post_init__(self):
     config_types.one_of(self, "first_stage", _FIRST)
     config_types.at_least(self, 1, "depth", "batch_size")
-    if self.weight is not None and not 0 <= self.weight <= 1:
-      raise ValueError(
-        f"rerank.Config.weight must be in [0, 1], got {self.weight}"
-      )
+    config_types.within(self, "[0, 1]", "weight")
 
 
 def jobs(run):
@@ -96,38 +93,11 @@ def run(task: stage.Task) -> system_results.Reranking | None:
   config, folders = task.settings, task.folders
   reranker, chooser = task.inputs["reranker"], task.inputs["chooser"]
   directory = task.folder(private=results.is_private_path(reranker.directory))
-  judged, words = _held_out.read(
-    folders,
-    task.inputs["documents"],
-    task.inputs["synthetic"],
-    chooser,
-    task.name,
-  )
-  choice = fusion.Choice(chooser.default_weight, ())
-  if config.weight is not None:
-    judged, words = None, "set"
-    choice = fusion.Choice(config.weight, ())
+  judged, words = _held_out.read(task, chooser, config.weight)
   candidates = judged and _candidates(task, judged, directory)
   if not distributed.is_main():
     return None
-  if judged is not None:
-    choice = fusion.choose(
-      fusion.Convex(),
-      candidates,
-      _reranking.score(
-        folders,
-        reranker,
-        candidates,
-        judged,
-        documents=task.inputs["documents"],
-        encoder=task.inputs["encoder"],
-        settings=task.inputs["settings"],
-        depth=config.depth,
-      ),
-      judged.qrels,
-      standard_errors=chooser.standard_errors,
-      depth=config.depth,
-    )
+  runs = judged and (candidates, _scores(task, candidates, judged))
   first = task.inputs["fusion"]
   return system_results.Reranking(
     directory=folders.relative(directory),
@@ -139,10 +109,29 @@ def run(task: stage.Task) -> system_results.Reranking | None:
       f"The weight beside the first stage was chosen on: {words}.",
     ),
     depth=config.depth,
-    weight=choice.weight,
     chosen_on=words,
-    num_queries=len(judged.qrels) if judged else 0,
-    scores=choice.scores,
+    **_held_out.chosen(
+      config.weight,
+      judged,
+      runs,
+      chooser,
+      method=fusion.Convex(),
+      depth=config.depth,
+    ),
+  )
+
+
+def _scores(task, candidates, judged):
+  """Returns the candidates in the order of the reranker."""
+  return _reranking.score(
+    task.folders,
+    task.inputs["reranker"],
+    candidates,
+    judged,
+    documents=task.inputs["documents"],
+    encoder=task.inputs["encoder"],
+    settings=task.inputs["settings"],
+    depth=task.settings.depth,
   )
 
 

@@ -316,6 +316,7 @@ def test_the_stage_is_given_public_things_and_synthetic_queries_alone(
     "query_length",
     "passage_stride",
     "num_passages",
+    "from_pairs",  # of the source, by its kind alone
   }
   assert not hasattr(workspace.Folders, "seed")
   assert not hasattr(workspace.Folders, "key")

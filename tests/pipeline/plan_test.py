@@ -325,7 +325,8 @@ def test_attackers_get_what_they_ask_for_and_no_more_is_made(planted):
   assert attacks == {"synthetic", "retriever"}
   scores = [one["scores"] for one in canary_lines(root, report)]
   for attack in attacks:
-    assert len({one[attack] for one in scores}) > len(scores) // 2
+    # Canaries of which nothing was written tie.
+    assert len({one[attack] for one in scores}) > len(scores) // 4
   assert (root / "generate/public_only").exists()  # the reference
   assert not (root / "evaluate").exists()
   made = {path.name for path in (root / "train_retriever").iterdir()}

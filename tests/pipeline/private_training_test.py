@@ -14,6 +14,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import made_up
 import numpy as np
 import optax
 import pytest
@@ -102,7 +103,7 @@ def trained(
     grad_fn=seen,
     params={"w": np.zeros(size, np.float32)},
     records={"record": np.arange(NUM, dtype=np.int32)},
-    prepared=types.SimpleNamespace(source="beir:folder"),
+    prepared=made_up.prepared(),
     metrics_path=root / "metrics.jsonl",
     config=config or {},
     loop_settings=loop.Settings(
@@ -114,7 +115,7 @@ def trained(
 @pytest.mark.parametrize("kind", sources.KINDS)
 def test_the_promise_says_where_documents_come_from_the_queries(kind, tmp_path):
   """NewsQA's were forgotten when a run could read them."""
-  one = types.SimpleNamespace(source=f"{kind}:place")
+  one = made_up.prepared(source=f"{kind}:place")
   space = workspace.Workspace(tmp_path, secret_seed=1)
   said = private_training._terms(settings_of(1), space, one).not_protected
   assert any("was asked about" in line for line in said) == (

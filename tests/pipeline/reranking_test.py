@@ -99,7 +99,7 @@ def test_a_fusion_that_is_not_there_is_refused(finished_run):
     )
   with pytest.raises(ValueError, match="Rows.reranked needs the row"):
     plan.Rows(reranked=True, bm25=False)
-  with pytest.raises(ValueError, match="weight must be in"):
+  with pytest.raises(ValueError, match=r"weight in \[0, 1\]"):
     rerank.Config(weight=2.0)
 
 

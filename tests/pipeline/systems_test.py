@@ -22,6 +22,7 @@ from synthq_jax.pipeline import (
   inputs,
   plan,
   results,
+  runner,
   system_results,
   workspace,
 )
@@ -30,6 +31,7 @@ from synthq_jax.retrieval import fusion, measures, trec
 from synthq_jax.stages import _held_out, direct_dp, expand, fuse
 
 PRIVATE_GENERATOR = made_up.claim()
+CHOOSER = fuse.Config(held_out=0.2, min_queries=5)
 OPENED = []
 sys.addaudithook(
   lambda event, arguments: event == "open" and OPENED.append(str(arguments[0]))
@@ -141,6 +143,27 @@ def test_without_enough_queries_the_weight_is_the_set_one(
   assert "for want of queries" in made.chosen_on
 
 
+def test_a_weight_that_is_set_holds_nothing_out(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  for name in ("generate/eps8/tokens.npz", "private/prepare_data/train.npz"):
+    (root / name).unlink()  # nothing asks them
+  documents = results.public_documents(prepared(root))
+  made = make_fusion(root, documents, chooser=fuse.Config(weight=0.3))
+  assert (made.weight, made.num_queries, made.scores) == (0.3, 0, ())
+  assert made.chosen_on == "nothing, it was set"
+  rows = dataclasses.replace(finished_run.config.rows, reranked=False)
+  space = workspace.Workspace(root, secret_seed=7)
+  for weight, share in ((None, 0.2), (0.3, 0.0)):
+    config = dataclasses.replace(
+      finished_run.config,
+      rows=rows,
+      fuse=fuse.Config(held_out=0.2, weight=weight),
+    )
+    assert runner.Run(config, space, ()).held_out == share
+  with pytest.raises(ValueError, match=r"fuse\.Config\.weight"):
+    fuse.Config(weight=1.5)
+
+
 def test_a_fusion_without_bm25_is_refused():
   with pytest.raises(ValueError, match=r"Rows\.fused needs the row"):
     plan.Rows(bm25=False, fused=True)
@@ -160,7 +183,13 @@ def _shared(finished_run, tmp_path):
   return root, results.public_documents(prepared(done))
 
 
-def make_fusion(root, documents, row="synthetic_eps8", **changes):
+def make_fusion(
+  root,
+  documents,
+  row="synthetic_eps8",
+  chooser=CHOOSER,
+  **changes,
+):
   retriever = load(root, f"train_retriever/{row}", results.Checkpoint)
   written = row.removeprefix("synthetic_")
   given = {
@@ -171,7 +200,7 @@ def make_fusion(root, documents, row="synthetic_eps8", **changes):
   }
   return tiny_runs.make(
     fuse.STAGE,
-    fuse.Config(held_out=0.2, min_queries=5),
+    chooser,
     workspace.Folders(root),
     name=row,
     **(given | changes),

@@ -15,6 +15,7 @@ import pathlib
 import tempfile
 import types
 
+import made_up
 import numpy as np
 import pytest
 
@@ -83,7 +84,7 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
       grad_fn=grad_fn or clipped,
       params={},
       records={"record": np.arange(N)},
-      prepared=types.SimpleNamespace(source=source),
+      prepared=made_up.prepared(source=source),
       metrics_path=pathlib.Path(d, "metrics.jsonl"),
       config={},
       loop_settings=loop.Settings(),

@@ -111,6 +111,7 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     "evaluate.Config.bootstrap_samples=20",
     "fuse.Config.held_out=0.2",
     "fuse.Config.min_queries=5",
+    "fuse.Config.weight=None",
     "expand.Config.repeat=2",
     "measure_costs.Config.num_queries=4",
   ]
