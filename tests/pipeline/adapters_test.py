@@ -82,7 +82,8 @@ def test_a_prompt_is_read_as_it_was_trained(source, tmp_path):
   ids, tokens = read.ids, read.tokens
   vocabulary = inputs.vocabulary(space, prepared)
   rows = written["documents"]
-  head = np.array([4093, 4094, 4095, *vocabulary.encode("generate_query: ")])
+  prompt = config.vocab_size - 3 + np.arange(3)
+  head = np.array([*prompt, *vocabulary.encode("generate_query: ")])
   head = np.broadcast_to(head, (len(rows), len(head)))
   first = vocabulary.vocab_size - vocabulary.extra_ids
 
