@@ -9,11 +9,13 @@ is in --output already is not compiled again.
 
   python tests/benchmarks/tpu_v4.py --cases small base --output=tpu_v4.json
 
-Memory is the compiler's. FLOPs are counted from the traced step, since the
-compiler's own count takes a loop for one turn of it: those of one device, as
-written, and weighted by the passes of the matrix unit (6 for a float32 product
-in highest precision, 1 for others). Bytes of collectives are counted from the
-compiled program, a loop as often as it turns.
+Memory is the compiler's peak, arguments and results included, which it holds
+against 30.75 GiB of a device: what needs more is not compiled. FLOPs are
+counted from the traced step, since the compiler's own count takes a loop for
+one turn of it: those of one device, as written, and weighted by the passes of
+the matrix unit (6 for a float32 product in highest precision, 1 for others).
+Bytes of collectives are counted from the compiled program, a loop as often as
+it turns.
 """
 
 import dataclasses
@@ -28,16 +30,9 @@ from typing import Any
 import measuring
 import repository
 
-WAYS = ("ordinary", "bookkeeping", "vmap")
+WAYS = ("ordinary", "bookkeeping", "ghost", "vmap")
 INPUTS, TARGETS, ROWS = 384, 128, 1024
-DEVICE_GIB = 30.0
-LIMITS = {
-  "flops_ratio": 1.25,
-  "temporaries_ratio": 1.45,
-  "total_gib": DEVICE_GIB,
-}
-TARGET = {"temporaries_ratio": 1.3}
-MAX_COMPILE_SECONDS = 600
+LIMITS = {"flops_ratio": 1.25, "peak_ratio": 1.2, "peak_gib": 30.75}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,20 +99,12 @@ def compile_case(name: str, way: str) -> dict[str, Any]:
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    needed = re.search(r"Used ([\d.]+)G of ([\d.]+)G", str(error))
-    return row | {"fits": False, "said": needed[0] if needed else ""}
+    return row | {"fits": False, "said": str(error).splitlines()[0]}
   memory = compiled.memory_analysis()
-  total = (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    - memory.alias_size_in_bytes
-    + memory.temp_size_in_bytes
-  )
   return row | {
-    "fits": total <= DEVICE_GIB * 2**30,
+    "fits": True,
     "arguments_gib": round(memory.argument_size_in_bytes / 2**30, 3),
-    "temporaries_gib": round(memory.temp_size_in_bytes / 2**30, 3),
-    "total_gib": round(total / 2**30, 3),
+    "peak_gib": round(memory.peak_memory_in_bytes / 2**30, 3),
     "collectives_mib": collectives(compiled.as_text()),
     "trace_s": round(traced_at - start),
     "compile_s": round(time.perf_counter() - traced_at),
@@ -313,12 +300,12 @@ def ratios(found: dict[str, Any]) -> None:
   """Adds what each way costs relative to the step without privacy."""
   ordinary = found.get("ordinary")
   for way, row in found.items():
-    if not ordinary or way == "ordinary" or "temporaries_gib" not in row:
+    if not ordinary or way == "ordinary" or "peak_gib" not in row:
       continue
     for name, field in (
       ("flops_ratio", "tflop"),
       ("passes_ratio", "tflop_passes"),
-      ("temporaries_ratio", "temporaries_gib"),
+      ("peak_ratio", "peak_gib"),
     ):
       if field in ordinary:
         row[name] = round(row[field] / ordinary[field], 3)
