@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ import synthq_jax
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SITE_INDEX = (ROOT / "docs/index.rst").read_text()
 HEAVY = (
   *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio"),
   *("keras", "pyarrow"),
@@ -205,6 +207,48 @@ sys.exit(code)
   )
   assert shown.splitlines()[-1] == "[]"
   assert (tmp_path / "run/report/report.html").is_file()
+
+
+def test_the_site_lists_every_package():
+  listed = set(re.findall(r"^   (synthq_jax\.\w+)$", SITE_INDEX, re.M))
+  places = (ROOT / "synthq_jax").iterdir()
+  modules = {path.stem for path in places if path.suffix == ".py"}
+  packages = {
+    path.parent.name for path in (ROOT / "synthq_jax").glob("*/__init__.py")
+  }
+  public = {name for name in modules | packages if not name.startswith("_")}
+  assert listed == {f"synthq_jax.{name}" for name in public}
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+  reason = "builds the site: pip install 'synthq_jax[docs]'"
+  for name in ("sphinx", "myst_parser"):
+    pytest.importorskip(name, reason=reason)
+  shutil.copytree(  # pages of modules are written beside the index
+    ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("api")
+  )
+  run(
+    *(sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"),
+    *("-c", "docs/site", "docs", "site"),
+    cwd=tmp_path,
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+  )
+  api = tmp_path / "site/site/api"
+  page = (api / "synthq_jax.optim.clipping.html").read_text()
+  assert 'id="synthq_jax.optim.clipping.clipped_grad"' in page
+  assert "Formal guarantee" in page
+  shown = {path.stem for path in api.iterdir()}
+  files = (ROOT / "synthq_jax").rglob("*.py")
+  modules = [path.relative_to(ROOT).with_suffix("").parts for path in files]
+  assert shown == {
+    ".".join(parts).removesuffix(".__init__")
+    for parts in modules
+    if not any(part.startswith("_") for part in parts[1:-1])
+    and not re.match("_(?!_init__)", parts[-1])
+  } - {"synthq_jax"}
+  guides = {path.stem for path in (tmp_path / "site").rglob("*.html")}
+  assert {path.stem for path in (ROOT / "docs").rglob("*.md")} <= guides
 
 
 def test_the_version_is_said_once():

@@ -7,7 +7,9 @@ import shlex
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import small_data
 
@@ -55,6 +57,12 @@ def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
   assert names["accuracy"](names["start"]) < 0.6
   assert names["accuracy"](names["params"]) > 0.8
   assert names["earned"].epsilon == pytest.approx(4.0, abs=0.01)
+  step, arguments = names["step"], (names["params"], names["opt_state"])
+  batch = {**names["two"], "is_padding_example": jnp.zeros(2, bool)}
+  expected = step(*arguments, batch)
+  donated = names["fast"](*jax.tree.map(jnp.copy, arguments), batch)
+  jax.tree.map(np.testing.assert_array_equal, donated, expected)
+  assert jax.tree.structure(names["total"]) == jax.tree.structure(names["head"])
 
 
 def test_the_tutorial_on_clients_trains_refuses_and_counts():

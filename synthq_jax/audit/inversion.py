@@ -6,7 +6,7 @@ are sent; so it trains a decoder on pairs of its own sentences and their vectors
 sent in the same way. The decoder is T5's: a linear map turns a vector into a few
 memory states, and the decoder attends to them where a T5 attends to its
 encoder's output. How well it reads the client's vectors is measured beside a
-decoder that was trained the same way with the vector hidden.
+decoder that was trained the same way with the vector hidden::
 
   inverter = inversion.Inverter(model=config, vector_dim=128)
   start = inverter.init(t5_params, sent, key)

@@ -1,4 +1,4 @@
-"""The command line: `synthq STAGE --gin_file=... --gin.NAME=value --workdir=...`.
+"""The command line, `synthq STAGE --gin_file=FILE --workdir=FOLDER`.
 
 The only importer of gin: files and flags become frozen dataclasses here, and
 everything below works with those. Habits are T5X's (files that include files,

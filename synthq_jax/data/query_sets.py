@@ -1,11 +1,13 @@
 """Writes queries and their documents as other libraries read them.
 
-| layout | read by | files |
-|---|---|---|
-| BEIR | `beir.datasets.data_loader.GenericDataLoader` | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv |
-| parquet | `datasets.load_dataset`, mteb | queries, corpus and qrels, by split |
-| Tevatron | `tevatron` | train.jsonl with the passages in place, corpus.jsonl |
-| Pyserini | `pyserini.index`, Anserini | corpus/, topics.SPLIT.tsv, qrels.SPLIT.txt |
+::
+
+  | layout | read by | files |
+  |---|---|---|
+  | BEIR | `beir.datasets.data_loader.GenericDataLoader` | corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv |
+  | parquet | `datasets.load_dataset`, mteb | queries, corpus and qrels, by split |
+  | Tevatron | `tevatron` | train.jsonl with the passages in place, corpus.jsonl |
+  | Pyserini | `pyserini.index`, Anserini | corpus/, topics.SPLIT.tsv, qrels.SPLIT.txt |
 
 All of them hold what a `Collection` holds, and stream its documents.
 """

@@ -4,14 +4,16 @@ One interface for all: `negatives(parties, round_number=, key=)` returns the
 extra negatives of each client, the bytes it sent and received, and what is
 promised about what left it.
 
-| exchange | what leaves a client | promised for |
-|---|---|---|
-| `FedNegative`, `Raw` | question and sentence vectors | nothing |
-| `FedNegative`, `NoisedRows` | noised question vectors, sentence vectors | questions |
-| `FedNegative`, `NoisedCells` | noised sums of them, sentence vectors | questions |
-| `SharedOnce`, `summary` | noised sums of sentence vectors | both |
-| `SharedOnce`, `sentences` | what a private generator wrote | as the generator |
-| `PublicCorpus` | nothing | both |
+::
+
+  | exchange | what leaves a client | promised for |
+  |---|---|---|
+  | `FedNegative`, `Raw` | question and sentence vectors | nothing |
+  | `FedNegative`, `NoisedRows` | noised question vectors, sentence vectors | questions |
+  | `FedNegative`, `NoisedCells` | noised sums of them, sentence vectors | questions |
+  | `SharedOnce`, `summary` | noised sums of sentence vectors | both |
+  | `SharedOnce`, `sentences` | what a private generator wrote | as the generator |
+  | `PublicCorpus` | nothing | both |
 
 Fed-Negative is our reading of "cross-client negatives (Fed-Negative)": a client
 sends the vectors of its questions to others, each of which searches its own

@@ -58,11 +58,11 @@ class Bounded(pairs.PairLoss):
       [batch], is_duplicate [batch, batch * (1 + hard)])` to losses [batch]. What
       is padding must neither be a row nor a column; rows are in no order.
     max_batch_size: the most pairs for which the bounds hold, at least 2.
-    pair_weights: bounds the sum of |w_ij| over the row and the columns of any
+    pair_weights: bounds the sum of `|w_ij|` over the row and the columns of any
       pair.
-    others_change: bounds the sum of |w_ij - w'_ij| over all other entries, where
+    others_change: bounds the sum of `|w_ij - w'_ij|` over all other entries, where
       w' are the weights without that pair.
-    query_weights: bounds the sum of |w_ij| over the row of any query; None: the
+    query_weights: bounds the sum of `|w_ij|` over the row of any query; None: the
       unit "query" is refused.
     query_change: bounds the change of all other rows where the similarities of
       one query become those of an empty one, which are 0.

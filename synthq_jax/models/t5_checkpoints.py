@@ -1,11 +1,13 @@
 """T5 checkpoints: our own folders, T5X's and Hugging Face's, in and out.
 
-| format | what lies there | read | written |
-|---|---|---|---|
-| ours | params.safetensors, config.json | `load` | `save` |
-| T5X native | checkpoint_STEP/checkpoint | `load_t5x` | `save_t5x` |
-| T5X with Orbax | checkpoint_STEP/state | `load_t5x` | |
-| Hugging Face | model*.safetensors, config.json | `load_huggingface` | `save_huggingface` |
+::
+
+  | format | what lies there | read | written |
+  |---|---|---|---|
+  | ours | params.safetensors, config.json | `load` | `save` |
+  | T5X native | checkpoint_STEP/checkpoint | `load_t5x` | `save_t5x` |
+  | T5X with Orbax | checkpoint_STEP/state | `load_t5x` | |
+  | Hugging Face | model*.safetensors, config.json | `load_huggingface` | `save_huggingface` |
 
 `load` recognises all of them, and `convert` goes from any to any. Tensors are
 read one at a time, so that a model loads within its own size plus one tensor,

@@ -302,6 +302,7 @@ def _check(
   accountant: str,
 ) -> str:
   checks.count("steps", steps, 1)
+  sampling.check_sampler(sampler)
   sampler.check_relation(relation)
   name = checks.relation(relation)
   if accountant not in ACCOUNTANTS:

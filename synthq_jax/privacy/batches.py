@@ -14,6 +14,7 @@ __all__ = [
   "Batch",
   "Sampler",
   "binomial_tail",
+  "check_sampler",
   "generator",
   "max_batch_size",
   "padded",
@@ -99,6 +100,22 @@ class Sampler(abc.ABC):
         f" {type(self).__name__} and noise_buffers={buffers}: nothing is claimed"
         " for others"
       )
+
+
+def check_sampler(sampler: Any) -> None:
+  """Refuses samplers of other libraries, whose batches nothing here accounts for.
+
+  Args:
+    sampler: how batches are drawn.
+
+  Raises:
+    TypeError: unless it is a `Sampler`.
+  """
+  if not isinstance(sampler, Sampler):
+    raise TypeError(
+      "expected a sampler of synthq_jax.privacy.sampling, such as Poisson, got"
+      f" {type(sampler).__name__}: no epsilon is known for its batches"
+    )
 
 
 def take(records: Mapping[str, Any], drawn: Batch) -> dict[str, Any]:

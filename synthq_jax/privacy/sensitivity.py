@@ -46,12 +46,14 @@ def softmax(
   c = n (1 + h) - 1 negatives of a row with h hard ones,
   m(c) = c / (c + exp(-r)) and E = 1 / (1 + (n - 1) exp(-r)) it moves by
 
-  | unit, directions | add, remove or zero out | replace |
-  |---|---|---|
-  | pair, 1 | m(c) + (n-1) E | 2 m(c) + (n-1) E |
-  | query, 1 | m(c) | 2 m(c) |
-  | pair, 2 | add m(n-1) + (n-1) E | add 2 m(n-1) + (n-1) E |
-  | query, 2 | add m(n-1) + (n-1) E | add m(n-1) + (n-1) E |
+  ::
+
+    | unit, directions | add, remove or zero out | replace |
+    |---|---|---|
+    | pair, 1 | m(c) + (n-1) E | 2 m(c) + (n-1) E |
+    | query, 1 | m(c) | 2 m(c) |
+    | pair, 2 | add m(n-1) + (n-1) E | add 2 m(n-1) + (n-1) E |
+    | query, 2 | add m(n-1) + (n-1) E | add m(n-1) + (n-1) E |
 
   times 2 B / tau. The rows with two directions say what the second direction,
   that of the documents, adds; it brings exp(r) back to the unit "query".
@@ -209,7 +211,7 @@ def spreadout(
 ) -> float:
   """Returns the sensitivity of the spreadout loss with clipped pairs.
 
-  The loss is sum_i sum_{j != i} s_ij^2 / (n - 1). With D = max(|lo|, |hi|) a
+  The loss is sum_i sum_{j != i} s_ij^2 / (n - 1). With `D = max(|lo|, |hi|)` a
   row or column of negatives moves the sum by up to 2 B D each, so that adding
   or removing a pair costs 4 B D, and 2 B D more where its divisor changes for
   all others (at least two of them); replacing costs 8 B D. With the constant
@@ -274,7 +276,7 @@ def bounded(
 ) -> float:
   """Returns the sensitivity of clipped pairs under declared bounds.
 
-  A sum of w_ij g_ij with |g_ij| <= B moves by at most B for each unit by which
+  A sum of w_ij g_ij with `|g_ij| <= B` moves by at most B for each unit by which
   a weight moves. A record that comes or goes moves its own weights, by their
   absolute sum, and changes the others: B (own + change). One that is replaced
   goes, and another comes: twice that.
@@ -293,7 +295,7 @@ def bounded(
     l2_clip_norm: B, the largest norm of a pair's gradient, positive.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     unit: "pair" or "query".
-    pair: bounds of the sum of |w| in a pair's row and columns, and of the sum of
+    pair: bounds of the sum of `|w|` in a pair's row and columns, and of the sum of
       changes elsewhere; finite, at least 0.
     query: the same of a query's row; None: nothing is known of queries.
 

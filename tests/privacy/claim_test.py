@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from jax_privacy import batch_selection
 from scipy import optimize, stats
 
 from synthq_jax.privacy import accounting, claim, sampling, statement, terms
@@ -115,6 +116,29 @@ def test_correlated_noise_without_a_claim_has_no_epsilon(fields, hint):
     claim.Claim(noise_multiplier=1.0, **fields)
   with pytest.raises(ValueError, match=hint):
     claim.calibrated(epsilon=8.0, **fields)
+
+
+@pytest.mark.parametrize(
+  "foreign",
+  [
+    batch_selection.BMinSepSampling(
+      sampling_prob=0.1, min_sep=4, iterations=60
+    ),
+    batch_selection.BallsInBinsSampling(iterations=60, cycle_length=4),
+    sampling.Poisson,
+  ],
+  ids=lambda x: type(x).__name__,
+)
+def test_nothing_is_claimed_for_samplers_of_others(foreign):
+  fields = {"sampler": foreign, "steps": 60}
+  for call in (
+    lambda: claim.Claim(noise_multiplier=1.0, l2_clip_norm=1.0, **fields),
+    lambda: claim.calibrated(epsilon=8.0, l2_clip_norm=1.0, **fields),
+    lambda: accounting.epsilon(noise_multiplier=1.0, delta=1e-5, **fields),
+    lambda: accounting.noise_multiplier(epsilon=8.0, delta=1e-5, **fields),
+  ):
+    with pytest.raises(TypeError, match="no epsilon is known for its batches"):
+      call()
 
 
 def test_correlated_noise_with_batches_that_fit_has_an_epsilon():

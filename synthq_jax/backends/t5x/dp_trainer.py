@@ -57,7 +57,7 @@ class DPTrainer(trainer_lib.Trainer):
     release: release_lib.Release,
     strategy: str = "auto",
     num_microbatches: int | None = None,
-    weight_metrics_computer: trainer_lib.WeightMetricsComputer | None = None,
+    weight_metrics_computer: "trainer_lib.WeightMetricsComputer | None" = None,
     writes_private_metrics: bool = False,
   ):
     """Checks what would break the promise, and enters it into the ledger.

@@ -4,13 +4,15 @@ A reranker says how texts become rows of numbers (`featurize`), how rows are
 scored (`logits`) and what its training minimises (`objective`). `train` and
 `rerank` do the rest, the same for all of them.
 
-| reranker | reads | trained with |
-|---|---|---|
-| `MonoT5` | query and document as one input of a T5 | cross-entropy of "true" and "false" |
-| `MonoBERT` | query and document as two segments of a BERT | cross-entropy of two labels |
-| `Duet` | exact matches, and convolutions of both texts | softmax over the pair |
-| `KNRM` | the cosines of their terms, pooled by kernels | hinge on the pair |
-| `PACRR` | n-grams of the cosines, the best k of each term | softmax over the pair |
+::
+
+  | reranker | reads | trained with |
+  |---|---|---|
+  | `MonoT5` | query and document as one input of a T5 | cross-entropy of "true" and "false" |
+  | `MonoBERT` | query and document as two segments of a BERT | cross-entropy of two labels |
+  | `Duet` | exact matches, and convolutions of both texts | softmax over the pair |
+  | `KNRM` | the cosines of their terms, pooled by kernels | hinge on the pair |
+  | `PACRR` | n-grams of the cosines, the best k of each term | softmax over the pair |
 """
 
 from synthq_jax.leakage.rerankers.duet import Duet

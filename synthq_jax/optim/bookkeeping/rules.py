@@ -161,7 +161,7 @@ def allowance(uses: Sequence[Outer | Rows], squares: jax.Array) -> jax.Array:
   whatever order it is made, and by what is lost where they fall below float32's
   range. Inner products of p and of q entries, and the sum of their products over
   both positions and the groups, make p + q + 2 positions + groups units of
-  A^2, with A = sum_t |left_t| |right_t|. The weighted sum that the norm is for
+  A^2, with `A = sum_t |left_t| |right_t|`. The weighted sum that the norm is for
   is off by `positions` units of A, which adds as much to the norm.
 
   Args:

@@ -25,7 +25,7 @@ class Logit:
   """Clips the gradient of each similarity to norm B, then weights and sums.
 
   The sum is sum_ij w_ij c_ij grad S_ij, where w is the derivative of the loss
-  with respect to the similarities and c_ij = min(1, B / |grad S_ij|). Norms come
+  with respect to the similarities and `c_ij = min(1, B / |grad S_ij|)`. Norms come
   first; the sum is then one backward pass of sum_ij w_ij c_ij S_ij with the
   factors held fixed, so no array has an axis for pairs and one for parameters.
 
@@ -53,7 +53,7 @@ class Logit:
   parameter cost min(n, dim) passes with exact norms too.
 
   Attributes:
-    norms: "exact"; "bound" clips by |J_q^T d| + |J_d^T q|, which is at least
+    norms: "exact"; "bound" clips by `|J_q^T d| + |J_d^T q|`, which is at least
       the norm, so the sum is of shorter vectors; "sequential" takes the gradient
       of one similarity after the other, for batches of up to 64: the oracle.
     memory_bytes: what Jacobians may take.

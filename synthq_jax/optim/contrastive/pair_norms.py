@@ -14,7 +14,7 @@ axis for pairs and one for parameters.
 
 Where the encoders share nothing, one pass back for each dimension gives the rows
 of an example's Jacobian in factors. Their Gram matrix [dim, dim] holds every
-|J^T v|^2 = v^T (J J^T) v, so that the number of vectors v costs next to nothing.
+`|J^T v|^2 = v^T (J J^T) v`, so that the number of vectors v costs next to nothing.
 """
 
 import functools
@@ -170,7 +170,7 @@ def _by_shifts(query: _Side, document: _Side) -> jax.Array:
 def bound(
   towers: encoders.Towers, queries: Any, documents: Any, *, memory_bytes: int
 ) -> jax.Array:
-  """Returns |J_q^T d| + |J_d^T q|, at least the norm of each gradient.
+  """Returns `|J_q^T d| + |J_d^T q|`, at least the norm of each gradient.
 
   Args:
     towers: both encoders.
@@ -198,7 +198,7 @@ def _both(
 def of_one_encoder(
   tower: encoders.Tower, examples: Any, others: jax.Array, memory_bytes: int
 ) -> jax.Array:
-  """Returns |J^T v| for all examples and other vectors.
+  """Returns `|J^T v|` for all examples and other vectors.
 
   Args:
     tower: the encoder.
