@@ -1,12 +1,13 @@
 """Per-example clipping beside ordinary training, on ten kinds of networks.
 
 For each network of `clipping_networks` compiles the gradient of one batch
-without clipping ("plain"), as the library chooses to clip it ("auto"), with each
-strategy, as a user would write it with vmap(grad) and an einsum ("own"), and with
-jax_privacy. Runs them in turns and prints one JSON document. A time is that of a
-second run in a row, since the first pays for what ran before it; ratios are
-medians over rounds. Memory is the compiler's: temporaries, and those with
-arguments and results.
+without clipping ("plain"), as the library chooses to clip it ("auto"), with
+each strategy, as a user would write it with vmap(grad) and an einsum ("own"),
+and with jax_privacy. Runs them in turns and prints one JSON document, and the
+table of docs/benchmarks.md on standard error. A time is that of a second run in
+a row, since the first pays for what ran before it; ratios are medians over
+rounds. Memory is the compiler's: temporaries, and those with arguments and
+results.
 
 Bars of the chosen way: 1.15 times the time of the plain gradient and 1.1 times
 its whole memory on each network, 1.05 times the time in the median, and never
@@ -138,6 +139,40 @@ def missed(found: dict[str, Any]) -> list[str]:
   return said
 
 
+def table(found: dict[str, Any]) -> str:
+  """Returns ratios to the plain gradient in Markdown; "-": not run."""
+  from synthq_jax import text_tables
+
+  ways = [
+    way for way in WAYS if any(way in one["ways"] for one in found.values())
+  ]
+  others = [way for way in ways if way != "plain"]
+  header = (
+    *("network", "parameters, millions", "batch", "chosen", "plain, s"),
+    *(way.replace("auto", "auto: time") for way in others),
+    "auto: memory",
+  )
+  rows = []
+  for name, one in found.items():
+    measured = one["ways"]
+    strategy, together = one["chosen"]
+    times = [measured.get(way, {}).get("time") for way in others]
+    rows.append(
+      (
+        name.partition("@")[0],
+        f"{one['parameters'] / 1e6:.2f}",
+        str(one["batch"]),
+        f"{strategy}, {together or one['batch']} at once",
+        f"{statistics.median(measured['plain']['runs_s']):.3f}",
+        *("-" if time is None else f"{time:.2f}" for time in times),
+        f"{measured['auto']['memory']:.2f}",
+      )
+    )
+  numeric = tuple(set(header) - {"network", "chosen"})
+  made = text_tables.Table(header=header, rows=tuple(rows), numeric=numeric)
+  return made.markdown()
+
+
 def main() -> int:
   parser = measuring.parser(__doc__)
   parser.add_argument("--networks", nargs="+", help="NAME or NAME@BATCH")
@@ -159,6 +194,7 @@ def main() -> int:
     )
     for way, row in found[name]["ways"].items():
       measuring.say(name, found[name]["chosen"], way, row)
+  measuring.say(table(found))
   said = missed(found)
   result = {"limits": LIMITS, "missed": said, "networks": found}
   return measuring.finish("clipping_models", result, passed=not said)

@@ -130,24 +130,6 @@ def growth(cases) -> None:
   save(figure, "clipping_cpu.svg")
 
 
-def tpu(models) -> None:
-  """FLOPs, temporaries and largest microbatch, relative to ordinary."""
-  figure, every = plt.subplots(1, 3, figsize=(7.5, 2.6))
-  fields = ("flops_ratio", "temporaries_ratio", "largest_microbatch")
-  titles = ("FLOPs / ordinary", "temporaries / ordinary", "largest microbatch")
-  width = 0.8 / len(STYLES)
-  for axes, field, title in zip(every, fields, titles, strict=True):
-    for number, (way, (color, _, label)) in enumerate(STYLES.items()):
-      values = [models[m].get(way, {}).get(field, float("nan")) for m in models]
-      places = [i + (number - 1.5) * width for i in range(len(models))]
-      bars = axes.bar(places, values, width, color=color, label=label)
-      axes.bar_label(bars, fontsize=6.5, fmt="%.3g", padding=1)
-    names = [m.replace("t5_1_1_", "T5 ").title() for m in models]
-    axes.set_xticks(range(len(models)), names)
-    axes.set_title(title, fontsize=9)
-  save(figure, "clipping_tpu.svg", every[0])
-
-
 def search(report) -> None:
   """Recall of the exact results against queries a second."""
   figure, every = plt.subplots(1, 2, figsize=(7.5, 2.8), sharex=True)
@@ -244,7 +226,6 @@ def main() -> None:
       load("2026-11-21_clipping_growth.json"),
     )
     growth(bars["cases"] + grown["cases"])
-    tpu(load("2026-11-21_clipping_tpu.json")["models"])
     slices(load("2026-11-22_tpu_v4.json"))
     search(load("2026-11-21_search.json"))
     detectors(load("2026-11-22_leakage_detectors.json"))
