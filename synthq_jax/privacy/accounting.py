@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from synthq_jax import checks
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import batches, sampling
 
 __all__ = [
   "Run",
@@ -302,7 +302,7 @@ def _check(
   accountant: str,
 ) -> str:
   checks.count("steps", steps, 1)
-  sampling.check_sampler(sampler)
+  batches.check_sampler(sampler)
   sampler.check_relation(relation)
   name = checks.relation(relation)
   if accountant not in ACCOUNTANTS:

@@ -20,6 +20,7 @@ import numpy as np
 from synthq_jax import checks
 from synthq_jax.privacy import (
   accounting,
+  batches,
   ledger,
   releases,
   sampling,
@@ -92,7 +93,7 @@ class Claim:
 
   def __post_init__(self):
     """Refuses noise that does not fit the batches; fills in what is None."""
-    sampling.check_sampler(self.sampler)
+    batches.check_sampler(self.sampler)
     self.sampler.check_noise(self.noise_bands, self.noise_buffers)
     if self.delta is None:
       object.__setattr__(self, "delta", 1 / (2 * self.sampler.num_examples))

@@ -16,14 +16,7 @@ import numpy as np
 
 from synthq_jax import checks
 from synthq_jax.privacy import batches
-from synthq_jax.privacy.batches import (
-  IS_PADDING,
-  Batch,
-  Sampler,
-  check_sampler,
-  split,
-  take,
-)
+from synthq_jax.privacy.batches import IS_PADDING, Batch, Sampler, split, take
 
 __all__ = [
   "IS_PADDING",
@@ -33,7 +26,6 @@ __all__ = [
   "FixedOrder",
   "Poisson",
   "Sampler",
-  "check_sampler",
   "split",
   "take",
 ]
