@@ -97,7 +97,6 @@ def test_what_a_file_leaves_open_stands_in_its_header(path):
 
 # What a header names without a value, or with one of several words.
 ADVERTISED = {
-  "EXCHANGES": "('none', 'noised questions')",
   "audit.Config.num_candidates": "100",
   "monot5/planted_leakage.Model.document_length": "48",
   "monot5/rerankers.Recipe.epochs": "2",

@@ -65,11 +65,10 @@ def test_the_tutorial_on_a_loop_of_ones_own_learns_and_says_what_it_earned():
   assert jax.tree.structure(names["total"]) == jax.tree.structure(names["head"])
 
 
-def test_the_tutorial_on_clients_trains_refuses_and_counts():
+def test_the_tutorial_on_clients_trains_and_counts():
   names = _run("federated.md")
-  assert names["distance"] < 0.05  # .010 measured
-  assert names["refusal"].startswith("user-level privacy of 9 clients")
-  assert names["made"].traffic["north"].sent == 0
+  assert names["distance"] < 0.05
+  assert names["made"].traffic["north"].sent > 200 * 64 * 4
   assert names["claim"].epsilon == names["privacy"].epsilon
 
 

@@ -7,10 +7,8 @@
   answers.
 - A question belongs to the client it names, or, where it names none, to the
   client of the first passage that answers it.
-- A judgement of another client's passage is left out: clients share no text.
-  With `copy_passages` the passage is copied to the asking client instead,
-  which suits documents that are public. A question that is left without any
-  answer is dropped. `Federation` counts all of these.
+- A judgement of another client's passage is left out: clients share no text. A
+  question that is left without any answer is dropped. `Federation` counts these.
 
 So what is judged to answer a question is always among its client's sentences.
 Clients may lack train questions, or questions at all; a client without a
@@ -207,24 +205,16 @@ class Federation:
   Attributes:
     clients: sorted by name.
     num_foreign_judgements: judgements of passages that another client holds;
-      left out, or met by a copy.
-    num_copies: passages that a client got for a question: without it, its
-      collection would be another, so that what is promised for questions while
-      something of the collection leaves the client would not hold.
+      left out.
     num_lost_questions: questions left without any answer.
-    num_lost_passages: passages that name no client and answer nobody.
   """
 
   clients: tuple[Client, ...] = dataclasses.field(repr=False)
   num_foreign_judgements: int
-  num_copies: int
   num_lost_questions: int
-  num_lost_passages: int
 
 
-def build(
-  judged: passages_lib.JudgedPassages, *, copy_passages: bool = False
-) -> Federation:
+def build(judged: passages_lib.JudgedPassages) -> Federation:
   """Hands passages and questions to their clients.
 
   The head of this module says who gets what.
@@ -247,8 +237,6 @@ def build(
   Args:
     judged: passages and questions with their clients, as a function of
       `partitions` returns them.
-    copy_passages: whether a client gets copies of other clients' passages that
-      answer its questions.
 
   Returns:
     The clients, and counts of what no client got.
@@ -262,15 +250,13 @@ def build(
     if client:
       held[client].add(name)
   asked: dict[str, list[passages_lib.Question]] = collections.defaultdict(list)
-  foreign = copies = 0
+  foreign = 0
   for question in judged.questions:
     client = _asker(question, owner)
     elsewhere = {p for p in question.answers if owner[p] not in ("", client)}
     foreign += len(elsewhere)
-    left_out = set() if copy_passages else elsewhere
-    kept = {p: q for p, q in question.answers.items() if p not in left_out}
+    kept = {p: q for p, q in question.answers.items() if p not in elsewhere}
     if client and kept:
-      copies += len(kept.keys() - held[client])
       held[client] |= kept.keys()
       asked[client].append(dataclasses.replace(question, answers=kept))
   if not held:
@@ -291,9 +277,7 @@ def build(
       for name in sorted(held)
     ),
     num_foreign_judgements=foreign,
-    num_copies=copies,
     num_lost_questions=len(judged.questions) - sum(map(len, asked.values())),
-    num_lost_passages=len(owner.keys() - set().union(*held.values())),
   )
 
 

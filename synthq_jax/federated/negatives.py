@@ -6,8 +6,7 @@ one: the first of them stands for all, and none is drawn where one answers.
 
 What is drawn for a question depends on (seed, client, round), on that question
 and on the collection, never on the other questions: each has a generator of its
-own. `silo` needs that for its guarantee; elsewhere it means that one question
-more does not change what the others learn from.
+own, so that one question more does not change what the others learn from.
 
 References:
   Xiong et al., "Approximate Nearest Neighbor Negative Contrastive Learning for
@@ -133,7 +132,6 @@ def mine(
   round_number: int = 0,
   split: str = "train",
   epochs: int = 1,
-  corpus: Int[np.ndarray, "sentence length"] | None = None,
   sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
 ) -> Int[np.ndarray, "epoch question n"]:
   """Draws static hard negatives: n of the k best of the current encoders.
@@ -142,15 +140,6 @@ def mine(
   few sentences (hubs) are near to very many questions, and would be everybody's
   negative if the best n were taken; drawn uniformly from the best k, with k
   much larger than n, they are drawn as often as any other of the k.
-
-  Formal guarantee: with a public `corpus`, what is drawn for a question depends
-  on that question, its answers, the corpus, `params` and the other arguments,
-  and not on the client's other questions or sentences. So a record's gradient
-  at published `params` depends on no other record. The search is exact in
-  float64, question by question. Assumed: a vector does not depend, to the bit,
-  on the rows that are encoded beside it, for which `retrieval.encode` has
-  batches of fixed shapes; that holds on CPUs, where it is tested. Without
-  `corpus`: none for what the client's sentences say.
 
   Args:
     encoders: how texts become vectors.
@@ -162,41 +151,26 @@ def mine(
     round_number: of the federated training, from 0.
     split: whose questions.
     epochs: tables, drawn one after the other from the same k.
-    corpus: tokens of public sentences, of the length of the client's, from
-      which negatives come instead of the client's own.
-    sentence_vectors: of these sentences, where the caller has encoded them
-      already.
+    sentence_vectors: of the client's sentences, where the caller has encoded
+      them already.
 
   Returns:
-    The tables: positions in the corpus where there is one.
+    The tables.
 
   Raises:
-    ValueError: if `n`, `k` or `epochs` is out of range, or the corpus has
-      sentences of another length.
+    ValueError: if `n`, `k` or `epochs` is out of range.
   """
   _check(n, epochs)
   if k < n:
     raise ValueError(f"expected k of at least n={n} negatives, got {k=}")
-  sentences, length = tokens.sentences, tokens.sentences.shape[1]
-  answers = tokens.answers[split]
-  if corpus is not None:
-    if corpus.shape[1] != length:
-      raise ValueError(
-        f"expected public sentences of {length} tokens as the client's are, got"
-        f" {corpus.shape[1]}: equal ones could not be told"
-      )
-    places = {row.tobytes(): at for at, row in enumerate(corpus)}
-    texts = ([sentences[at].tobytes() for at in one] for one in answers)
-    answers = [[places[x] for x in one if x in places] for one in texts]
-    sentences = corpus
   if sentence_vectors is None:
-    sentence_vectors = encoders.encode_sentences(params, sentences)
+    sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
   pool = hardest(
     encoders.encode_queries(params, tokens.questions[split]),
     sentence_vectors,
     k=k,
-    answers=answers,
-    same=clients.first_equal(sentences),
+    answers=tokens.answers[split],
+    same=clients.first_equal(tokens.sentences),
   )
   found = np.full((epochs, len(pool), n), -1, np.int32)
   sizes = (pool >= 0).sum(axis=1)

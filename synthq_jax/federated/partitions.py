@@ -11,7 +11,6 @@ References:
   labels by client).
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from synthq_jax.federated import passages as passages_lib
 __all__ = ["by_genre", "by_label", "dirichlet", "iid", "labels_of_questions"]
 
 REST = "other"
-"""The client of genres that are small or unknown."""
+"""The client of unknown genres."""
 
 
 def by_label(
@@ -54,31 +53,18 @@ def by_label(
 def by_genre(
   judged: passages_lib.JudgedPassages,
   urls: Mapping[str, str],
-  genre: Callable[[str], str] = newsqa.genre,
-  *,
-  min_passages: int = 1,
 ) -> passages_lib.JudgedPassages:
   """Makes a client of each genre that the passages' URLs or paths name.
 
   Args:
     judged: passages and questions; their clients are replaced.
     urls: passage id -> URL or path.
-    genre: URL -> genre, "" for none.
-    min_passages: genres with fewer become one client, "other", with the
-      passages that have no genre or URL.
 
   Returns:
-    The same with other clients.
+    The same with other clients: "other" has the passages without genre or URL.
   """
-  found = {p.id: genre(urls.get(p.id, "")) for p in judged.passages}
-  sizes = collections.Counter(found.values())
-  return by_label(
-    judged,
-    {
-      name: label if label and sizes[label] >= min_passages else REST
-      for name, label in found.items()
-    },
-  )
+  found = {p.id: newsqa.genre(urls.get(p.id, "")) for p in judged.passages}
+  return by_label(judged, {name: g or REST for name, g in found.items()})
 
 
 def labels_of_questions(

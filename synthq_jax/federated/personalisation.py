@@ -21,12 +21,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from synthq_jax import checks, typing
-from synthq_jax.federated import (
-  clients,
-  exchange,
-  local_training,
-  ranking,
-)
+from synthq_jax.federated import clients, exchange, fedavg, ranking
 from synthq_jax.federated import encoders as encoders_lib
 
 __all__ = [
@@ -55,9 +50,6 @@ class Settings:
   """Divides the cosines."""
   num_negatives: int | None = 100
   """Of the client's own sentences for each question: the hardest. None: all."""
-  search_every: int = 1
-  """Steps between two searches for them: with 1 a question meets the hardest of
-  its own step; with more they were found up to that many steps before."""
   patience: int | None = None
   """Epochs without a better mean reciprocal rank of the dev questions, after
   which training stops and the best tower is returned; None: no such questions
@@ -69,7 +61,6 @@ class Settings:
       1,
       epochs=self.epochs,
       batch_size=self.batch_size,
-      search_every=self.search_every,
       patience=1 if self.patience is None else self.patience,
     )
     if self.num_negatives is not None:
@@ -152,18 +143,12 @@ def customise(
   losses: list[Any] = []
   for epoch in range(settings.epochs):
     before = len(losses)
-    for block in _blocks(arrays, settings, seed, epoch):
-      if settings.search_every > 1 and settings.num_negatives is not None:
-        block["found"] = _encode_and_search(
-          tower, block["questions"], block["answers"], collection,
-          encoders=encoders, num_negatives=settings.num_negatives,
-        )  # fmt: skip
-      for batch in _steps(block, settings.batch_size):
-        tower, state, loss = _step(
-          tower, state, batch, collection, extra_vectors, *rates,
-          encoders=encoders, num_negatives=settings.num_negatives,
-        )  # fmt: skip
-        losses.append(loss)
+    for batch in _batches(arrays, settings.batch_size, seed, epoch):
+      tower, state, loss = _step(
+        tower, state, batch, collection, extra_vectors, *rates,
+        encoders=encoders, num_negatives=settings.num_negatives,
+      )  # fmt: skip
+      losses.append(loss)
     losses[before:] = jax.device_get(losses[before:])
     if watch.look(tower, epoch + 1):
       break
@@ -199,13 +184,12 @@ class _Watch:
     return epoch - self.best[1] >= self._patience
 
 
-def _blocks(
-  arrays: Mapping[str, np.ndarray], settings: Settings, seed: int, epoch: int
+def _batches(
+  arrays: Mapping[str, np.ndarray], size: int, seed: int, epoch: int
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Yields the questions of the steps between two searches, in random order."""
+  """Yields an epoch's questions in random order, the last batch padded."""
   count = len(arrays["questions"])
   order = np.random.default_rng([seed, _TAG, epoch]).permutation(count)
-  size = settings.batch_size * settings.search_every
   for first in range(0, count, size):
     at = order[first : first + size]
     is_padding = np.arange(size) >= len(at)
@@ -213,34 +197,6 @@ def _blocks(
     yield {name: rows[at] for name, rows in arrays.items()} | {
       "is_padding": is_padding
     }
-
-
-def _steps(
-  block: Mapping[str, Any], batch_size: int
-) -> Iterator[dict[str, Any]]:
-  """Cuts a block into steps, without those that would be all padding."""
-  for first in range(0, len(block["is_padding"]), batch_size):
-    if not block["is_padding"][first]:
-      yield {
-        name: one[first : first + batch_size] for name, one in block.items()
-      }
-
-
-@functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
-def _encode_and_search(
-  tower: typing.Params,
-  questions: Int[Array, "question length"],
-  answers: Int[Array, "question answer"],
-  collection: "Collection",
-  *,
-  encoders: encoders_lib.Encoders,
-  num_negatives: int,
-) -> Int[Array, "question found"]:
-  queries = encoders.encode(
-    {encoders_lib.QUERY: tower}, encoders_lib.QUERY, questions
-  )
-  scores = queries @ collection.vectors.T
-  return search(scores, answers, collection, num_negatives)
 
 
 @functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
@@ -256,8 +212,7 @@ def _step(
   encoders: encoders_lib.Encoders,
   num_negatives: int | None,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
-  def losses(tower: typing.Params, batch: Any, key: None) -> Array:
-    del key
+  def losses(tower: typing.Params, batch: Any) -> Array:
     queries = encoders.encode(
       {encoders_lib.QUERY: tower}, encoders_lib.QUERY, batch["questions"]
     )
@@ -266,7 +221,7 @@ def _step(
       num_negatives=num_negatives, temperature=temperature,
     )  # fmt: skip
 
-  step = local_training.step(losses, optax.adam(learning_rate))
+  step = fedavg.step(losses, optax.adam(learning_rate))
   return step(tower, state, batch)
 
 
@@ -349,8 +304,7 @@ def _losses(
 ) -> Float[Array, " question"]:
   """Returns the softmax loss of each question's answer, in nats.
 
-  Gradients flow through `queries` alone. A batch has "found" where the own
-  negatives were searched for before.
+  Gradients flow through `queries` alone.
   """
   # [question, dim]
   positive = collection.vectors[batch["answers"][:, 0]]
@@ -361,10 +315,8 @@ def _losses(
     counts = _is_negative(batch["answers"], collection)
     own = jnp.where(counts, own, -jnp.inf)
   else:
-    found = batch.get("found")
-    if found is None:
-      scores = jax.lax.stop_gradient(queries) @ collection.vectors.T
-      found = search(scores, batch["answers"], collection, num_negatives)
+    scores = jax.lax.stop_gradient(queries) @ collection.vectors.T
+    found = search(scores, batch["answers"], collection, num_negatives)
     own = _cosines(queries, collection.vectors, found)
   extra = _cosines(queries, extra_vectors, batch["extra"])
   # [question, 1 + own + extra]

@@ -26,7 +26,7 @@ import optax
 from jaxtyping import Bool, Float, Int
 
 from synthq_jax import checks, typing
-from synthq_jax.federated import clients, local_training
+from synthq_jax.federated import clients, fedavg
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.losses import contrastive
 from synthq_jax.models import length_batches
@@ -282,24 +282,20 @@ def loss_fn(
   the step and the other questions' answers. What answers the question itself is
   never its negative, whoever brought it.
 
-  The questions of a step are coupled: this loss is not for `silo`, nor for
-  `optim.clipped_grad`.
+  The questions of a step are coupled: this loss is not for `optim.clipped_grad`.
 
   Args:
     encoders: the towers.
     temperature: divides the cosines, above 0.
 
   Returns:
-    From (params, batch, key) to losses [batch], 0 for padding; `batch` is a
-    step of `arrays`. The key is not used.
+    From (params, batch) to losses [batch], 0 for padding; `batch` is a step of
+    `arrays`.
   """
 
   def losses(
-    params: typing.Params,
-    batch: Mapping[str, jax.Array],
-    key: jax.Array | None = None,
+    params: typing.Params, batch: Mapping[str, jax.Array]
   ) -> Float[jax.Array, " batch"]:
-    del key
     names = sorted(
       (name for name in batch if name.startswith(_SENTENCES)),
       key=lambda name: int(name.removeprefix(_SENTENCES)),
@@ -333,7 +329,6 @@ def train_alone(
   temperature: float,
   seed: int,
   split: str = "train",
-  after: Callable[[int, typing.Params, float], object] | None = None,
 ) -> typing.Params:
   """Trains on one client's data, or on those of clients that were pooled.
 
@@ -352,8 +347,6 @@ def train_alone(
     temperature: as in `loss_fn`.
     seed: of the order of the questions.
     split: whose questions.
-    after: called with the number of the round that ended, the parameters, and
-      the mean loss of its steps.
 
   Returns:
     The trained parameters.
@@ -367,7 +360,7 @@ def train_alone(
       " clients without (clients.with_questions)"
     )
   loss = loss_fn(encoders, temperature=temperature)
-  step = jax.jit(local_training.step(loss, optimizer))
+  step = jax.jit(fedavg.step(loss, optimizer))
   state, shapes = optimizer.init(params), ()
   for number in range(rounds):
     laid = plan(
@@ -380,13 +373,9 @@ def train_alone(
     )
     shapes = slots([laid], tokens.sentences.shape[1], at_least=shapes)
     rows = arrays(laid, tokens, shapes, split=split)
-    values = []
     for place in range(len(laid.questions)):
       batch = {name: array[place] for name, array in rows.items()}
-      params, state, value = step(params, state, batch)
-      values.append(value)
-    if after is not None:
-      after(number, params, float(np.mean(jax.device_get(values))))
+      params, state, _ = step(params, state, batch)
   return params
 
 

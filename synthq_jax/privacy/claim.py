@@ -181,34 +181,6 @@ class Claim:
       notes=words.notes,
     )
 
-  def check_plain(self, *words: terms.Terms) -> None:
-    """Refuses a claim about other draws, noise or records than the plain ones.
-
-    For code that draws Poisson batches and adds independent noise to sums that
-    one record moves by the clip norm, whatever claim it is handed.
-
-    Args:
-      *words: those that the code can be held to.
-
-    Raises:
-      ValueError: if the claim says something else.
-    """
-    plain = (
-      isinstance(self.sampler, sampling.Poisson)
-      and (self.noise_bands, self.noise_buffers) == (1, 0)
-      and self.relation == "ADD_OR_REMOVE_ONE"
-      and self.l2_sensitivity == self.l2_clip_norm
-      and self.words in words
-    )
-    if not plain:
-      raise ValueError(
-        "expected a claim for Poisson batches, independent noise and"
-        f" ADD_OR_REMOVE_ONE of one {' or '.join(w.unit for w in words)}, got"
-        f" {type(self.sampler).__name__}, noise_bands={self.noise_bands},"
-        f" {self.relation}, one {self.words.unit}: make it with the claim()"
-        " beside the training"
-      )
-
   def enter(
     self, path: str | os.PathLike, identifier: str
   ) -> statement_lib.PrivacyStatement:

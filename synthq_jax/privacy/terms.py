@@ -17,9 +17,6 @@ __all__ = [
   "T5X",
   "Terms",
   "fixed_secret",
-  "records",
-  "silo",
-  "vectors",
 ]
 
 SECRET_SEEDS = (
@@ -216,121 +213,6 @@ CLIENT = Terms(
   ),
 )
 """Of federated averaging that hides whole clients."""
-
-
-def silo(negatives: str) -> Terms:
-  """Returns the terms of one client's private training.
-
-  Args:
-    negatives: where those of a question come from, "public" or "own".
-  """
-  return _SILO[negatives]
-
-
-_SILO_PUBLIC = (
-  "The number of the client's train questions, and which client it is.",
-  "The settings: model, vocabulary, where training starts, learning rates, "
-  "clip norm, batch size, steps of a round, rounds and noise.",
-)
-_OWN_SENTENCES = Terms(
-  unit="question",
-  mechanism="per-question gradients in a client, clipped, summed, Gaussian"
-  " noise",
-  public=_SILO_PUBLIC,
-  assumptions=(
-    "A record is one question with the one of its answers that is trained on, "
-    "in one client, and is drawn and clipped as one.",
-    "In a round a client starts from published parameters, which saw its "
-    "records through noisy sums that this claim counts, and nowhere else.",
-    "A record's negatives are mined for it alone: the encoder gives a text the "
-    "same vector, to the last bit, whatever is encoded beside it (tested on "
-    "CPUs).",
-    "The client takes part in no more rounds than are counted, and every round "
-    "is counted whether its result was used or not.",
-    "The seeds of sampling and noise stay with the client: whoever knows them "
-    "can recompute the noise and take it away.",
-    "Losses, gradient norms, scores, batches and mined negatives of the client "
-    "are not published; every intermediate model may be, the server's eyes "
-    "included.",
-    "The settings were chosen without looking at the client's questions; trials "
-    "that did look are listed as releases of their own.",
-    IDEAL_NUMBERS,
-  ),
-  not_protected=(
-    "How many train questions the client has.",
-    "A sentence that answers several questions is protected less: it is in the "
-    "record of each.",
-    _IN_COMMON.format("questions"),
-    "What the client's sentences say: they are negatives of many questions.",
-  ),
-)
-_SILO = {
-  "own": _OWN_SENTENCES,
-  "public": dataclasses.replace(
-    _OWN_SENTENCES,
-    unit="question with its answer",
-    public=(*_SILO_PUBLIC, "The corpus that negatives come from."),
-    not_protected=_OWN_SENTENCES.not_protected[:-1],
-  ),
-}
-
-
-def records(unit: str) -> Terms:
-  """Returns the terms of a client's generator of sentences.
-
-  Args:
-    unit: what one of its records is, e.g. "passage".
-  """
-  return Terms(
-    unit=unit,
-    mechanism="gradients of a T5 that writes a sentence for a prompt, one record"
-    f" per {unit}, clipped and summed over a Poisson sample, with Gaussian"
-    " noise",
-    public=(
-      f"The number of records, one for each {unit}.",
-      "The settings: model, vocabulary, prompts of the generation, learning"
-      " rate, clip norm, batch sizes, number of steps and noise.",
-    ),
-    assumptions=(
-      f"One record is one {unit}, drawn and clipped as one.",
-      SECRET_SEEDS,
-      "Which records were in which batch stays secret; every intermediate"
-      " model may be published.",
-      "Losses and gradient norms are not published.",
-      "The settings were chosen without looking at the client's texts.",
-      IDEAL_NUMBERS,
-    ),
-    not_protected=("What many records have in common.",),
-  )
-
-
-def vectors(unit: str, mechanism: str, *, capacity: int) -> Terms:
-  """Returns the terms of vectors that a client sends with noise.
-
-  Args:
-    unit: what one record is, e.g. "query".
-    mechanism: what was clipped and noised, in words.
-    capacity: a public bound of the number of units.
-  """
-  return Terms(
-    unit=unit,
-    mechanism=mechanism,
-    public=(
-      "The settings: dim, clip norm, noise, number of rows or cells.",
-      f"That the client holds at most {capacity} of the units: a bound, not"
-      " their number.",
-    ),
-    assumptions=(
-      f"One record is one {unit} of this client; who stands behind several, here"
-      " or at other clients, is protected less.",
-      "The encoder reads no private record but through the releases listed"
-      " here, and a vector is the same to the last bit whatever is encoded"
-      " beside it.",
-      "The key of the noise stays secret and is used for one release only.",
-      IDEAL_NUMBERS,
-    ),
-    not_protected=("What many records have in common.",),
-  )
 
 
 def fixed_secret(what: str) -> str:

@@ -39,18 +39,12 @@ def test_each_label_is_a_client_and_takes_its_questions_with_it():
   assert built["y"].splits["train"].ids == ("q1",)
 
 
-def test_genres_come_from_urls_and_small_or_unknown_ones_are_joined():
+def test_genres_come_from_urls_and_unknown_ones_are_joined():
   url = "http://cnn.com/2009/{}/05/04/story/index.html"
-  genres = ["WORLD", "WORLD", "US", "US", "TECH"]
+  genres = ["WORLD", "WORLD", "US", "US"]
   urls = {f"p{i}": url.format(name) for i, name in enumerate(genres)}
-  data = partitions.by_genre(judged(6), urls, min_passages=2)
+  data = partitions.by_genre(judged(6), urls)
   assert sizes(data) == {"world": 2, "us": 2, "other": 2}
-
-
-def test_genres_may_come_from_paths_by_ones_own_function():
-  paths = {f"p{i}": f"{'ab'[i % 2]}/file{i}" for i in range(4)}
-  data = partitions.by_genre(judged(4), paths, lambda path: path.split("/")[0])
-  assert sizes(data) == {"a": 2, "b": 2}
 
 
 def test_questions_label_the_passages_that_answer_them():

@@ -168,17 +168,6 @@ def test_padding_counts_nothing(params):
     np.testing.assert_allclose(one, other, atol=2e-4)
 
 
-def test_searching_ahead_equals_searching_now_until_the_tower_moves(params):
-  now = customise(params, epochs=1)
-  ahead = customise(params, epochs=1, search_every=3)
-  assert ahead.losses[0] == pytest.approx(now.losses[0], rel=1e-5)
-  assert len(ahead.losses) == len(now.losses) == 3
-  fast = customise(params, epochs=1, learning_rate=0.3)
-  stale = customise(params, epochs=1, learning_rate=0.3, search_every=3)
-  # The hardest of now are at least as hard as those of two steps ago.
-  assert fast.losses[1] > stale.losses[1]
-
-
 def test_the_best_tower_on_dev_questions_is_returned(params):
   made = customise(params, epochs=30, patience=2, learning_rate=0.5)
   best = int(np.argmax(made.dev_scores))
@@ -211,7 +200,6 @@ def test_clients_of_similar_size_share_one_compiled_step(params):
   ("name", "value"),
   [
     ("epochs", 0),
-    ("search_every", 0),
     ("num_negatives", -1),
     ("temperature", 0.0),
     ("patience", 0),

@@ -21,16 +21,10 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.backends.t5x import settings as t5x_settings
-from synthq_jax.federated import (
-  generated_sentences,
-  noised_vectors,
-  silo_privacy,
-  user_privacy,
-)
 from synthq_jax.losses import contrastive
 from synthq_jax.pipeline import private_training, workspace
 from synthq_jax.privacy import ledger, sampling
-from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.privacy import users as users_lib
 from synthq_jax.stages import direct_dp
 from synthq_jax.studies.images import training as image_training
 from synthq_jax.training import dp_step, loop
@@ -137,22 +131,8 @@ def contrastive_grad(method):
   return build
 
 
-def client(noise_multiplier=1.1, **changes):
-  made = silo_privacy.claim(
-    sampler=sampling.Poisson.with_margin(
-      num_examples=N, expected_batch_size=64
-    ),
-    steps=200,
-    l2_clip_norm=0.1,
-    noise_multiplier=noise_multiplier,
-    delta=1e-4,
-    **changes,
-  )
-  return noise_multiplier, ledger.line("client/1", made.statement("client/1"))
-
-
 def users(noise_multiplier=1.1):
-  made = user_privacy.claim(
+  made = users_lib.claim(
     sampler=sampling.Poisson.with_margin(
       num_examples=N, expected_batch_size=64
     ),
@@ -162,14 +142,6 @@ def users(noise_multiplier=1.1):
     delta=1e-5,
   )
   return noise_multiplier, ledger.line("users", made.statement("users"))
-
-
-def sentences(**changes):
-  settings = generated_sentences.Settings(epsilon=4.0, **changes)
-  made = generated_sentences.claim(settings, num_records=N, unit="passage")
-  name = "run/client/generator"
-  line = ledger.line(name, made.statement(name))
-  return made.noise_multiplier, line
 
 
 def t5x(**changes):
@@ -184,21 +156,6 @@ def t5x(**changes):
   made = t5x_settings.Settings(**(known | changes))
   statement = made.claim.statement("t5x/name")
   return made.claim.noise_multiplier, ledger.line("t5x/name", statement)
-
-
-def vectors(noise_multiplier):
-  made = noised_vectors.promise(
-    identifier="client/1/vectors",
-    unit="question",
-    mechanism="vectors",
-    capacity=256,
-    noise_multiplier=noise_multiplier,
-    delta=None,
-    relation="REPLACE_ONE",
-    encoder=statement_lib.none(unit="question", relation="REPLACE_ONE"),
-    releases=3,
-  )
-  return noise_multiplier, ledger.line("client/1/vectors", made)
 
 
 def cases():
@@ -226,17 +183,10 @@ def cases():
     made = image(contrastive_grad(method), is_fixed=is_fixed)
     yield f"images {name}, fixed secret {is_fixed}", *made
   yield "images, not private", *image(None)
-  for negatives in silo_privacy.NEGATIVES:
-    yield f"client, {negatives} negatives", *client(negatives=negatives)
-  yield "client, no noise", *client(noise_multiplier=0.0)
   yield "users", *users()
   yield "users, no noise", *users(noise_multiplier=0.0)
-  yield "sentences", *sentences()
-  yield "sentences, delta 1e-5", *sentences(delta=1e-5, steps=30)
   for changes in ({}, {"epsilon": math.inf, "unit": "query"}, {"delta": 1e-6}):
     yield f"t5x {changes}", *t5x(**changes)
-  for noise in (0.0, 0.5, 2.0):
-    yield f"vectors, noise {noise}", *vectors(noise)
 
 
 @pytest.mark.slow

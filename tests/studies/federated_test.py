@@ -1,22 +1,19 @@
 """The federated study: on a tiny collection, from end to end."""
 
 import dataclasses
-import math
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import random_t5
-import scipy.stats
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.federated import generated_sentences, personalisation
+from synthq_jax.federated import personalisation
 from synthq_jax.studies import federated, frame
 from synthq_jax.studies.federated import data as study_data
-from synthq_jax.studies.federated import exchanges, methods, page, training
+from synthq_jax.studies.federated import methods, page, training
 
 ROWS = tuple(one.name for one in methods.METHODS)
 
@@ -86,18 +83,6 @@ def finished(config, tmp_path_factory):
     tops_tried=(2,),
     rates_tried=(1e-3,),
     shares_tried=(0.5,),
-    exchanges=federated.Exchanges(
-      kinds=exchanges.KINDS,
-      top=2,
-      cells=3,
-      capacity=16,
-      public_source=config.source,
-      public_sentences=20,
-      generator=generated_sentences.Settings(
-        epsilon=8.0, batch_size=4, steps=2
-      ),
-      generated=8,
-    ),
   )
   return varied, workdir, run(varied, workdir, progress=False)
 
@@ -130,7 +115,6 @@ def test_the_report_has_a_row_for_each_method_and_setting(finished):
     "top=2",
     "learning_rate=0.001",
     "share=0.5",
-    "none promised",
     ".309",
     ".338",
   ):
@@ -153,82 +137,17 @@ def test_what_is_finished_is_read_again(finished, monkeypatch):
   assert run(config, workdir, progress=False) == said
 
 
-def test_the_time_of_a_row_is_also_that_of_making_its_exchange(
-  config, tmp_path, monkeypatch
-):
-  build = exchanges.build
-
-  def slow(*args):
-    time.sleep(2)
-    return build(*args)
-
-  monkeypatch.setattr(exchanges, "build", slow)
-  table = dataclasses.replace(config.exchanges, kinds=("none",))
-  few = dataclasses.replace(config, methods=("BM25",), exchanges=table)
-  run(few, tmp_path, progress=False)
-  *_, row = load(tmp_path).outcomes
-  assert row.method == methods.EXCHANGE and row.seconds >= 2
-
-
 def test_only_fed_negative_moves_bytes_and_promises_nothing(finished):
   _, workdir, _ = finished
+  said = " ".join((workdir / "study.md").read_text().split())
+  assert "nothing is promised" in said
   for one in load(workdir).outcomes:
     if one.method == "+ Fed-Negative":
-      # 6 vectors of 16 floats to two partners, with a header.
+      # 6 vectors of 16 floats to two partners.
       assert min(one.sent) > 2 * 6 * 16 * 4
       assert sum(one.sent) == sum(one.received)
-      assert one.epsilon_questions == one.epsilon_collection == math.inf
-    elif one.method != methods.EXCHANGE:
+    else:
       assert one.sent == one.received == [0, 0, 0]
-      assert math.isnan(one.epsilon_questions)
-
-
-def delta(epsilon):
-  """Of one Gaussian mechanism with noise multiplier 1 (Balle and Wang 2018)."""
-  below = scipy.stats.norm.cdf
-  return below(0.5 - epsilon) - math.exp(epsilon) * below(-0.5 - epsilon)
-
-
-def test_exchanges_claim_what_their_noise_covers_and_no_more(finished):
-  _, workdir, said = finished
-  made = {
-    one.variant: one
-    for one in load(workdir).outcomes
-    if one.method == methods.EXCHANGE
-  }
-  assert tuple(made) == exchanges.KINDS
-  claims = {
-    name: (one.epsilon_questions, one.epsilon_collection)
-    for name, one in made.items()
-  }
-  for name in ("raw float32", "raw float16", "raw int8"):
-    assert claims[name] == (math.inf, math.inf)
-  for name in ("noised questions", "noised cells"):
-    # One Gaussian of noise multiplier 1, and sentences that are sent back.
-    assert delta(claims[name][0]) == pytest.approx(1 / 32, rel=0.01)
-    assert claims[name][1] == math.inf
-  assert claims["summaries"][0] == 0
-  assert delta(claims["summaries"][1]) == pytest.approx(1 / 32, rel=0.01)
-  assert claims["generated sentences"][0] == 0
-  assert 7.9 < claims["generated sentences"][1] <= 8
-  assert claims["public corpus"] == (0, 0)
-  sizes = {name: sum(one.sent) for name, one in made.items()}
-  assert sizes["none"] == sizes["public corpus"] == 0
-  assert sizes["raw int8"] < sizes["raw float16"] < sizes["raw float32"]
-  assert "none promised" in said
-
-
-def test_towers_that_have_read_questions_make_every_vector_private(
-  config, tmp_path
-):
-  made = context(config, tmp_path)
-  own = {"is_public": True, "is_first": False}
-  sentences = made.encoders.encode_sentences(
-    made.start, made.data.tokens[0].sentences
-  )
-  late = made.party(0, made.start, sentences, **own)
-  assert late.query_encoder.epsilon == math.inf
-  assert late.sentence_encoder.epsilon == 0
 
 
 def context(config, tmp_path, **recipe):
@@ -284,57 +203,6 @@ def test_a_split_that_is_not_there_is_named(config, tmp_path):
   wrong = dataclasses.replace(config, test_split="validation")
   with pytest.raises(ValueError, match="'validation' in .*got test, train"):
     run(wrong, tmp_path, progress=False)
-
-
-def test_nothing_is_promised_where_questions_brought_passages(config, tmp_path):
-  """The asker's collection would be another without its question."""
-  texts = tiny()
-  nobodys = dataclasses.replace(texts.documents[0], client="")
-  folder = tmp_path / "source"
-  beir.write_beir(
-    folder,
-    dataclasses.replace(texts, documents=(nobodys, *texts.documents[1:])),
-  )
-
-  def with_kinds(*kinds):
-    tried = dataclasses.replace(
-      config,
-      source=f"beir:{folder}",
-      methods=("BM25",),
-      exchanges=dataclasses.replace(
-        config.exchanges, kinds=kinds, top=2, public_source=config.source
-      ),
-    )
-    return run(tried, tmp_path / "run", progress=False)
-
-  for kind in ("noised questions", "summaries", "generated sentences"):
-    with pytest.raises(ValueError, match="got 1 that a question brought"):
-      with_kinds(kind)
-  assert "raw int8" in with_kinds("none", "raw int8")
-
-
-def test_another_public_corpus_is_another_row(config, tmp_path):
-  folder = tmp_path / "public"
-  beir.write_beir(folder, tiny(("north",)))
-  table = federated.Exchanges(
-    kinds=("public corpus",), public_source=f"beir:{folder}"
-  )
-  before = table.public_digest()
-  beir.write_beir(folder, tiny(("south",)))
-  assert table.public_digest() != before
-  assert dataclasses.replace(table, kinds=("raw int8",)).public_digest() == ""
-
-
-def test_keys_of_a_client_are_not_each_others_children():
-  keys = exchanges._keys(0, 1)
-  data = {name: jax.random.key_data(key) for name, key in keys.items()}
-  children = {
-    name: [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(50)]
-    for name, key in keys.items()
-  }
-  for one, other in (("summary", "generator"), ("generator", "summary")):
-    assert not np.array_equal(data[one], data[other])
-    assert not any(np.array_equal(x, data[other]) for x in children[one])
 
 
 def test_vectors_are_those_of_the_tower_that_is_asked_for(config, tmp_path):
@@ -462,8 +330,7 @@ def study(by_method):
         methods.Ranks(client=client, sentence=ranks, passage=ranks)
         for client, ranks in zip("ab", found, strict=True)
       ),
-      sent=[0, 0], received=[0, 0], exchanges=0, epsilon_questions=math.nan,
-      epsilon_collection=math.nan, hubness=0.0, seconds=1.0,
+      sent=[0, 0], received=[0, 0], exchanges=0, hubness=0.0, seconds=1.0,
     )
     for name, seeds in by_method.items()
     for seed, found in enumerate(seeds)
@@ -487,22 +354,29 @@ def table_of(found, number):
   return page.page(found).parts[number].blocks[1]
 
 
-def test_tables_average_seeds_then_questions_then_clients():
+def test_tables_show_the_mean_over_clients_and_that_over_questions():
   found = study(
     {
-      methods.BASE: [[[1, 1], [2, 0]], [[1, 1], [4, 1]]],
-      "Central": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]],
+      methods.BASE: [[[1, 1], [2, 0, 0, 0]], [[1, 1], [4, 1, 0, 0]]],
+      "Central": [[[2, 2], [1, 1, 1, 1]], [[2, 2], [1, 1, 1, 1]]],
     }
   )
   table = table_of(found, 0)
-  base = dict(zip(table.header, table.rows[0], strict=True))
-  # Client a: 1. Client b: (1/2 + 0)/2 and (1/4 + 1)/2, mean .4375.
-  assert base["MRR@10 [95%]"].startswith("0.719 ")
-  assert base["Seeds"] == "0.625 to 0.812"
-  assert base["Worst client"] == "0.438"
-  assert base["R@1"] == "0.625"
+  base, central = (dict(zip(table.header, x, strict=True)) for x in table.rows)
+  # Client a: 1. Client b: (1/2 + 0)/4 and (1/4 + 1)/4, mean .21875.
+  assert base["MRR@10 over clients [95%]"].startswith("0.609 ")
+  assert base["MRR@10 over questions [95%]"].startswith("0.479 ")
+  assert base["Seeds"] == "0.562 to 0.656"
+  assert base["Worst client"] == "0.219"
+  assert base["R@1"] == "0.562, 0.417"
   assert base["Thesis, Fed-NewsQA"] == "0.261"
-  assert base[f"p against {methods.BASE}"] == "-"
+  assert base["p over clients"] == base["p over questions"] == "-"
+  assert central["R@1"] == "0.500, 0.667"
+  # Over clients 0.75 against 0.61, over questions 0.83 against 0.48: another t.
+  assert float(central["p over questions"]) < float(central["p over clients"])
+  rows = {row[0]: row for row in table_of(found, 1).rows}
+  assert rows["mean over clients"][-2:] == ("0.609", "0.750")
+  assert rows["mean over questions"][-2:] == ("0.479", "0.833")
 
 
 def test_a_drawing_shows_the_largest_of_many_clients():
@@ -533,8 +407,9 @@ def test_settings_are_tested_against_those_of_the_main_table():
   ]
   with_settings = dataclasses.replace(found, outcomes=(base, *tried))
   table = table_of(with_settings, 2)
-  at = table.header.index("p")
-  assert [row[at] for row in table.rows] == ["-", "1.000", "< 0.001"]
+  for over in ("clients", "questions"):
+    at = table.header.index(f"p over {over}")
+    assert [row[at] for row in table.rows] == ["-", "1.000", "< 0.001"]
   other = dataclasses.replace(base, method="BM25")
   without_base = dataclasses.replace(found, outcomes=(other, *tried))
   assert [row[at] for row in table_of(without_base, 2).rows] == ["-", "-"]

@@ -5,22 +5,19 @@ passages fall to clients: BM25, federated training with negatives at random and
 of BM25, each client alone, federated training with static hard negatives, query
 encoders of clients' own, the same with negatives of other clients, and all data
 in one place. There is no privacy in these rows beyond what federated training
-itself keeps apart: `federated.user_privacy`, `federated.silo` and the private
-exchanges are for that.
+itself keeps apart.
 """
 
 import dataclasses
 
-from synthq_jax.data import sources
-from synthq_jax.federated import generated_sentences, personalisation
+from synthq_jax.federated import personalisation
 from synthq_jax.pipeline import config_types
 from synthq_jax.studies import frame
 from synthq_jax.studies.federated import data as data_lib
-from synthq_jax.studies.federated import exchanges as exchanges_lib
 from synthq_jax.studies.federated import methods as methods_lib
 from synthq_jax.studies.federated import page
 
-__all__ = ["STUDY", "Config", "Exchanges", "Personal", "Recipe"]
+__all__ = ["STUDY", "Config", "Personal", "Recipe"]
 
 _METHODS = tuple(one.name for one in methods_lib.METHODS)
 
@@ -81,70 +78,6 @@ class Personal:
     default_factory=personalisation.Settings
   )
   """Of a client in a round."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exchanges:
-  """The table of exchanges."""
-
-  kinds: tuple[str, ...] = ()
-  """Some of `exchanges.KINDS`; () for no table."""
-  top: int = 10
-  """Sentences of each partner for a question; of what is searched at home, the
-  best of all partners, as many as they have together."""
-  noise_multiplier: float = 1.0
-  """Of noised questions, cells and summaries."""
-  capacity: int = 8192
-  """A public bound of a client's questions, and of its passages."""
-  cells: int = 40
-  """Centres, of public sentences."""
-  public_source: str = "environment_docs"
-  """Of public sentences: a source of runs."""
-  public_sentences: int = 10_000
-  """How many of them."""
-  generator: generated_sentences.Settings = dataclasses.field(
-    default_factory=lambda: generated_sentences.Settings(epsilon=4.0, steps=50)
-  )
-  """Of a client's generator of sentences."""
-  generated: int = 200
-  """Sentences that each generator writes."""
-
-  def __post_init__(self):
-    if self.kinds:
-      config_types.some_of(self, "kinds", exchanges_lib.KINDS)
-    config_types.at_least(
-      self, 1, "top", "capacity", "cells", "public_sentences"
-    )
-    config_types.positive(self, "noise_multiplier")
-
-  def source(self) -> sources.Source:
-    """Returns where public sentences come from."""
-    return sources.open(self.public_source, "federated.Exchanges.public_source")
-
-  def public_digest(self) -> str:
-    """Returns what public sentences depend on, "" if no row needs any."""
-    if not {"noised cells", "summaries", "public corpus"} & set(self.kinds):
-      return ""
-    return self.source().digest()
-
-  def check(self, num_copies: int) -> None:
-    """Refuses promises that collections do not allow.
-
-    Args:
-      num_copies: passages that clients hold because a question is theirs:
-        whatever is sent of such a collection depends on that question.
-
-    Raises:
-      ValueError: if there are any, and something is promised.
-    """
-    promising = [k for k in self.kinds if k in exchanges_lib.PROMISING]
-    if num_copies and promising:
-      raise ValueError(
-        "federated.Exchanges.kinds: expected passages that all name their"
-        f" client, got {num_copies} that a question brought to it, for which"
-        f" {promising} would promise too much: name the clients of all passages"
-        " in the data, or leave these rows out"
-      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,8 +143,6 @@ class Config:
   """Values of `recipe.learning_rate`, the same way."""
   shares_tried: tuple[float, ...] = ()
   """Shares of every client's train questions, the same way."""
-  exchanges: Exchanges = dataclasses.field(default_factory=Exchanges)
-  """The table of exchanges, with the first seed alone."""
   public_data: bool = False
   """Whether the texts are public. If not, everything lies in private/."""
 
@@ -242,15 +173,9 @@ class Config:
       )
 
 
-def _prepare(task: frame.Task) -> data_lib.Data:
-  data = data_lib.build(task.config)
-  task.config.exchanges.check(data.num_copies)
-  return data
-
-
 STUDY = frame.Study(
   config=Config,
-  prepare=_prepare,
+  prepare=lambda task: data_lib.build(task.config),
   jobs=methods_lib.jobs,
   result=lambda task, data, outcomes: methods_lib.Study(
     facts=data.facts,

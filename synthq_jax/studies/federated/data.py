@@ -69,8 +69,6 @@ class Data:
   clients: tuple[clients_lib.Client, ...] = dataclasses.field(repr=False)
   tokens: tuple[clients_lib.Tokens, ...] = dataclasses.field(repr=False)
   facts: Facts
-  num_copies: int
-  """Passages that a question brought to its client."""
   digest: str
   """Of everything above and of the settings that made it."""
 
@@ -120,7 +118,6 @@ def build(config: Any) -> Data:
       for client in kept
     ),
     facts=_facts(config, federation, kept),
-    num_copies=federation.num_copies,
     digest=artifacts.fingerprint(
       source,
       fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),

@@ -6,26 +6,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from synthq_jax import artifacts, typing
-from synthq_jax.data import shipped
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import exchange as exchange_lib
-from synthq_jax.federated import (
-  negatives,
-  personalisation,
-  ranking,
-)
+from synthq_jax.federated import negatives, personalisation, ranking
 from synthq_jax.studies import frame
 from synthq_jax.studies.federated import data as data_lib
-from synthq_jax.studies.federated import exchanges, training
+from synthq_jax.studies.federated import training
 
 __all__ = [
   "BASE",
   "CENTRAL",
-  "EXCHANGE",
   "METHODS",
   "Method",
   "Outcome",
@@ -42,9 +35,6 @@ against."""
 
 CENTRAL = "Central"
 """The method that has all data in one place."""
-
-EXCHANGE = "exchange"
-"""What rows of the table of exchanges are called."""
 
 
 class Method(NamedTuple):
@@ -117,11 +107,6 @@ class Outcome:
   received: list[int]
   exchanges: int
   """Rounds of the exchange."""
-  epsilon_questions: float
-  """The largest that a client's exchanges come to, per question; inf where
-  nothing is promised, nan where nothing was exchanged."""
-  epsilon_collection: float
-  """The same per passage."""
   hubness: float
   """Skewness of how often a sentence is drawn as a hard negative of the train
   questions by the final towers, mean over clients; nan for BM25."""
@@ -167,32 +152,23 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
   """Lists the rows of the main table, then those of the smaller ones."""
   config = task.config
   contexts = training.contexts(config, data, task.root / "states")
-  public = exchanges.Public(
-    settings=config.exchanges,
-    vocabulary=shipped.vocabulary(config.vocabulary),
-    length=config.sentence_length,
-  )
   listed = []
   for row in _rows(config):
     context = contexts(row.recipe, row.share)
-    how: tuple[Any, ...] = (config.exchange_top, config.exchange_partners)
-    if row.method == EXCHANGE:
-      table = dataclasses.replace(config.exchanges, kinds=(row.variant,))
-      how = table, table.public_digest()
     digest = artifacts.fingerprint(
-      "federated_study",
+      "federated_study 2",
       context.digest,
       row,
       config.test_split,
       config.personal,
-      how,
+      (config.exchange_top, config.exchange_partners),
     )
     listed.append(
       frame.Job(
         directory=task.root / "outcomes" / digest,
         kind=Outcome,
         digest=digest,
-        make=_Maker(config, context, public, row),
+        make=_Maker(config, context, row),
       )
     )
   return listed
@@ -221,8 +197,6 @@ def _rows(config: Any) -> Iterator[_Job]:
   one = _Job(method=BASE, seed=0, recipe=config.recipe)
   for share in config.shares_tried:
     yield dataclasses.replace(one, share=share, variant=f"share={share:g}")
-  for kind in config.exchanges.kinds:
-    yield dataclasses.replace(one, method=EXCHANGE, variant=kind)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -231,7 +205,6 @@ class _Maker:
 
   config: Any
   context: training.Context
-  public: exchanges.Public
   row: _Job
 
   def __call__(self) -> Outcome:
@@ -251,7 +224,6 @@ class _Maker:
       ]
       for side in ("sent", "received")
     )
-    questions, collection = _epsilons(rounds)
     return Outcome(
       method=row.method,
       seed=row.seed,
@@ -260,8 +232,6 @@ class _Maker:
       sent=sent,
       received=received,
       exchanges=len(rounds),
-      epsilon_questions=questions,
-      epsilon_collection=collection,
       hubness=skewness,
       seconds=time.monotonic() - began,
     )
@@ -272,10 +242,6 @@ class _Maker:
     count = len(context.data.tokens)
     if method == "Public encoder":
       return Towers([start] * count, [start] * count)
-    if method == EXCHANGE:
-      made = exchanges.build(self.public, self.row.variant, context, seed)
-      once = dataclasses.replace(personal, rounds=1)
-      return personalised(context, start, seed, once, made, is_public=True)
     recipe = context.recipe
     static = recipe.history("static", "bm25")
     if method == "STAR, each client alone":
@@ -294,16 +260,13 @@ class _Maker:
     if method == "+ query encoder":
       return personalised(context, shared, seed, personal, None)
     if method == "+ Fed-Negative":
-      return personalised(context, shared, seed, personal, self._fed_negative())
+      exchange = exchange_lib.FedNegative(
+        top=self.config.exchange_top,
+        partners=self.config.exchange_partners,
+        seed=seed,
+      )
+      return personalised(context, shared, seed, personal, exchange)
     return Towers([shared] * count, [shared] * count)
-
-  def _fed_negative(self) -> exchange_lib.FedNegative:
-    count, chosen = self.config.exchange_partners, exchange_lib.Everyone()
-    if count is not None:
-      chosen = exchange_lib.RandomPartners(count=count, seed=self.row.seed)
-    return exchange_lib.FedNegative(
-      top=self.config.exchange_top, partners=chosen
-    )
 
 
 def personalised(
@@ -311,19 +274,16 @@ def personalised(
   shared: typing.Params,
   seed: int,
   personal: Any,
-  exchange: exchange_lib.Exchange | None,
-  *,
-  is_public: bool = False,
+  exchange: exchange_lib.FedNegative | None,
 ) -> Towers:
   """Gives every client a query tower of its own.
 
   Args:
     context: data.
     shared: the towers of all, whose sentence tower stays.
-    seed: of the order, and of the exchange's secrets.
+    seed: of the order.
     personal: a `federated.Personal`.
     exchange: of negatives, before each round; None: only a client's own.
-    is_public: whether `shared` has read none of the clients' texts.
   """
   members = context.data.tokens
   vectors = [context.sentences(shared, at) for at in range(len(members))]
@@ -333,16 +293,9 @@ def personalised(
     extra: Mapping[str, exchange_lib.Negatives] = {}
     if exchange is not None:
       parties = [
-        context.party(
-          at, own[at], vectors[at], is_public=is_public, is_first=not number
-        )
-        for at in range(len(members))
+        context.party(at, own[at], vectors[at]) for at in range(len(members))
       ]
-      traffic.append(
-        exchange.negatives(
-          parties, round_number=number, key=jax.random.key(seed)
-        )
-      )
+      traffic.append(exchange.negatives(parties, round_number=number))
       extra = traffic[-1].negatives
     for at, tokens in enumerate(members):
       trained = personalisation.customise(
@@ -391,19 +344,3 @@ def scored(
     skewness.append(negatives.hubness(table, len(vectors)))
     weights.append(table.shape[1])
   return found, float(np.average(skewness, weights=weights))
-
-
-def _epsilons(
-  rounds: Sequence[exchange_lib.Exchanged],
-) -> tuple[float, float]:
-  """Returns the largest epsilons of a client, per question and per passage."""
-  if not rounds:
-    return math.nan, math.nan
-  promises = [
-    exchange_lib.over_rounds([one.promises[name] for one in rounds])
-    for name in rounds[0].promises
-  ]
-  return (
-    max(one.questions.epsilon for one in promises),
-    max(one.collection.epsilon for one in promises),
-  )

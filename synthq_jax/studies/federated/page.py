@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from synthq_jax.federated import ranking
-from synthq_jax.privacy import rounding
 from synthq_jax.report import blocks, plots, tables
 from synthq_jax.retrieval import significance
 from synthq_jax.studies import frame
@@ -30,6 +29,8 @@ model."""
 _WORDS = frame.words("federated")
 _MAIN = "MRR@10"
 _DRAWN = 40  # clients
+_MEANS = ("clients", "questions")
+"""What a mean is over: clients all weigh the same, or as their questions do."""
 
 Group = Sequence[methods.Outcome]
 """Repetitions of one method."""
@@ -59,8 +60,7 @@ def notes(config: Any) -> tuple[str, ...]:
 def page(found: methods.Study) -> blocks.Page:
   """Returns the page, whose tables come first and the drawing last."""
   main = [one for one in found.outcomes if not one.variant]
-  once = [one for one in found.outcomes if one.method == methods.EXCHANGE]
-  others = [one for one in found.outcomes if one.variant and one not in once]
+  others = [one for one in found.outcomes if one.variant]
   parts = [_effectiveness(main), _by_client(found.facts, main)]
   if others:
     base = [one for one in main if (one.method, one.seed) == (methods.BASE, 0)]
@@ -70,10 +70,8 @@ def page(found: methods.Study) -> blocks.Page:
     columns: Columns = {
       "Exchange": lambda one: f"{one.method}, seed {one.seed}"
     }
-    words = _WORDS.text("traffic", units=_WORDS.text("units"))
+    words = _WORDS.text("traffic")
     parts.append(_table("Traffic", words, moved, columns | _SENT))
-  if once:
-    parts.append(_exchanges(once))
   together: Columns = {
     "Method": lambda group: group[0].method,
     "Trainings": lambda group: str(len(group)),
@@ -141,22 +139,61 @@ def _groups(outcomes: Group) -> dict[str, Group]:
   return frame.grouped(outcomes, lambda one: one.method)
 
 
-def _mean(group: Group, measure: str = _MAIN, level: str = "sentence") -> float:
-  found = values(group, measure, level)
-  return float(np.mean([one.mean() for one in found]))
+def _weights(group: Group, over: str) -> list[int] | None:
+  """Returns the clients' weights in a mean over one of `_MEANS`."""
+  if over == "clients":
+    return None
+  return [len(one.sentence) for one in group[0].ranks]
 
 
-def _with_interval(group: Group) -> str:
-  one = significance.stratified_interval(values(group), seed=0)
-  return f"{one.mean:.3f} [{one.low:.3f}, {one.high:.3f}]"
+def _mean(
+  group: Group, over: str, measure: str = _MAIN, level: str = "sentence"
+) -> float:
+  means = [one.mean() for one in values(group, measure, level)]
+  return float(np.average(means, weights=_weights(group, over)))
 
 
-def _p_value(group: Group, reference: Group | None, tested: int) -> str:
-  """Writes p against another group; "-" where that is the same, or none."""
-  if not reference or group[0] is reference[0]:
-    return "-"
-  test = significance.stratified_t_test(values(group), values(reference))
-  return tables.p_value(min(1.0, test.p_value * tested))
+def _both(*what: str) -> Callable[[Group], str]:
+  """Writes both means of a measure."""
+  return lambda group: ", ".join(
+    f"{_mean(group, over, *what):.3f}" for over in _MEANS
+  )
+
+
+def _compared(
+  reference: Group | None, tested: int
+) -> dict[str, Callable[[Group], str]]:
+  """Returns columns of both means of the main measure, and of their tests.
+
+  Args:
+    reference: what all are tested against; None: no tests.
+    tested: how many tests there are.
+  """
+
+  def interval(over: str) -> Callable[[Group], str]:
+    def written(group: Group) -> str:
+      one = significance.stratified_interval(
+        values(group), _weights(group, over), seed=0
+      )
+      return f"{one:.3f}"
+
+    return written
+
+  def p_value(over: str) -> Callable[[Group], str]:
+    def written(group: Group) -> str:
+      if not reference or group[0] is reference[0]:
+        return "-"
+      test = significance.stratified_t_test(
+        values(group), values(reference), _weights(group, over)
+      )
+      return tables.p_value(min(1.0, test.p_value * tested))
+
+    return written
+
+  return {
+    **{f"{_MAIN} over {over} [95%]": interval(over) for over in _MEANS},
+    **{f"p over {over}": p_value(over) for over in _MEANS},
+  }
 
 
 def _effectiveness(main: Group) -> blocks.Part:
@@ -164,23 +201,17 @@ def _effectiveness(main: Group) -> blocks.Part:
   reference = groups.get(methods.BASE)
 
   def seeds(group: Group) -> str:
-    means = [_mean([one]) for one in group]
+    means = [_mean([one], "clients") for one in group]
     return f"{min(means):.3f} to {max(means):.3f}" if len(group) > 1 else "-"
-
-  def mean(*what: str) -> Callable[[Group], str]:
-    return lambda group: f"{_mean(group, *what):.3f}"
 
   columns: Columns = {
     "Method": lambda group: group[0].method,
-    "MRR@10 [95%]": _with_interval,
+    **_compared(reference, len(groups) - 1),
     "Seeds": seeds,
-    **{measure: mean(measure) for measure in ranking.MEASURES[1:]},
-    "Passage MRR@10": mean(_MAIN, "passage"),
+    **{measure: _both(measure) for measure in ranking.MEASURES[1:]},
+    "Passage MRR@10": _both(_MAIN, "passage"),
     "Worst client": lambda group: (
       f"{min(one.mean() for one in values(group)):.3f}"
-    ),
-    f"p against {methods.BASE}": lambda group: _p_value(
-      group, reference, len(groups) - 1
     ),
     "Thesis, Fed-NewsQA": lambda group: (
       f"{THESIS[group[0].method]:.3f}" if group[0].method in THESIS else "-"
@@ -188,29 +219,37 @@ def _effectiveness(main: Group) -> blocks.Part:
   }
   return _table(
     "Retrieval of answer sentences",
-    _WORDS.text("effectiveness"),
+    _WORDS.text("effectiveness", base=methods.BASE),
     groups.values(),
     columns,
   )
 
 
 def _by_client(facts: data.Facts, main: Group) -> blocks.Part:
-  found = {name: values(group) for name, group in _groups(main).items()}
-
-  def mean(name: str) -> Callable[[int], str]:
-    return lambda at: f"{found[name][at].mean():.3f}"
-
-  def count(name: str) -> Callable[[int], str]:
-    return lambda at: tables.count(getattr(facts.clients[at], name))
-
-  columns: Columns = {
-    "Client": lambda at: facts.clients[at].name,
-    "Passages": count("num_passages"),
-    "Sentences": count("num_sentences"),
-    "Train questions": count("num_train"),
-    "Test questions": count("num_test"),
-    **{name: mean(name) for name in found},
+  groups = _groups(main)
+  found = {name: values(group) for name, group in groups.items()}
+  counts = {
+    "Passages": "num_passages",
+    "Sentences": "num_sentences",
+    "Train questions": "num_train",
+    "Test questions": "num_test",
   }
+  rows = [
+    (
+      facts.clients[at].name,
+      *(tables.count(getattr(facts.clients[at], x)) for x in counts.values()),
+      *(f"{one[at].mean():.3f}" for one in found.values()),
+    )
+    for at in _largest_first(facts.clients)
+  ]
+  rows += [
+    (
+      f"mean over {over}",
+      *("" for _ in counts),
+      *(f"{_mean(group, over):.3f}" for group in groups.values()),
+    )
+    for over in _MEANS
+  ]
   words = "Sentence MRR@10."
   alone, base = found.get("STAR, each client alone"), found.get(methods.BASE)
   if alone and base:
@@ -220,31 +259,24 @@ def _by_client(facts: data.Facts, main: Group) -> blocks.Part:
       value = _spearman(sizes, gains)
       said = _WORDS.text("correlation", base=methods.BASE, value=value)
       words = f"{words} {said}"
-  return _table("Clients", words, _largest_first(facts.clients), columns)
+  columns: Columns = {
+    name: lambda row, at=at: row[at]
+    for at, name in enumerate(("Client", *counts, *found))
+  }
+  return _table("Clients", words, rows, columns)
 
 
 def _variants(group: Group) -> blocks.Part:
   base = [one for one in group if not one.variant]
   columns: Columns = {
-    "Setting": lambda one: one.variant or "as in the main table",
-    "MRR@10 [95%]": lambda one: _with_interval([one]),
-    "p": lambda one: _p_value([one], base, len(group) - len(base)),
-    "R@20": lambda one: f"{_mean([one], 'R@20'):.3f}",
-    "Hubness": lambda one: f"{one.hubness:.2f}",
+    "Setting": lambda group: group[0].variant or "as in the main table",
+    **_compared(base, len(group) - len(base)),
+    "R@20": _both("R@20"),
+    "Hubness": lambda group: f"{group[0].hubness:.2f}",
   }
   title = f"{methods.BASE} with other settings"
-  return _table(title, _WORDS.text("variants"), group, columns)
-
-
-def _exchanges(once: Group) -> blocks.Part:
-  base = [one for one in once if not one.exchanges][:1]
-  columns: Columns = {
-    "Exchange": lambda one: one.variant,
-    "MRR@10 [95%]": lambda one: _with_interval([one]),
-    "p against none": lambda one: _p_value([one], base, len(once) - 1),
-  }
-  words = _WORDS.text("exchanges", units=_WORDS.text("units"))
-  return _table("Exchanges", words, once, columns | _SENT)
+  rows = [[one] for one in group]
+  return _table(title, _WORDS.text("variants"), rows, columns)
 
 
 def _mebibytes(
@@ -259,19 +291,11 @@ def _mebibytes(
   return written
 
 
-def _promised(epsilon: float) -> str:
-  if np.isnan(epsilon):
-    return "-"
-  return "none promised" if np.isinf(epsilon) else rounding.epsilon(epsilon)
-
-
 _SENT: Columns = {
   "Sent": _mebibytes("sent", np.mean),
   "Received": _mebibytes("received", np.mean),
   "Most sent": _mebibytes("sent", np.max),
   "Most received": _mebibytes("received", np.max),
-  "Epsilon per question": lambda one: _promised(one.epsilon_questions),
-  "Epsilon per passage": lambda one: _promised(one.epsilon_collection),
 }
 
 

@@ -13,25 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from synthq_jax import artifacts, typing
 from synthq_jax.data import blocks, shipped
+from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.federated import (
-  aggregation,
-  cohorts,
+  exchange,
   fedavg,
-  local_training,
-  messages,
   negatives,
   training,
 )
-from synthq_jax.federated import encoders as encoders_lib
-from synthq_jax.models import t5_checkpoints, t5_config
+from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import fingerprints
-from synthq_jax.privacy import statement
 from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.training import checkpoints
 
@@ -46,9 +41,6 @@ class Context:
   """What all trainings share."""
 
   data: data_lib.Data
-  params: typing.Params
-  """Of the public T5, decoder included."""
-  model: t5_config.T5Config
   encoders: encoders_lib.Encoders
   start: typing.Params
   """The public towers."""
@@ -128,45 +120,24 @@ class Context:
     return self.states / name
 
   def party(
-    self,
-    client: int,
-    params: typing.Params,
-    sentences: np.ndarray,
-    *,
-    is_public: bool,
-    is_first: bool = True,
-  ) -> messages.Party:
+    self, client: int, params: typing.Params, sentences: np.ndarray
+  ) -> exchange.Party:
     """Returns what a client brings to an exchange.
 
     Args:
       client: its place among all.
       params: its towers.
       sentences: vectors of its collection.
-      is_public: whether training has begun from public towers alone, of which
-        the sentence tower stays.
-      is_first: whether no query tower has been trained yet.
     """
     tokens = self.data.tokens[client]
-    return messages.Party(
+    return exchange.Party(
       name=tokens.name,
       queries=self.encoders.encode_queries(
         params, tokens.questions[data_lib.TRAIN]
       ),
       sentences=sentences,
       answers=tokens.answers[data_lib.TRAIN],
-      passages=tokens.passages,
-      query_encoder=_read_by(messages.QUESTION_UNIT, is_public and is_first),
-      sentence_encoder=_read_by(messages.COLLECTION_UNIT, is_public),
     )
-
-
-def _read_by(unit: str, is_public: bool) -> statement.PrivacyStatement:
-  """States what an encoder has read."""
-  if is_public:
-    return statement.none(unit=unit)
-  return statement.non_private(
-    "The encoder was trained on the clients' texts without noise.", unit=unit
-  )
 
 
 def contexts(
@@ -191,8 +162,6 @@ def contexts(
     part = data_lib.thinned(data, share) if share < 1 else data
     return Context(
       data=part,
-      params=params,
-      model=model,
       encoders=encoders,
       start=start,
       digest=artifacts.fingerprint(part.digest, digest, encoders.query_pooling),
@@ -222,12 +191,10 @@ def federated(
   """
   members = context.data.tokens
   weights = [len(one.answers[data_lib.TRAIN]) for one in members]
-  begin, add, finish = _averaging(
+  update = _local_training(
     context.encoders, context.recipe.learning_rate, context.recipe.temperature
   )
-  key = jax.random.key(seed)
   first, params = _newest(context, "federated", seed, history)
-  state = fedavg.State(params, (), jnp.int32(first))
   slots: training.Slots = ()
   path = _slots(context.place("federated", seed, history[:first]))
   if path.exists():
@@ -236,7 +203,7 @@ def federated(
     plans = [
       training.plan(
         tokens,
-        context.table(history[number], state.params, seed, at, number),
+        context.table(history[number], params, seed, at, number),
         batch_size=context.recipe.batch_size,
         seed=seed,
         round_number=number,
@@ -246,18 +213,18 @@ def federated(
     ]
     slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
     steps = max(len(plan.questions) for plan in plans)
-    total = begin(state)
-    for at, (plan, tokens) in enumerate(zip(plans, members, strict=True)):
-      rows = training.arrays(plan, tokens, slots, split=data_lib.TRAIN)
-      cohort = cohorts.stack([rows], [at], weights=[weights[at]], steps=steps)
-      total = add(total, state, cohort, key)
-    state, _ = finish(state, total)
+    rows = (
+      fedavg.padded(training.arrays(*one, slots, split=data_lib.TRAIN), steps)
+      for one in zip(plans, members, strict=True)
+    )
+    trained = map(functools.partial(update, params), rows)
+    params = fedavg.mean(zip(trained, weights, strict=True))
     done = number + 1
     place = context.place("federated", seed, history[:done])
     artifacts.write_atomically(_slots(place), json.dumps(slots))
-    checkpoints.save(place, done, state.params)
+    checkpoints.save(place, done, params)
     after()
-  return state.params
+  return params
 
 
 def _slots(place: pathlib.Path) -> pathlib.Path:
@@ -266,16 +233,12 @@ def _slots(place: pathlib.Path) -> pathlib.Path:
 
 
 @functools.lru_cache(maxsize=4)
-def _averaging(
+def _local_training(
   encoders: encoders_lib.Encoders, learning_rate: float, temperature: float
-) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-  """Returns compiled parts of a round: begin, add a client, finish."""
-  update = local_training.local_training(
-    training.loss_fn(encoders, temperature=temperature),
-    optax.adam(learning_rate),
-  )
-  found = fedavg.fedavg(update, aggregation=aggregation.Mean())
-  return jax.jit(found.begin), jax.jit(found.add), jax.jit(found.finish)
+) -> fedavg.ClientUpdate:
+  """Returns a client's part of a round, compiled."""
+  loss = training.loss_fn(encoders, temperature=temperature)
+  return jax.jit(fedavg.local_training(loss, optax.adam(learning_rate)))
 
 
 def alone(
