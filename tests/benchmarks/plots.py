@@ -65,39 +65,6 @@ def save(figure, name: str, legend=None, *, columns=4, room=0.08, **more):
   )
 
 
-def slices(found) -> None:
-  """What each case needs of a device, and of its matrix unit."""
-  cases, settings = found["cases"], found["settings"]
-  figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 2.8))
-  shown = ("ordinary", "bookkeeping", "vmap")
-  for number, way in enumerate(shown):
-    color, _, label = STYLES[way]
-    rows = {n: ways[way] for n, ways in cases.items() if way in ways}
-    at = [list(cases).index(n) + 0.27 * (number - 1) for n in rows]
-    totals = [row.get("total_gib", 0) for row in rows.values()]
-    passes = [
-      row["tflop_passes"] / cases[n]["ordinary"]["tflop_passes"]
-      for n, row in rows.items()
-    ]
-    name = "without privacy" if way == "ordinary" else label
-    left.bar(at, totals, 0.25, color=color, label=name)
-    right.bar(at, passes, 0.25, color=color)
-  left.axhline(found["limits"]["total_gib"], color="gray", linestyle="--")
-  left.set(ylabel="GiB of a device", ylim=(0, 48))  # room for the legend
-  left.legend(frameon=False, fontsize=7)
-  right.axhline(1, color="gray", linestyle="--")
-  right.set_ylabel("passes of the matrix unit")
-  labels = [
-    f"{settings[n]['model'].removeprefix('t5_1_1_')}\n"
-    + "x".join(map(str, settings[n]["mesh"]))
-    + ("\nremat" if settings[n]["remat"] else "")
-    for n in cases
-  ]
-  for axes in (left, right):
-    axes.set_xticks(range(len(labels)), labels, fontsize=7)
-  save(figure, "tpu_v4.svg")
-
-
 def growth(cases) -> None:
   """Time and temporaries against the batch, on the CPU."""
   cases = sorted(
@@ -226,7 +193,6 @@ def main() -> None:
       load("2026-11-21_clipping_growth.json"),
     )
     growth(bars["cases"] + grown["cases"])
-    slices(load("2026-11-22_tpu_v4.json"))
     search(load("2026-11-21_search.json"))
     detectors(load("2026-11-22_leakage_detectors.json"))
     coupled = load("2026-11-21_contrastive.json")
