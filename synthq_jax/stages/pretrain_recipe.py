@@ -157,6 +157,7 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
   result = dataclasses.replace(
     text,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
+    start_from=config.start_from,
     seconds=seconds,
   )
   artifacts.save(root, result, digest)
