@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -13,8 +14,9 @@ import tomllib
 import venv
 import zipfile
 
+import missing
 import pytest
-import small_data
+from missing import run
 from packaging import requirements
 
 import synthq_jax
@@ -22,38 +24,6 @@ import synthq_jax
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SITE_INDEX = (ROOT / "docs/index.rst").read_text()
-HEAVY = (
-  *("tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio"),
-  *("keras", "pyarrow"),
-)
-BLOCK = """
-import importlib.machinery
-
-class Blocked(importlib.machinery.PathFinder):
-  \"\"\"Finds packages as usual, but for these, as if they were not there.\"\"\"
-  names = {names!r}
-
-  @classmethod
-  def find_spec(cls, name, path=None, target=None):
-    if name.split(".")[0] not in cls.names:
-      return super().find_spec(name, path, target)
-
-import sys
-place = sys.meta_path.index(importlib.machinery.PathFinder)
-sys.meta_path[place] = Blocked
-"""
-
-
-def run(*command, cwd, **settings):
-  done = subprocess.run(
-    [str(part) for part in command],
-    cwd=cwd,
-    capture_output=True,
-    text=True,
-    **settings,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  return done.stdout
 
 
 def build(kind, place, root=ROOT):
@@ -114,8 +84,7 @@ def others():
 def with_base(place):
   """Lets an environment see the packages of the base, and no others."""
   [site] = place.glob("lib/*/site-packages")
-  script = BLOCK.format(names=others())
-  (site / "block.py").write_text(script)
+  (site / "block.py").write_text(missing.script(others()))
   seen = importlib.util.find_spec("jax").origin
   beside = pathlib.Path(seen).parents[1]
   (site / "base.pth").write_text(f"{beside}\nimport block\n")
@@ -172,41 +141,13 @@ def test_the_source_archive_builds_the_same_wheel(wheel, tmp_path):
   assert "synthq_jax/py.typed" in names
 
 
-@pytest.mark.slow
-def test_the_demo_runs_to_its_report_without_tensorflow(tmp_path):
-  count = 60
-  ids = range(count)
-  small_data.write_beir(
-    tmp_path / "beir",
-    {f"d{i}": small_data.document(i) for i in ids},
-    {f"q{i}": small_data.query(i) for i in ids},
-    {
-      "train": [(f"q{i}", f"d{i}", 1) for i in range(40)],
-      "dev": [(f"q{i}", f"d{i}", 1) for i in range(40, 50)],
-      "test": [(f"q{i}", f"d{i}", 1) for i in range(50, 60)],
-    },
+def test_a_run_comes_to_its_report_without_tensorflow(finished_run):
+  packages = json.loads(
+    (finished_run.root.parent / "packages.json").read_text()
   )
-  script = (
-    BLOCK.format(names=set(HEAVY))
-    + f"""
-from synthq_jax.cli import main
-code = main.main([
-  "run", "--gin_file=recipes/demo_tiny.gin", "--workdir=run", "--quiet",
-  "--gin.SOURCE=beir:{tmp_path / "beir"}", "--gin.BATCH_SIZE=4",
-  "--gin.NUM_DOCUMENTS=16", "--gin.RETRIEVER_BATCH_SIZE=4",
-  "--gin.direct_dp.Config.batch_size=4",
-])
-print(sorted(Blocked.names & set(sys.modules)))
-sys.exit(code)
-"""
-  )
-  shown = run(
-    *(sys.executable, "-c", script),
-    cwd=tmp_path,
-    env={**os.environ, "PYTHONPATH": str(ROOT)},
-  )
-  assert shown.splitlines()[-1] == "[]"
-  assert (tmp_path / "run/report/report.html").is_file()
+  assert {"jax", "synthq_jax"} <= set(packages)
+  assert not missing.TENSORFLOW & set(packages)
+  assert (finished_run.root / "report/report.html").is_file()
 
 
 def test_the_site_lists_every_package():

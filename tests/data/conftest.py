@@ -1,10 +1,8 @@
-"""Docstrings: of small packages made for one test, and of the real ones."""
+"""Docstrings of small packages made for one test."""
 
 import importlib
 
 import pytest
-
-from synthq_jax.data import docstrings, environment_docs
 
 
 def module_source(docs):
@@ -40,28 +38,3 @@ def install(tmp_path, monkeypatch):
     importlib.invalidate_caches()
 
   return make
-
-
-@pytest.fixture(scope="session")
-def installed_docstrings():
-  """Returns package -> docstrings of the demo set: read once, it takes 10 s."""
-  found = {}
-  for package in environment_docs.PACKAGES:
-    try:
-      found[package] = list(docstrings.read(package))
-    except ValueError:
-      continue  # not installed
-  return found
-
-
-@pytest.fixture
-def read_once(installed_docstrings, monkeypatch):
-  """Hands the installed docstrings out from memory for one test."""
-
-  def read(package):
-    if package not in installed_docstrings:
-      raise ValueError(f"{package} is not installed")
-    return iter(installed_docstrings[package])
-
-  monkeypatch.setattr(docstrings, "read", read)
-  return installed_docstrings

@@ -156,8 +156,12 @@ def test_the_digest_names_versions_and_absence(install):
   assert environment_docs.digest(config) == wanted
 
 
-def test_the_standard_library_is_read_and_named_by_its_version():
-  entries = list(docstrings.read(docstrings.STANDARD_LIBRARY))
+@pytest.fixture(name="entries", scope="module")
+def _entries():
+  return list(docstrings.read(docstrings.STANDARD_LIBRARY))
+
+
+def test_the_standard_library_is_read_and_named_by_its_version(entries):
   firsts = {entry.name: entry.first for entry in entries}
   assert firsts["python.textwrap.dedent"] == (
     "Remove any common leading whitespace from every line in text."
@@ -169,8 +173,8 @@ def test_the_standard_library_is_read_and_named_by_its_version():
   assert environment_docs.digest(config) == f"python=={sys.version.split()[0]}"
 
 
-def test_nothing_of_what_only_some_installations_have_is_read():
-  names = {e.name for e in docstrings.read(docstrings.STANDARD_LIBRARY)}
+def test_nothing_of_what_only_some_installations_have_is_read(entries):
+  names = {entry.name for entry in entries}
   tops = {name.split(".")[1] for name in names}
   assert not tops & {"tkinter", "idlelib", "test", "site-packages", "lib2to3"}
 
@@ -187,7 +191,7 @@ def test_the_demo_set_needs_none_of_tensorflows_packages():
 
 
 @pytest.mark.slow
-def test_the_installed_packages_give_a_clean_demo_set(read_once):
+def test_the_installed_packages_give_a_clean_demo_set():
   installed = environment_docs.build(environment_docs.EnvironmentDocs())
   queries = installed.query_by_id()
   documents = {one.id: one for one in installed.documents}

@@ -5,11 +5,11 @@ import re
 import jax
 import numpy as np
 import pytest
+import random_t5
 import small_data
 
 from synthq_jax import artifacts
 from synthq_jax.cli import main
-from synthq_jax.data import shipped
 from synthq_jax.generation import decoding
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, results, workspace
@@ -25,13 +25,19 @@ def _source(tmp_path_factory):
   return small_data.write_split_beir(folder, train=32, test=8)
 
 
-def run(source, workdir, name, *flags):
+@pytest.fixture(name="start", scope="module")
+def _start(tmp_path_factory):
+  return random_t5.save(tmp_path_factory.mktemp("start"))
+
+
+def run(source, start, workdir, name, *flags):
   """Runs up to generate; returns the checkpoint and public parameters."""
   argv = [
     "generate",
     TINY,
     f"--gin_file=gin_configs/optim/{name}.gin",
     f"--gin.SOURCE={source}",
+    f"--gin.CHECKPOINT={start}",
     f"--workdir={workdir}",
     "--gin.NUM_DOCUMENTS=16",
     "--gin.LEARNING_RATE=0.1",
@@ -40,16 +46,17 @@ def run(source, workdir, name, *flags):
   ]
   assert main.main(argv) == 0
   made = artifacts.load(workdir / "finetune_dp/eps8", results.Checkpoint)
-  before, config = t5_checkpoints.load(shipped.DIRECTORY)
+  before, config = t5_checkpoints.load(start)
   after, _ = t5_checkpoints.load(workdir / made.directory)
   flat = map(t5_checkpoints.flatten, (before, after))
   return made, config, *flat
 
 
-def test_lora_changes_its_kernels_alone(source, tmp_path):
+def test_lora_changes_its_kernels_alone(source, start, tmp_path):
   kernels = ".*attention/(query|value)/kernel"
-  made, _, before, after = run(
+  made, config, before, after = run(
     source,
+    start,
     tmp_path,
     "lora",
     "--gin.LORA_RANK=2",
@@ -57,21 +64,21 @@ def test_lora_changes_its_kernels_alone(source, tmp_path):
   )
   changed = {k for k in before if not np.array_equal(before[k], after[k])}
   assert changed == {k for k in before if re.fullmatch(kernels, k)}
-  assert made.num_parameters == len(changed) * 2 * (128 + 128)
+  assert made.num_parameters == len(changed) * 2 * 2 * config.emb_dim
   assert made.prompt_tokens == 0
   for name in changed:
     rank = np.linalg.matrix_rank(after[name] - before[name], tol=1e-4)
     assert rank == 2, name
 
 
-def test_a_prompt_is_read_as_it_was_trained(source, tmp_path):
+def test_a_prompt_is_read_as_it_was_trained(source, start, tmp_path):
   made, config, before, after = run(
-    source, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
+    source, start, tmp_path, "prompt", "--gin.PROMPT_LENGTH=3"
   )
   changed = {k for k in before if not np.array_equal(before[k], after[k])}
   assert changed == {EMBEDDING}
   np.testing.assert_array_equal(before[EMBEDDING][:-3], after[EMBEDDING][:-3])
-  assert (made.num_parameters, made.prompt_tokens) == (3 * 128, 3)
+  assert (made.num_parameters, made.prompt_tokens) == (3 * config.emb_dim, 3)
   # What generate wrote is what the merged model writes behind these ids.
   space = workspace.Folders(tmp_path)
   prepared = artifacts.load(

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import random_t5
 import small_data
 import tiny_runs
 
@@ -65,7 +66,9 @@ def test_the_passage_most_like_the_query_stands_for_a_document():
 def test_a_retriever_is_trained_with_what_it_mined(tmp_path, miners):
   source = small_data.write_pairs(tmp_path / "log.jsonl", 60)
   config = tiny_runs.config(
-    source, rows=plan.Rows(synthetic=(), direct_dp=(), original=False)
+    source,
+    checkpoint=random_t5.save(tmp_path / "t5"),
+    rows=plan.Rows(synthetic=(), direct_dp=(), original=False),
   )
   config = dataclasses.replace(
     config,

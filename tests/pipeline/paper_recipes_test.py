@@ -53,18 +53,30 @@ def count(params):
   return sum(math.prod(leaf.shape) for leaf in params.values())
 
 
+def layered(model, layers):
+  return dataclasses.replace(
+    model, num_encoder_layers=layers, num_decoder_layers=layers
+  )
+
+
+def size(model):
+  """The number of parameters, of which every layer has as many."""
+  layers = model.num_encoder_layers
+  assert layers == model.num_decoder_layers
+  one, two = (count(abstract(layered(model, n))) for n in (1, 2))
+  return one + (layers - 1) * (two - one)
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_a_recipe_builds_its_private_step(name):
   config = configure(name)
   tuned = config.finetune_dp
   word, parameters = NAMED[name]
-  assert count(abstract(config.model)) == parameters
+  assert size(config.model) == parameters
   nominal = float(word[:-1]) * {"M": 1e6, "B": 1e9}[word[-1]]
   assert abs(parameters / nominal - 1) < 0.06
   # A third layer is traced as the second was.
-  model = dataclasses.replace(
-    config.model, num_encoder_layers=2, num_decoder_layers=2
-  )
+  model = layered(config.model, 2)
   params = abstract(model)
   grad_fn = finetune_dp.grad_fn(tuned, {}, model)
   sampler = sampling.Poisson.with_margin(
@@ -84,17 +96,17 @@ def test_a_recipe_builds_its_private_step(name):
     key=jax.random.key(0),
   )
   state = jax.eval_shape(lambda p: dp_step.State(p, tx.init(p)), params)
-  size = sampler.max_batch_size
+  rows = sampler.max_batch_size
   data = config.prepare_data
   batch = {
-    "inputs": tokens(size, PREFIX + data.document_length),
-    "targets": tokens(size, data.query_length),
+    "inputs": tokens(rows, PREFIX + data.document_length),
+    "targets": tokens(rows, data.query_length),
   }
   after, metrics = jax.eval_shape(
     dp_step.step(grad_fn, tx),
     state,
     batch,
-    jax.ShapeDtypeStruct((size,), bool),
+    jax.ShapeDtypeStruct((rows,), bool),
   )
   assert jax.tree.map(shape_and_type, after) == jax.tree.map(
     shape_and_type, state
@@ -106,8 +118,8 @@ def test_a_recipe_builds_its_private_step(name):
   assert sum(math.prod(leaf.shape) for leaf in factored) < 0.01 * count(params)
 
 
-def tokens(size, length):
-  return jax.ShapeDtypeStruct((size, length), jnp.int32)
+def tokens(rows, length):
+  return jax.ShapeDtypeStruct((rows, length), jnp.int32)
 
 
 def shape_and_type(leaf):
@@ -119,7 +131,7 @@ def shape_and_type(leaf):
 @pytest.mark.parametrize("name", GATED)
 def test_a_recipe_takes_the_shape_of_t5_1_1_too(name):
   config = configure(name, f"MODEL=t5_1_1_{name}")
-  assert count(abstract(config.model)) == GATED[name]
+  assert size(config.model) == GATED[name]
 
 
 def test_the_sisters_differ_from_the_papers_base_in_size_and_memory_alone():

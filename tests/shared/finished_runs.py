@@ -12,8 +12,10 @@ import os
 import pathlib
 import pickle
 import shutil
+import sys
 from typing import NamedTuple
 
+import missing
 import numpy as np
 import random_t5
 import small_data
@@ -121,21 +123,35 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
   return dataclasses.replace(config, direct_dp_methods=methods)
 
 
+def make(folder: pathlib.Path) -> None:
+  """Makes the run in a folder, and notes which packages that took."""
+  small_data.write_lines(folder / "log.jsonl", map(json.dumps, log()))
+  write_test_sets(folder / "sets")
+  random_t5.save(folder / "t5")
+  report = plan.run(configure(folder), folder / "run", progress=False)
+  packages = sorted({name.split(".")[0] for name in sys.modules})
+  (folder / "packages.json").write_text(json.dumps(packages))
+  (folder / "report.pickle").write_bytes(pickle.dumps(report))
+
+
 def shared(folder: str | os.PathLike) -> Run:
-  """Returns the run in a folder; the first process to ask makes it."""
+  """Returns the run in a folder; the first process to ask has it made.
+
+  In a process without TensorFlow, so that every test of it shows that no stage
+  needs it.
+  """
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  config, done = configure(folder), folder / "report.pickle"
+  done = folder / "report.pickle"
   with open(folder / "lock", "w") as stream:
     fcntl.flock(stream, fcntl.LOCK_EX)
     if not done.exists():
-      small_data.write_lines(folder / "log.jsonl", map(json.dumps, log()))
-      write_test_sets(folder / "sets")
-      random_t5.save(folder / "t5")
-      report = plan.run(config, folder / "run", progress=False)
-      done.write_bytes(pickle.dumps(report))
+      missing.call(
+        "import pathlib, finished_runs\n"
+        f"finished_runs.make(pathlib.Path({str(folder)!r}))"
+      )
   report = pickle.loads(done.read_bytes())
-  return Run(config, folder / "run", report, folder / "sets")
+  return Run(configure(folder), folder / "run", report, folder / "sets")
 
 
 def state(run: Run) -> dict[str, tuple[int, int]]:

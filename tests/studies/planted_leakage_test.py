@@ -459,7 +459,8 @@ def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
   reranker = BUILD(model, {"a": "red apples", "b": "green pears"})
   assert reranker.name == kind
   rows = reranker.featurize(["red apples"], ["apples are red"])
-  scores = reranker.score(reranker.init(jax.random.key(0)), rows)
+  params = jax.jit(reranker.init)(jax.random.key(0))
+  scores = jax.jit(reranker.score)(params, rows)
   assert scores.shape == (1,) and np.isfinite(scores).all()
   note = study_training.note(model)
   assert note.startswith(f"{kind} ")

@@ -1,6 +1,7 @@
 """Training of a dual encoder on pairs without noise."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -24,9 +25,13 @@ class Recipe(pairs.Recipe):
   settings: loop.Settings = loop.Settings(progress=False, log_every=30)
 
 
+def start():
+  return dual_encoder.encoder_params(random_t5.params(CONFIG))
+
+
 @pytest.fixture(name="params", scope="module")
 def _params():
-  return dual_encoder.encoder_params(random_t5.params(CONFIG))
+  return start()
 
 
 def records():
@@ -41,8 +46,16 @@ def records():
   }
 
 
-def loss(params, batch):
-  return pairs.loss_fn(params, batch, model_config=CONFIG, temperature=0.1)
+@functools.partial(jax.jit, static_argnames="distilled")
+def loss(params, batch, distilled=0.0):
+  return pairs.loss_fn(
+    params, batch, model_config=CONFIG, temperature=0.1, distilled=distilled
+  )
+
+
+@jax.jit
+def encode(params, tokens):
+  return dual_encoder.encode(params, CONFIG, tokens)
 
 
 def test_training_brings_queries_to_their_documents(params, tmp_path):
@@ -115,12 +128,9 @@ def test_hard_negatives_are_columns_of_every_row_but_their_own(
   params, distilled
 ):
   batch = with_negatives()
-  found = pairs.loss_fn(
-    params, batch, model_config=CONFIG, temperature=0.1, distilled=distilled
-  )
-  encode = dual_encoder.encode
-  queries = np.asarray(encode(params, CONFIG, batch["queries"]), np.float64)
-  own = np.asarray(encode(params, CONFIG, batch["documents"]), np.float64)
+  found = loss(params, batch, distilled)
+  queries = np.asarray(encode(params, batch["queries"]), np.float64)
+  own = np.asarray(encode(params, batch["documents"]), np.float64)
   for i in range(16):
     columns = [(own[j], batch["rows"][j]) for j in range(16)]
     hard = batch["negative_rows"].ravel()
@@ -140,21 +150,27 @@ def test_hard_negatives_are_columns_of_every_row_but_their_own(
     assert found[i] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("hard", [False, True])
-def test_a_cached_gradient_is_the_gradient(params, size, hard):
+@functools.cache
+def whole_gradient(hard):
+  """A batch, what its loss reads beside, and its loss and gradient at once."""
   batch = with_negatives() if hard else records()
   known = {
     "model_config": CONFIG,
     "temperature": 0.1,
     "distilled": 0.5 if hard else 0.0,
   }
-  loss, grads = pairs.cached_value_and_grad(
-    params, batch, microbatch_size=size, **known
+  mean = lambda params: pairs.loss_fn(params, batch, **known).mean()  # noqa: E731
+  return batch, known, jax.jit(jax.value_and_grad(mean))(start())
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_cached_gradient_is_the_gradient(params, size, hard):
+  batch, known, (expected, of_all) = whole_gradient(hard)
+  cached = functools.partial(
+    pairs.cached_value_and_grad, microbatch_size=size, **known
   )
-  expected, of_all = jax.value_and_grad(
-    lambda params: pairs.loss_fn(params, batch, **known).mean()
-  )(params)
+  loss, grads = jax.jit(cached)(params, batch)
   assert float(loss) == pytest.approx(float(expected), rel=1e-5)
   largest = max(np.abs(one).max() for one in jax.tree.leaves(of_all))
   for one, other in zip(

@@ -1,5 +1,7 @@
 """Per-example clipping on several devices, beside one device, layer by layer."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from synthq_jax import optim
 from synthq_jax.optim import strategies
+from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import sharded_grad
 
@@ -58,10 +61,14 @@ BATCH = {"x": 3.0 * normal(6, ROWS, LENGTH, DIM)}
 PADDING = np.arange(ROWS) % 5 == 2
 
 
-def make(layer, strategy):
-  return optim.clipped_grad(layer, l2_clip_norm=1.0, strategy=strategy)
+@functools.cache
+def make(layer, strategy, **options):
+  return optim.clipped_grad(
+    layer, l2_clip_norm=1.0, strategy=strategy, **options
+  )
 
 
+@functools.cache
 def on_one_device(grad_fn):
   return jax.jit(grad_fn)(PARAMS, BATCH, is_padding_example=PADDING)
 
@@ -115,9 +122,7 @@ def test_inside_shard_map_each_example_is_clipped_before_the_sum(
 
 def test_microbatches_and_no_check_of_varying_values_change_nothing():
   for strategy in STRATEGIES:
-    grad_fn = optim.clipped_grad(
-      dense, l2_clip_norm=1.0, strategy=strategy, microbatch_size=1
-    )
+    grad_fn = make(dense, strategy, microbatch_size=1)
     one = on_one_device(grad_fn)
     assert_same(in_shard_map(grad_fn), one)
     assert_same(in_shard_map(grad_fn, check_vma=False), one)
@@ -153,7 +158,9 @@ def test_a_convolution_of_a_batch_that_jit_divides_is_refused(strategy):
   with pytest.raises(jax.errors.JaxRuntimeError, match="take training.sharded"):
     jax.jit(grad_fn)(PARAMS, divided())
   everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("rows",)), P())
-  grad_fn(PARAMS, jax.device_put(BATCH, everywhere))
+  whole = jax.device_put(BATCH, everywhere)
+  devices.refuse_divided(whole)
+  jax.jit(grad_fn)(PARAMS, whole)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
