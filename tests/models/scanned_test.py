@@ -40,25 +40,18 @@ def batch():
   return {"inputs": jnp.asarray(inputs), "targets": jnp.asarray(targets)}
 
 
-def logits_of(config, params, key=None):
-  made = batch()
+def logits_of(params, batch, key=None, *, config):
   return t5.Transformer(config).apply(
-    {"params": t5_checkpoints.unflatten(params)},
-    made["inputs"],
-    t5.shift_right(made["targets"]),
-    enable_dropout=key is not None,
-    rngs=None if key is None else {"dropout": key},
-  )
-
-
-def loss_fn(params, batch, key=None, *, config):
-  logits = t5.Transformer(config).apply(
     {"params": t5_checkpoints.unflatten(params)},
     batch["inputs"],
     t5.shift_right(batch["targets"]),
     enable_dropout=key is not None,
     rngs=None if key is None else {"dropout": key},
   )
+
+
+def loss_fn(params, batch, key=None, *, config):
+  logits = logits_of(params, batch, key, config=config)
   return seq2seq.cross_entropy(logits, batch["targets"])
 
 
@@ -94,8 +87,12 @@ def test_recomputed_and_scanned_layers_give_the_same_logits(
 ):
   config = dataclasses.replace(CONFIG, remat=remat, scan_layers=scan_layers)
   given = scanned.stack(params) if scan_layers else params
+  compute = jax.jit(logits_of, static_argnames="config")
   np.testing.assert_allclose(
-    logits_of(config, given), logits_of(CONFIG, params), rtol=1e-5, atol=1e-5
+    compute(given, batch(), config=config),
+    compute(params, batch(), config=CONFIG),
+    rtol=1e-5,
+    atol=1e-5,
   )
 
 
@@ -174,12 +171,11 @@ def test_decoding_with_stacked_layers_is_refused(params):
 
 def test_the_dual_encoder_reads_stacked_layers_too(params):
   config = dataclasses.replace(CONFIG, scan_layers=True)
-  ours = dual_encoder.encode(
+  encode = jax.jit(dual_encoder.encode, static_argnums=1)
+  ours = encode(
     t5_checkpoints.unflatten(scanned.stack(params)), config, batch()["inputs"]
   )
-  plain = dual_encoder.encode(
-    t5_checkpoints.unflatten(params), CONFIG, batch()["inputs"]
-  )
+  plain = encode(t5_checkpoints.unflatten(params), CONFIG, batch()["inputs"])
   np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
 
 

@@ -71,15 +71,20 @@ def test_norms_of_fewer_parameters_are_smaller():
   assert np.all(last.norms < every.norms)
 
 
+@functools.partial(jax.jit, static_argnames="adapter")
+def loss(trained, public, adapter=None):
+  return finetune_dp.loss_fn(
+    trained, batch(), public=public, model_config=CONFIG, adapter=adapter
+  )
+
+
 def test_the_loss_is_that_of_the_whole_model(params):
   trained, public = split(params, LAST_LAYER)
   whole, none = split(params, ".*")
   assert not none
-  losses = finetune_dp.loss_fn(
-    trained, batch(), public=public, model_config=CONFIG
+  np.testing.assert_array_equal(
+    loss(trained, public=public), loss(whole, public={})
   )
-  expected = finetune_dp.loss_fn(whole, batch(), public={}, model_config=CONFIG)
-  np.testing.assert_array_equal(losses, expected)
 
 
 def test_a_pattern_that_matches_nothing_is_refused(params):
@@ -127,12 +132,9 @@ def test_an_adapter_is_clipped_alone_and_in_every_form(
 def test_training_starts_from_the_public_model_with_lora(params):
   config = finetune_dp.Config(adapter=ADAPTERS["lora"])
   start, public = finetune_dp._split(config, params, jax.random.key(0))
-  options = dict(public=public, model_config=CONFIG)
-  losses = finetune_dp.loss_fn(
-    start, batch(), adapter=config.adapter, **options
+  np.testing.assert_allclose(
+    loss(start, public, config.adapter), loss({}, public), rtol=1e-6
   )
-  plain = finetune_dp.loss_fn({}, batch(), **options)
-  np.testing.assert_allclose(losses, plain, rtol=1e-6)
 
 
 def test_an_adapter_beside_a_trained_part_is_refused():
@@ -145,8 +147,9 @@ def test_half_precision_and_dropout_reach_the_model(params):
   start, public = finetune_dp._split(config, params, jax.random.key(0))
   made = finetune_dp.grad_fn(config, public, CONFIG).loss_fn
   assert made.keywords["model_config"].dtype == "bfloat16"
-  full = finetune_dp.loss_fn(start, batch(), public={}, model_config=CONFIG)
-  half = made(start, batch())
+  computed = jax.jit(made)
+  half = computed(start, batch())
+  full = loss(start, public={})
   assert 0 < np.abs(half - full).max() < 0.05
-  dropped = made(start, batch(), jax.random.key(0))
+  dropped = computed(start, batch(), jax.random.key(0))
   assert np.abs(dropped - half).max() > 0.05
