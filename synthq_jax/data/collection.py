@@ -129,6 +129,8 @@ class Collection:
     qrels: split -> query id -> document id -> grade, with ids found above.
     split_by_record: whether each record names its split, so that which splits
       there are depends on the records.
+    division: names the rule that made the splits, where it looks at one query
+      alone, and has no ":"; empty: it looks at others, or nobody knows.
 
   Raises:
     ValueError: if an id is empty, holds white space, stands twice or is judged
@@ -139,6 +141,7 @@ class Collection:
   queries: tuple[Query, ...]
   qrels: dict[str, Qrels]
   split_by_record: bool = False
+  division: str = ""
 
   def __post_init__(self):
     documents = _distinct("document", self.document_ids())

@@ -161,7 +161,8 @@ def where_none(
     seed: another seed gives other splits.
 
   Returns:
-    The collection, with a split for each of the fractions.
+    The collection, with a split for each of the fractions, and the name of
+    this rule as its `division`.
   """
   if data.split_by_record or len(data.qrels) != 1:
     return data
@@ -178,7 +179,10 @@ def where_none(
     f" divided ({shares}) by a hash of their words",
     file=sys.stderr,
   )
-  return dataclasses.replace(data, qrels=sides)
+  rule = " ".join(f"{side} {share:g}" for side, share in fractions.items())
+  return dataclasses.replace(
+    data, qrels=sides, division=f"words, seed {seed}, {rule}"
+  )
 
 
 def _sides(fractions: Mapping[str, float], seed: int) -> Callable[[str], str]:

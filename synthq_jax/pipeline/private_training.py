@@ -41,10 +41,6 @@ __all__ = [
 LEDGER = "ledger.jsonl"
 """In the private folder: every private training that was ever started."""
 
-_SPLIT = (
-  "Which queries are for training and which for testing is treated as fixed."
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -234,6 +230,7 @@ def train(
     delta=settings.delta,
     relation=relation,
     noise_bands=settings.noise_bands,
+    part=prepared.part("train"),
     words=_terms(settings, space, prepared),
     decide=lambda find: distributed.decided(  # processors may differ
       f"{stage} noise multiplier", find
@@ -345,7 +342,7 @@ def _terms(
 ) -> terms.Terms:
   """Returns the words of the promise, for this training and this data."""
   known = dataclasses.replace(
-    terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, _SPLIT)
+    terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, terms.SPLIT)
   )
   return known.but(
     assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),

@@ -25,6 +25,9 @@ __all__ = [
   "Evaluation",
   "PreparedData",
   "PublicDocuments",
+  "ReleasedMean",
+  "ReleasedRow",
+  "ReleasedScores",
   "Report",
   "SyntheticQueries",
   "TestSet",
@@ -166,6 +169,16 @@ class PreparedData(PublicDocuments):
   passages, all of it is read."""
   seconds: float = 0.0
   """How long the stage took."""
+  division: str = ""
+  """The rule that made the splits (`collection.Collection`)."""
+
+  def part(self, split: str) -> str:
+    """Returns what a claim about one split says it reads; see `Release.part`.
+
+    Args:
+      split: several are joined by "+".
+    """
+    return f"{self.division}:{split}" if self.division else ""
 
   def __post_init__(self):
     """Follows the source, also where an earlier version wrote the result."""
@@ -311,6 +324,65 @@ class Evaluation:
   def source(self) -> str:
     """What the system was made of: its name without that of the system."""
     return self.name.removeprefix(f"{self.system}_")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleasedMean:
+  """A noisy mean, or a difference of two; the truth is not told."""
+
+  here: intervals.Interval
+  """Of the test queries themselves: what the noise leaves open."""
+  beyond: intervals.Interval
+  """Of the queries that they were drawn from: noise and sampling together, the
+  latter at its largest for such a mean."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleasedRow:
+  """A row that may be shared, scored on private queries."""
+
+  name: str
+  """Of the row, without seeds."""
+  label: str
+  """The row in words."""
+  epsilon: float | None
+  """Of the system, as `Evaluation.epsilon`."""
+  means: dict[str, ReleasedMean]
+  """By measure."""
+  over_bm25: dict[str, ReleasedMean]
+  """By measure: less the released mean of BM25; empty where there is none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReleasedScores:
+  """Scores on private test queries with noise, which may be shared."""
+
+  directory: str
+  """Of the result."""
+  statement: statement_lib.PrivacyStatement
+  """What the noise promises; the systems' own come on top."""
+  num_queries: int
+  """Test queries, public with the release."""
+  confidence: float
+  """Of each interval by itself."""
+  noise: float
+  """Standard deviation of the noise on each mean."""
+  rows: tuple[ReleasedRow, ...]
+  """In the order of the private table."""
+  seconds: float = 0.0
+  """How long the stage took."""
+  kind: str = "scores"
+  name: str = "test"
+
+  def __post_init__(self):
+    """Refuses scores without a release in a ledger behind them."""
+    if self.statement.is_public or math.isinf(self.statement.epsilon):
+      raise ValueError(
+        "expected released scores with a finite epsilon and a ledger, got"
+        f" epsilon={self.statement.epsilon} and"
+        f" {len(self.statement.ledger)} releases: make them with the"
+        " release_scores stage"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

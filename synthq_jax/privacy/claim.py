@@ -88,6 +88,8 @@ class Claim:
   """Of `optim.blt` noise that was made for `sampler` and at least `steps`."""
   accountant: str = "pld"
   """"pld" or "rdp"."""
+  part: str = ""
+  """The records that are read, as `releases.Release` has it."""
   words: terms.Terms = terms.QUERIES
   """The words."""
 
@@ -165,6 +167,7 @@ class Claim:
         l2_sensitivity=float(self.l2_sensitivity),
         steps=run.steps,
         noise_bands=int(self.noise_bands),
+        part=self.part,
       )
       for number, run in enumerate(self._runs)
     )

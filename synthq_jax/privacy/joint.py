@@ -51,7 +51,10 @@ def claim(
     record, and are claimed for this relation. Either is the (sampled) Gaussian
     that accounting knows from noise, sampler and steps; no epsilon of a part
     enters. Assumed: what the statements assume. Nothing is claimed for more
-    than x, though a part does.
+    than x, though a part does. Where units and relations are equal: that of
+    `statement.compose`, by which a record that a rule of its own sends to one
+    of several parts pays for that one; an emptied unit pays for all of them,
+    since a rule may send what is left of its record elsewhere.
 
   Args:
     statements: at least one.

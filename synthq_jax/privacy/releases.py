@@ -1,11 +1,12 @@
 """The entries of a privacy ledger: what was released, with which noise."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from synthq_jax.privacy import accounting, sampling
 
-__all__ = ["Release", "check_identifiers", "sampler_fields"]
+__all__ = ["Release", "check_identifiers", "of_one_record", "sampler_fields"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,17 @@ class Release:
   """Groups or bins of the records that batches go through."""
   noise_bands: int = 1
   """Bands of `optim.banded` noise; 1: independent in every step."""
+  part: str = ""
+  """Which records were read, as "DIVISION:PART": the part of a division by a
+  rule that looks at one record alone, or several parts joined by "+". Empty: it
+  may have been any record."""
 
   def __post_init__(self):
     """Refuses an entry that cannot be told apart or accounted for."""
+    if self.part and not all(self.part.partition(":")):
+      raise ValueError(
+        f'expected a part as "DIVISION:PART", or none, got part={self.part!r}'
+      )
     if not self.identifier:
       raise ValueError("expected an identifier of the run, got an empty one")
     if not self.l2_clip_norm > 0 or not self.l2_sensitivity > 0:
@@ -114,6 +123,41 @@ def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
     "max_batch_size": int(sampler.max_batch_size),
     "cycle_length": int(getattr(sampler, "cycle_length", 1)),
   }
+
+
+def of_one_record(releases: Sequence[Release]) -> list[tuple[Release, ...]]:
+  """Returns the sets of releases of which one record can be in all.
+
+  A record is in one part of each division: of releases of different parts it
+  is in one alone, which is the parallel composition of `statement.compose`.
+
+  Args:
+    releases: of a ledger.
+
+  Returns:
+    A set for each choice of a part of every division, at least one; releases
+    without a part are in each of them.
+  """
+  divisions: dict[str, set[str]] = {}
+  for one in releases:
+    division, _, parts = one.part.partition(":")
+    if one.part:
+      divisions.setdefault(division, set()).update(parts.split("+"))
+  choices = itertools.product(*map(sorted, divisions.values()))
+  return [
+    tuple(
+      one
+      for one in releases
+      if _is_in(one, dict(zip(divisions, c, strict=True)))
+    )
+    for c in choices
+  ]
+
+
+def _is_in(one: Release, places: dict[str, str]) -> bool:
+  """Says whether a record with one place in each division was read."""
+  division, _, parts = one.part.partition(":")
+  return not one.part or places[division] in parts.split("+")
 
 
 def check_identifiers(releases: Sequence[Release]) -> None:

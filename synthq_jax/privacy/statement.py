@@ -187,12 +187,18 @@ def compose(
   """Returns the statement of publishing several results together.
 
   Releases that several statements inherit count once; different releases are
-  composed by their privacy loss distributions over the same records (if the
-  records were in fact disjoint, the result is an overestimate).
+  composed by their privacy loss distributions over the same records.
 
-  Formal guarantee: adaptive composition of all releases of all ledgers, those
-  of epsilon 0 included. What is public adds nothing but what it does not
-  protect; what is not private makes all not private.
+  Formal guarantee:
+    Adaptive composition of all releases of all ledgers, those of epsilon 0
+    included. Under ADD_OR_REMOVE_ONE, of releases that read different parts of
+    one division (`Release.part`) a record pays for one part alone, and epsilon
+    is the largest over the parts: the other parts hold the same records with it
+    and without it, so that what they release depends on it through earlier
+    releases alone. Assumed: a record's part is a function of that record and of
+    public values. Under other relations a record may be replaced by one of
+    another part, and pays for all of them. What is public adds nothing but what
+    it does not protect; what is not private makes all not private.
 
   Args:
     statements: at least one; all that read private data with the same unit
@@ -226,10 +232,16 @@ def compose(
     values = {name: getattr(kept[0], name) for name in names}
     return dataclasses.replace(merged, **values)
   total = max(one.delta for one in kept) if delta is None else delta
-  value = accounting.composed_epsilon(
-    [release.run() for release in merged.ledger],
-    delta=total,
-    relation=merged.relation,
+  together = [merged.ledger]
+  if merged.relation == "ADD_OR_REMOVE_ONE":
+    together = releases.of_one_record(merged.ledger)
+  value = max(
+    accounting.composed_epsilon(
+      [release.run() for release in chosen],
+      delta=total,
+      relation=merged.relation,
+    )
+    for chosen in together
   )
   return dataclasses.replace(
     merged, epsilon=value, delta=total, accountant="pld"

@@ -13,7 +13,9 @@ __all__ = [
   "IDEAL_NUMBERS",
   "IMAGE_PAIRS",
   "QUERIES",
+  "SCORES",
   "SECRET_SEEDS",
+  "SPLIT",
   "T5X",
   "Terms",
   "fixed_secret",
@@ -26,6 +28,9 @@ SECRET_SEEDS = (
 IDEAL_NUMBERS = (
   "Pseudo-random numbers stand for random ones and floating point numbers "
   "for real ones: attacks on the low bits of the noise are not covered."
+)
+SPLIT = (
+  "Which queries are for training and which for testing is treated as fixed."
 )
 _IN_COMMON = "What many {} have in common: learning that is the purpose."
 
@@ -96,6 +101,32 @@ QUERIES = Terms(
   ),
 )
 """Of a generator or retriever that is trained on private queries."""
+
+SCORES = Terms(
+  mechanism="scores of test queries, each in [0, 1] and less a half, summed,"
+  " Gaussian noise",
+  public=(
+    "The documents.",
+    "The number of test queries.",
+    "The settings: which systems are scored, by which measures, and the noise.",
+  ),
+  assumptions=(
+    "A query is one record with its judgements.",
+    "A query's score depends on that query, its judgements, the documents and "
+    "the system alone, to the last bit, whatever is searched beside it.",
+    "The systems were released under claims of their own, which come on top.",
+    "The seed of the noise stays secret: whoever knows it can take the noise "
+    "away.",
+    "Nothing else that was computed from test queries is published.",
+    "The settings were chosen without looking at the test queries.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many test queries there are.",
+    _IN_COMMON.format("queries"),
+  ),
+)
+"""Of means over private test queries."""
 
 EXAMPLES = Terms(
   unit="example",

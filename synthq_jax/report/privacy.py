@@ -10,15 +10,16 @@ from synthq_jax.report import blocks, page, tables, words
 
 __all__ = ["CLAIMS", "DATA", "PUBLIC_DATA"]
 
-Release = results.Checkpoint | results.SyntheticQueries
+Release = results.Checkpoint | results.SyntheticQueries | results.ReleasedScores
 
 
 def _claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
+  released_scores: Sequence[results.ReleasedScores],
 ) -> tuple[blocks.Block, ...]:
   """States what holds for all together, then what each result adds to it."""
-  releases = [*checkpoints, *synthetic]
+  releases = [*checkpoints, *synthetic, *released_scores]
   if not releases:
     return (words.paragraph("privacy.nothing"),)
   content: list[blocks.Block] = [

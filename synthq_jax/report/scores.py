@@ -18,6 +18,7 @@ __all__ = [
   "PRIVATE_TRAINING",
   "PUBLIC",
   "PUBLIC_FURTHER",
+  "RELEASED",
   "TIMES",
   "TRAINING",
   "main_table",
@@ -27,9 +28,46 @@ _NAME = tables.row_name
 Content = tuple[blocks.Block, ...]
 
 
+def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
+  """Returns scores that were released with noise, and how far they hold."""
+  content: list[blocks.Block] = []
+  for made in released_scores:
+    for measure in made.rows[0].means:
+      title = tables.measure_name(measure)
+      columns = {
+        "Row": lambda one: _NAME(one.name),
+        "epsilon": lambda one: tables.epsilon(one.epsilon),
+      }
+      for kind, words_ in (("here", ""), ("beyond", ", beyond")):
+        columns |= {
+          f"{title}{words_}": lambda one, k=kind, m=measure: tables.interval(
+            getattr(one.means[m], k)
+          ),
+          f"over BM25{words_}": lambda one, k=kind, m=measure: tables.interval(
+            getattr(one.over_bm25.get(m), k, None), "+.3f"
+          ),
+        }
+      columns["Trained on"] = lambda one: one.label
+      content.append(tables.of(made.rows, columns, left=("Row", "Trained on")))
+    content.append(
+      words.paragraph(
+        "scores.released",
+        number=tables.count(made.num_queries),
+        epsilon=tables.claimed(made.statement),
+        noise=f"{made.noise:.2g}",
+        confidence=f"{made.confidence:.0%}",
+      )
+    )
+  return tuple(content)
+
+
 def _public(
-  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
+  evaluations: Sequence[results.Evaluation],
+  measures: Sequence[str],
+  released_scores: Sequence[results.ReleasedScores],
 ) -> Content:
+  if released_scores:
+    return ()
   if not evaluations:
     return (words.paragraph("scores.nothing_public"),)
   return (words.paragraph("scores.public"), *_scores(evaluations, measures))
@@ -386,6 +424,9 @@ def _private_curves(
 
 
 _FURTHER = "Scores on further test sets"
+RELEASED = page.Section(
+  "Scores on private queries, with noise", _released, shareable=True
+)
 PUBLIC = page.Section("Scores on public queries", _public, shareable=True)
 PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
 TRAINING = page.Section("Training", _trained, shareable=True)

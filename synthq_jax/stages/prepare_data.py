@@ -157,6 +157,7 @@ def run(task: stage.Task) -> results.PreparedData:
     max_positives=1,
     cut_documents=written.cut,
     test_split=config.test_split,
+    division=data.division,
     num_public_test=public_test,
     vocabulary=space.relative(model),
     vocab_size=vocabulary.vocab_size,

@@ -63,9 +63,10 @@ def jobs(run):
     run.rows("audit"),
     run.rows("measure_costs"),
     leakage,
+    run.rows("release_scores"),
   )
   digests = [made.digest for group in groups for made in group.values()]
-  generators, queries, retrievers, compared, audits, costs, searches = (
+  generators, queries, retrievers, compared, audits, costs, searches, noisy = (
     [made.value for made in group.values()] for group in groups
   )
   yield stage.Job(
@@ -78,6 +79,7 @@ def jobs(run):
       "audits": audits,
       "leakage": next(iter(searches), None),
       "costs": next(iter(costs), None),
+      "released_scores": noisy,
     },
   )
 
@@ -93,7 +95,7 @@ def run(task: stage.Task) -> results.Report:
       real and synthetic queries; "synthetic", all synthetic queries;
       "checkpoints", all trained models; "audits", all of them; "leakage", real
       queries among the synthetic ones, and "costs" of all systems, None where
-      nothing was looked for or measured.
+      nothing was looked for or measured; "released_scores", with noise, if any.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -116,6 +118,7 @@ def run(task: stage.Task) -> results.Report:
     checkpoints=checkpoints,
     leakage=leakage,
     curves=_curves(root, checkpoints, private=False),
+    released_scores=task.inputs["released_scores"],
   )
   private = {
     "main": main,
@@ -172,6 +175,7 @@ def shareable_values(
   checkpoints: Sequence[results.Checkpoint],
   leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
+  released_scores: Sequence[results.ReleasedScores] = (),
 ) -> dict[str, Any]:
   """Returns what shareable sections may see: public or post-processed values.
 
@@ -191,13 +195,17 @@ def shareable_values(
     checkpoints: of which the non-private ones are left out.
     leakage: of which only what is about public test sets is let through.
     curves: learning curves of stages whose metrics are not private.
+    released_scores: with noise; they stand in place of pseudo-queries.
   """
   scored = [row.evaluation for row in comparison.rows]
   scored = [one for one in scored if results.is_shareable_score(one)]
   own = {*results.OWN_TEST_SETS, comparison.test_set}
   synthetic = [one for one in synthetic if results.is_shareable(one)]
   return {
-    "evaluations": [one for one in scored if one.test_set in own],
+    "evaluations": [
+      one for one in scored if one.test_set in own and not released_scores
+    ],
+    "released_scores": released_scores,
     "further": [one for one in scored if one.test_set not in own],
     "side_by_side": comparison.shareable_side_by_side,
     "measures": comparison.measures,
@@ -250,6 +258,7 @@ def _as_text(table: str) -> tuple[blocks.Block, ...]:
 
 
 SECTIONS = (
+  scores.RELEASED,
   scores.PUBLIC,
   scores.PUBLIC_FURTHER,
   queries.SYNTHETIC,
@@ -285,6 +294,7 @@ STAGE = stage.of(
     "audit",
     "measure_costs",
     "compare_queries",
+    "release_scores",
   ),
   reads=("prepared",),
   place_of=lambda made: f"{results.PRIVATE}/report",

@@ -1,11 +1,13 @@
 import collections
+import json
 import random
 import subprocess
 import sys
 
 import pytest
+import small_data
 
-from synthq_jax.data import splits
+from synthq_jax.data import collection, sources, splits
 
 
 def make_pairs(count, seed=0):
@@ -158,3 +160,65 @@ def test_shares_that_do_not_add_to_one_are_refused(fractions):
 
 def test_nothing_splits_into_nothing():
   assert splits.split_by_document([]) == splits.split_by_own_document([]) == []
+
+
+def one_split(texts):
+  """A collection that declares one split for all of its queries."""
+  return collection.Collection(
+    documents=(collection.Document("d", "x"),),
+    queries=tuple(collection.Query(f"q-{i}", t) for i, t in texts.items()),
+    qrels={"test": {f"q-{i}": {"d": 1} for i in texts}},
+  )
+
+
+def sides_of(data):
+  return {
+    query: side for side, judged in data.qrels.items() for query in judged
+  }
+
+
+def test_a_division_with_a_name_is_one_that_no_other_query_moves():
+  """What `Release.part` and parallel composition rest on."""
+  texts = dict(enumerate(text for text, _ in make_pairs(300)))
+  data = splits.where_none(one_split(texts))
+  assert data.division and ":" not in data.division
+  for number, new in enumerate((texts[5], "w1 w2 w3", "?")):
+    more = splits.where_none(one_split({**texts, 1000 + number: new}))
+    sides = sides_of(more)
+    sides.pop(f"q-{1000 + number}")
+    assert (sides, more.division) == (sides_of(data), data.division)
+  other = splits.where_none(one_split(texts), seed=1)
+  assert other.division != data.division
+  halves = splits.where_none(one_split(texts), {"train": 0.5, "test": 0.5})
+  assert halves.division != data.division
+
+
+def test_a_split_that_others_move_or_that_is_declared_is_no_division(tmp_path):
+  """By groups a query moves others; by documents it takes others' out."""
+  group = [("a b", "d1"), ("c d", "d2")]
+  seeds = range(50)
+
+  def by_group(pairs, seed):
+    return splits.split_by_document(pairs, seed=seed)
+
+  assert any(
+    by_group([*group, ("a b", "d2")], s)[:2] != by_group(group, s)
+    for s in seeds
+  )
+  assert any(
+    splits.split_by_own_document([*group, ("a b", "d3")], seed=s)[:2]
+    != splits.split_by_own_document(group, seed=s)
+    for s in seeds
+  )
+  path = tmp_path / "log.jsonl"
+  lines = [{"query": f"ask {i}", "document": f"text {i}"} for i in range(40)]
+  small_data.write_lines(path, map(json.dumps, lines))
+  folder = small_data.write_beir(
+    tmp_path / "beir",
+    {"d": "x"},
+    {"a": "b c", "e": "f g"},
+    {"train": [("a", "d", 1)], "test": [("e", "d", 1)]},
+  )
+  for source in (f"jsonl:{path}", folder):
+    data = splits.where_none(sources.open(source).read())
+    assert len(data.qrels) > 1 and data.division == ""

@@ -199,3 +199,76 @@ def test_the_relation_of_the_claim_is_one_that_every_sampler_can_make():
     runs, delta=DELTA, relation="REPLACE_SPECIAL"
   )
   assert whole.epsilon == expected > banded.epsilon
+
+
+def in_part(identifier, part, **changes):
+  """A Gaussian over all records of one part."""
+  settings = {"sampler": EVERYTHING, "steps": 1, "part": part}
+  return query(identifier, **(settings | changes))
+
+
+def told_apart(epsilon, first, second, grid):
+  """The delta of two Gaussian sums with noise 1 and .8, each moved or not."""
+  there = np.outer(
+    stats.norm.pdf(grid, first, 1.0), stats.norm.pdf(grid, second, 0.8)
+  )
+  empty = np.outer(
+    stats.norm.pdf(grid, 0.0, 1.0), stats.norm.pdf(grid, 0.0, 0.8)
+  )
+  cell = (grid[1] - grid[0]) ** 2
+  return cell * np.maximum(there - math.exp(epsilon) * empty, 0).sum()
+
+
+def test_a_record_of_one_part_pays_for_the_dearer_part_by_integration():
+  parts = [
+    in_part("a", "w:train"),
+    in_part("b", "w:test", noise_multiplier=0.8),
+  ]
+  whole, grid = joint.claim(parts), np.linspace(-8, 9, 1501)
+  assert whole.epsilon == max(one.epsilon for one in parts)
+  assert told_apart(whole.epsilon, 0, 1, grid) == pytest.approx(DELTA, rel=0.02)
+  assert told_apart(whole.epsilon, 1, 0, grid) < DELTA
+  # A record that moves others is in both, and that claim would be false of it.
+  assert told_apart(whole.epsilon, 1, 1, grid) > 3 * DELTA
+  both = joint.claim([in_part("a", ""), in_part("b", "", noise_multiplier=0.8)])
+  assert told_apart(both.epsilon, 1, 1, grid) == pytest.approx(DELTA, rel=0.02)
+
+
+def test_parts_of_other_divisions_joined_parts_and_no_part_add_up():
+  train, test = in_part("a", "w:train"), in_part("b", "w:test")
+  alone, two = (
+    train.epsilon,
+    joint.claim([in_part("a", ""), in_part("b", "")]).epsilon,
+  )
+  assert joint.claim([train, test]).epsilon == pytest.approx(alone)
+  for other in ("", "seed 1:test", "w:test+train", "w:dev+train"):
+    joined = joint.claim([train, in_part("c", other)])
+    assert joined.epsilon == pytest.approx(two)
+  three = [train, test, in_part("c", "w:train")]
+  for order in itertools.permutations(three):
+    assert joint.claim(order).epsilon == pytest.approx(two)
+  again = joint.claim([joint.claim([train, test]), in_part("c", "w:train")])
+  assert again.epsilon == pytest.approx(two)
+
+
+@pytest.mark.parametrize("relation", ["REPLACE_ONE", "REPLACE_SPECIAL"])
+def test_a_record_that_is_replaced_pays_for_all_parts(relation):
+  """Another one, or what is left of it, may be in another part."""
+  parts = [
+    in_part(name, part, relation=relation)
+    for name, part in (("a", "w:train"), ("b", "w:test"))
+  ]
+  whole = joint.claim(parts)
+  assert whole.epsilon > 1.1 * max(one.epsilon for one in parts)
+
+
+def test_an_emptied_text_pays_for_all_parts():
+  parts = [in_part("a", "w:test"), text(part="w:train")]
+  bare = [in_part("a", ""), text()]
+  assert joint.claim(parts).epsilon == joint.claim(bare).epsilon
+
+
+def test_a_part_without_a_division_is_refused():
+  for part in ("test", ":test", "w:"):
+    with pytest.raises(ValueError, match="DIVISION:PART"):
+      in_part("a", part)

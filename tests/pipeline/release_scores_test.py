@@ -1,0 +1,335 @@
+"""Scores that are released: what one query moves, and what the noise hides."""
+
+import dataclasses
+import json
+import math
+
+import made_up
+import numpy as np
+import pytest
+import tiny_runs
+
+from synthq_jax import artifacts, intervals
+from synthq_jax.pipeline import plan, private_training, results, workspace
+from synthq_jax.privacy import joint, ledger, statement
+from synthq_jax.stages import evaluate, release_scores
+
+NDCG, RECALL = "nDCG@10", "R@10"
+DIVISION = "words, seed 0"
+
+
+def settings(**changes):
+  chosen = {"enabled": True, "measures": (NDCG,), "widest": 10.0}
+  return release_scores.Config(**(chosen | changes))
+
+
+def scored(space, name, table, **changes):
+  """Writes the values of a row, measure -> a value for each query."""
+  directory = f"private/evaluate/test/{name}"
+  values = {
+    measure: {f"q{i}": float(v) for i, v in enumerate(column)}
+    for measure, column in table.items()
+  }
+  artifacts.write_atomically(
+    space.root / directory / "per_query.json", json.dumps(values)
+  )
+  fields = {
+    "directory": directory,
+    "name": name,
+    "label": name,
+    "test_set": "test",
+    "private": True,
+    "epsilon": None,
+    "delta": None,
+    "measures": {m: intervals.Interval(mean=0, low=0, high=0) for m in table},
+    "num_queries": len(next(iter(table.values()))),
+    "traps": (),
+  }
+  return results.Evaluation(**(fields | changes))
+
+
+def released(root, tables, config, *, secret=1, digest="digest", division=""):
+  """Runs the stage over rows, name -> measure -> values; returns its result."""
+  space = workspace.Workspace(root, secret_seed=secret)
+  return tiny_runs.make(
+    release_scores.STAGE,
+    config,
+    space,
+    digest=digest,
+    prepared=made_up.prepared(division=division),
+    evaluations=[scored(space, name, x) for name, x in tables.items()],
+  )
+
+
+def sums(made):
+  """The noisy sums behind what was released, one for each row and measure."""
+  means = np.array([[m.here.mean for m in x.means.values()] for x in made.rows])
+  return (means.ravel() - 0.5) * made.num_queries
+
+
+def named(table, measures=(NDCG,)):
+  """Rows by name, of an array [query, row x measure]."""
+  parts = table.reshape(len(table), -1, len(measures))
+  return {
+    f"row{i}": {m: parts[:, i, j] for j, m in enumerate(measures)}
+    for i in range(parts.shape[1])
+  }
+
+
+@pytest.mark.parametrize("measures", [(NDCG,), (NDCG, RECALL)])
+def test_one_query_attains_the_sensitivity_and_none_exceeds_it(
+  tmp_path, measures
+):
+  """Equal secret and digest: equal noise, so that sums differ by the query."""
+  rng, size = np.random.default_rng(0), 3 * len(measures)
+  config = settings(measures=measures, delta=1e-3, epsilon=5.0)
+  table = rng.uniform(0.3, 0.7, (200, size))
+
+  def of(values, where):
+    return released(tmp_path / where, named(values, measures), config)
+
+  before = of(table, "before")
+  [entry] = before.statement.ledger
+  assert entry.l2_sensitivity == pytest.approx(math.sqrt(size) / 2)
+  corners = [np.zeros(size), np.ones(size), np.arange(size) % 2]
+  moved = []
+  for number, row in enumerate([*corners, *rng.uniform(0, 1, (20, size))]):
+    after = of(np.vstack([table, row]), f"after{number}")
+    assert after.statement.ledger[0].noise_multiplier == entry.noise_multiplier
+    moved.append(np.linalg.norm(sums(after) - sums(before)))
+  grid = math.sqrt(size) * entry.noise_multiplier * entry.l2_sensitivity / 1024
+  np.testing.assert_allclose(moved[:3], entry.l2_sensitivity, atol=grid)
+  assert max(moved) <= entry.l2_sensitivity + grid
+
+
+def test_differences_of_means_carry_less_noise_than_released_differences():
+  """Means alone: sqrt(2) sqrt(d) / 2; with differences in their place, the
+  worst query moves (BM25 - 1/2, row - BM25, ...) by sqrt(d - 3/4)."""
+  for size in range(2, 30):
+    corners = np.array([[0.0] + [1.0] * (size - 1)])
+    direct = np.concatenate(
+      [corners[:, :1] - 0.5, corners[:, 1:] - corners[:, :1]], axis=1
+    )
+    assert np.linalg.norm(direct) == pytest.approx(math.sqrt(size - 0.75))
+    one = release_scores.centred_sum(corners)
+    assert math.sqrt(2) * np.linalg.norm(one) <= np.linalg.norm(direct)
+
+
+def test_the_noise_has_the_scale_of_the_statement(tmp_path):
+  """Variances of 2,400 numbers: four standard errors reject 10% of the scale."""
+  table = np.random.default_rng(0).uniform(0.4, 0.6, (300, 24))
+  config, drawn = settings(epsilon=3.0), []
+  for number in range(100):
+    made = released(tmp_path / str(number), named(table), config, secret=None)
+    drawn.append(sums(made) - (table - 0.5).sum(axis=0))
+  [entry] = made.statement.ledger
+  std = entry.noise_multiplier * entry.l2_sensitivity
+  assert made.noise == pytest.approx(std / 300)
+  noise = np.array(drawn) / std
+  ratio, error = (noise**2).mean(), math.sqrt(2 / noise.size)
+  assert abs(ratio - 1) < 4 * error < 1 - 0.9**2
+  assert abs(noise.mean()) < 4 / math.sqrt(noise.size)
+  for first, second in ((noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])):
+    assert abs((first * second).mean()) < 4 / math.sqrt(first.size)
+
+
+def covered(interval, truth):
+  return interval.low <= truth <= interval.high
+
+
+def test_intervals_cover_as_they_say_also_at_the_largest_variance(tmp_path):
+  """Rows of zeros and ones; `other` is good exactly where BM25 is not."""
+  rng, number, chances = np.random.default_rng(0), 400, (0.5, 0.1)
+  config, hits = settings(epsilon=2.0), {}
+  for draw in range(250):
+    lexical = rng.uniform(size=number) < chances[0]
+    table = {
+      "bm25": {NDCG: lexical},
+      "other": {NDCG: ~lexical},
+      "rare": {NDCG: rng.uniform(size=number) < chances[1]},
+    }
+    made = released(tmp_path / str(draw), table, config, secret=None)
+    truth = {"bm25": 0.5, "other": 0.5, "rare": 0.1}
+    for row in made.rows:
+      here = table[row.name][NDCG].mean()
+      hits.setdefault("here", []).append(covered(row.means[NDCG].here, here))
+      hits.setdefault(f"beyond {row.name}", []).append(
+        covered(row.means[NDCG].beyond, truth[row.name])
+      )
+      for over in row.over_bm25.values():
+        hits.setdefault("over", []).append(
+          covered(over.here, here - lexical.mean())
+        )
+        hits.setdefault(f"over {row.name}", []).append(
+          covered(over.beyond, truth[row.name] - 0.5)
+        )
+  for name, seen in hits.items():
+    error = math.sqrt(0.95 * 0.05 / len(seen))
+    # Differences of a run share the noise of BM25, and are not independent.
+    assert np.mean(seen) > 0.95 - 4 * error, name
+    if name in ("here", "over", "beyond bm25", "over other"):
+      assert np.mean(seen) < 0.95 + 4 * error, name
+
+
+def test_seeds_are_one_row_of_their_means(tmp_path):
+  ones, zeros = np.ones(50), np.zeros(50)
+  config = settings(epsilon=50.0, delta=1e-3)
+  tables = {"a_seed0": {NDCG: ones}, "a_seed1": {NDCG: zeros}}
+  [row] = released(tmp_path, tables, config).rows
+  assert row.name == "a"
+  assert row.means[NDCG].here.mean == pytest.approx(0.5, abs=0.05)
+  assert row.over_bm25 == {}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1.01, -0.01])
+def test_values_outside_of_the_cube_are_refused_without_telling_them(
+  tmp_path, bad
+):
+  column = np.full(100, 0.25)
+  column[7] = bad
+  with pytest.raises(ValueError, match=r"scores in \[0, 1\]") as refused:
+    released(tmp_path, {"a": {NDCG: column}}, settings())
+  assert str(bad) not in str(refused.value) and "q7" not in str(refused.value)
+  assert not (tmp_path / "private/ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("rows", [1, 10])
+def test_twenty_queries_are_refused_with_a_number_that_does(tmp_path, rows):
+  config = release_scores.Config(enabled=True)
+  with pytest.raises(ValueError, match="queries would do") as refused:
+    released(tmp_path, named(np.full((20, rows), 0.5)), config)
+  enough = int(str(refused.value).partition("where ")[2].split()[0])
+  assert enough > 20
+  made = released(tmp_path, named(np.full((enough, rows), 0.5)), config)
+  assert 1.96 * made.noise <= config.widest
+  with pytest.raises(ValueError, match="queries would do"):
+    less = int(0.98 * enough)
+    released(tmp_path, named(np.full((less, rows), 0.5)), config)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [{"epsilon": math.inf}, {"epsilon": 0.0}, {"measures": ()}, {"delta": 0.0}],
+)
+def test_settings_that_promise_nothing_are_refused(changes):
+  with pytest.raises(ValueError, match="release_scores"):
+    settings(**changes)
+
+
+def test_an_epsilon_without_a_ledger_is_refused(tmp_path):
+  made = released(tmp_path, named(np.full((99, 2), 0.5)), settings())
+  for claim in (statement.none(), statement.non_private()):
+    with pytest.raises(ValueError, match="ledger"):
+      dataclasses.replace(made, statement=claim)
+
+
+def test_the_ledger_has_the_promise_before_there_is_noise(
+  tmp_path, monkeypatch
+):
+  def stopped(*arguments, **fields):
+    raise RuntimeError("stopped")
+
+  table = named(np.full((99, 2), 0.5))
+  with monkeypatch.context() as patch:
+    patch.setattr(release_scores.jax.random, "normal", stopped)
+    with pytest.raises(RuntimeError, match="stopped"):
+      released(tmp_path, table, settings(), secret=None)
+  path = tmp_path / "private" / private_training.LEDGER
+  [(name, promised)] = ledger.read(path).items()
+  made = released(tmp_path, table, settings(), secret=None)
+  assert (made.statement, [name]) == (promised, list(ledger.read(path)))
+  again = released(tmp_path, table, settings(), secret=None)
+  assert len(ledger.read(path)) == 2  # another release, with noise of its own
+  assert not np.allclose(sums(again), sums(made), atol=1e-6)
+
+
+def test_an_interrupted_release_of_other_values_has_other_noise(
+  tmp_path, monkeypatch
+):
+  """Equal noise on both would tell the difference exactly."""
+  kept = []
+  normal = release_scores.jax.random.normal
+
+  def noted(key, shape):
+    kept.append(np.asarray(normal(key, shape)))
+    raise RuntimeError("stopped")
+
+  monkeypatch.setattr(release_scores.jax.random, "normal", noted)
+  for value in (0.5, 0.5, 0.25):
+    with pytest.raises(RuntimeError, match="stopped"):
+      table = named(np.full((99, 2), value))
+      released(tmp_path, table, settings(), secret=None)
+  assert (kept[0] == kept[1]).all() and (kept[0] != kept[2]).any()
+
+
+def of_part(division, **changes):
+  """The statement of a training on the train split."""
+  return made_up.claim(
+    relation="ADD_OR_REMOVE_ONE",
+    sampler=release_scores.claim(settings(), 64, 1).sampler,
+    accountant="pld",
+    part=made_up.prepared(division=division).part("train"),
+    **changes,
+  )
+
+
+def test_scores_add_to_the_training_unless_one_record_alone_says_its_split(
+  tmp_path,
+):
+  table = named(np.full((99, 2), 0.5))
+  claims = {}
+  for division in ("", DIVISION):
+    place = tmp_path / (division or "none")
+    made = released(place, table, settings(epsilon=0.7), division=division)
+    training = of_part(division)
+    together = joint.claim([training, made.statement])
+    parts = max(training.epsilon, made.statement.epsilon)
+    claims[division] = together.epsilon / parts
+    treated = [x for x in made.statement.assumptions if "treated as fixed" in x]
+    assert bool(treated) == (not division)
+  assert claims[DIVISION] <= 1.0 + 1e-9
+  assert claims[""] > 1.05
+
+
+def test_a_run_shows_released_scores_in_place_of_pseudo_queries(
+  finished_run, tmp_path
+):
+  """Rows without a claim stay away; nothing exact leaves the private folder."""
+  root = finished_run.copy(tmp_path)
+  config = dataclasses.replace(
+    finished_run.config, release_scores=settings(epsilon=50.0, widest=1.0)
+  )
+  plan.run(config, root, progress=False)
+  made = artifacts.load(root / "release_scores", results.ReleasedScores)
+  names = {one.name for one in made.rows}
+  assert {"bm25", "untrained", "synthetic_eps8", "direct_dp_eps8"} <= names
+  assert not any("original" in name for name in names)
+  page = (root / "report/report.md").read_text()
+  assert "Scores on private queries, with noise" in page
+  assert "Scores on public queries" not in page
+  assert "scores of test queries" in page  # its mechanism
+  exact = artifacts.load(
+    root / "private/evaluate/test/untrained", results.Evaluation
+  )
+  [row] = [one for one in made.rows if one.name == "untrained"]
+  assert row.means[NDCG].here.mean != exact.measures[NDCG].mean
+  files = [p for p in (root / "release_scores").rglob("*") if p.is_file()]
+  assert [p.name for p in files] == [artifacts.RESULT_NAME]
+  [entry] = made.statement.ledger
+  promised = ledger.read(root / "private" / private_training.LEDGER)
+  assert promised[entry.identifier] == made.statement
+  assert entry.part == ""  # of a log: later sides depend on earlier ones
+
+
+def test_a_run_refuses_before_training_what_cannot_be_released(
+  finished_run, tmp_path
+):
+  for one, said in (
+    (release_scores.Config(enabled=True), "queries would do"),
+    (settings(measures=("P@1",)), "measures must be of"),
+  ):
+    config = dataclasses.replace(finished_run.config, release_scores=one)
+    assert "P@1" not in evaluate.Config().measures
+    with pytest.raises(ValueError, match=said):
+      plan.run(config, tmp_path / said, progress=False)
+    assert not (tmp_path / said / "finetune_dp").exists()
