@@ -89,7 +89,8 @@ QUERIES = Terms(
     SECRET_SEEDS,
     "Which queries were in which batch stays secret; every intermediate model "
     "may be published.",
-    "Losses, gradient norms and scores on private queries are not published.",
+    "Losses, gradient norms and scores on private queries are not published, but "
+    "for scores with noise that have a claim of their own.",
     "The settings were chosen without looking at the private queries; trials "
     "that did look are listed as releases of their own.",
     IDEAL_NUMBERS,
