@@ -242,7 +242,7 @@ TOOLS = {
         "the smaller side: topics (JSONL), or a file like the log"
       ),
       "--detector": _required(
-        "exact, token_set, containment, minhash or embedding; several times",
+        "exact, token_set, containment, trigrams or embedding; several times",
         action="append",
       ),
       "--threshold": _number("least similarity, of all of them", float),

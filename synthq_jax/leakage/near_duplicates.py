@@ -11,10 +11,7 @@ Formal guarantee:
   is private, so are its matches, their number, and which targets have one.
 
 References:
-  Broder, "On the Resemblance and Containment of Documents", SEQUENCES 1997,
-  section 3: MinHash.
-  Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", section 3.4:
-  bands.
+  Broder, "On the Resemblance and Containment of Documents", SEQUENCES 1997.
 """
 
 import dataclasses
@@ -32,7 +29,6 @@ from synthq_jax.retrieval import index as index_lib
 from synthq_jax.training import progress as progress_lib
 
 with extras.required("run"):
-  import datasketch
   import Stemmer
 
 __all__ = [
@@ -44,9 +40,9 @@ __all__ = [
   "FUNCTION_WORDS",
   "Index",
   "Match",
-  "MinHash",
   "Text",
   "TokenSet",
+  "Trigrams",
   "find",
   "pairs",
   "share_with_match",
@@ -246,93 +242,24 @@ class Containment(_OfSets):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinHash(_OfSets):
-  """Jaccard's coefficient of n-grams of characters, searched with MinHash-LSH.
+class Trigrams(_OfSets):
+  """Jaccard's coefficient of n-grams of characters, over the borders of words.
 
-  Equal bands of signatures make candidates, whose coefficient is then computed
-  exactly: nothing is found that is not there. Some pairs are missed; bands are
-  as long as they may be with a chance of at most `most_missed` to miss a pair
-  at the threshold, which falls quickly above it. Hashes are fixed by the seed,
-  so that the same pairs are found each time.
-
-  >>> detector = MinHash(threshold=0.6)
+  >>> detector = Trigrams(threshold=0.6)
   >>> detector.scores(["measles outbreak"], ["measles outbreaks"]).round(2).tolist()
   [0.83]
 
   Attributes:
     threshold: the least coefficient of a match, in (0, 1].
     n: characters of an n-gram.
-    num_hashes: of a signature; more make fewer false candidates.
-    most_missed: the chance to miss a pair at the threshold, in (0, 1).
-    seed: of the hashes, >= 0.
   """
 
   threshold: float = 0.6
   n: int = 3
-  num_hashes: int = 128
-  most_missed: float = 0.05
-  seed: int = 1
-  name = "minhash"
-
-  def __post_init__(self):
-    """Checks the fields."""
-    super().__post_init__()
-    checks.at_least(2, num_hashes=self.num_hashes)
-    checks.within("(0, 1)", most_missed=self.most_missed)
-    checks.at_least(0, seed=self.seed)
-    if self.bands[0] == 0:
-      raise ValueError(
-        f"expected num_hashes enough for threshold={self.threshold} and"
-        f" most_missed={self.most_missed}, got num_hashes={self.num_hashes};"
-        " raise one of them"
-      )
-
-  @property
-  def bands(self) -> tuple[int, int]:
-    """The number of bands and the hashes in each; (0, 0) if none will do."""
-    for length in range(self.num_hashes // 2, 0, -1):
-      number = self.num_hashes // length
-      if (1 - self.threshold**length) ** number <= self.most_missed:
-        return number, length
-    return 0, 0
+  name = "trigrams"
 
   def _features(self, texts: Sequence[str]) -> list[set[str]]:
     return words.character_ngrams(texts, n=self.n)
-
-  def _signatures(
-    self, sets: set_search.Sets
-  ) -> Iterator[tuple[int, datasketch.MinHash]]:
-    """Yields the positions of the sets that are not empty, and signatures."""
-    kept = [place for place, each in enumerate(sets) if each]
-    signatures = datasketch.MinHash.generator(
-      ([ngram.encode() for ngram in sets[place]] for place in kept),
-      num_perm=self.num_hashes,
-      seed=self.seed,
-      scheme="affine32",
-    )
-    return zip(kept, signatures, strict=True)
-
-  def index(self, targets: Sequence[str]) -> Index:
-    sets = self._features(targets)
-    bands = datasketch.MinHashLSH(num_perm=self.num_hashes, params=self.bands)
-    for place, signature in self._signatures(sets):
-      bands.insert(place, signature, check_duplication=False)
-    return _Index(functools.partial(self._match, sets, bands))
-
-  def _match(self, sets, bands, queries: Sequence[str]) -> Matches:
-    """Finds the targets that share a band, and keeps the similar ones."""
-    own = self._features(queries)
-    pairs = [
-      (query, target)
-      for query, signature in self._signatures(own)
-      for target in sorted(bands.query(signature))
-    ]
-    left, right = np.array(pairs, np.int64).reshape(-1, 2).T
-    scores = set_search.pairwise(
-      [own[i] for i in left], [sets[j] for j in right], self._measure
-    )
-    kept = scores >= self.threshold
-    return left[kept], right[kept], scores[kept]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

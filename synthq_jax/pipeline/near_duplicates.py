@@ -34,7 +34,7 @@ _KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
   "exact": near_duplicates.Exact,
   "token_set": near_duplicates.TokenSet,
   "containment": near_duplicates.Containment,
-  "minhash": near_duplicates.MinHash,
+  "trigrams": near_duplicates.Trigrams,
 }
 DETECTORS = (*_KINDS, "embedding")
 """The names that `--detector` takes."""

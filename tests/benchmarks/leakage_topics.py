@@ -30,8 +30,8 @@ SETTINGS = {
   "token set, 1": detectors.TokenSet(),
   "token set, .571": detectors.TokenSet(threshold=4 / 7),
   "containment, .9": detectors.Containment(),
-  "minhash, .6": detectors.MinHash(),
-  "minhash, .477": detectors.MinHash(threshold=0.477),
+  "trigrams, .6": detectors.Trigrams(),
+  "trigrams, .477": detectors.Trigrams(threshold=0.477),
 }
 
 

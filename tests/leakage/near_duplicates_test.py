@@ -22,6 +22,7 @@ def detectors(threshold: float) -> list[near_duplicates.Detector]:
     near_duplicates.TokenSet(threshold=threshold, stemmer=""),
     near_duplicates.Containment(threshold=threshold, n=1),
     near_duplicates.Containment(threshold=threshold, n=3),
+    near_duplicates.Trigrams(threshold=threshold),
   ]
 
 
@@ -64,11 +65,7 @@ def test_scores_are_symmetric_and_lie_between_zero_and_one(
 
 @hypothesis.given(TEXTS, TEXTS, THRESHOLD)
 def test_it_does_not_matter_which_side_is_indexed(queries, targets, threshold):
-  every = [
-    *detectors(threshold),
-    near_duplicates.MinHash(threshold=threshold, num_hashes=64),
-  ]
-  for detector in every:
+  for detector in detectors(threshold):
     left, right, scores = detector.index(targets).match(queries)
     other = detector.index(queries).match(targets)
     one = set(zip(left, right, scores, strict=True))
@@ -239,62 +236,15 @@ def jaccard(left: str, right: str, n: int) -> float:
 
 
 @hypothesis.given(SIMPLE, SIMPLE, st.sampled_from([0.3, 0.6, 1.0]))
-def test_what_it_finds_has_the_exact_coefficient(queries, targets, threshold):
-  detector = near_duplicates.MinHash(threshold=threshold, num_hashes=32)
-  for i, j, score in zip(*detector.index(targets).match(queries), strict=True):
-    assert score == jaccard(queries[i], targets[j], 3) >= threshold
-
-
-@hypothesis.given(SIMPLE)
-def test_a_text_always_finds_itself(texts):
-  found = near_duplicates.MinHash(threshold=1.0).index(texts).match(texts)
-  pairs = set(zip(found[0].tolist(), found[1].tolist(), strict=True))
-  assert pairs >= {(i, i) for i, text in enumerate(texts) if text.strip()}
-
-
-def pairs_at(threshold: float) -> tuple[list[str], list[str]]:
-  """Texts and their counterparts with just that coefficient, at n = 1."""
-  letters = "".join(map(chr, range(ord("\u4e00"), ord("\u4e00") + 4000)))
-  size, common = 16, round(32 * threshold / (1 + threshold))
-  left, right = [], []
-  for start in range(0, 3000, 10):
-    one = letters[start : start + size]
-    other = one[:common] + letters[-(size - common) :]
-    left.append(one)
-    right.append(other)
-  return left, right
-
-
-@pytest.mark.parametrize("most_missed", [0.1, 0.5])
-def test_as_many_pairs_at_the_threshold_are_missed_as_was_said(most_missed):
-  left, right = pairs_at(0.5)
-  settings = {"n": 1, "num_hashes": 64, "most_missed": most_missed}
-  exact = near_duplicates.MinHash(threshold=0.3, **settings)
-  (level,) = set(exact.scores(left, right).tolist())
-  misses = []
-  for seed in range(5):
-    detector = near_duplicates.MinHash(threshold=level, seed=seed, **settings)
-    found = detector.index(right).match(left)
-    pairs = set(zip(found[0].tolist(), found[1].tolist(), strict=True))
-    misses += [(i, i) not in pairs for i in range(len(left))]
-  number, length = detector.bands
-  expected = (1 - level**length) ** number
-  assert expected <= most_missed
-  assert expected > 0.2 or most_missed < 0.5
-  assert np.mean(misses) == pytest.approx(expected, abs=0.05)
-
-
-@pytest.mark.parametrize(
-  "wrong",
-  [
-    {"threshold": 0.0},
-    {"n": 0},
-    {"num_hashes": 1},
-    {"seed": -1},
-    {"most_missed": 0.0},
-    {"num_hashes": 8, "threshold": 0.1},
-  ],
-)
-def test_wrong_settings_of_minhash_are_refused(wrong):
-  with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-    near_duplicates.MinHash(**wrong)
+def test_trigrams_find_every_pair_with_its_coefficient_and_no_other(
+  queries, targets, threshold
+):
+  detector = near_duplicates.Trigrams(threshold=threshold)
+  found = detector.index(targets).match(queries)
+  expected = [
+    (i, j, score)
+    for i, query in enumerate(queries)
+    for j, target in enumerate(targets)
+    if (score := jaccard(query, target, 3)) >= threshold
+  ]
+  assert list(zip(*found, strict=True)) == expected

@@ -78,7 +78,7 @@ def test_a_query_that_meets_title_and_description_is_one_pair():
 
 
 def test_several_detectors_write_one_file(paths, capsys):
-  names = ("exact", "containment", "minhash", "embedding")
+  names = ("exact", "containment", "trigrams", "embedding")
   flags = [f"--detector={name}" for name in names]
   assert main.main(command(paths, *flags)) == 0
   text = (paths / "out" / "pairs.jsonl").read_text()
@@ -102,7 +102,7 @@ def test_two_logs_can_be_compared(paths, capsys):
     (["--detector=simhash"], "got --detector=simhash"),
     (["--detector=exact", "--threshold=.5"], "takes no threshold"),
     (["--detector=token_set", "--threshold=2"], "threshold=2.0"),
-    (["--detector=minhash", "--checkpoint=x"], "go with --detector=embedding"),
+    (["--detector=trigrams", "--checkpoint=x"], "go with --detector=embedding"),
     (["--detector=embedding", "--checkpoint=x"], "together, got one"),
     (["--detector=exact", "--bert=x"], "go with --detector=embedding"),
     (["--detector=embedding", "--bert=no_such_folder"], "no_such_folder"),

@@ -10,7 +10,7 @@ import pytest
 import random_t5
 
 from synthq_jax.models import dual_encoder, t5_config
-from synthq_jax.retrieval import encode, topk, vector_files
+from synthq_jax.retrieval import encode, vector_files
 
 _CONFIG = t5_config.get("tiny")
 
@@ -133,10 +133,6 @@ def test_files_hold_the_vectors_of_all_shards_in_order(tmp_path):
   vectors = vector_files.open_vectors(tmp_path)
   expected = encode.encode(_params(), _CONFIG, _tokens(), batch_size=4)
   np.testing.assert_array_equal(np.asarray(vectors), expected)
-  found = topk.search(expected[:3], vectors, 4, chunk_size=7)
-  np.testing.assert_array_equal(
-    found[1], topk.search(expected[:3], expected, 4)[1]
-  )
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_like_one_that_was_not(

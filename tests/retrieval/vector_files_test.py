@@ -4,7 +4,7 @@ import pickle
 import numpy as np
 import pytest
 
-from synthq_jax.retrieval import index, topk, vector_files
+from synthq_jax.retrieval import index, vector_files
 
 _LAYOUT = vector_files.Layout(encoder="e", rows=23, dim=4, block_rows=5)
 
@@ -77,7 +77,6 @@ def test_every_search_takes_them(tmp_path):
     lists=2, subquantizers=4, bits=2, probes=2, rerank=23, seed=0
   )
   for found in (
-    topk.search(whole[:6], vectors, 3, chunk_size=7),
     index.exact(vectors).search(whole[:6], 3),
     config.build(vectors).search(whole[:6], 3),
   ):

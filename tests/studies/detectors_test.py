@@ -51,10 +51,10 @@ def test_the_study_finds_what_its_page_in_the_docs_says(folder, tmp_path):
       "exact": (229, 226),
       "token set": (330, 316),
       "containment": (529, 476),
-      "minhash": (599, 556),
+      "trigrams": (599, 556),
     }.items()
   )
-  assert "minhash" in said and "lowest" in said
+  assert "trigrams" in said and "lowest" in said
   page = (tmp_path / "study.md").read_text()
   assert "study.svg" in page and "variant, or different topic" in page
   # What is finished is read: another number of draws alone is measured anew.

@@ -53,7 +53,7 @@ DETECTORS = {
     ignored=near_duplicates.FUNCTION_WORDS
   ),
   "containment": near_duplicates.Containment(),
-  "minhash": near_duplicates.MinHash(),
+  "trigrams": near_duplicates.Trigrams(),
 }
 """All but the embedding, which needs an encoder."""
 
