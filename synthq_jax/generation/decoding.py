@@ -36,7 +36,6 @@ __all__ = [
   "Nucleus",
   "Sampler",
   "Temperature",
-  "TopK",
   "decode",
   "generate",
 ]
@@ -85,35 +84,6 @@ class Temperature:
   def sample(self, logits, keys):
     table = _table(logits, self.temperature)
     return _draw(table, _all(table), keys)[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class TopK:
-  """Draws from the k most probable tokens (and those as probable as the k-th).
-
-  References:
-    Fan et al. 2018, Hierarchical Neural Story Generation, section 5.4.
-  """
-
-  k: int
-  """How many tokens, at least 1."""
-  temperature: float = 1.0
-  """Positive; below 1 sharpens the distribution."""
-
-  def __post_init__(self):
-    checks.within("(0, inf)", temperature=self.temperature)
-    checks.at_least(1, k=self.k)
-
-  def sample(self, logits, keys):
-    table = _table(logits, self.temperature)
-    return _draw_inside(table, self._cut(table), keys)
-
-  def _cut(self, table):
-    def inside(above):
-      there = table.logits > above.bound[:, None, None]
-      return jnp.sum(there, axis=(1, 2)) < self.k
-
-    return inside
 
 
 @dataclasses.dataclass(frozen=True)

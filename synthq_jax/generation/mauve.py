@@ -16,9 +16,8 @@ from jaxtyping import Float
 
 from synthq_jax import checks, extras
 from synthq_jax.data import vocabulary
-from synthq_jax.retrieval import text_encoders
 
-__all__ = ["Config", "Mauve", "from_vectors", "is_installed", "score"]
+__all__ = ["Config", "Mauve", "from_vectors", "is_installed"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,40 +72,6 @@ class Mauve:
 def is_installed() -> bool:
   """Whether mauve-text is there."""
   return importlib.util.find_spec("mauve") is not None
-
-
-def score(
-  first: Sequence[str],
-  second: Sequence[str],
-  *,
-  config: Config,
-  featurizer: text_encoders.TextEncoder | None = None,
-) -> Mauve:
-  """Returns how near two sets of texts are.
-
-  See `from_vectors` for what the score means and what it doesn't.
-
-  Args:
-    first: texts, for example real queries.
-    second: texts, for example synthetic queries; no pairs are needed.
-    config: the quantisation.
-    featurizer: makes vectors of texts; None: the shipped public encoder.
-
-  Returns:
-    The score, with the featurizer's description.
-
-  Raises:
-    ValueError: if a set is empty, or the featurizer refuses.
-  """
-  featurizer = featurizer or text_encoders.OwnEncoder()
-  _check_sizes(first, second)
-  vectors = featurizer.encode([*first, *second])
-  return from_vectors(
-    vectors[: len(first)],
-    vectors[len(first) :],
-    config=config,
-    featurizer=featurizer.description,
-  )
 
 
 def from_vectors(

@@ -1,4 +1,4 @@
-"""Texts to vectors: encoders of this library, GPT-2 and sentence-transformers.
+"""Texts to vectors: encoders of this library, BERT and GPT-2.
 
 MAUVE, the detector of near-duplicates and the leakage study take any of them.
 Each is a small frozen dataclass with one method, `encode`, and a `description`,
@@ -27,7 +27,6 @@ __all__ = [
   "Bert",
   "Gpt2",
   "OwnEncoder",
-  "SentenceTransformer",
   "TextEncoder",
   "load",
 ]
@@ -176,9 +175,19 @@ class Gpt2:
     """Names the folder."""
     return f"last hidden state of {pathlib.Path(self.folder).resolve().name}"
 
+  def _checked(self) -> str:
+    """Returns the folder, if it and what reads it are there."""
+    extras.check("transformers", "torch", "transformers")
+    if not pathlib.Path(self.folder).is_dir():
+      raise ValueError(
+        f"expected a folder with a model, got folder={os.fspath(self.folder)!r}:"
+        " no such folder; nothing is downloaded, so save the model there first"
+      )
+    return os.fspath(self.folder)
+
   def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Returns the state at the last token; an empty text is an end of text."""
-    folder = _checked(self.folder, "torch", "transformers")
+    folder = self._checked()
     with extras.required("transformers"):
       import torch
       import transformers
@@ -208,38 +217,6 @@ class Gpt2:
     return vectors
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SentenceTransformer:
-  """A model of the sentence-transformers library, pooled as its folder says."""
-
-  folder: str | os.PathLike
-  """As `SentenceTransformer.save` writes it: modules.json and their folders."""
-  batch_size: int = 32
-  """Texts at a time; changes the speed only."""
-  device: str = "cpu"
-  """Where torch computes, e.g. "cuda:0"."""
-
-  @property
-  def description(self) -> str:
-    """Names the folder."""
-    return f"sentence-transformer {pathlib.Path(self.folder).resolve().name}"
-
-  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts with the library."""
-    folder = _checked(self.folder, "sentence_transformers")
-    with extras.required("transformers"):
-      import sentence_transformers
-
-    with _no_bars():
-      model = sentence_transformers.SentenceTransformer(
-        folder, device=self.device, local_files_only=True
-      )
-    vectors = model.encode(
-      list(texts), batch_size=self.batch_size, show_progress_bar=False
-    )
-    return np.asarray(vectors, np.float32)
-
-
 def _encode(read, texts: Sequence[str], batch_size: int) -> np.ndarray:
   params, config, tokenize = read
   return encode_lib.encode(
@@ -263,17 +240,6 @@ def _with_vocabulary(folder: pathlib.Path) -> pathlib.Path:
     if any((place / name).is_file() for name in names):
       return place
   return folder
-
-
-def _checked(folder: str | os.PathLike, *modules: str) -> str:
-  """Returns the folder, if it and what reads it are there."""
-  extras.check("transformers", *modules)
-  if not pathlib.Path(folder).is_dir():
-    raise ValueError(
-      f"expected a folder with a model, got folder={os.fspath(folder)!r}: no"
-      " such folder; nothing is downloaded, so save the model there first"
-    )
-  return os.fspath(folder)
 
 
 @contextlib.contextmanager

@@ -57,6 +57,9 @@ class Config:
   num_similar: int = 5000
   """Real and synthetic queries behind MAUVE, at most; MAUVE's authors take
   5,000 of each."""
+  mauve_gpt2: str | None = None
+  """A local folder of GPT-2 (gpt2-large, to compare with papers) whose features
+  MAUVE takes; None: those of the run's public checkpoint."""
   bootstrap_samples: int = 2000
   """Resamples of the queries behind means over seeds and differences."""
   seed: int = 0
@@ -372,13 +375,7 @@ def _held_out(
   encoder: pathlib.Path | None,
 ) -> dict[str, tuple]:
   """Holds the queries of generators against those of the test split."""
-  featurizer = None
-  if encoder is not None and mauve.is_installed():
-    featurizer = text_encoders.OwnEncoder(
-      checkpoint=encoder,  # a model that saw none of the queries
-      vocabulary=root / prepared.vocabulary,
-      length=prepared.query_length,
-    )
+  featurizer = _featurizer(config, root, prepared, encoder)
   texts = HeldOut(root, prepared, synthetic)
   names = tuple(one.name for one in results.first_seeds(synthetic))
   return {
@@ -390,6 +387,26 @@ def _held_out(
       similarity(texts, featurizer, limit=config.num_similar, seed=config.seed)
     ),
   }
+
+
+def _featurizer(
+  config: Config,
+  root: pathlib.Path,
+  prepared: results.PreparedData,
+  encoder: pathlib.Path | None,
+) -> text_encoders.TextEncoder | None:
+  """Returns whose vectors MAUVE compares: a model that saw none of the queries."""
+  if not mauve.is_installed():
+    return None
+  if config.mauve_gpt2 is not None:
+    return text_encoders.Gpt2(folder=config.mauve_gpt2)
+  if encoder is None:
+    return None
+  return text_encoders.OwnEncoder(
+    checkpoint=encoder,
+    vocabulary=root / prepared.vocabulary,
+    length=prepared.query_length,
+  )
 
 
 class HeldOut:

@@ -39,12 +39,6 @@ def _top(logits, k):
       draws.softmax(_LOGITS / 0.7),
       draws.softmax(_LOGITS),
     ),
-    (
-      decoding.TopK(3, temperature=1.5),
-      _top(_LOGITS / 1.5, 3),
-      _top(_LOGITS / 1.5, 4),
-    ),
-    (decoding.TopK(1000), draws.softmax(_LOGITS), _top(_LOGITS, 6)),
     (decoding.Nucleus(1e-6), _top(_LOGITS, 1), _top(_LOGITS, 2)),
   ],
 )
@@ -82,15 +76,13 @@ def test_cuts_keep_all_tokens_that_tie_with_the_last():
   ties = np.log(np.array([[0.4, 0.2, 0.2, 0.2, 1e-30]], np.float32))
   expected = [[True, True, True, True, False]]
   assert _kept(decoding.Nucleus(0.5), ties).tolist() == expected
-  assert _kept(decoding.TopK(2), ties).tolist() == expected
-  assert _kept(decoding.TopK(1), ties).tolist() == [[True] + 4 * [False]]
-  tokens = _draws(decoding.TopK(2), ties[0])
+  tokens = _draws(decoding.Nucleus(0.5), ties[0])
   assert draws.p_value(tokens, np.array([0.4, 0.2, 0.2, 0.2, 0])) > 1e-3
 
 
 def test_logits_that_a_high_temperature_makes_equal_weights_are_still_cut():
   logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
-  tokens = _draws(decoding.TopK(2, temperature=1e12), logits)
+  tokens = _draws(decoding.Nucleus(0.4, temperature=1e12), logits)
   assert set(tokens.tolist()) == {1, 2}
 
 
@@ -134,7 +126,6 @@ def _with_ties(logits, least):
   ("sampler", "wrong"),
   [
     (decoding.Nucleus(0.8), decoding.Nucleus(0.6)),
-    (decoding.TopK(100), decoding.TopK(250)),
     (decoding.Temperature(0.8), decoding.Temperature(1.1)),
   ],
 )
@@ -145,8 +136,6 @@ def test_samplers_are_exact_on_the_vocabulary_of_t5_in_bfloat16(sampler, wrong):
   def expected(sampler):
     if isinstance(sampler, decoding.Temperature):
       return draws.softmax(logits.astype(np.float64) / sampler.temperature)
-    if isinstance(sampler, decoding.TopK):
-      return _with_ties(logits, ranked[sampler.k - 1])
     last = np.searchsorted(np.cumsum(draws.softmax(ranked)), sampler.p)
     return _with_ties(logits, ranked[last])
 
@@ -170,7 +159,6 @@ def test_a_few_possible_tokens_among_many_impossible_are_all_drawn():
   [
     decoding.Greedy(),
     decoding.Nucleus(0.3, temperature=2.0),
-    decoding.TopK(5),
     decoding.Temperature(),
   ],
 )
@@ -217,7 +205,6 @@ def test_a_draw_never_has_weight_zero_however_the_sums_round():
     (lambda: decoding.Nucleus(1.1), "p=1.1"),
     (lambda: decoding.Nucleus(0.8, temperature=0.0), "temperature=0.0"),
     (lambda: decoding.Temperature(-1.0), "temperature=-1.0"),
-    (lambda: decoding.TopK(0), "k=0"),
   ],
 )
 def test_impossible_samplers_are_refused(make, message):
@@ -225,11 +212,9 @@ def test_impossible_samplers_are_refused(make, message):
     make()
 
 
-@pytest.mark.parametrize(
-  "sampler", [decoding.Nucleus(0.8), decoding.TopK(3)], ids=["nucleus", "top_k"]
-)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_without_finite_logits_ends_and_leaves_others_alone(sampler, bad):
+def test_a_row_without_finite_logits_ends_and_leaves_others_alone(bad):
+  sampler = decoding.Nucleus(0.8)
   logits = np.random.default_rng(0).normal(size=(3, 200)).astype(np.float32)
   keys = jax.random.split(jax.random.key(0), 3)
   draw = jax.jit(sampler.sample)

@@ -11,6 +11,7 @@ from synthq_jax import artifacts, intervals
 from synthq_jax.generation import mauve
 from synthq_jax.pipeline import results
 from synthq_jax.report import queries
+from synthq_jax.retrieval import text_encoders
 from synthq_jax.stages import compare_queries
 
 _DOCUMENTS = {"d1": "one two three four five", "d2": "red blue", "d3": "unseen"}
@@ -137,6 +138,23 @@ def test_a_report_says_what_mauve_takes_where_it_is_missing(place, monkeypatch):
   assert [row[3] for row in table.rows] == ["-", "-"]
   (said,) = [one.text for one in paragraphs if one.lead == "MAUVE"]
   assert "pip install 'synthq_jax[mauve]'" in said
+
+
+def test_mauve_compares_the_vectors_that_settings_name(monkeypatch, tmp_path):
+  monkeypatch.setattr(mauve, "is_installed", lambda: True)
+  prepared = types.SimpleNamespace(vocabulary="pieces.model", query_length=24)
+
+  def chosen(encoder, **settings):
+    config = compare_queries.Config(**settings)
+    return compare_queries._featurizer(config, tmp_path, prepared, encoder)
+
+  own = chosen(tmp_path / "t5")
+  assert (own.checkpoint, own.length) == (tmp_path / "t5", 24)
+  assert own.vocabulary == tmp_path / "pieces.model"
+  assert chosen(None) is None
+  gpt2 = text_encoders.Gpt2(folder="gpt2-large")
+  assert chosen(tmp_path / "t5", mauve_gpt2="gpt2-large") == gpt2
+  assert chosen(None, mauve_gpt2="gpt2-large") == gpt2
 
 
 def test_every_clustering_has_a_seed_of_its_own(place, monkeypatch):

@@ -120,66 +120,18 @@ def _tiny_checkpoint(folder):
   return folder
 
 
-def test_sentence_transformers_pool_as_their_folder_says(gpt2, tmp_path):
-  _needs("sentence_transformers", "torch")
-  from sentence_transformers import SentenceTransformer, models
-
-  part = models.Transformer(str(gpt2))
-  part.tokenizer.pad_token = part.tokenizer.eos_token
-  pooling = models.Pooling(16, "mean")
-  SentenceTransformer(modules=[part, pooling], device="cpu").save(
-    str(tmp_path / "pooled")
-  )
-  made = text_encoders.SentenceTransformer(folder=tmp_path / "pooled")
-  texts = [text for text in _TEXTS if text]
-  expected = _mean_states(gpt2, texts)
-  np.testing.assert_allclose(made.encode(texts), expected, rtol=1e-4, atol=1e-4)
-  assert made.description == "sentence-transformer pooled"
-
-
-def _mean_states(folder, texts):
-  import torch
-  import transformers
-
-  model = transformers.GPT2Model.from_pretrained(folder).eval()
-  tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-  with torch.no_grad():
-    states = [
-      model(torch.tensor([tokenizer(t)["input_ids"][:32]])).last_hidden_state
-      for t in texts
-    ]
-  return np.array([one[0].mean(axis=0).numpy() for one in states])
-
-
-@pytest.mark.parametrize(
-  "kind", [text_encoders.Gpt2, text_encoders.SentenceTransformer]
-)
-def test_a_missing_folder_is_never_downloaded(kind, tmp_path, monkeypatch):
+def test_a_missing_folder_is_never_downloaded(tmp_path, monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-  made = kind(folder=tmp_path / "gpt2-large")
+  made = text_encoders.Gpt2(folder=tmp_path / "gpt2-large")
   with pytest.raises(ValueError, match="no such folder; nothing is downloaded"):
     made.encode(["a"])
 
 
-@pytest.mark.parametrize(
-  "kind, words",
-  [
-    (
-      text_encoders.Gpt2,
-      r"torch is not installed: pip install .*\[transformers\]",
-    ),
-    (
-      text_encoders.SentenceTransformer,
-      "sentence_transformers is not installed",
-    ),
-  ],
-)
-def test_a_missing_library_is_named_with_its_command(
-  kind, words, tmp_path, monkeypatch
-):
+def test_a_missing_library_is_named_with_its_command(tmp_path, monkeypatch):
+  words = r"torch is not installed: pip install .*\[transformers\]"
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(extras.MissingExtraError, match=words):
-    kind(folder=tmp_path).encode(["a"])
+    text_encoders.Gpt2(folder=tmp_path).encode(["a"])
 
 
 def test_another_checkpoints_vocabulary_is_refused(tmp_path):
