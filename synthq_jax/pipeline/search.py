@@ -265,7 +265,7 @@ def _vectors(
   folders: workspace.Folders,
   prepared: results.PreparedData,
   retriever: results.Checkpoint,
-  built: index.Index | index.Approximate,
+  built: index.Index | index.Graph,
 ) -> _Search:
   """Returns the search by a retriever's vectors."""
   params, shape = t5_checkpoints.load(folders.root / retriever.directory)

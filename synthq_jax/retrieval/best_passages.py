@@ -9,7 +9,7 @@ __all__ = ["documents"]
 
 
 def documents(
-  built: index.Index | index.Approximate,
+  built: index.Index | index.Graph,
   queries: Float[np.ndarray, "query dim"],
   owners: Int[np.ndarray, " passage"],
   depth: int,

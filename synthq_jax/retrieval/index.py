@@ -1,20 +1,16 @@
-"""Search by inner product with faiss: exact, or approximate by IVF-PQ and HNSW.
+"""Search by inner product with faiss: exact, or approximate by a graph (HNSW).
 
-The approximate kinds find most of the best documents in a fraction of the time
-of an exact search, and IVF-PQ in a fraction of its memory. What is lost has to be
-measured on one's own vectors: `tests/benchmarks/search.py` does that.
+A graph finds most of the best documents in a fraction of the time of an exact
+search. What is lost has to be measured on one's own vectors:
+`tests/benchmarks/search.py` does that.
 
 References:
-  Jegou, Douze and Schmid, "Product Quantization for Nearest Neighbor Search",
-  TPAMI 2011, section 4 (IVF-PQ).
   Malkov and Yashunin, "Efficient and Robust Approximate Nearest Neighbor Search
   Using Hierarchical Navigable Small World Graphs", TPAMI 2020.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator
-from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -25,37 +21,18 @@ with extras.required("run"):
   import faiss
 
 __all__ = [
-  "Approximate",
+  "Graph",
   "HNSW",
-  "IVFPQ",
   "Index",
-  "Rows",
-  "check_search",
   "exact",
-  "finite",
-  "load",
   "load_exact",
 ]
 
 _MARGIN = 16  # candidates beyond k, so that ties at the border are rarely cut
 _RESCORED = 1 << 22  # numbers of candidate vectors: 32 MiB in float64
-_ADDED = 1 << 16  # vectors read and added at a time
 
 
-class Rows(Protocol):
-  """Vectors that may be larger than memory: arrays, memory maps, `Vectors`."""
-
-  shape: tuple[int, ...]
-  dtype: Any
-
-  def __len__(self) -> int:
-    """Returns the number of vectors."""
-
-  def __getitem__(self, rows: Any) -> np.ndarray:
-    """Returns the vectors of a slice, or at an array of positions."""
-
-
-def finite(
+def _finite(
   name: str, vectors: Float[np.ndarray, "row dim"]
 ) -> Float[np.ndarray, "row dim"]:
   """Returns finite float32 vectors, or says what is wrong."""
@@ -68,12 +45,19 @@ def finite(
   return array
 
 
-def _blocks(vectors: Rows, size: int) -> Iterator[np.ndarray]:
-  for start in range(0, len(vectors), size):
-    yield finite("vectors", vectors[start : start + size])
+def _documents(
+  vectors: Float[np.ndarray, "document dim"],
+) -> Float[np.ndarray, "document dim"]:
+  """Returns the vectors of one or more documents."""
+  vectors = _finite("vectors", vectors)
+  if not vectors.size:
+    raise ValueError(
+      f"expected document vectors, got shape {vectors.shape}; encode some"
+    )
+  return vectors
 
 
-def check_search(queries: np.ndarray, k: int, dim: int) -> None:
+def _check_search(queries: np.ndarray, k: int, dim: int) -> None:
   """Refuses a search for nothing, or with vectors of another encoder."""
   if k < 1 or queries.shape[1] != dim:
     raise ValueError(
@@ -84,7 +68,7 @@ def check_search(queries: np.ndarray, k: int, dim: int) -> None:
 
 def _rescore(
   queries: Float[np.ndarray, "query dim"],
-  vectors: Rows,
+  vectors: Float[np.ndarray, "document dim"],
   at: Int[np.ndarray, "query k"],
 ) -> Float[np.ndarray, "query k"]:
   """Returns the inner products with the documents at `at`, in float64."""
@@ -136,8 +120,8 @@ class Index:
     Raises:
       ValueError: if k < 1, or the queries have another dim or are not finite.
     """
-    queries = finite("queries", queries)
-    check_search(queries, k, self.vectors.shape[1])
+    queries = _finite("queries", queries)
+    _check_search(queries, k, self.vectors.shape[1])
     k = min(k, len(self.vectors))
     scores = np.zeros((len(queries), k))
     places = np.zeros((len(queries), k), np.int64)
@@ -155,7 +139,8 @@ class Index:
     Args:
       path: the file, which `load_exact` and faiss itself read.
     """
-    _write(self.flat, path)
+    with artifacts.replacing(path) as stream:
+      faiss.write_index(self.flat, faiss.PyCallbackIOWriter(stream.write))
 
   def _candidates(
     self, queries: np.ndarray, k: int, width: int
@@ -192,132 +177,11 @@ def exact(vectors: Float[np.ndarray, "document dim"]) -> Index:
   Raises:
     ValueError: if there are no vectors, or one is not finite.
   """
-  vectors = finite("vectors", vectors)
-  if not vectors.size:
-    raise ValueError(
-      f"expected document vectors, got shape {vectors.shape}; encode some"
-    )
+  vectors = _documents(vectors)
   flat = faiss.IndexFlatIP(vectors.shape[1])
   flat.add(vectors)
   longest = float(np.linalg.norm(vectors, axis=1).max())
   return Index(vectors, flat, longest)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class IVFPQ:
-  """Vectors in lists by their nearest centroid, each kept as a few bytes.
-
-  Equal seeds and vectors give equal indexes on one machine; another one may add
-  floating-point numbers in another order.
-
-  >>> config = IVFPQ(lists=2, subquantizers=2, bits=1, probes=2, seed=0)
-  >>> index = config.build(np.eye(4, dtype=np.float32))
-  >>> index.search(np.eye(4, dtype=np.float32), k=3)[1].shape
-  (4, 3)
-
-  Attributes:
-    lists: centroids, >= 1. The root of the number of vectors is common; faiss
-      wants 39 vectors to train each.
-    subquantizers: parts of a vector that are quantized apart; divides its dim.
-    bits: of each part's code, in [1, 12]. A vector takes subquantizers * bits / 8
-      bytes and 8 for its position.
-    probes: lists that a search looks into, in [1, lists]; those that hold too
-      few vectors for it are followed by the next.
-    training_sample: vectors that the centroids are trained on, at most.
-    rerank: candidates, if more than k, that are scored again with the original
-      vectors; 0 for none: then scores are approximate too.
-    seed: of the training sample and of k-means.
-  """
-
-  lists: int
-  subquantizers: int
-  bits: int = 8
-  probes: int
-  training_sample: int = 1 << 18
-  rerank: int = 0
-  seed: int
-
-  def __post_init__(self):
-    """Checks the fields."""
-    _at_least(self, 1, "lists", "subquantizers", "training_sample")
-    _at_least(self, 0, "rerank", "seed")
-    checks.within("[1, 12]", bits=self.bits)
-    checks.within(f"[1, {self.lists}]", probes=self.probes)
-
-  def build(self, vectors: Rows) -> "Approximate":
-    """Trains on a sample and adds all vectors, block by block.
-
-    Args:
-      vectors: one per document. What has a shape and can be indexed will do;
-        they are kept, as they are, only if there is a `rerank`.
-
-    Returns:
-      The index.
-
-    Raises:
-      ValueError: if there are too few vectors to train on, `subquantizers` does
-        not divide their dim, or one is not finite.
-    """
-    sample = self._sample(vectors)
-    dim = vectors.shape[1]
-    inner = faiss.IndexIVFPQ(
-      faiss.IndexFlatIP(dim),
-      dim,
-      self.lists,
-      self.subquantizers,
-      self.bits,
-      faiss.METRIC_INNER_PRODUCT,
-    )
-    for clustering in (inner.cp, inner.pq.cp):
-      clustering.seed = self.seed
-      clustering.max_points_per_centroid = len(sample)  # it is one already
-    inner.train(sample)
-    return _filled(self, inner, vectors)
-
-  def _sample(self, vectors: Rows) -> np.ndarray:
-    """Returns the vectors to train on, or says why they will not do."""
-    shape = vectors.shape
-    count = min(shape[0], self.training_sample)
-    needed = max(self.lists, 1 << self.bits)
-    if len(shape) != 2 or count < needed:
-      raise ValueError(
-        f"expected at least max(lists, 2**bits)={needed} vectors to train on, "
-        f"got {count} of shape {tuple(shape)}; lower lists or bits, or raise "
-        "training_sample"
-      )
-    if shape[1] % self.subquantizers:
-      raise ValueError(
-        f"expected subquantizers that divide dim={shape[1]}, got "
-        f"subquantizers={self.subquantizers}; choose a divisor"
-      )
-    rng = np.random.default_rng(self.seed)
-    chosen = np.sort(rng.permutation(shape[0])[:count])
-    return finite("vectors", vectors[chosen])
-
-  def _candidates(
-    self, inner: faiss.Index, queries: np.ndarray, width: int
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores and positions, `width` for each query."""
-    probes = self.probes
-    parameters = faiss.SearchParametersIVF(nprobe=probes)
-    scores, at = inner.search(queries, width, params=parameters)
-    short = at[:, -1] < 0
-    while short.any() and probes < self.lists:
-      probes = min(2 * probes, self.lists)
-      parameters = faiss.SearchParametersIVF(nprobe=probes)
-      scores[short], at[short] = inner.search(
-        queries[short], width, params=parameters
-      )
-      short = at[:, -1] < 0
-    return scores, at
-
-  def _made(self, inner: faiss.Index) -> bool:
-    """Whether the index could be one of this configuration."""
-    return isinstance(inner, faiss.IndexIVFPQ) and (
-      inner.nlist,
-      inner.pq.M,
-      inner.pq.nbits,
-    ) == (self.lists, self.subquantizers, self.bits)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -340,28 +204,27 @@ class HNSW:
       vector takes about 8 * links bytes besides its numbers.
     ef_construction: candidates while a vector is inserted, >= 1.
     ef_search: candidates while a query is answered, >= 1; at least k are kept.
-    rerank: candidates, if more than k, that are scored again in float64; 0 for
-      none: scores are float32 then.
-    seed: of the levels on which vectors stand.
+    seed: of the levels on which vectors stand, >= 0.
   """
 
   links: int = 32
   ef_construction: int = 200
   ef_search: int
-  rerank: int = 0
   seed: int
 
   def __post_init__(self):
     """Checks the fields."""
-    _at_least(self, 2, "links")
-    _at_least(self, 1, "ef_construction", "ef_search")
-    _at_least(self, 0, "rerank", "seed")
+    checks.at_least(2, links=self.links)
+    checks.at_least(
+      1, ef_construction=self.ef_construction, ef_search=self.ef_search
+    )
+    checks.at_least(0, seed=self.seed)
 
-  def build(self, vectors: Rows) -> "Approximate":
-    """Inserts all vectors, block by block.
+  def build(self, vectors: Float[np.ndarray, "document dim"]) -> "Graph":
+    """Inserts all vectors.
 
     Args:
-      vectors: one per document. What has a shape and slices will do.
+      vectors: one per document, float32.
 
     Returns:
       The index, which holds a copy of the vectors.
@@ -369,98 +232,50 @@ class HNSW:
     Raises:
       ValueError: if there are no vectors, or one is not finite.
     """
-    if len(vectors.shape) != 2 or not vectors.shape[0]:
-      raise ValueError(
-        f"expected document vectors, got shape {tuple(vectors.shape)}; encode "
-        "some"
-      )
+    vectors = _documents(vectors)
     inner = faiss.IndexHNSWFlat(
       vectors.shape[1], self.links, faiss.METRIC_INNER_PRODUCT
     )
     inner.hnsw.efConstruction = self.ef_construction
     inner.hnsw.rng = faiss.RandomGenerator(self.seed)
-    return _filled(self, inner, vectors)
-
-  def _candidates(
-    self, inner: faiss.Index, queries: np.ndarray, width: int
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scores and positions, `width` for each query."""
-    parameters = faiss.SearchParametersHNSW(efSearch=max(self.ef_search, width))
-    scores, at = inner.search(queries, width, params=parameters)
-    short = at[:, -1] < 0
-    if short.any():  # a part of the graph that no path leads to
-      storage = faiss.downcast_index(inner.storage)
-      scores[short], at[short] = storage.search(queries[short], width)
-    return scores, at
-
-  def _made(self, inner: faiss.Index) -> bool:
-    """Whether the index could be one of this configuration."""
-    return isinstance(inner, faiss.IndexHNSWFlat) and (
-      inner.hnsw.nb_neighbors(1),
-      inner.hnsw.efConstruction,
-    ) == (self.links, self.ef_construction)
+    inner.add(vectors)
+    return Graph(inner, self.ef_search)
 
 
 @dataclasses.dataclass(frozen=True)
-class Approximate:
-  """Vectors that `IVFPQ` or `HNSW` indexed.
-
-  What only a search needs can be changed without building again:
-  `dataclasses.replace(index, config=dataclasses.replace(config, probes=64))`.
+class Graph:
+  """Vectors that `HNSW` indexed.
 
   Attributes:
-    config: how it was built and is searched.
     inner: the faiss index.
-    vectors: the originals, where the configuration has a `rerank`.
+    ef_search: candidates while a query is answered.
   """
 
-  config: IVFPQ | HNSW
-  inner: faiss.Index = dataclasses.field(repr=False)
-  vectors: Rows | None = dataclasses.field(repr=False)
+  inner: faiss.IndexHNSWFlat = dataclasses.field(repr=False)
+  ef_search: int
 
   def search(
     self, queries: Float[np.ndarray, "query dim"], k: int
   ) -> tuple[Float[np.ndarray, "query k"], Int[np.ndarray, "query k"]]:
     """Does what `Index.search` does, and finds most of the best documents.
 
-    Every query gets k documents: a search that meets fewer is widened.
+    Scores are float32 sums. Every query gets k documents.
     """
-    queries = finite("queries", queries)
-    check_search(queries, k, self.inner.d)
-    total = self.inner.ntotal
-    k, width = min(k, total), min(max(k, self.config.rerank), total)
-    scores, at = self.config._candidates(self.inner, queries, width)
+    queries = _finite("queries", queries)
+    _check_search(queries, k, self.inner.d)
+    k = min(k, self.inner.ntotal)
+    parameters = faiss.SearchParametersHNSW(efSearch=max(self.ef_search, k))
+    scores, at = self.inner.search(queries, k, params=parameters)
+    short = at[:, -1] < 0
+    if short.any():  # a part of the graph that no path leads to
+      storage = faiss.downcast_index(self.inner.storage)
+      scores[short], at[short] = storage.search(queries[short], k)
     scores = scores.astype(np.float64)
-    if self.config.rerank:
-      scores = _rescore(queries, self.vectors, at)
-    order = np.lexsort((at, -scores), axis=1)[:, :k]
+    order = np.lexsort((at, -scores), axis=1)
     return (
       np.take_along_axis(scores, order, axis=1),
       np.take_along_axis(at, order, axis=1),
     )
-
-  def save(self, path: str | os.PathLike) -> None:
-    """Writes the faiss index; the file appears only when it is complete.
-
-    Args:
-      path: the file. The original vectors are not in it.
-    """
-    _write(self.inner, path)
-
-
-def _write(inner: faiss.Index, path: str | os.PathLike) -> None:
-  with artifacts.replacing(path) as stream:
-    faiss.write_index(inner, faiss.PyCallbackIOWriter(stream.write))
-
-
-def _read(path: str | os.PathLike) -> faiss.Index:
-  try:
-    return faiss.read_index(os.fspath(path))
-  except (RuntimeError, MemoryError) as error:
-    raise ValueError(
-      f"{path}: expected a whole faiss index, got {str(error).splitlines()[-1]}"
-      "; build it again"
-    ) from error
 
 
 def load_exact(path: str | os.PathLike) -> Index:
@@ -472,72 +287,16 @@ def load_exact(path: str | os.PathLike) -> Index:
   Raises:
     ValueError: if it is missing, damaged or an index of another kind.
   """
-  flat = _read(path)
+  try:
+    flat = faiss.read_index(os.fspath(path))
+  except (RuntimeError, MemoryError) as error:
+    raise ValueError(
+      f"{path}: expected a whole faiss index, got {str(error).splitlines()[-1]}"
+      "; build it again"
+    ) from error
   if not isinstance(flat, faiss.IndexFlatIP):
     raise ValueError(
       f"{path}: expected all vectors, for inner products, got a"
       f" {type(flat).__name__}; build it again"
     )
   return exact(flat.reconstruct_n(0, flat.ntotal))
-
-
-def load(
-  path: str | os.PathLike,
-  config: IVFPQ | HNSW,
-  vectors: Rows | None = None,
-) -> Approximate:
-  """Reads an index that `Approximate.save` wrote.
-
-  Args:
-    path: the file.
-    config: that of the index; what only a search needs can be another.
-    vectors: the originals; needed where the configuration has a `rerank`.
-
-  Returns:
-    The index.
-
-  Raises:
-    ValueError: if the file is missing, damaged or of another configuration, or
-      the vectors are not those of the index.
-  """
-  inner = _read(path)
-  product = inner.metric_type == faiss.METRIC_INNER_PRODUCT
-  if not product or not config._made(inner):
-    raise ValueError(
-      f"{path}: expected an index of inner products made by {config}, got a "
-      f"{type(inner).__name__} of other settings; build it again"
-    )
-  return _checked(config, inner, vectors)
-
-
-def _checked(
-  config: IVFPQ | HNSW, inner: faiss.Index, vectors: Rows | None
-) -> Approximate:
-  """Returns the index with the vectors it needs, or says what is missing."""
-  if not config.rerank:
-    return Approximate(config, inner, None)
-  got = None if vectors is None else tuple(vectors.shape)
-  if got != (inner.ntotal, inner.d):
-    raise ValueError(
-      f"expected the original vectors of shape {(inner.ntotal, inner.d)} for "
-      f"rerank={config.rerank}, got {got}; pass them, or rerank=0"
-    )
-  return Approximate(config, inner, vectors)
-
-
-def _filled(
-  config: IVFPQ | HNSW, inner: faiss.Index, vectors: Rows
-) -> Approximate:
-  """Adds all vectors."""
-  for block in _blocks(vectors, _ADDED):
-    inner.add(block)
-  return _checked(config, inner, vectors)
-
-
-def _at_least(config: IVFPQ | HNSW, least: int, *names: str) -> None:
-  for name in names:
-    if getattr(config, name) < least:
-      raise ValueError(
-        f"expected {name} >= {least}, got {name}={getattr(config, name)}; "
-        "change it"
-      )

@@ -97,36 +97,6 @@ def growth(cases) -> None:
   save(figure, "clipping_cpu.svg")
 
 
-def search(report) -> None:
-  """Recall of the exact results against queries a second."""
-  figure, every = plt.subplots(1, 2, figsize=(7.5, 2.8), sharex=True)
-  families = (
-    ("IVF-PQ", "tab:orange", "^", lambda one: "IVF" in one["index"]),
-    ("IVF-PQ, scored again", "tab:red", "v", None),
-    ("HNSW", "tab:blue", "s", lambda one: "HNSW" in one["index"]),
-  )
-  for axes, field in zip(every, ("recall@10", "recall@100"), strict=True):
-    for label, color, marker, wanted in families:
-      again = wanted is None
-      found = [
-        one
-        for one in report["approximate"]
-        if (wanted or families[0][3])(one)
-        and bool(one["search"].get("rerank")) == again
-      ]
-      axes.plot(
-        [one["queries_per_s"] for one in found],
-        [one[field] for one in found],
-        color=color, marker=marker, markersize=4, label=label,
-      )  # fmt: skip
-    for name, style in (("faiss", ":"), ("jax", "--")):
-      speed = report["exact"][name]["queries_per_s"]
-      axes.axvline(speed, color="gray", linestyle=style, linewidth=1)
-      axes.text(speed, 0.5, f" exact, {name}", fontsize=7, rotation=90)
-    axes.set(xscale="log", xlabel="queries a second", ylabel=field)
-  save(figure, "search.svg", every[0], columns=3)
-
-
 def contrastive(report, field: str, scale: float, label: str) -> None:
   """One field against the number of pairs, for each trained part."""
   names = {
@@ -193,7 +163,6 @@ def main() -> None:
       load("2026-11-21_clipping_growth.json"),
     )
     growth(bars["cases"] + grown["cases"])
-    search(load("2026-11-21_search.json"))
     detectors(load("2026-11-22_leakage_detectors.json"))
     coupled = load("2026-11-21_contrastive.json")
     contrastive(coupled, "cpu_s", 1.0, "CPU seconds")

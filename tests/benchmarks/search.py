@@ -1,8 +1,7 @@
-"""Search by inner product: exact, IVF-PQ and HNSW.
+"""Search by inner product: exact, and by a graph (HNSW).
 
 Queries a second for all queries at once; recall of the exact results against that
-speed for IVF-PQ with several numbers of probes, with and without scoring the
-candidates again, and for HNSW with several numbers of candidates. The vectors
+speed for HNSW with several numbers of candidates. The vectors
 are unit vectors in clusters whose spectrum decays, or rows of a file, of which
 the last are the queries. Prints one JSON document.
 
@@ -14,10 +13,8 @@ import argparse
 import dataclasses
 import importlib.metadata
 import os
-import pathlib
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -88,62 +85,29 @@ def approximate_searches(
   best: np.ndarray,
   options: argparse.Namespace,
 ) -> Iterator[dict[str, Any]]:
-  """Yields speed and recall of each index and setting."""
+  """Yields speed and recall of the graph with each number of candidates."""
   from synthq_jax.retrieval import index
 
-  lists = options.lists or round(len(documents) ** 0.5)
-  ivfpq = index.IVFPQ(
-    lists=lists,
-    subquantizers=options.subquantizers or documents.shape[1] // 4,
-    bits=options.bits,
-    probes=1,
-    rerank=options.rerank,
-    seed=0,
-  )
-  hnsw = index.HNSW(
+  config = index.HNSW(
     links=options.links,
     ef_construction=options.ef_construction,
     ef_search=1,
     seed=0,
   )
-  settings = {
-    ivfpq: [
-      {"probes": probes, "rerank": rerank}
-      for probes in options.probes
-      if probes <= lists
-      for rerank in (0, options.rerank)
-    ],
-    hnsw: [{"ef_search": candidates} for candidates in options.ef_search],
-  }
-  for config, searches in settings.items():
-    start = time.perf_counter()
-    built = config.build(documents)
-    about = {
+  start = time.perf_counter()
+  built = config.build(documents)
+  build_s = round(time.perf_counter() - start, 2)
+  for candidates in options.ef_search:
+    graph = dataclasses.replace(built, ef_search=candidates)
+    search = {"one": lambda graph=graph: graph.search(queries, options.k)}
+    walls = timed(search, options.repeats)["one"]
+    yield {
       "index": repr(config),
-      "build_s": round(time.perf_counter() - start, 2),
-      "size_mib": round(_size(built) / 2**20, 1),
+      "build_s": build_s,
+      "ef_search": candidates,
+      **recalls(graph.search(queries, options.k)[1], best),
+      **speed(walls, len(queries)),
     }
-    for changed in searches:
-      searched = dataclasses.replace(
-        built, config=dataclasses.replace(config, **changed)
-      )
-      search = {"one": lambda s=searched: s.search(queries, options.k)}
-      walls = timed(search, options.repeats)["one"]
-      found = searched.search(queries, options.k)[1]
-      yield {
-        **about,
-        "search": changed,
-        **recalls(found, best),
-        **speed(walls, len(queries)),
-      }
-
-
-def _size(index: Any) -> int:
-  """Returns the bytes of an index on disk."""
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / "index.faiss"
-    index.save(path)
-    return path.stat().st_size
 
 
 def parse() -> argparse.Namespace:
@@ -153,13 +117,6 @@ def parse() -> argparse.Namespace:
   parser.add_argument("--dim", type=int, default=128)
   parser.add_argument("--queries", type=int, default=1000)
   parser.add_argument("--k", type=int, default=100)
-  parser.add_argument("--lists", type=int, help="by default the root of all")
-  parser.add_argument("--subquantizers", type=int, help="by default dim / 4")
-  parser.add_argument("--bits", type=int, default=8)
-  parser.add_argument("--rerank", type=int, default=400)
-  parser.add_argument(
-    "--probes", type=int, nargs="*", default=(1, 4, 8, 16, 32, 64)
-  )
   parser.add_argument("--links", type=int, default=32)
   parser.add_argument("--ef_construction", type=int, default=200)
   parser.add_argument(

@@ -73,9 +73,7 @@ def test_every_search_takes_them(tmp_path):
   _write(tmp_path)
   whole, vectors = _vectors(), vector_files.open_vectors(tmp_path)
   best = index.exact(whole).search(whole[:6], 3)[1]
-  config = index.IVFPQ(
-    lists=2, subquantizers=4, bits=2, probes=2, rerank=23, seed=0
-  )
+  config = index.HNSW(links=4, ef_search=23, seed=0)
   for found in (
     index.exact(vectors).search(whole[:6], 3),
     config.build(vectors).search(whole[:6], 3),
