@@ -26,6 +26,8 @@ os.environ["XLA_FLAGS"] = " ".join(
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+for _hub in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):  # nothing is downloaded
+  os.environ.setdefault(_hub, "1")
 _FOLDER = "SYNTHQ_TESTS_FOLDER"  # which workers get from who started them
 _IS_FIRST = _FOLDER not in os.environ
 if _IS_FIRST:

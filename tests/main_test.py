@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 
+import made_up
 import pytest
 
 from synthq_jax.cli import main
@@ -23,46 +24,6 @@ REPORT = results.Report(
 )
 
 AUDITS = []
-
-
-def audited(**changes):
-  cell = results.AuditCell(
-    kind="own_query",
-    repetitions=1,
-    ranks=(1, 40),
-    held_out_ranks=(50, 70),
-    exposure=(13.3, 1.0),
-    leaked=1,
-    leaked_held_out=0,
-  )
-  bound = results.AuditBound(
-    attack="likelihood",
-    repetitions=1,
-    claimed_epsilon=8.0,
-    num_inserted=2,
-    num_held_out=2,
-    epsilon_one_run=2.5,
-    epsilon_one_run_fdp=3.5,
-    auroc=(0.75, 0.2, 1.0),
-    tpr_at_1_fpr=(0.5, 0.0, 1.0),
-  )
-  given = {
-    "directory": "private/audit/eps8",
-    "name": "eps8",
-    "cells": (cell,),
-    "bounds": (bound,),
-    "num_candidates": 10_000,
-    "num_ranked": 100,
-    "confidence": 0.95,
-    "claimed_epsilon": 8.0,
-    "claimed_delta": 1e-5,
-    "lower_bound": 2.5,
-    "ceiling": 9.0,
-    "num_searched": 0,
-    "control": 0.5,
-    "seconds": 1.0,
-  }
-  return results.AuditReport(**{**given, **changes})
 
 
 @pytest.fixture
@@ -130,7 +91,7 @@ def test_a_search_of_nothing_says_why(ran, tmp_path, capsys):
 
 
 def test_an_audit_prints_its_tables(ran, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(f"{__name__}.AUDITS", [audited()])
+  monkeypatch.setattr(f"{__name__}.AUDITS", [made_up.audit()])
   assert main.main(["audit", DEMO, PLANTED, f"--workdir={tmp_path}"]) == 0
   printed = capsys.readouterr().out
   assert "20.5 [1.0, 100.0]" in printed  # the mean rank of 1 and 40
@@ -153,7 +114,9 @@ def test_an_audit_prints_its_tables(ran, tmp_path, capsys, monkeypatch):
 def test_the_gate_exits_with_3_where_a_claim_falls(
   ran, tmp_path, capsys, monkeypatch, changes, code, words
 ):
-  monkeypatch.setattr(f"{__name__}.AUDITS", [audited(), audited(**changes)])
+  monkeypatch.setattr(
+    f"{__name__}.AUDITS", [made_up.audit(), made_up.audit(**changes)]
+  )
   for stage in ("audit", "run"):
     argv = [stage, DEMO, PLANTED, f"--workdir={tmp_path}"]
     assert main.main([*argv, "--fail_above_claim"]) == code
@@ -165,7 +128,7 @@ def test_the_gate_exits_with_3_where_a_claim_falls(
 
 
 def test_a_gate_that_cannot_shut_says_so(ran, tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(f"{__name__}.AUDITS", [audited(ceiling=3.5)])
+  monkeypatch.setattr(f"{__name__}.AUDITS", [made_up.audit(ceiling=3.5)])
   argv = ["audit", DEMO, PLANTED, f"--workdir={tmp_path}", "--fail_above_claim"]
   assert main.main(argv) == 0
   captured = capsys.readouterr()

@@ -1,13 +1,11 @@
 """Our WordPiece against the tokenizer of transformers."""
 
 import json
-import os
 import re
 import sys
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 

@@ -1,24 +1,17 @@
 """Our BERT against Hugging Face's, through folders that it writes."""
 
 import json
-import os
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
+from hugging_face import torch, transformers
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-import safetensors.numpy  # noqa: E402
+from synthq_jax.models import bert
 
-from synthq_jax.models import bert  # noqa: E402
-
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch
 
 SHAPE = {

@@ -3,23 +3,16 @@
 import dataclasses
 import functools
 import json
-import os
 
 import jax
 import numpy as np
 import pytest
 import random_t5
+from hugging_face import torch, transformers
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from synthq_jax.generation import decoding
+from synthq_jax.models import t5, t5_checkpoints, t5_config
 
-from synthq_jax.generation import decoding  # noqa: E402
-from synthq_jax.models import t5, t5_checkpoints, t5_config  # noqa: E402
-
-transformers.logging.set_verbosity_error()
-transformers.utils.logging.disable_progress_bar()
-torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch
 
 SHAPE = {

@@ -126,7 +126,7 @@ def test_adam_takes_the_variance_of_the_noise_out_of_its_second_moments():
     transform = optim.dp_adam(1.0, **noise, b1=0.0, b2=0.99, **options)
     start = (sums, transform.init(truth))
     last, _ = jax.lax.fori_loop(
-      0, 400, lambda _, now: transform.update(sums, now[1], truth), start
+      0, 150, lambda _, now: transform.update(sums, now[1], truth), start
     )
     return {name: float(-jnp.mean(x)) for name, x in last.items()}
 

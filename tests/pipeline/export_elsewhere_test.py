@@ -5,10 +5,6 @@ Each test is skipped where its library is not installed (the extra
 """
 
 import json
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
 import numpy as np
 import pytest
@@ -193,8 +189,8 @@ def test_mteb_scores_an_export_as_the_report_does(retriever, finished_run):
 def test_transformers_alone_loads_model_and_tokenizer(
   place, finished_run, exported
 ):
-  torch = pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers")
+  from hugging_face import torch, transformers
+
   folder = exported(place, "huggingface")
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   has_decoder = place.startswith("finetune")

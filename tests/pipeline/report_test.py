@@ -228,43 +228,25 @@ def run_of(root):
     ],
     "leakage": leakage(),
     "audits": [
-      results.AuditReport(
-        directory="private/audit/eps8",
-        name="eps8",
-        cells=(
-          results.AuditCell(
-            kind="rare_words",
-            repetitions=10,
-            ranks=(43, 45),
-            held_out_ranks=(51, 53),
-            exposure=(1.25, 1.35),
-            leaked=1,
-            leaked_held_out=0,
-          ),
-        ),
-        bounds=(
-          results.AuditBound(
-            attack="synthetic",
-            repetitions=10,
-            claimed_epsilon=math.inf,
-            num_inserted=2,
-            num_held_out=2,
-            epsilon_one_run=0.125,
-            epsilon_one_run_fdp=0.25,
-            auroc=(0.7, 0.4, 0.9),
-            tpr_at_1_fpr=(0.5, 0.0, 1.0),
-          ),
-        ),
-        num_candidates=10_000,
-        num_ranked=100,
-        confidence=0.95,
-        claimed_epsilon=8.0,
-        claimed_delta=1e-5,
+      made_up.audit(
+        {
+          "kind": "rare_words",
+          "repetitions": 10,
+          "ranks": (43, 45),
+          "held_out_ranks": (51, 53),
+          "exposure": (1.25, 1.35),
+        },
+        {
+          "attack": "synthetic",
+          "repetitions": 10,
+          "claimed_epsilon": math.inf,
+          "epsilon_one_run": 0.125,
+          "epsilon_one_run_fdp": 0.25,
+          "auroc": (0.7, 0.4, 0.9),
+        },
         lower_bound=0.0625,
-        ceiling=9.0,
         num_searched=1234,
         control=0.33,
-        seconds=1.0,
       )
     ],
   }

@@ -155,8 +155,8 @@ PIECES = [
 
 def bert_folder(place):
   """Saves a small BERT of random numbers, and returns transformers' own."""
-  torch = pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers")
+  from hugging_face import torch, transformers
+
   torch.manual_seed(0)
   shape = transformers.BertConfig(
     vocab_size=len(PIECES),

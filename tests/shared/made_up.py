@@ -60,3 +60,46 @@ def prepared(**changes: Any) -> results.PreparedData:
     "seconds": 1.0,
   }
   return results.PreparedData(**(settings | changes))
+
+
+def audit(
+  cell: Any = (), bound: Any = (), **changes: Any
+) -> results.AuditReport:
+  """Returns the audit of one kind of canary by one attack, but for changes."""
+  cells = {
+    "kind": "own_query",
+    "repetitions": 1,
+    "ranks": (1, 40),
+    "held_out_ranks": (50, 70),
+    "exposure": (13.3, 1.0),
+    "leaked": 1,
+    "leaked_held_out": 0,
+  }
+  bounds = {
+    "attack": "likelihood",
+    "repetitions": 1,
+    "claimed_epsilon": 8.0,
+    "num_inserted": 2,
+    "num_held_out": 2,
+    "epsilon_one_run": 2.5,
+    "epsilon_one_run_fdp": 3.5,
+    "auroc": (0.75, 0.2, 1.0),
+    "tpr_at_1_fpr": (0.5, 0.0, 1.0),
+  }
+  settings = {
+    "directory": "private/audit/eps8",
+    "name": "eps8",
+    "cells": (results.AuditCell(**(cells | dict(cell))),),
+    "bounds": (results.AuditBound(**(bounds | dict(bound))),),
+    "num_candidates": 10_000,
+    "num_ranked": 100,
+    "confidence": 0.95,
+    "claimed_epsilon": 8.0,
+    "claimed_delta": 1e-5,
+    "lower_bound": 2.5,
+    "ceiling": 9.0,
+    "num_searched": 0,
+    "control": 0.5,
+    "seconds": 1.0,
+  }
+  return results.AuditReport(**(settings | changes))

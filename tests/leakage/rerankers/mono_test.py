@@ -1,6 +1,5 @@
 """monoT5 and monoBERT: inputs, labels, and public folders against transformers."""
 
-import os
 import re
 
 import jax
@@ -18,21 +17,13 @@ QUERIES = ["apple stone", "river"]
 DOCUMENTS = ["good apple stone river", "bad " * 30]
 
 
-def public_libraries():
-  """torch and transformers, which download nothing."""
-  os.environ.setdefault("HF_HUB_OFFLINE", "1")
-  torch = pytest.importorskip("torch")
-  transformers = pytest.importorskip("transformers")
-  transformers.utils.logging.disable_progress_bar()
-  return torch, transformers
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("gated", [False, True], ids=["T5 1.0", "gated"])
 def test_a_public_checkpoint_scores_as_transformers_does(
   make_reranker, vocabulary, tmp_path, gated
 ):
-  torch, transformers = public_libraries()
+  from hugging_face import torch, transformers
+
   torch.manual_seed(0)
   theirs = transformers.T5ForConditionalGeneration(
     transformers.T5Config(
@@ -155,7 +146,7 @@ PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] apple stone river the of a , !".split()
 @pytest.fixture
 def public(tmp_path):
   """Writes a folder as Hugging Face does; returns it with its model."""
-  torch, transformers = public_libraries()
+  from hugging_face import torch, transformers
 
   def write(kind="BertForSequenceClassification", **fields):
     config = transformers.BertConfig(
