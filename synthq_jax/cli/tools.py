@@ -165,6 +165,7 @@ TOOLS = {
       "--examples": _number(dest="num_examples"),
       "--batch_size": _number(),
       "--delta": _number("1 / (2 examples) where it is not given", float),
+      "--trials": _number("also the price of the best of so many trainings"),
       "--ledger": "instead: add up a private/ledger.jsonl",
     },
   ),

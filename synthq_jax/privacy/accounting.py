@@ -10,6 +10,7 @@ accountant itself allows for a record that moves from +C to -C: passing twice
 the sensitivity as well would count it twice.
 """
 
+import collections
 import functools
 import math
 import numbers
@@ -45,6 +46,7 @@ class Run(NamedTuple):
   sampler: sampling.Sampler
   noise_multiplier: float
   steps: int
+  trials: Any = None  # a selection.Trials: the best of several such runs
 
 
 def epsilon(
@@ -102,7 +104,8 @@ def composed_epsilon(
   """Returns the epsilon of several runs over the same records together.
 
   Formal guarantee: as for `epsilon`, for all runs together; later runs may
-  depend on what earlier ones published.
+  depend on what earlier ones published. Of a run with `trials` the best of several
+  alone is published (`selection.Trials`); then "rdp" composes all.
 
   Args:
     runs: what was released; the order does not matter.
@@ -118,6 +121,8 @@ def composed_epsilon(
   """
   if not 0 < delta < 1:
     raise ValueError(f"expected delta in (0, 1), got {delta=}")
+  if any(run.trials for run in runs):
+    accountant = "rdp"
   for run in runs:
     name = _check(None, run.sampler, run.steps, relation, accountant)
     _check_noise(run.noise_multiplier)
@@ -262,9 +267,9 @@ def _pld_epsilon(
       return math.inf
     is_rare = True
   accountant = pld.PLDAccountant(_relation(relation), interval)
-  for run in runs:
+  for run, count in collections.Counter(runs).items():
     make = run.sampler.untruncated_event if is_rare else run.sampler.event
-    accountant.compose(make(run.noise_multiplier, run.steps))
+    accountant.compose(make(run.noise_multiplier, run.steps), count)
   return float(accountant.get_epsilon(left if is_rare else delta))
 
 
@@ -278,13 +283,17 @@ def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
   accountant = rdp.RdpAccountant(_RDP_ORDERS, _relation(relation))
   for run in runs:
     event = run.sampler.untruncated_event(run.noise_multiplier, run.steps)
-    accountant.compose(event)
+    accountant.compose(run.trials.event(event) if run.trials else event)
   return float(accountant.get_epsilon(left))
 
 
 def _overflow_delta(runs: tuple[Run, ...]) -> float:
   """Sums what the runs owe for truncation: see `Poisson.overflow_delta`."""
-  return sum(run.sampler.overflow_delta(run.steps) for run in runs)
+  return sum(
+    run.sampler.overflow_delta(run.steps)
+    * (run.trials.mean if run.trials else 1)
+    for run in runs
+  )
 
 
 def _relation(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Noise from epsilon and back, in words: `synthq privacy` prints this."""
 
-from synthq_jax.privacy import accounting, rounding, sampling
+from synthq_jax.privacy import accounting, rounding, sampling, selection
 
 __all__ = ["describe"]
 
@@ -16,6 +16,7 @@ def describe(
   epochs: float | None = None,
   steps: int | None = None,
   delta: float | None = None,
+  trials: int | None = None,
 ) -> str:
   """Says what noise an epsilon takes, or what epsilon a noise reaches.
 
@@ -45,9 +46,10 @@ def describe(
     epochs: passes of num_examples // batch_size steps; or
     steps: the number of steps.
     delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
+    trials: of a grid, each a training with Poisson batches and this noise.
 
   Returns:
-    Three lines; for an epsilon also a table of other batch sizes, which read
+    Three lines; for trials what the best of them costs (`selection.prices`); for an epsilon also a table of other batch sizes, which read
     as many records as the asked for one does. Noise per unit of signal is the
     standard deviation of a coordinate of the noisy mean, in clip norms.
 
@@ -78,9 +80,34 @@ def describe(
     else:
       traded = _epsilon_for(noise_multiplier, known)
     lines.append(f"{words} ({relation}): {traded}")
+  if trials is not None:
+    noise = noise_multiplier
+    if noise is None:
+      noise = accounting.noise_multiplier(
+        epsilon=epsilon, delta=delta, sampler=poisson, steps=steps
+      )
+    lines += _trials(accounting.Run(poisson, noise, steps), trials, delta)
   if epsilon is not None:
     lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
   return "\n".join(lines)
+
+
+def _trials(run: accounting.Run, trials: int, delta: float) -> list[str]:
+  """Says what the best of several trainings costs, and which way is cheapest."""
+  prices = selection.prices(run, trials, delta=delta)
+  lines = [
+    f"The best of {trials} trainings with noise multiplier"
+    f" {run.noise_multiplier:.3f}: composition lets all be seen, a law draws a",
+    f"  secret number of them, {trials} on average, and lets the best alone be"
+    " seen:",
+  ]
+  for name, value in prices.items():
+    words = ""
+    if name in selection.LAWS:
+      number = selection.Trials(mean=trials, law=name).distribution()
+      words = f" (chance of one at most: {number.cdf(1):.0%})"
+    lines.append(f"  {name}: epsilon {rounding.up(value, places=2)}{words}")
+  return [*lines, f"  cheapest: {min(prices, key=prices.get)}"]
 
 
 def _other_batches(

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from synthq_jax.privacy import accounting
+from synthq_jax.privacy import accounting, releases
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["RELATION", "claim", "kinds"]
@@ -108,7 +108,11 @@ def _restated(
       runs, delta=one.delta, relation=RELATION
     )
   return dataclasses.replace(
-    one, unit=unit, relation=RELATION, epsilon=epsilon, accountant="pld"
+    one,
+    unit=unit,
+    relation=RELATION,
+    epsilon=epsilon,
+    accountant=releases.accountant(one.ledger),
   )
 
 

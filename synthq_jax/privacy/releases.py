@@ -4,9 +4,15 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from synthq_jax.privacy import accounting, sampling
+from synthq_jax.privacy import accounting, sampling, selection
 
-__all__ = ["Release", "check_identifiers", "of_one_record", "sampler_fields"]
+__all__ = [
+  "Release",
+  "accountant",
+  "check_identifiers",
+  "of_one_record",
+  "sampler_fields",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,8 @@ class Release:
   """Which records were read, as "DIVISION:PART": the part of a division by a
   rule that looks at one record alone, or several parts joined by "+". Empty: it
   may have been any record."""
+  trials: selection.Trials | None = None
+  """Where this is the best of several trainings: the law of their number."""
 
   def __post_init__(self):
     """Refuses an entry that cannot be told apart or accounted for."""
@@ -90,7 +98,9 @@ class Release:
 
   def run(self) -> accounting.Run:
     """Returns what accounting needs to know of this entry."""
-    return accounting.Run(self.sampler(), self.noise_multiplier, self.steps)
+    return accounting.Run(
+      self.sampler(), self.noise_multiplier, self.steps, self.trials
+    )
 
 
 def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
@@ -158,6 +168,11 @@ def _is_in(one: Release, places: dict[str, str]) -> bool:
   """Says whether a record with one place in each division was read."""
   division, _, parts = one.part.partition(":")
   return not one.part or places[division] in parts.split("+")
+
+
+def accountant(releases: Sequence[Release]) -> str:
+  """Returns which accountant composes them; only "rdp" knows trials."""
+  return "rdp" if any(one.trials for one in releases) else "pld"
 
 
 def check_identifiers(releases: Sequence[Release]) -> None:

@@ -244,7 +244,10 @@ def compose(
     for chosen in together
   )
   return dataclasses.replace(
-    merged, epsilon=value, delta=total, accountant="pld"
+    merged,
+    epsilon=value,
+    delta=total,
+    accountant=releases.accountant(merged.ledger),
   )
 
 
@@ -382,11 +385,17 @@ def _release(one: releases.Release) -> str:
   noise = ""
   if one.noise_bands > 1:
     noise = f", correlated over {one.noise_bands} steps (banded matrix)"
+  best = ""
+  if one.trials:
+    best = (
+      f" The best of a secret number of such trainings, {one.trials.mean:g} on"
+      f" average ({one.trials.law} law), of which nothing else may be seen."
+    )
   return (
     f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
     f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
-    f"x sensitivity) on each sum{noise}; {drawn}."
+    f"x sensitivity) on each sum{noise}; {drawn}.{best}"
   )
 
 
