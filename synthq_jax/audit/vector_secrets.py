@@ -151,13 +151,11 @@ def nearest(
   return -np.sum((sent[:, None, :] - candidates) ** 2, axis=-1)
 
 
-def recovery(
-  scores: Float[np.ndarray, "secret candidate"], *, confidence: float = 0.95
-) -> Recovery:
+def recovery(scores: Float[np.ndarray, "secret candidate"]) -> Recovery:
   """Sums up the ranks of the secrets.
 
-  The intervals hold for secrets drawn independently of each other and of the
-  attacker, as planted ones are.
+  The intervals, of 95%, hold for secrets drawn independently of each other and
+  of the attacker, as planted ones are.
 
   >>> found = recovery(np.array([[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]]))
   >>> found.first.mean, found.mean_rank.mean
@@ -166,7 +164,6 @@ def recovery(
   Args:
     scores: of each secret's candidates, the higher the likelier; the true
       secret in column 0.
-    confidence: of each interval, in (0, 1).
 
   Returns:
     Shares, ranks and exposure; as private as the secrets.
@@ -179,10 +176,8 @@ def recovery(
   return Recovery(
     num_secrets=len(ranks),
     num_candidates=num_candidates,
-    first=intervals.clopper_pearson(
-      int(np.sum(ranks == 1)), len(ranks), confidence=confidence
-    ),
-    mean_rank=exposure.mean_rank(ranks, num_candidates, confidence=confidence),
+    first=intervals.clopper_pearson(int(np.sum(ranks == 1)), len(ranks)),
+    mean_rank=exposure.mean_rank(ranks, num_candidates),
     exposure_bits=float(np.mean(exposure.exposure(ranks, num_candidates))),
   )
 

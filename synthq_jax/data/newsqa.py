@@ -210,19 +210,15 @@ def read_urls(paths: Iterable[Path]) -> dict[str, str]:
   }
 
 
-def genre(url: str, *, depth: int = 1) -> str:
+def genre(url: str) -> str:
   """Returns the part of the paper that a CNN story's URL names.
 
   >>> genre("http://web.archive.org/web/2011id_/http://cnn.com/2009/WORLD/"
   ...       "europe/05/04/a.story/index.html")
   'world'
-  >>> genre("http://www.cnn.com/2015/04/01/us/b/", depth=2)
-  'us'
 
   Args:
     url: of the story, also within the archive's.
-    depth: how many parts of the path, joined by "/": 2 tells "world/europe"
-      from "world/asiapcf".
 
   Returns:
     In lower case, or "" where the path has none. The last part, which is the
@@ -230,15 +226,8 @@ def genre(url: str, *, depth: int = 1) -> str:
   """
   path = _HOST.sub("", url, count=1)
   parts = urllib.parse.unquote(path).lower().strip("/").split("/")[:-1]
-  first = next((i for i, part in enumerate(parts) if not part.isdigit()), None)
-  if first is None:
-    return ""
-  named = []
-  for part in parts[first : first + depth]:
-    if part.isdigit() or "." in part:
-      break
-    named.append(part)
-  return "/".join(named)
+  first = next((part for part in parts if not part.isdigit()), "")
+  return "" if "." in first else first
 
 
 def _json_stories(path: Path) -> Iterator[Story]:

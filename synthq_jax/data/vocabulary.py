@@ -201,7 +201,6 @@ def tokenize(
   *,
   length: int,
   prefix: str = "",
-  threads: int = 1,
 ) -> Int[np.ndarray, "text length"]:
   """Turns texts into rows of ids that end with EOS and are padded with 0.
 
@@ -210,7 +209,6 @@ def tokenize(
     texts: what to tokenize.
     length: columns; longer texts are cut, and keep their EOS.
     prefix: stands before each text, tokenized once on its own.
-    threads: that tokenize at once; changes the speed only.
 
   Returns:
     int32, one row per text.
@@ -218,8 +216,8 @@ def tokenize(
   head = vocabulary.encode(prefix) if prefix else []
   array = np.zeros((len(texts), length), np.int32)
   for start in range(0, len(texts), _CHUNK):  # collections are large
-    encoded = _encode(vocabulary, texts[start : start + _CHUNK], threads)
-    for index, tokens in enumerate(encoded, start):
+    chunk = texts[start : start + _CHUNK]
+    for index, tokens in enumerate(map(vocabulary.encode, chunk), start):
       row = [*head, *tokens][: length - 1]
       array[index, : len(row)] = row
       array[index, len(row)] = EOS_ID
@@ -248,13 +246,6 @@ def tokenize_and_count(
   longer = rows[:, -1] > 0  # one token more shows who was cut
   rows[longer, length - 1] = EOS_ID
   return rows[:, :length], int(np.sum(longer))
-
-
-def _encode(vocabulary, texts: Sequence[str], threads: int) -> list[list[int]]:
-  """Encodes texts; with several threads below Python, by SentencePiece."""
-  if threads == 1:
-    return [vocabulary.encode(text) for text in texts]
-  return vocabulary.tokenizer.encode(list(texts), num_threads=threads)
 
 
 def pad(

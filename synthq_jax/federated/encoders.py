@@ -87,50 +87,30 @@ class Encoders:
     return self.tower(part).encode(params[part], tokens)
 
   def encode_queries(
-    self,
-    params: typing.Params,
-    tokens: Int[np.ndarray, "query length"],
-    *,
-    batch_size: int = 256,
+    self, params: typing.Params, tokens: Int[np.ndarray, "query length"]
   ) -> Float[np.ndarray, "query dim"]:
-    """Encodes any number of questions, `batch_size` of them at a time.
+    """Encodes any number of questions.
 
     Args:
       params: from `init`.
       tokens: tokens, 0 = padding at the end of a row.
-      batch_size: changes speed and memory only.
 
     Returns:
       What `encode` returns, on the host, up to rounding.
     """
-    return encode.encode(
-      params[QUERY], self.tower(QUERY), tokens, batch_size=batch_size
-    )
+    return encode.encode(params[QUERY], self.tower(QUERY), tokens)
 
   def encode_sentences(
-    self,
-    params: typing.Params,
-    tokens: Int[np.ndarray, "sentence length"],
-    *,
-    batch_size: int = 256,
+    self, params: typing.Params, tokens: Int[np.ndarray, "sentence length"]
   ) -> Float[np.ndarray, "sentence dim"]:
-    """Encodes any number of sentences, `batch_size` of them at a time.
+    """Does for sentences what `encode_queries` does for questions.
 
     Equal ones are encoded once (of MedQuAD's sentences a quarter are repeats).
-
-    Args:
-      params: from `init`.
-      tokens: tokens, 0 = padding at the end of a row.
-      batch_size: changes speed and memory only.
-
-    Returns:
-      What `encode` returns, on the host, up to rounding.
     """
     distinct, places = np.unique(
       clients.first_equal(tokens), return_inverse=True
     )
-    tower = self.tower(SENTENCE)
     vectors = encode.encode(
-      params[SENTENCE], tower, tokens[distinct], batch_size=batch_size
+      params[SENTENCE], self.tower(SENTENCE), tokens[distinct]
     )
     return vectors[places]

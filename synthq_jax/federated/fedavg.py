@@ -175,6 +175,7 @@ def mean(models: Iterable[tuple[typing.Params, float]]) -> typing.Params:
       found = model
     else:
       found = _moved(found, model, weight / total)
+    del model  # while the next one is trained
   if found is None:
     raise ValueError("expected clients, got none: pass one or more")
   return found

@@ -30,7 +30,6 @@ __all__ = [
   "Settings",
   "collect",
   "customise",
-  "search",
 ]
 
 _TAG = 0x70657273  # keeps other uses of the same seed apart
@@ -48,8 +47,9 @@ class Settings:
   """Of Adam."""
   temperature: float = 0.05
   """Divides the cosines."""
-  num_negatives: int | None = 100
-  """Of the client's own sentences for each question: the hardest. None: all."""
+  num_negatives: int = 100
+  """Of the client's own sentences for each question: the hardest of its step;
+  all where there are fewer."""
   patience: int | None = None
   """Epochs without a better mean reciprocal rank of the dev questions, after
   which training stops and the best tower is returned; None: no such questions
@@ -63,8 +63,7 @@ class Settings:
       batch_size=self.batch_size,
       patience=1 if self.patience is None else self.patience,
     )
-    if self.num_negatives is not None:
-      checks.at_least(0, num_negatives=self.num_negatives)
+    checks.at_least(0, num_negatives=self.num_negatives)
     checks.within(
       "(0, inf]", temperature=self.temperature, learning_rate=self.learning_rate
     )
@@ -210,7 +209,7 @@ def _step(
   temperature: Any,
   *,
   encoders: encoders_lib.Encoders,
-  num_negatives: int | None,
+  num_negatives: int,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
   def losses(tower: typing.Params, batch: Any) -> Array:
     queries = encoders.encode(
@@ -269,18 +268,6 @@ def _power_of_two(count: int) -> int:
   return 1 << max(count - 1, 0).bit_length()
 
 
-def search(
-  scores: Float[Array, "question sentence"],
-  answers: Int[Array, "question answer"],
-  collection: Collection,
-  num_negatives: int,
-) -> Int[Array, "question found"]:
-  """Returns the best sentences that do not answer; -1 where there are no more."""
-  scores = jnp.where(_is_negative(answers, collection), scores, -jnp.inf)
-  best, found = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
-  return jnp.where(jnp.isneginf(best), -1, found)
-
-
 def _is_negative(
   answers: Int[Array, "question answer"], collection: Collection
 ) -> Bool[Array, "question sentence"]:
@@ -299,7 +286,7 @@ def _losses(
   collection: Collection,
   extra_vectors: Float[Array, "extra dim"],
   *,
-  num_negatives: int | None,
+  num_negatives: int,
   temperature: float,
 ) -> Float[Array, " question"]:
   """Returns the softmax loss of each question's answer, in nats.
@@ -309,15 +296,11 @@ def _losses(
   # [question, dim]
   positive = collection.vectors[batch["answers"][:, 0]]
   right = jnp.sum(queries * positive, axis=1, keepdims=True)
-  if num_negatives is None:
-    # [question, sentence]
-    own = queries @ collection.vectors.T
-    counts = _is_negative(batch["answers"], collection)
-    own = jnp.where(counts, own, -jnp.inf)
-  else:
-    scores = jax.lax.stop_gradient(queries) @ collection.vectors.T
-    found = search(scores, batch["answers"], collection, num_negatives)
-    own = _cosines(queries, collection.vectors, found)
+  # [question, sentence]
+  scores = queries @ collection.vectors.T
+  counts = _is_negative(batch["answers"], collection)
+  scores = jnp.where(counts, scores, -jnp.inf)
+  own, _ = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
   extra = _cosines(queries, extra_vectors, batch["extra"])
   # [question, 1 + own + extra]
   logits = jnp.concatenate([right, own, extra], axis=1) / temperature

@@ -12,7 +12,7 @@ References:
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from synthq_jax.retrieval import measures, trec
 
 __all__ = ["WEIGHTS", "Choice", "Convex", "ReciprocalRanks", "choose", "fuse"]
 
+_MEASURE = "nDCG@10"  # what is best
 WEIGHTS = tuple(round(0.05 * i, 2) for i in range(21))
 """Shares of the dense run that are tried: 0, 0.05, ..., 1."""
 
@@ -152,8 +153,6 @@ def choose(
   dense: trec.Run,
   qrels: trec.Qrels,
   *,
-  weights: Sequence[float] = WEIGHTS,
-  measure: str = "nDCG@10",
   standard_errors: float = 1.0,
   depth: int = 100,
 ) -> Choice:
@@ -169,8 +168,6 @@ def choose(
     lexical: the lexical run of the queries.
     dense: the dense one.
     qrels: what is relevant to them; at least one query.
-    weights: what is tried, each in [0, 1].
-    measure: what is best, of `retrieval.measures`.
     standard_errors: at least 0; 0 takes the best, of equal ones the least.
     depth: documents of each query, at most.
 
@@ -185,10 +182,10 @@ def choose(
     1984, section 3.4.3 (the rule of one standard error).
   """
   values = {}
-  for weight in sorted(weights):
+  for weight in WEIGHTS:
     run = fuse(method, lexical, dense, weight=weight, depth=depth)
-    found = measures.evaluate(qrels, run, (measure,), drop_identical=False)
-    values[weight] = np.array(list(found.per_query[measure].values()))
+    found = measures.evaluate(qrels, run, (_MEASURE,), drop_identical=False)
+    values[weight] = np.array(list(found.per_query[_MEASURE].values()))
   best = max(values, key=lambda weight: values[weight].mean())
   chosen = next(
     weight

@@ -135,21 +135,20 @@ def test_urls_are_found_by_the_names_of_their_stories(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "url, one, two",
+  "url, genre",
   [
-    (SHIP, "world", "world/africa"),
-    ("http://www.cnn.com/2015/04/01/europe/crash-main/", "europe", "europe"),
+    (SHIP, "world"),
+    ("http://www.cnn.com/2015/04/01/europe/crash-main/", "europe"),
     ("http://edition.cnn.com/2009/SPORT/football/08/05/x.y/index.html?e=1",
-     "sport", "sport/football"),
-    ("http://www.cnn.com/2008/US/12/05/simpson.jail/index.html", "us", "us"),
-    ("http://www.cnn.com/2014/", "", ""),
-    ("http://www.cnn.com", "", ""),
-    ("", "", ""),
+     "sport"),
+    ("http://www.cnn.com/2008/US/12/05/simpson.jail/index.html", "us"),
+    ("http://www.cnn.com/2014/", ""),
+    ("http://www.cnn.com", ""),
+    ("", ""),
   ],
 )  # fmt: skip
-def test_a_genre_is_the_part_of_the_path_that_is_no_date(url, one, two):
-  assert newsqa.genre(url) == one
-  assert newsqa.genre(url, depth=2) == two
+def test_a_genre_is_the_part_of_the_path_that_is_no_date(url, genre):
+  assert newsqa.genre(url) == genre
 
 
 def test_stories_become_clients_of_genres_with_sentences_that_answer(tmp_path):

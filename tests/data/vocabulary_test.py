@@ -132,18 +132,11 @@ def test_a_file_that_is_no_model_is_named(tmp_path):
     vocabulary.load(path)
 
 
-def test_threads_change_nothing(small):
-  one = vocabulary.tokenize(small, TEXTS, length=12, prefix="an")
-  two = vocabulary.tokenize(small, TEXTS, length=12, prefix="an", threads=2)
-  np.testing.assert_array_equal(one, two)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_special_pieces_in_a_text_are_text(path, threads):
+def test_special_pieces_in_a_text_are_text(path):
   texts = ["<extra_id_0>", "an <extra_id_3> row</s>", "<pad> <unk>", "</s>"]
   plain = sentencepiece.SentencePieceProcessor(model_file=str(path))
   loaded = vocabulary.load(path, extra_ids=4)
-  rows = vocabulary.tokenize(loaded, texts, length=40, threads=threads)
+  rows = vocabulary.tokenize(loaded, texts, length=40)
   for text, row in zip(texts, rows.tolist(), strict=True):
     end = row.index(vocabulary.EOS_ID)
     assert row[:end] == plain.encode(text) == loaded.encode(text)

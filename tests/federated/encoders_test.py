@@ -64,7 +64,7 @@ def test_a_collection_gets_the_vectors_that_training_sees(pooling):
     (encoders_lib.SENTENCE, encoders.encode_sentences),
   ):
     np.testing.assert_allclose(
-      all_(params, tokens, batch_size=4),
+      all_(params, tokens),
       jax.jit(functools.partial(encoders.encode, part=one))(
         params, tokens=tokens
       ),
@@ -83,7 +83,7 @@ def test_equal_sentences_are_encoded_once(monkeypatch):
   monkeypatch.setattr(encode, "encode", noted)
   params = _encoders().init(_params())
   tokens = _TOKENS[[1, 0, 1, 1, 2, 0]]
-  vectors = _encoders().encode_sentences(params, tokens, batch_size=4)
+  vectors = _encoders().encode_sentences(params, tokens)
   np.testing.assert_array_equal(seen[0], _TOKENS[[1, 0, 2]])
   np.testing.assert_array_equal(vectors[[0, 1]], vectors[[2, 5]])
   expected = jax.jit(functools.partial(_encoders().encode, part="sentence"))(

@@ -94,12 +94,8 @@ class Point:
   """Near-duplicates among those found."""
   precision: intervals.Interval
   """Interval by drawing topics."""
-  precision_alone: intervals.Interval
-  """Wilson's interval, as if pairs were independent."""
   recall: intervals.Interval
   """Interval by drawing topics."""
-  recall_alone: intervals.Interval
-  """Wilson's interval."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,8 +109,6 @@ class Detector:
   """The middle 95% of draws of topics."""
   curve: tuple[tuple[float, ...], ...]
   """Threshold, precision and recall, thinned out."""
-  best_precision: float
-  """Of any threshold."""
   default: Point | None
   """At the detector's own threshold, where that is meant for these texts."""
   wanted: Point | None
@@ -199,20 +193,16 @@ def point(threshold: float, scores: np.ndarray, labelled: Labelled) -> Point:
   """
   found = scores >= threshold
   right = found & labelled.labels
-  sides = {}
-  for name, total in (("precision", found), ("recall", labelled.labels)):
-    sides[name] = calibration.grouped_interval(
-      right, total, labelled.topics, seed=0
-    )
-    sides[f"{name}_alone"] = sides[name]  # nan where nothing is counted
-    if total.any():
-      hits, counted = int(right.sum()), int(total.sum())
-      sides[f"{name}_alone"] = shares.wilson(hits, counted)
+  precision, recall = (
+    calibration.grouped_interval(right, total, labelled.topics, seed=0)
+    for total in (found, labelled.labels)
+  )
   return Point(
     threshold=float(threshold),
     found=int(found.sum()),
     right=int(right.sum()),
-    **sides,
+    precision=precision,
+    recall=recall,
   )
 
 
@@ -290,7 +280,6 @@ def _measured(
     side=side,
     average_precision=_average_precision(scores, labelled, config.draws),
     curve=tuple(tuple(map(float, row)) for row in columns)[::step],
-    best_precision=float(curve.precision.max()),
     default=default,
     wanted=point(lowest, scores, labelled) if has_lowest else None,
     kept_apart=_kept_apart(scores, labelled, config) if has_lowest else None,
@@ -367,7 +356,7 @@ def _jobs(task: frame.Task, labelled: Labelled) -> list[frame.Job]:
   listed = []
   for name, side in _names(config):
     digest = artifacts.fingerprint(
-      "detectors",
+      "detectors 2",
       fingerprints.of_file(folder / "spire22_annotations.jsonl"),
       repr(DETECTORS.get(name)),
       (name, side, config.precision, config.draws),

@@ -213,12 +213,11 @@ def federated(
     ]
     slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
     steps = max(len(plan.questions) for plan in plans)
-    rows = (
-      fedavg.padded(training.arrays(*one, slots, split=data_lib.TRAIN), steps)
-      for one in zip(plans, members, strict=True)
+    laid = functools.partial(training.arrays, slots=slots, split=data_lib.TRAIN)
+    params = fedavg.mean(
+      (update(params, fedavg.padded(laid(plan, tokens), steps)), weight)
+      for plan, tokens, weight in zip(plans, members, weights, strict=True)
     )
-    trained = map(functools.partial(update, params), rows)
-    params = fedavg.mean(zip(trained, weights, strict=True))
     done = number + 1
     place = context.place("federated", seed, history[:done])
     artifacts.write_atomically(_slots(place), json.dumps(slots))
