@@ -25,7 +25,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, terms
+from synthq_jax.privacy import rounding, sampling, terms
 from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "centred_sum", "claim", "run"]
@@ -252,7 +252,7 @@ def _check_noise(config: Config, num_queries: int, size: int) -> None:
   raise ValueError(
     f"release_scores: expected noise of at most {config.widest:g} on a mean, got"
     f" {found:.2g}: {size} scores of {num_queries:,} test queries at epsilon"
-    f" {config.epsilon:g}, where {enough:,} queries would do; join splits"
+    f" {rounding.epsilon(config.epsilon)}, where {enough:,} queries would do; join splits"
     " (TEST_SPLIT='dev+test'), leave rows or measures out, raise epsilon, or set"
     " release_scores.Config.enabled=False"
   )
