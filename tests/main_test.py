@@ -1,15 +1,17 @@
 """The command line: what it runs, what it prints, how it fails."""
 
 import contextlib
+import dataclasses
 import errno
 import os
 import pathlib
 import re
+import shlex
 
 import made_up
 import pytest
 
-from synthq_jax.cli import main
+from synthq_jax.cli import guide, main
 from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import frame, images
@@ -333,29 +335,72 @@ def test_a_parameter_given_by_its_name_leaves_no_note(ran, tmp_path, capsys):
   assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-  "flags, words",
-  [
-    (["--gin.EPSILON=three"], "plan.Rows.synthetic[0]: expected float, got"),
-    (["--gin.BATCH_SIZE=1.5"], "expected int, got 1.5"),
-    (["--gin.DELTA=high"], "expected float | None, got 'high'"),
-    (["--gin.generate.Config.q=1"], "doesn't have a parameter named 'q'"),
-    (["--gin.generate.Config.sead=1"], "did you mean seed?"),
-    (["--gin.generate.Confg.p=1"], "did you mean Config?"),
-    (["--gin.genrate.Config.p=1"], "did you mean generate?"),
-    (["--gin.EPSILON"], "expected --gin.NAME=value"),
-    (["--gin.plan.Rows.synthetic=(8,"], "--gin.plan.Rows.synthetic=(8,:"),
-    (["--gin_file=gin_configs/data/beir.gin"], "give --gin.SOURCE=..."),
-    (["--gin_file=recipes/dem.gin"], "Unable to open file: recipes/dem.gin."),
-    (["--steps=3"], "unrecognized arguments: --steps=3"),
-  ],
-)
-def test_what_the_user_can_mend_is_one_line(
-  ran, tmp_path, capsys, flags, words
+RUN = "run --gin_file=demo_tiny.gin --workdir=w"
+WRONG_USES = {
+  # What is asked for.
+  "": "required: STAGE",
+  "walk": "invalid choice: 'walk'",
+  "generat --workdir=w": "did you mean generate?",
+  "rnu --workdir=w": "did you mean run?",
+  "leakage near_duplicate": "did you mean near_duplicates?",
+  "run": "required: --workdir",
+  "run --workdir=w": "expected --gin_file=FILE, got none",
+  f"{RUN} --steps=3": "unrecognized arguments: --steps=3",
+  f"{RUN} --quite": "did you mean --quiet?",
+  f"{RUN} --num_processes=two": "invalid int value: 'two'",
+  "study --workdir=w --dry_run": "--dry_run goes with stages of a run",
+  "pretrain --gin_file=demo_pretrain.gin --workdir=w --dry_run": "got a pretr",
+  "evaluate --gin_file=demo_tiny.gin --workdir=w --fail_above_claim": "goes with",
+  "audit --gin_file=demo_tiny.gin --workdir=w": "expected canaries to audit",
+  # Files.
+  "run --gin_file=demo_tny.gin --workdir=w": "Did you mean demo_tiny.gin?",
+  "run --gin_file=x.gin --workdir=w": "give --gin_search_paths=FOLDER",
+  "run --gin_file=demo_pretrain.gin --workdir=w": "nothing about plan.RunConfig",
+  "run --gin_file=vectors.gin --workdir=w": "nothing about plan.RunConfig",
+  "study --gin_file=demo.gin --workdir=w": "give one of gin_configs/studies",
+  f"{RUN} --gin_file=data/beir.gin": "give --gin.SOURCE=...",
+  "settings demo_ful.gin": "Did you mean demo_full.gin?",
+  "settings optim/lora.gin": "expected a recipe or a study",
+  # Names and values of settings.
+  f"{RUN} --gin.EPSLON=3": "did you mean EPSILON?",
+  f"{RUN} --gin.EPSILON=three": "plan.Rows.synthetic[0]: expected float",
+  f"{RUN} --gin.EPSILON=-1": "above 0, got epsilon=-1",
+  f"{RUN} --gin.EPSILON": "expected --gin.NAME=value",
+  f"{RUN} --gin.BATCH_SIZE=1.5": "expected int, got 1.5",
+  f"{RUN} --gin.DELTA=high": "expected float | None, got 'high'",
+  f"{RUN} --gin.generate.Config.q=1": "doesn't have a parameter named 'q'",
+  f"{RUN} --gin.generate.Config.sead=1": "did you mean seed?",
+  f"{RUN} --gin.generate.Confg.p=1": "did you mean Config?",
+  f"{RUN} --gin.genrate.Config.p=1": "did you mean generate?",
+  f"{RUN} --gin.plan.Rows.synthetic=(8,": "--gin.plan.Rows.synthetic=(8,:",
+  f"{RUN} --gin.COMPARED='(\"direct\",)'": "direct_dp or synthetic_eps16, got 'dir",
+  f"{RUN} --gin.SECRET_SEED=1 --gin.SOURCE=beir:x": "must be None for private",
+  f"{RUN} --gin.FUSED=True --gin.plan.Rows.bm25=False": "needs the row that it",
+  # Data.
+  f"{RUN} --gin.SOURCE=beer:x": "must be",
+  f"{RUN} --gin.SOURCE=beir:no": "got no: no such directory; check the path",
+  f"{RUN} --gin.SOURCE=beir:file": "got file: a file; give the folder",
+  f"{RUN} --gin.SOURCE=jsonl:no.jsonl": "no.jsonl",
+  f"{RUN} --gin.CHECKPOINT=no": "no",
+  # Tools.
+  "privacy --gin.X=1 --examples=9 --batch_size=3": "takes no",
+  "export --to=x --format=hf": "expected --checkpoint=FOLDER or --queries",
+  "export --queries=no --to=x --format=pdf": "--format must be one of",
+  "search --workdir=w": "expected a query in quotes",
+  "search boats --workdir=no": "no",
+}
+"""A command, and what its one line says."""
+
+
+@pytest.mark.parametrize("command", WRONG_USES)
+def test_a_wrong_use_ends_in_one_line_that_helps(
+  capsys, command, tmp_path, monkeypatch
 ):
-  line = fails(capsys, "run", DEMO, f"--workdir={tmp_path}", *flags)
-  assert words in line
-  assert not ran
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "file").write_text("")
+  assert WRONG_USES[command] in fails(capsys, *shlex.split(command))
+  assert not list(tmp_path.rglob("result.json"))
+  assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def test_an_error_in_a_file_names_file_and_line(tmp_path, capsys):
@@ -363,27 +408,6 @@ def test_an_error_in_a_file_names_file_and_line(tmp_path, capsys):
   bad.write_text("include 'gin_configs/recipes/demo.gin'\nplan.Rows.bm52 = 1\n")
   line = fails(capsys, "run", f"--gin_file={bad}", f"--workdir={tmp_path}")
   assert f'In file "{bad}", line 2' in line
-
-
-@pytest.mark.parametrize(
-  "argv, words",
-  [
-    ([], "required: STAGE"),
-    (["walk"], "invalid choice: 'walk'"),
-    (["run"], "required: --workdir"),
-    (["run", "--workdir=w"], "expected --gin_file=FILE, got none"),
-    (
-      ["run", "--workdir=w", "--gin_file=recipes/demo_pretrain.gin"],
-      "say nothing about plan.RunConfig",
-    ),
-    (["privacy", "--gin.X=1", "--examples=9", "--batch_size=3"], "takes no"),
-  ],
-)
-def test_an_incomplete_command_is_one_line(
-  capsys, argv, words, tmp_path, monkeypatch
-):
-  monkeypatch.chdir(tmp_path)
-  assert words in fails(capsys, *argv)
 
 
 def test_errors_of_the_pipeline_end_politely(monkeypatch, tmp_path, capsys):
@@ -464,3 +488,84 @@ def test_a_failure_that_may_pass_has_a_code_of_its_own(
   assert main.main(["report"]) == code
   said = capsys.readouterr().err
   assert said.startswith("synthq: somewhere: ") and said.count("\n") == 1
+
+
+def output(capsys, *argv: str) -> str:
+  """What a command prints that must not fail."""
+  capsys.readouterr()
+  assert main.main(argv) == 0
+  return capsys.readouterr().out
+
+
+def test_recipes_are_listed_with_what_they_need(capsys):
+  text = output(capsys, "recipes")
+  known = {
+    f"{folder}/{path.name}"
+    for folder in ("recipes", "studies")
+    for path in (ROOT / "gin_configs" / folder).glob("*.gin")
+  }
+  assert known == {one for one in text.splitlines() if one[:1].strip()}
+  entries = dict(one.split("\n", 1) for one in text.strip().split("\n\n"))
+  for name, entry in entries.items():
+    assert "Required: " in entry and len(entry) > 60, name
+  assert "SOURCE, the data" in entries["recipes/paper_t5_small.gin"]
+
+
+def test_settings_say_value_place_and_meaning(capsys):
+  lines = output(capsys, "settings", "demo_tiny.gin").splitlines()
+  rows = [re.split(r"  +", line, maxsplit=3) for line in lines[2:]]
+  by_name = {row[0]: row[1:] for row in rows}
+  value, place, meaning = by_name["--gin.BATCH_SIZE"]
+  assert value == "16" and re.fullmatch(r"demo_tiny\.gin:\d+", place)
+  assert meaning == "Expected records of a batch."  # that of what it sets
+  assert by_name["--gin.finetune_dp.Config.batch_size"][0] == "16"
+  assert by_name["--gin.DELTA"][2] == "None: 1 / (2n)"
+  value, place, meaning = by_name["--gin.generate.Config.p"]
+  assert place == "default" and meaning
+  for name in ("--gin.plan.Rows.compared", "--gin.loop.Settings.save_seconds"):
+    assert any(name.startswith(one[: len(name)]) for one in by_name), name
+  few = output(capsys, "settings", "--name=generate.Config.").splitlines()
+  assert all("generate.Config." in line for line in few[2:])
+  assert {"default"} == {re.split(r"  +", line)[2] for line in few[2:]}
+
+
+@pytest.mark.parametrize(
+  "path",
+  [
+    p
+    for f in ("recipes", "studies")
+    for p in (ROOT / "gin_configs" / f).iterdir()
+  ],
+  ids=lambda path: path.stem,
+)
+def test_every_recipe_and_study_says_what_it_sets(capsys, path):
+  text = output(capsys, "settings", path.name)
+  macros = re.findall(r"(?m)^([A-Z][A-Z0-9_]*) =", path.read_text())
+  for name in macros:
+    assert f"--gin.{name} " in text
+
+
+def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
+  place = tmp_path / "run"
+  flags = ["--gin.EPSILON=3", "--gin.SEEDS=(0, 1)"]
+  text = output(capsys, "run", DEMO, f"--workdir={place}", "--dry_run", *flags)
+  assert not place.exists()
+  assert "prepare_data: to make: prepare_data" in text
+  assert "epsilon of synthetic_eps3: 3 for each of 2 seeds, released" in text
+  assert "direct_dp_eps3: 3 for each of 2 seeds, only compared" in text
+  assert "releases, together: at most 6" in text
+  assert "Hardware and time: 2 cores" in text
+
+
+def test_a_dry_run_finds_what_is_there(finished_run):
+  config, root = finished_run.config, finished_run.root
+  text = guide.dry_run(config, root, plan.STAGES, ())
+  assert "to make" not in text and "where these settings" not in text
+  assert "generate: there: public_only, eps8" in text
+  assert "started here before: 6 private trainings" in text
+  rows = dataclasses.replace(config.rows, synthetic=(8.0, 2.0))
+  changed = dataclasses.replace(config, rows=rows)
+  text = guide.dry_run(changed, root, plan.STAGES, ())
+  assert "finetune_dp: there: eps8; to make: eps2" in text
+  assert "then, where these settings need them: generate," in text
+  assert "direct_dp_group_eps8: 8, only compared" in text

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import difflib
 import errno
 import os
 import pathlib
@@ -130,8 +131,29 @@ class _Parser(argparse.ArgumentParser):
   """Says what is wrong in one line."""
 
   def error(self, message: str) -> NoReturn:
-    """Raises instead of printing the usage."""
+    """Raises instead of printing the usage; names what was likely meant."""
+    choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    unknown = re.fullmatch(r"unrecognized arguments: (\S+).*", message)
+    near: list[str] = []
+    if choice:
+      known = re.findall(r"[\w.-]+", choice[2])
+      near = difflib.get_close_matches(choice[1], known, 3)
+      if near or len(known) > 9:
+        message = message.partition(" (choose from")[0]
+    elif unknown:
+      word = unknown[1].partition("=")[0]
+      near = difflib.get_close_matches(word, sorted(self._flags()), 1)
+    if near:
+      raise UsageError(f"{message}; did you mean {' or '.join(near)}?")
     raise UsageError(f"{message}; see {self.prog} --help")
+
+  def _flags(self) -> set[str]:
+    """Returns the flags of this command and of all below it."""
+    found = set(self._option_string_actions)
+    for action in self._actions:
+      if isinstance(action, argparse._SubParsersAction):
+        found.update(*(one._flags() for one in action.choices.values()))
+    return found
 
 
 def parser(tools: Mapping[str, Any] | None = None) -> argparse.ArgumentParser:
@@ -182,6 +204,10 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   flag("--gin_search_paths", default="", help="more folders, by comma")
   flag("--workdir", required=True, help="where all results lie")
   flag("--quiet", action="store_true", help="no progress bars")
+  words = (
+    "say what would be made, what is there, and what it costs; make nothing"
+  )
+  flag("--dry_run", action="store_true", help=words)
   words = "stop at a judgement of an unknown query or document"
   flag("--strict", action="store_true", help=words)
   words = "exit with 3 if an audit refutes a claim"

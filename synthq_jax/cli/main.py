@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import extras, studies
-from synthq_jax.cli import flags, screen, tools
+from synthq_jax.cli import flags, guide, screen, tools
 from synthq_jax.pipeline import config_types
 from synthq_jax.stages import stage as stage_lib
 from synthq_jax.training import distributed, stopping
@@ -58,6 +58,12 @@ _QUIET = {
 
 class _NothingSaidError(UsageError):
   """The gin files do not configure what was asked for."""
+
+
+class _MissingError(UsageError):
+  """The gin files ask for values that nobody gave."""
+
+  read: _Read
 
 
 gin.constant("synthq.INF", math.inf)  # %INF: gin has no word for it
@@ -116,10 +122,11 @@ def _stop(message: str, code: int) -> int:
 
 def _dispatch(argv: Sequence[str]) -> None:
   bindings = [a.removeprefix(_FLAG) for a in argv if a.startswith(_FLAG)]
-  options = flags.parser(tools.TOOLS).parse_args(
+  known = {**_GUIDES, **tools.TOOLS}
+  options = flags.parser(known).parse_args(
     [a for a in argv if not a.startswith(_FLAG)]
   )
-  tool = tools.find(options)
+  tool = tools.find(options, known)
   if tool is None:
     _run_stage(options, bindings)
   elif bindings:
@@ -128,11 +135,74 @@ def _dispatch(argv: Sequence[str]) -> None:
     print(tool.run(options))
 
 
+# What there is to choose from.
+
+
+def _recipes(options: argparse.Namespace) -> str:
+  del options
+  return guide.recipes(_gin_configs())
+
+
+def _settings(options: argparse.Namespace) -> str:
+  """Lists the settings of a recipe, or the defaults of all stages."""
+  from synthq_jax.pipeline import plan
+  from synthq_jax.stages import pretrain_recipe
+
+  if not options.recipe:
+    return guide.settings(plan.RunConfig(), (), name=options.name)
+  kinds = (
+    lambda: plan.RunConfig,
+    lambda: pretrain_recipe.Config,
+    *(functools.partial(_study_config, name) for name in studies.NAMES),
+  )
+  for kind in kinds:
+    try:
+      config, _, read = _loaded(kind(), [options.recipe])
+    except _NothingSaidError:
+      continue
+    except _MissingError as error:
+      said = guide.settings(None, error.read, name=options.name)
+      return f"{said}\n\n{error}"
+    return guide.settings(config, read, name=options.name)
+  raise UsageError(
+    f"{options.recipe}: expected a recipe or a study, got a part"
+  )
+
+
+def _study_config(name: str) -> type:
+  return importlib.import_module(f"{studies.__name__}.{name}").STUDY.config
+
+
+def _gin_configs() -> pathlib.Path:
+  """Returns the folder of our gin files."""
+  places = (root / "gin_configs" for root in (_PACKAGE.parent, _PACKAGE))
+  return next(place for place in places if place.is_dir())
+
+
+_GUIDES = {
+  "recipes": tools.Tool(
+    words="lists recipes and studies, and what they need",
+    flags={},
+    run=_recipes,
+  ),
+  "settings": tools.Tool(
+    words="lists what can be set: value, where from, meaning",
+    flags={
+      "recipe": {"nargs": "?", "help": "a gin file; without: the defaults"},
+      "--name": {"default": "", "help": "only names that hold this"},
+    },
+    run=_settings,
+  ),
+}
+
+
 # A stage: configure, run, say what came out.
 
 
 def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   start = time.monotonic()
+  if options.dry_run and options.stage == "study":
+    raise UsageError("--dry_run goes with stages of a run, got study")
   if options.fail_above_claim:
     screen.check_gate(options.stage)
   distributed.start(flags.processes(options))
@@ -143,7 +213,8 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
     return
   if report is not None:
     print(screen.summary(report, workdir))
-  print(f"{options.stage} finished: {screen.cost(time.monotonic() - start)}")
+  if not options.dry_run:
+    print(f"{options.stage} finished: {screen.cost(time.monotonic() - start)}")
 
 
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
@@ -151,13 +222,17 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
 
   if options.strict:
     bindings = [*bindings, "prepare_data.Config.strict=True"]
-  config, note = _configured(plan.RunConfig, options, bindings, workdir)
+  config, note, read = _configured(plan.RunConfig, options, bindings, workdir)
   screen.check_audit(options.stage, config, options.fail_above_claim)
+  wanted = plan.STAGES if options.stage == "run" else (options.stage,)
+  if options.dry_run:
+    print(guide.dry_run(config, workdir, wanted, read))
+    return None
   made: dict[str, Sequence[Any]] = {}
   report = plan.run(
     config,
     workdir,
-    stages=None if options.stage == "run" else (options.stage,),
+    stages=None if options.stage == "run" else wanted,
     progress=not options.quiet,
     on_accepted=note,
     on_finished=made.update,
@@ -175,12 +250,14 @@ def _pretrain(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   from synthq_jax.stages import pretrain_recipe
 
   try:
-    config, note = _configured(
+    config, note, _ = _configured(
       pretrain_recipe.Config, options, bindings, workdir
     )
   except _NothingSaidError:
     _pipeline(options, bindings, workdir)
     return
+  if options.dry_run:
+    raise UsageError("--dry_run goes with stages of a run, got a pretraining")
   if options.quiet:
     settings = dataclasses.replace(config.pretrain.settings, progress=False)
     pretrain = dataclasses.replace(config.pretrain, settings=settings)
@@ -194,7 +271,7 @@ def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
   for name in studies.NAMES:
     study = importlib.import_module(f"{studies.__name__}.{name}").STUDY
     try:
-      config, note = _configured(study.config, options, bindings, workdir)
+      config, note, _ = _configured(study.config, options, bindings, workdir)
     except _NothingSaidError:
       continue
     progress = not options.quiet
@@ -209,16 +286,16 @@ def _study(options, bindings: Sequence[str], workdir: pathlib.Path) -> None:
 
 def _configured(
   kind: type, options, bindings, workdir: pathlib.Path
-) -> tuple[Any, Callable[[], None]]:
-  """Builds the configuration, and what writes it as one file to the workdir."""
+) -> tuple[Any, Callable[[], None], _Read]:
+  """Builds the configuration, what writes it to the workdir, and its files."""
   from synthq_jax import artifacts
 
   folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
-  config, text = configure(kind, files, bindings, search_paths=folders)
+  config, text, read = _loaded(kind, files, bindings, folders)
   text = _SECRET.sub(_HIDDEN, text)
   place = workdir / "config.gin"
-  return config, lambda: artifacts.write_atomically(place, text)
+  return config, lambda: artifacts.write_atomically(place, text), read
 
 
 # gin: files and flags into a dataclass.
@@ -247,6 +324,16 @@ def configure(
   Raises:
     UsageError: if a name, a value or a file is wrong or missing.
   """
+  return _loaded(kind, gin_files, bindings, search_paths)[:2]
+
+
+def _loaded(
+  kind: type,
+  gin_files: Sequence[str],
+  bindings: Sequence[str] = (),
+  search_paths: Sequence[str] = (),
+) -> tuple[Any, str, _Read]:
+  """Builds a dataclass, see `configure`; also returns the files it read."""
   if not gin_files:
     raise UsageError(
       "expected --gin_file=FILE, got none; try"
@@ -260,7 +347,7 @@ def configure(
     meant = set(re.findall(r"%(\w+)", gin.config_str()))
     for binding in bindings:
       _bind(binding, read)
-    _check_required()
+    _check_required(read)
     _join(kind)
     _check_values(kind, bindings, read)
     with _explained(config_types.label(kind)):
@@ -268,14 +355,15 @@ def configure(
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
     _note_unused(meant)
-    return config, gin.operative_config_str()
+    return config, gin.operative_config_str(), read
 
 
 @contextlib.contextmanager
 def _session(search_paths: Sequence[str]) -> Iterator[_Read]:
   """An empty gin that finds our files; yields the files that are read."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
-  ours = (p for r in (root, _PACKAGE) for p in (r, r / "gin_configs"))
+  ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
+  ours += sorted(_gin_configs().iterdir())
   given = map(pathlib.Path, filter(None, search_paths))
   folders = (here, *given, here / "gin_configs", *ours)
   read: _Read = []
@@ -306,9 +394,12 @@ def _explained(where: str) -> Iterator[None]:
     yield
   except OSError as error:
     words = flags.one_line(error).partition(" Searched config paths")[0]
-    raise UsageError(
-      f"{where}: {words} Check the name, or give --gin_search_paths=FOLDER"
-    ) from error
+    known = [path.name for path in _gin_configs().glob("*/*.gin")]
+    near = difflib.get_close_matches(pathlib.Path(where).name, known, 1)
+    help_ = "Check the name, or give --gin_search_paths=FOLDER"
+    if near:
+      help_ = f"Did you mean {near[0]}?"
+    raise UsageError(f"{where}: {words} {help_}") from error
   except Exception as error:
     raise UsageError(f"{where}: {flags.one_line(error)}") from error
 
@@ -423,13 +514,17 @@ def _note_unused(meant: Collection[str]) -> None:
     print(f"synthq: note: {name} is set, but nothing uses it", file=sys.stderr)
 
 
-def _check_required() -> None:
+def _check_required(read: _Read) -> None:
   """Refuses bindings that are still `%gin.REQUIRED`."""
   pattern = r"(?m)^([\w./]+) =\s+(?:\\\n\s+)?%gin\.REQUIRED$"
   missing = re.findall(pattern, gin.config_str())
   if missing:
     words = " ".join(f"{_FLAG}{name}=..." for name in missing)
-    raise UsageError(f"values are missing: give {words} (see the gin file)")
+    error = _MissingError(
+      f"values are missing: give {words} (see the gin file)"
+    )
+    error.read = read
+    raise error
 
 
 def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:

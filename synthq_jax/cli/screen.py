@@ -27,9 +27,9 @@ class RefutedError(Exception):
 
 
 def summary(report: Any, workdir: pathlib.Path) -> str:
-  """Returns the main table, and where the reports are."""
+  """Returns the main table, the verdict, and where the reports are."""
   return (
-    f"\n{report.table.rstrip()}\n\n"
+    f"\n{report.table.rstrip()}\n\n{report.verdict}\n\n"
     f"shareable report: {workdir / report.html}\n"
     f"        as text:  {workdir / report.markdown}\n"
     f"PRIVATE report:   {workdir / report.private_html}"

@@ -25,10 +25,15 @@ class Tool:
   """From the parsed flags to what is printed."""
 
 
-def find(options: argparse.Namespace) -> Tool | None:
-  """Returns the tool that was asked for, or None for a stage."""
+def find(options: argparse.Namespace, known: Mapping[str, Tool]) -> Tool | None:
+  """Returns the tool that was asked for, or None for a stage.
+
+  Args:
+    options: the parsed flags.
+    known: tools by the words of their commands.
+  """
   names = (options.stage, getattr(options, "tool", ""))
-  return TOOLS.get(" ".join(filter(None, names)))
+  return known.get(" ".join(filter(None, names)))
 
 
 def _privacy(options: argparse.Namespace) -> str:

@@ -49,9 +49,11 @@ def find(directory: Path, name: str) -> pathlib.Path:
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():
+    is_file = directory.is_file()
     raise ValueError(
-      f"expected a directory, got {directory}: no such directory; check the "
-      "path"
+      f"expected a directory, got {directory}:"
+      f" {'a file' if is_file else 'no such directory'};"
+      f" {'give the folder that it is in' if is_file else 'check the path'}"
     )
   found = [
     path

@@ -124,7 +124,8 @@ def run(
     raise ValueError(
       f"{source}: expected a result that may be shared, got one under"
       f" {results.PRIVATE}/, made of private queries without differential"
-      " privacy: --allow_private exports it all the same"
+      " privacy or only to be compared (plan.Rows.compared): --allow_private"
+      " exports it all the same"
     )
   kind = results.Checkpoint if given.result is None else type(given.result)
   if kind is not chosen.of:

@@ -26,7 +26,7 @@ from synthq_jax.stages import direct_dp as direct_dp_lib
 from synthq_jax.stages import prepare_test_set, stage
 from synthq_jax.training import distributed, loop
 
-__all__ = ["STAGES", "Canaries", "Rows", "RunConfig", "run"]
+__all__ = ["STAGES", "Canaries", "Rows", "RunConfig", "run", "survey"]
 
 STAGES = tuple(stage.summaries())
 """The names of the stages, in the order in which they run."""
@@ -57,8 +57,18 @@ class Rows:
   reranked: bool = False
   """The first results of BM25, or of the fusion, in a new order by a reranker, a
   row for each set of pairs."""
+  compared: tuple[str, ...] = ()
+  """Rows with a finite epsilon that nobody will release, or their beginnings:
+  "direct_dp", "synthetic_eps16". They lie under `private/` and stand on the
+  private page alone. Whatever else has a finite epsilon counts as released."""
 
   def __post_init__(self):
+    for row in self.compared:
+      if not _begins(row, ("synthetic", "direct_dp")):
+        raise ValueError(
+          "plan.Rows.compared must hold rows that begin with synthetic or"
+          f" direct_dp, as direct_dp or synthetic_eps16, got {row!r}"
+        )
     for field in ("fused", "reranked"):
       if getattr(self, field) and not self.bm25:
         raise ValueError(
@@ -72,6 +82,15 @@ class Rows:
             f"Rows.{field} must hold epsilons above 0, got epsilon={epsilon}:"
             " change EPSILON"
           )
+
+  def is_compared(self, row: str) -> bool:
+    """Says whether a row is only compared, and never released."""
+    return _begins(row, self.compared)
+
+
+def _begins(row: str, names: Sequence[str]) -> bool:
+  """Says whether a row's name begins with one of these, word by word."""
+  return any(f"{row}_".startswith(f"{name}_") for name in names)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,13 +178,17 @@ class _Settings:
         "RunConfig.direct_dp_methods must have different labels, got"
         f" {', '.join(map(repr, labels))}: set direct_dp.Config.label"
       )
-    is_demo = self.prepare_data.source == "environment_docs"
-    if self.secret_seed is not None and not (is_demo or self.public_data):
+    if self.secret_seed is not None and not self.has_public_queries:
       raise ValueError(
         "RunConfig.secret_seed must be None for private data, got a fixed one,"
         " from which anybody could recompute the noise: leave SECRET_SEED out"
         " (or say public_data=True if the queries are public)"
       )
+
+  @property
+  def has_public_queries(self) -> bool:
+    """Whether the "private" queries are public: the demo's, or said to be."""
+    return self.public_data or self.prepare_data.source == "environment_docs"
 
   def _check_audit(self):
     """Refuses an audit that would lack what it compares with."""
@@ -271,6 +294,28 @@ def run(
     }
     on_finished(made)
     return next(iter(made.get("report", ())), None)
+
+
+def survey(
+  config: RunConfig, workdir: str | os.PathLike, wanted: Sequence[str]
+) -> list[tuple[str, dict[str, bool] | None]]:
+  """Returns stages with their rows, and whether they are there; makes nothing.
+
+  Args:
+    config: all settings.
+    workdir: the working directory, which need not be there.
+    wanted: stages, of `STAGES`; what they need is in the list, too.
+
+  Returns:
+    See `runner.Run.survey`.
+  """
+  stages = stage.with_needs(wanted, config)
+  try:
+    space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
+  except ValueError:  # nobody has drawn its secret: nothing is there
+    first, *later = stages
+    return [(first, {"": False}), *((name, None) for name in later)]
+  return list(runner.Run(config, space, stages, say=_nothing).survey())
 
 
 def _nothing(*told: str) -> None:

@@ -23,12 +23,11 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, terms
+from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
-  "LEDGER",
   "Config",
   "Settings",
   "of_task",
@@ -37,9 +36,6 @@ __all__ = [
   "state_directory",
   "train",
 ]
-
-LEDGER = "ledger.jsonl"
-"""In the private folder: every private training that was ever started."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,7 +241,7 @@ def train(
   )
   statement = claim.statement(release.identifier)
   if distributed.is_main():
-    claim.enter(space.private(LEDGER), release.identifier)
+    claim.enter(space.private(ledger.NAME), release.identifier)
   params = dp_step.train(
     grad_fn,
     params,

@@ -493,3 +493,5 @@ class Report:
   """Page with private content, under `private/`."""
   table: str
   """The main table as it is printed on the screen."""
+  verdict: str = ""
+  """What stands at the top of the private page, as it is printed."""

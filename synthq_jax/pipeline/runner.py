@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import synthq_jax
@@ -160,6 +160,10 @@ class Run:
     """The ends of the names of repetitions."""
     return [f"_seed{seed}" for seed in self.config.seeds] or [""]
 
+  def compared(self, row: str) -> tuple[str, ...]:
+    """Returns a word for the fingerprint of a row that is only compared."""
+    return ("compared",) if self.config.rows.is_compared(row) else ()
+
   def seeded(self, settings: _Settings, name: str) -> _Settings:
     """Returns settings with the seed of the repetition of that name."""
     if not self.config.seeds:
@@ -200,6 +204,25 @@ class Run:
       if not place:
         for other in stages:
           other.check(self)
+
+  def survey(self) -> Iterator[tuple[str, dict[str, bool] | None]]:
+    """Yields each wanted stage with its rows, and whether they are there.
+
+    Nothing is made. The rows of what follows a result that is not there are not
+    known: None.
+    """
+    is_known = True
+    for one in map(stage.get, self.wanted):
+      self.made[one.name], rows = {}, {}
+      for job in one.jobs(self) if is_known else ():
+        place = _place(one, job)
+        digest = _digest(place, job)
+        rows[job.name] = self._is_there(place, digest)
+        if rows[job.name]:
+          value = self._load(place, one.result, digest)
+          self.made[one.name][job.name] = stage.Made(value, digest)
+      yield one.name, rows if is_known else None
+      is_known = is_known and all(rows.values())
 
   def _accept(self, one: stage.Stage, job: stage.Job) -> None:
     """Refuses to write over the results of other data."""

@@ -14,7 +14,10 @@ from synthq_jax import artifacts
 from synthq_jax.privacy import joint, rounding
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["describe", "enter", "line", "read"]
+__all__ = ["NAME", "describe", "enter", "line", "read"]
+
+NAME = "ledger.jsonl"
+"""Of the file."""
 
 _NO_JOINT_CLAIM = (
   "no joint claim: nothing is claimed for whoever sees results of several of the"

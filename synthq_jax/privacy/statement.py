@@ -17,7 +17,9 @@ from synthq_jax.privacy import accounting, releases, rounding
 
 __all__ = [
   "PrivacyStatement",
+  "change",
   "compose",
+  "for_two",
   "group",
   "in_words",
   "inherit",
@@ -279,6 +281,40 @@ def group(statement: PrivacyStatement, size: int) -> tuple[float, float]:
   return size * statement.epsilon, min(1.0, statement.delta * total)
 
 
+def change(statement: PrivacyStatement) -> str:
+  """Says what differs between two data sets that the claim is about."""
+  return _RELATIONS[statement.relation].format(unit=statement.unit)
+
+
+def for_two(statement: PrivacyStatement) -> str:
+  """Says what the releases of a statement promise for two records together.
+
+  Formal guarantee: that of `accounting.group_epsilon` for the ledger, at the
+  statement's delta; where that knows none, that of `group`.
+
+  Args:
+    statement: with a ledger and a finite epsilon.
+  """
+  epsilon, delta = group(statement, 2)
+  found = accounting.group_epsilon(
+    [release.run() for release in statement.ledger],
+    delta=statement.delta,
+    relation=statement.relation,
+    size=2,
+  )
+  if found < math.inf:
+    epsilon, delta = found, statement.delta
+  if delta >= 1:
+    return (
+      "what these numbers alone say of two records together is empty (delta"
+      " would be 1)"
+    )
+  return (
+    f"two records together have only ({rounding.epsilon(epsilon)},"
+    f" {rounding.delta(delta)})"
+  )
+
+
 def in_words(statement: PrivacyStatement) -> str:
   """Returns the claim as plain English, in paragraphs.
 
@@ -296,7 +332,11 @@ def in_words(statement: PrivacyStatement) -> str:
     *(_release(one) for one in statement.ledger),
   ]
   if statement.ledger and statement.epsilon < math.inf:
-    paragraphs.append(_several(statement, *group(statement, 2)))
+    paragraphs.append(
+      "Several records of one person. A person behind several units"
+      f" (unit: {statement.unit}) is protected less: {for_two(statement)}, and"
+      " for more of them less still."
+    )
   for title, sentences in (
     ("Treated as public", statement.public),
     ("Assumed", statement.assumptions),
@@ -362,13 +402,12 @@ def _claim(statement: PrivacyStatement) -> str:
       "Privacy. NO differential privacy is claimed (epsilon is infinite): "
       f"this result may reveal any {statement.unit} it was made from."
     )
-  change = _RELATIONS[statement.relation].format(unit=statement.unit)
   epsilon = rounding.epsilon(statement.epsilon)
   delta = rounding.delta(statement.delta)
   return (
     f"Privacy. The unit of protection is one {statement.unit}. This result "
     f"is ({epsilon}, {delta})-differentially "
-    f"private: when {change}, the probability of any outcome changes by a "
+    f"private: when {change(statement)}, the probability of any outcome changes by a "
     f"factor of at most e^{epsilon}, apart from a slack of "
     f"{delta} (delta). Relation: {statement.relation}. "
     f"Accountant: {statement.accountant.upper()}, an upper bound."
@@ -396,19 +435,4 @@ def _release(one: releases.Release) -> str:
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
     f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
     f"x sensitivity) on each sum{noise}; {drawn}.{best}"
-  )
-
-
-def _several(statement: PrivacyStatement, epsilon: float, delta: float) -> str:
-  if delta >= 1:
-    bound = "for two records nothing follows from this statement"
-  else:
-    bound = (
-      f"for two records together only ({rounding.epsilon(epsilon)},"
-      f" {rounding.delta(delta)}) follows"
-    )
-  return (
-    f"Several records of one person. A person behind several units "
-    f"(unit: {statement.unit}) is protected less: {bound}, and for more of "
-    "them less still."
   )

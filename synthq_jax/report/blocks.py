@@ -5,6 +5,7 @@ import dataclasses
 from synthq_jax import text_tables
 
 __all__ = [
+  "Alert",
   "Block",
   "Figure",
   "Heading",
@@ -66,7 +67,15 @@ class Figure:
   in, e.g. "study.svg"; empty: the drawing is in the HTML page alone."""
 
 
-Block = Paragraph | Items | Heading | Table | Preformatted | Figure
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alert:
+  """What a reader must not miss, in red."""
+
+  text: str
+  """The text, plain."""
+
+
+Block = Alert | Paragraph | Items | Heading | Table | Preformatted | Figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,8 @@ def text(content: Iterable[blocks.Block]) -> str:
         shown.append(block.text())
       case blocks.Items(texts=texts):
         shown.append("\n".join(texts))
+      case blocks.Alert(text=words):
+        shown.append(f"WARNING: {words}")
       case blocks.Paragraph(text=words) | blocks.Heading(text=words):
         shown.append(words.rstrip())
       case blocks.Preformatted(text=words):

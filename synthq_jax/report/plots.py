@@ -11,6 +11,14 @@ __all__ = ["curves", "in_rows", "over_places", "ranks", "together"]
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _DASHES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)), (0, (8, 4)))
+_INK, _SOFT, _LINE, _PAPER = "#010101", "#020202", "#030303", "#fefefe"
+"""Stand for colors of the page, which differ by day and night."""
+_OF_PAGE = {
+  _INK: "var(--ink, #1c2126)",
+  _SOFT: "var(--soft, #5b6670)",
+  _LINE: "var(--line, #dfe3e8)",
+  _PAPER: "var(--paper, #ffffff)",
+}
 _SETTINGS = {
   "svg.hashsalt": "synthq",  # ids inside the drawing do not change by the run
   "svg.fonttype": "none",  # text stays text
@@ -19,7 +27,21 @@ _SETTINGS = {
   "axes.spines.top": False,
   "axes.spines.right": False,
   "axes.grid": True,
-  "grid.color": "#e6e9ed",
+  "grid.color": _LINE,
+  "figure.facecolor": _PAPER,
+  "axes.facecolor": _PAPER,
+  "savefig.facecolor": _PAPER,
+  **dict.fromkeys(
+    (
+      "text.color",
+      "axes.labelcolor",
+      "axes.titlecolor",
+      "axes.edgecolor",
+      "xtick.color",
+      "ytick.color",
+    ),
+    _INK,
+  ),
   "axes.axisbelow": True,
   "legend.frameon": False,
 }
@@ -49,10 +71,10 @@ def over_places(
   with matplotlib.rc_context(_SETTINGS):
     figure, axes = _canvas(width=8.4, height=4.2)
     for index, (name, measured) in enumerate(lines.items()):
-      axes.axhspan(measured.low, measured.high, color="#5b6670", alpha=0.12)
+      axes.axhspan(measured.low, measured.high, color=_SOFT, alpha=0.12)
       axes.axhline(
         measured.mean,
-        color="#5b6670",
+        color=_SOFT,
         linestyle=_DASHES[index % len(_DASHES)],
         linewidth=1.3,
         label=_plain(name),
@@ -138,7 +160,7 @@ def together(
           label=_plain(name),
         )
       if level is not None:
-        axes.axhline(level, color="#5b6670", linewidth=1.0, linestyle="--")
+        axes.axhline(level, color=_SOFT, linewidth=1.0, linestyle="--")
       axes.set_title(_plain(title), fontsize=10, loc="left")
       axes.set_xlabel(_plain(across))
       axes.set_ylabel(_plain(label))
@@ -148,19 +170,21 @@ def together(
 
 def in_rows(
   labels: Sequence[str],
-  points: Mapping[str, Sequence[float]],
+  points: Mapping[str, Sequence[float | intervals.Interval]],
   *,
   label: str,
+  lines: Mapping[str, intervals.Interval] | None = None,
 ) -> str:
   """Draws a row for each label, with a point in it for each name.
 
-  A grey line goes from the smallest point of a row to its largest, so that rows
-  can be told apart even where many have the same size.
+  A grey line goes from the least of a row, or the lower end of its interval, to
+  the largest, so that rows can be told apart even where many have the same size.
 
   Args:
     labels: of rows, the topmost first; at least one.
-    points: for each name, a value for each row.
+    points: for each name, a value for each row, or a mean with its interval.
     label: what the values are, with their unit.
+    lines: what has no row, drawn from top to bottom with its interval.
 
   Returns:
     An <svg> element.
@@ -171,12 +195,22 @@ def in_rows(
   heights = range(len(labels), 0, -1)
   with matplotlib.rc_context(_SETTINGS):
     figure, axes = _canvas(width=7.6, height=1.0 + 0.28 * len(labels))
+    for index, (name, measured) in enumerate((lines or {}).items()):
+      axes.axvspan(measured.low, measured.high, color=_SOFT, alpha=0.12)
+      axes.axvline(
+        measured.mean,
+        color=_SOFT,
+        linestyle=_DASHES[index % len(_DASHES)],
+        linewidth=1.3,
+        label=_plain(name),
+      )
     together = list(zip(*points.values(), strict=True))
-    lows, highs = map(min, together), map(max, together)
-    axes.hlines(heights, list(lows), list(highs), color="#b4bcc4", zorder=1)
+    lows = [min(getattr(x, "low", x) for x in row) for row in together]
+    highs = [max(getattr(x, "high", x) for x in row) for row in together]
+    axes.hlines(heights, lows, highs, color=_SOFT, zorder=1)
     for index, (name, values) in enumerate(points.items()):
       axes.scatter(
-        values,
+        [getattr(x, "mean", x) for x in values],
         heights,
         s=34,
         color=_COLORS[index % len(_COLORS)],
@@ -213,7 +247,7 @@ def ranks(
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
       axes.axhline(
         (num_ranked + 1) / 2,
-        color="#5b6670",
+        color=_SOFT,
         linestyle="--",
         linewidth=1.0,
         label="chance",
@@ -278,4 +312,6 @@ def _svg(figure) -> str:
   figure.savefig(stream, format="svg", metadata={"Date": None})
   text = stream.getvalue()
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+  for color, meant in _OF_PAGE.items():
+    text = text.replace(color, meant)
   return text[text.index("<svg") :].strip()

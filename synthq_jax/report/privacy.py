@@ -1,14 +1,15 @@
 """Draws claims, for a whole page and for each result, and facts of the data."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from synthq_jax.pipeline import results
+from synthq_jax.pipeline import released_results, results
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
 
-__all__ = ["CLAIMS", "DATA", "PUBLIC_DATA"]
+__all__ = ["ALL_CLAIMS", "CLAIMS", "DATA", "PUBLIC_DATA"]
 
 Release = results.Checkpoint | results.SyntheticQueries | results.ReleasedScores
 
@@ -17,16 +18,50 @@ def _claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
   released_scores: Sequence[results.ReleasedScores],
+  released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
   """States what holds for all together, then what each result adds to it."""
   releases = [*checkpoints, *synthetic, *released_scores]
-  if not releases:
+  if not released.shared:
     return (words.paragraph("privacy.nothing"),)
-  content: list[blocks.Block] = [
-    blocks.Heading(text="Everything on this page together")
+  together = released.together
+  content = _together(
+    "Everything that is released together",
+    together,
+    list(released.shared.values()),
+  )
+  return (*content, *_each(releases, together))
+
+
+def _all_claims(
+  checkpoints: Sequence[results.Checkpoint],
+  synthetic: Sequence[results.SyntheticQueries],
+  released: released_results.Released,
+) -> tuple[blocks.Block, ...]:
+  """States the claim of all trainings, and those of rows that are compared."""
+  if not released.started:
+    return ()
+  together = released.everything
+  compared = [
+    one
+    for one in (*checkpoints, *synthetic)
+    if not results.is_shareable(one) and one.statement.epsilon < math.inf
   ]
-  statements = [one.statement for one in releases]
-  together = joint.claim(statements)
+  statements = list(released.started.values())
+  content = _together(
+    "Every private training ever started here", together, statements
+  )
+  said = (words.paragraph("privacy.compared"),) if compared else ()
+  return (*content, *said, *_each(compared, together))
+
+
+def _together(
+  title: str,
+  together: statement_lib.PrivacyStatement | None,
+  statements: Sequence[statement_lib.PrivacyStatement],
+) -> list[blocks.Block]:
+  """States one claim about many results, or that there is none."""
+  content: list[blocks.Block] = [blocks.Heading(text=title)]
   if together is None:
     content.append(_no_joint_claim(statements))
   else:
@@ -36,11 +71,19 @@ def _claims(
       if not one.lead.startswith("Mechanism")  # they stand with each result
     ]
     content.append(words.paragraph("privacy.each"))
+  return content
+
+
+def _each(
+  releases: Sequence[Release], together: statement_lib.PrivacyStatement | None
+) -> list[blocks.Block]:
+  """States what each result claims by itself."""
+  content: list[blocks.Block] = []
   for title, claim, notes in _grouped(releases):
     content.append(blocks.Heading(text=title))
     content += _in_words(_without_common(claim, together))
     content += notes
-  return tuple(content)
+  return content
 
 
 def _no_joint_claim(
@@ -140,5 +183,6 @@ def _value(value: object) -> str:
 
 
 CLAIMS = page.Section("Privacy", _claims, shareable=True)
+ALL_CLAIMS = page.Section("Privacy", _all_claims)
 PUBLIC_DATA = page.Section("Data and versions", _public_data, shareable=True)
 DATA = page.Section("Data", _private_data)

@@ -25,6 +25,9 @@ __all__ = [
 ]
 
 _NAME = tables.row_name
+_POINTS = 3
+"""Epsilons from which on a curve over them is drawn."""
+_NOISELESS = sys.float_info.max  # where generators without noise stand
 Content = tuple[blocks.Block, ...]
 
 
@@ -174,11 +177,23 @@ def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
 
 
 def _systems(main: Sequence[results.Evaluation], measure: str) -> Content:
-  """Draws every system against what it was made of, BM25 as a line."""
+  """Draws every system, BM25 as a line: over epsilon, where there are three."""
   scored = [one for one in main if measure in one.measures]
   placed = [(one, place) for one in scored if (place := _place(one))]
   if not placed:
     return (words.paragraph("scores.no_systems"),)
+  lines = {
+    _NAME(one.name): one.measures[measure] for one in scored if not _place(one)
+  }
+  if len({place for _, place in placed if 0 < place[0] < _NOISELESS}) < _POINTS:
+    svg = plots.in_rows(
+      [_NAME(one.name) for one, _ in placed],
+      {"with its interval": [one.measures[measure] for one, _ in placed]},
+      label=f"{measure} (mean over queries)",
+      lines=lines,
+    )
+    caption = words.paragraph.text("scores.rows", measure=measure)
+    return (blocks.Figure(svg=svg, caption=caption),)
   places = sorted({place for _, place in placed})
   series = collections.defaultdict(list)
   for one, place in placed:
@@ -191,11 +206,7 @@ def _systems(main: Sequence[results.Evaluation], measure: str) -> Content:
       svg=plots.over_places(
         {name: sorted(row, key=lambda p: p[0]) for name, row in series.items()},
         [label for _, label in places],
-        {
-          _NAME(one.name): one.measures[measure]
-          for one in scored
-          if not _place(one)
-        },
+        lines,
         measure=measure,
       ),
       caption=words.paragraph.text("scores.systems", measure=measure),
@@ -213,8 +224,9 @@ def _place(one: results.Evaluation) -> tuple[float, str] | None:
   if one.source in known or one.epsilon is None:
     return known.get(one.source)
   if math.isinf(one.epsilon):
-    return (sys.float_info.max, "inf")
-  return (one.epsilon, tables.epsilon(one.epsilon))
+    return (_NOISELESS, "inf")
+  written = tables.epsilon(one.epsilon)  # 8 and 7.999 stand at one place
+  return (float(written), written)
 
 
 def _seeds(

@@ -56,6 +56,7 @@ __all__ = [
   "comparison",
   "groups",
   "keys",
+  "methods",
   "run",
 ]
 
@@ -191,9 +192,13 @@ def comparison(base: Config) -> tuple[Config, ...]:
   )
 
 
-def _methods(run) -> dict[str, Config]:
-  """Returns the methods by the beginning of their rows' names."""
-  methods = run.config.direct_dp_methods or (run.config.direct_dp,)
+def methods(config: Any) -> dict[str, Config]:
+  """Returns the methods by the beginning of their rows' names.
+
+  Args:
+    config: a `plan.RunConfig`.
+  """
+  methods = config.direct_dp_methods or (config.direct_dp,)
   return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
 
 
@@ -203,7 +208,7 @@ def jobs(run):
     return
   epsilons = filter(math.isfinite, run.config.rows.direct_dp)
   for (row, method), epsilon, seed in itertools.product(
-    _methods(run).items(), epsilons, run.seeds
+    methods(run.config).items(), epsilons, run.seeds
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
     settings = run.seeded(method, name)
@@ -214,9 +219,10 @@ def jobs(run):
         float(epsilon),
         fingerprints.versions(),
         *run.encoder_data,
+        *run.compared(name),
       ),
       settings=settings,
-      inputs={"epsilon": epsilon},
+      inputs={"epsilon": epsilon, "compared": run.compared(name)},
     )
 
 
@@ -224,7 +230,7 @@ def check(run) -> None:
   """Refuses what the accountant would refuse later."""
   if not run.config.rows.direct_dp or run.for_audit:
     return
-  for method in _methods(run).values():
+  for method in methods(run.config).values():
     method.check(run.prepared.num_queries["train"])
 
 
@@ -234,10 +240,12 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
-      checkpoint; and "epsilon", the target, finite.
+      checkpoint; "epsilon", the target, finite; and whether the row is only
+      "compared".
 
   Returns:
-    The encoder with its own statement.
+    The encoder with its own statement; under `private/` where it is only
+    compared.
 
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
@@ -266,7 +274,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   )
   return inputs.save_checkpoint(
     task,
-    space.public(task.place),
+    task.folder(private=bool(task.inputs["compared"])),
     t5_checkpoints.unflatten({**public, **trained}),
     model_config,
     kind="retriever",

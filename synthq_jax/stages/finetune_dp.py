@@ -108,17 +108,24 @@ def jobs(run):
   """Yields a generator for each epsilon and seed."""
   config = run.config
   for epsilon, seed in itertools.product(config.rows.synthetic, run.seeds):
+    name = stage.row_name(epsilon) + seed
+    compared = run.compared(f"synthetic_{name}")
     yield stage.Job(
-      name=stage.row_name(epsilon) + seed,
+      name=name,
       depends=(
         config.finetune_dp,
         float(epsilon),
         config.canaries,
         fingerprints.versions(),
         *run.data,
+        *compared,
       ),
       settings=config.finetune_dp,
-      inputs={"epsilon": epsilon, "canaries": run.canaries(seed)},
+      inputs={
+        "epsilon": epsilon,
+        "canaries": run.canaries(seed),
+        "compared": compared,
+      },
     )
 
 
@@ -139,11 +146,13 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "start", the folder of a public
-      checkpoint; "epsilon", the target, inf for no privacy; and "canaries", of
-      which the inserted ones are records, too.
+      checkpoint; "epsilon", the target, inf for no privacy; "canaries", of
+      which the inserted ones are records, too; and whether the row is only
+      "compared".
 
   Returns:
-    The checkpoint with its statement; under `private/` where epsilon is inf.
+    The checkpoint with its statement; under `private/` where epsilon is inf, or
+    the row is only compared.
 
   Raises:
     ValueError: if the settings cannot be met or the checkpoint does not fit.
@@ -179,10 +188,10 @@ def run(task: stage.Task) -> results.Checkpoint:
     params = {**public, **trained}
   else:
     params = config.adapter.merge(public, trained)
-  place = space.private if math.isinf(epsilon) else space.public
+  private = math.isinf(epsilon) or bool(task.inputs["compared"])
   return inputs.save_checkpoint(
     task,
-    place(task.place),
+    task.folder(private=private),
     t5_checkpoints.unflatten(params),
     model_config,
     kind="generator",

@@ -85,6 +85,19 @@ def jobs(run):
     )
 
 
+def check(run) -> None:
+  """Refuses to write for more documents than there are."""
+  _check_number(run.config.generate.num_documents, run.prepared.num_documents)
+
+
+def _check_number(wanted: int | None, there: int) -> None:
+  if wanted is not None and wanted > there:
+    raise ValueError(
+      f"generate.Config.num_documents must be at most {there:,}, the size of the"
+      f" collection, got {wanted:,}: set a smaller NUM_DOCUMENTS, or None"
+    )
+
+
 def run(task: stage.Task) -> results.SyntheticQueries | None:
   """Generates, filters and measures queries.
 
@@ -173,11 +186,7 @@ def _choose(config: Config, num_documents: int) -> np.ndarray:
   wanted = config.num_documents
   if wanted is None:
     wanted = num_documents
-  if wanted > num_documents:
-    raise ValueError(
-      f"generate.num_documents must be at most {num_documents}, the size of"
-      f" the collection, got num_documents={wanted}"
-    )
+  _check_number(wanted, num_documents)
   rng = np.random.default_rng([config.seed, 2])
   return np.sort(rng.permutation(num_documents)[:wanted])
 

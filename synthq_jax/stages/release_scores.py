@@ -25,7 +25,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import rounding, sampling, terms
+from synthq_jax.privacy import ledger, rounding, sampling, terms
 from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "centred_sum", "claim", "run"]
@@ -157,9 +157,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
     directory=directory,
     program=artifacts.fingerprint(space.seed(f"scores {table.tolist()}")),
   )
-  statement = promise.enter(
-    space.private(private_training.LEDGER), release.identifier
-  )
+  statement = promise.enter(space.private(ledger.NAME), release.identifier)
   task.when_saved.append(functools.partial(release_lib.remove, directory))
   std = promise.noise_multiplier * promise.l2_sensitivity
   normal = np.asarray(jax.random.normal(release.noise_key, (size,)), np.float64)

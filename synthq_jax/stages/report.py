@@ -9,7 +9,7 @@ lies under `private/`, too.
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synthq_jax import artifacts
@@ -17,6 +17,7 @@ from synthq_jax.data import files
 from synthq_jax.pipeline import (
   comparison_results,
   config_types,
+  released_results,
   results,
 )
 from synthq_jax.report import (
@@ -27,6 +28,7 @@ from synthq_jax.report import (
   queries,
   scores,
   tables,
+  verdict,
   words,
 )
 from synthq_jax.report import leakage as leakage_lib
@@ -66,11 +68,12 @@ def jobs(run):
     run.rows("release_scores"),
   )
   digests = [made.digest for group in groups for made in group.values()]
+  claims = released_results.read(run.root)
   generators, queries, retrievers, compared, audits, costs, searches, noisy = (
     [made.value for made in group.values()] for group in groups
   )
   yield stage.Job(
-    depends=(run.config.report, *run.data, *digests),
+    depends=(run.config.report, *run.data, *digests, claims),
     settings=run.config.report,
     inputs={
       "comparison": compared[0],
@@ -80,8 +83,27 @@ def jobs(run):
       "leakage": next(iter(searches), None),
       "costs": next(iter(costs), None),
       "released_scores": noisy,
+      "released": claims,
+      "shipped": _shipped(run),
+      "made": [
+        made.value.directory
+        for rows in run.made.values()
+        for made in rows.values()
+        if hasattr(made.value, "directory")
+      ],
+      "public_data": run.config.has_public_queries,
     },
   )
+
+
+def _shipped(run) -> list[str]:
+  """Returns the rows whose systems may be given away, without seeds."""
+  names = {
+    results.row_of(name)
+    for name, made in run.systems.items()
+    if not results.is_private_path(made.value.directory)
+  }
+  return sorted(names)
 
 
 def run(task: stage.Task) -> results.Report:
@@ -95,7 +117,10 @@ def run(task: stage.Task) -> results.Report:
       real and synthetic queries; "synthetic", all synthetic queries;
       "checkpoints", all trained models; "audits", all of them; "leakage", real
       queries among the synthetic ones, and "costs" of all systems, None where
-      nothing was looked for or measured; "released_scores", with noise, if any.
+      nothing was looked for or measured; "released_scores", with noise, if any;
+      "released", the claims of the working directory; "shipped", rows that may be
+      given away; "made", the folders of the results of the run; and "public_data",
+      whether the queries are public.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -107,6 +132,13 @@ def run(task: stage.Task) -> results.Report:
   prepared, comparison = task.inputs["prepared"], task.inputs["comparison"]
   synthetic, leakage = task.inputs["synthetic"], task.inputs["leakage"]
   checkpoints = task.inputs["checkpoints"]
+  claims = task.inputs["released"].including(
+    [*synthetic, *checkpoints, *task.inputs["released_scores"]]
+  )
+  decided = {
+    "released": claims,
+    **{name: task.inputs[name] for name in ("shipped", "made", "public_data")},
+  }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
   table = scores.main_table(main, measures, comparison.rows).text()
@@ -119,8 +151,10 @@ def run(task: stage.Task) -> results.Report:
     leakage=leakage,
     curves=_curves(root, checkpoints, private=False),
     released_scores=task.inputs["released_scores"],
+    decided=decided,
   )
   private = {
+    **decided,
     "main": main,
     "evaluations": others,
     "further": further,
@@ -137,9 +171,14 @@ def run(task: stage.Task) -> results.Report:
     "document_words": config.document_words,
     "table": table,
   }
+  verdicts = {
+    shareable: page.parts(_VERDICTS, values, shareable=shareable)[0].blocks
+    for shareable, values in ((True, public), (False, private))
+  }
   shared = blocks.Page(
     title=config.title,
     introduction=(
+      *verdicts[True],
       words.paragraph("page.introduction", source=public["source"]),
       words.paragraph("page.shareable"),
     ),
@@ -149,6 +188,7 @@ def run(task: stage.Task) -> results.Report:
     title=f"{config.title} (private)",
     banner=words.paragraph.text("page.banner"),
     introduction=(
+      *verdicts[False],
       words.paragraph("page.private_source", source=prepared.source),
     ),
     parts=page.parts(SECTIONS, private),
@@ -158,6 +198,7 @@ def run(task: stage.Task) -> results.Report:
     markdown="report/report.md",
     private_html=f"{results.PRIVATE}/report/report.private.html",
     table=table,
+    verdict=verdict.as_text(verdicts[False]),
   )
   write = artifacts.write_atomically
   write(root / report.html, page.html(shared))
@@ -176,12 +217,13 @@ def shareable_values(
   leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
   released_scores: Sequence[results.ReleasedScores] = (),
+  decided: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Returns what shareable sections may see: public or post-processed values.
 
   Formal guarantee: the values are functions of public data and of results that
   each carry a finite epsilon for the private queries, so publishing a page of
-  them costs no more than its own "Everything on this page together" says, for
+  them costs no more than its own "Everything that is released together" says, for
   that one statement's unit and relation (`joint.claim`). Where results protect
   different units that no claim covers, the page says that it has none. It relies
   on what stages declare: `Evaluation.private`, the folder `private/`, and their
@@ -196,12 +238,20 @@ def shareable_values(
     leakage: of which only what is about public test sets is let through.
     curves: learning curves of stages whose metrics are not private.
     released_scores: with noise; they stand in place of pseudo-queries.
+    decided: what the verdict is made of: claims, places and names of rows.
   """
   scored = [row.evaluation for row in comparison.rows]
   scored = [one for one in scored if results.is_shareable_score(one)]
   own = {*results.OWN_TEST_SETS, comparison.test_set}
   synthetic = [one for one in synthetic if results.is_shareable(one)]
   return {
+    **decided,
+    "public_rows": [
+      row
+      for row in comparison.rows
+      if row.evaluation.test_set == results.OWN_TEST_SETS[1]
+      and results.is_shareable_score(row.evaluation)
+    ],
     "evaluations": [
       one for one in scored if one.test_set in own and not released_scores
     ],
@@ -257,6 +307,8 @@ def _as_text(table: str) -> tuple[blocks.Block, ...]:
   return (blocks.Preformatted(text=table),)
 
 
+_VERDICTS = (verdict.SHAREABLE, verdict.PRIVATE)
+
 SECTIONS = (
   scores.RELEASED,
   scores.PUBLIC,
@@ -271,6 +323,7 @@ SECTIONS = (
   queries.BESIDE_REAL,
   scores.LEARNING,
   leakage_lib.PRIVATE,
+  privacy.ALL_CLAIMS,
   audit.PRIVATE,
   scores.OTHERS,
   scores.FURTHER,

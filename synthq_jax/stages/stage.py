@@ -14,6 +14,8 @@ import importlib
 import math
 import operator
 import pathlib
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,9 +89,14 @@ class Task:
   def folder(self, *, private: bool) -> pathlib.Path:
     """Returns the result's folder, which is made.
 
+    Where the result is private, what other settings left of it in the folder
+    that is shared goes: no claim would count it.
+
     Args:
       private: whether what the result says must not be shared.
     """
+    if private:
+      shutil.rmtree(self.folders.public(self.place), ignore_errors=True)
     place = self.folders.private if private else self.folders.public
     directory = place(self.place)
     directory.mkdir(parents=True, exist_ok=True)
@@ -150,9 +157,23 @@ class Stage:
       result = dataclasses.replace(result, seconds=seconds)
     place = task.folders.root / self.place_of(result)
     artifacts.save(place, result, task.digest)
+    if place == task.folders.public(task.place):
+      _remove_others(place, task.digest)
     for clean in task.when_saved:
       clean()
     return result
+
+
+def _remove_others(place: pathlib.Path, digest: str) -> None:
+  """Removes what is named by earlier fingerprints, which no claim counts now."""
+  for path in place.iterdir():
+    named = re.search(r"_([0-9a-f]{16})(?![0-9a-f])", path.name)
+    if named is None or named[1] == digest:
+      continue
+    if path.is_dir():
+      shutil.rmtree(path)
+    else:
+      path.unlink()
 
 
 def of(module: str, **fields: Any) -> Stage:

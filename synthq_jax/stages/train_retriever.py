@@ -106,6 +106,24 @@ def jobs(run):
     )
 
 
+def check(run) -> None:
+  """Refuses a batch that is larger than what there can be to train on."""
+  config, prepared = run.config, run.prepared
+  most = {}
+  if config.rows.original and not run.for_audit:
+    most["real pairs"] = prepared.num_pairs["train"]
+  if prepared.num_passages <= prepared.num_documents:  # else more are written
+    written = config.generate.num_documents or prepared.num_documents
+    most["synthetic queries"] = written * config.generate.queries_per_document
+  for name, number in most.items():
+    if config.train_retriever.batch_size > number:
+      raise ValueError(
+        f"train_retriever.Config.batch_size must be at most {number:,}, the"
+        f" number of {name}, got {config.train_retriever.batch_size:,}: set a"
+        " smaller RETRIEVER_BATCH_SIZE"
+      )
+
+
 def run(task: stage.Task) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 

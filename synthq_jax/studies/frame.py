@@ -11,15 +11,13 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from synthq_jax import artifacts, extras
+from synthq_jax import artifacts
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.pipeline import workspace
 from synthq_jax.report import blocks
 from synthq_jax.report import page as page_lib
 from synthq_jax.report import words as words_lib
-
-with extras.required("run"):
-  import tqdm
+from synthq_jax.training import progress as progress_lib
 
 __all__ = ["Job", "Study", "Task", "grouped", "part", "run", "words"]
 
@@ -122,8 +120,12 @@ def run(
     task = Task(config=config, folders=folders, root=root, progress=progress)
     data = study.prepare(task)
     jobs = study.jobs(task, data)
-    bar = tqdm.tqdm(jobs, unit=" results", disable=not progress)
-    result = study.result(task, data, [job.finished() for job in bar])
+    made = []
+    with progress_lib.bar("", None, progress, unit=" results") as bar:
+      for job in jobs:
+        made.append(job.finished())
+        bar.update()
+    result = study.result(task, data, made)
     digest = artifacts.fingerprint(config, *study.digests(data))
     artifacts.save(root, result, digest)
     page = study.page(result)

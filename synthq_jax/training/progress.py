@@ -17,6 +17,9 @@ def bar(
 ) -> Any:
   """Returns a bar, for `with`; its `update(number)` moves it on.
 
+  Where standard error is no terminal, as in a log, nothing is drawn: a run says
+  by a line what it makes.
+
   Args:
     description: stands before it.
     total: of the units; None: unknown.
@@ -32,7 +35,7 @@ def bar(
     initial=initial,
     desc=description or None,
     unit=unit,
-    disable=not progress,
+    disable=None if progress else True,  # None: where there is no terminal
     mininterval=1.0,
     dynamic_ncols=True,
   )

@@ -169,7 +169,16 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
       "direct_dp.Config.batch_size must be at most",
     ),
     (
-      "--gin.RETRIEVER_BATCH_SIZE=31 --gin.plan.Rows.synthetic=()"
+      "--gin.RETRIEVER_BATCH_SIZE=31 --gin.NUM_DOCUMENTS=None",
+      f"must be at most {TRAIN}, the number of real pairs",
+    ),
+    (
+      "--gin.RETRIEVER_BATCH_SIZE=9 --gin.NUM_DOCUMENTS=8",
+      "must be at most 8, the number of synthetic queries",
+    ),
+    ("--gin.NUM_DOCUMENTS=10_000", "size of the collection, got 10,000: set a"),
+    (
+      "--gin.RETRIEVER_BATCH_SIZE=30 --gin.NUM_DOCUMENTS=None --gin.plan.Rows.synthetic=()"
       " --gin.plan.Rows.direct_dp=() --gin.plan.Rows.untrained=False"
       " --gin.plan.Rows.public_only=False",
       # One pair is held out, to choose the weight beside BM25.

@@ -14,7 +14,7 @@ import dp_accounting
 import made_up
 import pytest
 
-from synthq_jax.pipeline import comparison_results
+from synthq_jax.pipeline import comparison_results, released_results
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, statement, terms
 from synthq_jax.report import blocks, page
@@ -180,6 +180,14 @@ def sections(checkpoints):
     checkpoints=checkpoints,
     leakage=None,
     curves={},
+    decided={
+      "released": released_results.Released(
+        shared={}, compared={}, started={}, unclaimed=()
+      ).including(checkpoints),
+      "shipped": (),
+      "made": (),
+      "public_data": False,
+    },
   )
   parts = page.parts(report.SECTIONS, values, shareable=True)
   shown = page.markdown(blocks.Page(title="title", parts=parts))
@@ -212,7 +220,7 @@ def test_the_page_claims_no_less_than_the_truth(run):
     for name, claim in {**claims, "public_only": statement.none()}.items()
   ]
   shown = sections(checkpoints)
-  together = shown.pop("Everything on this page together")
+  together = shown.pop("Everything that is released together")
   claims = _CLAIM.findall(together)
   if kind is None:
     assert "No joint claim" in together and not claims

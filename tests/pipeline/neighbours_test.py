@@ -385,8 +385,14 @@ _FOLLOWS_FROM_N = {
 }  # fmt: skip
 """Fields of results that follow from the number of train records, which is
 public: it is num_examples in every statement."""
-_STATED = re.compile(rb"^.*\*\*(Privacy|Mechanism).*$", re.MULTILINE)
-_STATED_HTML = re.compile(rb"^.*<strong>(Privacy|Mechanism).*$", re.MULTILINE)
+_STATED = re.compile(
+  rb"^.*\*\*(Privacy|Mechanism|Several records|Epsilon|What that protects).*$",
+  re.MULTILINE,
+)
+_STATED_HTML = re.compile(
+  rb"^.*<strong>(Privacy|Mechanism|Several records|Epsilon|What that protects).*$",
+  re.MULTILINE,
+)
 _NUMBER = re.compile(rb"\d+(\.\d+)?(e-\d+)?")
 
 

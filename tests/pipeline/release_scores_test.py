@@ -10,7 +10,7 @@ import pytest
 import tiny_runs
 
 from synthq_jax import artifacts, intervals
-from synthq_jax.pipeline import plan, private_training, results, workspace
+from synthq_jax.pipeline import plan, results, workspace
 from synthq_jax.privacy import joint, ledger, statement
 from synthq_jax.stages import evaluate, release_scores
 
@@ -234,7 +234,7 @@ def test_the_ledger_has_the_promise_before_there_is_noise(
     patch.setattr(release_scores.jax.random, "normal", stopped)
     with pytest.raises(RuntimeError, match="stopped"):
       released(tmp_path, table, settings(), secret=None)
-  path = tmp_path / "private" / private_training.LEDGER
+  path = tmp_path / "private" / ledger.NAME
   [(name, promised)] = ledger.read(path).items()
   made = released(tmp_path, table, settings(), secret=None)
   assert (made.statement, [name]) == (promised, list(ledger.read(path)))
@@ -316,7 +316,7 @@ def test_a_run_shows_released_scores_in_place_of_pseudo_queries(
   files = [p for p in (root / "release_scores").rglob("*") if p.is_file()]
   assert [p.name for p in files] == [artifacts.RESULT_NAME]
   [entry] = made.statement.ledger
-  promised = ledger.read(root / "private" / private_training.LEDGER)
+  promised = ledger.read(root / "private" / ledger.NAME)
   assert promised[entry.identifier] == made.statement
   assert entry.part == ""  # of a log: later sides depend on earlier ones
 

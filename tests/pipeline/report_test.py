@@ -12,7 +12,12 @@ import pytest
 import tiny_runs
 
 from synthq_jax import artifacts, intervals
-from synthq_jax.pipeline import comparison_results, results, workspace
+from synthq_jax.pipeline import (
+  comparison_results,
+  released_results,
+  results,
+  workspace,
+)
 from synthq_jax.pipeline import comparison_results as leakage_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
@@ -275,6 +280,12 @@ def run_report(root, compared=None, **changes):
     report.Config(),
     folders,
     comparison=saved,
+    released=released_results.Released(
+      shared={}, compared={}, started={}, unclaimed=()
+    ),
+    shipped=["public_only", "synthetic_eps8", "direct_eps8"],
+    made=[],
+    public_data=False,
     **{"audits": (), "leakage": None, "costs": None, **arguments},
   )
 
@@ -395,7 +406,7 @@ def test_every_shareable_result_has_its_statement_in_words(written):
   assert "Queries public only, retriever public only" in page.headings
   assert not any("original" in title for title in page.headings)
   sections = read(written, "html").split("<h3>")
-  together = next(one for one in sections if one.startswith("Everything on"))
+  together = next(one for one in sections if one.startswith("Everything that"))
   for title, claim in (
     ("Generator eps8", GENERATOR),
     ("Retriever dir", DIRECT),
@@ -415,15 +426,16 @@ def test_the_page_claims_the_sum_of_all_its_releases(written):
   assert together.epsilon > max(GENERATOR.epsilon, DIRECT.epsilon)
   claim = statement.in_words(together).split("\n\n")[0]
   number = re.search(r"is \(([\d.]+), ", claim).group(1)
-  section = text.split("### Everything on this page together")[1]
+  section = text.split("### Everything that is released together")[1]
   assert f"({number}, " in section.split("###")[0]
 
 
 def test_the_private_page_is_marked_and_has_everything(written):
   text = read(written, "private_html")
   assert re.search(r'class="banner">PRIVATE', text)
-  assert ">dense</text>" in text and ">bm25</text>" in text  # the plot
-  assert ">real queries</text>" in text
+  for row in ("synthetic eps8", "original", "bm25"):  # of the plot
+    assert f">{row}</text>" in text
+  assert ">dense</text>" not in text  # no curve over one epsilon
   for found in (
     "44.0 [31.3, 56.7]",  # the mean rank, Student's interval
     "52.0",  # of the control group
@@ -443,6 +455,22 @@ def test_the_private_page_is_marked_and_has_everything(written):
     "real queries 0.200, public only 0.250, eps8 0.250, epsinf 0.250: nDCG@10"
     in text
   )
+
+
+def test_scores_are_drawn_over_epsilon_where_there_are_three(tmp_path):
+  rows = [
+    evaluation("bm25", 0.2),
+    evaluation("original", epsilon=math.inf),
+    *(evaluation(f"synthetic_eps{e}", 0.2, epsilon=e) for e in (2.0, 8.0)),
+    evaluation("synthetic_inf", 0.3, epsilon=math.inf),
+  ]
+  drawn = []
+  for more in ([], [evaluation("synthetic_eps4", 0.2, epsilon=4.0)]):
+    made = run_report(tmp_path, evaluations=rows + more)
+    text = (tmp_path / made.private_html).read_text()
+    assert ">bm25</text>" in text
+    drawn.append(">real queries</text>" in text and ">dense</text>" in text)
+  assert drawn == [False, True]
 
 
 def test_real_queries_stand_beside_synthetic_ones_of_their_document(written):

@@ -64,7 +64,7 @@ def test_every_source_of_pairs_has_its_fused_row(finished_run):
   assert set(dense) < set(found)
   assert set(found) - set(dense) == set(
     one.name.removeprefix("fused_")
-    for one in (finished_run.root / "evaluate/public").glob("fused_direct_dp*")
+    for one in finished_run.root.rglob("evaluate/public/fused_direct_dp*")
   )
   for row in ("fused synthetic eps8", "expanded public only", "over BM25"):
     assert row in finished_run.report.table

@@ -312,3 +312,75 @@ def test_cyclic_batches_that_overflow_pay_from_delta():
 
   assert epsilon(60) < epsilon(30) < math.inf
   assert epsilon(0) == math.inf
+
+
+def roomy(expected, num=50):
+  return sampling.Poisson(
+    num_examples=num, expected_batch_size=expected, max_batch_size=num + 10
+  )
+
+
+def of_group(sampler, noise, steps, size, relation="ADD_OR_REMOVE_ONE"):
+  return accounting.group_epsilon(
+    [accounting.Run(sampler, noise, steps)],
+    delta=1e-3,
+    relation=relation,
+    size=size,
+  )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_group_moves_a_whole_batch_by_as_many_sensitivities(size):
+  exact = gaussian_epsilon(1e-3, 3.0 / size)
+  assert exact <= of_group(roomy(50), 3.0, 1, size) <= 1.02 * exact + 0.01
+  order = sampling.FixedOrder(num_examples=50, batch_size=10)
+  found = of_group(order, 3.0, 5, size, "REPLACE_SPECIAL")
+  assert exact <= found <= 1.02 * exact + 0.01
+
+
+@pytest.mark.parametrize("noise", [0.8, 2.0])
+def test_two_records_of_a_sampled_batch_are_a_mixture_of_gaussians(noise):
+  """The exact divergence of one step, by integration, both ways round."""
+  share, grid = 0.2, np.linspace(-40, 40, 400_001)
+  nobody = stats.norm.pdf(grid, 0, noise)
+  weights = stats.binom.pmf([0, 1, 2], 2, share)
+  both = sum(
+    w * stats.norm.pdf(grid, at, noise) for at, w in enumerate(weights)
+  )
+  width = grid[1] - grid[0]
+
+  def delta(epsilon):
+    lost = (
+      np.maximum(a - math.exp(epsilon) * b, 0).sum() * width
+      for a, b in ((both, nobody), (nobody, both))
+    )
+    return max(lost)
+
+  exact = optimize.brentq(lambda e: delta(e) - 1e-3, 0, 50)
+  found = of_group(roomy(10), noise, 1, 2)
+  assert exact - 1e-6 <= found <= 1.02 * exact + 0.02
+
+
+def test_a_group_of_one_is_a_record_and_a_group_has_less_than_a_chain():
+  one = accounting.epsilon(
+    noise_multiplier=1.0, delta=1e-3, sampler=roomy(10), steps=5
+  )
+  assert of_group(roomy(10), 1.0, 5, 1) == pytest.approx(one, rel=0.02)
+  assert one < of_group(roomy(10), 1.0, 5, 2) < 3.5 * one
+
+
+def test_truncation_is_paid_for_by_a_group_or_nothing_is_claimed():
+  tight = sampling.Poisson(
+    num_examples=50, expected_batch_size=10, max_batch_size=12
+  )
+  assert of_group(tight, 1.0, 5, 2) == math.inf
+  assert of_group(tight, 1.0, 5, 2) > of_group(roomy(10), 1.0, 5, 2)
+
+
+def test_nothing_is_claimed_for_groups_that_no_event_describes():
+  cyclic = sampling.CyclicPoisson(
+    num_examples=50, expected_batch_size=5, max_batch_size=50, cycle_length=4
+  )
+  assert of_group(cyclic, 1.0, 5, 2) == math.inf
+  assert of_group(roomy(10), 1.0, 5, 2, "REPLACE_ONE") == math.inf
+  assert of_group(roomy(10), 0.0, 5, 2) == math.inf

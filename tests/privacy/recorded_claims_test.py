@@ -83,7 +83,7 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
       config={},
       loop_settings=loop.Settings(),
     )
-    line = space.private(private_training.LEDGER).read_text()
+    line = space.private(ledger.NAME).read_text()
   if secret is None:  # the identifier ends with what was drawn
     name = json.loads(line)["identifier"]
     line = line.replace(name, name.partition("-")[0])

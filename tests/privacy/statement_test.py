@@ -171,7 +171,8 @@ def test_a_release_of_epsilon_0_is_no_public_result():
   words = statement.in_words(whole)
   assert "No private record" not in words
   assert "(0, 0.005)-differentially private" in words
-  assert "for two records together only (0, 0.01) follows" in words
+  # No batch has room for two more: the chain of two neighbours is left.
+  assert "two records together have only (0, 0.01)" in words
   assert statement.compose([mean, made("x")]).ledger[0] == mean.ledger[0]
 
 
@@ -233,6 +234,22 @@ def test_a_group_is_protected_by_the_geometric_sum():
   assert delta == pytest.approx(claim.delta * (1 + base + base**2))
   assert statement.group(made(), 1) == (made().epsilon, made().delta)
   assert statement.group(made(), 1000)[1] == 1
+
+
+def test_two_records_have_the_accountants_number_at_the_same_delta():
+  claim = made()
+  found = accounting.group_epsilon(
+    [claim.ledger[0].run()],
+    delta=claim.delta,
+    relation=claim.relation,
+    size=2,
+  )
+  assert claim.epsilon < found < 3 * claim.epsilon
+  said = statement.for_two(claim)
+  assert said.endswith(f"({math.ceil(found * 1000) / 1000:g}, 8.34e-05)")
+  assert f"is protected less: {said}, and" in statement.in_words(claim)
+  huge = dataclasses.replace(claim, relation="REPLACE_ONE", epsilon=40.0)
+  assert "empty (delta would be 1)" in statement.for_two(huge)
 
 
 def test_the_words_say_what_the_numbers_say():

@@ -23,7 +23,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import sampling, terms
+from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
 from synthq_jax.studies import frame
@@ -357,7 +357,7 @@ class Trainer:
       is_fixed=self.space.is_fixed,
     )
     statement = promise.enter(
-      self.space.private(private_training.LEDGER), release.identifier
+      self.space.private(ledger.NAME), release.identifier
     )
     metrics_path = self.space.private(
       self.stage, f"metrics_{self.digest}.jsonl"

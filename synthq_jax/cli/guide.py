@@ -1,0 +1,252 @@
+"""Says what recipes there are, what they set, and what a run would do."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
+import pathlib
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from synthq_jax import text_tables
+from synthq_jax.cli import flags
+from synthq_jax.pipeline import config_types
+
+__all__ = ["dry_run", "header", "recipes", "settings"]
+
+_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
+_SHOWN = ("recipes", "studies")
+"""Folders of gin_configs that a command takes."""
+
+
+def header(path: pathlib.Path) -> dict[str, str]:
+  """Returns what the first comment of a gin file says.
+
+  Args:
+    path: the file.
+
+  Returns:
+    Paragraphs by their first words, e.g. "Required"; "" is the first one.
+  """
+  lines = _comment(path.read_text().splitlines())
+  found, name, is_first = {"": ""}, "", True
+  for line in lines:
+    is_first = is_first and line != "#"
+    titled = not is_first and re.match(
+      r"# ([A-Z][\w ]*(?: \([^)]*\))?): (.*)", line
+    )
+    if titled:
+      name, line = titled[1], titled[2]
+    found[name] = f"{found.get(name, '')} {line.removeprefix('#').strip()}"
+  return {name: " ".join(text.split()) for name, text in found.items()}
+
+
+def recipes(folder: pathlib.Path) -> str:
+  """Lists recipes and studies, and what each needs.
+
+  Args:
+    folder: gin_configs.
+  """
+  said = []
+  for path in (p for name in _SHOWN for p in sorted((folder / name).glob("*"))):
+    found = header(path)
+    said.append(f"{path.relative_to(folder)}\n{_wrapped(found[''])}")
+    for name in ("Hardware and time", "Time", "Hours", "Required"):
+      if name in found:
+        said[-1] += f"\n{_wrapped(f'{name}: {found[name]}')}"
+  return "\n\n".join(said)
+
+
+def _wrapped(text: str) -> str:
+  return textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  ")
+
+
+def settings(
+  config: Any, read: Sequence[Sequence[pathlib.Path]], *, name: str = ""
+) -> str:
+  """Lists what can be set: name, value, where from, meaning.
+
+  Args:
+    config: an instance of the dataclass that the files configure; None: only
+      the files' macros are listed.
+    read: the gin files and what they include; none for the defaults.
+    name: only settings whose name holds this.
+  """
+  parameters = [] if config is None else [*_parameters(config, read)]
+  meanings = {row[0]: row[3] for row in parameters}
+  rows = [*_macros(read, meanings), *parameters]
+  return text_tables.Table(
+    header=("Name", "Value", "From", "Meaning"),
+    rows=tuple(row for row in rows if name.lower() in row[0].lower()),
+  ).text()
+
+
+def _macros(
+  read: Sequence[Sequence[pathlib.Path]], meanings: Mapping[str, str]
+) -> Iterator[tuple[str, str, str, str]]:
+  """Yields the macros of gin files, each as the file has it that wins.
+
+  One without a comment behind it means what the parameter means that it sets, or
+  what stands above it.
+  """
+  paths = list(dict.fromkeys(path for group in read for path in group))
+  lines = {path: path.read_text().splitlines() for path in paths}
+  names = {
+    found[1]: None
+    for path in paths
+    for line in lines[path]
+    if (found := _MACRO.match(line))
+  }
+  for name in names:
+    file, _, number = flags.place(name, read, ()).rpartition(":")
+    at = int(number) - 1
+    behind, above = zip(
+      *(_comments(lines[p], name) for p in paths), strict=True
+    )
+    sets = re.compile(rf"([\w.]+) = %{name}$")
+    texts = (m for path in paths for m in map(sets.match, lines[path]) if m)
+    parameter = next((meanings.get(f"--gin.{m[1]}", "") for m in texts), "")
+    meaning = next(filter(None, (*behind, parameter, *above)), "")
+    value = _MACRO.match(lines[pathlib.Path(file)][at])[2]
+    yield f"--gin.{name}", value, f"{pathlib.Path(file).name}:{number}", meaning
+
+
+def _comments(lines: Sequence[str], name: str) -> tuple[str, str]:
+  """Returns what stands behind a macro in a file, and what stands above it."""
+  for at, line in enumerate(lines):
+    found = _MACRO.match(line)
+    if found and found[1] == name:
+      below, above = lines[at + 1 :], lines[:at][::-1]
+      behind = [found[3], *_comment(below)] if found[3] else []
+      return _joined(behind), _joined([*_comment(above)][::-1])
+  return "", ""
+
+
+def _comment(lines: Sequence[str]) -> Iterator[str]:
+  return itertools.takewhile(lambda line: line.startswith("#"), lines)
+
+
+def _joined(comment: Sequence[str]) -> str:
+  return " ".join(line.lstrip("# ") for line in comment)
+
+
+def _parameters(
+  config: Any, read: Sequence[Sequence[pathlib.Path]]
+) -> Iterator[tuple[str, str, str, str]]:
+  """Yields the fields of a configuration and of all its parts."""
+  label, meanings = config_types.label(type(config)), _meanings(type(config))
+  parts = []
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    if dataclasses.is_dataclass(value):
+      parts.append(value)
+      continue
+    name = f"{label}.{field.name}"
+    place = flags.place(name, read, ())
+    where = "default" if place == name else pathlib.Path(place).name
+    yield f"--gin.{name}", repr(value), where, meanings.get(field.name, "")
+  for part in parts:
+    yield from _parameters(part, read)
+
+
+def _meanings(kind: type) -> dict[str, str]:
+  """Returns the docstrings of a dataclass's fields."""
+  found: dict[str, str] = {}
+  for base in reversed(kind.__mro__):
+    if base.__module__ == "builtins" or not dataclasses.is_dataclass(base):
+      continue
+    try:
+      tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+    except (OSError, TypeError):  # made of others
+      continue
+    body = tree.body[0].body
+    for field, below in itertools.pairwise(body):
+      match field, below:
+        case (
+          ast.AnnAssign(target=ast.Name(id=name)),
+          ast.Expr(value=ast.Constant(value=str() as text)),
+        ):
+          found[name] = " ".join(text.split())
+  return found
+
+
+def dry_run(
+  config: Any,
+  workdir: pathlib.Path,
+  wanted: Sequence[str],
+  read: Sequence[Sequence[pathlib.Path]],
+) -> str:
+  """Says what a run would make, find, and cost, and does nothing.
+
+  Args:
+    config: a `plan.RunConfig`.
+    workdir: the working directory, which need not be there.
+    wanted: stages.
+    read: the gin files and what they include.
+  """
+  from synthq_jax.pipeline import plan
+
+  lines, later = [], []
+  for name, rows in plan.survey(config, workdir, wanted):
+    if rows is None:
+      later.append(name)
+      continue
+    there = [row or name for row, is_there in rows.items() if is_there]
+    missing = [row or name for row, is_there in rows.items() if not is_there]
+    said = [f"there: {', '.join(there)}"] if there else []
+    said += [f"to make: {', '.join(missing)}"] if missing else []
+    lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
+  if later:
+    lines.append(f"then, where these settings need them: {', '.join(later)}")
+  lines += ["", *_price(config, workdir, wanted)]
+  times = [
+    f"{key}: {text}"
+    for group in read
+    for path in group[:1]
+    for key, text in header(path).items()
+    if key in ("Hardware and time", "Time", "Hours")
+  ]
+  return "\n".join([*lines, *times])
+
+
+def _price(
+  config: Any, workdir: pathlib.Path, wanted: Sequence[str]
+) -> Iterator[str]:
+  """Yields what the private trainings of a run are to cost."""
+  from synthq_jax.pipeline import released_results
+  from synthq_jax.privacy import rounding
+  from synthq_jax.stages import direct_dp, stage
+
+  rows = [
+    (f"synthetic_{stage.row_name(e)}", e)
+    for e in config.rows.synthetic
+    if "finetune_dp" in wanted
+  ] + [
+    (f"{name}_{stage.row_name(e)}", e)
+    for name, e in itertools.product(
+      direct_dp.methods(config), config.rows.direct_dp
+    )
+    if "direct_dp" in wanted
+  ]
+  times = max(1, len(config.seeds))
+  total = 0.0
+  for row, epsilon in rows:
+    if not math.isfinite(epsilon):
+      continue
+    compared = config.rows.is_compared(row)
+    total += 0.0 if compared else times * epsilon
+    seeds = f" for each of {times} seeds" if times > 1 else ""
+    use = "only compared" if compared else "released"
+    yield f"epsilon of {row}: {rounding.epsilon(epsilon)}{seeds}, {use}"
+  yield f"epsilon of what this run releases, together: at most {rounding.epsilon(total)}"
+  found = released_results.read(workdir)
+  whole = found.everything
+  if found.started and whole is not None:
+    yield (
+      f"started here before: {len(found.started)} private trainings, epsilon"
+      f" {rounding.epsilon(whole.epsilon)} together; what is there costs nothing"
+      " again"
+    )

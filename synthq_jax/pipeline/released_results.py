@@ -1,0 +1,149 @@
+"""Finds what a working directory gives away, and what was ever trained in it.
+
+What counts as released is decided by the place alone, so that no list of rows
+can leave anything out: every result outside of `private/`, whichever settings
+made it.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from synthq_jax import artifacts
+from synthq_jax.pipeline import results
+from synthq_jax.privacy import joint, ledger
+from synthq_jax.privacy import statement as statement_lib
+
+__all__ = ["Released", "read"]
+
+_Statements = dict[str, statement_lib.PrivacyStatement]
+_WITHOUT_RECORDS = ("prepare_data", "report")
+"""Folders without a result.json; what they hold is public or said elsewhere."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Released:
+  """The claims of a working directory."""
+
+  shared: _Statements
+  """Of every result outside of `private/` that has a claim, by its folder."""
+  compared: _Statements
+  """Of results under `private/` that claim something, by their folders."""
+  started: _Statements
+  """Of the ledger: every private training, by its identifier."""
+  unclaimed: tuple[str, ...]
+  """Folders outside of `private/` that hold files and no finished result."""
+
+  def including(
+    self, made: Sequence[results.Checkpoint | results.SyntheticQueries]
+  ) -> "Released":
+    """Counts results of a run, too, wherever their files are.
+
+    Args:
+      made: models and queries; those that must not be shared are left out.
+    """
+    own = {x.directory: x.statement for x in made if results.is_shareable(x)}
+    return dataclasses.replace(self, shared={**own, **self.shared})
+
+  @functools.cached_property
+  def together(self) -> statement_lib.PrivacyStatement | None:
+    """The claim for whoever sees all that is released; None: there is none.
+
+    Formal guarantee:
+      That of `joint.claim` for all results outside of `private/`. Nothing is
+      claimed where a folder there holds files that no result accounts for.
+    """
+    if self.unclaimed or not self.shared:
+      return None
+    return joint.claim(list(self.shared.values()))
+
+  @functools.cached_property
+  def everything(self) -> statement_lib.PrivacyStatement | None:
+    """The claim for whoever sees all private trainings; None: there is none.
+
+    It has the delta of `together`, where there is one.
+
+    Formal guarantee:
+      That of `joint.claim` for all trainings of the ledger and all results that
+      claim anything. Trainings without privacy are not covered.
+    """
+    together = self.together
+    known = [*self.started.values(), *self.compared.values()]
+    claimed = [one for one in known if one.epsilon < math.inf]
+    claimed += self.shared.values()
+    delta = None if together is None else together.delta or None
+    return joint.claim(claimed, delta=delta) if claimed else None
+
+  @property
+  def trials(self) -> int:
+    """Private trainings of which no result is here: made again, or given up."""
+    held = [*self.shared.values(), *self.compared.values()]
+    known = {entry for one in held for entry in one.ledger}
+    return sum(
+      one.epsilon < math.inf and not known >= set(one.ledger)
+      for one in self.started.values()
+    )
+
+
+def read(root: pathlib.Path) -> Released:
+  """Reads the claims of a working directory from its files.
+
+  Args:
+    root: the working directory.
+
+  Raises:
+    ValueError: if a result or the ledger cannot be read.
+  """
+  private = root / results.PRIVATE
+  path = private / ledger.NAME
+  kept = _statements(private)
+  return Released(
+    shared=_statements(root, but=private),
+    compared={k: one for k, one in kept.items() if one.epsilon < math.inf},
+    started=ledger.read(path) if path.exists() else {},
+    unclaimed=tuple(_unclaimed(root)),
+  )
+
+
+def _statements(
+  root: pathlib.Path, but: pathlib.Path | None = None
+) -> _Statements:
+  """Returns the claims of all results below a folder, but for one folder."""
+  found = {}
+  for path in sorted(root.rglob(artifacts.RESULT_NAME)):
+    if but is not None and path.is_relative_to(but):
+      continue
+    claim = json.loads(path.read_text())["result"].get("statement")
+    if claim is not None:
+      found[path.parent.relative_to(root).as_posix()] = artifacts.from_json(
+        statement_lib.PrivacyStatement, claim
+      )
+  return found
+
+
+def _unclaimed(root: pathlib.Path) -> Iterator[str]:
+  """Yields folders with files that no result of theirs accounts for."""
+  for top in sorted(root.iterdir()) if root.exists() else ():
+    skipped = (results.PRIVATE, *_WITHOUT_RECORDS)
+    if not top.is_dir() or top.name in skipped:
+      continue
+    for folder in _leaves(top):
+      at = folder
+      if top.name == "search":  # an index of these vectors
+        at = root / "encode_documents" / folder.relative_to(top)
+      if not (at / artifacts.RESULT_NAME).exists():
+        yield folder.relative_to(root).as_posix()
+
+
+def _leaves(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the topmost folders that hold files."""
+  inside = sorted(folder.iterdir())
+  if any(one.is_file() for one in inside):
+    yield folder
+    return
+  for one in inside:
+    if one.is_dir():
+      yield from _leaves(one)

@@ -1,0 +1,196 @@
+"""What counts as released: the place decides, and nothing is left out."""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+
+import made_up
+import pytest
+
+from synthq_jax import artifacts
+from synthq_jax.pipeline import plan, released_results, results, workspace
+from synthq_jax.privacy import joint, ledger, rounding, sampling
+from synthq_jax.stages import stage
+
+COMPARED = "direct_dp_group_eps8"  # of the finished run
+
+
+def outside(root):
+  """The files that are not under private/."""
+  return [
+    path
+    for path in root.rglob("*")
+    if path.is_file() and path.relative_to(root).parts[0] != results.PRIVATE
+  ]
+
+
+def identifiers(root):
+  """Every release that a result outside of private/ names."""
+  texts = (p.read_text() for p in outside(root) if p.name == "result.json")
+  return {
+    name
+    for text in texts
+    for name in re.findall(r'"identifier": "([^"]+)"', text)
+  }
+
+
+def test_whatever_lies_outside_of_private_is_in_the_joint_claim(finished_run):
+  found = released_results.read(finished_run.root)
+  named = identifiers(finished_run.root)
+  assert len(named) == 5  # the generator, and four of the five direct trainings
+  assert named == {one.identifier for one in found.together.ledger}
+  assert not found.unclaimed and not found.trials
+  for path in outside(finished_run.root):
+    if path.suffix == ".safetensors" or path.name == "queries.jsonl":
+      place = path.parent.relative_to(finished_run.root).as_posix()
+      assert place in found.shared or place.startswith(
+        ("prepare_data", "prepare_test_set")
+      ), place
+
+
+def test_the_page_states_the_claim_of_all_that_lies_there(finished_run):
+  claim = released_results.read(finished_run.root).together
+  text = (finished_run.root / finished_run.report.markdown).read_text()
+  section = text.partition("Everything that is released together")[2]
+  shown = re.search(r"is \(([\d.]+), ([\d.e-]+)\)", section)
+  assert shown[1] == rounding.epsilon(claim.epsilon)
+  assert f"**Epsilon.** {shown[1]} for all that is released" in text
+  claims = r"\(delta ([\d.e-]+)\)|is \([\d.]+, ([\d.e-]+)\)"
+  deltas = {a or b for a, b in re.findall(claims, text)}
+  assert deltas == {shown[2]}  # one on the whole page
+
+
+def test_a_row_that_is_only_compared_lies_under_private_with_all_made_of_it(
+  finished_run,
+):
+  root = finished_run.root
+  found = released_results.read(root)
+  place = f"train_retriever/{COMPARED}"
+  assert place in found.compared and place not in found.shared
+  name = found.compared[place].ledger[0].identifier
+  for path in outside(root):
+    assert COMPARED not in path.relative_to(root).as_posix(), path
+    assert name.encode() not in path.read_bytes(), path
+    assert b"direct dp group" not in path.read_bytes(), path
+  assert found.everything.epsilon > found.together.epsilon
+  assert found.everything.delta == found.together.delta
+  assert len(found.started) == 6
+  private = (root / finished_run.report.private_html).read_text()
+  assert "direct dp group" in private and name in private
+
+
+def test_what_earlier_settings_left_outside_of_private_counts(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  before = released_results.read(root)
+  shutil.copytree(root / "generate/eps8", root / "generate/eps3")
+  path = root / "generate/eps3/result.json"
+  claim = made_up.claim(
+    "finetune_dp/earlier",
+    sampler=sampling.Poisson.with_margin(
+      num_examples=60, expected_batch_size=16
+    ),
+    relation="ADD_OR_REMOVE_ONE",
+    delta=before.together.delta,
+  )
+  content = json.loads(path.read_text())
+  content["result"]["statement"] = artifacts.to_json(claim)
+  path.write_text(json.dumps(content))
+  after = released_results.read(root)
+  assert claim.ledger[0] in after.together.ledger
+  assert after.together.epsilon > before.together.epsilon
+
+
+def test_files_without_a_result_take_the_claim_away(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  (root / "finetune_dp/eps8/result.json").unlink()  # as a kill leaves it
+  place = root / "search/synthetic_eps8"
+  place.mkdir(parents=True, exist_ok=True)
+  (place / "documents.faiss").write_text("of vectors that are there")
+  found = released_results.read(root)
+  assert found.unclaimed == ("finetune_dp/eps8",)
+  assert found.together is None
+  (root / "search/gone").mkdir()
+  (root / "search/gone/documents.faiss").write_text("of no vectors any more")
+  assert "search/gone" in released_results.read(root).unclaimed
+
+
+def test_results_of_the_run_count_wherever_their_files_are(tmp_path):
+  claim = made_up.claim()
+  models = [
+    made_up.checkpoint(statement=claim),
+    made_up.checkpoint(directory="private/x", statement=made_up.claim("b/1")),
+  ]
+  found = released_results.read(tmp_path).including(models)
+  assert found.together.ledger == claim.ledger
+
+
+def test_trainings_without_a_result_are_trials(tmp_path):
+  kept, gone = made_up.claim("a/1"), made_up.claim("a/2")
+  path = tmp_path / "private/ledger.jsonl"
+  for one in (kept, gone):
+    ledger.enter(path, one.ledger[0].identifier, one)
+  none = dataclasses.replace(kept, ledger=(), epsilon=math.inf)
+  ledger.enter(path, "a/3", none)  # without privacy: it claims nothing
+  made = made_up.checkpoint(statement=kept)
+  artifacts.save(tmp_path / made.directory, made, "digest")
+  found = released_results.read(tmp_path)
+  assert found.trials == 1
+  assert found.everything == joint.claim([kept, gone], delta=kept.delta)
+
+
+def test_what_is_made_private_leaves_nothing_in_its_public_folder(tmp_path):
+  task = stage.Task(
+    place="train_retriever/x",
+    digest="d",
+    folders=workspace.Folders(tmp_path),
+  )
+  (task.folder(private=False) / "params.safetensors").write_text("old")
+  assert task.folder(private=True) == tmp_path / "private/train_retriever/x"
+  assert not (tmp_path / "train_retriever/x").exists()
+
+
+def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
+  digest, old = "0123456789abcdef", "fedcba9876543210"
+  task = stage.Task(
+    place="finetune_dp/eps8", digest=digest, folders=workspace.Folders(tmp_path)
+  )
+  folder = task.folder(private=False)
+  for name in (digest, old):
+    (folder / f"metrics_{name}.jsonl").write_text("{}")
+    (folder / f"parts_{name}").mkdir()
+  (folder / "params.safetensors").write_text("weights")
+  one = stage.Stage(
+    name="finetune_dp",
+    result=results.Checkpoint,
+    needs=(),
+    jobs=lambda run: (),
+    run=lambda task: made_up.checkpoint(),
+  )
+  one.make(task)
+  assert sorted(path.name for path in folder.iterdir()) == [
+    f"metrics_{digest}.jsonl",
+    "params.safetensors",
+    f"parts_{digest}",
+    "result.json",
+  ]
+
+
+@pytest.mark.parametrize(
+  ("names", "row", "is_compared"),
+  [
+    (("direct_dp",), "direct_dp_eps8", True),
+    (("direct_dp",), "direct_dp_logit_eps8_seed2", True),
+    (("direct_dp_logit",), "direct_dp_eps8", False),
+    (("synthetic_eps1",), "synthetic_eps16", False),
+    (("synthetic_eps16",), "synthetic_eps16_seed0", True),
+    ((), "direct_dp_eps8", False),
+  ],
+)
+def test_rows_are_compared_by_whole_words_of_their_names(
+  names, row, is_compared
+):
+  assert plan.Rows(compared=names).is_compared(row) == is_compared

@@ -1,0 +1,202 @@
+"""The verdict: yes or no, which, at which epsilon, and what voids it."""
+
+import dataclasses
+
+import made_up
+import pytest
+
+from synthq_jax import intervals
+from synthq_jax.pipeline import comparison_results, released_results, results
+from synthq_jax.privacy import statement, terms
+from synthq_jax.report import blocks, verdict
+
+CLAIM = made_up.claim()
+SHARED = {"finetune_dp/eps8": CLAIM, "generate/public_only": statement.none()}
+
+
+def found(**changes):
+  settings = {
+    "shared": SHARED,
+    "compared": {},
+    "started": {"finetune_dp/1a2b": CLAIM},
+    "unclaimed": (),
+  }
+  return released_results.Released(**(settings | changes))
+
+
+def queries(name="eps8", claim=CLAIM, directory="generate/eps8"):
+  return results.SyntheticQueries(
+    directory=directory, name=name, statement=claim, prefix="", sampler="",
+    num_documents=1, queries_per_document=1, num_queries=1, removed={},
+    gauge=0.1, copy_rate=0.1, mean_words=1.0, examples=(),
+  )  # fmt: skip
+
+
+def row(name, over, epsilon=None, mean=0.5):
+  measured = intervals.Interval(mean=mean, low=mean - 0.1, high=mean + 0.1)
+  made = results.Evaluation(
+    directory="", name=name, label="", test_set="test", private=True,
+    epsilon=epsilon, delta=None, measures={"nDCG@10": measured},
+    num_queries=1234, traps=(),
+  )  # fmt: skip
+  return comparison_results.Row(
+    evaluation=made,
+    by_seed={"nDCG@10": (mean,)},
+    over_bm25=over
+    and intervals.Interval(mean=over, low=over - 0.01, high=over + 0.01),
+  )
+
+
+def said(
+  claims=None, synthetic=None, *, rows=(), shipped=(), public_data=False
+):
+  """The lines of the shareable page."""
+  return verdict.as_text(
+    verdict.SHAREABLE.build(
+      released=claims or found(),
+      synthetic=[queries()] if synthetic is None else synthetic,
+      public_rows=rows,
+      shipped=shipped,
+      measures=("nDCG@10",),
+      public_data=public_data,
+      made=list(SHARED),
+    )
+  ).splitlines()
+
+
+def test_queries_with_a_claim_are_released():
+  lines = said()
+  assert lines[0].startswith("Release the queries: Yes, those of eps8:")
+  assert [line.partition(":")[0] for line in lines] == [
+    "Release the queries", "Ship a retriever", "Epsilon", "What that protects",
+  ]  # fmt: skip
+  assert "query is replaced by an empty record" in lines[3]
+
+
+FIXED = dataclasses.replace(CLAIM, assumptions=(terms.fixed_secret("run"),))
+CLIENT = dataclasses.replace(CLAIM, unit="client")
+
+
+@pytest.mark.parametrize(
+  ("changes", "synthetic", "words"),
+  [
+    ({}, [], "no queries of a privately"),
+    ({}, [queries("public_only", statement.none())], "no queries of a priv"),
+    ({}, [queries(directory="private/generate/eps8")], "no queries of a priv"),
+    ({"unclaimed": ("generate/x",)}, None, "generate/x outside of private/"),
+    ({"shared": {**SHARED, "a/b": CLIENT}}, None, "no claim covers all"),
+    (
+      {"shared": {**SHARED, "a/b": statement.non_private()}},
+      None,
+      "made without privacy",
+    ),
+    ({"shared": {**SHARED, "a/b": FIXED}}, None, "the secret is fixed"),
+  ],
+)
+def test_a_reason_against_it_is_named(changes, synthetic, words):
+  lines = said(found(**changes), synthetic)
+  assert lines[0].startswith("Release the queries: No: ")
+  assert words in lines[0]
+
+
+def test_what_voids_the_claims_is_red():
+  claims = found(
+    shared={**SHARED, "a/b": FIXED, "generate/eps3": CLAIM},
+    started={"1": CLAIM, "2": made_up.claim("finetune_dp/tried")},
+  )
+  built = verdict.SHAREABLE.build(
+    claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED)
+  )
+  red = [one.text for one in built if isinstance(one, blocks.Alert)]
+  for words in (
+    "secret is fixed",
+    "queries are public",
+    "1 private trainings were started here of which no result is left",
+    "these settings do not make it: a/b, generate/eps3",
+  ):
+    assert sum(words in one for one in red) == 1, words
+  assert len(red) == 4
+  assert not any(line.startswith("WARNING") for line in said())
+
+
+def test_the_epsilon_of_everything_stands_beside_that_of_what_is_released():
+  other = made_up.claim("train_retriever/1")
+  lines = said(found(compared={"x": other}, started={"1": CLAIM, "2": other}))
+  both = statement.compose([CLAIM, other], delta=CLAIM.delta).epsilon
+  assert both > CLAIM.epsilon
+  shown = lines[2].split()
+  assert float(shown[1]) == pytest.approx(CLAIM.epsilon, abs=2e-3)
+  assert float(lines[2].partition("; ")[2].split()[0]) >= both
+
+
+ROWS = (
+  row("bm25", None),
+  row("synthetic_eps8", -0.2, 8.0),
+  row("fused_untrained", 0.02),
+  row("fused_synthetic_eps8", 0.03, 8.0),
+  row("fused_original", 0.5, float("inf")),
+  row("fused_direct_dp_eps8", 0.4, 8.0),
+)
+SHIPPED = ("synthetic_eps8", "fused_untrained", "fused_synthetic_eps8")
+
+
+def test_the_best_row_that_may_be_shipped_is_named():
+  (line,) = [x for x in said(rows=ROWS, shipped=SHIPPED) if "Ship" in x]
+  assert line.startswith(
+    "Ship a retriever: fused synthetic eps8: nDCG@10 0.500, +0.030"
+    " [+0.020, +0.040] over BM25, on 1,234 public pseudo-queries."
+  )
+  assert "3 rows" in line
+
+
+def test_no_row_is_shipped_that_is_not_clear_of_bm25():
+  (line,) = [
+    x for x in said(rows=ROWS[:2], shipped=SHIPPED) if x.startswith("Ship")
+  ]
+  assert "None." in line and "-0.200 [-0.210, -0.190]" in line
+  assert "Not known" in said(rows=ROWS[:1], shipped=SHIPPED)[1]
+
+
+def private(difference, audits=()):
+  """The lines of the private page, where two rows differ by so much."""
+  compared = comparison_results.QueryComparison(
+    directory="", measures=("nDCG@10",), test_set="test", rows=ROWS,
+    differences=(
+      comparison_results.Difference(
+        first="fused_synthetic_eps8",
+        second="fused_untrained",
+        interval=intervals.Interval(
+          mean=difference, low=difference - 0.01, high=difference + 0.01
+        ),
+        p_value=0.5,
+      ),
+    ),
+    side_by_side=(), shareable_side_by_side=(), generators=(), asked=(),
+    similarity=(),
+  )  # fmt: skip
+  return verdict.as_text(
+    verdict.PRIVATE.build(
+      found(), [queries()], compared, SHIPPED, audits, False, list(SHARED)
+    )
+  ).splitlines()
+
+
+def test_a_row_without_private_queries_that_is_as_good_is_named():
+  assert "fused untrained used none of them" in private(0.005)[1]
+  assert "used none" not in private(0.02)[1]
+
+
+@pytest.mark.parametrize(
+  ("control", "bound", "words"),
+  [(0.5, 9.0, "refutes the claim"), (1e-6, 0.0, "is void")],
+)
+def test_an_audit_that_refutes_the_claim_says_no(control, bound, words):
+  audit = results.AuditReport(
+    directory="", name="eps8", cells=(), bounds=(), num_candidates=1,
+    num_ranked=1, num_searched=0, confidence=0.95, claimed_epsilon=8.0,
+    claimed_delta=1e-5, lower_bound=bound, ceiling=9.0, control=control,
+  )  # fmt: skip
+  line = private(0.02, [audit])[0]
+  assert line.startswith("Release the queries: No: eps8") and words in line
+  fine = dataclasses.replace(audit, control=0.5, lower_bound=0.0)
+  assert private(0.02, [fine])[0].startswith("Release the queries: Yes")
