@@ -286,7 +286,13 @@ def run_report(root, compared=None, **changes):
     shipped=["public_only", "synthetic_eps8", "direct_eps8"],
     made=[],
     public_data=False,
-    **{"audits": (), "leakage": None, "costs": None, **arguments},
+    **{
+      "audits": (),
+      "leakage": None,
+      "costs": None,
+      "released_scores": (),
+      **arguments,
+    },
   )
 
 
