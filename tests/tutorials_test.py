@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_t5
 import small_data
 
 from synthq_jax.cli import main
@@ -91,6 +92,7 @@ def test_the_tutorial_on_gin_runs_its_experiment(tmp_path, monkeypatch, capsys):
   pathlib.Path("clip_study.gin").write_text(experiment)
   small = [  # what the page runs on takes a minute to read and to search
     f"--gin.SOURCE={small_data.write_pairs(tmp_path / 'pairs.jsonl', 100)}",
+    f"--gin.CHECKPOINT={random_t5.save(tmp_path / 't5')!r}",
     "--gin.plan.RunConfig.public_data=True",
     "--gin.prepare_data.Config.public_test_documents=20",
   ]
@@ -146,6 +148,7 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
     one.replace("recipes/demo.gin", "recipes/demo_tiny.gin") for one in run
   ]
   small = ["BATCH_SIZE=8", "RETRIEVER_BATCH_SIZE=8", "plan.Rows.direct_dp=()"]
+  small.append(f"CHECKPOINT={random_t5.save(tmp_path / 't5')!r}")
   run += [f"--gin.{one}" for one in (*small, "SECRET_SEED=None")]
   assert main.main([*run, "--strict"]) == 2
   assert "the id of a known document" in capsys.readouterr().err

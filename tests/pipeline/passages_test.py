@@ -8,6 +8,7 @@ import json
 
 import numpy as np
 import pytest
+import random_t5
 import small_data
 import tiny_runs
 
@@ -157,6 +158,7 @@ def _run(tmp_path_factory):
   source = small_data.write_pairs(folder / "log.jsonl", NUM)
   config = tiny_runs.config(
     source,
+    checkpoint=random_t5.save(folder / "t5"),
     rows=plan.Rows(
       synthetic=(), direct_dp=(), original=True, fused=True, expanded=True
     ),

@@ -1,14 +1,25 @@
 """The study of what is read out of vectors: on a tiny collection."""
 
 import dataclasses
+import pathlib
 
 import numpy as np
 import pytest
+import random_t5
 
 from synthq_jax import artifacts
 from synthq_jax.audit import inversion
-from synthq_jax.data import beir, collection
+from synthq_jax.data import beir, collection, shipped
 from synthq_jax.studies import frame, vectors
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _of_chance(tmp_path_factory):
+  """Vectors and decoder are those of a T5 that nobody trained."""
+  place = pathlib.Path(random_t5.save(tmp_path_factory.mktemp("t5")))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(shipped, "DIRECTORY", place)
+    yield
 
 
 @pytest.fixture(scope="module")
