@@ -31,7 +31,12 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import ledger, sampling
-from synthq_jax.stages import direct_dp, finetune_dp, prepare_data
+from synthq_jax.stages import (
+  direct_dp,
+  finetune_dp,
+  prepare_data,
+  train_retriever,
+)
 from synthq_jax.training import checkpoints, distributed, dp_step, loop
 from synthq_jax.training import pairs as training_pairs
 
@@ -594,6 +599,7 @@ def run_of(source, secret, **changes):
       )
       for m in ("batch", "logit")
     ),
+    train_retriever=train_retriever.Config(batch_size=8, warmup_steps=0),
     rows=plan.Rows(
       synthetic=(1.0, 8.0, math.inf),
       public_only=False,
