@@ -61,11 +61,8 @@ STUDIES = {
 
 def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
   """The dataclass that a file configures, and the files it takes."""
-  if path.stem == "demo_pretrain":
+  if path.stem in ("demo_pretrain", "pretrain_large"):
     return pretrain_recipe.Config, [str(path)]
-  if path.stem == "pretrain_large":
-    first = str(path.with_name("demo_pretrain.gin"))
-    return pretrain_recipe.Config, [first, str(path)]
   if path.parent.name == "studies":
     return STUDIES.get(path.stem, plan.RunConfig), [str(path)]
   if path.parent.name == "recipes":

@@ -20,6 +20,8 @@ __all__ = ["dry_run", "header", "recipes", "settings"]
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
+_WIDEST = 60
+"""Characters of a value that is listed."""
 
 
 def header(path: pathlib.Path) -> dict[str, str]:
@@ -77,7 +79,10 @@ def settings(
   """
   parameters = [] if config is None else [*_parameters(config, read)]
   meanings = {row[0]: row[3] for row in parameters}
-  rows = [*_macros(read, meanings), *parameters]
+  rows = [
+    (called, textwrap.shorten(str(value), _WIDEST, placeholder=" ..."), *rest)
+    for called, value, *rest in [*_macros(read, meanings), *parameters]
+  ]
   return text_tables.Table(
     header=("Name", "Value", "From", "Meaning"),
     rows=tuple(row for row in rows if name.lower() in row[0].lower()),

@@ -23,13 +23,17 @@ _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
+_SHOWN = "release_scores/"
+"""Begins the identifiers of what is shown as soon as it is drawn."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Released:
   """The claims of a working directory."""
 
   shared: _Statements
-  """Of every result outside of `private/` that has a claim, by its folder."""
+  """Of every result outside of `private/` that has a claim, by its folder; and of
+  every release of scores that was begun, since a page may have shown it."""
   compared: _Statements
   """Of results under `private/` that claim something, by their folders."""
   started: _Statements
@@ -100,10 +104,18 @@ def read(root: pathlib.Path) -> Released:
   private = root / results.PRIVATE
   path = private / ledger.NAME
   kept = _statements(private)
+  shared = _statements(root, but=private)
+  started = ledger.read(path) if path.exists() else {}
+  known = {entry for one in shared.values() for entry in one.ledger}
+  shared |= {
+    f"{ledger.NAME}: {name}": one
+    for name, one in started.items()
+    if name.startswith(_SHOWN) and not known >= set(one.ledger)
+  }
   return Released(
-    shared=_statements(root, but=private),
+    shared=shared,
     compared={k: one for k, one in kept.items() if one.epsilon < math.inf},
-    started=ledger.read(path) if path.exists() else {},
+    started=started,
     unclaimed=tuple(_unclaimed(root)),
   )
 
@@ -134,8 +146,16 @@ def _unclaimed(root: pathlib.Path) -> Iterator[str]:
       at = folder
       if top.name == "search":  # an index of these vectors
         at = root / "encode_documents" / folder.relative_to(top)
-      if not (at / artifacts.RESULT_NAME).exists():
+      if not _says_its_claim(at / artifacts.RESULT_NAME):
         yield folder.relative_to(root).as_posix()
+
+
+def _says_its_claim(path: pathlib.Path) -> bool:
+  """Says whether a result is there, with a claim if private records made it."""
+  if not path.exists():
+    return False
+  result = json.loads(path.read_text())["result"]  # scores of older versions
+  return result.get("epsilon") is None or result.get("statement") is not None
 
 
 def _leaves(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -319,6 +319,8 @@ class Evaluation:
   """How often these choices mattered, in one sentence."""
   system: str = "dense"
   """"bm25", "dense", "fused", "expanded" or "reranked"."""
+  statement: statement_lib.PrivacyStatement | None = None
+  """Of the system that was scored; None where no private record went into it."""
 
   @property
   def source(self) -> str:

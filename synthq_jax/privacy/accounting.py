@@ -248,6 +248,7 @@ def noise_multiplier(
   steps: int,
   relation: Any = "ADD_OR_REMOVE_ONE",
   accountant: str = "pld",
+  trials: Any = None,
 ) -> float:
   """Returns the least noise that satisfies (epsilon, delta).
 
@@ -267,6 +268,8 @@ def noise_multiplier(
     steps: the number of sums, at least 1.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     accountant: "pld" or "rdp".
+    trials: a `selection.Trials`, where the best of several trainings is taken:
+      the target is that of the best; it needs "rdp". None: one training.
 
   Returns:
     The noise multiplier, at most about 0.02% above the least possible; 0 for
@@ -281,7 +284,7 @@ def noise_multiplier(
   if epsilon == math.inf:
     return 0.0
   return _calibrate(
-    float(epsilon), float(delta), sampler, int(steps), name, accountant
+    float(epsilon), float(delta), sampler, int(steps), name, accountant, trials
   )
 
 
@@ -293,12 +296,13 @@ def _calibrate(
   steps: int,
   relation: str,
   accountant: str,
+  trials: Any,
 ) -> float:
   """Finds the noise: a cheap search first, then an exact one around it."""
 
   def excess(intervals: Any) -> Callable[[float], float]:
     def log_ratio(log_noise: float) -> float:
-      run = Run(sampler, math.exp(log_noise), steps)
+      run = Run(sampler, math.exp(log_noise), steps, trials)
       value = _epsilon((run,), delta, relation, accountant, intervals)
       return math.log(min(max(value, 1e-300), 1e300) / target)
 

@@ -280,7 +280,8 @@ def calibrated(
       sampler=sampler,
       steps=steps,
       relation=known.relation,
-      accountant=known.accountant,
+      accountant="rdp" if known.trials else known.accountant,
+      trials=known.trials,
     )
   )
   return dataclasses.replace(known, noise_multiplier=noise_multiplier)

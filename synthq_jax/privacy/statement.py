@@ -183,6 +183,12 @@ def inherit(statement: PrivacyStatement, note: str) -> PrivacyStatement:
   return dataclasses.replace(statement, notes=_union(statement.notes, (note,)))
 
 
+_DIVIDED = (
+  "Which part of the records one is in depends on that record and on public"
+  " values alone: it pays for the releases that read its own part."
+)
+
+
 def compose(
   statements: Sequence[PrivacyStatement], *, delta: float | None = None
 ) -> PrivacyStatement:
@@ -237,6 +243,9 @@ def compose(
   together = [merged.ledger]
   if merged.relation == "ADD_OR_REMOVE_ONE":
     together = releases.of_one_record(merged.ledger)
+  if len(together) > 1:
+    assumed = _union(merged.assumptions, (_DIVIDED,))
+    merged = dataclasses.replace(merged, assumptions=assumed)
   value = max(
     accounting.composed_epsilon(
       [release.run() for release in chosen],
@@ -424,6 +433,7 @@ def _release(one: releases.Release) -> str:
   noise = ""
   if one.noise_bands > 1:
     noise = f", correlated over {one.noise_bands} steps (banded matrix)"
+  part = f" It read the part {one.part} of the records." if one.part else ""
   best = ""
   if one.trials:
     best = (
@@ -434,5 +444,5 @@ def _release(one: releases.Release) -> str:
     f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
     f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
-    f"x sensitivity) on each sum{noise}; {drawn}.{best}"
+    f"x sensitivity) on each sum{noise}; {drawn}.{best}{part}"
   )

@@ -205,6 +205,7 @@ def run(task: stage.Task) -> results.Evaluation | None:
     test_set=called,
     private=private,
     system=kind,
+    statement=statement,
     epsilon=statement.epsilon if statement else None,
     delta=statement.delta if statement else None,
     measures={

@@ -112,7 +112,10 @@ def check(run) -> None:
   most = {}
   if config.rows.original and not run.for_audit:
     most["real pairs"] = prepared.num_pairs["train"]
-  if prepared.num_passages <= prepared.num_documents:  # else more are written
+  is_written = config.rows.synthetic or config.rows.public_only
+  if (
+    is_written and prepared.num_passages <= prepared.num_documents
+  ):  # else more
     written = config.generate.num_documents or prepared.num_documents
     most["synthetic queries"] = written * config.generate.queries_per_document
   for name, number in most.items():

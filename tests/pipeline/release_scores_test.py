@@ -4,14 +4,16 @@ import dataclasses
 import json
 import math
 
+import jax
 import made_up
 import numpy as np
 import pytest
 import tiny_runs
+from scipy import stats
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.pipeline import plan, results, workspace
-from synthq_jax.privacy import joint, ledger, statement
+from synthq_jax.privacy import accounting, joint, ledger, statement
 from synthq_jax.stages import evaluate, release_scores
 
 NDCG, RECALL = "nDCG@10", "R@10"
@@ -231,7 +233,7 @@ def test_the_ledger_has_the_promise_before_there_is_noise(
 
   table = named(np.full((99, 2), 0.5))
   with monkeypatch.context() as patch:
-    patch.setattr(release_scores.jax.random, "normal", stopped)
+    patch.setattr(release_scores, "normal_numbers", stopped)
     with pytest.raises(RuntimeError, match="stopped"):
       released(tmp_path, table, settings(), secret=None)
   path = tmp_path / "private" / ledger.NAME
@@ -248,13 +250,13 @@ def test_an_interrupted_release_of_other_values_has_other_noise(
 ):
   """Equal noise on both would tell the difference exactly."""
   kept = []
-  normal = release_scores.jax.random.normal
+  normal = release_scores.normal_numbers
 
   def noted(key, shape):
     kept.append(np.asarray(normal(key, shape)))
     raise RuntimeError("stopped")
 
-  monkeypatch.setattr(release_scores.jax.random, "normal", noted)
+  monkeypatch.setattr(release_scores, "normal_numbers", noted)
   for value in (0.5, 0.5, 0.25):
     with pytest.raises(RuntimeError, match="stopped"):
       table = named(np.full((99, 2), value))
@@ -333,3 +335,23 @@ def test_a_run_refuses_before_training_what_cannot_be_released(
     with pytest.raises(ValueError, match=said):
       plan.run(config, tmp_path / said, progress=False)
     assert not (tmp_path / said / "finetune_dp").exists()
+
+
+def test_noise_has_more_bits_than_the_grid_of_released_sums():
+  """In the tails float32 leaves gaps that tell neighbours apart."""
+  drawn = release_scores.normal_numbers(jax.random.key(3), 1 << 18)
+  assert stats.kstest(drawn, "norm").pvalue > 1e-3
+  assert np.mean(drawn != drawn.astype(np.float32)) > 0.99
+  far = np.sort(drawn[np.abs(drawn) > 3.5])
+  assert len(far) > 60 and len(set(np.round(far * 2**24))) == len(far)
+
+
+def test_scores_say_what_two_queries_have(tmp_path):
+  promise = release_scores.claim(release_scores.Config(enabled=True), 2000, 4)
+  found = accounting.group_epsilon(
+    [accounting.Run(promise.sampler, promise.noise_multiplier, 1)],
+    delta=promise.delta,
+    relation="ADD_OR_REMOVE_ONE",
+    size=2,
+  )
+  assert promise.epsilon < found < 2.5 * promise.epsilon

@@ -194,3 +194,41 @@ def test_rows_are_compared_by_whole_words_of_their_names(
   names, row, is_compared
 ):
   assert plan.Rows(compared=names).is_compared(row) == is_compared
+
+
+def test_scores_of_a_private_training_carry_its_claim(finished_run, tmp_path):
+  """The last thing of a release that lies outside still counts."""
+  root = finished_run.copy(tmp_path)
+  place = "evaluate/public/synthetic_eps8"
+  (entry,) = released_results.read(root).shared[place].ledger
+  for path in [*root.iterdir()]:
+    if path.name not in ("evaluate", results.PRIVATE):
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+  for path in [*(root / "evaluate").rglob("result.json")]:
+    if path.parent != root / place:
+      shutil.rmtree(path.parent)
+  assert entry in released_results.read(root).together.ledger
+  path = root / place / "result.json"
+  content = json.loads(path.read_text())
+  del content["result"]["statement"]  # as earlier versions wrote it
+  path.write_text(json.dumps(content))
+  assert released_results.read(root).unclaimed == (place,)
+
+
+def test_every_release_of_scores_that_was_begun_counts(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  before = released_results.read(root)
+  claim = made_up.claim(
+    "release_scores/-earlier",
+    sampler=sampling.Poisson.with_margin(
+      num_examples=60, expected_batch_size=16
+    ),
+    relation="ADD_OR_REMOVE_ONE",
+    delta=before.together.delta,
+  )
+  line = ledger.line(claim.ledger[0].identifier, claim)
+  with (root / results.PRIVATE / ledger.NAME).open("a") as file:
+    file.write(line)
+  after = released_results.read(root)
+  assert claim.ledger[0] in after.together.ledger
+  assert after.trials == before.trials

@@ -200,3 +200,16 @@ def test_the_calculator_says_what_trials_cost_and_which_way_is_cheaper():
   for bad in (0, -1):
     with pytest.raises(ValueError, match="trials"):
       calculator.describe(**known, noise_multiplier=1.0, trials=bad)
+
+
+def test_a_calibrated_claim_reaches_its_target_with_its_trials():
+  made = claim.calibrated(
+    epsilon=8.0,
+    sampler=sampling.Poisson.with_margin(
+      num_examples=2000, expected_batch_size=100
+    ),
+    steps=20,
+    l2_clip_norm=1.0,
+    trials=selection.Trials(mean=20),
+  )
+  assert 7.9 < made.epsilon <= 8.0

@@ -111,6 +111,7 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     "generate.Config.queries_per_document=2",
     "generate.Config.batch_size=24",
     "filter_queries.Config.top_k=60",
+    "filter_queries.Config.ranker='retriever'",
     "evaluate.Config.bootstrap_samples=20",
     "fuse.Config.held_out=0.2",
     "fuse.Config.min_queries=5",

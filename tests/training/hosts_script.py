@@ -141,6 +141,8 @@ def main():
   flag("--distributed")
   flag("--cpu_devices", type=int)
   options = parser.parse_args()
+  if options.progress:
+    sys.stderr.isatty = lambda: True  # bars are drawn on terminals alone
   code = 1
   try:
     if options.signal_in_start is not None:

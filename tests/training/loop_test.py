@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -150,7 +151,12 @@ def test_an_old_log_of_another_training_is_started_over(tmp_path, clock):
   assert 9.0 not in [line["loss"] for line in lines(tmp_path)]
 
 
-def test_the_bar_shows_the_loss_and_can_be_turned_off(tmp_path, capsys):
+def test_the_bar_shows_the_loss_and_can_be_turned_off(
+  tmp_path, capsys, monkeypatch
+):
+  run(tmp_path / "log", Clock(), progress=True, steps=2)
+  assert capsys.readouterr().err == ""  # which is no terminal
+  monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True)
   run(tmp_path / "a", Clock(), progress=True, steps=2, log_every=2)
   shown = capsys.readouterr().err
   loss = lines(tmp_path / "a")[-1]["loss"]
