@@ -21,6 +21,8 @@ _BASE = _METHODS["direct_dp"]
 
 def _made(run, name: str) -> results.Checkpoint:
   place = run.root / f"train_retriever/{name}_eps8"
+  if name == "direct_dp_group":  # only compared
+    place = run.root / results.PRIVATE / f"train_retriever/{name}_eps8"
   return artifacts.load(place, results.Checkpoint)
 
 
