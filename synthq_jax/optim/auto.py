@@ -92,8 +92,9 @@ def choose(
   traffic take the least time at the backend's speeds; "ghost" where none fits,
   and on CPUs only there. On CPUs also how many examples are processed at once:
   few, where they have work enough to make up for adding their sum to that of the
-  others, because memory that is used again is fast. On TPUs and GPUs counts are
-  all that is known, and the reason says so.
+  others, because memory that is used again is fast; with convolutions no fewer
+  than let the loop be written out. On TPUs and GPUs counts are all that is known,
+  and the reason says so.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):
@@ -126,6 +127,9 @@ def choose(
   sizes = [microbatch_size or size]
   if microbatch_size is None and machine.turn:
     sizes = [n for n in range(1, size + 1) if size % n == 0]
+    if "conv_general_dilated" in jaxprs.primitives(plan.closed.jaxpr):
+      sizes = [n for n in sizes if size // n <= jaxprs.WRITTEN_OUT]
+      machine = machine._replace(turn=0.0)
   found = []
   for together in sizes:
     for name, cost in _costs(plan, params, together).items():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from synthq_jax import checks, typing
 from synthq_jax.optim import auto, independence, strategies
 from synthq_jax.optim import keys as keys_lib
-from synthq_jax.optim.bookkeeping import devices, plans
+from synthq_jax.optim.bookkeeping import devices, jaxprs, plans
 from synthq_jax.privacy import sampling
 
 __all__ = [
@@ -137,7 +137,16 @@ class ClippedGrad:
       return self._microbatch(strategy, loss_fn, losses_of, clip, params, *part)
 
     total, aux = strategies.in_microbatches(
-      of_part, params, (examples, is_padding_example), together
+      of_part,
+      params,
+      (examples, is_padding_example),
+      together,
+      is_written_out=jaxprs.convolves_in_loops(
+        plans.loss_of_one(losses_of),
+        params,
+        devices.first_of(examples),
+        turns=size // together,
+      ),
     )
     if self.rescale_to_unit_norm:
       total = jax.tree.map(lambda x: x / clip, total)

@@ -189,6 +189,8 @@ def in_microbatches(
   params: typing.Params,
   examples: Any,
   microbatch_size: int,
+  *,
+  is_written_out: bool = False,
 ) -> tuple[typing.Params, Any]:
   """Sums what a strategy makes of some examples after the others.
 
@@ -202,6 +204,7 @@ def in_microbatches(
     params: the parameters.
     examples: a tree of arrays [batch, ...].
     microbatch_size: examples at once; it divides the batch.
+    is_written_out: whether the loop over microbatches is written out.
 
   Returns:
     The sum of all, and the trees of rows as one.
@@ -212,7 +215,9 @@ def in_microbatches(
   parts = jax.tree.map(
     lambda x: x.reshape(-1, microbatch_size, *x.shape[1:]), examples
   )
-  total, rows = sums.add_up(of_part, parts, params, size)
+  total, rows = sums.add_up(
+    of_part, parts, params, size, is_written_out=is_written_out
+  )
   return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), rows)
 
 

@@ -145,3 +145,44 @@ def test_auto_says_what_it_chose_and_agrees(caplog, microbatch):
   (record,) = caplog.records
   size = microbatch or 4
   assert f"on cpu for {size} of 4 examples at once" in record.getMessage()
+
+
+def convolved(params, batch):
+  x = jax.lax.conv(batch["x"], params["kernel"], (1, 1), "SAME")
+  return jnp.sum(jnp.tanh(x) ** 2, axis=(1, 2, 3))
+
+
+IMAGES = {"x": jax.ShapeDtypeStruct((64, 2, 6, 6), jnp.float32)}
+KERNEL = {"kernel": jax.ShapeDtypeStruct((3, 2, 3, 3), jnp.float32)}
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping"])
+def test_a_convolution_on_cpus_is_in_no_loop(strategy):
+  params, batch = jax.tree.map(
+    lambda x: jnp.asarray(np.random.default_rng(0).normal(size=x.shape)),
+    (KERNEL, IMAGES),
+  )
+  sums = {}
+  for together in (64, 16, 1):
+    grad_fn = optim.clipped_grad(
+      convolved, l2_clip_norm=0.5, strategy=strategy, microbatch_size=together
+    )
+    traced = jax.make_jaxpr(grad_fn)(params, batch)
+    loops = [
+      each.params.get("unroll")
+      for each in jaxprs.equations(traced.jaxpr)
+      if each.primitive.name in ("scan", "while")
+      and "conv_general_dilated"
+      in set().union(*map(jaxprs.primitives, jaxprs.inner(each)))
+    ]
+    # 64 turns are too many to write out.
+    assert loops == {64: [], 16: [4], 1: [1]}[together]
+    sums[together] = grad_fn(params, batch)[0]["kernel"]
+  np.testing.assert_allclose(sums[16], sums[64], rtol=1e-5)
+  np.testing.assert_allclose(sums[1], sums[64], rtol=1e-5)
+
+
+def test_auto_takes_no_more_microbatches_than_are_written_out():
+  many = {"x": jax.ShapeDtypeStruct((4096, 2, 6, 6), jnp.float32)}
+  chosen = auto.choose(convolved, KERNEL, many, backend="cpu")
+  assert 4096 // chosen.microbatch_size <= jaxprs.WRITTEN_OUT

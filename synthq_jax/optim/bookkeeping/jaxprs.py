@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.extend import core
 
 __all__ = [
+  "WRITTEN_OUT",
   "Products",
+  "convolves_in_loops",
   "count_products",
   "equations",
   "half_precision",
@@ -50,6 +53,29 @@ def half_precision(jaxpr: Any) -> str | None:
       if dtype in (jnp.bfloat16, jnp.float16):
         return str(dtype)
   return None
+
+
+WRITTEN_OUT = 32
+"""Turns up to which a loop is written out."""
+
+
+def convolves_in_loops(function: Any, *arguments: Any, turns: int) -> bool:
+  """Says whether the turns of a loop should be written out, one by one.
+
+  XLA runs a convolution in a loop on CPUs some twenty times slower than outside.
+
+  >>> convolves_in_loops(jnp.dot, jnp.ones(3), jnp.ones(3), turns=4)
+  False
+
+  Args:
+    function: what a turn computes, or as much of it as tells.
+    *arguments: of the function; arrays or shapes.
+    turns: of the loop.
+  """
+  if jax.default_backend() != "cpu" or not 1 < turns <= WRITTEN_OUT:
+    return False
+  jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+  return "conv_general_dilated" in primitives(jaxpr)
 
 
 class Products(NamedTuple):

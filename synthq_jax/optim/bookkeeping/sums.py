@@ -59,6 +59,8 @@ def add_up(
   parts: Any,
   params: Any,
   size: int,
+  *,
+  is_written_out: bool = False,
 ) -> tuple[Any, Any]:
   """Adds up what a function makes of every part of a batch.
 
@@ -67,6 +69,7 @@ def add_up(
     parts: arrays with a leading axis [part].
     params: arrays of the sums' shapes.
     size: of the batch.
+    is_written_out: whether the parts' loop is written out.
 
   Returns:
     The sums over the whole batch, and the others [part, ...].
@@ -84,8 +87,10 @@ def add_up(
     return add_exactly(*carry, more), kept
 
   if count * size <= _PLAINLY:
-    return jax.lax.scan(plainly, zeros, parts)
-  (total, lost), kept = jax.lax.scan(exactly, (zeros, zeros), parts)
+    return jax.lax.scan(plainly, zeros, parts, unroll=is_written_out)
+  (total, lost), kept = jax.lax.scan(
+    exactly, (zeros, zeros), parts, unroll=is_written_out
+  )
   total = jax.tree.map(jnp.add, total, lost)
   return total, kept
 
