@@ -246,6 +246,10 @@ def _price(
     seeds = f" for each of {times} seeds" if times > 1 else ""
     use = "only compared" if compared else "released"
     yield f"epsilon of {row}: {rounding.epsilon(epsilon)}{seeds}, {use}"
+  scores = config.release_scores
+  if scores.enabled and "release_scores" in wanted:
+    total += scores.epsilon
+    yield f"epsilon of the scores: {rounding.epsilon(scores.epsilon)}, released"
   yield f"epsilon of what this run releases, together: at most {rounding.epsilon(total)}"
   found = released_results.read(workdir)
   whole = found.everything

@@ -10,7 +10,8 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from synthq_jax import artifacts
 from synthq_jax.pipeline import results
@@ -101,10 +102,21 @@ def read(root: pathlib.Path) -> Released:
   Raises:
     ValueError: if a result or the ledger cannot be read.
   """
-  private = root / results.PRIVATE
-  path = private / ledger.NAME
-  kept = _statements(private)
-  shared = _statements(root, but=private)
+  made = {
+    path.parent.relative_to(root).as_posix(): json.loads(path.read_text())[
+      "result"
+    ]
+    for path in sorted(root.rglob(artifacts.RESULT_NAME))
+  }
+  claims = {
+    folder: artifacts.from_json(
+      statement_lib.PrivacyStatement, result["statement"]
+    )
+    for folder, result in made.items()
+    if result.get("statement") is not None
+  }
+  shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
+  path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if path.exists() else {}
   known = {entry for one in shared.values() for entry in one.ledger}
   shared |= {
@@ -114,47 +126,37 @@ def read(root: pathlib.Path) -> Released:
   }
   return Released(
     shared=shared,
-    compared={k: one for k, one in kept.items() if one.epsilon < math.inf},
+    compared={
+      folder.removeprefix(f"{results.PRIVATE}/"): claim
+      for folder, claim in claims.items()
+      if results.is_private_path(folder) and claim.epsilon < math.inf
+    },
     started=started,
-    unclaimed=tuple(_unclaimed(root)),
+    unclaimed=tuple(_unclaimed(root, made)),
   )
 
 
-def _statements(
-  root: pathlib.Path, but: pathlib.Path | None = None
-) -> _Statements:
-  """Returns the claims of all results below a folder, but for one folder."""
-  found = {}
-  for path in sorted(root.rglob(artifacts.RESULT_NAME)):
-    if but is not None and path.is_relative_to(but):
-      continue
-    claim = json.loads(path.read_text())["result"].get("statement")
-    if claim is not None:
-      found[path.parent.relative_to(root).as_posix()] = artifacts.from_json(
-        statement_lib.PrivacyStatement, claim
-      )
-  return found
-
-
-def _unclaimed(root: pathlib.Path) -> Iterator[str]:
+def _unclaimed(
+  root: pathlib.Path, made: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
   """Yields folders with files that no result of theirs accounts for."""
   for top in sorted(root.iterdir()) if root.exists() else ():
     skipped = (results.PRIVATE, *_WITHOUT_RECORDS)
     if not top.is_dir() or top.name in skipped:
       continue
     for folder in _leaves(top):
-      at = folder
+      name = at = folder.relative_to(root).as_posix()
       if top.name == "search":  # an index of these vectors
-        at = root / "encode_documents" / folder.relative_to(top)
-      if not _says_its_claim(at / artifacts.RESULT_NAME):
-        yield folder.relative_to(root).as_posix()
+        at = at.replace("search", "encode_documents", 1)
+      if not _says_its_claim(made.get(at)):
+        yield name
 
 
-def _says_its_claim(path: pathlib.Path) -> bool:
+def _says_its_claim(result: Mapping[str, Any] | None) -> bool:
   """Says whether a result is there, with a claim if private records made it."""
-  if not path.exists():
+  if result is None:
     return False
-  result = json.loads(path.read_text())["result"]  # scores of older versions
+  # Scores of older versions have an epsilon and no statement.
   return result.get("epsilon") is None or result.get("statement") is not None
 
 

@@ -298,10 +298,6 @@ class Evaluation:
   `TestSet`."""
   private: bool
   """Whether the scores come from private queries, or a private model."""
-  epsilon: float | None
-  """Of the retriever; inf without privacy, None where no private data was."""
-  delta: float | None
-  """Of the retriever, or None."""
   measures: dict[str, intervals.Interval]
   """By name, e.g. "nDCG@10" and "R@10": means over all judged queries, with 95%
   bootstrap intervals over them."""
@@ -321,6 +317,11 @@ class Evaluation:
   """"bm25", "dense", "fused", "expanded" or "reranked"."""
   statement: statement_lib.PrivacyStatement | None = None
   """Of the system that was scored; None where no private record went into it."""
+
+  @property
+  def epsilon(self) -> float | None:
+    """Of the system; inf without privacy, None where no private data was."""
+    return None if self.statement is None else self.statement.epsilon
 
   @property
   def source(self) -> str:

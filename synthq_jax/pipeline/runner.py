@@ -22,7 +22,7 @@ from synthq_jax.training import distributed
 
 __all__ = ["Run"]
 
-_FORMAT = 5  # raise when a stage's files change, so that old ones are remade
+_FORMAT = 6  # raise when a stage's files change, so that old ones are remade
 _Settings = TypeVar("_Settings")
 
 

@@ -70,15 +70,7 @@ def over_places(
 
   with matplotlib.rc_context(_SETTINGS):
     figure, axes = _canvas(width=8.4, height=4.2)
-    for index, (name, measured) in enumerate(lines.items()):
-      axes.axhspan(measured.low, measured.high, color=_SOFT, alpha=0.12)
-      axes.axhline(
-        measured.mean,
-        color=_SOFT,
-        linestyle=_DASHES[index % len(_DASHES)],
-        linewidth=1.3,
-        label=_plain(name),
-      )
+    _draw_lines(axes.axhline, axes.axhspan, lines)
     for index, (name, row) in enumerate(points.items()):
       aside = 0.05 * (-1) ** index * ((index + 1) // 2)
       moved = [(place + aside, measured) for place, measured in row]
@@ -195,15 +187,7 @@ def in_rows(
   heights = range(len(labels), 0, -1)
   with matplotlib.rc_context(_SETTINGS):
     figure, axes = _canvas(width=7.6, height=1.0 + 0.28 * len(labels))
-    for index, (name, measured) in enumerate((lines or {}).items()):
-      axes.axvspan(measured.low, measured.high, color=_SOFT, alpha=0.12)
-      axes.axvline(
-        measured.mean,
-        color=_SOFT,
-        linestyle=_DASHES[index % len(_DASHES)],
-        linewidth=1.3,
-        label=_plain(name),
-      )
+    _draw_lines(axes.axvline, axes.axvspan, lines or {})
     together = list(zip(*points.values(), strict=True))
     lows = [min(getattr(x, "low", x) for x in row) for row in together]
     highs = [max(getattr(x, "high", x) for x in row) for row in together]
@@ -281,6 +265,19 @@ def _canvases(rows: int, columns: int, *, width: float, height: float):
 
   figure = figure_lib.Figure(figsize=(width, height), layout="constrained")
   return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _draw_lines(line, span, lines: Mapping[str, intervals.Interval]) -> None:
+  """Draws what has no place across the picture, with its interval."""
+  for index, (name, measured) in enumerate(lines.items()):
+    span(measured.low, measured.high, color=_SOFT, alpha=0.12)
+    line(
+      measured.mean,
+      color=_SOFT,
+      linestyle=_DASHES[index % len(_DASHES)],
+      linewidth=1.3,
+      label=_plain(name),
+    )
 
 
 def _draw_points(axes, index: int, name: str, row) -> None:

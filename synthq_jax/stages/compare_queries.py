@@ -229,8 +229,11 @@ def _row(
   if len(group) > 1:
     first = dataclasses.replace(
       first,
-      epsilon=_largest([one.epsilon for one in group]),
-      delta=_largest([one.delta for one in group]),
+      statement=max(
+        (one.statement for one in group if one.statement is not None),
+        key=lambda claim: claim.epsilon,
+        default=None,
+      ),
       measures={
         measure: significance.bootstrap_interval(
           queries, samples=config.bootstrap_samples, seed=config.seed
@@ -250,10 +253,6 @@ def _row(
   }
   row = comparison_results.Row(evaluation=first, by_seed=by_seed)
   return _Scored(row=row, per_query=merged)
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-  return max((value for value in values if value is not None), default=None)
 
 
 def _differences(

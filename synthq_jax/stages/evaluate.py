@@ -206,8 +206,6 @@ def run(task: stage.Task) -> results.Evaluation | None:
     private=private,
     system=kind,
     statement=statement,
-    epsilon=statement.epsilon if statement else None,
-    delta=statement.delta if statement else None,
     measures={
       measure: significance.bootstrap_interval(
         values, samples=config.bootstrap_samples, seed=config.seed

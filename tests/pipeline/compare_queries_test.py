@@ -3,6 +3,7 @@
 import json
 import types
 
+import made_up
 import numpy as np
 import pytest
 import sacrebleu
@@ -182,8 +183,7 @@ def _scored(root, name, system, values, epsilon=None):
     label="",
     test_set="test",
     private=True,
-    epsilon=epsilon,
-    delta=None,
+    statement=made_up.promise(epsilon),
     measures={"nDCG@10": intervals.Interval(mean=mean, low=mean, high=mean)},
     num_queries=len(values),
     traps=(),

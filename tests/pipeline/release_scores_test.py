@@ -41,8 +41,6 @@ def scored(space, name, table, **changes):
     "label": name,
     "test_set": "test",
     "private": True,
-    "epsilon": None,
-    "delta": None,
     "measures": {m: intervals.Interval(mean=0, low=0, high=0) for m in table},
     "num_queries": len(next(iter(table.values()))),
     "traps": (),

@@ -53,8 +53,7 @@ def evaluation(name, mean=SCORE, *, test_set="test", epsilon=None, **changes):
     label=f"{SECRET} label" if is_private else changes.pop("label", "pairs"),
     test_set=test_set,
     private=is_private,
-    epsilon=epsilon,
-    delta=None,
+    statement=made_up.promise(epsilon),
     measures={
       "nDCG@10": intervals.Interval(
         mean=mean, low=mean - 0.01, high=mean + 0.02

@@ -36,7 +36,7 @@ def row(name, over, epsilon=None, mean=0.5):
   measured = intervals.Interval(mean=mean, low=mean - 0.1, high=mean + 0.1)
   made = results.Evaluation(
     directory="", name=name, label="", test_set="test", private=True,
-    epsilon=epsilon, delta=None, measures={"nDCG@10": measured},
+    statement=made_up.promise(epsilon), measures={"nDCG@10": measured},
     num_queries=1234, traps=(),
   )  # fmt: skip
   return comparison_results.Row(

@@ -1,5 +1,6 @@
 """Claims and results that no run made, for tests that only read them."""
 
+import dataclasses
 from typing import Any
 
 from synthq_jax.pipeline import results
@@ -20,6 +21,13 @@ def claim(identifier: str = "finetune_dp/1a2b", **changes: Any):
   }
   made = claim_lib.Claim(**(settings | changes))
   return made.statement(identifier)
+
+
+def promise(epsilon: float | None):
+  """Returns a statement of an epsilon; None for None."""
+  return (
+    None if epsilon is None else dataclasses.replace(claim(), epsilon=epsilon)
+  )
 
 
 def checkpoint(**changes: Any) -> results.Checkpoint:
