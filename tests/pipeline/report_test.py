@@ -542,7 +542,7 @@ def test_the_result_is_saved_in_the_private_folder(written):
   "changes",
   [
     {"private": True},
-    {"epsilon": math.inf},
+    {"statement": made_up.promise(math.inf)},
     {"directory": "private/evaluate/x"},
   ],
 )
