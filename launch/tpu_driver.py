@@ -9,6 +9,7 @@ whose state gcloud cannot tell may well be there, and is asked for again.
 
 import contextlib
 import dataclasses
+import itertools
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ _FINAL = {2, 3}
 # A worker that dies takes the others with it, and they exit with anything. So
 # does a bug: on several hosts it is tried this often, on one host never.
 _CRASHES = 3
+# A lock of apt, a package index, a copy that broke: gone when tried again.
+_SET_UP_TRIES = 4
 _EXPECTED = {_SAVED, _LOST, _PASSING}
 _MAKE = ("create", "wait")
 _SET_UP = ("copy", "install", "mount")
@@ -225,9 +228,14 @@ def _check_hope(
   if all(failure.phase in _MAKE for failure in failures):
     hint = "" if job.queued else "; --queued waits for capacity"
     raise LaunchError(f"{failed}, see above{hint}") from failed
-  worked = any(failure.phase == "run" for failure in failures)
-  if is_there and not worked and failed.code != _LOST:
-    raise LaunchError(f"{failed}, see above") from failed
+  same = itertools.takewhile(
+    lambda failure: failure.phase == failed.phase and failure.code != _LOST,
+    reversed(failures),
+  )
+  tries = len(list(same)) if failed.phase in _SET_UP else 0
+  if is_there and tries >= _SET_UP_TRIES:
+    words = f"{failed}, tried {_SET_UP_TRIES} times, see above"
+    raise LaunchError(words) from failed
   if crashes > (_CRASHES if job.slice.hosts > 1 else 0):
     raise LaunchError(f"{failed}, see above") from failed
 

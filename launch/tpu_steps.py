@@ -11,6 +11,7 @@ import shlex
 import tpu_types
 
 __all__ = [
+  "GCSFUSE",
   "MOUNT",
   "ONE_PROCESS",
   "Job",
@@ -18,6 +19,7 @@ __all__ = [
   "delete_step",
   "script",
   "steps",
+  "synthq_flags",
   "words",
 ]
 
@@ -32,14 +34,17 @@ _VENV = "$HOME/synthq_venv"
 # One process at a time on each worker: a command that is sent again after a lost
 # connection waits for the one that is still running, and then goes on from it.
 _LOCK = "$HOME/synthq.lock"
-_GCSFUSE = (
-  # What one worker writes, every other must see at once.
-  "  --implicit-dirs",
-  "  --metadata-cache-ttl-secs=0",
-  "  --metadata-cache-negative-ttl-secs=0",
-  "  --dir-mode=700",
-  "  --file-mode=600",
+GCSFUSE = (
+  "implicit-dirs",
+  "metadata-cache-ttl-secs=0",
+  "metadata-cache-negative-ttl-secs=0",
+  "dir-mode=700",
+  "file-mode=600",
 )
+"""Options of gcsfuse: what one worker writes, every other must see at once."""
+
+# A new host may still be installing its own updates.
+_APT = "sudo apt-get -o DPkg::Lock::Timeout=300"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,16 @@ class Job:
   nfs: str = ""  # HOST:/EXPORT
   runtime: str = ""  # image of the hosts; the kind's own if empty
   spot: bool = False  # cheaper, and taken away at any time
+  reserved: bool = False  # of the project's reservation
   queued: bool = False  # waits for capacity
+  service_account: str = ""  # that the hosts act as
+  network: str = ""  # of the hosts
+  subnetwork: str = ""
+  internal_ips: bool = False  # no addresses of the internet
+  labels: str = ""  # KEY=VALUE,KEY=VALUE
+  notes: tuple[str, ...] = ()  # what is known of its private step
+  gke_image: str = ""  # container of a Job for Kubernetes
+  max_restarts: int = 20  # of that Job
   source: pathlib.Path  # the checkout whose HEAD is copied
   results: pathlib.Path = pathlib.Path("runs")  # here
   with_private: bool = False  # copy private/ to this machine, too
@@ -112,7 +126,7 @@ def script(job: Job) -> str:
   Returns:
     Lines of text; what costs money is marked.
   """
-  lines = [f"# {job.name}: {words(job)}"]
+  lines = [f"# {job.name}: {words(job)}", *(f"# {n}" for n in job.notes)]
   phase = ""
   for step in steps(job):
     if step.phase != phase:
@@ -140,7 +154,7 @@ _HEADINGS = {
   "create": "again after every preemption, with all up to run",
   "wait": "until it says ACTIVE",
   "copy": "the code to every worker",
-  "install": "on every worker",
+  "install": "on every worker; copy, install and mount are tried 4 times",
   "mount": "one file system for all workers",
   "run": "on every worker; with mount again after 75, 143 or a lost connection",
   "state": "asked after a failure: READY means that the slice is still there",
@@ -151,7 +165,7 @@ _HEADINGS = {
 
 def words(job: Job) -> str:
   """Says what is paid for, e.g. "16 chips (v4-32, 4 hosts, spot)"."""
-  kind = ", spot" if job.spot else ""
+  kind = ", spot" if job.spot else ", reserved" if job.reserved else ""
   hosts = "1 host" if job.slice.hosts == 1 else f"{job.slice.hosts} hosts"
   chips = "1 chip" if job.slice.chips == 1 else f"{job.slice.chips} chips"
   return f"{chips} ({job.accelerator}, {hosts}{kind})"
@@ -163,10 +177,14 @@ def _gcloud(job: Job, *words: str) -> tuple[str, ...]:
   return ("gcloud", "compute", "tpus", *words, *place)
 
 
+def _inside(job: Job) -> tuple[str, ...]:
+  """What ssh and scp need to know of the network."""
+  return ("--internal-ip",) if job.internal_ips else ()
+
+
 def _ssh(job: Job, command: str, worker: str = "all") -> tuple[str, ...]:
-  return _gcloud(
-    job, "tpu-vm", "ssh", job.name, f"--worker={worker}", f"--command={command}"
-  )
+  where = (job.name, f"--worker={worker}", *_inside(job))
+  return _gcloud(job, "tpu-vm", "ssh", *where, f"--command={command}")
 
 
 def _checks(job: Job) -> list[Step]:
@@ -214,16 +232,15 @@ def _create(job: Job) -> list[Step]:
   argv = ("mkdir", "-p", *mode, str(job.results / job.name))
   folder = Step(phase="pack", argv=argv)
   image = job.runtime or job.slice.runtime
-  kind = f"--accelerator-type={job.accelerator}"
-  spot = ("--spot",) if job.spot else ()
+  kind, wished = job.slice.flags, _wished(job)
   if not job.queued:
     argv = _gcloud(
-      job, "tpu-vm", "create", job.name, kind, f"--version={image}", *spot
+      job, "tpu-vm", "create", job.name, *kind, f"--version={image}", *wished
     )
     return [folder, packed, Step(phase="create", argv=argv, costs=True)]
   create = _gcloud(
     job, "queued-resources", "create", job.name, f"--node-id={job.name}",
-    kind, f"--runtime-version={image}", *spot,
+    *kind, f"--runtime-version={image}", *wished,
   )  # fmt: skip
   state = "--format=value(state.state)"
   wait = _gcloud(job, "queued-resources", "describe", job.name, state)
@@ -235,6 +252,20 @@ def _create(job: Job) -> list[Step]:
   ]
 
 
+def _wished(job: Job) -> tuple[str, ...]:
+  """The flags of both ways to make a slice, where they are asked for."""
+  switches = ("spot", "reserved", "internal_ips")
+  values = ("service_account", "network", "subnetwork", "labels")
+  return (
+    *(_flag(name) for name in switches if getattr(job, name)),
+    *(f"{_flag(n)}={getattr(job, n)}" for n in values if getattr(job, n)),
+  )
+
+
+def _flag(name: str) -> str:
+  return f"--{name.replace('_', '-')}"
+
+
 def _local_archive(job: Job) -> str:
   return str((job.results / job.name / _archive(job)).absolute())
 
@@ -242,7 +273,7 @@ def _local_archive(job: Job) -> str:
 def _set_up(job: Job) -> list[Step]:
   copy = _gcloud(
     job, "tpu-vm", "scp", _local_archive(job), f"{job.name}:{_archive(job)}",
-    "--worker=all",
+    "--worker=all", *_inside(job),
   )  # fmt: skip
   # The image's own Python is older than 3.11; uv brings one.
   install = _lines(
@@ -268,12 +299,14 @@ def _mount(job: Job) -> str:
   broken = f"sudo umount --lazy {MOUNT} 2>/dev/null || true"
   ready = (f"mountpoint -q {MOUNT} && exit 0", "set -e", broken)
   folder = f"sudo mkdir -p {MOUNT}"
-  update = "sudo apt-get update --quiet"
-  install = "sudo apt-get install --quiet --yes"
+  update = f"{_APT} update --quiet"
+  install = f"{_APT} install --quiet --yes"
   if job.nfs:
     export = shlex.quote(job.nfs)
     mount = f"sudo mount -t nfs {export} {MOUNT}"
-    return _lines(*ready, folder, update, f"{install} nfs-common", mount)
+    # A new export belongs to root.
+    own = f'test -w {MOUNT} || sudo chown "$(id -u)" {MOUNT}'
+    return _lines(*ready, folder, update, f"{install} nfs-common", mount, own)
   place = "https://packages.cloud.google.com/apt"
   key = "/usr/share/keyrings/cloud.google.asc"
   release = "gcsfuse-$(lsb_release -c -s) main"
@@ -288,7 +321,8 @@ def _mount(job: Job) -> str:
     f"  {update}",
     f"  {install} gcsfuse",
     "fi",
-    *(f"{word} \\" for word in ("gcsfuse", *_GCSFUSE)),
+    "gcsfuse \\",
+    *(f"  --{option} \\" for option in GCSFUSE),
     f"  {job.bucket} {MOUNT}",
   )
 
@@ -297,16 +331,20 @@ def _lines(*commands: str) -> str:
   return "\n".join(commands)
 
 
-def _run(job: Job) -> Step:
+def synthq_flags(job: Job) -> list[str]:
+  """Returns what `synthq STAGE` is told on every worker."""
   # `tpu_vm` refuses these stages on several hosts.
   cluster = () if job.stage in ONE_PROCESS else ("--distributed=tpu",)
-  flags = [
+  return [
     *cluster,
     "--quiet",
     *(f"--gin_file={path}" for path in job.gin_files),
     *(f"--gin.{binding}" for binding in job.bindings),
     f"--workdir={job.workdir}",
   ]
+
+
+def _run(job: Job) -> Step:
   command = _lines(
     "set -e",
     "umask 077",
@@ -317,7 +355,7 @@ def _run(job: Job) -> Step:
     # own, with another secret and an empty ledger. 255: mounted, and tried again.
     f"mountpoint -q {MOUNT} || exit 255",
     f'"{_VENV}/bin/synthq" {job.stage} \\',
-    "  " + " \\\n  ".join(map(shlex.quote, flags)),
+    "  " + " \\\n  ".join(map(shlex.quote, synthq_flags(job))),
   )
   return Step(phase="run", argv=_ssh(job, command))
 
@@ -344,8 +382,9 @@ def _results(job: Job) -> list[Step]:
     f'tar -czf "$HOME/{remote}"{skip} -C {job.workdir} .',
   )
   copy = _gcloud(
-    job, "tpu-vm", "scp", f"{job.name}:{remote}", here, "--worker=0"
-  )
+    job, "tpu-vm", "scp", f"{job.name}:{remote}", here, "--worker=0",
+    *_inside(job),
+  )  # fmt: skip
   archive = f"{here}/{remote}"
   # For root, too, what the umask takes away stays away.
   unpack = ("tar", "-xzf", archive, "--no-same-permissions", "-C", here)

@@ -10,6 +10,7 @@ docs/tutorials/tpu_slice.md leads from a laptop to a slice.
 """
 
 import argparse
+import dataclasses
 import difflib
 import math
 import pathlib
@@ -20,7 +21,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import estimates
 import gin_text
+import gke
 import sweeps
 import tpu_driver
 import tpu_steps
@@ -43,6 +46,7 @@ _GIN = "--gin."
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
+_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 _STAGES = (
   "run", "prepare_data", "pretrain", "finetune_dp", "generate",
   "filter_queries", "train_retriever", "evaluate", "query_leakage",
@@ -80,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(flags)
     todo = jobs(options, bindings)
     if options.dry_run:
-      print("\n".join(map(tpu_steps.script, todo)), end="")
+      text = gke.manifest if options.gke_image else tpu_steps.script
+      print("\n".join(map(text, todo)), end="")
       return 0
     check_cost(options, todo)
     for job in todo:
@@ -156,7 +161,7 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
   flag("--sweep", action="append", default=[], help=words)
   flag("--point", help="only this one of the sweep's points")
   flag("--name", help="of slice and working directory; default: the recipe's")
-  flag("--accelerator", help="v4-8, v4-32, v5litepod-16, ...")
+  flag("--accelerator", help="v4-8, v4-32, v5litepod-16, v5p-4x4x12, ...")
   flag("--zone", help="for example us-central2-b")
   flag("--project", help="who pays")
   flag("--bucket", help="shared file system: a bucket, mounted with gcsfuse")
@@ -165,7 +170,18 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
   flag("--nfs", help="shared file system instead: HOST:/EXPORT")
   flag("--runtime_version", default="", help="image; default: the kind's")
   flag("--spot", action="store_true", help="cheaper, may be taken away")
+  flag("--reserved", action="store_true", help="of your reservation")
   flag("--queued", action="store_true", help="wait for capacity")
+  words = "that the hosts act as; default: Compute Engine's own"
+  flag("--service_account", default="", help=words)
+  flag("--network", default="", help="of the hosts; default: default")
+  flag("--subnetwork", default="", help="of that network")
+  words = "hosts without addresses of the internet; run this in their network"
+  flag("--internal_ips", action="store_true", help=words)
+  words = "of the slice, on the bill: KEY=VALUE,KEY=VALUE"
+  flag("--labels", default="", help=words)
+  words = "with --dry_run: print a Job for Kubernetes that runs this image"
+  flag("--gke_image", default="", help=words)
   flag("--source", default=str(ROOT), help="the checkout whose HEAD runs")
   flag("--allow_dirty", action="store_true", help="leave changes behind")
   flag("--results", default="runs", help="local folder for results")
@@ -198,9 +214,10 @@ def jobs(
   _check_flags(options)
   source = pathlib.Path(options.source).resolve()
   made = [_job(options, source, point) for point in points(options, bindings)]
-  for job in made:
-    _check_split(job, source)
-  return made
+  return [
+    dataclasses.replace(job, notes=_notes(job, _values(job, source)))
+    for job in made
+  ]
 
 
 def points(
@@ -273,7 +290,15 @@ def _job(
     nfs=options.nfs or "",
     runtime=options.runtime_version,
     spot=options.spot,
+    reserved=options.reserved,
     queued=options.queued,
+    service_account=options.service_account,
+    network=options.network,
+    subnetwork=options.subnetwork,
+    internal_ips=options.internal_ips,
+    labels=options.labels,
+    gke_image=options.gke_image,
+    max_restarts=options.max_restarts,
     source=source,
     results=pathlib.Path(options.results),
     with_private=options.with_private,
@@ -286,9 +311,11 @@ def _job(
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-  for name in ("accelerator", "zone", "project"):
+  needed = ("accelerator", "zone", "project")
+  for name in needed[:1] if options.gke_image else needed:
     if not getattr(options, name):
       raise UsageError(f"expected --{name}, got none; see --help")
+  _check_place(options)
   hosts = tpu_types.describe(options.accelerator).hosts
   if options.stage in tpu_steps.ONE_PROCESS and hosts > 1:
     raise UsageError(
@@ -314,6 +341,27 @@ def _check_flags(options: argparse.Namespace) -> None:
     raise UsageError(f"expected --nfs=HOST:/EXPORT, got {options.nfs!r}")
 
 
+def _check_place(options: argparse.Namespace) -> None:
+  """Refuses flags of gcloud, or of Kubernetes, that do not go together."""
+  if options.spot and options.reserved:
+    raise UsageError("--spot and --reserved exclude each other: keep one")
+  labels = filter(None, options.labels.split(","))
+  if wrong := [one for one in labels if not _LABEL.fullmatch(one)]:
+    raise UsageError(
+      "expected --labels=KEY=VALUE,... of lower-case letters, digits, _ and -,"
+      f" got {wrong[0]!r}"
+    )
+  if options.gke_image and not options.dry_run:
+    raise UsageError(
+      "--gke_image prints a Job and runs nothing: give --dry_run, and pipe it"
+      " to `kubectl apply -f -`"
+    )
+  if options.gke_image and not tpu_types.describe(options.accelerator).gke:
+    raise UsageError(
+      f"--gke_image knows TPU v4 and later, got {options.accelerator}"
+    )
+
+
 def _check_secret(bindings: Sequence[str]) -> None:
   """Refuses a fixed secret: command lines stand in logs and process lists."""
   for binding in bindings:
@@ -325,18 +373,28 @@ def _check_secret(bindings: Sequence[str]) -> None:
       )
 
 
-def _check_split(job: tpu_steps.Job, source: pathlib.Path) -> None:
-  """Refuses a mesh or a batch that would leave devices without work."""
+def _values(job: tpu_steps.Job, source: pathlib.Path) -> dict[str, str]:
+  """The macros of a job as text."""
   values: dict[str, str] = {}
   for path in job.gin_files:
     values |= gin_text.macros(source / path, source)
   for binding in job.bindings:
     name, _, value = binding.partition("=")
     values[name.strip()] = value.strip()
+  return values
+
+
+def _numbers(values: dict[str, str]) -> dict[str, int]:
   known = {n: v for n, v in values.items() if re.fullmatch(r"-?\d+", v)}
-  numbers = {name: int(value) for name, value in known.items()}
-  devices = job.slice.devices
-  ways = devices
+  return {name: int(value) for name, value in known.items()}
+
+
+def _mesh(
+  job: tpu_steps.Job, values: dict[str, str]
+) -> tuple[int, int, int] | None:
+  """Returns the mesh, where it is known; refuses one that idles devices."""
+  numbers, devices = _numbers(values), job.slice.devices
+  ways, mesh = devices, None
   if all(axis in numbers for axis in _AXES):
     data, *rest = (numbers[axis] for axis in _AXES)
     others = math.prod(rest)
@@ -348,13 +406,41 @@ def _check_split(job: tpu_steps.Job, source: pathlib.Path) -> None:
         f"{job.accelerator} has {devices} devices, got a mesh of {shape}: set"
         " MESH_DATA=-1, or numbers with that product"
       )
-    ways = data * rest[0]
+    ways, mesh = data * rest[0], (data, *rest)
   batch = numbers.get("BATCH_SIZE", ways)
   if batch < ways:
     raise UsageError(
       f"BATCH_SIZE={batch} is less than the {ways} parts that"
       f" {job.accelerator} divides a batch into: make one of them smaller"
     )
+  return mesh
+
+
+def _notes(job: tpu_steps.Job, values: dict[str, str]) -> tuple[str, ...]:
+  """Says what a private step needs, or refuses what is known not to fit."""
+  mesh, numbers = _mesh(job, values), _numbers(values)
+  if mesh is None or not {"BATCH_SIZE", "MICROBATCH_SIZE"} <= numbers.keys():
+    return ()
+  step = estimates.Step(
+    model=values.get("MODEL", "").strip("'\""),
+    way=values.get("STRATEGY", "").strip("'\""),
+    remat=values.get("REMAT") == "True",
+    mesh=mesh,
+    microbatch=numbers["MICROBATCH_SIZE"],
+    rows=numbers["BATCH_SIZE"],
+  )
+  if job.slice.generation == "v4" and (why := estimates.refusal(step)):
+    raise UsageError(why)
+  chip = estimates.CHIPS.get(job.slice.generation)
+  least = chip and estimates.of_step(step, chip)
+  if not least:
+    return ()
+  hours = least * numbers.get("TRAIN_STEPS", 0) / 3600
+  return (
+    f"estimated, not measured: a private step takes {least:.2f} s or more",
+    f"a private training {hours:.1f} h or more, {hours * job.slice.chips:.0f}"
+    " chip hours",
+  )
 
 
 def check_cost(

@@ -4,10 +4,10 @@
     --sweep=EPSILON=3,8,16
 
 `local` runs synthq on this machine, without Docker. `tpu_vm` runs launch/tpu_vm.py
-here, once for each point of the sweep, and that drives gcloud: XManager itself
-knows no way to TPU v4 and later. `vertex` builds a container for Vertex AI, which
-XManager maps to TPU v2 and v3 alone. `--dry_run` prints every command and needs
-no XManager; else: pip install 'synthq_jax[launch]'.
+here, once for each point of the sweep, and that drives gcloud. XManager's own ways
+to Google Cloud are not taken: its Vertex AI knows TPU v2 and v3 alone, and takes
+neither a project nor a zone. `--dry_run` prints every command and needs no
+XManager; else: pip install 'synthq_jax[launch]'.
 """
 
 import argparse
@@ -19,30 +19,25 @@ import os
 import pathlib
 import shlex
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 
 import sweeps
 import tpu_steps
-import tpu_types
 import tpu_vm
 
 __all__ = ["Unit", "main", "units"]
 
 _TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
-_IMAGE = "python:3.11-slim"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-  """One work unit: a command of this machine, or of a container."""
+  """One work unit: a command of this machine."""
 
   name: str
   args: tuple[str, ...]  # of Python
-  resources: tuple[tuple[str, int], ...] = ()  # of a container
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.dry_run:
       print(_script(options, bindings, todo), end="")
       return 0
-    if options.executor != "local":
+    if options.executor == "tpu_vm":
       tpu_vm.check_cost(options, tpu_vm.jobs(options, bindings))
     failed = _launch(options, todo, [f for f in given if f not in own])
   except ValueError as error:
@@ -100,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_own_flags(parser: argparse.ArgumentParser) -> None:
   """What tpu_vm.py does not know."""
   flag = parser.add_argument
-  flag("--executor", choices=("local", "vertex", "tpu_vm"), default="local")
+  flag("--executor", choices=("local", "tpu_vm"), default="local")
   flag("--title", default="synthq", help="of the experiment")
   flag("--workdir", default="runs", help="local: the folder of all units")
   words = "work units at the same time"
@@ -135,8 +130,8 @@ def units(
   """
   if options.executor == "local":
     return _local_units(options, bindings)
-  if options.executor == "vertex":
-    return _vertex_units(options, bindings)
+  if options.gke_image:
+    raise ValueError("--gke_image is for launch/tpu_vm.py --dry_run alone")
   jobs = tpu_vm.jobs(options, bindings)
   points = tpu_vm.points(options, bindings)
   passed = _passed_on(argv)
@@ -179,50 +174,14 @@ def _local_units(
   ]
 
 
-def _vertex_units(
-  options: argparse.Namespace, bindings: Sequence[str]
-) -> list[Unit]:
-  """Containers on TPU v2 or v3, whose bucket Vertex AI mounts below /gcs."""
-  if options.nfs or options.spot or options.queued:
-    raise ValueError(
-      "--executor=vertex knows no --nfs, --spot or --queued; leave them out"
-    )
-  if options.accelerator:
-    found = tpu_types.describe(options.accelerator)
-    if found.generation not in ("v2", "v3"):
-      raise ValueError(
-        "XManager maps TPU v2 and v3 alone to Vertex AI, got"
-        f" --accelerator={options.accelerator}; give --executor=tpu_vm"
-      )
-    if found.hosts > 1:
-      raise ValueError(
-        "--executor=vertex starts one process, got"
-        f" --accelerator={options.accelerator} with {found.hosts} hosts; give"
-        f" {found.generation}-8 or --executor=tpu_vm"
-      )
-  jobs = tpu_vm.jobs(options, bindings)
-  points = tpu_vm.points(options, bindings)
-  return [
-    Unit(
-      name=job.name,
-      args=_synthq(options.stage, point, f"/gcs/{job.bucket}/{job.name}")[2:],
-      resources=((f"tpu_{job.slice.generation}", job.slice.devices),),
-    )
-    for job, point in zip(jobs, points, strict=True)
-  ]
-
-
 def _script(
   options: argparse.Namespace, bindings: Sequence[str], todo: Sequence[Unit]
 ) -> str:
   """What --dry_run prints: the units, and what tpu_vm.py would run in each."""
-  python = "python" if options.executor == "vertex" else sys.executable
   lines = []
   for unit in todo:
-    needs = "".join(f" on {name}={n}" for name, n in unit.resources)
-    lines.append(f"# {options.executor}: {unit.name}{needs}")
-    module = ("-m", "synthq_jax.cli.main") if unit.resources else ()
-    lines.append(shlex.join([python, *module, *unit.args]))
+    lines.append(f"# {options.executor}: {unit.name}")
+    lines.append(shlex.join([sys.executable, *unit.args]))
   text = "\n".join(lines) + "\n"
   if options.executor == "tpu_vm":
     scripts = map(tpu_steps.script, tpu_vm.jobs(options, bindings))
@@ -239,7 +198,7 @@ def _launch(
   """Runs an experiment, and returns the names of units that failed."""
   try:
     from absl import flags
-    from xmanager import xm_local
+    from xmanager import xm, xm_local
   except ImportError as error:
     raise ValueError(
       f"XManager cannot be imported ({error}): pip install"
@@ -256,8 +215,8 @@ def _launch(
       for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     async with xm_local.create_experiment(options.title) as running:
-      with _packageable(options) as packageable:
-        (executable,) = running.package([packageable])
+      binary = xm.binary(xm_local.Local.Spec(), path=sys.executable)
+      (executable,) = running.package([binary])
       failed.extend(await _run(running, executable, todo, options.max_parallel))
 
   try:
@@ -271,7 +230,7 @@ def _launch(
 
 async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
   """Adds units, a few at a time, and waits for them."""
-  from xmanager import xm
+  from xmanager import xm, xm_local
 
   free = asyncio.Semaphore(limit)
 
@@ -279,7 +238,7 @@ async def _run(experiment, executable, todo: Sequence[Unit], limit: int):
     async with free:
       job = xm.Job(
         executable=executable,
-        executor=_executor(unit),
+        executor=xm_local.Local(),
         args=list(unit.args),
         name=unit.name,
       )
@@ -310,52 +269,6 @@ def _terminate(work_unit) -> None:
   for handle in getattr(work_unit, "_local_execution_handles", ()):
     with contextlib.suppress(ProcessLookupError):
       os.killpg(handle.process.pid, signal.SIGTERM)  # each has its own session
-
-
-def _executor(unit: Unit):
-  from xmanager import xm, xm_local
-
-  if not unit.resources:
-    return xm_local.Local()
-  return xm_local.Vertex(
-    requirements=xm.JobRequirements(**dict(unit.resources))
-  )
-
-
-@contextlib.contextmanager
-def _packageable(options: argparse.Namespace):
-  """This Python for units that run here, a container for Vertex AI."""
-  from xmanager import xm, xm_local
-
-  if options.executor != "vertex":
-    yield xm.binary(xm_local.Local.Spec(), path=sys.executable)
-    return
-  with tempfile.TemporaryDirectory() as folder:
-    clean = pathlib.Path(folder) / "synthq_jax_source"
-    _export(options.source, clean)
-    yield xm.python_container(
-      xm_local.Vertex.Spec(),
-      entrypoint=xm.ModuleName("synthq_jax.cli.main"),
-      path=str(clean),
-      base_image=_IMAGE,
-      docker_instructions=[
-        f"COPY {clean.name}/ {clean.name}",
-        f"WORKDIR {clean.name}",
-        "RUN pip install '.[run,tpu]'",
-      ],
-    )
-
-
-def _export(source: str, folder: pathlib.Path) -> None:
-  """Copies what is committed and nothing else: runs/ holds private results."""
-  archive = ("git", "-C", source, "archive", "HEAD")
-  packed = subprocess.run(archive, check=False, capture_output=True)
-  if packed.returncode:
-    why = packed.stderr.decode().strip().splitlines()[-1]
-    raise ValueError(f"expected --source to be a git checkout, got {why}")
-  folder.mkdir()
-  unpack = ("tar", "-x", "-C", str(folder))
-  subprocess.run(unpack, check=True, input=packed.stdout)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def test_the_tutorial_on_tpu_slices_prints_what_it_says():
       )
       assert done.returncode == 0, done.stderr
       printed, launched = done.stdout, launched + 1
-  assert launched == 6
+  assert launched == 7
 
 
 def test_without_consent_the_tutorials_commands_say_what_they_would_cost():

@@ -67,6 +67,15 @@ ENDS = {
     ],
     "",
   ),
+  "a set-up that fails in passing is tried again": (
+    {"copy": [1, 0], "install": [100, 1, 0], "mount": [1, 0]}, "", 0,
+    {"create": 1, "copy": 4, "install": 3, "mount": 2, "run": 1},
+    "the slice is set up again",
+  ),
+  "a set-up that fails and fails ends the job": (
+    {"install": [100]}, "", 1, {"install": 4, "create": 1},
+    "install failed with exit code 100, tried 4 times",
+  ),
   "a launcher without a network waits and keeps the slice": (
     {"run": [255, 0], "state": [DOWN, DOWN, DOWN, "READY"]}, "", 0,
     [*SET_UP, "run", *["state"] * 4, "mount", "run", "delete", "results"],

@@ -192,48 +192,9 @@ def _wait(is_so) -> None:
   raise AssertionError("waited for 30 seconds")
 
 
-def test_vertex_gets_a_container_on_tpu_v3(mock, cloud, monkeypatch):
-  from xmanager import xm as api
-  from xmanager.cloud import vertex
-
-  monkeypatch.setenv("PATH", cloud.environment["PATH"])
-  flags = [*cloud.flags, "--executor=vertex", "--confirm_cost"]
-  assert xm.main([*flags, "--accelerator=v3-8"]) == 0
-  ((job,), (args,)) = mock.launched_jobs, _launched(mock)
-  assert args[0] == "run"
-  assert args[-1] == "--workdir=/gcs/my-bucket/demo-tiny"
-  spec = vertex.get_machine_spec(job)
-  assert spec["machine_type"] == "cloud-tpu"
-  assert spec["accelerator_count"] == 8
-  # Why v4 is refused.
-  needs = api.JobRequirements(tpu_v4=8)
-  v4 = api.Job(
-    executable=job.executable, executor=type(job.executor)(requirements=needs)
-  )
-  with pytest.raises(KeyError):
-    vertex.get_machine_spec(v4)
-
-
-def test_containers_hold_what_is_committed_alone(xmanager, cloud):
-  del xmanager
-  private = cloud.checkout / "runs/demo/private/secret_seed"
-  private.parent.mkdir(parents=True, exist_ok=True)
-  private.write_text("7")
-  flags = [f"--source={cloud.checkout}", "--executor=vertex"]
-  with xm._packageable(xm._parser().parse_args(flags)) as packageable:
-    folder = pathlib.Path(packageable.executable_spec.path)
-    files = {path.name for path in folder.rglob("*")}
-  assert "pyproject.toml" in files
-  assert "secret_seed" not in files
-
-
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
-    (["--executor=vertex", "--accelerator=v4-8"], "--executor=tpu_vm"),
-    (["--executor=vertex", "--accelerator=v3-32"], "give v3-8 or"),
-    (["--executor=vertex", "--accelerator=v2-32"], "with 4 hosts"),
-    (["--executor=vertex", "--spot"], "leave them out"),
     (["--executor=tpu_vm"], "give --confirm_cost"),
     (["--executor=tpu_vm", "--accelerator=v4-9"], "did you mean v4-8"),
     (["--executor=tpu_vm", "--bucket="], "expected --bucket=NAME"),
