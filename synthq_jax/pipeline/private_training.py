@@ -59,8 +59,9 @@ class Config:
   full, e.g. "decoder/.*"; the others stay the public ones. Noise grows with
   the square root of their number, whatever a record can say."""
   microbatch_size: int | None = None
-  """Records processed at once, to save memory; None: the whole batch. It rounds
-  up the padded batch, so it is part of what is accounted."""
+  """Records that a device processes at once, to save memory, whatever the number
+  of devices; None: all it has. It rounds up the padded batch, so it is part of
+  what is accounted."""
   settings: loop.Settings = artifacts.speed_only(make=loop.Settings)
   """Saving and reporting."""
 

@@ -271,10 +271,9 @@ def _spread(config: Config):
   mesh = mesh_lib.of_all(config.mesh)
   if mesh is None:
     return config, None, 1
-  ways = mesh_lib.batch_ways(mesh)
   size = config.microbatch_size
-  if size is not None:
-    size = -(-size // ways)
+  if size is not None:  # of each device; no more than it has
+    size = min(size, -(-config.batch_size // mesh_lib.batch_ways(mesh)))
     config = dataclasses.replace(config, microbatch_size=size)
   return config, mesh, sharded_grad.rows_multiple(mesh, size)
 

@@ -69,6 +69,30 @@ CASES = {
   "xl": Case(
     model="t5_1_1_xl", topology="v4:2x4x4", mesh=(1, 16, 2), microbatch=2
   ),
+  # As gin_configs/recipes/paper_t5_*.gin have them; XL with --ways ghost.
+  "paper_small": Case(
+    model="t5_1_0_small", topology="v4:2x2x1", mesh=(4, 1, 1), microbatch=32
+  ),
+  "paper_base": Case(
+    model="t5_1_0_base", topology="v4:2x2x1", mesh=(4, 1, 1), microbatch=16
+  ),
+  "paper_large": Case(
+    model="t5_1_0_large", topology="v4:2x2x4", mesh=(2, 8, 1), microbatch=4
+  ),
+  "paper_xl": Case(
+    model="t5_1_0_3B",
+    topology="v4:2x2x4",
+    mesh=(4, 4, 1),
+    microbatch=1,
+    remat=True,
+  ),
+  "paper_xl_copies": Case(
+    model="t5_1_0_3B",
+    topology="v4:2x2x4",
+    mesh=(16, 1, 1),
+    microbatch=1,
+    remat=True,
+  ),
 }
 
 
