@@ -187,7 +187,7 @@ TOOLS = {
         " of queries: beir, hf (parquet), tevatron or pyserini; of what they"
         " expand: anserini or elasticsearch (OpenSearch, too)"
       ),
-      "--step": _number("of a T5X checkpoint", default=0),
+      "--step": _number("of a T5X checkpoint; default: the source's own, or 0"),
       "--allow_private": {
         "action": "store_true",
         "help": "also what was trained without differential privacy",

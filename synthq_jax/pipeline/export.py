@@ -8,6 +8,7 @@ owner. What was made of private queries without differential privacy lies under
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable
@@ -17,9 +18,9 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, t5_checkpoints
-from synthq_jax.models.checkpoints import tensors
+from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import cards, inputs, results, system_results
-from synthq_jax.privacy import rounding
+from synthq_jax.privacy import ledger, rounding
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
@@ -28,6 +29,7 @@ CLAIM = "PRIVACY.txt"
 """In the exported folder: what may be claimed about it, in words."""
 
 _README = "README.md"
+_T5X = "privacy"  # beside the checkpoints of a private training in T5X
 _LENGTH = 512
 """Tokens of a text where no run says how many."""
 
@@ -50,6 +52,8 @@ class Source:
   """The working directory of that run."""
   prepared: results.PreparedData | None
   """That run's data, of which the settings are read."""
+  in_t5x: statement_lib.PrivacyStatement | None = None
+  """What a private training in T5X's own trainer said of it."""
 
   @property
   def vocabulary(self) -> pathlib.Path | None:
@@ -60,12 +64,19 @@ class Source:
     return next((place for place in places if place.is_file()), None)
 
   @property
+  def claim(self) -> statement_lib.PrivacyStatement | None:
+    """What is promised of its training; None where nothing is known of it."""
+    return self.in_t5x if self.result is None else self.result.statement
+
+  @property
   def is_private(self) -> bool:
     """Whether it must not be shared: by its folder, wherever it was moved to,
     and by its claim."""
     if results.is_private_path(self.folder.resolve().as_posix()):
       return True
-    return self.result is not None and not results.is_shareable(self.result)
+    if self.result is not None:
+      return not results.is_shareable(self.result)
+    return self.in_t5x is not None and math.isinf(self.in_t5x.epsilon)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,7 +98,7 @@ def run(
   to: str | os.PathLike,
   *,
   format: str,  # noqa: A002
-  step: int = 0,
+  step: int | None = None,
   allow_private: bool = False,
 ) -> str:
   """Writes a model or queries in a format, with what belongs to them.
@@ -103,7 +114,8 @@ def run(
       that a run wrote.
     to: the new folder, not there yet or empty (T5X: the parent of the step).
     format: one of `FORMATS`.
-    step: the step that a T5X checkpoint gets.
+    step: the step that a T5X checkpoint gets; None: that of the T5X checkpoint
+      that it is made of, else 0.
     allow_private: exports also what must not be shared.
 
   Returns:
@@ -117,6 +129,8 @@ def run(
     raise ValueError(
       f"--format must be one of {', '.join(FORMATS)}, got format={format}"
     )
+  if step is None:
+    step = t5x.step(pathlib.Path(source))
   if step < 0:
     raise ValueError(f"step must be at least 0, got step={step}")
   chosen, given = FORMATS[format], _source(pathlib.Path(source))
@@ -140,8 +154,8 @@ def run(
     place /= f"checkpoint_{step}"
   with artifacts.new_folder(place, "export") as folder:
     chosen.write(given, folder)
-    if given.result is not None:
-      words = statement_lib.in_words(given.result.statement)
+    if given.claim is not None:
+      words = statement_lib.in_words(given.claim)
       (folder / CLAIM).write_text(f"{words}\n", encoding="utf-8")
   return _summary(place, given, chosen)
 
@@ -154,10 +168,10 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
   if given.is_private:
     lines.append("PRIVATE: it gives private queries away; do not share it")
     return "\n".join(lines)
-  if given.result is None:
+  claim = given.claim
+  if claim is None:
     lines.append("nothing is known here about the privacy of its training")
   else:
-    claim = given.result.statement
     lines.append(
       f"epsilon = {rounding.epsilon(claim.epsilon)},"
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
@@ -194,7 +208,19 @@ def _source(folder: pathlib.Path) -> Source:
     if artifacts.read_fingerprint(data) is not None:
       prepared = artifacts.load(data, results.PreparedData)
       result = _explained(result, prepared)
-  return Source(folder=folder, result=result, root=root, prepared=prepared)
+  in_t5x = _said_in_t5x(folder) if result is None else None
+  return Source(
+    folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
+  )
+
+
+def _said_in_t5x(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
+  """Reads what lies beside checkpoint_STEP, which MODEL_DIR holds."""
+  places = (place / _T5X / ledger.NAME for place in (folder, folder.parent))
+  path = next((path for path in places if path.is_file()), None)
+  if path is None or not t5x.is_checkpoint(t5x.newest(folder)):
+    return None
+  return statement_lib.compose(list(ledger.read(path).values()))
 
 
 def _explained(result, prepared: results.PreparedData):

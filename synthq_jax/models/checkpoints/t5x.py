@@ -28,7 +28,7 @@ from synthq_jax.models.checkpoints import tensors as _tensors
 with extras.required("run"):
   import msgpack
 
-__all__ = ["FILE", "is_checkpoint", "newest", "read", "write"]
+__all__ = ["FILE", "is_checkpoint", "newest", "read", "step", "write"]
 
 FILE = "checkpoint"
 """The msgpack file of a checkpoint."""
@@ -62,6 +62,16 @@ def newest(path: pathlib.Path) -> pathlib.Path:
     if match and child.is_dir():
       steps[int(match[1])] = child
   return steps[max(steps)] if steps else path
+
+
+def step(path: pathlib.Path) -> int:
+  """Returns the step of a checkpoint by its folder's name; 0: it has none.
+
+  Args:
+    path: checkpoint_STEP, or a folder with some, of which the last is taken.
+  """
+  match = _STEP.fullmatch(newest(path).name)
+  return int(match[1]) if match else 0
 
 
 def read(

@@ -6,10 +6,14 @@ import json
 import jax
 import numpy as np
 import pytest
+import random_t5
 
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import export
 from synthq_jax.privacy import ledger
+from synthq_jax.privacy import statement as statement_lib
 
 SETTINGS = settings.Settings(
   num_examples=40,
@@ -45,6 +49,30 @@ def test_a_resumed_training_is_the_same_release_and_counts_once(tmp_path):
   assert list(entries) == [f"t5x/{before.identifier}"]
   assert entries[f"t5x/{before.identifier}"] == before.statement()
   assert 0 < before.statement().epsilon <= 8.0
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_an_export_carries_what_lies_beside_the_checkpoint(tmp_path, of_model):
+  release = opened(tmp_path)
+  release.begin(1000, FACTS)
+  params = random_t5.params(random_t5.config())
+  made = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
+  told = export.run(
+    tmp_path / "model" if of_model else made, tmp_path / "to", format="t5x"
+  )
+  assert "nothing is known" not in told
+  assert "epsilon = 7.99" in told and "for one example" in told
+  # Its own step, where no other is asked for.
+  words = (tmp_path / "to" / "checkpoint_1005" / export.CLAIM).read_text()
+  assert words.strip() == statement_lib.in_words(release.statement())
+
+
+def test_an_export_without_noise_is_refused(tmp_path):
+  opened(tmp_path, epsilon=float("inf")).begin(0, FACTS)
+  params = random_t5.params(random_t5.config())
+  made = t5_checkpoints.save_t5x(tmp_path / "model", params, 5)
+  with pytest.raises(ValueError, match="may be shared"):
+    export.run(made, tmp_path / "to", format="huggingface")
 
 
 def test_another_model_dir_draws_other_batches_and_other_noise(tmp_path):

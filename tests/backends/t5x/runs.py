@@ -85,14 +85,14 @@ def inference(folder, name, checkpoint):
   }
 
 
-def run_command(plan):
-  """Runs a training of a plan as a user does."""
-  flags = [f"--gin_file={name}" for name in plan["files"]]
+def run_command(plan, *flags):
+  """Runs a training or an inference of a plan as a user does."""
+  flags = [*flags, *(f"--gin_file={name}" for name in plan["files"])]
   for line in plan["bindings"]:
     name, _, value = line.partition(" = ")
     flags.append(f"--gin.{name}={value}")
   done = subprocess.run(
-    [sys.executable, "-m", "t5x.main", "--run_mode=train", *flags],
+    [sys.executable, "-m", "t5x.main", f"--run_mode={plan['mode']}", *flags],
     cwd=ROOT,
     env=environment(1),
     capture_output=True,

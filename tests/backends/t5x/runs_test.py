@@ -264,3 +264,43 @@ def test_the_command_of_t5x_itself_trains(folder):
   runs.run_command(plan)
   assert (place / "model" / "checkpoint_1").is_dir()
   assert (place / "model" / "privacy" / "ledger.jsonl").exists()
+  runs.run_command(
+    runs.inference(place, "answers", place / "model" / "checkpoint_1")
+  )
+  assert list((place / "answers").glob("*predict.jsonl*[0-9]"))
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_a_file_for_googles_checkpoints_is_read(folder, size):
+  plan = runs.training(
+    folder, size, files=(f"gin_configs/t5x/t5_1_1_{size}.gin",)
+  )
+  start = [b for b in plan["bindings"] if "INITIAL" in b or ".restore" in b]
+  plan["bindings"] = [b for b in plan["bindings"] if b not in start]
+  runs.run_command(plan, "--dry_run")
+  assert not (folder / size).exists()
+
+
+def test_evaluation_beside_a_private_training_changes_nothing(folder):
+  """Of the split `test`, which the user says is public."""
+  place = folder / "evaluated"
+  place.mkdir()
+  runs.begin(place, "plain", "evaluated")
+  public = {"split": "test", "pack": False, "batch_size": 4}
+  changes = {
+    f"{name}_eval/utils__DatasetConfig__{field}": value
+    for name in ("train", "infer")
+    for field, value in public.items()
+  }
+  changes |= {
+    f"train__{name}_eval_dataset_cfg": f"@{name}_eval/utils.DatasetConfig()"
+    for name in ("train", "infer")
+  }
+  plan = [
+    runs.training(place, "plain"),
+    runs.training(place, "evaluated", EVAL_PERIOD=5, EVAL_STEPS=1, **changes),
+  ]
+  runs.run(place, "evaluated", plan)
+  one, other = (runs.parameters(place, n) for n in ("plain", "evaluated"))
+  assert runs.difference(one, other) == 0
+  assert list((place / "evaluated" / "training_eval").rglob("events.out*"))
