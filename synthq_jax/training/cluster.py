@@ -55,6 +55,9 @@ class Settings:
   cpu_devices: int | None = None
   """Virtual devices of this process, where JAX runs on CPUs; None: JAX's
   own choice."""
+  gpus: tuple[int, ...] = ()
+  """Of those that this process sees, which ones are its own, where Slurm gave it
+  some; (): JAX's own choice."""
 
   def __post_init__(self):
     if self.mode not in MODES:
@@ -97,7 +100,8 @@ class Settings:
   def arguments(self) -> dict[str, Any]:
     """Returns the arguments of `jax.distributed.initialize`."""
     if self.mode == "slurm":
-      return {"cluster_detection_method": "slurm"}
+      own = {"local_device_ids": list(self.gpus)} if self.gpus else {}
+      return {"cluster_detection_method": "slurm", **own}
     if self.coordinator_address is None:
       return {}
     values = {name: getattr(self, name) for name in _VALUES}
@@ -166,7 +170,42 @@ def from_flags(
         f"--distributed=slurm needs {missing[0]} in the environment, got none:"
         f" {_HINTS[mode]}"
       )
+    values["gpus"] = _slurm_gpus(environment)
   return Settings(mode=mode, **values)
+
+
+def _slurm_gpus(environment: Mapping[str, str]) -> tuple[int, ...]:
+  """Returns the share of a node's GPUs that is this task's.
+
+  JAX takes one for each task, whatever the node has, and counts them from the
+  task's number even where Slurm shows a task its own alone.
+
+  Raises:
+    ValueError: if the tasks of a node cannot have equal shares.
+  """
+  on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+  if not on_node.isdigit() or not int(on_node):
+    return ()
+  visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+  seen = len(visible.split(",")) if visible else int(on_node)
+  if seen < int(on_node):  # --gpus-per-task, or bound otherwise
+    return tuple(range(seen))
+  tasks: list[int] = []
+  text = environment.get("SLURM_STEP_TASKS_PER_NODE", "1")
+  for part in text.split(","):  # "2(x3),1": 2 on three nodes, 1 on the last
+    number, times = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part).groups("1")
+    tasks += [int(number)] * int(times)
+  here = tasks[int(environment.get("SLURM_NODEID", 0)) % len(tasks)]
+  if seen % here:
+    raise ValueError(
+      f"--distributed=slurm: expected GPUs that {here} tasks of a node can share,"
+      f" got {seen}: set --ntasks-per-node to a divisor, or --gpus-per-task"
+    )
+  share, first = (
+    seen // here,
+    int(environment["SLURM_LOCALID"]) * (seen // here),
+  )
+  return tuple(range(first, first + share))
 
 
 def _integer(name: str, text: str) -> int:

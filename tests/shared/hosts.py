@@ -20,11 +20,11 @@ def environment() -> dict[str, str]:
   return {**os.environ, **own}
 
 
-def start(*command: Any) -> subprocess.Popen:
-  """Starts Python with a script and its arguments."""
+def start(*command: Any, **variables: str) -> subprocess.Popen:
+  """Starts Python with a script and its arguments, and variables besides."""
   return subprocess.Popen(
     [sys.executable, *map(str, command)],
-    env=environment(),
+    env={**environment(), **variables},
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,

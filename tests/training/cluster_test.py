@@ -56,6 +56,53 @@ def test_jax_is_told_what_each_way_to_start_needs(
   assert read(environment, distributed=mode, **flags).arguments() == arguments
 
 
+@pytest.mark.parametrize(
+  ("variables", "gpus"),
+  [
+    ({}, ()),  # no GPUs: JAX's own choice
+    ({"SLURM_GPUS_ON_NODE": "4"}, (0, 1, 2, 3)),  # one task has the node
+    (
+      {"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+      (1,),
+    ),
+    (
+      {"SLURM_GPUS_ON_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "2(x2),4"},
+      (4, 5, 6, 7),
+    ),
+    (
+      {
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),4",
+        "SLURM_NODEID": "2",
+      },
+      (2, 3),
+    ),
+    (  # --gpus-per-task=2: it sees its own alone
+      {
+        "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "CUDA_VISIBLE_DEVICES": "2,3",
+      },
+      (0, 1),
+    ),
+  ],
+)
+def test_a_task_of_slurm_has_its_share_of_the_nodes_gpus(variables, gpus):
+  """JAX's own choice is one GPU a task: the others would be paid for and idle."""
+  local = "1" if "SLURM_STEP_TASKS_PER_NODE" in variables else "0"
+  environment = {**SLURM, "SLURM_LOCALID": local, **variables}
+  found = read(environment, distributed="slurm")
+  assert found.gpus == gpus
+  told = found.arguments().get("local_device_ids", [])
+  assert told == list(gpus)
+
+
+def test_gpus_that_tasks_cannot_share_are_refused():
+  odd = {"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_TASKS_PER_NODE": "3"}
+  with pytest.raises(ValueError, match="3 tasks of a node can share, got 4"):
+    read({**SLURM, **odd}, distributed="slurm")
+
+
 def test_flags_win_over_the_environment_which_counts_for_local_alone():
   environment = {**VARIABLES, "SYNTHQ_DISTRIBUTED": "local"}
   assert read(environment, process_id=0).process_id == 0

@@ -58,6 +58,29 @@ def test_two_processes_train_what_one_does_and_say_it_once(tmp_path, whole):
   assert "[0] test: 100%" in output and "[1] test" not in output
 
 
+def test_two_tasks_of_a_node_under_slurm_train_on_the_devices_of_both(
+  tmp_path, whole
+):
+  """Four devices on a node, two of each task; srun would set these variables."""
+  variables = {
+    "SLURM_JOB_ID": str(os.getpid()),  # by which the port is chosen
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_GPUS_ON_NODE": "4",
+  }
+  command = [SCRIPT, tmp_path, "--distributed=slurm", "--cpu_devices=2"]
+  tasks = [
+    hosts.start(
+      *command, **variables, SLURM_PROCID=number, SLURM_LOCALID=number
+    )
+    for number in "01"
+  ]
+  for task in tasks:
+    ended(task)
+  assert_equal(tmp_path, whole)
+
+
 def test_a_state_moves_from_two_processes_to_one_and_back(tmp_path, whole):
   ended(launch(tmp_path / "split", "--steps=4"))
   in_one(tmp_path / "joined", "--steps=4")
