@@ -194,6 +194,13 @@ class Run:
       ValueError: if a setting or the data cannot be used.
     """
     stages = [stage.get(name) for name in self.wanted]
+    alone = [one.name for one in stages if not one.together]
+    if distributed.count() > 1 and alone:
+      self.say(
+        f"process 0 makes alone, while the others wait: {', '.join(alone)}."
+        " Where waiting machines cost money, make these on one of them:"
+        " `synthq STAGE` goes on with what is there"
+      )
     for place, one in enumerate(stages):
       made = self.made[one.name] = {}
       for job in one.jobs(self):

@@ -1,9 +1,10 @@
 """`synthq` with small parts, which says who makes them, and one that is killed.
 
-  python hosts_script.py FOLDER FLAGS OF SYNTHQ
+  python hosts_script.py FOLDER KILLS FLAGS OF SYNTHQ
 
-kills process 1 in the middle of a save of its first training, if FOLDER is
-there to remember that it did.
+kills a process in the middle of a save of a training, if FOLDER is there to
+remember that it did. KILLS are PLACE:PROCESS:STEP,...: the first state of that
+step or later, of a training whose folder PLACE ends.
 """
 
 import os
@@ -23,21 +24,32 @@ def after(function, then):
 
   def wrapped(self, number, *args, **kwargs):
     function(self, number, *args, **kwargs)
-    then(number)
+    then(self, number)
 
   return wrapped
 
 
-def patch(folder: pathlib.Path) -> None:
-  def die_once(step):
-    flag = folder / f"in_a_save_{step}"
-    if step < 5 and distributed.index() == 1 and folder.is_dir():
-      if not any(folder.iterdir()):
-        flag.touch()
+def patch(folder: pathlib.Path, kills: str) -> None:
+  plan = [kill.split(":") for kill in kills.split(",")] if kills else []
+
+  def die_once(writer, step):
+    trained = writer._root.parent.name
+    if distributed.is_main():
+      print("saving", trained, step, flush=True)
+    for place, process, least in plan:
+      flag = folder / f"{place}_{process}_{least}"
+      if (
+        folder.is_dir()
+        and not flag.exists()
+        and distributed.index() == int(process)
+        and step >= int(least)
+        and trained == place
+      ):
+        flag.write_text(str(step))
         os.kill(os.getpid(), signal.SIGKILL)
 
   def say(what):
-    return lambda number: print(what, number, flush=True)
+    return lambda _, number: print(what, number, flush=True)
 
   generate._PART = 16
   _search._BLOCK = 32
@@ -55,5 +67,5 @@ def patch(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-  patch(pathlib.Path(sys.argv[1]))
-  sys.exit(main.main(sys.argv[2:]))
+  patch(pathlib.Path(sys.argv[1]), sys.argv[2])
+  sys.exit(main.main(sys.argv[3:]))

@@ -28,13 +28,15 @@ def _flags(tmp_path_factory):
     f"--gin.CHECKPOINT={random_t5.save(place / 't5')}",
     "--gin.plan.RunConfig.public_data=True",
     "--gin.SECRET_SEED=5",
-    "--gin.TRAIN_STEPS=5",
+    "--gin.TRAIN_STEPS=12",
+    "--gin.RETRIEVER_STEPS=12",
     "--gin.MESH_DATA=2",
     "--gin.prepare_data.Config.public_test_documents=20",
     "--gin.plan.Rows.public_only=False",
     "--gin.plan.Rows.original=False",
     "--gin.plan.Rows.direct_dp=()",
     "--gin.finetune_dp.Config.settings=@loop.Settings()",
+    "--gin.train_retriever.Config.settings=@loop.Settings()",
     "--gin.loop.Settings.save_seconds=0.0",
     "--gin.loop.Settings.log_every=3",
   ]
@@ -59,12 +61,25 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
 ):
   whole, cut, dead = (tmp_path / name for name in ("whole", "cut", "dead"))
   stage = ["evaluate", "--quiet", *flags]
-  one = [SCRIPT, "-", *stage, "--cpu_devices=2", f"--workdir={whole}"]
+  one = [SCRIPT, "-", "", *stage, "--cpu_devices=2", f"--workdir={whole}"]
   one = hosts.ended(hosts.start(*one))
   dead.mkdir()
-  two = in_two(SCRIPT, dead, *stage, f"--workdir={cut}", max_restarts=1)
-  assert [path.name for path in dead.iterdir()] == ["in_a_save_2"]
-  assert two.count(": restart ") == 1
+  # In the middle of two stages, with states behind each kill.
+  kills_ = ("eps8:1:4", "eps8:0:8", "synthetic_eps8:1:4")
+  two = [SCRIPT, dead, ",".join(kills_), *stage, f"--workdir={cut}"]
+  two = in_two(*two, max_restarts=3)
+  died = {path.name: int(path.read_text()) for path in dead.iterdir()}
+  assert died.keys() == {kill.replace(":", "_") for kill in kills_}
+  assert max(died.values()) < 12
+  assert two.count(": restart ") == 3
+  assert two.count("[0] process 0 makes alone, while the others wait") == 4
+  said = re.search(r"others wait: (.*)\. Where", two)[1].split(", ")
+  assert "prepare_data" in said and "finetune_dp" not in said
+  saved = re.findall(r"saving (\S+) (\d+)", two)
+  for name in ("eps8", "synthetic_eps8"):
+    steps = [int(step) for place, step in saved if place == name]
+    assert min(steps) < min(v for k, v in died.items() if k.startswith(name))
+    assert steps.count(min(steps)) == 1, "it began anew"
   assert len(kills.files(whole)) > 30
   for name in kills.differences(whole, cut):
     marks = [without_shards(place / name) for place in (whole, cut)]
@@ -75,7 +90,8 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   said = re.findall(r"\[(\d)\] \[(\S+)\] running", two)
   assert {number for number, _ in said} == {"0"}
   names = [name for _, name in said]
-  assert names.count("finetune_dp/eps8") == 2  # killed in it once
+  assert names.count("finetune_dp/eps8") == 3  # killed in it twice
+  assert names.count("train_retriever/synthetic_eps8") == 2
   assert names.count("prepare_data") == 1
   assert two.count("evaluate finished") == 1
   for what in ("part", "block"):  # each made once, by both in turns
