@@ -41,6 +41,15 @@ NEEDS = {
   "planted_leakage": ("SOURCE=beir:b",),
   "federated": ("SOURCE=beir:b",),
   "federated_tiny": ("SOURCE=beir:b",),
+  "federated_wikiqa": ("SOURCE=beir:b",),
+  "paper_fed_newsqa": ("SOURCE=newsqa:f.json", "URLS=('u.txt',)", "BERT=b"),
+  "paper_spire22_robust04": (
+    "TRAIN_SOURCE=ir_datasets:x",
+    "VERIFIED=v.jsonl",
+    "MONOT5=t",
+    "T5_VOCABULARY=v.model",
+    "MONOBERT=b",
+  ),
   "paper_t5_base": PAPER_NEEDS,
   **{
     f"paper_t5_{size}": (*PAPER_NEEDS, "RETRIEVER_CHECKPOINT=r")
@@ -51,6 +60,9 @@ STUDIES = {
   "detectors": detectors.Config,
   "federated": federated.Config,
   "federated_tiny": federated.Config,
+  "federated_wikiqa": federated.Config,
+  "paper_fed_newsqa": federated.Config,
+  "paper_spire22_robust04": planted_leakage.Config,
   "logit_dp_images": images.Config,
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
@@ -179,9 +191,9 @@ def test_the_files_show_and_bind_what_stages_do_not_hold():
   studies = ROOT / "gin_configs/studies"
   shown = advertised(studies / "planted_leakage.gin")
   assert {"monot5/rerankers.Recipe.epochs": "2"} in shown
+  shown = advertised(studies / "paper_spire22_robust04.gin")
   [robust] = [one for one in shown if "TRAIN_SOURCE" in one]
-  assert robust["SOURCE"] == "ir_datasets:trec-robust04"
-  assert robust["SIZES"] == "(1000, 8000, 128000)"
+  assert robust["TRAIN_SOURCE"] == "ir_datasets:msmarco-document/orcas"
   [newsqa] = [x for x in advertised(studies / "federated.gin") if "URLS" in x]
   assert newsqa["PARTITION"] == "genre"
   flags = "\n".join(flag for path in FILES for flag in bound(path))
@@ -193,6 +205,18 @@ def test_the_files_show_and_bind_what_stages_do_not_hold():
     "lora",
   ):
     assert re.search(rf"(?m)^(\w+/)?{module}\.[A-Z]", flags), module
+
+
+def test_the_recipe_of_leaks_counts_instances_as_the_paper_does():
+  path = ROOT / "gin_configs/studies/paper_spire22_robust04.gin"
+  config, _ = main.configure(
+    planted_leakage.Config, [str(path)], NEEDS[path.stem]
+  )
+  assert (config.num_leaked, config.sizes[0], config.sizes[-1]) == (
+    1000, 1000, 128_000,
+  )  # fmt: skip
+  assert config.leaked_only and config.folds == 5
+  assert {model.recipe.epochs for model in config.models} == {1}
 
 
 def test_a_recipe_refuses_to_run_without_what_it_requires():

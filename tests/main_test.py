@@ -342,7 +342,7 @@ WRONG_USES = {
   "walk": "invalid choice: 'walk'",
   "generat --workdir=w": "did you mean generate?",
   "rnu --workdir=w": "did you mean run?",
-  "leakage near_duplicate": "did you mean near_duplicates?",
+  "leakage chek": "did you mean check?",
   "run": "required: --workdir",
   "run --workdir=w": "expected --gin_file=FILE, got none",
   f"{RUN} --steps=3": "unrecognized arguments: --steps=3",

@@ -77,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
   Returns:
     The exit code: 0, 2 for what the user can mend, 3 for an audit that refutes
-    a claim (with --fail_above_claim), 75 for failures of the system that may
-    pass, 130 after Ctrl-C, 143 after SIGTERM; the same for all processes of a
-    run, of which one says why.
+    a claim (with --fail_above_claim) or for leaks (with --fail_above), 75 for
+    failures of the system that may pass, 130 after Ctrl-C, 143 after SIGTERM;
+    the same for all processes of a run, of which one says why.
   """
   code = 1  # of a bug, whose traceback is shown
   try:

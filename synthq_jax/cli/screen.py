@@ -23,7 +23,7 @@ _AUDITED = ("audit", "report", "run")
 
 
 class RefutedError(Exception):
-  """An audit refutes a claim; its text is one line."""
+  """A gate that was asked for did not hold; its text is one line."""
 
 
 def summary(report: Any, workdir: pathlib.Path) -> str:

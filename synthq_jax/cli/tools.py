@@ -125,28 +125,47 @@ def _corpus_overlap(options: argparse.Namespace) -> str:
   )
 
 
-def _near_duplicates(options: argparse.Namespace) -> str:
-  from synthq_jax.pipeline import near_duplicates
+def _leakage_check(options: argparse.Namespace) -> str:
+  from synthq_jax.cli import screen
+  from synthq_jax.pipeline import leakage_check
 
-  detectors = [
-    near_duplicates.detector(
+  names = [f.name for f in dataclasses.fields(leakage_check.Request)]
+  request = leakage_check.Request(**{n: getattr(options, n) for n in names})
+  if options.labels and options.threshold is not None:
+    raise flags.UsageError("expected --labels or --threshold, got both")
+  asked = dict.fromkeys(options.detector or _DETECTORS)
+  encoder = {
+    n: getattr(options, n) for n in ("checkpoint", "vocabulary", "bert")
+  }
+  detectors = []
+  for name in asked:
+    # A flag that goes with none of the detectors is refused by each.
+    is_meant = name != "exact" or len(asked) == 1
+    has_encoder = name == "embedding" or "embedding" not in asked
+    detector = leakage_check.detector(
       name,
-      threshold=options.threshold,
-      checkpoint=options.checkpoint,
-      vocabulary=options.vocabulary,
-      bert=options.bert,
+      threshold=options.threshold if is_meant else None,
+      **(encoder if has_encoder else {}),
     )
-    for name in dict.fromkeys(options.detector)
-  ]
-  return near_duplicates.run(
-    options.queries,
-    options.targets,
-    options.output,
-    detectors,
-    progress=not options.quiet,
+    if options.labels:
+      detector = leakage_check.calibrated(
+        detector, options.labels, precision=options.precision
+      )
+    detectors.append(detector)
+  check, said = leakage_check.run(
+    request, detectors, progress=not options.quiet
   )
+  if not check.is_passed:
+    print(said)
+    raise screen.RefutedError(
+      f"{check.num_leaked:,} queries of the log leak, more than"
+      f" --fail_above={check.fail_above}: train on the ids of"
+      f" {options.output}/clean_ids.txt"
+    )
+  return said
 
 
+_DETECTORS = ("exact", "token_set", "trigrams")
 _QUIET = {"action": "store_true", "help": "no progress bars"}
 
 
@@ -236,25 +255,38 @@ TOOLS = {
       "--quiet": _QUIET,
     },
   ),
-  "leakage near_duplicates": Tool(
-    words="pairs of queries and targets that say the same",
+  "leakage check": Tool(
+    words="test queries that stand in a training log; exit code 3 for CI",
     group="private: leaks between a query log and other texts",
-    run=_near_duplicates,
+    run=_leakage_check,
     flags={
-      "--queries": _required(
-        "the log, streamed: id, tab, query; or JSONL with _id and text"
+      "--train": _required(
+        "the log, streamed: a source such as beir:DIR, msmarco:DIR or"
+        " ir_datasets:ID; or a file: id, tab, query, or JSONL with _id and text"
       ),
-      "--targets": _required(
-        "the smaller side: topics (JSONL), or a file like the log"
+      "--test": _required("test queries: the same, or TREC topics as JSONL"),
+      "--train_split": "of a source: only queries that are judged there",
+      "--test_split": "the same, of the test queries",
+      "--variants": "more texts of test queries: id, tab, query; or JSONL with"
+      " topic and variant",
+      "--detector": {
+        "action": "append",
+        "help": "exact, token_set, containment, trigrams or embedding; several"
+        f" times; by default {', '.join(_DETECTORS)}",
+      },
+      "--threshold": _number(
+        "least similarity, of all but exact; by default each detector's own,"
+        " calibrated on labelled pairs for precision .9",
+        float,
       ),
-      "--detector": _required(
-        "exact, token_set, containment, trigrams or embedding; several times",
-        action="append",
-      ),
-      "--threshold": _number("least similarity, of all of them", float),
+      "--labels": "instead: labelled pairs (JSONL) to calibrate thresholds on",
+      "--precision": _number("wanted on --labels", float, default=0.9),
+      "--fail_above": _number("exit with 3 if more queries of the log leak"),
       "--output": _required(
-        "JSONL of pairs with their texts; its owner alone may read it"
+        "a folder: check.json, report.html, pairs.jsonl, clean_ids.txt; its"
+        " owner alone may read them"
       ),
+      "--processes": _number("side by side; by default one for each core"),
       "--checkpoint": "of the encoder of embedding: a folder of any known format",
       "--vocabulary": "the SentencePiece model of --checkpoint",
       "--bert": {

@@ -10,7 +10,9 @@ from typing import Any
 from synthq_jax import extras
 from synthq_jax.data import collection as collection_lib
 
-__all__ = ["read"]
+__all__ = ["queries", "read"]
+
+_FIELDS = ("title", "description")
 
 
 def read(
@@ -61,6 +63,33 @@ def read(
   )
   qrels = collection_lib.judge(rows, asked, known, dangling=dangling)
   return collection_lib.Collection(streamed, queries, {split: qrels})
+
+
+def queries(name: str) -> Iterator[tuple[str, str]]:
+  """Yields the queries of a dataset, without its documents.
+
+  Args:
+    name: its id, such as "msmarco-passage/train" or "trec-robust04".
+
+  Yields:
+    Ids and texts: of a TREC topic title and description, one after the other.
+
+  Raises:
+    ImportError: if the package is not installed.
+    ValueError: if there is no such dataset, or it has no queries.
+  """
+  dataset = _load(name)
+  if not dataset.has_queries():
+    raise ValueError(
+      f"ir_datasets:{name}: expected queries, got a set without; give the id of"
+      " one that has them"
+    )
+  for each in dataset.queries_iter():
+    texts = [getattr(each, field, "") for field in _FIELDS]
+    for text in filter(
+      str.strip, texts if any(texts) else [each.default_text()]
+    ):
+      yield each.query_id, " ".join(text.split())
 
 
 def _documents(dataset: Any) -> Iterator[collection_lib.Document]:

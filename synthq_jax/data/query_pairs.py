@@ -15,6 +15,8 @@ __all__ = [
   "labelled_pairs",
   "query_log",
   "topics",
+  "variants",
+  "verified",
 ]
 
 Path = str | os.PathLike
@@ -44,6 +46,8 @@ class LabelledPair:
     variant_relations: how it relates to the variant.
     different_topic: whether it is on another topic, whatever else was said.
     cosine: that of query and variant, as its source computed it.
+    description: of the topic; "" where none was given.
+    collections: test sets that the topic stands in; none where none was given.
   """
 
   query_id: str
@@ -55,6 +59,8 @@ class LabelledPair:
   variant_relations: tuple[str, ...]
   different_topic: bool
   cosine: float
+  description: str = ""
+  collections: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,8 @@ def labelled_pairs(path: Path) -> tuple[LabelledPair, ...]:
 
   Args:
     path: JSONL with "query-id", "query", "topic", "title", "variant",
-      "title_label", "variant_label" and "other_label" (lists) and "cosine".
+      "title_label", "variant_label" and "other_label" (lists) and "cosine"; perhaps
+      "description" and "collections" (list).
 
   Returns:
     The pairs, in their order.
@@ -108,6 +115,10 @@ def _pair(where: str, line: Mapping[str, Any]) -> LabelledPair:
     variant_relations=_labels(where, line, "variant_label", _RELATIONS),
     different_topic=bool(other),
     cosine=float(cosine),
+    description=files.field(where, line, "description", str, default=""),
+    collections=tuple(
+      files.field(where, line, "collections", list, default=[])
+    ),
   )
 
 
@@ -223,15 +234,65 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
   """
   rows = _json_rows(path) if ".jsonl" in os.fspath(path) else _table_rows(path)
   before = None
+  for _, name, text in _filled(rows):
+    if name != before:
+      yield name, text
+    before = name
+
+
+def _filled(
+  rows: Iterator[tuple[str, str, str]],
+) -> Iterator[tuple[str, str, str]]:
   for where, name, text in rows:
     if not name or not text.strip():
       raise ValueError(
         f"{where}: expected an id and a query, got an empty one; fill it or"
         " remove the line"
       )
-    if name != before:
-      yield name, text
-    before = name
+    yield where, name, text
+
+
+def variants(path: Path) -> Iterator[tuple[str, str]]:
+  """Yields what people asked who had read a topic.
+
+  Args:
+    path: a line a variant: id of the topic, tab, query; or JSONL with "topic"
+      and "variant", as labelled pairs have them. A topic may have several.
+
+  Yields:
+    Topic's id and query.
+
+  Raises:
+    ValueError: if a line has no id or no text (the message says file:line).
+  """
+  if ".jsonl" not in os.fspath(path):
+    yield from ((name, text) for _, name, text in _filled(_table_rows(path)))
+    return
+  for where, line in files.json_lines(path):
+    name = str(files.field(where, line, "topic", (int, str)))
+    yield name, files.field(where, line, "variant")
+
+
+def verified(path: Path) -> Iterator[tuple[str, str]]:
+  """Yields pairs that people took for near-duplicates, as ids.
+
+  Args:
+    path: labelled pairs (JSONL, see `labelled_pairs`), of which those on another
+      topic are left out; or a line a pair: id of the topic, tab, id of the query.
+
+  Yields:
+    Topic's id and query's id.
+
+  Raises:
+    ValueError: if a line is malformed (the message says file:line).
+  """
+  if ".jsonl" not in os.fspath(path):
+    for _, (topic, query) in files.table(path, columns=2):
+      yield topic, query
+    return
+  for pair in labelled_pairs(path):
+    if not pair.different_topic:
+      yield pair.topic, pair.query_id
 
 
 _HEADERS = ("query-id", "query_id", "qid", "id", "_id")

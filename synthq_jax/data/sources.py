@@ -10,17 +10,19 @@ import hashlib
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from synthq_jax.data import (
   beir,
   beir_sets,
   collection,
   environment_docs,
+  files,
   ir_datasets_sets,
   jsonl,
   msmarco,
   newsqa,
+  query_pairs,
 )
 
 __all__ = ["KINDS", "Kind", "Source", "open"]
@@ -35,6 +37,8 @@ class Kind:
       two, of which "[@" leaves the second out.
     read: reads one; documents in files stay there.
     digest: returns what the content of one depends on.
+    queries: yields ids and texts of all queries without reading documents; None:
+      there is no way.
     from_pairs: whether its documents are those that somebody asked about, so
       that the collection itself says that they were; a promise says so.
   """
@@ -43,6 +47,7 @@ class Kind:
   read: Callable[["Source"], collection.Collection]
   digest: Callable[["Source"], str]
   from_pairs: bool
+  queries: Callable[["Source"], Iterator[tuple[str, str]]] | None = None
 
   def fits(self, place: str) -> bool:
     """Returns whether a place has the parts that the form asks for."""
@@ -111,6 +116,26 @@ class Source:
         file=sys.stderr,
       )
     return data
+
+  def queries(self, split: str | None = None) -> Iterator[tuple[str, str]]:
+    """Yields ids and texts of queries; an id may come with several texts.
+
+    Args:
+      split: whose judged queries; None: all there are, which many kinds yield
+        one by one without looking at documents.
+
+    Raises:
+      ValueError: if a file is missing or malformed, or there is no such split.
+    """
+    direct = KINDS[self.kind].queries
+    if split is None and direct is not None:
+      yield from direct(self)
+      return
+    data = self.read()
+    judged = None if split is None else data.judgements(split)
+    for query in data.queries:
+      if judged is None or query.id in judged:
+        yield query.id, query.text
 
   @property
   def dangling(self) -> collection.Dangling | None:
@@ -198,6 +223,16 @@ def _parts(source: Source) -> tuple[str, str]:
   return first, second
 
 
+def _beir_queries(source: Source) -> Iterator[tuple[str, str]]:
+  return query_pairs.query_log(files.find(source.place, "queries.jsonl"))
+
+
+def _msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
+  for split in files.splits(source.place, "queries."):
+    path = files.find(source.place, f"queries.{split}.tsv")
+    yield from query_pairs.query_log(path)
+
+
 def _digest_prepared(source: Source) -> str:
   name, qrels = _parts(source)
   return f"{name} {_of_files(source, qrels)}"
@@ -217,6 +252,7 @@ KINDS: dict[str, Kind] = {
     ),
     digest=_of_files,
     from_pairs=False,
+    queries=_beir_queries,
   ),
   "msmarco": Kind(
     form="msmarco:DIR",
@@ -225,6 +261,7 @@ KINDS: dict[str, Kind] = {
     ),
     digest=_of_files,
     from_pairs=False,
+    queries=_msmarco_queries,
   ),
   "anserini": Kind(
     form="anserini:DIR",
@@ -276,6 +313,7 @@ KINDS: dict[str, Kind] = {
     ),
     digest=lambda source: source.place,  # the package checks its downloads
     from_pairs=False,
+    queries=lambda source: ir_datasets_sets.queries(source.place),
   ),
   "tfds": Kind(
     form="tfds:NAME@QRELS",

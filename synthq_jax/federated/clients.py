@@ -19,6 +19,7 @@ is equal. Which questions stand in which split is left as it is.
 
 import collections
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -26,6 +27,7 @@ import numpy as np
 from jaxtyping import Int
 
 from synthq_jax.data import vocabulary as vocabulary_lib
+from synthq_jax.data import wordpiece
 from synthq_jax.federated import passages as passages_lib
 
 __all__ = [
@@ -143,7 +145,7 @@ class Tokens:
 
 def tokenize(
   client: Client,
-  vocabulary: vocabulary_lib.SentencePiece,
+  vocabulary: vocabulary_lib.SentencePiece | wordpiece.WordPiece,
   *,
   query_length: int = 32,
   sentence_length: int = 128,
@@ -152,23 +154,23 @@ def tokenize(
 
   Args:
     client: whose texts.
-    vocabulary: from `synthq_jax.data.vocabulary.load`.
+    vocabulary: from `data.vocabulary.load`, or of a BERT from
+      `data.wordpiece.load`.
     query_length: columns of questions; longer ones are cut, and keep their EOS.
     sentence_length: columns of sentences.
 
   Returns:
     The tokens. Sentences keep their order, so that positions stay valid.
   """
+  rows = functools.partial(vocabulary_lib.tokenize, vocabulary)
+  if isinstance(vocabulary, wordpiece.WordPiece):
+    rows = vocabulary.rows
   return Tokens(
     name=client.name,
-    sentences=vocabulary_lib.tokenize(
-      vocabulary, client.sentences, length=sentence_length
-    ),
+    sentences=rows(client.sentences, length=sentence_length),
     passages=client.passages,
     questions={
-      split: vocabulary_lib.tokenize(
-        vocabulary, questions.texts, length=query_length
-      )
+      split: rows(questions.texts, length=query_length)
       for split, questions in client.splits.items()
     },
     answers={

@@ -1,4 +1,4 @@
-"""Two towers from one public T5: one encodes questions, one sentences.
+"""Two towers from one public T5 or BERT: for questions, and for sentences.
 
 Unlike `models.dual_encoder`, whose queries and documents share an encoder, the
 towers part as they are trained: a client may keep a query tower of its own
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from synthq_jax import typing
 from synthq_jax.federated import clients
-from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.models import bert, t5_config
 from synthq_jax.models import encoders as encoders_lib
 from synthq_jax.retrieval import encode
 
@@ -36,27 +36,30 @@ class Encoders:
   `encode_sentences` are for a whole collection on the host.
 
   Attributes:
-    config: the shape of the T5.
-    query_pooling: one of `dual_encoder.POOLINGS`; sentences take the mean.
+    config: the shape of the T5 or BERT.
+    query_pooling: one of `dual_encoder.POOLINGS`.
+    sentence_pooling: the same for sentences.
   """
 
-  config: t5_config.T5Config
+  config: t5_config.T5Config | bert.BertConfig
   query_pooling: str = "mean"
+  sentence_pooling: str = "mean"
 
   def __post_init__(self):
     """Refuses an unknown pooling."""
-    self.tower(QUERY)
+    self.tower(QUERY), self.tower(SENTENCE)
 
   def tower(self, name: str) -> encoders_lib.Encoder:
     """Returns the encoder of a part of the parameters."""
-    pooling = self.query_pooling if name == QUERY else "mean"
+    own = name == QUERY
+    pooling = self.query_pooling if own else self.sentence_pooling
     return encoders_lib.of(self.config, pooling=pooling)
 
   def init(self, params: typing.Params) -> dict[str, typing.Params]:
     """Returns two equal towers.
 
     Args:
-      params: those of a public T5, or of its encoder.
+      params: those of a public T5 or BERT, or of its encoder.
 
     Returns:
       The encoder's parameters under "query" and under "sentence", as arrays of
@@ -65,7 +68,7 @@ class Encoders:
     Raises:
       ValueError: if a part of the encoder is missing.
     """
-    tower = jax.tree.map(jnp.asarray, dual_encoder.encoder_params(params))
+    tower = jax.tree.map(jnp.asarray, self.tower(QUERY).select(params))
     return {QUERY: tower, SENTENCE: tower}
 
   def encode(

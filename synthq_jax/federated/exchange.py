@@ -1,8 +1,9 @@
 """Exchanges negatives between clients, and counts what that costs.
 
-Fed-Negative is our reading of "cross-client negatives (Fed-Negative)": a client
-sends the vectors of its questions to others, each of which searches its own
-collection and sends the vectors of the best sentences back. They answer none of
+Fed-Negative: a client sends the vectors of its questions to others, each of which
+searches its own collection and sends the vectors of the best sentences back; of
+all that come back, the best of each question are kept (equation 4.2 of the thesis:
+the best over the partners' collections together). They answer none of
 the client's questions unless collections overlap, which nobody can see without
 texts: what is closer than `SAME_AS` to a known answer is dropped.
 
@@ -87,13 +88,14 @@ class Exchanged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FedNegative:
-  """Asks partners for their sentences that are nearest to the questions.
+  """Asks partners for the sentences of all of them nearest to the questions.
 
   Formal guarantee: NONE, neither for who asks nor for who answers.
   """
 
   top: int = 10
-  """Sentences that each partner returns for each question."""
+  """Sentences of all partners together that a question gets; each partner
+  returns as many, since they may all be its own."""
   partners: int | None = None
   """How many others a client asks, drawn anew in each round; None: all."""
   seed: int = 0
@@ -115,8 +117,8 @@ class FedNegative:
       round_number: from 0; partners may change with it.
 
     Returns:
-      For each client the vectors that it received, partner after partner, and
-      the bytes of what it sent and received: float32 vectors, and of the
+      For each client the vectors that it received and, for each question, the
+      best of them in order; and the bytes of what it sent and received: float32 vectors, and of the
       sentences found, each sent once, int32 positions for every question.
 
     Raises:
@@ -144,7 +146,8 @@ class FedNegative:
         received[name] += answer
     return Exchanged(
       negatives={
-        name: _joined(party, replies[name]) for name, party in by_name.items()
+        name: _joined(party, replies[name], self.top)
+        for name, party in by_name.items()
       },
       traffic={name: Traffic(sent[name], received[name]) for name in by_name},
     )
@@ -170,8 +173,8 @@ class FedNegative:
     )
 
 
-def _joined(party: Party, replies: Sequence[Negatives]) -> Negatives:
-  """Joins what the partners have sent, without what answers a question."""
+def _joined(party: Party, replies: Sequence[Negatives], top: int) -> Negatives:
+  """Keeps the best of what the partners sent, without what answers."""
   starts = np.cumsum([0, *(len(one.vectors) for one in replies)])
   nothing = np.zeros((0, party.sentences.shape[1]), np.float32)
   vectors = np.concatenate([nothing, *(one.vectors for one in replies)])
@@ -186,4 +189,9 @@ def _joined(party: Party, replies: Sequence[Negatives]) -> Negatives:
     known = party.sentences[np.asarray(answers, np.int64)]
     cosines = vectors[row] @ known.T
     row[np.max(cosines, axis=1, initial=-np.inf) >= SAME_AS] = -1
-  return Negatives(vectors=vectors, rows=rows)
+  scores = np.full(rows.shape, -np.inf)
+  if rows.size:
+    scores = np.einsum("qd,qnd->qn", party.queries, vectors[rows])
+    scores[rows < 0] = -np.inf
+  best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+  return Negatives(vectors=vectors, rows=np.take_along_axis(rows, best, axis=1))

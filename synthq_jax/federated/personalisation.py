@@ -50,6 +50,8 @@ class Settings:
   num_negatives: int = 100
   """Of the client's own sentences for each question: the hardest of its step;
   all where there are fewer."""
+  in_batch: bool = True
+  """Whether the answers of a step's other questions are negatives, too."""
   patience: int | None = None
   """Epochs without a better mean reciprocal rank of the dev questions, after
   which training stops and the best tower is returned; None: no such questions
@@ -97,7 +99,8 @@ def customise(
 
   The loss of a question is the softmax of its first answer against negatives
   that are vectors: the client's own sentences that are hardest for the tower as
-  it is, and what an exchange has brought. No sentence that answers the question,
+  it is, the answers of the step's other questions, and what an exchange has
+  brought. No sentence that answers the question,
   nor one of the same text, is its negative.
 
   Args:
@@ -146,6 +149,7 @@ def customise(
       tower, state, loss = _step(
         tower, state, batch, collection, extra_vectors, *rates,
         encoders=encoders, num_negatives=settings.num_negatives,
+        in_batch=settings.in_batch,
       )  # fmt: skip
       losses.append(loss)
     losses[before:] = jax.device_get(losses[before:])
@@ -198,7 +202,9 @@ def _batches(
     }
 
 
-@functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
+@functools.partial(
+  jax.jit, static_argnames=("encoders", "num_negatives", "in_batch")
+)
 def _step(
   tower: typing.Params,
   state: optax.OptState,
@@ -210,6 +216,7 @@ def _step(
   *,
   encoders: encoders_lib.Encoders,
   num_negatives: int,
+  in_batch: bool,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
   def losses(tower: typing.Params, batch: Any) -> Array:
     queries = encoders.encode(
@@ -217,7 +224,7 @@ def _step(
     )
     return _losses(
       queries, batch, collection, extra_vectors,
-      num_negatives=num_negatives, temperature=temperature,
+      num_negatives=num_negatives, in_batch=in_batch, temperature=temperature,
     )  # fmt: skip
 
   step = fedavg.step(losses, optax.adam(learning_rate))
@@ -287,6 +294,7 @@ def _losses(
   extra_vectors: Float[Array, "extra dim"],
   *,
   num_negatives: int,
+  in_batch: bool,
   temperature: float,
 ) -> Float[Array, " question"]:
   """Returns the softmax loss of each question's answer, in nats.
@@ -302,8 +310,15 @@ def _losses(
   scores = jnp.where(counts, scores, -jnp.inf)
   own, _ = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
   extra = _cosines(queries, extra_vectors, batch["extra"])
-  # [question, 1 + own + extra]
-  logits = jnp.concatenate([right, own, extra], axis=1) / temperature
+  others = jnp.zeros((len(queries), 0))
+  if in_batch:
+    first = batch["answers"][:, 0]  # [question]
+    is_answer = (batch["answers"][:, :, None] == first).any(axis=1)
+    others = jnp.where(
+      is_answer | batch["is_padding"][None], -jnp.inf, queries @ positive.T
+    )
+  # [question, 1 + own + others + extra]
+  logits = jnp.concatenate([right, own, others, extra], axis=1) / temperature
   return jax.nn.logsumexp(logits, axis=1) - logits[:, 0]
 
 

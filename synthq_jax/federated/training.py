@@ -329,6 +329,8 @@ def train_alone(
   temperature: float,
   seed: int,
   split: str = "train",
+  max_steps: int | None = None,
+  after: Callable[[typing.Params], object] = lambda params: None,
 ) -> typing.Params:
   """Trains on one client's data, or on those of clients that were pooled.
 
@@ -347,6 +349,8 @@ def train_alone(
     temperature: as in `loss_fn`.
     seed: of the order of the questions.
     split: whose questions.
+    max_steps: of a round, at most: the first of its shuffled ones.
+    after: called with the parameters when a round ends.
 
   Returns:
     The trained parameters.
@@ -373,9 +377,10 @@ def train_alone(
     )
     shapes = slots([laid], tokens.sentences.shape[1], at_least=shapes)
     rows = arrays(laid, tokens, shapes, split=split)
-    for place in range(len(laid.questions)):
+    for place in range(len(laid.questions))[:max_steps]:
       batch = {name: array[place] for name, array in rows.items()}
       params, state, _ = step(params, state, batch)
+    after(params)
   return params
 
 

@@ -14,10 +14,13 @@ References:
   Broder, "On the Resemblance and Containment of Documents", SEQUENCES 1997.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +48,7 @@ __all__ = [
   "Trigrams",
   "find",
   "pairs",
+  "search",
   "share_with_match",
 ]
 
@@ -358,27 +362,121 @@ def find(
   Raises:
     ValueError: if `chunk` is below 1.
   """
-  checks.at_least(1, chunk=chunk)
-  targets = list(targets)
-  index = detector.index([target.text for target in targets])
-  queries = iter(queries)
+  for _, found in search(
+    queries, targets, [detector], chunk=chunk, progress=progress
+  ):
+    yield from found
+
+
+def search(
+  queries: Iterable[Text],
+  targets: Sequence[Text],
+  detectors: Sequence[Detector],
+  *,
+  chunk: int = _CHUNK,
+  processes: int = 1,
+  progress: bool = False,
+) -> Iterator[tuple[list[Text], list[Match]]]:
+  """Reads a stream of queries once, for several detectors, on several cores.
+
+  Args:
+    queries: read once, a few chunks ahead.
+    targets: the smaller side; each process indexes it.
+    detectors: what finds near-duplicates. Those with an encoder work in one
+      process.
+    chunk: queries looked at together, >= 1.
+    processes: that look at chunks side by side, >= 1. Like `chunk`, changes
+      speed and memory only.
+    progress: whether a bar is shown.
+
+  Yields:
+    Each chunk of queries, and its matches in the order of the detectors, then
+    of the queries, then of the targets.
+
+  Raises:
+    ValueError: if a number is below 1, or an encoder shall work in several
+      processes.
+  """
+  checks.at_least(1, chunk=chunk, processes=processes)
+  if processes > 1 and any(isinstance(one, Embedding) for one in detectors):
+    raise ValueError(
+      "expected processes=1 with an embedding, whose encoder uses all cores"
+      f" itself, got processes={processes}; set 1"
+    )
+  targets, queries = list(targets), iter(queries)
+  chunks = iter(lambda: list(itertools.islice(queries, chunk)), [])
+  given = [target.text for target in targets], tuple(detectors)
+  matched = _in_turn if processes == 1 else _side_by_side(processes)
   with progress_lib.bar("", None, progress, unit=" queries") as bar:
-    while texts := list(itertools.islice(queries, chunk)):
-      found = index.match([query.text for query in texts])
-      for query, target, score in zip(
-        *map(np.ndarray.tolist, found), strict=True
-      ):
-        one, other = texts[query], targets[target]
-        yield Match(
-          query_id=one.id,
-          query=one.text,
-          target_id=other.id,
-          target=other.text,
-          score=score,
-          detector=detector.name,
-          relation=words.relation(one.text, other.text),
-        )
+    for texts, found in matched(chunks, given):
+      yield (
+        texts,
+        [
+          _described(detector, texts[query], targets[target], score)
+          for detector, matches in zip(detectors, found, strict=True)
+          for query, target, score in zip(
+            *map(np.ndarray.tolist, matches), strict=True
+          )
+        ],
+      )
       bar.update(len(texts))
+
+
+def _described(detector: Detector, one: Text, other: Text, score) -> Match:
+  return Match(
+    query_id=one.id,
+    query=one.text,
+    target_id=other.id,
+    target=other.text,
+    score=score,
+    detector=detector.name,
+    relation=words.relation(one.text, other.text),
+  )
+
+
+_indices: list[Index] = []
+"""Of a worker process."""
+
+
+def _start(targets: Sequence[str], detectors: Sequence[Detector]) -> None:
+  _indices[:] = [detector.index(targets) for detector in detectors]
+
+
+def _match(queries: Sequence[str]) -> list[Matches]:
+  return [index.match(queries) for index in _indices]
+
+
+def _in_turn(chunks, given):
+  targets, detectors = given
+  indices = [detector.index(targets) for detector in detectors]
+  for texts in chunks:
+    strings = [query.text for query in texts]
+    yield texts, [index.match(strings) for index in indices]
+
+
+def _side_by_side(processes: int):
+  """Returns what does the same in processes, in the order of the chunks."""
+
+  def matched(chunks, given):
+    context = multiprocessing.get_context("spawn")  # JAX has threads
+    waiting: collections.deque = collections.deque()
+    first = list(itertools.islice(chunks, 2))
+    if len(first) < 2:  # too short to be worth a process
+      yield from _in_turn(first, given)
+      return
+    with futures.ProcessPoolExecutor(
+      processes, context, initializer=_start, initargs=given
+    ) as pool:
+      for texts in itertools.chain(first, chunks):
+        strings = [query.text for query in texts]
+        waiting.append((texts, pool.submit(_match, strings)))
+        if len(waiting) > 2 * processes:
+          texts, future = waiting.popleft()
+          yield texts, future.result()
+      for texts, future in waiting:
+        yield texts, future.result()
+
+  return matched
 
 
 def pairs(

@@ -1,16 +1,18 @@
 """Training sets that give a known number of test queries away.
 
-An instance is a query, a document relevant to it and one that is not, from
-BM25's best for the query. Three kinds of sets have the same number of them:
+A triple is a query, a document relevant to it and one that is not, from
+BM25's best for the query. Fröbe et al. count queries with one document each as
+instances, so that a triple is two of theirs: their 1,000 leaked instances are 500
+triples. Three kinds of sets have the same number of them:
 
-- "no leakage": random instances whose queries are no near-duplicates of a test
+- "no leakage": random triples whose queries are no near-duplicates of a test
   query, and whose documents are not relevant to one: the filler.
-- "near leakage": a fixed number of instances (Fröbe et al.: 1,000 for Robust04
+- "near leakage": a fixed number of triples (Fröbe et al.: 1,000 for Robust04
   and 200 for Common Core) whose queries are near-duplicates of test queries;
   the rest is filler.
-- "test leakage": as many instances of the test queries themselves.
+- "test leakage": as many triples of the test queries themselves.
 
-The number of leaked instances does not grow with the set, so that a larger set
+The number of leaked triples does not grow with the set, so that a larger set
 leaks less of itself. Sets of one size and seed share their filler, and of one
 seed a smaller filler begins a larger one: they differ in nothing else.
 
@@ -29,7 +31,7 @@ from synthq_jax.retrieval import hard_negatives, trec
 
 __all__ = [
   "NAMES",
-  "Instance",
+  "Triple",
   "Leak",
   "Manifest",
   "Pool",
@@ -48,8 +50,8 @@ _BLOCK = 512  # queries searched at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Instance:
-  """What a reranker learns from once.
+class Triple:
+  """What a reranker learns from once: two instances, a query with one document.
 
   Attributes:
     query_id: of the query.
@@ -74,7 +76,7 @@ class Pool:
     queries: query id -> text; those that leak are left out already.
     qrels: query id -> document id -> grade; above 0 is relevant.
     search: query ids -> BM25's best documents for each.
-    forbidden: documents no instance may hold: those relevant to a test query.
+    forbidden: documents no triple may hold: those relevant to a test query.
   """
 
   queries: Mapping[str, str]
@@ -108,34 +110,34 @@ class Split:
 
   Attributes:
     name: one of `NAMES`.
-    size: the number of instances.
+    size: the number of triples.
     seed: of the filler and of the non-relevant documents.
-    instances: filler first, then what is leaked.
-    num_leaked: how many instances at the end are leaked.
+    triples: filler first, then what is leaked.
+    num_leaked: how many triples at the end are leaked.
   """
 
   name: str
   size: int
   seed: int
-  instances: tuple[Instance, ...]
+  triples: tuple[Triple, ...]
   num_leaked: int
 
   @property
-  def leaked(self) -> tuple[Instance, ...]:
-    """The instances that give a test query away."""
-    return self.instances[self.size - self.num_leaked :]
+  def leaked(self) -> tuple[Triple, ...]:
+    """The triples that give a test query away."""
+    return self.triples[self.size - self.num_leaked :]
 
   @property
-  def filler(self) -> tuple[Instance, ...]:
-    """The instances that give nothing away."""
-    return self.instances[: self.size - self.num_leaked]
+  def filler(self) -> tuple[Triple, ...]:
+    """The triples that give nothing away."""
+    return self.triples[: self.size - self.num_leaked]
 
 
-def filler(pool: Pool, number: int, *, seed: int) -> tuple[Instance, ...]:
-  """Draws instances that leak nothing.
+def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
+  """Draws triples that leak nothing.
 
   Every pair of a query and a relevant document is used once, in random order,
-  before any is used again with another non-relevant document. Fewer instances
+  before any is used again with another non-relevant document. Fewer triples
   of the same seed are the beginning of more.
 
   Args:
@@ -144,7 +146,7 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Instance, ...]:
     seed: of the order and of the non-relevant documents.
 
   Returns:
-    Different instances.
+    Different triples.
 
   Raises:
     ValueError: if the pool has too few judged queries for so many.
@@ -157,7 +159,7 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Instance, ...]:
   )
   order = np.random.default_rng([seed, 0]).permutation(len(pairs))
   pairs = [pairs[place] for place in order]
-  drawn: list[Instance] = []
+  drawn: list[Triple] = []
   negatives: dict[tuple[str, str], list[str]] = {}
   for turn in range(number):
     before = len(drawn)
@@ -167,7 +169,7 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Instance, ...]:
       others = negatives[query, relevant]
       if turn < len(others):
         drawn.append(
-          Instance(
+          Triple(
             query_id=query,
             query=pool.queries[query],
             relevant_id=relevant,
@@ -178,7 +180,7 @@ def filler(pool: Pool, number: int, *, seed: int) -> tuple[Instance, ...]:
       break
   if len(drawn) < number:
     raise ValueError(
-      f"expected judged queries for {number:,} instances without leakage, got"
+      f"expected judged queries for {number:,} triples without leakage, got"
       f" {len(drawn):,} from {len(pairs):,} relevant pairs: ask for smaller"
       " training sets, or give more judged queries"
     )
@@ -232,21 +234,21 @@ def negatives_of(
 
 def leaked(
   leaks: Sequence[Leak], number: int, *, seed: int
-) -> tuple[Instance, ...]:
-  """Draws instances that give test queries away, the same number of each.
+) -> tuple[Triple, ...]:
+  """Draws triples that give test queries away, the same number of each.
 
   Test queries take turns; in each turn the next of a test query's leaks, the
   next of its relevant documents and another non-relevant one are taken. Leaks
-  of other queries with the same documents therefore make instances with the
+  of other queries with the same documents therefore make triples with the
   same documents: near and test leakage differ in the query's words alone.
 
   Args:
     leaks: one or more for each test query.
-    number: how many instances.
+    number: how many triples.
     seed: of the order of documents.
 
   Returns:
-    Different instances.
+    Different triples.
 
   Raises:
     ValueError: if the leaks are too few for so many.
@@ -254,33 +256,33 @@ def leaked(
   of_target: dict[str, list[Leak]] = {}
   for leak in leaks:
     of_target.setdefault(leak.target, []).append(leak)
-  drawn: list[Instance] = []
-  seen: set[Instance] = set()
+  drawn: list[Triple] = []
+  seen: set[Triple] = set()
   turns = max((len(leak.non_relevant) for leak in leaks), default=0)
   for turn in range(turns):
     for group in of_target.values():
       if len(drawn) == number:
         return tuple(drawn)
-      made = _instance(group[turn % len(group)], turn, seed)
+      made = _triple(group[turn % len(group)], turn, seed)
       if made is not None and made not in seen:
         seen.add(made)
         drawn.append(made)
   if len(drawn) < number:
     raise ValueError(
-      f"expected leaks for {number:,} instances, got {len(drawn):,} from"
+      f"expected leaks for {number:,} triples, got {len(drawn):,} from"
       f" {len(leaks):,} leaked queries of {len(of_target):,} test queries: ask"
-      " for fewer leaked instances, or give more leaks or test queries"
+      " for fewer leaked triples, or give more leaks or test queries"
     )
   return tuple(drawn)
 
 
-def _instance(leak: Leak, turn: int, seed: int) -> Instance | None:
-  """Returns the instance of a leak in one turn, if it has documents for it."""
+def _triple(leak: Leak, turn: int, seed: int) -> Triple | None:
+  """Returns the triple of a leak in one turn, if it has documents for it."""
   if not leak.relevant or turn >= len(leak.non_relevant):
     return None
   relevant = _shuffled(leak.relevant, seed, leak.target, "relevant")
   others = _shuffled(leak.non_relevant, seed, leak.target, "non-relevant")
-  return Instance(
+  return Triple(
     query_id=leak.query_id,
     query=leak.query,
     relevant_id=relevant[turn % len(relevant)],
@@ -291,8 +293,8 @@ def _instance(leak: Leak, turn: int, seed: int) -> Instance | None:
 
 def build(
   name: str,
-  random: Sequence[Instance],
-  leaks: Sequence[Instance],
+  random: Sequence[Triple],
+  leaks: Sequence[Triple],
   *,
   size: int,
   seed: int,
@@ -303,31 +305,31 @@ def build(
     name: one of `NAMES`.
     random: from `filler`, at least `size`.
     leaks: from `leaked`; all are used, except without leakage.
-    size: the number of instances.
+    size: the number of triples.
     seed: that `random` and `leaks` were drawn with.
 
   Raises:
     ValueError: if the name is unknown, the filler is too short, or more leaks
-      than the set has instances.
+      than the set has triples.
   """
   if name not in NAMES:
     raise ValueError(f"expected one of {', '.join(NAMES)}, got name={name!r}")
   taken = () if name == NAMES[0] else tuple(leaks)
   if (name != NAMES[0] and not taken) or len(taken) > size:
     raise ValueError(
-      f"expected 1 to {size:,} leaked instances in a set of {size:,} with"
+      f"expected 1 to {size:,} leaked triples in a set of {size:,} with"
       f" {name}, got {len(taken):,}: change their number, or the size"
     )
   if len(random) < size:
     raise ValueError(
-      f"expected filler of at least {size:,} instances, got {len(random):,}:"
+      f"expected filler of at least {size:,} triples, got {len(random):,}:"
       " draw more, or build a smaller set"
     )
   return Split(
     name=name,
     size=size,
     seed=seed,
-    instances=(*random[: size - len(taken)], *taken),
+    triples=(*random[: size - len(taken)], *taken),
     num_leaked=len(taken),
   )
 
@@ -338,16 +340,16 @@ class Manifest:
 
   Attributes:
     name: one of `NAMES`.
-    size: the number of instances.
+    size: instances, two for each triple.
     seed: of the draw.
     num_leaked: instances that give a test query away.
     num_queries: different queries, leaked ones included.
-    num_leaked_queries: different queries among the leaked instances.
+    num_leaked_queries: different queries among the leaked triples.
     num_targets: test queries that are given away.
-    digest: of all instances in their order, with the texts of their documents.
+    digest: of all triples in their order, with the texts of their documents.
     filler_digest: of the filler alone; sets that share their filler have
       fillers of different lengths where one of them leaks.
-    leaked_digest: of the leaked instances alone.
+    leaked_digest: of the leaked triples alone.
   """
 
   name: str
@@ -371,21 +373,21 @@ def manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
   """
   return Manifest(
     name=split.name,
-    size=split.size,
+    size=2 * split.size,
     seed=split.seed,
-    num_leaked=split.num_leaked,
-    num_queries=len({each.query_id for each in split.instances}),
+    num_leaked=2 * split.num_leaked,
+    num_queries=len({each.query_id for each in split.triples}),
     num_leaked_queries=len({each.query_id for each in split.leaked}),
     num_targets=len({each.target for each in split.leaked}),
-    digest=_digest(split.instances, documents),
+    digest=_digest(split.triples, documents),
     filler_digest=_digest(split.filler, documents),
     leaked_digest=_digest(split.leaked, documents),
   )
 
 
-def _digest(instances: Iterable[Instance], documents: Mapping[str, str]) -> str:
+def _digest(triples: Iterable[Triple], documents: Mapping[str, str]) -> str:
   state = hashlib.sha256()
-  for each in instances:
+  for each in triples:
     parts = [
       *dataclasses.astuple(each),
       documents[each.relevant_id],

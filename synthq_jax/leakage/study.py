@@ -28,7 +28,6 @@ import numpy as np
 from synthq_jax.retrieval import significance, trec
 
 __all__ = [
-  "DEPTH",
   "FEWER_IS_BETTER",
   "Chosen",
   "Memory",
@@ -40,10 +39,7 @@ __all__ = [
   "order",
 ]
 
-DEPTH = 100
-"""Documents of a ranking that count; one outside has the rank after them."""
-
-Triple = tuple[str, str, str]
+Leaked = tuple[str, str, str]
 
 FEWER_IS_BETTER = frozenset({"MFR"})
 """Measures of which a smaller value is better."""
@@ -176,17 +172,16 @@ def order(means: Mapping[str, float], measure: str) -> list[str]:
 class Memory:
   """How a run treats leaked documents, one value for each test query.
 
-  A value is the mean over the query's leaked instances. What it leaves out: a
-  document that BM25 did not find cannot be ranked, however well it is known.
+  A value is the mean over what was leaked of the query. A document's rank is
+  that among BM25's candidates; one that BM25 missed is inserted by its score.
 
   Attributes:
-    ranks: query id -> mean rank of the leaked relevant documents, 101 for one
-      outside of the top 100. Less is better.
+    ranks: query id -> mean rank of the leaked relevant documents. Less is
+      better.
     offsets: query id -> mean of the rank of the leaked non-relevant document
       minus that of the relevant one; more is better.
-    scores: query id -> mean score of the leaked relevant documents. Queries
-      none of whose documents have a score are left out; scores of two kinds of
-      models cannot be compared.
+    scores: query id -> mean score of the leaked relevant documents; scores of
+      two kinds of models cannot be compared.
   """
 
   ranks: dict[str, float]
@@ -195,29 +190,30 @@ class Memory:
 
 
 def memory(
-  run: trec.Run, triples: Iterable[Triple], *, depth: int = DEPTH
+  run: trec.Run, candidates: trec.Run, leaked: Iterable[Leaked]
 ) -> Memory:
   """Looks leaked documents up in a run.
 
-  >>> run = {"q": {"a": 3.0, "b": 1.0}}
-  >>> memory(run, [("q", "b", "a"), ("q", "c", "a")])
-  Memory(ranks={'q': 51.5}, offsets={'q': -50.5}, scores={'q': 1.0})
+  >>> run = {"q": {"a": 3.0, "b": 2.0, "c": 1.0}}
+  >>> memory(run, {"q": {"a": 9.0, "c": 8.0}}, [("q", "b", "a"), ("q", "c", "a")])
+  Memory(ranks={'q': 2.0}, offsets={'q': -1.0}, scores={'q': 1.5})
 
   Args:
-    run: test query id -> document id -> score, of whichever model.
-    triples: test query id, leaked relevant document, leaked non-relevant one;
+    run: test query id -> document id -> score, of whichever model: candidates,
+      and everything that leaked.
+    candidates: those of them among which a document has its rank.
+    leaked: test query id, leaked relevant document, leaked non-relevant one;
       a document that stands in several counts in each.
-    depth: documents of a ranking that count.
 
   Returns:
-    Values for each test query of `triples`, in their order.
+    Values for each test query of `leaked`, in their order.
 
   Raises:
-    ValueError: if there are no triples.
+    ValueError: if nothing leaked, or a document has no score.
   """
-  of_query: dict[str, list[Triple]] = {}
-  for triple in triples:
-    of_query.setdefault(triple[0], []).append(triple)
+  of_query: dict[str, list[Leaked]] = {}
+  for each in leaked:
+    of_query.setdefault(each[0], []).append(each)
   if not of_query:
     raise ValueError(
       "expected leaked documents to look up, got none: build the training set"
@@ -225,16 +221,28 @@ def memory(
     )
   ranks, offsets, scores = {}, {}, {}
   for query, group in of_query.items():
-    found = trec.ranking(run.get(query, {}))[:depth]
-    place = {document: rank for rank, document in enumerate(found, 1)}
-    good = [place.get(each[1], depth + 1) for each in group]
-    bad = [place.get(each[2], depth + 1) for each in group]
-    ranks[query] = _mean(good)
-    offsets[query] = _mean([b - g for g, b in zip(good, bad, strict=True)])
-    known = [run[query][each[1]] for each in group if each[1] in place]
-    if known:
-      scores[query] = _mean(known)
+    place = _ranks(run.get(query, {}), candidates.get(query, {}))
+    missing = {id_ for each in group for id_ in each[1:]} - place.keys()
+    if missing:
+      raise ValueError(
+        f"expected scores of all leaked documents of {query!r}, got none of"
+        f" {len(missing)}: score them with the candidates"
+      )
+    ranks[query] = _mean([place[good] for _, good, _ in group])
+    offsets[query] = _mean([place[bad] - place[good] for _, good, bad in group])
+    scores[query] = _mean([run[query][good] for _, good, _ in group])
   return Memory(ranks=ranks, offsets=offsets, scores=scores)
+
+
+def _ranks(
+  scored: Mapping[str, float], candidates: Mapping[str, float]
+) -> dict[str, int]:
+  """Returns each document's rank among the candidates and itself."""
+  ranks, before = {}, 0
+  for document in trec.ranking(scored):
+    ranks[document] = before + 1
+    before += document in candidates
+  return ranks
 
 
 def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:

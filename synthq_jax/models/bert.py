@@ -300,13 +300,17 @@ def encode(
   params: typing.Params,
   config: BertConfig,
   tokens: Int[Array, "batch length"],
+  *,
+  pooling: str = "mean",
 ) -> Float[Array, "batch dim"]:
-  """Encodes sequences of tokens as unit vectors: the mean of the outputs.
+  """Encodes sequences of tokens as unit vectors.
 
   Args:
     params: from `load_encoder`.
     config: their shape.
     tokens: with the first and the last token of BERT, 0 = padding.
+    pooling: one of `dual_encoder.POOLINGS`: the mean of the outputs, or that of
+      [CLS], the first.
 
   Returns:
     One float32 vector per row: of length 1, or 0 where all is padding.
@@ -314,10 +318,7 @@ def encode(
   states, _ = Bert(config).apply(
     {"params": params}, tokens, jnp.zeros_like(tokens)
   )
-  weights = (tokens != 0).astype(states.dtype)
-  # The division by the number of tokens is lost in the length of 1.
-  total = jnp.einsum("bl,bld->bd", weights, states)
-  return dual_encoder.normalize(total)
+  return dual_encoder.normalize(dual_encoder.pool(states, tokens, pooling))
 
 
 def _norm(config: BertConfig, name: str) -> nn.LayerNorm:

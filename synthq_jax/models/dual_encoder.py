@@ -19,6 +19,7 @@ __all__ = [
   "encode",
   "encoder_params",
   "normalize",
+  "pool",
   "with_projection",
 ]
 
@@ -109,25 +110,29 @@ def encode(
     tokens,
     method="encode",
   )
-  pool = _mean if pooling == "mean" else _first
-  pooled = pool(outputs.astype(jnp.float32), tokens)
+  pooled = pool(outputs.astype(jnp.float32), tokens, pooling)
   if PROJECTION in params:
     pooled = pooled @ params[PROJECTION]["kernel"].astype(jnp.float32)
   return normalize(pooled)
 
 
-def _mean(
-  outputs: Float[Array, "batch length dim"], tokens: Int[Array, "batch length"]
+def pool(
+  outputs: Float[Array, "batch length dim"],
+  tokens: Int[Array, "batch length"],
+  pooling: str,
 ) -> Float[Array, "batch dim"]:
+  """Returns one vector for each row: 0 where all is padding.
+
+  Args:
+    outputs: of each token.
+    tokens: 0 = padding at the end of a row.
+    pooling: one of `POOLINGS`.
+  """
+  if pooling == "first":
+    return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
   weights = (tokens != 0).astype(outputs.dtype)
   total = jnp.einsum("bl,bld->bd", weights, outputs)
   return total / jnp.maximum(jnp.sum(weights, axis=1), 1)[:, None]
-
-
-def _first(
-  outputs: Float[Array, "batch length dim"], tokens: Int[Array, "batch length"]
-) -> Float[Array, "batch dim"]:
-  return jnp.where(tokens[:, :1] != 0, outputs[:, 0], 0.0)
 
 
 def normalize(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:

@@ -44,12 +44,25 @@ class _Whole:
     return params
 
 
+def _check_pooling(one: Any) -> None:
+  if one.pooling not in dual_encoder.POOLINGS:
+    raise ValueError(
+      f"expected pooling among {dual_encoder.POOLINGS}, got"
+      f" pooling={one.pooling!r}"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Bert(_Whole):
-  """The mean of a BERT's outputs; see `bert.encode`."""
+  """A BERT's outputs, pooled; see `bert.encode`."""
 
   config: bert.BertConfig
   """Its shape."""
+  pooling: str = "mean"
+  """One of `dual_encoder.POOLINGS`; "first" is [CLS]."""
+
+  def __post_init__(self):
+    _check_pooling(self)
 
   @property
   def dim(self) -> int:
@@ -58,7 +71,7 @@ class Bert(_Whole):
   def encode(
     self, params: typing.Params, inputs: Int[Array, "batch length"]
   ) -> Float[Array, "batch dim"]:
-    return bert.encode(params, self.config, inputs)
+    return bert.encode(params, self.config, inputs, pooling=self.pooling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +84,7 @@ class T5:
   """One of `dual_encoder.POOLINGS`."""
 
   def __post_init__(self):
-    if self.pooling not in dual_encoder.POOLINGS:
-      raise ValueError(
-        f"expected pooling among {dual_encoder.POOLINGS}, got"
-        f" pooling={self.pooling!r}"
-      )
+    _check_pooling(self)
 
   @property
   def dim(self) -> int:
@@ -117,17 +126,18 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
   Args:
     shape: a T5Config, a BertConfig, a Flax module for images, or an encoder,
       which is returned as it is.
-    pooling: one of `dual_encoder.POOLINGS`; other than "mean" for a T5 alone.
+    pooling: one of `dual_encoder.POOLINGS`; other than "mean" for a T5 or a
+      BERT.
 
   Raises:
     ValueError: if the pooling is unknown, or not for this shape.
   """
   if isinstance(shape, t5_config.T5Config):
     return T5(shape, pooling)
+  if isinstance(shape, bert.BertConfig):
+    return Bert(shape, pooling)
   if pooling != "mean":
     raise ValueError(
-      f"expected pooling='mean' for what is no T5, got {pooling=}"
+      f"expected pooling='mean' for what is no T5 and no BERT, got {pooling=}"
     )
-  if isinstance(shape, bert.BertConfig):
-    return Bert(shape)
   return Images(shape) if isinstance(shape, nn.Module) else shape

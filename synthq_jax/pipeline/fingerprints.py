@@ -65,6 +65,14 @@ def of_checkpoint(directory: pathlib.Path) -> str:
   return artifacts.fingerprint(*map(of_file, t5_checkpoints.files(directory)))
 
 
+def of_folder(directory: str | os.PathLike) -> str:
+  """Fingerprints all files of a folder, such as a BERT's, with their names."""
+  files = sorted(pathlib.Path(directory).glob("*"))
+  return artifacts.fingerprint(
+    [(path.name, of_file(path)) for path in files if path.is_file()]
+  )
+
+
 def of_file(path: str | os.PathLike) -> str:
   """Digests a file; "train" stands for a vocabulary that is made."""
   path = pathlib.Path(path)

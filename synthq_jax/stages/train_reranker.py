@@ -118,7 +118,7 @@ def run(task: stage.Task) -> system_results.Reranker:
   state = directory / f"state_{task.digest}"
   params = rerankers.train(
     reranker,
-    _instances(config, folders, documents, records, vocabulary),
+    _triples(config, folders, documents, records, vocabulary),
     recipe=config.recipe,
     seed=config.seed,
     directory=state,
@@ -136,9 +136,9 @@ def run(task: stage.Task) -> system_results.Reranker:
   )
 
 
-def _instances(
+def _triples(
   config, folders, documents, records, vocabulary
-) -> list[rerankers.Instance]:
+) -> list[rerankers.Triple]:
   """Returns texts: of a query, of its own document, and of another."""
   collection = inputs.document_tokens(folders, documents)
   found = _mining.searched(folders, documents, records, config.mining_depth)
@@ -155,7 +155,7 @@ def _instances(
   corpus = inputs.corpus(folders, documents)
   texts = inputs.texts_at(corpus, {*own.tolist(), *others.tolist()})
   return [
-    rerankers.Instance(
+    rerankers.Triple(
       query=queries_lib.decoded(vocabulary, query),
       relevant=texts[relevant],
       non_relevant=texts[other],

@@ -1,29 +1,31 @@
-"""Near-duplicates of TREC's topics among queries; a long log; what both take.
+"""Leaks of TREC's topics among queries, and how long a long log takes.
 
 Every query of a log is compared with title and description of every topic, by
 each detector on its own; so are the queries that the labelled pairs of SPIRE 2022
-name, which were chosen because they resemble topics. With --made N, a log of N made queries follows, for
-queries a second and memory. Prints one JSON document.
+name, which were chosen because they resemble topics. With --made N only a log of
+N made queries is looked at, by the detectors of `synthq leakage check` at once,
+on all cores. Prints one JSON document.
 
   python tests/benchmarks/leakage_topics.py ../shared/data/query_leakage
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import pathlib
 import resource
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import repository
 
 from synthq_jax.data import query_pairs
 from synthq_jax.leakage import near_duplicates as detectors
-from synthq_jax.pipeline import near_duplicates
-from synthq_jax.retrieval import text_encoders
+from synthq_jax.pipeline import leakage_check
 
 SETTINGS = {
   "exact": detectors.Exact(),
@@ -33,23 +35,11 @@ SETTINGS = {
   "trigrams, .6": detectors.Trigrams(),
   "trigrams, .477": detectors.Trigrams(threshold=0.477),
 }
+DEFAULT = ("exact", "token_set", "trigrams")
+Rows = Iterable[tuple[str, str]]
 
 
-def log(path: pathlib.Path) -> Iterator[detectors.Text]:
-  return (
-    detectors.Text(id=name, text=text)
-    for name, text in query_pairs.query_log(path)
-  )
-
-
-def labelled(folder: pathlib.Path) -> list[detectors.Text]:
-  """The queries of the labelled pairs, each once."""
-  pairs = query_pairs.labelled_pairs(folder / "spire22_annotations.jsonl")
-  texts = {pair.query_id: pair.query for pair in pairs}
-  return [detectors.Text(id=name, text=text) for name, text in texts.items()]
-
-
-def made(number: int, texts: list[str]) -> Iterator[detectors.Text]:
+def made(number: int, texts: list[str]) -> Iterator[tuple[str, str]]:
   """Yields queries of words drawn from real ones, of their lengths."""
   words = [word for text in texts for word in text.split()]
   lengths = [len(text.split()) for text in texts]
@@ -61,50 +51,29 @@ def made(number: int, texts: list[str]) -> Iterator[detectors.Text]:
       if start + offset == number:
         return
       text = " ".join(words[i] for i in itertools.islice(drawn, size))
-      yield detectors.Text(id=str(start + offset), text=text)
+      yield str(start + offset), text
 
 
-def timed(queries, known, detector) -> tuple[dict, list]:
-  """Counts matches of a stream; how long it took, and the memory until then."""
-  wall, processor = time.perf_counter(), time.process_time()
-  pairs = list(near_duplicates.find(queries, known, detector, progress=False))
-  taken = {
-    "wall_s": round(time.perf_counter() - wall, 2),
-    "processor_s": round(time.process_time() - processor, 2),
-    "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+def checked(rows: Rows, topics: pathlib.Path, used, processes=None) -> dict:
+  """What is found, in which time: from the log's file to the page."""
+  with tempfile.TemporaryDirectory() as folder:
+    log = pathlib.Path(folder, "log.tsv")
+    with open(log, "w") as stream:
+      stream.writelines(f"{name}\t{text}\n" for name, text in rows)
+    request = leakage_check.Request(
+      train=str(log), test=str(topics), output=folder, processes=processes
+    )
+    start = time.process_time()
+    check, _ = leakage_check.run(request, used, progress=False)
+  who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  return {
+    "queries": check.num_queries,
+    "leaked": check.num_leaked,
+    "wall_s": round(check.seconds, 2),
+    "processor_s_of_the_parent": round(time.process_time() - start, 2),
+    "peak_mib": [resource.getrusage(each).ru_maxrss >> 10 for each in who],
+    "counts": [dataclasses.asdict(each) for each in check.counts],
   }
-  return taken, pairs
-
-
-def candidates(queries: Callable, known, settings) -> dict:
-  """What each detector finds in real queries, by collection."""
-  table = {}
-  for name, detector in settings.items():
-    taken, pairs = timed(queries(), known, detector)
-    found = near_duplicates.count(pairs, known, name)
-    table[name] = taken | {
-      each.collection: {
-        "pairs": each.pairs,
-        "queries": each.queries,
-        "topics": each.topics,
-        "of": each.of,
-      }
-      for each in found
-    }
-  return table
-
-
-def streamed(number: int, path: pathlib.Path, known, settings) -> list[dict]:
-  """Time and memory of made logs, one a tenth of the other."""
-  texts = [query.text for query in log(path)]
-  rows = []
-  for name, detector in settings.items():
-    for size in (number // 10, number):
-      taken, pairs = timed(made(size, texts), known, detector)
-      rate = round(size / taken["wall_s"])
-      row = {"detector": name, "queries": size, "matches": len(pairs)}
-      rows.append(row | taken | {"queries_per_s": rate})
-  return rows
 
 
 def main() -> int:
@@ -112,28 +81,32 @@ def main() -> int:
   parser.add_argument("folder", type=pathlib.Path)
   parser.add_argument("--encoder", action="store_true")
   parser.add_argument("--made", type=int, default=0)
+  parser.add_argument("--processes", type=int)
   parser.add_argument("--detectors", nargs="+", default=list(SETTINGS))
   options = parser.parse_args()
-  settings = {name: SETTINGS[name] for name in options.detectors}
-  if options.encoder:
-    own = detectors.Embedding(
-      encode=text_encoders.load().encode, threshold=0.804
-    )
-    settings["embedding, .804"] = own
-  known = near_duplicates.targets(options.folder / "trec_topics.jsonl")
-  path = options.folder / "msmarco_queries.tsv"
-  result = {
-    "benchmark": "leakage_topics",
-    "commit": repository.commit(),
-    "texts of topics": len(known),
-    "queries": sum(1 for _ in log(path)),
-    "candidates": candidates(lambda: log(path), known, settings),
-    "candidates among labelled queries": candidates(
-      lambda: iter(labelled(options.folder)), known, settings
-    ),
-  }
+  topics = options.folder / "trec_topics.jsonl"
+  log = dict(query_pairs.query_log(options.folder / "msmarco_queries.tsv"))
+  result = {"benchmark": "leakage_topics", "commit": repository.commit()}
   if options.made:
-    result["made"] = streamed(options.made, path, known, settings)
+    used = [leakage_check.detector(name) for name in DEFAULT]
+    rows = made(options.made, list(log.values()))
+    result["made"] = checked(rows, topics, used, options.processes)
+  else:
+    settings = {name: SETTINGS[name] for name in options.detectors}
+    if options.encoder:
+      settings["embedding, .804"] = leakage_check.detector("embedding")
+    pairs = query_pairs.labelled_pairs(
+      options.folder / "spire22_annotations.jsonl"
+    )
+    labelled = {pair.query_id: pair.query for pair in pairs}
+    for title, queries in (
+      ("candidates", log),
+      ("candidates among labelled queries", labelled),
+    ):
+      result[title] = {
+        name: checked(queries.items(), topics, [one], processes=1)
+        for name, one in settings.items()
+      }
   print(json.dumps(result, indent=1))
   return 0
 

@@ -74,11 +74,11 @@ def equal(one, other):
 
 def first_loss(params, extra=None, **changes):
   """The loss of all questions before anything was learned."""
-  changes = {"epochs": 1, "batch_size": 16} | changes
+  changes = {"epochs": 1, "batch_size": 16, "in_batch": False} | changes
   return float(customise(params, extra=extra, **changes).losses[0])
 
 
-def oracle(params, num_negatives, extra=None):
+def oracle(params, num_negatives, extra=None, in_batch=False):
   """The same in NumPy: the hardest distinct sentences that do not answer."""
   queries, sentences = vectors(params)
   losses = []
@@ -88,6 +88,10 @@ def oracle(params, num_negatives, extra=None):
       answers = {number, 20}  # counted once, as sentence 0
     scores = [query @ v for i, v in enumerate(sentences) if i not in answers]
     scores = sorted(scores, reverse=True)[:num_negatives]
+    if in_batch:  # what the other questions are trained on
+      scores += [
+        query @ sentences[i] for i in range(len(queries)) if i != number
+      ]
     if extra is not None:
       scores += [query @ extra.vectors[i] for i in extra.rows[number] if i >= 0]
     logits = np.array([query @ sentences[number], *scores], np.float64) / 0.2
@@ -100,6 +104,13 @@ def test_the_loss_is_the_softmax_against_the_hardest(params, num_negatives):
   expected = oracle(params, num_negatives)
   found = first_loss(params, num_negatives=num_negatives)
   assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_answers_of_a_steps_other_questions_are_negatives_too(params):
+  expected = oracle(params, 5, in_batch=True)
+  found = first_loss(params, num_negatives=5, in_batch=True)
+  assert found == pytest.approx(expected, rel=1e-4)
+  assert found > first_loss(params, num_negatives=5)
 
 
 def make_extra(columns=3):

@@ -118,7 +118,7 @@ def test_queries_are_searched_once_and_only_as_far_as_needed(monkeypatch):
 
 def test_the_three_kinds_differ_in_the_leaked_part_alone():
   none, near, test = sets(20)
-  assert none.instances[:14] == near.filler == test.filler
+  assert none.triples[:14] == near.filler == test.filler
   assert not none.leaked and none.num_leaked == 0
   assert len(near.leaked) == len(test.leaked) == 6
   for a, b in zip(near.leaked, test.leaked, strict=True):
@@ -126,7 +126,7 @@ def test_the_three_kinds_differ_in_the_leaked_part_alone():
     assert (
       dataclasses.replace(a, query_id=b.query_id, query=b.query) == b
     )  # the same documents
-  assert not [each for each in none.instances if each.target]
+  assert not [each for each in none.triples if each.target]
 
 
 def test_leaks_take_turns_and_never_repeat():
@@ -149,9 +149,9 @@ def test_the_number_of_leaks_does_not_grow_with_the_set():
 
 
 def test_what_cannot_be_built_is_refused():
-  with pytest.raises(ValueError, match="for 200 instances .* got 150 from 30"):
+  with pytest.raises(ValueError, match="for 200 triples .* got 150 from 30"):
     splits.filler(pool(), 200, seed=0)
-  with pytest.raises(ValueError, match="for 19 instances, got 18 from 3 leak"):
+  with pytest.raises(ValueError, match="for 19 triples, got 18 from 3 leak"):
     splits.leaked(TEST, 19, seed=0)
   with pytest.raises(ValueError, match="got 0 from 0 leaked queries"):
     splits.leaked([], 1, seed=0)
@@ -163,8 +163,8 @@ def test_what_cannot_be_built_is_refused():
     splits.leaked(TEST, 9, seed=0),
   )
   for name, size, words in (
-    ("near leakage", 8, "1 to 8 leaked instances .* got 9"),
-    ("near leakage", 10, "at least 10 instances, got 9"),
+    ("near leakage", 8, "1 to 8 leaked triples .* got 9"),
+    ("near leakage", 10, "at least 10 triples, got 9"),
     ("leakage", 9, "name='leakage'"),
   ):
     with pytest.raises(ValueError, match=words) as caught:
@@ -174,8 +174,8 @@ def test_what_cannot_be_built_is_refused():
     splits.build("test leakage", random, (), size=9, seed=0)
 
 
-def instance(query: str, relevant: str, target: str = "") -> splits.Instance:
-  return splits.Instance(
+def triple(query: str, relevant: str, target: str = "") -> splits.Triple:
+  return splits.Triple(
     query_id=query,
     query=f"words of {query}",
     relevant_id=relevant,
@@ -188,12 +188,12 @@ SPLIT = splits.Split(
   name="near leakage",
   size=5,
   seed=3,
-  instances=(
-    instance("a", "d1"),
-    instance("b", "d2"),
-    instance("x", "d3", "t1"),
-    instance("y", "d3", "t1"),
-    instance("y", "d4", "t2"),
+  triples=(
+    triple("a", "d1"),
+    triple("b", "d2"),
+    triple("x", "d3", "t1"),
+    triple("y", "d3", "t1"),
+    triple("y", "d4", "t2"),
   ),
   num_leaked=3,
 )
@@ -202,8 +202,8 @@ TEXTS = {"n": "no", "d1": "one", "d2": "two", "d3": "three", "d4": "four"}
 
 def test_a_manifest_counts_queries_and_targets():
   made = splits.manifest(SPLIT, TEXTS)
-  assert (made.name, made.size, made.seed) == ("near leakage", 5, 3)
-  assert (made.num_leaked, made.num_queries) == (3, 4)
+  assert (made.name, made.size, made.seed) == ("near leakage", 10, 3)
+  assert (made.num_leaked, made.num_queries) == (6, 4)  # instances; queries
   assert (made.num_leaked_queries, made.num_targets) == (2, 2)
   assert splits.manifest(SPLIT, TEXTS) == made
 
@@ -221,12 +221,12 @@ def test_digests_follow_the_texts_of_the_documents(document, filler, leaked):
 
 def test_digests_follow_queries_targets_and_order():
   made = splits.manifest(SPLIT, TEXTS)
-  first, *rest = SPLIT.instances
+  first, *rest = SPLIT.triples
   for changed in (
     (dataclasses.replace(first, query="other words"), *rest),
     (dataclasses.replace(first, query_id="c"), *rest),
     (first, *rest[:3], dataclasses.replace(rest[3], target="t1")),
-    SPLIT.instances[::-1],
+    SPLIT.triples[::-1],
   ):
-    split = dataclasses.replace(SPLIT, instances=changed)
+    split = dataclasses.replace(SPLIT, triples=changed)
     assert splits.manifest(split, TEXTS).digest != made.digest

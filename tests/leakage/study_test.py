@@ -143,34 +143,35 @@ RUN = {
 
 def test_ranks_offsets_and_scores_are_means_over_a_querys_leaks():
   found = study.memory(
-    RUN, [("q1", "b", "d"), ("q1", "a", "c"), ("q2", "y", "x")]
+    RUN, RUN, [("q1", "b", "d"), ("q1", "a", "c"), ("q2", "y", "x")]
   )
   assert found.ranks == {"q1": 1.5, "q2": 2.0}
   assert found.offsets == {"q1": 2.0, "q2": -1.0}
   assert found.scores == {"q1": 4.5, "q2": 0.5}
 
 
-def test_a_document_outside_of_the_top_100_has_rank_101_and_no_score():
-  deep = {"q": {f"d{i}": 200.0 - i for i in range(150)}}
-  found = study.memory(deep, [("q", "d99", "d0")])
-  assert found.ranks == {"q": 100.0} and found.offsets == {"q": -99.0}
-  found = study.memory(deep, [("q", "d100", "d0"), ("q", "d0", "no")])
-  assert found.ranks == {"q": (101 + 1) / 2}
-  assert found.offsets == {"q": (-100 + 100) / 2}
-  assert found.scores == {"q": 200.0}
-  nowhere = study.memory({}, [("q", "d", "e")])
-  assert nowhere.ranks == {"q": 101.0} and nowhere.offsets == {"q": 0.0}
-  assert nowhere.scores == {}
+def test_a_document_that_was_missed_is_inserted_among_the_candidates():
+  scored = {"q": {f"d{i}": 9.0 - i for i in range(8)}}
+  candidates = {"q": {"d1": 0.0, "d3": 0.0, "d5": 0.0}}
+  found = study.memory(scored, candidates, [("q", "d4", "d7")])
+  assert found.ranks == {"q": 3.0}  # behind d1 and d3; d0 and d2 do not count
+  assert found.offsets == {"q": 4.0 - 3.0}
+  assert study.memory(scored, candidates, [("q", "d0", "d1")]).offsets == {
+    "q": 0.0
+  }
+  with pytest.raises(ValueError, match="scores of all leaked documents"):
+    study.memory(scored, candidates, [("q", "d9", "d0")])
 
 
 def test_the_rank_of_equal_scores_is_that_of_the_run():
-  found = study.memory({"q": {"b": 1.0, "a": 1.0}}, [("q", "a", "b")])
+  run = {"q": {"b": 1.0, "a": 1.0}}
+  found = study.memory(run, run, [("q", "a", "b")])
   assert found.ranks == {"q": 2.0}
 
 
 def test_no_leaks_are_refused():
   with pytest.raises(ValueError, match="got none"):
-    study.memory(RUN, [])
+    study.memory(RUN, RUN, [])
 
 
 def test_repetitions_are_averaged_query_by_query():

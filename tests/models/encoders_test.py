@@ -43,10 +43,24 @@ def test_every_shape_has_an_encoder_that_jit_takes_as_static(
   )
 
 
-def test_only_a_t5_has_another_pooling():
+def test_a_t5_and_a_bert_have_another_pooling_and_a_net_has_not():
   tiny = dataclasses.replace(t5_config.get("tiny"))
   assert encoders.of(tiny, pooling="first") != encoders.of(tiny)
   with pytest.raises(ValueError, match="among .*got pooling='last'"):
     encoders.of(tiny, pooling="last")
-  with pytest.raises(ValueError, match="what is no T5, got pooling='first'"):
-    encoders.of(BERT, pooling="first")
+  with pytest.raises(ValueError, match="and no BERT, got pooling='first'"):
+    encoders.of(NET, pooling="first")
+  with pytest.raises(ValueError, match="among .*got pooling='last'"):
+    encoders.of(BERT, pooling="last")
+
+
+def test_the_first_token_of_a_bert_is_its_vector():
+  encoder = encoders.of(BERT, pooling="first")
+  tokens = jnp.array([[2, 5, 3, 0], [2, 7, 3, 0]])
+  params = bert.init_params(BERT, key())
+  states, _ = bert.Bert(BERT).apply(
+    {"params": params}, tokens, jnp.zeros_like(tokens)
+  )
+  first = np.asarray(states[:, 0])
+  first /= np.linalg.norm(first, axis=1, keepdims=True)
+  np.testing.assert_allclose(encoder.encode(params, tokens), first, atol=1e-5)

@@ -150,6 +150,77 @@ def test_only_fed_negative_moves_bytes_and_promises_nothing(finished):
       assert one.sent == one.received == [0, 0, 0]
 
 
+def test_dev_questions_choose_the_rate_and_the_round(
+  config, tmp_path, monkeypatch
+):
+  """Dev scores are made up: the second rate and the first round are best."""
+  data = tiny()
+  data = dataclasses.replace(
+    data, qrels={**data.qrels, "dev": data.qrels["test"]}
+  )
+  beir.write_beir(tmp_path / "dev", data)
+  tuned = dataclasses.replace(
+    config,
+    source=f"beir:{tmp_path / 'dev'}",
+    rates=(1e-3, 2e-3),
+    methods=(methods.BASE, methods.CENTRAL, methods.EQUAL, "+ query encoder"),
+  )
+  trained = {}
+  real = methods._Maker._towers
+
+  def towers(self, rate, shared):
+    made = real(self, rate, shared)
+    trained[id(made)] = rate
+    return made
+
+  monkeypatch.setattr(methods._Maker, "_towers", towers)
+  monkeypatch.setattr(
+    methods._Maker, "_dev", lambda self, found: trained[id(found)]
+  )
+  asked = []
+
+  def score_of(self, context):
+    def score(params, at=None):
+      asked.append((self.row.method, at))
+      return -len(asked)
+
+    return score
+
+  monkeypatch.setattr(methods._Maker, "_score_of", score_of)
+  run(tuned, tmp_path / "run", progress=False)
+  outcomes = load(tmp_path / "run").outcomes
+  assert {one.learning_rate for one in outcomes} == {2e-3}
+  assert len(outcomes) == 4 and len(asked) >= 4 * 2
+  made = context(tuned, tmp_path / "run", learning_rate=2e-3)
+  made = dataclasses.replace(made, states=tmp_path / "run" / "states")
+  first = training.best_round(made, 0, ("bm25", "static"), lambda params: 1)
+  last = training.federated(made, 0, ("bm25", "static"))
+  assert equal(first, last)  # of equals the last
+  scores = iter((2, 1))
+  first = training.best_round(
+    made, 0, ("bm25", "static"), lambda params: next(scores)
+  )
+  assert equal(first, training.federated(made, 0, ("bm25",)))
+
+
+def test_central_takes_no_more_steps_than_the_largest_client(
+  config, tmp_path, monkeypatch
+):
+  steps = []
+  real = training.training.train_alone
+
+  def watched(*arguments, **options):
+    steps.append(options["max_steps"])
+    return real(*arguments, **options)
+
+  monkeypatch.setattr(training.training, "train_alone", watched)
+  made = context(config, tmp_path)
+  few = training.central(made, 0, ("bm25",), equal_updates=True)
+  many = training.central(made, 0, ("bm25",))
+  assert steps == [2, None]  # six questions in batches of four
+  assert not equal(few, many)
+
+
 def context(config, tmp_path, **recipe):
   data = study_data.build(config)
   made = training.contexts(config, data, tmp_path / "states")

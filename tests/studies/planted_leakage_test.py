@@ -142,8 +142,8 @@ def config(folder, **changes) -> planted_leakage.Config:
     ),
     source=f"beir:{folder}",
     num_test_queries=8,
-    sizes=(40, 60),
-    num_leaked=32,
+    sizes=(80, 120),
+    num_leaked=64,
     depth=20,
     folds=4,
     public_data=True,
@@ -194,7 +194,7 @@ def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
     assert "are significant" in written
   assert "Random order" in page
   assert "Not significant: the other 2." in page
-  assert "first, test leakage, 40 instances: -" in page  # its rank, earlier
+  assert "first, test leakage, 80 instances: -" in page  # its rank, earlier
   assert ", earlier; " in page and ", wider" in page
   assert (root / "study.svg").read_text().startswith("<svg")
   assert not list(root.rglob("state_*"))
@@ -210,7 +210,7 @@ def test_texts_and_machine_paths_stand_in_no_file(studied, folder):
 
 
 def test_queries_that_may_be_private_leave_nothing_outside(folder, tmp_path):
-  small = config(folder, public_data=False, sizes=(40,))
+  small = config(folder, public_data=False, sizes=(80,))
   text = run(small, tmp_path, progress=False)
   outside = {p.name for p in tmp_path.iterdir()}
   assert outside == {".lock", "private"}
@@ -221,7 +221,7 @@ def test_queries_that_may_be_private_leave_nothing_outside(folder, tmp_path):
 def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
   folder, tmp_path, monkeypatch
 ):
-  settings = config(folder, sizes=(40,))
+  settings = config(folder, sizes=(80,))
   whole = run(settings, tmp_path / "whole", progress=False)
   trained = []
   train, rerank = rerankers.train, rerankers.rerank
@@ -271,7 +271,7 @@ def test_a_study_that_was_killed_goes_on_and_comes_out_the_same(
 def test_another_model_or_size_keeps_what_is_finished(
   folder, tmp_path, monkeypatch
 ):
-  settings = config(folder, sizes=(40,))
+  settings = config(folder, sizes=(80,))
   run(settings, tmp_path, progress=False)
   trained = []
   train = rerankers.train
@@ -290,7 +290,7 @@ def test_another_model_or_size_keeps_what_is_finished(
   other = dataclasses.replace(settings, models=(settings.models[0], changed))
   run(other, tmp_path, progress=False)
   assert trained == [
-    f"{kind}_leakage_40_seed0" for kind in ("no", "near", "test")
+    f"{kind}_leakage_80_seed0" for kind in ("no", "near", "test")
   ]
 
 
@@ -353,7 +353,7 @@ def test_another_collection_can_be_trained_on(folder, tmp_path):
     folder,
     near="train_source",
     train_source=f"beir:{tmp_path / 'train'}",
-    sizes=(40,),
+    sizes=(80,),
   )
   data = study_data.build(settings)
   assert data.facts.train_source == "train"
@@ -365,21 +365,74 @@ def test_another_collection_can_be_trained_on(folder, tmp_path):
   assert leaked.isdisjoint(e.query for e in data.fillers[0])
   text = run(settings, tmp_path / "run", progress=False)
   study = artifacts.load(tmp_path / "run", tables.Study)
-  assert {one.leakage for one in study.memory} == {"test leakage"}
+  # Documents of the other collection are no candidates, and are inserted.
+  near = [one for one in study.memory if one.leakage == "near leakage"]
+  assert {one.leakage for one in study.memory} == set(splits.NAMES[1:])
+  assert near[0].rank_with < near[0].rank_without
   assert "trained on train" in text
+
+
+def test_leaks_that_people_verified_are_taken_by_their_ids(folder, tmp_path):
+  beir.write_beir(tmp_path / "train", tiny(num_test=0, num_train=50))
+  pairs = [f"q{i}.0\tq{i}.0" for i in range(40, 46)] + ["q40.0\tq46.0"]
+  (tmp_path / "pairs.tsv").write_text("\n".join(pairs))
+  settings = config(
+    folder,
+    near="verified",
+    verified=str(tmp_path / "pairs.tsv"),
+    train_source=f"beir:{tmp_path / 'train'}",
+    leaked_only=True,
+    num_test_queries=None,
+    num_leaked=12,
+    sizes=(40,),
+  )
+  data = study_data.build(settings)
+  assert sorted(data.queries) == [f"q{i}.0" for i in range(40, 46)]
+  found = {(e.target, e.query_id) for e in data.leaked["near leakage"][0]}
+  assert found == {(f"q{i}.0", f"q{i}.0") for i in range(40, 46)}
+  everything = dataclasses.replace(settings, leaked_only=False)
+  assert len(study_data.build(everything).queries) == 30
+
+
+def test_judged_negatives_come_before_those_of_bm25(tmp_path):
+  data = tiny()
+  grades = {"q45.0": {"d45": 1, "d7": 0}}
+  beir.write_beir(
+    tmp_path / "data",
+    dataclasses.replace(
+      data, qrels=data.qrels | {"test": data.qrels["test"] | grades}
+    ),
+  )
+  settings = config(
+    tmp_path / "data",
+    num_test_queries=None,
+    near="reformulations",
+    num_leaked=24,
+    sizes=(40,),
+    negatives="judged",
+  )
+  leaked = study_data.build(settings).leaked["test leakage"][0]
+  found = {e.non_relevant_id for e in leaked if e.target == "q45.0"}
+  assert found <= {"d7"}
+
+
+def test_those_that_do_not_rank_without_leakage_stand_apart(studied):
+  root, _ = studied
+  page = " ".join((root / "study.md").read_text().split())
+  assert page.count("what they gain is memory alone") >= 3
 
 
 def test_runs_are_the_candidates_in_a_new_order(studied, folder):
   root, _ = studied
   data = study_data.build(config(folder))
-  place = study_training.folder(root, "first", "test leakage", 40, 1)
+  place = study_training.folder(root, "first", "test leakage", 80, 1)
   run = trec.read_run(place / study_training.RUN)
   assert {q: set(s) for q, s in run.items()} == {
     q: set(s) for q, s in data.candidates.items()
   }
   result = artifacts.load(place, study_training.Training)
   assert result.manifest == splits.manifest(
-    data.split("test leakage", 40, 1), data.documents
+    data.split("test leakage", 80, 1), data.documents
   )
 
 
@@ -387,8 +440,8 @@ def test_runs_are_the_candidates_in_a_new_order(studied, folder):
   "changes, words",
   [
     ({"num_test_queries": 11}, "expected 11 test queries .* got 10 of 30"),
-    ({"num_leaked": 199, "sizes": (200,)}, "got 152 from 8 leaked queries"),
-    ({"sizes": (4000,)}, "for 4,000 instances without leakage"),
+    ({"num_leaked": 398, "sizes": (400,)}, "got 152 from 8 leaked queries"),
+    ({"sizes": (8000,)}, "for 4,000 triples without leakage"),
     ({"test_split": "held_out"}, "expected a split of"),
     ({"source": "ir_datasets:no-such-thing"}, "ir_datasets"),  # or no package
     ({"source": "trec:x"}, "source must be"),
@@ -406,6 +459,10 @@ def test_what_cannot_be_built_is_one_line(folder, tmp_path, changes, words):
   [
     ({"near": "guesses"}, "near='guesses'"),
     ({"near": "train_source"}, "train_source=None"),
+    ({"near": "verified", "train_source": "beir:x"}, "must be a file of pairs"),
+    ({"verified": "x"}, "verified goes with near='verified' alone"),
+    ({"variants": "x"}, "variants goes with near='train_source' alone"),
+    ({"num_leaked": 63}, "must be even"),
     ({"filler_threshold": 0.9}, "filler would hold near-duplicates"),
     ({"sizes": (8,)}, r"at least num_leaked, got sizes=\(8,\)"),
     ({"alpha": 0.0}, "alpha in .0, 1., got"),

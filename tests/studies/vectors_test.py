@@ -10,6 +10,7 @@ import random_t5
 from synthq_jax import artifacts
 from synthq_jax.audit import inversion
 from synthq_jax.data import beir, collection, shipped
+from synthq_jax.retrieval import text_encoders
 from synthq_jax.studies import frame, vectors
 
 
@@ -90,3 +91,20 @@ def test_a_victim_that_is_not_there_is_named(config, tmp_path):
   wrong = dataclasses.replace(config, victim="nobody")
   with pytest.raises(ValueError, match="got 'nobody' of 2 in"):
     frame.run(vectors.STUDY, wrong, tmp_path, progress=False)
+
+
+def test_any_encoder_can_be_attacked(config, tmp_path):
+  """A T5 that is named makes the vectors that it makes when it is shipped."""
+  small = dataclasses.replace(config, decoders=False)
+  named = dataclasses.replace(
+    small,
+    encoder=text_encoders.OwnEncoder(
+      checkpoint=shipped.DIRECTORY, vocabulary=shipped.VOCABULARY, length=32
+    ),
+  )
+  found = []
+  for number, one in enumerate((small, named)):
+    frame.run(vectors.STUDY, one, tmp_path / str(number), progress=False)
+    place = tmp_path / str(number) / "private"
+    found.append(artifacts.load(place, vectors.Study).nearest)
+  assert found[0] == found[1]

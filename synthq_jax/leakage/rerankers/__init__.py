@@ -17,13 +17,13 @@ scored (`logits`) and what its training minimises (`objective`). `train` and
 
 from synthq_jax.leakage.rerankers.duet import Duet
 from synthq_jax.leakage.rerankers.mono import MonoBERT, MonoT5
-from synthq_jax.leakage.rerankers.reranker import Instance, Reranker
+from synthq_jax.leakage.rerankers.reranker import Reranker, Triple
 from synthq_jax.leakage.rerankers.terms import KNRM, PACRR, Terms
 from synthq_jax.leakage.rerankers.training import Recipe, rerank, train
 
 __all__ = [
   "Duet",
-  "Instance",
+  "Triple",
   "KNRM",
   "MonoBERT",
   "MonoT5",

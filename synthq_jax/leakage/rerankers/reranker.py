@@ -14,7 +14,7 @@ from synthq_jax import typing
 
 __all__ = [
   "Features",
-  "Instance",
+  "Triple",
   "Reranker",
   "Rngs",
   "check_vocabulary",
@@ -32,7 +32,7 @@ Rngs = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Instance:
+class Triple:
   """A query, a document that answers it, and one that does not."""
 
   query: str

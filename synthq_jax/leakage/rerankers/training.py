@@ -1,8 +1,8 @@
-"""Trains any reranker on instances, and puts candidates in a new order.
+"""Trains any reranker on triples, and puts candidates in a new order.
 
 A training that was stopped goes on where it was. The batch of a step, its keys and its learning rate are functions of the seed,
 the recipe and the number of the step. There is no privacy in it: what comes out
-is as private as the instances are.
+is as private as the triples are.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from synthq_jax.training import loop
 __all__ = ["Recipe", "rerank", "train"]
 
 _BLOCK = 16
-"""Batches among which instances are sorted by their length."""
+"""Batches among which triples are sorted by their length."""
 _RECORD = "fingerprint"
 
 
@@ -39,11 +39,11 @@ class Recipe:
   """How a reranker is trained: Adam, a warmup, a line down to 0."""
 
   epochs: int = 1
-  """How often each instance is seen, where `steps` does not say more."""
+  """How often each triple is seen, where `steps` does not say more."""
   steps: int | None = None
   """Optimizer steps, in place of `epochs`."""
   batch_size: int = 32
-  """Rows of a batch: two for each instance, so an even number."""
+  """Rows of a batch: two for each triple, so an even number."""
   learning_rate: float = 1e-3
   """The learning rate at the end of the warmup."""
   warmup: float = 0.1
@@ -57,7 +57,7 @@ class Recipe:
     if self.batch_size < 2 or self.batch_size % 2:
       raise ValueError(
         "expected an even batch_size of at least 2, two rows for each"
-        f" instance, got batch_size={self.batch_size}"
+        f" triple, got batch_size={self.batch_size}"
       )
     checks.at_least(
       1, epochs=self.epochs, steps=1 if self.steps is None else self.steps
@@ -69,7 +69,7 @@ class Recipe:
       max_gradient_norm=self.max_gradient_norm,
     )
 
-  def num_steps(self, num_instances: int) -> int:
+  def num_steps(self, num_triples: int) -> int:
     """Returns the optimizer steps of a training.
 
     >>> Recipe(epochs=2, batch_size=8).num_steps(10)
@@ -77,12 +77,12 @@ class Recipe:
     """
     if self.steps is not None:
       return self.steps
-    return -(-self.epochs * num_instances // (self.batch_size // 2))
+    return -(-self.epochs * num_triples // (self.batch_size // 2))
 
 
 def train(
   reranker: reranker_lib.Reranker,
-  instances: Sequence[reranker_lib.Instance],
+  triples: Sequence[reranker_lib.Triple],
   *,
   recipe: Recipe,
   seed: int,
@@ -92,12 +92,12 @@ def train(
   """Trains a reranker; other seeds are other repetitions.
 
   The relevant and the non-relevant document of a query stand next to each other
-  in a batch. Instances are shuffled in every epoch and, within some batches of
+  in a batch. Triples are shuffled in every epoch and, within some batches of
   it, sorted by length, so that batches of short texts are narrow.
 
   Args:
     reranker: what is trained, from the parameters that its `init` returns.
-    instances: at least one.
+    triples: at least one.
     recipe: how.
     seed: of parameters that start at random, of the order and of dropout.
     directory: where states and metrics are saved; a training that finds some of
@@ -108,23 +108,21 @@ def train(
     The parameters after the last step.
 
   Raises:
-    ValueError: if there are no instances, or `directory` holds another training.
+    ValueError: if there are no triples, or `directory` holds another training.
   """
-  if not instances:
-    raise ValueError(
-      "expected instances to train on, got none; check the split"
-    )
+  if not triples:
+    raise ValueError("expected triples to train on, got none; check the split")
   key = jax.random.key(seed)
   params = reranker.init(jax.random.fold_in(key, 0))
   features = reranker.featurize(  # rows in pairs: 2i relevant, 2i + 1 not
-    [each.query for each in instances for _ in range(2)],
+    [each.query for each in triples for _ in range(2)],
     [
       document
-      for each in instances
+      for each in triples
       for document in (each.relevant, each.non_relevant)
     ],
   )
-  steps = recipe.num_steps(len(instances))
+  steps = recipe.num_steps(len(triples))
   learning_rate = schedules.linear(
     recipe.learning_rate, steps=steps, warmup_steps=int(recipe.warmup * steps)
   )
@@ -164,7 +162,7 @@ def _batch_fn(
   steps: int,
   seed: int,
 ) -> Callable[[int], reranker_lib.Features]:
-  """Returns what makes the batch of a step, of `size` instances of `steps`."""
+  """Returns what makes the batch of a step, of `size` triples of `steps`."""
   widths = _widths(features, reranker.padded)
   pairs = widths.reshape(-1, 2).max(axis=1)
 
@@ -261,7 +259,7 @@ def _claim(
   if path.exists() and path.read_text() != own:
     raise ValueError(
       f"{root}: expected the states of this training, got those of another"
-      " (reranker, instances, recipe or seed): delete the folder, or give"
+      " (reranker, triples, recipe or seed): delete the folder, or give"
       " another"
     )
   artifacts.write_atomically(path, own)

@@ -31,6 +31,7 @@ from synthq_jax.studies import frame
 __all__ = [
   "DETECTORS",
   "SIDES",
+  "Candidates",
   "STUDY",
   "Config",
   "Detector",
@@ -39,6 +40,7 @@ __all__ = [
   "Relations",
   "Study",
   "agreement",
+  "candidates",
   "confusion",
   "point",
 ]
@@ -130,6 +132,21 @@ class Relations:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidates:
+  """Labelled pairs of one test set, as table 2 of the paper counts them."""
+
+  collection: str
+  leaks: int
+  """Queries beside a topic that people took for near-duplicates."""
+  leak_topics: int
+  """Topics of these."""
+  others: int
+  """Queries beside a topic that they are not about."""
+  other_topics: int
+  """Topics of these; a topic may have both."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
   """The whole study."""
 
@@ -148,6 +165,8 @@ class Study:
   """Way of comparing labels -> kappa, pairs agreed on, pairs."""
   relations: dict[str, Relations]
   """By side."""
+  candidates: tuple[Candidates, ...]
+  """By test set."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -343,6 +362,28 @@ def confusion(labelled: Labelled, side: str) -> Relations:
   )
 
 
+def candidates(labelled: Labelled) -> tuple[Candidates, ...]:
+  """Counts the pairs of each test set, in the order in which they come."""
+  names = dict.fromkeys(x for pair in labelled.pairs for x in pair.collections)
+  counts = []
+  for name in names:
+    sides: tuple[list[str], list[str]] = [], []
+    for pair in labelled.pairs:
+      if name in pair.collections:
+        sides[pair.different_topic].append(pair.topic)
+    leaks, others = sides
+    counts.append(
+      Candidates(
+        collection=name,
+        leaks=len(leaks),
+        leak_topics=len(set(leaks)),
+        others=len(others),
+        other_topics=len(set(others)),
+      )
+    )
+  return tuple(counts)
+
+
 def _names(config: Config) -> Iterator[tuple[str, str]]:
   yield _COSINE, "variant"
   for name in (*DETECTORS, *([_EMBEDDING] if config.encoder else ())):
@@ -399,6 +440,7 @@ def _result(
     ),
     kappa=agreement(pathlib.Path(task.config.folder)),
     relations={side: confusion(labelled, side) for side in SIDES},
+    candidates=candidates(labelled),
   )
 
 
@@ -469,12 +511,24 @@ def _page(study: Study) -> blocks.Page:
     "Pairs": lambda row: f"{row[1][2]:.0f}",
   }
   left = ("Detector", "With", "Threshold")
+  counted = {
+    "Test set": lambda one: one.collection,
+    "Near-duplicates": lambda one: str(one.leaks),
+    "Their topics": lambda one: str(one.leak_topics),
+    "Different topic": lambda one: str(one.others),
+    "Topics of those": lambda one: str(one.other_topics),
+  }
   return blocks.Page(
     title="Detectors of near-duplicates",
     introduction=(
       _WORDS("setting", study=study, all=study.num_positive / study.num_pairs),
     ),
     parts=(
+      frame.part(
+        "Candidates by test set",
+        _WORDS("candidates"),
+        tables.of(study.candidates, counted),
+      ),
       frame.part(
         "Detectors",
         _WORDS("detectors", study=study),
@@ -500,5 +554,5 @@ STUDY = frame.Study(
   jobs=_jobs,
   result=_result,
   page=_page,
-  num_shown=4,
+  num_shown=5,
 )

@@ -4,7 +4,8 @@ The rows of a thesis' main table (PDD-AS2 on Fed-NewsQA) on any collection whose
 passages fall to clients: BM25, federated training with negatives at random and
 of BM25, each client alone, federated training with static hard negatives, query
 encoders of clients' own, the same with negatives of other clients, and all data
-in one place. There is no privacy in these rows beyond what federated training
+in one place: as many epochs, as many updates, and with query encoders of
+clients' own. There is no privacy in these rows beyond what federated training
 itself keeps apart.
 """
 
@@ -40,7 +41,10 @@ class Recipe:
   """The best sentences of the current encoders, from which static hard
   negatives are drawn."""
   learning_rate: float = 3e-4
-  """Of Adam, which starts afresh in every round of federated training."""
+  """Of the optimizer, which starts afresh in every round of federated
+  training."""
+  weight_decay: float | None = None
+  """Of AdamW; None: Adam."""
   temperature: float = 0.05
   """Divides the cosines."""
 
@@ -115,23 +119,36 @@ class Config:
   """Tokens of a sentence."""
   checkpoint: str | None = None
   """The public T5 that both towers start from; None: the package's."""
+  bert: str | None = None
+  """Instead: the folder of a Hugging Face BERT, with its own vocabulary."""
   vocabulary: str | None = None
   """Its SentencePiece model."""
   query_pooling: str = "mean"
-  """How a question's vector is taken: "mean" or "first" token."""
+  """How a question's vector is taken: "mean" or "first" token (of a BERT
+  [CLS])."""
+  sentence_pooling: str = "mean"
+  """The same of a sentence."""
   methods: tuple[str, ...] = _METHODS
   """Rows of the main table."""
   seeds: int = 3
   """Repetitions of the main table."""
   recipe: Recipe = dataclasses.field(default_factory=Recipe)
   """Of all trainings."""
+  rates: tuple[float, ...] = ()
+  """Learning rates of which each trained row takes the one with the best MRR@10
+  of dev questions, after the round that was best there; (): the recipe's, and
+  the last round. Query encoders of clients' own go on from such towers, at a
+  rate of their own."""
+  dev_split: str = "dev"
+  """Whose questions choose, with `rates`."""
   central_learning_rate: float | None = None
   """Of "Central", which takes many steps where federated training averages
-  few, and is a bound only where its own is tuned; None: the recipe's."""
+  few, and is a bound only where its own is tuned; None: the recipe's. With
+  `rates` it is one of them."""
   personal: Personal = dataclasses.field(default_factory=Personal)
   """Of clients' own query towers."""
   exchange_top: int = 10
-  """Of Fed-Negative: sentences that each partner returns for a question."""
+  """Of Fed-Negative: sentences of all partners together for a question."""
   exchange_partners: int | None = None
   """Of Fed-Negative: partners that a client asks, drawn anew in each round;
   None: all."""
@@ -165,6 +182,14 @@ class Config:
         "federated.Config.vocabulary must be given with checkpoint, and only"
         f" then, got checkpoint={self.checkpoint!r} and"
         f" vocabulary={self.vocabulary!r}"
+      )
+    if self.bert is not None and self.checkpoint is not None:
+      raise ValueError(
+        "federated.Config.bert must be given without checkpoint, got both"
+      )
+    if not all(rate > 0 for rate in self.rates):
+      raise ValueError(
+        f"federated.Config.rates must be above 0, got {self.rates}"
       )
     if not all(0 < share <= 1 for share in self.shares_tried):
       raise ValueError(

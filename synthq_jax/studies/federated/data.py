@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, newsqa, shipped, sources
+from synthq_jax.data import beir, newsqa, shipped, sources, wordpiece
 from synthq_jax.federated import clients as clients_lib
 from synthq_jax.federated import partitions, passages
 from synthq_jax.pipeline import fingerprints
@@ -84,7 +84,10 @@ def build(config: Any) -> Data:
       questions to train or to test on.
   """
   judged, source = _read(config)
-  for split in (TRAIN, config.test_split):
+  splits = [TRAIN, config.test_split]
+  if config.rates:
+    splits.append(config.dev_split)
+  for split in splits:
     if split not in judged.splits():
       raise ValueError(
         f"federated.Config: expected a split {split!r} in"
@@ -105,7 +108,15 @@ def build(config: Any) -> Data:
       " splits or min_test_questions"
     )
   kept = tuple(_cut(client, config) for client in kept)
+  words = config.vocabulary or shipped.VOCABULARY
   pieces = shipped.vocabulary(config.vocabulary)
+  if config.bert is not None:
+    pieces, words = wordpiece.load(config.bert), pathlib.Path(config.bert)
+    words = next(
+      words / name
+      for name in ("tokenizer.json", "vocab.txt")
+      if (words / name).is_file()
+    )
   return Data(
     clients=kept,
     tokens=tuple(
@@ -120,7 +131,7 @@ def build(config: Any) -> Data:
     facts=_facts(config, federation, kept),
     digest=artifacts.fingerprint(
       source,
-      fingerprints.of_file(config.vocabulary or shipped.VOCABULARY),
+      fingerprints.of_file(words),
       *(getattr(config, name) for name in _SETTINGS),
       fingerprints.versions(),
     ),

@@ -1,9 +1,10 @@
 """Trains and scores the rows of a federated study, each with its own towers."""
 
 import dataclasses
+import functools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from synthq_jax.studies.federated import training
 __all__ = [
   "BASE",
   "CENTRAL",
+  "EQUAL",
   "METHODS",
   "Method",
   "Outcome",
@@ -35,6 +37,9 @@ against."""
 
 CENTRAL = "Central"
 """The method that has all data in one place."""
+
+EQUAL = "Central, equal updates"
+"""The same, with no more steps than the largest client takes."""
 
 
 class Method(NamedTuple):
@@ -55,8 +60,10 @@ METHODS = (
   Method("+ query encoder", True),
   Method("+ Fed-Negative", True),
   Method(CENTRAL, True),
+  Method(EQUAL, True),
+  Method("Central + query encoder", True),
 )
-"""The rows of the main table, in the order of the thesis."""
+"""The rows of the main table, in the order of the thesis, and two more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +114,10 @@ class Outcome:
   received: list[int]
   exchanges: int
   """Rounds of the exchange."""
+  train: tuple[float, float]
+  """MRR@10 of the train questions, over clients and over questions."""
+  learning_rate: float
+  """Trained with; nan for rows without training."""
   hubness: float
   """Skewness of how often a sentence is drawn as a hard negative of the train
   questions by the final towers, mean over clients; nan for BM25."""
@@ -154,14 +165,15 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
   contexts = training.contexts(config, data, task.root / "states")
   listed = []
   for row in _rows(config):
-    context = contexts(row.recipe, row.share)
+    context = functools.partial(contexts, share=row.share)
     digest = artifacts.fingerprint(
-      "federated_study 2",
-      context.digest,
+      "federated_study 3",
+      context(row.recipe).digest,
       row,
       config.test_split,
       config.personal,
       (config.exchange_top, config.exchange_partners),
+      (config.rates, config.dev_split),
     )
     listed.append(
       frame.Job(
@@ -180,7 +192,7 @@ def _rows(config: Any) -> Iterator[_Job]:
     for method in config.methods:
       if trained[method] or not seed:
         recipe = config.recipe
-        if method == CENTRAL:
+        if method.startswith(CENTRAL):
           rate = config.central_learning_rate or recipe.learning_rate
           recipe = dataclasses.replace(recipe, learning_rate=rate)
         yield _Job(method=method, seed=seed, recipe=recipe)
@@ -204,18 +216,24 @@ class _Maker:
   """Trains and scores one row."""
 
   config: Any
-  context: training.Context
+  contexts: Callable[[Any], training.Context]
   row: _Job
 
   def __call__(self) -> Outcome:
     began, row = time.monotonic(), self.row
-    data, split = self.context.data, self.config.test_split
+    context = self.contexts(row.recipe)
+    data, split = context.data, self.config.test_split
+    rate = math.nan
     if row.method == "BM25":
-      found = [ranking.evaluate_bm25(one, split) for one in data.clients]
+      found, trained = (
+        [ranking.evaluate_bm25(one, each) for one in data.clients]
+        for each in (split, data_lib.TRAIN)
+      )
       rounds, skewness = (), math.nan
     else:
-      towers = self._towers()
-      found, skewness = scored(self.context, towers, row.seed, split)
+      towers, rate = self._best()
+      found, skewness = scored(context, towers, row.seed, split)
+      trained = ranked(context, towers, data_lib.TRAIN)
       rounds = towers.traffic
     sent, received = (
       [
@@ -232,41 +250,140 @@ class _Maker:
       sent=sent,
       received=received,
       exchanges=len(rounds),
+      train=_means(trained),
+      learning_rate=rate,
       hubness=skewness,
       seconds=time.monotonic() - began,
     )
 
-  def _towers(self) -> Towers:
-    context, method, seed = self.context, self.row.method, self.row.seed
-    personal, start = self.config.personal, context.start
+  def _best(self) -> tuple[Towers, float]:
+    """Returns the towers that dev questions choose, and their learning rate."""
+    config, row = self.config, self.row
+    if row.method == "Public encoder":
+      context = self.contexts(row.recipe)
+      count = len(context.data.tokens)
+      return Towers([context.start] * count, [context.start] * count), math.nan
+    rates = config.rates or (row.recipe.learning_rate,)
+    shared = None
+    personal = row.method in _PERSONAL
+    if personal:
+      of = _PERSONAL[row.method]
+      maker = dataclasses.replace(self, row=dataclasses.replace(row, method=of))
+      towers, _ = maker._best()
+      shared = towers.sentence[0]
+      rates = config.rates or (config.personal.settings.learning_rate,)
+    best, chosen, value = None, math.nan, -math.inf
+    for rate in rates:
+      towers = self._towers(rate, shared)
+      if len(rates) == 1:
+        return towers, rate
+      if (found := self._dev(towers)) > value:
+        best, chosen, value = towers, rate, found
+    return best, chosen
+
+  def _dev(self, towers: Towers) -> float:
+    context = self.contexts(self.row.recipe)
+    return _means(ranked(context, towers, self.config.dev_split))[0]
+
+  def _towers(self, rate: float, shared: typing.Params | None) -> Towers:
+    """Trains at one rate; with `shared` a query encoder for every client."""
+    method, seed, config = self.row.method, self.row.seed, self.config
+    recipe = self.row.recipe
+    if shared is not None:
+      settings = dataclasses.replace(
+        config.personal.settings, learning_rate=rate
+      )
+      personal = dataclasses.replace(config.personal, settings=settings)
+      exchange = None
+      if method == "+ Fed-Negative":
+        exchange = exchange_lib.FedNegative(
+          top=config.exchange_top, partners=config.exchange_partners, seed=seed
+        )
+      context = self.contexts(recipe)
+      return personalised(context, shared, seed, personal, exchange)
+    recipe = dataclasses.replace(recipe, learning_rate=rate)
+    context = self.contexts(recipe)
     count = len(context.data.tokens)
-    if method == "Public encoder":
-      return Towers([start] * count, [start] * count)
-    recipe = context.recipe
+    score = self._score_of(context) if config.rates else None
     static = recipe.history("static", "bm25")
     if method == "STAR, each client alone":
       own = [
-        training.alone(context, seed, static, client) for client in range(count)
+        training.alone(
+          context, seed, static, at, score and functools.partial(score, at=at)
+        )
+        for at in range(count)
       ]
       return Towers(own, own)
-    if method == CENTRAL:
-      everyone = training.central(context, seed, static)
+    if method in (CENTRAL, EQUAL):
+      everyone = training.central(
+        context, seed, static, score, equal_updates=method == EQUAL
+      )
       return Towers([everyone] * count, [everyone] * count)
     history = {
       "Random negatives": recipe.history("random"),
       "BM25 negatives": recipe.history("bm25"),
     }.get(method, static)
-    shared = training.federated(context, seed, history)
-    if method == "+ query encoder":
-      return personalised(context, shared, seed, personal, None)
-    if method == "+ Fed-Negative":
-      exchange = exchange_lib.FedNegative(
-        top=self.config.exchange_top,
-        partners=self.config.exchange_partners,
-        seed=seed,
+    if score is None:
+      towers = training.federated(context, seed, history)
+    else:
+      towers = training.best_round(context, seed, history, score)
+    return Towers([towers] * count, [towers] * count)
+
+  def _score_of(self, context: training.Context):
+    """Returns what scores towers by the dev questions of all clients, or one."""
+    split = self.config.dev_split
+
+    def score(params: typing.Params, at: int | None = None) -> float:
+      count = len(context.data.tokens)
+      towers = Towers([params] * count, [params] * count)
+      places = range(count) if at is None else (at,)
+      return _means(ranked(context, towers, split, places))[0]
+
+    return score
+
+
+_PERSONAL = {
+  "+ query encoder": BASE,
+  "+ Fed-Negative": BASE,
+  "Central + query encoder": CENTRAL,
+}
+"""Rows whose query encoders go on from another row's towers."""
+
+
+def _means(found: Sequence[ranking.Scores]) -> tuple[float, float]:
+  """Returns MRR@10 over clients and over questions; 0 without questions."""
+  values = [one.values("MRR@10") for one in found]
+  values = [one for one in values if len(one)]
+  if not values:
+    return 0.0, 0.0
+  over_clients = np.mean([one.mean() for one in values])
+  return float(over_clients), float(np.concatenate(values).mean())
+
+
+def ranked(
+  context: training.Context,
+  towers: Towers,
+  split: str,
+  places: Sequence[int] | None = None,
+) -> list[ranking.Scores]:
+  """Ranks clients' sentences for the questions of a split.
+
+  Args:
+    context: data.
+    towers: of every client.
+    split: whose questions; clients without any are left out.
+    places: of the clients; None: all.
+  """
+  found = []
+  for at in range(len(context.data.tokens)) if places is None else places:
+    tokens = context.data.tokens[at]
+    if split in tokens.answers and len(tokens.answers[split]):
+      questions = context.encoders.encode_queries(
+        towers.query[at], tokens.questions[split]
       )
-      return personalised(context, shared, seed, personal, exchange)
-    return Towers([shared] * count, [shared] * count)
+      vectors = context.sentences(towers.sentence[at], at)
+      found.append(ranking.evaluate(questions, vectors, tokens, split))
+  return found
 
 
 def personalised(
@@ -322,18 +439,13 @@ def scored(
     seed: of the draws of hard negatives, whose hubness is measured.
     test_split: whose questions are scored.
   """
-  found, skewness, weights = [], [], []
-  for at, (tokens, sentence, query) in enumerate(
-    zip(context.data.tokens, towers.sentence, towers.query, strict=True)
-  ):
-    vectors = context.sentences(sentence, at)
-    questions = context.encoders.encode_queries(
-      query, tokens.questions[test_split]
-    )
-    found.append(ranking.evaluate(questions, vectors, tokens, test_split))
+  skewness, weights = [], []
+  found = ranked(context, towers, test_split)
+  for at, tokens in enumerate(context.data.tokens):
+    vectors = context.sentences(towers.sentence[at], at)
     table = negatives.mine(
       context.encoders,
-      query,
+      towers.query[at],
       tokens,
       n=context.recipe.num_negatives,
       k=context.recipe.top,

@@ -1,5 +1,6 @@
 """Shows a federated study: tables of methods and exchanges, and a drawing."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,18 +44,31 @@ def notes(config: Any) -> tuple[str, ...]:
   Args:
     config: a `federated.Config`.
   """
-  central, limit = config.central_learning_rate, config.max_train_questions
+  limit = config.max_train_questions
+  start = "a given T5" if config.checkpoint else "the package's small T5"
+  start = "a given BERT" if config.bert else start
   values = {
     "config": config,
     "recipe": config.recipe,
     "personal": config.personal,
-    "start": "a given T5" if config.checkpoint else "the package's small T5",
+    "start": start,
     "told": "all" if limit is None else f"at most {limit:,}",
-    "rates": "" if central is None else f" ({methods.CENTRAL} at {central:g})",
+    "rates": _rates_of(config),
     "partners": config.exchange_partners or "all",
   }
   said = ("towers", "training", "personal")
   return tuple(_WORDS.text(name, **values) for name in said)
+
+
+def _rates_of(config: Any) -> str:
+  """Says at which rates rows are trained."""
+  optimizer = "Adam" if config.recipe.weight_decay is None else "AdamW"
+  if config.rates:
+    rates = ", ".join(f"{rate:g}" for rate in config.rates)
+    return _WORDS.text("tuned", optimizer=optimizer, rates=rates)
+  central = config.central_learning_rate
+  own = "" if central is None else f" ({methods.CENTRAL} at {central:g})"
+  return f"{optimizer} at {config.recipe.learning_rate:g}{own}"
 
 
 def page(found: methods.Study) -> blocks.Page:
@@ -196,6 +210,12 @@ def _compared(
   }
 
 
+def _rates(group: Group) -> str:
+  """Writes the learning rate of each repetition, equal ones once."""
+  rates = dict.fromkeys(one.learning_rate for one in group)
+  return ", ".join("-" if math.isnan(x) else f"{x:g}" for x in rates)
+
+
 def _effectiveness(main: Group) -> blocks.Part:
   groups = _groups(main)
   reference = groups.get(methods.BASE)
@@ -208,8 +228,15 @@ def _effectiveness(main: Group) -> blocks.Part:
     "Method": lambda group: group[0].method,
     **_compared(reference, len(groups) - 1),
     "Seeds": seeds,
+    "Train MRR@10": lambda group: ", ".join(
+      f"{np.mean([one.train[place] for one in group]):.3f}" for place in (0, 1)
+    ),
+    "Rates": _rates,
     **{measure: _both(measure) for measure in ranking.MEASURES[1:]},
-    "Passage MRR@10": _both(_MAIN, "passage"),
+    **{
+      f"Passage {measure}": _both(measure, "passage")
+      for measure in ranking.MEASURES
+    },
     "Worst client": lambda group: (
       f"{min(one.mean() for one in values(group)):.3f}"
     ),

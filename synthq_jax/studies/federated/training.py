@@ -25,15 +25,27 @@ from synthq_jax.federated import (
   negatives,
   training,
 )
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import bert, t5_checkpoints
 from synthq_jax.pipeline import fingerprints
 from synthq_jax.studies.federated import data as data_lib
 from synthq_jax.training import checkpoints
 
-__all__ = ["KINDS", "Context", "alone", "central", "contexts", "federated"]
+__all__ = [
+  "KINDS",
+  "Context",
+  "Score",
+  "alone",
+  "best_round",
+  "central",
+  "contexts",
+  "federated",
+]
 
 KINDS = ("random", "bm25", "static")
 """Negatives of a round."""
+
+Score = Callable[[typing.Params], float]
+"""Of towers, for dev questions; more is better."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,12 +162,17 @@ def contexts(
     data: all of it.
     states: where towers are kept between rounds.
   """
-  place = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
-  params, model = t5_checkpoints.load(place)
+  place = pathlib.Path(config.bert or config.checkpoint or shipped.DIRECTORY)
+  read, digested = t5_checkpoints.load, fingerprints.of_checkpoint
+  if config.bert is not None:
+    read, digested = bert.load, fingerprints.of_folder
+  params, model = read(place)
   encoders = encoders_lib.Encoders(
-    config=model, query_pooling=config.query_pooling
+    config=model,
+    query_pooling=config.query_pooling,
+    sentence_pooling=config.sentence_pooling,
   )
-  start, digest = encoders.init(params), fingerprints.of_checkpoint(place)
+  start, digest = encoders.init(params), digested(place)
 
   @functools.cache
   def context(recipe: Any, share: float) -> Context:
@@ -164,7 +181,9 @@ def contexts(
       data=part,
       encoders=encoders,
       start=start,
-      digest=artifacts.fingerprint(part.digest, digest, encoders.query_pooling),
+      digest=artifacts.fingerprint(
+        part.digest, digest, encoders.query_pooling, encoders.sentence_pooling
+      ),
       states=states,
       recipe=recipe,
     )
@@ -191,9 +210,7 @@ def federated(
   """
   members = context.data.tokens
   weights = [len(one.answers[data_lib.TRAIN]) for one in members]
-  update = _local_training(
-    context.encoders, context.recipe.learning_rate, context.recipe.temperature
-  )
+  update = _local_training(context.encoders, context.recipe)
   first, params = _newest(context, "federated", seed, history)
   slots: training.Slots = ()
   path = _slots(context.place("federated", seed, history[:first]))
@@ -231,19 +248,51 @@ def _slots(place: pathlib.Path) -> pathlib.Path:
   return place.with_name(f"{place.name}.slots.json")
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def _local_training(
-  encoders: encoders_lib.Encoders, learning_rate: float, temperature: float
+  encoders: encoders_lib.Encoders, recipe: Any
 ) -> fedavg.ClientUpdate:
   """Returns a client's part of a round, compiled."""
-  loss = training.loss_fn(encoders, temperature=temperature)
-  return jax.jit(fedavg.local_training(loss, optax.adam(learning_rate)))
+  loss = training.loss_fn(encoders, temperature=recipe.temperature)
+  return jax.jit(fedavg.local_training(loss, _optimizer(recipe)))
+
+
+def _optimizer(recipe: Any) -> optax.GradientTransformation:
+  if recipe.weight_decay is None:
+    return optax.adam(recipe.learning_rate)
+  return optax.adamw(recipe.learning_rate, weight_decay=recipe.weight_decay)
+
+
+def best_round(
+  context: Context, seed: int, history: Sequence[str], score: Score
+) -> typing.Params:
+  """Trains by federated averaging and returns the towers of the best round."""
+  federated(context, seed, history)
+  best, value = context.start, -np.inf
+  for done in range(1, len(history) + 1):
+    params = federated(context, seed, history[:done])
+    if (found := score(params)) >= value:
+      best, value = params, found
+  return best
 
 
 def alone(
-  context: Context, seed: int, history: Sequence[str], client: int
+  context: Context,
+  seed: int,
+  history: Sequence[str],
+  client: int,
+  score: Score | None = None,
 ) -> typing.Params:
-  """Trains one client on its own questions, as many rounds as the others."""
+  """Trains one client on its own questions, as many rounds as the others.
+
+  Args:
+    context: data and recipe.
+    seed: of the order, and of the negatives.
+    history: kinds of negatives, by round.
+    client: its place among all.
+    score: of the towers after each round, of which the best are returned; None:
+      the last.
+  """
   tokens = context.data.tokens[client]
   return _in_one_place(
     context,
@@ -254,16 +303,30 @@ def alone(
     lambda kind, params, number: context.table(
       kind, params, seed, client, number
     ),
+    score,
   )
 
 
 def central(
-  context: Context, seed: int, history: Sequence[str]
+  context: Context,
+  seed: int,
+  history: Sequence[str],
+  score: Score | None = None,
+  *,
+  equal_updates: bool = False,
 ) -> typing.Params:
   """Trains on all questions in one place: the upper bound of no privacy.
 
   The negatives of a question are its own client's sentences, which are what it
   competes with when it is scored.
+
+  Args:
+    context: data and recipe.
+    seed: of the order, and of the negatives.
+    history: kinds of negatives, by round.
+    score: as in `alone`.
+    equal_updates: whether a round has as many steps as that of the largest
+      client in federated training, and not as many epochs.
   """
   members = context.data.tokens
 
@@ -275,7 +338,17 @@ def central(
     return training.join_tables(tables, members)
 
   everyone = training.pool(members, "everyone")
-  return _in_one_place(context, seed, history, "everyone", everyone, table)
+  if not equal_updates:
+    return _in_one_place(
+      context, seed, history, "everyone", everyone, table, score
+    )
+  recipe = context.recipe
+  sizes = [len(one.answers[data_lib.TRAIN]) for one in members]
+  steps = recipe.epochs * -(-max(sizes) // recipe.batch_size)
+  name = f"everyone, {steps} steps"
+  return _in_one_place(
+    context, seed, history, name, everyone, table, score, max_steps=steps
+  )
 
 
 def _in_one_place(
@@ -285,23 +358,36 @@ def _in_one_place(
   name: str,
   tokens: Any,
   table: Callable[[str, typing.Params, int], np.ndarray],
+  score: Score | None,
+  max_steps: int | None = None,
 ) -> typing.Params:
   """Trains without averaging; the optimizer goes on from round to round."""
+  name = name if score is None else f"{name}, best round"
   done, params = _newest(context, name, seed, history, whole=True)
   if done:
     return params
+  best, value = params, -np.inf
+
+  def look(params: typing.Params) -> None:
+    nonlocal best, value
+    if (found := score(params)) >= value:
+      best, value = params, found
+
   params = training.train_alone(
     context.encoders,
     params,
     tokens,
     rounds=len(history),
     negatives=lambda params, number: table(history[number], params, number),
-    optimizer=optax.adam(context.recipe.learning_rate),
+    optimizer=_optimizer(context.recipe),
     batch_size=context.recipe.batch_size,
     temperature=context.recipe.temperature,
     seed=seed,
     split=data_lib.TRAIN,
+    max_steps=max_steps,
+    **({} if score is None else {"after": look}),
   )
+  params = params if score is None else best
   checkpoints.save(context.place(name, seed, history), len(history), params)
   return params
 

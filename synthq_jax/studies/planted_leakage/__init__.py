@@ -79,12 +79,26 @@ class Config:
   """Whose queries are leaked and scored; several are joined by "+"."""
   num_test_queries: int | None = 50
   """Test queries drawn; None: all that can be used."""
-  sizes: tuple[int, ...] = (1000, 2000, 4000)
-  """Instances of training sets."""
-  num_leaked: int = 200
+  sizes: tuple[int, ...] = (2000, 4000, 8000)
+  """Instances of training sets, as the paper counts them: a query with one
+  document, so that two come from each query that is drawn."""
+  num_leaked: int = 400
   """Leaked instances of those with leakage, whatever their size."""
   near: str = "siblings"
   """Where near-duplicates come from: one of `data.NEAR`."""
+  verified: str | None = None
+  """Of near="verified": a file of pairs that people took for near-duplicates, as
+  `query_pairs.verified` reads it."""
+  variants: str | None = None
+  """More texts of test queries, by their id, that near="train_source" compares
+  queries with; a file as `query_pairs.variants` reads it."""
+  negatives: str = "bm25"
+  """Documents of leaked instances that are not relevant: BM25's best that nobody
+  judged relevant, or those that were "judged" not relevant, where there are
+  some."""
+  leaked_only: bool = False
+  """Whether test queries without a near-duplicate are left out, also of the
+  folds, as in the paper's figure 2."""
   near_threshold: float = 0.6
   """Of near-duplicates: stemmed words in common over all, function words
   aside."""
@@ -110,6 +124,7 @@ class Config:
     config_types.at_least(self, 1, "num_leaked", "depth")
     config_types.at_least(self, 2, "num_test_queries", "folds")
     config_types.one_of(self, "near", data.NEAR)
+    config_types.one_of(self, "negatives", data.NEGATIVES)
     config_types.within(
       self, "(0, 1]", "near_threshold", "filler_threshold", "filler_containment"
     )
@@ -120,11 +135,28 @@ class Config:
         " hold near-duplicates"
       )
     config_types.within(self, "(0, 1)", "alpha")
-    if (self.near == "train_source") != (self.train_source is not None):
+    if (self.near in data.ELSEWHERE) != (self.train_source is not None):
       raise ValueError(
-        "planted_leakage.Config.near must be 'train_source' where there is a"
-        f" train_source, and only there, got near={self.near!r} and"
+        f"planted_leakage.Config.near must be one of {data.ELSEWHERE} where"
+        f" there is a train_source, and only there, got near={self.near!r} and"
         f" train_source={self.train_source!r}"
+      )
+    for name, near in (("verified", "verified"), ("variants", "train_source")):
+      if getattr(self, name) is not None and self.near != near:
+        raise ValueError(
+          f"planted_leakage.Config.{name} goes with near={near!r} alone, got"
+          f" near={self.near!r}"
+        )
+    if self.near == "verified" and self.verified is None:
+      raise ValueError(
+        "planted_leakage.Config.verified must be a file of pairs with"
+        " near='verified', got none"
+      )
+    if any(number % 2 for number in (*self.sizes, self.num_leaked)):
+      raise ValueError(
+        "planted_leakage.Config.sizes and num_leaked must be even, two instances"
+        f" for each query, got sizes={self.sizes} and"
+        f" num_leaked={self.num_leaked}"
       )
     if not self.sizes or min(self.sizes) < self.num_leaked:
       raise ValueError(

@@ -10,27 +10,34 @@ import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import collection as collection_lib
-from synthq_jax.data import sources
+from synthq_jax.data import query_pairs, sources
 from synthq_jax.leakage import near_duplicates, splits, words
 from synthq_jax.retrieval import bm25, text_encoders, trec
 
-__all__ = ["NEAR", "Data", "Facts", "build"]
+__all__ = ["ELSEWHERE", "NEAR", "NEGATIVES", "Data", "Facts", "build"]
 
-NEAR = ("siblings", "reformulations", "train_source")
+ELSEWHERE = ("train_source", "verified")
+"""Ways to near-duplicates that come from the collection that is trained on."""
+
+NEAR = ("siblings", "reformulations", *ELSEWHERE)
 """Where near-duplicates of test queries come from.
 
 "siblings": other judged queries with a relevant document in common, in other
 people's words, which the detector takes for near-duplicates. "reformulations":
 rules (`leakage.reformulations`), for collections with too few siblings.
 "train_source": near-duplicates in the collection that is trained on, with that
-collection's documents, as in Fröbe et al.
+collection's documents, as in Fröbe et al. "verified": the same, but by a list of
+pairs that people looked at.
 """
+
+NEGATIVES = ("bm25", "judged")
+"""Documents of leaked instances that are not relevant."""
 
 _TRAIN = "train:"  # before ids of another collection that is trained on
 _REFORMULATIONS = 4  # of one test query, at most
 _, _NEAR, _TEST = splits.NAMES
 
-Drawn = tuple[splits.Instance, ...]
+Drawn = tuple[splits.Triple, ...]
 Found = dict[str, list[tuple[str, str]]]
 """Test query -> (id, text) of its near-duplicates."""
 Near = Callable[[str], list[tuple[str, str]]]
@@ -96,9 +103,20 @@ class Data:
   digest: str
 
   def split(self, name: str, size: int, seed: int) -> splits.Split:
-    """Returns one of the training sets."""
+    """Returns one of the training sets, of `size` instances."""
     leaks = self.leaked[name][seed] if name in self.leaked else ()
-    return splits.build(name, self.fillers[seed], leaks, size=size, seed=seed)
+    random = self.fillers[seed]
+    return splits.build(name, random, leaks, size=size // 2, seed=seed)
+
+  def ranked(self, seed: int) -> trec.Run:
+    """Returns the candidates, and behind them what leaks and BM25 missed."""
+    run = {query: dict(scores) for query, scores in self.candidates.items()}
+    for each in itertools.chain(
+      *(drawn[seed] for drawn in self.leaked.values())
+    ):
+      for document in (each.relevant_id, each.non_relevant_id):
+        run.setdefault(each.target, {}).setdefault(document, -1.0)
+    return run
 
 
 class _Searchable:
@@ -188,11 +206,12 @@ class _Sampler:
     )
     seeds = range(max(model.seeds for model in config.models))
     fillers = tuple(
-      splits.filler(drawn_from, max(config.sizes), seed=seed) for seed in seeds
+      splits.filler(drawn_from, max(config.sizes) // 2, seed=seed)
+      for seed in seeds
     )
     leaked = {
       name: tuple(
-        splits.leaked(e, config.num_leaked, seed=seed) for seed in seeds
+        splits.leaked(e, config.num_leaked // 2, seed=seed) for seed in seeds
       )
       for name, e in leaks.items()
     }
@@ -235,7 +254,7 @@ class _Sampler:
       if len(found) == config.num_test_queries:
         break
       others = near(query)
-      if not others and config.near != "train_source":
+      if not others and (config.leaked_only or config.near not in ELSEWHERE):
         continue
       if config.near == "siblings":
         documents = _relevant(self.everything, [query])
@@ -294,13 +313,29 @@ class _Sampler:
   def from_train_source(self, drawn: Sequence[str]) -> Near:
     """Finds near-duplicates among the queries that are trained on."""
     found: Found = {query: [] for query in drawn}
-    text_of = near_duplicates.Text
+    text_of, variants = near_duplicates.Text, self.config.variants
+    more = () if variants is None else query_pairs.variants(variants)
+    texts = [(query, self.test.texts[query]) for query in drawn]
     for match in near_duplicates.find(
       (text_of(id=id_, text=text) for id_, text in self.pool.items()),
-      [text_of(id=query, text=self.test.texts[query]) for query in drawn],
+      [
+        text_of(id=query, text=text)
+        for query, text in dict.fromkeys([*texts, *more])
+        if query in found
+      ],
       self.config.words(self.config.near_threshold),
     ):
-      found[match.target_id].append((match.query_id, match.query))
+      pair = match.query_id, match.query
+      if pair not in found[match.target_id]:
+        found[match.target_id].append(pair)
+    return found.__getitem__
+
+  def from_verified(self, drawn: Sequence[str]) -> Near:
+    """Takes the pairs that people looked at, as far as both sides are there."""
+    found: Found = {query: [] for query in drawn}
+    for topic, query in query_pairs.verified(self.config.verified):
+      if topic in found and query in self.pool:
+        found[topic].append((query, self.pool[query]))
     return found.__getitem__
 
   def leaks(
@@ -313,7 +348,7 @@ class _Sampler:
     alone.
     """
     forbidden = frozenset(_relevant(self.everything, near))
-    others = splits.negatives_of(candidates, judged, forbidden)
+    others = self.negatives(candidates, judged, forbidden)
     own = [
       _leak(query, query, self.test.texts[query], judged, others, query)
       for query in near
@@ -327,9 +362,24 @@ class _Sampler:
       ids = sorted({id_ for _, id_, _ in copies})
       run = self.train.search(ids, self.config.depth)
       judged = {id_: self.trained[id_] for id_ in ids}
-      theirs = splits.negatives_of(run, {id_: judged[id_] for id_ in run})
+      theirs = self.negatives(run, {id_: judged[id_] for id_ in run})
       near_leaks = [_leak(*copy, judged, theirs, copy[1]) for copy in copies]
     return {_NEAR: near_leaks, _TEST: own}
+
+  def negatives(
+    self,
+    run: trec.Run,
+    judged: trec.Qrels,
+    forbidden: frozenset[str] = frozenset(),
+  ) -> dict[str, tuple[str, ...]]:
+    """Returns documents that are not relevant, of a kind of `NEGATIVES`."""
+    found = splits.negatives_of(run, judged, forbidden)
+    if self.config.negatives == "judged":
+      for query, grades in judged.items():
+        others = [id_ for id_, grade in grades.items() if grade <= 0]
+        if kept := [id_ for id_ in others if id_ not in forbidden]:
+          found[query] = tuple(kept)
+    return found
 
   def surely_clean(self, leaked: Sequence[str]) -> dict[str, str]:
     """Leaves out the queries that any detector matches with one that leaks."""

@@ -157,18 +157,18 @@ def _family(
 
 
 def _orders(table: tables.MeasureTable) -> str:
-  """Says whether leakage changes which reranker is best."""
-  orders = {
-    kind: study.order(_means(table, kind), table.measure)
-    for kind in splits.NAMES
-  }
+  """Says whether leakage changes which of those that rank is best."""
+  orders = {}
+  for kind in splits.NAMES:
+    means = {m: x for m, x in _means(table, kind).items() if table.ranks(m)}
+    orders[kind] = study.order(means, table.measure)
   first = orders[_NONE]
   if len(first) < 2:
     return ""
   if all(order == first for order in orders.values()):
-    return f"The order of the rerankers is always {', '.join(first)}."
+    return f"The order of those that rank is always {', '.join(first)}."
   each = (f"{', '.join(order)} with {kind}" for kind, order in orders.items())
-  return f"The order of the rerankers: {'; '.join(each)}."
+  return f"The order of those that rank: {'; '.join(each)}."
 
 
 def _difference(one: significance.Comparison, decimals: int) -> str:
@@ -188,13 +188,14 @@ def _effectiveness(
 ) -> blocks.Part:
   """Rerankers against kinds of leakage, with differences and p values."""
   decimals = _decimals(table.measure)
-  rows = [
+  ranking = [
     (name, f"{level:.{decimals}f}", "", "", "", "")
     for name, level in (
       (tables.BASELINE, table.baseline),
       ("Random order", table.chance),
     )
   ]
+  memory_alone = []
   for model in dict.fromkeys(cell.model for cell in table.cells):
     of = {cell.leakage: cell for cell in table.cells if cell.model == model}
     row = [model, f"{of[_NONE].mean:.{decimals}f}"]
@@ -202,6 +203,7 @@ def _effectiveness(
       compared = of[kind].comparison
       row.append(_starred(f"{of[kind].mean:.{decimals}f}", compared))
       row.append(_difference(compared, decimals))
+    rows = ranking if table.ranks(model) else memory_alone
     rows.append(tuple(row))
   titles = [kind.capitalize() for kind in splits.NAMES]
   pairs = [(title, f"{title}: change, p") for title in titles[1:]]
@@ -215,7 +217,15 @@ def _effectiveness(
   return frame.part(
     f"{cells.measure_name(table.measure)}, {size}",
     _WORDS("effectiveness", number=found.facts.num_test_queries, better=better),
-    blocks.Table(header=header, rows=tuple(rows), numeric=header[1:]),
+    *(
+      block
+      for words, rows in (((), ranking), ((_WORDS("alone"),), memory_alone))
+      if rows
+      for block in (
+        *words,
+        blocks.Table(header=header, rows=tuple(rows), numeric=header[1:]),
+      )
+    ),
   )
 
 
@@ -241,11 +251,10 @@ def _memories(found: tables.Study) -> list[blocks.Part]:
   offsets = {
     "Increase, p": lambda one: _starred(_difference(one.offset, 1), one.offset)
   }
-  depth = found.depth
   return [
     frame.part(
       title,
-      _WORDS(words, last=depth + 1, depth=depth),
+      _WORDS(words, depth=found.depth),
       cells.of(found.memory, same | columns, left=tuple(same)[:2]),
     )
     for title, words, columns in (

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -61,6 +60,17 @@ class MeasureTable:
   sizes: dict[str, list[int]]
   """"RERANKER, KIND" -> sizes that were chosen, by fold and seed."""
 
+  def ranks(self, model: str) -> bool:
+    """Returns whether a reranker ranks before anything leaks.
+
+    One that stands nearer to the random order than to BM25 has learned nothing
+    of queries: what it gains from leakage is memory alone.
+    """
+    of = {c.model: c.mean for c in self.cells if c.leakage == _NONE}
+    distance = abs(of[model] - self.baseline)
+    is_better = (of[model] > self.baseline) == (self.baseline > self.chance)
+    return is_better or distance < abs(of[model] - self.chance)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryTable:
@@ -77,7 +87,7 @@ class MemoryTable:
   rank_with: float
   """The same with it."""
   score_without: float
-  """Their mean score without leakage; nan if none was scored."""
+  """Their mean score without leakage."""
   score_with: float
   """The same with it."""
   offset_increase: float
@@ -252,13 +262,8 @@ def _label(key: Key) -> str:
 def _memory_tables(
   task: frame.Task, data: data_lib.Data
 ) -> tuple[MemoryTable, ...]:
-  """Returns what each reranker does to the documents that were leaked to it.
-
-  Leaked documents of another collection than that of the test queries are no
-  candidates, and are not looked for.
-  """
+  """Returns what each reranker does to the documents that were leaked to it."""
   config = task.config
-  kinds = _LEAKING if config.train_source is None else _LEAKING[1:]
   memories: dict[Key, list[list[study.Memory]]] = {
     (model.name, kind, size): [
       [
@@ -268,7 +273,7 @@ def _memory_tables(
       for trained_with in (_NONE, kind)
     ]
     for model, kind, size in itertools.product(
-      config.models, kinds, config.sizes
+      config.models, _LEAKING, config.sizes
     )
   }
   ranks, offsets = (
@@ -315,16 +320,15 @@ def _memory(
   place = training.folder(task.root, model, trained_with, size, seed)
   return study.memory(
     trec.read_run(place / training.RUN),
+    data.candidates,
     [
       (each.target, each.relevant_id, each.non_relevant_id)
       for each in data.leaked[leakage][seed]
     ],
-    depth=task.config.depth,
   )
 
 
 def _mean_of(side: Sequence[study.Memory], what: str) -> float:
   """Returns the mean over repetitions of the mean over test queries."""
   each = [getattr(one, what).values() for one in side]
-  means = [statistics.fmean(values) for values in each if values]
-  return statistics.fmean(means) if means else math.nan
+  return statistics.fmean(map(statistics.fmean, each))

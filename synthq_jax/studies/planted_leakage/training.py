@@ -41,7 +41,7 @@ BERT = building.BERT
 """The kind that may start from a Hugging Face BERT."""
 
 RUN = "run.txt"
-"""The candidates in the order of a training."""
+"""The candidates, and what leaked and BM25 missed, in a training's order."""
 
 _WORDS = frame.words("planted_leakage")
 
@@ -118,7 +118,7 @@ class _Trainer:
       self.task.root, self.model.name, self.leakage, self.size, self.seed
     )
     digest = artifacts.fingerprint(
-      "leakage_study",
+      "planted_leakage 2",
       dataclasses.replace(self.model, seeds=1),
       start,
       self.leakage,
@@ -148,24 +148,28 @@ class _Trainer:
     began = time.monotonic()
     params = rerankers.train(
       reranker,
-      [self._instance(each) for each in split.instances],
+      [self._triple(each) for each in split.triples],
       recipe=self.model.recipe,
       seed=self.seed,
       directory=state,
       progress=self.task.progress,
     )
     trained = time.monotonic()
+    ranked = data.ranked(self.seed)
     run = rerankers.rerank(
       reranker,
       params,
-      data.candidates,
+      ranked,
       data.queries,
       data.documents,
-      depth=config.depth,
+      depth=max(map(len, ranked.values())),
     )
     trec.write_run(state.parent / RUN, run)
     # What is scored is the file, in which scores fall strictly.
-    run = trec.read_run(state.parent / RUN)
+    run = {
+      query: {id_: run[id_] for id_ in data.candidates[query]}
+      for query, run in trec.read_run(state.parent / RUN).items()
+    }
     found = measures.evaluate(
       data.qrels, run, config.measures, drop_identical=False
     )
@@ -178,17 +182,17 @@ class _Trainer:
       manifest=splits.manifest(split, data.documents),
       measures=found.per_query,
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
-      steps=self.model.recipe.num_steps(self.size),
+      steps=self.model.recipe.num_steps(self.size // 2),
       loss=float(json.loads(lines[-1])["loss"]) if lines else float("nan"),
       train_seconds=trained - began,
       rerank_seconds=time.monotonic() - trained,
     )
 
-  def _instance(self, instance: splits.Instance) -> rerankers.Instance:
-    return rerankers.Instance(
-      query=instance.query,
-      relevant=self.data.documents[instance.relevant_id],
-      non_relevant=self.data.documents[instance.non_relevant_id],
+  def _triple(self, triple: splits.Triple) -> rerankers.Triple:
+    return rerankers.Triple(
+      query=triple.query,
+      relevant=self.data.documents[triple.relevant_id],
+      non_relevant=self.data.documents[triple.non_relevant_id],
     )
 
 
@@ -224,10 +228,7 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
 def digest(model: Any) -> str:
   """Returns what the start of a training depends on, beside its settings."""
   if model.kind == BERT and model.checkpoint is not None:
-    files = sorted(pathlib.Path(model.checkpoint).glob("*"))
-    return artifacts.fingerprint(
-      [(p.name, fingerprints.of_file(p)) for p in files if p.is_file()]
-    )
+    return fingerprints.of_folder(model.checkpoint)
   place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
   return artifacts.fingerprint(
     fingerprints.of_checkpoint(place),
@@ -251,5 +252,5 @@ def note(model: Any) -> str:
     model=model,
     start=_WORDS.text(start, whose=whose),
     length=length,
-    instances=recipe.batch_size // 2,
+    instances=recipe.batch_size,
   )

@@ -1,7 +1,8 @@
 """What can be read out of sentence vectors, raw and with Gaussian noise.
 
 One client is the victim; the others, with their own sentences, are the attacker.
-The shipped T5's encoder makes the vectors, and its decoder learns to read them:
+The shipped T5's encoder makes the vectors, or any T5 or BERT of the user, and the
+shipped T5's decoder learns to read them:
 first the language alone, then from there one decoder for each amount of noise,
 and one that goes on without vectors for as long. Planted secrets stand behind
 the beginnings of the victim's sentences: digits, or words drawn at random; the
@@ -13,6 +14,7 @@ below private/ unless `Config.public_data`.
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Sequence
 
 import jax
@@ -30,7 +32,7 @@ from synthq_jax.data import public_text, shipped, sources, vocabulary
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import config_types, fingerprints
 from synthq_jax.report import blocks, tables
-from synthq_jax.retrieval import encode
+from synthq_jax.retrieval import encode, text_encoders
 from synthq_jax.studies import frame
 from synthq_jax.training import loop
 from synthq_jax.training import recipe as recipe_lib
@@ -50,6 +52,9 @@ class Config:
   """A source of runs whose documents name their clients."""
   victim: str | None = None
   """A client; None: one of middle size."""
+  encoder: text_encoders.OwnEncoder | text_encoders.Bert | None = None
+  """What makes the vectors: a T5 with its vocabulary, or a BERT, as Hugging Face
+  writes them; None: the package's."""
   noise: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 1.0)
   """Standard deviations of the noise in every coordinate."""
   decoders: bool = True
@@ -143,6 +148,19 @@ class _Text:
   tokens: np.ndarray
 
 
+def _digest(encoder: text_encoders.OwnEncoder | text_encoders.Bert) -> str:
+  """Returns what the vectors of an encoder depend on."""
+  if isinstance(encoder, text_encoders.Bert):
+    return artifacts.fingerprint(
+      fingerprints.of_folder(encoder.folder), encoder.length
+    )
+  return artifacts.fingerprint(
+    fingerprints.of_checkpoint(pathlib.Path(encoder.checkpoint)),
+    fingerprints.of_file(encoder.vocabulary),
+    encoder.length,
+  )
+
+
 class _Attack:
   """The victim's vectors and secrets, and what decoders are trained from."""
 
@@ -151,9 +169,14 @@ class _Attack:
     self.config, self._states = config, task.root / "states"
     self._settings = loop.Settings(log_every=50, progress=task.progress)
     source = sources.open(config.source, "vectors.Config.source")
+    self._encoder, own = config.encoder, ()
+    if self._encoder is not None:
+      text_encoders.load(self._encoder)
+      own = (_digest(self._encoder),)
     self.digest = artifacts.fingerprint(
       source.digest(),
       fingerprints.of_checkpoint(shipped.DIRECTORY),
+      *own,
       fingerprints.versions(),
     )
     self.vocab = shipped.vocabulary()
@@ -202,7 +225,13 @@ class _Attack:
     return sides[0], sides[1]
 
   def _encoded(self, tokens: np.ndarray) -> np.ndarray:
-    return encode.encode(self._params, self._model, tokens)
+    if self._encoder is None:
+      return encode.encode(self._params, self._model, tokens)
+    texts = [
+      self.vocab.decode([int(token) for token in row if token > 1])
+      for row in tokens
+    ]
+    return self._encoder.encode(texts)
 
   def _made(
     self, text: _Text, kind: str, number: int, seed: int
@@ -304,7 +333,7 @@ class _Attack:
   def _inverter(self) -> inversion.Inverter:
     return inversion.Inverter(
       model=self._model,
-      vector_dim=self._model.emb_dim,
+      vector_dim=self.vectors.shape[1],
       memories=self.config.memories,
     )
 

@@ -49,8 +49,8 @@ class Toy:
     words.append(self.rng.choice(GOOD if relevant else BAD))
     return " ".join(self.rng.permutation(words))
 
-  def instances(self, count, *, shuffled=False):
-    """Instances; where labels are shuffled, every second one is swapped."""
+  def triples(self, count, *, shuffled=False):
+    """Triples; where labels are shuffled, every second one is swapped."""
     found = []
     for number in range(count):
       query = self.query()
@@ -58,7 +58,7 @@ class Toy:
       if shuffled and number % 2:
         pair.reverse()
       found.append(
-        rerankers.Instance(
+        rerankers.Triple(
           query=" ".join(query), relevant=pair[0], non_relevant=pair[1]
         )
       )

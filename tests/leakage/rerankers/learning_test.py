@@ -20,7 +20,7 @@ def reached(reranker, toy, seed, *, shuffled):
   """nDCG@10 on held-out queries."""
   params = rerankers.train(
     reranker,
-    toy.instances(200, shuffled=shuffled),
+    toy.triples(200, shuffled=shuffled),
     recipe=RECIPES[reranker.name],
     seed=seed,
   )

@@ -54,9 +54,9 @@ class Linear(reranker_lib.Reranker):
     return inputs @ params["kernel"] + params["bias"][None]
 
 
-def instances(count, length=3):
+def triples(count, length=3):
   return [
-    rerankers.Instance(
+    rerankers.Triple(
       query=str(length), relevant=str(2 * n + 1), non_relevant=str(2 * n + 2)
     )
     for n in range(count)
@@ -79,7 +79,7 @@ def batches(recipe, found, seed=0):
 
 
 def test_relevant_and_other_document_of_a_query_stand_side_by_side():
-  for batch in batches(RECIPE, instances(20)):
+  for batch in batches(RECIPE, triples(20)):
     first = batch[:, 0]
     assert (first[0::2] % 2 == 1).all()
     np.testing.assert_array_equal(first[1::2], first[0::2] + 1)
@@ -88,7 +88,7 @@ def test_relevant_and_other_document_of_a_query_stand_side_by_side():
 @pytest.mark.parametrize("count,epochs", [(20, 1), (20, 3), (200, 2)])
 def test_every_instance_is_seen_once_in_every_epoch(count, epochs):
   recipe = rerankers.Recipe(epochs=epochs, batch_size=8)
-  seen = np.concatenate(batches(recipe, instances(count)))[0::2, 0]
+  seen = np.concatenate(batches(recipe, triples(count)))[0::2, 0]
   assert len(seen) == count * epochs
   assert set(Counter(seen.tolist()).values()) == {epochs}
   assert seen.tolist() != sorted(seen.tolist())
@@ -96,14 +96,14 @@ def test_every_instance_is_seen_once_in_every_epoch(count, epochs):
 
 def test_another_seed_is_another_order():
   orders = [
-    np.concatenate(batches(RECIPE, instances(40), seed))[:, 0].tolist()
+    np.concatenate(batches(RECIPE, triples(40), seed))[:, 0].tolist()
     for seed in (0, 0, 1)
   ]
   assert orders[0] == orders[1] != orders[2]
 
 
 def test_batches_of_short_texts_are_narrow():
-  found = instances(32, length=3) + instances(32, length=40)
+  found = triples(32, length=3) + triples(32, length=40)
   recipe = rerankers.Recipe(batch_size=8)
   widths = Counter(batch.shape[1] for batch in batches(recipe, found))
   assert widths == {16: 8, 40: 8}
@@ -114,7 +114,7 @@ def test_a_seed_makes_the_same_parameters_to_the_bit(
   make_reranker, make_toy, name
 ):
   reranker = make_reranker(name)
-  found = make_toy(0).instances(20)
+  found = make_toy(0).triples(20)
 
   def run(seed):
     return rerankers.train(reranker, found, recipe=RECIPE, seed=seed)
@@ -128,7 +128,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
   make_reranker, make_toy, tmp_path, monkeypatch, stops
 ):
   reranker = make_reranker("Duet")  # it has dropout, so keys matter
-  found = make_toy(0).instances(20)
+  found = make_toy(0).triples(20)
   step, now = training._step, {"stop": None, "count": 0}
 
   def counted(*args, **options):
@@ -164,18 +164,18 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
 
 def test_the_folder_of_another_training_is_refused(tmp_path):
   options = {"recipe": RECIPE, "seed": 0, "directory": tmp_path}
-  rerankers.train(Linear(), instances(20), **options)
-  rerankers.train(Linear(), instances(20), **options)
+  rerankers.train(Linear(), triples(20), **options)
+  rerankers.train(Linear(), triples(20), **options)
   others = (
-    (instances(21), {}),
-    (instances(20), {"seed": 1}),
-    (instances(20), {"recipe": dataclasses.replace(RECIPE, steps=9)}),
+    (triples(21), {}),
+    (triples(20), {"seed": 1}),
+    (triples(20), {"recipe": dataclasses.replace(RECIPE, steps=9)}),
   )
   for found, changed in others:
     with pytest.raises(ValueError, match="states of this training, got those"):
       rerankers.train(Linear(), found, **(options | changed))
   with pytest.raises(ValueError, match="states of this training, got those"):
-    rerankers.train(Linear(setting=1), instances(20), **options)
+    rerankers.train(Linear(setting=1), triples(20), **options)
 
 
 def test_biases_and_embeddings_do_not_decay():
@@ -193,7 +193,7 @@ def test_biases_and_embeddings_do_not_decay():
 
 def test_a_step_is_adam_on_the_clipped_gradient(make_reranker, make_toy):
   reranker = make_reranker("KNRM")
-  found = make_toy(0).instances(4)
+  found = make_toy(0).triples(4)
   recipe = rerankers.Recipe(
     steps=1, batch_size=8, learning_rate=0.25, warmup=0.0
   )
@@ -206,7 +206,7 @@ def test_a_step_is_adam_on_the_clipped_gradient(make_reranker, make_toy):
 
 
 def test_nothing_to_train_on_is_refused():
-  with pytest.raises(ValueError, match="instances to train on, got none"):
+  with pytest.raises(ValueError, match="triples to train on, got none"):
     rerankers.train(Linear(), [], recipe=RECIPE, seed=0)
 
 

@@ -1,0 +1,597 @@
+"""Test queries that stand in a training log: `synthq leakage check`.
+
+No stage: it needs no run. The log is streamed; test queries and matches alone
+take memory.
+
+Formal guarantee:
+  None. Pairs, counts, which queries leak and the exit code are functions of the
+  queries without noise: where the log is private, so is all that comes out. All
+  files may be read by their owner alone; the screen shows no text.
+"""
+
+import collections
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from synthq_jax import artifacts, checks
+from synthq_jax.data import files, query_pairs, shipped, sources
+from synthq_jax.leakage import calibration, near_duplicates
+from synthq_jax.report import blocks, page, tables
+from synthq_jax.retrieval import text_encoders
+
+__all__ = [
+  "CALIBRATED",
+  "DETECTORS",
+  "Check",
+  "Count",
+  "Request",
+  "Target",
+  "calibrated",
+  "count",
+  "detector",
+  "run",
+  "targets",
+]
+
+_Text = near_duplicates.Text
+
+CALIBRATED = {
+  "exact": 1.0,
+  "token_set": 0.714,
+  "containment": 0.844,
+  "trigrams": 0.477,
+  "embedding": 0.804,
+}
+"""The least similarity of a leak, by detector: the lowest with precision .9 of a
+query and a topic on the 827 labelled pairs of SPIRE 2022, where a topic's texts
+are title, description and variant and the most similar counts. Those pairs were
+chosen by a cosine: among all pairs of a log, fewer are right."""
+
+DETECTORS = tuple(CALIBRATED)
+"""The names that `--detector` takes."""
+
+_KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
+  "exact": lambda threshold: near_duplicates.Exact(),
+  "token_set": lambda threshold: near_duplicates.TokenSet(
+    threshold=threshold, ignored=near_duplicates.FUNCTION_WORDS
+  ),
+  "containment": lambda threshold: near_duplicates.Containment(
+    threshold=threshold
+  ),
+  "trigrams": lambda threshold: near_duplicates.Trigrams(threshold=threshold),
+}
+_FIELDS = ("title", "description")
+_SHOWN = 200  # pairs on the page
+_PAIRS, _CLEAN, _PAGE = "pairs.jsonl", "clean_ids.txt", "report.html"
+_RESULT = "check.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """What is compared, and what for.
+
+  Attributes:
+    train: the log, streamed: a source such as "beir:DIR" or "ir_datasets:ID", or
+      a file as `query_pairs.query_log` reads it.
+    test: the test queries: the same, or a file of TREC's topics.
+    train_split: of a source, whose judged queries; None: all queries.
+    test_split: the same of the test queries.
+    variants: a file as `query_pairs.variants` reads it, of test queries by id.
+    output: the folder of what is written.
+    fail_above: how many leaked queries of the log are too many; None: never.
+    processes: that look at the log side by side; None: as many as there are
+      cores, and one where an encoder works.
+  """
+
+  train: str
+  test: str
+  output: str
+  train_split: str | None = None
+  test_split: str | None = None
+  variants: str | None = None
+  fail_above: int | None = None
+  processes: int | None = None
+
+  def __post_init__(self):
+    """Checks the numbers."""
+    if self.fail_above is not None:
+      checks.at_least(0, fail_above=self.fail_above)
+    if self.processes is not None:
+      checks.at_least(1, processes=self.processes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+  """A text that queries are compared with.
+
+  Attributes:
+    text: its id and what it says.
+    topic: the topic or query it belongs to; several texts may.
+    collection: the test set, or "" where there is one.
+  """
+
+  text: near_duplicates.Text
+  topic: str
+  collection: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Count:
+  """What one detector found in one collection; a query and a topic are a pair."""
+
+  detector: str
+  threshold: float
+  collection: str
+  pairs: int
+  queries: int
+  topics: int
+  of: int
+  """All topics of the collection."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+  """What check.json holds: counts, and no text.
+
+  Attributes:
+    num_queries: queries of the log.
+    num_leaked: different queries that a detector matched.
+    counts: by detector and collection.
+    fail_above: as it was asked for.
+    is_passed: whether no more leaked than that.
+    seconds: of wall time.
+  """
+
+  train: str
+  test: str
+  num_queries: int
+  num_leaked: int
+  counts: tuple[Count, ...]
+  fail_above: int | None
+  is_passed: bool
+  seconds: float
+
+
+def targets(
+  place: str, *, split: str | None = None, variants: str | None = None
+) -> list[Target]:
+  """Reads what queries are compared with: topics of TREC, or queries.
+
+  Args:
+    place: JSONL with "topic", "title" and "description", both of which are
+      compared; or what `Request.train` may be.
+    split: of a source.
+    variants: a file of more texts, by the id of the test query.
+
+  Returns:
+    The texts; of equal ones of a topic the first.
+
+  Raises:
+    ValueError: if a file is missing, empty or malformed, or has variants of no
+      test query.
+  """
+  known = [*_targets(place, split)]
+  if not known:
+    raise ValueError(f"{place}: expected a target, got none; add some")
+  if variants is not None:
+    collections_of = collections.defaultdict(dict)
+    for target in known:
+      collections_of[target.topic][target.collection] = None
+    added = [
+      Target(
+        text=_Text(id=f"{topic} variant", text=text),
+        topic=topic,
+        collection=collection,
+      )
+      for topic, text in query_pairs.variants(variants)
+      for collection in collections_of.get(topic, ())
+    ]
+    if not added:
+      raise ValueError(
+        f"{variants}: expected variants of test queries, got ids of none; check"
+        " that the ids are those of --test"
+      )
+    known += added
+  distinct = {(x.topic, x.collection, x.text.text): x for x in known[::-1]}
+  return [*distinct.values()][::-1]
+
+
+def _targets(place: str, split: str | None) -> Iterator[Target]:
+  if _is_topics(place):
+    for topic in query_pairs.topics(place):
+      for field in _FIELDS:
+        yield Target(
+          text=_Text(id=f"{topic.number} {field}", text=getattr(topic, field)),
+          topic=topic.number,
+          collection=topic.collection,
+        )
+    return
+  for name, text in _queries(place, split):
+    yield Target(text=_Text(id=name, text=text), topic=name, collection="")
+
+
+def _is_topics(place: str) -> bool:
+  if ".jsonl" not in place or _is_source(place):
+    return False
+  return any(
+    "topic" in line for _, line in itertools.islice(files.json_lines(place), 1)
+  )
+
+
+def _is_source(place: str) -> bool:
+  return place.partition(":")[0] in sources.KINDS
+
+
+def _queries(place: str, split: str | None) -> Iterator[tuple[str, str]]:
+  """Yields ids and texts of the queries of a source or a file."""
+  if _is_source(place):
+    return sources.open(place, "--train and --test").queries(split)
+  if split is not None:
+    raise ValueError(
+      f"{place}: expected a source of collections with a split, got a file and"
+      f" the split {split!r}; leave the split out"
+    )
+  return query_pairs.query_log(place)
+
+
+def detector(
+  name: str,
+  *,
+  threshold: float | None = None,
+  checkpoint: str | os.PathLike | None = None,
+  vocabulary: str | os.PathLike | None = None,
+  bert: str | os.PathLike | None = None,
+) -> near_duplicates.Detector:
+  """Makes a detector of the name and threshold that the user gave.
+
+  Args:
+    name: one of `DETECTORS`.
+    threshold: None for that of `CALIBRATED`.
+    checkpoint: of the encoder of "embedding"; None for the shipped one.
+    vocabulary: that belongs to the checkpoint.
+    bert: instead, a folder as `text_encoders.Bert` reads it.
+
+  Returns:
+    The detector.
+
+  Raises:
+    ValueError: if they do not go together.
+  """
+  if name not in DETECTORS:
+    raise ValueError(
+      f"expected a detector of {', '.join(DETECTORS)}, got --detector={name};"
+      " choose one"
+    )
+  if name == "exact" and threshold not in (None, 1.0):
+    raise ValueError(
+      f"--detector=exact takes no threshold, got --threshold={threshold}"
+    )
+  if name != "embedding" and (checkpoint or vocabulary or bert):
+    raise ValueError(
+      "--checkpoint, --vocabulary and --bert go with --detector=embedding, got"
+      f" {name}"
+    )
+  threshold = CALIBRATED[name] if threshold is None else threshold
+  if name == "embedding":
+    encode = _encoder(checkpoint, vocabulary, bert)
+    return near_duplicates.Embedding(encode=encode, threshold=threshold)
+  return _KINDS[name](threshold)
+
+
+def _encoder(checkpoint, vocabulary, bert):
+  """Loads what the user names, or else the shipped encoder."""
+  if (checkpoint is None) != (vocabulary is None):
+    raise ValueError(
+      "expected --checkpoint and --vocabulary together, got one: the words of"
+      " a checkpoint are numbered by its own vocabulary"
+    )
+  if bert and checkpoint:
+    raise ValueError("expected --bert or --checkpoint, got both: leave one out")
+  if bert:
+    return text_encoders.load(text_encoders.Bert(folder=bert)).encode
+  own = text_encoders.OwnEncoder(
+    checkpoint=checkpoint or shipped.DIRECTORY,
+    vocabulary=vocabulary or shipped.VOCABULARY,
+    length=64,
+  )
+  return text_encoders.load(own).encode
+
+
+def calibrated(
+  one: near_duplicates.Detector, labels: str, *, precision: float
+) -> near_duplicates.Detector:
+  """Gives a detector the lowest threshold with a precision on labelled pairs.
+
+  A query's similarity to a topic is the largest to title, variant and, where
+  there is one, description. `Exact` stays as it is.
+
+  Args:
+    one: the detector.
+    labels: a file as `query_pairs.labelled_pairs` reads it.
+    precision: the wanted one, in (0, 1].
+
+  Raises:
+    ValueError: if no threshold reaches it, or the file is malformed.
+  """
+  if isinstance(one, near_duplicates.Exact):
+    return one
+  pairs = query_pairs.labelled_pairs(labels)
+  queries = [pair.query for pair in pairs]
+  scores = np.max(
+    [
+      one.scores(queries, [getattr(pair, side) for pair in pairs])
+      for side in ("title", "description", "variant")
+    ],
+    axis=0,
+  )
+  right = np.array([not pair.different_topic for pair in pairs])
+  found = calibration.threshold(scores, right, precision=precision)
+  return dataclasses.replace(one, threshold=found)
+
+
+def run(
+  request: Request,
+  detectors: Sequence[near_duplicates.Detector],
+  *,
+  progress: bool = True,
+) -> tuple[Check, str]:
+  """Compares a log with test queries and writes what leaks.
+
+  The folder gets check.json (counts), report.html (counts and some pairs),
+  pairs.jsonl (all pairs with their texts) and clean_ids.txt: the ids of the
+  log's queries that no detector matched, one a line.
+
+  Args:
+    request: what is compared.
+    detectors: what finds near-duplicates; the log is read once for all.
+    progress: whether a bar is shown.
+
+  Returns:
+    The result, and a table with time and memory; no text.
+
+  Raises:
+    ValueError: if a file is missing or malformed.
+  """
+  start = time.monotonic()
+  known = targets(
+    request.test, split=request.test_split, variants=request.variants
+  )
+  log = _queries(request.train, request.train_split)
+  folder = pathlib.Path(request.output)
+  with (
+    artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
+    artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,
+  ):
+    found = _Found(known, detectors, pairs, clean)
+    for texts, matches in near_duplicates.search(
+      (_Text(id=name, text=text) for name, text in log),
+      _numbered(known),
+      detectors,
+      processes=_processes(request, detectors),
+      progress=progress,
+    ):
+      found.add(texts, matches)
+    found.finish()
+  too_many = request.fail_above is not None and (
+    len(found.leaked) > request.fail_above
+  )
+  check = Check(
+    train=_title(request.train),
+    test=_title(request.test),
+    num_queries=found.num_queries,
+    num_leaked=len(found.leaked),
+    counts=tuple(found.counts()),
+    fail_above=request.fail_above,
+    is_passed=not too_many,
+    seconds=time.monotonic() - start,
+  )
+  shown = page.html(_page(check, found.shown))
+  text = json.dumps(artifacts.to_json(check), indent=1)
+  for name, content in ((_PAGE, shown), (_RESULT, f"{text}\n")):
+    with artifacts.replacing(folder / name, mode=0o600) as stream:
+      stream.write(content.encode())
+  return check, _screen(check, folder)
+
+
+def _processes(request: Request, detectors: Sequence[Any]) -> int:
+  if any(isinstance(one, near_duplicates.Embedding) for one in detectors):
+    return 1
+  if request.processes is not None:
+    return request.processes
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def _title(place: str) -> str:
+  if _is_source(place):
+    return sources.open(place).title
+  return pathlib.Path(place).name
+
+
+def _numbered(known: Sequence[Target]) -> list[near_duplicates.Text]:
+  """Returns the texts with ids that are different."""
+  return [
+    _Text(id=str(place), text=target.text.text)
+    for place, target in enumerate(known)
+  ]
+
+
+class _Found:
+  """What was found so far; pairs and clean ids go to their files at once."""
+
+  def __init__(self, known, detectors, pairs, clean):
+    self._known, self._detectors = known, detectors
+    self._pairs, self._clean = pairs, clean
+    self._seen = {one.name: collections.defaultdict(set) for one in detectors}
+    self.leaked: set[str] = set()
+    self.shown: list[tuple[Target, near_duplicates.Match]] = []
+    self.num_queries = 0
+    self._waiting: list[str] = []
+
+  def add(self, texts, matches) -> None:
+    """Takes the matches of a chunk of queries."""
+    for match in matches:
+      target = self._known[int(match.target_id)]
+      self.leaked.add(match.query_id)
+      seen = self._seen[match.detector][target.collection]
+      seen.add((match.query_id, target.topic))
+      line = dataclasses.asdict(match) | {"target_id": target.text.id}
+      if target.collection:
+        line["collection"] = target.collection
+      text = json.dumps(line, ensure_ascii=False)
+      self._pairs.write(f"{text}\n".encode())
+      if len(self.shown) < _SHOWN:
+        self.shown.append((target, match))
+    # The last id waits: its next text may stand in the next chunk.
+    *ids, last = dict.fromkeys([*self._waiting, *(text.id for text in texts)])
+    self._write(ids)
+    self._waiting = [last]
+    self.num_queries += len(ids)
+
+  def finish(self) -> None:
+    """Writes the id that waits."""
+    self._write(self._waiting)
+    self.num_queries += len(self._waiting)
+
+  def _write(self, ids: Iterable[str]) -> None:
+    clean = (f"{name}\n" for name in ids if name not in self.leaked)
+    self._clean.write("".join(clean).encode())
+
+  def counts(self) -> Iterator[Count]:
+    """Yields a row for each detector and collection."""
+    for one in self._detectors:
+      yield from count(self._seen[one.name], self._known, one)
+
+
+def count(
+  seen: dict[str, set[tuple[str, str]]],
+  known: Sequence[Target],
+  one: near_duplicates.Detector,
+) -> list[Count]:
+  """Counts matches by collection.
+
+  A query that matches both title and description of a topic is one pair.
+
+  Args:
+    seen: collection -> ids of query and topic of each match.
+    known: all targets.
+    one: the detector.
+
+  Returns:
+    One row per collection, in the order of the targets.
+  """
+  topics = collections.defaultdict(set)
+  for target in known:
+    topics[target.collection].add(target.topic)
+  return [
+    Count(
+      detector=one.name,
+      threshold=one.threshold,
+      collection=collection,
+      pairs=len(found := seen.get(collection, set())),
+      queries=len({query for query, _ in found}),
+      topics=len({topic for _, topic in found}),
+      of=len(every),
+    )
+    for collection, every in topics.items()
+  ]
+
+
+def _counts(check: Check) -> blocks.Table:
+  return tables.of(
+    check.counts,
+    {
+      "Detector": lambda each: each.detector,
+      "From": lambda each: f"{each.threshold:.3g}",
+      "Collection": lambda each: each.collection or "-",
+      "Pairs": lambda each: f"{each.pairs:,}",
+      "Queries": lambda each: f"{each.queries:,}",
+      "Topics": lambda each: f"{each.topics:,}",
+      "Of": lambda each: f"{each.of:,}",
+    },
+    left=("Detector", "Collection"),
+  )
+
+
+def _outcome(check: Check) -> str:
+  said = (
+    f"{check.num_leaked:,} of {check.num_queries:,} queries of the log"
+    f" ({check.train}) are near-duplicates of a test query ({check.test})"
+  )
+  if check.fail_above is None:
+    return said
+  bar = f"{check.fail_above:,} are allowed"
+  return f"{said}; {bar}: {'passed' if check.is_passed else 'FAILED'}"
+
+
+def _page(check: Check, shown: Sequence[tuple[Target, Any]]) -> blocks.Page:
+  columns = {
+    "Query": lambda row: row[1].query,
+    "Test text": lambda row: row[1].target,
+    "Test id": lambda row: row[0].text.id,
+    "Detector": lambda row: row[1].detector,
+    "Score": lambda row: f"{row[1].score:.2f}",
+    "Relation, by a rule on words": lambda row: row[1].relation,
+  }
+  left = [name for name in columns if name != "Score"]
+  pairs = [tables.of(shown, columns, left=left)] if shown else []
+  return blocks.Page(
+    title="Test queries in a training log",
+    banner="PRIVATE if the log is: counts and pairs come from single queries",
+    introduction=(blocks.Paragraph(text=f"{_outcome(check)}."),),
+    parts=(
+      blocks.Part(title="What each detector found", blocks=(_counts(check),)),
+      blocks.Part(
+        title="Pairs",
+        blocks=(
+          blocks.Paragraph(
+            text=f"The first {len(shown)}; all of them are in {_PAIRS}, and the"
+            f" ids of the queries without a match in {_CLEAN}."
+          ),
+          *pairs,
+        ),
+      ),
+      blocks.Part(
+        title="What this does not say",
+        blocks=(
+          blocks.Paragraph(
+            text="A match is a candidate. The thresholds are right in 9 of 10"
+            " labelled pairs that were chosen for being similar; among all pairs"
+            " of a log, fewer are. Synonyms and paraphrases without common"
+            " words are not found without an encoder."
+          ),
+        ),
+      ),
+    ),
+  )
+
+
+def _screen(check: Check, folder: pathlib.Path) -> str:
+  """Says what was found, and what it took."""
+  return (
+    "PRIVATE if the log is: counts and pairs come from single queries\n\n"
+    f"{_counts(check).text()}\n\n"
+    f"{_outcome(check)}\n"
+    f"Time: {tables.duration(check.seconds)}; peak memory of a process"
+    f" {_peak_mib():,} MiB\n"
+    f"Readable by you alone: {folder}/{_PAGE}, {_RESULT}, {_PAIRS} (with texts),"
+    f" {_CLEAN}"
+  )
+
+
+def _peak_mib() -> int:
+  """The largest resident size of a process so far."""
+  who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  peak = max(resource.getrusage(each).ru_maxrss for each in who)
+  return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)

@@ -1,0 +1,284 @@
+"""`synthq leakage check`: sources in, pairs, counts and clean ids out."""
+
+import json
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from synthq_jax.cli import main
+from synthq_jax.data import ir_datasets_sets, query_pairs
+from synthq_jax.leakage import near_duplicates as detectors
+from synthq_jax.pipeline import leakage_check
+
+_SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
+LABELLED = (
+  pathlib.Path(os.environ.get("SYNTHQ_SHARED_DATA", _SHARED)) / "query_leakage"
+)
+TOPICS = [
+  ("robust04", "301", "International wooden bridges", "Who builds bridges?"),
+  ("robust04", "302", "Measles outbreaks", "Is measles under control?"),
+  ("core17", "302", "Measles outbreaks", "Is measles under control?"),
+]
+LOG = ["jax grad", "measles  OUTBREAK", "is measles under control", "measles"]
+
+
+@pytest.fixture
+def paths(tmp_path):
+  names = ("collection", "topic", "title", "description")
+  lines = [json.dumps(dict(zip(names, row, strict=True))) for row in TOPICS]
+  (tmp_path / "topics.jsonl").write_text("\n".join(lines))
+  rows = [f"q{number}\t{text}\n" for number, text in enumerate(LOG)]
+  (tmp_path / "log.tsv").write_text("".join(rows))
+  return tmp_path
+
+
+def command(paths, *more):
+  return [
+    *("leakage", "check", f"--train={paths / 'log.tsv'}"),
+    *(f"--test={paths / 'topics.jsonl'}", "--quiet"),
+    *(f"--output={paths / 'out'}", *more),
+  ]
+
+
+def result(paths) -> dict:
+  return json.loads((paths / "out" / "check.json").read_text())
+
+
+def test_all_that_holds_single_queries_is_for_its_owner(paths, capsys):
+  assert main.main(command(paths, "--detector=token_set")) == 0
+  files = sorted((paths / "out").iterdir())
+  assert [path.name for path in files] == [
+    "check.json", "clean_ids.txt", "pairs.jsonl", "report.html",
+  ]  # fmt: skip
+  assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+  lines = map(json.loads, (paths / "out/pairs.jsonl").read_text().splitlines())
+  found = [(x["query_id"], x["collection"], x["target_id"]) for x in lines]
+  assert found == [
+    ("q1", "robust04", "302 title"),
+    ("q1", "core17", "302 title"),
+    ("q2", "robust04", "302 description"),
+    ("q2", "core17", "302 description"),
+  ]
+  assert (paths / "out/clean_ids.txt").read_text() == "q0\nq3\n"
+  assert "measles  OUTBREAK" in (paths / "out/report.html").read_text()
+  said = capsys.readouterr().out
+  rows = [line.split() for line in said.splitlines()]
+  assert ["token", "set", "0.714", "robust04", "2", "2", "1", "2"] in rows
+  assert ["token", "set", "0.714", "core17", "2", "2", "1", "1"] in rows
+  assert "PRIVATE" in said and "peak memory" in said
+  for text in (said, (paths / "out/check.json").read_text()):
+    assert not any(w in text.lower() for w in ("measles", "control", "grad"))
+
+
+@pytest.mark.parametrize(("allowed", "code"), [(1, 3), (2, 0)])
+def test_more_leaks_than_allowed_end_with_3(paths, capsys, allowed, code):
+  assert main.main(command(paths, f"--fail_above={allowed}")) == code
+  found = result(paths)
+  assert found["num_leaked"] == 2 and found["num_queries"] == 4
+  assert found["is_passed"] == (code == 0)
+  assert ("--fail_above=1" in capsys.readouterr().err) == (code == 3)
+
+
+def test_variants_of_topics_are_looked_for(paths):
+  (paths / "variants.tsv").write_text("301\tgradients in JAX\n301\tjax grads\n")
+  given = command(
+    paths, "--detector=token_set", f"--variants={paths / 'variants.tsv'}"
+  )
+  assert main.main(given) == 0
+  assert (paths / "out/clean_ids.txt").read_text() == "q3\n"
+  (paths / "variants.tsv").write_text("999\tjax grads\n")
+  assert main.main(given) == 2
+
+
+def test_a_query_that_meets_title_and_description_is_one_pair():
+  known = [
+    leakage_check.Target(
+      text=detectors.Text(id=f"302 {field}", text="measles"),
+      topic="302",
+      collection="x",
+    )
+    for field in ("title", "description")
+  ]
+  (found,) = leakage_check.count(
+    {"x": {("q", "302")}}, known, detectors.Exact()
+  )
+  assert (found.pairs, found.queries, found.topics, found.of) == (1, 1, 1, 1)
+
+
+def test_an_id_with_several_texts_is_clean_if_all_are():
+  topics = [detectors.Text(id="0", text="measles")]
+  known = [leakage_check.Target(text=topics[0], topic="302", collection="")]
+  log = [("a", "jax"), ("a", "measles"), ("b", "jax"), ("b", "grad")]
+  texts = [detectors.Text(id=name, text=text) for name, text in log]
+  for chunk in (1, 2, 3, 9):
+    written: list[bytes] = []
+    stream = type("Stream", (), {"write": staticmethod(written.append)})
+    found = leakage_check._Found(known, [detectors.Exact()], stream, stream)
+    for read, matches in detectors.search(
+      texts, topics, [detectors.Exact()], chunk=chunk
+    ):
+      found.add(read, matches)
+    found.finish()
+    ids = [x for x in b"".join(written).decode().split("\n") if x in ("a", "b")]
+    assert ids == ["b"] and found.num_queries == 2
+
+
+def test_the_splits_of_a_collection_are_compared(paths):
+  folder = paths / "beir"
+  (folder / "qrels").mkdir(parents=True)
+  (folder / "corpus.jsonl").write_text('{"_id": "d", "text": "a text"}\n')
+  queries = {"a": "measles outbreaks", "b": "outbreak of measles", "c": "jax"}
+  lines = [json.dumps({"_id": i, "text": t}) for i, t in queries.items()]
+  (folder / "queries.jsonl").write_text("\n".join(lines))
+  for split, ids in (("train", "bc"), ("test", "a")):
+    rows = ["query-id\tcorpus-id\tscore", *(f"{i}\td\t1" for i in ids)]
+    (folder / f"qrels/{split}.tsv").write_text("\n".join(rows))
+  given = command(paths, "--train_split=train", "--test_split=test")
+  given[2], given[3] = f"--train=beir:{folder}", f"--test=beir:{folder}"
+  assert main.main(given) == 0
+  assert (paths / "out/clean_ids.txt").read_text() == "c\n"
+  assert result(paths)["train"] == "beir" and result(paths)["num_leaked"] == 1
+
+
+def test_ir_datasets_needs_no_documents(paths, monkeypatch):
+  topic = type("Topic", (), {"title": "Measles outbreaks", "query_id": "302"})
+  topic.description = "Is it  under control?"
+  dataset = type("Dataset", (), {})()
+  dataset.has_queries = lambda: True
+  dataset.queries_iter = lambda: iter([topic])
+  monkeypatch.setattr(ir_datasets_sets, "_load", lambda name: dataset)
+  given = command(paths)
+  given[3] = "--test=ir_datasets:trec-robust04"
+  assert main.main(given) == 0
+  assert result(paths)["num_leaked"] == 1
+  assert list(ir_datasets_sets.queries("x")) == [
+    ("302", "Measles outbreaks"),
+    ("302", "Is it under control?"),
+  ]
+
+
+def test_processes_change_nothing():
+  texts = [detectors.Text(id=str(i), text=t) for i, t in enumerate(LOG * 3)]
+  topics = [detectors.Text(id="302", text="Measles outbreaks")]
+  chosen = [detectors.TokenSet(threshold=0.5), detectors.Trigrams()]
+  one, two = (
+    [*detectors.search(texts, topics, chosen, chunk=5, processes=number)]
+    for number in (1, 2)
+  )
+  assert one == two and sum(len(found) for _, found in one) > 6
+  embedding = detectors.Embedding(encode=lambda texts: None)
+  with pytest.raises(ValueError, match="processes=1"):
+    next(detectors.search(texts, topics, [embedding], processes=2))
+
+
+def test_it_works_where_tensorflow_is_not_installed(paths):
+  program = (
+    "import sys; sys.modules['tensorflow'] = sys.modules['seqio'] = None;"
+    "from synthq_jax.cli import main; sys.exit(main.main(sys.argv[1:]))"
+  )
+  given = command(paths, "--fail_above=0", "--processes=2")
+  ended = subprocess.run(
+    [sys.executable, "-c", program, *given], capture_output=True, text=True
+  )
+  assert ended.returncode == 3, ended.stderr
+
+
+needs_labels = pytest.mark.skipif(
+  not LABELLED.is_dir(), reason="needs the labelled pairs of SPIRE 2022"
+)
+
+
+@needs_labels
+@pytest.mark.parametrize("name", [*leakage_check.CALIBRATED][1:4])
+def test_thresholds_are_those_of_the_labelled_pairs(name):
+  """The shipped encoder's would take long; `studies.detectors` shows it."""
+  path = LABELLED / "spire22_annotations.jsonl"
+  one = leakage_check.detector(name)
+  found = leakage_check.calibrated(one, path, precision=0.9)
+  assert 0 <= found.threshold - one.threshold < 1e-3
+
+
+@needs_labels
+def test_the_known_leaks_of_spire_2022_are_found(paths):
+  path = LABELLED / "spire22_annotations.jsonl"
+  pairs = query_pairs.labelled_pairs(path)
+  texts = {pair.query_id: pair.query for pair in pairs}
+  lines = [f"{name}\t{text}\n" for name, text in texts.items()]
+  (paths / "log.tsv").write_text("".join(lines))
+  given = command(paths, f"--variants={path}", "--fail_above=0")
+  given[3] = f"--test={LABELLED / 'trec_topics.jsonl'}"
+  assert main.main(given) == 3
+  lines = (paths / "out/pairs.jsonl").read_text().splitlines()
+  found = {
+    (line["query_id"], line["target_id"].partition(" ")[0])
+    for line in map(json.loads, lines)
+  }
+  asked = {(x.query_id, x.topic): not x.different_topic for x in pairs}
+  right = sum(asked.get(pair, False) for pair in found)
+  assert sum(asked.values()) == 721
+  labelled = found & asked.keys()
+  assert right / len(labelled) > 0.88
+  assert right / 721 > 0.9
+
+
+def test_several_detectors_write_one_file(paths, capsys):
+  names = ("exact", "containment", "trigrams", "embedding")
+  flags = [f"--detector={name}" for name in names]
+  assert main.main(command(paths, *flags)) == 0
+  text = (paths / "out" / "pairs.jsonl").read_text()
+  found = {json.loads(line)["detector"] for line in text.splitlines()}
+  assert found == set(names)
+  assert "embedding" in capsys.readouterr().out
+
+
+def test_two_logs_can_be_compared(paths, capsys):
+  given = command(paths, "--detector=exact", "--threshold=1")
+  given[3] = f"--test={paths / 'log.tsv'}"
+  assert main.main(given) == 0
+  assert ["exact", "1", "-", "4", "4", "4", "4"] in [
+    line.split() for line in capsys.readouterr().out.splitlines()
+  ]
+
+
+@pytest.mark.parametrize(
+  ("flags", "said"),
+  [
+    (["--detector=simhash"], "got --detector=simhash"),
+    (["--detector=exact", "--threshold=.5"], "takes no threshold"),
+    (["--detector=token_set", "--threshold=2"], "threshold=2.0"),
+    (["--detector=trigrams", "--checkpoint=x"], "go with --detector=embedding"),
+    (["--detector=embedding", "--checkpoint=x"], "together, got one"),
+    (["--detector=exact", "--bert=x"], "go with --detector=embedding"),
+    (["--detector=embedding", "--bert=no_such_folder"], "no_such_folder"),
+    (
+      ["--detector=embedding", "--bert=x", "--checkpoint=x", "--vocabulary=x"],
+      "got both",
+    ),
+    (["--train_split=train"], "leave the split out"),
+    (["--labels=x", "--threshold=.5"], "got both"),
+    (["--fail_above=-1"], "fail_above=-1"),
+  ],
+)
+def test_flags_that_make_no_sense_are_refused(paths, capsys, flags, said):
+  assert main.main(command(paths, *flags)) == 2
+  assert said in capsys.readouterr().err
+  assert not (paths / "out" / "pairs.jsonl").exists()
+
+
+def test_an_error_in_the_log_says_where_and_leaves_no_file(paths, capsys):
+  with open(paths / "log.tsv", "a") as stream:
+    stream.write("a secret without a tab\n")
+  assert main.main(command(paths, "--detector=exact")) == 2
+  said = capsys.readouterr().err
+  assert "log.tsv:5: " in said and "secret" not in said
+  assert not (paths / "out" / "pairs.jsonl").exists()
+
+
+def test_targets_that_are_not_there_are_refused(paths, capsys):
+  (paths / "topics.jsonl").write_text("")
+  assert main.main(command(paths, "--detector=exact")) == 2
+  assert "expected a target" in capsys.readouterr().err
