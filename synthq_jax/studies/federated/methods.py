@@ -263,15 +263,13 @@ class _Maker:
       context = self.contexts(row.recipe)
       count = len(context.data.tokens)
       return Towers([context.start] * count, [context.start] * count), math.nan
-    rates = config.rates or (row.recipe.learning_rate,)
-    shared = None
-    personal = row.method in _PERSONAL
-    if personal:
-      of = _PERSONAL[row.method]
-      maker = dataclasses.replace(self, row=dataclasses.replace(row, method=of))
-      towers, _ = maker._best()
-      shared = towers.sentence[0]
-      rates = config.rates or (config.personal.settings.learning_rate,)
+    own, shared = row.recipe.learning_rate, None
+    if row.method in _PERSONAL:
+      first = dataclasses.replace(row, method=_PERSONAL[row.method])
+      towers, _ = dataclasses.replace(self, row=first)._best()
+      own, shared = config.personal.settings.learning_rate, towers.sentence[0]
+    is_chosen = config.rates and not row.variant.startswith("learning_rate")
+    rates = config.rates if is_chosen else (own,)
     best, chosen, value = None, math.nan, -math.inf
     for rate in rates:
       towers = self._towers(rate, shared)
@@ -329,7 +327,7 @@ class _Maker:
       towers = training.best_round(context, seed, history, score)
     return Towers([towers] * count, [towers] * count)
 
-  def _score_of(self, context: training.Context):
+  def _score_of(self, context: training.Context) -> Callable[..., float]:
     """Returns what scores towers by the dev questions of all clients, or one."""
     split = self.config.dev_split
 

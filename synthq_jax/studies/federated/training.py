@@ -210,7 +210,13 @@ def federated(
   """
   members = context.data.tokens
   weights = [len(one.answers[data_lib.TRAIN]) for one in members]
-  update = _local_training(context.encoders, context.recipe)
+  recipe = context.recipe
+  update = _local_training(
+    context.encoders,
+    recipe.learning_rate,
+    recipe.weight_decay,
+    recipe.temperature,
+  )
   first, params = _newest(context, "federated", seed, history)
   slots: training.Slots = ()
   path = _slots(context.place("federated", seed, history[:first]))
@@ -250,17 +256,23 @@ def _slots(place: pathlib.Path) -> pathlib.Path:
 
 @functools.lru_cache(maxsize=8)
 def _local_training(
-  encoders: encoders_lib.Encoders, recipe: Any
+  encoders: encoders_lib.Encoders,
+  learning_rate: float,
+  weight_decay: float | None,
+  temperature: float,
 ) -> fedavg.ClientUpdate:
   """Returns a client's part of a round, compiled."""
-  loss = training.loss_fn(encoders, temperature=recipe.temperature)
-  return jax.jit(fedavg.local_training(loss, _optimizer(recipe)))
+  loss = training.loss_fn(encoders, temperature=temperature)
+  optimizer = _optimizer(learning_rate, weight_decay)
+  return jax.jit(fedavg.local_training(loss, optimizer))
 
 
-def _optimizer(recipe: Any) -> optax.GradientTransformation:
-  if recipe.weight_decay is None:
-    return optax.adam(recipe.learning_rate)
-  return optax.adamw(recipe.learning_rate, weight_decay=recipe.weight_decay)
+def _optimizer(
+  learning_rate: float, weight_decay: float | None
+) -> optax.GradientTransformation:
+  if weight_decay is None:
+    return optax.adam(learning_rate)
+  return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 
 def best_round(
@@ -379,7 +391,9 @@ def _in_one_place(
     tokens,
     rounds=len(history),
     negatives=lambda params, number: table(history[number], params, number),
-    optimizer=_optimizer(context.recipe),
+    optimizer=_optimizer(
+      context.recipe.learning_rate, context.recipe.weight_decay
+    ),
     batch_size=context.recipe.batch_size,
     temperature=context.recipe.temperature,
     seed=seed,
