@@ -146,7 +146,7 @@ def test_the_splits_of_a_collection_are_compared(paths):
 
 def test_ir_datasets_needs_no_documents(paths, monkeypatch):
   topic = type("Topic", (), {"title": "Measles outbreaks", "query_id": "302"})
-  topic.description = "Is it  under control?"
+  topic.description = "Where do  they come from?"
   dataset = type("Dataset", (), {})()
   dataset.has_queries = lambda: True
   dataset.queries_iter = lambda: iter([topic])
@@ -157,7 +157,7 @@ def test_ir_datasets_needs_no_documents(paths, monkeypatch):
   assert result(paths)["num_leaked"] == 1
   assert list(ir_datasets_sets.queries("x")) == [
     ("302", "Measles outbreaks"),
-    ("302", "Is it under control?"),
+    ("302", "Where do they come from?"),
   ]
 
 

@@ -212,8 +212,10 @@ def _compared(
 
 def _rates(group: Group) -> str:
   """Writes the learning rate of each repetition, equal ones once."""
-  rates = dict.fromkeys(one.learning_rate for one in group)
-  return ", ".join("-" if math.isnan(x) else f"{x:g}" for x in rates)
+  rates = [one.learning_rate for one in group]
+  return ", ".join(
+    dict.fromkeys("-" if math.isnan(x) else f"{x:g}" for x in rates)
+  )
 
 
 def _effectiveness(main: Group) -> blocks.Part:
