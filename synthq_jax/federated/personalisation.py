@@ -100,8 +100,8 @@ def customise(
   The loss of a question is the softmax of its first answer against negatives
   that are vectors: the client's own sentences that are hardest for the tower as
   it is, the answers of the step's other questions, and what an exchange has
-  brought. No sentence that answers the question,
-  nor one of the same text, is its negative.
+  brought. No sentence that answers the question, nor one of the same text, is its
+  negative.
 
   Args:
     encoders: the towers.
@@ -313,7 +313,7 @@ def _losses(
   others = jnp.zeros((len(queries), 0))
   if in_batch:
     first = batch["answers"][:, 0]  # [question]
-    is_answer = (batch["answers"][:, :, None] == first).any(axis=1)
+    is_answer = (batch["answers"][:, :, None] == first[None, None]).any(axis=1)
     others = jnp.where(
       is_answer | batch["is_padding"][None], -jnp.inf, queries @ positive.T
     )

@@ -61,6 +61,6 @@ def test_the_first_token_of_a_bert_is_its_vector():
   states, _ = bert.Bert(BERT).apply(
     {"params": params}, tokens, jnp.zeros_like(tokens)
   )
-  first = np.asarray(states[:, 0])
+  first = np.array(states[:, 0])
   first /= np.linalg.norm(first, axis=1, keepdims=True)
   np.testing.assert_allclose(encoder.encode(params, tokens), first, atol=1e-5)
