@@ -403,6 +403,7 @@ def study(by_method):
         for client, ranks in zip("ab", found, strict=True)
       ),
       sent=[0, 0], received=[0, 0], exchanges=0, hubness=0.0, seconds=1.0,
+      train=(0.75, 0.5), learning_rate=1e-3,
     )
     for name, seeds in by_method.items()
     for seed, found in enumerate(seeds)
