@@ -141,7 +141,13 @@ def macros(path: pathlib.Path) -> set[str]:
   key = r"(?= [A-Z][a-z]+(?: [a-z]+)*(?: \([^)]*\))?: |$)"
   said = re.findall(rf"(?:Usual overrides|Required): (.*?){key}", text)
   name = r"(?<![\w=./:])[A-Z][A-Z_]{2,}[A-Z](?![\w.])"
-  return set(re.findall(name, " ".join(said))) - {"BEIR", "TFDS"}
+  return set(re.findall(name, " ".join(said))) - {
+    "BEIR",
+    "BERT",
+    "ORCAS",
+    "TFDS",
+    "TREC",
+  }
 
 
 def bound(path: pathlib.Path) -> list[str]:

@@ -10,7 +10,6 @@ import random_t5
 from synthq_jax import artifacts
 from synthq_jax.audit import inversion
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.retrieval import text_encoders
 from synthq_jax.studies import frame, vectors
 
 
@@ -98,9 +97,8 @@ def test_any_encoder_can_be_attacked(config, tmp_path):
   small = dataclasses.replace(config, decoders=False)
   named = dataclasses.replace(
     small,
-    encoder=text_encoders.OwnEncoder(
-      checkpoint=shipped.DIRECTORY, vocabulary=shipped.VOCABULARY, length=32
-    ),
+    checkpoint=str(shipped.DIRECTORY),
+    vocabulary=str(shipped.VOCABULARY),
   )
   found = []
   for number, one in enumerate((small, named)):

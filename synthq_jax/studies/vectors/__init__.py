@@ -52,9 +52,13 @@ class Config:
   """A source of runs whose documents name their clients."""
   victim: str | None = None
   """A client; None: one of middle size."""
-  encoder: text_encoders.OwnEncoder | text_encoders.Bert | None = None
-  """What makes the vectors: a T5 with its vocabulary, or a BERT, as Hugging Face
-  writes them; None: the package's."""
+  checkpoint: str | None = None
+  """A T5 whose encoder makes the vectors, of Hugging Face or any known format;
+  None: the package's."""
+  vocabulary: str | None = None
+  """Its SentencePiece model."""
+  bert: str | None = None
+  """Instead: the folder of a BERT of Hugging Face or sentence-transformers."""
   noise: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 1.0)
   """Standard deviations of the noise in every coordinate."""
   decoders: bool = True
@@ -95,6 +99,16 @@ class Config:
     )  # fmt: skip
     config_types.at_least(self, 2, "num_candidates")
     config_types.at_least(self, 0, "num_shown")
+    if (self.checkpoint is None) != (self.vocabulary is None):
+      raise ValueError(
+        "vectors.Config.vocabulary must be given with checkpoint, and only then,"
+        f" got checkpoint={self.checkpoint!r} and"
+        f" vocabulary={self.vocabulary!r}"
+      )
+    if self.bert is not None and self.checkpoint is not None:
+      raise ValueError(
+        "vectors.Config.bert must be given without checkpoint, got both"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,6 +162,19 @@ class _Text:
   tokens: np.ndarray
 
 
+def _encoder(
+  config: Config,
+) -> text_encoders.OwnEncoder | text_encoders.Bert | None:
+  """Returns what the settings name; None: the package's encoder."""
+  if config.bert is not None:
+    return text_encoders.Bert(folder=config.bert)
+  if config.checkpoint is not None:
+    return text_encoders.OwnEncoder(
+      checkpoint=config.checkpoint, vocabulary=config.vocabulary, length=64
+    )
+  return None
+
+
 def _digest(encoder: text_encoders.OwnEncoder | text_encoders.Bert) -> str:
   """Returns what the vectors of an encoder depend on."""
   if isinstance(encoder, text_encoders.Bert):
@@ -169,7 +196,7 @@ class _Attack:
     self.config, self._states = config, task.root / "states"
     self._settings = loop.Settings(log_every=50, progress=task.progress)
     source = sources.open(config.source, "vectors.Config.source")
-    self._encoder, own = config.encoder, ()
+    self._encoder, own = _encoder(config), ()
     if self._encoder is not None:
       text_encoders.load(self._encoder)
       own = (_digest(self._encoder),)
