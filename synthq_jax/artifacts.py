@@ -21,6 +21,7 @@ __all__ = [
   "find",
   "fingerprint",
   "from_json",
+  "later",
   "load",
   "load_array",
   "new_folder",
@@ -56,7 +57,7 @@ def to_json(value: Any) -> Any:
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     fields = {
       field.name: to_json(getattr(value, field.name))
-      for field in dataclasses.fields(value)
+      for field in _written(value)
     }
     return {"_type": type(value).__name__, **fields}
   if isinstance(value, dict):
@@ -98,12 +99,39 @@ def speed_only(default: Any = dataclasses.MISSING, *, make: Any = None) -> Any:
   return dataclasses.field(**given, metadata={"speed_only": True})
 
 
+def later(default: Any) -> Any:
+  """Returns a dataclass's field that is not written while it has its default.
+
+  For a field that came after others were on disk: what was written without it,
+  fingerprints among it, stays as it is.
+
+  >>> @dataclasses.dataclass(frozen=True)
+  ... class Release:
+  ...   steps: int
+  ...   group_size: int = later(1)
+  >>> to_json(Release(3)), to_json(Release(3, group_size=2))["group_size"]
+  ({'_type': 'Release', 'steps': 3}, 2)
+
+  Args:
+    default: its value.
+  """
+  return dataclasses.field(default=default, metadata={"later": True})
+
+
+def _written(value: Any) -> Iterator[dataclasses.Field]:
+  """Yields the fields of a dataclass, but for `later` ones at their default."""
+  for field in dataclasses.fields(value):
+    is_later = field.metadata.get("later")
+    if not is_later or getattr(value, field.name) != field.default:
+      yield field
+
+
 def _without_speed(value: Any) -> Any:
   """Like `to_json`, but leaves out the fields marked `speed_only`."""
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     kept = {
       field.name: _without_speed(getattr(value, field.name))
-      for field in dataclasses.fields(value)
+      for field in _written(value)
       if not field.metadata.get("speed_only")
     }
     return {"_type": type(value).__name__, **kept}

@@ -190,6 +190,8 @@ TOOLS = {
       "--batch_size": _number(),
       "--delta": _number("1 / (2 examples) where it is not given", float),
       "--trials": _number("also the price of the best of so many trainings"),
+      "--unit": "query, or user: all queries of one together",
+      "--queries_per_user": _number("with --unit=user: the most that are read"),
       "--ledger": "instead: add up a private/ledger.jsonl",
     },
   ),

@@ -43,8 +43,8 @@ def read_beir(
   """Reads a BEIR folder; each file may be gzipped (corpus.jsonl.gz).
 
   A line of corpus.jsonl has `_id`, `text` and possibly `title` and `client`; a
-  line of queries.jsonl has `_id`, `text` and possibly `client`. Other keys are
-  passed over.
+  line of queries.jsonl has `_id`, `text` and possibly `client`, or a `user_id` in
+  `metadata`. Other keys are passed over.
 
   Args:
     directory: the folder.
@@ -339,10 +339,19 @@ def document_of(where: str, fields: dict[str, Any]) -> collection_lib.Document:
 
 def query_of(where: str, fields: dict[str, Any]) -> collection_lib.Query:
   """Makes a query from a line of queries.jsonl."""
+  metadata = fields.get("metadata")
+  if not isinstance(metadata, dict):
+    metadata = {}
   query = collection_lib.Query(
     id=_id(where, "query", fields),
     text=files.field(where, fields, "text"),
-    client=files.field(where, fields, "client", default=""),
+    client=collection_lib.one_owner(
+      where,
+      (
+        files.field(where, fields, "client", default=""),
+        files.field(where, metadata, "user_id", (str, int), default=""),
+      ),
+    ),
   )
   collection_lib.check_text(where, "query", query.id, query.text)
   return query

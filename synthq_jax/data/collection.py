@@ -26,6 +26,7 @@ __all__ = [
   "is_known",
   "join_splits",
   "judge",
+  "one_owner",
   "read_documents",
 ]
 
@@ -69,7 +70,7 @@ class Query:
   Attributes:
     id: a name without white space.
     text: what was asked.
-    client: who asked it where there are clients (federated), or "".
+    client: who asked it where there are clients (federated) or users, or "".
   """
 
   id: str
@@ -314,6 +315,28 @@ def check_text(where: str, kind: str, id_: str, text: str) -> None:
       f"{f' {id_!r}' if kind == 'document' else ''}, got none; fill it, or"
       " remove the line and its judgements"
     )
+
+
+def one_owner(where: str, names: Iterable[str | int]) -> str:
+  """Returns the one that is named, or "".
+
+  >>> one_owner("log:1", ("", 7, "7"))
+  '7'
+
+  Args:
+    where: "file:line", for the message.
+    names: of who asked, empty where a field is.
+
+  Raises:
+    ValueError: if there are several.
+  """
+  found = {str(name) for name in names} - {""}
+  if len(found) > 1:
+    raise ValueError(
+      f"{where}: expected one user of a query, got {len(found)} names under"
+      " several keys; keep one of them"
+    )
+  return found.pop() if found else ""
 
 
 def judge(

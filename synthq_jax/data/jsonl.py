@@ -24,7 +24,8 @@ class Fields:
     query: the key of the query's text.
     document: the key of the document's text.
     title: the key of the document's title; a line may lack it.
-    client: the key of who asked, or "user"; a line may lack it.
+    client: the key of who asked, or "user", or "user_id"; a line may lack it, and
+      must not have two that differ.
     clicks: the key of how often the document was clicked; a line may lack it,
       and with 0 it is left out.
     split: the key of the split that a line of a log with a corpus belongs to;
@@ -201,9 +202,11 @@ def _query(
   where: str, line: Mapping[str, Any], fields: Fields
 ) -> collection_lib.Query:
   text = _required(where, line, fields.query)
-  kinds = (str, int)
-  user = files.field(where, line, "user", kinds, default="")
-  client = str(files.field(where, line, fields.client, kinds, default=user))
+  keys = (fields.client, "user", "user_id")
+  client = collection_lib.one_owner(
+    where,
+    (files.field(where, line, key, (str, int), default="") for key in keys),
+  )
   return collection_lib.Query(_digest("q", client, text), text, client)
 
 

@@ -23,9 +23,10 @@ from synthq_jax.data import (
   msmarco,
   newsqa,
   query_pairs,
+  splits,
 )
 
-__all__ = ["KINDS", "Kind", "Source", "open"]
+__all__ = ["KINDS", "OF_USERS", "Kind", "Source", "open"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class Source:
     fields: of a line, for jsonl and log.
     strict: whether judgements of unknown documents or queries are refused; else
       they are left out, and counted.
+    divide: whether logs without splits are divided; else all is one split.
     left_out: how many were, by kind; as private as the queries.
   """
 
@@ -77,6 +79,7 @@ class Source:
   seed: int = 0
   fields: jsonl.Fields = jsonl.Fields()  # noqa: RUF009  (frozen)
   strict: bool = False
+  divide: bool = True
   left_out: collection.Dangling = dataclasses.field(
     default_factory=collections.Counter, compare=False, repr=False
   )
@@ -138,6 +141,11 @@ class Source:
         yield query.id, query.text
 
   @property
+  def fractions(self) -> dict[str, float]:
+    """The shares of the splits of a log that has none."""
+    return splits.FRACTIONS if self.divide else {"train": 1.0}
+
+  @property
   def dangling(self) -> collection.Dangling | None:
     """What readers count unknown ids in; None: they refuse them."""
     return None if self.strict else self.left_out
@@ -164,6 +172,7 @@ def open(  # noqa: A001
   seed: int = 0,
   fields: jsonl.Fields | None = None,
   strict: bool = False,
+  divide: bool = True,
 ) -> Source:
   """Returns the source that a setting names; nothing is read yet.
 
@@ -178,6 +187,7 @@ def open(  # noqa: A001
     seed: of splits, where the source has none of its own.
     fields: of a line, for jsonl and log.
     strict: whether judgements of unknown ids are refused, not left out.
+    divide: whether logs without splits are divided.
 
   Raises:
     ValueError: if it is of no such kind.
@@ -189,7 +199,7 @@ def open(  # noqa: A001
     raise ValueError(
       f"{setting} must be {', '.join(forms)} or {last}, got source={text!r}"
     )
-  return Source(kind, place, seed, fields or jsonl.Fields(), strict)
+  return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
 
 
 def _of_files(source: Source, place: str | None = None) -> str:
@@ -282,6 +292,7 @@ KINDS: dict[str, Kind] = {
     read=lambda source: jsonl.read_log(
       *_parts(source),
       source.fields,
+      fractions=source.fractions,
       seed=source.seed,
       dangling=source.dangling,
     ),
@@ -293,7 +304,10 @@ KINDS: dict[str, Kind] = {
   "jsonl": Kind(
     form="jsonl:FILE",
     read=lambda source: jsonl.read_jsonl(
-      source.place, source.fields, seed=source.seed
+      source.place,
+      source.fields,
+      fractions=source.fractions,
+      seed=source.seed,
     ),
     digest=_of_files,
     from_pairs=True,
@@ -323,3 +337,6 @@ KINDS: dict[str, Kind] = {
   ),
 }
 """The kinds of sources, by the word that settings begin with."""
+
+OF_USERS = ("beir", "hf", "jsonl", "log")
+"""The kinds whose queries may name who asked, each query by itself."""

@@ -10,6 +10,8 @@ memory. There are two ways to keep them apart:
 - `split_by_own_document` sends a pair to the side of its document, whatever the
   other pairs are, and leaves out pairs whose words are on an earlier side.
 
+Where a person is what is protected, `by_user` sends all queries of one to one side.
+
 Where a source declares one split for all queries, `where_none` sends each query
 to the side of its words, with all of its documents: these may be on several sides
 then, as in MS MARCO.
@@ -29,6 +31,7 @@ from synthq_jax.data import collection
 
 __all__ = [
   "FRACTIONS",
+  "by_user",
   "split_by_document",
   "split_by_own_document",
   "token_set",
@@ -185,7 +188,77 @@ def where_none(
   )
 
 
-def _sides(fractions: Mapping[str, float], seed: int) -> Callable[[str], str]:
+def by_user(
+  data: collection.Collection,
+  *,
+  most: int,
+  secret: str,
+  fractions: Mapping[str, float] = FRACTIONS,
+) -> collection.Collection:
+  """Keeps so many queries of each user, all on one side of a split of users.
+
+  The source's own splits are joined first; queries without a relevant document
+  are left out. Equal words of two users may then be on two sides.
+
+  Formal guarantee: which queries of a user are kept, and on which side, is a
+  function of that user's own queries and judgements, of `most`, the fractions and
+  the secret. All queries of one user more or less leave every other query where
+  it is.
+
+  Args:
+    data: whose queries name who asked (`Query.client`).
+    most: K, how many queries of a user are kept at most: those whose keyed hash
+      is least.
+    secret: keys the hashes.
+    fractions: split name -> share of the users, in expectation.
+
+  Returns:
+    The collection, with a split for each of the fractions, and a `division` that
+    names the rule and, by a digest, the secret.
+
+  Raises:
+    ValueError: if a query names nobody, or the shares are wrong.
+  """
+  side_of = _sides(fractions, f"{secret} user")
+  judged: collection.Qrels = {}
+  for split in data.qrels.values():
+    for query, grades in split.items():
+      judged[query] = judged.get(query, {}) | grades
+  asked: dict[str, list[collection.Query]] = {}
+  for query in data.queries:
+    if any(grade > 0 for grade in judged.get(query.id, {}).values()):
+      asked.setdefault(query.client, []).append(query)
+  if "" in asked:
+    raise ValueError(
+      "expected a user id with every query for UNIT='user', got some without:"
+      ' add "metadata": {"user_id": ...} to queries.jsonl, or name the column in'
+      " prepare_data.Config.user_field"
+    )
+  kept = {
+    query.id
+    for queries in asked.values()
+    for query in sorted(
+      queries, key=lambda one: (_uniform(f"{secret} query", one.id), one.id)
+    )[:most]
+  }
+  queries = tuple(query for query in data.queries if query.id in kept)
+  sides: dict[str, collection.Qrels] = {side: {} for side in fractions}
+  for query in queries:
+    sides[side_of(query.client)][query.id] = judged[query.id]
+  rule = " ".join(f"{side} {share:g}" for side, share in fractions.items())
+  key = hashlib.sha256(f"division {secret}".encode()).hexdigest()[:12]
+  return dataclasses.replace(
+    data,
+    queries=queries,
+    qrels=sides,
+    split_by_record=False,
+    division=f"users, key {key}, {rule}",
+  )
+
+
+def _sides(
+  fractions: Mapping[str, float], seed: int | str
+) -> Callable[[str], str]:
   _check_fractions(fractions)
   names = list(fractions)
   bounds = np.cumsum(list(fractions.values()))[:-1]
@@ -214,7 +287,7 @@ def _codes(values: Sequence[Hashable]) -> np.ndarray:
   return np.array([number.setdefault(value, len(number)) for value in values])
 
 
-def _uniform(seed: int, text: str) -> float:
+def _uniform(seed: int | str, text: str) -> float:
   """Returns a number in [0, 1) that depends on the arguments alone."""
   digest = hashlib.sha256(f"{seed}\n{text}".encode()).digest()
   return int.from_bytes(digest[:6], "big") / 2**48

@@ -47,7 +47,7 @@ class Config:
   clip_norm: float = 0.1
   """L2 clip norm of a record's gradient, or of whatever else is clipped."""
   batch_size: int = 512
-  """Expected records of a batch."""
+  """Expected records of a batch: queries, or users where these are drawn."""
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"
@@ -87,33 +87,52 @@ class Config:
       **fields,
     )
 
-  def check(self, num_examples: int, *, noise_bands: int = 1) -> None:
+  def check(
+    self,
+    prepared: results.PreparedData,
+    *,
+    noise_bands: int = 1,
+    draws_users: bool = False,
+  ) -> None:
     """Refuses what the accountant will refuse, before anything was trained.
 
     Args:
-      num_examples: n, the number of private train queries.
-      noise_bands: of correlated noise; batches come from n / noise_bands queries.
+      prepared: the private train queries, and who asked them.
+      noise_bands: of correlated noise; batches come from n / noise_bands records.
+      draws_users: whether a record is a user.
 
     Raises:
-      ValueError: if the batch is larger than the data, or delta is 1 / n or more.
+      ValueError: if the batch is larger than the data, delta is 1 / n or more, or
+        correlated noise meets users whose queries are drawn one by one.
     """
     name = config_types.label(type(self))
-    if noise_bands > 1 and self.batch_size * noise_bands > num_examples:
+    queries = prepared.num_queries["train"]
+    users = prepared.num_users.get("train", queries)
+    number = users if draws_users else queries
+    what = "private train users" if draws_users else "private train queries"
+    if noise_bands > 1 and prepared.queries_per_user > 1 and not draws_users:
       raise ValueError(
-        f"{name}.batch_size x noise_bands must be at most {num_examples:,}, the"
-        f" number of private train queries, got {self.batch_size} x"
-        f" {noise_bands}: take smaller ones"
+        f"{name}.noise_bands must be 1 where single queries of users are drawn,"
+        f" got {noise_bands}: set USER_SAMPLING='users'"
       )
-    if self.batch_size > num_examples:
+    if noise_bands > 1 and self.batch_size * noise_bands > number:
       raise ValueError(
-        f"{name}.batch_size must be at most {num_examples:,}, the number of"
-        f" private train queries, got {self.batch_size}: take a smaller one"
+        f"{name}.batch_size x noise_bands must be at most {number:,}, the"
+        f" number of {what}, got {self.batch_size} x {noise_bands}: take smaller"
+        " ones"
       )
-    if self.delta is not None and not 0 < self.delta < 1 / num_examples:
+    if self.batch_size > number:
       raise ValueError(
-        f"{name}.delta must be above 0 and below 1/n = {1 / num_examples:.3g}"
-        f" (n private train queries), got {self.delta}: a larger one allows a"
-        " query to be published; leave DELTA out for 1/(2n)"
+        f"{name}.batch_size must be at most {number:,}, the number of {what}, got"
+        f" {self.batch_size}: take a smaller one"
+      )
+    if self.delta is not None and not 0 < self.delta < 1 / users:
+      unit = "user" if prepared.num_users else "query"
+      what = "users" if prepared.num_users else "queries"
+      raise ValueError(
+        f"{name}.delta must be above 0 and below 1/n = {1 / users:.3g}"
+        f" (n private train {what}), got {self.delta}: a larger one allows a"
+        f" {unit} to be published; leave DELTA out for 1/(2n)"
       )
 
 
@@ -146,7 +165,9 @@ class Settings:
   has_dropout: bool = False
   """Whether the loss takes a key for each record."""
   unit: str = "query"
-  """What one record is."""
+  """What one record is, where the unit is no user."""
+  num_users: int | None = None
+  """Where queries of users are drawn one by one: how many users there are."""
   relation: str = "ADD_OR_REMOVE_ONE"
   """The neighbouring relation of the claim."""
   fixed_order: bool = False
@@ -220,7 +241,9 @@ def train(
   relation = dp_accounting.NeighboringRelation[settings.relation]
   claim = claim_lib.calibrated(
     epsilon=settings.epsilon,
-    sampler=sampler(settings, len(next(iter(records.values())))),
+    sampler=sampler(
+      settings, len(next(iter(records.values()))), prepared.queries_per_user
+    ),
     steps=settings.steps,
     l2_clip_norm=clipped.l2_clip_norm,
     l2_sensitivity=clipped.sensitivity(relation),
@@ -308,21 +331,28 @@ def of_task(
   }
 
 
-def sampler(settings: Settings, num_examples: int) -> sampling.Sampler:
+def sampler(
+  settings: Settings, num_examples: int, most_queries: int = 0
+) -> sampling.Sampler:
   """Returns how batches are drawn: Poisson, cyclic, or in a fixed order.
 
   Args:
     settings: of the training.
     num_examples: the number of records.
+    most_queries: of one user, `PreparedData.queries_per_user`.
   """
   if settings.fixed_order:
     return sampling.FixedOrder(
       num_examples=num_examples, batch_size=settings.batch_size
     )
+  grouped = {}
+  if settings.num_users and most_queries > 1:
+    grouped = {"group_size": most_queries, "num_units": settings.num_users}
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples,
     expected_batch_size=settings.batch_size,
     multiple_of=settings.multiple_of,
+    **grouped,
   )
   if settings.noise_bands == 1:
     return poisson
@@ -341,13 +371,18 @@ def _terms(
   known = dataclasses.replace(
     terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, terms.SPLIT)
   )
+  unit = settings.unit
+  if most := prepared.queries_per_user:
+    how = terms.DRAWN_QUERIES if settings.num_users else terms.DRAWN_USERS
+    known = terms.users(most, how, terms.QUERIES)
+    unit = known.unit
   return known.but(
     assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),
     not_protected=(
       *settings.not_protected,
       *prepared.not_protected,
     ),
-    unit=settings.unit,
+    unit=unit,
     mechanism=settings.mechanism,
     without_noise="Trained on the private queries without noise.",
   )

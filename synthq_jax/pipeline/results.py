@@ -14,6 +14,7 @@ from typing import TypeVar
 from synthq_jax import intervals
 from synthq_jax.data import sources
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.privacy import terms
 
 __all__ = [
   "OWN_TEST_SETS",
@@ -153,7 +154,7 @@ class PreparedData(PublicDocuments):
   versions: str
   """Versions of the packages the demo set came from, or empty."""
   unit: str
-  """The unit of privacy; always "query" here."""
+  """The unit of privacy: "query", or as `terms.user` has it."""
   num_queries: dict[str, int]
   """Queries with a relevant document, for each split."""
   num_pairs: dict[str, int]
@@ -171,6 +172,13 @@ class PreparedData(PublicDocuments):
   """How long the stage took."""
   division: str = ""
   """The rule that made the splits (`collection.Collection`)."""
+  num_users: dict[str, int] = dataclasses.field(default_factory=dict)
+  """Who asked, for each split; empty where the unit is the query."""
+
+  @property
+  def queries_per_user(self) -> int:
+    """The most queries of a user; 0 where the unit is the query."""
+    return terms.most_queries(self.unit) or 0
 
   def part(self, split: str) -> str:
     """Returns what a claim about one split says it reads; see `Release.part`.

@@ -11,13 +11,12 @@ the sensitivity as well would count it twice.
 """
 
 import collections
+import dataclasses
 import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from synthq_jax import checks
 from synthq_jax.privacy import batches, sampling
@@ -38,6 +37,7 @@ ACCOUNTANTS = ("pld", "rdp")
 # take seconds for a large one.
 _INTERVALS = ((1e-3, 1.0), (1e-4, 0.03), (1e-5, 0.0))
 _COARSE = ((1e-2, 1.0), (1e-3, 0.0))
+_MANY_STEPS = 1000
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
 _NEGLIGIBLE = 1e-3  # share of delta that pays for truncation without regret
 _RDP_ORDERS = (*(1.5 + i / 4 for i in range(35)), *range(11, 65), 128, 256, 512)
@@ -137,11 +137,11 @@ def composed_epsilon(
 def group_epsilon(
   runs: Sequence[Run], *, delta: float, relation: Any, size: int
 ) -> float:
-  """Returns the epsilon of several runs for records that change together.
+  """Returns the epsilon of several runs for units that change together.
 
   Formal guarantee: as for `composed_epsilon`, for two data sets of which one
-  has `size` records that the other lacks, or has emptied. The sum of a batch
-  moves by at most the sensitivity for each of them that it holds.
+  has `size` units that the other lacks, or has emptied. The sum of a batch
+  moves by at most the sensitivity for each record of theirs that it holds.
 
   >>> sampler = sampling.Poisson.with_margin(
   ...     num_examples=6000, expected_batch_size=256)
@@ -155,7 +155,7 @@ def group_epsilon(
     runs: what was released.
     delta: of the whole, in (0, 1).
     relation: a `dp_accounting.NeighboringRelation` or its name.
-    size: the number of records, at least 1.
+    size: the number of units, at least 1.
 
   Returns:
     An upper bound; infinite where none is known: without noise, for REPLACE_ONE,
@@ -176,18 +176,11 @@ def group_epsilon(
 def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
   """Returns what a group sees, as if batches had room, and a delta for that.
 
-  Each record of a Poisson batch is drawn by a coin of its own, so that a step
-  draws binomial(size, q) of them, and so many move its sum by as many
-  sensitivities at most: a mixture of Gaussians. The delta is that of
-  `Poisson.overflow_delta`, with "one of them was drawn, and the others leave
-  fewer than `size` rows" for a bad step. In a fixed order all may be in one batch.
-
-  References:
-    Ganesh (2024), arXiv:2401.10294; Choquette-Choo et al., arXiv:2310.15526.
+  In a fixed order all of its records may be in one batch.
 
   Args:
     run: noisy sums.
-    size: how many records are all there or all missing.
+    size: how many units are all there or all missing.
 
   Returns:
     None where no event is known.
@@ -199,21 +192,9 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
     return sampler.untruncated_event(noise / size, run.steps), 0.0
   if not isinstance(sampler, sampling.Poisson):
     return None
-  import dp_accounting
-  from scipy import stats
-
-  drawn = np.arange(size + 1)
-  shares = stats.binom.pmf(drawn, size, sampler.probability)
-  step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
-    noise, drawn.tolist(), (shares / shares.sum()).tolist()
-  )
-  tail = batches.binomial_tail(
-    sampler.num_examples,
-    sampler.probability,
-    np.array(max(sampler.max_batch_size - size + 1, 0)),
-  )
-  overflow = float(run.steps * size * sampler.probability * tail)
-  return dp_accounting.SelfComposedDpEvent(step, run.steps), overflow
+  grouped = dataclasses.replace(sampler, group_size=size * sampler.group_size)
+  event = grouped.untruncated_event(noise, run.steps)
+  return event, grouped.overflow_delta(run.steps)
 
 
 @functools.lru_cache(maxsize=256)
@@ -308,7 +289,8 @@ def _calibrate(
 
     return log_ratio
 
-  rough = _root(excess(_COARSE), 0.0, width=0.5, tolerance=0.01)
+  start = math.log(sampler.group_size)
+  rough = _root(excess(_COARSE), start, width=0.5, tolerance=0.01)
   exact = excess(_INTERVALS)
   log_noise = _root(exact, rough, width=0.02, tolerance=_TOLERANCE)
   while exact(log_noise) > 0:
@@ -355,6 +337,11 @@ def _epsilon(
   if accountant == "rdp":
     return _rdp_epsilon(runs, delta, relation)
   value = math.inf
+  if any(run.sampler.group_size > 1 for run in runs):
+    # Mixtures take seconds; rounding adds interval x sqrt(steps) / 2 to the loss's
+    # standard deviation at most.
+    is_long = sum(run.steps for run in runs) > _MANY_STEPS
+    intervals = _COARSE[1:] if is_long else _COARSE
   for interval, finer_below in intervals:
     value = min(value, _pld_epsilon(runs, delta, relation, interval))
     if value >= finer_below:
@@ -434,6 +421,12 @@ def _check(
       'expected accountant="pld" for relation=REPLACE_ONE, '
       "got accountant='rdp', which has no bound for it"
     )
+  if accountant == "rdp" and sampler.group_size > 1:
+    raise ValueError(
+      'expected accountant="pld" and no trials for units of several records, got'
+      f" accountant='rdp' and group_size={sampler.group_size}, for which it has"
+      " no bound: let each unit be one record"
+    )
   if delta is not None:
     check_delta(delta, sampler)
   return name
@@ -447,13 +440,15 @@ def check_delta(delta: float, sampler: sampling.Sampler) -> None:
     sampler: of its batches.
 
   Raises:
-    ValueError: unless it is in (0, 1 / num_examples).
+    ValueError: unless it is in (0, 1 / units), units being records but for
+      groups.
   """
-  limit = 1 / sampler.num_examples
+  limit = 1 / sampler.units
   if not 0 < delta < limit:
+    counted = "num_units" if sampler.num_units else "num_examples"
     raise ValueError(
-      f"expected delta in (0, 1/num_examples = {limit:.3g}), got {delta=}; "
-      "1 / (2 num_examples) is usual"
+      f"expected delta in (0, 1/{counted} = {limit:.3g}), got {delta=}; "
+      f"1 / (2 {counted}) is usual"
     )
 
 

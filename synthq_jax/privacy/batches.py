@@ -17,7 +17,9 @@ __all__ = [
   "check_sampler",
   "generator",
   "max_batch_size",
+  "overflow_delta",
   "padded",
+  "sampled_event",
   "split",
   "take",
 ]
@@ -49,8 +51,17 @@ class Sampler(abc.ABC):
   """Steps between two batches that may hold the same record, at least."""
   knows_truncation: bool = True
   """Whether `event` says what truncation costs; else it is paid from delta."""
+  group_size: int = 1
+  """The most records of one unit of privacy, each drawn by its own coin."""
+  num_units: int | None = None
+  """Units with a record; None: as many as records."""
   keeps_bins: bool = False
   """Whether a record's steps are one bin's, as noise of `optim.blt` asks."""
+
+  @property
+  def units(self) -> int:
+    """The number of units of privacy."""
+    return self.num_units or self.num_examples
 
   @abc.abstractmethod
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
@@ -203,7 +214,12 @@ def generator(
 
 
 def max_batch_size(
-  *, count: int, probability: float, multiple_of: int, overflow: float
+  *,
+  count: int,
+  probability: float,
+  multiple_of: int,
+  overflow: float,
+  more: int = 0,
 ) -> int:
   """Returns the fewest rows that hold hardly less than any batch.
 
@@ -212,6 +228,7 @@ def max_batch_size(
     probability: with which a step draws any of them, in (0, 1].
     multiple_of: the rows are rounded up to a multiple of this.
     overflow: the largest acceptable probability that one batch has more.
+    more: rows that are left beside these.
 
   Raises:
     ValueError: if an argument is out of range.
@@ -225,7 +242,7 @@ def max_batch_size(
   room = math.ceil(2 * log + math.sqrt(2 * mean * log)) + 1
   sizes = mean + np.arange(room + 1)
   tails = binomial_tail(count, probability, sizes + 1)
-  size = min(int(sizes[np.argmax(tails <= overflow)]), count + 1)
+  size = min(int(sizes[np.argmax(tails <= overflow)]), count + 1) + more
   return -(-size // multiple_of) * multiple_of
 
 
@@ -237,3 +254,46 @@ def binomial_tail(count: int, probability: float, at: np.ndarray) -> Any:
   inside = np.minimum(at, count)
   tail = special.betainc(inside, count - inside + 1, probability)
   return np.where(at > count, 0.0, tail)
+
+
+def sampled_event(
+  probability: float, noise_multiplier: float, times: int, group_size: int = 1
+) -> Any:
+  """Returns the `dp_accounting.DpEvent` of Poisson-sampled noisy sums.
+
+  Args:
+    probability: with which a step draws a record, in (0, 1].
+    noise_multiplier: noise standard deviation over sensitivity.
+    times: the number of sums.
+    group_size: records that come or go together.
+  """
+  import dp_accounting
+  from scipy import stats
+
+  if group_size == 1:
+    step = dp_accounting.PoissonSampledDpEvent(
+      probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+  else:
+    drawn = np.arange(group_size + 1)
+    shares = stats.binom.pmf(drawn, group_size, probability)
+    step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
+      noise_multiplier, drawn.tolist(), (shares / shares.sum()).tolist()
+    )
+  return dp_accounting.SelfComposedDpEvent(step, times)
+
+
+def overflow_delta(sampler: Any, steps: int) -> float:
+  """Returns the bound that `sampling.Poisson.overflow_delta` derives.
+
+  Args:
+    sampler: a `Poisson` or `CyclicPoisson`.
+    steps: the number of batches.
+  """
+  size = sampler.group_size
+  share = sampler.expected_batch_size / sampler.num_examples
+  room = sampler.max_batch_size - size + 1
+  tail = 1.0
+  if room > 0:
+    tail = float(binomial_tail(sampler.num_examples, share, np.array(room)))
+  return steps * size * share * tail

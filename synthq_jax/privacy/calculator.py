@@ -2,7 +2,7 @@
 
 from synthq_jax.privacy import accounting, rounding, sampling, selection
 
-__all__ = ["describe"]
+__all__ = ["describe", "of_users"]
 
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 
@@ -17,6 +17,8 @@ def describe(
   steps: int | None = None,
   delta: float | None = None,
   trials: int | None = None,
+  unit: str | None = None,
+  queries_per_user: int | None = None,
 ) -> str:
   """Says what noise an epsilon takes, or what epsilon a noise reaches.
 
@@ -47,10 +49,14 @@ def describe(
     steps: the number of steps.
     delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
     trials: of a grid, each a training with Poisson batches and this noise.
+    unit: "user": records are queries, and all of a user's come or go together;
+      None or "query": one record.
+    queries_per_user: the most queries of a user, whose users have as many.
 
   Returns:
-    Three lines; for trials what the best of them costs (`selection.prices`); for an epsilon also a table of other batch sizes, which read
-    as many records as the asked for one does. Noise per unit of signal is the
+    Three lines; for trials what the best of them costs (`selection.prices`); for
+    an epsilon also a table of other batch sizes, which read as many records as the
+    asked for one does. For users a line for each way to sample (`of_users`). Noise per unit of signal is the
     standard deviation of a coordinate of the noisy mean, in clip norms.
 
   Raises:
@@ -58,6 +64,23 @@ def describe(
   """
   _check_pair(epsilon=epsilon, noise_multiplier=noise_multiplier)
   _check_pair(epochs=epochs, steps=steps)
+  if unit not in (None, "query", "user") or (unit == "user") != bool(
+    queries_per_user
+  ):
+    raise ValueError(
+      "expected unit='user' with queries_per_user of at least 1, or unit='query'"
+      f" without, got {unit=} and {queries_per_user=}"
+    )
+  if unit == "user":
+    if trials is not None:
+      raise ValueError(f"expected no trials with unit='user', got {trials=}")
+    steps = steps or round(epochs * (num_examples // batch_size))
+    samplers = of_users(
+      num_examples=num_examples,
+      batch_size=batch_size,
+      queries_per_user=queries_per_user,
+    )
+    return _users(samplers, epsilon, noise_multiplier, steps, delta)
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples, expected_batch_size=batch_size
   )
@@ -89,6 +112,73 @@ def describe(
     lines += _trials(accounting.Run(poisson, noise, steps), trials, delta)
   if epsilon is not None:
     lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
+  return "\n".join(lines)
+
+
+def of_users(
+  *, num_examples: int, batch_size: int, queries_per_user: int
+) -> dict[str, sampling.Poisson]:
+  """Returns how batches are drawn by users and by queries, as large in the mean.
+
+  Args:
+    num_examples: queries, of users who have as many as are read.
+    batch_size: queries of a step, expected.
+    queries_per_user: K, the most that are read of a user.
+
+  Returns:
+    "users": each with one coin, to be clipped as one; "queries": each with its own
+    coin, accounted for groups of K.
+  """
+  num_users = -(-num_examples // queries_per_user)
+  return {
+    "users": sampling.Poisson.with_margin(
+      num_examples=num_users,
+      expected_batch_size=max(1, round(batch_size / queries_per_user)),
+    ),
+    "queries": sampling.Poisson.with_margin(
+      num_examples=num_examples,
+      expected_batch_size=batch_size,
+      group_size=queries_per_user,
+      num_units=num_users,
+    ),
+  }
+
+
+def _users(
+  samplers: dict[str, sampling.Poisson],
+  epsilon: float | None,
+  noise: float | None,
+  steps: int,
+  delta: float | None,
+) -> str:
+  """Says what a user costs, for both ways to sample."""
+  users, queries = samplers.values()
+  if delta is None:
+    delta = 1 / (2 * users.units)
+  lines = [
+    f"{queries.num_examples} queries of {users.units} users, up to"
+    f" {queries.group_size} each, {steps} steps, delta {rounding.delta(delta)}"
+  ]
+  signal = []
+  for name, sampler in samplers.items():
+    known = dict(sampler=sampler, steps=steps, delta=delta)
+    if epsilon is None:
+      traded = _epsilon_for(noise, known)
+    else:
+      traded = _noise_for(epsilon, known)
+      each = accounting.noise_multiplier(epsilon=epsilon, **known)
+      signal.append(each / sampler.expected_batch_size)
+    lines.append(
+      f"{sampler.expected_batch_size} {name} a step (ADD_OR_REMOVE_ONE):"
+      f" {traded}"
+    )
+  if signal:
+    by_users, by_queries = signal
+    lines.append(
+      f"Noise per unit of signal: {by_users:.3g} and {by_queries:.3g}; to draw"
+      " users is better where their mean gradients are clipped to less than"
+      f" {by_queries / by_users:.0%} of a query's norm, or say more at one norm"
+    )
   return "\n".join(lines)
 
 

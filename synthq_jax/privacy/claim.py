@@ -80,7 +80,8 @@ class Claim:
   l2_clip_norm: float
   """The norm that gradients are clipped to."""
   delta: float | None = None
-  """Of the promise, in (0, 1 / num_examples); None: 1 / (2 num_examples)."""
+  """Of the promise, in (0, 1 / n), n units (records, but for groups); None:
+  1 / (2n)."""
   l2_sensitivity: float | None = None
   """Of the sum, for ADD_OR_REMOVE_ONE; None: the clip norm."""
   relation: Any = "ADD_OR_REMOVE_ONE"
@@ -104,7 +105,7 @@ class Claim:
     batches.check_sampler(self.sampler)
     self.sampler.check_noise(self.noise_bands, self.noise_buffers)
     if self.delta is None:
-      object.__setattr__(self, "delta", 1 / (2 * self.sampler.num_examples))
+      object.__setattr__(self, "delta", 1 / (2 * self.sampler.units))
     if self.l2_sensitivity is None:
       object.__setattr__(self, "l2_sensitivity", self.l2_clip_norm)
     name = checks.relation(self.relation)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from synthq_jax.privacy import accounting, releases
+from synthq_jax.privacy import accounting, releases, terms
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["RELATION", "claim", "kinds"]
@@ -37,7 +37,8 @@ def claim(
 ) -> statement_lib.PrivacyStatement | None:
   """Returns one claim about publishing all results together.
 
-  Where units and relations are equal it is that of `statement.compose`.
+  Where units and relations are equal it is that of `statement.compose`; users of
+  whom more queries are read here than there are one unit, that with the most.
   Elsewhere its unit is the one that is a part of all others, and its relation
   that this unit is replaced by an empty one.
 
@@ -68,6 +69,7 @@ def claim(
     ValueError: if there are none, or one identifier stands for two different
       releases.
   """
+  statements = _same_users(statements)
   found = kinds(statements)
   if len(found) <= 1:
     return statement_lib.compose(statements, delta=delta)
@@ -87,6 +89,24 @@ def kinds(
   """Returns the units and relations of what is not public, each pair once."""
   pairs = ((x.unit, x.relation) for x in statements if not x.is_public)
   return list(dict.fromkeys(pairs))
+
+
+def _same_users(
+  statements: Sequence[statement_lib.PrivacyStatement],
+) -> Sequence[statement_lib.PrivacyStatement]:
+  """Returns claims for users as claims for those with the most queries.
+
+  How many are read is a rule of each mechanism that looks at one user alone: the
+  neighbours, all queries of one user more or less, are the same ones.
+  """
+  most = [terms.most_queries(unit) for unit, _ in kinds(statements)]
+  if not most or None in most:
+    return statements
+  unit = terms.user(max(most))
+  return [
+    one if one.is_public else dataclasses.replace(one, unit=unit)
+    for one in statements
+  ]
 
 
 def _common_part(units: set[str]) -> str | None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
+from synthq_jax import artifacts
 from synthq_jax.privacy import accounting, sampling, selection
 
 __all__ = [
@@ -48,6 +49,10 @@ class Release:
   """Which records were read, as "DIVISION:PART": the part of a division by a
   rule that looks at one record alone, or several parts joined by "+". Empty: it
   may have been any record."""
+  group_size: int = artifacts.later(1)
+  """The most records of one unit, each drawn by its own coin."""
+  num_units: int | None = artifacts.later(None)
+  """Units with a record; None: as many as records."""
   trials: selection.Trials | None = None
   """Where this is the best of several trainings: the law of their number."""
 
@@ -83,6 +88,8 @@ class Release:
         num_examples=self.num_examples,
         expected_batch_size=self.expected_batch_size,
         max_batch_size=self.max_batch_size,
+        group_size=self.group_size,
+        num_units=self.num_units,
       )
     if self.sampling == "cyclic_poisson":
       return sampling.CyclicPoisson(
@@ -103,15 +110,17 @@ class Release:
     )
 
 
-def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
+def sampler_fields(
+  sampler: sampling.Sampler,
+) -> dict[str, str | int | None]:
   """Returns the fields of a `Release` that describe its sampler.
 
   Args:
     sampler: one of `synthq_jax.privacy.sampling`.
 
   Returns:
-    Values for `sampling`, `num_examples`, the two batch sizes and
-    `cycle_length`.
+    Values for `sampling`, `num_examples`, the two batch sizes, `cycle_length`,
+    `group_size` and `num_units`.
 
   Raises:
     ValueError: if the ledger knows no name for it.
@@ -132,6 +141,8 @@ def sampler_fields(sampler: sampling.Sampler) -> dict[str, str | int]:
     "expected_batch_size": int(sampler.expected_batch_size),
     "max_batch_size": int(sampler.max_batch_size),
     "cycle_length": int(getattr(sampler, "cycle_length", 1)),
+    "group_size": int(sampler.group_size),
+    "num_units": sampler.num_units,
   }
 
 

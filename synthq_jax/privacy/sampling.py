@@ -48,8 +48,10 @@ class Poisson(Sampler):
   Poisson sample with probability expected_batch_size / num_examples, truncated
   uniformly at random. Truncation is not free: a record in an overfull batch
   pushes another one out. `event` says so to the accountant, at num_examples + 1
-  records so that a neighbour with one more is covered. num_examples and both
-  batch sizes are public; the seed and the batches are secret.
+  records so that a neighbour with one more is covered. With a group_size K above
+  1 the unit is a group (a user) of at most K records, each drawn by its own coin:
+  binomial(K, q) of them, or fewer, move a sum by as many sensitivities at most, a
+  mixture of Gaussians. Numbers and sizes are public; seed and batches are secret.
 
   >>> sampler = Poisson(
   ...     num_examples=1000, expected_batch_size=50, max_batch_size=100)
@@ -59,7 +61,9 @@ class Poisson(Sampler):
   (100,)
 
   References:
-    Truncation: Ganesh et al., https://arxiv.org/abs/2508.15089.
+    Truncation: Ganesh et al., https://arxiv.org/abs/2508.15089. Groups: Charles
+    et al. (2024), arXiv:2407.07737; Choquette-Choo et al., arXiv:2310.15526,
+    corollary 4.7 for vectors.
   """
 
   num_examples: int
@@ -68,6 +72,10 @@ class Poisson(Sampler):
   """The mean number of records in a batch, before truncation."""
   max_batch_size: int
   """The number of rows of a batch, at least expected_batch_size."""
+  group_size: int = 1
+  """The most records of one unit of privacy."""
+  num_units: int | None = None
+  """Units with a record, public; None: as many as records."""
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -78,6 +86,10 @@ class Poisson(Sampler):
     checks.count(
       "max_batch_size", self.max_batch_size, self.expected_batch_size
     )
+    checks.count("group_size", self.group_size, 1)
+    if self.num_units is not None:
+      least = -(-self.num_examples // self.group_size)
+      checks.count("num_units", self.num_units, least, self.num_examples)
 
   @classmethod
   def with_margin(
@@ -87,6 +99,8 @@ class Poisson(Sampler):
     expected_batch_size: int,
     multiple_of: int = 1,
     overflow: float = 1e-12,
+    group_size: int = 1,
+    num_units: int | None = None,
   ) -> "Poisson":
     """Chooses max_batch_size so that hardly any batch is ever truncated.
 
@@ -104,9 +118,8 @@ class Poisson(Sampler):
         number of devices times the microbatch size.
       overflow: the largest acceptable probability, in (0, 1), that one batch
         is truncated.
-
-    Returns:
-      A sampler.
+      group_size: as in the class; there is room for one group more.
+      num_units: as in the class.
 
     Raises:
       ValueError: if an argument is out of range.
@@ -115,12 +128,15 @@ class Poisson(Sampler):
       num_examples=num_examples,
       expected_batch_size=expected_batch_size,
       max_batch_size=expected_batch_size,
+      group_size=group_size,
+      num_units=num_units,
     )
     rows = batches.max_batch_size(
       count=num_examples,
       probability=small.probability,
       multiple_of=multiple_of,
       overflow=overflow,
+      more=group_size if group_size > 1 else 0,
     )
     return dataclasses.replace(small, max_batch_size=rows)
 
@@ -128,6 +144,19 @@ class Poisson(Sampler):
   def probability(self) -> float:
     """The probability that a step draws a given record."""
     return self.expected_batch_size / self.num_examples
+
+  @property
+  def knows_truncation(self) -> bool:
+    """No event knows it for groups."""
+    return self.group_size == 1
+
+  def check_relation(self, relation: Any) -> None:
+    """Raises ValueError for groups under REPLACE_ONE."""
+    if checks.relation(relation) == "REPLACE_ONE" and self.group_size > 1:
+      raise ValueError(
+        "expected relation=ADD_OR_REMOVE_ONE for groups of records, got"
+        f" relation=REPLACE_ONE and group_size={self.group_size}"
+      )
 
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
     """Draws the batch of one step.
@@ -172,13 +201,16 @@ class Poisson(Sampler):
     factor e^epsilon is due, because both sides share the weight b. K is at most
     binomial(n, q): n others when x is added, n - 1 when it is removed.
 
+    For a group of K records: "one of them is drawn, and the others leave fewer
+    than K rows" is a bad step.
+
     Args:
       steps: the number of batches.
 
     Returns:
-      steps q P[binomial(n, q) >= max_batch_size].
+      steps K q P[binomial(n, q) >= max_batch_size - K + 1].
     """
-    return _overflow(self, steps)
+    return batches.overflow_delta(self, steps)
 
   def event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns what the steps release, for an accountant that can truncate.
@@ -192,6 +224,8 @@ class Poisson(Sampler):
     """
     import dp_accounting  # takes a second: only when needed
 
+    if self.group_size > 1:
+      raise ValueError("expected untruncated_event for groups of records")
     step = dp_accounting.dp_event.TruncatedSubsampledGaussianDpEvent(
       dataset_size=self.num_examples + 1,
       sampling_probability=self.probability,
@@ -202,7 +236,9 @@ class Poisson(Sampler):
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the event without truncation: owes `overflow_delta` on top."""
-    return _sampled(self.probability, noise_multiplier, steps)
+    return batches.sampled_event(
+      self.probability, noise_multiplier, steps, self.group_size
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,18 +310,8 @@ class CyclicPoisson(Sampler):
     384
 
     Args:
-      num_examples: the number of private records.
-      expected_batch_size: the mean number of records in a batch.
+      num_examples: with the others as in `Poisson.with_margin`.
       cycle_length: the number of groups.
-      multiple_of: max_batch_size is rounded up to a multiple of this.
-      overflow: the largest acceptable probability, in (0, 1), that one batch
-        is truncated.
-
-    Returns:
-      A sampler.
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     small = cls(
       num_examples=num_examples,
@@ -334,12 +360,12 @@ class CyclicPoisson(Sampler):
     binomial(n, expected_batch_size / n) many, whatever the record's own group
     and coins are, and the record itself is drawn with that probability too.
     """
-    return _overflow(self, steps)
+    return batches.overflow_delta(self, steps)
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns one Poisson-sampled release for every cycle begun."""
     rounds = -(-steps // self.cycle_length)
-    return _sampled(self.probability, noise_multiplier, rounds)
+    return batches.sampled_event(self.probability, noise_multiplier, rounds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -398,17 +424,8 @@ class BallsInBins(Sampler):
     """Chooses max_batch_size so that hardly any bin is ever truncated.
 
     Args:
-      num_examples: the number of private records.
+      num_examples: with the others as in `Poisson.with_margin`.
       cycle_length: the number of bins.
-      multiple_of: max_batch_size is rounded up to a multiple of this.
-      overflow: the largest acceptable probability, in (0, 1), that one bin has
-        more records than a batch has rows.
-
-    Returns:
-      A sampler.
-
-    Raises:
-      ValueError: if an argument is out of range.
     """
     checks.count("num_examples", num_examples, 1)
     checks.count("cycle_length", cycle_length, 1, num_examples)
@@ -579,22 +596,3 @@ def _groups(
   return tuple(
     np.flatnonzero(group == i).astype(np.int32) for i in range(cycle_length)
   )
-
-
-def _sampled(probability: float, noise_multiplier: float, times: int) -> Any:
-  """Returns the event of so many Poisson-sampled noisy sums."""
-  import dp_accounting
-
-  step = dp_accounting.PoissonSampledDpEvent(
-    probability, dp_accounting.GaussianDpEvent(noise_multiplier)
-  )
-  return dp_accounting.SelfComposedDpEvent(step, times)
-
-
-def _overflow(sampler: Poisson | CyclicPoisson, steps: int) -> float:
-  """Returns the bound that `Poisson.overflow_delta` derives."""
-  share = sampler.expected_batch_size / sampler.num_examples
-  tail = batches.binomial_tail(
-    sampler.num_examples, share, np.array(sampler.max_batch_size)
-  )
-  return float(steps * share * tail)

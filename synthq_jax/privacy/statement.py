@@ -434,6 +434,12 @@ def _release(one: releases.Release) -> str:
   if one.noise_bands > 1:
     noise = f", correlated over {one.noise_bands} steps (banded matrix)"
   part = f" It read the part {one.part} of the records." if one.part else ""
+  group = ""
+  if one.group_size > 1:
+    group = (
+      f" One unit has at most {one.group_size} records, each drawn by itself,"
+      " and the noise is for all of them together (mixture of Gaussians)."
+    )
   best = ""
   if one.trials:
     best = (
@@ -444,5 +450,5 @@ def _release(one: releases.Release) -> str:
     f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
     f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
-    f"x sensitivity) on each sum{noise}; {drawn}.{best}{part}"
+    f"x sensitivity) on each sum{noise}; {drawn}.{group}{best}{part}"
   )

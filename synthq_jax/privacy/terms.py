@@ -5,10 +5,13 @@ whoever asks what is promised reads them side by side. `claim` adds the numbers.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 __all__ = [
   "CLIENT",
+  "DRAWN_QUERIES",
+  "DRAWN_USERS",
   "EXAMPLES",
   "IDEAL_NUMBERS",
   "IMAGE_PAIRS",
@@ -19,6 +22,9 @@ __all__ = [
   "T5X",
   "Terms",
   "fixed_secret",
+  "most_queries",
+  "user",
+  "users",
 ]
 
 SECRET_SEEDS = (
@@ -33,6 +39,15 @@ SPLIT = (
   "Which queries are for training and which for testing is treated as fixed."
 )
 _IN_COMMON = "What many {} have in common: learning that is the purpose."
+_KEPT = "A query comes with the one of its relevant documents that was kept."
+DRAWN_USERS = (
+  "Users are drawn, and the mean gradient of one's queries is clipped as one."
+  f" {_KEPT}"
+)
+DRAWN_QUERIES = (
+  "Queries are drawn and clipped one by one, and noise is for all of a user's"
+  f" together. {_KEPT}"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,6 +260,61 @@ CLIENT = Terms(
   ),
 )
 """Of federated averaging that hides whole clients."""
+
+
+_USER = re.compile(r"user with (?:one query|up to (\d+) queries)")
+
+
+def user(queries: int) -> str:
+  """Returns the unit of a promise that reads so many queries of a user at most.
+
+  >>> user(1), user(4), most_queries(user(4))
+  ('user with one query', 'user with up to 4 queries', 4)
+  """
+  return (
+    f"user with {'one query' if queries == 1 else f'up to {queries} queries'}"
+  )
+
+
+def most_queries(unit: str) -> int | None:
+  """Returns how many queries of a user a unit reads; None: it is no user."""
+  found = _USER.fullmatch(unit)
+  return found and int(found[1] or 1)
+
+
+def users(queries: int, how: str, base: Terms) -> Terms:
+  """Returns the words of a promise to users instead of single queries.
+
+  Args:
+    queries: the most of one user that are read.
+    how: what is done with the queries of one user, such as `DRAWN_USERS`.
+    base: the words for single queries, of which the first assumption says what
+      is one record.
+  """
+
+  def said(sentences: Sequence[str]) -> tuple[str, ...]:
+    changes = {
+      "The number of": "The numbers of users and of",
+      "How many": "How many users and",
+      "What many queries": "What many users",
+    }
+    for old, new in changes.items():
+      sentences = [one.replace(old, new) for one in sentences]
+    return tuple(sentences)
+
+  return dataclasses.replace(
+    base,
+    unit=user(queries),
+    public=said(base.public),
+    assumptions=(
+      "A user is all queries with one user id, of which at most"
+      f" {queries:,} {'is' if queries == 1 else 'are'} read, chosen by a keyed"
+      " hash of each; that choice and the user's split depend on no other user.",
+      how,
+      *base.assumptions[1:],
+    ),
+    not_protected=said(base.not_protected),
+  )
 
 
 def fixed_secret(what: str) -> str:

@@ -6,8 +6,10 @@ things (`optim.contrastive_clipped_grad`). "batch" is the papers' baseline, whos
 noise does not shrink with the batch.
 
 Formal guarantee:
-  Stated with each result, since there are two units. "pair": one query with its
-  document; neighbours, add or remove one; Poisson batches; all methods but
+  Stated with each result, since there are two units, and users of at most K
+  queries (UNIT='user'): pairs are drawn as for "pair", with noise for groups of K,
+  each of which moves the sum by the sensitivity at most, one after the other.
+  "pair": one query with its document; neighbours, add or remove one; Poisson batches; all methods but
   "row" with the negatives of its batch. "query": the text of one query while its
   document stays; neighbours, the text is replaced by an empty one; batches in a
   fixed order, without amplification; all methods. Public: the documents, the
@@ -231,7 +233,12 @@ def check(run) -> None:
   if not run.config.rows.direct_dp or run.for_audit:
     return
   for method in methods(run.config).values():
-    method.check(run.prepared.num_queries["train"])
+    method.check(run.prepared)
+    if run.prepared.queries_per_user and method.unit == "query":
+      raise ValueError(
+        "direct_dp.Config.unit must be 'pair' for UNIT='user', got"
+        f" unit={method.unit!r}: no claim covers a user and a text alone"
+      )
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -255,8 +262,13 @@ def run(task: stage.Task) -> results.Checkpoint:
   params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
   start, public = _split(config, dual_encoder.encoder_params(params))
   records = _records(config, space, prepared)
-  settings = _settings(config, task.inputs["epsilon"])
-  declared = private_training.sampler(settings, len(records["queries"]))
+  settings = dataclasses.replace(
+    _settings(config, task.inputs["epsilon"]),
+    num_users=prepared.num_users.get("train"),
+  )
+  declared = private_training.sampler(
+    settings, len(records["queries"]), prepared.queries_per_user
+  )
 
   def grad_fn(public: Mapping[str, Any]) -> Clipped:
     encode = _encoder(model_config, public)

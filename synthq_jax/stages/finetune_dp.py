@@ -5,9 +5,11 @@ Formal guarantee:
   sets of records that differ by one (add or remove). Each step sums clipped
   per-record gradients of a Poisson sample, adds Gaussian noise scaled to the
   sum's sensitivity and divides by a public constant; the accountant composes
-  all steps. Public: the documents, the number of records, every setting here.
-  Assumed: settings were not chosen on the private queries, and the secret of
-  the working directory stays secret.
+  all steps. Or the unit is a user with at most K queries, and neighbours differ
+  by all of them: a record is a user, whose mean gradient is clipped, or noise is
+  for groups of at most K records. Public: the documents, the number of records,
+  every setting here. Assumed: settings were not chosen on the private queries,
+  and the secret of the working directory stays secret.
 """
 
 import dataclasses
@@ -31,6 +33,7 @@ from synthq_jax.models import (
   t5_checkpoints,
   t5_config,
 )
+from synthq_jax.optim import users
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -45,9 +48,10 @@ from synthq_jax.training import sharded_grad
 
 __all__ = ["STAGE", "Config", "grad_fn", "loss_fn", "planted", "run"]
 
+USER_SAMPLING = ("users", "queries")
 _TEXTS_PER_CANARY = 2
 _MECHANISM = (
-  "gradients of a T5 that writes a query for a document, one record per query,"
+  "gradients of a T5 that writes a query for a document, one record per {},"
   " clipped and summed over a Poisson sample, with Gaussian noise"
 )
 
@@ -71,6 +75,10 @@ class Config(private_training.Config):
   noise_bands: int = 1
   """Bands of correlated noise (BandMF), with batches in cycles of that many
   groups; 1: independent noise and plain Poisson batches. At most `steps`."""
+  user_sampling: str = artifacts.later("users")
+  """Where the unit is the user: "users" are drawn, and the mean gradient of a
+  user's queries clipped as one; or "queries" are, each clipped by itself, with
+  noise for all of a user's."""
   strategy: str = artifacts.speed_only("bookkeeping")
   """How gradients are clipped."""
   remat: bool = artifacts.speed_only(False)
@@ -83,6 +91,7 @@ class Config(private_training.Config):
   def __post_init__(self):
     super().__post_init__()
     config_types.at_least(self, 1, "noise_bands")
+    config_types.one_of(self, "user_sampling", USER_SAMPLING)
     config_types.positive(self, "second_moment_floor")
     if self.adapter is not None and self.trained != ".*":
       raise ValueError(
@@ -136,8 +145,15 @@ def check(run) -> None:
   config = run.config.finetune_dp
   if run.config.rows.synthetic:
     config.check(
-      run.prepared.num_queries["train"], noise_bands=config.noise_bands
+      run.prepared,
+      noise_bands=config.noise_bands,
+      draws_users=_draws_users(config, run.prepared),
     )
+
+
+def _draws_users(config: Config, prepared: results.PreparedData) -> bool:
+  """Says whether a record is a user, not a query."""
+  return bool(prepared.queries_per_user) and config.user_sampling == "users"
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -160,6 +176,12 @@ def run(task: stage.Task) -> results.Checkpoint:
   config, space, digest = task.settings, task.folders, task.digest
   prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
   records = _records(config, space, prepared, task.inputs["canaries"])
+  owners = records.pop("users", None)
+  draws_users = _draws_users(config, prepared)
+  if draws_users:
+    records = users.grouped(records, owners, prepared.queries_per_user)
+  if config.dropout_rate > 0:  # masks belong to records, not to places
+    records["example_id"] = np.arange(len(records["targets"]))
   params, model_config = inputs.load_public(task.inputs["start"], prepared)
   params = t5_checkpoints.flatten(params)
   key = space.key(f"{task.place} start {digest}")
@@ -172,12 +194,17 @@ def run(task: stage.Task) -> results.Checkpoint:
     config,
     config.training(
       epsilon=epsilon,
-      mechanism=_MECHANISM,
+      mechanism=_MECHANISM.format("user" if draws_users else "query"),
+      num_users=None
+      if draws_users or owners is None
+      else len(np.unique(owners)),
       noise_bands=config.noise_bands,
       second_moment_floor=config.second_moment_floor,
       has_dropout=config.dropout_rate > 0,
     ),
-    grad_fn=lambda public: grad_fn(on_device, public, model_config),
+    grad_fn=lambda public: grad_fn(
+      on_device, public, model_config, of_users=draws_users
+    ),
     public=public,
     params=start,
     records=records,
@@ -204,6 +231,8 @@ def grad_fn(
   config: Config,
   public: Mapping[str, Any],
   model_config: t5_config.T5Config,
+  *,
+  of_users: bool = False,
 ) -> optim.ClippedGrad | scanned.ScannedGrad:
   """Builds the clipped gradient of the private step.
 
@@ -211,6 +240,7 @@ def grad_fn(
     config: clip norm, adapter, how it is computed.
     public: parameters by path that are not trained; abstract ones will do.
     model_config: shape of the T5.
+    of_users: whether a record is a user with several queries (`users.grouped`).
 
   Returns:
     A function of (trained parameters by path, batch) to the clipped sum.
@@ -222,13 +252,14 @@ def grad_fn(
     remat=config.remat,
     scan_layers=config.scan_layers,
   )
+  loss_of = functools.partial(
+    loss_fn,
+    public=scanned.stack(public) if config.scan_layers else public,
+    model_config=model_config,
+    adapter=config.adapter,
+  )
   clipped = optim.clipped_grad(
-    functools.partial(
-      loss_fn,
-      public=scanned.stack(public) if config.scan_layers else public,
-      model_config=model_config,
-      adapter=config.adapter,
-    ),
+    users.mean_loss(loss_of) if of_users else loss_of,
     l2_clip_norm=config.clip_norm,
     strategy=config.strategy,
     microbatch_size=config.microbatch_size,
@@ -293,10 +324,10 @@ def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
   read = documents[train["passages"]]  # not the whole collection
   source = inputs.with_prefix(read, vocabulary, config.prefix)
   records = {"inputs": source, "targets": train["tokens"]}
+  if prepared.queries_per_user:
+    records["users"] = train["users"]
   if any(canary.inserted for canary in canaries):
     records = _with_canaries(config, vocabulary, prepared, canaries, records)
-  if config.dropout_rate > 0:  # masks belong to records, not to places
-    records["example_id"] = np.arange(len(records["targets"]))
   return records
 
 
@@ -309,7 +340,10 @@ def _with_canaries(config, vocabulary, prepared, canaries, records):
     query_length=prepared.query_length,
   )
   rows = canaries_lib.repeated(canaries)
-  return {k: np.concatenate([records[k], planted[k][rows]]) for k in records}
+  more = {name: values[rows] for name, values in planted.items()}
+  if "users" in records:  # each of them is a user of its own
+    more["users"] = records["users"].max() + 1 + np.arange(len(rows))
+  return {k: np.concatenate([records[k], more[k]]) for k in records}
 
 
 def planted(

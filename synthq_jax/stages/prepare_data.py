@@ -2,7 +2,8 @@
 
 The unit of privacy is the query. A query with several relevant documents is
 one record all the same: one of them, drawn with the seed, is kept for training.
-Vocabulary and public test set are made from documents alone.
+Or it is the user, of whom at most so many queries are kept, all in one split
+(`splits.by_user`). Vocabulary and public test set are made from documents alone.
 """
 
 import dataclasses
@@ -31,11 +32,13 @@ from synthq_jax.pipeline import (
   inputs,
   results,
 )
+from synthq_jax.privacy import terms
 from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "run"]
 
 TRAIN, TEST = "train", "test"
+UNITS = ("query", "user")
 _MOST_SENTENCES = 20_000
 """Documents that are looked at for the public test set: memory is bounded."""
 
@@ -71,6 +74,12 @@ class Config:
   """Documents of the public test set, at most."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
+  unit: str = artifacts.later("query")
+  """What is protected: "query", or "user": all queries with one user id."""
+  queries_per_user: int = artifacts.later(1)
+  """K: where the unit is the user, how many queries of one are kept at most."""
+  user_field: str = artifacts.later("client")
+  """Column of a log, or key of a JSONL line, that holds the user id."""
   strict: bool = artifacts.speed_only(False)
   """Whether judgements of unknown queries or documents, and judgements of one
   split alone, stop the run; else the first are left out and counted, and queries
@@ -81,7 +90,13 @@ class Config:
     config_types.at_least(
       self, 0, "extra_ids", "public_test_documents", "seed", "passage_stride"
     )
-    config_types.at_least(self, 1, "vocab_size")
+    config_types.at_least(self, 1, "vocab_size", "queries_per_user")
+    config_types.one_of(self, "unit", UNITS)
+    if self.unit == "query" and self.queries_per_user > 1:
+      raise ValueError(
+        "prepare_data.Config.queries_per_user is for unit='user', got"
+        f" {self.queries_per_user} for unit='query': set UNIT='user'"
+      )
 
 
 def jobs(run):
@@ -116,7 +131,11 @@ def run(task: stage.Task) -> results.PreparedData:
   config, space = task.settings, task.folders
   source = _source(config)
   data = source.read()
-  if not config.strict:
+  if config.unit == "user":
+    data = splits.by_user(
+      data, most=config.queries_per_user, secret=str(space.seed("users"))
+    )
+  elif not config.strict:
     data = splits.where_none(data, seed=config.seed)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
@@ -147,7 +166,7 @@ def run(task: stage.Task) -> results.PreparedData:
     source=config.source,
     digest=_digest(state, data),
     versions=source.packages(),
-    unit="query",
+    unit=_unit(config),
     num_documents=len(data.documents),
     num_queries=counts,
     num_pairs={
@@ -158,6 +177,7 @@ def run(task: stage.Task) -> results.PreparedData:
     cut_documents=written.cut,
     test_split=config.test_split,
     division=data.division,
+    num_users=_num_users(config, data),
     num_public_test=public_test,
     vocabulary=space.relative(model),
     vocab_size=vocabulary.vocab_size,
@@ -171,15 +191,38 @@ def run(task: stage.Task) -> results.PreparedData:
 
 def _source(config: Config) -> sources.Source:
   """Returns the source that the settings name, not read yet."""
+  of_users = config.unit == "user"
   return sources.open(
     config.source,
-    "prepare_data.source",
+    "prepare_data.source" + (" of UNIT='user'" if of_users else ""),
+    kinds=sources.OF_USERS if of_users else None,
     seed=config.seed,
     fields=jsonl.Fields(
-      query=config.query_field, document=config.document_field
+      query=config.query_field,
+      document=config.document_field,
+      client=config.user_field,
     ),
     strict=config.strict,
+    divide=not of_users,
   )
+
+
+def _unit(config: Config) -> str:
+  """Returns what is protected, in the words of promises."""
+  if config.unit == "query":
+    return config.unit
+  return terms.user(config.queries_per_user)
+
+
+def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:
+  """Counts the users of each split, where they are what is protected."""
+  if config.unit == "query":
+    return {}
+  user_of = {query.id: query.client for query in data.queries}
+  return {
+    split: len({user_of[query] for query in judged})
+    for split, judged in data.qrels.items()
+  }
 
 
 def _check_splits(data: collection.Collection, config: Config) -> None:
@@ -224,8 +267,11 @@ def _vocabulary(
 def _write_queries(
   config, data, vocabulary, private, documents: passages.Passages
 ) -> dict[str, int]:
-  """Writes SPLIT.npz: ids and tokens of queries, a document of each, a passage."""
-  texts = {query.id: query.text for query in data.queries}
+  """Writes SPLIT.npz: ids and tokens of queries, a document of each, a passage.
+
+  And "users", a number for who asked, where that is what is protected.
+  """
+  asked = data.query_by_id()
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():
@@ -236,15 +282,22 @@ def _write_queries(
         ids.append(query)
         chosen.append(position[_keep_one(relevant, query, config.seed)])
     tokens = vocabulary_lib.tokenize(
-      vocabulary, [texts[q] for q in ids], length=config.query_length
+      vocabulary, [asked[q].text for q in ids], length=config.query_length
     )
     owners = np.array(chosen, np.int32)
+    fields = {}
+    if config.unit == "user":
+      _, numbers = np.unique(
+        [asked[q].client for q in ids], return_inverse=True
+      )
+      fields["users"] = numbers.astype(np.int32)
     np.savez(
       private / f"{split}.npz",
       ids=np.array(ids),
       tokens=tokens,
       documents=owners,
       passages=passages.best(documents, owners, tokens),
+      **fields,
     )
     counts[split] = len(ids)
   return counts

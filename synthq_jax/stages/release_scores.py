@@ -31,6 +31,7 @@ from synthq_jax.stages import stage
 __all__ = ["STAGE", "Config", "centred_sum", "claim", "normal_numbers", "run"]
 
 _MIDDLE = 0.5
+_SUMMED = "The scores of one user's queries are added up."
 _GRID = 1024
 
 
@@ -105,16 +106,17 @@ def check(run) -> None:
   if not config.enabled:
     return
   config_types.some_of(config, "measures", run.config.evaluate.measures)
-  number = run.prepared.num_queries[run.prepared.test_split]
-  _check_noise(config, number, len(config.measures))
+  split, size = run.prepared.test_split, len(config.measures)
+  _check_noise(config, run.prepared.num_queries[split], size, run.prepared)
 
 
 def run(task: stage.Task) -> results.ReleasedScores:
   """Draws the noise, and says what it leaves open.
 
   Formal guarantee:
-    Unit: one test query. Relation: ADD_OR_REMOVE_ONE, where n, the number of
-    test queries, is a public constant as the number of train queries is. The
+    Unit: one test query, or all test queries of one user, at most K, which move
+    the sum by K times as much. Relation: ADD_OR_REMOVE_ONE, where n, the number
+    of test queries, is a public constant as that of train queries is. The
     released numbers are a function of one Gaussian mechanism with the sum that
     `centred_sum` bounds, and satisfy the statement of the result, which the
     ledger holds before noise is drawn. What the systems cost comes on top:
@@ -143,8 +145,14 @@ def run(task: stage.Task) -> results.ReleasedScores:
     axis=1,
   )  # [query, row x measure]
   number, size = table.shape
-  _check_noise(config, number, size)
-  promise = claim(config, number, size, words=_terms(space, prepared))
+  _check_noise(config, number, size, prepared)
+  promise = claim(
+    config,
+    prepared.num_users.get(prepared.test_split, number),
+    size,
+    words=_terms(space, prepared),
+    most=prepared.queries_per_user or 1,
+  )
   promise = dataclasses.replace(
     promise, part=prepared.part(prepared.test_split)
   )
@@ -224,24 +232,29 @@ def centred_sum(
 
 
 def claim(
-  config: Config, num_queries: int, size: int, words: terms.Terms = terms.SCORES
+  config: Config,
+  units: int,
+  size: int,
+  words: terms.Terms = terms.SCORES,
+  most: int = 1,
 ) -> claim_lib.Claim:
   """Returns the promise about one release.
 
   Args:
     config: epsilon and delta.
-    num_queries: n, public.
+    units: how many test queries, or users with one, public.
     size: how many means are released.
     words: of the promise.
+    most: queries of one unit.
   """
-  sensitivity = math.sqrt(size) * _MIDDLE
+  sensitivity = most * math.sqrt(size) * _MIDDLE
   return claim_lib.calibrated(
     epsilon=config.epsilon,
     delta=config.delta,
     sampler=sampling.Poisson(
-      num_examples=num_queries,
-      expected_batch_size=num_queries,
-      max_batch_size=num_queries + 2,  # two more queries: nothing is ever cut
+      num_examples=units,
+      expected_batch_size=units,
+      max_batch_size=units + 2,  # two more: nothing is ever cut
     ),
     steps=1,
     l2_clip_norm=sensitivity,
@@ -249,15 +262,21 @@ def claim(
   )
 
 
-def _check_noise(config: Config, num_queries: int, size: int) -> None:
+def _check_noise(
+  config: Config, num_queries: int, size: int, prepared: results.PreparedData
+) -> None:
   """Refuses more noise than scores can stand, and says what would do."""
   quantile = _quantile(config)
+  users = prepared.num_users.get(prepared.test_split, num_queries)
+  most = prepared.queries_per_user or 1
 
   def width(number: int) -> float:
     delta = config.delta
     if delta is not None and number > num_queries:
       delta = min(delta, 1 / (2 * number))
-    made = claim(dataclasses.replace(config, delta=delta), number, size)
+    units = math.ceil(users / num_queries * number)
+    changed = dataclasses.replace(config, delta=delta)
+    made = claim(changed, units, size, most=most)
     return quantile * made.noise_multiplier * made.l2_sensitivity / number
 
   found = width(num_queries)
@@ -284,9 +303,10 @@ def _terms(space, prepared: results.PreparedData) -> terms.Terms:
   assumed = () if prepared.division else (terms.SPLIT,)
   if space.is_fixed:
     assumed = (terms.fixed_secret("run"), *assumed)
-  return terms.SCORES.but(
-    assumptions=assumed, not_protected=prepared.not_protected
-  )
+  known = terms.SCORES
+  if prepared.queries_per_user:
+    known = terms.users(prepared.queries_per_user, _SUMMED, known)
+  return known.but(assumptions=assumed, not_protected=prepared.not_protected)
 
 
 def _values(

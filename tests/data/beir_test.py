@@ -219,3 +219,37 @@ def test_another_key_of_the_lines_can_be_read_by_itself(tmp_path):
   (tmp_path / "corpus.jsonl").write_text('{"_id": "s", "text": "x", "doc": 3}')
   with pytest.raises(ValueError, match='corpus.jsonl:1: .* under "doc", got '):
     beir.read_key(tmp_path, "doc")
+
+
+def users_of(tmp_path, *lines):
+  """Returns who asked the queries of a folder with these lines."""
+  (tmp_path / "qrels").mkdir()
+  (tmp_path / "corpus.jsonl").write_text('{"_id": "d", "text": "one"}\n')
+  (tmp_path / "queries.jsonl").write_text("".join(f"{x}\n" for x in lines))
+  (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n")
+  return [query.client for query in beir.read_beir(tmp_path).queries]
+
+
+def test_metadata_says_who_asked(tmp_path):
+  assert users_of(
+    tmp_path,
+    '{"_id": "a", "text": "x", "metadata": {"user_id": "u1", "more": 1}}',
+    '{"_id": "b", "text": "x", "metadata": {"user_id": 7}, "client": "7"}',
+    '{"_id": "c", "text": "x", "metadata": {}}',
+    '{"_id": "d", "text": "x", "metadata": null}',
+    '{"_id": "e", "text": "x", "metadata": "user_id"}',
+  ) == ["u1", "7", "", "", ""]
+
+
+@pytest.mark.parametrize(
+  ("fields", "message"),
+  [
+    ('"metadata": {"user_id": ["u1", "u2"]}', "got list among 1 keys"),
+    ('"metadata": {"user_id": "u1"}, "client": "u2"', "one user of a query"),
+  ],
+)
+def test_a_query_of_several_users_is_refused(tmp_path, fields, message):
+  with pytest.raises(ValueError, match=message) as error:
+    users_of(tmp_path, '{"_id": "a", "text": "x", ' + fields + "}")
+  assert "queries.jsonl:1" in str(error.value)
+  assert "u1" not in str(error.value)

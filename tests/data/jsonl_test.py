@@ -143,3 +143,17 @@ def test_bad_input_is_named_with_file_and_line(tmp_path, name):
 def test_a_file_too_small_for_three_splits_is_refused(tmp_path):
   with pytest.raises(ValueError, match=r"pairs in every split, got none in"):
     jsonl.read_jsonl(write(tmp_path, log(2)))
+
+
+@pytest.mark.parametrize("key", ["client", "user", "user_id"])
+def test_a_column_says_who_asked(tmp_path, key):
+  path = write(tmp_path, [row | {key: 3} for row in log(40)])
+  assert {query.client for query in jsonl.read_jsonl(path).queries} == {"3"}
+
+
+def test_a_line_of_two_users_is_refused_unless_they_are_one(tmp_path):
+  rows = [row | {"client": "a", "user": "a"} for row in log(40)]
+  jsonl.read_jsonl(write(tmp_path, rows))
+  rows[3]["user"] = "b"
+  with pytest.raises(ValueError, match=r":4: expected one user of a query"):
+    jsonl.read_jsonl(write(tmp_path, rows))

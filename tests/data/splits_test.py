@@ -222,3 +222,92 @@ def test_a_split_that_others_move_or_that_is_declared_is_no_division(tmp_path):
   for source in (f"jsonl:{path}", folder):
     data = splits.where_none(sources.open(source).read())
     assert len(data.qrels) > 1 and data.division == ""
+
+
+# Splits of users.
+
+SECRET = "[3, 1, 4]"
+
+
+def asked(counts, *, split_of=lambda number: "train", texts="ask"):
+  """A collection in which user u has asked counts[u] queries."""
+  queries, qrels = [], collections.defaultdict(dict)
+  for user, count in counts.items():
+    for number in range(count):
+      name = f"{user}-{number}"
+      queries.append(collection.Query(name, f"{texts} {name}", user))
+      qrels[split_of(number)][name] = {"d": 1}
+  document = collection.Document("d", "text")
+  return collection.Collection((document,), tuple(queries), dict(qrels))
+
+
+def kept(data):
+  """Returns the queries of each user, and the sides where they are."""
+  found = collections.defaultdict(lambda: (set(), set()))
+  user_of = {query.id: query.client for query in data.queries}
+  assert set(user_of) == {q for judged in data.qrels.values() for q in judged}
+  for side, judged in data.qrels.items():
+    for query in judged:
+      found[user_of[query]][0].add(query)
+      found[user_of[query]][1].add(side)
+  return dict(found)
+
+
+def test_a_user_with_a_hundred_queries_has_as_many_as_are_kept_on_one_side():
+  counts = {f"u{i}": 1 + i % 4 for i in range(300)} | {"heavy": 100}
+  found = kept(splits.by_user(asked(counts), most=3, secret=SECRET))
+  assert {u: len(queries) for u, (queries, _) in found.items()} == {
+    u: min(count, 3) for u, count in counts.items()
+  }
+  sides = collections.Counter(side for _, (side,) in found.values())
+  assert 200 < sides["train"] < 270 and sides["dev"] and sides["test"]
+
+
+def test_a_user_of_two_splits_is_in_one():
+  """Else one person would pay for both, and the claims would not say so."""
+  data = asked(
+    {f"u{i}": 4 for i in range(50)},
+    split_of=lambda number: "test" if number % 2 else "train",
+  )
+  found = kept(splits.by_user(data, most=9, secret=SECRET))
+  assert {(len(q), len(s)) for q, s in found.values()} == {(4, 1)}
+
+
+def test_one_user_more_or_less_leaves_all_others_where_they_are():
+  counts = {f"u{i}": 1 + i % 7 for i in range(80)}
+  before = kept(splits.by_user(asked(counts), most=3, secret=SECRET))
+  for gone in ("u0", "u6", "u79"):
+    fewer = {u: count for u, count in counts.items() if u != gone}
+    after = kept(splits.by_user(asked(fewer), most=3, secret=SECRET))
+    assert after == {u: v for u, v in before.items() if u != gone}
+  more = kept(
+    splits.by_user(asked(counts | {"new": 50}), most=3, secret=SECRET)
+  )
+  assert {u: v for u, v in more.items() if u != "new"} == before
+
+
+def test_what_is_kept_depends_on_the_secret_and_the_division_says_which():
+  data = asked({f"u{i}": 9 for i in range(60)})
+  ours, again, theirs = (
+    splits.by_user(data, most=2, secret=secret)
+    for secret in (SECRET, SECRET, "[3, 1, 5]")
+  )
+  assert ours == again
+  assert kept(ours) != kept(theirs)
+  # Two secrets divide otherwise: parts of the two are no parts of one division.
+  assert ours.division != theirs.division
+  assert ":" not in ours.division and SECRET not in ours.division
+
+
+def test_a_query_of_nobody_is_refused_in_a_line_that_names_no_query():
+  data = asked({"u1": 2, "": 1})
+  with pytest.raises(ValueError, match="user id with every query") as error:
+    splits.by_user(data, most=2, secret=SECRET)
+  assert "\n" not in str(error.value) and "-0" not in str(error.value)
+
+
+def test_queries_without_a_relevant_document_are_no_users_queries():
+  data = asked({"u1": 3})
+  data.qrels["train"]["u1-0"] = {"d": 0}
+  found = kept(splits.by_user(data, most=3, secret=SECRET))
+  assert found["u1"][0] == {"u1-1", "u1-2"}

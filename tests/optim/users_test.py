@@ -1,0 +1,154 @@
+"""A user with several records is one example: what it can move, attained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from synthq_jax import optim
+from synthq_jax.optim import users
+
+CLIP, MOST, DIM = 0.7, 4, 6
+STRATEGIES = ("vmap", "bookkeeping", "ghost")
+
+
+def loss_fn(params, batch):
+  """A dense layer and its square, so that gradients are no constants."""
+  outputs = jnp.tanh(batch["x"] @ params["kernel"])  # [record, 3]
+  return jnp.sum(jnp.square(outputs - batch["y"]), axis=1)
+
+
+def params():
+  rng = np.random.default_rng(1)
+  return {"kernel": jnp.asarray(rng.normal(size=(DIM, 3)), jnp.float32)}
+
+
+def records_of(counts, seed=2):
+  """Returns records, and a number for the user of each, not in order."""
+  rng = np.random.default_rng(seed)
+  owners = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+  x = rng.normal(size=(len(owners), DIM)).astype(np.float32)
+  y = rng.normal(size=(len(owners), 3)).astype(np.float32)
+  return {"x": x, "y": y}, owners
+
+
+def clipped_sum(records, owners, *, strategy="vmap", most=MOST, clip=CLIP):
+  grad_fn = optim.clipped_grad(
+    users.mean_loss(loss_fn), l2_clip_norm=clip, strategy=strategy
+  )
+  total, _ = grad_fn(params(), users.grouped(records, owners, most))
+  return np.asarray(total["kernel"])
+
+
+def oracle(records, owners, clip=CLIP):
+  """The mean gradient of each user, formed one by one and clipped."""
+  total = 0.0
+  for user in np.unique(owners):
+    own = {k: v[owners == user] for k, v in records.items()}
+    gradient = jax.grad(lambda p, own=own: jnp.mean(loss_fn(p, own)))(params())
+    gradient = np.asarray(gradient["kernel"])
+    total = total + gradient * min(1, clip / np.linalg.norm(gradient))
+  return total
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("clip", [CLIP, 1e3])
+def test_a_users_mean_gradient_is_clipped_once(strategy, clip):
+  records, owners = records_of([1, 4, 2, 3, 1])
+  found = clipped_sum(records, owners, strategy=strategy, clip=clip)
+  np.testing.assert_allclose(
+    found, oracle(records, owners, clip), rtol=2e-5, atol=2e-5
+  )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("count", [1, MOST])
+def test_a_user_with_aligned_records_moves_the_sum_by_the_clip_norm(
+  strategy, count
+):
+  """And not by as many clip norms as it has records."""
+  records, owners = records_of([2, 4, 3])
+  rng = np.random.default_rng(5)
+  one = rng.normal(size=DIM).astype(np.float32)
+  aligned = {
+    "x": np.tile(one, (count, 1)),
+    "y": np.full((count, 3), 1e3, np.float32),
+  }
+  both = {k: np.concatenate([records[k], aligned[k]]) for k in records}
+  with_it = np.concatenate([owners, np.full(count, 9)])
+  moved = clipped_sum(both, with_it, strategy=strategy) - clipped_sum(
+    records, owners, strategy=strategy
+  )
+  # Attained, so a smaller sensitivity would be a false claim.
+  assert np.linalg.norm(moved) == pytest.approx(CLIP, rel=1e-4)
+  grad_fn = optim.clipped_grad(users.mean_loss(loss_fn), l2_clip_norm=CLIP)
+  assert grad_fn.sensitivity("ADD_OR_REMOVE_ONE") == CLIP
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_user_whose_records_change_moves_the_sum_by_two_clip_norms(strategy):
+  records, owners = records_of([2, 2])
+  mine = owners == 1
+  one = np.full((2, DIM), 0.1, np.float32)
+
+  def with_target(value):
+    changed = {k: v.copy() for k, v in records.items()}
+    changed["x"][mine] = one
+    changed["y"][mine] = value
+    return clipped_sum(changed, owners, strategy=strategy)
+
+  moved = np.linalg.norm(with_target(1e3) - with_target(-1e3))
+  assert moved == pytest.approx(2 * CLIP, rel=1e-4)
+
+
+def test_padding_of_a_user_counts_nothing():
+  records, owners = records_of([1, 3])
+  narrow = clipped_sum(records, owners, most=3)
+  wide = clipped_sum(records, owners, most=11)
+  np.testing.assert_allclose(wide, narrow, rtol=1e-5, atol=1e-6)
+
+
+def test_one_record_that_is_not_finite_takes_its_user_out_and_nobody_else():
+  records, owners = records_of([2, 3, 1])
+  broken = {k: v.copy() for k, v in records.items()}
+  broken["x"][np.flatnonzero(owners == 1)[0]] = np.nan
+  left = {k: v[owners != 1] for k, v in records.items()}
+  np.testing.assert_allclose(
+    clipped_sum(broken, owners),
+    clipped_sum(left, owners[owners != 1]),
+    rtol=1e-5,
+    atol=1e-6,
+  )
+
+
+def test_users_of_one_record_are_records():
+  records, owners = records_of([1] * 5)
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=CLIP, strategy="vmap")
+  total, _ = grad_fn(params(), records)
+  np.testing.assert_allclose(
+    clipped_sum(records, owners, most=1), total["kernel"], rtol=1e-5, atol=1e-6
+  )
+
+
+def test_a_user_has_one_key_and_other_masks_for_each_record():
+  def noisy(params, batch, key):
+    noise = jax.random.normal(key, batch["x"].shape)
+    return jnp.sum(params[None] * noise * batch["x"], axis=1)
+
+  batch = users.grouped({"x": np.ones((4, 2))}, np.array([0, 0, 0, 1]), 3)
+  batch["example_id"] = np.array([7, 8])
+  grad_fn = optim.clipped_grad(
+    users.mean_loss(noisy), l2_clip_norm=1e3, strategy="vmap"
+  )
+  total, _ = grad_fn(jnp.ones(2), batch, key=jax.random.key(3))
+  key = jax.random.fold_in(jax.random.key(3), 7)
+  first = jax.random.normal(key, (3, 2)).mean(axis=0)
+  key = jax.random.fold_in(jax.random.key(3), 8)
+  second = jax.random.normal(key, (3, 2))[0]
+  np.testing.assert_allclose(total, first + second, rtol=1e-5)
+
+
+def test_more_records_than_are_declared_are_refused():
+  records, owners = records_of([1, 5])
+  with pytest.raises(ValueError, match="at most 4 records of a user, got more"):
+    users.grouped(records, owners, MOST)
