@@ -2,40 +2,60 @@
 
 A directory holds a finished result exactly when it holds `result.json`, which
 is written last and in one step. Whatever else lies there is work in progress.
+Beside it `files.json` lists the files of the result with sizes and digests, by
+which `check` knows what was damaged since.
 """
 
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import math
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO
 from typing import Any, BinaryIO, TypeVar
 
 __all__ = [
+  "FILES_NAME",
   "RESULT_NAME",
+  "append",
+  "check",
+  "check_files",
   "find",
   "fingerprint",
   "from_json",
   "later",
   "load",
+  "list_files",
   "load_array",
   "new_folder",
   "read_fingerprint",
+  "read_json",
   "replacing",
   "save",
   "save_array",
+  "sealed",
   "speed_only",
   "to_json",
+  "unsealed",
   "write_atomically",
 ]
 
 RESULT_NAME = "result.json"
+FILES_NAME = "files.json"
+_HASHED = 1 << 30
+"""Bytes up to which a file's content is compared; above that its size is."""
 _LOCK = ".lock"
+_CHECKSUM = "checksum"
+_FINGERPRINT = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")
+_UNFINISHED = ("state_", "parts_", "ranks_")
+"""Begin the names of what goes once a result is saved."""
 _Result = TypeVar("_Result")
 
 
@@ -73,6 +93,44 @@ def to_json(value: Any) -> Any:
   if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
     return to_json(value.item())
   raise ValueError(f"a result holds plain values, got {type(value)}: {value!r}")
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a JSON object with a checksum, by which `unsealed` knows damage.
+
+  >>> unsealed(json.dumps(sealed({"a": 1})))
+  {'a': 1}
+
+  Args:
+    content: JSON values by name.
+  """
+  return {**content, _CHECKSUM: _checksum(content)}
+
+
+def unsealed(text: str | bytes) -> dict[str, Any]:
+  """Reads a JSON object that `sealed` made, or one without a checksum.
+
+  Args:
+    text: JSON.
+
+  Raises:
+    ValueError: if it is no JSON object, or not what was written.
+  """
+  try:
+    content = json.loads(text)
+  except RecursionError as error:
+    raise ValueError("expected JSON, got hundreds of brackets") from error
+  if not isinstance(content, dict):
+    raise ValueError(f"expected a JSON object, got a {type(content).__name__}")
+  said = content.pop(_CHECKSUM, None)
+  if said is not None and said != _checksum(content):
+    raise ValueError("expected what was written, got another checksum")
+  return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+  text = json.dumps(content, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def fingerprint(*parts: Any) -> str:
@@ -170,11 +228,38 @@ def replacing(
       stream.flush()
       os.fsync(stream.fileno())
   except OSError as error:
-    if error.errno is None or error.filename:
-      raise
-    raise OSError(error.errno, error.strerror, str(path)) from error
+    _name(error, path)
+    raise
   os.replace(partial, path)
   _sync(path.parent)
+
+
+def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
+  """Adds bytes to a file, and returns once they outlive the machine.
+
+  Args:
+    path: the file.
+    stream: the file, opened to append, without a buffer.
+    content: what comes behind what is there.
+
+  Raises:
+    OSError: naming the file; a part may be written then.
+  """
+  path = pathlib.Path(path)
+  try:
+    while content:
+      content = content[stream.write(content) :]
+    os.fsync(stream.fileno())
+  except OSError as error:
+    _name(error, path)
+    raise
+  _sync(path.parent)
+
+
+def _name(error: OSError, path: pathlib.Path) -> None:
+  """Has an error name its file: a full disk does not say which."""
+  if error.errno is not None and not error.filename:
+    error.filename = str(path)
 
 
 @contextlib.contextmanager
@@ -266,17 +351,148 @@ def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
     return None
 
 
-def save(directory: str | os.PathLike, result: Any, digest: str) -> None:
+def save(
+  directory: str | os.PathLike,
+  result: Any,
+  digest: str,
+  *,
+  folders: Sequence[str | os.PathLike] = (),
+) -> None:
   """Marks `directory` as finished by writing its result.json.
 
   Args:
     directory: where the stage wrote its other files, all complete by now.
     result: a frozen dataclass.
     digest: the fingerprint of the configuration and inputs it came from.
+    folders: those that hold the files of the result, `directory` among them:
+      each gets a files.json of its own, so that one which may be shared says
+      nothing of one which must not.
   """
+  listed = []
+  for folder in filter(os.path.isdir, map(pathlib.Path, folders)):
+    files = list_files(folder, but=functools.partial(_is_apart, digest))
+    if files:
+      content = sealed({"fingerprint": digest, "files": files})
+      write_atomically(folder / FILES_NAME, _text(content))
+      listed.append(os.path.relpath(folder, directory))
   content = {"fingerprint": digest, "result": to_json(result)}
-  text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-  write_atomically(pathlib.Path(directory) / RESULT_NAME, text)
+  if listed:
+    content["listed"] = listed
+  path = pathlib.Path(directory) / RESULT_NAME
+  write_atomically(path, _text(sealed(content)))
+
+
+def _text(content: Any) -> str:
+  return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def _is_apart(digest: str, path: pathlib.Path) -> bool:
+  """Says whether something in a folder is no part of this finished result."""
+  named = _FINGERPRINT.search(path.name)
+  if named and (named[1] != digest or path.name.startswith(_UNFINISHED)):
+    return True
+  if path.is_dir():
+    return (path / RESULT_NAME).exists()
+  return path.name in (RESULT_NAME, FILES_NAME)
+
+
+def list_files(
+  folder: str | os.PathLike,
+  *,
+  but: Callable[[pathlib.Path], bool] = lambda path: False,
+) -> dict[str, list[Any]]:
+  """Returns the files below a folder: for each its size and SHA-256, or "".
+
+  Args:
+    folder: where to look; hidden files are left out.
+    but: says which files and folders are left out, too.
+  """
+  folder, files = pathlib.Path(folder), {}
+  for path in sorted(folder.iterdir()):
+    if path.name.startswith(".") or but(path):
+      continue
+    if path.is_dir():
+      inside = list_files(path, but=but)
+      files.update({f"{path.name}/{k}": one for k, one in inside.items()})
+    else:
+      files[path.name] = [path.stat().st_size, _sha256(path)]
+  return files
+
+
+def _sha256(path: pathlib.Path) -> str:
+  if path.stat().st_size > _HASHED:
+    return ""
+  with path.open("rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_files(
+  folder: pathlib.Path, files: Mapping[str, Sequence[Any]], hint: str
+) -> None:
+  """Refuses files that are not what `list_files` has seen.
+
+  Args:
+    folder: where they lie; more files may lie there.
+    files: from `list_files`.
+    hint: ends the message: what to do.
+
+  Raises:
+    ValueError: naming the first file that is missing or changed.
+  """
+  for name, (size, digest) in files.items():
+    path = folder / name
+    if not path.is_file():
+      raise ValueError(
+        f"{path}: expected what was written, got no file: {hint}"
+      )
+    found = path.stat().st_size
+    if found != size:
+      raise ValueError(
+        f"{path}: expected the {size:,} bytes that were written, got"
+        f" {found:,}: {hint}"
+      )
+    if digest and _sha256(path) != digest:
+      raise ValueError(
+        f"{path}: expected what was written, got another content: {hint}"
+      )
+
+
+def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
+  """Refuses a finished result whose files are not those that were written.
+
+  Contents are compared up to 1 GiB a file, and sizes of larger ones. Results of
+  older versions, which list no files, pass.
+
+  Args:
+    directory: of the result.
+    everywhere: whether its files in other folders count; not where the folder
+      alone was handed on.
+
+  Raises:
+    ValueError: naming the file and the folder to delete.
+  """
+  directory = pathlib.Path(directory)
+  content = read_json(directory / RESULT_NAME)
+  hint = (
+    f"restore it, or delete {directory}, and it is made again (a private"
+    " training as one more release)"
+  )
+  for place in content.get("listed", ()):
+    folder = directory / place
+    if place != "." and not everywhere:
+      continue
+    folder = pathlib.Path(os.path.normpath(folder))
+    path = folder / FILES_NAME
+    if not path.exists():
+      raise ValueError(
+        f"{path}: expected what was written, got no file: {hint}"
+      )
+    found = read_json(path)
+    if found.get("fingerprint") != content["fingerprint"]:
+      raise ValueError(
+        f"{path}: expected the files of the result, got those of another: {hint}"
+      )
+    check_files(folder, found["files"], hint)
 
 
 def read_fingerprint(directory: str | os.PathLike) -> str | None:
@@ -327,13 +543,34 @@ def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
   return from_json(kind, data)
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+  """Reads a file that holds what `sealed` made, or an object without checksum.
+
+  Args:
+    path: the file.
+
+  Raises:
+    OSError: if it cannot be read.
+    ValueError: naming it, if it is damaged.
+  """
+  path = pathlib.Path(path)
   try:
-    return json.loads(path.read_text())
+    return unsealed(path.read_bytes())
   except ValueError as error:
     raise ValueError(
-      f"{path}: not JSON ({error}); delete the folder"
+      f"{path}: not JSON as it was written ({error}); restore it, or delete"
+      f" {path.parent}, and it is made again"
     ) from error
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+  content = read_json(path)
+  if not {"fingerprint", "result"} <= content.keys():
+    raise ValueError(
+      f"{path}: expected a fingerprint and a result, got"
+      f" {', '.join(sorted(content)) or 'nothing'}; delete {path.parent}"
+    )
+  return content
 
 
 def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:

@@ -2,9 +2,17 @@
 
 import math
 import numbers
+import os
 from typing import Any
 
-__all__ = ["at_least", "clip_norm", "count", "relation", "within"]
+__all__ = [
+  "at_least",
+  "clip_norm",
+  "count",
+  "owner_alone",
+  "relation",
+  "within",
+]
 
 _RELATIONS = ("ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL")
 _SMALLEST_CLIP_NORM = 1e-12
@@ -90,3 +98,20 @@ def relation(relation: Any) -> str:
   if name not in _RELATIONS:
     raise ValueError(f"expected a relation in {_RELATIONS}, got {relation!r}")
   return name
+
+
+def owner_alone(path: str | os.PathLike) -> None:
+  """Refuses a file with a secret that others than its owner may read.
+
+  Args:
+    path: of the file.
+
+  Raises:
+    ValueError: naming it and its mode.
+  """
+  mode = os.stat(path).st_mode & 0o777
+  if mode & 0o077:
+    raise ValueError(
+      f"{path}: expected a secret that its owner alone may read, got mode"
+      f" {mode:o}: chmod 600 it if nobody has read it, or begin anew elsewhere"
+    )

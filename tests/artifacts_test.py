@@ -3,6 +3,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -176,11 +177,76 @@ def test_a_damaged_result_is_named(tmp_path):
       read()
 
 
+def test_a_digit_that_changed_in_a_result_is_found(tmp_path):
+  artifacts.save(tmp_path, RESULT, "abc")
+  path = tmp_path / artifacts.RESULT_NAME
+  path.write_text(path.read_text().replace('"count": 4', '"count": 5'))
+  with pytest.raises(ValueError, match=f"another checksum.*delete {tmp_path}"):
+    artifacts.load(tmp_path, Result)
+
+
+def saved(root):
+  """A public result with files, and a part of it that is private."""
+  public, private = root / "made", root / "private" / "made"
+  for name in ("a.txt", "b/c.npy", "state_0123456789abcdef/x", ".b.partial"):
+    artifacts.write_atomically(public / name, name)
+  artifacts.write_atomically(public / "inner" / artifacts.RESULT_NAME, "{}")
+  artifacts.write_atomically(private / "metrics.jsonl", "{}")
+  artifacts.save(public, RESULT, "abc", folders=(public, private))
+  return public, private
+
+
+def test_a_result_lists_its_files_each_folder_its_own(tmp_path):
+  public, private = saved(tmp_path)
+  listed = artifacts.read_json(public / artifacts.FILES_NAME)["files"]
+  assert list(listed) == ["a.txt", "b/c.npy"]
+  assert listed["a.txt"][0] == 5 and len(listed["a.txt"][1]) == 64
+  assert "metrics" not in (public / artifacts.FILES_NAME).read_text()
+  assert list(artifacts.read_json(private / artifacts.FILES_NAME)["files"]) == [
+    "metrics.jsonl"
+  ]
+  artifacts.check(public)
+  shutil.rmtree(public / "state_0123456789abcdef")
+  artifacts.check(public)  # which was no part of it
+
+
+@pytest.mark.parametrize(
+  "name", ["made/a.txt", "made/b/c.npy", "private/made/metrics.jsonl"]
+)
+@pytest.mark.parametrize("how", ["removed", "cut", "changed", "manifest"])
+def test_a_file_that_was_damaged_is_named_with_what_to_delete(
+  tmp_path, name, how
+):
+  public, private = saved(tmp_path)
+  path = tmp_path / name
+  if how == "removed":
+    path.unlink()
+  elif how == "cut":
+    path.write_bytes(path.read_bytes()[:-1])
+  elif how == "changed":
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+  else:
+    path = (private if "private" in name else public) / artifacts.FILES_NAME
+    path.unlink()
+  words = f"{path}: expected.*delete {public}, and it is made again"
+  with pytest.raises(ValueError, match=words):
+    artifacts.check(public)
+  if "private" in name:  # the public folder alone was handed on
+    artifacts.check(public, everywhere=False)
+
+
+def test_a_result_of_an_older_version_lists_nothing_and_passes(tmp_path):
+  artifacts.save(tmp_path, RESULT, "abc")
+  (tmp_path / "params.safetensors").write_bytes(b"x")
+  artifacts.check(tmp_path)
+
+
 def test_a_field_of_a_newer_version_is_passed_over(tmp_path):
   artifacts.save(tmp_path, Other(name="x"), "abc")
   path = tmp_path / artifacts.RESULT_NAME
   content = json.loads(path.read_text())
   content["result"]["later"] = 1
+  del content["checksum"]
   path.write_text(json.dumps(content))
   assert artifacts.load(tmp_path, Other) == Other(name="x")
 

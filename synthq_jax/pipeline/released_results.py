@@ -7,7 +7,6 @@ made it.
 
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,9 +102,7 @@ def read(root: pathlib.Path) -> Released:
     ValueError: if a result or the ledger cannot be read.
   """
   made = {
-    path.parent.relative_to(root).as_posix(): json.loads(path.read_text())[
-      "result"
-    ]
+    path.parent.relative_to(root).as_posix(): artifacts.read_json(path)["result"]
     for path in sorted(root.rglob(artifacts.RESULT_NAME))
   }
   claims = {
@@ -117,7 +114,7 @@ def read(root: pathlib.Path) -> Released:
   }
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
   path = root / results.PRIVATE / ledger.NAME
-  started = ledger.read(path) if path.exists() else {}
+  started = ledger.read(path) if ledger.begun(path) else {}
   known = {entry for one in shared.values() for entry in one.ledger}
   shared |= {
     f"{ledger.NAME}: {name}": one

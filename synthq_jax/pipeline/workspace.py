@@ -10,14 +10,16 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Iterator
 
 import jax
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, checks
 from synthq_jax.pipeline import results
+from synthq_jax.privacy import ledger
 
 __all__ = ["Folders", "Workspace", "locked"]
 
@@ -97,7 +99,8 @@ class Workspace(Folders):
         one training would draw two samples and two noises.
 
     Raises:
-      ValueError: if there is no secret and none may be drawn.
+      ValueError: if there is no secret and none may be drawn, it is damaged, or
+        others than its owner may read it.
     """
     super().__init__(root)
     self.is_fixed = secret_seed is not None
@@ -123,7 +126,26 @@ class Workspace(Folders):
           f"{path}: expected the secret that process 0 has drawn, got no file:"
           " give all processes one --workdir on a file system that they share"
         )
+      if ledger.begun(self.private(ledger.NAME)):
+        raise ValueError(
+          f"{path}: expected the secret of the trainings in {ledger.NAME}, got"
+          " no file: restore it, or give another --workdir"
+        )
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
       with artifacts.replacing(path, mode=0o600) as stream:
-        stream.write(f"{secrets.randbits(128):x}\n".encode())
-    return int(path.read_text(), 16)
+        number = f"{secrets.randbits(128):032x}"
+        stream.write(f"{number} {_check_of(number)}\n".encode())
+    checks.owner_alone(path)
+    number, *check = path.read_text(errors="replace").split() or [""]
+    is_number = re.fullmatch("[0-9a-f]{1,32}", number)
+    if not is_number or check not in ([], [_check_of(number)]):
+      raise ValueError(  # which does not tell the secret
+        f"{path}: expected the secret that was drawn, got a damaged file:"
+        " restore it, or give another --workdir"
+      )
+    return int(number, 16)
+
+
+def _check_of(number: str) -> str:
+  """Returns what shows that the text of a secret is whole."""
+  return hashlib.sha256(f"{number} check".encode()).hexdigest()[:8]

@@ -1,28 +1,45 @@
 """The ledger of a working directory: every private training ever started.
 
-One JSON object a line: an identifier, and the statement of what the training
-earns. It is written before a training reads its first record, so trials that
-were given up are in it, too.
+One JSON object a line: an identifier, the statement of what the training earns,
+and a checksum of the two. A line is on disk before the training reads its first
+record, so trials that were given up are in the ledger, too. Lines are only ever
+added. A copy beside the ledger follows each of them, so that a line that is lost
+or damaged later is missed, and can be put back.
 """
 
+import contextlib
+import fcntl
 import json
 import math
 import os
 import pathlib
+from collections.abc import Iterator
+from io import FileIO
+from typing import NamedTuple
 
 from synthq_jax import artifacts
 from synthq_jax.privacy import joint, rounding
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["NAME", "describe", "enter", "line", "read"]
+__all__ = ["NAME", "begun", "copy_of", "describe", "enter", "line", "read"]
 
 NAME = "ledger.jsonl"
 """Of the file."""
 
+_BEGINS = b'{"checksum": "'
+"""Every line that is written, and so one that a kill has torn."""
 _NO_JOINT_CLAIM = (
   "no joint claim: nothing is claimed for whoever sees results of several of the"
   ' lines "alone"'
 )
+
+
+class _Content(NamedTuple):
+  """What a file of entries holds."""
+
+  statements: dict[str, statement_lib.PrivacyStatement]
+  whole: bytes  # without a torn last line
+  torn: int = 0  # the number of that line
 
 
 def enter(
@@ -32,17 +49,47 @@ def enter(
 ) -> None:
   """Adds one training, unless it is there: a resumed one is the same release.
 
+  Formal guarantee: when this returns, the entry is on disk, in the ledger and in
+  its copy, whatever happens to the process or the machine afterwards. A kill
+  before that may leave the entry without a training, never the reverse.
+  Assumed: the file system keeps what it says it has written.
+
   Args:
     path: the ledger; made where it is missing.
     identifier: of the training.
     statement: what it earns.
+
+  Raises:
+    OSError: if it cannot be written.
+    ValueError: if the ledger is damaged, or lacks what its copy holds: nothing
+      is written then.
   """
-  path = pathlib.Path(path)
-  if path.exists() and identifier in read(path):
-    return
-  lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-  lines.append(line(identifier, statement))
-  artifacts.write_atomically(path, "".join(lines))
+  path, copy = pathlib.Path(path), copy_of(path)
+  with _opened(path) as stream:
+    content = _checked(path, stream.read())
+    whole = content.whole
+    if whole and not copy.exists():  # a ledger of an older version
+      artifacts.write_atomically(copy, whole)
+    if whole and not whole.endswith(b"\n"):
+      whole += b"\n"
+    if identifier not in content.statements:
+      whole += line(identifier, statement).encode()
+    if content.torn:
+      stream.truncate(len(content.whole))
+    artifacts.append(path, stream, whole[len(content.whole) :])
+    if not copy.exists() or copy.read_bytes() != whole:
+      artifacts.write_atomically(copy, whole)
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[FileIO]:
+  """Opens a ledger to read and to append, for one process at a time."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  begun(path)  # an empty file must not stand for one that was lost
+  with open(path, "ab+", buffering=0) as stream:
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    stream.seek(0)
+    yield stream
 
 
 def line(identifier: str, statement: statement_lib.PrivacyStatement) -> str:
@@ -53,13 +100,45 @@ def line(identifier: str, statement: statement_lib.PrivacyStatement) -> str:
     statement: what it earns.
   """
   entry = {"identifier": identifier, "statement": artifacts.to_json(statement)}
-  return json.dumps(entry, sort_keys=True) + "\n"
+  return json.dumps(artifacts.sealed(entry), sort_keys=True) + "\n"
+
+
+def copy_of(path: str | os.PathLike) -> pathlib.Path:
+  """Returns where the copy of a ledger lies.
+
+  >>> copy_of("private/ledger.jsonl").name
+  'ledger_copy.jsonl'
+  """
+  path = pathlib.Path(path)
+  return path.with_name(f"{path.stem}_copy{path.suffix}")
+
+
+def begun(path: str | os.PathLike) -> bool:
+  """Says whether there is a ledger.
+
+  Args:
+    path: of the ledger.
+
+  Raises:
+    ValueError: if there was one: its copy is there, and holds trainings.
+  """
+  path, copy = pathlib.Path(path), copy_of(path)
+  if path.exists():
+    return True
+  if copy.exists() and copy.stat().st_size:
+    raise ValueError(
+      f"{path}: expected the ledger of which {copy.name} is a copy, got no file:"
+      f" {_restore(path)}"
+    )
+  return False
 
 
 def read(
   path: str | os.PathLike,
 ) -> dict[str, statement_lib.PrivacyStatement]:
   """Returns the statements of a ledger by identifier, in order.
+
+  A last line that a kill has torn is left out: its training had not begun.
 
   Args:
     path: the ledger.
@@ -69,21 +148,72 @@ def read(
 
   Raises:
     OSError: if there is no such file.
-    ValueError: naming file and line, if a line is not an entry.
+    ValueError: naming file and line, if a line is not an entry or has changed,
+      or the file lacks entries that its copy holds.
   """
-  found = {}
-  for number, line in enumerate(pathlib.Path(path).open(), start=1):
+  return _read(pathlib.Path(path)).statements
+
+
+def _read(path: pathlib.Path) -> _Content:
+  begun(path)
+  return _checked(path, path.read_bytes())
+
+
+def _checked(path: pathlib.Path, data: bytes) -> _Content:
+  """Reads entries, and refuses a ledger with fewer than its copy."""
+  content, copy = _parsed(path, data), copy_of(path)
+  if not copy.exists():
+    if content.torn and content.statements:
+      # Appending makes a copy first: this is damage, not a kill.
+      raise _damage(path, content.torn, "a part of a line")
+    return content
+  try:
+    kept = _parsed(copy, copy.read_bytes()).statements
+  except ValueError:
+    return content  # damaged itself; the next entry makes it anew
+  lost = sum(
+    content.statements.get(name) != statement
+    for name, statement in kept.items()
+  )
+  if lost:
+    raise ValueError(
+      f"{path}: expected the {len(kept)} trainings of {copy.name}, got"
+      f" {len(kept) - lost} of them: {_restore(path)}"
+    )
+  return content
+
+
+def _parsed(path: pathlib.Path, data: bytes) -> _Content:
+  """Reads entries; the last line may be torn if nothing ends it."""
+  statements: dict[str, statement_lib.PrivacyStatement] = {}
+  lines = data.splitlines(keepends=True)
+  for number, text in enumerate(lines, start=1):
     try:
-      entry = json.loads(line)
-      found[entry["identifier"]] = artifacts.from_json(
+      entry = artifacts.unsealed(text)
+      statements[entry["identifier"]] = artifacts.from_json(
         statement_lib.PrivacyStatement, entry["statement"]
       )
-    except (ValueError, KeyError, TypeError) as error:
-      raise ValueError(
-        f"{path}:{number}: expected an entry of a privacy ledger, got"
-        f" {type(error).__name__}: {error}; restore the file from a copy"
-      ) from error
-  return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      is_last = number == len(lines) and not text.endswith(b"\n")
+      if is_last and _BEGINS.startswith(text[: len(_BEGINS)]):
+        return _Content(statements, data[: -len(text)], torn=number)
+      got = f"{type(error).__name__}: {error}"
+      raise _damage(path, number, got) from error
+  return _Content(statements, data)
+
+
+def _damage(path: pathlib.Path, number: int, got: str) -> ValueError:
+  return ValueError(
+    f"{path}:{number}: expected an entry of a privacy ledger, got {got};"
+    f" {_restore(path)}"
+  )
+
+
+def _restore(path: pathlib.Path) -> str:
+  copy = copy_of(path)
+  if copy.exists():
+    return f"put {copy} in its place, after a look at both"
+  return "restore the file from a copy"
 
 
 def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
@@ -101,14 +231,16 @@ def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
     delta: of the whole; None: the largest of the deltas.
 
   Returns:
-    A line for each training, and one for all together; where units or
-    relations differ one more for each, and one where some claim nothing.
+    A line for each training that was begun, finished or not, and one for all
+    together; where units or relations differ one more for each, one where some
+    claim nothing, and one for a last line that a kill has torn.
 
   Raises:
     OSError: if there is no such file.
     ValueError: if it is no ledger, or one identifier stands for two releases.
   """
-  found = read(path)
+  content = _read(pathlib.Path(path))
+  found = content.statements
   lines = [_line(name, one) for name, one in found.items()]
   claims = [one for one in found.values() if one.epsilon < math.inf]
   kinds = joint.kinds(claims)
@@ -128,6 +260,13 @@ def describe(path: str | os.PathLike, *, delta: float | None = None) -> str:
     lines.append(
       f"not counted: {len(found) - len(claims)} without privacy, which must not"
       " be published"
+    )
+  if found:
+    lines.append("counted: every training that was begun, finished or not")
+  if content.torn:
+    lines.append(
+      f"line {content.torn} is torn: of a training whose process was killed"
+      " before it had begun, and that read no record"
     )
   return "\n".join(lines) or "no private training was started"
 

@@ -129,6 +129,7 @@ def test_processes_with_working_directories_of_their_own_are_refused(
     place.mkdir(parents=True)
     if leftovers:
       (place / "secret_seed").write_text(f"{number}abc\n")
+      (place / "secret_seed").chmod(0o600)
   command = [sys.executable, "-m", "synthq_jax.cli.main", "finetune_dp", *flags]
   line = shlex.join([*command, "--gin.SECRET_SEED=None"])
   own = f"exec {line} --workdir={tmp_path}/$SYNTHQ_PROCESS_ID"

@@ -573,7 +573,7 @@ def test_everything_a_release_draws_depends_on_the_secret(
     root = tmp_path / folder
     if folder == "b" and secret is None:
       shutil.copytree(tmp_path / "a", root)
-      (root / "private/secret_seed").unlink()
+      (root / "private/secret_seed").write_text("12ab\n")
     runs.append(given_to(keys, root, secret))
   for kind in KINDS:
     one, other = (set(run[kind]) for run in runs)

@@ -3,9 +3,11 @@ import re
 import stat
 
 import jax
+import made_up
 import pytest
 
 from synthq_jax.pipeline import workspace
+from synthq_jax.privacy import ledger
 
 PURPOSES = ("batches", "noise", "noise 1", "generate", "")
 
@@ -14,7 +16,7 @@ def test_the_secret_is_drawn_once_and_used_again(tmp_path):
   first = workspace.Workspace(tmp_path / "run")
   path = tmp_path / "run" / "private" / "secret_seed"
   text = path.read_text()
-  assert re.fullmatch("[0-9a-f]{1,32}\n", text)
+  assert re.fullmatch("[0-9a-f]{32} [0-9a-f]{8}\n", text)
   again = workspace.Workspace(tmp_path / "run")
   assert path.read_text() == text
   assert again.seed("noise") == first.seed("noise")
@@ -38,10 +40,11 @@ def test_every_working_directory_has_its_own_secret(tmp_path):
 
 
 def test_the_secret_has_128_bits(tmp_path):
-  secrets = [
-    workspace.Workspace(tmp_path / str(run)).private("secret_seed").read_text()
+  paths = [
+    workspace.Workspace(tmp_path / str(run)).private("secret_seed")
     for run in range(20)
   ]
+  secrets = [path.read_text().split()[0] for path in paths]
   # Of twenty numbers of 120 bits none would reach 2**120; here all but one in
   # 256 do.
   assert sum(int(secret, 16) >= 2**120 for secret in secrets) > 10
@@ -116,3 +119,40 @@ def test_a_process_that_follows_another_draws_no_secret(tmp_path):
   drawn = workspace.Workspace(tmp_path)
   follows = workspace.Workspace(tmp_path, may_draw=False)
   assert follows.seed("x") == drawn.seed("x")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660])
+def test_a_secret_that_others_may_read_is_refused(tmp_path, mode):
+  path = workspace.Workspace(tmp_path).private("secret_seed")
+  path.chmod(mode)
+  with pytest.raises(ValueError, match=rf"secret_seed: .*mode {mode:o}: chmod"):
+    workspace.Workspace(tmp_path)
+  path.chmod(0o600)
+  workspace.Workspace(tmp_path)
+
+
+def test_a_damaged_secret_is_named_and_not_told(tmp_path):
+  path = workspace.Workspace(tmp_path).private("secret_seed")
+  whole = path.read_bytes()
+  other = b"1" if whole[:1] == b"0" else b"0"
+  for content in (other + whole[1:], whole[:-3], whole[5:], b"", b"\xff" * 9):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="got a damaged file") as error:
+      workspace.Workspace(tmp_path)
+    assert whole[8:16].decode() not in str(error.value)
+  path.write_bytes(whole.split()[0] + b"\n")  # as older versions wrote it
+  old = workspace.Workspace(tmp_path)
+  path.write_bytes(whole)
+  assert workspace.Workspace(tmp_path).seed("x") == old.seed("x")
+
+
+def test_a_lost_secret_is_not_drawn_again_where_trainings_were_begun(tmp_path):
+  path = workspace.Workspace(tmp_path).private("secret_seed")
+  secret = path.read_bytes()
+  made = made_up.claim("finetune_dp/eps8")
+  ledger.enter(tmp_path / "private" / ledger.NAME, "finetune_dp/eps8", made)
+  path.unlink()
+  with pytest.raises(ValueError, match="secret_seed: .*restore it"):
+    workspace.Workspace(tmp_path)
+  assert not path.exists()
+  path.write_bytes(secret)

@@ -1,6 +1,9 @@
 """Ledgers: entered once, read back, added up, refused where they are broken."""
 
+import errno
+import json
 import math
+import os
 
 import pytest
 
@@ -84,9 +87,124 @@ def test_different_units_are_not_added_up(path):
 
 
 @pytest.mark.parametrize(
-  "line", ["{", "[]", "{}", '{"identifier": "a", "statement": {}}']
+  "line", ["{", "[]", "{}", '{"identifier": "a", "statement": {}}', "[" * 9999]
 )
 def test_a_broken_line_is_named(path, line):
   path.write_text(path.read_text() + line + "\n")
-  with pytest.raises(ValueError, match=r"ledger\.jsonl:4: expected an entry"):
+  words = r"ledger\.jsonl:4: expected an entry.*put .*ledger_copy\.jsonl in its"
+  with pytest.raises(ValueError, match=words):
     ledger.read(path)
+
+
+def test_a_digit_that_changed_is_found(path):
+  lines = path.read_text().splitlines(keepends=True)
+  lines[1] = lines[1].replace('"steps": 300', '"steps": 200')
+  path.write_text("".join(lines))
+  words = r"ledger\.jsonl:2: expected an entry.*another checksum"
+  with pytest.raises(ValueError, match=words):
+    ledger.read(path)
+
+
+def test_a_ledger_of_an_older_version_is_read_and_goes_on(path):
+  lines = [json.loads(line) for line in path.read_text().splitlines()]
+  old = "".join(json.dumps({**x, "checksum": None}) + "\n" for x in lines)
+  assert "null" in old
+  path.write_text(old.replace('"checksum": null', '"x": 0'))
+  ledger.copy_of(path).unlink()
+  before = ledger.read(path)
+  ledger.enter(path, "later", made("later"))
+  assert list(ledger.read(path)) == [*before, "later"]
+  assert ledger.copy_of(path).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -1, -2])
+def test_a_line_that_was_torn_while_it_was_entered_is_explained(path, kept):
+  """A kill after any byte: its training had read nothing yet."""
+  before, copy = path.read_bytes(), ledger.copy_of(path).read_bytes()
+  ledger.enter(path, "torn", made("torn"))
+  line = path.read_bytes()[len(before) :]
+  path.write_bytes(before + (line[:kept] if kept else b""))
+  ledger.copy_of(path).write_bytes(copy)
+  is_whole = kept == -1  # but for the end of the line
+  assert ("torn" in ledger.read(path)) == is_whole
+  said = ledger.describe(path)
+  assert ("line 4 is torn" in said) == (kept in (1, 40, -2))
+  ledger.enter(path, "torn", made("torn"))
+  assert path.read_bytes() == before + line
+  assert ledger.copy_of(path).read_bytes() == before + line
+
+
+@pytest.mark.parametrize("lost", ["all", "file", "last", "half", "first"])
+def test_a_ledger_with_fewer_trainings_than_were_begun_is_refused(
+  path, lost, capsys
+):
+  lines = path.read_bytes().splitlines(keepends=True)
+  copy = ledger.copy_of(path)
+  whole = copy.read_bytes()
+  if lost == "file":
+    path.unlink()
+  else:
+    kept = {
+      "all": [],
+      "last": lines[:-1],
+      "half": [*lines[:-1], lines[-1][:50]],
+      "first": lines[1:],
+    }
+    path.write_bytes(b"".join(kept[lost]))
+  before = path.exists() and path.read_bytes()
+  with pytest.raises(ValueError, match="put .*ledger_copy.jsonl in its place"):
+    ledger.enter(path, "later", made("later"))
+  assert (path.exists() and path.read_bytes()) == before
+  assert main.main(["privacy", f"--ledger={path}"]) == 2
+  assert len(capsys.readouterr().err.splitlines()) == 1
+  assert copy.read_bytes() == whole
+  path.write_bytes(whole)  # the advice is followed
+  ledger.enter(path, "later", made("later"))
+  assert len(ledger.read(path)) == 4
+
+
+def test_a_copy_that_was_lost_or_damaged_is_made_again(path):
+  copy = ledger.copy_of(path)
+  for change in (copy.unlink, lambda: copy.write_bytes(b"\0" * 30)):
+    change()
+    assert len(ledger.read(path)) == 3
+    ledger.enter(path, "tuning/b", made("tuning/b"))
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_an_entry_is_on_disk_with_its_name_before_enter_returns(
+  path, monkeypatch
+):
+  synced = []
+  fsync = os.fsync
+
+  def noted(descriptor):
+    synced.append(os.fstat(descriptor).st_ino)
+    fsync(descriptor)
+
+  monkeypatch.setattr(os, "fsync", noted)
+  inode = path.stat().st_ino
+  ledger.enter(path, "later", made("later"))
+  assert path.stat().st_ino == inode  # appended to, never replaced
+  copy = ledger.copy_of(path).stat().st_ino
+  folder = path.parent.stat().st_ino
+  assert synced == [inode, folder, copy, folder]
+
+
+def test_a_full_disk_leaves_the_ledger_as_it_was(path, monkeypatch):
+  before = path.read_bytes()
+
+  def full(descriptor):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patched:
+    patched.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left.*ledger\.jsonl"):
+      ledger.enter(path, "later", made("later"))
+  assert path.read_bytes().startswith(before)
+  ledger.enter(path, "later", made("later"))
+  assert list(ledger.read(path))[3:] == ["later"]
+
+
+def test_what_was_begun_is_said_to_count(path):
+  assert "counted: every training that was begun" in ledger.describe(path)

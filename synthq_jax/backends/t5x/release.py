@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from synthq_jax import artifacts, extras
+from synthq_jax import artifacts, checks, extras
 from synthq_jax.backends.t5x import settings as settings_lib
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
@@ -233,6 +233,8 @@ def _secret(path: epath.Path, *, draw: bool) -> str:
     else:
       with artifacts.replacing(os.fspath(path), mode=0o600) as stream:
         stream.write(content.encode())
+  if "://" not in os.fspath(path):  # a bucket says who reads
+    checks.owner_alone(path)
   text = path.read_text().strip()
   if not text or set(text) - set("0123456789abcdef"):
     raise ValueError(
