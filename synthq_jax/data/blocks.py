@@ -44,17 +44,33 @@ class Blocks:
     return self.directory / self._pattern.format(number)
 
   def read(self, number: int, *, mapped: bool = False) -> np.ndarray | None:
-    """Returns a block, or None if it is missing or cut short: make it again.
+    """Returns a block, or None if it is missing or damaged: make it again.
 
     Args:
       number: which one.
       mapped: whether it stays on disk and is read where it is used.
     """
-    return artifacts.load_array(self.path(number), mapped=mapped)
+    rows = artifacts.load_array(self.path(number), mapped=mapped)
+    mark = self._mark(number)
+    if rows is None or not mark.exists():
+      return rows
+    return rows if mark.read_bytes() == digest(rows).encode() else None
 
-  def write(self, number: int, rows: np.ndarray) -> None:
-    """Writes a block in one step."""
+  def write(self, number: int, rows: np.ndarray, *, mark: bool = True) -> None:
+    """Writes a block in one step.
+
+    Args:
+      number: which one.
+      rows: its content.
+      mark: whether its digest is noted beside it.
+    """
+    self._mark(number).unlink(missing_ok=True)  # of the block before
     artifacts.save_array(self.path(number), rows)
+    if mark:
+      artifacts.write_atomically(self._mark(number), digest(rows))
+
+  def _mark(self, number: int) -> pathlib.Path:
+    return self.path(number).with_suffix(".sha256")
 
   def remove(self) -> None:
     """Removes the folder, and those of older settings (KIND_*) beside it."""

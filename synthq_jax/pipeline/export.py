@@ -198,7 +198,8 @@ def _source(folder: pathlib.Path) -> Source:
   }
   result = root = prepared = None
   if artifacts.read_fingerprint(folder) is not None:
-    content = json.loads((folder / artifacts.RESULT_NAME).read_text())
+    artifacts.check(folder, everywhere=False)
+    content = artifacts.read_json(folder / artifacts.RESULT_NAME)
     kind = kinds.get(content["result"].get("_type"))
     result = kind and artifacts.load(folder, kind)
   if result is not None:

@@ -110,7 +110,7 @@ def remove(directory: pathlib.Path) -> None:
 def _drawn(directory: pathlib.Path, program: str) -> tuple[str, str]:
   """Returns the numbers of the batches and of the noise, new or kept."""
   path = directory / RECORD
-  record = json.loads(path.read_text()) if path.exists() else {}
+  record = artifacts.read_json(path) if path.exists() else {}
   if record.get("program") != program:
     drawn = secrets.token_hex(16)
     if not record or checkpoints.latest_step(directory) is None:
@@ -119,5 +119,6 @@ def _drawn(directory: pathlib.Path, program: str) -> tuple[str, str]:
       record = {"batches": drawn}
     record |= {"noise": drawn, "program": program}
     with artifacts.replacing(path, mode=0o600) as stream:
-      stream.write((json.dumps(record, indent=1) + "\n").encode())
+      text = json.dumps(artifacts.sealed(record), indent=1) + "\n"
+      stream.write(text.encode())
   return record["batches"], record["noise"]

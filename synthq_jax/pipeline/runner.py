@@ -17,6 +17,8 @@ import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
 from synthq_jax.pipeline import fingerprints, inputs, results, workspace
+from synthq_jax.privacy import ledger
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import finetune_dp, stage
 from synthq_jax.training import distributed
 
@@ -211,6 +213,31 @@ class Run:
       if not place:
         for other in stages:
           other.check(self)
+    self._say_others()
+
+  def _say_others(self) -> None:
+    """Names finished results that these settings do not ask for."""
+    if "report" not in self.wanted:
+      return
+    known = {
+      _place(stage.get(name), stage.Job(depends=())) for name in self.made
+    }
+    made = {
+      _place(stage.get(name), stage.Job(name=row, depends=()))
+      for name, rows in self.made.items()
+      for row in rows
+    }
+    others = set()
+    for path in self.root.rglob(artifacts.RESULT_NAME):
+      place = path.parent.relative_to(self.root).as_posix()
+      place = place.removeprefix(f"{results.PRIVATE}/")
+      if place not in made and place.partition("/")[0] in known:
+        others.add(place)
+    if others:
+      self.say(
+        f"of other settings, left as they are: {', '.join(sorted(others))};"
+        " delete what is not wanted: what may be shared of it counts as released"
+      )
 
   def survey(self) -> Iterator[tuple[str, dict[str, bool] | None]]:
     """Yields each wanted stage with its rows, and whether they are there.
@@ -259,11 +286,15 @@ class Run:
       "give all processes the same command, packages and --workdir",
     )
     if distributed.decided(place, lambda: self._is_there(place, digest)):
+      value = self._load(place, one.result, digest)
+      if distributed.is_main():
+        self._check(place, digest, value)
       self.say(f"[{place}] finished earlier, skipped")
-      return stage.Made(self._load(place, one.result, digest), digest)
+      return stage.Made(value, digest)
     if distributed.is_main():
       for folder in self._folders(place):
-        (folder / artifacts.RESULT_NAME).unlink(missing_ok=True)
+        for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
+          (folder / name).unlink(missing_ok=True)
     self.say(f"[{place}] running")
     folders = workspace.Folders(self._space.root)
     task = stage.Task(
@@ -289,6 +320,26 @@ class Run:
   def _is_there(self, place: str, digest: str) -> bool:
     found = map(artifacts.read_fingerprint, self._folders(place))
     return digest in found
+
+  def _check(self, place: str, digest: str, value: Any) -> None:
+    """Refuses damaged files, and a training that the ledger has lost."""
+    for folder in self._folders(place):
+      if artifacts.read_fingerprint(folder) == digest:
+        artifacts.check(folder)
+    claim = getattr(value, "statement", None)
+    if (
+      not isinstance(claim, statement_lib.PrivacyStatement) or not claim.ledger
+    ):
+      return
+    path = self._space.private(ledger.NAME)
+    started = ledger.read(path).values() if ledger.begun(path) else ()
+    known = {entry.identifier for one in started for entry in one.ledger}
+    for entry in claim.ledger:
+      if entry.identifier not in known:
+        raise ValueError(
+          f"{path}: expected the training {entry.identifier}, whose result is in"
+          f" {place}, got none: restore the ledger from a copy"
+        )
 
   def _load(self, place: str, kind: type, digest: str) -> Any:
     for folder in self._folders(place):

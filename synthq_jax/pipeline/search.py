@@ -140,6 +140,7 @@ def open_run(
       f"{workdir}: expected the working directory of a run, got one without"
       " prepared data: run `synthq run` first, or check --workdir"
     )
+  artifacts.check(data)
   prepared = artifacts.load(data, results.PreparedData)
   known = rows(folders, private=private)
   first = next((name for name in known if name.startswith("synthetic")), "none")
@@ -153,6 +154,8 @@ def open_run(
         f"{workdir}: expected --system among {', '.join(known)}, got"
         f" {name}{hint}"
       )
+    if directory := getattr(known[name], "directory", None):
+      artifacts.check(folders.root / directory)
   opened = _Opened(folders, prepared, known)
   systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
   dense = (name for name in systems if opened.is_dense(name))

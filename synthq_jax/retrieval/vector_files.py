@@ -167,7 +167,7 @@ class Writer:
       )
     mark = self._files.path(number).with_suffix(".json")
     mark.unlink(missing_ok=True)  # it would describe the vectors before
-    self._files.write(number, vectors)
+    self._files.write(number, vectors, mark=False)  # it has one of its own
     record = _Record(
       layout=self.layout,
       num_shards=self.num_shards,

@@ -134,7 +134,7 @@ def dense(
   Returns:
     The run; None in processes other than 0.
   """
-  state = directory / f"vectors_{task.digest}"
+  state = directory / f"parts_{task.digest}"
   wanted = {"queries": judged.query_tokens}
   if documents is None:
     wanted["documents"] = judged.passages.tokens
@@ -173,7 +173,7 @@ def dense(
 
 
 def remove_vectors(directory: pathlib.Path, but: str = "") -> None:
-  """Removes the vectors of a result, and of older settings, but for one."""
-  for vectors in directory.glob("vectors_*"):
+  """Removes vectors and parts of a result, and of older settings, but for one."""
+  for vectors in (*directory.glob("vectors_*"), *directory.glob("parts_*")):
     if vectors.name != but:
       shutil.rmtree(vectors, ignore_errors=True)

@@ -156,7 +156,11 @@ class Stage:
       seconds = result.seconds + time.monotonic() - start
       result = dataclasses.replace(result, seconds=seconds)
     place = task.folders.root / self.place_of(result)
-    artifacts.save(place, result, task.digest)
+    folders = [
+      task.folders.public(task.place),
+      task.folders.private(task.place),
+    ]
+    artifacts.save(place, result, task.digest, folders=folders)
     if place == task.folders.public(task.place):
       _remove_others(place, task.digest)
     for clean in task.when_saved:

@@ -1,13 +1,16 @@
 """Training state on disk, through orbax: complete or not there at all."""
 
+import contextlib
+import errno
+import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from synthq_jax import extras
+from synthq_jax import artifacts, extras
 from synthq_jax.training import distributed
 
 __all__ = ["Writer", "latest_step", "restore", "save"]
@@ -66,7 +69,11 @@ class Writer:
     self.wait()
     if _is_apart():
       state = jax.device_get(state)
-    self._checkpointer.save(self._root / f"{_PREFIX}{step}", state, force=True)
+    if distributed.is_main():  # of an earlier state of this step
+      _listing(self._root, step).unlink(missing_ok=True)
+    path = self._root / f"{_PREFIX}{step}"
+    with _of_system(path):
+      self._checkpointer.save(path, state, force=True)
     self._pending = step, then
 
   def wait(self) -> None:
@@ -76,13 +83,16 @@ class Writer:
       Exception: what went wrong with it, once; the older ones are still there.
     """
     pending, self._pending = self._pending, None
-    self._checkpointer.wait_until_finished()
+    with _of_system(self._root):
+      self._checkpointer.wait_until_finished()
     if pending is None or not distributed.is_main():
       return
     step, then = pending
+    _write_listing(self._root, step)
     for earlier in _steps(self._root):
       if earlier != step:
         _remove(self._root / f"{_PREFIX}{earlier}")
+        _listing(self._root, earlier).unlink(missing_ok=True)
     then()
 
 
@@ -131,6 +141,8 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
   abstract = jax.tree.map(expected, like)
   path = pathlib.Path(directory).absolute() / f"{_PREFIX}{step}"
   try:
+    if distributed.is_main():
+      _check_listing(path.parent, step)
     with _checkpointer() as checkpointer:
       state = checkpointer.restore(path, abstract)
   except Exception as error:  # orbax and tensorstore have many kinds
@@ -139,12 +151,27 @@ def restore(directory: str | os.PathLike, step: int, like: Any) -> Any:
     )
     if is_of_system or distributed.is_loss(error):
       raise  # the state may be whole
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     raise ValueError(
       f"{path}: expected a saved training state, got one that cannot be read"
-      f" ({type(error).__name__}): delete {path.parent}, and the training"
-      " starts again from its beginning"
+      f" ({reason}): delete {path.parent}, and the training starts again from"
+      " its beginning"
     ) from error
   return jax.tree.map(_placed, state, like) if _is_apart() else state
+
+
+@contextlib.contextmanager
+def _of_system(path: pathlib.Path) -> Iterator[None]:
+  """Raises what tensorstore tells of a full disk as the OSError that it is."""
+  try:
+    yield
+  except OSError:
+    raise
+  except Exception as error:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+      if os.strerror(number) in str(error):
+        raise OSError(number, os.strerror(number), str(path)) from error
+    raise
 
 
 def _is_apart() -> bool:
@@ -184,6 +211,24 @@ def _steps(root: pathlib.Path) -> list[int]:
   names = [path.name for path in root.glob(f"{_PREFIX}*") if path.is_dir()]
   numbers = [name.removeprefix(_PREFIX) for name in names]
   return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _listing(root: pathlib.Path, step: int) -> pathlib.Path:
+  return root / f"files_{step}.json"
+
+
+def _write_listing(root: pathlib.Path, step: int) -> None:
+  """Notes what was written, by which damage is known that orbax reads."""
+  content = {"files": artifacts.list_files(root / f"{_PREFIX}{step}")}
+  text = json.dumps(artifacts.sealed(content), indent=1)
+  artifacts.write_atomically(_listing(root, step), text)
+
+
+def _check_listing(root: pathlib.Path, step: int) -> None:
+  path = _listing(root, step)
+  if path.exists():  # else the process was killed, or the version an older one
+    files = artifacts.read_json(path)["files"]
+    artifacts.check_files(root / f"{_PREFIX}{step}", files, "damaged")
 
 
 def _remove(path: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ process 0 alone writes metrics and shows progress.
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
@@ -54,19 +55,33 @@ class Log:
 
   def __init__(self, path: str | os.PathLike, resumed_at: int):
     self._path = pathlib.Path(path)
-    self._path.parent.mkdir(parents=True, exist_ok=True)
     kept = []
     if self._path.exists():
-      for line in self._path.read_text().splitlines():
-        if line.endswith("}") and json.loads(line)["step"] <= resumed_at:
-          kept.append(line + "\n")
+      lines = self._path.read_text(errors="replace").splitlines(keepends=True)
+      kept = [line for line in lines if _step_of(line) <= resumed_at]
+    self._hash = hashlib.sha256("".join(kept).encode())
     artifacts.write_atomically(self._path, "".join(kept))
+
+  def durable(self) -> str:
+    """Returns the digest of all lines so far, once they are on disk."""
+    with open(self._path, "ab") as stream:
+      os.fsync(stream.fileno())
+    return self._hash.hexdigest()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Appends the values of a step."""
-    line = json.dumps({"step": step, **values})
+    line = json.dumps({"step": step, **values}) + "\n"
+    self._hash.update(line.encode())
     with open(self._path, "a") as stream:
-      stream.write(line + "\n")
+      stream.write(line)
+
+
+def _step_of(line: str) -> float:
+  """Returns the step of a line of metrics; of one that is none, infinity."""
+  try:
+    return int(json.loads(line)["step"])
+  except (ValueError, LookupError, TypeError):  # cut by a kill, or damaged
+    return math.inf
 
 
 class Votes:
@@ -154,8 +169,14 @@ def train(
   first = distributed.decided("newest state", find) or 0
   if first:
     state = checkpoints.restore(directory, first, state)
+  pending, digest = _read_pending(directory, first)
   log = Log(metrics_path, first) if distributed.is_main() else None
-  pending = _read_pending(directory, first)
+  if log is not None and digest not in (None, log.durable()):
+    raise ValueError(
+      f"{metrics_path}: expected the lines of the first {first} steps, got"
+      f" others: restore it, or delete {directory}, and the training starts"
+      " again from its beginning"
+    )
   saved_at = time.monotonic()
   agreed, stop = Votes(), None
   with (
@@ -189,7 +210,7 @@ def train(
         pending.clear()
       stop = stopping.wanted(stops)
       if is_late or stop or done == steps:
-        _save(writer, directory, done, state, pending)
+        _save(writer, directory, done, state, pending, log)
         saved_at = time.monotonic()
         agreed.forget()
       if stop:
@@ -203,11 +224,13 @@ def train(
   return state
 
 
-def _save(writer, directory, step: int, state: Any, pending: list[Any]) -> None:
+def _save(writer, directory, step, state, pending, log: Log | None) -> None:
   writer.wait()  # which forgets the metrics of older states
   path = _pending_path(directory, step)
-  if distributed.is_main():
-    artifacts.write_atomically(path, json.dumps(_numbers(pending)))
+  if log is not None:
+    content = {"metrics": _numbers(pending), "log": log.durable()}
+    text = json.dumps(artifacts.sealed(content))
+    artifacts.write_atomically(path, text)
 
   def forget_older():
     for old in path.parent.glob(_pending_path(directory, "*").name):
@@ -217,9 +240,12 @@ def _save(writer, directory, step: int, state: Any, pending: list[Any]) -> None:
   writer.save(step, state, forget_older)
 
 
-def _read_pending(directory, step: int) -> list[Any]:
-  path = _pending_path(directory, step)
-  return json.loads(path.read_text()) if path.exists() else []
+def _read_pending(directory, step: int) -> tuple[list[Any], str | None]:
+  """Returns metrics that no line has yet, and the digest of the lines."""
+  if not step:
+    return [], None
+  content = artifacts.read_json(_pending_path(directory, step))
+  return content["metrics"], content["log"]
 
 
 def _pending_path(directory, step: int | str) -> pathlib.Path:

@@ -16,7 +16,9 @@ import small_data
 from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import shipped
+from synthq_jax.pipeline import plan, workspace
 from synthq_jax.pipeline import queries as queries_lib
+from synthq_jax.privacy import ledger
 from synthq_jax.training import pairs
 
 TINY = "--gin_file=recipes/demo_tiny.gin"
@@ -324,12 +326,46 @@ def test_runs_and_pretraining_keep_out_of_each_others_directories(
   assert "expected a new working directory, got that of a run" in message
 
 
+def test_a_run_that_is_kept_out_changes_nothing(folder, tmp_path, capsys):
+  assert main.main(command(folder, tmp_path / "run")) == 0
+  path = tmp_path / "run/config.gin"
+  before = path.read_bytes()
+  with workspace.locked(tmp_path / "run"):
+    flag = "--gin.DOCUMENT_LENGTH=9"
+    message = refused(capsys, command(folder, tmp_path / "run", flag))
+  assert "wait for it, or give another --workdir" in message
+  assert path.read_bytes() == before
+
+
+def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
+  root = finished_run.copy(tmp_path)
+  shutil.copytree(root / "generate/eps8", root / "generate/eps3")
+  plan.run(finished_run.config, root, progress=False)
+  said = capsys.readouterr().out.splitlines()[-1]
+  assert said.startswith("of other settings, left as they are: generate/eps3;")
+  shutil.rmtree(root / "generate/eps3")
+  plan.run(finished_run.config, root, progress=False)
+  assert "of other settings" not in capsys.readouterr().out
+
+
+def test_a_result_whose_training_the_ledger_has_lost_is_refused(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  path = root / "private" / ledger.NAME
+  path.unlink()
+  ledger.copy_of(path).unlink()
+  with pytest.raises(ValueError, match="expected the training .*eps8.*restore"):
+    plan.run(finished_run.config, root, progress=False)
+  assert not path.exists()
+
+
 def test_a_damaged_result_says_which(folder, tmp_path, capsys):
   assert main.main(command(folder, tmp_path / "run")) == 0
   path = tmp_path / "run/private/prepare_data/result.json"
   path.write_text(path.read_text()[:50])
   message = refused(capsys, command(folder, tmp_path / "run"))
-  assert f"{path}: not JSON" in message and "delete the folder" in message
+  assert f"{path}: not JSON" in message and f"delete {path.parent}" in message
 
 
 @pytest.mark.parametrize(
@@ -341,9 +377,12 @@ def test_a_damaged_result_says_which(folder, tmp_path, capsys):
     ("prepare_data/documents/manifest.json", "half"),
     ("private/prepare_data/train.npz", b"PK"),
     ("private/prepare_data/train.npz", None),
+    ("private/prepare_data/files.json", None),
+    ("prepare_data/corpus.jsonl", "changed"),
+    ("prepare_data/vocabulary.model", "changed"),
   ],
 )
-def test_damaged_arrays_say_what_to_delete(
+def test_damaged_files_say_what_to_delete(
   folder, tmp_path, capsys, monkeypatch, name, content
 ):
   monkeypatch.setattr(pairs, "train", lambda recipe, params, *_, **__: params)
@@ -352,6 +391,8 @@ def test_damaged_arrays_say_what_to_delete(
   whole = path.read_bytes()
   if content is None:
     path.unlink()
+  elif content == "changed":
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
   else:
     path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
   argv = command(
@@ -363,8 +404,7 @@ def test_damaged_arrays_say_what_to_delete(
     stage="train_retriever",
   )
   message = refused(capsys, argv)
-  said = path if path.suffix == ".npz" else tmp_path / "run" / "prepare_data"
-  assert f"{said}: expected the arrays" in message
+  assert f"{path}: expected" in message
   doomed = tmp_path / "run/private/prepare_data"
   assert f"delete {doomed}" in message
   shutil.rmtree(doomed)  # the advice is followed

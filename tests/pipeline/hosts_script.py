@@ -57,8 +57,8 @@ def patch(folder: pathlib.Path, kills: str) -> None:
   Writer.save = after(Writer.save, die_once)
 
   class Parts(blocks.Blocks):
-    def write(self, number, rows):
-      super().write(number, rows)
+    def write(self, number, rows, **named):
+      super().write(number, rows, **named)
       if self.directory.name.startswith("parts_"):
         print("part", number, flush=True)
 

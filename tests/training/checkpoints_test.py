@@ -49,7 +49,7 @@ def test_the_newest_state_alone_stays(tmp_path):
   for step in (1, 9, 10):
     checkpoints.save(tmp_path, step, make(step))
     assert checkpoints.latest_step(tmp_path) == step
-    assert names(tmp_path) == [f"step_{step}"]
+    assert names(tmp_path) == [f"files_{step}.json", f"step_{step}"]
   loaded = checkpoints.restore(tmp_path, 10, make(0))
   assert loaded.params["a"].tolist() == make(10).params["a"].tolist()
 
@@ -57,7 +57,7 @@ def test_the_newest_state_alone_stays(tmp_path):
 def test_a_step_can_be_saved_again(tmp_path):
   checkpoints.save(tmp_path, 3, make(1))
   checkpoints.save(tmp_path, 3, make(2))
-  assert names(tmp_path) == ["step_3"]
+  assert names(tmp_path) == ["files_3.json", "step_3"]
   assert checkpoints.restore(tmp_path, 3, make(0)).step == 2
 
 
@@ -119,7 +119,7 @@ def test_training_goes_on_while_a_state_is_written(tmp_path, monkeypatch):
     writer.save(2, make(2), lambda: told.append(2))
     assert told == [1]
   assert told == [1, 2]
-  assert names(tmp_path) == ["step_2"]
+  assert names(tmp_path) == ["files_2.json", "step_2"]
 
 
 def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
@@ -217,7 +217,7 @@ def test_the_old_state_stays_until_the_new_one_is_complete(
   for step in (1, 2):
     assert checkpoints.restore(tmp_path, step, make(0)).step == step
   checkpoints.save(tmp_path, 3, make(3))
-  assert names(tmp_path) == ["step_3"]
+  assert names(tmp_path) == ["files_3.json", "step_3"]
 
 
 def test_a_save_that_dies_leaves_the_old_state(tmp_path, monkeypatch):
@@ -263,6 +263,19 @@ def test_a_damaged_state_says_what_to_delete(tmp_path, left):
     if path.is_file():
       path.write_bytes(path.read_bytes()[: int(path.stat().st_size * left)])
   with pytest.raises(ValueError, match=f"step_4.*delete {tmp_path}"):
+    checkpoints.restore(tmp_path, 4, make(0))
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_bit_that_changed_in_a_state_is_found(tmp_path, place):
+  """Also where nothing else would know: in the numbers themselves."""
+  checkpoints.save(tmp_path, 4, make(4))
+  files = [p for p in (tmp_path / "step_4").rglob("*") if p.is_file()]
+  path = max(files, key=lambda p: (p.stat().st_size, p.name))
+  data = bytearray(path.read_bytes())
+  data[len(data) * place // 4] ^= 1
+  path.write_bytes(data)
+  with pytest.raises(ValueError, match=rf"{path.name}.*delete {tmp_path}"):
     checkpoints.restore(tmp_path, 4, make(0))
 
 

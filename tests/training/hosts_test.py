@@ -44,7 +44,7 @@ def assert_equal(folder, whole):
   for name in ("result.npy", "metrics.jsonl", "ledger.jsonl"):
     assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
   assert len(ledger.read(folder / "ledger.jsonl")) == 1
-  assert states(folder) == ["pending_8.json", "step_8"]
+  assert states(folder) == ["files_8.json", "pending_8.json", "step_8"]
 
 
 def states(folder):
@@ -89,7 +89,7 @@ def test_a_state_moves_from_two_processes_to_one_and_back(tmp_path, whole):
   for name in ("split", "joined"):
     result, state = tmp_path / name / "result.npy", states(tmp_path / name)
     assert result.read_bytes() == (whole / "result.npy").read_bytes()
-    assert state == ["pending_8.json", "step_8"]
+    assert state == ["files_8.json", "pending_8.json", "step_8"]
 
 
 def test_all_start_again_when_one_is_killed_and_nothing_shows_it(
@@ -109,7 +109,11 @@ def test_sigterm_to_one_stops_both_after_the_same_step(tmp_path, whole):
   for process, step, last in ((0, 2, 4), (1, 5, 7)):
     told = f"--signal={signal.SIGTERM:d},{process},{step}"
     ended(launch(cut, told), code=143)
-    assert states(cut) == [f"pending_{last}.json", f"step_{last}"]
+    assert states(cut) == [
+      f"files_{last}.json",
+      f"pending_{last}.json",
+      f"step_{last}",
+    ]
     assert not (cut / "result.npy").exists()
   ended(launch(cut))
   assert_equal(cut, whole)
@@ -141,7 +145,11 @@ def test_a_launcher_that_is_told_to_stop_waits_for_one_saved_state(
   output = ended(process, code=143)
   assert "restart" not in output
   step = states(cut)[-1].removeprefix("step_")
-  assert states(cut) == [f"pending_{step}.json", f"step_{step}"]
+  assert states(cut) == [
+    f"files_{step}.json",
+    f"pending_{step}.json",
+    f"step_{step}",
+  ]
   assert 0 < int(step) < 8
   ended(launch(cut))
   assert_equal(cut, whole)
@@ -167,7 +175,9 @@ def test_process_0_trains_alone_while_the_others_wait(tmp_path, whole):
   pids = re.search(r"started (\d+) (\d+)", stopped.stdout.readline())
   os.kill(int(pids[2]), signal.SIGTERM)
   ended(stopped, code=143)
-  assert [name.partition("_")[0] for name in states(cut)] == ["pending", "step"]
+  assert [name.partition("_")[0] for name in states(cut)] == [
+    "files", "pending", "step",
+  ]  # fmt: skip
   assert "step_8" not in states(cut)
   ended(launch(cut, "--alone"))
   assert_equal(cut, whole)
