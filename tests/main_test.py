@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import errno
+import gzip
 import os
 import pathlib
 import re
 import shlex
+import signal
 
 import made_up
 import pytest
@@ -15,6 +17,7 @@ from synthq_jax.cli import guide, main
 from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import frame, images
+from synthq_jax.training import distributed
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEMO = "--gin_file=gin_configs/recipes/demo.gin"
@@ -388,8 +391,71 @@ WRONG_USES = {
   "export --queries=no --to=x --format=pdf": "--format must be one of",
   "search --workdir=w": "expected a query in quotes",
   "search boats --workdir=no": "no",
+  "privacy --ledger=bytes": "bytes:1: expected an entry of a privacy ledger",
+  "privacy --ledger=no.jsonl": "no.jsonl",
+  "privacy --examples=0 --batch_size=3 --epochs=1 --epsilon=1": "0",
+  "privacy --examples=9 --batch_size=30 --epochs=1 --epsilon=1": "30",
+  "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=-1": "-1",
+  "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=1 --delta=2": "delta",
+  "search boats --workdir=file": "file",
+  "export --checkpoint=empty --to=x --format=t5x": "expected a T5 checkpoint",
+  "export --checkpoint=pickled --to=x --format=t5x": "config.json: expected a T5 shape",
+  "export --checkpoint=no --to=x --format=t5x": "expected a T5 checkpoint",
+  # Files that are none.
+  "run --gin_file=bytes --workdir=w": "bytes: ",
+  "run --gin_file=empty --workdir=w": "empty",
+  "run --gin_file=loop.gin --workdir=w": "loop.gin",
+  "run --gin_file=half.gin --workdir=w": "half.gin: ",
+  "run --gin_file=code.gin --workdir=w": "code.gin",
+  f"{RUN} --gin.SOURCE=jsonl:bytes": "another suffix: rename or convert it",
+  f"{RUN} --gin.SOURCE=jsonl:bytes.jsonl": "bytes.jsonl:1: expected UTF-8",
+  f"{RUN} --gin.SOURCE=jsonl:deep.jsonl": "deep.jsonl:1: expected one JSON",
+  f"{RUN} --gin.SOURCE=jsonl:keys.jsonl": "keys.jsonl:1: expected",
+  f"{RUN} --gin.SOURCE=jsonl:one.jsonl": "one.jsonl",
+  f"{RUN} --gin.SOURCE=jsonl:zip.jsonl": "expected sound gzip",
+  f"{RUN} --gin.SOURCE=jsonl:cells.csv": "cells.csv:3: expected 2 cells",
+  f"{RUN} --gin.SOURCE=jsonl:cut.parquet": "cut.parquet: expected a table, got a",
+  f"{RUN} --gin.SOURCE=jsonl:empty": "expected tables",
+  f"{RUN} --gin.SOURCE=log:keys.jsonl": "@",
+  f"{RUN} --gin.SOURCE=log:no.csv@keys.jsonl": 'string under "_id"',
+  f"{RUN} --gin.SOURCE=msmarco:empty": "empty",
+  f"{RUN} --gin.SOURCE=msmarco:no": "no",
+  f"{RUN} --gin.SOURCE=beir:empty": "expected a file corpus.jsonl",
+  f"{RUN} --gin.CHECKPOINT=pickled": "got no file pickled/vocabulary",
+  f"{RUN} --gin.CHECKPOINT=empty": "expected a file of a checkpoint",
+  f"{RUN} --gin.prepare_data.Config.vocabulary=bytes": "SentencePiece model",
+  # Places, processes, the environment.
+  "run --gin_file=demo_tiny.gin --workdir=file": "file",
+  "run --gin_file=demo_tiny.gin --workdir=file/w": "file",
+  f"{RUN} --distributed=local": "needs --coordinator_address",
+  f"{RUN} --distributed=cloud": "invalid choice: 'cloud'",
+  f"{RUN} --distributed=tpu --process_id=1": "takes no --process_id",
+  f"{RUN} --cpu_devices=0": "expected --cpu_devices of 1 or more",
+  f"{RUN} --distributed=slurm": "in the environment, got none",
+  f"SYNTHQ_DISTRIBUTED=clou {RUN}": "clou",
+  f"SYNTHQ_DISTRIBUTED=local SYNTHQ_NUM_PROCESSES=two {RUN}": "got 'two'",
+  f"SYNTHQ_DISTRIBUTED=local SYNTHQ_COORDINATOR_ADDRESS=x {RUN}": "needs",
 }
-"""A command, and what its one line says."""
+"""A command, with variables of the environment before it, and its one line."""
+
+FILES = {
+  "file": b"",
+  "bytes": b"\xff\x00\x80 {[(",
+  "bytes.jsonl": b"\xff\x00",
+  "deep.jsonl": b"[" * 100_000,
+  "keys.jsonl": b'{"a": 1}\n',
+  "one.jsonl": b'{"query": "a", "document": "b"}\n',
+  "zip.jsonl": gzip.compress(b'{"query": "a", "document": "b"}\n')[:-9],
+  "cells.csv": b"query,document\na,b\nc\n",
+  "cut.parquet": b"PAR1\x00\x00PAR1",
+  "loop.gin": b"include 'loop.gin'\n",
+  "half.gin": b"A = (1,\n",
+  "code.gin": b"import no_such_module_of_anybody\n",
+  "empty/.keep": b"",
+  "pickled/pytorch_model.bin": b"cos\nsystem\n(S'touch ran'\ntR.",
+  "pickled/config.json": b'{"model_type": "t5", "d_model": 8}',
+}
+"""What lies in the folder where the commands run."""
 
 
 @pytest.mark.parametrize("command", WRONG_USES)
@@ -397,8 +463,16 @@ def test_a_wrong_use_ends_in_one_line_that_helps(
   capsys, command, tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
-  (tmp_path / "file").write_text("")
-  assert WRONG_USES[command] in fails(capsys, *shlex.split(command))
+  for name, content in FILES.items():
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+  argv = shlex.split(command)
+  while argv and (setting := re.fullmatch(r"([A-Z_]+)=(.*)", argv[0])):
+    monkeypatch.setenv(*setting.groups())
+    del argv[0]
+  assert WRONG_USES[command] in fails(capsys, *argv)
+  assert not (tmp_path / "ran").exists()  # nothing that was read ran
   assert not list(tmp_path.rglob("result.json"))
   assert not list(tmp_path.rglob("ledger.jsonl"))
 
@@ -495,6 +569,22 @@ def output(capsys, *argv: str) -> str:
   capsys.readouterr()
   assert main.main(argv) == 0
   return capsys.readouterr().out
+
+
+def test_a_process_that_is_told_to_stop_first_joins_the_others(
+  ran, monkeypatch, tmp_path, capsys
+):
+  """They would wait for it."""
+  joined = []
+
+  def start(settings):
+    os.kill(os.getpid(), signal.SIGTERM)
+    joined.append(settings)
+
+  monkeypatch.setattr(distributed, "start", start)
+  assert main.main(["run", DEMO, f"--workdir={tmp_path}"]) == 143
+  assert joined and not ran
+  assert "told to stop" in capsys.readouterr().err
 
 
 def test_recipes_are_listed_with_what_they_need(capsys):

@@ -205,7 +205,11 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
     raise UsageError("--dry_run goes with stages of a run, got study")
   if options.fail_above_claim:
     screen.check_gate(options.stage)
-  distributed.start(flags.processes(options))
+  with stopping.deferred() as asked:
+    # Others wait for this process: one that is told to stop joins, and leaves.
+    distributed.start(flags.processes(options))
+  if told := asked():
+    raise told
   workdir = pathlib.Path(options.workdir)
   runners = {"pretrain": _pretrain, "study": _study}
   report = runners.get(options.stage, _pipeline)(options, bindings, workdir)

@@ -202,7 +202,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
   for where, text in lines(path):
     try:
       value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
       raise ValueError(
         f"{where}: expected one JSON object a line, got other text ({error});"
         " correct or remove the line"

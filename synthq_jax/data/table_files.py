@@ -184,7 +184,11 @@ def _explained(path: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    if "Arrow" not in type(error).__name__:
+    is_of_system = isinstance(error, OSError) and error.errno is not None
+    is_of_arrow = "Arrow" in type(error).__name__
+    if is_of_system or not (
+      is_of_arrow or isinstance(error, (OSError, ValueError))
+    ):
       raise
     raise ValueError(
       f"{path}: expected a table, got a damaged file ({type(error).__name__}):"

@@ -110,19 +110,21 @@ def _read_native(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
   try:
     contents = _unpack(path)
   except (ValueError, TypeError, msgpack.UnpackException) as error:
-    reason = str(error) or type(error).__name__
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
     raise ValueError(
       f"{path}: expected a T5X checkpoint, got a damaged msgpack file"
       f" ({reason}); copy it again"
     ) from error
   version = contents.get("version")
-  target = contents.get("optimizer", contents).get("target")
+  optimizer = contents.get("optimizer", contents)
+  target = optimizer.get("target") if isinstance(optimizer, dict) else None
   if version is None and target is not None and folder.name == "state":
     version = _VERSION  # as old Orbax versions wrote it
   if version != _VERSION or not isinstance(target, dict):
     raise ValueError(
       f"{path}: expected a T5X checkpoint of version {_VERSION} with"
-      f" optimizer/target, got version={version} and keys {sorted(contents)};"
+      f" optimizer/target, got version={version!r:.40} and keys"
+      f" {sorted(map(str, contents))!s:.200};"
       " save it again with a newer T5X"
     )
   return _describe(folder, target, ())
@@ -147,7 +149,7 @@ def _without_state(unpacker: msgpack.Unpacker, nested: tuple[str, ...] = ()):
     key = unpacker.unpack()
     if key in ("state", "param_states"):
       unpacker.skip()
-    elif key in nested:
+    elif key in nested:  # TypeError: a key that is none
       contents[key] = _without_state(unpacker)
     else:
       contents[key] = unpacker.unpack()
