@@ -1,0 +1,747 @@
+"""Faults of every kind, one after the other: is anything lost, or false?
+
+Makes a small run without disturbance. Then, again and again: cuts a copy of it
+back to the beginning of a stage, disturbs that (or its files), looks at what is
+left, and has the same command go on, after doing what its message says. Allowed
+ends are the undisturbed result, byte for byte but for times, or one line that
+says what is broken and what to do, with the ledger intact and no result that
+only looks finished; after the advice is followed, the undisturbed result.
+
+  python tests/pipeline/campaign.py --hours=3 --out=campaign.jsonl
+
+prints one line per fault and a table of all in the file, with which a second call
+goes on; exit code 1 if anything was lost or false. Faults of a full and of a
+read-only disk need to mount a tmpfs, and are left out where that is refused.
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
+
+from tests.pipeline import kills  # noqa: E402
+
+LIMIT = 300.0
+"""Seconds after which a run hangs."""
+_RUNNING = re.compile(r"^\[(\S+)\] running$", re.M)
+_FINGERPRINT = re.compile(r"_[0-9a-f]{16}(?![0-9a-f])")
+_POINTS = ("replace", "fsync", "rename", "unlink", "mkdir")
+_IMPORTED = (
+  "flax.linen",
+  "optax",
+  "orbax.checkpoint",
+  "scipy.optimize",
+  "scipy.stats",
+  "synthq_jax.report.plots",
+)
+LOST, FALSE = "lost", "false"
+
+
+class Wrong(Exception):  # noqa: N818
+  """What must not happen; its first word is LOST or FALSE."""
+
+
+@dataclasses.dataclass
+class Child:
+  """A run in a process of its own, forked from this one: no import is paid."""
+
+  pid: int
+  log: pathlib.Path
+  code: int | None = None
+
+  def poll(self) -> int | None:
+    if self.code is None:
+      pid, status = os.waitpid(self.pid, os.WNOHANG)
+      if pid:
+        self.code = os.waitstatus_to_exitcode(status)
+    return self.code
+
+  def wait(self, seconds: float = LIMIT) -> int | None:
+    end = time.monotonic() + seconds
+    while self.poll() is None and time.monotonic() < end:
+      time.sleep(0.01)
+    return self.code
+
+  def finish(self) -> int:
+    if self.wait() is None:
+      self.kill()
+      raise Wrong(f"{FALSE}: hangs for {LIMIT:.0f} s: {self.text()[-300:]}")
+    return self.code
+
+  def kill(self, number: int = signal.SIGKILL) -> None:
+    if self.poll() is None:
+      os.kill(self.pid, number)
+      if number == signal.SIGKILL:
+        self.wait()
+
+  def text(self) -> str:
+    return self.log.read_text(errors="replace")
+
+
+def fork(
+  workdir: pathlib.Path,
+  flags: Sequence[str],
+  log: pathlib.Path,
+  before: Callable[[], None] = lambda: None,
+) -> Child:
+  """Starts `synthq run`, with something changed in its process before."""
+  pid = os.fork()
+  if pid:
+    return Child(pid, log)
+  code = 70
+  try:
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before()
+    from synthq_jax.cli import main
+
+    code = main.main(["run", "--quiet", f"--workdir={workdir}", *flags])
+  except BaseException:
+    traceback.print_exc()
+  finally:
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def dies_at(number: int) -> Callable[[], None]:
+  """Has the process kill itself before its n-th write, rename or removal."""
+
+  def patch() -> None:
+    left = [number]
+
+    def wrapped(call):
+      def counted(*args, **named):
+        left[0] -= 1
+        if not left[0]:
+          os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **named)
+
+      return counted
+
+    for name in _POINTS:
+      setattr(os, name, wrapped(getattr(os, name)))
+
+  return patch
+
+
+def another_version() -> None:
+  import synthq_jax
+
+  synthq_jax.__version__ = "0.0.1"
+
+
+def yesterday() -> None:
+  now = time.time
+  time.time = lambda: now() - 86_400.0
+
+
+class Campaign:
+  """The undisturbed run, and copies of it that are disturbed."""
+
+  def __init__(self, folder: pathlib.Path, flags: Sequence[str]):
+    self.folder, self.flags = folder, flags
+    self.whole = folder / "whole"
+    self.log = folder / "log.txt"
+    self.killed: list[tuple[pathlib.Path, str]] = []
+    """Copies of what kills left behind, for faults in unfinished work."""
+    child = fork(self.whole, flags, self.log)
+    began, self.begins = time.monotonic(), {}
+    while child.poll() is None:
+      for place in _RUNNING.findall(child.text()) if self.log.exists() else ():
+        self.begins.setdefault(place, time.monotonic() - began)
+      time.sleep(0.02)
+    if child.code:
+      raise RuntimeError(f"the undisturbed run failed:\n{child.text()}")
+    self.seconds = time.monotonic() - began
+    self.places = list(self.begins)
+    self.content = kills.files(self.whole)
+
+  # What a fault needs.
+
+  def length(self, place: str) -> float:
+    """Seconds that a place took."""
+    ends = [*self.begins.values(), self.seconds]
+    at = self.places.index(place)
+    return ends[at + 1] - ends[at]
+
+  def cut(self, root: pathlib.Path, place: str) -> None:
+    """Copies the run as it was when a place began."""
+    shutil.copytree(self.whole, root, dirs_exist_ok=True)
+    later = self.places[self.places.index(place) :]
+    for one in later:
+      for folder in (root / one, root / "private" / one):
+        shutil.rmtree(folder, ignore_errors=True)
+    for name in ("ledger.jsonl", "ledger_copy.jsonl"):
+      path = root / "private" / name
+      lines = path.read_text().splitlines(keepends=True)
+      kept = [
+        line
+        for line in lines
+        if not json.loads(line)["identifier"].startswith(
+          tuple(f"{one}/" for one in later)
+        )
+      ]
+      path.write_text("".join(kept)) if kept else path.unlink()
+
+  def run(
+    self, root: pathlib.Path, before: Callable[[], None] = lambda: None
+  ) -> Child:
+    return fork(root, self.flags, self.log, before)
+
+  def until_running(self, child: Child) -> None:
+    """Waits until a stage has begun: before that a kill hits imports alone."""
+    end = time.monotonic() + LIMIT
+    while child.poll() is None and time.monotonic() < end:
+      if self.log.exists() and _RUNNING.search(child.text()):
+        return
+      time.sleep(0.01)
+
+  # What must hold.
+
+  def hold(
+    self,
+    root: pathlib.Path,
+    begun: set[str],
+    but: Sequence[str] = (),
+    other_version: bool = False,
+  ) -> None:
+    """Holds that nothing was lost, and that what looks finished is so."""
+    if lost := begun - entries(root):
+      raise Wrong(f"{LOST}: the ledger forgot {sorted(lost)}")
+    if other_version:
+      return
+    found = kills.files(root)
+    done = [
+      n.removesuffix("result.json") for n in found if n.endswith("/result.json")
+    ]
+    for name, content in found.items():
+      public = name.removeprefix("private/")
+      places = [
+        d for d in done if public.startswith(d.removeprefix("private/"))
+      ]
+      if not places or name in but or _FINGERPRINT.search(name):
+        continue
+      if content != self.content.get(name):
+        raise Wrong(f"{FALSE}: {places[0]} looks finished, and {name} differs")
+
+  def refused(self, child: Child) -> str:
+    """Returns the line with which a run must have ended."""
+    text = child.text()
+    lines = [
+      line
+      for line in text.splitlines()
+      if line.startswith("synthq: ") and not line.startswith("synthq: note: ")
+    ]
+    if "Traceback" in text or len(lines) != 1 or child.code not in (2, 75):
+      raise Wrong(f"{FALSE}: code {child.code}, said {text[-600:]!r}")
+    return lines[0]
+
+  def finish(
+    self,
+    root: pathlib.Path,
+    begun: set[str],
+    damaged: Sequence[str] = (),
+    other_version: bool = False,
+  ) -> str:
+    """Goes on until the run ends; follows what it says; compares."""
+    outcome = "undisturbed"
+    for _ in range(4):
+      child = self.run(root)
+      if child.finish() == 0:
+        break
+      line = self.refused(child)
+      self.hold(root, begun, damaged, other_version)
+      outcome = "one line"
+      self.follow(root, line, damaged)
+    else:
+      raise Wrong(f"{FALSE}: the advice helps nothing: {child.text()[-500:]!r}")
+    self.compare(root, other_version)
+    return outcome
+
+  def follow(
+    self, root: pathlib.Path, line: str, damaged: Sequence[str]
+  ) -> None:
+    """Does what a message says: restores, puts a copy in place, or deletes."""
+    if found := re.search(r"put (\S+) in its place", line):
+      copy = pathlib.Path(found[1])
+      shutil.copy(copy, copy.with_name("ledger.jsonl"))
+    elif found := re.search(r"[Dd]elete (\S+?)[,;:]? ", f"{line} "):
+      doomed = pathlib.Path(found[1])
+      if not doomed.is_relative_to(root) or not doomed.exists():
+        raise Wrong(f"{FALSE}: advice names nothing that is there: {line}")
+      shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
+    elif "restore" in line and damaged:
+      for name in damaged:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.whole / name, root / name)
+    else:
+      raise Wrong(f"{FALSE}: no advice: {line}")
+
+  def compare(self, root: pathlib.Path, other_version: bool = False) -> None:
+    """Holds that a finished run is the undisturbed one."""
+    found = kills.files(root)
+    wrong = []
+    for name in sorted(found.keys() | self.content.keys()):
+      if found.get(name) == self.content.get(name):
+        continue
+      is_extra = name not in self.content and _FINGERPRINT.search(name)
+      # More trainings were begun, and the page counts them.
+      counts = name.startswith(("private/ledger", "private/report", "report/"))
+      if not (other_version and (is_extra or counts)):
+        wrong.append(name)
+    if wrong:
+      raise Wrong(f"{LOST}: {len(wrong)} files differ: {', '.join(wrong[:4])}")
+    if missing := entries(self.whole) - entries(root):
+      raise Wrong(f"{LOST}: the ledger forgot {sorted(missing)}")
+
+
+def entries(root: pathlib.Path) -> set[str]:
+  """The trainings that the ledger or its copy still knows."""
+  found = set()
+  for name in ("ledger.jsonl", "ledger_copy.jsonl"):
+    path = root / "private" / name
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+      with contextlib.suppress(ValueError, KeyError, TypeError):
+        found.add(json.loads(line)["identifier"])
+  return found
+
+
+# The faults: each disturbs a directory and returns how that ended.
+
+
+def killed(one: Campaign, root, place, rng, *, times=1, before=None) -> str:
+  one.cut(root, place)
+  begun, struck = set(), 0
+  for _ in range(times):
+    child = one.run(root, *([before] if before else []))
+    one.until_running(child)
+    child.wait(rng.uniform(0, 1.1 * one.length(place) + 0.05))
+    child.kill()
+    struck += child.code == -signal.SIGKILL
+    begun |= entries(root)
+    one.hold(root, begun)
+  if struck and rng.random() < 0.3:
+    keep(one, root, place)
+  return one.finish(root, begun) if struck else "came too late"
+
+
+def killed_twice(one, root, place, rng) -> str:
+  return killed(one, root, place, rng, times=2)
+
+
+def killed_at_a_write(one: Campaign, root, place, rng) -> str:
+  one.cut(root, place)
+  child = one.run(root, dies_at(1 + int(rng.expovariate(1 / 25))))
+  child.finish()
+  begun = entries(root)
+  one.hold(root, begun)
+  if child.code == -signal.SIGKILL:
+    if rng.random() < 0.3:
+      keep(one, root, place)
+    return one.finish(root, begun)
+  return "came too late"
+
+
+def keep(one: Campaign, root: pathlib.Path, place: str) -> None:
+  """Keeps what a kill left, for later faults in its files."""
+  copy = one.folder / f"killed_{len(one.killed) % 6}"
+  shutil.rmtree(copy, ignore_errors=True)
+  shutil.copytree(root, copy)
+  one.killed = [x for x in one.killed if x[0] != copy] + [(copy, place)]
+
+
+def told_to_stop(one: Campaign, root, place, rng) -> str:
+  one.cut(root, place)
+  child = one.run(root)
+  one.until_running(child)
+  child.wait(rng.uniform(0, one.length(place)))
+  number, code = rng.choice([(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+  child.kill(number)
+  if child.finish() == 0:
+    return "came too late"
+  if child.code != code or "Traceback" in child.text():
+    raise Wrong(f"{FALSE}: code {child.code}, said {child.text()[-600:]!r}")
+  begun = entries(root)
+  one.hold(root, begun)
+  return one.finish(root, begun)
+
+
+def damage(one: Campaign, root, place, rng, change) -> str:
+  """Damages one file of a finished, a cut or a killed run."""
+  source = rng.choice(["whole", "cut", "killed"])
+  if source == "killed" and one.killed:
+    copy, place = rng.choice(one.killed)
+    shutil.copytree(copy, root, dirs_exist_ok=True)
+  elif source == "cut":
+    one.cut(root, place)
+  else:
+    shutil.copytree(one.whole, root, dirs_exist_ok=True)
+  begun = entries(root)
+  names = [
+    path.relative_to(root).as_posix()
+    for path in sorted(root.rglob("*"))
+    if path.is_file()
+    and path.name not in (".lock", "config.gin")  # written anew by every run
+    and path.stat().st_size
+  ]
+  name = rng.choice(names)
+  whole = (root / name).read_bytes()
+  if not change(root / name, whole, rng):
+    return "came too late"
+  try:
+    outcome = one.finish(root, begun, [name])
+  except Wrong as error:
+    raise Wrong(f"{error} [{name}]") from error
+  return outcome
+
+
+def _removed(path, whole, rng) -> bool:
+  path.unlink()
+  return True
+
+
+def _cut_short(path, whole, rng) -> bool:
+  path.write_bytes(whole[: rng.randrange(len(whole))])
+  return True
+
+
+def _flipped(path, whole, rng) -> bool:
+  at = rng.randrange(len(whole))
+  changed = whole[at] ^ (1 << rng.randrange(8))
+  path.write_bytes(whole[:at] + bytes([changed]) + whole[at + 1 :])
+  return True
+
+
+def file_removed(one, root, place, rng) -> str:
+  return damage(one, root, place, rng, _removed)
+
+
+def file_truncated(one, root, place, rng) -> str:
+  return damage(one, root, place, rng, _cut_short)
+
+
+def byte_flipped(one, root, place, rng) -> str:
+  return damage(one, root, place, rng, _flipped)
+
+
+def clock_set_back(one: Campaign, root, place, rng) -> str:
+  """The clock of the first part, and the times of all files."""
+  one.cut(root, place)
+  child = one.run(root, yesterday)
+  one.until_running(child)
+  child.wait(rng.uniform(0, one.length(place)))
+  child.kill()
+  for path in root.rglob("*"):
+    when = time.time() + rng.uniform(-1e7, 1e6)
+    os.utime(path, (when, when))
+  begun = entries(root)
+  one.hold(root, begun)
+  return one.finish(root, begun)
+
+
+def two_runs(one: Campaign, root, place, rng) -> str:
+  one.cut(root, place)
+  first = one.run(root)
+  time.sleep(rng.uniform(0, one.length(place)))
+  second = fork(root, one.flags, one.log.with_name("second.txt"))
+  codes = {first.finish(), second.finish()}
+  if codes == {0}:  # one after the other
+    one.compare(root)
+    return "undisturbed"
+  if codes != {0, 2}:
+    raise Wrong(f"{FALSE}: codes {codes}: {second.text()[-400:]!r}")
+  one.refused(first if first.code else second)
+  one.compare(root)
+  return "one line"
+
+
+def moved(one: Campaign, root, place, rng) -> str:
+  """Another path after a kill; a copy goes on elsewhere."""
+  one.cut(root, place)
+  child = one.run(root)
+  one.until_running(child)
+  child.wait(rng.uniform(0, one.length(place)))
+  child.kill()
+  begun = entries(root)
+  other = root.with_name("elsewhere")
+  shutil.rmtree(other, ignore_errors=True)
+  move = rng.choice([shutil.copytree, shutil.move])
+  move(root, other)
+  one.hold(other, begun)
+  outcome = one.finish(other, begun)
+  shutil.rmtree(other)
+  return outcome
+
+
+def version_between(one: Campaign, root, place, rng) -> str:
+  """An older version of the package begins over what is there, and is killed."""
+  shutil.copytree(one.whole, root, dirs_exist_ok=True)
+  child = one.run(root, another_version)
+  one.until_running(child)
+  child.wait(rng.uniform(0, 0.7 * one.seconds))
+  child.kill()
+  begun = entries(root)
+  one.hold(root, begun, other_version=True)
+  return one.finish(root, begun, other_version=True)
+
+
+@contextlib.contextmanager
+def mounted(root: pathlib.Path, size: int) -> Iterator[Callable[[str], None]]:
+  """Mounts a tmpfs of a size; yields what changes its options."""
+  root.mkdir(exist_ok=True)
+  options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(root)]
+  subprocess.run(["mount", *options], check=True, capture_output=True)
+  try:
+    yield lambda words: subprocess.run(
+      ["mount", "-o", f"remount,{words}", str(root)], check=True
+    )
+  finally:
+    subprocess.run(["umount", "-l", str(root)], check=True)
+
+
+def disk_full(one: Campaign, root, place, rng) -> str:
+  with mounted(root, 1 << 30) as remount:
+    inside = root / "run"
+    one.cut(inside, place)
+    used = shutil.disk_usage(root).used
+    size = sum(p.stat().st_size for p in one.whole.rglob("*") if p.is_file())
+    missing = max(size - used, 1 << 16)
+    remount(f"size={used + rng.randrange(missing)}")
+    child = one.run(inside)
+    child.finish()
+    begun = entries(inside)
+    one.hold(inside, begun)
+    if child.code == 0:
+      return "came too late"
+    line = one.refused(child)
+    if "No space left" not in line:
+      raise Wrong(f"{FALSE}: no word of the disk: {line}")
+    remount(f"size={1 << 30}")
+    one.finish(inside, begun)
+  return "one line"
+
+
+def disk_read_only(one: Campaign, root, place, rng) -> str:
+  with mounted(root, 1 << 30) as remount:
+    inside = root / "run"
+    one.cut(inside, place)
+    begun = entries(inside)
+    remount("ro")
+    child = one.run(inside)
+    child.finish()
+    line = one.refused(child)
+    if "Read-only" not in line:
+      raise Wrong(f"{FALSE}: no word of the disk: {line}")
+    one.hold(inside, begun)
+    remount("rw")
+    one.finish(inside, begun)
+  return "one line"
+
+
+FAULTS = {
+  killed: 4,
+  killed_twice: 2,
+  killed_at_a_write: 4,
+  told_to_stop: 2,
+  file_removed: 3,
+  file_truncated: 3,
+  byte_flipped: 4,
+  disk_full: 2,
+  disk_read_only: 1,
+  clock_set_back: 1,
+  two_runs: 1,
+  moved: 1,
+  version_between: 1,
+}
+"""How often each is taken."""
+
+
+def can_mount(folder: pathlib.Path) -> bool:
+  try:
+    with mounted(folder / "mount", 1 << 20):
+      return True
+  except (OSError, subprocess.CalledProcessError):
+    return False
+
+
+def table(records: Sequence[dict]) -> str:
+  """Counts by kind of fault, and by stage."""
+  lines = []
+  for column in ("fault", "stage"):
+    counts: dict[str, collections.Counter] = {}
+    for record in records:
+      row = counts.setdefault(record[column], collections.Counter())
+      row[record["outcome"]] += 1
+    kinds = sorted({k for row in counts.values() for k in row})
+    lines.append(
+      f"{column:20}" + "".join(f"{k:>15}" for k in ["faults", *kinds])
+    )
+    for name, row in sorted(counts.items()):
+      cells = [row.total(), *(row[k] for k in kinds)]
+      lines.append(f"{name:20}" + "".join(f"{cell:>15}" for cell in cells))
+    lines.append("")
+  seconds = sum(record["seconds"] for record in records)
+  wrong = sum(record["outcome"] in (LOST, FALSE) for record in records)
+  lines.append(f"{len(records)} faults, {seconds / 3600:.2f} h, {wrong} wrong")
+  return "\n".join(lines)
+
+
+def small_run(folder: pathlib.Path) -> list[str]:
+  """Writes what the run reads, in a process that may start JAX; returns flags."""
+  code = (
+    "import pathlib, random_t5, small_data\n"
+    f"folder = pathlib.Path({str(folder)!r})\n"
+    "small_data.write_pairs(folder / 'pairs.jsonl', 60)\n"
+    "random_t5.save(folder / 't5')"
+  )
+  paths = [str(ROOT), str(ROOT / "tests" / "shared")]
+  environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+  subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+  return [
+    f"--gin_file={kills.RECIPE}",
+    f"--gin.SOURCE=jsonl:{folder / 'pairs.jsonl'}",
+    f"--gin.CHECKPOINT={folder / 't5'}",
+    "--gin.plan.RunConfig.public_data=True",
+    "--gin.prepare_data.Config.public_test_documents=20",
+    "--gin.NUM_DOCUMENTS=24",
+    "--gin.TRAIN_STEPS=4",
+    "--gin.RETRIEVER_STEPS=4",
+    "--gin.DIRECT_STEPS=4",
+    "--gin.generate.Config.max_length=6",
+    "--gin.plan.Rows.public_only=False",
+    "--gin.plan.Canaries.number=0",
+    "--gin.loop.Settings.save_seconds=0.0",  # a state after every step
+  ]
+
+
+def prepare(folder: pathlib.Path) -> None:
+  """Imports what runs need, and starts nothing: children are forked."""
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "0"
+  quick = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+  )
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
+  from synthq_jax.cli import main
+  from synthq_jax.pipeline import plan
+  from synthq_jax.stages import stage
+
+  del main, plan
+  for name in stage.summaries():
+    stage.get(name)
+  for name in _IMPORTED:  # later, by stages
+    importlib.import_module(name)
+  from synthq_jax.privacy import accounting
+
+  for name in ("_calibrate", "_epsilon", "_group_epsilon"):
+    known = remembered(getattr(accounting, name), folder / f"known{name}")
+    setattr(accounting, name, known)
+
+
+def remembered(
+  function: Callable[..., float], folder: pathlib.Path
+) -> Callable[..., float]:
+  """Keeps numbers of the accountant for later runs: a third of their time."""
+  folder.mkdir()
+
+  def known(*args):
+    path = folder / hashlib.sha256(repr(args).encode()).hexdigest()
+    if not path.exists():
+      own = path.with_name(f"{path.name}.{os.getpid()}")
+      own.write_text(repr(function(*args)))
+      own.rename(path)
+    return float(path.read_text())
+
+  return known
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--hours", type=float, default=0.08)
+  parser.add_argument("--faults", type=int, default=10**9, help="at most")
+  parser.add_argument("--out", default="", help="JSON lines; goes on with them")
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--only", default="", help="one kind of fault")
+  options = parser.parse_args(argv)
+  out = pathlib.Path(options.out) if options.out else None
+  records = []
+  if out and out.exists():
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+  end = time.monotonic() + 3600 * options.hours
+  with tempfile.TemporaryDirectory(prefix="campaign-") as place:
+    folder = pathlib.Path(place)
+    prepare(folder)
+    flags = small_run(folder)
+    fork(folder / "warm", flags, folder / "log.txt").finish()  # compiles
+    one = Campaign(folder, flags)
+    print(f"undisturbed: {one.seconds:.1f} s, {len(one.content)} files")
+    faults = dict(FAULTS)
+    if not can_mount(folder):
+      print("no tmpfs can be mounted here: no full and no read-only disks")
+      del faults[disk_full], faults[disk_read_only]
+    if options.only:
+      faults = {f: 1 for f in faults if f.__name__ == options.only}
+    number = 0
+    while time.monotonic() < end and number < options.faults:
+      number += 1
+      rng = random.Random(f"{options.seed} {len(records)}")
+      fault = rng.choices([*faults], [*faults.values()])[0]
+      records.append(strike(one, fault, rng))
+      record = records[-1]
+      print(" ".join(f"{v}" for v in record.values()), flush=True)
+      if out:
+        with out.open("a") as stream:
+          stream.write(json.dumps(record) + "\n")
+  print(table(records))
+  return int(any(r["outcome"] in (LOST, FALSE) for r in records))
+
+
+def strike(one: Campaign, fault, rng: random.Random) -> dict:
+  """Has one fault happen in a fresh copy; returns what to note of it."""
+  place, root = rng.choice(one.places), one.folder / "run"
+  began, words = time.monotonic(), ""
+  try:
+    outcome = fault(one, root, place, rng)
+  except Wrong as error:
+    outcome, words = str(error).partition(":")[0], str(error)
+    saved = one.folder.parent / f"wrong-{os.getpid()}-{time.time():.0f}"
+    if root.exists():
+      shutil.copytree(root, saved, ignore_dangling_symlinks=True)
+    words = f"{words} (kept in {saved})"
+  finally:
+    shutil.rmtree(root, ignore_errors=True)
+  return {
+    "fault": fault.__name__,
+    "stage": place.partition("/")[0],
+    "outcome": outcome,
+    "seconds": round(time.monotonic() - began, 1),
+    "words": words,
+  }
+
+
+if __name__ == "__main__":
+  sys.exit(main())
