@@ -722,7 +722,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def strike(one: Campaign, fault, rng: random.Random) -> dict:
   """Has one fault happen in a fresh copy; returns what to note of it."""
-  place, root = rng.choice(one.places), one.folder / "run"
+  stage = rng.choice(sorted({name.partition("/")[0] for name in one.places}))
+  root = one.folder / "run"
+  place = rng.choice([n for n in one.places if n.partition("/")[0] == stage])
   began, words = time.monotonic(), ""
   try:
     outcome = fault(one, root, place, rng)
