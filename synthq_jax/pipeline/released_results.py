@@ -102,7 +102,9 @@ def read(root: pathlib.Path) -> Released:
     ValueError: if a result or the ledger cannot be read.
   """
   made = {
-    path.parent.relative_to(root).as_posix(): artifacts.read_json(path)["result"]
+    path.parent.relative_to(root).as_posix(): artifacts.read_json(path)[
+      "result"
+    ]
     for path in sorted(root.rglob(artifacts.RESULT_NAME))
   }
   claims = {
