@@ -19,7 +19,7 @@ import made_up
 import numpy as np
 import pytest
 
-from synthq_jax import optim
+from synthq_jax import artifacts, optim
 from synthq_jax.backends.t5x import settings as t5x_settings
 from synthq_jax.losses import contrastive
 from synthq_jax.pipeline import private_training, workspace
@@ -83,7 +83,8 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
       config={},
       loop_settings=loop.Settings(),
     )
-    line = space.private(ledger.NAME).read_text()
+    entry = artifacts.unsealed(space.private(ledger.NAME).read_text())
+    line = json.dumps(entry, sort_keys=True) + "\n"
   if secret is None:  # the identifier ends with what was drawn
     name = json.loads(line)["identifier"]
     line = line.replace(name, name.partition("-")[0])
