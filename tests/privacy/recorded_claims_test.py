@@ -209,6 +209,6 @@ if __name__ == "__main__":
       row = {
         "setting": name,
         "noise_multiplier": float(sigma),
-        "ledger": json.loads(line),
+        "ledger": artifacts.unsealed(line),
       }
       stream.write(json.dumps(row, sort_keys=True) + "\n")
