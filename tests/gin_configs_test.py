@@ -39,6 +39,7 @@ NEEDS = {
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
   "planted_leakage": ("SOURCE=beir:b",),
+  "sizes": ("CHECKPOINT=c", "RETRIEVER_CHECKPOINT=r"),
   "federated": ("SOURCE=beir:b",),
   "federated_tiny": ("SOURCE=beir:b",),
   "federated_wikiqa": ("SOURCE=beir:b",),
@@ -51,6 +52,7 @@ NEEDS = {
     "MONOBERT=b",
   ),
   "paper_t5_base": PAPER_NEEDS,
+  "paper_canaries": PAPER_NEEDS,
   **{
     f"paper_t5_{size}": (*PAPER_NEEDS, "RETRIEVER_CHECKPOINT=r")
     for size in ("small", "large", "xl")
@@ -63,6 +65,7 @@ STUDIES = {
   "federated_wikiqa": federated.Config,
   "paper_fed_newsqa": federated.Config,
   "paper_spire22_robust04": planted_leakage.Config,
+  "logit_dp_cifar": images.Config,
   "logit_dp_images": images.Config,
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
@@ -275,6 +278,18 @@ def test_the_paper_recipe_has_the_papers_settings():
     assert (trained.batch_size, trained.learning_rate) == (32, 1e-3)
     assert trained.temperature == 1.0
     assert config.checkpoint == "c"
+  assert (config.direct_dp.method, config.direct_dp.gradients) == (
+    "example",
+    "all",
+  )
+  assert config.prepare_data.written_for == "train"
+  assert config.generate.num_documents is None
+  assert config.compare_queries.similar_to == "train"
+  canaries, _ = main.configure(
+    plan.RunConfig, ["recipes/paper_canaries.gin"], PAPER_NEEDS
+  )
+  assert canaries.canaries.digits == 10
+  assert canaries.finetune_dp == config.finetune_dp
 
 
 def test_the_wheel_takes_the_configurations_along():

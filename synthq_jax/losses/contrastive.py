@@ -40,10 +40,10 @@ def softmax(
   the other rows' documents and then any hard negatives. The loss of row i is
   -s[i, i]/temperature + log sum_j exp(s[i, j]/temperature).
 
-  Every row depends on every document of the batch, so clipping per example
-  does not bound what one pair does to the sum. `duplicate_mask` drops columns
-  from denominators, which is right for training without privacy and breaks
-  the sensitivity bounds of losses whose pairs are clipped.
+  Every row depends on every document of the batch, so that clipping per example
+  bounds what one pair does to the sum by twice the batch. `duplicate_mask` drops
+  columns from denominators, which is right for training without privacy and
+  breaks the sensitivity bounds of losses whose pairs are clipped.
 
   >>> import jax.numpy as jnp
   >>> print(softmax(jnp.zeros((2, 2)), temperature=1.0) / jnp.log(2.0))

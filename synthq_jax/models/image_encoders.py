@@ -2,9 +2,10 @@
 
 Convolutions are products of patches with a kernel, so that per-example clipping
 keeps their gradients in factors. Nothing here looks at other examples of a
-batch: there is no batch normalisation.
+batch: there is no batch normalisation, but groups of channels in its place.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -16,7 +17,10 @@ from synthq_jax.models import dual_encoder
 with extras.required("run"):
   import flax.linen as nn
 
-__all__ = ["Convolution", "EmbeddingNet", "ResNet18", "patches"]
+__all__ = ["NORMS", "Convolution", "EmbeddingNet", "ResNet18", "patches"]
+
+NORMS = ("none", "group")
+"""What may stand in the place of batch normalisation."""
 
 _BY_INPUTS = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 _BY_BOTH = nn.initializers.variance_scaling(1.0, "fan_avg", "normal")
@@ -117,37 +121,64 @@ class EmbeddingNet(nn.Module):
     return dual_encoder.normalize(nn.Dense(self.dim, kernel_init=_BY_BOTH)(x))
 
 
+class _Activation(nn.Module):
+  """ReLU, of what is normalised over an image's places and groups of channels."""
+
+  norm: str
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, "batch height width channels"]
+  ) -> Float[Array, "batch height width channels"]:
+    if self.norm == "none":
+      return nn.relu(x)
+    channels = x.shape[-1]
+    groups = math.gcd(channels, max(1, channels // 16))  # of 16 channels or so
+    grouped = x.reshape(*x.shape[:-1], groups, -1)
+    mean, variance = (
+      f(grouped, axis=(1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var)
+    )
+    x = ((grouped - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape)
+    scale = self.param("scale", nn.initializers.ones, (channels,))
+    bias = self.param("bias", nn.initializers.zeros, (channels,))
+    return nn.relu(x * scale[None, None, None] + bias[None, None, None])
+
+
 class _Block(nn.Module):
-  """A residual block whose activations come first, without normalisation."""
+  """A residual block whose activations come first."""
 
   features: int
   stride: int
   projects: bool
+  norm: str
 
   @nn.compact
   def __call__(
     self, x: Float[Array, "batch height width channels"]
   ) -> Float[Array, "batch rows columns features"]:
-    shortcut, x = x, nn.relu(x)
+    shortcut, x = x, _Activation(self.norm)(x)
     if self.projects:
       shortcut = Convolution(self.features, size=1, stride=self.stride)(x)
     x = Convolution(self.features, stride=self.stride)(x)
-    return Convolution(self.features)(nn.relu(x)) + shortcut
+    return Convolution(self.features)(_Activation(self.norm)(x)) + shortcut
 
 
 class ResNet18(nn.Module):
-  """ResNet-18 without normalisation, as DP needs it.
+  """ResNet-18 without batch normalisation, which would couple examples.
 
   Attributes:
     dim: of the embeddings.
     width: channels of the first group, doubled by each of the other three.
+    norm: one of `NORMS`: "none", or "group" normalisation in its place.
 
   References:
-    He et al. (2016), arXiv:1603.05027 (activations first).
+    He et al. (2016), arXiv:1603.05027 (activations first); Wu and He (2018),
+    arXiv:1803.08494 (group normalisation).
   """
 
   dim: int = 8
   width: int = 64
+  norm: str = "none"
 
   @nn.compact
   def __call__(
@@ -158,6 +189,7 @@ class ResNet18(nn.Module):
     for group in range(4):
       for block in range(2):
         first = group > 0 and block == 0
-        x = _Block(self.width * 2**group, 2 if first else 1, first)(x)
-    x = jnp.mean(nn.relu(x), axis=(1, 2))
+        stride = 2 if first else 1
+        x = _Block(self.width * 2**group, stride, first, self.norm)(x)
+    x = jnp.mean(_Activation(self.norm)(x), axis=(1, 2))
     return dual_encoder.normalize(nn.Dense(self.dim)(x))

@@ -100,12 +100,16 @@ _SIZES = {
     for name, sizes in _PUBLIC.items()
   },
   "tiny": _sized(128, 16, 2, 8, 32, 2),
-  # The shipped checkpoint: T5 1.1's gated layers, T5 1.0's tied logits,
-  # which make copying from the input easy to learn for a small model.
-  "demo": dataclasses.replace(
-    _sized(8192, 128, 4, 32, 384, 2, logits_via_embedding=True),
-    num_encoder_layers=3,
-  ),
+  # The shipped checkpoint, and half and twice its width: T5 1.1's gated layers,
+  # T5 1.0's tied logits, which make copying from the input easy to learn for a
+  # small model.
+  **{
+    name: dataclasses.replace(
+      _sized(8192, w, w // 32, 32, 3 * w, 2, logits_via_embedding=True),
+      num_encoder_layers=3,
+    )
+    for name, w in {"demo_half": 64, "demo": 128, "demo_double": 256}.items()
+  },
 }
 
 

@@ -91,7 +91,7 @@ class Similarity:
   name: str
   """Of the generator."""
   num_queries: int
-  """Synthetic queries for documents of held-out pairs."""
+  """Synthetic queries for documents of the pairs."""
   bleu: float
   """Of all of these, against the real queries of the same documents; 0 to
   100."""
@@ -99,6 +99,9 @@ class Similarity:
   """How sacrebleu computed it."""
   num_compared: int
   """Queries of each side behind what follows: as many real as synthetic."""
+  one_to_one: bool = False
+  """Whether each is held against one query of a train pair, and not against all
+  real queries of a held-out document."""
   mauve: tuple[mauve.Mauve, ...]
   """Of real and synthetic queries, a few clusterings; empty without queries or
   a featurizer."""

@@ -17,6 +17,7 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.privacy import terms
 
 __all__ = [
+  "ASKED_NAME",
   "OWN_TEST_SETS",
   "PRIVATE",
   "AuditBound",
@@ -51,9 +52,16 @@ _FROM_PAIRS = (
   "That a document of the collection was asked about: this collection was read"
   " from the queries' own documents."
 )
+_ASKED = (
+  "Which documents the queries for training ask about: their list is public, and"
+  " synthetic queries are written for them alone."
+)
 
 PRIVATE = "private"
 """The folder of the working directory that must not be shared."""
+
+ASKED_NAME = "asked.npy"
+"""Beside the documents: the positions of those that train queries ask about."""
 
 
 def is_private_path(path: str) -> bool:
@@ -95,7 +103,8 @@ class PublicDocuments:
   """What PreparedData says of public things, and nothing else.
 
   Formal guarantee:
-    A function of the documents, of the vocabulary and of settings: it names no
+    A function of the documents, of the vocabulary and of settings, and of which
+    documents were asked about where settings call that public: it names no
     private file and counts no query. A stage that is given this instead of
     PreparedData cannot read a private query by way of it.
   """
@@ -122,21 +131,27 @@ class PublicDocuments:
   from_pairs: bool = False
   """Whether private queries chose them: what was asked about is a document
   (`sources.Kind`)."""
+  num_asked: int = 0
+  """Documents that train queries ask about, where the settings say that they are
+  public (`prepare_data.Config.written_for`): their positions stand in
+  `ASKED_NAME`, and queries are written for them alone. 0: nothing says which."""
 
   @property
   def not_protected(self) -> tuple[str, ...]:
     """What nothing made of these documents protects, as sentences."""
-    return (_FROM_PAIRS,) if self.from_pairs else ()
+    told = {_FROM_PAIRS: self.from_pairs, _ASKED: self.num_asked}
+    return tuple(sentence for sentence, holds in told.items() if holds)
 
   def statement(self) -> statement_lib.PrivacyStatement:
     """Returns the statement of what is made of these documents alone.
 
     Formal guarantee: no private record is read beside the documents. Where the
-    documents were read from the queries' own, they depend on each of them, and
-    the statement says so instead of that it tells nothing.
+    documents were read from the queries' own, or queries are written for those
+    that were asked about, they depend on each of them, and the statement says so
+    instead of that it tells nothing.
     """
     return statement_lib.none(
-      public=("The documents.",) if self.from_pairs else (),
+      public=("The documents.",) if self.not_protected else (),
       not_protected=self.not_protected,
     )
 

@@ -323,51 +323,68 @@ def bounded(
 
 
 def row(
-  *, l2_clip_norm: float, relation: Any, unit: str, negatives: str
+  *,
+  l2_clip_norm: float,
+  relation: Any,
+  unit: str,
+  negatives: str,
+  max_batch_size: int | None = None,
 ) -> float:
   """Returns the sensitivity of a sum of rows' gradients, each clipped.
 
   A row is the loss of one query against its document and negatives. It is one
   vector of norm at most C, whatever the loss, temperature and number of
-  columns: C when it comes or goes, 2C when it is exchanged.
+  columns: C when it comes or goes, 2C when it is exchanged. Where the negatives
+  are the batch's, a pair that comes or goes exchanges the n - 1 other rows, too:
+  (2n - 1) C, and 2n C when it is replaced. That is the noise of per-example
+  clipping, which grows with the batch.
 
   Formal guarantee:
     With `negatives="public"`, drawn independently of the private pairs: unit
     "pair" or "query"; a row depends on its own pair alone. With
-    `negatives="batch"`: unit "query" only; the documents of the batch stay
-    and are public, and so is which documents have queries. There the loss has
-    one direction, and masks of (i, j) depend on documents and query i alone.
+    `negatives="batch"`: unit "pair" for every batch of at most
+    `max_batch_size` pairs and any mask, which is attained; unit "query" where
+    the documents of the batch stay and are public, and so is which documents
+    have queries, the loss has one direction, and masks of (i, j) depend on
+    documents and query i alone.
 
   >>> row(l2_clip_norm=0.1, relation="REPLACE_ONE", unit="query",
   ...     negatives="batch")
   0.2
+  >>> row(l2_clip_norm=1.0, relation="ADD_OR_REMOVE_ONE", unit="pair",
+  ...     negatives="batch", max_batch_size=32)
+  63.0
 
   Args:
     l2_clip_norm: C, the largest norm of a row's gradient, positive.
     relation: a `dp_accounting.NeighboringRelation` or its name.
     unit: "pair" or "query".
     negatives: "public" or "batch".
+    max_batch_size: n, the largest number of pairs in a batch including padding,
+      at least 1; needed for pairs with negatives of the batch alone.
 
   Returns:
-    C, or 2C under REPLACE_ONE.
+    The L2 norm by which one unit moves the sum, at most.
 
   Raises:
-    ValueError: if an argument is out of range, or for unit "pair" with
-      negatives from the batch: removing a pair changes all other rows.
+    ValueError: if an argument is out of range or missing.
+
+  References:
+    Carranza et al. (2023), arXiv:2305.05973, section 4.2 (that it grows with the
+    batch).
   """
   norm = _positive("l2_clip_norm", l2_clip_norm)
-  replaces = _replaces(relation)
+  own = 2 * norm if _replaces(relation) else norm
   _check_unit(unit)
   if negatives not in ("public", "batch"):
     raise ValueError(
       f"expected negatives 'public' or 'batch', got {negatives=}"
     )
-  if negatives == "batch" and unit == "pair":
-    raise ValueError(
-      "expected unit='query' with negatives='batch', got unit='pair': a pair's "
-      "document moves all rows; take public negatives or clip pairs"
-    )
-  return 2 * norm if replaces else norm
+  if negatives == "public" or unit == "query":
+    return own
+  # A column that comes, goes or changes may turn every other row around.
+  checks.count("max_batch_size", max_batch_size, 1)
+  return own + 2 * norm * (max_batch_size - 1)
 
 
 def group(*, l2_clip_norm: float, relation: Any, keeps_group: bool) -> float:

@@ -221,7 +221,7 @@ IMAGE_PAIRS = Terms(
     "What many images have in common: learning that is the purpose.",
   ),
   notes=(
-    "A linear head was trained on the frozen vectors of separate public images"
+    "A head was trained on the frozen vectors of separate public images"
     " and labels, without privacy: post-processing of the encoder.",
   ),
   without_noise="Trained on the pairs without clipping and noise.",

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from synthq_jax import extras, intervals
 
-__all__ = ["curves", "in_rows", "over_places", "ranks", "together"]
+__all__ = [
+  "curves",
+  "in_rows",
+  "matrices",
+  "over_places",
+  "ranks",
+  "together",
+]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -157,6 +164,41 @@ def together(
       axes.set_xlabel(_plain(across))
       axes.set_ylabel(_plain(label))
       axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _svg(figure)
+
+
+def matrices(
+  panels: Mapping[str, Sequence[Sequence[int]]], *, rows: str, columns: str
+) -> str:
+  """Draws tables of counts as squares, the darker the larger in their row.
+
+  Args:
+    panels: counts [row][column] by name, at least one.
+    rows: what rows are.
+    columns: what columns are.
+
+  Returns:
+    An <svg> element.
+  """
+  with extras.required("run"):
+    import matplotlib
+
+  across = min(4, len(panels))
+  down = -(-len(panels) // across)
+  with matplotlib.rc_context({**_SETTINGS, "axes.grid": False}):
+    figure, grid = _canvases(down, across, width=9.2, height=2.6 * down)
+    for axes, (name, counts) in zip(grid, panels.items(), strict=False):
+      shares = [[one / max(sum(row), 1) for one in row] for row in counts]
+      axes.pcolormesh(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+      axes.invert_yaxis()
+      axes.set_aspect("equal")
+      axes.set_xticks([])
+      axes.set_yticks([])
+      axes.set_title(_plain(name), fontsize=9, loc="left")
+    for axes in grid[len(panels) :]:
+      axes.set_visible(False)
+    grid[0].set_ylabel(_plain(rows))
+    grid[0].set_xlabel(_plain(columns))
     return _svg(figure)
 
 

@@ -166,7 +166,10 @@ def similarity(
   signatures = ", ".join(sorted({one.bleu_signature for one in shown}))
   return (
     table,
-    words.paragraph("queries.similarity", number=number),
+    words.paragraph(
+      "queries.one_to_one" if shown[0].one_to_one else "queries.similarity",
+      number=number,
+    ),
     words.paragraph("queries.bleu", signatures=signatures),
     *_mauve_explained([score for one in shown for score in one.mauve]),
   )

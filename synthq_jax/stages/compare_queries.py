@@ -15,7 +15,7 @@ import json
 import math
 import pathlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from synthq_jax.data import beir_sets, files
 from synthq_jax.generation import mauve, text_measures
@@ -54,6 +54,10 @@ class Config:
   """The test set of the main table: a split of private queries."""
   num_comparisons: int = 10
   """Documents with real beside synthetic queries, on the private page."""
+  similar_to: str = "test"
+  """Real queries behind BLEU and MAUVE: those of the "test" split, all of a
+  document's together; or of "train", as in the papers' tables, whose generators
+  were trained on them: each against one query written for its document."""
   num_similar: int = 5000
   """Real and synthetic queries behind MAUVE, at most; MAUVE's authors take
   5,000 of each."""
@@ -69,6 +73,7 @@ class Config:
     config_types.at_least(
       self, 1, "num_comparisons", "num_similar", "bootstrap_samples"
     )
+    config_types.one_of(self, "similar_to", ("test", "train"))
     if not self.measures:
       raise ValueError(
         "expected a measure in compare_queries.Config.measures, got none: name"
@@ -375,17 +380,21 @@ def _held_out(
 ) -> dict[str, tuple]:
   """Holds the queries of generators against those of the test split."""
   featurizer = _featurizer(config, root, prepared, encoder)
-  texts = HeldOut(root, prepared, synthetic)
+  texts = similar = HeldOut(root, prepared, synthetic)
+  if is_train := config.similar_to == "train":
+    similar = HeldOut(root, prepared, synthetic, "train")
   names = tuple(one.name for one in results.first_seeds(synthetic))
+  asked = texts.asked_and_written(names, config.num_comparisons, config.seed)
+  found = similarity(
+    similar,
+    featurizer,
+    limit=config.num_similar,
+    seed=config.seed,
+    one_to_one=is_train,
+  )
   return {
-    "generators": names,
-    "asked": tuple(
-      texts.asked_and_written(names, config.num_comparisons, config.seed)
-    ),
-    "similarity": tuple(
-      similarity(texts, featurizer, limit=config.num_similar, seed=config.seed)
-    ),
-  }
+    "generators": names, "asked": tuple(asked), "similarity": tuple(found)
+  }  # fmt: skip
 
 
 def _featurizer(
@@ -409,7 +418,7 @@ def _featurizer(
 
 
 class HeldOut:
-  """Real and synthetic queries for the documents of the test split.
+  """Real and synthetic queries for the documents of a split, else of the test's.
 
   Attributes:
     documents: id -> title and text, of documents that private queries ask for.
@@ -422,10 +431,12 @@ class HeldOut:
     root: pathlib.Path,
     prepared: results.PreparedData,
     synthetic: Sequence[results.SyntheticQueries],
+    split: str = "",
   ):
     private = root / prepared.private_directory
     asked: dict[str, list[str]] = {}
-    for query, grades in inputs.qrels(private, prepared.test_split).items():
+    split = split or prepared.test_split
+    for query, grades in inputs.qrels(private, split).items():
       for document, grade in grades.items():
         if grade > 0:
           asked.setdefault(document, []).append(query)
@@ -453,10 +464,7 @@ class HeldOut:
   ) -> list[comparison_results.Asked]:
     """Draws documents, those that most generators wrote for first."""
     written = [self.written[name] for name in names]
-    counts = {
-      document: sum(document in one for one in written)
-      for document in sorted(self.real)
-    }
+    counts = {d: sum(d in one for one in written) for d in sorted(self.real)}
     drawn = [document for document, count in counts.items() if count]
     random.Random(seed).shuffle(drawn)
     drawn.sort(key=lambda document: -counts[document])
@@ -476,41 +484,42 @@ def similarity(
   *,
   limit: int,
   seed: int,
+  one_to_one: bool = False,
 ) -> list[comparison_results.Similarity]:
-  """Compares synthetic queries for the documents of a held-out split.
+  """Compares synthetic queries for the documents of a split with its own.
 
   Distinct n-grams and MAUVE depend on how many texts there are: as many of one
   side are drawn as of the other.
 
   Args:
-    texts: of a split that no generator was trained on.
+    texts: of a split that no generator was trained on, or of training pairs.
     featurizer: makes MAUVE's vectors; None: no MAUVE.
     limit: queries of each side, at most, behind all but BLEU.
     seed: of the draw, and of MAUVE's clustering.
+    one_to_one: whether a document's first written query stands beside its first
+      real one, the second beside the second, and what is left over is left out.
 
   Returns:
     One for each generator.
   """
   pairs, drawn = [], []
   for written in texts.written.values():
-    own, real = _pairs_of(written, written), _pairs_of(texts.real, written)
+    own, real, references = _beside(written, texts.real, one_to_one)
     number = min(len(real), len(own), limit)
     sample = random.Random(seed).sample
-    pairs.append(own)
+    pairs.append((own, references))
     drawn.append((sample(real, number), sample(own, number)))
   scores = _mauve(drawn, featurizer, seed)
   found = []
-  for name, own, (real, ours), score in zip(
+  for name, (own, references), (real, ours), score in zip(
     texts.written, pairs, drawn, scores, strict=True
   ):
-    bleu = text_measures.signed_bleu(
-      [query for query, _ in own],
-      [texts.real[document] for _, document in own],
-    )
+    bleu = text_measures.signed_bleu([query for query, _ in own], references)
     found.append(
       comparison_results.Similarity(
         name=name,
         num_queries=len(own),
+        one_to_one=one_to_one,
         bleu=bleu.score,
         bleu_signature=bleu.signature,
         num_compared=len(real),
@@ -522,14 +531,24 @@ def similarity(
   return found
 
 
-def _pairs_of(
-  queries: Mapping[str, Sequence[str]], documents: Iterable[str]
-) -> list[_Pair]:
-  return [
-    (query, document)
-    for document in sorted(documents)
-    for query in queries[document]
-  ]
+def _beside(
+  written: Mapping[str, Sequence[str]],
+  real: Mapping[str, Sequence[str]],
+  one_to_one: bool,
+) -> tuple[list[_Pair], list[_Pair], list[list[str]]]:
+  """Returns written and real pairs, and each written query's references."""
+  own, asked, references = [], [], []
+  for document in sorted(written):
+    queries, others = list(written[document]), list(real[document])
+    if one_to_one:
+      beside = list(zip(queries, others, strict=False))
+      queries, others = [q for q, _ in beside], [q for _, q in beside]
+    own += [(q, document) for q in queries]
+    asked += [(q, document) for q in others]
+    references += (
+      [[q] for q in others] if one_to_one else [others] * len(queries)
+    )
+  return own, asked, references
 
 
 def _mauve(

@@ -1,16 +1,19 @@
 """Trains a dual encoder on the real pairs with DP directly.
 
 The alternative to synthetic queries. A contrastive loss couples the pairs of a
-batch, so that clipping each example says nothing; the methods clip other
-things (`optim.contrastive_clipped_grad`). "batch" is the papers' baseline, whose
-noise does not shrink with the batch.
+batch (`optim.contrastive_clipped_grad`). "example" is the direct training of the
+paper on DP query synthesis: each example's gradient is clipped, and the noise
+grows with the batch, since every other example has the pair among its negatives.
+"batch" is the naive method of the Logit-DP paper, whose noise does not shrink
+with the batch. "logit" is that paper's; "group" and "row" are ours.
 
 Formal guarantee:
   Stated with each result, since there are two units, and users of at most K
   queries (UNIT='user'): pairs are drawn as for "pair", with noise for groups of K,
   each of which moves the sum by the sensitivity at most, one after the other.
-  "pair": one query with its document; neighbours, add or remove one; Poisson batches; all methods but
-  "row" with the negatives of its batch. "query": the text of one query while its
+  "pair": one query with its document; neighbours, add or remove one; Poisson
+  batches; all methods but "row" with the negatives of its batch, which "example"
+  is with noise for all rows. "query": the text of one query while its
   document stays; neighbours, the text is replaced by an empty one; batches in a
   fixed order, without amplification; all methods. Public: the documents, the
   number of records, every setting here. Assumed: settings were not chosen on
@@ -62,11 +65,15 @@ __all__ = [
   "run",
 ]
 
-METHODS = ("batch", "group", "logit", "row")
+METHODS = ("batch", "example", "group", "logit", "row")
 LOSSES = ("softmax", "sigmoid", "spreadout")
 
 _MECHANISMS = {
   "batch": "the contrastive gradient of a whole batch, clipped as one",
+  "example": (
+    "gradients of each pair's loss against the documents of its batch, clipped"
+    " and summed"
+  ),
   "group": (
     "contrastive gradients of groups of pairs, which a pair's own content"
     " assigns, clipped for each group and summed"
@@ -95,8 +102,9 @@ class Config(private_training.Config):
   label: str = ""
   """In the names of its rows, where a table compares several."""
   method: str = "batch"
-  """What is clipped: "batch", "group", "logit" (every similarity) or "row"
-  (every query's loss)."""
+  """What is clipped: "batch", "example" (every query's loss against its batch,
+  with noise for all that a pair moves), "group", "logit" (every similarity) or
+  "row" (every query's loss, where a pair moves one row)."""
   loss: str = "softmax"
   """"softmax", "sigmoid" (balanced) or "spreadout"."""
   negatives: str = "public"
@@ -108,8 +116,8 @@ class Config(private_training.Config):
   public_negatives: int = 128
   """How many of them, the same for all rows of a batch."""
   gradients: str = "pair"
-  """Of "row": through "all" documents, those of its own "pair", or the "query"
-  alone. What is left out costs nothing and is not learnt from."""
+  """Of "example" and "row": through "all" documents, those of its own "pair", or
+  the "query" alone. What is left out costs nothing and is not learnt from."""
   group_size: int = 16
   """Of "group": how many pairs are each other's negatives, in the mean."""
   norms: str = "exact"
@@ -143,6 +151,12 @@ class Config(private_training.Config):
         f" label={self.label!r}"
       )
     self._check_fixed_order()
+    if (self.method, self.negatives, self.unit) == ("row", "batch", "pair"):
+      raise ValueError(
+        "direct_dp.Config.unit must be 'query' for rows against their batch, got"
+        " unit='pair': a pair's document moves all rows, whose noise is that of"
+        " method='example'; or take negatives='public'"
+      )
     # Refuses what does not go together, before anything is read.
     built = build(self, max(2, self.batch_size), lambda params, tokens: _EMPTY)
     built.sensitivity("ADD_OR_REMOVE_ONE")
@@ -167,6 +181,7 @@ def comparison(base: Config) -> tuple[Config, ...]:
   pair = {**row, "gradients": "pair"}
   methods: dict[str, dict[str, Any]] = {
     "batch": {"method": "batch"},
+    "example": {"method": "example", "gradients": "all"},
     "group": {"method": "group"},
     "logit_softmax": {"method": "logit"},
     "logit_sigmoid": {"method": "logit", "loss": "sigmoid"},
@@ -432,8 +447,12 @@ def _loss(config: Any, max_batch_size: int) -> Any:
 def _method(config: Any) -> Any:
   if config.method == "logit":
     return optim.Logit(norms=config.norms)
-  if config.method == "row":
-    return optim.Row(negatives=config.negatives, gradients=config.gradients)
+  if config.method in ("example", "row"):
+    is_row = config.method == "row"
+    return optim.Row(
+      negatives=config.negatives if is_row else "batch",
+      gradients=config.gradients,
+    )
   if config.method == "group":
     mean = config.group_size  # sizes are uneven: room for two deviations more
     return optim.Group(

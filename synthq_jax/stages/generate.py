@@ -5,7 +5,10 @@ Formal guarantee:
   and what the filters drop depend on the public collection, on the settings
   and on the generator alone, never on which documents were clicked. So the
   queries carry the generator's statement unchanged. The stage is handed the
-  public documents and neither PreparedData nor the secret.
+  public documents and neither PreparedData nor the secret. With
+  `prepare_data.Config.written_for="train"` the documents that train queries ask
+  about are public, are written for alone, and are not protected: the statement
+  says so, and holds for the texts of the queries.
 """
 
 import dataclasses
@@ -19,7 +22,7 @@ from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.pipeline import config_types, inputs, results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25
@@ -38,7 +41,8 @@ class Config:
   """Which documents, how many queries, and how they are sampled."""
 
   num_documents: int | None = None
-  """Drawn from the whole public collection; None: all."""
+  """Drawn from the whole public collection, or from those that
+  `prepare_data.Config.written_for` names; None: all."""
   queries_per_document: int = 1
   """The same for each document, and for each passage where it has several."""
   prefix: str = "generate_query: "
@@ -87,14 +91,14 @@ def jobs(run):
 
 def check(run) -> None:
   """Refuses to write for more documents than there are."""
-  _check_number(run.config.generate.num_documents, run.prepared.num_documents)
-
-
-def _check_number(wanted: int | None, there: int) -> None:
+  prepared, wanted = run.prepared, run.config.generate.num_documents
+  there, what = prepared.num_documents, "the size of the collection"
+  if prepared.num_asked:
+    there, what = prepared.num_asked, "those that train queries ask about"
   if wanted is not None and wanted > there:
     raise ValueError(
-      f"generate.Config.num_documents must be at most {there:,}, the size of the"
-      f" collection, got {wanted:,}: set a smaller NUM_DOCUMENTS, or None"
+      f"generate.Config.num_documents must be at most {there:,}, {what}, got"
+      f" {wanted:,}: set a smaller NUM_DOCUMENTS, or None"
     )
 
 
@@ -118,7 +122,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   passages = inputs.document_tokens(space, documents)
   ids = passages.ids
   corpus = inputs.corpus(space, documents)
-  chosen = _choose(config, len(ids))
+  chosen = _choose(config, space, documents)
   read = np.flatnonzero(np.isin(passages.owners, chosen))
   vocabulary = inputs.vocabulary(space, documents)
   directory = task.folder(
@@ -181,14 +185,17 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   )
 
 
-def _choose(config: Config, num_documents: int) -> np.ndarray:
-  """Draws documents from the whole collection, whoever clicked on what."""
-  wanted = config.num_documents
-  if wanted is None:
-    wanted = num_documents
-  _check_number(wanted, num_documents)
+def _choose(
+  config: Config,
+  folders: workspace.Folders,
+  documents: results.PublicDocuments,
+) -> np.ndarray:
+  """Draws documents, whoever clicked on what unless that is public."""
+  pool = np.arange(documents.num_documents)
+  if documents.num_asked:
+    pool = np.load(folders.root / documents.directory / results.ASKED_NAME)
   rng = np.random.default_rng([config.seed, 2])
-  return np.sort(rng.permutation(num_documents)[:wanted])
+  return np.sort(rng.permutation(pool)[: config.num_documents])
 
 
 def _write(
@@ -250,11 +257,15 @@ def _statement(
 ):
   if generator is None:
     return documents.statement()
+  chosen = (
+    "the documents that train queries ask about, whose list is public"
+    if documents.num_asked
+    else "public documents chosen without looking at private records"
+  )
   return statement_lib.inherit(
     generator.statement,
-    "Queries were sampled for public documents chosen without looking at"
-    " private records, the same number for each, and filtered by public"
-    " rules: post-processing.",
+    f"Queries were sampled for {chosen}, the same number for each, and filtered"
+    " by public rules: post-processing.",
   )
 
 

@@ -4,6 +4,8 @@ The unit of privacy is the query. A query with several relevant documents is
 one record all the same: one of them, drawn with the seed, is kept for training.
 Or it is the user, of whom at most so many queries are kept, all in one split
 (`splits.by_user`). Vocabulary and public test set are made from documents alone.
+Which documents were asked about is private unless `Config.written_for` says
+otherwise.
 """
 
 import dataclasses
@@ -72,6 +74,10 @@ class Config:
   """The split that is scored, "dev" for MS MARCO; several joined by "+"."""
   public_test_documents: int = 1000
   """Documents of the public test set, at most."""
+  written_for: str = "all"
+  """Documents that queries are written for: "all", drawn without looking at a
+  query, or "train", those that the train queries ask about, as in the papers.
+  "train" publishes which these are, and every statement says so."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
   unit: str = artifacts.later("query")
@@ -97,6 +103,7 @@ class Config:
         "prepare_data.Config.queries_per_user is for unit='user', got"
         f" {self.queries_per_user} for unit='query': set UNIT='user'"
       )
+    config_types.one_of(self, "written_for", ("all", TRAIN))
 
 
 def jobs(run):
@@ -158,6 +165,7 @@ def run(task: stage.Task) -> results.PreparedData:
   counts = _write_queries(
     config, data, vocabulary, private, inputs.read_documents(public)
   )
+  asked = _write_asked(config, private, public)
   public_test = _write_public_test(config, written.chosen, vocabulary, public)
   beir.write_judged_queries(private, data)
   return results.PreparedData(
@@ -186,6 +194,7 @@ def run(task: stage.Task) -> results.PreparedData:
     query_length=config.query_length,
     passage_stride=config.passage_stride,
     num_passages=written.num_passages,
+    num_asked=asked,
   )
 
 
@@ -301,6 +310,22 @@ def _write_queries(
     )
     counts[split] = len(ids)
   return counts
+
+
+def _write_asked(
+  config: Config, private: pathlib.Path, public: pathlib.Path
+) -> int:
+  """Publishes which documents train queries ask about, if they are public.
+
+  Formal guarantee: none for that list; not how often each was asked about, nor
+  by which query.
+  """
+  if config.written_for != TRAIN:
+    return 0
+  with np.load(private / f"{TRAIN}.npz") as pairs:
+    asked = np.unique(pairs["documents"])
+  np.save(public / results.ASKED_NAME, asked)
+  return len(asked)
 
 
 def _keep_one(relevant: list[str], query: str, seed: int) -> str:

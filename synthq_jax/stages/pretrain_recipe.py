@@ -9,7 +9,9 @@ sitting starts.
 
 import collections
 import dataclasses
+import gzip
 import hashlib
+import json
 import os
 import pathlib
 import random
@@ -35,6 +37,7 @@ from synthq_jax.stages import pretrain
 __all__ = ["Config", "Pretrained", "run"]
 
 CACHE_NAME = "tokens.npz"
+CORPUS_NAME = "corpus.jsonl.gz"
 """The cache of tokens, in the working directory: enough for another machine."""
 
 
@@ -231,6 +234,8 @@ def _read(config: Config, root: pathlib.Path, start: pathlib.Path) -> None:
     artifacts.write_atomically(model, (start / "vocabulary.model").read_bytes())
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)
   cache = pretrain_tasks.tokenize(vocabulary, made)
+  with gzip.open(root / CORPUS_NAME, "wt", encoding="utf-8") as stream:
+    stream.writelines(f"{json.dumps({'text': one})}\n" for one in text)
   account = Pretrained(
     directory=root.name,
     sources=tuple(names),

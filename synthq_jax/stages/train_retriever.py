@@ -116,7 +116,8 @@ def check(run) -> None:
   if (
     is_written and prepared.num_passages <= prepared.num_documents
   ):  # else more
-    written = config.generate.num_documents or prepared.num_documents
+    there = prepared.num_asked or prepared.num_documents
+    written = config.generate.num_documents or there
     most["synthetic queries"] = written * config.generate.queries_per_document
   for name, number in most.items():
     if config.train_retriever.batch_size > number:

@@ -23,7 +23,7 @@ from synthq_jax.losses import contrastive
 from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step, loop
 
-__all__ = ["Trained", "plain_adam", "train"]
+__all__ = ["Trained", "train"]
 
 Encode = Callable[[Any, Float[Array, "batch height width channels"]], Array]
 
@@ -40,13 +40,6 @@ class Trained:
 
   params: Any
   examples_per_second: float
-
-
-def plain_adam(
-  learning_rate: optax.ScalarOrSchedule, *, denominator: float
-) -> optax.GradientTransformation:
-  """Returns Adam on a sum of gradients over a constant, without noise."""
-  return optax.chain(optax.scale(1 / denominator), optax.adam(learning_rate))
 
 
 def train(
@@ -75,8 +68,8 @@ def train(
 
   Args:
     grad_fn: from `optim.contrastive_clipped_grad`.
-    tx: takes its sum; `optim.logit_dp` chained with an optimizer, or
-      `plain_adam`.
+    tx: takes its sum: `optim.logit_dp` chained with an optimizer, or the latter
+      behind `optax.scale` without privacy.
     params: where to start.
     pairs: images "queries" and "documents" [pair, height, width, channels].
     is_private: False takes the gradient of the summed loss with nothing clipped.

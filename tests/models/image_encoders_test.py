@@ -45,3 +45,19 @@ def test_resnet_18_has_its_layers_and_no_normalisation():
   assert len(kernels) == 21 and len(jax.tree.leaves(params)) == 22
   vectors = net.apply({"params": params}, images)
   np.testing.assert_allclose(jnp.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
+
+
+def test_groups_of_channels_stand_in_for_batch_normalisation():
+  images = jax.random.normal(jax.random.key(0), (3, 16, 16, 1))
+  net = image_encoders.ResNet18(dim=8, width=4, norm="group")
+  params = net.init(jax.random.key(1), images)
+  # A scale and a bias before each of the 17 activations.
+  assert len(jax.tree.leaves(params)) == 22 + 2 * 17
+  vectors = net.apply(params, images)
+  np.testing.assert_allclose(jnp.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
+  np.testing.assert_allclose(
+    net.apply(params, images[1:2]), vectors[1:2], rtol=1e-4, atol=1e-5
+  )
+  plain = image_encoders.ResNet18(dim=8, width=4)
+  shared = plain.init(jax.random.key(1), images)
+  assert jnp.abs(plain.apply(shared, images) - vectors).max() > 1e-3

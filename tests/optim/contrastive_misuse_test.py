@@ -95,24 +95,6 @@ def test_a_batch_beyond_the_declared_maximum_is_refused():
     )
 
 
-def test_rows_with_private_documents_are_refused():
-  refuses(
-    lambda: make(optim.Row()).sensitivity("ADD_OR_REMOVE_ONE", "pair"),
-    "unit='pair': .* take public negatives or clip pairs",
-  )
-  refuses(
-    lambda: optim.logit_dp(
-      make(optim.Row()),
-      relation="ADD_OR_REMOVE_ONE",
-      unit="pair",
-      noise_multiplier=1.0,
-      denominator=1.0,
-      key=jax.random.key(0),
-    ),
-    "unit='pair'",
-  )
-
-
 @pytest.mark.parametrize(
   ("change", "match"),
   [

@@ -98,6 +98,36 @@ def test_the_sides_are_as_large_as_the_smaller_one(place):
   assert _similarity(place, limit=1)["same"].num_compared == 1
 
 
+def test_queries_of_train_pairs_stand_one_beside_one(place):
+  (place / "private/qrels/test.tsv").rename(place / "private/qrels/train.tsv")
+  texts = compare_queries.HeldOut(
+    place,
+    types.SimpleNamespace(
+      directory="public", private_directory="private", test_split="test"
+    ),
+    [types.SimpleNamespace(name=name, directory=name) for name in _WRITTEN],
+    split="train",
+  )
+  found = compare_queries.similarity(
+    texts, _Length(), limit=100, seed=0, one_to_one=True
+  )
+  same, other, none = found
+  assert (same.num_queries, same.num_compared) == (3, 3)
+  assert same.bleu == pytest.approx(100) and same.one_to_one
+  # Each against one real query alone: "z z z" beside q1, "z y" beside q3.
+  assert other.num_queries == 2
+  assert other.real.words == (4 + 2) / 2
+  assert none.num_queries == 0
+  _, told, *_ = queries.similarity(found)
+  assert "training pairs" in told.text and "held-out" not in told.text
+  swapped = {"d1": ["a b", "one two three four"], "d2": ["a b"]}
+  texts.written = {"swapped": swapped}
+  (one,) = compare_queries.similarity(
+    texts, None, limit=100, seed=0, one_to_one=True
+  )
+  assert one.bleu < 50
+
+
 def test_mauve_sees_every_text_once_and_says_who_made_the_vectors(place):
   featurizer = _Length()
   found = _similarity(place, featurizer)

@@ -55,6 +55,8 @@ def test_noise_is_scaled_to_what_each_method_can_move(finished_run):
   )
   expected = {
     "direct_dp": 2 * norm,
+    "direct_dp_example": norm
+    * (2 * releases["direct_dp_example"].max_batch_size - 1),
     "direct_dp_group": 2 * norm,
     "direct_dp_row": norm,
     "direct_dp_text": norm,

@@ -15,10 +15,10 @@ from synthq_jax.data import shipped
 from synthq_jax.models import prompt, t5_checkpoints
 from synthq_jax.pipeline import (
   fingerprints,
-  inputs,
   plan,
   private_training,
   results,
+  workspace,
 )
 from synthq_jax.stages import (
   audit,
@@ -224,9 +224,35 @@ def test_documents_are_chosen_without_looking_at_who_was_clicked(finished_run):
   config, root = finished_run.config, finished_run.root
   written = np.load(root / "generate/eps8/tokens.npz")["documents"]
   first = np.load(root / "generate/public_only/tokens.npz")["documents"]
-  total = len(inputs.read_documents(root / "prepare_data").ids)
-  expected = generate._choose(config.generate, total)
+  prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
+  folders = workspace.Folders(root)
+  expected = generate._choose(config.generate, folders, prepared)
   assert set(written) <= set(expected) and set(first) <= set(expected)
+
+
+def test_queries_for_the_documents_asked_about_say_so(finished_run):
+  root = finished_run.root
+  prepared = artifacts.load(root / "private/prepare_data", results.PreparedData)
+  asked = dataclasses.replace(prepared, num_asked=5)
+  generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
+  notes = {
+    documents.num_asked: " ".join(
+      generate._statement(generator, documents).notes
+    )
+    for documents in (prepared, asked)
+  }
+  assert "without looking at private records" in notes[0]
+  assert "that train queries ask about, whose list is public" in notes[5]
+  space = workspace.Workspace(root, 7)
+  settings = finished_run.config.finetune_dp.training(
+    epsilon=8.0, mechanism="any"
+  )
+  told = [
+    private_training._terms(settings, space, one).not_protected
+    for one in (prepared, asked)
+  ]
+  (more,) = set(told[1]) - set(told[0])
+  assert more.startswith("Which documents the queries for training ask about")
 
 
 @pytest.mark.slow

@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import small_data
 import tiny_runs
 
 from synthq_jax.data import collection
-from synthq_jax.pipeline import workspace
-from synthq_jax.stages import prepare_data
+from synthq_jax.pipeline import results, workspace
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.stages import generate, prepare_data
 
 COUNT = 40
 RARE = "zyzzyva"
@@ -25,7 +27,7 @@ def write(folder, query_of):
   )
 
 
-def prepare(root, query_of):
+def prepare(root, query_of, **changes):
   write(root / "data", query_of)
   config = prepare_data.Config(
     source=f"beir:{root / 'data'}",
@@ -34,6 +36,7 @@ def prepare(root, query_of):
     document_length=16,
     query_length=12,
     public_test_documents=20,
+    **changes,
   )
   space = workspace.Workspace(root / "run", secret_seed=7)
   return tiny_runs.make(prepare_data.STAGE, config, space)
@@ -51,6 +54,27 @@ def shared(root):
 def rare_query(number):
   """Holds a word of no document, which all of them say 1,000 times."""
   return f"{number} " + f"{RARE} " * 25
+
+
+def test_documents_asked_about_are_published_where_settings_say_so(tmp_path):
+  private = prepare(tmp_path / "all", small_data.query)
+  made = prepare(tmp_path / "train", small_data.query, written_for="train")
+  prepare(tmp_path / "rare", rare_query, written_for="train")
+  assert "asked.npy" not in shared(tmp_path / "all")
+  found = shared(tmp_path / "train")["asked.npy"]
+  assert found == shared(tmp_path / "rare")["asked.npy"]
+  asked = np.load(tmp_path / "train/run/prepare_data/asked.npy")
+  pairs = np.load(tmp_path / "train/run/private/prepare_data/train.npz")
+  assert asked.tolist() == sorted(set(pairs["documents"].tolist()))
+  assert (private.num_asked, made.num_asked) == (0, 30)
+  assert private.statement().not_protected == ()
+  assert "their list is public" in made.statement().not_protected[0]
+  told = statement_lib.in_words(results.public_documents(made).statement())
+  assert "Which documents the queries for training ask about" in told
+  folders = workspace.Folders(tmp_path / "train/run")
+  config = generate.Config(num_documents=12)
+  chosen = generate._choose(config, folders, made)
+  assert len(chosen) == 12 and set(chosen) <= set(asked)
 
 
 def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):

@@ -4,7 +4,12 @@ import json
 import numpy as np
 import pytest
 
-from synthq_jax.data import environment_docs, pretrain_tasks, vocabulary
+from synthq_jax.data import (
+  environment_docs,
+  pretrain_tasks,
+  public_corpus,
+  vocabulary,
+)
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.stages import pretrain, pretrain_recipe
 from synthq_jax.training import loop
@@ -108,6 +113,10 @@ def test_a_checkpoint_is_made_and_made_again_to_the_bit(
 
 def test_nothing_that_is_held_out_is_in_the_tokens(config, tmp_path):
   pretrain_recipe.run(config, tmp_path)
+  (corpus,) = public_corpus.parts(str(tmp_path / pretrain_recipe.CORPUS_NAME))
+  read = list(corpus.texts())
+  assert any("bridge" in text for text in read)
+  assert not any("harbour ferry" in text for text in read)
   cache = pretrain_tasks.Cache.load(tmp_path / pretrain_recipe.CACHE_NAME)
   words = vocabulary.load(tmp_path / "vocabulary.model", extra_ids=8)
   texts = [

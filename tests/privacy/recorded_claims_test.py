@@ -50,6 +50,7 @@ DIRECT = (
   {"method": "row", "negatives": "batch", "unit": "query"},
   {"method": "row", "negatives": "public", "unit": "query"},
   {"method": "logit", "unit": "query"},
+  {"method": "example"},
 )
 
 

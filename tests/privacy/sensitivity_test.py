@@ -18,6 +18,7 @@ from loss_oracle import Loss
 from scipy import stats
 
 from synthq_jax.privacy import accounting, sampling, sensitivity
+from synthq_jax.studies.images import published_noise
 
 CLIP = 0.7
 
@@ -150,6 +151,30 @@ def test_an_adversary_attains_the_bound_exactly(name, relation, unit, n):
   reached = worst_moved(loss, relation, unit, s, s)
   bound = bound_of(loss, relation, unit, n)
   np.testing.assert_allclose(reached, bound, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+  ("n", "attained", "replaced", "lemma", "code"),
+  [(2, 3.523, 5.285, 2.0, 4.523), (32, 13.925, 15.916, 13.549, 13.319)],
+)
+def test_an_adversary_exceeds_the_published_lemma(
+  n, attained, replaced, lemma, code
+):
+  """The numbers of docs/sensitivities.md, in clip norms at temperature 1."""
+  loss = LOSSES["softmax"]
+  assert loss.temperature == 1.0
+  s = worst_similarities(loss, n)
+  for relation, expected in (
+    ("ADD_OR_REMOVE_ONE", attained),
+    ("REPLACE_ONE", replaced),
+  ):
+    reached = worst_moved(loss, relation, "pair", s, s) / CLIP
+    assert reached == pytest.approx(expected, abs=5e-4)
+  a = math.exp(2)
+  published = 2 * (1 + (n - 2) * a / (a + n - 1))
+  assert published == pytest.approx(lemma, abs=5e-4) and published < attained
+  mean = published_noise.published(batch_size=n, temperature=1.0)
+  assert n * mean == pytest.approx(code, abs=5e-4)
 
 
 @pytest.mark.parametrize(("name", "relation", "unit"), SETTINGS)
@@ -396,7 +421,7 @@ def rows(s, gradients):
   return clipped(np.einsum("ij,ijd->id", weights, gradients)).sum(axis=0)
 
 
-def test_rows_protect_a_query_and_not_a_pair():
+def test_rows_of_the_batch_protect_a_query():
   n, random = 5, np.random.default_rng(0)
   bound = functools.partial(
     sensitivity.row, l2_clip_norm=CLIP, negatives="batch"
@@ -417,15 +442,54 @@ def test_rows_protect_a_query_and_not_a_pair():
   np.testing.assert_allclose(
     zeroed, bound(relation="REPLACE_SPECIAL", unit="query")
   )
-  # Without the last pair the other rows, too, are other rows.
+
+
+@pytest.mark.parametrize("n", [2, 5, 32])
+def test_a_pair_turns_around_every_row_that_has_it_among_its_negatives(n):
+  bound = functools.partial(
+    sensitivity.row,
+    l2_clip_norm=CLIP,
+    unit="pair",
+    negatives="batch",
+    max_batch_size=n,
+  )
   s = worst_similarities(LOSSES["softmax"], n)
-  gradients = np.full((n, n, 1), 100.0)
-  gradients[:, -1] = -100.0
+  # Old columns pull one way, the newcomer's the other way, and further.
+  gradients = np.full((n, n, 1), 1e3)
+  gradients[:, -1] = -1e6
+  gradients[-1] = -1e6
   gradients[np.eye(n, dtype=bool)] = 0
+  gradients[-1, -1] = 1e6
   removed = rows(s[:-1, :-1], gradients[:-1, :-1]) - rows(s, gradients)
-  assert np.linalg.norm(removed) > 5 * CLIP
-  with pytest.raises(ValueError, match="public negatives"):
-    bound(relation="ADD_OR_REMOVE_ONE", unit="pair")
+  other = gradients.copy()
+  other[:, -1] *= -1
+  other[-1, :-1] *= -1
+  replaced = rows(s, other) - rows(s, gradients)
+  if n > 2:  # A row without negatives has no gradient.
+    np.testing.assert_allclose(
+      np.linalg.norm(removed), bound(relation="ADD_OR_REMOVE_ONE")
+    )
+  np.testing.assert_allclose(
+    np.linalg.norm(replaced), bound(relation="REPLACE_ONE")
+  )
+  zeroed = bound(relation="REPLACE_SPECIAL")
+  np.testing.assert_allclose(zeroed, (2 * n - 1) * CLIP)
+  np.testing.assert_allclose(bound(relation="REPLACE_ONE"), 2 * n * CLIP)
+  alone = bound(relation="ADD_OR_REMOVE_ONE", max_batch_size=1)
+  assert alone == CLIP
+  for size in (None, 0, math.inf):
+    with pytest.raises(ValueError, match="max_batch_size"):
+      bound(relation="ADD_OR_REMOVE_ONE", max_batch_size=size)
+
+
+def test_no_pair_moves_rows_of_its_batch_further_than_that():
+  random = np.random.default_rng(0)
+  for _ in range(200):
+    n = random.integers(2, 7)
+    s = random.uniform(-1, 1, size=(n, n))
+    gradients = 10.0 ** random.uniform(-2, 4) * random.normal(size=(n, n, 2))
+    moved = rows(s[:-1, :-1], gradients[:-1, :-1]) - rows(s, gradients)
+    assert np.linalg.norm(moved) <= (2 * n - 1) * CLIP * (1 + 1e-12)
 
 
 def _delta(epsilon: float, noise: float) -> float:

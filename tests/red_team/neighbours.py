@@ -112,6 +112,7 @@ CONTRASTIVE = {
   "logit spreadout": (optim.Logit(), losses.Spreadout(), "pair"),
   "batch": (optim.Batch(), SHARP, "pair"),
   "group": (optim.Group(size=4, groups=2), SHARP, "pair"),
+  "example": (optim.Row(), SHARP, "pair"),
 }
 for _name in ("all", "pair", "query"):
   CONTRASTIVE[f"row batch {_name}"] = (

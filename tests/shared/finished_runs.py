@@ -32,6 +32,9 @@ DIRECT_METHODS = {
   "direct_dp_group": dataclasses.replace(
     _DIRECT, label="group", method="group", group_size=4
   ),
+  "direct_dp_example": dataclasses.replace(
+    _DIRECT, label="example", method="example"
+  ),
   "direct_dp_row": dataclasses.replace(_DIRECT, label="row", method="row"),
   "direct_dp_text": dataclasses.replace(
     _DIRECT, label="text", method="row", negatives="batch", unit="query"

@@ -18,8 +18,8 @@ from synthq_jax.losses import contrastive
 from synthq_jax.pipeline import workspace
 from synthq_jax.privacy import accounting, ledger, sampling, sensitivity
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.report import blocks, plots
 from synthq_jax.report import page as report_page
-from synthq_jax.report import plots
 from synthq_jax.retrieval import neighbours
 from synthq_jax.studies import frame
 from synthq_jax.studies import images as study_lib
@@ -302,9 +302,7 @@ def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
 
   monkeypatch.setattr(optim, "logit_dp", noted)
   scored = trained("any", 1.0, 0.5, 0, ())
-  scores = {
-    "neighbours": scored.neighbours, "coarse_accuracy": scored.coarse_accuracy
-  }  # fmt: skip
+  scores = {"neighbours": scored.neighbours, "coarse": scored.coarse}
   net = types.SimpleNamespace(
     init=lambda key, images: {"w": images.mean()},
     apply=lambda params, images: params["w"] * images,
@@ -417,7 +415,7 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
   path = tmp_path / "metrics.jsonl"
   trained = image_pairs.train(
     fn,
-    image_pairs.plain_adam(0.02, denominator=12.0),
+    optax.chain(optax.scale(1 / 12), optax.adam(0.02)),
     params,
     pairs_of(train),
     is_private=False,
@@ -442,6 +440,30 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
     num_classes=3,
   )
   assert scores.accuracy > 0.9
+
+
+def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
+  net = dataclasses.replace(NET, steps=4, accumulation=2, rows=ROWS[2:])
+  config = dataclasses.replace(
+    CONFIG, encoders=(net,), secret_seed=3, head_layers=(8, 4), head_epochs=2
+  )
+  run(config, tmp_path)
+  study = artifacts.load(tmp_path, training.Study)
+  _, naive = study.trainings
+  (release,) = naive.statement.ledger
+  assert (naive.steps, release.steps) == (4, 4)
+  data = training.read(config)[None]
+  trainer = training.Trainer(
+    config, net, ROWS[2], 0, workspace.Workspace(tmp_path, 3), data
+  )
+  grad_fn = training._clipped(net.build(), ROWS[2], 30)
+  tx = trainer._optimizer(grad_fn, 0.0, jax.random.key(0))
+  params = {"w": jnp.zeros(3)}
+  state, updates = tx.init(params), []
+  for sign in (1.0, 2.0, 3.0, 4.0):
+    update, state = tx.update({"w": sign * jnp.ones(3)}, state, params)
+    updates.append(float(jnp.abs(update["w"]).max()))
+  assert updates[0] == updates[2] == 0.0 and min(updates[1], updates[3]) > 0
 
 
 # Noise of the published code.
@@ -485,7 +507,7 @@ def trained(row: str, epsilon: float, accuracy: float, seed: int, curve):
     l2_sensitivity=0.0,
     l2_clip_norm=0.0,
     neighbours=neighbours.scores_of(np.array(counts)),
-    coarse_accuracy=0.5,
+    coarse=neighbours.scores_of(np.array(((3, 1), (2, 2)))),
     curve_steps=(2, 4),
     curve_losses=curve,
     examples_per_second=100.0 * (seed + 1),
@@ -531,9 +553,45 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
   ]
   assert [one["Relative"] for one in cells] == ["1.000", "0.765"]
   assert [row[9] for row in described.rows] == ["150", "150"]
-  assert drawn == [
-    {"net": {"plain": ([2, 4], [1.0, 1.0]), "other": ([2, 4], [1.0, 2.5])}}
+  assert drawn[0] == {
+    "net": {"plain": ([2, 4], [1.0, 1.0]), "other": ([2, 4], [1.0, 2.5])}
+  }
+  # 8 pairs a step, 150 pairs a second.
+  times = [2 * 8 / 150, 4 * 8 / 150]
+  assert drawn[1] == {
+    "net": {"plain": (times, [4.0, 2.0]), "other": (times, [4.0, 5.0])}
+  }
+  assert not drawn[2:]  # one batch size
+  assert [one["Most recall"] for one in cells] == ["0.850", "0.650"]
+  head = page.parts[0].blocks[2]
+  assert dict(zip(head.header, head.rows[0], strict=True)) == {
+    "Encoder": "net",
+    "Row": "plain",
+    "epsilon": "inf",
+    "Seeds": "2",
+    "Head accuracy": "0.625 +- 0.000",
+    "Relative": "1.000",
+    "Precision": "0.633",
+    "Recall": "0.625",
+    "F1": "0.619",
+    "Most precision": "0.667",
+    "Most recall": "0.750",
+    "Most F1": "0.667",
+  }
+  figures = [
+    block.file
+    for part in page.parts
+    for block in part.blocks
+    if isinstance(block, blocks.Figure)
   ]
+  assert figures == ["study.svg", "time.svg", "confusion.svg"]
+  larger = dataclasses.replace(
+    trained("other", 0.0, 0.7, 0, (3.0, 4.5)), encoder="wide", batch_size=64
+  )
+  page_lib.page(
+    dataclasses.replace(study, trainings=(*study.trainings, larger))
+  )
+  assert drawn[-1] == {"net": {"other": ([8, 64], [5.0, 4.5])}}
   # Counts of both seeds.
   assert "| 0 | 130 | 70 |" in report_page.markdown(page)
 
@@ -544,6 +602,8 @@ def test_figures_are_means_over_seeds_beside_the_row_without_privacy(
     (lambda: dataclasses.replace(NET, net="vgg"), "net='vgg'"),
     (lambda: dataclasses.replace(NET, rows=ROWS[:1] * 2), "different names"),
     (lambda: dataclasses.replace(NET, steps=0), "steps must be at least 1"),
+    (lambda: dataclasses.replace(NET, accumulation=4), "accumulation=4, got 6"),
+    (lambda: dataclasses.replace(NET, norm="batch"), "norm='batch'"),
     (lambda: dataclasses.replace(ROWS[0], name="untrained"), "'untrained'"),
     (lambda: dataclasses.replace(ROWS[0], name="a/b"), "'a/b'"),
     (lambda: dataclasses.replace(ROWS[1], clip_norm=0.0), "above 0, got 0.0"),

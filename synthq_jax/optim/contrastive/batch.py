@@ -104,9 +104,9 @@ def batch_clipped_grad(
 ) -> BatchClippedGrad:
   """Builds a function that clips the gradient of a whole coupled batch.
 
-  This is how the papers train a retriever with DP directly: in-batch negatives
-  couple the examples, so the batch's gradient is clipped as one. The noise has
-  to cover all of it, and does not shrink with the batch: a baseline.
+  This is what the Logit-DP paper compares itself with, its naive method: in-batch
+  negatives couple the examples, so the batch's gradient is clipped as one. The
+  noise has to cover all of it, and does not shrink with the batch: a baseline.
 
   Formal guarantee:
     Unit: whatever the batch may change in; one example, or all of them.
@@ -136,6 +136,10 @@ def batch_clipped_grad(
 
   Raises:
     ValueError: if the clip norm is out of range.
+
+  References:
+    Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, section 5
+    ("Naive-DP").
   """
   checks.clip_norm(l2_clip_norm)
   return BatchClippedGrad(loss_fn=loss_fn, l2_clip_norm=float(l2_clip_norm))
@@ -143,7 +147,7 @@ def batch_clipped_grad(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-  """Clips the gradient of the whole batch to norm C: the papers' baseline.
+  """Clips the gradient of the whole batch to norm C: Logit-DP's naive method.
 
   Formal guarantee:
     That of `batch_clipped_grad`: 2C for any unit and relation. The public

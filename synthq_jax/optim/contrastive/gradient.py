@@ -238,10 +238,12 @@ def contrastive_clipped_grad(
 ) -> ContrastiveGrad:
   """Builds a function that clips and sums gradients of a contrastive loss.
 
-  Per-example clipping says nothing here: the loss of one row depends on the
-  documents of the others. The methods clip other things. `Logit`: the gradient
-  of each similarity. `Row`: that of each query's loss. `Group`: that of each of
-  several small batches. `Batch`: that of the whole batch.
+  The loss of one row depends on the documents of the others, so that clipping
+  each example's gradient bounds the sum no better than by the batch's size. The
+  methods clip different things. `Logit`: the gradient of each similarity. `Row`:
+  that of each query's loss, against public documents or, as per-example
+  clipping, against its batch. `Group`: that of each of several small batches.
+  `Batch`: that of the whole batch.
 
   Formal guarantee:
     That of the method, for the value that `sensitivity(relation, unit)` returns

@@ -25,13 +25,15 @@ class Row:
   """Clips the gradient of each row, one query against its columns, to norm C.
 
   Formal guarantee:
-    `negatives="batch"` protects the TEXT OF A QUERY while its document stays:
-    unit "query", C when it is zeroed out (`has_query` is False and the document
-    stays a column), 2C when it is replaced, at any temperature and batch size.
-    Which documents have queries is NOT protected, since a document is a column
-    of all rows: unit "pair" is refused, and Poisson sampling amplifies nothing,
-    so account for batches in a fixed order (docs/sensitivities.md). A document
-    whose vector is not finite is padding.
+    `negatives="batch"` protects THE PAIR, with noise that grows with the batch:
+    a document is a column of all rows, so that a pair which comes or goes may
+    turn all n - 1 others around, (2n - 1) C, n the largest padded batch; 2n C
+    when it is replaced. It protects the TEXT OF A QUERY while its document
+    stays: unit "query", C when it is zeroed out (`has_query` is False and the
+    document stays a column), 2C when it is replaced, at any temperature and
+    batch size. Which documents have queries is NOT protected there, and Poisson
+    sampling amplifies nothing, so account for batches in a fixed order
+    (docs/sensitivities.md). A document whose vector is not finite is padding.
     `negatives="public"` protects THE PAIR, unit "pair" or "query": C when it
     comes or goes, 2C when it is replaced. The negatives have to be drawn from
     public documents, independently of the private pairs and anew for all rows
@@ -88,12 +90,13 @@ class Row:
       )
 
   def sensitivity(self, fn: Any, relation: Any, unit: str) -> float:
-    """Returns C or 2C; refuses a unit that is not protected."""
+    """Returns C or 2C; for pairs against their batch up to 2n C."""
     return sensitivity.row(
       l2_clip_norm=fn.l2_clip_norm,
       relation=relation,
       unit=unit,
       negatives=self.negatives,
+      max_batch_size=fn.max_batch_size,
     )
 
   def clipped_sum(

@@ -2,7 +2,7 @@
 
 Encoders are trained with a contrastive loss on pairs of images of one class;
 one pair is the unit of privacy. Then the labels of nearest neighbours among the
-test images are scored, as in the paper, and a linear head on the frozen vectors
+test images are scored, as in the paper, and a head on the frozen vectors
 learns coarse classes. Test images are public, and so is what is measured on
 them with an encoder that was trained privately, as far as its statement goes.
 
@@ -75,19 +75,34 @@ class Encoder:
   """Channels of the first group of "resnet18"; the paper's is 64."""
   dim: int = 8
   """Of the vectors."""
+  norm: str = "none"
+  """Of "resnet18", one of `image_encoders.NORMS`: what stands in the place of
+  batch normalisation, which would couple examples."""
+  accumulation: int = 1
+  """Batches whose gradients, each with noise of its own, make one step of Adam;
+  `steps` counts batches."""
 
   def __post_init__(self):
     config_types.at_least(
-      self, 1, "seeds", "steps", "batch_size", "image_size", "width", "dim"
-    )
+      self, 1, "seeds", "steps", "batch_size", "image_size", "width", "dim",
+      "accumulation",
+    )  # fmt: skip
     config_types.one_of(self, "net", NETS)
+    config_types.one_of(self, "norm", image_encoders.NORMS)
+    if self.steps % self.accumulation:
+      raise ValueError(
+        "images.Encoder.steps must be a multiple of accumulation="
+        f"{self.accumulation}, got {self.steps}"
+      )
     config_types.different_names(self, "rows")
 
   def build(self) -> Any:
     """Returns the Flax module."""
     if self.net == "embedding_net":
       return image_encoders.EmbeddingNet(dim=self.dim)
-    return image_encoders.ResNet18(dim=self.dim, width=self.width)
+    return image_encoders.ResNet18(
+      dim=self.dim, width=self.width, norm=self.norm
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,8 +114,13 @@ class Config:
   source: str = "digits"
   """One of `data.images.SOURCES`."""
   head_source: str | None = None
-  """Whose coarse classes the linear head learns, and is tested on; None: it
-  learns on one half of the test images and is tested on the other."""
+  """Whose coarse classes the head learns, and is tested on; None: it learns on
+  one half of the test images and is tested on the other."""
+  head_layers: tuple[int, ...] = ()
+  """Hidden layers of the head, (64, 32) in the paper; (): linear, and fitted to
+  the end."""
+  head_epochs: int = 10
+  """Of a head with layers."""
   data_dir: str | None = None
   """Where TFDS keeps its data."""
   epsilon: float = 8.0
@@ -125,7 +145,7 @@ class Config:
 
   def __post_init__(self):
     config_types.positive(self, "epsilon", "delta", "held_out_temperature")
-    config_types.at_least(self, 1, "neighbours")
+    config_types.at_least(self, 1, "neighbours", "head_epochs")
     config_types.at_least(self, 2, "held_out_pairs")
     config_types.one_of(self, "source", images.SOURCES)
     if self.head_source is not None:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
@@ -22,12 +22,15 @@ Group = Sequence[training.Training]
 """All seeds of one row."""
 Groups = dict[tuple[str, str], list[training.Training]]
 """By encoder and row."""
+Panels = dict[str, dict[str, tuple[list[float], list[float]]]]
+"""Steps and values, by panel and row."""
 
 
 def page(study: training.Study) -> blocks.Page:
   """Returns the page, whose first four parts are the tables."""
   groups = frame.grouped(study.trainings, lambda one: (one.encoder, one.row))
-  classes, statements = [], []
+  classes: list[blocks.Block] = [_confusions(groups)]
+  statements: list[blocks.Block] = []
   for (encoder, row), group in groups.items():
     title = f"{encoder}, {row}"
     words = statement_lib.in_words(group[0].statement)
@@ -49,11 +52,14 @@ def page(study: training.Study) -> blocks.Page:
     ),
     parts=(
       frame.part(
-        "Neighbours and linear head, means over seeds", _scores(groups)
+        "Neighbours and head, means over seeds",
+        _scores(groups, "neighbours", "k-NN accuracy"),
+        blocks.Heading(text="The head on coarse classes"),
+        _scores(groups, "coarse", "Head accuracy"),
       ),
       frame.part("How they were trained", _training(groups)),
       frame.part(
-        "Relative accuracy in the paper, on CIFAR-10 (as quoted, not measured)",
+        "Relative accuracy in the paper, on CIFAR-10 (quoted, not measured)",
         tables.of(
           _PAPER,
           {
@@ -68,15 +74,7 @@ def page(study: training.Study) -> blocks.Page:
         " 1/temperature (in clip norms, of the mean)",
         _noise(study),
       ),
-      frame.part(
-        "Relative loss",
-        _WORDS("relative_loss"),
-        blocks.Figure(
-          svg=_curves(groups),
-          caption="Loss against steps, for each row",
-          file="study.svg",
-        ),
-      ),
+      frame.part("Loss", *_losses_drawn(groups)),
       frame.part(
         "Each class",
         _WORDS("each_class"),
@@ -99,22 +97,22 @@ def _reference(groups: Groups, encoder: str) -> Group | None:
   return None
 
 
-def _accuracies(group: Group) -> list[float]:
-  return [one.neighbours.accuracy for one in group]
+def _scores(groups: Groups, kind: str, title: str) -> blocks.Table:
+  """Returns the scores of neighbours' labels, or of the head's."""
 
+  def of(group: Group, name: str) -> list[float]:
+    values = [getattr(getattr(one, kind), name) for one in group]
+    return [max(v) if isinstance(v, tuple) else v for v in values]
 
-def _scores(groups: Groups) -> blocks.Table:
   def relative(group: Group) -> str:
     reference = _reference(groups, group[0].encoder)
     if reference is None:
       return "-"
-    share = statistics.fmean(_accuracies(group))
-    return f"{share / statistics.fmean(_accuracies(reference)):.3f}"
+    share = statistics.fmean(of(group, "accuracy"))
+    return f"{share / statistics.fmean(of(reference, 'accuracy')):.3f}"
 
   def mean(name: str):
-    return lambda group: (
-      f"{statistics.fmean(getattr(one.neighbours, name) for one in group):.3f}"
-    )
+    return lambda group: f"{statistics.fmean(of(group, name)):.3f}"
 
   return tables.of(
     groups.values(),
@@ -123,14 +121,14 @@ def _scores(groups: Groups) -> blocks.Table:
       "Row": lambda group: group[0].row,
       "epsilon": lambda group: tables.claimed(group[0].statement),
       "Seeds": lambda group: str(len(group)),
-      "k-NN accuracy": lambda group: tables.spread(_accuracies(group)),
+      title: lambda group: tables.spread(of(group, "accuracy")),
       "Relative": relative,
       "Precision": mean("macro_precision"),
       "Recall": mean("macro_recall"),
       "F1": mean("macro_f1"),
-      "Coarse head": lambda group: tables.spread(
-        [one.coarse_accuracy for one in group]
-      ),
+      "Most precision": mean("precision"),
+      "Most recall": mean("recall"),
+      "Most F1": mean("f1"),
     },
     left=("Encoder", "Row"),
   )
@@ -138,9 +136,8 @@ def _scores(groups: Groups) -> blocks.Table:
 
 def _training(groups: Groups) -> blocks.Table:
   def speed(group: Group) -> str:
-    rates = [one.examples_per_second for one in group]
-    timed = [rate for rate in rates if not math.isnan(rate)]
-    return f"{statistics.median(timed):,.0f}" if timed else "-"
+    rate = _rate(group)
+    return f"{rate:,.0f}" if rate else "-"
 
   return tables.of(
     [group for group in groups.values() if group[0].steps],
@@ -160,9 +157,17 @@ def _training(groups: Groups) -> blocks.Table:
       "Time": lambda group: tables.duration(
         statistics.fmean(one.seconds for one in group)
       ),
+      "Loss": lambda group: "".join(f"{x:.3f}" for x in _losses(group)[-1:]),
     },
     left=("Encoder", "Row"),
   )
+
+
+def _rate(group: Group) -> float:
+  """Returns the median of pairs a second; 0 where nothing was timed."""
+  rates = [one.examples_per_second for one in group]
+  timed = [rate for rate in rates if not math.isnan(rate)]
+  return statistics.median(timed) if timed else 0.0
 
 
 def _given(value: float, form: str) -> str:
@@ -191,8 +196,71 @@ def _noise(study: training.Study) -> blocks.Table:
   )
 
 
-def _curves(groups: Groups) -> str:
-  panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+def _losses_drawn(groups: Groups) -> Iterator[blocks.Block]:
+  """Yields the loss against steps, seconds and, where it varies, batches."""
+  yield _WORDS("relative_loss")
+  yield blocks.Figure(
+    svg=_drawn(_relative(groups), label="held-out loss over non-private"),
+    caption="Loss against steps, for each row",
+    file="study.svg",
+  )
+  seconds: Panels = {}
+  batches: dict[int, list[Group]] = {}
+  for (encoder, row), group in groups.items():
+    if not group[0].curve_steps:
+      continue
+    batches.setdefault(group[0].num_parameters, []).append(group)
+    if rate := _rate(group):
+      times = [one * group[0].batch_size / rate for one in group[0].curve_steps]
+      seconds.setdefault(encoder, {})[row] = (times, _losses(group))
+  if seconds:
+    yield blocks.Figure(
+      svg=_drawn(
+        seconds, label="held-out loss, nats", across="seconds", level=None
+      ),
+      caption="Loss against time, compiling aside",
+      file="time.svg",
+    )
+  sizes = _by_batch(batches.values())
+  if sizes:
+    yield blocks.Figure(
+      svg=_drawn(
+        sizes,
+        label="held-out loss, nats",
+        across="pairs of a batch",
+        level=None,
+      ),
+      caption="Loss at the end against the batch",
+      file="batches.svg",
+    )
+
+
+def _by_batch(nets: Iterable[Sequence[Group]]) -> Panels:
+  """Returns the last losses of rows that were trained with several batches."""
+  panels: Panels = {}
+  for groups in nets:
+    for row, members in frame.grouped(groups, lambda one: one[0].row).items():
+      points = sorted((one[0].batch_size, _losses(one)[-1]) for one in members)
+      if len({size for size, _ in points}) > 1:
+        panel = panels.setdefault(members[0][0].encoder, {})
+        panel[row] = tuple(map(list, zip(*points, strict=True)))
+  return panels
+
+
+def _drawn(
+  panels: Panels,
+  *,
+  label: str,
+  across: str = "optimizer steps",
+  level: float | None = 1.0,
+) -> str:
+  if not panels:
+    return "<svg xmlns='http://www.w3.org/2000/svg'></svg>"
+  return plots.together(panels, label=label, across=across, level=level)
+
+
+def _relative(groups: Groups) -> Panels:
+  panels: Panels = {}
   for (encoder, row), group in groups.items():
     reference = _reference(groups, encoder)
     if reference is None or not group[0].curve_steps:
@@ -204,11 +272,7 @@ def _curves(groups: Groups) -> str:
     ]
     panel = panels.setdefault(encoder, {})
     panel[row] = tuple(map(list, zip(*shared, strict=True)))
-  if not panels:
-    return "<svg xmlns='http://www.w3.org/2000/svg'></svg>"
-  return plots.together(
-    panels, label="held-out loss over non-private", level=1.0
-  )
+  return panels
 
 
 def _losses(group: Group) -> list[float]:
@@ -216,11 +280,28 @@ def _losses(group: Group) -> list[float]:
   return [statistics.fmean(at) for at in by_step]
 
 
-def _classes(group: Group) -> blocks.Table:
-  counts = [
+def _counts(group: Group) -> list[list[int]]:
+  """Returns the confusion of neighbours' labels, summed over seeds."""
+  return [
     [sum(cells) for cells in zip(*rows, strict=True)]
     for rows in zip(*(one.neighbours.confusion for one in group), strict=True)
   ]
+
+
+def _confusions(groups: Groups) -> blocks.Figure:
+  return blocks.Figure(
+    svg=plots.matrices(
+      {f"{a}, {b}": _counts(group) for (a, b), group in groups.items()},
+      rows="class",
+      columns="labels of neighbours",
+    ),
+    caption="Shares of the neighbours' labels for each class, over all seeds",
+    file="confusion.svg",
+  )
+
+
+def _classes(group: Group) -> blocks.Table:
+  counts = _counts(group)
   scores = neighbours.scores_of(counts)
   names = tuple(str(label) for label in range(len(counts)))
   each = zip(scores.precision, scores.recall, scores.f1, strict=True)

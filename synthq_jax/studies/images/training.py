@@ -27,7 +27,7 @@ from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
 from synthq_jax.studies import frame
-from synthq_jax.training import image_pairs, linear_head
+from synthq_jax.training import heads, image_pairs
 
 __all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "claim", "read"]
 
@@ -63,8 +63,8 @@ class Training:
   """0 without clipping."""
   neighbours: neighbours.Scores
   """Of the nearest test images' labels."""
-  coarse_accuracy: float
-  """Of a linear head on the frozen vectors."""
+  coarse: neighbours.Scores
+  """Of a head on the frozen vectors."""
   curve_steps: tuple[int, ...]
   """Where the loss was written down."""
   curve_losses: tuple[float, ...]
@@ -92,7 +92,7 @@ class Study:
   neighbours: int
   """Nearest neighbours of each test image that count."""
   head: str
-  """What the linear head was trained and scored on, in one sentence."""
+  """What the head was trained and scored on, in one sentence."""
   trainings: tuple[Training, ...]
   """By encoder, row and seed."""
   seconds: float
@@ -106,7 +106,7 @@ class Data:
   Attributes:
     train: private.
     test: public.
-    head: what the linear head learns on and is tested on, public.
+    head: what the head learns on and is tested on, public.
     num_coarse: coarse classes of `head`.
     pairs: rows of `train`.
     held_out: public pairs, "queries" and "documents".
@@ -338,7 +338,7 @@ class Trainer:
       num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
       batch_size=self.encoder.batch_size,
       max_batch_size=self.sampler.max_batch_size,
-      **_scores(net, params, self.data, self.config.neighbours),
+      **_scores(net, params, self.data, self.config),
       **facts,
       seconds=time.monotonic() - start,
     )
@@ -408,13 +408,22 @@ class Trainer:
     noise_multiplier: float,
     noise_key: jax.Array,
   ) -> optax.GradientTransformation:
-    """Adam: on the private mean, or on the plain one."""
-    steps, size = self.encoder.steps, float(self.encoder.batch_size)
-    schedule = optim.schedules.linear(
-      self.row.learning_rate, steps=steps, warmup_steps=steps // 10
+    """Adam: on the private mean, or on the plain one.
+
+    Each of several batches gets noise of its own before they are averaged:
+    post-processing of as many releases.
+    """
+    batches, size = self.encoder.accumulation, float(self.encoder.batch_size)
+    steps = self.encoder.steps // batches
+    adam = optax.adam(
+      optim.schedules.linear(
+        self.row.learning_rate, steps=steps, warmup_steps=steps // 10
+      )
     )
+    if batches > 1:
+      adam = optax.MultiSteps(adam, batches).gradient_transformation()
     if not self.is_private:
-      return image_pairs.plain_adam(schedule, denominator=size)
+      return optax.chain(optax.scale(1 / size), adam)
     is_one = isinstance(self.row.method, optim.Batch)
     private = optim.logit_dp(
       grad_fn,
@@ -424,7 +433,7 @@ class Trainer:
       denominator=1.0 if is_one else size,
       key=noise_key,
     )
-    return optax.chain(private, optax.adam(schedule))
+    return optax.chain(private, adam)
 
 
 _UNTRAINED_FACTS = {
@@ -455,8 +464,8 @@ def _clipped(net: Any, row: Any, max_batch_size: int) -> optim.ContrastiveGrad:
   )
 
 
-def _scores(net: Any, params: Any, data: Data, k: int) -> dict[str, Any]:
-  """Scores vectors of public images: their neighbours, and a linear head."""
+def _scores(net: Any, params: Any, data: Data, config: Any) -> dict[str, Any]:
+  """Scores vectors of public images: their neighbours, and a head."""
   apply = jax.jit(net.apply)
 
   def encode(part: Any) -> np.ndarray:
@@ -465,12 +474,19 @@ def _scores(net: Any, params: Any, data: Data, k: int) -> dict[str, Any]:
   scores = neighbours.score(
     encode(data.test),
     data.test.labels,
-    k=k,
+    k=config.neighbours,
     num_classes=int(data.test.labels.max()) + 1,
   )
   learned, tested = data.head
-  head = linear_head.fit(
+  fit = heads.fit
+  if config.head_layers:
+    fit = functools.partial(
+      heads.fit_layers, hidden=config.head_layers, epochs=config.head_epochs
+    )
+  head = fit(
     encode(learned), learned.coarse_labels, num_classes=data.num_coarse
   )
-  right = linear_head.predict(head, encode(tested)) == tested.coarse_labels
-  return {"neighbours": scores, "coarse_accuracy": float(np.mean(right))}
+  counts = neighbours.confusion(
+    tested.coarse_labels, heads.predict(head, encode(tested)), data.num_coarse
+  )
+  return {"neighbours": scores, "coarse": neighbours.scores_of(counts)}
