@@ -18,6 +18,7 @@ from collections.abc import Iterator
 __all__ = [
   "STANDARD_LIBRARY",
   "Docstring",
+  "most",
   "read",
   "read_file",
   "version",
@@ -92,13 +93,28 @@ def read(package: str) -> Iterator[Docstring]:
     ValueError: if the package is not installed.
   """
   for path, relative in _files(package):
-    if not _SKIPPED.search(relative):
-      module = f"{package}.{relative[:-3].replace('/', '.')}"
-      yield from read_file(path, package, module)
+    module = f"{package}.{relative[:-3].replace('/', '.')}"
+    yield from read_file(path, package, module)
+
+
+def most(package: str) -> int:
+  """Returns how many docstrings `read` may yield: no file is parsed for that.
+
+  Args:
+    package: as in `read`.
+
+  Raises:
+    ValueError: if the package is not installed.
+  """
+  texts = (path.read_bytes() for path, _ in _files(package))
+  return sum(1 + t.count(b"def ") + t.count(b"class ") for t in texts)
 
 
 def _files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
-  """Yields the source files and their names within the package, in order."""
+  """Yields the source files and their names within the package, in order.
+
+  Those of test folders are left out.
+  """
   if package == STANDARD_LIBRARY:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     names = sorted(sys.stdlib_module_names - _NOT_EVERYWHERE)
@@ -114,7 +130,9 @@ def _files(package: str) -> Iterator[tuple[pathlib.Path, str]]:
     roots = [(root, _below(root)) for root in locations]
   for root, paths in roots:
     for path in paths:
-      yield path, path.relative_to(root).as_posix()
+      relative = path.relative_to(root).as_posix()
+      if not _SKIPPED.search(relative):
+        yield path, relative
 
 
 def _below(*folders: pathlib.Path) -> list[pathlib.Path]:

@@ -6,6 +6,7 @@ versions of Python and of the packages of a fixed list, which the digest names:
 with the same versions it is the same on every machine.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -13,7 +14,14 @@ import re
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import docstrings, splits
 
-__all__ = ["PACKAGES", "EnvironmentDocs", "build", "digest", "private_queries"]
+__all__ = [
+  "PACKAGES",
+  "EnvironmentDocs",
+  "build",
+  "digest",
+  "most_documents",
+  "private_queries",
+]
 
 PACKAGES = (
     docstrings.STANDARD_LIBRARY, "absl", "attr", "bm25s", "chex", "dateutil",
@@ -90,6 +98,15 @@ def digest(config: EnvironmentDocs) -> str:
     except Exception:  # not installed: its absence is part of the digest
       parts.append(f"{package} absent")
   return ", ".join(parts)
+
+
+def most_documents(config: EnvironmentDocs) -> int:
+  """Returns how many documents the set may have; no package is parsed."""
+  total = 0
+  for package in config.packages:
+    with contextlib.suppress(ValueError):  # not installed: `digest` says so
+      total += docstrings.most(package)
+  return total
 
 
 def private_queries(config: EnvironmentDocs) -> list[str]:

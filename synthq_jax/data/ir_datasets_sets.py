@@ -10,7 +10,7 @@ from typing import Any
 from synthq_jax import extras
 from synthq_jax.data import collection as collection_lib
 
-__all__ = ["queries", "read"]
+__all__ = ["num_documents", "queries", "read"]
 
 _FIELDS = ("title", "description")
 
@@ -90,6 +90,21 @@ def queries(name: str) -> Iterator[tuple[str, str]]:
       str.strip, texts if any(texts) else [each.default_text()]
     ):
       yield each.query_id, " ".join(text.split())
+
+
+def num_documents(name: str) -> int | None:
+  """Returns how many documents the package says a dataset has; None: it is silent.
+
+  Nothing is downloaded.
+
+  Args:
+    name: its id.
+
+  Raises:
+    ImportError: if the package is not installed.
+    ValueError: if there is no such dataset.
+  """
+  return _load(name).metadata().get("docs", {}).get("count")
 
 
 def _documents(dataset: Any) -> Iterator[collection_lib.Document]:

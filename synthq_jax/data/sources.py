@@ -24,6 +24,7 @@ from synthq_jax.data import (
   newsqa,
   query_pairs,
   splits,
+  table_files,
 )
 
 __all__ = ["KINDS", "OF_USERS", "Kind", "Source", "open"]
@@ -40,6 +41,8 @@ class Kind:
     digest: returns what the content of one depends on.
     queries: yields ids and texts of all queries without reading documents; None:
       there is no way.
+    most: returns how many documents one may have, in a second and before it is
+      read; None where only reading tells.
     from_pairs: whether its documents are those that somebody asked about, so
       that the collection itself says that they were; a promise says so.
   """
@@ -47,6 +50,7 @@ class Kind:
   form: str
   read: Callable[["Source"], collection.Collection]
   digest: Callable[["Source"], str]
+  most: Callable[["Source"], int | None] = lambda source: None
   from_pairs: bool
   queries: Callable[["Source"], Iterator[tuple[str, str]]] | None = None
 
@@ -159,6 +163,13 @@ class Source:
     """
     return KINDS[self.kind].digest(self)
 
+  def most_documents(self) -> int | None:
+    """Returns how many documents it may have, before it is read; None: unknown."""
+    try:
+      return KINDS[self.kind].most(self)
+    except Exception:  # what is wrong with the files, `read` says
+      return None
+
   def packages(self) -> str:
     """Names the packages and versions of the demo set; "" for others."""
     return self.digest() if self.kind == "environment_docs" else ""
@@ -205,14 +216,14 @@ def open(  # noqa: A001
 def _of_files(source: Source, place: str | None = None) -> str:
   """Digests a file, or all files of a folder by their names below it."""
   root = pathlib.Path(source.place if place is None else place)
-  files = [root]
+  paths = [root]
   if root.is_dir():
     walked = os.walk(root, followlinks=True)
-    files = [
+    paths = [
       pathlib.Path(folder, n) for folder, _, names in walked for n in names
     ]
   state = hashlib.sha256()
-  for path in sorted(files):
+  for path in sorted(paths):
     if path.is_file():
       state.update(path.relative_to(root).as_posix().encode() + b"\0")
       with path.open("rb") as stream:
@@ -243,6 +254,15 @@ def _msmarco_queries(source: Source) -> Iterator[tuple[str, str]]:
     yield from query_pairs.query_log(path)
 
 
+def _lines(name: str) -> Callable[[Source], int]:
+  """Returns what counts the lines of a file in a source's folder."""
+  return lambda source: files.most_lines(files.find(source.place, name))
+
+
+def _rows_of_corpus(source: Source) -> int:
+  return table_files.most_rows(pathlib.Path(source.place, "corpus"))
+
+
 def _digest_prepared(source: Source) -> str:
   name, qrels = _parts(source)
   return f"{name} {_of_files(source, qrels)}"
@@ -253,6 +273,7 @@ KINDS: dict[str, Kind] = {
     form="environment_docs",
     read=lambda source: environment_docs.build(_demo(source)),
     digest=lambda source: environment_docs.digest(_demo(source)),
+    most=lambda source: environment_docs.most_documents(_demo(source)),
     from_pairs=True,
   ),
   "beir": Kind(
@@ -261,6 +282,7 @@ KINDS: dict[str, Kind] = {
       source.place, in_memory=False, dangling=source.dangling
     ),
     digest=_of_files,
+    most=_lines("corpus.jsonl"),
     from_pairs=False,
     queries=_beir_queries,
   ),
@@ -270,6 +292,7 @@ KINDS: dict[str, Kind] = {
       source.place, in_memory=False, dangling=source.dangling
     ),
     digest=_of_files,
+    most=_lines("collection.tsv"),
     from_pairs=False,
     queries=_msmarco_queries,
   ),
@@ -279,12 +302,14 @@ KINDS: dict[str, Kind] = {
       source.place, dangling=source.dangling
     ),
     digest=_of_files,
+    most=_rows_of_corpus,
     from_pairs=False,
   ),
   "hf": Kind(
     form="hf:DIR",
     read=lambda source: beir.read_hub(source.place, dangling=source.dangling),
     digest=_of_files,
+    most=_rows_of_corpus,
     from_pairs=False,
   ),
   "log": Kind(
@@ -299,6 +324,7 @@ KINDS: dict[str, Kind] = {
     digest=lambda source: " ".join(
       _of_files(source, place) for place in _parts(source)
     ),
+    most=lambda source: table_files.most_rows(_parts(source)[1]),
     from_pairs=False,
   ),
   "jsonl": Kind(
@@ -310,6 +336,7 @@ KINDS: dict[str, Kind] = {
       seed=source.seed,
     ),
     digest=_of_files,
+    most=lambda source: table_files.most_rows(source.place),
     from_pairs=True,
   ),
   "newsqa": Kind(
@@ -326,6 +353,7 @@ KINDS: dict[str, Kind] = {
       source.place, dangling=source.dangling
     ),
     digest=lambda source: source.place,  # the package checks its downloads
+    most=lambda source: ir_datasets_sets.num_documents(source.place),
     from_pairs=False,
     queries=lambda source: ir_datasets_sets.queries(source.place),
   ),

@@ -17,7 +17,7 @@ from typing import Any
 from synthq_jax import extras
 from synthq_jax.data import files
 
-__all__ = ["SUFFIXES", "OfFile", "by_column", "rows", "splits"]
+__all__ = ["SUFFIXES", "OfFile", "by_column", "most_rows", "rows", "splits"]
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _MOST = 2**31 - 1
@@ -58,6 +58,28 @@ def splits(path: str | os.PathLike) -> list[str]:
   """
   path = pathlib.Path(path)
   return sorted({split for split, _ in _tables(path)}) if path.is_dir() else []
+
+
+def most_rows(path: str | os.PathLike) -> int:
+  """Returns how many rows a table may have: what its file says, else its lines.
+
+  Args:
+    path: as in `rows`.
+
+  Raises:
+    Exception: what the readers of files raise, where it is no table.
+  """
+  path = pathlib.Path(path)
+  if path.is_dir():
+    return sum(most_rows(file) for _, file in _tables(path))
+  suffix = _suffix(path)
+  if suffix == ".parquet":
+    from pyarrow import parquet
+
+    return parquet.read_metadata(path).num_rows
+  if suffix == ".arrow":
+    return sum(batch.num_rows for batch in _arrow_batches(path))
+  return files.most_lines(path)
 
 
 def by_column(
@@ -162,6 +184,11 @@ def _parquet(path: pathlib.Path) -> _Rows:
 
 
 def _arrow(path: pathlib.Path) -> _Rows:
+  with _explained(path):
+    yield from _of_batches(path, _arrow_batches(path))
+
+
+def _arrow_batches(path: pathlib.Path) -> Iterator[Any]:
   """Reads Arrow's stream format, in which `datasets` saves, or its files."""
   with extras.required("parquet"):
     from pyarrow import ipc
@@ -169,13 +196,11 @@ def _arrow(path: pathlib.Path) -> _Rows:
   with open(path, "rb") as stream:
     is_file = stream.read(6) == b"ARROW1"
     stream.seek(0)
-    with _explained(path):
-      if not is_file:
-        yield from _of_batches(path, ipc.open_stream(stream))
-        return
-      opened = ipc.open_file(stream)
-      numbers = range(opened.num_record_batches)
-      yield from _of_batches(path, map(opened.get_batch, numbers))
+    if not is_file:
+      yield from ipc.open_stream(stream)
+      return
+    opened = ipc.open_file(stream)
+    yield from map(opened.get_batch, range(opened.num_record_batches))
 
 
 @contextlib.contextmanager

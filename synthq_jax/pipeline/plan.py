@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from synthq_jax.audit import canaries as canaries_lib
-from synthq_jax.data import shipped
+from synthq_jax.data import shipped, sources
 from synthq_jax.models import prompt, t5_config
 from synthq_jax.pipeline import (
   config_types,
@@ -260,6 +260,7 @@ def run(
       the working directory.
   """
   wanted = stage.with_needs(stages or STAGES, config)
+  _check_size(config, wanted)
   start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
   inputs.check_shape(start, config.model)
   prepare_test_set.expand(config.test_sets)  # refused before any work
@@ -310,12 +311,27 @@ def survey(
     See `runner.Run.survey`.
   """
   stages = stage.with_needs(wanted, config)
+  _check_size(config, stages)
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
   except ValueError:  # nobody has drawn its secret: nothing is there
     first, *later = stages
     return [(first, {"": False}), *((name, None) for name in later)]
   return list(runner.Run(config, space, stages, say=_nothing).survey())
+
+
+def _check_size(config: RunConfig, wanted: Sequence[str]) -> None:
+  """Refuses, before the data is read, more documents than it can have."""
+  number, source = config.generate.num_documents, config.prepare_data.source
+  if number is None or "generate" not in wanted:
+    return
+  most = sources.open(source, "prepare_data.source").most_documents()
+  if most is not None and number > most:
+    raise ValueError(
+      "generate.Config.num_documents must be at most the size of the collection,"
+      f" got {number:,}, which is more than {source} can have: set a smaller"
+      " NUM_DOCUMENTS, or None"
+    )
 
 
 def _nothing(*told: str) -> None:

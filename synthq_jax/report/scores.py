@@ -73,7 +73,11 @@ def _public(
     return ()
   if not evaluations:
     return (words.paragraph("scores.nothing_public"),)
-  return (words.paragraph("scores.public"), *_scores(evaluations, measures))
+  return (
+    words.paragraph("scores.public"),
+    *_scores(evaluations, measures),
+    *_systems(evaluations, measures[0], "public queries"),
+  )
 
 
 def _private(
@@ -85,7 +89,7 @@ def _private(
     *_scores(main, comparison.measures, comparison.rows),
     words.paragraph("scores.headline", measure=measure),
     *_kept(main, measure),
-    *_systems(main, measure),
+    *_systems(main, measure, "private test queries"),
     *_seeds(comparison, measure),
     *_differences(comparison.differences, measure),
   )
@@ -176,7 +180,9 @@ def _kept(main: Sequence[results.Evaluation], measure: str) -> Content:
   )
 
 
-def _systems(main: Sequence[results.Evaluation], measure: str) -> Content:
+def _systems(
+  main: Sequence[results.Evaluation], measure: str, kind: str
+) -> Content:
   """Draws every system, BM25 as a line: over epsilon, where there are three."""
   scored = [one for one in main if measure in one.measures]
   placed = [(one, place) for one in scored if (place := _place(one))]
@@ -192,7 +198,7 @@ def _systems(main: Sequence[results.Evaluation], measure: str) -> Content:
       label=f"{measure} (mean over queries)",
       lines=lines,
     )
-    caption = words.paragraph.text("scores.rows", measure=measure)
+    caption = words.paragraph.text("scores.rows", measure=measure, kind=kind)
     return (blocks.Figure(svg=svg, caption=caption),)
   places = sorted({place for _, place in placed})
   series = collections.defaultdict(list)
@@ -209,7 +215,9 @@ def _systems(main: Sequence[results.Evaluation], measure: str) -> Content:
         lines,
         measure=measure,
       ),
-      caption=words.paragraph.text("scores.systems", measure=measure),
+      caption=words.paragraph.text(
+        "scores.systems", measure=measure, kind=kind
+      ),
     ),
   )
 

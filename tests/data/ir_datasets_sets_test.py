@@ -19,6 +19,9 @@ class Dataset:
     for what in ("docs", "queries", "qrels"):
       setattr(self, f"has_{what}", lambda what=what: what != missing)
 
+  def metadata(self):
+    return {"docs": {"count": 2}}
+
   def docs_iter(self):
     yield record(doc_id="FT911-1", text="A text about polio.")
     yield record(doc_id="FT911-2", text="Another.")
@@ -52,6 +55,7 @@ def test_a_dataset_becomes_a_collection_whose_documents_stay_away(monkeypatch):
   assert [(q.id, q.text) for q in found.queries] == [("302", "Polio vaccines")]
   assert found.qrels == {"test": {"302": {"FT911-1": 2, "FT911-2": 0}}}
   assert not isinstance(found.documents, tuple)
+  assert ir_datasets_sets.num_documents("robust") == len(found.documents)
 
 
 def test_what_cannot_be_read_is_one_line(monkeypatch):

@@ -13,6 +13,7 @@ from pyarrow import parquet
 from synthq_jax.data import (
   beir,
   collection,
+  files,
   jsonl,
   msmarco,
   query_sets,
@@ -73,6 +74,7 @@ def test_a_log_is_the_same_in_every_kind_of_table(kind, tmp_path):
   assert [(d.id, d.contents) for d in read.documents] == [
     (row["_id"], f"{row['title']} {row['text']}") for row in CORPUS
   ]
+  assert len(CLICKS) <= table_files.most_rows(path) <= len(CLICKS) + 2
   texts = {query.id: (query.client, query.text) for query in read.queries}
   clicked = {
     (row["user"], row["query"], row["document"])
@@ -117,6 +119,7 @@ def test_lines_may_name_their_split(tmp_path):
   write(folder / "test" / "data-00000-of-00001.arrow", CLICKS[100:])
   (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
   assert jsonl.read_log(folder, corpus).qrels == read.qrels
+  assert table_files.most_rows(folder) == len(CLICKS)
   named[3]["split"] = ""
   with pytest.raises(ValueError, match="in all lines or in none"):
     jsonl.read_log(write(tmp_path / "b.csv", named), corpus)
@@ -191,6 +194,34 @@ def test_a_written_set_comes_back(layout, read, tmp_path):
     assert lost == {"query": len(unknown)}
     with pytest.raises(ValueError, match="expected the id of a known query"):
       read(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "kind", ["beir", "hf", "anserini", "msmarco", "log", "jsonl"]
+)
+def test_a_set_says_before_it_is_read_how_many_documents_it_may_have(
+  kind, tmp_path
+):
+  layouts = {"beir": "beir", "hf": "hf", "anserini": "pyserini"}
+  place = str(tmp_path)
+  if kind in layouts:
+    query_sets.LAYOUTS[layouts[kind]].write(tmp_path, small_set(), ORIGIN)
+  elif kind == "msmarco":
+    files.write_lines(
+      tmp_path / "collection.tsv", (f"{i}\tx" for i in range(9))
+    )
+    files.write_lines(tmp_path / "queries.train.tsv", ["1\ty"])
+    files.write_lines(tmp_path / "qrels.train.tsv", ["1\t0\t2\t1"])
+  else:
+    place = str(write(tmp_path / "log.csv", CLICKS))
+    corpus = write(tmp_path / "corpus.parquet", CORPUS)
+    place += f"@{corpus}" if kind == "log" else ""
+  source = sources.open(f"{kind}:{place}")
+  most, number = source.most_documents(), len(source.read().documents)
+  assert number <= most
+  if kind != "jsonl":  # where a document may stand in several lines
+    assert most <= number + 1
+  assert sources.open(f"{kind}:{tmp_path / 'no'}@no").most_documents() is None
 
 
 def test_anserini_reads_what_is_written_for_it(tmp_path):

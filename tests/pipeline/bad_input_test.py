@@ -15,7 +15,7 @@ import small_data
 
 from synthq_jax import artifacts
 from synthq_jax.cli import main
-from synthq_jax.data import shipped
+from synthq_jax.data import shipped, sources
 from synthq_jax.pipeline import plan, workspace
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import ledger
@@ -178,7 +178,8 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
       "--gin.RETRIEVER_BATCH_SIZE=9 --gin.NUM_DOCUMENTS=8",
       "must be at most 8, the number of synthetic queries",
     ),
-    ("--gin.NUM_DOCUMENTS=10_000", "size of the collection, got 10,000: set a"),
+    # One line more than there are documents: a blank one, say.
+    ("--gin.NUM_DOCUMENTS=41", "40, the size of the collection, got 41: set a"),
     (
       "--gin.RETRIEVER_BATCH_SIZE=30 --gin.NUM_DOCUMENTS=None --gin.plan.Rows.synthetic=()"
       " --gin.plan.Rows.direct_dp=() --gin.plan.Rows.untrained=False"
@@ -196,6 +197,27 @@ def test_what_the_data_rules_out_is_refused_before_any_training(
   assert words in refused(capsys, argv)
   assert finished(tmp_path / "run") == ["private/prepare_data"]
   assert not (tmp_path / "run/private/ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("flag", ["--dry_run", "--quiet"])
+@pytest.mark.parametrize("kind", ["environment_docs", "beir"])
+def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
+  kind, flag, folder, tmp_path, capsys, monkeypatch
+):
+  def read(source):
+    raise AssertionError("was read")
+
+  monkeypatch.setattr(sources.Source, "read", read)
+  source = kind if kind == "environment_docs" else f"{kind}:{folder}"
+  argv = [
+    "run",
+    TINY,
+    f"--gin.SOURCE={source}",
+    f"--workdir={tmp_path / 'run'}",
+  ]
+  message = refused(capsys, [*argv, flag, "--gin.NUM_DOCUMENTS=99999999"])
+  assert f"got 99,999,999, which is more than {source} can have" in message
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_bad_test_set_is_refused_before_any_training(
