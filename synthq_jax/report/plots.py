@@ -26,6 +26,8 @@ _OF_PAGE = {
   _LINE: "var(--line, #dfe3e8)",
   _PAPER: "var(--paper, #ffffff)",
 }
+_SMALLEST = 0.7
+"""Share of its size to which a drawing shrinks: its text stays readable."""
 _SETTINGS = {
   "svg.hashsalt": "synthq",  # ids inside the drawing do not change by the run
   "svg.fonttype": "none",  # text stays text
@@ -228,7 +230,7 @@ def in_rows(
 
   heights = range(len(labels), 0, -1)
   with matplotlib.rc_context(_SETTINGS):
-    figure, axes = _canvas(width=7.6, height=1.0 + 0.28 * len(labels))
+    figure, axes = _canvas(width=5.6, height=1.3 + 0.28 * len(labels))
     _draw_lines(axes.axvline, axes.axvspan, lines or {})
     together = list(zip(*points.values(), strict=True))
     lows = [min(getattr(x, "low", x) for x in row) for row in together]
@@ -246,7 +248,7 @@ def in_rows(
     axes.set_yticks(heights, [_plain(one) for one in labels])
     axes.set_ylim(0.4, len(labels) + 0.6)
     axes.set_xlabel(_plain(label))
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.legend(loc="outside upper left", ncols=3)
     return _svg(figure)
 
 
@@ -350,6 +352,8 @@ def _svg(figure) -> str:
   stream = io.StringIO()
   figure.savefig(stream, format="svg", metadata={"Date": None})
   text = stream.getvalue()
+  narrowest = f"min-width: {_SMALLEST * 96 * figure.get_figwidth():.0f}px"
+  text = text.replace("<svg ", f'<svg style="{narrowest}" ', 1)
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
   for color, meant in _OF_PAGE.items():
     text = text.replace(color, meant)

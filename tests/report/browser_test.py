@@ -55,6 +55,8 @@ frame.onload = () => {
   const pane = view.getComputedStyle(root.body).backgroundColor;
   document.getElementById("found").textContent = JSON.stringify({
     out, faint, width: root.documentElement.scrollWidth, inner: view.innerWidth,
+    cut: [...root.querySelectorAll("figure .scroll")].filter(
+      e => e.scrollWidth > e.clientWidth + 1).length,
     is_dark: luminance(pane) < .5, height: root.documentElement.scrollHeight});
 };
 </script></body>
@@ -120,4 +122,4 @@ def test_drawings_scroll_in_themselves_and_have_the_colors_of_the_page(
   for dark in (False, True):
     found = looked_at(page.html(drawn), 420, dark, tmp_path)
     assert not found["out"] and not found["faint"]
-    assert found["width"] <= 420
+    assert found["width"] <= 420 and not found["cut"]
