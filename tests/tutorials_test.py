@@ -178,7 +178,7 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   assert "hf upload YOUR_NAME/retriever" in shown
   assert "--repo-type=dataset" in shown and "synthetic_eps8:\n  1. " in shown
   assert len(run) < 20 and len([run, *others, serve]) <= 6
-  page = _served(serve, "boat to the island")
+  page = _served(serve, "report on the otter of the harbor")
   assert page.count("<h2>") == 4 and page.count("<li>") == 40
   if importlib.util.find_spec("sentence_transformers"):
     names = {"texts": [one["text"] for one in documents]}
