@@ -17,22 +17,22 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from typing import Any, BinaryIO, TypeVar
+
+from synthq_jax import file_lists
 
 __all__ = [
   "FILES_NAME",
   "RESULT_NAME",
   "append",
   "check",
-  "check_files",
   "find",
   "fingerprint",
   "from_json",
   "later",
   "load",
-  "list_files",
   "load_array",
   "new_folder",
   "read_fingerprint",
@@ -49,8 +49,6 @@ __all__ = [
 
 RESULT_NAME = "result.json"
 FILES_NAME = "files.json"
-_HASHED = 1 << 30
-"""Bytes up to which a file's content is compared; above that its size is."""
 _LOCK = ".lock"
 _CHECKSUM = "checksum"
 _FINGERPRINT = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")
@@ -370,7 +368,9 @@ def save(
   """
   listed = []
   for folder in filter(os.path.isdir, map(pathlib.Path, folders)):
-    files = list_files(folder, but=functools.partial(_is_apart, digest))
+    files = file_lists.list_files(
+      folder, but=functools.partial(_is_apart, digest)
+    )
     if files:
       content = sealed({"fingerprint": digest, "files": files})
       write_atomically(folder / FILES_NAME, _text(content))
@@ -394,67 +394,6 @@ def _is_apart(digest: str, path: pathlib.Path) -> bool:
   if path.is_dir():
     return (path / RESULT_NAME).exists()
   return path.name in (RESULT_NAME, FILES_NAME)
-
-
-def list_files(
-  folder: str | os.PathLike,
-  *,
-  but: Callable[[pathlib.Path], bool] = lambda path: False,
-) -> dict[str, list[Any]]:
-  """Returns the files below a folder: for each its size and SHA-256, or "".
-
-  Args:
-    folder: where to look; hidden files are left out.
-    but: says which files and folders are left out, too.
-  """
-  folder, files = pathlib.Path(folder), {}
-  for path in sorted(folder.iterdir()):
-    if path.name.startswith(".") or but(path):
-      continue
-    if path.is_dir():
-      inside = list_files(path, but=but)
-      files.update({f"{path.name}/{k}": one for k, one in inside.items()})
-    else:
-      files[path.name] = [path.stat().st_size, _sha256(path)]
-  return files
-
-
-def _sha256(path: pathlib.Path) -> str:
-  if path.stat().st_size > _HASHED:
-    return ""
-  with path.open("rb") as stream:
-    return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def check_files(
-  folder: pathlib.Path, files: Mapping[str, Sequence[Any]], hint: str
-) -> None:
-  """Refuses files that are not what `list_files` has seen.
-
-  Args:
-    folder: where they lie; more files may lie there.
-    files: from `list_files`.
-    hint: ends the message: what to do.
-
-  Raises:
-    ValueError: naming the first file that is missing or changed.
-  """
-  for name, (size, digest) in files.items():
-    path = folder / name
-    if not path.is_file():
-      raise ValueError(
-        f"{path}: expected what was written, got no file: {hint}"
-      )
-    found = path.stat().st_size
-    if found != size:
-      raise ValueError(
-        f"{path}: expected the {size:,} bytes that were written, got"
-        f" {found:,}: {hint}"
-      )
-    if digest and _sha256(path) != digest:
-      raise ValueError(
-        f"{path}: expected what was written, got another content: {hint}"
-      )
 
 
 def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
@@ -492,7 +431,7 @@ def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
       raise ValueError(
         f"{path}: expected the files of the result, got those of another: {hint}"
       )
-    check_files(folder, found["files"], hint)
+    file_lists.check_files(folder, found["files"], hint)
 
 
 def read_fingerprint(directory: str | os.PathLike) -> str | None:

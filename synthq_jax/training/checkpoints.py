@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from synthq_jax import artifacts, extras
+from synthq_jax import artifacts, extras, file_lists
 from synthq_jax.training import distributed
 
 __all__ = ["Writer", "latest_step", "restore", "save"]
@@ -219,7 +219,7 @@ def _listing(root: pathlib.Path, step: int) -> pathlib.Path:
 
 def _write_listing(root: pathlib.Path, step: int) -> None:
   """Notes what was written, by which damage is known that orbax reads."""
-  content = {"files": artifacts.list_files(root / f"{_PREFIX}{step}")}
+  content = {"files": file_lists.list_files(root / f"{_PREFIX}{step}")}
   text = json.dumps(artifacts.sealed(content), indent=1)
   artifacts.write_atomically(_listing(root, step), text)
 
@@ -228,7 +228,7 @@ def _check_listing(root: pathlib.Path, step: int) -> None:
   path = _listing(root, step)
   if path.exists():  # else the process was killed, or the version an older one
     files = artifacts.read_json(path)["files"]
-    artifacts.check_files(root / f"{_PREFIX}{step}", files, "damaged")
+    file_lists.check_files(root / f"{_PREFIX}{step}", files, "damaged")
 
 
 def _remove(path: pathlib.Path) -> None:
