@@ -21,6 +21,7 @@ LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 # A package may import those of a lower rank, and itself.
 RANKS = {
   "typing": 0,
+  "file_lists": -1,
   "artifacts": 0,
   "checks": 0,
   "extras": 0,
