@@ -12,6 +12,7 @@ import random_t5
 from synthq_jax import optim
 from synthq_jax.models import lora, prompt, t5_checkpoints
 from synthq_jax.stages import finetune_dp
+from synthq_jax.training import mesh as mesh_lib
 
 CONFIG = random_t5.config(vocab_size=23, num_decoder_layers=2)
 LAST_LAYER = r"decoder/(layers_1|decoder_norm)/.*"
@@ -153,3 +154,19 @@ def test_half_precision_and_dropout_reach_the_model(params):
   assert 0 < np.abs(half - full).max() < 0.05
   dropped = computed(start, batch(), jax.random.key(0))
   assert np.abs(dropped - half).max() > 0.05
+
+
+@pytest.mark.parametrize(
+  ("shape", "size", "rows", "multiple"),
+  [
+    ((8, 1, 1), 4, 4, 32),  # as many as on a machine of its own
+    ((2, 1, 4), 4, 4, 8),
+    ((8, 1, 1), 64, 8, 64),  # no more than a device has of 64
+    ((8, 1, 1), None, None, 8),
+  ],
+)
+def test_the_rows_at_once_are_those_of_each_device(shape, size, rows, multiple):
+  mesh = mesh_lib.Shape(**dict(zip(mesh_lib.AXES, shape, strict=True)))
+  config = finetune_dp.Config(batch_size=64, microbatch_size=size, mesh=mesh)
+  on_device, _, padded = finetune_dp._spread(config)
+  assert (on_device.microbatch_size, padded) == (rows, multiple)
