@@ -29,9 +29,11 @@ from synthq_jax import artifacts
 from synthq_jax.models import t5, t5_config
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
+from synthq_jax.privacy import ledger, statement
 
 __all__ = [
   "FORMATS",
+  "claim",
   "convert",
   "files",
   "flatten",
@@ -53,6 +55,7 @@ _SHARD_SIZE = 5 * 10**9
 
 unflatten = _tensors.unflatten
 
+_PRIVACY = "privacy"  # in the MODEL_DIR of a private training in T5X
 _PARAMS = "params.safetensors"
 _CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
 _PROJECTION = "projection/kernel"
@@ -245,6 +248,26 @@ def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
     return t5_config.T5Config(**fields)
   except (ValueError, KeyError, TypeError) as error:
     raise ValueError(f"{path}: expected a T5 shape, got {error}") from error
+
+
+def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
+  """Returns what a private training in T5X promises of its checkpoints.
+
+  Args:
+    directory: checkpoint_STEP, or the folder with some.
+
+  Returns:
+    What lies beside them; None where nothing does, or they are not T5X's.
+
+  Raises:
+    ValueError: if what lies there is damaged.
+  """
+  root = pathlib.Path(directory)
+  places = (at / _PRIVACY / ledger.NAME for at in (root, root.parent))
+  path = next((path for path in places if path.is_file()), None)
+  if path is None or _kind(root) != _T5X:
+    return None
+  return statement.compose(list(ledger.read(path).values()))
 
 
 def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:

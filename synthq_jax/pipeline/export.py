@@ -20,7 +20,7 @@ from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import cards, inputs, results, system_results
-from synthq_jax.privacy import ledger, rounding
+from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
@@ -29,7 +29,6 @@ CLAIM = "PRIVACY.txt"
 """In the exported folder: what may be claimed about it, in words."""
 
 _README = "README.md"
-_T5X = "privacy"  # beside the checkpoints of a private training in T5X
 _LENGTH = 512
 """Tokens of a text where no run says how many."""
 
@@ -209,19 +208,10 @@ def _source(folder: pathlib.Path) -> Source:
     if artifacts.read_fingerprint(data) is not None:
       prepared = artifacts.load(data, results.PreparedData)
       result = _explained(result, prepared)
-  in_t5x = _said_in_t5x(folder) if result is None else None
+  in_t5x = t5_checkpoints.claim(folder) if result is None else None
   return Source(
     folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
   )
-
-
-def _said_in_t5x(folder: pathlib.Path) -> statement_lib.PrivacyStatement | None:
-  """Reads what lies beside checkpoint_STEP, which MODEL_DIR holds."""
-  places = (place / _T5X / ledger.NAME for place in (folder, folder.parent))
-  path = next((path for path in places if path.is_file()), None)
-  if path is None or not t5x.is_checkpoint(t5x.newest(folder)):
-    return None
-  return statement_lib.compose(list(ledger.read(path).values()))
 
 
 def _explained(result, prepared: results.PreparedData):

@@ -364,11 +364,11 @@ def load_public(directory: pathlib.Path, prepared: Documents):
 def _refuse_private(directory: pathlib.Path) -> None:
   """Refuses a checkpoint whose own statement says that it is not public."""
   try:
-    made = artifacts.load(directory, results.Checkpoint)
-  except (KeyError, ValueError):
-    return  # not the result of a stage
-  if not made.statement.is_public:
-    epsilon = rounding.epsilon(made.statement.epsilon)
+    claim = artifacts.load(directory, results.Checkpoint).statement
+  except (KeyError, ValueError):  # not the result of a stage
+    claim = t5_checkpoints.claim(directory)
+  if claim is not None and not claim.is_public:
+    epsilon = rounding.epsilon(claim.epsilon)
     raise ValueError(
       f"{directory}: expected a public checkpoint, got one that was trained on"
       f" private queries ({epsilon=!s}), which no later statement would count:"

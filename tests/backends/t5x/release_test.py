@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import random_t5
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import export
+from synthq_jax.pipeline import export, inputs
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
 
@@ -65,6 +66,18 @@ def test_an_export_carries_what_lies_beside_the_checkpoint(tmp_path, of_model):
   # Its own step, where no other is asked for.
   words = (tmp_path / "to" / "checkpoint_1005" / export.CLAIM).read_text()
   assert words.strip() == statement_lib.in_words(release.statement())
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_a_private_checkpoint_of_t5x_is_no_public_start(tmp_path, of_model):
+  params = random_t5.params(random_t5.config())
+  made = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
+  start = tmp_path / "model" if of_model else made
+  documents = types.SimpleNamespace(vocab_size=40)
+  inputs.load_public(start, documents)
+  opened(tmp_path).begin(1000, FACTS)
+  with pytest.raises(ValueError, match="trained on private queries"):
+    inputs.load_public(start, documents)
 
 
 def test_an_export_without_noise_is_refused(tmp_path):
