@@ -233,9 +233,9 @@ def record_of(root, digest="digest"):
   return json.loads(path.read_text()) if path.exists() else None
 
 
-def make_again(root):
+def make_again(root, secret=None):
   """As who deletes a result: its states went when it was saved."""
-  space = workspace.Workspace(root)
+  space = workspace.Workspace(root, secret_seed=secret)
   private_training.remove_state(space, "stage/name", "digest")
 
 
@@ -266,7 +266,7 @@ def test_a_fixed_secret_makes_the_same_training_again(tmp_path):
     params, said = trained(
       tmp_path / folder, Seen(), size=9, secret=7, config=value
     )
-    make_again(tmp_path / folder)
+    make_again(tmp_path / folder, secret=7)
     made.append((params["w"].tobytes(), said.ledger[0].identifier))
   assert len(set(made)) == 1
   assert made[0][1] == "stage/name/digest"
