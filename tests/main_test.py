@@ -607,7 +607,7 @@ def test_settings_say_value_place_and_meaning(capsys):
   by_name = {row[0]: row[1:] for row in rows}
   value, place, meaning = by_name["--gin.BATCH_SIZE"]
   assert value == "16" and re.fullmatch(r"demo_tiny\.gin:\d+", place)
-  assert meaning == "Expected records of a batch."  # that of what it sets
+  assert meaning.startswith("Expected records of a batch")  # of what it sets
   assert by_name["--gin.finetune_dp.Config.batch_size"][0] == "16"
   assert by_name["--gin.DELTA"][2] == "None: 1 / (2n)"
   value, place, meaning = by_name["--gin.generate.Config.p"]
@@ -652,7 +652,7 @@ def test_a_dry_run_finds_what_is_there(finished_run):
   text = guide.dry_run(config, root, plan.STAGES, ())
   assert "to make" not in text and "where these settings" not in text
   assert "generate: there: public_only, eps8" in text
-  assert "started here before: 6 private trainings" in text
+  assert "started here before: 7 private trainings" in text
   rows = dataclasses.replace(config.rows, synthetic=(8.0, 2.0))
   changed = dataclasses.replace(config, rows=rows)
   text = guide.dry_run(changed, root, plan.STAGES, ())

@@ -74,7 +74,8 @@ def most_rows(path: str | os.PathLike) -> int:
     return sum(most_rows(file) for _, file in _tables(path))
   suffix = _suffix(path)
   if suffix == ".parquet":
-    from pyarrow import parquet
+    with extras.required("parquet"):
+      from pyarrow import parquet
 
     return parquet.read_metadata(path).num_rows
   if suffix == ".arrow":
