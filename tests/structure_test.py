@@ -182,7 +182,7 @@ def test_few_stages_hold_the_secret_or_read_private_queries():
     *("prepare_data", "prepare_test_set", "pretrain", "generate"),
     *("filter_queries", "encode_documents", "measure_costs"),
     # The row `original` aside, as their tests hold.
-    *("fuse", "expand", "train_reranker", "rerank"),
+    *("train_retriever", "fuse", "expand", "train_reranker", "rerank"),
   }
 
 

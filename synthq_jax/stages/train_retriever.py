@@ -81,7 +81,11 @@ def jobs(run):
   """Yields a retriever for each set of queries, and the untrained one."""
   config = run.config
   if config.rows.untrained:
-    yield stage.Job(name="untrained", depends=run.encoder_data)
+    yield stage.Job(
+      name="untrained",
+      depends=run.encoder_data,
+      inputs={"documents": run.documents},
+    )
   for name, (synthetic, source) in run.pair_sources.items():
     settings = run.seeded(config.train_retriever, name)
     teacher = (
@@ -98,6 +102,7 @@ def jobs(run):
       ),
       settings=settings,
       inputs={
+        "documents": run.documents if synthetic else run.prepared,
         "synthetic": synthetic,
         "held_out": run.held_out,
         "teacher": teacher.value if teacher else None,
@@ -131,20 +136,24 @@ def check(run) -> None:
 def run(task: stage.Task) -> results.Checkpoint:
   """Trains on synthetic queries, or on the real ones without privacy.
 
+  Formal guarantee:
+    Post-processing, mining and distillation included: a task with synthetic
+    queries holds the public documents and these queries, no PreparedData.
+
   Args:
-    task: without settings nothing is trained; its inputs are "prepared", the
-      documents and private train queries; "encoder", the folder of a public
-      checkpoint; "synthetic", the queries to train on, or None for the real
-      ones; "held_out", the share of documents whose queries are left out; and
-      where a reranker of the same pairs is distilled, this "teacher" and its
+    task: without settings nothing is trained; its inputs are "documents", the
+      public collection, or the prepared data with the real queries where
+      "synthetic", those to train on, are None; "encoder", the folder of a public
+      checkpoint; "held_out", the share of documents whose queries are left out;
+      and where a reranker of the same pairs is distilled, this "teacher" and its
       "teacher_settings".
 
   Returns:
     The encoder; under `private/` if the queries are.
   """
   config, space = task.settings, task.folders
-  prepared = task.inputs["prepared"]
-  params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
+  documents = task.inputs["documents"]
+  params, model_config = inputs.load_public(task.inputs["encoder"], documents)
   params = dual_encoder.encoder_params(params)
   if config is None:
     return inputs.save_checkpoint(
@@ -153,7 +162,7 @@ def run(task: stage.Task) -> results.Checkpoint:
       params,
       model_config,
       kind="retriever",
-      statement=prepared.statement(),
+      statement=documents.statement(),
       steps=0,
       batch_size=0,
       num_parameters=0,
@@ -163,7 +172,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   private = synthetic is None or results.is_private_path(synthetic.directory)
   directory = task.folder(private=private)
   records = inputs.training_pairs(
-    space, prepared, synthetic, task.inputs["held_out"]
+    space, documents, synthetic, task.inputs["held_out"]
   )
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   params = _train(task, params, model_config, records, metrics_path)
@@ -185,7 +194,7 @@ def _train(task, params, model_config, records, metrics_path):
   """Trains, in a part for each miner, which starts from the one before."""
   config, folders = task.settings, task.folders
   state = private_training.state_directory(folders, task.place, task.digest)
-  collection = inputs.document_tokens(folders, task.inputs["prepared"])
+  collection = inputs.document_tokens(folders, task.inputs["documents"])
   parts = config.miners or ("",)
   for part, miner in enumerate(parts):
     place, pairs_, metrics = state / f"part_{part}", records, metrics_path
@@ -214,7 +223,7 @@ def _train(task, params, model_config, records, metrics_path):
 
 def _margins(task, records, negatives) -> np.ndarray:
   """Returns by how much a reranker prefers each pair's own document."""
-  folders, documents = task.folders, task.inputs["prepared"]
+  folders, documents = task.folders, task.inputs["documents"]
   collection = inputs.document_tokens(folders, documents)
   ids = [str(i) for i in collection.ids]
   rows = np.concatenate([records["rows"][:, None], negatives], axis=1)
@@ -246,7 +255,7 @@ def _margins(task, records, negatives) -> np.ndarray:
 def _mined(task, params, model_config, records, miner: str, place):
   """Returns the hard negatives of every pair."""
   config, folders = task.settings, task.folders
-  documents = task.inputs["prepared"]
+  documents = task.inputs["documents"]
   collection = inputs.document_tokens(folders, documents)
   depth = config.mining_depth
   if miner == "bm25":
@@ -281,6 +290,6 @@ STAGE = stage.of(
   __name__,
   result=results.Checkpoint,
   needs=("filter_queries", "direct_dp", "train_reranker"),
-  reads=("prepared", "encoder"),
+  reads=("encoder",),
   together=True,
 )

@@ -17,6 +17,7 @@ from bm25s import stopwords
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, search_engines
+from synthq_jax.leakage import rerankers
 from synthq_jax.pipeline import (
   export,
   inputs,
@@ -28,11 +29,19 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import statement
 from synthq_jax.retrieval import fusion, measures, trec
-from synthq_jax.stages import _held_out, direct_dp, expand, fuse
+from synthq_jax.stages import (
+  _held_out,
+  direct_dp,
+  expand,
+  fuse,
+  stage,
+  train_reranker,
+)
 
 PRIVATE_GENERATOR = made_up.claim()
 CHOOSER = fuse.Config(held_out=0.2, min_queries=5)
 OPENED = []
+STAGE_MAKE = stage.Stage.make
 sys.addaudithook(
   lambda event, arguments: event == "open" and OPENED.append(str(arguments[0]))
 )  # hooks stay: this one only notes names
@@ -264,27 +273,45 @@ def test_a_chooser_that_looks_at_real_queries_is_caught(
   assert opened_in_private(root)
 
 
-@pytest.mark.parametrize("name", ["fuse", "expand"])
+@pytest.mark.parametrize(
+  "name", ["train_retriever", "fuse", "expand", "train_reranker", "rerank"]
+)
 def test_tasks_of_shareable_rows_hold_public_documents_alone(
   finished_run, tmp_path, monkeypatch, name
 ):
+  """Mining and distillation, too, which are parts of a retriever's training."""
   root, tasks = finished_run.copy(tmp_path), {}
-  one = {"fuse": fuse, "expand": expand}[name]
+  config = dataclasses.replace(
+    finished_run.config,
+    rows=dataclasses.replace(finished_run.config.rows, reranked=True),
+    train_reranker=train_reranker.Config(
+      recipe=rerankers.Recipe(steps=1, batch_size=8),
+      document_length=24,
+      query_length=8,
+    ),
+  )
+  one = stage.get(name)
   changed = dataclasses.replace(
-    one.STAGE, run=lambda task: tasks.update({task.name: task}) or _Stopped()
+    one, run=lambda task: tasks.update({task.name: task}) or _Stopped()
   )
-  monkeypatch.setattr(one, "STAGE", changed)
+  monkeypatch.setattr(sys.modules[f"synthq_jax.stages.{name}"], "STAGE", changed)
   monkeypatch.setattr(
-    type(changed), "make", lambda self, task, **_: self.run(task)
+    type(changed),
+    "make",
+    lambda self, task, **_: self.run(task)
+    if self is changed
+    else STAGE_MAKE(self, task, **_),
   )
-  shutil.rmtree(root / name)
-  shutil.rmtree(root / "private" / name)
+  for folder in (root / name, root / "private" / name):
+    shutil.rmtree(folder, ignore_errors=True)
   with pytest.raises(RuntimeError, match="did not save"):
-    plan.run(finished_run.config, root, stages=[name], progress=False)
+    plan.run(config, root, stages=[name], progress=False)
   for row, task in tasks.items():
     assert row != "original"
     assert type(task.folders) is workspace.Folders  # without the secret
     assert type(task.inputs["documents"]) is results.PublicDocuments
+    for value in task.inputs.values():
+      assert not isinstance(value, results.PreparedData)
   assert tasks
 
 
