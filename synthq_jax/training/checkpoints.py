@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -183,10 +184,18 @@ def _is_apart() -> bool:
   return jax.process_count() > 1 and distributed.count() == 1
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+  """Leaves out errors of a background save: `Writer.wait` raises them."""
+  return not (
+    record.exc_info and "in background save thread" in record.getMessage()
+  )
+
+
 def _checkpointer():
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
+  logging.getLogger("absl").addFilter(_is_news)
   if not _is_apart():
     return ocp.StandardCheckpointer()
   own = jax.process_index()
