@@ -17,6 +17,7 @@ from typing import Any
 from synthq_jax import artifacts
 
 __all__ = [
+  "BROKEN_GZIP",
   "field",
   "find",
   "headed_table",
@@ -32,6 +33,8 @@ __all__ = [
 
 _KINDS = {str: "string", int: "number", float: "number"}
 _GZIP_MAGIC = b"\x1f\x8b"
+BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading raises where gzip is cut or damaged."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Path = str | os.PathLike
 
@@ -151,7 +154,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     raise ValueError(
       f"expected a file, got {path}: no such file; check the path"
     ) from error
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+  except BROKEN_GZIP as error:
     raise ValueError(
       f"{path}:{number + 1}: expected sound gzip, got an end or an error in "
       f"the middle ({error}); copy the file again"

@@ -167,7 +167,7 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
               " has, got another number; correct the line"
             )
           yield where, row
-      except (csv.Error, UnicodeDecodeError) as error:
+      except (csv.Error, UnicodeDecodeError, *files.BROKEN_GZIP) as error:
         raise ValueError(
           f"{path}:{reader.line_num + 1}: expected a table in UTF-8 with a"
           f" header, got {type(error).__name__}; correct the line"
