@@ -17,6 +17,12 @@ from synthq_jax.training import distributed
 __all__ = ["Writer", "latest_step", "restore", "save"]
 
 _PREFIX = "step_"
+_AWAITED = ("async_checkpointer.py", "future.py")
+"""Modules of orbax whose threads log an error and hand it on."""
+_OF_SYSTEM = (
+  *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES),
+  errno.EIO,
+)
 
 
 class Writer:
@@ -169,7 +175,7 @@ def _of_system(path: pathlib.Path) -> Iterator[None]:
   except OSError:
     raise
   except Exception as error:
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    for number in _OF_SYSTEM:
       if os.strerror(number) in str(error):
         raise OSError(number, os.strerror(number), str(path)) from error
     raise
@@ -185,9 +191,10 @@ def _is_apart() -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-  """Leaves out errors of a background save: `Writer.wait` raises them."""
+  """Leaves out tracebacks of what a thread's waiter raises: `Writer.wait`."""
+  place = pathlib.PurePath(record.pathname)
   return not (
-    record.exc_info and "in background save thread" in record.getMessage()
+    record.exc_info and "orbax" in place.parts and place.name in _AWAITED
   )
 
 
