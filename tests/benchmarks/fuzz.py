@@ -274,15 +274,6 @@ def parsers() -> dict[str, Parser]:
   corpus = "".join(
     json.dumps({"_id": f"d{i}", "text": f"text {i}"}) + "\n" for i in range(3)
   )
-  hugging = {
-    **dict.fromkeys(("d_model", "d_kv", "d_ff", "num_heads"), 8),
-    **dict.fromkeys(("num_layers", "num_decoder_layers"), 1),
-    "architectures": ["T5ForConditionalGeneration"],
-    "vocab_size": 32,
-    "model_type": "t5",
-    "feed_forward_proj": "gated-gelu",
-    "tie_word_embeddings": False,
-  }
   berts = {
     **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 8),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1),
@@ -327,7 +318,7 @@ def parsers() -> dict[str, Parser]:
     ),
     "t5 shape": Parser(shape_of, "config.json", [shape]),
     "hf shape": Parser(
-      shape_of, "config.json", [json.dumps(hugging, indent=1).encode()]
+      shape_of, "config.json", [hugging_face_shape().encode()]
     ),
     "bert shape": Parser(
       bert_shape, "config.json", [json.dumps(berts, indent=1).encode()]
@@ -386,6 +377,20 @@ def parsers() -> dict[str, Parser]:
       [(ledger.line("a/1", none) + ledger.line("a/2", none)).encode()],
     ),
   }
+
+
+def hugging_face_shape() -> str:
+  """A config.json of a small T5."""
+  fields = {
+    **dict.fromkeys(("d_model", "d_kv", "d_ff", "num_heads"), 8),
+    **dict.fromkeys(("num_layers", "num_decoder_layers"), 1),
+    "architectures": ["T5ForConditionalGeneration"],
+    "vocab_size": 32,
+    "model_type": "t5",
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+  }
+  return json.dumps(fields, indent=1)
 
 
 def _beir(folder: pathlib.Path) -> None:
