@@ -8,6 +8,7 @@ which `check` knows what was damaged since.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import functools
 import hashlib
@@ -17,6 +18,7 @@ import os
 import pathlib
 import re
 import shutil
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from typing import Any, BinaryIO, TypeVar
@@ -35,11 +37,14 @@ __all__ = [
   "load",
   "load_array",
   "new_folder",
+  "read_array",
+  "read_arrays",
   "read_fingerprint",
   "read_json",
   "replacing",
   "save",
   "save_array",
+  "save_arrays",
   "sealed",
   "speed_only",
   "to_json",
@@ -219,17 +224,14 @@ def replacing(
   def opener(name: str, flags: int) -> int:
     return os.open(name, flags, mode)
 
-  try:
+  with file_lists.naming(path):
     partial.unlink(missing_ok=True)  # of a run that was killed
     with open(partial, "xb", opener=opener) as stream:
       yield stream
       stream.flush()
       os.fsync(stream.fileno())
-  except OSError as error:
-    _name(error, path)
-    raise
-  os.replace(partial, path)
-  _sync(path.parent)
+    os.replace(partial, path)
+  file_lists.sync(path.parent)
 
 
 def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
@@ -244,20 +246,11 @@ def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
     OSError: naming the file; a part may be written then.
   """
   path = pathlib.Path(path)
-  try:
+  with file_lists.naming(path):
     while content:
       content = content[stream.write(content) :]
     os.fsync(stream.fileno())
-  except OSError as error:
-    _name(error, path)
-    raise
-  _sync(path.parent)
-
-
-def _name(error: OSError, path: pathlib.Path) -> None:
-  """Has an error name its file: a full disk does not say which."""
-  if error.errno is not None and not error.filename:
-    error.filename = str(path)
+  file_lists.sync_names(path)
 
 
 @contextlib.contextmanager
@@ -304,16 +297,6 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
       raise
 
 
-def _sync(folder: pathlib.Path) -> None:
-  """Has a folder's names on disk, in the order in which they appeared."""
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    with contextlib.suppress(OSError):  # not every file system knows how
-      os.fsync(descriptor)
-  finally:
-    os.close(descriptor)
-
-
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
   """Writes a file so that a reader sees the old or the new one, never half."""
   data = content.encode() if isinstance(content, str) else content
@@ -327,11 +310,35 @@ def save_array(path: str | os.PathLike, rows: Any) -> None:
   Args:
     path: the file; its folder is made where it is missing.
     rows: a NumPy array.
+
+  Raises:
+    OSError: naming the file, if a part of it could not be written.
   """
   import numpy as np
 
   with replacing(path) as stream:
-    np.save(stream, rows)
+    # A file itself NumPy hands to C, and does not hear when its end is refused.
+    np.save(types.SimpleNamespace(write=stream.write), rows)
+
+
+def save_arrays(
+  path: str | os.PathLike, arrays: Mapping[str, Any], *, compressed=False
+) -> None:
+  """Writes arrays as an .npz file that is complete or not there.
+
+  Args:
+    path: the file; its folder is made where it is missing.
+    arrays: NumPy arrays by name.
+    compressed: whether it is smaller, and written more slowly.
+
+  Raises:
+    OSError: naming the file, if a part of it could not be written.
+  """
+  import numpy as np
+
+  write = np.savez_compressed if compressed else np.savez
+  with replacing(path) as stream:
+    write(stream, **arrays)
 
 
 def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
@@ -341,12 +348,58 @@ def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
     path: the file.
     mapped: whether it stays on disk and is read where it is used.
   """
+  try:
+    return read_array(path, mapped=mapped)
+  except (FileNotFoundError, ValueError):
+    return None
+
+
+def read_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
+  """Returns the array of a .npy file.
+
+  Args:
+    path: the file.
+    mapped: whether it stays on disk and is read where it is used.
+
+  Raises:
+    OSError: if it cannot be read.
+    ValueError: naming it, if it is damaged.
+  """
   import numpy as np
 
-  try:
+  with _arrays_expected(path):
     return np.load(path, mmap_mode="r" if mapped else None)
-  except (FileNotFoundError, ValueError, EOFError):
-    return None
+
+
+def read_arrays(path: str | os.PathLike) -> dict[str, Any]:
+  """Returns the arrays of an .npz file by name.
+
+  Args:
+    path: the file.
+
+  Raises:
+    OSError: if it cannot be read.
+    ValueError: naming it, if it is damaged.
+  """
+  import numpy as np
+
+  with _arrays_expected(path), np.load(path) as stored:
+    return {name: stored[name] for name in stored.files}
+
+
+@contextlib.contextmanager
+def _arrays_expected(path: str | os.PathLike) -> Iterator[None]:
+  """Refuses a damaged file of arrays: NumPy raises a dozen kinds of errors."""
+  try:
+    yield
+  except Exception as error:
+    is_of_system = isinstance(error, OSError) and error.errno != errno.EINVAL
+    if is_of_system and error.errno is not None:
+      raise
+    raise ValueError(
+      f"{path}: expected arrays as they were written, got"
+      f" {type(error).__name__}: make them again"
+    ) from error
 
 
 def save(
@@ -545,7 +598,6 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
 
 def _convert(hint: Any, value: Any) -> Any:
   """Reads one JSON value as the type `hint`."""
-  import types
   import typing
 
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -1,12 +1,13 @@
-"""What files a folder holds, with sizes and digests, and whether it still does."""
+"""What files a folder holds, on disk, with sizes and digests, and still does."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["check_files", "list_files"]
+__all__ = ["check_files", "list_files", "naming", "sync", "sync_names"]
 
 _HASHED = 1 << 30
 """Bytes up to which a file's content is compared; above that its size is."""
@@ -18,6 +19,9 @@ def list_files(
   but: Callable[[pathlib.Path], bool] = lambda path: False,
 ) -> dict[str, list[Any]]:
   """Returns the files below a folder: for each its size and SHA-256, or "".
+
+  All of them are on disk then, under their names: what lists them may say that
+  they are complete.
 
   Args:
     folder: where to look; hidden files are left out.
@@ -31,8 +35,55 @@ def list_files(
       inside = list_files(path, but=but)
       files.update({f"{path.name}/{k}": one for k, one in inside.items()})
     else:
+      with naming(path), path.open("rb") as stream:
+        os.fsync(stream.fileno())
       files[path.name] = [path.stat().st_size, _sha256(path)]
+  sync(folder)
   return files
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+  """Has an error name its file: a full disk does not say which.
+
+  Args:
+    path: the file.
+  """
+  try:
+    yield
+  except OSError as error:
+    if error.errno is not None and not error.filename:
+      error.filename = os.fspath(path)
+    raise
+
+
+def sync(folder: str | os.PathLike) -> None:
+  """Has a folder's names on disk, in the order in which they appeared.
+
+  Args:
+    folder: not every file system knows how, and not every folder lets us.
+  """
+  with contextlib.suppress(OSError):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+      os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
+
+
+def sync_names(path: str | os.PathLike) -> None:
+  """Has a file found after a loss of power: its name, and those of its folders.
+
+  A folder that was just made is lost with all that it holds until the folder
+  above it is on disk.
+
+  Args:
+    path: the file, whose content is on disk.
+  """
+  for folder in pathlib.Path(path).absolute().parents:
+    sync(folder)
+    if os.path.ismount(folder):
+      break
 
 
 def _sha256(path: pathlib.Path) -> str:

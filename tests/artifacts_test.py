@@ -1,9 +1,12 @@
 import dataclasses
+import errno
 import json
 import math
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -304,3 +307,61 @@ def test_an_array_is_whole_or_not_there(tmp_path):
     for mapped in (False, True):
       assert artifacts.load_array(path, mapped=mapped) is None
     artifacts.save_array(path, rows)
+
+
+_FULL_DISK = """
+import pathlib, resource, signal, sys
+import numpy as np
+from synthq_jax import artifacts
+
+folder, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+rows = np.arange(25_000, dtype=np.float32)
+files = {
+  "rows.npy": lambda path: artifacts.save_array(path, rows),
+  "rows.npz": lambda path: artifacts.save_arrays(path, {"a": rows, "b": rows}),
+  "small.npz": lambda path: artifacts.save_arrays(
+    path, {"a": rows}, compressed=True
+  ),
+  "columns.npy": lambda path: artifacts.save_array(
+    path, np.asfortranarray(rows.reshape(500, 50))
+  ),
+}
+for name, write in files.items():
+  try:
+    write(folder / name)
+  except OSError as error:
+    print(name, error.errno, error.filename)
+  else:
+    print(name, "written", (folder / name).stat().st_size)
+"""
+
+
+def _written(folder, limit):
+  """What is said of each file where no more than `limit` bytes fit in one."""
+  folder.mkdir()
+  done = subprocess.run(
+    [sys.executable, "-c", _FULL_DISK, str(folder), str(limit)],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_an_array_that_is_cut_anywhere_is_an_error_with_its_number(tmp_path):
+  whole = _written(tmp_path / "whole", 10**7)
+  sizes = {name: int(said.split()[1]) for name, said in whole.items()}
+  assert len(sizes) == 4 and max(sizes.values()) > 200_000
+  # Of a last block of 4,096 bytes C reports nothing before the file is closed.
+  ends = {size - less for size in sizes.values() for less in (1, 300)}
+  for cut in {0, 100, 12_468} | ends:
+    folder = tmp_path / str(cut)
+    said = _written(folder, cut)
+    for name, size in sizes.items():
+      if cut >= size:
+        assert said[name] == f"written {size}"
+        continue
+      assert said[name] == f"{errno.EFBIG} {folder / name}", cut
+      assert not (folder / name).exists()

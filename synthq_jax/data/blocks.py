@@ -113,7 +113,9 @@ class Rows:
       ValueError: if a file is shorter or longer than its array.
     """
     self._arguments = tuple(paths), dtype, mapped
-    self.blocks = tuple(np.load(path, mmap_mode="r") for path in paths)
+    self.blocks = tuple(
+      artifacts.read_array(path, mapped=True) for path in paths
+    )
     for path, block in zip(paths, self.blocks, strict=True):
       check_size(path, block.offset + block.nbytes)
     first = self.blocks[0]

@@ -12,11 +12,13 @@ import os
 import pathlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any, AnyStr
 
 from synthq_jax import artifacts
 
 __all__ = [
+  "BROKEN_GZIP",
+  "bounded",
   "field",
   "find",
   "headed_table",
@@ -32,6 +34,10 @@ __all__ = [
 
 _KINDS = {str: "string", int: "number", float: "number"}
 _GZIP_MAGIC = b"\x1f\x8b"
+BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+"""What reading raises where gzip is cut or damaged."""
+_LONGEST = 1 << 26
+"""Bytes or characters of a line."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Path = str | os.PathLike
 
@@ -143,7 +149,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
   number = 0
   try:
     with opened(path) as stream:
-      for number, raw in enumerate(stream, 1):
+      for number, raw in enumerate(bounded(stream, path), 1):
         text = _decode(raw, f"{path}:{number}", first=number == 1)
         if text.strip():
           yield f"{path}:{number}", text
@@ -151,7 +157,7 @@ def lines(path: Path) -> Iterator[tuple[str, str]]:
     raise ValueError(
       f"expected a file, got {path}: no such file; check the path"
     ) from error
-  except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+  except BROKEN_GZIP as error:
     raise ValueError(
       f"{path}:{number + 1}: expected sound gzip, got an end or an error in "
       f"the middle ({error}); copy the file again"
@@ -169,6 +175,29 @@ def opened(path: Path) -> Iterator[Any]:
       return
     with gzip.GzipFile(fileobj=stream) as unzipped:
       yield unzipped
+
+
+def bounded(stream: IO[AnyStr], path: Path) -> Iterator[AnyStr]:
+  """Yields the lines of a stream, and refuses one that would fill the memory.
+
+  A megabyte of gzip may hold a line of a gigabyte.
+
+  Args:
+    stream: of bytes or text.
+    path: the file it reads, for the message.
+
+  Raises:
+    ValueError: at a line above 64 Mi bytes or characters.
+  """
+  number = 0
+  while line := stream.readline(_LONGEST + 1):
+    number += 1
+    if len(line) > _LONGEST:
+      raise ValueError(
+        f"{path}:{number}: expected lines of at most {_LONGEST:,} characters,"
+        " got a longer one; divide it"
+      )
+    yield line
 
 
 def most_lines(path: Path) -> int:

@@ -82,14 +82,13 @@ class Cache:
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes the cache as a compressed .npz file."""
-    with artifacts.replacing(path) as stream:
-      np.savez_compressed(stream, **dataclasses.asdict(self))
+    arrays = dataclasses.asdict(self)
+    artifacts.save_arrays(path, arrays, compressed=True)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "Cache":
     """Reads what `save` wrote."""
-    with np.load(path) as arrays:
-      return cls(**arrays)
+    return cls(**artifacts.read_arrays(path))
 
 
 def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:

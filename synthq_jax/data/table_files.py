@@ -20,7 +20,7 @@ from synthq_jax.data import files
 __all__ = ["SUFFIXES", "OfFile", "by_column", "most_rows", "rows", "splits"]
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
-_MOST = 2**31 - 1
+_MOST = 1 << 26
 """Characters of a cell: a document may stand in one."""
 _DESCRIPTIONS = ("dataset_info.json", "dataset_dict.json", "state.json")
 
@@ -156,7 +156,10 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
     with files.opened(path) as stream:
       text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
       reader = csv.DictReader(
-        text, delimiter=delimiter, quoting=quoting, strict=True
+        files.bounded(text, path),
+        delimiter=delimiter,
+        quoting=quoting,
+        strict=True,
       )
       try:
         for row in reader:
@@ -167,7 +170,7 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
               " has, got another number; correct the line"
             )
           yield where, row
-      except (csv.Error, UnicodeDecodeError) as error:
+      except (csv.Error, UnicodeDecodeError, *files.BROKEN_GZIP) as error:
         raise ValueError(
           f"{path}:{reader.line_num + 1}: expected a table in UTF-8 with a"
           f" header, got {type(error).__name__}; correct the line"

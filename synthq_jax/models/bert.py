@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import checks, extras, typing
+from synthq_jax import artifacts, checks, extras, typing
 from synthq_jax.models import dual_encoder
 from synthq_jax.models.checkpoints import tensors
 
@@ -334,7 +334,7 @@ def _config(folder: pathlib.Path) -> BertConfig:
       f"expected a folder with a BERT of Hugging Face, got no file {path}"
     )
   try:
-    fields = json.loads(path.read_text())
+    fields = artifacts.unsealed(path.read_bytes())
     _check_kind(fields)
     values = {ours: fields[theirs] for ours, theirs in _FIELDS.items()}
     values |= {
@@ -345,7 +345,8 @@ def _config(folder: pathlib.Path) -> BertConfig:
   except KeyError as error:
     raise ValueError(f"{path}: expected a BERT, got no {error}") from error
   except (ValueError, TypeError, AttributeError) as error:
-    raise ValueError(f"{path}: expected a BERT, got {error}") from error
+    got = " ".join(str(error).split())
+    raise ValueError(f"{path}: expected a BERT, got {got}") from error
 
 
 def _check_kind(fields: Mapping[str, Any]) -> None:
@@ -367,8 +368,16 @@ def _mean_pooled(folder: pathlib.Path) -> pathlib.Path:
   if not (folder / _MODULES).is_file():
     return folder
   place = folder
-  for module in json.loads((folder / _MODULES).read_text()):
-    kind, path = module["type"].rsplit(".", 1)[-1], folder / module["path"]
+  try:
+    modules = json.loads((folder / _MODULES).read_text())
+    named = [(one["type"].rpartition(".")[2], one["path"]) for one in modules]
+    places = [(kind, folder / path) for kind, path in named]
+  except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    raise ValueError(
+      f"{folder / _MODULES}: expected a list of objects with type and path, got"
+      " something else"
+    ) from None
+  for kind, path in places:
     if kind == "Transformer":
       place = path
     elif kind == "Pooling":
@@ -383,7 +392,10 @@ def _mean_pooled(folder: pathlib.Path) -> pathlib.Path:
 
 def _check_pooling(path: pathlib.Path) -> None:
   """Refuses anything but the mean; newer files say it in one field."""
-  fields = json.loads(path.read_text())
+  try:
+    fields = artifacts.unsealed(path.read_bytes())
+  except ValueError as error:
+    raise ValueError(f"{path}: expected a JSON object, got {error}") from error
   modes = [k for k, v in fields.items() if k.startswith("pooling_mode_") and v]
   if (modes or [fields.get("pooling_mode")]) not in (
     ["pooling_mode_mean_tokens"],

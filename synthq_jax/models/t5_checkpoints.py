@@ -243,11 +243,12 @@ def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
   if not path.is_file():
     raise ValueError(f"expected a T5 checkpoint, got no file {path}")
   try:
-    fields = json.loads(path.read_text())
+    fields = artifacts.unsealed(path.read_bytes())
     fields["mlp_activations"] = tuple(fields["mlp_activations"])
     return t5_config.T5Config(**fields)
   except (ValueError, KeyError, TypeError) as error:
-    raise ValueError(f"{path}: expected a T5 shape, got {error}") from error
+    got = " ".join(str(error).split())
+    raise ValueError(f"{path}: expected a T5 shape, got {got}") from error
 
 
 def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:

@@ -12,7 +12,6 @@ Formal guarantee:
 import array
 import os
 import pathlib
-import zipfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,13 +100,12 @@ def _search(probe, parts, paths, share: tuple[int, int], progress: bool):
 
 def _save(path: pathlib.Path, found: corpus_search.Found) -> None:
   path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-  with artifacts.replacing(path) as stream:
-    np.savez_compressed(
-      stream,
-      ngrams=np.packbits(found.ngrams),
-      items=np.packbits(found.items),
-      counts=(found.num_texts, found.num_words),
-    )
+  arrays = {
+    "ngrams": np.packbits(found.ngrams),
+    "items": np.packbits(found.items),
+    "counts": (found.num_texts, found.num_words),
+  }
+  artifacts.save_arrays(path, arrays, compressed=True)
 
 
 def _load(
@@ -115,13 +113,13 @@ def _load(
 ) -> corpus_search.Found:
   sizes = len(probe.ngrams.hashes), len(probe.lengths)
   try:
-    with np.load(path) as stored:
-      ngrams, items = (
-        np.unpackbits(stored[name], count=size).astype(bool)
-        for name, size in zip(("ngrams", "items"), sizes, strict=True)
-      )
-      return corpus_search.Found(ngrams, items, *stored["counts"].tolist())
-  except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    stored = artifacts.read_arrays(path)
+    ngrams, items = (
+      np.unpackbits(stored[name], count=size).astype(bool)
+      for name, size in zip(("ngrams", "items"), sizes, strict=True)
+    )
+    return corpus_search.Found(ngrams, items, *stored["counts"].tolist())
+  except (ValueError, KeyError, TypeError) as error:
     raise ValueError(
       f"{path}: expected what was found in a part, got"
       f" {type(error).__name__}: delete the file, and the part is searched again"

@@ -5,7 +5,6 @@ import itertools
 import json
 import pathlib
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -92,8 +91,8 @@ def arrays(
   Raises:
     ValueError: if it is damaged; the message says how it is made again.
   """
-  with _damage_explained(space, made, path), np.load(path) as stored:
-    return {name: stored[name] for name in stored.files}
+  with _damage_explained(space, made, path):
+    return artifacts.read_arrays(path)
 
 
 @contextlib.contextmanager
@@ -103,7 +102,7 @@ def _damage_explained(
   """Says which result has to go when one of its files cannot be read."""
   try:
     yield path
-  except (ValueError, EOFError, FileNotFoundError, zipfile.BadZipFile) as error:
+  except (ValueError, FileNotFoundError) as error:
     place = made.directory
     if not isinstance(made, (results.SyntheticQueries, results.TestSet)):
       # What prepare_data made is finished when its private part is.

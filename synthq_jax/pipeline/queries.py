@@ -37,11 +37,9 @@ def save(
   artifacts.write_atomically(
     directory / "queries.jsonl", "\n".join(lines) + "\n"
   )
-  np.savez(
+  artifacts.save_arrays(
     directory / "tokens.npz",
-    tokens=tokens,
-    documents=owners,
-    passages=passages,
+    {"tokens": tokens, "documents": owners, "passages": passages},
   )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, checks
+from synthq_jax import artifacts, checks, file_lists
 from synthq_jax.pipeline import results
 from synthq_jax.privacy import ledger
 
@@ -135,10 +135,12 @@ class Workspace(Folders):
       with artifacts.replacing(path, mode=0o600) as stream:
         number = f"{secrets.randbits(128):032x}"
         stream.write(f"{number} {_check_of(number)}\n".encode())
+      file_lists.sync_names(path)
     checks.owner_alone(path)
-    number, *check = path.read_text(errors="replace").split() or [""]
-    is_number = re.fullmatch("[0-9a-f]{1,32}", number)
-    if not is_number or check not in ([], [_check_of(number)]):
+    text = path.read_text(errors="replace")
+    number, *check = text.split() or [""]
+    is_whole = re.fullmatch("[0-9a-f]{1,32}", number) and text.endswith("\n")
+    if not is_whole or check not in ([], [_check_of(number)]):
       raise ValueError(  # which does not tell the secret
         f"{path}: expected the secret that was drawn, got a damaged file:"
         " restore it, or give another --workdir"

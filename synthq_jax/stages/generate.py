@@ -193,7 +193,9 @@ def _choose(
   """Draws documents, whoever clicked on what unless that is public."""
   pool = np.arange(documents.num_documents)
   if documents.num_asked:
-    pool = np.load(folders.root / documents.directory / results.ASKED_NAME)
+    pool = artifacts.read_array(
+      folders.root / documents.directory / results.ASKED_NAME
+    )
   rng = np.random.default_rng([config.seed, 2])
   return np.sort(rng.permutation(pool)[: config.num_documents])
 

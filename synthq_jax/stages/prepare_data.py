@@ -294,20 +294,18 @@ def _write_queries(
       vocabulary, [asked[q].text for q in ids], length=config.query_length
     )
     owners = np.array(chosen, np.int32)
-    fields = {}
+    fields = {
+      "ids": np.array(ids),
+      "tokens": tokens,
+      "documents": owners,
+      "passages": passages.best(documents, owners, tokens),
+    }
     if config.unit == "user":
       _, numbers = np.unique(
         [asked[q].client for q in ids], return_inverse=True
       )
       fields["users"] = numbers.astype(np.int32)
-    np.savez(
-      private / f"{split}.npz",
-      ids=np.array(ids),
-      tokens=tokens,
-      documents=owners,
-      passages=passages.best(documents, owners, tokens),
-      **fields,
-    )
+    artifacts.save_arrays(private / f"{split}.npz", fields)
     counts[split] = len(ids)
   return counts
 
@@ -322,9 +320,9 @@ def _write_asked(
   """
   if config.written_for != TRAIN:
     return 0
-  with np.load(private / f"{TRAIN}.npz") as pairs:
-    asked = np.unique(pairs["documents"])
-  np.save(public / results.ASKED_NAME, asked)
+  pairs = artifacts.read_arrays(private / f"{TRAIN}.npz")
+  asked = np.unique(pairs["documents"])
+  artifacts.save_array(public / results.ASKED_NAME, asked)
   return len(asked)
 
 
@@ -372,16 +370,18 @@ def _write_public_test(config, documents, vocabulary, public) -> int:
       qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in made}},
     ),
   )
-  np.savez(
+  artifacts.save_arrays(
     public / "public_test.npz",
-    tokens=vocabulary_lib.tokenize(
-      vocabulary, [rest for *_, rest in made], length=config.document_length
-    ),
-    query_tokens=vocabulary_lib.tokenize(
-      vocabulary,
-      [query for _, query, _ in made],
-      length=config.query_length,
-    ),
+    {
+      "tokens": vocabulary_lib.tokenize(
+        vocabulary, [rest for *_, rest in made], length=config.document_length
+      ),
+      "query_tokens": vocabulary_lib.tokenize(
+        vocabulary,
+        [query for _, query, _ in made],
+        length=config.query_length,
+      ),
+    },
   )
   return len(made)
 

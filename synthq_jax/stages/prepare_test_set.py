@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
@@ -215,14 +216,16 @@ def run(task: stage.Task) -> results.TestSet:
   beir.write_judged_queries(
     folder, collection.Collection(data.documents, queries, qrels)
   )
-  np.savez(
+  artifacts.save_arrays(
     folder / results.TestSet.QUERIES,
-    ids=np.array([query.id for query in queries]),
-    tokens=vocabulary_lib.tokenize(
-      vocabulary,
-      [query.text for query in queries],
-      length=documents.query_length,
-    ),
+    {
+      "ids": np.array([query.id for query in queries]),
+      "tokens": vocabulary_lib.tokenize(
+        vocabulary,
+        [query.text for query in queries],
+        length=documents.query_length,
+      ),
+    },
   )
   return results.TestSet(
     directory=task.folders.relative(folder),

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -16,6 +17,12 @@ from synthq_jax.training import distributed
 __all__ = ["Writer", "latest_step", "restore", "save"]
 
 _PREFIX = "step_"
+_AWAITED = ("async_checkpointer.py", "future.py")
+"""Modules of orbax whose threads log an error and hand it on."""
+_OF_SYSTEM = (
+  *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES),
+  errno.EIO,
+)
 
 
 class Writer:
@@ -168,7 +175,7 @@ def _of_system(path: pathlib.Path) -> Iterator[None]:
   except OSError:
     raise
   except Exception as error:
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+    for number in _OF_SYSTEM:
       if os.strerror(number) in str(error):
         raise OSError(number, os.strerror(number), str(path)) from error
     raise
@@ -183,10 +190,19 @@ def _is_apart() -> bool:
   return jax.process_count() > 1 and distributed.count() == 1
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+  """Leaves out tracebacks of what a thread's waiter raises: `Writer.wait`."""
+  place = pathlib.PurePath(record.pathname)
+  return not (
+    record.exc_info and "orbax" in place.parts and place.name in _AWAITED
+  )
+
+
 def _checkpointer():
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
+  logging.getLogger("absl").addFilter(_is_news)
   if not _is_apart():
     return ocp.StandardCheckpointer()
   own = jax.process_index()

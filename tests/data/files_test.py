@@ -1,10 +1,12 @@
+import collections
 import gzip
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
-from synthq_jax.data import files
+from synthq_jax.data import files, table_files
 
 
 def write(path, content: bytes, zipped: bool = False):
@@ -128,3 +130,22 @@ def test_half_of_a_character_is_named(tmp_path):
   assert next(rows)[1]["text"] == "whole \U0001f600"
   with pytest.raises(ValueError, match=r"cut.jsonl:2: expected whole char"):
     next(rows)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.csv", "quoted.csv"])
+def test_a_little_gzip_that_holds_one_huge_line_is_refused(tmp_path, name):
+  huge = b"0" * (1 << 27)
+  if name.startswith("quoted"):
+    huge = b'query,document\n"' + b"0123456\n" * (1 << 24)
+  path = tmp_path / name
+  path.write_bytes(gzip.compress(huge, 1))
+  assert path.stat().st_size < 1 << 20
+  tracemalloc.start()
+  try:
+    with pytest.raises(ValueError, match=name) as error:
+      read = files.json_lines if name == "log.jsonl" else table_files.rows
+      collections.deque(read(path), 0)
+    assert tracemalloc.get_traced_memory()[1] < 600 << 20
+  finally:
+    tracemalloc.stop()
+  assert len(str(error.value)) < 1000

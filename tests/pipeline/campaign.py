@@ -12,6 +12,9 @@ only looks finished; after the advice is followed, the undisturbed result.
 prints one line per fault and a table of all in the file, with which a second call
 goes on; exit code 1 if anything was lost or false. Faults of a full and of a
 read-only disk need to mount a tmpfs, and are left out where that is refused.
+
+The data counts as private and the secret is drawn; the 128 bits that each training
+draws are the same in all runs, so that noise is no difference between two.
 """
 
 import argparse
@@ -32,16 +35,21 @@ import sys
 import tempfile
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "shared")]
+sys.path[:0] = [
+  str(ROOT),
+  *(str(ROOT / one) for one in ("launch", "tests/shared")),
+]
 
 from tests.pipeline import kills  # noqa: E402
 
 LIMIT = 300.0
-"""Seconds after which a run hangs."""
+"""Seconds after which a run hangs; ten undisturbed ones where that is more."""
 _RUNNING = re.compile(r"^\[(\S+)\] running$", re.M)
+_STARTED = re.compile(r"^processes: started (.+)$", re.M)
 _FINGERPRINT = re.compile(r"_[0-9a-f]{16}(?![0-9a-f])")
 _POINTS = ("replace", "fsync", "rename", "unlink", "mkdir")
 _IMPORTED = (
@@ -52,11 +60,15 @@ _IMPORTED = (
   "scipy.stats",
   "synthq_jax.report.plots",
 )
-LOST, FALSE = "lost", "false"
+LOST, FALSE, LATE = "lost", "false", "came too late"
+SECRET = "private/secret_seed"
 
 
 class Wrong(Exception):  # noqa: N818
   """What must not happen; its first word is LOST or FALSE."""
+
+  kept: pathlib.Path | None = None
+  """A copy of the directory."""
 
 
 @dataclasses.dataclass
@@ -74,14 +86,15 @@ class Child:
         self.code = os.waitstatus_to_exitcode(status)
     return self.code
 
-  def wait(self, seconds: float = LIMIT) -> int | None:
+  def wait(self, seconds: float | None = None) -> int | None:
+    seconds = LIMIT if seconds is None else seconds
     end = time.monotonic() + seconds
     while self.poll() is None and time.monotonic() < end:
       time.sleep(0.01)
     return self.code
 
-  def finish(self) -> int:
-    if self.wait() is None:
+  def finish(self, seconds: float | None = None) -> int:
+    if self.wait(seconds) is None:
       self.kill()
       raise Wrong(f"{FALSE}: hangs for {LIMIT:.0f} s: {self.text()[-300:]}")
     return self.code
@@ -96,13 +109,8 @@ class Child:
     return self.log.read_text(errors="replace")
 
 
-def fork(
-  workdir: pathlib.Path,
-  flags: Sequence[str],
-  log: pathlib.Path,
-  before: Callable[[], None] = lambda: None,
-) -> Child:
-  """Starts `synthq run`, with something changed in its process before."""
+def fork(call: Callable[[], int], log: pathlib.Path) -> Child:
+  """Starts a process that ends with what a function returns."""
   pid = os.fork()
   if pid:
     return Child(pid, log)
@@ -114,15 +122,21 @@ def fork(
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    before()
-    from synthq_jax.cli import main
-
-    code = main.main(["run", "--quiet", f"--workdir={workdir}", *flags])
+    code = call()
   except BaseException:
     traceback.print_exc()
   finally:
     sys.stdout.flush()
     os._exit(code)
+
+
+def synthq(arguments: Sequence[str]) -> int:
+  """Runs a command; what its trainings draw are always the same bits."""
+  from synthq_jax.cli import main
+  from synthq_jax.pipeline import release
+
+  release.secrets = types.SimpleNamespace(token_hex=lambda size: "5d" * size)
+  return main.main(arguments)
 
 
 def dies_at(number: int) -> Callable[[], None]:
@@ -160,23 +174,51 @@ def yesterday() -> None:
 class Campaign:
   """The undisturbed run, and copies of it that are disturbed."""
 
-  def __init__(self, folder: pathlib.Path, flags: Sequence[str]):
-    self.folder, self.flags = folder, flags
+  def __init__(
+    self, folder: pathlib.Path, flags: Sequence[str], command: str = "run"
+  ):
+    folder.mkdir(exist_ok=True)
+    self.folder, self.flags, self.command = folder, flags, command
+    self.stage = ""
+    """Of the last fault; empty: where it was meant to be."""
+    self.siblings: dict[str, Campaign] = {}
     self.whole = folder / "whole"
     self.log = folder / "log.txt"
     self.killed: list[tuple[pathlib.Path, str]] = []
     """Copies of what kills left behind, for faults in unfinished work."""
-    child = fork(self.whole, flags, self.log)
-    began, self.begins = time.monotonic(), {}
+    timing = folder / "timing.json"
+    if timing.exists():  # of an earlier call
+      self.begins, self.seconds = json.loads(timing.read_text())
+    else:
+      self.begins, self.seconds = self.timed()
+      timing.write_text(json.dumps([self.begins, self.seconds]))
+    global LIMIT
+    LIMIT = max(LIMIT, 10 * self.seconds)
+    self.places = list(self.begins)
+    self.content = content_of(self.whole)
+
+  def timed(self) -> tuple[dict[str, float], float]:
+    """Runs without disturbance; returns when places began, and the whole."""
+    shutil.rmtree(self.whole, ignore_errors=True)
+    child = self.run(self.whole)
+    began = time.monotonic()
+    begins = {"study": 0.0} if self.command == "study" else {}
     while child.poll() is None:
       for place in _RUNNING.findall(child.text()) if self.log.exists() else ():
-        self.begins.setdefault(place, time.monotonic() - began)
+        begins.setdefault(place, time.monotonic() - began)
       time.sleep(0.02)
     if child.code:
       raise RuntimeError(f"the undisturbed run failed:\n{child.text()}")
-    self.seconds = time.monotonic() - began
-    self.places = list(self.begins)
-    self.content = kills.files(self.whole)
+    return begins, time.monotonic() - began
+
+  def sibling(self, name: str) -> "Campaign":
+    """Returns the campaign of another command, begun when it is asked for."""
+    if name not in self.siblings:
+      flags, command = [*self.flags, *IN_TWO], "run"
+      if name == "study":
+        flags, command = STUDY, name
+      self.siblings[name] = Campaign(self.folder / name, flags, command)
+    return self.siblings[name]
 
   # What a fault needs.
 
@@ -186,15 +228,22 @@ class Campaign:
     at = self.places.index(place)
     return ends[at + 1] - ends[at]
 
-  def cut(self, root: pathlib.Path, place: str) -> None:
-    """Copies the run as it was when a place began."""
+  def cut(self, root: pathlib.Path, place: str, rng: random.Random) -> None:
+    """Copies the run as it was when a place began, a study when a job did."""
     shutil.copytree(self.whole, root, dirs_exist_ok=True)
+    if self.command == "study":
+      done = sorted(root.rglob("*/result.json"))
+      for result in done[rng.randrange(len(done)) :]:
+        shutil.rmtree(result.parent)
+      return
     later = self.places[self.places.index(place) :]
     for one in later:
       for folder in (root / one, root / "private" / one):
         shutil.rmtree(folder, ignore_errors=True)
     for name in ("ledger.jsonl", "ledger_copy.jsonl"):
       path = root / "private" / name
+      if not path.exists():
+        continue
       lines = path.read_text().splitlines(keepends=True)
       kept = [
         line
@@ -208,12 +257,49 @@ class Campaign:
   def run(
     self, root: pathlib.Path, before: Callable[[], None] = lambda: None
   ) -> Child:
-    return fork(root, self.flags, self.log, before)
+    arguments = [self.command, "--quiet", f"--workdir={root}", *self.flags]
+
+    def call() -> int:
+      before()
+      return synthq(arguments)
+
+    return fork(call, self.log)
+
+  def launch(self, root: pathlib.Path) -> Child:
+    """Starts the same in two processes, which are started again when lost."""
+    launcher = [ROOT / "launch/processes.py", "--num_processes=2"]
+    launcher += ["--devices_per_process=1", "--", sys.executable, __file__]
+    flags = [flag for flag in self.flags if not flag.startswith("--cpu_dev")]
+    command = [
+      *launcher,
+      "child",
+      "run",
+      "--quiet",
+      f"--workdir={root}",
+      *flags,
+    ]
+    arguments = [sys.executable, *map(str, command)]
+    return fork(lambda: os.execv(sys.executable, arguments), self.log)
+
+  def launched(self) -> list[int]:
+    """The processes that the launcher started last."""
+    found = _STARTED.findall(self.log.read_text()) if self.log.exists() else []
+    return [int(pid) for pid in found[-1].split()] if found else []
+
+  def until_launched(self, child: Child) -> None:
+    """Waits until a stage has begun in two processes."""
+    end = time.monotonic() + LIMIT
+    while child.poll() is None and time.monotonic() < end:
+      if re.search(r"^\[0\] \[(\S+)\] running", child.text(), re.M):
+        return
+      time.sleep(0.05)
 
   def until_running(self, child: Child) -> None:
     """Waits until a stage has begun: before that a kill hits imports alone."""
     end = time.monotonic() + LIMIT
     while child.poll() is None and time.monotonic() < end:
+      if self.command == "study":
+        return
       if self.log.exists() and _RUNNING.search(child.text()):
         return
       time.sleep(0.01)
@@ -232,7 +318,7 @@ class Campaign:
       raise Wrong(f"{LOST}: the ledger forgot {sorted(lost)}")
     if other_version:
       return
-    found = kills.files(root)
+    found = content_of(root)
     done = [
       n.removesuffix("result.json") for n in found if n.endswith("/result.json")
     ]
@@ -301,7 +387,7 @@ class Campaign:
 
   def compare(self, root: pathlib.Path, other_version: bool = False) -> None:
     """Holds that a finished run is the undisturbed one."""
-    found = kills.files(root)
+    found = content_of(root)
     wrong = []
     for name in sorted(found.keys() | self.content.keys()):
       if found.get(name) == self.content.get(name):
@@ -315,6 +401,18 @@ class Campaign:
       raise Wrong(f"{LOST}: {len(wrong)} files differ: {', '.join(wrong[:4])}")
     if missing := entries(self.whole) - entries(root):
       raise Wrong(f"{LOST}: the ledger forgot {sorted(missing)}")
+
+
+def content_of(root: pathlib.Path) -> dict[str, bytes]:
+  """What a run left, but for times and for how many processes wrote a block."""
+  found = kills.files(root)
+  for name in found:
+    if re.fullmatch(r"block_\d+\.json", name.rpartition("/")[2]):
+      with contextlib.suppress(ValueError):
+        content = json.loads(found[name])
+        content.pop("num_shards", None)
+        found[name] = json.dumps(content).encode()
+  return found
 
 
 def entries(root: pathlib.Path) -> set[str]:
@@ -332,7 +430,7 @@ def entries(root: pathlib.Path) -> set[str]:
 
 
 def killed(one: Campaign, root, place, rng, *, times=1, before=None) -> str:
-  one.cut(root, place)
+  one.cut(root, place, rng)
   begun, struck = set(), 0
   for _ in range(times):
     child = one.run(root, *([before] if before else []))
@@ -344,7 +442,7 @@ def killed(one: Campaign, root, place, rng, *, times=1, before=None) -> str:
     one.hold(root, begun)
   if struck and rng.random() < 0.3:
     keep(one, root, place)
-  return one.finish(root, begun) if struck else "came too late"
+  return one.finish(root, begun) if struck else LATE
 
 
 def killed_twice(one, root, place, rng) -> str:
@@ -352,7 +450,7 @@ def killed_twice(one, root, place, rng) -> str:
 
 
 def killed_at_a_write(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place)
+  one.cut(root, place, rng)
   child = one.run(root, dies_at(1 + int(rng.expovariate(1 / 25))))
   child.finish()
   begun = entries(root)
@@ -361,7 +459,7 @@ def killed_at_a_write(one: Campaign, root, place, rng) -> str:
     if rng.random() < 0.3:
       keep(one, root, place)
     return one.finish(root, begun)
-  return "came too late"
+  return LATE
 
 
 def keep(one: Campaign, root: pathlib.Path, place: str) -> None:
@@ -373,14 +471,14 @@ def keep(one: Campaign, root: pathlib.Path, place: str) -> None:
 
 
 def told_to_stop(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place)
+  one.cut(root, place, rng)
   child = one.run(root)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
   number, code = rng.choice([(signal.SIGTERM, 143), (signal.SIGINT, 130)])
   child.kill(number)
   if child.finish() == 0:
-    return "came too late"
+    return LATE
   if child.code != code or "Traceback" in child.text():
     raise Wrong(f"{FALSE}: code {child.code}, said {child.text()[-600:]!r}")
   begun = entries(root)
@@ -395,21 +493,25 @@ def damage(one: Campaign, root, place, rng, change) -> str:
     copy, place = rng.choice(one.killed)
     shutil.copytree(copy, root, dirs_exist_ok=True)
   elif source == "cut":
-    one.cut(root, place)
+    one.cut(root, place, rng)
   else:
     shutil.copytree(one.whole, root, dirs_exist_ok=True)
   begun = entries(root)
   names = [
     path.relative_to(root).as_posix()
     for path in sorted(root.rglob("*"))
-    if path.is_file()
-    and path.name not in (".lock", "config.gin")  # written anew by every run
-    and path.stat().st_size
+    if path.is_file() and path.stat().st_size
   ]
+  if not begun and SECRET in names and change is _removed:
+    names.remove(SECRET)  # another is drawn, and nothing was lost
+  if not names:
+    return LATE
   name = rng.choice(names)
+  parts = name.removeprefix("private/").split("/")
+  one.stage = parts[0] if parts[1:] else name.removeprefix("private/")
   whole = (root / name).read_bytes()
   if not change(root / name, whole, rng):
-    return "came too late"
+    return LATE
   try:
     outcome = one.finish(root, begun, [name])
   except Wrong as error:
@@ -448,7 +550,7 @@ def byte_flipped(one, root, place, rng) -> str:
 
 def clock_set_back(one: Campaign, root, place, rng) -> str:
   """The clock of the first part, and the times of all files."""
-  one.cut(root, place)
+  one.cut(root, place, rng)
   child = one.run(root, yesterday)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -462,10 +564,11 @@ def clock_set_back(one: Campaign, root, place, rng) -> str:
 
 
 def two_runs(one: Campaign, root, place, rng) -> str:
-  one.cut(root, place)
+  one.cut(root, place, rng)
   first = one.run(root)
   time.sleep(rng.uniform(0, one.length(place)))
-  second = fork(root, one.flags, one.log.with_name("second.txt"))
+  flags = ["run", "--quiet", f"--workdir={root}", *one.flags]
+  second = fork(lambda: synthq(flags), one.log.with_name("second.txt"))
   codes = {first.finish(), second.finish()}
   if codes == {0}:  # one after the other
     one.compare(root)
@@ -479,7 +582,7 @@ def two_runs(one: Campaign, root, place, rng) -> str:
 
 def moved(one: Campaign, root, place, rng) -> str:
   """Another path after a kill; a copy goes on elsewhere."""
-  one.cut(root, place)
+  one.cut(root, place, rng)
   child = one.run(root)
   one.until_running(child)
   child.wait(rng.uniform(0, one.length(place)))
@@ -517,6 +620,9 @@ def mounted(root: pathlib.Path, size: int) -> Iterator[Callable[[str], None]]:
     yield lambda words: subprocess.run(
       ["mount", "-o", f"remount,{words}", str(root)], check=True
     )
+  except Wrong as error:  # while there is something to see
+    error.kept = saved(root)
+    raise
   finally:
     subprocess.run(["umount", "-l", str(root)], check=True)
 
@@ -524,7 +630,7 @@ def mounted(root: pathlib.Path, size: int) -> Iterator[Callable[[str], None]]:
 def disk_full(one: Campaign, root, place, rng) -> str:
   with mounted(root, 1 << 30) as remount:
     inside = root / "run"
-    one.cut(inside, place)
+    one.cut(inside, place, rng)
     used = shutil.disk_usage(root).used
     size = sum(p.stat().st_size for p in one.whole.rglob("*") if p.is_file())
     missing = max(size - used, 1 << 16)
@@ -534,7 +640,7 @@ def disk_full(one: Campaign, root, place, rng) -> str:
     begun = entries(inside)
     one.hold(inside, begun)
     if child.code == 0:
-      return "came too late"
+      return LATE
     line = one.refused(child)
     if "No space left" not in line:
       raise Wrong(f"{FALSE}: no word of the disk: {line}")
@@ -546,7 +652,7 @@ def disk_full(one: Campaign, root, place, rng) -> str:
 def disk_read_only(one: Campaign, root, place, rng) -> str:
   with mounted(root, 1 << 30) as remount:
     inside = root / "run"
-    one.cut(inside, place)
+    one.cut(inside, place, rng)
     begun = entries(inside)
     remount("ro")
     child = one.run(inside)
@@ -558,6 +664,64 @@ def disk_read_only(one: Campaign, root, place, rng) -> str:
     remount("rw")
     one.finish(inside, begun)
   return "one line"
+
+
+def two_processes(one: Campaign, root, place, rng) -> str:
+  """Kills one of two processes, or all and their launcher."""
+  two = one.sibling("two")
+  two.cut(root, place, rng)
+  child = two.launch(root)
+  two.until_launched(child)
+  child.wait(rng.uniform(0, 2.0 * two.length(place) + 1.0))
+  begun, pids = entries(root), two.launched()
+  if child.poll() is not None or not pids:
+    return two.finish(root, begun)
+  if rng.random() < 0.3:
+    child.kill()  # the launcher first: it would start others
+    for pid in pids:
+      struck(pid)
+    end = time.monotonic() + LIMIT
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+      time.sleep(0.05)  # nobody waits for them but init
+    begun |= entries(root)
+    two.hold(root, begun)
+    child = two.launch(root)
+  else:
+    struck(rng.choice(pids))
+  if child.wait(2 * LIMIT):
+    raise Wrong(f"{FALSE}: code {child.code}, said {child.text()[-600:]!r}")
+  if child.code is None:
+    child.kill()
+    for pid in two.launched():
+      struck(pid)
+    raise Wrong(f"{FALSE}: two processes hang: {child.text()[-600:]!r}")
+  if lost := begun - entries(root):
+    raise Wrong(f"{LOST}: the ledger forgot {sorted(lost)}")
+  two.compare(root)
+  return "undisturbed"
+
+
+def struck(pid: int) -> None:
+  with contextlib.suppress(ProcessLookupError):
+    os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+  """Says whether a process still runs, and is not only to be waited for."""
+  try:
+    text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except (FileNotFoundError, ProcessLookupError):
+    return False
+  return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def study(one: Campaign, root, place, rng) -> str:
+  """Disturbs a small study, in one of the ways in which runs are."""
+  tiny = one.sibling("study")
+  kinds = [killed, killed_at_a_write, told_to_stop]
+  kinds += [file_removed, file_truncated, byte_flipped]
+  one.stage = "study"
+  return rng.choice(kinds)(tiny, root, "study", rng)
 
 
 FAULTS = {
@@ -574,8 +738,19 @@ FAULTS = {
   two_runs: 1,
   moved: 1,
   version_between: 1,
+  two_processes: 1,
+  study: 2,
 }
 """How often each is taken."""
+SLOW = (two_processes, study)
+"""Need an undisturbed run of their own."""
+IN_TWO = ("--gin.MESH_DATA=2", "--cpu_devices=2")
+STUDY = (
+  f"--gin_file={ROOT / 'gin_configs/studies/private_step.gin'}",
+  "--gin.EPSILONS=(8.0,)",
+  "--gin.CANARIES=(100, 200)",
+  "--gin.REPETITIONS=2",
+)
 
 
 def can_mount(folder: pathlib.Path) -> bool:
@@ -587,11 +762,14 @@ def can_mount(folder: pathlib.Path) -> bool:
 
 
 def table(records: Sequence[dict]) -> str:
-  """Counts by kind of fault, and by stage."""
+  """Counts by kind of fault, and by stage; what came too late is no fault."""
+  late = sum(record["outcome"] == LATE for record in records)
+  struck = [record for record in records if record["outcome"] != LATE]
+  wrong = [record for record in struck if record["outcome"] in (LOST, FALSE)]
   lines = []
   for column in ("fault", "stage"):
     counts: dict[str, collections.Counter] = {}
-    for record in records:
+    for record in struck:
       row = counts.setdefault(record[column], collections.Counter())
       row[record["outcome"]] += 1
     kinds = sorted({k for row in counts.values() for k in row})
@@ -603,8 +781,13 @@ def table(records: Sequence[dict]) -> str:
       lines.append(f"{name:20}" + "".join(f"{cell:>15}" for cell in cells))
     lines.append("")
   seconds = sum(record["seconds"] for record in records)
-  wrong = sum(record["outcome"] in (LOST, FALSE) for record in records)
-  lines.append(f"{len(records)} faults, {seconds / 3600:.2f} h, {wrong} wrong")
+  lines += [
+    f"{one['fault']} in {one['stage']}: {one['words']}" for one in wrong
+  ]
+  lines.append(
+    f"{len(struck)} faults, {late} more came too late, {seconds / 3600:.2f} h,"
+    f" {len(wrong)} wrong"
+  )
   return "\n".join(lines)
 
 
@@ -616,14 +799,16 @@ def small_run(folder: pathlib.Path) -> list[str]:
     "small_data.write_pairs(folder / 'pairs.jsonl', 60)\n"
     "random_t5.save(folder / 't5')"
   )
+  shutil.rmtree(folder / "run", ignore_errors=True)  # of a call that was killed
   paths = [str(ROOT), str(ROOT / "tests" / "shared")]
   environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-  subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+  if not (folder / "t5" / "config.json").exists():
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
   return [
     f"--gin_file={kills.RECIPE}",
     f"--gin.SOURCE=jsonl:{folder / 'pairs.jsonl'}",
     f"--gin.CHECKPOINT={folder / 't5'}",
-    "--gin.plan.RunConfig.public_data=True",
+    "--gin.SECRET_SEED=None",
     "--gin.prepare_data.Config.public_test_documents=20",
     "--gin.NUM_DOCUMENTS=24",
     "--gin.TRAIN_STEPS=4",
@@ -666,7 +851,7 @@ def remembered(
   function: Callable[..., float], folder: pathlib.Path
 ) -> Callable[..., float]:
   """Keeps numbers of the accountant for later runs: a third of their time."""
-  folder.mkdir()
+  folder.mkdir(exist_ok=True)
 
   def known(*args):
     path = folder / hashlib.sha256(repr(args).encode()).hexdigest()
@@ -686,23 +871,37 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument("--out", default="", help="JSON lines; goes on with them")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--only", default="", help="one kind of fault")
+  parser.add_argument(
+    "--folder", default="", help="keeps the undisturbed runs for the next call"
+  )
+  parser.add_argument(
+    "--quick", action="store_true", help="no two processes, no study"
+  )
   options = parser.parse_args(argv)
   out = pathlib.Path(options.out) if options.out else None
   records = []
   if out and out.exists():
     records = [json.loads(line) for line in out.read_text().splitlines()]
   end = time.monotonic() + 3600 * options.hours
-  with tempfile.TemporaryDirectory(prefix="campaign-") as place:
-    folder = pathlib.Path(place)
+  with contextlib.ExitStack() as stack:
+    made = tempfile.TemporaryDirectory(prefix="campaign-")
+    folder = pathlib.Path(
+      options.folder or stack.enter_context(made)
+    ).absolute()
+    folder.mkdir(exist_ok=True)
     prepare(folder)
     flags = small_run(folder)
-    fork(folder / "warm", flags, folder / "log.txt").finish()  # compiles
+    warm = ["run", "--quiet", f"--workdir={folder / 'warm'}", *flags]
+    if not options.folder or not (folder / "warm").exists():  # compiles
+      fork(lambda: synthq(warm), folder / "log.txt").finish(3600)
     one = Campaign(folder, flags)
     print(f"undisturbed: {one.seconds:.1f} s, {len(one.content)} files")
     faults = dict(FAULTS)
     if not can_mount(folder):
       print("no tmpfs can be mounted here: no full and no read-only disks")
       del faults[disk_full], faults[disk_read_only]
+    if options.quick:
+      faults = {f: n for f, n in faults.items() if f not in SLOW}
     if options.only:
       faults = {f: 1 for f in faults if f.__name__ == options.only}
     number = 0
@@ -720,25 +919,35 @@ def main(argv: Sequence[str] | None = None) -> int:
   return int(any(r["outcome"] in (LOST, FALSE) for r in records))
 
 
+def saved(root: pathlib.Path) -> pathlib.Path:
+  """Copies what must not be, for a look at it."""
+  copy = pathlib.Path(tempfile.mkdtemp(prefix="wrong-"))
+  if root.exists():
+    shutil.copytree(
+      root, copy, dirs_exist_ok=True, ignore_dangling_symlinks=True
+    )
+  return copy
+
+
 def strike(one: Campaign, fault, rng: random.Random) -> dict:
   """Has one fault happen in a fresh copy; returns what to note of it."""
   stage = rng.choice(sorted({name.partition("/")[0] for name in one.places}))
   root = one.folder / "run"
   place = rng.choice([n for n in one.places if n.partition("/")[0] == stage])
-  began, words = time.monotonic(), ""
+  began, words, one.stage = time.monotonic(), "", ""
   try:
     outcome = fault(one, root, place, rng)
   except Wrong as error:
     outcome, words = str(error).partition(":")[0], str(error)
-    saved = one.folder.parent / f"wrong-{os.getpid()}-{time.time():.0f}"
-    if root.exists():
-      shutil.copytree(root, saved, ignore_dangling_symlinks=True)
-    words = f"{words} (kept in {saved})"
+    kept = error.kept or saved(root)
+    with contextlib.suppress(OSError):
+      shutil.copy(one.log, kept / "campaign_log.txt")
+    words = f"{words} (kept in {kept})"
   finally:
     shutil.rmtree(root, ignore_errors=True)
   return {
     "fault": fault.__name__,
-    "stage": place.partition("/")[0],
+    "stage": one.stage or stage,
     "outcome": outcome,
     "seconds": round(time.monotonic() - began, 1),
     "words": words,
@@ -746,4 +955,6 @@ def strike(one: Campaign, fault, rng: random.Random) -> dict:
 
 
 if __name__ == "__main__":
+  if sys.argv[1:2] == ["child"]:
+    sys.exit(synthq(sys.argv[2:]))
   sys.exit(main())

@@ -32,6 +32,22 @@ def test_only_the_owner_may_read_the_secret(tmp_path):
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_the_secret_and_its_folders_are_on_disk_once_it_is_drawn(
+  tmp_path, monkeypatch
+):
+  synced, fsync = [], os.fsync
+
+  def noted(descriptor):
+    synced.append(os.fstat(descriptor).st_ino)
+    fsync(descriptor)
+
+  monkeypatch.setattr(os, "fsync", noted)
+  path = workspace.Workspace(tmp_path / "run").private("secret_seed")
+  assert synced[0] == path.stat().st_ino
+  made = (path.parent, tmp_path / "run", tmp_path)
+  assert {folder.stat().st_ino for folder in made} <= set(synced[1:])
+
+
 def test_every_working_directory_has_its_own_secret(tmp_path):
   seeds = [
     workspace.Workspace(tmp_path / str(run)).seed("noise") for run in range(5)
@@ -135,7 +151,12 @@ def test_a_damaged_secret_is_named_and_not_told(tmp_path):
   path = workspace.Workspace(tmp_path).private("secret_seed")
   whole = path.read_bytes()
   other = b"1" if whole[:1] == b"0" else b"0"
-  for content in (other + whole[1:], whole[:-3], whole[5:], b"", b"\xff" * 9):
+  for content in (
+    other + whole[1:],
+    whole[5:],
+    b"\xff" * 9,
+    *(whole[:kept] for kept in range(len(whole))),
+  ):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="got a damaged file") as error:
       workspace.Workspace(tmp_path)

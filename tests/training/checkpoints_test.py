@@ -1,4 +1,5 @@
 import errno
+import logging.handlers
 import signal
 import subprocess
 import sys
@@ -128,7 +129,8 @@ def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
   import resource
 
   checkpoints.save(tmp_path, 1, make(1))
-  told = []
+  told, shown = [], logging.handlers.BufferingHandler(1000)
+  logging.getLogger("absl").addHandler(shown)
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   writer = checkpoints.Writer(tmp_path)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
@@ -138,7 +140,9 @@ def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
       writer.wait()
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    logging.getLogger("absl").removeHandler(shown)
   assert told == []
+  assert not [one for one in shown.buffer if one.exc_info]  # it was raised
   assert checkpoints.latest_step(tmp_path) == 1
   assert checkpoints.restore(tmp_path, 1, make(0)).step == 1
   writer.save(3, make(3), lambda: told.append(3))  # the next one may work

@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from synthq_jax import artifacts
 from synthq_jax.models import t5, t5_config
 from synthq_jax.models.checkpoints import tensors as _tensors
 
@@ -290,12 +291,9 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   if not path.is_file():
     raise ValueError(f"expected a T5 checkpoint, got no file {path}")
   try:
-    fields = json.loads(path.read_text())
-    if not isinstance(fields, dict):
-      raise ValueError(f"a {type(fields).__name__}, not an object")
+    return artifacts.unsealed(path.read_bytes())
   except ValueError as error:
-    raise ValueError(f"{path}: expected JSON, got {error}") from error
-  return fields
+    raise ValueError(f"{path}: expected a JSON object, got {error}") from error
 
 
 def _from_fields(
