@@ -26,6 +26,7 @@ __all__ = [
   "parser",
   "place",
   "processes",
+  "refuse_urls",
 ]
 
 STAGES = {
@@ -42,6 +43,7 @@ _HELP = (
 )
 
 
+_URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 _FULL = "free some space, and the same command goes on"
 _FORBIDDEN = "choose a --workdir that you may write to"
@@ -121,6 +123,27 @@ def place(
     if found:
       return f"{path}:{found[-1]}"
   return name
+
+
+def refuse_urls(given: Mapping[str, Any]) -> None:
+  """Refuses what a path would take for a folder named "gs:".
+
+  Args:
+    given: settings by name; those inside of lists and mappings count, too.
+
+  Raises:
+    UsageError: naming the first that holds SCHEME://.
+  """
+  for name, value in given.items():
+    if isinstance(value, Mapping):
+      refuse_urls({f"{name}.{key}": inner for key, inner in value.items()})
+    elif isinstance(value, (list, tuple)):
+      refuse_urls({f"{name}[{n}]": inner for n, inner in enumerate(value)})
+    elif isinstance(value, str) and _URL.search(value):
+      raise UsageError(
+        f"{name}={value}: expected a path of this machine, got a URL: mount"
+        " the bucket, or copy what lies there (docs/tutorials/tpu_slice.md)"
+      )
 
 
 class UsageError(ValueError):

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-from synthq_jax import extras, studies
+from synthq_jax import artifacts, extras, studies
 from synthq_jax.cli import flags, guide, screen, tools
 from synthq_jax.pipeline import config_types
 from synthq_jax.stages import stage as stage_lib
@@ -127,6 +127,8 @@ def _dispatch(argv: Sequence[str]) -> None:
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find(options, known)
+  texts = {k: v for k, v in vars(options).items() if k != "query"}
+  flags.refuse_urls({f"--{name}": value for name, value in texts.items()})
   if tool is None:
     _run_stage(options, bindings)
   elif bindings:
@@ -292,8 +294,6 @@ def _configured(
   kind: type, options, bindings, workdir: pathlib.Path
 ) -> tuple[Any, Callable[[], None], _Read]:
   """Builds the configuration, what writes it to the workdir, and its files."""
-  from synthq_jax import artifacts
-
   folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
   config, text, read = _loaded(kind, files, bindings, folders)
@@ -359,6 +359,7 @@ def _loaded(
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
     _note_unused(meant)
+    flags.refuse_urls({config_types.label(kind): artifacts.to_json(config)})
     return config, gin.operative_config_str(), read
 
 
