@@ -426,11 +426,7 @@ WRONG_USES = {
   f"{RUN} --gin.prepare_data.Config.vocabulary=bytes": "SentencePiece model",
   # Places, processes, the environment.
   "run --gin_file=demo_tiny.gin --workdir=gs://b/x": "--workdir=gs://b/x: expected a path of this machine",
-  f"{RUN} --gin.SOURCE=beir:gs://b/x": "source=beir:gs://b/x: expected a path",
-  f"{RUN} --gin.SOURCE=log:a.csv@s3://b/x": "source=log:a.csv@s3://b/x: expected",
-  f"{RUN} --gin.CHECKPOINT=gs://b/x": "checkpoint=gs://b/x: expected a path",
-  f"{RUN} --gin.VOCABULARY=gs://b/x": "vocabulary=gs://b/x: expected a path",
-  f"{RUN} --gin.TEST_SETS='(\"beir:gs://b/x\",)'": "test_sets[0]=beir:gs://b/x: exp",
+  f"{RUN} --gin.finetune_dp.Config.place=gs://b/x": "doesn't have a parameter",
   "run --gin_file=gs://b/x.gin --workdir=w": "--gin_file[0]=gs://b/x.gin: expected",
   "search boats --workdir=gs://b/x": "--workdir=gs://b/x: expected a path",
   "export --checkpoint=gs://b/x --to=x --format=t5x": "--checkpoint=gs://b/x: exp",
