@@ -23,12 +23,12 @@ import json
 import os
 import pathlib
 import re
-import secrets
 import socket
 import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
@@ -197,7 +197,7 @@ class _Lease:
   def __init__(self, store: Store, seconds: float):
     self._store, self._seconds = store, seconds
     self._beats, self._is_lost, self._ended = 0, False, threading.Event()
-    self._token = secrets.token_hex(8)
+    self._token = uuid.uuid4().hex
     self._number = self._take()
     self._guard = threading.Lock()
     self._thread = threading.Thread(target=self._keep, daemon=True)
