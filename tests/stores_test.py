@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import socket
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import made_up
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts, stores
+from synthq_jax import artifacts, object_store, stores
 from synthq_jax.cli import main
 from synthq_jax.pipeline import workspace
 from synthq_jax.privacy import ledger
@@ -45,7 +46,7 @@ def changes(server):
   return [line for line in log if ".lock" not in line]
 
 
-def hold(server, url):
+def hold(url):
   """Has another process hold a store; returns it, and its lease is short."""
   code = (
     "import loop_store, sys, time\n"
@@ -94,12 +95,45 @@ def test_a_result_is_put_last_and_after_all_its_files(server, url):
     for name in ("b.bin", "a.bin"):  # by a library that knows no stores
       (folder / name).write_bytes(b"content")
     artifacts.save(folder, {}, "digest", folders=[folder])
-  assert changes(server) == [
-    "PUT stage/a.bin",
-    "PUT stage/b.bin",
+  first, second, *others = changes(server)
+  assert {first, second} == {"PUT stage/a.bin", "PUT stage/b.bin"}
+  assert others == [
     "PUT stage/files.json",
     "PUT stage/result.json",
   ]
+
+
+def test_a_file_that_has_not_changed_is_put_once(server, url):
+  with stores.mirrored(url) as root:
+    artifacts.write_atomically(root / "a/x", "x")
+    (root / "a/y").write_text("y")
+    for _ in range(2):
+      stores.push(root / "a/x", root / "a/y")
+    with (root / "a/y").open("a") as stream:
+      stream.write("more")
+    stores.push(root / "a/x", root / "a/y")
+  with stores.mirrored(url) as root:
+    stores.push(root / "a/x", root / "a/y")
+  assert changes(server) == ["PUT a/x", "PUT a/y", "PUT a/y"]
+  assert server.objects["/b/run/a/y"] == b"ymore"
+
+
+def test_hidden_files_and_folders_stay_here(server, url):
+  with stores.mirrored(url) as root:
+    with artifacts.new_folder(root / "a/cache", "cache") as folder:
+      artifacts.write_atomically(folder / "b/x", "x")
+    artifacts.write_atomically(root / "a/.x", "x")
+    assert not changes(server)
+    artifacts.save(root / "a", {}, "digest", folders=[root / "a"])
+  assert "PUT a/cache/b/x" in changes(server)
+  assert not [name for name in server.names("/b/run/a/") if "/." in f"/{name}"]
+
+
+def test_an_object_that_would_lie_outside_of_the_mirror_is_refused(server, url):
+  server.objects["/b/run/../../../x"] = b"x"
+  with pytest.raises(ValueError, match="the name of a file"):
+    with stores.mirrored(url):
+      pass
 
 
 def test_what_is_removed_is_gone_from_the_store(server, url):
@@ -161,8 +195,6 @@ def test_an_upload_that_is_torn_leaves_what_was_there(server, url):
   with stores.mirrored(url) as root:
     artifacts.write_atomically(root / "a", "whole")
     host = server.url.removeprefix("loop://").partition(":")
-    import socket
-
     with socket.create_connection((host[0], int(host[2]))) as connection:
       connection.sendall(
         b"PUT /b/run/a HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"
@@ -183,8 +215,17 @@ def test_a_store_that_cannot_be_reached_stops_the_run_for_a_while(server, url):
 # One run at a time.
 
 
-def test_a_second_run_is_refused_while_the_first_renews(server, url):
+def test_two_processes_never_share_a_mirror(server, url, monkeypatch):
+  monkeypatch.setattr(object_store.Lease, "_wait_for", lambda self, n: None)
   with stores.mirrored(url):
+    with pytest.raises(ValueError, match="give another --mirror"):
+      with stores.mirrored(url):
+        pass
+
+
+def test_a_second_run_is_refused_while_the_first_renews(server, url, tmp_path):
+  with stores.mirrored(url):
+    stores.keep_in(tmp_path / "other")
     began = time.monotonic()
     with pytest.raises(ValueError, match="one that process .* uses"):
       with stores.mirrored(url):
@@ -196,7 +237,7 @@ def test_a_second_run_is_refused_while_the_first_renews(server, url):
 
 
 def test_a_killed_run_is_followed_once_its_lease_ran_out(server, url, capfd):
-  process = hold(server, url)
+  process = hold(url)
   with pytest.raises(ValueError, match=f"process {process.pid} on .* uses"):
     with stores.mirrored(url):
       pass
@@ -211,14 +252,14 @@ def test_a_killed_run_is_followed_once_its_lease_ran_out(server, url, capfd):
 
 
 def test_of_many_that_take_over_one_does(server, url):
-  process = hold(server, url)
+  process = hold(url)
   process.kill()
   process.wait()
   ends, done = [], threading.Event()
 
   def follow():
     try:
-      lease = stores._Lease(stores.Store(url), LEASE)
+      lease = object_store.Lease(object_store.Store(url), LEASE)
       ends.append("held")
       done.wait()
       lease.release()
@@ -327,9 +368,11 @@ def test_a_ledger_is_one_object_for_each_training(server, url):
 def test_a_holder_that_lost_the_store_cannot_write_over_a_training(
   server, url, monkeypatch
 ):
-  # Both believe that they hold it: what nobody can rule out, see `_Lease`.
-  monkeypatch.setattr(stores._Lease, "check", lambda self: None)
-  monkeypatch.setattr(stores._Lease, "_wait_for", lambda self, number: None)
+  # Both believe that they hold it: what nobody can rule out, see `Lease`.
+  monkeypatch.setattr(object_store.Lease, "check", lambda self: None)
+  monkeypatch.setattr(
+    object_store.Lease, "_wait_for", lambda self, number: None
+  )
   with stores.mirrored(url) as late:
     stores.keep_in(late.parents[3] / "other")
     with stores.mirrored(url) as root:
@@ -406,6 +449,15 @@ def test_inputs_under_a_url_are_downloaded_once(server, tmp_path):
   server.is_down = False
   with pytest.raises(FileNotFoundError, match="nothing lies there"):
     stores.local(f"{server.url}/in/none")
+
+
+def test_what_a_run_would_make_is_said_before_the_bucket_has_anything(
+  server, url, capsys
+):
+  argv = ["run", "--gin_file=demo_tiny.gin", f"--workdir={url}", "--dry_run"]
+  assert main.main(argv) == 0
+  assert "prepare_data" in capsys.readouterr().out
+  assert not server.objects
 
 
 @pytest.mark.parametrize(

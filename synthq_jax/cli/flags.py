@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
-from synthq_jax import stores
+from synthq_jax import object_store, stores
 from synthq_jax.stages import stage
 from synthq_jax.training import cluster, distributed
 
@@ -286,7 +286,7 @@ def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
   """
   url = options.workdir
   stores.keep_in(options.mirror)
-  if not stores.is_url(url):
+  if not object_store.is_url(url):
     yield pathlib.Path(url)
     return
   if options.stage in ("pretrain", "study"):
@@ -300,7 +300,7 @@ def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
       " (docs/tutorials/tpu_slice.md)"
     )
   if options.dry_run:
-    yield pathlib.Path(stores.local(url))
+    yield pathlib.Path(stores.local(url, missing_ok=True))
     return
   agreed = options.private_in_bucket
   with stores.mirrored(url, private_in_bucket=agreed) as workdir:

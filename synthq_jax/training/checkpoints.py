@@ -71,6 +71,7 @@ class Writer:
       state = jax.device_get(state)
     if distributed.is_main():  # of an earlier state of this step
       artifacts.remove(_listing(self._root, step))
+      stores.remove(self._root / f"{_PREFIX}{step}")
     path = self._root / f"{_PREFIX}{step}"
     with _of_system(path):
       self._checkpointer.save(path, state, force=True)

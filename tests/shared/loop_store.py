@@ -38,6 +38,9 @@ class Server(http.server.ThreadingHTTPServer):
     self.guard = threading.Lock()
     self.is_down = False
 
+  def handle_error(self, request, client_address):
+    """A client that was killed is no news."""
+
   @property
   def url(self) -> str:
     return f"loop://127.0.0.1:{self.server_port}"
