@@ -35,6 +35,7 @@ def start(workdir, log, flags):
     "PYTHONPATH": str(kills.ROOT),
     "PYTHONUNBUFFERED": "1",
     "SYNTHQ_LEASE_SECONDS": str(loop_store.LEASE),
+    "TMPDIR": str(log.parent),  # mirrors of those that are killed
   }
   return subprocess.Popen(
     command,
@@ -84,7 +85,8 @@ def test_a_run_in_a_store_ends_like_one_in_a_folder_however_often_it_is_killed(
     flags = [f"--gin.SOURCE=jsonl:{there[0]}", f"--gin.CHECKPOINT={there[1]}"]
     url = f"{server.url}/b/run"
     while len(killed) < KILLS:
-      process = start(url, log, flags)
+      kept = [f"--mirror={tmp_path / 'kept'}"] * (len(killed) % 2)
+      process = start(url, log, [*flags, *kept])
       while not stages(log) and process.poll() is None:
         time.sleep(0.05)
       try:
