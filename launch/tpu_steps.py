@@ -41,7 +41,11 @@ GCSFUSE = (
   "dir-mode=700",
   "file-mode=600",
 )
-"""Options of gcsfuse: what one worker writes, every other must see at once."""
+"""Options of gcsfuse: what one worker writes, every other must see at once.
+
+A mount is needed since all hosts share a working directory; of one process it may
+be a URL (`--workdir=gs://...`), which no launcher here uses yet.
+"""
 
 # A new host may still be installing its own updates.
 _APT = "sudo apt-get -o DPkg::Lock::Timeout=300"

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from typing import Any, BinaryIO, TypeVar
 
-from synthq_jax import file_lists
+from synthq_jax import file_lists, stores
 
 __all__ = [
   "FILES_NAME",
@@ -41,6 +41,7 @@ __all__ = [
   "read_arrays",
   "read_fingerprint",
   "read_json",
+  "remove",
   "replacing",
   "save",
   "save_array",
@@ -203,13 +204,16 @@ def _without_speed(value: Any) -> Any:
 
 @contextlib.contextmanager
 def replacing(
-  path: str | os.PathLike, *, mode: int = 0o666
+  path: str | os.PathLike, *, mode: int = 0o666, is_new: bool = False
 ) -> Iterator[BinaryIO]:
   """Opens a file for bytes that appears, complete, when the block ends.
+
+  Where it belongs to a store it is there, too, when the block has ended.
 
   Args:
     path: the file; its folder is made where it is missing.
     mode: who may read and write it, less what the umask takes away.
+    is_new: whether a store must not have it yet.
 
   Yields:
     The stream to write to.
@@ -232,6 +236,7 @@ def replacing(
       os.fsync(stream.fileno())
     os.replace(partial, path)
   file_lists.sync(path.parent)
+  stores.push(path, is_new=is_new)
 
 
 def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
@@ -240,17 +245,37 @@ def append(path: str | os.PathLike, stream: FileIO, content: bytes) -> None:
   Args:
     path: the file.
     stream: the file, opened to append, without a buffer.
-    content: what comes behind what is there.
+    content: what comes behind what is there; nothing is done for b"".
 
   Raises:
     OSError: naming the file; a part may be written then.
   """
-  path = pathlib.Path(path)
+  path, rest = pathlib.Path(path), content
   with file_lists.naming(path):
-    while content:
-      content = content[stream.write(content) :]
+    while rest:
+      rest = rest[stream.write(rest) :]
     os.fsync(stream.fileno())
   file_lists.sync_names(path)
+  if content:
+    stores.add(path, content)
+
+
+def remove(path: str | os.PathLike, *, must: bool = False) -> None:
+  """Deletes a file or a folder, also from the store that it belongs to.
+
+  Args:
+    path: of either; it need not be there.
+    must: whether a folder that the system keeps a part of is an error.
+
+  Raises:
+    OSError: if it cannot be deleted.
+  """
+  path = pathlib.Path(path)
+  stores.remove(path)
+  if path.is_dir():
+    shutil.rmtree(path, ignore_errors=not must)
+  else:
+    path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -425,6 +450,7 @@ def save(
       folder, but=functools.partial(_is_apart, digest)
     )
     if files:
+      stores.push(*(folder / name for name in files))
       content = sealed({"fingerprint": digest, "files": files})
       write_atomically(folder / FILES_NAME, _text(content))
       listed.append(os.path.relpath(folder, directory))

@@ -20,6 +20,7 @@ SOURCES = sorted((ROOT / "synthq_jax").rglob("*.py"))
 BROUGHT = {
   "clu": "seqio",
   "etils": "orbax-checkpoint",
+  "fsspec": "gcsfs",
   "jaxlib": "jax",
   "tensorflow": "tensorflow-datasets",
 }
@@ -98,6 +99,10 @@ MISSING = {
   "bert": (
     "tokenizers",
     "from synthq_jax.data import wordpiece; wordpiece.load('folder')",
+  ),
+  "gcs": (
+    "fsspec",
+    "from synthq_jax import object_store; object_store.Store('gs://bucket')",
   ),
   "images": (
     "sklearn",

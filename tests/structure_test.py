@@ -22,9 +22,11 @@ LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 RANKS = {
   "typing": 0,
   "file_lists": -1,
+  "object_store": -2,
+  "stores": -1,
   "artifacts": 0,
   "checks": 0,
-  "extras": 0,
+  "extras": -3,
   "intervals": 0,
   "text_tables": 0,
   "privacy": 1,

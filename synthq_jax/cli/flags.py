@@ -2,17 +2,19 @@
 
 import argparse
 import ast
+import contextlib
 import difflib
 import errno
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import synthq_jax
+from synthq_jax import object_store, stores
 from synthq_jax.stages import stage
-from synthq_jax.training import cluster
+from synthq_jax.training import cluster, distributed
 
 __all__ = [
   "STAGES",
@@ -22,10 +24,12 @@ __all__ = [
   "literal",
   "names",
   "one_line",
+  "opened",
   "os_error",
   "parser",
   "place",
   "processes",
+  "refuse_urls",
 ]
 
 STAGES = {
@@ -42,6 +46,7 @@ _HELP = (
 )
 
 
+_URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 _FULL = "free some space, and the same command goes on"
 _FORBIDDEN = "choose a --workdir that you may write to"
@@ -123,6 +128,32 @@ def place(
   return name
 
 
+def refuse_urls(given: Mapping[str, Any], but: Sequence[str] = ()) -> None:
+  """Refuses what a path would take for a folder named "gs:".
+
+  Args:
+    given: settings by name; those inside of lists and mappings count, too.
+    but: names of those that may be URLs.
+
+  Raises:
+    UsageError: naming the first that holds SCHEME://.
+  """
+  for name, value in given.items():
+    if name.partition("[")[0] in but:
+      continue
+    if isinstance(value, Mapping):
+      inside = {f"{name}.{key}": inner for key, inner in value.items()}
+      refuse_urls(inside, but)
+    elif isinstance(value, (list, tuple)):
+      inside = {f"{name}[{n}]": inner for n, inner in enumerate(value)}
+      refuse_urls(inside, but)
+    elif isinstance(value, str) and _URL.search(value):
+      raise UsageError(
+        f"{name}={value}: expected a path of this machine, got a URL: mount"
+        " the bucket, or copy what lies there (docs/tutorials/tpu_slice.md)"
+      )
+
+
 class UsageError(ValueError):
   """What the user can mend; its text is one line."""
 
@@ -202,7 +233,14 @@ def _add_stage_flags(command: argparse.ArgumentParser) -> None:
   flag = command.add_argument
   flag("--gin_file", action="append", help="may be given several times")
   flag("--gin_search_paths", default="", help="more folders, by comma")
-  flag("--workdir", required=True, help="where all results lie")
+  words = "where all results lie: a folder, or a URL such as gs://BUCKET/NAME"
+  flag("--workdir", required=True, help=words)
+  words = (
+    "keep copies of what lies under URLs here; default: for this run alone"
+  )
+  flag("--mirror", metavar="DIR", help=words)
+  words = "agree that secrets lie in the bucket of --workdir"
+  flag("--private_in_bucket", action="store_true", help=words)
   flag("--quiet", action="store_true", help="no progress bars")
   words = (
     "say what would be made, what is there, and what it costs; make nothing"
@@ -236,6 +274,37 @@ def processes(options: argparse.Namespace) -> cluster.Settings:
       f" --distributed={settings.mode}: leave it out"
     )
   return settings
+
+
+@contextlib.contextmanager
+def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
+  """Opens the working directory: a folder, or the mirror of a URL.
+
+  Raises:
+    ValueError: if it cannot be one of this stage, or another run is in it.
+    OSError: if a URL cannot be reached.
+  """
+  url = options.workdir
+  stores.keep_in(options.mirror)
+  if not object_store.is_url(url):
+    yield pathlib.Path(url)
+    return
+  if options.stage in ("pretrain", "study"):
+    raise UsageError(
+      f"synthq {options.stage} works in a folder, got --workdir={url}"
+    )
+  if distributed.count() > 1:
+    raise UsageError(
+      f"--workdir={url}: expected one process, got {distributed.count()}, whose"
+      " training states need a file system that they share: mount the bucket"
+      " (docs/tutorials/tpu_slice.md)"
+    )
+  if options.dry_run:
+    yield pathlib.Path(stores.local(url, missing_ok=True))
+    return
+  agreed = options.private_in_bucket
+  with stores.mirrored(url, private_in_bucket=agreed) as workdir:
+    yield workdir
 
 
 def literal(value: str) -> str:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
-from synthq_jax import extras, studies
+from synthq_jax import artifacts, extras, stores, studies
 from synthq_jax.cli import flags, guide, screen, tools
 from synthq_jax.pipeline import config_types
 from synthq_jax.stages import stage as stage_lib
@@ -47,6 +47,11 @@ _FIRST = ("studies", "pipeline", "stages", "models", "training", "data")
 # Lines of the written configuration that would undo the noise.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
+_DOWNLOADED = (
+  *("prepare_data.source", "prepare_data.vocabulary", "test_sets"),
+  *("checkpoint", "retriever_checkpoint"),
+)
+"""Settings of a run that may be URLs."""
 _Read = list[list[pathlib.Path]]
 """For each --gin_file, the file and what it includes."""
 _QUIET = {
@@ -116,7 +121,7 @@ def _outcome(argv: Sequence[str] | None) -> int:
 
 def _stop(message: str, code: int) -> int:
   if distributed.announce(code):
-    print(f"synthq: {message}", file=sys.stderr)
+    print(f"synthq: {stores.as_urls(message)}", file=sys.stderr)
   return code
 
 
@@ -127,11 +132,20 @@ def _dispatch(argv: Sequence[str]) -> None:
     [a for a in argv if not a.startswith(_FLAG)]
   )
   tool = tools.find(options, known)
+  downloads = ("workdir",) if tool is None else tool.downloads
+  texts = {k: v for k, v in vars(options).items() if k != "query"}
+  flags.refuse_urls(
+    {f"--{name}": value for name, value in texts.items()},
+    [f"--{name}" for name in downloads],
+  )
   if tool is None:
     _run_stage(options, bindings)
   elif bindings:
     raise UsageError(f"synthq {options.stage} takes no {_FLAG}{bindings[0]}")
   else:
+    for name in downloads:
+      if given := getattr(options, name):
+        setattr(options, name, stores.local(given))
     print(tool.run(options))
 
 
@@ -210,13 +224,13 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
     distributed.start(flags.processes(options))
   if told := asked():
     raise told
-  workdir = pathlib.Path(options.workdir)
   runners = {"pretrain": _pretrain, "study": _study}
-  report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
+  with flags.opened(options) as workdir:
+    report = runners.get(options.stage, _pipeline)(options, bindings, workdir)
   if not distributed.is_main():
     return
   if report is not None:
-    print(screen.summary(report, workdir))
+    print(screen.summary(report, options.workdir))
   if not options.dry_run:
     print(f"{options.stage} finished: {screen.cost(time.monotonic() - start)}")
 
@@ -292,8 +306,6 @@ def _configured(
   kind: type, options, bindings, workdir: pathlib.Path
 ) -> tuple[Any, Callable[[], None], _Read]:
   """Builds the configuration, what writes it to the workdir, and its files."""
-  from synthq_jax import artifacts
-
   folders = options.gin_search_paths.split(",")
   files = options.gin_file or ()
   config, text, read = _loaded(kind, files, bindings, folders)
@@ -359,6 +371,9 @@ def _loaded(
       config = gin.get_configurable(kind)()
       config = config_types.conform(config, kind, config_types.label(kind))
     _note_unused(meant)
+    label = config_types.label(kind)
+    may_be = [f"plan.RunConfig.{name}" for name in _DOWNLOADED]
+    flags.refuse_urls({label: artifacts.to_json(config)}, may_be)
     return config, gin.operative_config_str(), read
 
 

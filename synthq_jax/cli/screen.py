@@ -1,7 +1,7 @@
 """What commands say when they are done."""
 
 import math
-import pathlib
+import os
 import resource
 import sys
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ class RefutedError(Exception):
   """A gate that was asked for did not hold; its text is one line."""
 
 
-def summary(report: Any, workdir: pathlib.Path) -> str:
+def summary(report: Any, workdir: str) -> str:
   """Returns the main table, the verdict, and where the reports are."""
   return (
     f"\n{report.table.rstrip()}\n\n{report.verdict}\n\n"
-    f"shareable report: {workdir / report.html}\n"
-    f"        as text:  {workdir / report.markdown}\n"
-    f"PRIVATE report:   {workdir / report.private_html}"
+    f"shareable report: {os.path.join(workdir, report.html)}\n"
+    f"        as text:  {os.path.join(workdir, report.markdown)}\n"
+    f"PRIVATE report:   {os.path.join(workdir, report.private_html)}"
   )
 
 

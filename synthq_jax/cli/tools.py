@@ -23,6 +23,8 @@ class Tool:
   """Help, or all arguments of `add_argument`, by flag."""
   run: Callable[[argparse.Namespace], str]
   """From the parsed flags to what is printed."""
+  downloads: tuple[str, ...] = ()
+  """Flags that may be URLs: what lies there is downloaded first."""
 
 
 def find(options: argparse.Namespace, known: Mapping[str, Tool]) -> Tool | None:
@@ -181,6 +183,7 @@ TOOLS = {
   "privacy": Tool(
     words="calculator: noise from epsilon, and back; adds up a ledger",
     run=_privacy,
+    downloads=("ledger",),
     flags={
       "--epsilon": _number("the target, or", float),
       "--noise_multiplier": _number("noise over sensitivity", float),
@@ -198,6 +201,7 @@ TOOLS = {
   "export": Tool(
     words="hands on a model or queries in a format that others read",
     run=_export,
+    downloads=("checkpoint", "queries"),
     flags={
       "--checkpoint": "a folder of any known format, or",
       "--queries": "a folder of synthetic queries, e.g. runs/demo/generate/eps8,"
@@ -218,6 +222,7 @@ TOOLS = {
   "search": Tool(
     words="asks the systems of a finished run, on the screen or on a page",
     run=_search,
+    downloads=("workdir",),
     flags={
       "query": {"nargs": "?", "help": "in quotes"},
       "--workdir": _required("of the run"),

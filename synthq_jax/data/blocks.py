@@ -8,7 +8,6 @@ way. Nothing but NumPy is needed to read them.
 import hashlib
 import os
 import pathlib
-import shutil
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -64,7 +63,7 @@ class Blocks:
       rows: its content.
       mark: whether its digest is noted beside it.
     """
-    self._mark(number).unlink(missing_ok=True)  # of the block before
+    artifacts.remove(self._mark(number))  # of the block before
     artifacts.save_array(self.path(number), rows)
     if mark:
       artifacts.write_atomically(self._mark(number), digest(rows))
@@ -76,7 +75,7 @@ class Blocks:
     """Removes the folder, and those of older settings (KIND_*) beside it."""
     kind = self.directory.name.partition("_")[0]
     for folder in self.directory.parent.glob(f"{kind}_*"):
-      shutil.rmtree(folder, ignore_errors=True)
+      artifacts.remove(folder)
 
 
 class Rows:

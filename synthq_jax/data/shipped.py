@@ -3,9 +3,10 @@
 import os
 import pathlib
 
+from synthq_jax import stores
 from synthq_jax.data import vocabulary as vocabulary_lib
 
-__all__ = ["DIRECTORY", "EXTRA_IDS", "VOCABULARY", "vocabulary"]
+__all__ = ["DIRECTORY", "EXTRA_IDS", "VOCABULARY", "checkpoint", "vocabulary"]
 
 DIRECTORY = pathlib.Path(__file__).parents[1] / "assets" / "demo_t5"
 """params.safetensors, config.json, vocabulary.model and MODEL_CARD.md."""
@@ -15,6 +16,15 @@ VOCABULARY = DIRECTORY / "vocabulary.model"
 
 EXTRA_IDS = 32
 """Sentinels behind the pieces of the vocabulary."""
+
+
+def checkpoint(named: str) -> pathlib.Path:
+  """Returns the folder of a checkpoint; a URL's is downloaded.
+
+  Args:
+    named: a path or URL; "": the package's.
+  """
+  return pathlib.Path(stores.local(named) if named else DIRECTORY)
 
 
 def vocabulary(

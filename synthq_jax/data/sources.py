@@ -12,6 +12,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
+from synthq_jax import stores
 from synthq_jax.data import (
   beir,
   beir_sets,
@@ -187,6 +188,8 @@ def open(  # noqa: A001
 ) -> Source:
   """Returns the source that a setting names; nothing is read yet.
 
+  What lies under a URL, "beir:gs://bucket/scifact", is downloaded.
+
   >>> open("beir:scifact").kind
   'beir'
 
@@ -210,6 +213,7 @@ def open(  # noqa: A001
     raise ValueError(
       f"{setting} must be {', '.join(forms)} or {last}, got source={text!r}"
     )
+  place = "@".join(map(stores.local, place.split("@")))
   return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -261,7 +260,7 @@ def run(
   """
   wanted = stage.with_needs(stages or STAGES, config)
   _check_size(config, wanted)
-  start = pathlib.Path(config.checkpoint or shipped.DIRECTORY)
+  start = shipped.checkpoint(config.checkpoint)
   inputs.check_shape(start, config.model)
   prepare_test_set.expand(config.test_sets)  # refused before any work
   progress = progress and distributed.is_main()

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import pathlib
 import secrets
-import shutil
 
 import jax
 
@@ -103,8 +102,8 @@ def remove(directory: pathlib.Path) -> None:
   Args:
     directory: of the states; it need not be there.
   """
-  (directory / RECORD).unlink(missing_ok=True)
-  shutil.rmtree(directory, ignore_errors=True)
+  artifacts.remove(directory / RECORD)
+  artifacts.remove(directory)
 
 
 def _drawn(directory: pathlib.Path, program: str) -> tuple[str, str]:
@@ -114,8 +113,8 @@ def _drawn(directory: pathlib.Path, program: str) -> tuple[str, str]:
   if record.get("program") != program:
     drawn = secrets.token_hex(16)
     if not record or checkpoints.latest_step(directory) is None:
-      if directory.exists():  # what lies there belongs to no release
-        shutil.rmtree(directory)
+      # What lies there belongs to no release.
+      artifacts.remove(directory, must=True)
       record = {"batches": drawn}
     record |= {"noise": drawn, "program": program}
     with artifacts.replacing(path, mode=0o600) as stream:

@@ -132,12 +132,13 @@ class Run:
     """The public checkpoint that generators start from."""
     if self.rows("pretrain"):
       return self._space.public("pretrain")
-    return pathlib.Path(self.config.checkpoint or shipped.DIRECTORY)
+    return shipped.checkpoint(self.config.checkpoint)
 
   @property
   def encoder(self) -> pathlib.Path:
     """The public checkpoint that retrievers start from."""
-    return pathlib.Path(self.config.retriever_checkpoint or self.start)
+    named = self.config.retriever_checkpoint
+    return shipped.checkpoint(named) if named else self.start
 
   @property
   def data(self) -> tuple[str, ...]:
@@ -294,7 +295,7 @@ class Run:
     if distributed.is_main():
       for folder in self._folders(place):
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
-          (folder / name).unlink(missing_ok=True)
+          artifacts.remove(folder / name)
     self.say(f"[{place}] running")
     folders = workspace.Folders(self._space.root)
     task = stage.Task(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, checks, file_lists
+from synthq_jax import artifacts, checks, file_lists, stores
 from synthq_jax.pipeline import results
 from synthq_jax.privacy import ledger
 
@@ -100,7 +100,8 @@ class Workspace(Folders):
 
     Raises:
       ValueError: if there is no secret and none may be drawn, it is damaged, or
-        others than its owner may read it.
+        others than its owner may read it, as in a bucket to which the user has
+        not agreed.
     """
     super().__init__(root)
     self.is_fixed = secret_seed is not None
@@ -120,6 +121,7 @@ class Workspace(Folders):
     path = self.private("secret_seed")
     if given is not None:
       return given
+    stores.check_secret(path)
     if not path.exists():
       if not may_draw:
         raise ValueError(
@@ -132,7 +134,7 @@ class Workspace(Folders):
           " no file: restore it, or give another --workdir"
         )
       path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-      with artifacts.replacing(path, mode=0o600) as stream:
+      with artifacts.replacing(path, mode=0o600, is_new=True) as stream:
         number = f"{secrets.randbits(128):032x}"
         stream.write(f"{number} {_check_of(number)}\n".encode())
       file_lists.sync_names(path)

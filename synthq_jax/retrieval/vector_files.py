@@ -166,7 +166,7 @@ class Writer:
         f"{number}, got shape {vectors.shape}; check the encoder"
       )
     mark = self._files.path(number).with_suffix(".json")
-    mark.unlink(missing_ok=True)  # it would describe the vectors before
+    artifacts.remove(mark)  # it would describe the vectors before
     self._files.write(number, vectors, mark=False)  # it has one of its own
     record = _Record(
       layout=self.layout,

@@ -5,9 +5,9 @@ give away.
 """
 
 import pathlib
-import shutil
 from typing import Any
 
+from synthq_jax import artifacts
 from synthq_jax.leakage import rerankers
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.models.checkpoints import tensors
@@ -49,7 +49,7 @@ def save(directory: pathlib.Path, params: Any, idf: Any) -> None:
 
 def remove(state: pathlib.Path) -> None:
   """Removes the states of a finished training."""
-  shutil.rmtree(state, ignore_errors=True)
+  artifacts.remove(state)
 
 
 def score(

@@ -5,11 +5,11 @@ these give away.
 """
 
 import pathlib
-import shutil
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.data import blocks, passages
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
@@ -176,4 +176,4 @@ def remove_vectors(directory: pathlib.Path, but: str = "") -> None:
   """Removes vectors and parts of a result, and of older settings, but for one."""
   for vectors in (*directory.glob("vectors_*"), *directory.glob("parts_*")):
     if vectors.name != but:
-      shutil.rmtree(vectors, ignore_errors=True)
+      artifacts.remove(vectors)

@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import shutil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -180,7 +179,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     kept.passages,
   )
   _save_removed(directory, written, first, second, ranked)
-  task.when_saved.append(lambda: shutil.rmtree(state, ignore_errors=True))
+  task.when_saved.append(lambda: artifacts.remove(state))
   return dataclasses.replace(
     synthetic,
     directory=folders.relative(directory),

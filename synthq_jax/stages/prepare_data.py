@@ -12,11 +12,10 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import shutil
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, stores
 from synthq_jax.data import (
   beir,
   collection,
@@ -112,6 +111,8 @@ def jobs(run):
   if not settings.vocabulary:
     beside = inputs.vocabulary_beside(run.start)
     settings = dataclasses.replace(settings, vocabulary=str(beside))
+  vocabulary = stores.local(settings.vocabulary)
+  settings = dataclasses.replace(settings, vocabulary=vocabulary)
   # Files are known by their content: data that was moved is the same data.
   kind = settings.source.partition(":")[0]
   depends = (
@@ -148,7 +149,7 @@ def run(task: stage.Task) -> results.PreparedData:
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
   for folder in (public, private):
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+    artifacts.remove(folder)  # what an earlier run left
     folder.mkdir(parents=True)
   model = _vocabulary(config, data, public)
   vocabulary = vocabulary_lib.load(model, extra_ids=config.extra_ids)

@@ -7,7 +7,6 @@ chosen on them.
 import dataclasses
 import os
 import pathlib
-import shutil
 from collections.abc import Sequence
 
 import numpy as np
@@ -199,7 +198,7 @@ def run(task: stage.Task) -> results.TestSet:
       f" {test_set.split!r}, got none with a grade above 0"
     )
   folder = task.folders.public(task.place)
-  shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+  artifacts.remove(folder)  # what an earlier run left
   folder.mkdir(parents=True)
   vocabulary = inputs.vocabulary(task.folders, documents)
   written = inputs.write_documents(

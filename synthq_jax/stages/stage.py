@@ -15,7 +15,6 @@ import math
 import operator
 import pathlib
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,7 +95,7 @@ class Task:
       private: whether what the result says must not be shared.
     """
     if private:
-      shutil.rmtree(self.folders.public(self.place), ignore_errors=True)
+      artifacts.remove(self.folders.public(self.place))
     place = self.folders.private if private else self.folders.public
     directory = place(self.place)
     directory.mkdir(parents=True, exist_ok=True)
@@ -174,10 +173,7 @@ def _remove_others(place: pathlib.Path, digest: str) -> None:
     named = re.search(r"_([0-9a-f]{16})(?![0-9a-f])", path.name)
     if named is None or named[1] == digest:
       continue
-    if path.is_dir():
-      shutil.rmtree(path)
-    else:
-      path.unlink()
+    artifacts.remove(path, must=True)
 
 
 def of(module: str, **fields: Any) -> Stage:

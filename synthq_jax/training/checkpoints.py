@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from synthq_jax import artifacts, extras, file_lists
+from synthq_jax import artifacts, extras, file_lists, stores
 from synthq_jax.training import distributed
 
 __all__ = ["Writer", "latest_step", "restore", "save"]
@@ -77,7 +77,8 @@ class Writer:
     if _is_apart():
       state = jax.device_get(state)
     if distributed.is_main():  # of an earlier state of this step
-      _listing(self._root, step).unlink(missing_ok=True)
+      artifacts.remove(_listing(self._root, step))
+      stores.remove(self._root / f"{_PREFIX}{step}")
     path = self._root / f"{_PREFIX}{step}"
     with _of_system(path):
       self._checkpointer.save(path, state, force=True)
@@ -98,8 +99,8 @@ class Writer:
     _write_listing(self._root, step)
     for earlier in _steps(self._root):
       if earlier != step:
+        artifacts.remove(_listing(self._root, earlier))
         _remove(self._root / f"{_PREFIX}{earlier}")
-        _listing(self._root, earlier).unlink(missing_ok=True)
     then()
 
 
@@ -223,10 +224,16 @@ def _placed(value: Any, like: Any) -> Any:
 
 
 def _steps(root: pathlib.Path) -> list[int]:
-  """Returns the steps of complete states: orbax renames a state when done."""
+  """Returns the steps of complete states: orbax renames a state when done.
+
+  In a store a state is complete once its listing is there, which is put last.
+  """
   names = [path.name for path in root.glob(f"{_PREFIX}*") if path.is_dir()]
   numbers = [name.removeprefix(_PREFIX) for name in names]
-  return sorted(int(number) for number in numbers if number.isdigit())
+  steps = sorted(int(number) for number in numbers if number.isdigit())
+  if stores.has(root):
+    return [step for step in steps if _listing(root, step).exists()]
+  return steps
 
 
 def _listing(root: pathlib.Path, step: int) -> pathlib.Path:
@@ -235,7 +242,9 @@ def _listing(root: pathlib.Path, step: int) -> pathlib.Path:
 
 def _write_listing(root: pathlib.Path, step: int) -> None:
   """Notes what was written, by which damage is known that orbax reads."""
-  content = {"files": file_lists.list_files(root / f"{_PREFIX}{step}")}
+  folder = root / f"{_PREFIX}{step}"
+  content = {"files": file_lists.list_files(folder)}
+  stores.push(*(folder / name for name in content["files"]))
   text = json.dumps(artifacts.sealed(content), indent=1)
   artifacts.write_atomically(_listing(root, step), text)
 
@@ -248,8 +257,7 @@ def _check_listing(root: pathlib.Path, step: int) -> None:
 
 
 def _remove(path: pathlib.Path) -> None:
-  import shutil
-
+  stores.remove(path)
   doomed = path.with_name(f"old_{path.name}")
   path.rename(doomed)
-  shutil.rmtree(doomed)
+  artifacts.remove(doomed, must=True)

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, stores
 from synthq_jax.training import (
   checkpoints,
   distributed,
@@ -66,6 +66,7 @@ class Log:
     """Returns the digest of all lines so far, once they are on disk."""
     with open(self._path, "ab") as stream:
       os.fsync(stream.fileno())
+    stores.push(self._path)
     return self._hash.hexdigest()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -235,7 +236,7 @@ def _save(writer, directory, step, state, pending, log: Log | None) -> None:
   def forget_older():
     for old in path.parent.glob(_pending_path(directory, "*").name):
       if old != path:
-        old.unlink()
+        artifacts.remove(old)
 
   writer.save(step, state, forget_older)
 

@@ -294,13 +294,15 @@ def test_tasks_of_shareable_rows_hold_public_documents_alone(
   changed = dataclasses.replace(
     one, run=lambda task: tasks.update({task.name: task}) or _Stopped()
   )
-  monkeypatch.setattr(sys.modules[f"synthq_jax.stages.{name}"], "STAGE", changed)
+  monkeypatch.setattr(
+    sys.modules[f"synthq_jax.stages.{name}"], "STAGE", changed
+  )
   monkeypatch.setattr(
     type(changed),
     "make",
-    lambda self, task, **_: self.run(task)
-    if self is changed
-    else STAGE_MAKE(self, task, **_),
+    lambda self, task, **_: (
+      self.run(task) if self is changed else STAGE_MAKE(self, task, **_)
+    ),
   )
   for folder in (root / name, root / "private" / name):
     shutil.rmtree(folder, ignore_errors=True)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -142,7 +141,7 @@ class _Trainer:
   def _make(self, state: pathlib.Path) -> Training:
     data, config = self.data, self.task.config
     for other in set(state.parent.glob("state_*")) - {state}:
-      shutil.rmtree(other, ignore_errors=True)  # of other settings
+      artifacts.remove(other)  # of other settings
     split = data.split(self.leakage, self.size, self.seed)
     reranker = self.reranker(self.model)
     began = time.monotonic()

@@ -1,0 +1,113 @@
+"""A run whose directory, data and checkpoint lie in a store, killed again and again.
+
+The store is no file system: a dict behind a server (`loop_store`). What is in it
+at the end is what a run leaves in a folder that nobody disturbs.
+"""
+
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import time
+
+import loop_store
+import random_t5
+import small_data
+
+from synthq_jax import stores
+from synthq_jax.cli import main
+from tests.pipeline import kills
+
+KILLS = 5
+FLAGS = (
+  f"--gin_file={kills.RECIPE}",
+  "--gin.plan.RunConfig.public_data=True",
+  "--gin.prepare_data.Config.public_test_documents=20",
+)
+
+
+def start(workdir, log, flags):
+  command = [sys.executable, loop_store.__file__, "run", "--quiet"]
+  command += [f"--workdir={workdir}", *FLAGS, *flags]
+  environment = os.environ | {
+    "PYTHONPATH": str(kills.ROOT),
+    "PYTHONUNBUFFERED": "1",
+    "SYNTHQ_LEASE_SECONDS": str(loop_store.LEASE),
+    "TMPDIR": str(log.parent),  # mirrors of those that are killed
+  }
+  return subprocess.Popen(
+    command,
+    env=environment,
+    stdout=log.open("w"),
+    stderr=subprocess.STDOUT,
+    cwd=kills.ROOT,
+  )
+
+
+def stages(log):
+  return re.findall(r"\[(\S+)\] running", log.read_text())
+
+
+def put(server, folder, path):
+  """Has a file, or the files of a folder, in the store; returns the URL."""
+  for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    name = file.relative_to(path.parent).as_posix()
+    server.objects[f"/{folder}/{name}"] = file.read_bytes()
+  return f"{server.url}/{folder}/{path.name}"
+
+
+def without_places(folder, *texts):
+  """Takes from all files the places that the settings of two runs differ in."""
+  for path in filter(pathlib.Path.is_file, folder.rglob("*")):
+    content = path.read_bytes()
+    for text in texts:
+      content = content.replace(text.encode(), b"PLACE")
+    path.write_bytes(content)
+
+
+def test_a_run_in_a_store_ends_like_one_in_a_folder_however_often_it_is_killed(
+  tmp_path, monkeypatch
+):
+  pairs = tmp_path / "pairs.jsonl"
+  small_data.write_pairs(pairs, 100)
+  checkpoint = pathlib.Path(random_t5.save(tmp_path / "t5"))
+  whole, log = tmp_path / "whole", tmp_path / "log"
+  flags = [f"--gin.SOURCE=jsonl:{pairs}", f"--gin.CHECKPOINT={checkpoint}"]
+  began = time.monotonic()
+  argv = ["run", "--quiet", f"--workdir={whole}", *FLAGS, *flags]
+  assert main.main(argv) == 0
+  took = time.monotonic() - began
+  rng, killed = random.Random(3), []
+  with loop_store.serving() as server:
+    there = [put(server, "in", pairs), put(server, "in", checkpoint)]
+    flags = [f"--gin.SOURCE=jsonl:{there[0]}", f"--gin.CHECKPOINT={there[1]}"]
+    url = f"{server.url}/b/run"
+    while len(killed) < KILLS:
+      kept = [f"--mirror={tmp_path / 'kept'}"] * (len(killed) % 2)
+      process = start(url, log, [*flags, *kept])
+      while not stages(log) and process.poll() is None:
+        time.sleep(0.05)
+      try:
+        process.wait(rng.uniform(0, took / 2))
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        killed.append(stages(log)[-1])
+        continue
+      assert process.returncode == 0, log.read_text()
+      for name in server.names("/b/run/"):  # it was done: another one
+        del server.objects[f"/b/run/{name}"]
+    assert start(url, log, flags).wait() == 0, log.read_text()
+    print(f"killed in {', '.join(killed)}")
+    stores.keep_in(tmp_path / "mirror")
+    copy = pathlib.Path(stores.local(url))
+    names = server.names("/b/run/")
+  # One object for each training, and none that a kill left half written.
+  assert "private/ledger.jsonl.lines/000001" in names
+  assert not [name for name in names if "partial" in name or "state_" in name]
+  without_places(whole, str(pairs), str(checkpoint))
+  without_places(copy, *there)
+  assert len(kills.files(whole)) > 30
+  assert kills.differences(whole, copy) == []
