@@ -5,7 +5,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from synthq_jax.pipeline import comparison_results, results, system_results
+from synthq_jax.pipeline import (
+  comparison_results,
+  noisy_means,
+  results,
+  system_results,
+)
 from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.retrieval import measures as measures_lib
 
@@ -61,7 +66,65 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
         confidence=f"{made.confidence:.0%}",
       )
     )
+    for measure in made.rows[0].means:
+      content += [*_order(made, measure), *_released_rows(made, measure)]
   return tuple(content)
+
+
+def _order(made: results.ReleasedScores, measure: str) -> Content:
+  """Says which pairs of rows are in order, and which the noise leaves open."""
+  found: dict[str, list[noisy_means.Pair]] = collections.defaultdict(list)
+  for pair in noisy_means.pairs(made, measure):
+    if pair.less.beyond.low > 0:
+      found["beyond"].append(pair)
+    else:
+      found["here" if pair.less.here.low > 0 else "neither"].append(pair)
+  if not found:
+    return ()
+  joined = {"beyond": "above", "here": "above", "neither": "with"}
+  said = [
+    words.paragraph.text(
+      f"scores.order_{kind}", pairs=_listed(found[kind], word)
+    )
+    for kind, word in joined.items()
+    if kind in found
+  ]
+  return (
+    words.paragraph(
+      "scores.order",
+      measure=tables.measure_name(measure),
+      confidence=f"{made.confidence:.0%}",
+      number=sum(map(len, found.values())),
+      said=" ".join(said),
+    ),
+  )
+
+
+def _listed(found: Sequence[noisy_means.Pair], joined: str) -> str:
+  """Writes pairs, gathered by their first row."""
+  seconds = collections.defaultdict(list)
+  for pair in found:
+    seconds[_NAME(pair.first)].append(_NAME(pair.second))
+  return "; ".join(
+    f"{first} {joined} {', '.join(names)}" for first, names in seconds.items()
+  )
+
+
+def _released_rows(made: results.ReleasedScores, measure: str) -> Content:
+  """Draws the released means, BM25 as a line."""
+  means = {_NAME(one.name): one.means[measure] for one in made.rows}
+  lexical = means.pop(system_results.LEXICAL, None)
+  if not means:
+    return ()
+  title = tables.measure_name(measure)
+  svg = plots.in_rows(
+    list(means),
+    {"with what its noise leaves open": [x.here for x in means.values()]},
+    label=f"{title} (mean over queries)",
+    lines={system_results.LEXICAL: lexical.here} if lexical else None,
+  )
+  caption = words.paragraph.text("scores.released_rows", measure=title)
+  return (blocks.Figure(svg=svg, caption=caption),)
 
 
 def _public(

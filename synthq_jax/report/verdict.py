@@ -6,7 +6,12 @@ shareable page are made of public scores and of claims alone.
 
 from collections.abc import Iterator, Sequence
 
-from synthq_jax.pipeline import comparison_results, released_results, results
+from synthq_jax.pipeline import (
+  comparison_results,
+  noisy_means,
+  released_results,
+  results,
+)
 from synthq_jax.privacy import joint, rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
@@ -26,9 +31,14 @@ def _shareable(
   measures: Sequence[str],
   public_data: bool,
   made: Sequence[str],
+  released_scores: Sequence[results.ReleasedScores],
 ) -> tuple[blocks.Block, ...]:
   """Returns the verdict for everybody."""
-  ship = _ship(public_rows, shipped, measures[0], "public pseudo-queries")
+  if released_scores:
+    ship = _ship_released(released_scores[0], shipped, measures[0])
+  else:
+    ship = _ship(public_rows, shipped, measures[0], "public pseudo-queries")
+    ship += f" {_Said.text('verdict.pseudo')}"
   return _verdict(released, synthetic, (), ship, public_data, made)
 
 
@@ -158,6 +168,64 @@ def _ship(
     rows=len(beside),
     **values,
   )
+
+
+def _ship_released(
+  scores: results.ReleasedScores, shipped: Sequence[str], measure: str
+) -> str:
+  """Names a row as `_ship` does, by scores that were released with noise."""
+  if measure not in scores.rows[0].means:
+    measure = next(iter(scores.rows[0].means))
+  over = {
+    one.name: one.over_bm25[measure]
+    for one in scores.rows
+    if one.name in shipped and measure in one.over_bm25
+  }
+  if not over:
+    return _Said.text("verdict.ship_none")
+  best = max(over, key=lambda name: over[name].here.mean)
+  here, beyond = over[best].here, over[best].beyond
+  if beyond.low > 0:
+    found = "released_yes"
+  else:
+    found = "released_here" if here.low > 0 else "released_no"
+  [mean] = [one.means[measure].here for one in scores.rows if one.name == best]
+  return _Said.text(
+    f"verdict.{found}",
+    row=tables.row_name(best),
+    measure=tables.measure_name(measure),
+    score=f"{mean.mean:.3f}",
+    here=tables.interval(here, "+.3f"),
+    beyond=tables.interval(beyond, "+.3f"),
+    beside=_beside_released(scores, measure, best, list(over)),
+    number=tables.count(scores.num_queries),
+    epsilon=tables.claimed(scores.statement),
+    rows=len(over),
+  )
+
+
+def _beside_released(
+  scores: results.ReleasedScores,
+  measure: str,
+  best: str,
+  names: Sequence[str],
+) -> str:
+  """Says as `_beside` whether private queries are seen to add anything."""
+  public = {one.name for one in scores.rows if one.epsilon is None}
+  if best in public:
+    return f"{_Said.text('verdict.public_row')} "
+  for pair in noisy_means.pairs(scores, measure):
+    level = pair.less.beyond.low <= 0
+    if pair.first == best and pair.second in public & {*names} and level:
+      return (
+        _Said.text(
+          "verdict.beside_released",
+          row=tables.row_name(pair.second),
+          less=tables.interval(pair.less.beyond, "+.3f"),
+        )
+        + " "
+      )
+  return ""
 
 
 def _beside(
