@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from synthq_jax.pipeline import (
   comparison_results,
-  noisy_means,
+  noisy_results,
   results,
   system_results,
 )
@@ -73,8 +73,8 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
 
 def _order(made: results.ReleasedScores, measure: str) -> Content:
   """Says which pairs of rows are in order, and which the noise leaves open."""
-  found: dict[str, list[noisy_means.Pair]] = collections.defaultdict(list)
-  for pair in noisy_means.pairs(made, measure):
+  found: dict[str, list[noisy_results.Pair]] = collections.defaultdict(list)
+  for pair in noisy_results.pairs(made, measure):
     if pair.less.beyond.low > 0:
       found["beyond"].append(pair)
     else:
@@ -100,7 +100,7 @@ def _order(made: results.ReleasedScores, measure: str) -> Content:
   )
 
 
-def _listed(found: Sequence[noisy_means.Pair], joined: str) -> str:
+def _listed(found: Sequence[noisy_results.Pair], joined: str) -> str:
   """Writes pairs, gathered by their first row."""
   seconds = collections.defaultdict(list)
   for pair in found:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from synthq_jax.pipeline import (
   comparison_results,
-  noisy_means,
+  noisy_results,
   released_results,
   results,
 )
@@ -214,7 +214,7 @@ def _beside_released(
   public = {one.name for one in scores.rows if one.epsilon is None}
   if best in public:
     return f"{_Said.text('verdict.public_row')} "
-  for pair in noisy_means.pairs(scores, measure):
+  for pair in noisy_results.pairs(scores, measure):
     level = pair.less.beyond.low <= 0
     if pair.first == best and pair.second in public & {*names} and level:
       return (

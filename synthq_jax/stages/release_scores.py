@@ -19,7 +19,7 @@ from scipy import stats
 from synthq_jax import artifacts
 from synthq_jax.pipeline import (
   config_types,
-  noisy_means,
+  noisy_results,
   private_training,
   results,
   system_results,
@@ -287,7 +287,7 @@ def _refusal(
   config: Config, num_queries: int, size: int, prepared: results.PreparedData
 ) -> str:
   """Says what is wrong with more noise than scores can stand, and what would do."""
-  quantile = noisy_means.quantile(config.confidence)
+  quantile = noisy_results.quantile(config.confidence)
   users = prepared.num_users.get(prepared.test_split, num_queries)
   most = prepared.queries_per_user or 1
 
@@ -372,9 +372,10 @@ def _rows(
         name=name,
         label=group[0].label,
         epsilon=max((x.epsilon for x in group if x.epsilon), default=None),
-        means={m: noisy_means.mean(v, **known) for m, v in own.items()},
+        means={m: noisy_results.mean(v, **known) for m, v in own.items()},
         over_bm25={
-          m: noisy_means.difference(own[m], v, **known) for m, v in over.items()
+          m: noisy_results.difference(own[m], v, **known)
+          for m, v in over.items()
         },
       )
     )

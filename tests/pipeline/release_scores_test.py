@@ -13,7 +13,7 @@ import tiny_runs
 from scipy import stats
 
 from synthq_jax import artifacts, intervals
-from synthq_jax.pipeline import noisy_means, plan, results, workspace
+from synthq_jax.pipeline import noisy_results, plan, results, workspace
 from synthq_jax.privacy import accounting, joint, ledger, statement
 from synthq_jax.stages import evaluate, release_scores
 
@@ -323,7 +323,7 @@ def test_a_run_shows_released_scores_in_place_of_pseudo_queries(
     ).measures[NDCG].mean
     for one in made.rows
   }  # fmt: skip
-  pairs = list(noisy_means.pairs(made, NDCG))
+  pairs = list(noisy_results.pairs(made, NDCG))
   ordered = [pair for pair in pairs if pair.less.here.low > 0]
   assert len(pairs) == len(exact) * (len(exact) - 1) / 2 and ordered
   assert all(exact[pair.first] > exact[pair.second] for pair in ordered)

@@ -9,7 +9,7 @@ from scipy import stats
 from synthq_jax import intervals
 from synthq_jax.pipeline import (
   comparison_results,
-  noisy_means,
+  noisy_results,
   released_results,
   results,
 )
@@ -165,14 +165,14 @@ def noisy(over, noise=0.001, number=100_000):
   rows = [
     results.ReleasedRow(
       name=name, label="", epsilon=epsilon,
-      means={"nDCG@10": noisy_means.mean(0.5 + more, **known)},
-      over_bm25={"nDCG@10": noisy_means.difference(0.5 + more, 0.5, **known)},
+      means={"nDCG@10": noisy_results.mean(0.5 + more, **known)},
+      over_bm25={"nDCG@10": noisy_results.difference(0.5 + more, 0.5, **known)},
     )
     for name, (more, epsilon) in over.items()
   ]  # fmt: skip
   lexical = results.ReleasedRow(
     name="bm25", label="", epsilon=None, over_bm25={},
-    means={"nDCG@10": noisy_means.mean(0.5, **known)},
+    means={"nDCG@10": noisy_results.mean(0.5, **known)},
   )  # fmt: skip
   return results.ReleasedScores(
     directory="release_scores", statement=CLAIM, num_queries=number,
@@ -223,7 +223,7 @@ def test_every_pair_of_released_rows_is_said_to_be_in_order_or_not():
   assert "at 95% for all 6 pairs at once" in order.text
   widths = [
     pair.less.here.high - pair.less.here.low
-    for pair in noisy_means.pairs(scores, "nDCG@10")
+    for pair in noisy_results.pairs(scores, "nDCG@10")
   ]
   z = stats.norm.ppf(1 - 0.05 / 12)
   assert widths == pytest.approx([2 * z * 2**0.5 * 0.001] * 6)
