@@ -210,7 +210,8 @@ def test_a_run_protects_users_from_log_to_page(tmp_path, how):
   )
   root = tmp_path / "run"
   plan.run(config, root, progress=False)
-  data = artifacts.load(root / "prepare_data", results.PreparedData)
+  folder = root / "private/prepare_data"
+  data = artifacts.load(folder, results.PreparedData)
   unit, train = terms.user(3), data.num_users["train"]
   assert data.unit == unit and data.num_queries["train"] > train
   generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
