@@ -14,6 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
@@ -421,14 +422,13 @@ def _quiet_orders() -> Iterator[None]:
   A sum that does not converge makes the divergence of its order infinite: the
   bound, a minimum over orders, holds without it.
   """
-  from absl import logging
-
-  before = logging.get_verbosity()
-  logging.set_verbosity(logging.ERROR)
+  logger = logging.getLogger("absl")
+  before = logger.level
+  logger.setLevel(logging.ERROR)
   try:
     yield
   finally:
-    logging.set_verbosity(before)
+    logger.setLevel(before)
 
 
 def _overflow_delta(runs: tuple[Run, ...]) -> float:
