@@ -46,15 +46,16 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
         "Row": lambda one: _NAME(one.name),
         "epsilon": lambda one: tables.epsilon(one.epsilon),
       }
-      for kind, words_ in (("here", ""), ("beyond", ", beyond")):
-        columns |= {
-          f"{title}{words_}": lambda one, k=kind, m=measure: tables.interval(
-            getattr(one.means[m], k)
-          ),
-          f"over BM25{words_}": lambda one, k=kind, m=measure: tables.interval(
-            getattr(one.over_bm25.get(m), k, None), "+.3f"
-          ),
-        }
+      columns |= {
+        title: lambda one, m=measure: tables.interval(one.means[m].here),
+        "over BM25": lambda one, m=measure: tables.interval(
+          getattr(one.over_bm25.get(m), "here", None), "+.3f"
+        ),
+        f"{title}, beyond": lambda one, m=measure: _ends(one.means[m], ".3f"),
+        "over BM25, beyond": lambda one, m=measure: _ends(
+          one.over_bm25.get(m), "+.3f"
+        ),
+      }
       columns["Trained on"] = lambda one: one.label
       content.append(tables.of(made.rows, columns, left=("Row", "Trained on")))
     content.append(
@@ -69,6 +70,13 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
     for measure in made.rows[0].means:
       content += [*_order(made, measure), *_released_rows(made, measure)]
   return tuple(content)
+
+
+def _ends(mean: results.ReleasedMean | None, form: str) -> str:
+  """Writes the interval of noise and sampling; its mean stands beside it."""
+  if mean is None:
+    return "-"
+  return f"[{mean.beyond.low:{form}}, {mean.beyond.high:{form}}]"
 
 
 def _order(made: results.ReleasedScores, measure: str) -> Content:

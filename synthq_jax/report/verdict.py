@@ -11,6 +11,7 @@ from synthq_jax.pipeline import (
   noisy_results,
   released_results,
   results,
+  system_results,
 )
 from synthq_jax.privacy import joint, rounding, terms
 from synthq_jax.privacy import statement as statement_lib
@@ -173,59 +174,52 @@ def _ship(
 def _ship_released(
   scores: results.ReleasedScores, shipped: Sequence[str], measure: str
 ) -> str:
-  """Names a row as `_ship` does, by scores that were released with noise."""
+  """Names the row with the best released score, and how far it is from BM25.
+
+  By intervals that hold for all pairs of rows at once, as they do below.
+  """
   if measure not in scores.rows[0].means:
     measure = next(iter(scores.rows[0].means))
-  over = {
-    one.name: one.over_bm25[measure]
-    for one in scores.rows
-    if one.name in shipped and measure in one.over_bm25
-  }
-  if not over:
+  rows = {one.name: one for one in scores.rows}
+  beside = [name for name in rows if name in shipped]
+  if not beside or system_results.LEXICAL not in rows:
     return _Said.text("verdict.ship_none")
-  best = max(over, key=lambda name: over[name].here.mean)
-  here, beyond = over[best].here, over[best].beyond
-  if beyond.low > 0:
-    found = "released_yes"
-  else:
-    found = "released_here" if here.low > 0 else "released_no"
-  [mean] = [one.means[measure].here for one in scores.rows if one.name == best]
+  best = max(beside, key=lambda name: rows[name].means[measure].here.mean)
+  less = {
+    (pair.first, pair.second): pair.less
+    for pair in noisy_results.pairs(scores, measure)
+  }
+  over = less.get((best, system_results.LEXICAL))
+  if over is None:
+    over = less[system_results.LEXICAL, best].turned()
+  found = "released_no"
+  if over.here.low > 0:
+    found = "released_yes" if over.beyond.low > 0 else "released_here"
+  public = [name for name in beside if rows[name].epsilon is None]
+  level = [
+    name for name in public if name != best and less[best, name].beyond.low <= 0
+  ]
+  said = ""
+  if best in public:
+    said = f"{_Said.text('verdict.public_row')} "
+  elif level:
+    said = _Said.text(
+      "verdict.beside_released",
+      row=tables.row_name(level[0]),
+      less=tables.interval(less[best, level[0]].beyond, "+.3f"),
+    )
+    said += " "
   return _Said.text(
     f"verdict.{found}",
     row=tables.row_name(best),
     measure=tables.measure_name(measure),
-    score=f"{mean.mean:.3f}",
-    here=tables.interval(here, "+.3f"),
-    beyond=tables.interval(beyond, "+.3f"),
-    beside=_beside_released(scores, measure, best, list(over)),
+    score=f"{rows[best].means[measure].here.mean:.3f}",
+    here=tables.interval(over.here, "+.3f"),
+    beyond=tables.interval(over.beyond, "+.3f"),
+    beside=said,
     number=tables.count(scores.num_queries),
     epsilon=tables.claimed(scores.statement),
-    rows=len(over),
   )
-
-
-def _beside_released(
-  scores: results.ReleasedScores,
-  measure: str,
-  best: str,
-  names: Sequence[str],
-) -> str:
-  """Says as `_beside` whether private queries are seen to add anything."""
-  public = {one.name for one in scores.rows if one.epsilon is None}
-  if best in public:
-    return f"{_Said.text('verdict.public_row')} "
-  for pair in noisy_results.pairs(scores, measure):
-    level = pair.less.beyond.low <= 0
-    if pair.first == best and pair.second in public & {*names} and level:
-      return (
-        _Said.text(
-          "verdict.beside_released",
-          row=tables.row_name(pair.second),
-          less=tables.interval(pair.less.beyond, "+.3f"),
-        )
-        + " "
-      )
-  return ""
 
 
 def _beside(
