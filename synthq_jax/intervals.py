@@ -32,6 +32,10 @@ class Interval:
     """Writes the value, then the ends in brackets, each with this format."""
     return f"{self.mean:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
+  def __neg__(self) -> "Interval":
+    """Returns the interval of the value with the other sign."""
+    return Interval(mean=-self.mean, low=-self.high, high=-self.low)
+
   def __mul__(self, factor: float) -> "Interval":
     """Returns the interval of a multiple, for instance in percent.
 

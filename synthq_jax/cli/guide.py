@@ -1,6 +1,7 @@
 """Says what recipes there are, what they set, and what a run would do."""
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import itertools
@@ -8,20 +9,65 @@ import math
 import pathlib
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from synthq_jax import text_tables
 from synthq_jax.cli import flags
 from synthq_jax.pipeline import config_types
 
-__all__ = ["dry_run", "header", "recipes", "settings"]
+__all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
 
 _MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  +# (.*))?$")
 _SHOWN = ("recipes", "studies")
 """Folders of gin_configs that a command takes."""
 _WIDEST = 60
 """Characters of a value that is listed."""
+
+
+def check_documents(
+  names: Sequence[str],
+  bindings: Sequence[str],
+  find: Callable[[str], pathlib.Path | None],
+) -> None:
+  """Refuses more documents than a source can have, before JAX is loaded.
+
+  It reads texts alone: whatever it cannot tell from them is refused by
+  `plan.run`, some seconds later.
+
+  Args:
+    names: gin files.
+    bindings: NAME=value of the command line, which win.
+    find: from the name of a gin file to its path.
+
+  Raises:
+    ValueError: if NUM_DOCUMENTS is too large for SOURCE.
+  """
+  said: dict[str, str] = {}
+  opened = number = None
+
+  def read(name: str) -> None:
+    path = find(name)
+    for line in path.read_text().splitlines() if path else ():
+      if line.startswith("include "):
+        read(ast.literal_eval(line.removeprefix("include ")))
+      elif found := _MACRO.match(line):
+        said[found[1]] = found[2]
+
+  with contextlib.suppress(OSError, ValueError, SyntaxError):
+    for name in names:
+      read(name)
+    for binding in bindings:
+      name, _, value = binding.partition("=")
+      said[name] = flags.literal(value)
+    macros = ("NUM_DOCUMENTS", "SOURCE")
+    number, source = (ast.literal_eval(said.get(m, "None")) for m in macros)
+    if isinstance(number, int) and isinstance(source, str):
+      from synthq_jax.data import sources
+
+      opened = sources.open(source)
+  if opened:
+    opened.check_size(number)
 
 
 def header(path: pathlib.Path) -> dict[str, str]:

@@ -236,6 +236,9 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
 
 
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
+  if options.stage == "run":
+    find = _finder(options.gin_search_paths.split(","))
+    guide.check_documents(options.gin_file or (), bindings, find)
   from synthq_jax.pipeline import plan
 
   if options.strict:
@@ -377,19 +380,28 @@ def _loaded(
     return config, gin.operative_config_str(), read
 
 
-@contextlib.contextmanager
-def _session(search_paths: Sequence[str]) -> Iterator[_Read]:
-  """An empty gin that finds our files; yields the files that are read."""
+def _finder(
+  search_paths: Sequence[str],
+) -> Callable[[str], pathlib.Path | None]:
+  """Returns what finds gin files: as given, in the search paths, among ours."""
   here, root = pathlib.Path.cwd(), _PACKAGE.parent
   ours = [p for r in (root, _PACKAGE) for p in (r, r / "gin_configs")]
   ours += sorted(_gin_configs().iterdir())
   given = map(pathlib.Path, filter(None, search_paths))
   folders = (here, *given, here / "gin_configs", *ours)
-  read: _Read = []
 
   def find(name: str) -> pathlib.Path | None:
     places = (folder / name for folder in folders)
     return next((place for place in places if place.is_file()), None)
+
+  return find
+
+
+@contextlib.contextmanager
+def _session(search_paths: Sequence[str]) -> Iterator[_Read]:
+  """An empty gin that finds our files; yields the files that are read."""
+  read: _Read = []
+  find = _finder(search_paths)
 
   def opened(name: str) -> TextIO:
     read[-1].append(find(name))

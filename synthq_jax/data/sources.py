@@ -171,6 +171,24 @@ class Source:
     except Exception:  # what is wrong with the files, `read` says
       return None
 
+  def check_size(self, number: int) -> None:
+    """Refuses more documents than it can have, before it is read.
+
+    Args:
+      number: of documents to write queries for.
+
+    Raises:
+      ValueError: if there cannot be as many.
+    """
+    most = self.most_documents()
+    if most is not None and number > most:
+      name = ":".join(filter(None, (self.kind, self.place)))
+      raise ValueError(
+        "generate.Config.num_documents must be at most the size of the collection,"
+        f" got {number:,}, which is more than {name} can have: set a smaller"
+        " NUM_DOCUMENTS, or None"
+      )
+
   def packages(self) -> str:
     """Names the packages and versions of the demo set; "" for others."""
     return self.digest() if self.kind == "environment_docs" else ""

@@ -324,13 +324,7 @@ def _check_size(config: RunConfig, wanted: Sequence[str]) -> None:
   number, source = config.generate.num_documents, config.prepare_data.source
   if number is None or "generate" not in wanted:
     return
-  most = sources.open(source, "prepare_data.source").most_documents()
-  if most is not None and number > most:
-    raise ValueError(
-      "generate.Config.num_documents must be at most the size of the collection,"
-      f" got {number:,}, which is more than {source} can have: set a smaller"
-      " NUM_DOCUMENTS, or None"
-    )
+  sources.open(source, "prepare_data.source").check_size(number)
 
 
 def _nothing(*told: str) -> None:

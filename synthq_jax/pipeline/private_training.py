@@ -23,7 +23,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import ledger, sampling, terms
+from synthq_jax.privacy import ledger, sampling, selection, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import distributed, dp_step, loop
 
@@ -31,6 +31,7 @@ __all__ = [
   "Config",
   "Settings",
   "of_task",
+  "promise",
   "remove_state",
   "sampler",
   "state_directory",
@@ -160,6 +161,8 @@ class Settings:
   """Public divisor; None: the expected batch size."""
   noise_bands: int = 1
   """Of correlated noise, which asks for cyclic batches; 1: independent noise."""
+  trials: selection.Trials | None = None
+  """Where this is the best of several trainings: the law of their number."""
   second_moment_floor: float | None = None
   """Of dp_adam: takes the noise's variance out of the second moments."""
   has_dropout: bool = False
@@ -239,19 +242,13 @@ def train(
   """
   clipped = grad_fn if public is None else grad_fn(public)
   relation = dp_accounting.NeighboringRelation[settings.relation]
-  claim = claim_lib.calibrated(
-    epsilon=settings.epsilon,
-    sampler=sampler(
-      settings, len(next(iter(records.values()))), prepared.queries_per_user
-    ),
-    steps=settings.steps,
+  claim = promise(
+    settings,
+    space,
+    prepared,
+    len(next(iter(records.values()))),
     l2_clip_norm=clipped.l2_clip_norm,
     l2_sensitivity=clipped.sensitivity(relation),
-    delta=settings.delta,
-    relation=relation,
-    noise_bands=settings.noise_bands,
-    part=prepared.part("train"),
-    words=_terms(settings, space, prepared),
     decide=lambda find: distributed.decided(  # processors may differ
       f"{stage} noise multiplier", find
     ),
@@ -329,6 +326,36 @@ def of_task(
     "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
     "metrics": space.relative(metrics_path),
   }
+
+
+def promise(
+  settings: Settings,
+  space: workspace.Workspace,
+  prepared: results.PreparedData,
+  num_records: int,
+  **fields: Any,
+) -> claim_lib.Claim:
+  """Returns the claim of a training, with the least noise that reaches it.
+
+  Args:
+    settings: target, sampling, words.
+    space: the working directory, of which the claim says whether it is secret.
+    prepared: where the records came from.
+    num_records: how many there are.
+    **fields: of `claim.calibrated`: clip norm, sensitivity.
+  """
+  return claim_lib.calibrated(
+    epsilon=settings.epsilon,
+    sampler=sampler(settings, num_records, prepared.queries_per_user),
+    steps=settings.steps,
+    delta=settings.delta,
+    relation=settings.relation,
+    noise_bands=settings.noise_bands,
+    trials=settings.trials,
+    part=prepared.part("train"),
+    words=_terms(settings, space, prepared),
+    **fields,
+  )
 
 
 def sampler(

@@ -362,6 +362,10 @@ class ReleasedMean:
   """Of the queries that they were drawn from: noise and sampling together, the
   latter at its largest for such a mean."""
 
+  def turned(self) -> "ReleasedMean":
+    """Returns the difference the other way round."""
+    return ReleasedMean(here=-self.here, beyond=-self.beyond)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReleasedRow:

@@ -11,12 +11,16 @@ the sensitivity as well would count it twice.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from synthq_jax import checks
 from synthq_jax.privacy import batches, sampling
@@ -25,6 +29,7 @@ __all__ = [
   "Run",
   "check_delta",
   "composed_epsilon",
+  "divergences",
   "epsilon",
   "group_epsilon",
   "noise_multiplier",
@@ -375,16 +380,55 @@ def _pld_epsilon(
 
 def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
   """Composes Renyi divergences; truncation is paid for from delta."""
-  from dp_accounting import rdp
-
   left = delta - _overflow_delta(runs)
   if left <= 0:
     return math.inf
+  with _quiet_orders():
+    return float(_renyi(runs, relation).get_epsilon(left))
+
+
+def divergences(
+  runs: Sequence[Run], relation: Any
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns Renyi orders, and of each the largest divergence of several runs.
+
+  Args:
+    runs: each by itself, without trials; nothing is composed.
+    relation: a `dp_accounting.NeighboringRelation` or its name.
+  """
+  for run in runs:
+    name = _check(None, run.sampler, run.steps, relation, "rdp")
+    _check_noise(run.noise_multiplier)
+  with _quiet_orders():
+    found = [_renyi((run,), name).rdp for run in dict.fromkeys(runs)]
+  return np.array(_RDP_ORDERS), np.max(found, axis=0)
+
+
+def _renyi(runs: Sequence[Run], relation: str) -> Any:
+  """Returns an accountant that has composed the runs as if batches had room."""
+  from dp_accounting import rdp
+
   accountant = rdp.RdpAccountant(_RDP_ORDERS, _relation(relation))
   for run in runs:
     event = run.sampler.untruncated_event(run.noise_multiplier, run.steps)
     accountant.compose(run.trials.event(event) if run.trials else event)
-  return float(accountant.get_epsilon(left))
+  return accountant
+
+
+@contextlib.contextmanager
+def _quiet_orders() -> Iterator[None]:
+  """Keeps dp_accounting from warning of orders that it leaves out.
+
+  A sum that does not converge makes the divergence of its order infinite: the
+  bound, a minimum over orders, holds without it.
+  """
+  logger = logging.getLogger("absl")
+  before = logger.level
+  logger.setLevel(logging.ERROR)
+  try:
+    yield
+  finally:
+    logger.setLevel(before)
 
 
 def _overflow_delta(runs: tuple[Run, ...]) -> float:

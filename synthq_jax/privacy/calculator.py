@@ -1,8 +1,11 @@
 """Noise from epsilon and back, in words: `synthq privacy` prints this."""
 
+import itertools
+from collections.abc import Sequence
+
 from synthq_jax.privacy import accounting, rounding, sampling, selection
 
-__all__ = ["describe", "of_users"]
+__all__ = ["describe", "of_grid", "of_users"]
 
 _FACTORS = (1 / 4, 1 / 2, 1, 2, 4)
 
@@ -113,6 +116,80 @@ def describe(
   if epsilon is not None:
     lines += _other_batches(epsilon, delta, num_examples, batch_size, steps)
   return "\n".join(lines)
+
+
+def of_grid(
+  *,
+  num_examples: int,
+  batch_sizes: Sequence[int],
+  epochs: Sequence[float],
+  epsilon: float,
+  trials: int,
+  delta: float | None = None,
+  score_noise: float | None = None,
+) -> str:
+  """Says what the best of a grid costs, each of whose points reaches an epsilon.
+
+  Formal guarantee: that of `selection.grid_price` for laws, whose trials draw a
+  point each by public chances; of `accounting.composed_epsilon` for composition,
+  which trains every batch size with every number of epochs equally often.
+  Settings that no noise depends on (rates, clip norms) add points and no price
+  but by the number of trials.
+
+  >>> print(of_grid(num_examples=6000, batch_sizes=(128, 256), epochs=(13,),
+  ...               epsilon=8, trials=4))
+  6000 records, 2 mechanisms with epsilon 8 each, delta 8.34e-05
+  The best of 4 trainings:
+    composition: epsilon 16.83
+    logarithmic, 4 on average: epsilon 12.51
+    geometric, 4 on average: epsilon 13.5
+    cheapest: logarithmic
+
+  Args:
+    num_examples: private records.
+    batch_sizes: expected, of Poisson batches.
+    epochs: passes of num_examples // batch_size steps.
+    epsilon: of each point.
+    trials: on average; for composition their number.
+    delta: in (0, 1 / num_examples); None: 1 / (2 num_examples).
+    score_noise: `selection.Trials.score_noise`.
+
+  Raises:
+    ValueError: if a value is out of range.
+  """
+  if delta is None:
+    delta = 1 / (2 * num_examples)
+  runs = []
+  for batch_size, number in itertools.product(batch_sizes, epochs):
+    sampler = sampling.Poisson.with_margin(
+      num_examples=num_examples, expected_batch_size=batch_size
+    )
+    steps = round(number * (num_examples // batch_size))
+    noise = accounting.noise_multiplier(
+      epsilon=epsilon, delta=delta, sampler=sampler, steps=steps
+    )
+    runs.append(accounting.Run(sampler, noise, steps))
+  every = [runs[i % len(runs)] for i in range(trials)]
+  if score_noise is not None:
+    whole = sampling.Poisson(
+      num_examples=num_examples,
+      expected_batch_size=num_examples,
+      max_batch_size=num_examples + 2,
+    )
+    every += [accounting.Run(whole, score_noise, 1)] * trials
+  prices = {"composition": accounting.composed_epsilon(every, delta=delta)}
+  for law in ("logarithmic", "geometric"):
+    best = selection.Trials(mean=trials, law=law, score_noise=score_noise)
+    prices[law] = selection.grid_price(runs, best, delta=delta)
+  lines = [
+    f"{num_examples} records, {len(runs)} mechanisms with epsilon"
+    f" {rounding.epsilon(epsilon)} each, delta {rounding.delta(delta)}",
+    f"The best of {trials} trainings:",
+  ]
+  for name, value in prices.items():
+    words = f", {trials} on average" if name in selection.LAWS else ""
+    lines.append(f"  {name}{words}: epsilon {rounding.up(value, places=2)}")
+  return "\n".join([*lines, f"  cheapest: {min(prices, key=prices.get)}"])
 
 
 def of_users(

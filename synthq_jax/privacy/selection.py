@@ -7,12 +7,13 @@ is a few times that of one, however many there are.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from synthq_jax import checks
+from synthq_jax import artifacts, checks
 from synthq_jax.privacy import accounting
 
-__all__ = ["LAWS", "Trials", "prices"]
+__all__ = ["LAWS", "Trials", "grid_price", "prices"]
 
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "Poisson": math.inf}
 """Laws of the number of trials, and the shape of the truncated negative binomial
@@ -32,7 +33,7 @@ class Trials:
     those of one trial, as dp_accounting computes it, for any unit and relation
     that bound one trial's. A trial is all that its score is made of: a score on
     private records of the same part (`releases.Release.part`) has to be counted
-    in it, as further steps. Where batches are truncated, delta pays for E[K]
+    in it, as `score_noise`. Where batches are truncated, delta pays for E[K]
     times the steps of one trial.
 
   References:
@@ -48,10 +49,16 @@ class Trials:
   """Of K, at least 1; public."""
   law: str = "logarithmic"
   """Of `LAWS`."""
+  score_noise: float | None = artifacts.later(None)
+  """Noise multiplier of one Gaussian sum over private records that each trial is
+  scored by; None: its score costs these records nothing, as one on public data,
+  or on records of another part."""
 
   def __post_init__(self):
     """Refuses what is no such law."""
     checks.at_least(1, mean=self.mean)
+    if self.score_noise is not None:
+      checks.within("(0, inf)", score_noise=self.score_noise)
     if self.law not in LAWS or not math.isfinite(self.mean):
       raise ValueError(
         f"expected a finite mean and a law of {', '.join(LAWS)}, got"
@@ -85,6 +92,9 @@ class Trials:
     """
     from dp_accounting import dp_event
 
+    if self.score_noise is not None:
+      score = dp_event.GaussianDpEvent(self.score_noise)
+      trial = dp_event.ComposedDpEvent([trial, score])
     return dp_event.RepeatAndSelectDpEvent(trial, self.mean, LAWS[self.law])
 
 
@@ -122,3 +132,63 @@ def prices(
     best = run._replace(trials=Trials(mean=trials, law=law))
     found[law] = accounting.composed_epsilon([best], **known)
   return found
+
+
+def grid_price(
+  runs: Sequence[accounting.Run],
+  trials: Trials,
+  *,
+  delta: float,
+  relation: Any = "ADD_OR_REMOVE_ONE",
+) -> float:
+  """Returns what the best of K trials costs, each drawn from a grid of trainings.
+
+  Formal guarantee: that of `Trials`, where a trial first draws one of `runs` by
+  public chances. Its Renyi divergence of each order is at most the largest of
+  theirs (divergences are quasi-convex), to which that of the score is added.
+
+  >>> from synthq_jax.privacy import sampling
+  >>> sampler = sampling.Poisson.with_margin(
+  ...     num_examples=6000, expected_batch_size=256)
+  >>> grid = [accounting.Run(sampler, noise, 300) for noise in (1.0, 1.5)]
+  >>> one, both = (grid_price(some, Trials(mean=4), delta=1e-4)
+  ...              for some in (grid[:1], grid))
+  >>> bool(one == both)  # that with the least noise decides
+  True
+
+  Args:
+    runs: the points of the grid, each one training; equal ones count once.
+    trials: of a law other than Poisson's.
+    delta: of the winner, in (0, 1).
+    relation: a `dp_accounting.NeighboringRelation` or its name.
+
+  References:
+    Papernot and Steinke (2022), arXiv:2110.03620, theorem 2.
+  """
+  if trials.law == "Poisson":
+    raise ValueError("expected a logarithmic or geometric law, got Poisson's")
+  from dp_accounting import rdp
+
+  orders, owed = accounting.divergences(runs, relation)
+  if trials.score_noise is not None:
+    owed = owed + orders / (2 * trials.score_noise**2)
+  shape = LAWS[trials.law]
+  chance = _stopping(trials)
+  extra = (1 - 1 / orders) * owed + math.log(1 / chance) / orders
+  best = owed + (1 + shape) * extra.min()
+  best = best + math.log(trials.mean) / (orders - 1)
+  left = delta - trials.mean * max(
+    run.sampler.overflow_delta(run.steps) for run in runs
+  )
+  return (
+    float(rdp.compute_epsilon(orders, best, left)[0]) if left > 0 else math.inf
+  )
+
+
+def _stopping(trials: Trials) -> float:
+  """Returns gamma of definition 1, by the mean."""
+  if trials.law == "geometric" or trials.mean == 1:
+    return 1 / trials.mean
+  # SciPy's logarithmic series law has p = 1 - gamma.
+  [parameter] = trials.distribution().args
+  return 1 - parameter

@@ -5,7 +5,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from synthq_jax.pipeline import comparison_results, results, system_results
+from synthq_jax.pipeline import (
+  comparison_results,
+  noisy_results,
+  results,
+  system_results,
+)
 from synthq_jax.report import blocks, page, plots, tables, words
 from synthq_jax.retrieval import measures as measures_lib
 
@@ -41,15 +46,16 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
         "Row": lambda one: _NAME(one.name),
         "epsilon": lambda one: tables.epsilon(one.epsilon),
       }
-      for kind, words_ in (("here", ""), ("beyond", ", beyond")):
-        columns |= {
-          f"{title}{words_}": lambda one, k=kind, m=measure: tables.interval(
-            getattr(one.means[m], k)
-          ),
-          f"over BM25{words_}": lambda one, k=kind, m=measure: tables.interval(
-            getattr(one.over_bm25.get(m), k, None), "+.3f"
-          ),
-        }
+      columns |= {
+        title: lambda one, m=measure: tables.interval(one.means[m].here),
+        "over BM25": lambda one, m=measure: tables.interval(
+          getattr(one.over_bm25.get(m), "here", None), "+.3f"
+        ),
+        f"{title}, beyond": lambda one, m=measure: _ends(one.means[m], ".3f"),
+        "over BM25, beyond": lambda one, m=measure: _ends(
+          one.over_bm25.get(m), "+.3f"
+        ),
+      }
       columns["Trained on"] = lambda one: one.label
       content.append(tables.of(made.rows, columns, left=("Row", "Trained on")))
     content.append(
@@ -61,7 +67,72 @@ def _released(released_scores: Sequence[results.ReleasedScores]) -> Content:
         confidence=f"{made.confidence:.0%}",
       )
     )
+    for measure in made.rows[0].means:
+      content += [*_order(made, measure), *_released_rows(made, measure)]
   return tuple(content)
+
+
+def _ends(mean: results.ReleasedMean | None, form: str) -> str:
+  """Writes the interval of noise and sampling; its mean stands beside it."""
+  if mean is None:
+    return "-"
+  return f"[{mean.beyond.low:{form}}, {mean.beyond.high:{form}}]"
+
+
+def _order(made: results.ReleasedScores, measure: str) -> Content:
+  """Says which pairs of rows are in order, and which the noise leaves open."""
+  found: dict[str, list[noisy_results.Pair]] = collections.defaultdict(list)
+  for pair in noisy_results.pairs(made, measure):
+    if pair.less.beyond.low > 0:
+      found["beyond"].append(pair)
+    else:
+      found["here" if pair.less.here.low > 0 else "neither"].append(pair)
+  if not found:
+    return ()
+  joined = {"beyond": "above", "here": "above", "neither": "with"}
+  said = [
+    words.paragraph.text(
+      f"scores.order_{kind}", pairs=_listed(found[kind], word)
+    )
+    for kind, word in joined.items()
+    if kind in found
+  ]
+  return (
+    words.paragraph(
+      "scores.order",
+      measure=tables.measure_name(measure),
+      confidence=f"{made.confidence:.0%}",
+      number=sum(map(len, found.values())),
+      said=" ".join(said),
+    ),
+  )
+
+
+def _listed(found: Sequence[noisy_results.Pair], joined: str) -> str:
+  """Writes pairs, gathered by their first row."""
+  seconds = collections.defaultdict(list)
+  for pair in found:
+    seconds[_NAME(pair.first)].append(_NAME(pair.second))
+  return "; ".join(
+    f"{first} {joined} {', '.join(names)}" for first, names in seconds.items()
+  )
+
+
+def _released_rows(made: results.ReleasedScores, measure: str) -> Content:
+  """Draws the released means, BM25 as a line."""
+  means = {_NAME(one.name): one.means[measure] for one in made.rows}
+  lexical = means.pop(system_results.LEXICAL, None)
+  if not means:
+    return ()
+  title = tables.measure_name(measure)
+  svg = plots.in_rows(
+    list(means),
+    {"with what its noise leaves open": [x.here for x in means.values()]},
+    label=f"{title} (mean over queries)",
+    lines={system_results.LEXICAL: lexical.here} if lexical else None,
+  )
+  caption = words.paragraph.text("scores.released_rows", measure=title)
+  return (blocks.Figure(svg=svg, caption=caption),)
 
 
 def _public(

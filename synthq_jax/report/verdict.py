@@ -6,7 +6,13 @@ shareable page are made of public scores and of claims alone.
 
 from collections.abc import Iterator, Sequence
 
-from synthq_jax.pipeline import comparison_results, released_results, results
+from synthq_jax.pipeline import (
+  comparison_results,
+  noisy_results,
+  released_results,
+  results,
+  system_results,
+)
 from synthq_jax.privacy import joint, rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
@@ -26,9 +32,14 @@ def _shareable(
   measures: Sequence[str],
   public_data: bool,
   made: Sequence[str],
+  released_scores: Sequence[results.ReleasedScores],
 ) -> tuple[blocks.Block, ...]:
   """Returns the verdict for everybody."""
-  ship = _ship(public_rows, shipped, measures[0], "public pseudo-queries")
+  if released_scores:
+    ship = _ship_released(released_scores[0], shipped, measures[0])
+  else:
+    ship = _ship(public_rows, shipped, measures[0], "public pseudo-queries")
+    ship += f" {_Said.text('verdict.pseudo')}"
   return _verdict(released, synthetic, (), ship, public_data, made)
 
 
@@ -157,6 +168,57 @@ def _ship(
     beside=_beside(best, clear, differences),
     rows=len(beside),
     **values,
+  )
+
+
+def _ship_released(
+  scores: results.ReleasedScores, shipped: Sequence[str], measure: str
+) -> str:
+  """Names the row with the best released score, and how far it is from BM25.
+
+  By intervals that hold for all pairs of rows at once, as they do below.
+  """
+  if measure not in scores.rows[0].means:
+    measure = next(iter(scores.rows[0].means))
+  rows = {one.name: one for one in scores.rows}
+  beside = [name for name in rows if name in shipped]
+  if not beside or system_results.LEXICAL not in rows:
+    return _Said.text("verdict.ship_none")
+  best = max(beside, key=lambda name: rows[name].means[measure].here.mean)
+  less = {
+    (pair.first, pair.second): pair.less
+    for pair in noisy_results.pairs(scores, measure)
+  }
+  over = less.get((best, system_results.LEXICAL))
+  if over is None:
+    over = less[system_results.LEXICAL, best].turned()
+  found = "released_no"
+  if over.here.low > 0:
+    found = "released_yes" if over.beyond.low > 0 else "released_here"
+  public = [name for name in beside if rows[name].epsilon is None]
+  level = [
+    name for name in public if name != best and less[best, name].beyond.low <= 0
+  ]
+  said = ""
+  if best in public:
+    said = f"{_Said.text('verdict.public_row')} "
+  elif level:
+    said = _Said.text(
+      "verdict.beside_released",
+      row=tables.row_name(level[0]),
+      less=tables.interval(less[best, level[0]].beyond, "+.3f"),
+    )
+    said += " "
+  return _Said.text(
+    f"verdict.{found}",
+    row=tables.row_name(best),
+    measure=tables.measure_name(measure),
+    score=f"{rows[best].means[measure].here.mean:.3f}",
+    here=tables.interval(over.here, "+.3f"),
+    beyond=tables.interval(over.beyond, "+.3f"),
+    beside=said,
+    number=tables.count(scores.num_queries),
+    epsilon=tables.claimed(scores.statement),
   )
 
 

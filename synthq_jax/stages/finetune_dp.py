@@ -42,11 +42,21 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import selection
 from synthq_jax.stages import stage
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import sharded_grad
 
-__all__ = ["STAGE", "Config", "grad_fn", "loss_fn", "planted", "run"]
+__all__ = [
+  "STAGE",
+  "Config",
+  "grad_fn",
+  "loss_fn",
+  "planted",
+  "run",
+  "split_records",
+  "training",
+]
 
 USER_SAMPLING = ("users", "queries")
 _TEXTS_PER_CANARY = 2
@@ -79,6 +89,9 @@ class Config(private_training.Config):
   """Where the unit is the user: "users" are drawn, and the mean gradient of a
   user's queries clipped as one; or "queries" are, each clipped by itself, with
   noise for all of a user's."""
+  trials: selection.Trials | None = artifacts.later(None)
+  """Where this is the best of a secret number of trainings (the study `tuning`
+  draws, runs and judges them): the law of their number. The noise is for all."""
   strategy: str = artifacts.speed_only("bookkeeping")
   """How gradients are clipped."""
   remat: bool = artifacts.speed_only(False)
@@ -175,7 +188,11 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space, digest = task.settings, task.folders, task.digest
   prepared, epsilon = task.inputs["prepared"], task.inputs["epsilon"]
-  records = _records(config, space, prepared, task.inputs["canaries"])
+  records = split_records(config, space, prepared, "train")
+  canaries = task.inputs["canaries"]
+  if any(canary.inserted for canary in canaries):
+    vocabulary = inputs.vocabulary(space, prepared)
+    records = _with_canaries(config, vocabulary, prepared, canaries, records)
   owners = records.pop("users", None)
   draws_users = _draws_users(config, prepared)
   if draws_users:
@@ -192,15 +209,13 @@ def run(task: stage.Task) -> results.Checkpoint:
   trained, fields = private_training.of_task(
     task,
     config,
-    config.training(
-      epsilon=epsilon,
-      mechanism=_MECHANISM.format("user" if draws_users else "query"),
+    training(
+      config,
+      epsilon,
+      draws_users=draws_users,
       num_users=None
       if draws_users or owners is None
       else len(np.unique(owners)),
-      noise_bands=config.noise_bands,
-      second_moment_floor=config.second_moment_floor,
-      has_dropout=config.dropout_rate > 0,
     ),
     grad_fn=lambda public: grad_fn(
       on_device, public, model_config, of_users=draws_users
@@ -224,6 +239,28 @@ def run(task: stage.Task) -> results.Checkpoint:
     kind="generator",
     prompt_tokens=getattr(config.adapter, "length", 0),
     **fields,
+  )
+
+
+def training(
+  config: Config, epsilon: float, *, draws_users: bool, num_users: int | None
+) -> private_training.Settings:
+  """Returns the settings of a generator's training.
+
+  Args:
+    config: of the stage.
+    epsilon: the target.
+    draws_users: whether a record is a user.
+    num_users: where queries of users are drawn one by one: how many users.
+  """
+  return config.training(
+    epsilon=epsilon,
+    mechanism=_MECHANISM.format("user" if draws_users else "query"),
+    num_users=num_users,
+    noise_bands=config.noise_bands,
+    trials=config.trials,
+    second_moment_floor=config.second_moment_floor,
+    has_dropout=config.dropout_rate > 0,
   )
 
 
@@ -316,18 +353,33 @@ def _split(config: Config, params: Mapping[str, Any], key: jax.Array):
   return inputs.split_parameters(params, config.trained, "finetune_dp.trained")
 
 
-def _records(config, space, prepared, canaries) -> dict[str, np.ndarray]:
+def split_records(
+  config: Config,
+  space: workspace.Folders,
+  prepared: results.PreparedData,
+  split: str,
+) -> dict[str, np.ndarray]:
+  """Returns the pairs of a split as a generator reads them; private.
+
+  Args:
+    config: whose prefix stands before each document.
+    space: the working directory.
+    prepared: the data.
+    split: "train", "dev" or "test".
+
+  Returns:
+    "inputs", [pair, document], and "targets", [pair, query], of token ids; and
+    "users" where they are the unit, [pair].
+  """
   documents = inputs.document_tokens(space, prepared).tokens
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
-  train = inputs.arrays(space, prepared, place / "train.npz")
-  read = documents[train["passages"]]  # not the whole collection
+  pairs = inputs.arrays(space, prepared, place / f"{split}.npz")
+  read = documents[pairs["passages"]]  # not the whole collection
   source = inputs.with_prefix(read, vocabulary, config.prefix)
-  records = {"inputs": source, "targets": train["tokens"]}
+  records = {"inputs": source, "targets": pairs["tokens"]}
   if prepared.queries_per_user:
-    records["users"] = train["users"]
-  if any(canary.inserted for canary in canaries):
-    records = _with_canaries(config, vocabulary, prepared, canaries, records)
+    records["users"] = pairs["users"]
   return records
 
 

@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from synthq_jax import artifacts, intervals
+from synthq_jax import artifacts
 from synthq_jax.pipeline import (
   config_types,
+  noisy_results,
   private_training,
   results,
   system_results,
@@ -41,10 +42,14 @@ class Config:
 
   enabled: bool = False
   """Whether the stage runs."""
+  required: bool = True
+  """Whether scores that the noise would hide stop the run; if not, nothing is
+  released then, and a line says why."""
   epsilon: float = 0.5
   """Of all scores together, beside what the systems themselves cost."""
   delta: float | None = None
-  """Of the promise; None: 1 / (2n), n test queries."""
+  """Of the promise; None: 1 / (2n), n the larger number of train queries, or
+  users, and of those that are scored: as small as that of the trainings."""
   measures: tuple[str, ...] = ("nDCG@10",)
   """Of `evaluate.Config.measures`, with values in [0, 1]; noise grows as the
   square root of their number times that of the rows."""
@@ -75,6 +80,12 @@ def jobs(run):
   }
   if not scored:
     run.say("[release_scores] no row may be shared: left out")
+    return
+  number = run.prepared.num_queries[run.prepared.test_split]
+  size = len({*map(results.row_of, scored)}) * len(config.measures)
+  refused = _refusal(config, number, size, run.prepared)
+  if refused and not config.required:
+    run.say(f"[release_scores] left out: {refused}")
     return
   yield stage.Job(
     depends=(
@@ -107,7 +118,8 @@ def check(run) -> None:
     return
   config_types.some_of(config, "measures", run.config.evaluate.measures)
   split, size = run.prepared.test_split, len(config.measures)
-  _check_noise(config, run.prepared.num_queries[split], size, run.prepared)
+  if config.required:
+    _check_noise(config, run.prepared.num_queries[split], size, run.prepared)
 
 
 def run(task: stage.Task) -> results.ReleasedScores:
@@ -146,9 +158,10 @@ def run(task: stage.Task) -> results.ReleasedScores:
   )  # [query, row x measure]
   number, size = table.shape
   _check_noise(config, number, size, prepared)
+  units = prepared.num_users.get(prepared.test_split, number)
   promise = claim(
-    config,
-    prepared.num_users.get(prepared.test_split, number),
+    dataclasses.replace(config, delta=_delta(config, prepared, units)),
+    units,
     size,
     words=_terms(space, prepared),
     most=prepared.queries_per_user or 1,
@@ -265,28 +278,36 @@ def claim(
 def _check_noise(
   config: Config, num_queries: int, size: int, prepared: results.PreparedData
 ) -> None:
-  """Refuses more noise than scores can stand, and says what would do."""
-  quantile = _quantile(config)
+  """Refuses more noise than scores can stand."""
+  if refused := _refusal(config, num_queries, size, prepared):
+    raise ValueError(f"release_scores: {refused}")
+
+
+def _refusal(
+  config: Config, num_queries: int, size: int, prepared: results.PreparedData
+) -> str:
+  """Says what is wrong with more noise than scores can stand, and what would do."""
+  quantile = noisy_results.quantile(config.confidence)
   users = prepared.num_users.get(prepared.test_split, num_queries)
   most = prepared.queries_per_user or 1
 
   def width(number: int) -> float:
-    delta = config.delta
-    if delta is not None and number > num_queries:
-      delta = min(delta, 1 / (2 * number))
     units = math.ceil(users / num_queries * number)
+    delta = _delta(config, prepared, units)
+    if number > num_queries:  # a given one may be too large for so many
+      delta = min(delta, 1 / (2 * units))
     changed = dataclasses.replace(config, delta=delta)
     made = claim(changed, units, size, most=most)
     return quantile * made.noise_multiplier * made.l2_sensitivity / number
 
   found = width(num_queries)
   if found <= config.widest:
-    return
+    return ""
   enough = num_queries
   while (now := width(enough)) > config.widest:  # noise grows with log n
     enough = math.ceil(enough * now / config.widest)
-  raise ValueError(
-    f"release_scores: expected noise of at most {config.widest:g} on a mean, got"
+  return (
+    f"expected noise of at most {config.widest:g} on a mean, got"
     f" {found:.2g}: {size} scores of {num_queries:,} test queries at epsilon"
     f" {rounding.epsilon(config.epsilon)}, where {enough:,} queries would do; join splits"
     " (TEST_SPLIT='dev+test'), leave rows or measures out, raise epsilon, or set"
@@ -294,8 +315,12 @@ def _check_noise(
   )
 
 
-def _quantile(config: Config) -> float:
-  return float(stats.norm.ppf((1 + config.confidence) / 2))
+def _delta(config: Config, prepared: results.PreparedData, units: int) -> float:
+  """Returns the delta of a release about so many units, none above a training's."""
+  if config.delta is not None:
+    return config.delta
+  trained = (prepared.num_users or prepared.num_queries)["train"]
+  return 1 / (2 * max(units, trained))
 
 
 def _terms(space, prepared: results.PreparedData) -> terms.Terms:
@@ -328,7 +353,11 @@ def _rows(
   number: int,
 ) -> tuple[results.ReleasedRow, ...]:
   """Returns the rows with their intervals; reads nothing private."""
-  quantile = _quantile(config)
+  known = {
+    "noise": noise,
+    "number": number,
+    "confidence": config.confidence,
+  }
   names = [results.row_of(group[0].name) for group in groups]
   base: Mapping[str, float] = {}
   if system_results.LEXICAL in names:
@@ -343,59 +372,14 @@ def _rows(
         name=name,
         label=group[0].label,
         epsilon=max((x.epsilon for x in group if x.epsilon), default=None),
-        means={m: _mean(v, noise, number, quantile) for m, v in own.items()},
+        means={m: noisy_results.mean(v, **known) for m, v in own.items()},
         over_bm25={
-          m: _difference(own[m], v, noise, number, quantile)
+          m: noisy_results.difference(own[m], v, **known)
           for m, v in over.items()
         },
       )
     )
   return tuple(rows)
-
-
-def _mean(
-  value: float, noise: float, number: int, quantile: float
-) -> results.ReleasedMean:
-  """Returns a mean of values in [0, 1] with both of its intervals.
-
-  The variance of such values is at most m (1 - m), m their mean (Bhatia and
-  Davis, 2000): the largest of it over what the noise leaves open is taken.
-  """
-  here = _around(value, quantile * noise, 0.0)
-  middle = min(max(0.5, here.low), here.high)
-  spread = middle * (1 - middle)
-  half = quantile * math.sqrt(noise**2 + spread / number)
-  return results.ReleasedMean(here=here, beyond=_around(value, half, 0.0))
-
-
-def _difference(
-  value: float, other: float, noise: float, number: int, quantile: float
-) -> results.ReleasedMean:
-  """Returns a mean less another, both noisy, with both intervals.
-
-  With means a and b of values in [0, 1] the mean square of the differences is
-  at most min(a + b, 2 - a - b), attained where few queries are good for both;
-  how alike two rows are, query by query, is not released.
-  """
-  error = math.sqrt(2) * noise
-  here = _around(value - other, quantile * error, -1.0)
-  total = value + other
-  half = quantile * error  # of the sum of both means, too
-  total = min(max(1.0, total - half), total + half)
-  least = min(max(0.0, here.low), here.high)
-  spread = max(0.0, min(total, 2 - total) - least**2)
-  half = quantile * math.sqrt(error**2 + spread / number)
-  return results.ReleasedMean(
-    here=here, beyond=_around(value - other, half, -1.0)
-  )
-
-
-def _around(value: float, half: float, lowest: float) -> intervals.Interval:
-  """Returns an interval, cut to what such a value can be."""
-  value, low, high = (
-    min(max(x, lowest), 1.0) for x in (value, value - half, value + half)
-  )
-  return intervals.Interval(mean=value, low=low, high=high)
 
 
 def _screen(made: Sequence[results.ReleasedScores]) -> str:

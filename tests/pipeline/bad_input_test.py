@@ -8,6 +8,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import finished_runs
 import pytest
@@ -218,6 +219,27 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
   message = refused(capsys, [*argv, flag, "--gin.NUM_DOCUMENTS=99999999"])
   assert f"got 99,999,999, which is more than {source} can have" in message
   assert not (tmp_path / "run").exists()
+
+
+def test_too_many_documents_are_refused_before_anything_slow_is_loaded(
+  tmp_path,
+):
+  """In the first second: by the text of flags and recipe, without JAX."""
+  code = (
+    "import sys; from synthq_jax.cli import main\n"
+    "code = main.main(sys.argv[1:])\n"
+    "print(code, *({'jax', 'flax', 'dp_accounting', 'gin'} & {*sys.modules}))"
+  )
+  command = [sys.executable, "-c", code, "run", TINY, f"--workdir={tmp_path}/r"]
+  done = subprocess.run(
+    [*command, "--gin.NUM_DOCUMENTS=99999999"],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert done.stdout == "2 gin\n"
+  assert "which is more than environment_docs can have" in done.stderr
+  assert done.stderr.count("\n") == 1
 
 
 def test_a_bad_test_set_is_refused_before_any_training(

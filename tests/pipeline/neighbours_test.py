@@ -6,6 +6,7 @@ both logs, and whatever still differs outside of `private/` leaks: a byte, a
 name, a size, an order, a count.
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -38,6 +39,7 @@ from synthq_jax.stages import (
   generate,
   prepare_data,
   pretrain,
+  release_scores,
   train_retriever,
 )
 from tests.pipeline import kills
@@ -176,13 +178,13 @@ def _prepared(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
   return root / "run"
 
 
-def _ran(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
-  """Runs every stage on a log."""
+def _ran(root: pathlib.Path, source: str, **changes: Any) -> pathlib.Path:
+  """Runs every stage on a source."""
   further = [(f"seek report {i}", i) for i in range(0, _COUNT, 4)]
   _beir(root / "further", further, ["test"] * _COUNT)
   config = plan.RunConfig(
     checkpoint=random_t5.save(root / "t5"),
-    prepare_data=_config(_SOURCES[kind](root / "data", log, sides)),
+    prepare_data=_config(source),
     pretrain=pretrain.Config(
       phases=(
         pretrain.Phase(
@@ -206,6 +208,7 @@ def _ran(root: pathlib.Path, kind: str, log: Log, sides) -> pathlib.Path:
     secret_seed=7,
     public_data=True,
   )
+  config = dataclasses.replace(config, **changes)
   plan.run(config, root / "run", progress=False)
   return root / "run"
 
@@ -337,21 +340,28 @@ def runs(tmp_path_factory, sides):
 
   @functools.cache
   def run(kind: str, name: str) -> _Run:
-    logs, given = _logs(sides), []
+    logs = _logs(sides)
     log = getattr(logs, name, None) or logs.another[name]
-
-    def train(grad_fn, params, records, *, metrics_path, **settings):
-      del grad_fn
-      given.append((records, {key: settings[key] for key in _MECHANISM}))
-      small_data.write_lines(metrics_path, ())
-      return params
-
-    with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(private_training.dp_step, "train", train)
-      root = _ran(tmp_path_factory.mktemp("run"), kind, log, sides)
-    return _Run(_shareable(root), given)
+    root = tmp_path_factory.mktemp("run")
+    return _standing_still(root, _SOURCES[kind](root / "data", log, sides))
 
   return run
+
+
+def _standing_still(root: pathlib.Path, source: str, **changes: Any) -> _Run:
+  """Runs every stage, with private trainings that end where they begin."""
+  given = []
+
+  def train(grad_fn, params, records, *, metrics_path, **settings):
+    del grad_fn
+    given.append((records, {key: settings[key] for key in _MECHANISM}))
+    small_data.write_lines(metrics_path, ())
+    return params
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(private_training.dp_step, "train", train)
+    root = _ran(root, source, **changes)
+  return _Run(_shareable(root), given)
 
 
 def _rows(records) -> set[tuple]:
@@ -381,7 +391,8 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(
 
 
 _FOLLOWS_FROM_N = {
-  "delta", "epsilon", "max_batch_size", "noise_multiplier", "num_examples"
+  "delta", "epsilon", "max_batch_size", "noise_multiplier", "num_examples",
+  "num_units",
 }  # fmt: skip
 """Fields of results that follow from the number of train records, which is
 public: it is num_examples in every statement."""
@@ -426,3 +437,75 @@ def test_of_a_whole_run_a_query_less_changes_what_follows_from_n_too(runs):
   assert "finetune_dp/eps8/result.json" in changed
   assert not [n for n in changed if "public_only" in n or "untrained" in n]
   assert not _differing(_without_n(log.files), _without_n(less.files))
+
+
+# A user less.
+
+_PER_USER = 2
+
+
+def _asked(without: str = "") -> list[tuple[str, str, int]]:
+  """Who asked what: 30 users with one to four queries each."""
+  return [
+    (f"person-{who}", f"ask {i} by {who} of {small_data.TOPICS[i]}", d)
+    for who in range(30)
+    for i, d in enumerate(range(who, _COUNT, _COUNT // (who % 4 + 1)))
+    if f"person-{who}" != without
+  ]
+
+
+def _of_users(root: pathlib.Path, without: str, monkeypatch) -> _Run:
+  """Runs every stage for users; scores are released without their noise."""
+  source = small_data.write_user_log(root / "data", _asked(without), _COUNT)
+  monkeypatch.setattr(
+    release_scores, "normal_numbers", lambda key, size: np.zeros(size)
+  )
+  return _standing_still(
+    root,
+    source,
+    prepare_data=dataclasses.replace(
+      _config(source), unit="user", queries_per_user=_PER_USER
+    ),
+    finetune_dp=finetune_dp.Config(steps=2, batch_size=8, delta=1e-3),
+    direct_dp=direct_dp.Config(steps=2, batch_size=8, delta=1e-3),
+    release_scores=release_scores.Config(enabled=True, widest=10.0, delta=1e-3),
+  )
+
+
+def test_of_a_whole_run_a_user_less_changes_what_follows_from_n_alone(
+  tmp_path, monkeypatch
+):
+  """Of a train user; one of a test user changes released scores and no other."""
+  whole = _of_users(tmp_path / "whole", "", monkeypatch)
+  folder = tmp_path / "whole/run/private/prepare_data"
+  asked_by = {
+    line["_id"]: line["client"]
+    for line in map(json.loads, (folder / "queries.jsonl").open())
+  }
+  gone = {}
+  for split in ("train", "test"):
+    with np.load(folder / f"{split}.npz") as stored:
+      counts = collections.Counter(map(asked_by.get, stored["ids"].tolist()))
+    gone[split] = max(counts, key=counts.get)
+    assert counts[gone[split]] == _PER_USER
+  assert any(name.startswith("release_scores/") for name in whole.files)
+
+  less = _of_users(tmp_path / "less", gone["train"], monkeypatch)
+  (ours, how), (pairs, _) = whole.given
+  (theirs, same), (fewer, _) = less.given
+  assert same["sampler"].num_examples == how["sampler"].num_examples - 1
+  assert len(_rows(ours) - _rows(theirs)) == 1
+  assert not _rows(theirs) - _rows(ours)
+  assert len(_rows(pairs) - _rows(fewer)) == _PER_USER
+  changed = _differing(whole.files, less.files)
+  assert "finetune_dp/eps8/result.json" in changed
+  assert not [name for name in changed if name.startswith("release_scores/")]
+  assert not _differing(_without_n(whole.files), _without_n(less.files))
+
+  less = _of_users(tmp_path / "tested", gone["test"], monkeypatch)
+  for (ours, _), (theirs, _) in zip(whole.given, less.given, strict=True):
+    assert _rows(ours) == _rows(theirs)
+  changed = _differing(whole.files, less.files)
+  assert {name.partition("/")[0] for name in changed} == {
+    "release_scores", "report",
+  }  # fmt: skip

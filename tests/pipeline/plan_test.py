@@ -3,14 +3,17 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 
 import finished_runs
 import jax
 import numpy as np
+import pages
 import pytest
 
 from synthq_jax import artifacts
+from synthq_jax.cli import main
 from synthq_jax.data import shipped
 from synthq_jax.models import prompt, t5_checkpoints
 from synthq_jax.pipeline import (
@@ -20,6 +23,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import rounding
 from synthq_jax.stages import (
   audit,
   filter_queries,
@@ -86,6 +90,67 @@ def test_the_private_page_compares_queries_with_the_public_encoder(
   for page in (report.html, report.markdown):
     text = (root / page).read_text()
     assert "MAUVE" not in text and "BLEU" not in text
+
+
+def _titles(text):
+  return re.findall(r"^#{2,3} (.*)$", text, re.MULTILINE)
+
+
+def test_the_page_serves_whoever_decides_then_an_engineer_then_a_reviewer(
+  finished_run, tmp_path
+):
+  """The claim before any table; systems, plot, queries, costs; then the ledger."""
+  root, report = finished_run.root, finished_run.report
+  text = (root / report.markdown).read_text()
+  head = text.partition("\n## ")[0]
+  leads = re.findall(r"^\*\*([^.*]+)\.\*\*", head, re.MULTILINE)
+  assert leads == [
+    "Release the queries", "Ship a retriever", "Epsilon", "What that protects",
+  ]  # fmt: skip
+  assert "| " not in head  # no table stands above
+  # An engineer's part: the systems first; then a reviewer's.
+  order = [
+    "Scores on public queries", "Synthetic queries", "Privacy",
+    "Everything that is released together", "Training",
+  ]  # fmt: skip
+  assert [one for one in _titles(text) if one in order] == order
+  private = pages.Parser((root / report.private_html).read_text()).texts
+  order = [
+    "Release the queries.", "Scores on private queries",
+    "What each system takes", "Real beside synthetic queries",
+    "Every private training ever started here",
+  ]  # fmt: skip
+  places = [max(i for i, x in enumerate(private) if x == one) for one in order]
+  assert places == sorted(places)
+
+
+_DELTA = re.compile(r"(?:delta|slack of|apart from delta) \(?([0-9.e-]+[0-9])")
+
+
+def test_one_delta_stands_everywhere(finished_run, tmp_path, capsys):
+  """On the screen, on both pages, in the ledger's sum and in an export."""
+  root, report = finished_run.root, finished_run.report
+  made = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
+  path = root / "private/ledger.jsonl"
+  given = f"--delta={made.statement.delta!r}"
+  assert main.main(["privacy", f"--ledger={path}", given]) == 0
+  together = capsys.readouterr().out.splitlines()[-2]
+  to = tmp_path / "given"
+  flags = [f"--queries={root / 'filter_queries/eps8'}", f"--to={to}"]
+  assert main.main(["export", *flags, "--format=beir"]) == 0
+  told = {
+    "page": (root / report.markdown).read_text(),
+    "private page": (root / report.private_html).read_text(),
+    "screen": report.verdict,
+    "ledger": together,
+    "card": (to / "README.md").read_text(),
+    "statement": (to / "PRIVACY.txt").read_text(),
+  }
+  written = rounding.delta(made.statement.delta)
+  for where, text in told.items():
+    found = set(_DELTA.findall(text))
+    assert written in text, where
+    assert found <= {written}, where
 
 
 def test_a_second_run_makes_nothing(finished_run, made, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import jax
 import made_up
@@ -12,7 +13,7 @@ import tiny_runs
 from scipy import stats
 
 from synthq_jax import artifacts, intervals
-from synthq_jax.pipeline import plan, results, workspace
+from synthq_jax.pipeline import noisy_results, plan, results, workspace
 from synthq_jax.privacy import accounting, joint, ledger, statement
 from synthq_jax.stages import evaluate, release_scores
 
@@ -307,6 +308,26 @@ def test_a_run_shows_released_scores_in_place_of_pseudo_queries(
   page = (root / "report/report.md").read_text()
   assert "Scores on private queries, with noise" in page
   assert "Scores on public queries" not in page
+  assert page.index("with noise") < page.index("Synthetic queries")
+  # The verdict is one of them, and not of pseudo-queries.
+  [said] = re.findall(r"\*\*Ship a retriever\.\*\* (.*)", page)
+  assert f"{made.num_queries} private test queries" in said
+  assert "pseudo" not in said.lower()
+  before = (finished_run.root / "report/report.md").read_text()
+  [said] = re.findall(r"\*\*Ship a retriever\.\*\* (.*)", before)
+  assert "may order the rows otherwise" in said
+  # What is said to be in order is so on the private page.
+  exact = {
+    one.name: artifacts.load(
+      root / "private/evaluate/test" / one.name, results.Evaluation
+    ).measures[NDCG].mean
+    for one in made.rows
+  }  # fmt: skip
+  pairs = list(noisy_results.pairs(made, NDCG))
+  ordered = [pair for pair in pairs if pair.less.here.low > 0]
+  assert len(pairs) == len(exact) * (len(exact) - 1) / 2 and ordered
+  assert all(exact[pair.first] > exact[pair.second] for pair in ordered)
+  assert "Which rows are in order" in page
   assert "scores of test queries" in page  # its mechanism
   exact = artifacts.load(
     root / "private/evaluate/test/untrained", results.Evaluation
@@ -333,6 +354,42 @@ def test_a_run_refuses_before_training_what_cannot_be_released(
     with pytest.raises(ValueError, match=said):
       plan.run(config, tmp_path / said, progress=False)
     assert not (tmp_path / said / "finetune_dp").exists()
+
+
+def test_scores_that_are_not_required_are_left_out_with_a_line(
+  finished_run, tmp_path, capsys
+):
+  root = finished_run.copy(tmp_path)
+  config = dataclasses.replace(
+    finished_run.config,
+    release_scores=release_scores.Config(enabled=True, required=False),
+  )
+  plan.run(config, root, stages=["release_scores"], progress=False)
+  said = "".join(capsys.readouterr())
+  assert "[release_scores] left out: expected noise of" in said
+  assert "queries would do" in said
+  assert not (root / "release_scores").exists()
+  text = (root / "private" / ledger.NAME).read_text()
+  assert text == (finished_run.root / "private" / ledger.NAME).read_text()
+
+
+def test_a_release_has_the_delta_of_the_training(tmp_path):
+  """One delta for all that is published; of fewer test queries it was larger."""
+  table = named(np.full((99, 2), 0.5))
+  data = made_up.prepared(num_queries={"train": 4000, "test": 99})
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  made = tiny_runs.make(
+    release_scores.STAGE,
+    settings(),
+    space,
+    prepared=data,
+    evaluations=[scored(space, name, x) for name, x in table.items()],
+  )
+  assert made.statement.delta == 1 / 8000
+  given = release_scores._delta(settings(delta=0.001), data, 99)
+  assert (given, release_scores._delta(settings(), data, 9000)) == (
+    0.001, 1 / 18000
+  )  # fmt: skip
 
 
 def test_noise_has_more_bits_than_the_grid_of_released_sums():

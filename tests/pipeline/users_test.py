@@ -14,11 +14,11 @@ import random_t5
 import small_data
 import tiny_runs
 
-from synthq_jax import optim
+from synthq_jax import artifacts, optim
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.optim import users
 from synthq_jax.pipeline import plan, private_training, results, workspace
-from synthq_jax.privacy import ledger, sampling, terms
+from synthq_jax.privacy import joint, ledger, sampling, terms
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
@@ -64,18 +64,13 @@ def write(place, kind, asked):
     ]  # fmt: skip
     small_data.write_lines(place / "queries.jsonl", map(json.dumps, rows))
     return f"beir:{place}"
-  corpus = [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)]
-  small_data.write_lines(place / "corpus.jsonl", map(json.dumps, corpus))
+  if kind == "log":
+    return small_data.write_user_log(place, asked, DOCUMENTS)
   rows = [
-    {
-      "query": text, "user": who,
-      "document": f"d{d}" if kind == "log" else texts[d],
-    }
-    for who, text, d in asked
-  ]  # fmt: skip
+    {"query": text, "user": who, "document": texts[d]} for who, text, d in asked
+  ]
   small_data.write_lines(place / "log.jsonl", map(json.dumps, rows))
-  at = f"@{place / 'corpus.jsonl'}" if kind == "log" else ""
-  return f"{kind}:{place / 'log.jsonl'}{at}"
+  return f"jsonl:{place / 'log.jsonl'}"
 
 
 def prepared(root, kind, asked, *, most=3, secret=7, **changes):
@@ -192,6 +187,68 @@ def test_sources_without_users_are_refused(tmp_path, source):
   space = workspace.Workspace(tmp_path, secret_seed=1)
   with pytest.raises(ValueError, match="of UNIT='user' must be beir:DIR"):
     tiny_runs.make(prepare_data.STAGE, config, space)
+
+
+# Whole runs.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["users", "queries"])
+def test_a_run_protects_users_from_log_to_page(tmp_path, how):
+  """Generator, direct DP and released scores have one claim, for one user."""
+  base = tiny_runs.config(write(tmp_path / "data", "log", lines()))
+  config = dataclasses.replace(
+    base,
+    checkpoint=random_t5.save(tmp_path / "t5"),
+    prepare_data=dataclasses.replace(
+      base.prepare_data, unit="user", queries_per_user=3
+    ),
+    finetune_dp=dataclasses.replace(
+      base.finetune_dp, batch_size=8, user_sampling=how
+    ),
+    release_scores=release_scores.Config(enabled=True, widest=10.0),
+  )
+  root = tmp_path / "run"
+  plan.run(config, root, progress=False)
+  folder = root / "private/prepare_data"
+  data = artifacts.load(folder, results.PreparedData)
+  unit, train = terms.user(3), data.num_users["train"]
+  assert data.unit == unit and data.num_queries["train"] > train
+  generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
+  direct = artifacts.load(
+    root / "train_retriever/direct_dp_eps8", results.Checkpoint
+  )
+  noisy = artifacts.load(root / "release_scores", results.ReleasedScores)
+  promises = [one.statement for one in (generator, direct, noisy)]
+  [drawn], [pairs], [scored] = (one.ledger for one in promises)
+  for one in promises:
+    assert (one.unit, one.relation) == (unit, "ADD_OR_REMOVE_ONE")
+    assert one.epsilon <= 8.0 and one.delta == 1 / (2 * train)
+  queries = (data.num_queries["train"], 3)
+  by_users = (train, 1)
+  expected = by_users if how == "users" else queries
+  assert (drawn.num_examples, drawn.group_size) == expected
+  assert (pairs.num_examples, pairs.group_size) == queries
+  assert scored.num_examples == data.num_users["test"]
+  number = len(noisy.rows)
+  assert scored.l2_sensitivity == pytest.approx(3 * number**0.5 / 2)
+  parts = [data.part("train"), data.part("train"), data.part("test")]
+  assert [x.part for x in (drawn, pairs, scored)] == parts and all(parts)
+  # Another user pays for the test scores: the larger epsilon, not the sum.
+  both = joint.claim([generator.statement, noisy.statement])
+  assert both.unit == unit
+  assert both.epsilon == pytest.approx(generator.statement.epsilon, abs=1e-9)
+  page = (root / "report/report.md").read_text()
+  assert "One user with up to 3 queries: when one user" in page
+  assert "one query:" not in page.lower()
+  names = [
+    path.relative_to(root)
+    for path in root.rglob("*")
+    if path.is_file()
+    and not results.is_private_path(str(path.relative_to(root)))
+    and (b"person-" in (told := path.read_bytes()) or HEAVY.encode() in told)
+  ]
+  assert not names
 
 
 # What trainings draw.

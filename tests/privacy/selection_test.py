@@ -1,11 +1,15 @@
 """What the best of several private trainings costs."""
 
+import contextlib
+import itertools
+import logging
 import math
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from synthq_jax.cli import main
 from synthq_jax.privacy import (
   accounting,
   calculator,
@@ -125,6 +129,85 @@ def test_the_price_holds_by_brute_force_and_that_of_one_training_does_not(
     assert attained(number, noise, epsilon(run, None)) > 1.5 * DELTA
 
 
+@pytest.mark.parametrize("law", ["logarithmic", "geometric"])
+@pytest.mark.parametrize("score_noise", [None, 5.0])
+def test_a_grid_of_one_point_costs_what_the_best_of_its_trials_does(
+  law, score_noise
+):
+  trials = selection.Trials(mean=6, law=law, score_noise=score_noise)
+  run = accounting.Run(POISSON, 0.9, 200)
+  price = selection.grid_price([run, run], trials, delta=DELTA)
+  assert price == pytest.approx(epsilon(run, trials), rel=1e-6)
+
+
+def test_a_score_is_paid_for_as_one_more_step_of_each_trial():
+  """Two Gaussians are one whose precisions add up."""
+  scored = selection.Trials(mean=6, score_noise=3.0)
+  both = (1 / 2.0**2 + 1 / 3.0**2) ** -0.5
+  found = epsilon(gaussian(2.0), scored)
+  assert found == pytest.approx(
+    epsilon(gaussian(both), selection.Trials(mean=6))
+  )
+  assert found > 1.1 * epsilon(gaussian(2.0), selection.Trials(mean=6))
+  with pytest.raises(ValueError, match="score_noise"):
+    selection.Trials(mean=6, score_noise=0.0)
+
+
+@pytest.mark.parametrize("law", ["logarithmic", "geometric"])
+def test_the_point_with_the_largest_divergence_decides_the_price_of_a_grid(
+  law, monkeypatch
+):
+  """By brute force: that of the quietest point alone would be false."""
+  trials, noises = selection.Trials(mean=6, law=law), (1.0, 4.0)
+  runs = [gaussian(noise) for noise in noises]
+  price = selection.grid_price(runs, trials, delta=DELTA)
+  assert price == selection.grid_price(runs[:1], trials, delta=DELTA)
+  wrong = selection.grid_price(runs[1:], trials, delta=DELTA)
+  cdf = stats.norm.cdf
+  # Half of the trials are of the other point, which always scores less.
+  monkeypatch.setattr(stats.norm, "cdf", lambda *known: 0.5 + 0.5 * cdf(*known))
+  number = trials.distribution()
+  assert attained(number, 1.0, price) <= DELTA
+  assert attained(number, 1.0, wrong) > 1.5 * DELTA
+
+
+def test_mechanisms_that_cross_cost_more_than_each_by_itself():
+  """A large batch for few steps, and a small one for many, equally dear."""
+  runs = []
+  for size, steps in ((20, 1000), (400, 8)):
+    sampler = sampling.Poisson.with_margin(
+      num_examples=NUM, expected_batch_size=size
+    )
+    noise = accounting.noise_multiplier(
+      epsilon=2.0, delta=DELTA, sampler=sampler, steps=steps
+    )
+    runs.append(accounting.Run(sampler, noise, steps))
+  trials = selection.Trials(mean=10)
+  alone = [selection.grid_price([x], trials, delta=DELTA) for x in runs]
+  both = selection.grid_price(runs, trials, delta=DELTA)
+  assert max(alone) <= both <= sum(alone)
+
+
+def test_orders_that_are_left_out_are_not_told_on_the_screen(
+  caplog, monkeypatch
+):
+  """Sums for fractional orders do not converge at such noise."""
+  sampler = sampling.Poisson.with_margin(
+    num_examples=NUM, expected_batch_size=300
+  )
+  run = accounting.Run(sampler, 1.0, 20)
+  trials = selection.Trials(mean=3)
+  level = logging.getLogger("absl").level
+  assert accounting.composed_epsilon([run._replace(trials=trials)], delta=DELTA)
+  assert not [x for x in caplog.records if "converge" in x.message]
+  assert logging.getLogger("absl").level == level
+  # And there was something to be told.
+  monkeypatch.setattr(accounting, "_quiet_orders", contextlib.nullcontext)
+  accounting._epsilon.cache_clear()
+  accounting.composed_epsilon([run._replace(trials=trials)], delta=DELTA)
+  assert [x for x in caplog.records if "converge" in x.message]
+
+
 def test_many_trials_are_cheaper_by_selection_and_few_by_composition():
   run = accounting.Run(POISSON, 1.0, 200)
   few = selection.prices(run, 2, delta=DELTA)
@@ -180,6 +263,37 @@ def test_what_is_no_law_or_has_no_bound_is_refused():
       selection.Trials(**fields)
   with pytest.raises(ValueError, match="REPLACE_ONE"):
     _ = made(selection.Trials(mean=3), relation="REPLACE_ONE").epsilon
+
+
+def test_the_command_prices_a_grid_as_the_library_does(capsys):
+  flags = "--examples=1000 --batch_size=50,100 --epochs=2,4 --epsilon=3"
+  command = ["privacy", *flags.split(), "--trials=8"]
+  assert main.main(command) == 0
+  said = capsys.readouterr().out
+  runs = []
+  for size, epochs in itertools.product((50, 100), (2, 4)):
+    sampler = sampling.Poisson.with_margin(
+      num_examples=NUM, expected_batch_size=size
+    )
+    steps = epochs * (NUM // size)
+    noise = accounting.noise_multiplier(
+      epsilon=3.0, delta=DELTA, sampler=sampler, steps=steps
+    )
+    runs.append(accounting.Run(sampler, noise, steps))
+  expected = accounting.composed_epsilon(runs * 2, delta=DELTA)
+  best = selection.grid_price(runs, selection.Trials(mean=8), delta=DELTA)
+  for name, value in {"composition": expected, "logarithmic": best}.items():
+    [line] = [x for x in said.splitlines() if x.startswith(f"  {name}")]
+    assert float(line.split("epsilon ")[1]) == pytest.approx(value, abs=0.011)
+  assert "cheapest: logarithmic" in said
+  for wrong in (
+    ["--batch_size=50,100", "--epochs=2", "--epsilon=3"],
+    ["--batch_size=5,x", "--epochs=2", "--epsilon=3", "--trials=2"],
+    ["--batch_size=50,100", "--steps=2", "--epsilon=3", "--trials=2"],
+  ):
+    assert main.main(["privacy", "--examples=1000", *wrong]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "expected" in error
 
 
 def test_the_calculator_says_what_trials_cost_and_which_way_is_cheaper():

@@ -139,7 +139,7 @@ def test_public_results_add_nothing():
   assert public == statement.none()
 
 
-def noisy_means(num):
+def noisy_results(num):
   """Claims about means with noise so large that delta alone covers each."""
   everything = sampling.Poisson(
     num_examples=150, expected_batch_size=150, max_batch_size=151
@@ -150,7 +150,7 @@ def noisy_means(num):
 
 @pytest.mark.slow
 def test_releases_of_epsilon_0_add_up():
-  means = noisy_means(400)
+  means = noisy_results(400)
   assert {(one.epsilon, one.delta) for one in means} == {(0.0, 0.005)}
   whole = statement.compose(means)
   assert len(whole.ledger) == 400
@@ -163,7 +163,7 @@ def test_releases_of_epsilon_0_add_up():
 
 
 def test_a_release_of_epsilon_0_is_no_public_result():
-  (mean,) = noisy_means(1)
+  (mean,) = noisy_results(1)
   assert not mean.is_public and not statement.non_private().is_public
   assert statement.none().is_public
   whole = statement.compose([statement.none(), mean])

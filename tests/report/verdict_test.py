@@ -4,11 +4,18 @@ import dataclasses
 
 import made_up
 import pytest
+from scipy import stats
 
 from synthq_jax import intervals
-from synthq_jax.pipeline import comparison_results, released_results, results
+from synthq_jax.pipeline import (
+  comparison_results,
+  noisy_results,
+  released_results,
+  results,
+)
 from synthq_jax.privacy import statement, terms
 from synthq_jax.report import blocks, verdict
+from synthq_jax.report import scores as report_scores
 
 CLAIM = made_up.claim()
 SHARED = {"finetune_dp/eps8": CLAIM, "generate/public_only": statement.none()}
@@ -48,8 +55,9 @@ def row(name, over, epsilon=None, mean=0.5):
 
 
 def said(
-  claims=None, synthetic=None, *, rows=(), shipped=(), public_data=False
-):
+  claims=None, synthetic=None, *, rows=(), shipped=(), public_data=False,
+  scores=(),
+):  # fmt: skip
   """The lines of the shareable page."""
   return verdict.as_text(
     verdict.SHAREABLE.build(
@@ -60,6 +68,7 @@ def said(
       measures=("nDCG@10",),
       public_data=public_data,
       made=list(SHARED),
+      released_scores=scores,
     )
   ).splitlines()
 
@@ -105,7 +114,7 @@ def test_what_voids_the_claims_is_red():
     started={"1": CLAIM, "2": made_up.claim("finetune_dp/tried")},
   )
   built = verdict.SHAREABLE.build(
-    claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED)
+    claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED), ()
   )
   red = [one.text for one in built if isinstance(one, blocks.Alert)]
   for words in (
@@ -147,6 +156,77 @@ def test_the_best_row_that_may_be_shipped_is_named():
     " [+0.020, +0.040] over BM25, on 1,234 public pseudo-queries."
   )
   assert "3 rows" in line
+  assert line.endswith("scores on private queries were not released.")
+
+
+def noisy(over, noise=0.001, number=100_000):
+  """Scores as they are released, of BM25 at a half and of rows beside it."""
+  known = {"noise": noise, "number": number, "confidence": 0.95}
+  rows = [
+    results.ReleasedRow(
+      name=name, label="", epsilon=epsilon,
+      means={"nDCG@10": noisy_results.mean(0.5 + more, **known)},
+      over_bm25={"nDCG@10": noisy_results.difference(0.5 + more, 0.5, **known)},
+    )
+    for name, (more, epsilon) in over.items()
+  ]  # fmt: skip
+  lexical = results.ReleasedRow(
+    name="bm25", label="", epsilon=None, over_bm25={},
+    means={"nDCG@10": noisy_results.mean(0.5, **known)},
+  )  # fmt: skip
+  return results.ReleasedScores(
+    directory="release_scores", statement=CLAIM, num_queries=number,
+    confidence=0.95, noise=noise, rows=(lexical, *rows),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("more", "number", "begins", "holds"),
+  [
+    (0.1, 100_000, "eps8: nDCG@10 0.600 on 100,000 private", ", +0.100 ["),
+    (0.02, 900, "eps8, on the 900 private", "cannot tell: noise and sampling"),
+    (0.001, 900, "None. No row that may be shipped is seen", "+0.001 [-0.00"),
+  ],
+)
+def test_released_scores_decide_what_is_shipped(more, number, begins, holds):
+  scores = noisy({"eps8": (more, 8.0), "hidden": (0.4, 8.0)}, number=number)
+  # The pseudo-queries say otherwise, and do not count.
+  lines = said(rows=ROWS, shipped=("eps8", *SHIPPED), scores=(scores,))
+  assert lines[1].startswith(f"Ship a retriever: {begins}")
+  assert holds in lines[1]
+  assert "pseudo" not in lines[1].lower() and "hidden" not in lines[1]
+
+
+def test_a_row_without_private_queries_is_named_beside_released_scores_too():
+  for more, told in ((0.099, True), (0.0, False)):
+    scores = noisy({"eps8": (0.1, 8.0), "untrained": (more, None)})
+    line = said(shipped=("eps8", "untrained"), scores=(scores,))[1]
+    assert ("untrained used none of them" in line) == told
+  best = noisy({"eps8": (0.1, 8.0), "untrained": (0.2, None)})
+  line = said(shipped=("eps8", "untrained"), scores=(best,))[1]
+  assert "It used no private query." in line
+
+
+def test_every_pair_of_released_rows_is_said_to_be_in_order_or_not():
+  """By intervals that hold for all pairs at once."""
+  over = {"good": (0.2, 8.0), "near": (0.199, None), "less": (-0.02, None)}
+  scores = noisy(over, number=2000)
+  built = report_scores.RELEASED.build([scores])
+  [order] = [
+    x for x in built if getattr(x, "lead", "") == "Which rows are in order"
+  ]
+  assert order.text.split(": ", 1)[1] == (
+    "good above bm25, less; near above bm25, less. Beyond noise, on these"
+    " queries, but perhaps not on others: bm25 above less. In no order, as"
+    " scores without noise may have it either way: good with near."
+  )
+  assert "at 95% for all 6 pairs at once" in order.text
+  widths = [
+    pair.less.here.high - pair.less.here.low
+    for pair in noisy_results.pairs(scores, "nDCG@10")
+  ]
+  z = stats.norm.ppf(1 - 0.05 / 12)
+  assert widths == pytest.approx([2 * z * 2**0.5 * 0.001] * 6)
 
 
 def test_no_row_is_shipped_that_is_not_clear_of_bm25():

@@ -35,6 +35,25 @@ def write_pairs(path: pathlib.Path, count: int) -> str:
   return f"jsonl:{path}"
 
 
+def write_user_log(
+  folder: pathlib.Path, asked: Iterable[tuple[str, str, int]], count: int
+) -> str:
+  """Writes a log of who asked what, beside a corpus; returns its SOURCE.
+
+  Args:
+    folder: to write to.
+    asked: user, query and number of the document that answers it.
+    count: documents.
+  """
+  corpus = [{"_id": f"d{i}", "text": document(i)} for i in range(count)]
+  write_lines(folder / "corpus.jsonl", map(json.dumps, corpus))
+  rows = [
+    {"query": text, "user": who, "document": f"d{d}"} for who, text, d in asked
+  ]
+  write_lines(folder / "log.jsonl", map(json.dumps, rows))
+  return f"log:{folder / 'log.jsonl'}@{folder / 'corpus.jsonl'}"
+
+
 def write_beir(
   folder: pathlib.Path,
   documents: Mapping[str, str],
