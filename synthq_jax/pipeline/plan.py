@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped, sources
 from synthq_jax.models import prompt, t5_config
@@ -49,6 +50,9 @@ class Rows:
   direct_dp: tuple[float, ...] = (8.0,)
   """The real queries with DP directly, at these epsilons; inf is left out,
   since `original` is that row."""
+  voted: tuple[str, ...] = artifacts.later(())
+  """Sets of synthetic queries that private ones vote on, each a row more:
+  "public_only", the votes being the only private step, or e.g. "eps4"."""
   fused: bool = False
   """Each dense retriever beside BM25, a row each."""
   expanded: bool = False
@@ -81,6 +85,14 @@ class Rows:
             f"Rows.{field} must hold epsilons above 0, got epsilon={epsilon}:"
             " change EPSILON"
           )
+
+    written = {stage.row_name(epsilon) for epsilon in self.synthetic}
+    written |= {"public_only"} if self.public_only else set()
+    if unknown := set(self.voted) - written:
+      raise ValueError(
+        f"Rows.voted must be of {', '.join(sorted(written)) or 'nothing'}, the sets"
+        f" of queries that are written, got {', '.join(sorted(unknown))}"
+      )
 
   def is_compared(self, row: str) -> bool:
     """Says whether a row is only compared, and never released."""

@@ -23,8 +23,8 @@ _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
-_SHOWN = "release_scores/"
-"""Begins the identifiers of what is shown as soon as it is drawn."""
+_SHOWN = ("release_scores/", "topic_counts/")
+"""Begin the identifiers of what may be shown as soon as it is drawn."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,8 @@ class Released:
 
   shared: _Statements
   """Of every result outside of `private/` that has a claim, by its folder; and of
-  every release of scores that was begun, since a page may have shown it."""
+  every release of scores or topics that was begun, since it may have been
+  shown."""
   compared: _Statements
   """Of results under `private/` that claim something, by their folders."""
   started: _Statements

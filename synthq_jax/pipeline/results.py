@@ -32,7 +32,9 @@ __all__ = [
   "ReleasedScores",
   "Report",
   "SyntheticQueries",
+  "TOPICS_NAME",
   "TestSet",
+  "TopicCounts",
   "is_private_path",
   "first_seeds",
   "is_shareable",
@@ -62,6 +64,9 @@ PRIVATE = "private"
 
 ASKED_NAME = "asked.npy"
 """Beside the documents: the positions of those that train queries ask about."""
+
+TOPICS_NAME = "topics.npz"
+"""Of `TopicCounts`: the cluster of each document, a noisy count of each."""
 
 
 def is_private_path(path: str) -> bool:
@@ -286,7 +291,7 @@ class SyntheticQueries:
   num_documents: int
   """Documents written for, drawn from the whole public collection."""
   queries_per_document: int
-  """The same number for each document."""
+  """The same number for each document; the mean, where topic counts say more."""
   num_queries: int
   """Queries that the filters kept."""
   removed: dict[str, int]
@@ -413,6 +418,25 @@ class ReleasedScores:
         f" {len(self.statement.ledger)} releases: make them with the"
         " release_scores stage"
       )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopicCounts:
+  """How often each cluster of documents is asked about, with noise."""
+
+  directory: str
+  """Holds `TOPICS_NAME`."""
+  statement: statement_lib.PrivacyStatement
+  """What the noise promises."""
+  num_clusters: int
+  """Of documents, public."""
+  noise: float
+  """Standard deviation of the noise on each count."""
+  misplaced: float
+  """Share of the queries that the noise is expected to move to others' clusters,
+  at most."""
+  seconds: float = 0.0
+  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -76,9 +76,14 @@ class Run:
     return self.rows("finetune_dp")
 
   @property
+  def written(self) -> Mapping[str, stage.Made]:
+    """What filters kept of what each generator wrote, or all."""
+    return {**self.rows("generate"), **self.rows("filter_queries")}
+
+  @property
   def queries(self) -> Mapping[str, stage.Made]:
-    """What filters kept of the synthetic queries, or all."""
-    return self.rows("filter_queries") or self.rows("generate")
+    """What is trained on: `written`, and what votes chose from it."""
+    return {**self.written, **self.rows("vote_queries")}
 
   @property
   def retrievers(self) -> Mapping[str, stage.Made]:

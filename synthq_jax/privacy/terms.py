@@ -20,7 +20,10 @@ __all__ = [
   "SECRET_SEEDS",
   "SPLIT",
   "T5X",
+  "TOPICS",
   "Terms",
+  "VOTES",
+  "WEIGHED",
   "fixed_secret",
   "most_queries",
   "user",
@@ -35,6 +38,7 @@ IDEAL_NUMBERS = (
   "Pseudo-random numbers stand for random ones and floating point numbers "
   "for real ones: attacks on the low bits of the noise are not covered."
 )
+_NOISE_SEED = "The seed of the noise stays secret: whoever knows it can take the noise away."
 SPLIT = (
   "Which queries are for training and which for testing is treated as fixed."
 )
@@ -47,6 +51,10 @@ DRAWN_USERS = (
 DRAWN_QUERIES = (
   "Queries are drawn and clipped one by one, and noise is for all of a user's"
   f" together. {_KEPT}"
+)
+WEIGHED = (
+  "Each query weighs one over the number of its user's, so that a user counts as"
+  f" one. {_KEPT}"
 )
 
 
@@ -131,8 +139,7 @@ SCORES = Terms(
     "A query's score depends on that query, its judgements, the documents and "
     "the system alone, to the last bit, whatever is searched beside it.",
     "The systems were released under claims of their own, which come on top.",
-    "The seed of the noise stays secret: whoever knows it can take the noise "
-    "away.",
+    _NOISE_SEED,
     "Nothing else that was computed from test queries is published.",
     "The settings were chosen without looking at the test queries.",
     IDEAL_NUMBERS,
@@ -143,6 +150,55 @@ SCORES = Terms(
   ),
 )
 """Of means over private test queries."""
+
+_CHOSEN = "The settings were chosen without looking at the private queries."
+
+TOPICS = Terms(
+  mechanism="queries counted by the public cluster of their document, Gaussian"
+  " noise",
+  public=(
+    "The documents.",
+    "The number of private queries.",
+    "The settings: the encoder of the documents, their clusters, and the noise.",
+  ),
+  assumptions=(
+    "A query is one record with the one of its relevant documents that was kept,"
+    " and counts once.",
+    _NOISE_SEED,
+    _CHOSEN,
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many private queries there are.",
+    _IN_COMMON.format("queries"),
+  ),
+)
+"""Of how often each group of documents is asked about."""
+
+VOTES = Terms(
+  mechanism="votes of queries, each for the written query nearest to it, Gaussian"
+  " noise",
+  public=(
+    "The documents.",
+    "The number of private queries.",
+    "The settings: the encoder of the queries, the threshold, and the noise.",
+  ),
+  assumptions=(
+    "A query is one record, and votes once.",
+    "A query's vote depends on that query, the encoder and the written queries"
+    " alone, to the last bit, whatever is encoded beside it.",
+    "The written queries were public, or released under a claim of their own,"
+    " which comes on top.",
+    _NOISE_SEED,
+    _CHOSEN,
+    IDEAL_NUMBERS,
+  ),
+  not_protected=(
+    "How many private queries there are.",
+    _IN_COMMON.format("queries"),
+  ),
+)
+"""Of written queries that private ones choose from."""
 
 EXAMPLES = Terms(
   unit="example",

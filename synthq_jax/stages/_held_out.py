@@ -32,7 +32,8 @@ def source(run: Any, name: str) -> Any:
     return None
   written = run.rows("generate")
   public = next((k for k in written if k.startswith("public_only")), None)
-  return written.get(name.removeprefix("synthetic_")) or written.get(public)
+  writer = name.removeprefix("synthetic_").removeprefix("voted_")
+  return written.get(writer) or written.get(public)
 
 
 def read(

@@ -594,6 +594,6 @@ def _side(
 STAGE = stage.of(
   __name__,
   result=comparison_results.QueryComparison,
-  needs=("filter_queries", "evaluate"),
+  needs=("vote_queries", "evaluate"),
   reads=("prepared", "encoder"),
 )

@@ -160,5 +160,5 @@ def _statement(synthetic: results.SyntheticQueries | None):
 STAGE = stage.of(
   __name__,
   result=system_results.Expansion,
-  needs=("filter_queries",),
+  needs=("vote_queries",),
 )

@@ -3,7 +3,8 @@
 Three filters, each off by itself: queries that were cut at full length; queries
 that are copied from their document; and round-trip consistency, which keeps a
 query if its document is found among the first of the whole collection, by BM25
-or by a retriever that was trained on the synthetic queries themselves.
+or by a retriever that was trained on the synthetic queries themselves. What they
+keep is drawn anew where noisy counts say what train queries ask about.
 
 Formal guarantee:
   Post-processing. The stage is given synthetic queries, public documents, a
@@ -11,7 +12,8 @@ Formal guarantee:
   of its own, on the very queries that it filters. It takes neither PreparedData,
   nor another retriever, nor the secret of the working directory, and opens no
   file under `private/`, unless that is where the queries are. So what it keeps
-  has the statement of what it was given. A retriever that was trained on real
+  has the statement of what it was given, joined with that of `topic_counts` where
+  these draw. A retriever that was trained on real
   queries, or on another release, would break this: its choice would tell about
   them.
 
@@ -21,6 +23,7 @@ References:
   Consistency.
 """
 
+import collections
 import dataclasses
 import functools
 import json
@@ -32,11 +35,10 @@ from jaxtyping import Int
 
 from synthq_jax import artifacts
 from synthq_jax.data import blocks, files
-from synthq_jax.generation import filters, text_measures
+from synthq_jax.generation import allocation, filters, text_measures
 from synthq_jax.models import dual_encoder, t5_config
-from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25, encode, ranks
 from synthq_jax.stages import stage
 from synthq_jax.training import pairs
@@ -69,6 +71,9 @@ class Config:
   """Words that such a run has at least."""
   drop_truncated: bool = False
   """Drop queries that were cut at full length."""
+  topics: bool = artifacts.later(False)
+  """Whether as many as are kept of a private generator are drawn from these, by
+  `topic_counts`: filters remove unevenly. Some are drawn several times."""
   gauge_queries: int = 1000
   """Queries that BM25 is asked for the gauge, at most."""
   seed: int = 0
@@ -87,22 +92,32 @@ class Config:
   @property
   def is_wanted(self) -> bool:
     """Whether any filter runs."""
-    return bool(self.top_k or self.copied_share or self.drop_truncated)
+    return bool(
+      self.top_k or self.copied_share or self.drop_truncated or self.topics
+    )
 
 
 def jobs(run):
   """Yields what is kept of each set of queries, where a filter is wanted."""
   config = run.config.filter_queries
   for name, (written, source) in run.rows("generate").items():
-    if not config.is_wanted:
-      break
     settings = run.seeded(config, name)
+    if name not in run.generators:  # written before any private step
+      settings = dataclasses.replace(settings, topics=False)
+    if not settings.is_wanted:
+      continue
+    topics = run.rows("topic_counts").get("") if settings.topics else None
     recipe = run.seeded(run.config.train_retriever, name)
+    counted = (topics.digest,) if topics else ()
     yield stage.Job(
       name=name,
-      depends=(settings, recipe, *run.encoder_data, source),
+      depends=(settings, recipe, *run.encoder_data, source, *counted),
       settings=settings,
-      inputs={"synthetic": written, "recipe": recipe},
+      inputs={
+        "synthetic": written,
+        "recipe": recipe,
+        "topics": topics.value if topics else None,
+      },
     )
 
 
@@ -119,8 +134,9 @@ def run(task: stage.Task) -> results.SyntheticQueries:
 
   Args:
     task: its inputs are "documents", the public collection; "encoder", the
-      folder of the public checkpoint; "synthetic", what the generator wrote; and
-      "recipe" of the retriever, for example a `train_retriever.Config`.
+      folder of the public checkpoint; "synthetic", what the generator wrote;
+      "recipe" of the retriever, for example a `train_retriever.Config`; and
+      "topics", from topic_counts, or None where nothing is drawn.
 
   Returns:
     The kept queries, with all counts; under `private/` if the queries are.
@@ -162,28 +178,35 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     retrieved=None if ranked is None else ranked < config.top_k,
   )
   now = filters.removed(first, second)
-  kept = left.take(second.indices)
-  if not kept.texts:
+  indices = first.indices[second.indices]
+  if not len(indices):
     raise ValueError(
       f"filter_queries.Config left none of the {len(written.texts)} queries of"
       f" {synthetic.name}, got {now}: take a larger top_k or copied_share, or"
       " train the retriever for longer"
     )
+  claims, topics = [synthetic.statement], task.inputs.get("topics")
+  if topics is not None:
+    claims.append(topics.statement)
+    numbers = _numbers(config, folders, topics, written.owners[indices])
+    now["not drawn"] = int((numbers == 0).sum())
+    indices = np.repeat(indices, numbers)
+  kept = written.take(indices)
   queries_lib.save(
     directory,
-    kept.names,
+    _renamed(kept.names),
     kept.texts,
     kept.owners,
     ids,
     kept.tokens,
     kept.passages,
   )
-  _save_removed(directory, written, first, second, ranked)
+  _save_removed(directory, written, first, indices, ranked)
   task.when_saved.append(lambda: artifacts.remove(state))
   return dataclasses.replace(
     synthetic,
     directory=folders.relative(directory),
-    statement=statement_lib.inherit(synthetic.statement, _note(config)),
+    statement=noisy_sums.joined(claims, _note(config)),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in now.items()},
     filters=_in_words(config),
     seconds=0.0,  # of this stage alone, not of the generator's
@@ -197,6 +220,27 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       num_examples=len(synthetic.examples),
     ),
   )
+
+
+def _numbers(
+  config: Config, folders, topics: results.TopicCounts, owners: np.ndarray
+) -> np.ndarray:
+  """Returns how often each kept query is drawn, as many as these in all."""
+  with np.load(folders.root / topics.directory / results.TOPICS_NAME) as stored:
+    clusters, counts = stored["clusters"], stored["counts"]
+  return allocation.spread(
+    clusters[owners], counts, len(owners), seed=config.seed
+  )
+
+
+def _renamed(names: list[str]) -> list[str]:
+  """Tells queries apart that were drawn several times."""
+  seen: dict[str, int] = collections.Counter()
+  renamed = []
+  for name in names:
+    renamed.append(f"{name}x{seen[name]}" if seen[name] else name)
+    seen[name] += 1
+  return renamed
 
 
 class _Written(NamedTuple):
@@ -287,10 +331,10 @@ def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
   )
 
 
-def _save_removed(directory, written, first, second, ranks) -> None:
+def _save_removed(directory, written, first, kept, ranks) -> None:
   """Writes what went, for people to read: as private as what stayed."""
   judged = {} if ranks is None else dict(zip(first.indices, ranks, strict=True))
-  kept = set(first.indices[second.indices])
+  kept = set(kept.tolist())
   lines = [
     {
       "_id": name,
@@ -307,6 +351,11 @@ def _save_removed(directory, written, first, second, ranks) -> None:
 
 def _note(config: Config) -> str:
   """What happened to the queries, for their statement."""
+  drawn = " They were drawn by noisy topic counts." if config.topics else ""
+  return _filtered(config) + drawn
+
+
+def _filtered(config: Config) -> str:
   if not config.top_k or config.ranker == "bm25":
     return "They were filtered by public rules: post-processing."
   return (
@@ -336,7 +385,13 @@ def _in_words(config: Config) -> str:
       f"queries whose document {who[config.ranker]} does not rank among the"
       f" first {config.top_k} of the collection"
     )
-  return f"Dropped were {'; '.join(done)}."
+  said = [f"Dropped were {'; '.join(done)}."] if done else []
+  if config.topics:
+    said.append(
+      "As many as were kept are drawn from these, for each cluster of documents"
+      " as many as its noisy count says: some several times."
+    )
+  return " ".join(said)
 
 
 def own_ranks(
@@ -417,6 +472,6 @@ def _ranks_of(
 STAGE = stage.of(
   __name__,
   result=results.SyntheticQueries,
-  needs=("generate",),
+  needs=("generate", "topic_counts"),
   reads=("documents", "encoder"),
 )

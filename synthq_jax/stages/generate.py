@@ -5,7 +5,9 @@ Formal guarantee:
   and what the filters drop depend on the public collection, on the settings
   and on the generator alone, never on which documents were clicked. So the
   queries carry the generator's statement unchanged. The stage is handed the
-  public documents and neither PreparedData nor the secret. With
+  public documents and neither PreparedData nor the secret. With `topics` the
+  number of queries for a document follows from noisy counts (`topic_counts`),
+  whose claim is joined with the generator's. With
   `prepare_data.Config.written_for="train"` the documents that train queries ask
   about are public, are written for alone, and are not protected: the statement
   says so, and holds for the texts of the queries.
@@ -20,9 +22,15 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
-from synthq_jax.generation import decoding, filters
+from synthq_jax.generation import allocation, decoding, filters
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import config_types, inputs, results, workspace
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  noisy_sums,
+  results,
+  workspace,
+)
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import bm25
@@ -44,7 +52,11 @@ class Config:
   """Drawn from the whole public collection, or from those that
   `prepare_data.Config.written_for` names; None: all."""
   queries_per_document: int = 1
-  """The same for each document, and for each passage where it has several."""
+  """The same for each document, and for each passage where it has several; with
+  `topics` their mean."""
+  topics: bool = artifacts.later(False)
+  """Whether private generators write more for documents of clusters that more
+  train queries ask about, as `topic_counts` says; as many in all."""
   prefix: str = "generate_query: "
   """Stands before each document, as in fine-tuning."""
   p: float = 0.8
@@ -81,11 +93,22 @@ def jobs(run):
     wanted = {**public, **wanted}
   for name, (generator, source) in wanted.items():
     settings = run.seeded(run.config.generate, name)
+    if generator is None:  # which knows of no private step
+      settings = dataclasses.replace(settings, topics=False)
+    topics = run.rows("topic_counts").get("") if settings.topics else None
     yield stage.Job(
       name=name,
-      depends=(settings, *run.data, source),
+      depends=(
+        settings,
+        *run.data,
+        source,
+        *((topics.digest,) if topics else ()),
+      ),
       settings=settings,
-      inputs={"generator": generator},
+      inputs={
+        "generator": generator,
+        "topics": topics.value if topics else None,
+      },
     )
 
 
@@ -110,8 +133,9 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
 
   Args:
     task: its inputs are "documents", the public collection; "start", the
-      folder of the public checkpoint; and "generator", from finetune_dp, or
-      None for the public checkpoint, before any private step.
+      folder of the public checkpoint; "generator", from finetune_dp, or None
+      for the public checkpoint, before any private step; and "topics", from
+      topic_counts, or None for equal numbers.
 
   Returns:
     The queries, under `private/` if the generator is not private; None in
@@ -124,6 +148,9 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   corpus = inputs.corpus(space, documents)
   chosen = _choose(config, space, documents)
   read = np.flatnonzero(np.isin(passages.owners, chosen))
+  topics, samples = task.inputs.get("topics"), config.queries_per_document
+  if topics is not None:
+    read, samples = _by_topics(config, space, topics, passages, read), 1
   vocabulary = inputs.vocabulary(space, documents)
   directory = task.folder(
     private=generator is not None
@@ -135,7 +162,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   parts = blocks.Blocks(directory / f"parts_{task.digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0
   write = functools.partial(
-    _write, config, source, passages, read, vocabulary, name, parts,
+    _write, config, source, passages, read, samples, vocabulary, name, parts,
     prompt_tokens,
   )  # fmt: skip
   firsts = range(0, len(read), _PART)
@@ -144,7 +171,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   if not distributed.is_main():
     return None
   written = _read(config, parts, firsts, write)
-  read = np.repeat(read, config.queries_per_document)
+  read = np.repeat(read, samples)
   owners = passages.owners[read]
   texts = [queries_lib.decoded(vocabulary, row) for row in written]
   kept = filters.keep(texts, [str(ids[owner]) for owner in owners])
@@ -164,11 +191,13 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   return results.SyntheticQueries(
     directory=space.relative(directory),
     name=name,
-    statement=_statement(generator, documents),
+    statement=_statement(generator, documents, topics),
     prefix=config.prefix,
     sampler=f"nucleus p={config.p}, temperature {config.temperature},"
     f" at most {config.max_length} tokens, seed {config.seed}",
-    num_documents=len(chosen),
+    num_documents=len(
+      chosen if topics is None else np.unique(passages.owners[read])
+    ),
     queries_per_document=config.queries_per_document,
     removed=filters.removed(kept),
     **queries_lib.measured(
@@ -200,12 +229,33 @@ def _choose(
   return np.sort(rng.permutation(pool)[: config.num_documents])
 
 
+def _by_topics(
+  config: Config,
+  folders: workspace.Folders,
+  topics: results.TopicCounts,
+  passages: passages_lib.Passages,
+  read: np.ndarray,
+) -> np.ndarray:
+  """Repeats each passage as often as the noisy counts of its cluster say."""
+  with np.load(folders.root / topics.directory / results.TOPICS_NAME) as stored:
+    clusters, counts = stored["clusters"], stored["counts"]
+  numbers = allocation.spread(
+    clusters[passages.owners[read]],
+    counts,
+    len(read) * config.queries_per_document,
+    seed=config.seed,
+  )
+  return np.repeat(read, numbers)
+
+
 def _write(
-  config, source, passages, chosen, vocabulary, name, parts, prompt_tokens,
+  config, source, passages, chosen, samples, vocabulary, name, parts, prompt_tokens,
   firsts, progress,
 ) -> None:  # fmt: skip
   params, model_config = t5_checkpoints.load(source)
   sampler = decoding.Nucleus(p=config.p, temperature=config.temperature)
+  # Rows ascend; one that is repeated gets another name each time.
+  repeats = np.arange(len(chosen)) - np.searchsorted(chosen, chosen)
   total = sum(len(chosen[first : first + _PART]) for first in firsts)
   with progress_lib.bar(f"generate {name}", total, progress, unit="doc") as bar:
     for first in firsts:
@@ -222,11 +272,11 @@ def _write(
           params,
           model_config,
           read,
-          ids=_names(passages, part),
+          ids=_names(passages, part, repeats[first : first + _PART]),
           key=jax.random.key(config.seed),
           sampler=sampler,
           max_length=config.max_length,
-          num_samples=config.queries_per_document,
+          num_samples=samples,
           forbidden=queries_lib.forbidden(vocabulary, model_config.vocab_size),
           batch_size=config.batch_size,
           devices=distributed.own_devices(),
@@ -235,14 +285,18 @@ def _write(
         parts.write(first, rows)
 
 
-def _names(passages: passages_lib.Passages, rows: np.ndarray) -> list[str]:
+def _names(
+  passages: passages_lib.Passages, rows: np.ndarray, repeats: np.ndarray
+) -> list[str]:
   """Names passages for their draws: documents by their ids alone."""
   owners = passages.owners[rows]
   numbers = rows - passages.of(owners)[0]
-  return [
-    f"{passages.ids[owner]} {number}" if number else str(passages.ids[owner])
-    for owner, number in zip(owners, numbers, strict=True)
-  ]
+  names = []
+  for owner, *others in zip(owners, numbers, repeats, strict=True):
+    while others and not others[-1]:
+      others.pop()
+    names.append(" ".join(map(str, (passages.ids[owner], *others))))
+  return names
 
 
 def _read(config: Config, parts, firsts, write) -> np.ndarray:
@@ -255,7 +309,9 @@ def _read(config: Config, parts, firsts, write) -> np.ndarray:
 
 
 def _statement(
-  generator: results.Checkpoint | None, documents: results.PublicDocuments
+  generator: results.Checkpoint | None,
+  documents: results.PublicDocuments,
+  topics: results.TopicCounts | None = None,
 ):
   if generator is None:
     return documents.statement()
@@ -264,17 +320,23 @@ def _statement(
     if documents.num_asked
     else "public documents chosen without looking at private records"
   )
-  return statement_lib.inherit(
-    generator.statement,
-    f"Queries were sampled for {chosen}, the same number for each, and filtered"
-    " by public rules: post-processing.",
+  if topics is None:
+    return statement_lib.inherit(
+      generator.statement,
+      f"Queries were sampled for {chosen}, the same number for each, and filtered"
+      " by public rules: post-processing.",
+    )
+  return noisy_sums.joined(
+    [generator.statement, topics.statement],
+    f"Queries were sampled for {chosen}, as many for each as the noisy count of"
+    " its cluster says, and filtered by public rules: post-processing.",
   )
 
 
 STAGE = stage.of(
   __name__,
   result=results.SyntheticQueries,
-  needs=("finetune_dp",),
+  needs=("finetune_dp", "topic_counts"),
   reads=("documents", "start"),
   together=True,
 )

@@ -6,34 +6,28 @@ measure. Differences from BM25 are taken from what was released.
 
 import collections
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
-from synthq_jax import artifacts
 from synthq_jax.pipeline import (
   config_types,
   noisy_results,
-  private_training,
+  noisy_sums,
   results,
   system_results,
 )
-from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import ledger, rounding, sampling, terms
+from synthq_jax.privacy import rounding, terms
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "Config", "centred_sum", "claim", "normal_numbers", "run"]
+__all__ = ["STAGE", "Config", "centred_sum", "claim", "run"]
 
 _MIDDLE = 0.5
 _SUMMED = "The scores of one user's queries are added up."
-_GRID = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,27 +157,12 @@ def run(task: stage.Task) -> results.ReleasedScores:
     dataclasses.replace(config, delta=_delta(config, prepared, units)),
     units,
     size,
-    words=_terms(space, prepared),
+    words=noisy_sums.words(terms.SCORES, _SUMMED, space, prepared),
     most=prepared.queries_per_user or 1,
+    part=prepared.part(prepared.test_split),
   )
-  promise = dataclasses.replace(
-    promise, part=prepared.part(prepared.test_split)
-  )
-  total = centred_sum(table)
-  directory = private_training.state_directory(space, task.place, task.digest)
-  release = release_lib.start(
-    space,
-    task.place,
-    task.digest,
-    directory=directory,
-    program=artifacts.fingerprint(space.seed(f"scores {table.tolist()}")),
-  )
-  statement = promise.enter(space.private(ledger.NAME), release.identifier)
-  task.when_saved.append(functools.partial(release_lib.remove, directory))
+  statement, noisy = noisy_sums.draw(task, promise, centred_sum(table))
   std = promise.noise_multiplier * promise.l2_sensitivity
-  normal = normal_numbers(release.noise_key, size)
-  grid = 2.0 ** math.floor(math.log2(std / _GRID))
-  noisy = grid * np.round((total + std * normal) / grid)
   means = (_MIDDLE + noisy / number).reshape(len(rows), -1)
   folder = task.folder(private=False)
   return results.ReleasedScores(
@@ -194,25 +173,6 @@ def run(task: stage.Task) -> results.ReleasedScores:
     noise=std / number,
     rows=_rows(config, list(rows.values()), means, std / number, number),
   )
-
-
-def normal_numbers(key: jax.Array, size: int) -> Float[np.ndarray, " number"]:
-  """Draws standard normal numbers with the 52 bits of float64.
-
-  Those of float32 lie farther apart in the tails than the grid that sums are
-  rounded to: what one data set can give, its neighbour could not.
-
-  >>> normal_numbers(jax.random.key(0), 3).dtype
-  dtype('float64')
-
-  Args:
-    key: of the noise, secret.
-    size: how many.
-  """
-  bits = jax.random.bits(key, (2, size), np.uint32)
-  high, low = np.asarray(bits, np.uint64)
-  whole = (high << np.uint64(20)) | (low >> np.uint64(12))
-  return stats.norm.ppf((whole + 0.5) / 2.0**52)
 
 
 def centred_sum(
@@ -250,6 +210,7 @@ def claim(
   size: int,
   words: terms.Terms = terms.SCORES,
   most: int = 1,
+  part: str = "",
 ) -> claim_lib.Claim:
   """Returns the promise about one release.
 
@@ -259,19 +220,15 @@ def claim(
     size: how many means are released.
     words: of the promise.
     most: queries of one unit.
+    part: the records that are read.
   """
-  sensitivity = most * math.sqrt(size) * _MIDDLE
-  return claim_lib.calibrated(
+  return noisy_sums.claim(
     epsilon=config.epsilon,
     delta=config.delta,
-    sampler=sampling.Poisson(
-      num_examples=units,
-      expected_batch_size=units,
-      max_batch_size=units + 2,  # two more: nothing is ever cut
-    ),
-    steps=1,
-    l2_clip_norm=sensitivity,
+    units=units,
+    l2_sensitivity=most * math.sqrt(size) * _MIDDLE,
     words=words,
+    part=part,
   )
 
 
@@ -303,9 +260,7 @@ def _refusal(
   found = width(num_queries)
   if found <= config.widest:
     return ""
-  enough = num_queries
-  while (now := width(enough)) > config.widest:  # noise grows with log n
-    enough = math.ceil(enough * now / config.widest)
+  enough = noisy_sums.enough(lambda n: width(n) / config.widest, num_queries)
   return (
     f"expected noise of at most {config.widest:g} on a mean, got"
     f" {found:.2g}: {size} scores of {num_queries:,} test queries at epsilon"
@@ -321,17 +276,6 @@ def _delta(config: Config, prepared: results.PreparedData, units: int) -> float:
     return config.delta
   trained = (prepared.num_users or prepared.num_queries)["train"]
   return 1 / (2 * max(units, trained))
-
-
-def _terms(space, prepared: results.PreparedData) -> terms.Terms:
-  """Returns the words of the promise, for this run and this data."""
-  assumed = () if prepared.division else (terms.SPLIT,)
-  if space.is_fixed:
-    assumed = (terms.fixed_secret("run"), *assumed)
-  known = terms.SCORES
-  if prepared.queries_per_user:
-    known = terms.users(prepared.queries_per_user, _SUMMED, known)
-  return known.but(assumptions=assumed, not_protected=prepared.not_protected)
 
 
 def _values(

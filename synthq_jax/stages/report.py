@@ -341,7 +341,7 @@ STAGE = stage.of(
   needs=(
     "prepare_data",
     "prepare_test_set",
-    "filter_queries",
+    "vote_queries",
     "query_leakage",
     "evaluate",
     "audit",

@@ -180,6 +180,6 @@ def _inherited(synthetic: results.SyntheticQueries | None):
 STAGE = stage.of(
   __name__,
   result=system_results.Reranker,
-  needs=("filter_queries",),
+  needs=("vote_queries",),
   reads=("encoder",),
 )

@@ -289,7 +289,7 @@ def _inherited(synthetic: results.SyntheticQueries | None):
 STAGE = stage.of(
   __name__,
   result=results.Checkpoint,
-  needs=("filter_queries", "direct_dp", "train_reranker"),
+  needs=("vote_queries", "direct_dp", "train_reranker"),
   reads=("encoder",),
   together=True,
 )

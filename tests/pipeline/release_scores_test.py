@@ -14,7 +14,7 @@ from scipy import stats
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.pipeline import noisy_results, plan, results, workspace
-from synthq_jax.privacy import accounting, joint, ledger, statement
+from synthq_jax.privacy import accounting, gaussian, joint, ledger, statement
 from synthq_jax.stages import evaluate, release_scores
 
 NDCG, RECALL = "nDCG@10", "R@10"
@@ -232,7 +232,7 @@ def test_the_ledger_has_the_promise_before_there_is_noise(
 
   table = named(np.full((99, 2), 0.5))
   with monkeypatch.context() as patch:
-    patch.setattr(release_scores, "normal_numbers", stopped)
+    patch.setattr(gaussian, "normal_numbers", stopped)
     with pytest.raises(RuntimeError, match="stopped"):
       released(tmp_path, table, settings(), secret=None)
   path = tmp_path / "private" / ledger.NAME
@@ -249,13 +249,13 @@ def test_an_interrupted_release_of_other_values_has_other_noise(
 ):
   """Equal noise on both would tell the difference exactly."""
   kept = []
-  normal = release_scores.normal_numbers
+  normal = gaussian.normal_numbers
 
   def noted(key, shape):
     kept.append(np.asarray(normal(key, shape)))
     raise RuntimeError("stopped")
 
-  monkeypatch.setattr(release_scores, "normal_numbers", noted)
+  monkeypatch.setattr(gaussian, "normal_numbers", noted)
   for value in (0.5, 0.5, 0.25):
     with pytest.raises(RuntimeError, match="stopped"):
       table = named(np.full((99, 2), value))
@@ -394,7 +394,7 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
 
 def test_noise_has_more_bits_than_the_grid_of_released_sums():
   """In the tails float32 leaves gaps that tell neighbours apart."""
-  drawn = release_scores.normal_numbers(jax.random.key(3), 1 << 18)
+  drawn = gaussian.normal_numbers(jax.random.key(3), 1 << 18)
   assert stats.kstest(drawn, "norm").pvalue > 1e-3
   assert np.mean(drawn != drawn.astype(np.float32)) > 0.99
   far = np.sort(drawn[np.abs(drawn) > 3.5])

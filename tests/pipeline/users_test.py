@@ -17,7 +17,13 @@ import tiny_runs
 from synthq_jax import artifacts, optim
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.optim import users
-from synthq_jax.pipeline import plan, private_training, results, workspace
+from synthq_jax.pipeline import (
+  noisy_sums,
+  plan,
+  private_training,
+  results,
+  workspace,
+)
 from synthq_jax.privacy import joint, ledger, sampling, terms
 from synthq_jax.stages import (
   direct_dp,
@@ -478,7 +484,8 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
 
 def test_scores_are_claimed_for_users(tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  words = release_scores._terms(space, of_users())
+  how = release_scores._SUMMED
+  words = noisy_sums.words(terms.SCORES, how, space, of_users())
   assert words.unit == terms.user(MOST)
   assert any(
     "scores of one user's queries are added" in x for x in words.assumptions
