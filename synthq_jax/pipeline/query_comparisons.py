@@ -1,7 +1,6 @@
 """Counts near-duplicates of real queries among written ones, and compares."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +11,7 @@ from synthq_jax import intervals
 from synthq_jax.data import files
 from synthq_jax.leakage import near_duplicates, shares
 from synthq_jax.pipeline import comparison_results, inputs, results, workspace
+from synthq_jax.pipeline import queries as queries_lib
 
 __all__ = [
   "Detector",
@@ -75,10 +75,9 @@ def real(
   rng = np.random.default_rng([seed, 4])
   chosen = [_draw([*group], limit, rng) for group in (trained, others)]
   names = [*chosen[0], *chosen[1]]
-  texts = _texts(folder, set(names))
   tested = {*ids[prepared.test_split].tolist()}
   return Real(
-    texts=[texts[name] for name in names],
+    texts=queries_lib.texts(folder, names),
     trained=np.arange(len(names)) < len(chosen[0]),
     tested=np.array([name in tested for name in names], bool),
   )
@@ -122,15 +121,7 @@ def tests(folders: workspace.Folders, made: results.TestSet) -> list[str]:
   """Reads the judged queries of a public test set."""
   folder = folders.root / made.directory
   ids = inputs.arrays(folders, made, folder / results.TestSet.QUERIES)["ids"]
-  texts = _texts(folder, {*ids.tolist()})
-  return [texts[name] for name in ids.tolist()]
-
-
-def _texts(folder: pathlib.Path, names: set[str]) -> dict[str, str]:
-  lines = files.json_lines(files.find(folder, "queries.jsonl"))
-  return {
-    line["_id"]: line["text"] for _, line in lines if line["_id"] in names
-  }
+  return queries_lib.texts(folder, ids)
 
 
 class Detector(Protocol):
