@@ -59,11 +59,6 @@ class Chosen:
   per_query: dict[str, float]
   sizes: tuple[int, ...]
 
-  @property
-  def mean(self) -> float:
-    """Over all queries."""
-    return math.fsum(self.per_query.values()) / len(self.per_query)
-
 
 def folds_of(
   queries: Sequence[str], number: int, *, seed: int

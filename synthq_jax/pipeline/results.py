@@ -37,6 +37,7 @@ __all__ = [
   "TestSet",
   "is_private_path",
   "first_seeds",
+  "inherited",
   "is_shareable",
   "is_shareable_score",
   "public_documents",
@@ -313,6 +314,24 @@ class SyntheticQueries(Claimed):
   """A few (query, document) pairs, drawn at random."""
   filters: str = ""
   """What filter_queries did, in one sentence; empty: it did not run."""
+
+
+def inherited(
+  queries: SyntheticQueries | None, *, real: str, synthetic: str
+) -> statement_lib.PrivacyStatement:
+  """Returns the statement of what was made of queries and public documents.
+
+  Formal guarantee: of synthetic queries their own, by post-processing, PROVIDED
+  no private record is read beside them; of real ones none (epsilon inf).
+
+  Args:
+    queries: synthetic ones; None: the private ones.
+    real: what was done with private queries, one sentence.
+    synthetic: what was done with synthetic queries, one sentence.
+  """
+  if queries is None:
+    return statement_lib.non_private(real)
+  return statement_lib.inherit(queries.statement, synthetic)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ import numpy as np
 from synthq_jax import artifacts
 from synthq_jax.pipeline import config_types, inputs, results, system_results
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "run"]
@@ -92,7 +91,11 @@ def run(task: stage.Task) -> system_results.Expansion:
   return system_results.Expansion(
     directory=folders.relative(directory),
     name=f"{system_results.Expansion.SYSTEM}_{task.name}",
-    statement=_statement(synthetic),
+    statement=results.inherited(
+      synthetic,
+      real="Documents were expanded by the private queries without privacy.",
+      synthetic="Documents were expanded by the synthetic queries: post-processing.",
+    ),
     queries=_words(synthetic),
     queries_per_document=config.queries_per_document,
     repeat=config.repeat,
@@ -134,17 +137,6 @@ def _words(synthetic: results.SyntheticQueries | None) -> str:
   if synthetic is None:
     return "the real train queries"
   return f"the synthetic queries of {synthetic.name.replace('_', ' ')}"
-
-
-def _statement(synthetic: results.SyntheticQueries | None):
-  if synthetic is None:
-    return statement_lib.non_private(
-      "Documents were expanded by the private queries without privacy."
-    )
-  return statement_lib.inherit(
-    synthetic.statement,
-    "Documents were expanded by the synthetic queries: post-processing.",
-  )
 
 
 STAGE = stage.of(

@@ -55,7 +55,8 @@ def test_choosing_does_not_look_at_the_fold_that_is_scored():
   for _ in range(200):
     of_size = {size: values(rng, 0.5, 20) for size in range(1, 9)}
     folds = study.folds_of(list(of_size[1]), 5, seed=0)
-    picked.append(study.choose_sizes(of_size, folds).mean)
+    chosen = study.choose_sizes(of_size, folds).per_query
+    picked.append(np.mean(list(chosen.values())))
     peeked.append(max(np.mean(list(v.values())) for v in of_size.values()))
   assert np.mean(picked) == pytest.approx(0.5, abs=0.01)
   assert np.mean(peeked) > 0.55
