@@ -1,8 +1,8 @@
 """Counts near-duplicates of real queries among written ones, and compares."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -14,7 +14,6 @@ from synthq_jax.pipeline import comparison_results, inputs, results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 
 __all__ = [
-  "Detector",
   "NearDuplicates",
   "Real",
   "Written",
@@ -124,19 +123,12 @@ def tests(folders: workspace.Folders, made: results.TestSet) -> list[str]:
   return queries_lib.texts(folder, ids)
 
 
-class Detector(Protocol):
-  """What is asked of one of `near_duplicates`."""
-
-  def index(self, targets: Sequence[str]) -> near_duplicates.Index:
-    """Indexes the targets."""
-
-
 class NearDuplicates:
   """Pairs of targets with private queries and with written ones."""
 
   def __init__(
     self,
-    detector: Detector,
+    index: Callable[[Sequence[str]], near_duplicates.Index],
     targets: Sequence[str],
     queries: Real,
     generators: Sequence[Written],
@@ -147,20 +139,20 @@ class NearDuplicates:
     """Looks for all queries in one index.
 
     Args:
-      detector: what finds them.
+      index: of a detector of `near_duplicates`, from targets to their index.
       targets: the texts that are indexed.
       queries: the private queries.
       generators: what each generator wrote.
       name: of the detector, in results.
       confidence: of each interval by itself, in (0, 1).
     """
-    index = detector.index(targets)
+    indexed = index(targets)
     self.detector, self.confidence = name, confidence
     self.queries, self.generators = queries, tuple(generators)
     self.num_targets = len(targets)
-    self.real = near_duplicates.pairs(queries.texts, index)
+    self.real = near_duplicates.pairs(queries.texts, indexed)
     self.written = {
-      one.name: near_duplicates.pairs(one.texts, index) for one in generators
+      one.name: near_duplicates.pairs(one.texts, indexed) for one in generators
     }
 
   def memberships(self) -> Iterator[comparison_results.Membership]:

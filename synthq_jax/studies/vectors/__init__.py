@@ -99,16 +99,7 @@ class Config:
     )  # fmt: skip
     config_types.at_least(self, 2, "num_candidates")
     config_types.at_least(self, 0, "num_shown")
-    if (self.checkpoint is None) != (self.vocabulary is None):
-      raise ValueError(
-        "vectors.Config.vocabulary must be given with checkpoint, and only then,"
-        f" got checkpoint={self.checkpoint!r} and"
-        f" vocabulary={self.vocabulary!r}"
-      )
-    if self.bert is not None and self.checkpoint is not None:
-      raise ValueError(
-        "vectors.Config.bert must be given without checkpoint, got both"
-      )
+    config_types.one_encoder(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
