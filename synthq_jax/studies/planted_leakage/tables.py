@@ -223,7 +223,7 @@ def _tables(
 ) -> list[MeasureTable]:
   """Returns a table for each size; their tests are one family."""
   leaking = [key for key in values if key[1] != _NONE]
-  compared = study.compare(
+  compared = significance.compare(
     {
       _label(key): (values[key], values[key[0], _NONE, key[2]])
       for key in leaking
@@ -277,7 +277,7 @@ def _memory_tables(
     )
   }
   ranks, offsets = (
-    study.compare(
+    significance.compare(
       {
         _label(key): tuple(
           study.average(getattr(one, what) for one in side)
