@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax.data import collection, files
+from synthq_jax.data import collection, files, msmarco
 
 __all__ = [
   "Qrels",
@@ -136,7 +136,13 @@ def read_run(path: str | os.PathLike) -> Run:
       document stands twice for a query.
   """
   run: Run = {}
-  for where, cells in _cells(path, "query Q0 document rank score tag", 6):
+  for where, line in files.lines(path):
+    cells = line.split()
+    if len(cells) != 6:
+      raise ValueError(
+        f"{where}: expected 'query Q0 document rank score tag', got"
+        f" {line[:60]!r}; correct the line"
+      )
     query, _, document, _, score, _ = cells
     scores = run.setdefault(query, {})
     if document in scores:
@@ -174,22 +180,4 @@ def read_qrels(path: str | os.PathLike) -> Qrels:
   Raises:
     ValueError: if a line is malformed or a pair has two grades.
   """
-  return collection.judge(
-    (where, query, document, grade)
-    for where, (query, _, document, grade) in _cells(
-      path, "query 0 document grade", 4
-    )
-  )
-
-
-def _cells(
-  path: str | os.PathLike, form: str, columns: int
-) -> Iterator[tuple[str, list[str]]]:
-  """Yields lines split at white space."""
-  for where, line in files.lines(path):
-    cells = line.split()
-    if len(cells) != columns:
-      raise ValueError(
-        f"{where}: expected '{form}', got {line[:60]!r}; correct the line"
-      )
-    yield where, cells
+  return collection.judge(msmarco.judgements(path))

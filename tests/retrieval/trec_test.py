@@ -111,9 +111,9 @@ BAD_RUNS = {
   "a BOM in the middle": (BOM + b"q1 Q0 c 3 2 t", "start of the file only"),
 }
 BAD_QRELS = {
-  "BEIR's columns": (b"q1\tc\t1", "expected 'query 0 document grade', got"),
+  "BEIR's columns": (b"q1\tc\t1", "0, document id and grade, got 3 cells"),
   "BEIR's header": (b"query-id\tcorpus-id\tscore", "correct the line"),
-  "a run": (b"q1 Q0 c 3 2 t", "expected 'query 0 document grade', got 'q1 Q0"),
+  "a run": (b"q1 Q0 c 3 2 t", "0, document id and grade, got 6 cells"),
   "half a grade": (b"q1 0 c 1.5", "whole number as the grade, got another"),
   "a grade in words": (b"q1 0 c yes", "got another text; write 1 for relevant"),
   "NaN": (b"q1 0 c nan", "whole number as the grade, got another"),
