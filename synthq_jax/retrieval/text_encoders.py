@@ -28,6 +28,7 @@ __all__ = [
   "Gpt2",
   "OwnEncoder",
   "TextEncoder",
+  "given",
   "load",
 ]
 
@@ -137,6 +138,26 @@ class Bert(_Flax):
         f" {folder} has, got length={self.length}; change it"
       )
     return params, config, functools.partial(pieces.rows, length=self.length)
+
+
+def given(
+  bert: str | None, checkpoint: str | None, vocabulary: str | None
+) -> OwnEncoder | Bert | None:
+  """Returns the encoder that a user names, for texts as short as queries.
+
+  Args:
+    bert: a folder as `Bert` reads it; None, with the others, for the shipped one.
+    checkpoint: instead: of an `OwnEncoder`.
+    vocabulary: that belongs to the checkpoint.
+
+  Returns:
+    What `load` takes.
+  """
+  if bert:
+    return Bert(folder=bert)
+  if checkpoint:
+    return OwnEncoder(checkpoint=checkpoint, vocabulary=vocabulary, length=64)
+  return None
 
 
 def load(encoder: OwnEncoder | Bert | None = None) -> TextEncoder:
