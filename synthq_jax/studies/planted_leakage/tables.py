@@ -90,13 +90,11 @@ class MemoryTable:
   """Their mean score without leakage."""
   score_with: float
   """The same with it."""
-  offset_increase: float
-  """Increase of the rank of leaked non-relevant documents minus that of the
-  relevant ones."""
   rank: significance.Comparison
   """Ranks with leakage against those without."""
   offset: significance.Comparison
-  """Offsets with leakage against those without."""
+  """Offsets with leakage against those without: the rank of the leaked
+  non-relevant document minus that of the relevant one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -300,7 +298,6 @@ def _memory_tables(
       rank_with=_mean_of(leaking, "ranks"),
       score_without=_mean_of(without, "scores"),
       score_with=_mean_of(leaking, "scores"),
-      offset_increase=offset.difference.mean,
       rank=rank,
       offset=offset,
     )
