@@ -14,7 +14,7 @@ from typing import Any
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import files, table_files
 
-__all__ = ["judgements", "read_anserini", "read_msmarco"]
+__all__ = ["read_anserini", "read_msmarco"]
 
 _TOPIC = re.compile(
   r"<num>\s*(?:Number:)?\s*(\S+?)\s*(?:</num>\s*)?<title>\s*(?:Topic:)?"
@@ -61,7 +61,7 @@ def read_msmarco(
   for split in files.splits(directory, "qrels.") if splits is None else splits:
     path = files.find(directory, f"queries.{split}.tsv")
     asked = collection_lib.by_id(path, "query", _items(path, "query"))
-    rows = judgements(files.find(directory, f"qrels.{split}.tsv"))
+    rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
     qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
     for id_, query in asked.items():
       if id_ in qrels[split] and queries.setdefault(id_, query) != query:
@@ -107,7 +107,7 @@ def read_anserini(
     )
     items = _items(path, "query") if ".tsv" in path.name else _topics(path)
     asked = collection_lib.by_id(path, "query", items)
-    rows = judgements(files.find(directory, f"qrels.{split}.txt"))
+    rows = _rows(files.find(directory, f"qrels.{split}.txt"))
     qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
     queries |= asked
   if not queries:
@@ -142,25 +142,12 @@ def _items(path: pathlib.Path, kind: str) -> Iterator[tuple[str, Any]]:
     yield where, make[kind](id_, text)
 
 
-def judgements(
-  path: str | os.PathLike,
-) -> Iterator[tuple[str, str, str, str]]:
-  """Yields the lines of TREC judgements, for `collection.judge`.
-
-  Args:
-    path: the file, "query 0 document grade" a line, plain or gzipped.
-
-  Yields:
-    Where the line stands, query, document and grade.
-
-  Raises:
-    ValueError: if a line has another number of cells.
-  """
+def _rows(path: pathlib.Path) -> Iterator[tuple[str, str, str, str]]:
   for where, line in files.lines(path):
     cells = line.split()
     if len(cells) != 4:
       raise ValueError(
-        f"{where}: expected query id, 0, document id and grade, got"
+        f"{where}: expected query id, 0, passage id and grade, got"
         f" {len(cells)} cells; correct the line"
       )
     query, _, document, grade = cells

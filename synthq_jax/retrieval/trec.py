@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax.data import collection, files, msmarco
+from synthq_jax.data import collection, files
 
 __all__ = [
   "Qrels",
   "Run",
   "ranking",
-  "read_qrels",
   "read_run",
   "to_run",
   "write_run",
@@ -166,18 +165,3 @@ def _score(where: str, text: str) -> float:
       "it, or remove the line"
     )
   return score
-
-
-def read_qrels(path: str | os.PathLike) -> Qrels:
-  """Reads TREC judgements, plain or gzipped.
-
-  Args:
-    path: the file, "query 0 document grade" a line.
-
-  Returns:
-    The judgements.
-
-  Raises:
-    ValueError: if a line is malformed or a pair has two grades.
-  """
-  return collection.judge(msmarco.judgements(path))

@@ -88,7 +88,7 @@ BAD = {
   ),
   "BEIR's header": (
     {"qrels.train.tsv": "query-id\tcorpus-id\tscore\n1\t7\t1\n"},
-    r"qrels\.train\.tsv:1: expected query id, 0, document id and grade",
+    r"qrels\.train\.tsv:1: expected query id, 0, passage id and grade",
   ),
   "a grade that is no whole number": (
     {"qrels.train.tsv": "1\t0\t7\t1\n1\t0\t8\t0.5\n"},
