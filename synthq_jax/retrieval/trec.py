@@ -1,4 +1,4 @@
-"""Runs and judgements: in memory, and in the files that trec_eval reads.
+"""Runs and judgements in memory, and runs in the files that trec_eval reads.
 
 trec_eval keeps scores in single precision and breaks ties by document id,
 descending. So that every reader sees one and the same ranking, `write_run`
