@@ -62,8 +62,6 @@ class Recovery:
   """Share of secrets that rank first (Clopper and Pearson's interval)."""
   mean_rank: intervals.Interval
   """Of the secrets; (num_candidates + 1) / 2 is chance."""
-  exposure_bits: float
-  """Mean of log2(num_candidates / rank)."""
 
 
 def plant(
@@ -166,7 +164,7 @@ def recovery(scores: Float[np.ndarray, "secret candidate"]) -> Recovery:
       secret in column 0.
 
   Returns:
-    Shares, ranks and exposure; as private as the secrets.
+    Shares and ranks; as private as the secrets.
 
   Raises:
     ValueError: if the scores are no matrix of numbers with two columns or more.
@@ -178,7 +176,6 @@ def recovery(scores: Float[np.ndarray, "secret candidate"]) -> Recovery:
     num_candidates=num_candidates,
     first=intervals.clopper_pearson(int(np.sum(ranks == 1)), len(ranks)),
     mean_rank=exposure.mean_rank(ranks, num_candidates),
-    exposure_bits=float(np.mean(exposure.exposure(ranks, num_candidates))),
   )
 
 

@@ -324,18 +324,15 @@ def configure(
   kind: type,
   gin_files: Sequence[str],
   bindings: Sequence[str] = (),
-  *,
-  search_paths: Sequence[str] = (),
 ) -> tuple[Any, str]:
   """Builds a frozen dataclass from gin files and flags.
 
   Args:
     kind: the dataclass, which the files configure.
-    gin_files: parsed in their order. Each is looked for as given, then in the
-      search paths, in the `gin_configs` of the current folder, of the
+    gin_files: parsed in their order. Each is looked for as given, then
+      in the `gin_configs` of the current folder, of the
       repository and of the installed package.
     bindings: NAME=value, as they stand behind `--gin.`; they win.
-    search_paths: more folders.
 
   Returns:
     The instance, and all that went into it as one gin file.
@@ -343,7 +340,7 @@ def configure(
   Raises:
     UsageError: if a name, a value or a file is wrong or missing.
   """
-  return _loaded(kind, gin_files, bindings, search_paths)[:2]
+  return _loaded(kind, gin_files, bindings)[:2]
 
 
 def _loaded(

@@ -4,20 +4,23 @@ Every error says file:line, what was expected and what to do. Files may be priva
 so no error of a line, nor its cause, holds a key, a cell or a byte of it.
 """
 
+import array
 import contextlib
 import functools
 import gzip
+import itertools
 import json
 import os
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, AnyStr
 
 from synthq_jax import artifacts
 
 __all__ = [
   "BROKEN_GZIP",
+  "Lines",
   "bounded",
   "field",
   "find",
@@ -355,6 +358,32 @@ def headed_table(
       "got another line; add it"
     )
   yield from rows
+
+
+class Lines(Sequence):
+  """Lines of a plain file by position, read when they are asked for."""
+
+  def __init__(self, path: Path, read: Callable[[bytes], Any]):
+    """Finds where the lines begin, which reads the file once.
+
+    Args:
+      path: the file, not gzipped; nothing may change it.
+      read: makes what is returned out of a line.
+    """
+    self._path, self._read = path, read
+    with open(path, "rb") as stream:
+      lengths = map(len, stream)
+      self._starts = array.array("q", itertools.accumulate(lengths, initial=0))
+    self._starts.pop()  # the end of the file
+
+  def __len__(self) -> int:
+    return len(self._starts)
+
+  def __getitem__(self, position: int) -> Any:
+    """Returns what `read` makes of a line; positions count from 0."""
+    with open(self._path, "rb") as stream:
+      stream.seek(self._starts[position])
+      return self._read(stream.readline())
 
 
 def write_lines(path: Path, texts: Iterable[str]) -> None:

@@ -18,11 +18,6 @@ from synthq_jax.data import docstrings
 __all__ = ["READERS", "Entry", "ask", "is_question"]
 
 _SPACE = re.compile(r"\s+")
-_QUESTION = re.compile(
-  r"^(who|whom|whose|what|which|when|where|why|how|is|are|was|were|do|does|did"
-  r"|can|could|should|will|would|may|must|has|have|had)\b",
-  re.IGNORECASE,
-)
 _NUMBERING = re.compile(r"^([0-9]+\.|[0-9]+(\.[0-9]+)+\.?|[QA]?\d*[:.)])\s+")
 _BE = r"(?:is|are|was|were)"
 _DEFINES = re.compile(

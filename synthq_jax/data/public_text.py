@@ -6,11 +6,8 @@ sentence with 8 words of a held-out query in a row is dropped and counted.
 """
 
 import collections
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
 
 from synthq_jax.data import docstrings, open_text, pretrain_tasks
 
@@ -34,7 +31,6 @@ _WORDS = {  # of a title, from and to
   "summary": (3, 30),
 }
 _NGRAM = 8
-_FACTORS = tuple(pow(0x9E3779B97F4A7C15, i + 1, 2**64) for i in range(_NGRAM))
 
 
 class HeldOut:
@@ -46,23 +42,10 @@ class HeldOut:
   """
 
   def __init__(self, queries: Iterable[str]):
-    self._words: dict[str, int] = {}
-    hashes: dict[int, set[int]] = {}
-    for gram in {gram for query in queries for gram in grams(query)}:
-      total = sum(
-        self._hash(w) * f for w, f in zip(gram, _FACTORS, strict=False)
-      )
-      hashes.setdefault(len(gram), set()).add(total % 2**64)
-    self._hashes = {
-      length: np.sort(np.fromiter(found, np.uint64, len(found)))
-      for length, found in hashes.items()
-    }
-
-  def _hash(self, word: str) -> int:
-    if word not in self._words:
-      digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
-      self._words[word] = int.from_bytes(digest, "little")
-    return self._words[word]
+    self._grams = {gram for query in queries for gram in grams(query)}
+    self._lengths: dict[str, set[int]] = {}  # by the first word
+    for gram in self._grams:
+      self._lengths.setdefault(gram[0], set()).add(len(gram))
 
   def flags(self, texts: Sequence[Sequence[str]]) -> list[list[bool]]:
     """Tells which sentences of each text take part in a repetition.
@@ -74,32 +57,21 @@ class HeldOut:
     Returns:
       For each text one flag for each sentence.
     """
-    words, owners, number = [], [], 0
-    for text in texts:
-      for sentence in text:
-        own = [self._hash(word) for word in docstrings.words(sentence)]
-        words += own
-        owners += [number] * len(own)
-        number += 1
-      words += [0] * _NGRAM  # no word: ends every n-gram
-      owners += [-1] * _NGRAM
-    ids, owner = np.array(words, np.uint64), np.array(owners, np.int64)
-    flagged = np.zeros(number + 1, bool)
-    for length, wanted in self._hashes.items():
-      count = max(0, len(ids) - length + 1)
-      sums = np.zeros(count, np.uint64)
-      for i in range(length):
-        sums += ids[i : i + count] * np.uint64(_FACTORS[i])
-      places = np.searchsorted(wanted, sums)
-      places = np.minimum(places, len(wanted) - 1)
-      starts = np.flatnonzero(wanted[places] == sums)
-      for i in range(length):
-        flagged[owner[starts + i]] = True
-    result, number = [], 0
-    for text in texts:
-      result.append(flagged[number : number + len(text)].tolist())
-      number += len(text)
-    return result
+    return [self._flagged(text) for text in texts]
+
+  def _flagged(self, text: Sequence[str]) -> list[bool]:
+    words, owners = [], []
+    for number, sentence in enumerate(text):
+      own = docstrings.words(sentence)
+      words += own
+      owners += [number] * len(own)
+    flags = [False] * len(text)
+    for start, word in enumerate(words):
+      for length in self._lengths.get(word, ()):
+        if tuple(words[start : start + length]) in self._grams:
+          for owner in owners[start : start + length]:
+            flags[owner] = True
+    return flags
 
   def repeats(self, text: str) -> bool:
     """Whether the text repeats any held-out query."""

@@ -127,11 +127,6 @@ class Split:
     """The triples that give a test query away."""
     return self.triples[self.size - self.num_leaked :]
 
-  @property
-  def filler(self) -> tuple[Triple, ...]:
-    """The triples that give nothing away."""
-    return self.triples[: self.size - self.num_leaked]
-
 
 def filler(pool: Pool, number: int, *, seed: int) -> tuple[Triple, ...]:
   """Draws triples that leak nothing.
@@ -347,9 +342,6 @@ class Manifest:
     num_leaked_queries: different queries among the leaked triples.
     num_targets: test queries that are given away.
     digest: of all triples in their order, with the texts of their documents.
-    filler_digest: of the filler alone; sets that share their filler have
-      fillers of different lengths where one of them leaks.
-    leaked_digest: of the leaked triples alone.
   """
 
   name: str
@@ -360,8 +352,6 @@ class Manifest:
   num_leaked_queries: int
   num_targets: int
   digest: str
-  filler_digest: str
-  leaked_digest: str
 
 
 def manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
@@ -380,8 +370,6 @@ def manifest(split: Split, documents: Mapping[str, str]) -> Manifest:
     num_leaked_queries=len({each.query_id for each in split.leaked}),
     num_targets=len({each.target for each in split.leaked}),
     digest=_digest(split.triples, documents),
-    filler_digest=_digest(split.filler, documents),
-    leaked_digest=_digest(split.leaked, documents),
   )
 
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from synthq_jax.retrieval import significance, trec
+from synthq_jax.retrieval import trec
 
 __all__ = [
   "FEWER_IS_BETTER",
@@ -33,7 +33,6 @@ __all__ = [
   "Memory",
   "average",
   "choose_sizes",
-  "compare",
   "folds_of",
   "memory",
   "order",
@@ -58,11 +57,6 @@ class Chosen:
 
   per_query: dict[str, float]
   sizes: tuple[int, ...]
-
-  @property
-  def mean(self) -> float:
-    """Over all queries."""
-    return math.fsum(self.per_query.values()) / len(self.per_query)
 
 
 def folds_of(
@@ -136,26 +130,6 @@ def choose_sizes(
     sizes.append(best)
     per_query |= {query: of_size[best][query] for query in fold}
   return Chosen(per_query=per_query, sizes=tuple(sizes))
-
-
-def compare(
-  pairs: Mapping[str, tuple[PerQuery, PerQuery]],
-  *,
-  alpha: float = 0.05,
-  seed: int = 0,
-) -> tuple[significance.Comparison, ...]:
-  """Tests several systems whatever the order of their queries.
-
-  Args:
-    pairs: as in `significance.compare`.
-    alpha: the level, in (0, 1).
-    seed: of the bootstrap.
-  """
-  ordered = {
-    label: tuple(dict(sorted(side.items())) for side in pair)
-    for label, pair in pairs.items()
-  }
-  return significance.compare(ordered, alpha=alpha, seed=seed)
 
 
 def order(means: Mapping[str, float], measure: str) -> list[str]:
@@ -255,7 +229,8 @@ def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: query id -> value, one mapping for each repetition.
 
   Returns:
-    Query id -> mean over the repetitions.
+    Query id -> mean over the repetitions, in the order of the ids, on which a
+    bootstrap depends.
 
   Raises:
     ValueError: if there are none, or their queries differ.
@@ -266,7 +241,10 @@ def average(values: Iterable[Mapping[str, float]]) -> dict[str, float]:
       f"expected repetitions on the same queries, got {len(values)} of them"
       " with other queries: score all on one test set"
     )
-  return {query: _mean([v[query] for v in values]) for query in values[0]}
+  return {
+    query: _mean([each[query] for each in values])
+    for query in sorted(values[0])
+  }
 
 
 def _mean(values: list[float]) -> float:

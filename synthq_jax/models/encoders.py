@@ -44,29 +44,32 @@ class _Whole:
     return params
 
 
-def _check_pooling(one: Any) -> None:
-  if one.pooling not in dual_encoder.POOLINGS:
-    raise ValueError(
-      f"expected pooling among {dual_encoder.POOLINGS}, got"
-      f" pooling={one.pooling!r}"
-    )
+class _OfTokens:
+  """An encoder of tokens: a shape, `config`, whose outputs are pooled."""
+
+  config: bert.BertConfig | t5_config.T5Config
+  pooling: str
+
+  def __post_init__(self):
+    if self.pooling not in dual_encoder.POOLINGS:
+      raise ValueError(
+        f"expected pooling among {dual_encoder.POOLINGS}, got"
+        f" pooling={self.pooling!r}"
+      )
+
+  @property
+  def dim(self) -> int:
+    return self.config.emb_dim
 
 
 @dataclasses.dataclass(frozen=True)
-class Bert(_Whole):
+class Bert(_OfTokens, _Whole):
   """A BERT's outputs, pooled; see `bert.encode`."""
 
   config: bert.BertConfig
   """Its shape."""
   pooling: str = "mean"
   """One of `dual_encoder.POOLINGS`; "first" is [CLS]."""
-
-  def __post_init__(self):
-    _check_pooling(self)
-
-  @property
-  def dim(self) -> int:
-    return self.config.emb_dim
 
   def encode(
     self, params: typing.Params, inputs: Int[Array, "batch length"]
@@ -75,20 +78,13 @@ class Bert(_Whole):
 
 
 @dataclasses.dataclass(frozen=True)
-class T5:
+class T5(_OfTokens):
   """The encoder of a T5, pooled; see `dual_encoder.encode`."""
 
   config: t5_config.T5Config
   """Its shape."""
   pooling: str = "mean"
   """One of `dual_encoder.POOLINGS`."""
-
-  def __post_init__(self):
-    _check_pooling(self)
-
-  @property
-  def dim(self) -> int:
-    return self.config.emb_dim
 
   def select(self, params: typing.Params) -> typing.Params:
     return dual_encoder.encoder_params(params)

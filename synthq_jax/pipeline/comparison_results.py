@@ -124,11 +124,9 @@ class SideBySide:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryComparison:
-  """Rows, generators and real queries, held against each other."""
+class QueryComparison(results.Saved):
+  """Rows, generators and real queries, held against each other; private."""
 
-  directory: str
-  """Private."""
   measures: tuple[str, ...]
   """Columns of the tables; rows are compared by the first."""
   test_set: str
@@ -147,8 +145,6 @@ class QueryComparison:
   """Some documents of held-out pairs."""
   similarity: tuple[Similarity, ...]
   """Of each generator."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,11 +233,9 @@ class Example:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryLeakage:
-  """Near-duplicates between synthetic queries and real ones."""
+class QueryLeakage(results.Saved):
+  """Near-duplicates between synthetic queries and real ones; private."""
 
-  directory: str
-  """Private."""
   detectors: dict[str, str]
   """What each counts as a near-duplicate, in words."""
   num_train: int
@@ -258,5 +252,3 @@ class QueryLeakage:
   """Each test set, each generator with each detector."""
   examples: tuple[Example, ...]
   """Some of what was found."""
-  seconds: float = 0.0
-  """How long the stage took."""

@@ -24,6 +24,7 @@ __all__ = [
   "label",
   "named_as_folder",
   "nested",
+  "one_encoder",
   "one_of",
   "positive",
   "some_of",
@@ -66,6 +67,27 @@ def one_of(config: Any, name: str, known: Sequence[str]) -> None:
     raise ValueError(
       f"{_label(config, name)} must be one of {', '.join(known)}, got"
       f" {name}={value!r}"
+    )
+
+
+def one_encoder(config: Any) -> None:
+  """Refuses a T5 without its vocabulary, and a T5 beside a BERT.
+
+  Args:
+    config: a dataclass with `checkpoint`, `vocabulary` and `bert`.
+
+  Raises:
+    ValueError: naming the setting as gin files do.
+  """
+  if (config.checkpoint is None) != (config.vocabulary is None):
+    raise ValueError(
+      f"{_label(config, 'vocabulary')} must be given with checkpoint, and only"
+      f" then, got checkpoint={config.checkpoint!r} and"
+      f" vocabulary={config.vocabulary!r}"
+    )
+  if config.bert is not None and config.checkpoint is not None:
+    raise ValueError(
+      f"{_label(config, 'bert')} must be given without checkpoint, got both"
     )
 
 

@@ -9,10 +9,8 @@ Formal guarantee:
   they lie under private/.
 """
 
-import array
 import os
 import pathlib
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.data import files, public_corpus
 from synthq_jax.pipeline import inputs, results, workspace
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.report import tables
 from synthq_jax.training import progress as progress_lib
 
@@ -62,8 +61,10 @@ def run(
   prepared = artifacts.load(place, results.PreparedData)
   parts = public_corpus.parts(corpus)
   items = {
-    "queries": _queries(folders, prepared),
-    "documents": _Documents(inputs.corpus(folders, prepared)),
+    "queries": queries_lib.texts(folders.root / prepared.private_directory),
+    "documents": files.Lines(
+      inputs.corpus(folders, prepared), inputs.document_text
+    ),
   }
   plan = overlap_lib.prepare(config, items)
   place = folders.private(_NAME)
@@ -124,33 +125,6 @@ def _load(
       f"{path}: expected what was found in a part, got"
       f" {type(error).__name__}: delete the file, and the part is searched again"
     ) from error
-
-
-def _queries(folders: workspace.Folders, prepared) -> list[str]:
-  """Returns the private queries of all splits."""
-  path = files.find(folders.root / prepared.private_directory, "queries.jsonl")
-  return [line["text"] for _, line in files.json_lines(path)]
-
-
-class _Documents(Sequence[str]):
-  """Title and text of a corpus.jsonl's lines, read when they are asked for."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    self._starts = array.array("q")
-    with open(path, "rb") as stream:
-      start = 0
-      for line in stream:
-        self._starts.append(start)
-        start += len(line)
-
-  def __len__(self) -> int:
-    return len(self._starts)
-
-  def __getitem__(self, index: int) -> str:
-    with open(self._path, "rb") as stream:
-      stream.seek(self._starts[index])
-      return inputs.document_text(stream.readline())
 
 
 def _table(corpus: str, found: overlap_lib.Overlap) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts, checks
-from synthq_jax.data import files, query_pairs, shipped, sources
+from synthq_jax.data import files, query_pairs, sources
 from synthq_jax.leakage import calibration, near_duplicates
 from synthq_jax.report import blocks, page, tables
 from synthq_jax.retrieval import text_encoders
@@ -296,14 +296,8 @@ def _encoder(checkpoint, vocabulary, bert):
     )
   if bert and checkpoint:
     raise ValueError("expected --bert or --checkpoint, got both: leave one out")
-  if bert:
-    return text_encoders.load(text_encoders.Bert(folder=bert)).encode
-  own = text_encoders.OwnEncoder(
-    checkpoint=checkpoint or shipped.DIRECTORY,
-    vocabulary=vocabulary or shipped.VOCABULARY,
-    length=64,
-  )
-  return text_encoders.load(own).encode
+  named = text_encoders.given(bert, checkpoint, vocabulary)
+  return text_encoders.load(named).encode
 
 
 def calibrated(

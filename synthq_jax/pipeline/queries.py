@@ -1,23 +1,25 @@
-"""Sets of synthetic queries: how they are saved, and what is said of them.
+"""Sets of queries: how they are saved and read, and what is said of them.
 
 Formal guarantee:
-  Post-processing: reads synthetic queries, public documents and public seeds.
+  Post-processing of synthetic queries: beside `texts`, which reads whatever it is
+  told to, private queries among it, everything here reads synthetic queries, public documents and public seeds.
 """
 
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from synthq_jax import artifacts
+from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import text_measures
 from synthq_jax.pipeline import inputs
 from synthq_jax.retrieval import bm25
 
-__all__ = ["decoded", "forbidden", "measured", "save", "texts_of"]
+__all__ = ["decoded", "forbidden", "measured", "save", "texts", "texts_of"]
 
 
 def save(
@@ -41,6 +43,30 @@ def save(
     directory / "tokens.npz",
     {"tokens": tokens, "documents": owners, "passages": passages},
   )
+
+
+def texts(
+  directory: pathlib.Path, names: Iterable[str] | None = None
+) -> list[str]:
+  """Reads the texts of queries, as private as these.
+
+  Args:
+    directory: holds queries.jsonl.
+    names: which ones, in this order; None: all, in the order of the file.
+
+  Raises:
+    ValueError: if there is no such file, or a line is damaged.
+    KeyError: if there is no query of a name.
+  """
+  lines = files.json_lines(files.find(directory, "queries.jsonl"))
+  if names is None:
+    return [line["text"] for _, line in lines]
+  names = [*map(str, names)]
+  asked = frozenset(names)
+  by_name = {
+    line["_id"]: line["text"] for _, line in lines if line["_id"] in asked
+  }
+  return [by_name[name] for name in names]
 
 
 def measured(

@@ -1,9 +1,8 @@
 """Counts near-duplicates of real queries among written ones, and compares."""
 
 import dataclasses
-import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -12,9 +11,9 @@ from synthq_jax import intervals
 from synthq_jax.data import files
 from synthq_jax.leakage import near_duplicates, shares
 from synthq_jax.pipeline import comparison_results, inputs, results, workspace
+from synthq_jax.pipeline import queries as queries_lib
 
 __all__ = [
-  "Detector",
   "NearDuplicates",
   "Real",
   "Written",
@@ -75,10 +74,9 @@ def real(
   rng = np.random.default_rng([seed, 4])
   chosen = [_draw([*group], limit, rng) for group in (trained, others)]
   names = [*chosen[0], *chosen[1]]
-  texts = _texts(folder, set(names))
   tested = {*ids[prepared.test_split].tolist()}
   return Real(
-    texts=[texts[name] for name in names],
+    texts=queries_lib.texts(folder, names),
     trained=np.arange(len(names)) < len(chosen[0]),
     tested=np.array([name in tested for name in names], bool),
   )
@@ -122,22 +120,7 @@ def tests(folders: workspace.Folders, made: results.TestSet) -> list[str]:
   """Reads the judged queries of a public test set."""
   folder = folders.root / made.directory
   ids = inputs.arrays(folders, made, folder / results.TestSet.QUERIES)["ids"]
-  texts = _texts(folder, {*ids.tolist()})
-  return [texts[name] for name in ids.tolist()]
-
-
-def _texts(folder: pathlib.Path, names: set[str]) -> dict[str, str]:
-  lines = files.json_lines(files.find(folder, "queries.jsonl"))
-  return {
-    line["_id"]: line["text"] for _, line in lines if line["_id"] in names
-  }
-
-
-class Detector(Protocol):
-  """What is asked of one of `near_duplicates`."""
-
-  def index(self, targets: Sequence[str]) -> near_duplicates.Index:
-    """Indexes the targets."""
+  return queries_lib.texts(folder, ids)
 
 
 class NearDuplicates:
@@ -145,7 +128,7 @@ class NearDuplicates:
 
   def __init__(
     self,
-    detector: Detector,
+    index: Callable[[Sequence[str]], near_duplicates.Index],
     targets: Sequence[str],
     queries: Real,
     generators: Sequence[Written],
@@ -156,20 +139,20 @@ class NearDuplicates:
     """Looks for all queries in one index.
 
     Args:
-      detector: what finds them.
+      index: of a detector of `near_duplicates`, from targets to their index.
       targets: the texts that are indexed.
       queries: the private queries.
       generators: what each generator wrote.
       name: of the detector, in results.
       confidence: of each interval by itself, in (0, 1).
     """
-    index = detector.index(targets)
+    indexed = index(targets)
     self.detector, self.confidence = name, confidence
     self.queries, self.generators = queries, tuple(generators)
     self.num_targets = len(targets)
-    self.real = near_duplicates.pairs(queries.texts, index)
+    self.real = near_duplicates.pairs(queries.texts, indexed)
     self.written = {
-      one.name: near_duplicates.pairs(one.texts, index) for one in generators
+      one.name: near_duplicates.pairs(one.texts, indexed) for one in generators
     }
 
   def memberships(self) -> Iterator[comparison_results.Membership]:

@@ -24,6 +24,7 @@ __all__ = [
   "AuditCell",
   "AuditReport",
   "Checkpoint",
+  "Claimed",
   "Evaluation",
   "PreparedData",
   "PublicDocuments",
@@ -31,12 +32,14 @@ __all__ = [
   "ReleasedRow",
   "ReleasedScores",
   "Report",
+  "Saved",
   "SyntheticQueries",
   "TOPICS_NAME",
   "TestSet",
   "TopicCounts",
   "is_private_path",
   "first_seeds",
+  "inherited",
   "is_shareable",
   "is_shareable_score",
   "public_documents",
@@ -101,6 +104,26 @@ def row_of(name: str) -> str:
   ('synthetic_eps8', 'public_only')
   """
   return re.sub(r"_seed\d+$", "", name)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved:
+  """A result that lies in a folder."""
+
+  directory: str
+  """Where; under `private/` when it must not be shared."""
+  seconds: float = 0.0
+  """How long the stage took."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claimed(Saved):
+  """A result that belongs to a row, and what may be claimed about it."""
+
+  name: str
+  """Of the row, e.g. "synthetic_eps8"; of queries "public_only" or "eps8"."""
+  statement: statement_lib.PrivacyStatement
+  """What is claimed; post-processing inherits it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,14 +244,16 @@ def public_documents(prepared: PreparedData) -> PublicDocuments:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TestSet:
-  """A public collection with judged queries, tokenized; nothing is private."""
+class TestSet(Saved):
+  """A public collection with judged queries, tokenized; nothing is private.
+
+  The folder holds corpus.jsonl and its tokens, queries.jsonl, qrels/test.tsv and
+  queries.npz.
+  """
 
   __test__ = False  # for pytest
   QUERIES = "queries.npz"
 
-  directory: str
-  """corpus.jsonl and its tokens, queries.jsonl, qrels/test.tsv, queries.npz."""
   name: str
   """In tables; parts of a group of BEIR's are GROUP.PART."""
   split: str
@@ -241,22 +266,14 @@ class TestSet:
   """Queries with a relevant document."""
   cut_documents: float
   """Share of documents longer than the document length."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Claimed):
   """A trained model: params.safetensors and config.json in a directory."""
 
-  directory: str
-  """Where it lies; under `private/` when it was trained without DP."""
   kind: str
   """"generator" or "retriever"."""
-  name: str
-  """The row of the table it belongs to, e.g. "synthetic_eps8"."""
-  statement: statement_lib.PrivacyStatement
-  """What may be claimed about it."""
   steps: int
   """Optimizer steps."""
   batch_size: int
@@ -266,24 +283,19 @@ class Checkpoint:
   metrics: str
   """JSON lines of step, loss, ...; under `private/` when data was private;
   empty where nothing was trained."""
-  seconds: float = 0.0
-  """How long the stage took."""
   prompt_tokens: int = 0
   """The last ids of the vocabulary that stand before each input: a prompt
   that was trained and merged into the embedding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticQueries:
-  """Queries written by a generator for public documents, or what was kept."""
+class SyntheticQueries(Claimed):
+  """Queries written by a generator for public documents, or what was kept.
 
-  directory: str
-  """Of generate, or of filter_queries where that ran. Holds queries.jsonl
-  (_id, text, document) and tokens.npz."""
-  name: str
-  """"public_only" or e.g. "eps8"."""
-  statement: statement_lib.PrivacyStatement
-  """The generator's, inherited by post-processing."""
+  The folder, of generate or of filter_queries where that ran, holds
+  queries.jsonl (_id, text, document) and tokens.npz; `seconds` are of both.
+  """
+
   prefix: str
   """What stood before each document."""
   sampler: str
@@ -305,18 +317,36 @@ class SyntheticQueries:
   """Mean length of a query in words."""
   examples: tuple[tuple[str, str], ...]
   """A few (query, document) pairs, drawn at random."""
-  seconds: float = 0.0
-  """How long the stage took; both stages together."""
   filters: str = ""
   """What filter_queries did, in one sentence; empty: it did not run."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-  """Scores of one retriever on one set of test queries."""
+def inherited(
+  queries: SyntheticQueries | None, *, real: str, synthetic: str
+) -> statement_lib.PrivacyStatement:
+  """Returns the statement of what was made of queries and public documents.
 
-  directory: str
-  """Holds run.trec and per_query.json; private when its queries are."""
+  Formal guarantee: of synthetic queries their own, by post-processing, PROVIDED
+  no private record is read beside them; of real ones none (epsilon inf).
+
+  Args:
+    queries: synthetic ones; None: the private ones.
+    real: what was done with private queries, one sentence.
+    synthetic: what was done with synthetic queries, one sentence.
+  """
+  if queries is None:
+    return statement_lib.non_private(real)
+  return statement_lib.inherit(queries.statement, synthetic)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(Saved):
+  """Scores of one retriever on one set of test queries.
+
+  The folder holds run.trec and per_query.json; it is private when the queries
+  are.
+  """
+
   name: str
   """The row: "bm25", "public_only", "original", "synthetic_eps8", ..."""
   label: str
@@ -333,8 +363,6 @@ class Evaluation:
   """Judged queries averaged over."""
   traps: tuple[str, ...]
   """Choices of the evaluation a reader should know."""
-  seconds: float = 0.0
-  """How long the stage took."""
   split: str = ""
   """Whose judgements they are."""
   drop_identical: bool = True
@@ -389,13 +417,12 @@ class ReleasedRow:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReleasedScores:
-  """Scores on private test queries with noise, which may be shared."""
+class ReleasedScores(Claimed):
+  """Scores on private test queries with noise, which may be shared.
 
-  directory: str
-  """Of the result."""
-  statement: statement_lib.PrivacyStatement
-  """What the noise promises; the systems' own come on top."""
+  The statement is what the noise promises; the systems' own come on top.
+  """
+
   num_queries: int
   """Test queries, public with the release."""
   confidence: float
@@ -404,8 +431,6 @@ class ReleasedScores:
   """Standard deviation of the noise on each mean."""
   rows: tuple[ReleasedRow, ...]
   """In the order of the private table."""
-  seconds: float = 0.0
-  """How long the stage took."""
   kind: str = "scores"
   name: str = "test"
 
@@ -486,11 +511,12 @@ class AuditBound:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AuditReport:
-  """Canaries in the fine-tuning data: did the generator learn them?"""
+class AuditReport(Saved):
+  """Canaries in the fine-tuning data: did the generator learn them?
 
-  directory: str
-  """Private: holds the canaries and their ranks."""
+  The folder, which holds the canaries and their ranks, is private.
+  """
+
   name: str
   """Which generator was audited."""
   cells: tuple[AuditCell, ...]
@@ -521,8 +547,6 @@ class AuditReport:
   """p-value of the control: held-out secrets rank as by chance, and all do under
   the public checkpoint. Tiny: canaries were known before the private training,
   and nothing else here means anything."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
   @property
   def exceeds_claim(self) -> bool:

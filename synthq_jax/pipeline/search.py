@@ -8,7 +8,6 @@ fingerprint of its vectors.
 import dataclasses
 import functools
 import json
-import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
+from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, results, system_results, workspace
@@ -162,7 +162,7 @@ def open_run(
   if hnsw is not None and (name := next(dense, None)) is not None:
     systems[f"{name} (HNSW)"] = opened.approximate(name, hnsw)
   corpus = inputs.corpus(folders, prepared)
-  return Searcher(systems, _Lines(corpus), opened.num_bytes)
+  return Searcher(systems, files.Lines(corpus, json.loads), opened.num_bytes)
 
 
 def describe(found: dict[str, list[Hit]]) -> str:
@@ -315,24 +315,6 @@ def _index(
   )
   artifacts.save(folder, saved, digest)
   return built
-
-
-class _Lines(Sequence):
-  """Lines of a corpus.jsonl by position, read where they are asked for."""
-
-  def __init__(self, path: pathlib.Path):
-    self._path = path
-    with open(path, "rb") as stream:
-      lengths = np.fromiter(map(len, stream), np.int64)
-    self._starts = np.concatenate([[0], np.cumsum(lengths)])
-
-  def __len__(self) -> int:
-    return len(self._starts) - 1
-
-  def __getitem__(self, position: int) -> dict[str, str]:
-    with open(self._path, "rb") as stream:
-      stream.seek(int(self._starts[position]))
-      return json.loads(stream.readline())
 
 
 def _snippet(text: str, query: str) -> str:

@@ -7,7 +7,6 @@ name that begins with the system's: "fused_synthetic_eps8".
 import dataclasses
 
 from synthq_jax.pipeline import results
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 
 __all__ = [
@@ -29,33 +28,23 @@ DENSE, LEXICAL = "dense", "bm25"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Vectors:
-  """The collection as one retriever encodes it."""
+class Vectors(results.Claimed):
+  """The collection as one retriever encodes it, whose row and claim it has."""
 
-  directory: str
-  """Private if the retriever is."""
   vectors: str
   """The folder that `retrieval.vector_files` opens."""
-  name: str
-  """The row of the retriever."""
-  statement: statement_lib.PrivacyStatement
-  """The retriever's: documents are public."""
   num_bytes: int
   """Size of the vectors."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Weighed:
-  """A trained model beside other scores, and how its weight was chosen."""
+class Weighed(results.Claimed):
+  """A trained model beside other scores, and how its weight was chosen.
 
-  directory: str
-  """Private if the model or the queries that chose are."""
-  name: str
-  """Of the row, with its system, e.g. "fused_synthetic_eps8"."""
-  statement: statement_lib.PrivacyStatement
-  """The model's: a weight that its own queries chose is post-processing."""
+  Private if the model or the queries that chose are. The claim is the model's: a
+  weight that its own queries chose is post-processing.
+  """
+
   weight: float
   """Share of the model, in [0, 1]."""
   chosen_on: str
@@ -64,8 +53,6 @@ class Weighed:
   """How many these are; 0: the weight was set."""
   scores: tuple[tuple[float, float], ...]
   """Each weight that was tried, and its nDCG@10 on these queries."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,20 +68,17 @@ class Fusion(Weighed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Expansion:
-  """Queries that BM25 reads together with their documents."""
+class Expansion(results.Claimed):
+  """Queries that BM25 reads together with their documents; as private as these.
+
+  The claim is that of the queries: post-processing.
+  """
 
   SYSTEM = "expanded"
   FILE = "expansion.jsonl"
   """In the directory: `_id` of a document and its `queries`, in the order of
   the collection; documents without any are left out."""
 
-  directory: str
-  """Private if the queries are."""
-  name: str
-  """Of the row, e.g. "expanded_synthetic_eps8"."""
-  statement: statement_lib.PrivacyStatement
-  """That of the queries: post-processing."""
   queries: str
   """Where the queries came from, in words."""
   queries_per_document: int | None
@@ -105,28 +89,21 @@ class Expansion:
   """Documents that got one."""
   num_queries: int
   """Queries that were added, repetitions not counted."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reranker:
-  """A trained reranker."""
+class Reranker(results.Claimed):
+  """A trained reranker, of the row of pairs that it was trained on.
 
-  directory: str
-  """Private if the queries are."""
-  name: str
-  """The row of pairs that it was trained on."""
+  It is as private as the queries, and has their claim: post-processing.
+  """
+
   kind: str
   """One of `rerankers.building.KINDS`."""
-  statement: statement_lib.PrivacyStatement
-  """That of the queries: post-processing."""
   num_pairs: int
   """Pairs that it was trained on, each with a negative."""
   num_parameters: int
   """Trained parameters."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,17 +137,13 @@ class Cost:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
+class Costs(results.Saved):
   """What every system takes; private, since some of them are."""
 
-  directory: str
-  """Holds nothing but the result."""
   num_queries: int
   """Synthetic queries that each was asked, one after the other."""
   rows: tuple[Cost, ...]
   """Rerankers are left out."""
-  seconds: float = 0.0
-  """How long the stage took."""
 
 
 def system_of(

@@ -16,6 +16,15 @@ __all__ = [
 ]
 
 
+_NAMES = {
+  sampling.Poisson: "poisson",
+  sampling.CyclicPoisson: "cyclic_poisson",
+  sampling.BallsInBins: "balls_in_bins",
+  sampling.FixedOrder: "fixed_order",
+}
+"""Of samplers, in the ledger."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
   """Noisy sums over batches of private records."""
@@ -73,31 +82,12 @@ class Release:
 
   def sampler(self) -> sampling.Sampler:
     """Returns the sampler that this entry describes."""
-    if self.sampling == "balls_in_bins":
-      return sampling.BallsInBins(
-        num_examples=self.num_examples,
-        cycle_length=self.cycle_length,
-        max_batch_size=self.max_batch_size,
-      )
-    if self.sampling == "fixed_order":
-      return sampling.FixedOrder(
-        num_examples=self.num_examples, batch_size=self.max_batch_size
-      )
-    if self.sampling == "poisson":
-      return sampling.Poisson(
-        num_examples=self.num_examples,
-        expected_batch_size=self.expected_batch_size,
-        max_batch_size=self.max_batch_size,
-        group_size=self.group_size,
-        num_units=self.num_units,
-      )
-    if self.sampling == "cyclic_poisson":
-      return sampling.CyclicPoisson(
-        num_examples=self.num_examples,
-        expected_batch_size=self.expected_batch_size,
-        max_batch_size=self.max_batch_size,
-        cycle_length=self.cycle_length,
-      )
+    for kind, name in _NAMES.items():
+      if name == self.sampling:
+        values = vars(self) | {"batch_size": self.max_batch_size}
+        return kind(
+          **{one.name: values[one.name] for one in dataclasses.fields(kind)}
+        )
     raise ValueError(
       'expected "poisson", "cyclic_poisson", "balls_in_bins" or "fixed_order",'
       f" got sampling={self.sampling!r}"
@@ -125,18 +115,12 @@ def sampler_fields(
   Raises:
     ValueError: if the ledger knows no name for it.
   """
-  names = {
-    sampling.Poisson: "poisson",
-    sampling.CyclicPoisson: "cyclic_poisson",
-    sampling.BallsInBins: "balls_in_bins",
-    sampling.FixedOrder: "fixed_order",
-  }
-  if type(sampler) not in names:
+  if type(sampler) not in _NAMES:
     raise ValueError(
       f"expected a sampler of synthq_jax.privacy.sampling, got {sampler!r}"
     )
   return {
-    "sampling": names[type(sampler)],
+    "sampling": _NAMES[type(sampler)],
     "num_examples": int(sampler.num_examples),
     "expected_batch_size": int(sampler.expected_batch_size),
     "max_batch_size": int(sampler.max_batch_size),

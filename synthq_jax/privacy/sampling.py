@@ -241,8 +241,42 @@ class Poisson(Sampler):
     )
 
 
+class _Groups(Sampler):
+  """Reads one of `cycle_length` groups of the records after the other.
+
+  Which group a record is in is drawn once, for each record by itself. A subclass
+  says how many of a group's records a step takes, in `_drawn`.
+  """
+
+  cycle_length: int
+  knows_truncation = False
+
+  @property
+  def min_separation(self) -> int:
+    """Steps between two batches that may hold the same record, at least."""
+    return self.cycle_length
+
+  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
+    """Draws the batch of one step, a function of (seed, step) alone.
+
+    Args:
+      seed: a non-negative integer, or several; secret.
+      step: the number of the step, from 0.
+
+    Returns:
+      Indices of records in random order, then padding.
+    """
+    generator = batches.generator(seed, _CYCLIC_TAG, step)
+    key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
+    groups = _groups(self.num_examples, self.cycle_length, key)
+    members = groups[step % self.cycle_length]
+    size = min(self._drawn(generator, len(members)), self.max_batch_size)
+    chosen = generator.choice(members, size=size, replace=False)
+    return batches.padded(chosen, self.max_batch_size)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(Sampler):
+class CyclicPoisson(_Groups):
   """Poisson batches from one group of the records after the other.
 
   Each record belongs to one of `cycle_length` groups, drawn independently for
@@ -277,8 +311,6 @@ class CyclicPoisson(Sampler):
   """The number of rows of a batch, at least expected_batch_size."""
   cycle_length: int
   """Groups; times expected_batch_size it is at most num_examples."""
-
-  knows_truncation = False
 
   def __post_init__(self):
     """Refuses sizes that contradict each other."""
@@ -328,30 +360,12 @@ class CyclicPoisson(Sampler):
     return dataclasses.replace(small, max_batch_size=rows)
 
   @property
-  def min_separation(self) -> int:
-    """Steps between two batches that may hold the same record, at least."""
-    return self.cycle_length
-
-  @property
   def probability(self) -> float:
     """The probability that a step draws a given record of its group."""
     return self.cycle_length * self.expected_batch_size / self.num_examples
 
-  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Draws the batch of one step, a function of (seed, step) alone.
-
-    Args:
-      seed: a non-negative integer, or several; secret.
-      step: the number of the step, from 0.
-
-    Returns:
-      Indices of records in random order, then padding.
-    """
-    generator, members = _group_of(self, seed, step)
-    drawn = generator.binomial(len(members), self.probability)
-    size = min(int(drawn), self.max_batch_size)
-    chosen = generator.choice(members, size=size, replace=False)
-    return batches.padded(chosen, self.max_batch_size)
+  def _drawn(self, generator: np.random.Generator, number: int) -> int:
+    return int(generator.binomial(number, self.probability))
 
   def overflow_delta(self, steps: int) -> float:
     """Bounds the probability that truncation ever concerns a given record.
@@ -369,7 +383,7 @@ class CyclicPoisson(Sampler):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(Sampler):
+class BallsInBins(_Groups):
   """Puts each record into one of `cycle_length` bins, and reads bin after bin.
 
   Each record is in one bin, drawn independently for each record with the secret
@@ -401,7 +415,6 @@ class BallsInBins(Sampler):
   max_batch_size: int
   """The number of rows of a batch, at least expected_batch_size."""
 
-  knows_truncation = False
   keeps_bins = True
 
   def __post_init__(self):
@@ -444,25 +457,9 @@ class BallsInBins(Sampler):
     """The mean number of records in a batch, rounded down."""
     return self.num_examples // self.cycle_length
 
-  @property
-  def min_separation(self) -> int:
-    """Steps between two batches that may hold the same record, at least."""
-    return self.cycle_length
-
-  def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Returns the batch of one step, a function of (seed, step) alone.
-
-    Args:
-      seed: a non-negative integer, or several; secret.
-      step: the number of the step, from 0.
-
-    Returns:
-      Indices of records in random order, then padding.
-    """
-    generator, in_bin = _group_of(self, seed, step)
-    size = min(len(in_bin), self.max_batch_size)
-    chosen = generator.choice(in_bin, size=size, replace=False)
-    return batches.padded(chosen, self.max_batch_size)
+  def _drawn(self, generator: np.random.Generator, number: int) -> int:
+    del generator
+    return number
 
   def overflow_delta(self, steps: int) -> float:
     """Bounds the probability that truncation ever concerns a given record.
@@ -576,14 +573,6 @@ def _order(num_examples: int, seed: tuple[int, ...], epoch: int) -> np.ndarray:
   """Returns the order of one epoch, [num_examples] int32."""
   generator = batches.generator(seed, _ORDER_TAG, epoch)
   return generator.permutation(num_examples).astype(np.int32)
-
-
-def _group_of(sampler, seed, step):
-  """Returns the step's generator, and the records of the group it reads."""
-  generator = batches.generator(seed, _CYCLIC_TAG, step)
-  key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
-  groups = _groups(sampler.num_examples, sampler.cycle_length, key)
-  return generator, groups[step % sampler.cycle_length]
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,8 +1,10 @@
 """The drawings of a report: small, inline, the same bytes for the same data."""
 
+import contextlib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from synthq_jax import extras, intervals
 
@@ -74,10 +76,7 @@ def over_places(
   Returns:
     An <svg> element.
   """
-  with extras.required("run"):
-    import matplotlib
-
-  with matplotlib.rc_context(_SETTINGS):
+  with _style():
     figure, axes = _canvas(width=8.4, height=4.2)
     _draw_lines(axes.axhline, axes.axhspan, lines)
     for index, (name, row) in enumerate(points.items()):
@@ -106,12 +105,9 @@ def curves(
   Returns:
     An <svg> element.
   """
-  with extras.required("run"):
-    import matplotlib
-
   columns = min(2, len(series))
   rows = -(-len(series) // columns)
-  with matplotlib.rc_context(_SETTINGS):
+  with _style():
     figure, grid = _canvases(rows, columns, width=7.6, height=2.4 * rows)
     for axes, (name, (steps, values)) in zip(
       grid, series.items(), strict=False
@@ -143,11 +139,8 @@ def together(
   Returns:
     An <svg> element.
   """
-  with extras.required("run"):
-    import matplotlib
-
   rows = len(panels)
-  with matplotlib.rc_context(_SETTINGS):
+  with _style():
     figure, grid = _canvases(rows, 1, width=7.6, height=3.0 * rows)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
       for index, (name, (steps, values)) in enumerate(series.items()):
@@ -182,12 +175,9 @@ def matrices(
   Returns:
     An <svg> element.
   """
-  with extras.required("run"):
-    import matplotlib
-
   across = min(4, len(panels))
   down = -(-len(panels) // across)
-  with matplotlib.rc_context({**_SETTINGS, "axes.grid": False}):
+  with _style(**{"axes.grid": False}):
     figure, grid = _canvases(down, across, width=9.2, height=2.6 * down)
     for axes, (name, counts) in zip(grid, panels.items(), strict=False):
       shares = [[one / max(sum(row), 1) for one in row] for row in counts]
@@ -225,11 +215,8 @@ def in_rows(
   Returns:
     An <svg> element.
   """
-  with extras.required("run"):
-    import matplotlib
-
   heights = range(len(labels), 0, -1)
-  with matplotlib.rc_context(_SETTINGS):
+  with _style():
     figure, axes = _canvas(width=5.6, height=1.3 + 0.28 * len(labels))
     _draw_lines(axes.axvline, axes.axvspan, lines or {})
     together = list(zip(*points.values(), strict=True))
@@ -267,10 +254,7 @@ def ranks(
   Returns:
     An <svg> element.
   """
-  with extras.required("run"):
-    import matplotlib
-
-  with matplotlib.rc_context(_SETTINGS):
+  with _style():
     figure, grid = _canvases(1, len(panels), width=9.2, height=3.2)
     for axes, (title, series) in zip(grid, panels.items(), strict=True):
       axes.axhline(
@@ -295,6 +279,16 @@ def ranks(
     grid[0].set_ylabel(f"mean rank of {num_ranked:,} (1: by heart)")
     grid[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _svg(figure)
+
+
+@contextlib.contextmanager
+def _style(**more: Any) -> Iterator[None]:
+  """Draws as the pages do; `more` are further settings of matplotlib."""
+  with extras.required("run"):
+    import matplotlib
+
+  with matplotlib.rc_context({**_SETTINGS, **more}):
+    yield
 
 
 def _canvas(*, width: float, height: float):

@@ -88,7 +88,6 @@ def to_files(
   tokens: Any,
   directory: str | os.PathLike,
   *,
-  fingerprint: str = "",
   shard: int = 0,
   num_shards: int = 1,
   block_rows: int = 65536,
@@ -109,8 +108,6 @@ def to_files(
     tokens: rows of tokens [row, length], 0 = padding at the end of a row. What
       has a length and slices will do, such as a memory map.
     directory: the folder, the same for all processes.
-    fingerprint: of whatever else the vectors depend on and `params` and
-      `config` do not show, such as the collection.
     shard: the number of this process, in [0, num_shards).
     num_shards: how many processes encode. Each takes blocks that lie together.
     block_rows: rows of a file; what a kill costs at most.
@@ -119,14 +116,14 @@ def to_files(
     progress: called with numbers of rows; those found finished count.
 
   Raises:
-    ValueError: if the folder holds blocks of another encoder, fingerprint,
-      number of rows or `block_rows`, there are no rows, or an argument is out of
+    ValueError: if the folder holds blocks of another encoder, number of
+      rows or `block_rows`, there are no rows, or an argument is out of
       range.
   """
   encoder = encoders.of(config)
   params = encoder.select(params)
   layout = vector_files.Layout(
-    encoder=artifacts.fingerprint(_digest(params), config, fingerprint),
+    encoder=artifacts.fingerprint(_digest(params), config, ""),
     rows=len(tokens),
     dim=encoder.dim,
     block_rows=block_rows,

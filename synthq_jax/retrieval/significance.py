@@ -37,6 +37,7 @@ __all__ = [
 Values = Mapping[str, float] | Sequence[float] | np.ndarray
 _BLOCK = 1 << 20  # numbers resampled at a time: 8 MiB
 _ROUNDING = 1e-12
+_LEVEL = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,9 +252,9 @@ def stratified_t_test(
 
 
 def share_of_gain(
-  row: Values, nothing: Values, whole: Values, *, level: float = 0.95
+  row: Values, nothing: Values, whole: Values
 ) -> intervals.Interval | None:
-  """Returns (row - nothing) / (whole - nothing) with Fieller's interval.
+  """Returns (row - nothing) / (whole - nothing) with Fieller's 95% interval.
 
   The means are over the same queries, whose differences are taken for normal.
   Below 0 the row is worse than nothing, above 1 better than the whole.
@@ -267,7 +268,6 @@ def share_of_gain(
     row: values of the row in question, an array [query] or query id -> value.
     nothing: of what the gain begins with.
     whole: of what has all of it.
-    level: the level of the interval, in (0, 1).
 
   Returns:
     The share and its interval; None where the whole is not above nothing at
@@ -278,14 +278,11 @@ def share_of_gain(
   """
   top, bottom = _difference(row, nothing), _difference(whole, nothing)
   number = len(top)
-  if number < 2 or not 0 < level < 1:
-    raise ValueError(
-      f"expected at least 2 queries and level in (0, 1), got {number} and"
-      f" level={level}"
-    )
+  if number < 2:
+    raise ValueError(f"expected at least 2 queries, got {number}")
   a, b = float(top.mean()), float(bottom.mean())
   (va, vab), (_, vb) = np.cov(top, bottom) / number
-  t = float(stats.t.ppf((1 + level) / 2, number - 1))
+  t = float(stats.t.ppf((1 + _LEVEL) / 2, number - 1))
   g = t**2 * vb / b**2 if b else np.inf
   if b <= 0 or g >= 1:
     return None

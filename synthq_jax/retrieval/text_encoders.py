@@ -28,6 +28,7 @@ __all__ = [
   "Gpt2",
   "OwnEncoder",
   "TextEncoder",
+  "given",
   "load",
 ]
 
@@ -53,8 +54,19 @@ class TextEncoder(Protocol):
     """
 
 
+class _Flax:
+  """An encoder of this library: parameters, shape and tokens are in `_read`."""
+
+  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
+    """Encodes texts as the mean of the encoder's outputs, of length 1."""
+    params, config, tokenize = self._read
+    return encode_lib.encode(
+      params, config, tokenize(texts), batch_size=self.batch_size
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OwnEncoder:
+class OwnEncoder(_Flax):
   """The dual encoder of a checkpoint of this library; by default the shipped.
 
   Its vectors are of length 1.
@@ -89,13 +101,9 @@ class OwnEncoder:
     )
     return params, config, tokenize
 
-  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts as the mean of the encoder's outputs, of length 1."""
-    return _encode(self._read, texts, self.batch_size)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bert:
+class Bert(_Flax):
   """A BERT of Hugging Face or sentence-transformers, run in Flax.
 
   A vector is the mean of the outputs, of length 1, as Sentence-BERT's are; a
@@ -131,9 +139,25 @@ class Bert:
       )
     return params, config, functools.partial(pieces.rows, length=self.length)
 
-  def encode(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
-    """Encodes texts as the mean of the outputs, of length 1."""
-    return _encode(self._read, texts, self.batch_size)
+
+def given(
+  bert: str | None, checkpoint: str | None, vocabulary: str | None
+) -> OwnEncoder | Bert | None:
+  """Returns the encoder that a user names, for texts as short as queries.
+
+  Args:
+    bert: a folder as `Bert` reads it; None, with the others, for the shipped one.
+    checkpoint: instead: of an `OwnEncoder`.
+    vocabulary: that belongs to the checkpoint.
+
+  Returns:
+    What `load` takes.
+  """
+  if bert:
+    return Bert(folder=bert)
+  if checkpoint:
+    return OwnEncoder(checkpoint=checkpoint, vocabulary=vocabulary, length=64)
+  return None
 
 
 def load(encoder: OwnEncoder | Bert | None = None) -> TextEncoder:
@@ -215,13 +239,6 @@ class Gpt2:
         ).last_hidden_state.cpu()
       vectors[chosen] = states[np.arange(len(ids)), lengths - 1]
     return vectors
-
-
-def _encode(read, texts: Sequence[str], batch_size: int) -> np.ndarray:
-  params, config, tokenize = read
-  return encode_lib.encode(
-    params, config, tokenize(texts), batch_size=batch_size
-  )
 
 
 def _check_pieces(vocabulary, pieces, checkpoint, config) -> None:

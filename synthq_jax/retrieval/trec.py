@@ -1,4 +1,4 @@
-"""Runs and judgements: in memory, and in the files that trec_eval reads.
+"""Runs and judgements in memory, and runs in the files that trec_eval reads.
 
 trec_eval keeps scores in single precision and breaks ties by document id,
 descending. So that every reader sees one and the same ranking, `write_run`
@@ -17,7 +17,6 @@ __all__ = [
   "Qrels",
   "Run",
   "ranking",
-  "read_qrels",
   "read_run",
   "to_run",
   "write_run",
@@ -136,7 +135,13 @@ def read_run(path: str | os.PathLike) -> Run:
       document stands twice for a query.
   """
   run: Run = {}
-  for where, cells in _cells(path, "query Q0 document rank score tag", 6):
+  for where, line in files.lines(path):
+    cells = line.split()
+    if len(cells) != 6:
+      raise ValueError(
+        f"{where}: expected 'query Q0 document rank score tag', got"
+        f" {line[:60]!r}; correct the line"
+      )
     query, _, document, _, score, _ = cells
     scores = run.setdefault(query, {})
     if document in scores:
@@ -160,36 +165,3 @@ def _score(where: str, text: str) -> float:
       "it, or remove the line"
     )
   return score
-
-
-def read_qrels(path: str | os.PathLike) -> Qrels:
-  """Reads TREC judgements, plain or gzipped.
-
-  Args:
-    path: the file, "query 0 document grade" a line.
-
-  Returns:
-    The judgements.
-
-  Raises:
-    ValueError: if a line is malformed or a pair has two grades.
-  """
-  return collection.judge(
-    (where, query, document, grade)
-    for where, (query, _, document, grade) in _cells(
-      path, "query 0 document grade", 4
-    )
-  )
-
-
-def _cells(
-  path: str | os.PathLike, form: str, columns: int
-) -> Iterator[tuple[str, list[str]]]:
-  """Yields lines split at white space."""
-  for where, line in files.lines(path):
-    cells = line.split()
-    if len(cells) != columns:
-      raise ValueError(
-        f"{where}: expected '{form}', got {line[:60]!r}; correct the line"
-      )
-    yield where, cells

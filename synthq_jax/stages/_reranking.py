@@ -30,12 +30,10 @@ def build(
   """Builds the reranker of a `train_reranker.Config`, not trained yet."""
   params, shape = inputs.load_public(encoder, documents)
   return building.build(
-    config.kind,
+    config,
     vocabulary=vocabulary,
     params=params,
     config=shape,
-    query_length=config.query_length,
-    document_length=config.document_length,
     idf=idf,
     bert=config.bert,
   )

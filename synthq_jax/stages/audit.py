@@ -24,7 +24,6 @@ from synthq_jax import artifacts
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.audit import candidates as candidates_lib
 from synthq_jax.audit import exposure, lower_bounds
-from synthq_jax.data import files
 from synthq_jax.generation import decoding
 from synthq_jax.pipeline import config_types, inputs, results
 from synthq_jax.pipeline import queries as queries_lib
@@ -339,11 +338,9 @@ def _synthetic_texts(task: stage.Task) -> list[str]:
   """Returns all queries written, whatever for, those that filters drop too."""
   sets = filter(None, map(task.inputs.get, ("written", "synthetic")))
   return [
-    line["text"]
+    text
     for directory in dict.fromkeys(one.directory for one in sets)
-    for _, line in files.json_lines(
-      task.folders.root / directory / "queries.jsonl"
-    )
+    for text in queries_lib.texts(task.folders.root / directory)
   ]
 
 

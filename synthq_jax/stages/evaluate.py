@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, files, passages
+from synthq_jax.data import beir, passages
 from synthq_jax.pipeline import (
   config_types,
   inputs,
   results,
   system_results,
 )
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import fusion, measures, significance, trec
 from synthq_jax.stages import _reranking, _search, stage
 from synthq_jax.training import distributed
@@ -304,15 +305,11 @@ def _asked(
   """Reads judged queries of a folder and the collection they are asked of."""
   arrays = inputs.arrays(space, made, queries)
   judged = inputs.qrels(folder, split)
-  texts = {
-    line["_id"]: line["text"]
-    for _, line in files.json_lines(folder / "queries.jsonl")
-  }
   names = [str(query) for query in arrays["ids"]]  # with a relevant document
   return _search.Judged(
     split=split,
     qrels={query: judged[query] for query in names},
-    queries=[texts[query] for query in names],
+    queries=queries_lib.texts(folder, names),
     query_tokens=arrays["tokens"],
     passages=inputs.document_tokens(space, made),
     corpus=inputs.corpus(space, made),

@@ -13,16 +13,14 @@ References:
 
 import dataclasses
 import json
-import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.data import files
 from synthq_jax.pipeline import config_types, inputs, results, system_results
-from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "run"]
@@ -93,7 +91,11 @@ def run(task: stage.Task) -> system_results.Expansion:
   return system_results.Expansion(
     directory=folders.relative(directory),
     name=f"{system_results.Expansion.SYSTEM}_{task.name}",
-    statement=_statement(synthetic),
+    statement=results.inherited(
+      synthetic,
+      real="Documents were expanded by the private queries without privacy.",
+      synthetic="Documents were expanded by the synthetic queries: post-processing.",
+    ),
     queries=_words(synthetic),
     queries_per_document=config.queries_per_document,
     repeat=config.repeat,
@@ -125,36 +127,16 @@ def _queries(
   if synthetic is not None:
     folder = folders.root / synthetic.directory
     owners = inputs.arrays(folders, synthetic, folder / "tokens.npz")
-    return owners["documents"], _texts(folder)
+    return owners["documents"], queries_lib.texts(folder)
   folder = folders.root / documents.private_directory
   arrays = inputs.arrays(folders, documents, folder / "train.npz")
-  return arrays["documents"], _texts(folder, map(str, arrays["ids"]))
-
-
-def _texts(folder: pathlib.Path, ids: Iterable[str] | None = None) -> list[str]:
-  """Reads texts in the order of the file, or of ids."""
-  lines = [line for _, line in files.json_lines(folder / "queries.jsonl")]
-  if ids is None:
-    return [line["text"] for line in lines]
-  texts = {line["_id"]: line["text"] for line in lines}
-  return [texts[id_] for id_ in ids]
+  return arrays["documents"], queries_lib.texts(folder, arrays["ids"])
 
 
 def _words(synthetic: results.SyntheticQueries | None) -> str:
   if synthetic is None:
     return "the real train queries"
   return f"the synthetic queries of {synthetic.name.replace('_', ' ')}"
-
-
-def _statement(synthetic: results.SyntheticQueries | None):
-  if synthetic is None:
-    return statement_lib.non_private(
-      "Documents were expanded by the private queries without privacy."
-    )
-  return statement_lib.inherit(
-    synthetic.statement,
-    "Documents were expanded by the synthetic queries: post-processing.",
-  )
 
 
 STAGE = stage.of(

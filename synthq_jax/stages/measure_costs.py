@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import extras
-from synthq_jax.data import files
 from synthq_jax.pipeline import (
   config_types,
   results,
   search,
   system_results,
 )
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import index
 from synthq_jax.stages import stage
 
@@ -136,8 +136,7 @@ def _queries(task: stage.Task) -> list[str]:
   """Draws synthetic queries."""
   config = task.settings
   folder = task.folders.root / task.inputs["synthetic"].directory
-  lines = files.json_lines(folder / "queries.jsonl")
-  texts = [line["text"] for _, line in lines]
+  texts = queries_lib.texts(folder)
   drawn = np.random.default_rng([config.seed, 9]).permutation(len(texts))
   return [texts[i] for i in drawn[: config.num_queries]]
 

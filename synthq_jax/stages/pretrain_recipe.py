@@ -145,9 +145,9 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
     _read(config, root, start)
   text = artifacts.load(root / "text", Pretrained)
   digest = artifacts.fingerprint("pretrain_recipe", config, text.text_digest)
-  if artifacts.read_fingerprint(root) == digest:
+  if (finished := artifacts.find(root, Pretrained, digest)) is not None:
     print("[pretrain] finished earlier, skipped", flush=True)
-    return artifacts.load(root, Pretrained)
+    return finished
   params, seconds = pretrain.train(
     config.pretrain,
     _start(config, root, start),

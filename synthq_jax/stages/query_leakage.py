@@ -25,7 +25,7 @@ and of queries that may be shared are post-processing.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -142,19 +142,19 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
     "query_leakage", total, task.progress, unit="search"
   ) as bar:
     for name in config.detectors:
-      detector = _detector(name, config, space, prepared, task.inputs["start"])
+      index = _index(name, config, space, prepared, task.inputs["start"])
       search = functools.partial(
         query_comparisons.NearDuplicates,
         name=name,
         confidence=config.confidence,
       )
-      found = search(detector, real.texts, real, written)
+      found = search(index, real.texts, real, written)
       memberships += found.memberships()
       overlaps += found.overlaps(results.OWN_TEST_SETS[0], real.tested, None)
       examples += found.examples(config.num_examples, config.seed)
       bar.update()
       for test_set, texts in sets:
-        found = search(detector, texts, real, written)
+        found = search(index, texts, real, written)
         overlaps += found.overlaps(test_set, np.ones(len(texts), bool), hidden)
         bar.update()
   return comparison_results.QueryLeakage(
@@ -170,16 +170,18 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
   )
 
 
-def _detector(
+def _index(
   name: str, config: Config, space, prepared, encoder
-) -> query_comparisons.Detector:
+) -> Callable[[Sequence[str]], near_duplicates.Index]:
+  """Returns what indexes targets for a detector."""
   if name == "exact":
-    return near_duplicates.Exact()
+    return near_duplicates.Exact().index
   if name == "token_set":
-    return near_duplicates.TokenSet(threshold=config.token_set)
+    return near_duplicates.TokenSet(threshold=config.token_set).index
   if name == "containment":
-    return _Holding(
-      detector=near_duplicates.Containment(threshold=config.containment)
+    contained = near_duplicates.Containment(threshold=config.containment)
+    return lambda targets: _HoldingIndex(
+      index=contained.index(targets), lengths=_lengths(targets)
     )
   own = text_encoders.OwnEncoder(
     checkpoint=encoder,
@@ -188,28 +190,16 @@ def _detector(
   )
   return near_duplicates.Embedding(
     encode=text_encoders.load(own).encode, threshold=config.embedding
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Holding:
-  """A detector that takes only queries at least as long as the target.
-
-  Containment takes a written query of two words for a near-duplicate of every
-  private query with these words, which gives nothing away.
-  """
-
-  detector: near_duplicates.Containment
-
-  def index(self, targets: Sequence[str]) -> "_HoldingIndex":
-    return _HoldingIndex(
-      index=self.detector.index(targets), lengths=_lengths(targets)
-    )
+  ).index
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _HoldingIndex:
-  """Targets, and how long they are."""
+  """Targets that match queries at least as long as they are.
+
+  Containment takes a written query of two words for a near-duplicate of every
+  private query with these words, which gives nothing away.
+  """
 
   index: near_duplicates.Index
   lengths: np.ndarray

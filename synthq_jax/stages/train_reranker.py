@@ -23,7 +23,6 @@ from synthq_jax.pipeline import (
   system_results,
 )
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import _mining, _reranking, stage
 
 __all__ = ["STAGE", "Config", "run"]
@@ -130,7 +129,11 @@ def run(task: stage.Task) -> system_results.Reranker:
     directory=folders.relative(directory),
     name=task.name,
     kind=config.kind,
-    statement=_inherited(synthetic),
+    statement=results.inherited(
+      synthetic,
+      real="A reranker was trained on the private queries without privacy.",
+      synthetic="A reranker was trained on the synthetic queries: post-processing.",
+    ),
     num_pairs=len(drawn),
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
   )
@@ -164,17 +167,6 @@ def _triples(
       records["queries"], own.tolist(), others.tolist(), strict=True
     )
   ]
-
-
-def _inherited(synthetic: results.SyntheticQueries | None):
-  if synthetic is None:
-    return statement_lib.non_private(
-      "A reranker was trained on the private queries without privacy."
-    )
-  return statement_lib.inherit(
-    synthetic.statement,
-    "A reranker was trained on the synthetic queries: post-processing.",
-  )
 
 
 STAGE = stage.of(

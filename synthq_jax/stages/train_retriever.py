@@ -18,7 +18,6 @@ from synthq_jax.pipeline import (
   private_training,
   results,
 )
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import _mining, _reranking, stage
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import pairs
@@ -182,7 +181,11 @@ def run(task: stage.Task) -> results.Checkpoint:
     params,
     model_config,
     kind="retriever",
-    statement=_inherited(synthetic),
+    statement=results.inherited(
+      synthetic,
+      real="Trained on the private queries without privacy.",
+      synthetic="A retriever was trained on the synthetic queries: post-processing.",
+    ),
     steps=config.steps,
     batch_size=config.batch_size,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -272,17 +275,6 @@ def _mined(task, params, model_config, records, miner: str, place):
     skip=config.mining_skip,
     below=config.mining_below,
     seed=config.seed,
-  )
-
-
-def _inherited(synthetic: results.SyntheticQueries | None):
-  if synthetic is None:
-    return statement_lib.non_private(
-      "Trained on the private queries without privacy."
-    )
-  return statement_lib.inherit(
-    synthetic.statement,
-    "A retriever was trained on the synthetic queries: post-processing.",
   )
 
 

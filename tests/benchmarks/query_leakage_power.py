@@ -94,7 +94,7 @@ def main() -> int:
   rows = []
   for name, detector in DETECTORS.items():
     found = query_comparisons.NearDuplicates(
-      detector, real.texts, real, written
+      detector.index, real.texts, real, written
     )
     for one in written:
       hit, num_train = counted(found, one.name, real)

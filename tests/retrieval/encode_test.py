@@ -212,11 +212,10 @@ def _other_params():
     {
       "config": dataclasses.replace(_CONFIG, mlp_activations=("relu", "linear"))
     },
-    {"fingerprint": "another collection"},
     {"tokens": _tokens(22)},
     {"block_rows": 6},
   ],
-  ids=["params", "config", "fingerprint", "rows", "block_rows"],
+  ids=["params", "config", "rows", "block_rows"],
 )
 def test_blocks_of_something_else_are_refused_and_kept(tmp_path, changed):
   _write(tmp_path, shard=0, num_shards=2)

@@ -52,17 +52,14 @@ def test_a_run_that_was_written_twice_does_not_move(tmp_path):
   assert (tmp_path / "one").read_text() == (tmp_path / "two").read_text()
 
 
-def test_runs_and_judgements_are_read_gzipped(tmp_path):
+def test_runs_are_read_gzipped(tmp_path):
   path = tmp_path / "x.gz"
   path.write_bytes(gzip.compress(b"q Q0 d 1 0.5 t\n"))
   assert trec.read_run(path) == {"q": {"d": 0.5}}
-  path.write_bytes(gzip.compress(b"q 0 d 2\n"))
-  assert trec.read_qrels(path) == {"q": {"d": 2}}
 
 
 BOM = b"\xef\xbb\xbf"
 RUN = b"q1 Q0 a 1 2.5 t\nq1 Q0 b 2 -1e-3 t\nq2 Q0 a 1 0 t\n"
-QRELS = b"q1 0 a 2\nq1 0 b 0\nq2 0 a -1\n"
 
 
 @pytest.mark.parametrize(
@@ -82,11 +79,6 @@ def test_other_systems_files_are_read_as_they_are_meant(tmp_path, dress):
   assert trec.read_run(tmp_path / "run") == {
     "q1": {"a": 2.5, "b": -0.001},
     "q2": {"a": 0.0},
-  }
-  (tmp_path / "qrels").write_bytes(dress(QRELS))
-  assert trec.read_qrels(tmp_path / "qrels") == {
-    "q1": {"a": 2, "b": 0},
-    "q2": {"a": -1},
   }
 
 
@@ -110,17 +102,6 @@ BAD_RUNS = {
   "Latin-1": (b"q1 Q0 caf\xe9 3 2 t", "UTF-8, got another byte at position 9"),
   "a BOM in the middle": (BOM + b"q1 Q0 c 3 2 t", "start of the file only"),
 }
-BAD_QRELS = {
-  "BEIR's columns": (b"q1\tc\t1", "expected 'query 0 document grade', got"),
-  "BEIR's header": (b"query-id\tcorpus-id\tscore", "correct the line"),
-  "a run": (b"q1 Q0 c 3 2 t", "expected 'query 0 document grade', got 'q1 Q0"),
-  "half a grade": (b"q1 0 c 1.5", "whole number as the grade, got another"),
-  "a grade in words": (b"q1 0 c yes", "got another text; write 1 for relevant"),
-  "NaN": (b"q1 0 c nan", "whole number as the grade, got another"),
-  "two grades": (b"q1 0 a 1", "one grade .*; keep one"),
-  "Latin-1": (b"q1 0 caf\xe9 1", "UTF-8, got another byte at position 8"),
-  "a BOM in the middle": (BOM + b"q1 0 c 1", "start of the file only"),
-}
 
 
 @pytest.mark.parametrize("name", BAD_RUNS)
@@ -129,14 +110,6 @@ def test_a_bad_line_of_a_run_is_named(tmp_path, name):
   (tmp_path / "run").write_bytes(RUN + line + b"\n")
   with pytest.raises(ValueError, match=f"run:4: .*{message}"):
     trec.read_run(tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", BAD_QRELS)
-def test_a_bad_line_of_judgements_is_named(tmp_path, name):
-  line, message = BAD_QRELS[name]
-  (tmp_path / "qrels").write_bytes(QRELS + line + b"\n")
-  with pytest.raises(ValueError, match=f"qrels:4: .*{message}"):
-    trec.read_qrels(tmp_path / "qrels")
 
 
 def test_ids_with_white_space_are_not_written(tmp_path):

@@ -169,7 +169,7 @@ def test_memory_is_found_where_documents_leak_and_nowhere_else(studied):
   for one in study.memory:
     if one.model == "first":  # it learns each document by heart
       assert one.rank_with < one.rank_without - 2
-      assert one.offset_increase > 3
+      assert one.offset.difference.mean > 3
       assert one.offset.is_significant and one.offset.corrected < 0.05
       assert one.score_with > one.score_without
     else:  # its learning rate is next to none

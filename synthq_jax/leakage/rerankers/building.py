@@ -25,34 +25,32 @@ KINDS = ("monoT5", BERT, *OF_TERMS)
 
 
 def build(
-  kind: str,
+  settings: Any,
   *,
   vocabulary: Any,
   params: typing.Params,
   config: t5_config.T5Config,
-  query_length: int,
-  document_length: int,
   idf: Any = None,
   bert: str | os.PathLike | None = None,
 ) -> reranker.Reranker:
   """Builds a reranker, not trained yet.
 
   Args:
-    kind: one of `KINDS`.
+    settings: has a `kind`, one of `KINDS`, and how many pieces are read, of a
+      query `query_length` and of a document `document_length`.
     vocabulary: of the T5.
     params: of the T5: monoT5 starts from them, all others but a given BERT from
       its vectors of pieces.
     config: its shape.
-    query_length: pieces of a query that are read.
-    document_length: pieces of a document that are read.
     idf: of `terms.inverse_document_frequencies`; None: 1 for all.
     bert: folder of a Hugging Face BERT; None: a new, small one on the vocabulary.
 
   Raises:
     ValueError: if the kind is unknown, or something cannot be read.
   """
+  kind, query_length = settings.kind, settings.query_length
   lengths = {
-    "length": query_length + document_length,
+    "length": query_length + settings.document_length,
     "query_length": query_length,
   }
   vectors = params["token_embedder"]["embedding"]
@@ -72,7 +70,7 @@ def build(
     vocabulary=vocabulary,
     embeddings=vectors,
     query_length=query_length,
-    document_length=document_length,
+    document_length=settings.document_length,
     idf=idf,
   )
   return OF_TERMS[kind](terms=read)

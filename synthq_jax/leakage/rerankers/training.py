@@ -19,8 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from synthq_jax import artifacts, checks, typing
-from synthq_jax.data import blocks
+from synthq_jax import checks, typing
 from synthq_jax.leakage.rerankers import reranker as reranker_lib
 from synthq_jax.models import length_batches
 from synthq_jax.optim import schedules
@@ -31,7 +30,6 @@ __all__ = ["Recipe", "rerank", "train"]
 
 _BLOCK = 16
 """Batches among which triples are sorted by their length."""
-_RECORD = "fingerprint"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,15 +98,16 @@ def train(
     triples: at least one.
     recipe: how.
     seed: of parameters that start at random, of the order and of dropout.
-    directory: where states and metrics are saved; a training that finds some of
-      its own there goes on, and comes out the same to the bit. None for none.
+    directory: of this training alone, such as a folder named after a fingerprint
+      of all of these: where states and metrics are saved. A training that finds
+      some there goes on, and comes out the same to the bit. None for none.
     progress: whether a progress bar is shown.
 
   Returns:
     The parameters after the last step.
 
   Raises:
-    ValueError: if there are no triples, or `directory` holds another training.
+    ValueError: if there are no triples.
   """
   if not triples:
     raise ValueError("expected triples to train on, got none; check the split")
@@ -140,7 +139,6 @@ def train(
 
   transform = _transform(recipe.weight_decay, recipe.max_gradient_norm)
   with _place(directory) as root:
-    _claim(root, reranker, recipe, seed, params, features)
     params, _ = loop.train(
       step_fn,
       (params, transform.init(params)),
@@ -240,29 +238,6 @@ def _place(directory: str | os.PathLike | None) -> Iterator[pathlib.Path]:
     return
   with tempfile.TemporaryDirectory() as folder:
     yield pathlib.Path(folder)
-
-
-def _claim(
-  root: pathlib.Path,
-  reranker: reranker_lib.Reranker,
-  recipe: Recipe,
-  seed: int,
-  params: typing.Params,
-  features: reranker_lib.Features,
-) -> None:
-  """Makes sure that a folder holds this training and no other."""
-  arrays = [*jax.tree.leaves(params), *features.values()]
-  digests = [blocks.digest(np.asarray(array)) for array in arrays]
-  # The repr shows a reranker's settings; its tables are in the digests.
-  own = artifacts.fingerprint(repr(reranker), recipe, seed, digests)
-  path = root / _RECORD
-  if path.exists() and path.read_text() != own:
-    raise ValueError(
-      f"{root}: expected the states of this training, got those of another"
-      " (reranker, triples, recipe or seed): delete the folder, or give"
-      " another"
-    )
-  artifacts.write_atomically(path, own)
 
 
 def rerank(

@@ -177,16 +177,7 @@ class Config:
         "federated.Config.urls must be given with partition='genre', and only"
         f" then, got partition={self.partition!r} and urls={self.urls}"
       )
-    if (self.checkpoint is None) != (self.vocabulary is None):
-      raise ValueError(
-        "federated.Config.vocabulary must be given with checkpoint, and only"
-        f" then, got checkpoint={self.checkpoint!r} and"
-        f" vocabulary={self.vocabulary!r}"
-      )
-    if self.bert is not None and self.checkpoint is not None:
-      raise ValueError(
-        "federated.Config.bert must be given without checkpoint, got both"
-      )
+    config_types.one_encoder(self)
     if not all(rate > 0 for rate in self.rates):
       raise ValueError(
         f"federated.Config.rates must be above 0, got {self.rates}"

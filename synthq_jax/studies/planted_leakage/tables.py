@@ -90,13 +90,11 @@ class MemoryTable:
   """Their mean score without leakage."""
   score_with: float
   """The same with it."""
-  offset_increase: float
-  """Increase of the rank of leaked non-relevant documents minus that of the
-  relevant ones."""
   rank: significance.Comparison
   """Ranks with leakage against those without."""
   offset: significance.Comparison
-  """Offsets with leakage against those without."""
+  """Offsets with leakage against those without: the rank of the leaked
+  non-relevant document minus that of the relevant one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,7 +221,7 @@ def _tables(
 ) -> list[MeasureTable]:
   """Returns a table for each size; their tests are one family."""
   leaking = [key for key in values if key[1] != _NONE]
-  compared = study.compare(
+  compared = significance.compare(
     {
       _label(key): (values[key], values[key[0], _NONE, key[2]])
       for key in leaking
@@ -277,7 +275,7 @@ def _memory_tables(
     )
   }
   ranks, offsets = (
-    study.compare(
+    significance.compare(
       {
         _label(key): tuple(
           study.average(getattr(one, what) for one in side)
@@ -300,7 +298,6 @@ def _memory_tables(
       rank_with=_mean_of(leaking, "ranks"),
       score_without=_mean_of(without, "scores"),
       score_with=_mean_of(leaking, "scores"),
-      offset_increase=offset.difference.mean,
       rank=rank,
       offset=offset,
     )

@@ -213,12 +213,10 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
   if model.kind in building.OF_TERMS:
     idf = terms_lib.inverse_document_frequencies(pieces, documents.values())
   return building.build(
-    model.kind,
+    model,
     vocabulary=pieces,
     params=params,
     config=config,
-    query_length=model.query_length,
-    document_length=model.document_length,
     idf=idf,
     bert=model.checkpoint if is_bert else None,
   )

@@ -99,16 +99,7 @@ class Config:
     )  # fmt: skip
     config_types.at_least(self, 2, "num_candidates")
     config_types.at_least(self, 0, "num_shown")
-    if (self.checkpoint is None) != (self.vocabulary is None):
-      raise ValueError(
-        "vectors.Config.vocabulary must be given with checkpoint, and only then,"
-        f" got checkpoint={self.checkpoint!r} and"
-        f" vocabulary={self.vocabulary!r}"
-      )
-    if self.bert is not None and self.checkpoint is not None:
-      raise ValueError(
-        "vectors.Config.bert must be given without checkpoint, got both"
-      )
+    config_types.one_encoder(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,19 +153,6 @@ class _Text:
   tokens: np.ndarray
 
 
-def _encoder(
-  config: Config,
-) -> text_encoders.OwnEncoder | text_encoders.Bert | None:
-  """Returns what the settings name; None: the package's encoder."""
-  if config.bert is not None:
-    return text_encoders.Bert(folder=config.bert)
-  if config.checkpoint is not None:
-    return text_encoders.OwnEncoder(
-      checkpoint=config.checkpoint, vocabulary=config.vocabulary, length=64
-    )
-  return None
-
-
 def _digest(encoder: text_encoders.OwnEncoder | text_encoders.Bert) -> str:
   """Returns what the vectors of an encoder depend on."""
   if isinstance(encoder, text_encoders.Bert):
@@ -196,7 +174,10 @@ class _Attack:
     self.config, self._states = config, task.root / "states"
     self._settings = loop.Settings(log_every=50, progress=task.progress)
     source = sources.open(config.source, "vectors.Config.source")
-    self._encoder, own = _encoder(config), ()
+    own: tuple[str, ...] = ()
+    self._encoder = text_encoders.given(
+      config.bert, config.checkpoint, config.vocabulary
+    )
     if self._encoder is not None:
       text_encoders.load(self._encoder)
       own = (_digest(self._encoder),)

@@ -28,7 +28,6 @@ class Linear(reranker_lib.Reranker):
   """Scores by one weight, and notes which rows it was given."""
 
   seen: list = dataclasses.field(default_factory=list, repr=False)
-  setting: int = 0
   name: ClassVar[str] = "linear"
   padded: ClassVar[tuple[str, ...]] = ("tokens",)
   objective = staticmethod(reranker_lib.softmax)
@@ -160,22 +159,6 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
   ]
   assert lines[0] == lines[1]
   assert json.loads(lines[0].splitlines()[-1])["step"] == RECIPE.steps
-
-
-def test_the_folder_of_another_training_is_refused(tmp_path):
-  options = {"recipe": RECIPE, "seed": 0, "directory": tmp_path}
-  rerankers.train(Linear(), triples(20), **options)
-  rerankers.train(Linear(), triples(20), **options)
-  others = (
-    (triples(21), {}),
-    (triples(20), {"seed": 1}),
-    (triples(20), {"recipe": dataclasses.replace(RECIPE, steps=9)}),
-  )
-  for found, changed in others:
-    with pytest.raises(ValueError, match="states of this training, got those"):
-      rerankers.train(Linear(), found, **(options | changed))
-  with pytest.raises(ValueError, match="states of this training, got those"):
-    rerankers.train(Linear(setting=1), triples(20), **options)
 
 
 def test_biases_and_embeddings_do_not_decay():
