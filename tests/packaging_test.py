@@ -26,6 +26,30 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SITE_INDEX = (ROOT / "docs/index.rst").read_text()
 
 
+SCRIPT = """
+import pathlib, jax, jax.numpy as jnp, synthq_jax
+from synthq_jax import losses, optim, privacy
+folder = pathlib.Path(synthq_jax.__file__).parent
+assert (folder / "py.typed").is_file()
+grad_fn = optim.clipped_grad(
+  lambda params, batch: (batch @ params) ** 2, l2_clip_norm=0.1)
+tx = optim.dp_adam(
+  1e-3, l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE"),
+  noise_multiplier=1.0, denominator=4, key=jax.random.key(0))
+params = jnp.ones(3)
+total, _ = grad_fn(params, jnp.ones((4, 3)))
+updates, _ = tx.update(total, tx.init(params), params)
+assert jnp.isfinite(updates).all()
+from synthq_jax.privacy import accounting, sampling
+sampler = sampling.Poisson.with_margin(
+  num_examples=1000, expected_batch_size=50)
+accounting.noise_multiplier(
+  epsilon=8.0, delta=1e-4, sampler=sampler, steps=10)
+print(folder)
+"""
+"""A private step and its noise, with what the base brings."""
+
+
 def build(kind, place, root=ROOT):
   run(
     *(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", place),
@@ -97,28 +121,7 @@ def test_an_installed_wheel_works_beside_the_base_alone(installed):
   version = run(synthq, "--version", cwd=installed, env=clean)
   assert version == f"synthq {synthq_jax.__version__}\n"
   with_base(installed)
-  script = """
-import pathlib, jax, jax.numpy as jnp, synthq_jax
-from synthq_jax import losses, optim, privacy
-folder = pathlib.Path(synthq_jax.__file__).parent
-assert (folder / "py.typed").is_file()
-grad_fn = optim.clipped_grad(
-  lambda params, batch: (batch @ params) ** 2, l2_clip_norm=0.1)
-tx = optim.dp_adam(
-  1e-3, l2_sensitivity=grad_fn.sensitivity("ADD_OR_REMOVE_ONE"),
-  noise_multiplier=1.0, denominator=4, key=jax.random.key(0))
-params = jnp.ones(3)
-total, _ = grad_fn(params, jnp.ones((4, 3)))
-updates, _ = tx.update(total, tx.init(params), params)
-assert jnp.isfinite(updates).all()
-from synthq_jax.privacy import accounting, sampling
-sampler = sampling.Poisson.with_margin(
-  num_examples=1000, expected_batch_size=50)
-accounting.noise_multiplier(
-  epsilon=8.0, delta=1e-4, sampler=sampler, steps=10)
-print(folder)
-"""
-  where = run(python, "-c", script, cwd=installed, env=clean)
+  where = run(python, "-c", SCRIPT, cwd=installed, env=clean)
   assert pathlib.Path(where.strip()).is_relative_to(installed)
   done = subprocess.run(
     [synthq, "run"], cwd=installed, env=clean, capture_output=True, text=True
@@ -127,6 +130,27 @@ print(folder)
   assert done.stderr == (
     "synthq: gin is not installed: pip install 'synthq_jax[run]'\n"
   )
+
+
+@pytest.mark.slow
+def test_pip_installs_the_wheel_and_its_base_into_an_empty_environment(
+  wheel, tmp_path
+):
+  pip = (sys.executable, "-m", "pip")
+  asked = ("download", "--no-deps", "--no-cache-dir", "--retries=0", "jaxtyping")
+  reached = subprocess.run([*pip, *asked, "-d", tmp_path], capture_output=True)
+  if reached.returncode:
+    pytest.skip("pip reaches no index: the base cannot be installed")
+  venv.create(tmp_path / "env", with_pip=False)
+  python = tmp_path / "env/bin/python"
+  clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+  run(*pip, "--python", python, "install", "--quiet", wheel, cwd=tmp_path)
+  where = run(python, "-c", SCRIPT, cwd=tmp_path, env=clean)
+  assert pathlib.Path(where.strip()).is_relative_to(tmp_path / "env")
+  listed = run(*pip, "--python", python, "list", "--format=json", cwd=tmp_path)
+  names = {one["name"].lower().replace("_", "-") for one in json.loads(listed)}
+  assert {"synthq-jax", "jax", "optax", "jax-privacy"} <= names
+  assert not {"flax", "gin-config", "orbax-checkpoint", "tensorflow"} & names
 
 
 @pytest.mark.slow

@@ -216,8 +216,8 @@ class TokenSet(_OfSets):
         f" stemmer={self.stemmer!r}; choose one, or '' for none"
       )
 
-  def _features(self, texts: Sequence[str]) -> list[set[str]]:
-    return words.stem_sets(texts, stemmer=self.stemmer, ignored=self.ignored)
+  def _features(self, texts: Sequence[str]) -> set_search.Bags:
+    return words.stems(texts, stemmer=self.stemmer, ignored=self.ignored)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ class Containment(_OfSets):
   name = "containment"
   _measure = staticmethod(set_search.containment)
 
-  def _features(self, texts: Sequence[str]) -> list[set[str]]:
+  def _features(self, texts: Sequence[str]) -> set_search.Bags:
     return words.character_ngrams(texts, n=self.n)
 
 
@@ -262,7 +262,7 @@ class Trigrams(_OfSets):
   n: int = 3
   name = "trigrams"
 
-  def _features(self, texts: Sequence[str]) -> list[set[str]]:
+  def _features(self, texts: Sequence[str]) -> set_search.Bags:
     return words.character_ngrams(texts, n=self.n)
 
 
@@ -443,15 +443,19 @@ def _start(targets: Sequence[str], detectors: Sequence[Detector]) -> None:
 
 
 def _match(queries: Sequence[str]) -> list[Matches]:
-  return [index.match(queries) for index in _indices]
+  return _matches(_indices, queries)
+
+
+def _matches(indices: Sequence[Index], queries: Sequence[str]) -> list[Matches]:
+  texts = words.Texts(queries)
+  return [index.match(texts) for index in indices]
 
 
 def _in_turn(chunks, given):
   targets, detectors = given
   indices = [detector.index(targets) for detector in detectors]
   for texts in chunks:
-    strings = [query.text for query in texts]
-    yield texts, [index.match(strings) for index in indices]
+    yield texts, _matches(indices, [query.text for query in texts])
 
 
 def _side_by_side(processes: int):

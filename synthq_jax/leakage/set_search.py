@@ -2,12 +2,15 @@
 
 Two sets with at least s elements in common share one of the first n - s + 1 of
 each, in whatever order all elements stand: here the rarest first, so that
-frequent ones such as "the" are seldom looked up. What is found so is measured
-exactly: nothing is missed, and nothing is found that is not there.
+frequent ones such as "the" are seldom looked up. How many they share of these
+bounds how many they share at all. What can still be similar is measured exactly:
+nothing is missed, and nothing is found that is not there.
 
 References:
   Bayardo, Ma and Srikant, "Scaling Up All Pairs Similarity Search", WWW 2007,
   section 4: the order and the prefix.
+  Xiao, Wang, Lin and Yu, "Efficient Similarity Joins for Near Duplicate
+  Detection", WWW 2008, section 4.1: the bound.
   Chaudhuri, Ganti and Kaushik, "A Primitive Operator for Similarity Joins in
   Data Cleaning", ICDE 2006, section 4: the prefix filter.
 """
@@ -21,6 +24,7 @@ import scipy.sparse
 from jaxtyping import Float, Int
 
 __all__ = [
+  "Bags",
   "Index",
   "Matches",
   "Measure",
@@ -37,6 +41,28 @@ _POSTINGS = 1 << 20
 _ROUNDING = 1e-9  # of threshold times size, before it is rounded up
 
 Sets = Sequence[Collection[Hashable]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bags:
+  """Sets by numbers of their elements: quick to make of many texts.
+
+  Attributes:
+    values: the elements, each once.
+    ids: places in `values`, set after set; a set may name one twice.
+    sizes: how many of `ids` are of each set.
+  """
+
+  values: Sequence[Hashable]
+  ids: Int[np.ndarray, " element"]
+  sizes: Int[np.ndarray, " set"]
+
+  def sets(self) -> list[set[Hashable]]:
+    """Returns the sets themselves."""
+    elements = iter([self.values[i] for i in self.ids.tolist()])
+    return [set(itertools.islice(elements, n)) for n in self.sizes.tolist()]
+
+
 Matches = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions on one side, on the other, and similarities: one of each a pair."""
 
@@ -68,9 +94,13 @@ class _Rows:
   table: scipy.sparse.csr_array  # [set, element], elements that targets have
   sizes: Int[np.ndarray, " set"]  # with elements that no target has
 
+  def need(self, threshold: float) -> Int[np.ndarray, " set"]:
+    """Returns how many elements a similar set has in common with each."""
+    return np.ceil(threshold * self.sizes - _ROUNDING).astype(np.int64)
+
   def first(self, threshold: float) -> scipy.sparse.csr_array:
     """Returns the rows with the elements to be looked up."""
-    need = np.ceil(threshold * self.sizes - _ROUNDING).astype(np.int64)
+    need = self.need(threshold)
     starts = self.table.indptr
     lengths = np.diff(starts)
     # What no target has is rarest of all, and stands before the others.
@@ -89,8 +119,10 @@ def _table(indices, ends, columns: int) -> scipy.sparse.csr_array:
   return scipy.sparse.csr_array((ones, indices, ends), shape=shape)
 
 
-def _rows(sets: Sets, columns: dict[Hashable, int]) -> _Rows:
+def _rows(sets: Sets | Bags, columns: dict[Hashable, int]) -> _Rows:
   """Numbers the elements of sets; those without a number only count."""
+  if isinstance(sets, Bags):
+    return _rows_of_bags(sets, columns)
   sizes = np.fromiter(map(len, sets), np.int64, len(sets))
   elements = itertools.chain.from_iterable(sets)
   found = map(columns.get, elements, itertools.repeat(-1))
@@ -99,8 +131,26 @@ def _rows(sets: Sets, columns: dict[Hashable, int]) -> _Rows:
   known = ids >= 0
   ids, owners = ids[known], owners[known]
   ids = ids[np.lexsort((ids, owners))]
-  ends = np.zeros(len(sets) + 1, np.int64)
-  np.cumsum(np.bincount(owners, minlength=len(sets)), out=ends[1:])
+  return _of_owners(ids, owners, sizes, columns)
+
+
+def _rows_of_bags(bags: Bags, columns: dict[Hashable, int]) -> _Rows:
+  """The same, with one sort for all sets."""
+  total = len(columns) + len(bags.values)
+  free = range(len(columns), total)  # of elements that no target has
+  numbers = np.fromiter(map(columns.get, bags.values, free), np.int64)
+  number = len(bags.sizes)
+  keys = np.repeat(np.arange(number) * total, bags.sizes) + numbers[bags.ids]
+  keys.sort()
+  owners, ids = np.divmod(keys[np.diff(keys, prepend=-1) > 0], max(1, total))
+  sizes = np.bincount(owners, minlength=number)
+  known = ids < len(columns)
+  return _of_owners(ids[known], owners[known], sizes, columns)
+
+
+def _of_owners(ids, owners, sizes, columns) -> _Rows:
+  ends = np.zeros(len(sizes) + 1, np.int64)
+  np.cumsum(np.bincount(owners, minlength=len(sizes)), out=ends[1:])
   return _Rows(_table(ids, ends, max(1, len(columns))), sizes)
 
 
@@ -115,7 +165,7 @@ class Index:
   _first: scipy.sparse.csr_array = dataclasses.field(repr=False)
   _all: scipy.sparse.csr_array = dataclasses.field(repr=False)
 
-  def match(self, sets: Sets) -> Matches:
+  def match(self, sets: Sets | Bags) -> Matches:
     """Finds all targets that are similar to each set.
 
     Returns positions of sets and of targets, and similarities of at least
@@ -128,26 +178,33 @@ class Index:
     # common among the first of ONE of the sets will do.
     if self.measure is containment:
       lookups = [(first, self._all), (rows.table, self._first)]
-    found = [self._verify(rows, *pair) for pair in _candidates(lookups)]
+    found = [self._verify(rows, *some) for some in _candidates(lookups)]
     found = [np.concatenate(parts) for parts in zip(*found, strict=True)]
     if not found:
       return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
     return tuple(found)
 
-  def _verify(self, rows: _Rows, left, right) -> Matches:
+  def _verify(self, rows: _Rows, left, right, looked_up) -> Matches:
     """Measures candidates and keeps those that are similar."""
     sizes = rows.sizes[left], self._rows.sizes[right]
-    least = np.minimum(*sizes)
-    possible = self.measure(least, *sizes) >= self.threshold
+    most = np.minimum(*sizes)
+    if self.measure is not containment:
+      # What else they share lies behind the first elements of one of them.
+      needs = [one.need(self.threshold) for one in (rows, self._rows)]
+      rest = np.maximum(needs[0][left], needs[1][right]) - 1
+      most = np.minimum(most, looked_up + rest)
+    possible = self.measure(most, *sizes) >= self.threshold
     left, right = left[possible], right[possible]
+    order = np.lexsort((right, left))
+    left, right = left[order], right[order]
     common = rows.table[left].multiply(self._rows.table[right]).sum(axis=1)
     scores = self.measure(common, rows.sizes[left], self._rows.sizes[right])
     kept = scores >= self.threshold
     return left[kept], right[kept], scores[kept]
 
 
-def _candidates(lookups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields pairs that share a looked-up element, each once, in order."""
+def _candidates(lookups) -> Iterator[tuple[np.ndarray, ...]]:
+  """Yields pairs that share looked-up elements, each once, and how many."""
   width = max(len(lookups), 1)
   costs = sum(
     table @ np.diff(targets.indptr).astype(np.int64)
@@ -156,9 +213,8 @@ def _candidates(lookups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   for start, stop in blocks(costs, _POSTINGS // width):
     pairs = sum(table[start:stop] @ targets for table, targets in lookups)
     pairs = pairs.tocsr()
-    pairs.sort_indices()
     left = np.repeat(np.arange(start, stop), np.diff(pairs.indptr))
-    yield left, pairs.indices.astype(np.int64)
+    yield left, pairs.indices.astype(np.int64), pairs.data
 
 
 def blocks(
@@ -179,7 +235,7 @@ def blocks(
     start = stop
 
 
-def build(sets: Sets, measure: Measure, threshold: float) -> Index:
+def build(sets: Sets | Bags, measure: Measure, threshold: float) -> Index:
   """Indexes the smaller side.
 
   >>> index = build([{"red", "apple"}, {"pear"}], jaccard, threshold=0.5)
@@ -187,6 +243,7 @@ def build(sets: Sets, measure: Measure, threshold: float) -> Index:
   >>> left.tolist(), right.tolist(), scores.tolist()
   ([1, 2], [0, 0], [1.0, 0.5])
   """
+  sets = sets.sets() if isinstance(sets, Bags) else sets
   counts: dict[Hashable, int] = {}
   for element in itertools.chain.from_iterable(sets):
     counts[element] = counts.get(element, 0) + 1
@@ -198,9 +255,12 @@ def build(sets: Sets, measure: Measure, threshold: float) -> Index:
 
 
 def pairwise(
-  left: Sets, right: Sets, measure: Measure
+  left: Sets | Bags, right: Sets | Bags, measure: Measure
 ) -> Float[np.ndarray, " pair"]:
   """Measures the similarity of the i-th set of each side."""
+  left, right = (
+    sets.sets() if isinstance(sets, Bags) else sets for sets in (left, right)
+  )
   sizes = [
     np.fromiter(map(len, sets), np.int64, len(sets)) for sets in (left, right)
   ]

@@ -12,11 +12,16 @@ References:
 """
 
 import functools
+import itertools
 import sys
 import unicodedata
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Int
 
 from synthq_jax import extras
+from synthq_jax.leakage import set_search
 
 with extras.required("run"):
   import Stemmer
@@ -25,16 +30,20 @@ with extras.required("run"):
 __all__ = [
   "FUNCTION_WORDS",
   "RELATIONS",
+  "Texts",
   "character_ngrams",
   "normalize",
+  "normalized",
   "reformulations",
   "relation",
-  "stem_sets",
+  "stems",
   "whole",
 ]
 
 _APOSTROPHES = "'\u2018\u2019\u02bc\uff07`\u00b4"
 _CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
+_TABLE = 16  # entries a code: a longer table costs more than sorting
+_LARGEST = 1 << 62
 
 
 FUNCTION_WORDS = tuple(
@@ -86,9 +95,23 @@ def normalize(text: str) -> str:
   return " ".join(text.lower().translate(_SEPARATORS).split())
 
 
+class Texts(list[str]):
+  """Texts that are normalised once, whoever asks."""
+
+  @functools.cached_property
+  def normalized(self) -> list[str]:
+    """The texts, normalised."""
+    return [*map(normalize, self)]
+
+
+def normalized(texts: Sequence[str]) -> list[str]:
+  """Returns what `normalize` makes of each text."""
+  return (texts if isinstance(texts, Texts) else Texts(texts)).normalized
+
+
 def whole(texts: Sequence[str]) -> list[Collection[Hashable]]:
   """Returns the normalised text as the only feature of each text."""
-  return [(text,) if text else () for text in map(normalize, texts)]
+  return [(text,) if text else () for text in normalized(texts)]
 
 
 @functools.cache
@@ -109,12 +132,24 @@ class _Stems(dict):
     return stem
 
 
-def stem_sets(
+class _Numbers(dict):
+  """Numbers what it is asked for, from 0."""
+
+  def __missing__(self, key: Hashable) -> int:
+    self[key] = number = len(self)
+    return number
+
+  def of(self, keys: Iterable[Hashable]) -> Int[np.ndarray, " key"]:
+    """Returns the number of each."""
+    return np.fromiter(map(self.__getitem__, keys), np.int64)
+
+
+def stems(
   texts: Sequence[str], *, stemmer: str, ignored: Collection[str] = ()
-) -> list[set[str]]:
+) -> set_search.Bags:
   """Returns the stemmed words of each text.
 
-  >>> sorted(stem_sets(["Measles outbreaks"], stemmer="english")[0])
+  >>> sorted(stems(["Measles outbreaks"], stemmer="english").sets()[0])
   ['measl', 'outbreak']
 
   Args:
@@ -123,37 +158,72 @@ def stem_sets(
     ignored: words, normalised, that do not count, unless a text has no others.
 
   Returns:
-    One set per text, empty for an empty text.
+    A bag per text, empty for an empty text.
   """
-  rows = [normalize(text).split(" ") for text in texts]
+  rows = [text.split() for text in normalized(texts)]
   if ignored:
     ignored = frozenset(ignored)
     rows = [[w for w in row if w not in ignored] or row for row in rows]
+  values = _Numbers()
+  ids = values.of(itertools.chain.from_iterable(rows))
   if stemmer:
-    stem = _stems(stemmer).__getitem__
-    sets = [set(map(stem, row)) for row in rows]
-  else:
-    sets = [set(row) for row in rows]
-  for each in sets:
-    each.discard("")
-  return sets
+    words, values = values, _Numbers()
+    ids = values.of(map(_stems(stemmer).__getitem__, words))[ids]
+  sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+  return set_search.Bags([*values], ids, sizes)
 
 
-def character_ngrams(texts: Sequence[str], *, n: int) -> list[set[str]]:
+def character_ngrams(texts: Sequence[str], *, n: int) -> set_search.Bags:
   """Returns the n-grams of characters of each text.
 
   A text is normalised, and a space put before and behind it. One shorter than
   that is one n-gram.
 
-  >>> sorted(character_ngrams(["A cat"], n=4)[0])
+  >>> sorted(character_ngrams(["A cat"], n=4).sets()[0])
   [' a c', ' cat', 'a ca', 'cat ']
   """
-  sets = []
-  for text in map(normalize, texts):
-    padded = f" {text} " if text else ""
-    places = range(max(1, len(padded) - n + 1))
-    sets.append({padded[i : i + n] for i in places} if text else set())
-  return sets
+  # No normalised text has a NUL: it fills up what is too short.
+  padded = [
+    f" {text} ".ljust(n, "\0") if text else "" for text in normalized(texts)
+  ]
+  lengths = np.fromiter(map(len, padded), np.int64, len(padded))
+  sizes = np.maximum(lengths - n + 1, 0)
+  starts = np.cumsum(lengths) - lengths - (np.cumsum(sizes) - sizes)
+  places = np.arange(sizes.sum()) + np.repeat(starts, sizes)
+  text = "".join(padded)
+  ids, where = _numbered(text, places, n)
+  values = [text[i : i + n].rstrip("\0") for i in where.tolist()]
+  return set_search.Bags(values, ids, sizes)
+
+
+def _numbered(
+  text: str, places: Int[np.ndarray, " place"], n: int
+) -> tuple[Int[np.ndarray, " place"], Int[np.ndarray, " value"]]:
+  """Numbers the n-grams at the places; also returns a place of each number."""
+  points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+  points, first = _dense(points.astype(np.int64), points.max(initial=0) + 1)
+  codes, size, width = points[places], len(first), len(first)
+  for offset in range(1, n):
+    if size * width > _LARGEST:
+      codes, first = _dense(codes, size)
+      size = len(first)
+    codes = codes * width + points[places + offset]
+    size *= width
+  codes, first = _dense(codes, size)
+  return codes, places[first]
+
+
+def _dense(codes: Int[np.ndarray, " place"], size: int):
+  """Numbers the different codes; also returns where each of them stands."""
+  if size > _TABLE * len(codes):
+    _, first, ids = np.unique(codes, return_index=True, return_inverse=True)
+    return ids, first
+  table = np.full(size, -1)
+  table[codes] = np.arange(len(codes))
+  seen = np.flatnonzero(table >= 0)
+  first = table[seen]
+  table[seen] = np.arange(len(seen))
+  return table[codes], first
 
 
 def relation(query: str, target: str) -> str:
@@ -176,9 +246,8 @@ def relation(query: str, target: str) -> str:
   Returns:
     One of `RELATIONS`.
   """
-  own, other = stem_sets(
-    [query, target], stemmer="english", ignored=FUNCTION_WORDS
-  )
+  bags = stems([query, target], stemmer="english", ignored=FUNCTION_WORDS)
+  own, other = bags.sets()
   if own == other and own:
     return "identical"
   if not own & other:

@@ -21,8 +21,8 @@ _PAPERS = {
   (16.0, 10): ("43", "0%"),
   (16.0, 100): ("32", "0%"),
 }
-"""Rank among 100 and share leaked, by epsilon and repetitions: table 7 of the
-papers (T5 on 530,000 MS MARCO queries, digits in the document)."""
+"""Rank among 100 and share leaked, by epsilon and repetitions, in the papers on
+DP query synthesis (T5 on 530,000 MS MARCO queries, digits in the document)."""
 
 _GROUPS = {
   "digits in the document": canaries_lib.PAPERS,

@@ -1,10 +1,16 @@
 import collections
+import hashlib
+import json
+import pathlib
 import sys
 
 import numpy as np
 import pytest
 
 from synthq_jax.data import docstrings, environment_docs, splits
+
+RECORDED = pathlib.Path(__file__).with_name("demo_set.json")
+"""Versions of packages, and what they give; README's table is of these."""
 
 CONTROL = "Joins many arrays along an axis."
 
@@ -190,9 +196,36 @@ def test_the_demo_set_needs_none_of_tensorflows_packages():
   assert not tensorflow & set(environment_docs.PACKAGES)
 
 
+@pytest.fixture(name="installed", scope="module")
+def _installed():
+  return environment_docs.build(environment_docs.EnvironmentDocs())
+
+
 @pytest.mark.slow
-def test_the_installed_packages_give_a_clean_demo_set():
-  installed = environment_docs.build(environment_docs.EnvironmentDocs())
+def test_the_recorded_versions_give_the_recorded_set(installed):
+  recorded = json.loads(RECORDED.read_text())
+  digest = environment_docs.digest(environment_docs.EnvironmentDocs())
+  differ = sorted({*digest.split(", ")} ^ {*recorded["versions"]})
+  if differ:
+    pytest.skip(f"recorded for other versions: {', '.join(differ)}")
+  assert len(installed.documents) == recorded["documents"]
+  assert len(installed.queries) == recorded["queries"]
+  text = json.dumps(
+    {
+      split: sorted((query, sorted(found)) for query, found in qrels.items())
+      for split, qrels in installed.qrels.items()
+    },
+    sort_keys=True,
+  )
+  splits_digest = hashlib.sha256(text.encode()).hexdigest()
+  assert splits_digest == recorded["splits"]
+  said = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+  assert f"{recorded['documents']:,} documents" in said
+  assert f"{recorded['queries']:,} queries" in said
+
+
+@pytest.mark.slow
+def test_the_installed_packages_give_a_clean_demo_set(installed):
   queries = installed.query_by_id()
   documents = {one.id: one for one in installed.documents}
   pairs = {split: installed.pairs(split) for split in installed.qrels}

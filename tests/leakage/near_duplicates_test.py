@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from synthq_jax.leakage import near_duplicates, set_search
+from synthq_jax.leakage import near_duplicates, set_search, words
 
 # Few letters, so that words, n-grams and whole texts meet often.
 WORD = st.text(alphabet="abcÄß-é’", max_size=4)
@@ -26,6 +26,52 @@ def detectors(threshold: float) -> list[near_duplicates.Detector]:
   ]
 
 
+MEASURES = (set_search.jaccard, set_search.containment)
+SETS = st.lists(st.frozensets(st.integers(0, 12)), max_size=12)
+
+
+def bags(sets) -> set_search.Bags:
+  """The same sets, in which an element may stand twice."""
+  values = [*range(12, -1, -1)]
+  rows = [[12 - i for i in (*one, *sorted(one)[:2])] for one in sets]
+  ids = np.array([i for row in rows for i in row], np.int64)
+  return set_search.Bags(values, ids, np.array([*map(len, rows)], np.int64))
+
+
+@hypothesis.given(SETS, SETS, THRESHOLD, st.sampled_from(MEASURES))
+def test_bags_and_sets_give_what_a_look_at_every_pair_gives(
+  left, right, threshold, measure
+):
+  expected = []
+  for i, one in enumerate(left):
+    for j, other in enumerate(right):
+      counts = np.array([len(one & other)]), len(one), len(other)
+      if (score := measure(*counts)[0]) >= threshold:
+        expected.append((i, j, score))
+  assert bags(left).sets() == left
+  for targets in (right, bags(right)):
+    index = set_search.build(targets, measure, threshold)
+    for queries in (left, bags(left)):
+      found = index.match(queries)
+      assert [*zip(*map(np.ndarray.tolist, found), strict=True)] == expected
+
+
+def test_most_candidates_are_refused_by_what_they_share_of_the_first():
+  measured = []
+
+  def counted(common, left, right):
+    measured.append(len(common))
+    return set_search.jaccard(common, left, right)
+
+  rng = np.random.default_rng(0)
+  sets = [set(rng.choice(60, 20, replace=False).tolist()) for _ in range(300)]
+  index = set_search.build(sets, counted, 0.5)
+  found = index.match(sets)
+  possible, exact = measured
+  assert len(found[0]) <= exact < possible / 5
+  assert (found[2] == 1).sum() == 300
+
+
 def texts(values: list[str]) -> list[near_duplicates.Text]:
   return [
     near_duplicates.Text(id=f"t{number}", text=value)
@@ -43,6 +89,7 @@ def by_hand(detector, queries, targets) -> list[tuple[int, int, float]]:
   ]
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(TEXTS, TEXTS, THRESHOLD)
 def test_an_index_finds_every_pair_above_the_threshold_and_no_other(
   queries, targets, threshold
@@ -122,9 +169,9 @@ def test_a_word_that_all_targets_share_needs_no_look_at_all_pairs(monkeypatch):
   looked = []
   verify = set_search.Index._verify
 
-  def counted(self, rows, left, right):
+  def counted(self, rows, left, *others):
     looked.append(len(left))
-    return verify(self, rows, left, right)
+    return verify(self, rows, left, *others)
 
   monkeypatch.setattr(set_search.Index, "_verify", counted)
   targets = [f"what is word{number}" for number in range(500)]
@@ -248,3 +295,33 @@ def test_trigrams_find_every_pair_with_its_coefficient_and_no_other(
     if (score := jaccard(query, target, 3)) >= threshold
   ]
   assert list(zip(*found, strict=True)) == expected
+
+
+@hypothesis.given(
+  st.lists(st.text(alphabet="ab é\u4e2d\U00020000'-", max_size=9), max_size=9),
+  st.integers(1, 70),
+)
+def test_ngrams_of_any_length_are_those_cut_by_hand(values, n):
+  found = words.character_ngrams(values, n=n)
+  assert found.sets() == [ngrams(words.normalize(text), n) for text in values]
+  assert len(set(found.values)) == len(found.values)
+
+
+def test_long_ngrams_of_many_letters_do_not_run_over():
+  letters = "".join(map(chr, range(0x4E00, 0x5E00)))
+  values = [letters, letters[::-1], letters[7:]]
+  found = words.character_ngrams(values, n=9)
+  assert found.sets() == [ngrams(text, 9) for text in values]
+
+
+def test_texts_are_normalised_once_for_all_detectors(monkeypatch):
+  seen = []
+  normalize = words.normalize
+  monkeypatch.setattr(
+    words, "normalize", lambda text: seen.append(text) or normalize(text)
+  )
+  used = [near_duplicates.Exact(), near_duplicates.TokenSet()]
+  used.append(near_duplicates.Trigrams())
+  read = near_duplicates.search(texts(["jax", "grad"]), texts(["topic"]), used)
+  assert [len(found) for _, found in read] == [0]
+  assert sorted(seen) == ["grad", "jax", "topic", "topic", "topic"]
