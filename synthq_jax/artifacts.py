@@ -8,7 +8,6 @@ which `check` knows what was damaged since.
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import functools
 import hashlib
@@ -35,17 +34,12 @@ __all__ = [
   "from_json",
   "later",
   "load",
-  "load_array",
   "new_folder",
-  "read_array",
-  "read_arrays",
   "read_fingerprint",
   "read_json",
   "remove",
   "replacing",
   "save",
-  "save_array",
-  "save_arrays",
   "sealed",
   "speed_only",
   "to_json",
@@ -327,104 +321,6 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
   data = content.encode() if isinstance(content, str) else content
   with replacing(path) as stream:
     stream.write(data)
-
-
-def save_array(path: str | os.PathLike, rows: Any) -> None:
-  """Writes an array as a .npy file that is complete or not there.
-
-  Args:
-    path: the file; its folder is made where it is missing.
-    rows: a NumPy array.
-
-  Raises:
-    OSError: naming the file, if a part of it could not be written.
-  """
-  import numpy as np
-
-  with replacing(path) as stream:
-    # A file itself NumPy hands to C, and does not hear when its end is refused.
-    np.save(types.SimpleNamespace(write=stream.write), rows)
-
-
-def save_arrays(
-  path: str | os.PathLike, arrays: Mapping[str, Any], *, compressed=False
-) -> None:
-  """Writes arrays as an .npz file that is complete or not there.
-
-  Args:
-    path: the file; its folder is made where it is missing.
-    arrays: NumPy arrays by name.
-    compressed: whether it is smaller, and written more slowly.
-
-  Raises:
-    OSError: naming the file, if a part of it could not be written.
-  """
-  import numpy as np
-
-  write = np.savez_compressed if compressed else np.savez
-  with replacing(path) as stream:
-    write(stream, **arrays)
-
-
-def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
-  """Returns the array of a .npy file, or None if it is missing or cut short.
-
-  Args:
-    path: the file.
-    mapped: whether it stays on disk and is read where it is used.
-  """
-  try:
-    return read_array(path, mapped=mapped)
-  except (FileNotFoundError, ValueError):
-    return None
-
-
-def read_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
-  """Returns the array of a .npy file.
-
-  Args:
-    path: the file.
-    mapped: whether it stays on disk and is read where it is used.
-
-  Raises:
-    OSError: if it cannot be read.
-    ValueError: naming it, if it is damaged.
-  """
-  import numpy as np
-
-  with _arrays_expected(path):
-    return np.load(path, mmap_mode="r" if mapped else None)
-
-
-def read_arrays(path: str | os.PathLike) -> dict[str, Any]:
-  """Returns the arrays of an .npz file by name.
-
-  Args:
-    path: the file.
-
-  Raises:
-    OSError: if it cannot be read.
-    ValueError: naming it, if it is damaged.
-  """
-  import numpy as np
-
-  with _arrays_expected(path), np.load(path) as stored:
-    return {name: stored[name] for name in stored.files}
-
-
-@contextlib.contextmanager
-def _arrays_expected(path: str | os.PathLike) -> Iterator[None]:
-  """Refuses a damaged file of arrays: NumPy raises a dozen kinds of errors."""
-  try:
-    yield
-  except Exception as error:
-    is_of_system = isinstance(error, OSError) and error.errno != errno.EINVAL
-    if is_of_system and error.errno is not None:
-      raise
-    raise ValueError(
-      f"{path}: expected arrays as they were written, got"
-      f" {type(error).__name__}: make them again"
-    ) from error
 
 
 def save(

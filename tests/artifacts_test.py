@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -298,15 +298,15 @@ def test_a_file_and_its_name_are_on_disk_before_the_next_is_written(
 
 def test_an_array_is_whole_or_not_there(tmp_path):
   path, rows = tmp_path / "folder" / "rows.npy", np.arange(6.0).reshape(3, 2)
-  assert artifacts.load_array(path) is None
-  artifacts.save_array(path, rows)
-  np.testing.assert_array_equal(artifacts.load_array(path), rows)
-  assert isinstance(artifacts.load_array(path, mapped=True), np.memmap)
+  assert array_files.load(path) is None
+  array_files.save(path, rows)
+  np.testing.assert_array_equal(array_files.load(path), rows)
+  assert isinstance(array_files.load(path, mapped=True), np.memmap)
   for kept in (0, 50, len(path.read_bytes()) - 1):
     path.write_bytes(path.read_bytes()[:kept])
     for mapped in (False, True):
-      assert artifacts.load_array(path, mapped=mapped) is None
-    artifacts.save_array(path, rows)
+      assert array_files.load(path, mapped=mapped) is None
+    array_files.save(path, rows)
 
 
 _FULL_DISK = """
@@ -319,12 +319,12 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 rows = np.arange(25_000, dtype=np.float32)
 files = {
-  "rows.npy": lambda path: artifacts.save_array(path, rows),
-  "rows.npz": lambda path: artifacts.save_arrays(path, {"a": rows, "b": rows}),
-  "small.npz": lambda path: artifacts.save_arrays(
+  "rows.npy": lambda path: array_files.save(path, rows),
+  "rows.npz": lambda path: array_files.save_npz(path, {"a": rows, "b": rows}),
+  "small.npz": lambda path: array_files.save_npz(
     path, {"a": rows}, compressed=True
   ),
-  "columns.npy": lambda path: artifacts.save_array(
+  "columns.npy": lambda path: array_files.save(
     path, np.asfortranarray(rows.reshape(500, 50))
   ),
 }

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from synthq_jax import artifacts
+from synthq_jax import array_files
 from synthq_jax.data import vocabulary
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.training import checkpoints
@@ -68,8 +68,8 @@ def test_reading_a_checkpoint_runs_no_code(tmp_path):
       path.write_bytes(code)
   like = {"a": np.zeros(3)}
   for call in (
-    lambda: artifacts.read_array(tmp_path / "a.npy"),
-    lambda: artifacts.read_arrays(tmp_path / "a.npz"),
+    lambda: array_files.read(tmp_path / "a.npy"),
+    lambda: array_files.read_npz(tmp_path / "a.npz"),
     lambda: t5_checkpoints.load_huggingface(tmp_path / "hf"),
     lambda: (
       (tmp_path / places[1]).unlink()

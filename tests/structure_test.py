@@ -25,6 +25,7 @@ RANKS = {
   "object_store": -2,
   "stores": -1,
   "artifacts": 0,
+  "array_files": 1,
   "checks": 0,
   "extras": -3,
   "intervals": 0,

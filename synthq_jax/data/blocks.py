@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 
 __all__ = ["Blocks", "Rows", "digest"]
 
@@ -49,7 +49,7 @@ class Blocks:
       number: which one.
       mapped: whether it stays on disk and is read where it is used.
     """
-    rows = artifacts.load_array(self.path(number), mapped=mapped)
+    rows = array_files.load(self.path(number), mapped=mapped)
     mark = self._mark(number)
     if rows is None or not mark.exists():
       return rows
@@ -64,7 +64,7 @@ class Blocks:
       mark: whether its digest is noted beside it.
     """
     artifacts.remove(self._mark(number))  # of the block before
-    artifacts.save_array(self.path(number), rows)
+    array_files.save(self.path(number), rows)
     if mark:
       artifacts.write_atomically(self._mark(number), digest(rows))
 
@@ -112,9 +112,7 @@ class Rows:
       ValueError: if a file is shorter or longer than its array.
     """
     self._arguments = tuple(paths), dtype, mapped
-    self.blocks = tuple(
-      artifacts.read_array(path, mapped=True) for path in paths
-    )
+    self.blocks = tuple(array_files.read(path, mapped=True) for path in paths)
     for path, block in zip(paths, self.blocks, strict=True):
       check_size(path, block.offset + block.nbytes)
     first = self.blocks[0]

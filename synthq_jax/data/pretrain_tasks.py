@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files
 from synthq_jax.data import docstrings
 from synthq_jax.data import vocabulary as vocabulary_lib
 
@@ -83,12 +83,12 @@ class Cache:
   def save(self, path: str | os.PathLike) -> None:
     """Writes the cache as a compressed .npz file."""
     arrays = dataclasses.asdict(self)
-    artifacts.save_arrays(path, arrays, compressed=True)
+    array_files.save_npz(path, arrays, compressed=True)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "Cache":
     """Reads what `save` wrote."""
-    return cls(**artifacts.read_arrays(path))
+    return cls(**array_files.read_npz(path))
 
 
 def inverse_frequency(passages: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks
 
 __all__ = ["Cache", "Names", "Writer", "load", "verify", "writing"]
@@ -35,7 +35,7 @@ class Names(Sequence[str]):
 
   def __init__(self, path: pathlib.Path):
     """Maps a file of lines and the places where they end."""
-    ends = artifacts.read_array(_ends_path(path), mapped=True)
+    ends = array_files.read(_ends_path(path), mapped=True)
     blocks.check_size(_ends_path(path), ends.offset + ends.nbytes)
     blocks.check_size(path, int(ends[-1]) + 1 if len(ends) else 0)
     self._path, self._ends = path, ends
@@ -160,7 +160,7 @@ class _NamesFile(_File):
 
   def close(self, header: bytes = b"") -> str:
     ends = np.concatenate([np.zeros(0, np.int64), *self._ends])
-    artifacts.save_array(_ends_path(self._path), ends)
+    array_files.save(_ends_path(self._path), ends)
     return super().close(header)
 
 
@@ -384,7 +384,7 @@ def verify(directory: str | os.PathLike) -> None:
     path = directory / f"{name}.txt"
     found["names"][name] = _sha256(path)
     ends = np.flatnonzero(np.fromfile(path, np.uint8) == ord("\n"))
-    if not np.array_equal(artifacts.read_array(_ends_path(path)), ends):
+    if not np.array_equal(array_files.read(_ends_path(path)), ends):
       found["names"][name] = "ends elsewhere"
   del found["digest"], found["facts"]
   if _digest(found) != manifest["digest"]:

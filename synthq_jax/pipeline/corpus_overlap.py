@@ -14,7 +14,7 @@ import pathlib
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
 from synthq_jax.data import files, public_corpus
@@ -106,7 +106,7 @@ def _save(path: pathlib.Path, found: corpus_search.Found) -> None:
     "items": np.packbits(found.items),
     "counts": (found.num_texts, found.num_words),
   }
-  artifacts.save_arrays(path, arrays, compressed=True)
+  array_files.save_npz(path, arrays, compressed=True)
 
 
 def _load(
@@ -114,7 +114,7 @@ def _load(
 ) -> corpus_search.Found:
   sizes = len(probe.ngrams.hashes), len(probe.lengths)
   try:
-    stored = artifacts.read_arrays(path)
+    stored = array_files.read_npz(path)
     ngrams, items = (
       np.unpackbits(stored[name], count=size).astype(bool)
       for name, size in zip(("ngrams", "items"), sizes, strict=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import (
   beir,
   collection,
@@ -92,7 +92,7 @@ def arrays(
     ValueError: if it is damaged; the message says how it is made again.
   """
   with _damage_explained(space, made, path):
-    return artifacts.read_arrays(path)
+    return array_files.read_npz(path)
 
 
 @contextlib.contextmanager

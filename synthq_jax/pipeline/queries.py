@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import text_measures
@@ -39,7 +39,7 @@ def save(
   artifacts.write_atomically(
     directory / "queries.jsonl", "\n".join(lines) + "\n"
   )
-  artifacts.save_arrays(
+  array_files.save_npz(
     directory / "tokens.npz",
     {"tokens": tokens, "documents": owners, "passages": passages},
   )

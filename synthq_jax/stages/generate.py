@@ -19,7 +19,7 @@ import functools
 import jax
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.generation import allocation, decoding, filters
@@ -222,7 +222,7 @@ def _choose(
   """Draws documents, whoever clicked on what unless that is public."""
   pool = np.arange(documents.num_documents)
   if documents.num_asked:
-    pool = artifacts.read_array(
+    pool = array_files.read(
       folders.root / documents.directory / results.ASKED_NAME
     )
   rng = np.random.default_rng([config.seed, 2])

@@ -15,7 +15,7 @@ import pathlib
 
 import numpy as np
 
-from synthq_jax import artifacts, stores
+from synthq_jax import array_files, artifacts, stores
 from synthq_jax.data import (
   beir,
   collection,
@@ -306,7 +306,7 @@ def _write_queries(
         [asked[q].client for q in ids], return_inverse=True
       )
       fields["users"] = numbers.astype(np.int32)
-    artifacts.save_arrays(private / f"{split}.npz", fields)
+    array_files.save_npz(private / f"{split}.npz", fields)
     counts[split] = len(ids)
   return counts
 
@@ -321,9 +321,9 @@ def _write_asked(
   """
   if config.written_for != TRAIN:
     return 0
-  pairs = artifacts.read_arrays(private / f"{TRAIN}.npz")
+  pairs = array_files.read_npz(private / f"{TRAIN}.npz")
   asked = np.unique(pairs["documents"])
-  artifacts.save_array(public / results.ASKED_NAME, asked)
+  array_files.save(public / results.ASKED_NAME, asked)
   return len(asked)
 
 
@@ -371,7 +371,7 @@ def _write_public_test(config, documents, vocabulary, public) -> int:
       qrels={TEST: {f"p{name}": {name: 1} for name, _, _ in made}},
     ),
   )
-  artifacts.save_arrays(
+  array_files.save_npz(
     public / "public_test.npz",
     {
       "tokens": vocabulary_lib.tokenize(

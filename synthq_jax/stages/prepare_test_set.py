@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import beir, beir_sets, collection, sources
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
@@ -215,7 +215,7 @@ def run(task: stage.Task) -> results.TestSet:
   beir.write_judged_queries(
     folder, collection.Collection(data.documents, queries, qrels)
   )
-  artifacts.save_arrays(
+  array_files.save_npz(
     folder / results.TestSet.QUERIES,
     {
       "ids": np.array([query.id for query in queries]),

@@ -16,7 +16,7 @@ import jax
 import measuring
 import numpy as np
 
-from synthq_jax import artifacts, file_lists
+from synthq_jax import array_files, file_lists
 from synthq_jax.data import beir, files, token_cache
 from synthq_jax.models.checkpoints import tensors
 
@@ -47,7 +47,7 @@ def kinds(folder: pathlib.Path) -> dict:
       text = " ".join(words[i] for i in row)
       stream.write(json.dumps({"_id": f"d{number}", "text": text}) + "\n")
   arrays = folder / "arrays" / "tokens.npz"
-  artifacts.save_arrays(arrays, {"tokens": tokens})
+  array_files.save_npz(arrays, {"tokens": tokens})
   cache = folder / "cache" / "documents"
   with token_cache.writing(
     cache, {"tokens": _LENGTH}, names=["ids"], vocab_size=8000
@@ -68,7 +68,7 @@ def kinds(folder: pathlib.Path) -> dict:
 
   return {
     "corpus": documents,
-    "arrays": lambda: artifacts.read_arrays(arrays),
+    "arrays": lambda: array_files.read_npz(arrays),
     "cache": lambda: token_cache.load(cache).take(np.arange(_ROWS)),
     "checkpoint": parameters,
   }

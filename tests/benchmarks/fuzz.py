@@ -199,7 +199,7 @@ def _everything(tensors: dict[str, Any]) -> None:
 
 def parsers() -> dict[str, Parser]:
   """By name; what they import is imported."""
-  from synthq_jax import artifacts
+  from synthq_jax import array_files, artifacts
   from synthq_jax.cli import main
   from synthq_jax.data import (
     beir,
@@ -365,7 +365,7 @@ def parsers() -> dict[str, Parser]:
       [_apart(_parquet)],
     ),
     "npz": Parser(arrays, "input.npz", [_npz()]),
-    "npy": Parser(artifacts.load_array, "input.npy", [_npy()]),
+    "npy": Parser(array_files.load, "input.npy", [_npy()]),
     "result": Parser(
       result_of,
       artifacts.RESULT_NAME,
