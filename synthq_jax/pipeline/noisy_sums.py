@@ -125,7 +125,7 @@ def words(
   if space.is_fixed:
     assumed = (terms.fixed_secret("run"), *assumed)
   if prepared.queries_per_user:
-    base = terms.users(prepared.queries_per_user, how, base)
+    base = terms.users(prepared.unit, how, base)
   return base.but(assumptions=assumed, not_protected=prepared.not_protected)
 
 

@@ -399,9 +399,9 @@ def _terms(
     terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, terms.SPLIT)
   )
   unit = settings.unit
-  if most := prepared.queries_per_user:
+  if prepared.queries_per_user:
     how = terms.DRAWN_QUERIES if settings.num_users else terms.DRAWN_USERS
-    known = terms.users(most, how, terms.QUERIES)
+    known = terms.users(prepared.unit, how, terms.QUERIES)
     unit = known.unit
   return known.but(
     assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),

@@ -97,12 +97,14 @@ def _same_users(
   """Returns claims for users as claims for those with the most queries.
 
   How many are read is a rule of each mechanism that looks at one user alone: the
-  neighbours, all queries of one user more or less, are the same ones.
+  neighbours, all queries of one user more or less, are the same ones. Users by
+  another column are not: what is one user there may be many here.
   """
-  most = [terms.most_queries(unit) for unit, _ in kinds(statements)]
-  if not most or None in most:
+  units = [unit for unit, _ in kinds(statements)]
+  most = [terms.most_queries(unit) for unit in units]
+  if not most or None in most or len({*map(terms.who, units)}) > 1:
     return statements
-  unit = terms.user(max(most))
+  unit = terms.user(max(most), terms.who(units[0]))
   return [
     one if one.is_public else dataclasses.replace(one, unit=unit)
     for one in statements

@@ -318,31 +318,48 @@ CLIENT = Terms(
 """Of federated averaging that hides whole clients."""
 
 
-_USER = re.compile(r"user with (?:one query|up to (\d+) queries)")
+CLIENT = "client"
+"""The column of user ids that a unit does not name."""
+_USER = re.compile(
+  r"user(?: \((.+)\))? with (?:one query|up to (\d+) queries)", re.S
+)
 
 
-def user(queries: int) -> str:
+def user(queries: int, who: str = CLIENT) -> str:
   """Returns the unit of a promise that reads so many queries of a user at most.
 
-  >>> user(1), user(4), most_queries(user(4))
-  ('user with one query', 'user with up to 4 queries', 4)
+  >>> user(1), user(4), most_queries(user(4)), user(4, "device")
+  ('user with one query', 'user with up to 4 queries', 4, 'user (device) with up to 4 queries')
+
+  Args:
+    queries: the most that are read.
+    who: the column of user ids: users by another one are another unit.
   """
-  return (
-    f"user with {'one query' if queries == 1 else f'up to {queries} queries'}"
-  )
+  named = "" if who == CLIENT else f" ({who})"
+  number = "one query" if queries == 1 else f"up to {queries} queries"
+  return f"user{named} with {number}"
 
 
 def most_queries(unit: str) -> int | None:
   """Returns how many queries of a user a unit reads; None: it is no user."""
   found = _USER.fullmatch(unit)
-  return found and int(found[1] or 1)
+  return found and int(found[2] or 1)
 
 
-def users(queries: int, how: str, base: Terms) -> Terms:
+def who(unit: str) -> str:
+  """Returns the column of user ids of a unit that `user` has named.
+
+  >>> who(user(4)), who(user(1, "device"))
+  ('client', 'device')
+  """
+  return _USER.fullmatch(unit)[1] or CLIENT
+
+
+def users(unit: str, how: str, base: Terms) -> Terms:
   """Returns the words of a promise to users instead of single queries.
 
   Args:
-    queries: the most of one user that are read.
+    unit: of `user`.
     how: what is done with the queries of one user, such as `DRAWN_USERS`.
     base: the words for single queries, of which the first assumption says what
       is one record.
@@ -358,14 +375,15 @@ def users(queries: int, how: str, base: Terms) -> Terms:
       sentences = [one.replace(old, new) for one in sentences]
     return tuple(sentences)
 
+  queries = most_queries(unit)
   return dataclasses.replace(
     base,
-    unit=user(queries),
+    unit=unit,
     public=said(base.public),
     assumptions=(
-      "A user is all queries with one user id, of which at most"
-      f" {queries:,} {'is' if queries == 1 else 'are'} read, chosen by a keyed"
-      " hash of each; that choice and the user's split depend on no other user.",
+      "A user is all queries with one user id, the same id in all results that"
+      f" one secret is used for, of which at most {queries:,}"
+      f" {'is' if queries == 1 else 'are'} read, chosen by a keyed hash of each; that choice and the user's split depend on no other user.",
       how,
       *base.assumptions[1:],
     ),

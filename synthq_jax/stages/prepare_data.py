@@ -83,7 +83,7 @@ class Config:
   """What is protected: "query", or "user": all queries with one user id."""
   queries_per_user: int = artifacts.later(1)
   """K: where the unit is the user, how many queries of one are kept at most."""
-  user_field: str = artifacts.later("client")
+  user_field: str = artifacts.later(terms.CLIENT)
   """Column of a log, or key of a JSONL line, that holds the user id."""
   strict: bool = artifacts.speed_only(False)
   """Whether judgements of unknown queries or documents, and judgements of one
@@ -221,7 +221,7 @@ def _unit(config: Config) -> str:
   """Returns what is protected, in the words of promises."""
   if config.unit == "query":
     return config.unit
-  return terms.user(config.queries_per_user)
+  return terms.user(config.queries_per_user, config.user_field)
 
 
 def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:

@@ -34,7 +34,7 @@ def queries_of(most, num=N, batch=BATCH, units=None):
 
 def promise(sampler, *, most=4, how=terms.DRAWN_QUERIES, **changes):
   settings = {"steps": STEPS, "l2_clip_norm": 0.1, "noise_multiplier": 2.0}
-  words = terms.users(most, how, terms.QUERIES)
+  words = terms.users(terms.user(most), how, terms.QUERIES)
   return claim.Claim(sampler=sampler, words=words, **(settings | changes))
 
 
@@ -75,7 +75,7 @@ def test_users_with_one_query_have_the_claim_of_queries():
     num_examples=N, expected_batch_size=BATCH
   )
   expected = claim.calibrated(sampler=plain, **known)
-  words = terms.users(1, terms.DRAWN_USERS, terms.QUERIES)
+  words = terms.users(terms.user(1), terms.DRAWN_USERS, terms.QUERIES)
   for sampler in (
     plain,
     queries_of(1),
@@ -196,6 +196,26 @@ def test_users_of_whom_more_queries_are_read_here_than_there_are_one_unit():
   assert together.epsilon > max(few.epsilon, many.epsilon)
   with pytest.raises(ValueError, match="with one unit"):
     statement.compose([few, many])
+
+
+def test_users_by_another_column_are_another_unit():
+  """One user by the one is many by the other, on both sides of a division."""
+  person, device = (
+    dataclasses.replace(
+      promise(queries_of(4), delta=1e-4),
+      words=terms.users(unit, terms.DRAWN_QUERIES, terms.QUERIES),
+      part=f"users, key 1:{side}",
+    ).statement(side)
+    for unit, side in [
+      (terms.user(4), "train"),
+      (terms.user(4, "device"), "test"),
+    ]
+  )
+  assert "one user (device) with up to 4 queries" in statement.in_words(device)
+  assert joint.claim([person]).epsilon == person.epsilon
+  assert joint.claim([person, device]) is None
+  with pytest.raises(ValueError, match="with one unit"):
+    statement.compose([person, device])
 
 
 def test_users_and_queries_are_never_added_up(tmp_path):
