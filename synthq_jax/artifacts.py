@@ -34,6 +34,7 @@ __all__ = [
   "from_json",
   "later",
   "load",
+  "load_kind",
   "new_folder",
   "read_fingerprint",
   "read_json",
@@ -455,6 +456,19 @@ def load(directory: str | os.PathLike, kind: type[_Result]) -> _Result:
       f"{path}: expected a {kind.__name__}, got a {data.get('_type')}"
     )
   return from_json(kind, data)
+
+
+def load_kind(directory: str | os.PathLike) -> str:
+  """Returns the name of the dataclass of a finished result; "": none is there.
+
+  Args:
+    directory: the stage's directory.
+
+  Raises:
+    ValueError: if it is damaged.
+  """
+  path = pathlib.Path(directory) / RESULT_NAME
+  return _read(path)["result"].get("_type", "") if path.is_file() else ""
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:

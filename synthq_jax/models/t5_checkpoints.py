@@ -32,6 +32,7 @@ from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import ledger, statement
 
 __all__ = [
+  "CLAIM",
   "FORMATS",
   "claim",
   "convert",
@@ -43,6 +44,7 @@ __all__ = [
   "load_huggingface",
   "load_t5x",
   "save",
+  "save_claim",
   "save_huggingface",
   "save_t5x",
   "unflatten",
@@ -51,11 +53,15 @@ __all__ = [
 FORMATS = ("t5x", "huggingface", "safetensors")
 """What `convert` writes; safetensors is our own."""
 
+CLAIM = "PRIVACY.txt"
+"""Beside an exported checkpoint: what may be claimed about it, in words."""
+
 _SHARD_SIZE = 5 * 10**9
 
 unflatten = _tensors.unflatten
 
 _PRIVACY = "privacy"  # in the MODEL_DIR of a private training in T5X
+_STATEMENT = "privacy.json"  # what `CLAIM` says, for programs
 _PARAMS = "params.safetensors"
 _CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
 _PROJECTION = "projection/kernel"
@@ -251,24 +257,55 @@ def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
     raise ValueError(f"{path}: expected a T5 shape, got {got}") from error
 
 
-def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
-  """Returns what a private training in T5X promises of its checkpoints.
+def save_claim(
+  folder: pathlib.Path, promise: statement.PrivacyStatement
+) -> None:
+  """Writes what is promised of a checkpoint beside it, for `claim` and people.
 
   Args:
-    directory: checkpoint_STEP, or the folder with some.
+    folder: of the checkpoint.
+    promise: what its training earned.
+  """
+  content = artifacts.sealed({"statement": artifacts.to_json(promise)})
+  text = json.dumps(content, indent=1, sort_keys=True)
+  artifacts.write_atomically(folder / _STATEMENT, f"{text}\n")
+  words = statement.in_words(promise)
+  artifacts.write_atomically(folder / CLAIM, f"{words}\n")
+
+
+def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
+  """Returns what lies beside a checkpoint about the privacy of its training.
+
+  That is the ledger of a private training in T5X, in its MODEL_DIR, or what
+  `save_claim` wrote; it is found by whichever path leads to the checkpoint.
+
+  Args:
+    directory: of any format; of T5X's also the folder with some, or what lies in
+      checkpoint_STEP.
 
   Returns:
-    What lies beside them; None where nothing does, or they are not T5X's.
+    The promise; None where nothing lies there.
 
   Raises:
-    ValueError: if what lies there is damaged.
+    ValueError: if what lies there is damaged, or is for people alone.
   """
-  root = pathlib.Path(directory)
-  places = (at / _PRIVACY / ledger.NAME for at in (root, root.parent))
-  path = next((path for path in places if path.is_file()), None)
-  if path is None or _kind(root) != _T5X:
-    return None
-  return statement.compose(list(ledger.read(path).values()))
+  root = pathlib.Path(directory).resolve()
+  places = [root]
+  if _kind(root) == _T5X:  # what lies in checkpoint_STEP, that, or MODEL_DIR
+    places = [t5x.newest(root), root, *root.parents[:2]]
+  for at in places:
+    if (at / _STATEMENT).is_file():
+      stored = artifacts.read_json(at / _STATEMENT)["statement"]
+      return artifacts.from_json(statement.PrivacyStatement, stored)
+    if (at / _PRIVACY / ledger.NAME).is_file():
+      held = ledger.read(at / _PRIVACY / ledger.NAME)
+      return statement.compose(list(held.values()))
+    if (at / CLAIM).is_file():
+      raise ValueError(
+        f"{at / CLAIM}: expected {_STATEMENT} beside it, as exports have, got"
+        " none: export this checkpoint again"
+      )
+  return None
 
 
 def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:

@@ -25,7 +25,7 @@ from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
 
-CLAIM = "PRIVACY.txt"
+CLAIM = t5_checkpoints.CLAIM
 """In the exported folder: what may be claimed about it, in words."""
 
 _README = "README.md"
@@ -154,8 +154,7 @@ def run(
   with artifacts.new_folder(place, "export") as folder:
     chosen.write(given, folder)
     if given.claim is not None:
-      words = statement_lib.in_words(given.claim)
-      (folder / CLAIM).write_text(f"{words}\n", encoding="utf-8")
+      t5_checkpoints.save_claim(folder, given.claim)
   return _summary(place, given, chosen)
 
 

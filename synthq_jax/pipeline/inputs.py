@@ -362,9 +362,10 @@ def load_public(directory: pathlib.Path, prepared: Documents):
 
 def _refuse_private(directory: pathlib.Path) -> None:
   """Refuses a checkpoint whose own statement says that it is not public."""
-  try:
+  result = artifacts.load_kind(directory)
+  if result == results.Checkpoint.__name__:
     claim = artifacts.load(directory, results.Checkpoint).statement
-  except (KeyError, ValueError):  # not the result of a stage
+  else:  # not the result of a stage, or of a public pre-training
     claim = t5_checkpoints.claim(directory)
   if claim is not None and not claim.is_public:
     epsilon = rounding.epsilon(claim.epsilon)

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import types
 
 import jax
 import made_up
@@ -116,6 +117,32 @@ def test_a_release_of_epsilon_0_is_no_public_checkpoint(tmp_path):
   artifacts.save(tmp_path, result, "digest")
   with pytest.raises(ValueError, match="trained on private queries"):
     inputs.load_public(tmp_path, None)
+
+
+@pytest.mark.parametrize("form", t5_checkpoints.FORMATS)
+def test_what_was_exported_is_no_public_start_either(
+  run_folder, tmp_path, form
+):
+  """Its epsilon would be counted by nobody."""
+  export.run(run_folder / PUBLIC, tmp_path / "to", format=form)
+  assert t5_checkpoints.claim(tmp_path / "to") == CLAIM
+  export.run(tmp_path / "to", tmp_path / "again", format="safetensors")
+  (tmp_path / "link").symlink_to(tmp_path / "again")
+  for start in ("to", "again", "link"):
+    with pytest.raises(ValueError, match="trained on private queries"):
+      inputs.load_public(tmp_path / start, types.SimpleNamespace(vocab_size=1))
+  (tmp_path / "again" / "privacy.json").unlink()
+  with pytest.raises(ValueError, match="export this checkpoint again"):
+    inputs.load_public(tmp_path / "again", None)
+
+
+def test_a_result_that_was_damaged_is_no_public_start(run_folder, tmp_path):
+  shutil.copytree(run_folder / PUBLIC, tmp_path / "start")
+  path = tmp_path / "start" / artifacts.RESULT_NAME
+  text = path.read_text()
+  path.write_text(text.replace('"epsilon": ', '"epsilon": 1', 1))
+  with pytest.raises(ValueError, match="restore it, or delete"):
+    inputs.load_public(tmp_path / "start", None)
 
 
 def test_a_private_model_is_not_exported_by_accident(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import types
 
 import jax
@@ -68,11 +69,21 @@ def test_an_export_carries_what_lies_beside_the_checkpoint(tmp_path, of_model):
   assert words.strip() == statement_lib.in_words(release.statement())
 
 
-@pytest.mark.parametrize("of_model", [True, False])
-def test_a_private_checkpoint_of_t5x_is_no_public_start(tmp_path, of_model):
+@pytest.mark.parametrize("way", ["model", "step", "file", "link", "here"])
+def test_a_private_checkpoint_of_t5x_is_no_public_start(
+  tmp_path, way, monkeypatch
+):
   params = random_t5.params(random_t5.config())
   made = t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
-  start = tmp_path / "model" if of_model else made
+  (tmp_path / "link").symlink_to(made)
+  monkeypatch.chdir(made)
+  start = {
+    "model": tmp_path / "model",
+    "step": made,
+    "file": made / "checkpoint",
+    "link": tmp_path / "link",
+    "here": pathlib.Path("."),
+  }[way]
   documents = types.SimpleNamespace(vocab_size=40)
   inputs.load_public(start, documents)
   opened(tmp_path).begin(1000, FACTS)
