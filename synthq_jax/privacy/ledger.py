@@ -167,20 +167,30 @@ def _checked(path: pathlib.Path, data: bytes) -> _Content:
       # Appending makes a copy first: this is damage, not a kill.
       raise _damage(path, content.torn, "a part of a line")
     return content
-  try:
-    kept = _parsed(copy, copy.read_bytes()).statements
-  except ValueError:
-    return content  # damaged itself; the next entry makes it anew
-  lost = sum(
-    content.statements.get(name) != statement
-    for name, statement in kept.items()
-  )
-  if lost:
+  # A damaged line of the copy is made anew by the next entry, but it stands for
+  # a training: one that the ledger has lost would be forgotten for good.
+  lines = copy.read_bytes().splitlines()
+  kept = [one for one in map(_entry, lines) if not isinstance(one, Exception)]
+  found = sum(content.statements.get(name) == one for name, one in kept)
+  if found < len(kept) or len(content.statements) < len(lines):
     raise ValueError(
-      f"{path}: expected the {len(kept)} trainings of {copy.name}, got"
-      f" {len(kept) - lost} of them: {_restore(path)}"
+      f"{path}: expected the {len(lines)} trainings of {copy.name}, got"
+      f" {len(content.statements)}, of which {found} are the same:"
+      f" {_restore(path)}"
     )
   return content
+
+
+def _entry(
+  text: bytes,
+) -> tuple[str, statement_lib.PrivacyStatement] | Exception:
+  """Reads a line; returns what is wrong with it if it is no entry."""
+  try:
+    entry = artifacts.unsealed(text)
+    kind = statement_lib.PrivacyStatement
+    return entry["identifier"], artifacts.from_json(kind, entry["statement"])
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    return error
 
 
 def _parsed(path: pathlib.Path, data: bytes) -> _Content:
@@ -188,17 +198,14 @@ def _parsed(path: pathlib.Path, data: bytes) -> _Content:
   statements: dict[str, statement_lib.PrivacyStatement] = {}
   lines = data.splitlines(keepends=True)
   for number, text in enumerate(lines, start=1):
-    try:
-      entry = artifacts.unsealed(text)
-      statements[entry["identifier"]] = artifacts.from_json(
-        statement_lib.PrivacyStatement, entry["statement"]
-      )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    entry = _entry(text)
+    if isinstance(entry, Exception):
       is_last = number == len(lines) and not text.endswith(b"\n")
       if is_last and _BEGINS.startswith(text[: len(_BEGINS)]):
         return _Content(statements, data[: -len(text)], torn=number)
-      got = f"{type(error).__name__}: {error}"
-      raise _damage(path, number, got) from error
+      got = f"{type(entry).__name__}: {entry}"
+      raise _damage(path, number, got) from entry
+    statements.update([entry])
   return _Content(statements, data)
 
 

@@ -172,6 +172,27 @@ def test_a_copy_that_was_lost_or_damaged_is_made_again(path):
     assert copy.read_bytes() == path.read_bytes()
 
 
+def test_a_lost_line_is_missed_though_the_copy_is_damaged_too(path):
+  """The next entry would make the copy anew, and the training be forgotten."""
+  lines = path.read_bytes().splitlines(keepends=True)
+  copy = ledger.copy_of(path)
+  for lost in range(len(lines)):
+    path.write_bytes(b"".join(lines[:lost] + lines[lost + 1 :]))
+    for damaged in range(len(lines)):
+      flipped = bytes([lines[damaged][20] ^ 1])
+      changed = [*lines]
+      changed[damaged] = flipped.join(
+        [lines[damaged][:20], lines[damaged][21:]]
+      )
+      copy.write_bytes(b"".join(changed))
+      for look in (ledger.read, lambda p: ledger.enter(p, "new", made("new"))):
+        with pytest.raises(
+          ValueError, match=f"expected the {len(lines)} train"
+        ):
+          look(path)
+      assert copy.read_bytes() == b"".join(changed)
+
+
 def test_an_entry_is_on_disk_with_its_name_before_enter_returns(
   path, monkeypatch
 ):
