@@ -35,7 +35,6 @@ __all__ = [
   "from_json",
   "later",
   "load",
-  "load_array",
   "new_folder",
   "read_array",
   "read_arrays",
@@ -312,7 +311,7 @@ def save_array(path: str | os.PathLike, rows: Any) -> None:
     rows: a NumPy array.
 
   Raises:
-    OSError: naming the file, if a part of it could not be written.
+    OSError: as `replacing`.
   """
   import numpy as np
 
@@ -332,26 +331,13 @@ def save_arrays(
     compressed: whether it is smaller, and written more slowly.
 
   Raises:
-    OSError: naming the file, if a part of it could not be written.
+    OSError: as `replacing`.
   """
   import numpy as np
 
   write = np.savez_compressed if compressed else np.savez
   with replacing(path) as stream:
     write(stream, **arrays)
-
-
-def load_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
-  """Returns the array of a .npy file, or None if it is missing or cut short.
-
-  Args:
-    path: the file.
-    mapped: whether it stays on disk and is read where it is used.
-  """
-  try:
-    return read_array(path, mapped=mapped)
-  except (FileNotFoundError, ValueError):
-    return None
 
 
 def read_array(path: str | os.PathLike, *, mapped: bool = False) -> Any:
@@ -378,8 +364,7 @@ def read_arrays(path: str | os.PathLike) -> dict[str, Any]:
     path: the file.
 
   Raises:
-    OSError: if it cannot be read.
-    ValueError: naming it, if it is damaged.
+    OSError, ValueError: as `read_array`.
   """
   import numpy as np
 
@@ -393,9 +378,8 @@ def _arrays_expected(path: str | os.PathLike) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    is_of_system = isinstance(error, OSError) and error.errno != errno.EINVAL
-    if is_of_system and error.errno is not None:
-      raise
+    if getattr(error, "errno", None) not in (None, errno.EINVAL):
+      raise  # of the system
     raise ValueError(
       f"{path}: expected arrays as they were written, got"
       f" {type(error).__name__}: make them again"
@@ -470,10 +454,9 @@ def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
     " training as one more release)"
   )
   for place in content.get("listed", ()):
-    folder = directory / place
     if place != "." and not everywhere:
       continue
-    folder = pathlib.Path(os.path.normpath(folder))
+    folder = pathlib.Path(os.path.normpath(directory / place))
     path = folder / FILES_NAME
     if not path.exists():
       raise ValueError(

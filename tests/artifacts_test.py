@@ -298,14 +298,16 @@ def test_a_file_and_its_name_are_on_disk_before_the_next_is_written(
 
 def test_an_array_is_whole_or_not_there(tmp_path):
   path, rows = tmp_path / "folder" / "rows.npy", np.arange(6.0).reshape(3, 2)
-  assert artifacts.load_array(path) is None
+  with pytest.raises(FileNotFoundError):
+    artifacts.read_array(path)
   artifacts.save_array(path, rows)
-  np.testing.assert_array_equal(artifacts.load_array(path), rows)
-  assert isinstance(artifacts.load_array(path, mapped=True), np.memmap)
+  np.testing.assert_array_equal(artifacts.read_array(path), rows)
+  assert isinstance(artifacts.read_array(path, mapped=True), np.memmap)
   for kept in (0, 50, len(path.read_bytes()) - 1):
     path.write_bytes(path.read_bytes()[:kept])
     for mapped in (False, True):
-      assert artifacts.load_array(path, mapped=mapped) is None
+      with pytest.raises(ValueError, match="rows.npy: expected arrays"):
+        artifacts.read_array(path, mapped=mapped)
     artifacts.save_array(path, rows)
 
 

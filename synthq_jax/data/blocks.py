@@ -50,9 +50,12 @@ class Blocks:
       number: which one.
       mapped: whether it stays on disk and is read where it is used.
     """
-    rows = artifacts.load_array(self.path(number), mapped=mapped)
+    try:
+      rows = artifacts.read_array(self.path(number), mapped=mapped)
+    except (FileNotFoundError, ValueError):
+      return None
     mark = self._mark(number)
-    if rows is None or not mark.exists():
+    if not mark.exists():
       return rows
     return rows if mark.read_bytes() == digest(rows).encode() else None
 

@@ -376,7 +376,7 @@ def parsers() -> dict[str, Parser]:
       [_apart(_parquet)],
     ),
     "npz": Parser(arrays, "input.npz", [_npz()]),
-    "npy": Parser(artifacts.load_array, "input.npy", [_npy()]),
+    "npy": Parser(artifacts.read_array, "input.npy", [_npy()]),
     "result": Parser(
       result_of,
       artifacts.RESULT_NAME,
