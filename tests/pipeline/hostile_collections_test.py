@@ -47,7 +47,7 @@ def _hostile(tmp_path_factory):
     queries[f"q{number}"] = f"{text} {number}"
   for number, name in enumerate(IDS, len(TEXTS)):
     documents[name] = documents.pop(f"d{number}")
-    queries[name] = queries.pop(f"q{number}")
+    queries[f"{name}?"] = queries.pop(f"q{number}")
   rows = [(q, d, 1) for q, d in zip(queries, documents, strict=True)]
   train = [row for number, row in enumerate(rows) if number % 3]
   source = small_data.write_beir(
