@@ -58,10 +58,7 @@ Path = str | os.PathLike
 Span = tuple[int, int]
 
 _SPLITS = ("train", "dev", "test")
-_OTHER = (
-  *(LookupError, TypeError, AttributeError, RecursionError),
-  *(json.JSONDecodeError, csv.Error),
-)
+_OTHER = (LookupError, TypeError, AttributeError, RecursionError, csv.Error)
 """What a file of another layout raises where it is read."""
 _COLUMNS = {
   "story_id",
@@ -237,7 +234,7 @@ def genre(url: str) -> str:
 
 def _json_stories(path: Path) -> Iterator[Story]:
   try:
-    stories = json.loads(_text(path))["data"]
+    stories = _json(_text(path))["data"]
     for number, story in enumerate(stories, 1):
       where = f"{path}: story {number}"
       spans = (
@@ -255,6 +252,13 @@ def _other(path: Path, kind: str, error: Exception) -> ValueError:
     f"{path}: expected the layout of combined-newsqa-data-v1.{kind}, got"
     f" something else ({got}); pack it again"
   )
+
+
+def _json(text: str) -> Any:
+  try:
+    return json.loads(text)
+  except ValueError as error:  # also of an integer that is too long
+    raise TypeError("no JSON") from error
 
 
 def _json_span(consensus: Mapping[str, Any]) -> Span | None:
@@ -291,7 +295,7 @@ def _csv_span(row: Mapping[str, str]) -> Span | None:
   the same.
   """
   if row["validated_answers"]:
-    votes = collections.Counter(json.loads(row["validated_answers"]))
+    votes = collections.Counter(_json(row["validated_answers"]))
     answer, count = votes.most_common(1)[0]
     answer = answer if 2 * count >= votes.total() else ""
   else:
