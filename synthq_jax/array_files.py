@@ -11,7 +11,7 @@ import numpy as np
 
 from synthq_jax import artifacts
 
-__all__ = ["load", "read", "read_npz", "save", "save_npz"]
+__all__ = ["read", "read_npz", "save", "save_npz"]
 
 
 def save(path: str | os.PathLike, rows: Any) -> None:
@@ -45,19 +45,6 @@ def save_npz(
   write = np.savez_compressed if compressed else np.savez
   with artifacts.replacing(path) as stream:
     write(stream, **arrays)
-
-
-def load(path: str | os.PathLike, *, mapped: bool = False) -> Any:
-  """Returns the array of a .npy file, or None if it is missing or cut short.
-
-  Args:
-    path: the file.
-    mapped: whether it stays on disk and is read where it is used.
-  """
-  try:
-    return read(path, mapped=mapped)
-  except (FileNotFoundError, ValueError):
-    return None
 
 
 def read(path: str | os.PathLike, *, mapped: bool = False) -> Any:

@@ -393,10 +393,9 @@ def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
     " training as one more release)"
   )
   for place in content.get("listed", ()):
-    folder = directory / place
     if place != "." and not everywhere:
       continue
-    folder = pathlib.Path(os.path.normpath(folder))
+    folder = pathlib.Path(os.path.normpath(directory / place))
     path = folder / FILES_NAME
     if not path.exists():
       raise ValueError(

@@ -298,14 +298,16 @@ def test_a_file_and_its_name_are_on_disk_before_the_next_is_written(
 
 def test_an_array_is_whole_or_not_there(tmp_path):
   path, rows = tmp_path / "folder" / "rows.npy", np.arange(6.0).reshape(3, 2)
-  assert array_files.load(path) is None
+  with pytest.raises(FileNotFoundError):
+    array_files.read(path)
   array_files.save(path, rows)
-  np.testing.assert_array_equal(array_files.load(path), rows)
-  assert isinstance(array_files.load(path, mapped=True), np.memmap)
+  np.testing.assert_array_equal(array_files.read(path), rows)
+  assert isinstance(array_files.read(path, mapped=True), np.memmap)
   for kept in (0, 50, len(path.read_bytes()) - 1):
     path.write_bytes(path.read_bytes()[:kept])
     for mapped in (False, True):
-      assert array_files.load(path, mapped=mapped) is None
+      with pytest.raises(ValueError, match="rows.npy: expected arrays"):
+        array_files.read(path, mapped=mapped)
     array_files.save(path, rows)
 
 

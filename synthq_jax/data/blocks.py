@@ -49,9 +49,12 @@ class Blocks:
       number: which one.
       mapped: whether it stays on disk and is read where it is used.
     """
-    rows = array_files.load(self.path(number), mapped=mapped)
+    try:
+      rows = array_files.read(self.path(number), mapped=mapped)
+    except (FileNotFoundError, ValueError):
+      return None
     mark = self._mark(number)
-    if rows is None or not mark.exists():
+    if not mark.exists():
       return rows
     return rows if mark.read_bytes() == digest(rows).encode() else None
 

@@ -58,6 +58,8 @@ Path = str | os.PathLike
 Span = tuple[int, int]
 
 _SPLITS = ("train", "dev", "test")
+_OTHER = (LookupError, TypeError, AttributeError, RecursionError, csv.Error)
+"""What a file of another layout raises where it is read."""
 _COLUMNS = {
   "story_id",
   "story_text",
@@ -232,7 +234,7 @@ def genre(url: str) -> str:
 
 def _json_stories(path: Path) -> Iterator[Story]:
   try:
-    stories = json.loads(_text(path))["data"]
+    stories = _json(_text(path))["data"]
     for number, story in enumerate(stories, 1):
       where = f"{path}: story {number}"
       spans = (
@@ -240,11 +242,23 @@ def _json_stories(path: Path) -> Iterator[Story]:
         for question in story["questions"]
       )
       yield _story(where, story["storyId"], story["text"], story["type"], spans)
-  except (KeyError, TypeError, json.JSONDecodeError) as error:
-    raise ValueError(
-      f"{path}: expected the layout of combined-newsqa-data-v1.json, got"
-      f" something else ({type(error).__name__}: {error}); pack it again"
-    ) from error
+  except _OTHER as error:
+    raise _other(path, "json", error) from error
+
+
+def _other(path: Path, kind: str, error: Exception) -> ValueError:
+  got = f"{type(error).__name__}: {' '.join(str(error).split())}"
+  return ValueError(
+    f"{path}: expected the layout of combined-newsqa-data-v1.{kind}, got"
+    f" something else ({got}); pack it again"
+  )
+
+
+def _json(text: str) -> Any:
+  try:
+    return json.loads(text)
+  except ValueError as error:  # also of an integer that is too long
+    raise TypeError("no JSON") from error
 
 
 def _json_span(consensus: Mapping[str, Any]) -> Span | None:
@@ -261,11 +275,14 @@ def _csv_stories(path: Path, splits: Mapping[str, str]) -> Iterator[Story]:
       f"{path}: expected the columns of combined-newsqa-data-v1.csv, got none "
       f"named {sorted(missing)}; pack it again"
     )
-  for row in rows:
-    story = row["story_id"]
-    texts.setdefault(story, row["story_text"].replace("\r\n", "\n"))
-    pair = (row["question"], _csv_span(row))
-    asked.setdefault(story, []).append(pair)
+  try:
+    for row in rows:
+      story = row["story_id"]
+      texts.setdefault(story, row["story_text"].replace("\r\n", "\n"))
+      pair = (row["question"], _csv_span(row))
+      asked.setdefault(story, []).append(pair)
+  except _OTHER as error:
+    raise _other(path, "csv", error) from error
   for story, pairs in asked.items():
     split = splits.get(_story_id(story), "")
     yield _story(f"{path}: {story}", story, texts[story], split, pairs)
@@ -278,7 +295,7 @@ def _csv_span(row: Mapping[str, str]) -> Span | None:
   the same.
   """
   if row["validated_answers"]:
-    votes = collections.Counter(json.loads(row["validated_answers"]))
+    votes = collections.Counter(_json(row["validated_answers"]))
     answer, count = votes.most_common(1)[0]
     answer = answer if 2 * count >= votes.total() else ""
   else:
@@ -320,5 +337,11 @@ def _story_id(name: str) -> str:
 
 
 def _text(path: Path) -> str:
-  with files.opened(path) as stream:
-    return stream.read().decode("utf-8")
+  try:
+    with files.opened(path) as stream:
+      return stream.read().decode("utf-8")
+  except (UnicodeDecodeError, *files.BROKEN_GZIP) as error:
+    raise ValueError(
+      f"{path}: expected UTF-8, plain or in sound gzip, got"
+      f" {type(error).__name__}; copy the file again"
+    ) from error

@@ -349,17 +349,21 @@ def load(directory: str | os.PathLike) -> Cache:
       manifest["digest"],
       manifest["facts"],
     )
-  except (OSError, ValueError, EOFError, LookupError, TypeError) as error:
+    expected = {n: c["length"] for n, c in manifest["columns"].items()}
+    num_records = manifest["num_records"]
+  except (
+    *(OSError, ValueError, EOFError),
+    *(LookupError, TypeError, AttributeError),
+  ) as error:
     raise ValueError(
       f"{directory}: expected the files that its manifest names, got"
       f" {type(error).__name__} ({error}); write the cache again"
     ) from error
-  expected = {n: c["length"] for n, c in manifest["columns"].items()}
   found = {n: c.shape[1] for n, c in cache.columns.items()}
   counts = {len(c) for c in (*cache.columns.values(), *cache.names.values())}
-  if counts != {manifest["num_records"]} or found != expected:
+  if counts != {num_records} or found != expected:
     raise ValueError(
-      f"{directory}: expected {manifest['num_records']} records in every file,"
+      f"{directory}: expected {num_records} records in every file,"
       f" got {sorted(counts)}; write the cache again"
     )
   return cache
@@ -397,13 +401,13 @@ def verify(directory: str | os.PathLike) -> None:
 def _manifest(directory: pathlib.Path) -> dict[str, Any]:
   path = directory / _MANIFEST
   try:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest = artifacts.unsealed(path.read_bytes())
   except (OSError, ValueError) as error:
     raise ValueError(
       f"{path}: expected the manifest of a token cache, got"
       f" {type(error).__name__}: it was not written to its end, or is elsewhere"
     ) from error
-  if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+  if manifest.get("format") != _FORMAT:
     raise ValueError(
       f"{path}: expected a token cache of format {_FORMAT}, got another file;"
       " write the cache again"

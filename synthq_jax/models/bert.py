@@ -394,8 +394,10 @@ def _check_pooling(path: pathlib.Path) -> None:
   """Refuses anything but the mean; newer files say it in one field."""
   try:
     fields = artifacts.unsealed(path.read_bytes())
-  except ValueError as error:
-    raise ValueError(f"{path}: expected a JSON object, got {error}") from error
+  except (OSError, ValueError) as error:
+    raise ValueError(
+      f"{path}: expected a JSON object, got {type(error).__name__}"
+    ) from error
   modes = [k for k, v in fields.items() if k.startswith("pooling_mode_") and v]
   if (modes or [fields.get("pooling_mode")]) not in (
     ["pooling_mode_mean_tokens"],

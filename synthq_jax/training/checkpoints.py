@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,11 +200,30 @@ def _is_news(record: logging.LogRecord) -> bool:
   )
 
 
+def _without_late(shown: Callable[..., None]) -> Callable[..., None]:
+  """Returns a `sys.unraisablehook` without what comes after an error.
+
+  Where one write of a state fails, orbax closes its event loop, and tensorstore
+  prints of each other write that it has nobody to tell.
+  """
+
+  def hook(caught: Any) -> None:
+    trace, error = caught.exc_traceback, caught.exc_value
+    begins = trace.tb_frame.f_code.co_name if trace else ""
+    is_late = isinstance(error, RuntimeError) and "closed" in str(error)
+    if not (is_late and begins == "call_soon_threadsafe"):
+      shown(caught)
+
+  return hook
+
+
 def _checkpointer():
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
   logging.getLogger("absl").addFilter(_is_news)
+  if getattr(sys.unraisablehook, "__module__", "") != __name__:
+    sys.unraisablehook = _without_late(sys.unraisablehook)
   if not _is_apart():
     return ocp.StandardCheckpointer()
   own = jax.process_index()

@@ -1,8 +1,7 @@
 """Measures what it costs that artifacts are checked before they are read.
 
 Prints JSON: for each kind of file processor seconds of the check (size and
-SHA-256) and of reading it as stages do, the best of 3, from memory; the bar of
-2% holds for what is parsed, and is missed by what is only copied:
+SHA-256) and of reading it as stages do, the best of 3, both from memory:
   PYTHONPATH=. python tests/benchmarks/checks.py
 """
 

@@ -298,6 +298,16 @@ def parsers() -> dict[str, Parser]:
       }
     ]
   }
+  news = _table(
+    [
+      (
+        *("story_id", "question", "answer_char_ranges", "story_text"),
+        *("is_question_bad", "is_answer_absent", "validated_answers"),
+      ),
+      ("./cnn/stories/a.story", "Who?", "3:8|3:8", "An otter", 0, 0, ""),
+    ],
+    ",",
+  )
   native_seed, zarray, chunk = _apart(_t5x_seeds)
   return {
     "jsonl": Parser(jsonl.read_jsonl, "input.jsonl", [lines, lines[:200]]),
@@ -332,8 +342,9 @@ def parsers() -> dict[str, Parser]:
       [corpus.encode()],
       _beir,
     ),
-    "newsqa": Parser(
-      newsqa.from_place, "input.json", [json.dumps(stories).encode()]
+    "newsqa": Parser(newsqa.read, "input.json", [json.dumps(stories).encode()]),
+    "newsqa csv": Parser(
+      lambda path: newsqa.read(path, {"a": "train"}), "input.csv", [news]
     ),
     "token cache": Parser(
       cache,
@@ -365,7 +376,7 @@ def parsers() -> dict[str, Parser]:
       [_apart(_parquet)],
     ),
     "npz": Parser(arrays, "input.npz", [_npz()]),
-    "npy": Parser(array_files.load, "input.npy", [_npy()]),
+    "npy": Parser(array_files.read, "input.npy", [_npy()]),
     "result": Parser(
       result_of,
       artifacts.RESULT_NAME,

@@ -678,6 +678,7 @@ def two_processes(one: Campaign, root, place, rng) -> str:
     return two.finish(root, begun)
   if rng.random() < 0.3:
     child.kill()  # the launcher first: it would start others
+    pids = two.launched()
     for pid in pids:
       struck(pid)
     end = time.monotonic() + LIMIT

@@ -47,10 +47,11 @@ def _hostile(tmp_path_factory):
     queries[f"q{number}"] = f"{text} {number}"
   for number, name in enumerate(IDS, len(TEXTS)):
     documents[name] = documents.pop(f"d{number}")
-    queries[name] = queries.pop(f"q{number}")
+    queries[f"{name}?"] = queries.pop(f"q{number}")
   rows = [(q, d, 1) for q, d in zip(queries, documents, strict=True)]
+  train = [row for number, row in enumerate(rows) if number % 3]
   source = small_data.write_beir(
-    folder / "data", documents, queries, {"train": rows[:44], "test": rows[40:]}
+    folder / "data", documents, queries, {"train": train, "test": rows[::3]}
   )
   config = tiny_runs.config(source, checkpoint=random_t5.save(folder / "t5"))
   config = dataclasses.replace(
@@ -138,7 +139,10 @@ def test_a_hundred_thousand_documents_with_one_text(tmp_path):
   queries = {f"q{i}": small_data.query(i) for i in range(40)}
   rows = [(q, f"d{i}", 1) for i, q in enumerate(queries)]
   source = small_data.write_beir(
-    tmp_path / "data", documents, queries, {"train": rows, "test": rows[30:]}
+    tmp_path / "data",
+    documents,
+    queries,
+    {"train": rows[:30], "test": rows[30:]},
   )
   checkpoint = random_t5.save(tmp_path / "t5")
   made = prepare(source, tmp_path / "run", checkpoint)

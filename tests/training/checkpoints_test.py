@@ -150,6 +150,30 @@ def test_an_error_in_the_background_is_raised_and_the_old_state_stays(
   assert told == [3] and checkpoints.latest_step(tmp_path) == 3
 
 
+def test_a_full_disk_shows_nothing_but_its_error(tmp_path):
+  """Neither orbax's threads nor tensorstore print what is raised."""
+  script = f"""
+import resource, signal
+import jax
+from synthq_jax.training import checkpoints
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+keys = jax.random.split(jax.random.key(0), 40)
+state = {{str(i): jax.random.normal(key, (50_000,)) for i, key in enumerate(keys)}}
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+for step in range(3):
+  try:
+    checkpoints.save({str(tmp_path)!r}, step, state)
+  except OSError as error:
+    print(error.errno)
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", script], capture_output=True, check=True, text=True
+  )
+  assert done.stdout.split() == [str(errno.EFBIG)] * 3
+  assert "Traceback" not in done.stderr and "ERROR" not in done.stderr
+  assert checkpoints.latest_step(tmp_path) is None
+
+
 def noise():
   """A large state that does not shrink when it is compressed."""
   return {"w": jax.random.normal(jax.random.key(0), (2_000_000,))}

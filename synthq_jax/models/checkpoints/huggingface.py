@@ -293,7 +293,9 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   try:
     return artifacts.unsealed(path.read_bytes())
   except ValueError as error:
-    raise ValueError(f"{path}: expected a JSON object, got {error}") from error
+    raise ValueError(
+      f"{path}: expected JSON of a model, got something else ({error})"
+    ) from error
 
 
 def _from_fields(
