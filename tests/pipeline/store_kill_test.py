@@ -13,6 +13,7 @@ import sys
 import time
 
 import loop_store
+import pytest
 import random_t5
 import small_data
 
@@ -69,8 +70,9 @@ def without_places(folder, *texts):
     path.write_bytes(content)
 
 
+@pytest.mark.timeout(1800)
 def test_a_run_in_a_store_ends_like_one_in_a_folder_however_often_it_is_killed(
-  tmp_path, monkeypatch
+  tmp_path,
 ):
   pairs = tmp_path / "pairs.jsonl"
   small_data.write_pairs(pairs, 100)
