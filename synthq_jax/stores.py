@@ -233,16 +233,7 @@ def mirrored(
       absent.
     OSError: if it cannot be reached.
   """
-  root = _folder(url)
-  # Of another process of this machine, which may have lost the store, too.
-  with open(root.with_name(f".{root.name}.lock"), "w") as stream:
-    try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(
-        f"{root}: expected a mirror of our own, got one that another process of"
-        " this machine uses: wait for it, or give another --mirror"
-      ) from error
+  with _own_folder(url) as root:
     store = object_store.Store(url)
     mirror = _Mirror(store, root, has_consent=private_in_bucket)
     try:
@@ -253,6 +244,21 @@ def mirrored(
       if mirror in _mirrors:
         _mirrors.remove(mirror)
       mirror.lease.release()
+
+
+@contextlib.contextmanager
+def _own_folder(url: str) -> Iterator[pathlib.Path]:
+  """Keeps other processes of this machine out of the folder of a URL."""
+  root = _folder(url)
+  with open(root.with_name(f".{root.name}.lock"), "w") as stream:
+    try:
+      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(
+        f"{root}: expected a mirror of our own, got one that another process of"
+        " this machine uses: wait for it, or give another --mirror"
+      ) from error
+    yield root
 
 
 @functools.cache
@@ -271,12 +277,13 @@ def local(text: str, *, missing_ok: bool = False) -> str:
   """
   if not object_store.is_url(text):
     return text
-  store, folder = object_store.Store(text), _folder(text)
-  names = _pull(store, folder)
-  if not names:  # a file that is kept as what was added to it
-    parent, _, name = store.url.rpartition("/")
-    if _pull(object_store.Store(parent), folder, below=f"{name}.lines"):
-      names = {""}
+  store = object_store.Store(text)
+  with _own_folder(text) as folder:
+    names = _pull(store, folder)
+    if not names:  # a file that is kept as what was added to it
+      parent, _, name = store.url.rpartition("/")
+      if _pull(object_store.Store(parent), folder, below=f"{name}.lines"):
+        names = {""}
   if not names and not missing_ok:
     raise FileNotFoundError(errno.ENOENT, "nothing lies there", text)
   return os.fspath(folder / folder.name if names == {""} else folder)

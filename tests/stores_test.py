@@ -217,10 +217,15 @@ def test_a_store_that_cannot_be_reached_stops_the_run_for_a_while(server, url):
 
 def test_two_processes_never_share_a_mirror(server, url, monkeypatch):
   monkeypatch.setattr(object_store.Lease, "_wait_for", lambda self, n: None)
-  with stores.mirrored(url):
-    with pytest.raises(ValueError, match="give another --mirror"):
-      with stores.mirrored(url):
-        pass
+  with stores.mirrored(url) as root:
+    (root / "half").write_text("not put yet")
+    for opened in (
+      lambda: stores.mirrored(url).__enter__(),
+      lambda: stores.local(url),
+    ):
+      with pytest.raises(ValueError, match="give another --mirror"):
+        opened()
+    assert (root / "half").exists()
 
 
 def test_a_second_run_is_refused_while_the_first_renews(server, url, tmp_path):

@@ -13,6 +13,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from synthq_jax import artifacts
 from synthq_jax.leakage import rerankers
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import terms as terms_lib
@@ -24,6 +25,8 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.stages import _mining, _reranking, stage
+from synthq_jax.training import distributed
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -51,6 +54,8 @@ class Config:
   mining_below: float = 0.95
   """A negative's score is below this share of that of the query's own document,
   in (0, 1]; a query whose own is not found gets one at random."""
+  mesh: mesh_lib.Shape = artifacts.speed_only(make=mesh_lib.Shape)
+  """How all devices of all processes share the training."""
   seed: int = 0
   """Of what starts at random, of pairs, their order and random negatives."""
 
@@ -122,8 +127,10 @@ def run(task: stage.Task) -> system_results.Reranker:
     seed=config.seed,
     directory=state,
     progress=task.progress,
+    mesh=mesh_lib.of_all(config.mesh),
   )
-  _reranking.save(directory, params, idf)
+  if distributed.is_main():
+    _reranking.save(directory, params, idf)
   task.when_saved.append(lambda: _reranking.remove(state))
   return system_results.Reranker(
     directory=folders.relative(directory),
@@ -174,4 +181,5 @@ STAGE = stage.of(
   result=system_results.Reranker,
   needs=("vote_queries",),
   reads=("encoder",),
+  together=True,
 )

@@ -60,7 +60,7 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   tmp_path, flags
 ):
   whole, cut, dead = (tmp_path / name for name in ("whole", "cut", "dead"))
-  stage = ["evaluate", "--quiet", *flags]
+  stage = ["evaluate", "--quiet", *flags, "--gin.RERANKED=True"]
   one = [SCRIPT, "-", "", *stage, "--cpu_devices=2", f"--workdir={whole}"]
   one = hosts.ended(hosts.start(*one))
   dead.mkdir()
@@ -74,8 +74,10 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   assert two.count(": restart ") == 3
   assert two.count("[0] process 0 makes alone, while the others wait") == 4
   said = re.search(r"others wait: (.*)\. Where", two)[1].split(", ")
-  assert "prepare_data" in said and "finetune_dp" not in said
+  assert "prepare_data" in said
+  assert not {"finetune_dp", "train_retriever", "train_reranker"} & set(said)
   saved = re.findall(r"saving (\S+) (\d+)", two)
+  assert (cut / "train_reranker/synthetic_eps8/result.json").exists()
   for name in ("eps8", "synthetic_eps8"):
     steps = [int(step) for place, step in saved if place == name]
     assert min(steps) < min(v for k, v in died.items() if k.startswith(name))

@@ -13,6 +13,7 @@ import sys
 import time
 
 import loop_store
+import pytest
 import random_t5
 import small_data
 
@@ -62,13 +63,16 @@ def without_places(folder, *texts):
   """Takes from all files the places that the settings of two runs differ in."""
   for path in filter(pathlib.Path.is_file, folder.rglob("*")):
     content = path.read_bytes()
+    if path.suffix == ".gin":  # which breaks lines that are too long
+      content = content.replace(b" \\\n    ", b" ")
     for text in texts:
       content = content.replace(text.encode(), b"PLACE")
     path.write_bytes(content)
 
 
+@pytest.mark.timeout(1800)
 def test_a_run_in_a_store_ends_like_one_in_a_folder_however_often_it_is_killed(
-  tmp_path, monkeypatch
+  tmp_path,
 ):
   pairs = tmp_path / "pairs.jsonl"
   small_data.write_pairs(pairs, 100)

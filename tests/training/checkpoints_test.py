@@ -234,7 +234,7 @@ def test_the_old_state_stays_until_the_new_one_is_complete(
 ):
   checkpoints.save(tmp_path, 1, make(1))
 
-  def killed(path):
+  def killed(path, **options):
     raise KeyboardInterrupt(path.name)
 
   with monkeypatch.context() as patch:
@@ -274,7 +274,7 @@ def test_a_removal_that_dies_takes_the_state_out_of_sight_first(
 
   checkpoints.save(tmp_path, 1, make(1))
 
-  def killed(path):
+  def killed(path, **options):
     raise KeyboardInterrupt(path.name)
 
   with monkeypatch.context() as patch:

@@ -25,6 +25,7 @@ from synthq_jax.models import length_batches
 from synthq_jax.optim import schedules
 from synthq_jax.retrieval import trec
 from synthq_jax.training import loop
+from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["Recipe", "rerank", "train"]
 
@@ -86,6 +87,7 @@ def train(
   seed: int,
   directory: str | os.PathLike | None = None,
   progress: bool = False,
+  mesh: jax.sharding.Mesh | None = None,
 ) -> typing.Params:
   """Trains a reranker; other seeds are other repetitions.
 
@@ -102,9 +104,13 @@ def train(
       of all of these: where states and metrics are saved. A training that finds
       some there goes on, and comes out the same to the bit. None for none.
     progress: whether a progress bar is shown.
+    mesh: from `mesh.make`: its devices share the rows of a batch, where their
+      number divides by that of the devices, and split parameters that are named
+      as T5's. Every process of the mesh calls this with the same arguments.
+      None: one device.
 
   Returns:
-    The parameters after the last step.
+    The parameters after the last step, with a mesh on the host of every process.
 
   Raises:
     ValueError: if there are no triples.
@@ -126,7 +132,7 @@ def train(
     recipe.learning_rate, steps=steps, warmup_steps=int(recipe.warmup * steps)
   )
 
-  def step_fn(state: Any, batch: Mapping[str, Array], step: int):
+  def step_fn(state: Any, batch: Mapping[str, Array], step: Any):
     return _step(
       state,
       batch,
@@ -138,11 +144,19 @@ def train(
     )
 
   transform = _transform(recipe.weight_decay, recipe.max_gradient_norm)
+  batch_fn = _batch_fn(reranker, features, recipe.batch_size // 2, steps, seed)
   with _place(directory) as root:
+    if mesh is None:
+      state, place = (params, transform.init(params)), batch_fn
+    else:
+      state, where = mesh_lib.place_state(params, transform.init, mesh)
+      out = (where, mesh_lib.whole(mesh))
+      step_fn = jax.jit(step_fn, out_shardings=out)
+      place = functools.partial(_placed, batch_fn, recipe.batch_size, mesh)
     params, _ = loop.train(
       step_fn,
-      (params, transform.init(params)),
-      _batch_fn(reranker, features, recipe.batch_size // 2, steps, seed),
+      state,
+      place,
       steps=steps,
       directory=root / "state",
       metrics_path=root / "metrics.jsonl",
@@ -150,7 +164,20 @@ def train(
       examples_per_step=recipe.batch_size,
       settings=loop.Settings(progress=progress),
     )
-  return params
+  return params if mesh is None else mesh_lib.gather(params)
+
+
+def _placed(
+  batch_fn: Callable[[int], reranker_lib.Features],
+  batch_size: int,
+  mesh: jax.sharding.Mesh,
+  step: int,
+) -> dict[str, Array]:
+  """Returns the batch of a step, its rows divided among devices."""
+  batch, where = dict(batch_fn(step)), mesh_lib.batch_sharding(mesh)
+  if batch_size % mesh_lib.batch_ways(mesh):
+    where = mesh_lib.whole(mesh)
+  return mesh_lib.place(batch, dict.fromkeys(batch, where))
 
 
 def _batch_fn(
