@@ -23,6 +23,7 @@ from synthq_jax.studies import (
   images,
   planted_leakage,
   private_step,
+  tuning,
   vectors,
 )
 
@@ -70,6 +71,7 @@ STUDIES = {
   "planted_leakage": planted_leakage.Config,
   "planted_leakage_tiny": planted_leakage.Config,
   "private_step": private_step.Config,
+  "tuning": tuning.Config,
   "vectors": vectors.Config,
 }
 

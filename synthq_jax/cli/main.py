@@ -169,6 +169,9 @@ def _settings(options: argparse.Namespace) -> str:
     lambda: pretrain_recipe.Config,
     *(functools.partial(_study_config, name) for name in studies.NAMES),
   )
+  path = _finder(())(options.recipe)
+  if path and "synthq_jax.studies import" in path.read_text():
+    kinds = kinds[::-1]  # of a study that runs the pipeline: its own settings
   for kind in kinds:
     try:
       config, _, read = _loaded(kind(), [options.recipe])

@@ -15,7 +15,15 @@ from synthq_jax.privacy import gaussian, joint, ledger, sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import stage
 
-__all__ = ["claim", "counted", "draw", "enough", "joined", "words"]
+__all__ = [
+  "claim",
+  "counted",
+  "draw",
+  "enough",
+  "everybody",
+  "joined",
+  "words",
+]
 
 _CLOSE = 1.005
 
@@ -44,6 +52,17 @@ def counted(
   """
   weights = None if users is None else 1.0 / np.bincount(users)[users]
   return np.bincount(places, weights, minlength=size).astype(float)
+
+
+def everybody(units: int) -> sampling.Poisson:
+  """Returns the batch of all; with room for two more: nothing is ever cut.
+
+  Args:
+    units: how many queries, or users, public.
+  """
+  return sampling.Poisson(
+    num_examples=units, expected_batch_size=units, max_batch_size=units + 2
+  )
 
 
 def claim(
@@ -75,11 +94,7 @@ def claim(
     return claim_lib.calibrated(
       epsilon=target,
       delta=delta,
-      sampler=sampling.Poisson(
-        num_examples=units,
-        expected_batch_size=units,
-        max_batch_size=units + 2,  # two more: nothing is ever cut
-      ),
+      sampler=everybody(units),
       steps=1,
       l2_clip_norm=l2_sensitivity,
       words=words,

@@ -112,7 +112,8 @@ def curves(
     for axes, (name, (steps, values)) in zip(
       grid, series.items(), strict=False
     ):
-      axes.plot(steps, values, color=_COLORS[0], linewidth=1.4)
+      alone = "o" if len(steps) == 1 else None  # a line of one point is none
+      axes.plot(steps, values, color=_COLORS[0], linewidth=1.4, marker=alone)
       axes.set_title(_plain(name), fontsize=10, loc="left")
       axes.set_xlabel("optimizer steps")
       axes.set_ylabel(_plain(label))

@@ -348,6 +348,7 @@ def test_a_run_refuses_before_training_what_cannot_be_released(
   for one, said in (
     (release_scores.Config(enabled=True), "queries would do"),
     (settings(measures=("P@1",)), "measures must be of"),
+    (settings(delta=0.9), "delta=0.9"),
   ):
     config = dataclasses.replace(finished_run.config, release_scores=one)
     assert "P@1" not in evaluate.Config().measures

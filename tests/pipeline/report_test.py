@@ -689,3 +689,10 @@ def test_a_contaminated_audit_says_so_first(written):
   refuted = dataclasses.replace(one, lower_bound=8.5)
   assert "REFUTES THE CLAIM" in audit.text([refuted])
   assert "REFUTES" not in audit.text([one])
+
+
+def test_a_learning_curve_of_one_point_can_be_seen():
+  dot = re.compile(rf"<use [^>]*fill: {plots._COLORS[0]}", re.IGNORECASE)
+  for number in (1, 2):
+    drawn = plots.curves({"a": (range(number), [1.0] * number)}, label="loss")
+    assert bool(dot.search(drawn)) == (number == 1)

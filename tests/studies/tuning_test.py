@@ -22,10 +22,8 @@ MEAN = 3.0
 def source(place, kind):
   """A log whose split depends on other records, or on each record alone."""
   if kind == "log":
-    asked = [
-      (f"p{i}", small_data.query(i), i % 64) for i in range(0, 256, 2)
-    ]  # fmt: skip
-    return small_data.write_user_log(place, asked, 64)
+    asked = [(f"p{i}", small_data.query(i), i % 128) for i in range(256)]
+    return small_data.write_user_log(place, asked, 128)
   documents = {f"d{i}": small_data.document(i) for i in range(64)}
   queries = {f"q{i}": small_data.query(i) for i in range(200)}
   judged = {"test": [(f"q{i}", f"d{i % 64}", 1) for i in range(200)]}

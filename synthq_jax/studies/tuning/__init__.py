@@ -312,7 +312,8 @@ def _trained(
       shutil.copytree(root / place, folder / place)
     elif (root / place).exists():
       shutil.copy2(root / place, folder / place)
-  with contextlib.redirect_stdout(io.StringIO()):  # a line each tells how many
+  quiet = io.StringIO()  # a line each would tell how many there are
+  with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
     plan.run(run, folder, stages=["finetune_dp"], progress=False)
   [made] = folder.glob("finetune_dp/*/" + artifacts.RESULT_NAME)
   return artifacts.load(made.parent, results.Checkpoint)
