@@ -250,16 +250,16 @@ def test_noise_misplaces_no_more_than_is_said(tmp_path):
 
 def generator(**changes):
   """The statement of a generator's training on as many queries."""
-  return made_up.claim(
-    relation="ADD_OR_REMOVE_ONE",
-    accountant="pld",
-    sampler=sampling.Poisson.with_margin(
+  settings = {
+    "sampler": sampling.Poisson.with_margin(
       num_examples=QUERIES, expected_batch_size=40
     ),
-    noise_multiplier=0.9,
-    steps=30,
-    delta=DELTA,
-    **changes,
+    "noise_multiplier": 0.9,
+    "steps": 30,
+    "delta": DELTA,
+  }
+  return made_up.claim(
+    relation="ADD_OR_REMOVE_ONE", accountant="pld", **(settings | changes)
   )
 
 
@@ -292,6 +292,22 @@ def test_counts_and_generator_cost_what_pld_says_and_less_than_the_sum(
   assert wrote.epsilon < claim.epsilon < wrote.epsilon + 0.5
   assert set(claim.ledger) == {*wrote.ledger, *made.statement.ledger}
   assert "noisy count" in claim.notes[-1]
+
+
+def test_counts_add_little_to_the_generator_of_the_demo():
+  wrote = generator(
+    sampler=sampling.Poisson.with_margin(
+      num_examples=7375, expected_batch_size=1024
+    ),
+    noise_multiplier=0.912,
+    steps=60,
+    delta=None,
+  )
+  made = topic_counts.claim(topic_counts.Config(), 7375)
+  both = noisy_sums.joined([wrote, made.statement("topic_counts/1")])
+  assert made.noise_multiplier == pytest.approx(6.095, abs=0.01)
+  assert wrote.epsilon == pytest.approx(7.988, abs=0.002)
+  assert both.epsilon == pytest.approx(8.022, abs=0.002)
 
 
 def test_votes_and_generator_together_cost_the_epsilon_of_the_row(tmp_path):
@@ -415,7 +431,7 @@ def test_a_run_writes_and_draws_by_topics_and_votes(finished_run, tmp_path):
   plan.run(config, root, stages=["vote_queries"], progress=False)
   before = queries(finished_run.root, "generate", "public_only")
   assert queries(root, "generate", "public_only") == before
-  assert not (root / "topic_counts" / "state").exists()
+  assert not list((root / "topic_counts").glob("state*"))
   topics = artifacts.load(root / "topic_counts", results.TopicCounts)
   stored = np.load(root / topics.directory / results.TOPICS_NAME)
   drawn = queries(root, "filter_queries", "eps8")
