@@ -137,7 +137,13 @@ def test_pip_installs_the_wheel_and_its_base_into_an_empty_environment(
   wheel, tmp_path
 ):
   pip = (sys.executable, "-m", "pip")
-  asked = ("download", "--no-deps", "--no-cache-dir", "--retries=0", "jaxtyping")
+  asked = (
+    "download",
+    "--no-deps",
+    "--no-cache-dir",
+    "--retries=0",
+    "jaxtyping",
+  )
   reached = subprocess.run([*pip, *asked, "-d", tmp_path], capture_output=True)
   if reached.returncode:
     pytest.skip("pip reaches no index: the base cannot be installed")
