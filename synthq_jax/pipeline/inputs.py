@@ -166,7 +166,7 @@ def held_out(num_documents: int, share: float) -> Bool[np.ndarray, " document"]:
 
   Args:
     num_documents: of the public collection.
-    share: how many of them, in [0, 1); 0: none.
+    share: how many of them, in [0, 1]; 0: none.
 
   Returns:
     Whether each is held out.

@@ -108,9 +108,7 @@ class Run:
   def held_out(self) -> float:
     """The share of documents whose queries choose weights (`inputs.held_out`)."""
     config = self.config
-    chooses = (config.rows.fused and config.fuse.weight is None) or (
-      config.rows.reranked and config.rerank.weight is None
-    )
+    chooses = config.rows.reranked and config.rerank.weight is None
     return config.fuse.held_out if chooses else 0.0
 
   @property

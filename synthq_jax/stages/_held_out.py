@@ -1,4 +1,6 @@
-"""Reads the queries that choose weights, of documents that a draw holds out.
+"""Reads the queries that choose weights.
+
+For what is trained they are of documents that a draw holds out of its training.
 
 Formal guarantee: with synthetic queries post-processing. Which documents are
 held out is drawn with a public seed (`inputs.held_out`), and no private file is
@@ -14,7 +16,22 @@ from synthq_jax.pipeline import inputs, results
 from synthq_jax.retrieval import fusion, trec
 from synthq_jax.stages import _search, stage
 
-__all__ = ["chosen", "read", "source"]
+__all__ = ["chosen", "of_public", "read", "source"]
+
+
+def of_public(run: Any) -> Any:
+  """Returns the queries of the public checkpoint that choose; None: none do.
+
+  Args:
+    run: a `runner.Run`.
+
+  Returns:
+    What a filter kept of them, or all (`stage.Made`).
+  """
+  written = run.written
+  return next(
+    (written[k] for k in written if k.startswith("public_only")), None
+  )
 
 
 def source(run: Any, name: str) -> Any:
@@ -22,8 +39,7 @@ def source(run: Any, name: str) -> Any:
 
   Args:
     run: a `runner.Run`.
-    name: of the row: synthetic queries choose for what they trained, those of
-      the public checkpoint for direct DP and for what is not trained.
+    name: of the row: synthetic queries choose for what they trained.
 
   Returns:
     What `generate` made of it (`stage.Made`), all of it, filtered or not.
@@ -31,13 +47,16 @@ def source(run: Any, name: str) -> Any:
   if name.startswith("original"):
     return None
   written = run.rows("generate")
-  public = next((k for k in written if k.startswith("public_only")), None)
   writer = name.removeprefix("synthetic_").removeprefix("voted_")
-  return written.get(writer) or written.get(public)
+  return written.get(writer)
 
 
 def read(
-  task: stage.Task, chooser: Any, weight: float | None
+  task: stage.Task,
+  chooser: Any,
+  weight: float | None,
+  *,
+  everywhere: bool = False,
 ) -> tuple[_search.Judged | None, str]:
   """Returns the queries that choose, and says which these are.
 
@@ -47,6 +66,8 @@ def read(
       and "synthetic", all that one generator wrote; None where there is none.
     chooser: a `fuse.Config`.
     weight: the one that is set, so that nothing is read; None: one is chosen.
+    everywhere: whether queries of all documents choose, since they choose for
+      what is not trained.
 
   Returns:
     The queries with the documents that they were written for; None where none
@@ -67,7 +88,8 @@ def read(
   else:
     return None, "nothing, it was set: there are no queries to choose it"
   passages = inputs.document_tokens(folders, documents)
-  held_out = inputs.held_out(len(passages.ids), chooser.held_out)
+  share = 1.0 if everywhere else chooser.held_out
+  held_out = inputs.held_out(len(passages.ids), share)
   rows = np.flatnonzero(held_out[arrays["documents"]])
   order = np.random.default_rng([chooser.seed, 6]).permutation(len(rows))
   rows = np.sort(rows[order[: chooser.num_queries]])
@@ -89,8 +111,8 @@ def read(
     passages=passages,
     corpus=inputs.corpus(folders, documents),
   )
-  if task.name.startswith("direct_dp"):
-    return judged, f"{whose}; it trained on the real ones of all documents"
+  if everywhere:
+    return judged, f"{whose}, for the untrained encoder; the same in all rows"
   return judged, f"{whose}, of documents held out of its training"
 
 

@@ -1,19 +1,15 @@
-"""Chooses how much each retriever weighs beside BM25.
+"""Chooses how much a retriever weighs beside BM25.
 
-The weight is the one that finds the documents of queries best which the
-retriever was not trained on: those of documents that a public draw keeps out of
-training. Direct DP trains on the real queries of all documents, which no draw
-keeps out; queries of the public checkpoint choose for it.
+One weight for all rows: the best one of the untrained encoder, for queries that
+the public checkpoint wrote before any private step, and that a filter kept where
+there is one. Queries of the generator that a retriever learned from are nearer to
+it than real ones are, also for documents that it did not see, and choose far too
+much of it.
 
 Formal guarantee:
-  Post-processing. A retriever that was trained on synthetic queries is weighed
-  by queries of the same generator; one trained on the private queries with DP,
-  and the untrained one, by queries that the public checkpoint wrote before any
-  private step. These tasks hold the public documents, the queries and the
-  retriever: neither PreparedData nor the secret, and they open no file under
-  `private/` unless queries or retriever lie there. Which documents are kept out
-  is drawn with a public seed. So the weight has the retriever's statement. The
-  weight of `original`, which real queries choose, has no guarantee.
+  The weight is public: a function of the documents, of the public checkpoint and
+  of settings. A task holds neither PreparedData nor the secret, and opens no file
+  under `private/`. So a fused row has its retriever's statement.
 """
 
 import dataclasses
@@ -35,11 +31,10 @@ class Config:
   method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
   """How scores of the two become comparable."""
   weight: float | None = None
-  """The retriever's share, in [0, 1]. None: queries that it was not trained on
-  choose."""
+  """The retriever's share, in [0, 1]. None: public queries choose."""
   held_out: float = 0.05
-  """Share of the documents whose queries choose the weight, and train no
-  retriever but direct DP's, in (0, 1)."""
+  """Share of the documents whose queries choose a reranker's weight, and train
+  neither it nor a retriever but direct DP's, in (0, 1)."""
   num_queries: int = 1000
   """Queries that choose, at most."""
   min_queries: int = 100
@@ -66,40 +61,43 @@ class Config:
 
 
 def jobs(run):
-  """Yields a weight for every retriever, where fused rows are wanted."""
+  """Yields the weight beside every retriever, where fused rows are wanted."""
   config = run.config
+  chooser = {
+    "untrained": run.retrievers.get("untrained"),
+    "vectors": run.rows("encode_documents").get("untrained"),
+    "synthetic": _held_out.of_public(run),
+  }
+  if not chooser["untrained"]:
+    chooser["synthetic"] = None
   for name, (retriever, trained) in run.retrievers.items():
     if not config.rows.fused:
       break
-    real, queries = name.startswith("original"), _held_out.source(run, name)
-    vectors = run.rows("encode_documents")[name]
     yield stage.Job(
       name=name,
       depends=(
         config.fuse,
         *run.data,
         trained,
-        vectors.digest,
-        queries.digest if queries else "none",
+        *(one.digest if one else "none" for one in chooser.values()),
       ),
       settings=config.fuse,
       inputs={
-        "documents": run.prepared if real else run.documents,
+        "documents": run.documents,
         "retriever": retriever,
-        "vectors": vectors.value,
-        "synthetic": queries.value if queries else None,
+        **{key: one and one.value for key, one in chooser.items()},
       },
     )
 
 
 def run(task: stage.Task) -> system_results.Fusion | None:
-  """Searches with BM25 and with the retriever, and tries the weights.
+  """Searches with BM25 and with the untrained encoder, and tries the weights.
 
   Args:
-    task: its inputs are "documents", the public collection, or for `original`
-      the prepared data; "retriever"; "vectors" of the documents; and
-      "synthetic", all that one generator wrote, filtered or not: None for
-      `original`, or where there is none.
+    task: its inputs are "documents", the public collection; the "retriever" that
+      is fused; and what chooses, each None where there is none: "untrained", the
+      encoder that nothing has trained, its "vectors" of the documents, and
+      "synthetic", queries of the public checkpoint.
 
   Returns:
     The weight; None in processes other than 0.
@@ -107,7 +105,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   config, folders = task.settings, task.folders
   retriever = task.inputs["retriever"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  judged, words = _held_out.read(task, config, config.weight)
+  judged, words = _held_out.read(task, config, config.weight, everywhere=True)
   runs = judged and _runs(task, judged, directory)
   if not distributed.is_main():
     return None
@@ -130,10 +128,10 @@ def run(task: stage.Task) -> system_results.Fusion | None:
 
 
 def _runs(task, judged, directory):
-  """Returns what BM25 and the retriever find; None in processes other than 0."""
+  """Returns what BM25 and the encoder find; None in processes other than 0."""
   vectors, depth = task.inputs["vectors"], task.settings.depth
-  retriever = task.inputs["retriever"]
-  dense = _search.dense(task, retriever, judged, directory, vectors, depth)
+  encoder = task.inputs["untrained"]
+  dense = _search.dense(task, encoder, judged, directory, vectors, depth)
   return None if dense is None else (_search.lexical(judged, depth), dense)
 
 

@@ -31,7 +31,6 @@ from synthq_jax.privacy import statement
 from synthq_jax.retrieval import fusion, measures, trec
 from synthq_jax.stages import (
   _held_out,
-  direct_dp,
   expand,
   fuse,
   stage,
@@ -39,7 +38,7 @@ from synthq_jax.stages import (
 )
 
 PRIVATE_GENERATOR = made_up.claim()
-CHOOSER = fuse.Config(held_out=0.2, min_queries=5)
+CHOOSER = fuse.Config(min_queries=5)
 OPENED = []
 STAGE_MAKE = stage.Stage.make
 sys.addaudithook(
@@ -110,35 +109,23 @@ def test_a_fused_row_is_bm25_and_its_retriever_at_the_chosen_weight(
   assert f"{made.weight:.0%}" in scored.label
 
 
-def test_the_queries_that_choose_train_no_retriever(finished_run, monkeypatch):
-  root, documents = finished_run.root, prepared(finished_run.root)
-  made = load(root, "fuse/synthetic_eps8", system_results.Fusion)
-  held_out = inputs.held_out(documents.num_documents, 0.2)
-  assert held_out.sum() == round(0.2 * documents.num_documents)
-  with np.load(root / "generate/eps8/tokens.npz") as stored:
-    assert made.num_queries == held_out[stored["documents"]].sum() >= 5
-  assert len(made.scores) == len(fusion.WEIGHTS)
-  assert "eps8, of documents held out of its training" in made.chosen_on
-  real = load(root, "private/fuse/original", system_results.Fusion)
-  assert real.statement.epsilon == math.inf
-  assert "real queries" in real.chosen_on
-  for row in ("untrained", "direct_dp_eps8"):
-    one = load(root, f"fuse/{row}", system_results.Fusion)
-    assert "of public_only" in one.chosen_on
-    assert ("held out" in one.chosen_on) == (row == "untrained")
-
-
-def test_direct_dp_trains_on_held_out_documents_and_says_so(finished_run):
-  """Whoever leaves them out of its training may call them held out, too."""
-  root, data = finished_run.root, prepared(finished_run.root)
-  config = finished_run.config.direct_dp_methods[0]
-  trained = direct_dp._records(config, workspace.Folders(root), data)
-  held_out = inputs.held_out(data.num_documents, 0.2)
-  share = np.mean(held_out[trained["document_ids"]])
-  made = load(root, "fuse/direct_dp_eps8", system_results.Fusion)
-  assert 0.05 < share < 0.5
-  assert "trained on the real ones of all documents" in made.chosen_on
-  assert made.chosen_on in made.statement.notes[-1]
+def test_one_public_weight_is_that_of_all_rows(finished_run):
+  root = finished_run.root
+  kept = load(root, "filter_queries/public_only", results.SyntheticQueries)
+  places = [*root.glob("fuse/*/"), root / "private/fuse/original"]
+  made = [artifacts.load(one, system_results.Fusion) for one in places]
+  assert len(made) > 4
+  assert len({one.scores for one in made}) == 1
+  for one in made:
+    assert one.num_queries == min(kept.num_queries, 1000) >= 5
+    assert len(one.scores) == len(fusion.WEIGHTS)
+    assert "public_only, for the untrained encoder" in one.chosen_on
+    assert one.chosen_on in one.statement.notes[-1]
+    private = one.retriever == "original"
+    assert math.isinf(one.statement.epsilon) == private
+  first = made[0]
+  best = max(first.scores, key=lambda pair: pair[1])
+  assert first.weight <= best[0]
 
 
 def test_without_enough_queries_the_weight_is_the_set_one(
@@ -155,25 +142,26 @@ def test_without_enough_queries_the_weight_is_the_set_one(
   assert "for want of queries" in made.chosen_on
 
 
-def test_a_weight_that_is_set_holds_nothing_out(finished_run, tmp_path):
+def test_a_weight_that_is_set_asks_nobody(finished_run, tmp_path):
   root = finished_run.copy(tmp_path)
-  for name in ("generate/eps8/tokens.npz", "private/prepare_data/train.npz"):
-    (root / name).unlink()  # nothing asks them
+  for name in ("generate/public_only", "filter_queries/public_only"):
+    (root / name / "tokens.npz").unlink()
   documents = results.public_documents(prepared(root))
   made = make_fusion(root, documents, chooser=fuse.Config(weight=0.3))
   assert (made.weight, made.num_queries, made.scores) == (0.3, 0, ())
   assert made.chosen_on == "nothing, it was set"
-  rows = dataclasses.replace(finished_run.config.rows, reranked=False)
-  space = workspace.Workspace(root, secret_seed=7)
-  for weight, share in ((None, 0.2), (0.3, 0.0)):
-    config = dataclasses.replace(
-      finished_run.config,
-      rows=rows,
-      fuse=fuse.Config(held_out=0.2, weight=weight),
-    )
-    assert runner.Run(config, space, ()).held_out == share
   with pytest.raises(ValueError, match=r"fuse\.Config\.weight"):
     fuse.Config(weight=1.5)
+
+
+def test_only_what_chooses_for_rerankers_is_held_out(finished_run, tmp_path):
+  space = workspace.Workspace(tmp_path, secret_seed=7)
+  for reranked, share in ((False, 0.0), (True, 0.2)):
+    config = dataclasses.replace(
+      finished_run.config,
+      rows=dataclasses.replace(finished_run.config.rows, reranked=reranked),
+    )
+    assert runner.Run(config, space, ()).held_out == share
 
 
 def test_a_fusion_without_bm25_is_refused():
@@ -188,7 +176,8 @@ def test_a_fusion_without_bm25_is_refused():
 def _shared(finished_run, tmp_path):
   """What may be shared of a run: a working directory without `private/`."""
   done, root = finished_run.root, tmp_path / "shared"
-  for name in ("prepare_data", "generate", "train_retriever"):
+  folders = ("prepare_data", "generate", "filter_queries", "train_retriever")
+  for name in folders:
     shutil.copytree(done / name, root / name)
   shutil.copytree(done / "encode_documents", root / "encode_documents")
   assert not (root / results.PRIVATE).exists()
@@ -202,13 +191,14 @@ def make_fusion(
   chooser=CHOOSER,
   **changes,
 ):
-  retriever = load(root, f"train_retriever/{row}", results.Checkpoint)
-  written = row.removeprefix("synthetic_")
+  untrained = "encode_documents/untrained"
+  public = "filter_queries/public_only"
   given = {
     "documents": documents,
-    "retriever": retriever,
-    "vectors": load(root, f"encode_documents/{row}", system_results.Vectors),
-    "synthetic": load(root, f"generate/{written}", results.SyntheticQueries),
+    "retriever": load(root, f"train_retriever/{row}", results.Checkpoint),
+    "untrained": load(root, "train_retriever/untrained", results.Checkpoint),
+    "vectors": load(root, untrained, system_results.Vectors),
+    "synthetic": load(root, public, results.SyntheticQueries),
   }
   return tiny_runs.make(
     fuse.STAGE,
@@ -263,9 +253,9 @@ def test_a_chooser_that_looks_at_real_queries_is_caught(
   shutil.copytree(finished_run.root / "private", root / "private")
   right = _held_out.read
 
-  def wrong(*given):
+  def wrong(*given, **named):
     np.load(root / "private/prepare_data/dev.npz")
-    return right(*given)
+    return right(*given, **named)
 
   monkeypatch.setattr(_held_out, "read", wrong)
   del OPENED[:]
