@@ -310,7 +310,10 @@ def _price(
   if scores.enabled and "release_scores" in wanted:
     total += scores.epsilon
     yield f"epsilon of the scores: {rounding.epsilon(scores.epsilon)}, released"
-  yield f"epsilon of what this run releases, together: at most {rounding.epsilon(total)}"
+  yield (
+    "epsilon of what this run releases, together: at most"
+    f" {rounding.epsilon(total)}, at the sum of their deltas (both simply added up)"
+  )
   found = released_results.read(workdir)
   whole = found.everything
   if found.started and whole is not None:

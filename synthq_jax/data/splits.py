@@ -13,8 +13,8 @@ memory. There are two ways to keep them apart:
 Where a person is what is protected, `by_user` sends all queries of one to one side.
 
 Where a source declares one split for all queries, `where_none` sends each query
-to the side of its words, with all of its documents: these may be on several sides
-then, as in MS MARCO.
+to the side of its words, or of its id, with all of its documents: these may be on
+several sides then, as in MS MARCO.
 """
 
 import dataclasses
@@ -146,6 +146,7 @@ def where_none(
   fractions: Mapping[str, float] = FRACTIONS,
   *,
   seed: int = 0,
+  secret: str = "",
 ) -> collection.Collection:
   """Splits the queries of a source that declares one split for all of them.
 
@@ -156,12 +157,15 @@ def where_none(
   Formal guarantee: whether queries are divided is a function of the names of the
   source's files and of whether it has a column of splits; a query's side then is
   one of its own words, of the fractions and of the seed. No other query moves
-  it.
+  it. With a secret it is a keyed hash of the query's id: sides of different ids
+  are independent draws by the fractions, whatever the texts are.
 
   Args:
     data: the collection.
     fractions: split name -> share; the shares are positive and add to 1.
     seed: another seed gives other splits.
+    secret: for splits of which something is published; then equal words may
+      stand on two sides. Empty: words and seed decide.
 
   Returns:
     The collection, with a split for each of the fractions, and the name of
@@ -170,21 +174,26 @@ def where_none(
   if data.split_by_record or len(data.qrels) != 1:
     return data
   [(name, judged)] = data.qrels.items()
-  side_of = _sides(fractions, seed)
+  side_of = _sides(fractions, f"{secret} id" if secret else seed)
+  what, known_by = "words", f"seed {seed}"
+  if secret:
+    key = hashlib.sha256(f"division {secret}".encode()).hexdigest()[:12]
+    what, known_by = "ids", f"key {key}"
   sides: dict[str, collection.Qrels] = {side: {} for side in fractions}
   for query in data.queries:
     if query.id in judged:
-      side = side_of(" ".join(sorted(token_set(query.text))))
+      words = " ".join(sorted(token_set(query.text)))
+      side = side_of(query.id if secret else words)
       sides[side][query.id] = judged[query.id]
   shares = ", ".join(f"{side} {share:.0%}" for side, share in fractions.items())
   print(
     f"synthq: note: all judgements are of one split, {name!r}: queries are"
-    f" divided ({shares}) by a hash of their words",
+    f" divided ({shares}) by a hash of their {what}",
     file=sys.stderr,
   )
   rule = " ".join(f"{side} {share:g}" for side, share in fractions.items())
   return dataclasses.replace(
-    data, qrels=sides, division=f"words, seed {seed}, {rule}"
+    data, qrels=sides, division=f"{what}, {known_by}, {rule}"
   )
 
 

@@ -171,9 +171,11 @@ class Membership:
   control: Found
   """The same of private queries that were not trained on: coincidence."""
   difference: intervals.Interval | None
-  """Share of `train` minus share of `control`; None: one of them is empty."""
+  """Share of `train` minus share of `control`; None: one of them is empty, or
+  queries were written for the documents of one group alone."""
   p_value: float | None
-  """Two-sided, of the hypothesis that being trained on changes nothing."""
+  """Two-sided, of the hypothesis that being trained on changes nothing; None as
+  `difference`."""
   train_all: Found
   """As `train`, with those that do have such a near-duplicate."""
   control_all: Found
@@ -252,3 +254,6 @@ class QueryLeakage(results.Saved):
   """Each test set, each generator with each detector."""
   examples: tuple[Example, ...]
   """Some of what was found."""
+  only_for_train: bool = False
+  """Whether queries were written for the documents of train queries alone, so that
+  the groups differ without any leak, and nothing is tested."""

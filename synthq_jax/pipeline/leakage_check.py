@@ -9,6 +9,7 @@ Formal guarantee:
   files may be read by their owner alone; the screen shows no text.
 """
 
+import array
 import collections
 import dataclasses
 import itertools
@@ -17,8 +18,9 @@ import os
 import pathlib
 import resource
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -358,8 +360,9 @@ def run(
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,
+    tempfile.TemporaryFile(dir=folder) as spool,
   ):
-    found = _Found(known, detectors, pairs, clean)
+    found = _Found(known, detectors, pairs, spool)
     for texts, matches in near_duplicates.search(
       (_Text(id=name, text=text) for name, text in log),
       _numbered(known),
@@ -368,7 +371,7 @@ def run(
       progress=progress,
     ):
       found.add(texts, matches)
-    found.finish()
+    found.finish(clean)
   too_many = request.fail_above is not None and (
     len(found.leaked) > request.fail_above
   )
@@ -415,16 +418,21 @@ def _numbered(known: Sequence[Target]) -> list[near_duplicates.Text]:
 
 
 class _Found:
-  """What was found so far; pairs and clean ids go to their files at once."""
+  """What was found so far; pairs go to their file at once, ids to a spool.
 
-  def __init__(self, known, detectors, pairs, clean):
+  Clean ids are written at the end: a later text of an id may match. What is kept
+  of an id until then is a hash of 8 bytes, which tells ids that stand again; that
+  two of ten million ids have the same has a chance of 3e-6.
+  """
+
+  def __init__(self, known, detectors, pairs, spool):
     self._known, self._detectors = known, detectors
-    self._pairs, self._clean = pairs, clean
+    self._pairs, self._spool = pairs, spool
+    self._hashes = array.array("q")
     self._seen = {one.name: collections.defaultdict(set) for one in detectors}
     self.leaked: set[str] = set()
     self.shown: list[tuple[Target, near_duplicates.Match]] = []
     self.num_queries = 0
-    self._waiting: list[str] = []
 
   def add(self, texts, matches) -> None:
     """Takes the matches of a chunk of queries."""
@@ -440,20 +448,25 @@ class _Found:
       self._pairs.write(f"{text}\n".encode())
       if len(self.shown) < _SHOWN:
         self.shown.append((target, match))
-    # The last id waits: its next text may stand in the next chunk.
-    *ids, last = dict.fromkeys([*self._waiting, *(text.id for text in texts)])
-    self._write(ids)
-    self._waiting = [last]
-    self.num_queries += len(ids)
+    ids = dict.fromkeys(text.id for text in texts)
+    self._hashes.extend(map(hash, ids))
+    self._spool.write("".join(f"{name}\n" for name in ids).encode())
 
-  def finish(self) -> None:
-    """Writes the id that waits."""
-    self._write(self._waiting)
-    self.num_queries += len(self._waiting)
-
-  def _write(self, ids: Iterable[str]) -> None:
-    clean = (f"{name}\n" for name in ids if name not in self.leaked)
-    self._clean.write("".join(clean).encode())
+  def finish(self, clean) -> None:
+    """Counts the ids, and writes each clean one once, in their order."""
+    hashes = np.array(self._hashes, np.int64)
+    hashes.sort()
+    repeated = hashes[1:][hashes[1:] == hashes[:-1]]
+    self.num_queries = len(hashes) - len(repeated)
+    again, written = {*repeated.tolist()}, set()
+    self._spool.seek(0)
+    for line in self._spool:
+      name = line.decode().removesuffix("\n")
+      if name in self.leaked or name in written:
+        continue
+      if hash(name) in again:
+        written.add(name)
+      clean.write(line)
 
   def counts(self) -> Iterator[Count]:
     """Yields a row for each detector and collection."""

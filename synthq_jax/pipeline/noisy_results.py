@@ -12,6 +12,7 @@ from scipy import stats
 
 from synthq_jax import intervals
 from synthq_jax.pipeline import results
+from synthq_jax.privacy import terms
 
 __all__ = ["Pair", "difference", "mean", "pairs", "quantile"]
 
@@ -40,29 +41,38 @@ def quantile(confidence: float) -> float:
 
 
 def mean(
-  value: float, *, noise: float, number: int, confidence: float
+  value: float, *, noise: float, number: int, confidence: float, most: int = 1
 ) -> results.ReleasedMean:
   """Returns a mean of values in [0, 1] with both of its intervals.
 
   The variance of such values is at most m (1 - m), m their mean (Bhatia and
-  Davis, 2000): the largest of it over what the noise leaves open is taken.
+  Davis, 2000): the largest of it over what the noise leaves open is taken. Where
+  users are drawn, with up to K queries each that may be all alike, that of the
+  mean is at most K m (1 - m) / n, by Cauchy and Schwarz for each user.
 
   Args:
     value: as released, which may lie outside of [0, 1].
     noise: its standard deviation.
     number: of values.
     confidence: of each interval by itself.
+    most: K, values of one user at most; how many each has is taken as it is.
   """
   width = quantile(confidence)
   here = _around(value, width * noise, 0.0)
   middle = min(max(0.5, here.low), here.high)
-  spread = middle * (1 - middle)
+  spread = most * middle * (1 - middle)
   half = width * math.sqrt(noise**2 + spread / number)
   return results.ReleasedMean(here=here, beyond=_around(value, half, 0.0))
 
 
 def difference(
-  value: float, other: float, *, noise: float, number: int, confidence: float
+  value: float,
+  other: float,
+  *,
+  noise: float,
+  number: int,
+  confidence: float,
+  most: int = 1,
 ) -> results.ReleasedMean:
   """Returns a mean less another, both noisy, with both intervals.
 
@@ -76,6 +86,7 @@ def difference(
     noise: the standard deviation of each, independent of the other's.
     number: of queries.
     confidence: of each interval by itself.
+    most: as in `mean`.
   """
   width = quantile(confidence)
   error = math.sqrt(2) * noise
@@ -84,7 +95,7 @@ def difference(
   half = width * error  # of the sum of both means, too
   total = min(max(1.0, total - half), total + half)
   least = min(max(0.0, here.low), here.high)
-  spread = max(0.0, min(total, 2 - total) - least**2)
+  spread = most * max(0.0, min(total, 2 - total) - least**2)
   half = width * math.sqrt(error**2 + spread / number)
   return results.ReleasedMean(
     here=here, beyond=_around(value - other, half, -1.0)
@@ -113,6 +124,7 @@ def pairs(scores: results.ReleasedScores, measure: str) -> Iterator[Pair]:
         values[second],
         noise=scores.noise,
         number=scores.num_queries,
+        most=terms.most_queries(scores.statement.unit) or 1,
         confidence=1 - (1 - scores.confidence) / len(found),
       ),
     )

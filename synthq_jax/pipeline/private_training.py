@@ -171,6 +171,8 @@ class Settings:
   """What one record is, where the unit is no user."""
   num_users: int | None = None
   """Where queries of users are drawn one by one: how many users there are."""
+  clips_records: bool = True
+  """Whether what is clipped is each record's own gradient."""
   relation: str = "ADD_OR_REMOVE_ONE"
   """The neighbouring relation of the claim."""
   fixed_order: bool = False
@@ -400,7 +402,10 @@ def _terms(
   )
   unit = settings.unit
   if prepared.queries_per_user:
-    how = terms.DRAWN_QUERIES if settings.num_users else terms.DRAWN_USERS
+    how = terms.DRAWN_USERS
+    if settings.num_users:
+      own = settings.clips_records
+      how = terms.DRAWN_QUERIES if own else terms.DRAWN_PAIRS
     known = terms.users(prepared.unit, how, terms.QUERIES)
     unit = known.unit
   return known.but(

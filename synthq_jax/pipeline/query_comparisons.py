@@ -155,10 +155,16 @@ class NearDuplicates:
       one.name: near_duplicates.pairs(one.texts, indexed) for one in generators
     }
 
-  def memberships(self) -> Iterator[comparison_results.Membership]:
+  def memberships(
+    self, *, is_fair: bool = True
+  ) -> Iterator[comparison_results.Membership]:
     """Yields, for each generator, queries trained on beside the others.
 
     The targets are the private queries.
+
+    Args:
+      is_fair: whether documents were chosen without looking at who was trained
+        on; if not, shares are counted, and neither compared nor tested.
     """
     trained = self.queries.trained
     pairs = zip(*map(np.ndarray.tolist, self.real), strict=True)
@@ -171,7 +177,7 @@ class NearDuplicates:
         _count(hit[alone & ~trained]),
       )
       difference = p_value = None
-      if train.total and control.total:
+      if is_fair and train.total and control.total:
         ends = (self._share(each) for each in (train, control))
         difference = shares.difference(*ends)
         p_value = shares.two_sample_p_value(
@@ -186,11 +192,11 @@ class NearDuplicates:
         p_value=p_value,
         train_all=_count(hit[trained]),
         control_all=_count(hit[~trained]),
-        **self._of_written(pairs, one.owners),
+        **self._of_written(pairs, one.owners, is_fair),
       )
 
   def _of_written(
-    self, pairs: Pairs, owners: Int[np.ndarray, " written"]
+    self, pairs: Pairs, owners: Int[np.ndarray, " written"], is_fair: bool
   ) -> dict[str, Any]:
     """Compares shares of the written queries, at one number of private ones."""
     sides = (self.queries.trained, ~self.queries.trained)
@@ -212,7 +218,7 @@ class NearDuplicates:
         )
         sized.append(one)
       shown = [one.share.mean for one in sized]
-      difference = shares.sized_difference(*sized, owners)
+      difference = shares.sized_difference(*sized, owners) if is_fair else None
     return {
       "size": size,
       "written_train": shown[0],

@@ -3,8 +3,8 @@
 `terms.Terms` are the words of a promise: what one record is, what is public,
 assumed, and not protected. A `Claim` adds the numbers: how batches are drawn,
 how many noisy sums are taken, over which sensitivity, with how much noise. It
-computes epsilon from these, enters the ledger before the first record is read,
-and becomes the statement that results carry. Every private training of the
+computes epsilon from these, enters the ledger before a loss or a gradient of any
+record is computed, and becomes the statement that results carry. Every private training of the
 project, T5X's among them, makes its promise here.
 """
 
@@ -203,7 +203,10 @@ class Claim:
   def enter(
     self, path: str | os.PathLike, identifier: str
   ) -> statement_lib.PrivacyStatement:
-    """Enters the promise into a ledger; do it before the first record is read.
+    """Enters the promise into a ledger; do it before anything is computed.
+
+    Records may be read before, and counted: n is public. A loss, a gradient or
+    noise comes after.
 
     Args:
       path: the ledger; made where it is missing.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 __all__ = [
   "CLIENT",
+  "DRAWN_PAIRS",
   "DRAWN_QUERIES",
   "DRAWN_USERS",
   "EXAMPLES",
@@ -47,6 +48,10 @@ _KEPT = "A query comes with the one of its relevant documents that was kept."
 DRAWN_USERS = (
   "Users are drawn, and the mean gradient of one's queries is clipped as one."
   f" {_KEPT}"
+)
+DRAWN_PAIRS = (
+  "Queries are drawn one by one; what is clipped, the mechanism says, and noise is"
+  f" for all of a user's together. {_KEPT}"
 )
 DRAWN_QUERIES = (
   "Queries are drawn and clipped one by one, and noise is for all of a user's"

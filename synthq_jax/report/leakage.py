@@ -137,6 +137,8 @@ def _kinds(leakage: found_lib.QueryLeakage) -> str:
 def _warnings(leakage: found_lib.QueryLeakage) -> list[blocks.Paragraph]:
   """Names what no reader should miss."""
   told = []
+  if leakage.only_for_train:
+    told.append(words.paragraph("leakage.only_for_train"))
   for one, p_value in _corrected(leakage.memberships):
     if p_value is None or p_value >= _LEVEL:
       continue

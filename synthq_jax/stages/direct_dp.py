@@ -328,6 +328,7 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
     mechanism=f"{mechanism}{over}, with Gaussian noise",
     denominator=divisors.get(config.method),
     unit="query text" if text_alone else "query",
+    clips_records=config.method in ("example", "row"),
     relation="REPLACE_SPECIAL" if text_alone else "ADD_OR_REMOVE_ONE",
     fixed_order=text_alone,
     not_protected=(_NOT_THE_DOCUMENTS,) if text_alone else (),

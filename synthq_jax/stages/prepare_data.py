@@ -76,7 +76,8 @@ class Config:
   written_for: str = "all"
   """Documents that queries are written for: "all", drawn without looking at a
   query, or "train", those that the train queries ask about, as in the papers.
-  "train" publishes which these are, and every statement says so."""
+  "train" publishes which these are, and every statement says so; not for the
+  demo, whose splits depend on the words of all queries."""
   seed: int = 0
   """Splits, and which of several relevant documents is kept."""
   unit: str = artifacts.later("query")
@@ -103,6 +104,12 @@ class Config:
         f" {self.queries_per_user} for unit='query': set UNIT='user'"
       )
     config_types.one_of(self, "written_for", ("all", TRAIN))
+    if (self.source, self.written_for) == ("environment_docs", TRAIN):
+      raise ValueError(
+        "prepare_data.Config.written_for must be 'all' for the demo set, got"
+        " 'train': its splits depend on the words of all queries, and the list of"
+        " documents would tell of them; set WRITTEN_FOR='all'"
+      )
 
 
 def jobs(run):
@@ -144,7 +151,9 @@ def run(task: stage.Task) -> results.PreparedData:
       data, most=config.queries_per_user, secret=str(space.seed("users"))
     )
   elif not config.strict:
-    data = splits.where_none(data, seed=config.seed)
+    published = config.written_for == TRAIN
+    secret = str(space.seed("splits")) if published else ""
+    data = splits.where_none(data, seed=config.seed, secret=secret)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
@@ -166,7 +175,7 @@ def run(task: stage.Task) -> results.PreparedData:
   counts = _write_queries(
     config, data, vocabulary, private, inputs.read_documents(public)
   )
-  asked = _write_asked(config, private, public)
+  asked = _write_asked(config, data, public)
   public_test = _write_public_test(config, written.chosen, vocabulary, public)
   beir.write_judged_queries(private, data)
   return results.PreparedData(
@@ -312,18 +321,40 @@ def _write_queries(
 
 
 def _write_asked(
-  config: Config, private: pathlib.Path, public: pathlib.Path
+  config: Config, data: collection.Collection, public: pathlib.Path
 ) -> int:
   """Publishes which documents train queries ask about, if they are public.
 
-  Formal guarantee: none for that list; not how often each was asked about, nor
-  by which query.
+  All relevant documents of every train query, not the one that is kept for
+  training: which one that is follows from a query's id, and so, in a log, from
+  its text.
+
+  Formal guarantee:
+    None for the list. The texts of the queries keep what is claimed for them
+    beside it. Unit: the text of one train query. Relation: another text or an
+    empty one, while ids and clicks of the source, who asked, all other queries
+    and the number of records stay. For both texts the list has one law:
+    - a log that is divided by documents (`splits.split_by_own_document`) puts
+      the documents of its own first side on the list that were clicked, and
+      looks at no text; splits that a source declares do not either;
+    - `splits.where_none` and `splits.by_user` draw sides, and the latter the
+      queries that are kept, by hashes of ids of queries or users, keyed with the
+      run's secret: for ids that differ they are independent draws, also where
+      the id of a query is a digest of its text.
+    Given such draws, the lists are equal and what else is released from train
+    queries is (epsilon, delta)-DP for the text; so is the mixture over draws:
+    sum_c P(c) P(A | c, t) <= e^epsilon sum_c P(c) P(A | c, t') + delta.
   """
   if config.written_for != TRAIN:
     return 0
-  pairs = array_files.read_npz(private / f"{TRAIN}.npz")
-  asked = np.unique(pairs["documents"])
-  array_files.save(public / results.ASKED_NAME, asked)
+  named = {
+    document
+    for grades in data.qrels[TRAIN].values()
+    for document, grade in grades.items()
+    if grade > 0
+  }
+  asked = np.flatnonzero([name in named for name in data.document_ids()])
+  array_files.save(public / results.ASKED_NAME, asked.astype(np.int32))
   return len(asked)
 
 

@@ -16,7 +16,9 @@ exact, whatever the sizes of the groups. Taking out of the control group what is
 like a train query, and nothing of the train queries, would leave rare queries in
 the one and common ones in the other, and find leaks where there are none;
 leaving all of them in would count a train query that came out as a coincidence
-for its double.
+for its double. Where queries are written for the documents of train queries alone
+(`prepare_data.Config.written_for`), train queries come out without any memory of
+them: shares are shown then, but no difference and no test.
 
 Formal guarantee: none. An empirical check whose numbers are functions of
 private queries, without noise: they are private. Only those of public test sets
@@ -149,7 +151,7 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
         confidence=config.confidence,
       )
       found = search(index, real.texts, real, written)
-      memberships += found.memberships()
+      memberships += found.memberships(is_fair=not prepared.num_asked)
       overlaps += found.overlaps(results.OWN_TEST_SETS[0], real.tested, None)
       examples += found.examples(config.num_examples, config.seed)
       bar.update()
@@ -167,6 +169,7 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
     memberships=tuple(memberships),
     overlaps=tuple(overlaps),
     examples=tuple(examples),
+    only_for_train=bool(prepared.num_asked),
   )
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -176,7 +177,14 @@ def run(task: stage.Task) -> results.ReleasedScores:
     num_queries=number,
     confidence=config.confidence,
     noise=std / number,
-    rows=_rows(config, list(rows.values()), means, std / number, number),
+    rows=_rows(
+      config,
+      list(rows.values()),
+      means,
+      noise=std / number,
+      number=number,
+      most=prepared.queries_per_user or 1,
+    ),
   )
 
 
@@ -300,15 +308,10 @@ def _rows(
   config: Config,
   groups: Sequence[Sequence[results.Evaluation]],
   means: Float[np.ndarray, "row measure"],
-  noise: float,
-  number: int,
+  **known: Any,
 ) -> tuple[results.ReleasedRow, ...]:
   """Returns the rows with their intervals; reads nothing private."""
-  known = {
-    "noise": noise,
-    "number": number,
-    "confidence": config.confidence,
-  }
+  known["confidence"] = config.confidence
   names = [results.row_of(group[0].name) for group in groups]
   base: Mapping[str, float] = {}
   if system_results.LEXICAL in names:

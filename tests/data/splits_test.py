@@ -224,6 +224,31 @@ def test_a_split_that_others_move_or_that_is_declared_is_no_division(tmp_path):
     assert len(data.qrels) > 1 and data.division == ""
 
 
+def test_with_a_secret_sides_are_drawn_by_one_law_for_every_text():
+  """Ids may be digests of texts, as a log's: an unkeyed hash would tell them."""
+  secrets = [f"[{i}, 1]" for i in range(400)]
+  share = {"q-0": 0, "q-1": 0, "both": 0}
+  for secret in secrets:
+    data = splits.where_none(one_split({0: "a b", 1: "b a"}), secret=secret)
+    again = splits.where_none(one_split({0: "c", 1: "d"}), secret=secret)
+    assert data.qrels == again.qrels and data.division == again.division
+    sides = sides_of(data)
+    hits = {name: sides[name] == "train" for name in ("q-0", "q-1")}
+    for name, hit in hits.items():
+      share[name] += hit
+    share["both"] += all(hits.values())
+  # Five standard deviations; by their words both would be on one side: .8.
+  assert abs(share["q-0"] / 400 - 0.8) < 0.1
+  assert abs(share["q-1"] / 400 - 0.8) < 0.1
+  assert abs(share["both"] / 400 - 0.64) < 0.12
+  divisions = {
+    splits.where_none(one_split({0: "a"}), secret=one).division
+    for one in secrets[:5]
+  }
+  assert len(divisions) == 5 and not any(":" in one for one in divisions)
+  assert not any(one in division for one in secrets for division in divisions)
+
+
 # Splits of users.
 
 SECRET = "[3, 1, 4]"

@@ -1,5 +1,6 @@
 """`synthq leakage check`: sources in, pairs, counts and clean ids out."""
 
+import io
 import json
 import os
 import pathlib
@@ -109,22 +110,40 @@ def test_a_query_that_meets_title_and_description_is_one_pair():
   assert (found.pairs, found.queries, found.topics, found.of) == (1, 1, 1, 1)
 
 
-def test_an_id_with_several_texts_is_clean_if_all_are():
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 3, 1)])
+def test_an_id_with_several_texts_is_clean_if_all_are(order):
+  """Also where its texts are apart, in chunks of their own."""
   topics = [detectors.Text(id="0", text="measles")]
   known = [leakage_check.Target(text=topics[0], topic="302", collection="")]
   log = [("a", "jax"), ("a", "measles"), ("b", "jax"), ("b", "grad")]
+  log = [log[i] for i in order]
   texts = [detectors.Text(id=name, text=text) for name, text in log]
   for chunk in (1, 2, 3, 9):
-    written: list[bytes] = []
-    stream = type("Stream", (), {"write": staticmethod(written.append)})
-    found = leakage_check._Found(known, [detectors.Exact()], stream, stream)
+    pairs, spool, clean = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    found = leakage_check._Found(known, [detectors.Exact()], pairs, spool)
     for read, matches in detectors.search(
       texts, topics, [detectors.Exact()], chunk=chunk
     ):
       found.add(read, matches)
-    found.finish()
-    ids = [x for x in b"".join(written).decode().split("\n") if x in ("a", "b")]
-    assert ids == ["b"] and found.num_queries == 2
+    found.finish(clean)
+    assert clean.getvalue() == b"b\n" and found.num_queries == 2
+    assert len(pairs.getvalue().splitlines()) == 1
+
+
+def test_an_id_that_stands_again_far_below_is_no_clean_one(paths):
+  """In another chunk than its first text, which alone is clean."""
+  rows = [f"q{number}\tjax grad {number}\n" for number in range(20_000)]
+  rows += ["q5\tmeasles outbreaks\n", "q7\tjax vmap\n"]
+  (paths / "log.tsv").write_text("".join(rows))
+  assert main.main(command(paths)) == 0
+  assert (result(paths)["num_queries"], result(paths)["num_leaked"]) == (
+    20000,
+    1,
+  )
+  clean = (paths / "out" / "clean_ids.txt").read_text().splitlines()
+  assert clean == [f"q{number}" for number in range(20_000) if number != 5]
+  left = {path.name for path in (paths / "out").iterdir()}
+  assert left == {"check.json", "report.html", "pairs.jsonl", "clean_ids.txt"}
 
 
 def test_the_splits_of_a_collection_are_compared(paths):

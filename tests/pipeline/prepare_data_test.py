@@ -1,6 +1,7 @@
 """What is prepared for everybody is made without the private queries."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -29,8 +30,12 @@ def write(folder, query_of):
 
 def prepare(root, query_of, **changes):
   write(root / "data", query_of)
+  return prepare_source(root, f"beir:{root / 'data'}", **changes)
+
+
+def prepare_source(root, source, **changes):
   config = prepare_data.Config(
-    source=f"beir:{root / 'data'}",
+    source=source,
     vocabulary="train",
     vocab_size=60,
     document_length=16,
@@ -66,6 +71,7 @@ def test_documents_asked_about_are_published_where_settings_say_so(tmp_path):
   asked = np.load(tmp_path / "train/run/prepare_data/asked.npy")
   pairs = np.load(tmp_path / "train/run/private/prepare_data/train.npz")
   assert asked.tolist() == sorted(set(pairs["documents"].tolist()))
+  assert asked.dtype == pairs["documents"].dtype
   assert (private.num_asked, made.num_asked) == (0, 30)
   assert private.statement().not_protected == ()
   assert "their list is public" in made.statement().not_protected[0]
@@ -75,6 +81,64 @@ def test_documents_asked_about_are_published_where_settings_say_so(tmp_path):
   config = generate.Config(num_documents=12)
   chosen = generate._choose(config, folders, made)
   assert len(chosen) == 12 and set(chosen) <= set(asked)
+
+
+def clicks(root, text):
+  """A log in which one client clicked on four documents of nobody else's."""
+  lines = [
+    {"query": f"ask {i}", "client": f"c{i}", "document": f"d{i}"}
+    for i in range(3 * COUNT)
+  ]
+  lines += [
+    {"query": text, "client": "one", "document": f"d{3 * COUNT + i}"}
+    for i in range(4)
+  ]
+  root.mkdir(parents=True)
+  small_data.write_lines(root / "log.jsonl", map(json.dumps, lines))
+  documents = [
+    {"_id": f"d{i}", "text": small_data.document(i)}
+    for i in range(3 * COUNT + 4)
+  ]
+  small_data.write_lines(root / "corpus.jsonl", map(json.dumps, documents))
+  return f"log:{root / 'log.jsonl'}@{root / 'corpus.jsonl'}"
+
+
+def one_split(root, text):
+  """A BEIR folder with judgements of one split, in which d7 is asked by one."""
+  texts = {f"q{i}": f"ask {i}" for i in range(COUNT)} | {"q7": text}
+  small_data.write_beir(
+    root,
+    {f"d{i}": small_data.document(i) for i in range(COUNT)},
+    texts,
+    {"test": [(f"q{i}", f"d{i}", 1) for i in range(COUNT)]},
+  )
+  return f"beir:{root}"
+
+
+@pytest.mark.parametrize("write_source", [clicks, one_split])
+def test_the_list_of_documents_asked_about_does_not_move_with_a_text(
+  tmp_path, write_source
+):
+  """Same clients, same clicks, another text: the statement protects the text.
+
+  The division is keyed, so that the list is one of the run's secret.
+  """
+  seen, kept = set(), set()
+  for number in range(12):
+    text = f"w{number} x{number}"
+    root = tmp_path / str(number)
+    prepare_source(root, write_source(root / "data", text), written_for="train")
+    pairs = np.load(root / "run/private/prepare_data/train.npz")
+    seen.add((root / "run/prepare_data/asked.npy").read_bytes())
+    kept.add(tuple(pairs["documents"].tolist()))
+  assert len(seen) == 1
+  if write_source is clicks:  # what a query trains with does follow its text
+    assert len(kept) > 1
+
+
+def test_the_demo_has_no_list_of_documents_asked_about():
+  with pytest.raises(ValueError, match="must be 'all' for the demo set"):
+    prepare_data.Config(written_for="train")
 
 
 def test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path):

@@ -326,6 +326,25 @@ def _text(content) -> str:
   return page.markdown(shown)
 
 
+def test_queries_for_the_documents_of_train_queries_are_not_tested(tmp_path):
+  """They meet train queries without any memory: Fisher's test would accuse."""
+  rng = np.random.default_rng(3)
+  workdir = _Workdir(tmp_path, _log(rng))
+  of_train = [_changed(rng, text) for text in workdir.texts.values()][:60]
+  written = workdir.synthetic("eps8", of_train)
+  accused = _one(workdir.run(written), "eps8")
+  assert accused.p_value < 1e-3 and accused.difference.low > 0
+  workdir.prepared = dataclasses.replace(workdir.prepared, num_asked=400)
+  found = workdir.run(written)
+  one = _one(found, "eps8")
+  assert one.p_value is one.difference is one.written_difference is None
+  assert (one.train, one.control) == (accused.train, accused.control)
+  words = _text(leakage.PRIVATE.build(found))
+  assert "for the documents of train queries alone" in words
+  assert "come out more often than by coincidence" not in words
+  assert "for the documents of train queries alone" in leakage.text(found)
+
+
 def test_the_screen_shows_tables_but_no_query(planted):
   workdir, found = planted
   words = leakage.text(found)

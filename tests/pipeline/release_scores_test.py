@@ -393,6 +393,24 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
   )  # fmt: skip
 
 
+def test_sampling_intervals_cover_where_users_ask_alike():
+  """K = 4 equal queries a user: the mean varies as one of n / 4 queries."""
+  rng, users, most = np.random.default_rng(5), 200, 4
+  good = (rng.random((2000, users)) < 0.5).mean(axis=1)
+  noisy = [x + rng.normal(0, 0.001, 2000) for x in (good, 1 - good)]
+  pairs = list(zip(*(x.tolist() for x in noisy), strict=True))
+
+  def covered(most):
+    known = {"noise": 0.001, "number": 800, "confidence": 0.95, "most": most}
+    means = [noisy_results.mean(a, **known).beyond for a, _ in pairs]
+    less = [noisy_results.difference(a, b, **known).beyond for a, b in pairs]
+    for truth, found in ((0.5, means), (0.0, less)):
+      yield np.mean([one.low <= truth <= one.high for one in found])
+
+  assert all(0.93 < share < 0.97 for share in covered(most))
+  assert all(share < 0.75 for share in covered(1))  # as of single queries
+
+
 def test_noise_has_more_bits_than_the_grid_of_released_sums():
   """In the tails float32 leaves gaps that tell neighbours apart."""
   drawn = gaussian.normal_numbers(jax.random.key(3), 1 << 18)

@@ -18,6 +18,7 @@ from synthq_jax import artifacts, optim
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.optim import users
 from synthq_jax.pipeline import (
+  noisy_results,
   noisy_sums,
   plan,
   private_training,
@@ -491,6 +492,42 @@ def test_scores_are_claimed_for_users(tmp_path):
     "scores of one user's queries are added" in x for x in words.assumptions
   )
   assert "How many users and test queries there are." in words.not_protected
+
+
+def test_intervals_of_released_scores_know_how_many_queries_a_user_has():
+  means = np.array([[0.3], [0.6]])
+  known = {"noise": 0.01, "number": 60, "confidence": 0.95, "most": MOST}
+  groups = [
+    [types.SimpleNamespace(name=x, label=x, epsilon=None)] for x in "ab"
+  ]
+  config = release_scores.Config(enabled=True)
+  rows = release_scores._rows(
+    config, groups, means, noise=0.01, number=60, most=MOST
+  )
+  assert rows[0].means == {"nDCG@10": noisy_results.mean(0.3, **known)}
+  scores = types.SimpleNamespace(
+    rows=rows,
+    statement=types.SimpleNamespace(unit=terms.user(MOST)),
+    **{"noise": 0.01, "num_queries": 60, "confidence": 0.95},
+  )
+  [pair] = noisy_results.pairs(scores, "nDCG@10")
+  assert pair.less == noisy_results.difference(0.6, 0.3, **known)
+  known["most"] = 1
+  assert pair.less != noisy_results.difference(0.6, 0.3, **known)
+
+
+@pytest.mark.parametrize("method", direct_dp.METHODS)
+def test_the_words_of_direct_training_say_what_is_clipped(tmp_path, method):
+  """Queries are clipped one by one in two methods alone."""
+  config = direct_dp.Config(method=method)
+  settings = dataclasses.replace(
+    direct_dp._settings(config, 8.0), num_users=USERS
+  )
+  space = workspace.Workspace(tmp_path, secret_seed=1)
+  words = private_training._terms(settings, space, of_users())
+  one_by_one = "clipped one by one" in " ".join(words.assumptions)
+  assert one_by_one == (method in ("example", "row"))
+  assert "noise is for all of a user's together" in " ".join(words.assumptions)
 
 
 def test_every_record_of_a_batch_is_of_a_user_that_was_drawn():
