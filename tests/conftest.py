@@ -32,6 +32,8 @@ _FOLDER = "SYNTHQ_TESTS_FOLDER"  # which workers get from who started them
 _IS_FIRST = _FOLDER not in os.environ
 if _IS_FIRST:
   os.environ[_FOLDER] = tempfile.mkdtemp(prefix="tests-")
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # for the tree: not here
+  os.environ["PYTHONPYCACHEPREFIX"] = f"{os.environ[_FOLDER]}/bytecode"
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[_FOLDER]}/compiled"
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

@@ -88,17 +88,6 @@ def recipe(path: pathlib.Path) -> tuple[type, list[str]]:
 
 
 @pytest.mark.parametrize(
-  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
-)
-def test_a_file_builds_what_it_configures(path, capsys):
-  kind, files = recipe(path)
-  config, text = main.configure(kind, files, NEEDS.get(path.stem, ()))
-  assert isinstance(config, kind)
-  assert macros(path) <= set(flags_lib.names(text)), "its header names others"
-  assert capsys.readouterr().err == "", "something is set to no effect"
-
-
-@pytest.mark.parametrize(
   "path", ALL_FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
 )
 def test_what_a_file_leaves_open_stands_in_its_header(path):
@@ -182,17 +171,6 @@ def test_a_file_builds_what_it_configures_with_what_its_header_names(
     flags = [f"{name}={value}" for name, value in command.items()]
     _, text = main.configure(kind, files, [*needs, *flags])
     assert command.keys() <= set(flags_lib.names(text)), flags
-
-
-@pytest.mark.parametrize(
-  "path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}"
-)
-def test_what_a_file_binds_can_be_bound_by_a_flag(path):
-  kind, files = recipe(path)
-  flags = bound(path)
-  config, _ = main.configure(kind, files, NEEDS.get(path.stem, ()))
-  again, _ = main.configure(kind, files, [*NEEDS.get(path.stem, ()), *flags])
-  assert again == config
 
 
 def test_the_files_show_and_bind_what_stages_do_not_hold():

@@ -1,7 +1,10 @@
 """What the launcher of TPU VMs refuses, before anything is paid for."""
 
+import contextlib
+import io
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -10,13 +13,36 @@ import pytest
 import tpu_vm
 
 
+@pytest.fixture(autouse=True)
+def _signals():
+  """The launcher takes two of them, and these tests call it without a process."""
+  before = {
+    one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)
+  }
+  yield
+  for number, handler in before.items():
+    signal.signal(number, handler)
+
+
 def _refused(cloud, *flags: str) -> str:
   """The one line of a refusal; nothing may have been created."""
-  done = cloud.run(*flags)
-  assert done.returncode == 2, done.stderr
-  assert done.stdout == ""
+  out, error = io.StringIO(), io.StringIO()
+  with (
+    pytest.MonkeyPatch.context() as patch,
+    contextlib.redirect_stdout(out),
+    contextlib.redirect_stderr(error),
+  ):
+    patch.chdir(cloud.folder)
+    for name, value in cloud.environment.items():
+      patch.setenv(name, value)
+    try:
+      code = tpu_vm.main([*cloud.flags, *flags])
+    except SystemExit as ended:  # of argparse
+      code = ended.code
+  assert code == 2, error.getvalue()
+  assert out.getvalue() == ""
   assert "create" not in cloud.kinds
-  (line,) = done.stderr.splitlines()
+  (line,) = error.getvalue().splitlines()
   return line
 
 

@@ -196,6 +196,7 @@ def sections(checkpoints):
   return {p.partition("\n")[0]: p.partition("\n")[2] for p in parts[1:]}
 
 
+@functools.cache
 def statements(run):
   """The claims of a run by name of the result, and the mechanism of each."""
   found = {}
