@@ -228,6 +228,18 @@ def entries(root):
   return list(ledger.read(root / "private/ledger.jsonl"))
 
 
+def test_no_gradient_is_asked_for_before_the_ledger_has_its_line(tmp_path):
+  known = []
+
+  class Looking(Seen):
+    def __call__(self, *args, **kwargs):
+      known.append(len(entries(tmp_path)))
+      return super().__call__(*args, **kwargs)
+
+  trained(tmp_path, Looking())
+  assert known and set(known) == {1}
+
+
 def record_of(root, digest="digest"):
   path = root / f"private/stage/name/state_{digest}" / release_lib.RECORD
   return json.loads(path.read_text()) if path.exists() else None
