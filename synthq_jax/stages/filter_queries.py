@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks, files
 from synthq_jax.generation import allocation, filters, text_measures
 from synthq_jax.models import dual_encoder, t5_config
@@ -226,10 +226,11 @@ def _numbers(
   config: Config, folders, topics: results.TopicCounts, owners: np.ndarray
 ) -> np.ndarray:
   """Returns how often each kept query is drawn, as many as these in all."""
-  with np.load(folders.root / topics.directory / results.TOPICS_NAME) as stored:
-    clusters, counts = stored["clusters"], stored["counts"]
+  stored = array_files.read_npz(
+    folders.root / topics.directory / results.TOPICS_NAME
+  )
   return allocation.spread(
-    clusters[owners], counts, len(owners), seed=config.seed
+    stored["clusters"][owners], stored["counts"], len(owners), seed=config.seed
   )
 
 

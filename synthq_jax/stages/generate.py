@@ -237,8 +237,10 @@ def _by_topics(
   read: np.ndarray,
 ) -> np.ndarray:
   """Repeats each passage as often as the noisy counts of its cluster say."""
-  with np.load(folders.root / topics.directory / results.TOPICS_NAME) as stored:
-    clusters, counts = stored["clusters"], stored["counts"]
+  stored = array_files.read_npz(
+    folders.root / topics.directory / results.TOPICS_NAME
+  )
+  clusters, counts = stored["clusters"], stored["counts"]
   numbers = allocation.spread(
     clusters[passages.owners[read]],
     counts,

@@ -13,11 +13,10 @@ References:
 
 import dataclasses
 import math
-import shutil
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import array_files, artifacts
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.privacy import claim as claim_lib
@@ -127,7 +126,9 @@ def run(task: stage.Task) -> results.TopicCounts:
     part=prepared.part("train"),
   )
   statement, noisy = noisy_sums.draw(task, promise, counts)
-  np.savez(folder / results.TOPICS_NAME, clusters=clusters, counts=noisy)
+  array_files.save_npz(
+    folder / results.TOPICS_NAME, {"clusters": clusters, "counts": noisy}
+  )
   return results.TopicCounts(
     directory=space.relative(folder),
     statement=statement,
@@ -176,7 +177,7 @@ def _clusters(task, documents: results.PublicDocuments, folder) -> np.ndarray:
     state,
     batch_size=config.batch_size,
   )
-  task.when_saved.append(lambda: shutil.rmtree(state, ignore_errors=True))
+  task.when_saved.append(lambda: artifacts.remove(state))
   return clusters_lib.assign(
     vector_files.open_vectors(state),
     _number(config, documents),
