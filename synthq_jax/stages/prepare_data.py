@@ -331,18 +331,19 @@ def _write_asked(
 
   Formal guarantee:
     None for the list. The texts of the queries keep what is claimed for them
-    beside it. Unit: the text of one train query. Relation: another text or an
-    empty one, while ids and clicks of the source, who asked, all other queries
-    and the number of records stay. For both texts the list has one law:
+    beside it. Unit: the text of one train query. Relation: it is emptied, while
+    ids and clicks of the source, who asked, all other queries and the number of
+    records stay; another text in its place is two such changes. The list has one
+    law for all texts:
     - a log that is divided by documents (`splits.split_by_own_document`) puts
-      the documents of its own first side on the list that were clicked, and
-      looks at no text; splits that a source declares do not either;
+      those documents of the first side on the list that were clicked, and looks
+      at no text; splits that a source declares are taken as fixed;
     - `splits.where_none` and `splits.by_user` draw sides, and the latter the
       queries that are kept, by hashes of ids of queries or users, keyed with the
       run's secret: for ids that differ they are independent draws, also where
       the id of a query is a digest of its text.
-    Given such draws, the lists are equal and what else is released from train
-    queries is (epsilon, delta)-DP for the text; so is the mixture over draws:
+    Given equal draws c the lists are equal, and what else is released from train
+    queries keeps its (epsilon, delta); so does the mixture over draws, as
     sum_c P(c) P(A | c, t) <= e^epsilon sum_c P(c) P(A | c, t') + delta.
   """
   if config.written_for != TRAIN:
