@@ -29,7 +29,7 @@ from synthq_jax import artifacts
 from synthq_jax.models import t5, t5_config
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
-from synthq_jax.privacy import ledger, statement
+from synthq_jax.privacy import joint, ledger, statement
 
 __all__ = [
   "CLAIM",
@@ -284,28 +284,42 @@ def claim(directory: str | os.PathLike) -> statement.PrivacyStatement | None:
       checkpoint_STEP.
 
   Returns:
-    The promise; None where nothing lies there.
+    The promise, of T5X's for all that lies in its MODEL_DIR, where a training may
+    have gone on from another checkpoint; None where nothing lies there.
 
   Raises:
-    ValueError: if what lies there is damaged, or is for people alone.
+    ValueError: if what lies there is damaged, is for people alone, or no claim
+      covers all of it.
   """
   root = pathlib.Path(directory).resolve()
-  places = [root]
+  places = {root}
   if _kind(root) == _T5X:  # what lies in checkpoint_STEP, that, or MODEL_DIR
-    places = [t5x.newest(root), root, *root.parents[:2]]
-  for at in places:
-    if (at / _STATEMENT).is_file():
-      stored = artifacts.read_json(at / _STATEMENT)["statement"]
-      return artifacts.from_json(statement.PrivacyStatement, stored)
-    if (at / _PRIVACY / ledger.NAME).is_file():
-      held = ledger.read(at / _PRIVACY / ledger.NAME)
-      return statement.compose(list(held.values()))
-    if (at / CLAIM).is_file():
-      raise ValueError(
-        f"{at / CLAIM}: expected {_STATEMENT} beside it, as exports have, got"
-        " none: export this checkpoint again"
-      )
-  return None
+    model = t5x.newest(root).parent
+    places |= {t5x.newest(root), *root.parents[:2], *model.glob("checkpoint_*")}
+  found = [one for at in sorted(places) for one in _promises(at)]
+  if len(found) < 2:
+    return found[0] if found else None
+  made = joint.claim(found)
+  if made is None:
+    raise ValueError(
+      f"{root}: expected trainings that one claim covers, got different units:"
+      " start from another checkpoint"
+    )
+  return made
+
+
+def _promises(at: pathlib.Path) -> list[statement.PrivacyStatement]:
+  """Returns what a folder says of the checkpoints in it."""
+  if (at / _STATEMENT).is_file():
+    stored = artifacts.read_json(at / _STATEMENT)["statement"]
+    return [artifacts.from_json(statement.PrivacyStatement, stored)]
+  if (at / CLAIM).is_file():
+    raise ValueError(
+      f"{at / CLAIM}: expected {_STATEMENT} beside it, as exports have, got"
+      " none: export this checkpoint again"
+    )
+  path = at / _PRIVACY / ledger.NAME
+  return list(ledger.read(path).values()) if path.is_file() else []
 
 
 def files(directory: str | os.PathLike) -> tuple[pathlib.Path, ...]:

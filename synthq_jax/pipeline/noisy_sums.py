@@ -172,7 +172,12 @@ def draw(
     task.place,
     task.digest,
     directory=directory,
-    program=artifacts.fingerprint(space.seed(f"sum {total.tolist()}")),
+    # The same numbers at two scales would tell the sum.
+    program=artifacts.fingerprint(
+      space.seed(f"sum {total.tolist()}"),
+      promise.noise_multiplier,
+      promise.l2_sensitivity,
+    ),
   )
   statement = promise.enter(space.private(ledger.NAME), release.identifier)
   task.when_saved.append(functools.partial(release_lib.remove, directory))

@@ -31,6 +31,7 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
+from synthq_jax.privacy import gaussian
 from synthq_jax.stages import (
   direct_dp,
   evaluate,
@@ -458,7 +459,7 @@ def _of_users(root: pathlib.Path, without: str, monkeypatch) -> _Run:
   """Runs every stage for users; scores are released without their noise."""
   source = small_data.write_user_log(root / "data", _asked(without), _COUNT)
   monkeypatch.setattr(
-    release_scores, "normal_numbers", lambda key, size: np.zeros(size)
+    gaussian, "normal_numbers", lambda key, size: np.zeros(size)
   )
   return _standing_still(
     root,

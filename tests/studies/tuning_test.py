@@ -83,8 +83,10 @@ def test_the_best_of_a_secret_number_is_kept_with_the_price_of_all(
   entered = ledger.read(root / results.PRIVATE / ledger.NAME)
   assert list(entered.values()) == list(winner.statements)
   assert len(entered) == 1 + (kind == "beir")
-  assert made.statement == winner.statements[0]
-  [entry] = made.statement.ledger
+  both = joint.claim(list(winner.statements))
+  assert made.statement == (both if data.division else winner.statements[0])
+  assert len(made.statement.ledger) == len(entered)  # scores, too
+  entry = made.statement.ledger[0]
   apart = kind == "beir"
   trials = selection.Trials(
     mean=MEAN, score_noise=None if apart else chosen.score_noise
@@ -103,7 +105,13 @@ def test_the_best_of_a_secret_number_is_kept_with_the_price_of_all(
     [own] = one.statement.ledger
     assert own.noise_multiplier == entry.noise_multiplier
     assert dataclasses.replace(point, trials=None) in chosen.points
-  # Nothing of the others is left, nor how many there were.
+  # Nothing of the others is left, nor how many there were, nor when.
+  times = {
+    path.stat().st_mtime
+    for path in (root, *root.rglob("*"))
+    if results.PRIVATE not in path.relative_to(root).parts
+  }
+  assert len(times) == 1 and made.seconds == 0
   assert not (root / "private/tuning").exists()
   files = [p for p in (tmp_path / "run").rglob("*") if p.is_file()]
   names = {name for name, *_ in trained}

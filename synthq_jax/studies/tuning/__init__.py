@@ -22,6 +22,7 @@ import functools
 import io
 import itertools
 import math
+import os
 import pathlib
 import secrets
 import shutil
@@ -42,6 +43,8 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import (
   accounting,
+  gaussian,
+  joint,
   ledger,
   rounding,
   sampling,
@@ -58,6 +61,7 @@ __all__ = ["LAWS", "STUDY", "Config", "Winner", "claims", "noisy_score"]
 LAWS = ("logarithmic", "geometric")
 """Of `selection.LAWS`: those that always draw a trial."""
 
+_NO_TIME = 315_532_800  # 1980, the first that all archives can hold
 _BATCH = 64  # queries whose losses are computed together
 _COPIED = (
   "prepare_data",
@@ -216,9 +220,13 @@ def _chosen(task: frame.Task, prepared: results.PreparedData) -> Winner:
     else:
       shutil.rmtree(folder)
   made, point, _ = best
-  _install(kept, root, dataclasses.replace(made, statement=statement))
+  # A dev query pays for the choice, a train query for the trainings.
+  both = joint.claim(statements) if prepared.division else statement
+  made = dataclasses.replace(made, statement=both, seconds=0.0)
+  _install(kept, root, made)
   shutil.rmtree(space.private("tuning"))
   artifacts.write_atomically(root / "winner.gin", _settings(point, trials))
+  _without_times(root)
   return Winner(
     directory=f"tuned/{made.directory}",
     learning_rate=point.learning_rate,
@@ -298,7 +306,7 @@ def noisy_score(
     most: values of one unit.
   """
   [total] = release_scores.centred_sum(values[:, None])
-  [normal] = release_scores.normal_numbers(key, 1)
+  [normal] = gaussian.normal_numbers(key, 1)
   return float(0.5 + (total + noise * most / 2 * normal) / len(values))
 
 
@@ -362,6 +370,13 @@ def _install(
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(kept / folder.relative_to(root), folder)
   artifacts.save(root / made.directory, made, digest, folders=folders)
+
+
+def _without_times(root: pathlib.Path) -> None:
+  """Gives all that may be shared one time: differences would tell the number."""
+  for path in (root, *root.rglob("*")):
+    if results.PRIVATE not in path.relative_to(root).parts:
+      os.utime(path, (_NO_TIME, _NO_TIME))
 
 
 def _settings(point: finetune_dp.Config, trials: selection.Trials) -> str:

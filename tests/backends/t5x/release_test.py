@@ -14,7 +14,7 @@ from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.backends.t5x import settings
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import export, inputs
-from synthq_jax.privacy import ledger
+from synthq_jax.privacy import joint, ledger
 from synthq_jax.privacy import statement as statement_lib
 
 SETTINGS = settings.Settings(
@@ -89,6 +89,20 @@ def test_a_private_checkpoint_of_t5x_is_no_public_start(
   opened(tmp_path).begin(1000, FACTS)
   with pytest.raises(ValueError, match="trained on private queries"):
     inputs.load_public(start, documents)
+
+
+def test_all_that_lies_in_a_model_dir_counts(tmp_path):
+  """A training there may have gone on from any of its checkpoints."""
+  params = random_t5.params(random_t5.config())
+  releases = [opened(tmp_path), opened(tmp_path, "other")]
+  for release in releases:
+    release.begin(1000, FACTS)
+  first = t5_checkpoints.save_t5x(tmp_path / "model", params, 0)
+  t5_checkpoints.save_claim(first, releases[1].statement())
+  t5_checkpoints.save_t5x(tmp_path / "model", params, 1005)
+  made = t5_checkpoints.claim(tmp_path / "model")
+  assert made == joint.claim([one.statement() for one in releases])
+  assert made.epsilon > max(one.statement().epsilon for one in releases)
 
 
 def test_an_export_without_noise_is_refused(tmp_path):
