@@ -314,7 +314,7 @@ def test_an_array_is_whole_or_not_there(tmp_path):
 _FULL_DISK = """
 import pathlib, resource, signal, sys
 import numpy as np
-from synthq_jax import artifacts
+from synthq_jax import array_files
 
 folder, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

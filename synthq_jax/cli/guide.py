@@ -46,11 +46,13 @@ def check_documents(
   said: dict[str, str] = {}
   opened = number = None
 
-  def read(name: str) -> None:
+  def read(name: str, within: tuple[pathlib.Path, ...] = ()) -> None:
     path = find(name)
+    if path in within:
+      raise ValueError(f"{path} includes itself")  # gin says so, later
     for line in path.read_text().splitlines() if path else ():
       if line.startswith("include "):
-        read(ast.literal_eval(line.removeprefix("include ")))
+        read(ast.literal_eval(line.removeprefix("include ")), (*within, path))
       elif found := _MACRO.match(line):
         said[found[1]] = found[2]
 

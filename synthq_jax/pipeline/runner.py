@@ -16,7 +16,13 @@ from typing import Any, TypeVar
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.data import shipped
-from synthq_jax.pipeline import fingerprints, inputs, results, workspace
+from synthq_jax.pipeline import (
+  fingerprints,
+  inputs,
+  release,
+  results,
+  workspace,
+)
 from synthq_jax.privacy import ledger
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import finetune_dp, stage
@@ -293,6 +299,8 @@ class Run:
       value = self._load(place, one.result, digest)
       if distributed.is_main():
         self._check(place, digest, value)
+        for folder in self._folders(place):  # of a kill after the result
+          release.remove(folder / f"state_{digest}")
       self.say(f"[{place}] finished earlier, skipped")
       return stage.Made(value, digest)
     if distributed.is_main():

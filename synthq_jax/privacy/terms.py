@@ -323,14 +323,14 @@ CLIENT = Terms(
 """Of federated averaging that hides whole clients."""
 
 
-CLIENT = "client"
+WHO = "client"
 """The column of user ids that a unit does not name."""
 _USER = re.compile(
   r"user(?: \((.+)\))? with (?:one query|up to (\d+) queries)", re.S
 )
 
 
-def user(queries: int, who: str = CLIENT) -> str:
+def user(queries: int, who: str = WHO) -> str:
   """Returns the unit of a promise that reads so many queries of a user at most.
 
   >>> user(1), user(4), most_queries(user(4)), user(4, "device")
@@ -340,7 +340,7 @@ def user(queries: int, who: str = CLIENT) -> str:
     queries: the most that are read.
     who: the column of user ids: users by another one are another unit.
   """
-  named = "" if who == CLIENT else f" ({who})"
+  named = "" if who == WHO else f" ({who})"
   number = "one query" if queries == 1 else f"up to {queries} queries"
   return f"user{named} with {number}"
 
@@ -357,7 +357,7 @@ def who(unit: str) -> str:
   >>> who(user(4)), who(user(1, "device"))
   ('client', 'device')
   """
-  return _USER.fullmatch(unit)[1] or CLIENT
+  return _USER.fullmatch(unit)[1] or WHO
 
 
 def users(unit: str, how: str, base: Terms) -> Terms:

@@ -84,7 +84,7 @@ class Config:
   """What is protected: "query", or "user": all queries with one user id."""
   queries_per_user: int = artifacts.later(1)
   """K: where the unit is the user, how many queries of one are kept at most."""
-  user_field: str = artifacts.later(terms.CLIENT)
+  user_field: str = artifacts.later(terms.WHO)
   """Column of a log, or key of a JSONL line, that holds the user id."""
   strict: bool = artifacts.speed_only(False)
   """Whether judgements of unknown queries or documents, and judgements of one

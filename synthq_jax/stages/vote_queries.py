@@ -91,7 +91,7 @@ def check(run) -> None:
     if not spent.get(row, 0.0) < config.epsilon:
       raise ValueError(
         "vote_queries.Config.epsilon must be above what the generator of the row"
-        f" {row} costs, got {config.epsilon:g}: raise it, or take queries of a"
+        f" {row} costs, got {rounding.epsilon(config.epsilon)}: raise it, or take queries of a"
         " generator at a smaller epsilon"
       )
 

@@ -200,6 +200,17 @@ def _is_news(record: logging.LogRecord) -> bool:
   )
 
 
+def _is_heard(record: logging.LogRecord) -> bool:
+  """Leaves out what asyncio says of orbax's other writes when one has failed."""
+  trace = record.exc_info and record.exc_info[2]
+  while trace:
+    name = trace.tb_frame.f_code.co_filename
+    if "orbax" in pathlib.PurePath(name).parts:
+      return False
+    trace = trace.tb_next
+  return True
+
+
 def _without_late(shown: Callable[..., None]) -> Callable[..., None]:
   """Returns a `sys.unraisablehook` without what comes after an error.
 
@@ -222,6 +233,7 @@ def _checkpointer():
     import orbax.checkpoint as ocp
 
   logging.getLogger("absl").addFilter(_is_news)
+  logging.getLogger("asyncio").addFilter(_is_heard)
   if getattr(sys.unraisablehook, "__module__", "") != __name__:
     sys.unraisablehook = _without_late(sys.unraisablehook)
   if not _is_apart():

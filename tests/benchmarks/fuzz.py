@@ -223,7 +223,6 @@ def parsers() -> dict[str, Parser]:
   run = _table(
     [("q1", "Q0", f"d{i}", i, 9.5 - i, "tag") for i in range(4)], " "
   )
-  judged = _table([("q1", 0, f"d{i}", i % 3) for i in range(4)], " ")
   qrels = _table(
     [("query-id", "corpus-id", "score"), ("q1", "d1", 1), ("q2", "d1", 2)], "\t"
   )
@@ -318,7 +317,6 @@ def parsers() -> dict[str, Parser]:
     ),
     "tsv": Parser(jsonl.read_jsonl, "input.tsv", [table]),
     "qrels": Parser(beir.read_judgements, "input.tsv", [qrels]),
-    "trec qrels": Parser(trec.read_qrels, "input.txt", [judged]),
     "trec run": Parser(trec.read_run, "input.txt", [run]),
     "gin": Parser(gin_text, "input.gin", [gin]),
     "safetensors": Parser(

@@ -184,8 +184,8 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
     (
       "--gin.RETRIEVER_BATCH_SIZE=30 --gin.NUM_DOCUMENTS=None --gin.plan.Rows.synthetic=()"
       " --gin.plan.Rows.direct_dp=() --gin.plan.Rows.untrained=False"
-      " --gin.plan.Rows.public_only=False --gin.fuse.Config.weight=None",
-      # One pair is held out, to choose the weight beside BM25.
+      " --gin.plan.Rows.public_only=False --gin.RERANKED=True",
+      # One pair is held out, to choose the weight of its reranker.
       f"must be at most {TRAIN - 1}, the number of rows",
     ),
   ],
