@@ -11,7 +11,14 @@ from synthq_jax import artifacts
 from synthq_jax.pipeline import private_training, results, workspace
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
-from synthq_jax.privacy import gaussian, joint, ledger, sampling, terms
+from synthq_jax.privacy import (
+  gaussian,
+  joint,
+  ledger,
+  rounding,
+  sampling,
+  terms,
+)
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import stage
 
@@ -105,8 +112,8 @@ def claim(
     return made(epsilon)
   if not beside.epsilon < epsilon:
     raise ValueError(
-      f"expected an epsilon above the {beside.epsilon:.3g} that is spent before,"
-      f" got epsilon={epsilon:g}"
+      f"expected an epsilon above the {rounding.epsilon(beside.epsilon)} that is"
+      f" spent before, got epsilon={rounding.epsilon(epsilon)}"
     )
 
   def is_within(target: float) -> bool:

@@ -191,17 +191,26 @@ def cases():
     yield f"t5x {changes}", *t5x(**changes)
 
 
+def same(old, new) -> bool:
+  """Numbers to eight digits: by FFTs of two processors 3e-10 was seen."""
+  if isinstance(old, dict) and isinstance(new, dict):
+    return old.keys() == new.keys() and all(same(old[k], new[k]) for k in old)
+  if isinstance(old, list) and isinstance(new, list):
+    return len(old) == len(new) and all(map(same, old, new))
+  if isinstance(old, float) and isinstance(new, float):
+    return math.isclose(old, new, rel_tol=1e-8)
+  return type(old) is type(new) and old == new
+
+
 @pytest.mark.slow
 def test_promises_are_those_that_were_recorded():
   recorded = [json.loads(line) for line in RECORDED.open()]
   found = list(cases())
   assert [one["setting"] for one in recorded] == [name for name, *_ in found]
   for old, (name, sigma, line) in zip(recorded, found, strict=True):
-    assert old["noise_multiplier"] == pytest.approx(sigma, rel=1e-12), name
+    assert old["noise_multiplier"] == pytest.approx(sigma, rel=1e-8), name
     entry = artifacts.unsealed(line)
-    assert old["ledger"] == entry, name
-    said = json.dumps(entry, sort_keys=True)
-    assert said == json.dumps(old["ledger"], sort_keys=True), name
+    assert same(old["ledger"], entry), name
 
 
 if __name__ == "__main__":
