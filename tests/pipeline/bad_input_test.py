@@ -181,13 +181,6 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
     ),
     # One line more than there are documents: a blank one, say.
     ("--gin.NUM_DOCUMENTS=41", "40, the size of the collection, got 41: set a"),
-    (
-      "--gin.RETRIEVER_BATCH_SIZE=30 --gin.NUM_DOCUMENTS=None --gin.plan.Rows.synthetic=()"
-      " --gin.plan.Rows.direct_dp=() --gin.plan.Rows.untrained=False"
-      " --gin.plan.Rows.public_only=False --gin.RERANKED=True",
-      # One pair is held out, to choose the weight of its reranker.
-      f"must be at most {TRAIN - 1}, the number of rows",
-    ),
   ],
 )
 def test_what_the_data_rules_out_is_refused_before_any_training(
