@@ -19,7 +19,15 @@ from synthq_jax.generation import text_measures
 from synthq_jax.pipeline import inputs
 from synthq_jax.retrieval import bm25
 
-__all__ = ["decoded", "forbidden", "measured", "save", "texts", "texts_of"]
+__all__ = [
+  "decoded",
+  "forbidden",
+  "index_of",
+  "measured",
+  "save",
+  "texts",
+  "texts_of",
+]
 
 
 def save(
@@ -67,6 +75,17 @@ def texts(
     line["_id"]: line["text"] for _, line in lines if line["_id"] in asked
   }
   return [by_name[name] for name in names]
+
+
+def index_of(ids: Sequence[Any], corpus: pathlib.Path) -> bm25.Index:
+  """Returns BM25 over all documents, by which queries are measured.
+
+  Args:
+    ids: of the documents.
+    corpus: their texts, in the same order.
+  """
+  texts = inputs.document_texts(corpus)
+  return bm25.BM25().build([str(i) for i in ids], texts)
 
 
 def measured(

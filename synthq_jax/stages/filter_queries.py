@@ -39,7 +39,7 @@ from synthq_jax.generation import allocation, filters, text_measures
 from synthq_jax.models import dual_encoder, t5_config
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.retrieval import bm25, encode, ranks
+from synthq_jax.retrieval import encode, ranks
 from synthq_jax.stages import stage
 from synthq_jax.training import pairs
 from synthq_jax.training import progress as progress_lib
@@ -156,9 +156,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   corpus = inputs.corpus(folders, documents)
   ids = inputs.document_tokens(folders, documents).ids
   index = functools.cache(  # not in memory while a retriever is trained
-    lambda: bm25.BM25().build(
-      [str(i) for i in ids], inputs.document_texts(corpus)
-    )
+    lambda: queries_lib.index_of(ids, corpus)
   )
   written = _read(folders, ids, synthetic)
   first = _by_text(config, written, corpus)

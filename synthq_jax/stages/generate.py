@@ -33,7 +33,6 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import bm25
 from synthq_jax.stages import stage
 from synthq_jax.training import distributed
 from synthq_jax.training import progress as progress_lib
@@ -203,9 +202,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     **queries_lib.measured(
       queries,
       owners,
-      index=bm25.BM25().build(
-        [str(i) for i in ids], inputs.document_texts(corpus)
-      ),
+      index=queries_lib.index_of(ids, corpus),
       corpus=corpus,
       seed=config.seed,
       gauge_queries=config.gauge_queries,

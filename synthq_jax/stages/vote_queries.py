@@ -25,7 +25,7 @@ from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import bm25, encode
+from synthq_jax.retrieval import encode
 from synthq_jax.retrieval import index as index_lib
 from synthq_jax.stages import stage
 
@@ -176,9 +176,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     **queries_lib.measured(
       texts,
       owners,
-      index=bm25.BM25().build(
-        [str(i) for i in ids], inputs.document_texts(corpus)
-      ),
+      index=queries_lib.index_of(ids, corpus),
       corpus=corpus,
       seed=config.seed,
       gauge_queries=config.gauge_queries,
