@@ -203,13 +203,17 @@ def _installed():
 
 @pytest.mark.slow
 def test_the_recorded_versions_give_the_recorded_set(installed):
-  recorded = json.loads(RECORDED.read_text())
-  digest = environment_docs.digest(environment_docs.EnvironmentDocs())
-  differ = sorted({*digest.split(", ")} ^ {*recorded["versions"]})
-  if differ:
+  # The test extra holds mpmath back, so its set is not quite the demo's.
+  records = json.loads(RECORDED.read_text())
+  versions = environment_docs.digest(environment_docs.EnvironmentDocs()).split(
+    ", "
+  )
+  recorded = [one for one in records.values() if one["versions"] == versions]
+  if not recorded:
+    differ = sorted({*versions} ^ {*records["test"]["versions"]})
     pytest.skip(f"recorded for other versions: {', '.join(differ)}")
-  assert len(installed.documents) == recorded["documents"]
-  assert len(installed.queries) == recorded["queries"]
+  assert len(installed.documents) == recorded[0]["documents"]
+  assert len(installed.queries) == recorded[0]["queries"]
   text = json.dumps(
     {
       split: sorted((query, sorted(found)) for query, found in qrels.items())
@@ -217,8 +221,11 @@ def test_the_recorded_versions_give_the_recorded_set(installed):
     },
     sort_keys=True,
   )
-  splits_digest = hashlib.sha256(text.encode()).hexdigest()
-  assert splits_digest == recorded["splits"]
+  assert hashlib.sha256(text.encode()).hexdigest() == recorded[0]["splits"]
+
+
+def test_the_readme_names_the_recorded_set_of_its_own_command():
+  recorded = json.loads(RECORDED.read_text())["run"]
   said = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
   assert f"{recorded['documents']:,} documents" in said
   assert f"{recorded['queries']:,} queries" in said
