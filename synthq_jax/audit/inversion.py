@@ -37,7 +37,6 @@ References:
 
 import dataclasses
 import functools
-import os
 from typing import Any, Protocol
 
 import jax
@@ -51,6 +50,7 @@ from synthq_jax.audit import membership
 from synthq_jax.generation import decoding
 from synthq_jax.losses import seq2seq
 from synthq_jax.models import t5, t5_config
+from synthq_jax.training import loop
 from synthq_jax.training import recipe as recipe_lib
 
 __all__ = [
@@ -226,9 +226,7 @@ def train(
   *,
   treatment: Treatment | None,
   recipe: recipe_lib.Recipe,
-  directory: str | os.PathLike,
-  metrics_path: str | os.PathLike,
-  description: str = "inverter",
+  files: loop.Files,
 ) -> typing.Params:
   """Trains the attacker on its own text; goes on from the newest state.
 
@@ -244,9 +242,7 @@ def train(
     treatment: what is done to vectors before they are sent; None for nothing.
       Hashable, as functions and frozen dataclasses are.
     recipe: length, batches, learning rate.
-    directory: where states are saved, for this training alone.
-    metrics_path: JSON lines of step and loss.
-    description: stands before the progress bar.
+    files: where states and metrics go, of this training alone.
 
   Returns:
     Trained parameters, on the host.
@@ -272,9 +268,7 @@ def train(
     (params, recipe.optimizer().init(params)),
     lambda rows: {"vectors": vectors[rows], "tokens": tokens[rows]},
     len(tokens),
-    directory=directory,
-    metrics_path=metrics_path,
-    description=description,
+    files,
   )
   return jax.device_get(state)
 

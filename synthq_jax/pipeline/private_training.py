@@ -7,12 +7,10 @@ was earned.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import dp_accounting
 import jax
-import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.pipeline import (
@@ -194,22 +192,15 @@ def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
 
 
 def train(
+  training: dp_step.Training,
   settings: Settings,
+  config: Config,
   space: workspace.Workspace,
   stage: str,
   digest: str,
   *,
-  grad_fn: Any,
-  params: Any,
-  records: Mapping[str, np.ndarray],
   prepared: results.PreparedData,
   metrics_path: pathlib.Path,
-  config: Any,
-  loop_settings: loop.Settings,
-  public: Any = None,
-  extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
-  mesh: Any = None,
-  rows_multiple: int = 1,
 ) -> tuple[Any, statement_lib.PrivacyStatement]:
   """Calibrates, enters the release into the ledger, trains.
 
@@ -219,22 +210,16 @@ def train(
   release, with batches and noise of its own and a line of its own in the ledger.
 
   Args:
+    training: what is trained; its gradient says its sensitivity and its
+      `l2_clip_norm`, its parameters are public.
     settings: target, sampling, optimizer.
+    config: the stage's settings, of which those that change the speed alone
+      change the last bits of a gradient, too.
     space: the working directory, whose secret gives batches and noise.
     stage: name of the stage and row, e.g. "finetune_dp/eps8".
     digest: fingerprint of everything the training depends on.
-    grad_fn: clips; says its sensitivity and its `l2_clip_norm`.
-    params: where to start, public.
-    records: one row per record.
     prepared: where the records came from.
     metrics_path: metrics.jsonl, private.
-    config: the stage's settings, of which those that change the speed alone
-      change the last bits of a gradient, too.
-    loop_settings: saving and reporting.
-    public: as in `dp_step.train`.
-    extra_fn: as in `dp_step.train`.
-    mesh: as in `dp_step.train`.
-    rows_multiple: as in `dp_step.train`.
 
   Returns:
     The trained parameters and the statement they earned.
@@ -242,33 +227,28 @@ def train(
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
-  clipped = grad_fn if public is None else grad_fn(public)
+  clipped = training.clipped
   relation = dp_accounting.NeighboringRelation[settings.relation]
   claim = promise(
     settings,
     space,
     prepared,
-    len(next(iter(records.values()))),
+    len(next(iter(training.records.values()))),
     l2_clip_norm=clipped.l2_clip_norm,
     l2_sensitivity=clipped.sensitivity(relation),
     decide=lambda find: distributed.decided(  # processors may differ
       f"{stage} noise multiplier", find
     ),
   )
+  state = state_directory(space, stage, digest)
   release = release_lib.start(
     space,
     stage,
     digest,
-    directory=state_directory(space, stage, digest),
-    program=fingerprints.program(config, mesh),
+    directory=state,
+    program=fingerprints.program(config, training.mesh),
   )
-  statement = claim.statement(release.identifier)
-  if distributed.is_main():
-    claim.enter(space.private(ledger.NAME), release.identifier)
-  params = dp_step.train(
-    grad_fn,
-    params,
-    records,
+  mechanism = dp_step.Mechanism(
     sampler=claim.sampler,
     noise_multiplier=claim.noise_multiplier,
     optimizer=dp_step.Optimizer(
@@ -281,45 +261,44 @@ def train(
     ),
     batch_seed=release.batch_seed,
     noise_key=release.noise_key,
-    directory=state_directory(space, stage, digest),
+    dropout_key=release.dropout_key if settings.has_dropout else None,
+  )
+  files = loop.Files(
+    directory=state,
     metrics_path=metrics_path,
     description=stage.replace("/", " "),
-    settings=loop_settings,
-    dropout_key=release.dropout_key if settings.has_dropout else None,
-    public=public,
-    extra_fn=extra_fn,
-    mesh=mesh,
-    rows_multiple=rows_multiple,
   )
-  return params, statement
+  if distributed.is_main():
+    claim.enter(space.private(ledger.NAME), release.identifier)
+  params = dp_step.train(training, mechanism, files, config.settings)
+  return params, claim.statement(release.identifier)
 
 
 def of_task(
-  task: Any, config: Config, settings: Settings, **options: Any
+  task: Any, settings: Settings, training: dp_step.Training
 ) -> tuple[Any, dict[str, Any]]:
   """Trains for a task of the pipeline; see `train`.
 
   Args:
-    task: a `stage.Task` with the secret; one of its inputs is "prepared".
-    config: the stage's.
-    settings: from `config.training`.
-    **options: of `train`: grad_fn, params, records, and others.
+    task: a `stage.Task` with the secret; its settings are a `Config`, and one of
+      its inputs is "prepared".
+    settings: from `Config.training`.
+    training: as in `train`.
 
   Returns:
     The trained parameters, and fields of `results.Checkpoint`.
   """
-  space = task.folders
+  space, config = task.folders, task.settings
   metrics_path = space.private(task.place, f"metrics_{task.digest}.jsonl")
   trained, statement = train(
+    training,
     settings,
+    config,
     space,
     task.place,
     task.digest,
     prepared=task.inputs["prepared"],
     metrics_path=metrics_path,
-    config=config,
-    loop_settings=config.settings,
-    **options,
   )
   return trained, {
     "statement": statement,

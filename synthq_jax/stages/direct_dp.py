@@ -50,6 +50,7 @@ from synthq_jax.pipeline import (
   workspace,
 )
 from synthq_jax.stages import stage
+from synthq_jax.training import dp_step
 
 __all__ = [
   "LOSSES",
@@ -291,13 +292,14 @@ def run(task: stage.Task) -> results.Checkpoint:
 
   trained, fields = private_training.of_task(
     task,
-    config,
     settings,
-    grad_fn=grad_fn,
-    public=public,
-    params=start,
-    records=records,
-    extra_fn=_public_negatives(config, space, prepared),
+    dp_step.Training(
+      grad_fn=grad_fn,
+      public=public,
+      params=start,
+      records=records,
+      extra_fn=_public_negatives(config, space, prepared),
+    ),
   )
   return inputs.save_checkpoint(
     task,

@@ -41,7 +41,7 @@ from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import encode, ranks
 from synthq_jax.stages import stage
-from synthq_jax.training import pairs
+from synthq_jax.training import loop, pairs
 from synthq_jax.training import progress as progress_lib
 
 __all__ = ["STAGE", "Config", "own_ranks", "run"]
@@ -313,9 +313,11 @@ def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
     dual_encoder.encoder_params(params),
     model_config,
     inputs.with_documents(folders, documents, stored),
-    directory=state / "training",
-    metrics_path=directory / f"metrics_{task.digest}.jsonl",
-    description=description,
+    loop.Files(
+      directory=state / "training",
+      metrics_path=directory / f"metrics_{task.digest}.jsonl",
+      description=description,
+    ),
   )
   return own_ranks(
     params,

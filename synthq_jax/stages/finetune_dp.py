@@ -44,8 +44,8 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import selection
 from synthq_jax.stages import stage
+from synthq_jax.training import dp_step, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
-from synthq_jax.training import sharded_grad
 
 __all__ = [
   "STAGE",
@@ -208,7 +208,6 @@ def run(task: stage.Task) -> results.Checkpoint:
   on_device, mesh, rows_multiple = _spread(config)
   trained, fields = private_training.of_task(
     task,
-    config,
     training(
       config,
       epsilon,
@@ -217,14 +216,16 @@ def run(task: stage.Task) -> results.Checkpoint:
       if draws_users or owners is None
       else len(np.unique(owners)),
     ),
-    grad_fn=lambda public: grad_fn(
-      on_device, public, model_config, of_users=draws_users
+    dp_step.Training(
+      grad_fn=lambda public: grad_fn(
+        on_device, public, model_config, of_users=draws_users
+      ),
+      public=public,
+      params=start,
+      records=records,
+      mesh=mesh,
+      rows_multiple=rows_multiple,
     ),
-    public=public,
-    params=start,
-    records=records,
-    mesh=mesh,
-    rows_multiple=rows_multiple,
   )
   if config.adapter is None:
     params = {**public, **trained}

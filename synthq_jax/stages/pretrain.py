@@ -296,10 +296,12 @@ def train(
       lambda state, batch, step, run=compiled: run(state, batch),
       state,
       functools.partial(_batch, data, phase, made, config.seed),
+      loop.Files(
+        directory=directory,
+        metrics_path=metrics_path,
+        description=f"pretrain {phase.input_length}/{phase.target_length}",
+      ),
       steps=done,
-      directory=directory,
-      metrics_path=metrics_path,
-      description=f"pretrain {phase.input_length}/{phase.target_length}",
       examples_per_step=sum(phase.batch_sizes),
       settings=config.settings,
     )

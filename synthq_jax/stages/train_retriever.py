@@ -19,8 +19,8 @@ from synthq_jax.pipeline import (
   results,
 )
 from synthq_jax.stages import _mining, _reranking, stage
+from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
-from synthq_jax.training import pairs
 
 __all__ = ["STAGE", "Config", "run"]
 
@@ -214,9 +214,11 @@ def _train(task, params, model_config, records, metrics_path):
       params,
       model_config,
       pairs_,
-      directory=place / "training" if miner else state,
-      metrics_path=metrics,
-      description=f"train_retriever {task.name}",
+      loop.Files(
+        directory=place / "training" if miner else state,
+        metrics_path=metrics,
+        description=f"train_retriever {task.name}",
+      ),
       mesh=mesh_lib.of_all(config.mesh),
       distilled=config.distilled if miner else 0.0,
       microbatch_size=config.microbatch_size,

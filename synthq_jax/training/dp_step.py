@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,16 @@ from synthq_jax.privacy import sampling
 from synthq_jax.training import distributed, loop, sharded_grad
 from synthq_jax.training import mesh as mesh_lib
 
-__all__ = ["OPTIMIZERS", "Optimizer", "State", "draw", "step", "train"]
+__all__ = [
+  "OPTIMIZERS",
+  "Mechanism",
+  "Optimizer",
+  "State",
+  "Training",
+  "draw",
+  "step",
+  "train",
+]
 
 OPTIMIZERS = ("dp_adam", "dp_adafactor")
 
@@ -94,6 +102,71 @@ class Optimizer:
     return noise_lib.Banded(self.steps, tuple(coefficients))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+  """What is trained on which records, and by which devices.
+
+  Attributes:
+    grad_fn: from optim.clipped_grad, or another with its call and its
+      `sensitivity(relation)`.
+    params: where to start.
+    records: arrays with one row per record.
+    public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
+      function of them that returns the clipped gradient: so they are arguments
+      of the compiled step, not constants in it.
+    extra_fn: from the number of a step to public fields that join its batch,
+      always of the same shapes, drawn without a look at the records.
+    mesh: from `mesh.make`: its devices share the rows of a batch, and split
+      parameters and optimizer. `params` and `public` are then dicts by path,
+      and gradients those of single records. Every process of it trains with
+      the same arguments. None: one device.
+    rows_multiple: with a mesh, batches get rows of padding up to a multiple of
+      this, from `sharded_grad.rows_multiple`; nothing is accounted with them.
+  """
+
+  grad_fn: Callable[..., Any]
+  params: Any
+  records: Mapping[str, np.ndarray]
+  public: Any = None
+  extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None
+  mesh: jax.sharding.Mesh | None = None
+  rows_multiple: int = 1
+
+  def __post_init__(self):
+    """Refuses losses of pairs on several devices."""
+    if self.mesh is not None and self.extra_fn is not None:
+      raise ValueError(
+        "expected extra_fn=None with a mesh, got both: losses of pairs need the"
+        " whole batch in one place; leave mesh out"
+      )
+
+  @property
+  def clipped(self) -> Any:
+    """The clipped gradient, with what is public."""
+    return sharded_grad.bound(self.grad_fn, self.public)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mechanism:
+  """What draws batches, takes steps and adds noise: what is accounted.
+
+  Attributes:
+    sampler: draws the batches, and was the basis of the accounting.
+    noise_multiplier: calibrated for `sampler` and the optimizer's steps.
+    optimizer: what makes steps of the noisy sums.
+    batch_seed: secret seed of the sampling.
+    noise_key: secret key of the noise.
+    dropout_key: given, the loss gets a key for each record and step.
+  """
+
+  sampler: sampling.Sampler
+  noise_multiplier: float
+  optimizer: Optimizer
+  batch_seed: Sequence[int]
+  noise_key: jax.Array
+  dropout_key: jax.Array | None = None
+
+
 def step(
   grad_fn: Callable[..., Any],
   tx: optax.GradientTransformation,
@@ -132,53 +205,18 @@ def step(
 
 
 def train(
-  grad_fn: Callable[..., Any],
-  params: Any,
-  records: Mapping[str, np.ndarray],
-  *,
-  sampler: sampling.Sampler,
-  noise_multiplier: float,
-  optimizer: Optimizer,
-  batch_seed: Sequence[int],
-  noise_key: jax.Array,
-  directory: str | os.PathLike,
-  metrics_path: str | os.PathLike,
-  description: str,
+  training: Training,
+  mechanism: Mechanism,
+  files: loop.Files,
   settings: loop.Settings,
-  dropout_key: jax.Array | None = None,
-  public: Any = None,
-  extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None,
-  mesh: jax.sharding.Mesh | None = None,
-  rows_multiple: int = 1,
 ) -> Any:
   """Trains privately; batch and noise of a step depend on secret and step.
 
   Args:
-    grad_fn: from optim.clipped_grad, or another with its call and its
-      `sensitivity(relation)`.
-    params: where to start.
-    records: arrays with one row per record.
-    sampler: draws the batches, and was the basis of the accounting.
-    noise_multiplier: calibrated for `sampler` and the optimizer's steps.
-    optimizer: what makes steps of the noisy sums.
-    batch_seed: secret seed of the Poisson sampling.
-    noise_key: secret key of the noise.
-    directory: for the states of unfinished training.
-    metrics_path: one JSON object a line; private.
-    description: stands before the progress bar.
+    training: what is trained.
+    mechanism: what draws batches and adds noise.
+    files: where states and metrics go, both private.
     settings: saving and reporting.
-    dropout_key: given, the loss gets a key for each record and step.
-    public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
-      function of them that returns the clipped gradient: so they are arguments
-      of the compiled step, not constants in it.
-    extra_fn: from the number of a step to public fields that join its batch,
-      always of the same shapes, drawn without a look at the records.
-    mesh: from `mesh.make`: its devices share the rows of a batch, and split
-      parameters and optimizer. `params` and `public` are then dicts by path,
-      and gradients those of single records. Every process of it calls this with
-      the same arguments. None: one device.
-    rows_multiple: with a mesh, batches get rows of padding up to a multiple of
-      this, from `sharded_grad.rows_multiple`; nothing is accounted with them.
 
   Returns:
     The trained parameters, on the host of every process.
@@ -187,67 +225,34 @@ def train(
     ValueError: if a record can come back sooner than the noise allows, or the
       loss that is clipped for each record depends on other records too.
   """
+  sampler, optimizer = mechanism.sampler, mechanism.optimizer
   if optimizer.noise_bands > 1:
     sampler.check_noise(optimizer.noise_bands)
-  if mesh is not None and extra_fn is not None:
-    raise ValueError(
-      "expected extra_fn=None with a mesh, got both: losses of pairs need the"
-      " whole batch in one place; leave mesh out"
-    )
-  params = jax.tree.map(jnp.asarray, params)
-  clipped = sharded_grad.bound(grad_fn, public)
-  if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
-    optim.check_independence(
-      lambda both, batch: sharded_grad.bound(grad_fn, both[1]).loss_fn(
-        both[0], batch
-      ),
-      (params, public),
-      _two_of(records),
-    )
-  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  params = jax.tree.map(jnp.asarray, training.params)
+  _check_independence(training, params)
   if optimizer.denominator is None:
     optimizer = dataclasses.replace(
       optimizer, denominator=sampler.expected_batch_size
     )
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = optimizer.build(
-    l2_sensitivity=clipped.sensitivity(relation),
-    noise_multiplier=noise_multiplier,
-    key=noise_key,
+    l2_sensitivity=training.clipped.sensitivity(relation),
+    noise_multiplier=mechanism.noise_multiplier,
+    key=mechanism.noise_key,
   )
-  one_step = step(grad_fn, tx, mesh)
-
-  def numbered(state: State, batch, is_padding, public, number):
-    key = dropout_key
-    if key is not None:
-      key = jax.random.fold_in(key, number)
-    return one_step(state, batch, is_padding, key, public)
-
-  if mesh is None:
-    state = State(params, tx.init(params))
-    public = jax.device_put(public)
-    place, jitted = None, jax.jit(numbered)
-  else:
-    held, where = mesh_lib.place_state(params, tx.init, mesh)
-    state, where = State(*held), State(*where)
-    if public is not None:
-      public = mesh_lib.place(public, mesh_lib.shardings(public, public, mesh))
-    place = functools.partial(
-      mesh_lib.place_rows, sharding=mesh_lib.batch_sharding(mesh)
-    )
-    # A CPU's saved states may still be read from the very memory.
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
-    jitted = jax.jit(
-      numbered,
-      out_shardings=(where, mesh_lib.whole(mesh)),
-      donate_argnums=() if is_cpu else 0,
-    )
+  jitted, state, public, place = _placed(training, params, tx, mechanism)
 
   def batch_fn(number: int):
     batch, is_padding = draw(
-      records, sampler, batch_seed, number, rows_multiple, place
+      training.records,
+      sampler,
+      mechanism.batch_seed,
+      number,
+      training.rows_multiple,
+      place,
     )
-    if extra_fn is not None:
-      batch |= extra_fn(number)
+    if training.extra_fn is not None:
+      batch |= training.extra_fn(number)
     return batch, is_padding
 
   state = loop.train(
@@ -256,14 +261,54 @@ def train(
     ),
     state,
     batch_fn,
+    files,
     steps=optimizer.steps,
-    directory=directory,
-    metrics_path=metrics_path,
-    description=description,
     examples_per_step=sampler.expected_batch_size,
     settings=settings,
   )
   return mesh_lib.gather(state.params)
+
+
+def _check_independence(training: Training, params: Any) -> None:
+  """Refuses a loss of single records in which others have a part."""
+
+  def losses(both: Any, batch: Any):
+    return sharded_grad.bound(training.grad_fn, both[1]).loss_fn(both[0], batch)
+
+  clipped = training.clipped
+  if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
+    both = (params, training.public)
+    optim.check_independence(losses, both, _two_of(training.records))
+
+
+def _placed(training: Training, params, tx, mechanism: Mechanism):
+  """Returns the compiled step, the first state, what is public, the rows' place."""
+  mesh, public = training.mesh, training.public
+  one_step = step(training.grad_fn, tx, mesh)
+
+  def numbered(state: State, batch, is_padding, public, number):
+    key = mechanism.dropout_key
+    if key is not None:
+      key = jax.random.fold_in(key, number)
+    return one_step(state, batch, is_padding, key, public)
+
+  if mesh is None:
+    state = State(params, tx.init(params))
+    return jax.jit(numbered), state, jax.device_put(public), None
+  held, where = mesh_lib.place_state(params, tx.init, mesh)
+  if public is not None:
+    public = mesh_lib.place(public, mesh_lib.shardings(public, public, mesh))
+  place = functools.partial(
+    mesh_lib.place_rows, sharding=mesh_lib.batch_sharding(mesh)
+  )
+  # A CPU's saved states may still be read from the very memory.
+  is_cpu = mesh.devices.flat[0].platform == "cpu"
+  jitted = jax.jit(
+    numbered,
+    out_shardings=(State(*where), mesh_lib.whole(mesh)),
+    donate_argnums=() if is_cpu else 0,
+  )
+  return jitted, State(*held), public, place
 
 
 def draw(

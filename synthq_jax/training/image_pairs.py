@@ -6,7 +6,6 @@ private pairs would have to stay private.
 """
 
 import dataclasses
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +46,7 @@ def train(
   tx: optax.GradientTransformation,
   params: Any,
   pairs: Mapping[str, np.ndarray],
+  files: loop.Files,
   *,
   is_private: bool,
   held_out: Mapping[str, np.ndarray],
@@ -54,9 +54,6 @@ def train(
   sampler: sampling.Sampler,
   steps: int,
   batch_seed: list[int],
-  directory: str | os.PathLike,
-  metrics_path: str | os.PathLike,
-  description: str,
   settings: loop.Settings,
 ) -> Trained:
   """Trains on batches of pairs.
@@ -72,15 +69,13 @@ def train(
       behind `optax.scale` without privacy.
     params: where to start.
     pairs: images "queries" and "documents" [pair, height, width, channels].
+    files: where states go, and lines of step and loss of the held-out pairs.
     is_private: False takes the gradient of the summed loss with nothing clipped.
     held_out: public pairs, in the same form.
     held_out_loss: what is measured on them before each step, mean over pairs.
     sampler: draws the batches.
     steps: optimizer steps.
     batch_seed: secret seed of the sampling.
-    directory: for the states of unfinished training.
-    metrics_path: JSON lines of step and loss of the held-out pairs.
-    description: stands before the progress bar.
     settings: saving and reporting.
 
   Returns:
@@ -108,10 +103,8 @@ def train(
     lambda state, batch, number: step(state, *batch, held_out),
     dp_step.State(params, tx.init(params)),
     batch_fn,
+    files,
     steps=steps,
-    directory=directory,
-    metrics_path=metrics_path,
-    description=description,
     examples_per_step=sampler.expected_batch_size,
     settings=settings,
   )

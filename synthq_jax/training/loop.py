@@ -33,7 +33,7 @@ from synthq_jax.training import (
   stopping,
 )
 
-__all__ = ["Log", "Settings", "Votes", "train"]
+__all__ = ["Files", "Log", "Settings", "Votes", "train"]
 
 _AXIS = "device"
 
@@ -48,6 +48,18 @@ class Settings:
   """Steps between two lines of metrics."""
   progress: bool = True
   """Whether a progress bar is shown."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Files:
+  """Where a training keeps what it writes, and what it is called."""
+
+  directory: str | os.PathLike
+  """For the states of unfinished training."""
+  metrics_path: str | os.PathLike
+  """JSON lines of step and metrics, one every few steps."""
+  description: str
+  """Stands before the progress bar, and in messages."""
 
 
 class Log:
@@ -137,11 +149,9 @@ def train(
   step_fn: Callable[[Any, Mapping[str, Any], int], tuple[Any, Any]],
   state: Any,
   batch_fn: Callable[[int], Mapping[str, Any]],
+  files: Files,
   *,
   steps: int,
-  directory: str | os.PathLike,
-  metrics_path: str | os.PathLike,
-  description: str,
   examples_per_step: int,
   settings: Settings,
 ) -> Any:
@@ -152,10 +162,8 @@ def train(
       metrics are scalars.
     state: the state before step 0, a pytree of arrays.
     batch_fn: the batch of a step, a function of the step alone.
+    files: where states and metrics go.
     steps: optimizer steps in all.
-    directory: where states are saved.
-    metrics_path: JSON lines, one every few steps.
-    description: stands before the progress bar.
     examples_per_step: for the rate that the bar shows.
     settings: saving and reporting.
 
@@ -166,15 +174,16 @@ def train(
     Terminated, KeyboardInterrupt: after SIGTERM or Ctrl-C, in every process.
     ValueError: if the saved state cannot be read.
   """
+  directory = files.directory
   find = functools.partial(checkpoints.latest_step, directory)
   first = distributed.decided("newest state", find) or 0
   if first:
     state = checkpoints.restore(directory, first, state)
   pending, digest = _read_pending(directory, first)
-  log = Log(metrics_path, first) if distributed.is_main() else None
+  log = Log(files.metrics_path, first) if distributed.is_main() else None
   if log is not None and digest not in (None, log.durable()):
     raise ValueError(
-      f"{metrics_path}: expected the lines of the first {first} steps, got"
+      f"{files.metrics_path}: expected the lines of the first {first} steps, got"
       f" others: restore it, or delete {directory}, and the training starts"
       " again from its beginning"
     )
@@ -182,7 +191,7 @@ def train(
   agreed, stop = Votes(), None
   with (
     progress.bar(
-      description,
+      files.description,
       steps,
       settings.progress and distributed.is_main(),
       unit="step",

@@ -7,7 +7,6 @@ pairs are: nothing here adds noise.
 import dataclasses
 import functools
 import operator
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxtyping import Float
 
 from synthq_jax.losses import contrastive
 from synthq_jax.models import encoders, t5_config
+from synthq_jax.training import loop
 from synthq_jax.training import mesh as mesh_lib
 from synthq_jax.training import recipe as recipe_lib
 
@@ -188,15 +188,13 @@ def train(
   params: Any,
   model_config: t5_config.T5Config,
   pairs: Mapping[str, np.ndarray],
+  files: loop.Files,
   *,
-  directory: str | os.PathLike,
-  metrics_path: str | os.PathLike,
-  description: str,
   mesh: jax.sharding.Mesh | None = None,
   distilled: float = 0.0,
   microbatch_size: int | None = None,
 ) -> Any:
-  """Trains with Adam; goes on from the newest state in `directory`.
+  """Trains with Adam; goes on from the newest state in its directory.
 
   Args:
     recipe: length, batches, learning rate (a peak; linear warm-up and decay).
@@ -205,9 +203,7 @@ def train(
     pairs: "queries" [pair, length], "documents" [pair, longer] and "rows"
       [pair], the positions of the documents; and what else `loss_fn` reads of a
       batch, with a leading axis of pairs.
-    directory: where states are saved.
-    metrics_path: JSON lines of step and loss.
-    description: of the training, for the progress bar and messages.
+    files: where states and metrics go.
     mesh: from `mesh.make`: its devices share the pairs of a batch, where their
       number divides by that of the devices, and split parameters and optimizer.
       Every pair is still the negative of all others. Every process of the mesh
@@ -259,8 +255,6 @@ def train(
     state,
     lambda rows: {name: read(values, rows) for name, values in pairs.items()},
     len(pairs["rows"]),
-    directory=directory,
-    metrics_path=metrics_path,
-    description=description,
+    files,
   )
   return mesh_lib.gather(state[0])

@@ -58,7 +58,7 @@ class Recipe:
     state: Any,
     batch_fn: Callable[[Int[np.ndarray, " row"]], Any],
     total: int,
-    **files: Any,
+    files: loop.Files,
   ) -> Any:
     """Trains; goes on from the newest state.
 
@@ -67,7 +67,7 @@ class Recipe:
       state: where to start.
       batch_fn: from the rows of a step to its batch.
       total: of rows.
-      **files: of `loop.train`: directory, metrics_path and description.
+      files: where states and metrics go.
 
     Returns:
       The last state.
@@ -77,15 +77,15 @@ class Recipe:
     """
     if self.batch_size > total:
       raise ValueError(
-        f"{files['description']}: batch_size must be at most {total}, the number"
+        f"{files.description}: batch_size must be at most {total}, the number"
         f" of rows, got {self.batch_size}: take a smaller one"
       )
     return loop.train(
       step_fn,
       state,
       lambda step: batch_fn(self.rows(step, total)),
+      files,
       steps=self.steps,
       examples_per_step=self.batch_size,
       settings=self.settings,
-      **files,
     )

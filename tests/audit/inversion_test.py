@@ -94,8 +94,11 @@ def fit(victim, folder, treatment, **changes):
     tokens,
     treatment=treatment,
     recipe=dataclasses.replace(recipe, **changes),
-    directory=folder / "state",
-    metrics_path=folder / "metrics.jsonl",
+    files=loop.Files(
+      directory=folder / "state",
+      metrics_path=folder / "metrics.jsonl",
+      description="inverter",
+    ),
   )
 
 
@@ -206,13 +209,13 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
   whole = fit(victim, tmp_path / "whole", NOISED, **short)
   train = loop.train
 
-  def stopped(step_fn, state, batch_fn, **options):
+  def stopped(step_fn, state, batch_fn, *others, **options):
     def until(step):
       if step == 4:
         raise Stop
       return batch_fn(step)
 
-    return train(step_fn, state, until, **options)
+    return train(step_fn, state, until, *others, **options)
 
   monkeypatch.setattr(loop, "train", stopped)
   with pytest.raises(Stop):

@@ -129,18 +129,24 @@ def test_a_whole_training_is_audited_as_its_pieces_are(
   made = one_shot(4.0, number)
   records, inserted = mechanism.make_records(number, number, 3)
   params = dp_step.train(
-    optim.clipped_grad(mechanism.loss_fn, l2_clip_norm=1.0),
-    {"first": np.zeros(number + 1, np.float32)},
-    records,
-    sampler=made.sampler,
-    noise_multiplier=made.noise_multiplier,
-    optimizer=dp_step.Optimizer(name="dp_adam", learning_rate=1.0, steps=1),
-    batch_seed=(3,),
-    noise_key=jax.random.key(3),
-    directory=tmp_path / "state",
-    metrics_path=tmp_path / "metrics.jsonl",
-    description="audit",
-    settings=loop.Settings(progress=False),
+    dp_step.Training(
+      grad_fn=optim.clipped_grad(mechanism.loss_fn, l2_clip_norm=1.0),
+      params={"first": np.zeros(number + 1, np.float32)},
+      records=records,
+    ),
+    dp_step.Mechanism(
+      sampler=made.sampler,
+      noise_multiplier=made.noise_multiplier,
+      optimizer=dp_step.Optimizer(name="dp_adam", learning_rate=1.0, steps=1),
+      batch_seed=(3,),
+      noise_key=jax.random.key(3),
+    ),
+    loop.Files(
+      directory=tmp_path / "state",
+      metrics_path=tmp_path / "metrics.jsonl",
+      description="audit",
+    ),
+    loop.Settings(progress=False),
   )
   scores = params["first"][:number].astype(float)
   bound = lower_bounds.audit(

@@ -214,9 +214,7 @@ def _ran(root: pathlib.Path, source: str, **changes: Any) -> pathlib.Path:
   return root / "run"
 
 
-_MECHANISM = (
-  "sampler", "noise_multiplier", "optimizer", "rows_multiple",
-)  # fmt: skip
+_MECHANISM = ("sampler", "noise_multiplier", "optimizer")
 """Of a private training: what is not a key, a place or a bar."""
 
 Files = dict[str, bytes]
@@ -353,11 +351,13 @@ def _standing_still(root: pathlib.Path, source: str, **changes: Any) -> _Run:
   """Runs every stage, with private trainings that end where they begin."""
   given = []
 
-  def train(grad_fn, params, records, *, metrics_path, **settings):
-    del grad_fn
-    given.append((records, {key: settings[key] for key in _MECHANISM}))
-    small_data.write_lines(metrics_path, ())
-    return params
+  def train(training, mechanism, files, settings):
+    del settings
+    known = {name: getattr(mechanism, name) for name in _MECHANISM}
+    known["rows_multiple"] = training.rows_multiple
+    given.append((training.records, known))
+    small_data.write_lines(files.metrics_path, ())
+    return training.params
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(private_training.dp_step, "train", train)

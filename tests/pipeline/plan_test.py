@@ -461,9 +461,10 @@ def test_another_version_of_numpy_is_another_release(
 ):
   keys = []
 
-  def noted(grad_fn, params, records, *, noise_key, batch_seed, **named):
-    keys.append((bytes(jax.random.key_data(noise_key)), tuple(batch_seed)))
-    return {name: np.asarray(value) for name, value in params.items()}
+  def noted(training, mechanism, *others):
+    noise = jax.random.key_data(mechanism.noise_key)
+    keys.append((bytes(noise), tuple(mechanism.batch_seed)))
+    return {name: np.asarray(x) for name, x in training.params.items()}
 
   monkeypatch.setattr(private_training.dp_step, "train", noted)
   for version in (np.__version__, "1.99"):

@@ -95,25 +95,27 @@ def trained(
   secret=None,
   stage="stage/name",
   digest="digest",
-  config=None,
   save_seconds=60.0,
+  computed=None,
   **changes,
 ):
   """Returns parameters and statement."""
+  reporting = loop.Settings(
+    log_every=steps, save_seconds=save_seconds, progress=False
+  )
   return private_training.train(
+    dp_step.Training(
+      grad_fn=seen,
+      params={"w": np.zeros(size, np.float32)},
+      records={"record": np.arange(NUM, dtype=np.int32)},
+    ),
     settings_of(steps, **changes),
+    finetune_dp.Config(settings=reporting, **(computed or {})),
     workspace.Workspace(root, secret_seed=secret),
     stage,
     digest,
-    grad_fn=seen,
-    params={"w": np.zeros(size, np.float32)},
-    records={"record": np.arange(NUM, dtype=np.int32)},
     prepared=made_up.prepared(),
     metrics_path=root / "metrics.jsonl",
-    config=config or {},
-    loop_settings=loop.Settings(
-      log_every=steps, save_seconds=save_seconds, progress=False
-    ),
   )
 
 
@@ -185,10 +187,10 @@ class Shuffled(sampling.FixedOrder):
 def test_batches_of_one_size_are_caught(tmp_path, monkeypatch, kind, seen_in):
   right = dp_step.train
 
-  def wrong(*arguments, sampler, **named):
-    del sampler
+  def wrong(training, mechanism, *others):
     fixed = kind(num_examples=NUM, batch_size=MEAN)
-    return right(*arguments, sampler=fixed, **named)
+    mechanism = dataclasses.replace(mechanism, sampler=fixed)
+    return right(training, mechanism, *others)
 
   monkeypatch.setattr(dp_step, "train", wrong)
   _, release, found = train(tmp_path, steps=STEPS)
@@ -276,7 +278,7 @@ def test_a_fixed_secret_makes_the_same_training_again(tmp_path):
   made = []
   for folder, value in (("a", {}), ("a", {"strategy": "ghost"}), ("b", {})):
     params, said = trained(
-      tmp_path / folder, Seen(), size=9, secret=7, config=value
+      tmp_path / folder, Seen(), size=9, secret=7, computed=value
     )
     make_again(tmp_path / folder, secret=7)
     made.append((params["w"].tobytes(), said.ledger[0].identifier))
@@ -358,7 +360,7 @@ def test_a_training_killed_at_any_write_ends_as_one_that_was_not(
     assert entries(cut) == [said.ledger[0].identifier]
 
 
-def interrupted(root, monkeypatch, *, at, config=None, after_save=True):
+def interrupted(root, monkeypatch, *, at, computed=None, after_save=True):
   """Trains four steps and is killed while it makes batch `at`."""
   right = dp_step.draw
 
@@ -375,7 +377,7 @@ def interrupted(root, monkeypatch, *, at, config=None, after_save=True):
         Seen(),
         steps=4,
         size=5,
-        config=config,
+        computed=computed,
         save_seconds=0.0 if after_save else 60.0,
       )
 
@@ -386,23 +388,23 @@ def fixture_keys(monkeypatch):
   given = []
   right = dp_step.train
 
-  def noted(grad_fn, params, records, **named):
-    given.append(drawn_by(named))
-    if isinstance(grad_fn, Untrained):
-      return params
-    return right(grad_fn, params, records, **named)
+  def noted(training, mechanism, *others):
+    given.append(drawn_by(mechanism))
+    if isinstance(training.grad_fn, Untrained):
+      return training.params
+    return right(training, mechanism, *others)
 
   monkeypatch.setattr(dp_step, "train", noted)
   return given
 
 
-def drawn_by(named):
+def drawn_by(mechanism):
   """The bits of all that is secret, from what `dp_step.train` is given."""
   bits = [
     None if key is None else tuple(jax.random.key_data(key).tolist())
-    for key in (named["dropout_key"], named["noise_key"])
+    for key in (mechanism.dropout_key, mechanism.noise_key)
   ]
-  return tuple(named["batch_seed"]), *bits
+  return tuple(mechanism.batch_seed), *bits
 
 
 def test_the_same_program_goes_on_with_the_same_noise(
@@ -422,11 +424,12 @@ def test_another_program_goes_on_with_other_noise_and_counts_again(
   tmp_path, monkeypatch, keys
 ):
   """Of a saved state: its steps stay, and so does who is in a batch."""
-  ghost, scanned = {"strategy": "ghost"}, {"strategy": "ghost", "scan": True}
+  ghost = {"strategy": "ghost"}
+  scanned = ghost | {"scan_layers": True}
   interrupted(tmp_path, monkeypatch, at=2)
-  interrupted(tmp_path, monkeypatch, at=3, config=ghost)
+  interrupted(tmp_path, monkeypatch, at=3, computed=ghost)
   interrupted(tmp_path, monkeypatch, at=3)  # back to the first one
-  _, said = trained(tmp_path, Seen(), steps=4, size=5, config=scanned)
+  _, said = trained(tmp_path, Seen(), steps=4, size=5, computed=scanned)
   batches, _, noise = zip(*keys, strict=True)
   assert len(set(batches)) == 1 and len(set(noise)) == 4
   assert len(set(entries(tmp_path))) == 4
@@ -440,7 +443,7 @@ def test_another_program_without_a_saved_state_begins_anew(
   tmp_path, monkeypatch, keys
 ):
   interrupted(tmp_path, monkeypatch, at=2, after_save=False)
-  trained(tmp_path, Seen(), steps=4, size=5, config={"strategy": "ghost"})
+  trained(tmp_path, Seen(), steps=4, size=5, computed={"strategy": "ghost"})
   one, other = keys
   assert not set(one[0]) & set(other[0]) and one[2] != other[2]
   assert len(set(entries(tmp_path))) == 2
@@ -626,6 +629,11 @@ def run_of(source, secret, **changes):
   )
 
 
+def as_it_was(training, *others):
+  """In the place of `dp_step.train`: nothing is trained."""
+  return {name: np.asarray(x) for name, x in training.params.items()}
+
+
 @pytest.mark.parametrize("secret", [7, None])
 def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
   tmp_path, monkeypatch, source, secret
@@ -633,9 +641,9 @@ def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
   """Through the stages, which name their trainings; nothing is trained."""
   given = []
 
-  def noted(grad_fn, params, records, **named):
-    given.append(drawn_by(named))
-    return {name: np.asarray(value) for name, value in params.items()}
+  def noted(training, mechanism, *others):
+    given.append(drawn_by(mechanism))
+    return as_it_was(training)
 
   monkeypatch.setattr(dp_step, "train", noted)
   for changes in ({}, {"learning_rate": 0.5}):
@@ -664,9 +672,6 @@ def test_what_was_trained_without_privacy_lies_below_private(
   tmp_path, monkeypatch, source
 ):
   """Nothing is trained; where a result goes follows from what it read."""
-
-  def as_it_was(grad_fn, params, records, **named):
-    return {name: np.asarray(value) for name, value in params.items()}
 
   monkeypatch.setattr(dp_step, "train", as_it_was)
   monkeypatch.setattr(

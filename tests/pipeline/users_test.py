@@ -32,7 +32,7 @@ from synthq_jax.stages import (
   prepare_data,
   release_scores,
 )
-from synthq_jax.training import dp_step, loop
+from synthq_jax.training import dp_step
 
 COUNT, DOCUMENTS = 40, 64
 HEAVY = "heavy-user"
@@ -291,21 +291,16 @@ def promised(root, data, records, *, epsilon=8.0, **changes):
   )
   space = workspace.Workspace(root, secret_seed=5)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      dp_step, "train", lambda grad_fn, params, records, **known: params
-    )
+    patch.setattr(dp_step, "train", lambda training, *others: training.params)
     _, statement = private_training.train(
+      dp_step.Training(grad_fn=clipped, params={}, records=records),
       settings,
+      private_training.Config(),
       space,
       "stage/name",
       "digest",
-      grad_fn=clipped,
-      params={},
-      records=records,
       prepared=data,
       metrics_path=root / "metrics.jsonl",
-      config={},
-      loop_settings=loop.Settings(),
     )
   assert ledger.read(space.private(ledger.NAME)) == {
     "stage/name/digest": statement

@@ -27,7 +27,7 @@ from synthq_jax.privacy import ledger, sampling
 from synthq_jax.privacy import users as users_lib
 from synthq_jax.stages import direct_dp
 from synthq_jax.studies.images import training as image_training
-from synthq_jax.training import dp_step, loop
+from synthq_jax.training import dp_step
 
 RECORDED = pathlib.Path(__file__).with_name("recorded_claims.jsonl")
 N = 2_000
@@ -59,11 +59,11 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
   clipped = types.SimpleNamespace(
     l2_clip_norm=0.1, sensitivity=lambda relation: 0.1
   )
-  seen = {}
+  seen = []
 
-  def take_no_step(grad_fn, params, records, **known):
-    seen.update(known)
-    return params
+  def take_no_step(training, mechanism, *others):
+    seen.append(mechanism.noise_multiplier)
+    return training.params
 
   with (
     pytest.MonkeyPatch.context() as patch,
@@ -72,24 +72,25 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
     patch.setattr(dp_step, "train", take_no_step)
     space = workspace.Workspace(d, secret_seed=secret)
     private_training.train(
+      dp_step.Training(
+        grad_fn=grad_fn or clipped,
+        params={},
+        records={"record": np.arange(N)},
+      ),
       settings,
+      private_training.Config(),
       space,
       "stage/name",
       "digest",
-      grad_fn=grad_fn or clipped,
-      params={},
-      records={"record": np.arange(N)},
       prepared=made_up.prepared(source=source),
       metrics_path=pathlib.Path(d, "metrics.jsonl"),
-      config={},
-      loop_settings=loop.Settings(),
     )
     entry = artifacts.unsealed(space.private(ledger.NAME).read_text())
     line = json.dumps(entry, sort_keys=True) + "\n"
   if secret is None:  # the identifier ends with what was drawn
     name = json.loads(line)["identifier"]
     line = line.replace(name, name.partition("-")[0])
-  return seen["noise_multiplier"], line
+  return seen[0], line
 
 
 def direct(**changes):

@@ -225,10 +225,10 @@ def shareable(root) -> tuple[dict[str, str], set[str]]:
 def test_another_pair_shows_in_no_name_no_digest_and_no_size(
   tmp_path, monkeypatch
 ):
-  def train(*args, metrics_path, **_):  # ends where it begins
-    metrics_path.parent.mkdir(parents=True, exist_ok=True)
-    metrics_path.write_text("")
-    return types.SimpleNamespace(params=args[2], examples_per_second=1.0)
+  def train(grad_fn, tx, params, pairs, files, **_):  # ends where it begins
+    files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
+    files.metrics_path.write_text("")
+    return types.SimpleNamespace(params=params, examples_per_second=1.0)
 
   monkeypatch.setattr(image_pairs, "train", train)
   private = blobs(0, 20)
@@ -295,10 +295,10 @@ def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
     noise.append(tuple(jax.random.key_data(key).tolist()))
     return optax.identity()
 
-  def skipped(grad_fn, tx, params, *args, batch_seed, metrics_path, **named):
+  def skipped(grad_fn, tx, params, pairs, files, *, batch_seed, **named):
     batches.append(tuple(batch_seed))
-    metrics_path.parent.mkdir(parents=True, exist_ok=True)
-    metrics_path.touch()
+    files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
+    files.metrics_path.touch()
     return image_pairs.Trained(params, math.nan)
 
   monkeypatch.setattr(optim, "logit_dp", noted)
@@ -419,15 +419,17 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
     optax.chain(optax.scale(1 / 12), optax.adam(0.02)),
     params,
     pairs_of(train),
+    loop.Files(
+      directory=tmp_path / "state",
+      metrics_path=path,
+      description="test",
+    ),
     is_private=False,
     held_out=pairs_of(test),
     held_out_loss=loss,
     sampler=sampler,
     steps=60,
     batch_seed=[1],
-    directory=tmp_path / "state",
-    metrics_path=path,
-    description="test",
     settings=loop.Settings(log_every=20, progress=False),
   )
   losses = [json.loads(line)["loss"] for line in path.read_text().splitlines()]

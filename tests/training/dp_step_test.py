@@ -66,22 +66,36 @@ def run(root, *, clip=NO_CLIP, **changes):
 
 
 def train(root, grad_fn, params=START, records=RECORDS, **changes):
-  optimizer = dict(name="dp_adam", learning_rate=RATE, steps=STEPS)
-  for field in dataclasses.fields(dp_step.Optimizer):
-    if field.name in changes:
-      optimizer[field.name] = changes.pop(field.name)
-  arguments = dict(
-    sampler=SAMPLER,
-    noise_multiplier=0.0,
-    optimizer=dp_step.Optimizer(**optimizer),
-    batch_seed=SEED,
-    noise_key=jax.random.key(3),
+  defaults = {
+    "name": "dp_adam",
+    "learning_rate": RATE,
+    "steps": STEPS,
+    "sampler": SAMPLER,
+    "noise_multiplier": 0.0,
+    "batch_seed": SEED,
+    "noise_key": jax.random.key(3),
+    "grad_fn": grad_fn,
+    "params": params,
+    "records": records,
+    "settings": SETTINGS,
+  } | changes
+
+  def of(kind, **made):
+    names = {field.name for field in dataclasses.fields(kind)} - set(made)
+    return kind(**{x: defaults[x] for x in names & set(defaults)}, **made)
+
+  files = loop.Files(
     directory=root / "state",
     metrics_path=root / "metrics.jsonl",
     description="test",
-    settings=SETTINGS,
   )
-  return dp_step.train(grad_fn, params, records, **(arguments | changes))
+  optimizer = of(dp_step.Optimizer)
+  return dp_step.train(
+    of(dp_step.Training),
+    of(dp_step.Mechanism, optimizer=optimizer),
+    files,
+    defaults["settings"],
+  )
 
 
 def schedule(step):

@@ -111,10 +111,12 @@ def train(options):
     step_fn,
     state,
     batch_fn,
+    loop.Files(
+      directory=folder / "state",
+      metrics_path=folder / "metrics.jsonl",
+      description="test",
+    ),
     steps=options.steps,
-    directory=folder / "state",
-    metrics_path=folder / "metrics.jsonl",
-    description="test",
     examples_per_step=WIDTH,
     settings=loop.Settings(
       save_seconds=options.save_seconds, log_every=3, progress=options.progress

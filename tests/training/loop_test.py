@@ -58,10 +58,12 @@ def run(root, clock, *, stop_at=None, told=None, steps=STEPS, **settings):
     step_fn,
     {"w": jnp.ones(5), "count": jnp.int32(0)},
     batch_fn,
+    loop.Files(
+      directory=root / "state",
+      metrics_path=root / "log" / "metrics.jsonl",
+      description="test",
+    ),
     steps=steps,
-    directory=root / "state",
-    metrics_path=root / "log" / "metrics.jsonl",
-    description="test",
     examples_per_step=4,
     settings=loop.Settings(**settings),
   )

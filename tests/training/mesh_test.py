@@ -96,12 +96,16 @@ SAMPLER = sampling.Poisson(
 def train(root, shape, *, sampler=SAMPLER):
   """Returns trained parameters and the metrics of every step."""
   on = None if shape is None else mesh.make(shape)
-  params = dp_step.train(
-    optim.clipped_grad(
+  training = dp_step.Training(
+    grad_fn=optim.clipped_grad(
       loss_fn, l2_clip_norm=0.5, strategy="bookkeeping", microbatch_size=2
     ),
-    start(),
-    make_records(),
+    params=start(),
+    records=make_records(),
+    mesh=on,
+    rows_multiple=1 if on is None else sharded_grad.rows_multiple(on, 2),
+  )
+  mechanism = dp_step.Mechanism(
     sampler=sampler,
     noise_multiplier=0.6,
     optimizer=dp_step.Optimizer(
@@ -109,14 +113,15 @@ def train(root, shape, *, sampler=SAMPLER):
     ),
     batch_seed=(5, 6),
     noise_key=jax.random.key(3),
+    dropout_key=jax.random.key(9),  # masks belong to rows, wherever they lie
+  )
+  files = loop.Files(
     directory=root / "state",
     metrics_path=root / "metrics.jsonl",
     description="test",
-    settings=loop.Settings(log_every=1, progress=False, save_seconds=0.0),
-    mesh=on,
-    rows_multiple=1 if on is None else sharded_grad.rows_multiple(on, 2),
-    dropout_key=jax.random.key(9),  # masks belong to rows, wherever they lie
   )
+  settings = loop.Settings(log_every=1, progress=False, save_seconds=0.0)
+  params = dp_step.train(training, mechanism, files, settings)
   return params, read_metrics(root)
 
 

@@ -58,11 +58,16 @@ def encode(params, tokens):
   return dual_encoder.encode(params, CONFIG, tokens)
 
 
+def files_in(root):
+  return loop.Files(
+    directory=root / "state",
+    metrics_path=root / "metrics.jsonl",
+    description="test",
+  )
+
+
 def test_training_brings_queries_to_their_documents(params, tmp_path):
-  trained = pairs.train(
-    Recipe(), params, CONFIG, records(), directory=tmp_path / "state",
-    metrics_path=tmp_path / "metrics.jsonl", description="x",
-  )  # fmt: skip
+  trained = pairs.train(Recipe(), params, CONFIG, records(), files_in(tmp_path))
   before, after = loss(params, records()), loss(trained, records())
   assert np.mean(after) < 0.5 * np.mean(before)
 
@@ -80,9 +85,8 @@ def test_another_pair_of_the_same_document_is_no_negative(params):
 def test_fewer_pairs_than_a_batch_are_refused(params, tmp_path):
   with pytest.raises(ValueError, match="batch_size must be at most 16"):
     pairs.train(
-      Recipe(batch_size=17), params, CONFIG, records(), directory=tmp_path,
-      metrics_path=tmp_path / "m.jsonl", description="x",
-    )  # fmt: skip
+      Recipe(batch_size=17), params, CONFIG, records(), files_in(tmp_path)
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,9 +105,7 @@ def test_on_a_mesh_every_pair_is_still_the_negative_of_all_others(
       params,
       CONFIG,
       records(),
-      directory=tmp_path / name / "state",
-      metrics_path=tmp_path / name / "metrics.jsonl",
-      description="test",
+      files_in(tmp_path / name),
       mesh=on,
     )
     for name, on in (("one", None), ("many", mesh.make(shape)))

@@ -157,10 +157,12 @@ def train(
       step_fn,
       state,
       place,
+      loop.Files(
+        directory=root / "state",
+        metrics_path=root / "metrics.jsonl",
+        description=reranker.name,
+      ),
       steps=steps,
-      directory=root / "state",
-      metrics_path=root / "metrics.jsonl",
-      description=reranker.name,
       examples_per_step=recipe.batch_size,
       settings=loop.Settings(progress=progress),
     )

@@ -27,7 +27,7 @@ from synthq_jax.privacy import ledger, sampling, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import neighbours
 from synthq_jax.studies import frame
-from synthq_jax.training import heads, image_pairs
+from synthq_jax.training import heads, image_pairs, loop
 
 __all__ = ["UNTRAINED", "Data", "Study", "Trainer", "Training", "claim", "read"]
 
@@ -367,6 +367,11 @@ class Trainer:
       self._optimizer(grad_fn, promise.noise_multiplier, release.noise_key),
       params,
       _sides(self.data.train, self.data.pairs),
+      loop.Files(
+        directory=self.job().state,
+        metrics_path=metrics_path,
+        description=f"{encoder.name} {self.name} {self.seed}",
+      ),
       is_private=self.is_private,
       held_out=self.data.held_out,
       held_out_loss=contrastive.Softmax(
@@ -375,9 +380,6 @@ class Trainer:
       sampler=self.sampler,
       steps=encoder.steps,
       batch_seed=release.batch_seed,
-      directory=self.job().state,
-      metrics_path=metrics_path,
-      description=f"{encoder.name} {self.name} {self.seed}",
       settings=config.settings,
     )
     lines = list(map(json.loads, metrics_path.read_text().splitlines()))

@@ -332,9 +332,11 @@ class _Attack:
         seed=config.seed,
         settings=self._settings,
       ),
-      directory=place / "state",
-      metrics_path=place / "metrics.jsonl",
-      description=name,
+      files=loop.Files(
+        directory=place / "state",
+        metrics_path=place / "metrics.jsonl",
+        description=name,
+      ),
     )
 
   @functools.cached_property
