@@ -145,6 +145,7 @@ def run(task: stage.Task) -> results.PreparedData:
   """
   config, space = task.settings, task.folders
   source = _source(config)
+  _check_vocabulary(config)
   data = source.read()
   if config.unit == "user":
     data = splits.by_user(
@@ -274,13 +275,20 @@ def _vocabulary(
     )
     return model
   given = pathlib.Path(config.vocabulary)
+  artifacts.write_atomically(model, given.read_bytes())
+  return model
+
+
+def _check_vocabulary(config: Config) -> None:
+  """Refuses what is no vocabulary before the data is read."""
+  if config.vocabulary == "train":
+    return
+  given = pathlib.Path(config.vocabulary)
   if not given.is_file():
     raise ValueError(
       f"prepare_data.vocabulary: expected a SentencePiece model, got {given}"
     )
-  vocabulary_lib.load(given, extra_ids=config.extra_ids)  # is it one?
-  artifacts.write_atomically(model, given.read_bytes())
-  return model
+  vocabulary_lib.load(given, extra_ids=config.extra_ids)
 
 
 def _write_queries(
