@@ -470,7 +470,6 @@ def _ranks_of(
 
 STAGE = stage.of(
   __name__,
-  result=results.SyntheticQueries,
   needs=("generate", "topic_counts"),
   reads=("documents", "encoder"),
 )

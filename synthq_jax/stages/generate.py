@@ -334,7 +334,6 @@ def _statement(
 
 STAGE = stage.of(
   __name__,
-  result=results.SyntheticQueries,
   needs=("finetune_dp", "topic_counts"),
   reads=("documents", "start"),
   together=True,

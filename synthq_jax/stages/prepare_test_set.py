@@ -239,7 +239,6 @@ def run(task: stage.Task) -> results.TestSet:
 
 STAGE = stage.of(
   __name__,
-  result=results.TestSet,
   needs=("prepare_data",),
   reads=("documents",),
 )

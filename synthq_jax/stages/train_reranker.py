@@ -178,7 +178,6 @@ def _triples(
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Reranker,
   needs=("vote_queries",),
   reads=("encoder",),
   together=True,

@@ -245,7 +245,6 @@ def _statement(
 
 STAGE = stage.of(
   __name__,
-  result=results.SyntheticQueries,
   needs=("filter_queries",),
   reads=("prepared", "encoder"),
   needs_secret=True,
