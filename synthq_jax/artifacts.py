@@ -8,7 +8,6 @@ which `check` knows what was damaged since.
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
@@ -295,14 +294,13 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
     )
   hidden = path.with_name(f".{path.name}.partial")
   hidden.mkdir(parents=True, exist_ok=True)
-  with open(hidden / _LOCK, "wb") as lock:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      raise ValueError(
-        f"{hidden}: expected nobody else to write this {what}, got another"
-        " process; wait for it, or write elsewhere"
-      ) from error
+  with file_lists.locked(
+    hidden / _LOCK,
+    lambda who: (
+      f"{hidden}: expected nobody else to write this {what}, got {who}; wait for"
+      " it, or write elsewhere"
+    ),
+  ):
     try:
       for child in hidden.iterdir():  # of a run that was killed
         if child.is_dir():

@@ -1,13 +1,21 @@
-"""What files a folder holds, on disk, with sizes and digests, and still does."""
+"""Files of a folder: which there are, that they are on disk, who holds a lock."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["check_files", "list_files", "naming", "sync", "sync_names"]
+__all__ = [
+  "check_files",
+  "list_files",
+  "locked",
+  "naming",
+  "sync",
+  "sync_names",
+]
 
 _HASHED = 1 << 30
 """Bytes up to which a file's content is compared; above that its size is."""
@@ -122,3 +130,33 @@ def check_files(
       raise ValueError(
         f"{path}: expected what was written, got another content: {hint}"
       )
+
+
+@contextlib.contextmanager
+def locked(
+  path: pathlib.Path, refusal: Callable[[str], str]
+) -> Iterator[IO[str]]:
+  """Holds a lock that other processes of this machine cannot hold.
+
+  The lock is the operating system's: it ends with the process, however that
+  ends, so nothing has to be cleaned up after a kill.
+
+  Args:
+    path: a file; made if it is not there.
+    refusal: from what the file says of its holder, "another process" if nothing,
+      to the message of the error.
+
+  Yields:
+    The file, to write who holds it.
+
+  Raises:
+    ValueError: if another process holds it.
+  """
+  with open(path, "a+") as stream:
+    try:
+      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      stream.seek(0)
+      who = stream.read().strip() or "another process"
+      raise ValueError(refusal(who)) from error
+    yield stream

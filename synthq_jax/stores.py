@@ -16,7 +16,6 @@ Any file system of fsspec will do that creates an object only if there is none.
 
 import contextlib
 import errno
-import fcntl
 import functools
 import hashlib
 import os
@@ -26,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent import futures
 
-from synthq_jax import object_store
+from synthq_jax import file_lists, object_store
 
 __all__ = [
   "add",
@@ -250,14 +249,13 @@ def mirrored(
 def _own_folder(url: str) -> Iterator[pathlib.Path]:
   """Keeps other processes of this machine out of the folder of a URL."""
   root = _folder(url)
-  with open(root.with_name(f".{root.name}.lock"), "w") as stream:
-    try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(
-        f"{root}: expected a mirror of our own, got one that another process of"
-        " this machine uses: wait for it, or give another --mirror"
-      ) from error
+  with file_lists.locked(
+    root.with_name(f".{root.name}.lock"),
+    lambda who: (
+      f"{root}: expected a mirror of our own, got one that {who} of this machine"
+      " uses: wait for it, or give another --mirror"
+    ),
+  ):
     yield root
 
 

@@ -21,7 +21,7 @@ LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 # A package may import those of a lower rank, and itself.
 RANKS = {
   "typing": 0,
-  "file_lists": -1,
+  "file_lists": -2,
   "object_store": -2,
   "stores": -1,
   "artifacts": 0,

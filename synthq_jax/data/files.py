@@ -338,14 +338,11 @@ def table(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
 def headed_table(
   path: Path, header: Sequence[str]
 ) -> Iterator[tuple[str, list[str]]]:
-  """Yields the rows of a tab-separated file below its header.
+  """Yields the rows of a `table` below its header.
 
   Args:
-    path: the file, plain or gzipped.
+    path: as in `table`.
     header: what its first row must be.
-
-  Yields:
-    Where the row stands, and its cells.
 
   Raises:
     ValueError: if the header is missing; see also `table`.

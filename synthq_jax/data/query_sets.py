@@ -29,16 +29,9 @@ _ROWS = 4096
 """Of a part of a parquet file that is in memory."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Origin:
-  """Who wrote the queries, and what is promised; in each row of a table."""
-
-  generator: str
-  """Its name in the run."""
-  epsilon: float
-  """Of its claim; inf: nothing is claimed."""
-  delta: float
-  """Of its claim."""
+Origin = Mapping[str, Any]
+"""Columns that say in each row of a table who wrote the query, and what is
+promised."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,14 +58,13 @@ def _write_parquet(
 ) -> None:
   """Writes three tables, with the names of columns that BEIR has on the hub."""
   texts = data.query_by_id()
-  written = dataclasses.asdict(origin)
   for split, judged in data.qrels.items():
     queries = (
       {
         "_id": query,
         "text": texts[query].text,
         "document": document,
-        **written,
+        **origin,
       }
       for query, document in data.pairs(split)
     )

@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from synthq_jax import stores
 from synthq_jax.data import (
@@ -266,6 +267,13 @@ def _parts(source: Source) -> tuple[str, str]:
   return first, second
 
 
+def _reading(
+  read: Callable[..., collection.Collection], **options: Any
+) -> Callable[[Source], collection.Collection]:
+  """Returns what reads a source by its place, and counts unknown ids."""
+  return lambda source: read(source.place, dangling=source.dangling, **options)
+
+
 def _beir_queries(source: Source) -> Iterator[tuple[str, str]]:
   return query_pairs.query_log(files.find(source.place, "queries.jsonl"))
 
@@ -300,9 +308,7 @@ KINDS: dict[str, Kind] = {
   ),
   "beir": Kind(
     form="beir:DIR",
-    read=lambda source: beir.read_beir(
-      source.place, in_memory=False, dangling=source.dangling
-    ),
+    read=_reading(beir.read_beir, in_memory=False),
     digest=_of_files,
     most=_lines("corpus.jsonl"),
     from_pairs=False,
@@ -310,9 +316,7 @@ KINDS: dict[str, Kind] = {
   ),
   "msmarco": Kind(
     form="msmarco:DIR",
-    read=lambda source: msmarco.read_msmarco(
-      source.place, in_memory=False, dangling=source.dangling
-    ),
+    read=_reading(msmarco.read_msmarco, in_memory=False),
     digest=_of_files,
     most=_lines("collection.tsv"),
     from_pairs=False,
@@ -320,16 +324,14 @@ KINDS: dict[str, Kind] = {
   ),
   "anserini": Kind(
     form="anserini:DIR",
-    read=lambda source: msmarco.read_anserini(
-      source.place, dangling=source.dangling
-    ),
+    read=_reading(msmarco.read_anserini),
     digest=_of_files,
     most=_rows_of_corpus,
     from_pairs=False,
   ),
   "hf": Kind(
     form="hf:DIR",
-    read=lambda source: beir.read_hub(source.place, dangling=source.dangling),
+    read=_reading(beir.read_hub),
     digest=_of_files,
     most=_rows_of_corpus,
     from_pairs=False,
@@ -371,9 +373,7 @@ KINDS: dict[str, Kind] = {
   ),
   "ir_datasets": Kind(
     form="ir_datasets:ID",
-    read=lambda source: ir_datasets_sets.read(
-      source.place, dangling=source.dangling
-    ),
+    read=_reading(ir_datasets_sets.read),
     digest=lambda source: source.place,  # the package checks its downloads
     most=lambda source: ir_datasets_sets.num_documents(source.place),
     from_pairs=False,

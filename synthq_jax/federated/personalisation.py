@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from synthq_jax import checks, typing
-from synthq_jax.federated import clients, exchange, fedavg, ranking
+from synthq_jax.federated import clients, exchange, fedavg, ranking, training
 from synthq_jax.federated import encoders as encoders_lib
 
 __all__ = [
@@ -36,17 +36,11 @@ _TAG = 0x70657273  # keeps other uses of the same seed apart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(training.Recipe):
   """How a client trains its query tower."""
 
   epochs: int = 5
-  """Times that every question is trained on, at most."""
   batch_size: int = 32
-  """Questions of a step."""
-  learning_rate: float = 3e-4
-  """Of Adam."""
-  temperature: float = 0.05
-  """Divides the cosines."""
   num_negatives: int = 100
   """Of the client's own sentences for each question: the hardest of its step;
   all where there are fewer."""

@@ -34,6 +34,7 @@ from synthq_jax.models import length_batches
 __all__ = [
   "WIDTHS",
   "Plan",
+  "Recipe",
   "Slots",
   "arrays",
   "join_tables",
@@ -57,6 +58,22 @@ Negatives = Callable[[typing.Params, int], Int[np.ndarray, "epoch question n"]]
 _SENTENCES = "sentences_"  # begins the names of arrays; the width follows
 _ORDER_TAG = 0x6F726472
 _ROUNDED = 8  # slots of a width, so that few programs are compiled
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+  """How a client trains, in every round."""
+
+  epochs: int = 1
+  """Times that every question is trained on, at most."""
+  batch_size: int = 8
+  """Questions of a step."""
+  learning_rate: float = 3e-4
+  """Of the optimizer, which starts afresh in every round."""
+  temperature: float = 0.05
+  """Divides the cosines."""
+  num_negatives: int = 4
+  """Of each question, beside the answers of the step's other questions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,28 +66,17 @@ class Bounded(pairs.PairLoss):
       unit "query" is refused.
     query_change: bounds the change of all other rows where the similarities of
       one query become those of an empty one, which are 0.
-    hard_negatives: as in `contrastive.Softmax`.
-    similarity_range: (low, high), into which `weights` brings similarities.
   """
 
   losses_fn: Callable[..., jax.Array]
-  max_batch_size: int
   pair_weights: float
   others_change: float
   query_weights: float | None = None
   query_change: float = 0.0
-  hard_negatives: int = 0
-  similarity_range: tuple[float, float] = (-1.0, 1.0)
 
   _sensitivity = staticmethod(sensitivity.bounded)
 
-  def __post_init__(self):
-    """Refuses bounds that are none."""
-    pairs.check_declared(2, self.max_batch_size)
-    super().__post_init__()
-
   def _losses(self, similarity, is_padding_example, is_duplicate):
-    pairs.check_declared(len(similarity), self.max_batch_size)
     if is_padding_example is None:
       is_padding_example = jnp.zeros(len(similarity), bool)
     if is_duplicate is None:

@@ -107,16 +107,11 @@ class Softmax(pairs.PairLoss):
   Attributes:
     temperature: above 0.
     directions: 1, or 2 to add the softmax of each document over the queries.
-    hard_negatives: h, how many columns each pair adds beside its document;
-      column batch + i * h + k is the k-th of row i. One that is missing is
-      marked as a duplicate in every row.
-    similarity_range: (low, high), into which `weights` brings similarities.
   """
 
+  max_batch_size: ClassVar[None] = None
   temperature: float
   directions: int = 1
-  hard_negatives: int = 0
-  similarity_range: tuple[float, float] = (-1.0, 1.0)
 
   _sensitivity = staticmethod(sensitivity.softmax)
 
@@ -162,27 +157,17 @@ class Sigmoid(pairs.PairLoss):
     temperature: above 0.
     max_batch_size: N0, the declared largest batch, at least 2.
     bias: added to every similarity / temperature, a public constant.
-    hard_negatives: as in `Softmax`.
-    similarity_range: (low, high), into which `weights` brings similarities.
 
   References:
     Zhai et al. (2023), arXiv:2303.15343, section 3.2 (without the balance).
   """
 
   temperature: float
-  max_batch_size: int
   bias: float = 0.0
-  hard_negatives: int = 0
-  similarity_range: tuple[float, float] = (-1.0, 1.0)
 
   _sensitivity = staticmethod(sensitivity.sigmoid)
 
-  def __post_init__(self):
-    pairs.check_declared(2, self.max_batch_size)
-    super().__post_init__()
-
   def _losses(self, similarity, is_padding_example, is_duplicate):
-    pairs.check_declared(len(similarity), self.max_batch_size)
     dropped = pairs.dropped(similarity, is_padding_example, is_duplicate)
     logits = similarity.astype(jnp.float32) / self.temperature + self.bias
     costs = jnp.where(dropped, 0.0, jax.nn.softplus(logits))
@@ -211,7 +196,6 @@ class Spreadout(pairs.PairLoss):
   Attributes:
     max_batch_size: N0, at least 2, to divide by N0 - 1, which needs less noise;
       None to divide by the realised n - 1.
-    similarity_range: (low, high), into which `weights` brings similarities.
 
   References:
     Zhang et al. (2017), arXiv:1708.06320 (the second moment of negatives).
@@ -219,19 +203,12 @@ class Spreadout(pairs.PairLoss):
 
   hard_negatives: ClassVar[int] = 0
   max_batch_size: int | None = None
-  similarity_range: tuple[float, float] = (-1.0, 1.0)
 
   _sensitivity = staticmethod(sensitivity.spreadout)
-
-  def __post_init__(self):
-    if self.max_batch_size is not None:
-      pairs.check_declared(2, self.max_batch_size)
-    super().__post_init__()
 
   def _losses(self, similarity, is_padding_example, is_duplicate):
     n = len(similarity)
     if self.max_batch_size is not None:
-      pairs.check_declared(n, self.max_batch_size)
       n = self.max_batch_size
     elif is_padding_example is not None:
       n = jnp.sum(~is_padding_example)

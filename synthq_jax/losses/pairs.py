@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 __all__ = [
   "PairLoss",
-  "check_declared",
   "check_shape",
   "dropped",
   "padding_columns",
@@ -17,16 +16,22 @@ __all__ = [
 ]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PairLoss(abc.ABC):
   """A loss whose gradients of pairs are clipped, weighted and summed."""
 
-  similarity_range: tuple[float, float]
+  max_batch_size: int | None
+  """The declared largest batch, at least 2; None: none is declared."""
+  hard_negatives: int = 0
+  """h, how many columns each pair adds beside its document; column batch + i * h
+  + k is the k-th of row i. One that is missing is marked as a duplicate in every
+  row."""
+  similarity_range: tuple[float, float] = (-1.0, 1.0)
   """(low, high), into which `weights` brings similarities."""
-  hard_negatives: int
-  """h, how many columns each pair adds beside its document."""
 
   def __post_init__(self):
     """Refuses values that its sensitivity refuses."""
+    _check_declared(2, self.max_batch_size)
     self.sensitivity(
       max_batch_size=2, l2_clip_norm=1.0, relation="REPLACE_ONE", unit="pair"
     )
@@ -47,6 +52,7 @@ class PairLoss(abc.ABC):
         document equals the row's own, beside that column itself.
     """
     _check_hard_negatives(similarity, self.hard_negatives)
+    _check_declared(len(similarity), self.max_batch_size)
     return self._losses(similarity, is_padding_example, is_duplicate)
 
   @abc.abstractmethod
@@ -118,9 +124,9 @@ def check_shape(similarity: jax.Array) -> tuple[int, int]:
   return similarity.shape
 
 
-def check_declared(batch: int, max_batch_size: int) -> None:
+def _check_declared(batch: int, max_batch_size: int | None) -> None:
   """Raises ValueError unless a batch has at most the declared size."""
-  if max_batch_size < max(batch, 2):
+  if max_batch_size is not None and max_batch_size < max(batch, 2):
     raise ValueError(
       f"expected max_batch_size of at least {max(batch, 2)}, the rows of "
       f"similarity and two, got {max_batch_size=}"

@@ -183,7 +183,7 @@ def load(
   )
   expected = tensors.shapes_of(functools.partial(init_params, config))
   described = tensors.renamed(path, found, expected, _name, _is_transposed)
-  return tensors.fetch(described, None, "float32"), config
+  return tensors.fetch(described), config
 
 
 def load_encoder(

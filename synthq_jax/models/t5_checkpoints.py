@@ -66,6 +66,7 @@ _PARAMS = "params.safetensors"
 _CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
 _PROJECTION = "projection/kernel"
 _OURS, _HUGGINGFACE, _T5X = "ours", "huggingface", "t5x"
+_Loaded = tuple[dict[str, Any], t5_config.T5Config]
 _Described = tuple[dict[str, _tensors.Tensor], t5_config.T5Config]
 _EMBEDDING = "token_embedder/embedding"
 _HEAD = "decoder/logits_dense/kernel"
@@ -160,7 +161,7 @@ def load(
   config: t5_config.T5Config | None = None,
   sharding: Any = None,
   dtype: Any = "float32",
-) -> tuple[dict[str, Any], t5_config.T5Config]:
+) -> _Loaded:
   """Reads parameters and shape in whichever format they are.
 
   Args:
@@ -189,9 +190,8 @@ def load_t5x(
   path: str | os.PathLike,
   *,
   config: t5_config.T5Config | None = None,
-  sharding: Any = None,
-  dtype: Any = "float32",
-) -> tuple[dict[str, Any], t5_config.T5Config]:
+  **options: Any,
+) -> _Loaded:
   """Reads a T5X checkpoint, native or Orbax; skips the optimizer's state.
 
   Args:
@@ -199,8 +199,7 @@ def load_t5x(
     config: the shape; None reads it off the tensors, taking for granted what
       they do not show (a gated layer is T5 1.1's gelu; relative positions end
       at 128; no dropout).
-    sharding: as in `load`.
-    dtype: as in `load`.
+    **options: `sharding` and `dtype` of `load`.
 
   Returns:
     Nested dicts of arrays, and the shape.
@@ -209,19 +208,16 @@ def load_t5x(
     ValueError: as `load` does.
   """
   tensors, shape = _describe_t5x(pathlib.Path(path), config)
-  return _tensors.fetch(tensors, sharding, dtype), shape
+  return _tensors.fetch(tensors, **options), shape
 
 
-def load_huggingface(
-  path: str | os.PathLike, *, sharding: Any = None, dtype: Any = "float32"
-) -> tuple[dict[str, Any], t5_config.T5Config]:
+def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
   """Reads a Hugging Face folder of T5, T5 1.1 or T5EncoderModel.
 
   Args:
     path: holds config.json, and model.safetensors or its parts with their
       index.
-    sharding: as in `load`.
-    dtype: as in `load`.
+    **options: `sharding` and `dtype` of `load`.
 
   Returns:
     Nested dicts of arrays, and the shape.
@@ -230,7 +226,7 @@ def load_huggingface(
     ValueError: as `load` does.
   """
   tensors, shape = huggingface.read(pathlib.Path(path))
-  return _tensors.fetch(tensors, sharding, dtype), shape
+  return _tensors.fetch(tensors, **options), shape
 
 
 def load_config(directory: str | os.PathLike) -> t5_config.T5Config:

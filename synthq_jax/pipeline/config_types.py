@@ -16,6 +16,7 @@ from typing import Any
 from synthq_jax import checks
 
 __all__ = [
+  "Encoder",
   "at_least",
   "conform",
   "different_names",
@@ -24,7 +25,6 @@ __all__ = [
   "label",
   "named_as_folder",
   "nested",
-  "one_encoder",
   "one_of",
   "positive",
   "some_of",
@@ -70,25 +70,30 @@ def one_of(config: Any, name: str, known: Sequence[str]) -> None:
     )
 
 
-def one_encoder(config: Any) -> None:
-  """Refuses a T5 without its vocabulary, and a T5 beside a BERT.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+  """Which public encoder a study starts from."""
 
-  Args:
-    config: a dataclass with `checkpoint`, `vocabulary` and `bert`.
+  checkpoint: str | None = None
+  """A T5, of Hugging Face or any known format; None: the package's."""
+  vocabulary: str | None = None
+  """Its SentencePiece model."""
+  bert: str | None = None
+  """Instead: the folder of a BERT of Hugging Face or sentence-transformers, with
+  its own vocabulary."""
 
-  Raises:
-    ValueError: naming the setting as gin files do.
-  """
-  if (config.checkpoint is None) != (config.vocabulary is None):
-    raise ValueError(
-      f"{_label(config, 'vocabulary')} must be given with checkpoint, and only"
-      f" then, got checkpoint={config.checkpoint!r} and"
-      f" vocabulary={config.vocabulary!r}"
-    )
-  if config.bert is not None and config.checkpoint is not None:
-    raise ValueError(
-      f"{_label(config, 'bert')} must be given without checkpoint, got both"
-    )
+  def __post_init__(self):
+    """Refuses a T5 without its vocabulary, and a T5 beside a BERT."""
+    if (self.checkpoint is None) != (self.vocabulary is None):
+      raise ValueError(
+        f"{_label(self, 'vocabulary')} must be given with checkpoint, and only"
+        f" then, got checkpoint={self.checkpoint!r} and"
+        f" vocabulary={self.vocabulary!r}"
+      )
+    if self.bert is not None and self.checkpoint is not None:
+      raise ValueError(
+        f"{_label(self, 'bert')} must be given without checkpoint, got both"
+      )
 
 
 def some_of(config: Any, name: str, known: Sequence[str]) -> None:

@@ -377,9 +377,11 @@ def _layout(layout: query_sets.Layout) -> Format:
       given.folder / "queries.jsonl",
       given.root / "prepare_data" / "corpus.jsonl",
     )
-    origin = query_sets.Origin(
-      generator=given.result.name, epsilon=claim.epsilon, delta=claim.delta
-    )
+    origin = {
+      "generator": given.result.name,
+      "epsilon": claim.epsilon,  # inf: nothing is claimed
+      "delta": claim.delta,
+    }
     layout.write(folder, data, origin)
     text = cards.of_queries(given.result, data, layout)
     (folder / _README).write_text(text, encoding="utf-8")

@@ -461,8 +461,8 @@ def write_documents(
   *,
   length: int,
   stride: int = 0,
-  choose: Sequence[int],
-  digest: Callable[[bytes], object],
+  choose: Sequence[int] = (),
+  digest: Callable[[bytes], object] = lambda content: None,
 ) -> WrittenDocuments:
   """Writes texts, tokens and ids, in the order of the documents.
 

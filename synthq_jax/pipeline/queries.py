@@ -5,6 +5,7 @@ Formal guarantee:
   told to, private queries among it, everything here reads synthetic queries, public documents and public seeds.
 """
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +17,11 @@ from synthq_jax import array_files, artifacts
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.generation import text_measures
-from synthq_jax.pipeline import inputs
+from synthq_jax.pipeline import config_types, inputs
 from synthq_jax.retrieval import bm25
 
 __all__ = [
+  "Config",
   "decoded",
   "forbidden",
   "index_of",
@@ -28,6 +30,23 @@ __all__ = [
   "texts",
   "texts_of",
 ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What every stage that makes queries is set by; every value is public."""
+
+  gauge_queries: int = 1000
+  """Queries that BM25 is asked for the gauge, at most."""
+  seed: int = 0
+  """Of what is drawn: queries of the gauge and of the examples, and others."""
+  batch_size: int = artifacts.speed_only(256)
+  """Rows that the model reads at once."""
+
+  def __post_init__(self):
+    """Refuses values out of range."""
+    config_types.at_least(self, 1, "gauge_queries", "batch_size")
+    config_types.at_least(self, 0, "seed")
 
 
 def save(
@@ -94,8 +113,7 @@ def measured(
   *,
   index: bm25.Index,
   corpus: pathlib.Path,
-  seed: int,
-  gauge_queries: int,
+  config: Config,
   num_examples: int,
 ) -> dict[str, Any]:
   """Returns the fields of `results.SyntheticQueries` that describe queries.
@@ -105,11 +123,10 @@ def measured(
     owners: the position of each query's document, ascending.
     index: BM25 over all documents.
     corpus: the texts of the documents.
-    seed: which queries are asked and shown.
-    gauge_queries: queries that BM25 is asked, at most.
+    config: how many queries are asked, and which are shown.
     num_examples: pairs of query and document that are returned.
   """
-  asked = _sample(seed, len(queries), gauge_queries)
+  asked = _sample(config.seed, len(queries), config.gauge_queries)
   gauge = text_measures.own_document_gauge(
     [queries[i] for i in asked], [index.ids[owners[i]] for i in asked], index
   )
@@ -120,7 +137,7 @@ def measured(
       text_measures.copy_rate(queries, texts_of(corpus, owners), 4)
     ),
     "mean_words": text_measures.mean_length(queries),
-    "examples": _examples(seed, num_examples, queries, owners, corpus),
+    "examples": _examples(config.seed, num_examples, queries, owners, corpus),
   }
 
 

@@ -6,7 +6,6 @@ noise away again. It is drawn once per working directory and kept in `private/`.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import pathlib
@@ -28,9 +27,6 @@ __all__ = ["Folders", "Workspace", "locked"]
 def locked(root: str | os.PathLike) -> Iterator[None]:
   """Keeps a second run out of a working directory.
 
-  The lock is the operating system's: it ends with the process, however that
-  ends, so nothing has to be cleaned up after a kill.
-
   Args:
     root: the working directory; made if it is not there.
 
@@ -39,16 +35,13 @@ def locked(root: str | os.PathLike) -> Iterator[None]:
   """
   path = pathlib.Path(root) / ".lock"
   path.parent.mkdir(parents=True, exist_ok=True)
-  with open(path, "a+") as stream:
-    try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      stream.seek(0)
-      who = stream.read().strip() or "another process"
-      raise ValueError(
-        f"{root}: expected a working directory of our own, got one that {who}"
-        " uses: wait for it, or give another --workdir"
-      ) from error
+  with file_lists.locked(
+    path,
+    lambda who: (
+      f"{root}: expected a working directory of our own, got one that {who}"
+      " uses: wait for it, or give another --workdir"
+    ),
+  ) as stream:
     stream.truncate(0)
     stream.write(f"process {os.getpid()}\n")
     stream.flush()

@@ -291,7 +291,7 @@ def overflow_delta(sampler: Any, steps: int) -> float:
     steps: the number of batches.
   """
   size = sampler.group_size
-  share = sampler.expected_batch_size / sampler.num_examples
+  share = sampler.share
   room = sampler.max_batch_size - size + 1
   tail = 1.0
   if room > 0:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,10 +34,62 @@ _POISSON_TAG = 0x706F6973  # keeps other uses of the same seed apart
 _ORDER_TAG = 0x6F726472
 _GROUP_TAG = 0x67727073
 _CYCLIC_TAG = 0x6379636C
+_Own = TypeVar("_Own", bound="_Cut")
+
+
+class _Cut(Sampler):
+  """Draws batches of any size, which are cut or padded to max_batch_size."""
+
+  @property
+  def share(self) -> float:
+    """The mean share of the records that a batch holds, before truncation."""
+    return self.expected_batch_size / self.num_examples
+
+  @classmethod
+  def with_margin(
+    cls: type[_Own],
+    *,
+    num_examples: int,
+    multiple_of: int = 1,
+    overflow: float = 1e-12,
+    **sizes: int | None,
+  ) -> _Own:
+    """Chooses max_batch_size so that hardly any batch is ever truncated.
+
+    The default leaves about seven standard deviations of room, so truncation
+    costs next to nothing in epsilon, and accounting is at its fastest. Groups
+    are drawn, too: over them and the coins, a step draws each record with
+    probability `share`.
+
+    >>> Poisson.with_margin(num_examples=6000, expected_batch_size=256,
+    ...                     multiple_of=32).max_batch_size
+    384
+
+    Args:
+      num_examples: the number of private records.
+      multiple_of: max_batch_size is rounded up to a multiple of this, e.g. the
+        number of devices times the microbatch size.
+      overflow: the largest acceptable probability, in (0, 1), that one batch
+        is truncated.
+      **sizes: the other fields of the class; for a group_size above 1 there is
+        room for one group more.
+
+    Raises:
+      ValueError: if an argument is out of range.
+    """
+    roomy = cls(num_examples=num_examples, max_batch_size=num_examples, **sizes)
+    rows = batches.max_batch_size(
+      count=num_examples,
+      probability=roomy.share,
+      multiple_of=multiple_of,
+      overflow=overflow,
+      more=roomy.group_size if roomy.group_size > 1 else 0,
+    )
+    return dataclasses.replace(roomy, max_batch_size=rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson(Sampler):
+class Poisson(_Cut):
   """Takes every record into a batch independently, with one probability.
 
   The batch has `max_batch_size` rows, the rest of them padding; it may be all
@@ -91,59 +143,10 @@ class Poisson(Sampler):
       least = -(-self.num_examples // self.group_size)
       checks.count("num_units", self.num_units, least, self.num_examples)
 
-  @classmethod
-  def with_margin(
-    cls,
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    multiple_of: int = 1,
-    overflow: float = 1e-12,
-    group_size: int = 1,
-    num_units: int | None = None,
-  ) -> "Poisson":
-    """Chooses max_batch_size so that hardly any batch is ever truncated.
-
-    The default leaves about seven standard deviations of room, so truncation
-    costs next to nothing in epsilon, and accounting is at its fastest.
-
-    >>> Poisson.with_margin(num_examples=6000, expected_batch_size=256,
-    ...                     multiple_of=32).max_batch_size
-    384
-
-    Args:
-      num_examples: the number of private records.
-      expected_batch_size: the mean number of records in a batch.
-      multiple_of: max_batch_size is rounded up to a multiple of this, e.g. the
-        number of devices times the microbatch size.
-      overflow: the largest acceptable probability, in (0, 1), that one batch
-        is truncated.
-      group_size: as in the class; there is room for one group more.
-      num_units: as in the class.
-
-    Raises:
-      ValueError: if an argument is out of range.
-    """
-    small = cls(
-      num_examples=num_examples,
-      expected_batch_size=expected_batch_size,
-      max_batch_size=expected_batch_size,
-      group_size=group_size,
-      num_units=num_units,
-    )
-    rows = batches.max_batch_size(
-      count=num_examples,
-      probability=small.probability,
-      multiple_of=multiple_of,
-      overflow=overflow,
-      more=group_size if group_size > 1 else 0,
-    )
-    return dataclasses.replace(small, max_batch_size=rows)
-
   @property
   def probability(self) -> float:
     """The probability that a step draws a given record."""
-    return self.expected_batch_size / self.num_examples
+    return self.share
 
   @property
   def knows_truncation(self) -> bool:
@@ -241,7 +244,7 @@ class Poisson(Sampler):
     )
 
 
-class _Groups(Sampler):
+class _Groups(_Cut):
   """Reads one of `cycle_length` groups of the records after the other.
 
   Which group a record is in is drawn once, for each record by itself. A subclass
@@ -322,43 +325,6 @@ class CyclicPoisson(_Groups):
       "max_batch_size", self.max_batch_size, self.expected_batch_size
     )
 
-  @classmethod
-  def with_margin(
-    cls,
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    cycle_length: int,
-    multiple_of: int = 1,
-    overflow: float = 1e-12,
-  ) -> "CyclicPoisson":
-    """Chooses max_batch_size so that hardly any batch is ever truncated.
-
-    Groups are drawn, too: over them and the coins, a step draws each of the n
-    records with probability expected_batch_size / n.
-
-    >>> CyclicPoisson.with_margin(num_examples=6000, expected_batch_size=256,
-    ...                           cycle_length=4, multiple_of=32).max_batch_size
-    384
-
-    Args:
-      num_examples: with the others as in `Poisson.with_margin`.
-      cycle_length: the number of groups.
-    """
-    small = cls(
-      num_examples=num_examples,
-      expected_batch_size=expected_batch_size,
-      max_batch_size=expected_batch_size,
-      cycle_length=cycle_length,
-    )
-    rows = batches.max_batch_size(
-      count=num_examples,
-      probability=expected_batch_size / num_examples,
-      multiple_of=multiple_of,
-      overflow=overflow,
-    )
-    return dataclasses.replace(small, max_batch_size=rows)
-
   @property
   def probability(self) -> float:
     """The probability that a step draws a given record of its group."""
@@ -425,37 +391,15 @@ class BallsInBins(_Groups):
       "max_batch_size", self.max_batch_size, self.expected_batch_size
     )
 
-  @classmethod
-  def with_margin(
-    cls,
-    *,
-    num_examples: int,
-    cycle_length: int,
-    multiple_of: int = 1,
-    overflow: float = 1e-12,
-  ) -> "BallsInBins":
-    """Chooses max_batch_size so that hardly any bin is ever truncated.
-
-    Args:
-      num_examples: with the others as in `Poisson.with_margin`.
-      cycle_length: the number of bins.
-    """
-    checks.count("num_examples", num_examples, 1)
-    checks.count("cycle_length", cycle_length, 1, num_examples)
-    rows = batches.max_batch_size(
-      count=num_examples,
-      probability=1 / cycle_length,
-      multiple_of=multiple_of,
-      overflow=overflow,
-    )
-    return cls(
-      num_examples=num_examples, cycle_length=cycle_length, max_batch_size=rows
-    )
-
   @property
   def expected_batch_size(self) -> int:
     """The mean number of records in a batch, rounded down."""
     return self.num_examples // self.cycle_length
+
+  @property
+  def share(self) -> float:
+    """The share of the records that a bin holds, on average."""
+    return 1 / self.cycle_length
 
   def _drawn(self, generator: np.random.Generator, number: int) -> int:
     del generator
@@ -470,7 +414,7 @@ class BallsInBins(_Groups):
     del steps
     return float(
       batches.binomial_tail(
-        self.num_examples, 1 / self.cycle_length, np.array(self.max_batch_size)
+        self.num_examples, self.share, np.array(self.max_batch_size)
       )
     )
 

@@ -43,7 +43,6 @@ _NOISE_SEED = "The seed of the noise stays secret: whoever knows it can take the
 SPLIT = (
   "Which queries are for training and which for testing is treated as fixed."
 )
-_IN_COMMON = "What many {} have in common: learning that is the purpose."
 _KEPT = "A query comes with the one of its relevant documents that was kept."
 DRAWN_USERS = (
   "Users are drawn, and the mean gradient of one's queries is clipped as one."
@@ -104,6 +103,14 @@ class Terms:
     )
 
 
+def _shown_of(records: str) -> tuple[str, str]:
+  """Returns what no promise of ours hides of records, such as "test queries"."""
+  return (
+    f"How many {records} there are.",
+    f"What many {records.split()[-1]} have in common: learning that is the purpose.",
+  )
+
+
 QUERIES = Terms(
   public=(
     "The documents.",
@@ -125,8 +132,7 @@ QUERIES = Terms(
   ),
   not_protected=(
     "Which documents exist and what they say.",
-    "How many private queries there are.",
-    _IN_COMMON.format("queries"),
+    *_shown_of("private queries"),
   ),
 )
 """Of a generator or retriever that is trained on private queries."""
@@ -149,10 +155,7 @@ SCORES = Terms(
     "The settings were chosen without looking at the test queries.",
     IDEAL_NUMBERS,
   ),
-  not_protected=(
-    "How many test queries there are.",
-    _IN_COMMON.format("queries"),
-  ),
+  not_protected=_shown_of("test queries"),
 )
 """Of means over private test queries."""
 
@@ -173,10 +176,7 @@ TOPICS = Terms(
     _CHOSEN,
     IDEAL_NUMBERS,
   ),
-  not_protected=(
-    "How many private queries there are.",
-    _IN_COMMON.format("queries"),
-  ),
+  not_protected=_shown_of("private queries"),
 )
 """Of how often each group of documents is asked about."""
 
@@ -198,10 +198,7 @@ VOTES = Terms(
     _CHOSEN,
     IDEAL_NUMBERS,
   ),
-  not_protected=(
-    "How many private queries there are.",
-    _IN_COMMON.format("queries"),
-  ),
+  not_protected=_shown_of("private queries"),
 )
 """Of written queries that private ones choose from."""
 
@@ -223,15 +220,12 @@ EXAMPLES = Terms(
     "that did look are listed as releases of their own.",
     IDEAL_NUMBERS,
   ),
-  not_protected=(
-    "How many private examples there are.",
-    _IN_COMMON.format("examples"),
-  ),
+  not_protected=_shown_of("private examples"),
 )
 """Of any model that is trained on private examples, as a classifier."""
 
-T5X = Terms(
-  unit="example",
+T5X = dataclasses.replace(
+  EXAMPLES,
   mechanism="per-example gradients in T5X, clipped, summed, Gaussian noise",
   public=(
     "The number of private examples.",
@@ -249,10 +243,6 @@ T5X = Terms(
     "The settings were chosen without looking at the private examples; trials "
     "that did look are releases of their own, each in its own MODEL_DIR.",
     IDEAL_NUMBERS,
-  ),
-  not_protected=(
-    "How many private examples there are.",
-    _IN_COMMON.format("examples"),
   ),
   without_noise="Trained in T5X on private examples without noise.",
 )
@@ -315,10 +305,7 @@ CLIENT = Terms(
     "did look are listed as releases of their own.",
     IDEAL_NUMBERS,
   ),
-  not_protected=(
-    "How many clients there are.",
-    _IN_COMMON.format("clients"),
-  ),
+  not_protected=_shown_of("clients"),
 )
 """Of federated averaging that hides whole clients."""
 

@@ -21,7 +21,7 @@ _FILE = "reranker.safetensors"
 
 
 def build(
-  config: Any,
+  config: building.Settings,
   encoder: pathlib.Path,
   documents: results.PublicDocuments,
   vocabulary: Any,
@@ -35,7 +35,6 @@ def build(
     params=params,
     config=shape,
     idf=idf,
-    bert=config.bert,
   )
 
 

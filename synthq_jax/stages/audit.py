@@ -512,7 +512,6 @@ def _screen(audits: Sequence[results.AuditReport]) -> str:
 
 STAGE = stage.of(
   __name__,
-  result=results.AuditReport,
   needs=("finetune_dp", "generate", "filter_queries", "train_retriever"),
   narrowed=needs,
   reads=("prepared", "start"),

@@ -593,7 +593,6 @@ def _side(
 
 STAGE = stage.of(
   __name__,
-  result=comparison_results.QueryComparison,
   needs=("vote_queries", "evaluate"),
   reads=("prepared", "encoder"),
 )

@@ -509,7 +509,6 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  result=results.Checkpoint,
   needs=("pretrain",),
   reads=("prepared", "encoder"),
   folder="train_retriever",

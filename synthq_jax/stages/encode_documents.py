@@ -80,7 +80,6 @@ def run(task: stage.Task) -> system_results.Vectors | None:
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Vectors,
   needs=("train_retriever",),
   reads=("documents",),
   together=True,

@@ -318,7 +318,6 @@ def _asked(
 
 STAGE = stage.of(
   __name__,
-  result=results.Evaluation,
   needs=("prepare_test_set", "encode_documents", "fuse", "expand", "rerank"),
   reads=("prepared",),
   together=True,

@@ -141,6 +141,5 @@ def _words(synthetic: results.SyntheticQueries | None) -> str:
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Expansion,
   needs=("vote_queries",),
 )

@@ -53,7 +53,7 @@ a time whatever the size of the collection."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(queries_lib.Config):
   """Which filters run; without any, the stage is left out."""
 
   top_k: int | None = None
@@ -74,18 +74,11 @@ class Config:
   topics: bool = artifacts.later(False)
   """Whether as many as are kept of a private generator are drawn from these, by
   `topic_counts`: filters remove unevenly. Some are drawn several times."""
-  gauge_queries: int = 1000
-  """Queries that BM25 is asked for the gauge, at most."""
-  seed: int = 0
-  """Queries of the gauge and of the examples; public."""
-  batch_size: int = artifacts.speed_only(256)
-  """Rows encoded at once."""
 
   def __post_init__(self):
-    config_types.at_least(self, 0, "top_k", "seed")
-    config_types.at_least(
-      self, 1, "steps", "copied_words", "gauge_queries", "batch_size"
-    )
+    super().__post_init__()
+    config_types.at_least(self, 0, "top_k")
+    config_types.at_least(self, 1, "steps", "copied_words")
     config_types.within(self, "(0, 1]", "copied_share")
     config_types.one_of(self, "ranker", _RANKERS)
 
@@ -213,8 +206,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       kept.owners,
       index=index(),
       corpus=corpus,
-      seed=config.seed,
-      gauge_queries=config.gauge_queries,
+      config=config,
       num_examples=len(synthetic.examples),
     ),
   )
@@ -472,7 +464,6 @@ def _ranks_of(
 
 STAGE = stage.of(
   __name__,
-  result=results.SyntheticQueries,
   needs=("generate", "topic_counts"),
   reads=("documents", "encoder"),
 )

@@ -442,7 +442,6 @@ def planted(
 
 STAGE = stage.of(
   __name__,
-  result=results.Checkpoint,
   needs=("pretrain",),
   reads=("prepared", "start"),
   needs_secret=True,

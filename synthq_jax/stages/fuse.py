@@ -144,7 +144,6 @@ def _statement(retriever: results.Checkpoint, words: str):
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Fusion,
   needs=("generate", "encode_documents"),
   together=True,
 )

@@ -44,7 +44,7 @@ _PART = 2048
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(queries_lib.Config):
   """Which documents, how many queries, and how they are sampled."""
 
   num_documents: int | None = None
@@ -64,22 +64,18 @@ class Config:
   """Divides the logits first."""
   max_length: int = 24
   """Tokens of a query, EOS included."""
-  gauge_queries: int = 1000
-  """Queries that BM25 is asked for the gauge, at most."""
   num_examples: int = 30
   """(query, document) pairs that the result holds for people to read."""
-  seed: int = 0
-  """Documents and draws; public."""
   batch_size: int = artifacts.speed_only(128)
   """Documents written for at once."""
 
   def __post_init__(self):
+    super().__post_init__()
     config_types.positive(self, "p", "temperature")
     config_types.at_least(
-      self, 1, "num_documents", "queries_per_document", "max_length",
-      "gauge_queries", "batch_size",
-    )  # fmt: skip
-    config_types.at_least(self, 0, "num_examples", "seed")
+      self, 1, "num_documents", "queries_per_document", "max_length"
+    )
+    config_types.at_least(self, 0, "num_examples")
     if self.p > 1:
       raise ValueError(f"generate.Config.p must be at most 1, got {self.p}")
 
@@ -204,8 +200,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
       owners,
       index=queries_lib.index_of(ids, corpus),
       corpus=corpus,
-      seed=config.seed,
-      gauge_queries=config.gauge_queries,
+      config=config,
       num_examples=config.num_examples,
     ),
   )
@@ -334,7 +329,6 @@ def _statement(
 
 STAGE = stage.of(
   __name__,
-  result=results.SyntheticQueries,
   needs=("finetune_dp", "topic_counts"),
   reads=("documents", "start"),
   together=True,

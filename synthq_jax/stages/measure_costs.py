@@ -175,6 +175,5 @@ def _times(find: Any, queries: Sequence[str], depth: int) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Costs,
   needs=("encode_documents", "fuse", "expand"),
 )

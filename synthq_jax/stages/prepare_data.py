@@ -437,7 +437,6 @@ def _digest(state, data: collection.Collection) -> str:
 
 STAGE = stage.of(
   __name__,
-  result=results.PreparedData,
   needs=(),
   needs_secret=True,
   place_of=lambda made: made.private_directory,

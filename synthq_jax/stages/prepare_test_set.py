@@ -207,8 +207,6 @@ def run(task: stage.Task) -> results.TestSet:
     vocabulary,
     length=documents.document_length,
     stride=documents.passage_stride,
-    choose=[],
-    digest=lambda content: None,
   )
   queries = tuple(query for query in data.queries if query.id in judged)
   qrels = {"test": {query.id: judged[query.id] for query in queries}}
@@ -239,7 +237,6 @@ def run(task: stage.Task) -> results.TestSet:
 
 STAGE = stage.of(
   __name__,
-  result=results.TestSet,
   needs=("prepare_data",),
   reads=("documents",),
 )

@@ -360,7 +360,6 @@ def _batch(
 
 STAGE = stage.of(
   __name__,
-  result=results.Checkpoint,
   needs=("prepare_data",),
   reads=("documents", "start"),
 )

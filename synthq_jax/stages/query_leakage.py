@@ -236,7 +236,6 @@ def _screen(searches: Sequence[comparison_results.QueryLeakage]) -> str:
 
 STAGE = stage.of(
   __name__,
-  result=comparison_results.QueryLeakage,
   needs=("prepare_test_set", "generate"),
   reads=("prepared", "start"),
   screen=_screen,

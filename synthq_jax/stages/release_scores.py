@@ -347,7 +347,6 @@ def _screen(made: Sequence[results.ReleasedScores]) -> str:
 
 STAGE = stage.of(
   __name__,
-  result=results.ReleasedScores,
   needs=("evaluate",),
   reads=("prepared",),
   needs_secret=True,

@@ -337,7 +337,6 @@ SECTIONS = (
 
 STAGE = stage.of(
   __name__,
-  result=results.Report,
   needs=(
     "prepare_data",
     "prepare_test_set",

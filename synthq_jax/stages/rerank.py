@@ -158,7 +158,6 @@ def _candidates(task, judged, directory):
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Reranking,
   needs=("train_reranker", "fuse"),
   reads=("encoder",),
   together=True,

@@ -18,7 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from synthq_jax import artifacts
 
@@ -180,16 +180,18 @@ def of(module: str, **fields: Any) -> Stage:
   """Describes the stage that a module is.
 
   Its name is the module's; `Config`, `check`, `jobs` and `run` are those that the
-  module defines.
+  module defines, and its results are what `run` says that it returns.
 
   Args:
     module: its `__name__`.
-    **fields: of `Stage`.
+    **fields: the others of `Stage`.
   """
   defined = vars(sys.modules[module])
   names = {"config": "Config", "check": "check", "jobs": "jobs", "run": "run"}
   own = {f: defined[name] for f, name in names.items() if name in defined}
-  return Stage(name=module.rpartition(".")[2], **own, **fields)
+  returned = defined["run"].__annotations__["return"]
+  result, *_ = get_args(returned) or (returned,)  # "Result | None"
+  return Stage(name=module.rpartition(".")[2], result=result, **own, **fields)
 
 
 class _Source(NamedTuple):

@@ -228,7 +228,6 @@ def _check_noise(config: Config, prepared: results.PreparedData) -> None:
 
 STAGE = stage.of(
   __name__,
-  result=results.TopicCounts,
   needs=("prepare_data",),
   reads=("prepared", "encoder"),
   needs_secret=True,

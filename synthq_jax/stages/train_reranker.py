@@ -32,19 +32,11 @@ __all__ = ["STAGE", "Config", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(building.Settings):
   """Which reranker, and how it is trained."""
 
   kind: str = "KNRM"
   """"monoT5", "monoBERT", "KNRM", "PACRR" or "Duet"."""
-  bert: str | None = None
-  """Folder of the Hugging Face BERT that monoBERT starts from; None: a new one."""
-  query_length: int = 24
-  """Pieces of a query that are read."""
-  document_length: int = 128
-  """Pieces of a document that are read."""
-  recipe: rerankers.Recipe = dataclasses.field(default_factory=rerankers.Recipe)
-  """Epochs, batches and learning rate."""
   most_pairs: int = 20_000
   """Pairs that are trained on, at most, drawn with the seed."""
   mining_depth: int = 100
@@ -178,7 +170,6 @@ def _triples(
 
 STAGE = stage.of(
   __name__,
-  result=system_results.Reranker,
   needs=("vote_queries",),
   reads=("encoder",),
   together=True,

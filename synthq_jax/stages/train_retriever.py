@@ -282,7 +282,6 @@ def _mined(task, params, model_config, records, miner: str, place):
 
 STAGE = stage.of(
   __name__,
-  result=results.Checkpoint,
   needs=("vote_queries", "direct_dp", "train_reranker"),
   reads=("encoder",),
   together=True,

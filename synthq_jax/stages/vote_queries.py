@@ -18,7 +18,6 @@ import math
 import numpy as np
 from scipy import stats
 
-from synthq_jax import artifacts
 from synthq_jax.data import files
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
@@ -37,7 +36,7 @@ _BLOCK = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(queries_lib.Config):
   """How votes are counted, and for which promise; every value is public."""
 
   epsilon: float = 8.0
@@ -46,17 +45,10 @@ class Config:
   """Of the votes; None: 1 / (2n), n train queries or users."""
   threshold: float = 2.0
   """Standard deviations of the noise that the votes for what stays exceed."""
-  gauge_queries: int = 1000
-  """Queries that BM25 is asked for the gauge, at most."""
-  seed: int = 0
-  """Queries of the gauge and of the examples; public."""
-  batch_size: int = artifacts.speed_only(256)
-  """Queries encoded at once."""
 
   def __post_init__(self):
+    super().__post_init__()
     config_types.positive(self, "epsilon", "delta", "threshold")
-    config_types.at_least(self, 1, "gauge_queries", "batch_size")
-    config_types.at_least(self, 0, "seed")
     if math.isinf(self.epsilon):
       raise ValueError("vote_queries.Config.epsilon must be finite, got inf")
 
@@ -178,8 +170,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       owners,
       index=queries_lib.index_of(ids, corpus),
       corpus=corpus,
-      seed=config.seed,
-      gauge_queries=config.gauge_queries,
+      config=config,
       num_examples=len(synthetic.examples),
     ),
   )
@@ -245,7 +236,6 @@ def _statement(
 
 STAGE = stage.of(
   __name__,
-  result=results.SyntheticQueries,
   needs=("filter_queries",),
   reads=("prepared", "encoder"),
   needs_secret=True,

@@ -19,9 +19,17 @@ from synthq_jax.report import page as page_lib
 from synthq_jax.report import words as words_lib
 from synthq_jax.training import progress as progress_lib
 
-__all__ = ["Job", "Study", "Task", "grouped", "part", "run", "words"]
+__all__ = ["Config", "Job", "Study", "Task", "grouped", "part", "run", "words"]
 
 _Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """What every study is set by."""
+
+  public_data: bool = False
+  """Whether the data is public. If not, everything lies in private/."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +37,7 @@ class Task:
   """What the functions of a study are given."""
 
   config: Any
-  """The study's own configuration."""
+  """The study's own `Config`."""
   folders: workspace.Folders
   """Of the working directory; a `Workspace` for a study with `needs_secret`."""
   root: pathlib.Path
@@ -69,7 +77,7 @@ class Study:
   """A configuration, and what is done with it."""
 
   config: type
-  """A frozen dataclass; `public_data` says whether results may be shared."""
+  """Of its settings, a subclass of `Config`."""
   prepare: Callable[[Task], Any]
   """Reads the data, from which the other functions work."""
   jobs: Callable[[Task, Any], Sequence[Job]]

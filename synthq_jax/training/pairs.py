@@ -64,7 +64,9 @@ def loss_fn(
   """
   encode = functools.partial(encoders.of(model_config).encode, params)
   vectors = {name: encode(tokens) for name, tokens in _texts(batch).items()}
-  return _loss_of_vectors(vectors, batch, temperature, distilled)
+  return _loss_of_vectors(
+    vectors, batch, temperature=temperature, distilled=distilled
+  )
 
 
 def margin_mse(
@@ -108,8 +110,9 @@ def _texts(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
 def _loss_of_vectors(
   vectors: Mapping[str, jax.Array],
   batch: Mapping[str, jax.Array],
+  *,
   temperature: float,
-  distilled: float,
+  distilled: float = 0.0,
 ) -> Float[jax.Array, " batch"]:
   similarity = vectors["queries"] @ vectors["documents"].T
   rows = batch["rows"]
@@ -132,9 +135,8 @@ def cached_value_and_grad(
   batch: Mapping[str, jax.Array],
   *,
   model_config: t5_config.T5Config,
-  temperature: float,
-  distilled: float = 0.0,
   microbatch_size: int,
+  **loss: float,
 ) -> tuple[Float[jax.Array, ""], Any]:
   """Returns mean loss and gradient of `loss_fn`, some texts in memory at a time.
 
@@ -143,12 +145,9 @@ def cached_value_and_grad(
   parameters. The same numbers but for rounding, for one forward pass more.
 
   Args:
-    params: as in `loss_fn`.
-    batch: as in `loss_fn`.
-    model_config: as in `loss_fn`.
-    temperature: as in `loss_fn`.
-    distilled: as in `loss_fn`.
+    params, batch, model_config: as in `loss_fn`.
     microbatch_size: texts encoded at a time; divides the pairs of a batch.
+    **loss: `temperature` and `distilled` of `loss_fn`.
 
   References:
     Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory
@@ -166,8 +165,7 @@ def cached_value_and_grad(
 
   def mean_loss(vectors):
     whole = {k: v.reshape(-1, v.shape[-1]) for k, v in vectors.items()}
-    losses = _loss_of_vectors(whole, batch, temperature, distilled)
-    return jnp.mean(losses)
+    return jnp.mean(_loss_of_vectors(whole, batch, **loss))
 
   loss, cotangents = jax.value_and_grad(mean_loss)(vectors)
 

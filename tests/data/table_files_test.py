@@ -172,7 +172,7 @@ def small_set():
   )
 
 
-ORIGIN = query_sets.Origin(generator="eps8", epsilon=8.0, delta=1e-5)
+ORIGIN = {"generator": "eps8", "epsilon": 8.0, "delta": 1e-5}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, shipped
 from synthq_jax.leakage import rerankers, splits
+from synthq_jax.leakage.rerankers import building
 from synthq_jax.leakage.rerankers import training as training_lib
 from synthq_jax.retrieval import text_encoders, trec
 from synthq_jax.studies import frame, planted_leakage
@@ -510,7 +511,7 @@ def test_the_command_runs_the_tiny_study_with_real_rerankers(
   assert "nDCG@10" in said and "study finished" in said
 
 
-@pytest.mark.parametrize("kind", study_training.KINDS)
+@pytest.mark.parametrize("kind", building.KINDS)
 def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
   model = planted_leakage.Model(kind=kind, query_length=6, document_length=20)
   reranker = BUILD(model, {"a": "red apples", "b": "green pears"})
@@ -526,8 +527,7 @@ def test_every_kind_builds_a_reranker_of_the_packages_vocabulary(kind):
 
 def test_a_training_follows_the_checkpoint_it_starts_from(monkeypatch):
   digests = {
-    kind: DIGEST(planted_leakage.Model(kind=kind))
-    for kind in study_training.KINDS
+    kind: DIGEST(planted_leakage.Model(kind=kind)) for kind in building.KINDS
   }
   assert len(set(digests.values())) == 1  # all take the package's T5
   monkeypatch.setattr(shipped, "VOCABULARY", shipped.DIRECTORY / "config.json")

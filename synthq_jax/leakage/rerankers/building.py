@@ -1,14 +1,14 @@
 """Builds a reranker of any kind on a public T5 and its vocabulary."""
 
-import os
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from synthq_jax import typing
-from synthq_jax.leakage.rerankers import duet, mono, reranker, terms
+from synthq_jax.leakage.rerankers import duet, mono, reranker, terms, training
 from synthq_jax.models import t5_config
 
-__all__ = ["BERT", "KINDS", "OF_TERMS", "build"]
+__all__ = ["BERT", "KINDS", "OF_TERMS", "Settings", "build"]
 
 BERT = "monoBERT"
 """The kind that may start from a Hugging Face BERT."""
@@ -24,26 +24,40 @@ KINDS = ("monoT5", BERT, *OF_TERMS)
 """What `build` knows."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """Which reranker, what it reads, and how it is trained."""
+
+  kind: str
+  """One of `KINDS`."""
+  bert: str | None = None
+  """Folder of the Hugging Face BERT that monoBERT starts from; None: a new,
+  small one on the vocabulary."""
+  query_length: int = 24
+  """Pieces of a query that are read."""
+  document_length: int = 128
+  """Pieces of a document that are read; what is longer is cut."""
+  recipe: training.Recipe = dataclasses.field(default_factory=training.Recipe)
+  """Epochs, batches and learning rate."""
+
+
 def build(
-  settings: Any,
+  settings: Settings,
   *,
   vocabulary: Any,
   params: typing.Params,
   config: t5_config.T5Config,
   idf: Any = None,
-  bert: str | os.PathLike | None = None,
 ) -> reranker.Reranker:
   """Builds a reranker, not trained yet.
 
   Args:
-    settings: has a `kind`, one of `KINDS`, and how many pieces are read, of a
-      query `query_length` and of a document `document_length`.
+    settings: which one.
     vocabulary: of the T5.
     params: of the T5: monoT5 starts from them, all others but a given BERT from
       its vectors of pieces.
     config: its shape.
     idf: of `terms.inverse_document_frequencies`; None: 1 for all.
-    bert: folder of a Hugging Face BERT; None: a new, small one on the vocabulary.
 
   Raises:
     ValueError: if the kind is unknown, or something cannot be read.
@@ -55,8 +69,8 @@ def build(
   }
   vectors = params["token_embedder"]["embedding"]
   if kind == BERT:
-    if bert is not None:
-      return mono.bert_from_folder(bert, **lengths)
+    if settings.bert is not None:
+      return mono.bert_from_folder(settings.bert, **lengths)
     return mono.bert_from_sentencepiece(
       vocabulary, embeddings=vectors, **lengths
     )

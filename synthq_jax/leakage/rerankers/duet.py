@@ -68,17 +68,12 @@ class Duet(terms_lib.OfTerms):
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the parameters of both parts."""
     of_terms, of_local, of_distributed = jax.random.split(key, 3)
-    embedding = self.terms.init(of_terms)
-    lengths = self.terms.query_length, self.terms.document_length
-    vectors = [jnp.zeros((1, length, embedding.shape[1])) for length in lengths]
-    stands = [jnp.ones((1, length), bool) for length in lengths]
+    embedding, batch = self.terms.init(of_terms), self.featurize([""], [""])
     return {
       "embedding": embedding,
-      "local": terms_lib.initial(
-        of_local, jnp.zeros((1, *lengths)), network=self._local()
-      ),
+      "local": terms_lib.initial(of_local, batch, network=self._local()),
       "distributed": terms_lib.initial(
-        of_distributed, *vectors, *stands, network=self._distributed()
+        of_distributed, embedding, batch, network=self._distributed()
       ),
     }
 
@@ -91,16 +86,10 @@ class Duet(terms_lib.OfTerms):
     if drop:
       own = [{"dropout": key} for key in jax.random.split(rngs["dropout"])]
     local = self._local().apply(
-      {"params": params["local"]}, matches(batch), drop, rngs=own[0]
+      {"params": params["local"]}, batch, drop, rngs=own[0]
     )
     distributed = self._distributed().apply(
-      {"params": params["distributed"]},
-      embedding[batch["query"]],
-      embedding[batch["document"]],
-      batch["query"] != 0,
-      batch["document"] != 0,
-      drop,
-      rngs=own[1],
+      {"params": params["distributed"]}, embedding, batch, drop, rngs=own[1]
     )
     return local + distributed
 
@@ -130,8 +119,9 @@ class _Local(nn.Module):
 
   @nn.compact
   def __call__(
-    self, matched: Float[Array, "batch query document"], drop: bool = False
+    self, batch: typing.Batch, drop: bool = False
   ) -> Float[Array, "batch 1"]:
+    matched = matches(batch)
     kernel = self.param("kernel", _BY_INPUTS, (self.length, self.filters))
     # [batch, query, filters]; no match and no bias: 0, also at padding.
     x = jnp.tanh(matched @ kernel[: matched.shape[2]])
@@ -155,21 +145,18 @@ class _Distributed(nn.Module):
   @nn.compact
   def __call__(
     self,
-    query: Float[Array, "batch query dim"],
-    document: Float[Array, "batch document dim"],
-    query_stands: Bool[Array, "batch query"],
-    document_stands: Bool[Array, "batch document"],
+    embedding: Float[Array, "vocab dim"],
+    batch: typing.Batch,
     drop: bool = False,
   ) -> Float[Array, "batch 1"]:
+    query, document = batch["query"], batch["document"]
     # [batch, filters]
-    q = self._convolved(query, query_stands, name="query_filters")
-    q = window_max(q, query_stands, q.shape[1])[:, 0]
-    q = jnp.tanh(nn.Dense(self.filters, name="query")(q))
+    q = self._maxima(embedding, query, query.shape[1], name="query_filters")
+    q = jnp.tanh(nn.Dense(self.filters, name="query")(q[:, 0]))
     # [batch, document, filters]
-    d = self._convolved(document, document_stands, name="document_filters")
-    d = window_max(d, document_stands, self.window)
+    d = self._maxima(embedding, document, self.window, name="document_filters")
     d = jnp.tanh(nn.Dense(self.filters, name="document")(d))
-    product = jnp.where(document_stands[..., None], q[:, None] * d, 0.0)
+    product = jnp.where((document != 0)[..., None], q[:, None] * d, 0.0)
     shape = (self.length * self.filters, self.hidden)
     kernel = self.param("kernel", _BY_INPUTS, shape)
     kernel = kernel[: d.shape[1] * self.filters]
@@ -179,11 +166,12 @@ class _Distributed(nn.Module):
     x = nn.Dropout(self.dropout_rate, deterministic=not drop)(x)
     return nn.Dense(1, name="score")(x)
 
-  def _convolved(self, vectors, stands, *, name: str) -> Array:
-    vectors = jnp.where(stands[..., None], vectors, 0.0)
-    return jnp.tanh(
-      nn.Dense(self.filters, name=name)(windows(vectors, self.width))
-    )
+  def _maxima(self, embedding, terms, window: int, *, name: str) -> Array:
+    """Runs filters over the vectors of terms, and takes their maxima."""
+    stands = terms != 0
+    vectors = jnp.where(stands[..., None], embedding[terms], 0.0)
+    x = nn.Dense(self.filters, name=name)(windows(vectors, self.width))
+    return window_max(jnp.tanh(x), stands, window)
 
 
 def matches(

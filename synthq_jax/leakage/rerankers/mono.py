@@ -27,6 +27,7 @@ from synthq_jax.models import bert, t5, t5_config
 __all__ = ["MonoBERT", "MonoT5", "bert_from_folder", "bert_from_sentencepiece"]
 
 _LABELS = 2
+_SMALL = {"emb_dim": 128, "num_heads": 4, "mlp_dim": 512, "num_layers": 2}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -253,12 +254,9 @@ def bert_from_sentencepiece(
   vocabulary: Any,
   *,
   embeddings: Any = None,
-  dim: int = 128,
-  num_heads: int = 4,
-  mlp_dim: int = 512,
-  num_layers: int = 2,
-  dropout_rate: float = 0.1,
-  **options: Any,
+  length: int = _Mono.length,
+  query_length: int = _Mono.query_length,
+  **shape: Any,
 ) -> MonoBERT:
   """Builds a new BERT on a vocabulary of this project.
 
@@ -269,32 +267,21 @@ def bert_from_sentencepiece(
     vocabulary: from `data.vocabulary.load`.
     embeddings: vectors of the pieces to start from [vocab, dim], scaled to the
       size that BERT starts with; random ones if not given.
-    dim: the width of the states, where no `embeddings` say it.
-    num_heads: attention heads.
-    mlp_dim: the width of the feed-forward layer.
-    num_layers: encoder layers.
-    dropout_rate: dropout in [0, 1).
-    **options: `length` and `query_length` of `MonoBERT`.
+    length, query_length: of `MonoBERT`.
+    **shape: fields of `bert.BertConfig` in place of a small one's; `emb_dim` is
+      that of the `embeddings`, if given.
   """
-  rows, start = vocabulary.vocab_size, None
+  shape, start = {"vocab_size": vocabulary.vocab_size, **_SMALL, **shape}, None
   if embeddings is not None:
     vectors = np.asarray(embeddings, np.float32)
-    rows, dim = vectors.shape
+    shape["vocab_size"], shape["emb_dim"] = vectors.shape
     start = {"word_embedding": 0.02 * vectors / vectors.std()}
   return MonoBERT(
     vocabulary=vocabulary,
     cls_id=vocabulary.vocab_size - 1,
     sep_id=vocabulary_lib.EOS_ID,
-    config=bert.BertConfig(
-      vocab_size=rows,
-      emb_dim=dim,
-      num_heads=num_heads,
-      mlp_dim=mlp_dim,
-      num_layers=num_layers,
-      dropout_rate=dropout_rate,
-      num_labels=_LABELS,
-      max_length=options.get("length", 512),
-    ),
+    config=bert.BertConfig(**shape, num_labels=_LABELS, max_length=length),
     start=start,
-    **options,
+    length=length,
+    query_length=query_length,
   )

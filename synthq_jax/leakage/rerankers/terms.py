@@ -130,9 +130,7 @@ class OfTerms(reranker.Reranker):
 
 
 @functools.partial(jax.jit, static_argnames="network")
-def initial(
-  key: jax.Array, *inputs: Array, network: nn.Module
-) -> typing.Params:
+def initial(key: jax.Array, *inputs: Any, network: nn.Module) -> typing.Params:
   """Returns random parameters of a network for inputs of these shapes."""
   return network.init(key, *inputs)["params"]
 
@@ -293,12 +291,10 @@ class PACRR(OfTerms):
   def init(self, key: jax.Array) -> typing.Params:
     """Returns the vectors of terms and the network's parameters."""
     of_terms, of_network = jax.random.split(key)
-    matrix = jnp.zeros((1, self.terms.query_length, 1))
+    embedding, batch = self.terms.init(of_terms), self.featurize([""], [""])
     return {
-      "embedding": self.terms.init(of_terms),
-      "network": initial(
-        of_network, matrix, matrix > 0, matrix[..., 0], network=self._network()
-      ),
+      "embedding": embedding,
+      "network": initial(of_network, embedding, batch, network=self._network()),
     }
 
   def logits(
@@ -306,13 +302,8 @@ class PACRR(OfTerms):
   ) -> Float[Array, "batch 1"]:
     """Returns the network's output for each row; there is no dropout."""
     del rngs
-    similarity, stands = cosines(self.vectors(params), batch)
-    is_term = batch["query"] != 0
-    # Not infinite: rows that fill a batch up hold no term at all.
-    weights = jax.nn.softmax(jnp.where(is_term, batch["idf"], _MASKED))
-    weights = jnp.where(is_term, weights, 0.0)
     return self._network().apply(
-      {"params": params["network"]}, similarity, stands, weights
+      {"params": params["network"]}, self.vectors(params), batch
     )
 
   def _network(self) -> "_Network":
@@ -320,7 +311,7 @@ class PACRR(OfTerms):
 
 
 class _Network(nn.Module):
-  """The layers after the matrix of cosines."""
+  """The matrix of cosines, and the layers after it."""
 
   longest: int
   filters: int
@@ -329,11 +320,13 @@ class _Network(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    similarity: Float[Array, "batch query document"],
-    stands: Bool[Array, "batch query document"],
-    weights: Float[Array, "batch query"],
+    self, embedding: Float[Array, "vocab dim"], batch: typing.Batch
   ) -> Float[Array, "batch 1"]:
+    similarity, stands = cosines(embedding, batch)
+    is_term = batch["query"] != 0
+    # Not infinite: rows that fill a batch up hold no term at all.
+    weights = jax.nn.softmax(jnp.where(is_term, batch["idf"], _MASKED))
+    weights = jnp.where(is_term, weights, 0.0)
     signals = [best(similarity, stands, self.k), weights[..., None]]
     for n in range(2, self.longest + 1):
       # [batch, query, document, filters]

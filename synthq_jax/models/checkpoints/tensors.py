@@ -158,7 +158,7 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fetch(
-  tensors: Mapping[str, Tensor], sharding: Any, dtype: Any
+  tensors: Mapping[str, Tensor], sharding: Any = None, dtype: Any = "float32"
 ) -> dict[str, Any]:
   """Reads tensors one after the other.
 

@@ -173,10 +173,7 @@ def bound(
   """Returns `|J_q^T d| + |J_d^T q|`, at least the norm of each gradient.
 
   Args:
-    towers: both encoders.
-    queries: arrays with a leading axis [query].
-    documents: arrays with a leading axis [document].
-    memory_bytes: what Jacobians may take.
+    towers, queries, documents, memory_bytes: as in `exact`.
 
   Returns:
     float32 [query, document].

@@ -66,7 +66,7 @@ _WORDS = frame.words("detectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config):
   """The whole study."""
 
   folder: str
@@ -77,9 +77,6 @@ class Config:
   """What a threshold is wanted for."""
   draws: int = 500
   """Draws of topics, and splits of them into halves."""
-  public_data: bool = False
-  """Whether the pairs are public, as those of SPIRE 2022 are. If not,
-  everything lies in private/."""
 
   def __post_init__(self):
     config_types.within(self, "(0, 1]", "precision")

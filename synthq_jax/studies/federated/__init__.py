@@ -12,6 +12,7 @@ itself keeps apart.
 import dataclasses
 
 from synthq_jax.federated import personalisation
+from synthq_jax.federated import training as training_lib
 from synthq_jax.pipeline import config_types
 from synthq_jax.studies import frame
 from synthq_jax.studies.federated import data as data_lib
@@ -24,29 +25,18 @@ _METHODS = tuple(one.name for one in methods_lib.METHODS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(training_lib.Recipe):
   """How towers are trained, whoever has the data."""
 
   warmup_rounds: int = 1
   """Rounds with BM25's negatives before static hard ones."""
   rounds: int = 3
   """Rounds after those. Every method gets the sum of both."""
-  epochs: int = 1
-  """Of every client in every round."""
-  batch_size: int = 8
-  """Questions of a step."""
-  num_negatives: int = 4
-  """Of each question, beside the other questions' answers and negatives."""
   top: int = 100
   """The best sentences of the current encoders, from which static hard
   negatives are drawn."""
-  learning_rate: float = 3e-4
-  """Of the optimizer, which starts afresh in every round of federated
-  training."""
   weight_decay: float | None = None
   """Of AdamW; None: Adam."""
-  temperature: float = 0.05
-  """Divides the cosines."""
 
   def __post_init__(self):
     config_types.at_least(self, 0, "warmup_rounds", "rounds")
@@ -85,7 +75,7 @@ class Personal:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config, config_types.Encoder):
   """The whole study."""
 
   source: str = "environment_docs"
@@ -117,12 +107,6 @@ class Config:
   """Tokens of a question."""
   sentence_length: int = 128
   """Tokens of a sentence."""
-  checkpoint: str | None = None
-  """The public T5 that both towers start from; None: the package's."""
-  bert: str | None = None
-  """Instead: the folder of a Hugging Face BERT, with its own vocabulary."""
-  vocabulary: str | None = None
-  """Its SentencePiece model."""
   query_pooling: str = "mean"
   """How a question's vector is taken: "mean" or "first" token (of a BERT
   [CLS])."""
@@ -160,10 +144,9 @@ class Config:
   """Values of `recipe.learning_rate`, the same way."""
   shares_tried: tuple[float, ...] = ()
   """Shares of every client's train questions, the same way."""
-  public_data: bool = False
-  """Whether the texts are public. If not, everything lies in private/."""
 
   def __post_init__(self):
+    super().__post_init__()
     config_types.one_of(self, "partition", data_lib.PARTITIONS)
     config_types.some_of(self, "methods", _METHODS)
     config_types.positive(self, "alpha", "central_learning_rate")
@@ -177,7 +160,6 @@ class Config:
         "federated.Config.urls must be given with partition='genre', and only"
         f" then, got partition={self.partition!r} and urls={self.urls}"
       )
-    config_types.one_encoder(self)
     if not all(rate > 0 for rate in self.rates):
       raise ValueError(
         f"federated.Config.rates must be above 0, got {self.rates}"

@@ -99,14 +99,20 @@ class Ranks:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class _Row:
   """One method with one seed."""
 
   method: str
   """Its name in tables."""
   seed: int
-  variant: str
+  variant: str = ""
   """"" or the one setting that differs, as "top=300"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome(_Row):
+  """What a row has come to."""
+
   ranks: tuple[Ranks, ...]
   """Of each client."""
   sent: list[int]
@@ -149,14 +155,11 @@ class Towers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Job:
-  """One method with one seed; the name stands in fingerprints."""
+class _Job(_Row):
+  """What a row depends on; the name stands in fingerprints."""
 
-  method: str
-  seed: int
   recipe: Any
   share: float = 1.0
-  variant: str = ""
 
 
 def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:

@@ -106,7 +106,7 @@ class Encoder:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config):
   """The whole study."""
 
   encoders: tuple[Encoder, ...]

@@ -10,8 +10,10 @@ References:
 """
 
 import dataclasses
+from typing import ClassVar
 
-from synthq_jax.leakage import near_duplicates, rerankers
+from synthq_jax.leakage import near_duplicates
+from synthq_jax.leakage.rerankers import building
 from synthq_jax.pipeline import config_types
 from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import (
@@ -25,21 +27,14 @@ __all__ = ["STUDY", "Config", "Model"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(building.Settings):
   """One reranker and how it is trained."""
 
-  kind: str
-  """One of `training.KINDS`."""
+  bert: ClassVar[str | None]
   name: str = ""
   """In tables, and a folder; "": the kind."""
   seeds: int = 1
   """Repetitions, each with training sets and a start of its own."""
-  recipe: rerankers.Recipe = dataclasses.field(default_factory=rerankers.Recipe)
-  """How it is trained."""
-  query_length: int = 24
-  """Pieces of a query that are read."""
-  document_length: int = 128
-  """Pieces of a document that are read; what is longer is cut."""
   checkpoint: str | None = None
   """monoBERT: folder of a Hugging Face BERT; None: a new, small one on the
   package's vocabulary. The others: folder of the T5 that monoT5 starts from,
@@ -47,13 +42,18 @@ class Model:
   vocabulary: str | None = None
   """SentencePiece model of the T5; None: the package's. A BERT brings its own."""
 
+  @property
+  def bert(self) -> str | None:
+    """Folder of a Hugging Face BERT to start from, or None."""
+    return self.checkpoint if self.kind == building.BERT else None
+
   def __post_init__(self):
-    config_types.one_of(self, "kind", training.KINDS)
+    config_types.one_of(self, "kind", building.KINDS)
     config_types.at_least(self, 1, "seeds", "query_length", "document_length")
     if not self.name:
       object.__setattr__(self, "name", self.kind)
     config_types.named_as_folder(self)
-    needs_both = self.kind != training.BERT and self.checkpoint is not None
+    needs_both = self.kind != building.BERT and self.checkpoint is not None
     if needs_both != (self.vocabulary is not None):
       raise ValueError(
         "planted_leakage.Model.vocabulary must be given with the checkpoint of"
@@ -63,7 +63,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config):
   """The whole study."""
 
   models: tuple[Model, ...]
@@ -117,8 +117,6 @@ class Config:
   """Level of the tests, after Bonferroni's correction."""
   seed: int = 0
   """Of the test queries and the folds; those of trainings count from 0."""
-  public_data: bool = False
-  """Whether the queries are public. If not, everything lies in private/."""
 
   def __post_init__(self):
     config_types.at_least(self, 1, "num_leaked", "depth")

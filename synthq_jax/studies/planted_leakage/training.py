@@ -22,8 +22,6 @@ from synthq_jax.studies import frame
 from synthq_jax.studies.planted_leakage import data as data_lib
 
 __all__ = [
-  "BERT",
-  "KINDS",
   "RUN",
   "Training",
   "build",
@@ -32,12 +30,6 @@ __all__ = [
   "jobs",
   "note",
 ]
-
-KINDS = building.KINDS
-"""What `Model.kind` may be."""
-
-BERT = building.BERT
-"""The kind that may start from a Hugging Face BERT."""
 
 RUN = "run.txt"
 """The candidates, and what leaked and BM25 missed, in a training's order."""
@@ -206,8 +198,7 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
     ValueError: if a checkpoint or vocabulary cannot be read.
   """
   pieces = shipped.vocabulary(model.vocabulary)
-  is_bert = model.kind == BERT
-  given = None if is_bert else model.checkpoint
+  given = None if model.bert else model.checkpoint
   params, config = t5_checkpoints.load(given or shipped.DIRECTORY)
   idf = None
   if model.kind in building.OF_TERMS:
@@ -218,14 +209,13 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
     params=params,
     config=config,
     idf=idf,
-    bert=model.checkpoint if is_bert else None,
   )
 
 
 def digest(model: Any) -> str:
   """Returns what the start of a training depends on, beside its settings."""
-  if model.kind == BERT and model.checkpoint is not None:
-    return fingerprints.of_folder(model.checkpoint)
+  if model.bert:
+    return fingerprints.of_folder(model.bert)
   place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
   return artifacts.fingerprint(
     fingerprints.of_checkpoint(place),
@@ -241,7 +231,7 @@ def note(model: Any) -> str:
   )
   given = model.checkpoint is not None
   start = "t5" if model.kind == "monoT5" else "vectors"
-  if model.kind == BERT:
+  if model.kind == building.BERT:
     start = "bert" if given else "new_bert"
   whose = "a given T5" if given else "the package's small T5"
   return _WORDS.text(

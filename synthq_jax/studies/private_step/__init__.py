@@ -12,6 +12,8 @@ Formal guarantee: none is claimed and no data is read; that of
 """
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +36,7 @@ _WORDS = frame.words("private_step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config):
   """The whole study."""
 
   epsilons: tuple[float, ...] = (1.0, 4.0, 8.0)
@@ -61,13 +63,19 @@ class Config:
       )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
-  """All seeds of one claim, number of canaries and sampler."""
+@dataclasses.dataclass(frozen=True)
+class _Case:
+  """One claim, number of canaries and sampler."""
 
   sampler: str
   epsilon: float
   num_canaries: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row(_Case):
+  """All seeds of one case."""
+
   bounds: tuple[float, ...]
   """Lower bounds on epsilon, by seed."""
   estimates: tuple[float, ...]
@@ -82,27 +90,25 @@ class Study:
   rows: tuple[Row, ...]
 
 
-def _row(config: Config, name: str, epsilon: float, number: int) -> Row:
-  steps = 1
+def _row(config: Config, case: _Case) -> Row:
+  steps, number = 1, case.num_canaries
   sampler: sampling.Sampler = sampling.FixedOrder(
     num_examples=number, batch_size=number
   )
-  if name == "poisson":
+  if case.sampler == "poisson":
     steps = _EPOCH
     sampler = sampling.Poisson.with_margin(
       num_examples=number, expected_batch_size=number // _EPOCH
     )
   claimed = mechanism.Mechanism(
-    epsilon=epsilon, delta=config.delta, sampler=sampler, steps=steps
+    epsilon=case.epsilon, delta=config.delta, sampler=sampler, steps=steps
   )
   bounds = [
     mechanism.audit(claimed, num_canaries=number, seed=seed).bounds
     for seed in range(config.seeds)
   ]
   return Row(
-    sampler=name,
-    epsilon=epsilon,
-    num_canaries=number,
+    **dataclasses.asdict(case),
     bounds=tuple(one.epsilon_one_run_fdp for one in bounds),
     estimates=tuple(one.epsilon_gdp_estimate for one in bounds),
   )
@@ -111,22 +117,23 @@ def _row(config: Config, name: str, epsilon: float, number: int) -> Row:
 def _jobs(task: frame.Task, code: str) -> list[frame.Job]:
   """Lists the audits; what they audit is the code, so other code is anew."""
   config: Config = task.config
+  cases = itertools.product(
+    config.samplers, config.epsilons, config.num_canaries
+  )
   return [
     frame.Job(
       directory=task.root
       / "audits"
-      / f"{name}_{stage.row_name(epsilon)}_{number}",
+      / f"{case.sampler}_{stage.row_name(case.epsilon)}_{case.num_canaries}",
       kind=Row,
       digest=artifacts.fingerprint(
         "private_step",
         code,
-        (name, epsilon, number, config.delta, config.seeds),
+        (*dataclasses.astuple(case), config.delta, config.seeds),
       ),
-      make=lambda chosen=(name, epsilon, number): _row(config, *chosen),
+      make=functools.partial(_row, config, case),
     )
-    for name in config.samplers
-    for epsilon in config.epsilons
-    for number in config.num_canaries
+    for case in itertools.starmap(_Case, cases)
   ]
 
 

@@ -77,7 +77,7 @@ _WORDS = frame.words("tuning")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config):
   """What is chosen from, and at which price; every value is public."""
 
   run: plan.RunConfig = dataclasses.field(default_factory=plan.RunConfig)
@@ -93,8 +93,6 @@ class Config:
   """Of their number; one of `LAWS`."""
   score_noise: float = 6.0
   """Standard deviation of a score's noise over its sensitivity."""
-  public_data: bool = False
-  """Whether the page may lie outside of private/."""
 
   def __post_init__(self):
     config_types.one_of(self, "law", LAWS)

@@ -45,20 +45,13 @@ _WORDS = frame.words("vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(frame.Config, config_types.Encoder):
   """The whole study."""
 
   source: str = "environment_docs"
   """A source of runs whose documents name their clients."""
   victim: str | None = None
   """A client; None: one of middle size."""
-  checkpoint: str | None = None
-  """A T5 whose encoder makes the vectors, of Hugging Face or any known format;
-  None: the package's."""
-  vocabulary: str | None = None
-  """Its SentencePiece model."""
-  bert: str | None = None
-  """Instead: the folder of a BERT of Hugging Face or sentence-transformers."""
   noise: tuple[float, ...] = (0.0, 0.05, 0.1, 0.3, 1.0)
   """Standard deviations of the noise in every coordinate."""
   decoders: bool = True
@@ -88,10 +81,9 @@ class Config:
   """Sentences of the victim that the page shows, with what was read of them."""
   seed: int = 0
   """Of the sentences, secrets and trainings."""
-  public_data: bool = False
-  """Whether the texts are public. If not, everything lies in private/."""
 
   def __post_init__(self):
+    super().__post_init__()
     config_types.positive(self, "learning_rate")
     config_types.at_least(
       self, 1, "language_steps", "steps", "batch_size", "memories", "length",
@@ -99,7 +91,6 @@ class Config:
     )  # fmt: skip
     config_types.at_least(self, 2, "num_candidates")
     config_types.at_least(self, 0, "num_shown")
-    config_types.one_encoder(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,7 @@ def monot5(vocabulary, **options):
 
 
 def small_monobert(vocabulary, **options):
-  shape = {"dim": 32, "num_heads": 2, "mlp_dim": 32, "num_layers": 1}
+  shape = {"emb_dim": 32, "num_heads": 2, "mlp_dim": 32, "num_layers": 1}
   return mono.bert_from_sentencepiece(
     vocabulary, **(shape | {"length": 20, "query_length": 4} | options)
   )
