@@ -93,7 +93,7 @@ def choose(
   and on CPUs only there. On CPUs also how many examples are processed at once:
   few, where they have work enough to make up for adding their sum to that of the
   others, because memory that is used again is fast; with convolutions no fewer
-  than let the loop be written out. On TPUs and GPUs counts are all that is known,
+  than let the loop be written out, and compiled in seconds. On TPUs and GPUs counts are all that is known,
   and the reason says so.
 
   >>> import jax.numpy as jnp
@@ -128,7 +128,9 @@ def choose(
   if microbatch_size is None and machine.turn:
     sizes = [n for n in range(1, size + 1) if size % n == 0]
     if "conv_general_dilated" in jaxprs.primitives(plan.closed.jaxpr):
-      sizes = [n for n in sizes if size // n <= jaxprs.WRITTEN_OUT]
+      work = jaxprs.count_products(plan.closed.jaxpr).equations
+      most = min(jaxprs.WRITTEN_OUT, jaxprs.COMPILED // work)
+      sizes = [n for n in sizes if size // n <= max(most, 1)]
       machine = machine._replace(turn=0.0)
   found = []
   for together in sizes:

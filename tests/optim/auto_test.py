@@ -186,3 +186,16 @@ def test_auto_takes_no_more_microbatches_than_are_written_out():
   many = {"x": jax.ShapeDtypeStruct((4096, 2, 6, 6), jnp.float32)}
   chosen = auto.choose(convolved, KERNEL, many, backend="cpu")
   assert 4096 // chosen.microbatch_size <= jaxprs.WRITTEN_OUT
+
+
+def test_auto_writes_out_no_more_than_is_compiled_in_seconds():
+  def deep(params, batch):
+    x = batch["x"]
+    for _ in range(200):
+      x = jnp.tanh(jnp.sin(x))
+    return convolved(params, batch | {"x": x})
+
+  many = {"x": jax.ShapeDtypeStruct((256, 2, 6, 6), jnp.float32)}
+  plan = jax.make_jaxpr(deep)(KERNEL, many)
+  turns = 256 // auto.choose(deep, KERNEL, many, backend="cpu").microbatch_size
+  assert turns * len(plan.jaxpr.eqns) <= jaxprs.COMPILED

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 __all__ = [
+  "COMPILED",
   "WRITTEN_OUT",
   "Products",
   "convolves_in_loops",
@@ -57,6 +58,9 @@ def half_precision(jaxpr: Any) -> str | None:
 
 WRITTEN_OUT = 32
 """Turns up to which a loop is written out."""
+COMPILED = 4096
+"""Equations, of all turns together, that are compiled in some ten seconds; four
+times as many took three to over five minutes, and 20 GB for a transformer."""
 
 
 def convolves_in_loops(function: Any, *arguments: Any, turns: int) -> bool:
