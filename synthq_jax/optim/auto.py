@@ -93,8 +93,8 @@ def choose(
   and on CPUs only there. On CPUs also how many examples are processed at once:
   few, where they have work enough to make up for adding their sum to that of the
   others, because memory that is used again is fast; with convolutions no fewer
-  than let the loop be written out, and compiled in seconds. On TPUs and GPUs counts are all that is known,
-  and the reason says so.
+  than let the loop be written out, and compiled in seconds. On TPUs and GPUs counts
+  are all that is known, and the reason says so.
 
   >>> import jax.numpy as jnp
   >>> def loss_fn(params, batch):

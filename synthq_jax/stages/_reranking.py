@@ -35,6 +35,7 @@ def build(
     params=params,
     config=shape,
     idf=idf,
+    bert=config.bert,
   )
 
 

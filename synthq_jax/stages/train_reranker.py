@@ -37,6 +37,8 @@ class Config(building.Settings):
 
   kind: str = "KNRM"
   """"monoT5", "monoBERT", "KNRM", "PACRR" or "Duet"."""
+  bert: str | None = None
+  """Folder of the Hugging Face BERT that monoBERT starts from; None: a new one."""
   most_pairs: int = 20_000
   """Pairs that are trained on, at most, drawn with the seed."""
   mining_depth: int = 100

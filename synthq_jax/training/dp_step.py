@@ -229,14 +229,15 @@ def train(
   if optimizer.noise_bands > 1:
     sampler.check_noise(optimizer.noise_bands)
   params = jax.tree.map(jnp.asarray, training.params)
-  _check_independence(training, params)
+  clipped = training.clipped
+  _check_independence(training, clipped, params)
   if optimizer.denominator is None:
     optimizer = dataclasses.replace(
       optimizer, denominator=sampler.expected_batch_size
     )
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   tx = optimizer.build(
-    l2_sensitivity=training.clipped.sensitivity(relation),
+    l2_sensitivity=clipped.sensitivity(relation),
     noise_multiplier=mechanism.noise_multiplier,
     key=mechanism.noise_key,
   )
@@ -269,13 +270,12 @@ def train(
   return mesh_lib.gather(state.params)
 
 
-def _check_independence(training: Training, params: Any) -> None:
+def _check_independence(training: Training, clipped: Any, params: Any) -> None:
   """Refuses a loss of single records in which others have a part."""
 
   def losses(both: Any, batch: Any):
     return sharded_grad.bound(training.grad_fn, both[1]).loss_fn(both[0], batch)
 
-  clipped = training.clipped
   if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
     both = (params, training.public)
     optim.check_independence(losses, both, _two_of(training.records))

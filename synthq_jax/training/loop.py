@@ -61,6 +61,20 @@ class Files:
   description: str
   """Stands before the progress bar, and in messages."""
 
+  @classmethod
+  def below(cls, folder: pathlib.Path, description: str) -> "Files":
+    """Returns the files of a training that has a folder of its own.
+
+    Args:
+      folder: gets `state` and `metrics.jsonl`.
+      description: as in the class.
+    """
+    return cls(
+      directory=folder / "state",
+      metrics_path=folder / "metrics.jsonl",
+      description=description,
+    )
+
 
 class Log:
   """Metrics: one line every few steps, cut back to the resumed step."""

@@ -94,11 +94,7 @@ def fit(victim, folder, treatment, **changes):
     tokens,
     treatment=treatment,
     recipe=dataclasses.replace(recipe, **changes),
-    files=loop.Files(
-      directory=folder / "state",
-      metrics_path=folder / "metrics.jsonl",
-      description="inverter",
-    ),
+    files=loop.Files.below(folder, "inverter"),
   )
 
 

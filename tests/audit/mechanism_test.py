@@ -141,11 +141,7 @@ def test_a_whole_training_is_audited_as_its_pieces_are(
       batch_seed=(3,),
       noise_key=jax.random.key(3),
     ),
-    loop.Files(
-      directory=tmp_path / "state",
-      metrics_path=tmp_path / "metrics.jsonl",
-      description="audit",
-    ),
+    loop.Files.below(tmp_path, "audit"),
     loop.Settings(progress=False),
   )
   scores = params["first"][:number].astype(float)

@@ -19,6 +19,7 @@ import pathlib
 
 import numpy as np
 import repository
+import topic_skew
 
 from synthq_jax.data import beir, sources
 from synthq_jax.data import collection as collection_lib
@@ -28,20 +29,21 @@ MOST = (1, 4, 16)
 
 def users(number: int, queries: int, exponent: float, seed: int) -> np.ndarray:
   """Draws who asks each query: user r of `number` in proportion to r^-exponent."""
-  law = np.arange(1, number + 1) ** -exponent
   rng = np.random.default_rng(seed)
-  return rng.choice(number, queries, p=law / law.sum())
+  return rng.choice(number, queries, p=topic_skew.zipf(number, exponent))
 
 
 def only(
-  data: collection_lib.Collection, splits: tuple[str, ...], name: str
+  data: collection_lib.Collection, split: str, name: str
 ) -> collection_lib.Collection:
-  """Keeps the queries of some splits, judged as relevant, as one split."""
-  judged: collection_lib.Qrels = {}
-  for split in splits:
-    for query, grades in data.qrels.get(split, {}).items():
-      if any(grade > 0 for grade in grades.values()):
-        judged[query] = grades
+  """Keeps the queries of a split, or of two, that something answers, as one."""
+  data = collection_lib.join_splits(data, split)
+  relevant = {query for query, _ in data.pairs(split)}
+  judged = {
+    query: grades
+    for query, grades in data.judgements(split).items()
+    if query in relevant
+  }
   return collection_lib.Collection(
     tuple(dataclasses.replace(one, client="") for one in data.documents),
     tuple(
@@ -62,10 +64,8 @@ def main():
   parser.add_argument("--seed", type=int, default=0)
   given = parser.parse_args()
   data = sources.open(given.source, seed=given.seed).read()
-  log, test = (
-    only(data, ("train",), "train"),
-    only(data, ("dev", "test"), "test"),
-  )
+  log = only(data, "train", "train")
+  test = only(data, "dev+test", "test")
   who = users(given.users, len(log.queries), given.exponent, given.seed)
   log = dataclasses.replace(
     log,

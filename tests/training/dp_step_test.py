@@ -84,16 +84,11 @@ def train(root, grad_fn, params=START, records=RECORDS, **changes):
     names = {field.name for field in dataclasses.fields(kind)} - set(made)
     return kind(**{x: defaults[x] for x in names & set(defaults)}, **made)
 
-  files = loop.Files(
-    directory=root / "state",
-    metrics_path=root / "metrics.jsonl",
-    description="test",
-  )
   optimizer = of(dp_step.Optimizer)
   return dp_step.train(
     of(dp_step.Training),
     of(dp_step.Mechanism, optimizer=optimizer),
-    files,
+    loop.Files.below(root, "test"),
     defaults["settings"],
   )
 

@@ -111,11 +111,7 @@ def train(options):
     step_fn,
     state,
     batch_fn,
-    loop.Files(
-      directory=folder / "state",
-      metrics_path=folder / "metrics.jsonl",
-      description="test",
-    ),
+    loop.Files.below(folder, "test"),
     steps=options.steps,
     examples_per_step=WIDTH,
     settings=loop.Settings(

@@ -58,16 +58,10 @@ def encode(params, tokens):
   return dual_encoder.encode(params, CONFIG, tokens)
 
 
-def files_in(root):
-  return loop.Files(
-    directory=root / "state",
-    metrics_path=root / "metrics.jsonl",
-    description="test",
-  )
-
-
 def test_training_brings_queries_to_their_documents(params, tmp_path):
-  trained = pairs.train(Recipe(), params, CONFIG, records(), files_in(tmp_path))
+  trained = pairs.train(
+    Recipe(), params, CONFIG, records(), loop.Files.below(tmp_path, "test")
+  )
   before, after = loss(params, records()), loss(trained, records())
   assert np.mean(after) < 0.5 * np.mean(before)
 
@@ -85,7 +79,11 @@ def test_another_pair_of_the_same_document_is_no_negative(params):
 def test_fewer_pairs_than_a_batch_are_refused(params, tmp_path):
   with pytest.raises(ValueError, match="batch_size must be at most 16"):
     pairs.train(
-      Recipe(batch_size=17), params, CONFIG, records(), files_in(tmp_path)
+      Recipe(batch_size=17),
+      params,
+      CONFIG,
+      records(),
+      loop.Files.below(tmp_path, "test"),
     )
 
 
@@ -105,7 +103,7 @@ def test_on_a_mesh_every_pair_is_still_the_negative_of_all_others(
       params,
       CONFIG,
       records(),
-      files_in(tmp_path / name),
+      loop.Files.below(tmp_path / name, "test"),
       mesh=on,
     )
     for name, on in (("one", None), ("many", mesh.make(shape)))

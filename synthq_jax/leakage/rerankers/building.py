@@ -30,9 +30,6 @@ class Settings:
 
   kind: str
   """One of `KINDS`."""
-  bert: str | None = None
-  """Folder of the Hugging Face BERT that monoBERT starts from; None: a new,
-  small one on the vocabulary."""
   query_length: int = 24
   """Pieces of a query that are read."""
   document_length: int = 128
@@ -48,6 +45,7 @@ def build(
   params: typing.Params,
   config: t5_config.T5Config,
   idf: Any = None,
+  bert: str | None = None,
 ) -> reranker.Reranker:
   """Builds a reranker, not trained yet.
 
@@ -58,6 +56,8 @@ def build(
       its vectors of pieces.
     config: its shape.
     idf: of `terms.inverse_document_frequencies`; None: 1 for all.
+    bert: folder of the Hugging Face BERT that monoBERT starts from; None: a new,
+      small one on the vocabulary.
 
   Raises:
     ValueError: if the kind is unknown, or something cannot be read.
@@ -69,8 +69,8 @@ def build(
   }
   vectors = params["token_embedder"]["embedding"]
   if kind == BERT:
-    if settings.bert is not None:
-      return mono.bert_from_folder(settings.bert, **lengths)
+    if bert is not None:
+      return mono.bert_from_folder(bert, **lengths)
     return mono.bert_from_sentencepiece(
       vocabulary, embeddings=vectors, **lengths
     )

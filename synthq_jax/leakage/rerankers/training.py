@@ -157,11 +157,7 @@ def train(
       step_fn,
       state,
       place,
-      loop.Files(
-        directory=root / "state",
-        metrics_path=root / "metrics.jsonl",
-        description=reranker.name,
-      ),
+      loop.Files.below(root, reranker.name),
       steps=steps,
       examples_per_step=recipe.batch_size,
       settings=loop.Settings(progress=progress),

@@ -10,7 +10,6 @@ References:
 """
 
 import dataclasses
-from typing import ClassVar
 
 from synthq_jax.leakage import near_duplicates
 from synthq_jax.leakage.rerankers import building
@@ -30,7 +29,6 @@ __all__ = ["STUDY", "Config", "Model"]
 class Model(building.Settings):
   """One reranker and how it is trained."""
 
-  bert: ClassVar[str | None]
   name: str = ""
   """In tables, and a folder; "": the kind."""
   seeds: int = 1
@@ -41,11 +39,6 @@ class Model(building.Settings):
   and whose vectors of pieces they start from; None: the package's."""
   vocabulary: str | None = None
   """SentencePiece model of the T5; None: the package's. A BERT brings its own."""
-
-  @property
-  def bert(self) -> str | None:
-    """Folder of a Hugging Face BERT to start from, or None."""
-    return self.checkpoint if self.kind == building.BERT else None
 
   def __post_init__(self):
     config_types.one_of(self, "kind", building.KINDS)

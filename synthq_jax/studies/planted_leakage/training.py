@@ -198,7 +198,8 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
     ValueError: if a checkpoint or vocabulary cannot be read.
   """
   pieces = shipped.vocabulary(model.vocabulary)
-  given = None if model.bert else model.checkpoint
+  bert = _bert(model)
+  given = None if bert else model.checkpoint
   params, config = t5_checkpoints.load(given or shipped.DIRECTORY)
   idf = None
   if model.kind in building.OF_TERMS:
@@ -209,13 +210,19 @@ def build(model: Any, documents: Mapping[str, str]) -> rerankers.Reranker:
     params=params,
     config=config,
     idf=idf,
+    bert=bert,
   )
+
+
+def _bert(model: Any) -> str | None:
+  """Returns the folder of the BERT that a model starts from, if it does."""
+  return model.checkpoint if model.kind == building.BERT else None
 
 
 def digest(model: Any) -> str:
   """Returns what the start of a training depends on, beside its settings."""
-  if model.bert:
-    return fingerprints.of_folder(model.bert)
+  if bert := _bert(model):
+    return fingerprints.of_folder(bert)
   place = pathlib.Path(model.checkpoint or shipped.DIRECTORY)
   return artifacts.fingerprint(
     fingerprints.of_checkpoint(place),

@@ -323,11 +323,7 @@ class _Attack:
         seed=config.seed,
         settings=self._settings,
       ),
-      files=loop.Files(
-        directory=place / "state",
-        metrics_path=place / "metrics.jsonl",
-        description=name,
-      ),
+      files=loop.Files.below(place, name),
     )
 
   @functools.cached_property
