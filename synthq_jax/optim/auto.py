@@ -127,7 +127,7 @@ def choose(
   sizes = [microbatch_size or size]
   if microbatch_size is None and machine.turn:
     sizes = [n for n in range(1, size + 1) if size % n == 0]
-    if "conv_general_dilated" in jaxprs.primitives(plan.closed.jaxpr):
+    if jaxprs.convolves(plan.closed.jaxpr):
       work = jaxprs.count_products(plan.closed.jaxpr).equations
       most = min(jaxprs.WRITTEN_OUT, jaxprs.COMPILED // work)
       sizes = [n for n in sizes if size // n <= max(most, 1)]
