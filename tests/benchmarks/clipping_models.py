@@ -32,7 +32,7 @@ WAYS = (
 )  # fmt: skip
 SLOW = 8.0
 """Times the plain one's: what takes longer is run once."""
-LIMIT_GIB = 12.0
+LIMIT_GIB = 16.0
 """What would take more is compiled, not run."""
 CLIP = 0.1
 
