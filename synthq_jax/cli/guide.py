@@ -308,6 +308,13 @@ def _price(
       "epsilon of the topic counts:"
       f" {rounding.epsilon(config.topic_counts.epsilon)}, released"
     )
+  shares = config.choose_shares
+  if shares.enabled and config.rows.fused and "choose_shares" in wanted:
+    total += shares.epsilon
+    yield (
+      "epsilon of the shares beside BM25, of dev queries:"
+      f" {rounding.epsilon(shares.epsilon)}, released"
+    )
   scores = config.release_scores
   if scores.enabled and "release_scores" in wanted:
     total += scores.epsilon

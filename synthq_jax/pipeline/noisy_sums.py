@@ -23,16 +23,50 @@ from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import stage
 
 __all__ = [
+  "MIDDLE",
+  "centred_sum",
   "claim",
   "counted",
   "draw",
   "enough",
   "everybody",
   "joined",
+  "smallest_delta",
   "words",
 ]
 
+MIDDLE = 0.5
+"""Of values in [0, 1]."""
 _CLOSE = 1.005
+
+
+def centred_sum(
+  table: Float[np.ndarray, "query score"],
+) -> Float[np.ndarray, " score"]:
+  """Sums the scores of all queries, each less a half.
+
+  Formal guarantee:
+    One query more or less moves the sum by at most sqrt(scores) / 2 in L2, and
+    there are values that do: a query's row lies in a cube of side 1 around 0.
+    Without the half it would be sqrt(scores), since a sum of scores alone also
+    tells how many there are.
+
+  >>> centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
+  array([ 0.75, -0.5 ])
+
+  Args:
+    table: values in [0, 1].
+
+  Raises:
+    ValueError: if a value is not; it does not say which.
+  """
+  if not ((table >= 0) & (table <= 1)).all():  # nan is neither
+    raise ValueError(
+      "expected scores in [0, 1] for every query and row, got others: leave"
+      " such measures out of release_scores.Config.measures, and if all are"
+      " shares, run evaluate again"
+    )
+  return (table - MIDDLE).sum(axis=0)
 
 
 def counted(
@@ -149,6 +183,17 @@ def words(
   if prepared.queries_per_user:
     base = terms.users(prepared.unit, how, base)
   return base.but(assumptions=assumed, not_protected=prepared.not_protected)
+
+
+def smallest_delta(prepared: results.PreparedData, units: int) -> float:
+  """Returns the delta of a release, none above a training's.
+
+  Args:
+    prepared: says how many queries, or users, are for training.
+    units: of what is released.
+  """
+  trained = (prepared.num_users or prepared.num_queries)["train"]
+  return 1 / (2 * max(units, trained))
 
 
 def draw(

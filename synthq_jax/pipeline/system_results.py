@@ -7,11 +7,13 @@ name that begins with the system's: "fused_synthetic_eps8".
 import dataclasses
 
 from synthq_jax.pipeline import results
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 
 __all__ = [
   "DENSE",
   "LEXICAL",
+  "ChosenShares",
   "Cost",
   "Costs",
   "Expansion",
@@ -42,7 +44,8 @@ class Weighed(results.Claimed):
   """A trained model beside other scores, and how its weight was chosen.
 
   Private if the model or the queries that chose are. The claim is the model's: a
-  weight that its own queries chose is post-processing.
+  weight that synthetic queries chose is post-processing; joined with that of
+  `ChosenShares` where private ones chose.
   """
 
   weight: float
@@ -53,6 +56,26 @@ class Weighed(results.Claimed):
   """How many these are; 0: the weight was set."""
   scores: tuple[tuple[float, float], ...]
   """Each weight that was tried, and its nDCG@10 on these queries."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenShares(results.Saved):
+  """What each share of several retrievers beside BM25 scores on dev queries."""
+
+  statement: statement_lib.PrivacyStatement
+  """What the noise promises, beside what the retrievers cost; of rows without
+  privacy, which nobody releases, epsilon infinite: they get no noise."""
+  num_queries: int
+  """Dev queries."""
+  noise: float
+  """Standard deviation of the noise on each score."""
+  scores: dict[str, tuple[tuple[float, float], ...]]
+  """Of each row each share that was tried, ascending, and its nDCG@10, with that
+  noise."""
+
+  def share(self, row: str) -> float:
+    """Returns the best share, of equal ones the least."""
+    return max(self.scores[row], key=lambda pair: pair[1])[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

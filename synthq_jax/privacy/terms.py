@@ -19,7 +19,9 @@ __all__ = [
   "QUERIES",
   "SCORES",
   "SECRET_SEEDS",
+  "SHARES",
   "SPLIT",
+  "SUMMED",
   "T5X",
   "TOPICS",
   "Terms",
@@ -56,6 +58,7 @@ DRAWN_QUERIES = (
   "Queries are drawn and clipped one by one, and noise is for all of a user's"
   f" together. {_KEPT}"
 )
+SUMMED = "The scores of one user's queries are added up."
 WEIGHED = (
   "Each query weighs one over the number of its user's, so that a user counts as"
   f" one. {_KEPT}"
@@ -137,27 +140,35 @@ QUERIES = Terms(
 )
 """Of a generator or retriever that is trained on private queries."""
 
-SCORES = Terms(
-  mechanism="scores of test queries, each in [0, 1] and less a half, summed,"
-  " Gaussian noise",
-  public=(
-    "The documents.",
-    "The number of test queries.",
-    "The settings: which systems are scored, by which measures, and the noise.",
-  ),
-  assumptions=(
-    "A query is one record with its judgements.",
-    "A query's score depends on that query, its judgements, the documents and "
-    "the system alone, to the last bit, whatever is searched beside it.",
-    "The systems were released under claims of their own, which come on top.",
-    _NOISE_SEED,
-    "Nothing else that was computed from test queries is published.",
-    "The settings were chosen without looking at the test queries.",
-    IDEAL_NUMBERS,
-  ),
-  not_protected=_shown_of("test queries"),
-)
+
+def _scored(split: str) -> Terms:
+  """Returns the terms of noisy sums of scores on the queries of a split."""
+  return Terms(
+    mechanism=f"scores of {split} queries, each in [0, 1] and less a half, summed,"
+    " Gaussian noise",
+    public=(
+      "The documents.",
+      f"The number of {split} queries.",
+      "The settings: which systems are scored, by which measures, and the noise.",
+    ),
+    assumptions=(
+      "A query is one record with its judgements.",
+      "A query's score depends on that query, its judgements, the documents and "
+      "the system alone, to the last bit, whatever is searched beside it.",
+      "The systems were released under claims of their own, which come on top.",
+      _NOISE_SEED,
+      f"Nothing else that was computed from {split} queries is published.",
+      f"The settings were chosen without looking at the {split} queries.",
+      IDEAL_NUMBERS,
+    ),
+    not_protected=_shown_of(f"{split} queries"),
+  )
+
+
+SCORES = _scored("test")
 """Of means over private test queries."""
+SHARES = _scored("dev")
+"""Of means over private dev queries, which choose shares beside BM25."""
 
 _CHOSEN = "The settings were chosen without looking at the private queries."
 

@@ -18,6 +18,7 @@ from synthq_jax.pipeline import (
   system_results,
   workspace,
 )
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import (
   best_passages,
   bm25,
@@ -31,9 +32,11 @@ from synthq_jax.training import progress as progress_lib
 
 __all__ = [
   "Judged",
+  "asked",
   "dense",
   "encode_rows",
   "lexical",
+  "nearest",
   "remove_vectors",
 ]
 
@@ -51,6 +54,35 @@ class Judged(NamedTuple):
   passages: passages.Passages
   corpus: pathlib.Path  # texts of the documents, in that order
   drop_identical: bool = True
+
+
+def asked(
+  folders: workspace.Folders,
+  made: Any,
+  folder: pathlib.Path,
+  split: str,
+  queries: pathlib.Path,
+) -> Judged:
+  """Reads judged queries of a folder and the collection they are asked of.
+
+  Args:
+    folders: the working directory.
+    made: what names the collection: prepared data, or a further test set.
+    folder: of the queries' texts and judgements.
+    split: whose judgements.
+    queries: the file of the queries' tokens.
+  """
+  arrays = inputs.arrays(folders, made, queries)
+  judged = inputs.qrels(folder, split)
+  names = [str(query) for query in arrays["ids"]]  # with a relevant document
+  return Judged(
+    split=split,
+    qrels={query: judged[query] for query in names},
+    queries=queries_lib.texts(folder, names),
+    query_tokens=arrays["tokens"],
+    passages=inputs.document_tokens(folders, made),
+    corpus=inputs.corpus(folders, made),
+  )
 
 
 def lexical(
@@ -155,10 +187,22 @@ def dense(
   own = state / "documents"
   if documents is not None:
     own = task.folders.root / documents.vectors
-  collection, asked = (
-    np.asarray(vector_files.open_vectors(folder))
-    for folder in (own, state / "queries")
-  )
+  asked = np.asarray(vector_files.open_vectors(state / "queries"))
+  return nearest(judged, own, asked, depth)
+
+
+def nearest(
+  judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
+) -> trec.Run:
+  """Returns the documents nearest to each query, by exact inner product.
+
+  Args:
+    judged: queries and documents.
+    documents: the folder of their vectors.
+    asked: vectors of the queries [query, dim].
+    depth: documents of each query, at most.
+  """
+  collection = np.asarray(vector_files.open_vectors(documents))
   rows = zip(
     *best_passages.documents(
       index.exact(collection), asked, judged.passages.owners, depth

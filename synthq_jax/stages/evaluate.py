@@ -20,7 +20,6 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import fusion, measures, significance, trec
 from synthq_jax.stages import _reranking, _search, stage
 from synthq_jax.training import distributed
@@ -272,14 +271,16 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
   if isinstance(test_set, results.TestSet):
     folder = space.root / test_set.directory
     queries = folder / results.TestSet.QUERIES
-    test = _asked(space, test_set, folder, "test", queries)
+    test = _search.asked(space, test_set, folder, "test", queries)
     return test._replace(
       split=test_set.split, drop_identical=test_set.drop_identical
     )
   if test_set == "test":
     folder = space.root / prepared.private_directory
     split = prepared.test_split
-    return _asked(space, prepared, folder, split, folder / f"{split}.npz")
+    return _search.asked(
+      space, prepared, folder, split, folder / f"{split}.npz"
+    )
   public = space.root / prepared.directory
   data = beir.read_beir(public / "public_test")
   arrays = inputs.arrays(space, prepared, public / "public_test.npz")
@@ -296,23 +297,6 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
       np.arange(len(data.documents)),
     ),
     corpus=public / "public_test" / "corpus.jsonl",
-  )
-
-
-def _asked(
-  space, made, folder, split: str, queries: pathlib.Path
-) -> _search.Judged:
-  """Reads judged queries of a folder and the collection they are asked of."""
-  arrays = inputs.arrays(space, made, queries)
-  judged = inputs.qrels(folder, split)
-  names = [str(query) for query in arrays["ids"]]  # with a relevant document
-  return _search.Judged(
-    split=split,
-    qrels={query: judged[query] for query in names},
-    queries=queries_lib.texts(folder, names),
-    query_tokens=arrays["tokens"],
-    passages=inputs.document_tokens(space, made),
-    corpus=inputs.corpus(space, made),
   )
 
 

@@ -1,6 +1,6 @@
 """Chooses how much a retriever weighs beside BM25.
 
-One weight for all rows: the best one of the untrained encoder, for queries that
+Where `choose_shares` ran, its shares. Else one weight for all rows: the best one of the untrained encoder, for queries that
 the public checkpoint wrote before any private step, and that a filter kept where
 there is one. Queries of the generator that a retriever learned from are nearer to
 it than real ones are, also for documents that it did not see, and choose far too
@@ -9,14 +9,19 @@ much of it.
 Formal guarantee:
   The weight is public: a function of the documents, of the public checkpoint and
   of settings. A task holds neither PreparedData nor the secret, and opens no file
-  under `private/`. So a fused row has its retriever's statement.
+  under `private/`. So a fused row has its retriever's statement; joined with
+  that of `choose_shares`, whose noisy scores are read, where they choose.
 """
 
 import dataclasses
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import config_types, results, system_results
-from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.pipeline import (
+  config_types,
+  noisy_sums,
+  results,
+  system_results,
+)
 from synthq_jax.retrieval import fusion
 from synthq_jax.stages import _held_out, _search, stage
 from synthq_jax.training import distributed
@@ -71,9 +76,11 @@ def jobs(run):
   }
   if not chooser["untrained"]:
     chooser["synthetic"] = None
+  tried = run.rows("choose_shares").values()
   for name, (retriever, trained) in run.retrievers.items():
     if not config.rows.fused:
       break
+    shares = next((x for x in tried if name in x.value.scores), None)
     yield stage.Job(
       name=name,
       depends=(
@@ -81,11 +88,13 @@ def jobs(run):
         *run.data,
         trained,
         *(one.digest if one else "none" for one in chooser.values()),
+        *((shares.digest,) if shares else ()),
       ),
       settings=config.fuse,
       inputs={
         "documents": run.documents,
         "retriever": retriever,
+        "shares": shares and shares.value,
         **{key: one and one.value for key, one in chooser.items()},
       },
     )
@@ -96,9 +105,10 @@ def run(task: stage.Task) -> system_results.Fusion | None:
 
   Args:
     task: its inputs are "documents", the public collection; the "retriever" that
-      is fused; and what chooses, each None where there is none: "untrained", the
-      encoder that nothing has trained, its "vectors" of the documents, and
-      "synthetic", queries of the public checkpoint.
+      is fused; and what chooses, each None where there is none: "shares", what
+      `choose_shares` made; "untrained", the encoder that nothing has trained, its
+      "vectors" of the documents, and "synthetic", queries of the public
+      checkpoint.
 
   Returns:
     The weight; None in processes other than 0.
@@ -106,25 +116,29 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   config, folders = task.settings, task.folders
   retriever = task.inputs["retriever"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  judged, words = _held_out.read(task, config, config.weight, everywhere=True)
+  shares = task.inputs.get("shares")
+  weight = shares.share(task.name) if shares else config.weight
+  judged, words = _held_out.read(task, config, weight, everywhere=True)
   runs = judged and _runs(task, judged, directory)
   if not distributed.is_main():
     return None
+  chosen = _held_out.chosen(
+    weight, judged, runs, config, method=config.method, depth=config.depth
+  )
+  if shares:
+    words = "real dev queries" + (", with noise" if shares.noise else "")
+    chosen |= {
+      "num_queries": shares.num_queries,
+      "scores": shares.scores[task.name],
+    }
   return system_results.Fusion(
     directory=folders.relative(directory),
     name=f"{system_results.Fusion.SYSTEM}_{task.name}",
     retriever=task.name,
-    statement=_statement(retriever, words),
+    statement=_statement(retriever, shares, words),
     method=config.method,
     chosen_on=words,
-    **_held_out.chosen(
-      config.weight,
-      judged,
-      runs,
-      config,
-      method=config.method,
-      depth=config.depth,
-    ),
+    **chosen,
   )
 
 
@@ -136,14 +150,20 @@ def _runs(task, judged, directory):
   return None if dense is None else (_search.lexical(judged, depth), dense)
 
 
-def _statement(retriever: results.Checkpoint, words: str):
-  return statement_lib.inherit(
-    retriever.statement, f"The weight beside BM25 was chosen on: {words}."
-  )
+def _statement(
+  retriever: results.Checkpoint,
+  shares: system_results.ChosenShares | None,
+  words: str,
+):
+  claims = [retriever.statement]
+  if shares and shares.noise:
+    claims.append(shares.statement)
+  note = f"The weight beside BM25 was chosen on: {words}."
+  return noisy_sums.joined(claims, note)
 
 
 STAGE = stage.of(
   __name__,
-  needs=("generate", "encode_documents"),
+  needs=("generate", "encode_documents", "choose_shares"),
   together=True,
 )

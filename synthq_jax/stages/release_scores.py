@@ -25,10 +25,8 @@ from synthq_jax.privacy import accounting, rounding, terms
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "Config", "centred_sum", "claim", "run"]
+__all__ = ["STAGE", "Config", "claim", "run"]
 
-_MIDDLE = 0.5
-_SUMMED = "The scores of one user's queries are added up."
 _MARGIN = 1.0005  # of a closed form beside what the accountant finds
 
 
@@ -130,7 +128,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
     the sum by K times as much. Relation: ADD_OR_REMOVE_ONE, where n, the number
     of test queries, is a public constant as that of train queries is. The
     released numbers are a function of one Gaussian mechanism with the sum that
-    `centred_sum` bounds, and satisfy the statement of the result, which the
+    `noisy_sums.centred_sum` bounds, and satisfy the statement of the result, which the
     ledger holds before noise is drawn. What the systems cost comes on top:
     `joint.claim` of both. The noise comes from the secret and from numbers that
     are drawn for this release and these values alone; a sum is rounded to a
@@ -163,13 +161,15 @@ def run(task: stage.Task) -> results.ReleasedScores:
     dataclasses.replace(config, delta=_delta(config, prepared, units)),
     units,
     size,
-    words=noisy_sums.words(terms.SCORES, _SUMMED, space, prepared),
+    words=noisy_sums.words(terms.SCORES, terms.SUMMED, space, prepared),
     most=prepared.queries_per_user or 1,
     part=prepared.part(prepared.test_split),
   )
-  statement, noisy = noisy_sums.draw(task, promise, centred_sum(table))
+  statement, noisy = noisy_sums.draw(
+    task, promise, noisy_sums.centred_sum(table)
+  )
   std = promise.noise_multiplier * promise.l2_sensitivity
-  means = (_MIDDLE + noisy / number).reshape(len(rows), -1)
+  means = (noisy_sums.MIDDLE + noisy / number).reshape(len(rows), -1)
   folder = task.folder(private=False)
   return results.ReleasedScores(
     directory=space.relative(folder),
@@ -186,35 +186,6 @@ def run(task: stage.Task) -> results.ReleasedScores:
       most=prepared.queries_per_user or 1,
     ),
   )
-
-
-def centred_sum(
-  table: Float[np.ndarray, "query score"],
-) -> Float[np.ndarray, " score"]:
-  """Sums the scores of all queries, each less a half.
-
-  Formal guarantee:
-    One query more or less moves the sum by at most sqrt(scores) / 2 in L2, and
-    there are values that do: a query's row lies in a cube of side 1 around 0.
-    Without the half it would be sqrt(scores), since a sum of scores alone also
-    tells how many there are.
-
-  >>> centred_sum(np.array([[1.0, 0.5], [0.75, 0.0]]))
-  array([ 0.75, -0.5 ])
-
-  Args:
-    table: values in [0, 1].
-
-  Raises:
-    ValueError: if a value is not; it does not say which.
-  """
-  if not ((table >= 0) & (table <= 1)).all():  # nan is neither
-    raise ValueError(
-      "expected scores in [0, 1] for every query and row, got others: leave"
-      " such measures out of release_scores.Config.measures, and if all are"
-      " shares, run evaluate again"
-    )
-  return (table - _MIDDLE).sum(axis=0)
 
 
 def claim(
@@ -239,7 +210,7 @@ def claim(
     epsilon=config.epsilon,
     delta=config.delta,
     units=units,
-    l2_sensitivity=most * math.sqrt(size) * _MIDDLE,
+    l2_sensitivity=most * math.sqrt(size) * noisy_sums.MIDDLE,
     words=words,
     part=part,
   )
@@ -270,7 +241,9 @@ def _refusal(
       delta = min(delta, 1 / (2 * units))
     # In closed form: the accountant takes seconds for each.
     noise = _MARGIN * dp_accounting.get_sigma_gaussian(config.epsilon, delta)
-    return quantile * noise * most * math.sqrt(size) * _MIDDLE / number
+    return (
+      quantile * noise * most * math.sqrt(size) * noisy_sums.MIDDLE / number
+    )
 
   found = width(num_queries)
   if found <= config.widest:
@@ -289,8 +262,7 @@ def _delta(config: Config, prepared: results.PreparedData, units: int) -> float:
   """Returns the delta of a release about so many units, none above a training's."""
   if config.delta is not None:
     return config.delta
-  trained = (prepared.num_users or prepared.num_queries)["train"]
-  return 1 / (2 * max(units, trained))
+  return noisy_sums.smallest_delta(prepared, units)
 
 
 def _values(

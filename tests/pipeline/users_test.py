@@ -467,9 +467,7 @@ def test_the_text_alone_is_no_unit_beside_users():
 def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
   """Of every user with K queries, attained at a corner of the cube."""
   table = np.concatenate([np.full((7, 6), 0.3), np.ones((MOST, 6))])
-  moved = release_scores.centred_sum(table) - release_scores.centred_sum(
-    table[:7]
-  )
+  moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(table[:7])
   config = release_scores.Config(enabled=True)
   promise = release_scores.claim(config, 500, 6, most=MOST)
   assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
@@ -480,7 +478,7 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
 
 def test_scores_are_claimed_for_users(tmp_path):
   space = workspace.Workspace(tmp_path, secret_seed=1)
-  how = release_scores._SUMMED
+  how = terms.SUMMED
   words = noisy_sums.words(terms.SCORES, how, space, of_users())
   assert words.unit == terms.user(MOST)
   assert any(

@@ -36,6 +36,7 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
+  noisy_sums,
   plan,
   private_training,
   results,
@@ -53,7 +54,7 @@ from synthq_jax.privacy import (
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, tables
-from synthq_jax.stages import finetune_dp, release_scores
+from synthq_jax.stages import finetune_dp
 from synthq_jax.studies import frame
 
 __all__ = ["LAWS", "STUDY", "Config", "Winner", "claims", "noisy_score"]
@@ -295,7 +296,7 @@ def noisy_score(
   """Returns the mean of values in [0, 1] with noise.
 
   Formal guarantee: a Gaussian mechanism of noise multiplier `noise` for one value
-  more or less, or `most` of one user, as `release_scores.centred_sum` has it.
+  more or less, or `most` of one user, as `noisy_sums.centred_sum` has it.
 
   Args:
     values: of the private queries, [query].
@@ -303,7 +304,7 @@ def noisy_score(
     key: of the noise, secret.
     most: values of one unit.
   """
-  [total] = release_scores.centred_sum(values[:, None])
+  [total] = noisy_sums.centred_sum(values[:, None])
   [normal] = gaussian.normal_numbers(key, 1)
   return float(0.5 + (total + noise * most / 2 * normal) / len(values))
 
