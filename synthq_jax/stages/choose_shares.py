@@ -262,19 +262,9 @@ def _scores(
   return np.array(columns, float).T
 
 
-def _screen(made) -> str:
-  return "".join(
-    f"{row}: {one.share(row):.0%} beside BM25\n"
-    for one in made
-    if one.noise  # the others are exact
-    for row in one.scores
-  )
-
-
 STAGE = stage.of(
   __name__,
   needs=("encode_documents",),
   reads=("prepared",),
   needs_secret=True,
-  screen=_screen,
 )

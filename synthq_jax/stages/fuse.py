@@ -16,12 +16,9 @@ Formal guarantee:
 import dataclasses
 
 from synthq_jax import artifacts
-from synthq_jax.pipeline import (
-  config_types,
-  noisy_sums,
-  results,
-  system_results,
-)
+from synthq_jax.pipeline import config_types, results, system_results
+from synthq_jax.privacy import joint
+from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 from synthq_jax.stages import _held_out, _search, stage
 from synthq_jax.training import distributed
@@ -155,11 +152,12 @@ def _statement(
   shares: system_results.ChosenShares | None,
   words: str,
 ):
-  claims = [retriever.statement]
+  claim = retriever.statement
   if shares and shares.noise:
-    claims.append(shares.statement)
-  note = f"The weight beside BM25 was chosen on: {words}."
-  return noisy_sums.joined(claims, note)
+    claim = joint.claim([claim, shares.statement])  # of one unit: there is one
+  return statement_lib.inherit(
+    claim, f"The weight beside BM25 was chosen on: {words}."
+  )
 
 
 STAGE = stage.of(
