@@ -63,8 +63,8 @@ def centred_sum(
   if not ((table >= 0) & (table <= 1)).all():  # nan is neither
     raise ValueError(
       "expected scores in [0, 1] for every query and row, got others: leave"
-      " such measures out of release_scores.Config.measures, and if all are"
-      " shares, run evaluate again"
+      " such measures out of release_scores.Config.measures, and if none is"
+      " there, run evaluate again"
     )
   return (table - MIDDLE).sum(axis=0)
 

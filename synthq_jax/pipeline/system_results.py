@@ -7,7 +7,6 @@ name that begins with the system's: "fused_synthetic_eps8".
 import dataclasses
 
 from synthq_jax.pipeline import results
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 
 __all__ = [
@@ -59,12 +58,13 @@ class Weighed(results.Claimed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChosenShares(results.Saved):
-  """What each share of several retrievers beside BM25 scores on dev queries."""
+class ChosenShares(results.Claimed):
+  """What each share of several retrievers beside BM25 scores on dev queries.
 
-  statement: statement_lib.PrivacyStatement
-  """What the noise promises, beside what the retrievers cost; of rows without
-  privacy, which nobody releases, epsilon infinite: they get no noise."""
+  The statement is what the noise promises, beside what the retrievers cost; of
+  rows without privacy, which nobody releases, epsilon infinite: they get none.
+  """
+
   num_queries: int
   """Dev queries."""
   noise: float
@@ -72,6 +72,8 @@ class ChosenShares(results.Saved):
   scores: dict[str, tuple[tuple[float, float], ...]]
   """Of each row each share that was tried, ascending, and its nDCG@10, with that
   noise."""
+  kind: str = "shares"
+  name: str = "dev"
 
   def share(self, row: str) -> float:
     """Returns the best share, of equal ones the least."""

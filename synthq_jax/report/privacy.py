@@ -4,24 +4,30 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from synthq_jax.pipeline import released_results, results
+from synthq_jax.pipeline import released_results, results, system_results
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
 
 __all__ = ["ALL_CLAIMS", "CLAIMS", "DATA", "PUBLIC_DATA"]
 
-Release = results.Checkpoint | results.SyntheticQueries | results.ReleasedScores
+Release = (
+  results.Checkpoint
+  | results.SyntheticQueries
+  | results.ReleasedScores
+  | system_results.ChosenShares
+)
 
 
 def _claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
   released_scores: Sequence[results.ReleasedScores],
+  shares: Sequence[system_results.ChosenShares],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
   """States what holds for all together, then what each result adds to it."""
-  releases = [*checkpoints, *synthetic, *released_scores]
+  releases = [*checkpoints, *synthetic, *released_scores, *shares]
   if not released.shared:
     return (words.paragraph("privacy.nothing"),)
   together = released.together

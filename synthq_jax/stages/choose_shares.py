@@ -4,8 +4,10 @@ What public queries choose (`fuse`) cannot know how well a retriever answers the
 private ones. Here these choose: every share of every retriever that may be shared
 is scored on the dev queries, and one Gaussian mechanism releases all scores. Where
 a rule that looks at one record alone divides the records, dev queries pay for this
-and for no training, so that it adds nothing to what a record pays at most. Rows
-without privacy, which nobody releases, choose without noise.
+and for no training, so that it adds nothing to what a record pays at most (the study
+`tuning` asks dev queries, too: then they pay for both). Rows without privacy, which
+nobody releases, choose without noise; rows that are only compared, and claims for
+other units, keep the share that public queries choose.
 """
 
 import dataclasses
@@ -18,6 +20,7 @@ from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   config_types,
+  inputs,
   noisy_sums,
   results,
   system_results,
@@ -47,7 +50,9 @@ class Config:
   shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8)
   """Of a retriever beside BM25, ascending, in [0, 1]; noise grows as the square
   root of their number times that of the retrievers."""
-  widest: float = 0.02
+  widest: float = artifacts.speed_only(
+    0.02
+  )  # what is released has no part in it
   """Standard deviation of the noise on a mean, at most; with more noise nothing is
   released, and public queries choose."""
   batch_size: int = artifacts.speed_only(256)
@@ -72,7 +77,8 @@ def jobs(run):
   shared, without = {}, {}
   for name, made in run.retrievers.items():
     claimed = made.value.statement
-    if math.isinf(claimed.epsilon):
+    is_private = results.is_private_path(made.value.directory)
+    if math.isinf(claimed.epsilon) and is_private:
       without[name] = made
     elif results.is_shareable(made.value) and (
       claimed.is_public or claimed.unit == run.prepared.unit
@@ -81,7 +87,7 @@ def jobs(run):
   size = len(shared) * len(config.shares)
   if refused := _refusal(config, size, run.prepared):
     run.say(f"[choose_shares] left to public queries: {refused}")
-    shared = {}
+    return
   for name, rows in (("", shared), ("without", without)):
     if rows:
       vectors = {row: run.rows("encode_documents")[row] for row in rows}
@@ -108,11 +114,17 @@ def check(run) -> None:
   """Refuses what could choose nothing, before anything is trained.
 
   Raises:
-    ValueError: if dev queries are scored as well, too few, or a weight is set.
+    ValueError: if nothing is fused, a weight is set, or dev queries are too few or
+      are trained on or scored as well.
   """
   config, prepared = run.config.choose_shares, run.prepared
   if not config.enabled:
     return
+  rows = run.config.rows
+  if not rows.fused:
+    raise ValueError(
+      "choose_shares.Config.enabled=True needs plan.Rows.fused=True, got False"
+    )
   if run.config.fuse.weight is not None:
     raise ValueError(
       "expected fuse.Config.weight=None where choose_shares.Config.enabled=True,"
@@ -124,8 +136,20 @@ def check(run) -> None:
       f" (TEST_SPLIT='{prepared.test_split}'): set TEST_SPLIT='test', or"
       " choose_shares.Config.enabled=False"
     )
-  if refused := _refusal(config, len(config.shares), prepared):
+  expected = 1 + rows.public_only + sum(map(math.isfinite, rows.synthetic))
+  expected *= max(1, len(run.config.seeds))
+  if refused := _refusal(config, expected * len(config.shares), prepared):
     raise ValueError(f"choose_shares: {refused}")
+  folder, asked = run.root / prepared.private_directory, {}
+  for split in ("train", _SPLIT, prepared.test_split):
+    arrays = inputs.arrays(run, prepared, folder / f"{split}.npz")
+    asked[split] = {*map(str, arrays["ids"])}
+  for split in ("train", prepared.test_split):
+    if both := len(asked[split] & asked[_SPLIT]):
+      raise ValueError(
+        f"choose_shares chooses on dev queries, got {both:,} of them in split"
+        f" {split!r}, too: set choose_shares.Config.enabled=False"
+      )
 
 
 def run(task: stage.Task) -> system_results.ChosenShares:
@@ -250,13 +274,17 @@ def _scores(
 ) -> Float[np.ndarray, "query share"]:
   """Returns each query's score at each share, in the order of the judgements."""
   method, depth = task.inputs["fusion"].method, task.inputs["fusion"].depth
+  drop_identical = task.inputs["drop_identical"]
+  if drop_identical and any(of.get(q, 0) > 0 for q, of in judged.qrels.items()):
+    raise ValueError(
+      "choose_shares: expected no dev query whose own id is relevant to it; set"
+      " evaluate.Config.drop_identical=False"
+    )
   columns = []
   for share in task.settings.shares:
+    run_ = fusion.fuse(method, lexical, dense, weight=share, depth=depth)
     found = measures.evaluate(
-      judged.qrels,
-      fusion.fuse(method, lexical, dense, weight=share, depth=depth),
-      (_MEASURE,),
-      drop_identical=task.inputs["drop_identical"],
+      judged.qrels, run_, (_MEASURE,), drop_identical=drop_identical
     ).per_query[_MEASURE]
     columns.append([found[query] for query in judged.qrels])
   return np.array(columns, float).T

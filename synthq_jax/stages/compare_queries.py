@@ -295,26 +295,33 @@ def _differences(
 def _pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
   """Names the pairs, better expected first."""
   pairs = [(one.name, _BM25) for one in rows if one.source != one.name]
+  own_epsilons = {one.source: one.epsilon for one in rows[::-1]}
+  own_epsilons |= {x.name: x.epsilon for x in rows if x.name == x.source}
   for prefix in dict.fromkeys(
     one.name.removesuffix(one.source) for one in rows
   ):
     own = [one for one in rows if one.name == f"{prefix}{one.source}"]
     pairs += [
       (f"{prefix}{first}", f"{prefix}{second}")
-      for first, second in _pairs_of_system(own)
+      for first, second in _pairs_of_system(own, own_epsilons)
     ]
   return pairs
 
 
 def _pairs_of_system(
   rows: Sequence[results.Evaluation],
+  epsilons: Mapping[str, float | None],
 ) -> list[tuple[str, str]]:
-  """Names the pairs of rows that one system was made of."""
+  """Names the pairs of rows that one system was made of.
+
+  Their `epsilons` are those of what was trained, without that of a share.
+  """
   families = collections.defaultdict(list)
-  for one in rows:
-    if one.epsilon is not None and "_" in one.source:
-      families[one.source.rpartition("_")[0]].append((one.epsilon, one.source))
   public = ("public_only", "untrained")
+  for one in rows:
+    own = epsilons[one.source]
+    if own is not None and "_" in one.source:
+      families[one.source.rpartition("_")[0]].append((own, one.source))
   pairs = [("original", name) for name in public]
   for members in families.values():
     members.sort(reverse=True)

@@ -128,6 +128,7 @@ def _label(name: str, system: Any) -> str:
   if isinstance(system, system_results.Fusion):
     return (
       f"{_trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
+      + (", by dev queries" if system.chosen_on.startswith("real") else "")
     )
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")

@@ -1,16 +1,16 @@
 """Chooses how much a retriever weighs beside BM25.
 
-Where `choose_shares` ran, its shares. Else one weight for all rows: the best one of the untrained encoder, for queries that
-the public checkpoint wrote before any private step, and that a filter kept where
-there is one. Queries of the generator that a retriever learned from are nearer to
-it than real ones are, also for documents that it did not see, and choose far too
-much of it.
+Where `choose_shares` ran, its shares. Else one weight for all rows: the best one of
+the untrained encoder, for queries that the public checkpoint wrote before any private
+step, and that a filter kept where there is one. Queries of the generator that a
+retriever learned from are nearer to it than real ones are, also for documents that it
+did not see, and choose far too much of it.
 
 Formal guarantee:
-  The weight is public: a function of the documents, of the public checkpoint and
-  of settings. A task holds neither PreparedData nor the secret, and opens no file
-  under `private/`. So a fused row has its retriever's statement; joined with
-  that of `choose_shares`, whose noisy scores are read, where they choose.
+  A task holds neither PreparedData nor the secret, and opens no file under
+  `private/`. The weight is a function of the documents, of the public checkpoint
+  and of settings, so that a fused row has its retriever's statement; or of the noisy
+  scores of `choose_shares`, whose claim is then joined with it.
 """
 
 import dataclasses
@@ -33,7 +33,8 @@ class Config:
   method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
   """How scores of the two become comparable."""
   weight: float | None = None
-  """The retriever's share, in [0, 1]. None: public queries choose."""
+  """The retriever's share, in [0, 1]. None: public queries choose, or the noisy
+  scores of `choose_shares`."""
   held_out: float = 0.05
   """Share of the documents whose queries choose a reranker's weight, and train
   neither it nor a retriever but direct DP's, in (0, 1)."""

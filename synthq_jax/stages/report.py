@@ -66,12 +66,13 @@ def jobs(run):
     run.rows("measure_costs"),
     leakage,
     run.rows("release_scores"),
+    run.rows("choose_shares"),
   )
   digests = [made.digest for group in groups for made in group.values()]
   claims = released_results.read(run.root)
-  generators, queries, retrievers, compared, audits, costs, searches, noisy = (
-    [made.value for made in group.values()] for group in groups
-  )
+  values = ([made.value for made in group.values()] for group in groups)
+  generators, queries, retrievers, compared, audits, costs, *values = values
+  searches, noisy, shares = values
   yield stage.Job(
     depends=(run.config.report, *run.data, *digests, claims),
     settings=run.config.report,
@@ -83,6 +84,7 @@ def jobs(run):
       "leakage": next(iter(searches), None),
       "costs": next(iter(costs), None),
       "released_scores": noisy,
+      "shares": [one for one in shares if results.is_shareable(one)],
       "released": claims,
       "shipped": _shipped(run),
       "made": [
@@ -117,7 +119,7 @@ def run(task: stage.Task) -> results.Report:
       real and synthetic queries; "synthetic", all synthetic queries;
       "checkpoints", all trained models; "audits", all of them; "leakage", real
       queries among the synthetic ones, and "costs" of all systems, None where
-      nothing was looked for or measured; "released_scores", with noise, if any;
+      nothing was looked for or measured; "released_scores" and "shares", with noise, if any;
       "released", the claims of the working directory; "shipped", rows that may be
       given away; "made", the folders of the results of the run; and "public_data",
       whether the queries are public.
@@ -133,12 +135,15 @@ def run(task: stage.Task) -> results.Report:
   synthetic, leakage = task.inputs["synthetic"], task.inputs["leakage"]
   checkpoints = task.inputs["checkpoints"]
   claims = task.inputs["released"].including(
-    [*synthetic, *checkpoints, *task.inputs["released_scores"]]
+    [
+      *synthetic,
+      *checkpoints,
+      *task.inputs["released_scores"],
+      *task.inputs["shares"],
+    ]
   )
-  decided = {
-    "released": claims,
-    **{name: task.inputs[name] for name in ("shipped", "made", "public_data")},
-  }
+  names = ("shares", "shipped", "made", "public_data")
+  decided = {"released": claims, **{name: task.inputs[name] for name in names}}
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
   table = scores.main_table(main, measures, comparison.rows).text()

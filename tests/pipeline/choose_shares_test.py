@@ -1,6 +1,7 @@
 """Shares beside BM25 that noisy scores on dev queries choose."""
 
 import dataclasses
+import functools
 import math
 import types
 
@@ -19,12 +20,17 @@ from synthq_jax.pipeline import (
   system_results,
   workspace,
 )
-from synthq_jax.privacy import joint, ledger, terms
-from synthq_jax.stages import choose_shares, fuse
+from synthq_jax.privacy import joint, ledger, statement, terms
+from synthq_jax.stages import choose_shares, fuse, rerank
 
 CHOSEN = choose_shares.Config(enabled=True, epsilon=60.0, widest=1.0)
 ROWS = ("untrained", "synthetic_eps8")
 SIZE = len(ROWS) * len(CHOSEN.shares)
+SPENT = choose_shares.claim(
+  choose_shares.Config(),
+  made_up.prepared(num_queries={"train": 9, "dev": 9}),
+  2,
+).statement("choose_shares/1")
 
 
 def load(root, place, kind):
@@ -200,19 +206,64 @@ def test_noise_is_that_of_the_secret_and_none_is_left_out(
   assert len(ledger.read(root / "private" / ledger.NAME)) >= 2
 
 
+def test_a_reranker_over_a_chosen_share_has_its_claim(finished_run, tmp_path):
+  root, claim = finished_run.copy(tmp_path), made_up.claim()
+  space = workspace.Folders(root)
+  chosen = dataclasses.replace(claim, ledger=(*claim.ledger, *SPENT.ledger))
+  first = dataclasses.replace(
+    load(root, "fuse/synthetic_eps8", system_results.Fusion), statement=chosen
+  )
+  for own in (claim, statement.none()):
+    reranker = system_results.Reranker(
+      directory="train_reranker/synthetic_eps8",
+      name="synthetic_eps8",
+      statement=own,
+      kind="KNRM",
+      num_pairs=1,
+      num_parameters=1,
+    )
+    made = tiny_runs.make(
+      rerank.STAGE,
+      rerank.Config(first_stage="fused", weight=0.5),
+      space,
+      name="synthetic_eps8",
+      documents=None,
+      synthetic=None,
+      reranker=reranker,
+      chooser=fuse.Config(),
+      fusion=first,
+    )
+    assert set(made.statement.ledger) == set(chosen.ledger)
+
+
 NUMBERS = {"train": 90, "dev": 40, "test": 30}
+IDS = {"train": "ab", "dev": "cd", "test": "ef"}
 
 
-def run_with(config=CHOSEN, weight=None, **changes):
+def _run_with(root, config=CHOSEN, weight=None, fused=True, ids=IDS, **changes):
   settings = types.SimpleNamespace(
-    choose_shares=config, fuse=fuse.Config(weight=weight)
+    choose_shares=config,
+    fuse=fuse.Config(weight=weight),
+    rows=plan.Rows(fused=fused),
+    seeds=(),
   )
   prepared = made_up.prepared(**({"num_queries": NUMBERS} | changes))
-  return types.SimpleNamespace(config=settings, prepared=prepared)
+  folder = root / prepared.private_directory
+  folder.mkdir(parents=True, exist_ok=True)
+  for split, names in ids.items():
+    np.savez(folder / f"{split}.npz", ids=list(names))
+  return types.SimpleNamespace(config=settings, prepared=prepared, root=root)
 
 
-def test_what_could_choose_nothing_is_refused_before_any_training():
+def test_what_could_choose_nothing_is_refused_before_any_training(tmp_path):
+  run_with = functools.partial(_run_with, tmp_path)
   choose_shares.check(run_with())
+  with pytest.raises(ValueError, match=r"Rows\.fused"):
+    choose_shares.check(run_with(fused=False))
+  for split in ("train", "test"):
+    both = run_with(ids=IDS | {split: "cx"})
+    with pytest.raises(ValueError, match=f"got 1 of them in split '{split}'"):
+      choose_shares.check(both)
   with pytest.raises(ValueError, match="set one or the other"):
     choose_shares.check(run_with(weight=0.3))
   with pytest.raises(ValueError, match="TEST_SPLIT='test'"):
@@ -223,6 +274,26 @@ def test_what_could_choose_nothing_is_refused_before_any_training():
   with pytest.raises(ValueError, match="would do; try fewer shares"):
     choose_shares.check(run_with(few))
   choose_shares.check(run_with(dataclasses.replace(few, enabled=False)))
+
+
+def test_noise_is_checked_for_all_rows_that_are_to_come(tmp_path):
+  """Not for one: hours later, nothing would be chosen."""
+  numbers = NUMBERS | {"dev": 400}
+  wide = dataclasses.replace(CHOSEN, epsilon=1.0, widest=1.0)
+  prepared = made_up.prepared(num_queries=numbers)
+  one, three = (
+    choose_shares.claim(wide, prepared, rows * len(wide.shares))
+    for rows in (1, 3)
+  )
+  assert three.l2_sensitivity == pytest.approx(
+    math.sqrt(3) * one.l2_sensitivity
+  )
+  std = math.sqrt(2) * one.l2_sensitivity * one.noise_multiplier / 400
+  run = _run_with(
+    tmp_path, dataclasses.replace(wide, widest=std), num_queries=numbers
+  )
+  with pytest.raises(ValueError, match="would do; try fewer shares"):
+    choose_shares.check(run)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +315,13 @@ def test_settings_that_choose_nothing_are_refused(changes):
 
 def test_dev_queries_pay_beside_train_queries_where_a_rule_divides_them():
   """The larger of both, not the sum: a record is in one of the parts."""
-  divided = run_with(division="words, seed 0").prepared
+  divided, whole = (
+    made_up.prepared(num_queries=NUMBERS, division=rule)
+    for rule in ("words, seed 0", "")
+  )
   config = choose_shares.Config(enabled=True, epsilon=1.0)
   space = types.SimpleNamespace(is_fixed=False)
-  for prepared, is_sum in ((divided, False), (run_with().prepared, True)):
+  for prepared, is_sum in ((divided, False), (whole, True)):
     chosen = choose_shares.claim(config, prepared, 14, space).statement("a/1")
     trained = noisy_sums.claim(
       epsilon=1.0,
