@@ -198,7 +198,10 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
   if not isinstance(sampler, sampling.Poisson):
     return None
   grouped = dataclasses.replace(sampler, group_size=size * sampler.group_size)
-  event = grouped.untruncated_event(noise, run.steps)
+  if sampler.expected_batch_size == sampler.num_examples:  # all of it, always
+    event = sampler.untruncated_event(noise / size, run.steps)
+  else:
+    event = grouped.untruncated_event(noise, run.steps)
   return event, grouped.overflow_delta(run.steps)
 
 

@@ -297,9 +297,7 @@ def _pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
   pairs = [(one.name, _BM25) for one in rows if one.source != one.name]
   own_epsilons = {one.source: one.epsilon for one in rows[::-1]}
   own_epsilons |= {x.name: x.epsilon for x in rows if x.name == x.source}
-  for prefix in dict.fromkeys(
-    one.name.removesuffix(one.source) for one in rows
-  ):
+  for prefix in {one.name.removesuffix(one.source): 0 for one in rows}:
     own = [one for one in rows if one.name == f"{prefix}{one.source}"]
     pairs += [
       (f"{prefix}{first}", f"{prefix}{second}")
@@ -312,10 +310,7 @@ def _pairs_of_system(
   rows: Sequence[results.Evaluation],
   epsilons: Mapping[str, float | None],
 ) -> list[tuple[str, str]]:
-  """Names the pairs of rows that one system was made of.
-
-  Their `epsilons` are those of what was trained, without that of a share.
-  """
+  """Names the pairs of one system's rows; epsilons without that of a share."""
   families = collections.defaultdict(list)
   public = ("public_only", "untrained")
   for one in rows:

@@ -19,6 +19,7 @@ from synthq_jax.pipeline import (
   config_types,
   released_results,
   results,
+  system_results,
 )
 from synthq_jax.report import (
   audit,
@@ -84,7 +85,7 @@ def jobs(run):
       "leakage": next(iter(searches), None),
       "costs": next(iter(costs), None),
       "released_scores": noisy,
-      "shares": [one for one in shares if results.is_shareable(one)],
+      "shares": shares,
       "released": claims,
       "shipped": _shipped(run),
       "made": [
@@ -142,7 +143,7 @@ def run(task: stage.Task) -> results.Report:
       *task.inputs["shares"],
     ]
   )
-  names = ("shares", "shipped", "made", "public_data")
+  names = ("shipped", "made", "public_data")
   decided = {"released": claims, **{name: task.inputs[name] for name in names}}
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
@@ -156,6 +157,7 @@ def run(task: stage.Task) -> results.Report:
     leakage=leakage,
     curves=_curves(root, checkpoints, private=False),
     released_scores=task.inputs["released_scores"],
+    shares=task.inputs["shares"],
     decided=decided,
   )
   private = {
@@ -222,6 +224,7 @@ def shareable_values(
   leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
   released_scores: Sequence[results.ReleasedScores] = (),
+  shares: Sequence[system_results.ChosenShares] = (),
   decided: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Returns what shareable sections may see: public or post-processed values.
@@ -243,6 +246,7 @@ def shareable_values(
     leakage: of which only what is about public test sets is let through.
     curves: learning curves of stages whose metrics are not private.
     released_scores: with noise; they stand in place of pseudo-queries.
+    shares: of which those without noise are left out.
     decided: what the verdict is made of: claims, places and names of rows.
   """
   scored = [row.evaluation for row in comparison.rows]
@@ -261,6 +265,7 @@ def shareable_values(
       one for one in scored if one.test_set in own and not released_scores
     ],
     "released_scores": released_scores,
+    "shares": [one for one in shares if results.is_shareable(one)],
     "further": [one for one in scored if one.test_set not in own],
     "side_by_side": comparison.shareable_side_by_side,
     "measures": comparison.measures,

@@ -290,6 +290,7 @@ def run_report(root, compared=None, **changes):
       "leakage": None,
       "costs": None,
       "released_scores": (),
+      "shares": (),
       **arguments,
     },
   )
