@@ -16,12 +16,13 @@ from synthq_jax.pipeline import (
   comparison_results,
   released_results,
   results,
+  system_results,
   workspace,
 )
 from synthq_jax.pipeline import comparison_results as leakage_lib
 from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
-from synthq_jax.stages import compare_queries, report
+from synthq_jax.stages import choose_shares, compare_queries, report
 
 SECRET = "zanzibar"  # stands in everything private below
 SCORE = 0.7777  # and this only in scores that are private
@@ -339,6 +340,28 @@ def test_real_queries_among_written_ones_are_told_where_they_may_be(written):
   assert "4,321 of 65,432" in private
   assert "+77.77% [+70.00, +80.00]" in private
   assert f"{SECRET} &lt;b&gt;written" in private
+
+
+def test_the_page_states_the_mechanism_behind_chosen_shares(tmp_path):
+  data = made_up.prepared(num_queries={"train": 90, "dev": 40, "test": 30})
+  claim = choose_shares.claim(choose_shares.Config(), data, 7)
+  shares = system_results.ChosenShares(
+    directory="choose_shares",
+    statement=claim.statement("choose_shares/0a1b"),
+    num_queries=40,
+    noise=0.1,
+    scores={"untrained": ((0.3, 0.5),)},
+  )
+  exact = dataclasses.replace(
+    shares,
+    directory="private/choose_shares/without",
+    statement=statement.non_private(),
+    scores={"original": ((0.3, 0.512345),)},
+  )
+  run_report(tmp_path, shares=[shares, exact])
+  page = (tmp_path / "report/report.md").read_text()
+  assert "scores of dev queries, each in" in page
+  assert "512345" not in page
 
 
 def test_without_a_search_the_shareable_page_says_nothing_of_it(tmp_path):
