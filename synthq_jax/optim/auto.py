@@ -127,9 +127,9 @@ def choose(
   sizes = [microbatch_size or size]
   if microbatch_size is None and machine.turn:
     sizes = [n for n in range(1, size + 1) if size % n == 0]
-    if jaxprs.convolves(plan.closed.jaxpr):
-      work = jaxprs.count_products(plan.closed.jaxpr).equations
-      most = min(jaxprs.WRITTEN_OUT, jaxprs.COMPILED // work)
+    products = jaxprs.count_products(plan.closed.jaxpr)
+    if products.convolves:
+      most = min(jaxprs.WRITTEN_OUT, jaxprs.COMPILED // products.equations)
       sizes = [n for n in sizes if size // n <= max(most, 1)]
       machine = machine._replace(turn=0.0)
   found = []

@@ -11,6 +11,7 @@ from synthq_jax.retrieval import fusion
 
 __all__ = [
   "DENSE",
+  "DEV_QUERIES",
   "LEXICAL",
   "ChosenShares",
   "Cost",
@@ -26,6 +27,8 @@ __all__ = [
 
 DENSE, LEXICAL = "dense", "bm25"
 """The systems that a fusion is made of."""
+DEV_QUERIES = "real dev queries"
+"""Begins `Weighed.chosen_on` where private dev queries chose."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,21 @@ References:
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from synthq_jax.retrieval import measures, trec
 
-__all__ = ["WEIGHTS", "Choice", "Convex", "ReciprocalRanks", "choose", "fuse"]
+__all__ = [
+  "WEIGHTS",
+  "Choice",
+  "Convex",
+  "ReciprocalRanks",
+  "choose",
+  "fuse",
+  "scores",
+]
 
 _MEASURE = "nDCG@10"  # what is best
 WEIGHTS = tuple(round(0.05 * i, 2) for i in range(21))
@@ -134,6 +142,43 @@ def fuse(
   return fused
 
 
+def scores(
+  method: Method,
+  lexical: trec.Run,
+  dense: trec.Run,
+  qrels: trec.Qrels,
+  weights: Sequence[float],
+  *,
+  depth: int = 100,
+  drop_identical: bool = False,
+) -> dict[float, np.ndarray]:
+  """Returns what each query scores at each weight.
+
+  Args:
+    method: how scores become comparable.
+    lexical: the lexical run of the queries.
+    dense: the dense one.
+    qrels: what is relevant to them; at least one query.
+    weights: shares of the dense system, in [0, 1].
+    depth: documents of each query.
+    drop_identical: as `measures.evaluate` has it.
+
+  Returns:
+    Weight -> nDCG@10 [query], in the order of the judgements.
+
+  Raises:
+    ValueError: as `fuse`, or if nothing is judged.
+  """
+  values = {}
+  for weight in weights:
+    run = fuse(method, lexical, dense, weight=weight, depth=depth)
+    found = measures.evaluate(
+      qrels, run, (_MEASURE,), drop_identical=drop_identical
+    ).per_query[_MEASURE]
+    values[weight] = np.array([found[query] for query in qrels])
+  return values
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
   """A weight, and what each weight scored.
@@ -181,11 +226,7 @@ def choose(
     Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees",
     1984, section 3.4.3 (the rule of one standard error).
   """
-  values = {}
-  for weight in WEIGHTS:
-    run = fuse(method, lexical, dense, weight=weight, depth=depth)
-    found = measures.evaluate(qrels, run, (_MEASURE,), drop_identical=False)
-    values[weight] = np.array(list(found.per_query[_MEASURE].values()))
+  values = scores(method, lexical, dense, qrels, WEIGHTS, depth=depth)
   best = max(values, key=lambda weight: values[weight].mean())
   chosen = next(
     weight

@@ -27,12 +27,12 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import rounding, terms
-from synthq_jax.retrieval import encode, fusion, measures, trec
+from synthq_jax.retrieval import encode, fusion, trec
 from synthq_jax.stages import _search, stage
 
 __all__ = ["STAGE", "Config", "claim", "run"]
 
-_SPLIT, _MEASURE = "dev", "nDCG@10"
+_SPLIT = "dev"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,21 +273,23 @@ def _scores(
   task, judged, lexical: trec.Run, dense: trec.Run
 ) -> Float[np.ndarray, "query share"]:
   """Returns each query's score at each share, in the order of the judgements."""
-  method, depth = task.inputs["fusion"].method, task.inputs["fusion"].depth
+  fuse, shares = task.inputs["fusion"], task.settings.shares
   drop_identical = task.inputs["drop_identical"]
   if drop_identical and any(of.get(q, 0) > 0 for q, of in judged.qrels.items()):
     raise ValueError(
       "choose_shares: expected no dev query whose own id is relevant to it; set"
       " evaluate.Config.drop_identical=False"
     )
-  columns = []
-  for share in task.settings.shares:
-    run_ = fusion.fuse(method, lexical, dense, weight=share, depth=depth)
-    found = measures.evaluate(
-      judged.qrels, run_, (_MEASURE,), drop_identical=drop_identical
-    ).per_query[_MEASURE]
-    columns.append([found[query] for query in judged.qrels])
-  return np.array(columns, float).T
+  by_share = fusion.scores(
+    fuse.method,
+    lexical,
+    dense,
+    judged.qrels,
+    shares,
+    depth=fuse.depth,
+    drop_identical=drop_identical,
+  )
+  return np.stack([by_share[share] for share in shares], axis=1)
 
 
 STAGE = stage.of(

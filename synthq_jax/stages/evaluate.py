@@ -126,10 +126,11 @@ def _label(name: str, system: Any) -> str:
   if system is None:
     return "nothing"
   if isinstance(system, system_results.Fusion):
-    return (
+    label = (
       f"{_trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
-      + (", by dev queries" if system.chosen_on.startswith("real") else "")
     )
+    by_dev = system.chosen_on.startswith(system_results.DEV_QUERIES)
+    return f"{label}, by dev queries" if by_dev else label
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")
     return (

@@ -124,7 +124,8 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     weight, judged, runs, config, method=config.method, depth=config.depth
   )
   if shares:
-    words = "real dev queries" + (", with noise" if shares.noise else "")
+    words = system_results.DEV_QUERIES
+    words += ", with noise" if shares.noise else ""
     chosen |= {
       "num_queries": shares.num_queries,
       "scores": shares.scores[task.name],

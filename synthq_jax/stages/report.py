@@ -120,10 +120,10 @@ def run(task: stage.Task) -> results.Report:
       real and synthetic queries; "synthetic", all synthetic queries;
       "checkpoints", all trained models; "audits", all of them; "leakage", real
       queries among the synthetic ones, and "costs" of all systems, None where
-      nothing was looked for or measured; "released_scores" and "shares", with noise, if any;
-      "released", the claims of the working directory; "shipped", rows that may be
-      given away; "made", the folders of the results of the run; and "public_data",
-      whether the queries are public.
+      nothing was looked for or measured; "released_scores" and "shares", with
+      noise, if any; "released", the claims of the working directory; "shipped", rows
+      that may be given away; "made", the folders of the results of the run; and
+      "public_data", whether the queries are public.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -143,8 +143,10 @@ def run(task: stage.Task) -> results.Report:
       *task.inputs["shares"],
     ]
   )
-  names = ("shipped", "made", "public_data")
-  decided = {"released": claims, **{name: task.inputs[name] for name in names}}
+  decided = {
+    "released": claims,
+    **{name: task.inputs[name] for name in ("shipped", "made", "public_data")},
+  }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
   table = scores.main_table(main, measures, comparison.rows).text()

@@ -12,7 +12,6 @@ __all__ = [
   "COMPILED",
   "WRITTEN_OUT",
   "Products",
-  "convolves",
   "convolves_in_loops",
   "count_products",
   "equations",
@@ -67,16 +66,6 @@ CONVOLVED = 0.005
 twenty times as slow costs a tenth, which microbatches of a loop bring in."""
 
 
-def convolves(jaxpr: Any) -> bool:
-  """Says whether convolutions are more than a trifle of a jaxpr's work.
-
-  The one convolution that cuts a picture into patches for a transformer is none:
-  .35% of the work of six layers.
-  """
-  products = count_products(jaxpr)
-  return products.convolution_flops > CONVOLVED * products.flops
-
-
 def convolves_in_loops(function: Any, *arguments: Any, turns: int) -> bool:
   """Says whether the turns of a loop should be written out, one by one.
 
@@ -92,7 +81,7 @@ def convolves_in_loops(function: Any, *arguments: Any, turns: int) -> bool:
   """
   if jax.default_backend() != "cpu" or not 1 < turns <= WRITTEN_OUT:
     return False
-  return convolves(jax.make_jaxpr(function)(*arguments).jaxpr)
+  return count_products(jax.make_jaxpr(function)(*arguments).jaxpr).convolves
 
 
 class Products(NamedTuple):
@@ -106,6 +95,15 @@ class Products(NamedTuple):
   """Of every kind, as often as they are evaluated."""
   convolution_flops: float
   """The part of `flops` that convolutions have."""
+
+  @property
+  def convolves(self) -> bool:
+    """Whether convolutions are more than a trifle of the work.
+
+    The one that cuts a picture into patches for a transformer is a trifle: .35% of
+    the work of six layers.
+    """
+    return self.convolution_flops > CONVOLVED * self.flops
 
 
 def count_products(jaxpr: Any) -> Products:
