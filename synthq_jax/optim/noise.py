@@ -79,25 +79,33 @@ class Iid:
     state: tuple[()] = (),
   ) -> tuple[optax.Updates, tuple[()]]:
     """Returns standard Gaussian noise, float32 in the shapes of `tree`."""
-    step_key = jax.random.fold_in(key, step)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    if not leaves:
+      return tree, state
+    keys = _leaf_keys(
+      jax.random.fold_in(key, step), [path for path, _ in leaves]
+    )
+    drawn = [
+      standard(key, jnp.shape(leaf))
+      for key, (_, leaf) in zip(keys, leaves, strict=True)
+    ]
+    return structure.unflatten(drawn), state
 
-    def draw(path: Any, leaf: Any) -> jax.Array:
-      return standard(_leaf_key(step_key, path), jnp.shape(leaf))
 
-    return jax.tree_util.tree_map_with_path(draw, tree), state
-
-
-def _leaf_key(key: jax.Array, path: Any) -> jax.Array:
-  """Returns the key of a leaf: it follows from its path, not from its place.
+def _leaf_keys(key: jax.Array, paths: list[Any]) -> jax.Array:
+  """Returns a key for each leaf: it follows from its path, not from its place.
 
   So two transforms that were given one key, each for some of the leaves, do not
   add the same noise to leaves of one shape.
   """
-  name = jax.tree_util.keystr(path).encode()
-  words = np.frombuffer(hashlib.sha256(name).digest()[:8], np.uint32)
-  for word in words:
-    key = jax.random.fold_in(key, int(word))
-  return key
+  names = (jax.tree_util.keystr(path).encode() for path in paths)
+  digests = b"".join(hashlib.sha256(name).digest()[:8] for name in names)
+  words = np.frombuffer(digests, np.uint32).reshape(-1, 2)
+
+  def fold(words: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
+
+  return jax.lax.map(fold, words)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +222,11 @@ def standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     Salmon et al. (2011), "Parallel random numbers: as easy as 1, 2, 3"
     (Threefry-2x32, 20 rounds). Box and Muller (1958).
   """
+  return _standard(key, shape)
+
+
+@functools.partial(jax.jit, static_argnames="shape")  # one trace per shape
+def _standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   first, second = _words(key, shape)
   # In (0, 1]; half of a step is added, so that the logarithm is finite.
   uniform = (first >> 1).astype(jnp.int32).astype(jnp.float32)
