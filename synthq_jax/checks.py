@@ -1,5 +1,6 @@
 """Refuses arguments out of range, in one line that names them."""
 
+import contextlib
 import math
 import numbers
 import os
@@ -9,6 +10,7 @@ __all__ = [
   "at_least",
   "clip_norm",
   "count",
+  "hide",
   "owner_alone",
   "relation",
   "within",
@@ -98,6 +100,18 @@ def relation(relation: Any) -> str:
   if name not in _RELATIONS:
     raise ValueError(f"expected a relation in {_RELATIONS}, got {relation!r}")
   return name
+
+
+def hide(folder: str | os.PathLike) -> None:
+  """Takes a folder away from all but its owner, whoever made it with which mode.
+
+  Args:
+    folder: that is there. Where modes mean nothing, or it is somebody else's, it
+      stays as it is.
+  """
+  if os.stat(folder).st_mode & 0o077:
+    with contextlib.suppress(PermissionError, NotImplementedError):
+      os.chmod(folder, 0o700)
 
 
 def owner_alone(path: str | os.PathLike) -> None:

@@ -102,16 +102,16 @@ def mean_rank(
   *,
   confidence: float = 0.95,
 ) -> intervals.Interval:
-  """Returns the mean rank with Student's interval; see `intervals.student`.
+  """Returns the mean rank with an interval that holds for few; `bounded`.
 
   (num_candidates + 1) / 2 is chance. Held-out canaries are independent given
   the model; inserted ones meet in training, so read theirs as a description.
 
   >>> f"{mean_rank(np.array([40, 60, 50, 50]), 100):.1f}"
-  '50.0 [37.0, 63.0]'
+  '50.0 [12.8, 87.9]'
 
   Args:
-    ranks: from `ranks`, at least one; a single one says nothing.
+    ranks: from `ranks`, at least one; a single one says little.
     num_candidates: how many were ranked, the secret included.
     confidence: of the interval, in (0, 1).
 
@@ -123,12 +123,7 @@ def mean_rank(
   """
   values = _checked(ranks, num_candidates)
   checks.within("(0, 1)", confidence=confidence)
-  mean = intervals.student(values, confidence=confidence)
-  return intervals.Interval(
-    mean=mean.mean,
-    low=max(1.0, mean.low),
-    high=min(float(num_candidates), mean.high),
-  )
+  return intervals.bounded(values, 1, num_candidates, confidence=confidence)
 
 
 def epsilon_of_mean_rank(

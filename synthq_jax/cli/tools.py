@@ -253,7 +253,7 @@ TOOLS = {
     downloads=("checkpoint", "queries"),
     flags={
       "--checkpoint": "a folder of any known format, or",
-      "--queries": "a folder of synthetic queries, e.g. runs/demo/generate/eps8,"
+      "--queries": "a folder of synthetic queries, e.g. runs/demo/filter_queries/eps8,"
       " or of what they expand, e.g. runs/demo/expand/synthetic_eps8",
       "--to": _required("the new folder"),
       "--format": _required(

@@ -6,8 +6,6 @@ which was drawn alike and cannot have been copied. Two views, see `difference`
 and `at_size`: of the texts that may have been copied, and of the copies.
 
 References:
-  Wilson, "Probable inference, the law of succession, and statistical
-  inference", JASA 1927.
   Newcombe, "Interval estimation for the difference between independent
   proportions", Statistics in Medicine 1998, method 10.
   Hurlbert, "The nonconcept of species diversity", Ecology 1971 (rarefaction).
@@ -30,49 +28,13 @@ __all__ = [
   "alone",
   "at_size",
   "difference",
+  "of_units",
   "paired_difference",
   "paired_p_value",
+  "permutation_p_value",
   "sized_difference",
   "two_sample_p_value",
-  "wilson",
 ]
-
-
-def wilson(
-  found: float, total: float, *, confidence: float = 0.95
-) -> intervals.Interval:
-  """Returns a share with Wilson's interval, which holds for few texts, too.
-
-  >>> share = wilson(0, 100)
-  >>> share.mean, share.low, round(share.high, 3)
-  (0.0, 0.0, 0.037)
-
-  Args:
-    found: how many of the texts; no whole number where they count by halves.
-    total: the number of independent texts, above 0.
-    confidence: of the interval, in (0, 1).
-
-  Returns:
-    Values in [0, 1].
-
-  Raises:
-    ValueError: if there are no texts, or more were found than there are.
-  """
-  if not 0 <= found <= total or not total > 0:
-    raise ValueError(
-      f"expected 0 <= found <= total and total > 0, got found={found},"
-      f" total={total}; count again"
-    )
-  z = stats.norm.isf((1 - confidence) / 2)
-  share = found / total
-  middle = (share + z**2 / (2 * total)) / (1 + z**2 / total)
-  half = z * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
-  half /= 1 + z**2 / total
-  return intervals.Interval(
-    mean=float(share),
-    low=float(min(share, max(0.0, middle - half))),
-    high=float(max(share, min(1.0, middle + half))),
-  )
 
 
 def difference(
@@ -86,7 +48,7 @@ def difference(
   Exact for no sample size, but sound where a share is 0, where the usual
   interval shrinks to a point.
 
-  >>> gap = difference(wilson(10, 100), wilson(0, 100))
+  >>> gap = difference(intervals.wilson(10, 100), intervals.wilson(0, 100))
   >>> round(gap.mean, 3), round(gap.low, 3), round(gap.high, 3)
   (0.1, 0.042, 0.174)
 
@@ -111,6 +73,68 @@ def difference(
 def _third_side(one: float, other: float, correlation: float) -> float:
   squared = one**2 - 2 * correlation * one * other + other**2
   return math.sqrt(max(0.0, squared))
+
+
+def of_units(
+  found: Bool[np.ndarray, " text"],
+  units: Int[np.ndarray, " text"],
+  *,
+  confidence: float = 0.95,
+) -> intervals.Interval:
+  """Returns a share whose texts were drawn in units, such as documents.
+
+  Wilson's interval for as many independent texts as would vary as much, at most
+  as there are; where all texts agree, for as many as there are units.
+
+  Args:
+    found: which texts, at least one.
+    units: of each text.
+    confidence: of the interval, in (0, 1).
+  """
+  share = found.mean()
+  number = len(np.unique(units))
+  variance = _covariance(found, found, units)
+  effective = share * (1 - share) / variance if variance else number
+  effective = min(effective, len(found))
+  return intervals.wilson(share * effective, effective, confidence=confidence)
+
+
+def permutation_p_value(
+  found: Bool[np.ndarray, " text"],
+  first: Bool[np.ndarray, " text"],
+  units: Int[np.ndarray, " text"],
+  *,
+  permutations: int = 1999,
+  seed: int = 0,
+) -> float:
+  """Tests whether two groups of whole units have the same share.
+
+  It asks how far apart the shares would be if chance had put as many units into
+  the first group: whatever makes the texts of a unit alike, it is exact.
+
+  Args:
+    found: which texts were found.
+    first: which are of the first group; all of a unit, or none.
+    units: of each text.
+    permutations: how often to draw; no p is below one in so many and one.
+    seed: of NumPy's generator.
+
+  Returns:
+    The two-sided p value.
+  """
+  _, starts, place = np.unique(units, return_index=True, return_inverse=True)
+  totals, hits = np.bincount(place), np.bincount(place, found)
+  sides = first[starts]
+
+  def apart(sides: Bool[np.ndarray, " unit"]) -> float:
+    means = (hits @ side / (totals @ side) for side in (sides, ~sides))
+    return abs(next(means) - next(means))
+
+  seen, rng = apart(sides) - 1e-12, np.random.default_rng(seed)
+  further = sum(
+    apart(rng.permutation(sides)) >= seen for _ in range(permutations)
+  )
+  return (further + 1) / (permutations + 1)
 
 
 def two_sample_p_value(
@@ -160,7 +184,7 @@ def paired_difference(
     Share of the first minus share of the second.
   """
   ends = [
-    wilson(int(one.sum()), len(one), confidence=confidence)
+    intervals.wilson(int(one.sum()), len(one), confidence=confidence)
     for one in (first, second)
   ]
   spread = float(first.std() * second.std())
@@ -273,7 +297,7 @@ def at_size(
   if not effective:  # none was found, or each
     effective = min(len(np.unique(owners)), size)
   return Sized(
-    share=wilson(share * effective, effective, confidence=confidence),
+    share=intervals.wilson(share * effective, effective, confidence=confidence),
     chances=chances,
     variance=variance,
   )

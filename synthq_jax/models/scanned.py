@@ -94,6 +94,7 @@ class ScannedGrad:
 
   stacked: optim.ClippedGrad
   """Its loss takes parameters by path, stacked."""
+  is_per_example = True
 
   @property
   def l2_clip_norm(self) -> float:

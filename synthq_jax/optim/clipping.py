@@ -68,6 +68,7 @@ class ClippedGrad:
   argnums: int | tuple[int, ...] = 0
   batch_argnum: int = 1
   rescale_to_unit_norm: bool = False
+  is_per_example = True  # clips each by itself, wherever its row lies
 
   def __call__(
     self,
@@ -127,7 +128,7 @@ class ClippedGrad:
       jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
     )
     examples = (batch,) if keys is None else (batch, keys)
-    independence.refuse_batch_rules(
+    convolves = independence.refuse_batch_rules(
       plans.loss_of_one(losses_of), params, examples
     )
     clip = self._clip_norm(l2_clip_norm)
@@ -148,6 +149,8 @@ class ClippedGrad:
         turns=size // together,
       ),
     )
+    if convolves:  # what comes out is divided, too, if one asks for it so
+      devices.refuse_divided((is_padding_example, aux))
     if self.rescale_to_unit_norm:
       total = jax.tree.map(lambda x: x / clip, total)
     return total, aux
@@ -172,6 +175,11 @@ class ClippedGrad:
         "expected l2_clip_norm in the call with rescale_to_unit_norm=True alone,"
         " got it without: the noise is made for the sensitivity of the declared"
         f" {self.l2_clip_norm}"
+      )
+    if jnp.shape(given) != ():
+      raise ValueError(
+        "expected one l2_clip_norm for all examples, got an array of shape"
+        f" {jnp.shape(given)}"
       )
     if not isinstance(given, jax.core.Tracer):
       checks.clip_norm(float(given))

@@ -8,13 +8,16 @@ matrix of similarities, is mixed once one of them is summed over. What no rule
 knows is unknown, and nothing is concluded from it.
 """
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import batching
 
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import devices, jaxprs
@@ -94,7 +97,7 @@ def check_independence(
 
 def refuse_batch_rules(
   loss_of_one: Callable[..., jax.Array], params: typing.Params, arguments: Any
-) -> None:
+) -> bool:
   """Refuses what may couple examples that are mapped over, unseen in one.
 
   Every strategy takes the loss of one example and maps over the batch. That
@@ -107,6 +110,9 @@ def refuse_batch_rules(
     loss_of_one: `(params, arguments)` to a scalar, for one example.
     params: the parameters.
     arguments: arrays or shapes with a leading axis [batch].
+
+  Returns:
+    Whether the loss convolves: then nothing with rows may be divided among devices.
 
   Raises:
     TypeError: if a parameter is no floating-point array.
@@ -124,8 +130,10 @@ def refuse_batch_rules(
   _refuse_primitives(jaxpr)
   jaxpr = jax.make_jaxpr(jax.grad(loss_of_one))(params, example).jaxpr
   _refuse_primitives(jaxpr)
-  if "conv_general_dilated" in jaxprs.primitives(jaxpr):
+  convolves = "conv_general_dilated" in jaxprs.primitives(jaxpr)
+  if convolves:
     devices.refuse_divided(arguments)
+  return convolves
 
 
 def _refuse_primitives(jaxpr: Any) -> None:
@@ -136,12 +144,48 @@ def _refuse_primitives(jaxpr: Any) -> None:
       what = _BATCHED["rng_bit_generator"]
     if what is None and params.get("vmap_method") in _AT_ONCE:
       what = f"a call with vmap_method={params['vmap_method']!r}"
+    if what is None and not _is_mapped_by_jax(equation.primitive):
+      what = "a primitive whose rule for jax.vmap is not JAX's own"
     if what is not None:
       raise ValueError(
         f"expected a loss of each example alone, got {what} ({name}): it is"
         " handed all examples of a batch at once and may couple them; write it"
         " in jax.numpy, with vmap_method='sequential', or with keys of Threefry"
       )
+
+
+def _is_mapped_by_jax(primitive: Any) -> bool:
+  """Whether JAX itself maps a primitive, or nobody does.
+
+  A rule of another package may reduce over the mapped axis, as those behind
+  `equinox.error_if` do: one example then removes all others.
+  """
+  tables = (batching.fancy_primitive_batchers, batching.primitive_batchers)
+  rules = [
+    table[primitive]
+    for table in tables
+    if isinstance(table, Mapping) and primitive in table
+  ]
+  seen = set()
+  while rules:
+    rule = rules.pop()
+    while isinstance(rule, functools.partial):
+      rule = rule.func
+    module = getattr(rule, "__module__", None) or type(rule).__module__
+    if module.partition(".")[0] not in ("jax", "jaxlib"):
+      return False
+    seen.add(id(rule))
+    cells = getattr(rule, "__closure__", None) or ()
+    inside = [
+      cell.cell_contents for cell in cells
+    ]  # JAX wraps what it is given
+    rules += [
+      one
+      for one in inside
+      if isinstance(one, types.FunctionType | functools.partial)
+      and id(one) not in seen
+    ]
+  return True
 
 
 def _is_odd_key(aval: Any) -> bool:

@@ -17,6 +17,7 @@ __all__ = [
   "PrivatizeState",
   "check_number",
   "check_whole",
+  "refuse_mapped",
   "privatize",
 ]
 
@@ -123,6 +124,7 @@ def privatize(
     del params
     _check_extra(extra)
     check_whole(updates)
+    updates = refuse_mapped(updates, key)
     step = optax.safe_increment(state.step)
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     if all(fixed):
@@ -149,6 +151,40 @@ def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:
   std = multiplier * sensitivity
   std = jnp.where(good & jnp.isfinite(std), std, jnp.nan)
   return std, jnp.where(jnp.isfinite(divisor), divisor, jnp.nan)
+
+
+def refuse_mapped(tree: Any, key: jax.Array) -> Any:
+  """Refuses several sums under `jax.vmap` that would get the noise of one key.
+
+  Args:
+    tree: what gets noise.
+    key: what the noise follows from; mapped over, too, it may be.
+
+  Returns:
+    The tree.
+
+  Raises:
+    ValueError: where the function is mapped over the tree and not over the key.
+  """
+
+  @jax.custom_batching.custom_vmap
+  def same(tree: Any, key: jax.Array) -> Any:
+    del key
+    return tree
+
+  @same.def_vmap
+  def _(size: int, mapped: Any, tree: Any, key: jax.Array) -> Any:
+    del size
+    if any(jax.tree.leaves(mapped[0])) and not mapped[1]:
+      raise ValueError(
+        "expected one sum, got several under jax.vmap and one key for all: each"
+        " would get the same noise, which their differences do not have; make"
+        " the transform inside, with a key for each"
+      )
+    return tree, mapped[0]
+
+  is_typed = jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+  return same(tree, jax.random.key_data(key) if is_typed else key)
 
 
 def check_whole(tree: Any) -> None:
@@ -225,8 +261,14 @@ def check_number(name: str, value: Number, *, above_zero: bool = True) -> bool:
     Whether the value is known.
 
   Raises:
-    ValueError: if it is not finite, negative, or 0 where that is refused.
+    ValueError: if it is not finite, negative, 0 where that is refused, or in
+      half precision, which rounds what a claim was made for.
   """
+  if getattr(getattr(value, "dtype", None), "itemsize", 4) < 4:
+    raise ValueError(
+      f"expected {name} in single precision, got {value.dtype}, which rounds it;"
+      " optax.inject_hyperparams takes hyperparam_dtype=jnp.float32"
+    )
   if callable(value) or isinstance(value, jax.core.Tracer):
     return False
   if jnp.shape(value) == () and math.isfinite(value):

@@ -181,8 +181,8 @@ class Membership:
   control_all: Found
   """As `control`, with those that do."""
   size: int
-  """Private queries of each side, of all, that the written ones are held
-  against in what follows; 0: too few."""
+  """Private queries of each side, of those counted in `train` and `control`,
+  that the written ones are held against in what follows; 0: too few."""
   written_train: float
   """Share of the written queries with a near-duplicate among so many that were
   trained on."""

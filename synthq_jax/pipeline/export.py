@@ -20,7 +20,7 @@ from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import cards, inputs, results, system_results
-from synthq_jax.privacy import rounding
+from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 
 __all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
@@ -144,6 +144,7 @@ def run(
   if kind is not chosen.of:
     fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
     got = kind.__name__ if given.result else "folder that no run made"
+    _refuse_systems(given)
     raise ValueError(
       f"{source}: expected a {chosen.of.__name__} for --format={format}, got a"
       f" {got}: give a result of a run, or one of {fitting}"
@@ -156,6 +157,20 @@ def run(
     if given.claim is not None:
       t5_checkpoints.save_claim(folder, given.claim)
   return _summary(place, given, chosen)
+
+
+def _refuse_systems(given: Source) -> None:
+  """Says of what is made of parts which of them to export."""
+  path = given.folder / artifacts.RESULT_NAME
+  made = artifacts.read_json(path)["result"] if path.exists() else {}
+  if "weight" in made:
+    name = given.folder.name
+    raise ValueError(
+      f"{given.folder}: expected a model or queries, got the weight"
+      f" {made['weight']:g} of {name} beside BM25: export the checkpoint"
+      f" train_retriever/{name} and apply the weight where you search; the"
+      f" statement in {path.name} here is that of both together"
+    )
 
 
 def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
@@ -174,6 +189,9 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       f"epsilon = {rounding.epsilon(claim.epsilon)},"
       f" delta = {rounding.delta(claim.delta)} for one {claim.unit}: see {CLAIM}"
     )
+    fixed = terms.fixed_secret("run")
+    if fixed in claim.assumptions:
+      lines.append(f"WARNING: nothing is protected: {fixed}")
     if given.prepared is not None:
       lines += [f"not protected: {one}" for one in given.prepared.not_protected]
   if chosen.hub:

@@ -35,6 +35,9 @@ class Real:
   texts: list[str]
   trained: Bool[np.ndarray, " query"]
   tested: Bool[np.ndarray, " query"]  # of the test split
+  units: Int[np.ndarray, " query"]
+  """What the split drew: users or documents, where it kept all queries of each on
+  one side; else the queries themselves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,10 +63,11 @@ def real(
   query.
   """
   folder = space.root / prepared.private_directory
-  ids = {
-    split: inputs.arrays(space, prepared, folder / f"{split}.npz")["ids"]
+  arrays = {
+    split: inputs.arrays(space, prepared, folder / f"{split}.npz")
     for split in prepared.num_queries
   }
+  ids = {split: of_split["ids"] for split, of_split in arrays.items()}
   trained = dict.fromkeys(ids[_TRAIN].tolist())
   others = dict.fromkeys(
     query
@@ -75,11 +79,36 @@ def real(
   chosen = [_draw([*group], limit, rng) for group in (trained, others)]
   names = [*chosen[0], *chosen[1]]
   tested = {*ids[prepared.test_split].tolist()}
+  units = _units(arrays, trained)
   return Real(
     texts=queries_lib.texts(folder, names),
     trained=np.arange(len(names)) < len(chosen[0]),
     tested=np.array([name in tested for name in names], bool),
+    units=np.array([units[name] for name in names], np.int64),
   )
+
+
+def _units(
+  arrays: dict[str, dict[str, np.ndarray]], trained: dict[str, None]
+) -> dict[str, int]:
+  """Returns query id -> what the split drew it with."""
+  ids = [name for one in arrays.values() for name in one["ids"].tolist()]
+  numbers, last = {name: i for i, name in enumerate(dict.fromkeys(ids))}, 0
+  for kind in ("users", "documents"):
+    if not all(kind in one for one in arrays.values()):
+      continue
+    owners = []
+    for one in arrays.values():  # users have numbers of their split alone
+      owners += [last + int(owner) for owner in one[kind]]
+      last = max(owners, default=0) + 1 if kind == "users" else 0
+    units, sides = dict(zip(ids, owners, strict=True)), {}
+    for name, owner in units.items():
+      sides.setdefault(owner, []).append(name in trained)
+    several = [of_owner for of_owner in sides.values() if len(of_owner) > 1]
+    if several and all(len({*of_owner}) == 1 for of_owner in several):
+      return units
+    last = 0
+  return numbers
 
 
 def _draw(names: list[str], limit: int, rng) -> list[str]:
@@ -178,11 +207,7 @@ class NearDuplicates:
       )
       difference = p_value = None
       if is_fair and train.total and control.total:
-        ends = (self._share(each) for each in (train, control))
-        difference = shares.difference(*ends)
-        p_value = shares.two_sample_p_value(
-          train.number, train.total, control.number, control.total
-        )
+        difference, p_value = self._compared(hit, alone)
       yield comparison_results.Membership(
         name=one.name,
         detector=self.detector,
@@ -192,14 +217,40 @@ class NearDuplicates:
         p_value=p_value,
         train_all=_count(hit[trained]),
         control_all=_count(hit[~trained]),
-        **self._of_written(pairs, one.owners, is_fair),
+        **self._of_written(pairs, one.owners, alone, is_fair),
       )
 
+  def _compared(self, hit, alone) -> tuple[intervals.Interval, float]:
+    """Compares the share of train queries that was hit with that of the others."""
+    trained, units = self.queries.trained[alone], self.queries.units[alone]
+    hit = hit[alone]
+    ends = (
+      shares.of_units(hit[side], units[side], confidence=self.confidence)
+      for side in (trained, ~trained)
+    )
+    if len(np.unique(units)) < len(units):
+      p_value = shares.permutation_p_value(hit, trained, units)
+    else:
+      counts = (_count(hit[side]) for side in (trained, ~trained))
+      p_value = shares.two_sample_p_value(
+        *(number for one in counts for number in (one.number, one.total))
+      )
+    return shares.difference(*ends), p_value
+
   def _of_written(
-    self, pairs: Pairs, owners: Int[np.ndarray, " written"], is_fair: bool
+    self,
+    pairs: Pairs,
+    owners: Int[np.ndarray, " written"],
+    alone,
+    is_fair: bool,
   ) -> dict[str, Any]:
-    """Compares shares of the written queries, at one number of private ones."""
-    sides = (self.queries.trained, ~self.queries.trained)
+    """Compares shares of the written queries, at one number of private ones.
+
+    Of these, those that are alone: of a query that was asked several times, the
+    split may have kept all on one side.
+    """
+    trained = self.queries.trained
+    sides = (trained & alone, ~trained & alone)
     size = min(int(side.sum()) for side in sides) - 1
     if size < 1 or not len(owners):
       shown, difference, size = (0.0, 0.0), None, 0
@@ -299,7 +350,7 @@ class NearDuplicates:
         )
 
   def _share(self, one: comparison_results.Found) -> intervals.Interval:
-    return shares.wilson(one.number, one.total, confidence=self.confidence)
+    return intervals.wilson(one.number, one.total, confidence=self.confidence)
 
 
 def _public(name: str) -> str:

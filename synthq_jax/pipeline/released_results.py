@@ -23,7 +23,10 @@ _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
-_SHOWN = ("release_scores/", "topic_counts/", "choose_shares/", "tuning/")
+_SHOWN = (
+  *("release_scores/", "topic_counts/", "choose_shares/", "tuning/"),
+  "vote_queries/",
+)
 """Begin the identifiers of what may be shown as soon as it is drawn."""
 
 
@@ -33,8 +36,8 @@ class Released:
 
   shared: _Statements
   """Of every result outside of `private/` that has a claim, by its folder; and of
-  every release of scores or topics that was begun, since it may have been
-  shown."""
+  every release of scores, topics or votes that was begun, since it may have been
+  shown, but for what a result that is only compared has counted."""
   compared: _Statements
   """Of results under `private/` that claim something, by their folders."""
   started: _Statements
@@ -102,12 +105,11 @@ def read(root: pathlib.Path) -> Released:
   Raises:
     ValueError: if a result or the ledger cannot be read.
   """
-  made = {
-    path.parent.relative_to(root).as_posix(): artifacts.read_json(path)[
-      "result"
-    ]
+  contents = {
+    path.parent.relative_to(root).as_posix(): artifacts.read_json(path)
     for path in sorted(root.rglob(artifacts.RESULT_NAME))
   }
+  made = {folder: content["result"] for folder, content in contents.items()}
   claims = {
     folder: artifacts.from_json(
       statement_lib.PrivacyStatement, result["statement"]
@@ -118,7 +120,7 @@ def read(root: pathlib.Path) -> Released:
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
   path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if ledger.begun(path) else {}
-  known = {entry for one in shared.values() for entry in one.ledger}
+  known = {entry for one in claims.values() for entry in one.ledger}
   shared |= {
     f"{ledger.NAME}: {name}": one
     for name, one in started.items()
@@ -132,12 +134,12 @@ def read(root: pathlib.Path) -> Released:
       if results.is_private_path(folder) and claim.epsilon < math.inf
     },
     started=started,
-    unclaimed=tuple(_unclaimed(root, made)),
+    unclaimed=tuple(_unclaimed(root, contents)),
   )
 
 
 def _unclaimed(
-  root: pathlib.Path, made: Mapping[str, Mapping[str, Any]]
+  root: pathlib.Path, contents: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
   """Yields folders with files that no result of theirs accounts for."""
   for top in sorted(root.iterdir()) if root.exists() else ():
@@ -145,17 +147,24 @@ def _unclaimed(
     if not top.is_dir() or top.name in skipped:
       continue
     for folder in _leaves(top):
-      name = at = folder.relative_to(root).as_posix()
-      if top.name == "search":  # an index of these vectors
-        at = at.replace("search", "encode_documents", 1)
-      if not _says_its_claim(made.get(at)):
+      name = folder.relative_to(root).as_posix()
+      content = contents.get(name)
+      if (
+        top.name == "search" and content is not None
+      ):  # of vectors, which claim
+        at = name.replace("search", "encode_documents", 1)
+        vectors = contents.get(at, {})
+        if content["fingerprint"] != vectors.get("fingerprint"):
+          content = None  # vectors that are gone, or were made again
+      if not _says_its_claim(content):
         yield name
 
 
-def _says_its_claim(result: Mapping[str, Any] | None) -> bool:
+def _says_its_claim(content: Mapping[str, Any] | None) -> bool:
   """Says whether a result is there, with a claim if private records made it."""
-  if result is None:
+  if content is None:
     return False
+  result = content["result"]
   # Scores of older versions have an epsilon and no statement.
   return result.get("epsilon") is None or result.get("statement") is not None
 

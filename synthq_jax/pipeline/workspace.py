@@ -131,6 +131,7 @@ class Workspace(Folders):
         number = f"{secrets.randbits(128):032x}"
         stream.write(f"{number} {_check_of(number)}\n".encode())
       file_lists.sync_names(path)
+    checks.hide(path.parent)
     checks.owner_alone(path)
     text = path.read_text(errors="replace")
     number, *check = text.split() or [""]

@@ -283,7 +283,11 @@ def _line(name: str, one: statement_lib.PrivacyStatement) -> str:
     return f"{name}: no claim"
   words = ""
   if len(one.ledger) == 1:
-    words = f", noise multiplier {one.ledger[0].noise_multiplier:.4g}"
+    release = one.ledger[0]
+    words = ", noise multiplier "
+    words += rounding.noise(release.noise_multiplier, digits=4)
+    if release.part:
+      words += f", of the part {release.part}"
   return f"{name}: {_numbers(one)}{words}"
 
 

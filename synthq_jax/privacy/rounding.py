@@ -7,7 +7,7 @@ reads alike wherever it stands.
 import decimal
 import math
 
-__all__ = ["delta", "epsilon", "up"]
+__all__ = ["delta", "epsilon", "noise", "up"]
 
 
 def epsilon(value: float) -> str:
@@ -51,7 +51,27 @@ def up(
     return "inf"
   number = decimal.Decimal(repr(float(value)))
   last = -places if digits is None else number.adjusted() - digits + 1
+  return _rounded(number, last, decimal.ROUND_CEILING)
+
+
+def noise(value: float, *, digits: int) -> str:
+  """Writes a noise multiplier, rounded down: less noise claims no more.
+
+  >>> noise(0.5517531, digits=4), noise(0.0, digits=4), noise(1e-21, digits=2)
+  ('0.5517', '0', '1e-21')
+
+  Args:
+    value: at least 0, finite.
+    digits: significant ones.
+
+  Returns:
+    The number as text, which is at most the value.
+  """
+  number = decimal.Decimal(repr(float(value)))
+  return _rounded(number, number.adjusted() - digits + 1, decimal.ROUND_FLOOR)
+
+
+def _rounded(number: decimal.Decimal, last: int, rounding: str) -> str:
   if number.as_tuple().exponent < last:
-    unit = decimal.Decimal(1).scaleb(last)
-    number = number.quantize(unit, decimal.ROUND_CEILING)
+    number = number.quantize(decimal.Decimal(1).scaleb(last), rounding)
   return repr(float(number)).removesuffix(".0")

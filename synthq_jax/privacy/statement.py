@@ -449,6 +449,7 @@ def _release(one: releases.Release) -> str:
   return (
     f"Mechanism ({one.identifier}). {one.mechanism}: {one.steps} steps, clip "
     f"norm {one.l2_clip_norm:g}, noise of standard deviation "
-    f"{one.noise_multiplier:.6g} x {one.l2_sensitivity:g} (noise multiplier "
+    f"{rounding.noise(one.noise_multiplier, digits=6)} x"
+    f" {one.l2_sensitivity:g} (noise multiplier "
     f"x sensitivity) on each sum{noise}; {drawn}.{group}{best}{part}"
   )

@@ -1,7 +1,8 @@
 """Says first what a run comes to: release it, ship it, at which price.
 
-The same lines stand at the top of both pages and on the screen. Those of the
-shareable page are made of public scores and of claims alone.
+It stands at the top of both pages, and that of the private one on the screen.
+That of the shareable page is made of public or released scores and of claims alone;
+the private one's follows from scores on private queries without noise, and says so.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ def _shareable(
   public_data: bool,
   made: Sequence[str],
   released_scores: Sequence[results.ReleasedScores],
+  audited: bool,
 ) -> tuple[blocks.Block, ...]:
   """Returns the verdict for everybody."""
   if released_scores:
@@ -40,7 +42,9 @@ def _shareable(
   else:
     ship = _ship(public_rows, shipped, measures[0], "public pseudo-queries")
     ship += f" {_Said.text('verdict.pseudo')}"
-  return _verdict(released, synthetic, (), ship, public_data, made)
+  said = _verdict(released, synthetic, (), ship, public_data, made)
+  # What came of it is no post-processing: that it is to be read is public.
+  return (*said, *([_Said("verdict.audited")] if audited else ()))
 
 
 def _private(
@@ -61,6 +65,8 @@ def _private(
   measure = comparison.measures[0]
   kind = f"queries of {comparison.test_set}"
   ship = _ship(rows, shipped, measure, kind, comparison.differences)
+  if not public_data:
+    ship += f" {_Said.text('verdict.unreleased')}"
   return _verdict(released, synthetic, audits, ship, public_data, made)
 
 

@@ -53,12 +53,22 @@ class Convex:
   def values(
     self, scores: Mapping[str, float], *, dense: bool
   ) -> dict[str, float]:
-    """Returns document id -> value in [0, 1], in the order of `scores`."""
+    """Returns document id -> value in [0, 1], in the order of `scores`.
+
+    Raises:
+      ValueError: if all scores lie below the floor.
+    """
     if not scores:
       return {}
     floor = self.dense_floor if dense else self.lexical_floor
     high = max(scores.values())
     low = min(scores.values()) if floor is None else floor
+    if high < low:
+      kind = "dense" if dense else "lexical"
+      raise ValueError(
+        f"expected {kind} scores of at least {low:g}, as {kind}_floor says, got"
+        f" {high:g} at most; lower {kind}_floor, or set None"
+      )
     width = high - low
     # Files of runs keep equal scores as ones that fall by single steps.
     if not width > len(scores) * np.spacing(np.float32(abs(high))):

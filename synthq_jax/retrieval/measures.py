@@ -198,7 +198,7 @@ def _values(
     each: {
       query: each.value(grades, rankings[query])
       if each in ours
-      else theirs[each, query]
+      else theirs.get((each, query), 0.0)
       for query, grades in qrels.items()
     }
     for each in measures
@@ -268,7 +268,8 @@ def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
       f"expected a measure such as nDCG@10, R@10, RR@10 or MFR, got {name!r} "
       f"({error}); see the list of ir-measures"
     ) from error
-  if "rel" in measure.SUPPORTED_PARAMS and "rel" not in measure.params:
+  has_level = "rel" in measure.SUPPORTED_PARAMS and measure.NAME != "NumRet"
+  if has_level and "rel" not in measure.params:
     return measure(rel=level)
   return measure
 

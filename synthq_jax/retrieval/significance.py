@@ -38,6 +38,7 @@ Values = Mapping[str, float] | Sequence[float] | np.ndarray
 _BLOCK = 1 << 20  # numbers resampled at a time: 8 MiB
 _ROUNDING = 1e-12
 _LEVEL = 0.95
+_FEW = 20  # values unlike the rest, of which a bootstrap needs so many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +62,14 @@ def bootstrap_interval(
   """Returns the percentile bootstrap interval of a mean over queries.
 
   Queries are drawn again with replacement; the interval holds the middle
-  `level` of the means. With fewer than some twenty queries it is too narrow.
+  `level` of the means. Where fewer than some twenty queries differ from the rest,
+  however many there are, it is too narrow; where such values are 0 and 1, it is
+  Wilson's instead.
 
   >>> bootstrap_interval([0.5, 0.5, 0.5], seed=0)
   Interval(mean=0.5, low=0.5, high=0.5)
+  >>> f"{bootstrap_interval([1.0] * 50, seed=0):.3f}"
+  '1.000 [0.929, 1.000]'
 
   Args:
     values: one per query, an array [query] or query id -> value.
@@ -79,7 +84,16 @@ def bootstrap_interval(
     ValueError: if there are no values, one is not finite, or `level` or
       `samples` is out of range.
   """
-  return stratified_interval([values], level=level, samples=samples, seed=seed)
+  interval = stratified_interval(
+    [values], level=level, samples=samples, seed=seed
+  )
+  drawn = _array("values", values)
+  ones = int(np.sum(drawn == 1))
+  if ones + np.sum(drawn == 0) == len(drawn) and (
+    min(ones, len(drawn) - ones) < _FEW
+  ):
+    return intervals.wilson(ones, len(drawn), confidence=level)
+  return interval
 
 
 def stratified_interval(
@@ -243,7 +257,9 @@ def stratified_t_test(
     largest = max(np.abs(each).max() for each in differences)
     if abs(mean) <= _ROUNDING * largest:
       return _SAME
-    return TTest(mean, float(np.copysign(np.inf, mean)), 0.0)
+    # Whatever the values are, signs that fall by chance agree so often.
+    number = sum(map(len, differences))
+    return TTest(mean, float(np.copysign(np.inf, mean)), 2.0 ** (1 - number))
   freedom = np.array([len(each) - 1 for each in differences])
   welch = variances.sum() ** 2 / (variances**2 / freedom).sum()
   statistic = mean / np.sqrt(variances.sum())

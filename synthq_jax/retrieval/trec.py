@@ -5,6 +5,7 @@ descending. So that every reader sees one and the same ranking, `write_run`
 writes scores that fall strictly in single precision.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ __all__ = [
   "ranking",
   "read_run",
   "to_run",
+  "without_own",
   "write_run",
 ]
 
@@ -27,6 +29,23 @@ Run = dict[str, dict[str, float]]
 
 Qrels = collection.Qrels
 """Judgements: query id -> document id -> grade."""
+
+
+def without_own(run: Run, depth: int) -> Run:
+  """Returns a run without documents that have their query's id.
+
+  >>> without_own({"d1": {"d1": 9.0, "d2": 2.0, "d3": 1.0}}, depth=1)
+  {'d1': {'d2': 2.0}}
+
+  Args:
+    run: query id -> document id -> score, searched to `depth` + 1.
+    depth: documents of each query, at most.
+  """
+  kept = {}
+  for query, scores in run.items():
+    others = {id_: scores[id_] for id_ in ranking(scores) if id_ != query}
+    kept[query] = dict(itertools.islice(others.items(), depth))
+  return kept
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:

@@ -53,7 +53,9 @@ class Judged(NamedTuple):
   query_tokens: np.ndarray  # [query, length]
   passages: passages.Passages
   corpus: pathlib.Path  # texts of the documents, in that order
-  drop_identical: bool = True
+  drop_identical: bool = False
+  """Whether a query's own document, by its id, is no result: it may not weigh
+  on the scale of the others when runs are fused."""
 
 
 def asked(
@@ -99,7 +101,10 @@ def lexical(
   if expansion is not None:
     texts = (one.contents for one in inputs.expanded(judged.corpus, expansion))
   built = bm25.BM25().build([str(i) for i in judged.passages.ids], texts)
-  return built.search_run(list(judged.qrels), judged.queries, depth)
+  run = built.search_run(
+    list(judged.qrels), judged.queries, depth + judged.drop_identical
+  )
+  return trec.without_own(run, depth) if judged.drop_identical else run
 
 
 def encode_rows(
@@ -205,15 +210,19 @@ def nearest(
   collection = np.asarray(vector_files.open_vectors(documents))
   rows = zip(
     *best_passages.documents(
-      index.exact(collection), asked, judged.passages.owners, depth
+      index.exact(collection),
+      asked,
+      judged.passages.owners,
+      depth + judged.drop_identical,
     ),
     strict=True,
   )
   ids = judged.passages.ids
-  return {
+  run = {
     query: dict(zip(map(str, ids[at]), scores.tolist(), strict=True))
     for query, (scores, at) in zip(judged.qrels, rows, strict=True)
   }
+  return trec.without_own(run, depth) if judged.drop_identical else run
 
 
 def remove_vectors(directory: pathlib.Path, but: str = "") -> None:

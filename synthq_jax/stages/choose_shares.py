@@ -180,6 +180,7 @@ def run(task: stage.Task) -> system_results.ChosenShares:
   judged = _search.asked(
     space, prepared, folder, _SPLIT, folder / f"{_SPLIT}.npz"
   )
+  judged = judged._replace(drop_identical=task.inputs["drop_identical"])
   lexical = _search.lexical(judged, fuse.depth)
   tables = []
   for row, retriever in retrievers.items():
@@ -274,8 +275,9 @@ def _scores(
 ) -> Float[np.ndarray, "query share"]:
   """Returns each query's score at each share, in the order of the judgements."""
   fuse, shares = task.inputs["fusion"], task.settings.shares
-  drop_identical = task.inputs["drop_identical"]
-  if drop_identical and any(of.get(q, 0) > 0 for q, of in judged.qrels.items()):
+  if judged.drop_identical and any(
+    of.get(query, 0) > 0 for query, of in judged.qrels.items()
+  ):
     raise ValueError(
       "choose_shares: expected no dev query whose own id is relevant to it; set"
       " evaluate.Config.drop_identical=False"
@@ -287,7 +289,7 @@ def _scores(
     judged.qrels,
     shares,
     depth=fuse.depth,
-    drop_identical=drop_identical,
+    drop_identical=judged.drop_identical,
   )
   return np.stack([by_share[share] for share in shares], axis=1)
 

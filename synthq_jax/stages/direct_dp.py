@@ -93,6 +93,8 @@ _NOT_THE_DOCUMENTS = (
 _NEGATIVES = ("batch", "public")
 _GRADIENTS = ("all", "pair", "query")
 _UNITS = ("pair", "query")
+_NAMED_BY_TEXT = ("jsonl", "log")
+"""Sources whose queries' ids are digests of their texts."""
 _EMPTY = np.zeros((2, 2), np.float32)
 
 
@@ -255,6 +257,15 @@ def check(run) -> None:
         "direct_dp.Config.unit must be 'pair' for UNIT='user', got"
         f" unit={method.unit!r}: no claim covers a user and a text alone"
       )
+    kind = run.prepared.source.partition(":")[0]
+    if method.unit == "query" and (
+      kind in _NAMED_BY_TEXT and run.prepared.max_positives > 1
+    ):
+      raise ValueError(
+        "direct_dp.Config.unit must be 'pair' for a log in which a query has"
+        f" several relevant documents, got unit={method.unit!r}: which of them"
+        " is kept follows from the query's text, and no claim covers that"
+      )
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -353,9 +364,15 @@ def _records(
   config: Config, space: workspace.Workspace, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
   pairs = inputs.real_pairs(space, prepared)
+  documents = pairs["documents"]
+  if config.unit == "query":
+    # The passage that fits a query best follows from its text, and would move
+    # the columns of others with it: the first stays, whatever is asked.
+    collection = inputs.document_tokens(space, prepared)
+    documents = collection.tokens[collection.of(pairs["rows"])[0]]
   return {
     "queries": pairs["queries"],
-    "documents": pairs["documents"],
+    "documents": documents,
     "document_ids": pairs["rows"],
     "example_id": keys(pairs, config.unit),
   }

@@ -181,6 +181,10 @@ def run(task: stage.Task) -> results.Evaluation | None:
   )
   directory = task.folder(private=private)
   test = _load(space, task.inputs["prepared"], test_set)
+  test = test._replace(
+    drop_identical=config.drop_identical
+    and getattr(test_set, "drop_identical", True)
+  )
   run_ = _search_with(task, system, test, directory)
   if run_ is None:
     return None
@@ -189,7 +193,7 @@ def run(task: stage.Task) -> results.Evaluation | None:
     test.qrels,
     run_,
     config.measures,
-    drop_identical=config.drop_identical and test.drop_identical,
+    drop_identical=test.drop_identical,
     level=config.relevance_level,
     split=test.split,
   )
@@ -274,9 +278,7 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
     folder = space.root / test_set.directory
     queries = folder / results.TestSet.QUERIES
     test = _search.asked(space, test_set, folder, "test", queries)
-    return test._replace(
-      split=test_set.split, drop_identical=test_set.drop_identical
-    )
+    return test._replace(split=test_set.split)
   if test_set == "test":
     folder = space.root / prepared.private_directory
     split = prepared.test_split

@@ -95,6 +95,7 @@ def jobs(run):
         if hasattr(made.value, "directory")
       ],
       "public_data": run.config.has_public_queries,
+      "audited": run.config.canaries.number > 0,
     },
   )
 
@@ -122,8 +123,9 @@ def run(task: stage.Task) -> results.Report:
       queries among the synthetic ones, and "costs" of all systems, None where
       nothing was looked for or measured; "released_scores" and "shares", with
       noise, if any; "released", the claims of the working directory; "shipped", rows
-      that may be given away; "made", the folders of the results of the run; and
-      "public_data", whether the queries are public.
+      that may be given away; "made", the folders of the results of the run;
+      "public_data", whether the queries are public; and "audited", whether canaries
+      stand among them.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.
@@ -145,7 +147,7 @@ def run(task: stage.Task) -> results.Report:
   )
   decided = {
     "released": claims,
-    **{name: task.inputs[name] for name in ("shipped", "made", "public_data")},
+    **{name: task.inputs[name] for name in _DECIDED},
   }
   measures = comparison.measures
   main, others, further = _test_sets(comparison)
@@ -319,6 +321,7 @@ def _as_text(table: str) -> tuple[blocks.Block, ...]:
   return (blocks.Preformatted(text=table),)
 
 
+_DECIDED = ("shipped", "made", "public_data", "audited")
 _VERDICTS = (verdict.SHAREABLE, verdict.PRIVATE)
 
 SECTIONS = (

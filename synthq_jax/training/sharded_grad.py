@@ -44,6 +44,19 @@ def bound(grad_fn: Callable[..., Any], public: Any) -> Callable[..., Any]:
   return grad_fn if public is None else grad_fn(public)
 
 
+def _refuse_batches(grad_fn: Callable[..., Any]) -> None:
+  """Refuses a gradient whose sensitivity is not that of single examples."""
+  if hasattr(grad_fn, "sensitivity") and not getattr(
+    grad_fn, "is_per_example", False
+  ):
+    raise ValueError(
+      "expected a gradient that clips each example by itself on several devices,"
+      f" got {type(grad_fn).__name__}: a record that comes or goes would move"
+      " others to other devices, and with them every device's batch; leave the"
+      " mesh out"
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardedGrad:
   """A clipped gradient that is computed by all devices of a mesh.
@@ -51,7 +64,8 @@ class ShardedGrad:
   Formal guarantee:
     The sum of the devices' sums is the sum over all rows: each example is
     clipped, by itself, on the devices that hold its row and is counted once. So
-    the sensitivity is that of `grad_fn`, whatever the mesh.
+    the sensitivity is that of `grad_fn`, whatever the mesh. What clips batches,
+    groups or pairs is refused: which records meet on a device depends on all.
   """
 
   grad_fn: Callable[..., Any]
@@ -98,6 +112,7 @@ class ShardedGrad:
       if public is not None:
         public = _join(public, public_split)
       grad_fn = bound(self.grad_fn, public)
+      _refuse_batches(grad_fn)
       total, aux = grad_fn(params, batch, is_padding_example=is_padding, **keys)
       return _sum(total, split), aux
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from synthq_jax import intervals
 from synthq_jax.leakage import shares
 
 
 def test_wilsons_interval_is_that_of_scipy():
   for found, total in ((0, 7), (3, 11), (50, 50), (40, 4000)):
-    ours = shares.wilson(found, total, confidence=0.9)
+    ours = intervals.wilson(found, total, confidence=0.9)
     theirs = stats.binomtest(found, total).proportion_ci(0.9, method="wilson")
     assert ours.mean == found / total
     assert ours.low == pytest.approx(theirs.low, abs=1e-12)
@@ -22,7 +23,7 @@ def test_wilsons_interval_is_that_of_scipy():
 @pytest.mark.parametrize(("found", "total"), [(3, 2), (-1, 5), (0, 0)])
 def test_impossible_counts_are_refused(found, total):
   with pytest.raises(ValueError, match=f"found={found}, total={total}"):
-    shares.wilson(found, total)
+    intervals.wilson(found, total)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_impossible_counts_are_refused(found, total):
 def test_the_interval_of_a_difference_is_newcombes(counts, low, high):
   found, total, other, others = counts
   gap = shares.difference(
-    shares.wilson(found, total), shares.wilson(other, others)
+    intervals.wilson(found, total), intervals.wilson(other, others)
   )
   assert gap.mean == found / total - other / others
   assert gap.low == pytest.approx(low, abs=5e-5)
@@ -53,7 +54,7 @@ def test_groups_that_chance_made_are_rarely_told_apart():
     ours, theirs = int(hit[trained].sum()), int(hit[~trained].sum())
     alarms += shares.two_sample_p_value(ours, 800, theirs, 200) <= 0.05
     gap = shares.difference(
-      shares.wilson(ours, 800), shares.wilson(theirs, 200)
+      intervals.wilson(ours, 800), intervals.wilson(theirs, 200)
     )
     covered += gap.low <= 0 <= gap.high
   assert alarms / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
@@ -67,7 +68,7 @@ def test_a_real_difference_is_covered():
     rng.binomial(800, 0.08, 2000), rng.binomial(200, 0.03, 2000), strict=True
   )
   gaps = [
-    shares.difference(shares.wilson(a, 800), shares.wilson(b, 200))
+    shares.difference(intervals.wilson(a, 800), intervals.wilson(b, 200))
     for a, b in draws
   ]
   assert 0.94 <= np.mean([one.low <= 0.05 <= one.high for one in gaps]) <= 0.98
@@ -76,13 +77,17 @@ def test_a_real_difference_is_covered():
 def test_the_same_texts_are_compared_pair_by_pair():
   first = np.array([True] * 30 + [False] * 70)
   same = shares.paired_difference(first, first)
-  apart = shares.difference(shares.wilson(30, 100), shares.wilson(30, 100))
+  apart = shares.difference(
+    intervals.wilson(30, 100), intervals.wilson(30, 100)
+  )
   assert same.mean == 0
   assert same.high - same.low < 0.15 * (apart.high - apart.low)
   assert shares.paired_p_value(first, first) == 1.0
   more = np.array([True] * 40 + [False] * 60)
   gap = shares.paired_difference(more, first)
-  apart = shares.difference(shares.wilson(40, 100), shares.wilson(30, 100))
+  apart = shares.difference(
+    intervals.wilson(40, 100), intervals.wilson(30, 100)
+  )
   assert gap.mean == pytest.approx(0.1)
   assert gap.high - gap.low < apart.high - apart.low
   # Ten texts, all found by the first alone: 2 / 2^10.
@@ -134,7 +139,7 @@ def test_one_original_behind_all_copies_makes_the_share_unsure():
 def test_nothing_found_is_no_certainty():
   found = _sized([], range(40), 60, 30).share
   assert (found.mean, found.low) == (0, 0)
-  assert found.high == pytest.approx(shares.wilson(0, 30).high)
+  assert found.high == pytest.approx(intervals.wilson(0, 30).high)
 
 
 def test_too_few_originals_are_refused():
@@ -198,3 +203,43 @@ def test_a_bootstrap_of_the_originals_would_find_what_is_not_there():
     )
     biases.append(_gap(again, written).mean - _gap(log, written).mean)
   assert np.mean(biases) > 5 * np.std(biases) / math.sqrt(100)
+
+
+def drawn_documents(rng, documents=120, each=6):
+  """Queries that come out more easily for some documents; a side by document."""
+  units = np.repeat(np.arange(documents), each)
+  ease = np.where(rng.random(documents) < 0.3, 0.8, 0.05)
+  return (
+    rng.random(len(units)) < ease[units],
+    (rng.random(documents) < 0.7)[units],
+    units,
+  )
+
+
+def test_units_are_the_draws_where_a_split_drew_them():
+  rng, repeats = np.random.default_rng(3), 150
+  alarms, naive, missed = 0, 0, 0
+  for repeat in range(repeats):
+    found, first, units = drawn_documents(rng)
+    alarms += 0.05 >= shares.permutation_p_value(
+      found, first, units, permutations=199, seed=repeat
+    )
+    counts = [(found[side].sum(), side.sum()) for side in (first, ~first)]
+    naive += shares.two_sample_p_value(*counts[0], *counts[1]) <= 0.05
+    gap = shares.difference(
+      *(shares.of_units(found[side], units[side]) for side in (first, ~first))
+    )
+    missed += not gap.low <= 0 <= gap.high
+  most = 0.05 * repeats + 3 * math.sqrt(0.05 * 0.95 * repeats)
+  assert alarms <= most and missed <= most < naive
+
+
+def test_a_difference_of_units_is_found():
+  rng = np.random.default_rng(4)
+  found, first, units = drawn_documents(rng)
+  found |= first & (rng.random(len(found)) < 0.5)
+  assert shares.permutation_p_value(found, first, units) < 0.001
+  gap = shares.difference(
+    *(shares.of_units(found[side], units[side]) for side in (first, ~first))
+  )
+  assert gap.low > 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from synthq_jax import optim
 from synthq_jax.losses import contrastive
 from synthq_jax.optim import clipping, strategies
 from synthq_jax.privacy import sampling
@@ -314,3 +315,17 @@ def test_a_mask_where_nobody_looks_is_refused(wrapped):
   grad_fn = clipping.clipped_grad(loss_fn, l2_clip_norm=9.0)
   with pytest.raises(ValueError, match="leave it out"):
     grad_fn(PARAMS, wrapped(batch))
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda fn: fn])
+def test_several_clip_norms_are_refused(jit):
+  grad_fn = optim.clipped_grad(
+    lambda p, b: b @ p,
+    l2_clip_norm=1.0,
+    rescale_to_unit_norm=True,
+    strategy="vmap",
+  )
+  batch = 10 * jnp.ones((4, 4))
+  call = jit(lambda clip: grad_fn(jnp.zeros(4), batch, l2_clip_norm=clip)[0])
+  with pytest.raises(ValueError, match="expected one l2_clip_norm"):
+    call(jnp.array([1e4, 1.0, 1.0, 1.0]))

@@ -285,3 +285,21 @@ def test_the_message_holds_no_value_of_the_batch():
   with pytest.raises(ValueError) as another:
     optim.check_independence(batch_norm, PARAMS, other)
   assert str(error.value) == str(another.value)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost", "auto"])
+def test_a_rule_of_another_package_may_couple_examples_and_is_refused(strategy):
+  """With on_error="nan" one bad example takes all others out of the sum."""
+  eqx = pytest.importorskip("equinox")
+
+  def loss_of_one(w, x):
+    large = jnp.any(jnp.abs(x) > 10)
+    return jnp.sum(eqx.error_if(x, large, "outlier", on_error="nan") @ w)
+
+  grad_fn = optim.clipped_grad(
+    lambda w, b: jax.vmap(loss_of_one, in_axes=(None, 0))(w, b["x"]),
+    l2_clip_norm=1.0,
+    strategy=strategy,
+  )
+  with pytest.raises(ValueError, match="rule for jax.vmap is not JAX's own"):
+    jax.jit(grad_fn)(PARAMS["w"], BATCH)

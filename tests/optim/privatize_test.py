@@ -204,3 +204,35 @@ def test_parts_of_a_sum_inside_shard_map_are_refused():
     sharded(PartitionSpec("parts"), check_vma=False)(jnp.zeros(8))
   whole = sharded(PartitionSpec())(jnp.zeros(8))
   np.testing.assert_array_equal(whole, step(jnp.zeros(8)))
+
+
+def test_several_sums_under_vmap_do_not_share_their_noise():
+  """Their differences would have none."""
+  tx = make()
+  several = jax.tree.map(lambda x: jnp.stack([x, x]), ZEROS)
+  states = jax.vmap(tx.init)(several)
+  for update in (jax.vmap(tx.update), jax.vmap(jax.jit(tx.update))):
+    with pytest.raises(ValueError, match="several under jax.vmap and one key"):
+      update(several, states)
+
+  def with_key(key, tree):
+    own = optim.privatize(
+      l2_sensitivity=1.0, noise_multiplier=1.0, denominator=1.0, key=key
+    )
+    return own.update(tree, own.init(tree))[0]
+
+  keys = jax.random.split(jax.random.key(0), 2)
+  made = jax.vmap(with_key)(keys, several)
+  assert correlation(made["a"][0], made["a"][1]) < 5 / np.sqrt(20_000)
+
+
+def test_numbers_in_half_precision_are_refused():
+  tx = optax.inject_hyperparams(optim.privatize, static_args="key")(
+    l2_sensitivity=0.5,
+    noise_multiplier=0.705,
+    denominator=1.0,
+    key=jax.random.key(0),
+  )
+  params = jnp.zeros(9, jnp.bfloat16)  # in whose precision numbers are kept
+  with pytest.raises(ValueError, match="in single precision, got bfloat16"):
+    tx.update(jnp.zeros(9), tx.init(params))

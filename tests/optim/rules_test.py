@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from synthq_jax import optim
 from synthq_jax.optim.bookkeeping import rules, sums
 
 BATCH, ROWS, COLUMNS = 3, 7, 4
@@ -225,3 +226,29 @@ def test_the_allowance_is_small_where_nothing_cancels():
   use = outer(3, 50)
   expected = np.sum(gradients([use]) ** 2, axis=(1, 2))
   np.testing.assert_allclose(rules.squared_norms([use]), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("strategy", ["vmap", "bookkeeping", "ghost", "auto"])
+def test_a_lookup_that_is_dropped_adds_nothing_even_if_not_finite(strategy):
+  """The gradient of a norm at 0 is nan, of a row that reads no parameter."""
+  table = jax.random.normal(jax.random.key(0), (8, 4))
+  ids = jnp.array([[3, 3, 8], [1, 2, 5]])  # 8 is padding
+
+  def loss_fn(params, batch):
+    x = jnp.take(params, batch, axis=0, mode="fill", fill_value=0.0)
+    lengths = jnp.linalg.norm(x, axis=-1)
+    return jnp.sum(jnp.where(batch < 8, lengths, 0.0), axis=1)
+
+  grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0, strategy=strategy)
+  total, aux = grad_fn(table, ids)
+  assert np.isfinite(aux.norms).all()
+  expected = sum(
+    gradient / max(1.0, np.linalg.norm(gradient))
+    for row in np.asarray(ids)
+    for gradient in [
+      jax.grad(lambda t, r=row[row < 8]: jnp.linalg.norm(t[r], axis=-1).sum())(
+        table
+      )
+    ]
+  )
+  np.testing.assert_allclose(total, expected, atol=1e-5)

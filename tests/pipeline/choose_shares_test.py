@@ -125,12 +125,14 @@ def test_a_query_that_all_shares_answer_attains_the_sensitivity(
 
 def test_each_share_is_scored_as_the_fused_row_would_be():
   judged = types.SimpleNamespace(
-    qrels={"q1": {"a": 1}, "q2": {"c": 1}}, queries=["x", "y"]
+    qrels={"q1": {"a": 1}, "q2": {"c": 1}},
+    queries=["x", "y"],
+    drop_identical=True,
   )
   lexical = {"q1": {"a": 2.0, "b": 1.0}, "q2": {"a": 3.0, "b": 2.0}}
   dense = {"q1": {"b": 2.0, "a": 1.0}, "q2": {"c": 0.9, "a": 0.1}}
   task = types.SimpleNamespace(
-    inputs={"fusion": fuse.Config(), "drop_identical": True},
+    inputs={"fusion": fuse.Config()},
     settings=choose_shares.Config(shares=(0.0, 0.3, 0.8)),
   )
   found = choose_shares._scores(task, judged, lexical, dense)

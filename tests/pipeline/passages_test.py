@@ -15,9 +15,15 @@ import tiny_runs
 from synthq_jax import artifacts
 from synthq_jax.data import collection, passages, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
-from synthq_jax.pipeline import inputs, plan, results, system_results
+from synthq_jax.pipeline import (
+  inputs,
+  plan,
+  results,
+  system_results,
+  workspace,
+)
 from synthq_jax.retrieval import best_passages, index, trec, vector_files
-from synthq_jax.stages import fuse
+from synthq_jax.stages import direct_dp, fuse
 
 LENGTH, STRIDE, NUM = 16, 8, 40
 
@@ -147,6 +153,28 @@ def test_passages_that_score_the_same_are_one_document():
     index.exact(documents), documents[:1], owners, 10
   )
   assert found.tolist() == [[0, 1]] and scores.tolist() == [[2.0, 2.0]]
+
+
+def test_the_text_of_a_query_moves_no_document_of_direct_training(run):
+  """Where its unit is the text: the passage that fits best follows from it."""
+  space = workspace.Folders(run)
+  prepared = artifacts.load(run / "private/prepare_data", results.PreparedData)
+  stored = inputs.arrays(
+    space, prepared, run / "private/prepare_data/train.npz"
+  )
+  read = inputs.document_tokens(space, prepared)
+  first, last = read.of(stored["documents"])
+  assert (last - first > 1).any() and (stored["passages"] != first).any()
+  records = {
+    unit: direct_dp._records(
+      direct_dp.Config(unit=unit, method="batch"), space, prepared
+    )["documents"]
+    for unit in ("query", "pair")
+  }
+  np.testing.assert_array_equal(records["query"], read.tokens[first])
+  np.testing.assert_array_equal(
+    records["pair"], read.tokens[stored["passages"]]
+  )
 
 
 # In the pipeline.

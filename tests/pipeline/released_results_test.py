@@ -111,9 +111,15 @@ def test_files_without_a_result_take_the_claim_away(finished_run, tmp_path):
   place = root / "search/synthetic_eps8"
   place.mkdir(parents=True, exist_ok=True)
   (place / "documents.faiss").write_text("of vectors that are there")
+  vectors = root / "encode_documents/synthetic_eps8/result.json"
+  shutil.copy(vectors, place)
   found = released_results.read(root)
   assert found.unclaimed == ("finetune_dp/eps8",)
   assert found.together is None
+  content = json.loads(vectors.read_text())
+  vectors.write_text(json.dumps(content | {"fingerprint": "0123456789abcdef"}))
+  found = released_results.read(root)  # the index is of the vectors before
+  assert found.unclaimed == ("finetune_dp/eps8", "search/synthetic_eps8")
   (root / "search/gone").mkdir()
   (root / "search/gone/documents.faiss").write_text("of no vectors any more")
   assert "search/gone" in released_results.read(root).unclaimed

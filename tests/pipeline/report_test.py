@@ -286,6 +286,7 @@ def run_report(root, compared=None, **changes):
     shipped=["public_only", "synthetic_eps8", "direct_eps8"],
     made=[],
     public_data=False,
+    audited=False,
     **{
       "audits": (),
       "leakage": None,

@@ -16,7 +16,7 @@ import tiny_runs
 from bm25s import stopwords
 
 from synthq_jax import artifacts
-from synthq_jax.data import beir, search_engines
+from synthq_jax.data import beir, passages, search_engines
 from synthq_jax.leakage import rerankers
 from synthq_jax.pipeline import (
   export,
@@ -31,6 +31,7 @@ from synthq_jax.privacy import statement
 from synthq_jax.retrieval import fusion, measures, trec
 from synthq_jax.stages import (
   _held_out,
+  _search,
   expand,
   fuse,
   stage,
@@ -482,3 +483,33 @@ def test_every_system_is_timed_and_what_it_holds_is_added_up(finished_run):
   page = (root / finished_run.report.private_html).read_text()
   assert "p95 (ms)" in page
   assert "p95 (ms)" not in (root / finished_run.report.html).read_text()
+
+
+def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):
+  """As in ArguAna, whose queries are documents: BM25 scores them far above."""
+  own = "a long argument about the price of sugar and of salt in winter"
+  texts = {
+    "d0": own,
+    "d1": "the price of sugar",
+    "d2": "salt in winter",
+    "d3": "coal",
+  }
+  corpus = tmp_path / "corpus.jsonl"
+  lines = [{"_id": id_, "text": text} for id_, text in texts.items()]
+  corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  judged = _search.Judged(
+    split="test",
+    qrels={"d0": {"d1": 1}},
+    queries=[own],
+    query_tokens=np.zeros((1, 1), np.int32),
+    passages=passages.Passages(
+      np.array([*texts]), np.zeros((4, 1), np.int32), np.arange(4)
+    ),
+    corpus=corpus,
+  )
+  kept = _search.lexical(judged, depth=2)["d0"]
+  assert [*kept][0] == "d0"
+  other = _search.lexical(judged._replace(drop_identical=True), depth=2)["d0"]
+  assert [*other] == ["d1", "d2"]  # as many as were asked for
+  values = fusion.Convex(lexical_floor=0.0).values(other, dense=False)
+  assert values["d1"] == 1

@@ -32,6 +32,16 @@ def test_only_the_owner_may_read_the_secret(tmp_path):
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_private_is_hidden_also_where_it_was_there_before(tmp_path):
+  private = tmp_path / "private"
+  private.mkdir(mode=0o755)  # by hand, or out of a backup
+  workspace.Workspace(tmp_path)
+  assert stat.S_IMODE(private.stat().st_mode) == 0o700
+  private.chmod(0o755)
+  workspace.Workspace(tmp_path)
+  assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
 def test_the_secret_and_its_folders_are_on_disk_once_it_is_drawn(
   tmp_path, monkeypatch
 ):

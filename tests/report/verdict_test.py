@@ -56,7 +56,7 @@ def row(name, over, epsilon=None, mean=0.5):
 
 def said(
   claims=None, synthetic=None, *, rows=(), shipped=(), public_data=False,
-  scores=(),
+  scores=(), audited=False,
 ):  # fmt: skip
   """The lines of the shareable page."""
   return verdict.as_text(
@@ -69,6 +69,7 @@ def said(
       public_data=public_data,
       made=list(SHARED),
       released_scores=scores,
+      audited=audited,
     )
   ).splitlines()
 
@@ -108,13 +109,18 @@ def test_a_reason_against_it_is_named(changes, synthetic, words):
   assert words in lines[0]
 
 
+def test_an_audit_is_named_and_what_it_found_is_not():
+  assert said(audited=True)[-1].startswith("Audit: Canaries were planted")
+  assert not any("Audit" in line for line in said())
+
+
 def test_what_voids_the_claims_is_red():
   claims = found(
     shared={**SHARED, "a/b": FIXED, "generate/eps3": CLAIM},
     started={"1": CLAIM, "2": made_up.claim("finetune_dp/tried")},
   )
   built = verdict.SHAREABLE.build(
-    claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED), ()
+    claims, [queries()], (), (), ("nDCG@10",), True, list(SHARED), (), False
   )
   red = [one.text for one in built if isinstance(one, blocks.Alert)]
   for words in (

@@ -100,6 +100,12 @@ def test_scores_that_are_no_numbers_are_refused_with_their_document(
     fusion.fuse(method, LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
 
 
+def test_a_floor_above_all_scores_is_refused():
+  method = fusion.Convex(dense_floor=0.0)
+  with pytest.raises(ValueError, match="as dense_floor says, got -0.1 at most"):
+    method.values({"a": -0.1, "b": -0.3}, dense=True)
+
+
 @pytest.mark.parametrize("weight", [-0.1, 1.1, math.nan])
 def test_a_weight_is_a_share(weight):
   with pytest.raises(ValueError, match=r"a weight in \[0, 1\]"):

@@ -103,7 +103,8 @@ def test_systems_equal_on_every_query_have_p_value_one():
   same = np.array([0.2, 0.8])
   assert significance.paired_t_test(same, same) == significance.TTest(0, 0, 1)
   shifted = significance.paired_t_test(same, same + 0.5)
-  assert (shifted.statistic, shifted.p_value) == (-np.inf, 0.0)
+  # Two signs that agree prove little, however little they vary.
+  assert (shifted.statistic, shifted.p_value) == (-np.inf, 0.5)
 
 
 def test_bonferroni_multiplies_by_the_number_of_tests_up_to_one():
@@ -253,7 +254,7 @@ def test_differences_that_cancel_exactly_are_no_difference():
   cancel = significance.stratified_t_test([up, down], zeros)
   assert cancel == significance.TTest(0, 0, 1)
   up_only = significance.stratified_t_test([up, up], [zeros[0]] * 2)
-  assert (up_only.statistic, up_only.p_value) == (np.inf, 0.0)
+  assert (up_only.statistic, up_only.p_value) == (np.inf, 2**-5)
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0], [1.0, np.nan], []])

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from synthq_jax import optim
+from synthq_jax.losses import contrastive
 from synthq_jax.optim import strategies
 from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.training import mesh as mesh_lib
@@ -171,3 +172,44 @@ def test_what_the_partitioner_may_divide_gives_the_sum_of_one_device(
   grad_fn = make(LAYERS[name], strategy)
   got = jax.jit(grad_fn)(PARAMS, divided(), is_padding_example=PADDING)
   assert_same(got, on_one_device(grad_fn))
+
+
+@pytest.mark.parametrize("method", [optim.Batch(), optim.Logit()])
+def test_batches_of_pairs_are_not_divided_among_devices(method):
+  """One record less moves all others to other devices: 7 C where 2 C is said."""
+  encode = lambda p, x: jnp.tanh(x @ p["w"])  # noqa: E731
+  grad_fn = optim.contrastive_clipped_grad(
+    encode,
+    encode,
+    l2_clip_norm=1.0,
+    method=method,
+    max_batch_size=ROWS,
+    loss=contrastive.Softmax(temperature=1.0),
+  )
+  sharded = sharded_grad.ShardedGrad(
+    grad_fn=grad_fn, mesh=mesh_lib.make(mesh_lib.Shape(data=4))
+  )
+  batch = {"queries": BATCH["x"][:, 0], "documents": BATCH["x"][:, 1]}
+  with pytest.raises(ValueError, match="clips each example by itself"):
+    sharded({"w": PARAMS["w"]}, batch, is_padding_example=np.zeros(ROWS, bool))
+
+
+@pytest.mark.parametrize("divided", ["mask", "results"])
+def test_a_convolution_is_refused_whatever_divides_it(divided):
+  mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
+  rows, all_ = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+  grad_fn = make(convolution, "vmap")
+  params = jax.device_put({"k": PARAMS["k"]}, all_)
+  batch = jax.device_put(BATCH, all_)
+  if divided == "mask":
+    padding = jax.device_put(np.zeros(ROWS, bool), rows)
+    call = jax.jit(lambda p, b, m: grad_fn(p, b, is_padding_example=m))
+    arguments = (params, batch, padding)
+  else:
+    call = jax.jit(
+      lambda p, b: (lambda total, aux: (total, aux.norms))(*grad_fn(p, b)),
+      out_shardings=(all_, rows),
+    )
+    arguments = (params, batch)
+  with pytest.raises(jax.errors.JaxRuntimeError, match="divided among several"):
+    jax.block_until_ready(call(*arguments))

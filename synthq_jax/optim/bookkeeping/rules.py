@@ -387,6 +387,8 @@ def _outer_product(left: jax.Array, right: jax.Array) -> jax.Array:
 
 def _rows_sum(use: Rows, weights: jax.Array, total: jax.Array) -> jax.Array:
   right = _scaled(use.right.astype(jnp.float32), weights)
+  # What reads nothing has no norm, so that its cotangent may be anything.
+  right = jnp.where((use.ids >= 0)[..., None], right, 0.0)
   # An example adds to each row once, or large positions that cancel would round
   # the sum of all others again and again.
   same = _same_row(use, use)

@@ -193,7 +193,9 @@ def _weighted_gradient(
     exact = jax.lax.Precision.HIGHEST
     return jnp.sum(factors * jnp.matmul(q, d.T, precision=exact))
 
-  gradient = jax.grad(total)(wide)
+  # Passes back of half precision, accelerators' default, would round with all.
+  with jax.default_matmul_precision("highest"):
+    gradient = jax.grad(total)(wide)
   return jax.tree.map(lambda x: jnp.where(row_counts.any(), x, 0.0), gradient)
 
 

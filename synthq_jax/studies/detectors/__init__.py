@@ -20,7 +20,6 @@ from synthq_jax.data import query_pairs
 from synthq_jax.leakage import (
   calibration,
   near_duplicates,
-  shares,
   words,
 )
 from synthq_jax.pipeline import config_types, fingerprints
@@ -210,7 +209,7 @@ def point(threshold: float, scores: np.ndarray, labelled: Labelled) -> Point:
   found = scores >= threshold
   right = found & labelled.labels
   precision, recall = (
-    calibration.grouped_interval(right, total, labelled.topics, seed=0)
+    calibration.grouped_interval(right, total, labelled.topics)
     for total in (found, labelled.labels)
   )
   return Point(
@@ -354,7 +353,7 @@ def confusion(labelled: Labelled, side: str) -> Relations:
   total = sum(counts.values())
   return Relations(
     counts=table,
-    accuracy=shares.wilson(right, total),
+    accuracy=intervals.wilson(right, total),
     commonest=max(map(sum, table)) / total,
   )
 
