@@ -71,7 +71,8 @@ def test_run_hands_the_configuration_to_the_pipeline(ran, tmp_path, capsys):
   assert isinstance(config, plan.RunConfig)
   assert (workdir, stages, progress) == (tmp_path, None, False)
   printed = capsys.readouterr().out
-  assert REPORT.table in printed
+  before, table, _ = printed.partition(REPORT.table)
+  assert table and "PRIVATE: scores on private queries" in before
   assert str(tmp_path / "report.html") in printed
   assert f"PRIVATE report:   {tmp_path / REPORT.private_html}" in printed
   cost = r"run finished: 0 min \d+ s, peak memory \d+\.\d GiB"
@@ -273,6 +274,20 @@ def test_the_written_configuration_gives_the_same_run(ran, tmp_path, capsys):
   texts = [(tmp_path / place / "config.gin").read_text() for place in "ab"]
   assert texts[0] == texts[1]
   assert capsys.readouterr().err == ""
+
+
+def test_a_secret_is_hidden_under_every_name(ran, tmp_path):
+  file = tmp_path / "own.gin"
+  file.write_text(
+    "from __gin__ import dynamic_registration\n"
+    "from synthq_jax.pipeline import plan\n"
+    "MY_NUMBER = 271828182845\n"
+    "plan.RunConfig.secret_seed = %MY_NUMBER\n"
+  )
+  argv = ["run", DEMO, f"--gin_file={file}", f"--workdir={tmp_path}"]
+  assert main.main(argv) == 0
+  assert ran[0][0].secret_seed == 271828182845
+  assert "271828182845" not in (tmp_path / "config.gin").read_text()
 
 
 def test_the_written_configuration_keeps_the_secret(ran, tmp_path):

@@ -46,8 +46,6 @@ _FIRST = ("studies", "pipeline", "stages", "models", "training", "data")
 """Packages whose modules a flag means where others have one of the name."""
 # Lines of the written configuration that would undo the noise.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
-_GUESSED = 10**6
-"""Below, a secret protects nothing, and equals other settings by chance."""
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
 _DOWNLOADED = (
   *("prepare_data.source", "prepare_data.vocabulary", "test_sets"),
@@ -318,8 +316,8 @@ def _configured(
   files = options.gin_file or ()
   config, text, read = _loaded(kind, files, bindings, folders)
   text = _SECRET.sub(_HIDDEN, text)
-  secret = getattr(config, "secret_seed", None)
-  if secret and secret >= _GUESSED:  # under whatever name it stands
+  secret = getattr(config, "secret_seed", None) or 0
+  if secret > 10**6:  # under any name; smaller ones protect nothing
     text = re.sub(rf"(?m)^(\S+) = {secret}$", _HIDDEN, text)
   place = workdir / "config.gin"
   return config, lambda: artifacts.write_atomically(place, text), read

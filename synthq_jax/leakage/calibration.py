@@ -190,7 +190,7 @@ def grouped_interval(
 
   >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
   >>> f"{grouped_interval(hits, counted, topics):.2f}"
-  '0.67 [0.13, 0.96]'
+  '0.67 [0.10, 0.97]'
 
   Args:
     hits: what a pair adds above the line, at most what it adds below.

@@ -133,6 +133,7 @@ def run(
   if step < 0:
     raise ValueError(f"step must be at least 0, got step={step}")
   chosen, given = FORMATS[format], _source(pathlib.Path(source))
+  _refuse_systems(given.folder)
   if given.is_private and not allow_private:
     raise ValueError(
       f"{source}: expected a result that may be shared, got one under"
@@ -144,7 +145,6 @@ def run(
   if kind is not chosen.of:
     fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
     got = kind.__name__ if given.result else "folder that no run made"
-    _refuse_systems(given)
     raise ValueError(
       f"{source}: expected a {chosen.of.__name__} for --format={format}, got a"
       f" {got}: give a result of a run, or one of {fitting}"
@@ -159,14 +159,14 @@ def run(
   return _summary(place, given, chosen)
 
 
-def _refuse_systems(given: Source) -> None:
+def _refuse_systems(folder: pathlib.Path) -> None:
   """Says of what is made of parts which of them to export."""
-  path = given.folder / artifacts.RESULT_NAME
+  path = folder / artifacts.RESULT_NAME
   made = artifacts.read_json(path)["result"] if path.exists() else {}
   if "weight" in made:
-    name = given.folder.name
+    name = folder.name
     raise ValueError(
-      f"{given.folder}: expected a model or queries, got the weight"
+      f"{folder}: expected a model or queries, got the weight"
       f" {made['weight']:g} of {name} beside BM25: export the checkpoint"
       f" train_retriever/{name} and apply the weight where you search; the"
       f" statement in {path.name} here is that of both together"

@@ -218,6 +218,17 @@ def test_a_wrong_export_is_one_line(flags, words, tmp_path, capsys):
   assert words in line
 
 
+def test_a_fused_row_says_what_to_export_in_its_place(finished_run):
+  """The verdict may name one."""
+  fused = finished_run.root / "fuse/synthetic_eps8"
+  with pytest.raises(ValueError) as refused:
+    export.run(fused, finished_run.root / "never", format="huggingface")
+  [line] = str(refused.value).splitlines()
+  assert "export the checkpoint train_retriever/synthetic_eps8" in line
+  assert "beside BM25" in line
+  assert not (finished_run.root / "never").exists()
+
+
 # Public checkpoints of every format, and a run that starts from them.
 
 

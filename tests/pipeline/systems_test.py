@@ -495,7 +495,9 @@ def test_a_querys_own_document_is_no_result_and_sets_no_scale(tmp_path):
     "d3": "coal",
   }
   corpus = tmp_path / "corpus.jsonl"
-  lines = [{"_id": id_, "text": text} for id_, text in texts.items()]
+  lines = [
+    {"_id": id_, "title": "", "text": text} for id_, text in texts.items()
+  ]
   corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
   judged = _search.Judged(
     split="test",
