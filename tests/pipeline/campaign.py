@@ -479,6 +479,9 @@ def told_to_stop(one: Campaign, root, place, rng) -> str:
   child.kill(number)
   if child.finish() == 0:
     return LATE
+  if child.code == -number and "run finished: " in child.text():
+    one.compare(root)  # it had ended, and Python was leaving
+    return LATE
   if child.code != code or "Traceback" in child.text():
     raise Wrong(f"{FALSE}: code {child.code}, said {child.text()[-600:]!r}")
   begun = entries(root)
