@@ -71,8 +71,8 @@ def test_a_planted_bug_is_caught(copy, name):
   ("wrong", "by"),
   [
     (QUICK.right, "passed"),
-    ("number.quantized(unit)", "broke: AttributeError"),
-    ("number.quantize(unit\n", "broke: "),
+    ("number.rounded(last)", "broke: AttributeError"),
+    ("_rounded(number\n", "broke: "),
   ],
   ids=["no bug", "a name that is not there", "no Python"],
 )
