@@ -1,6 +1,5 @@
 """Refuses arguments out of range, in one line that names them."""
 
-import contextlib
 import math
 import numbers
 import os
@@ -106,12 +105,21 @@ def hide(folder: str | os.PathLike) -> None:
   """Takes a folder away from all but its owner, whoever made it with which mode.
 
   Args:
-    folder: that is there. Where modes mean nothing, or it is somebody else's, it
-      stays as it is.
+    folder: that is there.
+
+  Raises:
+    ValueError: if others may open it, and its mode is not ours to change.
   """
-  if os.stat(folder).st_mode & 0o077:
-    with contextlib.suppress(PermissionError, NotImplementedError):
-      os.chmod(folder, 0o700)
+  mode = os.stat(folder).st_mode & 0o777
+  if not mode & 0o077:
+    return
+  try:
+    os.chmod(folder, 0o700)
+  except PermissionError as error:
+    raise ValueError(
+      f"{folder}: expected a folder that its owner alone may open, got mode"
+      f" {mode:o} of another owner: give another --workdir"
+    ) from error
 
 
 def owner_alone(path: str | os.PathLike) -> None:

@@ -185,13 +185,11 @@ def bounded(
   refused = [
     np.log1p(won).cumsum(axis=0).max(axis=0) >= limit for won in (up, down)
   ]
-  ends = [0.0, 1.0]
-  if refused[0].any():
-    ends[0] = float(means_tried[refused[0]].max())
-  if refused[1].any():
-    ends[1] = float(means_tried[refused[1]].min())
+  least = means_tried[refused[0]].max(initial=0.0)
+  most = means_tried[refused[1]].min(initial=1.0)
   mean = float(np.mean(values))
-  scaled = [low + (high - low) * end for end in ends]
   return Interval(
-    mean=mean, low=min(mean, scaled[0]), high=max(mean, scaled[1])
+    mean=mean,
+    low=min(mean, float(low + (high - low) * least)),
+    high=max(mean, float(low + (high - low) * most)),
   )

@@ -30,7 +30,8 @@ def summary(report: Any, workdir: str) -> str:
   """Returns the main table, the verdict, and where the reports are."""
   return (
     "\nPRIVATE: scores on private queries, without noise; what may be quoted"
-    f" stands in {report.html}\n\n{report.table.rstrip()}\n\n{report.verdict}\n\n"
+    " stands in the shareable report\n\n"
+    f"{report.table.rstrip()}\n\n{report.verdict}\n\n"
     f"shareable report: {os.path.join(workdir, report.html)}\n"
     f"        as text:  {os.path.join(workdir, report.markdown)}\n"
     f"PRIVATE report:   {os.path.join(workdir, report.private_html)}"

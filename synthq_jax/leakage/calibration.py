@@ -180,13 +180,16 @@ def grouped_interval(
   hits: Sequence[float],
   counted: Sequence[float],
   groups: Sequence[Hashable],
+  *,
+  confidence: float = 0.95,
 ) -> intervals.Interval:
-  """Returns a share and its 95% interval, whole groups being drawn.
+  """Returns a share and its interval, whole groups being drawn.
 
   The share is the sum of `hits` over the sum of `counted`, such as right pairs
   over found ones; both sums vary from draw to draw. The interval is Wilson's for
   as many independent pairs as would vary as much as the groups do, at most as
-  there are; where all pairs agree, for as many as there are groups.
+  there are; where all pairs agree, or there is one group, for as many as there are
+  groups.
 
   >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
   >>> f"{grouped_interval(hits, counted, topics):.2f}"
@@ -196,6 +199,7 @@ def grouped_interval(
     hits: what a pair adds above the line, at most what it adds below.
     counted: what it adds below the line, >= 0.
     groups: which belong together, one per pair.
+    confidence: of the interval, in (0, 1).
 
   Returns:
     The share and its interval; nan where nothing counts.
@@ -217,10 +221,11 @@ def grouped_interval(
   number = np.count_nonzero(np.bincount(places, counted))
   # The linear part of the share: what each group moves it by.
   moved = np.bincount(places, hits - share * counted) / total
-  variance = float(moved @ moved) * number / max(number - 1, 1)
-  effective = share * (1 - share) / variance if variance else number
-  effective = min(effective, total)
-  return intervals.wilson(share * effective, effective)
+  effective = float(number)
+  if number > 1 and 0 < share < 1:
+    variance = float(moved @ moved) * number / (number - 1)
+    effective = min(total, share * (1 - share) / max(variance, 1e-300))
+  return intervals.wilson(share * effective, effective, confidence=confidence)
 
 
 def cohens_kappa(

@@ -28,7 +28,6 @@ __all__ = [
   "alone",
   "at_size",
   "difference",
-  "of_units",
   "paired_difference",
   "paired_p_value",
   "permutation_p_value",
@@ -73,30 +72,6 @@ def difference(
 def _third_side(one: float, other: float, correlation: float) -> float:
   squared = one**2 - 2 * correlation * one * other + other**2
   return math.sqrt(max(0.0, squared))
-
-
-def of_units(
-  found: Bool[np.ndarray, " text"],
-  units: Int[np.ndarray, " text"],
-  *,
-  confidence: float = 0.95,
-) -> intervals.Interval:
-  """Returns a share whose texts were drawn in units, such as documents.
-
-  Wilson's interval for as many independent texts as would vary as much, at most
-  as there are; where all texts agree, for as many as there are units.
-
-  Args:
-    found: which texts, at least one.
-    units: of each text.
-    confidence: of the interval, in (0, 1).
-  """
-  share = found.mean()
-  number = len(np.unique(units))
-  variance = _covariance(found, found, units)
-  effective = share * (1 - share) / variance if variance else number
-  effective = min(effective, len(found))
-  return intervals.wilson(share * effective, effective, confidence=confidence)
 
 
 def permutation_p_value(

@@ -137,14 +137,20 @@ def refuse_batch_rules(
 
 
 def _refuse_primitives(jaxpr: Any) -> None:
-  for equation in jaxprs.equations(jaxpr):
+  equations = list(jaxprs.equations(jaxpr))
+  foreign = {
+    one
+    for one in {equation.primitive for equation in equations}
+    if not _is_mapped_by_jax(one)
+  }
+  for equation in equations:
     name, params = equation.primitive.name, equation.params
     what = _BATCHED.get(name)
     if any(_is_odd_key(atom.aval) for atom in equation.invars):
       what = _BATCHED["rng_bit_generator"]
     if what is None and params.get("vmap_method") in _AT_ONCE:
       what = f"a call with vmap_method={params['vmap_method']!r}"
-    if what is None and not _is_mapped_by_jax(equation.primitive):
+    if what is None and equation.primitive in foreign:
       what = "a primitive whose rule for jax.vmap is not JAX's own"
     if what is not None:
       raise ValueError(
@@ -176,9 +182,7 @@ def _is_mapped_by_jax(primitive: Any) -> bool:
       return False
     seen.add(id(rule))
     cells = getattr(rule, "__closure__", None) or ()
-    inside = [
-      cell.cell_contents for cell in cells
-    ]  # JAX wraps what it is given
+    inside = [cell.cell_contents for cell in cells]  # what JAX was given
     rules += [
       one
       for one in inside

@@ -17,8 +17,8 @@ __all__ = [
   "PrivatizeState",
   "check_number",
   "check_whole",
-  "refuse_mapped",
   "privatize",
+  "refuse_mapped",
 ]
 
 Number = float | jax.Array | Callable[[jax.Array], Any]

@@ -133,7 +133,6 @@ def run(
   if step < 0:
     raise ValueError(f"step must be at least 0, got step={step}")
   chosen, given = FORMATS[format], _source(pathlib.Path(source))
-  _refuse_systems(given.folder)
   if given.is_private and not allow_private:
     raise ValueError(
       f"{source}: expected a result that may be shared, got one under"
@@ -157,20 +156,6 @@ def run(
     if given.claim is not None:
       t5_checkpoints.save_claim(folder, given.claim)
   return _summary(place, given, chosen)
-
-
-def _refuse_systems(folder: pathlib.Path) -> None:
-  """Says of what is made of parts which of them to export."""
-  path = folder / artifacts.RESULT_NAME
-  made = artifacts.read_json(path)["result"] if path.exists() else {}
-  if "weight" in made:
-    name = folder.name
-    raise ValueError(
-      f"{folder}: expected a model or queries, got the weight"
-      f" {made['weight']:g} of {name} beside BM25: export the checkpoint"
-      f" train_retriever/{name} and apply the weight where you search; the"
-      f" statement in {path.name} here is that of both together"
-    )
 
 
 def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
@@ -216,7 +201,16 @@ def _source(folder: pathlib.Path) -> Source:
   if artifacts.read_fingerprint(folder) is not None:
     artifacts.check(folder, everywhere=False)
     content = artifacts.read_json(folder / artifacts.RESULT_NAME)
-    kind = kinds.get(content["result"].get("_type"))
+    made = content["result"]
+    if made.get("_type") == system_results.Fusion.__name__:
+      raise ValueError(
+        f"{folder}: expected a model or queries, got the weight"
+        f" {made['weight']:g} of {made['retriever']} beside BM25: export the"
+        f" checkpoint train_retriever/{made['retriever']} and apply the weight"
+        f" where you search; the statement in {artifacts.RESULT_NAME} here is"
+        " that of both together"
+      )
+    kind = kinds.get(made.get("_type"))
     result = kind and artifacts.load(folder, kind)
   if result is not None:
     depth = len(pathlib.PurePosixPath(result.directory).parts)

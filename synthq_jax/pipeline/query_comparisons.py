@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 
 from synthq_jax import intervals
 from synthq_jax.data import files
-from synthq_jax.leakage import near_duplicates, shares
+from synthq_jax.leakage import calibration, near_duplicates, shares
 from synthq_jax.pipeline import comparison_results, inputs, results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 
@@ -93,22 +93,24 @@ def _units(
 ) -> dict[str, int]:
   """Returns query id -> what the split drew it with."""
   ids = [name for one in arrays.values() for name in one["ids"].tolist()]
-  numbers, last = {name: i for i, name in enumerate(dict.fromkeys(ids))}, 0
   for kind in ("users", "documents"):
     if not all(kind in one for one in arrays.values()):
       continue
-    owners = []
-    for one in arrays.values():  # users have numbers of their split alone
-      owners += [last + int(owner) for owner in one[kind]]
-      last = max(owners, default=0) + 1 if kind == "users" else 0
-    units, sides = dict(zip(ids, owners, strict=True)), {}
-    for name, owner in units.items():
-      sides.setdefault(owner, []).append(name in trained)
-    several = [of_owner for of_owner in sides.values() if len(of_owner) > 1]
-    if several and all(len({*of_owner}) == 1 for of_owner in several):
+    owners = [
+      (split if kind == "users" else "", owner)  # numbered within their split
+      for split, one in arrays.items()
+      for owner in one[kind].tolist()
+    ]
+    place = {owner: i for i, owner in enumerate(dict.fromkeys(owners))}
+    units, sides = {}, {}
+    for name, owner in zip(ids, owners, strict=True):
+      units[name] = place[owner]
+    for name, unit in units.items():
+      sides.setdefault(unit, []).append(name in trained)
+    several = [of_unit for of_unit in sides.values() if len(of_unit) > 1]
+    if several and all(len({*of_unit}) == 1 for of_unit in several):
       return units
-    last = 0
-  return numbers
+  return {name: i for i, name in enumerate(dict.fromkeys(ids))}
 
 
 def _draw(names: list[str], limit: int, rng) -> list[str]:
@@ -224,18 +226,23 @@ class NearDuplicates:
     """Compares the share of train queries that was hit with that of the others."""
     trained, units = self.queries.trained[alone], self.queries.units[alone]
     hit = hit[alone]
-    ends = (
-      shares.of_units(hit[side], units[side], confidence=self.confidence)
-      for side in (trained, ~trained)
+    first, second = (
+      (hit[side], units[side].tolist()) for side in (trained, ~trained)
+    )
+    difference = shares.difference(
+      *(
+        calibration.grouped_interval(
+          found, np.ones(len(found)), drawn, confidence=self.confidence
+        )
+        for found, drawn in (first, second)
+      )
     )
     if len(np.unique(units)) < len(units):
-      p_value = shares.permutation_p_value(hit, trained, units)
-    else:
-      counts = (_count(hit[side]) for side in (trained, ~trained))
-      p_value = shares.two_sample_p_value(
-        *(number for one in counts for number in (one.number, one.total))
-      )
-    return shares.difference(*ends), p_value
+      return difference, shares.permutation_p_value(hit, trained, units)
+    (found, _), (others, _) = first, second
+    return difference, shares.two_sample_p_value(
+      int(found.sum()), len(found), int(others.sum()), len(others)
+    )
 
   def _of_written(
     self,

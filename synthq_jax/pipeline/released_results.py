@@ -23,11 +23,10 @@ _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
-_SHOWN = (
-  *("release_scores/", "topic_counts/", "choose_shares/", "tuning/"),
-  "vote_queries/",
-)
+_SHOWN = ("release_scores/", "topic_counts/", "choose_shares/", "tuning/")
 """Begin the identifiers of what may be shown as soon as it is drawn."""
+_VOTES = "vote_queries/"
+"""Begins those of votes, which may be shown unless they are only compared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class Released:
   shared: _Statements
   """Of every result outside of `private/` that has a claim, by its folder; and of
   every release of scores, topics or votes that was begun, since it may have been
-  shown, but for what a result that is only compared has counted."""
+  shown, but for votes that a result which is only compared has counted."""
   compared: _Statements
   """Of results under `private/` that claim something, by their folders."""
   started: _Statements
@@ -120,11 +119,13 @@ def read(root: pathlib.Path) -> Released:
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
   path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if ledger.begun(path) else {}
-  known = {entry for one in claims.values() for entry in one.ledger}
+  known = {entry for one in shared.values() for entry in one.ledger}
+  compared = {entry for one in claims.values() for entry in one.ledger}
   shared |= {
     f"{ledger.NAME}: {name}": one
     for name, one in started.items()
-    if name.startswith(_SHOWN) and not known >= set(one.ledger)
+    if (name.startswith(_SHOWN) and not known >= set(one.ledger))
+    or (name.startswith(_VOTES) and not compared >= set(one.ledger))
   }
   return Released(
     shared=shared,
@@ -149,13 +150,13 @@ def _unclaimed(
     for folder in _leaves(top):
       name = folder.relative_to(root).as_posix()
       content = contents.get(name)
-      if (
-        top.name == "search" and content is not None
-      ):  # of vectors, which claim
-        at = name.replace("search", "encode_documents", 1)
-        vectors = contents.get(at, {})
+      if top.name == "search" and content is not None:
+        # An index of vectors, which claim: if they are gone, nothing does.
+        vectors = contents.get(
+          name.replace("search", "encode_documents", 1), {}
+        )
         if content["fingerprint"] != vectors.get("fingerprint"):
-          content = None  # vectors that are gone, or were made again
+          content = None
       if not _says_its_claim(content):
         yield name
 

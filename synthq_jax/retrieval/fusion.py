@@ -160,7 +160,6 @@ def scores(
   weights: Sequence[float],
   *,
   depth: int = 100,
-  drop_identical: bool = False,
 ) -> dict[float, np.ndarray]:
   """Returns what each query scores at each weight.
 
@@ -171,7 +170,6 @@ def scores(
     qrels: what is relevant to them; at least one query.
     weights: shares of the dense system, in [0, 1].
     depth: documents of each query.
-    drop_identical: as `measures.evaluate` has it.
 
   Returns:
     Weight -> nDCG@10 [query], in the order of the judgements.
@@ -183,7 +181,7 @@ def scores(
   for weight in weights:
     run = fuse(method, lexical, dense, weight=weight, depth=depth)
     found = measures.evaluate(
-      qrels, run, (_MEASURE,), drop_identical=drop_identical
+      qrels, run, (_MEASURE,), drop_identical=False
     ).per_query[_MEASURE]
     values[weight] = np.array([found[query] for query in qrels])
   return values

@@ -289,7 +289,6 @@ def _scores(
     judged.qrels,
     shares,
     depth=fuse.depth,
-    drop_identical=judged.drop_identical,
   )
   return np.stack([by_share[share] for share in shares], axis=1)
 

@@ -91,6 +91,12 @@ def test_few_groups_that_all_agree_prove_little():
   assert found.low == intervals.wilson(5, 5).low < 0.6
 
 
+def test_one_group_proves_no_more_than_one_pair():
+  found = calibration.grouped_interval([1, 0, 1], [1, 1, 1], list("aaa"))
+  one = intervals.wilson(2 / 3, 1)
+  np.testing.assert_allclose((found.low, found.high), (one.low, one.high))
+
+
 def test_kappa_is_that_of_a_table_worked_out_by_hand():
   # Agreement .7; chance .5 * .6 + .5 * .4 = .5.
   first = ["yes"] * 25 + ["no"] * 25

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from synthq_jax import intervals
-from synthq_jax.leakage import shares
+from synthq_jax.leakage import calibration, shares
 
 
 def test_wilsons_interval_is_that_of_scipy():
@@ -205,6 +205,10 @@ def test_a_bootstrap_of_the_originals_would_find_what_is_not_there():
   assert np.mean(biases) > 5 * np.std(biases) / math.sqrt(100)
 
 
+def share_of(found, units):
+  return calibration.grouped_interval(found, np.ones(len(found)), units)
+
+
 def drawn_documents(rng, documents=120, each=6):
   """Queries that come out more easily for some documents; a side by document."""
   units = np.repeat(np.arange(documents), each)
@@ -227,7 +231,7 @@ def test_units_are_the_draws_where_a_split_drew_them():
     counts = [(found[side].sum(), side.sum()) for side in (first, ~first)]
     naive += shares.two_sample_p_value(*counts[0], *counts[1]) <= 0.05
     gap = shares.difference(
-      *(shares.of_units(found[side], units[side]) for side in (first, ~first))
+      *(share_of(found[side], units[side]) for side in (first, ~first))
     )
     missed += not gap.low <= 0 <= gap.high
   most = 0.05 * repeats + 3 * math.sqrt(0.05 * 0.95 * repeats)
@@ -240,6 +244,6 @@ def test_a_difference_of_units_is_found():
   found |= first & (rng.random(len(found)) < 0.5)
   assert shares.permutation_p_value(found, first, units) < 0.001
   gap = shares.difference(
-    *(shares.of_units(found[side], units[side]) for side in (first, ~first))
+    *(share_of(found[side], units[side]) for side in (first, ~first))
   )
   assert gap.low > 0
