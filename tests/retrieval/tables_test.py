@@ -15,18 +15,18 @@ def per_query(*values):
 
 BY_HAND = {
   "BM25": {
-    "fiqa": per_query(0.1, 0.2, 0.3, 0.4),  # .25
+    "fiqa": per_query(*[0.1, 0.2, 0.3, 0.4] * 3),  # .25
     "cqa/unix": per_query(0.5, 0.5),  # .5
     "touche": per_query(0.9, 0.9, 0.9),  # .9
     "cqa/gis": per_query(0.0, 0.1, 0.2),  # .1, so cqadup is .3
   },
   "original": {
-    "fiqa": per_query(0.6, 0.7, 0.8, 0.9),  # +.5 on each query
+    "fiqa": per_query(*[0.6, 0.7, 0.8, 0.9] * 3),  # +.5 on each query
     "cqa/gis": per_query(0.2, 0.1, 0.0),  # as BM25 in the mean
     "cqa/unix": per_query(0.5, 0.5),
   },
   "direct DP": {
-    "fiqa": per_query(0.1, 0.2, 0.3, 0.4),
+    "fiqa": per_query(*[0.1, 0.2, 0.3, 0.4] * 3),
     "touche": per_query(0.9, 0.9, 0.9),
     "cqa/unix": per_query(0.5, 0.5),
     "cqa/gis": per_query(0.0, 0.1, 0.2),
@@ -69,7 +69,7 @@ def test_markdown_holds_the_same_cells_with_its_markup_escaped():
     "| Row | fiqa | cqadup | touche | Average |",
     "| --- | --: | --: | --: | --: |",
     "| BM25 | 0.25 | 0.30 | 0.90 | 0.28 |",
-    r"| original | 0.75\* | 0.30 | - | 0.52 |",
+    r"| original | 0.75\* | 0.30 | - | 0.53 |",
     "| direct DP | 0.25 | 0.30 | 0.90 | 0.28 |",
   ]
 
