@@ -1,5 +1,6 @@
 """Every gin file parses, says what its header promises, and is packaged."""
 
+import dataclasses
 import fnmatch
 import importlib.util
 import math
@@ -237,6 +238,17 @@ def test_the_demo_has_the_rows_it_must_show_and_all_macros_reach_a_stage():
     assert text.count(f"%{name}") >= 1, name
   assert config.generate.p == 0.8
   assert config.secret_seed is None
+
+
+def test_one_seed_is_that_of_everything_public():
+  config, _ = main.configure(plan.RunConfig, [DEMO], ["SEED=3"])
+  stages = [getattr(config, field.name) for field in dataclasses.fields(config)]
+  seeds = [stage.seed for stage in stages if hasattr(stage, "seed")]
+  assert len(seeds) > 10
+  # A public model that is trained first has a recipe of its own.
+  assert config.pretrain.seed == 0 and sorted(seeds)[1:] == [3] * (
+    len(seeds) - 1
+  )
 
 
 def test_the_paper_recipe_has_the_papers_settings():

@@ -28,8 +28,8 @@ class Fields:
       must not have two that differ.
     clicks: the key of how often the document was clicked; a line may lack it,
       and with 0 it is left out.
-    split: the key of the split that a line of a log with a corpus belongs to;
-      either all lines have it or none. A log with it is never divided.
+    split: the key of the split that a line belongs to; either all lines have it
+      or none. A log with it is never divided.
   """
 
   query: str = "query"
@@ -50,20 +50,21 @@ def read_jsonl(
   fractions: Mapping[str, float] = splits_lib.FRACTIONS,
   seed: int = 0,
 ) -> collection_lib.Collection:
-  """Reads pairs and splits them by document.
+  """Reads pairs and splits them by document, if they name no splits.
 
   Ids are digests of the content. Documents equal in title and text are one, and
   so are queries equal in client and text: such a query, however often the log
   holds it, is one query with one or several relevant documents. A document's
-  client is set where all its lines agree on it. No document, and no set of
-  query words, is on two sides (`splits.split_by_own_document`): judgements that
-  would put words on a second side are left out.
+  client is set where all its lines agree on it. Lines, or the files of a folder,
+  may name their splits, as in `read_log`. Where they do not, no document, and no
+  set of query words, is on two sides (`splits.split_by_own_document`):
+  judgements that would put words on a second side are left out.
 
   Formal guarantee:
     Ids, titles, texts and order of the documents are a function of the set of
-    documents alone. Which queries are in the first split, and with which of
-    their documents, is a function of each query's own lines, `fractions` and
-    `seed`. So of two logs with the same set of documents that differ in one
+    documents alone. Where lines name no split, which queries are in the first,
+    and with which of their documents, is a function of each query's own lines,
+    `fractions` and `seed`. So of two logs with the same set of documents that differ in one
     query (all lines of one text and client), the documents are equal, apart
     from `client`, and the queries of the first split differ in that one at
     most. The other splits may differ in more: they are private.
@@ -80,27 +81,19 @@ def read_jsonl(
 
   Raises:
     ValueError: if a line is malformed or a text is empty (the message says
-      file:line), or if a split would hold no pair.
+      file:line), if a split would hold no pair, or if some lines name a split
+      and some not.
   """
-  pairs = [
-    _pair(where, line, fields)
-    for where, line in table_files.rows(path)
-    if _is_clicked(where, line, fields)
-  ]
-  sides = splits_lib.split_by_own_document(
-    [(query.text, document.id) for query, document in pairs],
-    fractions,
-    seed=seed,
-  )
-  _check_sides(path, sides, fractions)
-  qrels: dict[str, collection_lib.Qrels] = {split: {} for split in fractions}
-  for (query, document), side in zip(pairs, sides, strict=True):
-    if side is not None:
-      qrels[side].setdefault(query.id, {})[document.id] = 1
+  names = _Names(path, fields.split)
+  pairs = []
+  for where, line in table_files.rows(path):
+    name = names.read(where, line)
+    if _is_clicked(where, line, fields):
+      pairs.append((*_pair(where, line, fields), name))
+  asked = [(query, document.id, name) for query, document, name in pairs]
   return collection_lib.Collection(
-    _merged_documents(document for _, document in pairs),
-    tuple({query.id: query for query, _ in pairs}.values()),
-    qrels,
+    _merged_documents(document for _, document, _ in pairs),
+    *_judged(names, asked, fractions, seed),
   )
 
 
@@ -144,36 +137,70 @@ def read_log(
     The collection; documents stay on disk, every grade is 1.
 
   Raises:
-    ValueError: as in `read_jsonl`, or if some lines name a split and some not.
+    ValueError: as in `read_jsonl`.
   """
   documents, known = collection_lib.read_documents(
     corpus, lambda: _documents(corpus)
   )
-  pairs, named, every = [], [], []
+  names = _Names(path, fields.split)
+  asked = []
   for where, line in table_files.rows(path):
     id_ = str(files.field(where, line, fields.document, (str, int)))
-    side = files.field(where, line, fields.split, default="")
-    every.append(side if fields.split in line else None)
+    name = names.read(where, line)
     if _is_clicked(where, line, fields) and collection_lib.is_known(
       where, "document", id_, known, dangling
     ):
-      pairs.append((_query(where, line, fields), id_))
-      named.append(side)
-  qrels: dict[str, collection_lib.Qrels] = {}
-  by_column = table_files.by_column(path, every, fields.split)
+      asked.append((_query(where, line, fields), id_, name))
+  return collection_lib.Collection(
+    documents, *_judged(names, asked, fractions, seed)
+  )
+
+
+class _Names:
+  """The splits that the lines of a log name, those without clicks too."""
+
+  def __init__(self, path: str | os.PathLike, key: str):
+    self.path, self.key = path, key
+    self.every: list[str | None] = []
+
+  def read(self, where: str, line: Mapping[str, Any]) -> str:
+    """Returns what a line names, "" for nothing, and remembers it."""
+    name = files.field(where, line, self.key, default="")
+    self.every.append(name if self.key in line else None)
+    return name
+
+
+def _judged(
+  names: _Names,
+  asked: list[tuple[collection_lib.Query, str, str]],
+  fractions: Mapping[str, float],
+  seed: int,
+) -> tuple[
+  tuple[collection_lib.Query, ...], dict[str, collection_lib.Qrels], bool
+]:
+  """Divides (query, id of a document, name of its split), if none is named.
+
+  Returns:
+    The queries, the judgements of each split, and whether a column named them.
+  """
+  path = names.path
+  by_column = table_files.by_column(path, names.every, names.key)
+  sides = [name for _, _, name in asked]
   if by_column:
-    sides = named
-  elif any(every):
-    sides, qrels = named, {split: {} for split in table_files.splits(path)}
+    qrels: dict[str, collection_lib.Qrels] = {}
+  elif any(names.every):
+    qrels = {split: {} for split in table_files.splits(path)}
   else:
-    asked = [(query.text, id_) for query, id_ in pairs]
-    sides = splits_lib.split_by_own_document(asked, fractions, seed=seed)
+    qrels = {split: {} for split in fractions}
+    sides = splits_lib.split_by_own_document(
+      [(query.text, id_) for query, id_, _ in asked], fractions, seed=seed
+    )
     _check_sides(path, sides, fractions)
-  for (query, id_), side in zip(pairs, sides, strict=True):
+  for (query, id_, _), side in zip(asked, sides, strict=True):
     if side is not None:
       qrels.setdefault(side, {}).setdefault(query.id, {})[id_] = 1
-  queries = tuple({query.id: query for query, _ in pairs}.values())
-  return collection_lib.Collection(documents, queries, qrels, by_column)
+  queries = tuple({query.id: query for query, _, _ in asked}.values())
+  return queries, qrels, by_column
 
 
 def _documents(

@@ -8,6 +8,7 @@ Hugging Face's `datasets` saves them; a row then has the split it lies in.
 import contextlib
 import csv
 import io
+import json
 import os
 import pathlib
 import re
@@ -35,8 +36,8 @@ def rows(path: str | os.PathLike) -> _Rows:
   Args:
     path: a file of one of `SUFFIXES`, with a header where the format has one;
       or a folder of such files. There a row gets the key "split", if it has
-      none, an `OfFile`: the name of the file's folder below `path`, or what
-      stands before the first "-" of the file's name.
+      none, an `OfFile`: the name of the file's folder below `path`, if it is not
+      "data", or what stands before the first "-" of the file's name.
 
   Raises:
     ValueError: if there is no such file, its kind is not known, what reads it is
@@ -120,16 +121,42 @@ def by_column(
 def _tables(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
   """Yields the split and the path of each table in a folder."""
   found = [p for p in sorted(path.rglob("*")) if _suffix(p) and p.is_file()]
-  found = [p for p in found if p.suffix in (".parquet", ".arrow")] or found
-  found = [p for p in found if p.name not in _DESCRIPTIONS]
+  found = [p for p in found if p.name not in _DESCRIPTIONS and _is_saved(p)]
+  kinds = {SUFFIXES[_suffix(file)]: _suffix(file) for file in found}
+  if len(kinds) > 1:
+    raise ValueError(
+      f"{path}: expected tables of one kind, got"
+      f" {' and '.join(sorted(kinds.values()))}: move away what is not to be"
+      " read"
+    )
   if not found:
     raise ValueError(
       f"{path}: expected tables ({', '.join(SUFFIXES)}) in the folder, got none:"
       " check the path"
     )
   for file in found:
-    below = file.relative_to(path).parts[:-1]
+    below = [
+      part for part in file.relative_to(path).parts[:-1] if part != "data"
+    ]
     yield below[0] if below else re.split(r"[-.]", file.name)[0], file
+
+
+def _is_saved(file: pathlib.Path) -> bool:
+  """Says whether an Arrow file belongs to the set that its folder describes.
+
+  What `datasets` computed of a saved set lies beside it, as cache-*.arrow.
+  """
+  state = file.with_name("state.json")
+  if file.suffix != ".arrow" or not state.is_file():
+    return True
+  try:
+    saved = json.loads(state.read_bytes())["_data_files"]
+    return file.name in {each["filename"] for each in saved}
+  except (ValueError, LookupError, TypeError, RecursionError):
+    raise ValueError(
+      f"{state}: expected the names of a saved set's files under"
+      ' "_data_files", got something else: save the set again'
+    ) from None
 
 
 def _suffix(path: pathlib.Path) -> str:

@@ -87,7 +87,8 @@ class EncoderLayer(nn.Module):
     # [batch, length, dim]
     h = t5_layers.RMSNorm(config.dtype, name="pre_attention_layer_norm")(x)
     attention = t5_layers.Attention(config, name="attention")
-    x = x + drop(attention(h, attention.keys_values(h), mask, bias))
+    own = attention.keys_values(h)
+    x = x + drop(attention(h, own, mask, bias, deterministic=deterministic))
     h = t5_layers.RMSNorm(config.dtype, name="pre_mlp_layer_norm")(x)
     mlp = t5_layers.Mlp(config, name="mlp")
     return x + drop(mlp(h, deterministic=deterministic))
@@ -136,21 +137,23 @@ class DecoderLayer(nn.Module):
       The output [batch, query, dim] and the new keys and values.
     """
 
+    how = {"deterministic": deterministic}
+
     def drop(y):
-      return self.dropout(y, deterministic=deterministic)
+      return self.dropout(y, **how)
 
     h = self.pre_self_attention_layer_norm(x)
     own = self.self_attention.keys_values(h)
     if cache is not None:
       own = cache.insert(own, position)
-    x = x + drop(self.self_attention(h, own, mask, bias))
+    x = x + drop(self.self_attention(h, own, mask, bias, **how))
     h = self.pre_cross_attention_layer_norm(x)
     if cache is not None:  # samples of a document are its queries here
       h = h.reshape(crossed.keys.shape[0], -1, h.shape[-1])
-    h = self.encoder_decoder_attention(h, crossed, input_mask)
+    h = self.encoder_decoder_attention(h, crossed, input_mask, **how)
     x = x + drop(h.reshape(x.shape))
     h = self.pre_mlp_layer_norm(x)
-    return x + drop(self.mlp(h, deterministic=deterministic)), own
+    return x + drop(self.mlp(h, **how)), own
 
 
 class Encoder(nn.Module):

@@ -375,6 +375,7 @@ def convert(
     )
   to = pathlib.Path(to)
   if format == "t5x":
+    _check_seen(source, tensors, shape)
     return save_t5x(to, tensors, step)
   if format == "huggingface":
     save_huggingface(to, tensors, shape, max_shard_size=max_shard_size)
@@ -382,6 +383,22 @@ def convert(
   with artifacts.new_folder(to, "checkpoint") as folder:
     save(folder, tensors, shape)
   return to
+
+
+def _check_seen(
+  source: str | os.PathLike,
+  tensors: Mapping[str, _tensors.Tensor],
+  shape: t5_config.T5Config,
+) -> None:
+  """Refuses a model that reads as another where tensors alone are kept."""
+  seen = infer(source, tensors)
+  for name in ("mlp_activations", "relative_attention_max_distance"):
+    own, other = getattr(shape, name), getattr(seen, name)
+    if own != other:
+      raise ValueError(
+        f"{source}: expected {name}={other} for format=t5x, which keeps tensors"
+        f" alone and would be read so, got {own}: write another format"
+      )
 
 
 def _describe(

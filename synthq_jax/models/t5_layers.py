@@ -195,6 +195,7 @@ class Attention(nn.Module):
     self.key = Dense(width, dtype)
     self.value = Dense(width, dtype)
     self.out = Dense(self.config.emb_dim, dtype)
+    self.dropout = nn.Dropout(self.config.dropout_rate, broadcast_dims=(-2,))
 
   def keys_values(self, x: Float[Array, "batch key dim"]) -> KeysValues:
     """Projects what is attended to: once per sequence, then cached."""
@@ -206,6 +207,8 @@ class Attention(nn.Module):
     attended: KeysValues | CachedKeysValues,
     mask: Bool[Array, "#batch 1 #query key"],
     bias: Float[Array, "1 heads query key"] | None = None,
+    *,
+    deterministic: bool = True,
   ) -> Float[Array, "batch query dim"]:
     query = self._split(self.query(x))
     # [batch, heads, query, key]
@@ -216,6 +219,7 @@ class Attention(nn.Module):
     mask = jnp.broadcast_to(mask, scores.shape)
     scores = jnp.where(mask, scores.astype(jnp.float32), _MASKED)
     weights = nn.softmax(scores).astype(self.config.dtype)
+    weights = self.dropout(weights, deterministic=deterministic)
     # [batch, query, heads * head_dim]
     mixed = jnp.einsum(f"bhqk,{axes}->bqhd", weights, attended.values)
     return self.out(mixed.reshape(*mixed.shape[:2], -1))

@@ -74,6 +74,13 @@ class Config(pairs.Recipe):
         f" batch_size={self.batch_size}, got {size}"
       )
     config_types.at_least(self, 0, "warmup_steps", "seed", "mining_skip")
+    parts = max(1, len(self.miners))
+    if self.steps // parts <= self.warmup_steps:
+      raise ValueError(
+        "train_retriever.Config.steps must be more than warmup_steps="
+        f"{self.warmup_steps} in each of {parts} parts, got {self.steps}: set"
+        " more RETRIEVER_STEPS or a shorter warm-up"
+      )
 
 
 def jobs(run):
@@ -115,7 +122,7 @@ def check(run) -> None:
   config, prepared = run.config, run.prepared
   most = {}
   if config.rows.original and not run.for_audit:
-    most["real pairs"] = prepared.num_pairs["train"]
+    most["real queries"] = prepared.num_queries["train"]
   is_written = config.rows.synthetic or config.rows.public_only
   if (
     is_written and prepared.num_passages <= prepared.num_documents
@@ -210,7 +217,7 @@ def _train(task, params, model_config, records, metrics_path):
         pairs_["margins"] = _margins(task, records, negatives)
     first, stop = (config.steps * i // len(parts) for i in (part, part + 1))
     params = pairs.train(
-      dataclasses.replace(config, steps=stop - first),
+      dataclasses.replace(config, steps=stop - first, miners=(), distilled=0.0),
       params,
       model_config,
       pairs_,
@@ -222,6 +229,7 @@ def _train(task, params, model_config, records, metrics_path):
       mesh=mesh_lib.of_all(config.mesh),
       distilled=config.distilled if miner else 0.0,
       microbatch_size=config.microbatch_size,
+      first=first,
     )
   return params
 

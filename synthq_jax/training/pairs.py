@@ -191,6 +191,7 @@ def train(
   mesh: jax.sharding.Mesh | None = None,
   distilled: float = 0.0,
   microbatch_size: int | None = None,
+  first: int = 0,
 ) -> Any:
   """Trains with Adam; goes on from the newest state in its directory.
 
@@ -209,6 +210,7 @@ def train(
     distilled: as in `loss_fn`.
     microbatch_size: texts in memory at a time, see `cached_value_and_grad`;
       None: all.
+    first: as in `Recipe.train`.
 
   Returns:
     The trained parameters, on the host of every process.
@@ -254,5 +256,6 @@ def train(
     lambda rows: {name: read(values, rows) for name, values in pairs.items()},
     len(pairs["rows"]),
     files,
+    first,
   )
   return mesh_lib.gather(state[0])

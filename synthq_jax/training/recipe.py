@@ -59,6 +59,7 @@ class Recipe:
     batch_fn: Callable[[Int[np.ndarray, " row"]], Any],
     total: int,
     files: loop.Files,
+    first: int = 0,
   ) -> Any:
     """Trains; goes on from the newest state.
 
@@ -68,6 +69,7 @@ class Recipe:
       batch_fn: from the rows of a step to its batch.
       total: of rows.
       files: where states and metrics go.
+      first: steps of an earlier training, whose order of rows this one goes on.
 
     Returns:
       The last state.
@@ -83,7 +85,7 @@ class Recipe:
     return loop.train(
       step_fn,
       state,
-      lambda step: batch_fn(self.rows(step, total)),
+      lambda step: batch_fn(self.rows(first + step, total)),
       files,
       steps=self.steps,
       examples_per_step=self.batch_size,

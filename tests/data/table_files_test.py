@@ -125,6 +125,59 @@ def test_lines_may_name_their_split(tmp_path):
     jsonl.read_log(write(tmp_path / "b.csv", named), corpus)
 
 
+def test_what_was_computed_of_a_saved_set_is_no_part_of_it(tmp_path):
+  folder = tmp_path / "saved" / "train"
+  write(folder / "data-00000-of-00001.arrow", CLICKS)
+  write(folder / "cache-0123456789abcdef.arrow", CLICKS[:9])
+  state = folder / "state.json"
+  state.write_text(
+    '{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}'
+  )
+  assert len(list(table_files.rows(tmp_path / "saved"))) == len(CLICKS)
+  assert table_files.most_rows(tmp_path / "saved") == len(CLICKS)
+  state.write_text("[]")
+  with pytest.raises(ValueError, match="state.json: expected the names"):
+    list(table_files.rows(tmp_path / "saved"))
+
+
+def test_a_folder_of_two_kinds_of_tables_is_refused(tmp_path):
+  write(tmp_path / "train-0.parquet", CLICKS[:5])
+  write(tmp_path / "train-1.jsonl", CLICKS[5:])
+  with pytest.raises(ValueError, match=r"of one kind, got .jsonl and .parquet"):
+    list(table_files.rows(tmp_path))
+
+
+def test_the_hubs_folder_of_all_splits_is_no_split(tmp_path):
+  for split, rows in (("train", CLICKS[:90]), ("test", CLICKS[90:])):
+    write(tmp_path / "log" / "data" / f"{split}-00000-of-00001.parquet", rows)
+  assert table_files.splits(tmp_path / "log") == ["test", "train"]
+  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
+  read = jsonl.read_log(tmp_path / "log", corpus)
+  assert {k: len(v) for k, v in read.qrels.items()} == {"train": 67, "test": 23}
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_pairs_stay_in_the_splits_that_they_name(by_file, tmp_path):
+  path = tmp_path / "log.jsonl"
+  rows = [row | {"split": "ab"[i % 2]} for i, row in enumerate(CLICKS)]
+  if by_file:
+    path = tmp_path / "log"
+    write(path / "a.csv", CLICKS[::2])
+    write(path / "b.csv", CLICKS[1::2])
+  else:
+    write(path, rows)
+  read = sources.open(f"jsonl:{path}").read()
+  assert set(read.qrels) == {"a", "b"}
+  assert read.split_by_record != by_file
+  texts = {query.id: query.text for query in read.queries}
+  for split in "ab":
+    assert {texts[query] for query in read.qrels[split]} == {
+      row["query"]
+      for row in rows
+      if row["split"] == split and row["clicks"] != "0"
+    }
+
+
 def records(data):
   """The trained queries, each with its documents."""
   train = data.qrels["train"].items()

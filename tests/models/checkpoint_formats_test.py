@@ -92,6 +92,22 @@ def test_any_shape_goes_through_every_format_bit_for_bit(
   assert (root / "back" / "params.safetensors").read_bytes() == ours
 
 
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"relative_attention_max_distance": 64},
+    {"mlp_activations": ("relu", "linear")},
+  ],
+  ids=str,
+)
+def test_t5x_gets_no_model_that_its_tensors_do_not_tell(change, tmp_path):
+  config = dataclasses.replace(SMALL, **change)
+  t5_checkpoints.save(tmp_path / "ours", checkpoint_trees.make(config), config)
+  with pytest.raises(ValueError, match=f"expected {next(iter(change))}="):
+    t5_checkpoints.convert(tmp_path / "ours", tmp_path / "to", format="t5x")
+  assert not (tmp_path / "to").exists()
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_format_is_recognised(name, tmp_path):
   WRITERS[name](tmp_path, checkpoint_trees.make(SMALL), SMALL)

@@ -254,6 +254,39 @@ def test_dropout_is_off_by_default_and_drops_when_enabled():
   assert np.abs(dropped - without).max() > 0.01
 
 
+def test_dropout_reaches_whatever_t5_drops():
+  config = dataclasses.replace(_CONFIG, dropout_rate=0.5)
+  drawn = []
+  bernoulli = jax.random.bernoulli
+
+  def watched(key, p, shape):
+    drawn.append(tuple(shape))
+    return bernoulli(key, p, shape)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(jax.random, "bernoulli", watched)
+    t5.Transformer(config).apply(
+      {"params": _params()},
+      _INPUTS,
+      t5.shift_right(jnp.asarray(_TARGETS)),
+      enable_dropout=True,
+      rngs={"dropout": jax.random.key(4)},
+    )
+  batch, length = _INPUTS.shape
+  layers = config.num_encoder_layers + config.num_decoder_layers
+  # Input, output of each stack; two blocks and a hidden layer, or three.
+  assert len([s for s in drawn if len(s) == 3]) == (
+    4 + 3 * config.num_encoder_layers + 4 * config.num_decoder_layers
+  )
+  # One mask for all queries of a head: self-attention, and the decoder's other.
+  weights = [s for s in drawn if len(s) == 4]
+  assert len(weights) == layers + config.num_decoder_layers
+  assert set(weights) <= {
+    (batch, config.num_heads, 1, length),
+    (batch, config.num_heads, 1, _TARGETS.shape[1]),
+  }
+
+
 def test_bfloat16_keeps_float32_parameters_and_logits():
   config = dataclasses.replace(_CONFIG, dtype="bfloat16")
   init = functools.partial(t5.init_params, config)

@@ -173,7 +173,7 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
     ),
     (
       "--gin.RETRIEVER_BATCH_SIZE=31 --gin.NUM_DOCUMENTS=None",
-      f"must be at most {TRAIN}, the number of real pairs",
+      f"must be at most {TRAIN}, the number of real queries",
     ),
     (
       "--gin.RETRIEVER_BATCH_SIZE=9 --gin.NUM_DOCUMENTS=8",

@@ -12,6 +12,7 @@ import tiny_runs
 from synthq_jax.data import passages
 from synthq_jax.pipeline import plan
 from synthq_jax.stages import _mining, train_retriever
+from synthq_jax.training import pairs
 
 
 def collection(owners=(0, 1, 1, 2)):
@@ -63,7 +64,9 @@ def test_the_passage_most_like_the_query_stands_for_a_document():
 
 
 @pytest.mark.parametrize("miners", [("bm25",), ("bm25", "itself")])
-def test_a_retriever_is_trained_with_what_it_mined(tmp_path, miners):
+def test_a_retriever_is_trained_with_what_it_mined(
+  tmp_path, miners, monkeypatch
+):
   source = small_data.write_pairs(tmp_path / "log.jsonl", 60)
   config = tiny_runs.config(
     source,
@@ -81,6 +84,14 @@ def test_a_retriever_is_trained_with_what_it_mined(tmp_path, miners):
       microbatch_size=4,
     ),
   )
+  starts = []
+  train = pairs.train
+
+  def watched(*args, first, **options):
+    starts.append(first)
+    return train(*args, first=first, **options)
+
+  monkeypatch.setattr(pairs, "train", watched)
   root = tmp_path / "run"
   plan.run(config, root, stages=["train_retriever"], progress=False)
   folder = root / "train_retriever/public_only"
@@ -88,6 +99,7 @@ def test_a_retriever_is_trained_with_what_it_mined(tmp_path, miners):
   (last,) = (path for path in logs if ".part_" not in path.name)
   lines = [json.loads(line) for line in last.read_text().splitlines()]
   assert lines[-1]["step"] == 4 / len(miners)
+  assert starts == [0, 2][: len(miners)]
   assert len(list(folder.glob("metrics_*.part_*.jsonl"))) == len(miners) - 1
   assert not list((root / "private/train_retriever").rglob("vectors"))
 
@@ -95,6 +107,8 @@ def test_a_retriever_is_trained_with_what_it_mined(tmp_path, miners):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
+    ({"steps": 30}, "steps must be more than warmup_steps=30 in each of 1"),
+    ({"steps": 60, "miners": ("bm25", "itself")}, "in each of 2 parts, got 60"),
     ({"miners": ("tfidf",)}, "miners must be of bm25, itself"),
     ({"mining_below": 1.5}, r"mining_below in \(0, 1\]"),
     ({"hard_negatives": 0}, "hard_negatives must be at least 1"),

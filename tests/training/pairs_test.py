@@ -66,6 +66,28 @@ def test_training_brings_queries_to_their_documents(params, tmp_path):
   assert np.mean(after) < 0.5 * np.mean(before)
 
 
+def test_a_second_training_goes_on_in_the_order_of_rows(params, tmp_path):
+  seen = []
+
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class Watched(Recipe):
+    def rows(self, step, total):
+      seen.extend(super().rows(step, total).tolist())
+      return super().rows(step, total)
+
+  recipe = Watched(steps=3, batch_size=4, warmup_steps=0)
+  rows = {key: value[:12] for key, value in records().items()}
+  for first in (0, 3):
+    files = loop.Files(
+      directory=tmp_path / str(first),
+      metrics_path=tmp_path / f"{first}.jsonl",
+      description="part",
+    )
+    pairs.train(recipe, params, CONFIG, rows, files, first=first)
+  assert sorted(seen[:12]) == sorted(seen[12:]) == list(range(12))
+  assert seen[:12] != seen[12:]  # the second epoch, not the first again
+
+
 def test_another_pair_of_the_same_document_is_no_negative(params):
   batch = {name: values[:4] for name, values in records().items()}
   twin = {name: values[[0, 1, 2, 3, 0]] for name, values in batch.items()}
