@@ -630,6 +630,15 @@ def test_a_dry_run_makes_nothing_and_says_what_it_would_cost(tmp_path, capsys):
   assert "Hardware and time: 2 cores" in text
 
 
+@pytest.mark.parametrize("stage", ["generate", "evaluate", "audit", "report"])
+def test_a_dry_run_of_a_stage_prices_what_it_needs(tmp_path, capsys, stage):
+  flags = ["--gin.plan.Canaries.number=64"]
+  place = f"--workdir={tmp_path / 'run'}"
+  text = output(capsys, stage, DEMO, place, "--dry_run", *flags)
+  assert "epsilon of synthetic_eps8: 8, released" in text
+  assert "releases, together: at most 8" in text
+
+
 def test_a_dry_run_finds_what_is_there(finished_run):
   config, root = finished_run.config, finished_run.root
   text = guide.dry_run(config, root, plan.STAGES, ())

@@ -15,6 +15,7 @@ from typing import Any
 from synthq_jax import text_tables
 from synthq_jax.cli import flags
 from synthq_jax.pipeline import config_types
+from synthq_jax.stages import stage as stage_lib
 
 __all__ = ["check_documents", "dry_run", "header", "recipes", "settings"]
 
@@ -254,7 +255,8 @@ def dry_run(
     lines.append(f"{name}: {'; '.join(said) or 'nothing to do'}")
   if later:
     lines.append(f"then, where these settings need them: {', '.join(later)}")
-  lines += ["", *_price(config, workdir, wanted)]
+  made = stage_lib.with_needs(wanted, config)
+  lines += ["", *_price(config, workdir, made)]
   times = [
     f"{key}: {text}"
     for group in read
@@ -294,7 +296,7 @@ def _price(
     seeds = f" for each of {times} seeds" if times > 1 else ""
     use = "only compared" if compared else "released"
     yield f"epsilon of {row}: {rounding.epsilon(epsilon)}{seeds}, {use}"
-  for row in config.rows.voted:
+  for row in config.rows.voted if "vote_queries" in wanted else ():
     epsilon, name = config.vote_queries.epsilon, f"synthetic_voted_{row}"
     compared = config.rows.is_compared(name)
     total += 0.0 if compared else times * epsilon

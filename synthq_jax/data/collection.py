@@ -132,6 +132,8 @@ class Collection:
       there are depends on the records.
     division: names the rule that made the splits, where it looks at one query
       alone, and has no ":"; empty: it looks at others, or nobody knows.
+    gathered: queries that a rule of splits put on one side where their documents
+      were on several; as private as the queries.
 
   Raises:
     ValueError: if an id is empty, holds white space, stands twice or is judged
@@ -143,6 +145,7 @@ class Collection:
   qrels: dict[str, Qrels]
   split_by_record: bool = False
   division: str = ""
+  gathered: frozenset[str] = frozenset()
 
   def __post_init__(self):
     documents = _distinct("document", self.document_ids())

@@ -91,9 +91,12 @@ def read_jsonl(
     if _is_clicked(where, line, fields):
       pairs.append((*_pair(where, line, fields), name))
   asked = [(query, document.id, name) for query, document, name in pairs]
-  return collection_lib.Collection(
+  return _collection(
     _merged_documents(document for _, document, _ in pairs),
-    *_judged(names, asked, fractions, seed),
+    names,
+    asked,
+    fractions,
+    seed,
   )
 
 
@@ -151,9 +154,7 @@ def read_log(
       where, "document", id_, known, dangling
     ):
       asked.append((_query(where, line, fields), id_, name))
-  return collection_lib.Collection(
-    documents, *_judged(names, asked, fractions, seed)
-  )
+  return _collection(documents, names, asked, fractions, seed)
 
 
 class _Names:
@@ -170,37 +171,38 @@ class _Names:
     return name
 
 
-def _judged(
+def _collection(
+  documents: Any,
   names: _Names,
   asked: list[tuple[collection_lib.Query, str, str]],
   fractions: Mapping[str, float],
   seed: int,
-) -> tuple[
-  tuple[collection_lib.Query, ...], dict[str, collection_lib.Qrels], bool
-]:
-  """Divides (query, id of a document, name of its split), if none is named.
-
-  Returns:
-    The queries, the judgements of each split, and whether a column named them.
-  """
+) -> collection_lib.Collection:
+  """Divides (query, id of a document, name of its split), if none is named."""
   path = names.path
   by_column = table_files.by_column(path, names.every, names.key)
   sides = [name for _, _, name in asked]
+  gathered: frozenset[str] = frozenset()
   if by_column:
     qrels: dict[str, collection_lib.Qrels] = {}
   elif any(names.every):
     qrels = {split: {} for split in table_files.splits(path)}
   else:
     qrels = {split: {} for split in fractions}
-    sides = splits_lib.split_by_own_document(
-      [(query.text, id_) for query, id_, _ in asked], fractions, seed=seed
-    )
+    pairs = [(query.text, id_) for query, id_, _ in asked]
+    sides = splits_lib.split_by_own_document(pairs, fractions, seed=seed)
     _check_sides(path, sides, fractions)
+    several = splits_lib.with_several_documents(pairs)
+    gathered = frozenset(
+      query.id for (query, _, _), is_ in zip(asked, several, strict=True) if is_
+    )
   for (query, id_, _), side in zip(asked, sides, strict=True):
     if side is not None:
       qrels.setdefault(side, {}).setdefault(query.id, {})[id_] = 1
   queries = tuple({query.id: query for query, _, _ in asked}.values())
-  return queries, qrels, by_column
+  return collection_lib.Collection(
+    documents, queries, qrels, by_column, gathered=gathered
+  )
 
 
 def _documents(

@@ -34,6 +34,7 @@ __all__ = [
   "by_user",
   "split_by_document",
   "split_by_own_document",
+  "with_several_documents",
   "token_set",
   "where_none",
 ]
@@ -139,6 +140,24 @@ def split_by_own_document(
     side if place[side] == first[own] else None
     for own, side in zip(words, sides, strict=True)
   ]
+
+
+def with_several_documents(pairs: Sequence[tuple[str, str]]) -> list[bool]:
+  """Says which pairs' queries have the words of one for another document.
+
+  `split_by_own_document` keeps them on the first of the sides of all these
+  documents, so that they are no even draw of who is trained on.
+
+  >>> with_several_documents([("red apple", "a"), ("Apple, red", "b"), ("x", "b")])
+  [True, True, False]
+
+  Args:
+    pairs: query text and document.
+  """
+  documents: dict[frozenset[str], set[str]] = {}
+  for query, document in pairs:
+    documents.setdefault(token_set(query), set()).add(document)
+  return [len(documents[token_set(query)]) > 1 for query, _ in pairs]
 
 
 def where_none(
@@ -261,6 +280,7 @@ def by_user(
     queries=queries,
     qrels=sides,
     split_by_record=False,
+    gathered=frozenset(),
     division=f"users, key {key}, {rule}",
   )
 

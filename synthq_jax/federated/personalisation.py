@@ -88,6 +88,7 @@ def customise(
   seed: int,
   extra: exchange.Negatives | None = None,
   sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
+  dev_split: str = "dev",
 ) -> Customised:
   """Trains a client's query tower on its train questions.
 
@@ -106,6 +107,8 @@ def customise(
     extra: from `exchange`, rows in the order of the train questions.
     sentence_vectors: of all sentences by the sentence tower, where they are
       there already; one row each.
+    dev_split: whose questions are looked at, with `settings.patience`; of a
+      client without any the last tower is returned.
 
   Returns:
     The tower. A client without train questions gets the one it had.
@@ -134,7 +137,9 @@ def customise(
   # Arguments of the compiled step, as clients may try several.
   rates = np.float32([settings.learning_rate, settings.temperature])
   state = optax.adam(rates[0]).init(tower)
-  watch = _Watch(encoders, tokens, sentence_vectors, settings.patience)
+  watch = _Watch(
+    encoders, tokens, sentence_vectors, settings.patience, dev_split
+  )
   watch.look(tower, 0)
   losses: list[Any] = []
   for epoch in range(settings.epochs):
@@ -161,19 +166,20 @@ def customise(
 class _Watch:
   """Scores dev questions and keeps the best tower, where that was asked for."""
 
-  def __init__(self, encoders, tokens, vectors, patience):
+  def __init__(self, encoders, tokens, vectors, patience, split):
     self.scores: list[float] = []
     self.best: tuple[typing.Params, int] | None = None
     self._encoders, self._tokens, self._vectors = encoders, tokens, vectors
-    self._patience = patience if len(tokens.answers.get("dev", ())) else None
+    self._patience = patience if len(tokens.answers.get(split, ())) else None
+    self._split = split
 
   def look(self, tower: typing.Params, epoch: int) -> bool:
     if self._patience is None:
       return False
     queries = self._encoders.encode_queries(
-      {encoders_lib.QUERY: tower}, self._tokens.questions["dev"]
+      {encoders_lib.QUERY: tower}, self._tokens.questions[self._split]
     )
-    found = ranking.evaluate(queries, self._vectors, self._tokens, "dev")
+    found = ranking.evaluate(queries, self._vectors, self._tokens, self._split)
     score = found.means()["MRR@10"]
     if self.best is None or score > max(self.scores):
       self.best = tower, epoch

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy import stats
 
 from synthq_jax import checks, intervals
 
@@ -188,12 +189,12 @@ def grouped_interval(
   The share is the sum of `hits` over the sum of `counted`, such as right pairs
   over found ones; both sums vary from draw to draw. The interval is Wilson's for
   as many independent pairs as would vary as much as the groups do, at most as
-  there are; where all pairs agree, or there is one group, for as many as there are
-  groups.
+  there are, and fewer by Student's quantile where groups are few; where all pairs
+  agree, or there is one group, for as many as there are groups.
 
   >>> hits, counted, topics = [1, 1, 0], [1, 1, 1], ["a", "a", "b"]
   >>> f"{grouped_interval(hits, counted, topics):.2f}"
-  '0.67 [0.10, 0.97]'
+  '0.67 [0.00, 1.00]'
 
   Args:
     hits: what a pair adds above the line, at most what it adds below.
@@ -225,7 +226,20 @@ def grouped_interval(
   if number > 1 and 0 < share < 1:
     variance = float(moved @ moved) * number / (number - 1)
     effective = min(total, share * (1 - share) / max(variance, 1e-300))
+    if number < np.count_nonzero(counted):
+      effective *= _few(np.bincount(places, counted), confidence)
   return intervals.wilson(share * effective, effective, confidence=confidence)
+
+
+def _few(sizes: np.ndarray, confidence: float) -> float:
+  """Returns the share of a sample that a variance from few groups leaves.
+
+  Student's quantile for the normal one, with as many degrees of freedom as
+  groups of equal size would have (Kish).
+  """
+  freedom = max(1.0, sizes.sum() ** 2 / (sizes @ sizes) - 1.0)
+  tail = (1.0 - confidence) / 2
+  return float((stats.norm.isf(tail) / stats.t.isf(tail, freedom)) ** 2)
 
 
 def cohens_kappa(

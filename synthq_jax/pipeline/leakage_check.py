@@ -372,6 +372,10 @@ def run(
     ):
       found.add(texts, matches)
     found.finish(clean)
+    if not found.num_queries:
+      raise ValueError(
+        f"{request.train}: expected queries in the log, got none; check its export"
+      )
   too_many = request.fail_above is not None and (
     len(found.leaked) > request.fail_above
   )

@@ -38,6 +38,25 @@ class Real:
   units: Int[np.ndarray, " query"]
   """What the split drew: users or documents, where it kept all queries of each on
   one side; else the queries themselves."""
+  drawn: Bool[np.ndarray, " query"]
+  """Whether the side is that of a draw; those that a rule of splits gathered on
+  one side are in no comparison."""
+
+  def sample(self, limit: int, seed: int) -> "Real":
+    """Returns about `limit` queries, or all if there are no more.
+
+    Whole units, drawn without looking at their side: of some kinds of queries
+    one side would else lose the doubles that the other keeps.
+    """
+    if len(self.texts) <= limit:
+      return self
+    kept = _whole(self.units, limit, np.random.default_rng([seed, 4]))
+    rows = np.flatnonzero(kept)
+    arrays = {
+      name: getattr(self, name)[rows]
+      for name in ("trained", "tested", "units", "drawn")
+    }
+    return Real(texts=[self.texts[row] for row in rows], **arrays)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,18 +68,10 @@ class Written:
   owners: Int[np.ndarray, " query"]  # numbers of their documents
 
 
-def real(
-  space: workspace.Workspace,
-  prepared: results.PreparedData,
-  *,
-  limit: int,
-  seed: int,
-) -> Real:
+def real(space: workspace.Workspace, prepared: results.PreparedData) -> Real:
   """Reads private queries with a relevant document, those trained on first.
 
-  A query of several splits, train among them, was trained on. The seed draws
-  at most `limit` of each group alike, so that neither prefers some kind of
-  query.
+  A query of several splits, train among them, was trained on.
   """
   folder = space.root / prepared.private_directory
   arrays = {
@@ -75,16 +86,21 @@ def real(
     for query in queries.tolist()
     if query not in trained
   )
-  rng = np.random.default_rng([seed, 4])
-  chosen = [_draw([*group], limit, rng) for group in (trained, others)]
-  names = [*chosen[0], *chosen[1]]
+  names = [*trained, *others]
+  gathered = {
+    query
+    for of_split in arrays.values()
+    if "gathered" in of_split
+    for query in of_split["ids"][of_split["gathered"]].tolist()
+  }
   tested = {*ids[prepared.test_split].tolist()}
   units = _units(arrays, trained)
   return Real(
     texts=queries_lib.texts(folder, names),
-    trained=np.arange(len(names)) < len(chosen[0]),
+    trained=np.arange(len(names)) < len(trained),
     tested=np.array([name in tested for name in names], bool),
     units=np.array([units[name] for name in names], np.int64),
+    drawn=np.array([name not in gathered for name in names], bool),
   )
 
 
@@ -113,11 +129,16 @@ def _units(
   return {name: i for i, name in enumerate(dict.fromkeys(ids))}
 
 
-def _draw(names: list[str], limit: int, rng) -> list[str]:
-  if len(names) <= limit:
-    return names
-  kept = rng.permutation(len(names))[:limit]
-  return [names[i] for i in np.sort(kept)]
+def _whole(
+  units: np.ndarray, limit: int, rng: np.random.Generator
+) -> Bool[np.ndarray, " row"]:
+  """Draws units until they have about `limit` rows; says which rows are kept."""
+  _, place, counts = np.unique(units, return_inverse=True, return_counts=True)
+  order = rng.permutation(len(counts))
+  before = np.cumsum(counts[order]) - counts[order]
+  kept = np.zeros(len(counts), bool)
+  kept[order[before < limit]] = True
+  return kept[place]
 
 
 def written(
@@ -130,16 +151,11 @@ def written(
   """Reads about `limit` queries of a generator, all of a document or none."""
   path = files.find(folders.root / made.directory, "queries.jsonl")
   lines = [line for _, line in files.json_lines(path)]
-  _, owners, counts = np.unique(
-    np.array([line["document"] for line in lines]),
-    return_inverse=True,
-    return_counts=True,
+  _, owners = np.unique(
+    np.array([line["document"] for line in lines]), return_inverse=True
   )
-  order = np.random.default_rng([seed, 5]).permutation(len(counts))
-  before = np.cumsum(counts[order]) - counts[order]
-  kept = np.zeros(len(counts), bool)
-  kept[order[before < limit]] = True
-  rows = np.flatnonzero(kept[owners])
+  rng = np.random.default_rng([seed, 5])
+  rows = np.flatnonzero(_whole(owners, limit, rng))
   return Written(
     name=made.name,
     texts=[lines[i]["text"] for i in rows],
@@ -199,7 +215,7 @@ class NearDuplicates:
     """
     trained = self.queries.trained
     pairs = zip(*map(np.ndarray.tolist, self.real), strict=True)
-    alone = shares.alone(pairs, self.num_targets)
+    alone = shares.alone(pairs, self.num_targets) & self.queries.drawn
     for one in self.generators:
       pairs = self.written[one.name]
       hit = _marked(pairs[1], self.num_targets)

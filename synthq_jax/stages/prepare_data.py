@@ -296,7 +296,8 @@ def _write_queries(
 ) -> dict[str, int]:
   """Writes SPLIT.npz: ids and tokens of queries, a document of each, a passage.
 
-  And "users", a number for who asked, where that is what is protected.
+  And "users", a number for who asked, where that is what is protected, and
+  "gathered" (`collection.Collection`), where the splits' rule did so.
   """
   asked = data.query_by_id()
   position = {name: i for i, name in enumerate(data.document_ids())}
@@ -318,6 +319,8 @@ def _write_queries(
       "documents": owners,
       "passages": passages.best(documents, owners, tokens),
     }
+    if data.gathered:
+      fields["gathered"] = np.array([q in data.gathered for q in ids], bool)
     if config.unit == "user":
       _, numbers = np.unique(
         [asked[q].client for q in ids], return_inverse=True

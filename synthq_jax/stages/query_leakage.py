@@ -71,9 +71,10 @@ class Config:
   """Threshold of the detector of that name, in (0, 1]; of this encoder."""
   confidence: float = 0.95
   """Of each interval by itself, in (0.5, 1)."""
-  max_real: int = 20_000
-  """Private queries looked at, of those trained on and of the others, each;
-  more are drawn from."""
+  max_real: int = 100_000
+  """Private queries that are compared, about; of more, whole users or documents
+  are drawn, of those trained on and of the others at one rate. Test queries are
+  looked for among all that were trained on."""
   max_written: int = 100_000
   """Queries of each generator looked at, about; of more, documents are drawn."""
   num_examples: int = 5
@@ -124,9 +125,9 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
   """
   config, space = task.settings, task.folders
   prepared, synthetic = task.inputs["prepared"], task.inputs["synthetic"]
-  real = query_comparisons.real(
-    space, prepared, limit=config.max_real, seed=config.seed
-  )
+  everyone = query_comparisons.real(space, prepared)
+  real = everyone.sample(config.max_real, config.seed)
+  own = [everyone.texts[row] for row in np.flatnonzero(everyone.tested)]
   written = [
     query_comparisons.written(
       space, one, limit=config.max_written, seed=config.seed
@@ -152,11 +153,15 @@ def run(task: stage.Task) -> comparison_results.QueryLeakage:
       )
       found = search(index, real.texts, real, written)
       memberships += found.memberships(is_fair=not prepared.num_asked)
-      overlaps += found.overlaps(results.OWN_TEST_SETS[0], real.tested, None)
       examples += found.examples(config.num_examples, config.seed)
+      tested = real.tested
+      if real is not everyone:
+        found = search(index, own, everyone, written)
+        tested = np.ones(len(own), bool)
+      overlaps += found.overlaps(results.OWN_TEST_SETS[0], tested, None)
       bar.update()
       for test_set, texts in sets:
-        found = search(index, texts, real, written)
+        found = search(index, texts, everyone, written)
         overlaps += found.overlaps(test_set, np.ones(len(texts), bool), hidden)
         bar.update()
   return comparison_results.QueryLeakage(

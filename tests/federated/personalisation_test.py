@@ -187,6 +187,24 @@ def test_the_best_tower_on_dev_questions_is_returned(params):
   assert equal(made.query, again.query if best else params["query"])
 
 
+def test_dev_questions_are_those_of_the_split_that_is_named(params):
+  asked, known = TOKENS.questions["train"], TOKENS.answers["train"]
+  tokens = dataclasses.replace(
+    TOKENS,
+    questions={"train": asked, "validation": asked[:3]},
+    answers={"train": known, "validation": known[:3]},
+  )
+  settings = dataclasses.replace(SETTINGS, epochs=4, patience=4)
+  named, other = (
+    personalisation.customise(
+      ENCODERS, params, tokens, settings, seed=0, dev_split=split
+    )
+    for split in ("validation", "dev")
+  )
+  assert named.dev_scores == customise(params, epochs=4, patience=4).dev_scores
+  assert len(named.dev_scores) == 5 and other.dev_scores == ()
+
+
 def test_without_patience_nobody_looks_at_dev_questions(params):
   made = customise(params)
   assert made.dev_scores == ()

@@ -85,6 +85,22 @@ def test_an_interval_of_groups_holds_the_truth_where_one_of_pairs_does_not():
   assert coverage(60, 8, 200, joined=False) < 0.7
 
 
+@pytest.mark.parametrize("groups", [4, 10])
+def test_an_interval_of_few_groups_holds_the_truth(groups):
+  rng, held, repeats = np.random.default_rng(5), 0, 600
+  for _ in range(repeats):
+    sizes = rng.geometric(0.1, groups)
+    # Pairs of a group are alike by .2: true share .3.
+    shares = rng.beta(0.3 * 4, 0.7 * 4, groups)
+    hits = np.concatenate(
+      [rng.random(n) < p for n, p in zip(sizes, shares, strict=True)]
+    )
+    names = np.repeat(np.arange(groups), sizes).tolist()
+    found = calibration.grouped_interval(hits, np.ones(len(hits)), names)
+    held += found.low <= 0.3 <= found.high
+  assert held / repeats > 0.92  # .84 and .87 with the normal quantile
+
+
 def test_few_groups_that_all_agree_prove_little():
   found = calibration.grouped_interval([1] * 50, [1] * 50, list("abcde") * 10)
   assert (found.mean, found.high) == (1, 1)

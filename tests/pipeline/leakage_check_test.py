@@ -297,6 +297,13 @@ def test_an_error_in_the_log_says_where_and_leaves_no_file(paths, capsys):
   assert not (paths / "out" / "pairs.jsonl").exists()
 
 
+def test_an_empty_log_is_no_clean_one(paths, capsys):
+  (paths / "log.tsv").write_text("")
+  assert main.main(command(paths, "--fail_above=0")) == 2
+  assert "expected queries in the log, got none" in capsys.readouterr().err
+  assert not (paths / "out" / "clean_ids.txt").exists()
+
+
 def test_targets_that_are_not_there_are_refused(paths, capsys):
   (paths / "topics.jsonl").write_text("")
   assert main.main(command(paths, "--detector=exact")) == 2

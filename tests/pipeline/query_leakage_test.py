@@ -11,7 +11,7 @@ import pytest
 import tiny_runs
 
 from synthq_jax import artifacts
-from synthq_jax.data import shipped
+from synthq_jax.data import jsonl, shipped
 from synthq_jax.pipeline import (
   comparison_results,
   query_comparisons,
@@ -388,16 +388,100 @@ def test_a_generator_that_learned_the_common_queries_is_rarely_accused(
 def test_more_queries_than_wanted_are_drawn_alike(tmp_path):
   rng = np.random.default_rng(6)
   workdir = _Workdir(tmp_path, _log(rng))
-  real = query_comparisons.real(
-    workdir.space, workdir.prepared, limit=70, seed=0
-  )
-  assert (real.trained.sum(), len(real.texts)) == (70, 140)
+  every = query_comparisons.real(workdir.space, workdir.prepared)
+  assert every.sample(550, seed=0) is every
   names = {text: name for name, text in workdir.texts.items()}
-  of = [names[text] for text in real.texts]
-  assert all(name.startswith("train") for name in of[:70])
-  assert not any(name.startswith("train") for name in of[70:])
-  assert {name.rstrip("0123456789") for name in of[70:]} == {"dev", "test"}
-  assert real.tested.tolist() == [name.startswith("test") for name in of]
+  shares = []
+  for seed in range(100):
+    real = every.sample(70, seed)
+    of = [names[text] for text in real.texts]
+    assert len(of) == 70
+    assert real.trained.tolist() == [name.startswith("train") for name in of]
+    assert real.tested.tolist() == [name.startswith("test") for name in of]
+    shares.append(real.trained.mean())
+  # One rate for both sides: 400 of 550.
+  error = math.sqrt(400 * 150 / 550**2 / 70 / 100)
+  assert abs(np.mean(shares) - 400 / 550) < 4 * error
+
+
+def _of_users(workdir, users):
+  """Says who asked each query; all of a user's are of one split."""
+  for split, of_split in users.items():
+    path = workdir.space.private("prepare_data") / f"{split}.npz"
+    arrays = dict(np.load(path))
+    np.savez(path, users=np.array(of_split), **arrays)
+
+
+def test_a_sample_of_units_accuses_nobody(tmp_path):
+  rng = np.random.default_rng(8)
+  alarms, repeats = 0, 40
+  for number in range(repeats):
+    splits, users = {"train": [], "test": []}, {"train": [], "test": []}
+    common = {}
+    for user in range(400):
+      split = "train" if rng.random() < 0.8 else "test"
+      text = _query(rng)
+      common[text] = user % 2  # some users ask everything twice
+      splits[split] += [text, _query(rng)] if user % 2 else [text, f"{text}?"]
+      users[split] += [user, user]
+    written = [
+      text for text, is_ in common.items() if is_ or rng.random() < 0.02
+    ]
+    workdir = _Workdir(tmp_path / str(number), splits)
+    _of_users(workdir, users)
+    made = workdir.synthetic("eps8", [q for q in written if rng.random() < 0.4])
+    found = workdir.run(made, detectors=("token_set",), max_real=300)
+    assert 290 < found.num_train + found.num_control < 310
+    alarms += _one(found, "eps8").p_value <= 0.05
+  assert alarms / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
+
+
+def test_test_queries_are_looked_for_among_all_that_were_trained_on(tmp_path):
+  rng = np.random.default_rng(9)
+  log = _log(rng, train=400, dev=2, test=40)
+  log["test"][:30] = [_changed(rng, text) for text in log["train"][:30]]
+  workdir = _Workdir(tmp_path, log)
+  made = workdir.synthetic("eps8", [_query(rng) for _ in range(20)])
+  sets = [workdir.test_set("fiqa", log["test"])]
+  for limit in (1000, 50):
+    found = workdir.run(made, test_sets=sets, max_real=limit)
+    for name in ("test", "fiqa"):
+      one = _overlap(found, "train", name)
+      assert (one.tested.number, one.tested.total) == (30, 40)
+
+
+@pytest.mark.slow
+def test_a_log_whose_queries_have_several_documents_accuses_nobody(tmp_path):
+  alarms, repeats = 0, 30
+  for number in range(repeats):
+    rng = np.random.default_rng([number, 10])
+    rows, saw_none = [], []
+    for i in range(1500):
+      text, is_common = _query(rng), i % 2
+      clicked = rng.integers(0, 600, 3 if is_common else 1)
+      rows += [{"query": text, "document": f"text {d}"} for d in clicked]
+      if rng.random() < (0.2 if is_common else 0.02):
+        saw_none.append(text)
+    path = tmp_path / f"log{number}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = jsonl.read_jsonl(path, seed=number)
+    asked = data.query_by_id()
+    splits = {
+      split: [asked[name].text for name in judged]
+      for split, judged in data.qrels.items()
+    }
+    workdir = _Workdir(tmp_path / str(number), splits)
+    for split, judged in data.qrels.items():
+      place = workdir.space.private("prepare_data") / f"{split}.npz"
+      gathered = np.array([name in data.gathered for name in judged], bool)
+      np.savez(place, gathered=gathered, **dict(np.load(place)))
+    found = workdir.run(
+      workdir.synthetic("eps8", saw_none), detectors=("exact",)
+    )
+    one = _one(found, "eps8", "exact")
+    assert one.train.total < one.train_all.total
+    alarms += one.p_value <= 0.05
+  assert alarms / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
 
 
 def test_written_queries_of_a_document_are_taken_together(tmp_path):
@@ -420,9 +504,7 @@ def test_a_query_of_train_and_dev_was_trained_on(tmp_path):
     workdir.space.private("prepare_data") / "dev.npz",
     ids=np.array(["train1", "dev0"]),
   )
-  real = query_comparisons.real(
-    workdir.space, workdir.prepared, limit=9, seed=0
-  )
+  real = query_comparisons.real(workdir.space, workdir.prepared)
   assert len(real.texts) == 5 + 1 + 3
   assert real.trained.sum() == 5
 

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -26,6 +27,15 @@ def folder():
 @pytest.fixture(scope="module")
 def labelled(folder):
   return detectors.Labelled.read(folder)
+
+
+def test_a_precision_that_no_rounded_cosine_has_is_said(folder, labelled):
+  config = detectors.Config(
+    folder=str(folder), encoder=False, precision=1.0, public_data=True
+  )
+  study = detectors._result(types.SimpleNamespace(config=config), labelled, ())
+  assert study.rounded_cosine is None
+  assert "none with three decimals" in detectors._rounded(study.rounded_cosine)
 
 
 def test_the_study_finds_what_its_page_in_the_docs_says(folder, tmp_path):

@@ -377,6 +377,16 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
     ({"shares_tried": (0.0,)}, "shares_tried must be in (0, 1]"),
     ({"checkpoint": "folder"}, "vocabulary must be given"),
     ({"central_learning_rate": 0.0}, "central_learning_rate must be above 0"),
+    ({"test_split": "dev", "rates": (1e-3,)}, "dev_split must be another"),
+    (
+      {
+        "dev_split": "test",
+        "personal": federated.Personal(
+          settings=personalisation.Settings(patience=1)
+        ),
+      },
+      "dev_split must be another",
+    ),
     ({"num_clients": 1}, "num_clients must be at least 2"),
   ],
 )

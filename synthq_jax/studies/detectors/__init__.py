@@ -154,7 +154,7 @@ class Study:
   detectors: tuple[Detector, ...]
   lowest_cosine: float
   """With the wanted precision."""
-  rounded_cosine: float
+  rounded_cosine: float | None
   """The lowest of three decimals."""
   cosines: tuple[Point, ...]
   kappa: dict[str, tuple[float, ...]]
@@ -429,7 +429,7 @@ def _result(
     lowest_cosine=float(
       calibration.threshold(cosines, labels, precision=wanted)
     ),
-    rounded_cosine=float(rounded[reached >= wanted][0]),
+    rounded_cosine=next((float(x) for x in rounded[reached >= wanted]), None),
     cosines=tuple(
       point(at, cosines, labelled)
       for at in (0.90, 0.91, 0.92, 0.926, 0.93, 0.94, 0.95)
@@ -438,6 +438,12 @@ def _result(
     relations={side: confusion(labelled, side) for side in SIDES},
     candidates=candidates(labelled),
   )
+
+
+def _rounded(cosine: float | None) -> str:
+  if cosine is None:
+    return ", and none with three decimals has it"
+  return f", or {cosine:.3f} of those with three decimals"
 
 
 def _curves(study: Study) -> blocks.Figure:
@@ -533,7 +539,7 @@ def _page(study: Study) -> blocks.Page:
       ),
       frame.part(
         "The paper's cosine",
-        _WORDS("cosine", study=study),
+        _WORDS("cosine", study=study, rounded=_rounded(study.rounded_cosine)),
         tables.of(study.cosines, counts, left=()),
       ),
       frame.part(

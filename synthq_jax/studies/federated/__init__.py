@@ -124,7 +124,8 @@ class Config(frame.Config, config_types.Encoder):
   the last round. Query encoders of clients' own go on from such towers, at a
   rate of their own."""
   dev_split: str = "dev"
-  """Whose questions choose, with `rates`."""
+  """Whose questions choose, with `rates`, and stop the trainings of clients'
+  own query towers, with `personal.settings.patience`; not the scored ones."""
   central_learning_rate: float | None = None
   """Of "Central", which takes many steps where federated training averages
   few, and is a bound only where its own is tuned; None: the recipe's. With
@@ -160,6 +161,12 @@ class Config(frame.Config, config_types.Encoder):
         "federated.Config.urls must be given with partition='genre', and only"
         f" then, got partition={self.partition!r} and urls={self.urls}"
       )
+    if self.is_chosen and self.dev_split == self.test_split:
+      raise ValueError(
+        "federated.Config.dev_split must be another split than test_split with"
+        " rates or patience, or the scored questions choose; got"
+        f" {self.dev_split!r} for both"
+      )
     if not all(rate > 0 for rate in self.rates):
       raise ValueError(
         f"federated.Config.rates must be above 0, got {self.rates}"
@@ -169,6 +176,11 @@ class Config(frame.Config, config_types.Encoder):
         f"federated.Config.shares_tried must be in (0, 1], got"
         f" {self.shares_tried}"
       )
+
+  @property
+  def is_chosen(self) -> bool:
+    """Whether dev questions choose a rate, a round or an epoch."""
+    return bool(self.rates) or self.personal.settings.patience is not None
 
 
 STUDY = frame.Study(

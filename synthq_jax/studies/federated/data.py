@@ -85,7 +85,7 @@ def build(config: Any) -> Data:
   """
   judged, source = _read(config)
   splits = [TRAIN, config.test_split]
-  if config.rates:
+  if config.is_chosen:
     splits.append(config.dev_split)
   for split in splits:
     if split not in judged.splits():

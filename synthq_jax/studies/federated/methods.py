@@ -301,7 +301,9 @@ class _Maker:
           top=config.exchange_top, partners=config.exchange_partners, seed=seed
         )
       context = self.contexts(recipe)
-      return personalised(context, shared, seed, personal, exchange)
+      return personalised(
+        context, shared, seed, personal, exchange, self.config.dev_split
+      )
     recipe = dataclasses.replace(recipe, learning_rate=rate)
     context = self.contexts(recipe)
     count = len(context.data.tokens)
@@ -393,6 +395,7 @@ def personalised(
   seed: int,
   personal: Any,
   exchange: exchange_lib.FedNegative | None,
+  dev_split: str = "dev",
 ) -> Towers:
   """Gives every client a query tower of its own.
 
@@ -402,6 +405,7 @@ def personalised(
     seed: of the order.
     personal: a `federated.Personal`.
     exchange: of negatives, before each round; None: only a client's own.
+    dev_split: whose questions stop a client's training, if any do.
   """
   members = context.data.tokens
   vectors = [context.sentences(shared, at) for at in range(len(members))]
@@ -424,6 +428,7 @@ def personalised(
         seed=seed * personal.rounds + number,
         extra=extra.get(tokens.name),
         sentence_vectors=vectors[at],
+        dev_split=dev_split,
       )
       own[at] = {**own[at], encoders_lib.QUERY: trained.query}
   return Towers([shared] * len(members), own, tuple(traffic))
