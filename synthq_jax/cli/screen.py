@@ -2,12 +2,12 @@
 
 import math
 import os
-import resource
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from synthq_jax.cli import flags
+from synthq_jax.training import progress
 
 __all__ = [
   "RefutedError",
@@ -40,9 +40,7 @@ def summary(report: Any, workdir: str) -> str:
 
 def cost(seconds: float) -> str:
   """Returns wall time and peak memory in words."""
-  usage = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-  peak = sum(resource.getrusage(who).ru_maxrss for who in usage)
-  peak *= 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
+  peak = sum(progress.peak_bytes())
   minutes, rest = divmod(round(seconds), 60)
   return f"{minutes} min {rest} s, peak memory {peak / 2**30:.1f} GiB"
 

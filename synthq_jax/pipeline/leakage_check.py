@@ -16,8 +16,6 @@ import itertools
 import json
 import os
 import pathlib
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +28,7 @@ from synthq_jax.data import files, query_pairs, sources
 from synthq_jax.leakage import calibration, near_duplicates
 from synthq_jax.report import blocks, page, tables
 from synthq_jax.retrieval import text_encoders
+from synthq_jax.training import progress as progress_lib
 
 __all__ = [
   "CALIBRATED",
@@ -588,14 +587,7 @@ def _screen(check: Check, folder: pathlib.Path) -> str:
     f"{_counts(check).text()}\n\n"
     f"{_outcome(check)}\n"
     f"Time: {tables.duration(check.seconds)}; peak memory of a process"
-    f" {_peak_mib():,} MiB\n"
+    f" {max(progress_lib.peak_bytes()) >> 20:,} MiB\n"
     f"Readable by you alone: {folder}/{_PAGE}, {_RESULT}, {_PAIRS} (with texts),"
     f" {_CLEAN}"
   )
-
-
-def _peak_mib() -> int:
-  """The largest resident size of a process so far."""
-  who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-  peak = max(resource.getrusage(each).ru_maxrss for each in who)
-  return peak // (1 << 20 if sys.platform == "darwin" else 1 << 10)

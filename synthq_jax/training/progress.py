@@ -1,10 +1,22 @@
-"""Shows how far a long computation is."""
+"""Shows how far a long computation is, and what memory it took."""
 
+import resource
+import sys
 from typing import Any
 
 from synthq_jax import extras
 
-__all__ = ["bar"]
+__all__ = ["bar", "peak_bytes"]
+
+
+def peak_bytes() -> tuple[int, int]:
+  """Returns the largest resident sizes of this process and of its children."""
+  unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB here
+  own, children = (
+    resource.getrusage(who).ru_maxrss * unit
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+  )
+  return own, children
 
 
 def bar(
