@@ -47,6 +47,7 @@ class Kind:
       read; None where only reading tells.
     from_pairs: whether its documents are those that somebody asked about, so
       that the collection itself says that they were; a promise says so.
+    named_by_text: whether a query's id is a digest of its text.
   """
 
   form: str
@@ -54,6 +55,7 @@ class Kind:
   digest: Callable[["Source"], str]
   most: Callable[["Source"], int | None] = lambda source: None
   from_pairs: bool
+  named_by_text: bool = False
   queries: Callable[["Source"], Iterator[tuple[str, str]]] | None = None
 
   def fits(self, place: str) -> bool:
@@ -350,6 +352,7 @@ KINDS: dict[str, Kind] = {
     ),
     most=lambda source: table_files.most_rows(_parts(source)[1]),
     from_pairs=False,
+    named_by_text=True,
   ),
   "jsonl": Kind(
     form="jsonl:FILE",
@@ -362,6 +365,7 @@ KINDS: dict[str, Kind] = {
     digest=_of_files,
     most=lambda source: table_files.most_rows(source.place),
     from_pairs=True,
+    named_by_text=True,
   ),
   "newsqa": Kind(
     form="newsqa:FILE[@LISTS]",

@@ -202,8 +202,6 @@ class PreparedData(PublicDocuments):
   """Queries with a relevant document, for each split."""
   num_pairs: dict[str, int]
   """(query, document) pairs kept for each split."""
-  max_positives: int
-  """Documents kept for one query of the train split: more were cut off."""
   test_split: str
   """The split that is scored."""
   num_public_test: int

@@ -264,7 +264,7 @@ def _trials(run: accounting.Run, trials: int, delta: float) -> list[str]:
   prices = selection.prices(run, trials, delta=delta)
   lines = [
     f"The best of {trials} trainings with noise multiplier"
-    f" {run.noise_multiplier:.3f}: composition lets all be seen, a law draws a",
+    f" {rounding.up(run.noise_multiplier, places=3)}: composition lets all be seen, a law draws a",
     f"  secret number of them, {trials} on average, and lets the best alone be"
     " seen:",
   ]

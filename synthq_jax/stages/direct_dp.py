@@ -93,8 +93,6 @@ _NOT_THE_DOCUMENTS = (
 _NEGATIVES = ("batch", "public")
 _GRADIENTS = ("all", "pair", "query")
 _UNITS = ("pair", "query")
-_NAMED_BY_TEXT = ("jsonl", "log")
-"""Sources whose queries' ids are digests of their texts."""
 _EMPTY = np.zeros((2, 2), np.float32)
 
 
@@ -256,15 +254,6 @@ def check(run) -> None:
       raise ValueError(
         "direct_dp.Config.unit must be 'pair' for UNIT='user', got"
         f" unit={method.unit!r}: no claim covers a user and a text alone"
-      )
-    kind = run.prepared.source.partition(":")[0]
-    if method.unit == "query" and (
-      kind in _NAMED_BY_TEXT and run.prepared.max_positives > 1
-    ):
-      raise ValueError(
-        "direct_dp.Config.unit must be 'pair' for a log in which a query has"
-        f" several relevant documents, got unit={method.unit!r}: which of them"
-        " is kept follows from the query's text, and no claim covers that"
       )
 
 

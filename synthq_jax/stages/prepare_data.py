@@ -192,7 +192,6 @@ def run(task: stage.Task) -> results.PreparedData:
       split: sum(map(len, judged.values()))
       for split, judged in data.qrels.items()
     },
-    max_positives=1,
     cut_documents=written.cut,
     test_split=config.test_split,
     division=data.division,
@@ -300,6 +299,8 @@ def _write_queries(
   "gathered" (`collection.Collection`), where the splits' rule did so.
   """
   asked = data.query_by_id()
+  kind = config.source.partition(":")[0]
+  named_by_text = sources.KINDS[kind].named_by_text
   position = {name: i for i, name in enumerate(data.document_ids())}
   counts = {}
   for split, judged in data.qrels.items():
@@ -308,7 +309,9 @@ def _write_queries(
       relevant = sorted(d for d, grade in grades.items() if grade > 0)
       if relevant:
         ids.append(query)
-        chosen.append(position[_keep_one(relevant, query, config.seed)])
+        # A text that chooses its document would move what protects texts alone.
+        key = " ".join(relevant) if named_by_text else query
+        chosen.append(position[_keep_one(relevant, key, config.seed)])
     tokens = vocabulary_lib.tokenize(
       vocabulary, [asked[q].text for q in ids], length=config.query_length
     )
@@ -370,13 +373,13 @@ def _write_asked(
   return len(asked)
 
 
-def _keep_one(relevant: list[str], query: str, seed: int) -> str:
-  """Picks a document by a hash of the query alone.
+def _keep_one(relevant: list[str], key: str, seed: int) -> str:
+  """Picks a document by a hash of a key of the query alone.
 
   A stream of random numbers would tie a query's choice to the queries before
   it, and one query more would change many records.
   """
-  digest = hashlib.sha256(f"{seed} {query}".encode()).digest()
+  digest = hashlib.sha256(f"{seed} {key}".encode()).digest()
   return relevant[int.from_bytes(digest[:8], "big") % len(relevant)]
 
 

@@ -1,7 +1,6 @@
 """Direct DP training: what each method trains, claims and refuses."""
 
 import dataclasses
-import types
 
 import finished_runs
 import numpy as np
@@ -133,27 +132,6 @@ def test_public_negatives_are_drawn_without_the_private_pairs(
   assert len(set(before["public_negative_ids"])) == 5
   assert (draw(4)["public_negative_ids"] != before["public_negative_ids"]).any()
   assert direct_dp._public_negatives(text, space, None) is None
-
-
-@pytest.mark.parametrize("source", ["log:a.csv@b.jsonl", "jsonl:a.jsonl"])
-def test_a_text_alone_is_not_claimed_where_it_chooses_its_document(
-  finished_run, source
-):
-  """A query's id is a digest of its text there, and chooses among several."""
-  prepared = _prepared(finished_run)
-
-  def check(**changes):
-    run = types.SimpleNamespace(
-      config=finished_run.config,
-      for_audit=False,
-      prepared=dataclasses.replace(prepared, **changes),
-    )
-    direct_dp.check(run)
-
-  check(source=source, max_positives=1)
-  check(source="beir:folder", max_positives=2)
-  with pytest.raises(ValueError, match="several relevant documents"):
-    check(source=source, max_positives=2)
 
 
 def test_two_methods_need_two_names():

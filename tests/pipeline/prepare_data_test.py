@@ -8,7 +8,7 @@ import pytest
 import small_data
 import tiny_runs
 
-from synthq_jax.data import collection
+from synthq_jax.data import collection, shipped
 from synthq_jax.pipeline import results, workspace
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.stages import generate, prepare_data
@@ -169,3 +169,28 @@ def test_a_vocabulary_that_is_trained_on_queries_is_caught(
     test_other_private_queries_change_no_bit_of_what_is_shared(tmp_path)
   model = shared(tmp_path / "rare")["vocabulary.model"]
   assert RARE.encode() in model
+
+
+def test_a_logs_text_does_not_choose_its_document(tmp_path):
+  kept = []
+  for text in ("is my rash contagious", "do i have hiv", "what is that"):
+    asked = [("u", f"ask {i}", i) for i in range(64)]
+    asked += [("v", text, document) for document in range(5)]
+    root = tmp_path / text.replace(" ", "_")
+    config = prepare_data.Config(
+      source=small_data.write_user_log(root, asked, 64),
+      vocabulary=str(shipped.VOCABULARY),
+    )
+    space = workspace.Workspace(root / "run", 7)
+    tiny_runs.make(prepare_data.STAGE, config, space)
+    lines = (root / "run/private/prepare_data/queries.jsonl").read_text()
+    [name] = [
+      one["_id"]
+      for one in map(json.loads, lines.splitlines())
+      if one["text"] == text
+    ]
+    with np.load(root / "run/private/prepare_data/train.npz") as train:
+      kept.append(
+        dict(zip(train["ids"], train["documents"], strict=True))[name]
+      )
+  assert len(set(kept)) == 1

@@ -56,7 +56,6 @@ def prepared(**changes: Any) -> results.PreparedData:
     "num_documents": 9,
     "num_queries": {"train": 9},
     "num_pairs": {"train": 9},
-    "max_positives": 1,
     "test_split": "test",
     "num_public_test": 1,
     "cut_documents": 0.0,

@@ -451,7 +451,7 @@ def _page(winner: Winner) -> blocks.Page:
         unit=statement.unit,
         epsilon=rounding.epsilon(statement.epsilon),
         delta=rounding.delta(statement.delta),
-        noise=f"{statement.ledger[0].noise_multiplier:.3f}",
+        noise=rounding.noise(statement.ledger[0].noise_multiplier, digits=4),
         directory=winner.directory,
       ),
       *(
