@@ -119,12 +119,22 @@ def read(root: pathlib.Path) -> Released:
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
   path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if ledger.begun(path) else {}
+  # Scores tell of the systems that were scored, also of those made again since.
+  behind = {
+    name
+    for folder in shared
+    for name in made[folder].get("systems", ())
+    if name in started
+  }
   known = {entry for one in shared.values() for entry in one.ledger}
   compared = {entry for one in claims.values() for entry in one.ledger}
   shared |= {
     f"{ledger.NAME}: {name}": one
     for name, one in started.items()
-    if (name.startswith(_SHOWN) and not known >= set(one.ledger))
+    if (
+      (name in behind or name.startswith(_SHOWN))
+      and not known >= set(one.ledger)
+    )
     or (name.startswith(_VOTES) and not compared >= set(one.ledger))
   }
   return Released(

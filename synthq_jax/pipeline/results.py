@@ -8,7 +8,7 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from synthq_jax import intervals
@@ -235,6 +235,19 @@ class PreparedData(PublicDocuments):
     object.__setattr__(self, "from_pairs", kind.from_pairs)
 
 
+def releases_behind(made: Iterable[Claimed]) -> tuple[str, ...]:
+  """Returns identifiers of the private releases that results stand on, sorted.
+
+  Numbers that are computed from a model tell of it also when it is gone.
+  """
+  found = {
+    entry.identifier.partition("#")[0]
+    for one in made
+    for entry in one.statement.ledger
+  }
+  return tuple(sorted(found))
+
+
 def public_documents(prepared: PreparedData) -> PublicDocuments:
   """Returns the public part of prepared data."""
   names = [field.name for field in dataclasses.fields(PublicDocuments)]
@@ -429,6 +442,8 @@ class ReleasedScores(Claimed):
   """Standard deviation of the noise on each mean."""
   rows: tuple[ReleasedRow, ...]
   """In the order of the private table."""
+  systems: tuple[str, ...] = ()
+  """Identifiers of the releases behind what was scored, `releases_behind`."""
   kind: str = "scores"
   name: str = "test"
 

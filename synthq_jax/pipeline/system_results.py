@@ -75,6 +75,8 @@ class ChosenShares(results.Claimed):
   scores: dict[str, tuple[tuple[float, float], ...]]
   """Of each row each share that was tried, ascending, and its nDCG@10, with that
   noise."""
+  systems: tuple[str, ...] = ()
+  """Identifiers of the releases behind the retrievers."""
   kind: str = "shares"
   name: str = "dev"
 

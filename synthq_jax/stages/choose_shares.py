@@ -205,6 +205,7 @@ def run(task: stage.Task) -> system_results.ChosenShares:
       row: tuple(zip(config.shares, of_row.tolist(), strict=True))
       for row, of_row in by_row
     },
+    systems=results.releases_behind(retrievers.values()),
   )
 
 

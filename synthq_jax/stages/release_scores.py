@@ -88,7 +88,14 @@ def jobs(run):
       {name: made.digest for name, made in scored.items()},
     ),
     settings=config,
-    inputs={"evaluations": [made.value for made in scored.values()]},
+    inputs={
+      "evaluations": [made.value for made in scored.values()],
+      "systems": results.releases_behind(
+        run.systems[made.value.name].value
+        for made in scored.values()
+        if made.value.name in run.systems  # BM25 is not
+      ),
+    },
   )
 
 
@@ -185,6 +192,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
       number=number,
       most=prepared.queries_per_user or 1,
     ),
+    systems=task.inputs["systems"],
   )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import types
 
 import jax
 import made_up
@@ -65,6 +66,7 @@ def released(root, tables, config, *, secret=1, digest="digest", division=""):
     digest=digest,
     prepared=made_up.prepared(division=division),
     evaluations=[scored(space, name, x) for name, x in tables.items()],
+    systems=(),
   )
 
 
@@ -391,6 +393,7 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
     space,
     prepared=data,
     evaluations=[scored(space, name, x) for name, x in table.items()],
+    systems=(),
   )
   assert made.statement.delta == 1 / 8000
   given = release_scores._delta(settings(delta=0.001), data, 99)
@@ -435,3 +438,31 @@ def test_scores_say_what_two_queries_have(tmp_path):
     size=2,
   )
   assert promise.epsilon < found < 2.5 * promise.epsilon
+
+
+def test_released_scores_name_the_trainings_of_what_was_scored():
+  names = {"bm25": (), "synthetic_eps8": ("finetune_dp/eps8/x", "votes/y")}
+  rows, systems = {}, {}
+  for name, identifiers in names.items():
+    entries = [types.SimpleNamespace(identifier=f"{x}#1") for x in identifiers]
+    value = types.SimpleNamespace(
+      name=name,
+      test_set="test",
+      epsilon=8.0 if identifiers else None,
+      directory=name,
+      statement=types.SimpleNamespace(ledger=entries),
+    )
+    rows[f"test/{name}"] = types.SimpleNamespace(value=value, digest="")
+    if identifiers:
+      systems[name] = types.SimpleNamespace(value=value)
+  run = types.SimpleNamespace(
+    config=types.SimpleNamespace(
+      release_scores=release_scores.Config(enabled=True)
+    ),
+    rows=lambda stage: rows,
+    systems=systems,
+    prepared=made_up.prepared(num_queries={"test": 50_000}),
+    data=(),
+  )
+  [job] = release_scores.jobs(run)
+  assert job.inputs["systems"] == ("finetune_dp/eps8/x", "votes/y")

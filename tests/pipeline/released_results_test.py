@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import types
 
 import made_up
 import pytest
@@ -262,3 +263,42 @@ def test_every_release_of_scores_that_was_begun_counts(finished_run, tmp_path):
   after = released_results.read(root)
   assert claim.ledger[0] in after.together.ledger
   assert after.trials == before.trials
+
+
+@pytest.mark.parametrize("stage", ["release_scores", "choose_shares"])
+def test_scores_of_systems_that_were_made_again_count_both(
+  finished_run, tmp_path, stage
+):
+  root = finished_run.copy(tmp_path)
+  before = released_results.read(root)
+  options = {
+    "sampler": sampling.Poisson.with_margin(
+      num_examples=60, expected_batch_size=16
+    ),
+    "relation": "ADD_OR_REMOVE_ONE",
+    "delta": before.together.delta,
+  }
+  old, scores = (
+    made_up.claim(name, **options)
+    for name in ("finetune_dp/eps8/-earlier", f"{stage}/-earlier")
+  )
+  with (root / results.PRIVATE / ledger.NAME).open("a") as file:
+    for claim in (old, scores):
+      file.write(ledger.line(claim.ledger[0].identifier, claim))
+  result = {"statement": artifacts.to_json(scores), "systems": []}
+  folder = root / stage
+  if folder.exists():
+    shutil.rmtree(folder)
+  folder.mkdir()
+  content = {"fingerprint": "", "result": result}
+  (folder / "result.json").write_text(json.dumps(content))
+  assert old.ledger[0] not in released_results.read(root).together.ledger
+  result["systems"] = list(results.releases_behind([made_up_result(old)]))
+  (folder / "result.json").write_text(json.dumps(content))
+  after = released_results.read(root)
+  assert {old.ledger[0], scores.ledger[0]} <= {*after.together.ledger}
+  assert after.trials == before.trials
+
+
+def made_up_result(claim):
+  return types.SimpleNamespace(statement=claim)
