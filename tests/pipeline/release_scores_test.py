@@ -461,7 +461,7 @@ def test_released_scores_name_the_trainings_of_what_was_scored():
     ),
     rows=lambda stage: rows,
     systems=systems,
-    prepared=made_up.prepared(num_queries={"test": 50_000}),
+    prepared=made_up.prepared(num_queries={"train": 99, "test": 50_000}),
     data=(),
   )
   [job] = release_scores.jobs(run)
