@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,7 +98,10 @@ def _grid(
 def _values(name: str, text: str, kind: type) -> tuple[Any, ...]:
   """Reads one number, or several between commas."""
   try:
-    return tuple(map(kind, text.split(",")))
+    numbers = tuple(map(kind, text.split(",")))
+    if not all(map(math.isfinite, numbers)):
+      raise ValueError
+    return numbers
   except ValueError:
     raise flags.UsageError(
       f"expected --{name}=number, or several as a,b,c, got {text!r}"
@@ -131,6 +135,13 @@ def _search(options: argparse.Namespace) -> str:
       'expected a query in quotes ("..."), or --serve, got'
       f" {'both' if options.serve else 'none'}"
     )
+  if options.k < 1 or not 0 <= options.port < 1 << 16:
+    raise flags.UsageError(
+      "expected --k of at least 1 and --port below 65536, got"
+      f" --k={options.k} --port={options.port}"
+    )
+  if any("\ud800" <= letter <= "\udfff" for letter in options.query or ""):
+    raise flags.UsageError("expected a query in UTF-8, got other bytes")
   searcher = search.open_run(
     options.workdir,
     options.system or (),

@@ -29,7 +29,10 @@ _SIZE_NAMES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B")
 
 
 def of_retriever(
-  made: results.Checkpoint | None, lengths: Mapping[str, int]
+  made: results.Checkpoint | None,
+  lengths: Mapping[str, int],
+  *,
+  stride: int = 0,
 ) -> str:
   """Returns the card of a dual encoder for sentence-transformers.
 
@@ -37,7 +40,18 @@ def of_retriever(
     made: the checkpoint; None: nothing is known of its training.
     lengths: "max_seq_length" and, where queries are cut at another place,
       "query_length": tokens, EOS included.
+    stride: tokens from one passage of a document to the next, as
+      `results.PreparedData.passage_stride`; 0: documents were cut.
   """
+  whole = (
+    " Longer documents were read in passages: each the title (at most half of the"
+    " tokens) and as much of the text as fits, a new one every"
+    f" {stride} tokens of the text, and a document's score is that of its best"
+    " passage. sentence-transformers divides nothing and reads the beginning of a"
+    " longer document: give it such passages instead."
+    if stride
+    else ""
+  )
   query = lengths.get("query_length", lengths["max_seq_length"])
   return _page(
     {
@@ -49,8 +63,8 @@ def of_retriever(
     f"Dual encoder {made.name if made else ''}".strip(),
     "A T5 encoder that queries and documents share: mean of its outputs, of"
     f" length 1, so that dot products are cosines. Queries are cut at {query}"
-    f" tokens, documents at {lengths['max_seq_length']}, as in training. It was"
-    f" written by synthq_jax {synthq_jax.__version__} and tried with"
+    f" tokens, documents at {lengths['max_seq_length']}, as in training.{whole}"
+    f" It was written by synthq_jax {synthq_jax.__version__} and tried with"
     " sentence-transformers 6.2.",
     """```python
 from sentence_transformers import SentenceTransformer
@@ -131,7 +145,8 @@ def of_queries(
     made.statement,
     f"Synthetic queries {made.name}",
     f"{len(data.queries):,} queries that a T5 wrote for {made.num_documents:,} of"
-    f" {len(data.documents):,} documents, {made.queries_per_document} each:"
+    f" {len(data.documents):,} documents, {made.queries_per_document} for each (or"
+    " for each passage, where longer ones were read in passages):"
     f" {made.sampler}, after the prefix {made.prefix!r}.{filters} No person asked"
     " them. A query's document counts as relevant, and nobody judged that.",
     layout.use,

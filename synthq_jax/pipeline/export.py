@@ -207,8 +207,9 @@ def _source(folder: pathlib.Path) -> Source:
         f"{folder}: expected a model or queries, got the weight"
         f" {made['weight']:g} of {made['retriever']} beside BM25: export the"
         f" checkpoint train_retriever/{made['retriever']} and apply the weight"
-        f" where you search; the statement in {artifacts.RESULT_NAME} here is"
-        " that of both together"
+        f" where you search, to scores that {made['method']['_type']} made"
+        f" comparable among the first {made.get('depth', 100)} of each; the"
+        f" statement in {artifacts.RESULT_NAME} here is that of both together"
       )
     kind = kinds.get(made.get("_type"))
     result = kind and artifacts.load(folder, kind)
@@ -325,7 +326,8 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
     folder / "config_sentence_transformers.json",
     {"prompts": {}, "similarity_fn_name": "dot"},
   )
-  text = cards.of_retriever(given.result, lengths)
+  stride = given.prepared.passage_stride if given.prepared else 0
+  text = cards.of_retriever(given.result, lengths, stride=stride)
   (folder / _README).write_text(text, encoding="utf-8")
 
 

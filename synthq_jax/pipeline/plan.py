@@ -177,6 +177,11 @@ class _Settings:
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
     self._check_audit()
+    if self.rows.fused and self.evaluate.depth < self.fuse.depth:
+      raise ValueError(
+        "evaluate.Config.depth must be at least fuse.Config.depth, whose first"
+        f" results are fused, got {self.evaluate.depth} and {self.fuse.depth}"
+      )
     if self.rows.reranked and not self.rows.fused:
       if self.rerank.first_stage == "fused":
         raise ValueError(

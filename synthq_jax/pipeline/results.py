@@ -314,7 +314,8 @@ class SyntheticQueries(Claimed):
   num_documents: int
   """Documents written for, drawn from the whole public collection."""
   queries_per_document: int
-  """The same number for each document; the mean, where topic counts say more."""
+  """The same number for each document, and for each passage where it has several;
+  the mean, where topic counts say more."""
   num_queries: int
   """Queries that the filters kept."""
   removed: dict[str, int]

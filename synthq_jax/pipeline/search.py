@@ -31,11 +31,11 @@ from synthq_jax.retrieval import (
 
 __all__ = ["Hit", "SavedIndex", "Searcher", "describe", "open_run", "rows"]
 
-_DEPTH = 100
-"""Documents of each system that are fused, as many as are scored."""
 _INDEX = "documents.faiss"
 _SNIPPET = 240
 """Characters of a document that are shown."""
+_LEAD = 40
+"""Those of them before the first word of the query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ class _Opened:
     self.num_bytes[made.name] = sum(self.num_bytes[part] for part in parts)
 
     def find(query: str, k: int) -> dict[str, float]:
-      runs = ({"": one(query, max(k, _DEPTH))} for one in (lexical, dense))
+      runs = ({"": one(query, made.depth)} for one in (lexical, dense))
       fused = fusion.fuse(made.method, *runs, weight=made.weight, depth=k)
       return fused[""]
 
@@ -330,12 +330,9 @@ def _snippet(text: str, query: str) -> str:
     for word in re.finditer(r"\w{3,}", text.lower())
     if word.group()[:5] in stems
   ]
-  start = max(
-    places,
-    key=lambda first: sum(first <= one < first + _SNIPPET for one in places),
-    default=0,
-  )
-  start = max(0, min(start - 40, len(text) - _SNIPPET))
+  ends = np.searchsorted(places, np.add(places, _SNIPPET - _LEAD))
+  start = places[np.argmax(ends - np.arange(len(places)))] if places else 0
+  start = max(0, min(start - _LEAD, len(text) - _SNIPPET))
   start = text.find(" ", start) + 1 if start else 0
   part = text[start : start + _SNIPPET]
   ahead = "... " if start else ""

@@ -7,6 +7,8 @@ browser's history would keep. It is posted, and other sites' posts are refused.
 """
 
 import http.server
+import re
+import threading
 import urllib.parse
 from typing import Any
 
@@ -51,6 +53,7 @@ def server(
     undefined=jinja2.StrictUndefined,
   )
   template = environment.get_template("search.html")
+  searching = threading.Lock()
 
   class Handler(http.server.BaseHTTPRequestHandler):
     timeout = 10  # seconds; a post that does not end holds nobody up
@@ -61,7 +64,7 @@ def server(
 
     def do_POST(self):  # noqa: N802
       length = self.headers.get("Content-Length", "")
-      if not length.isdecimal() or int(length) > _MOST_BYTES:
+      if not re.fullmatch(r"\d{1,9}", length) or int(length) > _MOST_BYTES:
         self.send_error(413)
         return
       form = self.rfile.read(int(length)).decode(errors="replace")
@@ -73,7 +76,7 @@ def server(
       """Refuses what another site asks for, and all but the page."""
       host = self.headers.get("Host", "")
       origin = self.headers.get("Origin", f"http://{host}")
-      if host.rpartition(":")[0] not in _NAMES or origin != f"http://{host}":
+      if host.partition(":")[0] not in _NAMES or origin != f"http://{host}":
         self.send_error(403)
       elif self.path != "/":
         self.send_error(404)
@@ -82,7 +85,8 @@ def server(
       return False
 
     def _send(self, query: str) -> None:
-      found = searcher.search(query, k)
+      with searching:
+        found = searcher.search(query, k)
       page = template.render(query=query, found=found, private=private)
       content = page.encode()
       self.send_response(200)
@@ -95,4 +99,7 @@ def server(
     def log_message(self, *told: Any) -> None:
       """Keeps nothing."""
 
-  return http.server.HTTPServer((HOST, port), Handler)
+  # Browsers open connections that say nothing for a while.
+  made = http.server.ThreadingHTTPServer((HOST, port), Handler)
+  made.daemon_threads = True
+  return made

@@ -95,6 +95,8 @@ class Fusion(Weighed):
   """The row of the retriever."""
   method: fusion.Convex | fusion.ReciprocalRanks
   """How scores become comparable."""
+  depth: int = 100
+  """Documents of each run that are fused: scores are scaled by these."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -68,13 +68,14 @@ class Evaluation:
   @property
   def traps(self) -> tuple[str, ...]:
     """What other evaluations do otherwise; `met` says what this run met."""
+    dropped = "dropped, unless it is judged relevant"
     return (
       "Averages are over all judged queries; one without results counts 0 (in"
       " MFR the rank after the cut), and so does one without a relevant"
       " document.",
       f"Relevant is a grade of {self.level} or more, but nDCG's gain is the"
       " grade itself; documents nobody judged are not relevant.",
-      f"{OWN_ID} {'dropped' if self.drop_identical else 'kept'}.",
+      f"{OWN_ID} {dropped if self.drop_identical else 'kept'}.",
       "Ties are broken before scoring: a run is strictly ordered, and equal"
       " scores keep its order.",
     )
@@ -125,6 +126,7 @@ def evaluate(
     drop_identical: leave out a result whose id equals its query's id, as BEIR
       does for collections that hold their own queries (ArguAna, Quora). Where
       ids are bare numbers, as in MS MARCO, equality may be chance: pass False.
+      Where it certainly is, because such a document is judged relevant, it stays.
     level: the lowest grade that counts as relevant in binary measures, >= 1 (2
       for TREC Deep Learning); names that say rel=... themselves keep it.
     split: whose judgements `qrels` are; it is only named in the result.
@@ -133,9 +135,8 @@ def evaluate(
     Means and values per query, under the names given.
 
   Raises:
-    ValueError: if nothing is judged, a name is unknown, `level` is below 1, a
-      score is not finite, or dropping would take away a document judged
-      relevant to its query.
+    ValueError: if nothing is judged, a name is unknown, `level` is below 1, or
+      a score is not finite.
 
   References:
     Fröbe et al., "How Train-Test Leakage Affects Zero-shot Retrieval", SPIRE
@@ -148,8 +149,6 @@ def evaluate(
       f"expected level >= 1, got level={level}: documents nobody judged have "
       "grade 0; raise it"
     )
-  if drop_identical:
-    _check_identical(qrels)
   measures = {name: _measure(name, level) for name in names}
   rankings, dropped = _rankings(qrels, run, drop_identical)
   values = _values(set(measures.values()), qrels, rankings)
@@ -233,21 +232,12 @@ def _rankings(
   """Returns each judged query's documents, best first, and how many it drops."""
   rankings, dropped = {}, 0
   for query in qrels:
-    ids = trec.ranking(run.get(query, {}))
-    kept = [id_ for id_ in ids if not (drop_identical and id_ == query)]
+    ids = kept = trec.ranking(run.get(query, {}))
+    if drop_identical and qrels[query].get(query, 0) <= 0:
+      kept = [id_ for id_ in ids if id_ != query]
     dropped += len(ids) - len(kept)
     rankings[query] = kept
   return rankings, dropped
-
-
-def _check_identical(qrels: trec.Qrels) -> None:
-  """Refuses to drop what the judgements call relevant."""
-  for query, grades in qrels.items():
-    if grades.get(query, 0) > 0:
-      raise ValueError(
-        f"expected no document with its query's id among the relevant, got "
-        f"{query!r}; pass drop_identical=False"
-      )
 
 
 def _check_cutoff(cutoff: float) -> None:

@@ -5,7 +5,6 @@ descending. So that every reader sees one and the same ranking, `write_run`
 writes scores that fall strictly in single precision.
 """
 
-import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ __all__ = [
   "ranking",
   "read_run",
   "to_run",
+  "first",
   "without_own",
   "write_run",
 ]
@@ -31,21 +31,41 @@ Qrels = collection.Qrels
 """Judgements: query id -> document id -> grade."""
 
 
-def without_own(run: Run, depth: int) -> Run:
+def without_own(run: Run, depth: int, qrels: Qrels) -> Run:
   """Returns a run without documents that have their query's id.
 
-  >>> without_own({"d1": {"d1": 9.0, "d2": 2.0, "d3": 1.0}}, depth=1)
-  {'d1': {'d2': 2.0}}
+  One that is judged relevant stays: there, equal ids are chance.
+
+  >>> run = {"d1": {"d1": 9.0, "d2": 2.0}, "d7": {"d7": 9.0, "d2": 2.0}}
+  >>> without_own(run, 1, {"d1": {"d2": 1}, "d7": {"d7": 1}})
+  {'d1': {'d2': 2.0}, 'd7': {'d7': 9.0}}
 
   Args:
     run: query id -> document id -> score, searched to `depth` + 1.
     depth: documents of each query, at most.
+    qrels: query id -> document id -> grade.
   """
   kept = {}
   for query, scores in run.items():
-    others = {id_: scores[id_] for id_ in ranking(scores) if id_ != query}
-    kept[query] = dict(itertools.islice(others.items(), depth))
-  return kept
+    own = None if qrels.get(query, {}).get(query, 0) > 0 else query
+    kept[query] = {id_: score for id_, score in scores.items() if id_ != own}
+  return first(kept, depth)
+
+
+def first(run: Run, depth: int) -> Run:
+  """Returns the best documents of each query, best first.
+
+  >>> first({"q": {"d1": 1.0, "d2": 2.0, "d3": 1.0}}, depth=2)
+  {'q': {'d2': 2.0, 'd1': 1.0}}
+
+  Args:
+    run: query id -> document id -> score.
+    depth: documents of each query, at most.
+  """
+  return {
+    query: {id_: scores[id_] for id_ in ranking(scores)[:depth]}
+    for query, scores in run.items()
+  }
 
 
 def ranking(scores: Mapping[str, float]) -> list[str]:

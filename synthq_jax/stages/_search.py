@@ -55,7 +55,13 @@ class Judged(NamedTuple):
   corpus: pathlib.Path  # texts of the documents, in that order
   drop_identical: bool = False
   """Whether a query's own document, by its id, is no result: it may not weigh
-  on the scale of the others when runs are fused."""
+  on the scale of the others when runs are fused. One judged relevant is kept."""
+
+  def without_own(self, run: trec.Run, depth: int) -> trec.Run:
+    """Returns a run that was searched to one more than `depth` as it counts."""
+    if not self.drop_identical:
+      return run
+    return trec.without_own(run, depth, self.qrels)
 
 
 def asked(
@@ -104,7 +110,7 @@ def lexical(
   run = built.search_run(
     list(judged.qrels), judged.queries, depth + judged.drop_identical
   )
-  return trec.without_own(run, depth) if judged.drop_identical else run
+  return judged.without_own(run, depth)
 
 
 def encode_rows(
@@ -222,7 +228,7 @@ def nearest(
     query: dict(zip(map(str, ids[at]), scores.tolist(), strict=True))
     for query, (scores, at) in zip(judged.qrels, rows, strict=True)
   }
-  return trec.without_own(run, depth) if judged.drop_identical else run
+  return judged.without_own(run, depth)
 
 
 def remove_vectors(directory: pathlib.Path, but: str = "") -> None:

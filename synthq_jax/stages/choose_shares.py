@@ -276,13 +276,6 @@ def _scores(
 ) -> Float[np.ndarray, "query share"]:
   """Returns each query's score at each share, in the order of the judgements."""
   fuse, shares = task.inputs["fusion"], task.settings.shares
-  if judged.drop_identical and any(
-    of.get(query, 0) > 0 for query, of in judged.qrels.items()
-  ):
-    raise ValueError(
-      "choose_shares: expected no dev query whose own id is relevant to it; set"
-      " evaluate.Config.drop_identical=False"
-    )
   by_share = fusion.scores(
     fuse.method,
     lexical,

@@ -30,7 +30,8 @@ _BM25 = system_results.LEXICAL
 _RUN, _FIRST = "run.trec", "first stage"
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
-  "BM25 reads whole documents, the encoders their first tokens.",
+  "BM25 reads whole documents, encoders the first tokens of each; of each passage"
+  " where a set is read in passages, as the public one never is.",
 )
 
 
@@ -241,10 +242,10 @@ def _search_with(
     for name, part in task.inputs["parts"].items()
   }
   if isinstance(system, system_results.Fusion):
+    kinds = (system_results.LEXICAL, system_results.DENSE)
     return fusion.fuse(
       system.method,
-      parts[system_results.LEXICAL],
-      parts[system_results.DENSE],
+      *(trec.first(parts[kind], system.depth) for kind in kinds),
       weight=system.weight,
       depth=config.depth,
     )

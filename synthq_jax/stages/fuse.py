@@ -136,6 +136,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     retriever=task.name,
     statement=_statement(retriever, shares, words),
     method=config.method,
+    depth=config.depth,
     chosen_on=words,
     **chosen,
   )

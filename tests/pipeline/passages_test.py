@@ -16,16 +16,23 @@ from synthq_jax import artifacts
 from synthq_jax.data import collection, passages, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import (
+  export,
   inputs,
   plan,
   results,
   system_results,
   workspace,
 )
-from synthq_jax.retrieval import best_passages, index, trec, vector_files
+from synthq_jax.retrieval import (
+  best_passages,
+  fusion,
+  index,
+  trec,
+  vector_files,
+)
 from synthq_jax.stages import direct_dp, fuse
 
-LENGTH, STRIDE, NUM = 16, 8, 40
+LENGTH, STRIDE, NUM, DEPTH = 16, 8, 40, 5
 
 
 # How documents are cut.
@@ -196,7 +203,7 @@ def _run(tmp_path_factory):
     rows=plan.Rows(
       synthetic=(), direct_dp=(), original=True, fused=True, expanded=True
     ),
-    fuse=fuse.Config(held_out=0.2, min_queries=1),
+    fuse=fuse.Config(held_out=0.2, min_queries=1, depth=DEPTH),
   )
   config = dataclasses.replace(
     config,
@@ -243,6 +250,30 @@ def test_every_passage_is_encoded_and_documents_are_found(run):
     assert set().union(*found.values()) <= set(read.ids.tolist())
     if name in ("untrained", "original"):
       assert {len(one) for one in found.values()} == {len(read.ids)}
+
+
+def test_as_many_are_fused_where_it_is_scored_as_where_the_weight_was_chosen(
+  run,
+):
+  made = artifacts.load(run / "fuse/public_only", system_results.Fusion)
+  assert made.depth == DEPTH
+  lexical, dense, fused = (
+    trec.read_run(run / f"private/evaluate/test/{name}/run.trec")
+    for name in ("bm25", "public_only", "fused_public_only")
+  )
+  assert max(map(len, dense.values())) > 2 * DEPTH
+  parts = (trec.first(found, DEPTH) for found in (lexical, dense))
+  expected = fusion.fuse(made.method, *parts, weight=made.weight)
+  assert {q: [*found] for q, found in fused.items()} == {
+    q: [*found] for q, found in expected.items()
+  }
+
+
+def test_the_card_of_an_export_says_how_documents_were_read(run, tmp_path):
+  made = run / "train_retriever/untrained"
+  export.run(made, tmp_path / "to", format="sentence-transformers")
+  card = (tmp_path / "to/README.md").read_text()
+  assert "read in passages" in card and f"every {STRIDE} tokens" in card
 
 
 def test_real_pairs_are_trained_with_a_passage_of_their_document(run):

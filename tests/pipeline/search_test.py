@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import socket
 import threading
 import urllib.parse
 
@@ -55,6 +56,10 @@ def test_a_fused_search_weighs_what_both_systems_find(root):
     expected = fusion.fuse(made.method, *runs, weight=made.weight)["q"]
     assert {h.id: h.score for h in hits[FUSED]} == pytest.approx(expected)
     assert [h.id for h in searcher.search(text, 3)[FUSED]] == [*expected][:3]
+    most = searcher.search(text, 300)[FUSED]  # scaled by the first 100, too
+    assert {h.id: h.score for h in most[: len(expected)]} == pytest.approx(
+      expected
+    )
 
 
 def test_vectors_are_made_once_for_each_retriever(root):
@@ -101,7 +106,12 @@ def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
     ([], "expected a query in quotes"),
     (["otter", "--serve"], "got both"),
     (["otter", "--system=bm26"], "expected --system among bm25, "),
-    (["otter", "--k=0"], "expected k >= 1"),
+    (["otter", "--k=0"], "expected --k of at least 1"),
+    (
+      ["--serve", "--port=70000"],
+      "--port below 65536, got --k=10 --port=70000",
+    ),
+    (["otter \udcff"], "expected a query in UTF-8"),
     (["otter", "--workdir=nowhere"], "run `synthq run` first"),
   ],
 )
@@ -146,6 +156,24 @@ def test_the_page_shows_the_systems_side_by_side(page, root, capfd):
     "otter" not in captured.out + captured.err
   )  # what was asked is not kept
   assert not [q for q in queries(root).values() if q in text]
+
+
+def test_a_connection_that_says_nothing_holds_nobody_up(page):
+  server, get = page
+  with socket.create_connection(("127.0.0.1", server.server_port)) as idle:
+    assert get("/", "otter", Host="127.0.0.1")[0].status == 200  # as at port 80
+    # One after the other, this one would have been given up before.
+    idle.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+    assert idle.recv(12).endswith(b"200")
+
+
+def test_a_snippet_is_where_most_of_the_words_stand():
+  filler = "of the old stone harbor by night. "
+  text = ("apple " + filler * 2) * 20_000 + "red otter, apple pie"
+  found = search._snippet(text, "pie of red apples and an otter")
+  assert found.startswith("... ") and found.endswith("red otter, apple pie")
+  text = "apple " + filler * 40 + "apple and otter " + filler * 40
+  assert "apple and otter" in search._snippet(text, "otter apple")
 
 
 def test_the_page_runs_nothing_and_answers_no_other_site(page):

@@ -165,6 +165,16 @@ def test_only_what_chooses_for_rerankers_is_held_out(finished_run, tmp_path):
     assert runner.Run(config, space, ()).held_out == share
 
 
+def test_a_fusion_of_more_than_is_found_is_refused(finished_run):
+  config = finished_run.config
+  with pytest.raises(
+    ValueError, match=r"at least fuse\.Config\.depth, .* and 100"
+  ):
+    dataclasses.replace(
+      config, evaluate=dataclasses.replace(config.evaluate, depth=99)
+    )
+
+
 def test_a_fusion_without_bm25_is_refused():
   with pytest.raises(ValueError, match=r"Rows\.fused needs the row"):
     plan.Rows(bm25=False, fused=True)

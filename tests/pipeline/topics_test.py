@@ -471,7 +471,11 @@ def test_a_run_writes_and_draws_by_topics_and_votes(finished_run, tmp_path):
     chosen = queries(root, "vote_queries", f"voted_{name}")
     assert {(x["_id"], x["text"]) for x in chosen} <= candidates
   said = "\n".join(
-    guide._price(config, tmp_path / "none", ("finetune_dp", "topic_counts"))
+    guide._price(
+      config,
+      tmp_path / "none",
+      ("finetune_dp", "topic_counts", "vote_queries"),
+    )
   )
   assert "epsilon of the topic counts: 5, released" in said
   assert "epsilon of synthetic_voted_public_only: 14, with what" in said

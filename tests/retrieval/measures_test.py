@@ -74,12 +74,11 @@ def test_the_querys_own_document_is_dropped_on_request():
   assert run == {"q": {"q": 9.0, "a": 1.0}}
 
 
-def test_a_relevant_document_is_never_dropped_silently():
-  qrels, run = {"7": {"7": 1}}, {"7": {"7": 1.0}}
-  with pytest.raises(ValueError, match="got '7'; pass drop_identical=False"):
-    measures.evaluate(qrels, run, ("RR@10",))
-  kept = measures.evaluate(qrels, run, ("RR@10",), drop_identical=False)
-  assert kept.mean == {"RR@10": 1.0}
+def test_a_relevant_document_is_never_dropped():
+  qrels = {"7": {"7": 1}, "8": {"8": 0, "7": 1}, "9": {"9": -1, "7": 1}}
+  run = {query: {query: 2.0, "7": 1.0} for query in ("8", "9")}
+  got = measures.evaluate(qrels, run | {"7": {"7": 1.0}}, ("RR@10",))
+  assert got.mean == {"RR@10": 1.0} and got.num_dropped == 2
 
 
 @pytest.mark.parametrize("order", ["azb", "baz", "zab"])
@@ -205,7 +204,9 @@ def test_what_was_met_is_counted_and_said():
   assert met.startswith("4 judged queries of split 'dev', 2 of them without")
   assert "and 1 without a relevant document" in met
   assert "a grade of 1 or more" in level and "nobody judged" in level
-  assert identical == "A result with its query's own id is dropped."
+  assert identical == (
+    "A result with its query's own id is dropped, unless it is judged relevant."
+  )
   assert "strictly ordered" in ties
   assert "own id: 1;" in met and "3 at most" in met
   other = measures.evaluate(qrels, run, drop_identical=False, level=2)
@@ -222,7 +223,7 @@ def oracle(qrels, run, *, drop_identical, level):
     places = enumerate(run.get(query, {}).items())
     ordered = sorted(places, key=lambda place: (-place[1][1], place[0]))
     ids = [id_ for _, (id_, _) in ordered]
-    if drop_identical:
+    if drop_identical and grades.get(query, 0) < 1:
       ids = [id_ for id_ in ids if id_ != query]
     relevant = {id_ for id_, grade in grades.items() if grade >= level}
     ranks = [rank for rank, id_ in enumerate(ids, 1) if id_ in relevant]
@@ -246,7 +247,7 @@ def discounted(gains):
   )
 
 
-def random_case(rng, drop_identical):
+def random_case(rng):
   """Judgements and a run with everything that makes evaluations differ.
 
   Ties, grades from -1 to 3, queries without results, without judgements and
@@ -263,8 +264,6 @@ def random_case(rng, drop_identical):
       qrels[query] = {
         str(id_): int(rng.integers(-1, top + 1)) for id_ in judged
       }
-      if drop_identical and query in qrels[query]:
-        qrels[query][query] = 0
     if rng.random() < 0.85:
       found = rng.choice(pool, rng.integers(0, len(pool) + 1), replace=False)
       scores = rng.normal(size=len(found)).round(rng.integers(0, 3))
@@ -280,7 +279,7 @@ def test_random_runs_score_what_the_formulas_say(level, drop_identical):
   rng = np.random.default_rng([level, drop_identical])
   seen = {name: set() for name in measures.ALL}
   for _ in range(150):
-    qrels, run = random_case(rng, drop_identical)
+    qrels, run = random_case(rng)
     options = {"drop_identical": drop_identical, "level": level}
     got = measures.evaluate(qrels, run, measures.ALL, **options)
     expected = oracle(qrels, run, **options)

@@ -55,8 +55,8 @@ def test_blocks_do_not_change_the_interval(monkeypatch):
 
 
 def test_pairs_are_matched_by_query_id():
-  first = {"q1": 0.9, "q2": 0.1, "q3": 0.5}
-  second = {"q3": 0.4, "q2": 0.0, "q1": 0.8}
+  second = {f"q{i}": 0.1 * (i % 7) for i in range(20)}
+  first = {query: second[query] + 0.1 for query in reversed(second)}
   interval = significance.paired_bootstrap(first, second, seed=0)
   np.testing.assert_allclose(
     [interval.mean, interval.low, interval.high], 0.1, rtol=1e-9
@@ -300,3 +300,21 @@ def test_a_share_of_no_gain_is_no_number():
     assert significance.share_of_gain(nothing, nothing, whole) is None
   with pytest.raises(ValueError, match="at least 2 queries"):
     significance.share_of_gain([1.0], [0.0], [1.0])
+
+
+@pytest.mark.parametrize("wins", [1, 2, 3, 4, 5])
+def test_a_few_lucky_queries_are_no_win(wins):
+  one, other = np.zeros(1000), np.zeros(1000)
+  one[:wins] = 1.0
+  won = significance.paired_bootstrap(one, other, seed=0)
+  lost = significance.paired_bootstrap(other, one, seed=0)
+  assert won.low <= 0 < won.mean < won.high
+  assert won.mean == -lost.mean
+  np.testing.assert_allclose(
+    (won.low, won.high), (-lost.high, -lost.low), atol=2e-4
+  )
+
+
+def test_systems_that_never_differ_have_no_difference():
+  same = significance.paired_bootstrap([1.0] * 30, [1.0] * 30, seed=0)
+  assert (same.low, same.mean, same.high) == (0, 0, 0)
