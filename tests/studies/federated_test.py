@@ -80,6 +80,7 @@ def finished(config, tmp_path_factory):
   workdir = tmp_path_factory.mktemp("study")
   varied = dataclasses.replace(
     config,
+    methods_tried=(methods.BASE, "Random negatives"),
     tops_tried=(2,),
     rates_tried=(1e-3,),
     shares_tried=(0.5,),

@@ -137,8 +137,11 @@ class Config(frame.Config, config_types.Encoder):
   exchange_partners: int | None = None
   """Of Fed-Negative: partners that a client asks, drawn anew in each round;
   None: all."""
+  methods_tried: tuple[str, ...] = (methods_lib.BASE,)
+  """Rows of the main table that are trained with other settings, too, with the
+  first seed alone."""
   negatives_tried: tuple[int, ...] = ()
-  """Numbers of negatives of the base method, with the first seed alone."""
+  """Numbers of negatives of these."""
   tops_tried: tuple[int, ...] = ()
   """Values of `recipe.top`, the same way."""
   rates_tried: tuple[float, ...] = ()
@@ -150,6 +153,7 @@ class Config(frame.Config, config_types.Encoder):
     super().__post_init__()
     config_types.one_of(self, "partition", data_lib.PARTITIONS)
     config_types.some_of(self, "methods", _METHODS)
+    config_types.some_of(self, "methods_tried", _METHODS)
     config_types.positive(self, "alpha", "central_learning_rate")
     config_types.at_least(
       self, 1, "seeds", "exchange_top", "query_length",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -204,14 +205,21 @@ def _rows(config: Any) -> Iterator[_Job]:
     ("top", config.tops_tried),
     ("learning_rate", config.rates_tried),
   ):
-    for value in values:
+    for method, value in itertools.product(config.methods_tried, values):
       recipe = dataclasses.replace(config.recipe, **{name: value})
       yield _Job(
-        method=BASE, seed=0, recipe=recipe, variant=f"{name}={value:g}"
+        method=method, seed=0, recipe=recipe, variant=f"{name}={value:g}"
       )
-  one = _Job(method=BASE, seed=0, recipe=config.recipe)
-  for share in config.shares_tried:
-    yield dataclasses.replace(one, share=share, variant=f"share={share:g}")
+  for method, share in itertools.product(
+    config.methods_tried, config.shares_tried
+  ):
+    yield _Job(
+      method=method,
+      seed=0,
+      recipe=config.recipe,
+      share=share,
+      variant=f"share={share:g}",
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -76,9 +76,9 @@ def page(found: methods.Study) -> blocks.Page:
   main = [one for one in found.outcomes if not one.variant]
   others = [one for one in found.outcomes if one.variant]
   parts = [_effectiveness(main), _by_client(found.facts, main)]
-  if others:
-    base = [one for one in main if (one.method, one.seed) == (methods.BASE, 0)]
-    parts.append(_variants([*base, *others]))
+  for method, group in _groups(others).items():
+    base = [one for one in main if (one.method, one.seed) == (method, 0)]
+    parts.append(_variants([*base, *group]))
   moved = [one for one in main if one.exchanges]
   if moved:
     columns: Columns = {
@@ -303,7 +303,7 @@ def _variants(group: Group) -> blocks.Part:
     "R@20": _both("R@20"),
     "Hubness": lambda group: f"{group[0].hubness:.2f}",
   }
-  title = f"{methods.BASE} with other settings"
+  title = f"{group[0].method} with other settings"
   rows = [[one] for one in group]
   return _table(title, _WORDS.text("variants"), rows, columns)
 
