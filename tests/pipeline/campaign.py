@@ -48,7 +48,7 @@ from tests.pipeline import kills  # noqa: E402
 
 LIMIT = 300.0
 """Seconds after which a run hangs; ten undisturbed ones where that is more."""
-_RUNNING = re.compile(r"^\[(\S+)\] running$", re.M)
+_RUNNING = re.compile(r"^(?:\[0\] )?\[(\S+)\] running$", re.M)
 _STARTED = re.compile(r"^processes: started (.+)$", re.M)
 _FINGERPRINT = re.compile(r"_[0-9a-f]{16}(?![0-9a-f])")
 _POINTS = ("replace", "fsync", "rename", "unlink", "mkdir")
@@ -111,12 +111,13 @@ class Child:
 
 def fork(call: Callable[[], int], log: pathlib.Path) -> Child:
   """Starts a process that ends with what a function returns."""
+  log.write_bytes(b"")  # here: who reads it at once must not see an earlier one
   pid = os.fork()
   if pid:
     return Child(pid, log)
   code = 70
   try:
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    stream = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1)
@@ -175,9 +176,14 @@ class Campaign:
   """The undisturbed run, and copies of it that are disturbed."""
 
   def __init__(
-    self, folder: pathlib.Path, flags: Sequence[str], command: str = "run"
+    self,
+    folder: pathlib.Path,
+    flags: Sequence[str],
+    command: str = "run",
+    in_two: bool = False,
   ):
     folder.mkdir(exist_ok=True)
+    self.in_two = in_two
     self.folder, self.flags, self.command = folder, flags, command
     self.stage = ""
     """Of the last fault; empty: where it was meant to be."""
@@ -200,7 +206,8 @@ class Campaign:
   def timed(self) -> tuple[dict[str, float], float]:
     """Runs without disturbance; returns when places began, and the whole."""
     shutil.rmtree(self.whole, ignore_errors=True)
-    child = self.run(self.whole)
+    # One process of two devices sums direct DP's gradients in another order.
+    child = (self.launch if self.in_two else self.run)(self.whole)
     began = time.monotonic()
     begins = {"study": 0.0} if self.command == "study" else {}
     while child.poll() is None:
@@ -217,7 +224,9 @@ class Campaign:
       flags, command = [*self.flags, *IN_TWO], "run"
       if name == "study":
         flags, command = STUDY, name
-      self.siblings[name] = Campaign(self.folder / name, flags, command)
+      self.siblings[name] = Campaign(
+        self.folder / name, flags, command, in_two=name == "two"
+      )
     return self.siblings[name]
 
   # What a fault needs.
@@ -373,9 +382,9 @@ class Campaign:
     if found := re.search(r"put (\S+) in its place", line):
       copy = pathlib.Path(found[1])
       shutil.copy(copy, copy.with_name("ledger.jsonl"))
-    elif found := re.search(r"[Dd]elete (\S+?)[,;:]? ", f"{line} "):
-      doomed = pathlib.Path(found[1])
-      if not doomed.is_relative_to(root) or not doomed.exists():
+    elif found := re.search(r"[Dd]elete (/.+)", line):
+      doomed = named(found[1])
+      if doomed is None or not doomed.is_relative_to(root):
         raise Wrong(f"{FALSE}: advice names nothing that is there: {line}")
       shutil.rmtree(doomed) if doomed.is_dir() else doomed.unlink()
     elif "restore" in line and damaged:
@@ -401,6 +410,16 @@ class Campaign:
       raise Wrong(f"{LOST}: {len(wrong)} files differ: {', '.join(wrong[:4])}")
     if missing := entries(self.whole) - entries(root):
       raise Wrong(f"{LOST}: the ledger forgot {sorted(missing)}")
+
+
+def named(text: str) -> pathlib.Path | None:
+  """The path with which a text begins, of those that are there the longest."""
+  words = text.split(" ")
+  for number in range(len(words), 0, -1):
+    path = pathlib.Path(" ".join(words[:number]).rstrip(",;:"))
+    if path.exists():
+      return path
+  return None
 
 
 def content_of(root: pathlib.Path) -> dict[str, bytes]:
