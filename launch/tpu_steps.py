@@ -74,6 +74,7 @@ class Job:
   internal_ips: bool = False  # no addresses of the internet
   labels: str = ""  # KEY=VALUE,KEY=VALUE
   notes: tuple[str, ...] = ()  # what is known of its private step
+  extras: tuple[str, ...] = ()  # of the package, beside run and tpu
   gke_image: str = ""  # container of a Job for Kubernetes
   max_restarts: int = 20  # of that Job
   source: pathlib.Path  # the checkout whose HEAD is copied
@@ -288,7 +289,7 @@ def _set_up(job: Job) -> list[Step]:
     "PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --quiet --user uv",
     f'python3 -m uv venv --quiet --clear --python 3.11 "{_VENV}"',
     f'python3 -m uv pip install --quiet --python "{_VENV}/bin/python" \\',
-    f'  "{_CODE}[run,tpu]"',
+    f'  "{_CODE}[{",".join(("run", "tpu", *job.extras))}]"',
   )
   return [
     Step(phase="copy", argv=copy),

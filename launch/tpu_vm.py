@@ -48,9 +48,25 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _AXES = ("MESH_DATA", "MESH_FSDP", "MESH_TENSOR")
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}=[a-z0-9_-]{0,63}")
 _STAGES = (
-  "run", "prepare_data", "pretrain", "finetune_dp", "generate",
-  "filter_queries", "train_retriever", "evaluate", "query_leakage",
-  "audit", "report", "study",
+  "run", "prepare_data", "prepare_test_set", "pretrain", "finetune_dp",
+  "topic_counts", "generate", "filter_queries", "vote_queries",
+  "query_leakage", "direct_dp", "train_reranker", "train_retriever",
+  "encode_documents", "choose_shares", "fuse", "expand", "rerank", "evaluate",
+  "audit", "measure_costs", "compare_queries", "release_scores", "report",
+  "study",
+)  # fmt: skip
+# What a source or a checkpoint needs beside run and tpu, by what names it.
+_EXTRAS = {
+  "gs://": "gcs",
+  "ir_datasets:": "ir-datasets",
+  ".parquet": "parquet",
+  ".arrow": "parquet",
+  "hf:": "parquet",
+}
+# What gcloud does, and a Job for Kubernetes does not.
+_OF_GCLOUD = (
+  "reserved", "queued", "network", "subnetwork", "internal_ips",
+  "runtime_version", "keep", "with_private", "extras",
 )  # fmt: skip
 
 
@@ -180,6 +196,9 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
   flag("--internal_ips", action="store_true", help=words)
   words = "of the slice, on the bill: KEY=VALUE,KEY=VALUE"
   flag("--labels", default="", help=words)
+  words = "of the package beside run and tpu, as images,bert; gcs, parquet and"
+  words += " ir-datasets follow from SOURCE"
+  flag("--extras", default="", help=words)
   words = "with --dry_run: print a Job for Kubernetes that runs this image"
   flag("--gke_image", default="", help=words)
   flag("--source", default=str(ROOT), help="the checkout whose HEAD runs")
@@ -297,6 +316,7 @@ def _job(
     subnetwork=options.subnetwork,
     internal_ips=options.internal_ips,
     labels=options.labels,
+    extras=_extras(options, point.bindings),
     gke_image=options.gke_image,
     max_restarts=options.max_restarts,
     source=source,
@@ -305,6 +325,21 @@ def _job(
     keep=options.keep,
     allow_dirty=options.allow_dirty,
   )
+
+
+def _extras(
+  options: argparse.Namespace, bindings: Sequence[str]
+) -> tuple[str, ...]:
+  """The extras of the package that a job installs."""
+  asked = [one for one in options.extras.split(",") if one]
+  if wrong := [one for one in asked if not re.fullmatch(r"[a-z-]+", one)]:
+    raise UsageError(f"expected --extras=gcs,parquet, got {wrong[0]!r}")
+  if any("s3://" in one for one in bindings):
+    raise UsageError(
+      "a slice has no s3fs, got s3://: copy it to a gs:// bucket"
+    )
+  found = {e for sign, e in _EXTRAS.items() if sign in " ".join(bindings)}
+  return tuple(sorted({*asked, *found}))
 
 
 # Checks without a network.
@@ -355,6 +390,12 @@ def _check_place(options: argparse.Namespace) -> None:
     raise UsageError(
       "--gke_image prints a Job and runs nothing: give --dry_run, and pipe it"
       " to `kubectl apply -f -`"
+    )
+  given = [name for name in _OF_GCLOUD if getattr(options, name)]
+  if options.gke_image and given:
+    raise UsageError(
+      f"--{given[0]} is of gcloud, and would be lost in a Job for Kubernetes: set"
+      " it where the node pool is made, or in the image, and leave it out"
     )
   if options.gke_image and not tpu_types.describe(options.accelerator).gke:
     raise UsageError(

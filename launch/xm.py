@@ -30,6 +30,9 @@ import tpu_vm
 __all__ = ["Unit", "main", "units"]
 
 _TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
+_WORKDIR = "runs"
+_HERE = {"--gin_file", "--stage", "--sweep", "--point", "--source", "--dry_run"}
+"""What describes a run and not a slice, of `tpu_vm.add_job_flags`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
   flag = parser.add_argument
   flag("--executor", choices=("local", "tpu_vm"), default="local")
   flag("--title", default="synthq", help="of the experiment")
-  flag("--workdir", default="runs", help="local: the folder of all units")
+  flag("--workdir", default=_WORKDIR, help="local: the folder of all units")
   words = "work units at the same time"
   flag("--max_parallel", type=tpu_vm.at_least(1), default=1, help=words)
 
@@ -129,7 +132,14 @@ def units(
     ValueError: with one line, if something is missing or wrong.
   """
   if options.executor == "local":
-    return _local_units(options, bindings)
+    local = _local_units(options, bindings)
+    _check_local(options, argv)
+    return local
+  if options.workdir != _WORKDIR:
+    raise ValueError(
+      "--workdir is of --executor=local; on a slice it is in the bucket, under"
+      " --name"
+    )
   if options.gke_image:
     raise ValueError("--gke_image is for launch/tpu_vm.py --dry_run alone")
   jobs = tpu_vm.jobs(options, bindings)
@@ -159,6 +169,22 @@ def _synthq(stage: str, point: sweeps.Point, workdir: str) -> tuple[str, ...]:
     *(f"--gin.{binding}" for binding in point.bindings),
     f"--workdir={workdir}",
   )
+
+
+def _check_local(options: argparse.Namespace, argv: Sequence[str]) -> None:
+  """Refuses what would be paid for, and folders that are none."""
+  if "://" in options.workdir:
+    raise ValueError(
+      f"expected --workdir of a folder for --executor=local, got"
+      f" {options.workdir}: `synthq run --workdir=gs://...` writes into a store"
+    )
+  own = _passed_on(tpu_vm.split(argv)[0])
+  names = (flag.partition("=")[0] for flag in own if flag.startswith("--"))
+  if given := [name for name in names if name not in _HERE]:
+    raise ValueError(
+      f"{given[0]} is of slices, and --executor=local runs here: leave it out, or"
+      " give --executor=tpu_vm"
+    )
 
 
 def _local_units(

@@ -68,8 +68,9 @@ def read_task(
 ) -> dict[str, np.ndarray]:
   """Reads a split of a task once, as a model's converter shows it.
 
-  For samplers that ask for records by number: each record once, in the order of
-  the source, the same on every machine.
+  For samplers that ask for records by number: each record once, in the order in
+  which the task gives them. A preprocessor that shuffles gives every machine
+  another one; `backends.t5x.batches.in_order` sorts them.
 
   Args:
     task: the task or its name; no mixture, whose records have no numbers.

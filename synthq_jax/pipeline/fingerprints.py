@@ -2,8 +2,10 @@
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -15,6 +17,10 @@ from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
 
 __all__ = ["of_checkpoint", "of_file", "program", "versions"]
+
+
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+_PLUGINS = re.compile(r"libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*")
 
 
 def versions() -> str:
@@ -43,10 +49,19 @@ def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
     jax.default_backend(),
     jax.local_devices()[0].device_kind,
     jaxlib.__version__,
-    os.environ.get("XLA_FLAGS", ""),
+    *(os.environ.get(name, "") for name in _COMPILER_FLAGS),
+    *(importlib.metadata.version(name) for name in _installed_plugins()),
     str(jax.config.jax_default_matmul_precision),
+    (jax.config.jax_threefry_partitionable, jax.config.jax_enable_x64),
     _code(),
   )
+
+
+@functools.cache
+def _installed_plugins() -> tuple[str, ...]:
+  """Names what compiles and multiplies for accelerators, where it is there."""
+  names = {one.name for one in importlib.metadata.distributions() if one.name}
+  return tuple(sorted(filter(_PLUGINS.fullmatch, names)))
 
 
 @functools.cache

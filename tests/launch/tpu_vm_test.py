@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import tpu_vm
+from synthq_jax.stages import stage
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,10 @@ def _refused(cloud, *flags: str) -> str:
     (["--accelerator=v5e-16"], "did you mean v5litepod-16?"),
     (["--accelerator=v4-33"], "did you mean v4-32?"),
     (["--accelerator=tpu"], "got 'tpu'"),
+    (["--gin.SOURCE=beir:s3://b/x"], "a slice has no s3fs"),
+    (["--extras=gcs;rm"], "expected --extras=gcs,parquet"),
+    (["--dry_run", "--gke_image=i", "--reserved"], "--reserved is of gcloud"),
+    (["--dry_run", "--gke_image=i", "--with_private"], "--with_private is of"),
     (["--accelerator=v4-4x4x6"], "multiples of 4, in rising order"),
     (["--accelerator=v4-12x4x4"], "multiples of 4, in rising order"),
     (["--accelerator=v4-2x2x8"], "multiples of 4, in rising order"),
@@ -230,6 +235,20 @@ def test_a_dry_run_calls_nothing(cloud):
   assert done.stderr == ""
   assert cloud.kinds == []
   assert not (cloud.folder / "runs").exists()
+
+
+def test_every_stage_can_be_launched():
+  assert set(tpu_vm._STAGES) == {"run", "study", *stage.summaries()}
+
+
+def test_what_a_source_needs_is_installed(cloud):
+  done = cloud.run(
+    "--dry_run",
+    "--extras=bert",
+    "--gin.SOURCE=log:gs://b/clicks.parquet@gs://b/corpus.jsonl",
+  )
+  assert done.returncode == 0, done.stderr
+  assert "[run,tpu,bert,gcs,parquet]" in done.stdout
 
 
 def test_the_launcher_needs_nothing_but_the_standard_library(cloud):

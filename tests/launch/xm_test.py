@@ -203,6 +203,9 @@ def _wait(is_so) -> None:
     (["--gin.EPSILOM=3"], "did you mean EPSILON?"),
     (["--gin.SECRET_SEED=3"], "can undo the noise"),
     (["--sweep=EPSILOM=3"], "EPSILOM"),
+    (["--executor=local"], "--accelerator is of slices"),
+    (["--workdir=gs://b/runs"], "`synthq run --workdir=gs://...` writes into"),
+    (["--executor=tpu_vm", "--workdir=x"], "--workdir is of --executor=local"),
   ],
 )
 def test_what_is_wrong_is_said_in_one_line(cloud, flags, words):

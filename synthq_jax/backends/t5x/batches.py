@@ -10,7 +10,9 @@ from synthq_jax.privacy import sampling
 __all__ = [
   "EXAMPLE_ID",
   "IS_PADDING",
+  "digest",
   "host_rows",
+  "in_order",
   "with_ids",
   "without_examples",
 ]
@@ -19,6 +21,20 @@ EXAMPLE_ID = "example_id"
 """Feature [batch] int32 that names an example; of padding it is 0."""
 IS_PADDING = sampling.IS_PADDING
 """Feature [batch] bool."""
+
+
+def in_order(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Sorts records by a hash of their features.
+
+  A source may give them in another order on every machine, and at every start:
+  one machine's third record would be another's seventh, and both would draw it.
+
+  Args:
+    records: arrays with one row per record.
+  """
+  digests = _digests(records)
+  order = sorted(range(len(digests)), key=digests.__getitem__)
+  return {name: values[order] for name, values in records.items()}
 
 
 def with_ids(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -33,11 +49,31 @@ def with_ids(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   Args:
     records: arrays with one row per record.
   """
+  words = b"".join(digest[:4] for digest in _digests(records))
+  return {**records, EXAMPLE_ID: np.frombuffer(words, "<i4").astype(np.int32)}
+
+
+def _digests(records: Mapping[str, np.ndarray]) -> list[bytes]:
+  """Returns a hash of each record."""
   names = sorted(records)
   rows = zip(*(np.ascontiguousarray(records[n]) for n in names), strict=True)
-  digests = (hashlib.sha256(b"".join(x.tobytes() for x in r)) for r in rows)
-  words = b"".join(digest.digest()[:4] for digest in digests)
-  return {**records, EXAMPLE_ID: np.frombuffer(words, "<i4").astype(np.int32)}
+  return [
+    hashlib.sha256(b"".join(x.tobytes() for x in row)).digest() for row in rows
+  ]
+
+
+def digest(records: Mapping[str, np.ndarray]) -> str:
+  """Returns a hash of all records in their order, as private as they are.
+
+  Args:
+    records: arrays with one row per record.
+  """
+  whole = hashlib.sha256()
+  for name in sorted(records):
+    values = np.ascontiguousarray(records[name])
+    whole.update(f"{name} {values.dtype} {values.shape}\n".encode())
+    whole.update(values.tobytes())
+  return whole.hexdigest()
 
 
 def host_rows(

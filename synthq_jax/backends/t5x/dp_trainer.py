@@ -6,6 +6,7 @@ from typing import Any
 import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from synthq_jax import artifacts, extras
@@ -103,7 +104,7 @@ class DPTrainer(trainer_lib.Trainer):
     norm = utils.get_local_data(jax.jit(optax.tree.norm)(train_state.params))
     self._first_step = release.begin(
       step,
-      _facts(train_state, schedule, strategy),
+      _facts(train_state, schedule, strategy, num_microbatches or 1),
       start=f"norm {float(norm):.4g}",
     )
     if self._takes_sum:
@@ -259,6 +260,7 @@ def _facts(
   state: train_state_lib.TrainState,
   schedule: Callable[[Any], Any],
   strategy: str,
+  num_microbatches: int,
 ) -> dict[str, Any]:
   """Returns what a resumed training must have in common with its beginning.
 
@@ -273,7 +275,9 @@ def _facts(
     "learning_rates": [f"{float(schedule(step)):.5g}" for step in _LOOKED_AT],
     "parameters": artifacts.fingerprint(shapes),
     "strategy": strategy,
+    "microbatches": num_microbatches,
     "version": _VERSION,
+    "versions": f"jax {jax.__version__}, numpy {np.__version__}",
   }
 
 

@@ -33,8 +33,10 @@ LEDGER = "ledger.jsonl"
 """There; `synthq privacy` reads it."""
 
 _RECORD = "release.json"
-_MESSAGE = 1024
+_MESSAGE = 8192
 """Bytes, at most, that one process tells the others."""
+_ERROR = "error"
+_DIGITS = 24  # of a secret, at least: its check is published, and can be tried
 
 
 class Release:
@@ -48,8 +50,8 @@ class Release:
 
   Formal guarantee: that of `Settings`, for all checkpoints together, if nothing
   but machines changes between the parts of an interrupted training. Changed
-  settings, learning rates, shapes and first parameters are refused; another
-  model with the same parameters is not noticed.
+  settings, learning rates, shapes, records, versions of JAX and NumPy and first
+  parameters are refused; another model with the same parameters is not noticed.
   """
 
   def __init__(
@@ -58,6 +60,7 @@ class Release:
     *,
     model_dir: str | os.PathLike,
     secret_file: str | os.PathLike,
+    secret_in_bucket: bool = False,
   ):
     """Opens the release of a MODEL_DIR, or begins one.
 
@@ -66,14 +69,23 @@ class Release:
       model_dir: T5X's.
       secret_file: outside of MODEL_DIR; drawn where it is missing and nothing
         was begun.
+      secret_in_bucket: whether it may lie in a bucket, where not its mode but
+        the bucket's rights say who reads it.
 
     Raises:
-      ValueError: if the secret is to lie in MODEL_DIR, or the training there
-        was begun with other settings or another secret.
+      ValueError: if the secret is to lie in MODEL_DIR, or in a bucket without
+        `secret_in_bucket`, or the training there was begun with other settings
+        or another secret.
     """
     self.settings = settings
     self.noise_multiplier = settings.claim.noise_multiplier
     self._folder = epath.Path(model_dir) / FOLDER
+    if "://" in os.fspath(secret_file) and not secret_in_bucket:
+      raise ValueError(
+        f"expected SECRET_FILE on a disk, got {secret_file}: whoever may read the"
+        " bucket could take the noise away; release.Release.secret_in_bucket ="
+        " True allows it"
+      )
     secret_file = epath.Path(secret_file)
     if _is_inside(secret_file, epath.Path(model_dir)):
       raise ValueError(
@@ -84,6 +96,7 @@ class Release:
     self.identifier = opened["identifier"]
     self._secret = int(opened["secret"], 16)
     self._next: int | None = None
+    self._records: dict[str, str] = {}
 
   def noise_key(self) -> jax.Array:
     """Returns the secret key of the noise, which no other seed moves."""
@@ -96,6 +109,29 @@ class Release:
   def batch_seed(self) -> list[int]:
     """Returns the secret seed of the Poisson sampling."""
     return self._words("batches")
+
+  def check_records(self, digest: str) -> None:
+    """Holds that every machine reads the same records, now and when resumed.
+
+    Args:
+      digest: of all records in their order.
+
+    Raises:
+      ValueError: on every machine, if one has others. `begin` refuses records
+        that are not those of the beginning; what it writes is keyed with the
+        secret, and confirms nothing.
+    """
+    text = f"{self._secret:x} {self.identifier} records {digest}"
+    hashed = hashlib.sha256(text.encode()).digest()[:16]
+    mine = np.frombuffer(hashed, np.uint8)
+    found = np.reshape(multihost_utils.process_allgather(mine), (-1, 16))
+    if (found != found[0]).any():
+      raise ValueError(
+        "expected the same records in the training split on every machine, got"
+        " others on some: a preprocessor of the task draws at random, or their"
+        " files differ; cache the task, and set USE_CACHED_TASKS = True"
+      )
+    self._records = {"records": hashed.hex()}
 
   def begin(self, step: int, facts: Mapping[str, Any], start: str = "") -> int:
     """Enters the training into the ledger before its first step.
@@ -112,7 +148,7 @@ class Release:
     Raises:
       ValueError: if it was begun at a later step or with other facts.
     """
-    facts = json.loads(json.dumps(facts))
+    facts = json.loads(json.dumps({**facts, **self._records}))
     began = _from_first_process(lambda: self._begin(step, facts, start))
     self._next = step - began["first_step"]
     return began["first_step"]
@@ -213,10 +249,17 @@ def _from_first_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return make()
   message = np.zeros(_MESSAGE, np.uint8)
   if jax.process_index() == 0:
-    text = json.dumps(make()).encode()
+    try:
+      made = make()
+    except (OSError, ValueError) as error:  # the others wait for what it says
+      made = {_ERROR: str(error)[: _MESSAGE // 8]}
+    text = json.dumps(made).encode()
     message[: len(text)] = np.frombuffer(text, np.uint8)
   sent = np.asarray(multihost_utils.broadcast_one_to_all(message))
-  return json.loads(sent.astype(np.uint8).tobytes().rstrip(b"\0"))
+  told = json.loads(sent.astype(np.uint8).tobytes().rstrip(b"\0"))
+  if _ERROR in told:
+    raise ValueError(told[_ERROR])
+  return told
 
 
 def _secret(path: epath.Path, *, draw: bool) -> str:
@@ -227,7 +270,7 @@ def _secret(path: epath.Path, *, draw: bool) -> str:
         f"{path}: expected the secret that this MODEL_DIR's training began"
         " with, got no file: restore it, or begin anew in another MODEL_DIR"
       )
-    content = f"{secrets.randbits(128):x}\n"
+    content = f"{secrets.randbits(128):032x}\n"
     if "://" in os.fspath(path):
       path.write_text(content)
     else:
@@ -236,10 +279,10 @@ def _secret(path: epath.Path, *, draw: bool) -> str:
   if "://" not in os.fspath(path):  # a bucket says who reads
     checks.owner_alone(path)
   text = path.read_text().strip()
-  if not text or set(text) - set("0123456789abcdef"):
+  if len(text) < _DIGITS or set(text) - set("0123456789abcdef"):
     raise ValueError(
-      f"{path}: expected one hexadecimal number, got something else: name a file"
-      " that does not exist, and it is made"
+      f"{path}: expected one hexadecimal number of {_DIGITS} digits or more, got"
+      " something else: name a file that does not exist, and it is made"
     )
   return text
 

@@ -165,15 +165,73 @@ def test_a_training_cannot_go_on_with_another_secret_or_none(tmp_path):
   with pytest.raises(ValueError, match="restore it"):
     opened(tmp_path)
   assert not (tmp_path / "secret").exists()
-  (tmp_path / "secret").write_text("12ab\n")
+  (tmp_path / "secret").write_text(f"{'12ab' * 8}\n")
   with pytest.raises(ValueError, match="owner alone.*chmod 600"):
     opened(tmp_path)
   (tmp_path / "secret").chmod(0o600)
   with pytest.raises(ValueError, match="got another"):
     opened(tmp_path)
-  (tmp_path / "secret").write_text("hello\n")
-  with pytest.raises(ValueError, match="hexadecimal"):
-    opened(tmp_path)
+  for wrong in ("hello, hello, hello, hello", "7d2"):  # 7d2 can be tried
+    (tmp_path / "secret").write_text(f"{wrong}\n")
+    with pytest.raises(ValueError, match="24 digits or more"):
+      opened(tmp_path)
+
+
+def test_a_secret_in_a_bucket_must_be_allowed(tmp_path):
+  with pytest.raises(ValueError, match="whoever may read the bucket"):
+    release_lib.Release(
+      SETTINGS, model_dir=tmp_path / "model", secret_file="memory://b/secret"
+    )
+  assert not (tmp_path / "model").exists()
+
+
+def test_a_training_cannot_go_on_with_other_records(tmp_path):
+  one = opened(tmp_path)
+  one.check_records("of all records")
+  one.begin(1000, FACTS)
+  written = (tmp_path / "model/privacy/release.json").read_text()
+  assert "of all records" not in written
+  again = opened(tmp_path)
+  again.check_records("of all records")
+  assert again.begin(1002, FACTS) == 1000
+  other = opened(tmp_path)
+  other.check_records("of some")
+  with pytest.raises(ValueError, match="records .*, now "):
+    other.begin(1002, FACTS)
+
+
+def test_records_that_differ_between_machines_are_refused(
+  tmp_path, monkeypatch
+):
+  one = opened(tmp_path)
+
+  def gathered(mine):
+    return np.stack([mine, mine ^ np.uint8(1)])
+
+  monkeypatch.setattr(
+    release_lib.multihost_utils, "process_allgather", gathered
+  )
+  with pytest.raises(ValueError, match="the same records .* on every machine"):
+    one.check_records("of all records")
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_refusal_is_one_on_every_machine(tmp_path, monkeypatch, process):
+  opened(tmp_path).begin(1000, FACTS)
+  sent = []
+
+  def broadcast(message):
+    sent.append(message)
+    return sent[0]
+
+  monkeypatch.setattr(
+    release_lib.multihost_utils, "broadcast_one_to_all", broadcast
+  )
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  for index in range(process + 1):
+    monkeypatch.setattr(jax, "process_index", lambda index=index: index)
+    with pytest.raises(ValueError, match="steps 5, now 6"):
+      opened(tmp_path, steps=6)
 
 
 def test_a_training_cannot_go_on_with_other_settings_or_facts(tmp_path):
