@@ -345,6 +345,8 @@ class Run:
       return
     path = self._space.private(ledger.NAME)
     started = ledger.read(path).values() if ledger.begun(path) else ()
+    if distributed.is_main():
+      ledger.mend(path)
     known = {entry.identifier for one in started for entry in one.ledger}
     for entry in claim.ledger:
       if entry.identifier not in known:

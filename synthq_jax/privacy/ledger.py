@@ -21,7 +21,16 @@ from synthq_jax import artifacts
 from synthq_jax.privacy import joint, rounding
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["NAME", "begun", "copy_of", "describe", "enter", "line", "read"]
+__all__ = [
+  "NAME",
+  "begun",
+  "copy_of",
+  "describe",
+  "enter",
+  "line",
+  "mend",
+  "read",
+]
 
 NAME = "ledger.jsonl"
 """Of the file."""
@@ -79,6 +88,27 @@ def enter(
     artifacts.append(path, stream, whole[len(content.whole) :])
     if not copy.exists() or copy.read_bytes() != whole:
       artifacts.write_atomically(copy, whole)
+
+
+def mend(path: str | os.PathLike) -> None:
+  """Makes the copy of a ledger again where it was lost or damaged.
+
+  Args:
+    path: of the ledger; where it is missing, or nothing may be written, nothing
+      happens.
+
+  Raises:
+    ValueError: if the ledger is damaged.
+  """
+  path, copy = pathlib.Path(path), copy_of(path)
+  if not path.exists():
+    return
+  if copy.exists() and copy.read_bytes() == path.read_bytes():
+    return
+  with contextlib.suppress(OSError), _opened(path) as stream:
+    content = _checked(path, stream.read())
+    if content.statements and not content.torn:
+      artifacts.write_atomically(copy, content.whole)
 
 
 @contextlib.contextmanager

@@ -170,6 +170,21 @@ def test_a_copy_that_was_lost_or_damaged_is_made_again(path):
     assert len(ledger.read(path)) == 3
     ledger.enter(path, "tuning/b", made("tuning/b"))
     assert copy.read_bytes() == path.read_bytes()
+    change()
+    ledger.mend(path)
+    assert copy.read_bytes() == path.read_bytes()
+
+
+def test_nothing_is_mended_from_a_ledger_that_lost_a_line(path):
+  copy, lines = ledger.copy_of(path), path.read_bytes().splitlines(True)
+  path.write_bytes(b"".join(lines[:-1]))
+  before = copy.read_bytes()
+  with pytest.raises(ValueError, match="expected the 3 trainings"):
+    ledger.mend(path)
+  assert copy.read_bytes() == before
+  path.unlink()
+  ledger.mend(path)
+  assert copy.read_bytes() == before and not path.exists()
 
 
 def test_a_lost_line_is_missed_though_the_copy_is_damaged_too(path):
