@@ -385,7 +385,7 @@ def _mean_pooled(folder: pathlib.Path) -> pathlib.Path:
     elif kind != "Normalize":  # lengths change no cosine
       raise ValueError(
         f"{folder / _MODULES}: expected a BERT and the mean of its outputs, got"
-        f" a module {kind} besides"
+        f" a module {kind!r} besides"
       )
   return place
 
@@ -396,7 +396,7 @@ def _check_pooling(path: pathlib.Path) -> None:
     fields = artifacts.unsealed(path.read_bytes())
   except (OSError, ValueError) as error:
     raise ValueError(
-      f"{path}: expected a JSON object, got {type(error).__name__}"
+      f"{str(path)!r}: expected a JSON object, got {type(error).__name__}"
     ) from error
   modes = [k for k, v in fields.items() if k.startswith("pooling_mode_") and v]
   if (modes or [fields.get("pooling_mode")]) not in (

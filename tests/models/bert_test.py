@@ -155,7 +155,7 @@ def test_a_plain_folder_is_an_encoder_too(tmp_path):
   "options,message",
   [
     ({"mode": "cls_token"}, "expected the mean of all tokens, got"),
-    ({"extra": ["Dense"]}, "got a module Dense besides"),
+    ({"extra": ["Dense"]}, "got a module .Dense. besides"),
   ],
 )
 def test_other_vectors_of_sentences_are_refused(tmp_path, options, message):
