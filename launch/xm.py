@@ -31,7 +31,7 @@ __all__ = ["Unit", "main", "units"]
 
 _TPU_VM = pathlib.Path(tpu_vm.__file__).resolve()
 _WORKDIR = "runs"
-_HERE = {"--gin_file", "--stage", "--sweep", "--point", "--source", "--dry_run"}
+_HERE = {"--gin_file", "--stage", "--sweep", "--point", "--source"}
 """What describes a run and not a slice, of `tpu_vm.add_job_flags`."""
 
 

@@ -203,12 +203,13 @@ def _source(folder: pathlib.Path) -> Source:
     content = artifacts.read_json(folder / artifacts.RESULT_NAME)
     made = content["result"]
     if made.get("_type") == system_results.Fusion.__name__:
+      fused = artifacts.load(folder, system_results.Fusion)
       raise ValueError(
         f"{folder}: expected a model or queries, got the weight"
-        f" {made['weight']:g} of {made['retriever']} beside BM25: export the"
-        f" checkpoint train_retriever/{made['retriever']} and apply the weight"
-        f" where you search, to scores that {made['method']['_type']} made"
-        f" comparable among the first {made.get('depth', 100)} of each; the"
+        f" {fused.weight:g} of {fused.retriever} beside BM25: export the"
+        f" checkpoint train_retriever/{fused.retriever} and apply the weight"
+        f" where you search, to scores that {type(fused.method).__name__} made"
+        f" comparable among the first {fused.depth} of each; the"
         f" statement in {artifacts.RESULT_NAME} here is that of both together"
       )
     kind = kinds.get(made.get("_type"))

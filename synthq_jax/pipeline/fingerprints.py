@@ -50,7 +50,7 @@ def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
     jax.local_devices()[0].device_kind,
     jaxlib.__version__,
     *(os.environ.get(name, "") for name in _COMPILER_FLAGS),
-    *(importlib.metadata.version(name) for name in _installed_plugins()),
+    *_plugins(),
     str(jax.config.jax_default_matmul_precision),
     (jax.config.jax_threefry_partitionable, jax.config.jax_enable_x64),
     _code(),
@@ -58,10 +58,11 @@ def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
 
 
 @functools.cache
-def _installed_plugins() -> tuple[str, ...]:
-  """Names what compiles and multiplies for accelerators, where it is there."""
-  names = {one.name for one in importlib.metadata.distributions() if one.name}
-  return tuple(sorted(filter(_PLUGINS.fullmatch, names)))
+def _plugins() -> list[str]:
+  """Names what compiles and multiplies for accelerators, with versions."""
+  found = importlib.metadata.distributions()
+  known = (one for one in found if _PLUGINS.fullmatch(one.name or ""))
+  return sorted({f"{one.name} {one.version}" for one in known})
 
 
 @functools.cache

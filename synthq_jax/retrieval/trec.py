@@ -16,10 +16,10 @@ from synthq_jax.data import collection, files
 __all__ = [
   "Qrels",
   "Run",
+  "first",
   "ranking",
   "read_run",
   "to_run",
-  "first",
   "without_own",
   "write_run",
 ]

@@ -10,7 +10,6 @@ from synthq_jax.privacy import sampling
 __all__ = [
   "EXAMPLE_ID",
   "IS_PADDING",
-  "digest",
   "host_rows",
   "in_order",
   "with_ids",
@@ -23,7 +22,9 @@ IS_PADDING = sampling.IS_PADDING
 """Feature [batch] bool."""
 
 
-def in_order(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def in_order(
+  records: Mapping[str, np.ndarray],
+) -> tuple[dict[str, np.ndarray], str]:
   """Sorts records by a hash of their features.
 
   A source may give them in another order on every machine, and at every start:
@@ -31,10 +32,18 @@ def in_order(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
   Args:
     records: arrays with one row per record.
+
+  Returns:
+    The records, and a hash of all of them, as private as they are, whatever
+    order they were given in.
   """
   digests = _digests(records)
   order = sorted(range(len(digests)), key=digests.__getitem__)
-  return {name: values[order] for name, values in records.items()}
+  whole = hashlib.sha256(" ".join(sorted(records)).encode())
+  for at in order:
+    whole.update(digests[at])
+  ordered = {name: values[order] for name, values in records.items()}
+  return ordered, whole.hexdigest()
 
 
 def with_ids(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -60,20 +69,6 @@ def _digests(records: Mapping[str, np.ndarray]) -> list[bytes]:
   return [
     hashlib.sha256(b"".join(x.tobytes() for x in row)).digest() for row in rows
   ]
-
-
-def digest(records: Mapping[str, np.ndarray]) -> str:
-  """Returns a hash of all records in their order, as private as they are.
-
-  Args:
-    records: arrays with one row per record.
-  """
-  whole = hashlib.sha256()
-  for name in sorted(records):
-    values = np.ascontiguousarray(records[name])
-    whole.update(f"{name} {values.dtype} {values.shape}\n".encode())
-    whole.update(values.tobytes())
-  return whole.hexdigest()
 
 
 def host_rows(

@@ -87,8 +87,8 @@ def get_dataset(
       f"expected NUM_EXAMPLES={settings.num_examples} examples in split"
       f" {cfg.split!r}, got {count}: the noise was computed for the former"
     )
-  records = batches.in_order(records)
-  release.check_records(batches.digest(records))
+  records, digest = batches.in_order(records)
+  release.check_records(digest)
   records = batches.with_ids(records)
   return PoissonBatches(records, release, shard_id, num_shards)
 

@@ -6,13 +6,13 @@ from typing import Any
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from synthq_jax import artifacts, extras
 from synthq_jax.backends.t5x import dp_optimizers, gradients
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.optim.privatize import PrivatizeState
+from synthq_jax.pipeline import fingerprints
 
 with extras.required("t5x"):
   from t5x import metrics as metrics_lib
@@ -277,7 +277,7 @@ def _facts(
     "strategy": strategy,
     "microbatches": num_microbatches,
     "version": _VERSION,
-    "versions": f"jax {jax.__version__}, numpy {np.__version__}",
+    "versions": fingerprints.versions(),
   }
 
 
