@@ -248,16 +248,19 @@ def test_no_private_token_row_stands_in_shareable_arrays(finished_run):
     for split in ("train", "test")
     for row in np.load(private / f"{split}.npz")["tokens"]
   }
+  seen = 0
   for path in _shareable(root):
     if path.suffix == ".npz":
       for name, values in np.load(path).items():
         if values.ndim == 2 and values.dtype == np.int32:
           rows = {tuple(row[row > 0]) for row in values}
           assert not rows & held, f"{path.name}: {name} holds a query"
+          seen += len(rows)
+  assert held and seen
 
 
 def test_no_score_on_private_queries_and_no_loss_is_shareable(finished_run):
-  root = finished_run.root
+  root, metrics = finished_run.root, []
   for path in _shareable(root):
     relative = path.relative_to(root).as_posix()
     assert "evaluate/test" not in relative
@@ -265,6 +268,8 @@ def test_no_score_on_private_queries_and_no_loss_is_shareable(finished_run):
     if path.name.startswith("metrics"):
       is_of_written = {"train_retriever", "filter_queries"} & set(path.parts)
       assert is_of_written and "direct" not in relative, relative
+      metrics.append(relative)
+  assert metrics
 
 
 def test_every_released_model_carries_its_statement(finished_run):
