@@ -336,6 +336,8 @@ TOOLS = {
       "--test_split": "the same, of the test queries",
       "--variants": "more texts of test queries: id, tab, query; or JSONL with"
       " topic and variant",
+      "--known": "pairs that people judged, which leak in any case: a line for"
+      " each, test id, tab, id in the log; or labelled pairs (JSONL)",
       "--detector": {
         "action": "append",
         "help": "exact, token_set, containment, trigrams or embedding; several"

@@ -12,7 +12,6 @@ Formal guarantee:
 import array
 import collections
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -24,8 +23,9 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts, checks
-from synthq_jax.data import files, query_pairs, sources
+from synthq_jax.data import query_pairs, sources
 from synthq_jax.leakage import calibration, near_duplicates
+from synthq_jax.pipeline import leakage_targets
 from synthq_jax.report import blocks, page, tables
 from synthq_jax.retrieval import text_encoders
 from synthq_jax.training import progress as progress_lib
@@ -36,12 +36,10 @@ __all__ = [
   "Check",
   "Count",
   "Request",
-  "Target",
   "calibrated",
   "count",
   "detector",
   "run",
-  "targets",
 ]
 
 _Text = near_duplicates.Text
@@ -70,7 +68,6 @@ _KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
   ),
   "trigrams": lambda threshold: near_duplicates.Trigrams(threshold=threshold),
 }
-_FIELDS = ("title", "description")
 _SHOWN = 200  # pairs on the page
 _PAIRS, _CLEAN, _PAGE = "pairs.jsonl", "clean_ids.txt", "report.html"
 _RESULT = "check.json"
@@ -87,6 +84,9 @@ class Request:
     train_split: of a source, whose judged queries; None: all queries.
     test_split: the same of the test queries.
     variants: a file as `query_pairs.variants` reads it, of test queries by id.
+    known: a file as `query_pairs.verified` reads it: pairs of a test query and a
+      query of the log, by their ids, that people took for near-duplicates. They
+      leak, whatever the detectors say.
     output: the folder of what is written.
     fail_above: how many leaked queries of the log are too many; None: never.
     processes: that look at the log side by side; None: as many as there are
@@ -99,6 +99,7 @@ class Request:
   train_split: str | None = None
   test_split: str | None = None
   variants: str | None = None
+  known: str | None = None
   fail_above: int | None = None
   processes: int | None = None
 
@@ -108,21 +109,6 @@ class Request:
       checks.at_least(0, fail_above=self.fail_above)
     if self.processes is not None:
       checks.at_least(1, processes=self.processes)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-  """A text that queries are compared with.
-
-  Attributes:
-    text: its id and what it says.
-    topic: the topic or query it belongs to; several texts may.
-    collection: the test set, or "" where there is one.
-  """
-
-  text: near_duplicates.Text
-  topic: str
-  collection: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,88 +146,6 @@ class Check:
   fail_above: int | None
   is_passed: bool
   seconds: float
-
-
-def targets(
-  place: str, *, split: str | None = None, variants: str | None = None
-) -> list[Target]:
-  """Reads what queries are compared with: topics of TREC, or queries.
-
-  Args:
-    place: JSONL with "topic", "title" and "description", both of which are
-      compared; or what `Request.train` may be.
-    split: of a source.
-    variants: a file of more texts, by the id of the test query.
-
-  Returns:
-    The texts; of equal ones of a topic the first.
-
-  Raises:
-    ValueError: if a file is missing, empty or malformed, or has variants of no
-      test query.
-  """
-  known = [*_targets(place, split)]
-  if not known:
-    raise ValueError(f"{place}: expected a target, got none; add some")
-  if variants is not None:
-    collections_of = collections.defaultdict(dict)
-    for target in known:
-      collections_of[target.topic][target.collection] = None
-    added = [
-      Target(
-        text=_Text(id=f"{topic} variant", text=text),
-        topic=topic,
-        collection=collection,
-      )
-      for topic, text in query_pairs.variants(variants)
-      for collection in collections_of.get(topic, ())
-    ]
-    if not added:
-      raise ValueError(
-        f"{variants}: expected variants of test queries, got ids of none; check"
-        " that the ids are those of --test"
-      )
-    known += added
-  distinct = {(x.topic, x.collection, x.text.text): x for x in known[::-1]}
-  return [*distinct.values()][::-1]
-
-
-def _targets(place: str, split: str | None) -> Iterator[Target]:
-  if _is_topics(place):
-    for topic in query_pairs.topics(place):
-      for field in _FIELDS:
-        yield Target(
-          text=_Text(id=f"{topic.number} {field}", text=getattr(topic, field)),
-          topic=topic.number,
-          collection=topic.collection,
-        )
-    return
-  for name, text in _queries(place, split):
-    yield Target(text=_Text(id=name, text=text), topic=name, collection="")
-
-
-def _is_topics(place: str) -> bool:
-  if ".jsonl" not in place or _is_source(place):
-    return False
-  return any(
-    "topic" in line for _, line in itertools.islice(files.json_lines(place), 1)
-  )
-
-
-def _is_source(place: str) -> bool:
-  return place.partition(":")[0] in sources.KINDS
-
-
-def _queries(place: str, split: str | None) -> Iterator[tuple[str, str]]:
-  """Yields ids and texts of the queries of a source or a file."""
-  if _is_source(place):
-    return sources.open(place, "--train and --test").queries(split)
-  if split is not None:
-    raise ValueError(
-      f"{place}: expected a source of collections with a split, got a file and"
-      f" the split {split!r}; leave the split out"
-    )
-  return query_pairs.query_log(place)
 
 
 def detector(
@@ -351,17 +255,20 @@ def run(
     ValueError: if a file is missing or malformed.
   """
   start = time.monotonic()
-  known = targets(
+  known = leakage_targets.read(
     request.test, split=request.test_split, variants=request.variants
   )
-  log = _queries(request.train, request.train_split)
+  log = leakage_targets.queries(request.train, request.train_split)
   folder = pathlib.Path(request.output)
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,
     tempfile.TemporaryFile(dir=folder) as spool,
   ):
-    found = _Found(known, detectors, pairs, spool)
+    listed = (
+      leakage_targets.listed(request.known, known) if request.known else None
+    )
+    found = _Found(known, detectors, listed, pairs, spool)
     for texts, matches in near_duplicates.search(
       (_Text(id=name, text=text) for name, text in log),
       _numbered(known),
@@ -407,12 +314,14 @@ def _processes(request: Request, detectors: Sequence[Any]) -> int:
 
 
 def _title(place: str) -> str:
-  if _is_source(place):
+  if leakage_targets.is_source(place):
     return sources.open(place).title
   return pathlib.Path(place).name
 
 
-def _numbered(known: Sequence[Target]) -> list[near_duplicates.Text]:
+def _numbered(
+  known: Sequence[leakage_targets.Target],
+) -> list[near_duplicates.Text]:
   """Returns the texts with ids that are different."""
   return [
     _Text(id=str(place), text=target.text.text)
@@ -428,17 +337,22 @@ class _Found:
   two of ten million ids have the same has a chance of 3e-6.
   """
 
-  def __init__(self, known, detectors, pairs, spool):
-    self._known, self._detectors = known, detectors
+  def __init__(self, known, detectors, listed, pairs, spool):
+    self._known, self._listed = known, listed
+    self._detectors = [*detectors, *([listed] if listed else [])]
     self._pairs, self._spool = pairs, spool
     self._hashes = array.array("q")
-    self._seen = {one.name: collections.defaultdict(set) for one in detectors}
+    self._seen = {
+      one.name: collections.defaultdict(set) for one in self._detectors
+    }
     self.leaked: set[str] = set()
-    self.shown: list[tuple[Target, near_duplicates.Match]] = []
+    self.shown: list[tuple[leakage_targets.Target, near_duplicates.Match]] = []
     self.num_queries = 0
 
   def add(self, texts, matches) -> None:
     """Takes the matches of a chunk of queries."""
+    if self._listed:
+      matches = [*matches, *self._listed.matches(texts, self._known)]
     for match in matches:
       target = self._known[int(match.target_id)]
       self.leaked.add(match.query_id)
@@ -479,7 +393,7 @@ class _Found:
 
 def count(
   seen: dict[str, set[tuple[str, str]]],
-  known: Sequence[Target],
+  known: Sequence[leakage_targets.Target],
   one: near_duplicates.Detector,
 ) -> list[Count]:
   """Counts matches by collection.
@@ -538,7 +452,9 @@ def _outcome(check: Check) -> str:
   return f"{said}; {bar}: {'passed' if check.is_passed else 'FAILED'}"
 
 
-def _page(check: Check, shown: Sequence[tuple[Target, Any]]) -> blocks.Page:
+def _page(
+  check: Check, shown: Sequence[tuple[leakage_targets.Target, Any]]
+) -> blocks.Page:
   columns = {
     "Query": lambda row: row[1].query,
     "Test text": lambda row: row[1].target,

@@ -13,7 +13,7 @@ import pytest
 from synthq_jax.cli import main
 from synthq_jax.data import ir_datasets_sets, query_pairs
 from synthq_jax.leakage import near_duplicates as detectors
-from synthq_jax.pipeline import leakage_check
+from synthq_jax.pipeline import leakage_check, leakage_targets
 
 _SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
 LABELLED = (
@@ -95,9 +95,25 @@ def test_variants_of_topics_are_looked_for(paths):
   assert main.main(given) == 2
 
 
+def test_pairs_that_people_judged_leak_in_any_case(paths, capsys):
+  (paths / "known.tsv").write_text("301\tq3\n301\tq3\n301\tq9\n7\tq2\n")
+  given = command(paths, "--detector=exact", f"--known={paths / 'known.tsv'}")
+  assert main.main([*given, "--fail_above=1"]) == 3
+  assert (paths / "out/clean_ids.txt").read_text() == "q0\nq1\n"
+  lines = (paths / "out/pairs.jsonl").read_text().splitlines()
+  (line,) = [x for x in map(json.loads, lines) if x["detector"] == "known"]
+  assert (line["query_id"], line["target_id"]) == ("q3", "301 title")
+  assert line["relation"] == "different topic" and line["score"] == 1.0
+  rows = [x for x in result(paths)["counts"] if x["detector"] == "known"]
+  assert [x["pairs"] for x in rows] == [1, 0]
+  (paths / "known.tsv").write_text("7\tq2\n")
+  assert main.main(given) == 2
+  assert "got ids of none" in capsys.readouterr().err
+
+
 def test_a_query_that_meets_title_and_description_is_one_pair():
   known = [
-    leakage_check.Target(
+    leakage_targets.Target(
       text=detectors.Text(id=f"302 {field}", text="measles"),
       topic="302",
       collection="x",
@@ -114,13 +130,13 @@ def test_a_query_that_meets_title_and_description_is_one_pair():
 def test_an_id_with_several_texts_is_clean_if_all_are(order):
   """Also where its texts are apart, in chunks of their own."""
   topics = [detectors.Text(id="0", text="measles")]
-  known = [leakage_check.Target(text=topics[0], topic="302", collection="")]
+  known = [leakage_targets.Target(text=topics[0], topic="302", collection="")]
   log = [("a", "jax"), ("a", "measles"), ("b", "jax"), ("b", "grad")]
   log = [log[i] for i in order]
   texts = [detectors.Text(id=name, text=text) for name, text in log]
   for chunk in (1, 2, 3, 9):
     pairs, spool, clean = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    found = leakage_check._Found(known, [detectors.Exact()], pairs, spool)
+    found = leakage_check._Found(known, [detectors.Exact()], None, pairs, spool)
     for read, matches in detectors.search(
       texts, topics, [detectors.Exact()], chunk=chunk
     ):
@@ -242,6 +258,14 @@ def test_the_known_leaks_of_spire_2022_are_found(paths):
   labelled = found & asked.keys()
   assert right / len(labelled) > 0.88
   assert right / 721 > 0.9
+  assert main.main([*given, f"--known={path}"]) == 3
+  lines = (paths / "out/pairs.jsonl").read_text().splitlines()
+  listed = {
+    (line["query_id"], line["target_id"].partition(" ")[0])
+    for line in map(json.loads, lines)
+    if line["detector"] == "known"
+  }
+  assert listed == {pair for pair, is_leak in asked.items() if is_leak}
 
 
 def test_several_detectors_write_one_file(paths, capsys):
