@@ -96,25 +96,16 @@ class FedNegative:
   top: int = 10
   """Sentences of all partners together that a question gets; each partner
   returns as many, since they may all be its own."""
-  partners: int | None = None
-  """How many others a client asks, drawn anew in each round; None: all."""
-  seed: int = 0
-  """Of the draws, public."""
 
   def __post_init__(self):
     """Refuses numbers that are out of range."""
     checks.at_least(1, top=self.top)
-    if self.partners is not None:
-      checks.at_least(0, partners=self.partners)
 
-  def negatives(
-    self, parties: Sequence[Party], *, round_number: int
-  ) -> Exchanged:
+  def negatives(self, parties: Sequence[Party]) -> Exchanged:
     """Runs one round.
 
     Args:
       parties: all clients, with different names.
-      round_number: from 0; partners may change with it.
 
     Returns:
       For each client the vectors that it received and, for each question, the
@@ -136,7 +127,7 @@ class FedNegative:
     replies: dict[str, list[Negatives]] = {name: [] for name in by_name}
     sent, received = dict.fromkeys(by_name, 0), dict.fromkeys(by_name, 0)
     for name, party in by_name.items():
-      for other in self._asked(name, tuple(by_name), round_number):
+      for other in filter(name.__ne__, by_name):
         reply = self._reply(searched[other], party.queries)
         replies[name].append(reply)
         answer = reply.vectors.nbytes + reply.rows.nbytes
@@ -151,17 +142,6 @@ class FedNegative:
       },
       traffic={name: Traffic(sent[name], received[name]) for name in by_name},
     )
-
-  def _asked(
-    self, asking: str, names: Sequence[str], round_number: int
-  ) -> list[str]:
-    """Returns a client's partners, in the order of the names."""
-    others = [name for name in names if name != asking]
-    if self.partners is None:
-      return others
-    rng = np.random.default_rng([self.seed, round_number, names.index(asking)])
-    drawn = rng.permutation(len(others))[: self.partners]
-    return [others[i] for i in np.sort(drawn)]
 
   def _reply(self, searched: index.Index, queries: np.ndarray) -> Negatives:
     """Returns the best sentences for some questions, each of them once."""

@@ -41,7 +41,6 @@ __all__ = [
   "expanded",
   "held_out",
   "load_public",
-  "pairs",
   "qrels",
   "read_documents",
   "real_pairs",
@@ -114,30 +113,10 @@ def _damage_explained(
     ) from error
 
 
-def pairs(
-  folders: workspace.Folders,
-  prepared: Documents,
-  synthetic: results.SyntheticQueries,
-) -> dict[str, np.ndarray]:
-  """Returns synthetic queries with the documents they were written for.
-
-  Args:
-    folders: the working directory.
-    prepared: the documents.
-    synthetic: the queries.
-
-  Returns:
-    "queries" and "documents", tokens of each pair (of the document its
-    passage), and "rows", the positions of the documents.
-  """
-  path = folders.root / synthetic.directory / "tokens.npz"
-  return with_documents(folders, prepared, arrays(folders, synthetic, path))
-
-
 def real_pairs(
   space: workspace.Workspace, prepared: results.PreparedData
 ) -> dict[str, np.ndarray]:
-  """Returns the private train queries with their documents, as `pairs` does."""
+  """Returns the private train queries, as `with_documents` does."""
   path = space.root / prepared.private_directory / "train.npz"
   return with_documents(space, prepared, arrays(space, prepared, path))
 
@@ -147,7 +126,12 @@ def with_documents(
   prepared: Documents,
   stored: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-  """Turns stored "tokens", "documents", "passages" into pairs, see `pairs`."""
+  """Turns stored "tokens", "documents", "passages" into pairs.
+
+  Returns:
+    "queries" and "documents", tokens of each pair (of the document its
+    passage), and "rows", the positions of the documents.
+  """
   documents = document_tokens(folders, prepared)
   return {
     "queries": stored["tokens"],
@@ -181,7 +165,7 @@ def training_pairs(
   synthetic: results.SyntheticQueries | None,
   held_out_share: float,
 ) -> dict[str, np.ndarray]:
-  """Returns the pairs that something is trained on, see `pairs`.
+  """Returns the pairs that something is trained on, see `with_documents`.
 
   Args:
     folders: the working directory.
@@ -192,7 +176,9 @@ def training_pairs(
   if synthetic is None:
     records = real_pairs(folders, prepared)
   else:
-    records = pairs(folders, prepared, synthetic)
+    path = folders.root / synthetic.directory / "tokens.npz"
+    stored = arrays(folders, synthetic, path)
+    records = with_documents(folders, prepared, stored)
   if not held_out_share:
     return records
   left_out = held_out(prepared.num_documents, held_out_share)
@@ -441,8 +427,7 @@ def check_vocabulary(
   if beside.is_file() and beside.read_bytes() != used.read_bytes():
     raise ValueError(
       f"{directory}: this checkpoint belongs to {beside.name} beside it, got"
-      f" data tokenized with {used}: leave prepare_data.vocabulary empty, or"
-      " pre-train from scratch (pretrain.from_scratch)"
+      f" data tokenized with {used}: leave prepare_data.vocabulary empty"
     )
 
 

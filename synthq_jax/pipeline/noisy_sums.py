@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -31,6 +32,7 @@ __all__ = [
   "enough",
   "everybody",
   "joined",
+  "of_split",
   "smallest_delta",
   "words",
 ]
@@ -161,6 +163,43 @@ def claim(
     middle = math.sqrt(low * high)
     low, high = (middle, high) if is_within(middle) else (low, middle)
   return made(low)
+
+
+def of_split(
+  config: Any,
+  prepared: results.PreparedData,
+  split: str,
+  base: terms.Terms,
+  *,
+  how: str = "",
+  size: int | None = None,
+  space: workspace.Workspace | None = None,
+  beside: statement_lib.PrivacyStatement | None = None,
+) -> claim_lib.Claim:
+  """Returns the promise about one noisy sum over the queries of a split.
+
+  Args:
+    config: its `epsilon` and `delta`; None: `smallest_delta`.
+    prepared: says how many queries and users there are.
+    split: whose queries.
+    base: the words, for single queries.
+    how: as in `words`.
+    size: of the sum of scores that is released; None: counts, which a unit moves
+      by 1.
+    space: the working directory; None: only the noise is of interest.
+    beside: as in `claim`.
+  """
+  units = prepared.num_users.get(split, prepared.num_queries.get(split, 0))
+  most = prepared.queries_per_user or 1
+  return claim(
+    epsilon=config.epsilon,
+    delta=config.delta or smallest_delta(prepared, units),
+    units=units,
+    l2_sensitivity=1.0 if size is None else most * math.sqrt(size) * MIDDLE,
+    words=base if space is None else words(base, how, space, prepared),
+    part=prepared.part(split),
+    beside=beside,
+  )
 
 
 def words(

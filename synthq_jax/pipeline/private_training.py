@@ -22,13 +22,11 @@ from synthq_jax.pipeline import (
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import ledger, sampling, selection, terms
-from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.training import distributed, dp_step, loop
 
 __all__ = [
   "Config",
   "Settings",
-  "of_task",
   "promise",
   "remove_state",
   "sampler",
@@ -69,22 +67,6 @@ class Config:
     config_types.positive(self, "clip_norm", "learning_rate", "delta")
     config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
     config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
-
-  def training(self, **fields: Any) -> "Settings":
-    """Returns the settings of a training.
-
-    Args:
-      **fields: of `Settings`: epsilon, mechanism, and others that differ.
-    """
-    return Settings(
-      delta=self.delta,
-      batch_size=self.batch_size,
-      multiple_of=self.microbatch_size or 8,
-      steps=self.steps,
-      optimizer=self.optimizer,
-      learning_rate=self.learning_rate,
-      **fields,
-    )
 
   def check(
     self,
@@ -139,20 +121,10 @@ class Config:
 class Settings:
   """The public settings of one private training."""
 
+  config: Config
+  """Of the stage."""
   epsilon: float
   """Target; inf trains without noise and claims nothing."""
-  delta: float | None
-  """Target; None: 1 / (2n)."""
-  batch_size: int
-  """Expected records of a Poisson batch."""
-  multiple_of: int
-  """The padded batch is a multiple of this."""
-  steps: int
-  """Optimizer steps."""
-  optimizer: str
-  """One of dp_step.OPTIMIZERS."""
-  learning_rate: float
-  """Peak."""
   mechanism: str
   """What is clipped and noised, in words."""
   denominator: float | None = None
@@ -192,16 +164,8 @@ def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
 
 
 def train(
-  training: dp_step.Training,
-  settings: Settings,
-  config: Config,
-  space: workspace.Workspace,
-  stage: str,
-  digest: str,
-  *,
-  prepared: results.PreparedData,
-  metrics_path: pathlib.Path,
-) -> tuple[Any, statement_lib.PrivacyStatement]:
+  task: Any, settings: Settings, training: dp_step.Training
+) -> tuple[Any, dict[str, Any]]:
   """Calibrates, enters the release into the ledger, trains.
 
   Formal guarantee: that of the statement, for the parameters; and that of
@@ -210,29 +174,26 @@ def train(
   release, with batches and noise of its own and a line of its own in the ledger.
 
   Args:
+    task: a `stage.Task` with the secret; its settings are a `Config`, of which
+      those that change the speed alone change the last bits of a gradient, too;
+      its input "prepared" says where the records came from.
+    settings: target, sampling, optimizer.
     training: what is trained; its gradient says its sensitivity and its
       `l2_clip_norm`, its parameters are public.
-    settings: target, sampling, optimizer.
-    config: the stage's settings, of which those that change the speed alone
-      change the last bits of a gradient, too.
-    space: the working directory, whose secret gives batches and noise.
-    stage: name of the stage and row, e.g. "finetune_dp/eps8".
-    digest: fingerprint of everything the training depends on.
-    prepared: where the records came from.
-    metrics_path: metrics.jsonl, private.
 
   Returns:
-    The trained parameters and the statement they earned.
+    The trained parameters, and fields of `results.Checkpoint`.
 
   Raises:
     ValueError: if the target cannot be met with these settings.
   """
+  space, config, stage = task.folders, task.settings, task.place
   clipped = training.clipped
   relation = dp_accounting.NeighboringRelation[settings.relation]
   claim = promise(
     settings,
     space,
-    prepared,
+    task.inputs["prepared"],
     len(next(iter(training.records.values()))),
     l2_clip_norm=clipped.l2_clip_norm,
     l2_sensitivity=clipped.sensitivity(relation),
@@ -240,11 +201,11 @@ def train(
       f"{stage} noise multiplier", find
     ),
   )
-  state = state_directory(space, stage, digest)
+  state = state_directory(space, stage, task.digest)
   release = release_lib.start(
     space,
     stage,
-    digest,
+    task.digest,
     directory=state,
     program=fingerprints.program(config, training.mesh),
   )
@@ -252,9 +213,9 @@ def train(
     sampler=claim.sampler,
     noise_multiplier=claim.noise_multiplier,
     optimizer=dp_step.Optimizer(
-      name=settings.optimizer,
-      learning_rate=settings.learning_rate,
-      steps=settings.steps,
+      name=config.optimizer,
+      learning_rate=config.learning_rate,
+      steps=config.steps,
       denominator=settings.denominator,
       noise_bands=settings.noise_bands,
       second_moment_floor=settings.second_moment_floor,
@@ -263,6 +224,7 @@ def train(
     noise_key=release.noise_key,
     dropout_key=release.dropout_key if settings.has_dropout else None,
   )
+  metrics_path = space.private(stage, f"metrics_{task.digest}.jsonl")
   files = loop.Files(
     directory=state,
     metrics_path=metrics_path,
@@ -270,38 +232,9 @@ def train(
   )
   if distributed.is_main():
     claim.enter(space.private(ledger.NAME), release.identifier)
-  params = dp_step.train(training, mechanism, files, config.settings)
-  return params, claim.statement(release.identifier)
-
-
-def of_task(
-  task: Any, settings: Settings, training: dp_step.Training
-) -> tuple[Any, dict[str, Any]]:
-  """Trains for a task of the pipeline; see `train`.
-
-  Args:
-    task: a `stage.Task` with the secret; its settings are a `Config`, and one of
-      its inputs is "prepared".
-    settings: from `Config.training`.
-    training: as in `train`.
-
-  Returns:
-    The trained parameters, and fields of `results.Checkpoint`.
-  """
-  space, config = task.folders, task.settings
-  metrics_path = space.private(task.place, f"metrics_{task.digest}.jsonl")
-  trained, statement = train(
-    training,
-    settings,
-    config,
-    space,
-    task.place,
-    task.digest,
-    prepared=task.inputs["prepared"],
-    metrics_path=metrics_path,
-  )
+  trained = dp_step.train(training, mechanism, files, config.settings)
   return trained, {
-    "statement": statement,
+    "statement": claim.statement(release.identifier),
     "steps": config.steps,
     "batch_size": config.batch_size,
     "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
@@ -328,8 +261,8 @@ def promise(
   return claim_lib.calibrated(
     epsilon=settings.epsilon,
     sampler=sampler(settings, num_records, prepared.queries_per_user),
-    steps=settings.steps,
-    delta=settings.delta,
+    steps=settings.config.steps,
+    delta=settings.config.delta,
     relation=settings.relation,
     noise_bands=settings.noise_bands,
     trials=settings.trials,
@@ -351,22 +284,22 @@ def sampler(
   """
   if settings.fixed_order:
     return sampling.FixedOrder(
-      num_examples=num_examples, batch_size=settings.batch_size
+      num_examples=num_examples, batch_size=settings.config.batch_size
     )
   grouped = {}
   if settings.num_users and most_queries > 1:
     grouped = {"group_size": most_queries, "num_units": settings.num_users}
   poisson = sampling.Poisson.with_margin(
     num_examples=num_examples,
-    expected_batch_size=settings.batch_size,
-    multiple_of=settings.multiple_of,
+    expected_batch_size=settings.config.batch_size,
+    multiple_of=settings.config.microbatch_size or 8,
     **grouped,
   )
   if settings.noise_bands == 1:
     return poisson
   return sampling.CyclicPoisson(
     num_examples=num_examples,
-    expected_batch_size=settings.batch_size,
+    expected_batch_size=settings.config.batch_size,
     max_batch_size=poisson.max_batch_size,  # the batch size has one law
     cycle_length=settings.noise_bands,
   )

@@ -13,7 +13,6 @@ __all__ = [
   "Page",
   "Paragraph",
   "Part",
-  "Preformatted",
   "Table",
 ]
 
@@ -47,14 +46,6 @@ class Heading:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Preformatted:
-  """Text whose line breaks and spaces count."""
-
-  text: str
-  """The text."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Figure:
   """A drawing."""
 
@@ -75,7 +66,7 @@ class Alert:
   """The text, plain."""
 
 
-Block = Alert | Paragraph | Items | Heading | Table | Preformatted | Figure
+Block = Alert | Paragraph | Items | Heading | Table | Figure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -118,8 +118,6 @@ def text(content: Iterable[blocks.Block]) -> str:
         shown.append(f"WARNING: {words}")
       case blocks.Paragraph(text=words) | blocks.Heading(text=words):
         shown.append(words.rstrip())
-      case blocks.Preformatted(text=words):
-        shown.append(words.rstrip())
   return "\n\n".join(shown)
 
 

@@ -54,11 +54,7 @@ def scores(
   public: Model,
   records: Mapping[str, Int[np.ndarray, "canary length"]],
 ) -> dict[str, Float[np.ndarray, " canary"]]:
-  """Scores every canary by each attack for which there is material.
-
-  Returns:
-    For each attack the scores, calibrated by what is public.
-  """
+  """Scores every canary by each attack for which there is material."""
   wanted, space, given = task.settings.attacks, task.folders, task.inputs
   prepared = given["prepared"]
   found = {}

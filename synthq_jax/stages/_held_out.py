@@ -20,14 +20,7 @@ __all__ = ["chosen", "of_public", "read", "source"]
 
 
 def of_public(run: Any) -> Any:
-  """Returns the queries of the public checkpoint that choose; None: none do.
-
-  Args:
-    run: a `runner.Run`.
-
-  Returns:
-    What a filter kept of them, or all (`stage.Made`).
-  """
+  """Returns the queries of the public checkpoint that choose; None: none do."""
   written = run.written
   return next(
     (written[k] for k in written if k.startswith("public_only")), None
@@ -35,15 +28,7 @@ def of_public(run: Any) -> Any:
 
 
 def source(run: Any, name: str) -> Any:
-  """Returns whose queries choose for a row; None: real ones, or nobody's.
-
-  Args:
-    run: a `runner.Run`.
-    name: of the row: synthetic queries choose for what they trained.
-
-  Returns:
-    What `generate` made of it (`stage.Made`), all of it, filtered or not.
-  """
+  """Returns whose queries choose for a row; None: real ones, or nobody's."""
   if name.startswith("original"):
     return None
   written = run.rows("generate")
@@ -58,21 +43,7 @@ def read(
   *,
   everywhere: bool = False,
 ) -> tuple[_search.Judged | None, str]:
-  """Returns the queries that choose, and says which these are.
-
-  Args:
-    task: its name is the row whose weight it is; its inputs are "documents", the
-      public collection, or the prepared data, whose train queries then choose;
-      and "synthetic", all that one generator wrote; None where there is none.
-    chooser: a `fuse.Config`.
-    weight: the one that is set, so that nothing is read; None: one is chosen.
-    everywhere: whether queries of all documents choose, since they choose for
-      what is not trained.
-
-  Returns:
-    The queries with the documents that they were written for; None where none
-    choose, or where there are too few.
-  """
+  """Returns the queries that choose, and says which these are."""
   folders, documents = task.folders, task.inputs["documents"]
   synthetic = task.inputs["synthetic"]
   if weight is not None:
@@ -125,16 +96,7 @@ def chosen(
   method: fusion.Method,
   depth: int,
 ) -> dict[str, Any]:
-  """Chooses a weight, and returns what `system_results.Weighed` says of it.
-
-  Args:
-    weight: the one that is set; None: `judged` choose.
-    judged: what `read` returned first.
-    runs: of these queries, without and with the model; None as `judged` is.
-    chooser: a `fuse.Config`.
-    method: how scores of the two runs become comparable.
-    depth: documents of each run.
-  """
+  """Chooses a weight, and returns what `system_results.Weighed` says of it."""
   choice = fusion.Choice(
     chooser.default_weight if weight is None else weight, ()
   )

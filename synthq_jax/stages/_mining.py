@@ -36,19 +36,10 @@ __all__ = [
 
 
 class Rows:
-  """Tokens of several documents for each pair, read where they are used.
-
-  Attributes:
-    shape: (pairs, documents of each, tokens of each).
-  """
+  """Tokens of several documents for each pair, read where they are used."""
 
   def __init__(self, tokens: Any, at: Int[np.ndarray, "pair hard"]):
-    """Keeps where the documents stand.
-
-    Args:
-      tokens: of all passages [passage, length]; may stay on disk.
-      at: positions of passages.
-    """
+    """Keeps where the documents stand."""
     self._tokens, self._at = tokens, at
     self.shape = (*at.shape, tokens.shape[1])
 
@@ -62,30 +53,14 @@ class Rows:
 def searched(
   folders: Any, documents: Any, records: dict[str, Any], depth: int
 ) -> trec.Run:
-  """Searches the collection with BM25 for the query of each pair.
-
-  Args:
-    folders: the working directory.
-    documents: the public collection.
-    records: of `inputs.pairs`.
-    depth: documents of each query, at most.
-
-  Returns:
-    The number of the pair -> document id -> score.
-  """
+  """Searches the collection with BM25 for the query of each pair."""
   return _search.lexical(judged(folders, documents, records), depth)
 
 
 def judged(
   folders: Any, documents: Any, records: dict[str, Any]
 ) -> _search.Judged:
-  """Returns the queries of pairs, named by their numbers, and the collection.
-
-  Args:
-    folders: the working directory.
-    documents: the public collection.
-    records: of `inputs.pairs`; queries are read as they were tokenized.
-  """
+  """Returns the queries of pairs, named by their numbers, and the collection."""
   vocabulary = inputs.vocabulary(folders, documents)
   texts = [queries_lib.decoded(vocabulary, row) for row in records["queries"]]
   return _search.Judged(
@@ -106,16 +81,7 @@ def searched_by(
   depth: int,
   folder: pathlib.Path,
 ) -> trec.Run:
-  """Searches the collection with the retriever itself; see `searched`.
-
-  Args:
-    params: of the encoder.
-    model_config: its shape.
-    collection: what is searched.
-    records: of `inputs.pairs`.
-    depth: documents of each query, at most.
-    folder: where vectors are kept; each process encodes its share.
-  """
+  """Searches the collection with the retriever itself; see `searched`."""
   encode.to_files(
     params,
     model_config,
@@ -150,21 +116,7 @@ def mined(
   below: float,
   seed: int,
 ) -> Int[np.ndarray, "pair hard"]:
-  """Picks documents that a run ranks high, and that are not the pair's own.
-
-  Args:
-    run: of `searched` or `searched_by`.
-    collection: the documents.
-    records: of `inputs.pairs`.
-    per_query: how many.
-    skip: see `hard_negatives.mine`.
-    below: see `hard_negatives.mine`.
-    seed: of the draw that takes the place of what was not found.
-
-  Returns:
-    Positions of documents. What the guard leaves none for, or too few, gets
-    documents that are drawn from the whole collection.
-  """
+  """Picks documents that a run ranks high, and that are not the pair's own."""
   ids = [str(i) for i in collection.ids]
   position = {id_: i for i, id_ in enumerate(ids)}
   qrels = {
@@ -185,13 +137,7 @@ def with_negatives(
   collection: passages.Passages,
   negatives: Int[np.ndarray, "pair hard"],
 ) -> dict[str, Any]:
-  """Adds what `training.pairs.loss_fn` reads of hard negatives.
-
-  Args:
-    records: of `inputs.pairs`.
-    collection: the documents.
-    negatives: of `mined`; of a document its passage that is most like the query.
-  """
+  """Adds what `training.pairs.loss_fn` reads of hard negatives."""
   hard = negatives.shape[1]
   at = passages.best(
     collection, negatives.reshape(-1), np.repeat(records["queries"], hard, 0)

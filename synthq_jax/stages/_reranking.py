@@ -61,21 +61,7 @@ def score(
   settings: Any,
   depth: int,
 ) -> trec.Run:
-  """Returns the first candidates of each query with the reranker's scores.
-
-  Args:
-    folders: the working directory.
-    made: what scores.
-    candidates: the run of a first stage.
-    judged: the texts of queries and documents.
-    documents: those of the run, whose vocabulary it reads.
-    encoder: the folder of the public checkpoint that its training started from.
-    settings: the `train_reranker.Config` of its training.
-    depth: candidates of each query.
-
-  Raises:
-    ValueError: if a score is not finite.
-  """
+  """Returns the first candidates of each query with the reranker's scores."""
   stored = tensors.read_safetensors(folders.root / made.directory / _FILE)
   tree = tensors.unflatten({k: v.whole() for k, v in stored.items()})
   reranker = build(

@@ -71,15 +71,7 @@ def asked(
   split: str,
   queries: pathlib.Path,
 ) -> Judged:
-  """Reads judged queries of a folder and the collection they are asked of.
-
-  Args:
-    folders: the working directory.
-    made: what names the collection: prepared data, or a further test set.
-    folder: of the queries' texts and judgements.
-    split: whose judgements.
-    queries: the file of the queries' tokens.
-  """
+  """Reads judged queries of a folder and the collection they are asked of."""
   arrays = inputs.arrays(folders, made, queries)
   judged = inputs.qrels(folder, split)
   names = [str(query) for query in arrays["ids"]]  # with a relevant document
@@ -96,13 +88,7 @@ def asked(
 def lexical(
   judged: Judged, depth: int, expansion: pathlib.Path | None = None
 ) -> trec.Run:
-  """Runs BM25 over whole documents, not cut at the encoder's length.
-
-  Args:
-    judged: queries and documents.
-    depth: documents of each query, at most.
-    expansion: a file of `system_results.Expansion`; None: documents alone.
-  """
+  """Runs BM25 over whole documents, not cut at the encoder's length."""
   texts = inputs.document_texts(judged.corpus)
   if expansion is not None:
     texts = (one.contents for one in inputs.expanded(judged.corpus, expansion))
@@ -123,17 +109,7 @@ def encode_rows(
   batch_size: int,
   progress: bool,
 ) -> None:
-  """Encodes texts into files, this process its share; goes on where it was.
-
-  Args:
-    folders: the working directory.
-    retriever: what encodes.
-    tokens: of the texts [row, length].
-    folder: where vectors are kept, block by block.
-    title: stands before the progress bar.
-    batch_size: rows encoded at once.
-    progress: whether a bar is shown.
-  """
+  """Encodes texts into files, this process its share; goes on where it was."""
   params, model_config = t5_checkpoints.load(folders.root / retriever.directory)
   shard, num_shards = distributed.index(), distributed.count()
   own = vector_files.rows_of_shard(
@@ -162,21 +138,7 @@ def dense(
   documents: system_results.Vectors | None,
   depth: int,
 ) -> trec.Run | None:
-  """Searches vectors with faiss' exact inner product.
-
-  What is encoded lies in the directory until the result is saved.
-
-  Args:
-    task: a `stage.Task` whose settings have a `batch_size`.
-    retriever: what encodes.
-    judged: queries and documents.
-    directory: of the task's result.
-    documents: vectors of the documents; None: they are encoded, too.
-    depth: documents of each query, at most.
-
-  Returns:
-    The run; None in processes other than 0.
-  """
+  """Searches vectors with faiss' exact inner product."""
   state = directory / f"parts_{task.digest}"
   wanted = {"queries": judged.query_tokens}
   if documents is None:
@@ -205,14 +167,7 @@ def dense(
 def nearest(
   judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
 ) -> trec.Run:
-  """Returns the documents nearest to each query, by exact inner product.
-
-  Args:
-    judged: queries and documents.
-    documents: the folder of their vectors.
-    asked: vectors of the queries [query, dim].
-    depth: documents of each query, at most.
-  """
+  """Returns the documents nearest to each query, by exact inner product."""
   collection = np.asarray(vector_files.open_vectors(documents))
   rows = zip(
     *best_passages.documents(

@@ -25,12 +25,11 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.retrieval import encode, fusion, trec
 from synthq_jax.stages import _search, stage
 
-__all__ = ["STAGE", "Config", "claim", "run"]
+__all__ = ["STAGE", "Config", "run"]
 
 _SPLIT = "dev"
 
@@ -190,7 +189,10 @@ def run(task: stage.Task) -> system_results.ChosenShares:
   statement = next(iter(retrievers.values())).statement
   is_private, noise, means = True, 0.0, table.mean(axis=0)
   if math.isfinite(statement.epsilon):
-    promise = claim(config, prepared, table.shape[1], space)
+    promise = noisy_sums.of_split(
+      config, prepared, _SPLIT, terms.SHARES,
+      how=terms.SUMMED, size=table.shape[1], space=space,
+    )  # fmt: skip
     total = noisy_sums.centred_sum(table)
     statement, noisy = noisy_sums.draw(task, promise, total)
     noise = promise.noise_multiplier * promise.l2_sensitivity / len(table)
@@ -209,33 +211,6 @@ def run(task: stage.Task) -> system_results.ChosenShares:
   )
 
 
-def claim(
-  config: Config, prepared: results.PreparedData, size: int, space=None
-) -> claim_lib.Claim:
-  """Returns the promise about one release.
-
-  Args:
-    config: epsilon and delta.
-    prepared: says how many queries and users there are.
-    size: how many means are released.
-    space: the working directory; None: only the noise is of interest.
-  """
-  units = prepared.num_users.get(_SPLIT, prepared.num_queries.get(_SPLIT, 0))
-  words = terms.SHARES
-  if space is not None:
-    words = noisy_sums.words(words, terms.SUMMED, space, prepared)
-  return noisy_sums.claim(
-    epsilon=config.epsilon,
-    delta=config.delta or noisy_sums.smallest_delta(prepared, units),
-    units=units,
-    l2_sensitivity=(prepared.queries_per_user or 1)
-    * math.sqrt(size)
-    * noisy_sums.MIDDLE,
-    words=words,
-    part=prepared.part(_SPLIT),
-  )
-
-
 def _refusal(config: Config, size: int, prepared: results.PreparedData) -> str:
   """Says what is wrong with more noise than scores can stand."""
   number = prepared.num_queries.get(_SPLIT, 0)
@@ -243,7 +218,7 @@ def _refusal(config: Config, size: int, prepared: results.PreparedData) -> str:
     return "there are no dev queries"
   if not size:
     return ""
-  made = claim(config, prepared, size)
+  made = noisy_sums.of_split(config, prepared, _SPLIT, terms.SHARES, size=size)
   std = made.noise_multiplier * made.l2_sensitivity
   if std / number <= config.widest:
     return ""

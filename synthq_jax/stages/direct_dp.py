@@ -290,7 +290,7 @@ def run(task: stage.Task) -> results.Checkpoint:
     encode = _encoder(model_config, public)
     return build(config, declared.max_batch_size, encode)
 
-  trained, fields = private_training.of_task(
+  trained, fields = private_training.train(
     task,
     settings,
     dp_step.Training(
@@ -325,7 +325,8 @@ def _settings(config: Config, epsilon: float) -> private_training.Settings:
   mechanism = _MECHANISMS[config.method].format(_AGAINST[config.negatives])
   over = "" if text_alone else ", over Poisson samples"
   divisors = {"batch": 1.0, "group": float(groups(config))}
-  return config.training(
+  return private_training.Settings(
+    config=config,
     epsilon=epsilon,
     mechanism=f"{mechanism}{over}, with Gaussian noise",
     denominator=divisors.get(config.method),

@@ -206,7 +206,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   if isinstance(config.adapter, prompt.Prompt):
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   on_device, mesh, rows_multiple = _spread(config)
-  trained, fields = private_training.of_task(
+  trained, fields = private_training.train(
     task,
     training(
       config,
@@ -254,7 +254,8 @@ def training(
     draws_users: whether a record is a user.
     num_users: where queries of users are drawn one by one: how many users.
   """
-  return config.training(
+  return private_training.Settings(
+    config=config,
     epsilon=epsilon,
     mechanism=_MECHANISM.format("user" if draws_users else "query"),
     num_users=num_users,

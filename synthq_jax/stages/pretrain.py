@@ -70,9 +70,6 @@ class Config:
 
   phases: tuple[Phase, ...] = ()
   """The curriculum; without phases a run skips this stage."""
-  from_scratch: t5_config.T5Config | None = None
-  """Shape of a fresh T5, for a vocabulary of one's own; None: go on from the
-  run's public checkpoint."""
   learning_rate: float = 0.02
   """Of Muon, for the kernels."""
   other_learning_rate: float = 0.003
@@ -138,7 +135,7 @@ def run(task: stage.Task) -> results.Checkpoint:
       public_text.split_sentences(text), max_words=90
     )
   ]
-  params, model_config = start(config, documents, task.inputs["start"])
+  params, model_config = inputs.load_public(task.inputs["start"], documents)
   directory = task.folder(private=False)
   params, _ = train(
     config,
@@ -162,19 +159,6 @@ def run(task: stage.Task) -> results.Checkpoint:
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
     metrics=space.relative(directory / "metrics.jsonl"),
   )
-
-
-def start(config: Config, documents: results.PublicDocuments, start_from):
-  """Returns parameters and shape to begin with."""
-  if config.from_scratch is None:
-    return inputs.load_public(start_from, documents)
-  shape = config.from_scratch
-  if shape.vocab_size < documents.vocab_size:
-    raise ValueError(
-      f"pretrain.from_scratch.vocab_size must be at least"
-      f" {documents.vocab_size}, got vocab_size={shape.vocab_size}"
-    )
-  return fresh(shape, config.seed), shape
 
 
 def fresh(shape: t5_config.T5Config, seed: int):

@@ -22,10 +22,9 @@ from synthq_jax.pipeline import (
   system_results,
 )
 from synthq_jax.privacy import accounting, rounding, terms
-from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "Config", "claim", "run"]
+__all__ = ["STAGE", "Config", "run"]
 
 _MARGIN = 1.0005  # of a closed form beside what the accountant finds
 
@@ -163,15 +162,10 @@ def run(task: stage.Task) -> results.ReleasedScores:
   )  # [query, row x measure]
   number, size = table.shape
   _check_noise(config, number, size, prepared)
-  units = prepared.num_users.get(prepared.test_split, number)
-  promise = claim(
-    dataclasses.replace(config, delta=_delta(config, prepared, units)),
-    units,
-    size,
-    words=noisy_sums.words(terms.SCORES, terms.SUMMED, space, prepared),
-    most=prepared.queries_per_user or 1,
-    part=prepared.part(prepared.test_split),
-  )
+  promise = noisy_sums.of_split(
+    config, prepared, prepared.test_split, terms.SCORES,
+    how=terms.SUMMED, size=size, space=space,
+  )  # fmt: skip
   statement, noisy = noisy_sums.draw(
     task, promise, noisy_sums.centred_sum(table)
   )
@@ -196,34 +190,6 @@ def run(task: stage.Task) -> results.ReleasedScores:
   )
 
 
-def claim(
-  config: Config,
-  units: int,
-  size: int,
-  words: terms.Terms = terms.SCORES,
-  most: int = 1,
-  part: str = "",
-) -> claim_lib.Claim:
-  """Returns the promise about one release.
-
-  Args:
-    config: epsilon and delta.
-    units: how many test queries, or users with one, public.
-    size: how many means are released.
-    words: of the promise.
-    most: queries of one unit.
-    part: the records that are read.
-  """
-  return noisy_sums.claim(
-    epsilon=config.epsilon,
-    delta=config.delta,
-    units=units,
-    l2_sensitivity=most * math.sqrt(size) * noisy_sums.MIDDLE,
-    words=words,
-    part=part,
-  )
-
-
 def _check_noise(
   config: Config, num_queries: int, size: int, prepared: results.PreparedData
 ) -> None:
@@ -244,7 +210,7 @@ def _refusal(
 
   def width(number: int) -> float:
     units = math.ceil(users / num_queries * number)
-    delta = _delta(config, prepared, units)
+    delta = config.delta or noisy_sums.smallest_delta(prepared, units)
     if number > num_queries:  # a given one may be too large for so many
       delta = min(delta, 1 / (2 * units))
     # In closed form: the accountant takes seconds for each.
@@ -264,13 +230,6 @@ def _refusal(
     " (TEST_SPLIT='dev+test'), leave rows or measures out, raise epsilon, or set"
     " release_scores.Config.enabled=False"
   )
-
-
-def _delta(config: Config, prepared: results.PreparedData, units: int) -> float:
-  """Returns the delta of a release about so many units, none above a training's."""
-  if config.delta is not None:
-    return config.delta
-  return noisy_sums.smallest_delta(prepared, units)
 
 
 def _values(

@@ -180,7 +180,6 @@ def run(task: stage.Task) -> results.Report:
     "leakage": leakage,
     "prepared": prepared,
     "document_words": config.document_words,
-    "table": table,
   }
   verdicts = {
     shareable: page.parts(_VERDICTS, values, shareable=shareable)[0].blocks
@@ -317,10 +316,6 @@ def _curves(
   return curves
 
 
-def _as_text(table: str) -> tuple[blocks.Block, ...]:
-  return (blocks.Preformatted(text=table),)
-
-
 _DECIDED = ("shipped", "made", "public_data", "audited")
 _VERDICTS = (verdict.SHAREABLE, verdict.PRIVATE)
 
@@ -345,7 +340,6 @@ SECTIONS = (
   scores.PRIVATE_TRAINING,
   scores.TIMES,
   privacy.DATA,
-  page.Section("As text", _as_text),
 )
 """The sections of both pages, in order."""
 

@@ -19,13 +19,12 @@ import numpy as np
 from synthq_jax import array_files, artifacts
 from synthq_jax.models import dual_encoder
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
-from synthq_jax.privacy import claim as claim_lib
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.retrieval import clusters as clusters_lib
 from synthq_jax.retrieval import encode, vector_files
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "Config", "claim", "run"]
+__all__ = ["STAGE", "Config", "run"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,11 +118,8 @@ def run(task: stage.Task) -> results.TopicCounts:
   counts = noisy_sums.counted(
     clusters[pairs["documents"]], number, pairs.get("users")
   )
-  promise = claim(
-    config,
-    _units(prepared),
-    words=noisy_sums.words(terms.TOPICS, terms.WEIGHED, space, prepared),
-    part=prepared.part("train"),
+  promise = noisy_sums.of_split(
+    config, prepared, "train", terms.TOPICS, how=terms.WEIGHED, space=space
   )
   statement, noisy = noisy_sums.draw(task, promise, counts)
   array_files.save_npz(
@@ -135,30 +131,6 @@ def run(task: stage.Task) -> results.TopicCounts:
     num_clusters=number,
     noise=promise.noise_multiplier * promise.l2_sensitivity,
     misplaced=_misplaced(config, number, _units(prepared)),
-  )
-
-
-def claim(
-  config: Config,
-  units: int,
-  words: terms.Terms = terms.TOPICS,
-  part: str = "",
-) -> claim_lib.Claim:
-  """Returns the promise about the counts.
-
-  Args:
-    config: epsilon and delta.
-    units: how many train queries, or users with one, public.
-    words: of the promise.
-    part: the records that are read.
-  """
-  return noisy_sums.claim(
-    epsilon=config.epsilon,
-    delta=config.delta,
-    units=units,
-    l2_sensitivity=1.0,
-    words=words,
-    part=part,
   )
 
 
@@ -200,7 +172,10 @@ def _misplaced(config: Config, number: int, units: int) -> float:
   The sum of the noise's absolute values over n: clipping at 0 only helps, and the
   sum of the counts, by which they are divided, is off by as much at most.
   """
-  made = claim(config, units)
+  made = noisy_sums.claim(
+    epsilon=config.epsilon, delta=config.delta, units=units,
+    l2_sensitivity=1.0, words=terms.TOPICS,
+  )  # fmt: skip
   return number * made.noise_multiplier * math.sqrt(2 / math.pi) / units
 
 

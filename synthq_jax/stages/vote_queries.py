@@ -119,15 +119,10 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   path = space.root / prepared.private_directory / "train.npz"
   private = inputs.arrays(space, prepared, path)
   units = prepared.num_users.get("train", prepared.num_queries["train"])
-  promise = noisy_sums.claim(
-    epsilon=config.epsilon,
-    delta=config.delta,
-    units=units,
-    l2_sensitivity=1.0,
-    words=noisy_sums.words(terms.VOTES, terms.WEIGHED, space, prepared),
-    part=prepared.part("train"),
-    beside=synthetic.statement,
-  )
+  promise = noisy_sums.of_split(
+    config, prepared, "train", terms.VOTES,
+    how=terms.WEIGHED, space=space, beside=synthetic.statement,
+  )  # fmt: skip
   std = promise.noise_multiplier * promise.l2_sensitivity
   _check_noise(config, std, len(lines), units)
   places = _nearest(task, written["tokens"], private["tokens"])

@@ -26,7 +26,21 @@ from synthq_jax.stages import choose_shares, fuse, rerank
 CHOSEN = choose_shares.Config(enabled=True, epsilon=60.0, widest=1.0)
 ROWS = ("untrained", "synthetic_eps8")
 SIZE = len(ROWS) * len(CHOSEN.shares)
-SPENT = choose_shares.claim(
+
+
+def promised(config, prepared, size, space=None):
+  return noisy_sums.of_split(
+    config,
+    prepared,
+    "dev",
+    terms.SHARES,
+    how=terms.SUMMED,
+    size=size,
+    space=space,
+  )
+
+
+SPENT = promised(
   choose_shares.Config(),
   made_up.prepared(num_queries={"train": 9, "dev": 9}),
   2,
@@ -284,8 +298,7 @@ def test_noise_is_checked_for_all_rows_that_are_to_come(tmp_path):
   wide = dataclasses.replace(CHOSEN, epsilon=1.0, widest=1.0)
   prepared = made_up.prepared(num_queries=numbers)
   one, three = (
-    choose_shares.claim(wide, prepared, rows * len(wide.shares))
-    for rows in (1, 3)
+    promised(wide, prepared, rows * len(wide.shares)) for rows in (1, 3)
   )
   assert three.l2_sensitivity == pytest.approx(
     math.sqrt(3) * one.l2_sensitivity
@@ -324,7 +337,7 @@ def test_dev_queries_pay_beside_train_queries_where_a_rule_divides_them():
   config = choose_shares.Config(enabled=True, epsilon=1.0)
   space = types.SimpleNamespace(is_fixed=False)
   for prepared, is_sum in ((divided, False), (whole, True)):
-    chosen = choose_shares.claim(config, prepared, 14, space).statement("a/1")
+    chosen = promised(config, prepared, 14, space).statement("a/1")
     trained = noisy_sums.claim(
       epsilon=1.0,
       delta=chosen.delta,

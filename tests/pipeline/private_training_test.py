@@ -72,17 +72,18 @@ class Untrained(Seen):
   """Of a training that is asked for its secrets alone."""
 
 
-def settings_of(steps, **changes):
-  settings = {
-    "epsilon": 8.0,
-    "delta": None,
+def settings_of(steps, computed=None, **changes):
+  names = {f.name for f in dataclasses.fields(finetune_dp.Config)}
+  of_config = {
     "batch_size": MEAN,
-    "multiple_of": 8,
     "steps": steps,
     "optimizer": "dp_adam",
     "learning_rate": RATE,
-    "mechanism": "nothing",
+    **{name: changes.pop(name) for name in names & changes.keys()},
+    **(computed or {}),
   }
+  config = finetune_dp.Config(**of_config)
+  settings = {"config": config, "epsilon": 8.0, "mechanism": "nothing"}
   return private_training.Settings(**(settings | changes))
 
 
@@ -103,20 +104,22 @@ def trained(
   reporting = loop.Settings(
     log_every=steps, save_seconds=save_seconds, progress=False
   )
-  return private_training.train(
+  settings = settings_of(steps, computed, settings=reporting, **changes)
+  params, fields = private_training.train(
+    made_up.task(
+      workspace.Workspace(root, secret_seed=secret),
+      settings.config,
+      place=stage,
+      digest=digest,
+    ),
+    settings,
     dp_step.Training(
       grad_fn=seen,
       params={"w": np.zeros(size, np.float32)},
       records={"record": np.arange(NUM, dtype=np.int32)},
     ),
-    settings_of(steps, **changes),
-    finetune_dp.Config(settings=reporting, **(computed or {})),
-    workspace.Workspace(root, secret_seed=secret),
-    stage,
-    digest,
-    prepared=made_up.prepared(),
-    metrics_path=root / "metrics.jsonl",
   )
+  return params, fields["statement"]
 
 
 @pytest.mark.parametrize("kind", sources.KINDS)

@@ -21,7 +21,14 @@ from synthq_jax.pipeline import (
   results,
   workspace,
 )
-from synthq_jax.privacy import accounting, gaussian, joint, ledger, statement
+from synthq_jax.privacy import (
+  accounting,
+  gaussian,
+  joint,
+  ledger,
+  statement,
+  terms,
+)
 from synthq_jax.stages import evaluate, release_scores
 
 NDCG, RECALL = "nDCG@10", "R@10"
@@ -59,13 +66,15 @@ def scored(space, name, table, **changes):
 def released(root, tables, config, *, secret=1, digest="digest", division=""):
   """Runs the stage over rows, name -> measure -> values; returns its result."""
   space = workspace.Workspace(root, secret_seed=secret)
+  rows = [scored(space, name, x) for name, x in tables.items()]
+  numbers = {"train": 9, "test": rows[0].num_queries}
   return tiny_runs.make(
     release_scores.STAGE,
     config,
     space,
     digest=digest,
-    prepared=made_up.prepared(division=division),
-    evaluations=[scored(space, name, x) for name, x in tables.items()],
+    prepared=made_up.prepared(division=division, num_queries=numbers),
+    evaluations=rows,
     systems=(),
   )
 
@@ -271,11 +280,16 @@ def test_an_interrupted_release_of_other_values_has_other_noise(
   assert (kept[0] == kept[1]).all() and (kept[0] != kept[2]).any()
 
 
+def promised(config, number, size):
+  data = made_up.prepared(num_queries={"train": number, "test": number})
+  return noisy_sums.of_split(config, data, "test", terms.SCORES, size=size)
+
+
 def of_part(division, **changes):
   """The statement of a training on the train split."""
   return made_up.claim(
     relation="ADD_OR_REMOVE_ONE",
-    sampler=release_scores.claim(settings(), 64, 1).sampler,
+    sampler=promised(settings(), 64, 1).sampler,
     accountant="pld",
     part=made_up.prepared(division=division).part("train"),
     **changes,
@@ -396,10 +410,8 @@ def test_a_release_has_the_delta_of_the_training(tmp_path):
     systems=(),
   )
   assert made.statement.delta == 1 / 8000
-  given = release_scores._delta(settings(delta=0.001), data, 99)
-  assert (given, release_scores._delta(settings(), data, 9000)) == (
-    0.001, 1 / 18000
-  )  # fmt: skip
+  assert promised(settings(delta=0.001), 99, 2).delta == 0.001
+  assert noisy_sums.smallest_delta(data, 9000) == 1 / 18000
 
 
 def test_sampling_intervals_cover_where_users_ask_alike():
@@ -430,7 +442,7 @@ def test_noise_has_more_bits_than_the_grid_of_released_sums():
 
 
 def test_scores_say_what_two_queries_have(tmp_path):
-  promise = release_scores.claim(release_scores.Config(enabled=True), 2000, 4)
+  promise = promised(release_scores.Config(enabled=True), 2000, 4)
   found = accounting.group_epsilon(
     [accounting.Run(promise.sampler, promise.noise_multiplier, 1)],
     delta=promise.delta,

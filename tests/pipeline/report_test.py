@@ -16,13 +16,14 @@ from synthq_jax import artifacts, intervals
 from synthq_jax.audit import exposure
 from synthq_jax.pipeline import (
   comparison_results,
+  noisy_sums,
   released_results,
   results,
   system_results,
   workspace,
 )
 from synthq_jax.pipeline import comparison_results as leakage_lib
-from synthq_jax.privacy import sampling, statement
+from synthq_jax.privacy import sampling, statement, terms
 from synthq_jax.report import audit, plots, tables
 from synthq_jax.stages import choose_shares, compare_queries, report
 
@@ -347,7 +348,9 @@ def test_real_queries_among_written_ones_are_told_where_they_may_be(written):
 
 def test_the_page_states_the_mechanism_behind_chosen_shares(tmp_path):
   data = made_up.prepared(num_queries={"train": 90, "dev": 40, "test": 30})
-  claim = choose_shares.claim(choose_shares.Config(), data, 7)
+  claim = noisy_sums.of_split(
+    choose_shares.Config(), data, "dev", terms.SHARES, size=7
+  )
   shares = system_results.ChosenShares(
     directory="choose_shares",
     statement=claim.statement("choose_shares/0a1b"),

@@ -304,7 +304,12 @@ def test_counts_add_little_to_the_generator_of_the_demo():
     steps=60,
     delta=None,
   )
-  made = topic_counts.claim(topic_counts.Config(), 7375)
+  made = noisy_sums.of_split(
+    topic_counts.Config(),
+    made_up.prepared(num_queries={"train": 7375}),
+    "train",
+    terms.TOPICS,
+  )
   both = noisy_sums.joined([wrote, made.statement("topic_counts/1")])
   assert made.noise_multiplier == pytest.approx(6.095, abs=0.01)
   assert wrote.epsilon == pytest.approx(7.988, abs=0.002)

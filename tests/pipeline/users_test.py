@@ -275,16 +275,9 @@ def of_users(most=MOST, **changes):
 
 def promised(root, data, records, *, epsilon=8.0, **changes):
   """Returns the statement of a training that takes no step."""
+  config = private_training.Config(batch_size=6, steps=20)
   settings = private_training.Settings(
-    epsilon=epsilon,
-    delta=None,
-    batch_size=6,
-    multiple_of=8,
-    steps=20,
-    optimizer="dp_adam",
-    learning_rate=1e-3,
-    mechanism="nothing",
-    **changes,
+    config=config, epsilon=epsilon, mechanism="nothing", **changes
   )
   clipped = types.SimpleNamespace(
     l2_clip_norm=0.1, sensitivity=lambda relation: 0.1
@@ -292,16 +285,12 @@ def promised(root, data, records, *, epsilon=8.0, **changes):
   space = workspace.Workspace(root, secret_seed=5)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(dp_step, "train", lambda training, *others: training.params)
-    _, statement = private_training.train(
-      dp_step.Training(grad_fn=clipped, params={}, records=records),
+    _, fields = private_training.train(
+      made_up.task(space, config, data=data),
       settings,
-      private_training.Config(),
-      space,
-      "stage/name",
-      "digest",
-      prepared=data,
-      metrics_path=root / "metrics.jsonl",
+      dp_step.Training(grad_fn=clipped, params={}, records=records),
     )
+  statement = fields["statement"]
   assert ledger.read(space.private(ledger.NAME)) == {
     "stage/name/digest": statement
   }
@@ -469,9 +458,19 @@ def test_a_users_scores_move_the_released_sum_by_what_is_claimed():
   table = np.concatenate([np.full((7, 6), 0.3), np.ones((MOST, 6))])
   moved = noisy_sums.centred_sum(table) - noisy_sums.centred_sum(table[:7])
   config = release_scores.Config(enabled=True)
-  promise = release_scores.claim(config, 500, 6, most=MOST)
+  data = made_up.prepared(
+    num_users={"train": 500, "test": 500},
+    num_queries={"train": 900, "test": 900},
+    unit=terms.user(MOST),
+  )
+  promise, alone = (
+    noisy_sums.of_split(config, prepared, "test", terms.SCORES, size=6)
+    for prepared in (
+      data,
+      made_up.prepared(num_queries={"train": 500, "test": 500}),
+    )
+  )
   assert np.linalg.norm(moved) == pytest.approx(promise.l2_sensitivity)
-  alone = release_scores.claim(config, 500, 6)
   assert promise.noise_multiplier == alone.noise_multiplier
   assert promise.sampler.num_examples == 500
 

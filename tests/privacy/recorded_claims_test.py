@@ -35,12 +35,12 @@ GENERATOR = {
   "epsilon": 8.0,
   "delta": None,
   "batch_size": 64,
-  "multiple_of": 8,
   "steps": 90,
   "optimizer": "dp_adafactor",
   "learning_rate": 1e-3,
   "mechanism": "gradients of single pairs",
 }
+CONFIG = ("delta", "batch_size", "steps", "optimizer", "learning_rate")
 DIRECT = (
   {"method": "logit"},
   {"method": "logit", "loss": "sigmoid", "norms": "bound"},
@@ -72,18 +72,15 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
     patch.setattr(dp_step, "train", take_no_step)
     space = workspace.Workspace(d, secret_seed=secret)
     private_training.train(
+      made_up.task(
+        space, settings.config, data=made_up.prepared(source=source)
+      ),
+      settings,
       dp_step.Training(
         grad_fn=grad_fn or clipped,
         params={},
         records={"record": np.arange(N)},
       ),
-      settings,
-      private_training.Config(),
-      space,
-      "stage/name",
-      "digest",
-      prepared=made_up.prepared(source=source),
-      metrics_path=pathlib.Path(d, "metrics.jsonl"),
     )
     entry = artifacts.unsealed(space.private(ledger.NAME).read_text())
     line = json.dumps(entry, sort_keys=True) + "\n"
@@ -91,6 +88,12 @@ def training(settings, source="beir:folder", secret=None, grad_fn=None):
     name = json.loads(line)["identifier"]
     line = line.replace(name, name.partition("-")[0])
   return seen[0], line
+
+
+def generator_settings(**changes):
+  given = GENERATOR | changes
+  config = private_training.Config(**{name: given.pop(name) for name in CONFIG})
+  return private_training.Settings(config=config, **given)
 
 
 def direct(**changes):
@@ -171,9 +174,8 @@ def cases():
     "generator, 4 bands": {"noise_bands": 4, "optimizer": "dp_adam"},
   }
   for name, changes in generator.items():
-    settings = private_training.Settings(**(GENERATOR | changes))
-    yield name, *training(settings)
-  settings = private_training.Settings(**GENERATOR)
+    yield name, *training(generator_settings(**changes))
+  settings = generator_settings()
   for source in ("jsonl:log", "environment_docs"):
     yield f"generator, from {source}", *training(settings, source=source)
   yield "generator, fixed secret", *training(settings, secret=7)

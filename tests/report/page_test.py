@@ -29,7 +29,6 @@ PAGE = blocks.Page(
       blocks=(
         blocks.Figure(svg="<svg></svg>", caption="In <HTML>"),
         blocks.Figure(svg="<svg/>", caption="Beside", file="page.svg"),
-        blocks.Preformatted(text="``` a\n   b <c>\n"),
       ),
     ),
   ),
@@ -44,7 +43,7 @@ def test_html_is_whole_escaped_and_loads_nothing():
     *("First & last", "Drawn"),  # the links
     *("First & last", "Note.", "of `code`", "Inside"),
     *("a|b", "n", "<i>x</i>", "1", "y & z", "12", "one_two", "<three>"),
-    *("Drawn", "In <HTML>", "Beside", "``` a\n   b <c>"),
+    *("Drawn", "In <HTML>", "Beside"),
   ]
   assert not parsed.tags & {"script", "link", "img", "b", "i"}
   assert parsed.links == ["#section-1", "#section-2"]
@@ -59,8 +58,7 @@ def test_markdown_has_a_blank_line_between_blocks_and_no_markup_of_texts():
     "## First \\& last\n\n**Note.** of \\`code\\`\n\n### Inside\n\n"
     "| a\\|b | n |\n| --- | --: |\n| \\<i\\>x\\</i\\> | 1 |\n| y \\& z | 12 |\n\n"
     "- one\\_two\n- \\<three\\>\n\n## Drawn\n\n"
-    "(Figure, in the HTML page: In \\<HTML\\>)\n\n![Beside](page.svg)\n\n"
-    "    ``` a\n       b <c>\n"
+    "(Figure, in the HTML page: In \\<HTML\\>)\n\n![Beside](page.svg)\n"
   )
 
 
@@ -69,7 +67,7 @@ def test_text_is_for_the_screen():
   assert page.text(content) == (
     "of `code`\n\nInside\n\n"
     "a|b        n\n--------  --\n<i>x</i>   1\ny & z     12\n\n"
-    "one_two\n<three>\n\n``` a\n   b <c>"
+    "one_two\n<three>"
   )
 
 

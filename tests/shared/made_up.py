@@ -1,6 +1,7 @@
 """Claims and results that no run made, for tests that only read them."""
 
 import dataclasses
+import types
 from typing import Any
 
 from synthq_jax.pipeline import results
@@ -67,6 +68,17 @@ def prepared(**changes: Any) -> results.PreparedData:
     "seconds": 1.0,
   }
   return results.PreparedData(**(settings | changes))
+
+
+def task(folders: Any, settings: Any, *, data: Any = None, **fields: Any):
+  """Returns what a private training needs to know of its task."""
+  named = {"place": "stage/name", "digest": "digest", **fields}
+  return types.SimpleNamespace(
+    folders=folders,
+    settings=settings,
+    inputs={"prepared": data or prepared()},
+    **named,
+  )
 
 
 def audit(

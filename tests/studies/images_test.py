@@ -476,19 +476,30 @@ def test_several_batches_make_one_step_with_noise_of_their_own(tmp_path):
 def test_the_published_noise_lacks_about_one_over_the_temperature(
   size, temperature
 ):
-  one = published_noise.compare(batch_size=size, temperature=temperature)
+  given = published_noise.published(batch_size=size, temperature=temperature)
+  needed, needed_replace = (
+    sensitivity.softmax(
+      max_batch_size=size,
+      temperature=temperature,
+      l2_clip_norm=1.0,
+      relation=relation,
+      unit="pair",
+    )
+    / size
+    for relation in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE")
+  )
   a = math.exp(2 / temperature)
   mass = (size - 1) * a / (1 + (size - 1) * a)
   newcomer = a / (a + size - 1)
   moved = 2 / temperature * (mass + (size - 1) * newcomer)
-  assert one.needed == pytest.approx(moved / size, rel=1e-12)
+  assert needed == pytest.approx(moved / size, rel=1e-12)
   share = 2 * a / (size + a - 1)
-  assert one.published == pytest.approx(1 / size + share, rel=1e-12)
+  assert given == pytest.approx(1 / size + share, rel=1e-12)
   # Exact numbers, computed by hand for the paper's setting.
   if (size, temperature) == (100, 0.2):
-    assert one.published == pytest.approx(2.0011, abs=1e-4)
-    assert one.needed == pytest.approx(9.956, abs=1e-3)
-    assert one.ratio_replace == pytest.approx(5.03, abs=0.01)
+    assert given == pytest.approx(2.0011, abs=1e-4)
+    assert needed == pytest.approx(9.956, abs=1e-3)
+    assert needed_replace / given == pytest.approx(5.03, abs=0.01)
 
 
 # What it writes.

@@ -134,9 +134,6 @@ class Config(frame.Config, config_types.Encoder):
   """Of clients' own query towers."""
   exchange_top: int = 10
   """Of Fed-Negative: sentences of all partners together for a question."""
-  exchange_partners: int | None = None
-  """Of Fed-Negative: partners that a client asks, drawn anew in each round;
-  None: all."""
   methods_tried: tuple[str, ...] = (methods_lib.BASE,)
   """Rows of the main table that are trained with other settings, too, with the
   first seed alone."""
@@ -157,7 +154,7 @@ class Config(frame.Config, config_types.Encoder):
     config_types.positive(self, "alpha", "central_learning_rate")
     config_types.at_least(
       self, 1, "seeds", "exchange_top", "query_length",
-      "sentence_length", "max_train_questions", "exchange_partners",
+      "sentence_length", "max_train_questions",
     )  # fmt: skip
     config_types.at_least(self, 2, "num_clients", "min_test_questions")
     if (self.partition == "genre") != bool(self.urls):

@@ -176,7 +176,7 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
       row,
       config.test_split,
       config.personal,
-      (config.exchange_top, config.exchange_partners),
+      (config.exchange_top, None),
       (config.rates, config.dev_split),
     )
     listed.append(
@@ -305,9 +305,7 @@ class _Maker:
       personal = dataclasses.replace(config.personal, settings=settings)
       exchange = None
       if method == "+ Fed-Negative":
-        exchange = exchange_lib.FedNegative(
-          top=config.exchange_top, partners=config.exchange_partners, seed=seed
-        )
+        exchange = exchange_lib.FedNegative(top=config.exchange_top)
       context = self.contexts(recipe)
       return personalised(
         context, shared, seed, personal, exchange, self.config.dev_split
@@ -425,7 +423,7 @@ def personalised(
       parties = [
         context.party(at, own[at], vectors[at]) for at in range(len(members))
       ]
-      traffic.append(exchange.negatives(parties, round_number=number))
+      traffic.append(exchange.negatives(parties))
       extra = traffic[-1].negatives
     for at, tokens in enumerate(members):
       trained = personalisation.customise(

@@ -54,7 +54,6 @@ def notes(config: Any) -> tuple[str, ...]:
     "start": start,
     "told": "all" if limit is None else f"at most {limit:,}",
     "rates": _rates_of(config),
-    "partners": config.exchange_partners or "all",
   }
   said = ("towers", "training", "personal")
   return tuple(_WORDS.text(name, **values) for name in said)

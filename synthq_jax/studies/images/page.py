@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from synthq_jax.privacy import rounding
+from synthq_jax.privacy import rounding, sensitivity
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, plots, tables
 from synthq_jax.retrieval import neighbours
@@ -175,25 +175,31 @@ def _given(value: float, form: str) -> str:
 
 
 def _noise(study: training.Study) -> blocks.Table:
+  """Sets the published sensitivity of a mean beside those that are needed."""
   settings = list(_PAPER_NOISE)
   settings += sorted({(one.max_batch_size, 1.0) for one in study.trainings})
-  return tables.of(
-    [
-      published_noise.compare(batch_size=size, temperature=temperature)
-      for size, temperature in dict.fromkeys(settings)
-    ],
-    {
-      "Batch": lambda one: str(one.batch_size),
-      "Temperature": lambda one: f"{one.temperature:g}",
-      "Published": lambda one: f"{one.published:.4g}",
-      "Needed": lambda one: f"{one.needed:.4g}",
-      "Needed, replace": lambda one: f"{one.needed_replace:.4g}",
-      "2/temperature": lambda one: f"{one.naive:.4g}",
-      "Ratio": lambda one: f"{one.ratio:.2f}",
-      "Ratio, replace": lambda one: f"{one.ratio_replace:.2f}",
-    },
-    left=(),
-  )
+  rows = []
+  for size, temperature in dict.fromkeys(settings):
+    given = published_noise.published(batch_size=size, temperature=temperature)
+    needed = [
+      sensitivity.softmax(
+        max_batch_size=size,
+        temperature=temperature,
+        l2_clip_norm=1.0,
+        relation=relation,
+        unit="pair",
+      )
+      / size
+      for relation in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE")
+    ]
+    norms = (f"{x:.4g}" for x in (given, *needed, 2 / temperature))
+    ratios = (f"{x / given:.2f}" for x in needed)
+    rows.append((str(size), f"{temperature:g}", *norms, *ratios))
+  header = (
+    "Batch", "Temperature", "Published", "Needed", "Needed, replace",
+    "2/temperature", "Ratio", "Ratio, replace",
+  )  # fmt: skip
+  return blocks.Table(header=header, rows=tuple(rows), numeric=header)
 
 
 def _losses_drawn(groups: Groups) -> Iterator[blocks.Block]:
