@@ -278,10 +278,11 @@ def _huggingface(given: Source, folder: pathlib.Path) -> None:
 
 def _prefix(given: Source) -> str:
   """Returns what stood before the documents that a generator wrote for."""
-  written = given.root / "generate" / given.result.name
-  if artifacts.read_fingerprint(written) is None:
-    return ""
-  return artifacts.load(written, results.SyntheticQueries).prefix
+  for root in (given.root, given.root / results.PRIVATE):
+    written = root / "generate" / given.result.name
+    if artifacts.read_fingerprint(written) is not None:
+      return artifacts.load(written, results.SyntheticQueries).prefix
+  return ""
 
 
 def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:

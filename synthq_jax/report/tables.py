@@ -126,10 +126,10 @@ def p_value(value: float | None) -> str:
 def duration(seconds: float) -> str:
   """Writes a duration.
 
-  >>> [duration(seconds) for seconds in (4.21, 59.8, 125, 7384)]
-  ['4.2 s', '59.8 s', '2 min 5 s', '2 h 3 min']
+  >>> [duration(seconds) for seconds in (4.21, 59.98, 125, 7384)]
+  ['4.2 s', '1 min 0 s', '2 min 5 s', '2 h 3 min']
   """
-  if seconds < 60:
+  if round(seconds, 1) < 60:
     return f"{seconds:.1f} s"
   minutes, rest = divmod(round(seconds), 60)
   if minutes < 60:

@@ -7,7 +7,6 @@ give away.
 import pathlib
 from typing import Any
 
-from synthq_jax import artifacts
 from synthq_jax.leakage import rerankers
 from synthq_jax.leakage.rerankers import building
 from synthq_jax.models.checkpoints import tensors
@@ -15,7 +14,7 @@ from synthq_jax.pipeline import inputs, results, system_results, workspace
 from synthq_jax.retrieval import trec
 from synthq_jax.stages import _search
 
-__all__ = ["build", "remove", "save", "score"]
+__all__ = ["build", "save", "score"]
 
 _FILE = "reranker.safetensors"
 
@@ -43,11 +42,6 @@ def save(directory: pathlib.Path, params: Any, idf: Any) -> None:
   """Writes parameters, and the document frequencies that they belong to."""
   tree = {"params": params} | ({} if idf is None else {"idf": idf})
   tensors.write_safetensors(directory / _FILE, tensors.of_tree(tree))
-
-
-def remove(state: pathlib.Path) -> None:
-  """Removes the states of a finished training."""
-  artifacts.remove(state)
 
 
 def score(

@@ -69,6 +69,7 @@ class Config:
     config_types.at_least(self, 1, "queries_per_canary", "batch_size")
     config_types.some_of(self, "attacks", _audit_scores.ATTACKS)
     config_types.within(self, "(0.5, 1)", "confidence")
+    config_types.within(self, "(0, 1]", "p")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

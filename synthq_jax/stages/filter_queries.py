@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from synthq_jax import array_files, artifacts
+from synthq_jax import artifacts
 from synthq_jax.data import blocks, files
-from synthq_jax.generation import allocation, filters, text_measures
+from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import dual_encoder, t5_config
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
@@ -179,7 +179,10 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   claims, topics = [synthetic.statement], task.inputs.get("topics")
   if topics is not None:
     claims.append(topics.statement)
-    numbers = _numbers(config, folders, topics, written.owners[indices])
+    owners = written.owners[indices]
+    numbers = queries_lib.by_topics(
+      folders, topics, owners, total=len(owners), seed=config.seed
+    )
     now["not drawn"] = int((numbers == 0).sum())
     indices = np.repeat(indices, numbers)
   kept = written.take(indices)
@@ -209,18 +212,6 @@ def run(task: stage.Task) -> results.SyntheticQueries:
       config=config,
       num_examples=len(synthetic.examples),
     ),
-  )
-
-
-def _numbers(
-  config: Config, folders, topics: results.TopicCounts, owners: np.ndarray
-) -> np.ndarray:
-  """Returns how often each kept query is drawn, as many as these in all."""
-  stored = array_files.read_npz(
-    folders.root / topics.directory / results.TOPICS_NAME
-  )
-  return allocation.spread(
-    stored["clusters"][owners], stored["counts"], len(owners), seed=config.seed
   )
 
 

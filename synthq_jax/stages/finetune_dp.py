@@ -153,8 +153,7 @@ def jobs(run):
 
 def check(run) -> None:
   """Refuses what the accountant and the checkpoint would refuse later."""
-  if not run.config.pretrain.phases:
-    run.check_vocabulary(run.start)
+  run.check_vocabulary(run.start)
   config = run.config.finetune_dp
   if run.config.rows.synthetic:
     config.check(

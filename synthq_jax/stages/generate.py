@@ -22,7 +22,7 @@ import numpy as np
 from synthq_jax import array_files, artifacts
 from synthq_jax.data import blocks
 from synthq_jax.data import passages as passages_lib
-from synthq_jax.generation import allocation, decoding, filters
+from synthq_jax.generation import decoding, filters
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   config_types,
@@ -145,7 +145,14 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   read = np.flatnonzero(np.isin(passages.owners, chosen))
   topics, samples = task.inputs.get("topics"), config.queries_per_document
   if topics is not None:
-    read, samples = _by_topics(config, space, topics, passages, read), 1
+    numbers = queries_lib.by_topics(
+      space,
+      topics,
+      passages.owners[read],
+      total=len(read) * config.queries_per_document,
+      seed=config.seed,
+    )
+    read, samples = np.repeat(read, numbers), 1
   vocabulary = inputs.vocabulary(space, documents)
   directory = task.folder(
     private=generator is not None
@@ -219,27 +226,6 @@ def _choose(
     )
   rng = np.random.default_rng([config.seed, 2])
   return np.sort(rng.permutation(pool)[: config.num_documents])
-
-
-def _by_topics(
-  config: Config,
-  folders: workspace.Folders,
-  topics: results.TopicCounts,
-  passages: passages_lib.Passages,
-  read: np.ndarray,
-) -> np.ndarray:
-  """Repeats each passage as often as the noisy counts of its cluster say."""
-  stored = array_files.read_npz(
-    folders.root / topics.directory / results.TOPICS_NAME
-  )
-  clusters, counts = stored["clusters"], stored["counts"]
-  numbers = allocation.spread(
-    clusters[passages.owners[read]],
-    counts,
-    len(read) * config.queries_per_document,
-    seed=config.seed,
-  )
-  return np.repeat(read, numbers)
 
 
 def _write(

@@ -49,7 +49,8 @@ class Config:
   """Which queries are asked."""
 
   def __post_init__(self):
-    config_types.at_least(self, 0, "num_queries", "links", "seed")
+    config_types.at_least(self, 0, "num_queries", "seed")
+    config_types.at_least(self, 2 if self.links else 0, "links")
     config_types.at_least(self, 1, "depth", "ef_search")
 
 

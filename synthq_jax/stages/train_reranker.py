@@ -125,7 +125,7 @@ def run(task: stage.Task) -> system_results.Reranker:
   )
   if distributed.is_main():
     _reranking.save(directory, params, idf)
-  task.when_saved.append(lambda: _reranking.remove(state))
+  task.when_saved.append(lambda: artifacts.remove(state))
   return system_results.Reranker(
     directory=folders.relative(directory),
     name=task.name,

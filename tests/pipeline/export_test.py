@@ -159,6 +159,18 @@ def test_a_private_model_is_not_exported_by_accident(
   assert_same(t5_checkpoints.load(tmp_path / "to")[0], make())
 
 
+def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
+  """Also where its queries are private."""
+  root = finished_run.copy(tmp_path)
+  given = types.SimpleNamespace(
+    root=root, result=made_up.checkpoint(name="eps8")
+  )
+  assert export._prefix(given) == "generate_query: "
+  (root / results.PRIVATE / "generate").mkdir()
+  shutil.move(root / "generate/eps8", root / results.PRIVATE / "generate")
+  assert export._prefix(given) == "generate_query: "
+
+
 def test_neither_moving_nor_linking_makes_a_private_model_shareable(
   run_folder, tmp_path
 ):

@@ -3,7 +3,13 @@
 import pytest
 
 from synthq_jax.pipeline import config_types, plan
-from synthq_jax.stages import audit, direct_dp, filter_queries, query_leakage
+from synthq_jax.stages import (
+  audit,
+  direct_dp,
+  filter_queries,
+  measure_costs,
+  query_leakage,
+)
 
 REFUSED = {
   plan.Rows: [
@@ -18,8 +24,12 @@ REFUSED = {
     ({"digits": 1}, "digits"),
     ({"kinds": ("secret",)}, "kinds=.'secret'"),
   ],
+  measure_costs.Config: [
+    ({"links": 1}, "links must be at least 2"),
+  ],
   audit.Config: [
     ({"num_candidates": 1}, "num_candidates"),
+    ({"p": 1.5}, "p=1.5|got 1.5"),
     ({"num_ranked": 1}, "num_ranked"),
     ({"queries_per_canary": 0}, "queries_per_canary"),
     ({"batch_size": 0}, "batch_size"),

@@ -38,6 +38,15 @@ def test_a_precision_that_no_rounded_cosine_has_is_said(folder, labelled):
   assert "none with three decimals" in detectors._rounded(study.rounded_cosine)
 
 
+def test_a_precision_that_no_half_of_the_topics_reaches_is_none(folder):
+  topics = [str(i) for i in range(8)]
+  wrong = detectors.Labelled(
+    pairs=(), labels=np.zeros(8, bool), topics=topics, cosines=np.ones(8)
+  )
+  config = detectors.Config(folder=str(folder), draws=3, public_data=True)
+  assert detectors._kept_apart(np.linspace(0, 1, 8), wrong, config) is None
+
+
 def test_the_study_finds_what_its_page_in_the_docs_says(folder, tmp_path):
   config = detectors.Config(
     folder=str(folder), encoder=False, draws=4, public_data=True

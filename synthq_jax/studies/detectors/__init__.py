@@ -253,8 +253,12 @@ def _average_precision(
 
 def _kept_apart(
   scores: np.ndarray, labelled: Labelled, config: Config
-) -> intervals.Interval:
-  """Chooses the threshold on half of the topics, measures on the others."""
+) -> intervals.Interval | None:
+  """Chooses the threshold on half of the topics, measures on the others.
+
+  Returns:
+    The precision; None where no half has a threshold that finds a pair.
+  """
   rng, (number, of_pair) = np.random.default_rng(0), labelled.by_topic()
   reached = []
   for _ in range(config.draws):
@@ -263,6 +267,8 @@ def _kept_apart(
     found = ~known & (scores >= (np.inf if lowest is None else lowest))
     if found.any():
       reached.append(labelled.labels[found].mean())
+  if not reached:
+    return None
   low, high = np.quantile(reached, [0.025, 0.975])
   return intervals.Interval(
     mean=float(np.mean(reached)), low=float(low), high=float(high)
