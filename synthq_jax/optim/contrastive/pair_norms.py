@@ -315,18 +315,8 @@ def combining_pays(
   """
   closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
   once = jaxprs.count_products(closed.jaxpr).flops
-  once += sum(_convolution_flops(e) for e in closed.jaxpr.eqns)
   contraction = 2 * dim * sum(a.size for a in closed.out_avals)
   return dim * once + passes * contraction < passes * once
-
-
-def _convolution_flops(equation: Any) -> float:
-  """Returns the work of a convolution, 0 for anything else."""
-  if equation.primitive.name != "conv_general_dilated":
-    return 0.0
-  kernel = equation.invars[1].aval
-  outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-  return 2.0 * equation.outvars[0].aval.size * kernel.size / outputs
 
 
 def _jacobian_bytes(tower: encoders.Tower, size: int, dim: int) -> int:
