@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from synthq_jax import checks, typing
 from synthq_jax.optim import auto, independence, strategies
 from synthq_jax.optim import keys as keys_lib
-from synthq_jax.optim.bookkeeping import devices, jaxprs, plans
+from synthq_jax.optim.bookkeeping import devices, jaxprs, plans, sums
 from synthq_jax.privacy import sampling
 
 __all__ = [
@@ -137,10 +137,10 @@ class ClippedGrad:
     def of_part(part: Any) -> tuple[typing.Params, Aux]:
       return self._microbatch(strategy, loss_fn, losses_of, clip, params, *part)
 
-    total, aux = strategies.in_microbatches(
+    total, aux = sums.add_up(
       of_part,
-      params,
       (examples, is_padding_example),
+      params,
       together,
       is_written_out=jaxprs.convolves_in_loops(
         plans.loss_of_one(losses_of),

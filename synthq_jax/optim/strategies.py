@@ -37,7 +37,7 @@ factors are kept, as in book-keeping, and so are gradients that are formed.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
@@ -57,7 +57,6 @@ __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
   "Strategy",
-  "in_microbatches",
   "metered",
 ]
 
@@ -182,43 +181,6 @@ STRATEGIES: dict[str, Strategy] = {
   "ghost": _ghost,
 }
 """How clipped gradients are computed: different speed, the same numbers."""
-
-
-def in_microbatches(
-  of_part: Callable[[Any], tuple[typing.Params, Any]],
-  params: typing.Params,
-  examples: Any,
-  microbatch_size: int,
-  *,
-  is_written_out: bool = False,
-) -> tuple[typing.Params, Any]:
-  """Sums what a strategy makes of some examples after the others.
-
-  Formal guarantee: that of the strategy, for every size: sums are added so that
-  rounding moves with one example by less than half a percent of the clip norm
-  (`sums.add_up`).
-
-  Args:
-    of_part: from examples to their sum, and to a tree of arrays with a row for
-      each of them.
-    params: the parameters.
-    examples: a tree of arrays [batch, ...].
-    microbatch_size: examples at once; it divides the batch.
-    is_written_out: whether the loop over microbatches is written out.
-
-  Returns:
-    The sum of all, and the trees of rows as one.
-  """
-  size = len(jax.tree.leaves(examples)[0])
-  if microbatch_size == size:
-    return of_part(examples)
-  parts = jax.tree.map(
-    lambda x: x.reshape(-1, microbatch_size, *x.shape[1:]), examples
-  )
-  total, rows = sums.add_up(
-    of_part, parts, params, size, is_written_out=is_written_out
-  )
-  return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), rows)
 
 
 def metered(plan: plans.Plan) -> frozenset[int]:
