@@ -48,15 +48,7 @@ class Aux(NamedTuple):
 class ClippedGrad:
   """A function that sums clipped per-example gradients; see `clipped_grad`.
 
-  Attributes:
-    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
-    l2_clip_norm: the largest norm that one example contributes.
-    strategy: "auto", "vmap", "bookkeeping" or "ghost".
-    microbatch_size: examples processed at once; None: all, or as "auto" chooses.
-    has_aux: whether the loss returns (losses, aux).
-    argnums: which arguments of the loss are differentiated.
-    batch_argnum: which of them has the examples as rows.
-    rescale_to_unit_norm: whether the sum is divided by the clip norm.
+  Attributes: the arguments of `clipped_grad`, with their meaning there.
   """
 
   loss_fn: Callable[..., Any]

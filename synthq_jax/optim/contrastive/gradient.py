@@ -94,14 +94,8 @@ class ContrastiveAux(NamedTuple):
 class ContrastiveGrad:
   """A function that sums clipped gradients; see `contrastive_clipped_grad`.
 
-  Attributes:
-    encode_query: `(params, queries)` to vectors [batch, dim].
-    encode_document: `(params, documents)` to vectors [batch, dim].
-    loss: of the similarities.
-    l2_clip_norm: the norm of what is clipped.
-    method: what is clipped.
-    max_batch_size: the most pairs of a batch, with padding.
-    microbatch_size: examples that are encoded at once, or None for all.
+  Attributes: the arguments of `contrastive_clipped_grad`, with their meaning
+  there.
   """
 
   encode_query: typing.EncodeFn
