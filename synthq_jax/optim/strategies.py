@@ -37,8 +37,8 @@ factors are kept, as in book-keeping, and so are gradients that are formed.
 import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,39 +56,11 @@ from synthq_jax.optim.bookkeeping import (
 __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
-  "Strategy",
   "metered",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
 """A gradient is formed per example if at most this times its factors' bytes."""
-
-
-class Strategy(Protocol):
-  """A way to clip and sum, with the arguments of every function of this kind."""
-
-  def __call__(
-    self,
-    loss_fn: Any,
-    params: typing.Params,
-    arguments: tuple[Any, ...],
-    is_padding_example: jax.Array,
-    l2_clip_norm: float,
-  ) -> typing.Clipped:
-    """Returns the sum of clipped gradients, the losses and the norms.
-
-    Args:
-      loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch];
-        it is called with a batch of one example.
-      params: the parameters.
-      arguments: `(batch,)` or `(batch, keys)`: arrays with a leading axis
-        [batch], and one key per example.
-      is_padding_example: bool [batch].
-      l2_clip_norm: the clip norm.
-
-    Returns:
-      The sum (float32, the structure of `params`), losses and norms [batch].
-    """
 
 
 def _vmap(
@@ -175,12 +147,19 @@ def _ghost(
   return jax.tree.unflatten(structure, total), losses, norms
 
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES: dict[str, Callable[..., typing.Clipped]] = {
   "vmap": _vmap,
   "bookkeeping": _bookkeeping,
   "ghost": _ghost,
 }
-"""How clipped gradients are computed: different speed, the same numbers."""
+"""How clipped gradients are computed: different speed, the same numbers.
+
+From the loss, `(params, batch)` or `(params, batch, key)` to losses [batch], which
+is called with a batch of one example; the parameters; `(batch,)` or `(batch,
+keys)`, arrays with a leading axis [batch] and one key per example; which examples
+are padding, bool [batch]; and the clip norm: to the sum of clipped gradients
+(float32, the structure of the parameters), losses and norms [batch].
+"""
 
 
 def metered(plan: plans.Plan) -> frozenset[int]:
