@@ -1,7 +1,8 @@
 """T5 in Flax Linen, with the parameter tree of T5X's own network.
 
 One module serves training (`__call__`), the dual encoder (`encode`) and
-generation (`start_decoding`, `decode_step`), whose cache is an explicit value.
+generation (`read`, `empty_cache`, `decode_step`), whose cache is an explicit
+value.
 
 Beside "params" two collections may be given, whose parts are read where they
 are there: "lora" (`models/lora.py`) and "prompt" (`models/prompt.py`).
@@ -350,16 +351,6 @@ class Transformer(nn.Module):
     return Inputs(
       self.decoder.cross(encoded), self._input_mask(encoder_input_tokens)
     )
-
-  def start_decoding(
-    self,
-    encoder_input_tokens: Int[Array, "document input"],
-    max_length: int,
-    num_samples: int = 1,
-  ) -> DecodeCache:
-    """Encodes the input and returns an empty cache of `max_length` places."""
-    inputs = self.read(encoder_input_tokens)
-    return empty_cache(self.config, inputs, max_length, num_samples)
 
   def decode_step(
     self, tokens: Int[Array, " batch"], cache: DecodeCache, position: Array

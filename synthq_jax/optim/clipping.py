@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from synthq_jax import checks, typing
 from synthq_jax.optim import auto, independence, strategies
 from synthq_jax.optim import keys as keys_lib
-from synthq_jax.optim.bookkeeping import devices, jaxprs, plans
+from synthq_jax.optim.bookkeeping import devices, jaxprs, plans, sums
 from synthq_jax.privacy import sampling
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
   "check_arguments",
   "clipped_grad",
   "split_padding",
-  "sum_sensitivity",
 ]
 
 _MOST_ARGUMENTS = 8  # of a loss, beyond those that are named
@@ -49,15 +48,7 @@ class Aux(NamedTuple):
 class ClippedGrad:
   """A function that sums clipped per-example gradients; see `clipped_grad`.
 
-  Attributes:
-    loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
-    l2_clip_norm: the largest norm that one example contributes.
-    strategy: "auto", "vmap", "bookkeeping" or "ghost".
-    microbatch_size: examples processed at once; None: all, or as "auto" chooses.
-    has_aux: whether the loss returns (losses, aux).
-    argnums: which arguments of the loss are differentiated.
-    batch_argnum: which of them has the examples as rows.
-    rescale_to_unit_norm: whether the sum is divided by the clip norm.
+  Attributes: the arguments of `clipped_grad`, with their meaning there.
   """
 
   loss_fn: Callable[..., Any]
@@ -137,10 +128,10 @@ class ClippedGrad:
     def of_part(part: Any) -> tuple[typing.Params, Aux]:
       return self._microbatch(strategy, loss_fn, losses_of, clip, params, *part)
 
-    total, aux = strategies.in_microbatches(
+    total, aux = sums.add_up(
       of_part,
-      params,
       (examples, is_padding_example),
+      params,
       together,
       is_written_out=jaxprs.convolves_in_loops(
         plans.loss_of_one(losses_of),
@@ -156,13 +147,23 @@ class ClippedGrad:
     return total, aux
 
   def sensitivity(self, relation: Any) -> float:
-    """Returns the L2 sensitivity of the sum, as `sum_sensitivity` says.
+    """Returns the L2 sensitivity: how far one example moves the sum.
+
+    Formal guarantee: that of `clipped_grad`; attained by one gradient of the clip
+    norm, and by two in opposite directions.
 
     Args:
       relation: a `dp_accounting.NeighboringRelation` or its name.
+
+    Returns:
+      The clip norm, or 1 with `rescale_to_unit_norm`, for ADD_OR_REMOVE_ONE and
+      REPLACE_SPECIAL, twice as much for REPLACE_ONE.
+
+    Raises:
+      ValueError: for any other relation.
     """
     norm = 1.0 if self.rescale_to_unit_norm else self.l2_clip_norm
-    return sum_sensitivity(norm, relation)
+    return 2.0 * norm if checks.relation(relation) == "REPLACE_ONE" else norm
 
   def _clip_norm(
     self, given: jax.typing.ArrayLike | None
@@ -535,28 +536,3 @@ def _batch_size(batch: typing.Batch) -> int:
       f"{sorted(sizes)}: give every field one row for each example"
     )
   return sizes.pop()[0]
-
-
-def sum_sensitivity(l2_clip_norm: float, relation: Any) -> float:
-  """Returns how far one record moves a sum of vectors that are each clipped.
-
-  Formal guarantee: for records whose vectors depend on no other record and have
-  at most this norm; attained by one of that norm, and by two in opposite
-  directions.
-
-  >>> sum_sensitivity(0.5, "REPLACE_ONE")
-  1.0
-
-  Args:
-    l2_clip_norm: the largest norm of a record's vector.
-    relation: a `dp_accounting.NeighboringRelation` or its name.
-
-  Returns:
-    The clip norm for ADD_OR_REMOVE_ONE and REPLACE_SPECIAL, twice the clip
-    norm for REPLACE_ONE.
-
-  Raises:
-    ValueError: for any other relation.
-  """
-  replaces = checks.relation(relation) == "REPLACE_ONE"
-  return 2.0 * l2_clip_norm if replaces else l2_clip_norm

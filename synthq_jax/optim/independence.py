@@ -1,15 +1,13 @@
 """Checks that the loss of one example does not depend on the others.
 
-Losses are compared where there are values to look at. Elsewhere the examples' axis
-is followed through the traced loss: each value of the trace is independent of the
-examples, or has an axis along which entry i depends on example i alone, or is
-mixed: its entries depend on several examples. A pair of example axes, as of a
-matrix of similarities, is mixed once one of them is summed over. What no rule
-knows is unknown, and nothing is concluded from it.
+Losses are compared where there are values to look at. Elsewhere the loss is traced
+for a batch of a prime size that divides no axis of the parameters or of an example.
+Axes of the trace that this prime divides hold the examples, wherever reshapes and
+lookups have put them: a value that depends on the batch and is summed, compared or
+sorted over such an axis mixes them.
 """
 
 import functools
-import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -208,10 +206,13 @@ def refuse_contrastive(
 
   Where there are values to look at and no key, the losses of two examples are
   compared with those of each alone: moves of up to 1e-2, relative or absolute,
-  pass. Under `jax.jit`, and with a key, the trace of the loss is followed
-  instead: sums, products and statistics over the examples are seen there, unless
-  they pass through what no rule knows, as a sort of all examples. So passing is
-  evidence, not proof.
+  pass. Under `jax.jit`, and with a key, the loss is traced instead: sums,
+  products, statistics and sorts over the examples are seen there, but not inside
+  of branches and while loops, nor over a part of the examples or an axis that
+  holds more beside them. A loss that closes over an array with a row for each
+  example takes no batch of another size and is not checked there; nor does it take
+  a batch of one, for which `clipped_grad` refuses it. So passing is evidence, not
+  proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
@@ -260,17 +261,45 @@ def _refuse_mixed(
   batch: typing.Batch,
   key: jax.Array | None,
 ) -> None:
-  """Follows the examples through the loss's trace; refuses if they mix."""
-  rest = () if key is None else (key,)
-  closed = jax.make_jaxpr(lambda params, batch: loss_fn(params, batch, *rest))(
-    params, batch
-  )
-  size = jnp.shape(jax.tree.leaves(batch)[0])[0]
-  if [aval.shape for aval in closed.out_avals] != [(size,)]:
-    return  # a loss that is written for one example alone
-  states = _states_of_batch(closed, len(jax.tree.leaves(params)))
-  if _MIXED in states:
+  """Traces the loss for other sizes of the batch; refuses if examples mix."""
+  leaves = jax.tree.leaves((params, batch))
+  axes = {size for leaf in leaves for size in jnp.shape(leaf) if size}
+  primes = [p for p in _PRIMES if all(size % p for size in axes)]
+  # Two of them: an axis that one divides may have come about by chance.
+  first = primes[:2]
+  if first and all(_mixes(loss_fn, params, batch, key, p) for p in first):
     raise ValueError(_REFUSAL)
+
+
+_PRIMES = (101, 103, 107, 109, 113, 127, 131, 137)
+"""Sizes of batches for which losses are traced."""
+
+
+def _mixes(
+  loss_fn: Callable[..., jax.Array],
+  params: typing.Params,
+  batch: typing.Batch,
+  key: jax.Array | None,
+  size: int,
+) -> bool:
+  """Says whether a loss of each example mixes them, as the trace shows it."""
+  rest = () if key is None else (key,)
+
+  def sized(x: Any) -> jax.Array:
+    return jnp.broadcast_to(x[:1], (size, *x.shape[1:]))
+
+  try:
+    examples = jax.eval_shape(lambda batch: jax.tree.map(sized, batch), batch)
+    closed = jax.make_jaxpr(
+      lambda params, batch: loss_fn(params, batch, *rest)
+    )(params, examples)
+  except Exception:
+    return False  # it takes no such batch; what else is wrong, it says later
+  if [aval.shape for aval in closed.out_avals] != [(size,)]:
+    return False  # a loss that is written for one example alone
+  levels = [_PUBLIC] * len(jax.tree.leaves(params))
+  levels += [_OF_EXAMPLES] * len(jax.tree.leaves(batch))
+  return _MIXED in _follow(closed.jaxpr, levels, size)
 
 
 def _tolerance(
@@ -328,260 +357,62 @@ def _compare(
     )
 
 
-_NONE, _MIXED, _UNKNOWN = "none", "mixed", "unknown"
-
-_State = int | str
-"""An axis, or one of _NONE, _MIXED, _UNKNOWN."""
-
-_PAIR = "pair"
-_ORDER = (_UNKNOWN, _PAIR, _MIXED)  # the later prevails
+_PUBLIC, _OF_EXAMPLES, _MIXED = range(3)
+"""What a value is: independent of the batch; dependent on it; for certain
+dependent on several examples in one entry. What depends on others is the largest
+of them."""
 
 
-def _follow(jaxpr: Any, states: Sequence[_State]) -> list[_State]:
-  """Returns the states of a jaxpr's outputs.
+def _follow(jaxpr: Any, levels: Sequence[int], size: int) -> list[int]:
+  """Returns the levels of an open jaxpr's outputs, from those of its inputs."""
+  known = dict(zip(jaxpr.invars, levels, strict=True))
 
-  Args:
-    jaxpr: open.
-    states: of its inputs.
-  """
-  known: dict[Any, _State] = dict(zip(jaxpr.invars, states, strict=True))
-
-  def read(atom: Any) -> _State:
-    return _NONE if hasattr(atom, "val") else known.get(atom, _NONE)
+  def read(atom: Any) -> int:
+    # Literals are not hashable in all versions, variables are.
+    return _PUBLIC if hasattr(atom, "val") else known.get(atom, _PUBLIC)
 
   for equation in jaxpr.eqns:
     inputs = [read(atom) for atom in equation.invars]
-    outputs = _step(equation, inputs)
+    outputs = _step(equation, inputs, size)
     known.update(zip(equation.outvars, outputs, strict=True))
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _join(states: Sequence[_State]) -> _State:
-  """Returns the state of a function of all of them, entry by entry."""
-  axes = {state for state in states if isinstance(state, int)}
-  others = [state for state in states if isinstance(state, str)]
-  worst = [state for state in _ORDER if state in others]
-  if len(axes) > 1:
-    worst.append(_PAIR if worst != [_MIXED] else _MIXED)
-  if worst:
-    return max(worst, key=_ORDER.index)
-  return axes.pop() if axes else _NONE
-
-
-def _step(equation: Any, states: list[_State]) -> list[_State]:
-  """Returns the states of one equation's results."""
-  count = len(equation.outvars)
-  joined = _join(states)
-  if joined == _NONE:
-    return [_NONE] * count
-  name = equation.primitive.name
-  if name == "scan":
-    return _scan(equation, states)
-  inner = jaxprs.inner(equation)
-  if len(inner) == 1 and len(inner[0].invars) == len(states):
-    return _follow(inner[0], states)  # jit, remat, custom derivatives
-  if inner:
-    return [_MIXED if joined == _MIXED else _UNKNOWN] * count
-  if joined == _MIXED:
-    return [_MIXED] * count
-  if joined == _UNKNOWN:
-    return [_UNKNOWN] * count
-  if name == "dot_general" and _PAIR not in states:
-    return [_dot(equation, states)]
-  if joined == _PAIR:
-    return [_of_pair(equation, name)] * count
-  if name in _RULES:
-    return [_RULES[name](equation, states, joined)] * count
-  if name.startswith(("reduce_", "arg")) and "axes" in equation.params:
-    return [_reduced(joined, equation.params["axes"])] * count
-  return [_elementwise(equation, states, joined)] * count
-
-
-def _elementwise(equation: Any, states: list[_State], axis: int) -> _State:
-  """Of a function whose operands with examples have the results' shape."""
-  shapes = {
-    atom.aval.shape
-    for atom, state in zip(equation.invars, states, strict=True)
-    if state != _NONE
-  }
-  shapes |= {var.aval.shape for var in equation.outvars}
-  return axis if len(shapes) == 1 else _UNKNOWN
-
-
-def _of_pair(equation: Any, name: str) -> _State:
-  """Of a matrix with two axes of examples: sums over either mix them."""
-  if name.startswith("reduce_") and name != "reduce_precision":
-    return _MIXED
-  same = equation.invars[0].aval.shape == equation.outvars[0].aval.shape
-  return _PAIR if same else _UNKNOWN
-
-
-def _reduced(axis: int, axes: Sequence[int]) -> _State:
-  if axis in axes:
-    return _MIXED
-  return axis - sum(other < axis for other in axes)
-
-
-def _dot(equation: Any, states: list[_State]) -> _State:
-  """Of a product: contracting the axis mixes, two free ones are a pair."""
-  contracted, grouped = equation.params["dimension_numbers"]
-  sides = []
-  for side, state in enumerate(states):
-    if state == _NONE:
-      continue
-    if state in contracted[side]:
-      return _MIXED
-    if state in grouped[side]:
-      sides.append(tuple(grouped[side]).index(state))
-      continue
-    used = set(contracted[side]) | set(grouped[side])
-    free = [a for a in range(equation.invars[side].aval.ndim) if a not in used]
-    place = len(grouped[side]) + free.index(state)
-    if side == 1:
-      first = equation.invars[0].aval.ndim
-      place += first - len(contracted[0]) - len(grouped[0])
-    sides.append(place)
-  return sides[0] if len(set(sides)) == 1 else _PAIR
-
-
-def _broadcast(equation: Any, states: list[_State], axis: int) -> _State:
-  return equation.params["broadcast_dimensions"][axis]
-
-
-def _transpose(equation: Any, states: list[_State], axis: int) -> _State:
-  return tuple(equation.params["permutation"]).index(axis)
-
-
-def _reshape(equation: Any, states: list[_State], axis: int) -> _State:
-  """The axis that has the same size and as many entries before it."""
-  before, after = (
-    atom.aval.shape for atom in (equation.invars[0], equation.outvars[0])
-  )
-  for place, size in enumerate(after):
-    if size == before[axis] and math.prod(after[:place]) == math.prod(
-      before[:axis]
-    ):
-      return place
-  return _UNKNOWN
-
-
-def _squeeze(equation: Any, states: list[_State], axis: int) -> _State:
-  return axis - sum(other < axis for other in equation.params["dimensions"])
-
-
-def _expand(equation: Any, states: list[_State], axis: int) -> _State:
-  for other in sorted(equation.params["dimensions"]):
-    axis += other <= axis
-  return axis
-
-
-def _along(name: str) -> Callable[..., _State]:
-  """Of functions along one axis, which mix what lies along it."""
-
-  def rule(equation: Any, states: list[_State], axis: int) -> _State:
-    return _MIXED if equation.params[name] == axis else axis
-
-  return rule
-
-
-def _concatenate(equation: Any, states: list[_State], axis: int) -> _State:
-  return _UNKNOWN if equation.params["dimension"] == axis else axis
-
-
-def _same_size(equation: Any, states: list[_State], axis: int) -> _State:
-  """Of parts of arrays: those that have all examples."""
-  before, after = (
-    atom.aval.shape for atom in (equation.invars[0], equation.outvars[0])
-  )
-  whole = len(before) == len(after) and before[axis] == after[axis]
-  return axis if whole and states[0] == axis else _UNKNOWN
-
-
-def _gather(equation: Any, states: list[_State], axis: int) -> _State:
-  """Of lookups by examples in what does not depend on them."""
-  if states[0] != _NONE:
-    return _UNKNOWN
-  offsets = equation.params["dimension_numbers"].offset_dims
-  places = range(equation.outvars[0].aval.ndim)
-  return [place for place in places if place not in offsets][axis]
-
-
-def _convolution(equation: Any, states: list[_State], axis: int) -> _State:
-  numbers = equation.params["dimension_numbers"]
-  of_examples = states[1] == _NONE and numbers.lhs_spec[0] == axis
-  return numbers.out_spec[0] if of_examples else _UNKNOWN
-
-
-def _unknown(equation: Any, states: list[_State], axis: int) -> _State:
-  return _UNKNOWN
-
-
-_RULES: dict[str, Callable[..., _State]] = {
-  "broadcast_in_dim": _broadcast,
-  "transpose": _transpose,
-  "reshape": _reshape,
-  "squeeze": _squeeze,
-  "expand_dims": _expand,
-  "concatenate": _concatenate,
-  "slice": _same_size,
-  "dynamic_slice": _same_size,
-  "pad": _same_size,
-  "gather": _gather,
-  "conv_general_dilated": _convolution,
-  "cumsum": _along("axis"),
-  "cumprod": _along("axis"),
-  "cummax": _along("axis"),
-  "cummin": _along("axis"),
-  "cumlogsumexp": _along("axis"),
-  "sort": _along("dimension"),
-  "rev": _unknown,
-  "while": _unknown,
-  "cond": _unknown,
-}
-
-
-def _scan(equation: Any, states: list[_State]) -> list[_State]:
-  """Follows the body of a scan until its carries stay what they are."""
-  consts, carries = (equation.params[n] for n in ("num_consts", "num_carry"))
-  (body,) = jaxprs.inner(equation)
-  first = consts + carries
-  slices = []
-  for state in states[first:]:
-    is_axis = isinstance(state, int)
-    if is_axis and state == 0:  # one example after the other
-      return [_UNKNOWN] * len(equation.outvars)
-    slices.append(state - 1 if is_axis else state)
-  carry = list(states[consts:first])
+def _step(equation: Any, levels: list[int], size: int) -> list[int]:
+  """Returns the levels of one equation's results."""
+  inner, largest = jaxprs.inner(equation), max(levels, default=_PUBLIC)
+  if largest == _OF_EXAMPLES and _is_over_examples(equation, levels, size):
+    largest = _MIXED
+  if largest == _PUBLIC or len(inner) != 1:  # branches and whiles have several
+    return [largest] * len(equation.outvars)
+  if len(inner[0].invars) != len(levels):
+    return [largest] * len(equation.outvars)
+  # Jit, remat and custom derivatives; of a scan until its carries stay the same.
+  levels, count = list(levels), equation.params.get("num_carry", 0)
+  start = equation.params["num_consts"] if count else 0
   while True:
-    outputs = _follow(body, [*states[:consts], *carry, *slices])
-    joined = [
-      _join(pair) for pair in zip(carry, outputs[:carries], strict=True)
-    ]
-    if joined == carry:
-      break
-    carry = joined
-  stacked = [
-    state + 1 if isinstance(state, int) else state
-    for state in outputs[carries:]
-  ]
-  return [*carry, *stacked]
+    outputs = _follow(inner[0], levels, size)
+    carries = levels[start : start + count]
+    joined = list(map(max, carries, outputs[:count]))
+    if joined == carries:
+      return outputs
+    levels[start : start + count] = joined
 
 
-def _states_of_batch(closed: Any, num_params: int) -> list[_State]:
-  """Returns the states of a loss's results, of parameters and a batch.
-
-  Args:
-    closed: its trace; the parameters' leaves come first, and every other
-      argument has the examples as its first axis, but for keys.
-    num_params: how many leaves the parameters have.
-  """
-  inputs = closed.jaxpr.invars
-  states: list[_State] = [_NONE] * num_params
-  states += [
-    0
-    if var.aval.ndim
-    and not jax.dtypes.issubdtype(var.aval.dtype, jax.dtypes.prng_key)
-    else _NONE
-    for var in inputs[num_params:]
-  ]
-  return _follow(closed.jaxpr, states)
+def _is_over_examples(equation: Any, levels: list[int], size: int) -> bool:
+  """Whether an equation brings together what lies along an axis of examples."""
+  name, params = equation.primitive.name, equation.params
+  sides: Sequence[Sequence[int]] = [()] * len(levels)
+  if name == "dot_general":
+    sides = params["dimension_numbers"][0]
+  elif name.startswith(("reduce_", "arg")) and "axes" in params:
+    sides = [params["axes"]] * len(levels)
+  elif name.startswith("cum"):
+    sides = [(params["axis"],)] * len(levels)
+  elif name == "sort":
+    sides = [(params["dimension"],)] * len(levels)
+  return any(
+    level and atom.aval.shape[axis] and atom.aval.shape[axis] % size == 0
+    for level, atom, axes in zip(levels, equation.invars, sides, strict=True)
+    for axis in axes
+  )

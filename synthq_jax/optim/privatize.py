@@ -12,14 +12,7 @@ from synthq_jax.optim import keys as keys_lib
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.optim.bookkeeping import devices
 
-__all__ = [
-  "Number",
-  "PrivatizeState",
-  "check_number",
-  "check_whole",
-  "privatize",
-  "refuse_mapped",
-]
+__all__ = ["Number", "PrivatizeState", "check_whole", "privatize"]
 
 Number = float | jax.Array | Callable[[jax.Array], Any]
 """A constant, a scalar that may be traced, or a schedule: a function of the step,
@@ -100,7 +93,7 @@ def privatize(
   """
   numbers = (l2_sensitivity, noise_multiplier, denominator)
   fixed = [
-    check_number(name, value, above_zero=name != "noise_multiplier")
+    _check_number(name, value, above_zero=name != "noise_multiplier")
     for name, value in zip(
       ("l2_sensitivity", "noise_multiplier", "denominator"),
       numbers,
@@ -124,7 +117,7 @@ def privatize(
     del params
     _check_extra(extra)
     check_whole(updates)
-    updates = refuse_mapped(updates, key)
+    updates = _refuse_mapped(updates, key)
     step = optax.safe_increment(state.step)
     total = jax.tree.map(lambda x: x.astype(jnp.float32), updates)
     if all(fixed):
@@ -153,19 +146,8 @@ def _of_step(numbers: tuple[Any, ...], step: jax.Array) -> tuple[Any, Any]:
   return std, jnp.where(jnp.isfinite(divisor), divisor, jnp.nan)
 
 
-def refuse_mapped(tree: Any, key: jax.Array) -> Any:
-  """Refuses several sums under `jax.vmap` that would get the noise of one key.
-
-  Args:
-    tree: what gets noise.
-    key: what the noise follows from; mapped over, too, it may be.
-
-  Returns:
-    The tree.
-
-  Raises:
-    ValueError: where the function is mapped over the tree and not over the key.
-  """
+def _refuse_mapped(tree: Any, key: jax.Array) -> Any:
+  """Returns the tree; refuses a `jax.vmap` over it that is none over the key."""
 
   @jax.custom_batching.custom_vmap
   def same(tree: Any, key: jax.Array) -> Any:
@@ -248,22 +230,8 @@ def _is_beside_sum(node: Any) -> bool:
   return getattr(node, "is_beside_sum", False) is True
 
 
-def check_number(name: str, value: Number, *, above_zero: bool = True) -> bool:
-  """Refuses a number out of its range; says whether it is a constant.
-
-  Args:
-    name: of the argument, for the message.
-    value: a number, a scalar or a schedule; of what is traced and of schedules
-      the values are not known here.
-    above_zero: whether 0 is refused, too.
-
-  Returns:
-    Whether the value is known.
-
-  Raises:
-    ValueError: if it is not finite, negative, 0 where that is refused, or in
-      half precision, which rounds what a claim was made for.
-  """
+def _check_number(name: str, value: Number, *, above_zero: bool = True) -> bool:
+  """Refuses a number out of its range; says whether its value is known here."""
   if getattr(getattr(value, "dtype", None), "itemsize", 4) < 4:
     raise ValueError(
       f"expected {name} in single precision, got {value.dtype}, which rounds it;"

@@ -38,7 +38,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,40 +56,11 @@ from synthq_jax.optim.bookkeeping import (
 __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
-  "Strategy",
-  "in_microbatches",
   "metered",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
 """A gradient is formed per example if at most this times its factors' bytes."""
-
-
-class Strategy(Protocol):
-  """A way to clip and sum, with the arguments of every function of this kind."""
-
-  def __call__(
-    self,
-    loss_fn: Any,
-    params: typing.Params,
-    arguments: tuple[Any, ...],
-    is_padding_example: jax.Array,
-    l2_clip_norm: float,
-  ) -> typing.Clipped:
-    """Returns the sum of clipped gradients, the losses and the norms.
-
-    Args:
-      loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch];
-        it is called with a batch of one example.
-      params: the parameters.
-      arguments: `(batch,)` or `(batch, keys)`: arrays with a leading axis
-        [batch], and one key per example.
-      is_padding_example: bool [batch].
-      l2_clip_norm: the clip norm.
-
-    Returns:
-      The sum (float32, the structure of `params`), losses and norms [batch].
-    """
 
 
 def _vmap(
@@ -176,49 +147,19 @@ def _ghost(
   return jax.tree.unflatten(structure, total), losses, norms
 
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES: dict[str, Callable[..., typing.Clipped]] = {
   "vmap": _vmap,
   "bookkeeping": _bookkeeping,
   "ghost": _ghost,
 }
-"""How clipped gradients are computed: different speed, the same numbers."""
+"""How clipped gradients are computed: different speed, the same numbers.
 
-
-def in_microbatches(
-  of_part: Callable[[Any], tuple[typing.Params, Any]],
-  params: typing.Params,
-  examples: Any,
-  microbatch_size: int,
-  *,
-  is_written_out: bool = False,
-) -> tuple[typing.Params, Any]:
-  """Sums what a strategy makes of some examples after the others.
-
-  Formal guarantee: that of the strategy, for every size: sums are added so that
-  rounding moves with one example by less than half a percent of the clip norm
-  (`sums.add_up`).
-
-  Args:
-    of_part: from examples to their sum, and to a tree of arrays with a row for
-      each of them.
-    params: the parameters.
-    examples: a tree of arrays [batch, ...].
-    microbatch_size: examples at once; it divides the batch.
-    is_written_out: whether the loop over microbatches is written out.
-
-  Returns:
-    The sum of all, and the trees of rows as one.
-  """
-  size = len(jax.tree.leaves(examples)[0])
-  if microbatch_size == size:
-    return of_part(examples)
-  parts = jax.tree.map(
-    lambda x: x.reshape(-1, microbatch_size, *x.shape[1:]), examples
-  )
-  total, rows = sums.add_up(
-    of_part, parts, params, size, is_written_out=is_written_out
-  )
-  return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), rows)
+From the loss, `(params, batch)` or `(params, batch, key)` to losses [batch], which
+is called with a batch of one example; the parameters; `(batch,)` or `(batch,
+keys)`, arrays with a leading axis [batch] and one key per example; which examples
+are padding, bool [batch]; and the clip norm: to the sum of clipped gradients
+(float32, the structure of the parameters), losses and norms [batch].
+"""
 
 
 def metered(plan: plans.Plan) -> frozenset[int]:

@@ -17,7 +17,6 @@ __all__ = [
   "check_sampler",
   "generator",
   "max_batch_size",
-  "overflow_delta",
   "padded",
   "sampled_event",
   "split",
@@ -65,7 +64,17 @@ class Sampler(abc.ABC):
 
   @abc.abstractmethod
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Returns the batch of one step, a function of (seed, step) alone."""
+    """Returns the batch of one step.
+
+    Args:
+      seed: a non-negative integer, or several; secret.
+      step: the number of the step, from 0. The batch depends on (seed, step)
+        alone, so a resumed run draws what an uninterrupted one draws, given
+        the same version of NumPy.
+
+    Returns:
+      Indices of distinct records in random order, then padding.
+    """
 
   def event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the `dp_accounting.DpEvent` of `steps` noisy sums."""
@@ -281,19 +290,3 @@ def sampled_event(
       noise_multiplier, drawn.tolist(), (shares / shares.sum()).tolist()
     )
   return dp_accounting.SelfComposedDpEvent(step, times)
-
-
-def overflow_delta(sampler: Any, steps: int) -> float:
-  """Returns the bound that `sampling.Poisson.overflow_delta` derives.
-
-  Args:
-    sampler: a `Poisson` or `CyclicPoisson`.
-    steps: the number of batches.
-  """
-  size = sampler.group_size
-  share = sampler.share
-  room = sampler.max_batch_size - size + 1
-  tail = 1.0
-  if room > 0:
-    tail = float(binomial_tail(sampler.num_examples, share, np.array(room)))
-  return steps * size * share * tail

@@ -87,6 +87,48 @@ class _Cut(Sampler):
     )
     return dataclasses.replace(roomy, max_batch_size=rows)
 
+  def overflow_delta(self, steps: int) -> float:
+    """Bounds the probability that truncation ever concerns a given record.
+
+    For accountants that know no truncation: if the untruncated mechanism is
+    (epsilon, delta)-DP, the truncated one is (epsilon, delta + this)-DP.
+
+    Derivation. Fix neighbours that differ in the record x, and let K be the
+    number of OTHER records a step draws; it has the same distribution under
+    both neighbours and does not depend on x or on earlier outputs. x is drawn
+    by an own coin of probability q. Call a step bad when K >= max_batch_size
+    and that coin shows x. In a step that is not bad, x either was not drawn,
+    and the batch is a function of the others alone, the same under both; or it
+    was drawn with K < max_batch_size, and nothing was cut. Being bad has the
+    same probability b <= steps q P[K >= max_batch_size] under both. Given no
+    bad step and the K, a step with K < max_batch_size is the Poisson sampled
+    mechanism with the same q, and the others do not depend on x at all. So
+    M(D) = (1-b) P + b P', M(D') = (1-b) Q + b Q', where (P, Q) obeys
+    the untruncated bound, and M(D)(A) <= e^epsilon M(D')(A) + delta + b. No
+    factor e^epsilon is due, because both sides share the weight b. K is at most
+    binomial(n, q): n others when x is added, n - 1 when it is removed.
+
+    For `CyclicPoisson`, q is expected_batch_size / n: of the others, the step's
+    batch holds binomial(n, q) many, whatever the record's own group and coins
+    are, and the record itself is drawn with that probability too.
+
+    For a group of K records: "one of them is drawn, and the others leave fewer
+    than K rows" is a bad step.
+
+    Args:
+      steps: the number of batches.
+
+    Returns:
+      steps K q P[binomial(n, q) >= max_batch_size - K + 1].
+    """
+    room = self.max_batch_size - self.group_size + 1
+    tail = 1.0
+    if room > 0:
+      tail = batches.binomial_tail(
+        self.num_examples, self.share, np.array(room)
+      )
+    return float(steps * self.group_size * self.share * tail)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Poisson(_Cut):
@@ -167,53 +209,12 @@ class Poisson(_Cut):
     The number drawn is binomial and the records a uniform subset of that size,
     which is the same as a coin per record; cutting the number at
     max_batch_size leaves a uniform subset of the overfull sample.
-
-    Args:
-      seed: a non-negative integer, or several; secret.
-      step: the number of the step, from 0. The batch depends on (seed, step)
-        alone, so a resumed run draws what an uninterrupted one draws, given
-        the same version of NumPy.
-
-    Returns:
-      Indices of records in random order, then padding.
     """
     generator = batches.generator(seed, _POISSON_TAG, step)
     drawn = generator.binomial(self.num_examples, self.probability)
     size = min(int(drawn), self.max_batch_size)
     chosen = generator.choice(self.num_examples, size=size, replace=False)
     return batches.padded(chosen, self.max_batch_size)
-
-  def overflow_delta(self, steps: int) -> float:
-    """Bounds the probability that truncation ever concerns a given record.
-
-    For accountants that know no truncation: if the untruncated mechanism is
-    (epsilon, delta)-DP, the truncated one is (epsilon, delta + this)-DP.
-
-    Derivation. Fix neighbours that differ in the record x, and let K be the
-    number of OTHER records a step draws; it has the same distribution under
-    both neighbours and does not depend on x or on earlier outputs. x is drawn
-    by an own coin of probability q. Call a step bad when K >= max_batch_size
-    and that coin shows x. In a step that is not bad, x either was not drawn,
-    and the batch is a function of the others alone, the same under both; or it
-    was drawn with K < max_batch_size, and nothing was cut. Being bad has the
-    same probability b <= steps q P[K >= max_batch_size] under both. Given no
-    bad step and the K, a step with K < max_batch_size is the Poisson sampled
-    mechanism with the same q, and the others do not depend on x at all. So
-    M(D) = (1-b) P + b P', M(D') = (1-b) Q + b Q', where (P, Q) obeys
-    the untruncated bound, and M(D)(A) <= e^epsilon M(D')(A) + delta + b. No
-    factor e^epsilon is due, because both sides share the weight b. K is at most
-    binomial(n, q): n others when x is added, n - 1 when it is removed.
-
-    For a group of K records: "one of them is drawn, and the others leave fewer
-    than K rows" is a bad step.
-
-    Args:
-      steps: the number of batches.
-
-    Returns:
-      steps K q P[binomial(n, q) >= max_batch_size - K + 1].
-    """
-    return batches.overflow_delta(self, steps)
 
   def event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns what the steps release, for an accountant that can truncate.
@@ -260,15 +261,7 @@ class _Groups(_Cut):
     return self.cycle_length
 
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Draws the batch of one step, a function of (seed, step) alone.
-
-    Args:
-      seed: a non-negative integer, or several; secret.
-      step: the number of the step, from 0.
-
-    Returns:
-      Indices of records in random order, then padding.
-    """
+    """Draws the batch of one step from the group whose turn it is."""
     generator = batches.generator(seed, _CYCLIC_TAG, step)
     key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)
     groups = _groups(self.num_examples, self.cycle_length, key)
@@ -332,15 +325,6 @@ class CyclicPoisson(_Groups):
 
   def _drawn(self, generator: np.random.Generator, number: int) -> int:
     return int(generator.binomial(number, self.probability))
-
-  def overflow_delta(self, steps: int) -> float:
-    """Bounds the probability that truncation ever concerns a given record.
-
-    As for `Poisson.overflow_delta`: of the others, the step's batch holds
-    binomial(n, expected_batch_size / n) many, whatever the record's own group
-    and coins are, and the record itself is drawn with that probability too.
-    """
-    return batches.overflow_delta(self, steps)
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns one Poisson-sampled release for every cycle begun."""
@@ -471,15 +455,7 @@ class FixedOrder(Sampler):
     return self.num_examples // self.batch_size
 
   def batch(self, seed: int | Sequence[int], step: int) -> Batch:
-    """Returns the batch of one step, a function of (seed, step) alone.
-
-    Args:
-      seed: a non-negative integer, or several.
-      step: the number of the step, from 0.
-
-    Returns:
-      batch_size distinct indices and no padding.
-    """
+    """Returns the batch of one step: batch_size records and no padding."""
     checks.count("step", step, 0)
     epoch, place = divmod(step, self.steps_per_epoch)
     key = (seed,) if isinstance(seed, numbers.Integral) else tuple(seed)

@@ -40,7 +40,7 @@ from synthq_jax.models import (
   t5_checkpoints,
   t5_config,
 )
-from synthq_jax.optim import contrastive as contrastive_lib
+from synthq_jax.optim import clipping
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -393,7 +393,7 @@ def _public_negatives(
 class Clipped:
   """A clipped contrastive gradient whose unit is chosen, for `dp_step`."""
 
-  fn: contrastive_lib.ContrastiveGrad
+  fn: optim.ContrastiveGrad
   unit: str
 
   @property
@@ -413,7 +413,7 @@ class Clipped:
     batch: typing.Batch,
     *,
     is_padding_example: jax.Array | None = None,
-  ) -> tuple[typing.Params, contrastive_lib.ContrastiveAux]:
+  ) -> tuple[typing.Params, clipping.Aux]:
     """Returns the sum, and private losses and norms."""
     return self.fn(params, batch, is_padding_example=is_padding_example)
 

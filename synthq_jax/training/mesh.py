@@ -9,6 +9,7 @@ noise not at all.
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -230,13 +231,7 @@ def shardings(tree: Any, params: Any, mesh: jax.sharding.Mesh) -> Any:
   return jax.tree_util.tree_map_with_path(one, tree)
 
 
-def _path(keys: Any) -> str:
-  """Returns the names on the way to a leaf, joined by "/"."""
-  names = (
-    getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))
-    for key in keys
-  )
-  return "/".join(str(name) for name in names)
+_path = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
 
 
 def batch_ways(mesh: jax.sharding.Mesh) -> int:
@@ -267,7 +262,9 @@ def place(tree: Any, where: Any) -> Any:
 
   def one(leaf: Any, sharding: NamedSharding) -> jax.Array:
     host = np.asarray(leaf)
-    return _from_callback(host.shape, sharding, lambda index: host[index])
+    return jax.make_array_from_callback(
+      host.shape, sharding, lambda index: host[index]
+    )
 
   return jax.tree.map(one, tree, where)
 
@@ -305,7 +302,7 @@ def place_rows(
   Returns:
     [batch, ...], over all processes.
   """
-  return _from_callback(
+  return jax.make_array_from_callback(
     (len(rows), *values.shape[1:]),
     sharding,
     lambda index: values[rows[index[0]]],
@@ -322,11 +319,3 @@ def gather(tree: Any) -> Any:
     return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
 
   return jax.tree.map(one, tree)
-
-
-def _from_callback(
-  shape: Sequence[int],
-  sharding: NamedSharding,
-  read: Callable[[Any], np.ndarray],
-) -> jax.Array:
-  return jax.make_array_from_callback(tuple(shape), sharding, read)

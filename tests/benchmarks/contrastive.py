@@ -38,7 +38,7 @@ SLOW_S = 10.0
 
 _LOGIT = {
   f"logit {norms}": contrastive.Logit(norms=norms)
-  for norms in ("exact", "bound", "sequential")
+  for norms in ("exact", "bound")
 }
 _ROWS = {
   f"row {negatives} {gradients}": contrastive.Row(
@@ -158,8 +158,6 @@ def measure(name: str, case: Case, size: int, options: Any) -> dict[str, Any]:
   found: dict[str, Any] = {}
   compiled = {}
   for way in (ORDINARY, *ways):
-    if way == "logit sequential" and size > 64:
-      continue
     function = jax.jit(gradient(case, way, size))
     try:
       compiled[way] = function.lower(case.params, batch).compile()

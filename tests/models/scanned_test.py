@@ -164,8 +164,7 @@ def test_decoding_with_stacked_layers_is_refused(params):
     t5.Transformer(config).apply(
       {"params": t5_checkpoints.unflatten(scanned.stack(params))},
       batch()["inputs"],
-      4,
-      method="start_decoding",
+      method="read",
     )
 
 

@@ -186,7 +186,8 @@ def test_decode_steps_equal_the_full_forward_pass(tied):
   inputs[0, 5:] = 0
   expected = _logits(inputs, _TARGETS, config)
   # A longer cache than needed: empty places must not count.
-  cache = model.apply(variables, inputs, 10, method="start_decoding")
+  read = model.apply(variables, inputs, method="read")
+  cache = t5.empty_cache(config, read, 10)
   fed = np.asarray(t5.shift_right(jnp.asarray(_TARGETS)))
   step = jax.jit(
     functools.partial(model.apply, variables, method="decode_step")
@@ -203,7 +204,8 @@ def test_samples_of_a_document_share_its_input_in_decode_steps():
   variables = {"params": _params(_CONFIG)}
   written = np.random.default_rng(1).integers(2, 128, (6, 4)).astype(np.int32)
   expected = _logits(np.repeat(_INPUTS, 2, axis=0), written)
-  cache = model.apply(variables, _INPUTS, 4, 2, method="start_decoding")
+  read = model.apply(variables, _INPUTS, method="read")
+  cache = t5.empty_cache(_CONFIG, read, 4, 2)
   assert cache.inputs.mask.shape[0] == 3  # once per document
   fed = np.asarray(t5.shift_right(jnp.asarray(written)))
   step = jax.jit(

@@ -140,8 +140,6 @@ def assert_close(tree, expected, tolerance=1e-5):
   [
     *((loss, {}) for loss in LOSSES),
     ("softmax", {"memory_bytes": 0}),
-    ("softmax", {"norms": "sequential"}),
-    ("sigmoid", {"norms": "sequential"}),
   ],
 )
 def test_logit_clips_weighs_and_sums_gradients_of_similarities(loss, options):

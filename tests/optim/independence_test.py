@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive, seq2seq
+from synthq_jax.optim import independence
 
 PARAMS = {"w": jnp.array([[1.0, 0.5], [-0.5, 2.0]])}
 BATCH = {"x": jnp.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.3]])}
@@ -80,6 +82,23 @@ def inside_a_checkpoint(params, batch):
   return jax.checkpoint(batch_norm)(params, batch)
 
 
+def behind_a_reshape(params, batch):
+  x = (batch["x"] @ params["w"]).reshape(-1)
+  return independent(params, batch) / jnp.sum(x**2)
+
+
+def behind_a_lookup(params, batch):
+  x = batch["x"] @ params["w"]
+  x = x[jnp.argsort(jnp.arange(len(x)) % 2)]
+  return independent(params, batch) - jnp.mean(x)
+
+
+def behind_a_branch(params, batch):
+  x = batch["x"] @ params["w"]
+  x = jax.lax.cond(params["w"][0, 0] > 0, jnp.tanh, jnp.square, x)
+  return jnp.sum(x - jnp.max(x, axis=0, keepdims=True), axis=1)
+
+
 def with_a_key(params, batch, key):
   x = batch_norm(params, batch)
   return x + jax.random.normal(key, (1,))
@@ -94,6 +113,9 @@ def with_a_key(params, batch, key):
     divided_by_all_tokens,
     statistics_carried_by_a_scan,
     inside_a_checkpoint,
+    behind_a_reshape,
+    behind_a_lookup,
+    behind_a_branch,
     with_a_key,
   ],
   ids=lambda f: f.__name__,
@@ -117,6 +139,21 @@ def test_values_that_jit_closes_over_are_no_values_to_compare():
     )
 
 
+LABELS = jnp.arange(3)
+
+
+def of_one_size(params, batch):
+  scores = batch["x"] @ params["w"] @ batch["x"].T
+  return optax.softmax_cross_entropy_with_integer_labels(scores, LABELS)
+
+
+def test_a_loss_that_closes_over_a_row_for_each_example_takes_none_alone():
+  """Its trace shows nothing: it takes no batch of another size."""
+  grad_fn = jax.jit(optim.clipped_grad(of_one_size, l2_clip_norm=1.0))
+  with pytest.raises(ValueError, match=r"got shape=\(3,\) for a batch of one"):
+    grad_fn(PARAMS, BATCH)
+
+
 def in_pieces(params, batch):
   """Everything that keeps examples apart, in one loss."""
   x = batch["x"].reshape(-1, 1, 2).swapaxes(0, 1)[0]
@@ -131,13 +168,43 @@ def in_pieces(params, batch):
   return jax.checkpoint(lambda x: jnp.sum(x**2, axis=1))(x)
 
 
+def in_loops(params, batch):
+  """Loops and branches over all examples that end when the last one is done."""
+  x = batch["x"] @ params["w"]
+  x = jax.lax.fori_loop(0, 2, lambda _, x: jnp.tanh(x), x)
+
+  def large(x):
+    x = jax.lax.stop_gradient(x)
+    return jax.lax.while_loop(
+      lambda x: jnp.any(x < 1e3), lambda x: jnp.where(x < 1e3, x * x + 1, x), x
+    )
+
+  def one(x):
+    return jnp.sum(jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x) * large(x))
+
+  x = jax.vmap(one)(x)[:, None] + x * large(x)
+  return jax.lax.map(jnp.sum, x, batch_size=2)
+
+
+def with_axes_of_the_size_in_the_trace(params, batch):
+  """A sum over an axis of parameters that the first size divides."""
+  x = jnp.repeat(batch["x"] @ params["w"], independence._PRIMES[0], axis=1)
+  return jnp.sum(jnp.tanh(x[:, ::2]), axis=1)
+
+
 def a_diagonal_of_all_pairs(params, batch):
   return jnp.diagonal(jnp.tanh(batch["x"] @ params["w"]) @ batch["x"].T)
 
 
 @pytest.mark.parametrize(
   "loss_fn",
-  [independent, in_pieces, a_diagonal_of_all_pairs],
+  [
+    independent,
+    in_pieces,
+    in_loops,
+    with_axes_of_the_size_in_the_trace,
+    a_diagonal_of_all_pairs,
+  ],
   ids=lambda f: f.__name__,
 )
 def test_losses_that_keep_examples_apart_pass_under_jit(loss_fn):

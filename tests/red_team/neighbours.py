@@ -101,7 +101,6 @@ def of_examples(name: str, change: str) -> dict[str, float]:
 PAIRS, INPUTS, VECTOR, CLIP = 5, 4, 3, 0.05
 SHARP = losses.Softmax(temperature=0.5)
 CONTRASTIVE = {
-  "logit sequential": (optim.Logit(norms="sequential"), SHARP, "pair"),
   "logit exact": (optim.Logit(), SHARP, "pair"),
   "logit bound": (optim.Logit(norms="bound"), SHARP, "pair"),
   "logit sigmoid": (

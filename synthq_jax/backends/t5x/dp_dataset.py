@@ -10,6 +10,7 @@ from synthq_jax import extras
 from synthq_jax.backends.t5x import batches
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.data import feature_converters
+from synthq_jax.privacy import sampling
 
 with extras.required("seqio"):
   from clu.data import dataset_iterator
@@ -89,7 +90,6 @@ def get_dataset(
     )
   records, digest = batches.in_order(records)
   release.check_records(digest)
-  records = batches.with_ids(records)
   return PoissonBatches(records, release, shard_id, num_shards)
 
 
@@ -111,7 +111,8 @@ class PoissonBatches(dataset_iterator.DatasetIterator):
     self._records, self._release = records, release
     self._shard, self._num_shards = shard, num_shards
     rows = release.settings.max_batch_size // num_shards
-    self._first = batches.without_examples(records, rows)
+    nobody = sampling.Batch(np.full(rows, -1), np.ones(rows, bool))
+    self._first = sampling.take(records, nobody)
     self._is_first = True
 
   @property
@@ -129,9 +130,8 @@ class PoissonBatches(dataset_iterator.DatasetIterator):
     drawn = self._release.settings.sampler.batch(
       self._release.batch_seed(), self._release.next_step()
     )
-    return batches.host_rows(
-      self._records, drawn, shard=self._shard, num_shards=self._num_shards
-    )
+    part = sampling.split(drawn, self._num_shards)[self._shard]
+    return sampling.take(self._records, part)
 
   def reset(self) -> None:
     """Does nothing: the trainer says where to begin."""

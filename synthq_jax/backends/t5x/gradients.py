@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from synthq_jax import extras, optim
 from synthq_jax.backends.t5x import batches
+from synthq_jax.privacy import sampling
 
 with extras.required("run"):
   from flax.linen import partitioning
@@ -74,12 +75,12 @@ def split(
   """Returns the model's features with ids, and which rows are padding.
 
   Args:
-    batch: of `batches.host_rows`.
+    batch: of `sampling.take`, of records `batches.with_ids`.
 
   Raises:
     ValueError: if it is no such batch, or its rows are packed.
   """
-  if batches.IS_PADDING not in batch or batches.EXAMPLE_ID not in batch:
+  if sampling.IS_PADDING not in batch or batches.EXAMPLE_ID not in batch:
     raise ValueError(
       "expected Poisson batches, got features"
       f" {', '.join(sorted(batch))}: set train.get_dataset_fn ="
@@ -91,8 +92,8 @@ def split(
       f"expected one example in each row, got {', '.join(packed)}: set"
       " DatasetConfig.pack = False"
     )
-  features = {k: x for k, x in batch.items() if k != batches.IS_PADDING}
-  return features, batch[batches.IS_PADDING]
+  features = {k: x for k, x in batch.items() if k != sampling.IS_PADDING}
+  return features, batch[sampling.IS_PADDING]
 
 
 def private_mean(

@@ -26,6 +26,7 @@ from synthq_jax import artifacts, extras
 
 with extras.required("run"):
   import safetensors
+  from flax import traverse_util
 
 __all__ = [
   "Tensor",
@@ -145,16 +146,8 @@ def leaves(tree: Any, is_leaf: Any = None) -> dict[str, Any]:
   return {joined(keys): leaf for keys, leaf in found}
 
 
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-  """Turns joined paths back into nested dicts."""
-  params: dict[str, Any] = {}
-  for path, leaf in flat.items():
-    *parents, name = path.split("/")
-    node = params
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[name] = leaf
-  return params
+unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
+"""Turns a dict by joined paths back into nested dicts."""
 
 
 def fetch(

@@ -2,7 +2,6 @@
 
 from synthq_jax.optim.contrastive.batch import Batch, batch_clipped_grad
 from synthq_jax.optim.contrastive.gradient import (
-  ContrastiveAux,
   ContrastiveGrad,
   Loss,
   Method,
@@ -15,7 +14,6 @@ from synthq_jax.optim.contrastive.row import Row
 
 __all__ = [
   "Batch",
-  "ContrastiveAux",
   "ContrastiveGrad",
   "Group",
   "Logit",

@@ -34,10 +34,7 @@ class BatchAux(NamedTuple):
 class BatchClippedGrad:
   """A function that clips a whole batch's gradient; see `batch_clipped_grad`.
 
-  Attributes:
-    loss_fn: `(params, batch, is_real)` or `(params, batch, is_real, key)` to
-      one scalar.
-    l2_clip_norm: the largest norm of the returned gradient.
+  Attributes: the arguments of `batch_clipped_grad`, with their meaning there.
   """
 
   loss_fn: Callable[..., jax.Array]

@@ -31,7 +31,6 @@ __all__ = [
   "split",
   "squared_norms",
   "towers",
-  "vectors",
   "weighted_sums",
 ]
 
@@ -146,16 +145,6 @@ class Tower(NamedTuple):
   leaves: tuple[jax.Array, ...]  # all parameters, flat
 
   @property
-  def sites(self) -> tuple[use_sites.Site, ...]:
-    """Uses of the parameters whose gradient stays in factors."""
-    return self.plan.sites
-
-  @property
-  def formed(self) -> tuple[int, ...]:
-    """Parameters whose gradient is formed per example."""
-    return self.plan.formed
-
-  @property
   def used(self) -> set[int]:
     """Parameters that some equation reads."""
     used = _used(self.plan.closed.jaxpr)
@@ -254,7 +243,7 @@ def linearize(
     of each example's <vector, cotangent>.
   """
   zeros = tower.plan.zeros()
-  formed = [tower.leaves[index] for index in tower.formed]
+  formed = [tower.leaves[index] for index in tower.plan.formed]
   structure = None
 
   def one(example: Any) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
@@ -304,17 +293,6 @@ def _is_in(atom: Any, seen: set[Any]) -> bool:
   return not hasattr(atom, "val") and atom in seen
 
 
-def vectors(tower: Tower, examples: Any) -> jax.Array:
-  """Returns the vectors alone, [batch, dim]."""
-
-  def one(example: Any) -> jax.Array:
-    walk = trace.Walk()
-    values = [*tower.leaves, *jax.tree.leaves(example)]
-    return walk.run(tower.plan.closed, values, ())[0]
-
-  return jax.vmap(one)(examples)
-
-
 Part = tuple[Tower, Sequence[jax.Array], Factors]
 """An encoder, the records and the factors of its examples, [batch] each."""
 
@@ -361,7 +339,7 @@ def _formed(parts: Sequence[Part]) -> dict[int, jax.Array]:
   """Adds up the formed gradients of each parameter, over all parts."""
   formed: dict[int, jax.Array] = {}
   for tower, _, factors in parts:
-    for leaf, gradient in zip(tower.formed, factors.formed, strict=True):
+    for leaf, gradient in zip(tower.plan.formed, factors.formed, strict=True):
       gradient = gradient.astype(jnp.float32)
       formed[leaf] = formed[leaf] + gradient if leaf in formed else gradient
   return formed
@@ -371,7 +349,7 @@ def _uses(
   parts: Sequence[Part],
 ) -> dict[int, list[tuple[use_sites.Layout, plans.Use]]]:
   """Collects the uses of each parameter in factors, over all parts."""
-  sites = [site for tower, _, _ in parts for site in tower.sites]
+  sites = [site for tower, _, _ in parts for site in tower.plan.sites]
   records = [record for _, records, _ in parts for record in records]
   cotangents = [each for _, _, factors in parts for each in factors.cotangents]
   return plans.uses(sites, records, cotangents)

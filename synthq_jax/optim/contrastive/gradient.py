@@ -1,7 +1,7 @@
 """Clipped gradients of contrastive losses, whose examples are coupled."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,6 @@ from synthq_jax.optim.contrastive import batches, encoders
 from synthq_jax.optim.privatize import privatize
 
 __all__ = [
-  "ContrastiveAux",
   "ContrastiveGrad",
   "Loss",
   "Method",
@@ -76,32 +75,12 @@ class Method(Protocol):
     """
 
 
-class ContrastiveAux(NamedTuple):
-  """Values beside a clipped sum. They are as private as the data.
-
-  Attributes:
-    losses: float32, of the rows [batch] or groups [groups]; [1] for `Batch`.
-    norms: float32 in the same shape, before clipping: of the row's, group's or
-      batch's gradient; for `Logit` the largest of the row's similarities.
-  """
-
-  losses: jax.Array
-  norms: jax.Array
-  is_beside_sum = True
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContrastiveGrad:
   """A function that sums clipped gradients; see `contrastive_clipped_grad`.
 
-  Attributes:
-    encode_query: `(params, queries)` to vectors [batch, dim].
-    encode_document: `(params, documents)` to vectors [batch, dim].
-    loss: of the similarities.
-    l2_clip_norm: the norm of what is clipped.
-    method: what is clipped.
-    max_batch_size: the most pairs of a batch, with padding.
-    microbatch_size: examples that are encoded at once, or None for all.
+  Attributes: the arguments of `contrastive_clipped_grad`, with their meaning
+  there.
   """
 
   encode_query: typing.EncodeFn
@@ -119,7 +98,7 @@ class ContrastiveGrad:
     *,
     key: jax.Array | None = None,
     is_padding_example: jax.Array | None = None,
-  ) -> tuple[typing.Params, ContrastiveAux]:
+  ) -> tuple[typing.Params, clipping.Aux]:
     """Returns the sum of clipped gradients, and losses and norms.
 
     Args:
@@ -136,7 +115,9 @@ class ContrastiveGrad:
         as rows nor as columns.
 
     Returns:
-      The sum, float32 in the structure of `params`, and a `ContrastiveAux`.
+      The sum, float32 in the structure of `params`, and a `clipping.Aux` of the
+      rows [batch] or groups [groups], [1] for `Batch`. For `Logit` a norm is the
+      largest of the row's similarities.
 
     Raises:
       ValueError: if the batch is not what was declared, or the first example's
@@ -161,7 +142,7 @@ class ContrastiveGrad:
       encoders.refuse_batch_rules(encoder, params, examples)
     params = jax.tree.map(jnp.asarray, params)
     total, losses, norms = self.method.clipped_sum(self, params, batch, pairs)
-    return total, ContrastiveAux(losses, norms)
+    return total, clipping.Aux(losses, norms)
 
   def sensitivity(self, relation: Any, unit: str) -> float:
     """Returns the L2 sensitivity of the sum.
@@ -284,7 +265,7 @@ def contrastive_clipped_grad(
 
   Returns:
     A function `(params, batch, *, key=None, is_padding_example=None)` to
-    `(sum, ContrastiveAux)`, with a method `sensitivity(relation, unit)`.
+    `(sum, Aux)`, with a method `sensitivity(relation, unit)`.
 
   Raises:
     ValueError: if an argument is out of range, or the method cannot clip the

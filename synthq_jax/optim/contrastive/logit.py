@@ -5,19 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from synthq_jax import typing
 from synthq_jax.optim.bookkeeping import jaxprs, rules
 from synthq_jax.optim.contrastive import batches, encoders, pair_norms
 
-__all__ = ["Logit", "SEQUENTIAL_LIMIT"]
+__all__ = ["Logit"]
 
-SEQUENTIAL_LIMIT = 64
-"""Pairs of a batch up to which `norms="sequential"` works."""
-
-_NORMS = ("exact", "bound", "sequential")
-_AT_ONCE = 8  # gradients of similarities that "sequential" holds
+_NORMS = ("exact", "bound")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +37,8 @@ class Logit:
     of several blocks of a batch may be added only where each record's block
     depends on its own key: otherwise use `microbatch_size`, which changes
     memory alone. Up to float32 rounding; encoders that compute in half
-    precision are refused but by "sequential": the sum is one pass back through
-    them, whose rounding in half precision is no clipped pair's.
+    precision are refused: the sum is one pass back through them, whose rounding
+    in half precision is no clipped pair's.
 
   Cost beside an ordinary step: `exact` takes n passes back to the trained
   products, with norms from factors as in book-keeping; or dim passes where dim
@@ -54,8 +49,7 @@ class Logit:
 
   Attributes:
     norms: "exact"; "bound" clips by `|J_q^T d| + |J_d^T q|`, which is at least
-      the norm, so the sum is of shorter vectors; "sequential" takes the gradient
-      of one similarity after the other, for batches of up to 64: the oracle.
+      the norm, so the sum is of shorter vectors.
     memory_bytes: what Jacobians may take.
 
   References:
@@ -88,13 +82,10 @@ class Logit:
   ) -> typing.Clipped:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
     losses, weights = _weights(fn, params, pairs)
-    if self.norms == "sequential":
-      total, norms = _sequential(fn, params, pairs, weights)
-    else:
-      _refuse_half(fn, params, pairs)
-      norms = self._norms(fn, params, pairs)
-      factors = weights * _clip_factors(norms, fn.l2_clip_norm)
-      total = _weighted_gradient(fn, params, pairs, factors)
+    _refuse_half(fn, params, pairs)
+    norms = self._norms(fn, params, pairs)
+    factors = weights * _clip_factors(norms, fn.l2_clip_norm)
+    total = _weighted_gradient(fn, params, pairs, factors)
     seen = jnp.where(weights != 0, norms, 0.0)
     return total, losses, jnp.max(seen, axis=1)
 
@@ -136,9 +127,8 @@ def _refuse_half(fn: Any, params: typing.Params, pairs: batches.Pairs) -> None:
     found = jaxprs.half_precision(jax.make_jaxpr(encoder)(params, one).jaxpr)
     if found is not None:
       raise ValueError(
-        "expected encoders that compute in float32 for Logit with norms of"
-        f" 'exact' or 'bound', got {found}: set the model's dtype to float32, or"
-        " take another method"
+        f"expected encoders that compute in float32 for Logit, got {found}: set"
+        " the model's dtype to float32, or take another method"
       )
 
 
@@ -197,47 +187,3 @@ def _weighted_gradient(
   with jax.default_matmul_precision("highest"):
     gradient = jax.grad(total)(wide)
   return jax.tree.map(lambda x: jnp.where(row_counts.any(), x, 0.0), gradient)
-
-
-def _sequential(
-  fn: Any,
-  params: typing.Params,
-  pairs: batches.Pairs,
-  weights: jax.Array,
-) -> tuple[typing.Params, jax.Array]:
-  """Returns the sum and the norms, from one gradient for each similarity."""
-  if len(pairs.queries) > SEQUENTIAL_LIMIT:
-    raise ValueError(
-      f"expected at most {SEQUENTIAL_LIMIT} pairs with norms='sequential', got "
-      f"a batch of {len(pairs.queries)}: take norms='exact'"
-    )
-  wide, narrow = rules.widened(params)
-
-  def similarity(wide: typing.Params, query: Any, document: Any) -> jax.Array:
-    params = narrow(wide)
-    q = fn.encode("query", params, query[None])
-    return jnp.sum(q * fn.encode("document", params, document[None]))
-
-  def clipped(pair: Any) -> tuple[typing.Params, jax.Array]:
-    row, column, weight = pair
-    gradient = jax.grad(similarity)(
-      wide, pairs.queries[row], pairs.columns[column]
-    )
-    norm = optax.tree.norm(gradient)
-    factor = weight * _clip_factors(norm, fn.l2_clip_norm)
-    keep = (factor != 0) & jnp.isfinite(norm)
-    total = jax.tree.map(lambda x: jnp.where(keep, factor * x, 0.0), gradient)
-    return total, norm
-
-  def block(total: typing.Params, some: Any) -> tuple[typing.Params, jax.Array]:
-    gradients, norms = jax.vmap(clipped)(some)
-    return jax.tree.map(lambda t, g: t + g.sum(0), total, gradients), norms
-
-  rows, columns = (x.reshape(-1) for x in jnp.indices(weights.shape))
-  extra = -len(rows) % _AT_ONCE
-  split = jax.tree.map(
-    lambda x: jnp.pad(x, (0, extra)).reshape(-1, _AT_ONCE),
-    (rows, columns, weights.reshape(-1)),
-  )
-  total, norms = jax.lax.scan(block, jax.tree.map(jnp.zeros_like, wide), split)
-  return total, norms.reshape(-1)[: len(rows)].reshape(weights.shape)

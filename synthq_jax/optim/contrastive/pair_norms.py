@@ -122,7 +122,7 @@ def _exact_block(
         query.vectors,
         document.vectors,
         *[
-          dict(zip(side.tower.formed, row.formed, strict=True))
+          dict(zip(side.tower.plan.formed, row.formed, strict=True))
           for side, row in zip(sides, rows, strict=True)
         ],
       )
@@ -185,8 +185,8 @@ def _both(
   towers: encoders.Towers, queries: Any, documents: Any, memory_bytes: int
 ) -> tuple[jax.Array, jax.Array]:
   """Returns |J_q^T d| and |J_d^T q|, [query, document] each."""
-  q = encoders.vectors(towers.query, queries)
-  d = encoders.vectors(towers.document, documents)
+  q = encoders.linearize(towers.query, queries)[0]
+  d = encoders.linearize(towers.document, documents)[0]
   of_queries = of_one_encoder(towers.query, queries, d, memory_bytes)
   of_documents = of_one_encoder(towers.document, documents, q, memory_bytes)
   return of_queries, of_documents.T
@@ -315,24 +315,14 @@ def combining_pays(
   """
   closed = jax.make_jaxpr(pull)(jnp.zeros((size, dim)))
   once = jaxprs.count_products(closed.jaxpr).flops
-  once += sum(_convolution_flops(e) for e in closed.jaxpr.eqns)
   contraction = 2 * dim * sum(a.size for a in closed.out_avals)
   return dim * once + passes * contraction < passes * once
 
 
-def _convolution_flops(equation: Any) -> float:
-  """Returns the work of a convolution, 0 for anything else."""
-  if equation.primitive.name != "conv_general_dilated":
-    return 0.0
-  kernel = equation.invars[1].aval
-  outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
-  return 2.0 * equation.outvars[0].aval.size * kernel.size / outputs
-
-
 def _jacobian_bytes(tower: encoders.Tower, size: int, dim: int) -> int:
   """Returns what `jacobians` takes for `size` examples."""
-  each = sum(math.prod(site.output.shape) for site in tower.sites)
-  each += sum(tower.leaves[index].size for index in tower.formed)
+  each = sum(math.prod(site.output.shape) for site in tower.plan.sites)
+  each += sum(tower.leaves[index].size for index in tower.plan.formed)
   return 4 * each * size * dim
 
 
@@ -369,10 +359,10 @@ def _gram(
   gram, errors = jnp.zeros((dim, dim)), jnp.zeros(dim)
   flat = [row.astype(jnp.float32).reshape(dim, -1) for row in rows.formed]
   for leaf in tower.plan.followed:
-    own = [i for i, site in enumerate(tower.sites) if site.leaf == leaf]
+    own = [i for i, site in enumerate(tower.plan.sites) if site.leaf == leaf]
     if not own:
       continue
-    sites = [tower.sites[i] for i in own]
+    sites = [tower.plan.sites[i] for i in own]
     lefts = [records[i][0] for i in own]
     cotangents = [rows.cotangents[i][:, 0] for i in own]
     if plans.must_swap(sites) or _is_long(sites):

@@ -1,4 +1,4 @@
-"""A host's rows of a Poisson batch: no T5X is needed."""
+"""A host's rows of a Poisson batch, and ids: no T5X is needed."""
 
 import numpy as np
 import pytest
@@ -19,10 +19,8 @@ SAMPLER = sampling.Poisson(
 
 def parts(num_shards, step=3):
   drawn = SAMPLER.batch(7, step)
-  rows = [
-    batches.host_rows(RECORDS, drawn, shard=shard, num_shards=num_shards)
-    for shard in range(num_shards)
-  ]
+  parts = sampling.split(drawn, num_shards)
+  rows = [sampling.take(RECORDS, part) for part in parts]
   return drawn, rows
 
 
@@ -30,7 +28,7 @@ def parts(num_shards, step=3):
 def test_the_hosts_parts_are_together_the_batch(num_shards):
   drawn, rows = parts(num_shards)
   whole = {k: np.concatenate([part[k] for part in rows]) for k in rows[0]}
-  real = ~whole[batches.IS_PADDING]
+  real = ~whole[sampling.IS_PADDING]
   np.testing.assert_array_equal(real, ~drawn.is_padding)
   chosen = drawn.indices[real]
   assert 0 < len(chosen) < 12
@@ -65,6 +63,10 @@ def test_the_order_of_a_source_moves_no_batch():
     given = {name: values[other] for name, values in features.items()}
     again, same = batches.in_order(given)
     assert same == digest
+    np.testing.assert_array_equal(
+      again[batches.EXAMPLE_ID],
+      batches.with_ids({k: again[k] for k in features})[batches.EXAMPLE_ID],
+    )
     for name in features:
       np.testing.assert_array_equal(again[name], first[name])
   kept = sorted(map(tuple, first["tokens"].tolist()))
@@ -82,9 +84,10 @@ def test_reading_a_batch_leaves_the_records_alone():
 
 def test_a_batch_without_examples_has_the_shapes_of_others():
   _, [rows] = parts(1)
-  empty = batches.without_examples(RECORDS, 12)
+  nobody = sampling.Batch(np.full(12, -1), np.ones(12, bool))
+  empty = sampling.take(RECORDS, nobody)
   assert {k: (x.shape, x.dtype) for k, x in empty.items()} == {
     k: (x.shape, x.dtype) for k, x in rows.items()
   }
-  assert empty[batches.IS_PADDING].all()
+  assert empty[sampling.IS_PADDING].all()
   assert not empty["weights"].any()

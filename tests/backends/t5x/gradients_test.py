@@ -10,6 +10,7 @@ import pytest
 from flax.linen import partitioning
 
 from synthq_jax.backends.t5x import batches, gradients
+from synthq_jax.privacy import sampling
 
 CLIP, DENOMINATOR = 0.5, 8.0
 RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -37,7 +38,7 @@ def a_batch(real, size=8, seed=0):
     "x": rng.normal(size=(size, 5)).astype(np.float32),
     "y": rng.normal(size=size).astype(np.float32),
     batches.EXAMPLE_ID: np.arange(size, dtype=np.int32) + 10,
-    batches.IS_PADDING: is_padding,
+    sampling.IS_PADDING: is_padding,
   }
 
 
@@ -48,7 +49,7 @@ def clipped_sum(batch):
   """In NumPy: one gradient after the other."""
   total = np.zeros(5)
   for x, y, padded in zip(
-    batch["x"], batch["y"], batch[batches.IS_PADDING], strict=True
+    batch["x"], batch["y"], batch[sampling.IS_PADDING], strict=True
   ):
     gradient = (x @ np.asarray(PARAMS["w"]) - y) * x
     scale = min(1.0, CLIP / np.linalg.norm(gradient))
@@ -87,7 +88,7 @@ def test_the_mean_is_the_clipped_sum_over_a_public_number():
 
 def test_a_divisor_that_counts_the_batch_is_caught():
   def planted(batch):
-    count = max(1, int(np.sum(~batch[batches.IS_PADDING])))
+    count = max(1, int(np.sum(~batch[sampling.IS_PADDING])))
     return private_mean(batch) * DENOMINATOR / count
 
   with pytest.raises(AssertionError):
@@ -141,9 +142,7 @@ def whole_step(records, order, strategy):
   places = np.full(64, -1)
   places[:count] = order[order < count]
   drawn = types.SimpleNamespace(indices=places, is_padding=places < 0)
-  batch = batches.host_rows(
-    batches.with_ids(records), drawn, shard=0, num_shards=1
-  )
+  batch = sampling.take(batches.with_ids(records), drawn)
   features, is_padding = gradients.split(batch)
   grad_fn = gradients.clipped_grad(
     Linear(0.5), l2_clip_norm=CLIP, strategy=strategy

@@ -17,6 +17,7 @@ pytest.importorskip("t5x", reason="T5X is not installed: docs/t5x.md")
 import tiny_model  # noqa: E402
 
 from synthq_jax.backends.t5x import batches, dp_trainer  # noqa: E402
+from synthq_jax.privacy import sampling  # noqa: E402
 
 SIZE, CLIP = 64, 0.1
 SETTINGS = dataclasses.replace(
@@ -63,9 +64,7 @@ def make_sum(monkeypatch, folder, name="model", **options):
     places = np.full(SIZE, -1)
     places[:count] = np.random.default_rng(seed).permutation(count)
     drawn = types.SimpleNamespace(indices=places, is_padding=places < 0)
-    batch = batches.host_rows(
-      batches.with_ids(records), drawn, shard=0, num_shards=1
-    )
+    batch = sampling.take(batches.with_ids(records), drawn)
     state = trainer.train_state.replace_step(jnp.asarray(number))
     mean = step(state, batch)
     leaves = [SIZE * np.ravel(x) for x in jax.tree.leaves(mean)]

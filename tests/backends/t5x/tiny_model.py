@@ -13,6 +13,7 @@ from t5x.examples.t5 import network
 from synthq_jax.backends.t5x import batches, dp_trainer, settings
 from synthq_jax.backends.t5x import release as release_lib
 from synthq_jax.data import feature_converters
+from synthq_jax.privacy import sampling
 
 LENGTHS = {"inputs": 16, "targets": 8}
 ROWS = 16
@@ -76,7 +77,7 @@ def make_batch(real=ROWS):
     is_padding=np.arange(ROWS) >= real,
   )
   records = batches.with_ids(make_records())
-  return batches.host_rows(records, drawn, shard=0, num_shards=1)
+  return sampling.take(records, drawn)
 
 
 def make_state(model, side=1):

@@ -23,6 +23,7 @@ from synthq_jax.backends.t5x import (  # noqa: E402
   dp_trainer,
   gradients,
 )
+from synthq_jax.privacy import sampling  # noqa: E402
 
 STRATEGIES = ("vmap", "bookkeeping", "ghost")
 NO_NOISE = dataclasses.replace(tiny_model.SETTINGS, epsilon=math.inf)
@@ -136,7 +137,7 @@ def check_the_mean(monkeypatch, trainer):
       one = {
         k: x[row : row + 1]
         for k, x in batch.items()
-        if k not in (batches.EXAMPLE_ID, batches.IS_PADDING)
+        if k not in (batches.EXAMPLE_ID, sampling.IS_PADDING)
       }
       gradient = one_gradient(trainer.train_state.params, one)
       scale = jnp.minimum(1.0, 0.1 / optax.tree.norm(gradient))
@@ -356,7 +357,7 @@ def test_a_trap_of_the_dataset_is_refused(change, reason, tmp_path):
 def test_batches_follow_from_the_step_and_begin_with_padding(tmp_path):
   iterator = dataset(tmp_path)
   first = next(iterator)
-  assert first[batches.IS_PADDING].all()
+  assert first[sampling.IS_PADDING].all()
   with pytest.raises(ValueError, match="DPTrainer"):
     next(iterator)
   spec = iterator.element_spec
