@@ -198,7 +198,8 @@ def dense(
   own = state / "documents"
   if documents is not None:
     own = task.folders.root / documents.vectors
-  asked = np.asarray(vector_files.open_vectors(state / "queries"))
+  total = len(judged.query_tokens)
+  asked = np.asarray(vector_files.open_vectors(state / "queries", total))
   return nearest(judged, own, asked, depth)
 
 
@@ -213,7 +214,8 @@ def nearest(
     asked: vectors of the queries [query, dim].
     depth: documents of each query, at most.
   """
-  collection = np.asarray(vector_files.open_vectors(documents))
+  total = len(judged.passages.owners)
+  collection = np.asarray(vector_files.open_vectors(documents, total))
   rows = zip(
     *best_passages.documents(
       index.exact(collection),
