@@ -438,7 +438,7 @@ def personalised(
         sentence_vectors=vectors[at],
         dev_split=dev_split,
       )
-      own[at] = {**own[at], encoders_lib.QUERY: trained.query}
+      own[at] = {**own[at], encoders_lib.QUERY: trained}
   return Towers([shared] * len(members), own, tuple(traffic))
 
 
