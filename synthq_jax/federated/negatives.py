@@ -85,7 +85,6 @@ def bm25_negatives(
   *,
   n: int,
   split: str = "train",
-  epochs: int = 1,
 ) -> Int[np.ndarray, "epoch question n"]:
   """Takes the best sentences of BM25 that are no answers.
 
@@ -93,15 +92,14 @@ def bm25_negatives(
     client: with its texts, which are searched.
     n: negatives of a question; fewer where fewer share a word with it.
     split: whose questions.
-    epochs: tables, all the same.
 
   Returns:
-    The tables, in each row the best first.
+    One table, in each row the best first.
 
   Raises:
-    ValueError: if `n` or `epochs` is out of range, or no sentence has a word.
+    ValueError: if `n` is out of range, or no sentence has a word.
   """
-  _check(n, epochs)
+  _check(n, 1)
   questions = client.splits[split]
   positions: dict[str, int] = {}
   same = np.array(
@@ -118,7 +116,7 @@ def bm25_negatives(
     best = np.array([int(x) for x in ids], np.int32)
     best = best[~np.isin(best, answers)][:n]
     found[row, : len(best)] = best
-  return np.repeat(found[None], epochs, axis=0)
+  return found[None]
 
 
 def mine(
@@ -132,7 +130,7 @@ def mine(
   round_number: int = 0,
   split: str = "train",
   epochs: int = 1,
-  sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
+  sentence_vectors: Float[np.ndarray, "sentence dim"],
 ) -> Int[np.ndarray, "epoch question n"]:
   """Draws static hard negatives: n of the k best of the current encoders.
 
@@ -151,8 +149,7 @@ def mine(
     round_number: of the federated training, from 0.
     split: whose questions.
     epochs: tables, drawn one after the other from the same k.
-    sentence_vectors: of the client's sentences, where the caller has encoded
-      them already.
+    sentence_vectors: of the client's sentences.
 
   Returns:
     The tables.
@@ -163,8 +160,6 @@ def mine(
   _check(n, epochs)
   if k < n:
     raise ValueError(f"expected k of at least n={n} negatives, got {k=}")
-  if sentence_vectors is None:
-    sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
   pool = hardest(
     encoders.encode_queries(params, tokens.questions[split]),
     sentence_vectors,

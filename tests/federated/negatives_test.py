@@ -42,7 +42,11 @@ def _lookup(dim=8, seed=0):
 
 def _mine(tokens, encoders=None, **options):
   options = {"n": 2, "k": 4, "seed": 3, **options}
-  return negatives.mine(encoders or _lookup(), 1.0, tokens, **options)
+  encoders = encoders or _lookup()
+  vectors = encoders.encode_sentences(1.0, tokens.sentences)
+  return negatives.mine(
+    encoders, 1.0, tokens, sentence_vectors=vectors, **options
+  )
 
 
 def test_random_negatives_are_uniform_over_sentences_that_are_no_answers():
@@ -180,9 +184,9 @@ def test_bm25_gives_the_best_sentences_that_are_no_answers():
     ("red apples", "green pears"),
     ((0,), (3,)),
   )
-  table = negatives.bm25_negatives(client, n=2, epochs=2)
+  table = negatives.bm25_negatives(client, n=2)
   np.testing.assert_array_equal(table[0], [[1, 4], [-1, -1]])
-  np.testing.assert_array_equal(table[0], table[1])
+  assert table.shape == (1, 2, 2)
   # An answer's equal is no negative either.
   client = _client(client.sentences, ("red apples",), ((2,),))
   np.testing.assert_array_equal(
