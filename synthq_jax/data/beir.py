@@ -26,7 +26,6 @@ __all__ = [
   "read_written",
   "write_beir",
   "write_judged_queries",
-  "write_negatives",
 ]
 
 _HEADER = ("query-id", "corpus-id", "score")
@@ -268,19 +267,6 @@ def write_judged_queries(
     )
     path = directory / "qrels" / f"{split}.tsv"
     files.write_lines(path, ["\t".join(_HEADER), *rows])
-
-
-def write_negatives(
-  path: str | os.PathLike, pairs: Iterable[tuple[str, str]]
-) -> None:
-  """Writes a table of hard negatives, which `task_sources.Folder` reads.
-
-  Args:
-    path: the file; it appears only when complete.
-    pairs: query id and document id.
-  """
-  rows = ("\t".join(pair) for pair in pairs)
-  files.write_lines(path, ["\t".join(NEGATIVES_HEADER), *rows])
 
 
 def _line(**fields: str) -> str:
