@@ -216,12 +216,3 @@ def test_drawing_from_more_spreads_hubs():
 def test_hubness_is_the_skewness_of_what_is_there():
   found = negatives.hubness(np.array([[[0, 1], [0, -1], [0, 2]]]), 4)
   assert found == pytest.approx(scipy.stats.skew([3, 1, 1, 0]))
-
-
-def test_what_cannot_be_drawn_is_refused():
-  with pytest.raises(ValueError, match="k of at least n=5"):
-    _mine(_tokens(), n=5)
-  with pytest.raises(ValueError, match="epochs=0"):
-    negatives.random_negatives(_tokens(), n=1, seed=0, epochs=0)
-  with pytest.raises(ValueError, match="num_sentences=4"):
-    negatives.hubness(np.array([[4]]), 4)
