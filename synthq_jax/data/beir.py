@@ -80,6 +80,7 @@ def read_hub(
   A folder of tables (`table_files.rows`) for each of "corpus" (_id, text and
   possibly title), "queries" (_id, text) and "qrels" or "default" (query-id,
   corpus-id, score), as they are downloaded or as `save_to_disk` writes them.
+  Grades are whole numbers, also where they are stored as floats.
 
   Args:
     directory: the folder.
@@ -111,7 +112,10 @@ def read_hub(
   found, named = [], []
   for where, row in table_files.rows(judged):
     named.append(files.field(where, row, "split", default=""))
-    found.append((where, *(str(row.get(name, "")) for name in _HEADER)))
+    query, document, grade = (row.get(name, "") for name in _HEADER)
+    if isinstance(grade, float) and grade.is_integer():
+      grade = int(grade)  # some tables have 1.0
+    found.append((where, str(query), str(document), str(grade)))
   by_column = table_files.by_column(judged, named, "split")
   rows: dict[str, list[tuple[str, str, str, str]]] = {
     split: [] for split in ([] if by_column else table_files.splits(judged))
