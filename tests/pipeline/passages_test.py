@@ -60,6 +60,15 @@ def test_windows_hold_every_token_and_begin_with_the_title(
     assert seen[-2][-1] < text[-1]
 
 
+def test_the_shortest_windows_have_room_for_the_text():
+  """One token and EOS: the title is left out."""
+  eos = vocabulary_lib.EOS_ID
+  cut = passages.windows([7, 8], [11, 12], length=2, stride=1)
+  assert cut == [[11, eos], [12, eos]]
+  cut = passages.windows([7, 8], [11, 12], length=3, stride=1)
+  assert cut == [[7, 11, eos], [7, 12, eos]]
+
+
 TEXTS = ["short", "a longer text " * 20, "", "end"]
 DOCUMENTS = [
   collection.Document(f"d {i}", text, title="The title" * (i % 2))
