@@ -97,10 +97,7 @@ def exposure(
 
 
 def mean_rank(
-  ranks: Int[np.ndarray, " canary"],
-  num_candidates: int,
-  *,
-  confidence: float = 0.95,
+  ranks: Int[np.ndarray, " canary"], num_candidates: int
 ) -> intervals.Interval:
   """Returns the mean rank with an interval that holds for few; `bounded`.
 
@@ -113,17 +110,15 @@ def mean_rank(
   Args:
     ranks: from `ranks`, at least one; a single one says little.
     num_candidates: how many were ranked, the secret included.
-    confidence: of the interval, in (0, 1).
 
   Returns:
     Mean and ends, within [1, num_candidates].
 
   Raises:
-    ValueError: if there is no rank, one lies outside, or the confidence does.
+    ValueError: if there is no rank, or one lies outside.
   """
   values = _checked(ranks, num_candidates)
-  checks.within("(0, 1)", confidence=confidence)
-  return intervals.bounded(values, 1, num_candidates, confidence=confidence)
+  return intervals.bounded(values, 1, num_candidates)
 
 
 def epsilon_of_mean_rank(

@@ -11,8 +11,7 @@ decoder that was trained the same way with the vector hidden::
   inverter = inversion.Inverter(model=config, vector_dim=128)
   start = inverter.init(t5_params, sent, key)
   params = inversion.train(inverter, start, vectors, tokens,
-                           treatment=inversion.Gaussian(standard_deviation=.1),
-                           recipe=recipe, ...)
+                           noise=.1, recipe=recipe, ...)
   reader = inversion.log_likelihoods(inverter, params, sent, tokens)
   text = inversion.write(inverter, params, sent, max_length=32)
 
@@ -37,7 +36,7 @@ References:
 
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,12 +53,8 @@ from synthq_jax.training import loop
 from synthq_jax.training import recipe as recipe_lib
 
 __all__ = [
-  "Gaussian",
   "Inverter",
-  "Treatment",
-  "hidden",
   "log_likelihoods",
-  "raw",
   "send",
   "train",
   "write",
@@ -71,64 +66,35 @@ _SCALE = 0.1
 """Of fresh memory states: large ones would first drown what the decoder knows."""
 
 
-class Treatment(Protocol):
-  """What becomes of true vectors before they are sent; traced by JAX."""
-
-  def __call__(
-    self, vectors: Float[Array, "row dim"], key: Key[Array, ""]
-  ) -> Float[Array, "row sent_dim"]:
-    """Returns what is sent for each row; a fresh key is fresh noise."""
-
-
-def raw(
-  vectors: Float[Array, "row dim"], key: Key[Array, ""]
-) -> Float[Array, "row dim"]:
-  """Sends the vectors as they are."""
-  del key
-  return vectors
-
-
-def hidden(
-  vectors: Float[Array, "row dim"], key: Key[Array, ""]
-) -> Float[Array, "row dim"]:
-  """Sends zeros: for the decoder that others are compared with."""
-  del key
-  return jnp.zeros_like(vectors)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Gaussian:
-  """Adds noise to every coordinate.
-
-  Who receives a vector k times, each time with noise of its own, knows it as
-  well as from one with this standard deviation over sqrt(k): audit that.
-  """
-
-  standard_deviation: float
-  """Of the noise of each coordinate, at least 0."""
-
-  def __post_init__(self):
-    checks.at_least(0, standard_deviation=self.standard_deviation)
-
-  def __call__(self, vectors, key):
-    noise = jax.random.normal(key, vectors.shape, vectors.dtype)
-    return vectors + self.standard_deviation * noise
+@functools.partial(jax.jit, static_argnames=("noise",))
+def _sent(vectors, key, *, noise: float | None):
+  if noise is None:
+    return jnp.zeros_like(vectors)
+  return vectors + noise * jax.random.normal(key, vectors.shape, vectors.dtype)
 
 
 def send(
-  treatment: Treatment | None,
+  noise: float | None,
   vectors: Float[np.ndarray, "row dim"],
   key: Key[Array, ""],
-) -> Float[np.ndarray, "row sent_dim"]:
+) -> Float[np.ndarray, "row dim"]:
   """Returns what is sent for true vectors.
 
+  Who receives a vector k times, each time with noise of its own, knows it as
+  well as from one with this standard deviation over sqrt(k): audit that.
+
   Args:
-    treatment: what is done to them; None for nothing.
+    noise: standard deviation of the noise of each coordinate; None hides the
+      vectors (zeros), for the decoder that others are compared with.
     vectors: of sentences.
     key: of the noise.
+
+  Raises:
+    ValueError: if the noise is negative.
   """
-  sent = jax.jit(treatment or raw)(jnp.asarray(vectors), key)
-  return np.asarray(sent, np.float32)
+  if noise is not None:
+    checks.at_least(0, noise=noise)
+  return np.asarray(_sent(jnp.asarray(vectors), key, noise=noise), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,7 +190,7 @@ def train(
   vectors: Float[np.ndarray, "row dim"],
   tokens: Int[np.ndarray, "row length"],
   *,
-  treatment: Treatment | None,
+  noise: float | None,
   recipe: recipe_lib.Recipe,
   files: loop.Files,
 ) -> typing.Params:
@@ -232,15 +198,14 @@ def train(
 
   The noise is fresh in every step, so that the attacker learns the mechanism
   and not one draw of it. Adam minimises nats per token. The same recipe with
-  `hidden` as the treatment gives the decoder to compare with.
+  noise=None gives the decoder to compare with.
 
   Args:
     inverter: the shape.
     params: where to start, from `Inverter.init`.
     vectors: true vectors of the attacker's sentences, by the victims' encoder.
     tokens: these sentences, with EOS, 0 = padding. No victim's text.
-    treatment: what is done to vectors before they are sent; None for nothing.
-      Hashable, as functions and frozen dataclasses are.
+    noise: as in `send`.
     recipe: length, batches, learning rate.
     files: where states and metrics go, of this training alone.
 
@@ -258,7 +223,7 @@ def train(
     )
   key = jax.random.key(recipe.seed)
   step_fn = functools.partial(
-    _step, inverter=inverter, treatment=treatment or raw, recipe=recipe
+    _step, inverter=inverter, noise=noise, recipe=recipe
   )
   params = jax.tree.map(jnp.asarray, params)
   state, _ = recipe.train(
@@ -273,18 +238,18 @@ def train(
   return jax.device_get(state)
 
 
-@functools.partial(jax.jit, static_argnames=("inverter", "treatment", "recipe"))
+@functools.partial(jax.jit, static_argnames=("inverter", "noise", "recipe"))
 def _step(
   state: Any,
   batch: typing.Batch,
   key: Key[Array, ""],
   *,
   inverter: Inverter,
-  treatment: Treatment,
+  noise: float | None,
   recipe: recipe_lib.Recipe,
 ) -> tuple[Any, dict[str, Array]]:
   """Sends the vectors of a batch anew, and learns from what was sent."""
-  sent = treatment(batch["vectors"], key)
+  sent = _sent(batch["vectors"], key, noise=noise)
 
   def nats_per_token(params):
     losses = inverter.losses(params, sent, batch["tokens"])

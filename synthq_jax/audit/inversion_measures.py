@@ -29,9 +29,9 @@ class Decoders:
   params: typing.Params
   """Trained on vectors as they are sent."""
   hidden: typing.Params
-  """Trained the same way with `inversion.hidden`."""
-  treatment: inversion.Treatment | None
-  """What is done to vectors before they are sent; None for nothing."""
+  """Trained the same way with vectors hidden."""
+  noise: float
+  """Standard deviation that vectors are sent with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,9 @@ def reading(
   """
   noise_key, order_key = jax.random.split(key)
   inverter, params = decoders.inverter, decoders.params
-  sent = inversion.send(decoders.treatment, vectors, noise_key)
+  sent = inversion.send(decoders.noise, vectors, noise_key)
   other = sent[vector_secrets.others(len(sent), _seed(order_key))]
-  without = inversion.send(inversion.hidden, sent, noise_key)
+  without = inversion.send(None, sent, noise_key)
   cases = {
     "own": (params, sent),
     "other": (params, other),
@@ -166,7 +166,7 @@ def read_secrets(
   """Measures how well both attackers find planted secrets.
 
   Args:
-    decoders: the trained attacker; the other one needs the treatment alone.
+    decoders: the trained attacker; the other one needs the noise alone.
     planted: from `vector_secrets.plant`.
     vectors: true vectors of `planted.rows`, by the clients' encoder.
     key: of the noise and of the order of the control.
@@ -175,7 +175,7 @@ def read_secrets(
     Shares and ranks of both, beside chance.
   """
   noise_key, order_key = jax.random.split(key)
-  sent = inversion.send(decoders.treatment, vectors[:, 0], noise_key)
+  sent = inversion.send(decoders.noise, vectors[:, 0], noise_key)
   other = sent[vector_secrets.others(len(sent), _seed(order_key))]
 
   def ranked(scores: np.ndarray) -> vector_secrets.Recovery:

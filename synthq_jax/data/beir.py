@@ -26,7 +26,6 @@ __all__ = [
   "read_written",
   "write_beir",
   "write_judged_queries",
-  "write_negatives",
 ]
 
 _HEADER = ("query-id", "corpus-id", "score")
@@ -81,6 +80,7 @@ def read_hub(
   A folder of tables (`table_files.rows`) for each of "corpus" (_id, text and
   possibly title), "queries" (_id, text) and "qrels" or "default" (query-id,
   corpus-id, score), as they are downloaded or as `save_to_disk` writes them.
+  Grades are whole numbers, also where they are stored as floats.
 
   Args:
     directory: the folder.
@@ -112,7 +112,10 @@ def read_hub(
   found, named = [], []
   for where, row in table_files.rows(judged):
     named.append(files.field(where, row, "split", default=""))
-    found.append((where, *(str(row.get(name, "")) for name in _HEADER)))
+    query, document, grade = (row.get(name, "") for name in _HEADER)
+    if isinstance(grade, float) and grade.is_integer():
+      grade = int(grade)  # some tables have 1.0
+    found.append((where, str(query), str(document), str(grade)))
   by_column = table_files.by_column(judged, named, "split")
   rows: dict[str, list[tuple[str, str, str, str]]] = {
     split: [] for split in ([] if by_column else table_files.splits(judged))
@@ -268,19 +271,6 @@ def write_judged_queries(
     )
     path = directory / "qrels" / f"{split}.tsv"
     files.write_lines(path, ["\t".join(_HEADER), *rows])
-
-
-def write_negatives(
-  path: str | os.PathLike, pairs: Iterable[tuple[str, str]]
-) -> None:
-  """Writes a table of hard negatives, which `task_sources.Folder` reads.
-
-  Args:
-    path: the file; it appears only when complete.
-    pairs: query id and document id.
-  """
-  rows = ("\t".join(pair) for pair in pairs)
-  files.write_lines(path, ["\t".join(NEGATIVES_HEADER), *rows])
 
 
 def _line(**fields: str) -> str:

@@ -19,6 +19,10 @@ from synthq_jax import array_files, artifacts
 __all__ = ["Blocks", "Rows", "digest"]
 
 
+_DIGEST = 64
+"""Characters of a digest."""
+
+
 def digest(array: np.ndarray) -> str:
   """Returns a digest of the type, shape and numbers of an array.
 
@@ -42,12 +46,15 @@ class Blocks:
     """Returns the file of a block."""
     return self.directory / self._pattern.format(number)
 
-  def read(self, number: int, *, mapped: bool = False) -> np.ndarray | None:
+  def read(
+    self, number: int, *, mapped: bool = False, made_of: str = ""
+  ) -> np.ndarray | None:
     """Returns a block, or None if it is missing or damaged: make it again.
 
     Args:
       number: which one.
       mapped: whether it stays on disk and is read where it is used.
+      made_of: what it was made of; of something else it counts as missing.
     """
     try:
       rows = array_files.read(self.path(number), mapped=mapped)
@@ -55,21 +62,28 @@ class Blocks:
       return None
     mark = self._mark(number)
     if not mark.exists():
-      return rows
-    return rows if mark.read_bytes() == digest(rows).encode() else None
+      return None if made_of else rows
+    expected = f"{digest(rows)}{made_of}".encode()
+    return rows if mark.read_bytes() == expected else None
 
-  def write(self, number: int, rows: np.ndarray, *, mark: bool = True) -> None:
-    """Writes a block in one step.
+  def made_of(self, number: int) -> str:
+    """Returns what a block says it was made of; empty where it does not."""
+    mark = self._mark(number)
+    if not mark.exists():
+      return ""
+    return mark.read_bytes()[_DIGEST:].decode(errors="replace")
+
+  def write(self, number: int, rows: np.ndarray, *, made_of: str = "") -> None:
+    """Writes a block in one step, and its digest and origin beside it.
 
     Args:
       number: which one.
       rows: its content.
-      mark: whether its digest is noted beside it.
+      made_of: what it was made of, for `read`.
     """
     artifacts.remove(self._mark(number))  # of the block before
     array_files.save(self.path(number), rows)
-    if mark:
-      artifacts.write_atomically(self._mark(number), digest(rows))
+    artifacts.write_atomically(self._mark(number), digest(rows) + made_of)
 
   def _mark(self, number: int) -> pathlib.Path:
     return self.path(number).with_suffix(".sha256")

@@ -8,7 +8,7 @@ References:
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
@@ -63,12 +63,7 @@ def read_msmarco(
     asked = collection_lib.by_id(path, "query", _items(path, "query"))
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))
     qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
-    for id_, query in asked.items():
-      if id_ in qrels[split] and queries.setdefault(id_, query) != query:
-        raise ValueError(
-          f"{path}: expected one text for each query, got another than in an"
-          " earlier split; correct one"
-        )
+    _add(queries, [asked[id_] for id_ in asked if id_ in qrels[split]], path)
   return collection_lib.Collection(documents, tuple(queries.values()), qrels)
 
 
@@ -109,12 +104,26 @@ def read_anserini(
     asked = collection_lib.by_id(path, "query", items)
     rows = _rows(files.find(directory, f"qrels.{split}.txt"))
     qrels[split] = collection_lib.judge(rows, asked, ids, dangling=dangling)
-    queries |= asked
+    _add(queries, asked.values(), path)
   if not queries:
     raise ValueError(
       f"{directory}: expected topics.SPLIT.tsv or topics.SPLIT.txt, got none"
     )
   return collection_lib.Collection(documents, tuple(queries.values()), qrels)
+
+
+def _add(
+  queries: dict[str, collection_lib.Query],
+  asked: Iterable[collection_lib.Query],
+  path: pathlib.Path,
+) -> None:
+  """Adds queries of a split, or refuses another text than an earlier one's."""
+  for query in asked:
+    if queries.setdefault(query.id, query) != query:
+      raise ValueError(
+        f"{path}: expected one text for each query, got another than in an"
+        " earlier split; correct one"
+      )
 
 
 def _contents(corpus: pathlib.Path) -> Iterator[tuple[str, Any]]:

@@ -60,7 +60,8 @@ def windows(
   [[7, 11, 12, 13, 1], [7, 13, 14, 15, 1]]
 
   Args:
-    title: its tokens; cut at half the length. May be empty.
+    title: its tokens; cut at half the length, and so that the text has room.
+      May be empty.
     text: the tokens of the text. May be empty: then there is one window.
     length: tokens of a window at most, EOS included, at least 2.
     stride: tokens of the text from the beginning of a window to that of the
@@ -69,7 +70,7 @@ def windows(
   Returns:
     At least one window, each ending with EOS.
   """
-  head = list(title[: length // 2])
+  head = list(title[: min(length // 2, length - 2)])
   room = length - len(head) - 1
   step = min(stride, room)
   count = 1 + max(0, -(-(len(text) - room) // step))

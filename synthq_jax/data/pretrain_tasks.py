@@ -28,6 +28,7 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 __all__ = [
   "KINDS",
   "PREFIXES",
+  "SHORTEST_FILL",
   "Cache",
   "Record",
   "inverse_frequency",
@@ -56,6 +57,9 @@ _PASSAGE, _QUERY = 80, 24  # tokens that are kept
 _NOISE_DENSITY = 0.15
 _MEAN_SPAN = 3
 _NUM_KEYWORDS = 5
+
+SHORTEST_FILL = 1 + _MEAN_SPAN + 1
+"""Tokens of a target with one gap: its sentinel, what stood there, EOS."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +223,8 @@ def make(
     task: a key of `PREFIXES`.
     rows: positions of the records, from `rows_of`.
     input_length: columns of the input, prefix and EOS included.
-    target_length: columns of the target, EOS included.
+    target_length: columns of the target, EOS included; for "fill" at least
+      `SHORTEST_FILL`, and the cache has sentinels.
     rng: draws windows and gaps.
 
   Returns:

@@ -42,7 +42,7 @@ class LabelledPair:
     title: the topic's title.
     variant: what somebody asked who had read the topic.
     title_relations: how the query relates to the title; mostly one name of
-      `leakage.relations.RELATIONS`, none where nothing was said.
+      `leakage.words.RELATIONS`, none where nothing was said.
     variant_relations: how it relates to the variant.
     different_topic: whether it is on another topic, whatever else was said.
     cosine: that of query and variant, as its source computed it.

@@ -162,7 +162,6 @@ def with_several_documents(pairs: Sequence[tuple[str, str]]) -> list[bool]:
 
 def where_none(
   data: collection.Collection,
-  fractions: Mapping[str, float] = FRACTIONS,
   *,
   seed: int = 0,
   secret: str = "",
@@ -181,7 +180,6 @@ def where_none(
 
   Args:
     data: the collection.
-    fractions: split name -> share; the shares are positive and add to 1.
     seed: another seed gives other splits.
     secret: for splits of which something is published; then equal words may
       stand on two sides. Empty: words and seed decide.
@@ -193,24 +191,24 @@ def where_none(
   if data.split_by_record or len(data.qrels) != 1:
     return data
   [(name, judged)] = data.qrels.items()
-  side_of = _sides(fractions, f"{secret} id" if secret else seed)
+  side_of = _sides(FRACTIONS, f"{secret} id" if secret else seed)
   what, known_by = "words", f"seed {seed}"
   if secret:
     key = hashlib.sha256(f"division {secret}".encode()).hexdigest()[:12]
     what, known_by = "ids", f"key {key}"
-  sides: dict[str, collection.Qrels] = {side: {} for side in fractions}
+  sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in data.queries:
     if query.id in judged:
       words = " ".join(sorted(token_set(query.text)))
       side = side_of(query.id if secret else words)
       sides[side][query.id] = judged[query.id]
-  shares = ", ".join(f"{side} {share:.0%}" for side, share in fractions.items())
+  shares = ", ".join(f"{side} {share:.0%}" for side, share in FRACTIONS.items())
   print(
     f"synthq: note: all judgements are of one split, {name!r}: queries are"
     f" divided ({shares}) by a hash of their {what}",
     file=sys.stderr,
   )
-  rule = " ".join(f"{side} {share:g}" for side, share in fractions.items())
+  rule = " ".join(f"{side} {share:g}" for side, share in FRACTIONS.items())
   return dataclasses.replace(
     data, qrels=sides, division=f"{what}, {known_by}, {rule}"
   )
@@ -221,7 +219,6 @@ def by_user(
   *,
   most: int,
   secret: str,
-  fractions: Mapping[str, float] = FRACTIONS,
 ) -> collection.Collection:
   """Keeps so many queries of each user, all on one side of a split of users.
 
@@ -238,16 +235,15 @@ def by_user(
     most: K, how many queries of a user are kept at most: those whose keyed hash
       is least.
     secret: keys the hashes.
-    fractions: split name -> share of the users, in expectation.
 
   Returns:
     The collection, with a split for each of the fractions, and a `division` that
     names the rule and, by a digest, the secret.
 
   Raises:
-    ValueError: if a query names nobody, or the shares are wrong.
+    ValueError: if a query names nobody.
   """
-  side_of = _sides(fractions, f"{secret} user")
+  side_of = _sides(FRACTIONS, f"{secret} user")
   judged: collection.Qrels = {}
   for split in data.qrels.values():
     for query, grades in split.items():
@@ -270,10 +266,10 @@ def by_user(
     )[:most]
   }
   queries = tuple(query for query in data.queries if query.id in kept)
-  sides: dict[str, collection.Qrels] = {side: {} for side in fractions}
+  sides: dict[str, collection.Qrels] = {side: {} for side in FRACTIONS}
   for query in queries:
     sides[side_of(query.client)][query.id] = judged[query.id]
-  rule = " ".join(f"{side} {share:g}" for side, share in fractions.items())
+  rule = " ".join(f"{side} {share:g}" for side, share in FRACTIONS.items())
   key = hashlib.sha256(f"division {secret}".encode()).hexdigest()[:12]
   return dataclasses.replace(
     data,

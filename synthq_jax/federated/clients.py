@@ -60,14 +60,6 @@ class Questions:
   texts: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   answers: Answers = dataclasses.field(default=(), repr=False)
 
-  def __post_init__(self):
-    """Checks the lengths."""
-    if not len(self.ids) == len(self.texts) == len(self.answers):
-      raise ValueError(
-        f"expected an id, a text and answers for each question, got "
-        f"{len(self.ids)}, {len(self.texts)} and {len(self.answers)}"
-      )
-
   def __len__(self) -> int:
     """Returns how many there are."""
     return len(self.ids)
@@ -85,9 +77,6 @@ class Client:
     passage_ids: ids of the passages, by number.
     splits: split -> questions; each client of a federation has all splits,
       though there may be no questions in one.
-
-  Raises:
-    ValueError: if numbers and sentences do not fit together.
   """
 
   name: str
@@ -95,17 +84,6 @@ class Client:
   passages: Int[np.ndarray, " sentence"] = dataclasses.field(repr=False)
   passage_ids: tuple[str, ...] = dataclasses.field(repr=False)
   splits: Mapping[str, Questions] = dataclasses.field(repr=False)
-
-  def __post_init__(self):
-    """Checks numbers and answers."""
-    _check_passages(self.name, self.passages, len(self.sentences))
-    if len(self.passage_ids) != self.passages[-1] + 1:
-      raise ValueError(
-        f"client {self.name!r}: expected an id for each of "
-        f"{self.passages[-1] + 1} passages, got {len(self.passage_ids)}"
-      )
-    for split, questions in self.splits.items():
-      _check_answers(self.name, split, questions.answers, len(self.sentences))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,9 +96,6 @@ class Tokens:
     passages: int32 [sentence], as in `Client`.
     questions: split -> int32 [question, query_length].
     answers: split -> positions in `sentences`, as in `Questions`.
-
-  Raises:
-    ValueError: if numbers and rows do not fit together.
   """
 
   name: str
@@ -130,17 +105,6 @@ class Tokens:
     dataclasses.field(repr=False)
   )
   answers: Mapping[str, Answers] = dataclasses.field(repr=False)
-
-  def __post_init__(self):
-    """Checks numbers and answers."""
-    _check_passages(self.name, self.passages, len(self.sentences))
-    for split, answers in self.answers.items():
-      _check_answers(self.name, split, answers, len(self.sentences))
-      if len(self.questions[split]) != len(answers):
-        raise ValueError(
-          f"client {self.name!r}: expected answers to each of "
-          f"{len(self.questions[split])} {split} questions, got {len(answers)}"
-        )
 
 
 def tokenize(
@@ -355,23 +319,3 @@ def seed_words(text: str | bytes) -> list[int]:
   text = text.encode() if isinstance(text, str) else text
   digest = hashlib.sha256(text).digest()[:16]
   return np.frombuffer(digest, "<u4").tolist()
-
-
-def _check_passages(name: str, passages: np.ndarray, sentences: int) -> None:
-  """Refuses numbers of passages that do not count up from 0."""
-  sound = len(passages) == sentences > 0 and passages[0] == 0
-  if not sound or not np.isin(np.diff(passages), (0, 1)).all():
-    raise ValueError(
-      f"client {name!r}: expected a passage for each of {sentences} sentences,"
-      f" numbered 0, 0, 1, ... in order, got {passages[:8]} (of "
-      f"{len(passages)})"
-    )
-
-
-def _check_answers(
-  name: str, split: str, answers: Answers, sentences: int
-) -> None:
-  for positions in answers:
-    passages_lib.check_positions(
-      positions, sentences, f"client {name!r}, split {split!r}"
-    )

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from synthq_jax import checks, typing
+from synthq_jax import typing
 from synthq_jax.federated import clients
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.retrieval import bm25, index
@@ -59,11 +59,7 @@ def random_negatives(
 
   Returns:
     The tables.
-
-  Raises:
-    ValueError: if `n` or `epochs` is out of range.
   """
-  _check(n, epochs)
   same = clients.first_equal(tokens.sentences)
   candidates = np.unique(same)
   excluded = _excluded(same, tokens.answers[split])
@@ -85,7 +81,6 @@ def bm25_negatives(
   *,
   n: int,
   split: str = "train",
-  epochs: int = 1,
 ) -> Int[np.ndarray, "epoch question n"]:
   """Takes the best sentences of BM25 that are no answers.
 
@@ -93,15 +88,13 @@ def bm25_negatives(
     client: with its texts, which are searched.
     n: negatives of a question; fewer where fewer share a word with it.
     split: whose questions.
-    epochs: tables, all the same.
 
   Returns:
-    The tables, in each row the best first.
+    One table, in each row the best first.
 
   Raises:
-    ValueError: if `n` or `epochs` is out of range, or no sentence has a word.
+    ValueError: if no sentence has a word.
   """
-  _check(n, epochs)
   questions = client.splits[split]
   positions: dict[str, int] = {}
   same = np.array(
@@ -118,7 +111,7 @@ def bm25_negatives(
     best = np.array([int(x) for x in ids], np.int32)
     best = best[~np.isin(best, answers)][:n]
     found[row, : len(best)] = best
-  return np.repeat(found[None], epochs, axis=0)
+  return found[None]
 
 
 def mine(
@@ -132,7 +125,7 @@ def mine(
   round_number: int = 0,
   split: str = "train",
   epochs: int = 1,
-  sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
+  sentence_vectors: Float[np.ndarray, "sentence dim"],
 ) -> Int[np.ndarray, "epoch question n"]:
   """Draws static hard negatives: n of the k best of the current encoders.
 
@@ -151,20 +144,11 @@ def mine(
     round_number: of the federated training, from 0.
     split: whose questions.
     epochs: tables, drawn one after the other from the same k.
-    sentence_vectors: of the client's sentences, where the caller has encoded
-      them already.
+    sentence_vectors: of the client's sentences.
 
   Returns:
     The tables.
-
-  Raises:
-    ValueError: if `n`, `k` or `epochs` is out of range.
   """
-  _check(n, epochs)
-  if k < n:
-    raise ValueError(f"expected k of at least n={n} negatives, got {k=}")
-  if sentence_vectors is None:
-    sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
   pool = hardest(
     encoders.encode_queries(params, tokens.questions[split]),
     sentence_vectors,
@@ -246,15 +230,7 @@ def hubness(table: Int[np.ndarray, "... n"], num_sentences: int) -> float:
   Returns:
     0 if the numbers of occurrences are symmetric about their mean or all
     equal, large where few sentences occur very often.
-
-  Raises:
-    ValueError: if the table is empty or holds a position that is no sentence's.
   """
-  if not table.size or table.max() >= num_sentences:
-    raise ValueError(
-      f"expected negatives below num_sentences={num_sentences}, got a table of"
-      f" shape {table.shape}; give the client's number of sentences"
-    )
   counts = np.bincount(table[table >= 0], minlength=num_sentences)
   spread = counts.std()
   deviations = counts - counts.mean()
@@ -276,8 +252,3 @@ def _excluded(
 ) -> list[np.ndarray]:
   """Returns what stands for the answers of each question."""
   return [np.unique(same[list(of_question)]) for of_question in answers]
-
-
-def _check(n: int, epochs: int) -> None:
-  checks.at_least(0, n=n)
-  checks.at_least(1, epochs=epochs)

@@ -43,7 +43,6 @@ __all__ = [
   "JudgedPassages",
   "Passage",
   "Question",
-  "check_positions",
   "from_documents",
   "from_sentences",
   "from_stories",
@@ -166,31 +165,16 @@ class JudgedPassages:
           " leave it out"
         )
       for name, positions in question.answers.items():
-        check_positions(positions, sizes.get(name, 0), f"passage {name!r}")
+        size = sizes.get(name, 0)
+        if not positions or min(positions) < 0 or max(positions) >= size:
+          raise ValueError(
+            f"passage {name!r}: expected answers among {size} sentences, got"
+            f" {positions}; correct them"
+          )
 
   def splits(self) -> tuple[str, ...]:
     """Returns the names of the splits, sorted."""
     return tuple(sorted({question.split for question in self.questions}))
-
-
-def check_positions(
-  positions: Sequence[int], num_sentences: int, where: str
-) -> None:
-  """Refuses answers that are no sentences.
-
-  Args:
-    positions: of the sentences that answer a question.
-    num_sentences: how many there are.
-    where: whose sentences, for the error.
-
-  Raises:
-    ValueError: if there is no position, or one that is no sentence's.
-  """
-  if not positions or min(positions) < 0 or max(positions) >= num_sentences:
-    raise ValueError(
-      f"{where}: expected answers among {num_sentences} sentences, got"
-      f" {positions}; correct them"
-    )
 
 
 def from_documents(

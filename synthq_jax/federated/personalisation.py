@@ -26,7 +26,6 @@ from synthq_jax.federated import encoders as encoders_lib
 
 __all__ = [
   "Collection",
-  "Customised",
   "Settings",
   "collect",
   "customise",
@@ -44,8 +43,6 @@ class Settings(training.Recipe):
   num_negatives: int = 100
   """Of the client's own sentences for each question: the hardest of its step;
   all where there are fewer."""
-  in_batch: bool = True
-  """Whether the answers of a step's other questions are negatives, too."""
   patience: int | None = None
   """Epochs without a better mean reciprocal rank of the dev questions, after
   which training stops and the best tower is returned; None: no such questions
@@ -65,20 +62,6 @@ class Settings(training.Recipe):
     )
 
 
-class Customised(NamedTuple):
-  """A client's own query tower, and how it came about; all of it private."""
-
-  query: typing.Params
-  """Stands in place of the parameters under "query"."""
-  losses: Float[np.ndarray, " step"]
-  """Mean loss of each step that was taken, in nats."""
-  dev_scores: tuple[float, ...]
-  """MRR@10 of the dev questions before training and after each epoch; empty
-  where nobody looked."""
-  epochs: int
-  """After how many the tower is as returned."""
-
-
 def customise(
   encoders: encoders_lib.Encoders,
   params: typing.Params,
@@ -87,9 +70,9 @@ def customise(
   *,
   seed: int,
   extra: exchange.Negatives | None = None,
-  sentence_vectors: Float[np.ndarray, "sentence dim"] | None = None,
+  sentence_vectors: Float[np.ndarray, "sentence dim"],
   dev_split: str = "dev",
-) -> Customised:
+) -> typing.Params:
   """Trains a client's query tower on its train questions.
 
   The loss of a question is the softmax of its first answer against negatives
@@ -105,32 +88,22 @@ def customise(
     settings: length, negatives, stopping.
     seed: with the number of the epoch, of the order of the questions.
     extra: from `exchange`, rows in the order of the train questions.
-    sentence_vectors: of all sentences by the sentence tower, where they are
-      there already; one row each.
+    sentence_vectors: of all sentences by the sentence tower, one row each.
     dev_split: whose questions are looked at, with `settings.patience`; of a
       client without any the last tower is returned.
 
   Returns:
-    The tower. A client without train questions gets the one it had.
-
-  Raises:
-    ValueError: if `extra` is for other questions.
+    The tower, in place of the parameters under "query"; as private as what it
+    was trained on. A client without train questions gets the one it had.
   """
-  if sentence_vectors is None:
-    sentence_vectors = encoders.encode_sentences(params, tokens.sentences)
   tower, questions = params[encoders_lib.QUERY], tokens.questions["train"]
   if extra is None:
     extra = exchange.Negatives(
       vectors=np.zeros((0, sentence_vectors.shape[1]), np.float32),
       rows=np.zeros((len(questions), 0), np.int32),
     )
-  if len(extra.rows) != len(questions):
-    raise ValueError(
-      f"expected extra negatives for {len(questions)} train questions, got"
-      f" {len(extra.rows)} rows: pass those of this client"
-    )
   if not len(questions):
-    return Customised(tower, np.zeros(0, np.float32), (), 0)
+    return tower
   collection, answers = collect(tokens, sentence_vectors)
   extra_vectors = _padded(extra.vectors)
   arrays = {"questions": questions, "extra": extra.rows, "answers": answers}
@@ -141,26 +114,17 @@ def customise(
     encoders, tokens, sentence_vectors, settings.patience, dev_split
   )
   watch.look(tower, 0)
-  losses: list[Any] = []
   for epoch in range(settings.epochs):
-    before = len(losses)
     for batch in _batches(arrays, settings.batch_size, seed, epoch):
-      tower, state, loss = _step(
+      tower, state, _ = _step(
         tower, state, batch, collection, extra_vectors, *rates,
         encoders=encoders, num_negatives=settings.num_negatives,
-        in_batch=settings.in_batch,
       )  # fmt: skip
-      losses.append(loss)
-    losses[before:] = jax.device_get(losses[before:])
     if watch.look(tower, epoch + 1):
       break
-  tower, epochs = watch.best or (tower, settings.epochs)
-  return Customised(
-    jax.tree.map(jnp.asarray, tower),
-    np.array(losses, np.float32),
-    tuple(watch.scores),
-    epochs,
-  )
+  if watch.best is not None:
+    tower, _ = watch.best
+  return jax.tree.map(jnp.asarray, tower)
 
 
 class _Watch:
@@ -202,9 +166,7 @@ def _batches(
     }
 
 
-@functools.partial(
-  jax.jit, static_argnames=("encoders", "num_negatives", "in_batch")
-)
+@functools.partial(jax.jit, static_argnames=("encoders", "num_negatives"))
 def _step(
   tower: typing.Params,
   state: optax.OptState,
@@ -216,7 +178,6 @@ def _step(
   *,
   encoders: encoders_lib.Encoders,
   num_negatives: int,
-  in_batch: bool,
 ) -> tuple[typing.Params, optax.OptState, Float[Array, ""]]:
   def losses(tower: typing.Params, batch: Any) -> Array:
     queries = encoders.encode(
@@ -224,7 +185,7 @@ def _step(
     )
     return _losses(
       queries, batch, collection, extra_vectors,
-      num_negatives=num_negatives, in_batch=in_batch, temperature=temperature,
+      num_negatives=num_negatives, temperature=temperature,
     )  # fmt: skip
 
   step = fedavg.step(losses, optax.adam(learning_rate))
@@ -294,7 +255,6 @@ def _losses(
   extra_vectors: Float[Array, "extra dim"],
   *,
   num_negatives: int,
-  in_batch: bool,
   temperature: float,
 ) -> Float[Array, " question"]:
   """Returns the softmax loss of each question's answer, in nats.
@@ -310,13 +270,11 @@ def _losses(
   scores = jnp.where(counts, scores, -jnp.inf)
   own, _ = jax.lax.top_k(scores, min(num_negatives, scores.shape[1]))
   extra = _cosines(queries, extra_vectors, batch["extra"])
-  others = jnp.zeros((len(queries), 0))
-  if in_batch:
-    first = batch["answers"][:, 0]  # [question]
-    is_answer = (batch["answers"][:, :, None] == first[None, None]).any(axis=1)
-    others = jnp.where(
-      is_answer | batch["is_padding"][None], -jnp.inf, queries @ positive.T
-    )
+  first = batch["answers"][:, 0]  # [question]
+  is_answer = (batch["answers"][:, :, None] == first[None, None]).any(axis=1)
+  others = jnp.where(
+    is_answer | batch["is_padding"][None], -jnp.inf, queries @ positive.T
+  )
   # [question, 1 + own + others + extra]
   logits = jnp.concatenate([right, own, others, extra], axis=1) / temperature
   return jax.nn.logsumexp(logits, axis=1) - logits[:, 0]

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float
 
 from synthq_jax.federated import clients as clients_lib
-from synthq_jax.retrieval import bm25 as bm25_lib
+from synthq_jax.retrieval import bm25
 
 __all__ = [
   "LEVELS",
@@ -49,24 +49,19 @@ Blocks = Iterator[Float[np.ndarray, "question sentence"]]
 class Scores:
   """Ranks of the first right answers to one client's questions.
 
-  >>> scores = Scores(
-  ...     client="a", split="test", sentence_ranks=np.array([2.0, np.inf]),
-  ...     passage_ranks=np.array([1.0, 20.0]),
-  ... )
+  >>> scores = Scores(client="a", sentence=[2, 0], passage=[1, 20])
   >>> scores.means("passage")
   {'MRR@10': 0.5, 'R@1': 0.5, 'R@20': 1.0, 'R@100': 1.0}
 
   Attributes:
     client: its name.
-    split: whose questions.
-    sentence_ranks: [question] from 1; infinite where no answer was found.
-    passage_ranks: [question] the same of passages.
+    sentence: by question, from 1; 0 where no answer was found.
+    passage: the same of passages.
   """
 
   client: str
-  split: str
-  sentence_ranks: Float[np.ndarray, " question"] = dataclasses.field(repr=False)
-  passage_ranks: Float[np.ndarray, " question"] = dataclasses.field(repr=False)
+  sentence: list[int] = dataclasses.field(repr=False)
+  passage: list[int] = dataclasses.field(repr=False)
 
   def values(
     self, measure: str = "MRR@10", level: str = "sentence"
@@ -86,13 +81,13 @@ class Scores:
         f"expected a measure such as {MEASURES} and a level of {LEVELS}, got "
         f"measure={measure!r}, level={level!r}"
       )
-    ranks = self.sentence_ranks if level == "sentence" else self.passage_ranks
-    found = ranks <= int(match[2])
-    return np.where(found, 1 / ranks if match[1] == "MRR" else 1.0, 0.0)
+    ranks = np.array(getattr(self, level), float)
+    found = (ranks > 0) & (ranks <= int(match[2]))
+    return found / np.maximum(ranks, 1) if match[1] == "MRR" else found * 1.0
 
   def means(self, level: str = "sentence") -> dict[str, float]:
     """Returns the means of `MEASURES` over the questions; NaN without any."""
-    if not len(self.sentence_ranks):
+    if not self.sentence:
       return dict.fromkeys(MEASURES, float("nan"))
     return {name: float(self.values(name, level).mean()) for name in MEASURES}
 
@@ -131,14 +126,10 @@ def evaluate(
       f"{len(sentences)}, finite={finite}"
     )
   blocks = _products(queries, sentences)
-  return _scores(tokens.name, split, tokens, tokens.answers[split], blocks)
+  return _scores(tokens, tokens.answers[split], blocks)
 
 
-def evaluate_bm25(
-  client: clients_lib.Client,
-  split: str,
-  bm25: bm25_lib.BM25 | None = None,
-) -> Scores:
+def evaluate_bm25(client: clients_lib.Client, split: str) -> Scores:
   """Ranks one client's sentences by BM25, with the client's own statistics.
 
   A sentence that shares no word with the question is not found.
@@ -146,17 +137,16 @@ def evaluate_bm25(
   Args:
     client: whose texts.
     split: whose questions.
-    bm25: how it reads and weighs words; None: as `BM25()` does.
 
   Returns:
     The ranks.
   """
   ids = tuple(map(str, range(len(client.sentences))))
-  index = (bm25 or bm25_lib.BM25()).build(ids, client.sentences)
+  index = bm25.BM25().build(ids, client.sentences)
   questions = client.splits[split]
   rows = map(index.scores, questions.texts)
   blocks = (np.where(row > 0, row, -np.inf)[None] for row in rows)
-  return _scores(client.name, split, client, questions.answers, blocks)
+  return _scores(client, questions.answers, blocks)
 
 
 def _products(queries: np.ndarray, sentences: np.ndarray) -> Blocks:
@@ -173,8 +163,6 @@ def _products(queries: np.ndarray, sentences: np.ndarray) -> Blocks:
 
 
 def _scores(
-  name: str,
-  split: str,
   passages: clients_lib.Client | clients_lib.Tokens,
   answers: clients_lib.Answers,
   blocks: Blocks,
@@ -186,30 +174,27 @@ def _scores(
   for block in blocks:
     right = [np.array(each) for each in answers[start : start + len(block)]]
     start += len(block)
-    sentence_ranks.append(_first_ranks(block, right))
+    sentence_ranks += _first_ranks(block, right)
     best = np.maximum.reduceat(block, starts, axis=1)
-    passage_ranks.append(_first_ranks(best, [numbers[each] for each in right]))
+    passage_ranks += _first_ranks(best, [numbers[each] for each in right])
   return Scores(
-    client=name,
-    split=split,
-    sentence_ranks=np.concatenate([*sentence_ranks, np.zeros(0)]),
-    passage_ranks=np.concatenate([*passage_ranks, np.zeros(0)]),
+    client=passages.name, sentence=sentence_ranks, passage=passage_ranks
   )
 
 
 def _first_ranks(
   scores: Float[np.ndarray, "question item"], right: Sequence[np.ndarray]
-) -> Float[np.ndarray, " question"]:
-  """Returns the rank of the right item that stands first, or infinity.
+) -> list[int]:
+  """Returns the rank of the right item that stands first, or 0.
 
   Items without a score (-inf) are not found.
   """
-  ranks = np.full(len(scores), np.inf)
+  ranks = [0] * len(scores)
   for question, (row, places) in enumerate(zip(scores, right, strict=True)):
     best = row[places].max()
     if best > -np.inf:
       first = places[row[places] == best].min()
       before = np.count_nonzero(row > best)
       ties = np.count_nonzero(row[:first] == best)
-      ranks[question] = 1 + before + ties
+      ranks[question] = int(1 + before + ties)
   return ranks

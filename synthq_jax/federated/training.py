@@ -25,7 +25,7 @@ import numpy as np
 import optax
 from jaxtyping import Bool, Float, Int
 
-from synthq_jax import checks, typing
+from synthq_jax import typing
 from synthq_jax.federated import clients, fedavg
 from synthq_jax.federated import encoders as encoders_lib
 from synthq_jax.losses import contrastive
@@ -122,17 +122,8 @@ def plan(
 
   Returns:
     The plan.
-
-  Raises:
-    ValueError: if the table is of other questions or `batch_size` is below 1.
   """
   answers = tokens.answers[split]
-  if table.ndim != 3 or table.shape[1] != len(answers):
-    raise ValueError(
-      f"expected a table of negatives of {len(answers)} questions, got shape"
-      f" {table.shape}; make it with federated.negatives"
-    )
-  checks.at_least(1, batch_size=batch_size)
   epochs, total, n = table.shape
   per_epoch = -(-total // batch_size)
   rows = np.full((epochs, per_epoch * batch_size), -1, np.int32)
@@ -201,9 +192,6 @@ def slots(
 
   Returns:
     The slots.
-
-  Raises:
-    ValueError: if there is no plan, or widths or columns differ.
   """
   fitting = (*(w for w in widths if w < sentence_length), sentence_length)
   found = [
@@ -213,16 +201,7 @@ def slots(
     )
     for one in plans
   ]
-  if not found:
-    raise ValueError("expected a plan, got none; pass one for each client")
   found += [at_least] if at_least else []
-  heads = {(one[0][1], *(width for width, _ in one)) for one in found}
-  if len(heads) > 1:
-    raise ValueError(
-      "expected one number of columns and the same widths for all plans, got"
-      f" {sorted(heads)} (columns, widths); take the same batch size, number of"
-      " negatives and sentence length"
-    )
   return tuple(
     (same[0][0], max(count for _, count in same))
     for same in zip(*found, strict=True)
@@ -252,18 +231,7 @@ def arrays(
     each width that has slots; "places" [step, column], the slot of each column,
     counted from the widest; "is_masked" [step, batch, column]; "is_padding"
     [step, batch].
-
-  Raises:
-    ValueError: if the plan does not fit into the slots.
   """
-  columns = one.columns.shape[1]
-  counts = _counts(one, tuple(width for width, _ in slots))
-  there = [count for _, count in slots]
-  if columns != there[0] or any(np.greater(counts, there)):
-    raise ValueError(
-      f"expected a plan that fits into slots={slots}, got {counts} columns for"
-      " these widths; make the slots of all plans together"
-    )
   order = np.argsort(-one.lengths, axis=1, kind="stable")  # slot -> column
   laid = np.take_along_axis(one.columns, order, axis=1)
   result = {
@@ -371,15 +339,7 @@ def train_alone(
 
   Returns:
     The trained parameters.
-
-  Raises:
-    ValueError: if the client has no questions to train on.
   """
-  if not len(tokens.answers[split]):
-    raise ValueError(
-      f"client {tokens.name!r}: expected {split} questions, got none; leave out"
-      " clients without (clients.with_questions)"
-    )
   loss = loss_fn(encoders, temperature=temperature)
   step = jax.jit(fedavg.step(loss, optimizer))
   state, shapes = optimizer.init(params), ()
@@ -410,12 +370,7 @@ def pool(members: Sequence[clients.Tokens], name: str) -> clients.Tokens:
 
   Returns:
     The sentences in the order of the clients, and their questions.
-
-  Raises:
-    ValueError: if there are no clients.
   """
-  if not members:
-    raise ValueError("expected clients, got none; pass one or more")
   starts = _starts(members)
   passages = np.cumsum([0, *(one.passages[-1] + 1 for one in members)])
   splits = members[0].questions

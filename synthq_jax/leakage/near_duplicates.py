@@ -338,9 +338,6 @@ def find(
   queries: Iterable[Text],
   targets: Sequence[Text],
   detector: Detector,
-  *,
-  chunk: int = _CHUNK,
-  progress: bool = False,
 ) -> Iterator[Match]:
   """Finds the near-duplicates of targets in a stream of queries.
 
@@ -353,18 +350,11 @@ def find(
     queries: read once, a chunk at a time.
     targets: the smaller side; it is indexed and stays in memory.
     detector: what finds them.
-    chunk: queries looked at together, >= 1; changes speed and memory only.
-    progress: whether a bar is shown.
 
   Yields:
     Matches in the order of the queries, and for a query in that of the targets.
-
-  Raises:
-    ValueError: if `chunk` is below 1.
   """
-  for _, found in search(
-    queries, targets, [detector], chunk=chunk, progress=progress
-  ):
+  for _, found in search(queries, targets, [detector]):
     yield from found
 
 
@@ -509,8 +499,6 @@ def share_with_match(
   queries: Sequence[str],
   targets: Sequence[str],
   detector: Detector,
-  *,
-  chunk: int = _CHUNK,
 ) -> Bool[np.ndarray, " query"]:
   """Says which queries have a near-duplicate among the targets.
 
@@ -521,15 +509,10 @@ def share_with_match(
     queries: their texts.
     targets: theirs; these are indexed.
     detector: what finds near-duplicates.
-    chunk: queries looked at together, >= 1.
 
   Returns:
     For each query whether it has one; the mean is the share.
-
-  Raises:
-    ValueError: if `chunk` is below 1.
   """
-  checks.at_least(1, chunk=chunk)
   marked = np.zeros(len(queries), bool)
-  marked[pairs(queries, detector.index(targets), chunk=chunk)[0]] = True
+  marked[pairs(queries, detector.index(targets))[0]] = True
   return marked

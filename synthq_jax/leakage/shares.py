@@ -29,10 +29,8 @@ __all__ = [
   "at_size",
   "difference",
   "paired_difference",
-  "paired_p_value",
   "permutation_p_value",
   "sized_difference",
-  "two_sample_p_value",
 ]
 
 
@@ -112,34 +110,6 @@ def permutation_p_value(
   return (further + 1) / (permutations + 1)
 
 
-def two_sample_p_value(
-  found: int, total: int, other_found: int, other_total: int
-) -> float:
-  """Tests whether two groups have the same share; Fisher's exact test.
-
-  It asks how many of the texts that were found would fall into each group if
-  chance had put every text into its group: where groups were drawn so, it is
-  exact, whatever makes texts be found.
-
-  >>> round(two_sample_p_value(10, 100, 0, 100), 4)
-  0.0015
-
-  Args:
-    found: in one group.
-    total: texts of that group.
-    other_found: in the other.
-    other_total: texts of the other.
-
-  Returns:
-    The two-sided p value.
-  """
-  table = [
-    [found, total - found],
-    [other_found, other_total - other_found],
-  ]
-  return float(stats.fisher_exact(table).pvalue)
-
-
 def paired_difference(
   first: Bool[np.ndarray, " text"],
   second: Bool[np.ndarray, " text"],
@@ -165,27 +135,6 @@ def paired_difference(
   spread = float(first.std() * second.std())
   common = float(np.mean(first & second) - first.mean() * second.mean())
   return difference(*ends, correlation=common / spread if spread else 0.0)
-
-
-def paired_p_value(
-  first: Bool[np.ndarray, " text"], second: Bool[np.ndarray, " text"]
-) -> float:
-  """Tests whether two systems find equally many of the same texts.
-
-  McNemar's test in its exact form: of the texts that one of them alone finds,
-  each finds half, but for chance.
-
-  Args:
-    first: which texts one finds.
-    second: which the other.
-
-  Returns:
-    The two-sided p value; 1 where they find the same.
-  """
-  ours, theirs = int(np.sum(first & ~second)), int(np.sum(second & ~first))
-  if not ours + theirs:
-    return 1.0
-  return float(stats.binomtest(ours, ours + theirs).pvalue)
 
 
 def alone(

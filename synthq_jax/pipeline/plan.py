@@ -177,6 +177,7 @@ class _Settings:
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
     self._check_audit()
+    self.pretrain.check_sentinels(self.prepare_data.extra_ids)
     if self.rows.fused and self.evaluate.depth < self.fuse.depth:
       raise ValueError(
         "evaluate.Config.depth must be at least fuse.Config.depth, whose first"

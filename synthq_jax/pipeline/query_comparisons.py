@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int
+from scipy import stats
 
 from synthq_jax import intervals
 from synthq_jax.data import files
@@ -256,9 +257,10 @@ class NearDuplicates:
     if len(np.unique(units)) < len(units):
       return difference, shares.permutation_p_value(hit, trained, units)
     (found, _), (others, _) = first, second
-    return difference, shares.two_sample_p_value(
-      int(found.sum()), len(found), int(others.sum()), len(others)
-    )
+    # Fisher's test asks how many of those found would fall into each group if
+    # chance had put every text into its group: exact where groups were drawn so.
+    table = [[one.sum(), (~one).sum()] for one in (found, others)]
+    return difference, float(stats.fisher_exact(table).pvalue)
 
   def _of_written(
     self,
@@ -336,7 +338,10 @@ class NearDuplicates:
         beyond = shares.paired_difference(
           hit, public, confidence=self.confidence
         )
-        p_value = shares.paired_p_value(hit, public)
+        ours, theirs = (hit & ~public).sum(), (public & ~hit).sum()
+        p_value = 1.0  # McNemar's test in its exact form
+        if ours + theirs:
+          p_value = float(stats.binomtest(ours, ours + theirs).pvalue)
       count = _count(hit)
       yield comparison_results.TestOverlap(
         test_set=test_set,

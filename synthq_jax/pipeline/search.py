@@ -218,7 +218,7 @@ class _Opened:
   def system(self, name: str) -> _Search:
     made = self._known[name]
     if isinstance(made, results.Checkpoint):
-      built = _index(self._folders, made)
+      built = _index(self._folders, self._prepared, made)
       self.num_bytes[name] = built.vectors.nbytes
       return _vectors(self._folders, self._prepared, made, built)
     if isinstance(made, system_results.Fusion):
@@ -229,7 +229,7 @@ class _Opened:
 
   def approximate(self, name: str, hnsw: index.HNSW) -> _Search:
     made = self._known[name]
-    vectors = _index(self._folders, made).vectors
+    vectors = _index(self._folders, self._prepared, made).vectors
     size = vectors.nbytes + 8 * hnsw.links * len(vectors)
     self.num_bytes[f"{name} (HNSW)"] = size
     built = hnsw.build(vectors)
@@ -288,7 +288,9 @@ def _vectors(
 
 
 def _index(
-  folders: workspace.Folders, retriever: results.Checkpoint
+  folders: workspace.Folders,
+  prepared: results.PreparedData,
+  retriever: results.Checkpoint,
 ) -> index.Index:
   """Reads the index of a retriever, or makes and saves it."""
   private = results.is_private_path(retriever.directory)
@@ -304,7 +306,8 @@ def _index(
   if artifacts.read_fingerprint(folder) == digest:
     return index.load_exact(folder / _INDEX)
   made = artifacts.load(source, system_results.Vectors)
-  vectors = vector_files.open_vectors(folders.root / made.vectors)
+  total = len(inputs.document_tokens(folders, prepared).owners)
+  vectors = vector_files.open_vectors(folders.root / made.vectors, total)
   built = index.exact(np.asarray(vectors))
   built.save(folder / _INDEX)
   saved = SavedIndex(

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,9 +97,9 @@ def to_files(
   """Encodes a collection into files, one of several processes its share.
 
   What is finished stays: started again, a process reads its blocks, and makes
-  those that are missing, damaged or of other tokens. Memory holds one block of
-  tokens and vectors. `vector_files.open_vectors` opens the result once all
-  processes are done; they never talk to each other.
+  those that are missing, damaged, of another encoder or of other tokens. Memory
+  holds one block of tokens and vectors. `vector_files.open_vectors` opens the
+  result once all processes are done; they never talk to each other.
 
   Args:
     params: as in `encode`.
@@ -116,26 +115,19 @@ def to_files(
     progress: called with numbers of rows; those found finished count.
 
   Raises:
-    ValueError: if the folder holds blocks of another encoder, number of
-      rows or `block_rows`, there are no rows, or an argument is out of
-      range.
+    ValueError: if there are no rows, or an argument is out of range.
   """
-  encoder = encoders.of(config)
-  params = encoder.select(params)
-  layout = vector_files.Layout(
-    encoder=artifacts.fingerprint(_digest(params), config, ""),
-    rows=len(tokens),
-    dim=encoder.dim,
-    block_rows=block_rows,
+  params = encoders.of(config).select(params)
+  owned = vector_files.of_shard(
+    len(tokens), block_rows=block_rows, shard=shard, num_shards=num_shards
   )
-  numbers = layout.of_shard(shard, num_shards)
-  writer = vector_files.Writer(pathlib.Path(directory), layout, num_shards)
+  maker = artifacts.fingerprint(_digest(params), config)
+  files = vector_files.files(directory)
   params = device_rows.replicate(params, device_rows.mesh(devices, _AXIS))
-  for number in numbers:
-    first, stop = layout.bounds(number)
-    rows = np.ascontiguousarray(tokens[first:stop], np.int32)
-    source = blocks.digest(rows)
-    if not writer.has(number, source):
+  for number, part in owned.items():
+    rows = np.ascontiguousarray(tokens[part], np.int32)
+    made_of = f"{maker} {blocks.digest(rows)}"
+    if files.read(number, mapped=True, made_of=made_of) is None:
       vectors = encode(
         params,
         config,
@@ -144,9 +136,9 @@ def to_files(
         devices=devices,
         progress=progress,
       )
-      writer.write(number, source, vectors)
+      files.write(number, vectors, made_of=made_of)
     elif progress is not None:
-      progress(stop - first)
+      progress(len(rows))
 
 
 def _digest(params: typing.Params) -> str:

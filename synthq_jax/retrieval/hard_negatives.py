@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 from synthq_jax import checks
-from synthq_jax.data import beir
+from synthq_jax.data import beir, files
 from synthq_jax.retrieval import trec
 
 __all__ = ["mine", "write"]
@@ -94,11 +94,5 @@ def write(path: str | os.PathLike, negatives: dict[str, list[str]]) -> None:
     path: the file; it appears only when complete.
     negatives: from `mine`.
   """
-  beir.write_negatives(
-    path,
-    (
-      (query, document)
-      for query, documents in negatives.items()
-      for document in documents
-    ),
-  )
+  pairs = [(q, d) for q, found in negatives.items() for d in found]
+  files.write_lines(path, map("\t".join, [beir.NEGATIVES_HEADER, *pairs]))

@@ -29,7 +29,6 @@ __all__ = [
   "bootstrap_interval",
   "compare",
   "paired_bootstrap",
-  "paired_t_test",
   "share_of_gain",
   "stratified_interval",
   "stratified_t_test",
@@ -233,22 +232,6 @@ def paired_bootstrap(
   )
 
 
-def paired_t_test(first: Values, second: Values) -> TTest:
-  """Tests whether two systems have the same mean, query by query.
-
-  Args:
-    first: values of one system, an array [query] or query id -> value.
-    second: values of the other on the same queries.
-
-  Returns:
-    The mean difference, the statistic and the two-sided p value.
-
-  Raises:
-    ValueError: if the queries differ or there are fewer than two.
-  """
-  return stratified_t_test([first], [second])
-
-
 def stratified_t_test(
   first: Sequence[Values],
   second: Sequence[Values],
@@ -400,7 +383,7 @@ def compare(
   Raises:
     ValueError: if the queries of a pair differ or are fewer than two.
   """
-  tests = [paired_t_test(*pair) for pair in pairs.values()]
+  tests = [stratified_t_test([a], [b]) for a, b in pairs.values()]
   corrected = bonferroni([test.p_value for test in tests])
   return tuple(
     Comparison(

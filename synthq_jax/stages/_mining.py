@@ -92,7 +92,8 @@ def searched_by(
     devices=distributed.own_devices(),
   )
   distributed.barrier(f"mining {folder.name}")
-  vectors = np.asarray(vector_files.open_vectors(folder))
+  total = len(collection.tokens)
+  vectors = np.asarray(vector_files.open_vectors(folder, total))
   asked = encode.encode(
     params,
     model_config,

@@ -160,7 +160,8 @@ def dense(
   own = state / "documents"
   if documents is not None:
     own = task.folders.root / documents.vectors
-  asked = np.asarray(vector_files.open_vectors(state / "queries"))
+  total = len(judged.query_tokens)
+  asked = np.asarray(vector_files.open_vectors(state / "queries", total))
   return nearest(judged, own, asked, depth)
 
 
@@ -168,7 +169,8 @@ def nearest(
   judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
 ) -> trec.Run:
   """Returns the documents nearest to each query, by exact inner product."""
-  collection = np.asarray(vector_files.open_vectors(documents))
+  total = len(judged.passages.owners)
+  collection = np.asarray(vector_files.open_vectors(documents, total))
   rows = zip(
     *best_passages.documents(
       index.exact(collection),

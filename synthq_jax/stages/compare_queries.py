@@ -572,7 +572,7 @@ def _mauve(
         mauve.from_vectors(
           first,
           second,
-          config=mauve.Config(seed=seed + number),
+          seed=seed + number,
           featurizer=featurizer.description,
         )
         for number in range(_CLUSTERINGS if len(first) else 0)

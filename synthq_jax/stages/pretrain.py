@@ -106,6 +106,20 @@ class Config:
           "Phase.rates must be the factors at start and end, got"
           f" rates={phase.rates}"
         )
+      shortest = pretrain_tasks.SHORTEST_FILL
+      if "fill" in phase.tasks and phase.target_length < shortest:
+        raise ValueError(
+          f"Phase.target_length must be at least {shortest} for the task 'fill',"
+          f" got {phase.target_length}"
+        )
+
+  def check_sentinels(self, extra_ids: int) -> None:
+    """Refuses gaps to fill where the vocabulary has no ids that mark them."""
+    if not extra_ids and any("fill" in phase.tasks for phase in self.phases):
+      raise ValueError(
+        "Phase.tasks has 'fill', which needs sentinels, got extra_ids=0: set"
+        " extra_ids, or leave 'fill' out"
+      )
 
 
 def jobs(run):

@@ -72,6 +72,7 @@ class Config:
   def __post_init__(self):
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
+    self.pretrain.check_sentinels(self.extra_ids)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -151,7 +151,7 @@ def _clusters(task, documents: results.PublicDocuments, folder) -> np.ndarray:
   )
   task.when_saved.append(lambda: artifacts.remove(state))
   return clusters_lib.assign(
-    vector_files.open_vectors(state),
+    vector_files.open_vectors(state, len(tokens)),
     _number(config, documents),
     seed=config.seed,
     iterations=config.iterations,

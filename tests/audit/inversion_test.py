@@ -33,7 +33,7 @@ INVERTER = inversion.Inverter(model=MODEL, vector_dim=32, memories=4)
 WORDS, SYMBOLS = range(5, 15), range(20, 30)
 CANDIDATES = 20
 STEPS = 200
-NOISED = inversion.Gaussian(standard_deviation=1.0)
+NOISED = 1.0
 QUIET = loop.Settings(progress=False, log_every=50)
 
 
@@ -77,9 +77,9 @@ def _victim():
   }
 
 
-def fit(victim, folder, treatment, **changes):
+def fit(victim, folder, noise, **changes):
   vectors, tokens = victim["own"]
-  sent = inversion.send(treatment, vectors, jax.random.key(1))
+  sent = inversion.send(noise, vectors, jax.random.key(1))
   recipe = recipe_lib.Recipe(
     steps=STEPS,
     batch_size=128,
@@ -92,7 +92,7 @@ def fit(victim, folder, treatment, **changes):
     INVERTER.init(victim["params"], sent, jax.random.key(2)),
     vectors,
     tokens,
-    treatment=treatment,
+    noise=noise,
     recipe=dataclasses.replace(recipe, **changes),
     files=loop.Files.below(folder, "inverter"),
   )
@@ -101,15 +101,15 @@ def fit(victim, folder, treatment, **changes):
 @pytest.fixture(name="decoders", scope="module")
 def _decoders(victim, tmp_path_factory):
   folder = tmp_path_factory.mktemp("inverters")
-  hidden = fit(victim, folder / "hidden", inversion.hidden)
+  hidden = fit(victim, folder / "hidden", None)
   return {
     name: inversion_measures.Decoders(
       inverter=INVERTER,
-      params=fit(victim, folder / name, treatment),
+      params=fit(victim, folder / name, noise),
       hidden=hidden,
-      treatment=treatment,
+      noise=noise,
     )
-    for name, treatment in {"raw": None, "noised": NOISED}.items()
+    for name, noise in {"raw": 0.0, "noised": NOISED}.items()
   }
 
 
@@ -148,7 +148,7 @@ def test_the_vector_of_another_sentence_is_no_gain(victim, decoders):
 def test_much_noise_leaves_nothing_to_read(victim, decoders):
   found = reading(decoders["noised"], *victim["client"])
   bound = vector_bounds.information_bits(
-    dim=32, radius=1, standard_deviation=NOISED.standard_deviation
+    dim=32, radius=1, standard_deviation=NOISED
   )
   assert found.bits.low < bound < 1
   assert abs(found.perplexity / found.perplexity_hidden - 1) < 0.1
@@ -173,7 +173,7 @@ def test_planted_secrets_separate_raw_from_noised(victim, decoders):
   bound = vector_bounds.success(
     num_candidates=CANDIDATES,
     radius=float(vector_bounds.enclosing_radius(vectors).max()),
-    standard_deviation=NOISED.standard_deviation,
+    standard_deviation=NOISED,
   )
   assert bound < 0.3
   assert noised.nearest.first.low < bound
@@ -255,7 +255,7 @@ def test_training_starts_from_the_public_decoder(victim, tmp_path):
   np.testing.assert_allclose(
     INVERTER.memory(louder, jnp.asarray(30 * sent + 7)), memory, atol=2e-3
   )
-  trained = fit(victim, tmp_path, None, steps=2, warmup_steps=1)
+  trained = fit(victim, tmp_path, 0.0, steps=2, warmup_steps=1)
   after = INVERTER.init(trained, sent, jax.random.key(7))
   np.testing.assert_array_equal(
     after["reader"]["bias"], trained["reader"]["bias"]
@@ -284,15 +284,12 @@ def test_likelihoods_do_not_depend_on_the_batch(victim):
   )
 
 
-def test_what_is_sent_is_what_the_treatment_says():
+def test_what_is_sent_has_the_noise_or_is_hidden():
   vectors = np.ones((2000, 8), np.float32)
   key = jax.random.key(0)
-  np.testing.assert_array_equal(inversion.send(None, vectors, key), vectors)
-  assert not inversion.send(inversion.hidden, vectors, key).any()
-  noise = (
-    inversion.send(inversion.Gaussian(standard_deviation=0.3), vectors, key)
-    - vectors
-  )
+  np.testing.assert_array_equal(inversion.send(0.0, vectors, key), vectors)
+  assert not inversion.send(None, vectors, key).any()
+  noise = inversion.send(0.3, vectors, key) - vectors
   assert np.std(noise) == pytest.approx(0.3, rel=0.03)
   assert abs(np.mean(noise)) < 0.01
 
@@ -300,7 +297,7 @@ def test_what_is_sent_is_what_the_treatment_says():
 @pytest.mark.parametrize(
   "make",
   [
-    lambda: inversion.Gaussian(standard_deviation=-1.0),
+    lambda: inversion.send(-1.0, np.ones((1, 2)), jax.random.key(0)),
     lambda: inversion.Inverter(model=MODEL, vector_dim=0),
     lambda: inversion.Inverter(
       model=dataclasses.replace(MODEL, scan_layers=True), vector_dim=2

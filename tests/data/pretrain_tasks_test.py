@@ -198,6 +198,12 @@ def test_a_filled_input_is_the_original(data):
       assert 0.05 < hidden / len(restored) < 0.25
 
 
+def test_the_shortest_target_has_one_gap(data):
+  for body, target in rows(data, "fill", make(data, "fill", target_length=5)):
+    assert len(target) == 4 and target[0] == data.sentinels[0]
+    assert body.count(target[0]) == 1
+
+
 def test_gaps_lie_at_different_places(data):
   places = [make(data, "fill", seed)[0][0].tolist() for seed in range(5)]
   assert len(set(map(tuple, places))) > 1

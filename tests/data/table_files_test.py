@@ -297,6 +297,43 @@ def test_anserini_reads_what_is_written_for_it(tmp_path):
   assert lost == {"query": 1}  # q8 is no topic any more
 
 
+def test_a_topic_of_two_splits_has_one_text(tmp_path):
+  query_sets.LAYOUTS["pyserini"].write(tmp_path, small_set(), ORIGIN)
+  topics = tmp_path / "topics.test.tsv"
+  topics.write_text(topics.read_text() + "q1\twhat about 1\n")
+  assert len(msmarco.read_anserini(tmp_path).queries) == 8
+  topics.write_text(topics.read_text() + "q2\tanother\n")
+  with pytest.raises(ValueError, match="topics.train.tsv: expected one text"):
+    msmarco.read_anserini(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_whole_grades_may_be_stored_as_floats(tmp_path, suffix):
+  data = small_set()
+  query_sets.LAYOUTS["hf"].write(tmp_path, data, ORIGIN)
+  [file] = (tmp_path / "qrels").glob("test*")
+  file.unlink()
+
+  def graded(grade):
+    row = {"query-id": "q6", "corpus-id": "d6", "score": grade}
+    write(tmp_path / "qrels" / f"test.{suffix}", [row])
+    [other] = (tmp_path / "qrels").glob("train*")
+    rows = [
+      {"query-id": query, "corpus-id": document, "score": float(one)}
+      for query, grades in data.qrels["train"].items()
+      for document, one in grades.items()
+    ]
+    other.unlink()
+    write(tmp_path / "qrels" / f"train.{suffix}", rows)
+    return beir.read_hub(tmp_path).qrels
+
+  assert graded(2.0) == data.qrels | {"test": {"q6": {"d6": 2}}}
+  for bad in (1.5, float("nan")):
+    with pytest.raises(ValueError, match="expected a whole number") as caught:
+      graded(bad)
+    assert "\n" not in str(caught.value)
+
+
 def test_one_split_for_all_is_divided_by_words_and_said(capsys):
   judged = {f"q{i}": {f"d{i % 9}": 1} for i in range(300)}
   data = collection.Collection(

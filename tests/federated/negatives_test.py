@@ -42,7 +42,11 @@ def _lookup(dim=8, seed=0):
 
 def _mine(tokens, encoders=None, **options):
   options = {"n": 2, "k": 4, "seed": 3, **options}
-  return negatives.mine(encoders or _lookup(), 1.0, tokens, **options)
+  encoders = encoders or _lookup()
+  vectors = encoders.encode_sentences(1.0, tokens.sentences)
+  return negatives.mine(
+    encoders, 1.0, tokens, sentence_vectors=vectors, **options
+  )
 
 
 def test_random_negatives_are_uniform_over_sentences_that_are_no_answers():
@@ -180,9 +184,9 @@ def test_bm25_gives_the_best_sentences_that_are_no_answers():
     ("red apples", "green pears"),
     ((0,), (3,)),
   )
-  table = negatives.bm25_negatives(client, n=2, epochs=2)
+  table = negatives.bm25_negatives(client, n=2)
   np.testing.assert_array_equal(table[0], [[1, 4], [-1, -1]])
-  np.testing.assert_array_equal(table[0], table[1])
+  assert table.shape == (1, 2, 2)
   # An answer's equal is no negative either.
   client = _client(client.sentences, ("red apples",), ((2,),))
   np.testing.assert_array_equal(
@@ -212,12 +216,3 @@ def test_drawing_from_more_spreads_hubs():
 def test_hubness_is_the_skewness_of_what_is_there():
   found = negatives.hubness(np.array([[[0, 1], [0, -1], [0, 2]]]), 4)
   assert found == pytest.approx(scipy.stats.skew([3, 1, 1, 0]))
-
-
-def test_what_cannot_be_drawn_is_refused():
-  with pytest.raises(ValueError, match="k of at least n=5"):
-    _mine(_tokens(), n=5)
-  with pytest.raises(ValueError, match="epochs=0"):
-    negatives.random_negatives(_tokens(), n=1, seed=0, epochs=0)
-  with pytest.raises(ValueError, match="num_sentences=4"):
-    negatives.hubness(np.array([[4]]), 4)

@@ -1,6 +1,7 @@
 """A client's own query tower: what it learns, and against what."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +53,39 @@ def make_tokens(seed=0, questions=QUESTIONS):
 TOKENS = make_tokens()
 
 
-def customise(params, tokens=TOKENS, seed=0, extra=None, **changes):
+def customise(
+  params, tokens=TOKENS, seed=0, extra=None, dev_split="dev", sentences=None,
+  **changes,
+):  # fmt: skip
+  """The tower, with the loss of each step and what the dev questions said."""
   settings = dataclasses.replace(SETTINGS, **changes)
-  return personalisation.customise(
-    ENCODERS, params, tokens, settings, seed=seed, extra=extra
+  step, watches, losses = personalisation._step, [], []
+  if sentences is None:
+    sentences = ENCODERS.encode_sentences(params, tokens.sentences)
+
+  class Watch(personalisation._Watch):
+    def __init__(self, *args):
+      super().__init__(*args)
+      watches.append(self)
+
+  def noted(*args, **named):
+    *result, loss = step(*args, **named)
+    losses.append(float(loss))
+    return *result, loss
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(personalisation, "_Watch", Watch)
+    patch.setattr(personalisation, "_step", noted)
+    query = personalisation.customise(
+      ENCODERS, params, tokens, settings, seed=seed, extra=extra,
+      sentence_vectors=sentences, dev_split=dev_split,
+    )  # fmt: skip
+  best = [watch.best[1] for watch in watches if watch.best]
+  return types.SimpleNamespace(
+    query=query,
+    losses=losses,
+    dev_scores=tuple(score for watch in watches for score in watch.scores),
+    epochs=best[0] if best else settings.epochs,
   )
 
 
@@ -74,11 +104,11 @@ def equal(one, other):
 
 def first_loss(params, extra=None, **changes):
   """The loss of all questions before anything was learned."""
-  changes = {"epochs": 1, "batch_size": 16, "in_batch": False} | changes
-  return float(customise(params, extra=extra, **changes).losses[0])
+  changes = {"epochs": 1, "batch_size": 16} | changes
+  return customise(params, extra=extra, **changes).losses[0]
 
 
-def oracle(params, num_negatives, extra=None, in_batch=False):
+def oracle(params, num_negatives, extra=None, in_batch=True):
   """The same in NumPy: the hardest distinct sentences that do not answer."""
   queries, sentences = vectors(params)
   losses = []
@@ -107,10 +137,8 @@ def test_the_loss_is_the_softmax_against_the_hardest(params, num_negatives):
 
 
 def test_answers_of_a_steps_other_questions_are_negatives_too(params):
-  expected = oracle(params, 5, in_batch=True)
-  found = first_loss(params, num_negatives=5, in_batch=True)
-  assert found == pytest.approx(expected, rel=1e-4)
-  assert found > first_loss(params, num_negatives=5)
+  alone = oracle(params, 5, in_batch=False)
+  assert first_loss(params, num_negatives=5) > alone + 0.1
 
 
 def make_extra(columns=3):
@@ -126,13 +154,6 @@ def test_extra_negatives_join_each_questions_own(params):
   expected = oracle(params, 5, extra)
   assert first_loss(params, extra) == pytest.approx(expected, rel=1e-4)
   assert first_loss(params, extra) > first_loss(params)
-
-
-def test_extra_negatives_of_another_client_are_refused(params):
-  extra = make_extra()
-  extra = exchange.Negatives(vectors=extra.vectors, rows=extra.rows[:-1])
-  with pytest.raises(ValueError, match="10 train questions, got 9"):
-    customise(params, extra=extra)
 
 
 def test_answers_and_sentences_of_their_text_are_never_found(params):
@@ -156,16 +177,14 @@ def test_training_lowers_the_loss_and_finds_the_answers(params):
 def test_the_tower_is_a_function_of_the_seed(params):
   one, again, other = (customise(params, seed=seed) for seed in (1, 1, 2))
   assert equal(one.query, again.query)
-  np.testing.assert_array_equal(one.losses, again.losses)
+  assert one.losses == again.losses
   assert not equal(one.query, other.query)
 
 
 def test_the_sentence_tower_does_not_matter_once_vectors_are_there(params):
   _, sentences = vectors(params)
   broken = {**params, "sentence": None}
-  made = personalisation.customise(
-    ENCODERS, broken, TOKENS, SETTINGS, seed=0, sentence_vectors=sentences
-  )
+  made = customise(broken, sentences=sentences)
   assert equal(made.query, customise(params).query)
 
 
@@ -194,11 +213,8 @@ def test_dev_questions_are_those_of_the_split_that_is_named(params):
     questions={"train": asked, "validation": asked[:3]},
     answers={"train": known, "validation": known[:3]},
   )
-  settings = dataclasses.replace(SETTINGS, epochs=4, patience=4)
   named, other = (
-    personalisation.customise(
-      ENCODERS, params, tokens, settings, seed=0, dev_split=split
-    )
+    customise(params, tokens, dev_split=split, epochs=4, patience=4)
     for split in ("validation", "dev")
   )
   assert named.dev_scores == customise(params, epochs=4, patience=4).dev_scores
@@ -207,14 +223,13 @@ def test_dev_questions_are_those_of_the_split_that_is_named(params):
 
 def test_without_patience_nobody_looks_at_dev_questions(params):
   made = customise(params)
-  assert made.dev_scores == ()
-  assert made.epochs == 2
+  assert made.dev_scores == () and len(made.losses) == 2 * 3
 
 
 def test_a_client_without_questions_keeps_its_tower(params):
   made = customise(params, make_tokens(questions=0))
   assert equal(made.query, params["query"])
-  assert len(made.losses) == made.epochs == 0
+  assert not made.losses
 
 
 def test_clients_of_similar_size_share_one_compiled_step(params):

@@ -195,14 +195,14 @@ def test_pieces_of_a_search_change_nothing(monkeypatch):
 def test_chunks_change_nothing(queries, targets, chunk):
   detector = near_duplicates.TokenSet(threshold=0.5)
   whole = list(near_duplicates.find(texts(queries), texts(targets), detector))
-  parts = near_duplicates.find(
-    iter(texts(queries)), texts(targets), detector, chunk=chunk
+  parts = near_duplicates.search(
+    iter(texts(queries)), texts(targets), [detector], chunk=chunk
   )
-  assert list(parts) == whole
-  marks = near_duplicates.share_with_match(
-    queries, targets, detector, chunk=chunk
-  )
-  assert set(np.flatnonzero(marks)) == {int(m.query_id[1:]) for m in whole}
+  assert [match for _, found in parts for match in found] == whole
+  left, _ = near_duplicates.pairs(queries, detector.index(targets), chunk=chunk)
+  marks = near_duplicates.share_with_match(queries, targets, detector)
+  for marked in (np.flatnonzero(marks).tolist(), left.tolist()):
+    assert set(marked) == {int(m.query_id[1:]) for m in whole}
 
 
 def test_no_more_than_a_chunk_is_read_before_the_first_match_is_out():
@@ -213,8 +213,8 @@ def test_no_more_than_a_chunk_is_read_before_the_first_match_is_out():
       read.append(each)
       yield each
 
-  found = near_duplicates.find(
-    log(), texts(["Measles"]), near_duplicates.Exact(), chunk=3
+  found = near_duplicates.search(
+    log(), texts(["Measles"]), [near_duplicates.Exact()], chunk=3
   )
   assert read == []
   next(found)
@@ -261,9 +261,7 @@ def test_wrong_settings_are_refused():
   with pytest.raises(ValueError, match="stemmer='klingon'"):
     near_duplicates.TokenSet(stemmer="klingon")
   with pytest.raises(ValueError, match="chunk=0"):
-    list(near_duplicates.find([], [], near_duplicates.Exact(), chunk=0))
-  with pytest.raises(ValueError, match="chunk=0"):
-    near_duplicates.share_with_match([], [], near_duplicates.Exact(), chunk=0)
+    list(near_duplicates.search([], [], [near_duplicates.Exact()], chunk=0))
 
 
 SIMPLE = st.lists(st.text(alphabet="ab é", max_size=6), max_size=6)

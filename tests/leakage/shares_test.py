@@ -47,18 +47,15 @@ def test_the_interval_of_a_difference_is_newcombes(counts, low, high):
 
 def test_groups_that_chance_made_are_rarely_told_apart():
   rng = np.random.default_rng(0)
-  alarms, covered, repeats = 0, 0, 2000
+  covered, repeats = 0, 2000
   hit = np.arange(1000) < 60  # whatever makes queries come out
   for _ in range(repeats):
     trained = rng.permutation(1000) < 800
     ours, theirs = int(hit[trained].sum()), int(hit[~trained].sum())
-    alarms += shares.two_sample_p_value(ours, 800, theirs, 200) <= 0.05
     gap = shares.difference(
       intervals.wilson(ours, 800), intervals.wilson(theirs, 200)
     )
     covered += gap.low <= 0 <= gap.high
-  assert alarms / repeats <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
-  assert alarms / repeats >= 0.01  # it is not blind, either
   assert covered / repeats >= 0.94
 
 
@@ -82,7 +79,6 @@ def test_the_same_texts_are_compared_pair_by_pair():
   )
   assert same.mean == 0
   assert same.high - same.low < 0.15 * (apart.high - apart.low)
-  assert shares.paired_p_value(first, first) == 1.0
   more = np.array([True] * 40 + [False] * 60)
   gap = shares.paired_difference(more, first)
   apart = shares.difference(
@@ -90,8 +86,6 @@ def test_the_same_texts_are_compared_pair_by_pair():
   )
   assert gap.mean == pytest.approx(0.1)
   assert gap.high - gap.low < apart.high - apart.low
-  # Ten texts, all found by the first alone: 2 / 2^10.
-  assert shares.paired_p_value(more, first) == pytest.approx(2 / 1024)
 
 
 def test_a_text_is_alone_whichever_group_its_double_is_in():
@@ -228,8 +222,11 @@ def test_units_are_the_draws_where_a_split_drew_them():
     alarms += 0.05 >= shares.permutation_p_value(
       found, first, units, permutations=199, seed=repeat
     )
-    counts = [(found[side].sum(), side.sum()) for side in (first, ~first)]
-    naive += shares.two_sample_p_value(*counts[0], *counts[1]) <= 0.05
+    table = [
+      [(hit & side).sum() for hit in (found, ~found)]
+      for side in (first, ~first)
+    ]
+    naive += stats.fisher_exact(table).pvalue <= 0.05
     gap = shares.difference(
       *(share_of(found[side], units[side]) for side in (first, ~first))
     )

@@ -192,9 +192,9 @@ def test_every_clustering_has_a_seed_of_its_own(place, monkeypatch):
   seeds = []
   whole = mauve.from_vectors
 
-  def noted(*vectors, config, featurizer):
-    seeds.append(config.seed)
-    return whole(*vectors, config=config, featurizer=featurizer)
+  def noted(*vectors, seed, featurizer):
+    seeds.append(seed)
+    return whole(*vectors, seed=seed, featurizer=featurizer)
 
   monkeypatch.setattr(mauve, "from_vectors", noted)
   _similarity(place, _Length())

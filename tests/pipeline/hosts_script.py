@@ -14,7 +14,6 @@ import sys
 
 from synthq_jax.cli import main
 from synthq_jax.data import blocks
-from synthq_jax.retrieval import vector_files
 from synthq_jax.stages import _search, generate
 from synthq_jax.training import checkpoints, distributed
 
@@ -48,9 +47,6 @@ def patch(folder: pathlib.Path, kills: str) -> None:
         flag.write_text(str(step))
         os.kill(os.getpid(), signal.SIGKILL)
 
-  def say(what):
-    return lambda _, number: print(what, number, flush=True)
-
   generate._PART = 16
   _search._BLOCK = 32
   Writer = checkpoints.Writer
@@ -61,9 +57,10 @@ def patch(folder: pathlib.Path, kills: str) -> None:
       super().write(number, rows, **named)
       if self.directory.name.startswith("parts_"):
         print("part", number, flush=True)
+      if self.path(number).name.startswith("block_"):
+        print("block", number, flush=True)
 
   blocks.Blocks = Parts
-  vector_files.Writer.write = after(vector_files.Writer.write, say("block"))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,15 @@ def test_windows_hold_every_token_and_begin_with_the_title(
     assert seen[-2][-1] < text[-1]
 
 
+def test_the_shortest_windows_have_room_for_the_text():
+  """One token and EOS: the title is left out."""
+  eos = vocabulary_lib.EOS_ID
+  cut = passages.windows([7, 8], [11, 12], length=2, stride=1)
+  assert cut == [[11, eos], [12, eos]]
+  cut = passages.windows([7, 8], [11, 12], length=3, stride=1)
+  assert cut == [[7, 11, eos], [7, 12, eos]]
+
+
 TEXTS = ["short", "a longer text " * 20, "", "end"]
 DOCUMENTS = [
   collection.Document(f"d {i}", text, title="The title" * (i % 2))
@@ -243,8 +252,8 @@ def test_every_passage_is_encoded_and_documents_are_found(run):
   made = artifacts.load(
     run / "encode_documents/untrained", system_results.Vectors
   )
-  vectors = np.asarray(vector_files.open_vectors(run / made.vectors))
-  assert len(vectors) == len(read.owners)
+  vectors = vector_files.open_vectors(run / made.vectors, len(read.owners))
+  assert np.isfinite(np.asarray(vectors)).all()
   for name in ("untrained", "original", "bm25", "fused_public_only"):
     found = trec.read_run(run / f"private/evaluate/test/{name}/run.trec")
     assert set().union(*found.values()) <= set(read.ids.tolist())

@@ -9,6 +9,7 @@ import made_up
 import numpy as np
 import pytest
 import tiny_runs
+from scipy import stats
 
 from synthq_jax import artifacts
 from synthq_jax.data import jsonl, shipped
@@ -184,7 +185,8 @@ def test_copied_train_queries_are_found_with_their_share(planted):
   assert (one.control.number, one.control.total) == (0, 150)
   assert one.difference.low < 60 / 340 < one.difference.high
   assert one.difference.low > 0.1
-  assert one.p_value < 1e-6
+  fisher = stats.fisher_exact([[60, 280], [0, 150]]).pvalue
+  assert one.p_value == pytest.approx(fisher, rel=1e-9) and fisher < 1e-6
   # 60 of 300 written ones copy one of 400, of which 149 are there.
   assert one.size == 149
   assert one.written_train == pytest.approx(0.2 * 149 / 340)
@@ -263,7 +265,8 @@ def test_copied_test_queries_are_seen_in_the_test_part(planted):
   assert (one.written.number, one.written.total) == (30, 300)
   assert one.share.low < 1 / 3 < one.share.high
   assert one.beyond_public.low > 0.2
-  assert one.p_value < 1e-6
+  # 30 texts, all found by this one alone: McNemar's p is 2 / 2^30.
+  assert one.p_value == pytest.approx(2**-29)
   assert _overlap(found, "train").tested.number == 0
   assert _overlap(found, "eps8").p_value == 1.0
   # Among private queries it shows as a difference below 0.

@@ -130,7 +130,7 @@ def test_files_hold_the_vectors_of_all_shards_in_order(tmp_path):
     _write(tmp_path, tokens, shard=shard, num_shards=2, progress=done.append)
   assert sum(done) == 23
   assert tokens.seen == [(10, 15), (15, 20), (20, 23), (0, 5), (5, 10)]
-  vectors = vector_files.open_vectors(tmp_path)
+  vectors = vector_files.open_vectors(tmp_path, 23)
   expected = encode.encode(_params(), _CONFIG, _tokens(), batch_size=4)
   np.testing.assert_array_equal(np.asarray(vectors), expected)
 
@@ -171,7 +171,7 @@ def test_damaged_blocks_are_made_again_and_no_others(tmp_path, damage):
   _write(tmp_path)
   before = _content(tmp_path)
   path = tmp_path / "block_00003.npy"
-  mark = path.with_suffix(".json")
+  mark = path.with_suffix(".sha256")
   if damage == "short":
     path.write_bytes(path.read_bytes()[:-9])
   elif damage == "bit":
@@ -212,17 +212,29 @@ def _other_params():
     {
       "config": dataclasses.replace(_CONFIG, mlp_activations=("relu", "linear"))
     },
-    {"tokens": _tokens(22)},
     {"block_rows": 6},
   ],
-  ids=["params", "config", "rows", "block_rows"],
+  ids=["params", "config", "block_rows"],
 )
-def test_blocks_of_something_else_are_refused_and_kept(tmp_path, changed):
-  _write(tmp_path, shard=0, num_shards=2)
-  before = _content(tmp_path)
-  with pytest.raises(ValueError, match="block_00000.npy: expected a block of"):
-    _write(tmp_path, **{"shard": 1, "num_shards": 2, **changed})
-  assert _content(tmp_path) == before
+def test_blocks_of_something_else_are_made_again(tmp_path, changed):
+  _write(tmp_path / "old")
+  before = _content(tmp_path / "old")
+  _write(tmp_path / "old", **changed)
+  _write(tmp_path / "new", **changed)
+  after, new = _content(tmp_path / "old"), _content(tmp_path / "new")
+  assert new.items() <= after.items() and not new.items() & before.items()
+
+
+def test_an_encoder_never_shares_a_folder_with_another(tmp_path):
+  for shard, params in enumerate([_params(), _other_params()]):
+    _write(tmp_path, params=params, shard=shard, num_shards=2)
+  with pytest.raises(ValueError, match="of one encoder, got several"):
+    vector_files.open_vectors(tmp_path, 23)
+  for shard in range(2):
+    _write(tmp_path, params=_other_params(), shard=shard, num_shards=2)
+  expected = encode.encode(_other_params(), _CONFIG, _tokens(), batch_size=4)
+  found = np.asarray(vector_files.open_vectors(tmp_path, 23))
+  np.testing.assert_array_equal(found, expected)
 
 
 def test_parameters_of_the_decoder_do_not_matter(tmp_path):
@@ -289,4 +301,4 @@ def test_two_processes_write_what_one_does(tmp_path):
   for shard in range(2):
     _write(tmp_path / "one", shard=shard, num_shards=2)
   assert _content(tmp_path / "vectors") == _content(tmp_path / "one")
-  assert len(vector_files.open_vectors(tmp_path / "vectors")) == 23
+  assert len(vector_files.open_vectors(tmp_path / "vectors", 23)) == 23

@@ -10,7 +10,7 @@ import random_t5
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, collection, shipped
-from synthq_jax.federated import personalisation
+from synthq_jax.federated import personalisation, ranking
 from synthq_jax.studies import federated, frame
 from synthq_jax.studies.federated import data as study_data
 from synthq_jax.studies.federated import methods, page, training
@@ -327,7 +327,7 @@ def test_a_learning_rate_of_its_own_is_that_of_central_alone(config, tmp_path):
     again, methods.Towers([towers] * 3, [towers] * 3), 0, config.test_split
   )
   assert central.method == methods.CENTRAL
-  assert central.ranks == tuple(map(methods.Ranks.of, scored))
+  assert central.ranks == tuple(scored)
   assert not training._newest(fast, "federated", 0, history)[0]
 
 
@@ -410,7 +410,7 @@ def study(by_method):
     methods.Outcome(
       method=name, seed=seed, variant="",
       ranks=tuple(
-        methods.Ranks(client=client, sentence=ranks, passage=ranks)
+        ranking.Scores(client=client, sentence=ranks, passage=ranks)
         for client, ranks in zip("ab", found, strict=True)
       ),
       sent=[0, 0], received=[0, 0], exchanges=0, hubness=0.0, seconds=1.0,

@@ -25,7 +25,6 @@ __all__ = [
   "METHODS",
   "Method",
   "Outcome",
-  "Ranks",
   "Study",
   "Towers",
   "jobs",
@@ -68,38 +67,6 @@ METHODS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ranks:
-  """Where a client's test questions find their first right answer."""
-
-  client: str
-  sentence: list[int]
-  """By question, from 1; 0 where none was found."""
-  passage: list[int]
-
-  @classmethod
-  def of(cls, found: ranking.Scores) -> "Ranks":
-    """Turns ranks into JSON's numbers."""
-    sentence, passage = (
-      np.where(np.isfinite(ranks), ranks, 0).astype(int).tolist()
-      for ranks in (found.sentence_ranks, found.passage_ranks)
-    )
-    return cls(client=found.client, sentence=sentence, passage=passage)
-
-  def scores(self, split: str = "test") -> ranking.Scores:
-    """Turns ranks back, for their measures."""
-    sentence, passage = (
-      np.array([rank or np.inf for rank in ranks], float)
-      for ranks in (self.sentence, self.passage)
-    )
-    return ranking.Scores(
-      client=self.client,
-      split=split,
-      sentence_ranks=sentence,
-      passage_ranks=passage,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Row:
   """One method with one seed."""
 
@@ -114,7 +81,7 @@ class _Row:
 class Outcome(_Row):
   """What a row has come to."""
 
-  ranks: tuple[Ranks, ...]
+  ranks: tuple[ranking.Scores, ...]
   """Of each client."""
   sent: list[int]
   """Bytes that each client sent in an exchange, all rounds together."""
@@ -257,7 +224,7 @@ class _Maker:
       method=row.method,
       seed=row.seed,
       variant=row.variant,
-      ranks=tuple(map(Ranks.of, found)),
+      ranks=tuple(found),
       sent=sent,
       received=received,
       exchanges=len(rounds),
@@ -436,7 +403,7 @@ def personalised(
         sentence_vectors=vectors[at],
         dev_split=dev_split,
       )
-      own[at] = {**own[at], encoders_lib.QUERY: trained.query}
+      own[at] = {**own[at], encoders_lib.QUERY: trained}
   return Towers([shared] * len(members), own, tuple(traffic))
 
 

@@ -142,8 +142,7 @@ def values(
     level: "sentence" or "passage".
   """
   by_seed = [
-    [one.scores().values(measure, level) for one in outcome.ranks]
-    for outcome in group
+    [one.values(measure, level) for one in outcome.ranks] for outcome in group
   ]
   return [np.mean(one, axis=0) for one in zip(*by_seed, strict=True)]
 

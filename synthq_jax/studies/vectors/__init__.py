@@ -262,8 +262,7 @@ class _Attack:
 
   def nearest(self, kind: str, noise: float) -> Nearest:
     vectors = self.planted[kind][1]
-    treatment = inversion.Gaussian(standard_deviation=noise)
-    sent = inversion.send(treatment, vectors[:, 0], jax.random.key(5))
+    sent = inversion.send(noise, vectors[:, 0], jax.random.key(5))
     own, other = (
       vector_secrets.recovery(vector_secrets.nearest(one, vectors))
       for one in (sent, sent[vector_secrets.others(len(sent), 1)])
@@ -297,7 +296,7 @@ class _Attack:
     tokens = np.concatenate(rows)
     return tokens, self._encoded(tokens)
 
-  def _fit(self, name: str, start, treatment, steps: int):
+  def _fit(self, name: str, start, noise: float | None, steps: int):
     """Trains a decoder, or reads what is finished of it."""
     config, (tokens, vectors) = self.config, self._training_set
     place = self._states / artifacts.fingerprint(
@@ -308,13 +307,13 @@ class _Attack:
       (steps, config.language_steps, config.batch_size, config.memories),
       (config.learning_rate, config.seed),
     )
-    sent = inversion.send(treatment, vectors, jax.random.key(1))
+    sent = inversion.send(noise, vectors, jax.random.key(1))
     return inversion.train(
       self._inverter,
       self._inverter.init(start, sent, jax.random.key(2)),
       vectors,
       tokens,
-      treatment=treatment,
+      noise=noise,
       recipe=recipe_lib.Recipe(
         steps=steps,
         batch_size=config.batch_size,
@@ -337,24 +336,21 @@ class _Attack:
   @functools.cached_property
   def _language(self):
     steps = self.config.language_steps
-    return self._fit("language", self._params, inversion.hidden, steps)
+    return self._fit("language", self._params, None, steps)
 
   @functools.cached_property
   def _hidden(self):
-    return self._fit(
-      "hidden", self._language, inversion.hidden, self.config.steps
-    )
+    return self._fit("hidden", self._language, None, self.config.steps)
 
   def level(self, noise: float) -> Level:
     """Trains the decoder of an amount of noise, and has it read."""
-    treatment = inversion.Gaussian(standard_deviation=noise)
     decoders = inversion_measures.Decoders(
       inverter=self._inverter,
       params=self._fit(
-        f"noise_{noise}", self._language, treatment, self.config.steps
+        f"noise_{noise}", self._language, noise, self.config.steps
       ),
       hidden=self._hidden,
-      treatment=treatment,
+      noise=noise,
     )
     return Level(
       noise=noise,
@@ -384,7 +380,7 @@ class _Attack:
     if not number:
       return ()
     vectors = self.vectors[:number]
-    sent = inversion.send(decoders.treatment, vectors, jax.random.key(3))
+    sent = inversion.send(decoders.noise, vectors, jax.random.key(3))
     written = inversion.write(
       decoders.inverter, decoders.params, sent, max_length=self.config.length
     )
