@@ -314,8 +314,8 @@ def test_queries_for_the_documents_asked_about_say_so(finished_run):
   assert "without looking at private records" in notes[0]
   assert "that train queries ask about, whose list is public" in notes[5]
   space = workspace.Workspace(root, 7)
-  settings = finished_run.config.finetune_dp.training(
-    epsilon=8.0, mechanism="any"
+  settings = private_training.Settings(
+    config=finished_run.config.finetune_dp, epsilon=8.0, mechanism="any"
   )
   told = [
     private_training._terms(settings, space, one).not_protected
