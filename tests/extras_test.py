@@ -121,8 +121,7 @@ MISSING = {
   "mauve": (
     "mauve",
     "from synthq_jax.generation import mauve;"
-    " mauve.from_vectors([[1.0]], [[1.0]], config=mauve.Config(seed=0),"
-    " featurizer='none')",
+    " mauve.from_vectors([[1.0]], [[1.0]], seed=0, featurizer='none')",
   ),
   "transformers": (
     "torch",

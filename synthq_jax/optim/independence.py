@@ -208,11 +208,9 @@ def refuse_contrastive(
   compared with those of each alone: moves of up to 1e-2, relative or absolute,
   pass. Under `jax.jit`, and with a key, the loss is traced instead: sums,
   products, statistics and sorts over the examples are seen there, but not inside
-  of branches and while loops, nor over a part of the examples or an axis that
-  holds more beside them. A loss that closes over an array with a row for each
-  example takes no batch of another size and is not checked there; nor does it take
-  a batch of one, for which `clipped_grad` refuses it. So passing is evidence, not
-  proof.
+  of branches and while loops, nor over a part of the examples. A loss that takes
+  no batch of another size, such as one that closes over an array with a row for
+  each example, is not checked there. So passing is evidence, not proof.
 
   Args:
     loss_fn: `(params, batch)` or `(params, batch, key)` to losses [batch].
@@ -264,14 +262,24 @@ def _refuse_mixed(
   """Traces the loss for other sizes of the batch; refuses if examples mix."""
   leaves = jax.tree.leaves((params, batch))
   axes = {size for leaf in leaves for size in jnp.shape(leaf) if size}
-  primes = [p for p in _PRIMES if all(size % p for size in axes)]
-  # Two of them: an axis that one divides may have come about by chance.
-  first = primes[:2]
-  if first and all(_mixes(loss_fn, params, batch, key, p) for p in first):
-    raise ValueError(_REFUSAL)
+  size = len(jax.tree.leaves(batch)[0])
+  # A loss may want a multiple of its batch, or no more than its tables have.
+  for primes, times in ((_PRIMES, 1), (_PRIMES, size), (_SMALL_PRIMES, 1)):
+    found = []
+    for prime in primes:
+      if all(axis % prime for axis in axes):
+        found.append(_mixes(loss_fn, params, batch, key, prime, times))
+      # Two of them: an axis that one divides may have come about by chance.
+      if (told := [one for one in found if one is not None][:2])[1:]:
+        break
+    if told and all(told):
+      raise ValueError(_REFUSAL)
+    if told:
+      return
 
 
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137)
+_SMALL_PRIMES = (61, 59, 53, 47, 43, 41, 37, 31)
 """Sizes of batches for which losses are traced."""
 
 
@@ -280,10 +288,14 @@ def _mixes(
   params: typing.Params,
   batch: typing.Batch,
   key: jax.Array | None,
-  size: int,
-) -> bool:
-  """Says whether a loss of each example mixes them, as the trace shows it."""
-  rest = () if key is None else (key,)
+  prime: int,
+  times: int,
+) -> bool | None:
+  """Says whether a loss of each example mixes them, as the trace shows it.
+
+  Traced is a batch of `times` primes; None: the loss takes no such batch.
+  """
+  rest, size = () if key is None else (key,), prime * times
 
   def sized(x: Any) -> jax.Array:
     return jnp.broadcast_to(x[:1], (size, *x.shape[1:]))
@@ -294,12 +306,12 @@ def _mixes(
       lambda params, batch: loss_fn(params, batch, *rest)
     )(params, examples)
   except Exception:
-    return False  # it takes no such batch; what else is wrong, it says later
+    return None  # what else may be wrong, it says later
   if [aval.shape for aval in closed.out_avals] != [(size,)]:
     return False  # a loss that is written for one example alone
   levels = [_PUBLIC] * len(jax.tree.leaves(params))
   levels += [_OF_EXAMPLES] * len(jax.tree.leaves(batch))
-  return _MIXED in _follow(closed.jaxpr, levels, size)
+  return _MIXED in _follow(closed.jaxpr, levels, prime)
 
 
 def _tolerance(

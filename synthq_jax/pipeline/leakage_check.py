@@ -241,7 +241,7 @@ def run(
 
   The folder gets check.json (counts), report.html (counts and some pairs),
   pairs.jsonl (all pairs with their texts) and clean_ids.txt: the ids of the
-  log's queries that no detector matched, one a line.
+  log's queries that no detector matched, nor `known` lists, one a line.
 
   Args:
     request: what is compared.

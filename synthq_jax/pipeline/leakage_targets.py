@@ -105,7 +105,15 @@ def is_source(place: str) -> bool:
 
 
 def queries(place: str, split: str | None) -> Iterator[tuple[str, str]]:
-  """Yields ids and texts of the queries of a source or a file."""
+  """Yields ids and texts of the queries of a source or a file.
+
+  Args:
+    place: a source, or a file as `query_pairs.query_log` reads it.
+    split: of a source: whose judged queries; None: all.
+
+  Raises:
+    ValueError: if the file is missing or malformed, or has no splits.
+  """
   if is_source(place):
     return sources.open(place, "--train and --test").queries(split)
   if split is not None:
@@ -130,8 +138,15 @@ class Listed:
   name: str = "known"
   threshold: float = 1.0
 
-  def matches(self, texts, known) -> Iterator[near_duplicates.Match]:
-    """Yields the pairs of some queries of the log."""
+  def matches(
+    self, texts: Sequence[near_duplicates.Text], known: Sequence[Target]
+  ) -> Iterator[near_duplicates.Match]:
+    """Yields the pairs of some queries of the log.
+
+    Args:
+      texts: these queries.
+      known: all targets.
+    """
     for text in texts:
       for place in self.places.get(text.id, ()):
         target = known[place].text.text

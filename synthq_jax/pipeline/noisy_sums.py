@@ -188,6 +188,9 @@ def of_split(
       by 1.
     space: the working directory; None: only the noise is of interest.
     beside: as in `claim`.
+
+  Raises:
+    ValueError: if `beside` leaves nothing of epsilon, or the split has no query.
   """
   units = prepared.num_users.get(split, prepared.num_queries.get(split, 0))
   most = prepared.queries_per_user or 1

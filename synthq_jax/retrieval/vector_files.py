@@ -15,7 +15,11 @@ __all__ = ["files", "of_shard", "open_vectors", "rows_of_shard"]
 
 
 def files(directory: str | os.PathLike) -> blocks.Blocks:
-  """Returns the blocks of a folder; made of an encoder, a space, and tokens."""
+  """Returns the blocks of a folder; made of an encoder, a space, and tokens.
+
+  Args:
+    directory: the folder, which need not be there.
+  """
   return blocks.Blocks(pathlib.Path(directory), "block_{:05}.npy")
 
 
@@ -52,6 +56,10 @@ def rows_of_shard(rows: int, **shares: int) -> int:
 
   >>> [rows_of_shard(95, block_rows=10, shard=i, num_shards=3) for i in range(3)]
   [30, 30, 35]
+
+  Args:
+    rows: of all processes.
+    **shares: the other arguments of `of_shard`.
   """
   return sum(s.stop - s.start for s in of_shard(rows, **shares).values())
 
@@ -81,7 +89,7 @@ def open_vectors(directory: str | os.PathLike, rows: int) -> blocks.Rows:
   origins = [of_folder.made_of(number) for number in range(len(paths))]
   if len({origin.partition(" ")[0] for origin in origins}) > 1:
     raise ValueError(
-      f"{directory}: expected vectors of one encoder, got several; delete the"
-      " folder and encode again"
+      f"{directory}: expected vectors of one encoder, got several, or a mark is"
+      " missing; delete the folder of this result and make it again"
     )
   return found

@@ -70,6 +70,8 @@ class Config:
 
   phases: tuple[Phase, ...] = ()
   """The curriculum; without phases a run skips this stage."""
+  from_scratch: None = dataclasses.field(default=None, init=False, repr=False)
+  """Gone; named for fingerprints of what was pre-trained while it was there."""
   learning_rate: float = 0.02
   """Of Muon, for the kernels."""
   other_learning_rate: float = 0.003

@@ -154,6 +154,29 @@ def test_a_loss_that_closes_over_a_row_for_each_example_takes_none_alone():
     grad_fn(PARAMS, BATCH)
 
 
+def of_a_table(params, batch):
+  """In-batch softmax over a table of at most 64 examples."""
+  scores = batch["x"] @ params["w"] @ batch["x"].T
+  here = jnp.eye(64)[: len(scores), : len(scores)]
+  return -(here * jax.nn.log_softmax(scores)).sum(axis=1)
+
+
+def of_threes(params, batch):
+  """A statistic of groups of three, and none of one example."""
+  x = batch["x"] @ params["w"]
+  if len(x) > 1:
+    groups = x.reshape(-1, 3, x.shape[1])
+    x = (groups - groups.mean(axis=(0, 1), keepdims=True)).reshape(x.shape)
+  return jnp.sum(x**2, axis=1)
+
+
+@pytest.mark.parametrize("loss_fn", [of_a_table, of_threes])
+def test_a_loss_of_some_sizes_is_traced_for_one_that_it_takes(loss_fn):
+  grad_fn = jax.jit(optim.clipped_grad(loss_fn, l2_clip_norm=1.0))
+  with pytest.raises(ValueError, match="moves when another is beside it"):
+    grad_fn(PARAMS, BATCH)
+
+
 def in_pieces(params, batch):
   """Everything that keeps examples apart, in one loss."""
   x = batch["x"].reshape(-1, 1, 2).swapaxes(0, 1)[0]

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 
+from synthq_jax import artifacts
 from synthq_jax.data import (
   environment_docs,
   pretrain_tasks,
@@ -152,3 +153,16 @@ def test_a_further_sitting_goes_on_from_a_checkpoint(config, tmp_path):
   assert equal(start, end)
   one, two = (tmp_path / name / "vocabulary.model" for name in ("one", "two"))
   assert one.read_bytes() == two.read_bytes()
+
+
+def test_what_was_pre_trained_before_a_setting_went_is_not_made_again():
+  """Private trainings rest on it: made again, they would cost twice."""
+  phase = pretrain.Phase(
+    steps=1,
+    input_length=32,
+    target_length=16,
+    tasks=("copy",),
+    batch_sizes=(1,),
+  )
+  found = artifacts.fingerprint(pretrain.Config(phases=(phase,)))
+  assert found == "5aa4004f7a890b3b"  # of commit 5b4f8e8

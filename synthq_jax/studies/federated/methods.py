@@ -143,7 +143,7 @@ def jobs(task: frame.Task, data: data_lib.Data) -> list[frame.Job]:
       row,
       config.test_split,
       config.personal,
-      (config.exchange_top, None),
+      config.exchange_top,
       (config.rates, config.dev_split),
     )
     listed.append(
