@@ -193,7 +193,7 @@ def _parameters(
   """Yields the fields of a configuration and of all its parts."""
   label, meanings = config_types.label(type(config)), _meanings(type(config))
   parts = []
-  for field in dataclasses.fields(config):
+  for field in (one for one in dataclasses.fields(config) if one.init):
     value = getattr(config, field.name)
     if dataclasses.is_dataclass(value):
       parts.append(value)
