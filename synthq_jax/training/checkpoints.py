@@ -202,7 +202,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _is_heard(record: logging.LogRecord) -> bool:
   """Leaves out what asyncio says of orbax's other writes when one has failed."""
-  trace = record.exc_info and record.exc_info[2]
+  _, error, trace = record.exc_info or (None, None, None)
+  if trace is None and "Error writing" in str(error):
+    return False  # of one that nobody had begun to wait for
   while trace:
     name = trace.tb_frame.f_code.co_filename
     if "orbax" in pathlib.PurePath(name).parts:
