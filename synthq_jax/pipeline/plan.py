@@ -357,6 +357,7 @@ def _with_progress(value: Any, progress: bool) -> Any:
     return tuple(_with_progress(one, progress) for one in value)
   if not dataclasses.is_dataclass(value):
     return value
-  fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+  named = [field.name for field in dataclasses.fields(value) if field.init]
+  fields = {name: getattr(value, name) for name in named}
   changed = {k: _with_progress(v, progress) for k, v in fields.items()}
   return dataclasses.replace(value, **changed) if changed != fields else value
