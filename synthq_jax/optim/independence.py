@@ -8,6 +8,7 @@ sorted over such an axis mixes them.
 """
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -265,13 +266,13 @@ def _refuse_mixed(
   size = len(jax.tree.leaves(batch)[0])
   # A loss may want a multiple of its batch, or no more than its tables have.
   for primes, times in ((_PRIMES, 1), (_PRIMES, size), (_SMALL_PRIMES, 1)):
-    found = []
-    for prime in primes:
-      if all(axis % prime for axis in axes):
-        found.append(_mixes(loss_fn, params, batch, key, prime, times))
-      # Two of them: an axis that one divides may have come about by chance.
-      if (told := [one for one in found if one is not None][:2])[1:]:
-        break
+    tried = (
+      _mixes(loss_fn, params, batch, key, prime, times)
+      for prime in primes
+      if all(axis % prime for axis in axes)
+    )
+    # Two of them: an axis that one divides may have come about by chance.
+    told = [*itertools.islice((one for one in tried if one is not None), 2)]
     if told and all(told):
       raise ValueError(_REFUSAL)
     if told:

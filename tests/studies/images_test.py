@@ -477,16 +477,8 @@ def test_the_published_noise_lacks_about_one_over_the_temperature(
   size, temperature
 ):
   given = published_noise.published(batch_size=size, temperature=temperature)
-  needed, needed_replace = (
-    sensitivity.softmax(
-      max_batch_size=size,
-      temperature=temperature,
-      l2_clip_norm=1.0,
-      relation=relation,
-      unit="pair",
-    )
-    / size
-    for relation in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE")
+  needed, needed_replace = published_noise.needed(
+    batch_size=size, temperature=temperature
   )
   a = math.exp(2 / temperature)
   mass = (size - 1) * a / (1 + (size - 1) * a)

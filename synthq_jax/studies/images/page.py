@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from synthq_jax.privacy import rounding, sensitivity
+from synthq_jax.privacy import rounding
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, plots, tables
 from synthq_jax.retrieval import neighbours
@@ -181,17 +181,7 @@ def _noise(study: training.Study) -> blocks.Table:
   rows = []
   for size, temperature in dict.fromkeys(settings):
     given = published_noise.published(batch_size=size, temperature=temperature)
-    needed = [
-      sensitivity.softmax(
-        max_batch_size=size,
-        temperature=temperature,
-        l2_clip_norm=1.0,
-        relation=relation,
-        unit="pair",
-      )
-      / size
-      for relation in ("ADD_OR_REMOVE_ONE", "REPLACE_ONE")
-    ]
+    needed = published_noise.needed(batch_size=size, temperature=temperature)
     norms = (f"{x:.4g}" for x in (given, *needed, 2 / temperature))
     ratios = (f"{x / given:.2f}" for x in needed)
     rows.append((str(size), f"{temperature:g}", *norms, *ratios))
