@@ -192,7 +192,7 @@ def of_split(
   Raises:
     ValueError: if `beside` leaves nothing of epsilon, or the split has no query.
   """
-  units = prepared.num_users.get(split, prepared.num_queries.get(split, 0))
+  units = prepared.units(split)
   most = prepared.queries_per_user or 1
   return claim(
     epsilon=config.epsilon,

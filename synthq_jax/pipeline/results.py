@@ -221,6 +221,14 @@ class PreparedData(PublicDocuments):
     """The most queries of a user; 0 where the unit is the query."""
     return terms.most_queries(self.unit) or 0
 
+  def units(self, split: str) -> int:
+    """Returns how many users, or else queries, a split has; 0: it is not there.
+
+    Args:
+      split: several are joined by "+".
+    """
+    return self.num_users.get(split, self.num_queries.get(split, 0))
+
   def part(self, split: str) -> str:
     """Returns what a claim about one split says it reads; see `Release.part`.
 

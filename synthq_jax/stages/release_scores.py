@@ -120,7 +120,7 @@ def check(run) -> None:
   split, size = run.prepared.test_split, len(config.measures)
   number = run.prepared.num_queries[split]
   if config.delta is not None:
-    units = run.prepared.num_users.get(split, number)
+    units = run.prepared.units(split)
     accounting.check_delta(config.delta, noisy_sums.everybody(units))
   if config.required:
     _check_noise(config, number, size, run.prepared)

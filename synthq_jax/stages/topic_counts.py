@@ -130,7 +130,7 @@ def run(task: stage.Task) -> results.TopicCounts:
     statement=statement,
     num_clusters=number,
     noise=promise.noise_multiplier * promise.l2_sensitivity,
-    misplaced=_misplaced(config, number, _units(prepared)),
+    misplaced=_misplaced(config, number, prepared.units("train")),
   )
 
 
@@ -162,10 +162,6 @@ def _number(config: Config, documents: results.PublicDocuments) -> int:
   return config.clusters or clusters_lib.number_for(documents.num_documents)
 
 
-def _units(prepared: results.PreparedData) -> int:
-  return prepared.num_users.get("train", prepared.num_queries["train"])
-
-
 def _misplaced(config: Config, number: int, units: int) -> float:
   """Bounds the expected total variation of noisy shares from the true ones.
 
@@ -181,7 +177,7 @@ def _misplaced(config: Config, number: int, units: int) -> float:
 
 def _check_noise(config: Config, prepared: results.PreparedData) -> None:
   """Refuses noise that would decide what is written about."""
-  number, units = _number(config, prepared), _units(prepared)
+  number, units = _number(config, prepared), prepared.units("train")
   found = _misplaced(config, number, units)
   if found <= config.misplaced:
     return

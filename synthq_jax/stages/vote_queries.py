@@ -118,7 +118,7 @@ def run(task: stage.Task) -> results.SyntheticQueries:
   written = inputs.arrays(space, synthetic, place / "tokens.npz")
   path = space.root / prepared.private_directory / "train.npz"
   private = inputs.arrays(space, prepared, path)
-  units = prepared.num_users.get("train", prepared.num_queries["train"])
+  units = prepared.units("train")
   promise = noisy_sums.of_split(
     config, prepared, "train", terms.VOTES,
     how=terms.WEIGHED, space=space, beside=synthetic.statement,
