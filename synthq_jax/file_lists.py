@@ -134,7 +134,7 @@ def check_files(
 
 @contextlib.contextmanager
 def locked(
-  path: pathlib.Path, refusal: Callable[[str], str]
+  path: pathlib.Path, refusal: Callable[[str], str], *, waits: bool = False
 ) -> Iterator[IO[str]]:
   """Holds a lock that other processes of this machine cannot hold.
 
@@ -145,6 +145,7 @@ def locked(
     path: a file; made if it is not there.
     refusal: from what the file says of its holder, "another process" if nothing,
       to the message of the error.
+    waits: whether to wait for another process instead.
 
   Yields:
     The file, to write who holds it.
@@ -154,7 +155,7 @@ def locked(
   """
   with open(path, "a+") as stream:
     try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(stream, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError as error:
       stream.seek(0)
       who = stream.read().strip() or "another process"

@@ -276,7 +276,12 @@ def local(text: str, *, missing_ok: bool = False) -> str:
   if not object_store.is_url(text):
     return text
   store = object_store.Store(text)
-  with _own_folder(text) as folder:
+  root = _folder(text)
+  turns = root.with_name(f".{root.name}.turns.lock")  # of processes of one run
+  with (
+    file_lists.locked(turns, str, waits=True),
+    _own_folder(text) as folder,
+  ):
     names = _pull(store, folder)
     if not names:  # a file that is kept as what was added to it
       parent, _, name = store.url.rpartition("/")

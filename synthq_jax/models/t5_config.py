@@ -63,6 +63,13 @@ class T5Config:
   def __post_init__(self):
     checks.at_least(1, **{name: getattr(self, name) for name in _COUNTS})
     checks.within("[0, 1)", dropout_rate=self.dropout_rate)
+    buckets = self.relative_attention_num_buckets
+    if buckets < 4 or self.relative_attention_max_distance <= buckets // 2:
+      raise ValueError(
+        "T5Config expects at least 4 buckets of relative attention, and a maximum"
+        f" distance of more than half as many, got {buckets} and"
+        f" {self.relative_attention_max_distance}"
+      )
     unknown = set(self.mlp_activations) - {"relu", "gelu", "linear"}
     if unknown:
       raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from synthq_jax import extras
@@ -137,13 +138,15 @@ def relative_position_bucket(
     base = 0
     distance = jnp.maximum(-offset, 0)
   exact = num_buckets // 2
-  ratio = jnp.maximum(distance, 1).astype(jnp.float32) / exact
-  growth = jnp.log(ratio + jnp.finfo(jnp.float32).eps) / jnp.log(
-    max_distance / exact
-  )
-  large = exact + (growth * (num_buckets - exact)).astype(jnp.int32)
-  large = jnp.minimum(large, num_buckets - 1)
-  return base + jnp.where(distance < exact, distance, large)
+  # On the host: some distances lie on an edge, and a logarithm of an accelerator
+  # that rounds them down would take the bucket before.
+  distances = np.arange(max_distance + 1)
+  ratio = np.maximum(distances, 1) / exact + np.finfo(np.float32).eps
+  growth = np.log(ratio) / np.log(max_distance / exact)
+  large = exact + (growth * (num_buckets - exact)).astype(int)
+  table = np.minimum(np.where(distances < exact, distances, large), num_buckets - 1)
+  table = jnp.asarray(table, jnp.int32)
+  return base + jnp.take(table, jnp.minimum(distance, max_distance))
 
 
 class RelativePositionBias(nn.Module):

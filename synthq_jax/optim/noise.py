@@ -5,8 +5,9 @@ it is written to be compiled into the loop that adds it: a counter for each
 entry, Threefry of the counter, and Box and Muller's transform of the two words
 that come out. `jax.random.normal` takes three times as long there, because its
 generator is compiled as passes over whole arrays (docs/benchmarks.md). All 64
-bits of an entry count, and values reach 6.6 standard deviations (5.4 there).
-On a mesh every device makes its own part.
+bits of an entry count, and values reach 9.3 standard deviations (5.4 there): where
+noise ends, a record that moves a sum past its end is told, and accounting pays for
+that (`privacy.accounting`). On a mesh every device makes its own part.
 """
 
 import dataclasses
@@ -227,10 +228,22 @@ def standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames="shape")  # one trace per shape
 def _standard(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  first, second = _words(key, shape)
-  # In (0, 1]; half of a step is added, so that the logarithm is finite.
-  uniform = (first >> 1).astype(jnp.int32).astype(jnp.float32)
-  uniform = (uniform + 0.5) * 2.0**-31
+  return _gaussian(*_words(key, shape), _shared_word(key))
+
+
+def _gaussian(
+  first: jax.Array, second: jax.Array, shared: jax.Array
+) -> jax.Array:
+  """Returns a Gaussian of two words: one for its size, one for its sign and turn.
+
+  One of 2^31 is in the last cell of sizes, beyond 6.5. That is divided by 31 bits
+  more, from a word that all entries share, mixed with their own: only two entries
+  of the last cell in one array would have related sizes.
+  """
+  # Both in (0, 1]: half of a step is added, so that the logarithm is finite.
+  uniform = ((first >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5) * 2.0**-31
+  last = ((second ^ shared) >> 1).astype(jnp.int32).astype(jnp.float32)
+  uniform = jnp.where(first < 2, (last + 0.5) * 2.0**-62, uniform)
   turn = jax.lax.bitcast_convert_type(second, jnp.int32).astype(jnp.float32)
   return jnp.sqrt(-2.0 * _log(uniform)) * _cosine(turn * 2.0**-32)
 
@@ -278,6 +291,14 @@ def _words(
     position += stride * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
   data = jax.random.key_data(key)
   return _threefry(data[0], data[1], jnp.zeros_like(position), position)
+
+
+def _shared_word(key: jax.Array) -> jax.Array:
+  """Returns a word of a block that no entry of `_words` has."""
+  if str(jax.random.key_impl(key)) != "threefry2x32":
+    return jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32)
+  data = jax.random.key_data(key)
+  return _threefry(data[0], data[1], jnp.uint32(1), jnp.uint32(0))[0]
 
 
 def _threefry(

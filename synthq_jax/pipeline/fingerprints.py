@@ -16,11 +16,13 @@ import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
 
-__all__ = ["of_checkpoint", "of_file", "program", "versions"]
+__all__ = ["machine", "of_checkpoint", "of_file", "program", "versions"]
 
 
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-_PLUGINS = re.compile(r"libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*")
+_PLUGINS = re.compile(
+  r"flax|optax|jax[-_]privacy|libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*"
+)
 
 
 def versions() -> str:
@@ -42,24 +44,31 @@ def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
   """
   settings = dict(artifacts.to_json(config))
   settings.pop("settings", None)
+  return artifacts.fingerprint(settings, machine(mesh), _code())
+
+
+def machine(mesh: jax.sharding.Mesh | None) -> str:
+  """Digests devices, libraries and their settings, as `program` needs them.
+
+  Args:
+    mesh: of the training; None: one device.
+  """
   return artifacts.fingerprint(
-    settings,
     None if mesh is None else list(mesh.shape.items()),
     jax.process_count(),
     jax.default_backend(),
     jax.local_devices()[0].device_kind,
     jaxlib.__version__,
     *(os.environ.get(name, "") for name in _COMPILER_FLAGS),
-    *_plugins(),
+    *_libraries(),
     str(jax.config.jax_default_matmul_precision),
     (jax.config.jax_threefry_partitionable, jax.config.jax_enable_x64),
-    _code(),
   )
 
 
 @functools.cache
-def _plugins() -> list[str]:
-  """Names what compiles and multiplies for accelerators, with versions."""
+def _libraries() -> list[str]:
+  """Names what computes gradients and noise beside JAX, with versions."""
   found = importlib.metadata.distributions()
   known = (one for one in found if _PLUGINS.fullmatch(one.name or ""))
   return sorted({f"{one.name} {one.version}" for one in known})

@@ -311,8 +311,8 @@ class Checkpoint(Claimed):
 class SyntheticQueries(Claimed):
   """Queries written by a generator for public documents, or what was kept.
 
-  The folder, of generate or of filter_queries where that ran, holds
-  queries.jsonl (_id, text, document) and tokens.npz; `seconds` are of both.
+  The folder, of the last of generate, filter_queries and vote_queries that ran,
+  holds queries.jsonl (_id, text, document) and tokens.npz; `seconds` are of all.
   """
 
   prefix: str

@@ -8,6 +8,9 @@ Noise has standard deviation noise_multiplier x sensitivity, where sensitivity
 is that of ADD_OR_REMOVE_ONE or REPLACE_SPECIAL, ALWAYS. Under REPLACE_ONE the
 accountant itself allows for a record that moves from +C to -C: passing twice
 the sensitivity as well would count it twice.
+
+Drawn noise ends somewhere, unlike a Gaussian: what a record moves beyond that
+end tells of it. The probability of that is paid from delta (`_ends`).
 """
 
 import collections
@@ -33,6 +36,7 @@ __all__ = [
   "epsilon",
   "group_epsilon",
   "noise_multiplier",
+  "owed_delta",
 ]
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -45,6 +49,9 @@ _COARSE = ((1e-2, 1.0), (1e-3, 0.0))
 _MANY_STEPS = 1000
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
 _NEGLIGIBLE = 1e-3  # share of delta that pays for truncation without regret
+_END = 9.1  # standard deviations that drawn noise reaches at least
+_COORDINATES = 2.0**34  # of a sum, at most
+_UNPAID = 1e-6  # share of delta that rounding takes as well
 _RDP_ORDERS = (*(1.5 + i / 4 for i in range(35)), *range(11, 65), 128, 256, 512)
 
 
@@ -194,7 +201,8 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
   if run.trials is not None:
     return None
   if isinstance(sampler, sampling.FixedOrder):
-    return sampler.untruncated_event(noise / size, run.steps), 0.0
+    owed = _ends(run._replace(noise_multiplier=noise / size), "REPLACE_SPECIAL")
+    return sampler.untruncated_event(noise / size, run.steps), owed
   if not isinstance(sampler, sampling.Poisson):
     return None
   grouped = dataclasses.replace(sampler, group_size=size * sampler.group_size)
@@ -202,7 +210,8 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
     event = sampler.untruncated_event(noise / size, run.steps)
   else:
     event = grouped.untruncated_event(noise, run.steps)
-  return event, grouped.overflow_delta(run.steps)
+  owed = _ends(run._replace(sampler=grouped), "ADD_OR_REMOVE_ONE")
+  return event, grouped.overflow_delta(run.steps) + owed
 
 
 @functools.lru_cache(maxsize=256)
@@ -368,12 +377,13 @@ def _pld_epsilon(
   """
   from dp_accounting import pld
 
+  delta = _after_ends(runs, delta, relation)
   left = delta - _overflow_delta(runs)
   is_rare = left >= (1 - _NEGLIGIBLE) * delta
   if not all(run.sampler.knows_truncation for run in runs):
-    if left <= 0:
-      return math.inf
     is_rare = True
+  if (left if is_rare else delta) <= 0:
+    return math.inf
   accountant = pld.PLDAccountant(_relation(relation), interval)
   for run, count in collections.Counter(runs).items():
     make = run.sampler.untruncated_event if is_rare else run.sampler.event
@@ -383,7 +393,7 @@ def _pld_epsilon(
 
 def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
   """Composes Renyi divergences; truncation is paid for from delta."""
-  left = delta - _overflow_delta(runs)
+  left = _after_ends(runs, delta, relation) - _overflow_delta(runs)
   if left <= 0:
     return math.inf
   with _quiet_orders():
@@ -441,6 +451,47 @@ def _overflow_delta(runs: tuple[Run, ...]) -> float:
     * (run.trials.mean if run.trials else 1)
     for run in runs
   )
+
+
+def _after_ends(runs: tuple[Run, ...], delta: float, relation: str) -> float:
+  """Returns what of delta is left when the ends of noise are paid for."""
+  owed = sum(
+    _ends(run, relation) * (run.trials.mean if run.trials else 1) for run in runs
+  )
+  return delta if owed <= _UNPAID * delta else delta - owed
+
+
+def _ends(run: Run, relation: str) -> float:
+  """Bounds the probability that a unit moves a sum beyond where noise ends.
+
+  Let noise z be a Gaussian on [-m, m] in each of d coordinates, and let a unit
+  move the sum by s, of norm S in standard deviations. What lies where the
+  neighbour's noise cannot be is all that a Gaussian's (epsilon, delta) does not
+  cover, and has probability sum g(s_i), g(s) = Q(m - s) - Q(m), Q the Gaussian
+  tail. g is convex in s^2 above s = 0.117 and at most 1.73 phi(m) s below, so
+  at the largest sum one coordinate has all that is above: it is at most
+  Q(m - S) + 1.73 phi(m) sqrt(d) S. Steps add up, also adaptive ones.
+
+  Args:
+    run: noisy sums.
+    relation: under REPLACE_ONE a record moves a sum twice.
+  """
+  from scipy import stats
+
+  shift = (2 if relation == "REPLACE_ONE" else 1) / run.noise_multiplier
+  owed = 0.0
+  for number, uses in run.sampler.uses(run.steps).items():
+    moved = number * shift
+    chance = stats.norm.sf(_END - moved)
+    chance += 1.73 * stats.norm.pdf(_END) * math.sqrt(_COORDINATES) * moved
+    owed += uses * (chance if moved < _END - 0.2 else 1.0)
+  return float(owed)
+
+
+def owed_delta(run: Run, relation: Any) -> float:
+  """Returns what a run owes of delta, for truncation and where noise ends."""
+  overflow = run.sampler.overflow_delta(run.steps)
+  return overflow + _ends(run, checks.relation(relation))
 
 
 def _relation(name: str) -> Any:

@@ -85,6 +85,10 @@ class Sampler(abc.ABC):
     """Returns the event as if every batch had room for all its records."""
 
   @abc.abstractmethod
+  def uses(self, steps: int) -> dict[int, float]:
+    """Bounds the mean number of batches that hold so many records of a unit."""
+
+  @abc.abstractmethod
   def overflow_delta(self, steps: int) -> float:
     """Returns what to add to delta when using `untruncated_event`."""
 

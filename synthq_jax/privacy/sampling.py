@@ -238,6 +238,14 @@ class Poisson(_Cut):
     )
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
+  def uses(self, steps: int) -> dict[int, float]:
+    """Returns steps x binomial(group_size, probability), from 1 on."""
+    from scipy import stats  # takes a second: only when needed
+
+    drawn = np.arange(1, self.group_size + 1)
+    shares = stats.binom.pmf(drawn, self.group_size, self.probability)
+    return dict(zip(drawn.tolist(), (steps * shares).tolist(), strict=True))
+
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns the event without truncation: owes `overflow_delta` on top."""
     return batches.sampled_event(
@@ -326,6 +334,10 @@ class CyclicPoisson(_Groups):
   def _drawn(self, generator: np.random.Generator, number: int) -> int:
     return int(generator.binomial(number, self.probability))
 
+  def uses(self, steps: int) -> dict[int, float]:
+    """Returns the cycles begun x probability."""
+    return {1: -(-steps // self.cycle_length) * self.probability}
+
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns one Poisson-sampled release for every cycle begun."""
     rounds = -(-steps // self.cycle_length)
@@ -402,6 +414,10 @@ class BallsInBins(_Groups):
       )
     )
 
+  def uses(self, steps: int) -> dict[int, float]:
+    """Returns the cycles begun."""
+    return {1: -(-steps // self.cycle_length)}
+
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns one Gaussian release for every cycle begun."""
     import dp_accounting
@@ -463,6 +479,10 @@ class FixedOrder(Sampler):
     start = place * self.batch_size
     indices = order[start : start + self.batch_size].copy()
     return Batch(indices, np.zeros(self.batch_size, bool))
+
+  def uses(self, steps: int) -> dict[int, float]:
+    """Returns the epochs begun."""
+    return {1: -(-steps // self.steps_per_epoch)}
 
   def overflow_delta(self, steps: int) -> float:
     """Returns 0: nothing is ever truncated."""

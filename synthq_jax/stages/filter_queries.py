@@ -203,7 +203,6 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     statement=noisy_sums.joined(claims, _note(config)),
     removed={k: synthetic.removed.get(k, 0) + n for k, n in now.items()},
     filters=_in_words(config),
-    seconds=0.0,  # of this stage alone, not of the generator's
     **queries_lib.measured(
       kept.texts,
       kept.owners,

@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scipy import stats
+
 from synthq_jax import optim
 from synthq_jax.optim import noise as noise_lib
+from synthq_jax.privacy import accounting, gaussian
 
 STEPS, BANDS = 7, 3
 PARAMS = {"a": jnp.zeros((2, 3)), "b": jnp.zeros(4)}
@@ -124,3 +127,34 @@ def test_privatize_resumes_correlated_noise_bit_for_bit():
 def test_bands_out_of_range_are_refused(steps, bands):
   with pytest.raises(ValueError, match=f"bands={bands}, steps={steps}"):
     optim.banded(steps=steps, bands=bands)
+
+
+def test_noise_is_gaussian_far_out_and_ends_beyond_what_is_paid_for():
+  """The last cell of sizes, which one of 2^31 numbers is in, has cells of its own."""
+  rng, size = np.random.default_rng(0), 1 << 22
+  own, shared = rng.integers(2**32, size=(2, size), dtype=np.uint32)
+  drawn = noise_lib._gaussian(np.zeros(size, np.uint32), own, shared)
+  for value in (6.6, 7.0, 7.5):
+    found = np.sum(np.abs(drawn) > value)
+    expected = size * 2 * stats.norm.sf(value) * 2**31
+    assert abs(found - expected) < 4 * np.sqrt(expected)
+  nothing = np.zeros(1, np.uint32)
+  [largest] = noise_lib._gaussian(nothing, nothing, nothing)
+  assert accounting._END < largest < 9.4
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_the_word_that_entries_share_is_none_of_theirs(impl):
+  key = jax.random.key(5, impl=impl)
+  first, second = noise_lib._words(key, (64,))
+  assert noise_lib._shared_word(key) not in jnp.concatenate([first, second])
+  other = noise_lib._shared_word(jax.random.key(6, impl=impl))
+  assert noise_lib._shared_word(key) != other
+
+
+def test_numbers_of_released_sums_end_beyond_what_is_paid_for(monkeypatch):
+  bits = np.array([[0, 2**32 - 1, 2**31, 2**31 - 1]] * 2, np.uint32)
+  monkeypatch.setattr(jax.random, "bits", lambda *_: bits)
+  low, high, above, below = gaussian.normal_numbers(jax.random.key(0), 4)
+  assert accounting._END < high == -low < 9.3
+  assert below < 0 < above < 1e-9

@@ -384,3 +384,69 @@ def test_nothing_is_claimed_for_groups_that_no_event_describes():
   assert of_group(cyclic, 1.0, 5, 2) == math.inf
   assert of_group(roomy(10), 1.0, 5, 2, "REPLACE_ONE") == math.inf
   assert of_group(roomy(10), 0.0, 5, 2) == math.inf
+
+
+def ended_delta(epsilon, noise, end):
+  """The exact delta of noise that ends, against the same moved by one."""
+
+  def excess(value):  # of the moved density over e^epsilon times the other
+    here = stats.norm.pdf(value, scale=noise) if value <= end * noise else 0.0
+    return stats.norm.pdf(value - 1, scale=noise) - math.exp(epsilon) * here
+
+  grid = np.linspace(1 - end * noise, 1 + end * noise, 400_001)
+  values = np.maximum(np.vectorize(excess)(grid), 0.0)
+  return np.trapezoid(values, grid) / (1 - 2 * stats.norm.sf(end))
+
+
+@pytest.mark.parametrize("end", [4.5, 5.0])
+def test_noise_that_ends_pays_for_what_moves_past_its_end(end, monkeypatch):
+  """Else one outcome, which the neighbour cannot have, costs more than delta."""
+  monkeypatch.setattr(accounting, "_END", end)
+  monkeypatch.setattr(accounting, "_COORDINATES", 1.0)
+  for name in ("_epsilon", "_calibrate"):  # not remembered: with another end
+    own = getattr(accounting, name).__wrapped__
+    monkeypatch.setattr(accounting, name, own)
+  asked = {"delta": 1e-3, "sampler": whole(), "steps": 1}
+  noise = accounting.noise_multiplier(epsilon=8.0, **asked)
+  assert 1e-4 < ended_delta(8.0, noise, end) <= 1e-3
+  unpaid = optimize.brentq(lambda x: gaussian_delta(8.0, x) - 1e-3, 0.1, 10)
+  assert ended_delta(8.0, unpaid, end) > 1.1e-3
+
+
+def test_no_noise_is_enough_where_records_move_sums_past_its_end():
+  found = accounting.epsilon(
+    noise_multiplier=0.1, delta=1e-3, sampler=whole(), steps=1
+  )
+  assert found == math.inf
+
+
+def test_a_group_is_drawn_as_often_as_coins_say():
+  one = sampling.Poisson(
+    num_examples=60, expected_batch_size=6, max_batch_size=60, group_size=3
+  )
+  drawn = np.zeros(4)
+  for step in range(4000):
+    batch = one.batch(0, step)
+    drawn[np.sum(batch.indices[~batch.is_padding] < 3)] += 1
+  expected = one.uses(4000)
+  assert sorted(expected) == [1, 2, 3]
+  for number, uses in expected.items():
+    assert abs(drawn[number] - uses) < 4 * math.sqrt(uses) + 1
+
+
+@pytest.mark.parametrize(
+  ("sampler", "uses"),
+  [
+    (SMALL, 10 * 256 / 6000),
+    (
+      sampling.CyclicPoisson.with_margin(
+        num_examples=60, expected_batch_size=6, cycle_length=4
+      ),
+      3 * 0.4,
+    ),
+    (sampling.BallsInBins.with_margin(num_examples=60, cycle_length=4), 3),
+    (sampling.FixedOrder(num_examples=60, batch_size=20), 4),
+  ],
+)
+def test_a_record_is_used_as_often_as_batches_hold_it(sampler, uses):
+  assert sampler.uses(10) == {1: pytest.approx(uses)}

@@ -1,6 +1,6 @@
 """This project's private optimizers as T5X's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ class PrivateOptimizer(optimizers.OptaxWrapper):
     release: whose noise it adds.
     learning_rate: of a step of this training, from 0. T5X's wrapper of optax
       ignores the trainer's.
+    options: the other arguments that it was made with.
   """
 
   def __init__(
@@ -33,10 +34,12 @@ class PrivateOptimizer(optimizers.OptaxWrapper):
     *,
     release: release_lib.Release,
     learning_rate: Callable[[Any], Any],
+    options: Mapping[str, Any],
   ):
     super().__init__(wrapped.optax_optimizer)
     self.release = release
     self.learning_rate = learning_rate
+    self.options = dict(options)
 
 
 def dp_adafactor(
@@ -103,7 +106,9 @@ def _wrapped(
   schedule = (
     learning_rate if callable(learning_rate) else lambda step: learning_rate
   )
-  return PrivateOptimizer(wrapped, release=release, learning_rate=schedule)
+  return PrivateOptimizer(
+    wrapped, release=release, learning_rate=schedule, options=options
+  )
 
 
 def register_states() -> None:

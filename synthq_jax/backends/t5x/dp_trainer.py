@@ -1,12 +1,13 @@
 """T5X's trainer with private steps."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import optax
+from jax import lax
 
 from synthq_jax import artifacts, extras
 from synthq_jax.backends.t5x import dp_optimizers, gradients
@@ -25,6 +26,10 @@ __all__ = ["DPTrainer"]
 _RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 _LOOKED_AT = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 1_001_000)
 """Steps at which a resumed training's learning rate must be the same."""
+
+_OF_LOSS = ("_label_smoothing", "_z_loss", "_loss_normalizing_factor")
+_OF_OPTIMIZER = ("hyper_params", "options")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 _VERSION = 2
 """Of what a step computes, raised with each change of it. 1: dropout masks
@@ -101,11 +106,15 @@ class DPTrainer(trainer_lib.Trainer):
     self._passed_warm_up = False
     step = int(utils.get_local_data(train_state.step))
     schedule = learning_rate_fn or optimizer.learning_rate
-    norm = utils.get_local_data(jax.jit(optax.tree.norm)(train_state.params))
     self._first_step = release.begin(
       step,
-      _facts(train_state, schedule, strategy, num_microbatches or 1),
-      start=f"norm {float(norm):.4g}",
+      {
+        **_facts(model, train_state, schedule),
+        "strategy": strategy,
+        "microbatches": num_microbatches or 1,
+        "machine": fingerprints.machine(partitioner.mesh),
+      },
+      start=_digest(train_state.params),
     )
     if self._takes_sum:
       _check_count(train_state, step - self._first_step)
@@ -257,10 +266,9 @@ def _check_count(state: train_state_lib.TrainState, steps: int) -> None:
 
 
 def _facts(
+  model: Any,
   state: train_state_lib.TrainState,
   schedule: Callable[[Any], Any],
-  strategy: str,
-  num_microbatches: int,
 ) -> dict[str, Any]:
   """Returns what a resumed training must have in common with its beginning.
 
@@ -271,14 +279,39 @@ def _facts(
   shapes = [
     [jax.tree_util.keystr(path), *x.shape, x.dtype.name] for path, x in leaves
   ]
+  optimizer = model.optimizer_def
+  computed = [type(model), model.module, type(optimizer)]
+  computed += [getattr(model, name, None) for name in _OF_LOSS]
+  computed += [getattr(optimizer, name, None) for name in _OF_OPTIMIZER]
   return {
     "learning_rates": [f"{float(schedule(step)):.5g}" for step in _LOOKED_AT],
     "parameters": artifacts.fingerprint(shapes),
-    "strategy": strategy,
-    "microbatches": num_microbatches,
+    "model": artifacts.fingerprint([_ADDRESS.sub("", str(x)) for x in computed]),
     "version": _VERSION,
     "versions": fingerprints.versions(),
   }
+
+
+@jax.jit
+def _sums(params: Any) -> Any:
+  """Sums each leaf's bits, mixed with their places: the same on every mesh."""
+
+  def of_leaf(leaf: jax.Array) -> jax.Array:
+    words = lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
+    place = jnp.zeros(leaf.shape, jnp.uint32)
+    for axis, size in enumerate(leaf.shape):
+      own = lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+      place = place * jnp.uint32(size) + own
+    mixed = (words ^ place * jnp.uint32(0x9E3779B1)) * jnp.uint32(0x85EBCA6B)
+    return jnp.sum(mixed ^ (mixed >> 15), dtype=jnp.uint32)
+
+  return jax.tree.map(of_leaf, params)
+
+
+def _digest(params: Any) -> str:
+  """Tells parameters from others by every bit."""
+  sums = jax.tree.leaves(_sums(params))
+  return artifacts.fingerprint([int(utils.get_local_data(x)) for x in sums])
 
 
 def _private_metrics(aux: Any, is_padding: jax.Array) -> dict[str, Any]:

@@ -48,10 +48,11 @@ class Release:
   makes the same release again, and a training in another MODEL_DIR never draws
   the same noise.
 
-  Formal guarantee: that of `Settings`, for all checkpoints together, if nothing
-  but machines changes between the parts of an interrupted training. Changed
-  settings, learning rates, shapes, records, versions of JAX and NumPy and first
-  parameters are refused; another model with the same parameters is not noticed.
+  Formal guarantee: that of `Settings`, for all checkpoints together, if a step
+  that is taken again has the gradient that it had: its noise is the same, too.
+  So a resumed training is refused with other settings, learning rates, loss,
+  module, optimizer, records, first parameters, libraries, or another kind or
+  number of devices. Not noticed: code of the model's own that changed.
   """
 
   def __init__(
@@ -220,7 +221,12 @@ class Release:
   ) -> dict[str, int]:
     """Notes the first step, or compares; on the first process alone."""
     where = self._folder / _RECORD
-    record = _read(where)
+    record = _read(where) or {}
+    if record.get("identifier") != self.identifier:
+      raise ValueError(
+        f"{where}: expected the training that was opened here, got another one,"
+        " which began meanwhile: one job for each MODEL_DIR"
+      )
     if "first_step" in record:
       _refuse_changes(where, record["facts"], facts)
       first = record["first_step"]
@@ -251,8 +257,8 @@ def _from_first_process(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
   if jax.process_index() == 0:
     try:
       made = make()
-    except (OSError, ValueError) as error:  # the others wait for what it says
-      made = {_ERROR: str(error)[: _MESSAGE // 8]}
+    except Exception as error:  # the others wait for what it says
+      made = {_ERROR: (str(error) or repr(error))[: _MESSAGE // 8]}
     text = json.dumps(made).encode()
     message[: len(text)] = np.frombuffer(text, np.uint8)
   sent = np.asarray(multihost_utils.broadcast_one_to_all(message))
