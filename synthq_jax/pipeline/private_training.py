@@ -12,7 +12,7 @@ from typing import Any
 import dp_accounting
 import jax
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, optim
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -208,6 +208,7 @@ def train(
     task.digest,
     directory=state,
     program=fingerprints.program(config, training.mesh),
+    promise=promised(claim),
   )
   mechanism = dp_step.Mechanism(
     sampler=claim.sampler,
@@ -232,6 +233,7 @@ def train(
   )
   if distributed.is_main():
     claim.enter(space.private(ledger.NAME), release.identifier)
+  distributed.barrier(f"{stage} ledger")  # before anybody computes a loss
   trained = dp_step.train(training, mechanism, files, config.settings)
   return trained, {
     "statement": claim.statement(release.identifier),
@@ -240,6 +242,15 @@ def train(
     "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
     "metrics": space.relative(metrics_path),
   }
+
+
+def promised(claim: claim_lib.Claim) -> str:
+  """Digests sampling, noise and sensitivity, by which steps are of one claim."""
+  coefficients = ()
+  if claim.noise_bands > 1:
+    known = optim.banded(steps=claim.steps, bands=claim.noise_bands)
+    coefficients = known.coefficients
+  return artifacts.fingerprint(claim.statement("any").ledger, coefficients)
 
 
 def promise(

@@ -44,6 +44,7 @@ def start(
   *,
   directory: pathlib.Path,
   program: str,
+  promise: str = "",
 ) -> Release:
   """Starts a training, or goes on with one that was interrupted.
 
@@ -54,7 +55,8 @@ def start(
     Two calls return the same noise key only if `directory` kept its record in
     between and `program` was the same; otherwise key and identifier are drawn
     anew, so that the noise of one step is added to the gradients of one program
-    alone. Where a saved state is gone on with by another program, batches stay
+    alone. A saved state is gone on with under the same `promise` alone: its steps
+    had that noise. Where another program goes on with it, batches stay
     those that the training began with, and the noise of the coming steps is
     drawn anew: the result is made of as many steps as it claims, each with
     noise of its own, and the ledger counts two trainings. Assumed: what an
@@ -71,12 +73,13 @@ def start(
     digest: fingerprint of everything the training depends on.
     directory: of its states.
     program: from `fingerprints.program`.
+    promise: digest of sampling, noise and sensitivity.
   """
-  batches = noise = ""
-  if not space.is_fixed:
-    batches, noise = distributed.decided(
-      f"{stage} release", lambda: _drawn(directory, program)
-    )
+  batches, noise = distributed.decided(
+    f"{stage} release", lambda: _drawn(directory, program, promise)
+  )
+  if space.is_fixed:
+    batches = noise = ""
 
   def purpose(what: str, drawn: str) -> str:
     return " ".join(filter(None, (stage, what, digest, drawn)))
@@ -106,17 +109,21 @@ def remove(directory: pathlib.Path) -> None:
   artifacts.remove(directory)
 
 
-def _drawn(directory: pathlib.Path, program: str) -> tuple[str, str]:
+def _drawn(
+  directory: pathlib.Path, program: str, promise: str
+) -> tuple[str, str]:
   """Returns the numbers of the batches and of the noise, new or kept."""
   path = directory / RECORD
   record = artifacts.read_json(path) if path.exists() else {}
+  if record.get("promise") != promise:
+    record = {}
   if record.get("program") != program:
     drawn = secrets.token_hex(16)
     if not record or checkpoints.latest_step(directory) is None:
-      # What lies there belongs to no release.
+      # What lies there belongs to no release, or to one with other noise.
       artifacts.remove(directory, must=True)
       record = {"batches": drawn}
-    record |= {"noise": drawn, "program": program}
+    record |= {"noise": drawn, "program": program, "promise": promise}
     with artifacts.replacing(path, mode=0o600) as stream:
       text = json.dumps(artifacts.sealed(record), indent=1) + "\n"
       stream.write(text.encode())

@@ -30,7 +30,7 @@ from synthq_jax.pipeline import (
   workspace,
 )
 from synthq_jax.pipeline import release as release_lib
-from synthq_jax.privacy import ledger, sampling
+from synthq_jax.privacy import accounting, ledger, sampling
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
@@ -363,7 +363,9 @@ def test_a_training_killed_at_any_write_ends_as_one_that_was_not(
     assert entries(cut) == [said.ledger[0].identifier]
 
 
-def interrupted(root, monkeypatch, *, at, computed=None, after_save=True):
+def interrupted(
+  root, monkeypatch, *, at, computed=None, after_save=True, secret=None
+):
   """Trains four steps and is killed while it makes batch `at`."""
   right = dp_step.draw
 
@@ -381,6 +383,7 @@ def interrupted(root, monkeypatch, *, at, computed=None, after_save=True):
         steps=4,
         size=5,
         computed=computed,
+        secret=secret,
         save_seconds=0.0 if after_save else 60.0,
       )
 
@@ -450,6 +453,24 @@ def test_another_program_without_a_saved_state_begins_anew(
   one, other = keys
   assert not set(one[0]) & set(other[0]) and one[2] != other[2]
   assert len(set(entries(tmp_path))) == 2
+
+
+@pytest.mark.parametrize("secret", [None, 7])
+def test_a_training_whose_noise_is_calibrated_anew_begins_anew(
+  secret, tmp_path, monkeypatch, keys
+):
+  """Its first steps had other noise than the statement would say of all."""
+  right = accounting.noise_multiplier
+  with monkeypatch.context() as patch:  # of another version
+    patch.setattr(accounting, "noise_multiplier", lambda **x: 0.7 * right(**x))
+    interrupted(tmp_path, patch, at=3, secret=secret)
+  state = tmp_path / "private/stage/name/state_digest"
+  assert checkpoints.latest_step(state) == 3
+  interrupted(tmp_path, monkeypatch, at=0, secret=secret)
+  assert checkpoints.latest_step(state) is None
+  if secret is None:
+    assert keys[0][0] != keys[1][0] and keys[0][2] != keys[1][2]
+    assert len(entries(tmp_path)) == 2
 
 
 def test_states_without_their_record_are_not_gone_on_with(

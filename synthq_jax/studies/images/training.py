@@ -347,7 +347,6 @@ class Trainer:
     """Returns the parameters, and what is to be said of how they were made."""
     config, encoder, row = self.config, self.encoder, self.row
     grad_fn = _clipped(net, row, self.sampler.max_batch_size)
-    release = self.release()
     promise = claim(
       grad_fn if self.is_private else None,
       sampler=self.sampler,
@@ -356,6 +355,7 @@ class Trainer:
       steps=encoder.steps,
       is_fixed=self.space.is_fixed,
     )
+    release = self.release(promise)
     statement = promise.enter(
       self.space.private(ledger.NAME), release.identifier
     )
@@ -394,7 +394,7 @@ class Trainer:
       "examples_per_second": trained.examples_per_second,
     }
 
-  def release(self) -> release_lib.Release:
+  def release(self, promise: claim_lib.Claim) -> release_lib.Release:
     """Starts the training, or goes on with it."""
     return release_lib.start(
       self.space,
@@ -402,6 +402,7 @@ class Trainer:
       self.digest,
       directory=self.job().state,
       program=fingerprints.program({}, None),  # all settings are in the digest
+      promise=private_training.promised(promise),
     )
 
   def _optimizer(
