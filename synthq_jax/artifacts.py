@@ -225,7 +225,11 @@ def replacing(
   with file_lists.naming(path):
     partial.unlink(missing_ok=True)  # of a run that was killed
     with open(partial, "xb", opener=opener) as stream:
-      yield stream
+      try:
+        yield stream
+      except Exception:
+        partial.unlink(missing_ok=True)
+        raise
       stream.flush()
       os.fsync(stream.fileno())
     os.replace(partial, path)
@@ -281,7 +285,8 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
     what: what it is, for messages.
 
   Yields:
-    A hidden folder beside it, empty, which no other process writes to.
+    A hidden folder beside it, which no other process writes to: empty, but for a
+    hidden file that locks it.
 
   Raises:
     ValueError: if there is something already, or somebody else is writing.

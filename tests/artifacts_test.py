@@ -280,6 +280,14 @@ def test_a_write_that_dies_leaves_the_old_file(tmp_path, monkeypatch):
   assert [p.name for p in tmp_path.iterdir()] == ["c.txt"]
 
 
+def test_a_write_that_fails_leaves_no_part_of_it(tmp_path):
+  with pytest.raises(ValueError, match="line 7"):  # noqa: SIM117
+    with artifacts.replacing(tmp_path / "private.jsonl") as stream:
+      stream.write(b"what somebody asked")
+      raise ValueError("line 7")
+  assert not list(tmp_path.iterdir())
+
+
 def test_a_file_and_its_name_are_on_disk_before_the_next_is_written(
   tmp_path, monkeypatch
 ):

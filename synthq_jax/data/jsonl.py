@@ -231,7 +231,9 @@ def _query(
   where: str, line: Mapping[str, Any], fields: Fields
 ) -> collection_lib.Query:
   text = _required(where, line, fields.query)
-  keys = (fields.client, "user", "user_id")
+  keys = ("client", "user", "user_id")
+  if fields.client != "client":  # chosen: no other stands in for it
+    keys = (fields.client,)
   client = collection_lib.one_owner(
     where,
     (files.field(where, line, key, (str, int), default="") for key in keys),

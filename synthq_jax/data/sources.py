@@ -29,7 +29,7 @@ from synthq_jax.data import (
   table_files,
 )
 
-__all__ = ["KINDS", "OF_USERS", "Kind", "Source", "open"]
+__all__ = ["KINDS", "OF_LINES", "OF_USERS", "Kind", "Source", "open"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -392,5 +392,8 @@ KINDS: dict[str, Kind] = {
 }
 """The kinds of sources, by the word that settings begin with."""
 
-OF_USERS = ("beir", "hf", "jsonl", "log")
+OF_LINES = ("jsonl", "log")
+"""The kinds whose fields have names that settings choose."""
+
+OF_USERS = ("beir", "hf", *OF_LINES)
 """The kinds whose queries may name who asked, each query by itself."""

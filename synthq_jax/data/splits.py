@@ -255,8 +255,9 @@ def by_user(
   if "" in asked:
     raise ValueError(
       "expected a user id with every query for UNIT='user', got some without:"
-      ' add a column "user" to a log, or "metadata": {"user_id": ...} to'
-      " queries.jsonl, or name the column in prepare_data.Config.user_field"
+      ' add a column "user" to a log, or name its own in'
+      ' prepare_data.Config.user_field, or "metadata": {"user_id": ...} to'
+      " queries.jsonl"
     )
   kept = {
     query.id

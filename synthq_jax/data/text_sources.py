@@ -142,7 +142,7 @@ def _download(kind, name, version, folder) -> None:
     sys.executable, "-m", "pip", "download", "-q", "--no-deps",
     "--no-build-isolation", *form, f"{name}=={version}", folder=folder,
   )  # fmt: skip
-  [archive] = folder.iterdir()
+  archive = _only_file(folder)
   if kind == "sdist":
     with tarfile.open(archive) as packed:
       packed.extractall(folder, filter="data")
@@ -152,9 +152,15 @@ def _download(kind, name, version, folder) -> None:
   archive.unlink()
 
 
+def _only_file(folder: pathlib.Path) -> pathlib.Path:
+  """Returns what was downloaded, beside the lock of `artifacts.new_folder`."""
+  [archive] = (x for x in folder.iterdir() if not x.name.startswith("."))
+  return archive
+
+
 def _unpack_debian(kind, name, version, folder) -> None:
   del kind
   _run("apt-get", "download", "-q", f"{name}={version}", folder=folder)
-  [archive] = folder.iterdir()
+  archive = _only_file(folder)
   _run("dpkg-deb", "-x", archive.name, ".", folder=folder)
   archive.unlink()

@@ -71,7 +71,10 @@ class Source:
   def is_private(self) -> bool:
     """Whether it must not be shared: by its folder, wherever it was moved to,
     and by its claim."""
-    if results.is_private_path(self.folder.resolve().as_posix()):
+    place = self.folder.resolve()
+    if self.root is not None and place.is_relative_to(self.root.resolve()):
+      place = place.relative_to(self.root.resolve())  # not folders above the run
+    if results.is_private_path(place.as_posix()):
       return True
     if self.result is not None:
       return not results.is_shareable(self.result)

@@ -255,7 +255,10 @@ def max_batch_size(
   room = math.ceil(2 * log + math.sqrt(2 * mean * log)) + 1
   sizes = mean + np.arange(room + 1)
   tails = binomial_tail(count, probability, sizes + 1)
-  size = min(int(sizes[np.argmax(tails <= overflow)]), count + 1) + more
+  size = int(sizes[np.argmax(tails <= overflow)])
+  if size >= count:
+    size = count + 1  # a neighbour with one record more has room, too
+  size += more
   return -(-size // multiple_of) * multiple_of
 
 

@@ -10,7 +10,6 @@ References:
   divides by a fixed number.
 """
 
-import dataclasses
 
 import dp_accounting
 
@@ -41,16 +40,11 @@ def sampler(
     multiple_of: rows of a step are a multiple of this, for example the devices
       of a mesh.
   """
-  made = sampling.Poisson.with_margin(
+  return sampling.Poisson.with_margin(
     num_examples=num_users,
     expected_batch_size=users_per_step,
     multiple_of=multiple_of,
   )
-  if made.max_batch_size != num_users:
-    return made
-  # A neighbour with one user more has room, too: nothing is ever cut.
-  rows = -(-(num_users + 1) // multiple_of) * multiple_of
-  return dataclasses.replace(made, max_batch_size=rows)
 
 
 def claim(

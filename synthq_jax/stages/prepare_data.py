@@ -211,6 +211,13 @@ def run(task: stage.Task) -> results.PreparedData:
 def _source(config: Config) -> sources.Source:
   """Returns the source that the settings name, not read yet."""
   of_users = config.unit == "user"
+  kind = config.source.partition(":")[0]
+  if config.user_field != terms.WHO and kind not in sources.OF_LINES:
+    raise ValueError(
+      f"{config.source}: expected jsonl or log with prepare_data.Config.user_field"
+      f" = {config.user_field!r}, got {kind}: queries.jsonl says who asked under"
+      ' "client" or "metadata": {"user_id": ...}'
+    )
   return sources.open(
     config.source,
     "prepare_data.source" + (" of UNIT='user'" if of_users else ""),

@@ -121,6 +121,12 @@ def run(
   """
   with workspace.locked(workdir):
     folders = workspace.Folders(workdir)
+    of_a_run = folders.public("prepare_data"), folders.private("prepare_data")
+    if any(place.exists() for place in of_a_run):
+      raise ValueError(
+        f"{workdir}: expected a working directory of studies, got that of a run:"
+        " give another --workdir"
+      )
     on_accepted()
     if study.needs_secret:
       folders = workspace.Workspace(workdir, config.secret_seed)

@@ -1,6 +1,8 @@
 import json
 import os
 import stat
+import tarfile
+import zipfile
 
 import pytest
 
@@ -87,3 +89,23 @@ def test_a_failed_fetch_leaves_nothing_and_says_why(git, tmp_path):
   with pytest.raises(ValueError, match="git init -q... failed: no such"):
     text_sources.fetch(source("github:some/where"), tmp_path / "store")
   assert not list((tmp_path / "store").glob("*+*"))
+
+
+@pytest.mark.parametrize("kind", ["sdist", "wheel", "debian"])
+def test_a_package_is_fetched_and_unpacked(kind, tmp_path, monkeypatch):
+  """Beside the lock of the folder that it is fetched into."""
+  (tmp_path / "a.md").write_text("# A\n")
+
+  def run(*command, folder):
+    if "-x" in command:  # dpkg-deb
+      (folder / "a.md").write_text("# A\n")
+    elif kind == "sdist":
+      with tarfile.open(folder / "x.tar.gz", "w:gz") as packed:
+        packed.add(tmp_path / "a.md", "a.md")
+    else:
+      with zipfile.ZipFile(folder / "x.whl", "w") as packed:
+        packed.write(tmp_path / "a.md", "a.md")
+
+  monkeypatch.setattr(text_sources, "_run", run)
+  folder = text_sources.fetch(source(f"{kind}:x"), tmp_path / "store")
+  assert [path.name for path in folder.iterdir()] == ["a.md"]

@@ -159,6 +159,16 @@ def test_a_private_model_is_not_exported_by_accident(
   assert_same(t5_checkpoints.load(tmp_path / "to")[0], make())
 
 
+def test_a_folder_above_the_run_may_have_any_name(run_folder, tmp_path, capsys):
+  root = shutil.copytree(run_folder, tmp_path / "private" / "runs")
+  argv = ["export", "--format=t5x", f"--to={tmp_path / 'to'}"]
+  assert main.main([*argv, f"--checkpoint={root / PUBLIC}"]) == 0
+  assert "PRIVATE" not in capsys.readouterr().out
+  argv[-1] += "2"
+  assert main.main([*argv, f"--checkpoint={root / HIDDEN}"]) == 2
+  assert "under private/" in capsys.readouterr().err
+
+
 def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
   """Also where its queries are private."""
   root = finished_run.copy(tmp_path)

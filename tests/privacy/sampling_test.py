@@ -1,11 +1,13 @@
 """Batches are what the accountant thinks they are."""
 
+import dataclasses
+
 import dp_accounting
 import numpy as np
 import pytest
 from scipy import stats
 
-from synthq_jax.privacy import sampling
+from synthq_jax.privacy import accounting, sampling
 
 NUM, MEAN, STEPS = 200, 20, 2000
 
@@ -150,7 +152,7 @@ def test_the_price_of_truncation_is_the_binomial_tail(room):
 
 
 @pytest.mark.parametrize(
-  ("num", "mean"), [(532761, 1024), (6000, 256), (1000, 1), (100, 100)]
+  ("num", "mean"), [(532761, 1024), (6000, 256), (1000, 1)]
 )
 def test_the_margin_is_the_least_that_hardly_ever_overflows(num, mean):
   size = sampling.Poisson.with_margin(
@@ -158,6 +160,22 @@ def test_the_margin_is_the_least_that_hardly_ever_overflows(num, mean):
   ).max_batch_size
   assert stats.binom.sf(size, num, mean / num) <= 1e-12
   assert size == mean or stats.binom.sf(size - 1, num, mean / num) > 1e-12
+
+
+@pytest.mark.parametrize(("num", "mean"), [(100, 100), (96, 88)])
+def test_where_all_may_be_drawn_a_neighbours_record_has_room(num, mean):
+  """Else it would be cut for sure, at four times the noise."""
+  drawn = sampling.Poisson.with_margin(
+    num_examples=num, expected_batch_size=mean
+  )
+  assert drawn.max_batch_size == num + 1
+  noise = [
+    accounting.noise_multiplier(
+      epsilon=8.0, delta=1e-3, sampler=one, steps=3
+    )
+    for one in (drawn, dataclasses.replace(drawn, max_batch_size=2 * num))
+  ]
+  assert noise[0] == pytest.approx(noise[1], rel=1e-3)
 
 
 def test_the_margin_is_rounded_up_to_a_multiple():

@@ -49,3 +49,17 @@ def test_settings_without_sense_are_refused():
   ):
     with pytest.raises(ValueError, match=words):
       private_step.Config(**change)
+
+
+@pytest.mark.parametrize("place", ["prepare_data", "private/prepare_data"])
+def test_the_directory_of_a_run_is_left_alone(place, tmp_path):
+  (tmp_path / place).mkdir(parents=True)
+  accepted = []
+  with pytest.raises(ValueError, match="got that of a run"):
+    frame.run(
+      private_step.STUDY,
+      private_step.Config(),
+      tmp_path,
+      on_accepted=lambda: accepted.append(1),
+    )
+  assert not accepted
