@@ -252,6 +252,19 @@ def test_a_training_cannot_begin_again_with_other_parameters(tmp_path):
     opened(tmp_path).begin(1000, FACTS, start="norm 4")
 
 
+def test_a_training_that_another_one_replaced_does_not_begin(tmp_path):
+  """Two jobs that start in one empty MODEL_DIR: one of them is not counted."""
+  one = opened(tmp_path)
+  record = tmp_path / "model" / "privacy" / "release.json"
+  record.unlink()
+  opened(tmp_path)
+  with pytest.raises(ValueError, match="one job for each MODEL_DIR"):
+    one.begin(1000, FACTS)
+  record.unlink()
+  with pytest.raises(ValueError, match="one job for each MODEL_DIR"):
+    one.begin(1000, FACTS)
+
+
 def test_a_training_killed_while_it_began_begins_again(tmp_path):
   one = opened(tmp_path)
   one.begin(1000, FACTS)

@@ -23,6 +23,7 @@ from synthq_jax.backends.t5x import (  # noqa: E402
   dp_trainer,
   gradients,
 )
+from synthq_jax.pipeline import fingerprints  # noqa: E402
 from synthq_jax.privacy import sampling  # noqa: E402
 
 STRATEGIES = ("vmap", "bookkeeping", "ghost")
@@ -371,3 +372,53 @@ def test_batches_follow_from_the_step_and_begin_with_padding(tmp_path):
   for name, values in next(resumed).items():
     np.testing.assert_array_equal(values, drawn[3][name])
     assert (values.shape, values.dtype) == (spec[name].shape, spec[name].dtype)
+
+
+def test_what_changes_a_gradient_is_a_fact_of_the_training():
+  """Two models made alike have equal facts, also where they hold functions."""
+  partitioner, state, _ = tiny_model.make_state(tiny_model.make_model())
+
+  def facts(**options):
+    model = tiny_model.make_model(**options)
+    return dp_trainer._facts(model, state, lambda step: 0.01)
+
+  first = facts()
+  assert first == facts()
+  slower = tiny_model.t5x_adafactor()
+  slower.hyper_params = slower.hyper_params.replace(decay_rate=0.7)
+  for change in (
+    {"dropout": 0.1},
+    {"label_smoothing": 0.1},
+    {"loss_normalizing_factor": 500.0},
+    {"optimizer": slower},
+  ):
+    assert facts(**change)["model"] != first["model"]
+  here = fingerprints.machine(partitioner.mesh)
+  assert here == fingerprints.machine(partitioner.mesh)
+  assert here != fingerprints.machine(None)
+
+
+def test_parameters_that_differ_in_a_bit_begin_no_training_again():
+  """On every mesh the same parameters have the same digest."""
+  _, state, _ = tiny_model.make_state(tiny_model.make_model())
+  first = dp_trainer._digest(state.params)
+  leaves, tree = jax.tree.flatten(state.params)
+  mesh = jax.make_mesh((2,), ("data",))
+  spread = [
+    jax.device_put(
+      x,
+      jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec("data" if x.shape[0] % 2 == 0 else None)
+      ),
+    )
+    for x in leaves
+  ]
+  assert dp_trainer._digest(tree.unflatten(spread)) == first
+  for place in (0, -1):
+    changed = np.array(leaves[place])
+    changed.ravel()[3] = np.nextafter(changed.ravel()[3], np.float32(9))
+    other = [*leaves]
+    other[place] = changed
+    assert dp_trainer._digest(tree.unflatten(other)) != first
+  turned = [leaf[::-1] for leaf in leaves]
+  assert dp_trainer._digest(tree.unflatten(turned)) != first
