@@ -198,6 +198,15 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(ran, tmp_path):
 
 
 @pytest.mark.parametrize(
+  "text", ["(encoder|decoder)/.*", "[ed].*/kernel", "%.*", "{a", "@ b", "(%x"]
+)
+def test_what_is_no_value_is_text(ran, tmp_path, text):
+  argv = ["run", DEMO, f"--workdir={tmp_path}", f"--gin.TRAINED={text}"]
+  assert main.main(argv) == 0
+  assert ran[0][0].finetune_dp.trained == text
+
+
+@pytest.mark.parametrize(
   "flag, epsilons",
   [
     ("--gin.EPSILON=3", (3.0,)),
@@ -358,6 +367,10 @@ WRONG_USES = {
   f"{RUN} --gin.generate.Confg.p=1": "did you mean Config?",
   f"{RUN} --gin.genrate.Config.p=1": "did you mean generate?",
   f"{RUN} --gin.plan.Rows.synthetic=(8,": "--gin.plan.Rows.synthetic=(8,:",
+  f"{RUN} --gin.EPSILON={{": "plan.Rows.synthetic[0]: expected float, got '{'",
+  f"{RUN} --gin.EPSILON=(%EPSILN,)": "no gin file defines EPSILN; did you mean EPSILON?",
+  f"{RUN} --gin.EPSILON=%NOPE": "no gin file defines NOPE; did you mean",
+  f"{RUN} --gin.plan.Rows=3": "expected a parameter, got the class plan.Rows: give --gin.plan.Rows.NAME=value",
   f"{RUN} --gin.COMPARED='(\"direct\",)'": "direct_dp or synthetic_eps16, got 'dir",
   f"{RUN} --gin.SECRET_SEED=1 --gin.SOURCE=beir:x": "must be None for private",
   f"{RUN} --gin.FUSED=True --gin.plan.Rows.bm25=False": "needs the row that it",

@@ -22,6 +22,7 @@ __all__ = [
   "exit_code",
   "imports",
   "literal",
+  "macros",
   "names",
   "one_line",
   "opened",
@@ -46,6 +47,10 @@ _HELP = (
 )
 
 
+_REFERENCE = re.compile(r"%[\w./]+|@[\w./]+(\(\))?")
+_MACRO = re.compile(r"%(\w+)(?![\w./])")
+_QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"")
+_CONSTANTS = ("INF", "REQUIRED")
 _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 _FULL = "free some space, and the same command goes on"
@@ -310,18 +315,28 @@ def opened(options: argparse.Namespace) -> Iterator[pathlib.Path]:
 def literal(value: str) -> str:
   """Reads a flag's value as gin would, or else as text.
 
-  >>> literal("3"), literal("beir:/data"), literal("inf"), literal("%X")
-  ('3', "'beir:/data'", '%INF', '%X')
+  >>> literal("3"), literal("beir:/data"), literal("inf"), literal("(%X, 1)")
+  ('3', "'beir:/data'", '%INF', '(%X, 1)')
+  >>> literal("(encoder|decoder)/.*")
+  "'(encoder|decoder)/.*'"
   """
   if value == "inf":
     return "%INF"
-  if value.startswith(("%", "@", "(", "[", "{")):
-    return value
   try:
-    ast.literal_eval(value)
+    ast.literal_eval(_REFERENCE.sub("None", value))
   except (ValueError, SyntaxError):
     return repr(value)
   return value
+
+
+def macros(text: str) -> list[str]:
+  """Returns the macros that a binding refers to, but for gin's constants.
+
+  >>> macros("plan.Rows.synthetic = (%EPSILON, %INF, '%x')")
+  ['EPSILON']
+  """
+  found = _MACRO.findall(_QUOTED.sub("''", text))
+  return [name for name in found if name not in _CONSTANTS]
 
 
 def names(text: str) -> list[str]:

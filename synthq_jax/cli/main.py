@@ -15,7 +15,6 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import itertools
 import math
 import os
 import pathlib
@@ -26,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from synthq_jax import artifacts, extras, stores, studies
-from synthq_jax.cli import flags, guide, screen, tools
+from synthq_jax.cli import flags, guide, parameters, screen, tools
 from synthq_jax.pipeline import config_types
 from synthq_jax.stages import stage as stage_lib
 from synthq_jax.training import distributed, stopping
@@ -42,8 +41,6 @@ UsageError = flags.UsageError
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FLAG = "--gin."
 _DYNAMIC = "from __gin__ import dynamic_registration"
-_FIRST = ("studies", "pipeline", "stages", "models", "training", "data")
-"""Packages whose modules a flag means where others have one of the name."""
 # Lines of the written configuration that would undo the noise.
 _SECRET = re.compile(r"(?im)^(\S*secret_seed) = (?!None$|%)(?:\\\n)?.*$")
 _HIDDEN = r"# \1 is not written here: it undoes the noise.\n\1 = None"
@@ -444,68 +441,26 @@ def _bind(binding: str, read: _Read) -> None:
   if not equals:
     raise UsageError(f"expected {_FLAG}NAME=value, got {_FLAG}{binding}")
   known = {n for n in flags.names(gin.config_str()) if "." not in n}
-  if "." not in name and name not in known:
-    close = difflib.get_close_matches(name, known, 1) or sorted(known)
+  text = f"{name} = {flags.literal(value)}"
+  macros = [*flags.macros(text), *([name] if "." not in name else [])]
+  for macro in (one for one in macros if one not in known):
+    close = difflib.get_close_matches(macro, known, 1) or sorted(known)
     raise UsageError(
-      f"{_FLAG}{binding}: no gin file defines {name}; did you mean"
+      f"{_FLAG}{binding}: no gin file defines {macro}; did you mean"
       f" {', '.join(close) or 'another gin file'}?"
     )
-  text = f"{name} = {flags.literal(value)}"
   try:
     with _explained(f"{_FLAG}{binding}"):
-      gin.parse_config([_DYNAMIC, *_imports(text, read), text])
+      gin.parse_config([_DYNAMIC, *parameters.imports(text, read), text])
   except UsageError as error:
-    near = _nearest(name, read)
+    if parameters.is_class(name, read):
+      raise UsageError(
+        f"{_FLAG}{binding}: expected a parameter, got the class {name}: give"
+        f" {_FLAG}{name}.NAME=value"
+      ) from error
+    near = parameters.nearest(name, read)
     near = f"; did you mean {near}?" if near else ""
     raise UsageError(f"{error}{near}") from error
-
-
-def _imports(text: str, read: _Read) -> list[str]:
-  """A binding's gin imports: as the files have them, else by module name."""
-  found = dict(_modules())
-  for path in itertools.chain(*read):
-    found |= flags.imports(path.read_text())
-  names = sorted(set(re.findall(r"(\w+)\.", text)) & set(found))
-  return [found[name] for name in names]
-
-
-@functools.cache
-def _modules() -> dict[str, str]:
-  """The packages and modules of this package by name, each with its import."""
-  found = {}
-  folders = {path.parent for path in _PACKAGE.rglob("__init__.py")} - {_PACKAGE}
-  place = {name: number for number, name in enumerate(_FIRST)}
-  for folder in sorted(
-    folders, key=lambda one: (place.get(one.name, len(place)), one)
-  ):
-    for path in (folder, *sorted(folder.glob("[a-z]*.py"))):
-      parts = path.relative_to(_PACKAGE).with_suffix("").parts
-      package = ".".join(("synthq_jax", *parts[:-1]))
-      found.setdefault(path.stem, f"from {package} import {parts[-1]}")
-  return found
-
-
-def _nearest(name: str, read: _Read) -> str:
-  """The name that a parameter is closest to, where one of its parts is wrong."""
-  module, *rest = name.rpartition("/")[2].split(".")
-  names, scope = list(_modules()), None
-  for part in (module, *rest) if rest else ():
-    if part not in names:
-      return next(iter(difflib.get_close_matches(part, names, 1)), "")
-    if scope is None:
-      place = re.match(
-        r"from (\S+) import (\w+)", *_imports(f"{module}.", read)
-      )
-      try:
-        scope = importlib.import_module(".".join(place.groups()))
-      except (AttributeError, ImportError):  # of an extra that is not there
-        return ""
-    else:
-      scope = getattr(scope, part, None)
-    names = list(getattr(scope, "__all__", dir(scope)))
-    if dataclasses.is_dataclass(scope):
-      names = [field.name for field in dataclasses.fields(scope)]
-  return ""
 
 
 def _join(kind: type) -> None:

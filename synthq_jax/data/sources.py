@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from synthq_jax import stores
+from synthq_jax import object_store, stores
 from synthq_jax.data import (
   beir,
   beir_sets,
@@ -29,7 +29,16 @@ from synthq_jax.data import (
   table_files,
 )
 
-__all__ = ["KINDS", "OF_LINES", "OF_USERS", "Kind", "Source", "open"]
+__all__ = [
+  "KINDS",
+  "OF_LINES",
+  "OF_USERS",
+  "Kind",
+  "Source",
+  "check",
+  "is_remote",
+  "open",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,7 @@ class Kind:
       two, of which "[@" leaves the second out.
     read: reads one; documents in files stay there.
     digest: returns what the content of one depends on.
+    check: refuses one whose files are not there, as reading would; reads none.
     queries: yields ids and texts of all queries without reading documents; None:
       there is no way.
     most: returns how many documents one may have, in a second and before it is
@@ -53,6 +63,7 @@ class Kind:
   form: str
   read: Callable[["Source"], collection.Collection]
   digest: Callable[["Source"], str]
+  check: Callable[["Source"], object] = lambda source: None
   most: Callable[["Source"], int | None] = lambda source: None
   from_pairs: bool
   named_by_text: bool = False
@@ -227,6 +238,42 @@ def open(  # noqa: A001
   Raises:
     ValueError: if it is of no such kind.
   """
+  kind, place = _named(text, setting, kinds)
+  place = "@".join(map(stores.local, place.split("@")))
+  return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
+
+
+def check(
+  text: str, setting: str = "source", *, kinds: Iterable[str] | None = None
+) -> None:
+  """Refuses a source that cannot be one; reads and downloads nothing.
+
+  Args:
+    text: as in `open`; what lies under a URL is taken to be there.
+    setting: its name, for the message.
+    kinds: those that will do; None: all.
+
+  Raises:
+    ValueError: if it is of no such kind, or its files are not there.
+  """
+  kind, place = _named(text, setting, kinds)
+  if not is_remote(text):
+    KINDS[kind].check(Source(kind, place))
+
+
+def is_remote(text: str) -> bool:
+  """Says whether some of a source lies under a URL.
+
+  >>> is_remote("beir:gs://bucket/fiqa"), is_remote("log:a.csv@b.jsonl")
+  (True, False)
+  """
+  return any(map(object_store.is_url, text.partition(":")[2].split("@")))
+
+
+def _named(
+  text: str, setting: str, kinds: Iterable[str] | None
+) -> tuple[str, str]:
+  """Returns kind and place of a source, or says which kinds there are."""
   kind, _, place = text.partition(":")
   known = {name: KINDS[name] for name in kinds or KINDS}
   if kind not in known or not known[kind].fits(place):
@@ -234,8 +281,7 @@ def open(  # noqa: A001
     raise ValueError(
       f"{setting} must be {', '.join(forms)} or {last}, got source={text!r}"
     )
-  place = "@".join(map(stores.local, place.split("@")))
-  return Source(kind, place, seed, fields or jsonl.Fields(), strict, divide)
+  return kind, place
 
 
 def _of_files(source: Source, place: str | None = None) -> str:
@@ -291,6 +337,40 @@ def _lines(name: str) -> Callable[[Source], int]:
   return lambda source: files.most_lines(files.find(source.place, name))
 
 
+def _check_files(
+  *names: str, judged: str, under: str = ""
+) -> Callable[[Source], None]:
+  """Returns what refuses a folder without these files and judgements."""
+
+  def check_folder(source: Source) -> None:
+    for name in names:
+      files.find(source.place, name)
+    files.splits(pathlib.Path(source.place, under), judged)
+
+  return check_folder
+
+
+def _check_corpus(source: Source) -> None:
+  table_files.check(pathlib.Path(source.place, "corpus"))
+
+
+def _check_tables(source: Source) -> None:
+  for path in filter(None, _parts(source)):
+    table_files.check(path)
+
+
+def _check_stories(source: Source) -> None:
+  path, lists = map(pathlib.Path, _parts(source))
+  if not path.is_file():
+    raise ValueError(
+      f"expected a file, got {path}: no such file; check the path"
+    )
+  if not lists.is_dir():  # "" is the folder that we are in
+    raise ValueError(
+      f"expected a directory, got {lists}: no such directory; check the path"
+    )
+
+
 def _rows_of_corpus(source: Source) -> int:
   return table_files.most_rows(pathlib.Path(source.place, "corpus"))
 
@@ -313,6 +393,9 @@ KINDS: dict[str, Kind] = {
     read=_reading(beir.read_beir, in_memory=False),
     digest=_of_files,
     most=_lines("corpus.jsonl"),
+    check=_check_files(
+      "corpus.jsonl", "queries.jsonl", judged="", under="qrels"
+    ),
     from_pairs=False,
     queries=_beir_queries,
   ),
@@ -321,6 +404,7 @@ KINDS: dict[str, Kind] = {
     read=_reading(msmarco.read_msmarco, in_memory=False),
     digest=_of_files,
     most=_lines("collection.tsv"),
+    check=_check_files("collection.tsv", judged="qrels."),
     from_pairs=False,
     queries=_msmarco_queries,
   ),
@@ -329,6 +413,7 @@ KINDS: dict[str, Kind] = {
     read=_reading(msmarco.read_anserini),
     digest=_of_files,
     most=_rows_of_corpus,
+    check=_check_corpus,
     from_pairs=False,
   ),
   "hf": Kind(
@@ -336,6 +421,7 @@ KINDS: dict[str, Kind] = {
     read=_reading(beir.read_hub),
     digest=_of_files,
     most=_rows_of_corpus,
+    check=_check_corpus,
     from_pairs=False,
   ),
   "log": Kind(
@@ -351,6 +437,7 @@ KINDS: dict[str, Kind] = {
       _of_files(source, place) for place in _parts(source)
     ),
     most=lambda source: table_files.most_rows(_parts(source)[1]),
+    check=_check_tables,
     from_pairs=False,
     named_by_text=True,
   ),
@@ -364,6 +451,7 @@ KINDS: dict[str, Kind] = {
     ),
     digest=_of_files,
     most=lambda source: table_files.most_rows(source.place),
+    check=_check_tables,
     from_pairs=True,
     named_by_text=True,
   ),
@@ -373,6 +461,7 @@ KINDS: dict[str, Kind] = {
     digest=lambda source: " ".join(
       _of_files(source, part) for part in source.place.split("@")
     ),
+    check=_check_stories,
     from_pairs=True,
   ),
   "ir_datasets": Kind(
@@ -380,6 +469,7 @@ KINDS: dict[str, Kind] = {
     read=_reading(ir_datasets_sets.read),
     digest=lambda source: source.place,  # the package checks its downloads
     most=lambda source: ir_datasets_sets.num_documents(source.place),
+    check=lambda source: ir_datasets_sets.num_documents(source.place),
     from_pairs=False,
     queries=lambda source: ir_datasets_sets.queries(source.place),
   ),
@@ -387,6 +477,7 @@ KINDS: dict[str, Kind] = {
     form="tfds:NAME@QRELS",
     read=lambda source: beir_sets.read(*_parts(source)),
     digest=_digest_prepared,
+    check=lambda source: files.splits(_parts(source)[1]),
     from_pairs=False,
   ),
 }

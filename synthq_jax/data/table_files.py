@@ -18,7 +18,15 @@ from typing import Any
 from synthq_jax import extras
 from synthq_jax.data import files
 
-__all__ = ["SUFFIXES", "OfFile", "by_column", "most_rows", "rows", "splits"]
+__all__ = [
+  "SUFFIXES",
+  "OfFile",
+  "by_column",
+  "check",
+  "most_rows",
+  "rows",
+  "splits",
+]
 
 _Rows = Iterator[tuple[str, dict[str, Any]]]
 _MOST = 1 << 26
@@ -50,6 +58,15 @@ def rows(path: str | os.PathLike) -> _Rows:
   for split, file in _tables(path):
     for where, row in _reader(file)(file):
       yield where, {"split": OfFile(split), **row}
+
+
+def check(path: str | os.PathLike) -> None:
+  """Refuses what `rows` would by its name alone; nothing is read."""
+  path = pathlib.Path(path)
+  if path.is_dir():
+    next(_tables(path))
+  else:
+    _reader(path)
 
 
 def splits(path: str | os.PathLike) -> list[str]:

@@ -16,7 +16,15 @@ import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
 
-__all__ = ["machine", "of_checkpoint", "of_file", "program", "versions"]
+__all__ = [
+  "check_checkpoint",
+  "check_file",
+  "machine",
+  "of_checkpoint",
+  "of_file",
+  "program",
+  "versions",
+]
 
 
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
@@ -103,10 +111,21 @@ def of_file(path: str | os.PathLike) -> str:
   path = pathlib.Path(path)
   if path == pathlib.Path("train"):
     return "train"
+  check_file(path)
+  with open(path, "rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def check_checkpoint(directory: pathlib.Path) -> None:
+  """Refuses a checkpoint of which a file is missing; reads none."""
+  for path in t5_checkpoints.files(directory):
+    check_file(path)
+
+
+def check_file(path: pathlib.Path) -> None:
+  """Refuses a file of a checkpoint, or a vocabulary, that is missing."""
   if not path.is_file():
     raise ValueError(
       f"expected a file of a checkpoint, got no file {path}: check CHECKPOINT"
       " and VOCABULARY"
     )
-  with open(path, "rb") as stream:
-    return hashlib.file_digest(stream, "sha256").hexdigest()[:16]

@@ -11,19 +11,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, object_store
 from synthq_jax.audit import canaries as canaries_lib
 from synthq_jax.data import shipped, sources
 from synthq_jax.models import prompt, t5_config
 from synthq_jax.pipeline import (
   config_types,
+  fingerprints,
   inputs,
   results,
   runner,
   workspace,
 )
 from synthq_jax.stages import direct_dp as direct_dp_lib
-from synthq_jax.stages import prepare_test_set, stage
+from synthq_jax.stages import prepare_data, prepare_test_set, stage
 from synthq_jax.training import distributed, loop
 
 __all__ = ["STAGES", "Canaries", "Rows", "RunConfig", "run", "survey"]
@@ -79,12 +80,21 @@ class Rows:
           f" it, or leave {field} out"
         )
     for field in ("synthetic", "direct_dp"):
+      names: dict[str, float] = {}
       for epsilon in getattr(self, field):
         if not epsilon > 0:
           raise ValueError(
             f"Rows.{field} must hold epsilons above 0, got epsilon={epsilon}:"
             " change EPSILON"
           )
+        name = stage.row_name(epsilon)
+        if name in names:  # the second would overwrite the first, and cost
+          raise ValueError(
+            f"plan.Rows.{field} must hold epsilons whose rows have different"
+            f" names, got {names[name]!r} and {epsilon!r}, both called {name}:"
+            " leave one out"
+          )
+        names[name] = epsilon
 
     written = {stage.row_name(epsilon) for epsilon in self.synthetic}
     written |= {"public_only"} if self.public_only else set()
@@ -326,8 +336,12 @@ def survey(
 
   Returns:
     See `runner.Run.survey`.
+
+  Raises:
+    ValueError: if a setting names what is not there, as `run` would find.
   """
   stages = stage.with_needs(wanted, config)
+  _check_named(config, stages)
   _check_size(config, stages)
   try:
     space = workspace.Workspace(workdir, config.secret_seed, may_draw=False)
@@ -335,6 +349,34 @@ def survey(
     first, *later = stages
     return [(first, {"": False}), *((name, None) for name in later)]
   return list(runner.Run(config, space, stages, say=_nothing).survey())
+
+
+def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
+  """Refuses data and checkpoints that are not there, before they are read.
+
+  What lies under a URL is taken to be there: looking would download it.
+  """
+  data = config.prepare_data
+  of_users = data.unit == "user"
+  sources.check(
+    data.source,
+    "prepare_data.source" + (" of UNIT='user'" if of_users else ""),
+    kinds=sources.OF_USERS if of_users else None,
+  )
+  prepare_test_set.check_named(config.test_sets)
+  reads = {name for one in map(stage.get, wanted) for name in one.reads}
+  named = config.retriever_checkpoint
+  if named and not object_store.is_url(named) and "encoder" in reads:
+    fingerprints.check_checkpoint(shipped.checkpoint(named))
+  if object_store.is_url(config.checkpoint):
+    return
+  start = shipped.checkpoint(config.checkpoint)
+  inputs.check_shape(start, config.model)
+  if {"start", "encoder"} & reads:
+    fingerprints.check_checkpoint(start)
+  if not object_store.is_url(data.vocabulary):
+    beside = inputs.vocabulary_beside(start)
+    prepare_data.check_vocabulary(data.vocabulary or beside, data.extra_ids)
 
 
 def _check_size(config: RunConfig, wanted: Sequence[str]) -> None:

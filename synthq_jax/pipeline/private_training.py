@@ -65,6 +65,12 @@ class Config:
   def __post_init__(self):
     """Refuses values out of range."""
     config_types.positive(self, "clip_norm", "learning_rate", "delta")
+    if self.delta is not None and self.delta >= 0.5:  # known without the data
+      raise ValueError(
+        f"{config_types.label(type(self))}.delta must be above 0 and below 1/n"
+        f" (n private train queries or users), got {self.delta}: a larger one"
+        " allows one of them to be published; leave DELTA out for 1/(2n)"
+      )
     config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
     config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
 

@@ -36,7 +36,7 @@ from synthq_jax.pipeline import (
 from synthq_jax.privacy import terms
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "check_vocabulary", "run"]
 
 TRAIN, TEST = "train", "test"
 UNITS = ("query", "user")
@@ -145,7 +145,7 @@ def run(task: stage.Task) -> results.PreparedData:
   """
   config, space = task.settings, task.folders
   source = _source(config)
-  _check_vocabulary(config)
+  check_vocabulary(config.vocabulary, config.extra_ids)
   data = source.read()
   if config.unit == "user":
     data = splits.by_user(
@@ -285,16 +285,21 @@ def _vocabulary(
   return model
 
 
-def _check_vocabulary(config: Config) -> None:
-  """Refuses what is no vocabulary before the data is read."""
-  if config.vocabulary == "train":
+def check_vocabulary(named: str | pathlib.Path, extra_ids: int) -> None:
+  """Refuses what is no vocabulary before the data is read.
+
+  Args:
+    named: `Config.vocabulary`, or where the checkpoint's would be.
+    extra_ids: of the settings.
+
+  Raises:
+    ValueError: if it is no SentencePiece model.
+  """
+  if named == "train":
     return
-  given = pathlib.Path(config.vocabulary)
-  if not given.is_file():
-    raise ValueError(
-      f"prepare_data.vocabulary: expected a SentencePiece model, got {given}"
-    )
-  vocabulary_lib.load(given, extra_ids=config.extra_ids)
+  given = pathlib.Path(named)
+  fingerprints.check_file(given)
+  vocabulary_lib.load(given, extra_ids=extra_ids)
 
 
 def _write_queries(

@@ -23,10 +23,12 @@ from synthq_jax.pipeline import (
 from synthq_jax.retrieval import tables
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "TestSet", "expand", "run"]
+__all__ = ["STAGE", "TestSet", "check_named", "expand", "run"]
 
 _FOLDERS = ("beir", "msmarco", "hf", "anserini")
 _BY_NAME = ("tfds", "ir_datasets")
+_KINDS = (*_FOLDERS, *_BY_NAME)
+_SETTING = "RunConfig.test_sets"
 _FOLDER_SPLITS = {"validation": "dev"}
 """What TFDS calls a split, and what it is called in a BEIR folder."""
 
@@ -78,10 +80,7 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
   """
   found = []
   for text in texts:
-    source = sources.open(
-      text, "RunConfig.test_sets", kinds=(*_FOLDERS, *_BY_NAME)
-    )
-    found += _named(source)
+    found += _named(sources.open(text, _SETTING, kinds=_KINDS))
   titles = [*beir_sets.GROUPS, tables.AVERAGE]
   names = [one.name for one in found]
   twice = [name for name in names if [*titles, *names].count(name) > 1]
@@ -91,6 +90,25 @@ def expand(texts: Sequence[str]) -> tuple[TestSet, ...]:
       " rename a folder"
     )
   return tuple(found)
+
+
+def check_named(texts: Sequence[str]) -> None:
+  """Refuses sets whose files are not there; reads and downloads nothing.
+
+  Args:
+    texts: as in `expand`.
+
+  Raises:
+    ValueError: as `expand`, or as reading the set would.
+  """
+  here = []
+  for text in texts:
+    if sources.is_remote(text):
+      sources.check(text, _SETTING, kinds=_KINDS)
+    else:
+      here.append(text)
+  for one in expand(here):
+    sources.check(f"{one.source.kind}:{one.source.place}", _SETTING)
 
 
 def _named(source: sources.Source) -> list[TestSet]:

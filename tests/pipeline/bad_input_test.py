@@ -14,7 +14,7 @@ import finished_runs
 import pytest
 import small_data
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, stores
 from synthq_jax.cli import main
 from synthq_jax.data import shipped, sources
 from synthq_jax.pipeline import plan, workspace
@@ -126,6 +126,10 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
     ("--gin.EPSILON=-1.5", "above 0, got epsilon=-1.5: change EPSILON"),
     ("--gin.EPSILON=nan", "expected float, got 'nan'"),
     ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
+    ("--gin.DELTA=0.5", "Config.delta must be above 0 and below 1/n"),
+    ("--gin.plan.Rows.synthetic=(8,8)", "synthetic must hold epsilons whose"),
+    ("--gin.plan.Rows.synthetic=(8,8.0000001)", "both called eps8: leave one"),
+    ("--gin.plan.Rows.direct_dp=(2,2)", "direct_dp must hold epsilons whose"),
     ("--gin.CLIP_NORM=0", "clip_norm must be above 0, got 0"),
     ("--gin.CLIP_NORM=inf", "clip_norm must be above 0, got inf"),
     ("--gin.TRAIN_STEPS=0", "finetune_dp.Config.steps must be at least 1"),
@@ -165,7 +169,7 @@ def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
       f"--gin.DELTA={1 / TRAIN}",
       "finetune_dp.Config.delta must be above 0 and",
     ),
-    ("--gin.DELTA=0.5", "below 1/n = 0.0333"),
+    ("--gin.DELTA=0.4", "below 1/n = 0.0333"),
     ("--gin.BATCH_SIZE=31", f"must be at most {TRAIN}, the number of private"),
     (
       "--gin.direct_dp.Config.batch_size=31",
@@ -212,6 +216,63 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
   message = refused(capsys, [*argv, flag, "--gin.NUM_DOCUMENTS=99999999"])
   assert f"got 99,999,999, which is more than {source} can have" in message
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    ("SOURCE=beer:x", "prepare_data.source must be environment_docs, beir:DIR"),
+    ("SOURCE=msmarco:data UNIT=user", "source of UNIT='user' must be beir:DIR"),
+    ("SOURCE=beir:no", "got no: no such directory; check the path"),
+    ("SOURCE=beir:half", "half: expected a file queries.jsonl"),
+    ("SOURCE=msmarco:half", "half: expected a file collection.tsv"),
+    ("SOURCE=jsonl:no.jsonl", "got no.jsonl: no such file"),
+    ("SOURCE=log:no.csv@data/corpus.jsonl", "got no.csv: no such file"),
+    ("SOURCE=log:data/corpus.jsonl@no.csv", "got no.csv: no such file"),
+    ("SOURCE=hf:no", "no/corpus: no such file"),
+    ("SOURCE=anserini:no", "no/corpus: no such file"),
+    ("SOURCE=newsqa:no.json", "got no.json: no such file"),
+    ("SOURCE=newsqa:data/corpus.jsonl@no", "got no: no such directory"),
+    ("SOURCE=tfds:fiqa@no", "no: expected a folder with SPLIT.tsv files"),
+    ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
+    ("RETRIEVER_CHECKPOINT=no", "got no file no/params.safetensors"),
+    ("VOCABULARY=no", "got no file no: check CHECKPOINT and VOCABULARY"),
+    ("VOCABULARY=data/corpus.jsonl", "expected a SentencePiece model"),
+    ("TEST_SETS=('beir:no',)", "test_sets: expected a folder, got none: no"),
+    ("TEST_SETS=('beir:half',)", "half: expected a file queries.jsonl"),
+    ("TEST_SETS=('beer:gs://b/x',)", "RunConfig.test_sets must be beir:DIR"),
+    ("MODEL=t5_1_1_base", "with vocab_size=32128, got vocab_size=8192"),
+  ],
+)
+def test_a_dry_run_refuses_what_is_not_there(
+  folder, tmp_path, capsys, monkeypatch, flags, words
+):
+  monkeypatch.chdir(tmp_path)
+  shutil.copytree(folder, "half")
+  pathlib.Path("half/queries.jsonl").unlink()
+  flags = [f"--gin.{flag}" for flag in ("NUM_DOCUMENTS=None", *flags.split())]
+  argv = ["run", TINY, "--workdir=run", "--dry_run", "--quiet"]
+  assert words in refused(capsys, [*argv, *flags])
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_looks_at_no_url_and_reads_nothing(
+  folder, tmp_path, capsys, monkeypatch
+):
+  def read(*_, **__):
+    raise AssertionError("was read")
+
+  monkeypatch.setattr(sources.Source, "read", read)
+  monkeypatch.setattr(stores, "local", lambda place: place)
+  flags = [
+    f"--gin.SOURCE=beir:{folder}",
+    f'--gin.TEST_SETS=("beir:{folder}", "beir:gs://b/fiqa")',
+    "--gin.CHECKPOINT=gs://b/t5",
+    "--gin.NUM_DOCUMENTS=None",
+  ]
+  argv = ["run", TINY, f"--workdir={tmp_path / 'run'}", "--dry_run", *flags]
+  assert main.main(argv) == 0
+  assert "prepare_data: to make" in capsys.readouterr().out
 
 
 def test_too_many_documents_are_refused_before_anything_slow_is_loaded(
