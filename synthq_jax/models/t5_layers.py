@@ -144,7 +144,9 @@ def relative_position_bucket(
   ratio = np.maximum(distances, 1) / exact + np.finfo(np.float32).eps
   growth = np.log(ratio) / np.log(max_distance / exact)
   large = exact + (growth * (num_buckets - exact)).astype(int)
-  table = np.minimum(np.where(distances < exact, distances, large), num_buckets - 1)
+  table = np.minimum(
+    np.where(distances < exact, distances, large), num_buckets - 1
+  )
   table = jnp.asarray(table, jnp.int32)
   return base + jnp.take(table, jnp.minimum(distance, max_distance))
 

@@ -241,7 +241,9 @@ def _gaussian(
   of the last cell in one array would have related sizes.
   """
   # Both in (0, 1]: half of a step is added, so that the logarithm is finite.
-  uniform = ((first >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5) * 2.0**-31
+  uniform = (
+    (first >> 1).astype(jnp.int32).astype(jnp.float32) + 0.5
+  ) * 2.0**-31
   last = ((second ^ shared) >> 1).astype(jnp.int32).astype(jnp.float32)
   uniform = jnp.where(first < 2, (last + 0.5) * 2.0**-62, uniform)
   turn = jax.lax.bitcast_convert_type(second, jnp.int32).astype(jnp.float32)

@@ -73,7 +73,9 @@ class Source:
     and by its claim."""
     place = self.folder.resolve()
     if self.root is not None and place.is_relative_to(self.root.resolve()):
-      place = place.relative_to(self.root.resolve())  # not folders above the run
+      place = place.relative_to(
+        self.root.resolve()
+      )  # not folders above the run
     if results.is_private_path(place.as_posix()):
       return True
     if self.result is not None:

@@ -456,7 +456,8 @@ def _overflow_delta(runs: tuple[Run, ...]) -> float:
 def _after_ends(runs: tuple[Run, ...], delta: float, relation: str) -> float:
   """Returns what of delta is left when the ends of noise are paid for."""
   owed = sum(
-    _ends(run, relation) * (run.trials.mean if run.trials else 1) for run in runs
+    _ends(run, relation) * (run.trials.mean if run.trials else 1)
+    for run in runs
   )
   return delta if owed <= _UNPAID * delta else delta - owed
 

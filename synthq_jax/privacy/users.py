@@ -10,7 +10,6 @@ References:
   divides by a fixed number.
 """
 
-
 import dp_accounting
 
 from synthq_jax import checks

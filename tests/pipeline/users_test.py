@@ -203,7 +203,9 @@ def test_users_are_those_of_the_field_that_the_statement_names(tmp_path, kind):
     source=source, unit="user", user_field="account", vocabulary="train"
   )
   space = workspace.Workspace(tmp_path / "run", secret_seed=1)
-  said = "expected jsonl or log with" if kind == "beir" else "user id with every"
+  said = (
+    "expected jsonl or log with" if kind == "beir" else "user id with every"
+  )
   with pytest.raises(ValueError, match=said) as error:
     tiny_runs.make(prepare_data.STAGE, config, space)
   assert "\n" not in str(error.value)

@@ -170,9 +170,7 @@ def test_where_all_may_be_drawn_a_neighbours_record_has_room(num, mean):
   )
   assert drawn.max_batch_size == num + 1
   noise = [
-    accounting.noise_multiplier(
-      epsilon=8.0, delta=1e-3, sampler=one, steps=3
-    )
+    accounting.noise_multiplier(epsilon=8.0, delta=1e-3, sampler=one, steps=3)
     for one in (drawn, dataclasses.replace(drawn, max_batch_size=2 * num))
   ]
   assert noise[0] == pytest.approx(noise[1], rel=1e-3)

@@ -286,7 +286,9 @@ def _facts(
   return {
     "learning_rates": [f"{float(schedule(step)):.5g}" for step in _LOOKED_AT],
     "parameters": artifacts.fingerprint(shapes),
-    "model": artifacts.fingerprint([_ADDRESS.sub("", str(x)) for x in computed]),
+    "model": artifacts.fingerprint(
+      [_ADDRESS.sub("", str(x)) for x in computed]
+    ),
     "version": _VERSION,
     "versions": fingerprints.versions(),
   }

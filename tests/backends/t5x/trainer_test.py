@@ -408,7 +408,8 @@ def test_parameters_that_differ_in_a_bit_begin_no_training_again():
     jax.device_put(
       x,
       jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec("data" if x.shape[0] % 2 == 0 else None)
+        mesh,
+        jax.sharding.PartitionSpec("data" if x.shape[0] % 2 == 0 else None),
       ),
     )
     for x in leaves
