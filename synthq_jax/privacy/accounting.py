@@ -50,7 +50,7 @@ _MANY_STEPS = 1000
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
 _NEGLIGIBLE = 1e-3  # share of delta that pays for truncation without regret
 _END = 9.1  # standard deviations that drawn noise reaches at least
-_COORDINATES = 2.0**34  # of a sum, at most
+_COORDINATES = 2.0**34  # that one use moves, at most
 _UNPAID = 1e-6  # share of delta that rounding takes as well
 _RDP_ORDERS = (*(1.5 + i / 4 for i in range(35)), *range(11, 65), 128, 256, 512)
 

@@ -85,8 +85,8 @@ class Sampler(abc.ABC):
     """Returns the event as if every batch had room for all its records."""
 
   @abc.abstractmethod
-  def uses(self, steps: int) -> dict[int, float]:
-    """Bounds the mean number of batches that hold so many records of a unit."""
+  def uses(self, steps: int) -> dict[float, float]:
+    """Bounds how often, in the mean, a unit moves by so many sensitivities."""
 
   @abc.abstractmethod
   def overflow_delta(self, steps: int) -> float:

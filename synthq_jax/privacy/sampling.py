@@ -8,6 +8,7 @@ let `num_examples` count queries.
 
 import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -238,7 +239,7 @@ class Poisson(_Cut):
     )
     return dp_accounting.SelfComposedDpEvent(step, steps)
 
-  def uses(self, steps: int) -> dict[int, float]:
+  def uses(self, steps: int) -> dict[float, float]:
     """Returns steps x binomial(group_size, probability), from 1 on."""
     from scipy import stats  # takes a second: only when needed
 
@@ -334,7 +335,7 @@ class CyclicPoisson(_Groups):
   def _drawn(self, generator: np.random.Generator, number: int) -> int:
     return int(generator.binomial(number, self.probability))
 
-  def uses(self, steps: int) -> dict[int, float]:
+  def uses(self, steps: int) -> dict[float, float]:
     """Returns the cycles begun x probability."""
     return {1: -(-steps // self.cycle_length) * self.probability}
 
@@ -414,9 +415,9 @@ class BallsInBins(_Groups):
       )
     )
 
-  def uses(self, steps: int) -> dict[int, float]:
-    """Returns the cycles begun."""
-    return {1: -(-steps // self.cycle_length)}
+  def uses(self, steps: int) -> dict[float, float]:
+    """Returns all cycles begun as one, which `optim.blt` noise makes of them."""
+    return {math.sqrt(-(-steps // self.cycle_length)): 1.0}
 
   def untruncated_event(self, noise_multiplier: float, steps: int) -> Any:
     """Returns one Gaussian release for every cycle begun."""
@@ -480,7 +481,7 @@ class FixedOrder(Sampler):
     indices = order[start : start + self.batch_size].copy()
     return Batch(indices, np.zeros(self.batch_size, bool))
 
-  def uses(self, steps: int) -> dict[int, float]:
+  def uses(self, steps: int) -> dict[float, float]:
     """Returns the epochs begun."""
     return {1: -(-steps // self.steps_per_epoch)}
 
