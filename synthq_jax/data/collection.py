@@ -37,6 +37,10 @@ Dangling = collections.Counter[str]
 """How many judgements name an unknown "query" or "document"."""
 
 
+_MOST_GRADE = 1_000_000
+"""trec_eval counts grades one by one, and nDCG overflows beyond 2^31."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
   """A document, public unless a configuration says otherwise.
@@ -365,8 +369,8 @@ def judge(
     Query id -> document id -> grade.
 
   Raises:
-    ValueError: if an id is unknown, a grade is no whole number, or a pair has
-      two grades.
+    ValueError: if an id is unknown, a grade is no whole number or above a
+      million, or a pair has two grades.
   """
   qrels: Qrels = {}
   for where, query, document, grade in rows:
@@ -439,9 +443,15 @@ def is_known(
 
 def _grade(where: str, text: str) -> int:
   try:
-    return int(text)
+    grade = int(text)
   except ValueError:
     raise ValueError(
       f"{where}: expected a whole number as the grade, got another text; write"
       " 1 for relevant, 0 for not"
     ) from None
+  if abs(grade) > _MOST_GRADE:
+    raise ValueError(
+      f"{where}: expected a grade of at most {_MOST_GRADE:,}, got a greater"
+      " number; write 1 for relevant, 0 for not"
+    )
+  return grade

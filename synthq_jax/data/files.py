@@ -5,6 +5,7 @@ so no error of a line, nor its cause, holds a key, a cell or a byte of it.
 """
 
 import array
+import codecs
 import contextlib
 import functools
 import gzip
@@ -31,6 +32,7 @@ __all__ = [
   "opened",
   "splits",
   "table",
+  "undecodable",
   "unsuffixed",
   "write_lines",
 ]
@@ -216,9 +218,40 @@ def most_lines(path: Path) -> int:
       sound.
   """
   with opened(path) as stream:
-    blocks = iter(functools.partial(stream.read, 1 << 20), b"")
-    ends = (b.count(b"\n") + b.count(b"\r") - b.count(b"\r\n") for b in blocks)
-    return 1 + sum(ends)
+    return 1 + sum(map(_ends, _blocks(stream)))
+
+
+def undecodable(path: Path) -> int:
+  """Returns the number of the first line that is not UTF-8; 0: all are.
+
+  For readers that decode ahead of the line they are at. A line ends with either
+  sign, or both.
+
+  Args:
+    path: the file, plain or gzipped.
+  """
+  decoder = codecs.getincrementaldecoder("utf-8")()
+  number, last = 1, b""
+  with opened(path) as stream:
+    for block in itertools.chain(_blocks(stream), [b""]):
+      try:
+        decoder.decode(block, final=not block)
+      except UnicodeDecodeError as error:  # it has what was left over, too
+        good = error.object[: error.start]
+        return number + _ends(last + good) - _ends(last)
+      number += _ends(last + block) - _ends(last)
+      last = block[-1:]
+  return 0
+
+
+def _blocks(stream: Any) -> Iterator[bytes]:
+  return iter(functools.partial(stream.read, 1 << 20), b"")
+
+
+def _ends(block: bytes) -> int:
+  """Counts the ends of lines, whichever sign makes them."""
+  count = block.count
+  return count(b"\n") + count(b"\r") - count(b"\r\n")
 
 
 def _decode(raw: bytes, where: str, first: bool) -> str:

@@ -91,6 +91,7 @@ def read_jsonl(
     if _is_clicked(where, line, fields):
       pairs.append((*_pair(where, line, fields), name))
   asked = [(query, document.id, name) for query, document, name in pairs]
+  _check_asked(names, asked, f'lines with "{fields.clicks}" above 0')
   return _collection(
     _merged_documents(document for _, document, _ in pairs),
     names,
@@ -154,6 +155,8 @@ def read_log(
       where, "document", id_, known, dangling
     ):
       asked.append((_query(where, line, fields), id_, name))
+  clicks = f'clicks on "{fields.document}" ids that {corpus} has'
+  _check_asked(names, asked, clicks)
   return _collection(documents, names, asked, fractions, seed)
 
 
@@ -191,7 +194,7 @@ def _collection(
     qrels = {split: {} for split in fractions}
     pairs = [(query.text, id_) for query, id_, _ in asked]
     sides = splits_lib.split_by_own_document(pairs, fractions, seed=seed)
-    _check_sides(path, sides, fractions)
+    _check_sides(names, sides, fractions)
     several = splits_lib.with_several_documents(pairs)
     gathered = frozenset(
       query.id for (query, _, _), is_ in zip(asked, several, strict=True) if is_
@@ -292,8 +295,19 @@ def _merged_documents(
   return tuple(merged[name] for name in sorted(merged))
 
 
+def _check_asked(names: _Names, asked: list[Any], words: str) -> None:
+  """Refuses a log that gives no pair, and says what its lines lack."""
+  if not names.every:
+    raise ValueError(f"{names.path}: expected lines, got none; fill it")
+  if not asked:
+    raise ValueError(
+      f"{names.path}: expected {words}, got none in all its lines; give"
+      " others, or name other columns"
+    )
+
+
 def _check_sides(
-  path: str | os.PathLike,
+  names: _Names,
   sides: list[str | None],
   fractions: Mapping[str, float],
 ) -> None:
@@ -301,6 +315,7 @@ def _check_sides(
   empty = [split for split in fractions if split not in sides]
   if empty:
     raise ValueError(
-      f"{path}: expected pairs in every split, got none in {empty}; give more"
-      " documents, other fractions or another seed"
+      f"{names.path}: expected pairs in every split, got none in {empty}; give"
+      f' more documents, another seed, or a column "{names.key}" that names the'
+      " split of each line"
     )

@@ -206,6 +206,12 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
         strict=True,
       )
       try:
+        names = reader.fieldnames or ()
+        if len({*names}) < len(names):  # the last would win
+          raise ValueError(
+            f"{path}:{reader.line_num}: expected each column once in the header,"
+            " got one again; rename or remove it"
+          )
         for row in reader:
           where = f"{path}:{reader.line_num}"
           if None in row or None in row.values():
@@ -214,7 +220,12 @@ def _separated(delimiter: str, quoting: int) -> Callable[[pathlib.Path], _Rows]:
               " has, got another number; correct the line"
             )
           yield where, row
-      except (csv.Error, UnicodeDecodeError, *files.BROKEN_GZIP) as error:
+      except UnicodeDecodeError:  # of text that was read ahead
+        raise ValueError(
+          f"{path}:{files.undecodable(path)}: expected UTF-8, got another byte;"
+          " convert the file (iconv -t utf-8)"
+        ) from None
+      except (csv.Error, *files.BROKEN_GZIP) as error:
         raise ValueError(
           f"{path}:{reader.line_num + 1}: expected a table in UTF-8 with a"
           f" header, got {type(error).__name__}; correct the line"

@@ -50,7 +50,7 @@ def run(
 
   Raises:
     ValueError: if the share makes no sense, the run has no prepared data, or
-      the corpus is not there.
+      the corpus is not there, or holds no text.
   """
   if not 0 <= share[0] < share[1]:
     raise ValueError(
@@ -58,6 +58,11 @@ def run(
     )
   folders = workspace.Folders(workdir)
   place = folders.private("prepare_data")
+  if artifacts.read_fingerprint(place) is None:
+    raise ValueError(
+      f"{workdir}: expected the working directory of a run, got one without"
+      " prepared data: run `synthq prepare_data` first, or check --workdir"
+    )
   prepared = artifacts.load(place, results.PreparedData)
   parts = public_corpus.parts(corpus)
   items = {
@@ -79,9 +84,13 @@ def run(
       f"{len(parts) - missing} of {len(parts)} parts are searched; the table"
       " comes when the others are"
     )
-  found = overlap_lib.summarize(
-    plan, corpus_search.merge(_load(plan.probe, path) for path in paths)
-  )
+  merged = corpus_search.merge(_load(plan.probe, path) for path in paths)
+  if not merged.num_texts:
+    raise ValueError(
+      f"--corpus={corpus}: expected texts, got none in {len(parts)} parts: check"
+      " the files"
+    )
+  found = overlap_lib.summarize(plan, merged)
   artifacts.save(place, found, artifacts.fingerprint(config, digests))
   return _table(corpus, found)
 

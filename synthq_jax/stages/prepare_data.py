@@ -103,6 +103,12 @@ class Config:
         "prepare_data.Config.queries_per_user is for unit='user', got"
         f" {self.queries_per_user} for unit='query': set UNIT='user'"
       )
+    if TRAIN in self.test_split.split("+"):
+      raise ValueError(
+        f"prepare_data.Config.test_split must leave out {TRAIN!r}, on whose"
+        f" queries everything is trained, got {self.test_split!r}: name what is"
+        " held out as TEST_SPLIT"
+      )
     config_types.one_of(self, "written_for", ("all", TRAIN))
     if (self.source, self.written_for) == ("environment_docs", TRAIN):
       raise ValueError(
@@ -155,6 +161,7 @@ def run(task: stage.Task) -> results.PreparedData:
     published = config.written_for == TRAIN
     secret = str(space.seed("splits")) if published else ""
     data = splits.where_none(data, seed=config.seed, secret=secret)
+  _check_names(data, config)
   data = collection.join_splits(data, config.test_split)
   _check_splits(data, config)
   public, private = space.public("prepare_data"), space.private("prepare_data")
@@ -251,21 +258,38 @@ def _num_users(config: Config, data: collection.Collection) -> dict[str, int]:
   }
 
 
+def _check_names(data: collection.Collection, config: Config) -> None:
+  """Refuses splits that are not there, and says which setting names them."""
+  if TRAIN not in data.qrels:
+    raise ValueError(
+      f"{config.source}: expected relevant pairs in split {TRAIN!r}, which"
+      " everything is trained on, got no such split: add its judgements"
+    )
+  for split in config.test_split.split("+"):
+    try:
+      data.judgements(split)
+    except ValueError as error:
+      raise ValueError(
+        f"{config.source}, TEST_SPLIT={config.test_split}: {error}"
+      ) from error
+
+
 def _check_splits(data: collection.Collection, config: Config) -> None:
   """Refuses splits without pairs, and queries on both sides."""
   queries = {}
   for split in (TRAIN, config.test_split):
     queries[split] = {query for query, _ in data.pairs(split)}
     if not queries[split]:
+      other = "" if split == TRAIN else ", or name another TEST_SPLIT"
       raise ValueError(
         f"{config.source}: expected relevant pairs in split {split!r}, got"
-        " none: add their judgements, or name another test_split"
+        f" none: add their judgements{other}"
       )
   both = queries[TRAIN] & queries[config.test_split]
   if both:
     raise ValueError(
       f"{config.source}: some queries are judged in {TRAIN} and in"
-      f" {config.test_split}: take them out of one"
+      f" {config.test_split}: take them out of one, or name another TEST_SPLIT"
     )
 
 

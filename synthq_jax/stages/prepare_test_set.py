@@ -205,9 +205,17 @@ def run(task: stage.Task) -> results.TestSet:
   """
   test_set, documents = task.settings, task.inputs["documents"]
   data = test_set.source.read()
+  try:
+    every = data.judgements(test_set.split)
+  except ValueError as error:
+    said = str(error).partition(";")[0]
+    raise ValueError(
+      f"{test_set.source.place}: {said}, on which {test_set.name} is scored: add"
+      " its judgements, or leave the set out of TEST_SETS"
+    ) from error
   judged = {
     query: grades
-    for query, grades in data.judgements(test_set.split).items()
+    for query, grades in every.items()
     if any(grade > 0 for grade in grades.values())
   }
   if not judged:

@@ -214,6 +214,18 @@ def test_unknown_ids_are_counted_and_said_or_stop(tmp_path, capsys):
     sources.open(f"log:{path}@{corpus}", strict=True).read()
 
 
+def test_a_log_of_unknown_ids_alone_says_so(tmp_path):
+  corpus = write(tmp_path / "corpus.jsonl", CORPUS)
+  rows = [row | {"document": f"x{i}"} for i, row in enumerate(CLICKS)]
+  path = write(tmp_path / "log.csv", rows)
+  words = r'log.csv: expected clicks on "document" ids that .*corpus.jsonl has'
+  with pytest.raises(ValueError, match=words):
+    sources.open(f"log:{path}@{corpus}").read()
+  pairs = write(tmp_path / "pairs.csv", [r | {"clicks": "0"} for r in CLICKS])
+  with pytest.raises(ValueError, match='lines with "clicks" above 0, got none'):
+    sources.open(f"jsonl:{pairs}").read()
+
+
 def small_set():
   return collection.Collection(
     tuple(collection.Document(f"d{i}", f"text {i}", f"T{i}") for i in range(9)),
@@ -507,7 +519,24 @@ def test_no_error_of_a_private_file_holds_what_stands_in_it(
   [
     ("log.xlsx", b"", "got another suffix"),
     ("log.csv", b"query,document\na\n", "expected 2 cells"),
-    ("log.csv", b"query,document\n\xff,d1\n", "UTF-8"),
+    ("log.csv", b"query,document\n\xff,d1\n", "log.csv:2: .*UTF-8.*iconv"),
+    (
+      "log.csv",
+      b"query,document\n" + b"a,d1\n" * 70_000 + b"\xff,d1\n" + b"a,d1\n" * 9,
+      "log.csv:70002: expected UTF-8",
+    ),
+    ("log.tsv", b"query\tdocument\r\n" * 5 + b"\xff\td1\r\n", "tsv:6: .*UTF"),
+    ("log.tsv", b"query\tdocument\r" * 5 + b"\xff\td1\r", "tsv:6: .*UTF"),
+    ("log.csv", b"query,document\na,d1\n\xe2\x82", "log.csv:3: .*UTF-8"),
+    ("log.csv", b"query,document,query\na,d1,b\n", "csv:1: .*each column once"),
+    ("log.csv", b"", "expected lines, got none; fill it"),
+    ("log.csv", b"query,document\n", "expected lines, got none; fill it"),
+    ("log.jsonl", b"", "expected lines, got none; fill it"),
+    (
+      "log.csv",
+      b"query,document,clicks\na,d1,0\n",
+      'expected clicks on "document" ids that .*corpus.jsonl has, got none',
+    ),
     ("log.parquet", b"none", "damaged file"),
     ("log.arrow", b"none", "damaged file"),
     ("log.csv", b"query,document,clicks\na,d1,often\n", "expected a number"),
@@ -523,5 +552,6 @@ def test_a_damaged_log_is_one_line_without_its_texts(
   with pytest.raises(ValueError, match=words) as raised:
     jsonl.read_log(path, corpus)
   assert str(path) in str(raised.value) and "often" not in str(raised.value)
+  assert "another seed" not in str(raised.value)
   with pytest.raises(ValueError, match="no such file"):
     list(table_files.rows(tmp_path / "nowhere.csv"))

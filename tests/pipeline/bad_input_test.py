@@ -72,6 +72,14 @@ def change(path, line, text):
     ("corpus.jsonl", 5, '{"_id": "d1", "text": "x"}', "'d1' again", "rename"),
     ("corpus.jsonl", 4, '{"_id": "d3", "text": " "}', "text in doc", "fill it"),
     ("qrels/train.tsv", 2, "q0\tnone\t1", "known document", "add"),
+    (
+      "qrels/train.tsv",
+      2,
+      f"q0\td0\t{10**20}",
+      "grade of at most 1,000,000",
+      "1",
+    ),
+    ("qrels/test.tsv", 2, "q30\td30\t1000001", "a grade of at most", "write 1"),
     ("qrels/train.tsv", 2, "q0 d0 1", "expected 3 columns", "correct"),
     ("qrels/train.tsv", 1, "q0\td0\t1", "expected the header", "add it"),
     ("corpus.jsonl", 3, '\ufeff{"_id": "d2"}', "order mark", "remove it"),
@@ -147,6 +155,36 @@ def test_a_setting_that_cannot_be_is_refused_before_any_work(
   message = refused(capsys, command(folder, tmp_path / "run", flag))
   assert words in message
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("split", "words"),
+  [
+    (
+      "dev",
+      "TEST_SPLIT=dev: expected a split of ['test', 'train'], got split=",
+    ),
+    ("test+dev", "TEST_SPLIT=test+dev: expected a split of ['test', 'train']"),
+    ("train", "test_split must leave out 'train', on whose queries everything"),
+    ("test+train", "must leave out 'train', on whose queries everything"),
+  ],
+)
+def test_a_test_split_that_cannot_be_is_named_with_its_setting(
+  folder, tmp_path, capsys, split, words
+):
+  argv = command(folder, tmp_path / "run", f"--gin.TEST_SPLIT={split}")
+  message = refused(capsys, argv)
+  assert words in message and "TEST_SPLIT" in message
+  assert finished(tmp_path) == []
+
+
+def test_a_query_of_two_splits_is_named_with_the_setting(
+  folder, tmp_path, capsys
+):
+  change(folder / "qrels/test.tsv", 2, "q0\td0\t1")
+  message = refused(capsys, command(folder, tmp_path / "run"))
+  assert "some queries are judged in train and in test" in message
+  assert "or name another TEST_SPLIT" in message
 
 
 def test_a_wrong_type_in_a_file_is_named_with_its_line(tmp_path, capsys):
@@ -308,7 +346,9 @@ def test_a_bad_test_set_is_refused_before_any_training(
   )
   argv = command(folder, tmp_path / "run", *flags, stage="run")
   message = refused(capsys, argv)
-  assert "expected a split of ['dev'], got split='test'" in message
+  words = f"{tmp_path / 'bad'}: expected a split of ['dev'], got split='test'"
+  assert words in message
+  assert "on which bad is scored: add its judgements, or leave" in message
   assert not (tmp_path / "run" / "train_retriever").exists()
 
 

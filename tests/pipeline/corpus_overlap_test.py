@@ -34,6 +34,9 @@ def _place(tmp_path, monkeypatch):
     return load(directory, kind)
 
   monkeypatch.setattr(artifacts, "load", fake)
+  monkeypatch.setattr(
+    artifacts, "read_fingerprint", lambda place: "" if place.is_dir() else None
+  )
   write = artifacts.write_atomically
   queries = [{"_id": str(i), "text": t} for i, t in enumerate(_QUERIES)]
   documents = [
@@ -148,7 +151,7 @@ def test_a_damaged_part_is_named(place, capsys):
     (["--share=half"], "got 'half'"),
     (["--ngram=0"], "ngram >= 1, got ngram=0"),
     (["--corpus=/none/*.gz"], "expected files of a corpus, got none"),
-    (["--workdir=/none"], "expected a finished PreparedData"),
+    (["--workdir=/none"], "run `synthq prepare_data` first"),
   ],
 )
 def test_what_the_user_can_mend_is_one_line(place, capsys, flags, words):
@@ -162,3 +165,10 @@ def test_a_share_outside_the_parts_is_refused(place):
     corpus_overlap.run(
       place, "x", config=overlap_lib.Config(), share=(3, 3), progress=False
     )
+
+
+def test_a_corpus_without_texts_is_refused_and_gives_no_result(place, capsys):
+  artifacts.write_atomically(place / "empty/a.txt", "\n\n")
+  assert main.main(_argv(place, f"--corpus={place}/empty/*")) == 2
+  assert "expected texts, got none in 1 parts: check" in capsys.readouterr().err
+  assert not list(place.rglob("result.json"))
