@@ -197,6 +197,20 @@ def test_the_files_show_and_bind_what_stages_do_not_hold():
     assert re.search(rf"(?m)^(\w+/)?{module}\.[A-Z]", flags), module
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_header_installs_what_the_command_line_needs(path):
+  """Extras such as cuda bring neither gin nor flax."""
+  for extras in re.findall(r"pip install \S*\[(.*?)\]", path.read_text()):
+    assert "run" in extras.split(",")
+
+
+def test_the_demos_header_gives_what_the_readmes_table_was_made_with():
+  header = (ROOT / DEMO).read_text().partition("\nfrom ")[0]
+  launcher = (ROOT / "launch/local.sh").read_text()
+  for setting in re.findall(r"--gin\.(\w+=[^\s\")]+)", launcher)[1:]:
+    assert setting in header
+
+
 def test_the_recipe_of_leaks_counts_instances_as_the_paper_does():
   path = ROOT / "gin_configs/studies/paper_spire22_robust04.gin"
   config, _ = main.configure(

@@ -9,11 +9,14 @@ import pathlib
 import re
 import shlex
 import signal
+import subprocess
+import sys
 
 import made_up
 import pytest
 
 from synthq_jax.cli import guide, main
+from synthq_jax.data import shipped
 from synthq_jax.pipeline import plan, results
 from synthq_jax.stages import pretrain_recipe
 from synthq_jax.studies import frame, images
@@ -354,6 +357,7 @@ WRONG_USES = {
   "study --gin_file=demo.gin --workdir=w": "give one of gin_configs/studies",
   f"{RUN} --gin_file=data/beir.gin": "give --gin.SOURCE=...",
   "settings demo_ful.gin": "Did you mean demo_full.gin?",
+  "settings nope.gin": "nope.gin: expected a gin file, got none. Give its path",
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
   f"{RUN} --gin.EPSLON=3": "did you mean EPSILON?",
@@ -383,6 +387,8 @@ WRONG_USES = {
   # Tools.
   "privacy --gin.X=1 --examples=9 --batch_size=3": "takes no",
   "export --to=x --format=hf": "expected --checkpoint=FOLDER or --queries",
+  "export --checkpoint=no --to=x --format=huggingface --step=3": "--step goes with --format=t5x, got",
+  "leakage check --train=a --test=b --output=o --precision=2": "--precision goes with --labels",
   "export --queries=no --to=x --format=pdf": "--format must be one of",
   "search --workdir=w": "expected a query in quotes",
   "search boats --workdir=no": "no",
@@ -594,6 +600,39 @@ def test_recipes_are_listed_with_what_they_need(capsys):
   for name, entry in entries.items():
     assert "Required: " in entry and len(entry) > 60, name
   assert "SOURCE, the data" in entries["recipes/paper_t5_small.gin"]
+
+
+@pytest.mark.parametrize("command", ["settings demo_tiny.gin", "recipes", RUN])
+def test_who_reads_one_line_alone_gets_no_error(tmp_path, command):
+  """As `| head -1`: the reader is gone before all is written."""
+  words = [*command.split(), "--dry_run"] if command is RUN else command.split()
+  for_reading, for_writing = os.pipe()
+  os.close(for_reading)
+  with open(for_writing, "wb") as closed:
+    done = subprocess.run(
+      [sys.executable, "-m", "synthq_jax", *words],
+      stdout=closed,
+      stderr=subprocess.PIPE,
+      cwd=tmp_path,
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      check=False,
+    )
+  assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_place_that_is_no_folder_is_said_without_a_flag_of_others(
+  tmp_path, capsys
+):
+  (tmp_path / "file").touch()
+  line = fails(
+    capsys,
+    "export",
+    f"--checkpoint={shipped.DIRECTORY}",
+    f"--to={tmp_path / 'file' / 'x'}",
+    "--format=safetensors",
+  )
+  assert "choose a folder that you may write to" in line
+  assert "--workdir" not in line
 
 
 def test_settings_say_value_place_and_meaning(capsys):

@@ -54,7 +54,7 @@ _CONSTANTS = ("INF", "REQUIRED")
 _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
 _FULL = "free some space, and the same command goes on"
-_FORBIDDEN = "choose a --workdir that you may write to"
+_FORBIDDEN = "choose a folder that you may write to"
 _HINTS = {
   errno.ENOSPC: _FULL,
   errno.EDQUOT: _FULL,

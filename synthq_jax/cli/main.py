@@ -143,7 +143,7 @@ def _dispatch(argv: Sequence[str]) -> None:
     for name in downloads:
       if given := getattr(options, name):
         setattr(options, name, stores.local(given))
-    print(tool.run(options))
+    screen.show(tool.run(options))
 
 
 # What there is to choose from.
@@ -167,7 +167,13 @@ def _settings(options: argparse.Namespace) -> str:
     *(functools.partial(_study_config, name) for name in studies.NAMES),
   )
   path = _finder(())(options.recipe)
-  if path and "synthq_jax.studies import" in path.read_text():
+  if path is None:
+    near = _near_file(options.recipe)
+    raise UsageError(
+      f"{options.recipe}: expected a gin file, got none."
+      f" {near or 'Give its path, or a name that `synthq recipes` lists'}"
+    )
+  if "synthq_jax.studies import" in path.read_text():
     kinds = kinds[::-1]  # of a study that runs the pipeline: its own settings
   for kind in kinds:
     try:
@@ -230,9 +236,10 @@ def _run_stage(options: argparse.Namespace, bindings: Sequence[str]) -> None:
   if not distributed.is_main():
     return
   if report is not None:
-    print(screen.summary(report, options.workdir))
+    screen.show(screen.summary(report, options.workdir))
   if not options.dry_run:
-    print(f"{options.stage} finished: {screen.cost(time.monotonic() - start)}")
+    seconds = time.monotonic() - start
+    screen.show(f"{options.stage} finished: {screen.cost(seconds)}")
 
 
 def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
@@ -247,7 +254,7 @@ def _pipeline(options, bindings: Sequence[str], workdir: pathlib.Path) -> Any:
   screen.check_audit(options.stage, config, options.fail_above_claim)
   wanted = plan.STAGES if options.stage == "run" else (options.stage,)
   if options.dry_run:
-    print(guide.dry_run(config, workdir, wanted, read))
+    screen.show(guide.dry_run(config, workdir, wanted, read))
     return None
   made: dict[str, Sequence[Any]] = {}
   report = plan.run(
@@ -425,14 +432,20 @@ def _explained(where: str) -> Iterator[None]:
     yield
   except OSError as error:
     words = flags.one_line(error).partition(" Searched config paths")[0]
-    known = [path.name for path in _gin_configs().glob("*/*.gin")]
-    near = difflib.get_close_matches(pathlib.Path(where).name, known, 1)
     help_ = "Check the name, or give --gin_search_paths=FOLDER"
-    if near:
-      help_ = f"Did you mean {near[0]}?"
-    raise UsageError(f"{where}: {words} {help_}") from error
+    raise UsageError(
+      f"{where}: {words} {_near_file(where) or help_}"
+    ) from error
   except Exception as error:
     raise UsageError(f"{where}: {flags.one_line(error)}") from error
+
+
+def _near_file(name: str) -> str:
+  """Asks whether one of our gin files was meant; "" where none is near."""
+  known = [path.stem for path in _gin_configs().glob("*/*.gin")]
+  stem = pathlib.Path(name.removeprefix("--gin_file=")).stem
+  near = difflib.get_close_matches(stem, known, 1)
+  return f"Did you mean {near[0]}.gin?" if near else ""
 
 
 def _bind(binding: str, read: _Read) -> None:

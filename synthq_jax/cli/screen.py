@@ -15,6 +15,7 @@ __all__ = [
   "check_gate",
   "cost",
   "hold_claims",
+  "show",
   "summary",
 ]
 
@@ -24,6 +25,20 @@ _AUDITED = ("audit", "report", "run")
 
 class RefutedError(Exception):
   """A gate that was asked for did not hold; its text is one line."""
+
+
+def show(text: str) -> None:
+  """Prints what a command has to say.
+
+  Whoever closed standard output, as `head` does, has read enough: no error.
+  """
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:
+    # What is still buffered would fail again when the process ends.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def summary(report: Any, workdir: str) -> str:

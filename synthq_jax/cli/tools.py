@@ -117,6 +117,11 @@ def _export(options: argparse.Namespace) -> str:
       "expected --checkpoint=FOLDER or --queries=FOLDER, got"
       f" {'both' if all(given) else 'none'}"
     )
+  if options.step is not None and options.format != "t5x":
+    raise flags.UsageError(
+      f"--step goes with --format=t5x, got --format={options.format}: leave it"
+      " out"
+    )
   return export.run(
     options.checkpoint or options.queries,
     options.to,
@@ -190,6 +195,11 @@ def _leakage_check(options: argparse.Namespace) -> str:
   request = leakage_check.Request(**{n: getattr(options, n) for n in names})
   if options.labels and options.threshold is not None:
     raise flags.UsageError("expected --labels or --threshold, got both")
+  if options.precision is not None and not options.labels:
+    raise flags.UsageError(
+      "--precision goes with --labels, on which thresholds are calibrated, got"
+      " it alone: leave it out"
+    )
   asked = dict.fromkeys(options.detector or _DETECTORS)
   encoder = {
     n: getattr(options, n) for n in ("checkpoint", "vocabulary", "bert")
@@ -206,14 +216,18 @@ def _leakage_check(options: argparse.Namespace) -> str:
     )
     if options.labels:
       detector = leakage_check.calibrated(
-        detector, options.labels, precision=options.precision
+        detector,
+        options.labels,
+        precision=_PRECISION
+        if options.precision is None
+        else options.precision,
       )
     detectors.append(detector)
   check, said = leakage_check.run(
     request, detectors, progress=not options.quiet
   )
   if not check.is_passed:
-    print(said)
+    screen.show(said)
     raise screen.RefutedError(
       f"{check.num_leaked:,} queries of the log leak, more than"
       f" --fail_above={check.fail_above}: train on the ids of"
@@ -223,6 +237,7 @@ def _leakage_check(options: argparse.Namespace) -> str:
 
 
 _DETECTORS = ("exact", "token_set", "trigrams")
+_PRECISION = 0.9
 _QUIET = {"action": "store_true", "help": "no progress bars"}
 
 
@@ -349,7 +364,9 @@ TOOLS = {
         float,
       ),
       "--labels": "instead: labelled pairs (JSONL) to calibrate thresholds on",
-      "--precision": _number("wanted on --labels", float, default=0.9),
+      "--precision": _number(
+        f"wanted on --labels, by default {_PRECISION}", float
+      ),
       "--fail_above": _number("exit with 3 if more queries of the log leak"),
       "--output": _required(
         "a folder: check.json, report.html, pairs.jsonl, clean_ids.txt; its"

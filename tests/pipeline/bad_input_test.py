@@ -554,7 +554,7 @@ def test_a_place_that_cannot_be_written_to_is_named(folder, tmp_path, capsys):
   (tmp_path / "file").write_text("")
   message = refused(capsys, command(folder, tmp_path / "file" / "run"))
   assert str(tmp_path / "file") in message
-  assert "choose a --workdir that you may write to" in message
+  assert "choose a folder that you may write to" in message
 
 
 @contextlib.contextmanager
