@@ -256,9 +256,8 @@ def max_batch_size(
   sizes = mean + np.arange(room + 1)
   tails = binomial_tail(count, probability, sizes + 1)
   size = int(sizes[np.argmax(tails <= overflow)])
-  if size >= count:
-    size = count + 1  # a neighbour with one record more has room, too
-  size += more
+  # A neighbour with one record more has room, too; `more` is that for several.
+  size = min(size, count) + (more or size >= count)
   return -(-size // multiple_of) * multiple_of
 
 
