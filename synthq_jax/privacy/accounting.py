@@ -97,7 +97,8 @@ def epsilon(
     accountant: "pld" (tight) or "rdp" (looser, a second opinion).
 
   Returns:
-    An upper bound; infinite without noise.
+    An upper bound; infinite without noise, or with so little that a record moves
+    sums past its end more often than delta allows.
 
   Raises:
     ValueError: if an argument is out of range or the relation is not one that
