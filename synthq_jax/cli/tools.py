@@ -117,11 +117,6 @@ def _export(options: argparse.Namespace) -> str:
       "expected --checkpoint=FOLDER or --queries=FOLDER, got"
       f" {'both' if all(given) else 'none'}"
     )
-  if options.step is not None and options.format != "t5x":
-    raise flags.UsageError(
-      f"--step goes with --format=t5x, got --format={options.format}: leave it"
-      " out"
-    )
   return export.run(
     options.checkpoint or options.queries,
     options.to,

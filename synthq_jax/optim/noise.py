@@ -283,8 +283,7 @@ def _words(
   key: jax.Array, shape: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
   """Returns two words of 32 random bits for each entry."""
-  is_threefry = str(jax.random.key_impl(key)) == "threefry2x32"
-  if not is_threefry or math.prod(shape) >= 2**32:
+  if not _is_threefry(key) or math.prod(shape) >= 2**32:
     bits = jax.random.bits(key, (2, *shape), jnp.uint32)
     return bits[0], bits[1]
   position = jnp.zeros(shape, jnp.uint32)
@@ -297,10 +296,14 @@ def _words(
 
 def _shared_word(key: jax.Array) -> jax.Array:
   """Returns a word of a block that no entry of `_words` has."""
-  if str(jax.random.key_impl(key)) != "threefry2x32":
+  if not _is_threefry(key):
     return jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32)
   data = jax.random.key_data(key)
   return _threefry(data[0], data[1], jnp.uint32(1), jnp.uint32(0))[0]
+
+
+def _is_threefry(key: jax.Array) -> bool:
+  return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
 def _threefry(

@@ -71,11 +71,9 @@ class Source:
   def is_private(self) -> bool:
     """Whether it must not be shared: by its folder, wherever it was moved to,
     and by its claim."""
-    place = self.folder.resolve()
-    if self.root is not None and place.is_relative_to(self.root.resolve()):
-      place = place.relative_to(
-        self.root.resolve()
-      )  # not folders above the run
+    place, root = self.folder.resolve(), self.root and self.root.resolve()
+    if root and place.is_relative_to(root):  # folders above do not count
+      place = place.relative_to(root)
     if results.is_private_path(place.as_posix()):
       return True
     if self.result is not None:
@@ -132,6 +130,11 @@ def run(
   if format not in FORMATS:
     raise ValueError(
       f"--format must be one of {', '.join(FORMATS)}, got format={format}"
+    )
+  if step is not None and not FORMATS[format].is_dated:
+    dated = " or ".join(k for k, one in FORMATS.items() if one.is_dated)
+    raise ValueError(
+      f"--step goes with --format={dated}, got --format={format}: leave it out"
     )
   if step is None:
     step = t5x.step(pathlib.Path(source))

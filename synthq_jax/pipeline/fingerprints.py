@@ -28,7 +28,7 @@ __all__ = [
 
 
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-_PLUGINS = re.compile(
+_LIBRARIES = re.compile(
   r"flax|optax|jax[-_]privacy|libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*"
 )
 
@@ -78,7 +78,7 @@ def machine(mesh: jax.sharding.Mesh | None) -> str:
 def _libraries() -> list[str]:
   """Names what computes gradients and noise beside JAX, with versions."""
   found = importlib.metadata.distributions()
-  known = (one for one in found if _PLUGINS.fullmatch(one.name or ""))
+  known = (one for one in found if _LIBRARIES.fullmatch(one.name or ""))
   return sorted({f"{one.name} {one.version}" for one in known})
 
 

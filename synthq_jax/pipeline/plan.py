@@ -357,12 +357,7 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   What lies under a URL is taken to be there: looking would download it.
   """
   data = config.prepare_data
-  of_users = data.unit == "user"
-  sources.check(
-    data.source,
-    "prepare_data.source" + (" of UNIT='user'" if of_users else ""),
-    kinds=sources.OF_USERS if of_users else None,
-  )
+  prepare_data.check_source(data)
   prepare_test_set.check_named(config.test_sets)
   reads = {name for one in map(stage.get, wanted) for name in one.reads}
   named = config.retriever_checkpoint

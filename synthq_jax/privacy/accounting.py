@@ -211,8 +211,7 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
     event = sampler.untruncated_event(noise / size, run.steps)
   else:
     event = grouped.untruncated_event(noise, run.steps)
-  owed = _ends(run._replace(sampler=grouped), "ADD_OR_REMOVE_ONE")
-  return event, grouped.overflow_delta(run.steps) + owed
+  return event, owed_delta(run._replace(sampler=grouped), "ADD_OR_REMOVE_ONE")
 
 
 @functools.lru_cache(maxsize=256)
@@ -448,18 +447,18 @@ def _quiet_orders() -> Iterator[None]:
 def _overflow_delta(runs: tuple[Run, ...]) -> float:
   """Sums what the runs owe for truncation: see `Poisson.overflow_delta`."""
   return sum(
-    run.sampler.overflow_delta(run.steps)
-    * (run.trials.mean if run.trials else 1)
-    for run in runs
+    run.sampler.overflow_delta(run.steps) * _trainings(run) for run in runs
   )
+
+
+def _trainings(run: Run) -> float:
+  """Returns how many trainings a run is, in the mean."""
+  return run.trials.mean if run.trials else 1
 
 
 def _after_ends(runs: tuple[Run, ...], delta: float, relation: str) -> float:
   """Returns what of delta is left when the ends of noise are paid for."""
-  owed = sum(
-    _ends(run, relation) * (run.trials.mean if run.trials else 1)
-    for run in runs
-  )
+  owed = sum(_ends(run, relation) * _trainings(run) for run in runs)
   return delta if owed <= _UNPAID * delta else delta - owed
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from synthq_jax.pipeline import (
 from synthq_jax.privacy import terms
 from synthq_jax.stages import stage
 
-__all__ = ["STAGE", "Config", "check_vocabulary", "run"]
+__all__ = ["STAGE", "Config", "check_source", "check_vocabulary", "run"]
 
 TRAIN, TEST = "train", "test"
 UNITS = ("query", "user")
@@ -108,6 +109,13 @@ class Config:
         f"prepare_data.Config.test_split must leave out {TRAIN!r}, on whose"
         f" queries everything is trained, got {self.test_split!r}: name what is"
         " held out as TEST_SPLIT"
+      )
+    kind = self.source.partition(":")[0]
+    if self.user_field != terms.WHO and kind not in sources.OF_LINES:
+      raise ValueError(
+        f"{self.source}: expected jsonl or log with prepare_data.Config.user_field"
+        f" = {self.user_field!r}, got {kind}: queries.jsonl says who asked under"
+        ' "client" or "metadata": {"user_id": ...}'
       )
     config_types.one_of(self, "written_for", ("all", TRAIN))
     if (self.source, self.written_for) == ("environment_docs", TRAIN):
@@ -217,18 +225,9 @@ def run(task: stage.Task) -> results.PreparedData:
 
 def _source(config: Config) -> sources.Source:
   """Returns the source that the settings name, not read yet."""
-  of_users = config.unit == "user"
-  kind = config.source.partition(":")[0]
-  if config.user_field != terms.WHO and kind not in sources.OF_LINES:
-    raise ValueError(
-      f"{config.source}: expected jsonl or log with prepare_data.Config.user_field"
-      f" = {config.user_field!r}, got {kind}: queries.jsonl says who asked under"
-      ' "client" or "metadata": {"user_id": ...}'
-    )
   return sources.open(
     config.source,
-    "prepare_data.source" + (" of UNIT='user'" if of_users else ""),
-    kinds=sources.OF_USERS if of_users else None,
+    **_named(config),
     seed=config.seed,
     fields=jsonl.Fields(
       query=config.query_field,
@@ -236,8 +235,22 @@ def _source(config: Config) -> sources.Source:
       client=config.user_field,
     ),
     strict=config.strict,
-    divide=not of_users,
+    divide=config.unit != "user",
   )
+
+
+def check_source(config: Config) -> None:
+  """Refuses a source that is not there, as reading it would; reads none."""
+  sources.check(config.source, **_named(config))
+
+
+def _named(config: Config) -> dict[str, Any]:
+  """Returns what messages call the source, and which kinds will do."""
+  of_users = config.unit == "user"
+  return {
+    "setting": "prepare_data.source" + (" of UNIT='user'" if of_users else ""),
+    "kinds": sources.OF_USERS if of_users else None,
+  }
 
 
 def _unit(config: Config) -> str:

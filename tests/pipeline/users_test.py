@@ -199,14 +199,14 @@ def test_sources_without_users_are_refused(tmp_path, source):
 @pytest.mark.parametrize("kind", KINDS)
 def test_users_are_those_of_the_field_that_the_statement_names(tmp_path, kind):
   source = write(tmp_path / "data", kind, lines())
-  config = prepare_data.Config(
-    source=source, unit="user", user_field="account", vocabulary="train"
-  )
   space = workspace.Workspace(tmp_path / "run", secret_seed=1)
   said = (
     "expected jsonl or log with" if kind == "beir" else "user id with every"
   )
   with pytest.raises(ValueError, match=said) as error:
+    config = prepare_data.Config(
+      source=source, unit="user", user_field="account", vocabulary="train"
+    )
     tiny_runs.make(prepare_data.STAGE, config, space)
   assert "\n" not in str(error.value)
 
