@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from synthq_jax import checks
-from synthq_jax.privacy import batches, sampling
+from synthq_jax.privacy import batches, mixtures, sampling
 
 __all__ = [
   "Run",
@@ -45,8 +45,7 @@ ACCOUNTANTS = ("pld", "rdp")
 # finer one is tried: coarse intervals overstate a small epsilon, fine ones
 # take seconds for a large one.
 _INTERVALS = ((1e-3, 1.0), (1e-4, 0.03), (1e-5, 0.0))
-_COARSE = ((1e-2, 1.0), (1e-3, 0.0))
-_MANY_STEPS = 1000
+_COARSE = ((1e-2, 1.0), (1e-3, 0.0))  # where to look for the noise
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
 _NEGLIGIBLE = 1e-3  # share of delta that pays for truncation without regret
 _END = 9.1  # standard deviations that drawn noise reaches at least
@@ -218,9 +217,7 @@ def _group_event(run: Run, size: int) -> tuple[Any, float] | None:
 def _group_epsilon(
   runs: tuple[Run, ...], delta: float, relation: str, size: int
 ) -> float:
-  """Composes the events of a group, at a coarse interval, which is quick."""
-  from dp_accounting import pld
-
+  """Composes the events of a group."""
   if relation == "REPLACE_ONE" or not all(run.noise_multiplier for run in runs):
     return math.inf
   events = [_group_event(run, size) for run in runs]
@@ -228,10 +225,10 @@ def _group_epsilon(
   if not left or left <= 0:
     return math.inf
   value = math.inf
-  for interval, finer_below in _COARSE:
-    composed = pld.PLDAccountant(_relation(relation), interval)
-    for event, _ in events:
-      composed.compose(event)
+  for interval, finer_below in _INTERVALS:
+    composed = _composed(
+      [(event, 1) for event, _ in events], relation, interval
+    )
     value = min(value, float(composed.get_epsilon(left)))
     if value >= finer_below:
       break
@@ -354,11 +351,6 @@ def _epsilon(
   if accountant == "rdp":
     return _rdp_epsilon(runs, delta, relation)
   value = math.inf
-  if any(run.sampler.group_size > 1 for run in runs):
-    # Mixtures take seconds; rounding adds interval x sqrt(steps) / 2 to the loss's
-    # standard deviation at most.
-    is_long = sum(run.steps for run in runs) > _MANY_STEPS
-    intervals = _COARSE[1:] if is_long else _COARSE
   for interval, finer_below in intervals:
     value = min(value, _pld_epsilon(runs, delta, relation, interval))
     if value >= finer_below:
@@ -375,8 +367,6 @@ def _pld_epsilon(
   makes no difference, paid for from delta, which is five times faster. So it is
   for samplers whose event does not know truncation, however rare it is.
   """
-  from dp_accounting import pld
-
   delta = _after_ends(runs, delta, relation)
   left = delta - _overflow_delta(runs)
   is_rare = left >= (1 - _NEGLIGIBLE) * delta
@@ -384,11 +374,25 @@ def _pld_epsilon(
     is_rare = True
   if (left if is_rare else delta) <= 0:
     return math.inf
-  accountant = pld.PLDAccountant(_relation(relation), interval)
+  events = []
   for run, count in collections.Counter(runs).items():
     make = run.sampler.untruncated_event if is_rare else run.sampler.event
-    accountant.compose(make(run.noise_multiplier, run.steps), count)
-  return float(accountant.get_epsilon(left if is_rare else delta))
+    events.append((make(run.noise_multiplier, run.steps), count))
+  composed = _composed(events, relation, interval)
+  return float(composed.get_epsilon(left if is_rare else delta))
+
+
+def _composed(
+  events: Sequence[tuple[Any, int]], relation: str, interval: float
+) -> Any:
+  """Returns an accountant that has composed each event so many times."""
+  from dp_accounting import pld
+
+  accountant = pld.PLDAccountant(_relation(relation), interval)
+  with mixtures.quick():
+    for event, count in events:
+      accountant.compose(event, count)
+  return accountant
 
 
 def _rdp_epsilon(runs: tuple[Run, ...], delta: float, relation: str) -> float:
