@@ -333,6 +333,7 @@ def save(
   digest: str,
   *,
   folders: Sequence[str | os.PathLike] = (),
+  data: str = "",
 ) -> None:
   """Marks `directory` as finished by writing its result.json.
 
@@ -343,6 +344,7 @@ def save(
     folders: those that hold the files of the result, `directory` among them:
       each gets a files.json of its own, so that one which may be shared says
       nothing of one which must not.
+    data: the fingerprint of the data that it was made of, for `check_data`.
   """
   listed = []
   for folder in filter(os.path.isdir, map(pathlib.Path, folders)):
@@ -357,6 +359,8 @@ def save(
   content = {"fingerprint": digest, "result": to_json(result)}
   if listed:
     content["listed"] = listed
+  if data:
+    content["data"] = data
   path = pathlib.Path(directory) / RESULT_NAME
   write_atomically(path, _text(sealed(content)))
 
@@ -410,6 +414,27 @@ def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
         f"{path}: expected the files of the result, got those of another: {hint}"
       )
     file_lists.check_files(folder, found["files"], hint)
+
+
+def check_data(directory: str | os.PathLike, data: str | os.PathLike) -> None:
+  """Refuses a result of other data than lies there now.
+
+  Results of older versions, which do not say what they were made of, pass.
+
+  Args:
+    directory: of the result.
+    data: of the prepared data.
+
+  Raises:
+    ValueError: if the data were prepared anew, with other settings, since.
+  """
+  made_of = read_json(pathlib.Path(directory) / RESULT_NAME).get("data")
+  if made_of and made_of != read_fingerprint(data):
+    raise ValueError(
+      f"{directory}: expected the data that it was made of in {data}, got data"
+      " prepared with other settings: repeat `synthq run` with those of this"
+      " result, or with the new ones, which makes it again"
+    )
 
 
 def read_fingerprint(directory: str | os.PathLike) -> str | None:

@@ -219,7 +219,7 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
 
   Tab-separated files are laid out as MS MARCO's (id, query) or as ORCAS (id,
   query, document, address). ORCAS has a line for each click: lines that repeat
-  the id of the line before are left out. A first line that begins with
+  id and text of the line before are left out. A first line that begins with
   "query-id", "qid" or the like is a header. A file with ".jsonl" in its name
   holds objects with "_id" or "id", and "text" or "query".
 
@@ -234,10 +234,10 @@ def query_log(path: Path) -> Iterator[tuple[str, str]]:
   """
   rows = _json_rows(path) if ".jsonl" in os.fspath(path) else _table_rows(path)
   before = None
-  for _, name, text in _filled(rows):
-    if name != before:
-      yield name, text
-    before = name
+  for _, *query in _filled(rows):
+    if query != before:
+      yield tuple(query)
+    before = query
 
 
 def _filled(
@@ -248,6 +248,11 @@ def _filled(
       raise ValueError(
         f"{where}: expected an id and a query, got an empty one; fill it or"
         " remove the line"
+      )
+    if "\n" in name or "\r" in name:
+      raise ValueError(
+        f"{where}: expected an id of one line, got a line break in it; give the"
+        " query another"
       )
     yield where, name, text
 

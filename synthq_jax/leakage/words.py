@@ -75,7 +75,8 @@ class _Separators(dict):
     return kept
 
 
-_SEPARATORS = _Separators({ord(each): "" for each in _APOSTROPHES})
+_VANISHING = {ord(each): "" for each in _APOSTROPHES}
+_SEPARATORS = _Separators(_VANISHING)
 
 
 def normalize(text: str) -> str:
@@ -89,7 +90,8 @@ def normalize(text: str) -> str:
   'whats a strasse ex gdr'
   """
   if not text.isascii():
-    text = unicodedata.normalize("NFKC", text)
+    # First of all: NFKC makes a space and a mark of one apostrophe.
+    text = unicodedata.normalize("NFKC", text.translate(_VANISHING))
     text = unicodedata.normalize("NFKC", text.casefold())
     return " ".join(text.translate(_SEPARATORS).split())
   return " ".join(text.lower().translate(_SEPARATORS).split())

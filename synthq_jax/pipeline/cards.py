@@ -160,7 +160,7 @@ def _page(
   what: str,
   use: str,
 ) -> str:
-  """Puts a card together; the header is JSON, which is YAML, too."""
+  """Puts a card together."""
   parts = [f"# {title}", what, "## Use", use, "## Privacy"]
   if claim is None:
     parts.append("Nothing is known here about the privacy of its training.")
@@ -170,9 +170,7 @@ def _page(
       header["tags"] = [*header["tags"], "differential-privacy"]
     parts += _promise(claim)
   parts += ["## Citation", _CITATION % synthq_jax.__version__]
-  lines = (
-    f"{k}: {json.dumps(v, ensure_ascii=False)}" for k, v in header.items()
-  )
+  lines = (f"{name}: {_yaml(value)}" for name, value in header.items())
   return "\n".join(("---", *lines, "---", "", "\n\n".join(parts), ""))
 
 
@@ -205,6 +203,17 @@ def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
     "assumptions": list(claim.assumptions),
     "not_protected": list(claim.not_protected),
   }
+
+
+def _yaml(value: Any) -> str:
+  """Writes JSON, which is YAML, but for 1e-05: YAML 1.1 takes that for text."""
+  if isinstance(value, dict):
+    pairs = (f"{json.dumps(k)}: {_yaml(v)}" for k, v in value.items())
+    return f"{{{', '.join(pairs)}}}"
+  text = json.dumps(value, ensure_ascii=False)
+  if isinstance(value, float) and "." not in text:
+    text = text.replace("e", ".0e")
+  return text
 
 
 def _number(text: str) -> float | str:

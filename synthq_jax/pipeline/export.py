@@ -227,6 +227,8 @@ def _source(folder: pathlib.Path) -> Source:
     root = folder.resolve().parents[depth - 1]
     data = root / results.PRIVATE / "prepare_data"
     if artifacts.read_fingerprint(data) is not None:
+      artifacts.check(data)
+      artifacts.check_data(folder, data)
       prepared = artifacts.load(data, results.PreparedData)
       result = _explained(result, prepared)
   in_t5x = t5_checkpoints.claim(folder) if result is None else None

@@ -48,7 +48,9 @@ def mean(
   The variance of such values is at most m (1 - m), m their mean (Bhatia and
   Davis, 2000): the largest of it over what the noise leaves open is taken. Where
   users are drawn, with up to K queries each that may be all alike, that of the
-  mean is at most K m (1 - m) / n, by Cauchy and Schwarz for each user.
+  mean is at most K m (1 - m) / n, by Cauchy and Schwarz for each user. Beyond
+  these queries a normal interval covers too little where the noise is tiny and a
+  mean of few values near 0 or 1: .84 for .95 at .97 of 60 values.
 
   Args:
     value: as released, which may lie outside of [0, 1].

@@ -152,8 +152,13 @@ class Run:
   @property
   def data(self) -> tuple[str, ...]:
     """The fingerprints of the data and of `start`."""
-    digest = self.made["prepare_data"][""].digest
-    return (digest, self.prepared.digest, self._of_checkpoint(self.start))
+    return (self._data, self.prepared.digest, self._of_checkpoint(self.start))
+
+  @property
+  def _data(self) -> str:
+    """The fingerprint of the prepared data; "" before they are there."""
+    made = self.rows("prepare_data").get("")
+    return made.digest if made else ""
 
   @property
   def encoder_data(self) -> tuple[str, ...]:
@@ -313,6 +318,7 @@ class Run:
       place=place,
       name=job.name,
       digest=digest,
+      data=self._data,
       settings=job.settings,
       inputs={**{k: getattr(self, k) for k in one.reads}, **job.inputs},
       folders=self._space if one.needs_secret else folders,

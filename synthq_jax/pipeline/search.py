@@ -156,6 +156,7 @@ def open_run(
       )
     if directory := getattr(known[name], "directory", None):
       artifacts.check(folders.root / directory)
+      artifacts.check_data(folders.root / directory, data)
   opened = _Opened(folders, prepared, known)
   systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
   dense = (name for name in systems if opened.is_dense(name))

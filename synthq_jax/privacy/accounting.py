@@ -120,7 +120,8 @@ def composed_epsilon(
 
   Formal guarantee: as for `epsilon`, for all runs together; later runs may
   depend on what earlier ones published. Of a run with `trials` the best of several
-  alone is published (`selection.Trials`); then "rdp" composes all.
+  alone is published (`selection.Trials`); then "rdp" composes all, but for units
+  of several records, which "pld" does at half of delta: epsilons add up.
 
   Args:
     runs: what was released; the order does not matter.
@@ -138,6 +139,13 @@ def composed_epsilon(
     raise ValueError(f"expected delta in (0, 1), got {delta=}")
   if any(run.trials for run in runs):
     accountant = "rdp"
+    groups = [x for x in runs if x.sampler.group_size > 1 and not x.trials]
+    if groups:
+      others = [run for run in runs if run not in groups]
+      return sum(
+        composed_epsilon(part, delta=delta / 2, relation=relation)
+        for part in (groups, others)
+      )
   for run in runs:
     name = _check(None, run.sampler, run.steps, relation, accountant)
     _check_noise(run.noise_multiplier)
@@ -481,16 +489,23 @@ def _ends(run: Run, relation: str) -> float:
     run: noisy sums.
     relation: under REPLACE_ONE a record moves a sum twice.
   """
+  shift = (2 if relation == "REPLACE_ONE" else 1) / run.noise_multiplier
+  uses = run.sampler.uses(run.steps)
+  owed = sum(often * _past_end(times * shift) for times, often in uses.items())
+  if run.trials and run.trials.score_noise:  # a training's score, chosen by
+    owed += _past_end(1 / run.trials.score_noise)
+  return owed
+
+
+def _past_end(moved: float) -> float:
+  """Bounds what a sum that moves by so many deviations has past the end."""
   from scipy import stats
 
-  shift = (2 if relation == "REPLACE_ONE" else 1) / run.noise_multiplier
-  owed = 0.0
-  for number, uses in run.sampler.uses(run.steps).items():
-    moved = number * shift
-    chance = stats.norm.sf(_END - moved)
-    chance += 1.73 * stats.norm.pdf(_END) * math.sqrt(_COORDINATES) * moved
-    owed += uses * (chance if moved < _END - 0.2 else 1.0)
-  return float(owed)
+  if moved >= _END - 0.2:
+    return 1.0
+  chance = stats.norm.sf(_END - moved)
+  chance += 1.73 * stats.norm.pdf(_END) * math.sqrt(_COORDINATES) * moved
+  return float(chance)
 
 
 def owed_delta(run: Run, relation: Any) -> float:

@@ -178,7 +178,7 @@ def grid_price(
   best = owed + (1 + shape) * extra.min()
   best = best + math.log(trials.mean) / (orders - 1)
   left = delta - trials.mean * max(
-    accounting.owed_delta(run, relation) for run in runs
+    accounting.owed_delta(run._replace(trials=trials), relation) for run in runs
   )
   return (
     float(rdp.compute_epsilon(orders, best, left)[0]) if left > 0 else math.inf

@@ -38,7 +38,8 @@ class Convex:
   """Scores of each query, moved to [0, 1] and averaged.
 
   A query's best result of a run gets 1 and `floor`, or the worst result where
-  there is no floor, gets 0; a document that a run does not hold gets 0 there.
+  there is no floor, gets 0, and what lies below it; a document that a run does
+  not hold gets 0 there.
   Results of which all score the same, in single precision, get 1.
 
   Attributes:
@@ -73,7 +74,7 @@ class Convex:
     # Files of runs keep equal scores as ones that fall by single steps.
     if not width > len(scores) * np.spacing(np.float32(abs(high))):
       return dict.fromkeys(scores, 1.0)
-    return {id_: (score - low) / width for id_, score in scores.items()}
+    return {id_: max(score - low, 0.0) / width for id_, score in scores.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from synthq_jax.retrieval import trec
 with extras.required("run"):
   import ir_measures
 
-__all__ = ["ALL", "DEFAULT", "OWN_ID", "Evaluation", "evaluate"]
+__all__ = ["ALL", "DEFAULT", "OWN_ID", "Evaluation", "evaluate", "is_share"]
 
 DEFAULT = ("nDCG@10", "R@10", "RR@10")
 """The measures of the papers' tables of retrieval."""
@@ -28,6 +28,10 @@ OWN_ID = "A result with its query's own id is"
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
+_SHARES = re.compile(
+  r"(nDCG|AP|RR|MRR|R|Recall|P|Success|Rprec|Bpref|infAP|SetP|SetR|SetF|Judged"
+  r"|IPrec|Compat)\b"
+)
 
 Rankings = dict[str, list[str]]
 
@@ -90,6 +94,15 @@ class Evaluation:
       f" document; results dropped for their query's own id: {self.num_dropped};"
       f" results of a query: {self.depth} at most, and a deeper cut sees no more."
     )
+
+
+def is_share(name: str) -> bool:
+  """Says whether a measure lies in [0, 1] for every query.
+
+  >>> is_share("nDCG@10"), is_share("MFR"), is_share("NumRel")
+  (True, False, False)
+  """
+  return bool(_SHARES.match(name))
 
 
 def evaluate(

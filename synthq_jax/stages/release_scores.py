@@ -21,7 +21,8 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import accounting, rounding, terms
+from synthq_jax.privacy import accounting, joint, rounding, terms
+from synthq_jax.retrieval import measures
 from synthq_jax.stages import stage
 
 __all__ = ["STAGE", "Config", "run"]
@@ -110,13 +111,18 @@ def check(run) -> None:
   """Refuses what could not be released, before anything is trained.
 
   Raises:
-    ValueError: if a measure is not computed, delta is too large, or there are too
-      few test queries even for one row.
+    ValueError: if a measure is not computed or has no range, delta is too large,
+      or there are too few test queries even for one row.
   """
   config = run.config.release_scores
   if not config.enabled:
     return
   config_types.some_of(config, "measures", run.config.evaluate.measures)
+  if odd := [name for name in config.measures if not measures.is_share(name)]:
+    raise ValueError(
+      "release_scores.Config.measures must lie in [0, 1] for every query, got"
+      f" {', '.join(odd)}: leave them out"
+    )
   split, size = run.prepared.test_split, len(config.measures)
   number = run.prepared.num_queries[split]
   if config.delta is not None:
@@ -149,7 +155,7 @@ def run(task: stage.Task) -> results.ReleasedScores:
     The scores with their intervals and their promise; they may be shared.
 
   Raises:
-    ValueError: if the noise would hide the scores, or a value is not in [0, 1].
+    ValueError: if the noise would hide the scores.
   """
   config, space = task.settings, task.folders
   prepared, evaluations = task.inputs["prepared"], task.inputs["evaluations"]
@@ -264,7 +270,7 @@ def _rows(
       results.ReleasedRow(
         name=name,
         label=group[0].label,
-        epsilon=max((x.epsilon for x in group if x.epsilon), default=None),
+        epsilon=_epsilon(group),
         means={m: noisy_results.mean(v, **known) for m, v in own.items()},
         over_bm25={
           m: noisy_results.difference(own[m], v, **known)
@@ -273,6 +279,15 @@ def _rows(
       )
     )
   return tuple(rows)
+
+
+def _epsilon(group: Sequence[results.Evaluation]) -> float | None:
+  """Returns what all systems of a row cost together; None: no private query."""
+  claims = [one.statement for one in group if one.statement is not None]
+  private = [claim for claim in claims if not claim.is_public]
+  if len(private) > 1:
+    private = [joint.claim(private)]
+  return private[0].epsilon if private else None
 
 
 def _screen(made: Sequence[results.ReleasedScores]) -> str:

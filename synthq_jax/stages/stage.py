@@ -72,6 +72,8 @@ class Task:
   """The result's row."""
   digest: str
   """The result's fingerprint, in the names of unfinished work."""
+  data: str = ""
+  """The fingerprint of the prepared data."""
   settings: Any = None
   """The stage's Config."""
   inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -159,7 +161,7 @@ class Stage:
       task.folders.public(task.place),
       task.folders.private(task.place),
     ]
-    artifacts.save(place, result, task.digest, folders=folders)
+    artifacts.save(place, result, task.digest, folders=folders, data=task.data)
     if place == task.folders.public(task.place):
       _remove_others(place, task.digest)
     for clean in task.when_saved:

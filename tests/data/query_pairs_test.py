@@ -123,6 +123,22 @@ def test_a_log_is_read_in_whatever_layout(tmp_path):
     assert list(query_pairs.query_log(packed)) == expected, name
 
 
+def test_what_one_id_asked_next_is_a_query_too(tmp_path):
+  """Ids of users or sessions: a check for leaks that drops it says "clean"."""
+  path = tmp_path / "log.tsv"
+  path.write_text("u\tboat\nu\tboat\nu\tmeasles outbreaks\nu\tboat\n")
+  texts = [text for _, text in query_pairs.query_log(path)]
+  assert texts == ["boat", "measles outbreaks", "boat"]
+
+
+@pytest.mark.parametrize("broken", ["a\\nb", "a\\rb"])
+def test_an_id_of_several_lines_is_refused(tmp_path, broken):
+  path = tmp_path / "log.jsonl"
+  path.write_text(f'{{"_id": "{broken}", "text": "measles"}}\n')
+  with pytest.raises(ValueError, match="log.jsonl:1: .*id of one line"):
+    list(query_pairs.query_log(path))
+
+
 def test_a_log_is_read_line_by_line(tmp_path):
   path = tmp_path / "log.tsv"
   path.write_text("1\tmeasles\nbroken secret\n")

@@ -14,6 +14,13 @@ MIRRORED = {"generalisation": "specialisation"}
 MIRRORED |= {other: one for one, other in MIRRORED.items()}
 
 
+@pytest.mark.parametrize("apostrophe", words._APOSTROPHES)
+@pytest.mark.parametrize("rest", ["", "é"])
+def test_every_apostrophe_vanishes(apostrophe, rest):
+  """NFKC alone makes a space and a mark of an acute accent."""
+  assert words.normalize(f"what{apostrophe}s {rest}") == f"whats {rest}".strip()
+
+
 @pytest.mark.parametrize(
   ("query", "target", "expected"),
   [

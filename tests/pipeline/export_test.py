@@ -20,6 +20,7 @@ from synthq_jax.data import shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import dual_encoder, t5, t5_checkpoints, t5_config
 from synthq_jax.pipeline import (
+  cards,
   export,
   fingerprints,
   inputs,
@@ -144,6 +145,41 @@ def test_a_result_that_was_damaged_is_no_public_start(run_folder, tmp_path):
   path.write_text(text.replace('"epsilon": ', '"epsilon": 1', 1))
   with pytest.raises(ValueError, match="restore it, or delete"):
     inputs.load_public(tmp_path / "start", None)
+
+
+def test_a_model_of_other_data_than_lie_there_is_not_exported(
+  run_folder, tmp_path
+):
+  """Else its card tells lengths, and its tokenizer ids, that are not its own."""
+  root = tmp_path / "run"
+  shutil.copytree(run_folder, root)
+  data = root / "private/prepare_data"
+  data.mkdir(parents=True)
+  made = made_up.checkpoint(directory=PUBLIC, statement=CLAIM)
+  artifacts.save(root / PUBLIC, made, "digest", data="of 64 tokens")
+  prepared = made_up.prepared()
+  folders = [data, root / "prepare_data"]
+  options = {"to": tmp_path / "to", "format": "huggingface"}
+  artifacts.save(data, prepared, "of 48 tokens", folders=folders)
+  with pytest.raises(ValueError, match="prepared with other settings"):
+    export.run(root / PUBLIC, **options)
+  artifacts.save(data, prepared, "of 64 tokens", folders=folders)
+  with open(root / "prepare_data/vocabulary.model", "ab") as stream:
+    stream.write(b"x")
+  with pytest.raises(ValueError, match="vocabulary.model"):
+    export.run(root / PUBLIC, **options)
+  assert not (tmp_path / "to").exists()
+
+
+def test_numbers_of_a_card_are_numbers_to_readers_of_yaml():
+  """YAML 1.1 wants a dot: 1 / (2n) of 50,000 queries is text without."""
+  yaml = pytest.importorskip("yaml")
+  for delta in (1e-05, 5e-05, 6.78e-05, 1e-12, 0.25):
+    claim = dataclasses.replace(CLAIM, delta=delta, epsilon=8.0)
+    read = yaml.safe_load(cards._yaml(cards._numbers(claim)))
+    assert isinstance(read["delta"], float) and read["delta"] >= delta
+    assert isinstance(read["epsilon"], float)
+    assert read["unit"] == claim.unit
 
 
 def test_a_private_model_is_not_exported_by_accident(

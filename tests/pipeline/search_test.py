@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import shutil
 import socket
 import threading
 import urllib.parse
@@ -44,6 +45,20 @@ def test_a_search_finds_what_the_evaluation_found(name, root):
     np.testing.assert_allclose(
       [hit.score for hit in hits], list(scores.values())[:5], atol=1e-4
     )
+
+
+def test_a_system_of_other_data_than_lie_there_is_not_searched(root, tmp_path):
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  place = copy / "train_retriever/synthetic_eps8" / artifacts.RESULT_NAME
+  content = artifacts.read_json(place)
+  assert content["data"] == artifacts.read_fingerprint(
+    copy / "private/prepare_data"
+  )
+  content = artifacts.sealed(content | {"data": "of other settings"})
+  place.write_text(json.dumps(content))
+  with pytest.raises(ValueError, match="prepared with other settings"):
+    search.open_run(copy, ["synthetic_eps8"])
 
 
 def test_a_fused_search_weighs_what_both_systems_find(root):

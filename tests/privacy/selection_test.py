@@ -1,6 +1,7 @@
 """What the best of several private trainings costs."""
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import math
@@ -151,6 +152,16 @@ def test_a_score_is_paid_for_as_one_more_step_of_each_trial():
   assert found > 1.1 * epsilon(gaussian(2.0), selection.Trials(mean=6))
   with pytest.raises(ValueError, match="score_noise"):
     selection.Trials(mean=6, score_noise=0.0)
+
+
+def test_a_score_pays_for_what_moves_past_where_its_noise_ends():
+  """At .1 four fifths of a score that moves by one lie past the noise."""
+  few = selection.Trials(mean=1, score_noise=0.1)
+  assert math.isinf(epsilon(gaussian(5.0), few))
+  assert math.isinf(selection.grid_price([gaussian(5.0)], few, delta=1e-5))
+  assert math.isfinite(
+    epsilon(gaussian(5.0), dataclasses.replace(few, score_noise=0.3))
+  )
 
 
 @pytest.mark.parametrize("law", ["logarithmic", "geometric"])

@@ -100,6 +100,11 @@ def test_scores_that_are_no_numbers_are_refused_with_their_document(
     fusion.fuse(method, LEXICAL, {"q": {"c": 1.0, "d": value}}, weight=0.5)
 
 
+def test_what_lies_below_a_floor_gets_nothing_and_loses_nothing():
+  values = fusion.Convex(dense_floor=0.0).values
+  assert values({"a": 0.5, "b": -0.25}, dense=True) == {"a": 1.0, "b": 0.0}
+
+
 def test_a_floor_above_all_scores_is_refused():
   method = fusion.Convex(dense_floor=0.0)
   with pytest.raises(ValueError, match="as dense_floor says, got -0.1 at most"):

@@ -1,6 +1,7 @@
 """Settings that are chosen privately: one winner, one price, nothing beside."""
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -175,6 +176,10 @@ def test_a_score_moves_by_what_it_is_claimed_to_and_has_its_noise():
     ({"run": plan.RunConfig(rows=plan.Rows(synthetic=()))}, "one generator"),
     ({"run": plan.RunConfig(seeds=(0, 1))}, "one generator"),
     (
+      {"run": plan.RunConfig(rows=plan.Rows(synthetic=(math.inf, 8.0)))},
+      "finite epsilon",
+    ),
+    (
       {"run": plan.RunConfig(canaries=plan.Canaries(number=2))},
       "no canaries",
     ),
@@ -184,6 +189,23 @@ def test_what_cannot_be_tuned_is_refused_in_a_line(changes, said):
   with pytest.raises(ValueError, match=said) as refused:
     tuning.Config(**changes)
   assert "\n" not in str(refused.value)
+
+
+def test_a_log_without_dev_queries_is_refused_before_the_ledger(tmp_path):
+  documents = {f"d{i}": small_data.document(i) for i in range(64)}
+  queries = {f"q{i}": small_data.query(i) for i in range(200)}
+  judged = {
+    "train": [(f"q{i}", f"d{i % 64}", 1) for i in range(150)],
+    "test": [(f"q{i}", f"d{i % 64}", 1) for i in range(150, 200)],
+  }
+  source = small_data.write_beir(tmp_path / "log", documents, queries, judged)
+  chosen = config(tmp_path, "log")
+  prepared = dataclasses.replace(chosen.run.prepare_data, source=source)
+  run = dataclasses.replace(chosen.run, prepare_data=prepared)
+  chosen = dataclasses.replace(chosen, run=run)
+  with pytest.raises(ValueError, match="named dev.*got train, test"):
+    frame.run(tuning.STUDY, chosen, tmp_path / "work", progress=False)
+  assert not list((tmp_path / "work").glob("**/ledger.jsonl"))
 
 
 def test_the_recipe_of_the_demo_has_four_points_of_one_mechanism():

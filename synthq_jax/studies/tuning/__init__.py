@@ -110,6 +110,11 @@ class Config(frame.Config):
         f" plan.Rows.synthetic={self.run.rows.synthetic} and"
         f" seeds={self.run.seeds}: give an epsilon, and no seeds"
       )
+    if math.isinf(self.run.rows.synthetic[0]):
+      raise ValueError(
+        "expected a finite epsilon, the winner's, first in plan.Rows.synthetic,"
+        f" got {self.run.rows.synthetic}: what has none is chosen without noise"
+      )
 
   @property
   def secret_seed(self) -> int | None:
@@ -152,7 +157,14 @@ def _prepare(task: frame.Task) -> results.PreparedData:
     config, root, stages=["prepare_data", "pretrain"], progress=task.progress
   )
   folder = root / results.PRIVATE / "prepare_data"
-  return artifacts.load(folder, results.PreparedData)
+  prepared = artifacts.load(folder, results.PreparedData)
+  if "dev" not in prepared.num_queries:
+    raise ValueError(
+      "expected a split named dev, whose queries score the trainings, got"
+      f" {', '.join(prepared.num_queries)}: set TEST_SPLIT='test' where it"
+      " joins dev, or give a SOURCE with judgements of dev queries"
+    )
+  return prepared
 
 
 def _base(config: Config) -> plan.RunConfig:
@@ -273,7 +285,7 @@ def claims(
     users if draws_users else prepared.num_queries["train"],
     l2_clip_norm=1.0,  # sums in clip norms, of which a trial draws one
   )
-  units = prepared.num_users.get("dev", prepared.num_queries["dev"])
+  units = prepared.units("dev")
   most = prepared.queries_per_user or 1
   scores = claim_lib.Claim(
     sampler=sampling.Poisson(
@@ -359,7 +371,7 @@ def _install(
   kept: pathlib.Path, root: pathlib.Path, made: results.Checkpoint
 ) -> None:
   """Puts the winner where `synthq run` finds it, with its claim."""
-  digest = artifacts.read_fingerprint(kept / made.directory)
+  held = artifacts.read_json(kept / made.directory / artifacts.RESULT_NAME)
   folders = [
     root / made.directory,
     root / results.PRIVATE / made.directory,
@@ -368,7 +380,13 @@ def _install(
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(kept / folder.relative_to(root), folder)
-  artifacts.save(root / made.directory, made, digest, folders=folders)
+  artifacts.save(
+    root / made.directory,
+    made,
+    held["fingerprint"],
+    folders=folders,
+    data=held["data"],
+  )
 
 
 def _without_times(root: pathlib.Path) -> None:
