@@ -158,6 +158,11 @@ class Config(private_training.Config):
         " unit='pair': a pair's document moves all rows, whose noise is that of"
         " method='example'; or take negatives='public'"
       )
+    if (self.method, self.unit) == ("logit", "query") and self.batch_size < 2:
+      raise ValueError(
+        "direct_dp.Config.batch_size must be at least 2 for method='logit' and"
+        " unit='query', got 1: a text without others moves nothing"
+      )
     # Refuses what does not go together, before anything is read.
     built = build(self, max(2, self.batch_size), lambda params, tokens: _EMPTY)
     built.sensitivity("ADD_OR_REMOVE_ONE")
@@ -434,7 +439,7 @@ def build(config: Any, max_batch_size: int, encode: typing.EncodeFn) -> Clipped:
     encode,
     loss=_loss(config, max_batch_size),
     l2_clip_norm=config.clip_norm,
-    method=_method(config),
+    method=_method(config, max_batch_size),
     max_batch_size=max_batch_size,
     microbatch_size=config.microbatch_size,
   )
@@ -454,7 +459,7 @@ def _loss(config: Any, max_batch_size: int) -> Any:
   return contrastive.Spreadout(max_batch_size=declared)
 
 
-def _method(config: Any) -> Any:
+def _method(config: Any, max_batch_size: int) -> Any:
   if config.method == "logit":
     return optim.Logit(norms=config.norms)
   if config.method in ("example", "row"):
@@ -465,9 +470,8 @@ def _method(config: Any) -> Any:
     )
   if config.method == "group":
     mean = config.group_size  # sizes are uneven: room for two deviations more
-    return optim.Group(
-      size=mean + math.ceil(2 * math.sqrt(mean)), groups=groups(config)
-    )
+    size = min(mean + math.ceil(2 * math.sqrt(mean)), max_batch_size)
+    return optim.Group(size=size, groups=groups(config))
   return optim.Batch()
 
 

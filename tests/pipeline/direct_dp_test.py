@@ -134,6 +134,21 @@ def test_public_negatives_are_drawn_without_the_private_pairs(
   assert direct_dp._public_negatives(text, space, None) is None
 
 
+def test_a_group_is_no_larger_than_a_batch():
+  config = direct_dp.Config(method="group", unit="query", batch_size=16)
+  built = direct_dp.build(config, 16, lambda params, x: x @ params / 10)
+  records = np.random.default_rng(0).normal(size=(2, 16, 4)).astype(np.float32)
+  batch = {"queries": records[0], "documents": records[1]}
+  batch["example_id"] = np.arange(16)
+  total, _ = built.fn(np.eye(4, dtype=np.float32), batch)
+  assert np.isfinite(total).all()
+
+
+def test_a_text_without_others_is_refused():
+  with pytest.raises(ValueError, match="batch_size must be at least 2"):
+    direct_dp.Config(method="logit", unit="query", batch_size=1)
+
+
 def test_two_methods_need_two_names():
   with pytest.raises(ValueError, match="must have different labels"):
     plan.RunConfig(direct_dp_methods=(_BASE, _BASE))

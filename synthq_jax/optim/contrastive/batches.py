@@ -113,7 +113,8 @@ def _duplicates(batch: typing.Batch, size: int, hard: int) -> jax.Array:
       )
     ids = jnp.concatenate([own, jnp.asarray(batch["negative_ids"]).reshape(-1)])
   same = (own[:, None] == ids[None, :]) & ~jnp.eye(size, columns, dtype=bool)
-  return same | (ids < 0)[None, :]
+  is_missing = (ids < 0) & (jnp.arange(columns) >= size)  # a negative
+  return same | is_missing[None, :]
 
 
 def finite_rows(vectors: jax.Array) -> jax.Array:

@@ -1,18 +1,25 @@
 """Logit-DP: the gradient of each similarity is clipped."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from synthq_jax import typing
-from synthq_jax.optim.bookkeeping import jaxprs, rules
+from synthq_jax.optim.bookkeeping import jaxprs, rules, sums
 from synthq_jax.optim.contrastive import batches, encoders, pair_norms
 
 __all__ = ["Logit"]
 
 _NORMS = ("exact", "bound")
+_OWN_TRANSPOSES = (
+  "custom_vjp_call",
+  "custom_vjp_call_jaxpr",
+  "custom_transpose_call",
+  "linear_call",
+)
+"""Primitives with a pass back that a user wrote."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +28,8 @@ class Logit:
 
   The sum is sum_ij w_ij c_ij grad S_ij, where w is the derivative of the loss
   with respect to the similarities and `c_ij = min(1, B / |grad S_ij|)`. Norms come
-  first; the sum is then one backward pass of sum_ij w_ij c_ij S_ij with the
-  factors held fixed, so no array has an axis for pairs and one for parameters.
+  first; the sum is then one pass back through the encoders, from sums of vectors
+  weighted by w_ij c_ij, so no array has an axis for pairs and one for parameters.
 
   Formal guarantee:
     Unit "pair" (a query, its document and hard negatives) or "query" (the
@@ -36,9 +43,12 @@ class Logit:
     row's document keeps the constant column that the loss gives it. The sums
     of several blocks of a batch may be added only where each record's block
     depends on its own key: otherwise use `microbatch_size`, which changes
-    memory alone. Up to float32 rounding; encoders that compute in half
-    precision are refused: the sum is one pass back through them, whose rounding
-    in half precision is no clipped pair's.
+    memory alone. Up to float32 rounding, which no norm allows for here: with J the
+    Jacobian of a vector by the parameters, n 2^-24 |J| must be far below B.
+    Where |J| is 1e5 times B, as behind vectors that are normalised from a
+    length of 1e-4, a pair along its own document moves the sum by 4 B. Encoders
+    that compute in half precision, or have derivatives of their own
+    (`jax.custom_vjp`), are refused.
 
   Cost beside an ordinary step: `exact` takes n passes back to the trained
   products, with norms from factors as in book-keeping; or dim passes where dim
@@ -81,13 +91,13 @@ class Logit:
     self, fn: Any, params: typing.Params, batch: Any, pairs: batches.Pairs
   ) -> typing.Clipped:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
-    losses, weights = _weights(fn, params, pairs)
-    _refuse_half(fn, params, pairs)
+    _refuse_encoders(fn, params, pairs)
+    scored = _scored(fn, params, pairs)
     norms = self._norms(fn, params, pairs)
-    factors = weights * _clip_factors(norms, fn.l2_clip_norm)
-    total = _weighted_gradient(fn, params, pairs, factors)
-    seen = jnp.where(weights != 0, norms, 0.0)
-    return total, losses, jnp.max(seen, axis=1)
+    factors = scored.weights * _clip_factors(norms, fn.l2_clip_norm)
+    total = _weighted_gradient(fn, params, pairs, scored, factors)
+    seen = jnp.where(scored.weights != 0, norms, 0.0)
+    return total, scored.losses, jnp.max(seen, axis=1)
 
   def _norms(
     self, fn: Any, params: typing.Params, pairs: batches.Pairs
@@ -113,18 +123,27 @@ class Logit:
     )
 
 
-def _refuse_half(fn: Any, params: typing.Params, pairs: batches.Pairs) -> None:
-  """Refuses encoders whose passes back round to half precision.
+def _refuse_encoders(
+  fn: Any, params: typing.Params, pairs: batches.Pairs
+) -> None:
+  """Refuses encoders whose pass back is not the sum of those of single pairs.
 
-  A pass back of many pairs at once rounds with all of them: one record that
-  comes or goes would move it by more than its own pairs.
+  It starts from a weighted sum of vectors: in half precision it rounds with all of
+  them, and a derivative of the user's own may not be linear in where it starts.
   """
   for encoder, examples in (
     (fn.encode_query, pairs.queries),
     (fn.encode_document, pairs.columns),
   ):
     one = jax.tree.map(lambda x: x[:1], examples)
-    found = jaxprs.half_precision(jax.make_jaxpr(encoder)(params, one).jaxpr)
+    jaxpr = jax.make_jaxpr(encoder)(params, one).jaxpr
+    if not jaxprs.primitives(jaxpr).isdisjoint(_OWN_TRANSPOSES):
+      raise ValueError(
+        "expected encoders without jax.custom_vjp for Logit, whose norms and sum"
+        " are of different cotangents, got one, which may not be linear in them:"
+        " write it as jax.custom_jvp, or take another method"
+      )
+    found = jaxprs.half_precision(jaxpr)
     if found is not None:
       raise ValueError(
         f"expected encoders that compute in float32 for Logit, got {found}: set"
@@ -138,10 +157,17 @@ def _clip_factors(norms: jax.Array, l2_clip_norm: float) -> jax.Array:
   return jnp.where(jnp.isfinite(norms), factors, 0.0)
 
 
-def _weights(
-  fn: Any, params: typing.Params, pairs: batches.Pairs
-) -> tuple[jax.Array, jax.Array]:
-  """Returns losses [batch] and derivatives of their sum [batch, columns]."""
+class _Scored(NamedTuple):
+  """A batch's vectors, 0 where they do not count, and what the loss says."""
+
+  queries: jax.Array  # [batch, dim]
+  columns: jax.Array  # [columns, dim]
+  losses: jax.Array  # [batch]
+  weights: jax.Array  # derivatives of their sum, [batch, columns]
+
+
+def _scored(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
+  """Encodes a batch and takes its loss."""
   q = fn.encode("query", params, pairs.queries)
   d = fn.encode("document", params, pairs.columns)
   has_query = pairs.has_query & batches.finite_rows(q)
@@ -160,30 +186,71 @@ def _weights(
   losses = fn.loss.losses(similarity, **masks)
   weights = fn.loss.weights(similarity, **masks)
   losses = jnp.where(has_query, losses, 0.0)
-  return losses, jnp.where(has_query[:, None], weights, 0.0)
+  return _Scored(q, d, losses, jnp.where(has_query[:, None], weights, 0.0))
 
 
 def _weighted_gradient(
-  fn: Any,
-  params: typing.Params,
-  pairs: batches.Pairs,
-  factors: jax.Array,
+  fn: Any, params: typing.Params, pairs: batches.Pairs, scored: _Scored, factors
 ) -> typing.Params:
-  """Returns the gradient of sum_ij factors_ij S_ij, float32."""
-  row_counts, column_counts = (factors != 0).any(1), (factors != 0).any(0)
-  queries = batches.sound(pairs.queries, row_counts)
-  columns = batches.sound(pairs.columns, column_counts)
-  # Differentiated in float32, so that the sum over pairs is float32.
+  """Returns the gradient of sum_ij factors_ij S_ij, float32.
+
+  Each example's gradient is that of <its vector, the weighted sum of those that
+  it meets>; they are added as book-keeping adds its own, since a running sum
+  over examples, or over all their tokens, may round with one of them.
+  """
+  # In float32, also where parameters are narrower.
   wide, narrow = rules.widened(params)
-
-  def total(wide: typing.Params) -> jax.Array:
-    params = narrow(wide)
-    q = fn.encode("query", params, queries)
-    d = fn.encode("document", params, columns)
-    exact = jax.lax.Precision.HIGHEST
-    return jnp.sum(factors * jnp.matmul(q, d.T, precision=exact))
-
+  towers = encoders.towers(
+    lambda wide, examples: fn.encode_query(narrow(wide), examples),
+    lambda wide, examples: fn.encode_document(narrow(wide), examples),
+    wide,
+    pairs.queries,
+    pairs.columns,
+  )
+  exact = jax.lax.Precision.HIGHEST
+  toward_rows = jnp.matmul(factors, scored.columns, precision=exact)
+  toward_columns = jnp.matmul(factors.T, scored.queries, precision=exact)
+  counts = factors != 0
   # Passes back of half precision, accelerators' default, would round with all.
   with jax.default_matmul_precision("highest"):
-    gradient = jax.grad(total)(wide)
-  return jax.tree.map(lambda x: jnp.where(row_counts.any(), x, 0.0), gradient)
+    parts = [
+      _pulled(tower, examples, toward, is_counted, fn.microbatch_size)
+      for tower, examples, toward, is_counted in (
+        (towers.query, pairs.queries, toward_rows, counts.any(1)),
+        (towers.document, pairs.columns, toward_columns, counts.any(0)),
+      )
+    ]
+  total = jax.tree.map(jnp.add, *parts)
+  return jax.tree.unflatten(jax.tree.structure(wide), total)
+
+
+def _pulled(
+  tower: encoders.Tower,
+  examples: Any,
+  cotangents: jax.Array,
+  is_counted: jax.Array,
+  microbatch_size: int | None,
+) -> list[jax.Array]:
+  """Returns the sum of the gradients of <vector, cotangent> of what counts."""
+  size = len(cotangents)
+  examples = batches.sound(examples, is_counted)
+
+  def of_block(block: Any) -> list[jax.Array]:
+    examples, cotangents, weights = block
+    _, records, pull = encoders.linearize(tower, examples)
+    return encoders.weighted_sums([(tower, records, pull(cotangents))], weights)
+
+  everything = examples, cotangents, is_counted.astype(jnp.float32)
+  if microbatch_size is None or microbatch_size >= size:
+    return of_block(everything)
+  blocks = encoders.split(everything[:2], size, microbatch_size)
+  weights = jnp.pad(everything[2], (0, -size % microbatch_size))
+
+  def add(carry: Any, block: Any) -> tuple[Any, None]:
+    return sums.add_exactly(*carry, of_block(block)), None
+
+  zeros = [jnp.zeros(leaf.shape, jnp.float32) for leaf in tower.leaves]
+  (total, lost), _ = jax.lax.scan(
+    add, (zeros, zeros), (*blocks, weights.reshape(-1, microbatch_size))
+  )
+  return jax.tree.map(jnp.add, total, lost)

@@ -9,8 +9,9 @@ import optax
 
 from synthq_jax import typing
 from synthq_jax.losses import contrastive as losses_lib
+from synthq_jax.losses import pairs as padding_lib
 from synthq_jax.optim import clipping
-from synthq_jax.optim.bookkeeping import rules
+from synthq_jax.optim.bookkeeping import rules, sums
 from synthq_jax.optim.contrastive import batches, encoders
 from synthq_jax.privacy import sensitivity
 
@@ -163,10 +164,12 @@ def _rows(
   weights = jnp.where(counts[:, None], weights, 0.0)
   diagonal = jnp.eye(*weights.shape, dtype=bool)
   losses = fn.loss.losses(similarity, **masks)
+  hard = len(pairs.columns) // size - 1
+  padding = padding_lib.padding_columns(pairs.is_padding, hard)
   return _Rows(
     queries=batches.sound(pairs.queries, counts),
     documents=pairs.columns[:size],
-    columns=batches.sound(pairs.columns, has_column),
+    columns=batches.sound(pairs.columns, has_column & ~padding),
     vectors=d,
     own_vectors=d[:size],
     own=jnp.diagonal(weights),
@@ -338,9 +341,7 @@ def _one_by_one(
     lambda wide: fn.encode("document", narrow(wide), rows.columns), wide
   )
 
-  def add_row(
-    total: typing.Params, row: Any
-  ) -> tuple[typing.Params, jax.Array]:
+  def add_row(carry: Any, row: Any) -> tuple[Any, jax.Array]:
     query, document, own, shared, counts = row
     (q, d), pull_pair = jax.vjp(
       lambda wide: of_pair(wide, query, document), wide
@@ -354,12 +355,11 @@ def _one_by_one(
     norm = optax.tree.norm(gradient)
     counted = counts & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, fn.l2_clip_norm / norm)
-    total = jax.tree.map(
-      lambda t, g: t + jnp.where(counted, scale * g, 0.0), total, gradient
-    )
-    return total, jnp.where(counts, norm, 0.0)
+    more = jax.tree.map(lambda g: jnp.where(counted, scale * g, 0.0), gradient)
+    return sums.add_exactly(*carry, more), jnp.where(counts, norm, 0.0)
 
   zeros = jax.tree.map(jnp.zeros_like, wide)
   documents = batches.sound(rows.documents, rows.counts)
   each = (rows.queries, documents, rows.own, rows.shared, rows.counts)
-  return jax.lax.scan(add_row, zeros, each)
+  (total, lost), norms = jax.lax.scan(add_row, (zeros, zeros), each)
+  return jax.tree.map(jnp.add, total, lost), norms
