@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive
+from synthq_jax.models import dual_encoder
 from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step
 
@@ -171,6 +173,37 @@ def test_logit_refuses_a_derivative_of_the_users_own():
   )
   total, _ = rows(jnp.eye(4), batch)
   assert jnp.linalg.norm(total) <= 4 * 0.01 * 1.005
+
+
+@pytest.mark.parametrize("norms", ["exact", "bound"])
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("scale", [0.1, 1e-4, 1e-5])
+def test_logits_norms_allow_for_what_vanishes_but_for_rounding(
+  norms, towers, scale
+):
+  """A query along its document, behind a short vector: 22 clip norms once."""
+  dim, norm = 16, 0.001
+
+  def encoder(kernel):
+    return lambda params, x: dual_encoder.normalize(x @ params[kernel])
+
+  fn = optim.contrastive_clipped_grad(
+    encoder(0),
+    encoder(towers - 1),
+    loss=contrastive.Sigmoid(temperature=0.3, bias=-8.0, max_batch_size=2),
+    l2_clip_norm=norm,
+    method=optim.Logit(norms=norms),
+    max_batch_size=2,
+  )
+  params = [scale * jnp.eye(dim)] * towers
+
+  def size(x):
+    total, _ = fn(params, {"queries": x[None], "documents": x[None]})
+    return optax.tree.norm(total)
+
+  texts = np.random.default_rng(0).normal(size=(500, dim))
+  sizes = jax.jit(jax.vmap(size))(jnp.array(texts, jnp.float32))
+  assert sizes.max() < 0.01 * fn.sensitivity("ADD_OR_REMOVE_ONE", "pair")
 
 
 def test_ids_of_documents_may_be_negative():

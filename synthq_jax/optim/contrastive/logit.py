@@ -43,12 +43,9 @@ class Logit:
     row's document keeps the constant column that the loss gives it. The sums
     of several blocks of a batch may be added only where each record's block
     depends on its own key: otherwise use `microbatch_size`, which changes
-    memory alone. Up to float32 rounding, which no norm allows for here: with J the
-    Jacobian of a vector by the parameters, n 2^-24 |J| must be far below B.
-    Where |J| is 1e5 times B, as behind vectors that are normalised from a
-    length of 1e-4, a pair along its own document moves the sum by 4 B. Encoders
-    that compute in half precision, or have derivatives of their own
-    (`jax.custom_vjp`), are refused.
+    memory alone. Up to float32 rounding: norms allow for that of the passes back
+    (`pair_norms.allowance`). Encoders that compute in half precision, or have
+    derivatives of their own (`jax.custom_vjp`), are refused.
 
   Cost beside an ordinary step: `exact` takes n passes back to the trained
   products, with norms from factors as in book-keeping; or dim passes where dim
@@ -93,16 +90,16 @@ class Logit:
     """Returns the sum, losses [batch] and each row's largest norm [batch]."""
     _refuse_encoders(fn, params, pairs)
     scored = _scored(fn, params, pairs)
-    norms = self._norms(fn, params, pairs)
+    norms = self._norms(fn, params, pairs, scored.queries.shape[1])
     factors = scored.weights * _clip_factors(norms, fn.l2_clip_norm)
     total = _weighted_gradient(fn, params, pairs, scored, factors)
     seen = jnp.where(scored.weights != 0, norms, 0.0)
     return total, scored.losses, jnp.max(seen, axis=1)
 
   def _norms(
-    self, fn: Any, params: typing.Params, pairs: batches.Pairs
+    self, fn: Any, params: typing.Params, pairs: batches.Pairs, dim: int
   ) -> jax.Array:
-    """Returns the norms to clip by, [batch, columns]."""
+    """Returns the norms to clip by, rounding allowed for, [batch, columns]."""
     towers = encoders.towers(
       fn.encode_query,
       fn.encode_document,
@@ -110,17 +107,20 @@ class Logit:
       pairs.queries,
       pairs.columns,
     )
+    sides = pairs.queries, pairs.columns
+    memory, size = self.memory_bytes, fn.microbatch_size
     if self.norms == "bound":
-      return pair_norms.bound(
-        towers, pairs.queries, pairs.columns, memory_bytes=self.memory_bytes
+      norms = pair_norms.bound(towers, *sides, memory_bytes=memory)
+    else:
+      norms = pair_norms.exact(
+        towers, *sides, memory_bytes=memory, microbatch_size=size
       )
-    return pair_norms.exact(
-      towers,
-      pairs.queries,
-      pairs.columns,
-      memory_bytes=self.memory_bytes,
-      microbatch_size=fn.microbatch_size,
+    of_queries, of_columns = (
+      pair_norms.allowance(tower, examples, dim, size)
+      for tower, examples in zip(towers, sides, strict=True)
     )
+    squares = norms * norms + of_queries[:, None] + of_columns[None, :]
+    return jnp.sqrt(squares)
 
 
 def _refuse_encoders(

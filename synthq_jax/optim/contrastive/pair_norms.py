@@ -29,6 +29,7 @@ from synthq_jax.optim.bookkeeping import jaxprs, plans, rules, use_sites
 from synthq_jax.optim.contrastive import encoders
 
 __all__ = [
+  "allowance",
   "bound",
   "combine",
   "exact",
@@ -46,6 +47,7 @@ _UNROLLED = 4  # products between which a sum stays where it is
 # summed are added: for factors those of `rules`; for gradients that are formed,
 # whose inner products are long sums of squares, 16 were enough (measured).
 _FORMED_UNITS = 16
+_DIRECTIONS = 4
 
 
 def exact(
@@ -190,6 +192,47 @@ def _both(
   of_queries = of_one_encoder(towers.query, queries, d, memory_bytes)
   of_documents = of_one_encoder(towers.document, documents, q, memory_bytes)
   return of_queries, of_documents.T
+
+
+def allowance(
+  tower: encoders.Tower,
+  examples: Any,
+  dim: int,
+  microbatch_size: int | None = None,
+) -> jax.Array:
+  """Returns what rounding may add to each example's passes back, squared.
+
+  A pass back rounds by units of its Jacobian J, also where the exact result
+  vanishes, as that of a cosine does along the vector itself: sixteen units of
+  |J|^2, which is the mean of |J^T v|^2 over random directions. Four that are
+  fixed and public estimate it; an encoder made to hide from all four would.
+
+  Args:
+    tower: the encoder.
+    examples: arrays with a leading axis [batch].
+    dim: of the vectors.
+    microbatch_size: examples at once; None: all.
+
+  Returns:
+    float32 [batch].
+  """
+  directions = jax.random.normal(jax.random.key(0), (_DIRECTIONS, dim))
+  size = jax.tree.leaves(examples)[0].shape[0]
+  block = min(microbatch_size or size, size)
+
+  def of_block(examples: Any) -> jax.Array:
+    _, records, pull = encoders.linearize(tower, examples)
+
+    def toward(direction: jax.Array) -> jax.Array:
+      cotangents = jnp.broadcast_to(direction, (block, dim))
+      part = tower, records, pull(cotangents)
+      return encoders.squared_norms([part], block)
+
+    return jnp.mean(jax.lax.map(toward, directions), axis=0)
+
+  blocks = encoders.split(examples, size, block)
+  squares = jax.lax.map(of_block, blocks).reshape(-1)[:size]
+  return _FORMED_UNITS * rules.UNIT * squares
 
 
 def of_one_encoder(
