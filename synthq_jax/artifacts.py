@@ -379,7 +379,9 @@ def _is_apart(digest: str, path: pathlib.Path) -> bool:
   return path.name in (RESULT_NAME, FILES_NAME)
 
 
-def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
+def check(
+  directory: str | os.PathLike, *, everywhere: bool = True, here: bool = True
+) -> None:
   """Refuses a finished result whose files are not those that were written.
 
   Contents are compared up to 1 GiB a file, and sizes of larger ones. Results of
@@ -389,6 +391,7 @@ def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
     directory: of the result.
     everywhere: whether its files in other folders count; not where the folder
       alone was handed on.
+    here: whether the folder's own files count.
 
   Raises:
     ValueError: naming the file and the folder to delete.
@@ -400,7 +403,7 @@ def check(directory: str | os.PathLike, *, everywhere: bool = True) -> None:
     " training as one more release)"
   )
   for place in content.get("listed", ()):
-    if place != "." and not everywhere:
+    if not (here if place == "." else everywhere):
       continue
     folder = pathlib.Path(os.path.normpath(directory / place))
     path = folder / FILES_NAME
@@ -432,8 +435,9 @@ def check_data(directory: str | os.PathLike, data: str | os.PathLike) -> None:
   if made_of and made_of != read_fingerprint(data):
     raise ValueError(
       f"{directory}: expected the data that it was made of in {data}, got data"
-      " prepared with other settings: repeat `synthq run` with those of this"
-      " result, or with the new ones, which makes it again"
+      " prepared with other settings or by another version: repeat `synthq run`"
+      " with those of this result, or with the new ones, which makes it again (a"
+      " private training as one more release)"
     )
 
 

@@ -40,7 +40,9 @@ __all__ = [
   "whole",
 ]
 
-_APOSTROPHES = "'\u2018\u2019\u02bc\uff07`\u00b4"
+_APOSTROPHES = (
+  "'`\u00b4\u02b9\u02bc\u0384\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b\u2032\uff07"
+)
 _CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
 _TABLE = 16  # entries a code: a longer table costs more than sorting
 _LARGEST = 1 << 62

@@ -227,7 +227,7 @@ def _source(folder: pathlib.Path) -> Source:
     root = folder.resolve().parents[depth - 1]
     data = root / results.PRIVATE / "prepare_data"
     if artifacts.read_fingerprint(data) is not None:
-      artifacts.check(data)
+      artifacts.check(data, here=False)  # the public part, which is exported
       artifacts.check_data(folder, data)
       prepared = artifacts.load(data, results.PreparedData)
       result = _explained(result, prepared)

@@ -130,7 +130,7 @@ class Check:
   """What check.json holds: counts, and no text.
 
   Attributes:
-    num_queries: queries of the log.
+    num_queries: different queries of the log, an id with a text each.
     num_leaked: different queries that a detector matched.
     counts: by detector and collection.
     fail_above: as it was asked for.
@@ -332,20 +332,21 @@ def _numbered(
 class _Found:
   """What was found so far; pairs go to their file at once, ids to a spool.
 
-  Clean ids are written at the end: a later text of an id may match. What is kept
-  of an id until then is a hash of 8 bytes, which tells ids that stand again; that
-  two of ten million ids have the same has a chance of 3e-6.
+  A query is an id with a text: users and sessions ask several. Clean ids are
+  written at the end: a later text of an id may match. What is kept of ids, and of
+  queries, until then are hashes of 8 bytes, which tell those that stand again; that
+  two of ten million have the same has a chance of 3e-6.
   """
 
   def __init__(self, known, detectors, listed, pairs, spool):
     self._known, self._listed = known, listed
     self._detectors = [*detectors, *([listed] if listed else [])]
     self._pairs, self._spool = pairs, spool
-    self._hashes = array.array("q")
+    self._ids, self._queries = array.array("q"), array.array("q")
     self._seen = {
       one.name: collections.defaultdict(set) for one in self._detectors
     }
-    self.leaked: set[str] = set()
+    self.leaked: set[tuple[str, str]] = set()
     self.shown: list[tuple[leakage_targets.Target, near_duplicates.Match]] = []
     self.num_queries = 0
 
@@ -355,9 +356,10 @@ class _Found:
       matches = [*matches, *self._listed.matches(texts, self._known)]
     for match in matches:
       target = self._known[int(match.target_id)]
-      self.leaked.add(match.query_id)
+      query = match.query_id, match.query
+      self.leaked.add(query)
       seen = self._seen[match.detector][target.collection]
-      seen.add((match.query_id, target.topic))
+      seen.add((query, target.topic))
       line = dataclasses.asdict(match) | {"target_id": target.text.id}
       if target.collection:
         line["collection"] = target.collection
@@ -366,20 +368,19 @@ class _Found:
       if len(self.shown) < _SHOWN:
         self.shown.append((target, match))
     ids = dict.fromkeys(text.id for text in texts)
-    self._hashes.extend(map(hash, ids))
+    self._ids.extend(map(hash, ids))
+    self._queries.extend(hash((text.id, text.text)) for text in texts)
     self._spool.write("".join(f"{name}\n" for name in ids).encode())
 
   def finish(self, clean) -> None:
-    """Counts the ids, and writes each clean one once, in their order."""
-    hashes = np.array(self._hashes, np.int64)
-    hashes.sort()
-    repeated = hashes[1:][hashes[1:] == hashes[:-1]]
-    self.num_queries = len(hashes) - len(repeated)
-    again, written = {*repeated.tolist()}, set()
+    """Counts queries, and writes each clean id once, in their order."""
+    self.num_queries = len(self._queries) - len(_repeated(self._queries))
+    again, written = {*_repeated(self._ids).tolist()}, set()
+    leaked = {name for name, _ in self.leaked}
     self._spool.seek(0)
     for line in self._spool:
       name = line.decode().removesuffix("\n")
-      if name in self.leaked or name in written:
+      if name in leaked or name in written:
         continue
       if hash(name) in again:
         written.add(name)
@@ -391,8 +392,14 @@ class _Found:
       yield from count(self._seen[one.name], self._known, one)
 
 
+def _repeated(hashes: array.array) -> np.ndarray:
+  """Returns each hash as often as it stands again."""
+  ordered = np.sort(np.array(hashes, np.int64))
+  return ordered[1:][ordered[1:] == ordered[:-1]]
+
+
 def count(
-  seen: dict[str, set[tuple[str, str]]],
+  seen: dict[str, set[tuple[Any, str]]],
   known: Sequence[leakage_targets.Target],
   one: near_duplicates.Detector,
 ) -> list[Count]:
@@ -401,7 +408,7 @@ def count(
   A query that matches both title and description of a topic is one pair.
 
   Args:
-    seen: collection -> ids of query and topic of each match.
+    seen: collection -> query and topic of each match.
     known: all targets.
     one: the detector.
 

@@ -314,7 +314,7 @@ def _calibrate(
   start = math.log(sampler.group_size)
   rough = _root(excess(_COARSE), start, width=0.5, tolerance=0.01)
   exact = excess(_INTERVALS)
-  log_noise = _root(exact, rough, width=0.02, tolerance=_TOLERANCE)
+  log_noise = _root(exact, rough, width=0.02, tolerance=_TOLERANCE, growth=1.5)
   while exact(log_noise) > 0:
     log_noise += _TOLERANCE
   return math.exp(log_noise)
@@ -326,8 +326,17 @@ def _root(
   *,
   width: float,
   tolerance: float,
+  growth: float = 1.0,
 ) -> float:
-  """Finds where a decreasing function crosses zero, searching from `start`."""
+  """Finds where a decreasing function crosses zero, searching from `start`.
+
+  Args:
+    function: decreasing.
+    start: where to look first.
+    width: of the first step.
+    tolerance: of the result.
+    growth: of steps down, one after the other.
+  """
   from scipy import optimize
 
   low = high = start
@@ -339,7 +348,7 @@ def _root(
         "multiplier of 1e20: raise epsilon, delta or max_batch_size"
       )
   while low == high or function(low) <= 0:
-    high, low = low, low - width
+    high, low, width = low, low - width, width * growth
   if function(high) == 0:
     return high
   return optimize.brentq(function, low, high, xtol=tolerance)

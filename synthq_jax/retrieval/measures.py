@@ -28,9 +28,9 @@ OWN_ID = "A result with its query's own id is"
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
-_SHARES = re.compile(
-  r"(nDCG|AP|RR|MRR|R|Recall|P|Success|Rprec|Bpref|infAP|SetP|SetR|SetF|Judged"
-  r"|IPrec|Compat)\b"
+_SHARES = frozenset(
+  "nDCG AP RR R P Success Rprec Bpref infAP SetP SetR SetF SetAP Judged IPrec"
+  " Compat RBP".split()
 )
 
 Rankings = dict[str, list[str]]
@@ -102,7 +102,8 @@ def is_share(name: str) -> bool:
   >>> is_share("nDCG@10"), is_share("MFR"), is_share("NumRel")
   (True, False, False)
   """
-  return bool(_SHARES.match(name))
+  measure = _measure(name, 1)
+  return not isinstance(measure, _FirstRank) and measure.NAME in _SHARES
 
 
 def evaluate(

@@ -142,16 +142,27 @@ def test_a_record_that_is_not_drawn_says_nothing_through_padding(method):
   np.testing.assert_array_equal(*totals)
 
 
-def test_logit_refuses_a_derivative_of_the_users_own():
-  """A layer that normalises its cotangent: 2 where .06 was claimed."""
+def normalised(g):
+  return g / (1e-30 + jnp.linalg.norm(g))
 
-  @jax.custom_vjp
-  def calm(x):
-    return x
 
-  calm.defvjp(
-    lambda x: (x, None), lambda _, g: (g / (1e-30 + jnp.linalg.norm(g)),)
+@jax.custom_vjp
+def calm_rule(x):
+  return x
+
+
+calm_rule.defvjp(lambda x: (x, None), lambda _, g: (normalised(g),))
+
+
+def calm_solve(x):
+  return jax.lax.custom_linear_solve(
+    lambda v: v, x, lambda _, b: b, lambda _, g: normalised(g)
   )
+
+
+@pytest.mark.parametrize("calm", [calm_rule, calm_solve])
+def test_logit_refuses_a_derivative_of_the_users_own(calm):
+  """A layer that normalises its cotangent: 2 where .06 was claimed."""
 
   def encode(kernel, x):
     vector = calm(x @ kernel)
@@ -204,6 +215,47 @@ def test_logits_norms_allow_for_what_vanishes_but_for_rounding(
   texts = np.random.default_rng(0).normal(size=(500, dim))
   sizes = jax.jit(jax.vmap(size))(jnp.array(texts, jnp.float32))
   assert sizes.max() < 0.01 * fn.sensitivity("ADD_OR_REMOVE_ONE", "pair")
+
+
+@pytest.mark.parametrize("norms", ["exact", "bound"])
+def test_formed_gradients_keep_to_the_memory_they_may_take(norms):
+  """Behind a kernel that is normalised: n times the parameters, all at once."""
+  size, width, dim = 128, 64, 4
+
+  def encoder(name):
+    def encode(params, x):
+      kernel = params[name]
+      vector = x @ (kernel / jnp.linalg.norm(kernel))
+      return dual_encoder.normalize(vector[:, :dim])
+
+    return encode
+
+  rng = np.random.default_rng(0)
+  arrays = {n: rng.normal(size=(width, width)) for n in ("q", "d")}
+  texts = rng.normal(size=(2, size, width))
+  params, texts = jax.tree.map(jnp.float32, (arrays, texts))
+  batch = {"queries": texts[0], "documents": texts[1]}
+
+  def compiled(memory_bytes):
+    fn = optim.contrastive_clipped_grad(
+      encoder("q"),
+      encoder("d"),
+      loss=contrastive.Softmax(temperature=1.0),
+      l2_clip_norm=0.1,
+      max_batch_size=size,
+      method=optim.Logit(norms=norms, memory_bytes=memory_bytes),
+    )
+    made = jax.jit(lambda params, batch: fn(params, batch)[0])
+    made = made.lower(params, batch).compile()
+    return made(params, batch), made.memory_analysis().temp_size_in_bytes
+
+  each = 4 * width * width
+  whole, large = compiled(2**30)
+  parts, small = compiled(dim * each)
+  assert small < size * each / 2 < large
+  for name, value in whole.items():
+    scale = np.abs(value).max()
+    np.testing.assert_allclose(parts[name], value, rtol=0, atol=1e-5 * scale)
 
 
 def test_ids_of_documents_may_be_negative():

@@ -142,8 +142,22 @@ def test_an_id_with_several_texts_is_clean_if_all_are(order):
     ):
       found.add(read, matches)
     found.finish(clean)
-    assert clean.getvalue() == b"b\n" and found.num_queries == 2
+    assert clean.getvalue() == b"b\n" and found.num_queries == 4
+    assert len(found.leaked) == 1
     assert len(pairs.getvalue().splitlines()) == 1
+
+
+def test_every_leaked_query_of_a_user_counts(paths):
+  """Fifty of one id: not one query that is allowed."""
+  rows = [f"user\tmeasles outbreaks in {1900 + i}\n" for i in range(50)]
+  (paths / "log.tsv").write_text("".join([*rows, rows[0], "v\tjax grad\n"]))
+  topics = [f"{i}\tmeasles outbreaks in {1900 + i}\n" for i in range(50)]
+  (paths / "test.tsv").write_text("".join(topics))
+  flags = ["--test", str(paths / "test.tsv"), "--detector=exact"]
+  assert main.main([*command(paths), *flags, "--fail_above=49"]) == 3
+  found = result(paths)
+  assert (found["num_queries"], found["num_leaked"]) == (51, 50)
+  assert (paths / "out" / "clean_ids.txt").read_text() == "v\n"
 
 
 def test_an_id_that_stands_again_far_below_is_no_clean_one(paths):
@@ -152,10 +166,8 @@ def test_an_id_that_stands_again_far_below_is_no_clean_one(paths):
   rows += ["q5\tmeasles outbreaks\n", "q7\tjax vmap\n"]
   (paths / "log.tsv").write_text("".join(rows))
   assert main.main(command(paths)) == 0
-  assert (result(paths)["num_queries"], result(paths)["num_leaked"]) == (
-    20000,
-    1,
-  )
+  found = result(paths)
+  assert (found["num_queries"], found["num_leaked"]) == (20_002, 1)
   clean = (paths / "out" / "clean_ids.txt").read_text().splitlines()
   assert clean == [f"q{number}" for number in range(20_000) if number != 5]
   left = {path.name for path in (paths / "out").iterdir()}

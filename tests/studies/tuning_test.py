@@ -203,7 +203,7 @@ def test_a_log_without_dev_queries_is_refused_before_the_ledger(tmp_path):
   prepared = dataclasses.replace(chosen.run.prepare_data, source=source)
   run = dataclasses.replace(chosen.run, prepare_data=prepared)
   chosen = dataclasses.replace(chosen, run=run)
-  with pytest.raises(ValueError, match="named dev.*got train, test"):
+  with pytest.raises(ValueError, match="named dev.*got test, train"):
     frame.run(tuning.STUDY, chosen, tmp_path / "work", progress=False)
   assert not list((tmp_path / "work").glob("**/ledger.jsonl"))
 

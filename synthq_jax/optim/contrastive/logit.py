@@ -17,6 +17,7 @@ _OWN_TRANSPOSES = (
   "custom_vjp_call",
   "custom_vjp_call_jaxpr",
   "custom_transpose_call",
+  "custom_linear_solve",
   "linear_call",
 )
 """Primitives with a pass back that a user wrote."""
@@ -57,7 +58,7 @@ class Logit:
   Attributes:
     norms: "exact"; "bound" clips by `|J_q^T d| + |J_d^T q|`, which is at least
       the norm, so the sum is of shorter vectors.
-    memory_bytes: what Jacobians may take.
+    memory_bytes: what Jacobians may take, and gradients that are formed for each.
 
   References:
     Kong, Munoz Medina and Ribero (2023), arXiv:2310.03104, algorithm 1.
@@ -92,7 +93,9 @@ class Logit:
     scored = _scored(fn, params, pairs)
     norms = self._norms(fn, params, pairs, scored.queries.shape[1])
     factors = scored.weights * _clip_factors(norms, fn.l2_clip_norm)
-    total = _weighted_gradient(fn, params, pairs, scored, factors)
+    total = _weighted_gradient(
+      fn, params, pairs, scored, factors, self.memory_bytes
+    )
     seen = jnp.where(scored.weights != 0, norms, 0.0)
     return total, scored.losses, jnp.max(seen, axis=1)
 
@@ -116,7 +119,9 @@ class Logit:
         towers, *sides, memory_bytes=memory, microbatch_size=size
       )
     of_queries, of_columns = (
-      pair_norms.allowance(tower, examples, dim, size)
+      pair_norms.allowance(
+        tower, examples, dim, memory_bytes=memory, microbatch_size=size
+      )
       for tower, examples in zip(towers, sides, strict=True)
     )
     squares = norms * norms + of_queries[:, None] + of_columns[None, :]
@@ -190,7 +195,12 @@ def _scored(fn: Any, params: typing.Params, pairs: batches.Pairs) -> _Scored:
 
 
 def _weighted_gradient(
-  fn: Any, params: typing.Params, pairs: batches.Pairs, scored: _Scored, factors
+  fn: Any,
+  params: typing.Params,
+  pairs: batches.Pairs,
+  scored: _Scored,
+  factors: jax.Array,
+  memory_bytes: int,
 ) -> typing.Params:
   """Returns the gradient of sum_ij factors_ij S_ij, float32.
 
@@ -214,7 +224,15 @@ def _weighted_gradient(
   # Passes back of half precision, accelerators' default, would round with all.
   with jax.default_matmul_precision("highest"):
     parts = [
-      _pulled(tower, examples, toward, is_counted, fn.microbatch_size)
+      _pulled(
+        tower,
+        examples,
+        toward,
+        is_counted,
+        pair_norms.block_size(
+          tower, len(toward), fn.microbatch_size, memory_bytes
+        ),
+      )
       for tower, examples, toward, is_counted in (
         (towers.query, pairs.queries, toward_rows, counts.any(1)),
         (towers.document, pairs.columns, toward_columns, counts.any(0)),
@@ -229,28 +247,26 @@ def _pulled(
   examples: Any,
   cotangents: jax.Array,
   is_counted: jax.Array,
-  microbatch_size: int | None,
+  block: int,
 ) -> list[jax.Array]:
   """Returns the sum of the gradients of <vector, cotangent> of what counts."""
   size = len(cotangents)
   examples = batches.sound(examples, is_counted)
 
-  def of_block(block: Any) -> list[jax.Array]:
-    examples, cotangents, weights = block
+  def of_block(rows: Any) -> list[jax.Array]:
+    examples, cotangents, weights = rows
     _, records, pull = encoders.linearize(tower, examples)
     return encoders.weighted_sums([(tower, records, pull(cotangents))], weights)
 
   everything = examples, cotangents, is_counted.astype(jnp.float32)
-  if microbatch_size is None or microbatch_size >= size:
+  if block >= size:
     return of_block(everything)
-  blocks = encoders.split(everything[:2], size, microbatch_size)
-  weights = jnp.pad(everything[2], (0, -size % microbatch_size))
+  blocks = encoders.split(everything[:2], size, block)
+  weights = jnp.pad(everything[2], (0, -size % block)).reshape(-1, block)
 
-  def add(carry: Any, block: Any) -> tuple[Any, None]:
-    return sums.add_exactly(*carry, of_block(block)), None
+  def add(carry: Any, rows: Any) -> tuple[Any, None]:
+    return sums.add_exactly(*carry, of_block(rows)), None
 
   zeros = [jnp.zeros(leaf.shape, jnp.float32) for leaf in tower.leaves]
-  (total, lost), _ = jax.lax.scan(
-    add, (zeros, zeros), (*blocks, weights.reshape(-1, microbatch_size))
-  )
+  (total, lost), _ = jax.lax.scan(add, (zeros, zeros), (*blocks, weights))
   return jax.tree.map(jnp.add, total, lost)

@@ -30,6 +30,7 @@ from synthq_jax.optim.contrastive import encoders
 
 __all__ = [
   "allowance",
+  "block_size",
   "bound",
   "combine",
   "exact",
@@ -194,31 +195,53 @@ def _both(
   return of_queries, of_documents.T
 
 
+def block_size(
+  tower: encoders.Tower,
+  size: int,
+  microbatch_size: int | None,
+  memory_bytes: int,
+) -> int:
+  """Returns how many examples one pass back takes: fewer where it forms gradients.
+
+  Args:
+    tower: the encoder.
+    size: how many there are.
+    microbatch_size: the most at once; None: no such limit.
+    memory_bytes: what gradients that are formed for each may take.
+  """
+  each = 4 * sum(tower.leaves[index].size for index in tower.plan.formed)
+  most = memory_bytes // each if each else size
+  return max(1, min(size, microbatch_size or size, most))
+
+
 def allowance(
   tower: encoders.Tower,
   examples: Any,
   dim: int,
+  *,
+  memory_bytes: int,
   microbatch_size: int | None = None,
 ) -> jax.Array:
   """Returns what rounding may add to each example's passes back, squared.
 
   A pass back rounds by units of its Jacobian J, also where the exact result
   vanishes, as that of a cosine does along the vector itself: sixteen units of
-  |J|^2, which is the mean of |J^T v|^2 over random directions. Four that are
+  `|J|^2`, which is the mean of `|J^T v|^2` over random directions v. Four that are
   fixed and public estimate it; an encoder made to hide from all four would.
 
   Args:
     tower: the encoder.
     examples: arrays with a leading axis [batch].
     dim: of the vectors.
-    microbatch_size: examples at once; None: all.
+    memory_bytes: what gradients that are formed for each may take.
+    microbatch_size: examples at once; None: as many as that allows.
 
   Returns:
     float32 [batch].
   """
   directions = jax.random.normal(jax.random.key(0), (_DIRECTIONS, dim))
   size = jax.tree.leaves(examples)[0].shape[0]
-  block = min(microbatch_size or size, size)
+  block = block_size(tower, size, microbatch_size, memory_bytes)
 
   def of_block(examples: Any) -> jax.Array:
     _, records, pull = encoders.linearize(tower, examples)
