@@ -51,9 +51,10 @@ class Logit:
   Cost beside an ordinary step: `exact` takes n passes back to the trained
   products, with norms from factors as in book-keeping; or dim passes where dim
   < n and the Jacobians fit into `memory_bytes`. `bound` takes min(n, dim).
-  Passes go no deeper than the lowest trained parameter, so what is practical is
-  a projection head, LoRA, a small dim or a small batch. Encoders that share no
-  parameter cost min(n, dim) passes with exact norms too.
+  Four more measure rounding. Passes go no deeper than the lowest trained
+  parameter, so what is practical is a projection head, LoRA, a small dim or a
+  small batch. Encoders that share no parameter cost min(n, dim) passes with
+  exact norms too.
 
   Attributes:
     norms: "exact"; "bound" clips by `|J_q^T d| + |J_d^T q|`, which is at least
