@@ -22,6 +22,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
+    # Else devices that other work starves for 40 s take the worker with them.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
   )
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
