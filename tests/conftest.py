@@ -40,9 +40,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[_FOLDER]}/compiled"
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 
-os.fsync = lambda descriptor: (
-  None
-)  # no test cuts the power; a twentieth of the time
+# No test cuts the power, and waiting for the disk is a twentieth of the time.
+os.fsync = lambda descriptor: None
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

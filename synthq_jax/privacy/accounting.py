@@ -232,15 +232,11 @@ def _group_epsilon(
   left = None not in events and delta - sum(owed for _, owed in events)
   if not left or left <= 0:
     return math.inf
-  value = math.inf
-  for interval, finer_below in _INTERVALS:
-    composed = _composed(
-      [(event, 1) for event, _ in events], relation, interval
-    )
-    value = min(value, float(composed.get_epsilon(left)))
-    if value >= finer_below:
-      break
-  return value
+  once = [(event, 1) for event, _ in events]
+  return _least(
+    lambda interval: _composed(once, relation, interval).get_epsilon(left),
+    _INTERVALS,
+  )
 
 
 def noise_multiplier(
@@ -367,9 +363,18 @@ def _epsilon(
     return math.inf
   if accountant == "rdp":
     return _rdp_epsilon(runs, delta, relation)
+  return _least(
+    lambda interval: _pld_epsilon(runs, delta, relation, interval), intervals
+  )
+
+
+def _least(
+  bound: Callable[[float], float], intervals: Sequence[tuple[float, float]]
+) -> float:
+  """Returns the least bound of intervals that are finer while it is small."""
   value = math.inf
   for interval, finer_below in intervals:
-    value = min(value, _pld_epsilon(runs, delta, relation, interval))
+    value = min(value, float(bound(interval)))
     if value >= finer_below:
       break
   return value

@@ -11,17 +11,7 @@ from synthq_jax.losses import contrastive
 from synthq_jax.models import dual_encoder
 from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step
-
-
-def drifting(size, start):
-  """Terms in [-1, 1]: with the first one, all later ones round the other way."""
-  half = size // 2
-  unit = half * 2.0**-24
-  step, tiny = (round(start / unit) | 1) * unit, unit / 4
-  terms = np.zeros(size)
-  terms[:half], terms[half] = 1.0, 0.5
-  terms[half + 1 :: 2], terms[half + 2 :: 2] = step + tiny, tiny - step
-  return terms.astype(np.float32)
+from tests.red_team import sums
 
 
 def moved(fn, params, batch, size):
@@ -47,16 +37,7 @@ def moved(fn, params, batch, size):
 def test_lookups_of_many_tokens_do_not_make_logits_sum_drift(options):
   """A running sum over records and tokens: 3 clip norms at this size."""
   size, tokens = 1024, 128
-  terms = np.zeros((size, tokens), np.float32)
-  first = drifting(size, 2.0**-6)
-  terms[:] = first[:, None] / tokens
-  terms[0], terms[0, 0] = 0.0, 1.0
-  half = size // 2
-  terms[half], terms[half, 0] = 0.0, 0.5
-  terms[half + 1 :, 0::2] = (
-    np.abs(first[half + 1]) + 0 * first[half + 1 :, None]
-  )
-  terms[half + 1 :, 1::2] = -first[half + 1] + 2 * (half * 2.0**-24 / 4)
+  terms = sums.drifting(size, tokens, size)
 
   def encode_query(table, features):
     rows = table[jnp.where(features > 5, 1, 0)]
@@ -80,7 +61,7 @@ def test_lookups_of_many_tokens_do_not_make_logits_sum_drift(options):
 def test_rows_are_added_without_drift(gradients):
   """One after the other: 1.25 clip norms at 4,096 rows."""
   size = 4096
-  terms = drifting(size, 0.25)
+  terms = sums.drifting(size, 1, size)[:, 0]
   fn = optim.contrastive_clipped_grad(
     lambda scale, x: jnp.stack([scale * x, 0 * x], axis=1),
     lambda _, x: jnp.stack([x, 0 * x], axis=1),
@@ -269,10 +250,10 @@ def test_ids_of_documents_may_be_negative():
     max_batch_size=8,
     method=optim.Batch(),
   )
-  sums = []
+  totals = []
   for ids in (np.arange(8), np.arange(8) - 100):
     batch = {"queries": queries, "documents": documents, "document_ids": ids}
     batch = jax.tree.map(jnp.asarray, batch)
-    sums.append(fn(jnp.eye(4), batch)[0])
-  assert jnp.linalg.norm(sums[0]) > 0.1
-  np.testing.assert_array_equal(*sums)
+    totals.append(fn(jnp.eye(4), batch)[0])
+  assert jnp.linalg.norm(totals[0]) > 0.1
+  np.testing.assert_array_equal(*totals)

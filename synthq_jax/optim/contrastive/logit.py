@@ -251,23 +251,19 @@ def _pulled(
   block: int,
 ) -> list[jax.Array]:
   """Returns the sum of the gradients of <vector, cotangent> of what counts."""
-  size = len(cotangents)
-  examples = batches.sound(examples, is_counted)
+  missing = -len(cotangents) % block
+  is_counted = jnp.pad(is_counted, (0, missing))
 
-  def of_block(rows: Any) -> list[jax.Array]:
+  def of_block(rows: Any) -> tuple[list[jax.Array], tuple[()]]:
     examples, cotangents, weights = rows
     _, records, pull = encoders.linearize(tower, examples)
-    return encoders.weighted_sums([(tower, records, pull(cotangents))], weights)
+    part = tower, records, pull(cotangents)
+    return encoders.weighted_sums([part], weights), ()
 
-  everything = examples, cotangents, is_counted.astype(jnp.float32)
-  if block >= size:
-    return of_block(everything)
-  blocks = encoders.split(everything[:2], size, block)
-  weights = jnp.pad(everything[2], (0, -size % block)).reshape(-1, block)
-
-  def add(carry: Any, rows: Any) -> tuple[Any, None]:
-    return sums.add_exactly(*carry, of_block(rows)), None
-
-  zeros = [jnp.zeros(leaf.shape, jnp.float32) for leaf in tower.leaves]
-  (total, lost), _ = jax.lax.scan(add, (zeros, zeros), (*blocks, weights))
-  return jax.tree.map(jnp.add, total, lost)
+  rows = (
+    batches.sound(examples, is_counted),
+    jnp.pad(cotangents, ((0, missing), (0, 0))),
+    is_counted.astype(jnp.float32),
+  )
+  total, _ = sums.add_up(of_block, rows, list(tower.leaves), block)
+  return total

@@ -341,8 +341,8 @@ def _one_by_one(
     lambda wide: fn.encode("document", narrow(wide), rows.columns), wide
   )
 
-  def add_row(carry: Any, row: Any) -> tuple[Any, jax.Array]:
-    query, document, own, shared, counts = row
+  def of_row(row: Any) -> tuple[typing.Params, jax.Array]:
+    query, document, own, shared, counts = (x[0] for x in row)
     (q, d), pull_pair = jax.vjp(
       lambda wide: of_pair(wide, query, document), wide
     )
@@ -355,11 +355,11 @@ def _one_by_one(
     norm = optax.tree.norm(gradient)
     counted = counts & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, fn.l2_clip_norm / norm)
-    more = jax.tree.map(lambda g: jnp.where(counted, scale * g, 0.0), gradient)
-    return sums.add_exactly(*carry, more), jnp.where(counts, norm, 0.0)
+    clipped = jax.tree.map(
+      lambda g: jnp.where(counted, scale * g, 0.0), gradient
+    )
+    return clipped, jnp.where(counts, norm, 0.0)[None]
 
-  zeros = jax.tree.map(jnp.zeros_like, wide)
   documents = batches.sound(rows.documents, rows.counts)
   each = (rows.queries, documents, rows.own, rows.shared, rows.counts)
-  (total, lost), norms = jax.lax.scan(add_row, (zeros, zeros), each)
-  return jax.tree.map(jnp.add, total, lost), norms
+  return sums.add_up(of_row, each, wide, 1)
