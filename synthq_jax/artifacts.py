@@ -545,14 +545,11 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
   Raises:
     ValueError: if a field is missing.
   """
-  import typing
-
-  hints = typing.get_type_hints(kind)
-  names = {field.name for field in dataclasses.fields(kind)}
+  hints = _hints(kind)
   values = {
     name: _convert(hints[name], value)
     for name, value in data.items()
-    if name in names
+    if name in hints
   }
   try:
     return kind(**values)
@@ -561,6 +558,15 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
       f"expected the fields of a {kind.__name__}, got a result of another"
       f" version ({error}): delete its folder"
     ) from error
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+  """Returns name -> type of the fields of a dataclass."""
+  import typing
+
+  hints = typing.get_type_hints(kind)
+  return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _convert(hint: Any, value: Any) -> Any:

@@ -5,6 +5,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -13,7 +14,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 __all__ = [
   "STANDARD_LIBRARY",
@@ -74,9 +75,13 @@ def version(package: str) -> str:
     return platform.python_version()
   try:
     return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:  # slower: reads every one
-    owners = importlib.metadata.packages_distributions()
-    return importlib.metadata.version(owners.get(package, [package])[0])
+  except importlib.metadata.PackageNotFoundError:
+    return importlib.metadata.version(_owners().get(package, [package])[0])
+
+
+@functools.cache  # reads what every distribution installed
+def _owners() -> Mapping[str, list[str]]:
+  return importlib.metadata.packages_distributions()
 
 
 def read(package: str) -> Iterator[Docstring]:

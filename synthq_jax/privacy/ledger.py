@@ -9,6 +9,7 @@ or damaged later is missed, and can be put back.
 
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -211,6 +212,7 @@ def _checked(path: pathlib.Path, data: bytes) -> _Content:
   return content
 
 
+@functools.lru_cache(maxsize=4096)  # every statement reads all lines again
 def _entry(
   text: bytes,
 ) -> tuple[str, statement_lib.PrivacyStatement] | Exception:
