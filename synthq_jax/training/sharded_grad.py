@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from synthq_jax import typing
+from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.training import mesh as mesh_lib
 
 __all__ = ["ShardedGrad", "bound", "rows_multiple"]
@@ -49,12 +50,7 @@ def _refuse_batches(grad_fn: Callable[..., Any]) -> None:
   if hasattr(grad_fn, "sensitivity") and not getattr(
     grad_fn, "is_per_example", False
   ):
-    raise ValueError(
-      "expected a gradient that clips each example by itself on several devices,"
-      f" got {type(grad_fn).__name__}: a record that comes or goes would move"
-      " others to other devices, and with them every device's batch; leave the"
-      " mesh out"
-    )
+    devices.refuse_batches(type(grad_fn).__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -194,6 +194,41 @@ def test_batches_of_pairs_are_not_divided_among_devices(method):
     sharded({"w": PARAMS["w"]}, batch, is_padding_example=np.zeros(ROWS, bool))
 
 
+@pytest.mark.parametrize("how", ["shard_map", "unchecked shard_map", "pmap"])
+@pytest.mark.parametrize("method", ["Batch", "Logit", "Row", "a batch's"])
+def test_ones_own_division_of_a_batch_of_pairs_is_refused(method, how):
+  """It was taken: 8 clip norms for one record, where 2 are said."""
+  grad_fn = optim.batch_clipped_grad(
+    lambda p, batch, is_real: jnp.sum(jnp.where(is_real, p * batch["x"], 0)),
+    l2_clip_norm=1.0,
+  )
+  batch = {"x": np.ones(4, np.float32)}
+  if method != "a batch's":
+    grad_fn = optim.contrastive_clipped_grad(
+      *[lambda p, x: jnp.stack([jnp.cos(p * x), jnp.sin(p * x)], axis=1)] * 2,
+      l2_clip_norm=1.0,
+      method=getattr(optim, method)(),
+      max_batch_size=4,
+      loss=contrastive.Softmax(temperature=1.0),
+    )
+    batch = {"queries": batch["x"], "documents": batch["x"]}
+
+  def on_device(params, batch):
+    return jax.lax.psum(grad_fn(params, batch)[0], "d")
+
+  if how == "pmap":
+    run = jax.pmap(on_device, "d", in_axes=(None, 0))
+    batch = {name: x[:, None] for name, x in batch.items()}
+  else:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
+    run = jax.shard_map(
+      on_device, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(),
+      check_vma=how == "shard_map",
+    )  # fmt: skip
+  with pytest.raises(ValueError, match="that clips each example by itself"):
+    run(jnp.float32(1.0), batch)
+
+
 @pytest.mark.parametrize("divided", ["mask", "results"])
 def test_a_convolution_is_refused_whatever_divides_it(divided):
   mesh = Mesh(np.array(jax.devices()[:4]), ("d",))

@@ -18,6 +18,7 @@ import jax
 __all__ = [
   "axes_of",
   "first_of",
+  "refuse_batches",
   "refuse_divided",
   "refuse_parts",
   "shape_of",
@@ -32,6 +33,25 @@ def axes_of(*trees: Any) -> frozenset[str]:
   """Returns the manual axes of the mesh along which some leaf differs."""
   leaves = jax.tree.leaves(trees)
   return frozenset().union(*[_axes(leaf) for leaf in leaves])
+
+
+def refuse_batches(name: str) -> None:
+  """Refuses what clips more than one example, inside of `jax.shard_map`.
+
+  Args:
+    name: of what clips, for the message.
+
+  Raises:
+    ValueError: if devices see rows of their own here.
+  """
+  axes = jax.sharding.get_abstract_mesh().manual_axes
+  if axes:
+    raise ValueError(
+      "expected a gradient that clips each example by itself on several devices,"
+      f" got {name} inside of shard_map or pmap over {sorted(axes)}: a record that"
+      " comes or goes would move others to other devices, and with them every"
+      " device's batch; leave the mesh out, or call it outside, under jax.jit"
+    )
 
 
 def refuse_divided(batch: Any) -> None:

@@ -11,6 +11,7 @@ import optax
 from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 from synthq_jax.optim import keys as keys_lib
+from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.optim.contrastive import batches
 from synthq_jax.privacy import sensitivity
 
@@ -60,7 +61,11 @@ class BatchClippedGrad:
     Returns:
       The gradient, float32 in the structure of `params`, of norm at most the
       clip norm; zero if the loss or the gradient is not finite. A `BatchAux`.
+
+    Raises:
+      ValueError: if it is called inside of `jax.shard_map`.
     """
+    devices.refuse_batches(type(self).__name__)
     batch, is_padding_example = clipping.split_padding(
       batch, is_padding_example
     )

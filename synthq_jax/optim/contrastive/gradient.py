@@ -10,6 +10,7 @@ import optax
 from synthq_jax import checks, typing
 from synthq_jax.optim import clipping
 from synthq_jax.optim import noise as noise_lib
+from synthq_jax.optim.bookkeeping import devices
 from synthq_jax.optim.contrastive import batches, encoders
 
 # By name: the package's attribute `privatize` is a function.
@@ -121,8 +122,10 @@ class ContrastiveGrad:
 
     Raises:
       ValueError: if the batch is not what was declared, or the first example's
-        vector is longer than 1 (under `jax.jit` it is shortened instead).
+        vector is longer than 1 (under `jax.jit` it is shortened instead); or
+        inside of `jax.shard_map`, where devices see rows of their own.
     """
+    devices.refuse_batches(type(self).__name__)
     if key is not None:
       raise ValueError(
         "expected key=None, got a key: encoders are called without one; a loss"
