@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import unicodedata
 from collections.abc import (
   Callable,
   Container,
@@ -327,7 +328,10 @@ def check_text(where: str, kind: str, id_: str, text: str) -> None:
 def one_owner(where: str, names: Iterable[str | int]) -> str:
   """Returns the one that is named, or "".
 
-  >>> one_owner("log:1", ("", 7, "7"))
+  Space around a name is none of it, and a letter with an accent is one letter
+  (NFC): else one person is several users.
+
+  >>> one_owner("log:1", ("", 7, " 7"))
   '7'
 
   Args:
@@ -337,7 +341,8 @@ def one_owner(where: str, names: Iterable[str | int]) -> str:
   Raises:
     ValueError: if there are several.
   """
-  found = {str(name) for name in names} - {""}
+  texts = (unicodedata.normalize("NFC", str(name)) for name in names)
+  found = {text.strip() for text in texts} - {""}
   if len(found) > 1:
     raise ValueError(
       f"{where}: expected one user of a query, got {len(found)} names under"

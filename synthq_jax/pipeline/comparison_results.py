@@ -5,11 +5,13 @@ function of scores that may be shared, and all else one of private queries;
 `QueryLeakage` is of `query_leakage`.
 """
 
+import collections
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from synthq_jax import intervals, text_tables
 from synthq_jax.generation import mauve
-from synthq_jax.pipeline import results
+from synthq_jax.pipeline import results, system_results
 
 __all__ = [
   "Asked",
@@ -24,6 +26,7 @@ __all__ = [
   "SideBySide",
   "Similarity",
   "TestOverlap",
+  "pairs",
 ]
 
 
@@ -38,6 +41,9 @@ class Row:
   over_bm25: intervals.Interval | None = None
   """By the first measure: mean minus that of BM25, 95%, paired bootstrap; None
   where BM25 was not scored."""
+  over_bm25_at_once: intervals.Interval | None = None
+  """The same, at a level at which the intervals of all rows hold at once: for
+  the choice of a row by the queries that score it."""
   gain_kept: intervals.Interval | None = None
   """By the first measure: what is kept of the gain that the real queries bring
   to the same system, (row - untrained) / (original - untrained); 95%, Fieller.
@@ -257,3 +263,54 @@ class QueryLeakage(results.Saved):
   only_for_train: bool = False
   """Whether queries were written for the documents of train queries alone, so that
   the groups differ without any leak, and nothing is tested."""
+
+
+def pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
+  """Names the pairs of rows that are tested, better expected first.
+
+  See `compare_queries` for which they are.
+
+  Args:
+    rows: one evaluation for each row of a table.
+  """
+  found = [
+    (one.name, system_results.LEXICAL) for one in rows if one.source != one.name
+  ]
+  own_epsilons = {one.source: one.epsilon for one in rows[::-1]}
+  own_epsilons |= {x.name: x.epsilon for x in rows if x.name == x.source}
+  for prefix in {one.name.removesuffix(one.source): 0 for one in rows}:
+    own = [one for one in rows if one.name == f"{prefix}{one.source}"]
+    found += [
+      (f"{prefix}{first}", f"{prefix}{second}")
+      for first, second in _pairs_of_system(own, own_epsilons)
+    ]
+  return found
+
+
+def _pairs_of_system(
+  rows: Sequence[results.Evaluation],
+  epsilons: Mapping[str, float | None],
+) -> list[tuple[str, str]]:
+  """Names the pairs of one system's rows; epsilons without that of a share."""
+  families = collections.defaultdict(list)
+  public = ("public_only", "untrained")
+  for one in rows:
+    own = epsilons[one.source]
+    if own is not None and "_" in one.source:
+      families[one.source.rpartition("_")[0]].append((own, one.source))
+  found = [("original", name) for name in public]
+  for members in families.values():
+    members.sort(reverse=True)
+    names = [name for _, name in members]
+    found += zip(names, names[1:], strict=False)
+    found += [(name, other) for name in names for other in public]
+  synthetic = sorted(families["synthetic"], reverse=True)
+  found += [("original", name) for _, name in synthetic]
+  for epsilon, name in synthetic:
+    found += [
+      (name, other)
+      for family, members in families.items()
+      for value, other in members
+      if family.startswith("direct_dp") and value == epsilon
+    ]
+  return found

@@ -41,6 +41,7 @@ __all__ = [
   "expanded",
   "held_out",
   "load_public",
+  "owners",
   "qrels",
   "read_documents",
   "real_pairs",
@@ -92,6 +93,19 @@ def arrays(
   """
   with _damage_explained(space, made, path):
     return array_files.read_npz(path)
+
+
+def owners(
+  space: workspace.Folders, prepared: Documents, test_set: str
+) -> dict[str, int] | None:
+  """Returns query id -> user of the private test queries; None: unknown."""
+  if test_set != "test":
+    return None
+  folder = space.root / prepared.private_directory
+  asked = arrays(space, prepared, folder / f"{prepared.test_split}.npz")
+  users = asked.get("users")
+  ids = map(str, asked["ids"])
+  return None if users is None else dict(zip(ids, users.tolist(), strict=True))
 
 
 @contextlib.contextmanager

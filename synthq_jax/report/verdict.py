@@ -7,6 +7,7 @@ the private one's follows from scores on private queries without noise, and says
 
 from collections.abc import Iterator, Sequence
 
+from synthq_jax import intervals
 from synthq_jax.pipeline import (
   comparison_results,
   noisy_results,
@@ -149,7 +150,10 @@ def _ship(
   kind: str,
   differences: Sequence[comparison_results.Difference] = (),
 ) -> str:
-  """Names the row that is furthest above BM25, of those clear of it."""
+  """Names the row that is furthest above BM25, of those clear of it.
+
+  By intervals that hold for all rows at once: the best of several is taken.
+  """
   beside = [
     row
     for row in rows
@@ -157,12 +161,12 @@ def _ship(
   ]
   if not beside:
     return _Said.text("verdict.ship_none")
-  clear = [row for row in beside if row.over_bm25.low > 0]
+  clear = [row for row in beside if _over(row).low > 0]
   best = max(clear or beside, key=lambda row: row.over_bm25.mean)
   values = {
     "row": tables.row_name(best.evaluation.name),
     "measure": tables.measure_name(measure),
-    "over": tables.interval(best.over_bm25, "+.3f"),
+    "over": tables.interval(_over(best), "+.3f"),
     "number": tables.count(best.evaluation.num_queries),
     "kind": kind,
   }
@@ -175,6 +179,10 @@ def _ship(
     rows=len(beside),
     **values,
   )
+
+
+def _over(row: comparison_results.Row) -> intervals.Interval:
+  return row.over_bm25_at_once or row.over_bm25
 
 
 def _ship_released(
@@ -246,7 +254,7 @@ def _beside(
       said = _Said.text(
         "verdict.beside",
         row=tables.row_name(row.evaluation.name),
-        over=tables.interval(row.over_bm25, "+.3f"),
+        over=tables.interval(_over(row), "+.3f"),
       )
       return f"{said} "
   return ""

@@ -1,9 +1,15 @@
 """How sure a mean over queries is, and a difference between two systems.
 
 All of these take queries as draws from a larger set: they say nothing about
-another training run, another collection or another kind of query. A mean over
-several sets is taken with the sets fixed, and the queries of each set drawn
-from more of their own kind ("strata").
+another training run, another collection or another kind of query. Queries of one
+user are alike: with `owners` it is users who are drawn, each with all that they
+asked. A mean over several sets is taken with the sets fixed, and the queries of
+each set drawn from more of their own kind ("strata").
+
+No interval here sees what its queries do not show. Where a few kinds of query carry
+most of the difference it is too narrow: a system that is a little better on 98% of
+queries and loses all of the others is found better "at 95%" in 47% of sets of 40
+queries, 24 to 30% of 65, 12 to 16% of 100, 5 to 8% of 300.
 
 References:
   Smucker, Allan and Carterette, "A Comparison of Statistical Significance Tests
@@ -11,6 +17,8 @@ References:
   Fieller, "Some Problems in Interval Estimation", JRSS B 1954 (shares).
   Welch, "The Generalization of 'Student's' Problem When Several Different
   Population Variances Are Involved", Biometrika 1947.
+  Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference", JHR
+  2015 (owners).
 """
 
 import dataclasses
@@ -40,6 +48,8 @@ _ROUNDING = 1e-12
 _LEVEL = 0.95
 _FEW = 20  # values unlike the rest, of which a bootstrap needs so many
 
+Owners = Values | None
+
 
 @dataclasses.dataclass(frozen=True)
 class TTest:
@@ -57,14 +67,20 @@ class TTest:
 
 
 def bootstrap_interval(
-  values: Values, *, level: float = 0.95, samples: int = 2000, seed: int
+  values: Values,
+  owners: Owners = None,
+  *,
+  level: float = 0.95,
+  samples: int = 2000,
+  seed: int,
 ) -> intervals.Interval:
   """Returns the percentile bootstrap interval of a mean over queries.
 
-  Queries are drawn again with replacement; the interval holds the middle
-  `level` of the means. Where fewer than some twenty queries differ from the rest,
-  however many there are, it is too narrow; where such values are 0 and 1, it is
-  Wilson's instead.
+  Queries are drawn again with replacement, or users; the interval holds the
+  middle `level` of the means. Of few queries it is too narrow (reciprocal ranks,
+  half of them 0: 78% for 95% of 10, 83% of 20, 92% of 50), and so it is where
+  fewer than some twenty differ from the rest, however many there are; where
+  such values are 0 and 1, it is Wilson's instead.
 
   >>> bootstrap_interval([0.5, 0.5, 0.5], seed=0)
   Interval(mean=0.5, low=0.5, high=0.5)
@@ -73,6 +89,7 @@ def bootstrap_interval(
 
   Args:
     values: one per query, an array [query] or query id -> value.
+    owners: who asked, in the form of `values`; None: somebody else each time.
     level: the level of the interval, in (0, 1).
     samples: how often to draw.
     seed: of NumPy's generator; equal seeds give equal intervals.
@@ -81,18 +98,16 @@ def bootstrap_interval(
     The mean and its interval.
 
   Raises:
-    ValueError: if there are no values, one is not finite, or `level` or
-      `samples` is out of range.
+    ValueError: if there are no values, one is not finite, a query has no owner,
+      or `level` or `samples` is out of range.
   """
-  interval = stratified_interval(
-    [values], level=level, samples=samples, seed=seed
-  )
-  drawn = _array("values", values)
-  ones = int(np.sum(drawn == 1))
-  if ones + np.sum(drawn == 0) == len(drawn) and (
-    min(ones, len(drawn) - ones) < _FEW
-  ):
-    return intervals.wilson(ones, len(drawn), confidence=level)
+  drawn, of = _array("values", values), _groups(values, owners)
+  interval = _interval([drawn], [of], None, level, samples, seed)
+  shares = drawn if of is None else _sums(drawn, of) / np.bincount(of)
+  few = min(np.sum(shares != 1), np.sum(shares != 0)) < _FEW
+  if few and np.isin(drawn, (0, 1)).all():
+    total = len(shares)
+    return intervals.wilson(interval.mean * total, total, confidence=level)
   return interval
 
 
@@ -127,13 +142,25 @@ def stratified_interval(
       0.
   """
   arrays = [_array("values", values) for values in strata]
+  nobody = [None] * len(arrays)
+  return _interval(arrays, nobody, weights, level, samples, seed)
+
+
+def _interval(
+  arrays: Sequence[np.ndarray],
+  owners: Sequence[np.ndarray | None],
+  weights: Sequence[float] | None,
+  level: float,
+  samples: int,
+  seed: int,
+) -> intervals.Interval:
   shares = _shares(weights, len(arrays))
   checks.within("(0, 1)", level=level)
   checks.at_least(1, samples=samples)
   rng = np.random.default_rng(seed)
   means = sum(
-    share * _means(array, samples, rng)
-    for share, array in zip(shares, arrays, strict=True)
+    share * _means(array, of, samples, rng)
+    for share, array, of in zip(shares, arrays, owners, strict=True)
   )
   tail = (1 - level) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
@@ -157,16 +184,44 @@ def _weighted_mean(shares: np.ndarray, arrays: Sequence[np.ndarray]) -> float:
 
 
 def _means(
-  array: np.ndarray, samples: int, rng: np.random.Generator
+  array: np.ndarray,
+  of: np.ndarray | None,
+  samples: int,
+  rng: np.random.Generator,
 ) -> np.ndarray:
-  """Returns the means of resampled queries, shape [samples]."""
-  block = max(1, _BLOCK // len(array))
-  return np.concatenate(
-    [
-      array[rng.integers(len(array), size=(rows, len(array)))].mean(axis=1)
-      for rows in _blocks(samples, block)
-    ]
-  )
+  """Returns the means of resampled queries, or users, shape [samples]."""
+  sums = array if of is None else _sums(array, of)
+  counts = None if of is None else np.bincount(of)
+  means, block = [], max(1, _BLOCK // len(sums))
+  for rows in _blocks(samples, block):
+    drawn = rng.integers(len(sums), size=(rows, len(sums)))
+    total = len(sums) if counts is None else counts[drawn].sum(axis=1)
+    means.append(sums[drawn].sum(axis=1) / total)
+  return np.concatenate(means)
+
+
+def _groups(values: Values, owners: Owners) -> np.ndarray | None:
+  """Returns the number of each query's owner, from 0, int [query]; or None."""
+  if owners is None:
+    return None
+  if isinstance(values, Mapping):
+    lacking = values.keys() - (owners if isinstance(owners, Mapping) else ())
+    if lacking:
+      raise ValueError(
+        f"expected the owner of every query, got {len(lacking)} queries without"
+        " one; pass query id -> owner"
+      )
+    owners = [owners[query] for query in values]
+  if len(owners) != len(values):
+    raise ValueError(
+      f"expected the owner of every query, got {len(owners)} for {len(values)}"
+      " queries"
+    )
+  return np.unique(np.asarray(owners), return_inverse=True)[1]
+
+
+def _sums(array: np.ndarray, of: np.ndarray) -> np.ndarray:
+  return np.bincount(of, array)
 
 
 def _blocks(total: int, block: int) -> list[int]:
@@ -176,6 +231,7 @@ def _blocks(total: int, block: int) -> list[int]:
 def paired_bootstrap(
   first: Values,
   second: Values,
+  owners: Owners = None,
   *,
   level: float = 0.95,
   samples: int = 2000,
@@ -183,10 +239,11 @@ def paired_bootstrap(
 ) -> intervals.Interval:
   """Returns the bootstrap interval of the mean difference, query by query.
 
-  Where it leaves out 0, the two systems differ at level 1 - `level`. Where fewer
-  than twenty queries differ, of which a bootstrap is too sure, it is at least as
-  wide as what the numbers of those that went up and down leave open, each by as
-  much as the largest, and holds 0 unless these numbers themselves differ.
+  Where it leaves out 0, the two systems differ at level 1 - `level`, but for
+  what the queries do not show (see the module). Where fewer than twenty queries
+  (or users) differ, of which a bootstrap is too sure, it is at least as wide as
+  what the numbers of those that went up and down leave open, each by as much as
+  the largest, and holds 0 unless these numbers themselves differ.
 
   >>> one = paired_bootstrap([1.0] + [0.0] * 99, [0.0] * 100, seed=0)
   >>> one.low < 0 < one.mean
@@ -195,6 +252,7 @@ def paired_bootstrap(
   Args:
     first: values of one system, an array [query] or query id -> value.
     second: values of the other on the same queries.
+    owners: who asked, in the form of `first`; None: somebody else each time.
     level: the level of the interval, in (0, 1).
     samples: how often to draw.
     seed: of NumPy's generator.
@@ -205,10 +263,11 @@ def paired_bootstrap(
   Raises:
     ValueError: as `bootstrap_interval`, or if the queries differ.
   """
-  difference = _difference(first, second)
-  interval = stratified_interval(
-    [difference], level=level, samples=samples, seed=seed
-  )
+  difference, of = _difference(first, second), _groups(first, owners)
+  interval = _interval([difference], [of], None, level, samples, seed)
+  if of is not None:  # what each user moves the mean by, times their number
+    of_users = _sums(difference, of)
+    difference = of_users * (len(of_users) / len(of))
   wins, losses = int(np.sum(difference > 0)), int(np.sum(difference < 0))
   if not 0 < wins + losses < _FEW:
     return interval
@@ -236,34 +295,40 @@ def stratified_t_test(
   first: Sequence[Values],
   second: Sequence[Values],
   weights: Sequence[float] | None = None,
+  owners: Sequence[Owners] | None = None,
 ) -> TTest:
   """Tests whether two systems have the same mean over several sets of queries.
 
   The difference is the weighted mean of the sets' mean differences; its
   variance is the sum of theirs, and its degrees of freedom are Welch's. With
-  one set it is the paired t test.
+  one set it is the paired t test; with owners, that of cluster-robust errors.
 
   Args:
     first: values of one system for each set, an array [query] or query id ->
       value.
     second: values of the other on the same queries.
     weights: of the sets' means, above 0, divided by their sum; None: equal.
+    owners: who asked the queries of each set, in the form of its values; None:
+      somebody else each time.
 
   Returns:
     The mean difference, the statistic and the two-sided p value.
 
   Raises:
-    ValueError: if the queries differ, a set has fewer than two, or a weight is
-      missing or not above 0.
+    ValueError: if the queries differ, a set has fewer than two (or users, where
+      there are owners), or a weight is missing or not above 0.
   """
-  pairs = zip(first, second, strict=True)
-  differences = [_difference(one, other) for one, other in pairs]
+  triples = zip(first, second, owners or [None] * len(first), strict=True)
+  differences = [
+    _by_owner(_difference(one, other), _groups(one, of))
+    for one, other, of in triples
+  ]
   shares = _shares(weights, len(differences))
   for difference in differences:
     if len(difference) < 2:
       raise ValueError(
-        f"expected at least 2 queries, got {len(difference)}; a t test needs "
-        "a variance"
+        f"expected at least 2 queries or users, got {len(difference)}; a t test"
+        " needs a variance"
       )
   mean = _weighted_mean(shares, differences)
   variances = shares**2 * [_variance_of_mean(each) for each in differences]
@@ -281,8 +346,21 @@ def stratified_t_test(
   return TTest(mean, float(statistic), float(p_value))
 
 
+def _by_owner(array: np.ndarray, of: np.ndarray | None) -> np.ndarray:
+  """Returns a value for each owner with the mean, and its variance, of all.
+
+  What is left of an owner's queries about the mean, in place of each query's:
+  the variance of the mean is then that of clusters.
+  """
+  if of is None:
+    return array
+  mean = array.mean()
+  left = _sums(array - mean, of)
+  return mean + left * (len(left) / len(array))
+
+
 def share_of_gain(
-  row: Values, nothing: Values, whole: Values
+  row: Values, nothing: Values, whole: Values, owners: Owners = None
 ) -> intervals.Interval | None:
   """Returns (row - nothing) / (whole - nothing) with Fieller's 95% interval.
 
@@ -298,18 +376,21 @@ def share_of_gain(
     row: values of the row in question, an array [query] or query id -> value.
     nothing: of what the gain begins with.
     whole: of what has all of it.
+    owners: who asked, in the form of `row`; None: somebody else each time.
 
   Returns:
     The share and its interval; None where the whole is not above nothing at
     this level: a share of no gain is no number, and its interval is endless.
 
   Raises:
-    ValueError: if the queries differ or there are fewer than two.
+    ValueError: if the queries differ or there are fewer than two (or users).
   """
-  top, bottom = _difference(row, nothing), _difference(whole, nothing)
+  of = _groups(row, owners)
+  top = _by_owner(_difference(row, nothing), of)
+  bottom = _by_owner(_difference(whole, nothing), of)
   number = len(top)
   if number < 2:
-    raise ValueError(f"expected at least 2 queries, got {number}")
+    raise ValueError(f"expected at least 2 queries or users, got {number}")
   a, b = float(top.mean()), float(bottom.mean())
   (va, vab), (_, vb) = np.cov(top, bottom) / number
   t = float(stats.t.ppf((1 + _LEVEL) / 2, number - 1))
@@ -357,6 +438,7 @@ class Comparison:
 
 def compare(
   pairs: Mapping[str, tuple[Values, Values]],
+  owners: Owners = None,
   *,
   alpha: float = 0.05,
   samples: int = 2000,
@@ -373,6 +455,7 @@ def compare(
     pairs: label -> values of the system and of its baseline, on one set of
       queries each. All tests that are made belong here, also those whose
       outcome nobody reports.
+    owners: who asked, in the form of the values; None: somebody else each time.
     alpha: the level, in (0, 1); intervals have level 1 - alpha.
     samples: of the bootstrap.
     seed: of the bootstrap, which depends on the order of the queries, too.
@@ -383,13 +466,15 @@ def compare(
   Raises:
     ValueError: if the queries of a pair differ or are fewer than two.
   """
-  tests = [stratified_t_test([a], [b]) for a, b in pairs.values()]
+  tests = [
+    stratified_t_test([a], [b], owners=[owners]) for a, b in pairs.values()
+  ]
   corrected = bonferroni([test.p_value for test in tests])
   return tuple(
     Comparison(
       label=label,
       difference=paired_bootstrap(
-        *pair, level=1 - alpha, samples=samples, seed=seed
+        *pair, owners, level=1 - alpha, samples=samples, seed=seed
       ),
       p_value=test.p_value,
       corrected=p_value,

@@ -87,6 +87,8 @@ class _Scored:
 
   row: comparison_results.Row
   per_query: Mapping[str, Mapping[str, float]]
+  owners: Mapping[str, int] | None
+  """Who asked, where users are protected; of one user, queries are alike."""
 
 
 def jobs(run):
@@ -131,7 +133,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
       f"{found or 'none'}: evaluate on it or change "
       "compare_queries.Config.test_set"
     )
-  scored = _headlined(config, _rows(config, space.root, evaluations))
+  scored = _headlined(config, _rows(task, evaluations))
   own_sets = {*results.OWN_TEST_SETS, config.test_set}
   further = [
     one for one in scored if one.row.evaluation.test_set not in own_sets
@@ -159,9 +161,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
 
 
 def _rows(
-  config: Config,
-  root: pathlib.Path,
-  evaluations: Sequence[results.Evaluation],
+  task: stage.Task, evaluations: Sequence[results.Evaluation]
 ) -> list[_Scored]:
   """Gathers the seeds of each row, test set by test set.
 
@@ -173,9 +173,11 @@ def _rows(
   for one in evaluations:
     groups = sets.setdefault(one.test_set, {})
     groups.setdefault(results.row_of(one.name), []).append(one)
+  folders, data = task.folders, task.inputs["prepared"]
   return [
-    _row(config, root, name, group)
-    for groups in sets.values()
+    _row(task.settings, folders.root, name, group, owners)
+    for test_set, groups in sets.items()
+    for owners in [inputs.owners(folders, data, test_set)]
     for name, group in groups.items()
   ]
 
@@ -189,10 +191,11 @@ def _headlined(config: Config, scored: Sequence[_Scored]) -> list[_Scored]:
     )
     for one in scored
   }
-  return [_with_headline(config, one, values, measure) for one in scored]
+  number = collections.Counter(test_set for test_set, name in values)
+  return [_with_headline(config, one, values, number) for one in scored]
 
 
-def _with_headline(config: Config, one: _Scored, values, measure) -> _Scored:
+def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
   made = one.row.evaluation
   prefix = made.name.removesuffix(made.source)
 
@@ -201,15 +204,25 @@ def _with_headline(config: Config, one: _Scored, values, measure) -> _Scored:
 
   own, lexical, whole = of(made.name), of(_BM25), of(f"{prefix}original")
   nothing = of(f"{prefix}untrained") or (lexical if prefix else None)
-  over, kept = None, None
+  over, at_once, kept = None, None, None
   if own and lexical and made.name != _BM25:
-    over = significance.paired_bootstrap(
-      own, lexical, samples=config.bootstrap_samples, seed=config.seed
+    over, at_once = (
+      significance.paired_bootstrap(
+        own,
+        lexical,
+        one.owners,
+        level=1 - 0.05 / rows,
+        samples=config.bootstrap_samples * max(1, rows // 2),
+        seed=config.seed,
+      )
+      for rows in (1, number[made.test_set] - 1)
     )
   ends = {_BM25, f"{prefix}untrained", f"{prefix}original"}
   if own and nothing and whole and made.name not in ends and len(own) > 1:
-    kept = significance.share_of_gain(own, nothing, whole)
-  row = dataclasses.replace(one.row, over_bm25=over, gain_kept=kept)
+    kept = significance.share_of_gain(own, nothing, whole, one.owners)
+  row = dataclasses.replace(
+    one.row, over_bm25=over, over_bm25_at_once=at_once, gain_kept=kept
+  )
   return dataclasses.replace(one, row=row)
 
 
@@ -218,6 +231,7 @@ def _row(
   root: pathlib.Path,
   name: str,
   group: Sequence[results.Evaluation],
+  owners: Mapping[str, int] | None,
 ) -> _Scored:
   values = [
     json.loads((root / one.directory / "per_query.json").read_text())
@@ -241,7 +255,7 @@ def _row(
       ),
       measures={
         measure: significance.bootstrap_interval(
-          queries, samples=config.bootstrap_samples, seed=config.seed
+          queries, owners, samples=config.bootstrap_samples, seed=config.seed
         )
         for measure, queries in merged.items()
       },
@@ -257,7 +271,7 @@ def _row(
     for measure in merged
   }
   row = comparison_results.Row(evaluation=first, by_seed=by_seed)
-  return _Scored(row=row, per_query=merged)
+  return _Scored(row=row, per_query=merged, owners=owners)
 
 
 def _differences(
@@ -279,10 +293,13 @@ def _differences(
   values = {
     name: one.per_query[config.measures[0]] for name, one in rows.items()
   }
-  pairs = _pairs([one.row.evaluation for one in rows.values()])
+  pairs = comparison_results.pairs(
+    [one.row.evaluation for one in rows.values()]
+  )
   pairs = [(a, b) for a, b in pairs if a in values and b in values]
   compared = significance.compare(
     {f"{a} - {b}": (values[a], values[b]) for a, b in pairs},
+    next((one.owners for one in rows.values()), None),
     samples=config.bootstrap_samples,
     seed=config.seed,
   )
@@ -290,49 +307,6 @@ def _differences(
     yield comparison_results.Difference(
       first=a, second=b, interval=one.difference, p_value=one.corrected
     )
-
-
-def _pairs(rows: Sequence[results.Evaluation]) -> list[tuple[str, str]]:
-  """Names the pairs, better expected first."""
-  pairs = [(one.name, _BM25) for one in rows if one.source != one.name]
-  own_epsilons = {one.source: one.epsilon for one in rows[::-1]}
-  own_epsilons |= {x.name: x.epsilon for x in rows if x.name == x.source}
-  for prefix in {one.name.removesuffix(one.source): 0 for one in rows}:
-    own = [one for one in rows if one.name == f"{prefix}{one.source}"]
-    pairs += [
-      (f"{prefix}{first}", f"{prefix}{second}")
-      for first, second in _pairs_of_system(own, own_epsilons)
-    ]
-  return pairs
-
-
-def _pairs_of_system(
-  rows: Sequence[results.Evaluation],
-  epsilons: Mapping[str, float | None],
-) -> list[tuple[str, str]]:
-  """Names the pairs of one system's rows; epsilons without that of a share."""
-  families = collections.defaultdict(list)
-  public = ("public_only", "untrained")
-  for one in rows:
-    own = epsilons[one.source]
-    if own is not None and "_" in one.source:
-      families[one.source.rpartition("_")[0]].append((own, one.source))
-  pairs = [("original", name) for name in public]
-  for members in families.values():
-    members.sort(reverse=True)
-    names = [name for _, name in members]
-    pairs += zip(names, names[1:], strict=False)
-    pairs += [(name, other) for name in names for other in public]
-  synthetic = sorted(families["synthetic"], reverse=True)
-  pairs += [("original", name) for _, name in synthetic]
-  for epsilon, name in synthetic:
-    pairs += [
-      (name, other)
-      for family, members in families.items()
-      for value, other in members
-      if family.startswith("direct_dp") and value == epsilon
-    ]
-  return pairs
 
 
 def _side_by_side(

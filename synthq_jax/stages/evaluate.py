@@ -28,6 +28,7 @@ __all__ = ["STAGE", "Config", "run"]
 
 _BM25 = system_results.LEXICAL
 _RUN, _FIRST = "run.trec", "first stage"
+_FEW = "Fewer than 50 queries: intervals are too narrow, by a quarter at 10."
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
   "BM25 reads whole documents, encoders the first tokens of each; of each passage"
@@ -205,6 +206,7 @@ def run(task: stage.Task) -> results.Evaluation | None:
   if statement is not None and statement.is_public:
     statement = None
   kind = system_results.system_of(system)
+  owners = inputs.owners(space, task.inputs["prepared"], called)
   return results.Evaluation(
     directory=space.relative(directory),
     name=name,
@@ -215,12 +217,12 @@ def run(task: stage.Task) -> results.Evaluation | None:
     statement=statement,
     measures={
       measure: significance.bootstrap_interval(
-        values, samples=config.bootstrap_samples, seed=config.seed
+        values, owners, samples=config.bootstrap_samples, seed=config.seed
       )
       for measure, values in scores.per_query.items()
     },
     num_queries=scores.num_queries,
-    traps=(*scores.traps, *_TRAPS),
+    traps=(*scores.traps, *([_FEW] * (scores.num_queries < 50)), *_TRAPS),
     split=scores.split,
     drop_identical=scores.drop_identical,
     met=scores.met,

@@ -86,3 +86,12 @@ def test_joined_splits_hold_all_judgements_and_replace_their_parts():
 def test_a_joined_split_without_one_of_its_parts_is_refused():
   with pytest.raises(ValueError, match="split='dev'"):
     collection.join_splits(make({"test": {"q1": {"d1": 1}}}), "dev+test")
+
+
+def test_spellings_of_one_user_are_one_user():
+  """A CSV with spaces behind its commas made three of one, each with K queries."""
+  names = ["Ann", " Ann", "Ann "], ["caf\u00e9", "cafe\u0301 "]
+  for group in names:
+    assert len({collection.one_owner("log:1", [name]) for name in group}) == 1
+  assert collection.one_owner("log:1", [" ", "\u3000"]) == ""
+  assert collection.one_owner("log:1", ["ann"]) != "Ann"

@@ -10,9 +10,9 @@ import sacrebleu
 
 from synthq_jax import artifacts, intervals
 from synthq_jax.generation import mauve
-from synthq_jax.pipeline import results
+from synthq_jax.pipeline import comparison_results, inputs, results
 from synthq_jax.report import queries
-from synthq_jax.retrieval import text_encoders
+from synthq_jax.retrieval import significance, text_encoders
 from synthq_jax.stages import compare_queries
 
 _DOCUMENTS = {"d1": "one two three four five", "d2": "red blue", "d3": "unseen"}
@@ -221,7 +221,10 @@ def _scored(root, name, system, values, epsilon=None):
   )
 
 
-def test_every_system_is_held_against_bm25_and_its_own_real_queries(tmp_path):
+@pytest.mark.parametrize("users", [False, True])
+def test_every_system_is_held_against_bm25_and_its_own_real_queries(
+  tmp_path, monkeypatch, users
+):
   rng = np.random.default_rng(0)
   base = {f"q{i}": float(x) for i, x in enumerate(rng.uniform(size=200))}
 
@@ -241,12 +244,34 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(tmp_path):
     _scored(tmp_path, "expanded_original", "expanded", moved(0.0), np.inf),
   ]
   config = compare_queries.Config(measures=("nDCG@10",))
-  scored = compare_queries._headlined(
-    config, compare_queries._rows(config, tmp_path, rows)
+  owners = {query: place // 4 for place, query in enumerate(base)}
+  monkeypatch.setattr(inputs, "owners", lambda *_: owners if users else None)
+  task = types.SimpleNamespace(
+    settings=config,
+    inputs={"prepared": None},
+    folders=types.SimpleNamespace(root=tmp_path),
   )
+  scored = compare_queries._headlined(config, compare_queries._rows(task, rows))
   found = {one.row.evaluation.name: one.row for one in scored}
   over = {name: row.over_bm25 for name, row in found.items()}
   assert over["bm25"] is None
+  at_once = found["fused_synthetic_eps8"].over_bm25_at_once
+  one = over["fused_synthetic_eps8"]
+  assert at_once.low < one.low < one.mean == at_once.mean < one.high
+  # 9 rows: 2.77 standard errors in place of 1.96.
+  assert 1.2 < (at_once.high - at_once.low) / (one.high - one.low) < 1.65
+  of = {x.row.evaluation.name: x.per_query["nDCG@10"] for x in scored}
+  pair = of["fused_synthetic_eps8"], of["bm25"]
+  known = owners if users else None
+  assert one == significance.paired_bootstrap(*pair, known, seed=0)
+  tests = list(compare_queries._differences(config, scored))
+  names = ("fused_synthetic_eps8", "bm25")
+  [test] = [x for x in tests if (x.first, x.second) == names]
+  assert test.interval == one
+  expected = significance.stratified_t_test(
+    *[[x] for x in pair], owners=[known]
+  )
+  assert test.p_value == pytest.approx(expected.p_value * len(tests))
   assert over["fused_synthetic_eps8"].mean == pytest.approx(0.1, abs=0.03)
   assert over["fused_synthetic_eps8"].low > 0 > over["synthetic_eps8"].high
   kept = {name: row.gain_kept for name, row in found.items()}
@@ -256,7 +281,7 @@ def test_every_system_is_held_against_bm25_and_its_own_real_queries(tmp_path):
   # Real queries that expand add nothing that is clear of 0 to BM25.
   assert kept["expanded_synthetic_eps8"] is None
   assert kept["untrained"] is kept["original"] is kept["fused_original"] is None
-  pairs = compare_queries._pairs(rows)
+  pairs = comparison_results.pairs(rows)
   assert ("fused_synthetic_eps8", "bm25") in pairs
   assert ("fused_synthetic_eps8", "fused_public_only") in pairs
   assert ("synthetic_eps8", "untrained") in pairs
