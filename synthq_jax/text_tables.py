@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 __all__ = ["Table", "escaped"]
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_LIST = re.compile(r"^(\d*)([.)](?=\s|$)|[-+](?=[\s-]))")
 _MARKUP = re.compile(r"([\\`*_\[\]<>#|~$&])")
 
 
@@ -84,6 +86,21 @@ def _ascii(text: str) -> str:
   return " ".join(text.split()).encode("ascii", "replace").decode()
 
 
+def printable(text: str) -> str:
+  """Puts text on one line, without what controls a terminal or breaks XML.
+
+  >>> printable("red\\x1b[0m \\n apple")
+  'red\ufffd[0m apple'
+  """
+  return without_controls(" ".join(text.split()))
+
+
+def without_controls(text: str) -> str:
+  """Replaces control characters, but for tabs and ends of lines, by U+FFFD."""
+  return _CONTROLS.sub("\ufffd", text)
+
+
 def escaped(text: str) -> str:
   """Puts text on one line and a backslash before what Markdown would read."""
-  return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+  text = _MARKUP.sub(r"\\\1", printable(text))
+  return _LIST.sub(r"\1\\\2", text, count=1)

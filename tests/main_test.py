@@ -335,6 +335,8 @@ WRONG_USES = {
   "generat --workdir=w": "did you mean generate?",
   "rnu --workdir=w": "did you mean run?",
   "leakage chek": "did you mean check?",
+  "run --gin_file=demo_tiny.gin --workdir=": "--workdir: expected a value, got",
+  "leakage check --train=a --test=b --output=": "--output: expected a value",
   "run": "required: --workdir",
   "run --workdir=w": "expected --gin_file=FILE, got none",
   f"{RUN} --steps=3": "unrecognized arguments: --steps=3",
@@ -361,6 +363,9 @@ WRONG_USES = {
   "settings optim/lora.gin": "expected a recipe or a study",
   # Names and values of settings.
   f"{RUN} --gin.EPSLON=3": "did you mean EPSILON?",
+  f"{RUN} --gin.evaluate.Config.measures=\"('foo',)\"": "got 'foo'",
+  f"{RUN} --gin.evaluate.Config.measures=\"('ERR@10',)\"": "that is installed",
+  f"{RUN} --gin.evaluate.Config.measures=()": "evaluate.Config.measures: expec",
   f"{RUN} --gin.EPSILON=three": "plan.Rows.synthetic[0]: expected float",
   f"{RUN} --gin.EPSILON=-1": "above 0, got epsilon=-1",
   f"{RUN} --gin.EPSILON": "expected --gin.NAME=value",
@@ -409,7 +414,7 @@ WRONG_USES = {
   "search boats --workdir=file": "file",
   "export --checkpoint=empty --to=x --format=t5x": "expected a T5 checkpoint",
   "export --checkpoint=pickled --to=x --format=t5x": "config.json: expected a T5 shape",
-  "export --checkpoint=no --to=x --format=t5x": "expected a T5 checkpoint",
+  "export --checkpoint=no --to=x --format=t5x": "no: expected the folder of",
   # Files that are none.
   "run --gin_file=bytes --workdir=w": "bytes: ",
   "run --gin_file=empty --workdir=w": "empty",

@@ -29,3 +29,12 @@ def test_markdown_cells_stay_one_cell(text):
   title, rule, line = table.markdown().splitlines()
   assert (title, rule) == (r"| t\* | u |", "| --- | --- |")
   assert len(re.split(r"(?<!\\)(?:\\\\)*\|", line)) == 4
+
+
+def test_no_text_begins_a_list_or_controls_a_terminal():
+  for text in ("1. one", "2) two", "- three", "+ four", "---", ". five"):
+    escaped = text_tables.escaped(text)
+    assert escaped.replace("\\", "") == text and escaped != text
+  for text in ("-0.24", "+0.018", "1.5", "-", "3"):
+    assert text_tables.escaped(text) == text
+  assert text_tables.escaped("a\x00b\x1b[0m\tc") == "a\ufffdb\ufffd\\[0m c"

@@ -166,6 +166,18 @@ class UsageError(ValueError):
 class _Parser(argparse.ArgumentParser):
   """Says what is wrong in one line."""
 
+  def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    """Refuses an empty value, which a folder's name would make the current one."""
+    options, rest = super().parse_known_args(args, namespace)
+    for action in self._actions:
+      value = getattr(options, action.dest, None)
+      if value == "" != action.default and action.option_strings:
+        self.error(
+          f"{action.option_strings[0]}: expected a value, got none: is a variable"
+          " of the shell empty?"
+        )
+    return options, rest
+
   def error(self, message: str) -> NoReturn:
     """Raises instead of printing the usage; names what was likely meant."""
     choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)

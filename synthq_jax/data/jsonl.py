@@ -5,6 +5,7 @@ Tables are JSONL, CSV, TSV, parquet or Arrow (`table_files`).
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -222,7 +223,10 @@ def _is_clicked(where: str, line: Mapping[str, Any], fields: Fields) -> bool:
   if value is None or value == "":
     return True
   try:
-    return float(value) > 0
+    clicks = float(value)
+    if not math.isfinite(clicks):
+      raise ValueError(value)
+    return clicks > 0
   except (TypeError, ValueError):
     raise ValueError(
       f'{where}: expected a number under "{fields.clicks}", got another value;'

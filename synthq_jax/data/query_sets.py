@@ -50,6 +50,13 @@ def _write_beir(
   folder: pathlib.Path, data: collection_lib.Collection, origin: Origin
 ) -> None:
   del origin  # there is no place for it
+  ids = (item.id for item in (*data.documents, *data.queries))
+  if quoted := sum(name.startswith('"') for name in ids):
+    raise ValueError(
+      f"expected ids that do not begin with a quotation mark, got {quoted}: BEIR's"
+      " loader takes what follows for a quotation and loses judgements; rename"
+      " them, or take another --format"
+    )
   beir.write_beir(folder, data)
 
 

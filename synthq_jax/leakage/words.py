@@ -41,7 +41,11 @@ __all__ = [
 ]
 
 _APOSTROPHES = (
-  "'`\u00b4\u02b9\u02bc\u0384\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b\u2032\uff07"
+  "'`\u00b4\u02b9\u02bb\u02bc\u0384\u05f3\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b"
+  "\u2032\ua78c\uff07"
+)
+_UNSEEN = (
+  "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # letters, by their category
 )
 _CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
 _TABLE = 16  # entries a code: a longer table costs more than sorting
@@ -67,18 +71,35 @@ RELATIONS = (
 """The relations, the query seen from the target."""
 
 
-class _Separators(dict):
-  """What `str.translate` does to a character, worked out once for each."""
+class _Vanishing(dict):
+  """What `str.translate` does to a character, worked out once for each.
+
+  Nobody sees format characters, such as soft hyphens and joiners, and selectors
+  of variants: a text copied out of a page may hold them within its words.
+  """
 
   def __missing__(self, code: int) -> str:
-    kind = unicodedata.category(chr(code))[0]
-    # Letters, numbers, and the marks that belong to letters of many scripts.
-    self[code] = kept = chr(code) if kind in "LMN" else " "
+    one = chr(code)
+    is_unseen = unicodedata.category(one) == "Cf" or "VARIATION SELECTOR" in (
+      unicodedata.name(one, "")
+    )
+    self[code] = kept = "" if is_unseen else self._seen(one)
     return kept
 
+  def _seen(self, one: str) -> str:
+    return one
 
-_VANISHING = {ord(each): "" for each in _APOSTROPHES}
-_SEPARATORS = _Separators(_VANISHING)
+
+class _Separators(_Vanishing):
+  """The same, and a space for what separates."""
+
+  def _seen(self, one: str) -> str:
+    # Letters, numbers, and the marks that belong to letters of many scripts.
+    return one if unicodedata.category(one)[0] in "LMN" else " "
+
+
+_NOTHING = {ord(each): "" for each in _APOSTROPHES + _UNSEEN}
+_VANISHING, _SEPARATORS = _Vanishing(_NOTHING), _Separators(_NOTHING)
 
 
 def normalize(text: str) -> str:
@@ -87,6 +108,7 @@ def normalize(text: str) -> str:
   Unicode's compatible forms become one (NFKC), also after case folding.
   Whatever is no letter, number or mark becomes a space, but an apostrophe
   vanishes: logs spell "what's" without it. So "C++" and "C#" become one, too.
+  What nobody sees, such as a soft hyphen, vanishes as well.
 
   >>> normalize("What\u2019s  a Stra\xdfe, ex-GDR\uff1f")
   'whats a strasse ex gdr'
@@ -114,8 +136,18 @@ def normalized(texts: Sequence[str]) -> list[str]:
 
 
 def whole(texts: Sequence[str]) -> list[Collection[Hashable]]:
-  """Returns the normalised text as the only feature of each text."""
-  return [(text,) if text else () for text in normalized(texts)]
+  """Returns the normalised text as the only feature of each text.
+
+  A text of signs alone, of which nothing is left, stands for itself.
+  """
+  made = zip(texts, normalized(texts), strict=True)
+  return [(text,) if text else _of_signs(one) for one, text in made]
+
+
+def _of_signs(text: str) -> tuple[tuple[str, str], ...]:
+  seen = unicodedata.normalize("NFKC", text.translate(_VANISHING)).casefold()
+  left = " ".join(seen.split()) or text.strip()
+  return (("signs", left),) if left else ()
 
 
 @functools.cache

@@ -5,6 +5,7 @@ dashes are YAML that it reads. The claim stands there, too, as numbers.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -166,7 +167,8 @@ def _page(
     parts.append("Nothing is known here about the privacy of its training.")
   else:
     header = header | {"differential_privacy": _numbers(claim)}
-    if not claim.is_public:
+    fixed = terms.fixed_secret("run") in claim.assumptions
+    if not claim.is_public and math.isfinite(claim.epsilon) and not fixed:
       header["tags"] = [*header["tags"], "differential-privacy"]
     parts += _promise(claim)
   parts += ["## Citation", _CITATION % synthq_jax.__version__]
@@ -192,6 +194,8 @@ def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
 
 def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:
   """The claim as Hugging Face's YAML holds it, rounded up."""
+  if claim.epsilon == math.inf:
+    return {"epsilon": "inf", "claimed": False}
   return {
     "epsilon": _number(rounding.epsilon(claim.epsilon)),
     "delta": _number(rounding.delta(claim.delta)),

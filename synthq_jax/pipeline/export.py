@@ -11,6 +11,8 @@ import json
 import math
 import os
 import pathlib
+import re
+import shlex
 from collections.abc import Callable
 
 import numpy as np
@@ -151,15 +153,17 @@ def run(
   kind = results.Checkpoint if given.result is None else type(given.result)
   if kind is not chosen.of:
     fitting = ", ".join(k for k, one in FORMATS.items() if one.of is kind)
-    got = kind.__name__ if given.result else "folder that no run made"
+    got = kind.__name__ if given.result else "a folder that no run made"
     raise ValueError(
-      f"{source}: expected a {chosen.of.__name__} for --format={format}, got a"
+      f"{source}: expected {chosen.of.__name__} for --format={format}, got"
       f" {got}: give a result of a run, or one of {fitting}"
     )
   place = pathlib.Path(to)
   if chosen.is_dated:
     place /= f"checkpoint_{step}"
   with artifacts.new_folder(place, "export") as folder:
+    if given.is_private:
+      folder.chmod(0o700)
     chosen.write(given, folder)
     if given.claim is not None:
       t5_checkpoints.save_claim(folder, given.claim)
@@ -188,8 +192,9 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
     if given.prepared is not None:
       lines += [f"not protected: {one}" for one in given.prepared.not_protected]
   if chosen.hub:
+    name, quoted = re.sub(r"[^\w.-]+", "-", place.name), shlex.quote(f"{place}")
     lines.append(
-      f"to publish it: hf upload YOUR_NAME/{place.name} {place}"
+      f"to publish it: hf upload YOUR_NAME/{name.strip('-.') or 'NAME'} {quoted}"
       f" --repo-type={chosen.hub}"
     )
   return "\n".join(lines)
@@ -206,6 +211,8 @@ def _source(folder: pathlib.Path) -> Source:
     )
   }
   result = root = prepared = None
+  if not folder.is_dir():
+    raise ValueError(f"{folder}: expected the folder of a result, got none")
   if artifacts.read_fingerprint(folder) is not None:
     artifacts.check(folder, everywhere=False)
     content = artifacts.read_json(folder / artifacts.RESULT_NAME)

@@ -223,12 +223,19 @@ def calibrated(
   """
   if isinstance(one, near_duplicates.Exact):
     return one
-  pairs = query_pairs.labelled_pairs(labels)
+  pairs = list(query_pairs.labelled_pairs(labels))
   queries = [pair.query for pair in pairs]
   scores = one.scores(queries, [pair.variant for pair in pairs])
   right = np.array([not pair.different_topic for pair in pairs])
-  found = calibration.threshold(scores, right, precision=precision)
-  return dataclasses.replace(one, threshold=found)
+  if not pairs:
+    raise ValueError(f"{labels}: expected labelled pairs, got none")
+  try:
+    found = calibration.threshold(scores, right, precision=precision)
+    return dataclasses.replace(one, threshold=found)
+  except ValueError as error:
+    raise ValueError(
+      f"{labels}: --calibrate of {one.name} at precision {precision}: {error}"
+    ) from error
 
 
 def run(
@@ -260,6 +267,9 @@ def run(
   )
   log = leakage_targets.queries(request.train, request.train_split)
   folder = pathlib.Path(request.output)
+  (folder / _RESULT).unlink(
+    missing_ok=True
+  )  # nothing of an earlier check stays
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,
@@ -282,6 +292,12 @@ def run(
       raise ValueError(
         f"{request.train}: expected queries in the log, got none; check its export"
       )
+    unmet = found.unmet()
+    if listed and unmet == len(listed.places):
+      raise ValueError(
+        f"{request.known}: expected pairs with queries of the log, got {unmet} ids"
+        " that it has not; check that the second ids are those of --train"
+      )
   too_many = request.fail_above is not None and (
     len(found.leaked) > request.fail_above
   )
@@ -300,7 +316,8 @@ def run(
   for name, content in ((_PAGE, shown), (_RESULT, f"{text}\n")):
     with artifacts.replacing(folder / name, mode=0o600) as stream:
       stream.write(content.encode())
-  return check, _screen(check, folder)
+  note = f"note: {unmet} ids of --known are not in the log\n" if unmet else ""
+  return check, note + _screen(check, folder)
 
 
 def _processes(request: Request, detectors: Sequence[Any]) -> int:
@@ -385,6 +402,11 @@ class _Found:
       if hash(name) in again:
         written.add(name)
       clean.write(line)
+
+  def unmet(self) -> int:
+    """Returns how many queries of the log are listed that it has not."""
+    listed = [*map(hash, self._listed.places)] if self._listed else []
+    return int(np.sum(~np.isin(listed, np.array(self._ids, np.int64))))
 
   def counts(self) -> Iterator[Count]:
     """Yields a row for each detector and collection."""

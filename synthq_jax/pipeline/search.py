@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, text_tables
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
@@ -172,8 +172,10 @@ def describe(found: dict[str, list[Hit]]) -> str:
   for name, hits in found.items():
     lines = [f"{name}:" if hits else f"{name}: nothing"]
     for rank, hit in enumerate(hits, 1):
-      title = hit.title or hit.id
-      lines.append(f"{rank:3}. {title}  ({hit.score:.3f})\n     {hit.snippet}")
+      title, snippet = map(
+        text_tables.printable, (hit.title or hit.id, hit.snippet)
+      )
+      lines.append(f"{rank:3}. {title}  ({hit.score:.3f})\n     {snippet}")
     parts.append("\n".join(lines))
   return "\n\n".join(parts)
 

@@ -89,7 +89,8 @@ def html(page: blocks.Page) -> str:
   Args:
     page: what to render.
   """
-  return _environment().get_template("page.html").render(page=page)
+  made = _environment().get_template("page.html").render(page=page)
+  return text_tables.without_controls(made)
 
 
 def markdown(page: blocks.Page) -> str:

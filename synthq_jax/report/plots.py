@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from synthq_jax import extras, intervals
+from synthq_jax import extras, intervals, text_tables
 
 __all__ = [
   "curves",
@@ -339,6 +339,7 @@ def _draw_points(axes, index: int, name: str, row) -> None:
 
 def _plain(text: str) -> str:
   """Keeps a name from being read as a formula or as a hidden label."""
+  text = text_tables.without_controls(text)
   return text.replace("_", " ").replace("$", r"\$").strip()
 
 

@@ -12,10 +12,12 @@ References:
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from synthq_jax import checks
 from synthq_jax.retrieval import measures, trec
 
 __all__ = [
@@ -50,6 +52,14 @@ class Convex:
 
   lexical_floor: float | None = None
   dense_floor: float | None = None
+
+  def __post_init__(self):
+    """Checks the floors."""
+    for floor in (self.lexical_floor, self.dense_floor):
+      if floor is not None and not math.isfinite(floor):
+        raise ValueError(
+          f"a floor of Convex must be finite or None, got {floor}"
+        )
 
   def values(
     self, scores: Mapping[str, float], *, dense: bool
@@ -89,8 +99,8 @@ class ReciprocalRanks:
 
   def __post_init__(self):
     """Checks the field."""
-    if not self.k >= 0:
-      raise ValueError(f"ReciprocalRanks.k must be at least 0, got k={self.k}")
+    if not 0 <= self.k < math.inf:
+      raise ValueError(f"ReciprocalRanks.k must be in [0, inf), got k={self.k}")
 
   def values(
     self, scores: Mapping[str, float], *, dense: bool
@@ -139,6 +149,7 @@ def fuse(
   """
   if not 0 <= weight <= 1:
     raise ValueError(f"expected a weight in [0, 1], got weight={weight}")
+  checks.at_least(1, depth=depth)
   fused: trec.Run = {}
   for query in {**lexical, **dense}:
     values: dict[str, float] = {}

@@ -14,8 +14,11 @@ from synthq_jax.retrieval import trec
 
 with extras.required("run"):
   import ir_measures
+  import ir_measures.providers
 
-__all__ = ["ALL", "DEFAULT", "OWN_ID", "Evaluation", "evaluate", "is_share"]
+__all__ = [
+  "ALL", "DEFAULT", "OWN_ID", "Evaluation", "check", "evaluate", "is_share",
+]  # fmt: skip
 
 DEFAULT = ("nDCG@10", "R@10", "RR@10")
 """The measures of the papers' tables of retrieval."""
@@ -28,6 +31,8 @@ OWN_ID = "A result with its query's own id is"
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
+_PROVIDERS = ("pytrec_eval", "msmarco", "judged", "compat", "cwl_eval")
+# Not those that need Perl, or documents of a subtopic, or fail without a result.
 _SHARES = frozenset(
   "nDCG AP RR R P Success Rprec Bpref infAP SetP SetR SetF SetAP Judged IPrec"
   " Compat RBP".split()
@@ -94,6 +99,24 @@ class Evaluation:
       f" document; results dropped for their query's own id: {self.num_dropped};"
       f" results of a query: {self.depth} at most, and a deeper cut sees no more."
     )
+
+
+def check(names: Sequence[str], level: int = 1) -> None:
+  """Refuses names that `evaluate` would refuse.
+
+  >>> check(("nDCG@10", "MFR"))
+
+  Args:
+    names: as in `evaluate`.
+    level: as in `evaluate`.
+
+  Raises:
+    ValueError: if there are none, or one is unknown or cannot be computed here.
+  """
+  if not names:
+    raise ValueError("expected a measure such as nDCG@10, got none")
+  for name in names:
+    _measure(name, level)
 
 
 def is_share(name: str) -> bool:
@@ -267,15 +290,23 @@ def _measure(name: str, level: int) -> ir_measures.Measure | _FirstRank:
     measure = ir_measures.parse_measure(name)
     measure.validate_params()
     _check_cutoff(measure.params.get("cutoff", 1))
+    has_level = "rel" in measure.SUPPORTED_PARAMS and measure.NAME != "NumRet"
+    if has_level and "rel" not in measure.params:
+      measure = measure(rel=level)
+    _check_provider(measure)
   except (NameError, ValueError, TypeError, AssertionError) as error:
     raise ValueError(
       f"expected a measure such as nDCG@10, R@10, RR@10 or MFR, got {name!r} "
       f"({error}); see the list of ir-measures"
     ) from error
-  has_level = "rel" in measure.SUPPORTED_PARAMS and measure.NAME != "NumRet"
-  if has_level and "rel" not in measure.params:
-    return measure(rel=level)
   return measure
+
+
+def _check_provider(measure: ir_measures.Measure) -> None:
+  known = ir_measures.providers.registry
+  there = (known[name] for name in _PROVIDERS if name in known)
+  if not any(one.is_available() and one.supports(measure) for one in there):
+    raise ValueError(f"nothing that is installed computes {measure}")
 
 
 def _first_rank(rel: str | None, cutoff: str | None, level: int) -> _FirstRank:

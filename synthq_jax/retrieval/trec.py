@@ -157,6 +157,10 @@ def _rows(
     collection.check_id("document", document)
     below = np.nextafter(last, np.float32(-np.inf))
     last = min(np.float32(scores[document]), below)
+    if not np.isfinite(last):
+      raise ValueError(
+        f"expected scores within single precision, got {scores[document]}"
+      )
     yield rank, document, f"{last:.9g}"  # 9 digits tell all float32 apart
 
 

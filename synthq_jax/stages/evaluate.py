@@ -61,6 +61,10 @@ class Config:
     config_types.at_least(self, 1, "relevance_level", "depth")
     config_types.at_least(self, 1, "bootstrap_samples", "batch_size")
     config_types.at_least(self, 0, "seed")
+    try:
+      measures.check(self.measures, self.relevance_level)
+    except ValueError as error:
+      raise ValueError(f"evaluate.Config.measures: {error}") from error
 
 
 def jobs(run):

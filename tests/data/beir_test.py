@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from synthq_jax.data import beir, collection
+from synthq_jax.data import beir, collection, query_sets
 
 CORPUS = (
   '{"_id": "d1", "title": "T", "text": "one", "client": "c", "more": 3}\n'
@@ -253,3 +253,20 @@ def test_a_query_of_several_users_is_refused(tmp_path, fields, message):
     users_of(tmp_path, '{"_id": "a", "text": "x", ' + fields + "}")
   assert "queries.jsonl:1" in str(error.value)
   assert "u1" not in str(error.value)
+
+
+def test_ids_that_beirs_loader_takes_for_quotations_are_not_exported(tmp_path):
+  """Five judgements were loaded as three, of other documents."""
+  data = collection.Collection(
+    documents=(collection.Document(id='"d1', text="one"),),
+    queries=(collection.Query(id="s0", text="ask"),),
+    qrels={"train": {"s0": {'"d1': 1}}},
+  )
+  with pytest.raises(ValueError, match="begin with a quotation mark, got 1"):
+    query_sets.LAYOUTS["beir"].write(tmp_path, data, {})
+  assert beir.read_beir(_written(tmp_path, data)) == data
+
+
+def _written(folder, data):
+  beir.write_beir(folder, data)
+  return folder

@@ -91,3 +91,24 @@ def test_forgotten_stems_are_worked_out_again(monkeypatch):
   for one, other in zip(whole, again, strict=True):
     np.testing.assert_array_equal(one, other)
   assert len(words._stems("porter")) <= 3
+
+
+UNSEEN = (
+  "\u00ad\u034f\u200b\u200c\u200d\u2060\u3164\ufe0f\ufeff\U000e0041\U000e0100"
+)
+
+
+@pytest.mark.parametrize("unseen", UNSEEN)
+def test_what_nobody_sees_hides_no_copy(unseen):
+  """A soft hyphen or a joiner from a page made two words of one."""
+  hidden = unseen.join("measles outbreak")
+  assert words.normalize(hidden) == "measles outbreak"
+  [copy], [own] = (words.whole([text]) for text in (hidden, "Measles outbreak"))
+  assert copy == own
+
+
+@pytest.mark.parametrize(
+  "text", ["Hawai\u02bbi", "Hawai\ua78ci", "Hawai\u05f3i"]
+)
+def test_letters_that_look_like_apostrophes_vanish(text):
+  assert words.normalize(text) == words.normalize("Hawai'i") == "hawaii"

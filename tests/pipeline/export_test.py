@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import stat
 import types
 
 import jax
@@ -194,6 +195,21 @@ def test_a_private_model_is_not_exported_by_accident(
   assert main.main([*argv, "--allow_private"]) == 0
   assert "PRIVATE" in capsys.readouterr().out
   assert_same(t5_checkpoints.load(tmp_path / "to")[0], make())
+  (step,) = (tmp_path / "to").iterdir()
+  assert stat.S_IMODE(step.stat().st_mode) == 0o700
+
+
+def test_a_card_of_no_privacy_has_no_tag_of_it():
+  """`original` was tagged, at an epsilon of inf, beside "NO ... is claimed"."""
+  yaml = pytest.importorskip("yaml")
+  nothing = statement.non_private("Trained on the queries.", unit="query")
+  public = dataclasses.replace(CLAIM, epsilon=0.0, delta=0.0, ledger=())
+  for claim, is_tagged in ((nothing, False), (public, False), (CLAIM, True)):
+    made = made_up.checkpoint(name="x", statement=claim)
+    card = cards.of_retriever(made, {"max_seq_length": 8})
+    header = yaml.safe_load(card.split("---\n")[1])
+    assert ("differential-privacy" in header["tags"]) == is_tagged
+    assert ("relation" in header["differential_privacy"]) == (claim != nothing)
 
 
 def test_a_folder_above_the_run_may_have_any_name(run_folder, tmp_path, capsys):
@@ -262,10 +278,13 @@ def test_a_projection_is_not_lost_where_there_is_no_place_for_it(
   [
     (["--gin.X=1"], "takes no --gin.X=1"),
     (["--format=gguf"], "--format must be one of t5x, safetensors, hugging"),
-    (["--format=beir"], "expected a SyntheticQueries for --format=beir"),
+    (["--format=beir"], "expected SyntheticQueries for --format=beir"),
     (["--queries=somewhere"], "or --queries=FOLDER, got both"),
     (["--format=sentence-transformers"], "expected the vocabulary"),
-    (["--checkpoint=nowhere"], "expected a T5 checkpoint, got no file"),
+    (
+      ["--checkpoint=nowhere"],
+      "nowhere: expected the folder of a result, got none",
+    ),
     (["--step=-1"], "step must be at least 0"),
   ],
 )

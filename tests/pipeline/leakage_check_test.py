@@ -111,6 +111,37 @@ def test_pairs_that_people_judged_leak_in_any_case(paths, capsys):
   assert "got ids of none" in capsys.readouterr().err
 
 
+def test_listed_ids_that_the_log_has_not_are_said(paths, capsys):
+  """They were passed over: a check of the wrong log ended with 0."""
+  known = paths / "known.tsv"
+  given = command(
+    paths, f"--known={known}", "--fail_above=0", "--detector=exact"
+  )
+  known.write_text("301\tq1\n301\tq9\n")
+  assert main.main(given) == 3
+  assert "note: 1 ids of --known are not in the log" in capsys.readouterr().out
+  known.write_text("301\tQ1\n301\tQ9\n")
+  assert main.main(given) == 2
+  assert f"{known}: expected pairs with queries of" in capsys.readouterr().err
+
+
+def test_a_check_that_fails_leaves_no_earlier_one(paths, capsys):
+  assert main.main(command(paths, "--detector=exact")) == 0
+  (paths / "log.tsv").write_bytes(b"q0\tjax \xff\n")
+  assert main.main(command(paths, "--detector=exact")) == 2
+  assert not (paths / "out/check.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_labels_that_calibrate_nothing_are_named(paths, capsys, content):
+  labels = paths / "labels.jsonl"
+  labels.write_text(content or "")
+  with pytest.raises(
+    ValueError, match=f"{labels}: expected labelled pairs, got"
+  ):
+    leakage_check.calibrated(detectors.TokenSet(), str(labels), precision=0.9)
+
+
 def test_a_query_that_meets_title_and_description_is_one_pair():
   known = [
     leakage_targets.Target(

@@ -221,3 +221,13 @@ def test_a_query_stands_in_no_address_and_no_other_site_posts_one(page):
   connection.endheaders()
   assert connection.getresponse().status == 413
   connection.close()
+
+
+def test_texts_of_documents_do_not_control_the_terminal():
+  hit = search.Hit(
+    id="d", score=1.0, title="a\x1b[31m\nred\x07", snippet="b\x1b]0;c\x9b"
+  )
+  said = search.describe({"bm25": [hit]})
+  assert (
+    said == "bm25:\n  1. a\ufffd[31m red\ufffd  (1.000)\n     b\ufffd]0;c\ufffd"
+  )

@@ -1,11 +1,12 @@
 """Pages: HTML, Markdown and text of the same blocks; what may be shared."""
 
 import re
+import xml.etree.ElementTree
 
 import pages
 import pytest
 
-from synthq_jax.report import blocks, page
+from synthq_jax.report import blocks, page, plots
 
 TABLE = blocks.Table(
   header=("a|b", "n"), rows=(("<i>x</i>", "1"), ("y & z", "12")), numeric=("n",)
@@ -115,3 +116,15 @@ def test_a_shareable_section_cannot_see_what_was_not_let_through():
   )
   with pytest.raises(ValueError, match=r"'x': .*got needs=\['private'\]"):
     page.parts([greedy], {"public": 1}, shareable=True)
+
+
+def test_control_characters_stay_out_of_pages_and_drawings():
+  drawing = plots.curves({"a\x00b": ([1, 2], [0.1, 0.2])}, label="l\x1b")
+  xml.etree.ElementTree.fromstring(drawing)
+  one = blocks.Page(
+    title="t\x1bt",
+    parts=(blocks.Part(title="p", blocks=(blocks.Paragraph(text="x\x00y"),)),),
+  )
+  made = page.html(one)
+  assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", made)
+  assert "x\ufffdy" in made and "t\ufffdt" in made

@@ -115,8 +115,17 @@ def test_a_floor_above_all_scores_is_refused():
 def test_a_weight_is_a_share(weight):
   with pytest.raises(ValueError, match=r"a weight in \[0, 1\]"):
     fusion.fuse(CONVEX, LEXICAL, DENSE, weight=weight)
-  with pytest.raises(ValueError, match=r"k must be at least 0, got k=-1"):
-    fusion.ReciprocalRanks(k=-1)
+  for k in (-1, math.inf):
+    with pytest.raises(
+      ValueError, match=rf"k must be in \[0, inf\), got k={k}"
+    ):
+      fusion.ReciprocalRanks(k=k)
+  with pytest.raises(
+    ValueError, match="floor of Convex must be finite or None"
+  ):
+    fusion.Convex(lexical_floor=math.nan)
+  with pytest.raises(ValueError, match="expected depth >= 1|depth"):
+    fusion.fuse(CONVEX, LEXICAL, DENSE, weight=0.5, depth=0)
 
 
 def _planted(best, number=400):

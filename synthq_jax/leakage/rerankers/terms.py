@@ -220,24 +220,28 @@ class KNRM(OfTerms):
     """Returns w . phi(M) + b of each row; there is no dropout."""
     del rngs
     similarity, stands = cosines(self.vectors(params), batch)
-    pooled = pool(similarity, stands, self.means, self.deviations)
+    is_term = batch["query"] != 0
+    pooled = pool(similarity, stands, is_term, self.means, self.deviations)
     return (_SCALE * pooled @ params["weights"] + params["bias"])[:, None]
 
 
 def pool(
   similarity: Float[Array, "batch query document"],
   stands: Bool[Array, "batch query document"],
+  is_term: Bool[Array, "batch query"],
   means: Sequence[float],
   deviations: Sequence[float],
 ) -> Float[Array, "batch kernel"]:
   """Returns phi(M), the kernels' soft counts.
 
   phi_k(M) = sum_i log sum_j exp(-(M_ij - mu_k)^2 / (2 sigma_k^2)), over the
-  terms i of the query and j of the document.
+  terms i of the query and j of the document; a sum counts 1e-10 at least, as
+  all of them do for a document without terms.
 
   Args:
     similarity: M, cosines.
     stands: where neither term is padding.
+    is_term: where the term of the query is no padding.
     means: mu.
     deviations: sigma.
   """
@@ -247,7 +251,6 @@ def pool(
   distance = (similarity[..., None] - centre) / width
   near = jnp.where(stands[..., None], jnp.exp(-0.5 * distance * distance), 0.0)
   counts = jnp.log(jnp.maximum(jnp.sum(near, axis=2), _SMALLEST_COUNT))
-  is_term = jnp.any(stands, axis=2)
   return jnp.sum(jnp.where(is_term[..., None], counts, 0.0), axis=1)
 
 

@@ -141,6 +141,7 @@ def test_pooling_is_the_papers(make_reranker):
   found = terms_lib.pool(
     jnp.asarray(similarity, jnp.float32),
     jnp.asarray(stands),
+    jnp.asarray([[place < terms for place in range(4)] for terms, _ in sizes]),
     model.means,
     model.deviations,
   )
@@ -149,8 +150,11 @@ def test_pooling_is_the_papers(make_reranker):
       similarity[row], *sizes[row], model.means, model.deviations
     )
     np.testing.assert_allclose(found[row], expected, rtol=2e-3, atol=1e-3)
-  # A term counts where the document has one to compare it with.
-  np.testing.assert_array_equal(found[2], np.zeros(11))
+  # A document without terms has nothing near any of the query's three: it was
+  # pooled to 0, above all others.
+  np.testing.assert_allclose(
+    found[2], np.full(11, 3 * np.log(1e-10)), rtol=1e-6
+  )
 
 
 def test_there_are_eleven_kernels_and_one_of_exact_matches(make_reranker):
