@@ -6,6 +6,10 @@ order, the shard or the point of resumption. A sampler picks the next token from
 its logits: a frozen dataclass with one method, `sample(logits, keys)`, which
 takes one key per row: a row's token depends on its logits and its key alone.
 
+Nobody waits for the longest query: where a quarter of the documents that are
+written for have all of theirs, the next ones are read into their places. Places
+of the cache are a ring, in which each query counts its own steps.
+
 No sampler sorts the vocabulary, or looks for where to cut it. A truncated
 distribution is drawn from by rejection: a token is drawn from all, and kept if
 it is inside the cut, which one sum over more probable tokens tells. If it is
@@ -43,6 +47,7 @@ __all__ = [
 _AXIS = "batch"
 _THREEFRY = "threefry2x32"
 _LANES = 128  # tokens of a block: a row of a TPU's registers
+_MOST_ROUNDS = 16
 
 PAD = 0
 """The token that fills rows; never produced."""
@@ -134,8 +139,8 @@ def generate(
 ) -> Int[np.ndarray, "document num_samples max_length"]:
   """Writes `num_samples` queries for each document.
 
-  A batch is split over the devices, each of which writes on its own until its
-  last query has ended.
+  Documents are split over the devices, each of which writes on its own: where a
+  document's queries have ended, another takes its place.
 
   Args:
     params: the parameters of the T5.
@@ -147,12 +152,12 @@ def generate(
     max_length: tokens at most, with the EOS; a longer query is cut.
     num_samples: queries per document; more leave the first ones as they are.
     forbidden: tokens never to produce, such as sentinels; padding never is.
-    batch_size: queries written at a time, changes the speed only (up to
-      float rounding: shapes of batches move logits by some 1e-7). Rounded up
-      to a multiple of the number of devices.
+    batch_size: queries written at a time, by all devices together; changes the
+      speed only (up to float rounding: shapes of batches, and the step at which
+      a query begins, move logits by some 1e-7).
     devices: those of this process to use; JAX's default one if not given.
-    progress: called with the number of documents after each batch, for
-      example `tqdm.tqdm(...).update`.
+    progress: called with a number of documents whenever so many are written,
+      for example `tqdm.tqdm(...).update`.
 
   Returns:
     Tokens of the queries, int32, with EOS where a query ended and 0 after.
@@ -176,26 +181,36 @@ def generate(
   mesh = device_rows.mesh(devices, _AXIS)
   params = device_rows.replicate(params, mesh)
   queries = np.zeros((len(ids), num_samples, max_length), np.int32)
-  documents = max(1, batch_size // num_samples)
-  documents = -(-documents // mesh.size) * mesh.size
+  slots = max(1, batch_size // num_samples // mesh.size)
+  documents = mesh.size * slots * _rounds(len(ids), mesh.size * slots)
+  # Each device gets every n-th document: all of them have as many, to one.
+  spread = np.arange(documents).reshape(-1, mesh.size).T.reshape(-1)
   for batch in length_batches.split(tokens, documents):
     count = len(batch.rows)
     written = _write(
       params,
-      _read(params, batch.tokens, config=config, mesh=mesh),
-      keys[np.resize(batch.rows, documents)],
-      np.arange(documents) < count,
       banned,
+      batch.tokens[spread],
+      keys[np.resize(batch.rows, documents)[spread]],
+      spread < count,
       config=config,
       sampler=sampler,
       max_length=max_length,
       num_samples=num_samples,
+      slots=slots,
       mesh=mesh,
     )
-    queries[batch.rows] = np.asarray(written)[:count]
+    queries[batch.rows[spread[spread < count]]] = np.asarray(written)[
+      spread < count
+    ]
     if progress is not None:
       progress(count)
   return queries
+
+
+def _rounds(documents: int, slots: int) -> int:
+  """Returns how often slots are filled in one call, of few different numbers."""
+  return min(_MOST_ROUNDS, 1 << (-(-documents // slots) - 1).bit_length())
 
 
 def _check(tokens: np.ndarray, ids: Sequence[str]) -> None:
@@ -249,51 +264,53 @@ def _forbidden_mask(
   return banned
 
 
-@functools.partial(jax.jit, static_argnames=("config", "mesh"))
-def _read(
-  params: typing.Params,
-  tokens: Int[Array, "document length"],
-  *,
-  config: t5_config.T5Config,
-  mesh: jax.sharding.Mesh,
-) -> t5.Inputs:
-  """Runs the encoder on a batch of documents, once for all their queries."""
-
-  def read(params, tokens):
-    return _apply(params, config, "read", tokens)
-
-  return device_rows.split(read, mesh, whole=1)(params, tokens)
-
-
 def _apply(params, config: t5_config.T5Config, method: str, *args):
   return t5.Transformer(config).apply({"params": params}, *args, method=method)
 
 
 @functools.partial(
   jax.jit,
-  static_argnames=("config", "sampler", "max_length", "num_samples", "mesh"),
-)
+  static_argnames=(
+    "config", "sampler", "max_length", "num_samples", "slots", "mesh",
+  ),
+)  # fmt: skip
 def _write(
   params: typing.Params,
-  inputs: t5.Inputs,
+  banned: Bool[Array, "1 vocab"],
+  tokens: Int[Array, "document length"],
   keys: Key[Array, " document"],
   real: Bool[Array, " document"],
-  banned: Bool[Array, "1 vocab"],
   *,
   mesh: jax.sharding.Mesh,
   **settings: Any,
 ) -> Int[Array, "document num_samples max_length"]:
-  """Writes the queries of one batch, every device those of its documents."""
+  """Writes the queries of many documents, every device those of its own."""
   write = functools.partial(decode, **settings)
   return device_rows.split(write, mesh, whole=2)(
-    params, banned, inputs, keys, real
+    params, banned, tokens, keys, real
   )
+
+
+class _Slots(NamedTuple):
+  """Texts that are being written: those of a document side by side."""
+
+  cache: t5.DecodeCache
+  who: Array  # [slot], the document; their number where there is none
+  behind: Array  # [slot], tokens that each has written
+  keys: Array  # [slot * sample, word], data of its texts' keys
+  token: Array  # [slot * sample], the last one
+  ended: Array  # [slot * sample]
+
+  @property
+  def free(self) -> Array:
+    """Where all texts of a document have ended, or there is none."""
+    return jnp.all(self.ended.reshape(len(self.who), -1), axis=1)
 
 
 def decode(
   params: typing.Params,
   banned: Bool[Array, "1 vocab"],
-  inputs: t5.Inputs,
+  documents: Any,
   keys: Key[Array, " document"],
   real: Bool[Array, " document"],
   *,
@@ -301,47 +318,110 @@ def decode(
   sampler: Sampler,
   max_length: int,
   num_samples: int = 1,
+  slots: int | None = None,
 ) -> Int[Array, "document num_samples max_length"]:
-  """Writes texts for what was read, until the last has ended; traced by JAX.
+  """Writes texts for documents, until the last has ended; traced by JAX.
+
+  Whenever a quarter of the slots are free, the next documents are read into
+  them: a step writes for nearly as many texts as there is room for, whatever
+  their lengths are, and nobody waits for the longest.
 
   Args:
-    params: "token_embedder" and "decoder" of a T5.
+    params: of a T5; "token_embedder" and "decoder" where documents were read.
     banned: tokens that are never written.
-    inputs: what the decoder attends to, for each document.
+    documents: tokens of the encoder [document, length], or `t5.Inputs` that
+      were read before.
     keys: of the documents' randomness.
-    real: which rows count; the others need not end.
+    real: which documents count; these come first.
     config: the shape of the T5.
     sampler: how the next token is picked.
     max_length: tokens at most, EOS included.
     num_samples: texts for each document.
+    slots: documents at a time; None: all.
 
   Returns:
     Tokens, with EOS where a text ended and 0 after.
   """
+  number, count = len(real), jnp.sum(real)
+  slots = min(slots or number, number)
+  group = -(-slots // 4) if slots < number else slots
+  samples = jnp.arange(num_samples)[None]
 
-  def unfinished(state):
-    position, _, _, ended, _ = state
-    return (position < max_length) & ~jnp.all(ended)
+  def read(rows):
+    chosen = jax.tree.map(lambda x: x[rows], documents)
+    if isinstance(chosen, t5.Inputs):
+      return chosen
+    return _apply(params, config, "read", chosen)
+
+  def refill(state):
+    first, position, old, written = state
+    places = jnp.nonzero(old.free, size=group)[0]
+    texts = (places[:, None] * num_samples + samples).reshape(-1)
+    next_ = first + jnp.arange(group)
+    rows = jnp.minimum(next_, number - 1)
+    inputs = jax.tree.map(
+      lambda all_, new: all_.at[places].set(new), old.cache.inputs, read(rows)
+    )
+    fresh = jax.random.key_data(_sample_keys(keys[rows], num_samples))
+    new = _Slots(
+      cache=old.cache._replace(inputs=inputs),
+      who=old.who.at[places].set(jnp.where(next_ < count, next_, number)),
+      behind=old.behind.at[places].set(0),
+      keys=old.keys.at[texts].set(fresh),
+      token=old.token.at[texts].set(0),
+      ended=old.ended.at[texts].set(jnp.repeat(next_ >= count, num_samples)),
+    )
+    return first + group, position, new, written
 
   def step(state):
-    position, cache, token, ended, written = state
+    first, position, old, written = state
+    behind = jnp.repeat(old.behind, num_samples)
     logits, cache = _apply(
-      params, config, "decode_step", token, cache, position
+      params, config, "decode_step", old.token, old.cache, position, behind
     )
     logits = jnp.where(jnp.broadcast_to(banned, logits.shape), -jnp.inf, logits)
-    step_keys = jax.vmap(jax.random.fold_in, (0, None))(query_keys, position)
-    token = jnp.where(ended, PAD, sampler.sample(logits, step_keys))
-    written = written.at[:, position].set(token)
-    return position + 1, cache, token, ended | (token == EOS), written
+    step_keys = jax.vmap(jax.random.fold_in)(
+      jax.random.wrap_key_data(old.keys, impl=jax.random.key_impl(keys)), behind
+    )
+    token = jnp.where(old.ended, PAD, sampler.sample(logits, step_keys))
+    texts = (old.who[:, None] * num_samples + samples).reshape(-1)
+    written = written.at[texts, behind].set(token, mode="drop")
+    is_last = (token == EOS) | (behind + 1 == max_length)
+    new = old._replace(
+      cache=cache,
+      behind=old.behind + 1,
+      token=token,
+      ended=old.ended | is_last,
+    )
+    return first, (position + 1) % max_length, new, written
 
-  cache = t5.empty_cache(config, inputs, max_length, num_samples)
-  query_keys = _sample_keys(keys, num_samples)
-  queries = query_keys.shape[0]
-  written = jnp.zeros((queries, max_length), jnp.int32)
-  ended = jnp.repeat(~real, num_samples)
-  start = jnp.zeros(queries, jnp.int32)
-  state = (jnp.int32(0), cache, start, ended, written)
-  *_, written = jax.lax.while_loop(unfinished, step, state)
+  def is_full(state):
+    first, _, now, _ = state
+    enough = jnp.sum(now.free) >= group
+    return ~jnp.all(now.ended) & ~(enough & (first < count))
+
+  def fill_and_write(state):
+    return jax.lax.while_loop(is_full, step, refill(state))
+
+  words = jax.eval_shape(jax.random.key_data, keys[0])
+  inputs = jax.eval_shape(read, jnp.zeros(slots, int))
+  inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
+  state = (
+    jnp.int32(0),
+    jnp.int32(0),
+    _Slots(
+      cache=t5.empty_cache(config, inputs, max_length, num_samples),
+      who=jnp.full(slots, number),
+      behind=jnp.zeros(slots, int),
+      keys=jnp.zeros((slots * num_samples, *words.shape), words.dtype),
+      token=jnp.zeros(slots * num_samples, jnp.int32),
+      ended=jnp.ones(slots * num_samples, bool),
+    ),
+    jnp.zeros((number * num_samples, max_length), jnp.int32),
+  )
+  *_, written = jax.lax.while_loop(
+    lambda state: state[0] < count, fill_and_write, state
+  )
   return written.reshape(-1, num_samples, max_length)
 
 

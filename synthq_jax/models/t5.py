@@ -234,11 +234,14 @@ class Decoder(nn.Module):
     )
     return self.dropout(self.decoder_norm(x), deterministic=deterministic)
 
-  def step(self, x, cache: DecodeCache, position):
+  def step(self, x, cache: DecodeCache, position, behind):
     """Returns the states of one position [batch, 1, dim] and the new cache."""
-    key_positions = jnp.arange(cache.own[0].keys.shape[-1])
-    bias = self.relpos_bias(position[None], key_positions)
-    mask = t5_layers.causal_mask(position[None], key_positions)
+    places = cache.own[0].keys.shape[-1]
+    # Places are a ring: what counts is how many steps ago each was filled.
+    ages = (position - jnp.arange(places)) % places
+    bias = self.relpos_bias(jnp.zeros(1, int), -ages)
+    mask = ages[None] <= jnp.broadcast_to(behind, len(x))[:, None]
+    mask = mask[:, None, None]  # [batch, 1, 1, place]
     new_cache = []
     for index, layer in enumerate(self.layers):
       x, own = layer(
@@ -353,11 +356,28 @@ class Transformer(nn.Module):
     )
 
   def decode_step(
-    self, tokens: Int[Array, " batch"], cache: DecodeCache, position: Array
+    self,
+    tokens: Int[Array, " batch"],
+    cache: DecodeCache,
+    position: Array,
+    behind: Int[Array, " batch"] | None = None,
   ) -> tuple[Float[Array, "batch vocab"], DecodeCache]:
-    """Returns the logits after `tokens` at `position`, and the new cache."""
+    """Returns the logits after `tokens`, and the new cache.
+
+    Args:
+      tokens: the last one of each sequence.
+      cache: with room for as many tokens as a sequence may have.
+      position: the place of the cache that they get: 0, 1, and so on, and 0
+        again behind the last one where sequences begin at different steps.
+      behind: how many tokens of its own each sequence has behind it; None: as
+        many as `position`.
+    """
+    position = jnp.asarray(position)
     x, cache = self.decoder.step(
-      self.token_embedder(tokens[:, None]), cache, jnp.asarray(position)
+      self.token_embedder(tokens[:, None]),
+      cache,
+      position,
+      position if behind is None else behind,
     )
     logits = self.decoder.logits(x, self.token_embedder.embedding)
     return logits[:, 0], cache

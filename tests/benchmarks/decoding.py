@@ -54,34 +54,32 @@ class Ours:
     import numpy as np
 
     from synthq_jax.generation import decoding
-    from synthq_jax.models import device_rows
 
-    mesh = device_rows.mesh(None, "batch")
     tokens = documents(batch, self.config.vocab_size)
     names = [str(number) for number in range(batch)]
     keys = decoding._document_keys(jax.random.key(1), names)
     banned = decoding._forbidden_mask(self.config.vocab_size, (decoding.EOS,))
+    read = jax.jit(
+      lambda params, tokens: decoding._apply(
+        params, self.config, "read", tokens
+      )
+    )
 
     def encode():
-      return jax.block_until_ready(
-        decoding._read(self.params, tokens, config=self.config, mesh=mesh)
-      )
+      return jax.block_until_ready(read(self.params, tokens))
 
     inputs = encode()
-
-    def write():
-      written = decoding._write(
-        self.params,
-        inputs,
-        keys,
-        np.ones(batch, bool),
-        banned,
+    decode = jax.jit(
+      lambda *arguments: decoding.decode(
+        *arguments,
         config=self.config,
         sampler=decoding.Nucleus(P),
         max_length=length,
-        num_samples=1,
-        mesh=mesh,
       )
+    )
+
+    def write():
+      written = decode(self.params, banned, inputs, keys, np.ones(batch, bool))
       if not (np.asarray(written) > decoding.EOS).all():
         raise AssertionError("a query ended early")
 

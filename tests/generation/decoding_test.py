@@ -186,42 +186,85 @@ _COPIES = ("copy", "transpose", "fusion", "dynamic-slice", "concatenate")
 
 @pytest.mark.parametrize("num_samples", [1, 2])
 def test_no_step_copies_the_cache(num_samples):
+  """Nor what documents are read into, nor what is written."""
   config = t5_config.get("tiny")
-  documents, read, length = 3, 48, 40
-  mesh = device_rows.mesh(None, "batch")
-  inputs = jax.eval_shape(
-    functools.partial(decoding._read, config=config, mesh=mesh),
-    _params(config),
-    jax.ShapeDtypeStruct((documents, read), jnp.int32),
-  )
+  documents, slots, read, length = 11, 3, 48, 40
   compiled = decoding._write.lower(
     _params(config),
-    inputs,
+    np.zeros((1, config.vocab_size), bool),
+    jax.ShapeDtypeStruct((documents, read), jnp.int32),
     jax.random.split(_KEY, documents),
     np.ones(documents, bool),
-    np.zeros((1, config.vocab_size), bool),
     config=config,
     sampler=decoding.Nucleus(0.8),
     max_length=length,
     num_samples=num_samples,
-    mesh=mesh,
+    slots=slots,
+    mesh=device_rows.mesh(None, "batch"),
   ).compile()
-  loop = compiled.as_text().split("\nENTRY ")[0]  # what comes before it is all
   width = config.num_heads * config.head_dim
   sizes = {
-    "crossed": documents * width * read,
-    "own": num_samples * documents * width * length,
+    "crossed": slots * width * read,
+    "own": num_samples * slots * width * length,
+    "written": num_samples * documents * length,
   }
-  made = {name: [] for name in sizes}
-  for match in re.finditer(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(.*", loop):
-    elements = math.prod(map(int, match[1].split(",")))
-    for name, size in sizes.items():
-      if elements == size and match[2] in _COPIES:
-        made[name].append(match[0])
+  loops = {}
+  for text in compiled.as_text().split("\n}\n"):
+    made = {name: [] for name in sizes}
+    for match in re.finditer(r"= \w+\[([\d,]+)\]\S* ([\w-]+)\(.*", text):
+      elements = math.prod(map(int, match[1].split(",")))
+      for name, size in sizes.items():
+        if elements == size and match[2] in _COPIES:
+          made[name].append(match[0])
+    if made["own"] and "\nENTRY " not in text:
+      loops[text.split(" ")[0]] = made
+  [made] = loops.values()  # the body of the loop over steps
   assert not made["crossed"]
   inserts = [line for line in made["own"] if "dynamic_update_slice" in line]
   assert len(inserts) == 2 * config.num_decoder_layers  # in place
   assert made["own"] == inserts
+  assert all("scatter" in line for line in made["written"])
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 200])
+def test_documents_that_wait_get_what_they_get_alone(count):
+  """Short and long texts by turns: slots are filled again at every step."""
+  tokens, ids = _documents(count)
+  one, many = (
+    _generate(tokens, ids, num_samples=2, batch_size=size, max_length=12)
+    for size in (2 * count, 14)
+  )
+  np.testing.assert_array_equal(one, many)
+  lengths = np.unique((one != 0).sum(axis=-1))
+  assert count < 64 or len(lengths) > 3
+
+
+@dataclasses.dataclass(frozen=True)
+class _EndsByChance:
+  """Ends a text with probability .2 at each token; counts the steps."""
+
+  calls: list = dataclasses.field(default_factory=list, compare=False)
+
+  def sample(self, logits, keys):
+    jax.debug.callback(lambda _: self.calls.append(1), logits[0, 0])
+    uniform = jax.vmap(jax.random.uniform)(keys)
+    return jnp.where(uniform < 0.2, decoding.EOS, 5)
+
+
+def test_a_step_writes_for_nearly_all_slots():
+  """Ten at a time: 75 steps at best, 170 where each ten wait for their longest."""
+  tokens, ids = _documents(160, longest=16)
+  sampler = _EndsByChance()
+  written = _generate(
+    tokens, ids, sampler=sampler, batch_size=10, max_length=12
+  )
+  jax.effects_barrier()
+  total = int((written != 0).sum())
+  assert total / 10 <= len(sampler.calls) < 1.5 * total / 10
+  alone = _generate(
+    tokens, ids, sampler=_EndsByChance(), batch_size=1, max_length=12
+  )
+  np.testing.assert_array_equal(written, alone)
 
 
 def test_forbidden_tokens_are_never_written():
@@ -263,11 +306,11 @@ def test_decoding_stops_when_every_query_has_ended():
 
 
 def test_progress_adds_up_to_the_documents():
-  tokens, ids = _documents(21)
+  tokens, ids = _documents(81, longest=16)
   done = []
-  _generate(tokens, ids, num_samples=2, progress=done.append)
-  assert sum(done) == 21
-  assert max(done) <= 4  # 8 queries at a time
+  _generate(tokens, ids, num_samples=2, batch_size=4, progress=done.append)
+  assert sum(done) == 81
+  assert max(done) == 32  # two at a time, 16 times
 
 
 def test_no_documents_and_empty_documents_are_fine():
