@@ -53,7 +53,9 @@ install() {
     return
   fi
   echo "installing into $VENV (${2:-1 GB} the first time)"
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$ROOT$1" ||
+  # Half of the time would go into bytecode of files that nobody imports.
+  "$VENV/bin/python" -m pip install --quiet --no-compile \
+    --disable-pip-version-check "$ROOT$1" ||
     fail "pip could not install the project (its message stands above); check the network and the disk, then repeat"
   touch "$stamp"
   echo "install: $((SECONDS - start)) s"

@@ -12,6 +12,7 @@ import gc
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 os.environ["XLA_FLAGS"] = " ".join(
@@ -36,6 +37,8 @@ if _IS_FIRST:
   os.environ[_FOLDER] = tempfile.mkdtemp(prefix="tests-")
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # for the tree: not here
   os.environ["PYTHONPYCACHEPREFIX"] = f"{os.environ[_FOLDER]}/bytecode"
+  sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
+  sys.dont_write_bytecode = False
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[_FOLDER]}/compiled"
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

@@ -96,16 +96,15 @@ def arrays(
 
 
 def owners(
-  space: workspace.Folders, prepared: Documents, test_set: str
+  space: workspace.Folders, prepared: results.PreparedData, test_set: str
 ) -> dict[str, int] | None:
-  """Returns query id -> user of the private test queries; None: unknown."""
-  if test_set != "test":
+  """Returns query id -> user of private test queries, where users are the unit."""
+  if test_set != "test" or not prepared.queries_per_user:
     return None
   folder = space.root / prepared.private_directory
   asked = arrays(space, prepared, folder / f"{prepared.test_split}.npz")
-  users = asked.get("users")
   ids = map(str, asked["ids"])
-  return None if users is None else dict(zip(ids, users.tolist(), strict=True))
+  return dict(zip(ids, asked["users"].tolist(), strict=True))
 
 
 @contextlib.contextmanager

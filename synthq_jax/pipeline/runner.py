@@ -306,6 +306,7 @@ class Run:
         self._check(place, digest, value)
         for folder in self._folders(place):  # of a kill after the result
           release.remove(folder / f"state_{digest}")
+          artifacts.remove(folder / f"parts_{digest}")
       self.say(f"[{place}] finished earlier, skipped")
       return stage.Made(value, digest)
     if distributed.is_main():

@@ -478,7 +478,11 @@ def test_a_run_that_is_kept_out_changes_nothing(folder, tmp_path, capsys):
 def test_results_of_other_settings_are_named(finished_run, tmp_path, capsys):
   root = finished_run.copy(tmp_path)
   shutil.copytree(root / "generate/eps8", root / "generate/eps3")
+  made = root / "generate/eps8"
+  unfinished = made / f"parts_{artifacts.read_fingerprint(made)}"
+  unfinished.mkdir()  # of a kill between the result and the end
   plan.run(finished_run.config, root, progress=False)
+  assert not unfinished.exists()
   said = capsys.readouterr().out.splitlines()[-1]
   assert said.startswith("of other settings, left as they are: generate/eps3;")
   shutil.rmtree(root / "generate/eps3")

@@ -928,7 +928,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.only:
       faults = {f: 1 for f in faults if f.__name__ == options.only}
     number = 0
-    while time.monotonic() < end and number < options.faults:
+    while not number or time.monotonic() < end and number < options.faults:
       number += 1
       rng = random.Random(f"{options.seed} {len(records)}")
       fault = rng.choices([*faults], [*faults.values()])[0]
