@@ -224,17 +224,17 @@ def calibrated(
   if isinstance(one, near_duplicates.Exact):
     return one
   pairs = list(query_pairs.labelled_pairs(labels))
+  if not pairs:
+    raise ValueError(f"{labels}: expected labelled pairs, got none")
   queries = [pair.query for pair in pairs]
   scores = one.scores(queries, [pair.variant for pair in pairs])
   right = np.array([not pair.different_topic for pair in pairs])
-  if not pairs:
-    raise ValueError(f"{labels}: expected labelled pairs, got none")
   try:
     found = calibration.threshold(scores, right, precision=precision)
     return dataclasses.replace(one, threshold=found)
   except ValueError as error:
     raise ValueError(
-      f"{labels}: --calibrate of {one.name} at precision {precision}: {error}"
+      f"{labels}: calibrating {one.name} at precision {precision}: {error}"
     ) from error
 
 
@@ -267,9 +267,8 @@ def run(
   )
   log = leakage_targets.queries(request.train, request.train_split)
   folder = pathlib.Path(request.output)
-  (folder / _RESULT).unlink(
-    missing_ok=True
-  )  # nothing of an earlier check stays
+  # Nothing of an earlier check stays that looks finished.
+  (folder / _RESULT).unlink(missing_ok=True)
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,

@@ -103,7 +103,7 @@ def bootstrap_interval(
   """
   drawn, of = _array("values", values), _groups(values, owners)
   interval = _interval([drawn], [of], None, level, samples, seed)
-  shares = drawn if of is None else _sums(drawn, of) / np.bincount(of)
+  shares = drawn if of is None else np.bincount(of, drawn) / np.bincount(of)
   few = min(np.sum(shares != 1), np.sum(shares != 0)) < _FEW
   if few and np.isin(drawn, (0, 1)).all():
     total = len(shares)
@@ -190,7 +190,7 @@ def _means(
   rng: np.random.Generator,
 ) -> np.ndarray:
   """Returns the means of resampled queries, or users, shape [samples]."""
-  sums = array if of is None else _sums(array, of)
+  sums = array if of is None else np.bincount(of, array)
   counts = None if of is None else np.bincount(of)
   means, block = [], max(1, _BLOCK // len(sums))
   for rows in _blocks(samples, block):
@@ -218,10 +218,6 @@ def _groups(values: Values, owners: Owners) -> np.ndarray | None:
       " queries"
     )
   return np.unique(np.asarray(owners), return_inverse=True)[1]
-
-
-def _sums(array: np.ndarray, of: np.ndarray) -> np.ndarray:
-  return np.bincount(of, array)
 
 
 def _blocks(total: int, block: int) -> list[int]:
@@ -266,7 +262,7 @@ def paired_bootstrap(
   difference, of = _difference(first, second), _groups(first, owners)
   interval = _interval([difference], [of], None, level, samples, seed)
   if of is not None:  # what each user moves the mean by, times their number
-    of_users = _sums(difference, of)
+    of_users = np.bincount(of, difference)
     difference = of_users * (len(of_users) / len(of))
   wins, losses = int(np.sum(difference > 0)), int(np.sum(difference < 0))
   if not 0 < wins + losses < _FEW:
@@ -355,7 +351,7 @@ def _by_owner(array: np.ndarray, of: np.ndarray | None) -> np.ndarray:
   if of is None:
     return array
   mean = array.mean()
-  left = _sums(array - mean, of)
+  left = np.bincount(of, array - mean)
   return mean + left * (len(left) / len(array))
 
 
