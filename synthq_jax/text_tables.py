@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-__all__ = ["Table", "escaped"]
+__all__ = ["Table", "escaped", "printable", "without_controls"]
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _LIST = re.compile(r"^(\d*)([.)](?=\s|$)|[-+](?=[\s-]))")

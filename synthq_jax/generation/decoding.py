@@ -47,7 +47,7 @@ __all__ = [
 _AXIS = "batch"
 _THREEFRY = "threefry2x32"
 _LANES = 128  # tokens of a block: a row of a TPU's registers
-_MOST_ROUNDS = 16
+_MOST_ROUNDS = 16  # fillings of all slots in one call: then progress is said
 
 PAD = 0
 """The token that fills rows; never produced."""
@@ -187,12 +187,13 @@ def generate(
   spread = np.arange(documents).reshape(-1, mesh.size).T.reshape(-1)
   for batch in length_batches.split(tokens, documents):
     count = len(batch.rows)
+    real = spread < count
     written = _write(
       params,
       banned,
       batch.tokens[spread],
       keys[np.resize(batch.rows, documents)[spread]],
-      spread < count,
+      real,
       config=config,
       sampler=sampler,
       max_length=max_length,
@@ -200,9 +201,7 @@ def generate(
       slots=slots,
       mesh=mesh,
     )
-    queries[batch.rows[spread[spread < count]]] = np.asarray(written)[
-      spread < count
-    ]
+    queries[batch.rows[spread[real]]] = np.asarray(written)[real]
     if progress is not None:
       progress(count)
   return queries

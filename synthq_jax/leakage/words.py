@@ -44,9 +44,8 @@ _APOSTROPHES = (
   "'`\u00b4\u02b9\u02bb\u02bc\u0384\u05f3\u1fbd\u1fbf\u1ffd\u2018\u2019\u201b"
   "\u2032\ua78c\uff07"
 )
-_UNSEEN = (
-  "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # letters, by their category
-)
+# By their category letters and marks.
+_UNSEEN = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
 _CACHED = 1 << 18  # words whose stems are kept: some 50 MiB
 _TABLE = 16  # entries a code: a longer table costs more than sorting
 _LARGEST = 1 << 62

@@ -167,8 +167,8 @@ def _page(
     parts.append("Nothing is known here about the privacy of its training.")
   else:
     header = header | {"differential_privacy": _numbers(claim)}
-    fixed = terms.fixed_secret("run") in claim.assumptions
-    if not claim.is_public and math.isfinite(claim.epsilon) and not fixed:
+    is_claimed = math.isfinite(claim.epsilon) and not _voids(claim)
+    if is_claimed and not claim.is_public:
       header["tags"] = [*header["tags"], "differential-privacy"]
     parts += _promise(claim)
   parts += ["## Citation", _CITATION % synthq_jax.__version__]
@@ -179,8 +179,7 @@ def _page(
 def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
   """The claim in words, and what bounds it as lists."""
   first = statement_lib.in_words(claim).partition("\n\n")[0]
-  voids = [*map(terms.fixed_secret, ("run", "study"))]
-  parts = [f"**{one}**" for one in claim.assumptions if one in voids]
+  parts = [f"**{one}**" for one in _voids(claim)]
   parts.append(first.removeprefix("Privacy. "))
   for name, sentences in (
     ("What is NOT protected", claim.not_protected),
@@ -190,6 +189,12 @@ def _promise(claim: statement_lib.PrivacyStatement) -> list[str]:
     if sentences:
       parts += [f"### {name}", "\n".join(f"- {one}" for one in sentences)]
   return [*parts, "Every step of the claim is in PRIVACY.txt."]
+
+
+def _voids(claim: statement_lib.PrivacyStatement) -> list[str]:
+  """What of the assumptions says that nobody is protected."""
+  fixed = [*map(terms.fixed_secret, ("run", "study"))]
+  return [one for one in claim.assumptions if one in fixed]
 
 
 def _numbers(claim: statement_lib.PrivacyStatement) -> dict[str, Any]:

@@ -223,7 +223,7 @@ def calibrated(
   """
   if isinstance(one, near_duplicates.Exact):
     return one
-  pairs = list(query_pairs.labelled_pairs(labels))
+  pairs = query_pairs.labelled_pairs(labels)
   if not pairs:
     raise ValueError(f"{labels}: expected labelled pairs, got none")
   queries = [pair.query for pair in pairs]

@@ -31,8 +31,8 @@ OWN_ID = "A result with its query's own id is"
 
 _FIRST_RANK = re.compile(r"MFR(?:\(rel=(\d+)\))?(?:@(\d+))?")
 _MFR_CUTOFF = 100
-_PROVIDERS = ("pytrec_eval", "msmarco", "judged", "compat", "cwl_eval")
 # Not those that need Perl, or documents of a subtopic, or fail without a result.
+_PROVIDERS = ("pytrec_eval", "msmarco", "judged", "compat", "cwl_eval")
 _SHARES = frozenset(
   "nDCG AP RR R P Success Rprec Bpref infAP SetP SetR SetF SetAP Judged IPrec"
   " Compat RBP".split()

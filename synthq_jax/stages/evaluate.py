@@ -28,7 +28,10 @@ __all__ = ["STAGE", "Config", "run"]
 
 _BM25 = system_results.LEXICAL
 _RUN, _FIRST = "run.trec", "first stage"
-_FEW = "Fewer than 50 queries: intervals are too narrow, by a quarter at 10."
+_FEW = (
+  "Fewer than 50 queries: intervals are too narrow (of reciprocal ranks, half of"
+  " them 0, they held 78% of the means of 10 queries and 83% of those of 20)."
+)
 _TRAPS = (
   "Queries judged without any relevant document are not among them.",
   "BM25 reads whole documents, encoders the first tokens of each; of each passage"
