@@ -9,7 +9,7 @@ import numpy as np
 
 from synthq_jax import typing
 
-__all__ = ["check", "of_examples", "secret_key"]
+__all__ = ["check", "of_examples", "of_words", "secret_key", "words"]
 
 _WORDS = (2, 4)  # of a raw key: Threefry's and that of other generators
 
@@ -31,7 +31,7 @@ def check(name: str, key: Any) -> tuple[int, ...]:
     TypeError: if it is something else, as a seed.
   """
   dtype, shape = getattr(key, "dtype", None), jnp.shape(key)
-  if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+  if dtype is not None and _is_typed(key):
     return shape
   if dtype == jnp.uint32 and shape and shape[-1] in _WORDS:
     return shape[:-1]
@@ -88,6 +88,46 @@ def secret_key(secret: int, purpose: str) -> jax.Array:
   Returns:
     A key of JAX's default generator.
   """
-  words = np.random.SeedSequence([secret, *purpose.encode()])
+  sequence = np.random.SeedSequence([secret, *purpose.encode()])
   shape = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
-  return jax.random.wrap_key_data(words.generate_state(shape[0]))
+  return jax.random.wrap_key_data(sequence.generate_state(shape[0]))
+
+
+def words(keys: Any) -> Any:
+  """Returns keys as NumPy arrays, which any compiled program takes.
+
+  A key that a compiled function closes over is a constant of its program, and
+  stands wherever that is kept: in a persistent compilation cache, in dumps.
+
+  >>> key = jax.random.key(5)
+  >>> jitted = jax.jit(lambda words: jax.random.bits(of_words(words, like=key)))
+  >>> bool(jitted(words(key)) == jax.random.bits(key))
+  True
+
+  Args:
+    keys: a tree of keys, typed or raw.
+  """
+  return jax.tree.map(
+    lambda key: np.asarray(jax.random.key_data(key) if _is_typed(key) else key),
+    keys,
+  )
+
+
+def of_words(words: Any, *, like: Any) -> Any:
+  """Returns the keys that `words` was given.
+
+  Args:
+    words: what it returned; arrays may be traced.
+    like: keys of the same generators, whose bits do not count.
+  """
+
+  def restored(key: jax.Array, data: jax.Array) -> jax.Array:
+    if not _is_typed(key):
+      return jnp.asarray(data)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
+
+  return jax.tree.map(restored, like, words)
+
+
+def _is_typed(key: jax.Array) -> bool:
+  return jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)

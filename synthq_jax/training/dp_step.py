@@ -13,6 +13,7 @@ import optax
 
 from synthq_jax import optim
 from synthq_jax.models import scanned
+from synthq_jax.optim import keys
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
 from synthq_jax.training import distributed, loop, sharded_grad
@@ -63,14 +64,19 @@ class Optimizer:
   second_moment_floor: float | None = None
 
   def build(
-    self, *, l2_sensitivity: float, noise_multiplier: float, key: jax.Array
-  ) -> optax.GradientTransformation:
-    """Returns an optax transformation that takes clipped sums.
+    self, *, l2_sensitivity: float, noise_multiplier: float
+  ) -> Callable[[jax.Array], optax.GradientTransformation]:
+    """Returns a function of the noise's key that makes the optimizer.
+
+    Called inside of a compiled step, with a key that is an argument of it, it
+    leaves no secret in the program, and one program serves all keys.
 
     Args:
       l2_sensitivity: of the clipped sum, as the gradient reports it.
       noise_multiplier: noise standard deviation over the sensitivity.
-      key: of the noise.
+
+    Returns:
+      From one key to an optax transformation that takes clipped sums.
     """
     schedule = optim.schedules.linear(
       self.learning_rate, steps=self.steps, warmup_steps=self.steps // 10
@@ -79,13 +85,14 @@ class Optimizer:
     options = {}
     if self.second_moment_floor is not None:
       options["second_moment_floor"] = self.second_moment_floor
-    return make[self.name](
+    noise = self._noise()
+    return lambda key: make[self.name](
       schedule,
       l2_sensitivity=l2_sensitivity,
       noise_multiplier=noise_multiplier,
       denominator=self.denominator,
       key=key,
-      noise=self._noise(),
+      noise=noise,
       **options,
     )
 
@@ -176,7 +183,7 @@ def step(
 
   Args:
     grad_fn: as in `train`.
-    tx: from `Optimizer.build`.
+    tx: from what `Optimizer.build` returns.
     mesh: as in `train`.
 
   Returns:
@@ -236,12 +243,13 @@ def train(
       optimizer, denominator=sampler.expected_batch_size
     )
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-  tx = optimizer.build(
+  make_tx = optimizer.build(
     l2_sensitivity=clipped.sensitivity(relation),
     noise_multiplier=mechanism.noise_multiplier,
-    key=mechanism.noise_key,
   )
-  jitted, state, public, place = _placed(training, params, tx, mechanism)
+  jitted, state, public, place = _placed(training, params, make_tx, mechanism)
+  # Arguments: a program is kept where secrets are not, as in a cache of them.
+  secrets = keys.words((mechanism.noise_key, mechanism.dropout_key))
 
   def batch_fn(number: int):
     batch, is_padding = draw(
@@ -258,7 +266,7 @@ def train(
 
   state = loop.train(
     lambda state, batch, number: jitted(
-      state, *batch, public, np.int32(number)
+      state, *batch, public, secrets, np.int32(number)
     ),
     state,
     batch_fn,
@@ -281,17 +289,19 @@ def _check_independence(training: Training, clipped: Any, params: Any) -> None:
     optim.check_independence(losses, both, _two_of(training.records))
 
 
-def _placed(training: Training, params, tx, mechanism: Mechanism):
+def _placed(training: Training, params, make_tx, mechanism: Mechanism):
   """Returns the compiled step, the first state, what is public, the rows' place."""
   mesh, public = training.mesh, training.public
-  one_step = step(training.grad_fn, tx, mesh)
+  own = (mechanism.noise_key, mechanism.dropout_key)
 
-  def numbered(state: State, batch, is_padding, public, number):
-    key = mechanism.dropout_key
+  def numbered(state: State, batch, is_padding, public, secrets, number):
+    noise_key, key = keys.of_words(secrets, like=own)
     if key is not None:
       key = jax.random.fold_in(key, number)
+    one_step = step(training.grad_fn, make_tx(noise_key), mesh)
     return one_step(state, batch, is_padding, key, public)
 
+  tx = make_tx(mechanism.noise_key)
   if mesh is None:
     state = State(params, tx.init(params))
     return jax.jit(numbered), state, jax.device_put(public), None

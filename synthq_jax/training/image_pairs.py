@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from synthq_jax import optim
 from synthq_jax.losses import contrastive
+from synthq_jax.optim import keys
 from synthq_jax.privacy import sampling
 from synthq_jax.training import dp_step, loop
 
@@ -43,7 +44,8 @@ class Trained:
 
 def train(
   grad_fn: optim.ContrastiveGrad,
-  tx: optax.GradientTransformation,
+  make_tx: Callable[[jax.Array], optax.GradientTransformation],
+  noise_key: jax.Array,
   params: Any,
   pairs: Mapping[str, np.ndarray],
   files: loop.Files,
@@ -59,14 +61,15 @@ def train(
   """Trains on batches of pairs.
 
   Formal guarantee:
-    Where `is_private`, that of the transform `tx` for the clipped sum of
+    Where `is_private`, that of the transform of `make_tx` for the clipped sum of
     `grad_fn`, one sum for each batch of `sampler`: nothing else reads the
     pairs. The written losses are of `held_out`, so they are post-processing.
 
   Args:
     grad_fn: from `optim.contrastive_clipped_grad`.
-    tx: takes its sum: `optim.logit_dp` chained with an optimizer, or the latter
-      behind `optax.scale` without privacy.
+    make_tx: from the noise's key to what takes its sum: `optim.logit_dp` chained
+      with an optimizer, or the latter behind `optax.scale` without privacy.
+    noise_key: secret; an argument of the compiled step, no constant in it.
     params: where to start.
     pairs: images "queries" and "documents" [pair, height, width, channels].
     files: where states go, and lines of step and loss of the held-out pairs.
@@ -85,8 +88,11 @@ def train(
   gradient = grad_fn if is_private else _unclipped(grad_fn)
   held_out = jax.device_put(dict(held_out))
 
+  words = keys.words(noise_key)
+
   @jax.jit
-  def step(state: dp_step.State, batch, is_padding, held_out):
+  def step(state: dp_step.State, batch, is_padding, held_out, words):
+    tx = make_tx(keys.of_words(words, like=noise_key))
     loss = _mean_loss(grad_fn, held_out_loss, state.params, held_out)
     grads, _ = gradient(state.params, batch, is_padding_example=is_padding)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
@@ -100,8 +106,8 @@ def train(
     return dp_step.draw(pairs, sampler, batch_seed, number)
 
   state = loop.train(
-    lambda state, batch, number: step(state, *batch, held_out),
-    dp_step.State(params, tx.init(params)),
+    lambda state, batch, number: step(state, *batch, held_out, words),
+    dp_step.State(params, make_tx(noise_key).init(params)),
     batch_fn,
     files,
     steps=steps,

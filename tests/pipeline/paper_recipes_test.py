@@ -99,8 +99,7 @@ def test_a_recipe_builds_its_private_step(name):
   ).build(
     l2_sensitivity=grad_fn.sensitivity(relation),
     noise_multiplier=0.554,
-    key=jax.random.key(0),
-  )
+  )(jax.random.key(0))
   state = jax.eval_shape(lambda p: dp_step.State(p, tx.init(p)), params)
   rows = sampler.max_batch_size
   data = config.prepare_data

@@ -389,12 +389,10 @@ def test_nothing_is_claimed_for_groups_that_no_event_describes():
 def ended_delta(epsilon, noise, end):
   """The exact delta of noise that ends, against the same moved by one."""
 
-  def excess(value):  # of the moved density over e^epsilon times the other
-    here = stats.norm.pdf(value, scale=noise) if value <= end * noise else 0.0
-    return stats.norm.pdf(value - 1, scale=noise) - math.exp(epsilon) * here
-
   grid = np.linspace(1 - end * noise, 1 + end * noise, 400_001)
-  values = np.maximum(np.vectorize(excess)(grid), 0.0)
+  here = stats.norm.pdf(grid, scale=noise) * (grid <= end * noise)
+  moved = stats.norm.pdf(grid - 1, scale=noise)
+  values = np.maximum(moved - math.exp(epsilon) * here, 0.0)
   return np.trapezoid(values, grid) / (1 - 2 * stats.norm.sf(end))
 
 

@@ -225,7 +225,9 @@ def shareable(root) -> tuple[dict[str, str], set[str]]:
 def test_another_pair_shows_in_no_name_no_digest_and_no_size(
   tmp_path, monkeypatch
 ):
-  def train(grad_fn, tx, params, pairs, files, **_):  # ends where it begins
+  def train(
+    grad_fn, make_tx, key, params, pairs, files, **_
+  ):  # ends where it begins
     files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
     files.metrics_path.write_text("")
     return types.SimpleNamespace(params=params, examples_per_second=1.0)
@@ -295,7 +297,10 @@ def test_no_two_trainings_share_batches_or_noise(tmp_path, monkeypatch, secret):
     noise.append(tuple(jax.random.key_data(key).tolist()))
     return optax.identity()
 
-  def skipped(grad_fn, tx, params, pairs, files, *, batch_seed, **named):
+  def skipped(
+    grad_fn, make_tx, key, params, pairs, files, *, batch_seed, **named
+  ):
+    make_tx(key)
     batches.append(tuple(batch_seed))
     files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
     files.metrics_path.touch()
@@ -424,7 +429,8 @@ def test_without_privacy_the_loss_of_unseen_pairs_falls(tmp_path):
   path = tmp_path / "metrics.jsonl"
   trained = image_pairs.train(
     fn,
-    optax.chain(optax.scale(1 / 12), optax.adam(0.02)),
+    lambda key: optax.chain(optax.scale(1 / 12), optax.adam(0.02)),
+    jax.random.key(0),
     params,
     pairs_of(train),
     loop.Files(

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.stats
+from jax.experimental.compilation_cache import compilation_cache
 
 from synthq_jax import optim
 from synthq_jax.privacy import sampling
@@ -276,7 +277,7 @@ def test_the_rate_warms_up_in_a_tenth_of_the_steps_and_falls_to_zero(
   monkeypatch.setattr(optim, "dp_adafactor", recorded)
   dp_step.Optimizer(
     name="dp_adafactor", learning_rate=0.4, steps=20, denominator=1.0
-  ).build(l2_sensitivity=1.0, noise_multiplier=0.0, key=jax.random.key(0))
+  ).build(l2_sensitivity=1.0, noise_multiplier=0.0)(jax.random.key(0))
   falling = [0.4 * (18 - k) / 18 for k in range(1, 19)]
   np.testing.assert_allclose(rates, [0.2, 0.4, 0.4, *falling], atol=1e-7)
 
@@ -354,3 +355,54 @@ def test_dropout_gets_another_key_in_every_step(tmp_path):
   assert len(first) >= STEPS * SAMPLER.max_batch_size * 0.9
   train(tmp_path / "b", grad_fn, dropout_key=jax.random.key(2))
   assert set(seen) == first
+
+
+@pytest.fixture
+def kept_programs(tmp_path):
+  """The folder of a persistent compilation cache that keeps every program."""
+  names = {
+    "jax_compilation_cache_dir": str(tmp_path / "compiled"),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+  }
+  before = {name: getattr(jax.config, name) for name in names}
+  for name, value in names.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+  jax.clear_caches()
+  yield tmp_path / "compiled"
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+def kept_steps(folder):
+  return {path.name for path in folder.glob("jit_numbered-*-cache")}
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_programs_that_are_kept_hold_no_secret(tmp_path, make, kept_programs):
+  """One program serves all keys, so that none stands in it."""
+
+  def loss_of_key(params, batch, key=None):
+    kept = 1.0 if key is None else jax.random.bernoulli(key)
+    return loss_fn(params, batch) * kept
+
+  grad_fn = optim.clipped_grad(loss_of_key, l2_clip_norm=1.0)
+  ends = []
+  for secret in (1, 2):
+    end = train(
+      tmp_path / f"run{secret}",
+      grad_fn,
+      noise_multiplier=1.0,
+      noise_key=make(secret),
+      dropout_key=jax.random.key(secret + 10),
+      settings=SETTINGS,
+    )
+    ends.append(end["w"])
+    jax.clear_caches()
+    if secret == 1:
+      kept = kept_steps(kept_programs)
+  assert len(kept) == 1
+  assert kept_steps(kept_programs) == kept
+  assert np.abs(ends[0] - ends[1]).min() > 1e-3

@@ -364,7 +364,8 @@ class Trainer:
     )
     trained = image_pairs.train(
       grad_fn,
-      self._optimizer(grad_fn, promise.noise_multiplier, release.noise_key),
+      functools.partial(self._optimizer, grad_fn, promise.noise_multiplier),
+      release.noise_key,
       params,
       _sides(self.data.train, self.data.pairs),
       loop.Files(
