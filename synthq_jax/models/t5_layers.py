@@ -173,7 +173,11 @@ class RelativePositionBias(nn.Module):
       num_buckets=buckets,
       max_distance=self.config.relative_attention_max_distance,
     )
-    return jnp.take(table, bucket, axis=1)[None].astype(self.config.dtype)
+    # A product, exact as a lookup is, and without its scatter in the gradient,
+    # which for single examples takes eight times the room on a TPU.
+    of_bucket = jax.nn.one_hot(bucket, buckets, dtype=table.dtype)
+    bias = jnp.einsum("hb,qkb->hqk", table, of_bucket, precision="highest")
+    return bias[None].astype(self.config.dtype)
 
 
 def causal_mask(

@@ -120,8 +120,7 @@ def choose(
   if memory_bytes is None:
     memory_bytes = _memory(backend)
   arguments = (batch,) if keys is None else (batch, keys)
-  ratio = strategies.KEEP_RATIOS["bookkeeping"]
-  plan = plans.make(loss_fn, params, arguments, keep_ratio=ratio)
+  plan = strategies.make_plan("bookkeeping", loss_fn, params, arguments)
   size = jax.tree.leaves(batch)[0].shape[0]
   machine = _MACHINES.get(backend, _MACHINES["gpu"])
   sizes = [microbatch_size or size]
@@ -201,22 +200,28 @@ def _memory(backend: str) -> float:
 def _costs(plan: plans.Plan, params: Any, size: int) -> dict[str, Cost]:
   """Counts each strategy for a microbatch of `size` examples."""
   products = jaxprs.count_products(plan.closed.jaxpr)
-  factors = shared = bookkeeping_norms = ghost_norms = 0.0
-  metered = strategies.metered(plan)
+  ghost = strategies.make_plan("ghost", plan.closed, params)
+  factors = moved = shared = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
-    shape = plans.matrices(site)
     factors += plans.factor_bytes(site)
+    bookkeeping_norms += rules.flops_from_factors(*plans.matrices(site))
+  metered = strategies.metered(ghost)
+  for site in ghost.sites:
+    shape = plans.matrices(site)
+    moved += plans.factor_bytes(site)
     norms = rules.flops_from_factors(*shape)
-    bookkeeping_norms += norms
     if site.leaf in metered:
       norms = min(norms, rules.flops_from_product(*shape))
     else:
       shared += plans.factor_bytes(site)
     ghost_norms += norms
   leaves = jax.tree.leaves(params)
-  formed = sum(
-    math.prod(leaves[index].shape) * dtype.itemsize
-    for index, dtype in zip(plan.formed, plan.dtypes, strict=True)
+  formed, formed_by_ghost = (
+    sum(
+      math.prod(leaves[index].shape) * dtype.itemsize
+      for index, dtype in zip(each.formed, each.dtypes, strict=True)
+    )
+    for each in (plan, ghost)
   )
   everything = _size(params)
   # A loop adds to the gradients of all examples in each of its turns.
@@ -237,6 +242,6 @@ def _costs(plan: plans.Plan, params: Any, size: int) -> dict[str, Cost]:
   kept = factors + _FORMED * formed
   return {
     "bookkeeping": cost(3, bookkeeping_norms, factors + formed, kept),
-    "ghost": cost(5, ghost_norms, formed + shared, factors),
+    "ghost": cost(5, ghost_norms, formed_by_ghost + shared, moved),
     "vmap": cost(3, 0.0, everything, _FORMED * everything + again),
   }

@@ -56,11 +56,36 @@ from synthq_jax.optim.bookkeeping import (
 __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
+  "make_plan",
   "metered",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
 """A gradient is formed per example if at most this times its factors' bytes."""
+
+
+def make_plan(
+  name: str, loss: Any, params: typing.Params, arguments: Any = None
+) -> plans.Plan:
+  """Returns the plan of "bookkeeping" or "ghost".
+
+  Args:
+    name: of the strategy.
+    loss: `(params, batch)` or `(params, batch, key)` to losses [batch]; or the
+      trace of one example's, as in `plans.from_trace`.
+    params: the parameters.
+    arguments: `(batch,)` or `(batch, keys)`, with the batch axis; None: `loss`
+      is a trace.
+  """
+  # What ghost clipping forms is kept for all layers of a loop; its factors are
+  # not, so forming saves it work alone, at the price of what it is for.
+  options = {
+    "keep_ratio": KEEP_RATIOS[name],
+    "saves_work": name == "bookkeeping",
+  }
+  if arguments is None:
+    return plans.from_trace(loss, params, **options)
+  return plans.make(loss, params, arguments, **options)
 
 
 def _vmap(
@@ -94,9 +119,7 @@ def _bookkeeping(
     Bu et al. (2023), arXiv:2210.00038 (book-keeping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = plans.make(
-    loss_fn, params, arguments, keep_ratio=KEEP_RATIOS["bookkeeping"]
-  )
+  plan = make_plan("bookkeeping", loss_fn, params, arguments)
 
   def one_example(
     zeros: Sequence[jax.Array], formed: Sequence[jax.Array], arguments: Any
@@ -139,7 +162,7 @@ def _ghost(
     Li et al. (2022), arXiv:2110.05679, section 4 (ghost clipping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = plans.make(loss_fn, params, arguments, keep_ratio=KEEP_RATIOS["ghost"])
+  plan = make_plan("ghost", loss_fn, params, arguments)
   total, losses, norms = jax.vmap(
     functools.partial(_two_turns, plan, leaves, l2_clip_norm),
     out_axes=(None, 0, 0),
@@ -183,9 +206,12 @@ def _two_turns(
   shapes = [jnp.shape(leaf) for leaf in leaves]
   nothing = [jnp.zeros(shape, jnp.float32) for shape in shapes]
   nothing = devices.vary(nothing, axes)
+  once = metered(plan)
   value, pull, kept = _linearized(plan, leaves, arguments, nothing, axes)
   loss = value.astype(jnp.float32)
   one = devices.vary(jnp.ones_like(value), axes)
+
+  rest = [i for i in range(len(leaves)) if i not in once]
 
   def turn(is_second: jax.Array, carry: Any) -> Any:
     weight, norm, _ = carry
@@ -199,15 +225,17 @@ def _two_turns(
     def measure() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
       norm = rules.norms([*kept.squares(*held), meters.token], loss)
       weight = rules.clip_weights(loss, norm, is_padding, l2_clip_norm)
-      return weight, norm, nothing
+      return weight, norm, [nothing[i] for i in rest]
 
     def add() -> tuple[jax.Array, jax.Array, list[jax.Array]]:
       total = kept.sums(*held, weight, shapes)
-      for leaf, sink in meters.sinks.items():
-        total[leaf] = sink
-      return weight, norm, devices.vary(total, axes)
+      return weight, norm, devices.vary([total[i] for i in rest], axes)
 
-    return jax.lax.cond(is_second, add, measure)
+    weight, norm, sums = jax.lax.cond(is_second, add, measure)
+    # Those of metered uses are zeros in the first turn, and have no other place:
+    # each copy of them would be as large as the parameters.
+    total = dict(meters.sinks) | dict(zip(rest, sums, strict=True))
+    return weight, norm, [total[i] for i in range(len(leaves))]
 
   asking = devices.vary(jnp.full((), trace.NORMS, jnp.float32), axes)
   start = asking, devices.vary(jnp.zeros((), jnp.float32), axes), nothing

@@ -101,23 +101,28 @@ def fit_layers(
   count = len(labels) // size * size
   rows = [rng.permutation(len(labels))[:count] for _ in range(epochs)]
   tx = optax.adam(learning_rate)
-  inputs = jnp.asarray(vectors, jnp.float32)
-  wanted = jnp.asarray(labels)
 
-  def loss(params, chosen):
-    logits = _logits(params, inputs[chosen], jnp)
+  def loss(params, inputs, wanted):
+    logits = _logits(params, inputs, jnp)
     return jnp.mean(
-      optax.softmax_cross_entropy_with_integer_labels(logits, wanted[chosen])
+      optax.softmax_cross_entropy_with_integer_labels(logits, wanted)
     )
 
-  def step(state, chosen):
-    params, of_adam = state
-    updates, of_adam = tx.update(jax.grad(loss)(params, chosen), of_adam)
-    return (optax.apply_updates(params, updates), of_adam), None
+  @jax.jit
+  def fitted(state, inputs, wanted, batches):  # arguments: programs are kept
+    def step(state, chosen):
+      params, of_adam = state
+      grads = jax.grad(loss)(params, inputs[chosen], wanted[chosen])
+      updates, of_adam = tx.update(grads, of_adam)
+      return (optax.apply_updates(params, updates), of_adam), None
 
-  batches = jnp.asarray(np.concatenate(rows).reshape(-1, size))
-  (params, _), _ = jax.jit(lambda state: jax.lax.scan(step, state, batches))(
-    (params, tx.init(params))
+    return jax.lax.scan(step, state, batches)[0]
+
+  params, _ = fitted(
+    (params, tx.init(params)),
+    jnp.asarray(vectors, jnp.float32),
+    jnp.asarray(labels),
+    jnp.asarray(np.concatenate(rows).reshape(-1, size)),
   )
   return tuple(np.asarray(layer) for layer in params)
 

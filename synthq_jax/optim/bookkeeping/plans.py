@@ -121,6 +121,7 @@ def make(
   arguments: Any,
   *,
   keep_ratio: float,
+  saves_work: bool = False,
 ) -> Plan:
   """Traces the loss of one example and decides what to do with each leaf.
 
@@ -129,26 +130,34 @@ def make(
     params: the parameters.
     arguments: `(batch,)` or `(batch, keys)`, with the batch axis.
     keep_ratio: a gradient is formed per example if it takes at most this times
-      the bytes of its factors, or of the pairs of its lookups; in half
-      precision also if it saves much work. 0: only if it must be.
+      the bytes of its factors, or of the pairs of its lookups, and in
+      rematerialised parts no more than these. 0: only if it must be.
+    saves_work: in half precision one is also formed if that saves much work,
+      as it does where factors are kept; not with a ratio of 0.
 
   Returns:
     The plan.
   """
   example = devices.first_of(arguments)
   closed = jax.make_jaxpr(loss_of_one(loss_fn))(params, example)
-  return from_trace(closed, params, keep_ratio=keep_ratio)
+  return from_trace(
+    closed, params, keep_ratio=keep_ratio, saves_work=saves_work
+  )
 
 
 def from_trace(
-  closed: Any, params: typing.Params, *, keep_ratio: float
+  closed: Any,
+  params: typing.Params,
+  *,
+  keep_ratio: float,
+  saves_work: bool = False,
 ) -> Plan:
   """Decides what to do with each leaf of a function that is already traced.
 
   Args:
     closed: a jaxpr whose first arguments are the parameters' leaves.
     params: the parameters.
-    keep_ratio: as in `make`.
+    keep_ratio, saves_work: as in `make`.
 
   Returns:
     The plan.
@@ -171,6 +180,7 @@ def from_trace(
       i: dtype
       for i, dtype in dtypes.items()
       if _must_form(i, walk, names[i], shapes[i], dtype, keep_ratio)
+      or (saves_work and keep_ratio and _saves_work(i, walk, dtype))
     }
     formed |= more
     # Those that are joined to one whose gradient is formed are joined no more.
@@ -224,18 +234,23 @@ def _must_form(
   pairs = sum(4 * site.positions**2 for site in sites if site.is_lookup)
   # In a loop it is added to in every turn.
   turns = max(site.turns for site in sites)
-  if turns * size * dtype.itemsize <= keep_ratio * max(kept, pairs):
-    return True
-  is_half = dtype == jnp.bfloat16 and not sites[0].is_lookup
-  return bool(keep_ratio) and is_half and _saves_work(sites[0])
+  if leaf in walk.recomputed:  # whoever computes again wants the memory
+    keep_ratio = min(keep_ratio, 1.0)
+  return turns * size * dtype.itemsize <= keep_ratio * max(kept, pairs)
 
 
-def _saves_work(site: use_sites.Site) -> bool:
+def _saves_work(leaf: int, walk: trace.Walk, dtype: Any) -> bool:
   """Says whether forming a gradient in half precision is worth its memory.
 
   From factors, in half precision, the weighted sum is two products
   (`rules._outer_sum`) and the norm a third; formed, it is one.
   """
+  sites = [site for site in walk.sites if site.leaf == leaf]
+  if dtype != jnp.bfloat16 or sites[0].is_lookup:  # else it has one use
+    return False
+  if leaf in walk.recomputed:
+    return False
+  (site,) = sites
   groups, positions, rows, columns = matrices(site)
   formed = 2 * groups * rows * columns
   saved = positions * formed

@@ -86,6 +86,7 @@ class Walk:
     weight: zero; what its cotangent says all metered uses are told.
     odd: for each parameter used in any other way, the first such primitive.
     joins: whether parameters are put beside each other before their use.
+    recomputed: parameters that are used in rematerialised parts.
   """
 
   def __init__(
@@ -107,6 +108,7 @@ class Walk:
     self.weight = jnp.zeros((), jnp.float32)
     self.odd: dict[int, str] = {}
     self.joins = False
+    self.recomputed: set[int] = set()
     self._perturbations = perturbations
     self._meters = meters
     self._metered = metered
@@ -281,7 +283,8 @@ class Walk:
     local = {i: dataclasses.replace(v, leaf=i) for i, v in views.items()}
     metered = frozenset(i for i, v in views.items() if v.leaf in self._metered)
     found = self._find(jaxpr, (), arrays, local, metered)
-    self._note_odd(found, views)
+    found.recomputed |= set(views)
+    self._note(found, views)
     first = len(self.sites)
     self.sites += [
       dataclasses.replace(site, leaf=views[site.leaf].leaf)
@@ -330,7 +333,7 @@ class Walk:
     slices = [jax.eval_shape(lambda x: x[0], x) for x in arrays[first_x:]]
     examples = [*arrays[:first_x], *slices]
     found = self._find(inner.jaxpr, inner.consts, examples, local, metered)
-    self._note_odd(found, views)
+    self._note(found, views)
     first = len(self.sites)
     lifted = [
       use_sites.Repeated(
@@ -401,10 +404,9 @@ class Walk:
     )
     return walk
 
-  def _note_odd(
-    self, found: "Walk", views: Mapping[int, use_sites.View]
-  ) -> None:
+  def _note(self, found: "Walk", views: Mapping[int, use_sites.View]) -> None:
     self.joins |= found.joins
+    self.recomputed |= {views[index].leaf for index in found.recomputed}
     for index, name in found.odd.items():
       self.odd.setdefault(views[index].leaf, name)
 
@@ -511,7 +513,7 @@ def _metered_use(
     )
     if site.is_lookup:
       return None, None, summed, squared
-    _, pull = jax.vjp(lambda x: product(parameter, x), other)
+    pull = jax.linear_transpose(lambda x: product(parameter, x), other)
     return None, *pull(cotangent), summed, squared
 
   use.defvjp(forward, backward)

@@ -191,7 +191,7 @@ def towers(
     lambda params, pair: (query(params, pair[0]), document(params, pair[1]))
   )(params, examples)
   # Traced together, so that a parameter of both has one layout.
-  plan = plans.from_trace(both, params, keep_ratio=keep_ratio)
+  plan = plans.from_trace(both, params, keep_ratio=keep_ratio, saves_work=True)
   return Towers(
     _tower(query, params, examples[0], plan),
     _tower(document, params, examples[1], plan),
