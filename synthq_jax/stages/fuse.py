@@ -75,6 +75,7 @@ def jobs(run):
   if not chooser["untrained"]:
     chooser["synthetic"] = None
   tried = run.rows("choose_shares").values()
+  first = None  # that chose on public queries, as all others would
   for name, (retriever, trained) in run.retrievers.items():
     if not config.rows.fused:
       break
@@ -93,9 +94,12 @@ def jobs(run):
         "documents": run.documents,
         "retriever": retriever,
         "shares": shares and shares.value,
+        "first": None if shares else first,
         **{key: one and one.value for key, one in chooser.items()},
       },
     )
+    if not shares and name in run.rows("fuse"):
+      first = run.rows("fuse")[name].value
 
 
 def run(task: stage.Task) -> system_results.Fusion | None:
@@ -104,9 +108,10 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   Args:
     task: its inputs are "documents", the public collection; the "retriever" that
       is fused; and what chooses, each None where there is none: "shares", what
-      `choose_shares` made; "untrained", the encoder that nothing has trained, its
-      "vectors" of the documents, and "synthetic", queries of the public
-      checkpoint.
+      `choose_shares` made; "first", an earlier result of this stage that was
+      chosen on the same queries; "untrained", the encoder that nothing has
+      trained, its "vectors" of the documents, and "synthetic", queries of the
+      public checkpoint.
 
   Returns:
     The weight; None in processes other than 0.
@@ -114,15 +119,20 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   config, folders = task.settings, task.folders
   retriever = task.inputs["retriever"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  shares = task.inputs.get("shares")
-  weight = shares.share(task.name) if shares else config.weight
-  judged, words = _held_out.read(task, config, weight, everywhere=True)
-  runs = judged and _runs(task, judged, directory)
+  shares, first = task.inputs.get("shares"), task.inputs.get("first")
+  if first:
+    words = first.chosen_on
+    chosen = {x: getattr(first, x) for x in ("weight", "num_queries", "scores")}
+  else:
+    weight = shares.share(task.name) if shares else config.weight
+    judged, words = _held_out.read(task, config, weight, everywhere=True)
+    runs = judged and _runs(task, judged, directory)
   if not distributed.is_main():
     return None
-  chosen = _held_out.chosen(
-    weight, judged, runs, config, method=config.method, depth=config.depth
-  )
+  if not first:
+    chosen = _held_out.chosen(
+      weight, judged, runs, config, method=config.method, depth=config.depth
+    )
   if shares:
     words = system_results.DEV_QUERIES
     words += ", with noise" if shares.noise else ""

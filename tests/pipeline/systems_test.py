@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+import types
 
 import made_up
 import numpy as np
@@ -127,6 +128,28 @@ def test_one_public_weight_is_that_of_all_rows(finished_run):
   first = made[0]
   best = max(first.scores, key=lambda pair: pair[1])
   assert first.weight <= best[0]
+
+
+def test_the_weight_of_all_rows_is_searched_for_once(
+  finished_run, tmp_path, monkeypatch
+):
+  root, searched, chosen = (
+    finished_run.copy(tmp_path),
+    [],
+    fuse._held_out.chosen,
+  )
+
+  def noted(weight, judged, *args, **named):
+    searched.append(judged)
+    return chosen(weight, judged, *args, **named)
+
+  monkeypatch.setattr(fuse._held_out, "chosen", noted)
+  chooser = fuse.Config(min_queries=5, standard_errors=0.5)
+  config = dataclasses.replace(finished_run.config, fuse=chooser)
+  plan.run(config, root, stages=["fuse"], progress=False)
+  (judged,) = searched
+  assert judged is not None
+  test_one_public_weight_is_that_of_all_rows(types.SimpleNamespace(root=root))
 
 
 def test_without_enough_queries_the_weight_is_the_set_one(
