@@ -98,8 +98,9 @@ def jobs(run):
         **{key: one and one.value for key, one in chooser.items()},
       },
     )
-    if not shares and name in run.rows("fuse"):
-      first = run.rows("fuse")[name].value
+    made = run.rows("fuse").get(name)
+    if made and not (shares or results.is_private_path(made.value.directory)):
+      first = first or made.value
 
 
 def run(task: stage.Task) -> system_results.Fusion | None:
