@@ -76,7 +76,7 @@ CASES = {
     microbatch=8,
     remat=True,
   ),
-  # As gin_configs/recipes/paper_t5_*.gin have them; XL with --ways ghost.
+  # As gin_configs/recipes/paper_t5_*.gin have them.
   "paper_small": Case(
     model="t5_1_0_small", topology="v4:2x2x1", mesh=(4, 1, 1), microbatch=32
   ),

@@ -23,7 +23,7 @@ def _table(tmp_path, monkeypatch):
       "rows": 1024,
       "limits": {"peak_gib": 30.75},
       "settings": {"one": case},
-      "cases": {"one": {"ghost": {**ROW, **row}}},
+      "cases": {"one": {"bookkeeping": {**ROW, **row}}},
     }
     path = tmp_path / "2026-01-01_tpu_v4.json"
     path.write_text(json.dumps(content))
@@ -34,7 +34,7 @@ def _table(tmp_path, monkeypatch):
 
 def _step(**changes) -> estimates.Step:
   settings = {
-    "model": "t5_1_0_3B", "way": "ghost", "remat": True, "mesh": (16, 1, 1),
+    "model": "t5_1_0_3B", "way": "bookkeeping", "remat": True, "mesh": (16, 1, 1),
     "microbatch": 1, "rows": 1024,
   }  # fmt: skip
   return estimates.Step(**{**settings, **changes})
