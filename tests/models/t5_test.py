@@ -302,6 +302,25 @@ def test_bfloat16_keeps_float32_parameters_and_logits():
   assert 0 < error.mean() < 0.05
 
 
+def test_gradients_of_kernels_are_products_of_two_lists_of_rows():
+  """Sums over two axes make XLA copy both factors on CPUs."""
+  tokens, apply = jnp.ones((3, 5), jnp.int32), t5.Transformer(_CONFIG).apply
+  params = jax.eval_shape(lambda: t5.init_params(_CONFIG, jax.random.key(0)))
+  jaxpr = jax.make_jaxpr(
+    jax.grad(lambda p: jnp.sum(apply({"params": p}, tokens, tokens)))
+  )(params)
+  kernels = {leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim == 2}
+  kernels |= {shape[::-1] for shape in kernels}
+  made = [
+    equation.params["dimension_numbers"][0][0]
+    for equation in jaxpr.jaxpr.eqns
+    if equation.primitive.name == "dot_general"
+    and equation.outvars[0].aval.shape in kernels
+    and equation.invars[0].aval.shape[0] == tokens.size
+  ]
+  assert len(made) >= 10 and all(len(axes) == 1 for axes in made)
+
+
 def test_sizes_are_known_by_name_and_bad_shapes_are_refused():
   assert set(t5_config.names()) >= {"t5_1_1_small", "t5_1_1_base", "tiny"}
   with pytest.raises(ValueError, match="'huge'"):
