@@ -265,9 +265,10 @@ def count(jaxpr: Any) -> tuple[float, float]:
         value = value.jaxpr
       if isinstance(value, core.Jaxpr):
         inner = count(value)
-        times = equation.params.get("length", 1)
-        # Ghost clipping's two turns take one branch each.
-        times /= len(equation.params.get("branches", "1"))
+        # Of a condition one branch runs: as often each, as in ghost clipping's
+        # two turns, or all are equal, as those for other processors are.
+        branches = equation.params.get("branches", (value,))
+        times = equation.params.get("length", 1) / len(branches)
         flops, passes = flops + times * inner[0], passes + times * inner[1]
   return flops, passes
 
