@@ -120,7 +120,9 @@ def choose(
   if memory_bytes is None:
     memory_bytes = _memory(backend)
   arguments = (batch,) if keys is None else (batch, keys)
-  plan = strategies.make_plan("bookkeeping", loss_fn, params, arguments)
+  options = strategies.plan_options
+  plan = plans.make(loss_fn, params, arguments, **options("bookkeeping"))
+  ghost = plans.from_trace(plan.closed, params, **options("ghost"))
   size = jax.tree.leaves(batch)[0].shape[0]
   machine = _MACHINES.get(backend, _MACHINES["gpu"])
   sizes = [microbatch_size or size]
@@ -133,14 +135,14 @@ def choose(
       machine = machine._replace(turn=0.0)
   found = []
   for together in sizes:
-    for name, cost in _costs(plan, params, together).items():
+    for name, cost in _costs(plan, ghost, params, together).items():
       is_last = name in _LAST.get(backend, ())
       if cost.extra_bytes <= SHARE * memory_bytes and not is_last:
         seconds = _seconds(cost, machine, plan, params, together, size)
         found.append((seconds, together, name))
   _, together, best = min(found) if found else (0.0, sizes[0], "ghost")
   known = "counted, not measured" if backend in _UNMEASURED else "counted"
-  costs = _costs(plan, params, together)
+  costs = _costs(plan, ghost, params, together)
   reason = (
     f"{best} on {backend} for {together} of {size} examples at once: "
     + ", ".join(
@@ -197,10 +199,18 @@ def _memory(backend: str) -> float:
   return 30.0 * 2**30
 
 
-def _costs(plan: plans.Plan, params: Any, size: int) -> dict[str, Cost]:
-  """Counts each strategy for a microbatch of `size` examples."""
+def _costs(
+  plan: plans.Plan, ghost: plans.Plan, params: Any, size: int
+) -> dict[str, Cost]:
+  """Counts each strategy for a microbatch of `size` examples.
+
+  Args:
+    plan: of book-keeping.
+    ghost: the plan of ghost clipping.
+    params: the parameters.
+    size: of the microbatch.
+  """
   products = jaxprs.count_products(plan.closed.jaxpr)
-  ghost = strategies.make_plan("ghost", plan.closed, params)
   factors = moved = shared = bookkeeping_norms = ghost_norms = 0.0
   for site in plan.sites:
     factors += plans.factor_bytes(site)

@@ -1,6 +1,6 @@
 """Checks random keys where they are given, and makes one for each example."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 from synthq_jax import typing
 
-__all__ = ["check", "of_examples", "of_words", "secret_key", "words"]
+__all__ = ["as_argument", "check", "of_examples", "secret_key"]
 
 _WORDS = (2, 4)  # of a raw key: Threefry's and that of other generators
 
@@ -88,45 +88,40 @@ def secret_key(secret: int, purpose: str) -> jax.Array:
   Returns:
     A key of JAX's default generator.
   """
-  sequence = np.random.SeedSequence([secret, *purpose.encode()])
+  words = np.random.SeedSequence([secret, *purpose.encode()])
   shape = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).shape
-  return jax.random.wrap_key_data(sequence.generate_state(shape[0]))
+  return jax.random.wrap_key_data(words.generate_state(shape[0]))
 
 
-def words(keys: Any) -> Any:
-  """Returns keys as NumPy arrays, which any compiled program takes.
+def as_argument(keys: Any) -> tuple[Any, Callable[[Any], Any]]:
+  """Returns keys as words that a compiled program takes, and the way back.
 
   A key that a compiled function closes over is a constant of its program, and
   stands wherever that is kept: in a persistent compilation cache, in dumps.
 
   >>> key = jax.random.key(5)
-  >>> jitted = jax.jit(lambda words: jax.random.bits(of_words(words, like=key)))
-  >>> bool(jitted(words(key)) == jax.random.bits(key))
+  >>> words, restored = as_argument(key)
+  >>> jitted = jax.jit(lambda words: jax.random.bits(restored(words)))
+  >>> bool(jitted(words) == jax.random.bits(key))
   True
 
   Args:
     keys: a tree of keys, typed or raw.
-  """
-  return jax.tree.map(
-    lambda key: np.asarray(jax.random.key_data(key) if _is_typed(key) else key),
-    keys,
-  )
 
-
-def of_words(words: Any, *, like: Any) -> Any:
-  """Returns the keys that `words` was given.
-
-  Args:
-    words: what it returned; arrays may be traced.
-    like: keys of the same generators, whose bits do not count.
+  Returns:
+    NumPy arrays, and the function from them, traced or not, to the keys.
   """
 
-  def restored(key: jax.Array, data: jax.Array) -> jax.Array:
+  def of_words(key: jax.Array, data: jax.Array) -> jax.Array:
     if not _is_typed(key):
       return jnp.asarray(data)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
-  return jax.tree.map(restored, like, words)
+  words = jax.tree.map(
+    lambda key: np.asarray(jax.random.key_data(key) if _is_typed(key) else key),
+    keys,
+  )
+  return words, lambda words: jax.tree.map(of_words, keys, words)
 
 
 def _is_typed(key: jax.Array) -> bool:

@@ -56,36 +56,22 @@ from synthq_jax.optim.bookkeeping import (
 __all__ = [
   "KEEP_RATIOS",
   "STRATEGIES",
-  "make_plan",
   "metered",
+  "plan_options",
 ]
 
 KEEP_RATIOS = {"bookkeeping": 2.0, "ghost": 1 / 16}
 """A gradient is formed per example if at most this times its factors' bytes."""
 
 
-def make_plan(
-  name: str, loss: Any, params: typing.Params, arguments: Any = None
-) -> plans.Plan:
-  """Returns the plan of "bookkeeping" or "ghost".
-
-  Args:
-    name: of the strategy.
-    loss: `(params, batch)` or `(params, batch, key)` to losses [batch]; or the
-      trace of one example's, as in `plans.from_trace`.
-    params: the parameters.
-    arguments: `(batch,)` or `(batch, keys)`, with the batch axis; None: `loss`
-      is a trace.
-  """
+def plan_options(name: str) -> dict[str, Any]:
+  """Returns what `plans.make` is told for "bookkeeping" or "ghost"."""
   # What ghost clipping forms is kept for all layers of a loop; its factors are
   # not, so forming saves it work alone, at the price of what it is for.
-  options = {
+  return {
     "keep_ratio": KEEP_RATIOS[name],
     "saves_work": name == "bookkeeping",
   }
-  if arguments is None:
-    return plans.from_trace(loss, params, **options)
-  return plans.make(loss, params, arguments, **options)
 
 
 def _vmap(
@@ -119,7 +105,7 @@ def _bookkeeping(
     Bu et al. (2023), arXiv:2210.00038 (book-keeping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = make_plan("bookkeeping", loss_fn, params, arguments)
+  plan = plans.make(loss_fn, params, arguments, **plan_options("bookkeeping"))
 
   def one_example(
     zeros: Sequence[jax.Array], formed: Sequence[jax.Array], arguments: Any
@@ -162,7 +148,7 @@ def _ghost(
     Li et al. (2022), arXiv:2110.05679, section 4 (ghost clipping).
   """
   leaves, structure = jax.tree.flatten(params)
-  plan = make_plan("ghost", loss_fn, params, arguments)
+  plan = plans.make(loss_fn, params, arguments, **plan_options("ghost"))
   total, losses, norms = jax.vmap(
     functools.partial(_two_turns, plan, leaves, l2_clip_norm),
     out_axes=(None, 0, 0),
@@ -207,11 +193,10 @@ def _two_turns(
   nothing = [jnp.zeros(shape, jnp.float32) for shape in shapes]
   nothing = devices.vary(nothing, axes)
   once = metered(plan)
+  rest = [i for i in range(len(leaves)) if i not in once]
   value, pull, kept = _linearized(plan, leaves, arguments, nothing, axes)
   loss = value.astype(jnp.float32)
   one = devices.vary(jnp.ones_like(value), axes)
-
-  rest = [i for i in range(len(leaves)) if i not in once]
 
   def turn(is_second: jax.Array, carry: Any) -> Any:
     weight, norm, _ = carry

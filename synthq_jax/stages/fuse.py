@@ -118,22 +118,11 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     The weight; None in processes other than 0.
   """
   config, folders = task.settings, task.folders
-  retriever = task.inputs["retriever"]
+  retriever, shares = task.inputs["retriever"], task.inputs.get("shares")
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  shares, first = task.inputs.get("shares"), task.inputs.get("first")
-  if first:
-    words = first.chosen_on
-    chosen = {x: getattr(first, x) for x in ("weight", "num_queries", "scores")}
-  else:
-    weight = shares.share(task.name) if shares else config.weight
-    judged, words = _held_out.read(task, config, weight, everywhere=True)
-    runs = judged and _runs(task, judged, directory)
+  chosen, words = _choice(task, shares, directory)
   if not distributed.is_main():
     return None
-  if not first:
-    chosen = _held_out.chosen(
-      weight, judged, runs, config, method=config.method, depth=config.depth
-    )
   if shares:
     words = system_results.DEV_QUERIES
     words += ", with noise" if shares.noise else ""
@@ -151,6 +140,23 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     chosen_on=words,
     **chosen,
   )
+
+
+def _choice(task, shares, directory):
+  """Returns the weight and its scores, None in processes other than 0; of whom."""
+  config, first = task.settings, task.inputs.get("first")
+  if first:
+    names = ("weight", "num_queries", "scores")
+    return {name: getattr(first, name) for name in names}, first.chosen_on
+  weight = shares.share(task.name) if shares else config.weight
+  judged, words = _held_out.read(task, config, weight, everywhere=True)
+  runs = judged and _runs(task, judged, directory)
+  if not distributed.is_main():
+    return None, words
+  chosen = _held_out.chosen(
+    weight, judged, runs, config, method=config.method, depth=config.depth
+  )
+  return chosen, words
 
 
 def _runs(task, judged, directory):

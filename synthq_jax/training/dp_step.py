@@ -247,9 +247,19 @@ def train(
     l2_sensitivity=clipped.sensitivity(relation),
     noise_multiplier=mechanism.noise_multiplier,
   )
-  jitted, state, public, place = _placed(training, params, make_tx, mechanism)
   # Arguments: a program is kept where secrets are not, as in a cache of them.
-  secrets = keys.words((mechanism.noise_key, mechanism.dropout_key))
+  own = (mechanism.noise_key, mechanism.dropout_key)
+  words, restored = keys.as_argument(own)
+
+  def numbered(state: State, batch, is_padding, public, words, number):
+    noise_key, key = restored(words)
+    if key is not None:
+      key = jax.random.fold_in(key, number)
+    one_step = step(training.grad_fn, make_tx(noise_key), training.mesh)
+    return one_step(state, batch, is_padding, key, public)
+
+  tx = make_tx(mechanism.noise_key)
+  jitted, state, public, place = _placed(training, params, tx, numbered)
 
   def batch_fn(number: int):
     batch, is_padding = draw(
@@ -266,7 +276,7 @@ def train(
 
   state = loop.train(
     lambda state, batch, number: jitted(
-      state, *batch, public, secrets, np.int32(number)
+      state, *batch, public, words, np.int32(number)
     ),
     state,
     batch_fn,
@@ -289,19 +299,9 @@ def _check_independence(training: Training, clipped: Any, params: Any) -> None:
     optim.check_independence(losses, both, _two_of(training.records))
 
 
-def _placed(training: Training, params, make_tx, mechanism: Mechanism):
+def _placed(training: Training, params, tx, numbered):
   """Returns the compiled step, the first state, what is public, the rows' place."""
   mesh, public = training.mesh, training.public
-  own = (mechanism.noise_key, mechanism.dropout_key)
-
-  def numbered(state: State, batch, is_padding, public, secrets, number):
-    noise_key, key = keys.of_words(secrets, like=own)
-    if key is not None:
-      key = jax.random.fold_in(key, number)
-    one_step = step(training.grad_fn, make_tx(noise_key), mesh)
-    return one_step(state, batch, is_padding, key, public)
-
-  tx = make_tx(mechanism.noise_key)
   if mesh is None:
     state = State(params, tx.init(params))
     return jax.jit(numbered), state, jax.device_put(public), None

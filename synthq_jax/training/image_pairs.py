@@ -88,11 +88,11 @@ def train(
   gradient = grad_fn if is_private else _unclipped(grad_fn)
   held_out = jax.device_put(dict(held_out))
 
-  words = keys.words(noise_key)
+  words, restored = keys.as_argument(noise_key)
 
   @jax.jit
   def step(state: dp_step.State, batch, is_padding, held_out, words):
-    tx = make_tx(keys.of_words(words, like=noise_key))
+    tx = make_tx(restored(words))
     loss = _mean_loss(grad_fn, held_out_loss, state.params, held_out)
     grads, _ = gradient(state.params, batch, is_padding_example=is_padding)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)

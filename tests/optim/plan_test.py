@@ -6,6 +6,7 @@ import pytest
 
 from synthq_jax import optim
 from synthq_jax.optim import strategies
+from synthq_jax.optim.bookkeeping import plans
 
 
 def is_formed(positions, rows, columns, dtype, strategy):
@@ -15,11 +16,11 @@ def is_formed(positions, rows, columns, dtype, strategy):
     out = batch.astype(dtype) @ params["kernel"].astype(dtype)
     return jnp.sum(jnp.square(out.astype(jnp.float32)), axis=(1, 2))
 
-  plan = strategies.make_plan(
-    strategy,
+  plan = plans.make(
     loss_fn,
     {"kernel": jax.ShapeDtypeStruct((rows, columns), jnp.float32)},
     (jax.ShapeDtypeStruct((2, positions, rows), jnp.float32),),
+    **strategies.plan_options(strategy),
   )
   return bool(plan.formed)
 
@@ -62,11 +63,11 @@ def test_recomputed_parts_form_nothing_that_is_larger(recomputed, formed):
     x, _ = jax.lax.scan(step, batch.astype(jnp.bfloat16), params)
     return jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2))
 
-  plan = strategies.make_plan(
-    "bookkeeping",
+  plan = plans.make(
     loss_fn,
     jax.ShapeDtypeStruct((3, 1024, 1024), jnp.float32),
     (jax.ShapeDtypeStruct((2, 384, 1024), jnp.float32),),
+    **strategies.plan_options("bookkeeping"),
   )
   assert len(plan.formed) == formed
 

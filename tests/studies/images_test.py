@@ -225,9 +225,8 @@ def shareable(root) -> tuple[dict[str, str], set[str]]:
 def test_another_pair_shows_in_no_name_no_digest_and_no_size(
   tmp_path, monkeypatch
 ):
-  def train(
-    grad_fn, make_tx, key, params, pairs, files, **_
-  ):  # ends where it begins
+  def train(grad_fn, make_tx, key, params, pairs, files, **_):
+    # Ends where it begins.
     files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
     files.metrics_path.write_text("")
     return types.SimpleNamespace(params=params, examples_per_second=1.0)

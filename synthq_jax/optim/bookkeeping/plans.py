@@ -179,8 +179,7 @@ def from_trace(
     more = {
       i: dtype
       for i, dtype in dtypes.items()
-      if _must_form(i, walk, names[i], shapes[i], dtype, keep_ratio)
-      or (saves_work and keep_ratio and _saves_work(i, walk, dtype))
+      if _must_form(i, walk, names[i], shapes[i], dtype, keep_ratio, saves_work)
     }
     formed |= more
     # Those that are joined to one whose gradient is formed are joined no more.
@@ -215,6 +214,7 @@ def _must_form(
   shape: tuple[int, ...],
   dtype: Any,
   keep_ratio: float,
+  saves_work: bool,
 ) -> bool:
   """Says whether a parameter's gradient is to be formed for each example."""
   size = math.prod(shape)
@@ -235,22 +235,19 @@ def _must_form(
   # In a loop it is added to in every turn.
   turns = max(site.turns for site in sites)
   if leaf in walk.recomputed:  # whoever computes again wants the memory
-    keep_ratio = min(keep_ratio, 1.0)
-  return turns * size * dtype.itemsize <= keep_ratio * max(kept, pairs)
+    keep_ratio, saves_work = min(keep_ratio, 1.0), False
+  if turns * size * dtype.itemsize <= keep_ratio * max(kept, pairs):
+    return True
+  is_half = dtype == jnp.bfloat16 and not sites[0].is_lookup
+  return bool(saves_work and keep_ratio) and is_half and _saves_work(sites[0])
 
 
-def _saves_work(leaf: int, walk: trace.Walk, dtype: Any) -> bool:
+def _saves_work(site: use_sites.Site) -> bool:
   """Says whether forming a gradient in half precision is worth its memory.
 
   From factors, in half precision, the weighted sum is two products
   (`rules._outer_sum`) and the norm a third; formed, it is one.
   """
-  sites = [site for site in walk.sites if site.leaf == leaf]
-  if dtype != jnp.bfloat16 or sites[0].is_lookup:  # else it has one use
-    return False
-  if leaf in walk.recomputed:
-    return False
-  (site,) = sites
   groups, positions, rows, columns = matrices(site)
   formed = 2 * groups * rows * columns
   saved = positions * formed
