@@ -302,6 +302,22 @@ class Transformer(nn.Module):
   ) -> Float[Array, "batch length vocab"]:
     """Returns the logits of each next token, teacher-forced."""
     encoded = self.encode(encoder_input_tokens, enable_dropout=enable_dropout)
+    return self.decode(
+      encoded,
+      encoder_input_tokens,
+      decoder_input_tokens,
+      enable_dropout=enable_dropout,
+    )
+
+  def decode(
+    self,
+    encoded: Float[Array, "batch input dim"],
+    encoder_input_tokens: Int[Array, "batch input"],
+    decoder_input_tokens: Int[Array, "batch length"],
+    *,
+    enable_dropout: bool = False,
+  ) -> Float[Array, "batch length vocab"]:
+    """Returns what `__call__` does, given what `encode` returned."""
     x = self.decoder(
       self.token_embedder(decoder_input_tokens),
       encoded,

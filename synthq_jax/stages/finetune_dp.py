@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from synthq_jax import artifacts, optim
@@ -50,6 +51,7 @@ from synthq_jax.training import mesh as mesh_lib
 __all__ = [
   "STAGE",
   "Config",
+  "encoded_once",
   "grad_fn",
   "loss_fn",
   "planted",
@@ -60,6 +62,8 @@ __all__ = [
 
 USER_SAMPLING = ("users", "queries")
 _TEXTS_PER_CANARY = 2
+_ENCODED_BYTES = 2**29  # of a frozen encoder's outputs: what is kept at most
+_ENCODED_AT_ONCE = 256
 _MECHANISM = (
   "gradients of a T5 that writes a query for a document, one record per {},"
   " clipped and summed over a Poisson sample, with Gaussian noise"
@@ -192,12 +196,6 @@ def run(task: stage.Task) -> results.Checkpoint:
   if any(canary.inserted for canary in canaries):
     vocabulary = inputs.vocabulary(space, prepared)
     records = _with_canaries(config, vocabulary, prepared, canaries, records)
-  owners = records.pop("users", None)
-  draws_users = _draws_users(config, prepared)
-  if draws_users:
-    records = users.grouped(records, owners, prepared.queries_per_user)
-  if config.dropout_rate > 0:  # masks belong to records, not to places
-    records["example_id"] = np.arange(len(records["targets"]))
   params, model_config = inputs.load_public(task.inputs["start"], prepared)
   params = t5_checkpoints.flatten(params)
   key = space.key(f"{task.place} start {digest}")
@@ -205,6 +203,14 @@ def run(task: stage.Task) -> results.Checkpoint:
   if isinstance(config.adapter, prompt.Prompt):
     inputs.check_prompt(config.adapter, model_config.vocab_size, prepared)
   on_device, mesh, rows_multiple = _spread(config)
+  if mesh is None:
+    records |= encoded_once(config, start, public, model_config, records)
+  owners = records.pop("users", None)
+  draws_users = _draws_users(config, prepared)
+  if draws_users:
+    records = users.grouped(records, owners, prepared.queries_per_user)
+  if config.dropout_rate > 0:  # masks belong to records, not to places
+    records["example_id"] = np.arange(len(records["targets"]))
   trained, fields = private_training.train(
     task,
     training(
@@ -283,17 +289,16 @@ def grad_fn(
   Returns:
     A function of (trained parameters by path, batch) to the clipped sum.
   """
-  model_config = dataclasses.replace(
-    model_config,
-    dropout_rate=config.dropout_rate,
-    dtype=config.dtype or model_config.dtype,
-    remat=config.remat,
-    scan_layers=config.scan_layers,
-  )
   loss_of = functools.partial(
     loss_fn,
     public=scanned.stack(public) if config.scan_layers else public,
-    model_config=model_config,
+    model_config=dataclasses.replace(
+      model_config,
+      dropout_rate=config.dropout_rate,
+      dtype=config.dtype or model_config.dtype,
+      remat=config.remat,
+      scan_layers=config.scan_layers,
+    ),
     adapter=config.adapter,
   )
   clipped = optim.clipped_grad(
@@ -312,7 +317,8 @@ def loss_fn(
 
   Args:
     trained: parameters by path; gradients are taken of these.
-    batch: inputs, [batch, document], and targets, [batch, query], of token ids.
+    batch: inputs, [batch, document], and targets, [batch, query], of token ids;
+      optionally what `encoded_once` returns of the inputs.
     key: of dropout; None: no dropout.
     public: the other parameters, by path.
     model_config: shape of the T5.
@@ -325,14 +331,67 @@ def loss_fn(
     collections = {"params": {**public, **trained}}
   else:
     collections = {"params": public, **adapter.variables(trained)}
+  read = [batch["inputs"], t5.shift_right(batch["targets"])]
+  if "encoded" in batch:
+    read.insert(0, batch["encoded"])
   logits = t5.Transformer(model_config).apply(
     {k: t5_checkpoints.unflatten(v) for k, v in collections.items()},
-    batch["inputs"],
-    t5.shift_right(batch["targets"]),
+    *read,
     enable_dropout=key is not None,
     rngs=None if key is None else {"dropout": key},
+    method="decode" if "encoded" in batch else "__call__",
   )
   return seq2seq.cross_entropy(logits, batch["targets"])
+
+
+def encoded_once(
+  config: Config,
+  trained: Mapping[str, Any],
+  public: Mapping[str, Any],
+  model_config: t5_config.T5Config,
+  records: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+  """Encodes the documents of all records, where training leaves that as it is.
+
+  A record is drawn many times: its encoder's part is computed once. Each output
+  is of one document and public parameters, so that losses stay those of single
+  records.
+
+  Args:
+    config: what is trained, and in which type.
+    trained: parameters by path, where training starts.
+    public: the others.
+    model_config: shape of the T5.
+    records: with "inputs", [record, document].
+
+  Returns:
+    "encoded", [record, document, dim], for `loss_fn`; nothing where the encoder
+    is trained or has dropout, or the outputs would take more than 512 MiB.
+  """
+  dtype = jnp.dtype(config.dtype or model_config.dtype)
+  size = records["inputs"].size * model_config.emb_dim * dtype.itemsize
+  encoder = ("encoder/", "token_embedder/")
+  stays = (
+    config.adapter is None
+    and config.dropout_rate == 0
+    and not any(path.startswith(encoder) for path in trained)
+  )
+  if not stays or size > _ENCODED_BYTES:
+    return {}
+  model = t5.Transformer(
+    dataclasses.replace(model_config, dropout_rate=0.0, dtype=dtype.name)
+  )
+
+  @jax.jit
+  def encode(public, documents):
+    params = {"params": t5_checkpoints.unflatten(public)}
+    return jax.lax.map(
+      lambda document: model.apply(params, document[None], method="encode")[0],
+      documents,
+      batch_size=_ENCODED_AT_ONCE,
+    )
+
+  return {"encoded": np.asarray(encode(public, records["inputs"]))}
 
 
 def _spread(config: Config):

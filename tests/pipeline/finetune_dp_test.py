@@ -72,6 +72,72 @@ def test_norms_of_fewer_parameters_are_smaller():
   assert np.all(last.norms < every.norms)
 
 
+def encoded(params, records, pattern=LAST_LAYER, **changes):
+  trained, public = split(params, pattern)
+  config = finetune_dp.Config(trained=pattern, **changes)
+  records = {k: np.asarray(v) for k, v in records.items()}
+  return finetune_dp.encoded_once(config, trained, public, CONFIG, records)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_frozen_encoder_that_ran_once_gives_the_same_gradients(params, dtype):
+  trained, public = split(params, LAST_LAYER)
+  config = finetune_dp.Config(clip_norm=0.3, dtype=dtype)
+  grad_fn = jax.jit(finetune_dp.grad_fn(config, public, CONFIG))
+  kept = encoded(params, batch(), dtype=dtype)
+  assert kept["encoded"].shape == (6, 5, CONFIG.emb_dim)
+  assert kept["encoded"].dtype == jnp.dtype(dtype)
+  expected, theirs = grad_fn(trained, batch())
+  got, ours = grad_fn(trained, batch() | kept)
+  rtol = 1e-5 if dtype == "float32" else 0.05
+  np.testing.assert_allclose(ours.norms, theirs.norms, rtol=rtol)
+  for path, value in expected.items():
+    scale = np.abs(value).max()
+    np.testing.assert_allclose(got[path], value, rtol=0, atol=rtol * scale)
+  moved = {"encoded": kept["encoded"] + np.asarray(0.1, dtype)}
+  assert not np.allclose(
+    grad_fn(trained, batch() | moved)[1].norms, ours.norms, rtol=0.01
+  )
+
+
+def test_what_is_kept_of_a_document_is_of_that_document_alone(
+  params, monkeypatch
+):
+  monkeypatch.setattr(finetune_dp, "_ENCODED_AT_ONCE", 4)  # 6: 4 and 2
+  kept = encoded(params, batch())["encoded"]
+  for row, alone in enumerate(kept):
+    one = {"inputs": batch()["inputs"][row : row + 1]}
+    np.testing.assert_allclose(
+      encoded(params, one)["encoded"][0], alone, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+  "pattern, changes",
+  [
+    (".*", {}),
+    ("(decoder|encoder/layers_0)/.*", {}),
+    ("(decoder|token_embedder)/.*", {}),
+    (LAST_LAYER, {"dropout_rate": 0.1}),
+    (".*", {"adapter": lora.LoRA(rank=2, kernels="decoder/.*/kernel")}),
+  ],
+)
+def test_an_encoder_that_training_changes_runs_in_each_step(
+  params, pattern, changes
+):
+  assert not encoded(params, batch(), pattern, **changes)
+
+
+def test_outputs_too_large_to_keep_are_computed_in_each_step(
+  params, monkeypatch
+):
+  size = encoded(params, batch())["encoded"].nbytes
+  monkeypatch.setattr(finetune_dp, "_ENCODED_BYTES", size)
+  assert encoded(params, batch())
+  monkeypatch.setattr(finetune_dp, "_ENCODED_BYTES", size - 1)
+  assert not encoded(params, batch())
+
+
 @functools.partial(jax.jit, static_argnames="adapter")
 def loss(trained, public, adapter=None):
   return finetune_dp.loss_fn(
