@@ -180,10 +180,21 @@ class ContrastiveGrad:
       hard_negatives=getattr(self.loss, "hard_negatives", 0),
     )
 
-  def encode(self, name: str, params: typing.Params, examples: Any) -> Any:
-    """Returns the vectors of queries or documents, [batch, dim]."""
+  def encode(
+    self,
+    name: str,
+    params: typing.Params,
+    examples: Any,
+    *,
+    together: bool = False,
+  ) -> jax.Array:
+    """Returns the vectors of queries or documents; see `encoders.encode`."""
     return encoders.encode(
-      self._encoder(name), params, examples, self.microbatch_size
+      self._encoder(name),
+      params,
+      examples,
+      self.microbatch_size,
+      together=together,
     )
 
   def total_loss(
@@ -196,8 +207,8 @@ class ContrastiveGrad:
     has_column = jnp.concatenate([is_real, jnp.repeat(is_real, hard)])
     queries = batches.sound(pairs.queries, is_real)
     columns = batches.sound(pairs.columns, has_column)
-    q = self.encode("query", params, queries)
-    d = self.encode("document", params, columns)
+    q = self.encode("query", params, queries, together=True)
+    d = self.encode("document", params, columns, together=True)
     similarity = jnp.matmul(q, d.T, precision=jax.lax.Precision.HIGHEST)
     losses = self.loss.losses(
       similarity,
@@ -254,7 +265,8 @@ def contrastive_clipped_grad(
 
   Args:
     encode_query: `(params, queries)` to vectors of length 1, [batch, dim]. It
-      is called with one example at a time, under `jax.vmap`.
+      is called with one example at a time, under `jax.vmap`; by `Batch` and
+      `Group` with all that they clip as one.
     encode_document: the same for documents and negatives. Parameters may be
       shared. What is frozen is closed over, not in params.
     loss: `losses.contrastive.Softmax`, `Sigmoid`, `Spreadout`, `Bounded` with
