@@ -18,13 +18,14 @@ from synthq_jax import typing
 from synthq_jax.optim import strategies
 from synthq_jax.optim.bookkeeping import jaxprs, plans, rules
 
-__all__ = ["Choice", "Cost", "choose"]
+__all__ = ["Choice", "Cost", "choose", "memory"]
 
 _log = logging.getLogger(__name__)
 
 SHARE = 0.5
 """Of the device's memory, what clipping may take beyond ordinary training."""
 
+_GIB = 2**30
 _WORD = 4  # bytes of a float32
 _FORMED = 3  # passes over a formed gradient: written, read for norm and sum
 
@@ -109,7 +110,7 @@ def choose(
     batch: arrays or shapes with a leading axis [batch].
     keys: one key per example, or None.
     backend: "cpu", "gpu" or "tpu"; None: JAX's default.
-    memory_bytes: of the device; None: what the device says.
+    memory_bytes: of the device; None: `memory` of it.
     microbatch_size: examples at once, a divisor of the batch; None: all, or
       on CPUs what is fastest.
 
@@ -118,7 +119,7 @@ def choose(
   """
   backend = jax.default_backend() if backend is None else backend
   if memory_bytes is None:
-    memory_bytes = _memory(backend)
+    memory_bytes = memory(backend)
   arguments = (batch,) if keys is None else (batch, keys)
   options = strategies.plan_options
   plan = plans.make(loss_fn, params, arguments, **options("bookkeeping"))
@@ -187,16 +188,26 @@ def _say(reason: str) -> None:
   _log.info("clipping: %s", reason)
 
 
-def _memory(backend: str) -> float:
-  """Returns the memory of a device in bytes."""
+def memory(backend: str | None = None) -> float:
+  """Returns the memory of a device in bytes, as `choose` reckons with it.
+
+  In whole GiB, so that a choice does not hang on a page more or less. Whoever
+  has to know whether a choice may have been another one keeps this number.
+
+  Args:
+    backend: "cpu", "gpu" or "tpu"; None: JAX's default.
+  """
+  backend = jax.default_backend() if backend is None else backend
   stats = None
   if backend == jax.default_backend():
     stats = jax.local_devices()[0].memory_stats()
   if stats and "bytes_limit" in stats:
-    return float(stats["bytes_limit"])
-  if backend == "cpu":
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-  return 30.0 * 2**30
+    found = stats["bytes_limit"]
+  elif backend == "cpu":
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  else:
+    found = 30 * _GIB
+  return float(max(found // _GIB, 1) * _GIB)
 
 
 def _costs(

@@ -76,7 +76,8 @@ def privatize(
     noise_multiplier: standard deviation of the noise over the sensitivity, at
       least 0; 0 adds none.
     denominator: public divisor, above 0.
-    key: one secret key, for the noise of all steps and nothing else.
+    key: one secret key, for the noise of all steps and nothing else. A step
+      that closes over it holds it as a constant (pitfall 37).
     noise: `iid()`, `banded(...)` or `blt(...)`; None means `iid()`. Correlated
       noise asks for a sampler that keeps a record's steps apart: see there.
 

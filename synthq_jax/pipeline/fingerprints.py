@@ -15,6 +15,7 @@ import numpy as np
 import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.models import t5_checkpoints
+from synthq_jax.optim import auto
 
 __all__ = [
   "check_checkpoint",
@@ -52,16 +53,21 @@ def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
   """
   settings = dict(artifacts.to_json(config))
   settings.pop("settings", None)
-  return artifacts.fingerprint(settings, machine(mesh), _code())
+  return artifacts.fingerprint(
+    settings, machine(mesh, settings.get("strategy"))
+  )
 
 
-def machine(mesh: jax.sharding.Mesh | None) -> str:
-  """Digests devices, libraries and their settings, as `program` needs them.
+def machine(mesh: jax.sharding.Mesh | None, strategy: str | None = None) -> str:
+  """Digests devices, libraries with this one, and their settings.
 
   Args:
     mesh: of the training; None: one device.
+    strategy: of clipping, where there is one; "auto" goes by the memory, too.
   """
   return artifacts.fingerprint(
+    _code(),
+    auto.memory() if strategy == "auto" else None,
     None if mesh is None else list(mesh.shape.items()),
     jax.process_count(),
     jax.default_backend(),

@@ -7,6 +7,7 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from synthq_jax.losses import seq2seq
@@ -102,6 +103,20 @@ def test_ghost_clipping_forms_no_gradient_of_a_single_example():
   assert "f32[3,32]" in program
   assert "f32[3,32,32]" not in program
   assert "f32[3,1,32,32]" not in program
+
+
+@pytest.mark.parametrize("strategy", ["bookkeeping", "ghost"])
+def test_a_program_in_double_precision_clips_single_precision(strategy):
+  params, batch = {"w": np.eye(32, dtype=np.float32)}, {"x": np.ones((3, 32))}
+  with jax.enable_x64(True):
+    got, expected = (
+      clipping.clipped_grad(plain, l2_clip_norm=1.0, strategy=name)(
+        params, batch
+      )
+      for name in (strategy, "vmap")
+    )
+  np.testing.assert_allclose(got[0]["w"], expected[0]["w"], rtol=1e-4)
+  np.testing.assert_allclose(got[1].norms, expected[1].norms, rtol=1e-3)
 
 
 def test_ghost_clipping_keeps_remat_and_bookkeeping_does_too():

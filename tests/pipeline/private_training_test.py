@@ -558,10 +558,27 @@ def test_whatever_changes_the_speed_is_another_program():
 
 
 def test_other_code_is_another_program(monkeypatch):
-  before = fingerprints.program({}, None)
-  assert fingerprints.program({}, None) == before
+  before = fingerprints.program({}, None), fingerprints.machine(None)
+  assert (fingerprints.program({}, None), fingerprints.machine(None)) == before
   monkeypatch.setattr(fingerprints, "_code", lambda: "another")
-  assert fingerprints.program({}, None) != before
+  assert fingerprints.program({}, None) != before[0]
+  assert fingerprints.machine(None) != before[1]  # all that T5X's steps ask for
+
+
+def test_a_choice_by_memory_is_another_program_with_other_memory(monkeypatch):
+  def programs(gib):
+    monkeypatch.setattr(os, "sysconf", {  # in pages of a byte
+      "SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": int(gib * 2**30)
+    }.get)  # fmt: skip
+    return [
+      fingerprints.program(finetune_dp.Config(strategy=name), None)
+      for name in ("auto", "bookkeeping")
+    ]
+
+  small, same, large = programs(4.2), programs(4.9), programs(16)
+  assert small == same
+  assert small[0] != large[0]
+  assert small[1] == large[1]
 
 
 # No two releases of a run share anything secret.

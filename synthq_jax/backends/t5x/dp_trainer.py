@@ -31,10 +31,6 @@ _OF_LOSS = ("_label_smoothing", "_z_loss", "_loss_normalizing_factor")
 _OF_OPTIMIZER = ("hyper_params", "options")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
-_VERSION = 2
-"""Of what a step computes, raised with each change of it. 1: dropout masks
-followed from RANDOM_SEED and an example's place in the data."""
-
 
 class DPTrainer(trainer_lib.Trainer):
   """Clips per example, adds noise, and leaves the rest to T5X.
@@ -112,7 +108,7 @@ class DPTrainer(trainer_lib.Trainer):
         **_facts(model, train_state, schedule),
         "strategy": strategy,
         "microbatches": num_microbatches or 1,
-        "machine": fingerprints.machine(partitioner.mesh),
+        "machine": fingerprints.machine(partitioner.mesh, strategy),
       },
       start=_digest(train_state.params),
     )
@@ -289,7 +285,6 @@ def _facts(
     "model": artifacts.fingerprint(
       [_ADDRESS.sub("", str(x)) for x in computed]
     ),
-    "version": _VERSION,
     "versions": fingerprints.versions(),
   }
 

@@ -484,15 +484,16 @@ def _metered_use(
 
     def summed() -> jax.Array:
       total = rules.weighted_sum([use], weights, matrices)
-      return layout.restore(total, shape)
+      return layout.restore(total, shape).astype(jnp.float32)
 
     nothing = devices.vary(
-      (jnp.zeros(weights.shape), jnp.zeros(shape)), devices.axes_of(weights)
+      [jnp.zeros(like, jnp.float32) for like in (weights.shape, shape)],
+      devices.axes_of(weights),
     )
     return jax.lax.cond(
       weights[0] == NORMS,
-      lambda: (rules.squared_norm(use), nothing[1]),
-      lambda: (nothing[0], summed()),
+      lambda: [rules.squared_norm(use).astype(jnp.float32), nothing[1]],
+      lambda: [nothing[0], summed()],
     )
 
   @jax.custom_vjp
