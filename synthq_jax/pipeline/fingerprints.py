@@ -23,6 +23,7 @@ __all__ = [
   "machine",
   "of_checkpoint",
   "of_file",
+  "of_result",
   "program",
   "versions",
 ]
@@ -97,6 +98,25 @@ def _code() -> str:
     content = hashlib.sha256(path.read_bytes()).hexdigest()
     digest.update(f"{path.relative_to(root)} {content}\n".encode())
   return digest.hexdigest()
+
+
+def of_result(fingerprint: str, made: Any) -> str:
+  """Returns what a result is to those that read it.
+
+  A private training that is made again has its old fingerprint and another
+  noise: its releases in the ledger tell the two results apart.
+
+  Args:
+    fingerprint: of its settings and of what it reads.
+    made: the result.
+  """
+  claim = getattr(made, "statement", None)
+  entries = getattr(claim, "ledger", ())
+  if not entries:
+    return fingerprint
+  return artifacts.fingerprint(
+    fingerprint, *(entry.identifier for entry in entries)
+  )
 
 
 def of_checkpoint(directory: pathlib.Path) -> str:

@@ -269,7 +269,7 @@ class Run:
         rows[job.name] = self._is_there(place, digest)
         if rows[job.name]:
           value = self._load(place, one.result, digest)
-          self.made[one.name][job.name] = stage.Made(value, digest)
+          self.made[one.name][job.name] = _made(value, digest)
       yield one.name, rows if is_known else None
       is_known = is_known and all(rows.values())
 
@@ -308,7 +308,7 @@ class Run:
           release.remove(folder / f"state_{digest}")
           artifacts.remove(folder / f"parts_{digest}")
       self.say(f"[{place}] finished earlier, skipped")
-      return stage.Made(value, digest)
+      return _made(value, digest)
     if distributed.is_main():
       for folder in self._folders(place):
         for name in (artifacts.RESULT_NAME, artifacts.FILES_NAME):
@@ -331,7 +331,7 @@ class Run:
         one.make(task, saves=distributed.is_main())
     distributed.barrier(place)
     # As it is on disk: a later run, which finds it there, gets the same value.
-    return stage.Made(self._load(place, one.result, digest), digest)
+    return _made(self._load(place, one.result, digest), digest)
 
   def _folders(self, place: str) -> tuple[pathlib.Path, pathlib.Path]:
     return self._space.public(place), self._space.private(place)
@@ -373,6 +373,10 @@ class Run:
       " saved, got none: give all processes one --workdir on a file system that"
       " they share"
     )
+
+
+def _made(value: Any, digest: str) -> stage.Made:
+  return stage.Made(value, fingerprints.of_result(digest, value))
 
 
 def _place(one: stage.Stage, job: stage.Job) -> str:

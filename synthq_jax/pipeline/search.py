@@ -1,7 +1,7 @@
 """Searches the documents of a finished run with its systems, side by side.
 
-What `encode_documents` kept is indexed once for each retriever; the faiss index
-lies in `search/ROW`, below `private/` where the retriever does, with the
+What `encode_documents` kept is searched as it is. For other programs the faiss
+index lies in `search/ROW`, below `private/` where the retriever does, with the
 fingerprint of its vectors.
 """
 
@@ -18,7 +18,13 @@ from synthq_jax import artifacts, text_tables
 from synthq_jax.data import files
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, results, system_results, workspace
+from synthq_jax.pipeline import (
+  fingerprints,
+  inputs,
+  results,
+  system_results,
+  workspace,
+)
 from synthq_jax.retrieval import (
   best_passages,
   bm25,
@@ -295,31 +301,39 @@ def _index(
   prepared: results.PreparedData,
   retriever: results.Checkpoint,
 ) -> index.Index:
-  """Reads the index of a retriever, or makes and saves it."""
+  """Indexes the vectors of a retriever, and saves the index once for others."""
   private = results.is_private_path(retriever.directory)
   place = folders.private if private else folders.public
   source = place("encode_documents", retriever.name)
   digest = artifacts.read_fingerprint(source)
+  again = "run `synthq run` again with the run's settings, which makes "
   if digest is None:
     raise ValueError(
-      f"{source}: expected the vectors of {retriever.name}, got none: run"
-      " `synthq run` again with the run's settings, which makes what is missing"
+      f"{source}: expected the vectors of {retriever.name}, got none: {again}"
+      "what is missing"
     )
-  folder = place("search", retriever.name)
-  if artifacts.read_fingerprint(folder) == digest:
-    return index.load_exact(folder / _INDEX)
+  artifacts.check(source)
   made = artifacts.load(source, system_results.Vectors)
+  trained = artifacts.read_fingerprint(folders.root / retriever.directory)
+  if made.retriever not in ("", fingerprints.of_result(trained, retriever)):
+    raise ValueError(
+      f"{source}: expected the vectors of {retriever.name}, got those of an"
+      f" earlier training of it: {again}them anew"
+    )
   total = len(inputs.document_tokens(folders, prepared).owners)
   vectors = vector_files.open_vectors(folders.root / made.vectors, total)
   built = index.exact(np.asarray(vectors))
-  built.save(folder / _INDEX)
-  saved = SavedIndex(
-    directory=folders.relative(folder),
-    name=retriever.name,
-    num_documents=len(vectors),
-    dim=vectors.shape[1],
-  )
-  artifacts.save(folder, saved, digest)
+  folder = place("search", retriever.name)
+  if artifacts.read_fingerprint(folder) != digest:
+    artifacts.remove(folder / artifacts.RESULT_NAME)  # of another index
+    built.save(folder / _INDEX)
+    saved = SavedIndex(
+      directory=folders.relative(folder),
+      name=retriever.name,
+      num_documents=len(vectors),
+      dim=vectors.shape[1],
+    )
+    artifacts.save(folder, saved, digest)
   return built
 
 

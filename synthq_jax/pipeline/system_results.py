@@ -39,6 +39,8 @@ class Vectors(results.Claimed):
   """The folder that `retrieval.vector_files` opens."""
   num_bytes: int
   """Size of the vectors."""
+  retriever: str = ""
+  """The retriever's `fingerprints.of_result`; "" in results of older versions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ __all__ = [
   "HNSW",
   "Index",
   "exact",
-  "load_exact",
 ]
 
 _MARGIN = 16  # candidates beyond k, so that ties at the border are rarely cut
@@ -137,7 +136,7 @@ class Index:
     """Writes the faiss index, vectors included; it appears when complete.
 
     Args:
-      path: the file, which `load_exact` and faiss itself read.
+      path: the file, which faiss itself reads.
     """
     with artifacts.replacing(path) as stream:
       faiss.write_index(self.flat, faiss.PyCallbackIOWriter(stream.write))
@@ -276,27 +275,3 @@ class Graph:
       np.take_along_axis(scores, order, axis=1),
       np.take_along_axis(at, order, axis=1),
     )
-
-
-def load_exact(path: str | os.PathLike) -> Index:
-  """Reads an index that `Index.save` wrote.
-
-  Args:
-    path: the file.
-
-  Raises:
-    ValueError: if it is missing, damaged or an index of another kind.
-  """
-  try:
-    flat = faiss.read_index(os.fspath(path))
-  except (RuntimeError, MemoryError) as error:
-    raise ValueError(
-      f"{path}: expected a whole faiss index, got {str(error).splitlines()[-1]}"
-      "; build it again"
-    ) from error
-  if not isinstance(flat, faiss.IndexFlatIP):
-    raise ValueError(
-      f"{path}: expected all vectors, for inner products, got a"
-      f" {type(flat).__name__}; build it again"
-    )
-  return exact(flat.reconstruct_n(0, flat.ntotal))

@@ -40,7 +40,7 @@ _LAST = "report"
 
 
 class Made(NamedTuple):
-  """A finished result and the fingerprint of all that it depends on."""
+  """A finished result, and what it is to others: its `fingerprints.of_result`."""
 
   value: Any
   digest: str

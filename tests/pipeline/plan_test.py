@@ -160,6 +160,31 @@ def test_a_second_run_makes_nothing(finished_run, made, tmp_path):
   assert again == finished_run.report
 
 
+@pytest.mark.parametrize(
+  "place, reader",
+  [
+    ("finetune_dp/eps8", "generate"),
+    ("train_retriever/direct_dp_eps8", "encode_documents"),
+  ],
+)
+def test_a_training_that_was_made_again_is_read_again(
+  finished_run, tmp_path, place, reader
+):
+  root, config = finished_run.copy(tmp_path), finished_run.config
+  wanted = stage.with_needs((reader,), config)
+  before = dict(plan.survey(config, str(root), wanted))
+  assert all(before[reader].values())
+  path = next(root.rglob(f"{place}/{artifacts.RESULT_NAME}"))
+  content = artifacts.read_json(path)
+  for entry in content["result"]["statement"]["ledger"]:
+    entry["identifier"] = "drawn once more"
+  path.write_text(json.dumps(artifacts.sealed(content)))
+  after = dict(plan.survey(config, str(root), wanted))
+  row = place.rpartition("/")[2]
+  changed = {k: v for k, v in before[reader].items() if after[reader][k] != v}
+  assert list(changed) == [row]
+
+
 def test_a_late_setting_reruns_only_what_depends_on_it(
   finished_run, made, tmp_path
 ):

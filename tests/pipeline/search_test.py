@@ -93,12 +93,47 @@ def test_vectors_are_made_once_for_each_retriever(root):
   made.write_text(json.dumps(other))
   search.open_run(root, ["untrained"])
   assert file.stat().st_mtime_ns > before
-  file.write_bytes(file.read_bytes()[:100])
-  with pytest.raises(ValueError, match="expected a whole faiss index"):
-    search.open_run(root, ["untrained"])
   made.unlink()
   with pytest.raises(ValueError, match="run `synthq run` again"):
     search.open_run(root, ["untrained"])
+
+
+def test_vectors_of_an_earlier_training_are_not_searched(root, tmp_path):
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  trained = copy / "train_retriever" / "synthetic_eps8" / artifacts.RESULT_NAME
+  content = artifacts.read_json(trained)
+  for entry in content["result"]["statement"]["ledger"]:
+    entry["identifier"] = "drawn once more"
+  trained.write_text(json.dumps(artifacts.sealed(content)))
+  with pytest.raises(
+    ValueError, match="got those of an earlier training of it"
+  ):
+    search.open_run(copy, ["synthetic_eps8"])
+
+
+def test_an_index_that_a_kill_left_is_made_again(root, tmp_path, monkeypatch):
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  search.open_run(copy, ["synthetic_eps8"])
+  folder = copy / "search" / "synthetic_eps8"
+  vectors = copy / "encode_documents" / "synthetic_eps8" / artifacts.RESULT_NAME
+  first = vectors.read_text()
+  other = {
+    **artifacts.read_json(vectors),
+    "fingerprint": "others",
+    "listed": [],
+  }
+  vectors.write_text(json.dumps(artifacts.sealed(other)))
+  monkeypatch.setattr(search, "SavedIndex", None)  # killed before it is saved
+  with pytest.raises(TypeError):
+    search.open_run(copy, ["synthetic_eps8"])
+  monkeypatch.undo()
+  vectors.write_text(first)
+  index = folder / "documents.faiss"
+  index.write_bytes(b"of other vectors")
+  search.open_run(copy, ["synthetic_eps8"])
+  assert index.read_bytes() != b"of other vectors"
 
 
 def test_private_retrievers_need_a_flag_and_their_vectors_stay_private(
