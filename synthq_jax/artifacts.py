@@ -291,8 +291,9 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
   Raises:
     ValueError: if there is something already, or somebody else is writing.
   """
-  path = pathlib.Path(path)
-  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+  path = pathlib.Path(os.path.abspath(path))
+  is_empty = path.is_dir() and not any(path.iterdir())
+  if path.is_symlink() or (path.exists() and not is_empty):
     raise ValueError(
       f"{path}: expected a place for a new {what}, got one that is taken:"
       " delete it, or give another"
@@ -313,8 +314,8 @@ def new_folder(path: str | os.PathLike, what: str) -> Iterator[pathlib.Path]:
         elif child.name != _LOCK:
           child.unlink()
       yield hidden
-      (hidden / _LOCK).unlink()
       os.replace(hidden, path)
+      (path / _LOCK).unlink()  # not before: another process would take it
     except BaseException:
       shutil.rmtree(hidden, ignore_errors=True)
       raise

@@ -304,6 +304,37 @@ def test_a_file_and_its_name_are_on_disk_before_the_next_is_written(
   assert synced == [path.stat().st_ino, path.parent.stat().st_ino]
 
 
+def test_a_new_folder_takes_no_place_that_is_taken(tmp_path, monkeypatch):
+  (tmp_path / "empty").mkdir()
+  (tmp_path / "link").symlink_to(tmp_path / "empty")
+  (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+  monkeypatch.chdir(tmp_path)
+  for taken in ("link", "dangling", "."):
+    with (
+      pytest.raises(ValueError, match="one that is taken"),
+      artifacts.new_folder(taken, "export"),
+    ):
+      pass
+  assert {p.name for p in tmp_path.iterdir()} == {"empty", "link", "dangling"}
+
+
+def test_a_new_folder_is_locked_until_it_is_there(tmp_path, monkeypatch):
+  path, replace = tmp_path / "made", os.replace
+
+  def meanwhile(hidden, to):
+    with (
+      pytest.raises(ValueError, match="nobody else to write"),
+      artifacts.new_folder(path, "export"),
+    ):
+      pass
+    replace(hidden, to)
+
+  with artifacts.new_folder(path, "export") as folder:
+    (folder / "model").write_text("whole")
+    monkeypatch.setattr(os, "replace", meanwhile)
+  assert [p.name for p in path.iterdir()] == ["model"]
+
+
 def test_an_array_is_whole_or_not_there(tmp_path):
   path, rows = tmp_path / "folder" / "rows.npy", np.arange(6.0).reshape(3, 2)
   with pytest.raises(FileNotFoundError):

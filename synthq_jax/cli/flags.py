@@ -70,7 +70,9 @@ _PASSING = (
   *(errno.EIO, errno.EPIPE, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
   *(errno.ECONNRESET, errno.EHOSTDOWN, errno.ENETDOWN, errno.EREMOTEIO),
 )
-_HINTS |= dict.fromkeys(_PASSING, "the same command goes on where it stopped")
+_HINTS |= dict.fromkeys(
+  _PASSING, "the same command goes on with what is finished"
+)
 
 
 def os_error(error: OSError) -> str:

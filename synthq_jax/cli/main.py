@@ -103,9 +103,13 @@ def _outcome(argv: Sequence[str] | None) -> int:
   except screen.RefutedError as error:
     return _stop(str(error), 3)
   except KeyboardInterrupt:
-    return _stop("interrupted; the same command goes on where it stopped", 130)
+    return _stop(
+      "interrupted; the same command goes on with what is finished", 130
+    )
   except stopping.Terminated:
-    words = "told to stop (SIGTERM); the same command goes on where it stopped"
+    words = (
+      "told to stop (SIGTERM); the same command goes on with what is finished"
+    )
     return _stop(words, stopping.EXIT_CODE)
   except distributed.Left as left:
     return left.code

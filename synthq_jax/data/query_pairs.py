@@ -126,11 +126,10 @@ def _labels(
   where: str, line: Mapping[str, Any], key: str, known: Mapping[str, str]
 ) -> tuple[str, ...]:
   labels = files.field(where, line, key, list)
-  odd = [label for label in labels if label not in known]
-  if odd:
+  if any(label not in list(known) for label in labels):
     raise ValueError(
-      f'{where}: expected labels of {sorted(known)} under "{key}", got'
-      f" {odd[0]!r}; correct it"
+      f'{where}: expected labels of {sorted(known)} under "{key}", got another'
+      " one; correct it"
     )
   return tuple(known[label] for label in labels)
 
@@ -156,14 +155,14 @@ def agreement(path: Path) -> dict[str, dict[str, dict[str, frozenset[str]]]]:
     said = _said(where, files.field(where, line, "label", list))
     if found.setdefault(pair, {}).setdefault(name, said) is not said:
       raise ValueError(
-        f"{where}: expected one line of {name!r} for pair {pair}, got two;"
+        f"{where}: expected one line of an annotator for a pair, got two;"
         " remove one"
       )
   people = {tuple(sorted(each)) for each in found.values()}
   if len(people) != 1:
     raise ValueError(
       f"{path}: expected the same annotators for every pair, got"
-      f" {sorted(people) or 'no line'}; remove the others"
+      f" {f'{len(people)} sets of them' if people else 'no line'}; remove others"
     )
   return found
 
@@ -180,7 +179,7 @@ def _said(where: str, labels: list[str]) -> dict[str, frozenset[str]]:
     else:
       raise ValueError(
         f'{where}: expected "{_OTHER}", or "Title-" or "Variant-" and one of'
-        f" {sorted(_RELATIONS)}, got {label!r}; correct it"
+        f" {sorted(_RELATIONS)}, got another label; correct it"
       )
   return {side: frozenset(names) for side, names in said.items()}
 

@@ -6,7 +6,8 @@ instances, so that a triple is two of theirs: their 1,000 leaked instances are 5
 triples. Three kinds of sets have the same number of them:
 
 - "no leakage": random triples whose queries are no near-duplicates of a test
-  query, and whose documents are not relevant to one: the filler.
+  query, and whose documents are not relevant to one (in another collection: do
+  not have the text of one that is): the filler.
 - "near leakage": a fixed number of triples (Fröbe et al.: 1,000 for Robust04
   and 200 for Common Core) whose queries are near-duplicates of test queries;
   the rest is filler.

@@ -230,10 +230,16 @@ def _source(folder: pathlib.Path) -> Source:
     kind = kinds.get(made.get("_type"))
     result = kind and artifacts.load(folder, kind)
   if result is not None:
-    depth = len(pathlib.PurePosixPath(result.directory).parts)
-    root = folder.resolve().parents[depth - 1]
-    data = root / results.PRIVATE / "prepare_data"
-    if artifacts.read_fingerprint(data) is not None:
+    place, own = folder.resolve(), pathlib.PurePosixPath(result.directory).parts
+    if place.parts[-len(own) :] == own:
+      root = place.parents[len(own) - 1]
+    elif not isinstance(result, results.Checkpoint):
+      raise ValueError(
+        f"{folder}: expected queries where their run put them, at"
+        f" {result.directory}, beside its documents: give them there"
+      )
+    data = root and root / results.PRIVATE / "prepare_data"
+    if data and artifacts.read_fingerprint(data) is not None:
       artifacts.check(data, here=False)  # the public part, which is exported
       artifacts.check_data(folder, data)
       prepared = artifacts.load(data, results.PreparedData)
@@ -295,7 +301,8 @@ def _huggingface(given: Source, folder: pathlib.Path) -> None:
 
 def _prefix(given: Source) -> str:
   """Returns what stood before the documents that a generator wrote for."""
-  for root in (given.root, given.root / results.PRIVATE):
+  roots = [given.root, given.root / results.PRIVATE] if given.root else []
+  for root in roots:
     written = root / "generate" / given.result.name
     if artifacts.read_fingerprint(written) is not None:
       return artifacts.load(written, results.SyntheticQueries).prefix

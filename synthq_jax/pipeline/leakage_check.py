@@ -268,7 +268,8 @@ def run(
   log = leakage_targets.queries(request.train, request.train_split)
   folder = pathlib.Path(request.output)
   # Nothing of an earlier check stays that looks finished.
-  (folder / _RESULT).unlink(missing_ok=True)
+  for name in (_RESULT, _PAGE, _PAIRS, _CLEAN):
+    (folder / name).unlink(missing_ok=True)
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, checks
 from synthq_jax.pipeline import release as release_lib
 from synthq_jax.pipeline import workspace
 from synthq_jax.report import blocks
@@ -22,6 +22,9 @@ from synthq_jax.training import progress as progress_lib
 __all__ = ["Config", "Job", "Study", "Task", "grouped", "part", "run", "words"]
 
 _Item = TypeVar("_Item")
+_BANNER = (
+  "PRIVATE: computed from data that is not public. Do not share this page."
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,9 @@ def run(
     if study.needs_secret:
       folders = workspace.Workspace(workdir, config.secret_seed)
     root = folders.public() if config.public_data else folders.private()
+    root.mkdir(parents=True, exist_ok=True)
+    if not config.public_data:
+      checks.hide(root)
     task = Task(config=config, folders=folders, root=root, progress=progress)
     data = study.prepare(task)
     jobs = study.jobs(task, data)
@@ -143,8 +149,10 @@ def run(
     digest = artifacts.fingerprint(config, *study.digests(data))
     artifacts.save(root, result, digest)
     page = study.page(result)
+    if not config.public_data:
+      page = dataclasses.replace(page, banner=_BANNER)
     page_lib.write(page, root / "study.md")
-  said = [page_lib.text(page.introduction)]
+  said = [*filter(None, [page.banner]), page_lib.text(page.introduction)]
   for part in page.parts[: study.num_shown]:
     shown = [b for b in part.blocks if not isinstance(b, blocks.Paragraph)]
     if any(isinstance(block, blocks.Table | blocks.Items) for block in shown):

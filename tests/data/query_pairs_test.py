@@ -47,7 +47,8 @@ def test_a_labelled_pair_is_read_with_our_names(tmp_path):
     ("query", None, 'string under "query", got None'),
     ("cosine", "high", "number under .cosine., got str"),
     ("cosine", float("nan"), "finite"),
-    ("title_label", ["Synonym"], "got 'Synonym'"),
+    ("title_label", ["Synonym"], "got another one; "),
+    ("title_label", [{"Identical": 1}], "got another one; "),
     ("title_label", "Identical", "expected a list"),
     ("other_label", ["Identical"], "Different Topic"),
   ],
@@ -80,9 +81,15 @@ def test_agreement_is_sorted_by_what_labels_are_about(tmp_path):
 @pytest.mark.parametrize(
   ("lines", "message"),
   [
-    ([said("A"), said("A")], ":2: expected one line of 'A'"),
-    ([said("A", "Title-Synonym")], ":1: .*got 'Title-Synonym'"),
-    ([said("A"), said("B", pair=2)], "the same annotators"),
+    (
+      [said("A"), said("A")],
+      ":2: expected one line of an annotator for a pair, got two; r",
+    ),
+    ([said("A", "Title-Synonym")], ":1: .*got another label; "),
+    (
+      [said("A"), said("B", pair=2)],
+      "the same annotators for every pair, got 2 sets",
+    ),
     ([], "got no line"),
   ],
 )

@@ -613,7 +613,7 @@ def test_ctrl_c_stops_in_one_line_and_the_same_command_goes_on(
   with monkeypatch.context() as patched:
     patched.setattr(queries_lib, "save", interrupted)
     message = refused(capsys, argv, code=130)
-  assert message.endswith("the same command goes on where it stopped")
+  assert message.endswith("the same command goes on with what is finished")
   assert finished(tmp_path / "run") == ["private/prepare_data"]
   assert list((tmp_path / "run/generate/public_only").glob("parts_*/0.npy"))
   assert main.main(argv) == 0

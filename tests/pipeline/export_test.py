@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import math
+import pathlib
 import re
 import shutil
 import stat
+import tempfile
 import types
 
 import jax
@@ -249,6 +251,20 @@ def test_neither_moving_nor_linking_makes_a_private_model_shareable(
     with refused:
       export.run(tmp_path / place, to, format="safetensors")
   assert not to.exists()
+
+
+def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
+  root, to = finished_run.copy(tmp_path), tmp_path / "to"
+  short = pathlib.Path(tempfile.mkdtemp(dir="/tmp"))  # above it: one folder
+  try:
+    model = shutil.move(root / "finetune_dp/eps8", short / "m")
+    export.run(model, to, format="safetensors")
+    assert (to / export.CLAIM).exists()
+    queries = shutil.move(root / "generate/eps8", short / "q")
+    with pytest.raises(ValueError, match="where their run put them, at gen"):
+      export.run(queries, tmp_path / "other", format="beir")
+  finally:
+    shutil.rmtree(short)
 
 
 def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):

@@ -127,9 +127,10 @@ def test_listed_ids_that_the_log_has_not_are_said(paths, capsys):
 
 def test_a_check_that_fails_leaves_no_earlier_one(paths, capsys):
   assert main.main(command(paths, "--detector=exact")) == 0
+  assert len(list((paths / "out").iterdir())) == 4
   (paths / "log.tsv").write_bytes(b"q0\tjax \xff\n")
   assert main.main(command(paths, "--detector=exact")) == 2
-  assert not (paths / "out/check.json").exists()
+  assert not list((paths / "out").iterdir())
 
 
 @pytest.mark.parametrize("content", ["", None])

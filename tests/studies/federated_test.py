@@ -191,6 +191,13 @@ def test_dev_questions_choose_the_rate_and_the_round(
 
   monkeypatch.setattr(methods._Maker, "_score_of", score_of)
   run(tuned, tmp_path / "run", progress=False)
+  # Towers that other dev questions chose are not those of these.
+  other = dataclasses.replace(tuned, dev_split="train")
+  states = {
+    context(one, tmp_path / "run").place("everyone", 0, ("bm25",))
+    for one in (tuned, other)
+  }
+  assert len(states) == 2
   outcomes = load(tmp_path / "run").outcomes
   assert {one.learning_rate for one in outcomes} == {2e-3}
   assert len(outcomes) == 4 and len(asked) >= 4 * 2
@@ -359,14 +366,17 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
   secret = dataclasses.replace(
     config, public_data=False, methods=("BM25",), seeds=1
   )
-  run(secret, tmp_path, progress=False)
+  said = run(secret, tmp_path, progress=False)
   outside = [
     path
     for path in tmp_path.rglob("*")
     if path.is_file() and "private" not in path.relative_to(tmp_path).parts
   ]
   assert not [path for path in outside if path.suffix in (".md", ".json")]
-  assert (tmp_path / "private" / "study.md").exists()
+  page = (tmp_path / "private" / "study.md").read_text()
+  assert "PRIVATE: computed from data that is not public" in page
+  assert said.startswith("PRIVATE: ")
+  assert (tmp_path / "private").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(

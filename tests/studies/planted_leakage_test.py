@@ -373,6 +373,36 @@ def test_another_collection_can_be_trained_on(folder, tmp_path):
   assert "trained on train" in text
 
 
+def test_filler_of_another_collection_has_no_text_of_a_relevant_document(
+  folder, tmp_path
+):
+  shared = tiny()  # the same documents, and queries about those of tests
+  asked = [collection.Query(f"x{i}", f"other zebra{i}") for i in range(40, 50)]
+  for i in range(40, 50):  # near-duplicates of these
+    one, other, *_ = words_of(i)
+    asked.append(collection.Query(f"y{i}", f"{other} common {one}"))
+  grades = {query.id: {f"d{query.id[1:]}": 1} for query in asked}
+  beir.write_beir(
+    tmp_path / "train",
+    dataclasses.replace(
+      shared,
+      queries=(*shared.queries, *asked),
+      qrels=shared.qrels | {"train": shared.qrels["train"] | grades},
+    ),
+  )
+  settings = config(
+    folder,
+    near="train_source",
+    train_source=f"beir:{tmp_path / 'train'}",
+    sizes=(80,),
+  )
+  data = study_data.build(settings)
+  relevant = {f"train:{id_}" for one in data.qrels.values() for id_ in one}
+  assert any(f"train:{one}" in relevant for x in grades.values() for one in x)
+  drawn = {e.relevant_id for e in data.fillers[0]}
+  assert drawn and drawn.isdisjoint(relevant)
+
+
 def test_leaks_that_people_verified_are_taken_by_their_ids(folder, tmp_path):
   beir.write_beir(tmp_path / "train", tiny(num_test=0, num_train=50))
   pairs = [f"q{i}.0\tq{i}.0" for i in range(40, 46)] + ["q40.0\tq46.0"]

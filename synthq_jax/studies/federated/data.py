@@ -133,6 +133,7 @@ def build(config: Any) -> Data:
       source,
       fingerprints.of_file(words),
       *(getattr(config, name) for name in _SETTINGS),
+      *([config.dev_split] if config.is_chosen else []),
       fingerprints.versions(),
     ),
   )

@@ -47,6 +47,7 @@ def notes(config: Any) -> tuple[str, ...]:
   limit = config.max_train_questions
   start = "a given T5" if config.checkpoint else "the package's small T5"
   start = "a given BERT" if config.bert else start
+  patience = config.personal.settings.patience
   values = {
     "config": config,
     "recipe": config.recipe,
@@ -54,6 +55,7 @@ def notes(config: Any) -> tuple[str, ...]:
     "start": start,
     "told": "all" if limit is None else f"at most {limit:,}",
     "rates": _rates_of(config),
+    "stopped": _WORDS.text("stopped", patience=patience) if patience else "",
   }
   said = ("towers", "training", "personal")
   return tuple(_WORDS.text(name, **values) for name in said)

@@ -152,6 +152,13 @@ class _Searchable:
       if (name := f"{self._prefix}{document.id}") in wanted
     }
 
+  def with_contents(self, texts: set[str]) -> set[str]:
+    return {
+      f"{self._prefix}{document.id}"
+      for document in self.data.documents
+      if document.contents in texts
+    }
+
 
 def build(config: Any) -> Data:
   """Reads the sources, chooses test queries and draws all instances.
@@ -196,8 +203,11 @@ class _Sampler:
     kept = self.surely_clean(sorted(leaked_texts))
     if self.train is None:
       kept = {query: text for query, text in kept.items() if query not in near}
-    # Documents relevant to a test query, where they could be trained on.
-    forbidden = set() if self.train else _relevant(self.everything, near)
+    # Documents relevant to a test query, or with the text of one.
+    forbidden = _relevant(self.everything, near)
+    if self.train is not None:
+      relevant = set(self.test.contents(forbidden).values())
+      forbidden = self.train.with_contents(relevant)
     drawn_from = splits.Pool(
       queries=kept,
       qrels=self.trained,
