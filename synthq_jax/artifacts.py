@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, TypeVar
 from synthq_jax import file_lists, stores
 
 __all__ = [
+  "UNFINISHED",
   "FILES_NAME",
   "RESULT_NAME",
   "append",
@@ -52,8 +53,9 @@ FILES_NAME = "files.json"
 _LOCK = ".lock"
 _CHECKSUM = "checksum"
 _FINGERPRINT = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")
-_UNFINISHED = ("state_", "parts_", "ranks_")
-"""Begin the names of what goes once a result is saved."""
+UNFINISHED = ("state_", "parts_", "ranks_")
+"""Begin the names of what goes once a result is saved: a training's states, which a
+release may belong to, and other work."""
 _Result = TypeVar("_Result")
 
 
@@ -373,7 +375,7 @@ def _text(content: Any) -> str:
 def _is_apart(digest: str, path: pathlib.Path) -> bool:
   """Says whether something in a folder is no part of this finished result."""
   named = _FINGERPRINT.search(path.name)
-  if named and (named[1] != digest or path.name.startswith(_UNFINISHED)):
+  if named and (named[1] != digest or path.name.startswith(UNFINISHED)):
     return True
   if path.is_dir():
     return (path / RESULT_NAME).exists()

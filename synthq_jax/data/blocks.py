@@ -88,12 +88,6 @@ class Blocks:
   def _mark(self, number: int) -> pathlib.Path:
     return self.path(number).with_suffix(".sha256")
 
-  def remove(self) -> None:
-    """Removes the folder, and those of older settings (KIND_*) beside it."""
-    kind = self.directory.name.partition("_")[0]
-    for folder in self.directory.parent.glob(f"{kind}_*"):
-      artifacts.remove(folder)
-
 
 class Rows:
   """Rows of arrays that stay on disk and are read where they are used.

@@ -23,7 +23,7 @@ from synthq_jax.data import (
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import prompt as prompt_lib
 from synthq_jax.models import t5_checkpoints, t5_config
-from synthq_jax.pipeline import private_training, results, workspace
+from synthq_jax.pipeline import results, workspace
 from synthq_jax.privacy import rounding
 from synthq_jax.training import distributed
 
@@ -587,9 +587,6 @@ def save_checkpoint(
   """
   if distributed.is_main():
     t5_checkpoints.save(directory, params, model_config)
-  task.when_saved.append(
-    lambda: private_training.remove_state(task.folders, task.place, task.digest)
-  )
   return results.Checkpoint(
     directory=task.folders.relative(directory),
     kind=kind,

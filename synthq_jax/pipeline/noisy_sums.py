@@ -1,6 +1,5 @@
 """Releases one noisy sum over private queries: promise, ledger, then noise."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -266,7 +265,6 @@ def draw(
     ),
   )
   statement = promise.enter(space.private(ledger.NAME), release.identifier)
-  task.when_saved.append(functools.partial(release_lib.remove, directory))
   std = promise.noise_multiplier * promise.l2_sensitivity
   return statement, gaussian.noisy(total, std, release.noise_key)
 

@@ -28,7 +28,6 @@ __all__ = [
   "Config",
   "Settings",
   "promise",
-  "remove_state",
   "sampler",
   "state_directory",
   "train",
@@ -162,11 +161,6 @@ def state_directory(
 ) -> pathlib.Path:
   """Returns where a stage keeps the states of unfinished training."""
   return space.private(stage, f"state_{digest}")
-
-
-def remove_state(space: workspace.Workspace, stage: str, digest: str) -> None:
-  """Removes the states of a stage whose result is saved."""
-  release_lib.remove(state_directory(space, stage, digest))
 
 
 def train(

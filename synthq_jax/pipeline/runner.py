@@ -19,7 +19,6 @@ from synthq_jax.data import shipped
 from synthq_jax.pipeline import (
   fingerprints,
   inputs,
-  release,
   results,
   workspace,
 )
@@ -304,9 +303,7 @@ class Run:
       value = self._load(place, one.result, digest)
       if distributed.is_main():
         self._check(place, digest, value)
-        for folder in self._folders(place):  # of a kill after the result
-          release.remove(folder / f"state_{digest}")
-          artifacts.remove(folder / f"parts_{digest}")
+        stage.tidy(self._folders(place), digest)  # of a kill after the result
       self.say(f"[{place}] finished earlier, skipped")
       return _made(value, digest)
     if distributed.is_main():

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from synthq_jax import artifacts
 from synthq_jax.data import blocks, passages
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
@@ -37,7 +36,6 @@ __all__ = [
   "encode_rows",
   "lexical",
   "nearest",
-  "remove_vectors",
 ]
 
 _BLOCK = 8192
@@ -153,7 +151,6 @@ def dense(
       batch_size=task.settings.batch_size,
       progress=task.progress,
     )
-  task.when_saved.append(lambda: remove_vectors(directory))
   distributed.barrier(task.place)
   if not distributed.is_main():
     return None
@@ -186,10 +183,3 @@ def nearest(
     for query, (scores, at) in zip(judged.qrels, rows, strict=True)
   }
   return judged.without_own(run, depth)
-
-
-def remove_vectors(directory: pathlib.Path, but: str = "") -> None:
-  """Removes vectors and parts of a result, and of older settings, but for one."""
-  for vectors in (*directory.glob("vectors_*"), *directory.glob("parts_*")):
-    if vectors.name != but:
-      artifacts.remove(vectors)

@@ -65,9 +65,6 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   distributed.barrier(task.place)
   if not distributed.is_main():
     return None
-  task.when_saved.append(
-    lambda: _search.remove_vectors(directory, but=vectors.name)
-  )
   return system_results.Vectors(
     directory=folders.relative(directory),
     vectors=folders.relative(vectors),

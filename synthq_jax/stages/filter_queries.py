@@ -196,7 +196,6 @@ def run(task: stage.Task) -> results.SyntheticQueries:
     kept.passages,
   )
   _save_removed(directory, written, first, indices, ranked)
-  task.when_saved.append(lambda: artifacts.remove(state))
   return dataclasses.replace(
     synthetic,
     directory=folders.relative(directory),

@@ -189,7 +189,6 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     written[kept.indices],
     read[kept.indices],
   )
-  task.when_saved.append(parts.remove)
   return results.SyntheticQueries(
     directory=space.relative(directory),
     name=name,

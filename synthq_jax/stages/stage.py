@@ -31,10 +31,12 @@ __all__ = [
   "of",
   "row_name",
   "summaries",
+  "tidy",
   "with_needs",
 ]
 
 _FOLDER = pathlib.Path(__file__).parent
+_NAMED = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")  # by a fingerprint
 _LAST = "report"
 """The stage that reads all others: the order in which it names them is theirs."""
 
@@ -83,9 +85,6 @@ class Task:
   stage declares that it needs it."""
   progress: bool = True
   """Whether bars are shown."""
-  when_saved: list[Callable[[], Any]] = dataclasses.field(default_factory=list)
-  """What a stage adds is called once its result is saved: it removes unfinished
-  work."""
 
   def folder(self, *, private: bool) -> pathlib.Path:
     """Returns the result's folder, which is made.
@@ -162,20 +161,34 @@ class Stage:
       task.folders.private(task.place),
     ]
     artifacts.save(place, result, task.digest, folders=folders, data=task.data)
-    if place == task.folders.public(task.place):
-      _remove_others(place, task.digest)
-    for clean in task.when_saved:
-      clean()
+    tidy(folders, task.digest)
     return result
 
 
-def _remove_others(place: pathlib.Path, digest: str) -> None:
-  """Removes what is named by earlier fingerprints, which no claim counts now."""
-  for path in place.iterdir():
-    named = re.search(r"_([0-9a-f]{16})(?![0-9a-f])", path.name)
-    if named is None or named[1] == digest:
-      continue
-    artifacts.remove(path, must=True)
+def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
+  """Removes unfinished work of a finished result, and what earlier ones left.
+
+  Under `private/`, states of other settings stay, and what they have measured:
+  to begin their trainings anew would be one more release each.
+
+  Args:
+    folders: the result's public and its private one.
+    digest: its fingerprint.
+  """
+  from synthq_jax.pipeline import release  # JAX takes a second to load
+
+  public, _ = folders
+  is_public = (public / artifacts.RESULT_NAME).exists()
+  for folder in filter(pathlib.Path.is_dir, folders):
+    for path in folder.iterdir():
+      named = _NAMED.search(path.name)
+      if path.name.endswith(f"_{digest}"):
+        if path.name.startswith(artifacts.UNFINISHED):
+          release.remove(path)
+      elif named and named[1] != digest:
+        work = ("vectors_", *artifacts.UNFINISHED[1:])
+        if (folder == public and is_public) or path.name.startswith(work):
+          artifacts.remove(path, must=True)
 
 
 def of(module: str, **fields: Any) -> Stage:

@@ -149,7 +149,6 @@ def _clusters(task, documents: results.PublicDocuments, folder) -> np.ndarray:
     state,
     batch_size=config.batch_size,
   )
-  task.when_saved.append(lambda: artifacts.remove(state))
   return clusters_lib.assign(
     vector_files.open_vectors(state, len(tokens)),
     _number(config, documents),

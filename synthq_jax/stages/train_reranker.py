@@ -125,7 +125,6 @@ def run(task: stage.Task) -> system_results.Reranker:
   )
   if distributed.is_main():
     _reranking.save(directory, params, idf)
-  task.when_saved.append(lambda: artifacts.remove(state))
   return system_results.Reranker(
     directory=folders.relative(directory),
     name=task.name,

@@ -253,7 +253,8 @@ def record_of(root, digest="digest"):
 def make_again(root, secret=None):
   """As who deletes a result: its states went when it was saved."""
   space = workspace.Workspace(root, secret_seed=secret)
-  private_training.remove_state(space, "stage/name", "digest")
+  state = private_training.state_directory(space, "stage/name", "digest")
+  release_lib.remove(state)
 
 
 @pytest.mark.usefixtures("plain_sgd")

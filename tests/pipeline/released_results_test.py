@@ -203,7 +203,6 @@ def test_a_result_takes_away_what_an_earlier_one_left(tmp_path):
     "files.json",
     f"metrics_{digest}.jsonl",
     "params.safetensors",
-    f"parts_{digest}",
     "result.json",
   ]
 
