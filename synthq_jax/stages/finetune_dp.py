@@ -355,7 +355,7 @@ def encoded_once(
 
   A record is drawn many times: its encoder's part is computed once. Each output
   is of one document and public parameters, so that losses stay those of single
-  records.
+  records; in blocks of one shape, so that a record more does not round others.
 
   Args:
     config: what is trained, and in which type.
@@ -391,7 +391,10 @@ def encoded_once(
       batch_size=_ENCODED_AT_ONCE,
     )
 
-  return {"encoded": np.asarray(encode(public, records["inputs"]))}
+  count = len(records["inputs"])
+  padding = ((0, -count % _ENCODED_AT_ONCE), (0, 0))
+  encoded = encode(public, np.pad(records["inputs"], padding))
+  return {"encoded": np.asarray(encoded)[:count]}
 
 
 def _spread(config: Config):
