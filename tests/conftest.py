@@ -70,7 +70,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _SLOW = (
   "pipeline/hosts_test.py",
-  "pipeline/kill_test.py",
+  "pipeline/campaign_test.py",
   "pipeline/store_kill_test.py",
   "pipeline/neighbours_test.py",
   "tutorials_test.py",
