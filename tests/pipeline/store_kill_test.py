@@ -26,7 +26,6 @@ FLAGS = (
   f"--gin_file={kills.RECIPE}",
   "--gin.plan.RunConfig.public_data=True",
   "--gin.prepare_data.Config.public_test_documents=20",
-  "--gin.plan.Rows.public_only=False",
 )
 
 
