@@ -6,7 +6,7 @@ says).
 
 Workers, and the processes that tests start, share what they have compiled and
 one finished run, in a folder that ends with the tests. Compiled modules stay for
-the next time.
+the next time, and programs where JAX_COMPILATION_CACHE_DIR says so.
 """
 
 import contextlib
@@ -56,9 +56,10 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # for the tree: not here
   os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode()
   _COPIES = f"{sys.pycache_prefix}{tempfile.gettempdir()}"
   sys.dont_write_bytecode = False
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[_FOLDER]}/compiled"
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR", f"{os.environ[_FOLDER]}/compiled"
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 # No test cuts the power, and waiting for the disk is a twentieth of the time.
 os.fsync = lambda descriptor: None
