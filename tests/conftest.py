@@ -71,7 +71,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _SLOW = (
   "pipeline/hosts_test.py",
-  "pipeline/campaign_test.py",
   "pipeline/store_kill_test.py",
   "pipeline/neighbours_test.py",
   "tutorials_test.py",
@@ -91,6 +90,7 @@ _SLOW = (
 """Processes, kills, hosts, tutorials and whole runs; the longest come first."""
 _LONG = (
   "pipeline/plan_test.py",
+  "pipeline/campaign_test.py",
   *_SLOW,
   "red_team/attacks_test.py",
   "training/sharded_grad_test.py",
