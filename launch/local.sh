@@ -68,6 +68,11 @@ if [[ "${1:-}" == test ]]; then
   shift
   install "[test]" "4 GB"
   cd "$ROOT"
+  # Programs that an earlier call compiled, but for what nothing has read since.
+  export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$VENV/compiled-tests}"
+  if [[ -d "$VENV/compiled-tests" ]]; then
+    find "$VENV/compiled-tests" -type f -atime +30 -delete
+  fi
   # Two at a time: what two cores and 16 GB hold. `-n 0` behind: one.
   exec "$VENV/bin/python" -m pytest -n 2 --dist loadfile \
     --no-loadscope-reorder "$@"

@@ -5,13 +5,16 @@ left alone with one at the end (with --no-loadscope-reorder, as launch/local.sh
 says).
 
 Workers, and the processes that tests start, share what they have compiled and
-one finished run, in a folder that ends with the tests.
+one finished run, in a folder that ends with the tests. Compiled modules stay for
+the next time, and programs where JAX_COMPILATION_CACHE_DIR says so.
 """
 
+import contextlib
 import gc
 import os
 import pathlib
 import shutil
+import stat
 import sys
 import tempfile
 
@@ -35,13 +38,28 @@ _FOLDER = "SYNTHQ_TESTS_FOLDER"  # which workers get from who started them
 _IS_FIRST = _FOLDER not in os.environ
 if _IS_FIRST:
   os.environ[_FOLDER] = tempfile.mkdtemp(prefix="tests-")
+
+
+def _bytecode() -> str:
+  """A folder that the next session finds again, if it is our own."""
+  folder = f"{tempfile.gettempdir()}/synthq-bytecode-{os.getuid()}"
+  with contextlib.suppress(FileExistsError):
+    os.mkdir(folder, 0o700)
+  found = os.lstat(folder)
+  if (found.st_uid, found.st_mode) == (os.getuid(), stat.S_IFDIR | 0o700):
+    return folder
+  return f"{os.environ[_FOLDER]}/bytecode"
+
+
+_COPIES = ""  # compiled modules of copies of the package, and the like
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # for the tree: not here
-  os.environ["PYTHONPYCACHEPREFIX"] = f"{os.environ[_FOLDER]}/bytecode"
-  sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
+  os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode()
+  _COPIES = f"{sys.pycache_prefix}{tempfile.gettempdir()}"
   sys.dont_write_bytecode = False
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ[_FOLDER]}/compiled"
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR", f"{os.environ[_FOLDER]}/compiled"
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 # No test cuts the power, and waiting for the disk is a twentieth of the time.
 os.fsync = lambda descriptor: None
@@ -53,7 +71,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 _SLOW = (
   "pipeline/hosts_test.py",
-  "pipeline/kill_test.py",
   "pipeline/store_kill_test.py",
   "pipeline/neighbours_test.py",
   "tutorials_test.py",
@@ -73,6 +90,7 @@ _SLOW = (
 """Processes, kills, hosts, tutorials and whole runs; the longest come first."""
 _LONG = (
   "pipeline/plan_test.py",
+  "pipeline/campaign_test.py",
   *_SLOW,
   "red_team/attacks_test.py",
   "training/sharded_grad_test.py",
@@ -106,6 +124,8 @@ def pytest_collection_finish():
 def pytest_unconfigure():
   if _IS_FIRST:
     shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
+    if _COPIES:
+      shutil.rmtree(_COPIES, ignore_errors=True)
 
 
 @pytest.fixture(name="finished_run", scope="module")

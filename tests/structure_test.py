@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -103,43 +103,72 @@ def test_the_reader_of_imports_sees_every_form():
   assert imports_of(tree) == {"a.b", "c.d", "e"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
-def test_a_package_imports_only_what_stands_before_it(path):
+def wrong_in(
+  paths: Sequence[pathlib.Path], faults: Callable[[pathlib.Path], Iterable[str]]
+) -> dict[str, list[str]]:
+  """What is found in each file, of those in which something is."""
+  assert paths
+  wrong = {}
+  for path in paths:
+    try:
+      found = [*faults(path)]
+    except AssertionError as error:  # it cannot be read
+      found = [str(error)]
+    if found:
+      wrong[path.relative_to(ROOT).as_posix()] = found
+  return wrong
+
+
+def roots_of(names: Iterable[str]) -> set[str]:
+  return {name.split(".")[0] for name in names}
+
+
+def wrong_ranks(path: pathlib.Path) -> Iterable[str]:
   own = place(path)
-  if own == "__init__":
-    assert not {name for name in imports(path) if "synthq_jax" in name}
-    return
-  for name in imports(path):
-    if name.startswith("synthq_jax."):
+  for name in sorted(imports(path)):
+    if own == "__init__":
+      if "synthq_jax" in name:
+        yield f"imports {name}"
+    elif name.startswith("synthq_jax."):
       other = place_of([*name.split(".")[1:], ""])
-      allowed = RANKS[other] < RANKS[own] or {own, other} in ({own}, TOGETHER)
-      assert allowed, f"{own} imports {name}"
+      if RANKS[other] >= RANKS[own] and {own, other} not in ({own}, TOGETHER):
+        yield f"{own} imports {name}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
-def test_slow_and_optional_libraries_stay_where_they_belong(path):
-  roots = {name.split(".")[0] for name in imports(path)}
+def test_a_package_imports_only_what_stands_before_it():
+  assert wrong_in(MODULES, wrong_ranks) == {}
+
+
+def misplaced_libraries(path: pathlib.Path) -> Iterable[str]:
+  roots = roots_of(imports(path))
   runtime = without_type_checking(ast.parse(path.read_text()))
   if place(path) != "data":
-    used = {name.split(".")[0] for name in imports_of(runtime)}
     heavy = {"tensorflow", "tensorflow_text", "tensorflow_datasets", "seqio"}
-    assert not used & heavy
+    yield from sorted(roots_of(imports_of(runtime)) & heavy)
   if place(path) != "cli":
-    assert "gin" not in roots
+    yield from roots & {"gin"}
   if place(path) != "backends":
-    assert "t5x" not in roots
+    yield from roots & {"t5x"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
-def test_nothing_loads_tensorflow_when_it_is_imported(path):
+def test_slow_and_optional_libraries_stay_where_they_belong():
+  assert wrong_in(MODULES, misplaced_libraries) == {}
+
+
+def slow_at_import(path: pathlib.Path) -> Iterable[str]:
   tree = without_type_checking(ast.parse(path.read_text()))
   at_import = ast.Module([n for n in tree.body if not is_definition(n)], [])
-  roots = {name.split(".")[0] for name in imports_of(at_import)}
+  roots = roots_of(imports_of(at_import))
   slow = {"tensorflow", "tensorflow_datasets", "seqio", "clu"}
   if "t5x" in roots:  # loads all of it anyway, and only where it is installed
-    assert place(path) == "backends"
+    if place(path) != "backends":
+      yield "t5x"
     slow -= {"clu"}
-  assert not roots & slow
+  yield from sorted(roots & slow)
+
+
+def test_nothing_loads_tensorflow_when_it_is_imported():
+  assert wrong_in(MODULES, slow_at_import) == {}
 
 
 def is_definition(node: ast.AST) -> bool:
@@ -147,13 +176,11 @@ def is_definition(node: ast.AST) -> bool:
   return isinstance(node, kinds)
 
 
-@pytest.mark.parametrize(
-  "path", [p for p in MODULES if place(p) in LIGHT], ids=lambda p: p.stem
-)
-def test_the_core_uses_few_libraries(path):
-  roots = {name.split(".")[0] for name in imports(path)}
-  others = roots - set(sys.stdlib_module_names) - {"synthq_jax"}
-  assert others <= LIGHT_LIBRARIES
+def test_the_core_uses_few_libraries():
+  known = LIGHT_LIBRARIES | set(sys.stdlib_module_names) | {"synthq_jax"}
+  light = [path for path in MODULES if place(path) in LIGHT]
+  others = lambda path: sorted(roots_of(imports(path)) - known)  # noqa: E731
+  assert wrong_in(light, others) == {}
 
 
 def test_stages_import_neither_each_other_nor_what_runs_them():
@@ -229,13 +256,37 @@ def test_there_are_launchers():
   assert {"sweeps", "tpu_vm", "xm"} <= {path.stem for path in LAUNCHERS}
 
 
-@pytest.mark.parametrize("path", [*MODULES, *LAUNCHERS], ids=lambda p: p.stem)
-def test_a_module_is_short_and_says_what_it_is(path):
+def unreadable(path: pathlib.Path) -> Iterable[str]:
   text = path.read_text()
-  assert len(text.splitlines()) <= 600
-  summary = ast.get_docstring(ast.parse(text))
-  assert summary, "expected a docstring"
-  assert summary.split("\n\n")[0].rstrip()[-1] in ".:"
+  if (lines := len(text.splitlines())) > 600:
+    yield f"{lines} lines"
+  summary = ast.get_docstring(ast.parse(text)) or ""
+  if summary.split("\n\n")[0].rstrip()[-1:] not in {".", ":"}:
+    yield "no docstring that begins with a sentence"
+
+
+def test_a_module_is_short_and_says_what_it_is():
+  assert wrong_in([*MODULES, *LAUNCHERS], unreadable) == {}
+
+
+def test_all_files_with_a_fault_are_named(tmp_path, monkeypatch):
+  monkeypatch.setitem(globals(), "ROOT", tmp_path)
+  monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+  (tmp_path / "losses").mkdir()
+  paths = [tmp_path / f"losses/{name}.py" for name in "abc"]
+  paths[0].write_text('"""No end"""\nimport seqio, gin, t5x\nimport chex\n')
+  paths[1].write_text("from synthq_jax.optim import noise\n" * 601)
+  paths[2].write_text('"""Good."""\nfrom synthq_jax.privacy import terms\n')
+  one, two, _ = (f"losses/{name}.py" for name in "abc")
+  assert wrong_in(paths, misplaced_libraries) == {one: ["seqio", "gin", "t5x"]}
+  assert wrong_in(paths, slow_at_import) == {one: ["t5x", "seqio"]}
+  said = "losses imports synthq_jax.optim.noise"
+  assert wrong_in(paths, wrong_ranks) == {two: [said]}
+  words = "no docstring that begins with a sentence"
+  assert wrong_in(paths, unreadable) == {
+    one: [words],
+    two: ["601 lines", words],
+  }
 
 
 def test_every_folder_of_the_package_is_a_documented_package():

@@ -25,6 +25,7 @@ mesh = jax.sharding.Mesh(jax.devices(), ("data",))  # divides a batch's rows
 grad_fn = optim.clipped_grad(loss_fn, l2_clip_norm=1.0)
 
 
+@jax.jit
 @functools.partial(
   jax.shard_map,
   mesh=mesh,
@@ -44,6 +45,6 @@ tx = optim.dp_adam(1e-2, **toy.numbers(grad_fn))
 params = toy.train(sharded_grad, tx, params)
 accuracy = toy.accuracy(toy.x @ params["kernel"])
 
-alone, _ = grad_fn(params, toy.batch(0))
+alone, _ = jax.jit(grad_fn)(params, toy.batch(0))
 apart = optax.tree.sub(alone, summed(params, toy.batch(0)))
 difference = float(optax.tree.norm(apart) / optax.tree.norm(alone))

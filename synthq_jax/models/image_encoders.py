@@ -94,8 +94,9 @@ class EmbeddingNet(nn.Module):
 
   >>> import jax, jax.numpy as jnp
   >>> images = jnp.ones((2, 8, 8, 1))
-  >>> params = EmbeddingNet().init(jax.random.key(0), images)
-  >>> EmbeddingNet().apply(params, images).shape
+  >>> net = EmbeddingNet()
+  >>> params = jax.jit(net.init)(jax.random.key(0), images)
+  >>> jax.jit(net.apply)(params, images).shape
   (2, 8)
 
   Attributes:

@@ -193,8 +193,13 @@ def fallback(tmp_path_factory):
   return path
 
 
-@pytest.mark.parametrize("model", ["small", "bytes", "shipped", "t5"])
-@pytest.mark.parametrize("extra_ids", [0, 1, 100])
+@pytest.mark.parametrize(
+  "model, extra_ids",
+  [
+    *(("small", number) for number in (0, 1, 100)),
+    *((name, 100) for name in ("bytes", "shipped", "t5")),
+  ],
+)
 def test_ids_and_texts_are_those_of_seqio(model, extra_ids, path, fallback):
   seqio = pytest.importorskip("seqio", reason="the extra [seqio]")
   places = {

@@ -3,9 +3,9 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.special
 
 from synthq_jax.models import copy_circuit, t5, t5_config, t5_layers
 
@@ -47,6 +47,7 @@ def mean_log_prob(logits, chosen):
   return (picked - log_norm).mean()
 
 
+@jax.jit
 def first_cross_attention(params, tokens):
   """Scores and output of the layer, where the decoder writes its input.
 
@@ -56,15 +57,15 @@ def first_cross_attention(params, tokens):
   model = t5.Transformer(DEMO)
   encoded = model.apply({"params": params}, tokens, method=model.encode)
   written = params["token_embedder"]["embedding"][tokens]
-  written /= np.sqrt((written**2).mean(-1, keepdims=True))
+  written /= jnp.sqrt((written**2).mean(-1, keepdims=True))
   kernels = params["decoder"]["layers_0"]["encoder_decoder_attention"]
   layer = t5_layers.Attention(DEMO).bind({"params": kernels})
   attended = layer.keys_values(encoded)
   query = (written @ kernels["query"]["kernel"]).reshape(attended.keys.shape)
-  scores = np.einsum("bqhd,bkhd->bhqk", query, attended.keys)
-  everywhere = np.ones((len(tokens), 1, 1, LENGTH), bool)
+  scores = jnp.einsum("bqhd,bkhd->bhqk", query, attended.keys)
+  everywhere = jnp.ones((len(tokens), 1, 1, LENGTH), bool)
   output = layer(written, attended, everywhere)
-  return scipy.special.softmax(scores, axis=-1), np.asarray(output)
+  return jax.nn.softmax(scores, axis=-1), output
 
 
 def test_the_first_cross_attention_looks_behind_the_last_written_token(

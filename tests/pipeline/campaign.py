@@ -54,6 +54,7 @@ _FINGERPRINT = re.compile(r"_[0-9a-f]{16}(?![0-9a-f])")
 _POINTS = ("replace", "fsync", "rename", "unlink", "mkdir")
 _IMPORTED = (
   "flax.linen",
+  "mauve",
   "optax",
   "orbax.checkpoint",
   "scipy.optimize",
@@ -855,6 +856,7 @@ def prepare(folder: pathlib.Path) -> None:
   )
   os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}"
   from synthq_jax.cli import main
+  from synthq_jax.generation import mauve
   from synthq_jax.pipeline import plan
   from synthq_jax.stages import stage
 
@@ -862,7 +864,8 @@ def prepare(folder: pathlib.Path) -> None:
   for name in stage.summaries():
     stage.get(name)
   for name in _IMPORTED:  # later, by stages
-    importlib.import_module(name)
+    if name != "mauve" or mauve.is_installed():
+      importlib.import_module(name)
   from synthq_jax.privacy import accounting
 
   for name in ("_calibrate", "_epsilon", "_group_epsilon"):
@@ -890,10 +893,16 @@ def remembered(
 def main(argv: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--hours", type=float, default=0.08)
-  parser.add_argument("--faults", type=int, default=10**9, help="at most")
+  parser.add_argument(
+    "--faults", type=int, default=10**9, help="at most, but for those too late"
+  )
   parser.add_argument("--out", default="", help="JSON lines; goes on with them")
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--only", default="", help="one kind of fault")
+  parser.add_argument(
+    "--only",
+    default="",
+    help="kinds of faults in turn, as KIND or KIND:STAGE, with commas between",
+  )
   parser.add_argument(
     "--folder", default="", help="keeps the undisturbed runs for the next call"
   )
@@ -925,15 +934,19 @@ def main(argv: Sequence[str] | None = None) -> int:
       del faults[disk_full], faults[disk_read_only]
     if options.quick:
       faults = {f: n for f, n in faults.items() if f not in SLOW}
-    if options.only:
-      faults = {f: 1 for f in faults if f.__name__ == options.only}
-    number = 0
-    while not number or time.monotonic() < end and number < options.faults:
-      number += 1
+    only = [word.partition(":") for word in options.only.split(",") if word]
+    number, is_over = 0, False
+    while not is_over:
       rng = random.Random(f"{options.seed} {len(records)}")
       fault = rng.choices([*faults], [*faults.values()])[0]
-      records.append(strike(one, fault, rng))
+      stage = ""
+      if only:
+        name, _, stage = only[number % len(only)]
+        [fault] = [f for f in faults if f.__name__ == name]
+      records.append(strike(one, fault, rng, stage))
       record = records[-1]
+      number += record["outcome"] != LATE
+      is_over = number >= options.faults or time.monotonic() >= end
       print(" ".join(f"{v}" for v in record.values()), flush=True)
       if out:
         with out.open("a") as stream:
@@ -952,9 +965,10 @@ def saved(root: pathlib.Path) -> pathlib.Path:
   return copy
 
 
-def strike(one: Campaign, fault, rng: random.Random) -> dict:
+def strike(one: Campaign, fault, rng: random.Random, stage: str = "") -> dict:
   """Has one fault happen in a fresh copy; returns what to note of it."""
-  stage = rng.choice(sorted({name.partition("/")[0] for name in one.places}))
+  stages = sorted({name.partition("/")[0] for name in one.places})
+  stage = stage or rng.choice(stages)
   root = one.folder / "run"
   place = rng.choice([n for n in one.places if n.partition("/")[0] == stage])
   began, words, one.stage = time.monotonic(), "", ""

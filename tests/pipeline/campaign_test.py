@@ -1,23 +1,39 @@
-"""Half a minute of faults; `python tests/pipeline/campaign.py --hours=3` does more."""
+"""Five faults; `python tests/pipeline/campaign.py --hours=3` does more."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from tests.pipeline import campaign
+from tests.pipeline import campaign, kills
+
+FAULTS = (
+  "killed_at_a_write:prepare_data",
+  "killed_twice:finetune_dp",
+  "killed_at_a_write:train_retriever",
+  "byte_flipped",
+  "killed:evaluate",
+)
 
 
 @pytest.mark.slow
-def test_half_a_minute_of_faults_loses_nothing_and_claims_nothing_false():
+def test_faults_lose_nothing_and_have_nothing_false_claimed():
   """In a process of its own, which forks and has not started JAX."""
-  command = [sys.executable, campaign.__file__, "--hours=0.012", "--quick"]
+  command = [sys.executable, campaign.__file__, "--hours=0.2", "--quick"]
+  command += [f"--faults={len(FAULTS)}", f"--only={','.join(FAULTS)}"]
   own = {k: v for k, v in os.environ.items() if not k.startswith("XLA_FLAGS")}
   done = subprocess.run(command, capture_output=True, text=True, env=own)
   assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-  last = done.stdout.splitlines()[-1]
-  assert last.endswith(" 0 wrong") and int(last.split()[0]) > 0
+  said = done.stdout.splitlines()
+  assert said[-1].startswith(f"{len(FAULTS)} faults, ")
+  assert said[-1].endswith(" 0 wrong")
+  ended = [line.split()[:3] for line in said if line.startswith("killed")]
+  for fault in FAULTS:
+    name, _, stage = fault.partition(":")
+    if stage:  # killed, and what was left ended like what was not
+      assert [name, stage, "undisturbed"] in ended
 
 
 def test_the_table_counts_by_fault_and_by_stage():
@@ -41,3 +57,15 @@ def test_the_table_counts_by_fault_and_by_stage():
     "killed in generate: lost!",
     "3 faults, 1 more came too late, 1.00 h, 1 wrong",
   ]
+
+
+def test_a_difference_of_one_byte_is_found(tmp_path):
+  for name, byte in (("a", 1), ("b", 2)):
+    (tmp_path / name / "x").mkdir(parents=True)
+    (tmp_path / name / "x/params.safetensors").write_bytes(bytes([0, byte]))
+    timed = json.dumps({"result": {"seconds": byte, "steps": 3}})
+    (tmp_path / name / "x/result.json").write_text(timed)
+    (tmp_path / name / "x/report.md").write_text(f"took {byte} min 3 s")
+  (tmp_path / "b/only.txt").write_text("left over")
+  different = ["only.txt", "x/params.safetensors"]
+  assert kills.differences(tmp_path / "a", tmp_path / "b") == different

@@ -56,14 +56,14 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   one = hosts.ended(hosts.start(*one))
   dead.mkdir()
   # In the middle of two stages, with states behind each kill.
-  kills_ = ("eps8:1:4", "eps8:0:8", "synthetic_eps8:1:4")
+  kills_ = ("eps8:0:8", "synthetic_eps8:1:4")
   two = [SCRIPT, dead, ",".join(kills_), *stage, f"--workdir={cut}"]
-  two = in_two(*two, max_restarts=3)
+  two = in_two(*two, max_restarts=2)
   died = {path.name: int(path.read_text()) for path in dead.iterdir()}
   assert died.keys() == {kill.replace(":", "_") for kill in kills_}
   assert max(died.values()) < 12
-  assert two.count(": restart ") == 3
-  assert two.count("[0] process 0 makes alone, while the others wait") == 4
+  assert two.count(": restart ") == 2
+  assert two.count("[0] process 0 makes alone, while the others wait") == 3
   said = re.search(r"others wait: (.*)\. Where", two)[1].split(", ")
   assert "prepare_data" in said
   assert not {"finetune_dp", "train_retriever", "train_reranker"} & set(said)
@@ -81,7 +81,7 @@ def test_two_processes_of_which_one_is_killed_end_like_one_that_was_not(
   said = re.findall(r"\[(\d)\] \[(\S+)\] running", two)
   assert {number for number, _ in said} == {"0"}
   names = [name for _, name in said]
-  assert names.count("finetune_dp/eps8") == 3  # killed in it twice
+  assert names.count("finetune_dp/eps8") == 2
   assert names.count("train_retriever/synthetic_eps8") == 2
   assert names.count("prepare_data") == 1
   assert two.count("evaluate finished") == 1

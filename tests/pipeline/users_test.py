@@ -214,12 +214,10 @@ def test_users_are_those_of_the_field_that_the_statement_names(tmp_path, kind):
 # Whole runs.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["users", "queries"])
-def test_a_run_protects_users_from_log_to_page(tmp_path, how):
-  """Generator, direct DP and released scores have one claim, for one user."""
+def run_that_draws(how, tmp_path):
+  """Settings of a run in which fine-tuning draws users, or their queries."""
   base = tiny_runs.config(write(tmp_path / "data", "log", lines()))
-  config = dataclasses.replace(
+  return dataclasses.replace(
     base,
     checkpoint=random_t5.save(tmp_path / "t5"),
     prepare_data=dataclasses.replace(
@@ -230,8 +228,33 @@ def test_a_run_protects_users_from_log_to_page(tmp_path, how):
     ),
     release_scores=release_scores.Config(enabled=True, widest=10.0),
   )
+
+
+@pytest.mark.slow
+def test_a_generator_that_draws_queries_protects_users(tmp_path):
   root = tmp_path / "run"
-  plan.run(config, root, progress=False)
+  config = run_that_draws("queries", tmp_path)
+  plan.run(config, root, stages=["finetune_dp"], progress=False)
+  folder = root / "private/prepare_data"
+  data = artifacts.load(folder, results.PreparedData)
+  generator = artifacts.load(root / "finetune_dp/eps8", results.Checkpoint)
+  promise, train = generator.statement, data.num_users["train"]
+  assert (promise.unit, promise.relation) == (
+    terms.user(3),
+    "ADD_OR_REMOVE_ONE",
+  )
+  assert promise.epsilon <= 8.0 and promise.delta == 1 / (2 * train)
+  [drawn] = promise.ledger
+  queries = (data.num_queries["train"], 3)
+  assert (drawn.num_examples, drawn.group_size) == queries
+  assert drawn.part == data.part("train") != ""
+
+
+@pytest.mark.slow
+def test_a_run_protects_users_from_log_to_page(tmp_path):
+  """Generator, direct DP and released scores have one claim, for one user."""
+  root = tmp_path / "run"
+  plan.run(run_that_draws("users", tmp_path), root, progress=False)
   folder = root / "private/prepare_data"
   data = artifacts.load(folder, results.PreparedData)
   unit, train = terms.user(3), data.num_users["train"]
@@ -246,10 +269,8 @@ def test_a_run_protects_users_from_log_to_page(tmp_path, how):
   for one in promises:
     assert (one.unit, one.relation) == (unit, "ADD_OR_REMOVE_ONE")
     assert one.epsilon <= 8.0 and one.delta == 1 / (2 * train)
+  assert (drawn.num_examples, drawn.group_size) == (train, 1)
   queries = (data.num_queries["train"], 3)
-  by_users = (train, 1)
-  expected = by_users if how == "users" else queries
-  assert (drawn.num_examples, drawn.group_size) == expected
   assert (pairs.num_examples, pairs.group_size) == queries
   assert scored.num_examples == data.num_users["test"]
   number = len(noisy.rows)

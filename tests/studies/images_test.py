@@ -185,11 +185,18 @@ def test_results_without_privacy_lie_among_the_private_ones(studied):
   assert not list(root.rglob("state_*"))
 
 
-@pytest.mark.slow
+def ends_where_it_begins(grad_fn, make_tx, key, params, pairs, files, **_):
+  """Stands in for a training."""
+  files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
+  files.metrics_path.write_text("")
+  return types.SimpleNamespace(params=params, examples_per_second=1.0)
+
+
 def test_private_images_show_rows_without_privacy_below_private_alone(
-  studied, tmp_path
+  studied, tmp_path, monkeypatch
 ):
   public, _, _ = studied
+  monkeypatch.setattr(image_pairs, "train", ends_where_it_begins)
   text = run(dataclasses.replace(CONFIG, public_data=False), tmp_path)
   shared = {
     path.relative_to(tmp_path).as_posix()
@@ -225,13 +232,7 @@ def shareable(root) -> tuple[dict[str, str], set[str]]:
 def test_another_pair_shows_in_no_name_no_digest_and_no_size(
   tmp_path, monkeypatch
 ):
-  def train(grad_fn, make_tx, key, params, pairs, files, **_):
-    # Ends where it begins.
-    files.metrics_path.parent.mkdir(parents=True, exist_ok=True)
-    files.metrics_path.write_text("")
-    return types.SimpleNamespace(params=params, examples_per_second=1.0)
-
-  monkeypatch.setattr(image_pairs, "train", train)
+  monkeypatch.setattr(image_pairs, "train", ends_where_it_begins)
   private = blobs(0, 20)
   labels = private.labels.copy()
   labels[-2:] = 3  # of a pair, whose class nobody else has

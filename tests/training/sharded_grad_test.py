@@ -174,6 +174,13 @@ def test_what_the_partitioner_may_divide_gives_the_sum_of_one_device(
   assert_same(got, on_one_device(grad_fn))
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_partitioner_may_divide_microbatches(strategy):
+  grad_fn = make(dense, strategy, microbatch_size=4)
+  got = jax.jit(grad_fn)(PARAMS, divided(), is_padding_example=PADDING)
+  assert_same(got, on_one_device(make(dense, strategy)))
+
+
 @pytest.mark.parametrize("method", [optim.Batch(), optim.Logit()])
 def test_batches_of_pairs_are_not_divided_among_devices(method):
   """One record less moves all others to other devices: 7 C where 2 C is said."""

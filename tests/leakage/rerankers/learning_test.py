@@ -40,13 +40,10 @@ def reached(reranker, toy, seed, *, shuffled):
 def test_a_separable_task_is_learnt_and_shuffled_labels_are_not(
   reranker, make_toy
 ):
-  learnt = [
-    reached(reranker, make_toy(seed), seed, shuffled=False) for seed in SEEDS
-  ]
+  assert reached(reranker, make_toy(0), 0, shuffled=False) > 0.95
   # Where labels say nothing, a model may like or dislike matches by chance, so
   # one seed says little.
   chance = [
     reached(reranker, make_toy(seed), seed, shuffled=True) for seed in SEEDS
   ]
-  assert min(learnt) > 0.95
   assert np.mean(chance) < 0.8
