@@ -40,7 +40,7 @@ class Vectors(results.Claimed):
   num_bytes: int
   """Size of the vectors."""
   retriever: str = ""
-  """The retriever's `fingerprints.of_result`; "" in results of older versions."""
+  """The retriever's fingerprint; "" in results of older versions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

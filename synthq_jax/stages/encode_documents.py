@@ -33,7 +33,7 @@ def jobs(run):
       name=name,
       depends=(*run.data, trained),
       settings=run.config.encode_documents,
-      inputs={"retriever": retriever, "trained": trained},
+      inputs={"retriever": retriever},
     )
 
 
@@ -43,8 +43,7 @@ def run(task: stage.Task) -> system_results.Vectors | None:
   What is finished stays: a run that was killed goes on after the last block.
 
   Args:
-    task: its inputs are "documents", the public collection, "retriever", and
-      "trained", its identity.
+    task: its inputs are "documents", the public collection, and "retriever".
 
   Returns:
     Where the vectors are; None in processes other than 0.
@@ -73,7 +72,7 @@ def run(task: stage.Task) -> system_results.Vectors | None:
       retriever.statement, "Public documents were encoded: post-processing."
     ),
     num_bytes=sum(one.stat().st_size for one in vectors.glob("*.npy")),
-    retriever=task.inputs["trained"],
+    retriever=artifacts.read_fingerprint(folders.root / retriever.directory),
   )
 
 
