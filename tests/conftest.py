@@ -5,16 +5,14 @@ left alone with one at the end (with --no-loadscope-reorder, as launch/local.sh
 says).
 
 Workers, and the processes that tests start, share what they have compiled and
-one finished run, in a folder that ends with the tests. Compiled modules stay for
-the next time, and programs where JAX_COMPILATION_CACHE_DIR says so.
+one finished run, in a folder that ends with the tests. Compiled programs stay where
+JAX_COMPILATION_CACHE_DIR says so.
 """
 
-import contextlib
 import gc
 import os
 import pathlib
 import shutil
-import stat
 import sys
 import tempfile
 
@@ -38,23 +36,9 @@ _FOLDER = "SYNTHQ_TESTS_FOLDER"  # which workers get from who started them
 _IS_FIRST = _FOLDER not in os.environ
 if _IS_FIRST:
   os.environ[_FOLDER] = tempfile.mkdtemp(prefix="tests-")
-
-
-def _bytecode() -> str:
-  """A folder that the next session finds again, if it is our own."""
-  folder = f"{tempfile.gettempdir()}/synthq-bytecode-{os.getuid()}"
-  with contextlib.suppress(FileExistsError):
-    os.mkdir(folder, 0o700)
-  found = os.lstat(folder)
-  if (found.st_uid, found.st_mode) == (os.getuid(), stat.S_IFDIR | 0o700):
-    return folder
-  return f"{os.environ[_FOLDER]}/bytecode"
-
-
-_COPIES = ""  # compiled modules of copies of the package, and the like
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):  # for the tree: not here
-  os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode()
-  _COPIES = f"{sys.pycache_prefix}{tempfile.gettempdir()}"
+  os.environ["PYTHONPYCACHEPREFIX"] = f"{os.environ[_FOLDER]}/bytecode"
+  sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
   sys.dont_write_bytecode = False
 os.environ.setdefault(
   "JAX_COMPILATION_CACHE_DIR", f"{os.environ[_FOLDER]}/compiled"
@@ -124,8 +108,6 @@ def pytest_collection_finish():
 def pytest_unconfigure():
   if _IS_FIRST:
     shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
-    if _COPIES:
-      shutil.rmtree(_COPIES, ignore_errors=True)
 
 
 @pytest.fixture(name="finished_run", scope="module")

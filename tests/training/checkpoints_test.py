@@ -171,9 +171,10 @@ def test_a_write_that_nobody_waited_for_is_not_said_again(words, is_heard):
 def test_a_full_disk_shows_nothing_but_its_error(tmp_path):
   """Neither orbax's threads nor tensorstore print what is raised."""
   script = f"""
-import resource, signal
+import resource, signal, sys
 import jax
 from synthq_jax.training import checkpoints
+sys.dont_write_bytecode = True  # else half a module stays for other tests
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 keys = jax.random.split(jax.random.key(0), 40)
 state = {{str(i): jax.random.normal(key, (50_000,)) for i, key in enumerate(keys)}}
