@@ -24,13 +24,14 @@ from typing import Any, BinaryIO, TypeVar
 from synthq_jax import file_lists, stores
 
 __all__ = [
-  "UNFINISHED",
   "FILES_NAME",
   "RESULT_NAME",
+  "UNFINISHED",
   "append",
   "check",
   "find",
   "fingerprint",
+  "fingerprint_in",
   "from_json",
   "later",
   "load",
@@ -54,8 +55,7 @@ _LOCK = ".lock"
 _CHECKSUM = "checksum"
 _FINGERPRINT = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")
 UNFINISHED = ("state_", "parts_", "ranks_")
-"""Begin the names of what goes once a result is saved: a training's states, which a
-release may belong to, and other work."""
+"""Begin the names of what goes once a result is saved."""
 _Result = TypeVar("_Result")
 
 
@@ -372,10 +372,16 @@ def _text(content: Any) -> str:
   return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
 
+def fingerprint_in(name: str) -> str | None:
+  """Returns the fingerprint in a file's name, None if it holds none."""
+  found = _FINGERPRINT.search(name)
+  return found and found[1]
+
+
 def _is_apart(digest: str, path: pathlib.Path) -> bool:
   """Says whether something in a folder is no part of this finished result."""
-  named = _FINGERPRINT.search(path.name)
-  if named and (named[1] != digest or path.name.startswith(UNFINISHED)):
+  named = fingerprint_in(path.name)
+  if named and (named != digest or path.name.startswith(UNFINISHED)):
     return True
   if path.is_dir():
     return (path / RESULT_NAME).exists()

@@ -17,6 +17,7 @@ from synthq_jax.stages import stage
 from synthq_jax.training import cluster, distributed
 
 __all__ = [
+  "AGAIN",
   "STAGES",
   "UsageError",
   "exit_code",
@@ -53,6 +54,8 @@ _QUOTED = re.compile(r"'(\\.|[^'\\])*'|\"(\\.|[^\"\\])*\"")
 _CONSTANTS = ("INF", "REQUIRED")
 _URL = re.compile(r"(^|[:@,])[A-Za-z][A-Za-z0-9+.-]*://")
 _DEBUG = "show tracebacks"
+AGAIN = "the same command goes on with what is finished"
+"""What helps where nothing is lost."""
 _FULL = "free some space, and the same command goes on"
 _FORBIDDEN = "choose a folder that you may write to"
 _HINTS = {
@@ -70,9 +73,7 @@ _PASSING = (
   *(errno.EIO, errno.EPIPE, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
   *(errno.ECONNRESET, errno.EHOSTDOWN, errno.ENETDOWN, errno.EREMOTEIO),
 )
-_HINTS |= dict.fromkeys(
-  _PASSING, "the same command goes on with what is finished"
-)
+_HINTS |= dict.fromkeys(_PASSING, AGAIN)
 
 
 def os_error(error: OSError) -> str:

@@ -103,14 +103,9 @@ def _outcome(argv: Sequence[str] | None) -> int:
   except screen.RefutedError as error:
     return _stop(str(error), 3)
   except KeyboardInterrupt:
-    return _stop(
-      "interrupted; the same command goes on with what is finished", 130
-    )
+    return _stop(f"interrupted; {flags.AGAIN}", 130)
   except stopping.Terminated:
-    words = (
-      "told to stop (SIGTERM); the same command goes on with what is finished"
-    )
-    return _stop(words, stopping.EXIT_CODE)
+    return _stop(f"told to stop (SIGTERM); {flags.AGAIN}", stopping.EXIT_CODE)
   except distributed.Left as left:
     return left.code
   except (ValueError, OSError, extras.MissingExtraError) as error:

@@ -126,7 +126,8 @@ def _labels(
   where: str, line: Mapping[str, Any], key: str, known: Mapping[str, str]
 ) -> tuple[str, ...]:
   labels = files.field(where, line, key, list)
-  if any(label not in list(known) for label in labels):
+  names = list(known)  # not by hash: what stands there may be no string
+  if any(label not in names for label in labels):
     raise ValueError(
       f'{where}: expected labels of {sorted(known)} under "{key}", got another'
       " one; correct it"

@@ -314,8 +314,8 @@ def _index(
   artifacts.check(source)
   made = artifacts.load(source, system_results.Vectors)
   trained = artifacts.read_fingerprint(folders.root / retriever.directory)
-  drawn = made.statement.ledger == retriever.statement.ledger
-  if not drawn or made.retriever not in ("", trained):
+  is_same_release = made.statement.ledger == retriever.statement.ledger
+  if not is_same_release or made.retriever not in ("", trained):
     raise ValueError(
       f"{source}: expected the vectors of {retriever.name}, got those of an"
       f" earlier training of it: {again}them anew"

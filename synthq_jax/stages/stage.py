@@ -14,7 +14,6 @@ import importlib
 import math
 import operator
 import pathlib
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +35,8 @@ __all__ = [
 ]
 
 _FOLDER = pathlib.Path(__file__).parent
-_NAMED = re.compile(r"_([0-9a-f]{16})(?![0-9a-f])")  # by a fingerprint
+_REMADE = ("parts_", "ranks_", "vectors_")
+"""Begin the names of work that takes time to make again, and no release."""
 _LAST = "report"
 """The stage that reads all others: the order in which it names them is theirs."""
 
@@ -178,17 +178,15 @@ def tidy(folders: Sequence[pathlib.Path], digest: str) -> None:
   from synthq_jax.pipeline import release  # JAX takes a second to load
 
   public, _ = folders
-  is_public = (public / artifacts.RESULT_NAME).exists()
+  own = {f"{kind}{digest}" for kind in artifacts.UNFINISHED}
   for folder in filter(pathlib.Path.is_dir, folders):
+    is_shared = folder == public and (folder / artifacts.RESULT_NAME).exists()
     for path in folder.iterdir():
-      named = _NAMED.search(path.name)
-      if path.name.endswith(f"_{digest}"):
-        if path.name.startswith(artifacts.UNFINISHED):
-          release.remove(path)
-      elif named and named[1] != digest:
-        work = ("vectors_", *artifacts.UNFINISHED[1:])
-        if (folder == public and is_public) or path.name.startswith(work):
-          artifacts.remove(path, must=True)
+      is_other = artifacts.fingerprint_in(path.name) not in (None, digest)
+      if path.name in own:
+        release.remove(path)
+      elif is_other and (is_shared or path.name.startswith(_REMADE)):
+        artifacts.remove(path, must=True)
 
 
 def of(module: str, **fields: Any) -> Stage:

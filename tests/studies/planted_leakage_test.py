@@ -347,15 +347,17 @@ def test_near_duplicates_can_be_made_by_rule(folder):
   assert len({e.query_id for e in data.leaked["near leakage"][0]}) > 8
 
 
+def trained_elsewhere(folder, train):
+  """Settings that train on, and find near-duplicates in, another collection."""
+  return config(
+    folder, near="train_source", train_source=f"beir:{train}", sizes=(80,)
+  )
+
+
 def test_another_collection_can_be_trained_on(folder, tmp_path):
   shared = tiny(num_test=0, num_train=50)
   beir.write_beir(tmp_path / "train", shared)
-  settings = config(
-    folder,
-    near="train_source",
-    train_source=f"beir:{tmp_path / 'train'}",
-    sizes=(80,),
-  )
+  settings = trained_elsewhere(folder, tmp_path / "train")
   data = study_data.build(settings)
   assert data.facts.train_source == "train"
   for each in data.leaked["near leakage"][0]:
@@ -390,12 +392,7 @@ def test_filler_of_another_collection_has_no_text_of_a_relevant_document(
       qrels=shared.qrels | {"train": shared.qrels["train"] | grades},
     ),
   )
-  settings = config(
-    folder,
-    near="train_source",
-    train_source=f"beir:{tmp_path / 'train'}",
-    sizes=(80,),
-  )
+  settings = trained_elsewhere(folder, tmp_path / "train")
   data = study_data.build(settings)
   relevant = {f"train:{id_}" for one in data.qrels.values() for id_ in one}
   assert any(f"train:{one}" in relevant for x in grades.values() for one in x)
