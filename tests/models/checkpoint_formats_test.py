@@ -383,7 +383,8 @@ def test_memory_is_the_models_own_and_one_tensor(tmp_path):
   assert 2 * largest + slack < model
   assert max(converted) < 2 * largest + slack, (spent, model, largest)
   assert max(loaded) < model + largest + slack, (spent, model, largest)
-  assert min(loaded) > 0.95 * model  # or nothing was measured
+  # Or nothing was measured. What steps before gave back may be taken again.
+  assert min(loaded) > model - largest, (spent, model, largest)
 
 
 @pytest.mark.parametrize("name", WRITERS)
