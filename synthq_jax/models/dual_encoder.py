@@ -20,6 +20,7 @@ __all__ = [
   "encoder_params",
   "normalize",
   "pool",
+  "projected",
   "with_projection",
 ]
 
@@ -59,14 +60,14 @@ def with_projection(params: typing.Params) -> typing.Params:
   """Adds a linear map that changes nothing yet, where there is none.
 
   Args:
-    params: those of a T5 or its encoder.
+    params: those of an encoder of tokens.
 
   Returns:
     A dict with the identity as its projection.
   """
   if PROJECTION in params:
     return params
-  dim = params["encoder"]["encoder_norm"]["scale"].shape[0]
+  dim = params["token_embedder"]["embedding"].shape[1]
   kernel = np.eye(dim, dtype=np.float32)
   return {**params, PROJECTION: {"kernel": kernel}}
 
@@ -110,7 +111,13 @@ def encode(
     tokens,
     method="encode",
   )
-  pooled = pool(outputs.astype(jnp.float32), tokens, pooling)
+  return projected(params, pool(outputs.astype(jnp.float32), tokens, pooling))
+
+
+def projected(
+  params: typing.Params, pooled: Float[Array, "batch dim"]
+) -> Float[Array, "batch dim"]:
+  """Returns the map of pooled outputs where there is one, of length 1."""
   if PROJECTION in params:
     pooled = pooled @ params[PROJECTION]["kernel"].astype(jnp.float32)
   return normalize(pooled)

@@ -1,6 +1,7 @@
 """Turns batches of inputs into unit vectors by one protocol, whatever the net.
 
-`of` finds the encoder of a shape: a T5, a BERT or a net for images. Training,
+`of` finds the encoder of a shape: a T5, a BERT, a table of vectors or a net for
+images. Training,
 search, leakage and federated code take any of them.
 """
 
@@ -10,12 +11,12 @@ from typing import Any, Protocol
 from jaxtyping import Array, Float, Int
 
 from synthq_jax import extras, typing
-from synthq_jax.models import bert, dual_encoder, t5_config
+from synthq_jax.models import bert, dual_encoder, static_vectors, t5_config
 
 with extras.required("run"):
   from flax import linen as nn
 
-__all__ = ["T5", "Bert", "Encoder", "Images", "of"]
+__all__ = ["T5", "Bert", "Encoder", "Images", "Static", "of"]
 
 
 class Encoder(Protocol):
@@ -98,6 +99,23 @@ class T5(_OfTokens):
 
 
 @dataclasses.dataclass(frozen=True)
+class Static(_Whole):
+  """Means of tokens' vectors; see `static_vectors.encode`."""
+
+  config: static_vectors.StaticConfig
+  """The table's shape."""
+
+  @property
+  def dim(self) -> int:
+    return self.config.emb_dim
+
+  def encode(
+    self, params: typing.Params, inputs: Int[Array, "batch length"]
+  ) -> Float[Array, "batch dim"]:
+    return static_vectors.encode(params, self.config, inputs)
+
+
+@dataclasses.dataclass(frozen=True)
 class Images(_Whole):
   """A Flax module from images to unit vectors; see `image_encoders`."""
 
@@ -120,8 +138,8 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
   """Returns the encoder of a shape.
 
   Args:
-    shape: a T5Config, a BertConfig, a Flax module for images, or an encoder,
-      which is returned as it is.
+    shape: a T5Config, a BertConfig, a StaticConfig, a Flax module for images, or
+      an encoder, which is returned as it is.
     pooling: one of `dual_encoder.POOLINGS`; other than "mean" for a T5 or a
       BERT.
 
@@ -136,4 +154,6 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
     raise ValueError(
       f"expected pooling='mean' for what is no T5 and no BERT, got {pooling=}"
     )
+  if isinstance(shape, static_vectors.StaticConfig):
+    return Static(shape)
   return Images(shape) if isinstance(shape, nn.Module) else shape

@@ -1,4 +1,5 @@
-"""T5 checkpoints: our own folders, T5X's and Hugging Face's, in and out.
+"""Checkpoints of T5s, and of static vectors: our own folders, T5X's and Hugging
+Face's, in and out.
 
 ::
 
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.models import t5, t5_config
+from synthq_jax.models import static_vectors, t5, t5_config
 from synthq_jax.models.checkpoints import huggingface, t5x
 from synthq_jax.models.checkpoints import tensors as _tensors
 from synthq_jax.privacy import joint, ledger, statement
@@ -66,8 +67,9 @@ _PARAMS = "params.safetensors"
 _CONFIG = "config.json"  # the shape; Hugging Face's file has the same name
 _PROJECTION = "projection/kernel"
 _OURS, _HUGGINGFACE, _T5X = "ours", "huggingface", "t5x"
-_Loaded = tuple[dict[str, Any], t5_config.T5Config]
-_Described = tuple[dict[str, _tensors.Tensor], t5_config.T5Config]
+_Shape = t5_config.T5Config | static_vectors.StaticConfig
+_Loaded = tuple[dict[str, Any], _Shape]
+_Described = tuple[dict[str, _tensors.Tensor], _Shape]
 _EMBEDDING = "token_embedder/embedding"
 _HEAD = "decoder/logits_dense/kernel"
 _BIAS = "encoder/relpos_bias/rel_embedding"
@@ -84,14 +86,13 @@ def flatten(params: Any) -> dict[str, np.ndarray]:
   return {path: np.asarray(leaf) for path, leaf in leaves.items()}
 
 
-def save(
-  directory: str | os.PathLike, params: Any, config: t5_config.T5Config
-) -> None:
+def save(directory: str | os.PathLike, params: Any, config: _Shape) -> None:
   """Writes our own format: parameters and shape, each file in one step.
 
   Args:
     directory: made where it is missing.
-    params: nested dicts of arrays, all of T5 or its encoder alone.
+    params: nested dicts of arrays, all of T5 or its encoder alone, or static
+      vectors.
     config: the shape they belong to.
   """
   root = pathlib.Path(directory)
@@ -229,11 +230,11 @@ def load_huggingface(path: str | os.PathLike, **options: Any) -> _Loaded:
   return _tensors.fetch(tensors, **options), shape
 
 
-def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
+def load_config(directory: str | os.PathLike) -> _Shape:
   """Reads the shape of a saved model, in whichever format it is.
 
   Raises:
-    ValueError: if there is none, or it is not a T5 shape.
+    ValueError: if there is none, or it is none that is known.
   """
   root = pathlib.Path(directory)
   kind = _kind(root)
@@ -246,6 +247,8 @@ def load_config(directory: str | os.PathLike) -> t5_config.T5Config:
     raise ValueError(f"expected a T5 checkpoint, got no file {path}")
   try:
     fields = artifacts.unsealed(path.read_bytes())
+    if fields.pop("kind", "") == "static":
+      return static_vectors.StaticConfig(**fields)
     fields["mlp_activations"] = tuple(fields["mlp_activations"])
     return t5_config.T5Config(**fields)
   except (ValueError, KeyError, TypeError) as error:
@@ -367,6 +370,11 @@ def convert(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
   tensors, shape = _describe(pathlib.Path(source), None)
+  if not isinstance(shape, t5_config.T5Config) and format != "safetensors":
+    raise ValueError(
+      f"{source}: expected a T5 for format={format}, got static vectors: write"
+      " sentence-transformers or safetensors"
+    )
   if _PROJECTION in tensors and format != "safetensors":
     raise ValueError(
       f"{source}: expected a T5 alone for format={format}, got a retriever with a"
@@ -436,7 +444,7 @@ def _describe_t5x(
 def _check(
   where: str | os.PathLike,
   tensors: Mapping[str, _tensors.Tensor],
-  shape: t5_config.T5Config,
+  shape: _Shape,
   *,
   projection: bool = False,
 ) -> None:
@@ -445,7 +453,10 @@ def _check(
   Our own files may hold the dual encoder's projection besides.
   """
   decoder = any(path.startswith("decoder/") for path in tensors)
-  expected = dict(t5.shapes(shape, decoder=decoder))
+  if isinstance(shape, static_vectors.StaticConfig):
+    expected = static_vectors.shapes(shape)
+  else:
+    expected = dict(t5.shapes(shape, decoder=decoder))
   if projection and _PROJECTION in tensors:
     expected[_PROJECTION] = (shape.emb_dim, shape.emb_dim)
   _tensors.check(where, tensors, expected)

@@ -34,6 +34,7 @@ def of_retriever(
   lengths: Mapping[str, int],
   *,
   stride: int = 0,
+  is_static: bool = False,
 ) -> str:
   """Returns the card of a dual encoder for sentence-transformers.
 
@@ -43,6 +44,7 @@ def of_retriever(
       "query_length": tokens, EOS included.
     stride: tokens from one passage of a document to the next, as
       `results.PreparedData.passage_stride`; 0: documents were cut.
+    is_static: whether it is a table of vectors, without a transformer.
   """
   whole = (
     " Longer documents were read in passages: each the title (at most half of the"
@@ -62,7 +64,12 @@ def of_retriever(
     },
     made and made.statement,
     f"Dual encoder {made.name if made else ''}".strip(),
-    "A T5 encoder that queries and documents share: mean of its outputs, of"
+    (
+      "The mean of a text's token vectors"
+      if is_static
+      else "A T5 encoder: the mean of its outputs"
+    )
+    + " for queries and documents alike, of"
     f" length 1, so that dot products are cosines. Queries are cut at {query}"
     f" tokens, documents at {lengths['max_seq_length']}, as in training.{whole}"
     f" It was written by synthq_jax {synthq_jax.__version__} and tried with"

@@ -14,12 +14,13 @@ import pathlib
 import re
 import shlex
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
-from synthq_jax.models import dual_encoder, t5_checkpoints
+from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import cards, inputs, results, system_results
 from synthq_jax.privacy import rounding, terms
@@ -286,7 +287,7 @@ def _huggingface(given: Source, folder: pathlib.Path) -> None:
     given.folder, folder / "made", format="huggingface"
   )
   _move_up(made, folder)
-  _write_tokenizer(given, folder)
+  _write_tokenizer(given, folder, t5_checkpoints.load_config(folder))
   generation = folder / "generation_config.json"
   if given.vocabulary is not None and generation.is_file():
     fields = json.loads(generation.read_text())
@@ -322,17 +323,12 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
       f" none: put it there as {inputs.VOCABULARY_NAME}"
     )
   params, shape = t5_checkpoints.load(given.folder, dtype=None)
-  params = dict(dual_encoder.encoder_params(params))
-  projection = params.pop(dual_encoder.PROJECTION, None)
-  t5_checkpoints.save_huggingface(folder / "made", params, shape)
-  _move_up(folder / "made", folder)
-  _write_tokenizer(given, folder)
   lengths = {"max_seq_length": _length(given)}
   if given.prepared and given.prepared.query_length != _length(given):
     lengths["query_length"] = given.prepared.query_length
-  parts = {"Transformer": lengths, "Pooling": _pooling(shape.emb_dim)}
-  if projection is not None:
-    parts["Dense"] = _dense(shape.emb_dim)
+  is_static = isinstance(shape, static_vectors.StaticConfig)
+  write = _write_static if is_static else _write_encoder
+  parts = write(given, folder, params, shape, lengths)
   modules = []
   for number, (name, config) in enumerate((parts | {"Normalize": {}}).items()):
     path = f"{number}_{name}" if number else ""
@@ -342,19 +338,56 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
     )
     (folder / path).mkdir(exist_ok=True)
     file = "config.json" if number else "sentence_bert_config.json"
-    _write_json(folder / path / file, config)
-  if projection is not None:
-    kernel = {"linear.weight": np.ascontiguousarray(projection["kernel"].T)}
-    file = folder / "2_Dense" / "model.safetensors"
-    tensors.write_safetensors(file, tensors.of_tree(kernel))
+    if config is not None:
+      _write_json(folder / path / file, config)
   _write_json(folder / "modules.json", modules)
   _write_json(
     folder / "config_sentence_transformers.json",
     {"prompts": {}, "similarity_fn_name": "dot"},
   )
   stride = given.prepared.passage_stride if given.prepared else 0
-  text = cards.of_retriever(given.result, lengths, stride=stride)
+  text = cards.of_retriever(
+    given.result, lengths, stride=stride, is_static=is_static
+  )
   (folder / _README).write_text(text, encoding="utf-8")
+
+
+def _write_encoder(given, folder, params, shape, lengths) -> dict[str, Any]:
+  """Writes a T5's encoder; returns its modules with their settings."""
+  params = dict(dual_encoder.encoder_params(params))
+  projection = params.pop(dual_encoder.PROJECTION, None)
+  t5_checkpoints.save_huggingface(folder / "made", params, shape)
+  _move_up(folder / "made", folder)
+  _write_tokenizer(given, folder, shape)
+  parts = {"Transformer": lengths, "Pooling": _pooling(shape.emb_dim)}
+  if projection is not None:
+    parts["Dense"] = _dense(shape.emb_dim)
+    kernel = {"linear.weight": np.ascontiguousarray(projection["kernel"].T)}
+    file = folder / "2_Dense" / "model.safetensors"
+    file.parent.mkdir()
+    tensors.write_safetensors(file, tensors.of_tree(kernel))
+  return parts
+
+
+def _write_static(given, folder, params, shape, lengths) -> dict[str, Any]:
+  """Writes a table of vectors, any projection in it; returns its modules."""
+  table = params["token_embedder"]["embedding"]
+  if dual_encoder.PROJECTION in params:  # of a mean: the mean of projections
+    table = table @ params[dual_encoder.PROJECTION]["kernel"]
+  tree = {"embedding.weight": np.ascontiguousarray(table)}
+  file = folder / "model.safetensors"
+  tensors.write_safetensors(file, tensors.of_tree(tree))
+  _write_tokenizer(given, folder, shape)
+  path = folder / "tokenizer.json"  # its reader adds no EOS, and cuts nothing
+  tokenizer = json.loads(path.read_text(encoding="utf-8"))
+  tokenizer["truncation"] = {
+    "direction": "Right",
+    "max_length": lengths["max_seq_length"] - 1,
+    "strategy": "LongestFirst",
+    "stride": 0,
+  }
+  path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+  return {"StaticEmbedding": None}
 
 
 def _pooling(width: int) -> dict[str, object]:
@@ -374,14 +407,13 @@ def _length(given: Source) -> int:
   return given.prepared.document_length if given.prepared else _LENGTH
 
 
-def _write_tokenizer(given: Source, folder: pathlib.Path) -> None:
+def _write_tokenizer(given: Source, folder: pathlib.Path, shape: Any) -> None:
   """Writes SentencePiece's model and what transformers reads in its place."""
   vocabulary = given.vocabulary
   if vocabulary is None:
     return
   pieces = tokenizer_json.num_pieces(vocabulary)
-  rows = t5_checkpoints.load_config(folder).vocab_size
-  if pieces > rows:
+  if pieces > (rows := shape.vocab_size):
     raise ValueError(
       f"{vocabulary}: expected at most {rows} pieces, as the checkpoint has, got"
       f" {pieces}: put its own vocabulary beside it"

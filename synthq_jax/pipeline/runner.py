@@ -143,10 +143,17 @@ class Run:
     return shipped.checkpoint(self.config.checkpoint)
 
   @property
-  def encoder(self) -> pathlib.Path:
-    """The public checkpoint that retrievers start from."""
+  def t5(self) -> pathlib.Path:
+    """The public checkpoint that rerankers start from."""
     named = self.config.retriever_checkpoint
     return shipped.checkpoint(named) if named else self.start
+
+  @property
+  def encoder(self) -> pathlib.Path:
+    """The public checkpoint that retrievers start from: `t5`, or static vectors."""
+    if self.rows("static_encoder"):
+      return self._space.public("static_encoder")
+    return self.t5
 
   @property
   def data(self) -> tuple[str, ...]:
@@ -161,10 +168,17 @@ class Run:
 
   @property
   def encoder_data(self) -> tuple[str, ...]:
-    """The fingerprints of the data, of `start` and of another `encoder`."""
-    if not self.config.retriever_checkpoint:
-      return self.data
-    return (*self.data, self._of_checkpoint(self.encoder))
+    """The fingerprints of the data, and of `start`, `t5` and `encoder` apart."""
+    return self._data_of(self.encoder)
+
+  @property
+  def t5_data(self) -> tuple[str, ...]:
+    """The fingerprints of the data, and of `start` and `t5` apart."""
+    return self._data_of(self.t5)
+
+  def _data_of(self, checkpoint: pathlib.Path) -> tuple[str, ...]:
+    others = [one for one in (self.t5, checkpoint) if one != self.start]
+    return (*self.data, *map(self._of_checkpoint, dict.fromkeys(others)))
 
   @property
   def secret_digest(self) -> list[int]:

@@ -98,7 +98,7 @@ def jobs(run):
   yield stage.Job(
     depends=(
       run.config.compare_queries,
-      *run.encoder_data,
+      *run.t5_data,
       *(made.digest for made in digests),
     ),
     settings=run.config.compare_queries,
@@ -113,7 +113,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
   """Compares all rows, and the queries of every generator with the real ones.
 
   Args:
-    task: its inputs are "prepared", the data; "encoder", the folder of the
+    task: its inputs are "prepared", the data; "t5", the folder of the
       public checkpoint whose vectors MAUVE compares; "evaluations", all scores,
       whose order rows keep; and "synthetic", all synthetic queries.
 
@@ -146,7 +146,7 @@ def run(task: stage.Task) -> comparison_results.QueryComparison:
     space.root,
     task.inputs["prepared"],
     task.inputs["synthetic"],
-    task.inputs["encoder"],
+    task.inputs["t5"],
   )
   return comparison_results.QueryComparison(
     directory=space.relative(task.folder(private=True)),
@@ -570,5 +570,5 @@ def _side(
 STAGE = stage.of(
   __name__,
   needs=("vote_queries", "evaluate"),
-  reads=("prepared", "encoder"),
+  reads=("prepared", "t5"),
 )

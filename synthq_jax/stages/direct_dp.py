@@ -281,7 +281,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   config, space = task.settings, task.folders
   prepared = task.inputs["prepared"]
   params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
-  start, public = _split(config, dual_encoder.encoder_params(params))
+  start, public = _split(config, encoders.of(model_config).select(params))
   records = _records(config, space, prepared)
   settings = dataclasses.replace(
     _settings(config, task.inputs["epsilon"]),
@@ -520,7 +520,7 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  needs=("pretrain",),
+  needs=("static_encoder",),
   reads=("prepared", "encoder"),
   folder="train_retriever",
   needs_secret=True,

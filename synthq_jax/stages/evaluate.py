@@ -119,7 +119,7 @@ def jobs(run):
           "row": name,
           "test_set": test_set,
           "parts": {kind: made.value for kind, made in parts.items()},
-          "encoder": run.encoder,
+          "t5": run.t5,
           "reranker_settings": run.seeded(
             config.train_reranker, getattr(system, "name", "")
           )
@@ -175,7 +175,7 @@ def run(task: stage.Task) -> results.Evaluation | None:
       "row", its name; "test_set": "test" (private), "public", or a further set;
       "vectors" of the documents, None where they are not the run's own; "parts",
       earlier evaluations of the systems that it is made of; and for a reranking
-      the "encoder" that its training started from and its "reranker_settings".
+      the "t5" that its training started from and its "reranker_settings".
 
   Returns:
     Means with intervals, under `private/` unless queries and system are fit to
@@ -265,7 +265,7 @@ def _search_with(
       parts[_FIRST],
       test,
       documents=task.inputs["prepared"],
-      encoder=task.inputs["encoder"],
+      encoder=task.inputs["t5"],
       settings=task.inputs["reranker_settings"],
       depth=system.depth,
     )

@@ -36,7 +36,7 @@ from jaxtyping import Int
 from synthq_jax import artifacts
 from synthq_jax.data import blocks, files
 from synthq_jax.generation import filters, text_measures
-from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.models import encoders, t5_config
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import encode, ranks
@@ -291,7 +291,7 @@ def _ranks(task: stage.Task, left: _Written, directory, state) -> np.ndarray:
   params, model_config = inputs.load_public(task.inputs["encoder"], documents)
   params = pairs.train(
     dataclasses.replace(recipe, steps=config.steps or recipe.steps),
-    dual_encoder.encoder_params(params),
+    encoders.of(model_config).select(params),
     model_config,
     inputs.with_documents(folders, documents, stored),
     loop.Files(

@@ -61,7 +61,7 @@ def jobs(run):
       depends=(
         config.rerank,
         config.fuse,
-        *run.encoder_data,
+        *run.t5_data,
         trained,
         digest,
         queries.digest if queries else "none",
@@ -85,7 +85,7 @@ def run(task: stage.Task) -> system_results.Reranking | None:
 
   Args:
     task: its inputs are "documents", the public collection, or for `original`
-      the prepared data; "encoder", the folder of the public checkpoint that the
+      the prepared data; "t5", the folder of the public checkpoint that the
       "reranker" started from, and the "settings" of its training; "synthetic",
       all that one generator wrote, or None; "chooser", a `fuse.Config`; and
       where the first stage is fused, its "fusion", "retriever" and "vectors".
@@ -135,7 +135,7 @@ def _scores(task, candidates, judged):
     candidates,
     judged,
     documents=task.inputs["documents"],
-    encoder=task.inputs["encoder"],
+    encoder=task.inputs["t5"],
     settings=task.inputs["settings"],
     depth=task.settings.depth,
   )
@@ -165,6 +165,6 @@ def _candidates(task, judged, directory):
 STAGE = stage.of(
   __name__,
   needs=("train_reranker", "fuse"),
-  reads=("encoder",),
+  reads=("t5",),
   together=True,
 )

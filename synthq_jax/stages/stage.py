@@ -115,8 +115,8 @@ class Stage:
   """Stages whose results it reads; they run first."""
   reads: tuple[str, ...] = ()
   """What every task holds beside its own inputs: "prepared", the data; the
-  public "documents" alone; "start" or "encoder", the folders of the public
-  checkpoints of generators and of retrievers."""
+  public "documents" alone; "start", "encoder" or "t5", the folders of the public
+  checkpoints that generators, retrievers and rerankers start from."""
   jobs: Callable[[Any], Iterable[Job]]
   """From the run so far (`pipeline.runner.Run`) to what there is to make."""
   run: Callable[[Task], Any]

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from synthq_jax import array_files, artifacts
-from synthq_jax.models import dual_encoder
+from synthq_jax.models import encoders
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.retrieval import clusters as clusters_lib
@@ -143,7 +143,7 @@ def _clusters(task, documents: results.PublicDocuments, folder) -> np.ndarray:
   if len(tokens) > len(passages.ids):  # a document is where it begins
     tokens = tokens[passages.of(np.arange(len(passages.ids)))[0]]
   encode.to_files(
-    dual_encoder.encoder_params(params),
+    encoders.of(model_config).select(params),
     model_config,
     tokens,
     state,
@@ -198,7 +198,7 @@ def _check_noise(config: Config, prepared: results.PreparedData) -> None:
 
 STAGE = stage.of(
   __name__,
-  needs=("prepare_data",),
+  needs=("static_encoder",),
   reads=("prepared", "encoder"),
   needs_secret=True,
 )

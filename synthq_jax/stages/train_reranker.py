@@ -71,7 +71,7 @@ def jobs(run):
     settings = run.seeded(config.train_reranker, name)
     yield stage.Job(
       name=name,
-      depends=(settings, run.held_out, *run.encoder_data, source),
+      depends=(settings, run.held_out, *run.t5_data, source),
       settings=settings,
       inputs={
         "documents": run.documents if synthetic else run.prepared,
@@ -86,7 +86,7 @@ def run(task: stage.Task) -> system_results.Reranker:
 
   Args:
     task: its inputs are "documents", the public collection, or for `original`
-      the prepared data; "encoder", the folder of a public checkpoint;
+      the prepared data; "t5", the folder of a public checkpoint;
       "synthetic", the queries, or None for the real ones; and "held_out", the
       share of documents whose queries are left out.
 
@@ -111,7 +111,7 @@ def run(task: stage.Task) -> system_results.Reranker:
       vocabulary, inputs.document_texts(corpus)
     )
   reranker = _reranking.build(
-    config, task.inputs["encoder"], documents, vocabulary, idf
+    config, task.inputs["t5"], documents, vocabulary, idf
   )
   state = directory / f"state_{task.digest}"
   params = rerankers.train(
@@ -172,6 +172,6 @@ def _triples(
 STAGE = stage.of(
   __name__,
   needs=("vote_queries",),
-  reads=("encoder",),
+  reads=("t5",),
   together=True,
 )

@@ -1,7 +1,7 @@
 """Trains a dual encoder on pairs, real or synthetic, without noise.
 
-Every row uses the same recipe, a shared T5 encoder with mean pooling, cosine
-over a temperature and in-batch softmax; only the pairs differ. Training on the
+Every row uses the same recipe, a shared encoder with mean pooling (a T5's, or
+static vectors), cosine over a temperature and in-batch softmax; only the pairs differ. Training on the
 real pairs with DP is `direct_dp`.
 """
 
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from synthq_jax import artifacts
-from synthq_jax.models import dual_encoder
+from synthq_jax.models import encoders
 from synthq_jax.pipeline import (
   config_types,
   inputs,
@@ -150,7 +150,7 @@ def run(task: stage.Task) -> results.Checkpoint:
     task: without settings nothing is trained; its inputs are "documents", the
       public collection, or the prepared data with the real queries where
       "synthetic", those to train on, are None; "encoder", the folder of a public
-      checkpoint; "held_out", the share of documents whose queries are left out;
+      checkpoint, and "t5", that of rerankers; "held_out", the share of documents whose queries are left out;
       and where a reranker of the same pairs is distilled, this "teacher" and its
       "teacher_settings".
 
@@ -160,7 +160,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   config, space = task.settings, task.folders
   documents = task.inputs["documents"]
   params, model_config = inputs.load_public(task.inputs["encoder"], documents)
-  params = dual_encoder.encoder_params(params)
+  params = encoders.of(model_config).select(params)
   if config is None:
     return inputs.save_checkpoint(
       task,
@@ -251,7 +251,7 @@ def _margins(task, records, negatives) -> np.ndarray:
     candidates,
     judged,
     documents=documents,
-    encoder=task.inputs["encoder"],
+    encoder=task.inputs["t5"],
     settings=task.inputs["teacher_settings"],
     depth=rows.shape[1],
   )
@@ -291,6 +291,6 @@ def _mined(task, params, model_config, records, miner: str, place):
 STAGE = stage.of(
   __name__,
   needs=("vote_queries", "direct_dp", "train_reranker"),
-  reads=("encoder",),
+  reads=("encoder", "t5"),
   together=True,
 )

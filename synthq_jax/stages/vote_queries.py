@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from synthq_jax.data import files
-from synthq_jax.models import dual_encoder
+from synthq_jax.models import encoders
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.privacy import rounding, terms
@@ -185,7 +185,7 @@ def _nearest(task, written: np.ndarray, private: np.ndarray) -> np.ndarray:
   params, model_config = inputs.load_public(
     task.inputs["encoder"], task.inputs["prepared"]
   )
-  params = dual_encoder.encoder_params(params)
+  params = encoders.of(model_config).select(params)
 
   def vectors(tokens: np.ndarray) -> np.ndarray:
     size = task.settings.batch_size
