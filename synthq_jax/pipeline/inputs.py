@@ -378,14 +378,21 @@ def _refuse_private(directory: pathlib.Path) -> None:
 def check_shape(
   directory: pathlib.Path, model: t5_config.T5Config | None
 ) -> None:
-  """Refuses a checkpoint of another shape than the settings name.
+  """Refuses a generator's checkpoint of another shape than the settings name.
 
   Raises:
-    ValueError: naming the first field that differs.
+    ValueError: naming the first field that differs, or if it is no T5.
   """
-  if model is None:
+  if model is None and not (directory / "config.json").is_file():
     return
   found = t5_checkpoints.load_config(directory)
+  if not isinstance(found, t5_config.T5Config):
+    raise ValueError(
+      f"{directory}: expected a T5, which can write queries, got static vectors:"
+      " give them as RETRIEVER_CHECKPOINT"
+    )
+  if model is None:
+    return
   for field in t5_config.SHAPE:
     ours, theirs = getattr(model, field), getattr(found, field)
     if ours != theirs:

@@ -361,13 +361,13 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   prepare_test_set.check_named(config.test_sets)
   reads = {name for one in map(stage.get, wanted) for name in one.reads}
   named = config.retriever_checkpoint
-  if named and not object_store.is_url(named) and "encoder" in reads:
+  if named and not object_store.is_url(named) and {"encoder", "t5"} & reads:
     fingerprints.check_checkpoint(shipped.checkpoint(named))
   if object_store.is_url(config.checkpoint):
     return
   start = shipped.checkpoint(config.checkpoint)
   inputs.check_shape(start, config.model)
-  if {"start", "encoder"} & reads:
+  if {"start", "encoder", "t5"} & reads:
     fingerprints.check_checkpoint(start)
   if not object_store.is_url(data.vocabulary):
     beside = inputs.vocabulary_beside(start)

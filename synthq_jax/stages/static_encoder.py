@@ -1,33 +1,60 @@
-"""Draws static vectors, from which retrievers start in a T5's place.
+"""Makes static vectors, from which retrievers start in a T5's place.
 
 Each token of the vocabulary gets a random direction, as long as the token is
-rare in the public documents: a retriever that ranks like weighted words before
-any training, and that `train_retriever` teaches which words mean the same.
+rare in the public documents; then spans of documents learn to find what is left
+of theirs. A retriever before it has seen any query, whose vectors
+`train_retriever` moves on.
 """
 
 import dataclasses
+import math
 
 import jax
+import numpy as np
+from jaxtyping import Int
 
+from synthq_jax.data import passages as passages_lib
+from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import terms
 from synthq_jax.models import static_vectors
-from synthq_jax.pipeline import config_types, inputs, results
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+)
 from synthq_jax.stages import stage
+from synthq_jax.training import loop, pairs
 
-__all__ = ["STAGE", "Config", "run"]
+__all__ = ["STAGE", "Config", "run", "spans"]
+
+_SHORTEST, _LONGEST = 4, 10  # tokens of a span
+_KEPT = 0.1  # share of spans that stay in their document as well
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-  """Whether retrievers are static vectors."""
+class Config(pairs.Recipe):
+  """Whether retrievers are static vectors, and how they begin."""
 
   dim: int = 0
   """Numbers of a vector; 0: retrievers start from the T5's encoder."""
+  steps: int = 450
+  """Optimizer steps on spans of documents; 0: none."""
+  batch_size: int = 256
+  learning_rate: float = 3e-3
+  """Random vectors have far to go."""
   seed: int = 0
-  """Of the directions."""
+  """Of directions, spans and batches."""
 
   def __post_init__(self):
-    config_types.at_least(self, 0, "dim", "seed")
+    config_types.at_least(self, 0, "dim", "seed", "steps", "warmup_steps")
+    config_types.at_least(self, 1, "batch_size")
+    config_types.positive(self, "learning_rate", "temperature")
+    if 0 < self.steps <= self.warmup_steps:
+      raise ValueError(
+        "static_encoder.Config.steps must be 0, or more than warmup_steps="
+        f"{self.warmup_steps}, got {self.steps}"
+      )
 
 
 def jobs(run):
@@ -38,7 +65,7 @@ def jobs(run):
 
 
 def run(task: stage.Task) -> results.Checkpoint:
-  """Draws the vectors.
+  """Draws the vectors, and trains them on the documents.
 
   Formal guarantee: reads the public documents and their vocabulary alone.
 
@@ -50,25 +77,91 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, folders = task.settings, task.folders
   documents = task.inputs["documents"]
-  texts = inputs.document_texts(inputs.corpus(folders, documents))
   weights = terms.inverse_document_frequencies(
-    inputs.vocabulary(folders, documents), texts
+    inputs.vocabulary(folders, documents),
+    inputs.document_texts(inputs.corpus(folders, documents)),
   )
   shape = static_vectors.StaticConfig(
     vocab_size=len(weights), emb_dim=config.dim
   )
+  params = static_vectors.init(jax.random.key(config.seed), shape, weights)
+  directory = task.folder(private=False)
+  metrics_path = directory / f"metrics_{task.digest}.jsonl"
+  found = spans(
+    inputs.document_tokens(folders, documents),
+    config.steps * config.batch_size,
+    config.seed,
+  )
+  trains = config.steps > 0 and len(found["rows"]) >= config.batch_size
+  if trains:
+    params = pairs.train(
+      config,
+      params,
+      shape,
+      found,
+      loop.Files(
+        directory=private_training.state_directory(
+          folders, task.place, task.digest
+        ),
+        metrics_path=metrics_path,
+        description=task.place,
+      ),
+    )
   return inputs.save_checkpoint(
     task,
-    task.folder(private=False),
-    static_vectors.init(jax.random.key(config.seed), shape, weights),
+    directory,
+    params,
     shape,
     kind="retriever",
     statement=documents.statement(),
-    steps=0,
-    batch_size=0,
-    num_parameters=0,
-    metrics="",
+    steps=config.steps * trains,
+    batch_size=config.batch_size * trains,
+    num_parameters=math.prod((len(weights), config.dim)) * trains,
+    metrics=folders.relative(metrics_path) if trains else "",
   )
+
+
+def spans(
+  collection: passages_lib.Passages, number: int, seed: int
+) -> dict[str, Int[np.ndarray, "pair ..."]]:
+  """Draws spans of passages, each with the passage that it was taken out of.
+
+  In one of ten the span stays there as well, so that equal words still count: the
+  inverse cloze task (Lee et al. 2019, arXiv:1906.00300, section 3.2), of spans
+  where the paper has sentences.
+
+  Args:
+    collection: the documents.
+    number: of pairs.
+    seed: of the draws.
+
+  Returns:
+    "queries" [pair, 10], "documents" [pair, length], with padding where a span
+    was, and "rows" [pair], positions of documents; fewer where passages are shorter
+    than two short spans.
+  """
+  generator = np.random.default_rng([seed, 9])
+  drawn = generator.integers(len(collection.owners), size=number)
+  documents = np.array(collection.tokens[drawn], np.int32)
+  sizes = (documents > vocabulary_lib.EOS_ID).sum(axis=1)
+  enough = sizes >= 2 * _SHORTEST
+  drawn, documents, sizes = drawn[enough], documents[enough], sizes[enough]
+  lengths = generator.integers(_SHORTEST, np.minimum(_LONGEST, sizes // 2) + 1)[
+    :, None
+  ]
+  starts = generator.integers(0, sizes[:, None] - lengths + 1)
+  places = np.arange(_LONGEST)
+  picked = np.take_along_axis(
+    documents, np.minimum(starts + places, documents.shape[1] - 1), axis=1
+  )
+  columns = np.arange(documents.shape[1])
+  inside = (columns >= starts) & (columns < starts + lengths)
+  stays = generator.random((len(drawn), 1)) < _KEPT
+  return {
+    "queries": np.where(places < lengths, picked, 0),
+    "documents": np.where(inside & ~stays, 0, documents),
+    "rows": collection.owners[drawn].astype(np.int32),
+  }
 
 
 STAGE = stage.of(__name__, needs=("pretrain",), reads=("documents",))

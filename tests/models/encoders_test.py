@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax.models import bert, encoders, image_encoders, t5_config
+from synthq_jax.models import (
+  bert,
+  encoders,
+  image_encoders,
+  static_vectors,
+  t5_config,
+)
 
 TOKENS = jnp.array([[5, 9, 3, 1], [7, 2, 0, 0], [0, 0, 0, 0]])
 BERT = bert.BertConfig(
   vocab_size=12, emb_dim=8, num_heads=2, mlp_dim=16, num_layers=1, max_length=8
 )
 NET = image_encoders.EmbeddingNet()
+STATIC = static_vectors.StaticConfig(vocab_size=12, emb_dim=8)
 IMAGES = jnp.asarray(np.random.default_rng(0).uniform(size=(3, 8, 8, 1)))
 
 
@@ -22,7 +29,12 @@ def cases():
   tiny = t5_config.get("tiny")
   yield "t5", tiny, lambda: random_t5.params(tiny), TOKENS, [1, 1, 0]
   yield "bert", BERT, lambda: bert.init_params(BERT, key()), TOKENS, [1, 1, 0]
+  yield "static", STATIC, table, TOKENS, [1, 1, 0]
   yield "net", NET, lambda: NET.init(key(), IMAGES)["params"], IMAGES, [1, 1, 1]
+
+
+def table():
+  return static_vectors.init(key(), STATIC, jnp.ones(12))
 
 
 def key():
@@ -50,6 +62,8 @@ def test_a_t5_and_a_bert_have_another_pooling_and_a_net_has_not():
     encoders.of(tiny, pooling="last")
   with pytest.raises(ValueError, match="and no BERT, got pooling='first'"):
     encoders.of(NET, pooling="first")
+  with pytest.raises(ValueError, match="and no BERT, got pooling='first'"):
+    encoders.of(STATIC, pooling="first")
   with pytest.raises(ValueError, match="among .*got pooling='last'"):
     encoders.of(BERT, pooling="last")
 

@@ -5,14 +5,17 @@ Each test is skipped where its library is not installed (the extra
 """
 
 import json
+import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import beir, collection, sources, vocabulary
-from synthq_jax.models import t5_checkpoints
+from synthq_jax.models import static_vectors, t5_checkpoints
+from synthq_jax.models.checkpoints import tensors
 from synthq_jax.pipeline import export, results, system_results
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode
@@ -66,6 +69,56 @@ def retriever(request, finished_run, exported):
     lambda texts: ours(texts, prepared.document_length),
     exported(place, "sentence-transformers"),
   )
+
+
+@pytest.fixture(scope="module")
+def static(finished_run, tmp_path_factory):
+  """A retriever of static vectors: our own encoder of texts, the export."""
+  folder = tmp_path_factory.mktemp("static")
+  source = folder / "vectors"
+  vocabulary_path = finished_run.root / "prepare_data" / "vocabulary.model"
+  pieces = vocabulary.load(vocabulary_path, extra_ids=0)
+  shape = static_vectors.StaticConfig(vocab_size=pieces.vocab_size, emb_dim=6)
+  ones = np.ones(pieces.vocab_size)
+  params = static_vectors.init(jax.random.key(0), shape, ones)
+  kernel = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+  params |= {"projection": {"kernel": kernel}}
+  t5_checkpoints.save(source, params, shape)
+  shutil.copy(vocabulary_path, source)
+
+  def ours(texts, length=512):
+    rows = vocabulary.tokenize(pieces, texts, length=length)
+    return encode.encode(params, shape, rows)
+
+  export.run(source, folder / "to", format="sentence-transformers")
+  return ours, folder / "to"
+
+
+LONG = "An otter swims. " * 400
+
+
+def test_static_vectors_are_read_with_their_tokenizer(static):
+  tokenizers = pytest.importorskip("tokenizers")
+  ours, folder = static
+  reader = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+  tensor = tensors.read_safetensors(folder / "model.safetensors")
+  table = tensor["embedding.weight"].whole()
+  texts = [*HARD, LONG]
+  found = reader.encode_batch(texts, add_special_tokens=False)
+  for text, one, vector in zip(texts, found, ours(texts), strict=True):
+    total = table[one.ids].sum(axis=0)
+    wanted = total / max(np.linalg.norm(total), 1e-12)
+    np.testing.assert_allclose(vector, wanted, atol=1e-5, err_msg=text)
+  assert len(found[-1].ids) == 511  # where EOS would be the last
+
+
+def test_sentence_transformers_gives_our_static_vectors(static):
+  library = pytest.importorskip("sentence_transformers")
+  ours, folder = static
+  model = library.SentenceTransformer(str(folder), device="cpu")
+  texts = [*HARD, LONG]
+  np.testing.assert_allclose(model.encode(texts), ours(texts), atol=1e-5)
+  assert type(model[0]).__name__ == "StaticEmbedding"
 
 
 def beir_set(root):

@@ -11,16 +11,18 @@ import jax
 import numpy as np
 import pages
 import pytest
+import tiny_runs
 
 from synthq_jax import artifacts
 from synthq_jax.cli import main
 from synthq_jax.data import shipped
-from synthq_jax.models import prompt, t5_checkpoints
+from synthq_jax.models import prompt, static_vectors, t5_checkpoints
 from synthq_jax.pipeline import (
   fingerprints,
   plan,
   private_training,
   results,
+  runner,
   workspace,
 )
 from synthq_jax.privacy import rounding
@@ -32,6 +34,7 @@ from synthq_jax.stages import (
   prepare_data,
   query_leakage,
   stage,
+  static_encoder,
 )
 
 
@@ -556,6 +559,82 @@ def test_retrievers_may_start_from_a_checkpoint_of_their_own(
     trained = t5_checkpoints.flatten(t5_checkpoints.load(place)[0])[scale]
     start = np.asarray(params["encoder"]["encoder_norm"]["scale"])
     assert np.abs(trained / start - 1).max() < 0.1, name  # two small steps
+
+
+@pytest.mark.slow
+def test_retrievers_may_be_static_vectors(finished_run, made, tmp_path):
+  own = dataclasses.replace(
+    finished_run.config,
+    static_encoder=static_encoder.Config(dim=6),
+    direct_dp_methods=(finished_runs.DIRECT_METHODS["direct_dp"],),
+  )
+  root = finished_run.copy(tmp_path)
+  plan.run(own, root, stages=["evaluate"], progress=False)
+  remade = {name.split("/")[0] for name in made}
+  assert {"static_encoder", "train_retriever", "evaluate"} <= remade
+  assert not remade & {"finetune_dp", "generate"}
+  space = workspace.Workspace(root, own.secret_seed, may_draw=False)
+  wanted = stage.with_needs(["evaluate"], own)
+  run = runner.Run(own, space, wanted, say=lambda line: None)
+  assert all(rows and all(rows.values()) for _, rows in run.survey() if rows)
+  assert run.encoder == root / "static_encoder" != run.t5 == run.start
+  assert run.t5_data == run.data == run.encoder_data[:-1]
+  start, shape = t5_checkpoints.load(root / "static_encoder")
+  assert shape.emb_dim == 6
+  for name in made:
+    if name.startswith("train_retriever"):
+      places = (root / name, root / results.PRIVATE / name)
+      place = next(p for p in places if (p / "config.json").is_file())
+      trained, its_shape = t5_checkpoints.load(place)
+      assert its_shape == shape
+      moved = np.abs(_table(trained) - _table(start)).max()
+      assert (moved > 0) == (name != "train_retriever/untrained"), name
+      assert moved < 0.1, name  # two small steps
+
+
+def _table(params):
+  return params["token_embedder"]["embedding"]
+
+
+def test_static_vectors_follow_from_public_documents_alone(
+  finished_run, tmp_path
+):
+  prepared = artifacts.load(
+    finished_run.root / "private/prepare_data", results.PreparedData
+  )
+  documents = results.public_documents(prepared)
+  root = finished_run.copy(tmp_path)
+  shutil.rmtree(root / results.PRIVATE)
+  drawn = [
+    t5_checkpoints.load(root / made.directory)[0]
+    for made in (
+      tiny_runs.make(
+        static_encoder.STAGE,
+        static_encoder.Config(dim=4, seed=seed),
+        workspace.Folders(root),
+        documents=documents,
+      )
+      for seed in (0, 0, 1)
+    )
+  ]
+  first, again, other = map(_table, drawn)
+  np.testing.assert_array_equal(first, again)
+  lengths = np.linalg.norm(first, axis=1)
+  assert lengths[3:].std() > 0.1  # rare tokens are longer
+  assert np.abs(first - other).max() > 0.1
+
+
+def test_static_vectors_write_no_queries(finished_run, tmp_path):
+  shape = static_vectors.StaticConfig(vocab_size=8192, emb_dim=2)
+  table = {"token_embedder": {"embedding": np.zeros((8192, 2), np.float32)}}
+  t5_checkpoints.save(tmp_path / "own", table, shape)
+  own = dataclasses.replace(
+    finished_run.config, checkpoint=str(tmp_path / "own")
+  )
+  for refused in (plan.run, lambda *of: plan.survey(*of, ["generate"])):
+    with pytest.raises(ValueError, match="which can write queries, got static"):
+      refused(own, tmp_path / "run")
+  assert not (tmp_path / "run").exists()
 
 
 def test_retrievers_of_another_vocabulary_are_refused(finished_run, tmp_path):

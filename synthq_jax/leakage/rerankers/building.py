@@ -60,7 +60,8 @@ def build(
       small one on the vocabulary.
 
   Raises:
-    ValueError: if the kind is unknown, or something cannot be read.
+    ValueError: if the kind is unknown, monoT5 is given no T5, or something
+      cannot be read.
   """
   kind, query_length = settings.kind, settings.query_length
   lengths = {
@@ -75,6 +76,8 @@ def build(
       vocabulary, embeddings=vectors, **lengths
     )
   if kind == "monoT5":
+    if not isinstance(config, t5_config.T5Config):
+      raise ValueError("expected a T5 to start monoT5 from, got static vectors")
     return mono.MonoT5(
       vocabulary=vocabulary, config=config, start=params, **lengths
     )
