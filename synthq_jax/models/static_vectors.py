@@ -55,7 +55,7 @@ def init(
   >>> params = init(jax.random.key(0), config, jnp.array([0, 0, 1, 1, 2.0]))
   >>> texts = jnp.array([[2, 3, 1], [3, 1, 0], [4, 1, 0]])
   >>> vectors = encode(params, config, texts)
-  >>> [f"{x:.1f}" for x in vectors[0] @ vectors.T]
+  >>> [f"{abs(x):.1f}" for x in vectors[0] @ vectors.T]
   ['1.0', '0.7', '0.0']
 
   Args:

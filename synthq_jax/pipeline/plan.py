@@ -186,6 +186,12 @@ class _Settings:
       )
     if isinstance(self.model, str):
       object.__setattr__(self, "model", t5_config.get(self.model))
+    if self.retriever_checkpoint and self.static_encoder.dim:
+      raise ValueError(
+        "static_encoder.Config.dim must be 0 for retrievers that start from"
+        f" RETRIEVER_CHECKPOINT, got {self.static_encoder.dim} and"
+        f" {self.retriever_checkpoint}: set STATIC_DIM=0"
+      )
     self._check_audit()
     self.pretrain.check_sentinels(self.prepare_data.extra_ids)
     if self.rows.fused and self.evaluate.depth < self.fuse.depth:

@@ -453,6 +453,6 @@ def _ranks_of(
 
 STAGE = stage.of(
   __name__,
-  needs=("generate", "topic_counts"),
+  needs=("generate", "topic_counts", "static_encoder"),
   reads=("documents", "encoder"),
 )

@@ -56,6 +56,11 @@ class Config:
       raise ValueError("topic_counts.Config.epsilon must be finite, got inf")
 
 
+def needs(config) -> tuple[str, ...]:
+  """Returns the stages that it reads: none but the data where nothing counts."""
+  return ("static_encoder",) if is_wanted(config) else ("prepare_data",)
+
+
 def jobs(run):
   """Yields the counts, where something is written or drawn by them."""
   if not is_wanted(run.config):
@@ -199,6 +204,7 @@ def _check_noise(config: Config, prepared: results.PreparedData) -> None:
 STAGE = stage.of(
   __name__,
   needs=("static_encoder",),
+  narrowed=needs,
   reads=("prepared", "encoder"),
   needs_secret=True,
 )

@@ -273,7 +273,11 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
     ("SOURCE=newsqa:data/corpus.jsonl@no", "got no: no such directory"),
     ("SOURCE=tfds:fiqa@no", "no: expected a folder with SPLIT.tsv files"),
     ("CHECKPOINT=no", "got no file no/params.safetensors: check CHECKPOINT"),
-    ("RETRIEVER_CHECKPOINT=no", "got no file no/params.safetensors"),
+    (
+      "RETRIEVER_CHECKPOINT=no STATIC_DIM=0",
+      "got no file no/params.safetensors",
+    ),
+    ("RETRIEVER_CHECKPOINT=no", "got 16 and no: set STATIC_DIM=0"),
     ("VOCABULARY=no", "got no file no: check CHECKPOINT and VOCABULARY"),
     ("VOCABULARY=data/corpus.jsonl", "expected a SentencePiece model"),
     ("TEST_SETS=('beir:no',)", "test_sets: expected a folder, got none: no"),
