@@ -41,6 +41,7 @@ from synthq_jax.stages import (
   prepare_data,
   pretrain,
   release_scores,
+  static_encoder,
   train_retriever,
 )
 from tests.pipeline import kills
@@ -200,6 +201,9 @@ def _ran(root: pathlib.Path, source: str, **changes: Any) -> pathlib.Path:
     finetune_dp=finetune_dp.Config(steps=2, batch_size=16),
     generate=generate.Config(num_documents=24, max_length=8, batch_size=24),
     filter_queries=filter_queries.Config(top_k=60, copied_share=1.0, steps=1),
+    static_encoder=static_encoder.Config(
+      dim=4, steps=2, warmup_steps=1, batch_size=16
+    ),
     train_retriever=train_retriever.Config(
       steps=1, batch_size=4, warmup_steps=0
     ),
@@ -380,7 +384,7 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(
   assert {name.partition("/")[0] for name in log.files} == {
     "prepare_data", "prepare_test_set", "pretrain", "finetune_dp", "generate",
     "filter_queries", "train_retriever", "encode_documents", "evaluate",
-    "report",
+    "report", "static_encoder",
   }  # fmt: skip
   assert not _differing(log.files, other.files)
   # A training learns of the query by its record, and by nothing else.
