@@ -41,7 +41,7 @@ NEEDS = {
   "msmarco": ("SOURCE=msmarco:m",),
   "jsonl": ("SOURCE=jsonl:j",),
   "planted_leakage": ("SOURCE=beir:b",),
-  "sizes": ("CHECKPOINT=c", "RETRIEVER_CHECKPOINT=r"),
+  "sizes": ("CHECKPOINT=c",),
   "federated": ("SOURCE=beir:b",),
   "federated_tiny": ("SOURCE=beir:b",),
   "federated_wikiqa": ("SOURCE=beir:b",),

@@ -55,7 +55,13 @@ def of_retriever(
     if stride
     else ""
   )
-  query = lengths.get("query_length", lengths["max_seq_length"])
+  longest = lengths["max_seq_length"]
+  query = lengths.get("query_length", longest)
+  what = "A T5 encoder: the mean of its outputs"
+  cut = f"Queries are cut at {query} tokens, documents at {longest}, as in training."
+  if is_static:  # whose reader has one length
+    what = "The mean of a text's token vectors"
+    cut = f"Texts are cut at {longest} tokens; in training, queries were at {query}."
   return _page(
     {
       "library_name": "sentence-transformers",
@@ -64,16 +70,9 @@ def of_retriever(
     },
     made and made.statement,
     f"Dual encoder {made.name if made else ''}".strip(),
-    (
-      "The mean of a text's token vectors"
-      if is_static
-      else "A T5 encoder: the mean of its outputs"
-    )
-    + " for queries and documents alike, of"
-    f" length 1, so that dot products are cosines. Queries are cut at {query}"
-    f" tokens, documents at {lengths['max_seq_length']}, as in training.{whole}"
-    f" It was written by synthq_jax {synthq_jax.__version__} and tried with"
-    " sentence-transformers 6.2.",
+    f"{what} for queries and documents alike, of length 1, so that dot products"
+    f" are cosines. {cut}{whole} It was written by synthq_jax"
+    f" {synthq_jax.__version__} and tried with sentence-transformers 6.2.",
     """```python
 from sentence_transformers import SentenceTransformer
 
