@@ -273,7 +273,7 @@ def run_report(root, compared=None, **changes):
     prepared=arguments["prepared"],
     evaluations=evaluations,
     synthetic=arguments["synthetic"],
-    encoder=None,
+    t5=None,
   )
   kind = comparison_results.QueryComparison
   saved = artifacts.load(root / "private/compare_queries", kind)
