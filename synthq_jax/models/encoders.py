@@ -1,8 +1,7 @@
 """Turns batches of inputs into unit vectors by one protocol, whatever the net.
 
 `of` finds the encoder of a shape: a T5, a BERT, a table of vectors or a net for
-images. Training,
-search, leakage and federated code take any of them.
+images. Training, search, leakage and federated code take any of them.
 """
 
 import dataclasses

@@ -328,7 +328,7 @@ def vocabulary_beside(directory: pathlib.Path) -> pathlib.Path:
 
 
 def load_public(directory: pathlib.Path, prepared: Documents):
-  """Loads the public T5 that a training starts from.
+  """Loads the public model that a training starts from.
 
   Formal guarantee:
     What is trained from it is private only if the checkpoint is public. Where
@@ -385,8 +385,8 @@ def check_shape(
     raise
   if not isinstance(found, t5_config.T5Config):
     raise ValueError(
-      f"{directory}: expected a T5, which can write queries, got static vectors:"
-      " give them as RETRIEVER_CHECKPOINT"
+      f"{directory}: expected a T5, for queries or monoT5, got static vectors:"
+      " retrievers start from them as RETRIEVER_CHECKPOINT, with STATIC_DIM=0"
     )
   for field in t5_config.SHAPE if model else ():
     ours, theirs = getattr(model, field), getattr(found, field)

@@ -40,8 +40,8 @@ class Rows:
   bm25: bool = True
   """BM25, which trains on nothing."""
   untrained: bool = True
-  """The public checkpoint as a retriever, before any training of this run: what
-  every other row has to beat."""
+  """The public encoder, before any training on queries: what every other row has
+  to beat."""
   public_only: bool = True
   """Synthetic queries of the public checkpoint, before any private step."""
   original: bool = True
@@ -150,14 +150,15 @@ class _Settings:
   """The settings of a run that belong to no single stage."""
 
   checkpoint: str = ""
-  """Public T5 that generator and retriever start from, in our own format, T5X's
-  or Hugging Face's; empty: the shipped."""
+  """Public T5 that generators start from, and retrievers where they are no static
+  vectors, in our own format, T5X's or Hugging Face's; empty: the shipped."""
   model: str | t5_config.T5Config | None = None
   """Shape that the checkpoint must have, or its name, such as "t5_1_1_base";
   None: whatever it has."""
   retriever_checkpoint: str = ""
-  """Public T5 that retrievers start from, of the same vocabulary; empty: that of
-  the generator."""
+  """Public encoder of the same vocabulary from which retrievers, rerankers and the
+  vectors of MAUVE start, for static_encoder.Config.dim=0; empty: that of the
+  generator."""
   direct_dp_methods: tuple[direct_dp_lib.Config, ...] = ()
   """Several instead of `direct_dp`, each with a label of its own."""
   test_sets: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ class _Settings:
   rows: Rows = dataclasses.field(default_factory=Rows)
   """What the table compares."""
   seeds: tuple[int, ...] = ()
-  """Everything trained or sampled is made once for each of these; the table
+  """Everything trained on queries or sampled is made once for each of these; the table
   shows means over them. Empty: once, with the seed of each stage. The data is
   prepared once, with the seed of that stage."""
   secret_seed: int | None = None

@@ -158,7 +158,12 @@ class Run:
   @property
   def data(self) -> tuple[str, ...]:
     """The fingerprints of the data and of `start`."""
-    return (self._data, self.prepared.digest, self._of_checkpoint(self.start))
+    return (*self.data_alone, self._of_checkpoint(self.start))
+
+  @property
+  def data_alone(self) -> tuple[str, ...]:
+    """The fingerprints of the data."""
+    return (self._data, self.prepared.digest)
 
   @property
   def _data(self) -> str:
@@ -168,17 +173,17 @@ class Run:
 
   @property
   def encoder_data(self) -> tuple[str, ...]:
-    """The fingerprints of the data, and of `start`, `t5` and `encoder` apart."""
-    return self._data_of(self.encoder)
+    """The fingerprints of the data and of `encoder`; static vectors read no T5."""
+    if self.rows("static_encoder"):
+      return (*self.data_alone, self._of_checkpoint(self.encoder))
+    return self.t5_data
 
   @property
   def t5_data(self) -> tuple[str, ...]:
-    """The fingerprints of the data, and of `start` and `t5` apart."""
-    return self._data_of(self.t5)
-
-  def _data_of(self, checkpoint: pathlib.Path) -> tuple[str, ...]:
-    others = [one for one in (self.t5, checkpoint) if one != self.start]
-    return (*self.data, *map(self._of_checkpoint, dict.fromkeys(others)))
+    """The fingerprints of the data, of `start` and of another `t5`."""
+    if not self.config.retriever_checkpoint:
+      return self.data
+    return (*self.data, self._of_checkpoint(self.t5))
 
   @property
   def secret_digest(self) -> list[int]:

@@ -520,7 +520,7 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  needs=("static_encoder",),
+  needs=("pretrain", "static_encoder"),
   reads=("prepared", "encoder"),
   folder="train_retriever",
   needs_secret=True,

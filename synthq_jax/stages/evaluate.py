@@ -154,7 +154,7 @@ def _label(name: str, system: Any) -> str:
 def _trained_on(name: str) -> str:
   """Says in words what a retriever was trained on."""
   words = {
-    "untrained": "nothing, the public encoder",
+    "untrained": "no query, the public encoder",
     "public_only": "queries written before any private step",
     "original": "real queries, no privacy",
     "synthetic": "synthetic queries",

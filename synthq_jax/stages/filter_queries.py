@@ -89,6 +89,17 @@ class Config(queries_lib.Config):
       self.top_k or self.copied_share or self.drop_truncated or self.topics
     )
 
+  @property
+  def trains(self) -> bool:
+    """Whether a retriever is trained to rank."""
+    return bool(self.top_k) and self.ranker != "bm25"
+
+
+def needs(config) -> tuple[str, ...]:
+  """Returns the stages that it reads: no encoder where BM25 ranks."""
+  others = tuple(name for name in STAGE.needs if name != "static_encoder")
+  return STAGE.needs if config.filter_queries.trains else others
+
 
 def jobs(run):
   """Yields what is kept of each set of queries, where a filter is wanted."""
@@ -101,10 +112,11 @@ def jobs(run):
       continue
     topics = run.rows("topic_counts").get("") if settings.topics else None
     recipe = run.seeded(run.config.train_retriever, name)
+    data = run.encoder_data if settings.trains else run.data
     counted = (topics.digest,) if topics else ()
     yield stage.Job(
       name=name,
-      depends=(settings, recipe, *run.encoder_data, source, *counted),
+      depends=(settings, recipe, *data, source, *counted),
       settings=settings,
       inputs={
         "synthetic": written,
@@ -338,11 +350,11 @@ def _note(config: Config) -> str:
 
 
 def _filtered(config: Config) -> str:
-  if not config.top_k or config.ranker == "bm25":
+  if not config.trains:
     return "They were filtered by public rules: post-processing."
   return (
     "They were filtered by public rules and by a retriever that was trained,"
-    " from the public checkpoint, on these synthetic queries alone:"
+    " from a public encoder, on these synthetic queries alone:"
     " post-processing."
   )
 
@@ -454,5 +466,6 @@ def _ranks_of(
 STAGE = stage.of(
   __name__,
   needs=("generate", "topic_counts", "static_encoder"),
+  narrowed=needs,
   reads=("documents", "encoder"),
 )

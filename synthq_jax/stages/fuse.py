@@ -110,7 +110,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     task: its inputs are "documents", the public collection; the "retriever" that
       is fused; and what chooses, each None where there is none: "shares", what
       `choose_shares` made; "first", an earlier result of this stage that was
-      chosen on the same queries; "untrained", the encoder that nothing has
+      chosen on the same queries; "untrained", the encoder that no query has
       trained, its "vectors" of the documents, and "synthetic", queries of the
       public checkpoint.
 

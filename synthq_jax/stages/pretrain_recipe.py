@@ -31,7 +31,7 @@ from synthq_jax.data import (
 )
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints, t5_config, transfer
-from synthq_jax.pipeline import results, workspace
+from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.stages import pretrain
 
 __all__ = ["Config", "Pretrained", "run"]
@@ -172,6 +172,7 @@ def _start(config: Config, root: pathlib.Path, start: pathlib.Path):
   """Returns the parameters to begin with."""
   if config.start_from is None:
     return pretrain.fresh(config.model, config.seed)
+  inputs.check_shape(start, None)
   params, shape = t5_checkpoints.load(start)
   old = vocabulary_lib.load(
     start / "vocabulary.model",

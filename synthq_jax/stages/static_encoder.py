@@ -11,8 +11,9 @@ import math
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
+from synthq_jax import artifacts
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.leakage.rerankers import terms
@@ -29,6 +30,8 @@ from synthq_jax.training import loop, pairs
 __all__ = ["STAGE", "Config", "run", "spans"]
 
 _SHORTEST, _LONGEST = 4, 10  # tokens of a span
+_LEAST = 0.1  # weight of a token, those of rare ones being up to ln(documents)
+_MOST = 200_000  # pairs in memory; longer trainings read them again
 _KEPT = 0.1  # share of spans that stay in their document as well
 
 
@@ -58,10 +61,10 @@ class Config(pairs.Recipe):
 
 
 def jobs(run):
-  """Yields one encoder where a size is given."""
+  """Yields one encoder, for all SEEDS, where a size is given."""
   config = run.config.static_encoder
   if config.dim:
-    yield stage.Job(depends=(config, *run.data), settings=config)
+    yield stage.Job(depends=(config, *run.data_alone), settings=config)
 
 
 def run(task: stage.Task) -> results.Checkpoint:
@@ -77,9 +80,12 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, folders = task.settings, task.folders
   documents = task.inputs["documents"]
-  weights = terms.inverse_document_frequencies(
-    inputs.vocabulary(folders, documents),
-    inputs.document_texts(inputs.corpus(folders, documents)),
+  weights = _weights(
+    terms.inverse_document_frequencies(
+      inputs.vocabulary(folders, documents),
+      inputs.document_texts(inputs.corpus(folders, documents)),
+    ),
+    documents.num_documents,
   )
   shape = static_vectors.StaticConfig(
     vocab_size=len(weights), emb_dim=config.dim
@@ -89,10 +95,16 @@ def run(task: stage.Task) -> results.Checkpoint:
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
   found = spans(
     inputs.document_tokens(folders, documents),
-    config.steps * config.batch_size,
+    min(config.steps * config.batch_size, _MOST),
     config.seed,
   )
-  trains = config.steps > 0 and len(found["rows"]) >= config.batch_size
+  if config.steps and len(found["rows"]) < config.batch_size:
+    raise ValueError(
+      "static_encoder.Config.steps needs documents of"
+      f" {2 * _SHORTEST} tokens or more, got {len(found['rows'])} spans for"
+      f" batches of {config.batch_size}: set it to 0"
+    )
+  trains = config.steps > 0
   if trains:
     params = pairs.train(
       config,
@@ -107,6 +119,8 @@ def run(task: stage.Task) -> results.Checkpoint:
         description=task.place,
       ),
     )
+  content = (folders.root / documents.vocabulary).read_bytes()
+  artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, content)
   return inputs.save_checkpoint(
     task,
     directory,
@@ -119,6 +133,18 @@ def run(task: stage.Task) -> results.Checkpoint:
     num_parameters=math.prod((len(weights), config.dim)) * trains,
     metrics=folders.relative(metrics_path) if trains else "",
   )
+
+
+def _weights(
+  idf: Float[np.ndarray, " vocab"], num_documents: int
+) -> Float[np.ndarray, " vocab"]:
+  """Returns how long tokens begin.
+
+  None is 0: a text of nothing else would have no direction, and a gradient of a
+  million. What no document holds would only turn a query away.
+  """
+  is_held = idf < np.log(num_documents + 1) - 0.1  # else ln((N + 1) / 1)
+  return np.where(is_held, np.maximum(idf, _LEAST), _LEAST)
 
 
 def spans(
@@ -164,4 +190,4 @@ def spans(
   }
 
 
-STAGE = stage.of(__name__, needs=("pretrain",), reads=("documents",))
+STAGE = stage.of(__name__, needs=("prepare_data",), reads=("documents",))

@@ -57,8 +57,8 @@ class Config:
 
 
 def needs(config) -> tuple[str, ...]:
-  """Returns the stages that it reads: none but the data where nothing counts."""
-  return ("static_encoder",) if is_wanted(config) else ("prepare_data",)
+  """Returns the stages that it reads: the data's alone where nothing counts."""
+  return STAGE.needs if is_wanted(config) else ("prepare_data",)
 
 
 def jobs(run):
@@ -203,7 +203,7 @@ def _check_noise(config: Config, prepared: results.PreparedData) -> None:
 
 STAGE = stage.of(
   __name__,
-  needs=("static_encoder",),
+  needs=("pretrain", "static_encoder"),
   narrowed=needs,
   reads=("prepared", "encoder"),
   needs_secret=True,

@@ -81,6 +81,14 @@ def jobs(run):
     )
 
 
+def check(run) -> None:
+  """Refuses a monoT5 that would start from no T5, before anything is trained."""
+  config = run.config
+  wanted = config.rows.reranked or config.train_retriever.distilled
+  if wanted and config.train_reranker.kind == "monoT5":
+    inputs.check_shape(run.t5, None)
+
+
 def run(task: stage.Task) -> system_results.Reranker:
   """Trains on synthetic queries, or on the real ones without privacy.
 

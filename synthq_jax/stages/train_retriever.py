@@ -1,8 +1,8 @@
 """Trains a dual encoder on pairs, real or synthetic, without noise.
 
 Every row uses the same recipe, a shared encoder with mean pooling (a T5's, or
-static vectors), cosine over a temperature and in-batch softmax; only the pairs differ. Training on the
-real pairs with DP is `direct_dp`.
+static vectors), cosine over a temperature and in-batch softmax; only the pairs
+differ. Training on the real pairs with DP is `direct_dp`.
 """
 
 import dataclasses
@@ -150,8 +150,8 @@ def run(task: stage.Task) -> results.Checkpoint:
     task: without settings nothing is trained; its inputs are "documents", the
       public collection, or the prepared data with the real queries where
       "synthetic", those to train on, are None; "encoder", the folder of a public
-      checkpoint, and "t5", that of rerankers; "held_out", the share of documents whose queries are left out;
-      and where a reranker of the same pairs is distilled, this "teacher" and its
+      checkpoint, and "t5", that of rerankers; "held_out", the share of documents
+      whose queries are left out; and where a reranker of the same pairs is distilled, this "teacher" and its
       "teacher_settings".
 
   Returns:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import random_t5
 
-from synthq_jax.models import dual_encoder, t5_config
+from synthq_jax.models import dual_encoder, static_vectors, t5_config
 from synthq_jax.retrieval import encode, vector_files
 
 _CONFIG = t5_config.get("tiny")
@@ -37,18 +37,28 @@ def test_batched_vectors_equal_unbatched_ones_in_order(batch_size):
   np.testing.assert_allclose(vectors, expected, atol=2e-6)
 
 
+_STATIC = static_vectors.StaticConfig(vocab_size=_CONFIG.vocab_size, emb_dim=16)
+
+
+def _table():
+  weights = np.ones(_CONFIG.vocab_size)
+  return static_vectors.init(jax.random.key(0), _STATIC, weights)
+
+
+@pytest.mark.parametrize("of", [(_params, _CONFIG), (_table, _STATIC)])
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("batch_size", [8, 256])
 def test_a_row_keeps_its_exact_vector_whatever_stands_around_it(
-  batch_size, devices
+  batch_size, devices, of
 ):
   """What is private of one row is decided by its vector, to the last bit."""
   tokens, generator = _tokens(count=257, longest=24), np.random.default_rng(2)
 
   def vectors(rows):
+    params, shape = of
     return encode.encode(
-      _params(),
-      _CONFIG,
+      params(),
+      shape,
       tokens[rows],
       batch_size=batch_size,
       devices=jax.devices()[:devices],
