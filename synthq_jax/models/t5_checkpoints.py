@@ -150,6 +150,7 @@ def save_huggingface(
     ValueError: if something is there already, parameters and shape do not fit,
       or transformers has no such T5.
   """
+  _refuse_static("params", config, "huggingface")
   tensors = _tensors.of_tree(params)
   _check("params", tensors, config)
   with artifacts.new_folder(path, "checkpoint") as folder:
@@ -370,11 +371,8 @@ def convert(
       f"format must be one of {', '.join(FORMATS)}, got format={format}"
     )
   tensors, shape = _describe(pathlib.Path(source), None)
-  if not isinstance(shape, t5_config.T5Config) and format != "safetensors":
-    raise ValueError(
-      f"{source}: expected a T5 for format={format}, got static vectors: write"
-      " sentence-transformers or safetensors"
-    )
+  if format != "safetensors":
+    _refuse_static(source, shape, format)
   if _PROJECTION in tensors and format != "safetensors":
     raise ValueError(
       f"{source}: expected a T5 alone for format={format}, got a retriever with a"
@@ -391,6 +389,14 @@ def convert(
   with artifacts.new_folder(to, "checkpoint") as folder:
     save(folder, tensors, shape)
   return to
+
+
+def _refuse_static(where: Any, shape: _Shape, name: str) -> None:
+  if not isinstance(shape, t5_config.T5Config):
+    raise ValueError(
+      f"{where}: expected a T5 for format={name}, got static vectors: write"
+      " sentence-transformers or safetensors"
+    )
 
 
 def _check_seen(

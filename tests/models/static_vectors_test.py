@@ -90,6 +90,8 @@ def test_what_is_saved_is_loaded(tmp_path, projection):
     with pytest.raises(ValueError, match="expected a T5 .*got static vectors"):
       t5_checkpoints.convert(tmp_path, tmp_path / name, format=name)
     assert not (tmp_path / name).exists()
+  with pytest.raises(ValueError, match="params: expected a T5 .*got static"):
+    t5_checkpoints.save_huggingface(tmp_path / "hf", params, SHAPE)
 
 
 def test_a_table_of_another_shape_is_refused(tmp_path):
