@@ -25,7 +25,9 @@ _UNKNOWN, _CONTROL, _BYTE, _NORMAL = 2, 3, 6, 1  # of a piece, in the model
 _UNIGRAM = 1
 
 
-def files(path: str | os.PathLike, *, max_length: int) -> dict[str, str]:
+def files(
+  path: str | os.PathLike, *, max_length: int, cut_at: int | None = None
+) -> dict[str, str]:
   """Returns what goes beside a checkpoint of Hugging Face's, by file name.
 
   Not the same as SentencePiece where a character that has a simpler form is
@@ -36,6 +38,8 @@ def files(path: str | os.PathLike, *, max_length: int) -> dict[str, str]:
   Args:
     path: a SentencePiece unigram model with T5's special ids.
     max_length: tokens of a text, EOS included, unless its reader says otherwise.
+    cut_at: tokens that the tokenizer itself leaves of a text, for readers that cut
+      nothing; None: all.
 
   Returns:
     tokenizer.json and tokenizer_config.json.
@@ -52,7 +56,7 @@ def files(path: str | os.PathLike, *, max_length: int) -> dict[str, str]:
     "clean_up_tokenization_spaces": False,
   }
   return {
-    "tokenizer.json": json.dumps(_tokenizer(model), ensure_ascii=False),
+    "tokenizer.json": json.dumps(_tokenizer(model, cut_at), ensure_ascii=False),
     "tokenizer_config.json": json.dumps(config, indent=1) + "\n",
   }
 
@@ -96,7 +100,7 @@ def _read(path: str | os.PathLike) -> Any:
   return model
 
 
-def _tokenizer(model: Any) -> dict[str, Any]:
+def _tokenizer(model: Any, cut_at: int | None) -> dict[str, Any]:
   """Translates a model: normalizer, splitter, pieces, and an EOS at the end."""
   normalizer = model.normalizer_spec
   steps: list[dict[str, Any]] = []
@@ -117,7 +121,13 @@ def _tokenizer(model: Any) -> dict[str, Any]:
   special = {"SpecialToken": {"id": end, "type_id": 0}}
   return {
     "version": "1.0",
-    "truncation": None,
+    "truncation": cut_at
+    and {
+      "direction": "Right",
+      "max_length": cut_at,
+      "strategy": "LongestFirst",
+      "stride": 0,
+    },
     "padding": None,
     "added_tokens": [],
     "normalizer": {"type": "Sequence", "normalizers": steps},

@@ -377,16 +377,9 @@ def _write_static(given, folder, params, shape, lengths) -> dict[str, Any]:
   tree = {"embedding.weight": np.ascontiguousarray(table)}
   file = folder / "model.safetensors"
   tensors.write_safetensors(file, tensors.of_tree(tree))
-  _write_tokenizer(given, folder, shape)
-  path = folder / "tokenizer.json"  # its reader adds no EOS, and cuts nothing
-  tokenizer = json.loads(path.read_text(encoding="utf-8"))
-  tokenizer["truncation"] = {
-    "direction": "Right",
-    "max_length": lengths["max_seq_length"] - 1,
-    "strategy": "LongestFirst",
-    "stride": 0,
-  }
-  path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+  # Its reader adds no EOS, and cuts nothing.
+  cut_at = lengths["max_seq_length"] - 1
+  _write_tokenizer(given, folder, shape, cut_at=cut_at)
   return {"StaticEmbedding": None}
 
 
@@ -407,7 +400,9 @@ def _length(given: Source) -> int:
   return given.prepared.document_length if given.prepared else _LENGTH
 
 
-def _write_tokenizer(given: Source, folder: pathlib.Path, shape: Any) -> None:
+def _write_tokenizer(
+  given: Source, folder: pathlib.Path, shape: Any, cut_at: int | None = None
+) -> None:
   """Writes SentencePiece's model and what transformers reads in its place."""
   vocabulary = given.vocabulary
   if vocabulary is None:
@@ -419,7 +414,9 @@ def _write_tokenizer(given: Source, folder: pathlib.Path, shape: Any) -> None:
       f" {pieces}: put its own vocabulary beside it"
     )
   (folder / "spiece.model").write_bytes(vocabulary.read_bytes())
-  files = tokenizer_json.files(vocabulary, max_length=_length(given))
+  files = tokenizer_json.files(
+    vocabulary, max_length=_length(given), cut_at=cut_at
+  )
   for name, text in files.items():
     (folder / name).write_text(text, encoding="utf-8")
 

@@ -32,7 +32,7 @@ __all__ = [
   "WrittenDocuments",
   "arrays",
   "check_prompt",
-  "check_shape",
+  "check_t5",
   "check_vocabulary",
   "corpus",
   "document_text",
@@ -373,10 +373,10 @@ def _refuse_private(directory: pathlib.Path) -> None:
     )
 
 
-def check_shape(
-  directory: pathlib.Path, model: t5_config.T5Config | None
+def check_t5(
+  directory: pathlib.Path, model: t5_config.T5Config | None = None
 ) -> None:
-  """Refuses a generator's checkpoint of another shape than the settings name."""
+  """Refuses static vectors in a T5's place, and another shape than `model`."""
   try:
     found = t5_checkpoints.load_config(directory)
   except ValueError:

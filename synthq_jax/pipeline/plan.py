@@ -169,7 +169,7 @@ class _Settings:
   rows: Rows = dataclasses.field(default_factory=Rows)
   """What the table compares."""
   seeds: tuple[int, ...] = ()
-  """Everything trained on queries or sampled is made once for each of these; the table
+  """What is trained on queries or sampled is made once for each of these; the table
   shows means over them. Empty: once, with the seed of each stage. The data is
   prepared once, with the seed of that stage."""
   secret_seed: int | None = None
@@ -296,7 +296,7 @@ def run(
   wanted = stage.with_needs(stages or STAGES, config)
   _check_size(config, wanted)
   start = shipped.checkpoint(config.checkpoint)
-  inputs.check_shape(start, config.model)
+  inputs.check_t5(start, config.model)
   prepare_test_set.expand(config.test_sets)  # refused before any work
   progress = progress and distributed.is_main()
   config = _with_progress(config, progress)
@@ -373,7 +373,7 @@ def _check_named(config: RunConfig, wanted: Sequence[str]) -> None:
   if object_store.is_url(config.checkpoint):
     return
   start = shipped.checkpoint(config.checkpoint)
-  inputs.check_shape(start, config.model)
+  inputs.check_t5(start, config.model)
   if {"start", "encoder", "t5"} & reads:
     fingerprints.check_checkpoint(start)
   if not object_store.is_url(data.vocabulary):

@@ -138,10 +138,11 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
       f"{root}: expected a new working directory, got that of a run: give"
       " another --workdir"
     )
-  on_accepted()
   start = shipped.DIRECTORY
   if config.start_from not in (None, "shipped"):
     start = pathlib.Path(config.start_from)
+    inputs.check_t5(start)
+  on_accepted()
   if not (root / CACHE_NAME).exists():
     _read(config, root, start)
   text = artifacts.load(root / "text", Pretrained)
@@ -172,7 +173,6 @@ def _start(config: Config, root: pathlib.Path, start: pathlib.Path):
   """Returns the parameters to begin with."""
   if config.start_from is None:
     return pretrain.fresh(config.model, config.seed)
-  inputs.check_shape(start, None)
   params, shape = t5_checkpoints.load(start)
   old = vocabulary_lib.load(
     start / "vocabulary.model",

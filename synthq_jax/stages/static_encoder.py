@@ -7,7 +7,6 @@ of theirs. A retriever before it has seen any query, whose vectors
 """
 
 import dataclasses
-import math
 
 import jax
 import numpy as np
@@ -93,32 +92,8 @@ def run(task: stage.Task) -> results.Checkpoint:
   params = static_vectors.init(jax.random.key(config.seed), shape, weights)
   directory = task.folder(private=False)
   metrics_path = directory / f"metrics_{task.digest}.jsonl"
-  found = spans(
-    inputs.document_tokens(folders, documents),
-    min(config.steps * config.batch_size, _MOST),
-    config.seed,
-  )
-  if config.steps and len(found["rows"]) < config.batch_size:
-    raise ValueError(
-      "static_encoder.Config.steps needs documents of"
-      f" {2 * _SHORTEST} tokens or more, got {len(found['rows'])} spans for"
-      f" batches of {config.batch_size}: set it to 0"
-    )
-  trains = config.steps > 0
-  if trains:
-    params = pairs.train(
-      config,
-      params,
-      shape,
-      found,
-      loop.Files(
-        directory=private_training.state_directory(
-          folders, task.place, task.digest
-        ),
-        metrics_path=metrics_path,
-        description=task.place,
-      ),
-    )
+  if config.steps:
+    params = _trained(task, params, shape, metrics_path)
   content = (folders.root / documents.vocabulary).read_bytes()
   artifacts.write_atomically(directory / inputs.VOCABULARY_NAME, content)
   return inputs.save_checkpoint(
@@ -128,11 +103,32 @@ def run(task: stage.Task) -> results.Checkpoint:
     shape,
     kind="retriever",
     statement=documents.statement(),
-    steps=config.steps * trains,
-    batch_size=config.batch_size * trains,
-    num_parameters=math.prod((len(weights), config.dim)) * trains,
-    metrics=folders.relative(metrics_path) if trains else "",
+    steps=config.steps,
+    batch_size=config.batch_size if config.steps else 0,
+    num_parameters=len(weights) * config.dim if config.steps else 0,
+    metrics=folders.relative(metrics_path) if config.steps else "",
   )
+
+
+def _trained(task, params, shape, metrics_path):
+  """Trains the vectors on spans of the documents."""
+  config, folders = task.settings, task.folders
+  found = spans(
+    inputs.document_tokens(folders, task.inputs["documents"]),
+    min(config.steps * config.batch_size, _MOST),
+    config.seed,
+  )
+  if len(found["rows"]) < config.batch_size:
+    raise ValueError(
+      "static_encoder.Config.steps needs documents of"
+      f" {2 * _SHORTEST} tokens or more, got {len(found['rows'])} spans for"
+      f" batches of {config.batch_size}: set it to 0"
+    )
+  state = private_training.state_directory(folders, task.place, task.digest)
+  files = loop.Files(
+    directory=state, metrics_path=metrics_path, description=task.place
+  )
+  return pairs.train(config, params, shape, found, files)
 
 
 def _weights(
@@ -172,10 +168,9 @@ def spans(
   sizes = (documents > vocabulary_lib.EOS_ID).sum(axis=1)
   enough = sizes >= 2 * _SHORTEST
   drawn, documents, sizes = drawn[enough], documents[enough], sizes[enough]
-  lengths = generator.integers(_SHORTEST, np.minimum(_LONGEST, sizes // 2) + 1)[
-    :, None
-  ]
-  starts = generator.integers(0, sizes[:, None] - lengths + 1)
+  sizes = sizes[:, None]
+  lengths = generator.integers(_SHORTEST, np.minimum(_LONGEST, sizes // 2) + 1)
+  starts = generator.integers(0, sizes - lengths + 1)
   places = np.arange(_LONGEST)
   picked = np.take_along_axis(
     documents, np.minimum(starts + places, documents.shape[1] - 1), axis=1

@@ -86,7 +86,7 @@ def check(run) -> None:
   config = run.config
   wanted = config.rows.reranked or config.train_retriever.distilled
   if wanted and config.train_reranker.kind == "monoT5":
-    inputs.check_shape(run.t5, None)
+    inputs.check_t5(run.t5)
 
 
 def run(task: stage.Task) -> system_results.Reranker:

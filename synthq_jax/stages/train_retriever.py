@@ -151,8 +151,8 @@ def run(task: stage.Task) -> results.Checkpoint:
       public collection, or the prepared data with the real queries where
       "synthetic", those to train on, are None; "encoder", the folder of a public
       checkpoint, and "t5", that of rerankers; "held_out", the share of documents
-      whose queries are left out; and where a reranker of the same pairs is distilled, this "teacher" and its
-      "teacher_settings".
+      whose queries are left out; and where a reranker of the same pairs is
+      distilled, this "teacher" and its "teacher_settings".
 
   Returns:
     The encoder; under `private/` if the queries are.
