@@ -13,25 +13,13 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from synthq_jax.data import docstrings
+from synthq_jax.data import docstrings, rule_questions
 
-__all__ = ["READERS", "Entry", "ask", "is_question"]
+__all__ = ["READERS", "Entry"]
 
 _SPACE = re.compile(r"\s+")
+_FEWEST_WORDS, _ABOUT = 8, 4  # of a solution that says something; sentences
 _NUMBERING = re.compile(r"^([0-9]+\.|[0-9]+(\.[0-9]+)+\.?|[QA]?\d*[:.)])\s+")
-_BE = r"(?:is|are|was|were)"
-_DEFINES = re.compile(
-  rf"^(?P<name>(?:the |an? )?[^,.;:()]{{3,45}}?)(?: \([^)]*\))? (?P<be>{_BE})"
-  r" (?P<rest>(?:an?|the|one|any|used|known|caused|made|found|defined|called)\b"
-  r"[^,.;:()]*)",
-  re.IGNORECASE,
-)
-_PRONOUN = re.compile(
-  r"^(this|that|these|those|it|they|he|she|we|you|i|there|here|if|when|in|on|at"
-  r"|one|each|all|some|many|most|both|another|such|what|which|for|as|to|by|with"
-  r"|from|because|although|however|but|and|or|not|his|her|its|their|our|your)\b",
-  re.IGNORECASE,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,108 +34,13 @@ class Entry:
   """On one line, without markup; may be empty for a question alone."""
 
 
-def is_question(text: str) -> bool:
-  """Whether a title asks.
-
-  >>> is_question("How do I copy a file?"), is_question("Copying files")
-  (True, False)
-  """
-  return text.endswith("?") or bool(
-    re.match(r"(how|why|when|what|where) ", text, re.IGNORECASE)
-  )
-
-
-def ask(title: str, text: str) -> list[str]:
-  """Returns questions that a text answers, by rules of its title and start.
-
-  Args:
-    title: a heading.
-    text: what stands below it.
-
-  Returns:
-    None, one or several questions, lower case, without a question mark.
-
-  >>> ask("Bones", "A bone is an organ of the skeleton. It grows.")
-  ['what is a bone', 'is a bone an organ of the skeleton']
-  >>> ask("Installing the server", "Run the installer.")
-  ['how do i install the server']
-  >>> ask("Symptoms of scurvy", "Tired legs.")
-  ['what are the symptoms of scurvy']
-  """
-  found = []
-  name = title.lower().strip(" .:")
-  words = name.split()
-  if 2 <= len(words) <= 8 and re.match(r"^[a-z][a-z ,'-]+$", name):
-    if verb := _GERUNDS.get(words[0]):
-      found.append(f"how do i {verb} {' '.join(words[1:])}")
-    elif " of " in name and (part := words[0]) in _PARTS:
-      be = "are" if part.endswith("s") and part != "diagnosis" else "is"
-      rest = " ".join(words[1:])
-      found.append(f"what {be} the {part} {rest}")
-    elif " vs " in name or " versus " in name:
-      left, right = re.split(r" vs | versus ", name, maxsplit=1)
-      found.append(f"what is the difference between {left} and {right}")
-  match = _DEFINES.match(text)
-  if match and not _PRONOUN.match(match["name"]):
-    name, be = match["name"].lower().strip(), match["be"].lower()
-    rest = match["rest"].lower().strip()
-    if len(name.split()) <= 5 and name not in ("the", "a", "an"):
-      who = be in ("was", "were") and re.search(
-        r"\b(born|king|queen|president|emperor|writer|scientist|philosopher)\b",
-        rest,
-      )
-      found.append(f"{'who' if who else 'what'} {be} {name}")
-      if 3 <= len(rest.split()) <= 12:
-        found.append(f"{be} {name} {rest}")
-  return found
-
-
-_GERUNDS = {
-  word: word_of
-  for word, word_of in (
-    ("adding", "add"), ("applying", "apply"), ("building", "build"),
-    ("calling", "call"), ("changing", "change"), ("checking", "check"),
-    ("choosing", "choose"), ("combining", "combine"), ("comparing", "compare"),
-    ("computing", "compute"), ("configuring", "configure"),
-    ("connecting", "connect"), ("controlling", "control"),
-    ("converting", "convert"), ("copying", "copy"), ("creating", "create"),
-    ("customizing", "customize"), ("debugging", "debug"),
-    ("defining", "define"), ("deleting", "delete"), ("deploying", "deploy"),
-    ("disabling", "disable"), ("enabling", "enable"),
-    ("extending", "extend"), ("finding", "find"), ("fixing", "fix"),
-    ("getting", "get"), ("handling", "handle"), ("implementing", "implement"),
-    ("importing", "import"), ("improving", "improve"),
-    ("installing", "install"), ("loading", "load"), ("making", "make"),
-    ("managing", "manage"), ("measuring", "measure"), ("modifying", "modify"),
-    ("monitoring", "monitor"), ("opening", "open"), ("overriding", "override"),
-    ("passing", "pass"), ("performing", "perform"), ("plotting", "plot"),
-    ("preparing", "prepare"), ("preventing", "prevent"),
-    ("protecting", "protect"), ("reading", "read"), ("removing", "remove"),
-    ("restoring", "restore"), ("running", "run"), ("saving", "save"),
-    ("selecting", "select"), ("sending", "send"), ("setting", "set"),
-    ("sharing", "share"), ("solving", "solve"), ("sorting", "sort"),
-    ("starting", "start"), ("storing", "store"), ("testing", "test"),
-    ("updating", "update"), ("upgrading", "upgrade"), ("using", "use"),
-    ("validating", "validate"), ("viewing", "view"), ("working", "work"),
-    ("writing", "write"),
-  )
-}  # fmt: skip
-_PARTS = frozenset(
-  "advantages benefits causes characteristics complications components"
-  " consequences definition diagnosis diseases disorders effects elements"
-  " examples features functions function goals history importance limitations"
-  " origins parts properties purpose reasons results risks role signs structure"
-  " symptoms treatment types uses".split()
-)
-
-
 def _plain(text: str) -> str:
   """Takes out inline markup of Markdown, reStructuredText and POD."""
   text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
   text = re.sub(r":[\w:+-]+:`~?([^`<]*?)(?:\s*<[^>]*>)?`", r"\1", text)
   text = re.sub(r"`([^`<]+?)\s*<[^>]*>`_*", r"\1", text)
   text = re.sub(r"[A-Z]<+\s*([^<>]*?)\s*>+", r"\1", text)
-  text = re.sub(r"<[^>]{1,200}>|\{[{%#][^}]*[}%#]\}|\{[#:.][^}]*\}", " ", text)
+  text = re.sub(r"<[^>]{1,200}>|\{[{%#][^}]*[}%#]\}|\{[#:./][^}]*\}", " ", text)
   text = re.sub(r"`+|\*\*|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)|\|", "", text)
   return _SPACE.sub(" ", text).strip()
 
@@ -156,7 +49,9 @@ def _entries(title: str, text: str, kind: str = "heading") -> Iterator[Entry]:
   title = _NUMBERING.sub("", _plain(title)).strip("# ¶:")
   text = _plain(text)
   if title and text:
-    yield Entry("question" if is_question(title) else kind, title, text)
+    yield Entry(
+      "question" if rule_questions.is_question(title) else kind, title, text
+    )
 
 
 def _read(path: pathlib.Path) -> str:
@@ -292,15 +187,49 @@ def _textbook(path: pathlib.Path) -> Iterator[Entry]:
   yield from _entries(title, _paragraphs(content))
   for section in content.iter("section"):
     yield from _entries(section.findtext("title") or "", _paragraphs(section))
+  sentences = _sentences(content)
   for exercise in content.iter("exercise"):
-    asked = _joined(exercise.find("problem"))
+    asked = _joined(exercise.find("problem/para"))
     if asked.endswith("?") and len(asked.split()) <= 30:
-      yield from _entries(asked, _joined(exercise.find("solution")), "question")
+      answer = _answer(exercise, asked, sentences)
+      yield from _entries(asked, answer, "question")
   for definition in root.iter("definition"):
     term = definition.findtext("term") or ""
     meaning = _joined(definition.find("meaning"))
     if meaning:
       yield from _entries(term, f"{term}: {meaning}")
+
+
+def _sentences(content) -> list[str]:
+  """Returns the sentences of a module outside its exercises."""
+  asked = {id(node) for e in content.iter("exercise") for node in e.iter()}
+  texts = (_joined(n) for n in content.iter("para") if id(n) not in asked)
+  return [s for text in texts for s in re.split(r"(?<=[.!?]) (?=[A-Z])", text)]
+
+
+def _answer(exercise, asked: str, sentences: list[str]) -> str:
+  """Returns the solution of an exercise, or what the module says about it.
+
+  Where the solution names one of several choices, that is the four sentences in
+  a row that have most of the words of the question and of the right choice; none
+  where fewer than half of these words are there.
+  """
+  solution = _joined(exercise.find("solution")).strip()
+  if len(solution.split()) >= _FEWEST_WORDS:
+    return solution
+  choices = exercise.findall("problem/list/item")
+  place = ord(solution[0].upper()) - ord("A") if solution else -1
+  chosen = _joined(choices[place]) if 0 <= place < len(choices) else ""
+  wanted = {w for w in docstrings.words(f"{asked} {chosen}") if len(w) > 3}
+  said = [wanted.intersection(docstrings.words(s)) for s in sentences]
+  windows = [
+    len(set().union(*said[i : i + _ABOUT])) + len(said[i]) / 100
+    for i in range(max(1, len(said) - _ABOUT + 1))
+  ]
+  best = max(range(len(windows)), key=windows.__getitem__)
+  if len(wanted) < 3 or windows[best] < 0.5 * len(wanted):
+    return ""
+  return " ".join(sentences[best : best + _ABOUT])
 
 
 def _joined(node) -> str:

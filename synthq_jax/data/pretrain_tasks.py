@@ -231,40 +231,69 @@ def make(
     The inputs and the targets, int32, padded with 0.
   """
   prefix = cache.prefixes[list(PREFIXES).index(task)]
-  head = prefix[prefix > 0].tolist()
+  head = prefix[prefix > 0].astype(np.int32)
   room = input_length - len(head) - 1
-  inputs, targets = [], []
-  for row in rows:
-    body = cache.passages[row]
-    body = body[body > 0].tolist()
-    if task in ("copy", "fill"):
-      start = rng.integers(0, max(1, len(body) - room + 1))
-      body = body[start : start + room]
-    if task == "copy":
-      start = rng.integers(0, max(1, len(body) - target_length + 2))
-      target = body[start : start + target_length - 1]
-    elif task == "fill":
-      body, target = _fill(body, target_length - 1, cache.sentinels, rng)
-    else:
-      target = cache.queries[row]
-      target = target[target > 0].tolist()
-    inputs.append([*head, *body[:room], vocabulary_lib.EOS_ID])
-    targets.append([*target[: target_length - 1], vocabulary_lib.EOS_ID])
-  return (
-    vocabulary_lib.pad(inputs, input_length),
-    vocabulary_lib.pad(targets, target_length),
+  body = cache.passages[rows].astype(np.int32)
+  if task in ("copy", "fill"):
+    body = _window(body, room, rng)
+  if task == "copy":
+    target = _window(body, target_length - 1, rng)
+  elif task == "fill":
+    body, target = _fill(body, target_length - 1, cache.sentinels, rng)
+  else:
+    target = cache.queries[rows].astype(np.int32)
+  before = np.broadcast_to(head, (len(rows), len(head)))
+  inputs = np.concatenate([before, _ended(body, room + 1)], axis=1)
+  return inputs, _ended(target, target_length)
+
+
+def _window(ids: np.ndarray, length: int, rng) -> np.ndarray:
+  """Returns up to `length` ids in a row of each row, from a place drawn."""
+  lengths = np.count_nonzero(ids, axis=1)
+  starts = rng.integers(0, np.maximum(1, lengths - length + 1))
+  places = starts[:, None] + np.arange(min(length, ids.shape[1]))
+  wide = np.pad(ids, ((0, 0), (0, places.shape[1])))
+  return np.take_along_axis(wide, places, axis=1)
+
+
+def _ended(ids: np.ndarray, length: int) -> np.ndarray:
+  """Returns the ids with EOS behind them, cut and padded to `length`."""
+  kept = ids[:, : length - 1]
+  made = np.pad(kept, ((0, 0), (0, length - kept.shape[1])))
+  ends = np.count_nonzero(kept, axis=1)
+  made[np.arange(len(made)), ends] = vocabulary_lib.EOS_ID
+  return made
+
+
+def _fill(ids: np.ndarray, length: int, sentinels: np.ndarray, rng):
+  """Takes spans out of each row of ids; returns what is left, and the spans."""
+  lengths = np.count_nonzero(ids, axis=1)
+  most = max(1, min(length // (_MEAN_SPAN + 1), len(sentinels)))
+  wanted = np.rint(lengths * _NOISE_DENSITY / _MEAN_SPAN).astype(int)
+  spans = np.clip(wanted, 1, most)
+  stride = lengths // spans
+  number = np.arange(most)
+  starts = number * stride[:, None] + rng.integers(
+    0, np.maximum(1, stride - _MEAN_SPAN)[:, None], (len(ids), most)
   )
+  marks = sentinels[:most].astype(np.int32)
+  place = np.arange(ids.shape[1])
+  behind = place - starts[:, :, None]  # [row, span, place]
+  is_hidden = (behind >= 0) & (behind < _MEAN_SPAN)
+  is_hidden &= (number < spans[:, None])[:, :, None]
+  is_hidden &= (place < lengths[:, None])[:, None, :]
+  mark = np.einsum("rsp,s->rp", is_hidden & (behind == 0), marks)
+  body = np.where(is_hidden.any(axis=1), mark, ids)
+  width = _MEAN_SPAN + 1
+  target = np.zeros((len(ids), most, width), np.int32)
+  target[:, :, 0] = np.where(number < spans[:, None], marks, 0)
+  for step in range(_MEAN_SPAN):
+    of_step = is_hidden & (behind == step)
+    target[:, :, step + 1] = np.einsum("rsp,rp->rs", of_step, ids)
+  return _without_gaps(body), _without_gaps(target.reshape(len(ids), -1))
 
 
-def _fill(ids: list[int], length: int, sentinels: np.ndarray, rng):
-  """Takes spans out of the ids; returns what is left, and the spans."""
-  spans = max(1, round(len(ids) * _NOISE_DENSITY / _MEAN_SPAN))
-  spans = min(spans, length // (_MEAN_SPAN + 1), len(sentinels))
-  stride = len(ids) // spans
-  body, target, position = [], [], 0
-  for span in range(spans):
-    start = span * stride + int(rng.integers(0, max(1, stride - _MEAN_SPAN)))
-    body += [*ids[position:start], int(sentinels[span])]
-    position = start + _MEAN_SPAN
-    target += [int(sentinels[span]), *ids[start:position]]
-  return body + ids[position:], target
+def _without_gaps(ids: np.ndarray) -> np.ndarray:
+  """Moves the ids of each row before its zeros, in their order."""
+  order = np.argsort(ids == 0, axis=1, kind="stable")
+  return np.take_along_axis(ids, order, axis=1)

@@ -7,9 +7,15 @@ sentence with 8 words of a held-out query in a row is dropped and counted.
 
 import collections
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from synthq_jax.data import docstrings, open_text, pretrain_tasks
+from synthq_jax.data import (
+  docstrings,
+  open_text,
+  pretrain_tasks,
+  rule_questions,
+)
 
 __all__ = [
   "HeldOut",
@@ -148,9 +154,19 @@ def _records_of(kind, title, found) -> Iterator[pretrain_tasks.Record]:
     elif sum(len(s.split()) for s in passage) >= _PASSAGE_WORDS:
       yield pretrain_tasks.Record("", "", text)
     if kind == "heading":
-      asked = open_text.ask(title if number == 0 else "", passage[0])
-      for query in asked[:2]:
+      for query in _asked(title if number == 0 else "", passage):
         yield pretrain_tasks.Record("rule", query, text)
+
+
+def _asked(title: str, passage: Sequence[str]) -> list[str]:
+  """Returns two questions by rule: of the title, and drawn from all sentences.
+
+  The draw depends on the questions alone, so that forms are mixed.
+  """
+  first = rule_questions.ask(title, passage[0])
+  others = {q for s in passage[1:] for q in rule_questions.ask("", s)}
+  drawn = sorted({*first[1:], *others}, key=lambda q: zlib.crc32(q.encode()))
+  return (first[:1] + drawn)[:2]
 
 
 def _is_title(entry: open_text.Entry) -> bool:

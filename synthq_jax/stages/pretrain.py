@@ -237,11 +237,22 @@ def optimizer(config: Config, params: Any) -> optax.GradientTransformation:
   )
 
 
-def loss_fn(params, batch, *, model_config, config: Config, num_pairs: int):
-  """Cross-entropy of all tasks, and in-batch softmax over the pairs."""
+def loss_fn(
+  params, batch, key=None, *, model_config, config: Config, num_pairs: int
+):
+  """Cross-entropy of all tasks, and in-batch softmax over the pairs.
+
+  A key draws the dropout of the cross-entropy; without one there is none.
+  """
   model = t5.Transformer(model_config)
   inputs, targets = batch["inputs"], batch["targets"]
-  logits = model.apply({"params": params}, inputs, t5.shift_right(targets))
+  logits = model.apply(
+    {"params": params},
+    inputs,
+    t5.shift_right(targets),
+    enable_dropout=key is not None,
+    rngs=None if key is None else {"dropout": key},
+  )
   cross_entropy = seq2seq.cross_entropy(logits, targets)
   metrics = {"loss": jnp.mean(cross_entropy)}
   if num_pairs:
@@ -283,6 +294,7 @@ def train(
   start = time.monotonic()
   tx = optimizer(config, params)
   state = (params, tx.init(params))
+  keys = _keys(config, model_config)
   done = 0
   for phase in config.phases:
     made = examples(data, phase)
@@ -293,7 +305,7 @@ def train(
     compiled = jax.jit(step_fn, donate_argnums=(0,))
     done += phase.steps
     state = loop.train(
-      lambda state, batch, step, run=compiled: run(state, batch),
+      lambda state, batch, step, run=compiled: run(state, batch, keys(step)),
       state,
       functools.partial(_batch, data, phase, made, config.seed),
       loop.Files(
@@ -317,7 +329,15 @@ def _num_pairs(phase: Phase, config: Config) -> int:
   return count
 
 
-def _step(state, batch, *, tx, model_config, config, num_pairs):
+def _keys(config: Config, model_config: t5_config.T5Config):
+  """Returns the function from a step to its key of dropout, or to None."""
+  if not model_config.dropout_rate:
+    return lambda step: None
+  key = jax.random.key(config.seed)
+  return lambda step: jax.random.fold_in(key, step)
+
+
+def _step(state, batch, key, *, tx, model_config, config, num_pairs):
   params, opt_state = state
   grads, metrics = jax.grad(
     functools.partial(
@@ -327,7 +347,7 @@ def _step(state, batch, *, tx, model_config, config, num_pairs):
       num_pairs=num_pairs,
     ),
     has_aux=True,
-  )(params, batch)
+  )(params, batch, key)
   updates, opt_state = tx.update(grads, opt_state, params)
   return (optax.apply_updates(params, updates), opt_state), metrics
 

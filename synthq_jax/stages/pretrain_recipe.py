@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import jax
+import numpy as np
 
 from synthq_jax import artifacts
 from synthq_jax.data import (
@@ -39,6 +40,7 @@ __all__ = ["Config", "Pretrained", "run"]
 CACHE_NAME = "tokens.npz"
 CORPUS_NAME = "corpus.jsonl.gz"
 """The cache of tokens, in the working directory: enough for another machine."""
+_MOST_REPEATED = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,8 @@ class Config:
   """Most records of a kind; more are drawn from."""
   extra_ids: int = shipped.EXTRA_IDS
   """Sentinels for span corruption."""
+  half_precision: bool = False
+  """Whether params.safetensors is written in float16; it is read as float32."""
   seed: int = 0
   """Of the draws of records and of the initialisation."""
 
@@ -158,7 +162,10 @@ def _run(config: Config, root: pathlib.Path, on_accepted) -> Pretrained:
     directory=root / "state" / digest,
     metrics_path=root / "metrics.jsonl",
   )
-  t5_checkpoints.save(root, params, config.model)
+  if config.half_precision:
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float16), params)
+  shape = dataclasses.replace(config.model, dropout_rate=0.0, dtype="float32")
+  t5_checkpoints.save(root, params, shape)
   result = dataclasses.replace(
     text,
     num_parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
@@ -276,7 +283,12 @@ def _records(
 
 
 def _drawn(config: Config, made: list) -> list:
-  """Draws from the kinds of which there are too many; mixes the order."""
+  """Draws from the kinds of which there are too many; mixes the order.
+
+  A title that stands above many texts ("Remarks") tells none of them.
+  """
+  titles = collections.Counter(r.query for r in made if r.query)
+  made = [r for r in made if titles[r.query] <= _MOST_REPEATED]
   rng = random.Random(config.seed)
   rng.shuffle(made)
   left = collections.Counter(dict(config.most))

@@ -54,9 +54,15 @@ CNXML = """<document xmlns="http://cnx.rice.edu/cnxml">
 <title>Bones</title>
 <content>
 <para>Bone is living <term>tissue</term>.</para>
-<section><title>Growth</title><para>Bones grow at plates.</para></section>
-<exercise><problem><para>What do bones store?</para></problem>
-<solution><para>Calcium.</para></solution></exercise>
+<section><title>Growth</title><para>Bones grow at plates. Plates close.</para>
+<para>Grown bones store calcium. It is a metal.</para></section>
+<exercise><problem><para>What do grown bones store?</para>
+<list><item>air</item><item>calcium</item></list></problem>
+<solution><para>B</para></solution></exercise>
+<exercise><problem><para>Why do bones stop growing?</para></problem>
+<solution><para>They stop because their plates close at some age.</para></solution>
+</exercise>
+<exercise><problem><para>Which planets have rings?</para></problem></exercise>
 </content>
 <glossary><definition><term>marrow</term>
 <meaning>soft tissue inside of bones</meaning></definition></glossary>
@@ -116,8 +122,23 @@ SQUAD = {
       CNXML,
       [
         ("heading", "Bones", "Bone is living tissue ."),
-        ("heading", "Growth", "Bones grow at plates."),
-        ("question", "What do bones store?", "Calcium."),
+        (
+          "heading",
+          "Growth",
+          "Bones grow at plates. Plates close. Grown bones store calcium. It is a"
+          " metal.",
+        ),
+        (
+          "question",
+          "What do grown bones store?",
+          "Bones grow at plates. Plates close. Grown bones store calcium. It is a"
+          " metal.",
+        ),
+        (
+          "question",
+          "Why do bones stop growing?",
+          "They stop because their plates close at some age.",
+        ),
         ("heading", "marrow", "marrow: soft tissue inside of bones"),
       ],
     ),
@@ -172,23 +193,3 @@ def test_questions_and_sentences_stand_beside_each_other(tmp_path):
   source = "the cat -lrb- red -rrb- sat .\n"
   made = read("parallel", tmp_path / "tgt-x.txt", "who sat ?\n", source)
   assert made == [("question", "who sat?", "the cat (red) sat.")]
-
-
-@pytest.mark.parametrize(
-  ("title", "text", "wanted"),
-  [
-    ("Plotting many lines", "Call it.", ["how do i plot many lines"]),
-    ("Types of cells", "Many.", ["what are the types of cells"]),
-    (
-      "Mitosis vs meiosis",
-      "Two ways.",
-      ["what is the difference between mitosis and meiosis"],
-    ),
-    ("Intro", "This is a book.", []),
-    ("Ada", "Ada was a writer. She", ["who was ada"]),
-    ("Rust", "Rust is the red oxide of iron that forms in air.",
-     ["what is rust", "is rust the red oxide of iron that forms in air"]),
-  ],
-)  # fmt: skip
-def test_rules_ask_what_a_text_answers(title, text, wanted):
-  assert open_text.ask(title, text) == wanted
