@@ -107,9 +107,12 @@ _SIZES = {
     for name, sizes in _PUBLIC.items()
   },
   "tiny": _sized(128, 16, 2, 8, 32, 2),
-  # The shipped checkpoint, and half and twice its width: T5 1.1's gated layers,
-  # T5 1.0's tied logits, which make copying from the input easy to learn for a
-  # small model.
+  # For small models: T5 1.1's gated layers, T5 1.0's tied logits, which make copying
+  # from the input easy to learn.
+  "shipped": dataclasses.replace(
+    _sized(8192, 192, 6, 32, 512, 2, logits_via_embedding=True),
+    num_encoder_layers=4,
+  ),
   **{
     name: dataclasses.replace(
       _sized(8192, w, w // 32, 32, 3 * w, 2, logits_via_embedding=True),

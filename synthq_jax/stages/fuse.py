@@ -42,10 +42,9 @@ class Config:
   """Queries that choose, at most."""
   min_queries: int = 100
   """Where there are fewer, the weight is `default_weight`."""
-  standard_errors: float = 2.0
+  standard_errors: float = 0.0
   """The weight is the least that is no more than so many standard errors below
-  the best one; 0: the best. Written queries are nearer to an encoder than real
-  ones: what they hardly tell apart is decided for BM25."""
+  the best one; 0: the best."""
   default_weight: float = 0.2
   """The retriever's share where nothing can choose, in [0, 1]."""
   depth: int = 100

@@ -70,6 +70,23 @@ def config(model: str, tiny: bool) -> Any:
   return dataclasses.replace(shape, vocab_size=128, **layers, **TINY[model])
 
 
+def parameters(shape: Any) -> Any:
+  """Returns numbers of a T5's shapes; to compile its own would take minutes."""
+  import jax
+
+  from synthq_jax.models import t5
+
+  rng = np.random.default_rng(0)
+  key = jax.random.key(0)
+  shapes = jax.eval_shape(lambda key: t5.init_params(shape, key), key)
+  return jax.tree.map(
+    lambda leaf: jax.device_put(
+      0.05 * rng.standard_normal(leaf.shape, np.float32)
+    ),
+    shapes,
+  )
+
+
 def largest(fits: Callable[[int], bool], most: int) -> int:
   """Returns the largest power of two up to `most` that fits; 0: none does."""
   low, high = -1, int(math.log2(most)) + 1  # 2**low fits, 2**high does not
@@ -88,12 +105,10 @@ def clip(model: str, way: str, tiny: bool) -> dict[str, Any]:
   import jax.numpy as jnp
   from jax.sharding import PartitionSpec
 
-  from synthq_jax.models import t5
-
   shape = config(model, tiny)
   lengths = {k: n // 32 for k, n in LENGTHS.items()} if tiny else LENGTHS
   loss_fn = measuring.t5_loss(shape)
-  params = jax.jit(lambda key: t5.init_params(shape, key))(jax.random.key(0))
+  params = parameters(shape)
   of_device = clipping_models.gradient(loss_fn, way)
   devices = jax.devices()
   mesh = jax.sharding.Mesh(np.array(devices), ("data",))
@@ -123,8 +138,13 @@ def clip(model: str, way: str, tiny: bool) -> dict[str, Any]:
 
   def fits(size: int) -> bool:
     batch = batch_of(size)
+    start = time.perf_counter()
     try:
       compiled = step.lower(params, batch).compile()
+      measuring.say(
+        f"{model} {way}, {size} rows: compiled in"
+        f" {time.perf_counter() - start:.0f} s"
+      )
       jax.block_until_ready(compiled(params, batch))
     except jax.errors.JaxRuntimeError as error:
       if "RESOURCE_EXHAUSTED" not in str(error):
@@ -166,10 +186,9 @@ def noise(tiny: bool) -> dict[str, Any]:
   import jax
 
   from synthq_jax import optim
-  from synthq_jax.models import t5
 
   shape = config("base", tiny)
-  params = jax.jit(lambda key: t5.init_params(shape, key))(jax.random.key(0))
+  params = parameters(shape)
   tx = optim.privatize(
     l2_sensitivity=0.1,
     noise_multiplier=1.0,
