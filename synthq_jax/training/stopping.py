@@ -6,7 +6,9 @@ the spot, since whatever it wrote is either complete or ignored.
 """
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -30,20 +32,22 @@ class Terminated(BaseException):  # noqa: N818
 
 _RAISES = {signal.SIGTERM: Terminated, signal.SIGINT: KeyboardInterrupt}
 _told = threading.Event()
+_SOON = 0.05  # seconds
 
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
   """Inside, SIGTERM raises `Terminated` wherever the program stands.
 
-  Signals belong to the main thread: in another one this does nothing.
+  Signals belong to the main thread: in another one this does nothing. What is raised
+  in a finalizer Python drops: the signal comes again then, a moment later.
   """
 
   def stop(number, frame):
     _told.set()
     raise Terminated
 
-  with _handlers({signal.SIGTERM: stop}):
+  with _handlers({signal.SIGTERM: stop}), _none_dropped():
     yield
 
 
@@ -85,6 +89,30 @@ def wanted(flags: Sequence[bool]) -> BaseException | None:
   """Returns what is to be raised for such flags, or None."""
   raised = zip(flags, _RAISES.values(), strict=True)
   return next((kind() for flag, kind in raised if flag), None)
+
+
+@contextlib.contextmanager
+def _none_dropped() -> Iterator[None]:
+  """Sends a signal once more whose exception was dropped by Python."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  before = sys.unraisablehook
+
+  def hook(dropped):
+    for number, kind in _RAISES.items():
+      if issubclass(dropped.exc_type, kind):
+        again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+        return
+    before(dropped)
+
+  sys.unraisablehook = hook
+  try:
+    yield
+  finally:
+    sys.unraisablehook = before
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
@@ -16,6 +18,24 @@ def test_sigterm_raises_where_the_program_stands():
       os.kill(os.getpid(), signal.SIGTERM)
       raise AssertionError("went on")
   assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Last:
+  """Gets the signal in its finalizer, whose exceptions Python drops."""
+
+  def __del__(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+
+
+def test_a_signal_in_a_finalizer_is_not_lost():
+  hook = sys.unraisablehook
+  with pytest.raises(stopping.Terminated):
+    with stopping.raising():
+      Last()
+      time.sleep(30)
+      raise AssertionError("went on")
+  assert sys.unraisablehook is hook
 
 
 @pytest.mark.parametrize(
