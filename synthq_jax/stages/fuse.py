@@ -42,9 +42,9 @@ class Config:
   """Queries that choose, at most."""
   min_queries: int = 100
   """Where there are fewer, the weight is `default_weight`."""
-  standard_errors: float = 0.0
+  standard_errors: float = 0.5
   """The weight is the least that is no more than so many standard errors below
-  the best one; 0: the best."""
+  the best one: what the queries hardly tell apart is decided for BM25; 0: the best."""
   default_weight: float = 0.2
   """The retriever's share where nothing can choose, in [0, 1]."""
   depth: int = 100
