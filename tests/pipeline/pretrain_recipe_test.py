@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import json
 
@@ -153,6 +154,55 @@ def test_a_further_sitting_goes_on_from_a_checkpoint(config, tmp_path):
   assert equal(start, end)
   one, two = (tmp_path / name / "vocabulary.model" for name in ("one", "two"))
   assert one.read_bytes() == two.read_bytes()
+
+
+def test_dropout_and_half_precision_are_of_the_training_alone(config, tmp_path):
+  dropped = dataclasses.replace(
+    config,
+    model=dataclasses.replace(SHAPE, dropout_rate=0.5),
+    half_precision=True,
+  )
+  pretrain_recipe.run(config, tmp_path / "none")
+  pretrain_recipe.run(dropped, tmp_path / "one")
+  pretrain_recipe.run(dropped, tmp_path / "two")
+  first = params(tmp_path / "one")
+  assert equal(first, params(tmp_path / "two"))
+  assert not equal(first, params(tmp_path / "none"))
+  assert t5_checkpoints.load_config(tmp_path / "one") == SHAPE
+  sizes = [
+    (tmp_path / name / "params.safetensors").stat().st_size
+    for name in ("one", "none")
+  ]
+  assert sizes[0] < 0.7 * sizes[1]
+  assert all(leaf.dtype == np.float32 for leaf in first.values())
+
+
+def test_a_title_that_stands_above_many_texts_is_none(config, tmp_path):
+  for folder, count in (("few", 8), ("many", 9)):
+    (tmp_path / folder).mkdir()
+    for number in range(count):
+      (tmp_path / folder / f"{number}.md").write_text(
+        f"# Remarks\n\nThe {NOUNS[number % 8]} number {number} was built of"
+        " old stones by many people who lived beside the river then.\n"
+      )
+  found = []
+  for folder in ("few", "many"):
+    row = {
+      "name": f"folder:{tmp_path / folder}",
+      "version": "1",
+      "licence": "CC0-1.0",
+      "files": [["*.md", "markdown"]],
+    }
+    manifest = tmp_path / f"{folder}.json"
+    manifest.write_text(json.dumps([row]))
+    names, dropped = [], collections.Counter()
+    made = pretrain_recipe._records(
+      dataclasses.replace(config, manifest=str(manifest)),
+      tmp_path, [], dropped, names,
+    )  # fmt: skip
+    kept = pretrain_recipe._drawn(config, list(made))
+    found.append(sum(record.kind == "heading" for record in kept))
+  assert found == [8, 0]
 
 
 def test_what_was_pre_trained_before_a_setting_went_is_not_made_again():
