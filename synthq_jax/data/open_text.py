@@ -221,13 +221,15 @@ def _answer(exercise, asked: str, sentences: list[str]) -> str:
   place = ord(solution[0].upper()) - ord("A") if solution else -1
   chosen = _joined(choices[place]) if 0 <= place < len(choices) else ""
   wanted = {w for w in docstrings.words(f"{asked} {chosen}") if len(w) > 3}
+  if len(wanted) < 3 or not sentences:
+    return ""
   said = [wanted.intersection(docstrings.words(s)) for s in sentences]
   windows = [
     len(set().union(*said[i : i + _ABOUT])) + len(said[i]) / 100
     for i in range(max(1, len(said) - _ABOUT + 1))
   ]
   best = max(range(len(windows)), key=windows.__getitem__)
-  if len(wanted) < 3 or windows[best] < 0.5 * len(wanted):
+  if windows[best] < 0.5 * len(wanted):
     return ""
   return " ".join(sentences[best : best + _ABOUT])
 

@@ -182,6 +182,17 @@ def test_a_reader_finds_titles_and_what_stands_below(
   assert read(reader, tmp_path / "file", content) == wanted
 
 
+def test_a_module_of_exercises_alone_has_their_solutions(tmp_path):
+  module = """<document><title>Review</title><content>
+<exercise><problem><para>Which planets have several rings?</para></problem>
+</exercise><exercise><problem><para>Why is it so?</para></problem>
+<solution><para>It is so because they say so in the book.</para></solution>
+</exercise></content></document>"""
+  assert read("textbook", tmp_path / "file", module) == [
+    ("question", "Why is it so?", "It is so because they say so in the book.")
+  ]
+
+
 def test_words_and_their_meanings_are_asked_by_rule(tmp_path):
   line = "1 03 n 01 ice_axe 0 000 | an axe that climbers use to cut steps; x"
   [made] = read("wordnet", tmp_path / "data.noun", f"{line}\n")
