@@ -67,6 +67,7 @@ def train(grad_fn, tx, params, *others, records=RECORDS, dropout=False):
   state = tx.init(params)
   for number in range(STEPS):
     params, state = step(params, state, batch(number, records), number)
+    jax.block_until_ready(params)  # several virtual CPU devices can lock up else
   return params
 
 
