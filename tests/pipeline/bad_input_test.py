@@ -394,7 +394,7 @@ def lose_weights(checkpoint):
   ("spoil", "words"),
   [
     (
-      change_config('"mlp_dim": 384', '"mlp_dim": 96'),
+      change_config('"mlp_dim": 512', '"mlp_dim": 96'),
       "params.safetensors: expected tensor",
     ),
     (cut_weights, "got a damaged file"),
