@@ -67,7 +67,8 @@ def train(grad_fn, tx, params, *others, records=RECORDS, dropout=False):
   state = tx.init(params)
   for number in range(STEPS):
     params, state = step(params, state, batch(number, records), number)
-    jax.block_until_ready(params)  # several virtual CPU devices can lock up else
+    # Steps that run ahead can lock up several virtual CPU devices.
+    jax.block_until_ready(params)
   return params
 
 
