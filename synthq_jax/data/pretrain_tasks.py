@@ -276,21 +276,17 @@ def _fill(ids: np.ndarray, length: int, sentinels: np.ndarray, rng):
   starts = number * stride[:, None] + rng.integers(
     0, np.maximum(1, stride - _MEAN_SPAN)[:, None], (len(ids), most)
   )
-  marks = sentinels[:most].astype(np.int32)
-  place = np.arange(ids.shape[1])
-  behind = place - starts[:, :, None]  # [row, span, place]
-  is_hidden = (behind >= 0) & (behind < _MEAN_SPAN)
-  is_hidden &= (number < spans[:, None])[:, :, None]
-  is_hidden &= (place < lengths[:, None])[:, None, :]
-  mark = np.einsum("rsp,s->rp", is_hidden & (behind == 0), marks)
-  body = np.where(is_hidden.any(axis=1), mark, ids)
-  width = _MEAN_SPAN + 1
-  target = np.zeros((len(ids), most, width), np.int32)
-  target[:, :, 0] = np.where(number < spans[:, None], marks, 0)
-  for step in range(_MEAN_SPAN):
-    of_step = is_hidden & (behind == step)
-    target[:, :, step + 1] = np.einsum("rsp,rp->rs", of_step, ids)
-  return _without_gaps(body), _without_gaps(target.reshape(len(ids), -1))
+  inside = starts[:, :, None] + np.arange(_MEAN_SPAN)  # [row, span, token]
+  is_span = (number < spans[:, None])[:, :, None]
+  is_there = is_span & (inside < lengths[:, None, None])
+  wide = np.pad(ids, ((0, 0), (0, 1)))  # one column for what is not there
+  places = np.where(is_there, inside, ids.shape[1]).reshape(len(ids), -1)
+  hidden = np.take_along_axis(wide, places, axis=1).reshape(inside.shape)
+  marks = np.where(is_span, sentinels[:most, None].astype(np.int32), 0)
+  left = np.concatenate([marks, np.zeros_like(hidden[:, :, 1:])], axis=2)
+  np.put_along_axis(wide, places, left.reshape(places.shape), axis=1)
+  target = np.concatenate([marks, hidden], axis=2).reshape(len(ids), -1)
+  return _without_gaps(wide[:, :-1]), _without_gaps(target)
 
 
 def _without_gaps(ids: np.ndarray) -> np.ndarray:

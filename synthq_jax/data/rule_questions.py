@@ -74,7 +74,7 @@ _PRONOUN = re.compile(
   r"^(this|that|these|those|it|they|he|she|we|you|i|there|here|if|when|in|on|at"
   r"|one|each|all|some|many|most|both|another|such|what|which|for|as|to|by|with"
   r"|from|because|although|however|but|and|or|not|his|her|its|their|our|your"
-  r"|who|how|why|where|while|after|before|since|during|thus|then|so|another"
+  r"|who|how|why|where|while|after|before|since|during|thus|then|so"
   r"|no|nothing|everyone|people|others|only|first|next|see|note)\b",
   re.IGNORECASE,
 )
@@ -167,6 +167,14 @@ def _named(pattern: re.Pattern, text: str) -> re.Match | None:
   return match
 
 
+def _plainly_named(pattern: re.Pattern, text: str) -> re.Match | None:
+  """As `_named`, where the name is not a clause of its own."""
+  match = _named(pattern, text)
+  if match and _INSIDE.search(match["name"].lower()):
+    return None
+  return match
+
+
 def _of_definition(text: str) -> Iterator[str]:
   if not (match := _named(_DEFINES, text)):
     return
@@ -179,8 +187,7 @@ def _of_definition(text: str) -> Iterator[str]:
 
 
 def _of_passive(text: str) -> Iterator[str]:
-  match = _named(_PASSIVE, text)
-  if not match or _INSIDE.search(match["name"].lower()):
+  if not (match := _plainly_named(_PASSIVE, text)):
     return
   name, be, verb, by = (
     match[k].lower().strip() for k in ("name", "be", "verb", "by")
@@ -199,11 +206,10 @@ def _of_passive(text: str) -> Iterator[str]:
 
 
 def _of_active(text: str) -> Iterator[str]:
-  if match := _named(_CAN, text):
-    if _is_whole(match["rest"]) and not _INSIDE.search(match["name"].lower()):
-      yield f"{match['can']} {match['name'].lower()} {match['rest'].lower()}"
-  match = _named(_ACTIVE, text)
-  if not match or _INSIDE.search(match["name"].lower()):
+  match = _plainly_named(_CAN, text)
+  if match and _is_whole(match["rest"]):
+    yield f"{match['can']} {match['name'].lower()} {match['rest'].lower()}"
+  if not (match := _plainly_named(_ACTIVE, text)):
     return
   name, verb, rest = (match[k].strip() for k in ("name", "verb", "rest"))
   is_past, name, lower = verb in _PASTS, name.lower(), rest.lower()

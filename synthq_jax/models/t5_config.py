@@ -101,25 +101,23 @@ def _sized(vocab_size: int, *sizes: int, **fields: object) -> T5Config:
   return T5Config(vocab_size=vocab_size, **shape, **fields)
 
 
+def _small(width: int, mlp_dim: int, num_encoder_layers: int) -> T5Config:
+  """T5 1.1's gated layers, T5 1.0's tied logits: copying is learned easily."""
+  heads = width // 32
+  shape = _sized(8192, width, heads, 32, mlp_dim, 2, logits_via_embedding=True)
+  return dataclasses.replace(shape, num_encoder_layers=num_encoder_layers)
+
+
 _SIZES = {
   **{
     name: _sized(32128, *sizes, **(_T5_1_0 if "_1_0_" in name else {}))
     for name, sizes in _PUBLIC.items()
   },
   "tiny": _sized(128, 16, 2, 8, 32, 2),
-  # For small models: T5 1.1's gated layers, T5 1.0's tied logits, which make copying
-  # from the input easy to learn.
-  "shipped": dataclasses.replace(
-    _sized(8192, 192, 6, 32, 512, 2, logits_via_embedding=True),
-    num_encoder_layers=4,
-  ),
-  **{
-    name: dataclasses.replace(
-      _sized(8192, w, w // 32, 32, 3 * w, 2, logits_via_embedding=True),
-      num_encoder_layers=3,
-    )
-    for name, w in {"demo_half": 64, "demo": 128, "demo_double": 256}.items()
-  },
+  "shipped": _small(192, 512, 4),
+  "demo_half": _small(64, 192, 3),
+  "demo": _small(128, 384, 3),
+  "demo_double": _small(256, 768, 3),
 }
 
 

@@ -6,6 +6,7 @@ the spot, since whatever it wrote is either complete or ignored.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -39,15 +40,14 @@ _SOON = 0.05  # seconds
 def raising() -> Iterator[None]:
   """Inside, SIGTERM raises `Terminated` wherever the program stands.
 
-  Signals belong to the main thread: in another one this does nothing. What is raised
-  in a finalizer Python drops: the signal comes again then, a moment later.
+  Signals belong to the main thread: in another one this does nothing.
   """
 
   def stop(number, frame):
     _told.set()
     raise Terminated
 
-  with _handlers({signal.SIGTERM: stop}), _none_dropped():
+  with _handlers({signal.SIGTERM: stop}):
     yield
 
 
@@ -92,38 +92,31 @@ def wanted(flags: Sequence[bool]) -> BaseException | None:
 
 
 @contextlib.contextmanager
-def _none_dropped() -> Iterator[None]:
-  """Sends a signal once more whose exception was dropped by Python."""
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-  before = sys.unraisablehook
-
-  def hook(dropped):
-    for number, kind in _RAISES.items():
-      if issubclass(dropped.exc_type, kind):
-        again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
-        return
-    before(dropped)
-
-  sys.unraisablehook = hook
-  try:
-    yield
-  finally:
-    sys.unraisablehook = before
-
-
-@contextlib.contextmanager
 def _handlers(wanted) -> Iterator[None]:
-  """Installs signal handlers, and brings the earlier ones back."""
+  """Installs signal handlers, and brings the earlier ones back.
+
+  What a handler raises inside of a finalizer Python drops: its signal comes again.
+  """
   if threading.current_thread() is not threading.main_thread():
     yield
     return
   before = {number: signal.signal(number, wanted[number]) for number in wanted}
+  hook = sys.unraisablehook
+  sys.unraisablehook = functools.partial(_send_again, hook)
   try:
     yield
   finally:
+    sys.unraisablehook = hook
     for number, handler in before.items():
       signal.signal(number, handler)
+
+
+def _send_again(otherwise, dropped) -> None:
+  """Sends the signal whose exception was dropped; what else was goes on."""
+  for number, kind in _RAISES.items():
+    if issubclass(dropped.exc_type, kind):
+      again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+      again.daemon = True
+      again.start()
+      return
+  otherwise(dropped)

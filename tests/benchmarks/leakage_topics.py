@@ -99,7 +99,8 @@ def main() -> int:
   else:
     settings = {name: SETTINGS[name] for name in options.detectors}
     if options.encoder:
-      settings["embedding, .749"] = leakage_check.detector("embedding")
+      least = leakage_check.CALIBRATED["embedding"]
+      settings[f"embedding, {least}"] = leakage_check.detector("embedding")
     pairs = query_pairs.labelled_pairs(
       options.folder / "spire22_annotations.jsonl"
     )

@@ -42,6 +42,17 @@ def curriculum(steps):
   return pretrain.Config(phases=(phase,), settings=quiet)
 
 
+def name_folder(folder, path):
+  """Writes the manifest of a folder's Markdown."""
+  row = {
+    "name": f"folder:{folder}",
+    "version": "1",
+    "licence": "CC0-1.0",
+    "files": [["*.md", "markdown"]],
+  }
+  path.write_text(json.dumps([row]))
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
   """Public text with a planted query, and a set that holds the query."""
@@ -58,13 +69,7 @@ def world(tmp_path_factory):
       f"## {SECRET}?\n\nAnd {SECRET} at noon? The {noun} is very near.\n"
     )
   (root / "set.txt").write_text(f"1\t{SECRET}\n2\tno such words anywhere\n")
-  row = {
-    "name": f"folder:{root / 'text'}",
-    "version": "1",
-    "licence": "CC0-1.0",
-    "files": [["*.md", "markdown"]],
-  }
-  (root / "manifest.json").write_text(json.dumps([row]))
+  name_folder(root / "text", root / "manifest.json")
   return root
 
 
@@ -187,14 +192,8 @@ def test_a_title_that_stands_above_many_texts_is_none(config, tmp_path):
       )
   found = []
   for folder in ("few", "many"):
-    row = {
-      "name": f"folder:{tmp_path / folder}",
-      "version": "1",
-      "licence": "CC0-1.0",
-      "files": [["*.md", "markdown"]],
-    }
     manifest = tmp_path / f"{folder}.json"
-    manifest.write_text(json.dumps([row]))
+    name_folder(tmp_path / folder, manifest)
     names, dropped = [], collections.Counter()
     made = pretrain_recipe._records(
       dataclasses.replace(config, manifest=str(manifest)),
