@@ -397,7 +397,7 @@ def _dense(width: int) -> dict[str, object]:
 
 
 def _length(given: Source) -> int:
-  return given.prepared.document_length if given.prepared else _LENGTH
+  return given.prepared.read_length if given.prepared else _LENGTH
 
 
 def _write_tokenizer(

@@ -1,6 +1,7 @@
 """Reads and writes what stages share: documents, arrays, checkpoints."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -39,6 +40,7 @@ __all__ = [
   "document_texts",
   "document_tokens",
   "expanded",
+  "generator_tokens",
   "held_out",
   "load_public",
   "owners",
@@ -75,10 +77,24 @@ _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 def document_tokens(
   space: workspace.Folders, prepared: Documents
 ) -> passages.Passages:
-  """Returns the ids of the documents, and their passages, on disk."""
+  """Returns the ids of the documents, and their passages, on disk.
+
+  Of a document there is as much as retrievers read.
+  """
   folder = space.root / prepared.directory
   with _damage_explained(space, prepared, folder):
     return read_documents(folder)
+
+
+def generator_tokens(
+  space: workspace.Folders, prepared: results.PublicDocuments
+) -> passages.Passages:
+  """Returns what `document_tokens` does, as much of it as generators read."""
+  read = document_tokens(space, prepared)
+  if prepared.read_length == prepared.document_length:
+    return read
+  cut = passages.Cut(read.tokens, prepared.document_length)
+  return dataclasses.replace(read, tokens=cut)
 
 
 def arrays(

@@ -148,7 +148,7 @@ class PublicDocuments:
   extra_ids: int
   """Sentinels among them."""
   document_length: int
-  """Tokens of a document, or of a passage, EOS included."""
+  """Tokens of a document, or of a passage, that generators read, EOS included."""
   query_length: int
   """Tokens of a query, EOS included."""
   passage_stride: int = 0
@@ -163,6 +163,13 @@ class PublicDocuments:
   """Documents that train queries ask about, where the settings say that they are
   public (`prepare_data.Config.written_for`): their positions stand in
   `ASKED_NAME`, and queries are written for them alone. 0: nothing says which."""
+  retriever_length: int = 0
+  """Tokens of a document that retrievers read, where these are more."""
+
+  @property
+  def read_length(self) -> int:
+    """Tokens of a document that retrievers read, and that are kept."""
+    return max(self.document_length, self.retriever_length)
 
   @property
   def not_protected(self) -> tuple[str, ...]:

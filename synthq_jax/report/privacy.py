@@ -158,12 +158,18 @@ def _public_data(
     "Unit of privacy": unit,
     "Documents": f"{documents.num_documents:,}",
     "Vocabulary": f"{documents.vocab_size:,} ids",
-    "Tokens of a document": f"at most {documents.document_length:,}",
+    "Tokens of a document": _lengths(documents),
     "Tokens of a query": f"at most {documents.query_length:,}",
   }
   if not versions:
     return (_facts(facts),)
   return (_facts(facts), words.paragraph("page.versions", versions=versions))
+
+
+def _lengths(documents: results.PublicDocuments) -> str:
+  written, read = documents.document_length, documents.read_length
+  told = f"at most {written:,}"
+  return told if read == written else f"{told}, {read:,} for retrievers"
 
 
 def _private_data(prepared: results.PreparedData) -> tuple[blocks.Block, ...]:

@@ -138,7 +138,7 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   """
   config, space, name = task.settings, task.folders, task.name
   documents, generator = task.inputs["documents"], task.inputs["generator"]
-  passages = inputs.document_tokens(space, documents)
+  passages = inputs.generator_tokens(space, documents)
   ids = passages.ids
   corpus = inputs.corpus(space, documents)
   chosen = _choose(config, space, documents)

@@ -64,6 +64,9 @@ class Config:
   """Sentinels of the vocabulary."""
   document_length: int = 64
   """Tokens of a document, or of a passage, EOS included."""
+  retriever_length: int = artifacts.later(0)
+  """Tokens of a document that retrievers read, EOS included, where these are more
+  than `document_length`, which generators read; 0 for passages."""
   passage_stride: int = 0
   """Cut longer documents into passages, which all begin with the title: tokens
   of the text from the beginning of one to that of the next. 0: read nothing
@@ -95,9 +98,16 @@ class Config:
   def __post_init__(self):
     config_types.at_least(self, 2, "document_length", "query_length")
     config_types.at_least(
-      self, 0, "extra_ids", "public_test_documents", "seed", "passage_stride"
-    )
+      self, 0, "extra_ids", "public_test_documents", "seed", "passage_stride",
+      "retriever_length",
+    )  # fmt: skip
     config_types.at_least(self, 1, "vocab_size", "queries_per_user")
+    if self.retriever_length and self.passage_stride:
+      raise ValueError(
+        "prepare_data.Config.retriever_length must be 0 for passages, which"
+        f" generators and retrievers read alike, got {self.retriever_length} and"
+        f" passage_stride={self.passage_stride}: set RETRIEVER_LENGTH=0"
+      )
     config_types.one_of(self, "unit", UNITS)
     if self.unit == "query" and self.queries_per_user > 1:
       raise ValueError(
@@ -183,7 +193,7 @@ def run(task: stage.Task) -> results.PreparedData:
     data.documents,
     public,
     vocabulary,
-    length=config.document_length,
+    length=max(config.document_length, config.retriever_length),
     stride=config.passage_stride,
     choose=_sample(config, len(data.documents)),
     digest=state.update,
@@ -216,6 +226,7 @@ def run(task: stage.Task) -> results.PreparedData:
     vocab_size=vocabulary.vocab_size,
     extra_ids=config.extra_ids,
     document_length=config.document_length,
+    retriever_length=config.retriever_length,
     query_length=config.query_length,
     passage_stride=config.passage_stride,
     num_passages=written.num_passages,
@@ -470,7 +481,9 @@ def _write_public_test(config, documents, vocabulary, public) -> int:
     public / "public_test.npz",
     {
       "tokens": vocabulary_lib.tokenize(
-        vocabulary, [rest for *_, rest in made], length=config.document_length
+        vocabulary,
+        [rest for *_, rest in made],
+        length=max(config.document_length, config.retriever_length),
       ),
       "query_tokens": vocabulary_lib.tokenize(
         vocabulary,

@@ -172,7 +172,7 @@ def jobs(run):
   how = (
     fingerprints.of_file(run.root / documents.vocabulary),
     documents.extra_ids,
-    documents.document_length,
+    documents.read_length,
     documents.passage_stride,
     documents.query_length,
   )
@@ -231,7 +231,7 @@ def run(task: stage.Task) -> results.TestSet:
     data.documents,
     folder,
     vocabulary,
-    length=documents.document_length,
+    length=documents.read_length,
     stride=documents.passage_stride,
   )
   queries = tuple(query for query in data.queries if query.id in judged)

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from synthq_jax.data import collection, shipped
+from synthq_jax.data import collection, passages, shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.pipeline import inputs
 from synthq_jax.pipeline import queries as queries_lib
@@ -48,6 +48,21 @@ def test_texts_tokens_and_ids_stand_in_the_order_of_the_documents(tmp_path):
     ),
   )
   assert read.ids.tolist() == [document.id for document in DOCUMENTS]
+
+
+@pytest.mark.parametrize("length", [2, 3, 5, 7])
+def test_cut_rows_are_those_of_fewer_columns(tmp_path, length):
+  write(tmp_path / "a")
+  write(tmp_path / "b", length=length)
+  rows, expected = (
+    inputs.read_documents(tmp_path / name).tokens for name in "ab"
+  )
+  cut = passages.Cut(rows, length)
+  before = np.array(rows[:])
+  assert (len(cut), cut.shape) == (len(DOCUMENTS), (len(DOCUMENTS), length))
+  for some in (slice(None), [3, 0, 3], np.array([1])):
+    np.testing.assert_array_equal(cut[some], expected[some])
+  np.testing.assert_array_equal(rows[:], before)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])

@@ -30,7 +30,7 @@ from synthq_jax.retrieval import (
   trec,
   vector_files,
 )
-from synthq_jax.stages import direct_dp, fuse
+from synthq_jax.stages import direct_dp, finetune_dp, fuse
 
 LENGTH, STRIDE, NUM, DEPTH = 16, 8, 40, 5
 
@@ -245,6 +245,46 @@ def test_every_passage_is_written_for_as_often(run):
     for row, owner in zip(stored["tokens"], owners, strict=True):
       texts[owner].add(tuple(row))
   assert max(map(len, texts.values())) > 2  # passages draw by themselves
+
+
+def test_retrievers_may_read_more_than_generators(tmp_path):
+  source = small_data.write_pairs(tmp_path / "log.jsonl", NUM)
+  config = tiny_runs.config(source, checkpoint=random_t5.save(tmp_path / "t5"))
+  runs = {}
+  for length in (0, 40):
+    changed = dataclasses.replace(config.prepare_data, retriever_length=length)
+    runs[length] = tmp_path / f"run{length}"
+    plan.run(
+      dataclasses.replace(config, prepare_data=changed, secret_seed=3),
+      runs[length],
+      stages=["train_retriever"],
+      progress=False,
+    )
+
+  def written(name):
+    return [(run / name).read_bytes() for run in runs.values()]
+
+  shorter, longer = (
+    finetune_dp.split_records(
+      config.finetune_dp,
+      workspace.Workspace(run, 3),
+      artifacts.load(run / "private/prepare_data", results.PreparedData),
+      "train",
+    )
+    for run in runs.values()
+  )
+  assert shorter.keys() == longer.keys()
+  for name in shorter:
+    np.testing.assert_array_equal(shorter[name], longer[name])
+  shorter, longer = written("generate/public_only/queries.jsonl")
+  assert shorter == longer
+  columns = [
+    inputs.read_documents(run / "prepare_data").tokens.shape[1]
+    for run in runs.values()
+  ]
+  assert columns == [config.prepare_data.document_length, 40]
+  shorter, longer = written("train_retriever/public_only/params.safetensors")
+  assert shorter != longer
 
 
 def test_every_passage_is_encoded_and_documents_are_found(run):
