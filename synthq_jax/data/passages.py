@@ -34,6 +34,12 @@ class Passages:
   tokens: "blocks.Rows | Cut | np.ndarray"
   owners: Int[np.ndarray, " passage"]
 
+  def cut_at(self, length: int) -> "Passages":
+    """Returns the same collection with so many tokens of each passage."""
+    if length == self.tokens.shape[1]:
+      return self
+    return dataclasses.replace(self, tokens=Cut(self.tokens, length))
+
   @property
   def are_documents(self) -> bool:
     """Whether every document is one passage."""

@@ -1,7 +1,6 @@
 """Reads and writes what stages share: documents, arrays, checkpoints."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import pathlib
@@ -40,7 +39,6 @@ __all__ = [
   "document_texts",
   "document_tokens",
   "expanded",
-  "generator_tokens",
   "held_out",
   "load_public",
   "owners",
@@ -84,17 +82,6 @@ def document_tokens(
   folder = space.root / prepared.directory
   with _damage_explained(space, prepared, folder):
     return read_documents(folder)
-
-
-def generator_tokens(
-  space: workspace.Folders, prepared: results.PublicDocuments
-) -> passages.Passages:
-  """Returns what `document_tokens` does, as much of it as generators read."""
-  read = document_tokens(space, prepared)
-  if prepared.read_length == prepared.document_length:
-    return read
-  cut = passages.Cut(read.tokens, prepared.document_length)
-  return dataclasses.replace(read, tokens=cut)
 
 
 def arrays(

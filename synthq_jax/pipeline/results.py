@@ -214,8 +214,7 @@ class PreparedData(PublicDocuments):
   num_public_test: int
   """Pseudo-queries of the public test set; 0 if no document gave one."""
   cut_documents: float
-  """Share of documents longer than the document length; of those that have
-  passages, all of it is read."""
+  """Share of documents longer than `read_length`, or with several passages."""
   seconds: float = 0.0
   """How long the stage took."""
   division: str = ""
@@ -310,8 +309,7 @@ class Checkpoint(Claimed):
   """JSON lines of step, loss, ...; under `private/` when data was private;
   empty where nothing was trained."""
   prompt_tokens: int = 0
-  """The last ids of the vocabulary that stand before each input: a prompt
-  that was trained and merged into the embedding."""
+  """Last ids of the vocabulary that stand before each input: a trained prompt."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,15 +327,13 @@ class SyntheticQueries(Claimed):
   num_documents: int
   """Documents written for, drawn from the whole public collection."""
   queries_per_document: int
-  """The same number for each document, and for each passage where it has several;
-  the mean, where topic counts say more."""
+  """Of each document or passage; the mean, where topic counts say more."""
   num_queries: int
   """Queries that the filters kept."""
   removed: dict[str, int]
   """What each filter of each stage took out, by reason."""
   gauge: float
-  """nDCG@10 of BM25 finding a query's own document (.45 for the demo set's real
-  ones)."""
+  """nDCG@10 of BM25 finding a query's own document."""
   copy_rate: float
   """Share of the queries' 4-grams that stand in their document."""
   mean_words: float

@@ -32,7 +32,7 @@ import dp_accounting
 import jax
 import numpy as np
 
-from synthq_jax import optim, typing
+from synthq_jax import artifacts, optim, typing
 from synthq_jax.losses import contrastive
 from synthq_jax.models import (
   dual_encoder,
@@ -63,6 +63,7 @@ __all__ = [
   "groups",
   "keys",
   "methods",
+  "needs",
   "run",
 ]
 
@@ -91,8 +92,10 @@ _NOT_THE_DOCUMENTS = (
   " batch: the claim is about the texts of the queries alone."
 )
 _NEGATIVES = ("batch", "public")
+_PUBLIC = "public_only"
 _GRADIENTS = ("all", "pair", "query")
 _UNITS = ("pair", "query")
+_STARTS = ("untrained", _PUBLIC)
 _EMPTY = np.zeros((2, 2), np.float32)
 
 
@@ -130,6 +133,9 @@ class Config(private_training.Config):
   exp(2 / temperature)."""
   bias: float = 0.0
   """Of the sigmoid loss, added to similarity / temperature."""
+  start: str = artifacts.later("untrained")
+  """Where it starts: "untrained", the public encoder, or "public_only", the
+  retriever that queries of the public model trained, if there is such a row."""
   projection: bool = False
   """Whether a linear map follows the mean over tokens; it starts as the
   identity and is part of what `trained` may match."""
@@ -146,6 +152,7 @@ class Config(private_training.Config):
     config_types.one_of(self, "loss", LOSSES)
     config_types.one_of(self, "negatives", _NEGATIVES)
     config_types.one_of(self, "unit", _UNITS)
+    config_types.one_of(self, "start", _STARTS)
     if self.label and not config_types.is_file_name(self.label):
       raise ValueError(
         "direct_dp.Config.label must be letters, digits, '_' and '-', got"
@@ -225,6 +232,13 @@ def methods(config: Any) -> dict[str, Config]:
   return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
 
 
+def needs(config: Any) -> tuple[str, ...]:
+  """Returns the stages whose results direct training reads; see `methods`."""
+  starts = {method.start for method in methods(config).values()}
+  from_row = config.rows.direct_dp and _PUBLIC in starts
+  return ("pretrain", "static_encoder", *("train_retriever",) * bool(from_row))
+
+
 def jobs(run):
   """Yields a retriever for each method, epsilon and seed."""
   if run.for_audit:
@@ -235,6 +249,9 @@ def jobs(run):
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
     settings = run.seeded(method, name)
+    start = None
+    if method.start == _PUBLIC:
+      start = run.rows("train_retriever")[f"{_PUBLIC}{seed}"]
     yield stage.Job(
       name=name,
       depends=(
@@ -243,9 +260,14 @@ def jobs(run):
         fingerprints.versions(),
         *run.encoder_data,
         *run.compared(name),
+        *((start.digest,) if start else ()),
       ),
       settings=settings,
-      inputs={"epsilon": epsilon, "compared": run.compared(name)},
+      inputs={
+        "epsilon": epsilon,
+        "compared": run.compared(name),
+        "start": start.value if start else None,
+      },
     )
 
 
@@ -255,6 +277,11 @@ def check(run) -> None:
     return
   for method in methods(run.config).values():
     method.check(run.prepared)
+    if method.start == _PUBLIC and not run.config.rows.public_only:
+      raise ValueError(
+        "direct_dp.Config.start must be 'untrained' without a row 'public only',"
+        f" got start={method.start!r}: set plan.Rows.public_only"
+      )
     if run.prepared.queries_per_user and method.unit == "query":
       raise ValueError(
         "direct_dp.Config.unit must be 'pair' for UNIT='user', got"
@@ -268,8 +295,8 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
-      checkpoint; "epsilon", the target, finite; and whether the row is only
-      "compared".
+      checkpoint; "start", a public retriever to start from in its place, or
+      None; "epsilon", the target, finite; and whether the row is only "compared".
 
   Returns:
     The encoder with its own statement; under `private/` where it is only
@@ -280,7 +307,10 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space = task.settings, task.folders
   prepared = task.inputs["prepared"]
-  params, model_config = inputs.load_public(task.inputs["encoder"], prepared)
+  encoder, other = task.inputs["encoder"], task.inputs.get("start")
+  if other is not None:
+    encoder = space.root / other.directory
+  params, model_config = inputs.load_public(encoder, prepared)
   start, public = _split(config, encoders.of(model_config).select(params))
   records = _records(config, space, prepared)
   settings = dataclasses.replace(
@@ -520,7 +550,8 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  needs=("pretrain", "static_encoder"),
+  needs=("pretrain", "static_encoder", "train_retriever"),
+  narrowed=needs,
   reads=("prepared", "encoder"),
   folder="train_retriever",
   needs_secret=True,

@@ -78,7 +78,7 @@ def run(task: stage.Task) -> system_results.Vectors | None:
 
 STAGE = stage.of(
   __name__,
-  needs=("train_retriever",),
+  needs=("train_retriever", "direct_dp"),
   reads=("documents",),
   together=True,
 )

@@ -434,7 +434,8 @@ def split_records(
     "inputs", [pair, document], and "targets", [pair, query], of token ids; and
     "users" where they are the unit, [pair].
   """
-  documents = inputs.generator_tokens(space, prepared).tokens
+  collection = inputs.document_tokens(space, prepared)
+  documents = collection.cut_at(prepared.document_length).tokens
   vocabulary = inputs.vocabulary(space, prepared)
   place = space.root / prepared.private_directory
   pairs = inputs.arrays(space, prepared, place / f"{split}.npz")

@@ -138,7 +138,8 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
   """
   config, space, name = task.settings, task.folders, task.name
   documents, generator = task.inputs["documents"], task.inputs["generator"]
-  passages = inputs.generator_tokens(space, documents)
+  passages = inputs.document_tokens(space, documents)
+  passages = passages.cut_at(documents.document_length)
   ids = passages.ids
   corpus = inputs.corpus(space, documents)
   chosen = _choose(config, space, documents)

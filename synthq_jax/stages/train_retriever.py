@@ -290,7 +290,7 @@ def _mined(task, params, model_config, records, miner: str, place):
 
 STAGE = stage.of(
   __name__,
-  needs=("vote_queries", "direct_dp", "train_reranker"),
+  needs=("vote_queries", "static_encoder", "train_reranker"),
   reads=("encoder", "t5"),
   together=True,
 )

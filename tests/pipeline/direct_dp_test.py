@@ -5,6 +5,8 @@ import dataclasses
 import finished_runs
 import numpy as np
 import pytest
+import random_t5
+import small_data
 import tiny_runs
 
 from synthq_jax import artifacts
@@ -12,7 +14,7 @@ from synthq_jax.data import shipped
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import inputs, plan, results, workspace
 from synthq_jax.privacy import sensitivity
-from synthq_jax.stages import direct_dp
+from synthq_jax.stages import direct_dp, stage, static_encoder
 
 _EPSILON = 8.0
 _METHODS = finished_runs.DIRECT_METHODS
@@ -147,6 +149,91 @@ def test_a_group_is_no_larger_than_a_batch():
 def test_a_text_without_others_is_refused():
   with pytest.raises(ValueError, match="batch_size must be at least 2"):
     direct_dp.Config(method="logit", unit="query", batch_size=1)
+
+
+@pytest.fixture(name="mapped", scope="module")
+def _mapped(tmp_path_factory):
+  """A run whose direct row starts from the public model's queries' retriever."""
+  folder = tmp_path_factory.mktemp("mapped")
+  source = small_data.write_pairs(folder / "log.jsonl", 40)
+  config = tiny_runs.config(
+    source,
+    checkpoint=random_t5.save(folder / "t5"),
+    static_encoder=static_encoder.Config(
+      dim=6, steps=2, warmup_steps=1, batch_size=8
+    ),
+    rows=plan.Rows(synthetic=(), original=True, direct_dp=(_EPSILON,)),
+    direct_dp=direct_dp.Config(
+      method="row",
+      start="public_only",
+      projection=True,
+      trained="projection/kernel",
+      public_negatives=8,
+      steps=2,
+      batch_size=8,
+    ),
+  )
+  plan.run(config, folder / "run", stages=["direct_dp"], progress=False)
+  return config, folder / "run"
+
+
+def test_a_map_of_the_public_retriever_is_all_that_is_trained(mapped):
+  _, root = mapped
+  start, _ = t5_checkpoints.load(root / "train_retriever/public_only")
+  made, shape = t5_checkpoints.load(root / "train_retriever/direct_dp_eps8")
+  table = start["token_embedder"]["embedding"]
+  np.testing.assert_array_equal(made["token_embedder"]["embedding"], table)
+  moved = np.abs(made["projection"]["kernel"] - np.eye(shape.emb_dim))
+  assert 0 < moved.max() < 0.1
+  claim = artifacts.load(
+    root / "train_retriever/direct_dp_eps8", results.Checkpoint
+  ).statement
+  assert 0.9 * _EPSILON < claim.epsilon <= _EPSILON and len(claim.ledger) == 1
+
+
+def test_a_map_follows_the_retriever_that_it_starts_from(mapped):
+  config, root = mapped
+  stages = ["direct_dp"]
+  assert all(dict(plan.survey(config, root, stages))["direct_dp"].values())
+  other = dataclasses.replace(
+    config,
+    train_retriever=dataclasses.replace(config.train_retriever, steps=3),
+  )
+  assert not dict(plan.survey(other, root, stages))["direct_dp"]  # not known yet
+
+
+def test_only_a_public_retriever_may_be_the_start(mapped):
+  config, root = mapped
+  private = artifacts.load(
+    root / results.PRIVATE / "train_retriever/original", results.Checkpoint
+  )
+  place = root / results.PRIVATE / "prepare_data"
+  with pytest.raises(ValueError, match="expected a public checkpoint"):
+    tiny_runs.make(
+      direct_dp.STAGE,
+      config.direct_dp,
+      workspace.Workspace(root, 7),
+      prepared=artifacts.load(place, results.PreparedData),
+      encoder=root / "static_encoder",
+      start=private,
+      epsilon=_EPSILON,
+    )
+
+
+def test_a_start_that_no_row_makes_is_refused(mapped, tmp_path):
+  config, _ = mapped
+  rows = dataclasses.replace(config.rows, public_only=False, synthetic=(4.0,))
+  config = dataclasses.replace(config, rows=rows)
+  with pytest.raises(ValueError, match="without a row 'public only'"):
+    plan.run(config, tmp_path / "run", stages=["direct_dp"], progress=False)
+
+
+def test_direct_training_from_an_encoder_needs_no_queries(mapped):
+  config, _ = mapped
+  encoder = dataclasses.replace(config.direct_dp, start="untrained")
+  config = dataclasses.replace(config, direct_dp=encoder)
+  assert "generate" not in stage.with_needs(["direct_dp"], config)
+  assert "direct_dp" not in stage.with_needs(["train_retriever"], config)
 
 
 def test_two_methods_need_two_names():
