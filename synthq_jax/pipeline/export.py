@@ -397,7 +397,11 @@ def _dense(width: int) -> dict[str, object]:
 
 
 def _length(given: Source) -> int:
-  return given.prepared.read_length if given.prepared else _LENGTH
+  if given.prepared is None:
+    return _LENGTH
+  if getattr(given.result, "kind", "") == "generator":
+    return given.prepared.document_length
+  return given.prepared.read_length
 
 
 def _write_tokenizer(

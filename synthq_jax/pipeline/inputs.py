@@ -46,6 +46,7 @@ __all__ = [
   "read_documents",
   "real_pairs",
   "refuse_other_data",
+  "refuse_private",
   "save_checkpoint",
   "split_parameters",
   "texts_at",
@@ -75,10 +76,7 @@ _OTHER_NAMES = ("spiece.model", "sentencepiece.model")  # Hugging Face's, T5's
 def document_tokens(
   space: workspace.Folders, prepared: Documents
 ) -> passages.Passages:
-  """Returns the ids of the documents, and their passages, on disk.
-
-  Of a document there is as much as retrievers read.
-  """
+  """Returns the documents' ids, and as much of them as retrievers read, on disk."""
   folder = space.root / prepared.directory
   with _damage_explained(space, prepared, folder):
     return read_documents(folder)
@@ -349,7 +347,7 @@ def load_public(directory: pathlib.Path, prepared: Documents):
     ValueError: if it is missing, damaged or too small for the vocabulary, or
       the result of a training on private queries.
   """
-  _refuse_private(directory)
+  refuse_private(directory)
   params, model_config = t5_checkpoints.load(directory)
   if model_config.vocab_size < prepared.vocab_size:
     raise ValueError(
@@ -360,7 +358,7 @@ def load_public(directory: pathlib.Path, prepared: Documents):
   return params, model_config
 
 
-def _refuse_private(directory: pathlib.Path) -> None:
+def refuse_private(directory: pathlib.Path) -> None:
   """Refuses a checkpoint whose own statement says that it is not public."""
   result = artifacts.load_kind(directory)
   if result == results.Checkpoint.__name__:

@@ -16,7 +16,7 @@ Formal guarantee:
   is with noise for all rows. "query": the text of one query while its
   document stays; neighbours, the text is replaced by an empty one; batches in a
   fixed order, without amplification; all methods. Public: the documents, the
-  number of records, every setting here. Assumed: settings were not chosen on
+  number of records, every setting here, where training starts. Assumed: settings were not chosen on
   the private queries, and the secret of the working directory stays secret.
 """
 
@@ -59,6 +59,7 @@ __all__ = [
   "Clipped",
   "Config",
   "build",
+  "check_start",
   "comparison",
   "groups",
   "keys",
@@ -234,9 +235,27 @@ def methods(config: Any) -> dict[str, Config]:
 
 def needs(config: Any) -> tuple[str, ...]:
   """Returns the stages whose results direct training reads; see `methods`."""
+  read = ("pretrain", "static_encoder")
+  return (*read, "train_retriever") if _from_row(config) else read
+
+
+def _from_row(config: Any) -> bool:
+  """Whether a method of a row starts from another row."""
   starts = {method.start for method in methods(config).values()}
-  from_row = config.rows.direct_dp and _PUBLIC in starts
-  return ("pretrain", "static_encoder", *("train_retriever",) * bool(from_row))
+  return any(map(math.isfinite, config.rows.direct_dp)) and _PUBLIC in starts
+
+
+def check_start(config: Any) -> None:
+  """Refuses to start from a row that is not there.
+
+  Args:
+    config: a `plan.RunConfig`.
+  """
+  if _from_row(config) and not config.rows.public_only:
+    raise ValueError(
+      "direct_dp.Config.start must be 'untrained' without a row 'public only',"
+      f" got start={_PUBLIC!r}: set plan.Rows.public_only"
+    )
 
 
 def jobs(run):
@@ -249,9 +268,10 @@ def jobs(run):
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
     settings = run.seeded(method, name)
-    start = None
+    start, its_bits = None, ()
     if method.start == _PUBLIC:
-      start = run.rows("train_retriever")[f"{_PUBLIC}{seed}"]
+      start = run.rows("train_retriever")[f"{_PUBLIC}{seed}"].value
+      its_bits = (fingerprints.of_checkpoint(run.root / start.directory),)
     yield stage.Job(
       name=name,
       depends=(
@@ -260,13 +280,13 @@ def jobs(run):
         fingerprints.versions(),
         *run.encoder_data,
         *run.compared(name),
-        *((start.digest,) if start else ()),
+        *its_bits,
       ),
       settings=settings,
       inputs={
         "epsilon": epsilon,
         "compared": run.compared(name),
-        "start": start.value if start else None,
+        "start": start,
       },
     )
 
@@ -277,11 +297,6 @@ def check(run) -> None:
     return
   for method in methods(run.config).values():
     method.check(run.prepared)
-    if method.start == _PUBLIC and not run.config.rows.public_only:
-      raise ValueError(
-        "direct_dp.Config.start must be 'untrained' without a row 'public only',"
-        f" got start={method.start!r}: set plan.Rows.public_only"
-      )
     if run.prepared.queries_per_user and method.unit == "query":
       raise ValueError(
         "direct_dp.Config.unit must be 'pair' for UNIT='user', got"

@@ -160,7 +160,9 @@ def run(task: stage.Task) -> results.SyntheticQueries | None:
     and results.is_private_path(generator.directory)
   )
   source = task.inputs["start"]
-  if generator is not None:
+  if generator is None:
+    inputs.refuse_private(source)
+  else:
     source = space.root / generator.directory
   parts = blocks.Blocks(directory / f"parts_{task.digest}")
   prompt_tokens = generator.prompt_tokens if generator else 0

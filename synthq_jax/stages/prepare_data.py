@@ -66,7 +66,8 @@ class Config:
   """Tokens of a document, or of a passage, EOS included."""
   retriever_length: int = artifacts.later(0)
   """Tokens of a document that retrievers read, EOS included, where these are more
-  than `document_length`, which generators read; 0 for passages."""
+  than `document_length`, which generators read; 0 for passages. Data that is
+  prepared again is trained on again: each private training counts anew."""
   passage_stride: int = 0
   """Cut longer documents into passages, which all begin with the title: tokens
   of the text from the beginning of one to that of the next. 0: read nothing

@@ -1,6 +1,7 @@
 """Direct DP training: what each method trains, claims and refuses."""
 
 import dataclasses
+import shutil
 
 import finished_runs
 import numpy as np
@@ -199,7 +200,9 @@ def test_a_map_follows_the_retriever_that_it_starts_from(mapped):
     config,
     train_retriever=dataclasses.replace(config.train_retriever, steps=3),
   )
-  assert not dict(plan.survey(other, root, stages))["direct_dp"]  # not known yet
+  assert not dict(plan.survey(other, root, stages))[
+    "direct_dp"
+  ]  # not known yet
 
 
 def test_only_a_public_retriever_may_be_the_start(mapped):
@@ -220,12 +223,26 @@ def test_only_a_public_retriever_may_be_the_start(mapped):
     )
 
 
-def test_a_start_that_no_row_makes_is_refused(mapped, tmp_path):
+def test_public_queries_are_written_by_a_public_checkpoint_alone(
+  mapped, tmp_path
+):
+  # Else what follows from them would be called public, a start among it.
+  config, root = mapped
+  made = root / "train_retriever/direct_dp_eps8"
+  claim = artifacts.load(made, results.Checkpoint).statement
+  shutil.copytree(config.checkpoint, tmp_path / "t5")
+  t5_checkpoints.save_claim(tmp_path / "t5", claim)
+  config = dataclasses.replace(config, checkpoint=str(tmp_path / "t5"))
+  with pytest.raises(ValueError, match="expected a public checkpoint"):
+    plan.run(config, tmp_path / "run", stages=["direct_dp"], progress=False)
+  assert not (tmp_path / "run/generate/public_only/result.json").exists()
+
+
+def test_a_start_that_no_row_makes_is_refused(mapped):
   config, _ = mapped
   rows = dataclasses.replace(config.rows, public_only=False, synthetic=(4.0,))
-  config = dataclasses.replace(config, rows=rows)
   with pytest.raises(ValueError, match="without a row 'public only'"):
-    plan.run(config, tmp_path / "run", stages=["direct_dp"], progress=False)
+    dataclasses.replace(config, rows=rows)
 
 
 def test_direct_training_from_an_encoder_needs_no_queries(mapped):

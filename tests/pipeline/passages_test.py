@@ -278,6 +278,14 @@ def test_retrievers_may_read_more_than_generators(tmp_path):
     np.testing.assert_array_equal(shorter[name], longer[name])
   shorter, longer = written("generate/public_only/queries.jsonl")
   assert shorter == longer
+  for kind, name, length in (
+    ("huggingface", "finetune_dp/eps8", LENGTH),
+    ("sentence-transformers", "train_retriever/public_only", 40),
+  ):
+    to = tmp_path / kind
+    export.run(runs[40] / name, to, format=kind)
+    told = json.loads((to / "tokenizer_config.json").read_text())
+    assert told["model_max_length"] == length
   columns = [
     inputs.read_documents(run / "prepare_data").tokens.shape[1]
     for run in runs.values()
