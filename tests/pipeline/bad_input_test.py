@@ -229,7 +229,7 @@ def test_what_the_data_rules_out_is_refused_before_any_training(
   folder, tmp_path, capsys, flags, words
 ):
   flags = ["--gin.direct_dp.Config.batch_size=8", *flags.split()]
-  argv = command(folder, tmp_path / "run", *flags, stage="train_retriever")
+  argv = command(folder, tmp_path / "run", *flags, stage="encode_documents")
   assert words in refused(capsys, argv)
   assert finished(tmp_path / "run") == ["private/prepare_data"]
   assert not (tmp_path / "run/private/ledger.jsonl").exists()

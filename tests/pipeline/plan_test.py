@@ -550,7 +550,7 @@ def test_retrievers_may_start_from_a_checkpoint_of_their_own(
     direct_dp_methods=(finished_runs.DIRECT_METHODS["direct_dp"],),
   )
   root = finished_run.copy(tmp_path)
-  plan.run(own, root, stages=["train_retriever"], progress=False)
+  plan.run(own, root, stages=["train_retriever", "direct_dp"], progress=False)
   assert made and {name.split("/")[0] for name in made} == {"train_retriever"}
   scale = "encoder/encoder_norm/scale"
   for name in made:

@@ -693,7 +693,7 @@ def test_no_two_releases_of_a_run_share_batches_dropout_or_noise(
     direct = dataclasses.replace(config.rows, synthetic=())
     for stage, rows in (
       ("finetune_dp", config.rows),
-      ("train_retriever", direct),
+      ("direct_dp", direct),
     ):
       plan.run(
         dataclasses.replace(config, rows=rows),
