@@ -18,6 +18,24 @@ from synthq_jax.data import vocabulary as vocabulary_lib
 __all__ = ["Cut", "Passages", "best", "cut", "windows"]
 
 
+class Cut:
+  """Rows of tokens on disk that are read to fewer columns, as `vocabulary.cut`."""
+
+  def __init__(self, rows: blocks.Rows | np.ndarray, length: int):
+    """Keeps where rows are read, and how many columns of them."""
+    self._rows = rows
+    self.shape = (len(rows), length)
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def __getitem__(
+    self, rows: Int[np.ndarray, " some"]
+  ) -> Int[np.ndarray, "some length"]:
+    """Reads some rows."""
+    return vocabulary_lib.cut(self._rows[rows], self.shape[1])
+
+
 @dataclasses.dataclass(frozen=True)
 class Passages:
   """A collection as encoders and generators read it.
@@ -31,7 +49,7 @@ class Passages:
   """
 
   ids: np.ndarray
-  tokens: "blocks.Rows | Cut | np.ndarray"
+  tokens: blocks.Rows | Cut | np.ndarray
   owners: Int[np.ndarray, " passage"]
 
   def cut_at(self, length: int) -> "Passages":
@@ -53,31 +71,6 @@ class Passages:
       np.searchsorted(self.owners, documents, side="left"),
       np.searchsorted(self.owners, documents, side="right"),
     )
-
-
-class Cut:
-  """Rows of tokens as they would be had they been tokenized to fewer columns.
-
-  >>> Cut(np.array([[5, 6, 7, 1], [5, 1, 0, 0]]), 3)[np.arange(2)]
-  array([[5, 6, 1],
-         [5, 1, 0]])
-  """
-
-  def __init__(self, rows: blocks.Rows | np.ndarray, length: int):
-    """Keeps where rows are read, which end with EOS, and their new length."""
-    self._rows = rows
-    self.shape = (len(rows), length)
-
-  def __len__(self) -> int:
-    return self.shape[0]
-
-  def __getitem__(
-    self, rows: Int[np.ndarray, " some"]
-  ) -> Int[np.ndarray, "some length"]:
-    """Reads some rows."""
-    tokens = np.array(self._rows[rows][:, : self.shape[1]])
-    tokens[tokens[:, -1] > 0, -1] = vocabulary_lib.EOS_ID
-    return tokens
 
 
 def windows(

@@ -31,6 +31,7 @@ __all__ = [
   "PAD_ID",
   "SentencePiece",
   "as_seqio",
+  "cut",
   "load",
   "native_stderr",
   "pad",
@@ -244,8 +245,25 @@ def tokenize_and_count(
   """
   rows = tokenize(vocabulary, texts, length=length + 1, **options)
   longer = rows[:, -1] > 0  # one token more shows who was cut
-  rows[longer, length - 1] = EOS_ID
-  return rows[:, :length], int(np.sum(longer))
+  return cut(rows, length), int(np.sum(longer))
+
+
+def cut(
+  rows: Int[np.ndarray, "row longer"], length: int
+) -> Int[np.ndarray, "row length"]:
+  """Returns rows as they would be had they been tokenized to fewer columns.
+
+  >>> cut(np.array([[5, 6, 7, 1], [5, 1, 0, 0]]), 3)
+  array([[5, 6, 1],
+         [5, 1, 0]])
+
+  Args:
+    rows: of `tokenize`; they stay as they are.
+    length: columns, at most those of the rows.
+  """
+  shorter = np.array(rows[:, :length])
+  shorter[shorter[:, -1] > 0, -1] = EOS_ID
+  return shorter
 
 
 def pad(

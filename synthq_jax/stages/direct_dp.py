@@ -16,8 +16,9 @@ Formal guarantee:
   is with noise for all rows. "query": the text of one query while its
   document stays; neighbours, the text is replaced by an empty one; batches in a
   fixed order, without amplification; all methods. Public: the documents, the
-  number of records, every setting here, where training starts. Assumed: settings were not chosen on
-  the private queries, and the secret of the working directory stays secret.
+  number of records, every setting here, where training starts. Assumed: settings
+  were not chosen on the private queries, and the secret of the working directory
+  stays secret.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
@@ -262,16 +263,14 @@ def jobs(run):
   """Yields a retriever for each method, epsilon and seed."""
   if run.for_audit:
     return
+  starts = _starts(run)
   epsilons = filter(math.isfinite, run.config.rows.direct_dp)
   for (row, method), epsilon, seed in itertools.product(
     methods(run.config).items(), epsilons, run.seeds
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
     settings = run.seeded(method, name)
-    start, its_bits = None, ()
-    if method.start == _PUBLIC:
-      start = run.rows("train_retriever")[f"{_PUBLIC}{seed}"].value
-      its_bits = (fingerprints.of_checkpoint(run.root / start.directory),)
+    start = starts[seed] if method.start == _PUBLIC else None
     yield stage.Job(
       name=name,
       depends=(
@@ -280,15 +279,32 @@ def jobs(run):
         fingerprints.versions(),
         *run.encoder_data,
         *run.compared(name),
-        *its_bits,
+        *((start.bits,) if start else ()),
       ),
       settings=settings,
       inputs={
         "epsilon": epsilon,
         "compared": run.compared(name),
-        "start": start,
+        "start": start.retriever if start else None,
       },
     )
+
+
+class _Start(NamedTuple):
+  retriever: results.Checkpoint
+  bits: str
+
+
+def _starts(run) -> dict[str, _Start]:
+  """Returns the public model's queries' retrievers by seed; none if unused."""
+  if not _from_row(run.config):
+    return {}
+  rows = run.rows("train_retriever")
+  made = {seed: rows[f"{_PUBLIC}{seed}"].value for seed in run.seeds}
+  return {
+    seed: _Start(one, fingerprints.of_checkpoint(run.root / one.directory))
+    for seed, one in made.items()
+  }
 
 
 def check(run) -> None:

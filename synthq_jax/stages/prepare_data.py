@@ -96,6 +96,11 @@ class Config:
   split alone, stop the run; else the first are left out and counted, and queries
   are divided by their words."""
 
+  @property
+  def read_length(self) -> int:
+    """Tokens of a document that are kept, which is what retrievers read."""
+    return max(self.document_length, self.retriever_length)
+
   def __post_init__(self):
     config_types.at_least(self, 2, "document_length", "query_length")
     config_types.at_least(
@@ -194,7 +199,7 @@ def run(task: stage.Task) -> results.PreparedData:
     data.documents,
     public,
     vocabulary,
-    length=max(config.document_length, config.retriever_length),
+    length=config.read_length,
     stride=config.passage_stride,
     choose=_sample(config, len(data.documents)),
     digest=state.update,
@@ -484,7 +489,7 @@ def _write_public_test(config, documents, vocabulary, public) -> int:
       "tokens": vocabulary_lib.tokenize(
         vocabulary,
         [rest for *_, rest in made],
-        length=max(config.document_length, config.retriever_length),
+        length=config.read_length,
       ),
       "query_tokens": vocabulary_lib.tokenize(
         vocabulary,

@@ -200,9 +200,8 @@ def test_a_map_follows_the_retriever_that_it_starts_from(mapped):
     config,
     train_retriever=dataclasses.replace(config.train_retriever, steps=3),
   )
-  assert not dict(plan.survey(other, root, stages))[
-    "direct_dp"
-  ]  # not known yet
+  found = dict(plan.survey(other, root, stages))
+  assert not found["direct_dp"]  # not known before its start is
 
 
 def test_only_a_public_retriever_may_be_the_start(mapped):
