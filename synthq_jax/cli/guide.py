@@ -317,6 +317,12 @@ def _price(
       "epsilon of the shares beside BM25, of dev queries:"
       f" {rounding.epsilon(shares.epsilon)}, released"
     )
+  if config.rows.ltr and "learn_to_rank" in wanted:
+    total += config.learn_to_rank.epsilon
+    yield (
+      "epsilon of the weights of BM25's scores:"
+      f" {rounding.epsilon(config.learn_to_rank.epsilon)}, released"
+    )
   scores = config.release_scores
   if scores.enabled and "release_scores" in wanted:
     total += scores.epsilon

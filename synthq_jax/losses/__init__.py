@@ -1,5 +1,5 @@
-"""Losses per example: sequence-to-sequence and contrastive."""
+"""Losses per example: sequence-to-sequence, contrastive, of a ranked list."""
 
-from synthq_jax.losses import contrastive, seq2seq
+from synthq_jax.losses import contrastive, listwise, seq2seq
 
-__all__ = ["contrastive", "seq2seq"]
+__all__ = ["contrastive", "listwise", "seq2seq"]

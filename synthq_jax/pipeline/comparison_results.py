@@ -47,7 +47,8 @@ class Row:
   gain_kept: intervals.Interval | None = None
   """By the first measure: what is kept of the gain that the real queries bring
   to the same system, (row - untrained) / (original - untrained); 95%, Fieller.
-  BM25 stands for an expansion without queries. None where a row is lacking, or
+  BM25 stands for an expansion without queries, and where private queries taught
+  the weights, the fused untrained row for an untrained one. None where a row is lacking, or
   the real queries bring no gain that is clear of 0."""
 
 

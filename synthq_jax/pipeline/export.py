@@ -228,6 +228,15 @@ def _source(folder: pathlib.Path) -> Source:
         f" comparable among the first {fused.depth} of each; the"
         f" statement in {artifacts.RESULT_NAME} here is that of both together"
       )
+    if made.get("_type") == system_results.Ranking.__name__:
+      ranked = artifacts.load(folder, system_results.Ranking)
+      raise ValueError(
+        f"{folder}: expected a model or queries, got the weights of"
+        f" {ranked.retriever} and BM25's scores: export the checkpoint"
+        f" train_retriever/{ranked.retriever}, and take the weights from"
+        f" {artifacts.RESULT_NAME} here, whose statement is that of both; what"
+        " they weigh, synthq_jax.retrieval.ranking says"
+      )
     kind = kinds.get(made.get("_type"))
     result = kind and artifacts.load(folder, kind)
   if result is not None:

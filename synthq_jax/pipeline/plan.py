@@ -56,6 +56,9 @@ class Rows:
   "public_only", the votes being the only private step, or e.g. "eps4"."""
   fused: bool = False
   """Each dense retriever beside BM25, a row each."""
+  ltr: bool = artifacts.later(False)
+  """Each dense retriever with scores of BM25, weighed by private queries with DP
+  (learning to rank), a row each."""
   expanded: bool = False
   """BM25 over documents and their queries, a row for each set of queries."""
   reranked: bool = False
@@ -73,7 +76,7 @@ class Rows:
           "plan.Rows.compared must hold rows that begin with synthetic or"
           f" direct_dp, as direct_dp or synthetic_eps16, got {row!r}"
         )
-    for field in ("fused", "reranked"):
+    for field in ("fused", "ltr", "reranked"):
       if getattr(self, field) and not self.bm25:
         raise ValueError(
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
@@ -200,6 +203,12 @@ class _Settings:
       raise ValueError(
         "evaluate.Config.depth must be at least fuse.Config.depth, whose first"
         f" results are fused, got {self.evaluate.depth} and {self.fuse.depth}"
+      )
+    if self.rows.ltr and self.evaluate.depth < self.learn_to_rank.depth:
+      raise ValueError(
+        "evaluate.Config.depth must be at least learn_to_rank.Config.depth, whose"
+        " first results are ranked, got"
+        f" {self.evaluate.depth} and {self.learn_to_rank.depth}"
       )
     if self.rows.reranked and not self.rows.fused:
       if self.rerank.first_stage == "fused":

@@ -7,7 +7,7 @@ was earned.
 
 import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, TypeVar
 
 import dp_accounting
 import jax
@@ -27,6 +27,7 @@ from synthq_jax.training import distributed, dp_step, loop
 __all__ = [
   "Config",
   "Settings",
+  "filled",
   "promise",
   "sampler",
   "state_directory",
@@ -43,7 +44,8 @@ class Config:
   clip_norm: float = 0.1
   """L2 clip norm of a record's gradient, or of whatever else is clipped."""
   batch_size: int = 512
-  """Expected records of a batch: queries, or users where these are drawn."""
+  """Expected records of a batch: queries, or users where these are drawn; 0: all,
+  with which noise is least for what a step learns, and takes longest."""
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"
@@ -70,7 +72,8 @@ class Config:
         f" (n private train queries or users), got {self.delta}: a larger one"
         " allows one of them to be published; leave DELTA out for 1/(2n)"
       )
-    config_types.at_least(self, 1, "batch_size", "steps", "microbatch_size")
+    config_types.at_least(self, 1, "steps", "microbatch_size")
+    config_types.at_least(self, 0, "batch_size")
     config_types.one_of(self, "optimizer", dp_step.OPTIMIZERS)
 
   def check(
@@ -122,6 +125,9 @@ class Config:
       )
 
 
+_Config = TypeVar("_Config", bound=Config)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
   """The public settings of one private training."""
@@ -154,6 +160,22 @@ class Settings:
   """Whether batches are read in a fixed order instead of drawn."""
   not_protected: tuple[str, ...] = ()
   """Further sentences about what the claim says nothing about."""
+
+
+def filled(
+  config: _Config, prepared: results.PreparedData, *, draws_users: bool = False
+) -> _Config:
+  """Returns a training's settings with its batch size as a number.
+
+  Args:
+    config: of the stage.
+    prepared: says how many private train queries and users there are; public.
+    draws_users: whether a record is a user.
+  """
+  if config.batch_size:
+    return config
+  count = prepared.num_users if draws_users else prepared.num_queries
+  return dataclasses.replace(config, batch_size=count["train"])
 
 
 def state_directory(
@@ -306,6 +328,10 @@ def sampler(
     multiple_of=settings.config.microbatch_size or 8,
     **grouped,
   )
+  if settings.config.batch_size == num_examples:
+    # All are drawn: two more would fit, which the claim for two together asks for.
+    room = poisson.max_batch_size + (settings.config.microbatch_size or 8)
+    poisson = dataclasses.replace(poisson, max_batch_size=room)
   if settings.noise_bands == 1:
     return poisson
   return sampling.CyclicPoisson(

@@ -30,6 +30,7 @@ from synthq_jax.retrieval import (
   encode,
   fusion,
   index,
+  ranking,
   trec,
   vector_files,
 )
@@ -149,7 +150,7 @@ def open_run(
   prepared = artifacts.load(data, results.PreparedData)
   known = rows(folders, private=private)
   first = next((name for name in known if name.startswith("synthetic")), "none")
-  beside = [f"{system}_{first}" for system in ("fused", "expanded")]
+  beside = [f"{system}_{first}" for system in ("fused", "ltr", "expanded")]
   usual = [system_results.LEXICAL, first, *beside]
   chosen = tuple(names) or [name for name in usual if name in known]
   for name in chosen:
@@ -195,6 +196,7 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
   kinds = {
     "train_retriever": results.Checkpoint,
     "fuse": system_results.Fusion,
+    "learn_to_rank": system_results.Ranking,
     "expand": system_results.Expansion,
   }
   found: dict[str, Any] = {system_results.LEXICAL: None}
@@ -229,8 +231,8 @@ class _Opened:
       built = _index(self._folders, self._prepared, made)
       self.num_bytes[name] = built.vectors.nbytes
       return _vectors(self._folders, self._prepared, made, built)
-    if isinstance(made, system_results.Fusion):
-      return self._fused(made)
+    if isinstance(made, (system_results.Fusion, system_results.Ranking)):
+      return self._beside_bm25(made)
     built = _words(self._folders, self._prepared, made)
     self.num_bytes[name] = built.num_bytes
     return lambda query, k: built.search_run([""], [query], k)[""]
@@ -243,15 +245,36 @@ class _Opened:
     built = hnsw.build(vectors)
     return _vectors(self._folders, self._prepared, made, built)
 
-  def _fused(self, made: system_results.Fusion) -> _Search:
+  @functools.cached_property
+  def _features(self) -> ranking.Features:
+    positions = [str(n) for n in range(self._prepared.num_documents)]
+    corpus = inputs.corpus(self._folders, self._prepared)
+    return ranking.Features.build(
+      positions, lambda: inputs.document_texts(corpus)
+    )
+
+  def _beside_bm25(
+    self, made: system_results.Fusion | system_results.Ranking
+  ) -> _Search:
     lexical = self.system(system_results.LEXICAL)
     dense = self.system(made.retriever)
-    parts = (system_results.LEXICAL, made.retriever)
-    self.num_bytes[made.name] = sum(self.num_bytes[part] for part in parts)
+    parts = [
+      self.num_bytes[x] for x in (system_results.LEXICAL, made.retriever)
+    ]
+    features = None
+    if isinstance(made, system_results.Ranking):
+      features = self._features
+      parts.append(features.num_bytes)
+    self.num_bytes[made.name] = sum(parts)
 
     def find(query: str, k: int) -> dict[str, float]:
-      runs = ({"": one(query, made.depth)} for one in (lexical, dense))
-      fused = fusion.fuse(made.method, *runs, weight=made.weight, depth=k)
+      runs = [one(query, made.depth) for one in (lexical, dense)]
+      if features is not None:
+        candidates = {"": features.of(query, *runs)}
+        return ranking.rank(candidates, made.weights, k)[""]
+      fused = fusion.fuse(
+        made.method, *({"": x} for x in runs), weight=made.weight, depth=k
+      )
       return fused[""]
 
     return find

@@ -1,4 +1,4 @@
-"""Defines what the stages of fused, expanded and reranking systems hand on.
+"""Defines what the stages of fused, expanded and ranking systems hand on.
 
 A system is made of one row of training pairs, has that row's statement, and a
 name that begins with the system's: "fused_synthetic_eps8".
@@ -18,6 +18,7 @@ __all__ = [
   "Costs",
   "Expansion",
   "Fusion",
+  "Ranking",
   "Reranker",
   "Reranking",
   "Vectors",
@@ -180,8 +181,26 @@ class Costs(results.Saved):
   """Rerankers are left out."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranking(results.Claimed):
+  """How scores of BM25 and of one retriever weigh, learned on private queries."""
+
+  SYSTEM = "ltr"
+
+  retriever: str
+  """The row of the retriever."""
+  features: tuple[str, ...]
+  """What is weighed: `retrieval.ranking.FEATURES`."""
+  weights: tuple[float, ...]
+  """One for each."""
+  depth: int
+  """Documents of BM25 and of the retriever that are ranked, each."""
+  num_queries: int
+  """Private queries that they were learned on."""
+
+
 def system_of(
-  made: results.Checkpoint | Fusion | Expansion | Reranking | None,
+  made: results.Checkpoint | Fusion | Expansion | Ranking | Reranking | None,
 ) -> str:
   """Names the system that a result is; None is BM25."""
   return LEXICAL if made is None else getattr(made, "SYSTEM", DENSE)

@@ -4,6 +4,8 @@ Formal guarantee: none of its own; a run says of queries and retriever what
 these give away.
 """
 
+import functools
+import json
 import pathlib
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from synthq_jax.retrieval import (
   bm25,
   encode,
   index,
+  ranking,
   trec,
   vector_files,
 )
@@ -32,6 +35,7 @@ from synthq_jax.training import progress as progress_lib
 __all__ = [
   "Judged",
   "asked",
+  "candidates",
   "dense",
   "encode_rows",
   "lexical",
@@ -95,6 +99,26 @@ def lexical(
     list(judged.qrels), judged.queries, depth + judged.drop_identical
   )
   return judged.without_own(run, depth)
+
+
+def candidates(
+  judged: Judged, found: trec.Run, dense: trec.Run
+) -> dict[str, ranking.Candidates]:
+  """Returns what is learned to be ranked: what BM25 found, and a retriever."""
+  state = judged.corpus.stat()
+  features = _features(judged.corpus, state.st_mtime_ns, state.st_size)
+  return {
+    query: features.of(text, found.get(query, {}), dense.get(query, {}))
+    for query, text in zip(judged.qrels, judged.queries, strict=True)
+  }
+
+
+@functools.lru_cache(maxsize=1)  # rows of one collection follow each other
+def _features(corpus: pathlib.Path, *_: int) -> ranking.Features:
+  """Indexes a collection; what else tells one of that name from another."""
+  with open(corpus, encoding="utf-8") as stream:
+    ids = [json.loads(line)["_id"] for line in stream]
+  return ranking.Features.build(ids, lambda: inputs.document_texts(corpus))
 
 
 def encode_rows(

@@ -203,7 +203,10 @@ def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
     return values.get((made.test_set, name))
 
   own, lexical, whole = of(made.name), of(_BM25), of(f"{prefix}original")
-  nothing = of(f"{prefix}untrained") or (lexical if prefix else None)
+  bare = f"{prefix}untrained"
+  if prefix == f"{system_results.Ranking.SYSTEM}_":
+    bare = f"{system_results.Fusion.SYSTEM}_untrained"  # private queries weigh
+  nothing = of(bare) or (lexical if prefix else None)
   over, at_once, kept = None, None, None
   if own and lexical and made.name != _BM25:
     over, at_once = (
@@ -217,7 +220,7 @@ def _with_headline(config: Config, one: _Scored, values, number) -> _Scored:
       )
       for rows in (1, number[made.test_set] - 1)
     )
-  ends = {_BM25, f"{prefix}untrained", f"{prefix}original"}
+  ends = {_BM25, bare, f"{prefix}original"}
   if own and nothing and whole and made.name not in ends and len(own) > 1:
     kept = significance.share_of_gain(own, nothing, whole, one.owners)
   row = dataclasses.replace(

@@ -167,7 +167,7 @@ class Config(private_training.Config):
         " unit='pair': a pair's document moves all rows, whose noise is that of"
         " method='example'; or take negatives='public'"
       )
-    if (self.method, self.unit) == ("logit", "query") and self.batch_size < 2:
+    if (self.method, self.unit) == ("logit", "query") and self.batch_size == 1:
       raise ValueError(
         "direct_dp.Config.batch_size must be at least 2 for method='logit' and"
         " unit='query', got 1: a text without others moves nothing"
@@ -269,7 +269,7 @@ def jobs(run):
     methods(run.config).items(), epsilons, run.seeds
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
-    settings = run.seeded(method, name)
+    settings = private_training.filled(run.seeded(method, name), run.prepared)
     start = starts[seed] if method.start == _PUBLIC else None
     yield stage.Job(
       name=name,

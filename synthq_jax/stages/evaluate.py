@@ -20,13 +20,20 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.retrieval import fusion, measures, significance, trec
+from synthq_jax.retrieval import (
+  fusion,
+  measures,
+  ranking,
+  significance,
+  trec,
+)
 from synthq_jax.stages import _reranking, _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
 
 _BM25 = system_results.LEXICAL
+_BESIDE_BM25 = (system_results.Fusion, system_results.Ranking)
 _RUN, _FIRST = "run.trec", "first stage"
 _FEW = (
   "Fewer than 50 queries: intervals are too narrow (of reciprocal ranks, half of"
@@ -97,7 +104,7 @@ def jobs(run):
         continue
       parts = {}
       finished = run.rows("evaluate")  # the rows before this one
-      if isinstance(system, system_results.Fusion):
+      if isinstance(system, _BESIDE_BM25):
         parts = {
           system_results.LEXICAL: finished[f"{called}/{_BM25}"],
           system_results.DENSE: finished[f"{called}/{system.retriever}"],
@@ -140,6 +147,11 @@ def _label(name: str, system: Any) -> str:
     )
     by_dev = system.chosen_on.startswith(system_results.DEV_QUERIES)
     return f"{label}, by dev queries" if by_dev else label
+  if isinstance(system, system_results.Ranking):
+    return (
+      f"{_trained_on(system.retriever)}; BM25's scores and its, weighed by real"
+      " queries with DP"
+    )
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")
     return (
@@ -171,7 +183,8 @@ def run(task: stage.Task) -> results.Evaluation | None:
 
   Args:
     task: its inputs are "prepared", the documents and the private test queries;
-      "system", an encoder, a fusion, an expansion, a reranking, or None for BM25;
+      "system", an encoder, a fusion, learned weights, an expansion, a reranking, or
+      None for BM25;
       "row", its name; "test_set": "test" (private), "public", or a further set;
       "vectors" of the documents, None where they are not the run's own; "parts",
       earlier evaluations of the systems that it is made of; and for a reranking
@@ -250,13 +263,14 @@ def _search_with(
     name: trec.read_run(space.root / part.directory / _RUN)
     for name, part in task.inputs["parts"].items()
   }
-  if isinstance(system, system_results.Fusion):
+  if isinstance(system, _BESIDE_BM25):
     kinds = (system_results.LEXICAL, system_results.DENSE)
+    runs = [trec.first(parts[kind], system.depth) for kind in kinds]
+    if isinstance(system, system_results.Ranking):
+      candidates = _search.candidates(test, *runs)
+      return ranking.rank(candidates, system.weights, config.depth)
     return fusion.fuse(
-      system.method,
-      *(trec.first(parts[kind], system.depth) for kind in kinds),
-      weight=system.weight,
-      depth=config.depth,
+      system.method, *runs, weight=system.weight, depth=config.depth
     )
   if isinstance(system, system_results.Reranking):
     scores = _reranking.score(
@@ -316,7 +330,14 @@ def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
 
 STAGE = stage.of(
   __name__,
-  needs=("prepare_test_set", "encode_documents", "fuse", "expand", "rerank"),
+  needs=(
+    "prepare_test_set",
+    "encode_documents",
+    "fuse",
+    "learn_to_rank",
+    "expand",
+    "rerank",
+  ),
   reads=("prepared",),
   together=True,
 )

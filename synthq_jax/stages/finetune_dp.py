@@ -133,20 +133,24 @@ class Config(private_training.Config):
 def jobs(run):
   """Yields a generator for each epsilon and seed."""
   config = run.config
+  draws_users = _draws_users(config.finetune_dp, run.prepared)
+  settings = private_training.filled(
+    config.finetune_dp, run.prepared, draws_users=draws_users
+  )
   for epsilon, seed in itertools.product(config.rows.synthetic, run.seeds):
     name = stage.row_name(epsilon) + seed
     compared = run.compared(f"synthetic_{name}")
     yield stage.Job(
       name=name,
       depends=(
-        config.finetune_dp,
+        settings,
         float(epsilon),
         config.canaries,
         fingerprints.versions(),
         *run.data,
         *compared,
       ),
-      settings=config.finetune_dp,
+      settings=settings,
       inputs={
         "epsilon": epsilon,
         "canaries": run.canaries(seed),

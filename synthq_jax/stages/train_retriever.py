@@ -101,7 +101,7 @@ def jobs(run):
       name=name,
       depends=(
         settings,
-        run.held_out,
+        run.left_out(name),
         *run.encoder_data,
         source,
         teacher.digest if teacher else "",
@@ -110,7 +110,7 @@ def jobs(run):
       inputs={
         "documents": run.documents if synthetic else run.prepared,
         "synthetic": synthetic,
-        "held_out": run.held_out,
+        "held_out": run.left_out(name),
         "teacher": teacher.value if teacher else None,
         "teacher_settings": run.seeded(config.train_reranker, name),
       },

@@ -1,0 +1,206 @@
+"""Ranks what BM25 and a retriever find by a weighted sum of some scores.
+
+Linear learning to rank: of every document that BM25 or the retriever finds, what
+several BM25s say of it (the whole text, its beginning, pairs of words, parts of
+words), its length, and the retriever's score. So few weights can be learned with
+little privacy (`stages.learn_to_rank`).
+
+Formal guarantee: none of its own. The features of a query's documents are a
+function of the documents and of that query alone.
+
+References:
+  Liu, "Learning to Rank for Information Retrieval", Foundations and Trends in
+  Information Retrieval, 2009, section 1.3 (features of a query and a document).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from synthq_jax import checks
+from synthq_jax.retrieval import bm25, fusion, trec
+
+__all__ = [
+  "FEATURES",
+  "FIELDS",
+  "Candidates",
+  "Features",
+  "Field",
+  "rank",
+  "start",
+]
+
+
+class Field(NamedTuple):
+  """A part of a document, and how BM25 reads it."""
+
+  name: str
+  reads: bm25.BM25
+  words: int | None = None
+  """How many of its first words; None: all of them."""
+
+
+def _parts(pattern: str) -> bm25.BM25:
+  return bm25.BM25(stemmer="", stopwords="", pattern=pattern)
+
+
+FIELDS = (
+  Field("words", bm25.BM25()),
+  Field("words, long or short", bm25.BM25(b=0.0)),
+  Field("words, all of one weight", bm25.BM25(k1=0.0)),
+  Field("first 40 words", bm25.BM25(), 40),
+  Field("first 12 words", bm25.BM25(), 12),
+  Field("stop words, too", bm25.BM25(stopwords="")),
+  Field("pairs of words", _parts(r"(?u)(?=\b(\w+\W+\w+))")),
+  Field("four letters", _parts(r"(?u)(?=(\w{4}))")),
+)
+"""What is read; a pattern in a lookahead gives what overlaps."""
+FEATURES = (*(field.name for field in FIELDS), "length", "retriever")
+"""The columns of `Candidates.values`, each in [0, 1]."""
+_LEXICAL, _DENSE = 0, len(FEATURES) - 1
+
+
+class Candidates(NamedTuple):
+  """The documents that a query's features are of."""
+
+  ids: tuple[str, ...]
+  """As BM25 ranks them, then as the retriever does."""
+  values: Float[np.ndarray, "candidate feature"]
+  """In [0, 1], in the order of `FEATURES`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+  """The collection, read in each of `FIELDS`.
+
+  >>> texts = ["red apples", "green apples and pears", "plums"]
+  >>> features = Features.build(["a", "b", "c"], lambda: texts)
+  >>> found = features.of("red pears", {"a": 0.5, "b": 0.4}, {"c": 0.9, "a": 0.7})
+  >>> found.ids, found.values.shape
+  (('a', 'b', 'c'), (3, 10))
+  >>> found.values[:, -1].tolist()  # the retriever's, least to best
+  [0.0, 0.0, 1.0]
+
+  Attributes:
+    positions: of the documents, by id.
+    lengths: words of each document, log(1 + n), over those of the longest.
+    indexes: one for each field; None for one that no document has a word of.
+  """
+
+  positions: Mapping[str, int]
+  lengths: Float[np.ndarray, " document"]
+  indexes: tuple[bm25.Index | None, ...]
+
+  @property
+  def num_bytes(self) -> int:
+    """The size of the indexes in memory."""
+    return sum(one.num_bytes for one in self.indexes if one is not None)
+
+  @classmethod
+  def build(
+    cls, ids: Sequence[str], texts: Callable[[], Iterable[str]]
+  ) -> "Features":
+    """Indexes documents, once for each field.
+
+    Args:
+      ids: one per document.
+      texts: returns the documents' texts, anew each time that it is called.
+    """
+    lengths = np.log1p([len(text.split()) for text in texts()])
+    return cls(
+      {id_: place for place, id_ in enumerate(ids)},
+      (lengths / max(lengths.max(initial=0.0), 1e-9)).astype(np.float32),
+      tuple(_index(field, ids, texts) for field in FIELDS),
+    )
+
+  def of(
+    self,
+    query: str,
+    lexical: Mapping[str, float],
+    dense: Mapping[str, float],
+  ) -> Candidates:
+    """Returns the features of what two systems find.
+
+    A score of BM25 is divided by the best of the candidates, one of the retriever
+    goes from its least, 0, to its best, 1; 0 is what it does not find.
+
+    Args:
+      query: its text.
+      lexical: document id -> score of BM25.
+      dense: document id -> score of the retriever.
+    """
+    ids = tuple({**_ordered(lexical), **_ordered(dense)})
+    values = np.zeros((len(ids), len(FEATURES)), np.float32)
+    places = np.array([self.positions[id_] for id_ in ids], np.int64)
+    for column, index in enumerate(self.indexes):
+      if index is not None and len(ids):
+        scores = index.scores(query)[places]
+        values[:, column] = scores / max(scores.max(), 1e-9)
+    values[:, _DENSE - 1] = self.lengths[places]
+    scaled = fusion.Convex().values(_ordered(dense), dense=True)
+    values[:, _DENSE] = [scaled.get(id_, 0.0) for id_ in ids]
+    return Candidates(ids, values)
+
+
+def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
+  return {id_: scores[id_] for id_ in trec.ranking(scores)}
+
+
+def _index(
+  field: Field, ids: Sequence[str], texts: Callable[[], Iterable[str]]
+) -> bm25.Index | None:
+  read = texts()
+  if field.words is not None:
+    read = (" ".join(text.split()[: field.words]) for text in read)
+  try:
+    return field.reads.build(ids, read)
+  except ValueError:  # no document has, say, two words
+    return None
+
+
+def start(lexical: float) -> Float[np.ndarray, " feature"]:
+  """Returns the weights that rank as BM25 does: where learning starts.
+
+  Args:
+    lexical: BM25's weight: how sharply scores are told apart.
+  """
+  weights = np.zeros(len(FEATURES), np.float32)
+  weights[_LEXICAL] = lexical
+  return weights
+
+
+def rank(
+  found: Mapping[str, Candidates], weights: Sequence[float], depth: int
+) -> trec.Run:
+  """Returns the candidates of each query, best first.
+
+  Equal scores stand in the order of the candidates.
+
+  >>> found = {"q": Candidates(("a", "b"), np.eye(2, len(FEATURES)))}
+  >>> rank(found, [1.0, 2.0, *[0.0] * (len(FEATURES) - 2)], 1)
+  {'q': {'b': 2.0}}
+
+  Args:
+    found: candidates by query.
+    weights: of `FEATURES`, finite.
+    depth: documents of each query, at most, >= 1.
+
+  Raises:
+    ValueError: if the number of weights is another one, or one is not finite.
+  """
+  checks.at_least(1, depth=depth)
+  array = np.asarray(weights, np.float64)
+  if array.shape != (len(FEATURES),) or not np.isfinite(array).all():
+    raise ValueError(
+      f"expected {len(FEATURES)} finite weights, one of each of"
+      f" {', '.join(FEATURES)}, got {array.tolist()}"
+    )
+  run: trec.Run = {}
+  for query, (ids, values) in found.items():
+    scores = (values.astype(np.float64) * array).sum(axis=1)
+    best = np.argsort(-scores, kind="stable")[:depth]
+    run[query] = {ids[i]: float(scores[i]) for i in best}
+  return run

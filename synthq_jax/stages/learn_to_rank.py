@@ -1,0 +1,257 @@
+"""Learns with DP how BM25's scores, the length and a retriever's score weigh.
+
+A sum of ten scores (`retrieval.ranking`) ranks what BM25 and a retriever find. What
+public queries would choose is far off: they copy their documents' words. Ten weights
+are so few that real queries teach them at a small epsilon, for each retriever its
+own. One that was trained on the real queries without privacy answers these too well:
+its weights are learned, without noise, on queries that it left out.
+
+Formal guarantee:
+  That of `private_training.train`. Unit: one train query with its judgements, or the
+  queries of one user, at most K. Relation: add or remove one. What is clipped is each
+  query's gradient. Assumed: its features are a function of that query, of public
+  documents and of the retriever alone, to the last bit. The row joins this claim and
+  its retriever's. Where the retriever has none, the row has none.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from synthq_jax import artifacts, optim, typing
+from synthq_jax.losses import listwise
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import (
+  config_types,
+  fingerprints,
+  inputs,
+  private_training,
+  results,
+  system_results,
+)
+from synthq_jax.privacy import joint
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import encode, ranking
+from synthq_jax.stages import _search, stage
+from synthq_jax.training import dp_step
+
+__all__ = ["STAGE", "Config", "loss_fn", "run"]
+
+_MECHANISM = (
+  "gradients of each query's cross-entropy over what BM25 and a public retriever"
+  " find, clipped and summed, over Poisson samples, with Gaussian noise"
+)
+_NOTE = (
+  "The weights of BM25's scores and of the retriever's were learned on the private"
+  " queries with DP."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(private_training.Config):
+  """How the weights are learned; every value is public."""
+
+  epsilon: float = 0.5
+  """Of the weights, beside what a row's retriever costs."""
+  clip_norm: float = 0.5
+  batch_size: int = 0
+  steps: int = 60
+  learning_rate: float = 0.5
+  held_out: float = 0.1
+  """Share of the documents whose real queries teach the weights beside the
+  retriever that is trained on real ones without privacy, and do not train it,
+  in (0, 1)."""
+  start: float = 8.0
+  """BM25's weight before the first step; the others are 0."""
+  depth: int = 100
+  """Documents that BM25 and the retriever find for a query, each."""
+  encode_batch_size: int = artifacts.speed_only(256)
+  """Queries encoded at once."""
+
+  def __post_init__(self):
+    super().__post_init__()
+    config_types.positive(self, "epsilon", "start")
+    config_types.within(self, "(0, 1)", "held_out")
+    config_types.at_least(self, 1, "depth", "encode_batch_size")
+
+
+def jobs(run):
+  """Yields the weights beside each retriever, where they are wanted."""
+  config = run.config
+  if not config.rows.ltr or run.for_audit:
+    return
+  settings = private_training.filled(config.learn_to_rank, run.prepared)
+  for name, retriever in run.retrievers.items():
+    if not _has_unit(retriever.value, run.prepared):
+      run.say(
+        f"[learn_to_rank/{name}] its claim is about another unit: left out"
+      )
+      continue
+    vectors = run.rows("encode_documents")[name]
+    left_out = run.left_out(name) if name.startswith("original") else 0.0
+    yield stage.Job(
+      name=name,
+      depends=(
+        settings,
+        config.evaluate.drop_identical,
+        fingerprints.versions(),
+        *run.data,
+        *run.compared(name),
+        left_out,
+        retriever.digest,
+        vectors.digest,
+      ),
+      settings=settings,
+      inputs={
+        "retriever": retriever.value,
+        "vectors": vectors.value,
+        "left_out": left_out,
+        "drop_identical": config.evaluate.drop_identical,
+      },
+    )
+
+
+def check(run) -> None:
+  """Refuses what the accountant would refuse later."""
+  if run.config.rows.ltr and not run.for_audit:
+    run.config.learn_to_rank.check(run.prepared)
+
+
+def _has_unit(
+  retriever: results.Checkpoint, prepared: results.PreparedData
+) -> bool:
+  """Whether one claim can cover the retriever and the weights beside it."""
+  claim = retriever.statement
+  is_claim = not claim.is_public and math.isfinite(claim.epsilon)
+  return not is_claim or claim.unit == prepared.unit
+
+
+def run(task: stage.Task) -> system_results.Ranking:
+  """Learns the weights beside one retriever.
+
+  Args:
+    task: with the working directory's secret; its inputs are "prepared", the
+      documents and private train queries; the "retriever", and its "vectors" of
+      the documents; "left_out", the share of documents whose queries did not
+      train it, and learn alone; 0: all queries learn; and "drop_identical", as
+      `evaluate.Config` has it.
+
+  Returns:
+    The weights; under `private/` where the retriever is.
+  """
+  config, prepared = task.settings, task.inputs["prepared"]
+  retriever = task.inputs["retriever"]
+  is_private = results.is_private_path(retriever.directory)
+  has_claim = math.isfinite(retriever.statement.epsilon)
+  records = _records(task)
+  number = len(records["relevant"])
+  if number < config.batch_size:  # queries that were left out
+    config = dataclasses.replace(config, batch_size=number)
+    task = dataclasses.replace(task, settings=config)
+  clipped = optim.clipped_grad(
+    loss_fn,
+    l2_clip_norm=config.clip_norm,
+    microbatch_size=config.microbatch_size,
+  )
+  trained, fields = private_training.train(
+    task,
+    private_training.Settings(
+      config=config,
+      epsilon=config.epsilon if has_claim else math.inf,
+      mechanism=_MECHANISM,
+      num_users=prepared.num_users.get("train"),
+    ),
+    dp_step.Training(
+      grad_fn=clipped,
+      params={"weights": jnp.asarray(ranking.start(config.start))},
+      records=records,
+    ),
+  )
+  claim = retriever.statement
+  if has_claim:
+    claim = joint.claim([claim, fields["statement"]])
+    claim = statement_lib.inherit(claim, _NOTE)
+  return system_results.Ranking(
+    directory=task.folders.relative(task.folder(private=is_private)),
+    name=f"{system_results.Ranking.SYSTEM}_{task.name}",
+    retriever=retriever.name,
+    statement=claim,
+    features=ranking.FEATURES,
+    weights=tuple(np.asarray(trained["weights"]).astype(float).tolist()),
+    depth=config.depth,
+    num_queries=number,
+  )
+
+
+def loss_fn(params: typing.Params, batch: typing.Batch) -> jax.Array:
+  """Returns each query's cross-entropy over its candidates, [batch].
+
+  Args:
+    params: "weights", [feature].
+    batch: "values" [batch, candidate, feature], and "relevant" and "candidate",
+      bool [batch, candidate].
+  """
+  scores = jnp.einsum("qcf,f->qc", batch["values"], params["weights"])
+  return listwise.cross_entropy(scores, batch["relevant"], batch["candidate"])
+
+
+def _records(task: stage.Task) -> dict[str, np.ndarray]:
+  """Returns the features of each train query's candidates, padded with zeros."""
+  config, space = task.settings, task.folders
+  prepared = task.inputs["prepared"]
+  folder = space.root / prepared.private_directory
+  judged = _search.asked(space, prepared, folder, "train", folder / "train.npz")
+  judged = _left_out(task, judged)
+  judged = judged._replace(drop_identical=task.inputs["drop_identical"])
+  params, shape = t5_checkpoints.load(
+    space.root / task.inputs["retriever"].directory
+  )
+  asked = encode.encode(
+    params, shape, judged.query_tokens, batch_size=config.encode_batch_size
+  )
+  vectors = space.root / task.inputs["vectors"].vectors
+  found = _search.candidates(
+    judged,
+    _search.lexical(judged, config.depth),
+    _search.nearest(judged, vectors, asked, config.depth),
+  )
+  size = (len(judged.qrels), 2 * config.depth)
+  records = {
+    "values": np.zeros((*size, len(ranking.FEATURES)), np.float32),
+    "relevant": np.zeros(size, bool),
+    "candidate": np.zeros(size, bool),
+  }
+  for row, (query, (ids, values)) in enumerate(found.items()):
+    records["values"][row, : len(ids)] = values
+    records["candidate"][row, : len(ids)] = True
+    relevant = [judged.qrels[query].get(id_, 0) > 0 for id_ in ids]
+    records["relevant"][row, : len(ids)] = relevant
+  return records
+
+
+def _left_out(task: stage.Task, judged: _search.Judged) -> _search.Judged:
+  """Returns the queries that did not train the retriever."""
+  share, prepared = task.inputs["left_out"], task.inputs["prepared"]
+  if not share:
+    return judged
+  folder = task.folders.root / prepared.private_directory
+  arrays = inputs.arrays(task.folders, prepared, folder / "train.npz")
+  is_left_out = inputs.held_out(prepared.num_documents, share)
+  rows = np.flatnonzero(is_left_out[arrays["documents"]])
+  names = list(judged.qrels)
+  return judged._replace(
+    qrels={names[row]: judged.qrels[names[row]] for row in rows},
+    queries=[judged.queries[row] for row in rows],
+    query_tokens=judged.query_tokens[rows],
+  )
+
+
+STAGE = stage.of(
+  __name__,
+  needs=("encode_documents",),
+  reads=("prepared",),
+  needs_secret=True,
+)
