@@ -286,6 +286,11 @@ def _price(
     )
     if "direct_dp" in wanted
   ]
+  rows += [
+    (f"map_{stage.row_name(e)}", e)
+    for e in config.rows.mapped
+    if "learn_map" in wanted
+  ]
   times = max(1, len(config.seeds))
   total = 0.0
   for row, epsilon in rows:
@@ -318,10 +323,20 @@ def _price(
       f" {rounding.epsilon(shares.epsilon)}, released"
     )
   if config.rows.ltr and "learn_to_rank" in wanted:
-    total += config.learn_to_rank.epsilon
+    beside = [
+      x for x in ("untrained", "public_only") if getattr(config.rows, x)
+    ]
+    beside += [
+      row
+      for row, epsilon in rows
+      if math.isfinite(epsilon) and not row.startswith("map_")
+    ]
+    beside = [row for row in beside if not config.rows.is_compared(row)]
+    epsilon = config.learn_to_rank.epsilon
+    total += times * epsilon * len(beside)
     yield (
-      "epsilon of the weights of BM25's scores:"
-      f" {rounding.epsilon(config.learn_to_rank.epsilon)}, released"
+      f"epsilon of the weights of BM25's scores: {rounding.epsilon(epsilon)} for"
+      f" each of {times * len(beside)} rows, released"
     )
   scores = config.release_scores
   if scores.enabled and "release_scores" in wanted:

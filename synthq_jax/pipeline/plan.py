@@ -59,6 +59,9 @@ class Rows:
   ltr: bool = artifacts.later(False)
   """Each dense retriever with scores of BM25, weighed by private queries with DP
   (learning to rank), a row each."""
+  mapped: tuple[float, ...] = artifacts.later(())
+  """Such a row of the public model's queries, or of no query, with a map of its
+  retriever's vectors that private queries teach at these epsilons."""
   expanded: bool = False
   """BM25 over documents and their queries, a row for each set of queries."""
   reranked: bool = False
@@ -71,10 +74,10 @@ class Rows:
 
   def __post_init__(self):
     for row in self.compared:
-      if not _begins(row, ("synthetic", "direct_dp")):
+      if not _begins(row, ("synthetic", "direct_dp", "map")):
         raise ValueError(
-          "plan.Rows.compared must hold rows that begin with synthetic or"
-          f" direct_dp, as direct_dp or synthetic_eps16, got {row!r}"
+          "plan.Rows.compared must hold rows that begin with synthetic, direct_dp"
+          f" or map, as direct_dp or synthetic_eps16, got {row!r}"
         )
     for field in ("fused", "ltr", "reranked"):
       if getattr(self, field) and not self.bm25:
@@ -82,7 +85,13 @@ class Rows:
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    for field in ("synthetic", "direct_dp"):
+    if self.mapped and not (self.ltr and (self.public_only or self.untrained)):
+      raise ValueError(
+        "Rows.mapped needs weights beside a retriever that no private query trained,"
+        f" got ltr={self.ltr}, public_only={self.public_only} and"
+        f" untrained={self.untrained}: set them"
+      )
+    for field in ("synthetic", "direct_dp", "mapped"):
       names: dict[str, float] = {}
       for epsilon in getattr(self, field):
         if not epsilon > 0:

@@ -126,7 +126,7 @@ class Run:
   def systems(self) -> Mapping[str, stage.Made]:
     """Everything that can be scored, but for BM25, by the names of rows."""
     made = dict(self.retrievers)
-    for name in ("fuse", "learn_to_rank", "expand", "rerank"):
+    for name in ("fuse", "learn_to_rank", "learn_map", "expand", "rerank"):
       rows = self.rows(name).values()
       made.update({one.value.name: one for one in rows})
     return made

@@ -74,6 +74,9 @@ class Hit:
 
 _Search = Callable[[str, int], dict[str, float]]
 """From a query and a count to scores by the documents' positions, best first."""
+_Run = dict[str, float]
+_Joined = Callable[[str, Sequence[_Run], int], _Run]
+"""From a query, what BM25 and a retriever find, and a count to one run of both."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +200,7 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
     "train_retriever": results.Checkpoint,
     "fuse": system_results.Fusion,
     "learn_to_rank": system_results.Ranking,
+    "learn_map": system_results.Ranking,
     "expand": system_results.Expansion,
   }
   found: dict[str, Any] = {system_results.LEXICAL: None}
@@ -256,28 +260,52 @@ class _Opened:
   def _beside_bm25(
     self, made: system_results.Fusion | system_results.Ranking
   ) -> _Search:
-    lexical = self.system(system_results.LEXICAL)
-    dense = self.system(made.retriever)
-    parts = [
-      self.num_bytes[x] for x in (system_results.LEXICAL, made.retriever)
-    ]
-    features = None
+    parts = (system_results.LEXICAL, made.retriever)
+    lexical, dense = map(self.system, parts)
+    self.num_bytes[made.name] = sum(self.num_bytes[part] for part in parts)
+    joined = self._fused(made)
     if isinstance(made, system_results.Ranking):
-      features = self._features
-      parts.append(features.num_bytes)
-    self.num_bytes[made.name] = sum(parts)
+      joined = self._ranked(made)
+      self.num_bytes[made.name] += self._features.num_bytes
 
     def find(query: str, k: int) -> dict[str, float]:
       runs = [one(query, made.depth) for one in (lexical, dense)]
-      if features is not None:
-        candidates = {"": features.of(query, *runs)}
-        return ranking.rank(candidates, made.weights, k)[""]
-      fused = fusion.fuse(
-        made.method, *({"": x} for x in runs), weight=made.weight, depth=k
-      )
-      return fused[""]
+      return joined(query, runs, k)
 
     return find
+
+  def _fused(self, made: system_results.Fusion) -> _Joined:
+    def joined(query: str, runs: Sequence[_Run], k: int) -> _Run:
+      del query
+      each = ({"": run} for run in runs)
+      return fusion.fuse(made.method, *each, weight=made.weight, depth=k)[""]
+
+    return joined
+
+  def _ranked(self, made: system_results.Ranking) -> _Joined:
+    mapped = self._mapped(made) if made.has_map else lambda *_: None
+
+    def joined(query: str, runs: Sequence[_Run], k: int) -> _Run:
+      found = self._features.of(query, *runs)
+      added = mapped(query, found)
+      return ranking.rank({"": found}, made.weights, k, added)[""]
+
+    return joined
+
+  def _mapped(self, made: system_results.Ranking):
+    """Returns what a map adds to the candidates of a query."""
+    retriever = self._known[made.retriever]
+    vectors = _index(self._folders, self._prepared, retriever).vectors
+    passages = inputs.document_tokens(self._folders, self._prepared)
+    encoded = _encoder(self._folders, self._prepared, retriever)
+    matrix = np.load(self._folders.root / made.directory / made.FILE)
+
+    def added(query: str, found: ranking.Candidates):
+      asked = encoded(query)
+      chosen = best_passages.nearest(passages, asked, [found.places], vectors)
+      return ranking.mapped(matrix, asked, vectors, chosen)
+
+    return added
 
 
 def _words(
@@ -302,20 +330,34 @@ def _vectors(
   built: index.Index | index.Graph,
 ) -> _Search:
   """Returns the search by a retriever's vectors."""
-  params, shape = t5_checkpoints.load(folders.root / retriever.directory)
-  vocabulary = inputs.vocabulary(folders, prepared)
+  encoded = _encoder(folders, prepared, retriever)
   positions = [str(n) for n in range(prepared.num_documents)]
   owners = inputs.document_tokens(folders, prepared).owners
 
   def find(query: str, k: int) -> dict[str, float]:
-    tokens = vocabulary_lib.tokenize(
-      vocabulary, [query], length=prepared.query_length
-    )
-    asked = encode.encode(params, shape, tokens, batch_size=1)
+    asked = encoded(query)
     found = best_passages.documents(built, asked, owners, k)
     return trec.to_run([""], positions, *found)[""]
 
   return find
+
+
+def _encoder(
+  folders: workspace.Folders,
+  prepared: results.PreparedData,
+  retriever: results.Checkpoint,
+) -> Callable[[str], np.ndarray]:
+  """Returns the retriever's vector of one query, [1, dim]."""
+  params, shape = t5_checkpoints.load(folders.root / retriever.directory)
+  vocabulary = inputs.vocabulary(folders, prepared)
+
+  def encoded(query: str) -> np.ndarray:
+    tokens = vocabulary_lib.tokenize(
+      vocabulary, [query], length=prepared.query_length
+    )
+    return encode.encode(params, shape, tokens, batch_size=1)
+
+  return encoded
 
 
 def _index(

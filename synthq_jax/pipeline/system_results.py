@@ -186,6 +186,8 @@ class Ranking(results.Claimed):
   """How scores of BM25 and of one retriever weigh, learned on private queries."""
 
   SYSTEM = "ltr"
+  FILE = "map.npy"
+  """In the directory where there is a map: float32 [dim, dim]."""
 
   retriever: str
   """The row of the retriever."""
@@ -197,6 +199,8 @@ class Ranking(results.Claimed):
   """Documents of BM25 and of the retriever that are ranked, each."""
   num_queries: int
   """Private queries that they were learned on."""
+  has_map: bool = False
+  """Whether query @ map @ document of the retriever's vectors is added."""
 
 
 def system_of(

@@ -1,11 +1,14 @@
 """Finds documents by their best passages."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float, Int
 
 from synthq_jax.retrieval import index
 
-__all__ = ["documents"]
+__all__ = ["documents", "nearest"]
 
 
 def documents(
@@ -49,3 +52,27 @@ def documents(
     np.take_along_axis(scores, picked, axis=1),
     np.take_along_axis(found, picked, axis=1),
   )
+
+
+def nearest(
+  passages: Any,
+  queries: Float[np.ndarray, "query dim"],
+  documents: Sequence[Int[np.ndarray, " candidate"]],
+  vectors: Float[np.ndarray, "passage dim"],
+) -> list[Int[np.ndarray, " candidate"]]:
+  """Returns which passage stands for each document: the one nearest the query.
+
+  Args:
+    passages: a `data.passages.Passages`.
+    queries: their vectors.
+    documents: positions of some documents for each query.
+    vectors: of all passages.
+  """
+  chosen = []
+  for query, places in zip(queries, documents, strict=True):
+    starts, ends = passages.of(places)
+    for place in np.flatnonzero(ends - starts > 1):
+      first, end = starts[place], ends[place]
+      starts[place] = first + np.argmax(vectors[first:end] @ query)
+    chosen.append(starts)
+  return chosen

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from synthq_jax import checks
 from synthq_jax.retrieval import bm25, fusion, trec
@@ -29,7 +29,9 @@ __all__ = [
   "Candidates",
   "Features",
   "Field",
+  "mapped",
   "rank",
+  "scored",
   "start",
 ]
 
@@ -68,6 +70,8 @@ class Candidates(NamedTuple):
 
   ids: tuple[str, ...]
   """As BM25 ranks them, then as the retriever does."""
+  places: Int[np.ndarray, " candidate"]
+  """Of these documents in the collection."""
   values: Float[np.ndarray, "candidate feature"]
   """In [0, 1], in the order of `FEATURES`."""
 
@@ -142,7 +146,7 @@ class Features:
     values[:, _DENSE - 1] = self.lengths[places]
     scaled = fusion.Convex().values(_ordered(dense), dense=True)
     values[:, _DENSE] = [scaled.get(id_, 0.0) for id_ in ids]
-    return Candidates(ids, values)
+    return Candidates(ids, places, values)
 
 
 def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
@@ -173,13 +177,16 @@ def start(lexical: float) -> Float[np.ndarray, " feature"]:
 
 
 def rank(
-  found: Mapping[str, Candidates], weights: Sequence[float], depth: int
+  found: Mapping[str, Candidates],
+  weights: Sequence[float],
+  depth: int,
+  added: Sequence[Float[np.ndarray, " candidate"]] | None = None,
 ) -> trec.Run:
   """Returns the candidates of each query, best first.
 
   Equal scores stand in the order of the candidates.
 
-  >>> found = {"q": Candidates(("a", "b"), np.eye(2, len(FEATURES)))}
+  >>> found = {"q": Candidates(("a", "b"), np.arange(2), np.eye(2, len(FEATURES)))}
   >>> rank(found, [1.0, 2.0, *[0.0] * (len(FEATURES) - 2)], 1)
   {'q': {'b': 2.0}}
 
@@ -187,20 +194,56 @@ def rank(
     found: candidates by query.
     weights: of `FEATURES`, finite.
     depth: documents of each query, at most, >= 1.
+    added: to the score of each candidate of each query; None: nothing.
 
   Raises:
     ValueError: if the number of weights is another one, or one is not finite.
   """
   checks.at_least(1, depth=depth)
+  run: trec.Run = {}
+  for place, (query, one) in enumerate(found.items()):
+    scores = scored(one.values, weights)
+    if added is not None:
+      scores = scores + added[place]
+    best = np.argsort(-scores, kind="stable")[:depth]
+    run[query] = {one.ids[i]: float(scores[i]) for i in best}
+  return run
+
+
+def scored(
+  values: Float[np.ndarray, "*rows feature"], weights: Sequence[float]
+) -> Float[np.ndarray, "*rows"]:
+  """Returns the weighted sum of features, each row's its own to the last bit.
+
+  Args:
+    values: in the order of `FEATURES`.
+    weights: of these, finite.
+
+  Raises:
+    ValueError: if the number of weights is another one, or one is not finite.
+  """
   array = np.asarray(weights, np.float64)
   if array.shape != (len(FEATURES),) or not np.isfinite(array).all():
     raise ValueError(
       f"expected {len(FEATURES)} finite weights, one of each of"
       f" {', '.join(FEATURES)}, got {array.tolist()}"
     )
-  run: trec.Run = {}
-  for query, (ids, values) in found.items():
-    scores = (values.astype(np.float64) * array).sum(axis=1)
-    best = np.argsort(-scores, kind="stable")[:depth]
-    run[query] = {ids[i]: float(scores[i]) for i in best}
-  return run
+  return (values.astype(np.float64) * array).sum(axis=-1)
+
+
+def mapped(
+  matrix: Float[np.ndarray, "dim dim"],
+  queries: Float[np.ndarray, "query dim"],
+  vectors: Float[np.ndarray, "passage dim"],
+  chosen: Sequence[Int[np.ndarray, " candidate"]],
+) -> list[Float[np.ndarray, " candidate"]]:
+  """Returns what a map adds to the score of each candidate, query @ map @ document.
+
+  Args:
+    matrix: the map.
+    queries: their vectors.
+    vectors: of all passages.
+    chosen: the passage that stands for each candidate of each query.
+  """
+  moved = queries @ matrix
+  return [vectors[at] @ query for at, query in zip(chosen, moved, strict=True)]

@@ -8,6 +8,7 @@ such as BEIR's: their scores may be shared for every retriever that may be.
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from synthq_jax.pipeline import (
   system_results,
 )
 from synthq_jax.retrieval import (
+  best_passages,
   fusion,
   measures,
   ranking,
   significance,
   trec,
+  vector_files,
 )
-from synthq_jax.stages import _reranking, _search, stage
+from synthq_jax.stages import _ranking, _reranking, _search, stage
 from synthq_jax.training import distributed
 
 __all__ = ["STAGE", "Config", "run"]
@@ -111,7 +114,10 @@ def jobs(run):
         }
       if isinstance(system, system_results.Reranking):
         parts = {_FIRST: finished[f"{called}/{system.first_stage}"]}
-      vectors = run.rows("encode_documents").get(name)
+      retriever = name
+      if isinstance(system, system_results.Ranking):
+        retriever = system.retriever
+      vectors = run.rows("encode_documents").get(retriever)
       yield stage.Job(
         name=f"{called}/{name}",
         depends=(
@@ -126,6 +132,9 @@ def jobs(run):
           "row": name,
           "test_set": test_set,
           "parts": {kind: made.value for kind, made in parts.items()},
+          "retriever": run.retrievers[retriever].value
+          if retriever in run.retrievers
+          else None,
           "t5": run.t5,
           "reranker_settings": run.seeded(
             config.train_reranker, getattr(system, "name", "")
@@ -148,10 +157,9 @@ def _label(name: str, system: Any) -> str:
     by_dev = system.chosen_on.startswith(system_results.DEV_QUERIES)
     return f"{label}, by dev queries" if by_dev else label
   if isinstance(system, system_results.Ranking):
-    return (
-      f"{_trained_on(system.retriever)}; BM25's scores and its, weighed by real"
-      " queries with DP"
-    )
+    label = f"{_trained_on(system.retriever)}; BM25's scores and its, weighed"
+    label += " with a map of its vectors" if system.has_map else ""
+    return f"{label} by real queries with DP"
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")
     return (
@@ -186,7 +194,8 @@ def run(task: stage.Task) -> results.Evaluation | None:
       "system", an encoder, a fusion, learned weights, an expansion, a reranking, or
       None for BM25;
       "row", its name; "test_set": "test" (private), "public", or a further set;
-      "vectors" of the documents, None where they are not the run's own; "parts",
+      "vectors" of the documents, None where they are not the run's own; "retriever",
+      whose they are, None for others; "parts",
       earlier evaluations of the systems that it is made of; and for a reranking
       the "t5" that its training started from and its "reranker_settings".
 
@@ -267,8 +276,7 @@ def _search_with(
     kinds = (system_results.LEXICAL, system_results.DENSE)
     runs = [trec.first(parts[kind], system.depth) for kind in kinds]
     if isinstance(system, system_results.Ranking):
-      candidates = _search.candidates(test, *runs)
-      return ranking.rank(candidates, system.weights, config.depth)
+      return _ranked(task, system, test, runs)
     return fusion.fuse(
       system.method, *runs, weight=system.weight, depth=config.depth
     )
@@ -294,6 +302,32 @@ def _search_with(
   if isinstance(system, system_results.Expansion):
     expansion = space.root / system.directory / system.FILE
   return _search.lexical(test, config.depth, expansion)
+
+
+def _ranked(
+  task: stage.Task,
+  system: system_results.Ranking,
+  test: _search.Judged,
+  runs: Sequence[trec.Run],
+) -> trec.Run:
+  """Ranks what BM25 and the retriever found by learned weights, and a map."""
+  space, depth = task.folders, task.settings.depth
+  found = _search.candidates(test, *runs)
+  if not system.has_map:
+    return ranking.rank(found, system.weights, depth)
+  retriever, tokens = task.inputs["retriever"], test.passages.tokens
+  asked = _ranking.vectors_of(task, retriever, test.query_tokens)
+  each = list(found.values())
+  if task.inputs["vectors"]:
+    place = space.root / task.inputs["vectors"].vectors
+    vectors = np.asarray(vector_files.open_vectors(place, len(tokens)))
+  else:
+    vectors = _ranking.vectors_at(task, retriever, test.passages, each)
+  places = [one.places for one in each]
+  chosen = best_passages.nearest(test.passages, asked, places, vectors)
+  matrix = np.load(space.root / system.directory / system.FILE)
+  added = ranking.mapped(matrix, asked, vectors, chosen)
+  return ranking.rank(found, system.weights, depth, added)
 
 
 def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:
@@ -335,6 +369,7 @@ STAGE = stage.of(
     "encode_documents",
     "fuse",
     "learn_to_rank",
+    "learn_map",
     "expand",
     "rerank",
   ),

@@ -23,19 +23,17 @@ import numpy as np
 
 from synthq_jax import artifacts, optim, typing
 from synthq_jax.losses import listwise
-from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
-  inputs,
   private_training,
   results,
   system_results,
 )
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import encode, ranking
-from synthq_jax.stages import _search, stage
+from synthq_jax.retrieval import ranking
+from synthq_jax.stages import _ranking, stage
 from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "loss_fn", "run"]
@@ -146,7 +144,8 @@ def run(task: stage.Task) -> system_results.Ranking:
   retriever = task.inputs["retriever"]
   is_private = results.is_private_path(retriever.directory)
   has_claim = math.isfinite(retriever.statement.epsilon)
-  records = _records(task)
+  found = _ranking.of_train(task, left_out=task.inputs["left_out"])
+  records = _ranking.padded(found, config.depth)
   number = len(records["relevant"])
   if number < config.batch_size:  # queries that were left out
     config = dataclasses.replace(config, batch_size=number)
@@ -196,57 +195,6 @@ def loss_fn(params: typing.Params, batch: typing.Batch) -> jax.Array:
   """
   scores = jnp.einsum("qcf,f->qc", batch["values"], params["weights"])
   return listwise.cross_entropy(scores, batch["relevant"], batch["candidate"])
-
-
-def _records(task: stage.Task) -> dict[str, np.ndarray]:
-  """Returns the features of each train query's candidates, padded with zeros."""
-  config, space = task.settings, task.folders
-  prepared = task.inputs["prepared"]
-  folder = space.root / prepared.private_directory
-  judged = _search.asked(space, prepared, folder, "train", folder / "train.npz")
-  judged = _left_out(task, judged)
-  judged = judged._replace(drop_identical=task.inputs["drop_identical"])
-  params, shape = t5_checkpoints.load(
-    space.root / task.inputs["retriever"].directory
-  )
-  asked = encode.encode(
-    params, shape, judged.query_tokens, batch_size=config.encode_batch_size
-  )
-  vectors = space.root / task.inputs["vectors"].vectors
-  found = _search.candidates(
-    judged,
-    _search.lexical(judged, config.depth),
-    _search.nearest(judged, vectors, asked, config.depth),
-  )
-  size = (len(judged.qrels), 2 * config.depth)
-  records = {
-    "values": np.zeros((*size, len(ranking.FEATURES)), np.float32),
-    "relevant": np.zeros(size, bool),
-    "candidate": np.zeros(size, bool),
-  }
-  for row, (query, (ids, values)) in enumerate(found.items()):
-    records["values"][row, : len(ids)] = values
-    records["candidate"][row, : len(ids)] = True
-    relevant = [judged.qrels[query].get(id_, 0) > 0 for id_ in ids]
-    records["relevant"][row, : len(ids)] = relevant
-  return records
-
-
-def _left_out(task: stage.Task, judged: _search.Judged) -> _search.Judged:
-  """Returns the queries that did not train the retriever."""
-  share, prepared = task.inputs["left_out"], task.inputs["prepared"]
-  if not share:
-    return judged
-  folder = task.folders.root / prepared.private_directory
-  arrays = inputs.arrays(task.folders, prepared, folder / "train.npz")
-  is_left_out = inputs.held_out(prepared.num_documents, share)
-  rows = np.flatnonzero(is_left_out[arrays["documents"]])
-  names = list(judged.qrels)
-  return judged._replace(
-    qrels={names[row]: judged.qrels[names[row]] for row in rows},
-    queries=[judged.queries[row] for row in rows],
-    query_tokens=judged.query_tokens[rows],
-  )
 
 
 STAGE = stage.of(

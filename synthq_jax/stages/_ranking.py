@@ -1,0 +1,111 @@
+"""Reads what is learned to be ranked: candidates of queries, and their vectors.
+
+Formal guarantee: none of its own. What is returned of a query depends on that query,
+on the documents and on the retriever alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from synthq_jax.data import passages as passages_lib
+from synthq_jax.models import t5_checkpoints
+from synthq_jax.pipeline import inputs, results
+from synthq_jax.retrieval import encode, ranking
+from synthq_jax.stages import _search
+
+__all__ = ["Found", "of_train", "padded", "vectors_at", "vectors_of"]
+
+
+class Found(NamedTuple):
+  """Judged queries, and what BM25 and a retriever find for them."""
+
+  judged: _search.Judged
+  queries: Float[np.ndarray, "query dim"]
+  """By the retriever."""
+  candidates: Mapping[str, ranking.Candidates]
+
+
+def of_train(task: Any, *, left_out: float = 0.0) -> Found:
+  """Returns the train queries with their candidates.
+
+  Args:
+    task: its inputs are "prepared", "retriever", "vectors" and "drop_identical".
+    left_out: share of the documents whose queries are read; 0: all.
+  """
+  config, space = task.settings, task.folders
+  prepared, retriever = task.inputs["prepared"], task.inputs["retriever"]
+  folder = space.root / prepared.private_directory
+  path = folder / "train.npz"
+  judged = _search.asked(space, prepared, folder, "train", path)
+  if left_out:
+    documents = inputs.arrays(space, prepared, path)["documents"]
+    is_left_out = inputs.held_out(prepared.num_documents, left_out)
+    judged = _chosen(judged, np.flatnonzero(is_left_out[documents]))
+  judged = judged._replace(drop_identical=task.inputs["drop_identical"])
+  size = config.encode_batch_size
+  asked = vectors_of(task, retriever, judged.query_tokens, size)
+  documents = space.root / task.inputs["vectors"].vectors
+  candidates = _search.candidates(
+    judged,
+    _search.lexical(judged, config.depth),
+    _search.nearest(judged, documents, asked, config.depth),
+  )
+  return Found(judged, asked, candidates)
+
+
+def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
+  """Returns some of the queries."""
+  names = list(judged.qrels)
+  return judged._replace(
+    qrels={names[place]: judged.qrels[names[place]] for place in places},
+    queries=[judged.queries[place] for place in places],
+    query_tokens=judged.query_tokens[places],
+  )
+
+
+def vectors_of(
+  task: Any, retriever: results.Checkpoint, tokens: Any, size: int = 256
+) -> Float[np.ndarray, "text dim"]:
+  """Encodes texts with a retriever, so many at once."""
+  params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
+  return encode.encode(params, shape, tokens, batch_size=size)
+
+
+def vectors_at(
+  task: Any,
+  retriever: results.Checkpoint,
+  passages: passages_lib.Passages,
+  candidates: Sequence[ranking.Candidates],
+) -> Float[np.ndarray, "passage dim"]:
+  """Encodes the passages of the candidates; the vectors of all others are 0."""
+  places = np.unique(np.concatenate([one.places for one in candidates]))
+  wanted = np.flatnonzero(np.isin(passages.owners, places))
+  encoded = vectors_of(task, retriever, passages.tokens[wanted])
+  size = (len(passages.owners), encoded.shape[1])
+  vectors = np.zeros(size, np.float32)  # memory that is not written takes none
+  vectors[wanted] = encoded
+  return vectors
+
+
+def padded(found: Found, depth: int) -> dict[str, np.ndarray]:
+  """Returns "values", "relevant" and "candidate" of each query, as records.
+
+  Args:
+    found: the queries.
+    depth: documents of each system: a record has room for twice as many.
+  """
+  size = (len(found.judged.qrels), 2 * depth)
+  records = {
+    "values": np.zeros((*size, len(ranking.FEATURES)), np.float32),
+    "relevant": np.zeros(size, bool),
+    "candidate": np.zeros(size, bool),
+  }
+  for row, (query, (ids, _, values)) in enumerate(found.candidates.items()):
+    judged = found.judged.qrels[query]
+    records["values"][row, : len(ids)] = values
+    records["candidate"][row, : len(ids)] = True
+    records["relevant"][row, : len(ids)] = [judged.get(x, 0) > 0 for x in ids]
+  return records

@@ -1,0 +1,238 @@
+"""Learns with DP a map of a public retriever's queries, for ranking.
+
+To the weighted sum of scores (`learn_to_rank`) it adds query @ map @ document, of the
+vectors of the retriever that the public model's queries trained, or of the untrained
+one. The map starts as nothing and is trained as the weights are, on what BM25 and the
+retriever find: documents that are hard to tell apart, where direct DP training of a
+retriever (`direct_dp`) sees random ones.
+
+Formal guarantee:
+  That of `private_training.train`, for the map. Unit: one train query with its
+  judgements, or the queries of one user, at most K. Relation: add or remove one. What
+  is clipped is each query's gradient. Assumed: its features are a function of that
+  query, of public documents and of the public retriever alone, to the last bit; the
+  weights, which private queries taught before, are released: their claim is joined.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from synthq_jax import artifacts, optim, typing
+from synthq_jax.losses import listwise
+from synthq_jax.pipeline import (
+  config_types,
+  fingerprints,
+  private_training,
+  system_results,
+)
+from synthq_jax.privacy import joint
+from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import best_passages, ranking, vector_files
+from synthq_jax.stages import _ranking, stage
+from synthq_jax.training import dp_step
+
+__all__ = ["STAGE", "Config", "base", "loss_fn", "run"]
+
+_MECHANISM = (
+  "gradients, by a map of vectors, of each query's cross-entropy over what BM25 and"
+  " a public retriever find, clipped and summed, over Poisson samples, with"
+  " Gaussian noise"
+)
+_NOTE = (
+  "Beside the weights, a map of the public retriever's vectors was learned on the"
+  " private queries with DP."
+)
+_NAME = "map"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(private_training.Config):
+  """How the map is learned; every value is public."""
+
+  clip_norm: float = 0.3
+  batch_size: int = 0
+  steps: int = 16
+  learning_rate: float = 0.1
+  microbatch_size: int | None = 512
+  depth: int = 100
+  """Documents that BM25 and the retriever find for a query, each."""
+  encode_batch_size: int = artifacts.speed_only(256)
+  """Queries encoded at once."""
+
+  def __post_init__(self):
+    super().__post_init__()
+    config_types.at_least(self, 1, "depth", "encode_batch_size")
+
+
+def base(config) -> str:
+  """Returns the public row whose retriever's vectors are mapped; "": there is none.
+
+  Args:
+    config: a `plan.RunConfig`.
+  """
+  if config.rows.public_only:
+    return "public_only"
+  return "untrained" if config.rows.untrained else ""
+
+
+def jobs(run):
+  """Yields a map for each epsilon and seed."""
+  config = run.config
+  if run.for_audit:
+    return
+  settings = private_training.filled(config.learn_map, run.prepared)
+  for epsilon, seed in itertools.product(config.rows.mapped, run.seeds):
+    name = f"{stage.row_name(epsilon)}{seed}"
+    first = base(config)
+    first += seed if first != "untrained" else ""
+    retriever, learned = run.retrievers[first], run.rows("learn_to_rank")[first]
+    vectors = run.rows("encode_documents")[first]
+    compared = run.compared(f"{_NAME}_{name}")
+    yield stage.Job(
+      name=name,
+      depends=(
+        settings,
+        float(epsilon),
+        config.evaluate.drop_identical,
+        fingerprints.versions(),
+        *run.data,
+        *compared,
+        retriever.digest,
+        learned.digest,
+        vectors.digest,
+      ),
+      settings=settings,
+      inputs={
+        "epsilon": epsilon,
+        "compared": compared,
+        "retriever": retriever.value,
+        "learned": learned.value,
+        "vectors": vectors.value,
+        "drop_identical": config.evaluate.drop_identical,
+      },
+    )
+
+
+def check(run) -> None:
+  """Refuses what the accountant would refuse later."""
+  if run.config.rows.mapped and not run.for_audit:
+    run.config.learn_map.check(run.prepared)
+
+
+def run(task: stage.Task) -> system_results.Ranking:
+  """Learns the map beside a public retriever and the weights of its row.
+
+  Args:
+    task: with the working directory's secret; its inputs are "prepared", the
+      documents and private train queries; the public "retriever" and its
+      "vectors" of the documents; "learned", the weights; "epsilon", the map's
+      own, inf for no privacy; whether the row is only "compared"; and
+      "drop_identical", as `evaluate.Config` has it.
+
+  Returns:
+    The weights with the map; under `private/` where epsilon is inf, or the row is
+    only compared.
+  """
+  config, prepared = task.settings, task.inputs["prepared"]
+  learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
+  found = _ranking.of_train(task)
+  vectors = np.asarray(
+    vector_files.open_vectors(
+      task.folders.root / task.inputs["vectors"].vectors,
+      len(found.judged.passages.owners),
+    )
+  )
+  dim = vectors.shape[1]
+
+  def grad_fn(public: Mapping[str, Any]) -> optim.ClippedGrad:
+    return optim.clipped_grad(
+      functools.partial(loss_fn, vectors=public["vectors"]),
+      l2_clip_norm=config.clip_norm,
+      microbatch_size=config.microbatch_size,
+    )
+
+  trained, fields = private_training.train(
+    task,
+    private_training.Settings(
+      config=config,
+      epsilon=epsilon,
+      mechanism=_MECHANISM,
+      num_users=prepared.num_users.get("train"),
+    ),
+    dp_step.Training(
+      grad_fn=grad_fn,
+      public={"vectors": vectors},
+      params={_NAME: jnp.zeros((dim, dim))},
+      records=_records(found, learned, vectors, config.depth),
+    ),
+  )
+  is_private = math.isinf(epsilon) or bool(task.inputs["compared"])
+  directory = task.folder(private=is_private)
+  matrix = np.asarray(trained[_NAME], np.float32)
+  with artifacts.replacing(directory / system_results.Ranking.FILE) as stream:
+    np.save(stream, matrix)
+  claim = joint.claim([learned.statement, fields["statement"]])
+  return dataclasses.replace(
+    learned,
+    directory=task.folders.relative(directory),
+    name=f"{learned.SYSTEM}_{_NAME}_{task.name}",
+    statement=statement_lib.inherit(claim, _NOTE),
+    has_map=True,
+    num_queries=len(found.queries),
+    seconds=0.0,
+  )
+
+
+def loss_fn(
+  params: typing.Params, batch: typing.Batch, *, vectors: jax.Array
+) -> jax.Array:
+  """Returns each query's cross-entropy over its candidates, [batch].
+
+  Args:
+    params: "map", [dim, dim].
+    batch: "scores" [batch, candidate], by the weights; "queries" [batch, dim];
+      "rows" [batch, candidate], each candidate's in `vectors`; and "relevant" and
+      "candidate", bool [batch, candidate].
+    vectors: of all passages, [passage, dim], public.
+  """
+  moved = batch["queries"] @ params[_NAME]
+  documents = vectors[batch["rows"]]
+  scores = batch["scores"] + jnp.einsum("bcd,bd->bc", documents, moved)
+  return listwise.cross_entropy(scores, batch["relevant"], batch["candidate"])
+
+
+def _records(
+  found: _ranking.Found, learned: system_results.Ranking, vectors, depth: int
+) -> dict[str, np.ndarray]:
+  """Returns what the loss reads of each query."""
+  records = _ranking.padded(found, depth)
+  scores = ranking.scored(records.pop("values"), learned.weights)
+  places = [one.places for one in found.candidates.values()]
+  rows = np.zeros(scores.shape, np.int32)
+  chosen = best_passages.nearest(
+    found.judged.passages, found.queries, places, vectors
+  )
+  for row, at in enumerate(chosen):
+    rows[row, : len(at)] = at
+  return {
+    **records,
+    "scores": scores.astype(np.float32),
+    "queries": np.asarray(found.queries),
+    "rows": rows,
+  }
+
+
+STAGE = stage.of(
+  __name__,
+  needs=("learn_to_rank",),
+  reads=("prepared",),
+  needs_secret=True,
+)
