@@ -1,0 +1,289 @@
+"""Weights and maps that private queries teach, with DP."""
+
+import functools
+import math
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_runs
+
+from synthq_jax import artifacts, optim
+from synthq_jax.cli import guide
+from synthq_jax.pipeline import (
+  plan,
+  results,
+  search,
+  system_results,
+  workspace,
+)
+from synthq_jax.privacy import joint
+from synthq_jax.retrieval import ranking, trec
+from synthq_jax.stages import _ranking, learn_map, learn_to_rank
+
+RNG = np.random.default_rng(0)
+QUERIES, DOCUMENTS, DIM, ROOM = 40, 30, 6, 8
+NUM_FEATURES = len(ranking.FEATURES)
+VECTORS = jnp.asarray(RNG.normal(size=(DOCUMENTS, DIM)), jnp.float32)
+CLIP = 0.25
+
+
+def batch(count=QUERIES):
+  """Records of both losses, whose first one has gradients beyond the clip norm."""
+  candidate = np.arange(ROOM) < RNG.integers(2, ROOM + 1, size=(count, 1))
+  relevant = np.arange(ROOM) == RNG.integers(0, 2, size=(count, 1))
+  return {
+    "values": RNG.random((count, ROOM, NUM_FEATURES), np.float32),
+    "relevant": relevant,
+    "candidate": candidate,
+    "scores": RNG.normal(size=(count, ROOM)).astype(np.float32),
+    "queries": RNG.normal(size=(count, DIM)).astype(np.float32),
+    "rows": RNG.integers(0, DOCUMENTS, size=(count, ROOM), dtype=np.int32),
+  }
+
+
+LOSSES = {
+  "weights": (learn_to_rank.loss_fn, (NUM_FEATURES,)),
+  "map": (functools.partial(learn_map.loss_fn, vectors=VECTORS), (DIM, DIM)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("size", [40, 4096])
+def test_one_query_moves_the_sum_by_the_clip_norm_and_no_more(name, size):
+  loss_fn, shape = LOSSES[name]
+  params = {name: jnp.asarray(RNG.normal(size=shape).astype(np.float32))}
+  records = batch(size)
+  clipped = jax.jit(optim.clipped_grad(loss_fn, l2_clip_norm=CLIP))
+  whole, aux = clipped(params, records)
+  assert np.isfinite(aux.norms).all() and (aux.norms > 0).any()
+  place = int(np.argmax(aux.norms))
+  assert aux.norms[place] > CLIP
+  padding = np.arange(size) == place
+  less, _ = clipped(params, records, is_padding_example=padding)
+  moved = float(jnp.linalg.norm(whole[name] - less[name]))
+  assert moved == pytest.approx(CLIP, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_steps_down_the_gradient_find_what_was_planted(name):
+  """Scores, and not which candidate comes first, say what is relevant."""
+  loss_fn, shape = LOSSES[name]
+  records, planted = batch(400), RNG.normal(size=shape).astype(np.float32)
+  scores = {
+    "weights": lambda: records["values"] @ (4 * planted),
+    "map": lambda: np.einsum(
+      "qd,qcd->qc", records["queries"] @ planted, VECTORS[records["rows"]]
+    ),
+  }[name]()
+  best = np.argmax(np.where(records["candidate"], scores, -np.inf), axis=1)
+  records["relevant"] = np.arange(ROOM) == best[:, None]
+  records["scores"] = np.zeros_like(records["scores"])
+  params = {name: jnp.zeros(shape)}
+  total = jax.jit(
+    jax.value_and_grad(lambda params: loss_fn(params, records).mean())
+  )
+  first, _ = total(params)
+  for _ in range(300):
+    _, slope = total(params)
+    params = jax.tree.map(lambda x, g: x - 0.5 * g, params, slope)
+  last, _ = total(params)
+  assert last < first / 2
+  cosine = jnp.vdot(params[name], planted) / (
+    jnp.linalg.norm(params[name]) * jnp.linalg.norm(planted)
+  )
+  assert cosine > 0.8
+
+
+def load(root, place, kind=system_results.Ranking):
+  return artifacts.load(root / place, kind)
+
+
+def task_of(root, row="public_only", **changes):
+  """What the stage is given for a row of a finished run."""
+  given = {
+    "prepared": load(root, "private/prepare_data", results.PreparedData),
+    "retriever": load(root, f"train_retriever/{row}", results.Checkpoint),
+    "vectors": load(root, f"encode_documents/{row}", system_results.Vectors),
+    "left_out": 0.0,
+    "drop_identical": True,
+    **changes,
+  }
+  return types.SimpleNamespace(
+    settings=learn_to_rank.Config(batch_size=16, steps=2),
+    folders=workspace.Workspace(root, secret_seed=7),
+    inputs=given,
+  )
+
+
+def without_query(monkeypatch, place):
+  """Leaves one train query out of all that is read."""
+  right = _ranking._search.asked
+
+  def asked(*given):
+    judged = right(*given)
+    keep = [i for i in range(len(judged.queries)) if i != place]
+    return _ranking._chosen(judged, np.array(keep))
+
+  monkeypatch.setattr(_ranking._search, "asked", asked)
+
+
+@pytest.mark.parametrize("place", [0, 5, -1])
+def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
+  finished_run, monkeypatch, place
+):
+  """To the last bit: the sum would move by more than one query's gradient."""
+  task = task_of(finished_run.root)
+  whole = _ranking.padded(_ranking.of_train(task), 100)
+  count = len(whole["values"])
+  with monkeypatch.context() as patch:
+    without_query(patch, place % count)
+    less = _ranking.padded(_ranking.of_train(task), 100)
+  for name, values in whole.items():
+    expected = np.delete(values, place % count, axis=0)
+    assert expected.tobytes() == less[name].tobytes(), name
+
+
+def test_records_say_what_is_relevant_of_what_was_found(finished_run):
+  task = task_of(finished_run.root)
+  found = _ranking.of_train(task)
+  records = _ranking.padded(found, 100)
+  assert records["values"].shape[1:] == (200, NUM_FEATURES)
+  assert records["relevant"].any()
+  assert not (records["relevant"] & ~records["candidate"]).any()
+  for row, (query, one) in enumerate(found.candidates.items()):
+    relevant = {
+      i for i, x in enumerate(one.ids) if x in found.judged.qrels[query]
+    }
+    assert relevant == set(np.flatnonzero(records["relevant"][row]))
+    assert records["candidate"][row].sum() == len(one.ids)
+
+
+def test_rows_join_their_retrievers_claim_and_that_of_the_weights(finished_run):
+  root, config = finished_run.root, finished_run.config
+  public = load(root, "learn_to_rank/public_only")
+  assert public.name == "ltr_public_only" and public.weights[0] != 8.0
+  [release] = public.statement.ledger
+  assert release.identifier.startswith("learn_to_rank/public_only")
+  assert public.statement.epsilon <= config.learn_to_rank.epsilon
+  assert public.statement.unit == "query"
+  assert release.l2_sensitivity == config.learn_to_rank.clip_norm
+  retriever = load(root, "train_retriever/synthetic_eps8", results.Checkpoint)
+  row = load(root, "learn_to_rank/synthetic_eps8")
+  own = set(row.statement.ledger) - set(retriever.statement.ledger)
+  assert len(own) == 1 and set(retriever.statement.ledger) < {
+    *row.statement.ledger
+  }
+  assert retriever.statement.epsilon < row.statement.epsilon < 9
+  # The map's row counts the weights that it stands beside, too.
+  mapped = load(root, "learn_map/eps8")
+  assert mapped.has_map and mapped.name == "ltr_map_eps8"
+  assert (
+    release in mapped.statement.ledger and len(mapped.statement.ledger) == 2
+  )
+  assert 8 < mapped.statement.epsilon < 8.5
+  assert mapped.weights == public.weights
+  both = joint.claim([public.statement, mapped.statement])
+  assert both.epsilon == pytest.approx(mapped.statement.epsilon)
+
+
+def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
+  finished_run,
+):
+  root, config = finished_run.root, finished_run.config
+  made = load(root, "private/learn_to_rank/original")
+  assert math.isinf(made.statement.epsilon)
+  assert not (root / "learn_to_rank/original").exists()
+  prepared = load(root, "private/prepare_data", results.PreparedData)
+  task = task_of(root)
+  fewer = _ranking.of_train(task, left_out=config.learn_to_rank.held_out)
+  assert 0 < made.num_queries == len(fewer.queries)
+  assert made.num_queries < prepared.num_queries["train"] / 4
+  # Nobody else leaves queries out for it.
+  assert (
+    load(root, "learn_to_rank/public_only").num_queries
+    == (prepared.num_queries["train"])
+  )
+
+
+def test_rows_that_are_only_compared_and_other_units_are_not_shared(
+  finished_run,
+):
+  root = finished_run.root
+  assert not list(root.glob("learn_to_rank/direct_dp_group*"))
+  assert list(root.glob("private/learn_to_rank/direct_dp_group*"))
+  assert not list(root.rglob("learn_to_rank/direct_dp_text*"))
+
+
+def test_a_map_of_zeros_ranks_as_the_weights_do(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  place = root / "private/evaluate/test"
+  rows = ("ltr_public_only", "ltr_map_eps8")
+  runs = [trec.read_run(place / row / "run.trec") for row in rows]
+  assert runs[0].keys() == runs[1].keys() and runs[0] != runs[1]
+  file = root / "learn_map/eps8" / system_results.Ranking.FILE
+  assert np.load(file).any()
+  np.save(file, np.zeros_like(np.load(file)))
+  known = search.rows(workspace.Folders(root), private=False)
+  opened = search._Opened(
+    workspace.Folders(root),
+    load(root, "private/prepare_data", results.PreparedData),
+    known,
+  )
+  first, second = (opened.system(row)("station of row 3", 10) for row in rows)
+  assert first == pytest.approx(second) and list(first) == list(second)
+
+
+def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  given = task_of(root).inputs
+  weights = []
+  for secret in (1, 2):
+    made = tiny_runs.make(
+      learn_to_rank.STAGE,
+      learn_to_rank.Config(batch_size=30, steps=2),
+      workspace.Workspace(root, secret_seed=secret),
+      name="public_only",
+      digest=f"digest{secret}",
+      **given,
+    )
+    weights.append(np.array(made.weights))
+  assert (weights[0] != weights[1]).all()
+
+
+@pytest.mark.parametrize(
+  ("rows", "message"),
+  [
+    ({"ltr": True, "bm25": False}, "Rows.ltr needs the row"),
+    ({"mapped": (8.0,)}, "Rows.mapped needs weights"),
+    (
+      {"ltr": True, "mapped": (8.0,), "public_only": False, "untrained": False},
+      "Rows.mapped needs weights",
+    ),
+    ({"ltr": True, "mapped": (0.0,)}, "above 0"),
+  ],
+)
+def test_rows_that_do_not_go_together_are_refused(rows, message):
+  with pytest.raises(ValueError, match=message):
+    plan.Rows(**rows)
+
+
+def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
+  with pytest.raises(ValueError, match="whose first results are ranked"):
+    plan.RunConfig(
+      rows=plan.Rows(ltr=True),
+      learn_to_rank=learn_to_rank.Config(depth=1000),
+    )
+
+
+def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
+  config = plan.RunConfig(
+    rows=plan.Rows(ltr=True, mapped=(4.0,), compared=("direct_dp",))
+  )
+  wanted = ("finetune_dp", "direct_dp", "learn_to_rank", "learn_map")
+  said = "\n".join(guide._price(config, tmp_path, wanted))
+  assert "epsilon of map_eps4: 4, released" in said
+  assert "weights of BM25's scores: 0.5 for each of 3 rows" in said
+  assert "together: at most 13.5" in said  # 8 + 4 + 3 x 0.5

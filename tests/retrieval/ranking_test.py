@@ -1,0 +1,121 @@
+"""What a weighted sum of scores ranks, and how it does on inputs that break."""
+
+import numpy as np
+import pytest
+
+from synthq_jax.data import passages
+from synthq_jax.retrieval import best_passages, bm25, ranking, trec
+
+TEXTS = [
+  "Red apples are eaten in autumn by those who pick them",
+  "Green apples and pears",
+  "plums",
+  "",
+  "a pear tree, red in autumn",
+]
+IDS = ["a", "b b", "c", "d", "e"]
+FEATURES = ranking.Features.build(IDS, lambda: TEXTS)
+COLUMN = {name: place for place, name in enumerate(ranking.FEATURES)}
+
+
+def found(query="red apples in autumn", k=5):
+  index = bm25.BM25().build(IDS, TEXTS)
+  return index.search_run(["q"], [query], k)["q"]
+
+
+def test_features_are_the_scores_of_each_field_over_the_best():
+  query, lexical = "red apples in autumn", found()
+  dense = {"c": 0.2, "a": 0.9, "d": 0.55}
+  one = FEATURES.of(query, lexical, dense)
+  assert one.ids == (*trec.ranking(lexical), "d", "c")
+  assert [IDS[place] for place in one.places] == list(one.ids)
+  assert one.values.min() >= 0 and one.values.max() == 1.0
+  for field in ranking.FIELDS:
+    texts = TEXTS
+    if field.words is not None:
+      texts = [" ".join(text.split()[: field.words]) for text in TEXTS]
+    scores = field.reads.build(IDS, texts).scores(query)[one.places]
+    np.testing.assert_allclose(
+      one.values[:, COLUMN[field.name]],
+      scores / max(scores.max(), 1e-9),
+      rtol=1e-6,
+    )
+  retriever = dict(
+    zip(one.ids, one.values[:, COLUMN["retriever"]], strict=True)
+  )
+  assert retriever["a"] == 1.0 and retriever["c"] == 0.0
+  assert retriever["d"] == pytest.approx(0.5)
+  assert not any(retriever[id_] for id_ in lexical if id_ not in dense)
+  lengths = np.log1p([len(TEXTS[place].split()) for place in one.places])
+  np.testing.assert_allclose(
+    one.values[:, COLUMN["length"]], lengths / np.log1p(11), rtol=1e-6
+  )
+
+
+def test_words_pairs_and_parts_of_words_are_told_apart():
+  texts = ["tree pear house", "pear tree house", "peartrees"]
+  features = ranking.Features.build(["1", "2", "3"], lambda: texts)
+  one = features.of("pear tree", {"1": 2.0, "2": 1.0}, {"3": 1.0})
+  assert one.values[:, COLUMN["pairs of words"]].tolist() == [0, 1, 0]
+  assert one.values[2, COLUMN["four letters"]] > 0
+  assert one.values[2, COLUMN["words"]] == 0
+
+
+def test_the_start_ranks_as_bm25_does():
+  lexical = found()
+  one = FEATURES.of("red apples in autumn", lexical, {"c": 1.0, "d": 0.5})
+  run = ranking.rank({"q": one}, ranking.start(8.0), 5)["q"]
+  assert [*run][: len(lexical)] == trec.ranking(lexical)
+
+
+def test_equal_scores_stand_in_the_order_of_the_candidates():
+  one = FEATURES.of("pear", {"e": 1.0, "b b": 1.0}, {"a": 3.0, "e": 2.0})
+  run = ranking.rank({"q": one}, [0.0] * len(ranking.FEATURES), 5)["q"]
+  assert list(run) == list(one.ids)
+
+
+@pytest.mark.parametrize("query", ["", "zzz", "?", "red"])
+@pytest.mark.parametrize("dense", [{}, {"d": 0.1}, {"a": 0.5, "c": 0.5}])
+@pytest.mark.parametrize("lexical", [{}, {"d": 0.0}])
+def test_what_is_not_found_gives_a_defined_answer(query, dense, lexical):
+  one = FEATURES.of(query, lexical, dense)
+  assert set(one.ids) == {*lexical, *dense}
+  assert np.isfinite(one.values).all()
+  run = ranking.rank({"q": one}, ranking.start(8.0), 3)
+  assert set(run["q"]) <= set(one.ids)
+
+
+def test_a_field_without_words_is_left_out():
+  features = ranking.Features.build(["1", "2"], lambda: ["pear", "fig"])
+  assert features.indexes[COLUMN["pairs of words"]] is None
+  one = features.of("pear", {"1": 1.0}, {"2": 1.0})
+  assert not one.values[:, COLUMN["pairs of words"]].any()
+  assert features.num_bytes > 0
+
+
+@pytest.mark.parametrize("weights", [[1.0], [np.nan] * 10, [1.0] * 11])
+def test_other_weights_are_refused(weights):
+  one = FEATURES.of("red", {"a": 1.0}, {})
+  with pytest.raises(ValueError, match="expected 10 finite weights"):
+    ranking.rank({"q": one}, weights, 3)
+
+
+def test_a_map_adds_the_product_with_the_passage_nearest_the_query():
+  rng = np.random.default_rng(0)
+  vectors = rng.normal(size=(6, 4)).astype(np.float32)
+  asked = rng.normal(size=(2, 4)).astype(np.float32)
+  matrix = rng.normal(size=(4, 4)).astype(np.float32)
+  collection = passages.Passages(
+    np.array(["a", "b", "c"]), np.zeros((6, 1)), np.array([0, 0, 0, 1, 2, 2])
+  )
+  places = [np.array([2, 0]), np.array([1])]
+  chosen = best_passages.nearest(collection, asked, places, vectors)
+  first = np.argmax(vectors[:3] @ asked[0])
+  last = 4 + np.argmax(vectors[4:] @ asked[0])
+  assert [one.tolist() for one in chosen] == [[last, first], [3]]
+  added = ranking.mapped(matrix, asked, vectors, chosen)
+  expected = asked[0] @ matrix @ vectors[[last, first]].T
+  np.testing.assert_allclose(added[0], expected, rtol=1e-5)
+  one = ranking.Candidates(("c", "a"), places[0], np.zeros((2, 10)))
+  run = ranking.rank({"q": one}, [0.0] * 10, 2, added[:1])["q"]
+  assert list(run) == (["c", "a"] if added[0][0] >= added[0][1] else ["a", "c"])
