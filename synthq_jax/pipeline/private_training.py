@@ -6,6 +6,7 @@ was earned.
 """
 
 import dataclasses
+import math
 import pathlib
 from typing import Any, TypeVar
 
@@ -329,8 +330,9 @@ def sampler(
     **grouped,
   )
   if settings.config.batch_size == num_examples:
-    # All are drawn: two more would fit, which the claim for two together asks for.
-    room = poisson.max_batch_size + (settings.config.microbatch_size or 8)
+    # All are drawn: two units more would fit, as the claim for two together asks.
+    rows, size = 2 * poisson.group_size, settings.config.microbatch_size or 8
+    room = poisson.max_batch_size + size * math.ceil(rows / size)
     poisson = dataclasses.replace(poisson, max_batch_size=room)
   if settings.noise_bands == 1:
     return poisson
