@@ -331,7 +331,13 @@ def _price(
       for row, epsilon in rows
       if math.isfinite(epsilon) and not row.startswith("map_")
     ]
-    beside = [row for row in beside if not config.rows.is_compared(row)]
+    beside += [f"synthetic_voted_{name}" for name in config.rows.voted]
+    beside = [
+      row
+      for row in beside
+      if not config.rows.is_compared(row)
+      and not config.rows.is_compared(f"ltr_{row}")
+    ]
     epsilon = config.learn_to_rank.epsilon
     total += times * epsilon * len(beside)
     yield (

@@ -45,8 +45,8 @@ class Config:
   clip_norm: float = 0.1
   """L2 clip norm of a record's gradient, or of whatever else is clipped."""
   batch_size: int = 512
-  """Expected records of a batch: queries, or users where these are drawn; 0: all,
-  with which noise is least for what a step learns, and takes longest."""
+  """Expected records of a batch: queries, or users where these are drawn; 0: as
+  many as the data has. Then noise is least for what a step learns, and a step longest."""
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"
@@ -95,6 +95,10 @@ class Config:
       ValueError: if the batch is larger than the data, delta is 1 / n or more, or
         correlated noise meets users whose queries are drawn one by one.
     """
+    if not self.batch_size:
+      own = filled(self, prepared, draws_users=draws_users)
+      own.check(prepared, noise_bands=noise_bands, draws_users=draws_users)
+      return
     name = config_types.label(type(self))
     queries = prepared.num_queries["train"]
     users = prepared.num_users.get("train", queries)
@@ -159,6 +163,10 @@ class Settings:
   """The neighbouring relation of the claim."""
   fixed_order: bool = False
   """Whether batches are read in a fixed order instead of drawn."""
+  base: terms.Terms = terms.QUERIES
+  """Words of the claim for single queries."""
+  of_users: str = ""
+  """What is done with the queries of one user; empty: as `clips_records` says."""
   not_protected: tuple[str, ...] = ()
   """Further sentences about what the claim says nothing about."""
 
@@ -348,8 +356,9 @@ def _terms(
   settings: Settings, space: workspace.Workspace, prepared: results.PreparedData
 ) -> terms.Terms:
   """Returns the words of the promise, for this training and this data."""
+  base = settings.base
   known = dataclasses.replace(
-    terms.QUERIES, assumptions=(*terms.QUERIES.assumptions, terms.SPLIT)
+    base, assumptions=(*base.assumptions, terms.SPLIT)
   )
   unit = settings.unit
   if prepared.queries_per_user:
@@ -357,7 +366,7 @@ def _terms(
     if settings.num_users:
       own = settings.clips_records
       how = terms.DRAWN_QUERIES if own else terms.DRAWN_PAIRS
-    known = terms.users(prepared.unit, how, terms.QUERIES)
+    known = terms.users(prepared.unit, settings.of_users or how, base)
     unit = known.unit
   return known.but(
     assumptions=(terms.fixed_secret("run"),) if space.is_fixed else (),

@@ -199,6 +199,7 @@ class Ranking(results.Claimed):
   """Documents of BM25 and of the retriever that are ranked, each."""
   num_queries: int
   """Private queries that they were learned on."""
+  kind: str = "weights"
   has_map: bool = False
   """Whether query @ map @ document of the retriever's vectors is added."""
 

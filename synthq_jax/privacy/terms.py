@@ -12,11 +12,13 @@ __all__ = [
   "CLIENT",
   "DRAWN_PAIRS",
   "DRAWN_QUERIES",
+  "DRAWN_JUDGED",
   "DRAWN_USERS",
   "EXAMPLES",
   "IDEAL_NUMBERS",
   "IMAGE_PAIRS",
   "QUERIES",
+  "RANKED",
   "SCORES",
   "SECRET_SEEDS",
   "SHARES",
@@ -57,6 +59,10 @@ DRAWN_PAIRS = (
 DRAWN_QUERIES = (
   "Queries are drawn and clipped one by one, and noise is for all of a user's"
   f" together. {_KEPT}"
+)
+DRAWN_JUDGED = (
+  "Queries are drawn and clipped one by one, each with all of its judgements, and"
+  " noise is for all of a user's together."
 )
 SUMMED = "The scores of one user's queries are added up."
 WEIGHED = (
@@ -236,6 +242,18 @@ EXAMPLES = Terms(
   not_protected=_shown_of("private examples"),
 )
 """Of any model that is trained on private examples, as a classifier."""
+
+RANKED = dataclasses.replace(
+  QUERIES,
+  assumptions=(
+    "A query is one record, drawn and clipped as one, with all of its judgements.",
+    "What is found for a query, and how it scores, depends on that query, the"
+    " documents and the retriever alone, to the last bit, whatever is searched"
+    " beside it.",
+    *QUERIES.assumptions[1:],
+  ),
+)
+"""Of what ranks the documents that BM25 and a retriever find."""
 
 T5X = dataclasses.replace(
   EXAMPLES,

@@ -16,6 +16,7 @@ Release = (
   | results.SyntheticQueries
   | results.ReleasedScores
   | system_results.ChosenShares
+  | system_results.Ranking
 )
 
 
@@ -23,11 +24,11 @@ def _claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
   released_scores: Sequence[results.ReleasedScores],
-  shares: Sequence[system_results.ChosenShares],
+  weights: Sequence[system_results.ChosenShares | system_results.Ranking],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
   """States what holds for all together, then what each result adds to it."""
-  releases = [*checkpoints, *synthetic, *released_scores, *shares]
+  releases = [*checkpoints, *synthetic, *released_scores, *weights]
   if not released.shared:
     return (words.paragraph("privacy.nothing"),)
   together = released.together
@@ -42,6 +43,7 @@ def _claims(
 def _all_claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
+  weights: Sequence[system_results.ChosenShares | system_results.Ranking],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
   """States the claim of all trainings, and those of rows that are compared."""
@@ -50,7 +52,7 @@ def _all_claims(
   together = released.everything
   compared = [
     one
-    for one in (*checkpoints, *synthetic)
+    for one in (*checkpoints, *synthetic, *weights)
     if not results.is_shareable(one) and one.statement.epsilon < math.inf
   ]
   statements = list(released.started.values())

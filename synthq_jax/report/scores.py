@@ -275,7 +275,7 @@ def _systems(
   series = collections.defaultdict(list)
   for one, place in placed:
     name = one.system
-    if one.source.startswith("direct_dp"):
+    if one.source.startswith(("direct_dp", "map")):
       name += f", {_NAME(one.source.rpartition('_')[0])}"
     series[name].append((places.index(place), one.measures[measure]))
   return (

@@ -14,6 +14,7 @@ References:
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,12 +52,12 @@ def _parts(pattern: str) -> bm25.BM25:
 
 FIELDS = (
   Field("words", bm25.BM25()),
-  Field("words, long or short", bm25.BM25(b=0.0)),
-  Field("words, all of one weight", bm25.BM25(k1=0.0)),
+  Field("words, whatever the length", bm25.BM25(b=0.0)),
+  Field("words, counted once", bm25.BM25(k1=0.0)),
   Field("first 40 words", bm25.BM25(), 40),
   Field("first 12 words", bm25.BM25(), 12),
   Field("stop words, too", bm25.BM25(stopwords="")),
-  Field("pairs of words", _parts(r"(?u)(?=\b(\w+\W+\w+))")),
+  Field("pairs of words", _parts(r"(?u)(?=\b(\w+ \w+))")),
   Field("four letters", _parts(r"(?u)(?=(\w{4}))")),
 )
 """What is read; a pattern in a lookahead gives what overlaps."""
@@ -141,7 +142,7 @@ class Features:
     places = np.array([self.positions[id_] for id_ in ids], np.int64)
     for column, index in enumerate(self.indexes):
       if index is not None and len(ids):
-        scores = index.scores(query)[places]
+        scores = index.scores(_spaced(query))[places]
         values[:, column] = scores / max(scores.max(), 1e-9)
     values[:, _DENSE - 1] = self.lengths[places]
     scaled = fusion.Convex().values(_ordered(dense), dense=True)
@@ -153,10 +154,15 @@ def _ordered(scores: Mapping[str, float]) -> dict[str, float]:
   return {id_: scores[id_] for id_ in trec.ranking(scores)}
 
 
+def _spaced(text: str) -> str:
+  """Returns the words of a text with a space between them and nothing else."""
+  return " ".join(re.findall(r"\w+", text))
+
+
 def _index(
   field: Field, ids: Sequence[str], texts: Callable[[], Iterable[str]]
 ) -> bm25.Index | None:
-  read = texts()
+  read = map(_spaced, texts())
   if field.words is not None:
     read = (" ".join(text.split()[: field.words]) for text in read)
   try:

@@ -28,14 +28,15 @@ class Found(NamedTuple):
   candidates: Mapping[str, ranking.Candidates]
 
 
-def of_train(task: Any, *, left_out: float = 0.0) -> Found:
+def of_train(task: Any, depth: int, *, left_out: float = 0.0) -> Found:
   """Returns the train queries with their candidates.
 
   Args:
     task: its inputs are "prepared", "retriever", "vectors" and "drop_identical".
+    depth: documents that BM25 and the retriever find, each.
     left_out: share of the documents whose queries are read; 0: all.
   """
-  config, space = task.settings, task.folders
+  space, size = task.folders, task.settings.encode_batch_size
   prepared, retriever = task.inputs["prepared"], task.inputs["retriever"]
   folder = space.root / prepared.private_directory
   path = folder / "train.npz"
@@ -45,13 +46,12 @@ def of_train(task: Any, *, left_out: float = 0.0) -> Found:
     is_left_out = inputs.held_out(prepared.num_documents, left_out)
     judged = _chosen(judged, np.flatnonzero(is_left_out[documents]))
   judged = judged._replace(drop_identical=task.inputs["drop_identical"])
-  size = config.encode_batch_size
   asked = vectors_of(task, retriever, judged.query_tokens, size)
   documents = space.root / task.inputs["vectors"].vectors
   candidates = _search.candidates(
     judged,
-    _search.lexical(judged, config.depth),
-    _search.nearest(judged, documents, asked, config.depth),
+    _search.lexical(judged, depth),
+    _search.nearest(judged, documents, asked, depth),
   )
   return Found(judged, asked, candidates)
 

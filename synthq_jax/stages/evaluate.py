@@ -7,6 +7,7 @@ such as BEIR's: their scores may be shared for every retriever that may be.
 
 import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -159,7 +160,8 @@ def _label(name: str, system: Any) -> str:
   if isinstance(system, system_results.Ranking):
     label = f"{_trained_on(system.retriever)}; BM25's scores and its, weighed"
     label += " with a map of its vectors" if system.has_map else ""
-    return f"{label} by real queries with DP"
+    with_dp = math.isfinite(system.statement.epsilon)
+    return f"{label} by real queries{' with DP' if with_dp else ''}"
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")
     return (

@@ -33,7 +33,7 @@ from synthq_jax.pipeline import (
   private_training,
   system_results,
 )
-from synthq_jax.privacy import joint
+from synthq_jax.privacy import joint, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import best_passages, ranking, vector_files
 from synthq_jax.stages import _ranking, stage
@@ -48,7 +48,7 @@ _MECHANISM = (
 )
 _NOTE = (
   "Beside the weights, a map of the public retriever's vectors was learned on the"
-  " private queries with DP."
+  " private queries {}."
 )
 _NAME = "map"
 
@@ -62,14 +62,12 @@ class Config(private_training.Config):
   steps: int = 16
   learning_rate: float = 0.1
   microbatch_size: int | None = 512
-  depth: int = 100
-  """Documents that BM25 and the retriever find for a query, each."""
   encode_batch_size: int = artifacts.speed_only(256)
   """Queries encoded at once."""
 
   def __post_init__(self):
     super().__post_init__()
-    config_types.at_least(self, 1, "depth", "encode_batch_size")
+    config_types.at_least(self, 1, "encode_batch_size")
 
 
 def base(config) -> str:
@@ -143,7 +141,7 @@ def run(task: stage.Task) -> system_results.Ranking:
   """
   config, prepared = task.settings, task.inputs["prepared"]
   learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
-  found = _ranking.of_train(task)
+  found = _ranking.of_train(task, learned.depth)
   vectors = np.asarray(
     vector_files.open_vectors(
       task.folders.root / task.inputs["vectors"].vectors,
@@ -166,12 +164,14 @@ def run(task: stage.Task) -> system_results.Ranking:
       epsilon=epsilon,
       mechanism=_MECHANISM,
       num_users=prepared.num_users.get("train"),
+      base=terms.RANKED,
+      of_users=terms.DRAWN_JUDGED,
     ),
     dp_step.Training(
       grad_fn=grad_fn,
       public={"vectors": vectors},
       params={_NAME: jnp.zeros((dim, dim))},
-      records=_records(found, learned, vectors, config.depth),
+      records=_records(found, learned, vectors),
     ),
   )
   is_private = math.isinf(epsilon) or bool(task.inputs["compared"])
@@ -179,12 +179,13 @@ def run(task: stage.Task) -> system_results.Ranking:
   matrix = np.asarray(trained[_NAME], np.float32)
   with artifacts.replacing(directory / system_results.Ranking.FILE) as stream:
     np.save(stream, matrix)
+  noise = "without noise" if math.isinf(epsilon) else "with DP"
   claim = joint.claim([learned.statement, fields["statement"]])
   return dataclasses.replace(
     learned,
     directory=task.folders.relative(directory),
     name=f"{learned.SYSTEM}_{_NAME}_{task.name}",
-    statement=statement_lib.inherit(claim, _NOTE),
+    statement=statement_lib.inherit(claim, _NOTE.format(noise)),
     has_map=True,
     num_queries=len(found.queries),
     seconds=0.0,
@@ -210,10 +211,10 @@ def loss_fn(
 
 
 def _records(
-  found: _ranking.Found, learned: system_results.Ranking, vectors, depth: int
+  found: _ranking.Found, learned: system_results.Ranking, vectors
 ) -> dict[str, np.ndarray]:
   """Returns what the loss reads of each query."""
-  records = _ranking.padded(found, depth)
+  records = _ranking.padded(found, learned.depth)
   scores = ranking.scored(records.pop("values"), learned.weights)
   places = [one.places for one in found.candidates.values()]
   rows = np.zeros(scores.shape, np.int32)

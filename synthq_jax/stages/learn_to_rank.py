@@ -16,6 +16,7 @@ Formal guarantee:
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import joint
+from synthq_jax.privacy import joint, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 from synthq_jax.stages import _ranking, stage
@@ -39,12 +40,12 @@ from synthq_jax.training import dp_step
 __all__ = ["STAGE", "Config", "loss_fn", "run"]
 
 _MECHANISM = (
-  "gradients of each query's cross-entropy over what BM25 and a public retriever"
-  " find, clipped and summed, over Poisson samples, with Gaussian noise"
+  "gradients of each query's cross-entropy over what BM25 and a retriever find,"
+  " clipped and summed, over Poisson samples, with Gaussian noise"
 )
 _NOTE = (
   "The weights of BM25's scores and of the retriever's were learned on the private"
-  " queries with DP."
+  " queries {}."
 )
 
 
@@ -58,6 +59,7 @@ class Config(private_training.Config):
   batch_size: int = 0
   steps: int = 60
   learning_rate: float = 0.5
+  microbatch_size: int | None = 4096
   held_out: float = 0.1
   """Share of the documents whose real queries teach the weights beside the
   retriever that is trained on real ones without privacy, and do not train it,
@@ -89,6 +91,9 @@ def jobs(run):
       )
       continue
     vectors = run.rows("encode_documents")[name]
+    compared = run.compared(name) or run.compared(
+      f"{system_results.Ranking.SYSTEM}_{name}"
+    )
     left_out = run.left_out(name) if name.startswith("original") else 0.0
     yield stage.Job(
       name=name,
@@ -97,7 +102,7 @@ def jobs(run):
         config.evaluate.drop_identical,
         fingerprints.versions(),
         *run.data,
-        *run.compared(name),
+        *compared,
         left_out,
         retriever.digest,
         vectors.digest,
@@ -107,6 +112,7 @@ def jobs(run):
         "retriever": retriever.value,
         "vectors": vectors.value,
         "left_out": left_out,
+        "compared": compared,
         "drop_identical": config.evaluate.drop_identical,
       },
     )
@@ -134,20 +140,46 @@ def run(task: stage.Task) -> system_results.Ranking:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; the "retriever", and its "vectors" of
       the documents; "left_out", the share of documents whose queries did not
-      train it, and learn alone; 0: all queries learn; and "drop_identical", as
-      `evaluate.Config` has it.
+      train it, and learn alone; 0: all queries learn; whether the row is only
+      "compared"; and "drop_identical", as `evaluate.Config` has it.
 
   Returns:
-    The weights; under `private/` where the retriever is.
+    The weights; under `private/` where the retriever is, or the row is only
+    compared.
   """
-  config, prepared = task.settings, task.inputs["prepared"]
-  retriever = task.inputs["retriever"]
-  is_private = results.is_private_path(retriever.directory)
+  config, retriever = task.settings, task.inputs["retriever"]
   has_claim = math.isfinite(retriever.statement.epsilon)
-  found = _ranking.of_train(task, left_out=task.inputs["left_out"])
+  found = _ranking.of_train(
+    task, config.depth, left_out=task.inputs["left_out"]
+  )
   records = _ranking.padded(found, config.depth)
-  number = len(records["relevant"])
-  if number < config.batch_size:  # queries that were left out
+  number = len(found.queries)
+  weights, claim = ranking.start(config.start), retriever.statement
+  if number:  # of those that were left out there may be none
+    weights, learned = _learned(task, records, has_claim)
+    claim = joint.claim([claim, learned]) if has_claim else claim
+  private = results.is_private_path(retriever.directory)
+  private = private or bool(task.inputs["compared"])
+  note = _NOTE.format("with DP" if has_claim else "without noise")
+  return system_results.Ranking(
+    directory=task.folders.relative(task.folder(private=private)),
+    name=f"{system_results.Ranking.SYSTEM}_{task.name}",
+    retriever=retriever.name,
+    statement=statement_lib.inherit(claim, note),
+    features=ranking.FEATURES,
+    weights=tuple(np.asarray(weights).astype(float).tolist()),
+    depth=config.depth,
+    num_queries=number,
+  )
+
+
+def _learned(
+  task: stage.Task, records: Mapping[str, np.ndarray], has_claim: bool
+) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
+  """Returns the weights, and what they promise."""
+  config, prepared = task.settings, task.inputs["prepared"]
+  if task.inputs["left_out"]:
+    number = len(records["relevant"])
     config = dataclasses.replace(config, batch_size=number)
     task = dataclasses.replace(task, settings=config)
   clipped = optim.clipped_grad(
@@ -161,7 +193,9 @@ def run(task: stage.Task) -> system_results.Ranking:
       config=config,
       epsilon=config.epsilon if has_claim else math.inf,
       mechanism=_MECHANISM,
-      num_users=prepared.num_users.get("train"),
+      num_users=prepared.num_users.get("train") if has_claim else None,
+      base=terms.RANKED,
+      of_users=terms.DRAWN_JUDGED,
     ),
     dp_step.Training(
       grad_fn=clipped,
@@ -169,20 +203,7 @@ def run(task: stage.Task) -> system_results.Ranking:
       records=records,
     ),
   )
-  claim = retriever.statement
-  if has_claim:
-    claim = joint.claim([claim, fields["statement"]])
-    claim = statement_lib.inherit(claim, _NOTE)
-  return system_results.Ranking(
-    directory=task.folders.relative(task.folder(private=is_private)),
-    name=f"{system_results.Ranking.SYSTEM}_{task.name}",
-    retriever=retriever.name,
-    statement=claim,
-    features=ranking.FEATURES,
-    weights=tuple(np.asarray(trained["weights"]).astype(float).tolist()),
-    depth=config.depth,
-    num_queries=number,
-  )
+  return trained["weights"], fields["statement"]
 
 
 def loss_fn(params: typing.Params, batch: typing.Batch) -> jax.Array:

@@ -176,5 +176,5 @@ def _times(find: Any, queries: Sequence[str], depth: int) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  needs=("encode_documents", "fuse", "learn_to_rank", "expand"),
+  needs=("encode_documents", "fuse", "learn_map", "expand"),
 )

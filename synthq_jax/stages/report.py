@@ -68,12 +68,14 @@ def jobs(run):
     leakage,
     run.rows("release_scores"),
     run.rows("choose_shares"),
+    run.rows("learn_to_rank"),
+    run.rows("learn_map"),
   )
   digests = [made.digest for group in groups for made in group.values()]
   claims = released_results.read(run.root)
   values = ([made.value for made in group.values()] for group in groups)
   generators, queries, retrievers, compared, audits, costs, *values = values
-  searches, noisy, shares = values
+  searches, noisy, *weights = values
   yield stage.Job(
     depends=(run.config.report, *run.data, *digests, claims),
     settings=run.config.report,
@@ -85,7 +87,7 @@ def jobs(run):
       "leakage": next(iter(searches), None),
       "costs": next(iter(costs), None),
       "released_scores": noisy,
-      "shares": shares,
+      "weights": [one for group in weights for one in group],
       "released": claims,
       "shipped": _shipped(run),
       "made": [
@@ -121,8 +123,8 @@ def run(task: stage.Task) -> results.Report:
       real and synthetic queries; "synthetic", all synthetic queries;
       "checkpoints", all trained models; "audits", all of them; "leakage", real
       queries among the synthetic ones, and "costs" of all systems, None where
-      nothing was looked for or measured; "released_scores" and "shares", with
-      noise, if any; "released", the claims of the working directory; "shipped", rows
+      nothing was looked for or measured; "released_scores" with noise, if any, and
+      "weights" beside BM25; "released", the claims of the working directory; "shipped", rows
       that may be given away; "made", the folders of the results of the run;
       "public_data", whether the queries are public; and "audited", whether canaries
       stand among them.
@@ -142,7 +144,7 @@ def run(task: stage.Task) -> results.Report:
       *synthetic,
       *checkpoints,
       *task.inputs["released_scores"],
-      *task.inputs["shares"],
+      *task.inputs["weights"],
     ]
   )
   decided = {
@@ -161,7 +163,7 @@ def run(task: stage.Task) -> results.Report:
     leakage=leakage,
     curves=_curves(root, checkpoints, private=False),
     released_scores=task.inputs["released_scores"],
-    shares=task.inputs["shares"],
+    weights=task.inputs["weights"],
     decided=decided,
   )
   private = {
@@ -174,6 +176,7 @@ def run(task: stage.Task) -> results.Report:
     "comparison": comparison,
     "synthetic": synthetic,
     "checkpoints": checkpoints,
+    "weights": task.inputs["weights"],
     "curves": _curves(root, checkpoints, private=True),
     "audits": task.inputs["audits"],
     "costs": task.inputs["costs"],
@@ -227,7 +230,7 @@ def shareable_values(
   leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
   released_scores: Sequence[results.ReleasedScores] = (),
-  shares: Sequence[system_results.ChosenShares] = (),
+  weights: Sequence[system_results.ChosenShares | system_results.Ranking] = (),
   decided: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Returns what shareable sections may see: public or post-processed values.
@@ -249,7 +252,7 @@ def shareable_values(
     leakage: of which only what is about public test sets is let through.
     curves: learning curves of stages whose metrics are not private.
     released_scores: with noise; they stand in place of pseudo-queries.
-    shares: of which those without noise are left out.
+    weights: of which those without noise are left out.
     decided: what the verdict is made of: claims, places and names of rows.
   """
   scored = [row.evaluation for row in comparison.rows]
@@ -268,7 +271,7 @@ def shareable_values(
       one for one in scored if one.test_set in own and not released_scores
     ],
     "released_scores": released_scores,
-    "shares": [one for one in shares if results.is_shareable(one)],
+    "weights": [one for one in weights if results.is_shareable(one)],
     "further": [one for one in scored if one.test_set not in own],
     "side_by_side": comparison.shareable_side_by_side,
     "measures": comparison.measures,

@@ -122,7 +122,8 @@ def check(run) -> None:
   config, prepared = run.config, run.prepared
   most = {}
   if config.rows.original and not run.for_audit:
-    most["real queries"] = prepared.num_queries["train"]
+    share = 1 - run.left_out("original")
+    most["real queries"] = round(share * prepared.num_queries["train"])
   is_written = config.rows.synthetic or config.rows.public_only
   if (
     is_written and prepared.num_passages <= prepared.num_documents

@@ -108,6 +108,7 @@ def task_of(root, row="public_only", **changes):
     "retriever": load(root, f"train_retriever/{row}", results.Checkpoint),
     "vectors": load(root, f"encode_documents/{row}", system_results.Vectors),
     "left_out": 0.0,
+    "compared": (),
     "drop_identical": True,
     **changes,
   }
@@ -136,11 +137,11 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
 ):
   """To the last bit: the sum would move by more than one query's gradient."""
   task = task_of(finished_run.root)
-  whole = _ranking.padded(_ranking.of_train(task), 100)
+  whole = _ranking.padded(_ranking.of_train(task, 100), 100)
   count = len(whole["values"])
   with monkeypatch.context() as patch:
     without_query(patch, place % count)
-    less = _ranking.padded(_ranking.of_train(task), 100)
+    less = _ranking.padded(_ranking.of_train(task, 100), 100)
   for name, values in whole.items():
     expected = np.delete(values, place % count, axis=0)
     assert expected.tobytes() == less[name].tobytes(), name
@@ -148,7 +149,7 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
 
 def test_records_say_what_is_relevant_of_what_was_found(finished_run):
   task = task_of(finished_run.root)
-  found = _ranking.of_train(task)
+  found = _ranking.of_train(task, 100)
   records = _ranking.padded(found, 100)
   assert records["values"].shape[1:] == (200, NUM_FEATURES)
   assert records["relevant"].any()
@@ -198,7 +199,7 @@ def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
   assert not (root / "learn_to_rank/original").exists()
   prepared = load(root, "private/prepare_data", results.PreparedData)
   task = task_of(root)
-  fewer = _ranking.of_train(task, left_out=config.learn_to_rank.held_out)
+  fewer = _ranking.of_train(task, 100, left_out=config.learn_to_rank.held_out)
   assert 0 < made.num_queries == len(fewer.queries)
   assert made.num_queries < prepared.num_queries["train"] / 4
   # Nobody else leaves queries out for it.
