@@ -69,8 +69,9 @@ class Rows:
   row for each set of pairs."""
   compared: tuple[str, ...] = ()
   """Rows with a finite epsilon that nobody will release, or their beginnings:
-  "direct_dp", "synthetic_eps16", "map", "ltr_untrained". They lie under `private/` and stand on the
-  private page alone. Whatever else has a finite epsilon counts as released."""
+  "direct_dp", "synthetic_eps16", "map", "ltr_untrained". They lie under `private/`
+  and stand on the private page alone. Whatever else has a finite epsilon counts as
+  released."""
 
   def __post_init__(self):
     for row in self.compared:
@@ -78,6 +79,12 @@ class Rows:
         raise ValueError(
           "plan.Rows.compared must hold rows that begin with synthetic, direct_dp,"
           f" map or ltr, as direct_dp or synthetic_eps16, got {row!r}"
+        )
+    for field in ("fused", "ltr", "reranked"):
+      if getattr(self, field) and not self.bm25:
+        raise ValueError(
+          f"Rows.{field} needs the row that it is made of, got bm25=False: set"
+          f" it, or leave {field} out"
         )
     if self.mapped and not (self.ltr and (self.public_only or self.untrained)):
       raise ValueError(

@@ -124,10 +124,10 @@ def run(task: stage.Task) -> results.Report:
       "checkpoints", all trained models; "audits", all of them; "leakage", real
       queries among the synthetic ones, and "costs" of all systems, None where
       nothing was looked for or measured; "released_scores" with noise, if any, and
-      "weights" beside BM25; "released", the claims of the working directory; "shipped", rows
-      that may be given away; "made", the folders of the results of the run;
-      "public_data", whether the queries are public; and "audited", whether canaries
-      stand among them.
+      "weights" beside BM25; "released", the claims of the working directory;
+      "shipped", rows that may be given away; "made", the folders of the results of
+      the run; "public_data", whether the queries are public; and "audited", whether
+      canaries stand among them.
 
   Returns:
     Paths relative to the working directory, and the main table, which is private.

@@ -295,7 +295,7 @@ def run_report(root, compared=None, **changes):
       "leakage": None,
       "costs": None,
       "released_scores": (),
-      "shares": (),
+      "weights": (),
       **arguments,
     },
   )
@@ -364,7 +364,7 @@ def test_the_page_states_the_mechanism_behind_chosen_shares(tmp_path):
     statement=statement.non_private(),
     scores={"original": ((0.3, 0.512345),)},
   )
-  run_report(tmp_path, shares=[shares, exact])
+  run_report(tmp_path, weights=[shares, exact])
   page = (tmp_path / "report/report.md").read_text()
   assert "scores of dev queries, each in" in page
   assert "512345" not in page
