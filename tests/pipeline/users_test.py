@@ -23,6 +23,7 @@ from synthq_jax.pipeline import (
   plan,
   private_training,
   results,
+  system_results,
   workspace,
 )
 from synthq_jax.privacy import joint, ledger, sampling, terms
@@ -227,6 +228,7 @@ def run_that_draws(how, tmp_path):
       base.finetune_dp, batch_size=8, user_sampling=how
     ),
     release_scores=release_scores.Config(enabled=True, widest=10.0),
+    rows=plan.Rows(ltr=True, mapped=(8.0,)),
   )
 
 
@@ -264,6 +266,17 @@ def test_a_run_protects_users_from_log_to_page(tmp_path):
     root / "train_retriever/direct_dp_eps8", results.Checkpoint
   )
   noisy = artifacts.load(root / "release_scores", results.ReleasedScores)
+  kind = system_results.Ranking
+  weights = artifacts.load(root / "learn_to_rank/public_only", kind)
+  mapped = artifacts.load(root / "learn_map/eps8", kind)
+  [learned], two = weights.statement.ledger, mapped.statement.ledger
+  for drawn in (learned, *two):  # every query in every step, noise for three
+    queries = (data.num_queries["train"], 3)
+    assert (drawn.num_examples, drawn.group_size) == queries
+    assert drawn.expected_batch_size == drawn.num_examples
+  assert weights.statement.unit == mapped.statement.unit == unit
+  assumed = " ".join(weights.statement.assumptions)
+  assert "each with all of its judgements" in assumed and "kept" not in assumed
   promises = [one.statement for one in (generator, direct, noisy)]
   [drawn], [pairs], [scored] = (one.ledger for one in promises)
   for one in promises:
