@@ -207,7 +207,6 @@ class _Settings:
         f" {self.retriever_checkpoint}: set STATIC_DIM=0"
       )
     self._check_audit()
-    direct_dp_lib.check_start(self)
     self.pretrain.check_sentinels(self.prepare_data.extra_ids)
     if self.rows.fused and self.evaluate.depth < self.fuse.depth:
       raise ValueError(

@@ -27,13 +27,13 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import dp_accounting
 import jax
 import numpy as np
 
-from synthq_jax import artifacts, optim, typing
+from synthq_jax import optim, typing
 from synthq_jax.losses import contrastive
 from synthq_jax.models import (
   dual_encoder,
@@ -60,12 +60,10 @@ __all__ = [
   "Clipped",
   "Config",
   "build",
-  "check_start",
   "comparison",
   "groups",
   "keys",
   "methods",
-  "needs",
   "run",
 ]
 
@@ -94,10 +92,8 @@ _NOT_THE_DOCUMENTS = (
   " batch: the claim is about the texts of the queries alone."
 )
 _NEGATIVES = ("batch", "public")
-_PUBLIC = "public_only"
 _GRADIENTS = ("all", "pair", "query")
 _UNITS = ("pair", "query")
-_STARTS = ("untrained", _PUBLIC)
 _EMPTY = np.zeros((2, 2), np.float32)
 
 
@@ -135,9 +131,6 @@ class Config(private_training.Config):
   exp(2 / temperature)."""
   bias: float = 0.0
   """Of the sigmoid loss, added to similarity / temperature."""
-  start: str = artifacts.later("untrained")
-  """Where it starts: "untrained", the public encoder, or "public_only", the
-  retriever that queries of the public model trained, if there is such a row."""
   projection: bool = False
   """Whether a linear map follows the mean over tokens; it starts as the
   identity and is part of what `trained` may match."""
@@ -154,7 +147,6 @@ class Config(private_training.Config):
     config_types.one_of(self, "loss", LOSSES)
     config_types.one_of(self, "negatives", _NEGATIVES)
     config_types.one_of(self, "unit", _UNITS)
-    config_types.one_of(self, "start", _STARTS)
     if self.label and not config_types.is_file_name(self.label):
       raise ValueError(
         "direct_dp.Config.label must be letters, digits, '_' and '-', got"
@@ -234,43 +226,16 @@ def methods(config: Any) -> dict[str, Config]:
   return {"_".join(filter(None, ("direct_dp", m.label))): m for m in methods}
 
 
-def needs(config: Any) -> tuple[str, ...]:
-  """Returns the stages whose results direct training reads; see `methods`."""
-  read = ("pretrain", "static_encoder")
-  return (*read, "train_retriever") if _from_row(config) else read
-
-
-def _from_row(config: Any) -> bool:
-  """Whether a method of a row starts from another row."""
-  starts = {method.start for method in methods(config).values()}
-  return any(map(math.isfinite, config.rows.direct_dp)) and _PUBLIC in starts
-
-
-def check_start(config: Any) -> None:
-  """Refuses to start from a row that is not there.
-
-  Args:
-    config: a `plan.RunConfig`.
-  """
-  if _from_row(config) and not config.rows.public_only:
-    raise ValueError(
-      "direct_dp.Config.start must be 'untrained' without a row 'public only',"
-      f" got start={_PUBLIC!r}: set plan.Rows.public_only"
-    )
-
-
 def jobs(run):
   """Yields a retriever for each method, epsilon and seed."""
   if run.for_audit:
     return
-  starts = _starts(run)
   epsilons = filter(math.isfinite, run.config.rows.direct_dp)
   for (row, method), epsilon, seed in itertools.product(
     methods(run.config).items(), epsilons, run.seeds
   ):
     name = f"{row}_{stage.row_name(epsilon)}{seed}"
     settings = private_training.filled(run.seeded(method, name), run.prepared)
-    start = starts[seed] if method.start == _PUBLIC else None
     yield stage.Job(
       name=name,
       depends=(
@@ -279,32 +244,13 @@ def jobs(run):
         fingerprints.versions(),
         *run.encoder_data,
         *run.compared(name),
-        *((start.bits,) if start else ()),
       ),
       settings=settings,
       inputs={
         "epsilon": epsilon,
         "compared": run.compared(name),
-        "start": start.retriever if start else None,
       },
     )
-
-
-class _Start(NamedTuple):
-  retriever: results.Checkpoint
-  bits: str
-
-
-def _starts(run) -> dict[str, _Start]:
-  """Returns the public model's queries' retrievers by seed; none if unused."""
-  if not _from_row(run.config):
-    return {}
-  rows = run.rows("train_retriever")
-  made = {seed: rows[f"{_PUBLIC}{seed}"].value for seed in run.seeds}
-  return {
-    seed: _Start(one, fingerprints.of_checkpoint(run.root / one.directory))
-    for seed, one in made.items()
-  }
 
 
 def check(run) -> None:
@@ -326,8 +272,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
-      checkpoint; "start", a public retriever to start from in its place, or
-      None; "epsilon", the target, finite; and whether the row is only "compared".
+      checkpoint; "epsilon", the target, finite; and whether the row is only "compared".
 
   Returns:
     The encoder with its own statement; under `private/` where it is only
@@ -338,9 +283,7 @@ def run(task: stage.Task) -> results.Checkpoint:
   """
   config, space = task.settings, task.folders
   prepared = task.inputs["prepared"]
-  encoder, other = task.inputs["encoder"], task.inputs.get("start")
-  if other is not None:
-    encoder = space.root / other.directory
+  encoder = task.inputs["encoder"]
   params, model_config = inputs.load_public(encoder, prepared)
   start, public = _split(config, encoders.of(model_config).select(params))
   records = _records(config, space, prepared)
@@ -581,8 +524,7 @@ def keys(records: dict[str, np.ndarray], unit: str) -> np.ndarray:
 
 STAGE = stage.of(
   __name__,
-  needs=("pretrain", "static_encoder", "train_retriever"),
-  narrowed=needs,
+  needs=("pretrain", "static_encoder"),
   reads=("prepared", "encoder"),
   folder="train_retriever",
   needs_secret=True,

@@ -1,7 +1,6 @@
 """Direct DP training: what each method trains, claims and refuses."""
 
 import dataclasses
-import shutil
 
 import finished_runs
 import numpy as np
@@ -152,102 +151,44 @@ def test_a_text_without_others_is_refused():
     direct_dp.Config(method="logit", unit="query", batch_size=1)
 
 
-@pytest.fixture(name="mapped", scope="module")
-def _mapped(tmp_path_factory):
-  """A run whose direct row starts from the public model's queries' retriever."""
-  folder = tmp_path_factory.mktemp("mapped")
-  source = small_data.write_pairs(folder / "log.jsonl", 40)
-  config = tiny_runs.config(
-    source,
-    checkpoint=random_t5.save(folder / "t5"),
+def a_run(folder, **changes):
+  """Settings of a small run with static vectors."""
+  return tiny_runs.config(
+    small_data.write_pairs(folder / "log.jsonl", 40),
+    checkpoint=str(random_t5.save(folder / "t5")),
     static_encoder=static_encoder.Config(
       dim=6, steps=2, warmup_steps=1, batch_size=8
     ),
     rows=plan.Rows(synthetic=(), original=True, direct_dp=(_EPSILON,)),
     direct_dp=direct_dp.Config(
-      method="row",
-      start="public_only",
-      projection=True,
-      trained="projection/kernel",
-      public_negatives=8,
-      steps=2,
-      batch_size=8,
+      method="row", public_negatives=8, steps=2, **changes
     ),
   )
-  plan.run(config, folder / "run", stages=["direct_dp"], progress=False)
-  return config, folder / "run"
 
 
-def test_a_map_of_the_public_retriever_is_all_that_is_trained(mapped):
-  _, root = mapped
-  start, _ = t5_checkpoints.load(root / "train_retriever/public_only")
-  made, shape = t5_checkpoints.load(root / "train_retriever/direct_dp_eps8")
-  table = start["token_embedder"]["embedding"]
-  np.testing.assert_array_equal(made["token_embedder"]["embedding"], table)
-  moved = np.abs(made["projection"]["kernel"] - np.eye(shape.emb_dim))
-  assert 0 < moved.max() < 0.1
-  claim = artifacts.load(
-    root / "train_retriever/direct_dp_eps8", results.Checkpoint
-  ).statement
-  assert 0.9 * _EPSILON < claim.epsilon <= _EPSILON and len(claim.ledger) == 1
-
-
-def test_a_map_follows_the_retriever_that_it_starts_from(mapped):
-  config, root = mapped
-  stages = ["direct_dp"]
-  assert all(dict(plan.survey(config, root, stages))["direct_dp"].values())
-  other = dataclasses.replace(
-    config,
-    train_retriever=dataclasses.replace(config.train_retriever, steps=3),
-  )
-  found = dict(plan.survey(other, root, stages))
-  assert not found["direct_dp"]  # not known before its start is
-
-
-def test_only_a_public_retriever_may_be_the_start(mapped):
-  config, root = mapped
-  private = artifacts.load(
-    root / results.PRIVATE / "train_retriever/original", results.Checkpoint
-  )
-  place = root / results.PRIVATE / "prepare_data"
-  with pytest.raises(ValueError, match="expected a public checkpoint"):
-    tiny_runs.make(
-      direct_dp.STAGE,
-      config.direct_dp,
-      workspace.Workspace(root, 7),
-      prepared=artifacts.load(place, results.PreparedData),
-      encoder=root / "static_encoder",
-      start=private,
-      epsilon=_EPSILON,
-    )
+def test_all_records_may_be_drawn(tmp_path):
+  config = a_run(tmp_path, batch_size=0)
+  plan.run(config, tmp_path / "run", stages=["direct_dp"], progress=False)
+  place = tmp_path / "run/train_retriever/direct_dp_eps8"
+  [drawn] = artifacts.load(place, results.Checkpoint).statement.ledger
+  assert drawn.expected_batch_size == drawn.num_examples > 8
 
 
 def test_public_queries_are_written_by_a_public_checkpoint_alone(
-  mapped, tmp_path
+  finished_run, tmp_path
 ):
-  # Else what follows from them would be called public, a start among it.
-  config, root = mapped
-  made = root / "train_retriever/direct_dp_eps8"
+  # Else what follows from them would be called public.
+  made = finished_run.root / "train_retriever/direct_dp_eps8"
   claim = artifacts.load(made, results.Checkpoint).statement
-  shutil.copytree(config.checkpoint, tmp_path / "t5")
+  config = a_run(tmp_path, batch_size=8)
   t5_checkpoints.save_claim(tmp_path / "t5", claim)
-  config = dataclasses.replace(config, checkpoint=str(tmp_path / "t5"))
   with pytest.raises(ValueError, match="expected a public checkpoint"):
-    plan.run(config, tmp_path / "run", stages=["direct_dp"], progress=False)
+    plan.run(config, tmp_path / "run", stages=["generate"], progress=False)
   assert not (tmp_path / "run/generate/public_only/result.json").exists()
 
 
-def test_a_start_that_no_row_makes_is_refused(mapped):
-  config, _ = mapped
-  rows = dataclasses.replace(config.rows, public_only=False, synthetic=(4.0,))
-  with pytest.raises(ValueError, match="without a row 'public only'"):
-    dataclasses.replace(config, rows=rows)
-
-
-def test_direct_training_from_an_encoder_needs_no_queries(mapped):
-  config, _ = mapped
-  encoder = dataclasses.replace(config.direct_dp, start="untrained")
-  config = dataclasses.replace(config, direct_dp=encoder)
+def test_direct_training_needs_no_queries():
+  config = plan.RunConfig()
   assert "generate" not in stage.with_needs(["direct_dp"], config)
   assert "direct_dp" not in stage.with_needs(["train_retriever"], config)
 
