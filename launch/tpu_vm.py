@@ -51,8 +51,8 @@ _STAGES = (
   "run", "prepare_data", "prepare_test_set", "pretrain", "finetune_dp",
   "static_encoder", "topic_counts", "generate", "filter_queries",
   "vote_queries", "query_leakage", "direct_dp", "train_reranker", "train_retriever",
-  "encode_documents", "choose_shares", "fuse", "expand", "rerank", "evaluate",
-  "audit", "measure_costs", "compare_queries", "release_scores", "report",
+  "encode_documents", "fuse", "learn_to_rank", "learn_map", "expand", "rerank",
+  "evaluate", "audit", "measure_costs", "compare_queries", "release_scores", "report",
   "study",
 )  # fmt: skip
 # What a source or a checkpoint needs beside run and tpu, by what names it.

@@ -315,13 +315,6 @@ def _price(
       "epsilon of the topic counts:"
       f" {rounding.epsilon(config.topic_counts.epsilon)}, released"
     )
-  shares = config.choose_shares
-  if shares.enabled and config.rows.fused and "choose_shares" in wanted:
-    total += shares.epsilon
-    yield (
-      "epsilon of the shares beside BM25, of dev queries:"
-      f" {rounding.epsilon(shares.epsilon)}, released"
-    )
   if config.rows.ltr and "learn_to_rank" in wanted:
     beside = [
       x for x in ("untrained", "public_only") if getattr(config.rows, x)

@@ -47,9 +47,9 @@ class Row:
   gain_kept: intervals.Interval | None = None
   """By the first measure: what is kept of the gain that the real queries bring
   to the same system, (row - untrained) / (original - untrained); 95%, Fieller.
-  BM25 stands for an expansion without queries, and where private queries taught
-  the weights, the fused untrained row for an untrained one. None where a row is lacking, or
-  the real queries bring no gain that is clear of 0."""
+  Without queries an expansion is BM25, and a sum whose weights they teach ("ltr")
+  the fused untrained row. None where a row is lacking, or the real queries bring no
+  gain that is clear of 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
-_SHOWN = ("release_scores/", "topic_counts/", "choose_shares/", "tuning/")
+_SHOWN = ("release_scores/", "topic_counts/", "tuning/")
 """Begin the identifiers of what may be shown as soon as it is drawn."""
 _VOTES = "vote_queries/"
 """Begins those of votes, which may be shown unless they are only compared."""

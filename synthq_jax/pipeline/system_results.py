@@ -11,9 +11,7 @@ from synthq_jax.retrieval import fusion
 
 __all__ = [
   "DENSE",
-  "DEV_QUERIES",
   "LEXICAL",
-  "ChosenShares",
   "Cost",
   "Costs",
   "Expansion",
@@ -28,8 +26,6 @@ __all__ = [
 
 DENSE, LEXICAL = "dense", "bm25"
 """The systems that a fusion is made of."""
-DEV_QUERIES = "real dev queries"
-"""Begins `Weighed.chosen_on` where private dev queries chose."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +45,7 @@ class Weighed(results.Claimed):
   """A trained model beside other scores, and how its weight was chosen.
 
   Private if the model or the queries that chose are. The claim is the model's: a
-  weight that synthetic queries chose is post-processing; joined with that of
-  `ChosenShares` where private ones chose.
+  weight that synthetic queries chose is post-processing.
   """
 
   weight: float
@@ -61,31 +56,6 @@ class Weighed(results.Claimed):
   """How many these are; 0: the weight was set."""
   scores: tuple[tuple[float, float], ...]
   """Each weight that was tried, and its nDCG@10 on these queries."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ChosenShares(results.Claimed):
-  """What each share of several retrievers beside BM25 scores on dev queries.
-
-  The statement is what the noise promises, beside what the retrievers cost; of
-  rows without privacy, which nobody releases, epsilon infinite: they get none.
-  """
-
-  num_queries: int
-  """Dev queries."""
-  noise: float
-  """Standard deviation of the noise on each score."""
-  scores: dict[str, tuple[tuple[float, float], ...]]
-  """Of each row each share that was tried, ascending, and its nDCG@10, with that
-  noise."""
-  systems: tuple[str, ...] = ()
-  """Identifiers of the releases behind the retrievers."""
-  kind: str = "shares"
-  name: str = "dev"
-
-  def share(self, row: str) -> float:
-    """Returns the best share, of equal ones the least."""
-    return max(self.scores[row], key=lambda pair: pair[1])[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

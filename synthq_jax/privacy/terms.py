@@ -21,7 +21,6 @@ __all__ = [
   "RANKED",
   "SCORES",
   "SECRET_SEEDS",
-  "SHARES",
   "SPLIT",
   "SUMMED",
   "T5X",
@@ -147,36 +146,29 @@ QUERIES = Terms(
 """Of a generator or retriever that is trained on private queries."""
 
 
-def _scored(split: str) -> Terms:
-  """Returns the terms of noisy sums of scores on the queries of a split."""
-  return Terms(
-    mechanism=f"scores of {split} queries, each in [0, 1] and less a half, summed,"
-    " Gaussian noise",
-    public=(
-      "The documents.",
-      f"The number of {split} queries.",
-      "The settings: which systems are scored, by which measures, and the noise.",
-    ),
-    assumptions=(
-      "A query is one record with its judgements.",
-      "A query's score depends on that query, its judgements, the documents and "
-      "the system alone, to the last bit, whatever is searched beside it.",
-      "The systems were released under claims of their own, which come on top.",
-      _NOISE_SEED,
-      f"Nothing else that was computed from {split} queries is published, but for"
-      " what has a claim of its own.",
-      f"The settings were chosen without looking at the {split} queries; trials"
-      " that did look are listed as releases of their own.",
-      IDEAL_NUMBERS,
-    ),
-    not_protected=_shown_of(f"{split} queries"),
-  )
-
-
-SCORES = _scored("test")
+SCORES = Terms(
+  mechanism="scores of test queries, each in [0, 1] and less a half, summed,"
+  " Gaussian noise",
+  public=(
+    "The documents.",
+    "The number of test queries.",
+    "The settings: which systems are scored, by which measures, and the noise.",
+  ),
+  assumptions=(
+    "A query is one record with its judgements.",
+    "A query's score depends on that query, its judgements, the documents and "
+    "the system alone, to the last bit, whatever is searched beside it.",
+    "The systems were released under claims of their own, which come on top.",
+    _NOISE_SEED,
+    "Nothing else that was computed from test queries is published, but for"
+    " what has a claim of its own.",
+    "The settings were chosen without looking at the test queries; trials"
+    " that did look are listed as releases of their own.",
+    IDEAL_NUMBERS,
+  ),
+  not_protected=_shown_of("test queries"),
+)
 """Of means over private test queries."""
-SHARES = _scored("dev")
-"""Of means over private dev queries, which choose shares beside BM25."""
 
 _CHOSEN = "The settings were chosen without looking at the private queries."
 

@@ -15,7 +15,6 @@ Release = (
   results.Checkpoint
   | results.SyntheticQueries
   | results.ReleasedScores
-  | system_results.ChosenShares
   | system_results.Ranking
 )
 
@@ -24,7 +23,7 @@ def _claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
   released_scores: Sequence[results.ReleasedScores],
-  weights: Sequence[system_results.ChosenShares | system_results.Ranking],
+  weights: Sequence[system_results.Ranking],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
   """States what holds for all together, then what each result adds to it."""
@@ -43,7 +42,7 @@ def _claims(
 def _all_claims(
   checkpoints: Sequence[results.Checkpoint],
   synthetic: Sequence[results.SyntheticQueries],
-  weights: Sequence[system_results.ChosenShares | system_results.Ranking],
+  weights: Sequence[system_results.Ranking],
   released: released_results.Released,
 ) -> tuple[blocks.Block, ...]:
   """States the claim of all trainings, and those of rows that are compared."""

@@ -152,16 +152,16 @@ def _label(name: str, system: Any) -> str:
   if system is None:
     return "nothing"
   if isinstance(system, system_results.Fusion):
-    label = (
+    return (
       f"{_trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
     )
-    by_dev = system.chosen_on.startswith(system_results.DEV_QUERIES)
-    return f"{label}, by dev queries" if by_dev else label
   if isinstance(system, system_results.Ranking):
-    label = f"{_trained_on(system.retriever)}; BM25's scores and its, weighed"
-    label += " with a map of its vectors" if system.has_map else ""
-    with_dp = math.isfinite(system.statement.epsilon)
-    return f"{label} by real queries{' with DP' if with_dp else ''}"
+    mapped = ", with a map of its vectors," if system.has_map else ""
+    with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
+    return (
+      f"{_trained_on(system.retriever)}; its scores and BM25's{mapped} weighed by"
+      f" real queries{with_dp}"
+    )
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")
     return (

@@ -1,23 +1,21 @@
 """Chooses how much a retriever weighs beside BM25.
 
-Where `choose_shares` ran, its shares. Else one weight for all rows: the best one of
-the untrained encoder, for queries that the public checkpoint wrote before any private
-step, and that a filter kept where there is one. Queries of the generator that a
-retriever learned from are nearer to it than real ones are, also for documents that it
-did not see, and choose far too much of it.
+One weight for all rows: the best one of the untrained encoder, for queries that the
+public checkpoint wrote before any private step, and that a filter kept where there is
+one. Queries of the generator that a retriever learned from are nearer to it than real
+ones are, also for documents that it did not see, and choose far too much of it. What
+private queries would choose, `learn_to_rank` learns.
 
 Formal guarantee:
   A task holds neither PreparedData nor the secret, and opens no file under
   `private/`. The weight is a function of the documents, of the public checkpoint
-  and of settings, so that a fused row has its retriever's statement; or of the noisy
-  scores of `choose_shares`, whose claim is then joined with it.
+  and of settings, so that a fused row has its retriever's statement.
 """
 
 import dataclasses
 
 from synthq_jax import artifacts
 from synthq_jax.pipeline import config_types, results, system_results
-from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 from synthq_jax.stages import _held_out, _search, stage
@@ -33,8 +31,7 @@ class Config:
   method: fusion.Convex | fusion.ReciprocalRanks = fusion.Convex()
   """How scores of the two become comparable."""
   weight: float | None = None
-  """The retriever's share, in [0, 1]. None: public queries choose, or the noisy
-  scores of `choose_shares`."""
+  """The retriever's share, in [0, 1]. None: public queries choose."""
   held_out: float = 0.05
   """Share of the documents whose queries choose a reranker's weight, and train
   neither it nor a retriever but direct DP's, in (0, 1)."""
@@ -73,12 +70,10 @@ def jobs(run):
   }
   if not chooser["untrained"]:
     chooser["synthetic"] = None
-  tried = run.rows("choose_shares").values()
   first = None  # that chose on public queries, as all others would
   for name, (retriever, trained) in run.retrievers.items():
     if not config.rows.fused:
       break
-    shares = next((x for x in tried if name in x.value.scores), None)
     yield stage.Job(
       name=name,
       depends=(
@@ -86,19 +81,17 @@ def jobs(run):
         *run.data,
         trained,
         *(one.digest if one else "none" for one in chooser.values()),
-        *((shares.digest,) if shares else ()),
       ),
       settings=config.fuse,
       inputs={
         "documents": run.documents,
         "retriever": retriever,
-        "shares": shares and shares.value,
-        "first": None if shares else first,
+        "first": first,
         **{key: one and one.value for key, one in chooser.items()},
       },
     )
     made = run.rows("fuse").get(name)
-    if made and not (shares or results.is_private_path(made.value.directory)):
+    if made and not results.is_private_path(made.value.directory):
       first = first or made.value
 
 
@@ -107,8 +100,7 @@ def run(task: stage.Task) -> system_results.Fusion | None:
 
   Args:
     task: its inputs are "documents", the public collection; the "retriever" that
-      is fused; and what chooses, each None where there is none: "shares", what
-      `choose_shares` made; "first", an earlier result of this stage that was
+      is fused; and what chooses, each None where there is none: "first", an earlier result of this stage that was
       chosen on the same queries; "untrained", the encoder that no query has
       trained, its "vectors" of the documents, and "synthetic", queries of the
       public checkpoint.
@@ -117,23 +109,18 @@ def run(task: stage.Task) -> system_results.Fusion | None:
     The weight; None in processes other than 0.
   """
   config, folders = task.settings, task.folders
-  retriever, shares = task.inputs["retriever"], task.inputs.get("shares")
+  retriever = task.inputs["retriever"]
   directory = task.folder(private=results.is_private_path(retriever.directory))
-  chosen, words = _choice(task, shares, directory)
+  chosen, words = _choice(task, directory)
   if not distributed.is_main():
     return None
-  if shares:
-    words = system_results.DEV_QUERIES
-    words += ", with noise" if shares.noise else ""
-    chosen |= {
-      "num_queries": shares.num_queries,
-      "scores": shares.scores[task.name],
-    }
   return system_results.Fusion(
     directory=folders.relative(directory),
     name=f"{system_results.Fusion.SYSTEM}_{task.name}",
     retriever=task.name,
-    statement=_statement(retriever, shares, words),
+    statement=statement_lib.inherit(
+      retriever.statement, f"The weight beside BM25 was chosen on: {words}."
+    ),
     method=config.method,
     depth=config.depth,
     chosen_on=words,
@@ -141,19 +128,23 @@ def run(task: stage.Task) -> system_results.Fusion | None:
   )
 
 
-def _choice(task, shares, directory):
+def _choice(task, directory):
   """Returns the weight and its scores, None in processes other than 0; of whom."""
   config, first = task.settings, task.inputs.get("first")
   if first:
     names = ("weight", "num_queries", "scores")
     return {name: getattr(first, name) for name in names}, first.chosen_on
-  weight = shares.share(task.name) if shares else config.weight
-  judged, words = _held_out.read(task, config, weight, everywhere=True)
+  judged, words = _held_out.read(task, config, config.weight, everywhere=True)
   runs = judged and _runs(task, judged, directory)
   if not distributed.is_main():
     return None, words
   chosen = _held_out.chosen(
-    weight, judged, runs, config, method=config.method, depth=config.depth
+    config.weight,
+    judged,
+    runs,
+    config,
+    method=config.method,
+    depth=config.depth,
   )
   return chosen, words
 
@@ -166,21 +157,8 @@ def _runs(task, judged, directory):
   return None if dense is None else (_search.lexical(judged, depth), dense)
 
 
-def _statement(
-  retriever: results.Checkpoint,
-  shares: system_results.ChosenShares | None,
-  words: str,
-):
-  claim = retriever.statement
-  if shares and shares.noise:
-    claim = joint.claim([claim, shares.statement])  # of one unit: there is one
-  return statement_lib.inherit(
-    claim, f"The weight beside BM25 was chosen on: {words}."
-  )
-
-
 STAGE = stage.of(
   __name__,
-  needs=("generate", "encode_documents", "choose_shares"),
+  needs=("generate", "encode_documents"),
   together=True,
 )

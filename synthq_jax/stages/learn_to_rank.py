@@ -1,10 +1,11 @@
 """Learns with DP how BM25's scores, the length and a retriever's score weigh.
 
-A sum of ten scores (`retrieval.ranking`) ranks what BM25 and a retriever find. What
-public queries would choose is far off: they copy their documents' words. Ten weights
-are so few that real queries teach them at a small epsilon, for each retriever its
-own. One that was trained on the real queries without privacy answers these too well:
-its weights are learned, without noise, on queries that it left out.
+A sum of ten scores (`retrieval.ranking`) ranks what BM25 and a retriever find. The
+private queries teach its weights, for each retriever its own. Public queries could not:
+they copy their documents' words, and their weights rank below BM25. Ten numbers are so
+few that a small epsilon is enough. A retriever that was trained on the real queries
+without privacy has seen the answers: its weights are learned, without noise, on queries
+that were left out of its training.
 
 Formal guarantee:
   That of `private_training.train`. Unit: one train query with its judgements, or the

@@ -67,7 +67,6 @@ def jobs(run):
     run.rows("measure_costs"),
     leakage,
     run.rows("release_scores"),
-    run.rows("choose_shares"),
     run.rows("learn_to_rank"),
     run.rows("learn_map"),
   )
@@ -230,7 +229,7 @@ def shareable_values(
   leakage: comparison_results.QueryLeakage | None,
   curves: _Curves,
   released_scores: Sequence[results.ReleasedScores] = (),
-  weights: Sequence[system_results.ChosenShares | system_results.Ranking] = (),
+  weights: Sequence[system_results.Ranking] = (),
   decided: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Returns what shareable sections may see: public or post-processed values.

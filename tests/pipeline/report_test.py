@@ -16,16 +16,15 @@ from synthq_jax import artifacts, intervals
 from synthq_jax.audit import exposure
 from synthq_jax.pipeline import (
   comparison_results,
-  noisy_sums,
   released_results,
   results,
   system_results,
   workspace,
 )
 from synthq_jax.pipeline import comparison_results as leakage_lib
-from synthq_jax.privacy import sampling, statement, terms
+from synthq_jax.privacy import sampling, statement
 from synthq_jax.report import audit, plots, tables
-from synthq_jax.stages import choose_shares, compare_queries, report
+from synthq_jax.stages import compare_queries, report
 
 SECRET = "zanzibar"  # stands in everything private below
 SCORE = 0.7777  # and this only in scores that are private
@@ -346,28 +345,27 @@ def test_real_queries_among_written_ones_are_told_where_they_may_be(written):
   assert f"{SECRET} &lt;b&gt;written" in private
 
 
-def test_the_page_states_the_mechanism_behind_chosen_shares(tmp_path):
-  data = made_up.prepared(num_queries={"train": 90, "dev": 40, "test": 30})
-  claim = noisy_sums.of_split(
-    choose_shares.Config(), data, "dev", terms.SHARES, size=7
-  )
-  shares = system_results.ChosenShares(
-    directory="choose_shares",
-    statement=claim.statement("choose_shares/0a1b"),
+def test_the_page_states_the_mechanism_behind_learned_weights(tmp_path):
+  learned = system_results.Ranking(
+    directory="learn_to_rank/public_only",
+    name="ltr_public_only",
+    statement=made_up.claim("learn_to_rank/public_only/0a1b"),
+    retriever="public_only",
+    features=("words",),
+    weights=(0.5,),
+    depth=10,
     num_queries=40,
-    noise=0.1,
-    scores={"untrained": ((0.3, 0.5),)},
   )
   exact = dataclasses.replace(
-    shares,
-    directory="private/choose_shares/without",
+    learned,
+    directory="private/learn_to_rank/original",
+    name="ltr_original",
     statement=statement.non_private(),
-    scores={"original": ((0.3, 0.512345),)},
   )
-  run_report(tmp_path, weights=[shares, exact])
+  run_report(tmp_path, weights=[learned, exact])
   page = (tmp_path / "report/report.md").read_text()
-  assert "scores of dev queries, each in" in page
-  assert "512345" not in page
+  assert "Weights ltr public only" in page and "ltr original" not in page
+  assert learned.statement.ledger[0].mechanism in page
 
 
 def test_without_a_search_the_shareable_page_says_nothing_of_it(tmp_path):
