@@ -328,7 +328,8 @@ def _price(
     beside = [
       row
       for row in beside
-      if not config.rows.is_compared(row)
+      if config.rows.is_ranked(row)
+      and not config.rows.is_compared(row)
       and not config.rows.is_compared(f"ltr_{row}")
     ]
     epsilon = config.learn_to_rank.epsilon

@@ -56,9 +56,9 @@ class Rows:
   "public_only", the votes being the only private step, or e.g. "eps4"."""
   fused: bool = False
   """Each dense retriever beside BM25, a row each."""
-  ltr: bool = artifacts.later(False)
-  """Each dense retriever with scores of BM25, weighed by private queries with DP
-  (learning to rank), a row each."""
+  ltr: tuple[str, ...] = artifacts.later(())
+  """Rows of dense retrievers, or their beginnings, that get a row more: their scores
+  and BM25's, weighed by private queries with DP (learning to rank)."""
   mapped: tuple[float, ...] = artifacts.later(())
   """Such a row of the public model's queries, or of no query, with a map of its
   retriever's vectors that private queries teach at these epsilons."""
@@ -86,11 +86,12 @@ class Rows:
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    if self.mapped and not (self.ltr and (self.public_only or self.untrained)):
+    public = "public_only" if self.public_only else "untrained"
+    if self.mapped and not (getattr(self, public) and self.is_ranked(public)):
       raise ValueError(
         "Rows.mapped needs weights beside a retriever that no private query trained,"
-        f" got ltr={self.ltr}, public_only={self.public_only} and"
-        f" untrained={self.untrained}: set them"
+        f" got ltr={self.ltr} and {public}={getattr(self, public)}: set"
+        f" {public}=True, and have ltr name it"
       )
     for field in ("synthetic", "direct_dp", "mapped"):
       names: dict[str, float] = {}
@@ -116,6 +117,10 @@ class Rows:
         f"Rows.voted must be of {', '.join(sorted(written)) or 'nothing'}, the sets"
         f" of queries that are written, got {', '.join(sorted(unknown))}"
       )
+
+  def is_ranked(self, row: str) -> bool:
+    """Says whether a retriever gets a row with learned weights."""
+    return _begins(row, self.ltr)
 
   def is_compared(self, row: str) -> bool:
     """Says whether a row is only compared, and never released."""

@@ -118,7 +118,7 @@ class Run:
 
   def left_out(self, row: str) -> float:
     """The share of documents whose queries do not train this retriever."""
-    if not (self.config.rows.ltr and row.startswith("original")):
+    if not (row.startswith("original") and self.config.rows.is_ranked(row)):
       return self.held_out
     return max(self.held_out, self.config.learn_to_rank.held_out)
 

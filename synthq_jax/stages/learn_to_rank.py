@@ -82,10 +82,12 @@ class Config(private_training.Config):
 def jobs(run):
   """Yields the weights beside each retriever, where they are wanted."""
   config = run.config
-  if not config.rows.ltr or run.for_audit:
+  if run.for_audit:
     return
   settings = private_training.filled(config.learn_to_rank, run.prepared)
   for name, retriever in run.retrievers.items():
+    if not config.rows.is_ranked(name):
+      continue
     if not _has_unit(retriever.value, run.prepared):
       run.say(
         f"[learn_to_rank/{name}] its claim is about another unit: left out"

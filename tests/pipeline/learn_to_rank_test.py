@@ -257,13 +257,13 @@ def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
 @pytest.mark.parametrize(
   ("rows", "message"),
   [
-    ({"ltr": True, "bm25": False}, "Rows.ltr needs the row"),
+    ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
     ({"mapped": (8.0,)}, "Rows.mapped needs weights"),
     (
-      {"ltr": True, "mapped": (8.0,), "public_only": False, "untrained": False},
+      {"ltr": ("public_only",), "mapped": (8.0,), "public_only": False},
       "Rows.mapped needs weights",
     ),
-    ({"ltr": True, "mapped": (0.0,)}, "above 0"),
+    ({"ltr": ("public_only",), "mapped": (0.0,)}, "above 0"),
   ],
 )
 def test_rows_that_do_not_go_together_are_refused(rows, message):
@@ -274,14 +274,18 @@ def test_rows_that_do_not_go_together_are_refused(rows, message):
 def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
   with pytest.raises(ValueError, match="whose first results are ranked"):
     plan.RunConfig(
-      rows=plan.Rows(ltr=True),
+      rows=plan.Rows(ltr=("original",)),
       learn_to_rank=learn_to_rank.Config(depth=1000),
     )
 
 
 def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
   config = plan.RunConfig(
-    rows=plan.Rows(ltr=True, mapped=(4.0,), compared=("direct_dp",))
+    rows=plan.Rows(
+      ltr=("untrained", "public_only", "synthetic"),
+      mapped=(4.0,),
+      compared=("direct_dp",),
+    )
   )
   wanted = ("finetune_dp", "direct_dp", "learn_to_rank", "learn_map")
   said = "\n".join(guide._price(config, tmp_path, wanted))
