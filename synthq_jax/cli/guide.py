@@ -315,7 +315,7 @@ def _price(
       "epsilon of the topic counts:"
       f" {rounding.epsilon(config.topic_counts.epsilon)}, released"
     )
-  if config.rows.ltr and "learn_to_rank" in wanted:
+  if (config.rows.ltr or config.rows.mapped) and "learn_to_rank" in wanted:
     beside = [
       x for x in ("untrained", "public_only") if getattr(config.rows, x)
     ]

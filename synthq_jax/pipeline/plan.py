@@ -80,18 +80,16 @@ class Rows:
           "plan.Rows.compared must hold rows that begin with synthetic, direct_dp,"
           f" map or ltr, as direct_dp or synthetic_eps16, got {row!r}"
         )
-    for field in ("fused", "ltr", "reranked"):
+    for field in ("fused", "ltr", "mapped", "reranked"):
       if getattr(self, field) and not self.bm25:
         raise ValueError(
           f"Rows.{field} needs the row that it is made of, got bm25=False: set"
           f" it, or leave {field} out"
         )
-    public = "public_only" if self.public_only else "untrained"
-    if self.mapped and not (getattr(self, public) and self.is_ranked(public)):
+    if self.mapped and not self.mapped_row:
       raise ValueError(
-        "Rows.mapped needs weights beside a retriever that no private query trained,"
-        f" got ltr={self.ltr} and {public}={getattr(self, public)}: set"
-        f" {public}=True, and have ltr name it"
+        "Rows.mapped needs a retriever that no private query trained, got"
+        " public_only=False and untrained=False: set one of them, or MAPPED=()"
       )
     for field in ("synthetic", "direct_dp", "mapped"):
       names: dict[str, float] = {}
@@ -118,9 +116,16 @@ class Rows:
         f" of queries that are written, got {', '.join(sorted(unknown))}"
       )
 
+  @property
+  def mapped_row(self) -> str:
+    """The row whose retriever's vectors maps are of; "": there is none."""
+    public = ("public_only", "untrained")
+    return next((row for row in public if getattr(self, row)), "")
+
   def is_ranked(self, row: str) -> bool:
-    """Says whether a retriever gets a row with learned weights."""
-    return _begins(row, self.ltr)
+    """Says whether a retriever gets a row with learned weights, as maps need."""
+    mapped = (self.mapped_row,) if self.mapped else ()
+    return _begins(row, (*self.ltr, *mapped))
 
   def is_compared(self, row: str) -> bool:
     """Says whether a row is only compared, and never released."""
@@ -218,7 +223,8 @@ class _Settings:
         "evaluate.Config.depth must be at least fuse.Config.depth, whose first"
         f" results are fused, got {self.evaluate.depth} and {self.fuse.depth}"
       )
-    if self.rows.ltr and self.evaluate.depth < self.learn_to_rank.depth:
+    is_ranked = self.rows.ltr or self.rows.mapped
+    if is_ranked and self.evaluate.depth < self.learn_to_rank.depth:
       raise ValueError(
         "evaluate.Config.depth must be at least learn_to_rank.Config.depth, whose"
         " first results are ranked, got"

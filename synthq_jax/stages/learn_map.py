@@ -39,7 +39,7 @@ from synthq_jax.retrieval import best_passages, ranking, vector_files
 from synthq_jax.stages import _ranking, stage
 from synthq_jax.training import dp_step
 
-__all__ = ["STAGE", "Config", "base", "loss_fn", "run"]
+__all__ = ["STAGE", "Config", "loss_fn", "run"]
 
 _MECHANISM = (
   "gradients, by a map of vectors, of each query's cross-entropy over what BM25 and"
@@ -70,17 +70,6 @@ class Config(private_training.Config):
     config_types.at_least(self, 1, "encode_batch_size")
 
 
-def base(config) -> str:
-  """Returns the public row whose retriever's vectors are mapped; "": there is none.
-
-  Args:
-    config: a `plan.RunConfig`.
-  """
-  if config.rows.public_only:
-    return "public_only"
-  return "untrained" if config.rows.untrained else ""
-
-
 def jobs(run):
   """Yields a map for each epsilon and seed."""
   config = run.config
@@ -89,7 +78,7 @@ def jobs(run):
   settings = private_training.filled(config.learn_map, run.prepared)
   for epsilon, seed in itertools.product(config.rows.mapped, run.seeds):
     name = f"{stage.row_name(epsilon)}{seed}"
-    first = base(config)
+    first = config.rows.mapped_row
     first += seed if first != "untrained" else ""
     retriever, learned = run.retrievers[first], run.rows("learn_to_rank")[first]
     vectors = run.rows("encode_documents")[first]

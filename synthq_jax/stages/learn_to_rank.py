@@ -123,7 +123,8 @@ def jobs(run):
 
 def check(run) -> None:
   """Refuses what the accountant would refuse later."""
-  if run.config.rows.ltr and not run.for_audit:
+  rows = run.config.rows
+  if (rows.ltr or rows.mapped) and not run.for_audit:
     run.config.learn_to_rank.check(run.prepared)
 
 

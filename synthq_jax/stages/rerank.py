@@ -4,16 +4,13 @@ Formal guarantee:
   Post-processing, as in `fuse`: synthetic queries choose whose documents were
   held out of its training, a task then holds them, the public documents and what
   was trained on queries of the same generator, and opens no file under `private/`
-  unless these lie there. A fused first stage has a claim of its own, which is
-  joined. The row `original` has no guarantee.
+  unless these lie there. The row `original` has no guarantee.
 """
 
 import dataclasses
-import math
 
 from synthq_jax import artifacts
 from synthq_jax.pipeline import config_types, results, system_results
-from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import fusion
 from synthq_jax.stages import _held_out, _reranking, _search, stage
@@ -102,16 +99,13 @@ def run(task: stage.Task) -> system_results.Reranking | None:
     return None
   runs = judged and (candidates, _scores(task, candidates, judged))
   first = task.inputs["fusion"]
-  claim = reranker.statement
-  if first and math.isfinite(claim.epsilon):  # its share may have cost, too
-    claim = joint.claim([claim, first.statement])
   return system_results.Reranking(
     directory=folders.relative(directory),
     name=f"{system_results.Reranking.SYSTEM}_{task.name}",
     reranker=reranker,
     first_stage=first.name if first else system_results.LEXICAL,
     statement=statement_lib.inherit(
-      claim,
+      reranker.statement,
       f"The weight beside the first stage was chosen on: {words}.",
     ),
     depth=config.depth,

@@ -258,10 +258,10 @@ def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
   ("rows", "message"),
   [
     ({"ltr": ("original",), "bm25": False}, "Rows.ltr needs the row"),
-    ({"mapped": (8.0,)}, "Rows.mapped needs weights"),
+    ({"mapped": (8.0,), "bm25": False}, "Rows.mapped needs the row"),
     (
-      {"ltr": ("public_only",), "mapped": (8.0,), "public_only": False},
-      "Rows.mapped needs weights",
+      {"mapped": (8.0,), "public_only": False, "untrained": False},
+      "Rows.mapped needs a retriever",
     ),
     ({"ltr": ("public_only",), "mapped": (0.0,)}, "above 0"),
   ],

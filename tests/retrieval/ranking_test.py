@@ -31,9 +31,9 @@ def test_features_are_the_scores_of_each_field_over_the_best():
   assert [IDS[place] for place in one.places] == list(one.ids)
   assert one.values.min() >= 0 and one.values.max() == 1.0
   for field in ranking.FIELDS:
-    texts = TEXTS
+    texts = [*map(ranking._spaced, TEXTS)]
     if field.words is not None:
-      texts = [" ".join(text.split()[: field.words]) for text in TEXTS]
+      texts = [" ".join(text.split()[: field.words]) for text in texts]
     scores = field.reads.build(IDS, texts).scores(query)[one.places]
     np.testing.assert_allclose(
       one.values[:, COLUMN[field.name]],
