@@ -286,8 +286,9 @@ def _price(
     )
     if "direct_dp" in wanted
   ]
-  rows += [
-    (f"map_{stage.row_name(e)}", e)
+  retrievers = rows
+  rows = retrievers + [
+    (f"ltr_map_{stage.row_name(e)}", e)
     for e in config.rows.mapped
     if "learn_map" in wanted
   ]
@@ -319,17 +320,12 @@ def _price(
     beside = [
       x for x in ("untrained", "public_only") if getattr(config.rows, x)
     ]
-    beside += [
-      row
-      for row, epsilon in rows
-      if math.isfinite(epsilon) and not row.startswith("map_")
-    ]
+    beside += [row for row, e in retrievers if math.isfinite(e)]
     beside += [f"synthetic_voted_{name}" for name in config.rows.voted]
     beside = [
       row
       for row in beside
       if config.rows.is_ranked(row)
-      and not config.rows.is_compared(row)
       and not config.rows.is_compared(f"ltr_{row}")
     ]
     epsilon = config.learn_to_rank.epsilon

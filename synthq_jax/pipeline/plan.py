@@ -21,6 +21,7 @@ from synthq_jax.pipeline import (
   inputs,
   results,
   runner,
+  system_results,
   workspace,
 )
 from synthq_jax.stages import direct_dp as direct_dp_lib
@@ -128,8 +129,12 @@ class Rows:
     return _begins(row, (*self.ltr, *mapped))
 
   def is_compared(self, row: str) -> bool:
-    """Says whether a row is only compared, and never released."""
-    return _begins(row, self.compared)
+    """Says whether a row is only compared, and never released.
+
+    Learned weights are where their retriever is, under either's name.
+    """
+    ranked = row.removeprefix(f"{system_results.Ranking.SYSTEM}_")
+    return _begins(row, self.compared) or _begins(ranked, self.compared)
 
 
 def _begins(row: str, names: Sequence[str]) -> bool:

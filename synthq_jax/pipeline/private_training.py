@@ -46,7 +46,8 @@ class Config:
   """L2 clip norm of a record's gradient, or of whatever else is clipped."""
   batch_size: int = 512
   """Expected records of a batch: queries, or users where these are drawn; 0: as
-  many as the data has. Then noise is least for what a step learns, and a step longest."""
+  many as the data has. Then noise is least for what a step learns, and a step
+  longest."""
   steps: int = 100
   """Optimizer steps."""
   optimizer: str = "dp_adam"

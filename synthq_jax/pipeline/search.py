@@ -263,10 +263,11 @@ class _Opened:
     parts = (system_results.LEXICAL, made.retriever)
     lexical, dense = map(self.system, parts)
     self.num_bytes[made.name] = sum(self.num_bytes[part] for part in parts)
-    joined = self._fused(made)
     if isinstance(made, system_results.Ranking):
       joined = self._ranked(made)
       self.num_bytes[made.name] += self._features.num_bytes
+    else:
+      joined = self._fused(made)
 
     def find(query: str, k: int) -> dict[str, float]:
       runs = [one(query, made.depth) for one in (lexical, dense)]

@@ -113,8 +113,16 @@ class Features:
     Args:
       ids: one per document.
       texts: returns the documents' texts, anew each time that it is called.
+
+    Raises:
+      ValueError: if there is not one id per document.
     """
     lengths = np.log1p([len(text.split()) for text in texts()])
+    if len(lengths) != len(ids):
+      raise ValueError(
+        f"expected one id per document, got {len(ids)} ids and {len(lengths)}"
+        " documents; check the collection"
+      )
     return cls(
       {id_: place for place, id_ in enumerate(ids)},
       (lengths / max(lengths.max(initial=0.0), 1e-9)).astype(np.float32),
@@ -137,15 +145,16 @@ class Features:
       lexical: document id -> score of BM25.
       dense: document id -> score of the retriever.
     """
-    ids = tuple({**_ordered(lexical), **_ordered(dense)})
+    dense, asked = _ordered(dense), _spaced(query)
+    ids = tuple({**_ordered(lexical), **dense})
     values = np.zeros((len(ids), len(FEATURES)), np.float32)
     places = np.array([self.positions[id_] for id_ in ids], np.int64)
     for column, index in enumerate(self.indexes):
       if index is not None and len(ids):
-        scores = index.scores(_spaced(query))[places]
+        scores = index.scores(asked)[places]
         values[:, column] = scores / max(scores.max(), 1e-9)
     values[:, _DENSE - 1] = self.lengths[places]
-    scaled = fusion.Convex().values(_ordered(dense), dense=True)
+    scaled = fusion.Convex().values(dense, dense=True)
     values[:, _DENSE] = [scaled.get(id_, 0.0) for id_ in ids]
     return Candidates(ids, places, values)
 

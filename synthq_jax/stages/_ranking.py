@@ -4,19 +4,75 @@ Formal guarantee: none of its own. What is returned of a query depends on that q
 on the documents and on the retriever alone.
 """
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from synthq_jax import artifacts
 from synthq_jax.data import passages as passages_lib
 from synthq_jax.models import t5_checkpoints
-from synthq_jax.pipeline import inputs, results
+from synthq_jax.pipeline import (
+  config_types,
+  inputs,
+  private_training,
+  results,
+)
+from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
 from synthq_jax.stages import _search
 
-__all__ = ["Found", "of_train", "padded", "vectors_at", "vectors_of"]
+__all__ = [
+  "Config",
+  "Found",
+  "of_train",
+  "padded",
+  "settings",
+  "vectors_at",
+  "vectors_of",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(private_training.Config):
+  """What every training that ranks candidates is set by; every value is public."""
+
+  batch_size: int = 0
+  encode_batch_size: int = artifacts.speed_only(256)
+  """Queries encoded at once."""
+
+  def __post_init__(self):
+    super().__post_init__()
+    config_types.at_least(self, 1, "encode_batch_size")
+
+
+def settings(
+  config: Config,
+  prepared: results.PreparedData,
+  *,
+  epsilon: float,
+  mechanism: str,
+) -> private_training.Settings:
+  """Returns what is promised to queries, or users, whose candidates are ranked.
+
+  Args:
+    config: of the stage.
+    prepared: says whether users are protected, and how many there are.
+    epsilon: the target; inf trains without noise and claims nothing.
+    mechanism: what is clipped and noised, in words.
+  """
+  has_claim = math.isfinite(epsilon)
+  return private_training.Settings(
+    config=config,
+    epsilon=epsilon,
+    mechanism=mechanism,
+    num_users=prepared.num_users.get("train") if has_claim else None,
+    base=terms.RANKED,
+    of_users=terms.DRAWN_JUDGED,
+  )
 
 
 class Found(NamedTuple):
@@ -67,7 +123,7 @@ def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
 
 
 def vectors_of(
-  task: Any, retriever: results.Checkpoint, tokens: Any, size: int = 256
+  task: Any, retriever: results.Checkpoint, tokens: Any, size: int
 ) -> Float[np.ndarray, "text dim"]:
   """Encodes texts with a retriever, so many at once."""
   params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
@@ -79,13 +135,14 @@ def vectors_at(
   retriever: results.Checkpoint,
   passages: passages_lib.Passages,
   candidates: Sequence[ranking.Candidates],
+  size: int,
 ) -> Float[np.ndarray, "passage dim"]:
   """Encodes the passages of the candidates; the vectors of all others are 0."""
   places = np.unique(np.concatenate([one.places for one in candidates]))
   wanted = np.flatnonzero(np.isin(passages.owners, places))
-  encoded = vectors_of(task, retriever, passages.tokens[wanted])
-  size = (len(passages.owners), encoded.shape[1])
-  vectors = np.zeros(size, np.float32)  # memory that is not written takes none
+  encoded = vectors_of(task, retriever, passages.tokens[wanted], size)
+  shape = (len(passages.owners), encoded.shape[1])
+  vectors = np.zeros(shape, np.float32)  # memory that is not written takes none
   vectors[wanted] = encoded
   return vectors
 

@@ -10,6 +10,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from synthq_jax.data import blocks, passages
 from synthq_jax.models import t5_checkpoints
@@ -36,6 +37,7 @@ __all__ = [
   "Judged",
   "asked",
   "candidates",
+  "collection",
   "dense",
   "encode_rows",
   "lexical",
@@ -186,15 +188,21 @@ def dense(
   return nearest(judged, own, asked, depth)
 
 
+def collection(
+  judged: Judged, documents: pathlib.Path
+) -> Float[np.ndarray, "passage dim"]:
+  """Returns the vectors of all passages, which `encode_rows` wrote."""
+  total = len(judged.passages.owners)
+  return np.asarray(vector_files.open_vectors(documents, total))
+
+
 def nearest(
   judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
 ) -> trec.Run:
   """Returns the documents nearest to each query, by exact inner product."""
-  total = len(judged.passages.owners)
-  collection = np.asarray(vector_files.open_vectors(documents, total))
   rows = zip(
     *best_passages.documents(
-      index.exact(collection),
+      index.exact(collection(judged, documents)),
       asked,
       judged.passages.owners,
       depth + judged.drop_identical,

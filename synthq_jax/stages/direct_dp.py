@@ -272,7 +272,8 @@ def run(task: stage.Task) -> results.Checkpoint:
   Args:
     task: with the working directory's secret; its inputs are "prepared", the
       documents and private train queries; "encoder", the folder of a public
-      checkpoint; "epsilon", the target, finite; and whether the row is only "compared".
+      checkpoint; "epsilon", the target, finite; and whether the row is only
+      "compared".
 
   Returns:
     The encoder with its own statement; under `private/` where it is only

@@ -29,7 +29,6 @@ from synthq_jax.retrieval import (
   ranking,
   significance,
   trec,
-  vector_files,
 )
 from synthq_jax.stages import _ranking, _reranking, _search, stage
 from synthq_jax.training import distributed
@@ -194,12 +193,11 @@ def run(task: stage.Task) -> results.Evaluation | None:
   Args:
     task: its inputs are "prepared", the documents and the private test queries;
       "system", an encoder, a fusion, learned weights, an expansion, a reranking, or
-      None for BM25;
-      "row", its name; "test_set": "test" (private), "public", or a further set;
-      "vectors" of the documents, None where they are not the run's own; "retriever",
-      whose they are, None for others; "parts",
-      earlier evaluations of the systems that it is made of; and for a reranking
-      the "t5" that its training started from and its "reranker_settings".
+      None for BM25; "row", its name; "test_set": "test" (private), "public", or a
+      further set; "vectors" of the documents, None where they are not the run's
+      own; "retriever", whose they are, None for others; "parts", earlier
+      evaluations of the systems that it is made of; and for a reranking the "t5"
+      that its training started from and its "reranker_settings".
 
   Returns:
     Means with intervals, under `private/` unless queries and system are fit to
@@ -313,23 +311,22 @@ def _ranked(
   runs: Sequence[trec.Run],
 ) -> trec.Run:
   """Ranks what BM25 and the retriever found by learned weights, and a map."""
-  space, depth = task.folders, task.settings.depth
+  space, config = task.folders, task.settings
   found = _search.candidates(test, *runs)
   if not system.has_map:
-    return ranking.rank(found, system.weights, depth)
-  retriever, tokens = task.inputs["retriever"], test.passages.tokens
-  asked = _ranking.vectors_of(task, retriever, test.query_tokens)
+    return ranking.rank(found, system.weights, config.depth)
+  retriever, size = task.inputs["retriever"], config.batch_size
+  asked = _ranking.vectors_of(task, retriever, test.query_tokens, size)
   each = list(found.values())
-  if task.inputs["vectors"]:
-    place = space.root / task.inputs["vectors"].vectors
-    vectors = np.asarray(vector_files.open_vectors(place, len(tokens)))
+  if own := task.inputs["vectors"]:
+    vectors = _search.collection(test, space.root / own.vectors)
   else:
-    vectors = _ranking.vectors_at(task, retriever, test.passages, each)
+    vectors = _ranking.vectors_at(task, retriever, test.passages, each, size)
   places = [one.places for one in each]
   chosen = best_passages.nearest(test.passages, asked, places, vectors)
   matrix = np.load(space.root / system.directory / system.FILE)
   added = ranking.mapped(matrix, asked, vectors, chosen)
-  return ranking.rank(found, system.weights, depth, added)
+  return ranking.rank(found, system.weights, config.depth, added)
 
 
 def _load(space, prepared, test_set: str | results.TestSet) -> _search.Judged:

@@ -100,10 +100,10 @@ def run(task: stage.Task) -> system_results.Fusion | None:
 
   Args:
     task: its inputs are "documents", the public collection; the "retriever" that
-      is fused; and what chooses, each None where there is none: "first", an earlier result of this stage that was
-      chosen on the same queries; "untrained", the encoder that no query has
-      trained, its "vectors" of the documents, and "synthetic", queries of the
-      public checkpoint.
+      is fused; and what chooses, each None where there is none: "first", an
+      earlier result of this stage that was chosen on the same queries;
+      "untrained", the encoder that no query has trained, its "vectors" of the
+      documents, and "synthetic", queries of the public checkpoint.
 
   Returns:
     The weight; None in processes other than 0.

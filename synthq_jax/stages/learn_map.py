@@ -28,15 +28,14 @@ import numpy as np
 from synthq_jax import artifacts, optim, typing
 from synthq_jax.losses import listwise
 from synthq_jax.pipeline import (
-  config_types,
   fingerprints,
   private_training,
   system_results,
 )
-from synthq_jax.privacy import joint, terms
+from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
-from synthq_jax.retrieval import best_passages, ranking, vector_files
-from synthq_jax.stages import _ranking, stage
+from synthq_jax.retrieval import best_passages, ranking
+from synthq_jax.stages import _ranking, _search, stage
 from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "loss_fn", "run"]
@@ -54,20 +53,13 @@ _NAME = "map"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(private_training.Config):
+class Config(_ranking.Config):
   """How the map is learned; every value is public."""
 
   clip_norm: float = 0.3
-  batch_size: int = 0
   steps: int = 16
   learning_rate: float = 0.1
   microbatch_size: int | None = 512
-  encode_batch_size: int = artifacts.speed_only(256)
-  """Queries encoded at once."""
-
-  def __post_init__(self):
-    super().__post_init__()
-    config_types.at_least(self, 1, "encode_batch_size")
 
 
 def jobs(run):
@@ -82,7 +74,7 @@ def jobs(run):
     first += seed if first != "untrained" else ""
     retriever, learned = run.retrievers[first], run.rows("learn_to_rank")[first]
     vectors = run.rows("encode_documents")[first]
-    compared = run.compared(f"{_NAME}_{name}")
+    compared = run.compared(f"{system_results.Ranking.SYSTEM}_{_NAME}_{name}")
     yield stage.Job(
       name=name,
       depends=(
@@ -128,14 +120,11 @@ def run(task: stage.Task) -> system_results.Ranking:
     The weights with the map; under `private/` where epsilon is inf, or the row is
     only compared.
   """
-  config, prepared = task.settings, task.inputs["prepared"]
+  config = task.settings
   learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
   found = _ranking.of_train(task, learned.depth)
-  vectors = np.asarray(
-    vector_files.open_vectors(
-      task.folders.root / task.inputs["vectors"].vectors,
-      len(found.judged.passages.owners),
-    )
+  vectors = _search.collection(
+    found.judged, task.folders.root / task.inputs["vectors"].vectors
   )
   dim = vectors.shape[1]
 
@@ -148,13 +137,8 @@ def run(task: stage.Task) -> system_results.Ranking:
 
   trained, fields = private_training.train(
     task,
-    private_training.Settings(
-      config=config,
-      epsilon=epsilon,
-      mechanism=_MECHANISM,
-      num_users=prepared.num_users.get("train"),
-      base=terms.RANKED,
-      of_users=terms.DRAWN_JUDGED,
+    _ranking.settings(
+      config, task.inputs["prepared"], epsilon=epsilon, mechanism=_MECHANISM
     ),
     dp_step.Training(
       grad_fn=grad_fn,

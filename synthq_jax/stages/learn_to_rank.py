@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from synthq_jax import artifacts, optim, typing
+from synthq_jax import optim, typing
 from synthq_jax.losses import listwise
 from synthq_jax.pipeline import (
   config_types,
@@ -32,7 +32,7 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import joint, terms
+from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 from synthq_jax.stages import _ranking, stage
@@ -51,13 +51,12 @@ _NOTE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(private_training.Config):
+class Config(_ranking.Config):
   """How the weights are learned; every value is public."""
 
   epsilon: float = 0.5
   """Of the weights, beside what a row's retriever costs."""
   clip_norm: float = 0.5
-  batch_size: int = 0
   steps: int = 60
   learning_rate: float = 0.5
   microbatch_size: int | None = 4096
@@ -69,14 +68,12 @@ class Config(private_training.Config):
   """BM25's weight before the first step; the others are 0."""
   depth: int = 100
   """Documents that BM25 and the retriever find for a query, each."""
-  encode_batch_size: int = artifacts.speed_only(256)
-  """Queries encoded at once."""
 
   def __post_init__(self):
     super().__post_init__()
     config_types.positive(self, "epsilon", "start")
     config_types.within(self, "(0, 1)", "held_out")
-    config_types.at_least(self, 1, "depth", "encode_batch_size")
+    config_types.at_least(self, 1, "depth")
 
 
 def jobs(run):
@@ -94,9 +91,7 @@ def jobs(run):
       )
       continue
     vectors = run.rows("encode_documents")[name]
-    compared = run.compared(name) or run.compared(
-      f"{system_results.Ranking.SYSTEM}_{name}"
-    )
+    compared = run.compared(f"{system_results.Ranking.SYSTEM}_{name}")
     left_out = run.left_out(name) if name.startswith("original") else 0.0
     yield stage.Job(
       name=name,
@@ -181,7 +176,7 @@ def _learned(
   task: stage.Task, records: Mapping[str, np.ndarray], has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
   """Returns the weights, and what they promise."""
-  config, prepared = task.settings, task.inputs["prepared"]
+  config = task.settings
   if task.inputs["left_out"]:
     number = len(records["relevant"])
     config = dataclasses.replace(config, batch_size=number)
@@ -193,13 +188,11 @@ def _learned(
   )
   trained, fields = private_training.train(
     task,
-    private_training.Settings(
-      config=config,
+    _ranking.settings(
+      config,
+      task.inputs["prepared"],
       epsilon=config.epsilon if has_claim else math.inf,
       mechanism=_MECHANISM,
-      num_users=prepared.num_users.get("train") if has_claim else None,
-      base=terms.RANKED,
-      of_users=terms.DRAWN_JUDGED,
     ),
     dp_step.Training(
       grad_fn=clipped,

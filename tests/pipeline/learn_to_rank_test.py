@@ -289,6 +289,23 @@ def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
   )
   wanted = ("finetune_dp", "direct_dp", "learn_to_rank", "learn_map")
   said = "\n".join(guide._price(config, tmp_path, wanted))
-  assert "epsilon of map_eps4: 4, released" in said
+  assert "epsilon of ltr_map_eps4: 4, released" in said
   assert "weights of BM25's scores: 0.5 for each of 3 rows" in said
   assert "together: at most 13.5" in said  # 8 + 4 + 3 x 0.5
+
+
+@pytest.mark.parametrize(
+  ("compared", "row", "expected"),
+  [
+    ("ltr_map", "ltr_map_eps8", True),
+    ("map", "ltr_map_eps8_seed1", True),
+    ("synthetic", "ltr_synthetic_eps8", True),
+    ("ltr_synthetic", "ltr_synthetic_eps8", True),
+    ("ltr_synthetic", "synthetic_eps8", False),
+    ("ltr_untrained", "ltr_public_only", False),
+  ],
+)
+def test_a_ranked_row_is_compared_by_its_name_or_its_retrievers(
+  compared, row, expected
+):
+  assert plan.Rows(compared=(compared,)).is_compared(row) is expected
