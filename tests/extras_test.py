@@ -16,7 +16,10 @@ from synthq_jax import extras
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-SOURCES = sorted((ROOT / "synthq_jax").rglob("*.py"))
+PACKAGE = ROOT / "synthq_jax"
+SOURCES = sorted(
+  {*PACKAGE.rglob("*.py")} - {*(PACKAGE / "assets").rglob("*.py")}
+)
 BROUGHT = {
   "clu": "seqio",
   "etils": "orbax-checkpoint",

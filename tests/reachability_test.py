@@ -25,7 +25,7 @@ UNREACHED = {
 def modules() -> dict[str, pathlib.Path]:
   """The modules of the package, by the name by which each is imported."""
   names = {}
-  for path in PACKAGE.rglob("*.py"):
+  for path in {*PACKAGE.rglob("*.py")} - {*(PACKAGE / "assets").rglob("*.py")}:
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     names[name.removesuffix(".__init__")] = path
   return names

@@ -15,7 +15,8 @@ from synthq_jax.stages import stage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "synthq_jax"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+ASSETS = PACKAGE / "assets"  # for programs without this package
+MODULES = sorted({*PACKAGE.rglob("*.py")} - {*ASSETS.rglob("*.py")})
 LAUNCHERS = sorted((ROOT / "launch").glob("*.py"))
 
 # A package may import those of a lower rank, and itself.

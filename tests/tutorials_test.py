@@ -178,14 +178,19 @@ def test_the_tutorial_on_shipping_goes_from_a_log_to_exports_and_a_search(
   shown = capsys.readouterr().out
   assert "hf upload YOUR_NAME/retriever" in shown
   assert "--repo-type=dataset" in shown and "synthetic_eps8:\n  1. " in shown
-  assert len(run) < 20 and len([run, *others, serve]) <= 6
+  assert len(run) < 20 and len([run, *others, serve]) <= 7
   page = _served(serve, "report on the otter of the harbor")
   assert page.count("<h2>") == 5 and page.count("<li>") == 50
   if importlib.util.find_spec("sentence_transformers"):
     names = {"texts": [one["text"] for one in documents]}
     text = (TUTORIALS / "ship_it.md").read_text()
-    exec(re.search("```py\n(.*?)```", text, re.DOTALL)[1], names)  # noqa: S102
+    model, _, ranker = re.findall("```py\n(.*?)```", text, re.DOTALL)
+    exec(model, names)  # noqa: S102
     assert names["scores"].shape == (len(documents),)
+    monkeypatch.syspath_prepend("shipped/ranker")
+    names["ids"] = [one["_id"] for one in documents]
+    exec(ranker, names)  # noqa: S102
+    assert len(names["ranker"].search("report on the otter", k=10)) == 10
 
 
 def _served(arguments: list[str], query: str) -> str:

@@ -111,14 +111,14 @@ def _values(name: str, text: str, kind: type) -> tuple[Any, ...]:
 def _export(options: argparse.Namespace) -> str:
   from synthq_jax.pipeline import export
 
-  given = [options.checkpoint, options.queries]
+  given = [options.checkpoint, options.queries, options.ranking]
   if sum(map(bool, given)) != 1:
     raise flags.UsageError(
-      "expected --checkpoint=FOLDER or --queries=FOLDER, got"
-      f" {'both' if all(given) else 'none'}"
+      "expected one of --checkpoint=FOLDER, --queries=FOLDER and"
+      f" --ranking=FOLDER, got {sum(map(bool, given)) or 'none'}"
     )
   return export.run(
-    options.checkpoint or options.queries,
+    next(filter(None, given)),
     options.to,
     format=options.format,
     step=options.step,
@@ -269,18 +269,19 @@ TOOLS = {
     },
   ),
   "export": Tool(
-    words="hands on a model or queries in a format that others read",
+    words="hands on a model, queries or weights in a format that others read",
     run=_export,
-    downloads=("checkpoint", "queries"),
+    downloads=("checkpoint", "queries", "ranking"),
     flags={
       "--checkpoint": "a folder of any known format, or",
       "--queries": "a folder of synthetic queries, e.g. runs/demo/filter_queries/eps8,"
-      " or of what they expand, e.g. runs/demo/expand/synthetic_eps8",
+      " or of what they expand, e.g. runs/demo/expand/synthetic_eps8, or",
+      "--ranking": "a folder of weights, e.g. runs/demo/learn_to_rank/public_only",
       "--to": _required("the new folder"),
       "--format": _required(
         "of a model: t5x, huggingface, safetensors or sentence-transformers;"
         " of queries: beir, hf (parquet), tevatron or pyserini; of what they"
-        " expand: anserini or elasticsearch (OpenSearch, too)"
+        " expand: anserini or elasticsearch (OpenSearch, too); of weights: ranker"
       ),
       "--step": _number("of a T5X checkpoint; default: the source's own, or 0"),
       "--allow_private": {

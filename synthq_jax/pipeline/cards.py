@@ -11,11 +11,11 @@ from typing import Any
 
 import synthq_jax
 from synthq_jax.data import collection, query_sets
-from synthq_jax.pipeline import results
+from synthq_jax.pipeline import results, system_results
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["of_queries", "of_retriever", "of_transformers"]
+__all__ = ["of_queries", "of_ranking", "of_retriever", "of_transformers"]
 
 _CITATION = """\
 ```bibtex
@@ -123,6 +123,50 @@ folder = "FOLDER"  # where this file is
 tokenizer = AutoTokenizer.from_pretrained(folder)
 {use}
 ```""",
+  )
+
+
+def of_ranking(made: system_results.Ranking) -> str:
+  """Returns the card of weights, with their retriever and what applies them.
+
+  Args:
+    made: the weights.
+  """
+  mapped = (
+    " A map of the queries' vectors (map.npy), which they taught as well, adds"
+    " query @ map @ document."
+    if made.has_map
+    else ""
+  )
+  named = zip(made.features, made.weights, strict=True)
+  rows = [f"| {name} | {weight:.3g} |" for name, weight in named]
+  table = "\n".join(("| Score | Weight |", "|---|--:|", *rows))
+  return _page(
+    {
+      "library_name": "sentence-transformers",
+      "pipeline_tag": "text-ranking",
+      "tags": ["learning-to-rank", "hybrid-retrieval", "bm25"],
+    },
+    made.statement,
+    f"Ranker {made.name}",
+    f"What BM25 and the retriever in retriever/ find, {made.depth} documents each,"
+    " ranked by a sum of scores whose weights private queries taught: each BM25's"
+    " over the best of a query's candidates, the retriever's from their least, 0,"
+    f" to their best, 1.{mapped}\n\n{table}",
+    """```bash
+pip install "sentence-transformers>=5" bm25s PyStemmer
+```
+
+```python
+from ranker import Ranker  # this folder's; it needs no synthq_jax
+
+ids, texts = ["d1", "d2"], ["Title and text", "of each document"]
+ranker = Ranker(ids, texts)
+print(ranker.search("a query", k=10))
+```
+
+`ranker.rank(query, lexical, dense)` orders the documents that engines of yours
+found. retriever/ alone is a SentenceTransformer.""",
   )
 
 

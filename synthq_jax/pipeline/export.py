@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import synthq_jax
 from synthq_jax import artifacts
 from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
@@ -25,6 +26,7 @@ from synthq_jax.models.checkpoints import t5x, tensors
 from synthq_jax.pipeline import cards, inputs, results, system_results
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
+from synthq_jax.retrieval import ranking
 
 __all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
 
@@ -34,6 +36,8 @@ CLAIM = t5_checkpoints.CLAIM
 _README = "README.md"
 _LENGTH = 512
 """Tokens of a text where no run says how many."""
+_RANKER = pathlib.Path(synthq_jax.__file__).parent / "assets" / "ranker.py"
+"""The program that goes with weights."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Source:
     results.Checkpoint
     | results.SyntheticQueries
     | system_results.Expansion
+    | system_results.Ranking
     | None
   )
   """What its run says of it; None where no run made it, or one that pre-trained
@@ -115,8 +120,8 @@ def run(
 
   Args:
     source: a checkpoint's folder, of any format that `t5_checkpoints.load`
-      reads, or a folder of synthetic queries, or of documents that they expand,
-      that a run wrote.
+      reads, or a folder that a run wrote: of synthetic queries, of documents that
+      they expand, or of weights that private queries taught.
     to: the new folder, not there yet or empty (T5X: the parent of the step).
     format: one of `FORMATS`.
     step: the step that a T5X checkpoint gets; None: that of the T5X checkpoint
@@ -209,6 +214,7 @@ def _source(folder: pathlib.Path) -> Source:
       results.Checkpoint,
       results.SyntheticQueries,
       system_results.Expansion,
+      system_results.Ranking,
     )
   }
   result = root = prepared = None
@@ -228,15 +234,6 @@ def _source(folder: pathlib.Path) -> Source:
         f" comparable among the first {fused.depth} of each; the"
         f" statement in {artifacts.RESULT_NAME} here is that of both together"
       )
-    if made.get("_type") == system_results.Ranking.__name__:
-      ranked = artifacts.load(folder, system_results.Ranking)
-      raise ValueError(
-        f"{folder}: expected a model or queries, got the weights of"
-        f" {ranked.retriever} and BM25's scores: export the checkpoint"
-        f" train_retriever/{ranked.retriever}, and take the weights from"
-        f" {artifacts.RESULT_NAME} here, whose statement is that of both; what"
-        " they weigh, synthq_jax.retrieval.ranking says"
-      )
     kind = kinds.get(made.get("_type"))
     result = kind and artifacts.load(folder, kind)
   if result is not None:
@@ -245,8 +242,8 @@ def _source(folder: pathlib.Path) -> Source:
       root = place.parents[len(own) - 1]
     elif not isinstance(result, results.Checkpoint):
       raise ValueError(
-        f"{folder}: expected queries where their run put them, at"
-        f" {result.directory}, beside its documents: give them there"
+        f"{folder}: expected a run's result where it put it, at"
+        f" {result.directory}, beside its other results: give it there"
       )
     data = root and root / results.PRIVATE / "prepare_data"
     if data and artifacts.read_fingerprint(data) is not None:
@@ -483,6 +480,61 @@ def _engine(write: Callable) -> Format:
   return Format(of=system_results.Expansion, write=written)
 
 
+# Weights.
+
+
+def _ranker(given: Source, folder: pathlib.Path) -> None:
+  """Writes weights with their retriever, and the program that applies them."""
+  made, prepared = given.result, given.prepared
+  if prepared is None:
+    raise ValueError(
+      f"{given.folder}: expected the settings of its run in"
+      f" {results.PRIVATE}/prepare_data, got none: export where the run was made"
+    )
+  if prepared.passage_stride:
+    raise ValueError(
+      f"{given.folder}: expected weights of whole documents, got those of"
+      f" passages, which {_RANKER.name} does not divide: run with"
+      " --gin.PASSAGE_STRIDE=0, or search with `synthq search`"
+    )
+  retriever = folder / "retriever"
+  retriever.mkdir()
+  _sentence_transformers(_retriever(given), retriever)
+  matrix = made.FILE if made.has_map else None
+  for name, path in ((matrix, given.folder), (_RANKER.name, _RANKER.parent)):
+    if name is not None:
+      (folder / name).write_bytes((path / name).read_bytes())
+  settings = {
+    "features": ranking.described(made.weights),
+    "depth": made.depth,
+    "query_length": prepared.query_length - 1,  # without EOS
+    "map": matrix,
+  }
+  _write_json(folder / "ranking.json", settings)
+  (folder / _README).write_text(cards.of_ranking(made), encoding="utf-8")
+
+
+def _retriever(given: Source) -> Source:
+  """Returns the checkpoint whose scores are weighed."""
+  name = given.result.retriever
+  again = "run `synthq run` again, which makes "
+  for root in (given.root, given.root / results.PRIVATE):
+    place = root / "train_retriever" / name
+    if artifacts.read_fingerprint(place) is not None:
+      found = _source(place)
+      claimed = given.claim.ledger
+      if any(one not in claimed for one in found.claim.ledger):
+        raise ValueError(
+          f"{given.folder}: expected weights of the retriever in {place}, got"
+          f" those of an earlier training of it: {again}them anew"
+        )
+      return found
+  raise ValueError(
+    f"{given.folder}: expected its retriever, train_retriever/{name}, in its run,"
+    f" got none: {again}what is missing"
+  )
+
+
 def _model(write: Callable, **fields) -> Format:
   return Format(of=results.Checkpoint, write=write, **fields)
 
@@ -495,5 +547,6 @@ FORMATS: dict[str, Format] = {
   **{name: _layout(one) for name, one in query_sets.LAYOUTS.items()},
   "anserini": _engine(search_engines.write_pyserini),
   "elasticsearch": _engine(search_engines.write_bulk),
+  "ranker": Format(of=system_results.Ranking, write=_ranker, hub="model"),
 }
 """By the name that `synthq export --format` has for it."""

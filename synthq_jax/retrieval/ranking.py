@@ -16,7 +16,7 @@ References:
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -30,6 +30,7 @@ __all__ = [
   "Candidates",
   "Features",
   "Field",
+  "described",
   "mapped",
   "rank",
   "scored",
@@ -178,6 +179,26 @@ def _index(
     return field.reads.build(ids, read)
   except ValueError:  # no document has, say, two words
     return None
+
+
+def described(weights: Sequence[float]) -> list[dict[str, Any]]:
+  """Returns what is weighed as JSON holds it, for other programs.
+
+  Args:
+    weights: of `FEATURES`, in order.
+
+  Returns:
+    For each its "name" and "weight", and under "bm25" how a field is read.
+  """
+  read = {
+    field.name: {**dataclasses.asdict(field.reads), "first_words": field.words}
+    for field in FIELDS
+  }
+  return [
+    {"name": name, "weight": float(weight)}
+    | ({"bm25": read[name]} if name in read else {})
+    for name, weight in zip(FEATURES, weights, strict=True)
+  ]
 
 
 def start(lexical: float) -> Float[np.ndarray, " feature"]:

@@ -23,6 +23,13 @@ from synthq_jax.retrieval import encode
 RETRIEVERS = ("synthetic_eps8", "direct_dp_logit_eps8")  # one has a projection
 RETRIEVER = f"train_retriever/{RETRIEVERS[0]}"
 EXPANSION = "expand/synthetic_eps8"
+RANKING = "learn_to_rank/synthetic_eps8"
+KINDS = {
+  "finetune_dp": "checkpoint",
+  "train_retriever": "checkpoint",
+  "learn_to_rank": "ranking",
+}
+"""The flag of `synthq export` for a stage's results; of others "queries"."""
 HARD = (
   "a document with <extra_id_0> in it",
   "<extra_id_31><extra_id_32><extra_id_99>",
@@ -40,9 +47,9 @@ def exported(finished_run, tmp_path_factory):
 
   def export_(source: str, name: str) -> str:
     to = folder / f"{name}_{source.replace('/', '_')}"
-    of_queries = source.startswith(("generate", "filter", "expand"))
-    kind = "queries" if of_queries else None
-    flag = f"--{kind or 'checkpoint'}={finished_run.root / source}"
+    stage = source.partition("/")[0]
+    kind = KINDS.get(stage, "queries")
+    flag = f"--{kind}={finished_run.root / source}"
     if not to.exists():
       assert main.main(["export", flag, f"--format={name}", f"--to={to}"]) == 0
     return str(to)
@@ -383,6 +390,7 @@ def test_no_export_holds_a_private_text(name, finished_run, exported):
     results.Checkpoint: RETRIEVER,
     results.SyntheticQueries: QUERIES,
     system_results.Expansion: EXPANSION,
+    system_results.Ranking: RANKING,
   }
   folder = exported(given[export.FORMATS[name].of], name)
   texts = []

@@ -261,7 +261,7 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
     export.run(model, to, format="safetensors")
     assert (to / export.CLAIM).exists()
     queries = shutil.move(root / "generate/eps8", short / "q")
-    with pytest.raises(ValueError, match="where their run put them, at gen"):
+    with pytest.raises(ValueError, match="where it put it, at gen"):
       export.run(queries, tmp_path / "other", format="beir")
   finally:
     shutil.rmtree(short)
@@ -295,7 +295,7 @@ def test_a_projection_is_not_lost_where_there_is_no_place_for_it(
     (["--gin.X=1"], "takes no --gin.X=1"),
     (["--format=gguf"], "--format must be one of t5x, safetensors, hugging"),
     (["--format=beir"], "expected SyntheticQueries for --format=beir"),
-    (["--queries=somewhere"], "or --queries=FOLDER, got both"),
+    (["--queries=somewhere"], "and --ranking=FOLDER, got 2"),
     (["--format=sentence-transformers"], "expected the vocabulary"),
     (
       ["--checkpoint=nowhere"],

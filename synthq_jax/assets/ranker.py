@@ -1,0 +1,176 @@
+"""Ranks documents by weights that private queries taught with DP.
+
+BM25 and a retriever find candidates; the sum of ten scores orders them. The weights
+lie in ranking.json beside this file, the retriever in retriever/, a map of its
+queries, where there is one, in map.npy.
+
+  pip install "sentence-transformers>=5" bm25s PyStemmer
+
+  from ranker import Ranker
+
+  ranker = Ranker(ids, texts)  # of each document: its title, a space, its text
+  ranker.search("a query", k=10)  # [(id, score), ...], best first
+
+It was written by synthq_jax, which it does not need.
+"""
+
+import contextlib
+import json
+import pathlib
+import re
+
+import bm25s
+import numpy as np
+import Stemmer
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Ranker:
+  """A collection, indexed as the weights expect it."""
+
+  def __init__(self, ids, texts, vectors=None, model=None):
+    """Indexes and encodes documents.
+
+    Args:
+      ids: one per document.
+      texts: of each, its title and text with a space between.
+      vectors: of the documents, float32 [document, dim]; None: the retriever
+        encodes them here.
+      model: what encodes; None: the SentenceTransformer in retriever/.
+    """
+    if len(ids) != len(texts):
+      raise ValueError(f"got {len(ids)} ids and {len(texts)} texts")
+    self.settings = json.loads((HERE / "ranking.json").read_text("utf-8"))
+    self.weights = [one["weight"] for one in self.settings["features"]]
+    self.map = None
+    if self.settings["map"]:
+      self.map = np.load(HERE / self.settings["map"], allow_pickle=False)
+    if model is None:
+      from sentence_transformers import SentenceTransformer  # noqa: PLC0415
+
+      model = SentenceTransformer(str(HERE / "retriever"))
+    self.model, self.ids = model, list(ids)
+    if vectors is None:
+      vectors = model.encode_document(list(texts))
+    self.vectors = np.asarray(vectors, np.float32)
+    lengths = np.log1p([len(text.split()) for text in texts])
+    self.lengths = lengths / max(lengths.max(initial=0.0), 1e-9)
+    spaced = [_spaced(text) for text in texts]
+    self.fields = [
+      _Field(one["bm25"], spaced)
+      for one in self.settings["features"]
+      if "bm25" in one
+    ]
+
+  def search(self, query, k=10):
+    """Returns the ids and scores of the best documents, best first."""
+    depth = self.settings["depth"]
+    words = self.fields[0].scores(_spaced(query))
+    lexical = [place for place in _best(words, depth) if words[place] > 0]
+    asked = self.encode(query)
+    cosines = self.vectors @ asked
+    return self.rank(query, lexical, _best(cosines, depth), asked=asked)[:k]
+
+  def rank(self, query, lexical, dense, *, asked=None):
+    """Orders what other engines found.
+
+    Args:
+      query: its text.
+      lexical: positions of the documents that BM25 finds, best first.
+      dense: positions of those that the retriever finds, best first.
+      asked: the query's vector; None: the retriever encodes it here.
+    """
+    asked = self.encode(query) if asked is None else asked
+    dense = np.asarray(dense, np.int64)
+    places = np.array([*dict.fromkeys([*lexical, *dense.tolist()])], np.int64)
+    if not len(places):
+      return []
+    text, columns = _spaced(query), []
+    for field in self.fields:
+      scores = field.scores(text)[places]
+      columns.append(scores / max(scores.max(), 1e-9))
+    cosines = _scaled(self.vectors[dense] @ asked)
+    of_dense = dict(zip(dense.tolist(), cosines, strict=True))
+    columns.append(self.lengths[places])
+    columns.append([of_dense.get(place, 0.0) for place in places.tolist()])
+    values = np.array(columns, np.float32).T.astype(np.float64)
+    scores = (values * self.weights).sum(axis=1)
+    if self.map is not None:
+      scores += self.vectors[places] @ (asked @ self.map)
+    order = np.argsort(-scores, kind="stable")
+    return [(self.ids[places[at]], float(scores[at])) for at in order]
+
+  def encode(self, query):
+    """Returns the query's vector, cut where queries were cut in training."""
+    with _cut_at(self.model, self.settings["query_length"]):
+      return np.asarray(self.model.encode_query(query), np.float32)
+
+
+class _Field:
+  """A part of the documents, as one BM25 reads it."""
+
+  def __init__(self, reads, texts):
+    first = reads.pop("first_words")
+    if first is not None:
+      texts = [" ".join(text.split()[:first]) for text in texts]
+    weighs = {name: reads.pop(name) for name in ("k1", "b")}
+    stemmer = reads["stemmer"] and Stemmer.Stemmer(reads["stemmer"])
+    self.reads = {
+      "token_pattern": reads["pattern"],
+      "stopwords": reads["stopwords"] or [],
+      "stemmer": stemmer or None,
+      "show_progress": False,
+    }
+    words = bm25s.tokenize(list(texts), **self.reads)
+    self.size, self.index = len(texts), None
+    if any(words.ids):  # else no document has, say, two words
+      self.index = bm25s.BM25(**weighs, method="lucene")
+      self.index.index(words, show_progress=False)
+
+  def scores(self, query):
+    if self.index is None:
+      return np.zeros(self.size, np.float32)
+    words = bm25s.tokenize([query], **self.reads, return_ids=False)[0]
+    known = self.index.get_tokens_ids(words)
+    if not known:
+      return np.zeros(self.size, np.float32)
+    return self.index.get_scores_from_ids(known)
+
+
+def _spaced(text):
+  """Returns the words of a text with a space between them and nothing else."""
+  return " ".join(re.findall(r"\w+", text))
+
+
+def _best(scores, depth):
+  """Returns the positions of the best, of equal ones the first ones first."""
+  return np.argsort(-scores, kind="stable")[:depth]
+
+
+def _scaled(scores):
+  """Moves scores to [0, 1]: the least to 0, the best to 1; equal ones to 1."""
+  if not len(scores):
+    return scores
+  low, high = scores.min(), scores.max()
+  if not high - low > len(scores) * np.spacing(np.float32(abs(high))):
+    return np.ones_like(scores)
+  return (scores - low) / (high - low)
+
+
+@contextlib.contextmanager
+def _cut_at(model, length):
+  """Cuts texts for a table of vectors; a T5 cuts its queries itself."""
+  tokenizer = getattr(model[0], "tokenizer", None)
+  if length is None or not hasattr(tokenizer, "enable_truncation"):
+    yield
+    return
+  before = tokenizer.truncation
+  tokenizer.enable_truncation(length)
+  try:
+    yield
+  finally:
+    if before is None:
+      tokenizer.no_truncation()
+    else:
+      tokenizer.enable_truncation(**before)
