@@ -253,9 +253,7 @@ class _Opened:
   def _features(self) -> ranking.Features:
     positions = [str(n) for n in range(self._prepared.num_documents)]
     corpus = inputs.corpus(self._folders, self._prepared)
-    return ranking.Features.build(
-      positions, lambda: inputs.document_texts(corpus)
-    )
+    return ranking.Features.build(positions, inputs.document_texts(corpus))
 
   def _beside_bm25(
     self, made: system_results.Fusion | system_results.Ranking
@@ -287,7 +285,7 @@ class _Opened:
     mapped = self._mapped(made) if made.has_map else lambda *_: None
 
     def joined(query: str, runs: Sequence[_Run], k: int) -> _Run:
-      found = self._features.of(query, *runs)
+      [found] = self._features.of([query], *([run] for run in runs))
       added = mapped(query, found)
       return ranking.rank({"": found}, made.weights, k, added)[""]
 

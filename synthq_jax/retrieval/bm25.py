@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from synthq_jax import checks, extras
 from synthq_jax.retrieval import trec
@@ -24,7 +25,7 @@ from synthq_jax.retrieval import trec
 with extras.required("run"):
   import Stemmer
 
-__all__ = ["BM25", "Index"]
+__all__ = ["BM25", "Index", "Reader"]
 
 _CHUNK = 4096
 """Documents whose words are strings at the same time."""
@@ -78,24 +79,14 @@ class BM25:
     Raises:
       ValueError: if there are no documents, or no word in any of them.
     """
-    documents = self._read(texts)
-    if len(ids) != len(documents.ids) or not documents.vocab:
-      raise ValueError(
-        f"expected one id per document and a word somewhere, got {len(ids)} "
-        f"ids and {len(documents.ids)} documents; check the collection"
-      )
-    model = _bm25s().BM25(k1=self.k1, b=self.b, method="lucene")
-    model.index(documents, show_progress=False)
-    return Index(tuple(ids), self, model)
-
-  def _read(self, texts: Iterable[str]) -> "_Documents":
-    """Numbers the words of all texts by their first appearance."""
-    rows, vocab = _Rows(), {}
-    texts = iter(texts)
+    reader, texts = self.reader(), iter(texts)
     while chunk := list(itertools.islice(texts, _CHUNK)):
-      for words in self.words(chunk):
-        rows.append([vocab.setdefault(word, len(vocab)) for word in words])
-    return _Documents(rows, vocab)
+      reader.read(chunk)
+    return reader.build(ids)
+
+  def reader(self) -> "Reader":
+    """Returns what reads documents a few thousand at a time, none yet."""
+    return Reader(self)
 
   def words(self, texts: Iterable[str]) -> list[list[str]]:
     """Returns the stemmed words of each text, without stop words."""
@@ -108,6 +99,40 @@ class BM25:
       return_ids=False,
       show_progress=False,
     )
+
+
+class Reader:
+  """Documents, of which the numbers of their words are kept."""
+
+  def __init__(self, config: BM25):
+    self.config = config
+    self._rows = _Rows()
+    self._vocab: dict[str, int] = {}  # in the order of first appearance
+
+  def read(self, texts: Sequence[str]) -> None:
+    """Reads the next documents."""
+    vocab = self._vocab
+    for words in self.config.words(texts):
+      self._rows.append([vocab.setdefault(word, len(vocab)) for word in words])
+
+  def build(self, ids: Sequence[str]) -> "Index":
+    """Indexes what was read, as `BM25.build` does.
+
+    Args:
+      ids: one per document.
+
+    Raises:
+      ValueError: if there are no documents, or no word in any of them.
+    """
+    if len(ids) != len(self._rows) or not self._vocab:
+      raise ValueError(
+        f"expected one id per document and a word somewhere, got {len(ids)} "
+        f"ids and {len(self._rows)} documents; check the collection"
+      )
+    config = self.config
+    model = _bm25s().BM25(k1=config.k1, b=config.b, method="lucene")
+    model.index(_Documents(self._rows, self._vocab), show_progress=False)
+    return Index(tuple(ids), config, model)
 
 
 class _Rows:
@@ -182,19 +207,31 @@ class Index:
       [self.ids[place] for place in places] for _, places in found
     ]
 
-  def scores(self, query: str) -> np.ndarray:
-    """Scores all documents, in their order, for one query.
+  def scores_at(
+    self, words: Sequence[str], places: Int[np.ndarray, " some"]
+  ) -> Float[np.ndarray, " some"]:
+    """Scores some documents, those that `search` gives to the last bit.
+
+    In time that hardly grows with the collection.
 
     Args:
-      query: its text.
+      words: of a query, as `BM25.words` has them.
+      places: positions of the documents.
 
     Returns:
-      float32 [document]; 0 where no word is shared.
+      float32; 0 where no word is shared.
     """
-    known = self.model.get_tokens_ids(self.config.words([query])[0])
-    if not known:
-      return np.zeros(len(self.ids), np.float32)
-    return self.model.get_scores_from_ids(known)
+    held = self.model.scores
+    scores = np.zeros(len(places), np.float32)
+    places = np.asarray(places, held["indices"].dtype)  # else those are copied
+    for word in self.model.get_tokens_ids(words):
+      start, end = held["indptr"][word : word + 2]
+      documents = held["indices"][start:end]  # ascending
+      at = documents.searchsorted(places)
+      at[at == len(documents)] = 0  # another document
+      has_word = documents[at] == places
+      scores[has_word] += held["data"][start:end][at[has_word]]
+    return scores
 
   def search_run(
     self, query_ids: Sequence[str], queries: Sequence[str], k: int

@@ -14,8 +14,9 @@ References:
 """
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,8 @@ FIELDS = (
 """What is read; a pattern in a lookahead gives what overlaps."""
 FEATURES = (*(field.name for field in FIELDS), "length", "retriever")
 """The columns of `Candidates.values`, each in [0, 1]."""
+_CHUNK = 4096
+"""Texts whose words are strings at the same time."""
 _LEXICAL, _DENSE = 0, len(FEATURES) - 1
 
 
@@ -83,8 +86,9 @@ class Features:
   """The collection, read in each of `FIELDS`.
 
   >>> texts = ["red apples", "green apples and pears", "plums"]
-  >>> features = Features.build(["a", "b", "c"], lambda: texts)
-  >>> found = features.of("red pears", {"a": 0.5, "b": 0.4}, {"c": 0.9, "a": 0.7})
+  >>> features = Features.build(["a", "b", "c"], texts)
+  >>> lexical, dense = {"a": 0.5, "b": 0.4}, {"c": 0.9, "a": 0.7}
+  >>> [found] = features.of(["red pears"], [lexical], [dense])
   >>> found.ids, found.values.shape
   (('a', 'b', 'c'), (3, 10))
   >>> found.values[:, -1].tolist()  # the retriever's, least to best
@@ -106,53 +110,74 @@ class Features:
     return sum(one.num_bytes for one in self.indexes if one is not None)
 
   @classmethod
-  def build(
-    cls, ids: Sequence[str], texts: Callable[[], Iterable[str]]
-  ) -> "Features":
-    """Indexes documents, once for each field.
+  def build(cls, ids: Sequence[str], texts: Iterable[str]) -> "Features":
+    """Indexes documents, in one pass.
 
     Args:
       ids: one per document.
-      texts: returns the documents' texts, anew each time that it is called.
+      texts: of the documents; an iterator will do.
 
     Raises:
       ValueError: if there is not one id per document.
     """
-    lengths = np.log1p([len(text.split()) for text in texts()])
-    if len(lengths) != len(ids):
+    readers = [field.reads.reader() for field in FIELDS]
+    counts: list[int] = []
+    for chunk in _chunks(texts):
+      counts += [len(text.split()) for text in chunk]
+      spaced = [_spaced(text) for text in chunk]
+      for field, reader in zip(FIELDS, readers, strict=True):
+        reader.read([_first(text, field.words) for text in spaced])
+    if len(counts) != len(ids):
       raise ValueError(
-        f"expected one id per document, got {len(ids)} ids and {len(lengths)}"
+        f"expected one id per document, got {len(ids)} ids and {len(counts)}"
         " documents; check the collection"
       )
+    lengths = np.log1p(counts)
     return cls(
       {id_: place for place, id_ in enumerate(ids)},
       (lengths / max(lengths.max(initial=0.0), 1e-9)).astype(np.float32),
-      tuple(_index(field, ids, texts) for field in FIELDS),
+      tuple(_index(reader, ids) for reader in readers),
     )
 
   def of(
     self,
-    query: str,
-    lexical: Mapping[str, float],
-    dense: Mapping[str, float],
-  ) -> Candidates:
-    """Returns the features of what two systems find.
+    queries: Sequence[str],
+    lexical: Sequence[Mapping[str, float]],
+    dense: Sequence[Mapping[str, float]],
+  ) -> list[Candidates]:
+    """Returns the features of what two systems find for each query.
 
     A score of BM25 is divided by the best of the candidates, one of the retriever
     goes from its least, 0, to its best, 1; 0 is what it does not find.
 
     Args:
-      query: its text.
-      lexical: document id -> score of BM25.
-      dense: document id -> score of the retriever.
+      queries: their texts.
+      lexical: of each, document id -> score of BM25.
+      dense: of each, document id -> score of the retriever.
     """
-    dense, asked = _ordered(dense), _spaced(query)
+    made: list[Candidates] = []
+    for spaced in _chunks(map(_spaced, queries)):
+      asked = zip(*(field.reads.words(spaced) for field in FIELDS), strict=True)
+      part = slice(len(made), len(made) + len(spaced))
+      made += map(self._of, asked, lexical[part], dense[part])
+    return made
+
+  def _of(
+    self,
+    asked: Sequence[Sequence[str]],
+    lexical: Mapping[str, float],
+    dense: Mapping[str, float],
+  ) -> Candidates:
+    """Returns the features of a query, whose words each field has."""
+    dense = _ordered(dense)
     ids = tuple({**_ordered(lexical), **dense})
     values = np.zeros((len(ids), len(FEATURES)), np.float32)
     places = np.array([self.positions[id_] for id_ in ids], np.int64)
-    for column, index in enumerate(self.indexes):
+    for column, (index, words) in enumerate(
+      zip(self.indexes, asked, strict=True)
+    ):
       if index is not None and len(ids):
-        scores = index.scores(asked)[places]
+        scores = index.scores_at(words, places)
         values[:, column] = scores / max(scores.max(), 1e-9)
     values[:, _DENSE - 1] = self.lengths[places]
     scaled = fusion.Convex().values(dense, dense=True)
@@ -169,14 +194,20 @@ def _spaced(text: str) -> str:
   return " ".join(re.findall(r"\w+", text))
 
 
-def _index(
-  field: Field, ids: Sequence[str], texts: Callable[[], Iterable[str]]
-) -> bm25.Index | None:
-  read = map(_spaced, texts())
-  if field.words is not None:
-    read = (" ".join(text.split()[: field.words]) for text in read)
+def _first(text: str, words: int | None) -> str:
+  return text if words is None else " ".join(text.split()[:words])
+
+
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+  """Yields a few thousand texts at a time."""
+  texts = iter(texts)
+  while chunk := list(itertools.islice(texts, _CHUNK)):
+    yield chunk
+
+
+def _index(reader: bm25.Reader, ids: Sequence[str]) -> bm25.Index | None:
   try:
-    return field.reads.build(ids, read)
+    return reader.build(ids)
   except ValueError:  # no document has, say, two words
     return None
 

@@ -109,10 +109,11 @@ def candidates(
   """Returns what is learned to be ranked: what BM25 found, and a retriever."""
   state = judged.corpus.stat()
   features = _features(judged.corpus, state.st_mtime_ns, state.st_size)
-  return {
-    query: features.of(text, found.get(query, {}), dense.get(query, {}))
-    for query, text in zip(judged.qrels, judged.queries, strict=True)
-  }
+  runs = (
+    [run.get(query, {}) for query in judged.qrels] for run in (found, dense)
+  )
+  made = features.of(judged.queries, *runs)
+  return dict(zip(judged.qrels, made, strict=True))
 
 
 @functools.lru_cache(maxsize=1)  # rows of one collection follow each other
@@ -120,7 +121,7 @@ def _features(corpus: pathlib.Path, *_: int) -> ranking.Features:
   """Indexes a collection; what else tells one of that name from another."""
   with open(corpus, encoding="utf-8") as stream:
     ids = [json.loads(line)["_id"] for line in stream]
-  return ranking.Features.build(ids, lambda: inputs.document_texts(corpus))
+  return ranking.Features.build(ids, inputs.document_texts(corpus))
 
 
 def encode_rows(

@@ -111,14 +111,17 @@ def test_bad_input_is_refused():
     PLAIN.build(IDS, TEXTS).search(["red"], k=0)
 
 
-def test_scores_of_all_documents_are_those_of_the_search():
+@pytest.mark.parametrize("query", ["red", "red green red zzz", "zzz", ""])
+def test_scores_of_chosen_documents_are_those_of_the_search(query):
   index = PLAIN.build(IDS, TEXTS)
-  for query in ("red", "red green zzz", "zzz"):
-    (found,), (ids,) = index.search([query], k=len(IDS))
-    every = index.scores(query)
-    assert every.shape == (len(IDS),)
-    listed = {IDS[i]: every[i] for i in np.flatnonzero(every)}
-    assert listed == dict(zip(ids, found, strict=True))
+  (found,), (ids,) = index.search([query], k=len(IDS))
+  places = np.random.default_rng(0).permutation(len(IDS))
+  [words] = PLAIN.words([query])
+  scores = index.scores_at(words, places)
+  assert scores.dtype == np.float32 and scores.shape == (len(IDS),)
+  listed = {IDS[at]: x for at, x in zip(places, scores, strict=True) if x}
+  assert listed == dict(zip(ids, found, strict=True))
+  assert index.scores_at(words, places[:0]).shape == (0,)
 
 
 def test_thousands_of_documents_and_queries_take_seconds():

@@ -14,7 +14,15 @@ TEXTS = [
   "a pear tree, red in autumn",
 ]
 IDS = ["a", "b b", "c", "d", "e"]
-FEATURES = ranking.Features.build(IDS, lambda: TEXTS)
+FEATURES = ranking.Features.build(IDS, TEXTS)
+
+
+def of(features, query, lexical, dense):
+  """The features of one query."""
+  [one] = features.of([query], [lexical], [dense])
+  return one
+
+
 COLUMN = {name: place for place, name in enumerate(ranking.FEATURES)}
 
 
@@ -26,7 +34,7 @@ def found(query="red apples in autumn", k=5):
 def test_features_are_the_scores_of_each_field_over_the_best():
   query, lexical = "red apples in autumn", found()
   dense = {"c": 0.2, "a": 0.9, "d": 0.55}
-  one = FEATURES.of(query, lexical, dense)
+  one = of(FEATURES, query, lexical, dense)
   assert one.ids == (*trec.ranking(lexical), "d", "c")
   assert [IDS[place] for place in one.places] == list(one.ids)
   assert one.values.min() >= 0 and one.values.max() == 1.0
@@ -34,7 +42,9 @@ def test_features_are_the_scores_of_each_field_over_the_best():
     texts = [*map(ranking._spaced, TEXTS)]
     if field.words is not None:
       texts = [" ".join(text.split()[: field.words]) for text in texts]
-    scores = field.reads.build(IDS, texts).scores(query)[one.places]
+    index = field.reads.build(IDS, texts)
+    [asked] = index.search_run(["q"], [query], 5).values()
+    scores = np.array([asked.get(id_, 0.0) for id_ in one.ids])
     np.testing.assert_allclose(
       one.values[:, COLUMN[field.name]],
       scores / max(scores.max(), 1e-9),
@@ -54,8 +64,8 @@ def test_features_are_the_scores_of_each_field_over_the_best():
 
 def test_words_pairs_and_parts_of_words_are_told_apart():
   texts = ["tree pear house", "pear tree house", "peartrees"]
-  features = ranking.Features.build(["1", "2", "3"], lambda: texts)
-  one = features.of("pear tree", {"1": 2.0, "2": 1.0}, {"3": 1.0})
+  features = ranking.Features.build(["1", "2", "3"], texts)
+  one = of(features, "pear tree", {"1": 2.0, "2": 1.0}, {"3": 1.0})
   assert one.values[:, COLUMN["pairs of words"]].tolist() == [0, 1, 0]
   assert one.values[2, COLUMN["four letters"]] > 0
   assert one.values[2, COLUMN["words"]] == 0
@@ -63,13 +73,13 @@ def test_words_pairs_and_parts_of_words_are_told_apart():
 
 def test_the_start_ranks_as_bm25_does():
   lexical = found()
-  one = FEATURES.of("red apples in autumn", lexical, {"c": 1.0, "d": 0.5})
+  one = of(FEATURES, "red apples in autumn", lexical, {"c": 1.0, "d": 0.5})
   run = ranking.rank({"q": one}, ranking.start(8.0), 5)["q"]
   assert [*run][: len(lexical)] == trec.ranking(lexical)
 
 
 def test_equal_scores_stand_in_the_order_of_the_candidates():
-  one = FEATURES.of("pear", {"e": 1.0, "b b": 1.0}, {"a": 3.0, "e": 2.0})
+  one = of(FEATURES, "pear", {"e": 1.0, "b b": 1.0}, {"a": 3.0, "e": 2.0})
   run = ranking.rank({"q": one}, [0.0] * len(ranking.FEATURES), 5)["q"]
   assert list(run) == list(one.ids)
 
@@ -78,7 +88,7 @@ def test_equal_scores_stand_in_the_order_of_the_candidates():
 @pytest.mark.parametrize("dense", [{}, {"d": 0.1}, {"a": 0.5, "c": 0.5}])
 @pytest.mark.parametrize("lexical", [{}, {"d": 0.0}])
 def test_what_is_not_found_gives_a_defined_answer(query, dense, lexical):
-  one = FEATURES.of(query, lexical, dense)
+  one = of(FEATURES, query, lexical, dense)
   assert set(one.ids) == {*lexical, *dense}
   assert np.isfinite(one.values).all()
   run = ranking.rank({"q": one}, ranking.start(8.0), 3)
@@ -86,16 +96,16 @@ def test_what_is_not_found_gives_a_defined_answer(query, dense, lexical):
 
 
 def test_a_field_without_words_is_left_out():
-  features = ranking.Features.build(["1", "2"], lambda: ["pear", "fig"])
+  features = ranking.Features.build(["1", "2"], ["pear", "fig"])
   assert features.indexes[COLUMN["pairs of words"]] is None
-  one = features.of("pear", {"1": 1.0}, {"2": 1.0})
+  one = of(features, "pear", {"1": 1.0}, {"2": 1.0})
   assert not one.values[:, COLUMN["pairs of words"]].any()
   assert features.num_bytes > 0
 
 
 @pytest.mark.parametrize("weights", [[1.0], [np.nan] * 10, [1.0] * 11])
 def test_other_weights_are_refused(weights):
-  one = FEATURES.of("red", {"a": 1.0}, {})
+  one = of(FEATURES, "red", {"a": 1.0}, {})
   with pytest.raises(ValueError, match="expected 10 finite weights"):
     ranking.rank({"q": one}, weights, 3)
 
