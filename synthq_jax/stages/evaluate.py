@@ -6,6 +6,7 @@ such as BEIR's: their scores may be shared for every retriever that may be.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -142,42 +143,43 @@ def jobs(run):
           if isinstance(system, system_results.Reranking)
           else None,
           "vectors": vectors.value if vectors and called == "test" else None,
+          "left_out": run.left_out("original"),
         },
       )
 
 
-def _label(name: str, system: Any) -> str:
+def _label(name: str, system: Any, left_out: float) -> str:
   """Says in words what a row is made of."""
+  trained_on = functools.partial(_trained_on, left_out=left_out)
   if system is None:
     return "nothing"
   if isinstance(system, system_results.Fusion):
-    return (
-      f"{_trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
-    )
+    return f"{trained_on(system.retriever)}; BM25 and {system.weight:.0%} of it"
   if isinstance(system, system_results.Ranking):
     mapped = ", with a map of its vectors," if system.has_map else ""
     with_dp = " with DP" if math.isfinite(system.statement.epsilon) else ""
     return (
-      f"{_trained_on(system.retriever)}; its scores and BM25's{mapped} weighed by"
+      f"{trained_on(system.retriever)}; its scores and BM25's{mapped} weighed by"
       f" real queries{with_dp}"
     )
   if isinstance(system, system_results.Reranking):
     source = name.removeprefix(f"{system.SYSTEM}_")
     return (
-      f"{_trained_on(source)}; {system.reranker.kind} over {system.first_stage},"
+      f"{trained_on(source)}; {system.reranker.kind} over {system.first_stage},"
       f" {system.weight:.0%} of it"
     )
   if isinstance(system, system_results.Expansion):
     return f"nothing; BM25 also reads {system.queries}"
-  return _trained_on(name)
+  return trained_on(name)
 
 
-def _trained_on(name: str) -> str:
+def _trained_on(name: str, left_out: float) -> str:
   """Says in words what a retriever was trained on."""
+  share = f"{1 - left_out:.0%} of the " if left_out else ""
   words = {
     "untrained": "no query, the public encoder",
     "public_only": "queries written before any private step",
-    "original": "real queries, no privacy",
+    "original": f"{share}real queries, no privacy",
     "synthetic": "synthetic queries",
   }
   known = (words[start] for start in words if name.startswith(start))
@@ -195,7 +197,8 @@ def run(task: stage.Task) -> results.Evaluation | None:
       "system", an encoder, a fusion, learned weights, an expansion, a reranking, or
       None for BM25; "row", its name; "test_set": "test" (private), "public", or a
       further set; "vectors" of the documents, None where they are not the run's
-      own; "retriever", whose they are, None for others; "parts", earlier
+      own; "retriever", whose they are, None for others; "left_out", the share of
+      documents whose queries do not train `original`; "parts", earlier
       evaluations of the systems that it is made of; and for a reranking the "t5"
       that its training started from and its "reranker_settings".
 
@@ -239,7 +242,7 @@ def run(task: stage.Task) -> results.Evaluation | None:
   return results.Evaluation(
     directory=space.relative(directory),
     name=name,
-    label=_label(name, system),
+    label=_label(name, system, task.inputs["left_out"]),
     test_set=called,
     private=private,
     system=kind,
