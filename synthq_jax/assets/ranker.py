@@ -39,8 +39,11 @@ class Ranker:
         encodes them here.
       model: what encodes; None: the SentenceTransformer in retriever/.
     """
-    if len(ids) != len(texts):
-      raise ValueError(f"got {len(ids)} ids and {len(texts)} texts")
+    if len(ids) != len(texts) or not len(ids):
+      raise ValueError(
+        f"expected documents, and an id for each, got {len(texts)} texts and"
+        f" {len(ids)} ids"
+      )
     self.settings = json.loads((HERE / "ranking.json").read_text("utf-8"))
     self.weights = [one["weight"] for one in self.settings["features"]]
     self.map = None
@@ -65,6 +68,8 @@ class Ranker:
 
   def search(self, query, k=10):
     """Returns the ids and scores of the best documents, best first."""
+    if not query.strip():
+      return []
     depth = self.settings["depth"]
     words = self.fields[0].scores(_spaced(query))
     lexical = [place for place in _best(words, depth) if words[place] > 0]

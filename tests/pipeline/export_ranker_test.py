@@ -68,8 +68,6 @@ def documents(root: pathlib.Path):
 def assert_ranks_as_the_run(root, row, ranker, k=15):
   searcher = search.open_run(str(root), [row])
   for query in QUERIES:
-    if not query.strip():
-      continue
     hits = searcher.search(query, k)[row]
     found = ranker.search(query, k)
     assert [one.id for one in hits] == [id_ for id_, _ in found], query
@@ -116,6 +114,21 @@ def test_an_export_holds_its_retriever_and_says_what_it_weighs(
   # The claim of both together, with each release by its name.
   assert all(one.identifier in claim for one in made.statement.ledger)
   assert len(made.statement.ledger) == 2
+
+
+def test_odd_collections_have_a_line_or_an_answer(finished_run, tmp_path):
+  root, to = finished_run.root, tmp_path / "ranker"
+  export.run(root / ROWS["ltr_public_only"], to, format="ranker")
+  program, model = load(to), ours(root, "public_only")
+  for ids, texts in (([], []), (["a"], ["x", "y"])):
+    with pytest.raises(ValueError, match="an id for each"):
+      program.Ranker(ids, texts, model=model)
+  alone = program.Ranker(["only one"], [""], model=model)  # no word anywhere
+  [(found, score)] = alone.search("station", 5)
+  assert found == "only one" and np.isfinite(score)
+  equal = program.Ranker(["a", "b"], ["the same text"] * 2, model=model)
+  assert [id_ for id_, _ in equal.search("the same text")] == ["a", "b"]
+  assert equal.search("") == equal.search(" \n") == []
 
 
 def test_what_is_private_or_not_whole_is_refused(finished_run, tmp_path):
