@@ -215,15 +215,18 @@ def _language_model(module: GPT, batch: int, length: int) -> Problem:
   return Problem(loss_fn, params, {"tokens": tokens})
 
 
-def _t5(batch: int, inputs: int, targets: int) -> Problem:
+def _t5(
+  batch: int, inputs: int = 128, *, width: int = 256, layers: int = 4
+) -> Problem:
+  targets = 32
   config = t5_config.T5Config(
     vocab_size=32_128,
-    emb_dim=256,
-    num_heads=4,
+    emb_dim=width,
+    num_heads=width // 64,
     head_dim=64,
-    mlp_dim=1024,
-    num_encoder_layers=4,
-    num_decoder_layers=4,
+    mlp_dim=4 * width,
+    num_encoder_layers=layers,
+    num_decoder_layers=layers,
     mlp_activations=("gelu", "linear"),
     logits_via_embedding=False,
   )
@@ -290,20 +293,26 @@ NETWORKS: dict[str, tuple[Callable[[int], Problem], int]] = {
   "vit": (lambda n: _classifier(ViT(), _normal(n, 32, 32, 3)), 32),
   "gpt_tied": (lambda n: _language_model(GPT(), n, 128), 32),
   "gpt_untied": (lambda n: _language_model(GPT(is_tied=False), n, 256), 8),
-  "t5": (lambda n: _t5(n, 128, 32), 16),
+  "t5": (_t5, 16),
   "moe": (lambda n: _language_model(GPT(experts=8), n, 128), 16),
   "dlrm": (_dlrm, 256),
   "lora": (lambda n: _lora(n, 128), 16),
 }
 """By name: the problem of a batch size, and the usual size."""
+SHAPES: dict[str, tuple[Callable[[int], Problem], int]] = {
+  "t5_long": (lambda n: _t5(n, 384), 16),
+  "t5_small": (lambda n: _t5(n, width=128, layers=2), 16),
+  "t5_wide": (lambda n: _t5(n, width=512, layers=8), 16),
+}
+"""Other sizes of one of them."""
 
 
 def make(name: str, size: int | None = None) -> Problem:
   """Returns a problem.
 
   Args:
-    name: among `NETWORKS`.
+    name: among `NETWORKS` and `SHAPES`.
     size: of the batch; None: the usual one.
   """
-  build, usual = NETWORKS[name]
+  build, usual = (NETWORKS | SHAPES)[name]
   return build(size or usual)
