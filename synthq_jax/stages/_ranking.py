@@ -7,7 +7,7 @@ on the documents and on the retriever alone.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from synthq_jax.stages import _search
 __all__ = [
   "Config",
   "Found",
+  "drawing",
   "of_train",
   "padded",
   "settings",
@@ -41,12 +42,19 @@ class Config(private_training.Config):
   """What every training that ranks candidates is set by; every value is public."""
 
   batch_size: int = 0
+  share: float = 1.0
+  """Share of the documents whose queries teach, in (0, 1]. Few queries are enough:
+  each is searched for in the whole collection, by BM25 and by the retriever."""
   encode_batch_size: int = artifacts.speed_only(256)
   """Queries encoded at once."""
 
   def __post_init__(self):
     super().__post_init__()
+    config_types.within(self, "(0, 1]", "share")
     config_types.at_least(self, 1, "encode_batch_size")
+
+
+_Config = TypeVar("_Config", bound=Config)
 
 
 def settings(
@@ -70,7 +78,7 @@ def settings(
     epsilon=epsilon,
     mechanism=mechanism,
     num_users=prepared.num_users.get("train") if has_claim else None,
-    base=terms.RANKED,
+    base=terms.RANKED if config.share == 1 else terms.RANKED_SHARE,
     of_users=terms.DRAWN_JUDGED,
   )
 
@@ -84,23 +92,23 @@ class Found(NamedTuple):
   candidates: Mapping[str, ranking.Candidates]
 
 
-def of_train(task: Any, depth: int, *, left_out: float = 0.0) -> Found:
-  """Returns the train queries with their candidates.
+def of_train(task: Any, depth: int, *, share: float = 1.0) -> Found:
+  """Returns train queries with their candidates.
 
   Args:
     task: its inputs are "prepared", "retriever", "vectors" and "drop_identical".
     depth: documents that BM25 and the retriever find, each.
-    left_out: share of the documents whose queries are read; 0: all.
+    share: of the documents whose queries are read, `inputs.held_out`; 1: all.
   """
   space, size = task.folders, task.settings.encode_batch_size
   prepared, retriever = task.inputs["prepared"], task.inputs["retriever"]
   folder = space.root / prepared.private_directory
   path = folder / "train.npz"
   judged = _search.asked(space, prepared, folder, "train", path)
-  if left_out:
+  if share < 1:
     documents = inputs.arrays(space, prepared, path)["documents"]
-    is_left_out = inputs.held_out(prepared.num_documents, left_out)
-    judged = _chosen(judged, np.flatnonzero(is_left_out[documents]))
+    is_read = inputs.held_out(prepared.num_documents, share)
+    judged = _chosen(judged, np.flatnonzero(is_read[documents]))
   judged = judged._replace(drop_identical=task.inputs["drop_identical"])
   asked = vectors_of(task, retriever, judged.query_tokens, size)
   documents = space.root / task.inputs["vectors"].vectors
@@ -120,6 +128,35 @@ def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
     queries=[judged.queries[place] for place in places],
     query_tokens=judged.query_tokens[places],
   )
+
+
+def drawing(
+  config: _Config, prepared: results.PreparedData, number: int
+) -> _Config:
+  """Returns settings for the queries that were read, where these are not all.
+
+  Delta stays that of all of them.
+
+  Args:
+    config: of the stage.
+    prepared: says how many queries and users there are; public.
+    number: of the queries that were read.
+
+  Raises:
+    ValueError: if there are none.
+  """
+  if not number:
+    name = config_types.label(type(config))
+    raise ValueError(
+      f"{name}.share: expected a share of the documents with a train query, got"
+      f" none of {config.share:g}: take a larger one"
+    )
+  if config.share == 1 and number >= config.batch_size:
+    return config
+  units = prepared.num_users.get("train", prepared.num_queries["train"])
+  size = min(config.batch_size, number)
+  delta = config.delta or 1 / (2 * units)
+  return dataclasses.replace(config, batch_size=size, delta=delta)
 
 
 def vectors_of(

@@ -120,9 +120,11 @@ def run(task: stage.Task) -> system_results.Ranking:
     The weights with the map; under `private/` where epsilon is inf, or the row is
     only compared.
   """
-  config = task.settings
   learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
-  found = _ranking.of_train(task, learned.depth)
+  prepared, share = task.inputs["prepared"], task.settings.share
+  found = _ranking.of_train(task, learned.depth, share=share)
+  config = _ranking.drawing(task.settings, prepared, len(found.queries))
+  task = dataclasses.replace(task, settings=config)
   vectors = _search.collection(
     found.judged, task.folders.root / task.inputs["vectors"].vectors
   )
@@ -137,9 +139,7 @@ def run(task: stage.Task) -> system_results.Ranking:
 
   trained, fields = private_training.train(
     task,
-    _ranking.settings(
-      config, task.inputs["prepared"], epsilon=epsilon, mechanism=_MECHANISM
-    ),
+    _ranking.settings(config, prepared, epsilon=epsilon, mechanism=_MECHANISM),
     dp_step.Training(
       grad_fn=grad_fn,
       public={"vectors": vectors},

@@ -148,9 +148,8 @@ def run(task: stage.Task) -> system_results.Ranking:
   """
   config, retriever = task.settings, task.inputs["retriever"]
   has_claim = math.isfinite(retriever.statement.epsilon)
-  found = _ranking.of_train(
-    task, config.depth, left_out=task.inputs["left_out"]
-  )
+  share = task.inputs["left_out"] or config.share
+  found = _ranking.of_train(task, config.depth, share=share)
   records = _ranking.padded(found, config.depth)
   number = len(found.queries)
   weights, claim = ranking.start(config.start), retriever.statement
@@ -176,11 +175,9 @@ def _learned(
   task: stage.Task, records: Mapping[str, np.ndarray], has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
   """Returns the weights, and what they promise."""
-  config = task.settings
-  if task.inputs["left_out"]:
-    number = len(records["relevant"])
-    config = dataclasses.replace(config, batch_size=number)
-    task = dataclasses.replace(task, settings=config)
+  prepared, number = task.inputs["prepared"], len(records["relevant"])
+  config = _ranking.drawing(task.settings, prepared, number)
+  task = dataclasses.replace(task, settings=config)
   clipped = optim.clipped_grad(
     loss_fn,
     l2_clip_norm=config.clip_norm,
@@ -190,7 +187,7 @@ def _learned(
     task,
     _ranking.settings(
       config,
-      task.inputs["prepared"],
+      prepared,
       epsilon=config.epsilon if has_claim else math.inf,
       mechanism=_MECHANISM,
     ),

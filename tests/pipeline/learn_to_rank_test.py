@@ -199,7 +199,7 @@ def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
   assert not (root / "learn_to_rank/original").exists()
   prepared = load(root, "private/prepare_data", results.PreparedData)
   task = task_of(root)
-  fewer = _ranking.of_train(task, 100, left_out=config.learn_to_rank.held_out)
+  fewer = _ranking.of_train(task, 100, share=config.learn_to_rank.held_out)
   assert 0 < made.num_queries == len(fewer.queries)
   assert made.num_queries < prepared.num_queries["train"] / 4
   # Nobody else leaves queries out for it.
@@ -252,6 +252,60 @@ def test_two_secrets_have_weights_of_their_own(finished_run, tmp_path):
     )
     weights.append(np.array(made.weights))
   assert (weights[0] != weights[1]).all()
+
+
+def learned(root):
+  return load(root, "learn_to_rank/public_only")
+
+
+def again(root, stage, row, name="public_only", **settings):
+  """Makes weights or a map of a copied run once more."""
+  given = task_of(root).inputs
+  if stage is learn_map:
+    given |= {"learned": learned(root), "epsilon": 8.0}
+  return tiny_runs.make(
+    stage.STAGE,
+    stage.Config(steps=2, **settings),
+    workspace.Workspace(root, secret_seed=1),
+    name=name,
+    digest="another",
+    **given,
+  )
+
+
+@pytest.mark.parametrize("stage", [learn_to_rank, learn_map])
+def test_a_share_of_the_documents_may_teach_alone(
+  finished_run, tmp_path, stage
+):
+  root = finished_run.copy(tmp_path)
+  prepared = load(root, "private/prepare_data", results.PreparedData)
+  count = prepared.num_queries["train"]
+  made = again(root, stage, "half", share=0.5, batch_size=count)
+  whole = again(root, stage, "whole", batch_size=count)
+  fewer = _ranking.of_train(task_of(root), 100, share=0.5)
+  read = made.num_queries
+  assert 0 < read == len(fewer.queries) < 0.8 * count
+  assert set(fewer.judged.qrels) < set(
+    _ranking.of_train(task_of(root), 9)[0][1]
+  )
+  # Delta is that of all queries; whoever is read is in each step.
+  assert made.statement.delta == whole.statement.delta == 1 / (2 * count)
+  [release] = {*made.statement.ledger} - {*learned(root).statement.ledger}
+  assert release.num_examples == release.expected_batch_size == read
+  said = "of a share of the documents"
+  assert any(said in one for one in made.statement.public)
+  assert not any(said in one for one in whole.statement.public)
+
+
+def test_a_share_in_which_nobody_asked_has_a_line(finished_run, tmp_path):
+  root = finished_run.copy(tmp_path)
+  with pytest.raises(
+    ValueError, match="learn_map.Config.share: expected a sha"
+  ):
+    again(root, learn_map, "none", share=1e-6)
+  for share in (0.0, 1.1):
+    with pytest.raises(ValueError, match="share"):
+      learn_map.Config(share=share)
 
 
 @pytest.mark.parametrize(
