@@ -142,9 +142,11 @@ def evaluate_bm25(client: clients_lib.Client, split: str) -> Scores:
     The ranks.
   """
   ids = tuple(map(str, range(len(client.sentences))))
-  index = bm25.BM25().build(ids, client.sentences)
+  config, every = bm25.BM25(), np.arange(len(ids))
+  index = config.build(ids, client.sentences)
   questions = client.splits[split]
-  rows = map(index.scores, questions.texts)
+  words = config.words(questions.texts)
+  rows = (index.scores_at(of_question, every) for of_question in words)
   blocks = (np.where(row > 0, row, -np.inf)[None] for row in rows)
   return _scores(client, questions.answers, blocks)
 
