@@ -4,7 +4,8 @@ Three attackers, by what they are given:
 
 * the fine-tuned generator: `log_likelihoods` of a query given its document;
 * the synthetic queries alone: `NgramModel`, an auxiliary model trained on them;
-* a retriever trained on them: `similarities` of a query and its document.
+* a retriever trained on them: `retrieval.ranks.own_scores`, the similarity of a
+  query and its document, which training on the pair or its echo raises.
 
 Each knows the canaries' texts, which the auditor made up, and wants to know who
 was inserted. Each has a reference that never saw a canary, such as the public
@@ -39,7 +40,6 @@ __all__ = [
   "in_batches",
   "log_likelihoods",
   "scored",
-  "similarities",
 ]
 
 _PAD_ID = 0
@@ -182,67 +182,6 @@ def calibrated(
         " a model that diverged"
       )
   return scores - reference
-
-
-def similarities(
-  query_embeddings: Float[np.ndarray, "record dim"],
-  document_embeddings: Float[np.ndarray, "record dim"],
-) -> Float[np.ndarray, " record"]:
-  """Returns the cosine of each canary's query with its own document.
-
-  Training on a pair, or on queries that echo it, pulls the two together. The
-  score of an attacker who has a retriever's encoder, or may have texts encoded,
-  and knows query and document of a canary. Calibrate it by the public encoder
-  that the training started from.
-
-  Formal guarantee: none; private, as the canaries are.
-
-  >>> similarities(np.array([[3.0, 4.0]]), np.array([[6.0, 0.0]])).tolist()
-  [0.6]
-
-  Args:
-    query_embeddings: of any length above 0.
-    document_embeddings: of the same records, in the same order.
-
-  Returns:
-    float64 in [-1, 1].
-
-  Raises:
-    ValueError: if shapes disagree, a value is not finite, or a vector is zero.
-  """
-  queries = _unit(query_embeddings, "query_embeddings")
-  documents = _unit(document_embeddings, "document_embeddings")
-  if queries.shape != documents.shape:
-    raise ValueError(
-      "expected a query and a document [record, dim] for each record, got shapes"
-      f" {queries.shape} and {documents.shape}"
-    )
-  return np.clip(np.einsum("rd,rd->r", queries, documents), -1.0, 1.0)
-
-
-def _unit(
-  embeddings: Float[np.ndarray, "record dim"], name: str
-) -> Float[np.ndarray, "record dim"]:
-  """Returns vectors of length 1, and refuses those that have no direction."""
-  values = np.asarray(embeddings, np.float64)
-  if values.ndim != 2:
-    raise ValueError(f"expected {name} [record, dim], got shape {values.shape}")
-  wrong = np.sum(~np.isfinite(values).all(axis=1))
-  if wrong:
-    raise ValueError(
-      f"expected finite {name}, got others in {wrong} of {len(values)} rows:"
-      " look for an encoder that diverged"
-    )
-  # The largest entry is taken out first: squares of tiny ones would vanish.
-  largest = np.max(np.abs(values), axis=1, keepdims=True, initial=0.0)
-  wrong = np.sum(largest == 0)
-  if wrong:
-    raise ValueError(
-      f"expected {name} other than zero, got zero vectors in {wrong} of"
-      f" {len(values)} rows: a text without tokens has no direction"
-    )
-  values = values / largest
-  return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
 def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:

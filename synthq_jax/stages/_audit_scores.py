@@ -14,7 +14,7 @@ from synthq_jax import typing
 from synthq_jax.audit import membership
 from synthq_jax.models import t5_checkpoints, t5_config
 from synthq_jax.pipeline import inputs
-from synthq_jax.retrieval import encode
+from synthq_jax.retrieval import encode, ranks
 from synthq_jax.stages import stage
 
 __all__ = ["ATTACKS", "Model", "load", "scores"]
@@ -101,4 +101,4 @@ def _similarities(space, retriever, sides):
   vectors = [
     encode.encode(model.params, model.config, tokens) for tokens in sides
   ]
-  return membership.similarities(*vectors)
+  return ranks.own_scores(*vectors)

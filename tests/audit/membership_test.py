@@ -14,6 +14,7 @@ import scipy.stats
 from synthq_jax.audit import membership
 from synthq_jax.losses import contrastive, seq2seq
 from synthq_jax.models import dual_encoder, t5, t5_config
+from synthq_jax.retrieval import ranks
 
 MODEL = dataclasses.replace(
   t5_config.get("tiny"), num_encoder_layers=1, num_decoder_layers=1
@@ -342,31 +343,6 @@ def test_what_are_no_sequences_is_refused(tokens, options, message):
 # From a retriever.
 
 
-def test_a_similarity_is_the_cosine_of_a_record_with_itself():
-  queries = np.array([[3.0, 4.0], [1e-200, 0.0], [-2e200, 0.0]])
-  documents = np.array([[30.0, 40.0], [0.0, 5.0], [7e200, 0.0]])
-  found = membership.similarities(queries, documents)
-  np.testing.assert_allclose(found, [1.0, 0.0, -1.0], atol=1e-15)
-  found = membership.similarities(np.eye(2, 3), np.float32([[1, 1, 0]] * 2))
-  np.testing.assert_allclose(found, [0.5**0.5] * 2)
-
-
-@pytest.mark.parametrize(
-  ("queries", "documents", "message"),
-  [
-    (np.ones((2, 3)), np.ones((1, 3)), r"\(2, 3\) and \(1, 3\)"),
-    (np.ones(3), np.ones((1, 3)), r"query_embeddings .* shape \(3,\)"),
-    (np.ones((2, 3)), np.eye(2, 3) * [[1], [0]], "zero vectors in 1 of 2"),
-    (np.zeros((1, 3)), np.ones((1, 3)), "query_embeddings other than zero"),
-    (np.ones((1, 3)), np.full((1, 3), np.nan), "finite document_embeddings"),
-    (np.full((1, 3), np.inf), np.ones((1, 3)), "finite query_embeddings"),
-  ],
-)
-def test_vectors_without_a_direction_are_refused(queries, documents, message):
-  with pytest.raises(ValueError, match=message):
-    membership.similarities(queries, documents)
-
-
 def test_a_retriever_tells_its_pairs_from_others():
   records = random_records(5)
   mine = {name: rows[HALF] for name, rows in records.items()}
@@ -380,7 +356,7 @@ def test_a_retriever_tells_its_pairs_from_others():
   encode = jax.jit(dual_encoder.encode, static_argnums=1)
 
   def score(params):
-    return membership.similarities(
+    return ranks.own_scores(
       encode(params, MODEL, records["targets"]),
       encode(params, MODEL, records["inputs"]),
     )
