@@ -21,7 +21,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -39,7 +39,6 @@ __all__ = [
   "first_equal",
   "seed_words",
   "tokenize",
-  "with_questions",
 ]
 
 Answers = tuple[tuple[int, ...], ...]
@@ -148,27 +147,6 @@ def tokenize(
     answers={
       split: questions.answers for split, questions in client.splits.items()
     },
-  )
-
-
-def with_questions(
-  clients: Iterable[Client], split: str, minimum: int = 1
-) -> tuple[Client, ...]:
-  """Returns the clients that have so many questions of a split.
-
-  Clients without train questions have nothing to train on, and those without
-  test questions nothing to be measured on.
-
-  Args:
-    clients: to choose from.
-    split: a split of theirs.
-    minimum: the number of questions that one has at least.
-
-  Returns:
-    Those clients, in order.
-  """
-  return tuple(
-    client for client in clients if len(client.splits[split]) >= minimum
   )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from synthq_jax.data import newsqa
 from synthq_jax.federated import passages as passages_lib
 
-__all__ = ["by_genre", "by_label", "dirichlet", "iid", "labels_of_questions"]
+__all__ = ["by_genre", "by_label", "dirichlet", "labels_of_questions"]
 
 REST = "other"
 """The client of unknown genres."""
@@ -112,7 +112,7 @@ def dirichlet(
     labels: passage id -> label, for some passages or all.
     num_clients: how many, at most one for each passage.
     alpha: above 0; small for clients of almost one label, infinite for clients
-      that are drawn without regard to labels (`iid`).
+      that are drawn without regard to labels.
     seed: of NumPy's generator.
 
   Returns:
@@ -143,24 +143,6 @@ def dirichlet(
       for part in parts
       for id_ in part
     },
-  )
-
-
-def iid(
-  judged: passages_lib.JudgedPassages, *, num_clients: int, seed: int
-) -> passages_lib.JudgedPassages:
-  """Deals passages to clients at random, equally many to each.
-
-  Args:
-    judged: passages and questions; their clients are replaced.
-    num_clients: as in `dirichlet`.
-    seed: of NumPy's generator.
-
-  Returns:
-    As `dirichlet`.
-  """
-  return dirichlet(
-    judged, {}, num_clients=num_clients, alpha=math.inf, seed=seed
   )
 
 

@@ -1,6 +1,7 @@
 """Deals passages and questions to clients, as texts and as tokens."""
 
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -94,11 +95,12 @@ def build(config: Any) -> Data:
         f" {config.source}, got {', '.join(judged.splits()) or 'none'}"
       )
   federation = clients_lib.build(_dealt(config, judged))
-  kept = clients_lib.with_questions(
-    clients_lib.with_questions(federation.clients, TRAIN),
-    config.test_split,
-    config.min_test_questions,
-  )
+  kept = [
+    client
+    for client in federation.clients
+    if len(client.splits[TRAIN])
+    and len(client.splits[config.test_split]) >= config.min_test_questions
+  ]
   if len(kept) < 2:
     raise ValueError(
       f"federated.Config: expected two clients or more with {TRAIN}"
@@ -164,16 +166,12 @@ def _dealt(
   if config.partition == "genre":
     urls = newsqa.read_urls([pathlib.Path(one) for one in config.urls])
     return partitions.by_genre(judged, urls)
-  if config.partition == "iid":
-    return partitions.iid(
-      judged, num_clients=config.num_clients, seed=config.partition_seed
-    )
   labels = partitions.labels_of_questions(judged, _first_word)
   return partitions.dirichlet(
     judged,
     labels,
     num_clients=config.num_clients,
-    alpha=config.alpha,
+    alpha=math.inf if config.partition == "iid" else config.alpha,
     seed=config.partition_seed,
   )
 
