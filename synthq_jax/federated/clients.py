@@ -31,6 +31,7 @@ from synthq_jax.data import wordpiece
 from synthq_jax.federated import passages as passages_lib
 
 __all__ = [
+  "TRAIN",
   "Client",
   "Federation",
   "Questions",
@@ -40,6 +41,9 @@ __all__ = [
   "seed_words",
   "tokenize",
 ]
+
+TRAIN = "train"
+"""The split that is trained on."""
 
 Answers = tuple[tuple[int, ...], ...]
 

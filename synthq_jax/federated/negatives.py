@@ -44,7 +44,6 @@ def random_negatives(
   n: int,
   seed: int,
   round_number: int = 0,
-  split: str = "train",
   epochs: int = 1,
 ) -> Int[np.ndarray, "epoch question n"]:
   """Draws negatives uniformly from the sentences that are no answers.
@@ -54,7 +53,6 @@ def random_negatives(
     n: negatives of a question, drawn without replacement.
     seed: with the client's name and the round, of the draws.
     round_number: of the federated training, from 0.
-    split: whose questions.
     epochs: tables, drawn one after the other.
 
   Returns:
@@ -62,9 +60,9 @@ def random_negatives(
   """
   same = clients.first_equal(tokens.sentences)
   candidates = np.unique(same)
-  excluded = _excluded(same, tokens.answers[split])
+  excluded = _excluded(same, tokens.answers[clients.TRAIN])
   found = np.full((epochs, len(excluded), n), -1, np.int32)
-  streams = _generators(tokens, seed, round_number, split)
+  streams = _generators(tokens, seed, round_number)
   for row, (generator, answers) in enumerate(
     zip(streams, excluded, strict=True)
   ):
@@ -80,14 +78,12 @@ def bm25_negatives(
   client: clients.Client,
   *,
   n: int,
-  split: str = "train",
 ) -> Int[np.ndarray, "epoch question n"]:
   """Takes the best sentences of BM25 that are no answers.
 
   Args:
     client: with its texts, which are searched.
     n: negatives of a question; fewer where fewer share a word with it.
-    split: whose questions.
 
   Returns:
     One table, in each row the best first.
@@ -95,7 +91,7 @@ def bm25_negatives(
   Raises:
     ValueError: if no sentence has a word.
   """
-  questions = client.splits[split]
+  questions = client.splits[clients.TRAIN]
   positions: dict[str, int] = {}
   same = np.array(
     [positions.setdefault(x, at) for at, x in enumerate(client.sentences)]
@@ -123,7 +119,6 @@ def mine(
   k: int,
   seed: int,
   round_number: int = 0,
-  split: str = "train",
   epochs: int = 1,
   sentence_vectors: Float[np.ndarray, "sentence dim"],
 ) -> Int[np.ndarray, "epoch question n"]:
@@ -142,7 +137,6 @@ def mine(
     k: how many of the best that are no answers they are drawn from, >= n.
     seed: with the client's name and the round, of the draws; not secret.
     round_number: of the federated training, from 0.
-    split: whose questions.
     epochs: tables, drawn one after the other from the same k.
     sentence_vectors: of the client's sentences.
 
@@ -150,15 +144,15 @@ def mine(
     The tables.
   """
   pool = hardest(
-    encoders.encode_queries(params, tokens.questions[split]),
+    encoders.encode_queries(params, tokens.questions[clients.TRAIN]),
     sentence_vectors,
     k=k,
-    answers=tokens.answers[split],
+    answers=tokens.answers[clients.TRAIN],
     same=clients.first_equal(tokens.sentences),
   )
   found = np.full((epochs, len(pool), n), -1, np.int32)
   sizes = (pool >= 0).sum(axis=1)
-  streams = _generators(tokens, seed, round_number, split)
+  streams = _generators(tokens, seed, round_number)
   for row, (generator, size) in enumerate(zip(streams, sizes, strict=True)):
     for epoch in range(epochs):
       chosen = generator.choice(size, min(n, size), replace=False)
@@ -238,11 +232,11 @@ def hubness(table: Int[np.ndarray, "... n"], num_sentences: int) -> float:
 
 
 def _generators(
-  tokens: clients.Tokens, seed: int, round_number: int, split: str
+  tokens: clients.Tokens, seed: int, round_number: int
 ) -> Iterator[np.random.Generator]:
   """Yields a generator for each question, of the question's own tokens."""
   words = [_TAG, seed, round_number, *clients.seed_words(tokens.name)]
-  for question in tokens.questions[split]:
+  for question in tokens.questions[clients.TRAIN]:
     own = clients.seed_words(question.tobytes())
     yield np.random.default_rng([*words, *own])
 

@@ -33,7 +33,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from synthq_jax import checks
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import newsqa
 
@@ -180,18 +179,16 @@ class JudgedPassages:
 def from_documents(
   collection: collection_lib.Collection,
   *,
-  min_words: int = MIN_WORDS,
   max_sentences: int | None = None,
 ) -> JudgedPassages:
   """Splits documents into sentences; all those of a judged one are answers.
 
   The head of this module says what is chosen here, and why. A title is the
-  first sentence of its document.
+  first sentence of its document. A model is trained on the first sentence of a
+  judged passage that has `MIN_WORDS`, or on the longest where none has.
 
   Args:
     collection: its documents become passages; its clients are taken over.
-    min_words: a model is trained on the first sentence of a judged passage
-      that has so many, or on the longest where none has.
     max_sentences: what stands behind so many in a passage is left out; None
       keeps all.
 
@@ -202,14 +199,14 @@ def from_documents(
 
   >>> data = collection_lib.Collection(
   ...     documents=(
-  ...         collection_lib.Document("d", "What? In short. It is a red fruit."),
+  ...         collection_lib.Document("d", "What? In short. It is a red, sweet fruit."),
   ...     ),
   ...     queries=(collection_lib.Query("q", "what is it"),),
   ...     qrels={"train": {"q": {"d": 1}}},
   ... )
-  >>> judged = from_documents(data, min_words=4)
+  >>> judged = from_documents(data)
   >>> judged.passages[0].sentences, judged.questions[0].answers
-  (('In short.', 'It is a red fruit.'), {'d': (1, 0)})
+  (('In short.', 'It is a red, sweet fruit.'), {'d': (1, 0)})
   """
   if max_sentences is not None and max_sentences < 1:
     raise ValueError(
@@ -229,17 +226,17 @@ def from_documents(
         id=document.id, sentences=distinct, client=document.client
       )
   answers = {
-    name: (name, _trained_first(passage.sentences, min_words))
+    name: (name, _trained_first(passage.sentences))
     for name, passage in passages.items()
   }
   return _judged(collection, passages, answers)
 
 
-def _trained_first(texts: Sequence[str], min_words: int) -> tuple[int, ...]:
+def _trained_first(texts: Sequence[str]) -> tuple[int, ...]:
   """Returns all positions, the sentence to train on in front."""
   lengths = [len(text.split()) for text in texts]
   longest = max(range(len(texts)), key=lengths.__getitem__)
-  first = next((i for i, n in enumerate(lengths) if n >= min_words), longest)
+  first = next((i for i, n in enumerate(lengths) if n >= MIN_WORDS), longest)
   return first, *(i for i in range(len(texts)) if i != first)
 
 
@@ -362,9 +359,7 @@ def _judged(
   )
 
 
-def sentence_spans(
-  text: str, *, max_words: int = MAX_WORDS
-) -> list[tuple[int, int]]:
+def sentence_spans(text: str) -> list[tuple[int, int]]:
   """Returns where each sentence begins and ends.
 
   >>> text = "Dr. J. Doe took 2.5 mg. - Fever. - A rash."
@@ -373,42 +368,32 @@ def sentence_spans(
 
   Args:
     text: a passage.
-    max_words: the words of the longest sentence, >= 1.
 
   Returns:
     Beginnings and ends (exclusive) in order. They leave out white space, the
     dash of an item, and pieces without a letter or digit.
-
-  Raises:
-    ValueError: if max_words < 1.
   """
-  checks.at_least(1, max_words=max_words)
   found, start = [], 0
   for match in _END.finditer(text):
     if _ends(text, start, match):
-      found += _cut(text, start, match.end(), max_words)
+      found += _cut(text, start, match.end())
       start = match.end()
-  return found + _cut(text, start, len(text), max_words)
+  return found + _cut(text, start, len(text))
 
 
-def split_sentences(text: str, *, max_words: int = MAX_WORDS) -> list[str]:
+def split_sentences(text: str) -> list[str]:
   """Returns the sentences of a text.
 
   >>> split_sentences("It is sold in the U.S. The U.S. Army buys it, e.g. in Ft. Knox.")
   ['It is sold in the U.S.', 'The U.S. Army buys it, e.g. in Ft. Knox.']
-  >>> split_sentences("one two, three four five", max_words=3)
-  ['one two,', 'three four five']
 
   Args:
     text: a passage.
-    max_words: as in `sentence_spans`.
 
   Returns:
     Sentences in order, white space inside them as it was.
   """
-  return [
-    text[start:end] for start, end in sentence_spans(text, max_words=max_words)
-  ]
+  return [text[start:end] for start, end in sentence_spans(text)]
 
 
 def _ends(text: str, start: int, match: re.Match) -> bool:
@@ -440,26 +425,24 @@ def _is_abbreviation(sentence: str, following: str) -> bool:
   )
 
 
-def _cut(
-  text: str, start: int, end: int, max_words: int
-) -> list[tuple[int, int]]:
+def _cut(text: str, start: int, end: int) -> list[tuple[int, int]]:
   """Returns a sentence, or the pieces of a long one, without what is around."""
   words = [
     (match.start(), match.end()) for match in _WORD.finditer(text, start, end)
   ]
   pieces = []
   while words:
-    size = _size(text, words, max_words)
+    size = _size(text, words)
     pieces.append(_bare(text, words[0][0], words[size - 1][1]))
     words = words[size:]
   return [piece for piece in pieces if piece]
 
 
-def _size(text: str, words: list[tuple[int, int]], max_words: int) -> int:
+def _size(text: str, words: list[tuple[int, int]]) -> int:
   """Returns how many words the first piece has."""
-  if len(words) <= max_words:
+  if len(words) <= MAX_WORDS:
     return len(words)
-  places = range(max_words, max_words // 2, -1)
+  places = range(MAX_WORDS, MAX_WORDS // 2, -1)
   tests = (
     lambda place: text[slice(*words[place])] in _BULLETS,
     lambda place: text[words[place - 1][1] - 1] in ";:",
@@ -469,7 +452,7 @@ def _size(text: str, words: list[tuple[int, int]], max_words: int) -> int:
     for place in places:
       if test(place):
         return place
-  return max_words
+  return MAX_WORDS
 
 
 def _bare(text: str, start: int, end: int) -> tuple[int, int] | None:

@@ -96,7 +96,7 @@ def customise(
     The tower, in place of the parameters under "query"; as private as what it
     was trained on. A client without train questions gets the one it had.
   """
-  tower, questions = params[encoders_lib.QUERY], tokens.questions["train"]
+  tower, questions = params[encoders_lib.QUERY], tokens.questions[clients.TRAIN]
   if extra is None:
     extra = exchange.Negatives(
       vectors=np.zeros((0, sentence_vectors.shape[1]), np.float32),
@@ -214,7 +214,7 @@ def collect(
   """
   same = clients.first_equal(tokens.sentences)
   firsts, place = np.unique(same, return_inverse=True)
-  known = tokens.answers["train"]
+  known = tokens.answers[clients.TRAIN]
   width = _power_of_two(max(map(len, known)))
   answers = np.full((len(known), width), -1, np.int32)
   for row, positions in zip(answers, known, strict=True):

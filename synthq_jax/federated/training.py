@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 WIDTHS = (32, 64, 128)
-"""Of slots, in tokens."""
+"""Of slots, in tokens, in rising order."""
 
 Slots = tuple[tuple[int, int], ...]
 """For widths in rising order: (width, how many columns of a step are laid into
@@ -84,7 +84,7 @@ class Plan:
   of the first question, of the second, and so on.
 
   Attributes:
-    questions: positions in the split's questions; -1 is padding.
+    questions: positions in the train questions; -1 is padding.
     columns: positions in the sentences; -1 is padding.
     is_masked: whether a column may not count as a question's negative: it is
       padding, or equal to a sentence that answers the question. Its own answer
@@ -105,7 +105,6 @@ def plan(
   batch_size: int,
   seed: int,
   round_number: int = 0,
-  split: str = "train",
 ) -> Plan:
   """Lays out a client's epochs in shuffled batches.
 
@@ -118,12 +117,11 @@ def plan(
     batch_size: questions of a step.
     seed: of the order.
     round_number: of the federated training, from 0.
-    split: whose questions.
 
   Returns:
     The plan.
   """
-  answers = tokens.answers[split]
+  answers = tokens.answers[clients.TRAIN]
   epochs, total, n = table.shape
   per_epoch = -(-total // batch_size)
   rows = np.full((epochs, per_epoch * batch_size), -1, np.int32)
@@ -148,17 +146,17 @@ def plan(
   return Plan(
     questions=rows,
     columns=columns.astype(np.int32),
-    is_masked=_is_masked(tokens, split, rows, columns),
+    is_masked=_is_masked(tokens, rows, columns),
     lengths=np.where(columns < 0, 0, lengths[columns]).astype(np.int32),
   )
 
 
 def _is_masked(
-  tokens: clients.Tokens, split: str, rows: np.ndarray, columns: np.ndarray
+  tokens: clients.Tokens, rows: np.ndarray, columns: np.ndarray
 ) -> Bool[np.ndarray, "step batch column"]:
   """Marks columns that are padding or answer a row's question."""
   same = clients.first_equal(tokens.sentences).astype(np.int64)
-  answers = tokens.answers[split]
+  answers = tokens.answers[clients.TRAIN]
   size = len(same)
   keys = [q * size + same[a] for q, of in enumerate(answers) for a in of]
   asked = rows.astype(np.int64)[:, :, None] * size  # padding is below 0
@@ -174,7 +172,6 @@ def slots(
   plans: Iterable[Plan],
   sentence_length: int,
   *,
-  widths: tuple[int, ...] = WIDTHS,
   at_least: Slots = (),
 ) -> Slots:
   """Returns the fewest slots into which all steps of all plans fit.
@@ -185,15 +182,14 @@ def slots(
 
   Args:
     plans: one or more, with the same number of columns.
-    sentence_length: columns of the sentences' tokens.
-    widths: in rising order; instead of those that are not below
-      `sentence_length` there is one of that.
+    sentence_length: columns of the sentences' tokens; instead of `WIDTHS` that
+      are not below it there is one of that.
     at_least: slots of the same widths and number of columns, or none.
 
   Returns:
     The slots.
   """
-  fitting = (*(w for w in widths if w < sentence_length), sentence_length)
+  fitting = (*(w for w in WIDTHS if w < sentence_length), sentence_length)
   found = [
     tuple(
       (width, min(-(-count // _ROUNDED) * _ROUNDED, one.columns.shape[1]))
@@ -216,7 +212,7 @@ def _counts(one: Plan, widths: tuple[int, ...]) -> list[int]:
 
 
 def arrays(
-  one: Plan, tokens: clients.Tokens, slots: Slots, *, split: str = "train"
+  one: Plan, tokens: clients.Tokens, slots: Slots
 ) -> dict[str, np.ndarray]:
   """Turns a plan into arrays, each with a leading axis of steps.
 
@@ -224,7 +220,6 @@ def arrays(
     one: the client's plan.
     tokens: of the same client.
     slots: from `slots`, for this plan and maybe others.
-    split: whose questions.
 
   Returns:
     "questions" [step, batch, length]; "sentences_WIDTH" [step, slot, WIDTH] for
@@ -235,7 +230,7 @@ def arrays(
   order = np.argsort(-one.lengths, axis=1, kind="stable")  # slot -> column
   laid = np.take_along_axis(one.columns, order, axis=1)
   result = {
-    "questions": _rows(tokens.questions[split], one.questions),
+    "questions": _rows(tokens.questions[clients.TRAIN], one.questions),
     "places": np.argsort(order, axis=1).astype(np.int32),
     "is_masked": one.is_masked,
     "is_padding": one.questions < 0,
@@ -313,7 +308,6 @@ def train_alone(
   batch_size: int,
   temperature: float,
   seed: int,
-  split: str = "train",
   max_steps: int | None = None,
   after: Callable[[typing.Params], object] = lambda params: None,
 ) -> typing.Params:
@@ -333,7 +327,6 @@ def train_alone(
     batch_size: questions of a step.
     temperature: as in `loss_fn`.
     seed: of the order of the questions.
-    split: whose questions.
     max_steps: of a round, at most: the first of its shuffled ones.
     after: called with the parameters when a round ends.
 
@@ -350,10 +343,9 @@ def train_alone(
       batch_size=batch_size,
       seed=seed,
       round_number=number,
-      split=split,
     )
     shapes = slots([laid], tokens.sentences.shape[1], at_least=shapes)
-    rows = arrays(laid, tokens, shapes, split=split)
+    rows = arrays(laid, tokens, shapes)
     for place in range(len(laid.questions))[:max_steps]:
       batch = {name: array[place] for name, array in rows.items()}
       params, state, _ = step(params, state, batch)
@@ -361,12 +353,11 @@ def train_alone(
   return params
 
 
-def pool(members: Sequence[clients.Tokens], name: str) -> clients.Tokens:
+def pool(members: Sequence[clients.Tokens]) -> clients.Tokens:
   """Puts clients' sentences and questions together, as if they were one's.
 
   Args:
     members: with tokens of the same lengths and the same splits.
-    name: of the whole.
 
   Returns:
     The sentences in the order of the clients, and their questions.
@@ -375,7 +366,7 @@ def pool(members: Sequence[clients.Tokens], name: str) -> clients.Tokens:
   passages = np.cumsum([0, *(one.passages[-1] + 1 for one in members)])
   splits = members[0].questions
   return clients.Tokens(
-    name=name,
+    name="everyone",
     sentences=np.concatenate([one.sentences for one in members]),
     passages=np.concatenate(
       [one.passages + p for one, p in zip(members, passages[:-1], strict=True)]

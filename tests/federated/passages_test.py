@@ -18,28 +18,37 @@ def document(id_, text, **others):
   return collection.Document(id_, text, **others)
 
 
-def test_all_sentences_answer_and_the_first_long_enough_is_trained_on():
+def test_all_sentences_answer_and_the_first_long_enough_is_trained_on(
+  monkeypatch,
+):
+  monkeypatch.setattr(passages, "MIN_WORDS", 5)
   data = make(
     [
       document("d", "Too short. This one has five words. So has this one here.")
     ],
     {"train": {"q1": {"d": 1}}, "dev": {"q2": {"d": 2}}},
   )
-  judged = passages.from_documents(data, min_words=5)
+  judged = passages.from_documents(data)
   assert [q.answers for q in judged.questions] == [{"d": (1, 0, 2)}] * 2
   assert [q.split for q in judged.questions] == ["train", "dev"]
   assert {q.client for q in judged.questions} == {"asker"}
 
 
-def test_the_longest_is_trained_on_where_all_are_short():
+def test_the_longest_is_trained_on_where_all_are_short(
+  monkeypatch,
+):
+  monkeypatch.setattr(passages, "MIN_WORDS", 9)
   data = make(
     [document("d", "As be. Cs do ed. Fs go hi.")], {"t": {"q1": {"d": 1}}}
   )
-  judged = passages.from_documents(data, min_words=9)
+  judged = passages.from_documents(data)
   assert judged.questions[0].answers == {"d": (1, 0, 2)}
 
 
-def test_which_sentence_is_trained_on_does_not_depend_on_the_question():
+def test_which_sentence_is_trained_on_does_not_depend_on_the_question(
+  monkeypatch,
+):
+  monkeypatch.setattr(passages, "MIN_WORDS", 3)
   text = "Apples are grown in orchards. Pears are green and sweet fruits."
   data = make([document("d", text)], {"t": {"q1": {"d": 1}, "q2": {"d": 1}}})
   queries = (
@@ -47,7 +56,7 @@ def test_which_sentence_is_trained_on_does_not_depend_on_the_question():
     collection.Query("q2", "orchards"),
   )
   data = collection.Collection(data.documents, queries, data.qrels)
-  judged = passages.from_documents(data, min_words=3)
+  judged = passages.from_documents(data)
   assert [q.answers["d"][0] for q in judged.questions] == [0, 0]
 
 
@@ -200,35 +209,30 @@ def test_a_sentence_ends_where_a_reader_would_end_it(text, expected):
   )
 
 
-def test_a_long_sentence_is_cut_before_an_item_then_behind_marks():
-  items = "w1 w2 - w3 w4; w5 w6, w7"
-  assert passages.split_sentences(items, max_words=4) == [
-    "w1 w2 - w3",
-    "w4; w5 w6, w7",
-  ]
-  assert passages.split_sentences("a b c - d e f", max_words=4) == [
-    "a b c",
-    "d e f",
-  ]
-  assert passages.split_sentences("a b c; d, e f", max_words=4) == [
-    "a b c;",
-    "d, e f",
-  ]
-  assert passages.split_sentences("a b c, d e f", max_words=4) == [
-    "a b c,",
-    "d e f",
-  ]
-  assert passages.split_sentences("a b c d e f", max_words=4) == [
-    "a b c d",
-    "e f",
-  ]
+@pytest.mark.parametrize(
+  "text, pieces",
+  [
+    ("w1 w2 - w3 w4; w5 w6, w7", ["w1 w2 - w3", "w4; w5 w6, w7"]),
+    ("a b c - d e f", ["a b c", "d e f"]),
+    ("a b c; d, e f", ["a b c;", "d, e f"]),
+    ("a b c, d e f", ["a b c,", "d e f"]),
+    ("a b c d e f", ["a b c d", "e f"]),
+  ],
+)
+def test_a_long_sentence_is_cut_before_an_item_then_behind_marks(
+  monkeypatch, text, pieces
+):
+  monkeypatch.setattr(passages, "MAX_WORDS", 4)
+  assert passages.split_sentences(text) == pieces
 
 
 @given(
   st.text(alphabet="aB1.?!-*,;() \n\u201d", max_size=200), st.integers(1, 7)
 )
 def test_sentences_cover_each_letter_once_in_order(text, max_words):
-  places = passages.sentence_spans(text, max_words=max_words)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(passages, "MAX_WORDS", max_words)
+    places = passages.sentence_spans(text)
   flat = [place for pair in places for place in pair]
   assert flat == sorted(flat)
   covered = "".join(text[start:end] for start, end in places)
@@ -237,8 +241,3 @@ def test_sentences_cover_each_letter_once_in_order(text, max_words):
   for start, end in places:
     assert text[start:end] == text[start:end].strip()
     assert len(text[start:end].split()) <= max_words
-
-
-def test_a_limit_below_one_word_is_refused():
-  with pytest.raises(ValueError, match="max_words >= 1, got max_words=0"):
-    passages.split_sentences("text", max_words=0)

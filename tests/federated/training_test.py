@@ -49,8 +49,14 @@ def _table(tokens, n=2, epochs=1):
 
 def _arrays(tokens, table, *, widths=(4, 8), batch_size=4):
   plan = training.plan(tokens, table, batch_size=batch_size, seed=0)
-  slots = training.slots([plan], 12, widths=widths)
+  slots = _slots(plan, 12, widths)
   return plan, training.arrays(plan, tokens, slots)
+
+
+def _slots(plan, longest, widths):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training, "WIDTHS", widths)
+    return training.slots([plan], longest)
 
 
 def _loss_fn():
@@ -96,7 +102,7 @@ def test_sentences_of_a_thousand_tokens_are_laid_with_the_widest():
   plan = training.plan(tokens, _table(tokens), batch_size=4, seed=0)
   losses = []
   for widths in ((1000,), (128, 1000)):
-    slots = training.slots([plan], 1000, widths=widths)
+    slots = _slots(plan, 1000, widths)
     arrays = training.arrays(plan, tokens, slots)
     losses.append(_loss_fn()(_params(), _step(arrays, 0)))
   assert {"sentences_128", "sentences_1000"} <= arrays.keys()
@@ -179,7 +185,7 @@ def test_a_client_alone_is_what_its_round_of_averaging_gives():
 def test_a_pool_holds_every_clients_questions_with_their_answers():
   one = _tokens()
   two = _tokens(4, 10, name="two", seed=1)
-  pool = training.pool([one, two], "central")
+  pool = training.pool([one, two])
   assert pool.passages.tolist() == [*one.passages, *(two.passages + 8)]
   for tokens, first, start in ((one, 0, 0), (two, 6, 16)):
     for row, answers in enumerate(tokens.answers["train"]):
@@ -337,7 +343,7 @@ def test_short_collections_have_one_width():
   tokens = _random()
   tokens = dataclasses.replace(tokens, sentences=tokens.sentences[:, :48])
   _, plan = _plan(tokens)
-  slots = training.slots([plan], 48, widths=(64, 128))
+  slots = _slots(plan, 48, (64, 128))
   assert slots == ((48, 16),)
   assert "sentences_048" in training.arrays(plan, tokens, slots)
 

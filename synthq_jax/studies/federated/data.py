@@ -26,8 +26,7 @@ __all__ = [
 PARTITIONS = ("client", "genre", "dirichlet", "iid")
 """How passages become clients'."""
 
-TRAIN = "train"
-"""The split that is trained on."""
+TRAIN = clients_lib.TRAIN
 
 _SETTINGS = (  # that the data depends on beside its source, in their order
   "partition", "sentences_of", "num_clients", "alpha", "partition_seed",

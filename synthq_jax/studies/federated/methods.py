@@ -429,7 +429,6 @@ def scored(
       n=context.recipe.num_negatives,
       k=context.recipe.top,
       seed=seed,
-      split=data_lib.TRAIN,
       sentence_vectors=vectors,
     )
     skewness.append(negatives.hubness(table, len(vectors)))

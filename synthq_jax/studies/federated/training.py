@@ -85,9 +85,7 @@ class Context:
   def bm25(self) -> list[np.ndarray]:
     """BM25's negatives of each client, [1, question, n]."""
     return [
-      negatives.bm25_negatives(
-        client, n=self.recipe.num_negatives, split=data_lib.TRAIN
-      )
+      negatives.bm25_negatives(client, n=self.recipe.num_negatives)
       for client in self.data.clients
     ]
 
@@ -110,7 +108,6 @@ class Context:
       "n": recipe.num_negatives,
       "seed": seed,
       "round_number": number,
-      "split": data_lib.TRAIN,
       "epochs": recipe.epochs,
     }
     if kind == "random":
@@ -230,13 +227,12 @@ def federated(
         batch_size=context.recipe.batch_size,
         seed=seed,
         round_number=number,
-        split=data_lib.TRAIN,
       )
       for at, tokens in enumerate(members)
     ]
     slots = training.slots(plans, members[0].sentences.shape[1], at_least=slots)
     steps = max(len(plan.questions) for plan in plans)
-    laid = functools.partial(training.arrays, slots=slots, split=data_lib.TRAIN)
+    laid = functools.partial(training.arrays, slots=slots)
     params = fedavg.mean(
       (update(params, fedavg.padded(laid(plan, tokens), steps)), weight)
       for plan, tokens, weight in zip(plans, members, weights, strict=True)
@@ -349,7 +345,7 @@ def central(
     ]
     return training.join_tables(tables, members)
 
-  everyone = training.pool(members, "everyone")
+  everyone = training.pool(members)
   if not equal_updates:
     return _in_one_place(
       context, seed, history, "everyone", everyone, table, score
@@ -397,7 +393,6 @@ def _in_one_place(
     batch_size=context.recipe.batch_size,
     temperature=context.recipe.temperature,
     seed=seed,
-    split=data_lib.TRAIN,
     max_steps=max_steps,
     **({} if score is None else {"after": look}),
   )
