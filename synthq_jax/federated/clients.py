@@ -88,10 +88,6 @@ class Client:
   passage_ids: tuple[str, ...] = dataclasses.field(repr=False)
   splits: Mapping[str, Questions] = dataclasses.field(repr=False)
 
-  def __post_init__(self):
-    """Checks the numbers of passages."""
-    _check_passages(self.name, self.passages, len(self.sentences))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tokens:
@@ -112,10 +108,6 @@ class Tokens:
     dataclasses.field(repr=False)
   )
   answers: Mapping[str, Answers] = dataclasses.field(repr=False)
-
-  def __post_init__(self):
-    """Checks the numbers of passages."""
-    _check_passages(self.name, self.passages, len(self.sentences))
 
 
 def tokenize(
@@ -309,13 +301,3 @@ def seed_words(text: str | bytes) -> list[int]:
   text = text.encode() if isinstance(text, str) else text
   digest = hashlib.sha256(text).digest()[:16]
   return np.frombuffer(digest, "<u4").tolist()
-
-
-def _check_passages(name: str, passages: np.ndarray, sentences: int) -> None:
-  """Refuses numbers of passages that do not count up from 0."""
-  sound = len(passages) == sentences > 0 and passages[0] == 0
-  if not sound or not np.isin(np.diff(passages), (0, 1)).all():
-    raise ValueError(
-      f"client {name!r}: expected a passage for each of {sentences} sentences,"
-      f" numbered 0, 0, 1, ... in order, got {passages[:8]} (of {len(passages)})"
-    )

@@ -135,8 +135,7 @@ class JudgedPassages:
     questions: (split, id) is distinct.
 
   Raises:
-    ValueError: if an id stands twice, a passage has no sentence, or an answer
-      is none of its passage.
+    ValueError: if an id stands twice, or a question has no answer.
   """
 
   passages: tuple[Passage, ...] = dataclasses.field(repr=False)
@@ -144,18 +143,13 @@ class JudgedPassages:
 
   def __post_init__(self):
     """Checks ids and answers."""
-    sizes = {passage.id: len(passage.sentences) for passage in self.passages}
+    held = {passage.id for passage in self.passages}
     asked = {(question.split, question.id) for question in self.questions}
-    if len(sizes) < len(self.passages) or len(asked) < len(self.questions):
+    if len(held) < len(self.passages) or len(asked) < len(self.questions):
       raise ValueError(
         "expected distinct ids, got some twice among "
         f"{len(self.passages)} passages and {len(self.questions)} questions; "
         "rename or remove those"
-      )
-    if min(sizes.values(), default=0) < 1:
-      raise ValueError(
-        "expected passages of one sentence or more, got a passage or a "
-        "collection without any; leave it out"
       )
     for question in self.questions:
       if not question.answers:
@@ -163,13 +157,6 @@ class JudgedPassages:
           f"expected an answer to each question, got none to {question.id!r};"
           " leave it out"
         )
-      for name, positions in question.answers.items():
-        size = sizes.get(name, 0)
-        if not positions or min(positions) < 0 or max(positions) >= size:
-          raise ValueError(
-            f"passage {name!r}: expected answers among {size} sentences, got"
-            f" {positions}; correct them"
-          )
 
   def splits(self) -> tuple[str, ...]:
     """Returns the names of the splits, sorted."""

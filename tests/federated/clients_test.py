@@ -1,7 +1,5 @@
 """Clients of a federation: their texts, tokens and numbers."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -41,23 +39,6 @@ def test_tokens_are_the_vocabularys_and_keep_places_and_answers(words):
   assert tokens.questions["test"].shape == (0, 8)
   assert tokens.answers == {"train": ((0, 1),), "test": ()}
   assert tokens.name == "site"
-
-
-@pytest.mark.parametrize(
-  "numbers, message",
-  [
-    ([0, 1], "a passage for each of 3 sentences"),
-    ([1, 1, 2], "numbered 0, 0, 1"),
-    ([0, 2, 2], "numbered 0, 0, 1"),
-    ([0, 1, 0], "numbered 0, 0, 1"),
-  ],
-)
-def test_passages_are_numbered_in_order(words, numbers, message):
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(client(), passages=np.array(numbers))
-  tokens = clients.tokenize(client(), words, query_length=2, sentence_length=3)
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(tokens, passages=np.array(numbers))
 
 
 def test_longer_texts_are_cut_and_keep_their_end(words):
