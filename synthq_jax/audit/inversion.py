@@ -64,6 +64,7 @@ _DECODER = ("token_embedder", "decoder")
 _READER = "reader"
 _SCALE = 0.1
 """Of fresh memory states: large ones would first drown what the decoder knows."""
+_ROWS = 64  # written at once, which changes memory and speed only
 
 
 @functools.partial(jax.jit, static_argnames=("noise",))
@@ -310,7 +311,6 @@ def write(
   sent: Float[np.ndarray, "row vector_dim"],
   *,
   max_length: int,
-  batch_size: int = 64,
 ) -> Int[np.ndarray, "row max_length"]:
   """Writes a sentence for each vector, always with the likeliest next token.
 
@@ -319,7 +319,6 @@ def write(
     params: from `train`.
     sent: what was sent.
     max_length: tokens at most, EOS included.
-    batch_size: rows at once, which changes memory and speed only.
 
   Returns:
     Tokens, with EOS where a sentence ended and 0 after.
@@ -328,14 +327,14 @@ def write(
     ValueError: if the vectors have another dimension or a number is below 1.
   """
   sent = _checked(sent, inverter.vector_dim)
-  checks.at_least(1, max_length=max_length, batch_size=batch_size)
+  checks.at_least(1, max_length=max_length)
   params = jax.device_put(params)
   return membership.in_batches(
     lambda rows: _write(
       params, sent[rows], inverter=inverter, max_length=max_length
     ),
     len(sent),
-    batch_size,
+    _ROWS,
   )
 
 

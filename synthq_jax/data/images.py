@@ -66,7 +66,6 @@ class Images:
 def load(
   source: str,
   *,
-  test_share: float = 0.2,
   seed: int = 0,
   data_dir: str | os.PathLike | None = None,
 ) -> tuple[Images, Images]:
@@ -79,7 +78,6 @@ def load(
 
   Args:
     source: one of `SOURCES`.
-    test_share: as in `split`, for "digits".
     seed: as in `split`, for "digits".
     data_dir: where TFDS keeps its data; None: its default, or TFDS_DATA_DIR.
 
@@ -88,7 +86,7 @@ def load(
       be downloaded; the message says what helps.
   """
   if source == "digits":
-    return split(_digits(), test_share=test_share, seed=seed)
+    return split(_digits(), test_share=0.2, seed=seed)
   if source in SOURCES:
     return _cifar(source, data_dir)
   raise ValueError(f"expected a source among {SOURCES}, got {source=}")

@@ -51,7 +51,6 @@ def train(
   path: str | os.PathLike,
   *,
   vocab_size: int,
-  case_folding: bool = True,
 ) -> None:
   """Trains a unigram SentencePiece model with T5's special ids.
 
@@ -59,13 +58,11 @@ def train(
     texts: public sentences.
     path: where the `.model` file goes.
     vocab_size: pieces without the extra ids.
-    case_folding: whether upper case is folded, which suits small models.
 
   Raises:
     ValueError: if the text is too small for that many pieces.
   """
   model = io.BytesIO()
-  rule = "nmt_nfkc_cf" if case_folding else "nmt_nfkc"
   try:
     sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(texts),
@@ -75,7 +72,7 @@ def train(
       eos_id=EOS_ID,
       unk_id=2,
       bos_id=-1,
-      normalization_rule_name=rule,
+      normalization_rule_name="nmt_nfkc_cf",  # folds case: for small models
       character_coverage=0.9995,
       num_threads=1,  # the same text always gives the same model
       minloglevel=2,

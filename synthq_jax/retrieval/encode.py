@@ -25,7 +25,6 @@ def encode(
   config: Any,
   tokens: Int[np.ndarray, "row length"],
   *,
-  pooling: str = "mean",
   batch_size: int = 256,
   devices: Sequence[jax.Device] | None = None,
   progress: Callable[[int], object] | None = None,
@@ -41,7 +40,6 @@ def encode(
     params: the encoder's parameters, e.g. those of a T5.
     config: the shape of a T5 or a BERT, or any of `models.encoders`.
     tokens: tokens, 0 = padding at the end of a row.
-    pooling: one of `dual_encoder.POOLINGS`, for a T5.
     batch_size: rows at a time on all devices together, rounded up to a multiple
       of their number; changes the speed only.
     devices: those of this process to use; JAX's default one if not given.
@@ -53,10 +51,10 @@ def encode(
     that is all padding.
 
   Raises:
-    ValueError: if `tokens` is not a matrix, `batch_size` is below 1, there
-      are no devices or the pooling is unknown.
+    ValueError: if `tokens` is not a matrix, `batch_size` is below 1 or there
+      are no devices.
   """
-  encoder = encoders.of(config, pooling=pooling)
+  encoder = encoders.of(config)
   mesh = device_rows.mesh(devices, _AXIS)
   params = device_rows.replicate(encoder.select(params), mesh)
   vectors = np.zeros((len(tokens), encoder.dim), np.float32)

@@ -62,14 +62,6 @@ def test_text_comes_back_in_lower_case(small):
   assert min(ids) > 2
 
 
-def test_case_is_kept_when_folding_is_off(tmp_path):
-  path = tmp_path / "cased.model"
-  vocabulary.train(TEXTS, path, vocab_size=SIZE, case_folding=False)
-  cased = vocabulary.load(path)
-  assert cased.decode(cased.encode("An Apple")) == "An Apple"
-  assert cased.encode("An Apple") != cased.encode("an apple")
-
-
 def test_extra_ids_are_appended(path, small):
   extended = vocabulary.load(path, extra_ids=7)
   assert extended.vocab_size == SIZE + 7
