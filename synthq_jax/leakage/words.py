@@ -13,9 +13,8 @@ References:
 
 import functools
 import itertools
-import sys
 import unicodedata
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -150,21 +149,9 @@ def _of_signs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def _stems(stemmer: str) -> "_Stems":
-  return _Stems(stemmer)
-
-
-class _Stems(dict):
-  """Stems by word; forgets all when there are too many."""
-
-  def __init__(self, stemmer: str):
-    self._stem = Stemmer.Stemmer(stemmer, 0).stemWord
-
-  def __missing__(self, word: str) -> str:
-    if len(self) >= _CACHED:
-      self.clear()
-    self[word] = stem = sys.intern(self._stem(word))
-    return stem
+def _stems(stemmer: str) -> Callable[[str], str]:
+  """Returns what stems a word, and remembers the last ones."""
+  return functools.lru_cache(_CACHED)(Stemmer.Stemmer(stemmer, 0).stemWord)
 
 
 class _Numbers(dict):
@@ -203,7 +190,7 @@ def stems(
   ids = values.of(itertools.chain.from_iterable(rows))
   if stemmer:
     words, values = values, _Numbers()
-    ids = values.of(map(_stems(stemmer).__getitem__, words))[ids]
+    ids = values.of(map(_stems(stemmer), words))[ids]
   sizes = np.fromiter(map(len, rows), np.int64, len(rows))
   return set_search.Bags([*values], ids, sizes)
 
