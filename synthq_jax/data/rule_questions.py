@@ -27,35 +27,47 @@ _PASSIVE = re.compile(
 _CAN = re.compile(
   rf"^{_NAME} (?P<can>can|may|should|must) (?P<rest>(?!be\b|not\b|also\b)[a-z]+ [^,.;:()]+)"
 )
-_BASES = {  # of the third person
-  "absorbs": "absorb", "accepts": "accept", "affects": "affect",
-  "allows": "allow", "applies": "apply", "binds": "bind", "blocks": "block",
-  "breaks": "break", "calls": "call", "carries": "carry", "causes": "cause",
-  "changes": "change", "checks": "check", "combines": "combine",
-  "compares": "compare", "computes": "compute", "contains": "contain",
-  "controls": "control", "converts": "convert", "covers": "cover",
-  "creates": "create", "decreases": "decrease", "defines": "define",
-  "describes": "describe", "destroys": "destroy", "determines": "determine",
-  "enables": "enable", "explains": "explain", "explores": "explore",
-  "expresses": "express", "forms": "form", "generates": "generate",
-  "gives": "give", "handles": "handle", "has": "have", "helps": "help",
-  "holds": "hold", "identifies": "identify", "improves": "improve",
-  "includes": "include", "increases": "increase", "indicates": "indicate",
-  "inhibits": "inhibit", "involves": "involve", "keeps": "keep",
-  "limits": "limit", "loads": "load", "makes": "make", "manages": "manage",
-  "means": "mean", "measures": "measure", "moves": "move", "needs": "need",
-  "offers": "offer", "performs": "perform", "prevents": "prevent",
-  "prints": "print", "processes": "process", "produces": "produce",
-  "promotes": "promote", "protects": "protect", "provides": "provide",
-  "reads": "read", "receives": "receive", "reduces": "reduce",
-  "regulates": "regulate", "releases": "release", "removes": "remove",
-  "represents": "represent", "requires": "require", "returns": "return",
-  "runs": "run", "sends": "send", "separates": "separate", "sets": "set",
-  "shows": "show", "specifies": "specify", "stimulates": "stimulate",
-  "stores": "store", "supports": "support", "surrounds": "surround",
-  "takes": "take", "tells": "tell", "transports": "transport",
-  "treats": "treat", "uses": "use", "writes": "write",
-}  # fmt: skip
+
+
+def _third_person(base: str) -> str:
+  if base == "have":
+    return "has"
+  if re.search("[^aeiou]y$", base):
+    return f"{base[:-1]}ies"
+  return f"{base}es" if base.endswith("s") else f"{base}s"
+
+
+def _gerund(base: str) -> str:
+  last = base[-1] if base in _DOUBLED else ""
+  return f"{base.removesuffix('e')}{last}ing"
+
+
+_DOUBLED = "control debug get plot run set".split()
+_BASES = {  # by the third person
+  _third_person(base): base
+  for base in (
+    "absorb accept affect allow apply bind block break call carry cause change"
+    " check combine compare compute contain control convert cover create decrease"
+    " define describe destroy determine enable explain explore express form"
+    " generate give handle have help hold identify improve include increase"
+    " indicate inhibit involve keep limit load make manage mean measure move need"
+    " offer perform prevent print process produce promote protect provide read"
+    " receive reduce regulate release remove represent require return run send"
+    " separate set show specify stimulate store support surround take tell"
+    " transport treat use write"
+  ).split()
+}
+_GERUNDS = {
+  _gerund(base): base
+  for base in (
+    "add apply build call change check choose combine compare compute configure"
+    " connect control convert copy create customize debug define delete deploy"
+    " disable enable extend find fix get handle implement import improve install"
+    " load make manage measure modify monitor open override pass perform plot"
+    " prepare prevent protect read remove restore run save select send set share"
+    " solve sort start store test update upgrade use validate view work write"
+  ).split()
+}
 _PASTS = {
   "became": "become", "began": "begin", "built": "build", "caused": "cause",
   "created": "create", "defeated": "defeat", "developed": "develop",
@@ -229,36 +241,6 @@ def _is_whole(rest: str) -> bool:
   return is_short and not _OPEN_END.search(rest.strip())
 
 
-_GERUNDS = {
-  word: word_of
-  for word, word_of in (
-    ("adding", "add"), ("applying", "apply"), ("building", "build"),
-    ("calling", "call"), ("changing", "change"), ("checking", "check"),
-    ("choosing", "choose"), ("combining", "combine"), ("comparing", "compare"),
-    ("computing", "compute"), ("configuring", "configure"),
-    ("connecting", "connect"), ("controlling", "control"),
-    ("converting", "convert"), ("copying", "copy"), ("creating", "create"),
-    ("customizing", "customize"), ("debugging", "debug"),
-    ("defining", "define"), ("deleting", "delete"), ("deploying", "deploy"),
-    ("disabling", "disable"), ("enabling", "enable"),
-    ("extending", "extend"), ("finding", "find"), ("fixing", "fix"),
-    ("getting", "get"), ("handling", "handle"), ("implementing", "implement"),
-    ("importing", "import"), ("improving", "improve"),
-    ("installing", "install"), ("loading", "load"), ("making", "make"),
-    ("managing", "manage"), ("measuring", "measure"), ("modifying", "modify"),
-    ("monitoring", "monitor"), ("opening", "open"), ("overriding", "override"),
-    ("passing", "pass"), ("performing", "perform"), ("plotting", "plot"),
-    ("preparing", "prepare"), ("preventing", "prevent"),
-    ("protecting", "protect"), ("reading", "read"), ("removing", "remove"),
-    ("restoring", "restore"), ("running", "run"), ("saving", "save"),
-    ("selecting", "select"), ("sending", "send"), ("setting", "set"),
-    ("sharing", "share"), ("solving", "solve"), ("sorting", "sort"),
-    ("starting", "start"), ("storing", "store"), ("testing", "test"),
-    ("updating", "update"), ("upgrading", "upgrade"), ("using", "use"),
-    ("validating", "validate"), ("viewing", "view"), ("working", "work"),
-    ("writing", "write"),
-  )
-}  # fmt: skip
 _PARTS = frozenset(
   "advantages benefits causes characteristics complications components"
   " consequences definition diagnosis diseases disorders effects elements"
