@@ -1,6 +1,7 @@
 """The Python of the tutorials runs as it is printed, launchers as dry runs."""
 
 import ast
+import functools
 import html
 import importlib.util
 import json
@@ -22,7 +23,7 @@ import random_t5
 import small_data
 
 from synthq_jax.cli import main
-from synthq_jax.data import environment_docs, sources
+from synthq_jax.data import environment_docs
 
 TUTORIALS = pathlib.Path(__file__).parents[1] / "docs/tutorials"
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -230,8 +231,8 @@ def test_the_notebook_runs_the_tiny_recipe_and_shows_its_page(
   display = types.ModuleType("IPython.display")
   display.HTML = _Html
   monkeypatch.setitem(sys.modules, "IPython.display", display)
-  few = environment_docs.EnvironmentDocs(packages=("absl", "flax", "optax"))
-  monkeypatch.setattr(sources, "_demo", lambda source: few)
+  few = functools.partial(environment_docs.build, ("absl", "flax", "optax"))
+  monkeypatch.setattr(environment_docs, "build", few)
   monkeypatch.chdir(tmp_path)
   names: dict = {}
   finished, page, texts, _ = [_shown(source, names) for source in code]

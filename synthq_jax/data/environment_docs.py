@@ -7,16 +7,15 @@ with the same versions it is the same on every machine.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import re
+from collections.abc import Sequence
 
 from synthq_jax.data import collection as collection_lib
 from synthq_jax.data import docstrings, splits
 
 __all__ = [
   "PACKAGES",
-  "EnvironmentDocs",
   "build",
   "digest",
   "most_documents",
@@ -35,26 +34,19 @@ PACKAGES = (
 _SIGNATURE = re.compile(r"\w\(.*\)|->|::|[={}\\]|^\W")
 _SHINGLE = 5
 
+_QUERY_WORDS = (3, 30)
+"""Of a query; shorter first paragraphs say too little to search for."""
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EnvironmentDocs:
-  """How the demo set is cut out of the installed packages."""
+_MIN_DOCUMENT_WORDS = 12
+"""Shorter documents say too little to be found."""
 
-  packages: tuple[str, ...] = PACKAGES
-  """Packages to read; one that is not installed is left out."""
-  min_query_words: int = 3
-  """Shorter first paragraphs say too little to search for."""
-  max_query_words: int = 30
-  """Longer first paragraphs are not queries."""
-  min_document_words: int = 12
-  """Shorter documents say too little to be found."""
-  max_overlap: float = 0.5
-  """Share of a document's 5-word shingles that an earlier one may hold."""
-  seed: int = 0
-  """Decides which documents go to train, dev and test."""
+_MAX_OVERLAP = 0.5
+"""Share of a document's shingles that an earlier one may hold."""
 
 
-def build(config: EnvironmentDocs) -> collection_lib.Collection:
+def build(
+  packages: Sequence[str] = PACKAGES, *, seed: int = 0
+) -> collection_lib.Collection:
   """Reads the installed packages into queries, documents and judgements.
 
   Left out are first paragraphs that read like a signature, queries that stand
@@ -63,15 +55,13 @@ def build(config: EnvironmentDocs) -> collection_lib.Collection:
   queries with the same set of words stay on one side of the split.
 
   Args:
-    config: what to read and to leave out.
+    packages: what to read; one that is not installed is left out.
+    seed: decides which documents go to train, dev and test.
 
   Returns:
     A collection with the splits train, dev and test, about 80/10/10.
   """
-  pairs = _without_near_duplicates(
-    [entry for entry in _entries(config) if _is_pair(entry, config)],
-    config.max_overlap,
-  )
+  pairs = _without_near_duplicates(_pairs(packages))
   documents, queries, qrels_of = [], {}, {}
   for entry in pairs:
     document = collection_lib.Document(
@@ -86,13 +76,13 @@ def build(config: EnvironmentDocs) -> collection_lib.Collection:
     )
     queries.setdefault(query.id, query)
     qrels_of.setdefault(query.id, []).append(document.id)
-  return _split(documents, queries, qrels_of, config.seed)
+  return _split(documents, queries, qrels_of, seed)
 
 
-def digest(config: EnvironmentDocs) -> str:
+def digest(packages: Sequence[str] = PACKAGES) -> str:
   """Returns what the demo set depends on: names and versions of packages."""
   parts = []
-  for package in config.packages:
+  for package in packages:
     try:
       parts.append(f"{package}=={docstrings.version(package)}")
     except Exception:  # not installed: its absence is part of the digest
@@ -100,49 +90,49 @@ def digest(config: EnvironmentDocs) -> str:
   return ", ".join(parts)
 
 
-def most_documents(config: EnvironmentDocs) -> int:
+def most_documents(packages: Sequence[str] = PACKAGES) -> int:
   """Returns how many documents the set may have; no package is parsed."""
   total = 0
-  for package in config.packages:
+  for package in packages:
     with contextlib.suppress(ValueError):  # not installed: `digest` says so
       total += docstrings.most(package)
   return total
 
 
-def private_queries(config: EnvironmentDocs) -> list[str]:
+def private_queries(packages: Sequence[str] = PACKAGES) -> list[str]:
   """Returns every first paragraph the demo set may hold as a query.
 
   Before the near-duplicates are dropped, so that what is held out of the
   public pre-training does not depend on which duplicate was kept.
   """
-  return [e.first for e in _entries(config) if _is_pair(e, config)]
+  return [entry.first for entry in _pairs(packages)]
 
 
-def _entries(config: EnvironmentDocs) -> list[docstrings.Docstring]:
+def _pairs(packages: Sequence[str]) -> list[docstrings.Docstring]:
   found = []
-  for package in config.packages:
+  for package in packages:
     try:
-      found.extend(docstrings.read(package))
+      found.extend(filter(_is_pair, docstrings.read(package)))
     except ValueError:
       continue  # not installed: `digest` says so
   return found
 
 
-def _is_pair(entry: docstrings.Docstring, config: EnvironmentDocs) -> bool:
+def _is_pair(entry: docstrings.Docstring) -> bool:
   """Whether first paragraph and rest make a query and its document."""
   query = docstrings.words(entry.first)
   document = docstrings.words(entry.rest)
   letters = sum(c.isalpha() or c.isspace() for c in entry.first)
   return (
-    config.min_query_words <= len(query) <= config.max_query_words
-    and len(document) >= config.min_document_words
+    _QUERY_WORDS[0] <= len(query) <= _QUERY_WORDS[1]
+    and len(document) >= _MIN_DOCUMENT_WORDS
     and letters >= 0.85 * len(entry.first)
     and not _SIGNATURE.search(entry.first)
     and f" {' '.join(query)} " not in f" {' '.join(document)} "
   )
 
 
-def _without_near_duplicates(pairs, max_overlap: float):
+def _without_near_duplicates(pairs):
   """Keeps the first of documents that share most of their shingles."""
   owner: dict[int, int] = {}
   kept = []
@@ -156,7 +146,7 @@ def _without_near_duplicates(pairs, max_overlap: float):
     for shingle in shingles:
       if shingle in owner:
         shared[owner[shingle]] = shared.get(owner[shingle], 0) + 1
-    if max(shared.values(), default=0) > max_overlap * len(shingles):
+    if max(shared.values(), default=0) > _MAX_OVERLAP * len(shingles):
       continue
     for shingle in shingles:
       owner.setdefault(shingle, len(kept))

@@ -302,10 +302,6 @@ def _of_files(source: Source, place: str | None = None) -> str:
   return state.hexdigest()
 
 
-def _demo(source: Source) -> environment_docs.EnvironmentDocs:
-  return environment_docs.EnvironmentDocs(seed=source.seed)
-
-
 def _parts(source: Source) -> tuple[str, str]:
   """Returns what stands before and behind the "@" of a place.
 
@@ -383,9 +379,9 @@ def _digest_prepared(source: Source) -> str:
 KINDS: dict[str, Kind] = {
   "environment_docs": Kind(
     form="environment_docs",
-    read=lambda source: environment_docs.build(_demo(source)),
-    digest=lambda source: environment_docs.digest(_demo(source)),
-    most=lambda source: environment_docs.most_documents(_demo(source)),
+    read=lambda source: environment_docs.build(seed=source.seed),
+    digest=lambda source: environment_docs.digest(),
+    most=lambda source: environment_docs.most_documents(),
     from_pairs=True,
   ),
   "beir": Kind(

@@ -199,8 +199,7 @@ def _start(config: Config, root: pathlib.Path, start: pathlib.Path):
 
 def _held_out(config: Config) -> dict[str, list[str]]:
   """Returns the queries that must not be in the text, by set."""
-  demo = environment_docs.private_queries(environment_docs.EnvironmentDocs())
-  found = {"demo": demo}
+  found = {"demo": environment_docs.private_queries()}
   for place in map(pathlib.Path, config.held_out):
     found[place.name] = _queries_of(place)
   return found
@@ -248,7 +247,7 @@ def _read(config: Config, root: pathlib.Path, start: pathlib.Path) -> None:
   account = Pretrained(
     directory=root.name,
     sources=tuple(names),
-    demo_set=environment_docs.digest(environment_docs.EnvironmentDocs()),
+    demo_set=environment_docs.digest(),
     num_records=dict(collections.Counter(r.kind for r in made)),
     num_words=sum(len(line.split()) for line in text),
     text_digest=hashlib.sha256("".join(text).encode()).hexdigest(),

@@ -31,7 +31,7 @@ def passages(records: int):
   """Yields ids and texts of random runs of words of the demo's documents."""
   from synthq_jax.data import environment_docs
 
-  data = environment_docs.build(environment_docs.EnvironmentDocs())
+  data = environment_docs.build()
   words = " ".join(d.contents for d in data.documents).split()
   rng = np.random.default_rng(0)
   starts = rng.integers(0, len(words) - 4 * WORDS, records)

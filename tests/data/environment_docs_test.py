@@ -26,11 +26,8 @@ def text(seed, count=30):
   return " ".join(prose(seed, count))
 
 
-def build(*packages, **changes):
-  config = environment_docs.EnvironmentDocs(
-    packages=packages or ("fake_docs",), **changes
-  )
-  return environment_docs.build(config)
+def build(*packages):
+  return environment_docs.build(packages or ("fake_docs",))
 
 
 def query_texts(collection):
@@ -65,11 +62,14 @@ def test_first_paragraphs_like_signatures_are_dropped(install, first):
     ("Splits one array into many.", text(0, 11)),
   ],
 )
-def test_too_short_and_too_long_texts_are_dropped(install, first, rest):
+def test_too_short_and_too_long_texts_are_dropped(
+  install, first, rest, monkeypatch
+):
   install("fake_docs", [(first, rest), (CONTROL, text(1))])
   assert query_texts(build()) == [CONTROL]
-  loose = build(min_query_words=2, max_query_words=31, min_document_words=11)
-  assert query_texts(loose) == [first, CONTROL]
+  monkeypatch.setattr(environment_docs, "_QUERY_WORDS", (2, 31))
+  monkeypatch.setattr(environment_docs, "_MIN_DOCUMENT_WORDS", 11)
+  assert query_texts(build()) == [first, CONTROL]
 
 
 def test_the_bounds_on_lengths_are_inclusive(install):
@@ -90,7 +90,9 @@ def test_queries_that_stand_verbatim_in_their_document_are_dropped(install):
   assert query_texts(build("fake_2")) == [first]
 
 
-def test_documents_mostly_said_by_an_earlier_one_are_dropped(install):
+def test_documents_mostly_said_by_an_earlier_one_are_dropped(
+  install, monkeypatch
+):
   # 30 words are 26 shingles of 5; the first 20 words hold 16 of them, the
   # first 14 hold 10.
   original = prose(0)
@@ -103,16 +105,16 @@ def test_documents_mostly_said_by_an_earlier_one_are_dropped(install):
   firsts = [first for first, _ in copies]
   assert query_texts(build()) == [firsts[0], firsts[2]]
   assert len(build().documents) == 2
-  assert query_texts(build(max_overlap=0.65)) == firsts
-  assert query_texts(build(max_overlap=0.35)) == firsts[:1]
+  for overlap, kept in ((0.65, firsts), (0.35, firsts[:1])):
+    monkeypatch.setattr(environment_docs, "_MAX_OVERLAP", overlap)
+    assert query_texts(build()) == kept
 
 
 def test_what_is_held_out_does_not_depend_on_dropped_duplicates(install):
   firsts = ["Tells the original story first.", "Tells the story once more."]
   install("fake_docs", [(first, text(0)) for first in firsts])
-  config = environment_docs.EnvironmentDocs(packages=("fake_docs",))
   assert len(build().queries) == 1
-  assert environment_docs.private_queries(config) == firsts
+  assert environment_docs.private_queries(("fake_docs",)) == firsts
 
 
 def test_equal_queries_become_one_query_with_several_documents(install):
@@ -155,11 +157,8 @@ def test_the_package_is_the_client_and_absent_ones_are_left_out(install):
 
 def test_the_digest_names_versions_and_absence(install):
   install("fake_docs", [(CONTROL, text(0))], version="2.7")
-  config = environment_docs.EnvironmentDocs(
-    packages=("fake_docs", "not_there_at_all")
-  )
-  wanted = "fake_docs==2.7, not_there_at_all absent"
-  assert environment_docs.digest(config) == wanted
+  found = environment_docs.digest(("fake_docs", "not_there_at_all"))
+  assert found == "fake_docs==2.7, not_there_at_all absent"
 
 
 @pytest.fixture(name="entries", scope="module")
@@ -175,8 +174,8 @@ def test_the_standard_library_is_read_and_named_by_its_version(entries):
   assert {entry.package for entry in entries} == {"python"}
   tops = [name.split(".")[1] for name in firsts]
   assert tops.index("argparse") < tops.index("textwrap")
-  config = environment_docs.EnvironmentDocs(packages=("python",))
-  assert environment_docs.digest(config) == f"python=={sys.version.split()[0]}"
+  version = sys.version.split()[0]
+  assert environment_docs.digest(("python",)) == f"python=={version}"
 
 
 def test_nothing_of_what_only_some_installations_have_is_read(entries):
@@ -198,16 +197,14 @@ def test_the_demo_set_needs_none_of_tensorflows_packages():
 
 @pytest.fixture(name="installed", scope="module")
 def _installed():
-  return environment_docs.build(environment_docs.EnvironmentDocs())
+  return environment_docs.build()
 
 
 @pytest.mark.slow
 def test_the_recorded_versions_give_the_recorded_set(installed):
   # The test extra holds mpmath back, so its set is not quite the demo's.
   records = json.loads(RECORDED.read_text())
-  versions = environment_docs.digest(environment_docs.EnvironmentDocs()).split(
-    ", "
-  )
+  versions = environment_docs.digest().split(", ")
   recorded = [one for one in records.values() if one["versions"] == versions]
   if not recorded:
     differ = sorted({*versions} ^ {*records["test"]["versions"]})
@@ -238,7 +235,7 @@ def test_the_installed_packages_give_a_clean_demo_set(installed):
   pairs = {split: installed.pairs(split) for split in installed.qrels}
   count = sum(map(len, pairs.values()))
   assert count >= 5_000 and count == len(documents)
-  most = environment_docs.most_documents(environment_docs.EnvironmentDocs())
+  most = environment_docs.most_documents()
   assert count < most < 30 * count
   for split, share in {"train": 0.8, "dev": 0.1, "test": 0.1}.items():
     assert abs(len(pairs[split]) / count - share) < 0.025

@@ -75,8 +75,8 @@ def test_wikiqas_labelled_sentences_become_ten_skewed_clients():
 
 
 def test_the_demo_sets_packages_are_clients():
-  config = environment_docs.EnvironmentDocs(packages=("optax", "chex"))
-  judged = passages.from_documents(environment_docs.build(config))
+  data = environment_docs.build(("optax", "chex"))
+  judged = passages.from_documents(data)
   built = clients.build(judged)
   assert [client.name for client in built.clients] == ["chex", "optax"]
   for client in built.clients:

@@ -76,9 +76,9 @@ def world(tmp_path_factory):
 @pytest.fixture
 def config(world, monkeypatch):
   monkeypatch.setattr(
-    environment_docs, "private_queries", lambda config: ["the demo's query"]
+    environment_docs, "private_queries", lambda: ["the demo's query"]
   )
-  monkeypatch.setattr(environment_docs, "digest", lambda config: "versions")
+  monkeypatch.setattr(environment_docs, "digest", lambda: "versions")
   return pretrain_recipe.Config(
     pretrain=curriculum(3),
     model=SHAPE,
