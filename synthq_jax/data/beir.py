@@ -155,15 +155,12 @@ def read_judgements(
   return collection_lib.judge(rows, queries, documents, dangling=dangling)
 
 
-def read_key(
-  directory: str | os.PathLike, key: str, *, name: str = "corpus.jsonl"
-) -> dict[str, str]:
-  """Reads one more key of a BEIR folder's lines, which `read_beir` passes over.
+def read_key(directory: str | os.PathLike, key: str) -> dict[str, str]:
+  """Reads one more key of a BEIR corpus' lines, which `read_beir` passes over.
 
   Args:
     directory: the folder.
-    key: such as the passage that a sentence stands in, or a query's kind.
-    name: "corpus.jsonl" or "queries.jsonl".
+    key: such as the passage that a sentence stands in.
 
   Returns:
     Id -> what stands under the key, for the lines that have it.
@@ -172,14 +169,13 @@ def read_key(
     ValueError: if the file is missing, a line is malformed, or something else
       than a string stands there; the message says file:line.
   """
-  path = files.find(pathlib.Path(directory), name)
-  make = query_of if name == "queries.jsonl" else document_of
+  path = files.find(pathlib.Path(directory), "corpus.jsonl")
   found = {}
   for where, fields in files.json_lines(path):
     value = files.field(where, fields, key, default="")
     if fields.get(key) is None:
       continue
-    found[make(where, fields).id] = value
+    found[document_of(where, fields).id] = value
   return found
 
 

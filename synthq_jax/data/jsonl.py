@@ -21,24 +21,21 @@ __all__ = ["Fields", "read_jsonl", "read_log"]
 class Fields:
   """Which keys of a line hold what.
 
+  Three have one name: "title" of the document, which a line may lack; "clicks",
+  how often the document was clicked: a line may lack it, and with 0 it is left
+  out; "split" that a line belongs to: either all lines have it or none, and a log
+  with it is never divided.
+
   Attributes:
     query: the key of the query's text.
     document: the key of the document's text.
-    title: the key of the document's title; a line may lack it.
     client: the key of who asked, or "user", or "user_id"; a line may lack it, and
       must not have two that differ.
-    clicks: the key of how often the document was clicked; a line may lack it,
-      and with 0 it is left out.
-    split: the key of the split that a line belongs to; either all lines have it
-      or none. A log with it is never divided.
   """
 
   query: str = "query"
   document: str = "document"
-  title: str = "title"
   client: str = "client"
-  clicks: str = "clicks"
-  split: str = "split"
 
 
 _Pair = tuple[collection_lib.Query, collection_lib.Document]
@@ -85,14 +82,14 @@ def read_jsonl(
       file:line), if a split would hold no pair, or if some lines name a split
       and some not.
   """
-  names = _Names(path, fields.split)
+  names = _Names(path)
   pairs = []
   for where, line in table_files.rows(path):
     name = names.read(where, line)
-    if _is_clicked(where, line, fields):
+    if _is_clicked(where, line):
       pairs.append((*_pair(where, line, fields), name))
   asked = [(query, document.id, name) for query, document, name in pairs]
-  _check_asked(names, asked, f'lines with "{fields.clicks}" above 0')
+  _check_asked(names, asked, 'lines with "clicks" above 0')
   return _collection(
     _merged_documents(document for _, document, _ in pairs),
     names,
@@ -147,12 +144,12 @@ def read_log(
   documents, known = collection_lib.read_documents(
     corpus, lambda: _documents(corpus)
   )
-  names = _Names(path, fields.split)
+  names = _Names(path)
   asked = []
   for where, line in table_files.rows(path):
     id_ = str(files.field(where, line, fields.document, (str, int)))
     name = names.read(where, line)
-    if _is_clicked(where, line, fields) and collection_lib.is_known(
+    if _is_clicked(where, line) and collection_lib.is_known(
       where, "document", id_, known, dangling
     ):
       asked.append((_query(where, line, fields), id_, name))
@@ -164,14 +161,14 @@ def read_log(
 class _Names:
   """The splits that the lines of a log name, those without clicks too."""
 
-  def __init__(self, path: str | os.PathLike, key: str):
-    self.path, self.key = path, key
+  def __init__(self, path: str | os.PathLike):
+    self.path = path
     self.every: list[str | None] = []
 
   def read(self, where: str, line: Mapping[str, Any]) -> str:
     """Returns what a line names, "" for nothing, and remembers it."""
-    name = files.field(where, line, self.key, default="")
-    self.every.append(name if self.key in line else None)
+    name = files.field(where, line, "split", default="")
+    self.every.append(name if "split" in line else None)
     return name
 
 
@@ -184,7 +181,7 @@ def _collection(
 ) -> collection_lib.Collection:
   """Divides (query, id of a document, name of its split), if none is named."""
   path = names.path
-  by_column = table_files.by_column(path, names.every, names.key)
+  by_column = table_files.by_column(path, names.every, "split")
   sides = [name for _, _, name in asked]
   gathered: frozenset[str] = frozenset()
   if by_column:
@@ -217,9 +214,9 @@ def _documents(
     yield where, beir.document_of(where, aliases | line)
 
 
-def _is_clicked(where: str, line: Mapping[str, Any], fields: Fields) -> bool:
+def _is_clicked(where: str, line: Mapping[str, Any]) -> bool:
   """Whether a line has clicks, or says nothing of them."""
-  value = line.get(fields.clicks)
+  value = line.get("clicks")
   if value is None or value == "":
     return True
   try:
@@ -229,7 +226,7 @@ def _is_clicked(where: str, line: Mapping[str, Any], fields: Fields) -> bool:
     return clicks > 0
   except (TypeError, ValueError):
     raise ValueError(
-      f'{where}: expected a number under "{fields.clicks}", got another value;'
+      f'{where}: expected a number under "clicks", got another value;'
       " correct the line"
     ) from None
 
@@ -252,7 +249,7 @@ def _pair(where: str, line: Mapping[str, Any], fields: Fields) -> _Pair:
   query = _query(where, line, fields)
   client = query.client
   text = _required(where, line, fields.document)
-  title = files.field(where, line, fields.title, default="")
+  title = files.field(where, line, "title", default="")
   return (
     query,
     collection_lib.Document(_digest("d", title, text), text, title, client),
@@ -320,6 +317,6 @@ def _check_sides(
   if empty:
     raise ValueError(
       f"{names.path}: expected pairs in every split, got none in {empty}; give"
-      f' more documents, another seed, or a column "{names.key}" that names the'
+      f' more documents, another seed, or a column "split" that names the'
       " split of each line"
     )

@@ -8,7 +8,7 @@ References:
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from synthq_jax.data import collection as collection_lib
@@ -24,7 +24,6 @@ _TOPIC = re.compile(
 
 def read_msmarco(
   directory: str | os.PathLike,
-  splits: Sequence[str] | None = None,
   *,
   in_memory: bool = True,
   dangling: collection_lib.Dangling | None = None,
@@ -37,15 +36,13 @@ def read_msmarco(
 
   Args:
     directory: the folder.
-    splits: the splits to read, such as ("train", "dev.small"); None reads all
-      that have judgements. The official "dev.small" is a part of "dev".
     in_memory: whether the passages are kept; if not, each is checked all the
       same, and read again by each loop over them.
     dangling: counts judgements of unknown ids, which are left out; None: they
       are refused.
 
   Returns:
-    The collection, with the queries that are judged in these splits.
+    The collection, with the queries that are judged.
 
   Raises:
     ValueError: if a file is missing or malformed, an id stands twice, a text is
@@ -58,7 +55,7 @@ def read_msmarco(
   )
   queries: dict[str, collection_lib.Query] = {}
   qrels = {}
-  for split in files.splits(directory, "qrels.") if splits is None else splits:
+  for split in files.splits(directory, "qrels."):
     path = files.find(directory, f"queries.{split}.tsv")
     asked = collection_lib.by_id(path, "query", _items(path, "query"))
     rows = _rows(files.find(directory, f"qrels.{split}.tsv"))

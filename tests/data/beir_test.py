@@ -211,11 +211,7 @@ def test_another_key_of_the_lines_can_be_read_by_itself(tmp_path):
   (tmp_path / "corpus.jsonl").write_text(
     '{"_id": "s1", "text": "One.", "doc": "p"}\n{"_id": "s2", "text": "Two."}\n'
   )
-  (tmp_path / "queries.jsonl").write_text(
-    '{"_id": 7, "text": "one", "kind": "count"}\n'
-  )
   assert beir.read_key(tmp_path, "doc") == {"s1": "p"}
-  assert beir.read_key(tmp_path, "kind", name="queries.jsonl") == {"7": "count"}
   (tmp_path / "corpus.jsonl").write_text('{"_id": "s", "text": "x", "doc": 3}')
   with pytest.raises(ValueError, match='corpus.jsonl:1: .* under "doc", got '):
     beir.read_key(tmp_path, "doc")

@@ -100,7 +100,7 @@ def test_keys_can_have_other_names(tmp_path):
     {"q": f"ask {i}", "url": {"not": "read"}, "body": f"b {i}", "who": "me"}
     for i in range(40)
   ]
-  fields = jsonl.Fields(query="q", document="body", client="who", title="t")
+  fields = jsonl.Fields(query="q", document="body", client="who")
   read = jsonl.read_jsonl(write(tmp_path, rows), fields, fractions=HALVES)
   assert read.queries[3].text == "ask 3"
   assert {item.client for item in read.documents} == {"me"}

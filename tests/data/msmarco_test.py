@@ -49,17 +49,6 @@ def test_passages_can_stay_on_disk(tmp_path):
   assert (read.queries, read.qrels) == (kept.queries, kept.qrels)
 
 
-def test_only_the_splits_asked_for_are_read(tmp_path):
-  read = msmarco.read_msmarco(folder(tmp_path), splits=["dev.small"])
-  assert list(read.qrels) == ["dev.small"]
-  assert [query.id for query in read.queries] == ["3"]
-
-
-def test_a_split_without_judgements_is_named(tmp_path):
-  with pytest.raises(ValueError, match=r"expected a file qrels\.eval\.tsv"):
-    msmarco.read_msmarco(folder(tmp_path), splits=["eval"])
-
-
 def test_a_query_of_two_splits_has_one_text(tmp_path):
   changed = {
     "queries.dev.small.tsv": "1\tone\n",
