@@ -39,7 +39,7 @@ from synthq_jax.generation import filters, text_measures
 from synthq_jax.models import encoders, t5_config
 from synthq_jax.pipeline import config_types, inputs, noisy_sums, results
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.retrieval import encode, ranks
+from synthq_jax.retrieval import encode, ranks, vector_files
 from synthq_jax.stages import stage
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import progress as progress_lib
@@ -418,49 +418,36 @@ def own_ranks(
   Returns:
     Ranks, 0 for the best; equal scores share the best rank among them.
   """
-  vectors = []
+  opened = []
   for kind, tokens in (("documents", documents), ("queries", queries)):
-    parts = blocks.Blocks(directory / kind)
-    with progress_lib.bar(
-      f"{description}: {kind}", len(tokens), progress
-    ) as bar:
-      for first in range(0, len(tokens), _PART):
-        rows = tokens[first : first + _PART]
-        if parts.read(first, mapped=True) is None:
-          encoded = encode.encode(
-            params, model_config, np.asarray(rows), batch_size=batch_size
-          )
-          parts.write(first, encoded)
-        bar.update(len(rows))
-    vectors.append(parts)
+    title, folder = f"{description}: {kind}", directory / kind
+    with progress_lib.bar(title, len(tokens), progress) as bar:
+      encode.to_files(
+        params,
+        model_config,
+        tokens,
+        folder,
+        block_rows=_PART,
+        batch_size=batch_size,
+        progress=bar.update,
+      )
+    opened.append(vector_files.open_vectors(folder, len(tokens)))
+  collection, asked = opened
   found = blocks.Blocks(directory / "ranks")
   with progress_lib.bar(f"{description}: ranks", len(queries), progress) as bar:
     for first in range(0, len(queries), _PART):
-      own = owners[first : first + _PART]
+      part = slice(first, first + _PART)
       if found.read(first) is None:
-        found.write(first, _ranks_of(*vectors, first, own, len(documents)))
-      bar.update(len(own))
+        scores = ranks.own_scores(asked[part], collection[owners[part]])
+        counts = [
+          ranks.count_better(asked[part], scores, block)
+          for block in collection.blocks
+        ]
+        found.write(first, np.sum(counts, axis=0))
+      bar.update(len(owners[part]))
   return np.concatenate(
     [found.read(first) for first in range(0, len(queries), _PART)]
   )
-
-
-def _ranks_of(
-  documents: blocks.Blocks,
-  queries: blocks.Blocks,
-  first: int,
-  owners: np.ndarray,
-  total: int,
-) -> np.ndarray:
-  """Counts over all parts of the collection for one part of the queries."""
-  asked = queries.read(first)
-  starts = range(0, total, _PART)
-  own = blocks.Rows([documents.path(start) for start in starts])[owners]
-  scores = ranks.own_scores(asked, own)
-  counts = [
-    ranks.count_better(asked, scores, documents.read(start)) for start in starts
-  ]
-  return np.sum(counts, axis=0)
 
 
 STAGE = stage.of(

@@ -94,8 +94,8 @@ def run(root, documents, made, config=TOP, digest="digest", **changes):
 def _by_first_token(monkeypatch):
   """An encoder that knows a row by its tokens, instead of a trained one."""
 
-  def fake(params, config, tokens, *, batch_size):
-    del params, config, batch_size
+  def fake(params, config, tokens, **options):
+    del params, config, options
     rows = [np.random.default_rng(row[:6]).normal(size=64) for row in tokens]
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return (np.stack(rows) / norms).astype(np.float32)

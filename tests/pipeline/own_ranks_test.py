@@ -3,54 +3,55 @@
 import numpy as np
 import pytest
 
+from synthq_jax.models import static_vectors
 from synthq_jax.retrieval import encode
 from synthq_jax.stages import filter_queries
 
-DIM = 12
-DOCUMENTS = np.arange(1, 51).reshape(50, 1)
+# Texts of one token: its vector, in the table, is that of the text.
+CONFIG = static_vectors.StaticConfig(vocab_size=82, emb_dim=12)
+DOCUMENTS = np.arange(2, 52).reshape(50, 1)
 OWNERS = np.sort(np.random.default_rng(3).integers(0, 50, 30))
-QUERIES = 1000 + np.arange(30).reshape(30, 1)
+QUERIES = np.arange(52, 82).reshape(30, 1)
 
 
-def vector(token):
+def table():
   """A document's own direction; a query's is near that of its document."""
-  rng = np.random.default_rng(int(token))
-  if token >= 1000:
-    own = vector(DOCUMENTS[OWNERS[token - 1000], 0])
-    mixed = own + rng.normal(size=DIM) * 0.4
-  else:
-    mixed = rng.normal(size=DIM)
-  return (mixed / np.linalg.norm(mixed)).astype(np.float32)
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(CONFIG.vocab_size, CONFIG.emb_dim))
+  rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  noise = rng.normal(size=(30, CONFIG.emb_dim)) * 0.4
+  rows[QUERIES[:, 0]] = rows[DOCUMENTS[OWNERS, 0]] + noise
+  return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+PARAMS = {"token_embedder": {"embedding": table().astype(np.float32)}}
 
 
 @pytest.fixture(name="encoded")
 def _encoded(monkeypatch):
   """Rows that were encoded; asking for more than `limit` calls is a kill."""
-  state = {"rows": [], "limit": None}
+  state, real = {"rows": [], "limit": None}, encode.encode
 
-  def fake(params, config, tokens, *, batch_size):
-    del params, config, batch_size
+  def counted(params, config, tokens, **options):
     state["rows"].append(tokens[:, 0].tolist())
     if state["limit"] is not None and len(state["rows"]) > state["limit"]:
       raise KeyboardInterrupt
-    return np.stack([vector(token) for token in tokens[:, 0]])
+    return real(params, config, tokens, **options)
 
-  monkeypatch.setattr(encode, "encode", fake)
+  monkeypatch.setattr(encode, "encode", counted)
   monkeypatch.setattr(filter_queries, "_PART", 8)
   return state
 
 
 def ranks(directory, owners=OWNERS):
   return filter_queries.own_ranks(
-    None, None, QUERIES, DOCUMENTS, owners,
+    PARAMS, CONFIG, QUERIES, DOCUMENTS, owners,
     directory=directory, description="x", batch_size=4, progress=False,
   )  # fmt: skip
 
 
 def oracle():
-  documents = np.stack([vector(t) for t in DOCUMENTS[:, 0]]).astype(float)
-  queries = np.stack([vector(t) for t in QUERIES[:, 0]])
-  scores = queries @ documents.T
+  scores = table()[QUERIES[:, 0]] @ table()[DOCUMENTS[:, 0]].T
   own = scores[np.arange(30), OWNERS]
   return np.sum(scores > own[:, None], axis=1)
 
@@ -102,7 +103,7 @@ def test_a_kill_between_ranks_changes_nothing(tmp_path, encoded, monkeypatch):
 
 def test_half_a_part_is_made_again(tmp_path, encoded):
   whole = ranks(tmp_path)
-  path = tmp_path / "queries" / "8.npy"
+  path = tmp_path / "queries" / "block_00001.npy"
   path.write_bytes(path.read_bytes()[:100])
   for found in (tmp_path / "ranks").iterdir():
     found.unlink()
