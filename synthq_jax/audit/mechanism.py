@@ -106,6 +106,7 @@ def audit(
   *,
   num_canaries: int,
   seed: int,
+  confidence: float = 0.95,
 ) -> Audit:
   """Trains once on canaries, guesses which were there, and bounds epsilon.
 
@@ -118,8 +119,8 @@ def audit(
   Formal guarantee:
     If the pieces do what is claimed (unit: one record; REPLACE_SPECIAL, which
     for Poisson batches is ADD_OR_REMOVE_ONE), `violates` is true for at most a
-    share 0.05 of seeds. The bound is the one for f-DP, which takes the claim for
-    that of a Gaussian mechanism: exactly so for one sum of all
+    share 1 - confidence of seeds. The bound is the one for f-DP, which takes
+    the claim for that of a Gaussian mechanism: exactly so for one sum of all
     records, and safe for Poisson batches wherever their privacy profile lies
     below that of the Gaussian with the same (epsilon, delta). Passing proves
     nothing: what needs more canaries, what a linear loss does not reach (rules
@@ -135,6 +136,7 @@ def audit(
     mechanism: what is audited.
     num_canaries: at most the sampler's records; more of them notice more.
     seed: of coins, batches and noise.
+    confidence: of the bounds, in (0.5, 1).
 
   Returns:
     The bounds beside the claim, and what they were computed from.
@@ -157,7 +159,7 @@ def audit(
     scores[inserted],
     scores[~inserted],
     delta=mechanism.delta,
-    confidence=0.95,
+    confidence=confidence,
     seed=seed,
   )
   return Audit(

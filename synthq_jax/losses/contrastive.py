@@ -29,6 +29,7 @@ def softmax(
   similarity: jax.Array,  # [batch, batch + hard]
   *,
   temperature: float,
+  weights: jax.Array | None = None,  # [batch]
   is_padding_example: jax.Array | None = None,  # [batch]
   is_padding_document: jax.Array | None = None,  # [batch + hard]
   duplicate_mask: jax.Array | None = None,  # [batch, batch + hard]
@@ -51,6 +52,7 @@ def softmax(
   Args:
     similarity: [batch, batch + hard], for cosines in [-1, 1].
     temperature: above 0; similarities are divided by it.
+    weights: factor for each row's loss [batch], or None for ones.
     is_padding_example: bool [batch]; such rows get loss 0, and their own
       columns are dropped.
     is_padding_document: bool [batch + hard]; such columns are dropped.
@@ -81,6 +83,8 @@ def softmax(
   logits = similarity.astype(jnp.float32) / temperature
   total = jax.nn.logsumexp(jnp.where(dropped, -jnp.inf, logits), axis=1)
   losses = total - jnp.diagonal(logits)  # [batch]
+  if weights is not None:
+    losses *= weights
   return pairs.without_padding(losses, is_padding_example)
 
 

@@ -14,6 +14,7 @@ PADDING_ID = 0
 def cross_entropy(
   logits: jax.Array,  # [batch, length, vocab]
   targets: jax.Array,  # [batch, length]
+  weights: jax.Array | None = None,  # [batch, length]
   *,
   normalization: Literal["mean", "sum"] = "mean",
 ) -> jax.Array:  # [batch]
@@ -31,8 +32,10 @@ def cross_entropy(
   Args:
     logits: [batch, length, vocab], any floating dtype; computed in float32.
     targets: ids [batch, length]; 0 is padding and does not count.
-    normalization: "mean" divides by the example's own number of target tokens,
-      at least 1; "sum" does not divide.
+    weights: factor for each target token [batch, length], or None for ones.
+    normalization: "mean" divides by the sum of the example's own weights over
+      its target tokens (its number of target tokens by default), at least 1;
+      "sum" does not divide.
 
   Returns:
     float32 [batch]; 0 for an example without target tokens.
@@ -50,6 +53,13 @@ def cross_entropy(
       f"expected normalization 'mean' or 'sum', got {normalization=}"
     )
   counted = (targets != PADDING_ID).astype(jnp.float32)  # [batch, length]
+  if weights is not None:
+    if weights.shape != targets.shape:
+      raise ValueError(
+        f"expected weights of shape {targets.shape}, got shape="
+        f"{weights.shape}: give one weight for each target token"
+      )
+    counted *= weights.astype(jnp.float32)
   logits = logits.astype(jnp.float32)
   # Not log_softmax: it writes [batch, length, vocab] once more, which doubles
   # the time of a small model's gradient on CPU. Not a lookup of the targets'
