@@ -7,7 +7,7 @@ images. Training, search, leakage and federated code take any of them.
 import dataclasses
 from typing import Any, Protocol
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from synthq_jax import extras, typing
 from synthq_jax.models import bert, dual_encoder, static_vectors, t5_config
@@ -15,7 +15,7 @@ from synthq_jax.models import bert, dual_encoder, static_vectors, t5_config
 with extras.required("run"):
   from flax import linen as nn
 
-__all__ = ["T5", "Bert", "Encoder", "Images", "Static", "of"]
+__all__ = ["Encoder", "of"]
 
 
 class Encoder(Protocol):
@@ -37,100 +37,38 @@ class Encoder(Protocol):
     """
 
 
-class _Whole:
-  """An encoder that uses all of its parameters."""
+_OF_TOKENS = {
+  t5_config.T5Config: dual_encoder,
+  bert.BertConfig: bert,
+  static_vectors.StaticConfig: static_vectors,
+}
+"""By the shape of what reads tokens: the module with its `encode`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfShape:
+  """The encoder of a T5, a BERT, static vectors or a Flax module for images."""
+
+  shape: Any
+  pooling: str = "mean"
+
+  @property
+  def dim(self) -> int:
+    is_net = isinstance(self.shape, nn.Module)
+    return self.shape.dim if is_net else self.shape.emb_dim
 
   def select(self, params: typing.Params) -> typing.Params:
-    return params
-
-
-class _OfTokens:
-  """An encoder of tokens: a shape, `config`, whose outputs are pooled."""
-
-  config: bert.BertConfig | t5_config.T5Config
-  pooling: str
-
-  def __post_init__(self):
-    if self.pooling not in dual_encoder.POOLINGS:
-      raise ValueError(
-        f"expected pooling among {dual_encoder.POOLINGS}, got"
-        f" pooling={self.pooling!r}"
-      )
-
-  @property
-  def dim(self) -> int:
-    return self.config.emb_dim
-
-
-@dataclasses.dataclass(frozen=True)
-class Bert(_OfTokens, _Whole):
-  """A BERT's outputs, pooled; see `bert.encode`."""
-
-  config: bert.BertConfig
-  """Its shape."""
-  pooling: str = "mean"
-  """One of `dual_encoder.POOLINGS`; "first" is [CLS]."""
+    is_t5 = isinstance(self.shape, t5_config.T5Config)
+    return dual_encoder.encoder_params(params) if is_t5 else params
 
   def encode(
-    self, params: typing.Params, inputs: Int[Array, "batch length"]
+    self, params: typing.Params, inputs: Any
   ) -> Float[Array, "batch dim"]:
-    return bert.encode(params, self.config, inputs, pooling=self.pooling)
-
-
-@dataclasses.dataclass(frozen=True)
-class T5(_OfTokens):
-  """The encoder of a T5, pooled; see `dual_encoder.encode`."""
-
-  config: t5_config.T5Config
-  """Its shape."""
-  pooling: str = "mean"
-  """One of `dual_encoder.POOLINGS`."""
-
-  def select(self, params: typing.Params) -> typing.Params:
-    return dual_encoder.encoder_params(params)
-
-  def encode(
-    self, params: typing.Params, inputs: Int[Array, "batch length"]
-  ) -> Float[Array, "batch dim"]:
-    return dual_encoder.encode(
-      params, self.config, inputs, pooling=self.pooling
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Static(_Whole):
-  """Means of tokens' vectors; see `static_vectors.encode`."""
-
-  config: static_vectors.StaticConfig
-  """The table's shape."""
-
-  @property
-  def dim(self) -> int:
-    return self.config.emb_dim
-
-  def encode(
-    self, params: typing.Params, inputs: Int[Array, "batch length"]
-  ) -> Float[Array, "batch dim"]:
-    return static_vectors.encode(params, self.config, inputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Images(_Whole):
-  """A Flax module from images to unit vectors; see `image_encoders`."""
-
-  net: nn.Module
-  """With an attribute `dim`."""
-
-  @property
-  def dim(self) -> int:
-    return self.net.dim
-
-  def encode(
-    self,
-    params: typing.Params,
-    inputs: Float[Array, "batch height width channels"],
-  ) -> Float[Array, "batch dim"]:
-    return self.net.apply({"params": params}, inputs)
+    if isinstance(self.shape, nn.Module):
+      return self.shape.apply({"params": params}, inputs)
+    pooling = {} if self.pooling == "mean" else {"pooling": self.pooling}
+    module = _OF_TOKENS[type(self.shape)]
+    return module.encode(params, self.shape, inputs, **pooling)
 
 
 def of(shape: Any, *, pooling: str = "mean") -> Encoder:
@@ -145,14 +83,14 @@ def of(shape: Any, *, pooling: str = "mean") -> Encoder:
   Raises:
     ValueError: if the pooling is unknown, or not for this shape.
   """
-  if isinstance(shape, t5_config.T5Config):
-    return T5(shape, pooling)
-  if isinstance(shape, bert.BertConfig):
-    return Bert(shape, pooling)
-  if pooling != "mean":
+  if isinstance(shape, (t5_config.T5Config, bert.BertConfig)):
+    if pooling not in dual_encoder.POOLINGS:
+      raise ValueError(
+        f"expected pooling among {dual_encoder.POOLINGS}, got {pooling=}"
+      )
+  elif pooling != "mean":
     raise ValueError(
       f"expected pooling='mean' for what is no T5 and no BERT, got {pooling=}"
     )
-  if isinstance(shape, static_vectors.StaticConfig):
-    return Static(shape)
-  return Images(shape) if isinstance(shape, nn.Module) else shape
+  is_shape = isinstance(shape, (*_OF_TOKENS, nn.Module))
+  return _OfShape(shape, pooling) if is_shape else shape
