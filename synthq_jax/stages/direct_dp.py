@@ -29,7 +29,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import dp_accounting
 import jax
 import numpy as np
 
@@ -41,7 +40,6 @@ from synthq_jax.models import (
   t5_checkpoints,
   t5_config,
 )
-from synthq_jax.optim import clipping
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -57,7 +55,6 @@ __all__ = [
   "LOSSES",
   "METHODS",
   "STAGE",
-  "Clipped",
   "Config",
   "build",
   "comparison",
@@ -296,7 +293,7 @@ def run(task: stage.Task) -> results.Checkpoint:
     settings, len(records["queries"]), prepared.queries_per_user
   )
 
-  def grad_fn(public: Mapping[str, Any]) -> Clipped:
+  def grad_fn(public: Mapping[str, Any]) -> optim.ContrastiveGrad:
     encode = _encoder(model_config, public)
     return build(config, declared.max_batch_size, encode)
 
@@ -399,37 +396,10 @@ def _public_negatives(
   return draw
 
 
-@dataclasses.dataclass(frozen=True)
-class Clipped:
-  """A clipped contrastive gradient whose unit is chosen, for `dp_step`."""
-
-  fn: optim.ContrastiveGrad
-  unit: str
-
-  @property
-  def l2_clip_norm(self) -> float:
-    """The norm of what is clipped."""
-    return self.fn.l2_clip_norm
-
-  def sensitivity(
-    self, relation: dp_accounting.NeighboringRelation | str
-  ) -> float:
-    """Returns the L2 sensitivity of the sum for the unit."""
-    return self.fn.sensitivity(relation, self.unit)
-
-  def __call__(
-    self,
-    params: typing.Params,
-    batch: typing.Batch,
-    *,
-    is_padding_example: jax.Array | None = None,
-  ) -> tuple[typing.Params, clipping.Aux]:
-    """Returns the sum, and private losses and norms."""
-    return self.fn(params, batch, is_padding_example=is_padding_example)
-
-
-def build(config: Any, max_batch_size: int, encode: typing.EncodeFn) -> Clipped:
-  """Builds the clipped gradient of a configuration.
+def build(
+  config: Any, max_batch_size: int, encode: typing.EncodeFn
+) -> optim.ContrastiveGrad:
+  """Builds the clipped gradient of a configuration, for its unit.
 
   Args:
     config: a `direct_dp.Config`.
@@ -448,7 +418,7 @@ def build(config: Any, max_batch_size: int, encode: typing.EncodeFn) -> Clipped:
     max_batch_size=max_batch_size,
     microbatch_size=config.microbatch_size,
   )
-  return Clipped(fn, config.unit)
+  return dataclasses.replace(fn, unit=config.unit)
 
 
 def _loss(config: Any, max_batch_size: int) -> Any:

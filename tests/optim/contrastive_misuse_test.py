@@ -121,6 +121,7 @@ def test_a_batch_that_was_not_declared_is_refused(change, match):
     (lambda: optim.Row(negatives="private"), "private"),
     (lambda: optim.Row(gradients="none"), "none"),
     (lambda: make(optim.Logit()).sensitivity("REPLACE_ONE", "user"), "user"),
+    (lambda: make(optim.Logit()).sensitivity("REPLACE_ONE"), "unit=None"),
   ],
 )
 def test_a_method_that_does_not_fit_is_refused(build, match):

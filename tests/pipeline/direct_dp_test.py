@@ -142,7 +142,7 @@ def test_a_group_is_no_larger_than_a_batch():
   records = np.random.default_rng(0).normal(size=(2, 16, 4)).astype(np.float32)
   batch = {"queries": records[0], "documents": records[1]}
   batch["example_id"] = np.arange(16)
-  total, _ = built.fn(np.eye(4, dtype=np.float32), batch)
+  total, _ = built(np.eye(4, dtype=np.float32), batch)
   assert np.isfinite(total).all()
 
 

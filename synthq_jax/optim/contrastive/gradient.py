@@ -81,7 +81,7 @@ class ContrastiveGrad:
   """A function that sums clipped gradients; see `contrastive_clipped_grad`.
 
   Attributes: the arguments of `contrastive_clipped_grad`, with their meaning
-  there.
+  there, and `unit`, what `sensitivity` is for where it is not told.
   """
 
   encode_query: typing.EncodeFn
@@ -91,6 +91,7 @@ class ContrastiveGrad:
   method: Method
   max_batch_size: int
   microbatch_size: int | None = None
+  unit: str | None = None
 
   def __call__(
     self,
@@ -147,18 +148,21 @@ class ContrastiveGrad:
     total, losses, norms = self.method.clipped_sum(self, params, batch, pairs)
     return total, clipping.Aux(losses, norms)
 
-  def sensitivity(self, relation: Any, unit: str) -> float:
+  def sensitivity(self, relation: Any, unit: str | None = None) -> float:
     """Returns the L2 sensitivity of the sum.
 
     Args:
       relation: a `dp_accounting.NeighboringRelation` or its name.
       unit: "pair" (query, document and hard negatives) or "query" (the query's
         text, while its document stays; where documents are negatives Poisson
-        sampling does not amplify it, see docs/sensitivities.md).
+        sampling does not amplify it, see docs/sensitivities.md); None: the
+        function's own.
 
     Raises:
-      ValueError: if the method does not protect the unit, or one is unknown.
+      ValueError: if the method does not protect the unit, or one is unknown or
+        there is none.
     """
+    unit = self.unit if unit is None else unit
     if unit not in ("pair", "query"):
       raise ValueError(f"expected unit 'pair' or 'query', got {unit=}")
     return self.method.sensitivity(self, relation, unit)
