@@ -121,14 +121,21 @@ def texts(
   return [by_name[name] for name in names]
 
 
-def index_of(ids: Sequence[Any], corpus: pathlib.Path) -> bm25.Index:
-  """Returns BM25 over all documents, by which queries are measured.
+def index_of(
+  ids: Iterable[Any],
+  corpus: pathlib.Path,
+  expansion: pathlib.Path | None = None,
+) -> bm25.Index:
+  """Returns BM25 over all documents, whole, not cut at an encoder's length.
 
   Args:
     ids: of the documents.
     corpus: their texts, in the same order.
+    expansion: queries that are read with them, see `inputs.expanded`.
   """
   texts = inputs.document_texts(corpus)
+  if expansion is not None:
+    texts = (one.contents for one in inputs.expanded(corpus, expansion))
   return bm25.BM25().build([str(i) for i in ids], texts)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from synthq_jax import artifacts, text_tables
-from synthq_jax.data import files
+from synthq_jax.data import files, passages
 from synthq_jax.data import vocabulary as vocabulary_lib
 from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
@@ -24,9 +24,9 @@ from synthq_jax.pipeline import (
   system_results,
   workspace,
 )
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import (
   best_passages,
-  bm25,
   encode,
   fusion,
   index,
@@ -171,8 +171,8 @@ def open_run(
   dense = (name for name in systems if opened.is_dense(name))
   if hnsw is not None and (name := next(dense, None)) is not None:
     systems[f"{name} (HNSW)"] = opened.approximate(name, hnsw)
-  corpus = inputs.corpus(folders, prepared)
-  return Searcher(systems, files.Lines(corpus, json.loads), opened.num_bytes)
+  documents = files.Lines(opened.corpus, json.loads)
+  return Searcher(systems, documents, opened.num_bytes)
 
 
 def describe(found: dict[str, list[Hit]]) -> str:
@@ -223,6 +223,8 @@ class _Opened:
     known: dict[str, Any],
   ):
     self._folders, self._prepared, self._known = folders, prepared, known
+    self._positions = [str(n) for n in range(prepared.num_documents)]
+    self.corpus = inputs.corpus(folders, prepared)
     self.num_bytes: dict[str, int] = {}
 
   def is_dense(self, name: str) -> bool:
@@ -232,28 +234,32 @@ class _Opened:
   def system(self, name: str) -> _Search:
     made = self._known[name]
     if isinstance(made, results.Checkpoint):
-      built = _index(self._folders, self._prepared, made)
+      built = self._index(name)
       self.num_bytes[name] = built.vectors.nbytes
-      return _vectors(self._folders, self._prepared, made, built)
+      return self._vectors(name, built)
     if isinstance(made, (system_results.Fusion, system_results.Ranking)):
       return self._beside_bm25(made)
-    built = _words(self._folders, self._prepared, made)
+    place = None
+    if made is not None:
+      place = self._folders.root / made.directory / made.FILE
+    built = queries_lib.index_of(self._positions, self.corpus, place)
     self.num_bytes[name] = built.num_bytes
     return lambda query, k: built.search_run([""], [query], k)[""]
 
   def approximate(self, name: str, hnsw: index.HNSW) -> _Search:
-    made = self._known[name]
-    vectors = _index(self._folders, self._prepared, made).vectors
+    vectors = self._index(name).vectors
     size = vectors.nbytes + 8 * hnsw.links * len(vectors)
     self.num_bytes[f"{name} (HNSW)"] = size
-    built = hnsw.build(vectors)
-    return _vectors(self._folders, self._prepared, made, built)
+    return self._vectors(name, hnsw.build(vectors))
+
+  @functools.cached_property
+  def _passages(self) -> passages.Passages:
+    return inputs.document_tokens(self._folders, self._prepared)
 
   @functools.cached_property
   def _features(self) -> ranking.Features:
-    positions = [str(n) for n in range(self._prepared.num_documents)]
-    corpus = inputs.corpus(self._folders, self._prepared)
-    return ranking.Features.build(positions, inputs.document_texts(corpus))
+    texts = inputs.document_texts(self.corpus)
+    return ranking.Features.build(self._positions, texts)
 
   def _beside_bm25(
     self, made: system_results.Fusion | system_results.Ranking
@@ -293,112 +299,82 @@ class _Opened:
 
   def _mapped(self, made: system_results.Ranking):
     """Returns what a map adds to the candidates of a query."""
-    retriever = self._known[made.retriever]
-    vectors = _index(self._folders, self._prepared, retriever).vectors
-    passages = inputs.document_tokens(self._folders, self._prepared)
-    encoded = _encoder(self._folders, self._prepared, retriever)
+    vectors = self._index(made.retriever).vectors
+    encoded = self._encoder(made.retriever)
     matrix = np.load(self._folders.root / made.directory / made.FILE)
 
     def added(query: str, found: ranking.Candidates):
       asked = encoded(query)
-      chosen = best_passages.nearest(passages, asked, [found.places], vectors)
+      chosen = best_passages.nearest(
+        self._passages, asked, [found.places], vectors
+      )
       return ranking.mapped(matrix, asked, vectors, chosen)
 
     return added
 
+  def _vectors(self, name: str, built: index.Index | index.Graph) -> _Search:
+    """Returns the search by a retriever's vectors."""
+    encoded = self._encoder(name)
+    owners = self._passages.owners
 
-def _words(
-  folders: workspace.Folders,
-  prepared: results.PreparedData,
-  expansion: system_results.Expansion | None,
-) -> bm25.Index:
-  """Returns the index of BM25, which is built each time."""
-  corpus = inputs.corpus(folders, prepared)
-  texts = inputs.document_texts(corpus)
-  if expansion is not None:
-    file = folders.root / expansion.directory / expansion.FILE
-    texts = (one.contents for one in inputs.expanded(corpus, file))
-  positions = [str(n) for n in range(prepared.num_documents)]
-  return bm25.BM25().build(positions, texts)
+    def find(query: str, k: int) -> dict[str, float]:
+      found = best_passages.documents(built, encoded(query), owners, k)
+      return trec.to_run([""], self._positions, *found)[""]
 
+    return find
 
-def _vectors(
-  folders: workspace.Folders,
-  prepared: results.PreparedData,
-  retriever: results.Checkpoint,
-  built: index.Index | index.Graph,
-) -> _Search:
-  """Returns the search by a retriever's vectors."""
-  encoded = _encoder(folders, prepared, retriever)
-  positions = [str(n) for n in range(prepared.num_documents)]
-  owners = inputs.document_tokens(folders, prepared).owners
+  def _encoder(self, name: str) -> Callable[[str], np.ndarray]:
+    """Returns the retriever's vector of one query, [1, dim]."""
+    folder = self._folders.root / self._known[name].directory
+    params, shape = t5_checkpoints.load(folder)
+    vocabulary = inputs.vocabulary(self._folders, self._prepared)
 
-  def find(query: str, k: int) -> dict[str, float]:
-    asked = encoded(query)
-    found = best_passages.documents(built, asked, owners, k)
-    return trec.to_run([""], positions, *found)[""]
+    def encoded(query: str) -> np.ndarray:
+      tokens = vocabulary_lib.tokenize(
+        vocabulary, [query], length=self._prepared.query_length
+      )
+      return encode.encode(params, shape, tokens, batch_size=1)
 
-  return find
+    return encoded
 
-
-def _encoder(
-  folders: workspace.Folders,
-  prepared: results.PreparedData,
-  retriever: results.Checkpoint,
-) -> Callable[[str], np.ndarray]:
-  """Returns the retriever's vector of one query, [1, dim]."""
-  params, shape = t5_checkpoints.load(folders.root / retriever.directory)
-  vocabulary = inputs.vocabulary(folders, prepared)
-
-  def encoded(query: str) -> np.ndarray:
-    tokens = vocabulary_lib.tokenize(
-      vocabulary, [query], length=prepared.query_length
-    )
-    return encode.encode(params, shape, tokens, batch_size=1)
-
-  return encoded
-
-
-def _index(
-  folders: workspace.Folders,
-  prepared: results.PreparedData,
-  retriever: results.Checkpoint,
-) -> index.Index:
-  """Indexes the vectors of a retriever, and saves the index once for others."""
-  private = results.is_private_path(retriever.directory)
-  place = folders.private if private else folders.public
-  source = place("encode_documents", retriever.name)
-  digest = artifacts.read_fingerprint(source)
-  again = "run `synthq run` again with the run's settings, which makes "
-  if digest is None:
-    raise ValueError(
-      f"{source}: expected the vectors of {retriever.name}, got none: {again}"
-      "what is missing"
-    )
-  artifacts.check(source)
-  made = artifacts.load(source, system_results.Vectors)
-  trained = artifacts.read_fingerprint(folders.root / retriever.directory)
-  is_same_release = made.statement.ledger == retriever.statement.ledger
-  if not is_same_release or made.retriever not in ("", trained):
-    raise ValueError(
-      f"{source}: expected the vectors of {retriever.name}, got those of an"
-      f" earlier training of it: {again}them anew"
-    )
-  total = len(inputs.document_tokens(folders, prepared).owners)
-  vectors = vector_files.open_vectors(folders.root / made.vectors, total)
-  built = index.exact(np.asarray(vectors))
-  folder = place("search", retriever.name)
-  if artifacts.read_fingerprint(folder) != digest:
-    artifacts.remove(folder / artifacts.RESULT_NAME)  # of another index
-    built.save(folder / _INDEX)
-    saved = SavedIndex(
-      directory=folders.relative(folder),
-      name=retriever.name,
-      num_documents=len(vectors),
-      dim=vectors.shape[1],
-    )
-    artifacts.save(folder, saved, digest)
-  return built
+  @functools.cache  # noqa: B019  (lives as long as its searches)
+  def _index(self, name: str) -> index.Index:
+    """Indexes a retriever's vectors, and saves the index once for others."""
+    retriever, folders = self._known[name], self._folders
+    private = results.is_private_path(retriever.directory)
+    place = folders.private if private else folders.public
+    source = place("encode_documents", name)
+    digest = artifacts.read_fingerprint(source)
+    again = "run `synthq run` again with the run's settings, which makes "
+    if digest is None:
+      raise ValueError(
+        f"{source}: expected the vectors of {name}, got none: {again}"
+        "what is missing"
+      )
+    artifacts.check(source)
+    made = artifacts.load(source, system_results.Vectors)
+    trained = artifacts.read_fingerprint(folders.root / retriever.directory)
+    is_same_release = made.statement.ledger == retriever.statement.ledger
+    if not is_same_release or made.retriever not in ("", trained):
+      raise ValueError(
+        f"{source}: expected the vectors of {name}, got those of an"
+        f" earlier training of it: {again}them anew"
+      )
+    total = len(self._passages.owners)
+    vectors = vector_files.open_vectors(folders.root / made.vectors, total)
+    built = index.exact(np.asarray(vectors))
+    folder = place("search", name)
+    if artifacts.read_fingerprint(folder) != digest:
+      artifacts.remove(folder / artifacts.RESULT_NAME)  # of another index
+      built.save(folder / _INDEX)
+      saved = SavedIndex(
+        directory=folders.relative(folder),
+        name=name,
+        num_documents=len(vectors),
+        dim=vectors.shape[1],
+      )
+      artifacts.save(folder, saved, digest)
+    return built
 
 
 def _snippet(text: str, query: str) -> str:

@@ -23,7 +23,6 @@ from synthq_jax.pipeline import (
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.retrieval import (
   best_passages,
-  bm25,
   encode,
   index,
   ranking,
@@ -93,10 +92,8 @@ def lexical(
   judged: Judged, depth: int, expansion: pathlib.Path | None = None
 ) -> trec.Run:
   """Runs BM25 over whole documents, not cut at the encoder's length."""
-  texts = inputs.document_texts(judged.corpus)
-  if expansion is not None:
-    texts = (one.contents for one in inputs.expanded(judged.corpus, expansion))
-  built = bm25.BM25().build([str(i) for i in judged.passages.ids], texts)
+  ids = judged.passages.ids
+  built = queries_lib.index_of(ids, judged.corpus, expansion)
   run = built.search_run(
     list(judged.qrels), judged.queries, depth + judged.drop_identical
   )
