@@ -14,14 +14,7 @@ from jaxtyping import Int
 from synthq_jax.data import passages
 from synthq_jax.pipeline import inputs
 from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.retrieval import (
-  best_passages,
-  encode,
-  hard_negatives,
-  index,
-  trec,
-  vector_files,
-)
+from synthq_jax.retrieval import encode, hard_negatives, trec
 from synthq_jax.stages import _search
 from synthq_jax.training import distributed
 
@@ -29,7 +22,6 @@ __all__ = [
   "Rows",
   "judged",
   "mined",
-  "searched",
   "searched_by",
   "with_negatives",
 ]
@@ -48,13 +40,6 @@ class Rows:
     at = self._at[pairs]
     rows = np.asarray(self._tokens[at.reshape(-1)])
     return rows.reshape(*at.shape, rows.shape[-1])
-
-
-def searched(
-  folders: Any, documents: Any, records: dict[str, Any], depth: int
-) -> trec.Run:
-  """Searches the collection with BM25 for the query of each pair."""
-  return _search.lexical(judged(folders, documents, records), depth)
 
 
 def judged(
@@ -76,35 +61,28 @@ def judged(
 def searched_by(
   params: Any,
   model_config: Any,
-  collection: passages.Passages,
-  records: dict[str, Any],
+  queries: _search.Judged,
   depth: int,
   folder: pathlib.Path,
 ) -> trec.Run:
-  """Searches the collection with the retriever itself; see `searched`."""
-  encode.to_files(
+  """Searches the collection with a retriever that is in training."""
+  _search.encode_rows(
     params,
     model_config,
-    collection.tokens,
+    queries.passages.tokens,
     folder,
-    shard=distributed.index(),
-    num_shards=distributed.count(),
-    devices=distributed.own_devices(),
+    title="mining",
+    batch_size=256,
+    progress=False,
   )
   distributed.barrier(f"mining {folder.name}")
-  total = len(collection.tokens)
-  vectors = np.asarray(vector_files.open_vectors(folder, total))
   asked = encode.encode(
     params,
     model_config,
-    records["queries"],
+    queries.query_tokens,
     devices=distributed.own_devices(),
   )
-  found = best_passages.documents(
-    index.exact(vectors), asked, collection.owners, depth
-  )
-  names = [str(i) for i in range(len(asked))]
-  return trec.to_run(names, [str(i) for i in collection.ids], *found)
+  return _search.nearest(queries, folder, asked, depth)
 
 
 def mined(

@@ -122,8 +122,8 @@ def _features(corpus: pathlib.Path, *_: int) -> ranking.Features:
 
 
 def encode_rows(
-  folders: workspace.Folders,
-  retriever: results.Checkpoint,
+  params: Any,
+  model_config: Any,
   tokens: blocks.Rows | np.ndarray,
   folder: pathlib.Path,
   *,
@@ -132,7 +132,6 @@ def encode_rows(
   progress: bool,
 ) -> None:
   """Encodes texts into files, this process its share; goes on where it was."""
-  params, model_config = t5_checkpoints.load(folders.root / retriever.directory)
   shard, num_shards = distributed.index(), distributed.count()
   own = vector_files.rows_of_shard(
     len(tokens), block_rows=_BLOCK, shard=shard, num_shards=num_shards
@@ -161,14 +160,15 @@ def dense(
   depth: int,
 ) -> trec.Run | None:
   """Searches vectors with faiss' exact inner product."""
+  params, shape = t5_checkpoints.load(task.folders.root / retriever.directory)
   state = directory / f"parts_{task.digest}"
   wanted = {"queries": judged.query_tokens}
   if documents is None:
     wanted["documents"] = judged.passages.tokens
   for kind, tokens in wanted.items():
     encode_rows(
-      task.folders,
-      retriever,
+      params,
+      shape,
       tokens,
       state / kind,
       title=f"{task.place}: {kind}",
@@ -198,18 +198,12 @@ def nearest(
   judged: Judged, documents: pathlib.Path, asked: np.ndarray, depth: int
 ) -> trec.Run:
   """Returns the documents nearest to each query, by exact inner product."""
-  rows = zip(
-    *best_passages.documents(
-      index.exact(collection(judged, documents)),
-      asked,
-      judged.passages.owners,
-      depth + judged.drop_identical,
-    ),
-    strict=True,
+  found = best_passages.documents(
+    index.exact(collection(judged, documents)),
+    asked,
+    judged.passages.owners,
+    depth + judged.drop_identical,
   )
-  ids = judged.passages.ids
-  run = {
-    query: dict(zip(map(str, ids[at]), scores.tolist(), strict=True))
-    for query, (scores, at) in zip(judged.qrels, rows, strict=True)
-  }
+  ids = [str(i) for i in judged.passages.ids]
+  run = trec.to_run(list(judged.qrels), ids, *found)
   return judged.without_own(run, depth)

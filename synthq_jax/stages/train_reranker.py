@@ -23,8 +23,7 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.pipeline import queries as queries_lib
-from synthq_jax.stages import _mining, _reranking, stage
+from synthq_jax.stages import _mining, _reranking, _search, stage
 from synthq_jax.training import distributed
 from synthq_jax.training import mesh as mesh_lib
 
@@ -124,7 +123,7 @@ def run(task: stage.Task) -> system_results.Reranker:
   state = directory / f"state_{task.digest}"
   params = rerankers.train(
     reranker,
-    _triples(config, folders, documents, records, vocabulary),
+    _triples(config, _mining.judged(folders, documents, records), records),
     recipe=config.recipe,
     seed=config.seed,
     directory=state,
@@ -147,15 +146,11 @@ def run(task: stage.Task) -> system_results.Reranker:
   )
 
 
-def _triples(
-  config, folders, documents, records, vocabulary
-) -> list[rerankers.Triple]:
+def _triples(config, judged: _search.Judged, records) -> list[rerankers.Triple]:
   """Returns texts: of a query, of its own document, and of another."""
-  collection = inputs.document_tokens(folders, documents)
-  found = _mining.searched(folders, documents, records, config.mining_depth)
   others = _mining.mined(
-    found,
-    collection,
+    _search.lexical(judged, config.mining_depth),
+    judged.passages,
     records,
     per_query=1,
     skip=config.mining_skip,
@@ -163,16 +158,15 @@ def _triples(
     seed=config.seed,
   )[:, 0]
   own = records["rows"]
-  corpus = inputs.corpus(folders, documents)
-  texts = inputs.texts_at(corpus, {*own.tolist(), *others.tolist()})
+  texts = inputs.texts_at(judged.corpus, {*own.tolist(), *others.tolist()})
   return [
     rerankers.Triple(
-      query=queries_lib.decoded(vocabulary, query),
+      query=query,
       relevant=texts[relevant],
       non_relevant=texts[other],
     )
     for query, relevant, other in zip(
-      records["queries"], own.tolist(), others.tolist(), strict=True
+      judged.queries, own.tolist(), others.tolist(), strict=True
     )
   ]
 

@@ -18,7 +18,7 @@ from synthq_jax.pipeline import (
   private_training,
   results,
 )
-from synthq_jax.stages import _mining, _reranking, stage
+from synthq_jax.stages import _mining, _reranking, _search, stage
 from synthq_jax.training import loop, pairs
 from synthq_jax.training import mesh as mesh_lib
 
@@ -238,14 +238,13 @@ def _train(task, params, model_config, records, metrics_path):
 def _margins(task, records, negatives) -> np.ndarray:
   """Returns by how much a reranker prefers each pair's own document."""
   folders, documents = task.folders, task.inputs["documents"]
-  collection = inputs.document_tokens(folders, documents)
-  ids = [str(i) for i in collection.ids]
+  judged = _mining.judged(folders, documents, records)
+  ids = [str(i) for i in judged.passages.ids]
   rows = np.concatenate([records["rows"][:, None], negatives], axis=1)
   candidates = {
     str(pair): {ids[row]: 0.0 for row in of_pair}
     for pair, of_pair in enumerate(rows.tolist())
   }
-  judged = _mining.judged(folders, documents, records)
   scores = _reranking.score(
     folders,
     task.inputs["teacher"],
@@ -268,19 +267,18 @@ def _margins(task, records, negatives) -> np.ndarray:
 
 def _mined(task, params, model_config, records, miner: str, place):
   """Returns the hard negatives of every pair."""
-  config, folders = task.settings, task.folders
-  documents = task.inputs["documents"]
-  collection = inputs.document_tokens(folders, documents)
+  config, documents = task.settings, task.inputs["documents"]
+  judged = _mining.judged(task.folders, documents, records)
   depth = config.mining_depth
   if miner == "bm25":
-    run = _mining.searched(folders, documents, records, depth)
+    run = _search.lexical(judged, depth)
   else:
     run = _mining.searched_by(
-      params, model_config, collection, records, depth, place / "vectors"
+      params, model_config, judged, depth, place / "vectors"
     )
   return _mining.mined(
     run,
-    collection,
+    judged.passages,
     records,
     per_query=config.hard_negatives,
     skip=config.mining_skip,
