@@ -17,7 +17,7 @@ import numpy as np
 from synthq_jax import array_files, artifacts
 from synthq_jax.audit import corpus_overlap as overlap_lib
 from synthq_jax.audit import corpus_search
-from synthq_jax.data import files, public_corpus
+from synthq_jax.data import public_corpus
 from synthq_jax.pipeline import inputs, results, workspace
 from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.report import tables
@@ -67,9 +67,7 @@ def run(
   parts = public_corpus.parts(corpus)
   items = {
     "queries": queries_lib.texts(folders.root / prepared.private_directory),
-    "documents": files.Lines(
-      inputs.corpus(folders, prepared), inputs.document_text
-    ),
+    "documents": inputs.texts(inputs.corpus(folders, prepared)),
   }
   plan = overlap_lib.prepare(config, items)
   place = folders.private(_NAME)

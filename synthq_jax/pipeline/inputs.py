@@ -49,7 +49,7 @@ __all__ = [
   "refuse_private",
   "save_checkpoint",
   "split_parameters",
-  "texts_at",
+  "texts",
   "texts_of",
   "training_pairs",
   "vocabulary",
@@ -210,10 +210,9 @@ def document_texts(path: pathlib.Path) -> Iterator[str]:
       yield document_text(line)
 
 
-def texts_at(path: pathlib.Path, positions: set[int]) -> dict[int, str]:
-  """Returns title and text of some lines of a corpus.jsonl."""
-  texts = enumerate(document_texts(path))
-  return {place: text for place, text in texts if place in positions}
+def texts(path: pathlib.Path) -> files.Lines:
+  """Returns title and text of each line of a corpus.jsonl by position."""
+  return files.Lines(path, document_text)
 
 
 def texts_of(path: pathlib.Path, ids: set[str]) -> dict[str, str]:

@@ -199,10 +199,8 @@ def _examples(
 ) -> tuple[tuple[str, str], ...]:
   """Returns some queries, each with the beginning of its document."""
   shown = _sample(seed, len(queries), count)
-  ascending = np.sort(shown)
-  beginnings = (text[:400] for text in texts_of(corpus, owners[ascending]))
-  text_of = dict(zip(ascending.tolist(), beginnings, strict=True))
-  return tuple((queries[i], text_of[i]) for i in shown.tolist())
+  texts = inputs.texts(corpus)
+  return tuple((queries[i], texts[owners[i]][:400]) for i in shown.tolist())
 
 
 def _sample(seed: int, total: int, count: int) -> np.ndarray:

@@ -158,7 +158,7 @@ def _triples(config, judged: _search.Judged, records) -> list[rerankers.Triple]:
     seed=config.seed,
   )[:, 0]
   own = records["rows"]
-  texts = inputs.texts_at(judged.corpus, {*own.tolist(), *others.tolist()})
+  texts = inputs.texts(judged.corpus)
   return [
     rerankers.Triple(
       query=query,
