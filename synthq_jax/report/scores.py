@@ -501,13 +501,6 @@ def _trained(
   return (*_training(checkpoints), *_learning(curves))
 
 
-def _others(
-  evaluations: Sequence[results.Evaluation], measures: Sequence[str]
-) -> Content:
-  """Returns scores on sets that are not the main one."""
-  return _scores(evaluations, measures)
-
-
 def _private_curves(
   curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 ) -> Content:
@@ -523,7 +516,9 @@ PUBLIC_FURTHER = page.Section(_FURTHER, _further, shareable=True)
 TRAINING = page.Section("Training", _trained, shareable=True)
 PRIVATE = page.Section("Scores on private queries", _private)
 LEARNING = page.Section("Learning curves", _private_curves)
-OTHERS = page.Section("Scores on other queries", _others)
+OTHERS = page.Section(
+  "Scores on other queries", _scores, ("evaluations", "measures")
+)
 FURTHER = page.Section(_FURTHER, _further)
 PRIVATE_TRAINING = page.Section("Training", _training)
 COSTS = page.Section("What each system takes", _costs)
