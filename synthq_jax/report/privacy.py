@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from synthq_jax.pipeline import released_results, results, system_results
-from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
 
@@ -70,7 +69,9 @@ def _together(
   """States one claim about many results, or that there is none."""
   content: list[blocks.Block] = [blocks.Heading(text=title)]
   if together is None:
-    content.append(_no_joint_claim(statements))
+    protected = tables.protected(statements)
+    said = words.paragraph("privacy.no_joint_claim", protected=protected)
+    content.append(said)
   else:
     content += [
       one
@@ -91,16 +92,6 @@ def _each(
     content += _in_words(_without_common(claim, together))
     content += notes
   return content
-
-
-def _no_joint_claim(
-  statements: Sequence[statement_lib.PrivacyStatement],
-) -> blocks.Paragraph:
-  """Says that nothing is claimed for whoever sees the page."""
-  protected = ", ".join(
-    f"one {unit} ({relation})" for unit, relation in joint.kinds(statements)
-  )
-  return words.paragraph("privacy.no_joint_claim", protected=protected)
 
 
 def _without_common(

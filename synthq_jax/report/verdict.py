@@ -15,7 +15,7 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import joint, rounding, terms
+from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.report import blocks, page, tables, words
 
@@ -130,7 +130,8 @@ def _release(
   if found.unclaimed:
     return said("no_account", folders=", ".join(found.unclaimed))
   if found.together is None:
-    return said("no_claim", protected=_kinds(found))
+    protected = tables.protected(found.shared.values())
+    return said("no_claim", protected=protected)
   if found.together.epsilon == float("inf"):
     return said("no_privacy")
   if refuted:
@@ -312,12 +313,6 @@ def _voids(
   ]
   if earlier:
     yield _Said.text("verdict.earlier", places=", ".join(earlier))
-
-
-def _kinds(found: released_results.Released) -> str:
-  """Names what the results protect."""
-  kinds = joint.kinds(list(found.shared.values()))
-  return ", ".join(f"one {unit} ({relation})" for unit, relation in kinds)
 
 
 def _is_fixed(found: released_results.Released) -> bool:
