@@ -17,6 +17,7 @@ import pathlib
 import re
 import shutil
 import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from typing import Any, BinaryIO, TypeVar
@@ -33,6 +34,7 @@ __all__ = [
   "fingerprint",
   "fingerprint_in",
   "from_json",
+  "hints",
   "later",
   "load",
   "load_kind",
@@ -554,11 +556,11 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
   Raises:
     ValueError: if a field is missing.
   """
-  hints = _hints(kind)
+  known = hints(kind)
   values = {
-    name: _convert(hints[name], value)
+    name: _convert(known[name], value)
     for name, value in data.items()
-    if name in hints
+    if name in known
   }
   try:
     return kind(**values)
@@ -570,18 +572,17 @@ def from_json(kind: type[_Result], data: dict[str, Any]) -> _Result:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-  """Returns name -> type of the fields of a dataclass."""
-  import typing
-
-  hints = typing.get_type_hints(kind)
-  return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+def hints(kind: type) -> dict[str, Any]:
+  """Returns the types of a dataclass's fields; none where they are unknown."""
+  try:
+    found = typing.get_type_hints(kind)
+  except NameError:  # a name that only a type checker imports
+    return {}
+  return {field.name: found[field.name] for field in dataclasses.fields(kind)}
 
 
 def _convert(hint: Any, value: Any) -> Any:
   """Reads one JSON value as the type `hint`."""
-  import typing
-
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if value is None:
     return None

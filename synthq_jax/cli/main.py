@@ -484,7 +484,7 @@ def _join(kind: type) -> None:
     return
   for outer in config_types.nested(kind):
     said = _bound(outer)
-    for name, inner in config_types.hints(outer).items():
+    for name, inner in artifacts.hints(outer).items():
       if (
         name in said or not dataclasses.is_dataclass(inner) or not _bound(inner)
       ):
@@ -538,7 +538,7 @@ def _check_values(kind: type, bindings: Sequence[str], read: _Read) -> None:
   for part in config_types.nested(kind):
     label, hints, raw = (
       config_types.label(part),
-      config_types.hints(part),
+      artifacts.hints(part),
       _bound(part),
     )
     with _explained(label):

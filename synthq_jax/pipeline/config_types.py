@@ -13,14 +13,13 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from synthq_jax import checks
+from synthq_jax import artifacts, checks
 
 __all__ = [
   "Encoder",
   "at_least",
   "conform",
   "different_names",
-  "hints",
   "is_file_name",
   "label",
   "named_as_folder",
@@ -161,18 +160,10 @@ def _label(config: Any, name: str) -> str:
   return f"{label(type(config))}.{name}"
 
 
-def hints(kind: type) -> dict[str, Any]:
-  """Returns the types of a dataclass's fields; none where they are unknown."""
-  try:
-    return typing.get_type_hints(kind)
-  except NameError:  # a name that only a type checker imports
-    return {}
-
-
 def nested(hint: Any) -> Iterator[type]:
   """Yields the dataclasses that a type holds, the innermost first."""
   if dataclasses.is_dataclass(hint):
-    for inner in hints(hint).values():
+    for inner in artifacts.hints(hint).values():
       yield from nested(inner)
     yield hint
   for inner in typing.get_args(hint):
@@ -241,7 +232,7 @@ def _conform_fields(value: Any, hint: type, where: str) -> Any:
   if not isinstance(value, hint):
     raise _error(value, hint, where)
   changed = {}
-  for name, kind in hints(type(value)).items():
+  for name, kind in artifacts.hints(type(value)).items():
     before = getattr(value, name)
     after = conform(before, kind, f"{where}.{name}")
     if after is not before and repr(after) != repr(before):
