@@ -44,7 +44,6 @@ __all__ = [
   "generate",
 ]
 
-_AXIS = "batch"
 _THREEFRY = "threefry2x32"
 _LANES = 128  # tokens of a block: a row of a TPU's registers
 _MOST_ROUNDS = 16  # fillings of all slots in one call: then progress is said
@@ -178,7 +177,7 @@ def generate(
   )
   keys = _document_keys(key, ids)
   banned = _forbidden_mask(config.vocab_size, forbidden)
-  mesh = device_rows.mesh(devices, _AXIS)
+  mesh = device_rows.mesh(devices)
   params = device_rows.replicate(params, mesh)
   queries = np.zeros((len(ids), num_samples, max_length), np.int32)
   slots = max(1, batch_size // num_samples // mesh.size)

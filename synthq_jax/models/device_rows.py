@@ -12,7 +12,7 @@ __all__ = ["mesh", "replicate", "split"]
 _Tree = TypeVar("_Tree")
 
 
-def mesh(devices: Sequence[jax.Device] | None, axis: str) -> jax.sharding.Mesh:
+def mesh(devices: Sequence[jax.Device] | None) -> jax.sharding.Mesh:
   """Lines the devices up, or JAX's default one if none are given."""
   if devices is None:
     devices = list(jnp.zeros(()).devices())
@@ -20,7 +20,7 @@ def mesh(devices: Sequence[jax.Device] | None, axis: str) -> jax.sharding.Mesh:
     raise ValueError(
       "expected devices, got none; pass jax.local_devices(), or leave it out"
     )
-  return jax.sharding.Mesh(np.array(devices), (axis,))
+  return jax.sharding.Mesh(np.array(devices), ("batch",))
 
 
 def replicate(arrays: _Tree, mesh: jax.sharding.Mesh) -> _Tree:

@@ -17,8 +17,6 @@ from synthq_jax.retrieval import vector_files
 
 __all__ = ["encode", "to_files"]
 
-_AXIS = "batch"
-
 
 def encode(
   params: typing.Params,
@@ -55,7 +53,7 @@ def encode(
       are no devices.
   """
   encoder = encoders.of(config)
-  mesh = device_rows.mesh(devices, _AXIS)
+  mesh = device_rows.mesh(devices)
   params = device_rows.replicate(encoder.select(params), mesh)
   vectors = np.zeros((len(tokens), encoder.dim), np.float32)
   batch_size = -(-batch_size // mesh.size) * mesh.size
@@ -121,7 +119,7 @@ def to_files(
   )
   maker = artifacts.fingerprint(_digest(params), config)
   files = vector_files.files(directory)
-  params = device_rows.replicate(params, device_rows.mesh(devices, _AXIS))
+  params = device_rows.replicate(params, device_rows.mesh(devices))
   for number, part in owned.items():
     rows = np.ascontiguousarray(tokens[part], np.int32)
     made_of = f"{maker} {blocks.digest(rows)}"

@@ -200,7 +200,7 @@ def test_no_step_copies_the_cache(num_samples):
     max_length=length,
     num_samples=num_samples,
     slots=slots,
-    mesh=device_rows.mesh(None, "batch"),
+    mesh=device_rows.mesh(None),
   ).compile()
   width = config.num_heads * config.head_dim
   sizes = {
