@@ -42,7 +42,7 @@ class Config(private_training.Config):
   """What every training that ranks candidates is set by; every value is public."""
 
   batch_size: int = 0
-  share: float = 1.0
+  share: float = artifacts.later(1.0)
   """Share of the documents whose queries teach, in (0, 1]. Few queries are enough:
   each is searched for in the whole collection, by BM25 and by the retriever."""
   encode_batch_size: int = artifacts.speed_only(256)
