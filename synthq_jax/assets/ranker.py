@@ -116,10 +116,9 @@ class _Field:
   """A part of the documents, as one BM25 reads it."""
 
   def __init__(self, reads, texts):
-    first = reads.pop("first_words")
+    first = reads["first_words"]
     if first is not None:
       texts = [" ".join(text.split()[:first]) for text in texts]
-    weighs = {name: reads.pop(name) for name in ("k1", "b")}
     stemmer = reads["stemmer"] and Stemmer.Stemmer(reads["stemmer"])
     self.reads = {
       "token_pattern": reads["pattern"],
@@ -130,7 +129,7 @@ class _Field:
     words = bm25s.tokenize(list(texts), **self.reads)
     self.size, self.index = len(texts), None
     if any(words.ids):  # else no document has, say, two words
-      self.index = bm25s.BM25(**weighs, method="lucene")
+      self.index = bm25s.BM25(k1=reads["k1"], b=reads["b"], method="lucene")
       self.index.index(words, show_progress=False)
 
   def scores(self, query):
@@ -167,7 +166,7 @@ def _scaled(scores):
 def _cut_at(model, length):
   """Cuts texts for a table of vectors; a T5 cuts its queries itself."""
   tokenizer = getattr(model[0], "tokenizer", None)
-  if length is None or not hasattr(tokenizer, "enable_truncation"):
+  if not hasattr(tokenizer, "enable_truncation"):
     yield
     return
   before = tokenizer.truncation

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import synthq_jax
+from synthq_jax import text_tables
 from synthq_jax.data import collection, query_sets
 from synthq_jax.pipeline import results, system_results
 from synthq_jax.privacy import rounding, terms
@@ -139,8 +140,11 @@ def of_ranking(made: system_results.Ranking) -> str:
     else ""
   )
   named = zip(made.features, made.weights, strict=True)
-  rows = [f"| {name} | {weight:.3g} |" for name, weight in named]
-  table = "\n".join(("| Score | Weight |", "|---|--:|", *rows))
+  table = text_tables.Table(
+    header=("Score", "Weight"),
+    rows=tuple((name, f"{weight:.3g}") for name, weight in named),
+    numeric=("Weight",),
+  )
   return _page(
     {
       "library_name": "sentence-transformers",
@@ -152,7 +156,7 @@ def of_ranking(made: system_results.Ranking) -> str:
     f"What BM25 and the retriever in retriever/ find, {made.depth} documents each,"
     " ranked by a sum of scores whose weights private queries taught: each BM25's"
     " over the best of a query's candidates, the retriever's from their least, 0,"
-    f" to their best, 1.{mapped}\n\n{table}",
+    f" to their best, 1.{mapped}\n\n{table.markdown()}",
     """```bash
 pip install "sentence-transformers>=5" bm25s PyStemmer
 ```

@@ -500,15 +500,14 @@ def _ranker(given: Source, folder: pathlib.Path) -> None:
   retriever = folder / "retriever"
   retriever.mkdir()
   _sentence_transformers(_retriever(given), retriever)
-  matrix = made.FILE if made.has_map else None
-  for name, path in ((matrix, given.folder), (_RANKER.name, _RANKER.parent)):
-    if name is not None:
-      (folder / name).write_bytes((path / name).read_bytes())
+  copied = [_RANKER, *([given.folder / made.FILE] if made.has_map else [])]
+  for path in copied:
+    (folder / path.name).write_bytes(path.read_bytes())
   settings = {
     "features": ranking.described(made.weights),
     "depth": made.depth,
     "query_length": prepared.query_length - 1,  # without EOS
-    "map": matrix,
+    "map": made.FILE if made.has_map else None,
   }
   _write_json(folder / "ranking.json", settings)
   (folder / _README).write_text(cards.of_ranking(made), encoding="utf-8")

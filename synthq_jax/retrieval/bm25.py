@@ -25,7 +25,7 @@ from synthq_jax.retrieval import trec
 with extras.required("run"):
   import Stemmer
 
-__all__ = ["BM25", "Index", "Reader"]
+__all__ = ["BM25", "Index", "Reader", "chunks"]
 
 _CHUNK = 4096
 """Documents whose words are strings at the same time."""
@@ -79,14 +79,10 @@ class BM25:
     Raises:
       ValueError: if there are no documents, or no word in any of them.
     """
-    reader, texts = self.reader(), iter(texts)
-    while chunk := list(itertools.islice(texts, _CHUNK)):
+    reader = Reader(self)
+    for chunk in chunks(texts):
       reader.read(chunk)
     return reader.build(ids)
-
-  def reader(self) -> "Reader":
-    """Returns what reads documents a few thousand at a time, none yet."""
-    return Reader(self)
 
   def words(self, texts: Iterable[str]) -> list[list[str]]:
     """Returns the stemmed words of each text, without stop words."""
@@ -99,6 +95,13 @@ class BM25:
       return_ids=False,
       show_progress=False,
     )
+
+
+def chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+  """Yields a few thousand texts at a time, so that few are lists of words."""
+  texts = iter(texts)
+  while chunk := list(itertools.islice(texts, _CHUNK)):
+    yield chunk
 
 
 class Reader:

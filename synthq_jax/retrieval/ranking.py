@@ -14,9 +14,8 @@ References:
 """
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +64,6 @@ FIELDS = (
 """What is read; a pattern in a lookahead gives what overlaps."""
 FEATURES = (*(field.name for field in FIELDS), "length", "retriever")
 """The columns of `Candidates.values`, each in [0, 1]."""
-_CHUNK = 4096
-"""Texts whose words are strings at the same time."""
 _LEXICAL, _DENSE = 0, len(FEATURES) - 1
 
 
@@ -120,9 +117,9 @@ class Features:
     Raises:
       ValueError: if there is not one id per document.
     """
-    readers = [field.reads.reader() for field in FIELDS]
+    readers = [bm25.Reader(field.reads) for field in FIELDS]
     counts: list[int] = []
-    for chunk in _chunks(texts):
+    for chunk in bm25.chunks(texts):
       counts += [len(text.split()) for text in chunk]
       spaced = [_spaced(text) for text in chunk]
       for field, reader in zip(FIELDS, readers, strict=True):
@@ -156,7 +153,7 @@ class Features:
       dense: of each, document id -> score of the retriever.
     """
     made: list[Candidates] = []
-    for spaced in _chunks(map(_spaced, queries)):
+    for spaced in bm25.chunks(map(_spaced, queries)):
       asked = zip(*(field.reads.words(spaced) for field in FIELDS), strict=True)
       part = slice(len(made), len(made) + len(spaced))
       made += map(self._of, asked, lexical[part], dense[part])
@@ -196,13 +193,6 @@ def _spaced(text: str) -> str:
 
 def _first(text: str, words: int | None) -> str:
   return text if words is None else " ".join(text.split()[:words])
-
-
-def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-  """Yields a few thousand texts at a time."""
-  texts = iter(texts)
-  while chunk := list(itertools.islice(texts, _CHUNK)):
-    yield chunk
 
 
 def _index(reader: bm25.Reader, ids: Sequence[str]) -> bm25.Index | None:

@@ -7,7 +7,7 @@ on the documents and on the retriever alone.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
-from synthq_jax.stages import _search
+from synthq_jax.stages import _search, stage
 
 __all__ = [
   "Config",
@@ -52,9 +52,6 @@ class Config(private_training.Config):
     super().__post_init__()
     config_types.within(self, "(0, 1]", "share")
     config_types.at_least(self, 1, "encode_batch_size")
-
-
-_Config = TypeVar("_Config", bound=Config)
 
 
 def settings(
@@ -130,21 +127,19 @@ def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
   )
 
 
-def drawing(
-  config: _Config, prepared: results.PreparedData, number: int
-) -> _Config:
-  """Returns settings for the queries that were read, where these are not all.
+def drawing(task: stage.Task, number: int) -> stage.Task:
+  """Returns the task with settings for the queries that were read, or all.
 
   Delta stays that of all of them.
 
   Args:
-    config: of the stage.
-    prepared: says how many queries and users there are; public.
+    task: its input "prepared" says how many queries and users there are; public.
     number: of the queries that were read.
 
   Raises:
     ValueError: if there are none.
   """
+  config, prepared = task.settings, task.inputs["prepared"]
   if not number:
     name = config_types.label(type(config))
     raise ValueError(
@@ -152,11 +147,12 @@ def drawing(
       f" none of {config.share:g}: take a larger one"
     )
   if config.share == 1 and number >= config.batch_size:
-    return config
+    return task
   units = prepared.num_users.get("train", prepared.num_queries["train"])
   size = min(config.batch_size, number)
   delta = config.delta or 1 / (2 * units)
-  return dataclasses.replace(config, batch_size=size, delta=delta)
+  config = dataclasses.replace(config, batch_size=size, delta=delta)
+  return dataclasses.replace(task, settings=config)
 
 
 def vectors_of(

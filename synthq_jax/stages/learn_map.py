@@ -121,10 +121,9 @@ def run(task: stage.Task) -> system_results.Ranking:
     only compared.
   """
   learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
-  prepared, share = task.inputs["prepared"], task.settings.share
-  found = _ranking.of_train(task, learned.depth, share=share)
-  config = _ranking.drawing(task.settings, prepared, len(found.queries))
-  task = dataclasses.replace(task, settings=config)
+  found = _ranking.of_train(task, learned.depth, share=task.settings.share)
+  task = _ranking.drawing(task, len(found.queries))
+  config, prepared = task.settings, task.inputs["prepared"]
   vectors = _search.collection(
     found.judged, task.folders.root / task.inputs["vectors"].vectors
   )

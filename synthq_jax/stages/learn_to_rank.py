@@ -175,9 +175,8 @@ def _learned(
   task: stage.Task, records: Mapping[str, np.ndarray], has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
   """Returns the weights, and what they promise."""
-  prepared, number = task.inputs["prepared"], len(records["relevant"])
-  config = _ranking.drawing(task.settings, prepared, number)
-  task = dataclasses.replace(task, settings=config)
+  task = _ranking.drawing(task, len(records["relevant"]))
+  config = task.settings
   clipped = optim.clipped_grad(
     loss_fn,
     l2_clip_norm=config.clip_norm,
@@ -187,7 +186,7 @@ def _learned(
     task,
     _ranking.settings(
       config,
-      prepared,
+      task.inputs["prepared"],
       epsilon=config.epsilon if has_claim else math.inf,
       mechanism=_MECHANISM,
     ),
