@@ -34,48 +34,6 @@ def test_bisection_finds_the_largest_power_of_two(most):
     assert len(asked) <= 4
 
 
-CLIPPED = ["small plain", "small bookkeeping", "base jax_privacy"]
-
-
-@pytest.mark.slow
-def test_a_table_is_made_case_by_case_and_goes_on(
-  tmp_path, capsys, monkeypatch, here
-):
-  path = tmp_path / "out.json"
-  flags = ["--tiny", f"--output={path}", "--cases"]
-  assert accelerator.main([*flags, "small plain", "sampling"]) == 0
-  first = json.loads(path.read_text())["cases"]
-  assert list(first) == ["small plain", "sampling"]
-  measured = []
-  measure = accelerator.measure
-
-  def noted(case, tiny):
-    measured.append(case)
-    return measure(case, tiny)
-
-  monkeypatch.setattr(accelerator, "measure", noted)
-  cases = [*CLIPPED, "noise", "sampling", "top-k"]
-  assert accelerator.main([*flags, *cases]) == 0
-  assert measured == [case for case in cases if case not in first]
-  printed = capsys.readouterr().out
-  found = json.loads(path.read_text())
-  assert found["cases"].keys() == set(cases)
-  whole = json.loads(printed[printed.rindex("\n{") :])
-  assert whole["cases"] == found["cases"]
-  for case in CLIPPED:
-    row = found["cases"][case]
-    assert row["rows_a_device"] == 1
-    tokens = row["rows_a_device"] * found["devices"] * (384 + 128) // 32
-    assert row["tokens_a_second"] == pytest.approx(
-      tokens / row["seconds"], rel=0.05
-    )
-    assert row["tflops_a_device"] >= 0 and row["peak_gib"] >= 0
-    assert row["utilisation"] is None  # of a CPU nothing is known
-    assert "\n| {} |".format(case.replace("_", "\\_")) in here[-1]
-  assert found["cases"]["top-k"]["recall@100"] > 0.99
-  assert path.stat().st_size < 16 * 2**20
-
-
 def test_what_the_time_is_too_short_for_is_left(tmp_path, monkeypatch, here):
   monkeypatch.setattr(accelerator, "measure", lambda case, tiny: {"seconds": 1})
   times = iter([0.0, 0.0, 0.0, 300.0, 350.0])

@@ -61,7 +61,6 @@ _SLOW = (
   "examples_test.py",
   "training/mesh_test.py",
   "training/hosts_test.py",
-  "federated/hosts_test.py",
   "optim/contrastive_networks_test.py",
   "optim/t5_parity_test.py",
   "studies/federated_test.py",

@@ -49,16 +49,8 @@ def fixture_copy():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "name",
-  [
-    QUICK.name,
-    "what has epsilon 0 counts as public",
-    "one noise key for all parameters of a step",
-  ],
-)
-def test_a_planted_bug_is_caught(copy, name):
-  bug = BUGS[name]
+def test_a_planted_bug_is_caught(copy):
+  bug = QUICK
   right = bug.path(copy).read_bytes()
   found = planted_bugs.caught(bug, copy)
   assert found.caught, found
@@ -72,9 +64,8 @@ def test_a_planted_bug_is_caught(copy, name):
   [
     (QUICK.right, "passed"),
     ("number.rounded(last)", "broke: AttributeError"),
-    ("_rounded(number\n", "broke: "),
   ],
-  ids=["no bug", "a name that is not there", "no Python"],
+  ids=["no bug", "a name that is not there"],
 )
 def test_what_breaks_nothing_or_the_program_is_not_caught(copy, wrong, by):
   bug = dataclasses.replace(QUICK, wrong=wrong)

@@ -231,7 +231,7 @@ def test_the_notebook_runs_the_tiny_recipe_and_shows_its_page(
   display = types.ModuleType("IPython.display")
   display.HTML = _Html
   monkeypatch.setitem(sys.modules, "IPython.display", display)
-  few = functools.partial(environment_docs.build, ("absl", "flax", "optax"))
+  few = functools.partial(environment_docs.build, ("absl", "optax"))
   monkeypatch.setattr(environment_docs, "build", few)
   monkeypatch.chdir(tmp_path)
   names: dict = {}

@@ -23,8 +23,14 @@ from synthq_jax import artifacts
 from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
-from synthq_jax.pipeline import cards, inputs, results, system_results
-from synthq_jax.privacy import rounding, terms
+from synthq_jax.pipeline import (
+  cards,
+  inputs,
+  released_results,
+  results,
+  system_results,
+)
+from synthq_jax.privacy import joint, rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 
@@ -182,7 +188,7 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
   if chosen.of is results.Checkpoint and given.vocabulary is None:
     lines.append("no vocabulary lies beside the checkpoint: add its own")
   if given.is_private:
-    lines.append("PRIVATE: it gives private queries away; do not share it")
+    lines += _compared(given)
     return "\n".join(lines)
   claim = given.claim
   if claim is None:
@@ -204,6 +210,23 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       f" --repo-type={chosen.hub}"
     )
   return "\n".join(lines)
+
+
+def _compared(given: Source) -> list[str]:
+  """Says of a result under `private/` what sharing it would cost."""
+  claim = given.claim
+  if claim is None or given.root is None or not math.isfinite(claim.epsilon):
+    return ["PRIVATE: it gives private queries away; do not share it"]
+  released = released_results.read(given.root)
+  whole = joint.claim([claim, *released.shared.values()])
+  together = "no claim at all"
+  if whole is not None and not released.unclaimed:
+    together = f"epsilon = {rounding.epsilon(whole.epsilon)}"
+  return [
+    f"PRIVATE: the run only compares it. Shared beside what the run releases,"
+    f" both have {together} (this alone {rounding.epsilon(claim.epsilon)}), which"
+    " the run's report does not count: name it no more in plan.Rows.compared"
+  ]
 
 
 def _source(folder: pathlib.Path) -> Source:

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,6 +33,8 @@ __all__ = [
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 _LIBRARIES = re.compile(
   r"flax|optax|jax[-_]privacy|libtpu|jax[-_](cuda|rocm).*|nvidia-(cublas|cudnn)-.*"
+  r"|bm25s|pystemmer|faiss[-_].*|numba|scipy",  # what finds candidates
+  re.IGNORECASE,
 )
 
 
@@ -40,22 +43,29 @@ def versions() -> str:
   return f"jax {jax.__version__}, numpy {np.__version__}"
 
 
-def program(config: Any, mesh: jax.sharding.Mesh | None) -> str:
+def program(
+  config: Any, mesh: jax.sharding.Mesh | None, read: Sequence[pathlib.Path] = ()
+) -> str:
   """Digests what decides the last bits of a gradient beside the fingerprint.
 
   That is how it is computed (the settings that change the speed alone), on what
-  devices, and by which code. Not among it: which model of CPU it is, and what an
-  accelerator leaves to chance.
+  devices, by which code, and from what contents: a public result that is made
+  again, on another machine, has its fingerprint and other bits. Not among it:
+  which model of CPU it is, and what an accelerator leaves to chance.
 
   Args:
     config: the stage's settings; its field `settings`, of saving and reporting,
       does not count.
     mesh: of the training; None: one device.
+    read: folders of results that the training reads.
   """
   settings = dict(artifacts.to_json(config))
   settings.pop("settings", None)
+  lists = (folder / artifacts.FILES_NAME for folder in read)
   return artifacts.fingerprint(
-    settings, machine(mesh, settings.get("strategy"))
+    settings,
+    machine(mesh, settings.get("strategy", "auto")),
+    [of_file(path) for path in lists if path.exists()],
   )
 
 

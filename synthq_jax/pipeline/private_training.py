@@ -226,7 +226,7 @@ def train(
     settings,
     space,
     task.inputs["prepared"],
-    len(next(iter(training.records.values()))),
+    training.num_records,
     l2_clip_norm=clipped.l2_clip_norm,
     l2_sensitivity=clipped.sensitivity(relation),
     decide=lambda find: distributed.decided(  # processors may differ
@@ -239,7 +239,7 @@ def train(
     stage,
     task.digest,
     directory=state,
-    program=fingerprints.program(config, training.mesh),
+    program=fingerprints.program(config, training.mesh, _read(task)),
     promise=promised(claim),
   )
   mechanism = dp_step.Mechanism(
@@ -274,6 +274,13 @@ def train(
     "num_parameters": sum(leaf.size for leaf in jax.tree.leaves(trained)),
     "metrics": space.relative(metrics_path),
   }
+
+
+def _read(task: Any) -> list[pathlib.Path]:
+  """Returns the folders of the results that a training is given."""
+  given = [getattr(x, "directory", x) for x in task.inputs.values()]
+  places = [x for x in given if isinstance(x, (str, pathlib.Path))]
+  return [task.folders.root / place for place in places]
 
 
 def promised(claim: claim_lib.Claim) -> str:

@@ -23,7 +23,8 @@ _Statements = dict[str, statement_lib.PrivacyStatement]
 _WITHOUT_RECORDS = ("prepare_data", "report")
 """Folders without a result.json; what they hold is public or said elsewhere."""
 
-_SHOWN = ("release_scores/", "topic_counts/", "tuning/")
+_SCORES = "release_scores/"
+_SHOWN = (_SCORES, "topic_counts/", "tuning/")
 """Begin the identifiers of what may be shown as soon as it is drawn."""
 _VOTES = "vote_queries/"
 """Begins those of votes, which may be shown unless they are only compared."""
@@ -36,7 +37,8 @@ class Released:
   shared: _Statements
   """Of every result outside of `private/` that has a claim, by its folder; and of
   every release of scores, topics or votes that was begun, since it may have been
-  shown, but for votes that a result which is only compared has counted."""
+  shown, but for votes that a result which is only compared has counted; and of every
+  training behind scores, which is every one where the result of scores is gone."""
   compared: _Statements
   """Of results under `private/` that claim something, by their folders."""
   started: _Statements
@@ -119,6 +121,7 @@ def read(root: pathlib.Path) -> Released:
   shared = {k: v for k, v in claims.items() if not results.is_private_path(k)}
   path = root / results.PRIVATE / ledger.NAME
   started = ledger.read(path) if ledger.begun(path) else {}
+  known = {entry for one in shared.values() for entry in one.ledger}
   # Scores tell of the systems that were scored, also of those made again since.
   behind = {
     name
@@ -126,7 +129,11 @@ def read(root: pathlib.Path) -> Released:
     for name in made[folder].get("systems", ())
     if name in started
   }
-  known = {entry for one in shared.values() for entry in one.ledger}
+  if any(
+    name.startswith(_SCORES) and not known >= set(one.ledger)
+    for name, one in started.items()
+  ):  # scores were shown whose result is gone: whatever there is was scored
+    behind = {k for k, one in started.items() if one.epsilon < math.inf}
   compared = {entry for one in claims.values() for entry in one.ledger}
   shared |= {
     f"{ledger.NAME}: {name}": one

@@ -246,15 +246,6 @@ RANKED = dataclasses.replace(
   ),
 )
 """Of what ranks the documents that BM25 and a retriever find."""
-RANKED_SHARE = dataclasses.replace(
-  RANKED,
-  public=(
-    *RANKED.public,
-    "The number of private queries of a share of the documents, drawn without"
-    " looking at queries; the queries of the others are not read.",
-  ),
-)
-"""The same where only they teach."""
 
 T5X = dataclasses.replace(
   EXAMPLES,

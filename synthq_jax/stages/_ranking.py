@@ -23,12 +23,12 @@ from synthq_jax.pipeline import (
 )
 from synthq_jax.privacy import terms
 from synthq_jax.retrieval import encode, ranking
-from synthq_jax.stages import _search, stage
+from synthq_jax.stages import _search
 
 __all__ = [
   "Config",
   "Found",
-  "drawing",
+  "found",
   "of_train",
   "padded",
   "settings",
@@ -42,15 +42,13 @@ class Config(private_training.Config):
   """What every training that ranks candidates is set by; every value is public."""
 
   batch_size: int = 0
-  share: float = artifacts.later(1.0)
-  """Share of the documents whose queries teach, in (0, 1]. Few queries are enough:
-  each is searched for in the whole collection, by BM25 and by the retriever."""
+  """As everywhere. Only queries that a step draws are searched for, each in the whole
+  collection: of a log of hundreds of thousands, draw few."""
   encode_batch_size: int = artifacts.speed_only(256)
   """Queries encoded at once."""
 
   def __post_init__(self):
     super().__post_init__()
-    config_types.within(self, "(0, 1]", "share")
     config_types.at_least(self, 1, "encode_batch_size")
 
 
@@ -75,7 +73,7 @@ def settings(
     epsilon=epsilon,
     mechanism=mechanism,
     num_users=prepared.num_users.get("train") if has_claim else None,
-    base=terms.RANKED if config.share == 1 else terms.RANKED_SHARE,
+    base=terms.RANKED,
     of_users=terms.DRAWN_JUDGED,
   )
 
@@ -89,26 +87,44 @@ class Found(NamedTuple):
   candidates: Mapping[str, ranking.Candidates]
 
 
-def of_train(task: Any, depth: int, *, share: float = 1.0) -> Found:
-  """Returns train queries with their candidates.
+def of_train(task: Any, left_out: float = 0.0) -> _search.Judged:
+  """Returns train queries.
 
   Args:
-    task: its inputs are "prepared", "retriever", "vectors" and "drop_identical".
-    depth: documents that BM25 and the retriever find, each.
-    share: of the documents whose queries are read, `inputs.held_out`; 1: all.
+    task: its inputs are "prepared" and "drop_identical".
+    left_out: share of the documents, `inputs.held_out`, whose queries alone are
+      returned; 0: all queries.
   """
-  space, size = task.folders, task.settings.encode_batch_size
-  prepared, retriever = task.inputs["prepared"], task.inputs["retriever"]
+  space, prepared = task.folders, task.inputs["prepared"]
   folder = space.root / prepared.private_directory
   path = folder / "train.npz"
   judged = _search.asked(space, prepared, folder, "train", path)
-  if share < 1:
+  if left_out:
     documents = inputs.arrays(space, prepared, path)["documents"]
-    is_read = inputs.held_out(prepared.num_documents, share)
+    is_read = inputs.held_out(prepared.num_documents, left_out)
     judged = _chosen(judged, np.flatnonzero(is_read[documents]))
-  judged = judged._replace(drop_identical=task.inputs["drop_identical"])
-  asked = vectors_of(task, retriever, judged.query_tokens, size)
-  documents = space.root / task.inputs["vectors"].vectors
+  return judged._replace(drop_identical=task.inputs["drop_identical"])
+
+
+def found(
+  task: Any, judged: _search.Judged, depth: int, rows: np.ndarray
+) -> Found:
+  """Returns some of the queries with their candidates.
+
+  Args:
+    task: its inputs are "retriever" and the "vectors" of the documents.
+    judged: all queries.
+    depth: documents that BM25 and the retriever find, each.
+    rows: numbers of the queries that are wanted, rising.
+  """
+  judged = _chosen(judged, rows)
+  asked = vectors_of(
+    task,
+    task.inputs["retriever"],
+    judged.query_tokens,
+    task.settings.encode_batch_size,
+  )
+  documents = task.folders.root / task.inputs["vectors"].vectors
   candidates = _search.candidates(
     judged,
     _search.lexical(judged, depth),
@@ -125,34 +141,6 @@ def _chosen(judged: _search.Judged, places: np.ndarray) -> _search.Judged:
     queries=[judged.queries[place] for place in places],
     query_tokens=judged.query_tokens[places],
   )
-
-
-def drawing(task: stage.Task, number: int) -> stage.Task:
-  """Returns the task with settings for the queries that were read, or all.
-
-  Delta stays that of all of them.
-
-  Args:
-    task: its input "prepared" says how many queries and users there are; public.
-    number: of the queries that were read.
-
-  Raises:
-    ValueError: if there are none.
-  """
-  config, prepared = task.settings, task.inputs["prepared"]
-  if not number:
-    name = config_types.label(type(config))
-    raise ValueError(
-      f"{name}.share: expected a share of the documents with a train query, got"
-      f" none of {config.share:g}: take a larger one"
-    )
-  if config.share == 1 and number >= config.batch_size:
-    return task
-  units = prepared.num_users.get("train", prepared.num_queries["train"])
-  size = min(config.batch_size, number)
-  delta = config.delta or 1 / (2 * units)
-  config = dataclasses.replace(config, batch_size=size, delta=delta)
-  return dataclasses.replace(task, settings=config)
 
 
 def vectors_of(

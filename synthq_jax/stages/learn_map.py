@@ -121,11 +121,10 @@ def run(task: stage.Task) -> system_results.Ranking:
     only compared.
   """
   learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
-  found = _ranking.of_train(task, learned.depth, share=task.settings.share)
-  task = _ranking.drawing(task, len(found.queries))
   config, prepared = task.settings, task.inputs["prepared"]
+  judged = _ranking.of_train(task)
   vectors = _search.collection(
-    found.judged, task.folders.root / task.inputs["vectors"].vectors
+    judged, task.folders.root / task.inputs["vectors"].vectors
   )
   dim = vectors.shape[1]
 
@@ -136,6 +135,10 @@ def run(task: stage.Task) -> system_results.Ranking:
       microbatch_size=config.microbatch_size,
     )
 
+  def make(rows: np.ndarray) -> dict[str, np.ndarray]:
+    found = _ranking.found(task, judged, learned.depth, rows)
+    return _records(found, learned, vectors)
+
   trained, fields = private_training.train(
     task,
     _ranking.settings(config, prepared, epsilon=epsilon, mechanism=_MECHANISM),
@@ -143,7 +146,7 @@ def run(task: stage.Task) -> system_results.Ranking:
       grad_fn=grad_fn,
       public={"vectors": vectors},
       params={_NAME: jnp.zeros((dim, dim))},
-      records=_records(found, learned, vectors),
+      records=dp_step.Drawn(len(judged.qrels), make),
     ),
   )
   is_private = math.isinf(epsilon) or bool(task.inputs["compared"])
@@ -159,7 +162,7 @@ def run(task: stage.Task) -> system_results.Ranking:
     name=f"{learned.SYSTEM}_{_NAME}_{task.name}",
     statement=statement_lib.inherit(claim, _NOTE.format(noise)),
     has_map=True,
-    num_queries=len(found.queries),
+    num_queries=len(judged.qrels),
     seconds=0.0,
   )
 

@@ -17,7 +17,6 @@ Formal guarantee:
 
 import dataclasses
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ from synthq_jax.pipeline import (
 from synthq_jax.privacy import joint
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
-from synthq_jax.stages import _ranking, stage
+from synthq_jax.stages import _ranking, _search, stage
 from synthq_jax.training import dp_step
 
 __all__ = ["STAGE", "Config", "loss_fn", "run"]
@@ -148,13 +147,11 @@ def run(task: stage.Task) -> system_results.Ranking:
   """
   config, retriever = task.settings, task.inputs["retriever"]
   has_claim = math.isfinite(retriever.statement.epsilon)
-  share = task.inputs["left_out"] or config.share
-  found = _ranking.of_train(task, config.depth, share=share)
-  records = _ranking.padded(found, config.depth)
-  number = len(found.queries)
+  judged = _ranking.of_train(task, task.inputs["left_out"])
+  number = len(judged.qrels)
   weights, claim = ranking.start(config.start), retriever.statement
   if number:  # of those that were left out there may be none
-    weights, learned = _learned(task, records, has_claim)
+    weights, learned = _learned(task, judged, has_claim)
     claim = joint.claim([claim, learned]) if has_claim else claim
   private = results.is_private_path(retriever.directory)
   private = private or bool(task.inputs["compared"])
@@ -172,11 +169,19 @@ def run(task: stage.Task) -> system_results.Ranking:
 
 
 def _learned(
-  task: stage.Task, records: Mapping[str, np.ndarray], has_claim: bool
+  task: stage.Task, judged: _search.Judged, has_claim: bool
 ) -> tuple[np.ndarray, statement_lib.PrivacyStatement]:
   """Returns the weights, and what they promise."""
-  task = _ranking.drawing(task, len(records["relevant"]))
-  config = task.settings
+  config, number = task.settings, len(judged.qrels)
+  if task.inputs["left_out"]:
+    size = min(config.batch_size, number)
+    config = dataclasses.replace(config, batch_size=size)
+    task = dataclasses.replace(task, settings=config)
+
+  def make(rows: np.ndarray) -> dict[str, np.ndarray]:
+    found = _ranking.found(task, judged, config.depth, rows)
+    return _ranking.padded(found, config.depth)
+
   clipped = optim.clipped_grad(
     loss_fn,
     l2_clip_norm=config.clip_norm,
@@ -193,7 +198,7 @@ def _learned(
     dp_step.Training(
       grad_fn=clipped,
       params={"weights": jnp.asarray(ranking.start(config.start))},
-      records=records,
+      records=dp_step.Drawn(number, make),
     ),
   )
   return trained["weights"], fields["statement"]

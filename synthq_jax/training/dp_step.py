@@ -21,6 +21,7 @@ from synthq_jax.training import mesh as mesh_lib
 
 __all__ = [
   "OPTIMIZERS",
+  "Drawn",
   "Mechanism",
   "Optimizer",
   "State",
@@ -109,6 +110,16 @@ class Optimizer:
     return noise_lib.Banded(self.steps, tuple(coefficients))
 
 
+class Drawn(NamedTuple):
+  """Records that are costly to make: only those are made that a step draws."""
+
+  number: int
+  """Of all records, from which batches are drawn."""
+  make: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+  """From the numbers of some, rising, to their arrays. What it returns of one does
+  not depend on which others are asked for."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
   """What is trained on which records, and by which devices.
@@ -117,7 +128,7 @@ class Training:
     grad_fn: from optim.clipped_grad, or another with its call and its
       `sensitivity(relation)`.
     params: where to start.
-    records: arrays with one row per record.
+    records: arrays with one row per record, or how to make them.
     public: arrays that the loss reads and nothing trains. Given, `grad_fn` is a
       function of them that returns the clipped gradient: so they are arguments
       of the compiled step, not constants in it.
@@ -133,7 +144,7 @@ class Training:
 
   grad_fn: Callable[..., Any]
   params: Any
-  records: Mapping[str, np.ndarray]
+  records: Mapping[str, np.ndarray] | Drawn
   public: Any = None
   extra_fn: Callable[[int], Mapping[str, np.ndarray]] | None = None
   mesh: jax.sharding.Mesh | None = None
@@ -146,6 +157,13 @@ class Training:
         "expected extra_fn=None with a mesh, got both: losses of pairs need the"
         " whole batch in one place; leave mesh out"
       )
+
+  @property
+  def num_records(self) -> int:
+    """How many there are, whether a step draws them or not."""
+    if isinstance(self.records, Drawn):
+      return self.records.number
+    return len(next(iter(self.records.values())))
 
   @property
   def clipped(self) -> Any:
@@ -235,6 +253,7 @@ def train(
   sampler, optimizer = mechanism.sampler, mechanism.optimizer
   if optimizer.noise_bands > 1:
     sampler.check_noise(optimizer.noise_bands)
+  training, numbers = _made(training, mechanism)
   params = jax.tree.map(jnp.asarray, training.params)
   clipped = training.clipped
   _check_independence(training, clipped, params)
@@ -269,6 +288,7 @@ def train(
       number,
       training.rows_multiple,
       place,
+      numbers,
     )
     if training.extra_fn is not None:
       batch |= training.extra_fn(number)
@@ -286,6 +306,22 @@ def train(
     settings=settings,
   )
   return mesh_lib.gather(state.params)
+
+
+def _made(
+  training: Training, mechanism: Mechanism
+) -> tuple[Training, np.ndarray | None]:
+  """Returns the training with records as arrays, and which ones these are."""
+  if not isinstance(training.records, Drawn):
+    return training, None
+  is_drawn = np.zeros(training.num_records, bool)
+  is_drawn[0] = True  # padding holds the first record
+  for step in range(mechanism.optimizer.steps):
+    drawn = mechanism.sampler.batch(mechanism.batch_seed, step)
+    is_drawn[drawn.indices[~drawn.is_padding]] = True
+  numbers = np.flatnonzero(is_drawn)
+  records = training.records.make(numbers)
+  return dataclasses.replace(training, records=records), numbers
 
 
 def _check_independence(training: Training, clipped: Any, params: Any) -> None:
@@ -328,6 +364,7 @@ def draw(
   step: int,
   rows_multiple: int = 1,
   place: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+  numbers: np.ndarray | None = None,
 ) -> tuple[dict[str, Any], Any]:
   """Returns the batch of a step, and which of its rows are padding.
 
@@ -339,12 +376,15 @@ def draw(
     rows_multiple: more rows of padding make the batch a multiple of this.
     place: from values and the numbers of rows to these rows, e.g. on a mesh,
       where a process reads its own part; None: NumPy's own indexing.
+    numbers: of the records that `records` holds, rising; None: all.
 
   Returns:
     Arrays [batch, ...], where padding holds the first record, and bool [batch].
   """
   drawn = sampler.batch(batch_seed, step)
   rows = np.where(drawn.is_padding, 0, drawn.indices)
+  if numbers is not None:
+    rows = np.searchsorted(numbers, rows)
   more = -len(rows) % rows_multiple
   rows = np.pad(rows, (0, more))
   is_padding = np.pad(drawn.is_padding, (0, more), constant_values=True)

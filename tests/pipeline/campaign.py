@@ -907,7 +907,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     "--folder", default="", help="keeps the undisturbed runs for the next call"
   )
   parser.add_argument(
-    "--quick", action="store_true", help="no two processes, no study"
+    "--quick",
+    action="store_true",
+    help="no two processes, no study, no kill by the clock",
   )
   options = parser.parse_args(argv)
   out = pathlib.Path(options.out) if options.out else None
@@ -924,7 +926,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare(folder)
     flags = small_run(folder)
     warm = ["run", "--quiet", f"--workdir={folder / 'warm'}", *flags]
-    if not options.folder or not (folder / "warm").exists():  # compiles
+    is_there = options.folder and (folder / "warm").exists()
+    if not is_there and not options.quick:  # compiles: no kill comes too late
       fork(lambda: synthq(warm), folder / "log.txt").finish(3600)
     one = Campaign(folder, flags)
     print(f"undisturbed: {one.seconds:.1f} s, {len(one.content)} files")

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import shutil
 import types
 
 import numpy as np
@@ -16,10 +17,12 @@ from synthq_jax.models import t5_checkpoints
 from synthq_jax.pipeline import (
   export,
   inputs,
+  released_results,
   results,
   search,
   system_results,
 )
+from synthq_jax.privacy import joint, rounding
 from synthq_jax.retrieval import encode
 
 ROWS = {
@@ -129,6 +132,27 @@ def test_odd_collections_have_a_line_or_an_answer(finished_run, tmp_path):
   equal = program.Ranker(["a", "b"], ["the same text"] * 2, model=model)
   assert [id_ for id_, _ in equal.search("the same text")] == ["a", "b"]
   assert equal.search("") == equal.search(" \n") == []
+
+
+def test_what_is_only_compared_names_the_price_of_sharing_it(
+  finished_run, tmp_path
+):
+  root = finished_run.copy(tmp_path)
+  made = artifacts.load(root / ROWS["ltr_map_eps8"], system_results.Ranking)
+  hidden = dataclasses.replace(made, directory=f"private/{made.directory}")
+  place = root / hidden.directory
+  shutil.rmtree(place)  # its lines of metrics
+  (root / made.directory).rename(place)
+  (place / artifacts.RESULT_NAME).unlink()
+  artifacts.save(place, hidden, "digest")
+  released = released_results.read(root)
+  said = export.run(
+    place, tmp_path / "own", format="ranker", allow_private=True
+  )
+  whole = joint.claim([released.together, made.statement])
+  assert whole.epsilon > made.statement.epsilon + 1
+  assert f"both have epsilon = {rounding.epsilon(whole.epsilon)} (" in said
+  assert f"this alone {rounding.epsilon(made.statement.epsilon)}" in said
 
 
 def test_what_is_private_or_not_whole_is_refused(finished_run, tmp_path):

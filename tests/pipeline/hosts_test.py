@@ -34,6 +34,8 @@ def _flags(tmp_path_factory):
     "--gin.plan.Rows.public_only=False",
     "--gin.plan.Rows.original=False",
     "--gin.plan.Rows.direct_dp=()",
+    "--gin.LTR=()",
+    "--gin.MAPPED=()",
     "--gin.finetune_dp.Config.settings=@loop.Settings()",
     "--gin.train_retriever.Config.settings=@loop.Settings()",
     "--gin.loop.Settings.save_seconds=0.0",

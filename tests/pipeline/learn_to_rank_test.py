@@ -1,5 +1,6 @@
 """Weights and maps that private queries teach, with DP."""
 
+import dataclasses
 import functools
 import math
 import types
@@ -22,6 +23,7 @@ from synthq_jax.pipeline import (
 from synthq_jax.privacy import joint
 from synthq_jax.retrieval import ranking, trec
 from synthq_jax.stages import _ranking, learn_map, learn_to_rank
+from synthq_jax.training import dp_step
 
 RNG = np.random.default_rng(0)
 QUERIES, DOCUMENTS, DIM, ROOM = 40, 30, 6, 8
@@ -119,6 +121,13 @@ def task_of(root, row="public_only", **changes):
   )
 
 
+def found_in(task, rows=None, left_out=0.0):
+  """Train queries with their candidates, all of them or some."""
+  judged = _ranking.of_train(task, left_out)
+  rows = np.arange(len(judged.qrels)) if rows is None else rows
+  return _ranking.found(task, judged, 100, rows)
+
+
 def without_query(monkeypatch, place):
   """Leaves one train query out of all that is read."""
   right = _ranking._search.asked
@@ -137,11 +146,11 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
 ):
   """To the last bit: the sum would move by more than one query's gradient."""
   task = task_of(finished_run.root)
-  whole = _ranking.padded(_ranking.of_train(task, 100), 100)
+  whole = _ranking.padded(found_in(task), 100)
   count = len(whole["values"])
   with monkeypatch.context() as patch:
     without_query(patch, place % count)
-    less = _ranking.padded(_ranking.of_train(task, 100), 100)
+    less = _ranking.padded(found_in(task), 100)
   for name, values in whole.items():
     expected = np.delete(values, place % count, axis=0)
     assert expected.tobytes() == less[name].tobytes(), name
@@ -149,7 +158,7 @@ def test_a_query_less_leaves_the_features_of_all_others_as_they_are(
 
 def test_records_say_what_is_relevant_of_what_was_found(finished_run):
   task = task_of(finished_run.root)
-  found = _ranking.of_train(task, 100)
+  found = found_in(task)
   records = _ranking.padded(found, 100)
   assert records["values"].shape[1:] == (200, NUM_FEATURES)
   assert records["relevant"].any()
@@ -199,8 +208,8 @@ def test_what_was_trained_without_privacy_learns_on_what_it_left_out(
   assert not (root / "learn_to_rank/original").exists()
   prepared = load(root, "private/prepare_data", results.PreparedData)
   task = task_of(root)
-  fewer = _ranking.of_train(task, 100, share=config.learn_to_rank.held_out)
-  assert 0 < made.num_queries == len(fewer.queries)
+  fewer = _ranking.of_train(task, config.learn_to_rank.held_out)
+  assert 0 < made.num_queries == len(fewer.qrels)
   assert made.num_queries < prepared.num_queries["train"] / 4
   # Nobody else leaves queries out for it.
   assert (
@@ -258,7 +267,7 @@ def learned(root):
   return load(root, "learn_to_rank/public_only")
 
 
-def again(root, stage, row, name="public_only", **settings):
+def again(root, stage, **settings):
   """Makes weights or a map of a copied run once more."""
   given = task_of(root).inputs
   if stage is learn_map:
@@ -267,45 +276,50 @@ def again(root, stage, row, name="public_only", **settings):
     stage.STAGE,
     stage.Config(steps=2, **settings),
     workspace.Workspace(root, secret_seed=1),
-    name=name,
+    name="public_only",
     digest="another",
     **given,
   )
 
 
 @pytest.mark.parametrize("stage", [learn_to_rank, learn_map])
-def test_a_share_of_the_documents_may_teach_alone(
-  finished_run, tmp_path, stage
+def test_only_queries_that_a_step_draws_are_searched_for(
+  finished_run, tmp_path, monkeypatch, stage
 ):
-  root = finished_run.copy(tmp_path)
+  root, right = finished_run.copy(tmp_path), _ranking.found
   prepared = load(root, "private/prepare_data", results.PreparedData)
   count = prepared.num_queries["train"]
-  made = again(root, stage, "half", share=0.5, batch_size=count)
-  whole = again(root, stage, "whole", batch_size=count)
-  fewer = _ranking.of_train(task_of(root), 100, share=0.5)
-  read = made.num_queries
-  assert 0 < read == len(fewer.queries) < 0.8 * count
-  assert set(fewer.judged.qrels) < set(
-    _ranking.of_train(task_of(root), 9)[0][1]
-  )
-  # Delta is that of all queries; whoever is read is in each step.
-  assert made.statement.delta == whole.statement.delta == 1 / (2 * count)
-  [release] = {*made.statement.ledger} - {*learned(root).statement.ledger}
-  assert release.num_examples == release.expected_batch_size == read
-  said = "of a share of the documents"
-  assert any(said in one for one in made.statement.public)
-  assert not any(said in one for one in whole.statement.public)
+  before, searched = {*learned(root).statement.ledger}, []
+
+  def found(task, judged, depth, rows):
+    searched.append(rows)
+    return right(task, judged, depth, rows)
+
+  monkeypatch.setattr(_ranking, "found", found)
+  made = again(root, stage, batch_size=2)
+  [rows] = searched
+  assert 0 < len(rows) < count / 2
+  # The claim, and whatever is shown, is of all of them: how many and which were
+  # searched for follows from the secret.
+  [release] = {*made.statement.ledger} - before
+  assert release.num_examples == made.num_queries == count
+  assert release.expected_batch_size == 2
+  # It learns what it would have learned if all had been.
+  file = root / made.directory / system_results.Ranking.FILE
+  learned_map = file.read_bytes() if made.has_map else b""
+  monkeypatch.setattr(dp_step, "_made", _all_made)
+  eager = again(root, stage, batch_size=2)
+  assert len(searched[-1]) == count
+  assert eager.weights == made.weights
+  assert made.has_map == (stage is learn_map)
+  assert learned_map == (file.read_bytes() if made.has_map else b"")
 
 
-def test_a_share_in_which_nobody_asked_has_a_line(finished_run, tmp_path):
-  root = finished_run.copy(tmp_path)
-  with pytest.raises(
-    ValueError, match="learn_map.Config.share: expected a sha"
-  ):
-    again(root, learn_map, "none", share=1e-6)
-  for share in (0.0, 1.1):
-    with pytest.raises(ValueError, match="share"):
-      learn_map.Config(share=share)
+def _all_made(training, mechanism):
+  """Makes all records before the first step, drawn or not."""
+  del mechanism
+  records = training.records.make(np.arange(training.num_records))
+  return dataclasses.replace(training, records=records), None
 
 
 @pytest.mark.parametrize(

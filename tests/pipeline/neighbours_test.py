@@ -38,12 +38,15 @@ from synthq_jax.stages import (
   filter_queries,
   finetune_dp,
   generate,
+  learn_map,
+  learn_to_rank,
   prepare_data,
   pretrain,
   release_scores,
   static_encoder,
   train_retriever,
 )
+from synthq_jax.training import dp_step
 from tests.pipeline import kills
 
 _COUNT = 64
@@ -209,6 +212,9 @@ def _ran(root: pathlib.Path, source: str, **changes: Any) -> pathlib.Path:
     ),
     direct_dp=direct_dp.Config(steps=2, batch_size=8),
     evaluate=evaluate.Config(bootstrap_samples=20),
+    rows=plan.Rows(ltr=("public_only",), mapped=(8.0,)),
+    learn_to_rank=learn_to_rank.Config(steps=2),
+    learn_map=learn_map.Config(steps=2),
     test_sets=(f"beir:{root / 'further'}",),
     secret_seed=7,
     public_data=True,
@@ -359,7 +365,10 @@ def _standing_still(root: pathlib.Path, source: str, **changes: Any) -> _Run:
     del settings
     known = {name: getattr(mechanism, name) for name in _MECHANISM}
     known["rows_multiple"] = training.rows_multiple
-    given.append((training.records, known))
+    records = training.records
+    if isinstance(records, dp_step.Drawn):
+      records = records.make(np.arange(records.number))
+    given.append((records, known))
     small_data.write_lines(files.metrics_path, ())
     return training.params
 
@@ -376,19 +385,17 @@ def _rows(records) -> set[tuple]:
   return set(map(tuple, np.concatenate(columns, axis=1).tolist()))
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "beir"])
-def test_of_a_whole_run_another_query_changes_what_is_released_alone(
-  kind, runs
-):
-  log, other = runs(kind, "log"), runs(kind, "in the words of a test query")
+def test_of_a_whole_run_another_query_changes_what_is_released_alone(runs):
+  log = runs("jsonl", "log")
+  other = runs("jsonl", "in the words of a test query")
   assert {name.partition("/")[0] for name in log.files} == {
     "prepare_data", "prepare_test_set", "pretrain", "finetune_dp", "generate",
     "filter_queries", "train_retriever", "encode_documents", "evaluate",
-    "report", "static_encoder",
+    "report", "static_encoder", "learn_to_rank", "learn_map",
   }  # fmt: skip
   assert not _differing(log.files, other.files)
   # A training learns of the query by its record, and by nothing else.
-  assert len(log.given) == len(other.given) == 2
+  assert len(log.given) == len(other.given) == 4
   for (ours, how), (theirs, same) in zip(log.given, other.given, strict=True):
     assert how == same
     gone, new = _rows(ours) - _rows(theirs), _rows(theirs) - _rows(ours)
@@ -396,8 +403,8 @@ def test_of_a_whole_run_another_query_changes_what_is_released_alone(
 
 
 _FOLLOWS_FROM_N = {
-  "delta", "epsilon", "max_batch_size", "noise_multiplier", "num_examples",
-  "num_units",
+  "delta", "epsilon", "expected_batch_size", "max_batch_size", "noise_multiplier",
+  "num_examples", "num_queries", "num_units",
 }  # fmt: skip
 """Fields of results that follow from the number of train records, which is
 public: it is num_examples in every statement."""
@@ -440,7 +447,9 @@ def test_of_a_whole_run_a_query_less_changes_what_follows_from_n_too(runs):
     assert another["sampler"].num_examples == one["sampler"].num_examples - 1
   changed = _differing(log.files, less.files)
   assert "finetune_dp/eps8/result.json" in changed
-  assert not [n for n in changed if "public_only" in n or "untrained" in n]
+  ranked = ("learn_to_rank/", "ltr_")  # n of their claim
+  public = [n for n in changed if not any(word in n for word in ranked)]
+  assert not [n for n in public if "public_only" in n or "untrained" in n]
   assert not _differing(_without_n(log.files), _without_n(less.files))
 
 
@@ -496,12 +505,14 @@ def test_of_a_whole_run_a_user_less_changes_what_follows_from_n_alone(
   assert any(name.startswith("release_scores/") for name in whole.files)
 
   less = _of_users(tmp_path / "less", gone["train"], monkeypatch)
-  (ours, how), (pairs, _) = whole.given
-  (theirs, same), (fewer, _) = less.given
+  (ours, how), *others = whole.given
+  (theirs, same), *fewer = less.given
   assert same["sampler"].num_examples == how["sampler"].num_examples - 1
   assert len(_rows(ours) - _rows(theirs)) == 1
   assert not _rows(theirs) - _rows(ours)
-  assert len(_rows(pairs) - _rows(fewer)) == _PER_USER
+  assert len(others) == 3  # direct DP's pairs, what weights and a map read
+  for (ours, _), (theirs, _) in zip(others, fewer, strict=True):
+    assert len(_rows(ours) - _rows(theirs)) == _PER_USER
   changed = _differing(whole.files, less.files)
   assert "finetune_dp/eps8/result.json" in changed
   assert not _differing(_without_n(whole.files), _without_n(less.files))

@@ -249,7 +249,10 @@ def test_every_passage_is_written_for_as_often(run):
 
 def test_retrievers_may_read_more_than_generators(tmp_path):
   source = small_data.write_pairs(tmp_path / "log.jsonl", NUM)
-  config = tiny_runs.config(source, checkpoint=random_t5.save(tmp_path / "t5"))
+  rows = plan.Rows(original=False, direct_dp=())
+  config = tiny_runs.config(
+    source, checkpoint=random_t5.save(tmp_path / "t5"), rows=rows
+  )
   runs = {}
   for length in (0, 40):
     changed = dataclasses.replace(config.prepare_data, retriever_length=length)

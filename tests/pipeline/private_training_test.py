@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import pathlib
 import shutil
 import types
 
@@ -18,6 +19,7 @@ import made_up
 import numpy as np
 import optax
 import pytest
+import random_t5
 import scipy.stats
 import small_data
 
@@ -34,6 +36,7 @@ from synthq_jax.privacy import accounting, ledger, sampling
 from synthq_jax.stages import (
   direct_dp,
   finetune_dp,
+  learn_to_rank,
   prepare_data,
   train_retriever,
 )
@@ -566,6 +569,40 @@ def test_other_code_is_another_program(monkeypatch):
   assert fingerprints.machine(None) != before[1]  # all that T5X's steps ask for
 
 
+def test_what_finds_candidates_is_another_program_in_another_version(
+  monkeypatch,
+):
+  """A query's features come from it: the same noise, added to others, tells."""
+  names = {line.split()[0] for line in fingerprints._libraries()}
+  assert {"bm25s", "faiss-cpu", "optax"} <= names
+  before = fingerprints.program({}, None)
+  newer = [f"{name} 99" for name in sorted(names)]
+  monkeypatch.setattr(fingerprints, "_libraries", lambda: newer)
+  assert fingerprints.program({}, None) != before
+
+
+def test_other_contents_of_what_is_read_are_another_program(tmp_path):
+  """A retriever that is made again, on another machine, is another retriever."""
+  config = learn_to_rank.Config()
+
+  def program(folder, content):
+    made = made_up.checkpoint(directory=f"train_retriever/{folder}")
+    place = tmp_path / made.directory
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "params.safetensors").write_bytes(content)
+    artifacts.save(place, made, "digest", folders=[place])
+    task = types.SimpleNamespace(
+      inputs={"retriever": made, "share": 0.5},
+      folders=types.SimpleNamespace(root=tmp_path),
+    )
+    read = private_training._read(task)
+    return fingerprints.program(config, None, read)
+
+  first = program("one", b"first")
+  assert first == program("moved", b"first")
+  assert first != program("one", b"other")
+
+
 def test_a_choice_by_memory_is_another_program_with_other_memory(monkeypatch):
   def programs(gib):
     monkeypatch.setattr(os, "sysconf", {  # in pages of a byte
@@ -574,12 +611,13 @@ def test_a_choice_by_memory_is_another_program_with_other_memory(monkeypatch):
     return [
       fingerprints.program(finetune_dp.Config(strategy=name), None)
       for name in ("auto", "bookkeeping")
-    ]
+    ] + [fingerprints.program(learn_to_rank.Config(), None)]  # "auto", always
 
   small, same, large = programs(4.2), programs(4.9), programs(16)
   assert small == same
   assert small[0] != large[0]
   assert small[1] == large[1]
+  assert small[2] != large[2]
 
 
 # No two releases of a run share anything secret.
@@ -646,7 +684,9 @@ def fixture_source(tmp_path_factory):
 
 def run_of(source, secret, **changes):
   """Two epsilons and none, two seeds, a generator and two direct methods."""
+  folder = pathlib.Path(source.removeprefix("jsonl:")).parent
   return plan.RunConfig(
+    checkpoint=random_t5.save(folder / "t5"),
     prepare_data=prepare_data.Config(source=source, public_test_documents=10),
     finetune_dp=finetune_dp.Config(
       steps=2, batch_size=8, dropout_rate=0.1, **changes

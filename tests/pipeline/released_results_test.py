@@ -264,6 +264,15 @@ def test_every_release_of_scores_that_was_begun_counts(finished_run, tmp_path):
   after = released_results.read(root)
   assert claim.ledger[0] in after.together.ledger
   assert after.trials == before.trials
+  # What they scored is not known any more: it may be what is only compared now.
+  hidden = {
+    entry
+    for one in before.started.values()
+    if math.isfinite(one.epsilon)
+    for entry in one.ledger
+  }
+  assert hidden > {*before.together.ledger}
+  assert hidden < {*after.together.ledger}
 
 
 def test_scores_of_systems_that_were_made_again_count_both(

@@ -24,6 +24,7 @@ def configured(finished_run, **changes):
   config = finished_run.config
   settings = {
     "rows": dataclasses.replace(config.rows, reranked=True),
+    "test_sets": (),
     "train_reranker": train_reranker.Config(
       recipe=RECIPE, document_length=24, query_length=8
     ),

@@ -21,11 +21,16 @@ from synthq_jax import stores
 from synthq_jax.cli import main
 from tests.pipeline import kills
 
-KILLS = 3  # the second one with a mirror that stays
+KILLS = 2  # the second one with a mirror that stays
 FLAGS = (
   f"--gin_file={kills.RECIPE}",
   "--gin.plan.RunConfig.public_data=True",
   "--gin.prepare_data.Config.public_test_documents=20",
+  "--gin.plan.Canaries.number=0",
+  "--gin.plan.Rows.public_only=False",
+  "--gin.plan.Rows.original=False",
+  "--gin.LTR=()",
+  "--gin.MAPPED=()",
 )
 
 

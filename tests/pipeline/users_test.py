@@ -228,7 +228,7 @@ def run_that_draws(how, tmp_path):
       base.finetune_dp, batch_size=8, user_sampling=how
     ),
     release_scores=release_scores.Config(enabled=True, widest=10.0),
-    rows=plan.Rows(ltr=("public_only",), mapped=(8.0,)),
+    rows=plan.Rows(ltr=("public_only",), mapped=(8.0,), original=False),
   )
 
 

@@ -111,8 +111,12 @@ def test_bad_input_is_refused():
     PLAIN.build(IDS, TEXTS).search(["red"], k=0)
 
 
+@pytest.mark.parametrize("few", [0, len(IDS)], ids=["looked up", "all scored"])
 @pytest.mark.parametrize("query", ["red", "red green red zzz", "zzz", ""])
-def test_scores_of_chosen_documents_are_those_of_the_search(query):
+def test_scores_of_chosen_documents_are_those_of_the_search(
+  query, few, monkeypatch
+):
+  monkeypatch.setattr(bm25, "_FEW", few)
   index = PLAIN.build(IDS, TEXTS)
   (found,), (ids,) = index.search([query], k=len(IDS))
   places = np.random.default_rng(0).permutation(len(IDS))

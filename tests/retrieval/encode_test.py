@@ -1,8 +1,5 @@
 import dataclasses
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -264,51 +261,3 @@ def test_shards_that_do_not_exist_and_no_rows_are_refused(tmp_path):
   with pytest.raises(ValueError, match="expected devices, got none"):
     _write(tmp_path, devices=[])
   assert not _content(tmp_path)
-
-
-_PROCESS = """
-import json, sys
-import numpy as np
-from synthq_jax.models import t5_config
-from synthq_jax.retrieval import encode
-
-directory, shard = sys.argv[1], int(sys.argv[2])
-tree = {}
-with np.load(directory + "/params.npz") as leaves:
-  for name, leaf in leaves.items():
-    *path, last = name.split("/")
-    here = tree
-    for part in path:
-      here = here.setdefault(part, {})
-    here[last] = leaf
-tokens = np.load(directory + "/tokens.npy", mmap_mode="r")
-encode.to_files(
-  tree, t5_config.get("tiny"), tokens, directory + "/vectors",
-  shard=shard, num_shards=2, block_rows=5, batch_size=4,
-)
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_write_what_one_does(tmp_path):
-  params = {name: _params()[name] for name in ("token_embedder", "encoder")}
-  leaves = {
-    "/".join(key.key for key in path): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-  }
-  np.savez(tmp_path / "params.npz", **leaves)
-  np.save(tmp_path / "tokens.npy", _tokens())
-  root = pathlib.Path(__file__).resolve().parents[2]
-  processes = [
-    subprocess.Popen(
-      [sys.executable, "-c", _PROCESS, str(tmp_path), str(shard)],
-      cwd=root,
-      env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    for shard in range(2)
-  ]
-  assert [process.wait(timeout=120) for process in processes] == [0, 0]
-  for shard in range(2):
-    _write(tmp_path / "one", shard=shard, num_shards=2)
-  assert _content(tmp_path / "vectors") == _content(tmp_path / "one")
-  assert len(vector_files.open_vectors(tmp_path / "vectors", 23)) == 23

@@ -155,6 +155,23 @@ def test_rows_that_fill_up_the_devices_are_padding():
     )
 
 
+def test_only_records_that_a_step_draws_are_made(tmp_path):
+  made = []
+
+  def make(numbers):
+    made.append(numbers)
+    return {name: values[numbers] for name, values in RECORDS.items()}
+
+  steps = {"steps": 2, "noise_multiplier": 1.0}
+  params = run(tmp_path / "few", records=dp_step.Drawn(NUM, make), **steps)
+  [numbers] = made
+  drawn = {0, *rows_of(0), *rows_of(1)}  # padding holds the first record
+  assert set(numbers) == drawn and len(numbers) < NUM
+  np.testing.assert_array_equal(
+    params["w"], run(tmp_path / "all", **steps)["w"]
+  )
+
+
 def test_padding_rows_do_not_count(tmp_path):
   def with_padding(step):
     indices = SAMPLER.batch(SEED, step).indices

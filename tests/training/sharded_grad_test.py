@@ -81,12 +81,11 @@ def assert_same(many, one):
   np.testing.assert_allclose(aux.norms, expected_aux.norms, rtol=1e-5)
 
 
-@pytest.mark.parametrize("count", [4, 8])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_the_documented_way_gives_the_sum_of_one_device(layer, strategy, count):
+def test_the_documented_way_gives_the_sum_of_one_device(layer, strategy):
   grad_fn = make(layer, strategy)
-  mesh = mesh_lib.make(mesh_lib.Shape(), jax.devices()[:count])
+  mesh = mesh_lib.make(mesh_lib.Shape(), jax.devices())
   many = jax.jit(sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh))
   got = many(PARAMS, BATCH, is_padding_example=jnp.asarray(PADDING))
   assert_same(got, on_one_device(grad_fn))
