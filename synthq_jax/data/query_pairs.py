@@ -293,7 +293,7 @@ def verified(path: Path) -> Iterator[tuple[str, str]]:
   """
   if ".jsonl" not in os.fspath(path):
     for _, (topic, query) in files.table(path, columns=2):
-      yield topic, query
+      yield topic.strip(), query.strip()
     return
   for pair in labelled_pairs(path):
     if not pair.different_topic:

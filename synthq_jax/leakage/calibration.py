@@ -114,6 +114,7 @@ def threshold(
   labels: Bool[np.ndarray, " pair"],
   *,
   precision: float,
+  above: float = -math.inf,
 ) -> float:
   """Returns the lowest threshold with a wanted precision.
 
@@ -130,6 +131,7 @@ def threshold(
     scores: of labelled pairs.
     labels: which of them are near-duplicates.
     precision: the wanted one, in (0, 1].
+    above: the threshold has to be above it.
 
   Returns:
     A score that occurs.
@@ -139,7 +141,8 @@ def threshold(
   """
   checks.within("(0, 1]", precision=precision)
   found = curve(scores, labels)
-  enough = np.flatnonzero(found.precision >= precision)
+  may_be = found.thresholds > above
+  enough = np.flatnonzero((found.precision >= precision) & may_be)
   if not len(enough):
     raise ValueError(
       f"expected a threshold with precision={precision}, got at most"

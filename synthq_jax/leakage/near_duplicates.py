@@ -60,6 +60,8 @@ Encode = Callable[[Sequence[str]], Float[np.ndarray, "text dim"]]
 _CHUNK = 1 << 14
 _BLOCK = 1024  # queries whose cosines are searched at a time
 _LENGTH_ERROR = 1e-3
+_DIGITS = 6
+"""Of a cosine; equal texts have 1, not what rounding leaves of it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,8 +227,8 @@ class Containment(_OfSets):
   """One text inside the other: n-grams in common over those of the smaller.
 
   N-grams of characters, over the borders of words, see a query in a longer
-  topic, inflected or misspelt a little. Where one text has a single word, a
-  text with that word contains it.
+  topic, inflected or misspelt a little. Where one text has a single word of two
+  characters or more (n - 2), a text with that word contains it.
 
   >>> Containment().scores(["measles"], ["recent measles outbreaks"]).tolist()
   [1.0]
@@ -297,7 +299,7 @@ class Embedding:
     if not len(left):
       return np.zeros(0)
     sides = [self.unit(texts).astype(np.float64) for texts in (left, right)]
-    return np.einsum("pd,pd->p", *sides)
+    return np.round(np.einsum("pd,pd->p", *sides), _DIGITS)
 
   def unit(self, texts: Sequence[str]) -> Float[np.ndarray, "text dim"]:
     """Encodes texts and checks the vectors.
@@ -327,6 +329,7 @@ class Embedding:
     vectors = self.unit(queries) if exact is not None and len(queries) else ()
     for start in range(0, len(vectors), _BLOCK):
       scores, places = exact.search(vectors[start : start + _BLOCK], self.top_k)
+      scores = np.round(scores, _DIGITS)
       rows, columns = np.nonzero(scores >= self.threshold)
       right, scores = places[rows, columns], scores[rows, columns]
       order = np.lexsort((right, rows))

@@ -96,7 +96,8 @@ class _Rows:
 
   def need(self, threshold: float) -> Int[np.ndarray, " set"]:
     """Returns how many elements a similar set has in common with each."""
-    return np.ceil(threshold * self.sizes - _ROUNDING).astype(np.int64)
+    need = np.ceil(threshold * self.sizes - _ROUNDING).astype(np.int64)
+    return np.maximum(need, 1)
 
   def first(self, threshold: float) -> scipy.sparse.csr_array:
     """Returns the rows with the elements to be looked up."""

@@ -230,7 +230,10 @@ def calibrated(
   scores = one.scores(queries, [pair.variant for pair in pairs])
   right = np.array([not pair.different_topic for pair in pairs])
   try:
-    found = calibration.threshold(scores, right, precision=precision)
+    least = -1.0 if isinstance(one, near_duplicates.Embedding) else 0.0
+    found = calibration.threshold(
+      scores, right, precision=precision, above=least
+    )
     return dataclasses.replace(one, threshold=found)
   except ValueError as error:
     raise ValueError(
@@ -267,9 +270,16 @@ def run(
   )
   log = leakage_targets.queries(request.train, request.train_split)
   folder = pathlib.Path(request.output)
-  # Nothing of an earlier check stays that looks finished.
-  for name in (_RESULT, _PAGE, _PAIRS, _CLEAN):
-    (folder / name).unlink(missing_ok=True)
+  written = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
+  for given in (request.train, request.test, request.variants, request.known):
+    place = pathlib.Path(str(given).rpartition(":")[2])
+    if given and place.resolve() in [path.resolve() for path in written]:
+      raise ValueError(
+        f"{request.output}: expected a folder whose files are not read, got"
+        f" {place} among them: give --output another"
+      )
+  for path in written:  # nothing of an earlier check stays that looks finished
+    path.unlink(missing_ok=True)
   with (
     artifacts.replacing(folder / _PAIRS, mode=0o600) as pairs,
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,

@@ -255,6 +255,12 @@ def _by_ir_measures(
     for query, ids in rankings.items()
     if ids
   }
+  # Its C code reads beyond an array where a query has negative grades alone.
+  qrels = {
+    query: grades
+    for query, grades in qrels.items()
+    if max(grades.values(), default=0) >= 0
+  }
   found = ir_measures.iter_calc(measures, qrels, ranks)
   return {(each.measure, each.query_id): float(each.value) for each in found}
 

@@ -143,7 +143,8 @@ def stratified_interval(
   """
   arrays = [_array("values", values) for values in strata]
   nobody = [None] * len(arrays)
-  return _interval(arrays, nobody, weights, level, samples, seed)
+  wider = [math.sqrt(len(x) / max(len(x) - 1, 1)) for x in arrays]
+  return _interval(arrays, nobody, weights, level, samples, seed, wider)
 
 
 def _interval(
@@ -153,15 +154,20 @@ def _interval(
   level: float,
   samples: int,
   seed: int,
+  wider: Sequence[float] | None = None,
 ) -> intervals.Interval:
   shares = _shares(weights, len(arrays))
   checks.within("(0, 1)", level=level)
   checks.at_least(1, samples=samples)
   rng = np.random.default_rng(seed)
-  means = sum(
-    share * _means(array, of, samples, rng)
-    for share, array, of in zip(shares, arrays, owners, strict=True)
-  )
+  means = 0.0
+  for share, array, of, factor in zip(
+    shares, arrays, owners, wider or [1.0] * len(arrays), strict=True
+  ):
+    middle, drawn = array.mean(), _means(array, of, samples, rng)
+    means += share * (
+      drawn if factor == 1 else middle + factor * (drawn - middle)
+    )
   tail = (1 - level) / 2
   low, high = np.quantile(means, [tail, 1 - tail])
   mean = _weighted_mean(shares, arrays)

@@ -161,3 +161,14 @@ SCORES, TRUE = np.array([0.5]), np.array([True])
 def test_what_makes_no_sense_is_refused(call, said):
   with pytest.raises(ValueError, match=said):
     call()
+
+
+def test_a_threshold_may_have_a_least_value():
+  """Pairs without a common word score 0: no threshold of a detector is 0."""
+  scores = np.array([0.0, 0.4, 0.8])
+  labels = np.array([True, True, True])
+  assert calibration.threshold(scores, labels, precision=0.9) == 0.0
+  above = calibration.threshold(scores, labels, precision=0.9, above=0.0)
+  assert above == 0.4
+  with pytest.raises(ValueError, match="precision=0.9"):
+    calibration.threshold(scores, labels, precision=0.9, above=0.8)

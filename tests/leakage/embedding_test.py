@@ -33,6 +33,20 @@ def test_an_index_finds_every_pair_that_points_the_same_way(queries, targets):
   assert pairs == expected
 
 
+def test_at_a_threshold_of_1_every_copy_is_found():
+  """Of half of them the cosine is 1 less what single precision loses."""
+  rng = np.random.default_rng(0)
+  table = rng.normal(size=(200, 64)).astype(np.float32)
+  table /= np.linalg.norm(table, axis=1, keepdims=True)
+  detector = near_duplicates.Embedding(
+    encode=lambda texts: table[[int(x) for x in texts]], threshold=1.0
+  )
+  texts = [str(i) for i in range(len(table))]
+  assert (detector.scores(texts, texts) == 1).all()
+  rows, columns, _ = detector.index(texts).match(texts)
+  assert rows.tolist() == columns.tolist() == list(range(len(table)))
+
+
 def test_only_the_nearest_targets_are_looked_at():
   targets = ["aab", "ab", "aaab", "c"]
   wide = near_duplicates.Embedding(encode=letters, threshold=0.5)

@@ -11,7 +11,7 @@ from synthq_jax.leakage import near_duplicates, set_search, words
 WORD = st.text(alphabet="abcÄß-é’", max_size=4)
 TEXT = st.lists(WORD, max_size=5).map(" ".join)
 TEXTS = st.lists(TEXT, max_size=8)
-THRESHOLD = st.sampled_from([0.1, 1 / 3, 0.5, 0.6, 2 / 3, 0.75, 0.8, 1.0])
+THRESHOLD = st.sampled_from([1e-9, 0.1, 1 / 3, 0.5, 0.6, 2 / 3, 0.75, 0.8, 1.0])
 
 
 def detectors(threshold: float) -> list[near_duplicates.Detector]:

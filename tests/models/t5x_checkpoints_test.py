@@ -1,6 +1,7 @@
 """T5X's checkpoints, written and read here as T5X itself does: with Flax."""
 
 import dataclasses
+import json
 import re
 import shutil
 
@@ -586,8 +587,13 @@ def test_an_orbax_checkpoint_without_a_target_says_what_it_has(tmp_path):
 def test_damage_of_an_orbax_checkpoint_is_named(tmp_path):
   place = tmp_path / "checkpoint_3" / "state"
   write_orbax(place, checkpoint_trees.make(T5_1_1), ocdbt=False)
+  known = json.loads((place / "_METADATA").read_text())
+  for name in [x for x in known if x.startswith("store_array_data_equal")]:
+    del known[name]  # of older versions, whose lost chunks are zeros to Orbax
+  (place / "_METADATA").write_text(json.dumps(known))
+  t5_checkpoints.load_t5x(tmp_path)
   (place / FOLDER / "0.0").unlink()
-  refuse(tmp_path, f"tensor {KERNEL}", "0.0.* is missing")
+  refuse(tmp_path, f"chunk 0.0 of {FOLDER} is missing")
   (place / "_METADATA").write_text("{")
   refuse(tmp_path, "state: expected an Orbax checkpoint, got a damaged one")
 

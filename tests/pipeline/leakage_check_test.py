@@ -125,6 +125,24 @@ def test_listed_ids_that_the_log_has_not_are_said(paths, capsys):
   assert f"{known}: expected pairs with queries of" in capsys.readouterr().err
 
 
+def test_a_judged_pair_may_have_spaces_around_its_ids(paths):
+  (paths / "known.tsv").write_text("301 \t q3\n")
+  given = command(paths, "--detector=exact", f"--known={paths / 'known.tsv'}")
+  assert main.main([*given, "--fail_above=0"]) == 3
+  assert "q3" not in (paths / "out/clean_ids.txt").read_text()
+
+
+def test_a_file_that_is_read_is_not_written(paths, capsys):
+  """It was removed before anybody had read it."""
+  own = paths / "out/pairs.jsonl"
+  own.parent.mkdir()
+  own.write_text("of people\n")
+  given = command(paths, "--detector=exact", f"--known={own}")
+  assert main.main(given) == 2
+  assert "give --output another" in capsys.readouterr().err
+  assert own.read_text() == "of people\n"
+
+
 def test_a_check_that_fails_leaves_no_earlier_one(paths, capsys):
   assert main.main(command(paths, "--detector=exact")) == 0
   assert len(list((paths / "out").iterdir())) == 4

@@ -184,6 +184,17 @@ def test_the_first_rank_counts_101_where_the_first_100_hold_none():
   assert two.per_query["MFR(rel=1)"] == got.per_query["MFR"]
 
 
+def test_grades_below_0_alone_are_no_relevant_document():
+  """ir-measures' C code reads beyond an array there, or never ends."""
+  qrels = {"spam": {"d2": -2, "d3": -1}, "q": {"d1": 1}}
+  run = {query: {"d2": 2.0, "d1": 1.0} for query in qrels}
+  for names in (("nDCG@10", "R@10", "RR@10"), ("nDCG",)):
+    for _ in range(50):
+      got = measures.evaluate(qrels, run, names)
+    assert {got.per_query[name]["spam"] for name in names} == {0.0}
+    assert all(got.per_query[name]["q"] > 0 for name in names)
+
+
 def test_the_first_rank_leaves_the_querys_own_document_out():
   qrels, run = {"q": {"a": 1}}, {"q": {"b": 9.0, "q": 8.0, "a": 1.0}}
   dropped = measures.evaluate(qrels, run, ("MFR", "MFR@2"))

@@ -192,7 +192,11 @@ def test_one_set_is_the_plain_interval_and_the_plain_test():
   rng = np.random.default_rng(8)
   first, second = rng.uniform(size=(2, 40))
   plain = significance.bootstrap_interval(first, seed=3)
-  assert significance.stratified_interval([first], seed=3) == plain
+  wide = significance.stratified_interval([first], seed=3)
+  assert wide.mean == plain.mean
+  for end in ("low", "high"):  # the spread of a sample is divided by n - 1
+    ratio = (getattr(wide, end) - wide.mean) / (getattr(plain, end) - wide.mean)
+    assert ratio == pytest.approx(np.sqrt(40 / 39))
   ours = significance.stratified_t_test([first], [second], [0.2])
   scipys = stats.ttest_rel(first, second)
   assert ours.statistic == pytest.approx(scipys.statistic, rel=1e-12)
@@ -225,6 +229,16 @@ def test_the_interval_over_sets_holds_the_mean_as_often_as_its_level_says():
 
   assert abs(share(truth) - 0.95) < 0.049
   assert share(0.52) < 0.8
+
+
+def test_the_interval_over_sets_of_few_queries_is_not_too_narrow():
+  rng = np.random.default_rng(14)
+  holds = []
+  for seed in range(400):
+    sets = [rng.normal(size=3) for _ in range(12)]
+    one = significance.stratified_interval(sets, samples=400, seed=seed)
+    holds.append(one.low <= 0 <= one.high)
+  assert np.mean(holds) > 0.92  # .88 as they are drawn
 
 
 def test_each_set_is_drawn_independently_of_the_others():

@@ -399,12 +399,33 @@ def test_private_texts_leave_nothing_outside_of_private(config, tmp_path):
       "dev_split must be another",
     ),
     ({"num_clients": 1}, "num_clients must be at least 2"),
+    ({"test_split": "train"}, "test_split must be another split than train"),
+    (
+      {"dev_split": "train", "rates": (1e-3,)},
+      "dev_split must be another split than train",
+    ),
   ],
 )
 def test_settings_out_of_range_are_refused(change, message):
   with pytest.raises(ValueError, match="federated.Config") as error:
     federated.Config(**change)
   assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_another_list_of_urls_is_other_data(config, tmp_path, monkeypatch):
+  """Results of the old division were read as those of the new one."""
+  urls = {
+    f"d{name}{number}": f"http://www.cnn.com/2007/{name}/a/{number}.story"
+    for name in ("north", "south", "west")
+    for number in range(9)
+  }
+  monkeypatch.setattr(study_data.newsqa, "read_urls", lambda paths: urls)
+  path, digests = tmp_path / "urls.txt", set()
+  dealt = dataclasses.replace(config, partition="genre", urls=(str(path),))
+  for text in ("one list", "another list"):
+    path.write_text(text)
+    digests.add(study_data.build(dealt).digest)
+  assert len(digests) == 2
 
 
 def test_one_client_is_no_federation(config, tmp_path):

@@ -11,6 +11,8 @@ References:
   github.com/google-research/t5x, t5x/checkpoints.py and t5x/adafactor.py.
 """
 
+import itertools
+import json
 import math
 import os
 import pathlib
@@ -246,6 +248,7 @@ def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
     tree = getattr(tree, "tree", tree)
     if not isinstance(tree, dict):
       raise ValueError("no tree of tensors in its metadata")
+    _check_chunks(folder)
   except Exception as error:
     raise ValueError(
       f"{folder}: expected an Orbax checkpoint, got a damaged one"
@@ -261,6 +264,26 @@ def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
     "/".join(keys): _tensor(checkpointer, folder, keys, leaf)
     for keys, leaf in ((_keys(path), leaf) for path, leaf in leaves)
   }
+
+
+def _check_chunks(folder: pathlib.Path) -> None:
+  """Refuses lost chunks, which Orbax takes for zeros in older checkpoints.
+
+  Where a fill value is given, a chunk of it may never have been written.
+  """
+  for path in folder.rglob(".zarray"):
+    array = json.loads(path.read_text())
+    if array["fill_value"] is not None:
+      continue
+    grid = [
+      range(-(-size // chunk))
+      for size, chunk in zip(array["shape"], array["chunks"], strict=True)
+    ]
+    between = array.get("dimension_separator", ".")
+    for place in itertools.product(*grid):
+      name = between.join(map(str, place)) or "0"
+      if not (path.parent / name).is_file():
+        raise ValueError(f"chunk {name} of {path.parent.name} is missing")
 
 
 def _keys(path) -> tuple[str, ...]:

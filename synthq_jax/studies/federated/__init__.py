@@ -162,6 +162,13 @@ class Config(frame.Config, config_types.Encoder):
         "federated.Config.urls must be given with partition='genre', and only"
         f" then, got partition={self.partition!r} and urls={self.urls}"
       )
+    choosing = {"dev_split": self.dev_split} if self.is_chosen else {}
+    for name, split in {"test_split": self.test_split, **choosing}.items():
+      if split == data_lib.TRAIN:
+        raise ValueError(
+          f"federated.Config.{name} must be another split than {split}, whose"
+          " questions are trained on"
+        )
     if self.is_chosen and self.dev_split == self.test_split:
       raise ValueError(
         "federated.Config.dev_split must be another split than test_split with"
