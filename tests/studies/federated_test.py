@@ -157,7 +157,12 @@ def test_dev_questions_choose_the_rate_and_the_round(
   """Dev scores are made up: the second rate and the first round are best."""
   data = tiny()
   data = dataclasses.replace(
-    data, qrels={**data.qrels, "dev": data.qrels["test"]}
+    data,
+    qrels={
+      **data.qrels,
+      "dev": data.qrels["test"],
+      "other": dict([*data.qrels["test"].items()][1:]),
+    },
   )
   beir.write_beir(tmp_path / "dev", data)
   tuned = dataclasses.replace(
@@ -192,7 +197,7 @@ def test_dev_questions_choose_the_rate_and_the_round(
   monkeypatch.setattr(methods._Maker, "_score_of", score_of)
   run(tuned, tmp_path / "run", progress=False)
   # Towers that other dev questions chose are not those of these.
-  other = dataclasses.replace(tuned, dev_split="train")
+  other = dataclasses.replace(tuned, dev_split="other")
   states = {
     context(one, tmp_path / "run").place("everyone", 0, ("bm25",))
     for one in (tuned, other)
