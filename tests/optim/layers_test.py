@@ -1,11 +1,13 @@
 """Per-example clipping of layers that users bring: Linen, NNX, plain JAX."""
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import jax_privacy_oracle as oracle
 import numpy as np
 import pytest
 from flax import linen, nnx
+from hypothesis import strategies as st
 
 from synthq_jax.optim import strategies
 from synthq_jax.optim.bookkeeping import plans
@@ -167,3 +169,40 @@ def test_low_rank_additions_multiplied_first_are_right_too(strategy):
     return square(b["x"] @ (frozen + p["a"] @ p["b"]))
 
   compare(loss, params, batch(), strategy)
+
+
+def linen_problem(model):
+  params = shaken(model.init(jax.random.key(0), batch())["params"])
+  return lambda p, b: square(model.apply({"params": p}, b)), params
+
+
+def nnx_problem():
+  graph, params, rest = nnx.split(Stack(nnx.Rngs(0)), nnx.Param, ...)
+  loss = lambda p, b: square(nnx.merge(graph, p, rest)(b))  # noqa: E731
+  return loss, shaken(params)
+
+
+PROBLEMS = {
+  "linen": lambda: linen_problem(Mixture()),
+  "linen, scanned and tied": lambda: linen_problem(Tied()),
+  "nnx": nnx_problem,
+}
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=5, deadline=None, derandomize=True)
+@hypothesis.given(
+  problem=st.sampled_from(sorted(PROBLEMS)),
+  strategy=st.sampled_from(["bookkeeping", "ghost"]),
+  size=st.integers(1, 5),
+  length=st.integers(2, 9),
+  clip=st.sampled_from([1e-3, 0.2, 1e4]),
+  ratio=st.sampled_from([0.0, 1.0, 1e9]),
+)
+def test_any_shape_and_clip_norm_agrees(
+  problem, strategy, size, length, clip, ratio
+):
+  loss, params = PROBLEMS[problem]()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(strategies.KEEP_RATIOS, "bookkeeping", ratio)
+    compare(loss, params, batch(size, length), strategy, clip)
