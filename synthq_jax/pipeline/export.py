@@ -30,7 +30,7 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
-from synthq_jax.privacy import joint, rounding, terms
+from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 
@@ -218,9 +218,10 @@ def _compared(given: Source) -> list[str]:
   if claim is None or given.root is None or not math.isfinite(claim.epsilon):
     return ["PRIVATE: it gives private queries away; do not share it"]
   released = released_results.read(given.root)
-  whole = joint.claim([claim, *released.shared.values()])
+  shared = {**released.shared, str(given.folder): claim}
+  whole = dataclasses.replace(released, shared=shared).together
   together = "no claim at all"
-  if whole is not None and not released.unclaimed:
+  if whole is not None:
     together = f"epsilon = {rounding.epsilon(whole.epsilon)}"
   return [
     f"PRIVATE: the run only compares it. Shared beside what the run releases,"

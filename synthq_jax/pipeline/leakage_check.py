@@ -271,9 +271,10 @@ def run(
   log = leakage_targets.queries(request.train, request.train_split)
   folder = pathlib.Path(request.output)
   written = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
-  for given in (request.train, request.test, request.variants, request.known):
+  read = (request.train, request.test, request.variants, request.known)
+  for given in filter(None, read):
     place = pathlib.Path(str(given).rpartition(":")[2])
-    if given and place.resolve() in [path.resolve() for path in written]:
+    if place.resolve() in [path.resolve() for path in written]:
       raise ValueError(
         f"{request.output}: expected a folder whose files are not read, got"
         f" {place} among them: give --output another"

@@ -909,7 +909,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser.add_argument(
     "--quick",
     action="store_true",
-    help="no two processes, no study, no kill by the clock",
+    help="no two processes, no study, no run before that compiles",
   )
   options = parser.parse_args(argv)
   out = pathlib.Path(options.out) if options.out else None

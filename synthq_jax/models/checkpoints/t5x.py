@@ -11,7 +11,6 @@ References:
   github.com/google-research/t5x, t5x/checkpoints.py and t5x/adafactor.py.
 """
 
-import itertools
 import json
 import math
 import os
@@ -248,7 +247,6 @@ def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
     tree = getattr(tree, "tree", tree)
     if not isinstance(tree, dict):
       raise ValueError("no tree of tensors in its metadata")
-    _check_chunks(folder)
   except Exception as error:
     raise ValueError(
       f"{folder}: expected an Orbax checkpoint, got a damaged one"
@@ -266,31 +264,18 @@ def _read_orbax(folder: pathlib.Path) -> dict[str, _tensors.Tensor]:
   }
 
 
-def _check_chunks(folder: pathlib.Path) -> None:
-  """Refuses lost chunks, which Orbax takes for zeros in older checkpoints.
-
-  Where a fill value is given, a chunk of it may never have been written.
-  """
-  for path in folder.rglob(".zarray"):
-    array = json.loads(path.read_text())
-    if array["fill_value"] is not None:
-      continue
-    grid = [
-      range(-(-size // chunk))
-      for size, chunk in zip(array["shape"], array["chunks"], strict=True)
-    ]
-    between = array.get("dimension_separator", ".")
-    for place in itertools.product(*grid):
-      name = between.join(map(str, place)) or "0"
-      if not (path.parent / name).is_file():
-        raise ValueError(f"chunk {name} of {path.parent.name} is missing")
-
-
 def _keys(path) -> tuple[str, ...]:
   return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def _tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
+  place = ".".join((_TARGET, *keys))
+  stored, name = folder / place / ".zarray", "/".join(keys)
+  # Orbax takes lost chunks of older checkpoints for zeros. Where a fill value is
+  # given, a chunk of it may never have been written.
+  if stored.is_file() and json.loads(stored.read_text())["fill_value"] is None:
+    with _tensors.explained(str(folder), name):
+      return _leaf(folder, name, f"{_PLACEHOLDER}{place}")
   with extras.required("run"):
     import orbax.checkpoint as ocp
 
@@ -310,16 +295,16 @@ def _tensor(checkpointer, folder, keys: tuple[str, ...], leaf):
   def read_part(index: _tensors.Index) -> np.ndarray:
     return restore(ocp.RestoreArgs(restore_type=np.ndarray))[index]
 
-  def place(sharding: jax.sharding.Sharding, dtype: np.dtype) -> jax.Array:
+  def placed(sharding: jax.sharding.Sharding, dtype: np.dtype) -> jax.Array:
     return restore(ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype))
 
   return _tensors.Tensor(
     where=str(folder),
-    name="/".join(keys),
+    name=name,
     shape=tuple(leaf.shape),
     dtype=np.dtype(leaf.dtype),
     read=read_part,
-    place=place,
+    place=placed,
   )
 
 

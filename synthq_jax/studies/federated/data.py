@@ -135,7 +135,7 @@ def build(config: Any) -> Data:
       fingerprints.of_file(words),
       *(getattr(config, name) for name in _SETTINGS),
       *([config.dev_split] if config.is_chosen else []),
-      *map(fingerprints.of_file, config.urls or ()),
+      *map(fingerprints.of_file, config.urls),
       fingerprints.versions(),
     ),
   )
