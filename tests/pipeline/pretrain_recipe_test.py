@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -73,19 +74,27 @@ def world(tmp_path_factory):
   return root
 
 
-@pytest.fixture
-def config(world, monkeypatch):
-  monkeypatch.setattr(
-    environment_docs, "private_queries", lambda: ["the demo's query"]
-  )
-  monkeypatch.setattr(environment_docs, "digest", lambda: "versions")
-  return pretrain_recipe.Config(
-    pretrain=curriculum(3),
-    model=SHAPE,
-    manifest=str(world / "manifest.json"),
-    held_out=(str(world / "set.txt"),),
-    extra_ids=8,
-  )
+@pytest.fixture(scope="module")
+def config(world):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      environment_docs, "private_queries", lambda: ["the demo's query"]
+    )
+    patch.setattr(environment_docs, "digest", lambda: "versions")
+    yield pretrain_recipe.Config(
+      pretrain=curriculum(3),
+      model=SHAPE,
+      manifest=str(world / "manifest.json"),
+      held_out=(str(world / "set.txt"),),
+      extra_ids=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(config, tmp_path_factory):
+  """A checkpoint, to be read by all tests, and where it lies."""
+  folder = tmp_path_factory.mktemp("made")
+  return pretrain_recipe.run(config, folder), folder
 
 
 def params(folder):
@@ -98,9 +107,9 @@ def equal(one, other):
 
 
 def test_a_checkpoint_is_made_and_made_again_to_the_bit(
-  config, tmp_path, capsys
+  config, made, tmp_path, capsys
 ):
-  made = pretrain_recipe.run(config, tmp_path / "one")
+  made, folder = made
   assert made.num_repeated == 0
   assert made.dropped["titles"] == made.dropped["sentences"] == len(NOUNS)
   assert made.num_held_out == {"demo": 1, "set.txt": 2}
@@ -108,24 +117,24 @@ def test_a_checkpoint_is_made_and_made_again_to_the_bit(
   assert [s.split(": ")[0] for s in made.sources] == [
     f"folder:{config.manifest.removesuffix('manifest.json')}text 1 (CC0-1.0)"
   ]
-  again = pretrain_recipe.run(config, tmp_path / "two")
+  again = pretrain_recipe.run(config, tmp_path)
   assert again.text_digest == made.text_digest
-  first = params(tmp_path / "one")
-  assert equal(first, params(tmp_path / "two"))
+  first = params(folder)
+  assert equal(first, params(tmp_path))
   assert made.num_parameters == sum(leaf.size for leaf in first.values())
   capsys.readouterr()
-  assert pretrain_recipe.run(config, tmp_path / "one") == made
+  assert pretrain_recipe.run(config, folder) == made
   assert "finished earlier, skipped" in capsys.readouterr().out
 
 
-def test_nothing_that_is_held_out_is_in_the_tokens(config, tmp_path):
-  pretrain_recipe.run(config, tmp_path)
-  (corpus,) = public_corpus.parts(str(tmp_path / pretrain_recipe.CORPUS_NAME))
+def test_nothing_that_is_held_out_is_in_the_tokens(made):
+  _, folder = made
+  (corpus,) = public_corpus.parts(str(folder / pretrain_recipe.CORPUS_NAME))
   read = list(corpus.texts())
   assert any("bridge" in text for text in read)
   assert not any("harbour ferry" in text for text in read)
-  cache = pretrain_tasks.Cache.load(tmp_path / pretrain_recipe.CACHE_NAME)
-  words = vocabulary.load(tmp_path / "vocabulary.model", extra_ids=8)
+  cache = pretrain_tasks.Cache.load(folder / pretrain_recipe.CACHE_NAME)
+  words = vocabulary.load(folder / "vocabulary.model", extra_ids=8)
   texts = [
     words.decode(row[row > 0].tolist())
     for row in (*cache.passages, *cache.queries)
@@ -134,49 +143,47 @@ def test_nothing_that_is_held_out_is_in_the_tokens(config, tmp_path):
   assert not any("harbour ferry" in text for text in texts)
 
 
-def test_the_tokens_alone_are_enough_elsewhere(config, tmp_path):
-  pretrain_recipe.run(config, tmp_path / "here")
-  elsewhere = tmp_path / "there"
-  elsewhere.mkdir()
-  for name in ("tokens.npz", "text", "vocabulary.model"):
-    (tmp_path / "here" / name).rename(elsewhere / name)
+def test_the_tokens_alone_are_enough_elsewhere(config, made, tmp_path):
+  _, folder = made
+  shutil.copytree(folder / "text", tmp_path / "text")
+  for name in ("tokens.npz", "vocabulary.model"):
+    shutil.copy(folder / name, tmp_path)
   no_text = dataclasses.replace(config, manifest="not there")
-  pretrain_recipe.run(no_text, elsewhere)
-  assert equal(params(tmp_path / "here"), params(elsewhere))
+  pretrain_recipe.run(no_text, tmp_path)
+  assert equal(params(folder), params(tmp_path))
 
 
-def test_a_further_sitting_goes_on_from_a_checkpoint(config, tmp_path):
-  pretrain_recipe.run(config, tmp_path / "one")
+def test_a_further_sitting_goes_on_from_a_checkpoint(config, made, tmp_path):
+  _, folder = made
   silent = dataclasses.replace(
     curriculum(1), learning_rate=0.0, other_learning_rate=0.0
   )
-  further = dataclasses.replace(
-    config, start_from=str(tmp_path / "one"), pretrain=silent
-  )
-  made = pretrain_recipe.run(further, tmp_path / "two")
-  assert made.start_from == str(tmp_path / "one")
-  start, end = params(tmp_path / "one"), params(tmp_path / "two")
-  assert equal(start, end)
-  one, two = (tmp_path / name / "vocabulary.model" for name in ("one", "two"))
+  further = dataclasses.replace(config, start_from=str(folder), pretrain=silent)
+  again = pretrain_recipe.run(further, tmp_path)
+  assert again.start_from == str(folder)
+  assert equal(params(folder), params(tmp_path))
+  one, two = (place / "vocabulary.model" for place in (folder, tmp_path))
   assert one.read_bytes() == two.read_bytes()
 
 
-def test_dropout_and_half_precision_are_of_the_training_alone(config, tmp_path):
+def test_dropout_and_half_precision_are_of_the_training_alone(
+  config, made, tmp_path
+):
   dropped = dataclasses.replace(
     config,
     model=dataclasses.replace(SHAPE, dropout_rate=0.5),
     half_precision=True,
   )
-  pretrain_recipe.run(config, tmp_path / "none")
   pretrain_recipe.run(dropped, tmp_path / "one")
   pretrain_recipe.run(dropped, tmp_path / "two")
   first = params(tmp_path / "one")
   assert equal(first, params(tmp_path / "two"))
-  assert not equal(first, params(tmp_path / "none"))
+  _, folder = made
+  assert not equal(first, params(folder))
   assert t5_checkpoints.load_config(tmp_path / "one") == SHAPE
   sizes = [
-    (tmp_path / name / "params.safetensors").stat().st_size
-    for name in ("one", "none")
+    (place / "params.safetensors").stat().st_size
+    for place in (tmp_path / "one", folder)
   ]
   assert sizes[0] < 0.7 * sizes[1]
   assert all(leaf.dtype == np.float32 for leaf in first.values())
