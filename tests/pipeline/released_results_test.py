@@ -40,9 +40,9 @@ def identifiers(root):
 def test_whatever_lies_outside_of_private_is_in_the_joint_claim(finished_run):
   found = released_results.read(finished_run.root)
   named = identifiers(finished_run.root)
-  # The generator, five of the six direct trainings, weights beside seven
-  # retrievers (one direct claim is about texts alone), a map.
-  assert len(named) == 14
+  # The generator, five of the six direct trainings, weights beside three
+  # retrievers, a map.
+  assert len(named) == 10
   assert named == {one.identifier for one in found.together.ledger}
   assert not found.unclaimed and not found.trials
   for path in outside(finished_run.root):
@@ -79,7 +79,7 @@ def test_a_row_that_is_only_compared_lies_under_private_with_all_made_of_it(
     assert b"direct dp group" not in path.read_bytes(), path
   assert found.everything.epsilon > found.together.epsilon
   assert found.everything.delta == found.together.delta
-  assert len(found.started) == 17
+  assert len(found.started) == 13
   private = (root / finished_run.report.private_html).read_text()
   assert "direct dp group" in private and name in private
 

@@ -104,7 +104,8 @@ def configure(folder: pathlib.Path) -> plan.RunConfig:
     f"SOURCE=jsonl:{folder / 'log.jsonl'}",
     f"CHECKPOINT='{folder / 't5'}'",
     f'TEST_SETS=("beir:{folder / "sets"}",)',
-    "LTR=('untrained', 'public_only', 'synthetic', 'original', 'direct_dp')",
+    "LTR=('untrained', 'public_only', 'synthetic', 'original',"
+    " 'direct_dp_group', 'direct_dp_text')",
     "STATIC_DIM=0",  # static vectors have tests of their own
     "SECRET_SEED=7",
     "COMPARED=('direct_dp_group',)",  # the other rows count as released
