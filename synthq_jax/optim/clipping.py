@@ -139,6 +139,7 @@ class ClippedGrad:
         devices.first_of(examples),
         turns=size // together,
       ),
+      is_empty=None if self.has_aux else lambda part: jnp.all(part[1]),
     )
     if convolves:  # what comes out is divided, too, if one asks for it so
       devices.refuse_divided((is_padding_example, aux))

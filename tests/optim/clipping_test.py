@@ -100,6 +100,40 @@ def test_padding_examples_contribute_zero_whatever_they_hold(strategy):
   np.testing.assert_array_equal(aux.losses[1:], [0.0, 0.0])
 
 
+@every
+def test_microbatches_of_padding_alone_take_no_time_and_change_nothing(
+  strategy,
+):
+  """Batches have room for seven standard deviations more than they hold."""
+  called = []
+
+  def loss(params, batch):
+    jax.debug.callback(lambda x: called.append(int(x)), batch["x"][0, 0])
+    return linear(params, batch)
+
+  x = np.arange(24, dtype=np.float32).reshape(12, 2)
+  is_padding = np.array([0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1], bool)
+  found = []
+  for loss_fn in (loss, linear):
+    grad_fn = jax.jit(
+      clipping.clipped_grad(
+        loss_fn, l2_clip_norm=20.0, strategy=strategy, microbatch_size=4
+      )
+    )
+    found.append(grad_fn(PARAMS, {"x": x}, is_padding_example=is_padding))
+  jax.effects_barrier()
+  assert called and not any(8 <= value < 16 for value in called)
+  whole = clipping.clipped_grad(linear, l2_clip_norm=20.0, strategy=strategy)
+  total, aux = whole(PARAMS, {"x": x[~is_padding]})
+  for each, of_rows in found:
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), each, total
+    )
+    np.testing.assert_allclose(of_rows.norms[~is_padding], aux.norms, rtol=1e-6)
+    assert not np.any(of_rows.norms[is_padding])
+    assert not np.any(of_rows.losses[is_padding])
+
+
 def poisoned(params, batch):
   """Not finite in the loss, in the gradient or in neither, by `kind`."""
   inner = batch["x"] @ params["w"]

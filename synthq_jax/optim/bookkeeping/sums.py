@@ -5,6 +5,7 @@ where that could come to more than half a percent of the clip norm.
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
@@ -61,6 +62,7 @@ def add_up(
   microbatch_size: int,
   *,
   is_written_out: bool = False,
+  is_empty: Callable[[Any], jax.Array] | None = None,
 ) -> tuple[Any, Any]:
   """Adds up what a function makes of one microbatch after the other.
 
@@ -74,6 +76,9 @@ def add_up(
     params: arrays of the sums' shapes.
     microbatch_size: examples at once; it divides the batch.
     is_written_out: whether the loop over microbatches is written out.
+    is_empty: says of a microbatch, bool [], whether all that the function makes
+      of it is 0, so that it need not be called: batches have room for more
+      examples than most draws have. None: it is called for each.
 
   Returns:
     The sums over the whole batch, and the trees of rows as one.
@@ -87,6 +92,10 @@ def add_up(
   )
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
   zeros = devices.vary(zeros, devices.axes_of(params))
+
+  if is_empty is not None:
+    axes = devices.axes_of(examples, params)
+    of_part = _unless(is_empty, of_part, axes)
 
   def plainly(total: Any, part: Any) -> tuple[Any, Any]:
     more, rows = of_part(part)
@@ -104,6 +113,33 @@ def add_up(
     )
     total = jax.tree.map(jnp.add, total, lost)
   return total, jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), rows)
+
+
+def _unless(
+  is_empty: Callable[[Any], jax.Array],
+  of_part: Callable[[Any], tuple[Any, Any]],
+  axes: AbstractSet[str],
+) -> Callable[[Any], tuple[Any, Any]]:
+  """Returns the function that is 0, and takes no time, where a part is empty.
+
+  Args:
+    is_empty: of a part, bool [].
+    of_part: the function.
+    axes: of the mesh, along which what it returns may differ.
+  """
+
+  def zeros(part: Any) -> tuple[Any, Any]:
+    made = jax.eval_shape(of_part, part)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+
+  def of_any(part: Any) -> tuple[Any, Any]:
+    alike = [  # of one type, on several devices, too
+      lambda part, make=make: devices.vary(make(part), axes)
+      for make in (zeros, of_part)
+    ]
+    return jax.lax.cond(is_empty(part), *alike, part)
+
+  return of_any
 
 
 def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:
