@@ -128,18 +128,15 @@ def _unless(
     axes: of the mesh, along which what it returns may differ.
   """
 
-  def zeros(part: Any) -> tuple[Any, Any]:
+  def full(part: Any) -> tuple[Any, Any]:
+    return devices.vary(of_part(part), axes)
+
+  def empty(part: Any) -> tuple[Any, Any]:
     made = jax.eval_shape(of_part, part)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+    return devices.vary(zeros, axes)
 
-  def of_any(part: Any) -> tuple[Any, Any]:
-    alike = [  # of one type, on several devices, too
-      lambda part, make=make: devices.vary(make(part), axes)
-      for make in (zeros, of_part)
-    ]
-    return jax.lax.cond(is_empty(part), *alike, part)
-
-  return of_any
+  return lambda part: jax.lax.cond(is_empty(part), empty, full, part)
 
 
 def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:

@@ -265,5 +265,11 @@ def _pulled(
     jnp.pad(cotangents, ((0, missing), (0, 0))),
     is_counted.astype(jnp.float32),
   )
-  total, _ = sums.add_up(of_block, rows, list(tower.leaves), block)
+  total, _ = sums.add_up(
+    of_block,
+    rows,
+    list(tower.leaves),
+    block,
+    is_empty=lambda rows: ~jnp.any(rows[-1] > 0),
+  )
   return total

@@ -362,4 +362,4 @@ def _one_by_one(
 
   documents = batches.sound(rows.documents, rows.counts)
   each = (rows.queries, documents, rows.own, rows.shared, rows.counts)
-  return sums.add_up(of_row, each, wide, 1)
+  return sums.add_up(of_row, each, wide, 1, is_empty=lambda row: ~row[-1][0])
