@@ -92,12 +92,18 @@ def test_what_is_wrong_is_found(tmp_path):
       raise KeyError(data)
     if data == b"b":
       raise ValueError("raised here, not in the package")
+    if data == b"c":
+      exec(elsewhere, {})
 
+  # Of a library in an environment within a clone.
+  file = "/home/a/synthq_jax/.venv/lib/numpy.py"
+  elsewhere = compile("raise ValueError('elsewhere')", file, "exec")
   parser = fuzz.Parser(careless, "x", [b"sound"])
   said = []
-  for data in (b"a", b"b", b"c"):
+  for data in (b"a", b"b", b"c", b"d"):
     (tmp_path / "x").write_bytes(data)
     said.append(fuzz.outcome(parser, tmp_path / "x"))
   assert said[0].startswith("KeyError from fuzz_test.py:")
   assert said[1].startswith("ValueError from fuzz_test.py:")
-  assert said[2] == "read"
+  assert said[2].startswith("ValueError from numpy.py:")
+  assert said[3] == "read"

@@ -35,11 +35,14 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
+import synthq_jax
+
 SECONDS = 10
 MEMORY = 1 << 30
 _BATCH = 500
 """Files that a process reads."""
-_PACKAGE = "synthq_jax"
+_PACKAGE = str(pathlib.Path(synthq_jax.__file__).parent) + os.sep
+"""A whole path: a clone, with the environment in it, may have the same name."""
 _HOSTILE = (
   b"", b"\0", b"\xff\xfe", b"\xef\xbb\xbf", b"[" * 3000, b"{\"a\":" * 3000,
   b"9" * 5000, b"1e999", b"NaN", b"-Infinity", b"null", b"\\ud800", b"\r", b"\n",
@@ -453,13 +456,15 @@ def outcome(parser: Parser, path: pathlib.Path) -> str:
   except BaseException as error:
     frames = traceback.extract_tb(error.__traceback__)
     kind = type(error)
-    is_ours = _PACKAGE in frames[-1].filename and (
-      kind is ValueError or kind.__module__.startswith(_PACKAGE)
+    is_ours = frames[-1].filename.startswith(_PACKAGE) and (
+      kind is ValueError or kind.__module__.startswith("synthq_jax.")
     )
     text = str(error)
     if is_ours and text.strip() and len(text.splitlines()) == 1:
       return "refused"
-    where = [f for f in frames if _PACKAGE in f.filename][-1:] or frames[-1:]
+    where = [f for f in frames if f.filename.startswith(_PACKAGE)][
+      -1:
+    ] or frames[-1:]
     at = f"{pathlib.Path(where[0].filename).name}:{where[0].lineno}"
     return f"{kind.__name__} from {at}: {text[:120]!r}"
 
