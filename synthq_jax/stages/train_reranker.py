@@ -23,6 +23,7 @@ from synthq_jax.pipeline import (
   results,
   system_results,
 )
+from synthq_jax.pipeline import queries as queries_lib
 from synthq_jax.stages import _mining, _reranking, _search, stage
 from synthq_jax.training import distributed
 from synthq_jax.training import mesh as mesh_lib
@@ -158,7 +159,9 @@ def _triples(config, judged: _search.Judged, records) -> list[rerankers.Triple]:
     seed=config.seed,
   )[:, 0]
   own = records["rows"]
-  texts = inputs.texts(judged.corpus)
+  places = np.unique([own, others])  # to read the corpus once, in its order
+  read = queries_lib.texts_of(judged.corpus, places)
+  texts = dict(zip(places.tolist(), read, strict=True))
   return [
     rerankers.Triple(
       query=query,
