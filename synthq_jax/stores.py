@@ -260,7 +260,9 @@ def _own_folder(url: str) -> Iterator[pathlib.Path]:
 
 
 @functools.cache
-def local(text: str, *, missing_ok: bool = False) -> str:
+def local(
+  text: str, *, missing_ok: bool = False, without: re.Pattern | None = None
+) -> str:
   """Returns a path of this machine: what lies under a URL is downloaded once.
 
   >>> local("data/scifact")
@@ -269,6 +271,7 @@ def local(text: str, *, missing_ok: bool = False) -> str:
   Args:
     text: a path, or the URL of an object or of what lies below it.
     missing_ok: whether an empty folder will do where nothing lies there.
+    without: names of objects, as a whole, that are not downloaded.
 
   Raises:
     OSError: if it cannot be reached, or nothing lies there.
@@ -282,7 +285,7 @@ def local(text: str, *, missing_ok: bool = False) -> str:
     file_lists.locked(turns, str, waits=True),
     _own_folder(text) as folder,
   ):
-    names = _pull(store, folder)
+    names = _pull(store, folder, without=without)
     if not names:  # a file that is kept as what was added to it
       parent, _, name = store.url.rpartition("/")
       if _pull(object_store.Store(parent), folder, below=f"{name}.lines"):
@@ -293,7 +296,11 @@ def local(text: str, *, missing_ok: bool = False) -> str:
 
 
 def _pull(
-  store: object_store.Store, root: pathlib.Path, *, below: str = ""
+  store: object_store.Store,
+  root: pathlib.Path,
+  *,
+  below: str = "",
+  without: re.Pattern | None = None,
 ) -> set[str]:
   """Makes a folder equal to a store; returns the names of its objects.
 
@@ -304,6 +311,7 @@ def _pull(
     name: digest
     for name, digest in store.list(below).items()
     if not name.startswith(f"{object_store.LOCK}/")
+    and not (without and without.fullmatch(name))
   }
   added: dict[str, list[str]] = {}
   for name in sorted(objects):

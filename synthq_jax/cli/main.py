@@ -141,7 +141,7 @@ def _dispatch(argv: Sequence[str]) -> None:
   else:
     for name in downloads:
       if given := getattr(options, name):
-        setattr(options, name, stores.local(given))
+        setattr(options, name, tool.local(given))
     screen.show(tool.run(options))
 
 

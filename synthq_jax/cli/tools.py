@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from synthq_jax import stores
 from synthq_jax.cli import flags
 
 __all__ = ["TOOLS", "Tool", "find"]
@@ -26,6 +27,8 @@ class Tool:
   """From the parsed flags to what is printed."""
   downloads: tuple[str, ...] = ()
   """Flags that may be URLs: what lies there is downloaded first."""
+  local: Callable[[str], str] = stores.local
+  """Downloads it: from a path or URL to a path."""
 
 
 def find(options: argparse.Namespace, known: Mapping[str, Tool]) -> Tool | None:
@@ -124,6 +127,12 @@ def _export(options: argparse.Namespace) -> str:
     step=options.step,
     allow_private=options.allow_private,
   )
+
+
+def _with_its_run(place: str) -> str:
+  from synthq_jax.pipeline import export
+
+  return export.local(place)
 
 
 def _search(options: argparse.Namespace) -> str:
@@ -272,6 +281,7 @@ TOOLS = {
     words="hands on a model, queries or weights in a format that others read",
     run=_export,
     downloads=("checkpoint", "queries", "ranking"),
+    local=_with_its_run,
     flags={
       "--checkpoint": "a folder of any known format, or",
       "--queries": "a folder of synthetic queries, e.g. runs/demo/filter_queries/eps8,"

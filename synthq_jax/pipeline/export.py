@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import synthq_jax
-from synthq_jax import artifacts
+from synthq_jax import artifacts, stores
 from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
@@ -34,7 +34,7 @@ from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 from synthq_jax.retrieval import ranking
 
-__all__ = ["CLAIM", "FORMATS", "Format", "Source", "run"]
+__all__ = ["CLAIM", "FORMATS", "Format", "Source", "local", "run"]
 
 CLAIM = t5_checkpoints.CLAIM
 """In the exported folder: what may be claimed about it, in words."""
@@ -44,6 +44,8 @@ _LENGTH = 512
 """Tokens of a text where no run says how many."""
 _RANKER = pathlib.Path(synthq_jax.__file__).parent / "assets" / "ranker.py"
 """The program that goes with weights."""
+_UNREAD = re.compile(r"(private/)?encode_documents/.*\.npy|.*\.trec")
+"""Of a run, what no export reads: vectors of documents, and rankings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,28 @@ class Format:
   """The kind of repository on Hugging Face's hub; "": it goes nowhere."""
   is_dated: bool = False
   """Whether the folder's name ends in a step, as T5X's does."""
+
+
+def local(place: str) -> str:
+  """Returns the folder of a result; out of a store, with its run around it.
+
+  A run's data and settings belong to an export: the vocabulary, lengths, and what
+  the documents tell of queries.
+
+  Args:
+    place: a path, or a URL, of what `run` takes.
+
+  Raises:
+    OSError: if a store cannot be reached, or nothing lies there.
+  """
+  folder, url = stores.local(place), place.rstrip("/")
+  if folder == place or artifacts.read_fingerprint(folder) is None:
+    return folder
+  made = artifacts.read_json(pathlib.Path(folder) / artifacts.RESULT_NAME)
+  below = f"/{made['result'].get('directory')}"
+  if not url.endswith(below):
+    return folder
+  return stores.local(url.removesuffix(below), without=_UNREAD) + below
 
 
 def run(

@@ -11,13 +11,14 @@ import tempfile
 import types
 
 import jax
+import loop_store
 import made_up
 import numpy as np
 import pytest
 import small_data
 import tiny_runs
 
-from synthq_jax import artifacts
+from synthq_jax import artifacts, stores
 from synthq_jax.cli import main
 from synthq_jax.data import shipped
 from synthq_jax.data import vocabulary as vocabulary_lib
@@ -265,6 +266,50 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
       export.run(queries, tmp_path / "other", format="beir")
   finally:
     shutil.rmtree(short)
+
+
+@pytest.mark.parametrize(
+  ("flag", "place", "name"),
+  [
+    ("checkpoint", "finetune_dp/eps8", "huggingface"),
+    ("checkpoint", "train_retriever/synthetic_eps8", "sentence-transformers"),
+    ("queries", "generate/eps8", "beir"),
+    ("queries", "expand/synthetic_eps8", "anserini"),
+    ("ranking", "learn_to_rank/public_only", "ranker"),
+  ],
+)
+def test_what_lies_in_a_store_is_exported_as_what_lies_in_a_folder(
+  flag, place, name, finished_run, tmp_path, monkeypatch, capsys
+):
+  root = finished_run.root
+  stores.local.cache_clear()
+  monkeypatch.setattr(stores, "_place", tmp_path / "mirror")
+  with loop_store.serving() as server:
+    for path in root.rglob("*"):
+      if path.is_file():
+        inside = path.relative_to(root).as_posix()
+        server.objects[f"/b/run/{inside}"] = path.read_bytes()
+    said = []
+    for where, base in (
+      ("folder", f"{root}"),
+      ("store", f"{server.url}/b/run"),
+    ):
+      argv = [f"--{flag}={base}/{place}", f"--to={tmp_path / where / 'to'}"]
+      assert main.main(["export", *argv, f"--format={name}"]) == 0
+      said.append(capsys.readouterr().out.replace(f"/{where}/", "/"))
+  assert said[0] == said[1] and "epsilon = " in said[0]
+  there, here = tmp_path / "store/to", tmp_path / "folder/to"
+  files = sorted(p.relative_to(here) for p in here.rglob("*") if p.is_file())
+  assert len(files) > 1
+  assert files == sorted(
+    p.relative_to(there) for p in there.rglob("*") if p.is_file()
+  )
+  for file in files:
+    assert (here / file).read_bytes() == (there / file).read_bytes(), file
+  # Vectors and rankings, which are most of a run, were left where they are.
+  assert list(root.rglob("block_*.npy")) and list(root.rglob("*.trec"))
+  fetched = tmp_path / "mirror"
+  assert not [*fetched.rglob("block_*.npy"), *fetched.rglob("*.trec")]
 
 
 def test_a_model_from_elsewhere_is_exported_without_a_claim(tmp_path):
