@@ -108,13 +108,15 @@ class ClippedGrad:
     if size > 1:
       first = None if keys is None else keys[0]
       independence.refuse_contrastive(losses_of, params, batch, first)
-    if is_padding_example is None:
+    has_padding = is_padding_example is not None
+    if not has_padding:
       is_padding_example = jnp.zeros(size, bool)
     if is_padding_example.shape != (size,):
       raise ValueError(
         f"expected is_padding_example of shape ({size},), got shape="
         f"{is_padding_example.shape}: one flag for each example"
       )
+    is_padding_example = is_padding_example.astype(bool)  # 2 is no other flag
     params = devices.vary(
       jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
     )
@@ -139,7 +141,9 @@ class ClippedGrad:
         devices.first_of(examples),
         turns=size // together,
       ),
-      is_empty=None if self.has_aux else lambda part: jnp.all(part[1]),
+      is_empty=(lambda part: jnp.all(part[1]))
+      if has_padding and not self.has_aux
+      else None,
     )
     if convolves:  # what comes out is divided, too, if one asks for it so
       devices.refuse_divided((is_padding_example, aux))

@@ -326,7 +326,7 @@ def dp_aggregate(
     )
     counted = jnp.isfinite(norms)
     if is_padding_example is not None:
-      counted &= ~is_padding_example
+      counted &= ~is_padding_example.astype(bool)
     weights = jnp.where(counted, jnp.minimum(1.0, l2_clip_norm / norms), 0.0)
     total = jax.tree.map(lambda x: sums.weigh(x, weights), updates)
     return total, state

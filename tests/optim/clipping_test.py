@@ -134,6 +134,65 @@ def test_microbatches_of_padding_alone_take_no_time_and_change_nothing(
     assert not np.any(of_rows.losses[is_padding])
 
 
+@every
+def test_microbatches_are_left_out_where_that_is_cheap_and_safe(strategy):
+  """Not in a loop that is written out, nor on devices that wait for others."""
+
+  def choices(grad_fn, *arguments, **named):
+    return str(jax.make_jaxpr(grad_fn)(*arguments, **named)).count("cond[")
+
+  def made(loss, **named):
+    return clipping.clipped_grad(
+      loss, l2_clip_norm=1.0, strategy=strategy, microbatch_size=2, **named
+    )
+
+  def convolved(params, batch):
+    kernel = params["w"].reshape(1, 1, 3)
+    return jnp.sum(
+      jnp.tanh(
+        jax.lax.conv_general_dilated(batch["x"][:, None], kernel, (1,), "SAME")
+      ),
+      (1, 2),
+    )
+
+  params, batch = {"w": jnp.ones(3)}, {"x": jnp.ones((8, 3))}
+  flags = {"is_padding_example": jnp.arange(8) > 4}
+  grad_fn = made(lambda p, b: b["x"] @ p["w"])
+  own = choices(grad_fn, params, batch)  # ghost clipping has one
+  assert choices(grad_fn, params, batch, **flags) == own + 1
+  with_aux = made(lambda p, b: (b["x"] @ p["w"], b["x"]), has_aux=True)
+  assert choices(with_aux, params, batch, **flags) == own
+  other = made(convolved)
+  own_of_other = choices(other, params, batch)
+  assert choices(other, params, batch, **flags) == own_of_other
+  rows, whole = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
+  divided = jax.shard_map(
+    lambda p, b, f: jax.lax.psum(grad_fn(p, b, is_padding_example=f)[0], "x"),
+    mesh=jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",)),
+    in_specs=(whole, rows, rows),
+    out_specs=whole,
+    check_vma=False,
+  )
+  assert choices(divided, params, batch, *flags.values()) == own
+
+
+@every
+def test_flags_of_padding_are_read_as_truth_whatever_their_type(strategy):
+  """With 2 as a flag, one example would decide whether its neighbours count."""
+  x = np.array([[3.0, 4.0]] * 8, np.float32)
+  grad_fn = clipping.clipped_grad(
+    linear, l2_clip_norm=1.0, strategy=strategy, microbatch_size=4
+  )
+  flags = np.array([0, 0, 0, 0, 2, 2, 2, 2])
+  for first in (0, 2):
+    flags[4] = first
+    total, aux = grad_fn(PARAMS, {"x": x}, is_padding_example=flags)
+    is_padding = {"is_padding_example": flags != 0}
+    expected, _ = grad_fn(PARAMS, {"x": x}, **is_padding)
+    jax.tree.map(np.testing.assert_array_equal, total, expected)
+    assert not np.any(aux.norms[flags != 0])
+
+
 def poisoned(params, batch):
   """Not finite in the loss, in the gradient or in neither, by `kind`."""
   inner = batch["x"] @ params["w"]

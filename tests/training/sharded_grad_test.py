@@ -180,6 +180,39 @@ def test_the_partitioner_may_divide_microbatches(strategy):
   assert_same(got, on_one_device(make(dense, strategy)))
 
 
+def test_a_device_that_has_padding_alone_is_not_waited_for():
+  """Devices that divide a kernel hand parts around, in which all take part."""
+  names = [f"encoder/layers_0/attention/{n}/kernel" for n in ("query", "key")]
+
+  def turned(x):
+    half = x.shape[-1] // 2
+    return jnp.concatenate([-x[..., half:], x[..., :half]], -1)
+
+  def loss(params, batch):
+    q, k = (turned(batch["x"] @ params[name]) for name in names)
+    return jnp.mean(jnp.einsum("bsd,btd->bst", q, k) ** 2, (1, 2))
+
+  rng = np.random.default_rng(0)
+  params = {name: 0.3 * rng.normal(size=(8, 16)) for name in names}
+  params = jax.tree.map(np.float32, params)
+  batch = {"x": rng.normal(size=(8, 5, 8)).astype(np.float32)}
+  flags = np.arange(8) >= 3
+  mesh = mesh_lib.make(mesh_lib.Shape(data=2, tensor=2), jax.devices()[:4])
+  grad_fn = optim.clipped_grad(
+    loss, l2_clip_norm=0.5, strategy="bookkeeping", microbatch_size=2
+  )
+  step = sharded_grad.ShardedGrad(grad_fn=grad_fn, mesh=mesh)
+  rows = mesh_lib.batch_sharding(mesh)
+  found, _ = jax.jit(lambda p, b, f: step(p, b, is_padding_example=f))(
+    mesh_lib.place(params, mesh_lib.shardings(params, params, mesh)),
+    jax.device_put(batch, rows),
+    jax.device_put(flags, rows),
+  )
+  expected, _ = grad_fn(params, batch, is_padding_example=flags)
+  for name in names:
+    np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+
+
 @pytest.mark.parametrize("method", [optim.Batch(), optim.Logit()])
 def test_batches_of_pairs_are_not_divided_among_devices(method):
   """One record less moves all others to other devices: 7 C where 2 C is said."""

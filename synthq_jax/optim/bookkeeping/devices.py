@@ -18,6 +18,7 @@ import jax
 __all__ = [
   "axes_of",
   "first_of",
+  "manual_axes",
   "refuse_batches",
   "refuse_divided",
   "refuse_parts",
@@ -35,6 +36,12 @@ def axes_of(*trees: Any) -> frozenset[str]:
   return frozenset().union(*[_axes(leaf) for leaf in leaves])
 
 
+def manual_axes() -> frozenset[str]:
+  """Returns the axes of the mesh along which devices see parts of their own here,
+  inside of `jax.shard_map` or `jax.pmap`."""
+  return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def refuse_batches(name: str) -> None:
   """Refuses what clips more than one example, inside of `jax.shard_map`.
 
@@ -44,8 +51,7 @@ def refuse_batches(name: str) -> None:
   Raises:
     ValueError: if devices see rows of their own here.
   """
-  axes = jax.sharding.get_abstract_mesh().manual_axes
-  if axes:
+  if axes := manual_axes():
     raise ValueError(
       "expected a gradient that clips each example by itself on several devices,"
       f" got {name} inside of shard_map or pmap over {sorted(axes)}: a record that"
@@ -71,7 +77,7 @@ def refuse_divided(batch: Any) -> None:
   for leaf in jax.tree.leaves(batch):
     if not isinstance(leaf, jax.core.Tracer):
       _refuse_sharding(getattr(leaf, "sharding", None))
-    elif not jax.sharding.get_abstract_mesh().manual_axes:
+    elif not manual_axes():
       jax.debug.inspect_array_sharding(leaf, callback=_refuse_sharding)
 
 
@@ -109,8 +115,11 @@ def unseen_axes() -> tuple[str, ...]:
 
   Those of `jax.shard_map(..., check_vma=False)`, where `axes_of` knows nothing.
   """
-  manual = jax.sharding.get_abstract_mesh().manual_axes
-  return tuple(a for a in manual if not axes_of(jax.lax.axis_index(a)))
+  return tuple(
+    axis
+    for axis in sorted(manual_axes())
+    if not axes_of(jax.lax.axis_index(axis))
+  )
 
 
 def vary(tree: Any, axes: _Axes) -> Any:

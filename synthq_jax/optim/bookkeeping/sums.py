@@ -5,7 +5,6 @@ where that could come to more than half a percent of the clip norm.
 """
 
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
@@ -78,7 +77,10 @@ def add_up(
     is_written_out: whether the loop over microbatches is written out.
     is_empty: says of a microbatch, bool [], whether all that the function makes
       of it is 0, so that it need not be called: batches have room for more
-      examples than most draws have. None: it is called for each.
+      examples than most draws have. None: it is called for each. It always is
+      where the loop is written out, since what is slow in a loop is as slow in a
+      conditional; and on devices that see parts of their own, of which one that
+      leaves a part out would be waited for by those that do not.
 
   Returns:
     The sums over the whole batch, and the trees of rows as one.
@@ -93,9 +95,8 @@ def add_up(
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
   zeros = devices.vary(zeros, devices.axes_of(params))
 
-  if is_empty is not None:
-    axes = devices.axes_of(examples, params)
-    of_part = _unless(is_empty, of_part, axes)
+  if not (is_empty is None or is_written_out or devices.manual_axes()):
+    of_part = _unless(is_empty, of_part)
 
   def plainly(total: Any, part: Any) -> tuple[Any, Any]:
     more, rows = of_part(part)
@@ -118,25 +119,14 @@ def add_up(
 def _unless(
   is_empty: Callable[[Any], jax.Array],
   of_part: Callable[[Any], tuple[Any, Any]],
-  axes: AbstractSet[str],
 ) -> Callable[[Any], tuple[Any, Any]]:
-  """Returns the function that is 0, and takes no time, where a part is empty.
+  """Returns the function that is 0, and takes no time, where a part is empty."""
 
-  Args:
-    is_empty: of a part, bool [].
-    of_part: the function.
-    axes: of the mesh, along which what it returns may differ.
-  """
-
-  def full(part: Any) -> tuple[Any, Any]:
-    return devices.vary(of_part(part), axes)
-
-  def empty(part: Any) -> tuple[Any, Any]:
+  def zeros(part: Any) -> tuple[Any, Any]:
     made = jax.eval_shape(of_part, part)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
-    return devices.vary(zeros, axes)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
 
-  return lambda part: jax.lax.cond(is_empty(part), empty, full, part)
+  return lambda part: jax.lax.cond(is_empty(part), zeros, of_part, part)
 
 
 def in_chunks(of_chunk: Callable[[Any], Any], batch: Any) -> Any:
