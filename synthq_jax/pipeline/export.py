@@ -298,25 +298,10 @@ def _source(folder: pathlib.Path) -> Source:
       artifacts.check(data, here=False)  # the public part, which is exported
       artifacts.check_data(folder, data)
       prepared = artifacts.load(data, results.PreparedData)
-      result = _explained(result, prepared)
   in_t5x = t5_checkpoints.claim(folder) if result is None else None
   return Source(
     folder=folder, result=result, root=root, prepared=prepared, in_t5x=in_t5x
   )
-
-
-def _explained(result, prepared: results.PreparedData):
-  """Adds to a result of an earlier version what its documents tell of queries."""
-  claim = result.statement
-  if set(prepared.not_protected) <= set(claim.not_protected):
-    return result
-  of_documents = prepared.statement()
-  told = (*claim.not_protected, *of_documents.not_protected)
-  claim = dataclasses.replace(claim, not_protected=told)
-  if claim.is_public:
-    notes = (*of_documents.notes, *claim.notes[1:])
-    claim = dataclasses.replace(claim, public=of_documents.public, notes=notes)
-  return dataclasses.replace(result, statement=claim)
 
 
 # Models.

@@ -355,7 +355,7 @@ class _Opened:
     made = artifacts.load(source, system_results.Vectors)
     trained = artifacts.read_fingerprint(folders.root / retriever.directory)
     is_same_release = made.statement.ledger == retriever.statement.ledger
-    if not is_same_release or made.retriever not in ("", trained):
+    if not is_same_release or made.retriever != trained:
       raise ValueError(
         f"{source}: expected the vectors of {name}, got those of an"
         f" earlier training of it: {again}them anew"

@@ -36,8 +36,8 @@ class Vectors(results.Claimed):
   """The folder that `retrieval.vector_files` opens."""
   num_bytes: int
   """Size of the vectors."""
-  retriever: str = ""
-  """The retriever's fingerprint; "" in results of older versions."""
+  retriever: str
+  """The retriever's fingerprint."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

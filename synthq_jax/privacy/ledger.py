@@ -78,7 +78,7 @@ def enter(
   with _opened(path) as stream:
     content = _checked(path, stream.read())
     whole = content.whole
-    if whole and not copy.exists():  # a ledger of an older version
+    if whole and not copy.exists():  # it was lost
       artifacts.write_atomically(copy, whole)
     if whole and not whole.endswith(b"\n"):
       whole += b"\n"

@@ -323,14 +323,6 @@ def largest_moves(network, of, unit):
 SOFTMAX = losses.Softmax(temperature=0.5)
 CASES = {
   "softmax": (embedding_net, SOFTMAX),
-  "all columns": (
-    embedding_net,
-    losses.Softmax(temperature=0.5, directions=2, hard_negatives=1),
-  ),
-  "sigmoid": (
-    embedding_net,
-    losses.Sigmoid(temperature=0.5, hard_negatives=1, max_batch_size=SIZE),
-  ),
   "t5": (of_t5, SOFTMAX),
 }
 

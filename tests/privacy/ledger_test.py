@@ -1,7 +1,6 @@
 """Ledgers: entered once, read back, added up, refused where they are broken."""
 
 import errno
-import json
 import math
 import os
 
@@ -103,18 +102,6 @@ def test_a_digit_that_changed_is_found(path):
   words = r"ledger\.jsonl:2: expected an entry.*another checksum"
   with pytest.raises(ValueError, match=words):
     ledger.read(path)
-
-
-def test_a_ledger_of_an_older_version_is_read_and_goes_on(path):
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
-  old = "".join(json.dumps({**x, "checksum": None}) + "\n" for x in lines)
-  assert "null" in old
-  path.write_text(old.replace('"checksum": null', '"x": 0'))
-  ledger.copy_of(path).unlink()
-  before = ledger.read(path)
-  ledger.enter(path, "later", made("later"))
-  assert list(ledger.read(path)) == [*before, "later"]
-  assert ledger.copy_of(path).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -1, -2])
