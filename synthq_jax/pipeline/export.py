@@ -282,6 +282,13 @@ def _source(folder: pathlib.Path) -> Source:
         f" comparable among the first {fused.depth} of each; the"
         f" statement in {artifacts.RESULT_NAME} here is that of both together"
       )
+    rerankers = system_results.Reranker, system_results.Reranking
+    if made.get("_type") in [kind.__name__ for kind in rerankers]:
+      raise ValueError(
+        f"{folder}: expected a model that others load, got a reranker, which has"
+        f" no such form: export train_retriever/{folder.name}, or with --ranking"
+        " weights (plan.Rows.ltr)"
+      )
     kind = kinds.get(made.get("_type"))
     result = kind and artifacts.load(folder, kind)
   if result is not None:

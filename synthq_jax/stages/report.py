@@ -102,11 +102,15 @@ def jobs(run):
 
 
 def _shipped(run) -> list[str]:
-  """Returns the rows whose systems may be given away, without seeds."""
+  """Returns the rows whose systems may be given away, without seeds.
+
+  Rerankers have no form in which others would load them.
+  """
   names = {
     results.row_of(name)
     for name, made in run.systems.items()
-    if not results.is_private_path(made.value.directory)
+    if not isinstance(made.value, system_results.Reranking)
+    and not results.is_private_path(made.value.directory)
   }
   return sorted(names)
 

@@ -2,15 +2,17 @@
 
 import dataclasses
 import math
+import types
 
+import made_up
 import numpy as np
 import pytest
 
 from synthq_jax import artifacts
 from synthq_jax.leakage import rerankers
-from synthq_jax.pipeline import plan, results, system_results
+from synthq_jax.pipeline import export, plan, results, system_results
 from synthq_jax.retrieval import trec
-from synthq_jax.stages import _reranking, rerank, train_reranker
+from synthq_jax.stages import _reranking, report, rerank, train_reranker
 
 RECIPE = rerankers.Recipe(steps=2, batch_size=8)
 SOURCES = ("original", "public_only", "synthetic_eps8")
@@ -54,6 +56,21 @@ def test_every_set_of_pairs_has_its_reranked_row(run):
     assert math.isinf(trained.statement.epsilon) == (name == "original")
     assert made.num_queries >= 5 and len(made.scores) > 1
     assert not list((run / trained.directory).glob("state_*"))
+
+
+def test_what_nobody_else_loads_is_neither_exported_nor_named_to_be_shipped(
+  run, tmp_path
+):
+  for place in ("train_reranker/synthetic_eps8", "rerank/synthetic_eps8"):
+    with pytest.raises(ValueError, match="export train_retriever/synthetic_e"):
+      export.run(run / place, tmp_path / "to", format="safetensors")
+  made = {
+    "reranked_a": load(run, "rerank/synthetic_eps8", system_results.Reranking),
+    "a_seed1": load(run, "train_retriever/synthetic_eps8", results.Checkpoint),
+    "original": made_up.checkpoint(directory="private/train_retriever/x"),
+  }
+  systems = {k: types.SimpleNamespace(value=v) for k, v in made.items()}
+  assert report._shipped(types.SimpleNamespace(systems=systems)) == ["a"]
 
 
 def test_the_same_documents_stand_in_another_order(run):
