@@ -131,7 +131,6 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
   ("flag", "words"),
   [
     ("--gin.EPSILON=0", "must hold epsilons above 0, got epsilon=0"),
-    ("--gin.EPSILON=-1.5", "above 0, got epsilon=-1.5: change EPSILON"),
     ("--gin.EPSILON=nan", "expected float, got 'nan'"),
     ("--gin.DELTA=0", "finetune_dp.Config.delta must be above 0"),
     ("--gin.DELTA=0.5", "Config.delta must be above 0 and below 1/n"),
@@ -146,7 +145,6 @@ def test_a_split_without_pairs_is_refused(folder, tmp_path, capsys, split):
     ("--gin.generate.Config.p=1.5", "generate.Config.p must be at most 1"),
     ("--gin.DOCUMENT_LENGTH=1", "document_length must be at least 2"),
     ("--gin.finetune_dp.Config.optimizer=sgd", "one of dp_adam, dp_adafactor"),
-    ("--gin.EPSILN=3", "did you mean EPSILON?"),
   ],
 )
 def test_a_setting_that_cannot_be_is_refused_before_any_work(
@@ -259,12 +257,9 @@ def test_more_documents_than_a_source_can_have_are_refused_before_it_is_read(
 @pytest.mark.parametrize(
   ("flags", "words"),
   [
-    ("SOURCE=beer:x", "prepare_data.source must be environment_docs, beir:DIR"),
     ("SOURCE=msmarco:data UNIT=user", "source of UNIT='user' must be beir:DIR"),
-    ("SOURCE=beir:no", "got no: no such directory; check the path"),
     ("SOURCE=beir:half", "half: expected a file queries.jsonl"),
     ("SOURCE=msmarco:half", "half: expected a file collection.tsv"),
-    ("SOURCE=jsonl:no.jsonl", "got no.jsonl: no such file"),
     ("SOURCE=log:no.csv@data/corpus.jsonl", "got no.csv: no such file"),
     ("SOURCE=log:data/corpus.jsonl@no.csv", "got no.csv: no such file"),
     ("SOURCE=hf:no", "no/corpus: no such file"),
