@@ -11,7 +11,6 @@ from tests.pipeline import campaign, kills
 
 FAULTS = (
   "killed_at_a_write:prepare_data",
-  "killed_at_a_write:finetune_dp",
   "byte_flipped",
 )
 
