@@ -116,7 +116,6 @@ class ClippedGrad:
         f"expected is_padding_example of shape ({size},), got shape="
         f"{is_padding_example.shape}: one flag for each example"
       )
-    is_padding_example = is_padding_example.astype(bool)  # 2 is no other flag
     params = devices.vary(
       jax.tree.map(jnp.asarray, params), devices.axes_of(batch, keys)
     )
@@ -498,7 +497,9 @@ def split_padding(
   """
   if not isinstance(batch, Mapping) or sampling.IS_PADDING not in batch:
     _refuse_inner_mask(batch)
-    return batch, is_padding_example
+    if is_padding_example is None:
+      return batch, None
+    return batch, jnp.asarray(is_padding_example, bool)  # 2 is no other flag
   own = jnp.asarray(batch[sampling.IS_PADDING], bool)
   rest = {name: x for name, x in batch.items() if name != sampling.IS_PADDING}
   _refuse_inner_mask(rest)

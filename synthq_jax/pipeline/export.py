@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import synthq_jax
-from synthq_jax import artifacts, stores
+from synthq_jax import artifacts, object_store, stores
 from synthq_jax.data import beir, query_sets, search_engines, tokenizer_json
 from synthq_jax.models import dual_encoder, static_vectors, t5_checkpoints
 from synthq_jax.models.checkpoints import t5x, tensors
@@ -123,13 +123,16 @@ def local(place: str) -> str:
   Raises:
     OSError: if a store cannot be reached, or nothing lies there.
   """
-  folder, url = stores.local(place), place.rstrip("/")
-  if folder == place or artifacts.read_fingerprint(folder) is None:
-    return folder
-  made = artifacts.read_json(pathlib.Path(folder) / artifacts.RESULT_NAME)
+  if not object_store.is_url(place):
+    return place
+  url = place.rstrip("/")
+  try:
+    made = artifacts.read_json(stores.local(f"{url}/{artifacts.RESULT_NAME}"))
+  except FileNotFoundError:  # no run made it
+    return stores.local(place)
   below = f"/{made['result'].get('directory')}"
   if not url.endswith(below):
-    return folder
+    return stores.local(place)
   return stores.local(url.removesuffix(below), without=_UNREAD) + below
 
 

@@ -56,14 +56,6 @@ def stages(log):
   return re.findall(r"\[(\S+)\] running", log.read_text())
 
 
-def put(server, folder, path):
-  """Has a file, or the files of a folder, in the store; returns the URL."""
-  for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-    name = file.relative_to(path.parent).as_posix()
-    server.objects[f"/{folder}/{name}"] = file.read_bytes()
-  return f"{server.url}/{folder}/{path.name}"
-
-
 def without_places(folder, *texts):
   """Takes from all files the places that the settings of two runs differ in."""
   for path in filter(pathlib.Path.is_file, folder.rglob("*")):
@@ -90,7 +82,7 @@ def test_a_run_in_a_store_ends_like_one_in_a_folder_however_often_it_is_killed(
   took = time.monotonic() - began
   rng, killed = random.Random(3), []
   with loop_store.serving() as server:
-    there = [put(server, "in", pairs), put(server, "in", checkpoint)]
+    there = [server.put("in", pairs), server.put("in", checkpoint)]
     flags = [f"--gin.SOURCE=jsonl:{there[0]}", f"--gin.CHECKPOINT={there[1]}"]
     url = f"{server.url}/b/run"
     while len(killed) < KILLS:

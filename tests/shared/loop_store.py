@@ -45,6 +45,14 @@ class Server(http.server.ThreadingHTTPServer):
   def url(self) -> str:
     return f"loop://127.0.0.1:{self.server_port}"
 
+  def put(self, below: str, path: pathlib.Path) -> str:
+    """Has a file, or the files of a folder, in the store; returns the URL."""
+    for file in path.rglob("*") if path.is_dir() else [path]:
+      if file.is_file():
+        name = file.relative_to(path.parent).as_posix()
+        self.objects[f"/{below}/{name}"] = file.read_bytes()
+    return f"{self.url}/{below}/{path.name}"
+
   def names(self, below: str) -> list[str]:
     """The objects below a bucket's folder, by the rest of their paths."""
     return [
