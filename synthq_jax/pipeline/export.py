@@ -125,7 +125,7 @@ def local(place: str) -> str:
   """
   if not object_store.is_url(place):
     return place
-  url = place.rstrip("/")
+  url = object_store.Store(place).url  # says whether it can be one
   try:
     made = artifacts.read_json(stores.local(f"{url}/{artifacts.RESULT_NAME}"))
   except FileNotFoundError:  # no run made it
