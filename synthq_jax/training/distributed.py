@@ -150,6 +150,10 @@ def start(settings: cluster.Settings) -> None:
     import jax
   if settings.cpu_devices is not None:
     jax.config.update("jax_num_cpu_devices", settings.cpu_devices)
+    # XLA makes as many threads as devices, or as NPROC says. A device that waits in
+    # two gathers at once takes two of them, and another then never gets its own.
+    threads = max(4 * settings.cpu_devices, os.cpu_count() or 1)
+    os.environ.setdefault("NPROC", str(threads))
   if settings.mode == "none":
     return
   # JAX would take SIGTERM for itself, and this process would not hear of it.

@@ -12,12 +12,14 @@ LAUNCHER = ROOT / "launch" / "processes.py"
 
 
 def environment() -> dict[str, str]:
-  """Returns the environment of the tests, but for the number of devices."""
+  """Returns the environment of the tests, but for the numbers of devices and of
+  their threads."""
   flags = os.environ.get("XLA_FLAGS", "")
   flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", flags)
   path = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'shared'}"
   own = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-  return {**os.environ, **own}
+  rest = {name: value for name, value in os.environ.items() if name != "NPROC"}
+  return {**rest, **own}
 
 
 def start(*command: Any, **variables: str) -> subprocess.Popen:

@@ -1,5 +1,8 @@
 """One process needs nobody's consent; hosts_test.py has several."""
 
+import pathlib
+
+import hosts
 import jax
 import pytest
 
@@ -39,6 +42,25 @@ def test_one_process_decides_alone_and_waits_for_nobody():
   distributed.barrier("c")
   distributed.finish(2)
   assert distributed.devices() == jax.devices()
+
+
+_DEVICES = """
+import pathlib
+import jax
+from synthq_jax.training import cluster, distributed
+distributed.start(cluster.Settings(cpu_devices=8))
+assert jax.device_count() == 8
+names = [x.read_text().strip() for x in pathlib.Path("/proc/self/task").glob("*/comm")]
+print(names.count("tf_XLAEigen"))
+"""
+
+
+@pytest.mark.skipif(
+  not pathlib.Path("/proc/self/task").is_dir(), reason="needs Linux's /proc"
+)
+def test_devices_of_one_cpu_do_not_starve_each_other_of_threads():
+  threads = int(hosts.ended(hosts.start("-c", _DEVICES)).split()[-1])
+  assert threads >= 32  # 8 without: two gathers of one took another's
 
 
 def test_votes_of_one_process_count_at_once():
