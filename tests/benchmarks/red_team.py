@@ -20,6 +20,7 @@ os.environ["XLA_FLAGS"] = (
   + " --xla_force_host_platform_device_count=8"
   + " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 )
+os.environ.setdefault("NPROC", "32")  # threads: see tests/conftest.py
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import jax  # noqa: E402
