@@ -408,6 +408,8 @@ WRONG_USES = {
   f"{MSMARCO} --epsilon=8 --delta=0.5": "expected delta in",
   f"{MSMARCO} --epsilon=much": "invalid float value: 'much'",
   "privacy --examples=0 --batch_size=3 --epochs=1 --epsilon=1": "0",
+  "privacy --examples=9 --batch_size=3 --steps=0 --epsilon=1 --unit=user"
+  " --queries_per_user=1": "steps in",
   "privacy --examples=9 --batch_size=30 --epochs=1 --epsilon=1": "30",
   "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=-1": "-1",
   "privacy --examples=9 --batch_size=3 --epochs=1 --epsilon=1 --delta=2": "delta",

@@ -24,6 +24,7 @@ import numpy as np
 import Stemmer
 
 HERE = pathlib.Path(__file__).resolve().parent
+_ROWS = 1 << 16  # that are float64 at a time
 
 
 class Ranker:
@@ -74,7 +75,7 @@ class Ranker:
     words = self.fields[0].scores(_spaced(query))
     lexical = [place for place in _best(words, depth) if words[place] > 0]
     asked = self.encode(query)
-    cosines = self.vectors @ asked
+    cosines = _products(self.vectors, asked)
     return self.rank(query, lexical, _best(cosines, depth), asked=asked)[:k]
 
   def rank(self, query, lexical, dense, *, asked=None):
@@ -95,7 +96,7 @@ class Ranker:
     for field in self.fields:
       scores = field.scores(text)[places]
       columns.append(scores / max(scores.max(), 1e-9))
-    cosines = _scaled(self.vectors[dense] @ asked)
+    cosines = _scaled(_products(self.vectors[dense], asked))
     of_dense = dict(zip(dense.tolist(), cosines, strict=True))
     columns.append(self.lengths[places])
     columns.append([of_dense.get(place, 0.0) for place in places.tolist()])
@@ -110,6 +111,14 @@ class Ranker:
     """Returns the query's vector, cut where queries were cut in training."""
     with _cut_at(self.model, self.settings["query_length"]):
       return np.asarray(self.model.encode_query(query), np.float32)
+
+
+def _products(vectors, asked):
+  """Inner products, equal for equal rows: float32's sum in ways of their own."""
+  asked = asked.astype(np.float64)
+  parts = range(0, len(vectors), _ROWS)
+  made = [vectors[at : at + _ROWS].astype(np.float64) @ asked for at in parts]
+  return np.concatenate([np.zeros(0), *made]).astype(np.float32)
 
 
 class _Field:

@@ -322,17 +322,18 @@ def _price(
     ]
     beside += [row for row, e in retrievers if math.isfinite(e)]
     beside += [f"synthetic_voted_{name}" for name in config.rows.voted]
+    seeds = [f"_seed{seed}" for seed in config.seeds] or [""]
     beside = [
       row
-      for row in beside
+      for row in map("".join, itertools.product(beside, seeds))
       if config.rows.is_ranked(row)
       and not config.rows.is_compared(f"ltr_{row}")
     ]
     epsilon = config.learn_to_rank.epsilon
-    total += times * epsilon * len(beside)
+    total += epsilon * len(beside)
     yield (
       f"epsilon of the weights of BM25's scores: {rounding.epsilon(epsilon)} for"
-      f" each of {times * len(beside)} rows, released"
+      f" each of {len(beside)} rows, released"
     )
   scores = config.release_scores
   if scores.enabled and "release_scores" in wanted:

@@ -231,12 +231,22 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
     if given.prepared is not None:
       lines += [f"not protected: {one}" for one in given.prepared.not_protected]
   if chosen.hub:
-    name, quoted = re.sub(r"[^\w.-]+", "-", place.name), shlex.quote(f"{place}")
     lines.append(
-      f"to publish it: hf upload YOUR_NAME/{name.strip('-.') or 'NAME'} {quoted}"
-      f" --repo-type={chosen.hub}"
+      f"to publish it: hf upload YOUR_NAME/{_hub_name(place.name)}"
+      f" {shlex.quote(f'{place}')} --repo-type={chosen.hub}"
     )
   return "\n".join(lines)
+
+
+def _hub_name(text: str) -> str:
+  """Returns a name that the hub takes for a repository.
+
+  >>> _hub_name("für_alle--queries..v2.git")
+  'f-r_alle-queries.v2'
+  """
+  text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).removesuffix(".git")
+  text = re.sub(r"([-.])[-.]+", r"\1", text)
+  return text[:60].strip("-.") or "NAME"
 
 
 def _compared(given: Source) -> list[str]:
@@ -370,6 +380,12 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
     raise ValueError(
       f"{given.folder}: expected the vocabulary of the checkpoint beside it, got"
       f" none: put it there as {inputs.VOCABULARY_NAME}"
+    )
+  if given.result is not None and given.prepared is None:
+    raise ValueError(
+      f"{given.folder}: expected the run around it, whose"
+      f" {results.PRIVATE}/prepare_data says at which length it was trained, got"
+      " none: export it there"
     )
   params, shape = t5_checkpoints.load(given.folder, dtype=None)
   lengths = {"max_seq_length": _length(given)}
@@ -564,8 +580,7 @@ def _retriever(given: Source) -> Source:
     place = root / "train_retriever" / name
     if artifacts.read_fingerprint(place) is not None:
       found = _source(place)
-      claimed = given.claim.ledger
-      if any(one not in claimed for one in found.claim.ledger):
+      if not results.stands_on(given.result, found.result):
         raise ValueError(
           f"{given.folder}: expected weights of the retriever in {place}, got"
           f" those of an earlier training of it: {again}them anew"

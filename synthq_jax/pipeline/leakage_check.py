@@ -12,6 +12,7 @@ Formal guarantee:
 import array
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -71,6 +72,7 @@ _KINDS: dict[str, Callable[..., near_duplicates.Detector]] = {
 _SHOWN = 200  # pairs on the page
 _PAIRS, _CLEAN, _PAGE = "pairs.jsonl", "clean_ids.txt", "report.html"
 _RESULT = "check.json"
+_MARK = ".leakage_check"  # these files are a check's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,7 +253,8 @@ def run(
 
   The folder gets check.json (counts), report.html (counts and some pairs),
   pairs.jsonl (all pairs with their texts) and clean_ids.txt: the ids of the
-  log's queries that no detector matched, nor `known` lists, one a line.
+  log's queries that no detector matched, nor `known` lists, one a line. Files of
+  an earlier check are replaced, and nobody else's.
 
   Args:
     request: what is compared.
@@ -262,23 +265,26 @@ def run(
     The result, and a table with time and memory; no text.
 
   Raises:
-    ValueError: if a file is missing or malformed.
+    ValueError: if a file is missing or malformed, or the folder holds files of
+      these names that no check wrote.
   """
   start = time.monotonic()
+  written = _written(request)
   known = leakage_targets.read(
     request.test, split=request.test_split, variants=request.variants
   )
-  log = leakage_targets.queries(request.train, request.train_split)
+  listed = (
+    leakage_targets.listed(request.known, known) if request.known else None
+  )
+  log = iter(leakage_targets.queries(request.train, request.train_split))
+  first = list(itertools.islice(log, 1))  # its file is there, and read so far
+  if not first:
+    raise ValueError(
+      f"{request.train}: expected queries in the log, got none; check its export"
+    )
   folder = pathlib.Path(request.output)
-  written = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
-  read = (request.train, request.test, request.variants, request.known)
-  for given in filter(None, read):
-    place = pathlib.Path(str(given).rpartition(":")[2])
-    if place.resolve() in [path.resolve() for path in written]:
-      raise ValueError(
-        f"{request.output}: expected a folder whose files are not read, got"
-        f" {place} among them: give --output another"
-      )
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / _MARK).touch(mode=0o600)
   for path in written:  # nothing of an earlier check stays that looks finished
     path.unlink(missing_ok=True)
   with (
@@ -286,12 +292,9 @@ def run(
     artifacts.replacing(folder / _CLEAN, mode=0o600) as clean,
     tempfile.TemporaryFile(dir=folder) as spool,
   ):
-    listed = (
-      leakage_targets.listed(request.known, known) if request.known else None
-    )
     found = _Found(known, detectors, listed, pairs, spool)
     for texts, matches in near_duplicates.search(
-      (_Text(id=name, text=text) for name, text in log),
+      (_Text(id=name, text=text) for name, text in itertools.chain(first, log)),
       _numbered(known),
       detectors,
       processes=_processes(request, detectors),
@@ -299,10 +302,6 @@ def run(
     ):
       found.add(texts, matches)
     found.finish(clean)
-    if not found.num_queries:
-      raise ValueError(
-        f"{request.train}: expected queries in the log, got none; check its export"
-      )
     unmet = found.unmet()
     if listed and unmet == len(listed.places):
       raise ValueError(
@@ -339,6 +338,30 @@ def _processes(request: Request, detectors: Sequence[Any]) -> int:
   if hasattr(os, "sched_getaffinity"):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def _written(request: Request) -> list[pathlib.Path]:
+  """Returns the files to write; refuses those that are read, or not a check's.
+
+  A file of its own says that the others are a check's, also after a kill.
+  """
+  folder = pathlib.Path(request.output)
+  written = [folder / name for name in (_RESULT, _PAGE, _PAIRS, _CLEAN)]
+  read = (request.train, request.test, request.variants, request.known)
+  for given in filter(None, read):
+    place = pathlib.Path(str(given).rpartition(":")[2])
+    if place.resolve() in [path.resolve() for path in written]:
+      raise ValueError(
+        f"{request.output}: expected a folder whose files are not read, got"
+        f" {place} among them: give --output another"
+      )
+  for path in written:
+    if path.exists() and not (folder / _MARK).exists():
+      raise ValueError(
+        f"{path}: expected a folder without such a file, got one that no check"
+        " wrote: give --output another"
+      )
+  return written
 
 
 def _title(place: str) -> str:
@@ -492,6 +515,18 @@ def _outcome(check: Check) -> str:
   return f"{said}; {bar}: {'passed' if check.is_passed else 'FAILED'}"
 
 
+def _precision(check: Check) -> str:
+  """Says how often matches are right, where that was measured."""
+  usual = {name.replace("_", " "): value for name, value in CALIBRATED.items()}
+  for one in check.counts:
+    if one.threshold != usual.get(one.detector, one.threshold):
+      return ""
+  return (
+    "The thresholds are right in 9 of 10 labelled pairs that were chosen for being"
+    " similar; among all pairs of a log, fewer are. "
+  )
+
+
 def _page(
   check: Check, shown: Sequence[tuple[leakage_targets.Target, Any]]
 ) -> blocks.Page:
@@ -525,10 +560,8 @@ def _page(
         title="What this does not say",
         blocks=(
           blocks.Paragraph(
-            text="A match is a candidate. The thresholds are right in 9 of 10"
-            " labelled pairs that were chosen for being similar; among all pairs"
-            " of a log, fewer are. Synonyms and paraphrases without common"
-            " words are not found without an encoder."
+            text=f"A match is a candidate. {_precision(check)}Synonyms and"
+            " paraphrases without common words are not found without an encoder."
           ),
         ),
       ),

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -131,10 +132,15 @@ class Rows:
   def is_compared(self, row: str) -> bool:
     """Says whether a row is only compared, and never released.
 
-    Learned weights are where their retriever is, under either's name.
+    Learned weights are where their retriever is, under either's name, and a map
+    holds the weights that it is learned beside.
     """
     ranked = row.removeprefix(f"{system_results.Ranking.SYSTEM}_")
-    return _begins(row, self.compared) or _begins(ranked, self.compared)
+    names = [row, ranked]
+    if ranked != row and _begins(ranked, ("map",)):
+      seed = re.search(r"(_seed\d+)?$", row)[0]
+      names += [f"{self.mapped_row}{seed}", f"ltr_{self.mapped_row}{seed}"]
+    return any(_begins(name, self.compared) for name in names)
 
 
 def _begins(row: str, names: Sequence[str]) -> bool:

@@ -163,9 +163,7 @@ def open_run(
         f"{workdir}: expected --system among {', '.join(known)}, got"
         f" {name}{hint}"
       )
-    if directory := getattr(known[name], "directory", None):
-      artifacts.check(folders.root / directory)
-      artifacts.check_data(folders.root / directory, data)
+    _check(folders, known, name)
   opened = _Opened(folders, prepared, known)
   systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
   dense = (name for name in systems if opened.is_dense(name))
@@ -211,6 +209,24 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
           made = artifacts.load(folder, kind)
           found.setdefault(made.name, made)
   return found
+
+
+def _check(folders: workspace.Folders, known: dict[str, Any], name: str):
+  """Refuses a row, or the retriever in it, that was damaged or made otherwise."""
+  made = known[name]
+  if made is None:
+    return
+  place = folders.root / made.directory
+  artifacts.check(place)
+  artifacts.check_data(place, folders.private("prepare_data"))
+  if part := getattr(made, "retriever", None):
+    if part in known:
+      _check(folders, known, part)
+    if part not in known or not results.stands_on(made, known[part]):
+      raise ValueError(
+        f"{place}: expected weights of train_retriever/{part} as it is, got those"
+        " of another training of it: run `synthq run` again, which makes them anew"
+      )
 
 
 class _Opened:
@@ -387,8 +403,8 @@ def _snippet(text: str, query: str) -> str:
   stems = {word[:5] for word in re.findall(r"\w{3,}", query.lower())}
   places = [
     word.start()
-    for word in re.finditer(r"\w{3,}", text.lower())
-    if word.group()[:5] in stems
+    for word in re.finditer(r"\w{3,}", text)
+    if word.group().lower()[:5] in stems
   ]
   ends = np.searchsorted(places, np.add(places, _SNIPPET - _LEAD))
   start = places[np.argmax(ends - np.arange(len(places)))] if places else 0

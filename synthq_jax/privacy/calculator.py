@@ -77,7 +77,8 @@ def describe(
   if unit == "user":
     if trials is not None:
       raise ValueError(f"expected no trials with unit='user', got {trials=}")
-    steps = steps or round(epochs * (num_examples // batch_size))
+    if steps is None:
+      steps = round(epochs * (num_examples // batch_size))
     samplers = of_users(
       num_examples=num_examples,
       batch_size=batch_size,

@@ -124,6 +124,8 @@ def found(
     judged.query_tokens,
     task.settings.encode_batch_size,
   )
+  # One that is no number would be refused, and tell by that of its query.
+  asked = np.where(np.isfinite(asked).all(axis=1, keepdims=True), asked, 0.0)
   documents = task.folders.root / task.inputs["vectors"].vectors
   candidates = _search.candidates(
     judged,

@@ -30,6 +30,7 @@ from synthq_jax.losses import listwise
 from synthq_jax.pipeline import (
   fingerprints,
   private_training,
+  results,
   system_results,
 )
 from synthq_jax.privacy import joint
@@ -117,8 +118,8 @@ def run(task: stage.Task) -> system_results.Ranking:
       "drop_identical", as `evaluate.Config` has it.
 
   Returns:
-    The weights with the map; under `private/` where epsilon is inf, or the row is
-    only compared.
+    The weights with the map; under `private/` where epsilon is inf, the weights
+    are, or the row is only compared.
   """
   learned, epsilon = task.inputs["learned"], task.inputs["epsilon"]
   config, prepared = task.settings, task.inputs["prepared"]
@@ -150,6 +151,7 @@ def run(task: stage.Task) -> system_results.Ranking:
     ),
   )
   is_private = math.isinf(epsilon) or bool(task.inputs["compared"])
+  is_private = is_private or results.is_private_path(learned.directory)
   directory = task.folder(private=is_private)
   matrix = np.asarray(trained[_NAME], np.float32)
   with artifacts.replacing(directory / system_results.Ranking.FILE) as stream:

@@ -395,14 +395,22 @@ def draw(
 
 
 def _two_of(records: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the first record and the next one that differs from it."""
+  """Returns the first record and the next one that differs from it.
+
+  Where none does, a blank one: whether a run ends must not tell that all are equal.
+  """
   searched = {k: values[:_SEARCHED] for k, values in records.items()}
   differs = [
     (values != values[:1]).reshape(len(values), -1).any(axis=1)
     for values in searched.values()
   ]
-  rows = [0, int(np.argmax(np.any(differs, axis=0)))]
-  return {name: values[rows] for name, values in records.items()}
+  other = int(np.argmax(np.any(differs, axis=0)))
+  both = {name: values[[0, other]] for name, values in records.items()}
+  if not other:
+    is_blank = not any(values.any() for values in both.values())
+    for values in both.values():
+      values[1] = is_blank
+  return both
 
 
 def _metrics(aux, is_padding) -> dict[str, jax.Array]:

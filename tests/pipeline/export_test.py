@@ -237,6 +237,14 @@ def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
   assert export._prefix(given) == "generate_query: "
 
 
+@pytest.mark.parametrize(
+  "name", ["für_alle", "my--queries", "a..b", "x.git", "a" * 200, "-.-", "_x"]
+)
+def test_the_printed_command_has_a_name_that_the_hub_takes(name):
+  utils = pytest.importorskip("huggingface_hub.utils")
+  utils.validate_repo_id(f"YOUR_NAME/{export._hub_name(name)}")
+
+
 def test_neither_moving_nor_linking_makes_a_private_model_shareable(
   run_folder, tmp_path
 ):
@@ -261,6 +269,14 @@ def test_results_that_were_moved_out_of_their_run(finished_run, tmp_path):
     model = shutil.move(root / "finetune_dp/eps8", short / "m")
     export.run(model, to, format="safetensors")
     assert (to / export.CLAIM).exists()
+    retriever = shutil.move(
+      root / "train_retriever/synthetic_eps8", short / "r"
+    )
+    shutil.copy(root / "prepare_data/vocabulary.model", retriever)
+    with pytest.raises(ValueError, match="at which length it was trained"):
+      export.run(
+        retriever, tmp_path / "lengths", format="sentence-transformers"
+      )
     queries = shutil.move(root / "generate/eps8", short / "q")
     with pytest.raises(ValueError, match="where it put it, at gen"):
       export.run(queries, tmp_path / "other", format="beir")

@@ -53,6 +53,7 @@ def test_all_that_holds_single_queries_is_for_its_owner(paths, capsys):
   assert main.main(command(paths, "--detector=token_set")) == 0
   files = sorted((paths / "out").iterdir())
   assert [path.name for path in files] == [
+    ".leakage_check",
     "check.json", "clean_ids.txt", "pairs.jsonl", "report.html",
   ]  # fmt: skip
   assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
@@ -143,12 +144,45 @@ def test_a_file_that_is_read_is_not_written(paths, capsys):
   assert own.read_text() == "of people\n"
 
 
+def written(paths) -> list[str]:
+  """What is in the folder, but for the mark that it is a check's."""
+  return sorted(x.name for x in (paths / "out").glob("[!.]*"))
+
+
 def test_a_check_that_fails_leaves_no_earlier_one(paths, capsys):
   assert main.main(command(paths, "--detector=exact")) == 0
-  assert len(list((paths / "out").iterdir())) == 4
-  (paths / "log.tsv").write_bytes(b"q0\tjax \xff\n")
+  assert len(written(paths)) == 4
+  (paths / "log.tsv").write_bytes(b"q0\tjax\nq1\tjax \xff\n")
   assert main.main(command(paths, "--detector=exact")) == 2
-  assert not list((paths / "out").iterdir())
+  assert not written(paths)
+
+
+@pytest.mark.parametrize(
+  "flags", ["--train=typo.tsv", "--known=typo.tsv", "--test=typo.tsv"]
+)
+def test_a_typo_costs_no_earlier_check(paths, capsys, flags):
+  assert main.main(command(paths, "--detector=exact")) == 0
+  assert main.main(command(paths, "--detector=exact", flags)) == 2
+  assert len(written(paths)) == 4
+
+
+@pytest.mark.parametrize("name", ["report.html", "pairs.jsonl"])
+def test_files_that_no_check_wrote_stay(paths, capsys, name):
+  own = paths / "out" / name
+  own.parent.mkdir()
+  own.write_text("of people\n")
+  assert main.main(command(paths, "--detector=exact")) == 2
+  assert "give --output another" in capsys.readouterr().err
+  assert own.read_text() == "of people\n" and written(paths) == [name]
+
+
+@pytest.mark.parametrize("flags", [[], ["--threshold=0.05"]])
+def test_a_page_says_how_often_matches_are_right_where_that_is_known(
+  paths, flags
+):
+  main.main(command(paths, "--detector=token_set", *flags))
+  page = (paths / "out" / "report.html").read_text()
+  assert ("right in 9 of 10" in page) is (not flags)
 
 
 @pytest.mark.parametrize("content", ["", None])
@@ -221,7 +255,13 @@ def test_an_id_that_stands_again_far_below_is_no_clean_one(paths):
   clean = (paths / "out" / "clean_ids.txt").read_text().splitlines()
   assert clean == [f"q{number}" for number in range(20_000) if number != 5]
   left = {path.name for path in (paths / "out").iterdir()}
-  assert left == {"check.json", "report.html", "pairs.jsonl", "clean_ids.txt"}
+  assert left == {
+    ".leakage_check",
+    "check.json",
+    "report.html",
+    "pairs.jsonl",
+    "clean_ids.txt",
+  }
 
 
 def test_the_splits_of_a_collection_are_compared(paths):
@@ -380,7 +420,7 @@ def test_an_error_in_the_log_says_where_and_leaves_no_file(paths, capsys):
   assert main.main(command(paths, "--detector=exact")) == 2
   said = capsys.readouterr().err
   assert "log.tsv:5: " in said and "secret" not in said
-  assert not list((paths / "out").iterdir())
+  assert not written(paths)
 
 
 def test_an_empty_log_is_no_clean_one(paths, capsys):

@@ -347,6 +347,56 @@ def test_documents_of_a_run_may_not_be_fewer_than_are_ranked():
     )
 
 
+@pytest.mark.parametrize(
+  ("rows", "seeds", "total"),
+  [
+    ({"ltr": ("public_only",), "compared": ("ltr_public_only",)}, (), "8"),
+    ({"ltr": ("synthetic_eps8_seed0",), "mapped": ()}, (0, 1), "16.5"),
+  ],
+)
+def test_a_dry_run_counts_the_weights_that_are_released(
+  tmp_path, rows, seeds, total
+):
+  rows = plan.Rows(direct_dp=(), **{"mapped": (4.0,), **rows})
+  config = plan.RunConfig(rows=rows, seeds=seeds)
+  wanted = ("finetune_dp", "learn_to_rank", "learn_map")
+  said = "\n".join(guide._price(config, tmp_path, wanted))
+  assert f"together: at most {total}, " in said
+
+
+def test_a_map_beside_weights_that_are_only_compared_is_private(
+  finished_run, tmp_path, monkeypatch
+):
+  root, right = finished_run.copy(tmp_path), learned
+  place = "private/learn_to_rank/public_only"
+  monkeypatch.setitem(
+    globals(),
+    "learned",
+    lambda root: dataclasses.replace(right(root), directory=place),
+  )
+  made = again(root, learn_map, batch_size=16)
+  assert results.is_private_path(made.directory)
+
+
+def test_a_query_vector_that_is_no_number_stops_nobody(
+  finished_run, monkeypatch
+):
+  task = task_of(finished_run.root)
+  whole, right = _ranking.padded(found_in(task), 100), _ranking.vectors_of
+
+  def broken(*given):
+    vectors = right(*given).copy()
+    vectors[2, 0] = np.nan
+    return vectors
+
+  monkeypatch.setattr(_ranking, "vectors_of", broken)
+  found = found_in(task)
+  others = np.arange(len(found.queries)) != 2
+  assert np.isfinite(found.queries).all()
+  for name, values in _ranking.padded(found, 100).items():
+    assert values[others].tobytes() == whole[name][others].tobytes(), name
+
+
 def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
   config = plan.RunConfig(
     rows=plan.Rows(
@@ -371,6 +421,10 @@ def test_a_dry_run_says_what_weights_and_maps_cost(tmp_path):
     ("ltr_synthetic", "ltr_synthetic_eps8", True),
     ("ltr_synthetic", "synthetic_eps8", False),
     ("ltr_untrained", "ltr_public_only", False),
+    # A map holds the weights that it is learned beside.
+    ("ltr_public_only", "ltr_map_eps8_seed1", True),
+    ("ltr_public_only_seed1", "ltr_map_eps8_seed1", True),
+    ("ltr_public_only_seed0", "ltr_map_eps8_seed1", False),
   ],
 )
 def test_a_ranked_row_is_compared_by_its_name_or_its_retrievers(

@@ -112,6 +112,22 @@ def test_vectors_of_an_earlier_training_are_not_searched(root, tmp_path):
     search.open_run(copy, ["synthetic_eps8"])
 
 
+def test_weights_beside_an_earlier_training_are_not_applied(root, tmp_path):
+  """It found, with old weights, what new vectors find."""
+  copy = tmp_path / "run"
+  shutil.copytree(root, copy)
+  for row in (FUSED, "ltr_synthetic_eps8"):
+    assert search.open_run(copy, [row]).search("row 3", 2)[row]
+  trained = copy / "train_retriever" / "synthetic_eps8" / artifacts.RESULT_NAME
+  content = artifacts.read_json(trained)
+  for entry in content["result"]["statement"]["ledger"]:
+    entry["identifier"] = "drawn once more"
+  trained.write_text(json.dumps(artifacts.sealed(content)))
+  for row in (FUSED, "ltr_synthetic_eps8"):
+    with pytest.raises(ValueError, match="another training of it"):
+      search.open_run(copy, [row])
+
+
 def test_an_index_that_a_kill_left_is_made_again(root, tmp_path, monkeypatch):
   copy = tmp_path / "run"
   shutil.copytree(root, copy)
@@ -222,6 +238,9 @@ def test_a_snippet_is_where_most_of_the_words_stand():
   text = ("apple " + filler * 2) * 20_000 + "red otter, apple pie"
   found = search._snippet(text, "pie of red apples and an otter")
   assert found.startswith("... ") and found.endswith("red otter, apple pie")
+  text = "İ" * 400 + " " + text  # whose lower case is twice as long
+  found = search._snippet(text, "red otter pie")
+  assert found.endswith("red otter, apple pie")
   text = "apple " + filler * 40 + "apple and otter " + filler * 40
   assert "apple and otter" in search._snippet(text, "otter apple")
 

@@ -336,6 +336,18 @@ def test_the_check_finds_records_that_differ_wherever_they_are():
   np.testing.assert_array_equal(found["y"], [0.0, 3.0])
 
 
+@pytest.mark.parametrize("value", [0.0, 2.0])
+@pytest.mark.parametrize("number", [1, 4])
+def test_records_that_are_all_equal_are_checked_beside_a_blank_one(
+  value, number
+):
+  """A run that ended here would tell that its records are equal, or one."""
+  records = {"x": np.full((number, 2), value), "is": np.zeros(number, bool)}
+  found = dp_step._two_of(records)
+  assert (found["x"][0] == value).all() and not found["is"][0]
+  assert (found["x"][1] == (value == 0.0)).all()
+
+
 def test_public_arrays_are_arguments_and_not_constants_of_the_step(tmp_path):
   public = {"offset": np.arange(DIM, dtype=np.float32)}
 
