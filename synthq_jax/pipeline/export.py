@@ -244,9 +244,9 @@ def _hub_name(text: str) -> str:
   >>> _hub_name("für_alle--queries..v2.git")
   'f-r_alle-queries.v2'
   """
-  text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).removesuffix(".git")
+  text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:60]
   text = re.sub(r"([-.])[-.]+", r"\1", text)
-  return text[:60].strip("-.") or "NAME"
+  return re.sub(r"(\.git|[-.])+$", "", text).lstrip("-.") or "NAME"
 
 
 def _compared(given: Source) -> list[str]:

@@ -238,7 +238,8 @@ def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", ["für_alle", "my--queries", "a..b", "x.git", "a" * 200, "-.-", "_x"]
+  "name",
+  ["für_alle", "my--queries", "a..b", "x.git.git-", "a" * 200, "-.-", "_x"],
 )
 def test_the_printed_command_has_a_name_that_the_hub_takes(name):
   utils = pytest.importorskip("huggingface_hub.utils")
