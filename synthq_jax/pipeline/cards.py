@@ -6,6 +6,7 @@ dashes are YAML that it reads. The claim stands there, too, as numbers.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,13 @@ from synthq_jax.pipeline import results, system_results
 from synthq_jax.privacy import rounding, terms
 from synthq_jax.privacy import statement as statement_lib
 
-__all__ = ["of_queries", "of_ranking", "of_retriever", "of_transformers"]
+__all__ = [
+  "hub_name",
+  "of_queries",
+  "of_ranking",
+  "of_retriever",
+  "of_transformers",
+]
 
 _CITATION = """\
 ```bibtex
@@ -295,3 +302,14 @@ def _size(count: int) -> str:
     return "n<1K"
   above = (*_SIZE_NAMES, "10B")[place]
   return f"{_SIZE_NAMES[place - 1]}<n<{above}"
+
+
+def hub_name(text: str) -> str:
+  """Returns a name that Hugging Face's hub takes for a repository.
+
+  >>> hub_name("für_alle--queries..v2.git")
+  'f-r_alle-queries.v2'
+  """
+  text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:60]
+  text = re.sub(r"([-.])[-.]+", r"\1", text)
+  return re.sub(r"(\.git|[-.])+$", "", text).lstrip("-.") or "NAME"

@@ -232,21 +232,10 @@ def _summary(place: pathlib.Path, given: Source, chosen: Format) -> str:
       lines += [f"not protected: {one}" for one in given.prepared.not_protected]
   if chosen.hub:
     lines.append(
-      f"to publish it: hf upload YOUR_NAME/{_hub_name(place.name)}"
+      f"to publish it: hf upload YOUR_NAME/{cards.hub_name(place.name)}"
       f" {shlex.quote(f'{place}')} --repo-type={chosen.hub}"
     )
   return "\n".join(lines)
-
-
-def _hub_name(text: str) -> str:
-  """Returns a name that the hub takes for a repository.
-
-  >>> _hub_name("für_alle--queries..v2.git")
-  'f-r_alle-queries.v2'
-  """
-  text = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:60]
-  text = re.sub(r"([-.])[-.]+", r"\1", text)
-  return re.sub(r"(\.git|[-.])+$", "", text).lstrip("-.") or "NAME"
 
 
 def _compared(given: Source) -> list[str]:
@@ -580,7 +569,7 @@ def _retriever(given: Source) -> Source:
     place = root / "train_retriever" / name
     if artifacts.read_fingerprint(place) is not None:
       found = _source(place)
-      if not results.stands_on(given.result, found.result):
+      if not system_results.stands_on(given.result, found.result):
         raise ValueError(
           f"{given.folder}: expected weights of the retriever in {place}, got"
           f" those of an earlier training of it: {again}them anew"

@@ -44,7 +44,6 @@ __all__ = [
   "is_shareable_score",
   "public_documents",
   "row_of",
-  "stands_on",
 ]
 
 _Named = TypeVar("_Named", "Checkpoint", "SyntheticQueries")
@@ -261,11 +260,6 @@ def releases_behind(made: Iterable[Claimed]) -> tuple[str, ...]:
     for entry in one.statement.ledger
   }
   return tuple(sorted(found))
-
-
-def stands_on(made: Claimed, part: Claimed) -> bool:
-  """Says whether a result counts this training of its part, not an earlier one."""
-  return set(part.statement.ledger) <= set(made.statement.ledger)
 
 
 def public_documents(prepared: PreparedData) -> PublicDocuments:

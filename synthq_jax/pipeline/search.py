@@ -222,7 +222,7 @@ def _check(folders: workspace.Folders, known: dict[str, Any], name: str):
   if part := getattr(made, "retriever", None):
     if part in known:
       _check(folders, known, part)
-    if part not in known or not results.stands_on(made, known[part]):
+    if part not in known or not system_results.stands_on(made, known[part]):
       raise ValueError(
         f"{place}: expected weights of train_retriever/{part} as it is, got those"
         " of another training of it: run `synthq run` again, which makes them anew"

@@ -21,6 +21,7 @@ __all__ = [
   "Reranking",
   "Vectors",
   "Weighed",
+  "stands_on",
   "system_of",
 ]
 
@@ -172,6 +173,11 @@ class Ranking(results.Claimed):
   kind: str = "weights"
   has_map: bool = False
   """Whether query @ map @ document of the retriever's vectors is added."""
+
+
+def stands_on(made: results.Claimed, part: results.Claimed) -> bool:
+  """Says whether a result counts this training of its part, not an earlier one."""
+  return set(part.statement.ledger) <= set(made.statement.ledger)
 
 
 def system_of(

@@ -243,7 +243,7 @@ def test_the_card_of_a_generator_has_its_own_prefix(finished_run, tmp_path):
 )
 def test_the_printed_command_has_a_name_that_the_hub_takes(name):
   utils = pytest.importorskip("huggingface_hub.utils")
-  utils.validate_repo_id(f"YOUR_NAME/{export._hub_name(name)}")
+  utils.validate_repo_id(f"YOUR_NAME/{cards.hub_name(name)}")
 
 
 def test_neither_moving_nor_linking_makes_a_private_model_shareable(
