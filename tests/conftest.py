@@ -28,9 +28,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
   )
 )
-# XLA gives 8 devices 8 threads on fewer cores, and one that waits for others in two
-# gathers at once takes two: the last device got none, and a test in a thousand
-# trainings never ended. (This is where XLA asks how many threads it may have.)
+# XLA gives 8 devices 8 threads, unless NPROC says more. One that waits in two gathers
+# at once takes two, the last device got none, and one training in forty never ended.
 os.environ.setdefault("NPROC", "32")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -322,10 +322,9 @@ def _price(
     ]
     beside += [row for row, e in retrievers if math.isfinite(e)]
     beside += [f"synthetic_voted_{name}" for name in config.rows.voted]
-    seeds = [f"_seed{seed}" for seed in config.seeds] or [""]
     beside = [
       row
-      for row in map("".join, itertools.product(beside, seeds))
+      for row in map("".join, itertools.product(beside, config.ends))
       if config.rows.is_ranked(row)
       and not config.rows.is_compared(f"ltr_{row}")
     ]

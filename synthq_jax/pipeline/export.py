@@ -370,12 +370,8 @@ def _sentence_transformers(given: Source, folder: pathlib.Path) -> None:
       f"{given.folder}: expected the vocabulary of the checkpoint beside it, got"
       f" none: put it there as {inputs.VOCABULARY_NAME}"
     )
-  if given.result is not None and given.prepared is None:
-    raise ValueError(
-      f"{given.folder}: expected the run around it, whose"
-      f" {results.PRIVATE}/prepare_data says at which length it was trained, got"
-      " none: export it there"
-    )
+  if given.result is not None:
+    _prepared(given)  # says how long its texts were
   params, shape = t5_checkpoints.load(given.folder, dtype=None)
   lengths = {"max_seq_length": _length(given)}
   if given.prepared and given.prepared.query_length != _length(given):
@@ -448,6 +444,17 @@ def _dense(width: int) -> dict[str, object]:
     "bias": False,
     "activation_function": "torch.nn.modules.linear.Identity",
   }
+
+
+def _prepared(given: Source) -> results.PreparedData:
+  """Returns the data of its run, or says that none lies around it."""
+  if given.prepared is None:
+    raise ValueError(
+      f"{given.folder}: expected the run around it, whose"
+      f" {results.PRIVATE}/prepare_data says at which length it was trained, got"
+      " none: export it there"
+    )
+  return given.prepared
 
 
 def _length(given: Source) -> int:
@@ -533,12 +540,7 @@ def _engine(write: Callable) -> Format:
 
 def _ranker(given: Source, folder: pathlib.Path) -> None:
   """Writes weights with their retriever, and the program that applies them."""
-  made, prepared = given.result, given.prepared
-  if prepared is None:
-    raise ValueError(
-      f"{given.folder}: expected the settings of its run in"
-      f" {results.PRIVATE}/prepare_data, got none: export where the run was made"
-    )
+  made, prepared = given.result, _prepared(given)
   if prepared.passage_stride:
     raise ValueError(
       f"{given.folder}: expected weights of whole documents, got those of"

@@ -261,6 +261,11 @@ class _Settings:
       )
 
   @property
+  def ends(self) -> Sequence[str]:
+    """The ends of the names of repetitions."""
+    return [f"_seed{seed}" for seed in self.seeds] or [""]
+
+  @property
   def has_public_queries(self) -> bool:
     """Whether the "private" queries are public: the demo's, or said to be."""
     return self.public_data or self.prepare_data.source == "environment_docs"

@@ -199,7 +199,7 @@ class Run:
   @property
   def seeds(self) -> Sequence[str]:
     """The ends of the names of repetitions."""
-    return [f"_seed{seed}" for seed in self.config.seeds] or [""]
+    return self.config.ends
 
   def compared(self, row: str) -> tuple[str, ...]:
     """Returns a word for the fingerprint of a row that is only compared."""

@@ -163,7 +163,7 @@ def open_run(
         f"{workdir}: expected --system among {', '.join(known)}, got"
         f" {name}{hint}"
       )
-    _check(folders, known, name)
+  _check(folders, known, chosen)
   opened = _Opened(folders, prepared, known)
   systems = {name: opened.system(name) for name in dict.fromkeys(chosen)}
   dense = (name for name in systems if opened.is_dense(name))
@@ -211,22 +211,26 @@ def rows(folders: workspace.Folders, *, private: bool) -> dict[str, Any]:
   return found
 
 
-def _check(folders: workspace.Folders, known: dict[str, Any], name: str):
-  """Refuses a row, or the retriever in it, that was damaged or made otherwise."""
-  made = known[name]
-  if made is None:
-    return
-  place = folders.root / made.directory
-  artifacts.check(place)
-  artifacts.check_data(place, folders.private("prepare_data"))
-  if part := getattr(made, "retriever", None):
-    if part in known:
-      _check(folders, known, part)
-    if part not in known or not system_results.stands_on(made, known[part]):
-      raise ValueError(
-        f"{place}: expected weights of train_retriever/{part} as it is, got those"
-        " of another training of it: run `synthq run` again, which makes them anew"
-      )
+def _check(
+  folders: workspace.Folders, known: dict[str, Any], names: Sequence[str]
+) -> None:
+  """Refuses rows, or retrievers in them, that were damaged or made otherwise."""
+  parts = {name: getattr(known[name], "retriever", None) for name in names}
+  for name in dict.fromkeys([*parts, *parts.values()]):  # each is read once
+    if made := known.get(name):
+      place = folders.root / made.directory
+      artifacts.check(place)
+      artifacts.check_data(place, folders.private("prepare_data"))
+  for name, part in parts.items():
+    if part is None or (
+      part in known and system_results.stands_on(known[name], known[part])
+    ):
+      continue
+    raise ValueError(
+      f"{folders.root / known[name].directory}: expected weights of"
+      f" train_retriever/{part} as it is, got those of another training of it:"
+      " run `synthq run` again, which makes them anew"
+    )
 
 
 class _Opened:

@@ -150,8 +150,11 @@ def run(task: stage.Task) -> system_results.Ranking:
       records=dp_step.Drawn(len(judged.qrels), make),
     ),
   )
-  is_private = math.isinf(epsilon) or bool(task.inputs["compared"])
-  is_private = is_private or results.is_private_path(learned.directory)
+  is_private = bool(
+    math.isinf(epsilon)
+    or task.inputs["compared"]
+    or results.is_private_path(learned.directory)
+  )
   directory = task.folder(private=is_private)
   matrix = np.asarray(trained[_NAME], np.float32)
   with artifacts.replacing(directory / system_results.Ranking.FILE) as stream:
