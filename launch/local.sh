@@ -80,8 +80,8 @@ fi
 install "[run]"
 # The demo's data is public, so its secret may be fixed: the same versions of
 # the packages give the same table on one kind of processor (on another, static
-# vectors' last bits differ, and with them the noise of direct DP). With a SOURCE
-# of one's own it is drawn.
+# vectors' last bits differ, and with them the noise of direct DP, weights and
+# maps). With a SOURCE of one's own it is drawn.
 secret=(--gin.SECRET_SEED=0 "--gin.TEST_SPLIT='dev+test'")  # nothing is chosen on dev
 [[ "$*" == *SOURCE=* || "$*" == *source=* ]] && secret=()
 exec "$VENV/bin/synthq" run --gin_file="$ROOT/gin_configs/recipes/demo.gin" \
