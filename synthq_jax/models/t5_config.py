@@ -115,6 +115,7 @@ _SIZES = {
   },
   "tiny": _sized(128, 16, 2, 8, 32, 2),
   "shipped": _small(192, 512, 4),
+  "demo_quarter": _small(32, 96, 3),
   "demo_half": _small(64, 192, 3),
   "demo": _small(128, 384, 3),
   "demo_double": _small(256, 768, 3),

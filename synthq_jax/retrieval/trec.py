@@ -140,28 +140,35 @@ def write_run(path: str | os.PathLike, run: Run, tag: str = "synthq") -> None:
   files.write_lines(
     path,
     (
-      f"{query} Q0 {document} {rank} {score} {tag}"
+      f"{query} Q0 {document} {rank} {score:.9g} {tag}"  # tells float32s apart
       for query, scores in run.items()
-      for rank, document, score in _rows(query, scores)
+      for rank, (document, score) in enumerate(_falling(query, scores), 1)
     ),
   )
 
 
-def _rows(
+def _falling(
   query: str, scores: Mapping[str, float]
-) -> Iterator[tuple[int, str, str]]:
-  """Yields rank, document and score, where scores fall strictly."""
+) -> Iterator[tuple[str, float]]:
+  """Yields documents and scores, which fall strictly in single precision."""
   collection.check_id("query", query)
-  last = np.float32(np.inf)
-  for rank, document in enumerate(ranking(scores), 1):
-    collection.check_id("document", document)
-    below = np.nextafter(last, np.float32(-np.inf))
-    last = min(np.float32(scores[document]), below)
-    if not np.isfinite(last):
-      raise ValueError(
-        f"expected scores within single precision, got {scores[document]}"
-      )
-    yield rank, document, f"{last:.9g}"  # 9 digits tell all float32 apart
+  documents = ranking(scores)
+  if " ".join(documents).split() != documents:
+    for document in documents:
+      collection.check_id("document", document)
+  wide = np.array([scores[document] for document in documents], np.float64)
+  wide = np.minimum(wide, np.finfo(np.float32).max)
+  with np.errstate(over="ignore"):
+    falling = wide.astype(np.float32)
+  if not (falling[1:] < falling[:-1]).all():
+    below = np.float32(-np.inf)
+    for place in range(1, len(falling)):
+      most = np.nextafter(falling[place - 1], below)
+      falling[place] = min(falling[place], most)
+  if not np.isfinite(falling).all():
+    bad = wide[~np.isfinite(falling)][0]
+    raise ValueError(f"expected scores within single precision, got {bad}")
+  return zip(documents, falling.tolist(), strict=True)
 
 
 def read_run(path: str | os.PathLike) -> Run:

@@ -34,7 +34,7 @@ from synthq_jax.models import (
   t5_checkpoints,
   t5_config,
 )
-from synthq_jax.optim import users
+from synthq_jax.optim import by_length, users
 from synthq_jax.pipeline import (
   config_types,
   fingerprints,
@@ -226,8 +226,11 @@ def run(task: stage.Task) -> results.Checkpoint:
       else len(np.unique(owners)),
     ),
     dp_step.Training(
-      grad_fn=lambda public: grad_fn(
-        on_device, public, model_config, of_users=draws_users
+      grad_fn=lambda public: _cut(
+        grad_fn(on_device, public, model_config, of_users=draws_users),
+        config,
+        records["targets"],
+        mesh,
       ),
       public=public,
       params=start,
@@ -312,6 +315,20 @@ def grad_fn(
     microbatch_size=config.microbatch_size,
   )
   return scanned.ScannedGrad(stacked=clipped) if config.scan_layers else clipped
+
+
+def _cut(clipped, config: Config, targets: np.ndarray, mesh) -> Any:
+  """Returns the gradient that takes short queries at half the length, if it may."""
+  if (
+    config.microbatch_size is None  # nothing is left out of one microbatch
+    or config.dropout_rate > 0  # masks have the length of what they hide
+    or mesh is not None  # devices wait for the one with the longest
+    or targets.ndim > 2  # of users, each of several lengths
+  ):
+    return clipped
+  length = targets.shape[1]
+  lengths = tuple(sorted({max(1, length // 2), length}))
+  return by_length.ByLength(whole=clipped, field="targets", lengths=lengths)
 
 
 def loss_fn(

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from synthq_jax import optim
-from synthq_jax.models import scanned
 from synthq_jax.optim import keys
 from synthq_jax.optim import noise as noise_lib
 from synthq_jax.privacy import sampling
@@ -330,7 +329,7 @@ def _check_independence(training: Training, clipped: Any, params: Any) -> None:
   def losses(both: Any, batch: Any):
     return sharded_grad.bound(training.grad_fn, both[1]).loss_fn(both[0], batch)
 
-  if isinstance(clipped, (optim.ClippedGrad, scanned.ScannedGrad)):
+  if getattr(clipped, "is_per_example", False):
     both = (params, training.public)
     optim.check_independence(losses, both, _two_of(training.records))
 
