@@ -246,15 +246,17 @@ def load_config(directory: str | os.PathLike) -> _Shape:
   path = root / _CONFIG
   if not path.is_file():
     raise ValueError(f"expected a T5 checkpoint, got no file {path}")
+  wanted = "a T5 shape"
   try:
     fields = artifacts.unsealed(path.read_bytes())
     if fields.pop("kind", "") == "static":
+      wanted = "a shape of static vectors"
       return static_vectors.StaticConfig(**fields)
     fields["mlp_activations"] = tuple(fields["mlp_activations"])
     return t5_config.T5Config(**fields)
   except (ValueError, KeyError, TypeError) as error:
     got = " ".join(str(error).split())
-    raise ValueError(f"{path}: expected a T5 shape, got {got}") from error
+    raise ValueError(f"{path}: expected {wanted}, got {got}") from error
 
 
 def save_claim(

@@ -103,8 +103,9 @@ def _sized(vocab_size: int, *sizes: int, **fields: object) -> T5Config:
 
 def _small(width: int, mlp_dim: int, num_encoder_layers: int) -> T5Config:
   """T5 1.1's gated layers, T5 1.0's tied logits: copying is learned easily."""
-  heads = width // 32
-  shape = _sized(8192, width, heads, 32, mlp_dim, 2, logits_via_embedding=True)
+  heads = max(width // 32, 2)
+  sizes = (8192, width, heads, width // heads, mlp_dim, 2)
+  shape = _sized(*sizes, logits_via_embedding=True)
   return dataclasses.replace(shape, num_encoder_layers=num_encoder_layers)
 
 

@@ -114,11 +114,16 @@ def test_a_missing_file_is_named(saved, name):
 
 
 @pytest.mark.parametrize(
-  "text", ["{", "[1]", "{}", '{"mlp_activations": ["relu"], "layers": 3}']
+  "text, shape",
+  [
+    *((text, "T5 shape") for text in ("{", "[1]", "{}")),
+    ('{"mlp_activations": ["relu"], "layers": 3}', "T5 shape"),
+    ('{"kind": "static", "layers": 3}', "shape of static vectors"),
+  ],
 )
-def test_a_configuration_that_is_no_t5_shape_is_named(saved, text):
+def test_a_configuration_that_is_no_shape_is_named(saved, text, shape):
   (saved / "config.json").write_text(text)
-  with pytest.raises(ValueError, match="config.json: expected a T5 shape"):
+  with pytest.raises(ValueError, match=f"config.json: expected a {shape}, got"):
     t5_checkpoints.load_config(saved)
 
 
